@@ -1,6 +1,6 @@
 //! What the fuzzer does with every input: the first byte chooses the request, the rest is its body.
 
-use puna_api::decode::{MAX_IGNORED, from_slice, from_slice_noting};
+use puna_api::decode::{MAX_IGNORED, from_slice, from_slice_with_ignored};
 use puna_api::{anthropic, json, native, openai, responses};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -57,7 +57,7 @@ fn same(a: &Value, b: &Value) -> bool {
 }
 
 fn check<T: DeserializeOwned + Serialize + PartialEq + std::fmt::Debug>(body: &[u8]) {
-    let (request, ignored): (T, _) = match from_slice_noting(body) {
+    let (request, ignored): (T, _) = match from_slice_with_ignored(body) {
         Ok(read) => read,
         Err(error) => return assert!(!error.to_string().is_empty()),
     };

@@ -1,7 +1,9 @@
 //! What the fuzzer does with every input: the first byte chooses the parser, the second the size of the pieces and whether
 //! to think, the rest is the model's text.
 
-use puna_prompt::{Kind, OutputParser, ParserInput, Part, Template, Think, ThinkTags};
+use puna_prompt::{
+    OutputParser, OutputPart, ParserInput, Template, TemplateFormat, Think, ThinkTags,
+};
 
 /// Parses `data` as a whole and in pieces: both give the same, and no text that was not there.
 pub fn run(data: &[u8]) {
@@ -21,8 +23,8 @@ pub fn run(data: &[u8]) {
     let ends = starts.iter().skip(1).copied().chain([text.len()]);
     let pieces = starts.iter().zip(ends).map(|(from, to)| &text[*from..to]);
     assert_eq!(parts(parser(*choice, &input), pieces), whole);
-    let length = |part: &Part| match part {
-        Part::Thinking(text) | Part::Content(text) => text.len(),
+    let length = |part: &OutputPart| match part {
+        OutputPart::Thinking(text) | OutputPart::Content(text) => text.len(),
         _ => 0,
     };
     assert!(whole.iter().map(length).sum::<usize>() <= text.len());
@@ -41,20 +43,27 @@ fn parser(choice: u8, input: &ParserInput<'_>) -> OutputParser {
         "{{ if .ToolCalls }}[{{ end }}",
         "{{ .Prompt }}",
     ];
-    let template =
-        Template::parse(Kind::Go, source[usize::from(choice) % source.len()]).expect("it parses");
+    let template = Template::parse(TemplateFormat::Go, source[usize::from(choice) % source.len()])
+        .expect("it parses");
     let tags = ThinkTags { open: "<think>".into(), close: "</think>".into() };
     OutputParser::for_template(&template, Some(tags), input)
 }
 
 /// What comes out, texts of a kind that follow each other joined.
-fn parts<'t>(mut parser: OutputParser, pieces: impl IntoIterator<Item = &'t str>) -> Vec<Part> {
+fn parts<'t>(
+    mut parser: OutputParser,
+    pieces: impl IntoIterator<Item = &'t str>,
+) -> Vec<OutputPart> {
     let mut all = Vec::new();
-    let mut add = |parts: Vec<Part>| {
+    let mut add = |parts: Vec<OutputPart>| {
         for part in parts {
             match (all.last_mut(), part) {
-                (Some(Part::Thinking(last)), Part::Thinking(text)) => last.push_str(&text),
-                (Some(Part::Content(last)), Part::Content(text)) => last.push_str(&text),
+                (Some(OutputPart::Thinking(last)), OutputPart::Thinking(text)) => {
+                    last.push_str(&text)
+                }
+                (Some(OutputPart::Content(last)), OutputPart::Content(text)) => {
+                    last.push_str(&text)
+                }
                 (_, part) => all.push(part),
             }
         }

@@ -1,14 +1,14 @@
 //! What the fuzzer does with every input: the first byte chooses the language, the rest is a template.
 
 use puna_prompt::{
-    Chat, FunctionCall, Kind, Message, OutputParser, ParserInput, Part, Template, Think, ToolCall,
-    fit, render, render_insert,
+    Chat, FunctionCall, Message, OutputParser, OutputPart, ParserInput, Template, TemplateFormat,
+    Think, ToolCall, fit, render, render_insert,
 };
 
 /// Parses `data` as a template, renders a conversation with it, fits it, and splits its own output.
 pub fn run(data: &[u8]) {
     let Some((kind, source)) = data.split_first() else { return };
-    let kind = if kind % 2 == 0 { Kind::Go } else { Kind::Jinja };
+    let kind = if kind % 2 == 0 { TemplateFormat::Go } else { TemplateFormat::Jinja };
     let Ok(source) = std::str::from_utf8(source) else { return };
     let template = match Template::parse(kind, source) {
         Ok(template) => template,
@@ -49,8 +49,8 @@ pub fn run(data: &[u8]) {
         let mut parser = OutputParser::for_template(&template, template.think_tags(), &input);
         let mut parts = parser.push(&prompt);
         parts.extend(parser.finish());
-        let length = |part: &Part| match part {
-            Part::Thinking(text) | Part::Content(text) => text.len(),
+        let length = |part: &OutputPart| match part {
+            OutputPart::Thinking(text) | OutputPart::Content(text) => text.len(),
             _ => 0,
         };
         assert!(parts.iter().map(length).sum::<usize>() <= prompt.len());

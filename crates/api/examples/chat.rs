@@ -1,4 +1,5 @@
-//! A conversation of two turns, printed as it comes: `cargo run -p puna-api --example chat -- cria`
+//! A conversation of two turns with streamed answers: `cargo run -p puna-api --example chat --
+//! cria`
 
 use std::io::Write as _;
 
@@ -25,7 +26,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 println!("\n({tokens} tokens, {:.1} a second)", tokens as f64 * 1e9 / ns as f64);
             }
         }
-        // The model has no memory: what was said is sent along.
+        // The model has no memory: each request contains the whole conversation.
         request.messages.push(answer);
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Makes a model with a system text from another one, asks it, and removes it again:
+//! Creates a model with a system prompt from another model, uses it, and deletes it:
 //! `cargo run -p puna-api --example create -- cria`
 
 use puna_api::Client;

@@ -1,4 +1,5 @@
-//! Finds the text that is nearest to a question: `cargo run -p puna-api --example embeddings -- minilm "who wrote it?"`
+//! Finds the text nearest to a question:
+//! `cargo run -p puna-api --example embeddings -- minilm "who wrote it?"`
 
 use puna_api::Client;
 use puna_api::native::EmbedRequest;
@@ -18,7 +19,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let request = EmbedRequest { model, input: json!(input), ..EmbedRequest::default() };
     let vectors = Client::from_env().embed(&request).await?.embeddings;
     let (asked, texts) = vectors.split_last().ok_or("the server gave no vectors")?;
-    // Vectors have norm 1: their product is the cosine of the angle between them.
+    // Vectors have norm 1, so the dot product is the cosine similarity.
     let near = |text: &[f32]| text.iter().zip(asked).map(|(a, b)| a * b).sum::<f32>();
     for (text, vector) in TEXTS.iter().zip(texts) {
         println!("{:.3}  {text}", near(vector));

@@ -1,4 +1,4 @@
-//! Fills in the middle of a text: `cargo run -p puna-api --example generate -- cria`
+//! Fills the gap in a text: `cargo run -p puna-api --example generate -- cria`
 
 use puna_api::Client;
 use puna_api::native::GenerateRequest;

@@ -1,4 +1,4 @@
-//! Fetches a model from a registry and shows how far it is: `cargo run -p puna-api --example pull -- smollm2:135m`
+//! Pulls a model and shows the progress: `cargo run -p puna-api --example pull -- smollm2:135m`
 
 use puna_api::Client;
 use puna_api::native::PullRequest;

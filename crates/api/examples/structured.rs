@@ -1,4 +1,4 @@
-//! An answer that is a value of a Rust type: `cargo run -p puna-api --example structured -- cria`
+//! Structured output as a Rust type: `cargo run -p puna-api --example structured -- cria`
 
 use puna_api::Client;
 use puna_api::native::{ChatRequest, Message};

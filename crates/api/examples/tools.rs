@@ -1,4 +1,4 @@
-//! A model that calls a function of ours and answers with what it gave:
+//! A model that calls a function and answers with its result:
 //! `cargo run -p puna-api --example tools -- cria`
 
 use puna_api::Client;
@@ -26,7 +26,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         tools: vec![Tool(weather)],
         ..ChatRequest::default()
     };
-    // Bounded, as a model may go on calling for ever.
+    // Limited, since a model may call functions endlessly.
     for _ in 0..4 {
         let answer = client.chat_whole(&request).await?.message;
         let calls = answer.tool_calls.clone();

@@ -1,31 +1,31 @@
-//! Where a server listens and is found.
+//! Addresses at which a server listens and clients find it.
 
 use std::net::{IpAddr, Ipv4Addr};
 
-/// Port on which Ollama's clients look for a server.
+/// Default port of Ollama's API.
 pub const DEFAULT_PORT: u16 = 11434;
 
-/// Where the server listens, or where a client finds it.
+/// Address at which a server listens, or at which a client finds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
     /// `http` or `https`.
     pub scheme: String,
-    /// Name or number, without brackets.
+    /// Host name or IP address, without brackets.
     pub host: String,
     /// Port.
     pub port: u16,
-    /// Path in front of all routes; empty or begins with `/`.
+    /// Path before all routes; empty, or begins with `/`.
     pub path: String,
 }
 
 impl Address {
-    /// Reads `[scheme://]host[:port][/path]`; the second value says what is wrong with the port,
-    /// instead of which the usual one is taken.
+    /// Parses `[scheme://]host[:port][/path]`. The second value describes an invalid port, in whose
+    /// place the default port is used.
     pub fn parse(text: &str) -> (Self, Option<String>) {
         Self::parse_at(text, DEFAULT_PORT)
     }
 
-    /// The same for a server whose port is another one where nothing is said.
+    /// Like [`Address::parse`], with another default port.
     pub fn parse_at(text: &str, port: u16) -> (Self, Option<String>) {
         let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
         let default = match (text.contains("://"), scheme) {
@@ -50,7 +50,7 @@ impl Address {
         (Self { scheme: scheme.to_owned(), host: host.to_owned(), port, path }, warning)
     }
 
-    /// What is wrong with scheme or host, if anything is.
+    /// Describes what is wrong with scheme or host. `None`: both are valid.
     pub fn problem(&self) -> Option<String> {
         let Self { scheme, host, .. } = self;
         if !["http", "https"].contains(&scheme.as_str()) {
@@ -68,7 +68,7 @@ impl Address {
         })
     }
 
-    /// The URL at which a client on this machine finds the server.
+    /// URL for a client on this machine.
     pub fn url(&self) -> String {
         let host = match self.host.parse::<IpAddr>() {
             Ok(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.to_string(),
@@ -88,7 +88,7 @@ impl Address {
     }
 }
 
-/// Host and port of `host`, `host:port`, `[v6]`, `[v6]:port` or bare `v6`.
+/// Splits `host`, `host:port`, `[v6]`, `[v6]:port` or bare `v6` into host and port.
 pub fn split_port(authority: &str) -> (&str, Option<&str>) {
     if authority.parse::<std::net::Ipv6Addr>().is_ok() {
         return (authority, None);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_take_every_documented_form() {
+    fn addresses_are_parsed_in_all_documented_forms() {
         for (text, want) in [
             ("", "http|127.0.0.1|11434|"),
             ("0.0.0.0", "http|0.0.0.0|11434|"),
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_a_name_nor_an_address_is_no_host() {
+    fn invalid_hosts_are_refused() {
         for fine in ["", "box_1.local:1", "müller.example", "[::1]:1", "::", "https://1.2.3.4/x"] {
             assert_eq!(Address::parse(fine).0.problem(), None, "{fine}");
         }
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_dial_the_loopback_address_of_a_server_that_listens_everywhere() {
+    fn the_unspecified_address_becomes_loopback_for_clients() {
         assert_eq!(Address::parse("0.0.0.0").0.url(), "http://127.0.0.1:11434");
         assert_eq!(Address::parse("[::1]:7").0.url(), "http://[::1]:7");
         assert_eq!(Address::parse("::1").0.authority(), "[::1]:11434");

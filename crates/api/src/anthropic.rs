@@ -1,31 +1,31 @@
-//! The Anthropic dialect: messages, the counting of their tokens, and models.
+//! Anthropic's dialect: messages, token counts of messages, and models.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::native::{ToolChoice, is_default};
-use crate::{KeepAlive, decode, shape};
+use crate::{KeepAlive, decode, json_shape};
 
 /// `POST /v1/messages`, and without `max_tokens` `POST /v1/messages/count_tokens`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct MessagesRequest {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// Tokens to generate at most.
+    /// Largest number of generated tokens.
     pub max_tokens: i64,
     /// The conversation.
     pub messages: Vec<Message>,
-    /// The system text, or a list of text blocks.
-    #[serde(deserialize_with = "shape::anthropic_system")]
+    /// System prompt, or a list of text blocks.
+    #[serde(deserialize_with = "json_shape::anthropic_system")]
     #[cfg_attr(feature = "schema", schemars(with = "crate::schema::AnthropicSystem"))]
     pub system: Value,
-    /// Piece by piece or in one object (the default).
+    /// Stream the answer as events. Default: one object.
     pub stream: bool,
-    /// Temperature.
+    /// Sampling temperature.
     pub temperature: Option<f64>,
-    /// Nucleus.
+    /// Nucleus sampling: total probability of the candidates.
     pub top_p: Option<f64>,
     /// Number of candidates.
     pub top_k: Option<i64>,
@@ -33,36 +33,36 @@ pub struct MessagesRequest {
     pub stop_sequences: Option<Vec<String>>,
     /// Functions that the model may call.
     pub tools: Vec<Tool>,
-    /// Which of them it may or must call.
+    /// Which functions the model may or must call.
     pub tool_choice: Option<Choice>,
-    /// Whether to think.
+    /// Whether the model reasons before it answers.
     pub thinking: Option<Thinking>,
-    /// How hard to think, and the form of the answer.
+    /// Reasoning effort, and format of the answer.
     pub output_config: Option<OutputConfig>,
-    /// The form of the answer in its older place.
+    /// Format of the answer, in its older place.
     pub output_format: Option<OutputFormat>,
-    /// Servers of tools: refused unless empty.
+    /// MCP servers: refused unless empty.
     pub mcp_servers: Vec<Value>,
     /// A container to run code in: refused.
     pub container: Option<Value>,
-    /// A stored conversation: `create` stores none, and `continue` is a 404, on which clients send all messages.
+    /// A stored conversation. `create` stores nothing; `continue` is a 404: clients send all messages.
     pub thread: Option<Thread>,
     /// Native options by name (Puna's addition).
-    #[serde(deserialize_with = "shape::options")]
+    #[serde(deserialize_with = "json_shape::options")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
     pub options: Option<Map<String, Value>>,
-    /// How long the model stays afterwards (Puna's addition).
+    /// How long the model stays loaded after the request (Puna's addition).
     pub keep_alive: Option<KeepAlive>,
-    /// Whether a prompt that is too long may be cut (Puna's addition).
+    /// Whether a prompt that is too long may be truncated (Puna's addition).
     pub truncate: Option<bool>,
-    /// Whether older tokens make room when the context is full (Puna's addition).
+    /// Whether the context shifts when it is full: its older half is dropped (Puna's addition).
     pub shift: Option<bool>,
-    /// Answer with the rendered prompt instead of generating.
+    /// Return the rendered prompt instead of generating.
     #[serde(rename = "_debug_render_only")]
     pub debug_render_only: bool,
 }
 
-/// A conversation that the server stores.
+/// Conversation that the server stores.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "AnthropicThread"))]
@@ -71,11 +71,11 @@ pub struct Thread {
     /// `create` or `continue`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The message that a `continue` follows.
+    /// The message that `continue` follows.
     pub previous_message_id: Option<String>,
 }
 
-/// One message of a conversation.
+/// Message of a conversation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "AnthropicMessage"))]
@@ -84,37 +84,37 @@ pub struct Message {
     /// `user` or `assistant`.
     pub role: String,
     /// Text or a list of blocks.
-    #[serde(deserialize_with = "shape::anthropic_content")]
+    #[serde(deserialize_with = "json_shape::anthropic_content")]
     #[cfg_attr(feature = "schema", schemars(with = "crate::schema::AnthropicContent"))]
     pub content: Value,
 }
 
-/// A function that the model may call, or a tool that the API itself defines.
+/// Function that the model may call, or a tool that the API itself defines.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "AnthropicTool"))]
 #[serde(default)]
 pub struct Tool {
-    /// `custom`, nothing, or the name and version of a tool of the API.
+    /// `custom`, absent, or the name and version of a tool of the API.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The function's name.
+    /// Name of the function.
     pub name: String,
-    /// What it does.
+    /// Purpose of the function.
     pub description: String,
-    /// JSON schema of its arguments.
+    /// JSON Schema of the arguments.
     #[cfg_attr(feature = "schema", schemars(with = "Map<String, Value>"))]
     pub input_schema: Value,
     /// Whether the arguments of a forced tool call must match the schema exactly.
     pub strict: Option<bool>,
 }
 
-/// Which function the model may or must call, and how many of them.
+/// Which functions the model may or must call, and whether it may call several.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Choice {
-    /// Which.
+    /// The tool choice.
     pub tool: ToolChoice,
-    /// One at most.
+    /// At most one call.
     pub disable_parallel_tool_use: bool,
 }
 
@@ -124,7 +124,7 @@ impl Serialize for Choice {
             ToolChoice::Auto => "auto",
             ToolChoice::None => "none",
             ToolChoice::Required => "any",
-            // The dialect has no list of those that may be called.
+            // The dialect has no list of allowed functions.
             ToolChoice::Allowed { required, .. } => {
                 if *required {
                     "any"
@@ -147,7 +147,7 @@ impl Serialize for Choice {
 
 impl<'de> Deserialize<'de> for Choice {
     fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        let value = shape::tool_choice(d)?;
+        let value = json_shape::tool_choice(d)?;
         let disable_parallel_tool_use = match &value["disable_parallel_tool_use"] {
             Value::Null => false,
             Value::Bool(one) => *one,
@@ -174,7 +174,7 @@ impl<'de> Deserialize<'de> for Choice {
     }
 }
 
-/// Whether to think.
+/// Whether the model reasons before it answers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "AnthropicThinking"))]
@@ -183,34 +183,34 @@ pub struct Thinking {
     /// `enabled`, `disabled`, or `adaptive`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Tokens that the thought may have.
+    /// Largest number of reasoning tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget_tokens: Option<i64>,
 }
 
-/// How hard to think, and the form of the answer.
+/// Reasoning effort, and format of the answer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct OutputConfig {
     /// `low`, `medium`, `high`, `xhigh` or `max`.
     pub effort: String,
-    /// The form of the answer.
+    /// Format of the answer.
     pub format: Option<OutputFormat>,
 }
 
-/// The form of an answer.
+/// Format of an answer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct OutputFormat {
-    /// `json_schema`; not Anthropic's are `text`, `json_object`, `regex`, `gbnf` and `lark`.
+    /// `json_schema`; not in Anthropic's API: `text`, `json_object`, `regex`, `gbnf` and `lark`.
     #[serde(rename = "type")]
     pub kind: String,
     /// Of a `json_schema`: the schema.
     #[cfg_attr(feature = "schema", schemars(with = "Map<String, Value>"))]
     pub schema: Value,
-    /// Of a `regex`: the expression (Puna's addition).
+    /// Of a `regex`: the regular expression (Puna's addition).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pattern: Option<String>,
     /// Of a `gbnf` or `lark`: the grammar (Puna's addition).
@@ -224,23 +224,23 @@ pub struct OutputFormat {
 #[cfg_attr(feature = "schema", schemars(rename = "AnthropicUsage"))]
 #[serde(default)]
 pub struct Usage {
-    /// Prompt tokens that were not found in the cache.
+    /// Prompt tokens that were not in the cache.
     pub input_tokens: u64,
-    /// Prompt tokens that were put into the cache at a price; always 0.
+    /// Prompt tokens that were written to the cache at a price; always 0.
     pub cache_creation_input_tokens: u64,
-    /// Prompt tokens that were found in the cache.
+    /// Prompt tokens that were in the cache.
     pub cache_read_input_tokens: u64,
     /// Generated tokens.
     pub output_tokens: u64,
-    /// Messages that were left out because the conversation was too long (Puna's addition).
+    /// Messages dropped because the conversation was too long (Puna's addition).
     #[serde(skip_serializing_if = "is_default")]
     pub truncated_messages: u64,
-    /// Tokens that were cut from the prompt or shifted out of the context (Puna's addition).
+    /// Tokens truncated from the prompt or shifted out of the context (Puna's addition).
     #[serde(skip_serializing_if = "is_default")]
     pub truncated_tokens: u64,
 }
 
-/// The answer to `POST /v1/messages`.
+/// Response of `POST /v1/messages`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MessagesResponse {
@@ -251,9 +251,9 @@ pub struct MessagesResponse {
     pub kind: String,
     /// `assistant`.
     pub role: String,
-    /// The model's name as the client wrote it.
+    /// Name of the model as in the request.
     pub model: String,
-    /// The answer.
+    /// Content blocks of the answer.
     pub content: Vec<Block>,
     /// `end_turn`, `max_tokens`, `stop_sequence` or `tool_use`.
     pub stop_reason: Option<String>,
@@ -261,20 +261,20 @@ pub struct MessagesResponse {
     pub stop_sequence: Option<String>,
     /// Token counts.
     pub usage: Usage,
-    /// The prompt, where it was asked for.
+    /// The rendered prompt, if requested.
     #[serde(rename = "_debug_info", default, skip_serializing_if = "Option::is_none")]
     pub debug_info: Option<crate::native::DebugInfo>,
 }
 
-/// A part of an answer.
+/// Content block of an answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "AnthropicBlock"))]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Block {
-    /// What the model thought.
+    /// Reasoning of the model.
     Thinking {
-        /// The thoughts.
+        /// Reasoning text.
         thinking: String,
         /// Always empty.
         signature: String,
@@ -284,34 +284,34 @@ pub enum Block {
         /// The text.
         text: String,
     },
-    /// A function that the model wants to be called.
+    /// Function call of the model.
     ToolUse {
-        /// The call's id.
+        /// Id of the call.
         id: String,
-        /// The function's name.
+        /// Name of the function.
         name: String,
-        /// Its arguments.
+        /// Arguments.
         input: Map<String, Value>,
     },
-    /// A function that the server was to call itself.
+    /// Call of a tool that the service runs itself.
     ServerToolUse {
-        /// The call's id.
+        /// Id of the call.
         id: String,
-        /// The function's name.
+        /// Name of the function.
         name: String,
-        /// Its arguments.
+        /// Arguments.
         input: Map<String, Value>,
     },
-    /// What came of a search on the web.
+    /// Result of a web search.
     WebSearchToolResult {
-        /// The call's id.
+        /// Id of the call.
         tool_use_id: String,
         /// Results or an error.
         content: Value,
     },
 }
 
-/// The answer to `POST /v1/messages/count_tokens`.
+/// Response of `POST /v1/messages/count_tokens`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CountResponse {
@@ -319,7 +319,7 @@ pub struct CountResponse {
     pub input_tokens: u64,
 }
 
-/// A model of `GET /v1/models`.
+/// Model in `GET /v1/models`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "AnthropicModel"))]
@@ -327,36 +327,36 @@ pub struct Model {
     /// `model`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Its name.
+    /// Name of the model.
     pub id: String,
-    /// The same, for people.
+    /// Name for people; the same text.
     pub display_name: String,
-    /// When it was stored.
+    /// When the model was stored.
     pub created_at: String,
-    /// Tokens of the context window of a request without options, where that is known.
+    /// Context length in tokens of a request without options, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_input_tokens: Option<u64>,
-    /// The same, by the name that other servers use (Puna's addition).
+    /// The same under the name that other servers use (Puna's addition).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context_length: Option<u64>,
 }
 
-/// `GET /v1/models` of a client that names an `anthropic-version`.
+/// Response of `GET /v1/models` for a client that sends `anthropic-version`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "AnthropicModelList"))]
 pub struct ModelList {
-    /// The newest first.
+    /// Models, newest first.
     pub data: Vec<Model>,
-    /// Whether there are more behind these.
+    /// Whether there are more models.
     pub has_more: bool,
-    /// The first one's name.
+    /// Name of the first model.
     pub first_id: Option<String>,
-    /// The last one's name.
+    /// Name of the last model.
     pub last_id: Option<String>,
 }
 
-/// The body of every failed request, and the event that ends a stream that broke.
+/// Body of an error response, and last event of a stream that failed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "AnthropicErrorBody"))]
@@ -364,14 +364,14 @@ pub struct ErrorBody {
     /// `error`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// What went wrong.
+    /// The error.
     pub error: ErrorObject,
     /// `req_…`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
 }
 
-/// What went wrong.
+/// Error of a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "AnthropicErrorObject"))]
@@ -379,14 +379,14 @@ pub struct ErrorObject {
     /// `invalid_request_error`, `not_found_error`, `overloaded_error`, `api_error` …
     #[serde(rename = "type")]
     pub kind: String,
-    /// In words.
+    /// Message for people.
     pub message: String,
-    /// What programs act on.
+    /// Details for programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub details: Option<ErrorDetails>,
 }
 
-/// The part of an error that programs act on.
+/// Details of an error for programs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "AnthropicErrorDetails"))]
@@ -395,11 +395,12 @@ pub struct ErrorDetails {
     pub error_code: String,
 }
 
-/// The error code of a thread that is not stored: clients send the whole conversation again.
+/// Error code for a conversation that is not stored. Clients then send the whole conversation
+/// again.
 pub const THREAD_NOT_FOUND: &str = "thread_not_found";
 
 impl ErrorBody {
-    /// An error of a status.
+    /// Makes the error for an HTTP status.
     pub fn new(status: u16, message: impl Into<String>, request_id: Option<String>) -> Self {
         let kind = match status {
             400 => "invalid_request_error",
@@ -415,7 +416,7 @@ impl ErrorBody {
         Self { kind: "error".into(), error, request_id }
     }
 
-    /// The same with an error code.
+    /// Adds an error code.
     pub fn with_code(mut self, code: &str) -> Self {
         self.error.details = Some(ErrorDetails { error_code: code.to_owned() });
         self

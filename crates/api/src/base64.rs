@@ -2,7 +2,7 @@
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// Bytes to text.
+/// Encodes bytes.
 pub fn encode(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for group in bytes.chunks(3) {
@@ -18,7 +18,7 @@ pub fn encode(bytes: &[u8]) -> String {
     text
 }
 
-/// Text to bytes. Line ends are skipped; the error is the index of the first byte that is wrong.
+/// Decodes a text. Line ends are skipped. The error is the index of the first invalid byte.
 pub fn decode(text: &str) -> Result<Vec<u8>, usize> {
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
     let (mut bits, mut digits, mut padding) = (0u32, 0, 0);

@@ -1,5 +1,6 @@
-//! JSON values to request types: keys match in any case, `null` is as good as absent, and a wrong type is
-//! reported as `json: cannot unmarshal number into Go struct field ChatRequest.messages.content of type string`.
+//! Decodes JSON values into request types as Ollama does. Keys match in any case, and `null` counts
+//! as absent. A wrong type is reported as `json: cannot unmarshal number into Go struct field
+//! ChatRequest.messages.content of type string`.
 
 mod error;
 mod fields;
@@ -14,52 +15,57 @@ use fields::Fields;
 
 use crate::json;
 
-/// Elements of a list at most, such as messages, tools or inputs; lists of numbers may be longer.
+/// Largest number of elements of a list of objects or texts, such as messages, tools or inputs.
+/// Lists of numbers may be longer.
 pub const MAX_ELEMENTS: usize = 1 << 16;
 
-/// Fields left aside that are named at most.
+/// Largest number of ignored fields that are reported.
 pub const MAX_IGNORED: usize = 32;
 
-/// Requests that take native options by name beside their own fields, which come first. They win over those in `options`.
-const NAMING_OPTIONS: [&str; 3] =
+/// Requests that accept native options among their own fields. The own fields have priority.
+/// Options given there win over those in `options`.
+const REQUESTS_WITH_OPTION_FIELDS: [&str; 3] =
     ["ChatCompletionRequest", "CompletionRequest", "ResponsesRequest"];
 
-/// Reads a request from a body.
+/// Decodes a request body.
 pub fn from_slice<T: DeserializeOwned>(body: &[u8]) -> Result<T, DecodeError> {
     from_value(&json::parse(body).map_err(DecodeError::Syntax)?)
 }
 
-/// Reads a request from a body, and the names of the fields that were left aside: dotted paths without numbers of list
-/// elements, each once, and no more than [`MAX_IGNORED`].
-pub fn from_slice_noting<T: DeserializeOwned>(
+/// Decodes a request body. Also returns the names of ignored fields: dotted paths without list
+/// indexes, each once, at most [`MAX_IGNORED`].
+pub fn from_slice_with_ignored<T: DeserializeOwned>(
     body: &[u8],
 ) -> Result<(T, Vec<String>), DecodeError> {
-    from_value_noting(&json::parse(body).map_err(DecodeError::Syntax)?)
+    from_value_with_ignored(&json::parse(body).map_err(DecodeError::Syntax)?)
 }
 
-/// Reads a request from JSON. `null` is an empty object.
+/// Decodes a JSON value. `null` counts as an empty object.
 pub fn from_value<T: DeserializeOwned>(value: &Value) -> Result<T, DecodeError> {
-    from_value_noting(value).map(|(request, _)| request)
+    from_value_with_ignored(value).map(|(request, _)| request)
 }
 
-fn from_value_noting<T: DeserializeOwned>(value: &Value) -> Result<(T, Vec<String>), DecodeError> {
+fn from_value_with_ignored<T: DeserializeOwned>(
+    value: &Value,
+) -> Result<(T, Vec<String>), DecodeError> {
     let empty = Value::Object(Map::new());
-    let notes = Notes::default();
-    let request = T::deserialize(Node(if value.is_null() { &empty } else { value }, &notes))?;
-    Ok((request, notes.ignored.into_inner()))
+    let ignored_fields = IgnoredFields::default();
+    let request =
+        T::deserialize(Node(if value.is_null() { &empty } else { value }, &ignored_fields))?;
+    Ok((request, ignored_fields.ignored.into_inner()))
 }
 
-/// What is noted on the way through a request.
+/// Collects the ignored fields of a request.
 #[derive(Default)]
-struct Notes {
-    /// Names of the fields around the present value.
+struct IgnoredFields {
+    /// Names of the fields around the current value.
     path: RefCell<Vec<String>>,
     ignored: RefCell<Vec<String>>,
 }
 
-impl Notes {
-    /// The present value, or a field of it, was left aside.
-    fn ignored(&self, field: Option<&str>) {
+impl IgnoredFields {
+    /// Records that the current value, or a field of it, is ignored.
+    fn record(&self, field: Option<&str>) {
         let mut ignored = self.ignored.borrow_mut();
         if ignored.len() == MAX_IGNORED {
             return;
@@ -72,7 +78,7 @@ impl Notes {
     }
 }
 
-/// The kind of a JSON value, as errors name it.
+/// The type of a JSON value, as errors name it.
 pub fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -84,15 +90,15 @@ pub fn kind(value: &Value) -> &'static str {
     }
 }
 
-struct Node<'a>(&'a Value, &'a Notes);
+struct Node<'a>(&'a Value, &'a IgnoredFields);
 
 impl<'a> Node<'a> {
-    fn mismatch(&self, want: &'static str) -> DecodeError {
-        let got = match self.0 {
-            Value::Number(n) if want == "int" && n.is_f64() => format!("number {n}"),
+    fn mismatch(&self, expected: &'static str) -> DecodeError {
+        let actual = match self.0 {
+            Value::Number(n) if expected == "int" && n.is_f64() => format!("number {n}"),
             other => kind(other).into(),
         };
-        DecodeError::Type { got, want, root: "", path: Vec::new() }
+        DecodeError::Type { actual, expected, root: "", path: Vec::new() }
     }
 
     fn integer<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
@@ -103,27 +109,28 @@ impl<'a> Node<'a> {
             _ => return Err(self.mismatch("int")),
         };
         read.map_err(|error| match error {
-            // Serde's word for what does not fit into the field's type, which does not name the field.
+            // Serde's message for an integer out of range does not name the field.
             DecodeError::Field(text) if text.starts_with("invalid value: integer") => {
-                let got = format!("number {n}");
-                DecodeError::Type { got, want: "int", root: "", path: Vec::new() }
+                let actual = format!("number {n}");
+                DecodeError::Type { actual, expected: "int", root: "", path: Vec::new() }
             }
             error => error,
         })
     }
 
-    /// A number that `most` is not below; what is beyond the range of doubles has become the largest of them.
-    fn float_up_to<V: Visitor<'a>>(
+    /// Decodes a number with an absolute value below `limit`. Numbers beyond the range of `f64` are
+    /// `f64::MAX` here.
+    fn float_below<V: Visitor<'a>>(
         self,
         visitor: V,
-        most: f64,
-        want: &'static str,
+        limit: f64,
+        expected: &'static str,
     ) -> Result<V::Value, DecodeError> {
         match self.0.as_f64() {
-            Some(x) if x.abs() < most => visitor.visit_f64(x),
+            Some(x) if x.abs() < limit => visitor.visit_f64(x),
             Some(_) => {
-                let got = "number out of range".into();
-                Err(DecodeError::Type { got, want, root: "", path: Vec::new() })
+                let actual = "number out of range".into();
+                Err(DecodeError::Type { actual, expected, root: "", path: Vec::new() })
             }
             None => Err(self.mismatch("float64")),
         }
@@ -138,7 +145,7 @@ impl<'a> Node<'a> {
     }
 }
 
-/// Methods that all do the same.
+/// Implements methods by calling another method.
 macro_rules! forward {
     ($target:ident: $($method:ident)*) => {$(
         fn $method<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
@@ -158,17 +165,17 @@ impl<'a> de::Deserializer<'a> for Node<'a> {
     fn deserialize_any<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         match self.0 {
             Value::Object(map) => visitor.visit_map(Fields::all(map, self.1)),
-            Value::Array(list) => visitor.visit_seq(Elements(list.iter(), self.1)),
+            Value::Array(list) => visitor.visit_seq(ListElements(list.iter(), self.1)),
             value => value.deserialize_any(visitor).map_err(|e| DecodeError::Field(e.to_string())),
         }
     }
 
     fn deserialize_f32<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
-        self.float_up_to(visitor, f64::from(f32::MAX), "float32")
+        self.float_below(visitor, f64::from(f32::MAX), "float32")
     }
 
     fn deserialize_f64<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
-        self.float_up_to(visitor, f64::MAX, "float64")
+        self.float_below(visitor, f64::MAX, "float64")
     }
 
     fn deserialize_bool<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
@@ -189,10 +196,10 @@ impl<'a> de::Deserializer<'a> for Node<'a> {
         visitor.visit_unit()
     }
 
-    /// For those who read an object field by field and leave this one aside.
+    /// Records the field as ignored.
     fn deserialize_ignored_any<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         if !self.0.is_null() {
-            self.1.ignored(None);
+            self.1.record(None);
         }
         visitor.visit_unit()
     }
@@ -215,8 +222,8 @@ impl<'a> de::Deserializer<'a> for Node<'a> {
 
     fn deserialize_seq<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         match self.0 {
-            Value::Array(list) => visitor.visit_seq(Elements(list.iter(), self.1)),
-            Value::Null => visitor.visit_seq(Elements([].iter(), self.1)),
+            Value::Array(list) => visitor.visit_seq(ListElements(list.iter(), self.1)),
+            Value::Null => visitor.visit_seq(ListElements([].iter(), self.1)),
             _ => Err(self.mismatch("[]interface {}")),
         }
     }
@@ -252,15 +259,15 @@ impl<'a> de::Deserializer<'a> for Node<'a> {
         visitor: V,
     ) -> Result<V::Value, DecodeError> {
         let result = match self.0 {
-            Value::Object(map) => visitor.visit_map(Fields::of_struct(
+            Value::Object(map) => visitor.visit_map(Fields::for_struct(
                 map,
                 fields,
-                NAMING_OPTIONS.contains(&name),
+                REQUESTS_WITH_OPTION_FIELDS.contains(&name),
                 self.1,
             )),
             _ => Err(self.mismatch(name)),
         };
-        // The outermost struct writes its name last, and so its name stays.
+        // The outermost struct sets the name last.
         result.map_err(|mut e| {
             if let DecodeError::Type { root, .. } = &mut e {
                 *root = name;
@@ -282,9 +289,9 @@ impl<'a> de::Deserializer<'a> for Node<'a> {
     }
 }
 
-struct Elements<'a>(std::slice::Iter<'a, Value>, &'a Notes);
+struct ListElements<'a>(std::slice::Iter<'a, Value>, &'a IgnoredFields);
 
-impl<'a> de::SeqAccess<'a> for Elements<'a> {
+impl<'a> de::SeqAccess<'a> for ListElements<'a> {
     type Error = DecodeError;
 
     fn next_element_seed<T: DeserializeSeed<'a>>(
@@ -298,8 +305,8 @@ impl<'a> de::SeqAccess<'a> for Elements<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::json_shape::OPTIONS;
     use crate::native::{ChatRequest, GenerateRequest};
-    use crate::shape::OPTIONS;
     use serde_json::json;
 
     fn chat(body: Value) -> Result<ChatRequest, String> {
@@ -308,13 +315,16 @@ mod tests {
 
     #[test]
     fn keys_match_in_any_case_and_null_is_absent() {
-        let got: GenerateRequest =
+        let actual: GenerateRequest =
             from_slice(br#"{"MODEL":"m","Prompt":"p","stream":null,"think":null,"options":null,"images":null,"frob":[1]}"#).unwrap();
-        assert_eq!((got.model.as_str(), got.prompt.as_str(), got.stream), ("m", "p", None));
+        assert_eq!(
+            (actual.model.as_str(), actual.prompt.as_str(), actual.stream),
+            ("m", "p", None)
+        );
     }
 
     #[test]
-    fn openai_s_requests_take_every_option_by_name() {
+    fn openai_requests_accept_options_as_fields() {
         use crate::openai::{ChatCompletionRequest, CompletionRequest};
         use crate::responses::ResponsesRequest;
         fn read<T: DeserializeOwned>(of: fn(T) -> Option<Map<String, Value>>, own: &[&str]) {
@@ -330,7 +340,7 @@ mod tests {
             body["zz"] = json!(4);
             named["temperature"] = json!(2);
             named["min_p"] = json!(0.5);
-            let (request, ignored) = from_value_noting::<T>(&body).unwrap();
+            let (request, ignored) = from_value_with_ignored::<T>(&body).unwrap();
             assert_eq!(
                 Value::Object(of(request).unwrap()),
                 named,
@@ -357,12 +367,12 @@ mod tests {
         read::<ChatCompletionRequest>(|request| request.options, &own);
         read::<CompletionRequest>(|request| request.options, &own);
         read::<ResponsesRequest>(|request| request.options, &["temperature", "top_p"]);
-        let native = from_value_noting::<ChatRequest>(&json!({"top_k": 1})).unwrap();
+        let native = from_value_with_ignored::<ChatRequest>(&json!({"top_k": 1})).unwrap();
         assert_eq!((native.0.options, native.1), (None, vec!["top_k".to_owned()]));
     }
 
     #[test]
-    fn a_number_that_does_not_fit_names_its_field() {
+    fn a_number_out_of_range_names_its_field() {
         #[derive(Debug, serde::Deserialize)]
         #[allow(dead_code)]
         struct Numbers {
@@ -371,7 +381,7 @@ mod tests {
             single: Option<f32>,
             double: Option<Vec<f64>>,
         }
-        for (body, want) in [
+        for (body, expected) in [
             (
                 r#"{"small": 4294967296}"#,
                 "number 4294967296 into Go struct field Numbers.small of type int",
@@ -397,7 +407,7 @@ mod tests {
         ] {
             let text = from_slice::<Numbers>(body.as_bytes()).unwrap_err().to_string();
             assert!(
-                text.starts_with("json: cannot unmarshal ") && text.contains(want),
+                text.starts_with("json: cannot unmarshal ") && text.contains(expected),
                 "{body}: {text}"
             );
         }
@@ -406,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_have_a_limit_that_is_told() {
+    fn long_lists_are_refused() {
         let body = |count: usize| format!(r#"{{"messages":[{}{{}}]}}"#, "{},".repeat(count - 1));
         let read =
             |count| from_slice::<ChatRequest>(body(count).as_bytes()).map(|r| r.messages.len());
@@ -423,14 +433,14 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_are_left_aside_are_named_once_and_not_without_end() {
+    fn ignored_fields_are_named_once_up_to_a_limit() {
         let body = br#"{"model":"m","frob":1,"Stream":false,"user":null,"messages":[{"role":"user","x":1},{"x":2}],"options":{"SEED":3,"y":3}}"#;
-        let (got, ignored) = from_slice_noting::<ChatRequest>(body).unwrap();
-        assert_eq!((got.messages.len(), got.options.unwrap()["seed"].as_i64()), (2, Some(3)));
+        let (actual, ignored) = from_slice_with_ignored::<ChatRequest>(body).unwrap();
+        assert_eq!((actual.messages.len(), actual.options.unwrap()["seed"].as_i64()), (2, Some(3)));
         assert_eq!(ignored, ["frob", "messages.x", "options.y"]);
         let many: String = (0..99).map(|i| format!(r#""f{i}":0,"#)).collect();
         let (_, ignored) =
-            from_slice_noting::<ChatRequest>(format!("{{{many}\"model\":\"m\"}}").as_bytes())
+            from_slice_with_ignored::<ChatRequest>(format!("{{{many}\"model\":\"m\"}}").as_bytes())
                 .unwrap();
         assert_eq!((ignored.len(), ignored[31].as_str()), (MAX_IGNORED, "f31"));
     }
@@ -441,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_types_are_named_with_their_path() {
+    fn errors_name_the_path_of_a_wrong_type() {
         let wrong = |body| chat(body).unwrap_err();
         assert_eq!(
             wrong(json!({"model": true})),
@@ -466,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_with_their_own_rules_keep_their_own_words() {
+    fn fields_with_own_rules_have_own_messages() {
         let think = "think must be a boolean or string (\"high\", \"medium\", \"low\", \"max\", true, or false)";
         assert_eq!(chat(json!({"think": 3})).unwrap_err(), think);
         assert_eq!(

@@ -1,18 +1,18 @@
-//! Durations as Go writes them, and how long a model stays in memory.
+//! Durations in Go's format, and the keep-alive time of models.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::Value;
 
-/// A text that is no duration.
+/// Text that is not a duration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DurationError {
-    /// Not of the form `[-]number unit [number unit …]`.
+    /// The text does not have the form `[-]number unit [number unit …]`.
     Invalid(String),
-    /// A number without a unit.
+    /// A number has no unit.
     MissingUnit(String),
-    /// A unit that does not exist.
+    /// The unit does not exist.
     UnknownUnit(String, String),
 }
 
@@ -30,7 +30,7 @@ impl std::fmt::Display for DurationError {
     }
 }
 
-/// Reads a duration such as `1h30m`, `250ms`, `-1s` or `0`: nanoseconds.
+/// Parses a duration such as `1h30m`, `250ms`, `-1s` or `0`. Returns nanoseconds.
 pub fn parse_duration(text: &str) -> Result<i64, DurationError> {
     let invalid = || DurationError::Invalid(text.to_owned());
     let negative = text.starts_with('-');
@@ -69,7 +69,7 @@ pub fn parse_duration(text: &str) -> Result<i64, DurationError> {
     Ok(if negative { -(total as i64) } else { total as i64 })
 }
 
-/// Writes a duration as Go does: `1h30m0s`, `1.5s`, `20ms`, `0s`.
+/// Formats a duration like Go: `1h30m0s`, `1.5s`, `20ms`, `0s`.
 pub fn format_duration(d: Duration) -> String {
     let ns = d.as_nanos();
     match ns {
@@ -94,25 +94,25 @@ fn decimals(value: u128, unit: u128) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// How long a model stays in memory after its last request.
+/// How long a model stays loaded after its last request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeepAlive {
-    /// For this long; zero unloads it as soon as it is idle.
+    /// For this time. Zero unloads the model as soon as it is idle.
     For(Duration),
-    /// Until the server stops or another model needs the room.
+    /// Until the server stops or another model needs the memory.
     Forever,
 }
 
 impl KeepAlive {
-    /// The longest time that is not for ever: what 63 bits of nanoseconds hold, as in Go.
+    /// Longest finite time: 2⁶³−1 nanoseconds, as in Go.
     const LONGEST: Duration = Duration::from_nanos(i64::MAX as u64);
 
-    /// From nanoseconds; negative is for ever.
+    /// From nanoseconds. A negative number means forever.
     pub fn from_nanos(ns: i64) -> Self {
         u64::try_from(ns).map_or(Self::Forever, |ns| Self::For(Duration::from_nanos(ns)))
     }
 
-    /// From seconds; negative is for ever, and so is what no duration can hold.
+    /// From seconds. A negative number, or one too large for a duration, means forever.
     pub fn from_seconds(seconds: f64) -> Self {
         if seconds < 0.0 {
             return Self::Forever;
@@ -121,12 +121,12 @@ impl KeepAlive {
             .map_or(Self::Forever, |time| Self::For(time.min(Self::LONGEST)))
     }
 
-    /// Whether the model is to be unloaded as soon as it is idle.
+    /// Whether the model is unloaded as soon as it is idle.
     pub fn is_zero(self) -> bool {
         self == Self::For(Duration::ZERO)
     }
 
-    /// Reads what `OLLAMA_KEEP_ALIVE` may hold: a duration, or whole seconds.
+    /// Parses `OLLAMA_KEEP_ALIVE`: a duration, or whole seconds.
     pub fn parse(text: &str) -> Result<Self, DurationError> {
         match text.parse::<i64>() {
             Ok(seconds) => Ok(Self::from_seconds(seconds as f64)),
@@ -166,7 +166,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn durations_read_as_go_reads_them() {
+    fn durations_are_parsed_like_go() {
         assert_eq!(parse_duration("90s"), Ok(90_000_000_000));
         assert_eq!(parse_duration("1h30m"), Ok(5_400_000_000_000));
         assert_eq!(parse_duration("1.5h"), Ok(5_400_000_000_000));
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_write_as_go_writes_them() {
+    fn durations_are_formatted_like_go() {
         let text = |ns| format_duration(Duration::from_nanos(ns));
         assert_eq!(text(0), "0s");
         assert_eq!(text(1_500_000_000), "1.5s");
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(read(json!(-1)).unwrap(), KeepAlive::Forever);
         assert_eq!(read(json!("-1m")).unwrap(), KeepAlive::Forever);
         assert_eq!(read(json!(1e300)).unwrap(), KeepAlive::Forever);
-        // Added to any point in time it must stay one.
+        // The sum with any point in time must not overflow.
         let longest = KeepAlive::For(Duration::from_nanos(i64::MAX as u64));
         for seconds in [json!(1e10), json!(9_223_372_036_000_000_000_i64), json!(1.8e19)] {
             assert_eq!(read(seconds).unwrap(), longest);

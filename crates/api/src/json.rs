@@ -1,27 +1,27 @@
-//! JSON text to [`Value`], as lenient and as strict as the decoder that existing clients were written against.
+//! Parses JSON text to [`Value`] like Go's decoder, which existing clients were written for.
 //!
 //! Differences to `serde_json::from_slice`: bytes after the first value are ignored, invalid UTF-8 and lone
 //! surrogates become U+FFFD, nesting has its own limit, and errors have the texts that clients know.
 
 use serde_json::{Map, Number, Value};
 
-/// Nesting that is accepted; deeper text is refused rather than risking the stack. What holds a request on its way to a
-/// runner may be nested 128 times, and its own frames are some of that.
+/// Deepest nesting. Deeper text is refused so that the stack cannot overflow. The message to a
+/// runner may be nested 128 times, which includes its own objects.
 pub const MAX_DEPTH: usize = 100;
 
-/// Values that a text may hold. Each costs many times the bytes that stand for it in the text.
+/// Largest number of values in a text. A value in memory is many times larger than its text.
 pub const MAX_VALUES: usize = 2 << 20;
 
 /// Why a text is not JSON.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SyntaxError {
-    /// Nothing but white space.
+    /// The text has only white space.
     Empty,
     /// The text stops inside a value.
     UnexpectedEnd,
-    /// A byte that cannot stand where it stands; the second field says what was read.
+    /// A byte that is not allowed at its position. The second field names the context.
     Unexpected(u8, &'static str),
-    /// More levels of lists and objects than are accepted.
+    /// The nesting is too deep.
     TooDeep,
     /// More values than [`MAX_VALUES`].
     TooMany,
@@ -38,13 +38,13 @@ impl std::fmt::Display for SyntaxError {
                 write!(f, "exceeded max depth: lists and objects may be nested {MAX_DEPTH} times")
             }
             Self::TooMany => write!(f, "the body holds more than {MAX_VALUES} JSON values"),
-            Self::Unexpected(b, place) => match b {
-                b'\'' => write!(f, r"invalid character '\'' {place}"),
-                b'\n' => write!(f, r"invalid character '\n' {place}"),
-                b'\r' => write!(f, r"invalid character '\r' {place}"),
-                b'\t' => write!(f, r"invalid character '\t' {place}"),
-                0..0x20 | 0x7f => write!(f, r"invalid character '\x{b:02x}' {place}"),
-                _ => write!(f, "invalid character '{}' {place}", char::from(*b)),
+            Self::Unexpected(b, context) => match b {
+                b'\'' => write!(f, r"invalid character '\'' {context}"),
+                b'\n' => write!(f, r"invalid character '\n' {context}"),
+                b'\r' => write!(f, r"invalid character '\r' {context}"),
+                b'\t' => write!(f, r"invalid character '\t' {context}"),
+                0..0x20 | 0x7f => write!(f, r"invalid character '\x{b:02x}' {context}"),
+                _ => write!(f, "invalid character '{}' {context}", char::from(*b)),
             },
         }
     }
@@ -52,7 +52,7 @@ impl std::fmt::Display for SyntaxError {
 
 /// Reads the first JSON value of `text`.
 pub fn parse(text: &[u8]) -> Result<Value, SyntaxError> {
-    let mut parser = Parser { text, at: 0, left: MAX_VALUES };
+    let mut parser = Parser { text, at: 0, values_left: MAX_VALUES };
     parser.skip_space();
     if parser.at == text.len() {
         return Err(SyntaxError::Empty);
@@ -63,8 +63,8 @@ pub fn parse(text: &[u8]) -> Result<Value, SyntaxError> {
 struct Parser<'a> {
     text: &'a [u8],
     at: usize,
-    /// Values that may still come.
-    left: usize,
+    /// Number of values that may still follow.
+    values_left: usize,
 }
 
 impl Parser<'_> {
@@ -72,7 +72,7 @@ impl Parser<'_> {
         if depth > MAX_DEPTH {
             return Err(SyntaxError::TooDeep);
         }
-        self.left = self.left.checked_sub(1).ok_or(SyntaxError::TooMany)?;
+        self.values_left = self.values_left.checked_sub(1).ok_or(SyntaxError::TooMany)?;
         match self.peek()? {
             b'{' => self.object(depth),
             b'[' => self.list(depth),
@@ -174,7 +174,7 @@ impl Parser<'_> {
         }
     }
 
-    /// One escape, the backslash being read. A surrogate without its partner is U+FFFD.
+    /// Parses an escape sequence after the backslash. A lone surrogate becomes U+FFFD.
     fn escape(&mut self) -> Result<char, SyntaxError> {
         let b = self.peek()?;
         self.at += 1;
@@ -188,14 +188,14 @@ impl Parser<'_> {
             b'u' => {
                 let first = self.hex4()?;
                 if (0xd800..0xdc00).contains(&first) && self.text[self.at..].starts_with(b"\\u") {
-                    let back = self.at;
+                    let before_second = self.at;
                     self.at += 2;
                     let second = self.hex4()?;
                     if (0xdc00..0xe000).contains(&second) {
                         let code = 0x10000 + ((first - 0xd800) << 10) + (second - 0xdc00);
                         return Ok(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER));
                     }
-                    self.at = back;
+                    self.at = before_second;
                 }
                 char::from_u32(first).unwrap_or(char::REPLACEMENT_CHARACTER)
             }
@@ -242,17 +242,18 @@ impl Parser<'_> {
         } else if let Ok(n) = text.parse::<i64>() {
             Some(Number::from(n))
         } else {
-            // Beyond the range of doubles: the largest one, which every limit refuses.
+            // Numbers beyond the range of `f64` become the largest number, which every limit
+            // refuses.
             let x = text.parse::<f64>().unwrap_or(0.0).clamp(f64::MIN, f64::MAX);
             Number::from_f64(x)
         };
         Ok(number.map_or(Value::Null, Value::Number))
     }
 
-    fn some_digits(&mut self, place: &'static str) -> Result<(), SyntaxError> {
+    fn some_digits(&mut self, context: &'static str) -> Result<(), SyntaxError> {
         match self.peek()? {
             b'0'..=b'9' => self.digits(),
-            b => return Err(SyntaxError::Unexpected(b, place)),
+            b => return Err(SyntaxError::Unexpected(b, context)),
         }
         Ok(())
     }
@@ -266,13 +267,13 @@ impl Parser<'_> {
     fn literal(
         &mut self,
         word: &[u8],
-        place: &'static str,
+        context: &'static str,
         value: Value,
     ) -> Result<Value, SyntaxError> {
         for &want in word {
             match self.peek()? {
                 b if b == want => self.at += 1,
-                b => return Err(SyntaxError::Unexpected(b, place)),
+                b => return Err(SyntaxError::Unexpected(b, context)),
             }
         }
         Ok(value)
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_every_kind_are_read() {
+    fn values_of_all_types_are_parsed() {
         let text =
             r#" {"a":[1,-2,1.5e1,true,false,null],"b":{"c":"x\n\u00e9\ud83d\ude00"}} trailing"#;
         let want = json!({"a":[1,-2,15.0,true,false,null],"b":{"c":"x\né😀"}});
@@ -312,14 +313,14 @@ mod tests {
     }
 
     #[test]
-    fn bytes_and_surrogates_that_are_no_text_become_replacement_characters() {
+    fn invalid_utf8_and_surrogates_become_replacement_characters() {
         assert_eq!(parse(br#""\ud800""#).unwrap(), json!("\u{fffd}"));
         assert_eq!(parse(br#""\ud800\u0041""#).unwrap(), json!("\u{fffd}A"));
         assert_eq!(parse(b"\"\xff\"").unwrap(), json!("\u{fffd}"));
     }
 
     #[test]
-    fn errors_have_the_texts_that_clients_know() {
+    fn errors_have_the_messages_of_go() {
         assert_eq!(error(" \n"), "EOF");
         assert_eq!(error(r#"{"model":"smol","#), "unexpected EOF");
         assert_eq!(
@@ -345,13 +346,13 @@ mod tests {
     }
 
     #[test]
-    fn deep_nesting_is_refused_and_not_followed() {
+    fn deep_nesting_is_refused() {
         let text = "[".repeat(1_000_000);
         assert_eq!(error(&text), "exceeded max depth: lists and objects may be nested 100 times");
     }
 
     #[test]
-    fn numbers_beyond_all_ranges_stay_finite() {
+    fn numbers_out_of_range_stay_finite() {
         assert_eq!(parse(b"1e999").unwrap().as_f64(), Some(f64::MAX));
         assert_eq!(
             parse(b"123456789012345678901234567890").unwrap().as_f64(),

@@ -1,13 +1,13 @@
-//! The wire types of the HTTP dialects, and an asynchronous client for them.
+//! Wire types of the HTTP dialects, and an asynchronous client.
 //!
-//! - [`native`]: the dialect that Ollama's clients speak.
-//! - [`openai`]: chat completions, completions, embeddings and models as OpenAI's clients expect them.
-//! - [`anthropic`]: messages and models as Anthropic's clients expect them.
-//! - [`responses`]: the requests of the newer dialect of OpenAI's.
-//! - [`decode`]: request bodies to types, with the leniency and the error texts that clients are used to.
-//! - [`Address`]: where a server listens and is found, in every form that people write.
-//! - `schema`: the types as JSON Schemas (feature `schema`).
-//! - [`Client`]: a client of a Puna or an Ollama server (feature `client`, on by default).
+//! - [`native`]: Ollama's dialect.
+//! - [`openai`]: OpenAI's chat completions, completions, embeddings and models.
+//! - [`anthropic`]: Anthropic's messages and models.
+//! - [`responses`]: requests of OpenAI's Responses API.
+//! - [`decode`]: decodes request bodies with Ollama's leniency and error messages.
+//! - [`Address`]: address of a server, in all forms that users write.
+//! - `schema`: JSON Schemas of the types (feature `schema`).
+//! - [`Client`]: client of Puna and Ollama servers (feature `client`, on by default).
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), puna_api::ClientError> {
@@ -24,9 +24,10 @@
 //! # }
 //! ```
 //!
-//! The folder `examples` has conversations, tools, answers of a Rust type, vectors, and making and fetching models.
+//! The folder `examples` shows conversations, tools, structured output, embeddings, and creating
+//! and pulling models.
 //!
-//! Types serialize with their fields in the order that the original server writes them.
+//! Types serialize their fields in the order of Ollama's server.
 
 #![forbid(unsafe_code)]
 
@@ -38,15 +39,15 @@ mod client;
 pub mod decode;
 mod duration;
 pub mod json;
+mod json_shape;
 pub mod native;
 pub mod openai;
 mod rate;
 pub mod responses;
 #[cfg(feature = "schema")]
 pub mod schema;
-mod shape;
 #[cfg(feature = "client")]
-mod trust;
+mod tls;
 
 pub use address::{Address, DEFAULT_PORT, split_port};
 pub use base64::{decode as base64_decode, encode as base64_encode};

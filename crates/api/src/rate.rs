@@ -1,16 +1,18 @@
-//! Speeds as people write them.
+//! Parses sizes and rates as users write them.
 
-/// Bytes a second: `500KB`, `20MB`, `1.5GB` (thousands), `16MiB` (of 1024), or a number of bytes; `/s` may follow.
+/// Parses bytes per second: `500KB`, `20MB`, `1.5GB` (powers of 1000), `16MiB` (powers of 1024), or
+/// a number of bytes, optionally followed by `/s`.
 ///
 /// # Errors
-/// It is no speed; what it must be.
+/// The text is not a rate. The message describes the format.
 pub fn parse_rate(text: &str) -> Result<u64, String> {
     let plain = text.trim().trim_end_matches("/s").trim_end_matches("ps");
     parse_bytes(plain)
         .ok_or_else(|| "it must be bytes a second, such as 500KB, 20MB or 1.5GB".into())
 }
 
-/// Reads a number of bytes: `500KB`, `1.5 GB`, `2TiB`; `None` where it is none, or no byte, or more than anybody has.
+/// Parses a number of bytes such as `500KB`, `1.5 GB` or `2TiB`. `None`: the text is invalid, the
+/// size is zero, or it is too large.
 pub fn parse_bytes(text: &str) -> Option<u64> {
     let plain = text.trim().to_ascii_lowercase();
     let split = plain.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(plain.len());
@@ -36,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn speeds_have_the_units_that_people_write() {
+    fn rates_are_parsed_with_units() {
         let good =
             [("1000", 1000), ("500KB", 500_000), ("20mb/s", 20_000_000), ("1.5G", 1_500_000_000)];
         for (text, rate) in good.into_iter().chain([(" 16 MiB ", 16 << 20), ("2 MBps", 2_000_000)])

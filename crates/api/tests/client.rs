@@ -1,5 +1,5 @@
-//! The client against a server that says what it is told, at the pace and in the pieces that it is told, and the answers recorded from the
-//! original server read by the crate's types.
+//! Tests of the client against a scripted server, and of the types against recorded responses of
+//! Ollama.
 
 use std::time::Duration;
 
@@ -16,7 +16,8 @@ use tokio::net::TcpListener;
 const LINES: &str = "{\"model\":\"m\",\"message\":{\"role\":\"assistant\",\"content\":\"Grüße\"},\"done\":false}\n\
                      \n{\"model\":\"m\",\"message\":{\"role\":\"assistant\",\"content\":\"!\"},\"done\":true,\"done_reason\":\"stop\"}";
 
-/// A server that reads one request and writes `answer` in pieces of `step` bytes, then hangs up; its address, and the request.
+/// A server that reads one request, writes `answer` in pieces of `step` bytes, and closes. Returns
+/// its address and the request.
 async fn server(answer: Vec<u8>, step: usize) -> (String, tokio::task::JoinHandle<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let base = format!("http://{}", listener.local_addr().unwrap());
@@ -25,7 +26,7 @@ async fn server(answer: Vec<u8>, step: usize) -> (String, tokio::task::JoinHandl
         let request = read_request(&mut peer).await;
         peer.set_nodelay(true).unwrap();
         for piece in answer.chunks(step) {
-            // A client that has heard enough may be gone.
+            // The client may have closed the connection already.
             if peer.write_all(piece).await.is_err() {
                 break;
             }
@@ -79,7 +80,7 @@ async fn chat(answer: Vec<u8>, step: usize) -> Result<Vec<String>, ClientError> 
 }
 
 #[tokio::test]
-async fn a_stream_is_the_same_however_it_is_cut() {
+async fn a_stream_is_independent_of_its_chunks() {
     for step in 1..=LINES.len() {
         assert_eq!(chat(ok(LINES), step).await.unwrap(), ["Grüße", "!"], "pieces of {step} bytes");
     }
@@ -95,7 +96,7 @@ async fn an_error_inside_a_stream_is_its_last_item() {
 }
 
 #[tokio::test]
-async fn refusals_carry_the_servers_words() {
+async fn errors_carry_the_servers_message() {
     let (base, _asked) =
         server(refusal("404 Not Found", "{\"error\":\"model 'x' not found\"}"), 100).await;
     match Client::new(base).generate_whole(&GenerateRequest::default()).await {
@@ -110,15 +111,15 @@ async fn refusals_carry_the_servers_words() {
 }
 
 #[tokio::test]
-async fn a_line_that_is_no_object_is_named() {
+async fn an_invalid_line_is_an_error() {
     match chat(ok("{\"done\":fal"), 4).await {
-        Err(ClientError::Answer(what)) => assert!(what.contains("column"), "{what}"),
+        Err(ClientError::InvalidResponse(what)) => assert!(what.contains("column"), "{what}"),
         other => panic!("{other:?}"),
     }
 }
 
 #[tokio::test]
-async fn a_connection_that_breaks_is_an_error_and_no_end() {
+async fn a_broken_connection_is_an_error() {
     let cut = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{LINES}", LINES.len() + 100);
     assert!(matches!(chat(cut.into_bytes(), 50).await, Err(ClientError::Transport(_))));
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
@@ -127,7 +128,7 @@ async fn a_connection_that_breaks_is_an_error_and_no_end() {
 }
 
 #[tokio::test]
-async fn whole_answers_are_asked_for_and_keys_are_shown() {
+async fn complete_answers_are_requested_with_the_key() {
     let (base, asked) = server(refusal("200 OK", LINES.lines().next().unwrap()), 30).await;
     let request = ChatRequest { model: "m".into(), stream: Some(true), ..ChatRequest::default() };
     let answer =
@@ -140,7 +141,7 @@ async fn whole_answers_are_asked_for_and_keys_are_shown() {
 }
 
 #[tokio::test]
-async fn dropping_a_stream_ends_the_request() {
+async fn dropping_a_stream_cancels_the_request() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let base = format!("http://{}", listener.local_addr().unwrap());
     let server = tokio::spawn(async move {
@@ -148,7 +149,7 @@ async fn dropping_a_stream_ends_the_request() {
         read_request(&mut peer).await;
         let line = LINES.lines().next().unwrap();
         peer.write_all(format!("HTTP/1.1 200 OK\r\n\r\n{line}\n").as_bytes()).await.unwrap();
-        // Nothing more is said: this returns when the client hangs up.
+        // Returns when the client closes the connection.
         peer.read(&mut [0; 1]).await
     });
     let mut stream = Client::new(base).chat(&ChatRequest::default()).await.unwrap();
@@ -161,9 +162,9 @@ async fn dropping_a_stream_ends_the_request() {
     assert!(!matches!(read, Ok(1..)), "the client said something more");
 }
 
-/// Answers recorded from the original server, by path.
+/// Recorded responses of Ollama, by path.
 #[test]
-fn answers_of_the_original_server_are_read_without_loss() {
+fn recorded_responses_are_decoded_without_loss() {
     let cases = include_str!("../../../tests/data/cases/http.jsonl");
     let mut read = 0;
     for case in cases.lines() {
@@ -176,15 +177,15 @@ fn answers_of_the_original_server_are_read_without_loss() {
             continue;
         };
         let check: fn(&str) -> Result<(), String> = match path {
-            "/api/chat" => same::<ChatResponse>,
-            "/api/generate" => same::<GenerateResponse>,
-            "/api/embed" => same::<EmbedResponse>,
-            "/api/embeddings" => same::<EmbeddingsResponse>,
-            "/api/tags" => same::<ListResponse>,
-            "/api/ps" => same::<ProcessResponse>,
-            "/api/show" => same::<ShowResponse>,
-            "/api/version" => same::<VersionResponse>,
-            "/api/create" | "/api/pull" => same::<Progress>,
+            "/api/chat" => check_round_trip::<ChatResponse>,
+            "/api/generate" => check_round_trip::<GenerateResponse>,
+            "/api/embed" => check_round_trip::<EmbedResponse>,
+            "/api/embeddings" => check_round_trip::<EmbeddingsResponse>,
+            "/api/tags" => check_round_trip::<ListResponse>,
+            "/api/ps" => check_round_trip::<ProcessResponse>,
+            "/api/show" => check_round_trip::<ShowResponse>,
+            "/api/version" => check_round_trip::<VersionResponse>,
+            "/api/create" | "/api/pull" => check_round_trip::<Progress>,
             _ => continue,
         };
         for line in
@@ -197,7 +198,7 @@ fn answers_of_the_original_server_are_read_without_loss() {
     assert!(read > 100, "only {read} answers were found");
 }
 
-/// What a case holds of an answer: all of it, or what was once said where times and texts differ each time.
+/// The body of a recorded response: complete, or a sample if times and texts vary.
 fn body(response: &Value) -> Option<String> {
     match response.get("body").or_else(|| response.get("sample"))? {
         Value::String(text) if text.starts_with('{') => Some(text.clone()),
@@ -206,19 +207,20 @@ fn body(response: &Value) -> Option<String> {
     }
 }
 
-/// Reads and writes an answer again: whatever it said is still said.
-fn same<T: DeserializeOwned + serde::Serialize>(line: &str) -> Result<(), String> {
+/// Decodes and encodes a response. Nothing may be lost.
+fn check_round_trip<T: DeserializeOwned + serde::Serialize>(line: &str) -> Result<(), String> {
     let before: Value = serde_json::from_str(line).map_err(|e| format!("{e}: {line}"))?;
     let read: T = serde_json::from_str(line).map_err(|e| format!("{e}: {line}"))?;
     let after = serde_json::to_value(read).map_err(|e| e.to_string())?;
-    match lost(&before, &after) {
+    match first_difference(&before, &after) {
         Some(place) => Err(format!("{place} is lost: {line}")),
         None => Ok(()),
     }
 }
 
-/// The first place of `before` that `after` has not, or has otherwise. Numbers may lose the last digits of 64 bits.
-fn lost(before: &Value, after: &Value) -> Option<String> {
+/// The first path where `after` lacks or changes a value of `before`. Numbers may lose the last
+/// digits of 64 bits.
+fn first_difference(before: &Value, after: &Value) -> Option<String> {
     match (before, after) {
         (Value::Object(a), Value::Object(b)) => a.iter().find_map(|(key, value)| {
             let found = b.get(key).unwrap_or(&Value::Null);
@@ -226,14 +228,14 @@ fn lost(before: &Value, after: &Value) -> Option<String> {
             if empty && found.is_null() {
                 None
             } else {
-                lost(value, found).map(|place| format!("{key}.{place}"))
+                first_difference(value, found).map(|place| format!("{key}.{place}"))
             }
         }),
         (Value::Array(a), Value::Array(b)) if a.len() == b.len() => a
             .iter()
             .zip(b)
             .enumerate()
-            .find_map(|(i, (a, b))| lost(a, b).map(|place| format!("{i}.{place}"))),
+            .find_map(|(i, (a, b))| first_difference(a, b).map(|place| format!("{i}.{place}"))),
         (Value::Number(a), Value::Number(b)) => {
             let (a, b) = (a.as_f64().unwrap_or(f64::NAN), b.as_f64().unwrap_or(f64::NAN));
             ((a - b).abs() > a.abs() * 1e-6).then(|| format!(" {a} became {b}"))

@@ -4,10 +4,10 @@ use std::io::Write;
 use std::sync::{Arc, mpsc::channel};
 
 use puna_cpu::{Config, CpuBackend};
-use puna_engine::{Engine, EngineOptions, Event, Job};
+use puna_engine::{Engine, EngineOptions, Event, Request};
 use puna_gguf::{Gguf, View};
 use puna_sampler::Params;
-use puna_tokenizer::Encode;
+use puna_tokenizer::EncodeOptions;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
@@ -19,10 +19,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         &EngineOptions::default(),
     )?;
     let prompt =
-        engine.tokenizer().encode(&text, Encode { add_special: true, parse_special: true });
+        engine.tokenizer().encode(&text, EncodeOptions { add_special: true, parse_special: true });
     let (sender, events) = channel();
     engine.submit(
-        Job::new(prompt, Params::default()),
+        Request::new(prompt, Params::default()),
         Box::new(move |event| sender.send(event).is_ok()),
     )?;
     for event in events {

@@ -1,56 +1,60 @@
-//! The form of a sequence's answer: a grammar that follows it from where the answer begins.
+//! Constrained decoding: a grammar that applies from the beginning of the answer.
 //!
-//! Which tokens may come next is found by another thread while the model computes the next step ([`Masks`]). Where that takes
-//! longer, the sequence stays out of steps until it is known ([`Constrained::is_known_by`]), and nobody else waits.
-//! A model that thinks first does so freely: the sequence's listener knows where the answer begins ([`Stage`]), and the
-//! token that would begin it is drawn anew among those that the grammar allows.
+//! Another thread computes the next token mask while the model runs the next step ([`MaskThreads`]). If the mask takes longer, the
+//! sequence stays out of steps until it is ready ([`Constrained::is_mask_ready`]), so that other sequences do not wait.
+//! Reasoning before the answer is not constrained: the sink determines where the answer begins ([`Stage`]), and the token
+//! that would begin it is sampled again with the mask.
 
 use std::fmt;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use puna_sampler::{Constraint, Grammar, GrammarError, Grammars, Sampler, Spelling};
+use puna_sampler::{Constraint, Grammar, GrammarCompiler, GrammarError, GrammarToken, Sampler};
 use puna_tokenizer::Tokenizer;
 
-use crate::job::Stage;
+use crate::request::Stage;
 use crate::sequence::NOT_A_NUMBER;
 
-/// How many tokens that are thought and answer in one are passed over before the thought is broken off.
-const MIXED_MAX: usize = 64;
-/// A grammar that once took so long to find what may follow waits in a line of its own from then on.
-const SLOW: Duration = Duration::from_millis(20);
+/// Number of rejected tokens that mix reasoning and answer after which sampling fails.
+const MAX_MIXED_TOKENS: usize = 64;
+/// Mask time from which a grammar uses the thread for slow grammars.
+const SLOW_MASK: Duration = Duration::from_millis(20);
 
-/// Makes grammars for a model, and finds masks beside its steps.
-pub struct Masks {
-    grammars: OnceLock<Result<Grammars, GrammarError>>,
-    quick: Line,
-    slow: Line,
+/// Compiles the grammars of a model, and computes token masks on two threads.
+pub struct MaskThreads {
+    grammars: OnceLock<Result<GrammarCompiler, GrammarError>>,
+    quick: MaskThread,
+    slow: MaskThread,
 }
 
-/// A thread and the tasks that wait for it; the thread starts with the first.
+/// A thread with its task queue; it starts with the first task.
 #[derive(Default)]
-struct Line(Mutex<Option<Sender<Task>>>);
+struct MaskThread(Mutex<Option<Sender<MaskTask>>>);
 
-/// A grammar, the token that it is to take, and where it goes then.
-struct Task {
+/// A grammar that accepts a token and computes its mask, and the channel that returns it.
+struct MaskTask {
     grammar: Box<Grammar>,
     token: u32,
-    back: Sender<Advanced>,
+    back: Sender<ReadyGrammar>,
 }
 
-/// A grammar that has taken a token.
-struct Advanced {
+/// A grammar with its mask.
+struct ReadyGrammar {
     grammar: Box<Grammar>,
     took: Duration,
 }
 
-impl Masks {
+impl MaskThreads {
     pub fn new() -> Self {
-        Self { grammars: OnceLock::new(), quick: Line::default(), slow: Line::default() }
+        Self {
+            grammars: OnceLock::new(),
+            quick: MaskThread::default(),
+            slow: MaskThread::default(),
+        }
     }
 
-    /// The grammar of a constraint; `whole` for an answer that must not be cut.
+    /// Compiles a constraint; `whole` for an answer that must be complete.
     pub fn grammar(
         &self,
         constraint: &Constraint,
@@ -59,115 +63,118 @@ impl Masks {
     ) -> Result<Grammar, GrammarError> {
         let made = self.grammars.get_or_init(|| {
             let spellings = (0..tokenizer.vocab_size() as u32).map(|id| spelling(tokenizer, id));
-            Grammars::new(spellings, tokenizer.eog())
+            GrammarCompiler::new(spellings, tokenizer.eog())
         });
         let grammars = made.as_ref().map_err(Clone::clone)?;
-        if whole { grammars.compile_whole(constraint) } else { grammars.compile(constraint) }
+        if whole { grammars.compile_with_end(constraint) } else { grammars.compile(constraint) }
     }
 }
 
-impl Line {
-    /// Lets a grammar take a token and find what may follow it.
-    fn advance(&self, grammar: Box<Grammar>, token: u32) -> Place {
-        let (back, place) = channel();
-        let mut task = Task { grammar, token, back };
+impl MaskThread {
+    /// Queues a grammar to accept a token and compute its mask.
+    fn advance(&self, grammar: Box<Grammar>, token: u32) -> GrammarState {
+        let (back, state) = channel();
+        let mut task = MaskTask { grammar, token, back };
         let mut tasks = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        // A thread that has ended gives the task back, and is followed by another.
+        // If the thread has ended, the task comes back for a new thread.
         for _ in 0..2 {
-            let Some(thread) = tasks.take().or_else(start) else { break };
+            let Some(thread) = tasks.take().or_else(start_thread) else { break };
             match thread.send(task) {
                 Ok(()) => {
                     *tasks = Some(thread);
-                    return Place::Away(place);
+                    return GrammarState::Computing(state);
                 }
                 Err(error) => task = error.0,
             }
         }
-        Place::Lost
+        GrammarState::Lost
     }
 }
 
-/// Starts the thread; it ends with the sender. Without a thread there are no grammars.
-fn start() -> Option<Sender<Task>> {
-    let (tasks, queue) = channel::<Task>();
+/// Starts a mask thread, which ends with the sender.
+fn start_thread() -> Option<Sender<MaskTask>> {
+    let (tasks, queue) = channel::<MaskTask>();
     let work = move || {
-        for Task { mut grammar, token, back } in queue {
+        for MaskTask { mut grammar, token, back } in queue {
             let start = Instant::now();
-            // Its error comes out where the mask is wanted. Nobody may be waiting for it any more.
+            // The mask reports the error. The receiver may be gone if the sequence has ended.
             let _ = grammar.accept(token);
             grammar.prepare();
-            let _ = back.send(Advanced { grammar, took: start.elapsed() });
+            let _ = back.send(ReadyGrammar { grammar, took: start.elapsed() });
         }
     };
     std::thread::Builder::new().name("puna-masks".into()).spawn(work).ok().map(|_| tasks)
 }
 
-fn spelling(tokenizer: &Tokenizer, id: u32) -> Spelling<'_> {
+fn spelling(tokenizer: &Tokenizer, id: u32) -> GrammarToken<'_> {
     let is_text = !tokenizer.is_control(id) && !tokenizer.is_eog(id);
-    Spelling { bytes: if is_text { tokenizer.piece(id) } else { tokenizer.text(id) }, is_text }
+    GrammarToken { bytes: if is_text { tokenizer.piece(id) } else { tokenizer.text(id) }, is_text }
 }
 
-/// The tokens that an answer can still have.
+/// Limits for the next token of an answer.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Room {
-    /// How many they are, the one that is about to be drawn among them; `None` without a limit.
-    pub left: Option<usize>,
-    /// The answer repeats itself, and is to be ended.
+pub struct AnswerLimits {
+    /// Number of tokens that the answer can still have, including the next; `None` without a limit.
+    pub remaining: Option<usize>,
+    /// Whether the answer repeats itself and must end.
     pub is_repeating: bool,
 }
 
 /// A sequence's grammar.
 pub struct Constrained {
-    place: Place,
-    /// Tokens of the shortest answer, where it is known.
+    state: GrammarState,
+    /// Number of tokens of the shortest answer, if known.
     shortest: Option<usize>,
-    masks: Arc<Masks>,
-    /// The answer has begun.
+    masks: Arc<MaskThreads>,
+    /// Whether the answer has begun.
     open: bool,
-    /// Finding what may follow has taken long.
+    /// Whether a mask took longer than [`SLOW_MASK`].
     slow: bool,
-    /// Logits that a draw before the answer may change; kept, since they are large.
+    /// Buffer for logits that sampling before the answer may change.
     scratch: Vec<f32>,
 }
 
-/// Why no token was drawn.
+/// Reason why no token was sampled.
 #[derive(Debug)]
-pub enum SampleDeferred {
-    /// The form that was asked for cannot be followed.
-    Form(String),
-    /// The model neither goes on with its thought nor ends it, however often it is asked.
-    Thinks,
-    /// Anything else.
+pub enum SamplingError {
+    /// The grammar cannot be followed.
+    Grammar(String),
+    /// The model neither continues nor ends its reasoning.
+    ReasoningStuck,
+    /// Another error.
     Other(String),
 }
 
-impl From<GrammarError> for SampleDeferred {
+impl From<GrammarError> for SamplingError {
     fn from(error: GrammarError) -> Self {
-        Self::Form(error.to_string())
+        Self::Grammar(error.to_string())
     }
 }
 
-impl From<&str> for SampleDeferred {
+impl From<&str> for SamplingError {
     fn from(reason: &str) -> Self {
         Self::Other(reason.to_owned())
     }
 }
 
-/// Where the grammar is.
-enum Place {
-    Here(Box<Grammar>),
-    Away(Receiver<Advanced>),
+/// State of a sequence's grammar.
+enum GrammarState {
+    /// The mask can be read.
+    Ready(Box<Grammar>),
+    /// A mask thread computes the mask.
+    Computing(Receiver<ReadyGrammar>),
+    /// The mask thread has failed.
     Lost,
 }
 
 impl Constrained {
-    pub fn new(mut grammar: Grammar, masks: Arc<Masks>) -> Self {
+    pub fn new(mut grammar: Grammar, masks: Arc<MaskThreads>) -> Self {
         let shortest = grammar.shortest_end();
-        let place = Place::Here(Box::new(grammar));
-        Self { place, shortest, masks, open: false, slow: false, scratch: Vec::new() }
+        let state = GrammarState::Ready(Box::new(grammar));
+        Self { state, shortest, masks, open: false, slow: false, scratch: Vec::new() }
     }
 
-    /// Tokens of the shortest answer, its end token among them, where it is known.
+    /// Number of tokens of the shortest answer including its end token, if known.
     pub fn shortest(&self) -> Option<usize> {
         self.shortest
     }
@@ -182,111 +189,114 @@ impl Constrained {
         self.open
     }
 
-    /// Whether what may come next is known, or is by a certain time, which is waited for. Until then no token can be drawn.
-    pub fn is_known_by(&mut self, end: Instant) -> bool {
-        let Place::Away(back) = &self.place else { return true };
+    /// Waits until `end` at most for the token mask, and returns whether it is ready.
+    pub fn is_mask_ready(&mut self, end: Instant) -> bool {
+        let GrammarState::Computing(back) = &self.state else { return true };
         match back.recv_timeout(end.saturating_duration_since(Instant::now())) {
             Ok(advanced) => self.take_back(advanced),
             Err(RecvTimeoutError::Timeout) => return false,
-            Err(RecvTimeoutError::Disconnected) => self.place = Place::Lost,
+            Err(RecvTimeoutError::Disconnected) => self.state = GrammarState::Lost,
         }
         true
     }
 
-    fn take_back(&mut self, Advanced { grammar, took }: Advanced) {
-        self.slow |= took > SLOW;
-        self.place = Place::Here(grammar);
+    fn take_back(&mut self, ReadyGrammar { grammar, took }: ReadyGrammar) {
+        self.slow |= took > SLOW_MASK;
+        self.state = GrammarState::Ready(grammar);
     }
 
-    /// Draws a token: freely before the answer, and then among those that the grammar allows. `stage` tells what a token
-    /// would be.
+    /// Samples a token: without mask before the answer, then with it. `stage` returns the part of the output that a token
+    /// would belong to.
     ///
     /// # Errors
-    /// Why there is none.
+    ///
+    /// No token can be sampled.
     pub fn draw(
         &mut self,
         logits: &mut [f32],
         sampler: &mut Sampler,
-        room: Room,
+        limits: AnswerLimits,
         stage: impl Fn(u32) -> Stage,
-    ) -> Result<u32, SampleDeferred> {
+    ) -> Result<u32, SamplingError> {
         if !self.open
             && let Some(token) = draw_before(logits, &mut self.scratch, sampler, stage)?
         {
             return Ok(token);
         }
-        self.draw_answer(logits, sampler, room)
+        self.draw_answer(logits, sampler, limits)
     }
 
-    /// Draws a token of the answer, which has begun at the latest now. One behind which too few tokens would be left to end
-    /// the answer gives way to the shortest end, which no bias forbids. So do all where following the answer any further
-    /// would take too much memory or work.
+    /// Samples a token of the answer. If too few tokens would remain behind it to complete the answer, or the grammar has
+    /// reached its limits of memory or work, the next token of the shortest end is taken instead, regardless of biases.
     ///
     /// # Errors
-    /// Why there is none.
+    ///
+    /// No token can be sampled.
     pub fn draw_answer(
         &mut self,
         logits: &mut [f32],
         sampler: &mut Sampler,
-        room: Room,
-    ) -> Result<u32, SampleDeferred> {
+        limits: AnswerLimits,
+    ) -> Result<u32, SamplingError> {
         self.open();
         if !logits.iter().any(|logit| *logit > f32::NEG_INFINITY) {
             return Err(NOT_A_NUMBER.into());
         }
         let grammar = self.grammar()?;
-        if (room.is_repeating || grammar.must_end())
-            && let Some(token) = grammar.next_of_end()
+        if (limits.is_repeating || grammar.must_end())
+            && let Some(token) = grammar.next_end_token()
         {
             return Ok(token);
         }
         grammar.mask(logits)?;
-        // Biases and tokens that are never drawn come after the mask.
+        // Logit biases apply after the mask.
         let drawn = sampler.try_sample(logits);
-        let Some(left) = room.left else { return Ok(drawn.ok_or(GrammarError::NoToken)?) };
-        let must_end = match drawn {
-            Some(token) => !grammar.has_room_for(token, left),
-            None => grammar.shortest_end().is_some_and(|shortest| shortest >= left),
+        let Some(remaining) = limits.remaining else {
+            return Ok(drawn.ok_or(GrammarError::NoToken)?);
         };
-        let ending = if must_end { grammar.next_of_end() } else { None };
+        let must_end = match drawn {
+            Some(token) => !grammar.can_end_within(token, remaining),
+            None => grammar.shortest_end().is_some_and(|shortest| shortest >= remaining),
+        };
+        let ending = if must_end { grammar.next_end_token() } else { None };
         Ok(ending.or(drawn).ok_or(GrammarError::NoToken)?)
     }
 
-    /// Takes note of a drawn token.
+    /// Accepts a sampled token, and starts to compute the next mask.
     pub fn accept(&mut self, token: u32) {
         if !self.open {
             return;
         }
-        self.place = match std::mem::replace(&mut self.place, Place::Lost) {
-            Place::Here(grammar) if self.slow => self.masks.slow.advance(grammar, token),
-            Place::Here(grammar) => self.masks.quick.advance(grammar, token),
+        self.state = match std::mem::replace(&mut self.state, GrammarState::Lost) {
+            GrammarState::Ready(grammar) if self.slow => self.masks.slow.advance(grammar, token),
+            GrammarState::Ready(grammar) => self.masks.quick.advance(grammar, token),
             away => away,
         };
     }
 
-    fn grammar(&mut self) -> Result<&mut Grammar, SampleDeferred> {
-        if let Place::Away(back) = &self.place {
+    fn grammar(&mut self) -> Result<&mut Grammar, SamplingError> {
+        if let GrammarState::Computing(back) = &self.state {
             match back.recv() {
                 Ok(advanced) => self.take_back(advanced),
-                Err(_) => self.place = Place::Lost,
+                Err(_) => self.state = GrammarState::Lost,
             }
         }
-        match &mut self.place {
-            Place::Here(grammar) => Ok(grammar),
+        match &mut self.state {
+            GrammarState::Ready(grammar) => Ok(grammar),
             _ => Err("the thread that follows grammars has ended".into()),
         }
     }
 }
 
-/// Draws what comes before the answer; `None` where the answer begins, with nothing drawn.
+/// Samples a token before the answer; `None` if the token would begin the answer.
 fn draw_before(
     logits: &mut [f32],
     scratch: &mut Vec<f32>,
     sampler: &mut Sampler,
     stage: impl Fn(u32) -> Stage,
-) -> Result<Option<u32>, SampleDeferred> {
+) -> Result<Option<u32>, SamplingError> {
     let mut passed = Vec::new();
-    while passed.len() < MIXED_MAX {
+    while passed.len() < MAX_MIXED_TOKENS {
         let mut drawer = sampler.clone();
         scratch.clear();
         scratch.extend_from_slice(logits);
@@ -309,7 +319,7 @@ fn draw_before(
         }
     }
     passed.into_iter().for_each(|(token, logit)| logits[token as usize] = logit);
-    Err(SampleDeferred::Thinks)
+    Err(SamplingError::ReasoningStuck)
 }
 
 impl fmt::Debug for Constrained {
@@ -323,32 +333,35 @@ mod tests {
     use super::*;
 
     fn grammar() -> Grammar {
-        let spell = |bytes, is_text| Spelling { bytes, is_text };
+        let spell = |bytes, is_text| GrammarToken { bytes, is_text };
         let tokens = [spell(&b"a"[..], true), spell(b"<end>", false)];
-        let grammars = Grammars::new(tokens.into_iter(), &[1]).unwrap();
+        let grammars = GrammarCompiler::new(tokens.into_iter(), &[1]).unwrap();
         grammars.compile(&Constraint::Regex("a*".into())).unwrap()
     }
 
     #[test]
-    fn what_fits_is_waited_for_until_a_time_and_who_is_slow_waits_apart() {
-        let mut form = Constrained::new(grammar(), Arc::new(Masks::new()));
+    fn masks_are_awaited_until_a_deadline_and_slow_grammars_have_their_own_thread() {
+        let mut constrained = Constrained::new(grammar(), Arc::new(MaskThreads::new()));
         let soon = || Instant::now() + Duration::from_millis(1);
-        assert!(form.is_known_by(soon()));
-        for (took, slow) in [(Duration::ZERO, false), (2 * SLOW, true), (Duration::ZERO, true)] {
-            let (back, place) = channel();
-            form.place = Place::Away(place);
-            assert!(!form.is_known_by(soon()));
-            back.send(Advanced { grammar: Box::new(grammar()), took }).unwrap();
-            assert!(form.is_known_by(soon()) && form.slow == slow);
+        assert!(constrained.is_mask_ready(soon()));
+        for (took, slow) in [(Duration::ZERO, false), (2 * SLOW_MASK, true), (Duration::ZERO, true)]
+        {
+            let (back, state) = channel();
+            constrained.state = GrammarState::Computing(state);
+            assert!(!constrained.is_mask_ready(soon()));
+            back.send(ReadyGrammar { grammar: Box::new(grammar()), took }).unwrap();
+            assert!(constrained.is_mask_ready(soon()) && constrained.slow == slow);
         }
-        // A slow one that thinks on holds up only its own line.
-        form.open = true;
-        form.accept(0);
-        assert!(lock(&form.masks.slow).is_some() && lock(&form.masks.quick).is_none());
-        form.grammar().unwrap();
+        // A slow grammar delays only the thread of slow grammars.
+        constrained.open = true;
+        constrained.accept(0);
+        assert!(
+            lock(&constrained.masks.slow).is_some() && lock(&constrained.masks.quick).is_none()
+        );
+        constrained.grammar().unwrap();
     }
 
-    fn lock(line: &Line) -> std::sync::MutexGuard<'_, Option<Sender<Task>>> {
+    fn lock(line: &MaskThread) -> std::sync::MutexGuard<'_, Option<Sender<MaskTask>>> {
         line.0.lock().unwrap()
     }
 }

@@ -1,73 +1,73 @@
-//! Embeddings: texts share steps, token vectors are pooled as the file says. Scores of rerankers are such vectors, of one
-//! value a label.
+//! Embedding requests: texts of all requests share steps, and their hidden states are pooled by the model's pooling type.
+//! Rerankers return one value per label instead of an embedding.
 
 use std::collections::VecDeque;
 
 use puna_graph::{Segment, StepInput};
-use puna_models::{Pooling, Want};
+use puna_models::{Pooling, StepKind};
 
 use crate::engine_loop::{EngineLoop, TemporaryPages};
 use crate::error::EngineError;
-use crate::sequence::JobId;
+use crate::sequence::RequestId;
 
-/// Takes the vectors of an embedding job.
+/// Callback with the embeddings of a request.
 pub type Done = Box<dyn FnOnce(Result<Vec<Vec<f32>>, EngineError>) + Send>;
 
-/// Takes the scores of a ranking job.
+/// Callback with the scores of a rerank request.
 pub type Scored = Box<dyn FnOnce(Result<Vec<f32>, EngineError>) + Send>;
 
-/// Texts to embed.
-pub struct EmbedJob {
-    pub id: JobId,
+/// An embedding request.
+pub struct EmbedRequest {
+    pub id: RequestId,
     pub inputs: Vec<Vec<u32>>,
     pub vectors: Vec<Vec<f32>>,
     pub done: Done,
-    /// The text after those with vectors, if it is longer than a step and has begun.
+    /// State of the next text, if it takes several steps and has begun.
     pub long: Option<LongText>,
 }
 
-impl EmbedJob {
-    /// The text whose vector comes next.
-    fn next(&self) -> Option<&[u32]> {
+impl EmbedRequest {
+    /// Tokens of the next text.
+    fn next_text(&self) -> Option<&[u32]> {
         self.inputs.get(self.vectors.len()).map(Vec::as_slice)
     }
 }
 
-/// What came of a step: the jobs whose texts took part in it, by text, and the texts' vectors, of a part of one none yet.
-type Embedded = (Vec<JobId>, Result<Vec<Vec<f32>>, EngineError>);
+/// Result of a step: the request of each text, and the texts' vectors; a part of a long text has none.
+type Embedded = (Vec<RequestId>, Result<Vec<Vec<f32>>, EngineError>);
 
-/// Texts that make a step.
-struct Pack {
+/// Texts of one step.
+struct TextBatch {
     input: StepInput,
-    /// Whose each of them is.
-    owners: Vec<JobId>,
-    /// What each of them has.
+    /// Request of each text.
+    owners: Vec<RequestId>,
+    /// Pages of each text.
     borrowed: Vec<TemporaryPages>,
 }
 
-/// A text of a causal model that takes several steps.
+/// Text of a causal model that takes several steps.
 pub struct LongText {
-    /// Pages for all of it.
+    /// Pages for the whole text.
     pages: TemporaryPages,
-    /// Tokens so far.
+    /// Number of computed tokens.
     computed: usize,
-    /// What pooling needs of their vectors.
-    pool: Pool,
+    /// Pooled hidden states.
+    pool: Pooler,
 }
 
 impl EngineLoop {
-    /// One step: texts of the waiting jobs, as many as fit, the first job's first; or a part of one that is longer.
+    /// Runs one step with as many texts of the waiting requests as fit, in the order of the queue, or with a part of a long text.
     pub fn embed_step(&mut self) {
         self.embedding_blocked_on_pages = false;
         let Some(first) = self.embeds.front() else { return };
-        let (owners, embedded) = match first.next() {
+        let (owners, embedded) = match first.next_text() {
             None => (vec![first.id], Ok(Vec::new())),
             Some(tokens) if self.is_long(tokens) => self.embed_part(),
             Some(_) => self.embed_some(),
         };
         match embedded {
-            Ok(vectors) => self.hand_out_vectors(&owners, vectors),
-            // Others have the pages: wait until one of them ends, before anybody new begins.
+            Ok(vectors) => self.distribute_vectors(&owners, vectors),
+            // Other sequences have the pages: no sequence is admitted until the texts have theirs.
             Err(EngineError::PromptTooLong { .. })
                 if self.is_running() || self.embeds_hold_pages() =>
             {
@@ -75,73 +75,74 @@ impl EngineLoop {
                 self.embeds.rotate_left(1);
             }
             Err(error) => {
-                for mut job in self.take_embeds(&owners) {
-                    self.drop_embed(&mut job);
-                    (job.done)(Err(error.clone()));
+                for mut request in self.take_embeds(&owners) {
+                    self.drop_embed(&mut request);
+                    (request.done)(Err(error.clone()));
                 }
             }
         }
     }
 
-    /// Adds the vectors of a step to their jobs. Those that are complete end; the others come behind those that had no part.
-    fn hand_out_vectors(&mut self, owners: &[JobId], vectors: Vec<Vec<f32>>) {
+    /// Adds the vectors of a step to their requests. Complete requests finish; the others move to the end of the queue.
+    fn distribute_vectors(&mut self, owners: &[RequestId], vectors: Vec<Vec<f32>>) {
         let mut vectors = owners.iter().zip(vectors).peekable();
-        for mut job in self.take_embeds(owners) {
-            while let Some((_, vector)) = vectors.next_if(|(owner, _)| **owner == job.id) {
-                job.vectors.push(vector);
+        for mut request in self.take_embeds(owners) {
+            while let Some((_, vector)) = vectors.next_if(|(owner, _)| **owner == request.id) {
+                request.vectors.push(vector);
             }
-            if job.next().is_some() {
-                self.embeds.push_back(job);
+            if request.next_text().is_some() {
+                self.embeds.push_back(request);
             } else {
-                (job.done)(Ok(job.vectors));
+                (request.done)(Ok(request.vectors));
             }
         }
     }
 
-    /// Takes some jobs out of the queue, in its order.
-    fn take_embeds(&mut self, owners: &[JobId]) -> VecDeque<EmbedJob> {
+    /// Removes requests from the queue, in its order.
+    fn take_embeds(&mut self, owners: &[RequestId]) -> VecDeque<EmbedRequest> {
         let taken;
-        (taken, self.embeds) =
-            std::mem::take(&mut self.embeds).into_iter().partition(|job| owners.contains(&job.id));
+        (taken, self.embeds) = std::mem::take(&mut self.embeds)
+            .into_iter()
+            .partition(|request| owners.contains(&request.id));
         taken
     }
 
-    /// Gives back what a job that is not going to end holds.
-    pub fn drop_embed(&mut self, job: &mut EmbedJob) {
-        if let Some(long) = job.long.take() {
+    /// Releases the pages of a cancelled request.
+    pub fn drop_embed(&mut self, request: &mut EmbedRequest) {
+        if let Some(long) = request.long.take() {
             self.release_temporary_pages(long.pages);
         }
     }
 
-    /// Whether a long text that has begun has pages.
+    /// Whether a begun long text holds pages.
     pub fn embeds_hold_pages(&self) -> bool {
-        self.embeds.iter().any(|job| job.long.is_some())
+        self.embeds.iter().any(|request| request.long.is_some())
     }
 
-    /// Whether a text takes several steps. An encoder sees one as a whole.
+    /// Whether a text takes several steps. Encoders compute whole texts.
     fn is_long(&self, tokens: &[u32]) -> bool {
         self.executor.info.causal && tokens.len() > self.num_batch()
     }
 
-    /// Embeds the next texts of the jobs, as many as fit a step.
+    /// Embeds as many texts as fit a step.
     fn embed_some(&mut self) -> Embedded {
         let embeds = std::mem::take(&mut self.embeds);
-        let Pack { input, owners, borrowed } = self.pack(&embeds);
+        let TextBatch { input, owners, borrowed } = self.collect_batch(&embeds);
         self.embeds = embeds;
         if !owners.is_empty() {
             return (owners, self.embed_texts(&input, borrowed));
         }
         let (tokens, n_ctx) =
-            (self.embeds[0].next().map_or(0, <[u32]>::len), self.executor.info.n_ctx);
+            (self.embeds[0].next_text().map_or(0, <[u32]>::len), self.executor.info.n_ctx);
         (vec![self.embeds[0].id], Err(EngineError::PromptTooLong { tokens, n_ctx }))
     }
 
-    /// The next texts of jobs, as many as a step and the pages hold.
-    fn pack(&mut self, jobs: &VecDeque<EmbedJob>) -> Pack {
+    /// Collects as many texts as fit a step and the free pages.
+    fn collect_batch(&mut self, requests: &VecDeque<EmbedRequest>) -> TextBatch {
         let causal = self.executor.info.causal;
         let (mut input, mut owners, mut borrowed) = (StepInput::default(), Vec::new(), Vec::new());
-        for job in jobs {
-            for tokens in &job.inputs[job.vectors.len()..] {
+        for request in requests {
+            for tokens in &request.inputs[request.vectors.len()..] {
                 let first_row = input.tokens.len();
                 let fits = first_row == 0 || first_row + tokens.len() <= self.num_batch();
                 if !fits || self.is_long(tokens) {
@@ -152,28 +153,28 @@ impl EngineLoop {
                 } else {
                     Some(TemporaryPages::default())
                 };
-                // With no pages left, the texts so far make the step.
-                let Some(pages) = pages else { return Pack { input, owners, borrowed } };
+                // Without free pages the batch is complete.
+                let Some(pages) = pages else { return TextBatch { input, owners, borrowed } };
                 input.tokens.extend_from_slice(tokens);
                 input.positions.extend(0..tokens.len() as u32);
-                // Of a text that is scored: its first token sees all of it, or in a causal model its last.
+                // A classifier reads the first token, or in a causal model the last one.
                 input.outputs.push((first_row + if causal { tokens.len() - 1 } else { 0 }) as u32);
                 input.segments.push(pages.segment(self.windows(), first_row, tokens.len(), 0));
                 borrowed.push(pages);
-                owners.push(job.id);
+                owners.push(request.id);
             }
         }
-        Pack { input, owners, borrowed }
+        TextBatch { input, owners, borrowed }
     }
 
-    /// The vectors of the texts of a step, whose pages come back.
+    /// Computes the vectors of a batch, and releases its pages.
     fn embed_texts(
         &mut self,
         input: &StepInput,
         borrowed: Vec<TemporaryPages>,
     ) -> Result<Vec<Vec<f32>>, EngineError> {
         let pooling = self.executor.info.pooling;
-        let want = if pooling == Pooling::Rank { Want::Score } else { Want::Hidden };
+        let want = if pooling == Pooling::Rank { StepKind::Score } else { StepKind::Hidden };
         let ran = self.executor.run(want, input);
         borrowed.into_iter().for_each(|pages| self.release_temporary_pages(pages));
         let cols = ran?.ok_or(EngineError::CannotEmbed)?;
@@ -185,24 +186,24 @@ impl EngineLoop {
                 .collect());
         }
         let pooled = |s: &Segment| {
-            let mut pool = Pool::new(pooling);
+            let mut pool = Pooler::new(pooling);
             pool.add(&result[s.first_row * cols..(s.first_row + s.rows) * cols], cols);
             pool.vector()
         };
         Ok(input.segments.iter().map(pooled).collect())
     }
 
-    /// The next chunk of the first job's text, in a causal model.
+    /// Computes the next chunk of the first request's long text.
     fn embed_part(&mut self) -> Embedded {
         let mut embeds = std::mem::take(&mut self.embeds);
-        let job = &mut embeds[0];
-        let embedded = self.embed_chunk(&job.inputs[job.vectors.len()], &mut job.long);
-        let owners = vec![job.id];
+        let request = &mut embeds[0];
+        let embedded = self.embed_chunk(&request.inputs[request.vectors.len()], &mut request.long);
+        let owners = vec![request.id];
         self.embeds = embeds;
         (owners, embedded.map(|vector| vector.into_iter().collect()))
     }
 
-    /// The next chunk of a text of a causal model; its vector after the last one.
+    /// Computes the next chunk of a long text, and returns the vector after the last chunk.
     fn embed_chunk(
         &mut self,
         tokens: &[u32],
@@ -214,8 +215,11 @@ impl EngineLoop {
                 n_ctx: self.executor.info.n_ctx,
             };
             let pages = self.take_temporary_pages(tokens.len()).ok_or(too_long)?;
-            *long =
-                Some(LongText { pages, computed: 0, pool: Pool::new(self.executor.info.pooling) });
+            *long = Some(LongText {
+                pages,
+                computed: 0,
+                pool: Pooler::new(self.executor.info.pooling),
+            });
         }
         let (num_batch, pooling) = (self.num_batch(), self.executor.info.pooling);
         let Some(text) = long else { return Ok(None) };
@@ -228,7 +232,7 @@ impl EngineLoop {
             outputs: vec![chunk.len() as u32 - 1],
             ..StepInput::default()
         };
-        let want = if pooling == Pooling::Rank { Want::Score } else { Want::Hidden };
+        let want = if pooling == Pooling::Rank { StepKind::Score } else { StepKind::Hidden };
         let cols = self.executor.run(want, &input)?.ok_or(EngineError::CannotEmbed)?;
         text.pool.add(self.executor.backend.result(), cols);
         text.computed += chunk.len();
@@ -245,20 +249,20 @@ impl EngineLoop {
     }
 }
 
-/// Makes one vector of a text's token vectors as they come. Decoders without a pooling of their own give the last one.
-struct Pool {
+/// Pools the hidden states of a text in chunks. Decoders without a pooling type use the last state.
+struct Pooler {
     pooling: Pooling,
-    /// The first or the last vector, or the sum of all.
+    /// First or last state, or the sum of all states.
     vector: Vec<f32>,
     rows: usize,
 }
 
-impl Pool {
+impl Pooler {
     fn new(pooling: Pooling) -> Self {
         Self { pooling, vector: Vec::new(), rows: 0 }
     }
 
-    /// Takes the next vectors, `cols` values each.
+    /// Adds states of `cols` values each.
     fn add(&mut self, states: &[f32], cols: usize) {
         for row in states.chunks_exact(cols) {
             match self.pooling {

@@ -1,4 +1,4 @@
-//! The handle: what the rest of the program holds of a loaded model.
+//! Handle to a loaded model and its engine thread.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -11,34 +11,34 @@ use puna_models::check_architecture;
 use puna_sampler::{Constraint, Grammar, GrammarError};
 use puna_tokenizer::Tokenizer;
 
-use crate::constraint::{Constrained, Masks};
+use crate::constraint::{Constrained, MaskThreads};
 use crate::diffusion::{self, DiffusionSequence};
-use crate::embed::{Done, EmbedJob, Scored};
+use crate::embed::{Done, EmbedRequest, Scored};
 use crate::engine_loop::{Command, EngineLoop};
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
-use crate::job::{Job, Sink};
 use crate::options::{EngineOptions, MemoryReport, ModelInfo};
 use crate::pages::Pages;
-use crate::sequence::{JobId, Sequence};
-use crate::speculate::lookup::Lookup;
-use crate::speculate::model::{DraftModel, Drafts, check_companion_tokens, name_of};
-use crate::speculate::source::Source;
+use crate::request::{Request, Sink};
+use crate::sequence::{RequestId, Sequence};
+use crate::speculate::draft_source::DraftSource;
+use crate::speculate::lookup::LookupDrafter;
+use crate::speculate::model::{DraftModel, ModelDrafter, check_companion_vocabulary, model_name};
 use crate::speculate::speculator::Speculator;
 use crate::speculate::{Drafter, Speculation};
 use crate::stats::Stats;
 
-/// Name of the thread that runs a model's loop.
+/// Name of the engine thread.
 pub const THREAD: &str = "puna-engine";
 
-/// Makes what guesses from the text of a new sequence.
+/// Makes the prompt lookup of a new sequence.
 pub(crate) type Drafters = Arc<dyn Fn() -> Box<dyn Drafter> + Send + Sync>;
 
-fn lookups() -> Drafters {
-    Arc::new(|| Box::<Lookup>::default())
+fn lookup_drafters() -> Drafters {
+    Arc::new(|| Box::<LookupDrafter>::default())
 }
 
-/// A loaded model and its loop. Clones share it; the loop ends with the last one.
+/// A loaded model and its engine loop. Clones share it; the loop stops with the last clone.
 #[derive(Clone)]
 pub struct Engine {
     inner: Arc<Inner>,
@@ -53,24 +53,25 @@ struct Inner {
     stats: Arc<Mutex<Stats>>,
     speculation: Speculation,
     drafters: Drafters,
-    masks: Arc<Masks>,
+    masks: Arc<MaskThreads>,
     next_id: AtomicU64,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Engine {
-    /// Loads a model: reads the file's keys, maps its weights, starts the loop. Weights are read when first used.
+    /// Loads a model and starts its loop. Weights are mapped, and read when first used.
     pub fn open(
         view: View,
         backend: Box<dyn Backend>,
         options: &EngineOptions,
     ) -> Result<Self, EngineError> {
-        Self::start(view, backend, options, None, lookups())
+        Self::start(view, backend, options, None, lookup_drafters())
     }
 
-    /// The same with a draft model that guesses ahead. DraftTokens are the same; they may come faster.
+    /// Like [`Engine::open`], with a draft model. Answers are the same, but may be faster.
     ///
     /// # Errors
+    ///
     /// As [`Engine::open`], for both models; and [`EngineError::DraftVocabulary`], or [`ModelError::Companion`](puna_models::ModelError::Companion).
     pub fn open_with_draft(
         view: View,
@@ -78,10 +79,10 @@ impl Engine {
         options: &EngineOptions,
         draft: DraftModel,
     ) -> Result<Self, EngineError> {
-        Self::start(view, backend, options, Some(draft), lookups())
+        Self::start(view, backend, options, Some(draft), lookup_drafters())
     }
 
-    /// The same with some other way to guess from a sequence's text.
+    /// Like [`Engine::open_with_draft`], with another drafter than prompt lookup.
     pub(crate) fn start(
         view: View,
         backend: Box<dyn Backend>,
@@ -89,7 +90,7 @@ impl Engine {
         draft: Option<DraftModel>,
         drafters: Drafters,
     ) -> Result<Self, EngineError> {
-        // First: of what is not run at all, the vocabulary need not be known either.
+        // Checked first, so that an unknown architecture is not reported as an unknown vocabulary.
         check_architecture(view.metadata())?;
         let tokenizer = Arc::new(Tokenizer::from_metadata(view.metadata())?);
         let (companion, draft) = match draft {
@@ -97,13 +98,13 @@ impl Engine {
             draft => (None, draft),
         };
         if let Some(draft) = &companion {
-            check_companion_tokens(draft, &name_of(&view), &tokenizer)?;
+            check_companion_vocabulary(draft, &model_name(&view), &tokenizer)?;
         }
         let executor = ModelExecutor::accompanied(&view, backend, options, companion.as_ref())?;
-        // What the model was shortened to holds for both.
-        let alike = EngineOptions { num_ctx: Some(executor.info.n_ctx), ..options.clone() };
+        // Both models have the same context size.
+        let draft_options = EngineOptions { num_ctx: Some(executor.info.n_ctx), ..options.clone() };
         if draft.is_some() || companion.is_some() {
-            diffusion::takes_draft(&executor.info)?;
+            diffusion::check_draft_support(&executor.info)?;
         }
         if (draft.is_some() || companion.is_some()) && !executor.info.takes_drafts() {
             let architecture = executor.info.architecture;
@@ -113,15 +114,15 @@ impl Engine {
         }
         let draft = draft.filter(|_| executor.info.takes_drafts());
         let drafts = draft
-            .map(|draft| Drafts::open(draft, &name_of(&view), &tokenizer, &alike))
+            .map(|draft| ModelDrafter::open(draft, &model_name(&view), &tokenizer, &draft_options))
             .transpose()?;
         let drafted =
             drafts.as_ref().map_or(executor.planned.draft, |drafts| drafts.planned().total());
         let (info, planned) =
             (executor.info.clone(), MemoryReport { draft: drafted, ..executor.planned });
-        let beside = executor.model.guesses().filter(|_| info.takes_drafts());
-        let source = drafts.map(|drafts| Source::Model(Box::new(drafts)));
-        let source = source.or_else(|| beside.map(Source::beside));
+        let companion_drafts = executor.model.draft_method().filter(|_| info.takes_drafts());
+        let source = drafts.map(|drafts| DraftSource::Model(Box::new(drafts)));
+        let source = source.or_else(|| companion_drafts.map(DraftSource::companion));
         let device = executor.backend.describe();
         let exact = if info.recurrent { 1 } else { executor.backend.max_bit_exact_rows() };
         let speculator = Speculator::new(exact, source);
@@ -142,7 +143,7 @@ impl Engine {
             .spawn(move || engine_loop.run(&receiver));
         let thread = Mutex::new(Some(thread.map_err(|_| EngineError::Stopped)?));
         let (speculation, next_id) = (options.speculation, AtomicU64::new(1));
-        let masks = Arc::new(Masks::new());
+        let masks = Arc::new(MaskThreads::new());
         let inner = Inner {
             commands,
             tokenizer,
@@ -164,105 +165,126 @@ impl Engine {
         &self.inner.tokenizer
     }
 
-    /// Figures of the model.
+    /// Facts of the model.
     pub fn info(&self) -> &ModelInfo {
         &self.inner.info
     }
 
-    /// Where it runs.
+    /// Description of the device that runs the model.
     pub fn device(&self) -> &Description {
         &self.inner.device
     }
 
-    /// Makes a grammar for a [`Job`]'s answer. The first one takes longer: all tokens are sorted.
+    /// Compiles the grammar of a [`Request`]. The first one takes longer, since the vocabulary is sorted.
     ///
     /// # Errors
-    /// What is wrong with the constraint.
+    ///
+    /// The constraint is invalid or too large.
     pub fn grammar(&self, constraint: &Constraint) -> Result<Grammar, GrammarError> {
         self.inner.masks.grammar(constraint, &self.inner.tokenizer, false)
     }
 
-    /// Makes a grammar for an answer that is to be whole whatever its limit is: it is ended in time, and where it repeats
-    /// itself. Where the shortest end of an answer is not known, for a grammar that takes too much work, the answer is cut.
+    /// Like [`Engine::grammar`], for an answer that must be complete: the engine ends it in time for the token limit, and when
+    /// it repeats itself. If the grammar's shortest end takes too much work to find, the answer can be cut.
     ///
     /// # Errors
+    ///
     /// As [`Engine::grammar`].
     pub fn whole_grammar(&self, constraint: &Constraint) -> Result<Grammar, GrammarError> {
         self.inner.masks.grammar(constraint, &self.inner.tokenizer, true)
     }
 
-    /// Checks that a job can be done.
+    /// Checks a request without running it.
     ///
     /// # Errors
-    /// The prompt is empty or too long, or the model cannot give what is asked for.
-    pub fn check(&self, job: &Job) -> Result<(), EngineError> {
+    ///
+    /// The prompt is empty or too long, or the model does not support an option of the request.
+    pub fn check(&self, request: &Request) -> Result<(), EngineError> {
         let info = &self.inner.info;
         if !info.can_generate {
             return Err(EngineError::CannotGenerate);
         }
-        self.check_tokens(&job.prompt, job.context_in(info.n_ctx))?;
+        self.check_vocabulary(&request.prompt, request.context_in(info.n_ctx))?;
         if info.start.is_some() {
-            if job.prompt_logprobs.is_some() {
+            if request.prompt_logprobs.is_some() {
                 return Err(EngineError::CannotScorePrompt);
             }
-            // Beside the prompt there must be room for the token that the answer begins with.
-            let (tokens, n_ctx) = (job.prompt.len() + 1, job.context_in(info.n_ctx));
+            // The context also holds the decoder's start token.
+            let (tokens, n_ctx) = (request.prompt.len() + 1, request.context_in(info.n_ctx));
             if tokens > n_ctx {
                 return Err(EngineError::PromptTooLong { tokens, n_ctx });
             }
         }
-        diffusion::check(job, info)
+        diffusion::check(request, info)
     }
 
-    /// Generates; `sink` hears of it.
+    /// Starts a generation. `sink` receives its events.
     ///
     /// # Errors
+    ///
     /// As [`Engine::check`]; and [`EngineError::Stopped`].
-    pub fn submit(&self, mut job: Job, sink: Box<dyn Sink>) -> Result<JobId, EngineError> {
-        self.check(&job)?;
+    pub fn submit(
+        &self,
+        mut request: Request,
+        sink: Box<dyn Sink>,
+    ) -> Result<RequestId, EngineError> {
+        self.check(&request)?;
         let info = &self.inner.info;
         let id = self.next_id();
         if let Some(unmasking) = info.unmasking {
-            let canvas =
-                DiffusionSequence::new(id, job, sink, &self.inner.tokenizer, info, unmasking);
-            self.send(Command::Unmask(Box::new(canvas)))?;
+            let sequence =
+                DiffusionSequence::new(id, request, sink, &self.inner.tokenizer, info, unmasking);
+            self.send(Command::Unmask(Box::new(sequence)))?;
             return Ok(id);
         }
-        job.speculation.get_or_insert(self.inner.speculation);
+        request.speculation.get_or_insert(self.inner.speculation);
         let drafter = (self.inner.drafters)();
         let masks = &self.inner.masks;
         let constrained =
-            job.grammar.take().map(|grammar| Constrained::new(grammar, Arc::clone(masks)));
+            request.grammar.take().map(|grammar| Constrained::new(grammar, Arc::clone(masks)));
         let sequence =
-            Sequence::new(id, job, sink, &self.inner.tokenizer, info, drafter, constrained);
+            Sequence::new(id, request, sink, &self.inner.tokenizer, info, drafter, constrained);
         self.send(Command::Submit(Box::new(sequence)))?;
         Ok(id)
     }
 
-    /// Ends a job at the next step; its sink hears nothing more.
-    pub fn cancel(&self, id: JobId) {
-        // A loop that has ended has no jobs.
+    /// Cancels a request before the next step. Its sink receives no further events.
+    pub fn cancel(&self, id: RequestId) {
+        // A stopped loop has no requests.
         let _ = self.send(Command::Cancel(id));
     }
 
-    /// One vector for each input, pooled as the file says and not normalised; scores for rerankers.
-    pub fn embed(&self, inputs: Vec<Vec<u32>>, done: Done) -> Result<JobId, EngineError> {
+    /// Tells the loop that a sink which was not ready may be ready now. Without it the loop asks again after 100 ms.
+    pub fn wake(&self) {
+        // A stopped loop has no requests.
+        let _ = self.send(Command::Wake);
+    }
+
+    /// Computes one embedding for each input, with the model's pooling and without normalization; rerankers return their labels.
+    pub fn embed(&self, inputs: Vec<Vec<u32>>, done: Done) -> Result<RequestId, EngineError> {
         if self.inner.info.start.is_some() {
             return Err(EngineError::CannotEmbed);
         }
         for input in &inputs {
-            self.check_tokens(input, self.inner.info.n_ctx)?;
+            self.check_vocabulary(input, self.inner.info.n_ctx)?;
         }
         let id = self.next_id();
-        self.send(Command::Embed(EmbedJob { id, inputs, vectors: Vec::new(), done, long: None }))?;
+        self.send(Command::Embed(EmbedRequest {
+            id,
+            inputs,
+            vectors: Vec::new(),
+            done,
+            long: None,
+        }))?;
         Ok(id)
     }
 
-    /// One score for each input, a pair of texts: what the model's first label comes to.
+    /// Computes the score of each query–document pair, the model's first label.
     ///
     /// # Errors
+    ///
     /// As [`Engine::embed`]; and [`EngineError::CannotRank`].
-    pub fn rank(&self, pairs: Vec<Vec<u32>>, done: Scored) -> Result<JobId, EngineError> {
+    pub fn rank(&self, pairs: Vec<Vec<u32>>, done: Scored) -> Result<RequestId, EngineError> {
         if !self.inner.info.can_rank {
             return Err(EngineError::CannotRank);
         }
@@ -273,17 +295,17 @@ impl Engine {
         self.embed(pairs, Box::new(move |result| done(result.and_then(scores))))
     }
 
-    /// Bytes by purpose, as planned.
+    /// Planned memory.
     pub fn memory(&self) -> MemoryReport {
         self.inner.planned
     }
 
-    /// What the loop is doing.
+    /// Statistics of the loop.
     pub fn stats(&self) -> Stats {
         *self.inner.stats.lock().expect("nobody panics with the statistics")
     }
 
-    fn check_tokens(&self, tokens: &[u32], n_ctx: usize) -> Result<(), EngineError> {
+    fn check_vocabulary(&self, tokens: &[u32], n_ctx: usize) -> Result<(), EngineError> {
         let n_vocab = self.inner.info.n_vocab;
         match tokens {
             [] => Err(EngineError::EmptyPrompt),
@@ -297,8 +319,8 @@ impl Engine {
         }
     }
 
-    fn next_id(&self) -> JobId {
-        JobId(self.inner.next_id.fetch_add(1, Ordering::Relaxed))
+    fn next_id(&self) -> RequestId {
+        RequestId(self.inner.next_id.fetch_add(1, Ordering::Relaxed))
     }
 
     fn send(&self, command: Command) -> Result<(), EngineError> {
@@ -308,10 +330,10 @@ impl Engine {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // The loop may have ended already.
+        // The loop may have stopped already.
         let _ = self.commands.send(Command::Stop);
         let thread = self.thread.get_mut().ok().and_then(Option::take);
-        // A sink that holds the last clone runs on the loop's own thread, which cannot wait for itself.
+        // The engine thread cannot join itself: a sink may hold the last clone.
         if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
             let _ = thread.join();
         }

@@ -1,34 +1,34 @@
-//! Why the engine cannot load a model or take a job.
+//! Errors of loading models and of requests.
 
 use puna_graph::{BackendError, KvType};
 use puna_models::ModelError;
 use puna_tokenizer::TokenizerError;
 
-/// What went wrong.
+/// Error of an engine.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// The file is no model that this program can run.
+    /// The model cannot be loaded.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// Its vocabulary cannot be used.
+    /// The vocabulary is invalid.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// The backend cannot run it.
+    /// The backend cannot run the model.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// A job without a token.
+    /// The prompt is empty.
     #[error("the prompt is empty")]
     EmptyPrompt,
-    /// A prompt that does not fit.
+    /// The prompt exceeds the context.
     #[error("the prompt has {tokens} tokens, but the context holds {n_ctx}")]
     PromptTooLong {
-        /// Tokens of the prompt.
+        /// Number of prompt tokens.
         tokens: usize,
-        /// Tokens of the context.
+        /// Context size in tokens.
         n_ctx: usize,
     },
-    /// A token that the model does not have.
+    /// The vocabulary lacks a token.
     #[error("token {token} is not in the vocabulary of {n_vocab}")]
     UnknownToken {
         /// The token.
@@ -36,113 +36,113 @@ pub enum EngineError {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
-    /// A diffusion model was asked for what only models give that write token by token.
+    /// Diffusion models do not support an option of the request.
     #[error(
         "a model of architecture {architecture} fills masked places in any order, so that {what} cannot be had from it: ask \
          without it, or take a model that writes token by token"
     )]
     Unmasks {
-        /// The model's architecture.
+        /// Architecture of the model.
         architecture: &'static str,
-        /// What was asked for.
+        /// Name of the option.
         what: &'static str,
     },
-    /// A model that writes token by token was told how to fill masks.
+    /// The request sets diffusion options, but the model is autoregressive.
     #[error(
         "a model of architecture {architecture} writes token by token: diffusion_steps, diffusion_block_length and \
          diffusion_algorithm are for diffusion models alone"
     )]
     WritesInOrder {
-        /// The model's architecture.
+        /// Architecture of the model.
         architecture: &'static str,
     },
-    /// Steps that no answer takes.
+    /// The number of denoising steps is out of range.
     #[error("diffusion_steps is {steps}: it must be between 1 and {most}")]
     DiffusionSteps {
-        /// The number that was asked for.
+        /// Requested number.
         steps: usize,
-        /// What it may be.
+        /// Allowed range.
         most: usize,
     },
-    /// A block whose logits do not fit.
+    /// The block length is out of range.
     #[error(
         "diffusion_block_length is {length}, but this model fills at most {most} places at once: take a smaller one, or 0 \
          for the whole answer"
     )]
     DiffusionBlock {
-        /// The length that was asked for.
+        /// Requested length.
         length: usize,
-        /// What it may be.
+        /// Allowed range.
         most: usize,
     },
-    /// A draft model that does not write token by token.
+    /// The draft model is a diffusion model.
     #[error(
         "a draft model of architecture {architecture} fills masked places and guesses nothing ahead; take one that writes token \
          by token"
     )]
     DiffusionDraft {
-        /// The draft model's architecture.
+        /// Architecture of the draft model.
         architecture: &'static str,
     },
-    /// An encoder was asked to generate.
+    /// The model is an encoder and cannot generate.
     #[error("this model makes embeddings and cannot generate text")]
     CannotGenerate,
-    /// A model without that output was asked for embeddings.
+    /// The model has no embeddings.
     #[error("this model cannot make embeddings")]
     CannotEmbed,
-    /// A model without a classifier was asked for scores.
+    /// The model has no classifier for reranking.
     #[error("this model does not rank texts")]
     CannotRank,
-    /// A draft model whose tokens are not those of the model that it is to guess for.
+    /// The vocabularies of draft model and target differ.
     #[error(
         "`{draft}` cannot be the draft model of `{model}`: {difference}; take a small model of the same family, with the same \
          tokenizer"
     )]
     DraftVocabulary {
-        /// The draft model.
+        /// Name of the draft model.
         draft: String,
-        /// The model.
+        /// Name of the target model.
         model: String,
-        /// The first difference.
+        /// First difference.
         difference: String,
     },
-    /// A draft model whose guesses cannot be taken back.
+    /// The draft model is recurrent, so that rejected tokens cannot be rolled back.
     #[error(
         "a draft model of architecture {architecture} is recurrent and cannot take back what did not come true; take one that \
          only attends"
     )]
     RecurrentDraft {
-        /// The draft model's architecture.
+        /// Architecture of the draft model.
         architecture: &'static str,
     },
-    /// A draft model that reads prompts in another way than it writes.
+    /// The draft model is an encoder–decoder model.
     #[error(
         "a draft model of architecture {architecture} reads prompts with an encoder and cannot go on with what another model \
          writes; take one without"
     )]
     EncoderDraft {
-        /// The draft model's architecture.
+        /// Architecture of the draft model.
         architecture: &'static str,
     },
-    /// A draft model whose keys and values the cache of its model cannot hold.
+    /// The cache type does not fit the head size of the companion draft model.
     #[error(
         "the draft model has heads of {dim} features, and a {ty} cache needs multiples of {multiple}: use f16, or run the model \
          without it"
     )]
     DraftCacheType {
-        /// The type.
+        /// Cache type.
         ty: KvType,
-        /// What head sizes must be a multiple of.
+        /// Required multiple of head sizes.
         multiple: usize,
-        /// The head size.
+        /// Head size.
         dim: usize,
     },
-    /// Log-probabilities of a prompt that an encoder reads.
+    /// Encoder–decoder models have no log-probabilities of the prompt.
     #[error(
         "an encoder reads the prompt of this model as a whole, which gives no log-probabilities of its tokens"
     )]
     CannotScorePrompt,
-    /// The loop has ended.
+    /// The engine loop has stopped.
     #[error("the engine has stopped")]
     Stopped,
 }

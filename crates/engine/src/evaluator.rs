@@ -1,46 +1,46 @@
-//! Steps by hand: for measuring and for looking inside, without queue, prefix tree or sampling.
+//! Runs single steps for measurements, perplexity and debugging, without queue, prefix tree or sampling.
 
 use puna_gguf::View;
 use puna_graph::{Backend, OpTime, RecentPages, Segment, StepInput};
-use puna_models::Want;
+use puna_models::StepKind;
 
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
 use crate::options::{EngineOptions, MemoryReport, ModelInfo};
 use crate::pages::PAGE_TOKENS;
 
-/// Which rows of a [`Feed`] have a result.
+/// Output rows of a [`Feed`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outputs {
-    /// None.
+    /// No rows.
     None,
-    /// The last.
+    /// The last row.
     Last,
-    /// All.
+    /// All rows.
     All,
 }
 
 /// Tokens that continue a sequence.
 #[derive(Debug, Clone, Copy)]
 pub struct Feed<'a> {
-    /// The sequence's number, below [`EngineOptions::max_sequences`]; 0 where that is open.
+    /// Number of the sequence, below [`EngineOptions::max_sequences`]; 0 if that is `None`.
     pub sequence: usize,
-    /// What comes next.
+    /// Tokens to append.
     pub tokens: &'a [u32],
-    /// What is wanted.
+    /// Output rows.
     pub outputs: Outputs,
 }
 
-/// A model whose sequences the caller feeds step by step.
+/// A model whose caller runs each step.
 pub struct Evaluator {
     executor: ModelExecutor,
     lengths: Vec<usize>,
-    /// How many of these an encoder has read.
+    /// Number of tokens that the encoder has read, by sequence.
     encoded: Vec<usize>,
 }
 
 impl Evaluator {
-    /// Loads a model. Every sequence has pages for a whole context, whatever [`EngineOptions::cache_pages`] says.
+    /// Loads a model. Every sequence has pages for a full context, regardless of [`EngineOptions::cache_pages`].
     pub fn open(
         view: &View,
         backend: Box<dyn Backend>,
@@ -57,12 +57,12 @@ impl Evaluator {
         Ok(Self { executor: ModelExecutor::new(view, backend, &options)?, lengths, encoded })
     }
 
-    /// Figures of the model.
+    /// Facts of the model.
     pub fn info(&self) -> &ModelInfo {
         &self.executor.info
     }
 
-    /// What was planned.
+    /// Planned memory.
     pub fn memory(&self) -> MemoryReport {
         self.executor.planned
     }
@@ -72,56 +72,56 @@ impl Evaluator {
         &mut *self.executor.backend
     }
 
-    /// Tokens of a sequence so far.
+    /// Number of tokens of a sequence.
     pub fn len(&self, sequence: usize) -> usize {
         self.lengths[sequence]
     }
 
-    /// Whether nothing was fed yet.
+    /// Whether no sequence has tokens.
     pub fn is_empty(&self) -> bool {
         self.lengths.iter().all(|&n| n == 0)
     }
 
-    /// Forgets what follows the first `len` tokens of a sequence. Recurrent states forget all or nothing: where `len` is not zero,
-    /// they stay as they are.
+    /// Truncates a sequence to its first `len` tokens. Recurrent states cannot be rolled back: they are reset if `len` is 0 and
+    /// unchanged otherwise.
     pub fn truncate(&mut self, sequence: usize, len: usize) {
-        // What an encoder has read is there as a whole or not at all.
+        // The encoder's input is kept as a whole or not at all.
         let len = if len < self.encoded[sequence] { 0 } else { len };
         self.lengths[sequence] = self.lengths[sequence].min(len);
         self.encoded[sequence] = self.encoded[sequence].min(len);
     }
 
-    /// Has the encoder of a model read what sequences begin with, where it has one: hidden states of all rows. What follows is fed from
-    /// [`ModelInfo::start`] on.
+    /// Runs the encoder of an encoder–decoder model, and returns hidden states of all rows. The decoder's tokens then begin with
+    /// [`ModelInfo::start`].
     pub fn encode(&mut self, feeds: &[Feed<'_>]) -> Result<&[f32], EngineError> {
         for feed in feeds {
             self.truncate(feed.sequence, 0);
             self.encoded[feed.sequence] = feed.tokens.len();
         }
-        self.step(Want::Encode, feeds)?.ok_or(EngineError::CannotEmbed)
+        self.step(StepKind::Encode, feeds)?.ok_or(EngineError::CannotEmbed)
     }
 
-    /// One step: logits of the wanted rows, one after the other.
+    /// Runs a step, and returns the logits of the output rows.
     pub fn logits(&mut self, feeds: &[Feed<'_>]) -> Result<&[f32], EngineError> {
-        self.step(Want::Logits, feeds)?.ok_or(EngineError::CannotGenerate)
+        self.step(StepKind::Logits, feeds)?.ok_or(EngineError::CannotGenerate)
     }
 
-    /// One step: final hidden states of all rows. Encoders forget the sequence afterwards.
+    /// Runs a step, and returns the final hidden states of all rows. Encoders reset the sequence afterwards.
     pub fn hidden(&mut self, feeds: &[Feed<'_>]) -> Result<&[f32], EngineError> {
-        self.step(Want::Hidden, feeds)?.ok_or(EngineError::CannotEmbed)
+        self.step(StepKind::Hidden, feeds)?.ok_or(EngineError::CannotEmbed)
     }
 
-    /// Starts or ends measuring operations.
+    /// Enables or disables timing of operations.
     pub fn measure(&mut self, on: bool) {
         self.executor.backend.measure(on);
     }
 
-    /// What was measured.
+    /// Timings of operations.
     pub fn measured(&self) -> Vec<OpTime> {
         self.executor.backend.measured()
     }
 
-    fn step(&mut self, want: Want, feeds: &[Feed<'_>]) -> Result<Option<&[f32]>, EngineError> {
+    fn step(&mut self, want: StepKind, feeds: &[Feed<'_>]) -> Result<Option<&[f32]>, EngineError> {
         let info = &self.executor.info;
         let each = info.n_ctx.div_ceil(PAGE_TOKENS);
         let mut input = StepInput::default();
@@ -145,7 +145,7 @@ impl Evaluator {
             }
             let pages: Vec<u32> =
                 (feed.sequence * each..(feed.sequence + 1) * each).map(|p| p as u32).collect();
-            // All are kept, as what was fed may be forgotten again.
+            // All pages are kept, since the sequence may be truncated.
             let recent = RecentPages { first: 0, pages: pages.clone() };
             let (rows, state) = (feed.tokens.len(), feed.sequence as u32);
             let encoded = self.encoded[feed.sequence];

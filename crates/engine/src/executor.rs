@@ -1,9 +1,9 @@
-//! A model on a backend: programs by size class, made when first needed.
+//! Runs steps of a model on a backend. Programs are compiled by size class when first needed.
 
 use std::collections::HashMap;
 
 use puna_graph::{Backend, Capacity, Plan, ProgramId, Rows, StepInput};
-use puna_models::{Guesses, LoadOptions, Model, Want};
+use puna_models::{DraftMethod, LoadOptions, Model, StepKind};
 
 use puna_gguf::View;
 
@@ -11,45 +11,44 @@ use crate::diffusion::longest_block;
 use crate::error::EngineError;
 use crate::options::{EngineOptions, MemoryReport, ModelInfo, cache_spec, state_spec};
 
-/// Logits of a step that there is room for, however many sequences run: 16 MiB.
-const LOGITS: usize = 1 << 22;
-/// Sequences that have room for their logits in every step, however large the vocabulary.
-const LEAST_RESULTS: usize = 32;
+/// Number of logits that each step has room for if the number of sequences is open: 16 MiB.
+const OPEN_LOGITS: usize = 1 << 22;
+/// Least number of output rows of a step if the number of sequences is open.
+const MIN_OUTPUT_ROWS: usize = 32;
 
-/// Runs steps of one model.
+/// A loaded model with its compiled programs.
 pub struct ModelExecutor {
     pub backend: Box<dyn Backend>,
     pub model: Model,
     pub info: ModelInfo,
     pub planned: MemoryReport,
-    /// Results of a step that every program has room for, so that their number makes no programs of its own: one for each
-    /// sequence, where their number is open as many as there is memory for, and at least the rows of a step that checks
-    /// guesses; of a diffusion model one for each place of a block.
-    results: usize,
-    programs: HashMap<(Want, Capacity), Made>,
+    /// Number of output rows that every program has room for, so that it does not need further programs: one for each
+    /// sequence, and at least the rows of a step that verifies drafts; for a diffusion model one for each position of a
+    /// block.
+    output_rows: usize,
+    programs: HashMap<(StepKind, Capacity), CompiledProgram>,
 }
 
-/// A program that was made.
+/// A compiled program.
 #[derive(Debug, Clone, Copy)]
-struct Made {
+struct CompiledProgram {
     program: ProgramId,
-    /// Columns of its result.
+    /// Columns of the result.
     cols: usize,
-    /// Columns that it hands out beside it: in rows of tokens, and in rows of outputs.
-    beside: [usize; 2],
+    /// Columns of the extra outputs: those with a row per token, and those with a row per output.
+    extra_cols: [usize; 2],
 }
 
-impl Made {
-    /// Bytes of what a step hands out that has so many tokens and outputs.
+impl CompiledProgram {
+    /// Bytes of all outputs of a step with `tokens` rows, `outputs` of them output rows.
     fn output_bytes(&self, tokens: usize, outputs: usize) -> u64 {
-        let [of_tokens, of_outputs] = self.beside;
+        let [of_tokens, of_outputs] = self.extra_cols;
         4 * (outputs * (self.cols + of_outputs) + tokens * of_tokens) as u64
     }
 }
 
 impl ModelExecutor {
-    /// Loads a model, hands it to a backend and prepares its largest steps, so that what cannot be computed is known
-    /// before the first one.
+    /// Loads a model on a backend, and compiles its largest steps, so that unsupported operations fail here.
     pub fn new(
         view: &View,
         backend: Box<dyn Backend>,
@@ -58,7 +57,7 @@ impl ModelExecutor {
         Self::accompanied(view, backend, options, None)
     }
 
-    /// The same with a draft model that guesses with parts of it.
+    /// Like [`ModelExecutor::new`], with a companion draft model.
     pub fn accompanied(
         view: &View,
         backend: Box<dyn Backend>,
@@ -78,7 +77,7 @@ impl ModelExecutor {
         Ok(executor)
     }
 
-    /// The same without a cache and with nothing prepared.
+    /// Like [`ModelExecutor::accompanied`], without caches and compiled steps.
     pub fn bare(
         view: &View,
         mut backend: Box<dyn Backend>,
@@ -86,11 +85,11 @@ impl ModelExecutor {
         companion: Option<&View>,
     ) -> Result<Self, EngineError> {
         let load = LoadOptions { n_ctx: options.num_ctx };
-        let load = |companion| Model::load_accompanied(view, &options.adapters, load, companion);
+        let load = |companion| Model::load_with_draft(view, &options.adapters, load, companion);
         let mut model = load(companion)?;
         let info = ModelInfo::of(&model, view, options);
         if companion.is_some() && !info.takes_drafts() {
-            // It fits, but is of no use here.
+            // The companion fits, but the target cannot verify drafts.
             model = load(None)?;
         }
         check_draft_cache(&model, options)?;
@@ -98,17 +97,17 @@ impl ModelExecutor {
         let shape = model.shape();
         let guesses = options.speculation.is_on() && shape.causal && !info.recurrent;
         let guessed = if guesses { backend.max_bit_exact_rows() } else { 1 };
-        let open = || (LOGITS / shape.n_vocab.max(1)).max(LEAST_RESULTS).min(options.num_batch);
-        let results = match info.unmasking {
+        let open =
+            || (OPEN_LOGITS / shape.n_vocab.max(1)).max(MIN_OUTPUT_ROWS).min(options.num_batch);
+        let output_rows = match info.unmasking {
             Some(_) => longest_block(info.n_vocab, info.n_ctx),
             None => options.max_sequences.unwrap_or_else(open).max(guessed).max(1),
         };
         let planned = MemoryReport::default();
-        Ok(Self { backend, model, info, planned, results, programs: HashMap::new() })
+        Ok(Self { backend, model, info, planned, output_rows, programs: HashMap::new() })
     }
 
-    /// What the model takes with steps as large as they can be. Compiling them takes addresses, but no memory before they
-    /// run.
+    /// Memory of the model with its largest steps. Compiling them reserves addresses, but no memory before they run.
     pub fn memory(&mut self, options: &EngineOptions) -> Result<MemoryReport, EngineError> {
         let [weights, draft]: [u64; 2] =
             self.model.weights_by_model().map(|all| all.iter().map(|w| w.data.size() as u64).sum());
@@ -116,37 +115,42 @@ impl ModelExecutor {
         let cache = spec.bytes();
         let states = state_spec(&self.model, options);
         let states = states.slot_bytes() as u64 * states.slots as u64;
-        // An encoder sees a text as a whole, however long.
+        // An encoder computes a whole text in one step.
         let whole = options.num_batch.max(self.info.n_ctx);
-        let kinds: &[(Want, usize, usize)] = match (self.info.can_generate, self.info.causal) {
-            (true, _) if self.info.start.is_some() => {
-                &[(Want::Encode, whole, whole), (Want::Logits, options.num_batch, self.results)]
-            }
-            (true, true) => &[(Want::Logits, options.num_batch, self.results)],
-            // A step of an answer that begins as masks is its whole text.
-            (true, false) => &[(Want::Logits, whole, self.results)],
-            (false, true) => &[(Want::Hidden, options.num_batch, options.num_batch)],
-            (false, false) => &[(Want::Hidden, whole, whole)],
+        let kinds: &[(StepKind, usize, usize)] = match (self.info.can_generate, self.info.causal) {
+            (true, _) if self.info.start.is_some() => &[
+                (StepKind::Encode, whole, whole),
+                (StepKind::Logits, options.num_batch, self.output_rows),
+            ],
+            (true, true) => &[(StepKind::Logits, options.num_batch, self.output_rows)],
+            // A denoising step computes the whole text.
+            (true, false) => &[(StepKind::Logits, whole, self.output_rows)],
+            (false, true) => &[(StepKind::Hidden, options.num_batch, options.num_batch)],
+            (false, false) => &[(StepKind::Hidden, whole, whole)],
         };
         let mut kinds = kinds.to_vec();
-        // What goes from step to step by way of the loop.
+        // Bytes that the loop carries from step to step.
         let mut carried = 0;
-        if let Some(guesses) = self.model.guesses() {
-            // No more sequences are guessed for than a step checks rows.
+        if let Some(guesses) = self.model.draft_method() {
+            // At most as many sequences have drafts as a step verifies rows.
             let (sequences, each) = (self.backend.max_bit_exact_rows(), guesses.rows());
-            kinds.push((Want::Guess, sequences * each, sequences));
-            kinds
-                .extend([(Want::Follow, options.num_batch, 0), (Want::Link, sequences, sequences)]);
+            kinds.push((StepKind::Draft, sequences * each, sequences));
+            kinds.extend([
+                (StepKind::DraftPrefill, options.num_batch, 0),
+                (StepKind::TransitionLogits, sequences, sequences),
+            ]);
             carried = match guesses {
-                Guesses::Chain { state, .. } => 2 * 4 * (options.num_batch * state) as u64,
-                Guesses::Block(_) => {
+                DraftMethod::Chain { state_dim: state, .. } => {
+                    2 * 4 * (options.num_batch * state) as u64
+                }
+                DraftMethod::Block(_) => {
                     4 * (sequences * (self.info.n_vocab + self.info.n_embd)) as u64
                 }
             };
         }
-        // The largest result as it is handed out, and what is handed out beside it.
+        // The largest output.
         let mut results = 0;
-        let room = self.results;
+        let room = self.output_rows;
         let mut with = |size: &dyn Fn(usize) -> usize| -> Result<u64, EngineError> {
             for &(want, tokens, rows) in &kinds {
                 if let Some(made) = self.program(want, Capacity::class(size(tokens), room))? {
@@ -156,8 +160,8 @@ impl ModelExecutor {
             Ok(self.backend.scratch_bytes() as u64)
         };
         let largest = with(&|tokens| tokens)?;
-        // Steps of all sizes share buffers, but for those that each size keeps for itself. What grows with the size comes to
-        // twice that of half the largest for all smaller ones; what does not comes again for each of them.
+        // Steps of all size classes share buffers, except those that each class keeps for itself. Over all smaller classes
+        // (powers of two), what grows with the size sums to twice that of half the largest; what does not repeats in each.
         let half = with(&|tokens| tokens.div_ceil(2))?;
         let one = with(&|_| 1)?;
         let tokens = kinds.iter().map(|(_, tokens, _)| tokens.next_power_of_two());
@@ -172,18 +176,17 @@ impl ModelExecutor {
         })
     }
 
-    /// Rows of a step that sequences may draw from.
-    pub fn results(&self) -> usize {
-        self.results
+    /// Number of output rows that every step has room for.
+    pub fn output_rows(&self) -> usize {
+        self.output_rows
     }
 
-    /// Rows of a step whose logits may be had beside those that are drawn from: what every step has room for, or `logits` in
-    /// all.
+    /// Number of rows of a step whose logits can be read: the output rows, or as many as `logits` values allow.
     pub fn scored_rows(&self, logits: usize) -> usize {
-        self.results.max(logits / self.info.n_vocab.max(1))
+        self.output_rows.max(logits / self.info.n_vocab.max(1))
     }
 
-    /// What the classifier's labels come to as scores.
+    /// Scores by the labels of a classifier.
     pub fn scores(&self, mut labels: Vec<f32>) -> Vec<f32> {
         if self.model.shape().score_is_softmax {
             let highest = labels.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -194,46 +197,53 @@ impl ModelExecutor {
         labels
     }
 
-    /// Runs a step; the result has this many columns. `None` where the model has no such result.
-    pub fn run(&mut self, want: Want, input: &StepInput) -> Result<Option<usize>, EngineError> {
+    /// Runs a step, and returns the number of columns of its result; `None` if the model has no such result.
+    pub fn run(&mut self, want: StepKind, input: &StepInput) -> Result<Option<usize>, EngineError> {
         let Some((program, cols)) = self.prepare(want, input)? else { return Ok(None) };
         self.backend.run(program, input);
         Ok(Some(cols))
     }
 
-    /// Makes the program of a step, if there is none yet: whoever measures steps does so before.
+    /// Compiles the program of a step if necessary. Callers that time steps do so before.
     pub fn prepare(
         &mut self,
-        want: Want,
+        want: StepKind,
         input: &StepInput,
     ) -> Result<Option<(ProgramId, usize)>, EngineError> {
-        // States of all tokens are the same steps whichever of them are wanted.
-        let outputs =
-            if matches!(want, Want::Hidden | Want::Encode) { 1 } else { input.outputs.len() };
+        // Hidden states are computed for all tokens, whichever are outputs.
+        let outputs = if matches!(want, StepKind::Hidden | StepKind::Encode) {
+            1
+        } else {
+            input.outputs.len()
+        };
         let made =
-            self.program(want, Capacity::class(input.tokens.len(), outputs.max(self.results)))?;
+            self.program(want, Capacity::class(input.tokens.len(), outputs.max(self.output_rows)))?;
         Ok(made.map(|made| (made.program, made.cols)))
     }
 
-    /// The program of a size class.
-    fn program(&mut self, want: Want, capacity: Capacity) -> Result<Option<Made>, EngineError> {
+    /// Program of a size class.
+    fn program(
+        &mut self,
+        want: StepKind,
+        capacity: Capacity,
+    ) -> Result<Option<CompiledProgram>, EngineError> {
         if let Some(&known) = self.programs.get(&(want, capacity)) {
             return Ok(Some(known));
         }
         let Some(graph) = self.model.graph(want) else { return Ok(None) };
         let cols = graph.result().map_or(0, |result| graph.value(result).cols);
-        let beside = [Rows::Tokens, Rows::Outputs].map(|rows| {
+        let extra_cols = [Rows::Tokens, Rows::Outputs].map(|rows| {
             let values = graph.extra_outputs().iter().map(|&value| graph.value(value));
             values.filter(|value| value.rows == rows).map(|value| value.cols).sum()
         });
         let program = self.backend.compile(Plan::new(graph, capacity))?;
-        let made = Made { program, cols, beside };
+        let made = CompiledProgram { program, cols, extra_cols };
         self.programs.insert((want, capacity), made);
         Ok(Some(made))
     }
 }
 
-/// Whether the draft model's own layers can be kept as those of its model are.
+/// Checks that the cache types of the target fit the companion's own layers.
 fn check_draft_cache(model: &Model, options: &EngineOptions) -> Result<(), EngineError> {
     let sizes = model.draft_cache_layers().iter();
     let sizes = sizes.flat_map(|l| [(options.cache_k, l.key_dim), (options.cache_v, l.value_dim)]);

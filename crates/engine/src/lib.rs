@@ -1,7 +1,8 @@
-//! Sequences, paged KV cache with a prefix tree, the step loop, and speculation.
+//! Engine: sequences with continuous batching, a paged KV cache with a prefix tree, speculative decoding.
 //!
-//! [`Engine::open`] loads a model and starts its loop on a thread; [`Engine::submit`] generates, [`Engine::embed`] makes
-//! vectors. All jobs of a model share its steps; those of a diffusion model take turns ([`Diffusion`]). [`Evaluator`] feeds sequences by hand, for measuring and looking inside.
+//! [`Engine::open`] loads a model and starts its loop on a thread. [`Engine::submit`] generates,
+//! [`Engine::embed`] computes embeddings. All requests of a model share its steps; those of a diffusion
+//! model run one after the other ([`Diffusion`]). [`Evaluator`] runs single sequences for measurements.
 
 #![forbid(unsafe_code)]
 
@@ -13,11 +14,11 @@ mod engine_loop;
 mod error;
 mod evaluator;
 mod executor;
-mod job;
 mod options;
 mod output;
 mod pages;
 mod repetition;
+mod request;
 mod sequence;
 mod sequence_pages;
 mod speculate;
@@ -29,15 +30,15 @@ pub use embed::{Done as EmbedDone, Scored};
 pub use engine::{Engine, THREAD};
 pub use error::EngineError;
 pub use evaluator::{Evaluator, Feed, Outputs};
-pub use job::{Event, Finish, Job, Piece, PromptToken, Sink, Stage, Summary};
 pub use options::{
     EngineOptions, MemoryReport, ModelInfo, check_draft, check_model, plan_memory,
     plan_memory_with_draft,
 };
 pub use pages::PAGE_TOKENS;
 pub use puna_graph::AdapterScales;
-pub use puna_models::{Adapter, ModelError, Order, Pooling, Unmasking, fills_masks};
-pub use sequence::JobId;
+pub use puna_models::{Adapter, ModelError, Pooling, UnmaskOrder, Unmasking, is_diffusion};
+pub use request::{Event, Finish, Piece, PromptToken, Request, Sink, Stage, Summary};
+pub use sequence::RequestId;
 pub use speculate::model::DraftModel;
-pub use speculate::{Drafted, Speculated, Speculation};
+pub use speculate::{DraftCounts, Speculated, Speculation};
 pub use stats::Stats;

@@ -1,4 +1,4 @@
-//! What the caller decides, and what a model will take of memory.
+//! Options of an engine, facts of a loaded model, and memory planning.
 
 use puna_gguf::View;
 use puna_graph::{Backend, CacheSpec, KvType, StateSpec};
@@ -13,36 +13,36 @@ use crate::error::EngineError;
 use crate::executor::ModelExecutor;
 use crate::pages::{PAGE_TOKENS, Pages, Windows};
 use crate::speculate::Speculation;
-use crate::speculate::model::{DraftModel, Drafts, check_companion_tokens, check_tokens, name_of};
+use crate::speculate::model::{
+    DraftModel, ModelDrafter, check_companion_vocabulary, check_vocabulary, model_name,
+};
 
-/// How a model is to be loaded.
+/// Options for loading a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineOptions {
-    /// Tokens of a sequence at most; `None` takes the context that the model was trained with.
+    /// Context size in tokens; `None` is the size that the model was trained with.
     pub num_ctx: Option<usize>,
-    /// Tokens of a step of the model at most.
+    /// Largest number of tokens in a step.
     pub num_batch: usize,
-    /// Storage of keys.
+    /// Storage type of keys.
     pub cache_k: KvType,
-    /// Storage of values.
+    /// Storage type of values.
     pub cache_v: KvType,
-    /// Sequences that run at once, while more wait; `None` is as many as there are pages for.
+    /// Largest number of running sequences; further ones wait. `None` is limited by the pages only.
     pub max_sequences: Option<usize>,
-    /// Pages of the cache ([`PAGE_TOKENS`] tokens each); `None` takes as many as `max_sequences` full contexts need, or one
-    /// where their number is open. With fewer, sequences take turns, and no context is longer than all pages together.
+    /// Number of KV pages of [`PAGE_TOKENS`] tokens. `None` is enough for `max_sequences` full contexts, or for one if that
+    /// is `None`. With fewer pages, sequences are preempted. No context is longer than all pages together.
     pub cache_pages: Option<usize>,
-    /// Of these pages how many there are for layers in which tokens only see what is near, where a model has such: those that
-    /// lie behind come back while a sequence goes on. `None` takes what as many sequences see as run at once and a
-    /// few that are kept for later ones, or where their number is open what takes as much memory as the pages of all others; and always
-    /// what one step sees.
+    /// Number of window pages, for layers with sliding-window attention; pages behind the window are released. `None` is
+    /// enough for the windows of `max_sequences` and a few cached sequences, or takes as much memory as all full pages
+    /// if that is `None`; never less than one step needs.
     pub recent_pages: Option<usize>,
-    /// Slots for recurrent states, where a model has such: one for each sequence that runs, the others for copies that later
-    /// sequences continue. `None` takes a few more than there are sequences, or where their number is open what fits
-    /// in half a gigabyte.
+    /// Number of state slots of a recurrent model: one for each running sequence, the others for state checkpoints in the
+    /// prefix tree. `None` is `max_sequences` and a few more, or what fits in 512 MiB if that is `None`.
     pub states: Option<usize>,
-    /// Whether and how to guess ahead, where a job does not say.
+    /// Speculative decoding of requests without own settings.
     pub speculation: Speculation,
-    /// Adapters of the model, which all apply; a draft model goes without.
+    /// LoRA adapters, which all apply to the model but not to a draft model.
     pub adapters: Vec<Adapter>,
 }
 
@@ -63,41 +63,41 @@ impl Default for EngineOptions {
     }
 }
 
-/// Figures of a loaded model.
+/// Facts of a loaded model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelInfo {
-    /// The architecture's name.
+    /// Name of the architecture.
     pub architecture: &'static str,
-    /// Tokens of a sequence at most.
+    /// Context size in tokens.
     pub n_ctx: usize,
-    /// Context that the model was trained with.
+    /// Context size that the model was trained with, in tokens.
     pub n_ctx_train: usize,
-    /// Features of the hidden state, and of embeddings.
+    /// Features of hidden states and embeddings.
     pub n_embd: usize,
-    /// Layers.
+    /// Number of layers.
     pub n_layer: usize,
-    /// Entries of the vocabulary.
+    /// Size of the vocabulary.
     pub n_vocab: usize,
-    /// Whether tokens see only what came before.
+    /// Whether attention is causal.
     pub causal: bool,
-    /// Whether it has recurrent states, which cannot be cut back.
+    /// Whether the model has recurrent states, which cannot be rolled back.
     pub recurrent: bool,
-    /// The token that answers begin with, where an encoder reads the prompt.
+    /// Start token of the decoder in an encoder–decoder model.
     pub start: Option<u32>,
-    /// Whether text can be generated.
+    /// Whether the model generates text.
     pub can_generate: bool,
-    /// How text is made where that is not token by token.
+    /// How a diffusion model unmasks; `None` for autoregressive models.
     pub unmasking: Option<Unmasking>,
-    /// Whether pairs of texts can be scored.
+    /// Whether the model scores query–document pairs (reranking).
     pub can_rank: bool,
-    /// How token vectors become one.
+    /// Pooling of hidden states to an embedding.
     pub pooling: Pooling,
-    /// Parameters.
+    /// Number of parameters.
     pub parameters: u64,
 }
 
 impl ModelInfo {
-    /// Those of a model in an engine with these options.
+    /// Facts of a model in an engine with these options.
     pub(crate) fn of(model: &Model, view: &View, options: &EngineOptions) -> Self {
         let shape = model.shape();
         Self {
@@ -109,7 +109,7 @@ impl ModelInfo {
             n_vocab: shape.n_vocab,
             causal: shape.causal,
             recurrent: !model.states().is_empty(),
-            start: shape.start,
+            start: shape.start_token,
             can_generate: shape.has_logits,
             unmasking: shape.unmasking,
             can_rank: model.pooling() == Pooling::Rank && shape.score_labels > 0,
@@ -118,74 +118,76 @@ impl ModelInfo {
         }
     }
 
-    /// Whether a draft model is of use: a recurrent state cannot take back what did not come true, what an encoder has read no draft
-    /// model reads, and where nothing is written token by token nothing is guessed.
+    /// Whether the model can verify drafts. Recurrent states cannot roll back rejected tokens, draft models do not read the
+    /// input of an encoder, and diffusion models do not generate token by token.
     pub(crate) fn takes_drafts(&self) -> bool {
         !self.recurrent && self.start.is_none() && self.can_generate && self.causal
     }
 }
 
-/// Bytes by purpose.
+/// Memory in bytes by purpose.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryReport {
     /// Weights, mapped from the file.
     pub weights: u64,
-    /// Keys and values, when every page is in use.
+    /// KV cache with all pages in use.
     pub cache: u64,
-    /// Recurrent states, when every slot is in use.
+    /// Recurrent states with all slots in use.
     pub states: u64,
     /// Intermediate results.
     pub scratch: u64,
-    /// All of that for a draft model with an engine of its own; of one that guesses with parts of its model the weights alone.
+    /// Total of a separate draft model; only the weights of a companion.
     pub draft: u64,
 }
 
 impl MemoryReport {
-    /// All of it.
+    /// Sum of all purposes.
     pub fn total(&self) -> u64 {
         self.weights + self.cache + self.states + self.scratch + self.draft
     }
 }
 
-/// Checks that a file can be loaded with these adapters, or beside its model: its keys, its vocabulary, the names and shapes of its
-/// tensors. No weight is read, and no memory is taken for any.
+/// Checks that a file can be loaded with these adapters, or as a companion draft model: its metadata, vocabulary, and tensor
+/// names and shapes. Reads no weights.
 ///
 /// # Errors
-/// What loading it would say.
+///
+/// The error that loading the file would return.
 pub fn check_model(view: &View, adapters: &[Adapter]) -> Result<(), EngineError> {
     if is_companion(view.metadata()) {
         return Ok(check_companion(view)?);
     }
-    // First: of what is not known at all, the vocabulary need not be known either.
+    // Checked first, so that an unknown architecture is not reported as an unknown vocabulary.
     check_architecture(view.metadata())?;
     Tokenizer::from_metadata(view.metadata())?;
-    Model::load_adapted(view, adapters, LoadOptions::default())?;
+    Model::load_with_adapters(view, adapters, LoadOptions::default())?;
     Ok(())
 }
 
-/// Checks that a draft model can guess for a model: it can be loaded, its tokens mean what the model's do, and what it reads of the
-/// model is there. Where guessing is of no use, a draft model that is a model of its own is left out, whatever it is.
+/// Checks that a draft model fits its target model: it can be loaded, has the same vocabulary, and a companion finds the tensors
+/// of the target that it uses. For a target that cannot verify drafts, any separate model passes, since it is ignored.
 ///
 /// # Errors
+///
 /// As [`check_model`] for the draft model; and [`EngineError::DraftVocabulary`], or [`ModelError::Companion`](puna_models::ModelError::Companion).
 pub fn check_draft(model: &View, draft: &View) -> Result<(), EngineError> {
-    let (name, tokenizer) = (name_of(model), Tokenizer::from_metadata(model.metadata())?);
+    let (name, tokenizer) = (model_name(model), Tokenizer::from_metadata(model.metadata())?);
     if is_companion(draft.metadata()) {
-        check_companion_tokens(draft, &name, &tokenizer)?;
+        check_companion_vocabulary(draft, &name, &tokenizer)?;
         return Ok(
-            Model::load_accompanied(model, &[], LoadOptions::default(), Some(draft)).map(drop)?
+            Model::load_with_draft(model, &[], LoadOptions::default(), Some(draft)).map(drop)?
         );
     }
     check_model(draft, &[])?;
     let loaded = Model::load(model, LoadOptions::default())?;
     match ModelInfo::of(&loaded, model, &EngineOptions::default()).takes_drafts() {
-        true => check_tokens(draft, &name, &tokenizer),
+        true => check_vocabulary(draft, &name, &tokenizer),
         false => Ok(()),
     }
 }
 
-/// What loading a file with these options will take. `backend` is one of the kind that is to run it, for this purpose
-/// alone: it compiles the largest step, which takes addresses but no memory, and is given up again.
+/// Memory that a model takes with these options. `backend` is a fresh backend of the kind that will run the model: it compiles
+/// the largest step, which reserves addresses but no memory, and is dropped.
 pub fn plan_memory(
     view: &View,
     backend: Box<dyn Backend>,
@@ -194,7 +196,7 @@ pub fn plan_memory(
     ModelExecutor::bare(view, backend, options, None)?.memory(options)
 }
 
-/// The same with a draft model, which has a cache for as many and as long sequences, unless it reads that of its model.
+/// Like [`plan_memory`], with a draft model. A separate draft model has a KV cache for as many and as long sequences.
 pub fn plan_memory_with_draft(
     view: &View,
     backend: Box<dyn Backend>,
@@ -203,18 +205,18 @@ pub fn plan_memory_with_draft(
 ) -> Result<MemoryReport, EngineError> {
     let companion = draft.is_companion().then_some(&draft.view);
     let mut executor = ModelExecutor::bare(view, backend, options, companion)?;
-    diffusion::takes_draft(&executor.info)?;
+    diffusion::check_draft_support(&executor.info)?;
     let alone = executor.memory(options)?;
     if companion.is_some() {
         return Ok(alone);
     }
     let draft =
-        if executor.info.takes_drafts() { Drafts::plan(draft, options)?.total() } else { 0 };
+        if executor.info.takes_drafts() { ModelDrafter::plan(draft, options)?.total() } else { 0 };
     Ok(MemoryReport { draft, ..alone })
 }
 
-/// The context of a sequence: what was asked for, but not more than the model was trained with or the cache holds, nor more than a
-/// diffusion model computes in each step. So a sequence that has the cache to itself never runs out of pages.
+/// Context size in tokens: the requested one, at most the trained one, the size of the cache, and the limit of diffusion models.
+/// A sequence that has the cache to itself therefore never runs out of pages.
 pub(crate) fn context(model: &Model, options: &EngineOptions) -> usize {
     let trained = match model.shape().unmasking {
         Some(_) => model.shape().n_ctx.min(diffusion::CONTEXT),
@@ -227,9 +229,9 @@ pub(crate) fn context(model: &Model, options: &EngineOptions) -> usize {
     }
 }
 
-/// The pages that were asked for, else those of as many full sequences as run at once.
+/// KV cache with the requested pages, else with enough for full contexts of all running sequences.
 pub(crate) fn cache_spec(model: &Model, options: &EngineOptions) -> CacheSpec {
-    // One more, so that a sequence that shares all but its last page can still copy one.
+    // One more page, so that a sequence that shares all pages but its last can copy one.
     let sequences = options.max_sequences.map_or(1, |n| n.max(1));
     let full = || context(model, options).div_ceil(PAGE_TOKENS) * sequences + 1;
     let pages = options.cache_pages.map_or_else(full, |pages| pages.max(1));
@@ -244,26 +246,30 @@ pub(crate) fn cache_spec(model: &Model, options: &EngineOptions) -> CacheSpec {
     CacheSpec { recent_pages: recent_pages(&spec, options), ..spec }
 }
 
-/// How far a model's layers see that do not see everything.
+/// Attention windows of the layers without full attention.
 fn windows(spec: &CacheSpec) -> Windows {
     Windows::new(spec.layers.iter().map(|layer| layer.mask))
 }
 
-/// The recent pages that were asked for, else what some sequences see and one step computes; never more than there are pages.
+/// Number of window pages: the requested one, else enough for the windows of some sequences and one step; at most all pages.
 fn recent_pages(spec: &CacheSpec, options: &EngineOptions) -> usize {
     let windows = windows(spec);
     if windows.is_empty() {
         return 0;
     }
-    // One more for the page that a sequence copies the beginning of, or is about to fill.
+    // One more for a page that is copied in part or being filled.
     let each = windows.pages(1) + 1;
     let least = windows.pages(options.num_batch.max(1)) + 1;
     let fit = |bytes: usize| bytes / (each * spec.recent_page_bytes()).max(1);
     let sequences = match options.max_sequences.map(|n| n.max(1)) {
-        Some(n) => n + fit(STATE_BYTES).saturating_sub(n).clamp(*COPIES.start(), *COPIES.end()),
+        Some(n) => {
+            n + fit(OPEN_STATE_BYTES)
+                .saturating_sub(n)
+                .clamp(*CHECKPOINT_SLOTS.start(), *CHECKPOINT_SLOTS.end())
+        }
         None => {
             let others = spec.pages.saturating_mul(spec.page_bytes());
-            fit(STATE_BYTES.max(others)).clamp(*OPEN_STATES.start(), *OPEN_STATES.end())
+            fit(OPEN_STATE_BYTES.max(others)).clamp(*OPEN_SLOTS.start(), *OPEN_SLOTS.end())
         }
     };
     let chunk = options.num_batch.div_ceil(PAGE_TOKENS);
@@ -271,7 +277,7 @@ fn recent_pages(spec: &CacheSpec, options: &EngineOptions) -> usize {
 }
 
 impl Pages {
-    /// Those of a model, all free.
+    /// Free pages of a model's caches.
     pub(crate) fn of(model: &Model, options: &EngineOptions) -> Self {
         let spec = cache_spec(model, options);
         let states = state_spec(model, options).slots;
@@ -279,36 +285,38 @@ impl Pages {
     }
 }
 
-/// Whether a model remembers anything from step to step. Pages of one that only has states hold nothing, but the tree has their
-/// tokens.
+/// Whether a model has a cache. The pages of a purely recurrent model hold no values, but the prefix tree stores their tokens.
 fn has_pages(model: &Model) -> bool {
     !model.cache_layers().is_empty() || !model.states().is_empty()
 }
 
-/// Bytes of states, and of what sequences see of recent pages, where nobody says how many sequences run.
-const STATE_BYTES: usize = 512 << 20;
-/// Pages that there are for each slot in that case, at least.
-const PAGES_A_STATE: usize = 8;
-/// Slots in that case.
-const OPEN_STATES: std::ops::RangeInclusive<usize> = 4..=64;
-/// Slots for copies, where it is said.
-const COPIES: std::ops::RangeInclusive<usize> = 2..=16;
+/// Bytes of state slots, and of window pages, if the number of sequences is open.
+const OPEN_STATE_BYTES: usize = 512 << 20;
+/// Least number of pages per state slot in that case.
+const MIN_PAGES_PER_SLOT: usize = 8;
+/// Bounds of the number of state slots in that case.
+const OPEN_SLOTS: std::ops::RangeInclusive<usize> = 4..=64;
+/// Bounds of the number of slots for checkpoints if the number of sequences is given.
+const CHECKPOINT_SLOTS: std::ops::RangeInclusive<usize> = 2..=16;
 
-/// The slots that were asked for, else some for sequences and copies.
+/// State slots: the requested number, else enough for sequences and checkpoints.
 pub(crate) fn state_spec(model: &Model, options: &EngineOptions) -> StateSpec {
     let states = model.states().to_vec();
     let one = StateSpec { states, slots: 1 };
-    let fit = STATE_BYTES / one.slot_bytes().max(1);
+    let fit = OPEN_STATE_BYTES / one.slot_bytes().max(1);
     let slots = match (options.states, options.max_sequences) {
         (Some(slots), _) => slots.max(1),
         (None, Some(sequences)) => {
             let sequences = sequences.max(1);
-            sequences + fit.saturating_sub(sequences).clamp(*COPIES.start(), *COPIES.end())
+            sequences
+                + fit
+                    .saturating_sub(sequences)
+                    .clamp(*CHECKPOINT_SLOTS.start(), *CHECKPOINT_SLOTS.end())
         }
         (None, None) => {
-            // Fewer with a small cache: that is what is given up where memory is scarce.
+            // Fewer with a small cache, which indicates scarce memory.
             let pages = options.cache_pages.unwrap_or(usize::MAX);
-            fit.min(pages / PAGES_A_STATE).clamp(*OPEN_STATES.start(), *OPEN_STATES.end())
+            fit.min(pages / MIN_PAGES_PER_SLOT).clamp(*OPEN_SLOTS.start(), *OPEN_SLOTS.end())
         }
     };
     StateSpec { slots: if one.states.is_empty() { 0 } else { slots }, ..one }

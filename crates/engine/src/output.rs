@@ -3,7 +3,7 @@
 use puna_sampler::{StopEvent, StopMatcher, TokenLogprobs};
 use puna_tokenizer::{StreamDecoder, Tokenizer};
 
-use crate::job::{Event, Finish, Job, Piece, Sink, Summary};
+use crate::request::{Event, Finish, Piece, Request, Sink, Summary};
 
 /// The sink of a sequence with its detokenizer and stop strings.
 pub struct OutputStream {
@@ -26,9 +26,9 @@ pub enum Emit {
 }
 
 impl OutputStream {
-    /// Makes the output stream of a job.
-    pub fn new(job: &Job, sink: Box<dyn Sink>, decoder: StreamDecoder) -> Self {
-        Self { sink, decoder, stop: StopMatcher::new(job.stop.clone()) }
+    /// Makes the output stream of a request.
+    pub fn new(request: &Request, sink: Box<dyn Sink>, decoder: StreamDecoder) -> Self {
+        Self { sink, decoder, stop: StopMatcher::new(request.stop.clone()) }
     }
 
     /// Emits the next token, unless it ends the generation.

@@ -3,8 +3,9 @@
 //! A page holds the keys and values of [`PAGE_TOKENS`] consecutive tokens. Computed pages stay in a radix tree over token ids after their
 //! sequence has ended, one tree for each [`PrefixTreeKey`]. A node is a page; its children are the pages that followed it. A new
 //! sequence walks the tree along its prompt and computes only the rest. It shares full pages and copies the matching beginning of
-//! the next page. When pages run out, the least recently used leaf is evicted.
+//! the next page. When pages run out, the least recently used leaf is evicted, in constant time.
 
+mod lru_list;
 mod states;
 mod window_pages;
 
@@ -13,9 +14,10 @@ use std::sync::Arc;
 
 use puna_graph::AdapterScales;
 
-use states::{Slots, StateCheckpoint};
-use window_pages::Recent;
+use lru_list::LruList;
+use states::{StateCheckpoint, StateSlots};
 pub use window_pages::Windows;
+use window_pages::{WindowPage, WindowPages};
 
 /// Tokens per page.
 pub const PAGE_TOKENS: usize = 64;
@@ -28,15 +30,15 @@ pub struct NodeId(usize);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Page {
     /// Page of layers without a window.
-    pub all: u32,
+    pub full: u32,
     /// Window page, if the model has layers with a window and it is not released.
-    pub recent: Option<u32>,
+    pub window: Option<u32>,
 }
 
 #[derive(Debug)]
 struct Node {
     page: u32,
-    recent: Option<window_pages::RecentPage>,
+    window: Option<WindowPage>,
     /// Tokens of the page; only leaves can have less than a full page.
     tokens: Vec<u32>,
     /// Page before, or root.
@@ -46,7 +48,6 @@ struct Node {
     checkpoints: Vec<StateCheckpoint>,
     /// Number of running sequences that pin the page.
     users: usize,
-    last_used: u64,
 }
 
 /// Everything that keys and values depend on besides tokens; each key has its own tree.
@@ -79,11 +80,13 @@ pub struct Pages {
     free: Vec<u32>,
     total: usize,
     nodes: Vec<Option<Node>>,
+    /// Unused indices of `nodes`.
     empty: Vec<usize>,
+    /// Nodes without a pin. Of the nodes of a path, the last one is used least recently.
+    idle: LruList,
     roots: BTreeMap<PrefixTreeKey, Vec<NodeId>>,
-    clock: u64,
-    slots: Slots,
-    recent: Recent,
+    slots: StateSlots,
+    window_pages: WindowPages,
 }
 
 /// Cached prefix of a prompt.
@@ -115,10 +118,10 @@ impl Pages {
             total,
             nodes: Vec::new(),
             empty: Vec::new(),
+            idle: LruList::default(),
             roots: BTreeMap::new(),
-            clock: 0,
-            slots: Slots::default(),
-            recent: Recent::default(),
+            slots: StateSlots::default(),
+            window_pages: WindowPages::default(),
         }
     }
 
@@ -133,20 +136,15 @@ impl Pages {
     }
 
     /// Number of pages that running sequences use.
-    pub fn held(&self) -> usize {
-        self.in_use() - self.idle()
-    }
-
-    /// Number of pages of the tree without a pin.
-    fn idle(&self) -> usize {
-        self.nodes.iter().flatten().filter(|n| n.users == 0).count()
+    pub fn pinned(&self) -> usize {
+        self.in_use() - self.idle.len()
     }
 
     /// Number of pages that a sequence with the cached `path` can take without preemption.
     pub fn available(&self, path: &[NodeId]) -> usize {
         // The pages of the path will be pinned, so they cannot be evicted.
         let own = path.iter().filter(|id| self.node(**id).users == 0).count();
-        self.free.len() + self.idle() - own
+        self.free.len() + self.idle.len() - own
     }
 
     fn node(&self, id: NodeId) -> &Node {
@@ -159,35 +157,35 @@ impl Pages {
 
     /// The page of a node.
     pub fn page(&self, id: NodeId) -> Page {
-        Page { all: self.node(id).page, recent: self.recent_page(id) }
+        Page { full: self.node(id).page, window: self.window_page(id) }
     }
 
     /// Finds the longest cached prefix of `tokens`: with a state checkpoint if the model has recurrent layers, and with all window pages
     /// that the next token sees.
-    pub fn find(&self, origin: &PrefixTreeKey, tokens: &[u32]) -> Match {
-        let mut found = self.find_pages(origin, tokens);
+    pub fn find(&self, key: &PrefixTreeKey, tokens: &[u32]) -> Match {
+        let mut found = self.find_pages(key, tokens);
         if !self.has_states() && !self.has_window_pages() {
             return found;
         }
         let seen = found.tokens();
         if self.has_states() {
-            found = self.find_state(origin, tokens);
+            found = self.find_state(key, tokens);
         }
         loop {
             let before = found.tokens();
             if self.has_states() {
                 found = self.up_to_a_state(found);
             }
-            found = self.up_to_what_is_seen(found);
+            found = self.up_to_window_pages(found);
             if found.tokens() == before {
                 return Match { seen, ..found };
             }
         }
     }
 
-    fn find_pages(&self, origin: &PrefixTreeKey, tokens: &[u32]) -> Match {
+    fn find_pages(&self, key: &PrefixTreeKey, tokens: &[u32]) -> Match {
         let mut found = Match::default();
-        let Some(mut children) = self.roots.get(origin) else { return found };
+        let Some(mut children) = self.roots.get(key) else { return found };
         let mut rest = tokens;
         loop {
             let common = children.iter().map(|&id| (self.common(id, rest), id));
@@ -211,41 +209,39 @@ impl Pages {
 
     /// Pins the nodes of a path for one more sequence.
     pub fn retain(&mut self, path: &[NodeId]) {
-        self.clock += 1;
-        let now = self.clock;
         for &id in path {
-            let node = self.node_mut(id);
-            node.users += 1;
-            node.last_used = now;
+            self.node_mut(id).users += 1;
+            self.idle.remove(id.0);
         }
     }
 
     /// Undoes [`Pages::retain`].
     pub fn release(&mut self, path: &[NodeId]) {
-        self.clock += 1;
-        let now = self.clock;
-        for &id in path {
+        // The end of a path is evicted before its beginning.
+        for &id in path.iter().rev() {
             let node = self.node_mut(id);
             node.users -= 1;
-            node.last_used = now;
+            if node.users == 0 {
+                self.idle.push(id.0);
+            }
         }
     }
 
     /// Takes a page; evicts the least recently used one if needed. `None` if all pages are in use.
     pub fn take(&mut self) -> Option<Page> {
-        let all = self.take_lasting()?;
+        let full = self.take_full_page()?;
         if !self.has_window_pages() {
-            return Some(Page { all, recent: None });
+            return Some(Page { full, window: None });
         }
-        let recent = self.take_window_page();
-        if recent.is_none() {
-            self.free.push(all);
+        let window = self.take_window_page();
+        if window.is_none() {
+            self.free.push(full);
         }
-        recent.map(|recent| Page { all, recent: Some(recent) })
+        window.map(|window| Page { full, window: Some(window) })
     }
 
     /// Takes a page without a window page.
-    pub fn take_lasting(&mut self) -> Option<u32> {
+    pub fn take_full_page(&mut self) -> Option<u32> {
         if self.free.is_empty() {
             self.evict();
         }
@@ -254,97 +250,102 @@ impl Pages {
 
     /// Releases a page.
     pub fn release_page(&mut self, page: Page) {
-        self.free.push(page.all);
-        page.recent.into_iter().for_each(|recent| self.release_window_page(recent));
+        self.free.push(page.full);
+        page.window.into_iter().for_each(|window| self.release_window_page(window));
     }
 
+    /// Evicts the least recently used leaf.
     fn evict(&mut self) {
-        let leaves = self.nodes.iter().enumerate().filter_map(|(i, n)| n.as_ref().map(|n| (i, n)));
-        let idle = leaves.filter(|(_, n)| n.users == 0 && n.children.is_empty());
-        let Some(oldest) = idle.min_by_key(|(_, n)| n.last_used).map(|(i, _)| i) else { return };
-        let node = self.nodes[oldest].take().expect("just found");
+        // The first idle node is a leaf, unless a page was inserted below an idle one.
+        let is_leaf = |index: &usize| self.node(NodeId(*index)).children.is_empty();
+        let Some(oldest) = self.idle.iter().find(is_leaf) else { return };
+        let node = self.nodes[oldest].take().expect("entries of the list are live");
+        self.idle.remove(oldest);
         match node.parent {
             Parent::Node(parent) => self.node_mut(parent).children.retain(|id| id.0 != oldest),
-            Parent::Root(origin) => {
-                if let Some(roots) = self.roots.get_mut(&origin) {
+            Parent::Root(key) => {
+                if let Some(roots) = self.roots.get_mut(&key) {
                     roots.retain(|id| id.0 != oldest);
                     if roots.is_empty() {
-                        self.roots.remove(&origin);
+                        self.roots.remove(&key);
                     }
                 }
             }
         }
         self.empty.push(oldest);
         self.free.push(node.page);
-        self.drop_recent(node.recent);
-        node.checkpoints.into_iter().for_each(|kept| self.slots.release_slot(kept.slot));
+        self.drop_window_page(NodeId(oldest), node.window);
+        node.checkpoints.into_iter().for_each(|checkpoint| self.slots.release(checkpoint.slot));
     }
 
     /// Inserts a page into the tree below `parent`. If the tree has these tokens already, releases the page and returns the existing
     /// node. The node is not pinned.
     pub fn insert(&mut self, parent: &Parent, page: Page, tokens: &[u32]) -> NodeId {
         debug_assert!(!tokens.is_empty() && tokens.len() <= PAGE_TOKENS);
-        self.clock += 1;
-        let now = self.clock;
         for id in self.children(parent).to_vec() {
             let known = self.node_mut(id);
             if known.tokens.len() >= tokens.len() && known.tokens[..tokens.len()] == *tokens {
-                known.last_used = now;
-                self.free.push(page.all);
+                self.mark_used(id);
+                self.free.push(page.full);
                 // Restores a released window page, if the page is whole.
-                match page.recent {
-                    Some(recent) if self.node(id).tokens.len() == tokens.len() => {
-                        self.keep_recent(id, recent)
+                match page.window {
+                    Some(window) if self.node(id).tokens.len() == tokens.len() => {
+                        self.set_window_page(id, window)
                     }
-                    recent => {
-                        recent.into_iter().for_each(|recent| self.release_window_page(recent))
+                    window => {
+                        window.into_iter().for_each(|window| self.release_window_page(window))
                     }
                 }
                 return id;
             }
             // Replaces a shorter leaf that this page extends, unless a sequence pins it.
             if known.users == 0 && known.children.is_empty() && tokens.starts_with(&known.tokens) {
-                let old = std::mem::replace(&mut known.page, page.all);
+                let old = std::mem::replace(&mut known.page, page.full);
                 known.tokens = tokens.to_vec();
-                known.last_used = now;
-                let recent = known.recent.take();
+                let window = known.window.take();
+                self.mark_used(id);
                 self.free.push(old);
-                self.drop_recent(recent);
-                page.recent.into_iter().for_each(|recent| self.keep_recent(id, recent));
+                self.drop_window_page(id, window);
+                page.window.into_iter().for_each(|window| self.set_window_page(id, window));
                 return id;
             }
         }
         let (tokens, children, checkpoints) = (tokens.to_vec(), Vec::new(), Vec::new());
-        let (page, recent) = (page.all, page.recent.map(|recent| self.kept(recent)));
         let node = Node {
-            page,
-            recent,
+            page: page.full,
+            window: None,
             tokens,
             parent: parent.clone(),
             children,
             checkpoints,
             users: 0,
-            last_used: now,
         };
         let index = self.empty.pop().unwrap_or_else(|| {
             self.nodes.push(None);
             self.nodes.len() - 1
         });
         self.nodes[index] = Some(node);
+        self.idle.push(index);
+        page.window.into_iter().for_each(|window| self.set_window_page(NodeId(index), window));
         match parent {
             Parent::Node(parent) => self.node_mut(*parent).children.push(NodeId(index)),
-            Parent::Root(origin) => {
-                self.roots.entry(origin.clone()).or_default().push(NodeId(index))
-            }
+            Parent::Root(key) => self.roots.entry(key.clone()).or_default().push(NodeId(index)),
         }
         NodeId(index)
+    }
+
+    /// Makes an idle node the most recently used one.
+    fn mark_used(&mut self, id: NodeId) {
+        if self.idle.contains(id.0) {
+            self.idle.push(id.0);
+        }
     }
 
     /// The pages that follow.
     fn children(&self, parent: &Parent) -> &[NodeId] {
         match parent {
             Parent::Node(parent) => &self.node(*parent).children,
-            Parent::Root(origin) => self.roots.get(origin).map(Vec::as_slice).unwrap_or_default(),
+            Parent::Root(key) => self.roots.get(key).map(Vec::as_slice).unwrap_or_default(),
         }
     }
 }

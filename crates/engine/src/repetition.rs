@@ -1,41 +1,45 @@
-//! Detects an answer that repeats itself and is not going to say anything else.
+//! Detects an answer that only repeats itself.
 
 use std::collections::VecDeque;
 
-/// Tokens of what is repeated at most.
-const PERIOD_MAX: usize = 64;
-/// How often it comes again before it counts.
-const REPEATS: usize = 30;
-/// Repeated tokens that count at least where more than one token is repeated: a table may well hold a hundred zeros.
-const REPEATED_MIN: usize = 200;
+/// Longest period in tokens.
+const MAX_PERIOD: usize = 64;
+/// Number of repetitions that counts.
+const MIN_REPEATS: usize = 30;
+/// Least number of repeated tokens for periods above 1, since a table may hold a hundred zeros.
+const MIN_REPEATED_TOKENS: usize = 200;
 
-/// The newest tokens of an answer, and how many of them repeat those before.
+/// Counts repeated tokens by period.
 #[derive(Debug)]
 pub struct Repetition {
     recent: VecDeque<u32>,
-    /// For each distance, how many tokens in a row are those at this distance before them.
-    runs: [usize; PERIOD_MAX],
-    /// The answer has repeated itself too often.
+    /// For each period, the number of latest tokens that equal the token one period before.
+    runs: [usize; MAX_PERIOD],
+    /// Whether a repetition was found.
     found: bool,
 }
 
 impl Default for Repetition {
     fn default() -> Self {
-        Self { recent: VecDeque::with_capacity(PERIOD_MAX), runs: [0; PERIOD_MAX], found: false }
+        Self { recent: VecDeque::with_capacity(MAX_PERIOD), runs: [0; MAX_PERIOD], found: false }
     }
 }
 
 impl Repetition {
-    /// Takes note of a token.
+    /// Adds a token.
     pub fn push(&mut self, token: u32) {
         for (period, (run, earlier)) in
             (1..).zip(self.runs.iter_mut().zip(self.recent.iter().rev()))
         {
             *run = if *earlier == token { *run + 1 } else { 0 };
-            let least = if period == 1 { REPEATS } else { REPEATED_MIN.max(period * REPEATS) };
+            let least = if period == 1 {
+                MIN_REPEATS
+            } else {
+                MIN_REPEATED_TOKENS.max(period * MIN_REPEATS)
+            };
             self.found |= *run >= least;
         }
-        if self.recent.len() == PERIOD_MAX {
+        if self.recent.len() == MAX_PERIOD {
             self.recent.pop_front();
         }
         self.recent.push_back(token);
@@ -58,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_again_and_again_is_found_and_tables_are_not() {
+    fn long_repetitions_are_found_and_tables_are_not() {
         assert!(is_found([7; 31]) && !is_found([7; 30]));
         let cycle = |period: u32, tokens: usize| (0..period).cycle().take(tokens);
         assert!(is_found(cycle(2, 202)) && !is_found(cycle(2, 201)));

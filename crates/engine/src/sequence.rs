@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 use puna_sampler::{Sampler, Vocab, log_probs};
 use puna_tokenizer::Tokenizer;
 
-use crate::constraint::{Constrained, Room, SampleDeferred};
-use crate::job::{Event, Finish, Job, PromptToken, Sink, Stage, Summary};
+use crate::constraint::{AnswerLimits, Constrained, SamplingError};
 use crate::options::ModelInfo;
 use crate::output::{Emit, OutputStream};
 use crate::pages::{PAGE_TOKENS, PrefixTreeKey};
 use crate::repetition::Repetition;
+use crate::request::{Event, Finish, PromptToken, Request, Sink, Stage, Summary};
 use crate::sequence_pages::SequencePages;
-use crate::speculate::guesser::Guesser;
-use crate::speculate::{Drafter, Guess, Speculation};
+use crate::speculate::sequence_speculation::SequenceSpeculation;
+use crate::speculate::{Draft, Drafter, Speculation};
 use crate::vocab::SamplerVocab;
 
 /// Error for logits of which none is a number.
@@ -25,26 +25,26 @@ pub const NOT_A_NUMBER: &str =
     "the model's output is not a number anywhere: the file may be damaged";
 
 /// Tokens reserved for the end of reasoning before an answer that must be complete.
-const THOUGHT_END_MAX: usize = 64;
+const MAX_REASONING_END_TOKENS: usize = 64;
 /// Largest number of tokens of one character; reasoning is not ended within a character.
-const CHARACTER_MAX: usize = 4;
+const MAX_CHARACTER_TOKENS: usize = 4;
 
 /// Number of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct JobId(pub u64);
+pub struct RequestId(pub u64);
 
 /// A waiting or running request.
 pub struct Sequence {
-    pub id: JobId,
-    pub job: Job,
+    pub id: RequestId,
+    pub request: Request,
     output: OutputStream,
     /// Tokens of the context: prompt and generated tokens.
     pub tokens: Vec<u32>,
     /// Number of tokens in the KV cache.
     pub computed: usize,
     /// Key of the prefix tree.
-    pub origin: PrefixTreeKey,
-    pub held: SequencePages,
+    pub tree_key: PrefixTreeKey,
+    pub pages: SequencePages,
     sampler: Sampler,
     constrained: Option<Constrained>,
     /// Detector of repetition in constrained answers.
@@ -54,19 +54,19 @@ pub struct Sequence {
     /// Tokens that come next instead of sampled ones.
     forced: VecDeque<u32>,
     /// Whether the engine has ended the reasoning.
-    thought_ended: bool,
+    reasoning_ended: bool,
     /// Whether the text before a constrained answer repeats itself.
-    is_circling: bool,
+    is_repeating: bool,
     /// Logits of a deferred sample, whose token mask is not ready.
-    postponed: Option<Vec<f32>>,
-    pub guesser: Guesser,
+    deferred_logits: Option<Vec<f32>>,
+    pub speculation: SequenceSpeculation,
     submitted: Instant,
     started: Option<Instant>,
     first_token: Option<Instant>,
     pub cached: usize,
     generated: usize,
     /// Number of prompt tokens whose log-probabilities are sent.
-    scored: usize,
+    scored_tokens: usize,
     shifted: usize,
     /// Computed prompt rows, plus the smallest count of the client's sequences at admission, for fairness.
     pub served: u64,
@@ -78,69 +78,75 @@ pub struct Sequence {
 
 /// Makes the sampler of a request, with the prompt as history. Tokens that the vocabulary suppresses, and `never`, are not sampled.
 pub(crate) fn sampler_of(
-    job: &Job,
+    request: &Request,
     tokenizer: &Arc<Tokenizer>,
     n_vocab: usize,
     never: Option<u32>,
 ) -> Sampler {
-    let mut sampling = job.sampling.clone();
+    let mut sampling = request.sampling.clone();
     let never = tokenizer.suppressed().iter().copied().chain(never);
     sampling.logit_bias.extend(never.map(|token| (token, f32::NEG_INFINITY)));
     let vocab: Arc<dyn Vocab> = Arc::new(SamplerVocab(Arc::clone(tokenizer)));
     let mut sampler = Sampler::with_vocab(&sampling, n_vocab, &vocab);
-    job.prompt.iter().for_each(|&token| sampler.accept(token));
+    request.prompt.iter().for_each(|&token| sampler.accept(token));
     sampler
 }
 
 impl Sequence {
     /// Makes a waiting sequence.
     pub fn new(
-        id: JobId,
-        job: Job,
+        id: RequestId,
+        request: Request,
         sink: Box<dyn Sink>,
         tokenizer: &Arc<Tokenizer>,
         info: &ModelInfo,
         drafter: Box<dyn Drafter>,
         constrained: Option<Constrained>,
     ) -> Self {
-        let sampler = sampler_of(&job, tokenizer, info.n_vocab, None);
-        let decoder = tokenizer.decoder().showing(&job.shown);
+        let sampler = sampler_of(&request, tokenizer, info.n_vocab, None);
+        let decoder = tokenizer.decoder().with_visible_tokens(&request.shown);
         // Text generated after an encoder's prompt starts a new text.
         let decoder = if info.start.is_some() { decoder.at_start() } else { decoder };
-        let read: &[u32] = if info.start.is_some() { &job.prompt } else { &[] };
+        let read: &[u32] = if info.start.is_some() { &request.prompt } else { &[] };
         Self {
             id,
-            tokens: job.prompt.iter().copied().chain(info.start).collect(),
+            tokens: request.prompt.iter().copied().chain(info.start).collect(),
             computed: 0,
-            origin: PrefixTreeKey { adapter_scales: job.adapter_scales.clone(), read: read.into() },
-            held: SequencePages::default(),
+            tree_key: PrefixTreeKey {
+                adapter_scales: request.adapter_scales.clone(),
+                read: read.into(),
+            },
+            pages: SequencePages::default(),
             sampler,
             constrained,
             repetition: Repetition::default(),
-            context: job.context_in(info.n_ctx),
+            context: request.context_in(info.n_ctx),
             forced: VecDeque::new(),
-            thought_ended: false,
-            is_circling: false,
-            postponed: None,
-            guesser: Guesser::new(job.speculation.unwrap_or(Speculation::OFF), drafter),
+            reasoning_ended: false,
+            is_repeating: false,
+            deferred_logits: None,
+            speculation: SequenceSpeculation::new(
+                request.speculation.unwrap_or(Speculation::OFF),
+                drafter,
+            ),
             submitted: Instant::now(),
             started: None,
             first_token: None,
             cached: 0,
             generated: 0,
-            scored: 0,
+            scored_tokens: 0,
             shifted: 0,
             served: 0,
             last_step: 0,
             admitted: 0,
-            output: OutputStream::new(&job, sink, decoder),
-            job,
+            output: OutputStream::new(&request, sink, decoder),
+            request,
         }
     }
 
     /// Context size in an engine with context size `n_ctx`.
     pub fn context(&self, n_ctx: usize) -> usize {
-        self.job.context_in(n_ctx)
+        self.request.context_in(n_ctx)
     }
 
     /// Whether the sink takes an event now.
@@ -150,7 +156,7 @@ impl Sequence {
 
     /// Number of tokens that the encoder has to read; 0 once they are in the cache.
     pub fn unread(&self) -> usize {
-        if self.computed == 0 { self.origin.read.len() } else { 0 }
+        if self.computed == 0 { self.tree_key.read.len() } else { 0 }
     }
 
     /// Whether only the latest token is not computed.
@@ -166,39 +172,46 @@ impl Sequence {
         }
         self.computed = cached;
         // The logits of a deferred sample are computed again.
-        self.postponed = None;
+        self.deferred_logits = None;
     }
 
     /// Whether log-probabilities of prompt tokens are still to be sent.
-    pub fn is_scored(&self) -> bool {
-        self.job.prompt_logprobs.is_some() && self.scored < self.job.prompt.len()
+    pub fn has_prompt_logprobs_left(&self) -> bool {
+        self.request.prompt_logprobs.is_some() && self.scored_tokens < self.request.prompt.len()
     }
 
     /// Number of first tokens that can come from the cache; the logits of the next token are needed.
     pub fn known(&self) -> usize {
         let all = self.tokens.len() - 1;
-        if self.is_scored() { self.scored.saturating_sub(1).min(all) } else { all }
+        if self.has_prompt_logprobs_left() {
+            self.scored_tokens.saturating_sub(1).min(all)
+        } else {
+            all
+        }
     }
 
     /// Range of the next `rows` tokens whose logits give log-probabilities of the following prompt tokens.
     pub fn scoring(&self, rows: usize) -> Range<usize> {
-        if !self.is_scored() {
+        if !self.has_prompt_logprobs_left() {
             return 0..0;
         }
-        let first = self.computed.max(self.scored.saturating_sub(1));
-        first..(self.computed + rows).min(self.job.prompt.len() - 1).max(first)
+        let first = self.computed.max(self.scored_tokens.saturating_sub(1));
+        first..(self.computed + rows).min(self.request.prompt.len() - 1).max(first)
     }
 
     /// Sends the log-probabilities of the prompt tokens that follow `rows` of logits (`cols` columns). Returns `false` if the client has
     /// disconnected.
     pub fn score(&mut self, rows: &[f32], cols: usize) -> bool {
-        let Some(top) = self.job.prompt_logprobs.filter(|_| self.is_scored()) else { return true };
+        let Some(top) = self.request.prompt_logprobs.filter(|_| self.has_prompt_logprobs_left())
+        else {
+            return true;
+        };
         let mut tokens = Vec::new();
-        if self.scored == 0 {
-            tokens.push(PromptToken { token: self.job.prompt[0], logprobs: None, rank: 0 });
+        if self.scored_tokens == 0 {
+            tokens.push(PromptToken { token: self.request.prompt[0], logprobs: None, rank: 0 });
         }
-        let next = self.scored.max(1);
-        for (row, &token) in rows.chunks_exact(cols).zip(&self.job.prompt[next..]) {
+        let next = self.scored_tokens.max(1);
+        for (row, &token) in rows.chunks_exact(cols).zip(&self.request.prompt[next..]) {
             let own = row.get(token as usize).copied().unwrap_or(f32::NEG_INFINITY);
             let above = row.iter().filter(|logit| **logit > own).count();
             tokens.push(PromptToken {
@@ -207,7 +220,7 @@ impl Sequence {
                 rank: u32::try_from(above + 1).unwrap_or(u32::MAX),
             });
         }
-        self.scored += tokens.len();
+        self.scored_tokens += tokens.len();
         tokens.is_empty() || self.output.sink.send(Event::Prompt(tokens))
     }
 
@@ -220,11 +233,12 @@ impl Sequence {
     }
 
     /// Largest number of draft tokens in the next step: with the sampled token behind them, within the limits of the answer, the context
-    /// and the sink. Drafts end with the page: once it is full, the tree can replace it by a page with the same tokens that another
+    /// and the sink. ModelDrafter end with the page: once it is full, the tree can replace it by a page with the same tokens that another
     /// step size computed, and later tokens must see the same page as without drafts.
-    pub fn guesses_at_most(&self, n_ctx: usize) -> usize {
-        let left = self.job.max_tokens.map_or(usize::MAX, |max| max.saturating_sub(self.generated));
-        let most = self.guesser.speculation.most.unwrap_or(usize::MAX);
+    pub fn max_draft_tokens(&self, n_ctx: usize) -> usize {
+        let left =
+            self.request.max_tokens.map_or(usize::MAX, |max| max.saturating_sub(self.generated));
+        let most = self.speculation.settings.max_tokens.unwrap_or(usize::MAX);
         let room = self
             .output
             .sink
@@ -236,90 +250,91 @@ impl Sequence {
             .min(self.context(n_ctx).saturating_sub(self.tokens.len()))
     }
 
-    /// Draws from the rows of a step (`cols` logits each) in order, as long as each draw is the token that the next row
-    /// was computed for. Returns how many tokens of the guess came true, and whether the sequence goes on. Where it is not
-    /// known by `end` what fits the answer's form, the draw is postponed.
-    pub fn advance_through(
+    /// Samples from the rows of a step (`cols` logits each) in order, as long as each sample equals the draft token that the
+    /// next row was computed for. Returns the number of accepted draft tokens, and whether the sequence continues. If the
+    /// token mask is not ready by `end`, the sample is deferred.
+    pub fn accept_draft(
         &mut self,
         rows: &[f32],
         cols: usize,
-        guess: Option<&Guess>,
+        draft: Option<&Draft>,
         tokenizer: &Tokenizer,
         end: Instant,
     ) -> (usize, bool) {
-        // Counted as it happens: the draw that ends the sequence sends the counts.
-        if let Some(guess) = guess {
-            self.guesser.counts.guessed(guess.kind, guess.tokens.len());
+        // Counted before sampling, since the sample that ends the sequence sends the counts.
+        if let Some(draft) = draft {
+            self.speculation.counts.add_draft(draft.kind, draft.tokens.len());
         }
         let mut logits = Vec::with_capacity(cols);
         let mut accepted = 0;
         for row in rows.chunks_exact(cols) {
             logits.clear();
             logits.extend_from_slice(row);
-            if !self.knows_form_by(end) {
-                self.postponed = Some(logits);
+            if !self.is_mask_ready_by(end) {
+                self.deferred_logits = Some(logits);
                 return (accepted, true);
             }
             if !self.advance(&mut logits, tokenizer) {
                 return (accepted, false);
             }
-            let Some(guess) = guess else { break };
-            if guess.tokens.get(accepted) != self.tokens.last() {
+            let Some(draft) = draft else { break };
+            if draft.tokens.get(accepted) != self.tokens.last() {
                 break;
             }
-            self.guesser.counts.accepted(guess.kind, 1);
+            self.speculation.counts.add_accepted(draft.kind, 1);
             self.computed += 1;
             accepted += 1;
         }
         (accepted, true)
     }
 
-    fn knows_form_by(&mut self, end: Instant) -> bool {
-        self.constrained.as_mut().is_none_or(|constrained| constrained.is_known_by(end))
+    fn is_mask_ready_by(&mut self, end: Instant) -> bool {
+        self.constrained.as_mut().is_none_or(|constrained| constrained.is_mask_ready(end))
     }
 
-    /// Whether a draw is postponed.
-    pub fn is_postponed(&self) -> bool {
-        self.postponed.is_some()
+    /// Whether a sample is deferred.
+    pub fn is_sample_deferred(&self) -> bool {
+        self.deferred_logits.is_some()
     }
 
-    /// Makes up for a postponed draw, if what it needs is known by `end` and the listener takes it. Returns whether a token was
-    /// drawn, and whether the sequence goes on.
+    /// Completes a deferred sample, if its token mask is ready by `end` and the sink is ready. Returns whether a token was
+    /// sampled, and whether the sequence continues.
     pub fn resume_deferred_sampling(
         &mut self,
         tokenizer: &Tokenizer,
         end: Instant,
     ) -> (bool, bool) {
-        if self.postponed.is_none() || !self.ready() || !self.knows_form_by(end) {
+        if self.deferred_logits.is_none() || !self.ready() || !self.is_mask_ready_by(end) {
             return (false, true);
         }
-        let drawn = self.postponed.take().map(|mut logits| self.advance(&mut logits, tokenizer));
+        let drawn =
+            self.deferred_logits.take().map(|mut logits| self.advance(&mut logits, tokenizer));
         (true, drawn.unwrap_or(true))
     }
 
-    /// Draws the next token from `logits` and reports it; `false` when the sequence has ended.
+    /// Samples the next token from `logits` and emits it. Returns `false` if the sequence has ended.
     pub fn advance(&mut self, logits: &mut [f32], tokenizer: &Tokenizer) -> bool {
         self.first_token.get_or_insert_with(Instant::now);
-        if self.job.max_tokens == Some(0) {
+        if self.request.max_tokens == Some(0) {
             self.finish(Finish::Length);
             return false;
         }
-        let raw = self.job.logprobs.map(|_| logits.to_vec());
+        let raw = self.request.logprobs.map(|_| logits.to_vec());
         let drawn = match self.next_forced() {
             Some(token) => Ok(token),
-            None => self.draw(logits, tokenizer),
+            None => self.sample(logits, tokenizer),
         };
         let token = match drawn {
             Ok(token) => token,
-            Err(SampleDeferred::Form(reason)) => {
+            Err(SamplingError::Grammar(reason)) => {
                 self.output.sink.send(Event::Refused(reason));
                 return false;
             }
-            Err(SampleDeferred::Thinks) => {
+            Err(SamplingError::ReasoningStuck) => {
                 self.fail("the model does not stop thinking before it answers");
                 return false;
             }
-            Err(SampleDeferred::Other(reason)) => {
+            Err(SamplingError::Other(reason)) => {
                 self.fail(&reason);
                 return false;
             }
@@ -333,18 +348,18 @@ impl Sequence {
             }
             constrained.accept(token);
         }
-        let logprobs = raw.zip(self.job.logprobs).map(|(raw, top)| log_probs(&raw, token, top));
+        let logprobs = raw.zip(self.request.logprobs).map(|(raw, top)| log_probs(&raw, token, top));
         match self.output.emit_token(token, logprobs, tokenizer) {
             Emit::Continue => {}
             Emit::Finished(finish) => {
                 self.finish(finish);
                 return false;
             }
-            // The answer of a form still comes behind a thought that goes round in circles.
+            // Repeated reasoning before a constrained answer ends, and the answer begins.
             Emit::Satisfied
                 if self.constrained.as_ref().is_some_and(|constrained| !constrained.is_open()) =>
             {
-                self.is_circling = true;
+                self.is_repeating = true;
             }
             Emit::Satisfied => {
                 self.finish(Finish::End);
@@ -352,14 +367,14 @@ impl Sequence {
             }
             Emit::Disconnected => return false,
         }
-        if self.job.max_tokens.is_some_and(|max| self.generated >= max) {
+        if self.request.max_tokens.is_some_and(|max| self.generated >= max) {
             self.finish(Finish::Length);
             return false;
         }
         true
     }
 
-    /// The token that the listener wants next, if it wants one.
+    /// Next token that the sink demands instead of a sampled one.
     fn next_forced(&mut self) -> Option<u32> {
         if self.forced.is_empty() && self.output.decoder.held().is_empty() {
             self.forced.extend(self.output.sink.forced());
@@ -367,29 +382,29 @@ impl Sequence {
         self.forced.pop_front()
     }
 
-    /// Draws from `logits`, within the answer's form where it has one.
-    fn draw(&mut self, logits: &mut [f32], tokenizer: &Tokenizer) -> Result<u32, SampleDeferred> {
+    /// Samples from `logits`, within the grammar if there is one.
+    fn sample(&mut self, logits: &mut [f32], tokenizer: &Tokenizer) -> Result<u32, SamplingError> {
         let Some(mut constrained) = self.constrained.take() else {
             return self.sampler.try_sample(logits).ok_or_else(|| NOT_A_NUMBER.into());
         };
-        let drawn = self.draw_constrained(&mut constrained, logits, tokenizer);
+        let drawn = self.sample_constrained(&mut constrained, logits, tokenizer);
         self.constrained = Some(constrained);
         drawn
     }
 
-    /// Draws within the answer's form. A thought that would be the end is ended, and the answer goes on.
-    fn draw_constrained(
+    /// Samples within the grammar. If the model would end the text within its reasoning, the engine ends the reasoning instead.
+    fn sample_constrained(
         &mut self,
         constrained: &mut Constrained,
         logits: &mut [f32],
         tokenizer: &Tokenizer,
-    ) -> Result<u32, SampleDeferred> {
-        let room = self.room();
-        if let Some(token) = self.begin_in_time(constrained, room) {
+    ) -> Result<u32, SamplingError> {
+        let limits = self.answer_limits();
+        if let Some(token) = self.begin_answer_in_time(constrained, limits) {
             return Ok(token);
         }
         let OutputStream { sink, decoder, .. } = &self.output;
-        let breaks_off = Cell::new(false);
+        let ends_in_reasoning = Cell::new(false);
         let stage = |token| -> Stage {
             if !tokenizer.is_eog(token) {
                 return sink.stage(&decoder.clone().push(token));
@@ -398,87 +413,91 @@ impl Sequence {
             if stage != Stage::Before {
                 return stage;
             }
-            breaks_off.set(true);
+            ends_in_reasoning.set(true);
             Stage::Mixed
         };
         let was_open = constrained.is_open();
-        let drawn = constrained.draw(logits, &mut self.sampler, room, stage);
+        let drawn = constrained.draw(logits, &mut self.sampler, limits, stage);
         if constrained.is_open() && !was_open {
             self.output.sink.begin_answer();
             return drawn;
         }
-        let stays = matches!(drawn, Err(SampleDeferred::Thinks));
-        if (stays || breaks_off.get())
-            && !self.thought_ended
+        let is_stuck = matches!(drawn, Err(SamplingError::ReasoningStuck));
+        if (is_stuck || ends_in_reasoning.get())
+            && !self.reasoning_ended
             && self.output.decoder.held().is_empty()
         {
-            self.thought_ended = true;
+            self.reasoning_ended = true;
             self.forced.extend(self.output.sink.end_thought());
             if let Some(token) = self.forced.pop_front() {
                 return Ok(token);
             }
         }
-        if !stays {
+        if !is_stuck {
             return drawn;
         }
         tracing::warn!(
-            job = self.id.0,
+            request = self.id.0,
             "a thought that does not end is broken off: the answer's form begins"
         );
         self.output.sink.begin_answer();
-        constrained.draw_answer(logits, &mut self.sampler, room)
+        constrained.draw_answer(logits, &mut self.sampler, limits)
     }
 
-    /// The tokens that the answer can still have.
-    fn room(&self) -> Room {
-        let by_limit = self.job.max_tokens.map(|most| most.saturating_sub(self.generated));
-        // The last token of a context need not be computed.
+    /// Limits for the next token of the answer.
+    fn answer_limits(&self) -> AnswerLimits {
+        let by_limit = self.request.max_tokens.map(|max| max.saturating_sub(self.generated));
+        // The last token of a context is not computed.
         let by_context =
-            (!self.job.shift).then(|| (self.context + 1).saturating_sub(self.tokens.len()));
-        let left = by_limit.into_iter().chain(by_context).min();
-        Room { left, is_repeating: self.repetition.is_found() }
+            (!self.request.shift).then(|| (self.context + 1).saturating_sub(self.tokens.len()));
+        let remaining = by_limit.into_iter().chain(by_context).min();
+        AnswerLimits { remaining, is_repeating: self.repetition.is_found() }
     }
 
-    /// Ends what comes before an answer that must be whole, where only just enough tokens are left for it: the first token
-    /// of a thought's end, or none, and the answer has begun where nothing may come before it any more.
-    fn begin_in_time(&mut self, constrained: &mut Constrained, room: Room) -> Option<u32> {
+    /// Begins an answer that must be complete while enough tokens remain for it. Returns the first token that ends the
+    /// reasoning, or `None` if there is none to end or the time has not come.
+    fn begin_answer_in_time(
+        &mut self,
+        constrained: &mut Constrained,
+        limits: AnswerLimits,
+    ) -> Option<u32> {
         if constrained.is_open() {
             return None;
         }
-        if self.is_circling {
-            return self.begin_now(constrained);
+        if self.is_repeating {
+            return self.begin_answer(constrained);
         }
-        let (shortest, left) = (constrained.shortest()?, room.left?);
-        if left > shortest + THOUGHT_END_MAX {
+        let (shortest, remaining) = (constrained.shortest()?, limits.remaining?);
+        if remaining > shortest + MAX_REASONING_END_TOKENS {
             return None;
         }
         let OutputStream { sink, decoder, .. } = &mut self.output;
-        if !self.thought_ended && decoder.held().is_empty() && sink.stage("") == Stage::Before {
+        if !self.reasoning_ended && decoder.held().is_empty() && sink.stage("") == Stage::Before {
             let end = if sink.answer_ends_thought() { Vec::new() } else { sink.end_thought() };
-            if left > shortest + end.len() + CHARACTER_MAX {
+            if remaining > shortest + end.len() + MAX_CHARACTER_TOKENS {
                 return None;
             }
-            if !end.is_empty() && left >= shortest + end.len() {
-                self.thought_ended = true;
+            if !end.is_empty() && remaining >= shortest + end.len() {
+                self.reasoning_ended = true;
                 self.forced.extend(end);
                 return self.forced.pop_front();
             }
         }
-        if left <= shortest {
+        if remaining <= shortest {
             sink.begin_answer();
             constrained.open();
         }
         None
     }
 
-    /// Begins an answer of a form: with the first token of a thought's end, or none where it can begin at once.
-    fn begin_now(&mut self, constrained: &mut Constrained) -> Option<u32> {
+    /// Begins a constrained answer. Returns the first token that ends the reasoning, or `None` if the answer begins now.
+    fn begin_answer(&mut self, constrained: &mut Constrained) -> Option<u32> {
         let OutputStream { sink, decoder, .. } = &mut self.output;
         if !decoder.held().is_empty() {
             return None;
         }
-        if !self.thought_ended && sink.stage("") == Stage::Before && !sink.answer_ends_thought() {
-            self.thought_ended = true;
+        if !self.reasoning_ended && sink.stage("") == Stage::Before && !sink.answer_ends_thought() {
+            self.reasoning_ended = true;
             self.forced.extend(sink.end_thought());
             if let Some(token) = self.forced.pop_front() {
                 return Some(token);
@@ -489,45 +508,43 @@ impl Sequence {
         None
     }
 
-    /// Tells the listener that it is over.
+    /// Sends the summary.
     pub fn finish(&mut self, finish: Finish) {
         let summary = self.summary(finish);
         self.output.finish(summary);
     }
 
-    /// Tells the listener that it failed.
+    /// Sends an error.
     pub fn fail(&mut self, reason: &str) {
         self.output.fail(reason);
     }
 
-    /// Tokens that stay whatever is dropped: what an encoder has read, and the token that the answer begins with.
-    fn least(&self) -> usize {
-        if self.origin.read.is_empty() { 0 } else { self.origin.read.len() + 1 }
+    /// Number of first tokens that a context shift keeps in any case: the encoder's input and the decoder's start token.
+    fn min_kept_tokens(&self) -> usize {
+        if self.tree_key.read.is_empty() { 0 } else { self.tree_key.read.len() + 1 }
     }
 
-    /// Whether something of the answer would be left: where a prompt fills the context, dropping its one token would only have that
-    /// drawn again.
+    /// Whether a context shift leaves tokens of the answer. Otherwise the same token would be sampled again.
     pub fn can_shift(&self) -> bool {
-        self.job.shift && self.tokens.len() > self.least() + 1
+        self.request.shift && self.tokens.len() > self.min_kept_tokens() + 1
     }
 
-    /// Drops the older half of what follows the kept beginning; the rest is computed anew.
+    /// Context shift: drops the older half of the tokens behind the kept ones. The others are computed again.
     pub fn shift(&mut self) {
-        let least = self.least();
-        let keep = self.job.keep.max(least).min(self.tokens.len() - 1);
+        let min_kept = self.min_kept_tokens();
+        let keep = self.request.keep.max(min_kept).min(self.tokens.len() - 1);
         let dropped = ((self.tokens.len() - keep) / 2).max(1);
         self.tokens.drain(keep..keep + dropped);
         self.shifted += dropped;
-        self.guesser.forget();
+        self.speculation.reset();
         self.computed = 0;
     }
 
-    /// Prompt and answer, as somebody may go on with them: the token that answers begin with where an encoder reads prompts is part of
-    /// neither.
+    /// Prompt and generated tokens, without the decoder's start token.
     fn text(&self) -> Vec<u32> {
-        let read = self.origin.read.len();
-        let behind = if read > 0 { read + 1 } else { 0 };
-        self.tokens[..read].iter().chain(&self.tokens[behind..]).copied().collect()
+        let read = self.tree_key.read.len();
+        let first_generated = if read > 0 { read + 1 } else { 0 };
+        self.tokens[..read].iter().chain(&self.tokens[first_generated..]).copied().collect()
     }
 
     fn summary(&self, finish: Finish) -> Summary {
@@ -536,13 +553,13 @@ impl Sequence {
         let first = self.first_token.unwrap_or(now);
         Summary {
             finish,
-            prompt_tokens: self.job.prompt.len(),
+            prompt_tokens: self.request.prompt.len(),
             cached_tokens: self.cached,
             prefill: first - started,
             generated_tokens: self.generated,
             decode: if self.generated == 0 { Duration::ZERO } else { now - first },
             queued: started - self.submitted,
-            speculated: self.guesser.counts,
+            speculated: self.speculation.counts,
             shifted_tokens: self.shifted,
             tokens: self.text(),
         }

@@ -161,8 +161,8 @@ impl SequencePages {
     /// Appends a private copy of a page. Returns `false` if no page is free.
     fn copy(&mut self, pages: &mut Pages, backend: &mut dyn Backend, from: Page) -> bool {
         let Some(page) = pages.take() else { return false };
-        backend.copy_page(from.all, page.all);
-        if let (Some(from), Some(to)) = (from.recent, page.recent) {
+        backend.copy_page(from.full, page.full);
+        if let (Some(from), Some(to)) = (from.window, page.window) {
             backend.copy_recent_page(from, to);
         }
         self.own.push(page);
@@ -171,7 +171,7 @@ impl SequencePages {
 
     /// Appends a private copy of a node's page. Pins the node meanwhile, so that taking a page does not evict it.
     fn copy_node(&mut self, pages: &mut Pages, backend: &mut dyn Backend, node: NodeId) -> bool {
-        let has_window_pages = pages.recent_page(node).is_some();
+        let has_window_pages = pages.window_page(node).is_some();
         pages.retain(&[node]);
         pages.pin_window_pages(&[node]);
         let copied = self.copy(pages, backend, pages.page(node));
@@ -188,7 +188,7 @@ impl SequencePages {
         let own = || self.own.iter().copied();
         let recent = if pages.has_window_pages() {
             let all = shared(self.first_window_page).chain(own());
-            all.map(|page| page.recent.expect("recent pages in use stay")).collect()
+            all.map(|page| page.window.expect("window pages in use stay")).collect()
         } else {
             Vec::new()
         };
@@ -196,7 +196,7 @@ impl SequencePages {
             first_row,
             rows,
             past,
-            pages: shared(0).chain(own()).map(|page| page.all).collect(),
+            pages: shared(0).chain(own()).map(|page| page.full).collect(),
             recent: RecentPages { first: self.first_window_page, pages: recent },
             encoded: self.origin.read.len(),
             state: self.state.unwrap_or(0),

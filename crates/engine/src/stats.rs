@@ -1,30 +1,30 @@
-//! What the loop is doing, for those who watch.
+//! Statistics of the engine loop.
 
 use crate::speculate::Speculated;
 
-/// A snapshot of the loop.
+/// Snapshot of the engine loop.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Sequences that take part in steps.
+    /// Running sequences.
     pub running: usize,
-    /// Jobs that wait.
+    /// Waiting requests.
     pub waiting: usize,
-    /// Pages of the cache.
+    /// KV pages.
     pub pages: usize,
-    /// Pages that hold something, for running sequences or for later ones.
+    /// KV pages in use by running sequences and the prefix tree.
     pub pages_in_use: usize,
-    /// Pages of running sequences, shared ones counted once.
+    /// KV pages of running sequences; shared pages count once.
     pub pages_held: usize,
-    /// Pages of layers that only see what is near, where a model has such.
+    /// Window pages.
     pub recent_pages: usize,
-    /// Those of them that hold something.
+    /// Window pages in use.
     pub recent_pages_in_use: usize,
-    /// Those that running sequences use, shared ones counted once.
+    /// Window pages of running sequences; shared pages count once.
     pub recent_pages_held: usize,
-    /// How often a running sequence was sent back to the queue for want of pages, since the start.
+    /// Preemptions since the start.
     pub preempted: u64,
-    /// Rounds of the loop since the start. While there are jobs, a count that stands still means a step that hangs; the
-    /// loop goes round also while all listeners are slow.
+    /// Iterations of the loop since the start. If the count stands still while there are requests, a step hangs. The loop
+    /// also iterates while all sinks are slow.
     pub rounds: u64,
     /// Steps since the start.
     pub steps: u64,
@@ -32,7 +32,7 @@ pub struct Stats {
     pub prompt_tokens: u64,
     /// Tokens generated since the start.
     pub generated_tokens: u64,
-    /// Tokens guessed ahead since the start, and those of them that came true.
+    /// Draft tokens and accepted draft tokens since the start.
     pub speculated: Speculated,
     /// Bytes of intermediate results.
     pub scratch_bytes: u64,

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use puna_sampler::Vocab;
-use puna_tokenizer::{Encode, Tokenizer};
+use puna_tokenizer::{EncodeOptions, Tokenizer};
 
 /// A shared tokenizer.
 pub struct SamplerVocab(pub Arc<Tokenizer>);
@@ -19,7 +19,7 @@ impl Vocab for SamplerVocab {
     }
 
     fn tokenize(&self, text: &str) -> Vec<u32> {
-        self.0.encode(text, Encode { add_special: false, parse_special: false })
+        self.0.encode(text, EncodeOptions { add_special: false, parse_special: false })
     }
 
     fn is_end(&self, id: u32) -> bool {

@@ -1,7 +1,7 @@
-//! Where the bytes of a model live: a mapped file, a buffer, or the program itself. A [`SharedBytes`] is a piece of
-//! one of these that keeps the whole alive, so that metadata and tensors need no lifetime.
+//! Memory of a model: a mapped file, a buffer, or static data. A [`SharedBytes`] is a slice with
+//! shared ownership, so that metadata and tensors need no lifetime.
 //!
-//! The crate's only `unsafe` is here: mapping a file.
+//! This module has the crate's only `unsafe`: mapping a file.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,26 +11,26 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 use memmap2::Mmap;
 
-/// Tensors handed out as [`SharedBytes`] start at a multiple of this many bytes.
+/// Alignment in bytes of tensors returned as [`SharedBytes`].
 pub const DATA_ALIGNMENT: usize = 32;
 
 /// One cache line, so that a buffer of them is aligned for every kernel.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
-struct Line([u8; 64]);
+struct CacheLine([u8; 64]);
 
 #[derive(Debug)]
-enum Owner {
+enum Backing {
     Mapped(Mmap),
     Static(&'static [u8]),
     Plain(Vec<u8>),
-    Aligned(Vec<Line>),
+    Aligned(Vec<CacheLine>),
 }
 
-/// A read-only piece of memory with shared ownership: cloning it copies nothing.
+/// A read-only slice of memory with shared ownership. Cloning it copies no data.
 #[derive(Clone)]
 pub struct SharedBytes {
-    owner: Arc<Owner>,
+    backing: Arc<Backing>,
     start: usize,
     len: usize,
 }
@@ -38,66 +38,71 @@ pub struct SharedBytes {
 impl SharedBytes {
     /// Maps the first `len` bytes of `file`.
     pub(crate) fn map(file: &File, len: usize) -> std::io::Result<Self> {
-        // SAFETY: the mapping is read-only and shared. Rust's rule that nobody changes bytes behind a `&[u8]` holds
-        // as far as the operating system lets us have it: models are written under another name, renamed into place
-        // and never modified; `Gguf::check_unchanged` tells when a file was cut short behind our back. A change
-        // within the file can give wrong numbers, not memory errors: whatever is used as a length, a count or a
-        // discriminant was copied out of the mapping when it was checked.
+        // SAFETY: the mapping is read-only and shared. Rust requires that bytes behind a `&[u8]` do
+        // not change. This holds as far as the operating system allows: models are written under
+        // another name, renamed into place, and never modified. `Gguf::check_unchanged` detects
+        // truncation. A change within the file can cause wrong numbers, not memory errors: the
+        // parser copies every length, count and discriminant out of the mapping when it checks
+        // them.
         let map = unsafe { memmap2::MmapOptions::new().len(len).map(file)? };
-        Ok(Self::whole(Owner::Mapped(map), len))
+        Ok(Self::whole(Backing::Mapped(map), len))
     }
 
-    /// Reads the first `len` bytes of `file` into memory aligned for every kernel. `len` is the file's size, so this
-    /// takes what the file really has.
+    /// Reads the first `len` bytes of `file` into memory that is aligned for every kernel. `len` is
+    /// the size of the file, so the allocation is not larger than the file.
     pub(crate) fn read(mut file: &File, len: usize) -> std::io::Result<Self> {
         let mut lines = Vec::new();
         lines.try_reserve_exact(len.div_ceil(64)).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
-        lines.resize(len.div_ceil(64), Line::zeroed());
+        lines.resize(len.div_ceil(64), CacheLine::zeroed());
         file.read_exact(&mut bytemuck::cast_slice_mut(&mut lines)[..len])?;
-        Ok(Self::whole(Owner::Aligned(lines), len))
+        Ok(Self::whole(Backing::Aligned(lines), len))
     }
 
-    /// Borrows bytes of the program itself.
+    /// Borrows static data.
     pub fn from_static(bytes: &'static [u8]) -> Self {
-        Self::whole(Owner::Static(bytes), bytes.len())
+        Self::whole(Backing::Static(bytes), bytes.len())
     }
 
-    /// Copies `bytes` into memory aligned for every kernel.
+    /// Copies `bytes` into memory that is aligned for every kernel.
     pub fn aligned(bytes: &[u8]) -> Self {
-        let mut lines = vec![Line::zeroed(); bytes.len().div_ceil(64)];
+        let mut lines = vec![CacheLine::zeroed(); bytes.len().div_ceil(64)];
         bytemuck::cast_slice_mut(&mut lines)[..bytes.len()].copy_from_slice(bytes);
-        Self::whole(Owner::Aligned(lines), bytes.len())
+        Self::whole(Backing::Aligned(lines), bytes.len())
     }
 
-    fn whole(owner: Owner, len: usize) -> Self {
-        SharedBytes { owner: Arc::new(owner), start: 0, len }
+    fn whole(backing: Backing, len: usize) -> Self {
+        SharedBytes { backing: Arc::new(backing), start: 0, len }
     }
 
-    /// The piece from `start` to `end`, which must lie within this one.
+    /// The slice from `start` to `end`, which must lie within this one.
     pub fn slice(&self, start: usize, end: usize) -> Self {
         assert!(start <= end && end <= self.len, "slice {start}..{end} of {} bytes", self.len);
-        SharedBytes { owner: Arc::clone(&self.owner), start: self.start + start, len: end - start }
+        SharedBytes {
+            backing: Arc::clone(&self.backing),
+            start: self.start + start,
+            len: end - start,
+        }
     }
 
-    /// This piece, copied only where it does not start at a multiple of [`DATA_ALIGNMENT`].
+    /// This slice, or a copy if it is not aligned to [`DATA_ALIGNMENT`].
     pub fn into_aligned(self) -> Self {
         if self.is_aligned() { self } else { Self::aligned(&self) }
     }
 
-    /// Whether the piece starts at a multiple of [`DATA_ALIGNMENT`].
+    /// Whether the slice is aligned to [`DATA_ALIGNMENT`].
     pub fn is_aligned(&self) -> bool {
         self.as_ptr().addr().is_multiple_of(DATA_ALIGNMENT)
     }
 
-    /// The mapping, where the bytes are one.
+    /// The mapping, if the memory is one.
     pub(crate) fn mapping(&self) -> Option<&Mmap> {
-        match &*self.owner {
-            Owner::Mapped(map) => Some(map),
+        match &*self.backing {
+            Backing::Mapped(map) => Some(map),
             _ => None,
         }
     }
 
-    /// Offset of this piece within its owner.
+    /// Offset of this slice within its backing memory.
     pub(crate) fn start(&self) -> usize {
         self.start
     }
@@ -107,11 +112,11 @@ impl Deref for SharedBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        let all: &[u8] = match &*self.owner {
-            Owner::Mapped(map) => map,
-            Owner::Static(bytes) => bytes,
-            Owner::Plain(bytes) => bytes,
-            Owner::Aligned(lines) => bytemuck::cast_slice(lines),
+        let all: &[u8] = match &*self.backing {
+            Backing::Mapped(map) => map,
+            Backing::Static(bytes) => bytes,
+            Backing::Plain(bytes) => bytes,
+            Backing::Aligned(lines) => bytemuck::cast_slice(lines),
         };
         &all[self.start..self.start + self.len]
     }
@@ -120,7 +125,7 @@ impl Deref for SharedBytes {
 impl From<Vec<u8>> for SharedBytes {
     fn from(bytes: Vec<u8>) -> Self {
         let len = bytes.len();
-        Self::whole(Owner::Plain(bytes), len)
+        Self::whole(Backing::Plain(bytes), len)
     }
 }
 
@@ -136,7 +141,7 @@ impl std::fmt::Debug for SharedBytes {
     }
 }
 
-/// The bytes of a file as part of the program, aligned so that a model in them is used in place:
+/// Embeds a file in the program, aligned so that a model in it is used in place:
 /// `Gguf::from_bytes(include_aligned!("model.gguf"))`.
 #[macro_export]
 macro_rules! include_aligned {
@@ -153,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_share_their_owner_and_copies_are_aligned() {
+    fn slices_share_their_backing_and_copies_are_aligned() {
         let all = SharedBytes::from((0..200u8).collect::<Vec<_>>());
         let piece = all.slice(3, 103).slice(1, 51);
         drop(all);
@@ -170,6 +175,6 @@ mod tests {
     fn included_files_are_aligned() {
         let bytes = include_aligned!("bytes.rs");
         assert!(bytes.as_ptr().addr().is_multiple_of(64));
-        assert!(bytes.starts_with(b"//! Where the bytes"));
+        assert!(bytes.starts_with(b"//! Memory of a model"));
     }
 }

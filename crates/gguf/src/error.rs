@@ -1,18 +1,17 @@
-//! Everything that can be wrong with a GGUF file, one variant a fact, each with the stable identifier under which
-//! logs, tests and the API report it.
+//! Errors of GGUF files, with a stable code for logs, tests and the API.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use puna_quant::TensorType;
 
-/// Why a GGUF file, a metadata key or a tensor was refused.
+/// Why a GGUF file, a metadata key or a tensor is rejected.
 ///
-/// Names that come from a file are shown escaped and cut, so that a message is safe to print on a terminal.
-/// Offsets are bytes from the start of the GGUF.
+/// Messages show names from files escaped and shortened, so that they are safe to print on a
+/// terminal. Offsets are bytes from the start of the GGUF data.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs)] // the message of a variant is its documentation, the fields are what it prints
+#[allow(missing_docs)] // The message of a variant documents it and its fields.
 pub enum GgufError {
     #[error("cannot {action} {}: {reason}", path.display())]
     Io { action: &'static str, path: PathBuf, kind: io::ErrorKind, reason: String },
@@ -23,7 +22,10 @@ pub enum GgufError {
         "the file ends at byte {len}, within the GGUF header (24 bytes: magic, version, two counts)"
     )]
     TruncatedHeader { len: u64 },
-    #[error("not a GGUF file: it starts with {}{looks_like}", crate::error::shown(found))]
+    #[error(
+        "not a GGUF file: it starts with {}{looks_like}",
+        crate::error::escape_for_display(found)
+    )]
     BadMagic { found: [u8; 4], looks_like: &'static str },
     #[error("version 0 is no GGUF version (2 and 3 are read)")]
     VersionInvalid,
@@ -160,7 +162,7 @@ pub enum GgufError {
 }
 
 impl GgufError {
-    /// The stable identifier of the fact, such as `gguf_bad_magic`.
+    /// Stable code of the error, such as `gguf_bad_magic`.
     pub fn code(&self) -> &'static str {
         use GgufError::*;
         match self {
@@ -236,9 +238,11 @@ impl GgufError {
     }
 }
 
-/// Bytes of a file as they can be shown in a message: quoted, control characters escaped, at most 80 characters.
-pub fn shown(bytes: &[u8]) -> String {
-    // Four bytes are the longest character: enough to find out that there are more than 80.
+/// Formats bytes of a file for a message: quoted, with escaped control characters, and at most 80
+/// characters.
+pub fn escape_for_display(bytes: &[u8]) -> String {
+    // A character has at most four bytes, so this prefix suffices to detect more than 80
+    // characters.
     let head = &bytes[..bytes.len().min(4 * 81)];
     let text = String::from_utf8_lossy(head);
     let mut out: String = text.chars().take(80).flat_map(char::escape_debug).collect();
@@ -254,9 +258,9 @@ mod tests {
 
     #[test]
     fn names_from_files_are_escaped_and_cut() {
-        assert_eq!(shown(b"a\x1b[2Jb\0"), "`a\\u{1b}[2Jb\\0`");
-        assert_eq!(shown(b"\xff"), "`\u{fffd}`");
-        assert_eq!(shown(&[b'x'; 100_000]).chars().count(), 83);
-        assert_eq!(shown("é".repeat(80).as_bytes()).chars().count(), 82);
+        assert_eq!(escape_for_display(b"a\x1b[2Jb\0"), "`a\\u{1b}[2Jb\\0`");
+        assert_eq!(escape_for_display(b"\xff"), "`\u{fffd}`");
+        assert_eq!(escape_for_display(&[b'x'; 100_000]).chars().count(), 83);
+        assert_eq!(escape_for_display("é".repeat(80).as_bytes()).chars().count(), 82);
     }
 }

@@ -1,4 +1,4 @@
-//! A GGUF model: one file, the parts of a split one, or bytes in memory.
+//! A GGUF model: a single file, a split file, or bytes in memory.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -11,7 +11,7 @@ use crate::parse::{Header, parse};
 use crate::split;
 use crate::tensor::{TensorInfo, sort_by_name};
 
-/// An opened model: its header, checked, and its data, mapped. Nothing of the data is read before it is asked for.
+/// An open model: its validated header and its mapped data. Data is read on access.
 #[derive(Debug)]
 pub struct Gguf {
     version: u32,
@@ -20,68 +20,69 @@ pub struct Gguf {
     tensors: Vec<TensorInfo>,
     /// Indices of `tensors`, sorted by name.
     sorted: Vec<u32>,
-    parts: Vec<Part>,
+    parts: Vec<SplitPart>,
 }
 
-/// One file.
+/// One file of a model.
 #[derive(Debug)]
-pub(crate) struct Part {
-    /// Absent where the model came from memory.
+pub(crate) struct SplitPart {
+    /// `None` if the model came from memory.
     pub path: Option<PathBuf>,
     pub bytes: SharedBytes,
     pub data_start: u64,
 }
 
-/// How the data will be read, for the operating system to prepare.
+/// Expected access pattern of data, as a hint to the operating system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Advice {
-    /// As it thinks best.
+    /// No particular pattern.
     Normal,
-    /// Front to back, once.
+    /// Sequential, once.
     Sequential,
-    /// Here and there.
+    /// Random.
     Random,
-    /// Soon: start reading now.
+    /// Soon: the operating system may start reading.
     WillNeed,
 }
 
-/// How the bytes of a file come into memory.
+/// How the bytes of a file are loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Storage {
-    /// Mapped: pages are read when they are touched, and shared between processes.
+pub enum LoadMode {
+    /// Mapped. Pages are read on access and shared between processes.
     Mapped,
-    /// Read, all of it, at once. For file systems where mapping is slow, and where a file may be cut while in use.
+    /// Read completely into memory. For file systems with slow mapping, and for files that may be
+    /// truncated while in use.
     Memory,
 }
 
 impl Gguf {
-    /// Maps and checks the model at `path`. The other parts of a split model are found by their names
+    /// Maps and validates the model at `path`. Finds the other parts of a split file by name
     /// (`…-00001-of-00003.gguf`).
     pub fn open(path: &Path) -> Result<Gguf, GgufError> {
-        split::open(path, Storage::Mapped)
+        split::open(path, LoadMode::Mapped)
     }
 
-    /// [`open`](Gguf::open), mapped or read into memory.
-    pub fn open_with(path: &Path, storage: Storage) -> Result<Gguf, GgufError> {
-        split::open(path, storage)
+    /// Like [`open`](Gguf::open), with a choice of mapping or reading into memory.
+    pub fn open_with(path: &Path, mode: LoadMode) -> Result<Gguf, GgufError> {
+        split::open(path, mode)
     }
 
-    /// Takes a model from memory: `&'static [u8]` (part of the program) or `Vec<u8>`.
+    /// Opens a model in memory: `&'static [u8]` or `Vec<u8>`.
     ///
-    /// Static bytes are used in place if they are aligned (see [`include_aligned!`](crate::include_aligned)); other
-    /// bytes are copied into aligned memory once.
+    /// Uses static data in place if it is aligned (see
+    /// [`include_aligned!`](crate::include_aligned)). Copies other data once into aligned memory.
     pub fn from_bytes(bytes: impl Into<Cow<'static, [u8]>>) -> Result<Gguf, GgufError> {
         let bytes = match bytes.into() {
             Cow::Borrowed(bytes) => SharedBytes::from_static(bytes).into_aligned(),
             Cow::Owned(bytes) => SharedBytes::aligned(&bytes),
         };
         let header = parse(&bytes, 0)?;
-        let part = Part { path: None, bytes, data_start: header.data_start };
+        let part = SplitPart { path: None, bytes, data_start: header.data_start };
         Gguf::from_parts(vec![(part, header)])
     }
 
-    /// Puts checked parts together; `metadata` of the first one counts.
-    pub(crate) fn from_parts(parts: Vec<(Part, Header)>) -> Result<Gguf, GgufError> {
+    /// Joins validated parts. The metadata is that of the first part.
+    pub(crate) fn from_parts(parts: Vec<(SplitPart, Header)>) -> Result<Gguf, GgufError> {
         let mut merged = Gguf {
             version: 0,
             alignment: 0,
@@ -104,98 +105,100 @@ impl Gguf {
         Ok(merged)
     }
 
-    /// The version of the format, 2 or 3.
+    /// Version of the format, 2 or 3.
     pub fn version(&self) -> u32 {
         self.version
     }
 
-    /// Tensors start at multiples of this many bytes from the start of the data section.
+    /// Alignment in bytes of tensors, relative to the start of the data section.
     pub fn alignment(&self) -> u64 {
         self.alignment
     }
 
-    /// Keys and values; of a split model, those of its first part.
+    /// Keys and values. Of a split file, those of its first part.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// The tensors, in file order.
+    /// Tensors in file order.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
 
-    /// The tensor of this name.
+    /// Finds a tensor by name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         let at =
             self.sorted.binary_search_by(|&i| (*self.tensors[i as usize].name).cmp(name)).ok()?;
         Some(&self.tensors[self.sorted[at] as usize])
     }
 
-    /// The data of one of this model's tensors, in place.
+    /// Data of a tensor of this model, in place.
     ///
-    /// It starts at an address that is a multiple of the smaller of [`alignment`](Gguf::alignment) and 32.
+    /// Its address is a multiple of the smaller of [`alignment`](Gguf::alignment) and 32.
     pub fn data(&self, tensor: &TensorInfo) -> &[u8] {
         let (part, start, end) = self.range(tensor);
         &part.bytes[start..end]
     }
 
-    /// The data of one of this model's tensors as a piece that lives on its own, at a multiple of 32 bytes. A copy
-    /// only in a file whose alignment is smaller than that.
+    /// Data of a tensor of this model with shared ownership, aligned to 32 bytes. Copies the data
+    /// only if the file's alignment is smaller.
     pub fn shared(&self, tensor: &TensorInfo) -> SharedBytes {
         let (part, start, end) = self.range(tensor);
         part.bytes.slice(start, end).into_aligned()
     }
 
-    /// Where in its part's bytes the data of a tensor lies; within them, by the checks of `parse`.
-    fn range(&self, tensor: &TensorInfo) -> (&Part, usize, usize) {
+    /// Byte range of a tensor in its part. `parse` has checked that it lies within the file.
+    fn range(&self, tensor: &TensorInfo) -> (&SplitPart, usize, usize) {
         let part = &self.parts[tensor.part];
         let start = (part.data_start + tensor.offset) as usize;
         (part, start, start + tensor.size as usize)
     }
 
-    /// The number of the file, from 0, in which the data of one of this model's tensors lies.
+    /// Index of the file, from 0, that contains the data of a tensor of this model.
     pub fn part_of(&self, tensor: &TensorInfo) -> usize {
         tensor.part
     }
 
-    /// The path that was opened; `None` for a model from memory.
+    /// The path that was opened. `None` for a model from memory.
     pub fn path(&self) -> Option<&Path> {
         self.parts[0].path.as_deref()
     }
 
-    /// The files of the model, in order.
+    /// Paths of all files, in order.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         self.parts.iter().filter_map(|part| part.path.as_deref())
     }
 
-    /// How many files the model consists of.
+    /// Number of files.
     pub fn part_count(&self) -> usize {
         self.parts.len()
     }
 
-    /// Bytes of all its files.
+    /// Size of all files in bytes.
     pub fn file_size(&self) -> u64 {
         self.parts.iter().map(|part| part.bytes.len() as u64).sum()
     }
 
-    /// Bytes of all tensors, padding left out.
+    /// Size of all tensors in bytes, without padding.
     pub fn tensor_bytes(&self) -> u64 {
         self.tensors.iter().map(|tensor| tensor.size).sum()
     }
 
-    /// The number of parameters: the values of all tensors.
+    /// Number of parameters: the values of all tensors.
     pub fn parameter_count(&self) -> u64 {
         self.tensors.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.elements()))
     }
 
-    /// Tells the operating system how all tensor data will be read. Does nothing where it cannot be told.
+    /// Gives the operating system a hint on the access to all tensor data. No effect where that is
+    /// not supported.
     pub fn advise(&self, advice: Advice) {
         for part in &self.parts {
             advise(&part.bytes, part.data_start as usize, part.bytes.len(), advice);
         }
     }
 
-    /// Tells the operating system how one tensor will be read. Does nothing where it cannot be told.
+    /// Gives the operating system a hint on the access to a tensor. No effect where that is not
+    /// supported.
     pub fn advise_tensor(&self, tensor: &TensorInfo, advice: Advice) {
         let (part, start, end) = self.range(tensor);
         advise(&part.bytes, start, end, advice);
@@ -211,11 +214,11 @@ impl Gguf {
         })
     }
 
-    /// Checks that no file was cut or has grown since it was opened.
+    /// Checks that no file has changed its size since it was opened.
     ///
-    /// Touching a mapped page beyond the end of a file kills the process; nothing short of copying the model
-    /// ([`Storage::Memory`]) protects from a file that is cut while it is in use. Ask this before a long run over the
-    /// data.
+    /// Access to a mapped page beyond the end of a file kills the process. Only a copy of the model
+    /// ([`LoadMode::Memory`]) protects against truncation while in use. Call this before a long
+    /// pass over the data.
     pub fn check_unchanged(&self) -> Result<(), GgufError> {
         for part in &self.parts {
             let Some(path) = &part.path else { continue };
@@ -234,9 +237,9 @@ impl Gguf {
 pub(crate) fn open_part(
     path: &Path,
     index: usize,
-    storage: Storage,
-) -> Result<(Part, Header), GgufError> {
-    // Looked at first: opening a pipe waits for its other end.
+    mode: LoadMode,
+) -> Result<(SplitPart, Header), GgufError> {
+    // Checks the file type first, since opening a pipe would wait for its other end.
     let meta = std::fs::metadata(path).map_err(|e| GgufError::io("open", path, &e))?;
     let file = meta.is_file().then(|| File::open(path)).transpose();
     let file = file.map_err(|e| GgufError::io("open", path, &e))?;
@@ -254,11 +257,11 @@ pub(crate) fn open_part(
     let bytes = match usize::try_from(meta.len()) {
         // An empty file cannot be mapped.
         Ok(0) => SharedBytes::from_static(&[]),
-        Ok(len) => match storage {
-            Storage::Mapped => {
+        Ok(len) => match mode {
+            LoadMode::Mapped => {
                 SharedBytes::map(&file, len).map_err(|e| GgufError::io("map", path, &e))?
             }
-            Storage::Memory => {
+            LoadMode::Memory => {
                 SharedBytes::read(&file, len).map_err(|e| GgufError::io("read", path, &e))?
             }
         },
@@ -269,7 +272,7 @@ pub(crate) fn open_part(
         }
     };
     let header = parse(&bytes, index)?;
-    Ok((Part { path: Some(path.to_owned()), bytes, data_start: header.data_start }, header))
+    Ok((SplitPart { path: Some(path.to_owned()), bytes, data_start: header.data_start }, header))
 }
 
 #[cfg(unix)]
@@ -282,7 +285,7 @@ fn advise(bytes: &SharedBytes, start: usize, end: usize, advice: Advice) {
         Advice::WillNeed => memmap2::Advice::WillNeed,
     };
     if end > start {
-        // A refused hint changes nothing.
+        // A rejected hint has no effect.
         let _ = map.advise_range(advice, bytes.start() + start, end - start);
     }
 }

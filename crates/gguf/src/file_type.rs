@@ -1,4 +1,4 @@
-//! `general.file_type`: in one number, how most of a model is stored.
+//! `general.file_type`: the block format of most tensors of a model, as a number.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use puna_quant::TensorType;
 use crate::error::GgufError;
 use crate::file::Gguf;
 
-/// What `general.file_type` says, or what the tensors show where it is absent.
+/// Value of `general.file_type`, or a guess from the tensors if it is absent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileType {
     id: u32,
     guessed: bool,
 }
 
-/// Added to the number by writers that did not know it.
+/// Flag that writers set if they guessed the value.
 const GUESSED: u32 = 1024;
 
 /// Number, name, and the tensor type whose prevalence suggests it.
@@ -67,28 +67,28 @@ const TABLE: [(u32, &str, Option<TensorType>); 42] = {
 };
 
 impl FileType {
-    /// What a number in a file says. Any number is possible; not all have a name.
+    /// File type of a number. Any number is valid, but not all have a name.
     pub fn from_id(id: u32) -> Self {
         FileType { id: id & !GUESSED, guessed: id & GUESSED != 0 }
     }
 
-    /// The file type of this name, in any case: `q4_k_m`.
+    /// Finds a file type by name, in any case: `q4_k_m`.
     pub fn from_name(name: &str) -> Option<Self> {
         let row = TABLE.iter().find(|row| row.1.eq_ignore_ascii_case(name))?;
         Some(FileType { id: row.0, guessed: false })
     }
 
-    /// The number, without a note that it was guessed.
+    /// The number without the flag.
     pub fn id(self) -> u32 {
         self.id
     }
 
-    /// The name, such as `Q4_K_M`; `unknown` where the number has none.
+    /// The name, such as `Q4_K_M`, or `unknown`.
     pub fn name(self) -> &'static str {
         TABLE.get(self.id as usize).map_or("unknown", |row| row.1)
     }
 
-    /// Whether it was concluded from the tensors, here or by the file's writer.
+    /// Whether the value is a guess, of this program or of the file's writer.
     pub fn is_guessed(self) -> bool {
         self.guessed
     }
@@ -100,21 +100,21 @@ impl fmt::Display for FileType {
     }
 }
 
-/// How much of a model is stored in one tensor type.
+/// Share of a model in one tensor type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TypeShare {
     /// The type.
     pub ty: TensorType,
-    /// Tensors of it.
+    /// Number of tensors.
     pub tensors: usize,
-    /// Values in them.
+    /// Number of values.
     pub elements: u64,
-    /// Bytes of them.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
 impl Gguf {
-    /// `general.file_type`, or a guess from the most frequent type of the tensors; `None` without either.
+    /// `general.file_type`, or a guess from the most frequent tensor type. `None` without tensors.
     pub fn file_type(&self) -> Result<Option<FileType>, GgufError> {
         if let Some(id) = self.metadata().opt_u32("general.file_type")? {
             return Ok(Some(FileType::from_id(id)));
@@ -124,7 +124,7 @@ impl Gguf {
         Ok(row.map(|row| FileType { id: row.0, guessed: true }))
     }
 
-    /// What the tensors are stored as, the type with the most bytes first.
+    /// Share of each tensor type, largest number of bytes first.
     pub fn type_shares(&self) -> Vec<TypeShare> {
         let mut shares: Vec<TypeShare> = Vec::new();
         for tensor in self.tensors() {
@@ -149,7 +149,7 @@ mod tests {
     use crate::Writer;
 
     #[test]
-    fn numbers_and_names_agree() {
+    fn ids_and_names_agree() {
         for (index, &(id, name, _)) in TABLE.iter().enumerate() {
             assert_eq!(index as u32, id);
             assert_eq!(
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_key_the_most_frequent_type_is_the_guess() {
+    fn without_the_key_the_most_frequent_type_is_guessed() {
         let mut writer = Writer::new();
         let (row, small) = (TensorType::Q4_K.block_values() as u64, [0; 4096]);
         writer.tensor("norm", TensorType::F32, &[1024]).unwrap();

@@ -1,9 +1,10 @@
-//! The GGUF file format: parse, validate, map, split files, write, and the translating [`View`].
+//! The GGUF file format: parsing, validation, mapping, split files, writing, and the compatibility
+//! [`View`].
 //!
-//! [`Gguf::open`] maps a file (and the other parts of a split one) and checks everything its header claims against
-//! the bytes that are there; tensor data is handed out in place. [`Metadata`] has the keys and values, with typed
-//! getters. [`View`] shows a model the way its architecture's code wants it, translating files in the form of
-//! Ollama's library.
+//! [`Gguf::open`] maps a file, including the other parts of a split file, and checks its header
+//! against the file's contents. Tensor data is accessed in place. [`Metadata`] has the keys and
+//! values with typed getters. [`View`] presents a model with the tensor names and keys that its
+//! architecture expects, and translates the layouts of Ollama's library.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), puna_gguf::GgufError> {
@@ -12,13 +13,13 @@
 //! let view = View::new(gguf)?;
 //! println!("{}", view.metadata().architecture()?);
 //! for tensor in view.tensors() {
-//!     println!("{} {} {:?}: {} bytes", tensor.name, tensor.ty, tensor.shape, tensor.bytes().len());
+//!     println!("{} {}: {} bytes", tensor.name, tensor.ty, tensor.bytes().len());
 //! }
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! `unsafe` occurs once, where a file is mapped.
+//! There is one `unsafe`, for mapping a file.
 
 mod bytes;
 mod error;
@@ -33,12 +34,12 @@ mod view;
 mod write;
 
 pub use bytes::{DATA_ALIGNMENT, SharedBytes};
-pub use error::{GgufError, shown};
-pub use file::{Advice, Gguf, Storage};
+pub use error::{GgufError, escape_for_display};
+pub use file::{Advice, Gguf, LoadMode};
 pub use file_type::{FileType, TypeShare};
 pub use metadata::Metadata;
 pub use split::PartName;
 pub use tensor::TensorInfo;
-pub use value::{Array, Strings, Text, Value, ValueType};
+pub use value::{Array, GgufString, Strings, Value, ValueType};
 pub use view::{TensorView, Translation, View};
-pub use write::{Body, Writer};
+pub use write::{DataWriter, Writer};

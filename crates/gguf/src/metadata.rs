@@ -1,14 +1,14 @@
-//! The keys and values of a file, in its order, with typed look-ups whose errors say what was found.
+//! Keys and values of a file in file order, with typed getters whose errors show the actual value.
 
 use crate::error::GgufError;
 use crate::value::{Array, Strings, Value};
 
-/// Keys and values in the order of the file.
+/// Keys and values in file order.
 ///
-/// Typed getters are liberal where files differ and harm is impossible: an integer of any width that fits, a float
-/// of either width, an array of any of these. A string is never a number and a float never an integer. `key(…)`
-/// getters demand the key; `opt_key(…)` and array getters give `None` where it is absent and an error where it has
-/// the wrong type.
+/// Typed getters accept harmless differences between files: an integer of any width that fits, a
+/// float of either width, an array of any of these. They never convert strings to numbers, or
+/// floats to integers. `key(…)` getters require the key. `opt_key(…)` and array getters return
+/// `None` if it is absent, and an error if it has the wrong type.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Metadata {
     entries: Vec<(Box<str>, Value)>,
@@ -17,50 +17,50 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// No keys.
+    /// Makes empty metadata.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes entries in file order; a key that occurs twice is an error.
+    /// Makes metadata from entries in file order. A duplicate key is an error.
     pub(crate) fn from_entries(entries: Vec<(Box<str>, Value)>) -> Result<Self, GgufError> {
         let mut sorted: Vec<u32> = (0..entries.len() as u32).collect();
         sorted.sort_by(|&a, &b| entries[a as usize].0.cmp(&entries[b as usize].0));
         let key = |i: u32| &*entries[i as usize].0;
         if let Some(twice) = sorted.windows(2).find(|pair| key(pair[0]) == key(pair[1])) {
             return Err(GgufError::KeyDuplicate {
-                key: crate::error::shown(key(twice[0]).as_bytes()),
+                key: crate::error::escape_for_display(key(twice[0]).as_bytes()),
             });
         }
         Ok(Metadata { entries, sorted })
     }
 
-    /// How many keys there are.
+    /// Number of keys.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no keys.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// All keys and values, in file order.
+    /// All keys and values in file order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
         self.entries.iter().map(|(key, value)| (&**key, value))
     }
 
-    /// The value of `key`.
+    /// Value of `key`.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.find(key).ok().map(|at| &self.entries[self.sorted[at] as usize].1)
     }
 
-    /// Whether `key` is present, with whatever type.
+    /// Whether `key` is present, with any type.
     pub fn contains(&self, key: &str) -> bool {
         self.find(key).is_ok()
     }
 
-    /// Sets `key`, in its place if it exists and at the end if not.
+    /// Sets `key` in its place, or appends it.
     pub fn set(&mut self, key: &str, value: impl Into<Value>) {
         match self.find(key) {
             Ok(at) => self.entries[self.sorted[at] as usize].1 = value.into(),
@@ -71,7 +71,7 @@ impl Metadata {
         }
     }
 
-    /// Removes `key` and says what it was.
+    /// Removes `key` and returns its value.
     pub fn remove(&mut self, key: &str) -> Option<Value> {
         let at = self.find(key).ok()?;
         let gone = self.sorted.remove(at);
@@ -79,7 +79,7 @@ impl Metadata {
         Some(self.entries.remove(gone as usize).1)
     }
 
-    /// The position of `key` in `sorted`, or where it would be.
+    /// Position of `key` in `sorted`, or where to insert it.
     fn find(&self, key: &str) -> Result<usize, usize> {
         self.sorted.binary_search_by(|&i| (*self.entries[i as usize].0).cmp(key))
     }
@@ -130,7 +130,7 @@ impl Metadata {
         self.typed(key, "an integer from 0 to 2^64-1", |value| value.as_int()?.try_into().ok())
     }
 
-    /// A float, if the key is present; a 64-bit one is rounded.
+    /// A float, if the key is present. 64-bit floats are rounded.
     pub fn opt_f32(&self, key: &str) -> Result<Option<f32>, GgufError> {
         self.typed(key, "a float", |value| value.as_float().map(|v| v as f32))
     }
@@ -148,7 +148,7 @@ impl Metadata {
         self.typed(key, "a string of valid UTF-8", Value::as_str)
     }
 
-    /// The strings of an array, as bytes: they may be anything.
+    /// Strings of an array as bytes. They may be invalid UTF-8.
     pub fn strings(&self, key: &str) -> Result<Option<Strings<'_>>, GgufError> {
         self.typed(key, "an array of strings", |value| value.as_array()?.strings())
     }
@@ -158,38 +158,38 @@ impl Metadata {
         self.typed(key, "an array", Value::as_array)
     }
 
-    /// The elements of an array of integers that fit (booleans are 0 and 1).
+    /// Elements of an array of integers that fit. Booleans are 0 and 1.
     pub fn u32s(&self, key: &str) -> Result<Option<Vec<u32>>, GgufError> {
         self.typed(key, "an array of integers from 0 to 2^32-1", |value| ints(value.as_array()?))
     }
 
-    /// The elements of an array of integers that fit (booleans are 0 and 1).
+    /// Elements of an array of integers that fit. Booleans are 0 and 1.
     pub fn u64s(&self, key: &str) -> Result<Option<Vec<u64>>, GgufError> {
         self.typed(key, "an array of integers from 0 to 2^64-1", |value| ints(value.as_array()?))
     }
 
-    /// The elements of an array of integers that fit (booleans are 0 and 1).
+    /// Elements of an array of integers that fit. Booleans are 0 and 1.
     pub fn i32s(&self, key: &str) -> Result<Option<Vec<i32>>, GgufError> {
         self.typed(key, "an array of integers from -2^31 to 2^31-1", |value| {
             ints(value.as_array()?)
         })
     }
 
-    /// The elements of an array of integers that fit.
+    /// Elements of an array of bytes.
     pub fn u8s(&self, key: &str) -> Result<Option<Vec<u8>>, GgufError> {
-        // The bytes of a normaliser's tables are written as u8 or as i8: the bits count.
+        // Files store the normalizer's tables as u8 or i8. Only the bits matter.
         self.typed(key, "an array of bytes", |value| {
             let array = value.as_array()?;
             (array.element_type().size() == Some(1)).then(|| array.as_bytes().to_vec())
         })
     }
 
-    /// The elements of an array of floats; 64-bit ones are rounded.
+    /// Elements of an array of floats. 64-bit floats are rounded.
     pub fn f32s(&self, key: &str) -> Result<Option<Vec<f32>>, GgufError> {
         self.typed(key, "an array of floats", |value| Some(value.as_array()?.floats()?.collect()))
     }
 
-    /// The elements of an array of booleans, or of integers that are all 0 or 1.
+    /// Elements of an array of booleans, or of integers that are all 0 or 1.
     pub fn bools(&self, key: &str) -> Result<Option<Vec<bool>>, GgufError> {
         self.typed(key, "an array of bools", |value| {
             let bit = |v| match v {
@@ -201,7 +201,7 @@ impl Metadata {
         })
     }
 
-    /// A value for each of `layers` layers: an array of that length, or one integer for all of them.
+    /// A value for each of `layers` layers: an array of that length, or one integer for all.
     pub fn u32_per_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<u32>>, GgufError> {
         if self.get(key).is_none_or(|value| value.as_array().is_none()) {
             return Ok(self.opt_u32(key)?.map(|value| vec![value; layers]));
@@ -216,7 +216,8 @@ impl Metadata {
         }
     }
 
-    /// `key` as what `read` makes of it; an error that names `want` where it makes nothing of it.
+    /// Converts `key` with `read`. If that fails, returns an error that names the expected type
+    /// `want`.
     fn typed<'a, T>(
         &'a self,
         key: &str,
@@ -230,7 +231,7 @@ impl Metadata {
 }
 
 impl serde::Serialize for Metadata {
-    /// An object, keys in file order.
+    /// Serializes as an object with keys in file order.
     fn serialize<S: serde::Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
         out.collect_map(self.iter())
     }
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_any_width_are_read_where_they_fit() {
+    fn integers_of_any_width_are_read_if_they_fit() {
         let m = metadata();
         assert_eq!(m.u32("u16"), Ok(7));
         assert_eq!(m.u64("big"), Ok(u64::MAX));
@@ -281,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_type_is_an_error_that_says_what_was_found() {
+    fn a_wrong_type_is_an_error_with_the_found_value() {
         let m = metadata();
         let text = |e: GgufError| (e.code(), e.to_string());
         let (code, message) = text(m.u32("i64").unwrap_err());
@@ -303,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absent_key_is_none_or_an_error_that_names_it() {
+    fn an_absent_key_is_none_or_a_named_error() {
         let m = metadata();
         assert_eq!(m.opt_str("none"), Ok(None));
         assert_eq!(m.str("none"), Err(GgufError::KeyMissing { key: "none".into() }));
@@ -312,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_and_values_are_a_json_object_in_file_order() {
+    fn metadata_serializes_as_a_json_object_in_file_order() {
         let mut m = Metadata::new();
         m.set("z", 1u32);
         m.set("a", Value::strings(["x"]));

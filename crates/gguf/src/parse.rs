@@ -1,16 +1,17 @@
-//! Reads the header of one file: counts, keys, values and tensor descriptions. Nothing is allocated from a number
-//! in the file before that number was compared with the bytes that are there, and every sum is checked.
+//! Parses the header of one file: counts, keys, values and tensor descriptions. Compares every
+//! number in the file with the remaining bytes before it allocates memory, and checks every sum for
+//! overflow.
 
 use puna_quant::TensorType;
 
 use crate::bytes::SharedBytes;
-use crate::error::{GgufError, shown};
+use crate::error::{GgufError, escape_for_display};
 use crate::metadata::Metadata;
 use crate::tensor::{TensorInfo, byte_size, pad};
-use crate::value::{Array, Text, Value, ValueType, scalar};
+use crate::value::{Array, GgufString, Value, ValueType, scalar};
 
-/// The most that is read, far above what real files have.
-mod limit {
+/// Limits far above the values of real files.
+mod limits {
     pub(super) const KEYS: u64 = 65_536;
     pub(super) const TENSORS: u64 = 1_048_576;
     pub(super) const KEY_BYTES: u64 = 65_535;
@@ -23,35 +24,36 @@ mod limit {
     pub(super) const DIMS: u32 = 4;
 }
 
-/// The smallest key and value: length, one byte, type, one byte (the specified bound is one byte less).
+/// Smallest key and value: length, one byte, type, one byte. (The specification's bound is one byte
+/// less.)
 const MIN_KV_BYTES: u64 = 13;
-/// The smallest tensor description: length, number of dimensions, type, offset.
+/// Smallest tensor description: length, number of dimensions, type, offset.
 const MIN_TENSOR_BYTES: u64 = 24;
 
-/// What the header of one file says.
+/// Header of one file.
 #[derive(Debug)]
 pub(crate) struct Header {
     pub version: u32,
     pub alignment: u64,
     pub metadata: Metadata,
     pub tensors: Vec<TensorInfo>,
-    /// Where the data section starts.
+    /// Offset of the data section.
     pub data_start: u64,
 }
 
-/// Reads and checks the header at the start of `file`; the tensors are those of part number `part`.
+/// Parses and validates the header at the start of `file`, which is part number `part`.
 pub(crate) fn parse(file: &SharedBytes, part: usize) -> Result<Header, GgufError> {
     let (header, data_size) = header(file, part)?;
     check_bounds(&header.tensors, header.data_start, data_size, file.len() as u64)?;
     Ok(header)
 }
 
-/// Checks a header without data behind it.
+/// Validates a header without data behind it.
 pub(crate) fn check_header(header: &SharedBytes) -> Result<(), GgufError> {
     self::header(header, 0).map(drop)
 }
 
-/// The header, checked by itself, and the size of the data section that it describes.
+/// Parses the header, and returns the size of the data section that it describes.
 fn header(file: &SharedBytes, part: usize) -> Result<(Header, u64), GgufError> {
     let mut reader = Reader { file, pos: 0 };
     let (version, tensor_count, kv_count) = reader.counts()?;
@@ -98,21 +100,21 @@ impl Reader<'_> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// The next `len` bytes, which must be there.
+    /// The next `len` bytes, which must exist.
     fn bytes(&mut self, len: u64) -> SharedBytes {
         let start = self.pos;
         self.pos += len as usize;
         self.file.slice(start, self.pos)
     }
 
-    /// Magic, version and counts.
+    /// Reads magic, version and counts.
     fn counts(&mut self) -> Result<(u32, u64, u64), GgufError> {
-        let cut = GgufError::TruncatedHeader { len: self.file.len() as u64 };
-        let magic = self.array::<4>().ok_or(cut.clone())?;
+        let truncated = GgufError::TruncatedHeader { len: self.file.len() as u64 };
+        let magic = self.array::<4>().ok_or(truncated.clone())?;
         if &magic != b"GGUF" {
             return Err(GgufError::BadMagic { found: magic, looks_like: looks_like(self.file) });
         }
-        let version = match self.u32().ok_or(cut.clone())? {
+        let version = match self.u32().ok_or(truncated.clone())? {
             0 => return Err(GgufError::VersionInvalid),
             1 => return Err(GgufError::VersionUnsupported { version: 1 }),
             version @ 2..=3 => version,
@@ -120,12 +122,12 @@ impl Reader<'_> {
             version if version & 0xffff == 0 => return Err(GgufError::BigEndian),
             version => return Err(GgufError::VersionFuture { version }),
         };
-        let tensors = self.u64().ok_or(cut.clone())? as i64;
-        let keys = self.u64().ok_or(cut)? as i64;
+        let tensors = self.u64().ok_or(truncated.clone())? as i64;
+        let keys = self.u64().ok_or(truncated)? as i64;
         let remaining = self.remaining();
-        let allowed = limit::TENSORS.min(remaining / MIN_TENSOR_BYTES);
+        let allowed = limits::TENSORS.min(remaining / MIN_TENSOR_BYTES);
         if u64::try_from(tensors).is_ok_and(|n| n <= allowed) {
-            let allowed = limit::KEYS.min(remaining / MIN_KV_BYTES);
+            let allowed = limits::KEYS.min(remaining / MIN_KV_BYTES);
             match u64::try_from(keys) {
                 Ok(keys) if keys <= allowed => Ok((version, tensors as u64, keys)),
                 _ => Err(GgufError::KvCount { found: keys, allowed, remaining }),
@@ -135,12 +137,17 @@ impl Reader<'_> {
         }
     }
 
-    /// One key and its value.
+    /// Reads a key and its value.
     fn key_value(&mut self, index: u64) -> Result<(Box<str>, Value), GgufError> {
         let offset = self.pos as u64;
         let field = || format!("key {index}");
-        let bytes = self.string(field, limit::KEY_BYTES)?;
-        let invalid = |reason| GgufError::KeyInvalid { index, offset, key: shown(&bytes), reason };
+        let bytes = self.string(field, limits::KEY_BYTES)?;
+        let invalid = |reason| GgufError::KeyInvalid {
+            index,
+            offset,
+            key: escape_for_display(&bytes),
+            reason,
+        };
         if bytes.is_empty() {
             return Err(GgufError::KeyEmpty { index, offset });
         }
@@ -154,13 +161,14 @@ impl Reader<'_> {
             ValueType::String => {
                 let max = match &*key {
                     "tokenizer.chat_template" | "tokenizer.huggingface.json" => {
-                        limit::DOCUMENT_BYTES
+                        limits::DOCUMENT_BYTES
                     }
-                    _ => limit::STRING_BYTES,
+                    _ => limits::STRING_BYTES,
                 };
-                Value::String(Text(
-                    self.string(|| format!("the value of key {}", shown(key.as_bytes())), max)?,
-                ))
+                Value::String(GgufString(self.string(
+                    || format!("the value of key {}", escape_for_display(key.as_bytes())),
+                    max,
+                )?))
             }
             ValueType::Array => Value::Array(self.array_value(&key)?),
             _ => self.scalar(&key, ty)?,
@@ -171,9 +179,9 @@ impl Reader<'_> {
 
     fn value_type(&mut self, key: &str) -> Result<ValueType, GgufError> {
         let offset = self.pos as u64;
-        let id = self.u32().ok_or_else(|| self.cut_value("the type of key", key, offset))?;
+        let id = self.u32().ok_or_else(|| self.truncated_value("the type of key", key, offset))?;
         ValueType::from_id(id).ok_or_else(|| GgufError::ValueTypeUnknown {
-            key: shown(key.as_bytes()),
+            key: escape_for_display(key.as_bytes()),
             offset,
             found: id as i32,
         })
@@ -183,7 +191,7 @@ impl Reader<'_> {
         let offset = self.pos as u64;
         let size = ty.size().expect("strings and arrays are read elsewhere") as u64;
         if size > self.remaining() {
-            return Err(self.cut_value("the value of key", key, offset));
+            return Err(self.truncated_value("the value of key", key, offset));
         }
         Ok(scalar(ty, &self.bytes(size)).expect("a scalar type"))
     }
@@ -192,30 +200,38 @@ impl Reader<'_> {
         let offset = self.pos as u64;
         let element = self.value_type(key)?;
         if element == ValueType::Array {
-            return Err(GgufError::ArrayNested { key: shown(key.as_bytes()), offset });
+            return Err(GgufError::ArrayNested { key: escape_for_display(key.as_bytes()), offset });
         }
-        let found = self.u64().ok_or_else(|| self.cut_value("the length of array", key, offset))?;
-        // A string takes at least its length; the strings themselves are checked one by one below.
+        let found =
+            self.u64().ok_or_else(|| self.truncated_value("the length of array", key, offset))?;
+        // A string has at least its length field. The loop below checks each string.
         let size = element.size().unwrap_or(8) as u64;
-        let allowed = limit::ARRAY_LEN.min(self.remaining() / size);
+        let allowed = limits::ARRAY_LEN.min(self.remaining() / size);
         if found > allowed {
             return Err(match element {
                 ValueType::String => GgufError::StringOutOfFile {
-                    field: format!("the list of strings of key {}", shown(key.as_bytes())),
+                    field: format!(
+                        "the list of strings of key {}",
+                        escape_for_display(key.as_bytes())
+                    ),
                     offset,
                     found: found.saturating_mul(8),
                     allowed: allowed * 8,
                 },
-                _ => {
-                    GgufError::ArrayOutOfFile { key: shown(key.as_bytes()), offset, found, allowed }
-                }
+                _ => GgufError::ArrayOutOfFile {
+                    key: escape_for_display(key.as_bytes()),
+                    offset,
+                    found,
+                    allowed,
+                },
             });
         }
         let start = self.pos;
         if element == ValueType::String {
             for index in 0..found {
-                let field = || format!("string {index} of key {}", shown(key.as_bytes()));
-                self.string(field, limit::STRING_BYTES)?;
+                let field =
+                    || format!("string {index} of key {}", escape_for_display(key.as_bytes()));
+                self.string(field, limits::STRING_BYTES)?;
             }
         } else {
             self.pos += (found * size) as usize;
@@ -223,11 +239,12 @@ impl Reader<'_> {
         Ok(Array { element, len: found as usize, bytes: self.file.slice(start, self.pos) })
     }
 
-    /// A length and as many bytes, at most `max`.
+    /// Reads a length and as many bytes, at most `max`.
     fn string(&mut self, field: impl Fn() -> String, max: u64) -> Result<SharedBytes, GgufError> {
         let offset = self.pos as u64;
-        let cut = || GgufError::TruncatedKv { field: format!("the length of {}", field()), offset };
-        let found = self.u64().ok_or_else(cut)?;
+        let truncated =
+            || GgufError::TruncatedKv { field: format!("the length of {}", field()), offset };
+        let found = self.u64().ok_or_else(truncated)?;
         let allowed = max.min(self.remaining());
         if found > allowed {
             return Err(GgufError::StringOutOfFile { field: field(), offset, found, allowed });
@@ -235,16 +252,16 @@ impl Reader<'_> {
         Ok(self.bytes(found))
     }
 
-    /// One tensor description, checked but for its offset.
+    /// Reads a tensor description, and checks everything except its offset.
     fn tensor(&mut self, index: u64, part: usize) -> Result<TensorInfo, GgufError> {
         let start = self.pos as u64;
-        let cut = || GgufError::TruncatedTensorInfo { index, offset: start };
-        let found = self.u64().ok_or_else(cut)?;
-        if found > limit::TENSOR_NAME_BYTES {
+        let truncated = || GgufError::TruncatedTensorInfo { index, offset: start };
+        let found = self.u64().ok_or_else(truncated)?;
+        if found > limits::TENSOR_NAME_BYTES {
             return Err(GgufError::TensorNameTooLong { index, offset: start, found });
         }
         if found > self.remaining() {
-            return Err(cut());
+            return Err(truncated());
         }
         let name: Box<str> = check_name(&self.bytes(found))
             .map_err(|(name, reason)| GgufError::TensorNameInvalid {
@@ -254,13 +271,13 @@ impl Reader<'_> {
                 reason,
             })?
             .into();
-        let dims = self.u32().ok_or_else(cut)?;
-        if dims > limit::DIMS {
+        let dims = self.u32().ok_or_else(truncated)?;
+        if dims > limits::DIMS {
             return Err(GgufError::TensorDims { name: name.into(), found: dims });
         }
         let mut shape = Vec::with_capacity(dims as usize);
         for dim in 0..dims as usize {
-            match self.u64().ok_or_else(cut)? as i64 {
+            match self.u64().ok_or_else(truncated)? as i64 {
                 0 => return Err(GgufError::TensorDimZero { name: name.into(), dim }),
                 found @ i64::MIN..0 => {
                     return Err(GgufError::TensorDimNegative { name: name.into(), dim, found });
@@ -268,39 +285,42 @@ impl Reader<'_> {
                 size => shape.push(size as u64),
             }
         }
-        let id = self.u32().ok_or_else(cut)?;
-        let offset = self.u64().ok_or_else(cut)?;
+        let id = self.u32().ok_or_else(truncated)?;
+        let offset = self.u64().ok_or_else(truncated)?;
         let (ty, size) = type_and_size(&name, &shape, id)?;
         Ok(TensorInfo { name, ty, shape, offset, size, part })
     }
 
-    fn cut_value(&self, what: &str, key: &str, offset: u64) -> GgufError {
-        GgufError::TruncatedKv { field: format!("{what} {}", shown(key.as_bytes())), offset }
+    fn truncated_value(&self, what: &str, key: &str, offset: u64) -> GgufError {
+        GgufError::TruncatedKv {
+            field: format!("{what} {}", escape_for_display(key.as_bytes())),
+            offset,
+        }
     }
 
     fn check_metadata_limit(&self) -> Result<(), GgufError> {
-        if self.pos as u64 > limit::METADATA_BYTES {
-            return Err(GgufError::MetadataTooLarge { limit: limit::METADATA_BYTES });
+        if self.pos as u64 > limits::METADATA_BYTES {
+            return Err(GgufError::MetadataTooLarge { limit: limits::METADATA_BYTES });
         }
         Ok(())
     }
 }
 
-/// A tensor name, or how it can be shown and why it is none.
+/// Checks a tensor name. The error has the name for display and the reason.
 fn check_name(bytes: &[u8]) -> Result<&str, (String, &'static str)> {
-    let invalid = |reason| (shown(bytes), reason);
+    let invalid = |reason| (escape_for_display(bytes), reason);
     if bytes.is_empty() {
         return Err(invalid("is empty"));
     }
     let name = std::str::from_utf8(bytes).map_err(|_| invalid("is not valid UTF-8"))?;
-    // Also those beyond ASCII, which terminals obey too.
+    // Includes control characters beyond ASCII, which terminals also interpret.
     match name.contains(char::is_control) {
         true => Err(invalid("contains control characters")),
         false => Ok(name),
     }
 }
 
-/// The type of number `id` and the bytes of a tensor of it.
+/// Tensor type of number `id`, and size in bytes of a tensor of this type.
 pub(crate) fn type_and_size(
     name: &str,
     shape: &[u64],
@@ -329,7 +349,7 @@ fn size_overflow(name: &str, ty: TensorType, shape: &[u64]) -> GgufError {
     GgufError::TensorSizeOverflow { name: name.to_owned(), ty, shape: shape.to_vec() }
 }
 
-/// What a type number meant that the format has dropped.
+/// Name of a type number that was removed from the format.
 fn removed(id: u32) -> Option<&'static str> {
     Some(match id {
         4 => "Q4_2",
@@ -344,11 +364,11 @@ fn removed(id: u32) -> Option<&'static str> {
     })
 }
 
-/// `general.alignment`, or what holds where it is absent.
+/// `general.alignment`, or its default.
 pub(crate) fn alignment(metadata: &Metadata) -> Result<u64, GgufError> {
     match metadata.get("general.alignment") {
         None => Ok(32),
-        Some(Value::U32(found)) if found.is_power_of_two() && *found <= limit::ALIGNMENT => {
+        Some(Value::U32(found)) if found.is_power_of_two() && *found <= limits::ALIGNMENT => {
             Ok((*found).into())
         }
         Some(Value::U32(found)) => Err(GgufError::AlignmentInvalid { found: *found }),
@@ -356,7 +376,8 @@ pub(crate) fn alignment(metadata: &Metadata) -> Result<u64, GgufError> {
     }
 }
 
-/// Every tensor must start where the one before it ends, padded. Returns the end of the last one, unpadded.
+/// Checks that every tensor starts at the padded end of the one before it. Returns the unpadded end
+/// of the last one.
 fn check_offsets(tensors: &[TensorInfo], alignment: u64) -> Result<u64, GgufError> {
     let (mut expected, mut end) = (0u64, 0u64);
     for tensor in tensors {
@@ -379,7 +400,7 @@ fn check_offsets(tensors: &[TensorInfo], alignment: u64) -> Result<u64, GgufErro
     Ok(end)
 }
 
-/// The data section, which ends at `end` from its start, must lie within the file.
+/// Checks that the data section, of length `end`, lies within the file.
 fn check_bounds(tensors: &[TensorInfo], start: u64, end: u64, len: u64) -> Result<(), GgufError> {
     let Some(last) = tensors.last() else { return Ok(()) };
     if start > len {
@@ -388,7 +409,7 @@ fn check_bounds(tensors: &[TensorInfo], start: u64, end: u64, len: u64) -> Resul
     if start.checked_add(end).is_none() {
         return Err(GgufError::DataSizeOverflow { name: last.name.to_string() });
     }
-    // No sum overflows: none is larger than the one above.
+    // No sum overflows, since none is larger than the one above.
     let ends_outside = |t: &&TensorInfo| start + t.offset + t.size > len;
     match tensors.iter().find(ends_outside) {
         Some(t) => Err(GgufError::TensorOutOfFile {
@@ -400,7 +421,7 @@ fn check_bounds(tensors: &[TensorInfo], start: u64, end: u64, len: u64) -> Resul
     }
 }
 
-/// What a file that is no GGUF seems to be, as the end of a sentence.
+/// What a file that is not GGUF seems to be, as the end of a sentence.
 fn looks_like(file: &[u8]) -> &'static str {
     let text = String::from_utf8_lossy(&file[..file.len().min(64)]).to_ascii_lowercase();
     match file {

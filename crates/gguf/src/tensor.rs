@@ -1,39 +1,40 @@
-//! What a file says about a tensor.
+//! Tensor descriptions.
 
 use puna_quant::TensorType;
 
 use crate::error::GgufError;
 
-/// Name, type, shape and place of a tensor.
+/// Name, type, shape and location of a tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorInfo {
-    /// The name: 1 to 63 bytes without control characters.
+    /// Name: 1 to 63 bytes without control characters.
     pub name: Box<str>,
-    /// How the elements are stored.
+    /// Storage type of the elements.
     pub ty: TensorType,
-    /// The dimensions, fastest first: `shape[0]` is the length of a row. Empty for a single value.
+    /// Dimensions, fastest first: `shape[0]` is the length of a row. Empty for a single value.
     pub shape: Vec<u64>,
-    /// Bytes from the start of the data section of its file.
+    /// Offset in bytes in the data section of its file.
     pub offset: u64,
-    /// Bytes of the data.
+    /// Size of the data in bytes.
     pub size: u64,
-    /// Which file of a split model, counted from 0.
+    /// Index of its file in a split file, from 0.
     pub part: usize,
 }
 
 impl TensorInfo {
-    /// How many values the tensor has.
+    /// Number of values.
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()
     }
 
-    /// How many rows of `shape[0]` values the tensor has.
+    /// Number of rows of `shape[0]` values.
     pub fn rows(&self) -> u64 {
         self.shape.iter().skip(1).product()
     }
 }
 
-/// Bytes of a tensor, or `None` where `shape[0]` is no multiple of the type's block or the size overflows.
+/// Size of a tensor in bytes. `None` if `shape[0]` is not a multiple of the type's block, or the
+/// size overflows.
 pub(crate) fn byte_size(ty: TensorType, shape: &[u64]) -> Option<u64> {
     let row = shape.first().copied().unwrap_or(1);
     let block = ty.block_values() as u64;
@@ -44,12 +45,12 @@ pub(crate) fn byte_size(ty: TensorType, shape: &[u64]) -> Option<u64> {
     shape.iter().skip(1).try_fold(row_bytes, |bytes, &dim| bytes.checked_mul(dim))
 }
 
-/// `value` rounded up to a multiple of `alignment`, a power of two.
+/// Rounds `value` up to a multiple of `alignment`, a power of two.
 pub(crate) fn pad(value: u64, alignment: u64) -> Option<u64> {
     value.checked_next_multiple_of(alignment)
 }
 
-/// Indices of `tensors`, sorted by name; a name that occurs twice is an error.
+/// Indices of `tensors`, sorted by name. A duplicate name is an error.
 pub(crate) fn sort_by_name(tensors: &[TensorInfo]) -> Result<Vec<u32>, GgufError> {
     let name = |i: u32| &*tensors[i as usize].name;
     let mut sorted: Vec<u32> = (0..tensors.len() as u32).collect();

@@ -1,11 +1,11 @@
-//! Metadata values. Strings and arrays stay in the bytes they were read from.
+//! Metadata values. Strings and arrays refer to the file's bytes.
 
 use std::fmt;
 
 use crate::bytes::SharedBytes;
-use crate::error::shown;
+use crate::error::escape_for_display;
 
-/// The type of a metadata value or of an array's elements; the discriminants are the format's numbers.
+/// Type of a metadata value or of array elements. Discriminants are the format's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[allow(missing_docs)] // the variants are the format's own names
@@ -31,17 +31,17 @@ impl ValueType {
         [U8, I8, U16, I16, U32, I32, F32, Bool, String, Array, U64, I64, F64]
     };
 
-    /// The type of this number, if there is one.
+    /// Type of a number, if valid.
     pub fn from_id(id: u32) -> Option<Self> {
         Self::ALL.get(usize::try_from(id).ok()?).copied()
     }
 
-    /// The number of the type in a file.
+    /// Number of the type in a file.
     pub fn id(self) -> u32 {
         self as u32
     }
 
-    /// Bytes of one value; `None` for strings and arrays.
+    /// Size of a value in bytes. `None` for strings and arrays.
     pub fn size(self) -> Option<usize> {
         use ValueType::*;
         match self {
@@ -53,7 +53,7 @@ impl ValueType {
         }
     }
 
-    /// The name, such as `u32` or `string`.
+    /// Name, such as `u32` or `string`.
     pub fn name(self) -> &'static str {
         use ValueType::*;
         match self {
@@ -92,7 +92,7 @@ pub enum Value {
     I32(i32),
     F32(f32),
     Bool(bool),
-    String(Text),
+    String(GgufString),
     Array(Array),
     U64(u64),
     I64(i64),
@@ -100,7 +100,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// The value's type.
+    /// Type of the value.
     pub fn ty(&self) -> ValueType {
         match self {
             Value::U8(_) => ValueType::U8,
@@ -119,7 +119,7 @@ impl Value {
         }
     }
 
-    /// The value of an integer of any width.
+    /// Value of an integer of any width.
     pub fn as_int(&self) -> Option<i128> {
         Some(match *self {
             Value::U8(v) => v.into(),
@@ -134,7 +134,7 @@ impl Value {
         })
     }
 
-    /// The value of a float of either width.
+    /// Value of a float of either width.
     pub fn as_float(&self) -> Option<f64> {
         match *self {
             Value::F32(v) => Some(v.into()),
@@ -143,7 +143,7 @@ impl Value {
         }
     }
 
-    /// The bytes of a string.
+    /// Bytes of a string.
     pub fn as_bytes(&self) -> Option<&[u8]> {
         match self {
             Value::String(text) => Some(text.as_bytes()),
@@ -167,7 +167,7 @@ impl Value {
         }
     }
 
-    /// What the value is, for a message: its type and, where that is short, the value.
+    /// Describes the value for a message: its type and, if short, the value.
     pub fn describe(&self) -> String {
         match self {
             Value::String(text) => format!("string {text}"),
@@ -176,7 +176,7 @@ impl Value {
         }
     }
 
-    /// An array of strings.
+    /// Makes an array of strings.
     pub fn strings<S: AsRef<[u8]>>(items: impl IntoIterator<Item = S>) -> Self {
         let mut bytes = Vec::new();
         let mut len = 0;
@@ -211,7 +211,8 @@ impl fmt::Display for Value {
 }
 
 impl serde::Serialize for Value {
-    /// As JSON has it: numbers, booleans, strings (what is no UTF-8 in them replaced), and lists of these.
+    /// Serializes as JSON: numbers, booleans, strings (with invalid UTF-8 replaced), and lists of
+    /// these.
     fn serialize<S: serde::Serializer>(&self, out: S) -> Result<S::Ok, S::Error> {
         match self {
             Value::U8(v) => out.serialize_u8(*v),
@@ -234,11 +235,11 @@ impl serde::Serialize for Value {
     }
 }
 
-/// A string of the file: UTF-8 by convention, any bytes in fact.
+/// A string of a file: UTF-8 by convention, but possibly any bytes.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Text(pub(crate) SharedBytes);
+pub struct GgufString(pub(crate) SharedBytes);
 
-impl Text {
+impl GgufString {
     /// The bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
@@ -250,49 +251,50 @@ impl Text {
     }
 }
 
-impl fmt::Display for Text {
-    /// Quoted, escaped and cut to what fits in a message.
+impl fmt::Display for GgufString {
+    /// Quoted, escaped and shortened for a message.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&shown(&self.0))
+        f.write_str(&escape_for_display(&self.0))
     }
 }
 
-/// An array of scalars or strings, as it lies in the file: little-endian, unaligned, strings with their lengths.
+/// An array of scalars or strings in file format: little-endian, unaligned, strings with their
+/// lengths.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Array {
     pub(crate) element: ValueType,
     pub(crate) len: usize,
-    /// Exactly the bytes of `len` elements; the parser has checked every string length in it.
+    /// Bytes of `len` elements. The parser has checked every string length.
     pub(crate) bytes: SharedBytes,
 }
 
 impl Array {
-    /// The type of the elements, never `Array`.
+    /// Type of the elements, never `Array`.
     pub fn element_type(&self) -> ValueType {
         self.element
     }
 
-    /// How many elements there are.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The elements as bytes, the way they lie in the file.
+    /// Bytes of the elements in file format.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The strings of an array of strings.
+    /// Strings of an array of strings.
     pub fn strings(&self) -> Option<Strings<'_>> {
         (self.element == ValueType::String).then(|| Strings { rest: &self.bytes, left: self.len })
     }
 
-    /// The elements, if they are integers of any width or booleans (0 and 1).
+    /// Elements, if they are integers of any width or booleans (0 and 1).
     pub fn ints(&self) -> Option<impl ExactSizeIterator<Item = i128> + '_> {
         use ValueType::*;
         let size = self.element.size()?;
@@ -311,7 +313,7 @@ impl Array {
         Some(self.bytes.chunks_exact(size).map(read))
     }
 
-    /// The elements, if they are floats; 64-bit ones are rounded.
+    /// Elements, if they are floats. 64-bit floats are rounded.
     pub fn floats(&self) -> Option<impl ExactSizeIterator<Item = f32> + '_> {
         let read: fn(&[u8]) -> f32 = match self.element {
             ValueType::F32 => |b| f32::from_le_bytes(fixed(b)),
@@ -321,7 +323,7 @@ impl Array {
         Some(self.bytes.chunks_exact(self.element.size()?).map(read))
     }
 
-    /// The first `len` elements, or all where there are no more.
+    /// The first `len` elements, or all if there are fewer.
     pub fn prefix(&self, len: usize) -> Array {
         let len = len.min(self.len);
         let end = match self.element.size() {
@@ -335,35 +337,35 @@ impl Array {
         Array { element: self.element, len, bytes: self.bytes.slice(0, end) }
     }
 
-    /// The scalars beside which there is `true`, if there is an entry for each.
-    pub(crate) fn kept(&self, keeps: &[bool]) -> Option<Array> {
+    /// Scalars whose entry in `keeps` is `true`. `None` if the lengths differ.
+    pub(crate) fn filtered(&self, keeps: &[bool]) -> Option<Array> {
         let size = self.element.size().filter(|_| keeps.len() == self.len)?;
-        let kept = self.bytes.chunks_exact(size).zip(keeps).filter(|(_, keeps)| **keeps);
-        let bytes: Vec<u8> = kept.flat_map(|(bytes, _)| bytes).copied().collect();
+        let filtered = self.bytes.chunks_exact(size).zip(keeps).filter(|(_, keeps)| **keeps);
+        let bytes: Vec<u8> = filtered.flat_map(|(bytes, _)| bytes).copied().collect();
         Some(Array { element: self.element, len: bytes.len() / size, bytes: bytes.into() })
     }
 
-    /// The elements as values; nothing of an array of strings.
+    /// Elements as values; empty for an array of strings.
     fn scalars(&self) -> impl Iterator<Item = Value> + '_ {
         let size = self.element.size();
         let bytes = if size.is_some() { self.as_bytes() } else { &[] };
         bytes.chunks_exact(size.unwrap_or(1)).filter_map(|bytes| scalar(self.element, bytes))
     }
 
-    /// One element as a value of its own.
+    /// One element as a value.
     pub fn get(&self, index: usize) -> Option<Value> {
         if index >= self.len {
             return None;
         }
         let Some(size) = self.element.size() else {
             let bytes = self.strings()?.nth(index)?;
-            return Some(Value::String(Text(bytes.to_vec().into())));
+            return Some(Value::String(GgufString(bytes.to_vec().into())));
         };
         scalar(self.element, &self.bytes[index * size..(index + 1) * size])
     }
 }
 
-/// A scalar from exactly its bytes; `None` for strings and arrays.
+/// Decodes a scalar from exactly its bytes. `None` for strings and arrays.
 pub(crate) fn scalar(ty: ValueType, bytes: &[u8]) -> Option<Value> {
     Some(match ty {
         ValueType::U8 => Value::U8(bytes[0]),
@@ -381,12 +383,12 @@ pub(crate) fn scalar(ty: ValueType, bytes: &[u8]) -> Option<Value> {
     })
 }
 
-/// The bytes as an array; callers cut pieces of exactly the size.
+/// Converts bytes to an array. Callers pass exactly `N` bytes.
 fn fixed<const N: usize>(bytes: &[u8]) -> [u8; N] {
     bytes.try_into().expect("a piece of the element's size")
 }
 
-/// The strings of an array, as bytes, in order.
+/// Iterator over the strings of an array, as bytes.
 #[derive(Debug, Clone)]
 pub struct Strings<'a> {
     rest: &'a [u8],
@@ -401,7 +403,8 @@ impl<'a> Iterator for Strings<'a> {
             return None;
         }
         self.left -= 1;
-        // The parser has walked these lengths. Should a mapped file have changed since, strings come out short.
+        // The parser has checked these lengths. If a mapped file has changed since, strings are cut
+        // short.
         let (len, rest) = self.rest.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
         let len = usize::try_from(u64::from_le_bytes(*len)).unwrap_or(usize::MAX).min(rest.len());
         let (string, rest) = rest.split_at(len);
@@ -464,13 +467,13 @@ impl From<Vec<bool>> for Value {
 
 impl From<&str> for Value {
     fn from(text: &str) -> Self {
-        Value::String(Text(text.as_bytes().to_vec().into()))
+        Value::String(GgufString(text.as_bytes().to_vec().into()))
     }
 }
 
 impl From<String> for Value {
     fn from(text: String) -> Self {
-        Value::String(Text(text.into_bytes().into()))
+        Value::String(GgufString(text.into_bytes().into()))
     }
 }
 
@@ -487,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_json() {
+    fn values_serialize_as_json() {
         let json = |value: Value| serde_json::to_string(&value).unwrap();
         assert_eq!(json(vec![1i16, -2].into()), "[1,-2]");
         assert_eq!(json(vec![true, false].into()), "[true,false]");
@@ -499,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn arrays_give_back_what_they_were_made_of() {
+    fn arrays_round_trip() {
         let ints = Value::from(vec![1i16, -2, 300]);
         assert_eq!(ints.as_array().unwrap().ints().unwrap().collect::<Vec<_>>(), [1, -2, 300]);
         assert_eq!(ints.as_array().unwrap().get(1), Some(Value::I16(-2)));

@@ -1,5 +1,5 @@
-//! Writes GGUF files, version 3: first the header from keys and tensor descriptions, then the data as it comes, so
-//! that no model has to fit in memory.
+//! Writes GGUF files, version 3: first the header from keys and tensor descriptions, then the data
+//! as it arrives. The model does not need to fit in memory.
 
 use std::io::Write;
 
@@ -12,9 +12,9 @@ use crate::parse::{alignment, check_header, type_and_size};
 use crate::tensor::{TensorInfo, pad, sort_by_name};
 use crate::value::Value;
 
-/// A file to be: keys, values and descriptions of tensors. [`start`](Writer::start) writes them.
+/// A file to write: keys, values and tensor descriptions. [`start`](Writer::start) writes them.
 ///
-/// The alignment is that of the key `general.alignment`, else 32.
+/// The alignment is `general.alignment`, or else 32.
 ///
 /// ```
 /// # fn main() -> Result<(), puna_gguf::GgufError> {
@@ -22,10 +22,10 @@ use crate::value::Value;
 /// let mut writer = Writer::new();
 /// writer.set("general.architecture", "llama").set("llama.block_count", 1u32);
 /// writer.tensor("output_norm.weight", puna_quant::TensorType::F32, &[2])?;
-/// let mut body = writer.start(Vec::new())?;
-/// body.write(&1.0f32.to_le_bytes())?;
-/// body.write(&2.0f32.to_le_bytes())?;
-/// let gguf = Gguf::from_bytes(body.finish()?)?;
+/// let mut data = writer.start(Vec::new())?;
+/// data.write(&1.0f32.to_le_bytes())?;
+/// data.write(&2.0f32.to_le_bytes())?;
+/// let gguf = Gguf::from_bytes(data.finish()?)?;
 /// assert_eq!(gguf.tensor("output_norm.weight").unwrap().shape, [2]);
 /// # Ok(())
 /// # }
@@ -37,35 +37,36 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// A file of nothing.
+    /// Makes an empty file.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A file with these keys and values, in their order.
+    /// Makes a file with these keys and values, in their order.
     pub fn with_metadata(metadata: Metadata) -> Self {
         Writer { metadata, ..Self::default() }
     }
 
-    /// Sets a key, in its place if it exists and at the end if not.
+    /// Sets a key in its place, or appends it.
     pub fn set(&mut self, key: &str, value: impl Into<Value>) -> &mut Self {
         self.metadata.set(key, value);
         self
     }
 
-    /// The keys and values as they stand.
+    /// The current keys and values.
     pub fn metadata_mut(&mut self) -> &mut Metadata {
         &mut self.metadata
     }
 
-    /// Describes the next tensor; `shape` is fastest first. Its name is checked when writing starts.
+    /// Adds a tensor description. `shape` is fastest first. The name is checked when writing
+    /// starts.
     pub fn tensor(
         &mut self,
         name: &str,
         ty: TensorType,
         shape: &[u64],
     ) -> Result<&mut Self, GgufError> {
-        // Readers take a value without dimensions, writers write one of length 1.
+        // Readers accept a tensor without dimensions. Writers write one dimension of length 1.
         let shape = if shape.is_empty() { &[1] } else { shape };
         let (_, size) = type_and_size(name, shape, ty.id())?;
         let shape = shape.to_vec();
@@ -73,15 +74,16 @@ impl Writer {
         Ok(self)
     }
 
-    /// The tensors described so far; their offsets are known when writing starts.
+    /// The tensors added so far. Their offsets are set when writing starts.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
 
-    /// Writes the header. The data of the tensors, in their order, goes to the [`Body`].
+    /// Writes the header. The caller then passes the tensors' data, in their order, to the
+    /// [`DataWriter`].
     ///
-    /// A header that a reader would refuse is an error, the same as the reader's; nothing is written then.
-    pub fn start<W: Write>(mut self, mut out: W) -> Result<Body<W>, GgufError> {
+    /// If a reader would reject the header, returns the reader's error and writes nothing.
+    pub fn start<W: Write>(mut self, mut out: W) -> Result<DataWriter<W>, GgufError> {
         sort_by_name(&self.tensors)?;
         let alignment = alignment(&self.metadata)?;
         let mut end = 0u64;
@@ -95,24 +97,24 @@ impl Writer {
         let header = SharedBytes::from(self.header());
         check_header(&header)?;
         out.write_all(&header).map_err(|e| GgufError::output(&e))?;
-        let mut body = Body { out, tensors: self.tensors, alignment, next: 0, written: 0 };
-        if !body.tensors.is_empty() {
-            body.pad_from(header.len() as u64)?;
+        let mut writer = DataWriter { out, tensors: self.tensors, alignment, next: 0, written: 0 };
+        if !writer.tensors.is_empty() {
+            writer.pad_from(header.len() as u64)?;
         }
-        Ok(body)
+        Ok(writer)
     }
 
-    /// The whole file in memory, from the data of each tensor.
+    /// Writes the whole file to memory, from the data of each tensor.
     pub fn to_vec<'a>(
         self,
         data: impl IntoIterator<Item = &'a [u8]>,
     ) -> Result<Vec<u8>, GgufError> {
-        let mut body = self.start(Vec::new())?;
-        data.into_iter().try_for_each(|data| body.write(data))?;
-        body.finish()
+        let mut writer = self.start(Vec::new())?;
+        data.into_iter().try_for_each(|data| writer.write(data))?;
+        writer.finish()
     }
 
-    /// Everything before the data, without padding.
+    /// Header without padding.
     fn header(&self) -> Vec<u8> {
         let mut out = Vec::new();
         out.extend_from_slice(b"GGUF");
@@ -162,27 +164,27 @@ fn put_value(out: &mut Vec<u8>, value: &Value) {
     }
 }
 
-/// The part of a file after its header: takes the data of the tensors, in the order of their description and in
-/// pieces of any size, and pads them.
+/// Writes the data section of a file: takes the data of the tensors, in order and in pieces of any
+/// size, and pads them.
 #[derive(Debug)]
 #[must_use = "the file is whole only after `finish`"]
-pub struct Body<W: Write> {
+pub struct DataWriter<W: Write> {
     out: W,
     tensors: Vec<TensorInfo>,
     alignment: u64,
-    /// Index of the tensor that is being written.
+    /// Index of the current tensor.
     next: usize,
-    /// Bytes of it that are written.
+    /// Bytes of the current tensor written so far.
     written: u64,
 }
 
-impl<W: Write> Body<W> {
-    /// The tensor whose data comes next; `None` after the last one.
+impl<W: Write> DataWriter<W> {
+    /// The tensor whose data comes next. `None` after the last one.
     pub fn current(&self) -> Option<&TensorInfo> {
         self.tensors.get(self.next)
     }
 
-    /// Writes data of the current tensor; it may be a part of it, but nothing of the one after it.
+    /// Writes data of the current tensor, or a part of it. Must not extend into the next tensor.
     pub fn write(&mut self, data: &[u8]) -> Result<(), GgufError> {
         let Some(tensor) = self.tensors.get(self.next) else {
             return Err(GgufError::WriteNothingLeft { count: self.tensors.len() });
@@ -200,7 +202,7 @@ impl<W: Write> Body<W> {
         Ok(())
     }
 
-    /// Gives the output back, flushed. An error if data is missing.
+    /// Flushes and returns the output. An error if data is missing.
     pub fn finish(mut self) -> Result<W, GgufError> {
         if let Some(tensor) = self.current() {
             return Err(GgufError::WriteIncomplete { name: tensor.name.to_string() });

@@ -1,39 +1,39 @@
-//! A file that claims more than it has costs no memory in proportion to the claim. One test only: it counts what the
-//! whole process allocates.
+//! Opening a file with huge counts does not allocate memory for them. This must be the only test in
+//! its process, since it counts all allocations.
 
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use common::{Raw, minimal};
+use common::{RawFile, minimal};
 use puna_gguf::Gguf;
 
-/// The system's allocator, with an account of the largest sum of live bytes.
-struct Counting;
+/// The system's allocator, which records the peak of live bytes.
+struct CountingAllocator;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call is passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: forwards every call unchanged to the system's allocator.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         PEAK.fetch_max(LIVE.fetch_add(layout.size(), Relaxed) + layout.size(), Relaxed);
-        // SAFETY: the caller keeps `alloc`'s contract.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
         LIVE.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: the caller keeps `dealloc`'s contract.
+        // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(ptr, layout) }
     }
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// The most that opening `file` takes beyond its own bytes and the aligned copy of them.
+/// Peak of memory that opening `file` takes, beyond its bytes and their aligned copy.
 fn peak_of(file: Vec<u8>) -> usize {
     let own = 2 * file.len() + 64;
     let before = LIVE.load(Relaxed) - file.len();
@@ -43,10 +43,11 @@ fn peak_of(file: Vec<u8>) -> usize {
 }
 
 #[test]
-fn huge_claims_cost_no_memory() {
+fn huge_counts_allocate_no_memory() {
     let minimal = minimal();
     let mut worst = 0;
-    // Every 64-bit, every 32-bit field made huge: whatever is a count or a length among them claims too much.
+    // Sets every 64-bit and every 32-bit field to a huge number, which includes all counts and
+    // lengths.
     for at in 0..minimal.len() - 8 {
         for claim in
             [u64::MAX, 1 << 62, 1 << 40, u64::from(u32::MAX), 1 << 31, 64 << 20, 65_536, 255]
@@ -61,17 +62,17 @@ fn huge_claims_cost_no_memory() {
     }
     assert!(worst < 4096, "{worst} bytes for a file of {}", minimal.len());
 
-    // A megabyte of zeros behind counts as large as it allows: nothing is taken in advance.
-    let mut file = Raw::new(43_690, 0).into_bytes();
+    // A megabyte of zeros after the header permits large counts. Nothing is allocated in advance.
+    let mut file = RawFile::new(43_690, 0).into_bytes();
     file.resize(1 << 20, 0);
     let peak = peak_of(file);
     assert!(peak < 4096, "{peak} bytes for tensors that are not there");
-    let mut file = Raw::new(0, 65_536).into_bytes();
+    let mut file = RawFile::new(0, 65_536).into_bytes();
     file.resize(1 << 20, 0);
     let peak = peak_of(file);
     assert!(peak < 4096, "{peak} bytes for keys that are not there");
     let mut file =
-        Raw::new(0, 1).kv(b"list", 9, &[8, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0]).into_bytes();
+        RawFile::new(0, 1).kv(b"list", 9, &[8, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0]).into_bytes();
     file.resize(2 << 20, 0);
     let peak = peak_of(file);
     assert!(peak < 4096, "{peak} bytes for a list of strings that stays in the file");

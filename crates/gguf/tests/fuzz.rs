@@ -1,5 +1,6 @@
-//! The fuzz target's body over mutated seeds, on any toolchain and for a second or so. `PUNA_FUZZ_SECONDS` makes it
-//! longer; `fuzz/` has the same for cargo-fuzz, which knows where to look.
+//! Runs the body of the fuzz target on mutated seeds, on any toolchain, for about a second.
+//! `PUNA_FUZZ_SECONDS` extends it. `fuzz/` has the same target for cargo-fuzz, which is guided by
+//! coverage.
 
 use crate::common;
 
@@ -8,7 +9,7 @@ mod body;
 
 use std::time::{Duration, Instant};
 
-/// A small generator of random numbers (xorshift64*).
+/// A small random number generator (xorshift64*).
 struct Random(u64);
 
 impl Random {
@@ -20,7 +21,7 @@ impl Random {
     }
 }
 
-/// Numbers that tend to break things.
+/// Numbers at the borders of types and limits.
 const ODD: [u64; 12] = [
     0,
     1,
@@ -36,7 +37,8 @@ const ODD: [u64; 12] = [
     u64::MAX,
 ];
 
-/// One to four changes: a byte, an odd number, a piece taken out, doubled, or copied from elsewhere, a cut.
+/// Applies one to four mutations: a changed byte, a special number, a removed, duplicated or copied
+/// piece, a truncation.
 fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
     for _ in 0..=random.below(4) {
         let len = bytes.len();
@@ -77,7 +79,7 @@ fn seeds() -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn mutated_files_are_files_or_errors() {
+fn mutated_files_never_panic() {
     let seconds =
         std::env::var("PUNA_FUZZ_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(1.0);
     let end = Instant::now() + Duration::from_secs_f64(seconds);

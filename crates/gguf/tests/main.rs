@@ -1,4 +1,4 @@
-//! Files: opened, written, split, seen as the standard layout, and broken.
+//! Tests of GGUF files: opening, writing, split files, views, and malformed files.
 
 mod common;
 mod fuzz;

@@ -1,10 +1,10 @@
-//! Every malformed input of the format's description is refused by name. The numbers are those of the list of
-//! inputs that a loader must refuse; 41 to 55 concern what architectures and tokenizers demand of keys and tensors.
+//! Checks that every malformed input of the format's description is rejected with its code. The
+//! numbers are those of that list. 41 to 55 concern requirements of architectures and tokenizers.
 
-use crate::common::{Raw, minimal};
+use crate::common::{RawFile, minimal};
 use puna_gguf::{Gguf, GgufError};
 
-/// Where the fields of the minimal file are.
+/// Offsets of the fields of the minimal file.
 mod at {
     pub const VERSION: usize = 4;
     pub const TENSOR_COUNT: usize = 8;
@@ -28,11 +28,11 @@ mod at {
     pub const OFFSET1: usize = 210;
     pub const METADATA_END: usize = 218;
     pub const DATA: usize = 224;
-    /// The end of tensor `b`, before its padding.
+    /// End of tensor `b` before its padding.
     pub const END: usize = 274;
 }
 
-/// The minimal file with bytes of it replaced.
+/// The minimal file with replaced bytes.
 fn patched(patches: &[(usize, &[u8])]) -> Vec<u8> {
     let mut file = minimal();
     for (at, bytes) in patches {
@@ -45,7 +45,7 @@ fn open(file: Vec<u8>) -> Result<Gguf, GgufError> {
     Gguf::from_bytes(file)
 }
 
-/// The error of a file: its code, and its message for what it must name.
+/// Checks the code of a file's error, and that its message contains `names`.
 #[track_caller]
 fn refused(file: Vec<u8>, code: &str, names: &str) {
     match open(file) {
@@ -63,7 +63,7 @@ fn patch_refused(at: usize, bytes: &[u8], code: &str, names: &str) {
 }
 
 #[test]
-fn n1_n7_headers_that_are_cut() {
+fn n1_n7_truncated_headers() {
     refused(vec![], "gguf_truncated_header", "byte 0");
     refused(b"GGU".to_vec(), "gguf_truncated_header", "byte 3");
     for len in 4..24 {
@@ -72,7 +72,7 @@ fn n1_n7_headers_that_are_cut() {
 }
 
 #[test]
-fn n2_other_files_are_called_by_their_name() {
+fn n2_other_file_formats_are_named() {
     for (start, seems) in [
         (&b"lmgg\x01\0\0\0"[..], "before GGUF"),
         (b"tjgg\x03\0\0\0", "before GGUF"),
@@ -117,13 +117,13 @@ fn n8_n9_counts() {
             &count.to_string(),
         );
     }
-    // As many as the bytes allow at most: the bytes are then found to be something else.
+    // As many as the bytes allow. Parsing then fails on other errors.
     assert!(open(patched(&[(at::TENSOR_COUNT, &11i64.to_le_bytes())])).is_err());
     assert!(open(patched(&[(at::KV_COUNT, &20i64.to_le_bytes())])).is_err());
-    let mut many = Raw::new(0, 65_537).into_bytes();
+    let mut many = RawFile::new(0, 65_537).into_bytes();
     many.resize(24 + 65_537 * 13, 0);
     refused(many, "gguf_kv_count_invalid", "0 to 65536");
-    let mut many = Raw::new((1 << 20) + 1, 0).into_bytes();
+    let mut many = RawFile::new((1 << 20) + 1, 0).into_bytes();
     many.resize(24 + ((1 << 20) + 1) * 24, 0);
     refused(many, "gguf_tensor_count_invalid", "0 to 1048576");
 }
@@ -133,24 +133,28 @@ fn n10_n12_keys() {
     for len in [1u64 << 63, 288, u64::MAX, 257] {
         patch_refused(at::KEY0_LEN, &len.to_le_bytes(), "gguf_string_out_of_file", "key 0");
     }
-    let mut long = Raw::new(0, 1);
+    let mut long = RawFile::new(0, 1);
     long.string(&[b'k'; 65_536]);
     refused(
         long.kv_value(4, &[0; 4]).into_bytes(),
         "gguf_string_out_of_file",
         "65536 bytes long, 65535",
     );
-    refused(Raw::new(0, 1).kv(b"", 4, &[0; 4]).into_bytes(), "gguf_key_empty", "key 0 at byte 24");
-    refused(Raw::new(0, 1).kv(b"a\0b", 4, &[0; 4]).into_bytes(), "gguf_key_invalid", "`a\\0b`");
-    refused(Raw::new(0, 1).kv(b"a\xff", 4, &[0; 4]).into_bytes(), "gguf_key_invalid", "UTF-8");
+    refused(
+        RawFile::new(0, 1).kv(b"", 4, &[0; 4]).into_bytes(),
+        "gguf_key_empty",
+        "key 0 at byte 24",
+    );
+    refused(RawFile::new(0, 1).kv(b"a\0b", 4, &[0; 4]).into_bytes(), "gguf_key_invalid", "`a\\0b`");
+    refused(RawFile::new(0, 1).kv(b"a\xff", 4, &[0; 4]).into_bytes(), "gguf_key_invalid", "UTF-8");
     patch_refused(at::KEY0, b"\0", "gguf_key_invalid", "NUL");
 }
 
 #[test]
-fn n13_a_key_that_occurs_twice() {
-    let file = Raw::new(0, 2).kv(b"x.list", 4, &[0; 4]).kv(b"x.list", 4, &[0; 4]).into_bytes();
+fn n13_duplicate_keys() {
+    let file = RawFile::new(0, 2).kv(b"x.list", 4, &[0; 4]).kv(b"x.list", 4, &[0; 4]).into_bytes();
     refused(file, "gguf_key_duplicate", "x.list");
-    let mut file = Raw::new(0, 3);
+    let mut file = RawFile::new(0, 3);
     for key in ["general.alignment", "x", "general.alignment"] {
         file = file.kv(key.as_bytes(), 4, &32u32.to_le_bytes());
     }
@@ -158,7 +162,7 @@ fn n13_a_key_that_occurs_twice() {
 }
 
 #[test]
-fn n14_n16_types_of_values() {
+fn n14_n16_value_types() {
     for id in [13i32, -1, i32::MIN, 255] {
         patch_refused(
             at::TYPE0,
@@ -181,7 +185,7 @@ fn n17_n18_arrays() {
     for count in [1u64 << 61, 1000, u64::MAX, 1 << 63] {
         patch_refused(at::COUNT2, &count.to_le_bytes(), "gguf_array_out_of_file", "x.list");
     }
-    // The bytes of three integers, read as the lengths of strings.
+    // Bytes of three integers, read as string lengths.
     patch_refused(
         at::ELEMENT2,
         &[8, 0, 0, 0],
@@ -190,8 +194,8 @@ fn n17_n18_arrays() {
     );
     let strings = [(at::ELEMENT2, &[8u8, 0, 0, 0][..]), (at::COUNT2, &[200, 0, 0, 0, 0, 0, 0, 0])];
     refused(patched(&strings), "gguf_string_out_of_file", "x.list");
-    // More elements than are ever read, though the bytes are there.
-    let mut file = Raw::new(0, 1).kv(b"big", 9, &[0, 0, 0, 0]);
+    // More elements than the limit, although the bytes exist.
+    let mut file = RawFile::new(0, 1).kv(b"big", 9, &[0, 0, 0, 0]);
     file.u64((64 << 20) + 1);
     let mut file = file.into_bytes();
     file.resize(file.len() + (64 << 20) + 1, 0);
@@ -199,11 +203,11 @@ fn n17_n18_arrays() {
 }
 
 #[test]
-fn n18_a_string_longer_than_any_is_refused_but_templates_may_be_long() {
+fn n18_overlong_strings_are_refused_but_templates_may_be_long() {
     let file = |key: &[u8], len: usize| {
         let mut value = (len as u64).to_le_bytes().to_vec();
         value.resize(8 + len, b'x');
-        Raw::new(0, 1).kv(key, 8, &value).into_bytes()
+        RawFile::new(0, 1).kv(key, 8, &value).into_bytes()
     };
     assert!(open(file(b"a", 16 << 20)).is_ok());
     refused(file(b"a", (16 << 20) + 1), "gguf_string_out_of_file", "the value of key `a`");
@@ -216,7 +220,7 @@ fn n18_a_string_longer_than_any_is_refused_but_templates_may_be_long() {
 }
 
 #[test]
-fn n19_values_cut_by_the_end_of_the_file() {
+fn n19_truncated_values() {
     let values: [(u32, &[u8]); 7] = [
         (0, &[]),
         (2, &[1]),
@@ -227,22 +231,26 @@ fn n19_values_cut_by_the_end_of_the_file() {
         (8, &[0; 7]),
     ];
     for (ty, bytes) in values {
-        // Bytes of a second key make room for the count.
-        refused(Raw::new(0, 1).kv(b"key", ty, bytes).into_bytes(), "gguf_truncated_kv", "`key`");
+        // Bytes of a second key, so that the count is possible.
+        refused(
+            RawFile::new(0, 1).kv(b"key", ty, bytes).into_bytes(),
+            "gguf_truncated_kv",
+            "`key`",
+        );
     }
     refused(
-        Raw::new(0, 1).kv(b"key", 9, &[4, 0, 0, 0, 1]).into_bytes(),
+        RawFile::new(0, 1).kv(b"key", 9, &[4, 0, 0, 0, 1]).into_bytes(),
         "gguf_truncated_kv",
         "length of array `key`",
     );
-    refused(Raw::new(0, 1).kv(b"key", 9, &[4, 0]).into_bytes(), "gguf_truncated_kv", "`key`");
-    let mut file = Raw::new(0, 1);
+    refused(RawFile::new(0, 1).kv(b"key", 9, &[4, 0]).into_bytes(), "gguf_truncated_kv", "`key`");
+    let mut file = RawFile::new(0, 1);
     file.string(b"long enough");
     refused(file.into_bytes(), "gguf_truncated_kv", "type of key `long enough`");
 }
 
 #[test]
-fn n20_n21_the_alignment() {
+fn n20_n21_alignment() {
     patch_refused(at::TYPE1, &[5, 0, 0, 0], "gguf_alignment_type", "i32 32");
     for value in [0u32, 13, 1 << 31, 1 << 17] {
         patch_refused(
@@ -255,8 +263,8 @@ fn n20_n21_the_alignment() {
 }
 
 #[test]
-fn n22_n24_names_of_tensors() {
-    let named = |name: &[u8]| Raw::new(1, 0).tensor(name, &[1], 0, 0).data(4);
+fn n22_n24_tensor_names() {
+    let named = |name: &[u8]| RawFile::new(1, 0).tensor(name, &[1], 0, 0).data(4);
     assert!(open(named(&[b'n'; 63])).is_ok());
     refused(named(&[b'n'; 64]), "gguf_tensor_name_too_long", "64 bytes");
     refused(named(b""), "gguf_tensor_name_invalid", "is empty");
@@ -279,7 +287,7 @@ fn n25_n28_shapes() {
 }
 
 #[test]
-fn n29_n31_types_of_tensors() {
+fn n29_n31_tensor_types() {
     for id in [43i32, -1, 1000] {
         patch_refused(
             at::TTYPE0,
@@ -303,7 +311,7 @@ fn n29_n31_types_of_tensors() {
 
 #[test]
 fn n32_n33_sizes_that_overflow() {
-    let file = |shape: &[u64], ty| Raw::new(1, 0).tensor(b"t", shape, ty, 0).data(64);
+    let file = |shape: &[u64], ty| RawFile::new(1, 0).tensor(b"t", shape, ty, 0).data(64);
     // 2^62 elements of 8 bytes.
     refused(file(&[1 << 62], 28), "gguf_tensor_size_overflow", "F64");
     // 2^64 - 16 bytes: the padding overflows.
@@ -321,12 +329,13 @@ fn n34_n36_offsets() {
         "`b`",
     );
     patch_refused(at::OFFSET1, &0u64.to_le_bytes(), "gguf_tensor_overlap", "`b`");
-    let wrong_order = Raw::new(2, 0).tensor(b"a", &[1], 0, 32).tensor(b"b", &[1], 0, 0).data(64);
+    let wrong_order =
+        RawFile::new(2, 0).tensor(b"a", &[1], 0, 32).tensor(b"b", &[1], 0, 0).data(64);
     refused(wrong_order, "gguf_tensor_offset_unexpected", "`a`");
 }
 
 #[test]
-fn n37_n38_files_cut_at_every_length() {
+fn n37_n38_files_truncated_at_every_length() {
     let whole = minimal();
     for len in 0..whole.len() {
         match open(whole[..len].to_vec()) {
@@ -344,30 +353,33 @@ fn n37_n38_files_cut_at_every_length() {
     let first = |len: usize| open(whole[..len].to_vec()).unwrap_err().to_string();
     assert!(first(at::DATA + 31).contains("`a` ends at byte 256"));
     assert!(first(at::END - 1).contains("`b` ends at byte 274, but the file has 273"));
-    // The description of a tensor that is cut, where the counts are small enough for the bytes.
-    let cut = Raw::new(1, 0).tensor(b"a name that is long enough", &[1], 0, 0).into_bytes();
+    // A truncated tensor description, with counts that are small enough for the bytes.
+    let cut = RawFile::new(1, 0).tensor(b"a name that is long enough", &[1], 0, 0).into_bytes();
     refused(cut[..cut.len() - 1].to_vec(), "gguf_truncated_tensor_info", "tensor 0");
 }
 
 #[test]
 fn n39_sizes_whose_sum_overflows() {
-    // Together 2^64 - 128 bytes, which overflow only when the 128 bytes before them are counted.
+    // 2^64 - 128 bytes in total, which overflow only together with the 128 bytes before them.
     let half = 0x7FFF_FFFF_FFFF_FFC0u64;
-    let two = Raw::new(2, 1).kv(b"a key", 4, &[0; 4]);
+    let two = RawFile::new(2, 1).kv(b"a key", 4, &[0; 4]);
     let two = two.tensor(b"a", &[half], 24, 0).tensor(b"b", &[half], 24, half).data(64);
     refused(two, "gguf_data_size_overflow", "`b`");
     let words = 1 << 62;
-    let two =
-        Raw::new(2, 0).tensor(b"a", &[words], 25, 0).tensor(b"b", &[words], 25, 2 * words).data(64);
+    let two = RawFile::new(2, 0)
+        .tensor(b"a", &[words], 25, 0)
+        .tensor(b"b", &[words], 25, 2 * words)
+        .data(64);
     refused(two, "gguf_data_size_overflow", "`b`");
 }
 
 #[test]
-fn n41_an_architecture_that_is_missing_or_no_string() {
-    let none = open(Raw::new(0, 0).into_bytes()).unwrap();
+fn n41_missing_or_invalid_architecture() {
+    let none = open(RawFile::new(0, 0).into_bytes()).unwrap();
     assert_eq!(none.metadata().architecture().unwrap_err().code(), "gguf_architecture_missing");
     let number =
-        open(Raw::new(0, 1).kv(b"general.architecture", 4, &[1, 0, 0, 0]).into_bytes()).unwrap();
+        open(RawFile::new(0, 1).kv(b"general.architecture", 4, &[1, 0, 0, 0]).into_bytes())
+            .unwrap();
     let e = number.metadata().architecture().unwrap_err();
     assert_eq!(
         (e.code(), &*e.to_string()),
@@ -376,7 +388,7 @@ fn n41_an_architecture_that_is_missing_or_no_string() {
 }
 
 #[test]
-fn n54_weights_that_are_no_numbers_are_found_on_request() {
+fn n54_non_finite_weights_are_found_on_request() {
     let good = open(minimal()).unwrap();
     good.tensors().iter().for_each(|tensor| good.check_data(tensor).unwrap());
     let bad =
@@ -390,9 +402,9 @@ fn n54_weights_that_are_no_numbers_are_found_on_request() {
 }
 
 #[test]
-fn odd_files_that_readers_accept() {
-    // An empty array, a boolean of 2, a value without dimensions, a string of any bytes.
-    let file = Raw::new(1, 3)
+fn unusual_files_are_accepted() {
+    // An empty array, a boolean of 2, a tensor without dimensions, a string of arbitrary bytes.
+    let file = RawFile::new(1, 3)
         .kv(b"empty", 9, &[8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])
         .kv(b"yes", 7, &[2])
         .kv(b"bytes", 8, &[2, 0, 0, 0, 0, 0, 0, 0, 0xff, 0])
@@ -405,11 +417,11 @@ fn odd_files_that_readers_accept() {
     assert_eq!(gguf.metadata().str("bytes").unwrap_err().code(), "gguf_key_type");
     assert_eq!((gguf.tensors()[0].size, gguf.tensors()[0].elements()), (4, 1));
     // No tensors and no padding.
-    assert!(open(Raw::new(0, 1).kv(b"yes", 7, &[1]).into_bytes()).is_ok());
+    assert!(open(RawFile::new(0, 1).kv(b"yes", 7, &[1]).into_bytes()).is_ok());
 }
 
 #[test]
-fn places_in_the_minimal_file_are_where_this_file_says() {
+fn offsets_in_the_minimal_file_are_correct() {
     let file = minimal();
     assert_eq!(&file[at::KEY0..at::TYPE0], b"general.architecture");
     assert_eq!(&file[at::VALUE0 + 8..at::VALUE0 + 13], b"llama");

@@ -1,4 +1,4 @@
-//! Good files open and give what they hold.
+//! Valid files open with their contents.
 
 use crate::common;
 
@@ -6,7 +6,7 @@ use puna_gguf::{Gguf, GgufError, Value, View};
 use puna_quant::TensorType;
 
 #[test]
-fn the_minimal_file_gives_its_keys_and_tensors() {
+fn the_minimal_file_opens_with_its_keys_and_tensors() {
     let bytes = common::minimal();
     assert_eq!(bytes.len(), 288);
     let gguf = Gguf::from_bytes(bytes).unwrap();

@@ -1,8 +1,8 @@
-//! Models in several files.
+//! Split files.
 
 use std::path::{Path, PathBuf};
 
-use puna_gguf::{Advice, Gguf, GgufError, Storage, Writer};
+use puna_gguf::{Advice, Gguf, GgufError, LoadMode, Writer};
 use puna_quant::TensorType::F32;
 
 /// Writes part `index` of `count` with tensor `t<index>` of 8 values, each `index`.
@@ -15,7 +15,7 @@ fn write_part(dir: &Path, index: u16, count: u16, change: impl FnOnce(&mut Write
         .set("split.no", index)
         .set("split.count", count)
         .set("split.tensors.count", i32::from(count));
-    // Every part has an alignment of its own.
+    // Every part has its own alignment.
     writer.set("general.alignment", 32u32 << index);
     writer.tensor(&format!("t{index}"), F32, &[4, 2]).unwrap();
     change(&mut writer);
@@ -26,7 +26,7 @@ fn write_part(dir: &Path, index: u16, count: u16, change: impl FnOnce(&mut Write
     path
 }
 
-/// A model of three parts, of which `change` may spoil one.
+/// A model of three parts, of which `change` modifies one.
 fn model(changed: u16, change: impl FnOnce(&mut Writer)) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let mut change = Some(change);
@@ -46,7 +46,7 @@ fn error(path: &Path) -> GgufError {
 }
 
 #[test]
-fn the_parts_are_found_and_make_one_model() {
+fn all_parts_are_opened_as_one_model() {
     let (_dir, first) = model(0, |_| ());
     let gguf = Gguf::open(&first).unwrap();
     assert_eq!((gguf.part_count(), gguf.paths().count(), gguf.path()), (3, 3, Some(&*first)));
@@ -63,12 +63,12 @@ fn the_parts_are_found_and_make_one_model() {
 }
 
 #[test]
-fn a_model_read_into_memory_is_the_same() {
+fn a_model_loaded_into_memory_is_the_same() {
     let (dir, first) = model(0, |_| ());
     let (mapped, read) =
-        (Gguf::open(&first).unwrap(), Gguf::open_with(&first, Storage::Memory).unwrap());
+        (Gguf::open(&first).unwrap(), Gguf::open_with(&first, LoadMode::Memory).unwrap());
     assert_eq!((mapped.metadata(), mapped.tensors()), (read.metadata(), read.tensors()));
-    // What happens to the files is nothing to it.
+    // The model no longer depends on the files.
     let third = dir.path().join("m-00003-of-00003.gguf");
     std::fs::File::options().write(true).open(third).unwrap().set_len(0).unwrap();
     for (index, tensor) in read.tensors().iter().enumerate() {
@@ -79,7 +79,7 @@ fn a_model_read_into_memory_is_the_same() {
 }
 
 #[test]
-fn advice_is_taken_for_any_model() {
+fn advice_is_accepted_for_any_model() {
     let (_dir, first) = model(0, |_| ());
     let gguf = Gguf::open(&first).unwrap();
     for advice in [Advice::WillNeed, Advice::Sequential, Advice::Random, Advice::Normal] {
@@ -90,7 +90,7 @@ fn advice_is_taken_for_any_model() {
 }
 
 #[test]
-fn keys_with_the_prefix_of_the_architecture_count_too() {
+fn split_keys_may_have_the_architecture_prefix() {
     let (_dir, first) = model(0, |w| {
         for (key, value) in [("no", 0u64), ("count", 3), ("tensors.count", 3)] {
             w.metadata_mut().remove(&format!("split.{key}"));
@@ -101,7 +101,7 @@ fn keys_with_the_prefix_of_the_architecture_count_too() {
 }
 
 #[test]
-fn a_count_of_one_is_a_whole_model() {
+fn a_split_count_of_one_is_a_single_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = write_part(dir.path(), 0, 1, |_| ());
     let other = dir.path().join("whatever.gguf");
@@ -168,7 +168,7 @@ fn n53_the_same_part_twice() {
 }
 
 #[test]
-fn n53_the_entry_must_be_the_first_part_under_its_name() {
+fn n53_the_opened_file_must_be_the_first_part() {
     let (dir, first) = model(0, |_| ());
     let e = error(&dir.path().join("m-00003-of-00003.gguf"));
     assert_eq!(
@@ -189,7 +189,7 @@ fn n24_a_tensor_in_two_parts() {
         w.tensor("t0", F32, &[4, 2]).unwrap();
         w.set("split.tensors.count", 4i32);
     });
-    // The first part counts four tensors.
+    // The first part declares four tensors.
     let text = |e: GgufError| (e.code(), e.to_string());
     assert_eq!(text(error(&first)).0, "gguf_split_total");
     let (dir, first) = model(2, |w| {
@@ -213,7 +213,7 @@ fn an_error_in_another_part_names_its_file() {
 }
 
 #[test]
-fn a_file_that_was_cut_after_opening_is_noticed() {
+fn truncation_after_opening_is_detected() {
     let (dir, first) = model(0, |_| ());
     let gguf = Gguf::open(&first).unwrap();
     let third = dir.path().join("m-00003-of-00003.gguf");
@@ -224,7 +224,7 @@ fn a_file_that_was_cut_after_opening_is_noticed() {
 }
 
 #[test]
-fn what_is_no_file_is_refused_with_the_reason() {
+fn non_files_are_refused_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let e = error(dir.path());
     assert!(e.code() == "gguf_io" && e.to_string().contains("directory"), "{e}");

@@ -1,5 +1,5 @@
-//! The view of files in a form other than llama.cpp's. The small files and what a loader must see of them come from
-//! `tests/data/compat`: observed by running Ollama's own translation on each.
+//! Views of files in other layouts than llama.cpp's. `tests/data/compat` has small files and their
+//! expected views, which were recorded from Ollama's own translation.
 
 use crate::common;
 
@@ -45,7 +45,7 @@ fn check(name: &str, json: &Json) {
     for key in expect["kv_removed"].as_array().unwrap() {
         assert!(!view.metadata().contains(key.as_str().unwrap()), "{name}: {key} must be absent");
     }
-    // Every other key reads as in the file.
+    // Every other key equals the file's.
     for (key, value) in view.gguf().metadata().iter() {
         if !kv.contains_key(key) && key != "general.architecture" {
             assert_eq!(view.metadata().get(key), Some(value), "{name}: {key}");
@@ -93,14 +93,14 @@ fn check_tensors(name: &str, view: &View, expect: &Json) {
             (tensor_name, want["type"].as_str().unwrap()),
             "{name}"
         );
-        // Descriptions leave out what is 1 at the end.
+        // Descriptions leave out trailing dimensions of 1.
         let dims = tensor.shape.iter().rposition(|&n| n != 1).map_or(1, |last| last + 1);
         assert_eq!(tensor.shape[..dims], shape, "{name}: {tensor_name}");
         let bytes = tensor.bytes();
         assert_eq!(tensor.size(), bytes.len() as u64, "{name}: {tensor_name}");
         assert_eq!(sha256(&bytes), want["sha256"].as_str().unwrap(), "{name}: {tensor_name}");
         assert!(tensor.shared().is_aligned() && *tensor.shared() == *bytes);
-        assert_eq!(tensor.is_made(), want["made"] == true, "{name}: {tensor_name}");
+        assert_eq!(tensor.is_derived(), want["made"] == true, "{name}: {tensor_name}");
         if let Some(from) = want["from"].as_str() {
             let source = view.gguf().tensor(from).unwrap();
             assert_eq!(tensor.source, source, "{name}: {tensor_name}");
@@ -128,7 +128,7 @@ fn sha256(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn published_files_are_seen_as_the_loader_of_their_publisher_sees_them() {
+fn views_match_the_publishers_loader() {
     let (mut forms, mut controls) = (0, 0);
     for file in std::fs::read_dir(common::data("compat")).unwrap() {
         let path = file.unwrap().path();
@@ -143,10 +143,10 @@ fn published_files_are_seen_as_the_loader_of_their_publisher_sees_them() {
 }
 
 #[test]
-fn a_translation_says_what_it_did() {
+fn a_translation_reports_its_changes() {
     let view = view(&common::data("compat/gemma3.gguf"));
     let t = view.translation().unwrap();
-    assert_eq!((t.form, &*t.from, &*t.to), ("gemma3 as published by Ollama", "gemma3", "gemma3"));
+    assert_eq!((t.layout, &*t.from, &*t.to), ("gemma3 as published by Ollama", "gemma3", "gemma3"));
     assert!(t.added.contains(&"gemma3.rope.freq_base".to_owned()));
     assert!(t.added.contains(&"tokenizer.chat_template".to_owned()));
     assert_eq!(
@@ -168,7 +168,7 @@ fn a_translation_says_what_it_did() {
 }
 
 #[test]
-fn lists_with_an_entry_for_each_block_lose_those_of_blocks_that_are_skipped() {
+fn per_block_lists_lose_entries_of_skipped_blocks() {
     const SKIPPED: &str = "mllama.attention.cross_attention_layers";
     let mut writer = Writer::new();
     writer.set("general.architecture", "mllama").set("mllama.block_count", 5u32);
@@ -182,13 +182,13 @@ fn lists_with_an_entry_for_each_block_lose_those_of_blocks_that_are_skipped() {
     assert_eq!(list("block_count"), Value::U32(3));
     assert_eq!(list("attention.head_count_kv"), Value::from(vec![10u32, 12, 14]));
     assert_eq!(list("attention.sliding_window_pattern"), Value::from(vec![true, false, true]));
-    // Of no block are the others.
+    // Lists of another length stay unchanged.
     assert_eq!(list("attention.cross_attention_layers"), Value::from(vec![1i32, 3]));
     assert_eq!(list("rope.dimension_sections"), Value::from(vec![1i32, 2, 3, 4]));
     assert_eq!(list("names"), Value::strings(["a", "b", "c", "d", "e"]));
 }
 
-/// A llama file of 128,010 tokens, empty but for those at their places.
+/// A llama file of 128,010 tokens, which are empty except those given.
 fn llama3(tokens: &[(usize, &str)], keys: &[(&str, Value)]) -> View {
     let mut texts = vec![""; 128_010];
     tokens.iter().for_each(|(id, text)| texts[*id] = text);
@@ -201,7 +201,7 @@ fn llama3(tokens: &[(usize, &str)], keys: &[(&str, Value)]) -> View {
 }
 
 #[test]
-fn llama_3_gets_what_its_tokenizer_keys_lack() {
+fn llama_3_gets_missing_tokenizer_keys() {
     const PRE: &str = "tokenizer.ggml.pre";
     const EOS: &str = "tokenizer.ggml.eos_token_id";
     let turn = (128_009, "<|eot_id|>");
@@ -231,8 +231,8 @@ fn llama_3_gets_what_its_tokenizer_keys_lack() {
     untouched(llama3(&[turn], &[end]));
 }
 
-/// Writes `model` as Ollama published Gemma 3: the bases of RoPE under other keys, a token more than the embedding
-/// has rows, an image encoder beside the language model, keys sorted.
+/// Writes `model` as Ollama published Gemma 3: RoPE bases under other keys, one token more than
+/// embedding rows, an image encoder in the same file, sorted keys.
 fn write_as_published(model: &Gguf, path: &Path) {
     let mut keys: Vec<(String, Value)> =
         model.metadata().iter().map(|(k, v)| (k.to_owned(), v.clone())).collect();
@@ -274,14 +274,14 @@ fn write_as_published(model: &Gguf, path: &Path) {
     let out = std::io::BufWriter::new(std::fs::File::create(path).unwrap());
     let mut body = writer.start(out).unwrap();
     for tensor in &order {
-        // In pieces, as something that converts while it writes would do.
+        // In pieces, as a converter would write them.
         model.data(tensor).chunks(1 << 20).for_each(|piece| body.write(piece).unwrap());
     }
     extra.iter().for_each(|_| body.write(&[7; 32]).unwrap());
     body.finish().unwrap();
 }
 
-/// A real model's folder, or a loud word that there is none.
+/// Folder of a real model. Prints a warning if it is missing.
 fn real_model(name: &str) -> Option<std::path::PathBuf> {
     let folder = std::env::var_os("PUNA_TEST_MODELS").map(std::path::PathBuf::from);
     let folder = folder.unwrap_or_else(|| common::data("../../.cache/models"));
@@ -294,7 +294,7 @@ fn real_model(name: &str) -> Option<std::path::PathBuf> {
 }
 
 #[test]
-fn a_real_gemma_3_in_its_published_form_reads_like_the_original() {
+fn a_real_gemma_3_in_ollamas_layout_reads_like_the_original() {
     let Some(path) = real_model("gemma-3-270m-q4_k_m.gguf") else { return };
     let original = Gguf::open(&path).unwrap();
     let folder = tempfile::tempdir().unwrap();

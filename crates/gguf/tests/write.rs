@@ -1,4 +1,4 @@
-//! What the writer writes, the parser reads back; what a reader would refuse is not written.
+//! The parser reads what the writer writes, and the writer rejects what a reader would reject.
 
 use crate::common;
 
@@ -20,7 +20,7 @@ fn the_minimal_file_is_written_byte_for_byte() {
 }
 
 #[test]
-fn data_may_come_in_pieces_but_must_fit() {
+fn data_may_be_written_in_pieces_but_must_fit() {
     let mut writer = Writer::new();
     writer.tensor("a", F32, &[3]).unwrap().tensor("b", Q4_0, &[32]).unwrap();
     let mut body = writer.clone().start(Vec::new()).unwrap();
@@ -44,7 +44,7 @@ fn data_may_come_in_pieces_but_must_fit() {
 }
 
 #[test]
-fn what_a_reader_would_refuse_is_not_written() {
+fn invalid_files_are_not_written() {
     let code = |fill: &dyn Fn(&mut Writer) -> Result<(), GgufError>| {
         let mut writer = Writer::new();
         let mut out = Vec::new();
@@ -109,7 +109,7 @@ fn what_a_reader_would_refuse_is_not_written() {
 }
 
 #[test]
-fn an_error_of_the_output_is_passed_on() {
+fn output_errors_are_returned() {
     struct Full;
     impl std::io::Write for Full {
         fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
@@ -125,7 +125,7 @@ fn an_error_of_the_output_is_passed_on() {
 
 /// A scalar, a string or an array.
 fn any_value() -> impl Strategy<Value = Value> {
-    // Floats without NaN: a NaN is not equal to itself.
+    // Floats without NaN, since NaN is not equal to itself.
     let float = || any::<i32>().prop_map(|v| v as f32 / 8.0);
     let bytes = || vec(any::<u8>(), 0..12);
     prop_oneof![
@@ -149,7 +149,7 @@ fn any_value() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// A type and a shape that it can have, small.
+/// A tensor type with a valid small shape.
 fn any_tensor() -> impl Strategy<Value = (TensorType, Vec<u64>)> {
     let types: Vec<_> = TensorType::all().collect();
     (prop::sample::select(types), 1u64..3, vec(1u64..4, 0..4)).prop_map(|(ty, blocks, rest)| {
@@ -160,7 +160,7 @@ fn any_tensor() -> impl Strategy<Value = (TensorType, Vec<u64>)> {
 
 proptest! {
     #[test]
-    fn files_of_any_content_are_read_back(
+    fn arbitrary_files_round_trip(
         keys in vec(("[a-z.\\PC]{1,16}", any_value()), 0..12),
         tensors in vec(("[a-z0-9._]{1,40}", any_tensor()), 0..8),
         alignment in 0u32..17,
@@ -192,7 +192,7 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_byte_is_an_error_or_a_file_but_no_panic(at in 0usize..288, byte: u8, cut in 0usize..=288) {
+    fn a_changed_byte_never_panics(at in 0usize..288, byte: u8, cut in 0usize..=288) {
         let mut bytes = common::minimal();
         bytes[at] = byte;
         bytes.truncate(cut);

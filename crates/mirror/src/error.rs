@@ -1,14 +1,14 @@
-//! What can go wrong, in the words and codes of the distribution rules.
+//! Errors of the registry, with the status and error codes of the OCI distribution specification.
 
 use std::any::Any;
 use std::io::ErrorKind;
 
 use puna_store::{Digest, StoreError};
 
-use crate::access::Limit;
-use crate::name::Repository;
+use crate::auth::RateLimit;
+use crate::types::repository::Repository;
 
-/// A request that cannot be answered as it wishes.
+/// Why a request failed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the message of a variant is its documentation, the fields are what it prints
@@ -52,11 +52,11 @@ pub enum MirrorError {
     #[error("{0:?} is no tag: 1 to 128 letters, digits, and . _ - after the first")]
     Tag(String),
     #[error("n is {0:?}: it is the number of entries that are wanted, 0 or more")]
-    Page(String),
+    InvalidPageSize(String),
     #[error("repository {0} is not here")]
     NameUnknown(Repository),
     #[error("{0} bytes came, but {1} were announced")]
-    Size(u64, u64),
+    SizeMismatch(u64, u64),
     #[error("{0}")]
     Denied(String),
     #[error(
@@ -64,29 +64,29 @@ pub enum MirrorError {
     )]
     Quota { namespace: String, quota: u64, used: u64, asked: u64 },
     #[error("this is {0} here, and not what If-Match names")]
-    Precondition(String),
+    PreconditionFailed(String),
     #[error("{0}")]
     Unauthorized(String),
     #[error("{0}")]
     Unsupported(String),
     #[error("{0}")]
-    TooMany(String),
-    #[error("{}", .0.said)]
-    Limited(Limit),
+    TooManyRequests(String),
+    #[error("{}", .0.message)]
+    RateLimited(RateLimit),
     #[error("{0}")]
-    Full(String),
+    NoSpace(String),
     #[error("{0}")]
-    Later(String),
+    RetryLater(String),
     #[error("the upstream registry: {0}")]
     Upstream(String),
     #[error("{0}")]
     Loop(String),
-    #[error("the storage {place}: {reason}")]
-    Storage { place: String, reason: String },
+    #[error("the storage {location}: {reason}")]
+    StorageFailed { location: String, reason: String },
     #[error("there is nothing at this address")]
-    Route,
+    NoRoute,
     #[error("the request broke off: {0}")]
-    Broken(String),
+    BodyInterrupted(String),
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("internal error: {0}")]
@@ -94,36 +94,36 @@ pub enum MirrorError {
 }
 
 impl MirrorError {
-    /// Of work that panicked.
-    pub(crate) fn of_panic(panic: &(dyn Any + Send)) -> Self {
+    /// Converts the panic of a task.
+    pub(crate) fn from_panic(panic: &(dyn Any + Send)) -> Self {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or(panic.downcast_ref::<&str>().copied());
         Self::Internal(format!("it panicked: {}", text.unwrap_or("without a message")))
     }
 
-    /// Of a blob that somebody wants to remove.
-    pub(crate) fn needed(digest: &Digest) -> Self {
+    /// Error for removing a blob that a manifest references.
+    pub(crate) fn blob_in_use(digest: &Digest) -> Self {
         Self::Denied(format!("blob {digest} is part of something that is kept here"))
     }
 
-    /// Of a manifest that cannot be removed as long as a list has it.
-    pub(crate) fn is_child(name: &Repository, digest: &Digest, list: &Digest) -> Self {
+    /// Error for removing a manifest that is a child of a manifest list.
+    pub(crate) fn manifest_is_child(name: &Repository, digest: &Digest, list: &Digest) -> Self {
         Self::Denied(format!(
             "manifest {digest} is a child of the list {list} in {name}: remove the list first"
         ))
     }
 
-    /// Of a blob that cannot be removed as long as it is unknown what needs it.
-    pub(crate) fn uncollectable(digest: &Digest) -> Self {
+    /// Error for removing a blob while the garbage collector cannot tell which blobs are in use.
+    pub(crate) fn blob_usage_unknown(digest: &Digest) -> Self {
         Self::Denied(format!(
             "blob {digest} is not removed: something that is kept here is not understood, which the log of the registry names"
         ))
     }
 
-    /// What clients are told: nothing of files and places on this side, which the log has.
-    pub(crate) fn told(&self) -> String {
+    /// Message for the client. It omits local paths and internal details, which only the log shows.
+    pub(crate) fn public_message(&self) -> String {
         match self {
-            Self::Store(StoreError::OnlyRead { name, .. }) => {
+            Self::Store(StoreError::ReadOnly { name, .. }) => {
                 format!("{name} lies in a folder of models that is only read here: remove it there")
             }
             Self::Store(_) | Self::Internal(_) => match self.code().0 {
@@ -131,7 +131,7 @@ impl MirrorError {
                 507 => "the disk of this registry is full: tell those who run it".to_owned(),
                 _ => "this registry failed at it: its log says why".to_owned(),
             },
-            Self::Storage { .. } => {
+            Self::StorageFailed { .. } => {
                 "the storage of this registry does not do what it should: its log says why"
                     .to_owned()
             }
@@ -139,12 +139,12 @@ impl MirrorError {
         }
     }
 
-    /// The HTTP status and the code of the distribution rules.
+    /// HTTP status and error code of the distribution specification.
     pub fn code(&self) -> (u16, &'static str) {
         match self {
             Self::BlobUnknown(_) => (404, "BLOB_UNKNOWN"),
             Self::UploadUnknown(_) => (404, "BLOB_UPLOAD_UNKNOWN"),
-            Self::UploadInvalid(_) | Self::Broken(_) => (400, "BLOB_UPLOAD_INVALID"),
+            Self::UploadInvalid(_) | Self::BodyInterrupted(_) => (400, "BLOB_UPLOAD_INVALID"),
             Self::OutOfOrder { .. } => (416, "BLOB_UPLOAD_INVALID"),
             Self::Digest(_) | Self::DigestMismatch { .. } => (400, "DIGEST_INVALID"),
             Self::ManifestUnknown { .. } => (404, "MANIFEST_UNKNOWN"),
@@ -154,17 +154,17 @@ impl MirrorError {
             Self::ManifestBlobUnknown(_) => (400, "MANIFEST_BLOB_UNKNOWN"),
             Self::ManifestTooLarge { .. } => (413, "SIZE_INVALID"),
             Self::Name(_) | Self::Namespace(_) | Self::Tag(_) => (400, "NAME_INVALID"),
-            Self::Page(_) => (400, "PAGINATION_NUMBER_INVALID"),
+            Self::InvalidPageSize(_) => (400, "PAGINATION_NUMBER_INVALID"),
             Self::NameUnknown(_) => (404, "NAME_UNKNOWN"),
-            Self::Size(..) => (400, "SIZE_INVALID"),
+            Self::SizeMismatch(..) => (400, "SIZE_INVALID"),
             Self::Denied(_) => (403, "DENIED"),
-            Self::Precondition(_) => (412, "DENIED"),
+            Self::PreconditionFailed(_) => (412, "DENIED"),
             Self::Quota { .. } => (413, "DENIED"),
             Self::Unauthorized(_) => (401, "UNAUTHORIZED"),
             Self::Unsupported(_) => (405, "UNSUPPORTED"),
-            Self::Route => (404, "UNSUPPORTED"),
-            Self::TooMany(_) | Self::Limited(_) => (429, "TOOMANYREQUESTS"),
-            Self::Full(_) => (507, "DENIED"),
+            Self::NoRoute => (404, "UNSUPPORTED"),
+            Self::TooManyRequests(_) | Self::RateLimited(_) => (429, "TOOMANYREQUESTS"),
+            Self::NoSpace(_) => (507, "DENIED"),
             Self::Store(StoreError::Io {
                 kind: ErrorKind::StorageFull | ErrorKind::QuotaExceeded,
                 ..
@@ -172,11 +172,11 @@ impl MirrorError {
             Self::Store(StoreError::Io { kind: ErrorKind::ReadOnlyFilesystem, .. }) => {
                 (405, "UNSUPPORTED")
             }
-            Self::Store(StoreError::OnlyRead { .. }) => (403, "DENIED"),
-            Self::Later(_) => (503, "TOOMANYREQUESTS"),
+            Self::Store(StoreError::ReadOnly { .. }) => (403, "DENIED"),
+            Self::RetryLater(_) => (503, "TOOMANYREQUESTS"),
             Self::Upstream(_) => (502, "UNKNOWN"),
             Self::Loop(_) => (508, "UNSUPPORTED"),
-            Self::Storage { .. } => (503, "UNKNOWN"),
+            Self::StorageFailed { .. } => (503, "UNKNOWN"),
             Self::Store(_) | Self::Internal(_) => (500, "UNKNOWN"),
         }
     }

@@ -1,77 +1,69 @@
-//! The server of model registries: what a store holds, for Ollama's clients, Puna's, and those of the OCI distribution
-//! rules (`/v2/…`), to pull and to push.
+//! Registry server: serves models and other OCI artifacts over the registry protocol (`/v2/…`) to
+//! Ollama, Puna and OCI clients.
 //!
-//! [`Through`] stands before it and fetches what others have when somebody asks for it.
+//! A request passes `http::target` (parses the path), `auth` (who may do it), `http` (headers,
+//! ranges, error bodies) and [`Storage`] (where manifests and blobs lie). [`PullThrough`] wraps a
+//! storage and fetches missing models from upstream registries on demand.
 //!
-//! A request goes through these rooms: `path` (what is asked for) → `routes` (the protocol: headers, ranges, uploads, error
-//! bodies) → [`Library`] (where things are kept). [`StoreLibrary`] keeps them in a folder of models, beside an Ollama that
-//! uses it too:
+//! [`FileStorage`] keeps everything in a model directory that an Ollama server may share:
 //!
 //! ```text
-//! blobs/, manifests/                    models of Ollama's form, as everywhere in the store
-//! puna-registry/blobs/sha256-<hex>      what was pushed: all blobs, until a model takes them over by a hard link
-//! puna-registry/repositories/<name>/    manifests of other forms, byte for byte, in repositories of any name (`/` is `+`)
+//! blobs/, manifests/                    models in Ollama's format, as everywhere in the store
+//! puna-registry/blobs/sha256-<hex>      pushed blobs; a model adopts its blobs by hard links
+//! puna-registry/repositories/<name>/    other manifests, byte for byte (`/` in names is `+`)
 //!     manifests/<hex>                   a manifest
-//!     tags/<tag>                        the digest that a tag stands for
-//!     referrers/<hex>/<hex>             the manifests that have another one as their subject
-//!     lists/<hex>/<hex>                 the manifest lists that have another one as their child
-//! puna-registry/uploads/<id>            an upload in progress: its bytes, and beside it `<id>.json`
-//! puna-registry/damaged/sha256-<hex>    a blob that has other bytes than its name says, for a week
-//! puna-registry/trash/<seconds>/        what was removed then, for a day
-//! puna-registry/lock                    held by whoever changes manifests, of whichever process
-//! puna-registry/history/<id>-<n>.json   when things came and were last pulled, as one who serves the folder knows it
-//! puna-registry/sizes/<name>/<hex>      how large the blobs of an upstream's manifest are that was handed out
+//!     tags/<tag>                        the digest that a tag points to
+//!     referrers/<hex>/<hex>             manifests whose subject is another manifest
+//!     lists/<hex>/<hex>                 manifest lists that have a manifest as their child
+//! puna-registry/uploads/<id>            bytes of an open upload; its record is `<id>.json`
+//! puna-registry/damaged/sha256-<hex>    blobs whose content has another digest, for a week
+//! puna-registry/trash/<seconds>/        what was removed at that time, for a day
+//! puna-registry/lock                    lock file of the process that changes manifests
+//! puna-registry/history/<id>-<n>.json   usage log of one mirror: arrival and last pull
+//! puna-registry/sizes/<name>/<hex>      blob sizes that a served upstream manifest declares
 //! ```
 //!
-//! Nothing of those below `puna-registry` is in a folder that Ollama looks into: it would clear blobs away that none of its models uses.
+//! Everything below `puna-registry` lies outside the directories that Ollama prunes. Ollama would
+//! remove blobs that none of its models references.
 
 #![forbid(unsafe_code)]
 
-mod access;
+mod auth;
+mod blocking;
 mod error;
-mod figures;
-mod history;
-mod holding;
-mod id;
-mod library;
-mod lock;
-mod manifest;
-mod manifest_list;
-mod name;
-mod notes;
-mod path;
-mod pattern;
-mod place;
+mod http;
+mod integrity;
+mod locks;
+mod loop_detection;
+mod metrics;
+mod pull_through;
 mod quota;
-mod range;
 mod retention;
-mod routes;
 mod settings;
-mod stock;
+mod storage;
 #[cfg(test)]
 mod tests;
-mod uploading;
-mod via;
-mod waiting;
+mod types;
+mod uploads;
 
-pub use access::{Begun, Holder, Keys, Limit, NoKeys, Right};
+pub use auth::{Keys, NoKeys, Permission, Principal, RateLimit, RequestPermit};
+pub use blocking::StorageFuture;
 pub use error::MirrorError;
-pub use figures::Figure;
-pub use history::History;
-pub use holding::{Holding, Shown, Whose};
-pub use id::UploadId;
-pub use library::{
-    Asker, Blob, Body, Fetches, Library, ObjectLibrary, Part, Storage, StoreLibrary, Through,
-    UpstreamLookup, UpstreamManifest, Upstreams,
-};
-pub use manifest::{Descriptor, Kind, Manifest};
-pub use name::{Reference, Repository};
-pub use notes::{Note, Notes};
-pub use path::unescaped;
-pub use pattern::check_namespace;
-pub use place::{Local, Secure};
+pub use http::base_url::{LocalRequest, TlsConnection};
+pub use http::target::unescaped;
+pub use http::{ClientAddress, Mirror};
+pub use metrics::Metric;
+pub use pull_through::{PullThrough, Requester, UpstreamLookup, UpstreamManifest, Upstreams};
 pub use quota::Quota;
-pub use retention::{Removal, Retained, Rule, retain};
-pub use routes::{Caller, Mirror};
+pub use retention::usage_log::UsageLog;
+pub use retention::{Removal, RetentionReport, Rule, apply_retention};
 pub use settings::Settings;
-pub use waiting::Answer;
+pub use storage::note_store::{NoteInfo, NoteStore};
+pub use storage::{
+    Blob, ByteStream, FetchStats, FileStorage, S3Location, S3Storage, Storage, UploadPart,
+};
+pub use types::manifest::{Descriptor, Manifest, ManifestKind};
+pub use types::name_pattern::check_namespace;
+pub use types::repository::{Reference, Repository};
+pub use types::stored_object::{Owner, StoredObject, TagEntry};
+pub use types::upload_id::UploadId;

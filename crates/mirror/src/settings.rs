@@ -1,22 +1,23 @@
-//! What a registry is told of how to behave.
+//! Settings of the registry.
 
 use crate::quota::Quota;
 use crate::retention::Rule;
 
-/// How a registry behaves.
+/// Settings of the registry.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
-    /// Whether everybody may pull, where there are keys; without any everybody may.
+    /// Whether clients without a key may pull although keys exist. Without keys, everybody may
+    /// pull.
     pub anonymous: bool,
-    /// Whether everybody may push, where there are no keys; otherwise those from this machine alone.
+    /// Whether everybody may push while no keys exist. Otherwise only this machine may push then.
     pub push: bool,
-    /// Whether what was pushed may be removed.
+    /// Whether manifests, tags and blobs may be removed.
     pub delete: bool,
-    /// The hosts, with ports where clients name them, under which clients reach it: signatures for others count for nothing. Without any
-    /// it believes the request.
+    /// Hosts under which clients reach the registry, with ports where clients name them. Signatures
+    /// for other hosts are rejected. If empty, the registry trusts the request.
     pub names: Vec<String>,
-    /// How many bytes namespaces may have, the first that fits; others have no limit.
+    /// Quotas of namespaces. The first match applies; other namespaces have no limit.
     pub quotas: Vec<Quota>,
-    /// What stays; of repositories that no rule fits, everything.
+    /// Retention rules. Repositories that no rule matches keep everything.
     pub retention: Vec<Rule>,
 }

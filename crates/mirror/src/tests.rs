@@ -1,7 +1,7 @@
-//! Whole answers, as clients get them.
+//! Tests of complete responses through [`Mirror::answer`].
 
 mod limits;
-mod lists;
+mod manifest_lists;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,40 +16,48 @@ use futures_util::stream;
 use http_body_util::BodyExt;
 use puna_store::{Digest, Store};
 
-use crate::manifest::OCI_MANIFEST;
-use crate::stock::Stock;
+use crate::quota::namespace_index::NamespaceIndex;
+use crate::types::manifest::OCI_MANIFEST;
 use crate::{
-    History, Holder, Library, Mirror, NoKeys, Quota, Repository, Right, Settings, StoreLibrary,
+    FileStorage, Mirror, NoKeys, Permission, Principal, Quota, Repository, Settings, Storage,
+    UsageLog,
 };
 
-struct Bench {
+struct TestServer {
     dir: tempfile::TempDir,
     mirror: Mirror,
 }
 
-/// A mirror where everybody may push.
-fn bench(quotas: Vec<Quota>) -> Bench {
-    on(tempfile::tempdir().unwrap(), quotas)
+/// A mirror that accepts anonymous pushes.
+fn start_mirror(quotas: Vec<Quota>) -> TestServer {
+    start_in_dir(tempfile::tempdir().unwrap(), quotas)
 }
 
-/// The same of a folder that is there.
-fn on(dir: tempfile::TempDir, quotas: Vec<Quota>) -> Bench {
-    of(Arc::new(Store::open(dir.path()).unwrap()), dir, quotas)
+/// A mirror of an existing directory.
+fn start_in_dir(dir: tempfile::TempDir, quotas: Vec<Quota>) -> TestServer {
+    start_with_store(Arc::new(Store::open(dir.path()).unwrap()), dir, quotas)
 }
 
-/// The same of a store.
-fn of(store: Arc<Store>, dir: tempfile::TempDir, quotas: Vec<Quota>) -> Bench {
-    over(Arc::new(StoreLibrary::new(store)), dir, quotas)
+/// A mirror of a store.
+fn start_with_store(store: Arc<Store>, dir: tempfile::TempDir, quotas: Vec<Quota>) -> TestServer {
+    start_with_storage(Arc::new(FileStorage::new(store)), dir, quotas)
 }
 
-/// The same of a library.
-fn over(library: Arc<dyn Library>, dir: tempfile::TempDir, quotas: Vec<Quota>) -> Bench {
+/// A mirror of a storage.
+fn start_with_storage(
+    storage: Arc<dyn Storage>,
+    dir: tempfile::TempDir,
+    quotas: Vec<Quota>,
+) -> TestServer {
     let settings = Settings { push: true, delete: true, quotas, ..Settings::default() };
-    let history = History::new().unwrap();
-    Bench { mirror: Mirror::new(library, Box::new(NoKeys), &settings, history).unwrap(), dir }
+    let usage_log = UsageLog::new().unwrap();
+    TestServer {
+        mirror: Mirror::new(storage, Box::new(NoKeys), &settings, usage_log).unwrap(),
+        dir,
+    }
 }
 
-impl Bench {
+impl TestServer {
     async fn ask(&self, method: &str, path: &str, body: Body) -> (u16, HeaderMap, Bytes) {
         self.ask_with(method, path, (header::TRANSFER_ENCODING, "chunked"), body).await
     }
@@ -67,13 +75,13 @@ impl Bench {
         (head.status.as_u16(), head.headers, body.collect().await.unwrap().to_bytes())
     }
 
-    /// The status of an upload's part that says how long it is.
+    /// Sends a part with a stated length. Returns the status.
     async fn part(&self, path: &str, bytes: &[u8]) -> u16 {
         let len = (header::CONTENT_LENGTH, &*bytes.len().to_string());
         self.ask_with("PATCH", path, len, Body::from(bytes.to_vec())).await.0
     }
 
-    /// The status of an upload's end, without any more of it.
+    /// Finishes an upload without another part. Returns the status.
     async fn end(&self, path: &str, whole: &[u8]) -> u16 {
         let path = format!("{path}?digest={}", Digest::of(whole));
         self.ask_with("PUT", &path, (header::CONTENT_LENGTH, "0"), Body::empty()).await.0
@@ -83,7 +91,7 @@ impl Bench {
         self.ask("GET", path, Body::empty()).await.0 == 204
     }
 
-    /// Status, code and message of a refusal.
+    /// Status, code and message of an error response.
     async fn refusal(&self, method: &str, path: &str, body: Body) -> (u16, String, String) {
         let (status, _, body) = self.ask(method, path, body).await;
         let said: serde_json::Value = serde_json::from_slice(&body).unwrap();
@@ -91,7 +99,7 @@ impl Bench {
         (status, said("code"), said("message"))
     }
 
-    /// Pushes a blob whole.
+    /// Pushes a blob in one request.
     async fn blob(&self, name: &str, bytes: &[u8]) -> Digest {
         let path = self.upload(name).await;
         assert_eq!(self.part(&path, bytes).await, 202);
@@ -99,7 +107,7 @@ impl Bench {
         Digest::of(bytes)
     }
 
-    /// The path of a new upload.
+    /// Opens an upload and returns its path.
     async fn upload(&self, name: &str) -> String {
         let (status, headers, _) =
             self.ask("POST", &format!("/v2/{name}/blobs/uploads/"), Body::empty()).await;
@@ -113,7 +121,7 @@ impl Bench {
     }
 }
 
-/// A body of pieces of 100 bytes that does not say how long it is, and how many of them were taken.
+/// A body of 100-byte pieces without a stated length, and the number of pieces that were read.
 fn endless(pieces: usize) -> (Body, Arc<AtomicUsize>) {
     let taken = Arc::new(AtomicUsize::new(0));
     let count = taken.clone();
@@ -125,45 +133,45 @@ fn endless(pieces: usize) -> (Body, Arc<AtomicUsize>) {
 }
 
 #[tokio::test]
-async fn an_upload_of_unknown_length_ends_where_the_quota_does() {
-    let bench = bench(team());
+async fn uploads_of_unknown_length_end_at_the_quota() {
+    let server = start_mirror(team());
     let digest = Digest::of(b"anything");
     for method in ["PATCH", "PUT"] {
-        let path = bench.upload("team/x").await;
+        let path = server.upload("team/x").await;
         let asked = if method == "PUT" { format!("{path}?digest={digest}") } else { path.clone() };
         let (body, taken) = endless(1_000_000);
-        let (status, code, said) = bench.refusal(method, &asked, body).await;
+        let (status, code, said) = server.refusal(method, &asked, body).await;
         assert_eq!((status, code.as_str()), (413, "DENIED"), "{said}");
         assert!(said.contains("team may have 1000 bytes") && said.contains("1100 more"), "{said}");
         assert_eq!(taken.load(Ordering::Relaxed), 11, "what is behind the limit is not read");
-        assert_eq!(bench.ask("GET", &path, Body::empty()).await.0, 404);
-        let uploads = bench.dir.path().join("puna-registry/uploads");
+        assert_eq!(server.ask("GET", &path, Body::empty()).await.0, 404);
+        let uploads = server.dir.path().join("puna-registry/uploads");
         assert_eq!(std::fs::read_dir(uploads).unwrap().count(), 0, "nothing of it is kept");
     }
-    // What fits is taken, in parts too; the next one counts with those before it.
-    let path = bench.upload("team/x").await;
-    assert_eq!(bench.ask("PATCH", &path, endless(6).0).await.0, 202);
-    assert_eq!(bench.ask("PATCH", &path, endless(4).0).await.0, 202);
-    assert_eq!(bench.refusal("PATCH", &path, endless(1).0).await.0, 413);
-    let path = bench.upload("other/x").await;
-    assert_eq!(bench.ask("PATCH", &path, endless(500).0).await.0, 202);
+    // Parts within the quota are accepted; the next one counts together with them.
+    let path = server.upload("team/x").await;
+    assert_eq!(server.ask("PATCH", &path, endless(6).0).await.0, 202);
+    assert_eq!(server.ask("PATCH", &path, endless(4).0).await.0, 202);
+    assert_eq!(server.refusal("PATCH", &path, endless(1).0).await.0, 413);
+    let path = server.upload("other/x").await;
+    assert_eq!(server.ask("PATCH", &path, endless(500).0).await.0, 202);
 }
 
 #[tokio::test]
-async fn nothing_here_is_a_page_of_the_origin_where_people_say_who_they_are() {
-    let bench = bench(Vec::new());
-    let blob = bench.blob("a/b", b"<script>").await;
+async fn pushed_content_is_never_active_in_a_browser() {
+    let server = start_mirror(Vec::new());
+    let blob = server.blob("a/b", b"<script>").await;
     let page = r#"{"mediaType":"text/html","layers":[],"x":"<script>"}"#;
     let plain = r#"{"layers":[],"x":"<script>"}"#;
     for (kind, body) in [("text/html", page), ("text/html", plain), ("application/json", page)] {
         let kind = (header::CONTENT_TYPE, kind);
         let (status, _, said) =
-            bench.ask_with("PUT", "/v2/a/b/manifests/x", kind, Body::from(body)).await;
+            server.ask_with("PUT", "/v2/a/b/manifests/x", kind, Body::from(body)).await;
         assert_eq!(status, 400, "{said:?}");
         assert!(said.starts_with(br#"{"errors":[{"code":"MANIFEST_INVALID""#), "{said:?}");
     }
-    // One that is there from when nobody looked at that.
-    let kept = bench.dir.path().join("puna-registry/repositories/a+b");
+    // A manifest from before media types were checked.
+    let kept = server.dir.path().join("puna-registry/repositories/a+b");
     let digest = Digest::of(page.as_bytes());
     for (path, text) in
         [(format!("manifests/{}", digest.hex()), page), ("tags/x".into(), &digest.to_string())]
@@ -178,7 +186,7 @@ async fn nothing_here_is_a_page_of_the_origin_where_people_say_who_they_are() {
         (&format!("/v2/a/b/blobs/{blob}"), 200, "application/octet-stream"),
         ("/v2/a/b/manifests/none", 404, "application/json"),
     ] {
-        let (found, headers, _) = bench.ask("GET", path, Body::empty()).await;
+        let (found, headers, _) = server.ask("GET", path, Body::empty()).await;
         assert_eq!(
             (found, headers[header::CONTENT_TYPE].to_str().unwrap()),
             (status, kind),
@@ -191,13 +199,13 @@ async fn nothing_here_is_a_page_of_the_origin_where_people_say_who_they_are() {
             "{path}"
         );
     }
-    let headers = bench.ask("GET", "/mirror", Body::empty()).await.1;
+    let headers = server.ask("GET", "/mirror", Body::empty()).await.1;
     assert!(headers[header::CONTENT_SECURITY_POLICY].to_str().unwrap().contains("style-src"));
 }
 
 #[tokio::test]
-async fn what_cannot_be_done_says_what_can() {
-    let bench = bench(Vec::new());
+async fn unsupported_methods_list_the_allowed_ones() {
+    let server = start_mirror(Vec::new());
     let blob = format!("/v2/a/b/blobs/{}", Digest::of(b"x"));
     for (method, path, allowed) in [
         ("POST", "/v2/", "GET, HEAD"),
@@ -207,7 +215,7 @@ async fn what_cannot_be_done_says_what_can() {
         ("GET", "/v2/a/b/blobs/uploads/", "POST"),
         ("POST", "/mirror", "GET, HEAD"),
     ] {
-        let (status, headers, _) = bench.ask(method, path, Body::empty()).await;
+        let (status, headers, _) = server.ask(method, path, Body::empty()).await;
         assert_eq!(
             (status, headers[header::ALLOW].to_str().unwrap()),
             (405, allowed),
@@ -215,33 +223,33 @@ async fn what_cannot_be_done_says_what_can() {
         );
     }
     let settings = Settings { push: true, ..Settings::default() };
-    let library = Arc::new(StoreLibrary::new(Arc::new(Store::open(bench.dir.path()).unwrap())));
+    let storage = Arc::new(FileStorage::new(Arc::new(Store::open(server.dir.path()).unwrap())));
     let mirror =
-        Mirror::new(library, Box::new(NoKeys), &settings, History::new().unwrap()).unwrap();
-    let bench = Bench { mirror, ..bench };
-    let (status, headers, _) = bench.ask("DELETE", "/v2/a/b/manifests/x", Body::empty()).await;
+        Mirror::new(storage, Box::new(NoKeys), &settings, UsageLog::new().unwrap()).unwrap();
+    let server = TestServer { mirror, ..server };
+    let (status, headers, _) = server.ask("DELETE", "/v2/a/b/manifests/x", Body::empty()).await;
     assert_eq!((status, headers[header::ALLOW].to_str().unwrap()), (405, "GET, HEAD, PUT"));
-    // An upload is its own, and can be given up.
-    let upload = bench.upload("a/b").await;
-    let (status, headers, _) = bench.ask("POST", &upload, Body::empty()).await;
+    // A client may cancel its own upload.
+    let upload = server.upload("a/b").await;
+    let (status, headers, _) = server.ask("POST", &upload, Body::empty()).await;
     assert_eq!(
         (status, headers[header::ALLOW].to_str().unwrap()),
         (405, "GET, PATCH, PUT, DELETE")
     );
-    assert_eq!(bench.ask("DELETE", &upload, Body::empty()).await.0, 204);
+    assert_eq!(server.ask("DELETE", &upload, Body::empty()).await.0, 204);
 }
 
 #[tokio::test]
-async fn of_many_that_change_the_same_at_a_time_one_does() {
-    let bench = bench(Vec::new());
+async fn concurrent_conditional_changes_succeed_once() {
+    let server = start_mirror(Vec::new());
     let (path, kind) = ("/v2/a/b/manifests/x", (header::CONTENT_TYPE, OCI_MANIFEST));
     let text = |n: usize| format!(r#"{{"layers":[],"annotations":{{"n":"{n}"}}}}"#);
-    assert_eq!(bench.ask_with("PUT", path, kind, Body::from(text(0))).await.0, 201);
+    assert_eq!(server.ask_with("PUT", path, kind, Body::from(text(0))).await.0, 201);
     let seen = format!("\"{}\"", Digest::of(text(0).as_bytes()));
     let change = async |n| {
         let meant = (header::IF_MATCH, &*seen);
         let method = if n == 16 { "DELETE" } else { "PUT" };
-        bench.ask_with(method, path, meant, Body::from(text(n))).await.0
+        server.ask_with(method, path, meant, Body::from(text(n))).await.0
     };
     let done = join_all((1..=16).map(change)).await;
     let changed = done.iter().filter(|status| **status != 412).count();
@@ -249,12 +257,12 @@ async fn of_many_that_change_the_same_at_a_time_one_does() {
 }
 
 #[tokio::test]
-async fn what_was_meant_for_something_else_is_not_done() {
-    let bench = bench(Vec::new());
-    let blob = bench.blob("a/b", b"bytes").await;
+async fn if_match_prevents_changes_of_other_content() {
+    let server = start_mirror(Vec::new());
+    let blob = server.blob("a/b", b"bytes").await;
     let (path, text) = ("/v2/a/b/manifests/x", r#"{"layers":[]}"#);
     let kind = (header::CONTENT_TYPE, OCI_MANIFEST);
-    assert_eq!(bench.ask_with("PUT", path, kind, Body::from(text)).await.0, 201);
+    assert_eq!(server.ask_with("PUT", path, kind, Body::from(text)).await.0, 201);
     let (manifest, blob) = (Digest::of(text.as_bytes()), format!("/v2/a/b/blobs/{blob}"));
     let other = format!("\"{}\"", Digest::of(b"another"));
     let cases =
@@ -262,16 +270,19 @@ async fn what_was_meant_for_something_else_is_not_done() {
     for (method, path) in cases.into_iter().chain([("PUT", path), ("DELETE", path)]) {
         for tag in [&*other, "x", &format!("W/\"{manifest}\"")] {
             let answer =
-                bench.ask_with(method, path, (header::IF_MATCH, tag), Body::from(text)).await;
+                server.ask_with(method, path, (header::IF_MATCH, tag), Body::from(text)).await;
             assert_eq!(answer.0, 412, "{method} {path} {tag}");
         }
     }
     let absent = (header::IF_MATCH, "*");
-    assert_eq!(bench.ask_with("PUT", "/v2/a/b/manifests/y", absent, Body::from(text)).await.0, 412);
+    assert_eq!(
+        server.ask_with("PUT", "/v2/a/b/manifests/y", absent, Body::from(text)).await.0,
+        412
+    );
     for (method, status) in [("GET", 200), ("PUT", 201), ("DELETE", 202)] {
         let tags = format!("{other}, \"{manifest}\"");
         let answer =
-            bench.ask_with(method, path, (header::IF_MATCH, &tags), Body::from(text)).await;
+            server.ask_with(method, path, (header::IF_MATCH, &tags), Body::from(text)).await;
         assert_eq!(answer.0, status, "{method}");
     }
 }
@@ -280,27 +291,27 @@ fn team() -> Vec<Quota> {
     vec![Quota { namespaces: "team".into(), bytes: 1000 }]
 }
 
-/// A part of 700 bytes that breaks off.
+/// A part of 700 bytes that is interrupted.
 fn broken() -> Body {
     let pieces = [Ok(Bytes::from_static(&[7; 700])), Err(std::io::Error::other("broken off"))];
     Body::from_stream(stream::iter(pieces))
 }
 
 #[tokio::test]
-async fn uploads_at_once_have_no_more_than_the_quota_together() {
-    let bench = bench(team());
+async fn concurrent_uploads_stay_within_the_quota() {
+    let server = start_mirror(team());
     let mut paths = Vec::new();
     for _ in 0..8 {
-        paths.push(bench.upload("team/x").await);
+        paths.push(server.upload("team/x").await);
     }
     let contents: Vec<Vec<u8>> = (0..8).map(|n| vec![n; 600]).collect();
-    let parts = paths.iter().zip(&contents).map(|(path, bytes)| bench.part(path, bytes));
+    let parts = paths.iter().zip(&contents).map(|(path, bytes)| server.part(path, bytes));
     let taken = join_all(parts).await;
     assert_eq!(taken.iter().filter(|status| **status == 202).count(), 1, "{taken:?}");
-    // In pieces that nobody announces, everybody gets some, until there is no room.
-    let parts = paths.iter().map(|path| bench.ask("PATCH", path, endless(6).0));
+    // With unannounced pieces, every upload gets some bytes until the quota is used up.
+    let parts = paths.iter().map(|path| server.ask("PATCH", path, endless(6).0));
     join_all(parts).await;
-    let uploads = bench.dir.path().join("puna-registry/uploads");
+    let uploads = server.dir.path().join("puna-registry/uploads");
     let sizes = std::fs::read_dir(uploads).unwrap().map(|entry| entry.unwrap());
     let sizes = sizes.filter(|entry| entry.path().extension().is_none());
     let all: u64 = sizes.map(|entry| entry.metadata().unwrap().len()).sum();
@@ -308,76 +319,79 @@ async fn uploads_at_once_have_no_more_than_the_quota_together() {
 }
 
 #[tokio::test]
-async fn an_upload_is_no_blob_where_there_is_no_room_for_it() {
-    // Brought when there was no quota.
-    let before = bench(Vec::new());
+async fn uploads_beyond_the_quota_become_no_blobs() {
+    // Pushed while there was no quota.
+    let before = start_mirror(Vec::new());
     let contents = [vec![1; 600], vec![2; 600], vec![3; 600]];
     let mut paths = Vec::new();
     for bytes in &contents {
         paths.push(before.upload("team/x").await);
         assert_eq!(before.part(paths.last().unwrap(), bytes).await, 202);
     }
-    let bench = on(before.dir, team());
-    let ends = paths.iter().zip(&contents).map(|(path, bytes)| bench.end(path, bytes));
+    let server = start_in_dir(before.dir, team());
+    let ends = paths.iter().zip(&contents).map(|(path, bytes)| server.end(path, bytes));
     let mut made = join_all(ends).await;
     made.sort_unstable();
     assert_eq!(made, [201, 413, 413]);
     for path in &paths {
-        assert!(!bench.is_open(path).await, "nothing of it is kept");
+        assert!(!server.is_open(path).await, "nothing of it is kept");
     }
-    assert_eq!(std::fs::read_dir(bench.dir.path().join("puna-registry/blobs")).unwrap().count(), 1);
-    // What is made counts as a blob, and as an upload no more.
-    let path = bench.upload("team/x").await;
-    assert_eq!(bench.part(&path, &[4; 400]).await, 202);
-    assert_eq!(bench.end(&path, &[4; 400]).await, 201);
-    assert_eq!(bench.part(&bench.upload("team/x").await, b"1").await, 413);
+    assert_eq!(
+        std::fs::read_dir(server.dir.path().join("puna-registry/blobs")).unwrap().count(),
+        1
+    );
+    // A finished upload counts as a blob and no longer as an upload.
+    let path = server.upload("team/x").await;
+    assert_eq!(server.part(&path, &[4; 400]).await, 202);
+    assert_eq!(server.end(&path, &[4; 400]).await, 201);
+    assert_eq!(server.part(&server.upload("team/x").await, b"1").await, 413);
 }
 
 #[tokio::test]
-async fn an_upload_that_nobody_is_at_gives_way() {
-    let bench = bench(team());
-    let left = bench.upload("team/x").await;
-    assert_ne!(bench.ask("PATCH", &left, broken()).await.0, 202);
-    // Not in vain, and not to another namespace.
-    assert_eq!(bench.part(&bench.upload("team/x").await, &[1; 1100]).await, 413);
-    assert_eq!(bench.part(&bench.upload("other/x").await, &[1; 1100]).await, 202);
-    assert!(bench.is_open(&left).await);
-    let next = bench.upload("team/y").await;
-    assert_eq!(bench.ask("PATCH", &next, endless(8).0).await.0, 202);
-    assert!(!bench.is_open(&left).await);
-    // One that came whole so far waits for the rest for a while.
-    let last = bench.upload("team/z").await;
-    assert_eq!(bench.part(&last, &[2; 300]).await, 413);
-    assert!(bench.is_open(&next).await);
+async fn idle_uploads_are_dropped_for_others() {
+    let server = start_mirror(team());
+    let left = server.upload("team/x").await;
+    assert_ne!(server.ask("PATCH", &left, broken()).await.0, 202);
+    // Uploads are dropped neither without effect nor for another namespace.
+    assert_eq!(server.part(&server.upload("team/x").await, &[1; 1100]).await, 413);
+    assert_eq!(server.part(&server.upload("other/x").await, &[1; 1100]).await, 202);
+    assert!(server.is_open(&left).await);
+    let next = server.upload("team/y").await;
+    assert_eq!(server.ask("PATCH", &next, endless(8).0).await.0, 202);
+    assert!(!server.is_open(&left).await);
+    // An upload whose parts are complete waits a while for the rest.
+    let last = server.upload("team/z").await;
+    assert_eq!(server.part(&last, &[2; 300]).await, 413);
+    assert!(server.is_open(&next).await);
     tokio::time::sleep(Duration::from_millis(1100)).await;
-    assert_eq!(bench.part(&last, &[2; 300]).await, 202);
-    assert!(!bench.is_open(&next).await);
-    // Given up, it takes no room.
-    assert_eq!(bench.ask("DELETE", &last, Body::empty()).await.0, 204);
-    assert_eq!(bench.part(&bench.upload("team/x").await, &[3; 1000]).await, 202);
+    assert_eq!(server.part(&last, &[2; 300]).await, 202);
+    assert!(!server.is_open(&next).await);
+    // A cancelled upload uses no quota.
+    assert_eq!(server.ask("DELETE", &last, Body::empty()).await.0, 204);
+    assert_eq!(server.part(&server.upload("team/x").await, &[3; 1000]).await, 202);
 }
 
 #[tokio::test]
-async fn failures_here_are_told_without_the_names_of_files() {
-    let bench = bench(Vec::new());
-    // A folder where a file should be.
-    let tag = bench.dir.path().join("puna-registry/repositories/a+b/tags/v1");
+async fn internal_errors_show_no_file_names() {
+    let server = start_mirror(Vec::new());
+    // A directory in place of a file.
+    let tag = server.dir.path().join("puna-registry/repositories/a+b/tags/v1");
     std::fs::create_dir_all(&tag).unwrap();
-    let (status, _, said) = bench.refusal("GET", "/v2/a/b/manifests/v1", Body::empty()).await;
+    let (status, _, said) = server.refusal("GET", "/v2/a/b/manifests/v1", Body::empty()).await;
     assert_eq!((status, said.as_str()), (500, "this registry failed at it: its log says why"));
 }
 
 #[tokio::test]
-async fn a_page_of_no_size_is_refused_in_the_words_of_the_rules() {
-    let bench = bench(Vec::new());
+async fn invalid_page_sizes_get_the_specified_error_code() {
+    let server = start_mirror(Vec::new());
     for path in ["/v2/_catalog?n=-1", "/v2/_catalog?n=a"] {
-        let (status, code, _) = bench.refusal("GET", path, Body::empty()).await;
+        let (status, code, _) = server.refusal("GET", path, Body::empty()).await;
         assert_eq!((status, code.as_str()), (400, "PAGINATION_NUMBER_INVALID"), "{path}");
     }
-    assert_eq!(bench.ask("GET", "/v2/_catalog?n=0", Body::empty()).await.0, 200);
+    assert_eq!(server.ask("GET", "/v2/_catalog?n=0", Body::empty()).await.0, 200);
 }
 
-/// The text of an image or, with Ollama's media types, of a model that has one layer.
+/// Text of an image manifest or, with Ollama's media types, of a model with one layer.
 fn manifest_of(is_model: bool, digest: Digest, size: usize) -> String {
     let (of_all, of_layer) = match is_model {
         true => (puna_store::media::MANIFEST, puna_store::media::MODEL),
@@ -389,35 +403,36 @@ fn manifest_of(is_model: bool, digest: Digest, size: usize) -> String {
 }
 
 #[tokio::test]
-async fn manifests_at_once_have_no_more_than_the_quota_together() {
-    let bench = bench(team());
+async fn concurrent_manifests_stay_within_the_quota() {
+    let server = start_mirror(team());
     let mut texts = Vec::new();
     for n in 0..8 {
-        // Brought elsewhere, so that nothing of the team's is taken before the manifests come.
-        texts.push(manifest_of(n % 2 == 0, bench.blob("other/x", &[n; 600]).await, 600));
+        // Pushed to another namespace, so that the quota of the team is unused before the
+        // manifests.
+        texts.push(manifest_of(n % 2 == 0, server.blob("other/x", &[n; 600]).await, 600));
     }
     let paths: Vec<_> = (0..8).map(|n| format!("/v2/team/x/manifests/t{n}")).collect();
     let puts = paths
         .iter()
         .zip(&texts)
-        .map(|(path, text)| bench.ask("PUT", path, Body::from(text.clone())));
+        .map(|(path, text)| server.ask("PUT", path, Body::from(text.clone())));
     let mut put: Vec<u16> = join_all(puts).await.iter().map(|put| put.0).collect();
     put.sort_unstable();
     assert_eq!(put, [201, 413, 413, 413, 413, 413, 413, 413]);
 }
 
 #[tokio::test]
-async fn a_refused_model_leaves_nothing_in_the_store() {
-    let bench = bench(Vec::new());
-    let digest = bench.blob("library/x", b"weights").await;
-    // Its size is not what the manifest says.
+async fn a_rejected_model_leaves_nothing_in_the_store() {
+    let server = start_mirror(Vec::new());
+    let digest = server.blob("library/x", b"weights").await;
+    // The manifest states a wrong size.
     let text = manifest_of(true, digest, 6);
     let (status, code, _) =
-        bench.refusal("PUT", "/v2/library/x/manifests/latest", Body::from(text)).await;
+        server.refusal("PUT", "/v2/library/x/manifests/latest", Body::from(text)).await;
     assert_eq!((status, code.as_str()), (400, "MANIFEST_INVALID"));
-    let stored = bench.dir.path().join("blobs").join(digest.file_name());
+    let stored = server.dir.path().join("blobs").join(digest.file_name());
     assert!(!stored.exists(), "a blob of no model");
-    // One that nobody has: what is there of it is not kept either, and what the store had before stays.
+    // A missing blob: the present ones are not kept, but those that the store had before are.
     std::fs::write(&stored, b"weights").unwrap();
     let missing = Digest::of(b"nobody's");
     let layer = |digest, size| format!(r#"{{"mediaType":"x","digest":"{digest}","size":{size}}}"#);
@@ -426,17 +441,17 @@ async fn a_refused_model_leaves_nothing_in_the_store() {
         layer(digest, 7),
         layer(missing, 8)
     );
-    std::fs::remove_dir_all(bench.dir.path().join("puna-registry/blobs")).unwrap();
-    let (status, code, _) = bench.refusal("PUT", "/v2/a/b/manifests/v1", Body::from(text)).await;
+    std::fs::remove_dir_all(server.dir.path().join("puna-registry/blobs")).unwrap();
+    let (status, code, _) = server.refusal("PUT", "/v2/a/b/manifests/v1", Body::from(text)).await;
     assert_eq!((status, code.as_str()), (400, "MANIFEST_BLOB_UNKNOWN"));
-    assert!(stored.exists() && !bench.dir.path().join("puna-registry/blobs").exists());
+    assert!(stored.exists() && !server.dir.path().join("puna-registry/blobs").exists());
 }
 
 #[tokio::test]
-async fn an_image_hides_a_model_of_a_folder_that_is_only_read() {
+async fn an_image_hides_a_model_of_a_read_only_directory() {
     let others = tempfile::tempdir().unwrap();
     {
-        let there = of(
+        let there = start_with_store(
             Arc::new(Store::open(others.path()).unwrap()),
             tempfile::tempdir().unwrap(),
             Vec::new(),
@@ -449,69 +464,69 @@ async fn an_image_hides_a_model_of_a_folder_that_is_only_read() {
         );
     }
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(dir.path()).unwrap().with_others([others.path().to_owned()]);
-    let bench = of(Arc::new(store), dir, Vec::new());
+    let store = Store::open(dir.path()).unwrap().with_read_only_dirs([others.path().to_owned()]);
+    let server = start_with_store(Arc::new(store), dir, Vec::new());
     let path = "/v2/library/x/manifests/latest";
-    let model = bench.ask("GET", path, Body::empty()).await;
+    let model = server.ask("GET", path, Body::empty()).await;
     assert_eq!(model.0, 200);
-    // It is among the tags, and had by its digest.
-    let tags = bench.ask("GET", "/v2/library/x/tags/list", Body::empty()).await;
+    // The image is listed among the tags and served by digest.
+    let tags = server.ask("GET", "/v2/library/x/tags/list", Body::empty()).await;
     assert_eq!(
         (tags.0, tags.2),
         (200, Bytes::from_static(br#"{"name":"library/x","tags":["latest"]}"#))
     );
     let by_digest = format!("/v2/library/x/manifests/{}", Digest::of(&model.2));
-    assert_eq!(bench.ask("GET", &by_digest, Body::empty()).await.2, model.2);
-    let image = manifest_of(false, bench.blob("library/x", b"image").await, 5);
-    let (status, _, said) = bench.ask("PUT", path, Body::from(image.clone())).await;
+    assert_eq!(server.ask("GET", &by_digest, Body::empty()).await.2, model.2);
+    let image = manifest_of(false, server.blob("library/x", b"image").await, 5);
+    let (status, _, said) = server.ask("PUT", path, Body::from(image.clone())).await;
     assert_eq!(status, 201, "{said:?}");
-    assert_eq!(bench.ask("GET", path, Body::empty()).await.2, image);
-    let shown = bench.mirror.library().shown().await.unwrap();
+    assert_eq!(server.ask("GET", path, Body::empty()).await.2, image);
+    let shown = server.mirror.storage().tag_entries().await.unwrap();
     assert_eq!(shown.len(), 1, "what is hidden is not shown: {shown:?}");
-    // Without the image the model is seen again, and that cannot be removed here.
-    assert_eq!(bench.ask("DELETE", path, Body::empty()).await.0, 202);
-    assert_eq!(bench.ask("GET", path, Body::empty()).await.2, model.2);
-    assert_eq!(bench.refusal("DELETE", path, Body::empty()).await.0, 403);
+    // Without the image the model is visible again; it cannot be removed here.
+    assert_eq!(server.ask("DELETE", path, Body::empty()).await.0, 202);
+    assert_eq!(server.ask("GET", path, Body::empty()).await.2, model.2);
+    assert_eq!(server.refusal("DELETE", path, Body::empty()).await.0, 403);
 }
 
 #[cfg(unix)]
 #[tokio::test]
-async fn a_blob_that_is_pushed_again_keeps_its_file() {
+async fn a_blob_pushed_again_keeps_its_file() {
     use std::os::unix::fs::MetadataExt;
 
-    let bench = bench(Vec::new());
-    let digest = bench.blob("library/x", b"weights").await;
+    let server = start_mirror(Vec::new());
+    let digest = server.blob("library/x", b"weights").await;
     let text = manifest_of(true, digest, 7);
-    assert_eq!(bench.ask("PUT", "/v2/library/x/manifests/latest", Body::from(text)).await.0, 201);
-    let pushed = bench.dir.path().join("puna-registry/blobs").join(digest.file_name());
-    let stored = bench.dir.path().join("blobs").join(digest.file_name());
+    assert_eq!(server.ask("PUT", "/v2/library/x/manifests/latest", Body::from(text)).await.0, 201);
+    let pushed = server.dir.path().join("puna-registry/blobs").join(digest.file_name());
+    let stored = server.dir.path().join("blobs").join(digest.file_name());
     let inode = |path| std::fs::metadata(path).unwrap().ino();
     assert_eq!(inode(&pushed), inode(&stored));
-    // Old enough to be cleared away, had nobody pushed it.
+    // Older than the grace period, were it not pushed again.
     let old = std::time::SystemTime::now() - Duration::from_secs(30 * 60 * 60);
     std::fs::File::options().append(true).open(&pushed).unwrap().set_modified(old).unwrap();
-    bench.blob("other/x", b"weights").await;
+    server.blob("other/x", b"weights").await;
     assert_eq!(inode(&pushed), inode(&stored), "one file with two names");
-    bench.mirror.library().tidy().await.unwrap();
+    server.mirror.storage().collect_garbage().await.unwrap();
     assert!(pushed.exists(), "it waits for its manifest as if it had just come");
     assert_eq!(
-        std::fs::read_dir(bench.dir.path().join("puna-registry/uploads")).unwrap().count(),
+        std::fs::read_dir(server.dir.path().join("puna-registry/uploads")).unwrap().count(),
         0
     );
-    // One that was damaged is replaced.
+    // A damaged blob is replaced.
     std::fs::remove_file(&pushed).unwrap();
     std::fs::write(&pushed, b"WEIGHTS").unwrap();
-    bench.blob("other/x", b"weights").await;
+    server.blob("other/x", b"weights").await;
     assert_eq!(std::fs::read(&pushed).unwrap(), b"weights");
 }
 
 #[tokio::test]
-async fn what_is_mounted_takes_of_the_quota() {
-    let bench = bench(team());
-    let blobs = [bench.blob("other/x", &[1; 600]).await, bench.blob("other/x", &[2; 600]).await];
+async fn mounted_blobs_count_against_the_quota() {
+    let server = start_mirror(team());
+    let blobs = [server.blob("other/x", &[1; 600]).await, server.blob("other/x", &[2; 600]).await];
     let mount = async |digest| {
         let path = format!("/v2/team/y/blobs/uploads/?mount={digest}&from=other/x");
-        bench.ask("POST", &path, Body::empty()).await.0
+        server.ask("POST", &path, Body::empty()).await.0
     };
     assert_eq!(mount(blobs[0]).await, 201);
     assert_eq!(mount(blobs[0]).await, 201, "it counts once");
@@ -520,68 +535,75 @@ async fn what_is_mounted_takes_of_the_quota() {
 }
 
 #[tokio::test]
-async fn a_quota_looks_at_its_own_namespace_alone() {
-    let bench = bench(team());
-    // Something of somebody else's that cannot be read.
-    let broken = bench.dir.path().join("puna-registry/repositories/other+x/manifests");
+async fn a_quota_check_reads_only_its_namespace() {
+    let server = start_mirror(team());
+    // An unreadable manifest of another namespace.
+    let broken = server.dir.path().join("puna-registry/repositories/other+x/manifests");
     std::fs::create_dir_all(&broken).unwrap();
     std::fs::write(broken.join(Digest::of(b"x").hex()), b"no manifest").unwrap();
-    assert!(bench.mirror.library().holdings().await.is_err());
-    let digest = bench.blob("Team/x", &[1; 600]).await;
+    assert!(server.mirror.storage().stored_objects().await.is_err());
+    let digest = server.blob("Team/x", &[1; 600]).await;
     let text = manifest_of(false, digest, 600);
-    assert_eq!(bench.ask("PUT", "/v2/team/x/manifests/v1", Body::from(text)).await.0, 201);
-    assert_eq!(bench.part(&bench.upload("TEAM/y").await, &[2; 500]).await, 413);
-    assert_eq!(bench.part(&bench.upload("team/y").await, &[2; 400]).await, 202);
+    assert_eq!(server.ask("PUT", "/v2/team/x/manifests/v1", Body::from(text)).await.0, 201);
+    assert_eq!(server.part(&server.upload("TEAM/y").await, &[2; 500]).await, 413);
+    assert_eq!(server.part(&server.upload("team/y").await, &[2; 400]).await, 202);
 }
 
 #[tokio::test]
-async fn whether_somebody_sees_a_blob_is_looked_up_where_he_asks() {
-    let bench = bench(Vec::new());
-    let broken = bench.dir.path().join("puna-registry/repositories/other+x/manifests");
+async fn blob_visibility_is_checked_in_the_requested_repository_first() {
+    let server = start_mirror(Vec::new());
+    let broken = server.dir.path().join("puna-registry/repositories/other+x/manifests");
     std::fs::create_dir_all(&broken).unwrap();
     std::fs::write(broken.join(Digest::of(b"x").hex()), b"no manifest").unwrap();
-    let holder = Holder { name: "t".into(), right: Right::Read, namespaces: vec!["team".into()] };
-    // One that remembers nothing each time.
+    let principal = Principal {
+        name: "t".into(),
+        permission: Permission::Read,
+        namespaces: vec!["team".into()],
+    };
+    // A new index without cached values for each call.
     let sees = async |name: &str, digest| {
         let name = Repository::parse(name).unwrap();
-        Stock::default().sees(bench.mirror.library(), Some(&holder), &name, digest).await
+        NamespaceIndex::default()
+            .can_see_blob(server.mirror.storage(), Some(&principal), &name, digest)
+            .await
     };
-    let digest = bench.blob("team/x", b"weights").await;
+    let digest = server.blob("team/x", b"weights").await;
     assert_eq!(sees("team/x", digest).await, Ok(true), "it was brought there");
-    std::fs::remove_dir_all(bench.dir.path().join("puna-registry/brought")).unwrap();
+    std::fs::remove_dir_all(server.dir.path().join("puna-registry/brought")).unwrap();
     for (name, is_model) in [("team/x", false), ("team/m", true)] {
         let text = manifest_of(is_model, digest, 7);
         assert_eq!(
-            bench.ask("PUT", &format!("/v2/{name}/manifests/v1"), Body::from(text)).await.0,
+            server.ask("PUT", &format!("/v2/{name}/manifests/v1"), Body::from(text)).await.0,
             201
         );
         assert_eq!(sees(name, digest).await, Ok(true), "a manifest needs it");
     }
-    // What is not there may be of another one: that takes a look at all of them, one of which cannot be had here.
+    // A blob that the repository does not reference needs a scan of all repositories, one of which
+    // cannot be read.
     assert!(sees("team/y", digest).await.is_err());
     std::fs::remove_dir_all(broken).unwrap();
     assert_eq!(sees("team/y", digest).await, Ok(true));
     assert_eq!(sees("team/y", Digest::of(b"none")).await, Ok(false));
-    let others = bench.blob("other/x", b"of others").await;
+    let others = server.blob("other/x", b"of others").await;
     assert_eq!(sees("team/x", others).await, Ok(false));
 }
 
 #[tokio::test]
-async fn the_page_is_not_looked_for_anew_by_each_who_sees_it() {
-    let bench = bench(Vec::new());
+async fn the_web_page_is_cached() {
+    let server = start_mirror(Vec::new());
     let page = async || {
-        String::from_utf8(bench.ask("GET", "/mirror", Body::empty()).await.2.to_vec()).unwrap()
+        String::from_utf8(server.ask("GET", "/mirror", Body::empty()).await.2.to_vec()).unwrap()
     };
-    let text = manifest_of(false, bench.blob("a/b", b"weights").await, 7);
-    assert_eq!(bench.ask("PUT", "/v2/a/b/manifests/v1", Body::from(text)).await.0, 201);
+    let text = manifest_of(false, server.blob("a/b", b"weights").await, 7);
+    assert_eq!(server.ask("PUT", "/v2/a/b/manifests/v1", Body::from(text)).await.0, 201);
     assert!(page().await.contains("a/b:v1"));
-    // As another mirror of the same folder writes it.
-    let tags = bench.dir.path().join("puna-registry/repositories/a+b/tags");
+    // Written as another mirror of the directory does.
+    let tags = server.dir.path().join("puna-registry/repositories/a+b/tags");
     std::fs::copy(tags.join("v1"), tags.join("v2")).unwrap();
     let kept = page().await;
     assert!(kept.contains("a/b:v1") && !kept.contains("a/b:v2"));
-    // What changes here is seen at once, and everything with it.
-    assert_eq!(bench.ask("DELETE", "/v2/a/b/manifests/v1", Body::empty()).await.0, 202);
+    // A change by this mirror invalidates the cache.
+    assert_eq!(server.ask("DELETE", "/v2/a/b/manifests/v1", Body::empty()).await.0, 202);
     let anew = page().await;
     assert!(!anew.contains("a/b:v1") && anew.contains("a/b:v2"));
 }

@@ -1,36 +1,40 @@
-//! What a guessed token depends on beside its own row: the guess before it.
+//! Heads of block draft models that make a token's logits depend on the token before it: the Markov
+//! head of DSpark and the selector of DFlash 2.
 
 use puna_graph::{Graph, Index, Linear, ValueId, WeightId};
 
-use crate::companion;
+use crate::companion::TransitionHead;
 use crate::error::ModelError;
 use crate::hparams::Keys;
 use crate::weights::Weights;
 
-/// The tensor that says that states weigh the guess before.
+/// Tensor that marks a DFlash 2 selector head.
 pub const SELECTOR: &str = "selector_hidden.weight";
-/// The tensor that says that it counts alone.
+/// Tensor that marks a DSpark Markov head.
 const MARKOV: &str = "markov_w1.weight";
 
-/// How a token's logits depend on the token before.
-pub struct Link {
-    /// A short vector for each token.
+/// Head that adds transition logits, computed from the embedding of the token before.
+pub struct BlockDraftHead {
+    /// `[rank, vocabulary]`: short embedding of the token before.
     before: WeightId,
     rank: usize,
     to_logits: Linear,
-    kind: Kind,
+    kind: HeadKind,
     n_embd: usize,
 }
 
-enum Kind {
-    /// DSpark: by the token before alone. How sure it is, it says of both the token before and the state.
-    Markov { sure: Option<Linear> },
-    /// DFlash 2: the state weighs the token before, and one of the likeliest is chosen.
-    Selector { weigh: Linear, choices: usize, scale: f32, cap: Option<f32> },
+enum HeadKind {
+    /// DSpark: the transition logits depend on the token before alone. `confidence` reads the state
+    /// and the embedding of the token before.
+    Markov { confidence: Option<Linear> },
+    /// DFlash 2: the state weighs the embedding of the token before, and the token is one of the
+    /// `top_k` likeliest.
+    Selector { weights: Linear, top_k: usize, scale: f32, cap: Option<f32> },
 }
 
-impl Link {
-    /// The one that a file has, if it has one; `entries` are those of its own logits.
+impl BlockDraftHead {
+    /// Loads the head that the file has, if any; `entries` is the number of the draft model's own
+    /// logits.
     pub fn load(
         keys: &Keys<'_>,
         w: &mut Weights<'_>,
@@ -42,11 +46,11 @@ impl Link {
                 before: w.tensor("selector_predecessor.weight", &[rank, n_vocab])?,
                 rank,
                 to_logits: w.linear("selector_successor", rank, n_vocab)?,
-                kind: Kind::Selector {
-                    weigh: w.linear("selector_hidden", n_embd, rank)?,
-                    choices: keys.count("selector_top_k")?,
+                kind: HeadKind::Selector {
+                    weights: w.linear("selector_hidden", n_embd, rank)?,
+                    top_k: keys.count("selector_top_k")?,
                     scale: keys.factor("logit_scale")?.unwrap_or(1.0),
-                    cap: keys.bound("final_logit_softcapping")?,
+                    cap: keys.opt_limit("final_logit_softcapping")?,
                 },
                 n_embd,
             }));
@@ -56,44 +60,45 @@ impl Link {
             before: w.tensor(MARKOV, &[rank, n_vocab])?,
             rank,
             to_logits: w.linear("markov_w2", rank, entries)?,
-            kind: Kind::Markov { sure: w.opt_linear("conf_proj", n_embd + rank, 1)? },
+            kind: HeadKind::Markov { confidence: w.opt_linear("conf_proj", n_embd + rank, 1)? },
             n_embd,
         }))
     }
 
-    /// Whether the token before counts alone.
+    /// Whether the head is a Markov head, which does not read the state for its logits.
     pub fn is_markov(&self) -> bool {
-        matches!(self.kind, Kind::Markov { .. })
+        matches!(self.kind, HeadKind::Markov { .. })
     }
 
-    /// Its form.
-    pub fn form(&self) -> companion::Link {
+    /// Description of the head for the engine.
+    pub fn describe(&self) -> TransitionHead {
         match &self.kind {
-            Kind::Markov { sure } => companion::Link {
-                state: if sure.is_some() { self.n_embd } else { 0 },
-                says_how_sure: sure.is_some(),
-                choices: None,
-                by_token: false,
+            HeadKind::Markov { confidence } => TransitionHead {
+                state_dim: if confidence.is_some() { self.n_embd } else { 0 },
+                has_confidence: confidence.is_some(),
+                top_k: None,
+                is_full_vocabulary: false,
             },
-            Kind::Selector { choices, .. } => companion::Link {
-                state: self.rank,
-                says_how_sure: false,
-                choices: Some(*choices),
-                by_token: true,
+            HeadKind::Selector { top_k, .. } => TransitionHead {
+                state_dim: self.rank,
+                has_confidence: false,
+                top_k: Some(*top_k),
+                is_full_vocabulary: true,
             },
         }
     }
 
-    /// Hands out the states that belong to these rows; the result are logits as they are to be added to.
+    /// Adds the states of these rows as an extra output. Returns the logits to which the transition
+    /// logits are to be added.
     pub fn prepare(&self, g: &mut Graph, hidden: ValueId, logits: ValueId) -> ValueId {
         match &self.kind {
-            Kind::Markov { sure: None } => logits,
-            Kind::Markov { sure: Some(_) } => {
+            HeadKind::Markov { confidence: None } => logits,
+            HeadKind::Markov { confidence: Some(_) } => {
                 g.add_extra_output(hidden);
                 logits
             }
-            Kind::Selector { weigh, scale, cap, .. } => {
-                let weights = g.linear("selector_gate", weigh, hidden);
+            HeadKind::Selector { weights, scale, cap, .. } => {
+                let weights = g.linear("selector_gate", weights, hidden);
                 g.add_extra_output(weights);
                 let logits = g.scale("result_scaled", logits, *scale);
                 cap.map_or(logits, |cap| g.softcap("result_capped", logits, cap))
@@ -101,18 +106,19 @@ impl Link {
         }
     }
 
-    /// What is added to the logits of rows for the tokens before them, and how sure it is.
+    /// Transition logits of rows for the token before each; a Markov head adds the confidence as an
+    /// extra output.
     pub fn forward(&self, g: &mut Graph) -> ValueId {
         let mut before = g.embed("link_before", self.before, self.rank, Index::Token);
         match &self.kind {
-            Kind::Markov { sure: None } => {}
-            Kind::Markov { sure: Some(sure) } => {
+            HeadKind::Markov { confidence: None } => {}
+            HeadKind::Markov { confidence: Some(confidence) } => {
                 let state = g.given("link_state", self.n_embd);
                 let both = g.concat("link_both", state, before);
-                let sure = g.linear("link_sure", sure, both);
-                g.add_extra_output(sure);
+                let confidence = g.linear("link_sure", confidence, both);
+                g.add_extra_output(confidence);
             }
-            Kind::Selector { .. } => {
+            HeadKind::Selector { .. } => {
                 let weights = g.given("link_weights", self.rank);
                 before = g.mul("link_weighed", before, weights);
             }

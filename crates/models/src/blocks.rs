@@ -1,26 +1,28 @@
-//! Parts that files store in more than one form: projections of query, key and value, and feed-forward pairs.
+//! Projections of query, key and value, and feed-forward networks, each of which files store in
+//! several layouts.
 
 use puna_graph::{Activation, Glu, Graph, Linear, Norm, ValueId};
 
-pub use crate::experts::{Experts, Shared};
+pub use crate::experts::{Experts, SharedExpert};
 
 use crate::error::ModelError;
 use crate::latent::Latent;
 use crate::weights::Weights;
 
-/// Query, key and value projections: three matrices, one with the rows of all three, or by way of a short vector.
+/// Query, key and value projections: three matrices, one matrix with the rows of all three, or
+/// latent attention.
 #[derive(Debug, Clone)]
 pub enum Qkv {
     /// `attn_q`, `attn_k`, `attn_v`.
     Split([Linear; 3]),
     /// `attn_qkv`, with the widths of its three parts.
     Fused(Linear, [usize; 3]),
-    /// What queries meet holds the values, and has turned already.
+    /// Latent attention: key and value are the same vector, with rotary embedding already applied.
     Latent(Box<Latent>),
 }
 
 impl Qkv {
-    /// Loads either form; `widths` are the columns of query, key and value.
+    /// Loads the separate or the fused matrices; `widths` are the columns of query, key and value.
     pub fn load(
         w: &mut Weights<'_>,
         block: &str,
@@ -40,7 +42,7 @@ impl Qkv {
         ]))
     }
 
-    /// What queries are made of: `x`, or the short vector by way of which they come.
+    /// Input of the query projection: `x`, or the low-rank query of latent attention.
     pub fn source(&self, g: &mut Graph, x: ValueId) -> ValueId {
         match self {
             Self::Split(_) | Self::Fused(..) => x,
@@ -54,7 +56,7 @@ impl Qkv {
         self.project_from(g, x, source)
     }
 
-    /// The same where [`Self::source`] of it is known.
+    /// [`Self::project`] if [`Self::source`] is already computed.
     pub fn project_from(&self, g: &mut Graph, x: ValueId, source: ValueId) -> [ValueId; 3] {
         match self {
             Self::Split([q, k, v]) => {
@@ -69,12 +71,13 @@ impl Qkv {
     }
 }
 
-/// Gate and up projections, split or as one matrix with the gate's rows first, and the way down.
+/// Gated feed-forward network: gate and up projections, split or fused with the gate's rows first,
+/// and the down projection.
 #[derive(Debug, Clone)]
 pub struct Mlp {
     gate_up: GateUp,
     kind: Glu,
-    /// Of the unit's result, by the root of the mean square.
+    /// RMS norm of the gated product, before the down projection.
     norm: Option<Norm>,
     down: Linear,
 }
@@ -97,18 +100,18 @@ impl Mlp {
         Self::named(w, block, "", (n_embd, ff), kind)
     }
 
-    /// The same with `end` behind each of the names.
+    /// [`Self::load`] for tensor names that end in `suffix`.
     pub fn named(
         w: &mut Weights<'_>,
         block: &str,
-        end: &str,
+        suffix: &str,
         (n_embd, ff): (usize, usize),
         kind: Glu,
     ) -> Result<Self, ModelError> {
-        let name = |part: &str| format!("{block}.ffn_{part}{end}");
+        let name = |part: &str| format!("{block}.ffn_{part}{suffix}");
         let up = format!("{}.weight", name("up"));
-        if end.is_empty() && w.has(&up) {
-            w.needs_width("feed_forward_length", ff, &up)?;
+        if suffix.is_empty() && w.has(&up) {
+            w.require_width("feed_forward_length", ff, &up)?;
         }
         let gate_up = match w.opt_linear(&name("gate"), n_embd, ff)? {
             Some(gate) => GateUp::Split(gate, w.linear(&name("up"), n_embd, ff)?),
@@ -120,12 +123,12 @@ impl Mlp {
         Ok(Self { gate_up, kind, norm: None, down: w.linear(&name("down"), ff, n_embd)? })
     }
 
-    /// The same with this norm before the way down.
+    /// Adds an RMS norm before the down projection.
     pub fn with_norm(self, norm: Norm) -> Self {
         Self { norm: Some(norm), ..self }
     }
 
-    /// The feed-forward part of a layer.
+    /// Output of the network for `x`.
     pub fn forward(&self, g: &mut Graph, x: ValueId) -> ValueId {
         let (gate, up) = match &self.gate_up {
             GateUp::Split(gate, up) => (g.linear("ffn_gate", gate, x), g.linear("ffn_up", up, x)),
@@ -141,15 +144,15 @@ impl Mlp {
     }
 }
 
-/// A feed-forward pair without a gate: up, a function of each element, down.
+/// Feed-forward network without a gate: up projection, activation, down projection.
 #[derive(Debug, Clone)]
-pub struct Plain {
+pub struct UngatedMlp {
     up: Linear,
     down: Linear,
     kind: Activation,
 }
 
-impl Plain {
+impl UngatedMlp {
     /// Loads `ffn_up` and `ffn_down`.
     pub fn load(
         w: &mut Weights<'_>,
@@ -161,24 +164,24 @@ impl Plain {
         Self::named(w, block, "", (n_embd, ff), kind)
     }
 
-    /// The same with `end` behind each of the names.
+    /// [`Self::load`] for tensor names that end in `suffix`.
     pub fn named(
         w: &mut Weights<'_>,
         block: &str,
-        end: &str,
+        suffix: &str,
         (n_embd, ff): (usize, usize),
         kind: Activation,
     ) -> Result<Self, ModelError> {
-        let up = format!("{block}.ffn_up{end}");
+        let up = format!("{block}.ffn_up{suffix}");
         let named = format!("{up}.weight");
-        if end.is_empty() && w.has(&named) {
-            w.needs_width("feed_forward_length", ff, &named)?;
+        if suffix.is_empty() && w.has(&named) {
+            w.require_width("feed_forward_length", ff, &named)?;
         }
         let up = w.linear(&up, n_embd, ff)?;
-        Ok(Self { up, down: w.linear(&format!("{block}.ffn_down{end}"), ff, n_embd)?, kind })
+        Ok(Self { up, down: w.linear(&format!("{block}.ffn_down{suffix}"), ff, n_embd)?, kind })
     }
 
-    /// The feed-forward part of a layer.
+    /// Output of the network for `x`.
     pub fn forward(&self, g: &mut Graph, x: ValueId) -> ValueId {
         let hidden = g.linear("ffn_up", &self.up, x);
         let hidden = g.activate("ffn_act", self.kind, hidden);
@@ -186,60 +189,61 @@ impl Plain {
     }
 }
 
-/// The feed-forward part of a layer, in one of its forms.
+/// Feed-forward network of a layer.
 #[derive(Debug, Clone)]
 pub enum FeedForward {
-    /// One gated unit.
+    /// Gated network.
     Dense(Mlp),
-    /// One without a gate.
-    Plain(Plain),
-    /// A mixture of experts.
+    /// Network without a gate.
+    Ungated(UngatedMlp),
+    /// Mixture of experts.
     Moe(Experts),
-    /// A mixture, and beside it an expert that every token uses.
-    Shared(Experts, Shared),
-    /// A dense part, and beside it a mixture that reads, by this norm, what the router is given.
-    Early {
-        /// Reads what the layer's feed-forward part reads.
+    /// Mixture of experts plus a shared expert.
+    Shared(Experts, SharedExpert),
+    /// Dense network plus a mixture of experts; the experts read the router's input behind a norm
+    /// of their own.
+    ParallelExperts {
+        /// Dense network, which reads the layer's feed-forward input.
         dense: Mlp,
-        /// Of what the mixture reads, by the root of the mean square.
+        /// RMS norm of the input of the experts.
         norm: Norm,
-        /// The mixture.
+        /// Mixture of experts.
         experts: Experts,
     },
-    /// What one of the others gives, times this.
+    /// Another network, whose output is multiplied by a constant.
     Scaled(Box<FeedForward>, f32),
 }
 
 impl FeedForward {
-    /// The same times `by`.
+    /// Multiplies the output by `by`.
     pub fn scaled(self, by: f32) -> Self {
         Self::Scaled(Box::new(self), by)
     }
 
-    /// The feed-forward part of a layer.
+    /// Output of the network for `x`.
     pub fn forward(&self, g: &mut Graph, x: ValueId) -> ValueId {
-        self.forward_by(g, x, x)
+        self.forward_routed(g, x, x)
     }
 
-    /// The same where a router reads something else.
-    pub fn forward_by(&self, g: &mut Graph, x: ValueId, by: ValueId) -> ValueId {
+    /// Output of the network for `x` with a separate input of the router.
+    pub fn forward_routed(&self, g: &mut Graph, x: ValueId, router_input: ValueId) -> ValueId {
         match self {
             Self::Dense(mlp) => mlp.forward(g, x),
-            Self::Plain(plain) => plain.forward(g, x),
-            Self::Moe(experts) => experts.forward_by(g, x, by),
+            Self::Ungated(mlp) => mlp.forward(g, x),
+            Self::Moe(experts) => experts.forward_routed(g, x, router_input),
             Self::Shared(experts, shared) => {
-                let y = experts.forward_by(g, x, by);
-                let beside = shared.forward(g, x);
-                g.add("ffn_out", y, beside)
+                let y = experts.forward_routed(g, x, router_input);
+                let y_shared = shared.forward(g, x);
+                g.add("ffn_out", y, y_shared)
             }
-            Self::Early { dense, norm, experts } => {
+            Self::ParallelExperts { dense, norm, experts } => {
                 let y = dense.forward(g, x);
-                let by = g.rms_norm("ffn_norm_exps", norm, by);
-                let beside = experts.forward_by(g, by, by);
-                g.add("ffn_out", y, beside)
+                let h = g.rms_norm("ffn_norm_exps", norm, router_input);
+                let y_experts = experts.forward_routed(g, h, h);
+                g.add("ffn_out", y, y_experts)
             }
-            Self::Scaled(of, factor) => {
-                let y = of.forward_by(g, x, by);
+            Self::Scaled(inner, factor) => {
+                let y = inner.forward_routed(g, x, router_input);
                 g.scale("ffn_out_scaled", y, *factor)
             }
         }

@@ -1,18 +1,19 @@
-//! The decoder that most language models are: layers that attend and then transform, each added to a stream of features.
-//! Families differ in options of a layer and of the whole; an architecture's file names those that it takes.
+//! The pre-norm decoder that most language models share: each layer adds attention and a
+//! feed-forward network to a residual stream. Architectures differ in the options of [`Layer`] and
+//! [`Decoder`]; their files name only the options they use.
 
 use std::ops::Range;
 
 use puna_graph::*;
 
-use crate::blocks::{FeedForward, Mlp, Plain, Qkv};
+use crate::blocks::{FeedForward, Mlp, Qkv, UngatedMlp};
 use crate::error::ModelError;
-use crate::experts::{ExpertShape, Experts, Shared};
+use crate::experts::{ExpertShape, Experts, SharedExpert};
 use crate::hparams::Hparams;
-use crate::hyper::{self, Streams};
+use crate::hyper::{self, ResidualStreams};
 use crate::indexer::{Selections, SparseSelection};
 use crate::latent::{Latent, LatentSizes};
-use crate::model::{Architecture, Loaded, Shape, Unmasking};
+use crate::model::{Architecture, LoadedArchitecture, ModelShape, Unmasking};
 use crate::weights::Weights;
 
 pub use crate::norms::{AnyNorm, NormKind};
@@ -28,99 +29,102 @@ fn scaled(g: &mut Graph, name: &'static str, x: ValueId, by: f32) -> ValueId {
 /// Norms of query and key.
 #[derive(Debug, Clone, Copy)]
 pub enum QkNorm {
-    /// None.
+    /// No norms.
     None,
-    /// Of query and key, before they turn.
-    Before([AnyNorm; 2]),
-    /// Of query and key, after they turned.
-    After([AnyNorm; 2]),
+    /// Norms of query and key before the rotary embedding.
+    BeforeRope([AnyNorm; 2]),
+    /// Norms of query and key after the rotary embedding.
+    AfterRope([AnyNorm; 2]),
 }
 
-/// One layer, in the order in which it computes.
+/// One layer; the fields are in the order of computation.
 #[derive(Clone)]
 pub struct Layer {
-    /// Of what attention reads; without, it reads the stream.
+    /// Norm of the input of attention; without it, attention reads the residual stream.
     pub attn_norm: Option<AnyNorm>,
-    /// Query, key and value.
+    /// Query, key and value projections.
     pub qkv: Qkv,
-    /// Bound of all three.
+    /// Limit of the absolute values of query, key and value.
     pub clamp: Option<f32>,
     /// Norms of query and key.
     pub qk_norm: QkNorm,
-    /// `[heads]`: multiplies each head of the query behind all that.
+    /// `[heads]`: factor of each query head, after norms and rotary embedding.
     pub query_factors: Option<WeightId>,
-    /// How query and key turn with the position.
+    /// Rotary embedding of query and key; `None` for NoPE.
     pub rope: Option<RopeId>,
-    /// How queries grow with the position.
+    /// Factor of queries that grows with the position.
     pub temperature: Option<Temperature>,
     /// Attention.
     pub attention: AttentionSpec,
-    /// What it sees of what its mask lets through.
+    /// Sparse attention within the positions that the mask allows.
     pub selection: SparseSelection,
-    /// From what each head read to its values, where that is something else.
+    /// Projection of each head's result to its values (`W_UV` of latent attention).
     pub values: Option<HeadLinear>,
-    /// A projection of what attention read, and the function of it that weighs each result, or all of a head.
+    /// Projection of the attention input and the activation that makes a gate of it: one factor for
+    /// each value, or for each head.
     pub gate: Option<(Linear, Activation)>,
-    /// Multiplies what heads read.
-    pub read_scale: f32,
-    /// Of what all heads read together.
-    pub heads_norm: Option<AnyNorm>,
-    /// From the heads back to the stream.
+    /// Factor of the attention result.
+    pub attn_scale: f32,
+    /// Norm of the concatenated heads.
+    pub attn_sub_norm: Option<AnyNorm>,
+    /// Output projection.
     pub wo: Linear,
-    /// Of attention's part before it is added.
+    /// Norm of the attention output before it is added.
     pub post_attn_norm: Option<AnyNorm>,
-    /// Whether the feed-forward part reads the stream as it was before attention.
+    /// Whether the feed-forward network reads the stream before attention (parallel layers).
     pub parallel: bool,
-    /// Of what the feed-forward part reads; without, it reads the stream, or in parallel what attention read.
+    /// Norm of the feed-forward input. Without it, the network reads the residual stream, or in
+    /// parallel layers the attention input.
     pub ffn_norm: Option<AnyNorm>,
-    /// The feed-forward part.
+    /// Feed-forward network.
     pub ffn: FeedForward,
-    /// Whether a router reads the stream as it was before attention, without a norm.
+    /// Whether the router reads the stream before attention, without a norm.
     pub early_router: bool,
-    /// Of its result before it is added.
+    /// Norm of the feed-forward output before it is added.
     pub post_ffn_norm: Option<AnyNorm>,
-    /// How much of the embeddings is added to the stream behind the layer.
-    pub embd_share: f32,
-    /// Of the stream behind the layer.
+    /// Factor of the token embeddings that are added to the stream after the layer; zero for none.
+    pub embd_skip_scale: f32,
+    /// Norm of the stream after the layer.
     pub stream_norm: Option<AnyNorm>,
 }
 
-/// The whole, in the order in which it computes.
+/// The whole model; the fields are in the order of computation.
 pub struct Decoder {
-    /// Features of the stream.
+    /// Dimensions of the residual stream.
     pub n_embd: usize,
-    /// Vectors of tokens.
+    /// Token embeddings.
     pub table: WeightId,
-    /// Which of them a token takes.
+    /// Row of `table` that a token uses.
     pub index: Index,
-    /// Vectors of positions, added to those of tokens.
+    /// Position embeddings, added to the token embeddings.
     pub positions: Option<WeightId>,
-    /// Multiplies embeddings.
+    /// Factor of the embeddings.
     pub embd_scale: f32,
-    /// Of embeddings.
+    /// Norm of the embeddings.
     pub embd_norm: Option<AnyNorm>,
     /// The layers.
     pub layers: Vec<Layer>,
-    /// Several streams in the place of one.
-    pub streams: Option<Streams>,
-    /// Multiplies what layers add to the stream.
+    /// Hyper-connections with several residual streams; `None` for one stream.
+    pub streams: Option<ResidualStreams>,
+    /// Factor of what each part of a layer adds to the stream.
     pub residual_scale: f32,
-    /// Of the stream behind the last layer.
+    /// Norm after the last layer.
     pub norm: AnyNorm,
-    /// From hidden states to logits.
+    /// Output matrix, from hidden states to logits.
     pub head: Linear,
-    /// Multiplies logits.
+    /// Factor of the logits.
     pub logit_scale: f32,
     /// `cap · tanh(logit / cap)`.
     pub logit_cap: Option<f32>,
-    /// Behind the last norm, one after the other.
+    /// Projections after the last norm, applied in turn.
     pub projections: Vec<Linear>,
-    /// From hidden states to the scores of a reranker.
+    /// Classifier of a reranker, from hidden states to scores.
     pub classifier: Option<Linear>,
 }
 
 impl Decoder {
-    /// A decoder of these layers: `token_embd`, `output_norm`, and `output` or else the table once more.
+    /// Decoder with these layers; loads `token_embd`, `output_norm` and `output`, or uses
+    /// `token_embd` as output matrix.
     pub fn new(
         w: &mut Weights<'_>,
         hp: &Hparams,
@@ -131,7 +135,7 @@ impl Decoder {
         Self::with_norm(w, hp, last, layers)
     }
 
-    /// The same with this norm behind the last layer.
+    /// [`Self::new`] with a given norm after the last layer.
     pub fn with_norm(
         w: &mut Weights<'_>,
         hp: &Hparams,
@@ -139,11 +143,11 @@ impl Decoder {
         layers: Vec<Layer>,
     ) -> Result<Self, ModelError> {
         let table = w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
-        let head = w.head(table, hp.n_embd, hp.n_vocab)?;
+        let head = w.output_head(table, hp.n_embd, hp.n_vocab)?;
         Self::with_head(w, hp, (norm, head), layers)
     }
 
-    /// The same with this output matrix behind it.
+    /// [`Self::new`] with a given last norm and output matrix.
     pub fn with_head(
         w: &mut Weights<'_>,
         hp: &Hparams,
@@ -170,40 +174,43 @@ impl Decoder {
         })
     }
 
-    /// As a model: with a cache where tokens see only what came before, else as an encoder.
-    pub fn loaded(self, hp: &Hparams) -> Loaded {
-        self.loaded_as(hp, |decoder| Box::new(decoder))
+    /// Model with a KV cache if its masks are causal, else an encoder.
+    pub fn into_architecture(self, hp: &Hparams) -> LoadedArchitecture {
+        self.into_architecture_as(hp, |decoder| Box::new(decoder))
     }
 
-    /// The same inside of an architecture that takes its parts in an order of its own.
-    pub fn loaded_as(
+    /// [`Self::into_architecture`] for an architecture that wraps the decoder and computes in an
+    /// order of its own.
+    pub fn into_architecture_as(
         self,
         hp: &Hparams,
         arch: impl FnOnce(Self) -> Box<dyn Architecture>,
-    ) -> Loaded {
+    ) -> LoadedArchitecture {
         let cached = self.layers.iter().filter(|l| l.attention.mask.is_cached());
         let mut cache: Vec<CacheLayer> = cached.map(|l| l.attention.cache_layer()).collect();
         cache.extend(self.layers.iter().filter_map(|l| Some(l.selection.indexer()?.cache_layer())));
         let causal = !cache.is_empty();
         let score_labels = self.classifier.as_ref().map_or(0, |c| c.out);
-        let shape = Shape {
+        let shape = ModelShape {
             causal,
             has_logits: causal,
             score_labels,
             score_is_softmax: score_labels > 0,
-            ..Shape::decoder(hp)
+            ..ModelShape::decoder(hp)
         };
-        Loaded { arch: arch(self), cache, shape }
+        LoadedArchitecture { arch: arch(self), cache, shape }
     }
 
-    /// As a diffusion model: tokens see what lies before and behind them, and logits say what masked tokens are.
-    pub fn unmasking(mut self, hp: &Hparams, unmasking: Unmasking) -> Loaded {
+    /// Diffusion model: attention is bidirectional, and logits predict masked tokens.
+    pub fn into_diffusion(mut self, hp: &Hparams, unmasking: Unmasking) -> LoadedArchitecture {
         self.layers.iter_mut().for_each(|layer| layer.attention.mask = Mask::Full);
-        let shape = Shape { causal: false, unmasking: Some(unmasking), ..Shape::decoder(hp) };
-        Loaded { arch: Box::new(self), cache: Vec::new(), shape }
+        let shape =
+            ModelShape { causal: false, unmasking: Some(unmasking), ..ModelShape::decoder(hp) };
+        LoadedArchitecture { arch: Box::new(self), cache: Vec::new(), shape }
     }
 
-    /// What indexers before layer `i` have chosen: nothing that a graph would know which begins there.
+    /// Initial state of the selections for a graph that starts at layer `i`: the cache layer of the
+    /// next indexer, and no earlier selection.
     fn selections(&self, i: usize) -> Selections {
         let before = self.layers[..i].iter().filter(|l| l.selection.indexer().is_some()).count();
         Selections { layer: self.layers.len() + before, last: None }
@@ -218,7 +225,7 @@ impl Decoder {
         outputs_only: bool,
     ) -> ValueId {
         let l = &self.layers[i];
-        let (read, mut writing) = self.read(g, i, 0, x);
+        let (read, mut write) = self.read_stream(g, i, 0, x);
         let mut h = normed(g, "attn_norm", &l.attn_norm, read);
         let mut a = l.attend(g, i, h, selections);
         if outputs_only && i + 1 == self.layers.len() {
@@ -227,16 +234,16 @@ impl Decoder {
                 h = if h == x { h } else { g.gather_outputs(h) };
             }
             x = g.gather_outputs(x);
-            writing = writing.map(|writing| hyper::gather_outputs(g, writing));
+            write = write.map(|write| hyper::gather_outputs(g, write));
         }
-        let a = scaled(g, "kqv_scaled", a, l.read_scale);
-        let a = normed(g, "attn_sub_norm", &l.heads_norm, a);
+        let a = scaled(g, "kqv_scaled", a, l.attn_scale);
+        let a = normed(g, "attn_sub_norm", &l.attn_sub_norm, a);
         let a = g.linear("attn_out", &l.wo, a);
         let a = normed(g, "attn_post_norm", &l.post_attn_norm, a);
         let a = scaled(g, "attn_scaled", a, self.residual_scale);
         let before = x;
-        x = hyper::add(g, "ffn_inp", x, a, writing);
-        let (read, writing) = self.read(g, i, 1, x);
+        x = hyper::add(g, "ffn_inp", x, a, write);
+        let (read, write) = self.read_stream(g, i, 1, x);
         let h = match &l.ffn_norm {
             Some(norm) => norm.apply(g, "ffn_norm", if l.parallel { before } else { read }),
             None => {
@@ -247,14 +254,14 @@ impl Decoder {
                 }
             }
         };
-        let f = l.ffn.forward_by(g, h, if l.early_router { before } else { h });
+        let f = l.ffn.forward_routed(g, h, if l.early_router { before } else { h });
         let f = normed(g, "ffn_post_norm", &l.post_ffn_norm, f);
         let f = scaled(g, "ffn_scaled", f, self.residual_scale);
-        hyper::add(g, "l_out", x, f, writing)
+        hyper::add(g, "l_out", x, f, write)
     }
 
-    /// What a part of layer `i` reads, and how it writes where there are several streams.
-    fn read(
+    /// Input of a part of layer `i`, and with several streams the weights of writing its output.
+    fn read_stream(
         &self,
         g: &mut Graph,
         i: usize,
@@ -262,14 +269,14 @@ impl Decoder {
         x: ValueId,
     ) -> (ValueId, Option<StreamWrite>) {
         let Some(streams) = &self.streams else { return (x, None) };
-        let (read, writing) = streams.links[i][part].read(g, x);
-        (read, Some(writing))
+        let (read, write) = streams.connections[i][part].read(g, x);
+        (read, Some(write))
     }
 }
 
 impl Layer {
-    /// Attention and a feed-forward part, with nothing else.
-    pub fn plain(qkv: Qkv, attention: AttentionSpec, wo: Linear, ffn: FeedForward) -> Self {
+    /// Layer of attention and a feed-forward network without any option.
+    pub fn new(qkv: Qkv, attention: AttentionSpec, wo: Linear, ffn: FeedForward) -> Self {
         Self {
             attn_norm: None,
             qkv,
@@ -282,8 +289,8 @@ impl Layer {
             selection: SparseSelection::Dense,
             values: None,
             gate: None,
-            read_scale: 1.0,
-            heads_norm: None,
+            attn_scale: 1.0,
+            attn_sub_norm: None,
             wo,
             post_attn_norm: None,
             parallel: false,
@@ -291,15 +298,15 @@ impl Layer {
             ffn,
             early_router: false,
             post_ffn_norm: None,
-            embd_share: 0.0,
+            embd_skip_scale: 0.0,
             stream_norm: None,
         }
     }
 
-    /// What attention makes of `h`, head after head.
+    /// Attention result of `h`, with the heads concatenated.
     fn attend(&self, g: &mut Graph, i: usize, h: ValueId, selections: &mut Selections) -> ValueId {
         let source = self.qkv.source(g, h);
-        let seen = selections.select(g, &self.selection, h, source);
+        let selected = selections.select(g, &self.selection, h, source);
         let projected = self.qkv.project_from(g, h, source);
         let gate = self.gate.as_ref().map(|(gate, kind)| (g.linear("attn_gate", gate, h), *kind));
         let [mut q, mut k, v] = match self.clamp {
@@ -308,14 +315,14 @@ impl Layer {
             }
             None => projected,
         };
-        if let QkNorm::Before(norms) = &self.qk_norm {
+        if let QkNorm::BeforeRope(norms) = &self.qk_norm {
             [q, k] = norm_both(g, norms, [q, k]);
         }
         if let Some(rope) = self.rope {
             q = g.rope("Qcur_rope", q, self.attention.key_dim, rope);
             k = g.rope("Kcur_rope", k, self.attention.key_dim, rope);
         }
-        if let QkNorm::After(norms) = &self.qk_norm {
+        if let QkNorm::AfterRope(norms) = &self.qk_norm {
             [q, k] = norm_both(g, norms, [q, k]);
         }
         if let Some(factors) = self.query_factors {
@@ -325,8 +332,10 @@ impl Layer {
         if let Some(by) = self.temperature {
             q = g.temper("Qcur_attn_temp_scaled", q, by);
         }
-        let a = match seen {
-            Some(chosen) => g.sparse_attention("kqv_out", i, [q, k, v], chosen, self.attention),
+        let a = match selected {
+            Some(positions) => {
+                g.sparse_attention("kqv_out", i, [q, k, v], positions, self.attention)
+            }
             None => g.attention("kqv_out", i, [q, k, v], self.attention),
         };
         let a = self.values.as_ref().map_or(a, |values| g.linear_of_heads("kqv_values", values, a));
@@ -341,8 +350,8 @@ fn norm_both(g: &mut Graph, norms: &[AnyNorm; 2], [q, k]: [ValueId; 2]) -> [Valu
 }
 
 impl Decoder {
-    /// The stream before the first layer.
-    pub fn enter(&self, g: &mut Graph) -> ValueId {
+    /// Residual stream before the first layer.
+    pub fn input_stream(&self, g: &mut Graph) -> ValueId {
         let mut x = g.embed("inp_embd", self.table, self.n_embd, self.index);
         x = scaled(g, "inp_scaled", x, self.embd_scale);
         if let Some(positions) = self.positions {
@@ -350,28 +359,28 @@ impl Decoder {
             x = g.add("inp_pos", x, positions);
         }
         x = normed(g, "inp_norm", &self.embd_norm, x);
-        self.streams.as_ref().map_or(x, |streams| streams.begin(g, x))
+        self.streams.as_ref().map_or(x, |streams| streams.replicate(g, x))
     }
 
-    /// The stream behind these layers, which `entered` the first of them. The last one of all lets only outputs through where that is
-    /// wanted.
-    pub fn pass(
+    /// Residual stream after `layers`, of which the first reads `first_input`. If `outputs_only`,
+    /// the model's last layer keeps only the output rows.
+    pub fn run_layers(
         &self,
         g: &mut Graph,
         layers: Range<usize>,
-        entered: ValueId,
+        first_input: ValueId,
         outputs_only: bool,
     ) -> ValueId {
-        let mut x = entered;
+        let mut x = first_input;
         let mut selections = self.selections(layers.start);
         for i in layers {
-            let Layer { embd_share, stream_norm, .. } = &self.layers[i];
+            let Layer { embd_skip_scale, stream_norm, .. } = &self.layers[i];
             g.set_layer(Some(i));
             x = self.layer(g, i, x, &mut selections, outputs_only);
-            if *embd_share != 0.0 {
+            if *embd_skip_scale != 0.0 {
                 let is_last = outputs_only && i + 1 == self.layers.len();
-                let embd = if is_last { g.gather_outputs(entered) } else { entered };
-                let embd = g.scale("embd_skip", embd, *embd_share);
+                let embd = if is_last { g.gather_outputs(first_input) } else { first_input };
+                let embd = g.scale("embd_skip", embd, *embd_skip_scale);
                 x = g.add("l_out_skip", x, embd);
             }
             x = g.steer(i, x);
@@ -381,14 +390,14 @@ impl Decoder {
         x
     }
 
-    /// Hidden states of the stream behind the last layer.
-    pub fn leave(&self, g: &mut Graph, x: ValueId) -> ValueId {
-        let x = self.streams.as_ref().map_or(x, |streams| streams.join_all(g, x));
+    /// Hidden states: the stream after the last layer, merged, normed and projected.
+    pub fn output_hidden(&self, g: &mut Graph, x: ValueId) -> ValueId {
+        let x = self.streams.as_ref().map_or(x, |streams| streams.merge(g, x));
         let x = self.norm.apply(g, "result_norm", x);
         self.projections.iter().fold(x, |x, projection| g.linear("result_projected", projection, x))
     }
 
-    /// The stream with what a part of a layer adds to it.
+    /// Adds the output of a part of a layer to the stream, times [`Self::residual_scale`].
     pub fn add_scaled(
         &self,
         g: &mut Graph,
@@ -403,9 +412,9 @@ impl Decoder {
 
 impl Architecture for Decoder {
     fn hidden(&self, g: &mut Graph, outputs_only: bool) -> ValueId {
-        let x = self.enter(g);
-        let x = self.pass(g, 0..self.layers.len(), x, outputs_only);
-        self.leave(g, x)
+        let x = self.input_stream(g);
+        let x = self.run_layers(g, 0..self.layers.len(), x, outputs_only);
+        self.output_hidden(g, x)
     }
 
     fn logits(&self, g: &mut Graph, hidden: ValueId) -> ValueId {
@@ -422,55 +431,56 @@ impl Architecture for Decoder {
     }
 }
 
-/// Loads the parts of one layer by their names.
-pub struct Block<'a, 'w> {
-    /// The file's tensors.
+/// Loads the tensors of one layer, `blk.N.PART`.
+pub struct LayerLoader<'a, 'w> {
+    /// Tensors of the file.
     pub w: &'a mut Weights<'w>,
-    /// The file's common keys.
+    /// Common keys of the file.
     pub hp: &'a Hparams,
     norm: NormKind,
-    /// The layer's number.
+    /// Index of the layer.
     pub i: usize,
-    /// What the names of its tensors begin with.
+    /// Prefix of its tensor names, `blk.N`.
     pub name: String,
 }
 
-/// Each layer of a model as `layer` loads it.
+/// Calls `layer` for each layer of the model.
 pub fn layers<'w, L>(
     w: &mut Weights<'w>,
     hp: &Hparams,
     norm: NormKind,
-    mut layer: impl FnMut(&mut Block<'_, 'w>) -> Result<L, ModelError>,
+    mut layer: impl FnMut(&mut LayerLoader<'_, 'w>) -> Result<L, ModelError>,
 ) -> Result<Vec<L>, ModelError> {
-    // The first to be asked for: where keys do not fit the tensors, it shows that best.
+    // The embeddings are checked first: their error shows best that keys and tensors disagree.
     w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
-    (0..hp.n_layer).map(|i| layer(&mut Block::new(w, hp, norm, i))).collect()
+    (0..hp.n_layer).map(|i| layer(&mut LayerLoader::new(w, hp, norm, i))).collect()
 }
 
-impl<'a, 'w> Block<'a, 'w> {
-    /// The parts of layer `i`, whose names begin with `blk.i`.
+impl<'a, 'w> LayerLoader<'a, 'w> {
+    /// Loader of layer `i`.
     pub fn new(w: &'a mut Weights<'w>, hp: &'a Hparams, norm: NormKind, i: usize) -> Self {
         Self { w, hp, norm, i, name: format!("blk.{i}") }
     }
 }
 
-impl Block<'_, '_> {
-    /// The layer of a llama around this feed-forward part: `attn_norm`, `attn_{q,k,v,output}`, `ffn_norm`, nothing else.
+impl LayerLoader<'_, '_> {
+    /// Llama's layer with this feed-forward network: `attn_norm`, `attn_{q,k,v,output}`,
+    /// `ffn_norm`.
     pub fn pre_norm(&mut self, ffn: FeedForward) -> Result<Layer, ModelError> {
         let (attn_norm, ffn_norm) = (Some(self.norm("attn_norm")?), Some(self.norm("ffn_norm")?));
-        Ok(Layer { attn_norm, ffn_norm, ..self.bare(ffn)? })
+        Ok(Layer { attn_norm, ffn_norm, ..self.without_norms(ffn)? })
     }
 
-    /// Attention and this feed-forward part without any norm.
-    pub fn bare(&mut self, ffn: FeedForward) -> Result<Layer, ModelError> {
-        let qkv = Qkv::load(self.w, &self.name, self.hp.n_embd, self.hp.widths(self.i))?;
-        self.around(qkv, self.hp.attention(self.i), None, ffn)
+    /// Attention and this feed-forward network without norms.
+    pub fn without_norms(&mut self, ffn: FeedForward) -> Result<Layer, ModelError> {
+        let qkv = Qkv::load(self.w, &self.name, self.hp.n_embd, self.hp.qkv_widths(self.i))?;
+        self.with_output(qkv, self.hp.attention(self.i), None, ffn)
     }
 
-    /// Latent attention and this feed-forward part, with the norms of a llama.
+    /// Latent attention and this feed-forward network, with `attn_norm` and `ffn_norm`.
     pub fn latent(
         &mut self,
-        form: LatentSizes,
+        sizes: LatentSizes,
         rope: RopeId,
         scale: f32,
         ffn: FeedForward,
@@ -481,15 +491,16 @@ impl Block<'_, '_> {
             self.w,
             &self.name,
             (self.hp.n_embd, heads),
-            (form, self.norm, Some(rope)),
+            (sizes, self.norm, Some(rope)),
         )?;
-        let attention = form.attention(heads);
+        let attention = sizes.attention(heads);
         let attention = AttentionSpec { scale: scale * attention.scale, ..attention };
-        let layer = self.around(Qkv::Latent(Box::new(latent)), attention, Some(values), ffn)?;
+        let layer =
+            self.with_output(Qkv::Latent(Box::new(latent)), attention, Some(values), ffn)?;
         Ok(Layer { attn_norm, ffn_norm, ..layer })
     }
 
-    fn around(
+    fn with_output(
         &mut self,
         qkv: Qkv,
         attention: AttentionSpec,
@@ -498,7 +509,7 @@ impl Block<'_, '_> {
     ) -> Result<Layer, ModelError> {
         let width = attention.heads * values.map_or(attention.value_dim, |values| values.out);
         let wo = self.linear("attn_output", width, self.hp.n_embd)?;
-        Ok(Layer { values, ..Layer::plain(qkv, attention, wo, ffn) })
+        Ok(Layer { values, ..Layer::new(qkv, attention, wo, ffn) })
     }
 
     /// Whether the layer has a tensor.
@@ -511,7 +522,7 @@ impl Block<'_, '_> {
         self.w.tensor(&format!("{}.{part}", self.name), shape)
     }
 
-    /// The same, which may be absent.
+    /// Optional tensor of this shape.
     pub fn opt_tensor(
         &mut self,
         part: &str,
@@ -525,12 +536,12 @@ impl Block<'_, '_> {
         self.w.rows(&format!("{}.{part}", self.name))
     }
 
-    /// A recurrent state of so many rows and columns; `part` is the tensor whose shape says so.
+    /// Adds a recurrent state of `rows` × `cols` values; `part` is the tensor that has this shape.
     pub fn state(&mut self, part: &str, rows: usize, cols: usize) -> Result<usize, ModelError> {
         self.w.state(&format!("{}.{part}", self.name), rows, cols)
     }
 
-    /// A matrix with a bias that must be there.
+    /// Matrix with a mandatory bias.
     pub fn biased(
         &mut self,
         part: &str,
@@ -541,12 +552,12 @@ impl Block<'_, '_> {
         self.linear(part, input, output)
     }
 
-    /// A norm over the first of these dimensions.
+    /// Norm over the first dimension of `shape`; further dimensions are norms with own weights.
     pub fn norm_of(&mut self, part: &str, shape: &[usize]) -> Result<AnyNorm, ModelError> {
         self.norm.load(self.w, &format!("{}.{part}", self.name), shape)
     }
 
-    /// The same, which may be absent.
+    /// [`Self::norm_of`], optional.
     pub fn opt_norm_of(
         &mut self,
         part: &str,
@@ -555,7 +566,7 @@ impl Block<'_, '_> {
         self.norm.load_opt(self.w, &format!("{}.{part}", self.name), shape)
     }
 
-    /// A matrix with its optional bias.
+    /// Matrix with an optional bias.
     pub fn linear(
         &mut self,
         part: &str,
@@ -565,31 +576,31 @@ impl Block<'_, '_> {
         self.w.linear(&format!("{}.{part}", self.name), input, output)
     }
 
-    /// A norm of the stream.
+    /// Norm of the residual stream.
     pub fn norm(&mut self, part: &str) -> Result<AnyNorm, ModelError> {
         self.norm.load(self.w, &format!("{}.{part}", self.name), &[self.hp.n_embd])
     }
 
-    /// A norm of the stream that may be absent.
+    /// Optional norm of the residual stream.
     pub fn opt_norm(&mut self, part: &str) -> Result<Option<AnyNorm>, ModelError> {
         self.norm.load_opt(self.w, &format!("{}.{part}", self.name), &[self.hp.n_embd])
     }
 
-    /// `attn_q_norm` and `attn_k_norm` over each head.
+    /// `attn_q_norm` and `attn_k_norm`, applied to each head with the same weights.
     pub fn head_norms(&mut self) -> Result<[AnyNorm; 2], ModelError> {
         let dim = self.hp.key_dim;
         self.qk_norms(&[dim], &[dim])
     }
 
-    /// The same with weights of its own for each head.
-    pub fn norms_of_heads(&mut self) -> Result<[AnyNorm; 2], ModelError> {
+    /// `attn_q_norm` and `attn_k_norm` with own weights for each head.
+    pub fn per_head_norms(&mut self) -> Result<[AnyNorm; 2], ModelError> {
         let (dim, i) = (self.hp.key_dim, self.i);
         self.qk_norms(&[dim, self.hp.heads[i]], &[dim, self.hp.kv_heads[i]])
     }
 
     /// `attn_q_norm` and `attn_k_norm` over all heads together.
     pub fn projection_norms(&mut self) -> Result<[AnyNorm; 2], ModelError> {
-        let [q, k, _] = self.hp.widths(self.i);
+        let [q, k, _] = self.hp.qkv_widths(self.i);
         self.qk_norms(&[q], &[k])
     }
 
@@ -598,41 +609,42 @@ impl Block<'_, '_> {
         Ok([q, self.norm.load(self.w, &format!("{}.attn_k_norm", self.name), k)?])
     }
 
-    /// `ffn_{gate,up,down}`, or `ffn_up` with both halves.
+    /// Gated network: `ffn_{gate,up,down}`, or `ffn_up` with both halves.
     pub fn gated(&mut self, kind: Glu) -> Result<FeedForward, ModelError> {
         let ff = self.hp.ff(self.i);
         Ok(FeedForward::Dense(Mlp::load(self.w, &self.name, self.hp.n_embd, ff, kind)?))
     }
 
-    /// `ffn_{up,down}` without a gate.
-    pub fn plain(&mut self, kind: Activation) -> Result<FeedForward, ModelError> {
+    /// Network without a gate: `ffn_{up,down}`.
+    pub fn ungated(&mut self, kind: Activation) -> Result<FeedForward, ModelError> {
         let ff = self.hp.ff(self.i);
-        Ok(FeedForward::Plain(Plain::load(self.w, &self.name, self.hp.n_embd, ff, kind)?))
+        Ok(FeedForward::Ungated(UngatedMlp::load(self.w, &self.name, self.hp.n_embd, ff, kind)?))
     }
 
-    /// `ffn_gate_inp` and `ffn_{gate,up,down}_exps`.
+    /// Mixture of experts: `ffn_gate_inp` and `ffn_{gate,up,down}_exps`.
     pub fn experts(&mut self, shape: ExpertShape) -> Result<FeedForward, ModelError> {
         Ok(FeedForward::Moe(Experts::load(self.w, &self.name, self.hp.n_embd, shape)?))
     }
 
-    /// The same beside `ffn_{gate,up,down}` with the same unit.
-    pub fn experts_and_gated(&mut self, shape: ExpertShape) -> Result<FeedForward, ModelError> {
+    /// [`Self::experts`] plus the dense network `ffn_{gate,up,down}` with the same activation.
+    pub fn experts_with_dense(&mut self, shape: ExpertShape) -> Result<FeedForward, ModelError> {
         let experts = Experts::load(self.w, &self.name, self.hp.n_embd, shape)?;
         let mlp = Mlp::load(self.w, &self.name, self.hp.n_embd, self.hp.ff(self.i), shape.glu)?;
-        Ok(FeedForward::Shared(experts, Shared::always(mlp)))
+        Ok(FeedForward::Shared(experts, SharedExpert::ungated(mlp)))
     }
 
-    /// The same beside `ffn_{gate,up,down}_shexp` of width `shared`; zero means none.
-    pub fn experts_beside(
+    /// [`Self::experts`] plus the shared expert `ffn_{gate,up,down}_shexp` of width `shared`; zero
+    /// for none.
+    pub fn experts_with_shared(
         &mut self,
         shape: ExpertShape,
         shared: usize,
     ) -> Result<FeedForward, ModelError> {
-        self.experts_beside_other(shape, shared, shape.glu)
+        self.experts_with_shared_glu(shape, shared, shape.glu)
     }
 
-    /// The same where the part that every token uses has a unit of its own.
-    pub fn experts_beside_other(
+    /// [`Self::experts_with_shared`] with a separate activation of the shared expert.
+    pub fn experts_with_shared_glu(
         &mut self,
         shape: ExpertShape,
         shared: usize,
@@ -642,7 +654,7 @@ impl Block<'_, '_> {
             return self.experts(shape);
         }
         let experts = Experts::load(self.w, &self.name, self.hp.n_embd, shape)?;
-        let shared = Shared::load(self.w, &self.name, self.hp.n_embd, shared, glu)?;
+        let shared = SharedExpert::load(self.w, &self.name, self.hp.n_embd, shared, glu)?;
         Ok(FeedForward::Shared(experts, shared))
     }
 }

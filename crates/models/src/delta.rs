@@ -1,42 +1,44 @@
-//! The gated delta rule (Yang et al., 2024) as a mixer: queries, keys and values go through a short convolution, a state learns from each
-//! key what is new of its value and forgets by the token, and what queries read is gated.
+//! Gated delta rule (Yang et al., 2024) as a mixer. Queries, keys and values pass a short
+//! convolution. The state decays by a factor that depends on the token, and each key writes the
+//! difference between its value and the stored one. The result is gated.
 
 use puna_graph::*;
 
-use crate::decoder::{AnyNorm, Block};
+use crate::decoder::{AnyNorm, LayerLoader};
 use crate::error::ModelError;
-use crate::hybrid::{Mixer, SsmKeys, Trail};
+use crate::hybrid::{Mixer, MixerContext, SsmKeys};
 use crate::mamba::conv;
 
-/// Of the norm that brings queries and keys to length one; no file says it.
-pub const UNIT_EPS: f32 = 1e-6;
+/// Epsilon of the norm that scales queries and keys to unit length; files do not store it.
+pub const QK_NORM_EPS: f32 = 1e-6;
 
-/// A layer of the gated delta rule.
+/// Layer of the gated delta rule.
 pub struct DeltaNet {
-    inputs: Inputs,
-    /// How much is learnt and how much is left, of each head.
+    inputs: DeltaInputs,
+    /// Write strength (beta) and decay (alpha) of each head.
     beta_alpha: BetaAlpha,
     conv: ConvSpec,
-    /// Of queries and keys: together with the factors of the rule, to length one.
-    unit: Norm,
+    /// RMS norm of queries and keys; with the scales of [`DeltaSpec`] it gives unit length.
+    qk_norm: Norm,
     delta: DeltaSpec,
-    /// Of each head's result.
+    /// Norm of each head's result.
     norm: AnyNorm,
-    /// Of the gate of that result.
+    /// Activation of the gate.
     gate: Activation,
     out: Linear,
 }
 
-/// Queries, keys and values before their convolution, and the gate of the result.
-enum Inputs {
+/// Projections to queries, keys and values (before the convolution) and to the gate.
+enum DeltaInputs {
     /// `attn_qkv` and `attn_gate`.
     Split([Linear; 2]),
-    /// `ssm_in` of the first files: for each key head its query and key, then the values and gates of its value heads.
+    /// `ssm_in` of early files: for each key head its query and key, then the values and gates of
+    /// its value heads.
     Joined(Linear),
 }
 
-impl Inputs {
-    fn load(b: &mut Block<'_, '_>, keys: usize, values: usize) -> Result<Self, ModelError> {
+impl DeltaInputs {
+    fn load(b: &mut LayerLoader<'_, '_>, keys: usize, values: usize) -> Result<Self, ModelError> {
         let n_embd = b.hp.n_embd;
         if b.has("ssm_in.weight") {
             return Ok(Self::Joined(b.linear("ssm_in", n_embd, 2 * (keys + values))?));
@@ -46,7 +48,7 @@ impl Inputs {
         Ok(Self::Split([qkv?, z?]))
     }
 
-    /// Queries, keys and values one after the other; the gate.
+    /// Returns queries, keys and values concatenated, and the gate.
     fn project(&self, g: &mut Graph, h: ValueId, spec: &DeltaSpec) -> [ValueId; 2] {
         match self {
             Self::Split([qkv, z]) => {
@@ -70,13 +72,18 @@ impl Inputs {
 enum BetaAlpha {
     /// `ssm_beta` and `ssm_alpha`.
     Split([Linear; 2]),
-    /// `ssm_ba`: for each key head first those of one kind of its value heads, then of the other.
+    /// `ssm_ba`: for each key head the betas of its value heads, then their alphas.
     Fused(Linear),
 }
 
 impl DeltaNet {
-    /// `ssm_*` and `attn_{qkv,gate}` of a layer, or `ssm_in`; `is_next`: as Qwen3-Next has them.
-    pub fn load(b: &mut Block<'_, '_>, keys: SsmKeys, is_next: bool) -> Result<Self, ModelError> {
+    /// Loads `ssm_*` and `attn_{qkv,gate}` of a layer, or `ssm_in`; `is_next` selects the layout of
+    /// Qwen3-Next.
+    pub fn load(
+        b: &mut LayerLoader<'_, '_>,
+        keys: SsmKeys,
+        is_next: bool,
+    ) -> Result<Self, ModelError> {
         let SsmKeys { taps, inner, state: dim, rank: heads, groups: key_heads } = keys;
         let (n_embd, both) = (b.hp.n_embd, 2 * key_heads * dim);
         let (value_dim, each) = (inner / heads, heads / key_heads);
@@ -90,10 +97,10 @@ impl DeltaNet {
         };
         let root = (dim as f32).sqrt();
         Ok(Self {
-            inputs: Inputs::load(b, key_heads * dim, inner)?,
+            inputs: DeltaInputs::load(b, key_heads * dim, inner)?,
             beta_alpha,
             conv: conv(b, taps, both + inner, false)?,
-            unit: Norm { w: None, b: None, dim, eps: UNIT_EPS / dim as f32 },
+            qk_norm: Norm { w: None, b: None, dim, eps: QK_NORM_EPS / dim as f32 },
             delta: DeltaSpec {
                 state: b.state("ssm_out.weight", inner, dim)?,
                 key_heads,
@@ -102,7 +109,7 @@ impl DeltaNet {
                 value_dim,
                 tiled: !is_next,
                 runs: if is_next { (each, 2 * each) } else { (heads, heads) },
-                // To length one, and scores over the root of their number.
+                // Unit length, and scores divided by the root of the head dimension.
                 scales: [1.0 / (root * root), 1.0 / root],
                 decay_kind: DecayKind::Unbounded,
                 a: b.tensor("ssm_a", &[heads])?,
@@ -114,14 +121,14 @@ impl DeltaNet {
         })
     }
 
-    /// The same with another function of its gates.
+    /// Replaces the activation of the gate.
     pub fn gated_by(self, gate: Activation) -> Self {
         Self { gate, ..self }
     }
 }
 
 impl Mixer for DeltaNet {
-    fn mix(&self, g: &mut Graph, _: &mut Trail, h: ValueId) -> ValueId {
+    fn mix(&self, g: &mut Graph, _: &mut MixerContext, h: ValueId) -> ValueId {
         let spec = self.delta;
         let (keys, values) = (spec.key_heads * spec.key_dim, spec.value_heads * spec.value_dim);
         let [x, z] = self.inputs.project(g, h, &spec);
@@ -138,7 +145,8 @@ impl Mixer for DeltaNet {
         let x = g.recur("conv_output_silu", Recurrence::Conv { x, spec: self.conv });
         let (q, k) = (g.slice(x, 0, keys), g.slice(x, keys, keys));
         let v = g.slice(x, 2 * keys, values);
-        let (q, k) = (g.rms_norm("q_conv", &self.unit, q), g.rms_norm("k_conv", &self.unit, k));
+        let (q, k) =
+            (g.rms_norm("q_conv", &self.qk_norm, q), g.rms_norm("k_conv", &self.qk_norm, k));
         let y = g.recur("attn_output", Recurrence::Delta { q, k, v, decay, beta, spec });
         let y = self.norm.apply(g, "attn_out_norm", y);
         if self.gate == Activation::Silu {

@@ -1,113 +1,113 @@
-//! Why a model cannot be built from a file.
+//! Errors of building a model from a file.
 
-use puna_gguf::{GgufError, shown};
+use puna_gguf::{GgufError, escape_for_display};
 use puna_quant::TensorType;
 
 use crate::adapter::AdapterError;
 
-/// What is wrong with a file as a model.
+/// Why a file cannot be loaded as a model.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// The file itself, or one of its keys.
+    /// Error of the file, or of one of its keys.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// No such architecture.
-    #[error("unknown architecture {}; this version knows {}", shown(name.as_bytes()), known.join(", "))]
+    /// Unknown architecture.
+    #[error("unknown architecture {}; this version knows {}", escape_for_display(name.as_bytes()), known.join(", "))]
     UnknownArchitecture {
-        /// What the file says.
+        /// Architecture that the file names.
         name: String,
-        /// What would work.
+        /// Known architectures.
         known: Vec<&'static str>,
     },
-    /// A draft model that was loaded without its model.
+    /// Companion draft model that was loaded without its target.
     #[error(
         "`{name}` is a draft model, which guesses ahead for {of} with that model's own states and cannot answer alone: run the model \
          with `puna run MODEL --speculate DRAFT`, or name the file in the model's Modelfile: DRAFT ./FILE.gguf"
     )]
-    NeedsItsModel {
-        /// The draft model's architecture.
+    DraftWithoutTarget {
+        /// Architecture of the draft model.
         name: &'static str,
-        /// What it guesses for.
+        /// Target models, in words.
         of: &'static str,
     },
-    /// A draft model that was made for another model.
+    /// Companion draft model of another target.
     #[error(
         "`{draft}` was made for another model than this `{model}`: {difference}; take the draft model that was published beside \
          the model"
     )]
     Companion {
-        /// The draft model's architecture.
+        /// Architecture of the draft model.
         draft: &'static str,
-        /// The model's.
+        /// Architecture of the target.
         model: &'static str,
-        /// What does not fit.
+        /// What differs.
         difference: String,
     },
-    /// A draft model that reads what this version cannot read of its model.
+    /// Companion draft model that taps a layer which the target's graph does not record.
     #[error(
         "`{draft}` reads the input of layer {layer}, which this version does not know of a model of architecture `{model}`; run \
          the model without it"
     )]
-    UnreadLayer {
-        /// The draft model's architecture.
+    UnreadableLayer {
+        /// Architecture of the draft model.
         draft: &'static str,
-        /// The model's.
+        /// Architecture of the target.
         model: &'static str,
-        /// The layer.
+        /// Index of the layer.
         layer: usize,
     },
-    /// A tensor that the architecture needs.
+    /// Missing tensor.
     #[error("tensor `{name}` is missing")]
     MissingTensor {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
     },
-    /// A tensor of another shape than the keys say.
+    /// Tensor whose shape differs from that of the keys.
     #[error(
         "tensor `{name}` has shape {found:?}; the keys of the file say {expected:?}{}",
         if expected.contains(&0) { ": one of them is absent or zero" } else { "" }
     )]
     TensorShape {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// What the file has, fastest dimension first.
+        /// Shape in the file, fastest dimension first.
         found: Vec<usize>,
-        /// What the keys say.
+        /// Shape that the keys imply.
         expected: Vec<usize>,
     },
-    /// A tensor whose values cannot be weights.
+    /// Tensor of a type that cannot hold weights.
     #[error("tensor `{name}` has type {ty}, which holds no weights; convert the model again")]
     TensorType {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// Its type.
+        /// Type of the tensor.
         ty: TensorType,
     },
-    /// A key with a value that makes no sense.
+    /// Key with an invalid value.
     #[error("key `{key}` is {value}: {reason}")]
     KeyValue {
-        /// The key.
+        /// Name of the key.
         key: String,
-        /// Its value.
+        /// Value in the file.
         value: String,
-        /// Why not.
+        /// Why the value is invalid.
         reason: &'static str,
     },
-    /// Something the format allows and this program does not support.
+    /// Valid content that this version does not support.
     #[error("{what} is not supported: {reason}")]
     Unsupported {
-        /// What.
+        /// The content.
         what: String,
-        /// Why, or what to do instead.
+        /// The reason, or what to do instead.
         reason: &'static str,
     },
-    /// An adapter that does not fit the model.
+    /// Adapter that does not fit the model.
     #[error("adapter {adapter}: {error}")]
     Adapter {
-        /// What it is called.
+        /// Name of the adapter.
         adapter: String,
-        /// What is wrong.
+        /// The error.
         error: Box<AdapterError>,
     },
 }

@@ -52,7 +52,8 @@ pub struct LatentExperts {
     pub width: usize,
     /// The projections are `ffn_NAME_down` and `ffn_NAME_up`.
     pub name: &'static str,
-    /// Epsilon of the norm `ffn_NAME_norm` of the experts' result, which files can omit; `None` without a norm.
+    /// Epsilon of the norm `ffn_NAME_norm` of the experts' result, which files can omit; `None`
+    /// without a norm.
     pub eps: Option<f32>,
 }
 
@@ -82,12 +83,13 @@ impl LatentProjection {
 }
 
 impl ExpertShape {
-    /// Experts of this width: their number and how many are used come from the keys; the rest is a plain softmax.
+    /// Experts with this hidden dimension. Their number and top-k come from the keys; gating is
+    /// softmax, without normalisation.
     pub fn read(keys: &Keys<'_>, hidden: usize) -> Result<Self, ModelError> {
         Self::using(keys, hidden, keys.count("expert_used_count")?)
     }
 
-    /// The same where a token uses so many.
+    /// [`Self::read`] with a given number of experts per token.
     pub fn using(keys: &Keys<'_>, hidden: usize, used: usize) -> Result<Self, ModelError> {
         let experts = keys.count("expert_count")?;
         let of = |key: &str, value: usize, reason| {
@@ -110,14 +112,17 @@ impl ExpertShape {
         })
     }
 
-    /// The same with everything else that keys may say of the choice, see [`Self::with_choice`].
-    pub fn read_all(keys: &Keys<'_>, hidden: usize, gating: Gating) -> Result<Self, ModelError> {
-        Self::read(keys, hidden)?.with_choice(keys, gating)
+    /// [`Self::read`] followed by [`Self::with_routing`].
+    pub fn read_with_routing(
+        keys: &Keys<'_>,
+        hidden: usize,
+        gating: Gating,
+    ) -> Result<Self, ModelError> {
+        Self::read(keys, hidden)?.with_routing(keys, gating)
     }
 
-    /// These experts with what keys say of the choice: gating (or else this one), whether weights are scaled to sum to one, their
-    /// factor, groups.
-    pub fn with_choice(self, keys: &Keys<'_>, gating: Gating) -> Result<Self, ModelError> {
+    /// Reads the routing keys: gating function (default `gating`), normalisation, scale and groups.
+    pub fn with_routing(self, keys: &Keys<'_>, gating: Gating) -> Result<Self, ModelError> {
         let gating = match keys.opt_count("expert_gating_func")? {
             None | Some(0) => gating,
             Some(1) => Gating::Softmax,
@@ -140,7 +145,7 @@ impl ExpertShape {
     }
 }
 
-/// Groups of experts, where there are several.
+/// Expert groups, if the file has more than one.
 fn groups(keys: &Keys<'_>, shape: &ExpertShape) -> Result<Option<Groups>, ModelError> {
     let count = keys.opt_count("expert_group_count")?.unwrap_or(0);
     if count <= 1 {
@@ -159,8 +164,8 @@ fn groups(keys: &Keys<'_>, shape: &ExpertShape) -> Result<Option<Groups>, ModelE
 }
 
 impl Experts {
-    /// Loads `ffn_gate_inp` and `ffn_{gate,up,down}_exps` with their optional biases, and `exp_probs_b` where the file has
-    /// it.
+    /// Loads `ffn_gate_inp` and `ffn_{gate,up,down}_exps` with their optional biases, and
+    /// `exp_probs_b` where the file has it.
     pub fn load(
         w: &mut Weights<'_>,
         block: &str,
@@ -171,7 +176,7 @@ impl Experts {
         Self::with_router(w, block, n_embd, shape, router)
     }
 
-    /// The same with this router.
+    /// [`Self::load`] with a given router.
     pub fn with_router(
         w: &mut Weights<'_>,
         block: &str,
@@ -193,7 +198,8 @@ impl Experts {
         } = shape;
         let width = latent.map_or(n_embd, |latent| latent.width);
         let name = |part: &str, kind: &str| format!("{block}.ffn_{part}_exps.{kind}");
-        // A factor of what an expert gives is one of its weight.
+        // A scale of the down matrices is the same as a factor of the expert's weight; other scales
+        // are not supported.
         let unknown = ["gate", "up", "gate_up", "down"]
             .into_iter()
             .filter(|&part| weighs_input || part != "down");
@@ -242,9 +248,10 @@ impl Experts {
         })
     }
 
-    /// The same beside `ffn_{gate,up,down}_chexps` of this width, of which `sharing` experts that follow each other have one together: it
-    /// reads what they read, once for each of them that is chosen, with that one's weight times `scale`.
-    pub fn beside_adjugates(
+    /// Adds the adjugate experts `ffn_{gate,up,down}_chexps` of hidden dimension `hidden`.
+    /// `sharing` consecutive experts share one, which computes once for each selected expert of
+    /// them, with its weight times `scale`.
+    pub fn with_adjugates(
         self,
         w: &mut Weights<'_>,
         block: &str,
@@ -272,8 +279,8 @@ impl Experts {
         Ok(Self { adjugates: Some(adjugates), ..self })
     }
 
-    /// The same whose experts are those that `TENSOR [used, vocabulary]` lists for each token id.
-    pub fn listed(
+    /// Selects experts by token id, from `TENSOR [used, vocabulary]`.
+    pub fn with_experts_by_token(
         self,
         w: &mut Weights<'_>,
         tensor: &str,
@@ -284,14 +291,14 @@ impl Experts {
         Ok(Self { spec: MoeSpec { by_token, selection_bias: None, ..self.spec }, ..self })
     }
 
-    /// The feed-forward part of a layer, where `by` is what the router reads.
-    pub fn forward_by(&self, g: &mut Graph, x: ValueId, by: ValueId) -> ValueId {
-        let logits = g.linear("ffn_moe_logits", &self.router, by);
+    /// Output of the experts for `x` with a separate input of the router.
+    pub fn forward_routed(&self, g: &mut Graph, x: ValueId, router_input: ValueId) -> ValueId {
+        let logits = g.linear("ffn_moe_logits", &self.router, router_input);
         let Some(LatentProjection { down, norm, up }) = &self.latent else {
             let y = g.moe("ffn_moe_out", self.spec.clone(), x, logits);
             let Some(adjugates) = &self.adjugates else { return y };
-            let beside = g.moe("ffn_adj_moe_out", adjugates.clone(), x, logits);
-            return g.add("ffn_final_moe_out", y, beside);
+            let y_adjugates = g.moe("ffn_adj_moe_out", adjugates.clone(), x, logits);
+            return g.add("ffn_final_moe_out", y, y_adjugates);
         };
         let x = g.linear("ffn_latent_down", down, x);
         let y = g.moe("ffn_moe_out", self.spec.clone(), x, logits);
@@ -300,7 +307,7 @@ impl Experts {
     }
 }
 
-/// `exp_probs_b`, which some files name as a tensor of its own and others as a bias.
+/// `exp_probs_b`, which some files store as a tensor and others as a bias.
 fn selection_bias(
     w: &mut Weights<'_>,
     block: &str,
@@ -311,7 +318,8 @@ fn selection_bias(
     w.opt(&name, &[experts])
 }
 
-/// Gate and up matrices of all experts, and whether they are one tensor with both for each; without a gate twice the other.
+/// Gate and up matrices of all experts, and whether they are one fused tensor. Without a gate, the
+/// up matrices twice.
 fn halves(
     w: &mut Weights<'_>,
     name: &impl Fn(&str, &str) -> String,
@@ -331,17 +339,18 @@ fn halves(
     Ok(([w.tensor(&gate, &shape)?, w.tensor(&up, &shape)?], false))
 }
 
-/// An expert that every token uses, or a dense part beside a mixture.
+/// Shared expert, or a dense network beside the experts.
 #[derive(Debug, Clone)]
-pub struct Shared {
+pub struct SharedExpert {
     mlp: Mlp,
-    /// One column, whose sigmoid is the expert's weight.
+    /// Projection to one column whose sigmoid is the expert's weight.
     weight: Option<Linear>,
 }
 
-impl Shared {
-    /// Loads `ffn_{gate,up,down}_shexp` and, where the file has it, `ffn_gate_inp_shexp`. Files say the width of one such expert or of
-    /// all together under the same key, so that theirs is what counts; `hidden` is for those that have none.
+impl SharedExpert {
+    /// Loads `ffn_{gate,up,down}_shexp`, and `ffn_gate_inp_shexp` if the file has it. The key of
+    /// the width means one shared expert in some files and all together in others, so the tensor's
+    /// width takes precedence; `hidden` is the default.
     pub fn load(
         w: &mut Weights<'_>,
         block: &str,
@@ -354,12 +363,12 @@ impl Shared {
         Ok(Self { mlp, weight: w.opt_linear(&format!("{block}.ffn_gate_inp_shexp"), n_embd, 1)? })
     }
 
-    /// A part that counts as it is.
-    pub fn always(mlp: Mlp) -> Self {
+    /// Network with weight 1.
+    pub fn ungated(mlp: Mlp) -> Self {
         Self { mlp, weight: None }
     }
 
-    /// What the expert makes of `x`.
+    /// Output of the expert for `x`.
     pub fn forward(&self, g: &mut Graph, x: ValueId) -> ValueId {
         let y = self.mlp.forward(g, x);
         let Some(weight) = &self.weight else { return y };

@@ -1,39 +1,39 @@
-//! Hyper-parameters: the keys that most architectures read.
+//! Hyper-parameters: the metadata keys that most architectures read.
 
 use puna_gguf::{Metadata, Value};
 use puna_graph::AttentionSpec;
 
 use crate::error::ModelError;
 
-/// More layers than any model has, to bound what a file can ask for.
+/// Largest accepted number of layers, against hostile files.
 pub(crate) const MAX_LAYERS: u32 = 512;
-/// More features than any model has.
+/// Largest accepted width, against hostile files.
 const MAX_WIDTH: usize = 1 << 20;
 
-/// Keys under the architecture's name, read with their defaults.
+/// Common hyper-parameters of a file, with defaults for missing keys.
 #[derive(Debug, Clone)]
 pub struct Hparams {
-    /// Context that the model was trained with.
+    /// Context length of the training, in tokens.
     pub n_ctx: usize,
-    /// Features of the residual stream.
+    /// Dimensions of the residual stream.
     pub n_embd: usize,
-    /// Layers that take part in a step (blocks for multi-token prediction are not counted).
+    /// Number of layers, without blocks for multi-token prediction.
     pub n_layer: usize,
     /// Query heads of each layer.
     pub heads: Vec<usize>,
     /// Key and value heads of each layer.
     pub kv_heads: Vec<usize>,
-    /// Features of a query or key head.
+    /// Dimensions of a query or key head.
     pub key_dim: usize,
-    /// Features of a value head.
+    /// Dimensions of a value head.
     pub value_dim: usize,
-    /// Width of the feed-forward part of each layer.
+    /// Hidden dimension of the feed-forward network of each layer.
     pub ff: Vec<usize>,
-    /// Entries of the vocabulary.
+    /// Size of the vocabulary.
     pub n_vocab: usize,
 }
 
-/// Reads keys by their name without the architecture.
+/// Reads keys by their name without the architecture prefix.
 #[derive(Clone, Copy)]
 pub struct Keys<'a> {
     meta: &'a Metadata,
@@ -56,14 +56,14 @@ impl<'a> Keys<'a> {
         self.meta
     }
 
-    /// A count that must be there and be more than zero.
+    /// Mandatory positive count.
     pub fn count(&self, key: &str) -> Result<usize, ModelError> {
         let name = self.name(key);
         let value = self.meta.u32(&name)?;
         self.positive(name, value)
     }
 
-    /// A count with a default; zero is an error.
+    /// Positive count with a default; zero is an error.
     pub fn count_or(&self, key: &str, default: usize) -> Result<usize, ModelError> {
         match self.opt_count(key)? {
             Some(value) => self.positive(self.name(key), value as u32),
@@ -71,12 +71,12 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A count that may be absent.
+    /// Optional count.
     pub fn opt_count(&self, key: &str) -> Result<Option<usize>, ModelError> {
         Ok(self.meta.opt_u32(&self.name(key))?.map(|v| v as usize))
     }
 
-    /// A number of layers.
+    /// Mandatory number of layers.
     pub fn layers(&self, key: &str) -> Result<usize, ModelError> {
         let layers = self.count(key)?;
         if layers > MAX_LAYERS as usize {
@@ -86,7 +86,7 @@ impl<'a> Keys<'a> {
         Ok(layers)
     }
 
-    /// Entries of the vocabulary: the key, else the length of the token list.
+    /// Size of the vocabulary: length of the token list, or else the key `vocab_size`.
     pub fn vocabulary(&self) -> Result<usize, ModelError> {
         let listed = self.meta.array("tokenizer.ggml.tokens")?.map(|tokens| tokens.len());
         match (listed, self.opt_count("vocab_size")?) {
@@ -99,7 +99,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// A number of features that the file names.
+    /// Mandatory width of a hidden state.
     pub fn hidden_size(&self, key: &str) -> Result<usize, ModelError> {
         let width = self.count(key)?;
         if width > MAX_WIDTH {
@@ -109,7 +109,7 @@ impl<'a> Keys<'a> {
         Ok(width)
     }
 
-    /// Layers of that model whose inputs are read.
+    /// `target_layers`: layers of the target model that a companion taps.
     pub fn target_layers(&self) -> Result<Vec<usize>, ModelError> {
         let key = self.name("target_layers");
         let layers = self.meta.u32s(&key)?.unwrap_or_default();
@@ -135,46 +135,51 @@ impl<'a> Keys<'a> {
         Ok(value as usize)
     }
 
-    /// A number that may be absent. What is no number, or has no end, would make all that a model computes so.
+    /// Optional finite number; NaN and infinity would spread to all results.
     pub fn opt_f32(&self, key: &str) -> Result<Option<f32>, ModelError> {
         let number = self.meta.opt_f32(&self.name(key))?;
         number.map(|number| finite(self.name(key), number)).transpose()
     }
 
-    /// A number that must be there.
+    /// Mandatory finite number.
     pub fn f32(&self, key: &str) -> Result<f32, ModelError> {
         finite(self.name(key), self.meta.f32(&self.name(key))?)
     }
 
-    /// A number that may be absent, where zero says the same.
+    /// Optional factor; zero means absent.
     pub fn factor(&self, key: &str) -> Result<Option<f32>, ModelError> {
         Ok(self.opt_f32(key)?.filter(|&factor| factor != 0.0))
     }
 
-    /// A bound of both signs that may be absent, where zero and less say the same.
-    pub fn bound(&self, key: &str) -> Result<Option<f32>, ModelError> {
+    /// Optional symmetric limit; zero and negative values mean absent.
+    pub fn opt_limit(&self, key: &str) -> Result<Option<f32>, ModelError> {
         Ok(self.opt_f32(key)?.filter(|&bound| bound > 0.0))
     }
 
-    /// Yes or no; absent means no.
+    /// Boolean, false by default.
     pub fn flag(&self, key: &str) -> Result<bool, ModelError> {
         Ok(self.opt_bool(key)?.unwrap_or(false))
     }
 
-    /// Yes or no, which may be absent.
+    /// Optional boolean.
     pub fn opt_bool(&self, key: &str) -> Result<Option<bool>, ModelError> {
         Ok(self.meta.opt_bool(&self.name(key))?)
     }
 
-    /// Width of the experts that every token uses together, from the key or their number and the width of one; zero for none.
+    /// Hidden dimension of all shared experts together, from its key, or their number times
+    /// `hidden`; zero for none.
     pub fn shared_width(&self, hidden: usize) -> Result<usize, ModelError> {
         let count = self.opt_count("expert_shared_count")?.unwrap_or(0);
         let width = self.opt_count("expert_shared_feed_forward_length")?.filter(|&width| width > 0);
         Ok(width.unwrap_or(count.saturating_mul(hidden)))
     }
 
-    /// One bound a layer, from a scalar or an array that may be absent; zero and less mean none.
-    pub fn bounds(&self, key: &str, layers: usize) -> Result<Vec<Option<f32>>, ModelError> {
+    /// Limit of each layer, from an optional scalar or array; zero and negative values mean none.
+    pub fn limits_per_layer(
+        &self,
+        key: &str,
+        layers: usize,
+    ) -> Result<Vec<Option<f32>>, ModelError> {
         let key = self.name(key);
         if self.meta.get(&key).is_none() {
             return Ok(vec![None; layers]);
@@ -183,17 +188,20 @@ impl<'a> Keys<'a> {
         Ok(numbers.into_iter().map(|bound| Some(bound).filter(|&bound| bound > 1e-6)).collect())
     }
 
-    /// Bounds of the units of each layer's experts, and of the part that every token uses; where the file has none for these, those
-    /// of the experts.
-    pub fn bounds_of_units(&self, layers: usize) -> Result<[Vec<Option<f32>>; 2], ModelError> {
-        let of_experts = self.bounds("swiglu_clamp_exp", layers)?;
+    /// Limits of the gated activation in each layer's experts and in its shared expert. Files
+    /// without the latter use that of the experts.
+    pub fn glu_limits(&self, layers: usize) -> Result<[Vec<Option<f32>>; 2], ModelError> {
+        let of_experts = self.limits_per_layer("swiglu_clamp_exp", layers)?;
         let has_own = self.meta.get(&self.name("swiglu_clamp_shexp")).is_some();
-        let of_shared =
-            if has_own { self.bounds("swiglu_clamp_shexp", layers)? } else { of_experts.clone() };
+        let of_shared = if has_own {
+            self.limits_per_layer("swiglu_clamp_shexp", layers)?
+        } else {
+            of_experts.clone()
+        };
         Ok([of_experts, of_shared])
     }
 
-    /// One number a layer, from a scalar or an array, of a key without the architecture's name.
+    /// Number of each layer, from a scalar or an array; `key` is the full name.
     pub fn numbers_per_layer(&self, key: &str, layers: usize) -> Result<Vec<f32>, ModelError> {
         let numbers = match self.meta.get(key).and_then(Value::as_array) {
             Some(_) => self.meta.f32s(key)?.unwrap_or_default(),
@@ -201,7 +209,7 @@ impl<'a> Keys<'a> {
         };
         if let Some(layer) = numbers.iter().position(|number| number.is_nan()) {
             let (key, value) = (key.to_owned(), format!("NaN in layer {layer}"));
-            return Err(ModelError::KeyValue { key, value, reason: NO_NUMBER });
+            return Err(ModelError::KeyValue { key, value, reason: NOT_FINITE });
         }
         if numbers.len() < layers {
             let (key, value) = (key.to_owned(), format!("{} entries", numbers.len()));
@@ -210,38 +218,38 @@ impl<'a> Keys<'a> {
         Ok(numbers)
     }
 
-    /// A text that may be absent.
+    /// Optional string.
     pub fn opt_str(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
         Ok(self.meta.opt_str(&self.name(key))?)
     }
 
-    /// One count a layer, from a scalar or an array of at least that length.
+    /// Count of each layer, from a scalar or an array of at least `layers` entries.
     pub fn per_layer(&self, key: &str, layers: usize) -> Result<Option<Vec<usize>>, ModelError> {
         let key = self.name(key);
-        // Blocks of prediction, which are not counted, have entries, too.
+        // Blocks for multi-token prediction, which `layers` does not count, have entries as well.
         let listed =
             self.meta.get(&key).and_then(Value::as_array).map_or(layers, |values| values.len());
         let values = self.meta.u32_per_layer(&key, listed.max(layers))?;
         Ok(values.map(|v| v.into_iter().take(layers).map(|v| v as usize).collect()))
     }
 
-    /// The epsilon of RMS norms.
+    /// Epsilon of RMS norms.
     pub fn rms_eps(&self) -> Result<f32, ModelError> {
         self.epsilon("attention.layer_norm_rms_epsilon")
     }
 
-    /// The epsilon of layer norms.
+    /// Epsilon of layer norms.
     pub fn layer_eps(&self) -> Result<f32, ModelError> {
         self.epsilon("attention.layer_norm_epsilon")
     }
 
-    /// Labels of a classifier head, one where the file names none.
+    /// Number of labels of a classifier head, 1 by default.
     pub fn labels(&self) -> Result<usize, ModelError> {
         let listed = self.meta.array(&self.name("classifier.output_labels"))?;
         Ok(listed.map_or(1, |labels| labels.len().max(1)))
     }
 
-    /// A number that is added to a variance.
+    /// Positive number that a norm adds to a variance.
     pub fn epsilon(&self, key: &str) -> Result<f32, ModelError> {
         let value = self.meta.f32(&self.name(key))?;
         if !value.is_finite() || value <= 0.0 {
@@ -255,12 +263,13 @@ impl<'a> Keys<'a> {
         Ok(value)
     }
 
-    /// Which layers slide: the key (a period or a bool a layer), else `default` as a period, whose last layer does not.
+    /// Which layers have a sliding window: the key (a period, or a boolean per layer), or `default`
+    /// as period. The last layer of each period has none.
     pub fn sliding(&self, layers: usize, default: usize) -> Result<Vec<bool>, ModelError> {
         self.slides(layers, default, |i, period| i % period < period - 1)
     }
 
-    /// Which layers slide, of files that list it.
+    /// Which layers have a sliding window, from a mandatory list.
     pub fn listed_sliding(&self, layers: usize) -> Result<Vec<bool>, ModelError> {
         const KEY: &str = "attention.sliding_window_pattern";
         self.flags(KEY, layers)?.ok_or_else(|| ModelError::KeyValue {
@@ -270,8 +279,8 @@ impl<'a> Keys<'a> {
         })
     }
 
-    /// The same where it is the first layer of a period that does not slide.
-    pub fn sliding_but_first(
+    /// [`Self::sliding`] for patterns in which the first layer of each period has no window.
+    pub fn sliding_except_first(
         &self,
         layers: usize,
         default: usize,
@@ -279,7 +288,7 @@ impl<'a> Keys<'a> {
         self.slides(layers, default, |i, period| i % period > 0)
     }
 
-    /// Yes or no for each layer, where the key is a list.
+    /// Boolean of each layer, if the key is a list.
     pub fn flags(&self, key: &str, layers: usize) -> Result<Option<Vec<bool>>, ModelError> {
         let key = self.name(key);
         if self.meta.get(&key).is_none_or(|value| value.as_array().is_none()) {
@@ -298,7 +307,8 @@ impl<'a> Keys<'a> {
         Ok(Some(flags))
     }
 
-    /// Which layers do not attend: the list, or all but the last of each period, which is a key or else `default`.
+    /// Which layers are recurrent: the list, or all except the last of each period. The period is a
+    /// key with a default.
     pub fn recurrent_layers(&self, layers: usize, default: usize) -> Result<Vec<bool>, ModelError> {
         if let Some(flags) = self.flags("attention.recurrent_layers", layers)? {
             return Ok(flags);
@@ -327,8 +337,14 @@ impl Hparams {
         AttentionSpec::causal(self.heads[i], self.kv_heads[i], self.key_dim, self.value_dim)
     }
 
-    /// Refuses that layer `i` reads keys and values of `source` where that has other heads of them.
-    pub fn may_read(&self, keys: &Keys<'_>, i: usize, source: usize) -> Result<(), ModelError> {
+    /// Checks that layer `i` can read the keys and values of layer `source`: both need the same
+    /// number of key heads.
+    pub fn check_shared_kv(
+        &self,
+        keys: &Keys<'_>,
+        i: usize,
+        source: usize,
+    ) -> Result<(), ModelError> {
         if self.kv_heads[i] == self.kv_heads[source] {
             return Ok(());
         }
@@ -341,23 +357,23 @@ impl Hparams {
         Err(ModelError::KeyValue { key: keys.name("attention.head_count_kv"), value, reason })
     }
 
-    /// Columns of query, key and value in layer `i`.
-    pub fn widths(&self, i: usize) -> [usize; 3] {
+    /// Columns of query, key and value of layer `i`.
+    pub fn qkv_widths(&self, i: usize) -> [usize; 3] {
         let (heads, kv_heads) = (self.heads[i], self.kv_heads[i]);
         [heads * self.key_dim, kv_heads * self.key_dim, kv_heads * self.value_dim]
     }
 
-    /// Width of the feed-forward part of layer `i`, zero where the file does not say.
+    /// Hidden dimension of the feed-forward network of layer `i`; zero if the key is absent.
     pub fn ff(&self, i: usize) -> usize {
         self.ff.get(i).copied().unwrap_or(0)
     }
 
-    /// Reads the common keys; every layer attends.
+    /// Reads the common keys; every layer has attention.
     pub fn read(keys: &Keys<'_>) -> Result<Self, ModelError> {
         Self::read_hybrid(keys)?.checked(keys)
     }
 
-    /// The same, if every layer attends.
+    /// Checks that every layer has valid head counts.
     fn checked(self, keys: &Keys<'_>) -> Result<Self, ModelError> {
         for (&h, &kv) in self.heads.iter().zip(&self.kv_heads) {
             if h == 0 || kv == 0 || h % kv != 0 {
@@ -373,17 +389,18 @@ impl Hparams {
         Ok(self)
     }
 
-    /// Reads the common keys where layers without heads of keys, or of both, do something else.
+    /// Reads the common keys of an architecture in which layers may have no heads, or no key heads.
     pub fn read_hybrid(keys: &Keys<'_>) -> Result<Self, ModelError> {
         Self::read_blocks(keys, keys.opt_count("nextn_predict_layers")?.unwrap_or(0))
     }
 
-    /// Reads the common keys of a draft model, whose blocks may all be called blocks of prediction.
+    /// Reads the common keys of a draft model. Its blocks count as layers even if the file calls
+    /// all of them prediction blocks.
     pub fn read_draft(keys: &Keys<'_>) -> Result<Self, ModelError> {
         Self::read_blocks(keys, 0)?.checked(keys)
     }
 
-    /// Reads the common keys where the last `extra` blocks take no part in a step.
+    /// Reads the common keys; the last `extra` blocks are not layers.
     fn read_blocks(keys: &Keys<'_>, extra: usize) -> Result<Self, ModelError> {
         let n_embd = keys.count("embedding_length")?;
         let blocks = keys.count("block_count")?;
@@ -407,7 +424,7 @@ impl Hparams {
         })?;
         let kv_heads =
             keys.per_layer("attention.head_count_kv", n_layer)?.unwrap_or_else(|| heads.clone());
-        // Where no layer attends this is of no matter.
+        // If no layer has heads, the value does not matter.
         let sharing = heads.iter().copied().find(|&heads| heads > 0).unwrap_or(n_embd);
         let default = n_embd / sharing;
         let key_dim = keys.count_or("attention.key_length", default)?;
@@ -442,12 +459,12 @@ impl Hparams {
     }
 }
 
-/// Why a number cannot be computed with.
-const NO_NUMBER: &str = "must be a number, and not infinite";
+/// Reason of rejecting NaN and infinity.
+const NOT_FINITE: &str = "must be a number, and not infinite";
 
 fn finite(key: String, number: f32) -> Result<f32, ModelError> {
     if number.is_finite() {
         return Ok(number);
     }
-    Err(ModelError::KeyValue { key, value: number.to_string(), reason: NO_NUMBER })
+    Err(ModelError::KeyValue { key, value: number.to_string(), reason: NOT_FINITE })
 }

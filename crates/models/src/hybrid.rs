@@ -1,178 +1,201 @@
-//! Decoders whose layers need not attend: each has one mixer or several beside each other, which carry what earlier tokens said
-//! in a cache or in a state of fixed size, and then perhaps a feed-forward part.
+//! Decoders with recurrent layers. Each layer has one or more parallel mixers and an optional
+//! feed-forward network. A mixer carries earlier tokens in the KV cache or in a state of fixed
+//! size.
 
 use puna_graph::*;
 
 use crate::blocks::{FeedForward, Qkv};
-use crate::decoder::{AnyNorm, Block, Decoder, NormKind};
+use crate::decoder::{AnyNorm, Decoder, LayerLoader, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::latent::{Latent, LatentSizes};
-use crate::model::{Architecture, Loaded, Shape};
+use crate::model::{Architecture, LoadedArchitecture, ModelShape};
 use crate::weights::Weights;
 
-/// The part of a layer by which tokens see those before them.
+/// Part of a layer that mixes tokens of a sequence: attention or a recurrent layer.
 pub trait Mixer: Send + Sync {
-    /// What the cache keeps for it, if it attends.
+    /// Cache layer of the mixer, if it has attention.
     fn cache(&self) -> Option<CacheLayer> {
         None
     }
 
-    /// The same where it needs several layers of the cache.
+    /// Cache layers of a mixer that needs several.
     fn cache_layers(&self) -> Vec<CacheLayer> {
         self.cache().into_iter().collect()
     }
 
-    /// All that needs other tokens, of what it reads.
-    fn mix(&self, g: &mut Graph, trail: &mut Trail, h: ValueId) -> ValueId;
+    /// Computes everything that needs other tokens, from the normed input of all rows.
+    fn mix(&self, g: &mut Graph, context: &mut MixerContext, h: ValueId) -> ValueId;
 
-    /// What is added to the stream, of what [`Mixer::mix`] gave, for the rows that are wanted.
+    /// Computes what is added to the residual stream from the result of [`Mixer::mix`], for the
+    /// output rows only in the last layer.
     fn finish(&self, g: &mut Graph, mixed: ValueId) -> ValueId;
 }
 
-/// What mixers know of those before them in the same graph.
+/// State that the mixers of a graph pass on from layer to layer.
 #[derive(Debug, Default)]
-pub struct Trail {
-    /// The cache's layer of a mixer that attends.
-    pub layer: usize,
-    /// Values of the first mixer, for those that mix theirs with them.
+pub struct MixerContext {
+    /// Index of the mixer's first cache layer.
+    pub cache_layer: usize,
+    /// Values of the first layer, which later layers of RWKV 7 mix with their own.
     pub first_values: Option<ValueId>,
-    /// What the last indexer has chosen, for mixers that share it.
-    pub chosen: Option<ValueId>,
+    /// Positions that the last indexer selected, for mixers that share the selection.
+    pub selected: Option<ValueId>,
 }
 
-/// One layer, in the order in which it computes.
+/// One layer; the fields are in the order of computation.
 pub struct HybridLayer {
-    /// Of what the mixers read.
+    /// Norm of the mixers' input.
     pub norm: AnyNorm,
-    /// All of the same value; their results are added.
+    /// Mixers with the same input, whose outputs are added.
     pub mixers: Vec<Box<dyn Mixer>>,
-    /// The feed-forward part and the norm of what it reads.
+    /// Norm and feed-forward network.
     pub ffn: Option<(AnyNorm, FeedForward)>,
 }
 
-/// The whole.
+/// Decoder of mixer layers.
 pub struct Hybrid {
-    /// What is before and behind the layers: it has none itself.
-    pub around: Decoder,
+    /// Embeddings, last norm and output matrix: a decoder without layers.
+    pub outer: Decoder,
     /// The layers.
     pub layers: Vec<HybridLayer>,
-    /// Layers of what files count as one block.
-    pub block: usize,
-    /// Behind every how many blocks the stream is halved: files have smaller weights there.
-    pub halved_every: Option<usize>,
-    /// What the parts of a layer add to, where that is not the stream: what they read themselves, times this.
-    pub kept_of_norm: Option<f32>,
-    /// What parts read and what becomes of what they give, where they do not read the stream and add to it.
-    pub residual: Option<Box<dyn Residual>>,
+    /// Layers here that the file counts as one block.
+    pub layers_per_block: usize,
+    /// Interval of blocks after which the stream is halved; later weights in the file are scaled
+    /// accordingly.
+    pub halve_interval: Option<usize>,
+    /// Factor of the normed input, to which parts add their output instead of the stream; `None`
+    /// for the stream.
+    pub residual_from_norm_scale: Option<f32>,
+    /// Residual connections other than a plain addition.
+    pub residual: Option<Box<dyn ResidualConnections>>,
 }
 
-/// The stream between layers.
-pub struct Stream {
-    /// What the next part adds to.
+/// Residual stream between layers.
+pub struct ResidualStream {
+    /// Current value, to which the next part adds.
     pub x: ValueId,
-    /// What else later parts read.
-    pub kept: Vec<ValueId>,
+    /// Other values that later parts read.
+    pub saved: Vec<ValueId>,
 }
 
-/// Which of the parts of a layer.
+/// Part of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// The mixer: the layer has one.
+pub enum LayerPart {
+    /// The mixer; the layer has one.
     Mixer,
-    /// The feed-forward part.
+    /// The feed-forward network.
     FeedForward,
 }
 
-/// Another way for features from part to part than to be added up.
-pub trait Residual: Send + Sync {
-    /// What the stream begins as, of what tokens are.
-    fn enter(&self, _: &mut Graph, x: ValueId) -> ValueId {
+/// Residual connections between the parts of layers.
+pub trait ResidualConnections: Send + Sync {
+    /// Initial stream, from the token embeddings.
+    fn begin(&self, _: &mut Graph, x: ValueId) -> ValueId {
         x
     }
 
-    /// What the norm of this part of a layer reads.
-    fn read(&self, g: &mut Graph, stream: &mut Stream, at: (usize, Part)) -> ValueId;
+    /// Input of a part's norm.
+    fn read(&self, g: &mut Graph, stream: &mut ResidualStream, at: (usize, LayerPart)) -> ValueId;
 
-    /// Takes in what the part gave.
-    fn join(&self, g: &mut Graph, stream: &mut Stream, at: (usize, Part), given: ValueId);
+    /// Adds the output of a part to the stream.
+    fn write(
+        &self,
+        g: &mut Graph,
+        stream: &mut ResidualStream,
+        at: (usize, LayerPart),
+        output: ValueId,
+    );
 
-    /// What the last norm reads.
-    fn leave(&self, g: &mut Graph, stream: Stream) -> ValueId;
+    /// Input of the last norm.
+    fn end(&self, g: &mut Graph, stream: ResidualStream) -> ValueId;
 }
 
-impl Stream {
-    /// The rows of the tokens whose results are wanted.
+impl ResidualStream {
+    /// Keeps the output rows only.
     fn gather_outputs(&mut self, g: &mut Graph) {
         let x = g.gather_outputs(self.x);
-        for kept in &mut self.kept {
-            *kept = if *kept == self.x { x } else { g.gather_outputs(*kept) };
+        for saved in &mut self.saved {
+            *saved = if *saved == self.x { x } else { g.gather_outputs(*saved) };
         }
         self.x = x;
     }
 }
 
 impl Hybrid {
-    /// These layers with what is before and behind them as in a [`Decoder`]; each is a block.
+    /// Layers between the embeddings and output of a [`Decoder`]; each layer is a block.
     pub fn new(
         w: &mut Weights<'_>,
         hp: &Hparams,
         norm: NormKind,
         layers: Vec<HybridLayer>,
     ) -> Result<Self, ModelError> {
-        Ok(Self::between(Decoder::new(w, hp, norm, Vec::new())?, layers))
+        Ok(Self::with_outer(Decoder::new(w, hp, norm, Vec::new())?, layers))
     }
 
-    /// These layers between what is before and behind those of a decoder.
-    pub fn between(around: Decoder, layers: Vec<HybridLayer>) -> Self {
-        Self { around, layers, block: 1, halved_every: None, kept_of_norm: None, residual: None }
+    /// Layers between the embeddings and output of `outer`.
+    pub fn with_outer(outer: Decoder, layers: Vec<HybridLayer>) -> Self {
+        Self {
+            outer,
+            layers,
+            layers_per_block: 1,
+            halve_interval: None,
+            residual_from_norm_scale: None,
+            residual: None,
+        }
     }
 
-    /// What a part adds to, that reads `h` of the stream `x`.
-    fn kept(&self, g: &mut Graph, x: ValueId, h: ValueId) -> ValueId {
-        self.kept_of_norm.map_or(x, |by| g.scale("residual_scaled", h, by))
+    /// Value that a part with the normed input `h` adds its output to.
+    fn residual_base(&self, g: &mut Graph, x: ValueId, h: ValueId) -> ValueId {
+        self.residual_from_norm_scale.map_or(x, |by| g.scale("residual_scaled", h, by))
     }
 
-    /// As a model.
-    pub fn loaded(self, hp: &Hparams) -> Loaded {
+    /// Model with the cache layers of all mixers.
+    pub fn into_architecture(self, hp: &Hparams) -> LoadedArchitecture {
         let mixers = self.layers.iter().flat_map(|layer| &layer.mixers);
         let cache = mixers.flat_map(|mixer| mixer.cache_layers()).collect();
-        Loaded { arch: Box::new(self), cache, shape: Shape::decoder(hp) }
+        LoadedArchitecture { arch: Box::new(self), cache, shape: ModelShape::decoder(hp) }
     }
 
-    fn read(&self, g: &mut Graph, stream: &mut Stream, at: (usize, Part)) -> ValueId {
+    fn read(&self, g: &mut Graph, stream: &mut ResidualStream, at: (usize, LayerPart)) -> ValueId {
         self.residual.as_ref().map_or(stream.x, |residual| residual.read(g, stream, at))
     }
 
-    fn join(&self, g: &mut Graph, stream: &mut Stream, at: (usize, Part), given: ValueId) {
+    fn write(
+        &self,
+        g: &mut Graph,
+        stream: &mut ResidualStream,
+        at: (usize, LayerPart),
+        output: ValueId,
+    ) {
         if let Some(residual) = &self.residual {
-            return residual.join(g, stream, at, given);
+            return residual.write(g, stream, at, output);
         }
-        let name = if at.1 == Part::Mixer { "ffn_inp" } else { "l_out" };
-        stream.x = self.around.add_scaled(g, name, stream.x, given);
+        let name = if at.1 == LayerPart::Mixer { "ffn_inp" } else { "l_out" };
+        stream.x = self.outer.add_scaled(g, name, stream.x, output);
     }
 }
 
 impl Architecture for Hybrid {
     fn hidden(&self, g: &mut Graph, outputs_only: bool) -> ValueId {
-        let mut x = self.around.enter(g);
+        let mut x = self.outer.input_stream(g);
         if let Some(residual) = &self.residual {
-            x = residual.enter(g, x);
+            x = residual.begin(g, x);
         }
-        let mut stream = Stream { x, kept: Vec::new() };
-        let mut trail = Trail::default();
+        let mut stream = ResidualStream { x, saved: Vec::new() };
+        let mut context = MixerContext::default();
         for (i, layer) in self.layers.iter().enumerate() {
-            let block = i / self.block;
+            let block = i / self.layers_per_block;
             g.set_layer(Some(block));
-            let at = (i, Part::Mixer);
+            let at = (i, LayerPart::Mixer);
             let h = self.read(g, &mut stream, at);
             let h = layer.norm.apply(g, "attn_norm", h);
-            stream.x = self.kept(g, stream.x, h);
+            stream.x = self.residual_base(g, stream.x, h);
             let is_last = outputs_only && i + 1 == self.layers.len();
             let mut parts = Vec::with_capacity(layer.mixers.len());
             for mixer in &layer.mixers {
-                let mixed = mixer.mix(g, &mut trail, h);
-                trail.layer += mixer.cache_layers().len();
+                let mixed = mixer.mix(g, &mut context, h);
+                context.cache_layer += mixer.cache_layers().len();
                 parts.push(if is_last { g.gather_outputs(mixed) } else { mixed });
             }
             if is_last {
@@ -180,56 +203,57 @@ impl Architecture for Hybrid {
             }
             for (mixer, part) in layer.mixers.iter().zip(parts) {
                 let part = mixer.finish(g, part);
-                self.join(g, &mut stream, at, part);
+                self.write(g, &mut stream, at, part);
             }
             if let Some((norm, ffn)) = &layer.ffn {
-                let at = (i, Part::FeedForward);
+                let at = (i, LayerPart::FeedForward);
                 let h = self.read(g, &mut stream, at);
                 let h = norm.apply(g, "ffn_norm", h);
-                stream.x = self.kept(g, stream.x, h);
+                stream.x = self.residual_base(g, stream.x, h);
                 let f = ffn.forward(g, h);
-                self.join(g, &mut stream, at, f);
+                self.write(g, &mut stream, at, f);
             }
-            if !(i + 1).is_multiple_of(self.block) {
+            if !(i + 1).is_multiple_of(self.layers_per_block) {
                 continue;
             }
-            if self.halved_every.is_some_and(|every| (block + 1).is_multiple_of(every)) {
+            if self.halve_interval.is_some_and(|every| (block + 1).is_multiple_of(every)) {
                 stream.x = g.scale("l_out", stream.x, 0.5);
             }
             stream.x = g.steer(block, stream.x);
         }
         g.set_layer(None);
         let x = match &self.residual {
-            Some(residual) => residual.leave(g, stream),
+            Some(residual) => residual.end(g, stream),
             None => stream.x,
         };
-        self.around.leave(g, x)
+        self.outer.output_hidden(g, x)
     }
 
     fn logits(&self, g: &mut Graph, hidden: ValueId) -> ValueId {
-        self.around.logits(g, hidden)
+        self.outer.logits(g, hidden)
     }
 }
 
 /// Attention as a mixer.
 pub struct Attention {
-    /// Query, key and value.
+    /// Query, key and value projections.
     pub qkv: Qkv,
-    /// Whether the query projection has for each head a gate behind its query, whose sigmoid weighs the result.
+    /// Whether the query projection has a gate after each head's query, whose sigmoid weighs the
+    /// result.
     pub gated: bool,
-    /// Of the heads of query and key, before they turn.
+    /// Norms of query and key heads, before the rotary embedding.
     pub norms: Option<[AnyNorm; 2]>,
-    /// How query and key turn with the position.
+    /// Rotary embedding; `None` for NoPE.
     pub rope: Option<RopeId>,
-    /// Its form.
+    /// Attention.
     pub spec: AttentionSpec,
-    /// From the heads back to the stream.
+    /// Output projection.
     pub wo: Linear,
 }
 
 impl Attention {
-    /// `attn_{q,k,v,output}` of a layer; `gated`: with gates in `attn_q`.
-    pub fn load(b: &mut Block<'_, '_>, gated: bool) -> Result<Self, ModelError> {
+    /// Loads `attn_{q,k,v,output}` of a layer; if `gated`, `attn_q` contains the gates.
+    pub fn load(b: &mut LayerLoader<'_, '_>, gated: bool) -> Result<Self, ModelError> {
         let (hp, i) = (b.hp, b.i);
         let spec = hp.attention(i);
         if spec.kv_heads == 0 || !spec.heads.is_multiple_of(spec.kv_heads) {
@@ -244,7 +268,7 @@ impl Attention {
             let reason = "gates of attention are as wide as its keys, and `attention.value_length` is not `attention.key_length`";
             return Err(ModelError::Unsupported { what, reason });
         }
-        let [q, k, v] = hp.widths(i);
+        let [q, k, v] = hp.qkv_widths(i);
         let q = if gated { 2 * q } else { q };
         Ok(Self {
             qkv: Qkv::load(b.w, &b.name, hp.n_embd, [q, k, v])?,
@@ -256,13 +280,14 @@ impl Attention {
         })
     }
 
-    /// What all heads read of cache layer `layer`, gated: of what was chosen, if anything was.
+    /// Gated result of all heads on cache layer `layer`, restricted to the selected positions, if
+    /// any.
     pub fn attend(
         &self,
         g: &mut Graph,
         layer: usize,
         h: ValueId,
-        chosen: Option<(ValueId, SelectedPositions)>,
+        selected: Option<(ValueId, SelectedPositions)>,
     ) -> ValueId {
         let [mut q, mut k, v] = self.qkv.project(g, h);
         let dim = self.spec.key_dim;
@@ -277,8 +302,8 @@ impl Attention {
             q = g.rope("Qcur_rope", q, dim, rope);
             k = g.rope("Kcur_rope", k, dim, rope);
         }
-        let a = match chosen {
-            Some(chosen) => g.sparse_attention("kqv_out", layer, [q, k, v], chosen, self.spec),
+        let a = match selected {
+            Some(selected) => g.sparse_attention("kqv_out", layer, [q, k, v], selected, self.spec),
             None => g.attention("kqv_out", layer, [q, k, v], self.spec),
         };
         let Some(gate) = gate else { return a };
@@ -292,8 +317,8 @@ impl Mixer for Attention {
         Some(self.spec.cache_layer())
     }
 
-    fn mix(&self, g: &mut Graph, trail: &mut Trail, h: ValueId) -> ValueId {
-        self.attend(g, trail.layer, h, None)
+    fn mix(&self, g: &mut Graph, context: &mut MixerContext, h: ValueId) -> ValueId {
+        self.attend(g, context.cache_layer, h, None)
     }
 
     fn finish(&self, g: &mut Graph, mixed: ValueId) -> ValueId {
@@ -305,26 +330,26 @@ impl Mixer for Attention {
 pub struct LatentAttention {
     latent: Latent,
     spec: AttentionSpec,
-    /// From what each head read to its values.
+    /// `W_UV` of each head, applied to the attention result.
     values: HeadLinear,
-    /// Of what the mixer reads: its sigmoid weighs each value, or all of a head.
+    /// Projection of the input to a gate of each value, or of each head, by its sigmoid.
     gate: Option<Linear>,
     wo: Linear,
 }
 
 impl LatentAttention {
-    /// What [`Latent::load`] loads, with `attn_output`.
+    /// Loads the tensors of [`Latent::load`] and `attn_output`.
     pub fn load(
-        b: &mut Block<'_, '_>,
-        (form, norm, rope): (LatentSizes, NormKind, Option<RopeId>),
+        b: &mut LayerLoader<'_, '_>,
+        (sizes, norm, rope): (LatentSizes, NormKind, Option<RopeId>),
     ) -> Result<Self, ModelError> {
         let (n_embd, heads) = (b.hp.n_embd, b.hp.heads[b.i]);
-        let (latent, values) = Latent::load(b.w, &b.name, (n_embd, heads), (form, norm, rope))?;
+        let (latent, values) = Latent::load(b.w, &b.name, (n_embd, heads), (sizes, norm, rope))?;
         let wo = b.linear("attn_output", heads * values.out, n_embd)?;
-        Ok(Self { latent, spec: form.attention(heads), values, gate: None, wo })
+        Ok(Self { latent, spec: sizes.attention(heads), values, gate: None, wo })
     }
 
-    /// The same with this gate of its values.
+    /// Sets the gate of the values.
     pub fn gated(self, gate: Option<Linear>) -> Self {
         Self { gate, ..self }
     }
@@ -335,10 +360,10 @@ impl Mixer for LatentAttention {
         Some(self.spec.cache_layer())
     }
 
-    fn mix(&self, g: &mut Graph, trail: &mut Trail, h: ValueId) -> ValueId {
+    fn mix(&self, g: &mut Graph, context: &mut MixerContext, h: ValueId) -> ValueId {
         let qkv = self.latent.project(g, h);
         let gate = self.gate.as_ref().map(|gate| g.linear("attn_gate", gate, h));
-        let a = g.attention("kqv_out", trail.layer, qkv, self.spec);
+        let a = g.attention("kqv_out", context.cache_layer, qkv, self.spec);
         let values = g.linear_of_heads("kqv_values", &self.values, a);
         let Some(gate) = gate else { return values };
         let gate = g.activate("attn_gate_sigmoid", Activation::Sigmoid, gate);
@@ -350,9 +375,9 @@ impl Mixer for LatentAttention {
     }
 }
 
-/// A feed-forward part in a mixer's place.
+/// Feed-forward network in place of a mixer.
 impl Mixer for FeedForward {
-    fn mix(&self, _: &mut Graph, _: &mut Trail, h: ValueId) -> ValueId {
+    fn mix(&self, _: &mut Graph, _: &mut MixerContext, h: ValueId) -> ValueId {
         h
     }
 
@@ -361,23 +386,23 @@ impl Mixer for FeedForward {
     }
 }
 
-/// What `ssm.*` keys say of a recurrent layer.
+/// Sizes of a recurrent layer, from the `ssm.*` keys.
 #[derive(Debug, Clone, Copy)]
 pub struct SsmKeys {
-    /// Rows that the convolution weighs.
+    /// Rows of the convolution kernel.
     pub taps: usize,
-    /// Columns that the state is of.
+    /// Columns of the inner stream.
     pub inner: usize,
-    /// Values of the state for each column.
+    /// State values of each column.
     pub state: usize,
-    /// Rank of the step, or heads.
+    /// Rank of the time step (Mamba 1), or number of heads.
     pub rank: usize,
     /// Groups of heads.
     pub groups: usize,
 }
 
 impl SsmKeys {
-    /// Reads them; heads are those of [`Self::rank`], in groups, if `has_heads`.
+    /// Reads the keys. If `has_heads`, [`Self::rank`] is the number of heads, which come in groups.
     pub fn read(keys: &Keys<'_>, has_heads: bool) -> Result<Self, ModelError> {
         let taps = taps(keys, "ssm.conv_kernel")?;
         let [inner, state, rank] =
@@ -401,7 +426,7 @@ impl SsmKeys {
     }
 }
 
-/// Rows that a convolution weighs, by a key.
+/// Kernel size of a convolution, from a key.
 pub fn taps(keys: &Keys<'_>, key: &str) -> Result<usize, ModelError> {
     let taps = keys.count(key)?;
     if !(2..=64).contains(&taps) {

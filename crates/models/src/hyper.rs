@@ -1,36 +1,39 @@
-//! Hyper-connections (Zhu et al., 2024): several residual streams in the place of one. Each part of a layer reads a weighed sum of them and
-//! is added to each by another weight; some models let streams flow into each other there, too, by a matrix whose rows and columns
-//! sum up to one (Xie et al., 2025). All these weights depend on the token: they come of a small projection of its streams.
+//! Hyper-connections (Zhu et al., 2024): several residual streams instead of one. Each part of a
+//! layer reads a weighted sum of the streams and adds its output to each stream with a weight. Some
+//! models also mix the streams by a doubly stochastic matrix (Xie et al., 2025). All weights depend
+//! on the token: a small projection of its streams computes them.
 
 use puna_graph::*;
 
 use crate::error::ModelError;
 use crate::hparams::Keys;
-use crate::hybrid::{Part, Residual, Stream};
+use crate::hybrid::{LayerPart, ResidualConnections, ResidualStream};
 use crate::weights::Weights;
 
-/// What a model's hyper-connections have in common.
+/// Options that all hyper-connections of a model share.
 #[derive(Debug, Clone, Copy)]
-pub struct HyperForm {
-    /// How many streams there are.
+pub struct HyperConnectionSpec {
+    /// Number of streams.
     pub streams: usize,
-    /// Of the norm of what is projected.
+    /// Epsilon of the norm before the projection.
     pub eps: f32,
-    /// See [`StreamSpec`].
+    /// Added to read weights, see [`StreamSpec`].
     pub floor: f32,
-    /// Weights of writing: see [`StreamSpec`].
+    /// Factor of write weights, see [`StreamSpec`].
     pub magnitude: f32,
-    /// See [`StreamSpec`].
+    /// Added to write weights, see [`StreamSpec`].
     pub write_floor: f32,
-    /// Rounds that balance what streams hand on to each other; without, they do not.
-    pub rounds: Option<usize>,
+    /// Sinkhorn iterations that make the mixing matrix doubly stochastic; `None` if streams are not
+    /// mixed.
+    pub sinkhorn_iterations: Option<usize>,
 }
 
-/// More rounds than any model needs: matrices of few streams are balanced long before.
-const MAX_ROUNDS: usize = 100;
+/// Largest accepted number of iterations; matrices of a few streams converge much sooner.
+const MAX_SINKHORN_ITERATIONS: usize = 100;
 
-impl HyperForm {
-    /// `hyper_connection.{count,epsilon}`: streams that stay apart and are written to by up to one.
+impl HyperConnectionSpec {
+    /// Reads `hyper_connection.{count,epsilon}`: streams are not mixed, and write weights are at
+    /// most 1.
     pub fn read(keys: &Keys<'_>, eps: f32) -> Result<Self, ModelError> {
         let streams = count(keys)?;
         let floor = keys.meta().opt_f32(&keys.name("hyper_connection.epsilon"))?.unwrap_or(0.0);
@@ -42,22 +45,36 @@ impl HyperForm {
                 reason: "must be a small number, not negative",
             });
         }
-        Ok(Self { streams, eps, floor, magnitude: 1.0, write_floor: 0.0, rounds: None })
+        Ok(Self {
+            streams,
+            eps,
+            floor,
+            magnitude: 1.0,
+            write_floor: 0.0,
+            sinkhorn_iterations: None,
+        })
     }
 
-    /// The same with `hyper_connection.sinkhorn_iterations`: streams that flow into each other and are written to by up to two.
+    /// Reads `hyper_connection.sinkhorn_iterations` as well: streams are mixed, and write weights
+    /// are at most 2.
     pub fn read_mixing(keys: &Keys<'_>, eps: f32) -> Result<Self, ModelError> {
-        let rounds = keys.count("hyper_connection.sinkhorn_iterations")?;
-        if rounds > MAX_ROUNDS {
-            let (key, value) =
-                (keys.name("hyper_connection.sinkhorn_iterations"), rounds.to_string());
+        let sinkhorn_iterations = keys.count("hyper_connection.sinkhorn_iterations")?;
+        if sinkhorn_iterations > MAX_SINKHORN_ITERATIONS {
+            let (key, value) = (
+                keys.name("hyper_connection.sinkhorn_iterations"),
+                sinkhorn_iterations.to_string(),
+            );
             return Err(ModelError::KeyValue { key, value, reason: "must be at most 100" });
         }
-        Ok(Self { magnitude: 2.0, rounds: Some(rounds), ..Self::read(keys, eps)? })
+        Ok(Self {
+            magnitude: 2.0,
+            sinkhorn_iterations: Some(sinkhorn_iterations),
+            ..Self::read(keys, eps)?
+        })
     }
 }
 
-/// `hyper_connection.count`.
+/// Reads `hyper_connection.count`.
 pub fn count(keys: &Keys<'_>) -> Result<usize, ModelError> {
     let count = keys.count("hyper_connection.count")?;
     if !(2..=StreamSpec::MAX_STREAMS).contains(&count) {
@@ -67,45 +84,62 @@ pub fn count(keys: &Keys<'_>) -> Result<usize, ModelError> {
     Ok(count)
 }
 
-/// How a part of a layer, or what comes behind all of them, is connected to the streams.
+/// Connection of a part of a layer, or of the output, to the streams.
 #[derive(Debug, Clone)]
-pub struct Hyper {
-    /// Of all streams together, without weights.
+pub struct HyperConnection {
+    /// Norm of all streams together, without weights.
     norm: Norm,
-    /// From there to numbers that weights are made of.
+    /// Projection from the normed streams to the numbers that the weights are computed from.
     project: Linear,
     spec: StreamSpec,
 }
 
-impl Hyper {
-    /// `NAME_{fn,base,scale}` of a part of a layer.
+impl HyperConnection {
+    /// Loads `NAME_{fn,base,scale}` of a part of a layer.
     fn load(
         w: &mut Weights<'_>,
         name: &str,
         n_embd: usize,
-        form: &HyperForm,
+        spec: &HyperConnectionSpec,
     ) -> Result<Self, ModelError> {
-        Self::of_kinds(w, name, n_embd, form, if form.rounds.is_some() { 3 } else { 2 })
+        Self::load_kinds(
+            w,
+            name,
+            n_embd,
+            spec,
+            if spec.sinkhorn_iterations.is_some() { 3 } else { 2 },
+        )
     }
 
-    /// `output_hc_{fn,base,scale}`: streams are only read.
-    fn load_end(w: &mut Weights<'_>, n_embd: usize, form: &HyperForm) -> Result<Self, ModelError> {
-        Self::of_kinds(w, "output_hc", n_embd, form, 1)
+    /// Loads `output_hc_{fn,base,scale}`, which only reads the streams.
+    fn load_end(
+        w: &mut Weights<'_>,
+        n_embd: usize,
+        spec: &HyperConnectionSpec,
+    ) -> Result<Self, ModelError> {
+        Self::load_kinds(w, "output_hc", n_embd, spec, 1)
     }
 
-    fn of_kinds(
+    fn load_kinds(
         w: &mut Weights<'_>,
         name: &str,
         n_embd: usize,
-        form: &HyperForm,
+        spec: &HyperConnectionSpec,
         kinds: usize,
     ) -> Result<Self, ModelError> {
-        let HyperForm { streams, eps, floor, magnitude, write_floor, rounds } = *form;
+        let HyperConnectionSpec {
+            streams,
+            eps,
+            floor,
+            magnitude,
+            write_floor,
+            sinkhorn_iterations,
+        } = *spec;
         let (dim, numbers) = (streams * n_embd, StreamSpec::numbers(streams, kinds));
         let project = w.linear(&format!("{name}_fn"), dim, numbers)?;
         let scales = w.vector(&format!("{name}_scale.weight"), kinds)?;
         let base = w.vector(&format!("{name}_base.weight"), numbers)?;
-        let rounds = rounds.unwrap_or(0);
+        let rounds = sinkhorn_iterations.unwrap_or(0);
         let spec = StreamSpec { streams, scales, base, floor, magnitude, write_floor, rounds };
         Ok(Self { norm: Norm { w: None, b: None, dim, eps }, project, spec })
     }
@@ -116,7 +150,7 @@ impl Hyper {
         g.stream_weights("hc_weights", self.spec.clone(), numbers)
     }
 
-    /// What the part reads, and how it writes.
+    /// Input of the part, and the weights of writing its output.
     pub fn read(&self, g: &mut Graph, streams: ValueId) -> (ValueId, StreamWrite) {
         let (count, weights) = (self.spec.streams, self.weights(g, streams));
         let by = g.slice(weights, 0, count);
@@ -125,85 +159,87 @@ impl Hyper {
         (read, StreamWrite { by: g.slice(weights, count, count), mix })
     }
 
-    /// What comes behind all layers.
-    fn end(&self, g: &mut Graph, streams: ValueId) -> ValueId {
+    /// Merges the streams after the last layer.
+    fn merge(&self, g: &mut Graph, streams: ValueId) -> ValueId {
         let weights = self.weights(g, streams);
         g.read_streams("hc_head", streams, weights)
     }
 }
 
-/// The rows of the weights of writing whose tokens' results are wanted.
-pub fn gather_outputs(g: &mut Graph, writing: StreamWrite) -> StreamWrite {
-    let by = g.gather_outputs(writing.by);
-    StreamWrite { by, mix: writing.mix.map(|mix| g.gather_outputs(mix)) }
+/// Keeps the output rows of the write weights.
+pub fn gather_outputs(g: &mut Graph, write: StreamWrite) -> StreamWrite {
+    let by = g.gather_outputs(write.by);
+    StreamWrite { by, mix: write.mix.map(|mix| g.gather_outputs(mix)) }
 }
 
-/// `x` with what a part of a layer gave.
+/// Adds the output of a part of a layer to `x`; `write` has the weights if there are several
+/// streams.
 pub fn add(
     g: &mut Graph,
     name: &'static str,
     x: ValueId,
     part: ValueId,
-    writing: Option<StreamWrite>,
+    write: Option<StreamWrite>,
 ) -> ValueId {
-    match writing {
+    match write {
         None => g.add(name, x, part),
-        Some(writing) => g.write_streams(name, x, part, writing),
+        Some(write) => g.write_streams(name, x, part, write),
     }
 }
 
-/// The streams of a model.
-pub struct Streams {
-    /// How many there are.
+/// Residual streams of a model.
+pub struct ResidualStreams {
+    /// Number of streams.
     pub count: usize,
-    /// How each layer is connected to them: the part where tokens see each other, and the feed-forward part.
-    pub links: Vec<[Hyper; 2]>,
-    /// How they become one again behind the last layer; without, by their mean.
-    pub end: Option<Hyper>,
+    /// Connections of each layer's attention (or mixer) and of its feed-forward network.
+    pub connections: Vec<[HyperConnection; 2]>,
+    /// Connection that merges the streams after the last layer; `None` for their mean.
+    pub end: Option<HyperConnection>,
 }
 
-impl Streams {
-    /// Those of `layers` layers, with `hc_attn_*` and `hc_ffn_*` in each, that become one by the weights of `output_hc_*`.
+impl ResidualStreams {
+    /// Loads `hc_attn_*` and `hc_ffn_*` of all layers, and `output_hc_*`, which merges the streams.
     pub fn load(
         w: &mut Weights<'_>,
         n_embd: usize,
         layers: usize,
-        form: &HyperForm,
+        spec: &HyperConnectionSpec,
     ) -> Result<Self, ModelError> {
-        let end = Some(Hyper::load_end(w, n_embd, form)?);
-        Ok(Self { end, ..Self::load_without_end(w, n_embd, layers, form)? })
+        let end = Some(HyperConnection::load_end(w, n_embd, spec)?);
+        Ok(Self { end, ..Self::load_without_end(w, n_embd, layers, spec)? })
     }
 
-    /// The same that become one by their mean.
+    /// [`Self::load`] for models that merge the streams by their mean.
     pub fn load_without_end(
         w: &mut Weights<'_>,
         n_embd: usize,
         layers: usize,
-        form: &HyperForm,
+        spec: &HyperConnectionSpec,
     ) -> Result<Self, ModelError> {
-        let mut link = |i: usize| {
-            let mut part = |of: &str| Hyper::load(w, &format!("blk.{i}.hc_{of}"), n_embd, form);
+        let mut connection = |i: usize| {
+            let mut part =
+                |of: &str| HyperConnection::load(w, &format!("blk.{i}.hc_{of}"), n_embd, spec);
             Ok::<_, ModelError>([part("attn")?, part("ffn")?])
         };
-        let links = (0..layers).map(&mut link).collect::<Result<_, _>>()?;
-        Ok(Self { count: form.streams, links, end: None })
+        let connections = (0..layers).map(&mut connection).collect::<Result<_, _>>()?;
+        Ok(Self { count: spec.streams, connections, end: None })
     }
 
-    /// All the same at first.
-    pub fn begin(&self, g: &mut Graph, x: ValueId) -> ValueId {
-        copies(g, x, self.count)
+    /// Initial streams: `x` in each.
+    pub fn replicate(&self, g: &mut Graph, x: ValueId) -> ValueId {
+        repeat(g, x, self.count)
     }
 
-    /// One again.
-    pub fn join_all(&self, g: &mut Graph, streams: ValueId) -> ValueId {
+    /// Merges the streams into one.
+    pub fn merge(&self, g: &mut Graph, streams: ValueId) -> ValueId {
         if let Some(end) = &self.end {
-            return end.end(g, streams);
+            return end.merge(g, streams);
         }
         mean(g, streams, self.count)
     }
 }
 
-/// The mean of so many streams.
+/// Mean of `count` streams.
 pub fn mean(g: &mut Graph, streams: ValueId, count: usize) -> ValueId {
     let n_embd = g.value(streams).cols / count;
     let each: Vec<ValueId> = (0..count).map(|s| g.slice(streams, s * n_embd, n_embd)).collect();
@@ -211,31 +247,42 @@ pub fn mean(g: &mut Graph, streams: ValueId, count: usize) -> ValueId {
     g.scale("hc_mean", sum, 1.0 / count as f32)
 }
 
-/// So many streams that are all `x`.
-pub fn copies(g: &mut Graph, x: ValueId, count: usize) -> ValueId {
+/// `x` concatenated `count` times.
+pub fn repeat(g: &mut Graph, x: ValueId, count: usize) -> ValueId {
     (1..count).fold(x, |streams, _| g.concat("hc_init", streams, x))
 }
 
-impl Residual for Streams {
-    fn enter(&self, g: &mut Graph, x: ValueId) -> ValueId {
-        self.begin(g, x)
+impl ResidualConnections for ResidualStreams {
+    fn begin(&self, g: &mut Graph, x: ValueId) -> ValueId {
+        self.replicate(g, x)
     }
 
-    fn read(&self, g: &mut Graph, stream: &mut Stream, (layer, part): (usize, Part)) -> ValueId {
-        let link = &self.links[layer][usize::from(part == Part::FeedForward)];
-        let (read, writing) = link.read(g, stream.x);
-        stream.kept = [writing.by].into_iter().chain(writing.mix).collect();
+    fn read(
+        &self,
+        g: &mut Graph,
+        stream: &mut ResidualStream,
+        (layer, part): (usize, LayerPart),
+    ) -> ValueId {
+        let connection = &self.connections[layer][usize::from(part == LayerPart::FeedForward)];
+        let (read, write) = connection.read(g, stream.x);
+        stream.saved = [write.by].into_iter().chain(write.mix).collect();
         read
     }
 
-    fn join(&self, g: &mut Graph, stream: &mut Stream, (_, part): (usize, Part), given: ValueId) {
-        let name = if part == Part::Mixer { "ffn_inp" } else { "l_out" };
-        let writing = StreamWrite { by: stream.kept[0], mix: stream.kept.get(1).copied() };
-        stream.x = g.write_streams(name, stream.x, given, writing);
-        stream.kept.clear();
+    fn write(
+        &self,
+        g: &mut Graph,
+        stream: &mut ResidualStream,
+        (_, part): (usize, LayerPart),
+        output: ValueId,
+    ) {
+        let name = if part == LayerPart::Mixer { "ffn_inp" } else { "l_out" };
+        let write = StreamWrite { by: stream.saved[0], mix: stream.saved.get(1).copied() };
+        stream.x = g.write_streams(name, stream.x, output, write);
+        stream.saved.clear();
     }
 
-    fn leave(&self, g: &mut Graph, stream: Stream) -> ValueId {
-        self.join_all(g, stream.x)
+    fn end(&self, g: &mut Graph, stream: ResidualStream) -> ValueId {
+        self.merge(g, stream.x)
     }
 }

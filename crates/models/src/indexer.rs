@@ -1,13 +1,15 @@
-//! Lightning indexer of sparse attention (DSA; DeepSeek-AI, "DeepSeek-V3.2", 2025): a small attention of many query heads to one key
-//! head. Its scores select the top-k positions that the attention of this layer, and of later layers that share it, attends to.
+//! Lightning indexer of sparse attention (DSA; DeepSeek-AI, "DeepSeek-V3.2", 2025): a small
+//! attention of many query heads to one key head. Its scores select the top-k positions that the
+//! attention of this layer, and of later layers that share it, attends to.
 
 use puna_graph::*;
 
-use crate::decoder::{AnyNorm, Block, NormKind};
+use crate::decoder::{AnyNorm, LayerLoader, NormKind};
 use crate::error::ModelError;
 use crate::hparams::Keys;
 
-/// Limit of selected positions per token, against hostile files: each token of a step has a list of this length.
+/// Limit of selected positions per token, against hostile files: each token of a step has a list of
+/// this length.
 const MAX_SELECTED: usize = 1 << 14;
 /// Limit of heads and of their dimensions, against hostile files.
 const MAX_SIZE: usize = 1 << 14;
@@ -17,7 +19,7 @@ pub const KEY_EPS: f32 = 1e-6;
 
 /// Dimensions of an indexer.
 #[derive(Debug, Clone, Copy)]
-pub struct IndexerForm {
+pub struct IndexerSizes {
     /// Number of query heads.
     pub heads: usize,
     /// Dimensions of a head.
@@ -30,8 +32,9 @@ pub struct IndexerForm {
     pub near: usize,
 }
 
-impl IndexerForm {
-    /// Reads `attention.indexer.{head_count,key_length,top_k}`; `rope_dim` dimensions of a head have rotary embedding.
+impl IndexerSizes {
+    /// Reads `attention.indexer.{head_count,key_length,top_k}`; `rope_dim` dimensions of a head
+    /// have rotary embedding.
     pub fn read(keys: &Keys<'_>, rope_dim: usize) -> Result<Self, ModelError> {
         let bounded = |part: &str, most: usize, reason| {
             let key = format!("attention.indexer.{part}");
@@ -55,8 +58,8 @@ impl IndexerForm {
         Ok(Self { heads, dim, count, block: 1, near: 0 })
     }
 
-    /// Reads `attention.indexer.{block_size,local_blocks}` as well, for an indexer that selects blocks for each key head. `kv_heads` are
-    /// the key heads of the layers.
+    /// Reads `attention.indexer.{block_size,local_blocks}` as well, for an indexer that selects
+    /// blocks for each key head. `kv_heads` are the key heads of the layers.
     pub fn read_blocks(
         keys: &Keys<'_>,
         rope_dim: usize,
@@ -64,24 +67,25 @@ impl IndexerForm {
     ) -> Result<Self, ModelError> {
         let block = keys.count("attention.indexer.block_size")?;
         let near = keys.opt_count("attention.indexer.local_blocks")?.unwrap_or(0);
-        let form = Self { block, near, ..Self::read(keys, rope_dim)? };
+        let sizes = Self { block, near, ..Self::read(keys, rope_dim)? };
         let of = |part: &str, value: usize, reason| {
             let key = keys.name(&format!("attention.indexer.{part}"));
             Err(ModelError::KeyValue { key, value: value.to_string(), reason })
         };
-        if near > form.count {
+        if near > sizes.count {
             return of("local_blocks", near, "must not be more than attention.indexer.top_k");
         }
-        if kv_heads.iter().any(|&kv_heads| kv_heads != form.heads) {
-            return of("head_count", form.heads, "must be attention.head_count_kv");
+        if kv_heads.iter().any(|&kv_heads| kv_heads != sizes.heads) {
+            return of("head_count", sizes.heads, "must be attention.head_count_kv");
         }
-        Ok(form)
+        Ok(sizes)
     }
 
-    /// Pools the keys of each block to one; `part` is the tensor that gives their width, `bias` the bias of the pooling gates.
+    /// Pools the keys of each block to one; `part` is the tensor that gives their width, `bias` the
+    /// bias of the pooling gates.
     pub fn pool(
         &self,
-        b: &mut Block<'_, '_>,
+        b: &mut LayerLoader<'_, '_>,
         part: &str,
         block: usize,
         bias: Option<WeightId>,
@@ -99,7 +103,8 @@ impl IndexerForm {
     }
 }
 
-/// Which layers have their own indexer (`attention.indexer.types`); the others share the selection of the last indexer before them.
+/// Which layers have their own indexer (`attention.indexer.types`); the others share the selection
+/// of the last indexer before them.
 pub fn owners(keys: &Keys<'_>, layers: usize) -> Result<Option<Vec<bool>>, ModelError> {
     const KEY: &str = "attention.indexer.types";
     let owners = match keys.flags(KEY, layers)? {
@@ -134,14 +139,15 @@ pub struct Indexer {
 }
 
 impl Indexer {
-    /// Loads `indexer.{attn_q_b,attn_k,k_norm,proj}` of a layer; the input of the first has `source` columns.
+    /// Loads `indexer.{attn_q_b,attn_k,k_norm,proj}` of a layer; the input of the first has
+    /// `source` columns.
     pub fn load(
-        b: &mut Block<'_, '_>,
-        form: IndexerForm,
+        b: &mut LayerLoader<'_, '_>,
+        sizes: IndexerSizes,
         source: usize,
         (rope, eps): (Option<IndexerRope>, f32),
     ) -> Result<Self, ModelError> {
-        let IndexerForm { heads, dim, count, block, near } = form;
+        let IndexerSizes { heads, dim, count, block, near } = sizes;
         let n_embd = b.hp.n_embd;
         let chosen = SelectedPositions { lists: 1, count, block };
         Ok(Self {
@@ -166,13 +172,14 @@ impl Indexer {
         })
     }
 
-    /// Loads `indexer.{q_proj,k_proj,q_norm,k_norm}` of a layer; each head selects blocks for one key head.
+    /// Loads `indexer.{q_proj,k_proj,q_norm,k_norm}` of a layer; each head selects blocks for one
+    /// key head.
     pub fn load_blocks(
-        b: &mut Block<'_, '_>,
-        form: IndexerForm,
+        b: &mut LayerLoader<'_, '_>,
+        sizes: IndexerSizes,
         rope: RopeId,
     ) -> Result<Self, ModelError> {
-        let IndexerForm { heads, dim, count, block, near } = form;
+        let IndexerSizes { heads, dim, count, block, near } = sizes;
         let n_embd = b.hp.n_embd;
         let chosen = SelectedPositions { lists: heads, count, block };
         Ok(Self {
@@ -198,9 +205,11 @@ impl Indexer {
         self.spec.cache_layer()
     }
 
-    /// Selects positions for the tokens of `x`; `source` is the input of the query projection, `layer` the cache layer.
+    /// Selects positions for the tokens of `x`; `source` is the input of the query projection,
+    /// `layer` the cache layer.
     ///
-    /// The published weights are divided by the square root of all heads' dimensions, which does not change the order of scores.
+    /// The published weights are divided by the square root of all heads' dimensions, which does
+    /// not change the order of scores.
     pub fn select(
         &self,
         g: &mut Graph,
@@ -254,7 +263,8 @@ pub struct Selections {
 }
 
 impl Selections {
-    /// Lists of selected positions for a layer; `None` for dense attention. `x` and `source` are as in [`Indexer::select`].
+    /// Lists of selected positions for a layer; `None` for dense attention. `x` and `source` are as
+    /// in [`Indexer::select`].
     pub fn select(
         &mut self,
         g: &mut Graph,

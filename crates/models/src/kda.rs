@@ -1,27 +1,27 @@
-//! Kimi delta attention (Kimi Team, 2025): a layer of the delta rule whose decay is each key feature's own, with a convolution of queries,
-//! keys and values each and a gate of what it gives.
+//! Kimi delta attention (Kimi Team, 2025): a delta-rule layer with a decay for each key dimension,
+//! separate convolutions of query, key and value, and a gated result.
 
 use puna_graph::*;
 
-use crate::decoder::{AnyNorm, Block};
+use crate::decoder::{AnyNorm, LayerLoader};
 use crate::error::ModelError;
 use crate::hparams::Keys;
-use crate::hybrid::{Mixer, Trail, taps};
+use crate::hybrid::{Mixer, MixerContext, taps};
 
-/// What an architecture decides about its layers of delta attention.
+/// Options of an architecture's delta-attention layers.
 #[derive(Debug, Clone, Copy)]
-pub struct KdaForm {
-    /// Rows that a convolution weighs.
+pub struct KdaConfig {
+    /// Rows of the convolution kernels.
     pub taps: usize,
-    /// Features of a head.
+    /// Dimensions of a head.
     pub dim: usize,
-    /// How fast states fade.
+    /// Range of the decay.
     pub decay_kind: DecayKind,
-    /// Of the norm that brings queries and keys to length one.
+    /// Epsilon of the norm that scales queries and keys to unit length.
     pub eps: f32,
-    /// Projection to decays.
+    /// Projection to the decays.
     pub decay: Projection,
-    /// Projection to gates.
+    /// Projection to the gates.
     pub gate: Projection,
 }
 
@@ -34,7 +34,7 @@ pub enum Projection {
     LowRank(&'static str),
 }
 
-impl KdaForm {
+impl KdaConfig {
     /// Reads `ssm.conv_kernel` and `kda.head_dim`; unbounded decay and low-rank projections.
     pub fn read(keys: &Keys<'_>) -> Result<Self, ModelError> {
         Ok(Self {
@@ -47,7 +47,8 @@ impl KdaForm {
         })
     }
 
-    /// With the lower bound of the decay (`kda.gate_lower_bound`), if the file has one; `sign` is that of the stored `ssm_a`.
+    /// With the lower bound of the decay (`kda.gate_lower_bound`), if the file has one; `sign` is
+    /// that of the stored `ssm_a`.
     pub fn bounded(self, keys: &Keys<'_>, sign: f32) -> Result<Self, ModelError> {
         const KEY: &str = "kda.gate_lower_bound";
         match keys.opt_f32(KEY)? {
@@ -63,7 +64,7 @@ impl KdaForm {
     }
 }
 
-/// A loaded projection.
+/// Projection with its weights.
 enum LoadedProjection {
     Direct(Linear),
     LowRank([Linear; 2]),
@@ -71,7 +72,7 @@ enum LoadedProjection {
 
 impl LoadedProjection {
     fn load(
-        b: &mut Block<'_, '_>,
+        b: &mut LayerLoader<'_, '_>,
         projection: Projection,
         [dim, cols]: [usize; 2],
     ) -> Result<Self, ModelError> {
@@ -96,25 +97,25 @@ impl LoadedProjection {
     }
 }
 
-/// A layer of delta attention.
+/// Layer of delta attention.
 pub struct DeltaAttention {
-    /// Of query, key and value: its projection and its convolution.
+    /// Projection and convolution of query, key and value.
     qkv: [(Linear, ConvSpec); 3],
     decay: LoadedProjection,
     gate: LoadedProjection,
     beta: Linear,
-    /// Of queries and keys: together with the factors of the rule, to length one.
-    unit: Norm,
+    /// RMS norm of queries and keys; with the scales of [`DeltaSpec`] it gives unit length.
+    qk_norm: Norm,
     delta: DeltaSpec,
-    /// Of each head's result.
+    /// Norm of each head's result.
     norm: AnyNorm,
     out: Linear,
 }
 
 impl DeltaAttention {
-    /// `attn_{q,k,v,output}` and `ssm_*` of a layer.
-    pub fn load(b: &mut Block<'_, '_>, form: KdaForm) -> Result<Self, ModelError> {
-        let KdaForm { taps, dim, decay_kind, eps, decay, gate } = form;
+    /// Loads `attn_{q,k,v,output}` and `ssm_*` of a layer.
+    pub fn load(b: &mut LayerLoader<'_, '_>, config: KdaConfig) -> Result<Self, ModelError> {
+        let KdaConfig { taps, dim, decay_kind, eps, decay, gate } = config;
         let (n_embd, heads) = (b.hp.n_embd, b.hp.heads[b.i]);
         let cols = heads * dim;
         let mut part = |of: &str| -> Result<(Linear, ConvSpec), ModelError> {
@@ -130,14 +131,14 @@ impl DeltaAttention {
             LoadedProjection::load(b, gate, [dim, cols])?,
         );
         let root = (dim as f32).sqrt();
-        // One number a head, which some files have as a row each.
+        // One number per head, which some files store as rows of one element.
         let a = if b.rows("ssm_a").is_some() { vec![1, heads] } else { vec![heads] };
         Ok(Self {
             qkv,
             decay,
             gate,
             beta: b.linear("ssm_beta", n_embd, heads)?,
-            unit: Norm { w: None, b: None, dim, eps: eps / dim as f32 },
+            qk_norm: Norm { w: None, b: None, dim, eps: eps / dim as f32 },
             delta: DeltaSpec {
                 state: b.state("attn_v.weight", cols, dim)?,
                 key_heads: heads,
@@ -146,7 +147,7 @@ impl DeltaAttention {
                 value_dim: dim,
                 tiled: false,
                 runs: (heads, heads),
-                // To length one, and scores over the root of their number.
+                // Unit length, and scores divided by the root of the head dimension.
                 scales: [1.0 / (root * root), 1.0 / root],
                 decay_kind,
                 a: b.tensor("ssm_a", &a)?,
@@ -159,7 +160,7 @@ impl DeltaAttention {
 }
 
 impl Mixer for DeltaAttention {
-    fn mix(&self, g: &mut Graph, _: &mut Trail, h: ValueId) -> ValueId {
+    fn mix(&self, g: &mut Graph, _: &mut MixerContext, h: ValueId) -> ValueId {
         let projected =
             self.qkv.map(|(projection, conv)| (g.linear("kda_qkv", &projection, h), conv));
         let decay = self.decay.apply(g, ["kda_decay_thin", "kda_decay"], h);
@@ -167,7 +168,7 @@ impl Mixer for DeltaAttention {
         let gate = self.gate.apply(g, ["kda_gate_thin", "kda_gate"], h);
         let [q, k, v] =
             projected.map(|(x, spec)| g.recur("kda_conv", Recurrence::Conv { x, spec }));
-        let (q, k) = (g.rms_norm("kda_q", &self.unit, q), g.rms_norm("kda_k", &self.unit, k));
+        let (q, k) = (g.rms_norm("kda_q", &self.qk_norm, q), g.rms_norm("kda_k", &self.qk_norm, k));
         let y = g.recur("kda_out", Recurrence::Delta { q, k, v, decay, beta, spec: self.delta });
         let y = self.norm.apply(g, "kda_normed", y);
         let gate = g.activate("kda_gate_sigmoid", Activation::Sigmoid, gate);

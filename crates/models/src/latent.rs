@@ -1,11 +1,12 @@
 //! Multi-head latent attention (MLA; DeepSeek-AI, "DeepSeek-V2", 2024, arXiv:2405.04434).
 //!
-//! The cache holds one compressed vector `c` of `kv_lora_rank` values per token, and `qk_rope_dim` rotated key values that all heads
-//! share. Keys `W_UK c` and values `W_UV c` of the heads are never computed: `W_UK` is absorbed into the query and `W_UV` into the
-//! result. So this is attention of all query heads to one key head whose values are the first columns of its keys.
+//! The cache holds one compressed vector `c` of `kv_lora_rank` values per token, and `qk_rope_dim`
+//! rotated key values that all heads share. Keys `W_UK c` and values `W_UV c` of the heads are
+//! never computed: `W_UK` is absorbed into the query and `W_UV` into the result. So this is
+//! attention of all query heads to one key head whose values are the first columns of its keys.
 //!
-//! Tensors of a block: `attn_q` or `attn_q_a`, `attn_q_a_norm`, `attn_q_b`; `attn_kv_a_mqa`, `attn_kv_a_norm`; `attn_k_b`, `attn_v_b`, or in
-//! older files both in `attn_kv_b`.
+//! Tensors of a block: `attn_q` or `attn_q_a`, `attn_q_a_norm`, `attn_q_b`; `attn_kv_a_mqa`,
+//! `attn_kv_a_norm`; `attn_k_b`, `attn_v_b`, or in older files both in `attn_kv_b`.
 
 use std::sync::{Arc, OnceLock};
 
@@ -17,7 +18,7 @@ use puna_quant::float::{f32_to_bf16, f32_to_f16};
 use crate::decoder::{AnyNorm, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::weights::{Cut, Weights};
+use crate::weights::{WeightSlice, Weights};
 
 /// Limit of all sizes, against hostile files.
 const MAX_DIM: usize = 1 << 16;
@@ -31,14 +32,16 @@ pub struct LatentSizes {
     pub kv_lora_rank: usize,
     /// Dimensions of a query or key head without rotary embedding.
     pub qk_nope_dim: usize,
-    /// Dimensions of a query or key head with rotary embedding, behind the others; all heads share these key dimensions.
+    /// Dimensions of a query or key head with rotary embedding, behind the others; all heads share
+    /// these key dimensions.
     pub qk_rope_dim: usize,
     /// Dimensions of a value head.
     pub v_head_dim: usize,
 }
 
 impl LatentSizes {
-    /// Reads the dimensions. Older files have no keys with the suffix `_mla` and give the dimensions of heads in the plain keys.
+    /// Reads the dimensions. Older files have no keys with the suffix `_mla` and give the
+    /// dimensions of heads in the plain keys.
     pub fn read(keys: &Keys<'_>, hp: &Hparams, w: &Weights<'_>) -> Result<Self, ModelError> {
         let kv_lora_rank = keys.count("attention.kv_lora_rank")?;
         let key_dim = keys.count_or("attention.key_length_mla", hp.key_dim)?;
@@ -52,14 +55,14 @@ impl LatentSizes {
             0 if w.has("blk.0.attn_q_a.weight") => Some(keys.count("attention.q_lora_rank")?),
             rank => Some(rank).filter(|&rank| rank > 0),
         };
-        let form = Self {
+        let sizes = Self {
             q_lora_rank,
             kv_lora_rank,
             qk_nope_dim: key_dim.saturating_sub(qk_rope_dim),
             qk_rope_dim,
             v_head_dim,
         };
-        form.checked(keys, "")
+        sizes.checked(keys, "")
     }
 
     /// Reads the dimensions of sliding-window layers, from keys with the suffix `_swa`.
@@ -116,7 +119,7 @@ impl LatentSizes {
 /// Projections to queries and to the cached vector.
 #[derive(Debug, Clone, Copy)]
 pub struct Latent {
-    form: LatentSizes,
+    sizes: LatentSizes,
     query: Query,
     down: Linear,
     norm: AnyNorm,
@@ -135,16 +138,17 @@ enum Query {
 }
 
 impl Latent {
-    /// Loads the tensors of a block. Also returns `W_UV`, which the caller applies to the result of the attention.
+    /// Loads the tensors of a block. Also returns `W_UV`, which the caller applies to the result of
+    /// the attention.
     pub fn load(
         w: &mut Weights<'_>,
         block: &str,
         (n_embd, heads): (usize, usize),
-        (form, norm, rope): (LatentSizes, NormKind, Option<RopeId>),
+        (sizes, norm, rope): (LatentSizes, NormKind, Option<RopeId>),
     ) -> Result<(Self, HeadLinear), ModelError> {
         let name = |part: &str| format!("{block}.attn_{part}");
-        let queries = heads * form.key_dim();
-        let query = match form.q_lora_rank {
+        let queries = heads * sizes.key_dim();
+        let query = match sizes.q_lora_rank {
             None => Query::Direct(w.linear(&name("q"), n_embd, queries)?),
             Some(rank) => Query::LowRank(
                 w.linear(&name("q_a"), n_embd, rank)?,
@@ -152,18 +156,18 @@ impl Latent {
                 w.linear(&name("q_b"), rank, queries)?,
             ),
         };
-        let down = w.linear(&name("kv_a_mqa"), n_embd, form.kv_lora_rank + form.qk_rope_dim)?;
-        let key_norm = norm.load_opt(w, &name("k_norm"), &[form.qk_rope_dim])?;
-        let norm = norm.load(w, &name("kv_a_norm"), &[form.kv_lora_rank])?;
-        let [key_up, value_up] = load_absorbed(w, block, heads, &form)?;
-        Ok((Self { form, query, down, norm, key_norm, key_up, rope }, value_up))
+        let down = w.linear(&name("kv_a_mqa"), n_embd, sizes.kv_lora_rank + sizes.qk_rope_dim)?;
+        let key_norm = norm.load_opt(w, &name("k_norm"), &[sizes.qk_rope_dim])?;
+        let norm = norm.load(w, &name("kv_a_norm"), &[sizes.kv_lora_rank])?;
+        let [key_up, value_up] = load_absorbed(w, block, heads, &sizes)?;
+        Ok((Self { sizes, query, down, norm, key_norm, key_up, rope }, value_up))
     }
 
     /// Input of the last query projection: `x`, or the low-rank query.
     pub fn source(&self, g: &mut Graph, x: ValueId) -> ValueId {
         let Query::LowRank(down, norm, _) = &self.query else { return x };
-        let thin = g.linear("q", down, x);
-        norm.apply(g, "q_normed", thin)
+        let low_rank = g.linear("q", down, x);
+        norm.apply(g, "q_normed", low_rank)
     }
 
     /// Query, key and value of `x`; key and value are the same.
@@ -174,7 +178,7 @@ impl Latent {
 
     /// [`Self::project`] if [`Self::source`] is already computed.
     pub fn project_from(&self, g: &mut Graph, x: ValueId, source: ValueId) -> [ValueId; 3] {
-        let LatentSizes { kv_lora_rank, qk_rope_dim, qk_nope_dim, .. } = self.form;
+        let LatentSizes { kv_lora_rank, qk_rope_dim, qk_nope_dim, .. } = self.sizes;
         let (Query::Direct(q) | Query::LowRank(_, _, q)) = &self.query;
         let q = g.linear("q", q, source);
         let kv = g.linear("kv_cmpr_pe", &self.down, x);
@@ -200,28 +204,42 @@ fn load_absorbed(
     w: &mut Weights<'_>,
     block: &str,
     heads: usize,
-    form: &LatentSizes,
+    sizes: &LatentSizes,
 ) -> Result<[HeadLinear; 2], ModelError> {
-    let LatentSizes { kv_lora_rank, qk_nope_dim, qk_rope_dim, v_head_dim, .. } = *form;
+    let LatentSizes { kv_lora_rank, qk_nope_dim, qk_rope_dim, v_head_dim, .. } = *sizes;
     let name = |part: &str| format!("{block}.attn_{part}.weight");
     let parts = [("k_b", Half::Keys), ("v_b", Half::Values)].map(|(part, half)| (name(part), half));
     let both = name("kv_b");
     let is_old = parts.iter().all(|(name, _)| !w.has(name)) && w.has(&both);
     let mut load = |(name, half): (String, Half)| {
-        let (input, out) = half.shape(form);
-        let (shape, is_turned) = ([input, out, heads], half == Half::Keys);
-        let rest = if is_turned { qk_rope_dim } else { 0 };
+        let (input, out) = half.shape(sizes);
+        let (shape, is_transposed) = ([input, out, heads], half == Half::Keys);
+        let passthrough = if is_transposed { qk_rope_dim } else { 0 };
         if !is_old {
-            return Ok(HeadLinear { w: w.of_heads(&name, &shape, rest)?, input, out, heads });
+            return Ok(HeadLinear {
+                w: w.per_head(&name, &shape, passthrough)?,
+                input,
+                out,
+                heads,
+            });
         }
         let each = qk_nope_dim + v_head_dim;
         let weight =
-            w.made(&name, &shape, (&both, &[kv_lora_rank, heads * each]), |source, ty| {
-                let made = OnceLock::new();
-                (half.ty(ty), Arc::new(SplitHalf { source, ty, form: *form, heads, half, made }))
+            w.derive(&name, &shape, (&both, &[kv_lora_rank, heads * each]), |source, ty| {
+                let bytes = OnceLock::new();
+                (half.ty(ty), Arc::new(SplitHalf { source, ty, sizes: *sizes, heads, half, bytes }))
             })?;
-        let (first, rows) = if is_turned { (0, qk_nope_dim) } else { (qk_nope_dim, v_head_dim) };
-        w.cuts.push(Cut { of: both.clone(), weight, first, rows, each, is_turned, rest });
+        let (first, rows) =
+            if is_transposed { (0, qk_nope_dim) } else { (qk_nope_dim, v_head_dim) };
+        w.slices.push(WeightSlice {
+            of: both.clone(),
+            weight,
+            first,
+            rows,
+            each,
+            is_transposed,
+            passthrough,
+        });
         Ok::<_, ModelError>(HeadLinear { w: weight, input, out, heads })
     };
     let [keys, values] = parts;
@@ -237,14 +255,15 @@ enum Half {
 
 impl Half {
     /// Columns and rows of a head's matrix.
-    fn shape(self, form: &LatentSizes) -> (usize, usize) {
+    fn shape(self, sizes: &LatentSizes) -> (usize, usize) {
         match self {
-            Self::Keys => (form.qk_nope_dim, form.kv_lora_rank),
-            Self::Values => (form.kv_lora_rank, form.v_head_dim),
+            Self::Keys => (sizes.qk_nope_dim, sizes.kv_lora_rank),
+            Self::Values => (sizes.kv_lora_rank, sizes.v_head_dim),
         }
     }
 
-    /// Storage type of the half if the tensor has type `ty`. Keys are transposed, so blocks would need other scales.
+    /// Storage type of the half if the tensor has type `ty`. Keys are transposed, so blocks would
+    /// need other scales.
     fn ty(self, ty: TensorType) -> TensorType {
         match (self, ty) {
             (Self::Values, ty) | (Self::Keys, ty @ (TensorType::F32 | TensorType::BF16)) => ty,
@@ -257,19 +276,19 @@ impl Half {
 struct SplitHalf {
     source: SharedBytes,
     ty: TensorType,
-    form: LatentSizes,
+    sizes: LatentSizes,
     heads: usize,
     half: Half,
-    made: OnceLock<SharedBytes>,
+    bytes: OnceLock<SharedBytes>,
 }
 
 impl Bytes for SplitHalf {
     fn bytes(&self) -> &[u8] {
-        self.made.get_or_init(|| SharedBytes::aligned(&self.make()))
+        self.bytes.get_or_init(|| SharedBytes::aligned(&self.make()))
     }
 
     fn size(&self) -> usize {
-        let (columns, rows) = self.half.shape(&self.form);
+        let (columns, rows) = self.half.shape(&self.sizes);
         let row = self.half.ty(self.ty).row_bytes(columns).unwrap_or(0);
         row * rows * self.heads
     }
@@ -277,7 +296,7 @@ impl Bytes for SplitHalf {
 
 impl SplitHalf {
     fn make(&self) -> Vec<u8> {
-        let LatentSizes { qk_nope_dim, v_head_dim, .. } = self.form;
+        let LatentSizes { qk_nope_dim, v_head_dim, .. } = self.sizes;
         let each = qk_nope_dim + v_head_dim;
         let row = self.source.len() / (self.heads * each);
         let heads =
@@ -290,7 +309,7 @@ impl SplitHalf {
 
     /// The keys of a head, transposed.
     fn transposed(&self, keys: &[u8]) -> Vec<u8> {
-        let LatentSizes { kv_lora_rank, qk_nope_dim, .. } = self.form;
+        let LatentSizes { kv_lora_rank, qk_nope_dim, .. } = self.sizes;
         let mut floats = vec![0.0; kv_lora_rank * qk_nope_dim];
         puna_quant::dequantize(self.ty, keys, &mut floats)
             .expect("the tensor's type and size were checked");
@@ -309,34 +328,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_of_an_older_tensor_are_copied_and_keys_are_transposed() {
+    fn values_of_a_fused_kv_tensor_are_copied_and_keys_are_transposed() {
         const HEADS: usize = 3;
-        let form = LatentSizes {
+        let sizes = LatentSizes {
             q_lora_rank: None,
             kv_lora_rank: 64,
             qk_nope_dim: 5,
             qk_rope_dim: 2,
             v_head_dim: 4,
         };
-        let each = form.qk_nope_dim + form.v_head_dim;
+        let each = sizes.qk_nope_dim + sizes.v_head_dim;
         let numbers: Vec<f32> =
-            (0..HEADS * each * form.kv_lora_rank).map(|i| (i * 37 % 101) as f32 - 50.0).collect();
+            (0..HEADS * each * sizes.kv_lora_rank).map(|i| (i * 37 % 101) as f32 - 50.0).collect();
         for ty in [TensorType::F32, TensorType::F16, TensorType::BF16, TensorType::Q8_0] {
             let mut source = vec![0; ty.row_bytes(numbers.len()).unwrap()];
-            puna_quant::quantize(ty, &numbers, form.kv_lora_rank, None, &mut source).unwrap();
+            puna_quant::quantize(ty, &numbers, sizes.kv_lora_rank, None, &mut source).unwrap();
             let all = floats(ty, &source);
             let half = |half: Half| {
-                let (source, made) = (SharedBytes::aligned(&source), OnceLock::new());
-                let made = SplitHalf { source, ty, form, heads: HEADS, half, made };
-                floats(half.ty(ty), made.bytes())
+                let (source, bytes) = (SharedBytes::aligned(&source), OnceLock::new());
+                let split = SplitHalf { source, ty, sizes, heads: HEADS, half, bytes };
+                floats(half.ty(ty), split.bytes())
             };
             let (keys, values) = (half(Half::Keys), half(Half::Values));
-            for (head, rows) in all.chunks_exact(each * form.kv_lora_rank).enumerate() {
-                let (of_keys, of_values) = rows.split_at(form.qk_nope_dim * form.kv_lora_rank);
+            for (head, rows) in all.chunks_exact(each * sizes.kv_lora_rank).enumerate() {
+                let (of_keys, of_values) = rows.split_at(sizes.qk_nope_dim * sizes.kv_lora_rank);
                 assert_eq!(&values[head * of_values.len()..][..of_values.len()], of_values, "{ty}");
                 for (i, &want) in of_keys.iter().enumerate() {
-                    let (row, column) = (i / form.kv_lora_rank, i % form.kv_lora_rank);
-                    let got = keys[(head * form.kv_lora_rank + column) * form.qk_nope_dim + row];
+                    let (row, column) = (i / sizes.kv_lora_rank, i % sizes.kv_lora_rank);
+                    let got = keys[(head * sizes.kv_lora_rank + column) * sizes.qk_nope_dim + row];
                     // F16 cannot hold the product of a block scale exactly.
                     let bound = if ty == TensorType::Q8_0 { want.abs() / 1000.0 } else { 0.0 };
                     assert!((got - want).abs() <= bound, "{ty}: {got}, not {want}");

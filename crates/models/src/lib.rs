@@ -1,8 +1,8 @@
 //! Model architectures, one file each: hyper-parameters, weights by name, the graph.
 //!
-//! [`Model::load`] reads a file's keys, finds its tensors and checks their shapes; [`Model::graph`] records the
-//! operations of a step. Adding an architecture means one file in `arch/`, one line in its list and one entry of the
-//! zoo.
+//! [`Model::load`] reads the keys of a file, finds its tensors and checks their shapes;
+//! [`Model::graph`] records the operations of a step. To add an architecture, write a file in
+//! `arch/`, a line in its list and an entry of the zoo.
 
 #![forbid(unsafe_code)]
 
@@ -34,10 +34,10 @@ mod weights;
 mod windows;
 
 pub use adapter::{Adapter, AdapterError};
-pub use arch::fills_masks;
-pub use companion::{Block, Guesses, Link, Seen};
+pub use arch::is_diffusion;
+pub use companion::{DraftBlock, DraftCache, DraftMethod, TransitionHead};
 pub use error::ModelError;
 pub use model::{
-    LoadOptions, Model, Order, Pooling, Shape, Unmasking, Want, check_architecture,
+    LoadOptions, Model, ModelShape, Pooling, StepKind, UnmaskOrder, Unmasking, check_architecture,
     check_companion, is_companion, known_architectures, known_companions,
 };

@@ -1,19 +1,19 @@
-//! Mamba's layers of both versions, as mixers.
+//! Mamba layers of both versions as mixers.
 
 use puna_graph::*;
 
-use crate::decoder::{AnyNorm, Block, NormKind};
+use crate::decoder::{AnyNorm, LayerLoader, NormKind};
 use crate::error::ModelError;
-use crate::hybrid::{Mixer, SsmKeys, Trail};
+use crate::hybrid::{Mixer, MixerContext, SsmKeys};
 
-/// The first version: a step for each column, by way of a few (Gu and Dao, 2023).
+/// Mamba 1 (Gu and Dao, 2023): a time step for each column, by a low-rank projection.
 pub struct Mamba1 {
     keys: SsmKeys,
     input: Linear,
     conv: ConvSpec,
-    /// To step, what is written and what is read.
+    /// Projection to time step, B and C.
     x: Linear,
-    /// Of those three.
+    /// Norms of time step, B and C.
     norms: Option<[AnyNorm; 3]>,
     dt: Linear,
     scan: ScanSpec,
@@ -21,9 +21,10 @@ pub struct Mamba1 {
 }
 
 impl Mamba1 {
-    /// `ssm_{in,conv1d,x,dt,a,d,out}` of a layer, and `ssm_{dt,b,c}_norm` where the file has them; `normed`: those without weights.
+    /// Loads `ssm_{in,conv1d,x,dt,a,d,out}` of a layer, and `ssm_{dt,b,c}_norm` if present;
+    /// `normed` adds norms without weights otherwise.
     pub fn load(
-        b: &mut Block<'_, '_>,
+        b: &mut LayerLoader<'_, '_>,
         keys: SsmKeys,
         norm: NormKind,
         normed: bool,
@@ -50,7 +51,7 @@ impl Mamba1 {
                 b.norm_of(of_c.0, &[of_c.1])?,
             ])
         } else {
-            normed.then(|| [rank, state, state].map(|dim| norm.plain(dim)))
+            normed.then(|| [rank, state, state].map(|dim| norm.unweighted(dim)))
         };
         Ok(Self {
             keys,
@@ -66,7 +67,7 @@ impl Mamba1 {
 }
 
 impl Mixer for Mamba1 {
-    fn mix(&self, g: &mut Graph, _: &mut Trail, h: ValueId) -> ValueId {
+    fn mix(&self, g: &mut Graph, _: &mut MixerContext, h: ValueId) -> ValueId {
         let SsmKeys { inner, state, rank, .. } = self.keys;
         let xz = g.linear("ssm_in", &self.input, h);
         let (x, z) = (g.slice(xz, 0, inner), g.slice(xz, inner, inner));
@@ -79,7 +80,7 @@ impl Mixer for Mamba1 {
                 dt = of_dt.apply(g, "ssm_dt_norm", dt);
                 (b, c) = (of_b.apply(g, "ssm_b_norm", b), of_c.apply(g, "ssm_c_norm", c));
             }
-            // Products read whole values.
+            // A matrix product needs a contiguous copy, not a slice.
             None => dt = g.pick("ssm_dt_in", all, 0, rank, rank + 2 * state),
         }
         let dt = g.linear("ssm_dt", &self.dt, dt);
@@ -92,20 +93,20 @@ impl Mixer for Mamba1 {
     }
 }
 
-/// The second version: a step for each head (Dao and Gu, 2024).
+/// Mamba 2 (Dao and Gu, 2024): a time step for each head.
 pub struct Mamba2 {
     keys: SsmKeys,
     input: Linear,
     conv: ConvSpec,
     scan: ScanSpec,
-    /// Of the gated result, in groups.
+    /// Norm of the gated result in groups.
     norm: Option<AnyNorm>,
     out: Linear,
 }
 
 impl Mamba2 {
-    /// `ssm_{in,conv1d,dt.bias,a,d,out}` of a layer, and `ssm_norm` where the file has it.
-    pub fn load(b: &mut Block<'_, '_>, keys: SsmKeys) -> Result<Self, ModelError> {
+    /// Loads `ssm_{in,conv1d,dt.bias,a,d,out}` of a layer, and `ssm_norm` if present.
+    pub fn load(b: &mut LayerLoader<'_, '_>, keys: SsmKeys) -> Result<Self, ModelError> {
         let SsmKeys { inner, state, rank: heads, groups, .. } = keys;
         let (n_embd, both) = (b.hp.n_embd, 2 * groups * state);
         let scan = ScanSpec {
@@ -130,7 +131,7 @@ impl Mamba2 {
 }
 
 impl Mixer for Mamba2 {
-    fn mix(&self, g: &mut Graph, _: &mut Trail, h: ValueId) -> ValueId {
+    fn mix(&self, g: &mut Graph, _: &mut MixerContext, h: ValueId) -> ValueId {
         let SsmKeys { inner, state, rank: heads, groups, .. } = self.keys;
         let each = groups * state;
         let all = g.linear("ssm_in", &self.input, h);
@@ -150,9 +151,9 @@ impl Mixer for Mamba2 {
     }
 }
 
-/// `ssm_conv1d` over so many columns, with an activation.
+/// Loads `ssm_conv1d` over `cols` columns, followed by SiLU.
 pub fn conv(
-    b: &mut Block<'_, '_>,
+    b: &mut LayerLoader<'_, '_>,
     taps: usize,
     cols: usize,
     has_bias: bool,

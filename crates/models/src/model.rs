@@ -5,135 +5,141 @@ use std::sync::Arc;
 use puna_gguf::{Metadata, View};
 use puna_graph::{CacheLayer, Graph, Linear, Op, Rope, ValueId, Weight, WeightId};
 
-use crate::adapter::{Adapter, Attached};
+use crate::adapter::{Adapter, AttachedAdapters};
 use crate::arch;
-use crate::companion::{Accompanying, Guesses, HEAD, Host, TABLE};
+use crate::companion::{DraftMethod, LoadedDraft, OUTPUT_HEAD, TOKEN_TABLE, TargetModel};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::weights::Weights;
 
-/// Whether tokens see only what came before, where files say it.
+/// Key that is false in files whose attention is bidirectional.
 const CAUSAL: &str = "attention.causal";
 
-/// What a step is made for.
+/// Kind of a step, each with a graph of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Want {
-    /// Logits over the vocabulary, for the wanted rows.
+pub enum StepKind {
+    /// Logits over the vocabulary, for the output rows.
     Logits,
     /// Final hidden states, for all rows.
     Hidden,
-    /// What an encoder makes of prompts, for all rows: it reads each as a whole, and the cache keeps what the decoder needs of them.
+    /// Encoder states of whole prompts, for all rows. The cache stores the keys and values that the
+    /// decoder attends to.
     Encode,
-    /// Guesses of the draft model that was loaded with the model ([`Model::guesses`]).
-    Guess,
-    /// What that keeps of the model's tokens, for all rows; gives nothing.
-    Follow,
-    /// What is added to logits of its guesses for the token before each, for all rows.
-    Link,
-    /// The classifier head of a reranker, for the wanted rows: each sequence's first token, or its last in a causal
-    /// model.
+    /// Draft logits of the companion draft model that was loaded with the model
+    /// ([`Model::draft_method`]).
+    Draft,
+    /// Stores the draft model's keys and values of the target's tokens, for all rows; has no
+    /// result.
+    DraftPrefill,
+    /// Logits to add to draft logits for the token before each, for all rows
+    /// ([`crate::TransitionHead`]).
+    TransitionLogits,
+    /// Scores of a reranker's classifier, for the output rows: the first token of each sequence, or
+    /// the last one in a causal model.
     Score,
 }
 
-/// How token vectors become one vector of the text.
+/// How hidden states become an embedding of the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pooling {
-    /// Not at all.
+    /// No pooling.
     None,
-    /// Their mean.
+    /// Mean of all tokens.
     Mean,
-    /// The first token's.
+    /// First token.
     Cls,
-    /// The last token's.
+    /// Last token.
     Last,
-    /// A score from the first token's, or the last token's in a causal model, by a classifier.
+    /// Score of a classifier for the first token, or in a causal model for the last one.
     Rank,
 }
 
-/// How a diffusion model makes a text: of masks that it replaces by tokens, in any order.
+/// Parameters of a diffusion model, which replaces mask tokens by tokens in any order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unmasking {
-    /// The token that stands for one that is not known.
+    /// Mask token.
     pub mask: u32,
-    /// Whether the row of the token before it says what a mask is, rather than its own.
+    /// Whether the prediction of a masked position is in the row before it.
     pub is_shifted: bool,
-    /// Places that are filled together before the next ones, as the model was published; `None` is the whole answer.
+    /// Positions of a block, which is unmasked completely before the next one, as published; `None`
+    /// for the whole answer.
     pub block: Option<usize>,
-    /// Which places come first, as the model was published.
-    pub order: Order,
+    /// Order of unmasking, as published.
+    pub order: UnmaskOrder,
 }
 
-/// Which of the masked places of a text become tokens first.
+/// Order in which masked positions become tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Order {
-    /// Those whose token is the likeliest.
+pub enum UnmaskOrder {
+    /// Highest probability of the likeliest token first.
     Confidence,
-    /// Those whose distribution has least entropy.
+    /// Lowest entropy first.
     Entropy,
-    /// Those whose two likeliest tokens differ most.
+    /// Largest difference of the two highest probabilities first.
     Margin,
-    /// Any, as many as are due.
+    /// Random positions, of the number that is due.
     Random,
-    /// Each with the same chance, so that as many as are due come on average.
+    /// Each position with the same probability, so that the number that is due is the expected
+    /// value.
     Origin,
 }
 
-/// A family of models: what its layers compute.
+/// An architecture with loaded weights, which records its graph.
 pub(crate) trait Architecture: Send + Sync {
-    /// Records one step: from token ids to the final hidden states of all rows, after the last norm; rows that
-    /// are not wanted may be dropped on the way when `outputs_only`.
+    /// Records a step from token ids to the final hidden states after the last norm. If
+    /// `outputs_only`, rows without output may be dropped.
     fn hidden(&self, g: &mut Graph, outputs_only: bool) -> ValueId;
 
-    /// Records the step in which an encoder reads prompts, whose keys and values are kept for those that follow; `None` where the prompt is
-    /// read by what writes the answer.
+    /// Records the step in which an encoder reads prompts and stores keys and values for the
+    /// decoder; `None` for models without a separate encoder.
     fn encode(&self, _g: &mut Graph) -> Option<ValueId> {
         None
     }
 
-    /// Logits of final hidden states.
+    /// Records the logits of final hidden states.
     fn logits(&self, g: &mut Graph, hidden: ValueId) -> ValueId;
 
-    /// The classifier head; `None` where the file has none.
+    /// Records the classifier head; `None` if the file has none.
     fn score(&self, _g: &mut Graph, _hidden: ValueId) -> Option<ValueId> {
         None
     }
 }
 
-/// What an architecture file hands to the loader beside its graph.
-pub(crate) struct Loaded {
+/// What an architecture file returns to the loader.
+pub(crate) struct LoadedArchitecture {
     pub arch: Box<dyn Architecture>,
-    /// Empty for encoders.
+    /// KV cache layers; empty for encoders.
     pub cache: Vec<CacheLayer>,
-    pub shape: Shape,
+    pub shape: ModelShape,
 }
 
-/// Figures of a model that others need.
+/// Sizes and properties of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Shape {
-    /// Context that the model was trained with.
+pub struct ModelShape {
+    /// Context length of the training, in tokens.
     pub n_ctx: usize,
-    /// Features of the hidden state.
+    /// Dimensions of a hidden state.
     pub n_embd: usize,
-    /// Layers.
+    /// Number of layers.
     pub n_layer: usize,
-    /// Entries of the vocabulary.
+    /// Size of the vocabulary.
     pub n_vocab: usize,
-    /// Whether tokens see only what came before; encoders see everything.
+    /// Whether attention is causal; encoders are not.
     pub causal: bool,
-    /// Whether there is an output matrix over the vocabulary.
+    /// Whether the model has an output matrix over the vocabulary.
     pub has_logits: bool,
-    /// The token that answers begin with, where an encoder reads the prompt ([`Want::Encode`]).
-    pub start: Option<u32>,
-    /// Labels of the classifier head, if there is one.
+    /// First token of an answer, if an encoder reads the prompt ([`StepKind::Encode`]).
+    pub start_token: Option<u32>,
+    /// Labels of the classifier head; zero without one.
     pub score_labels: usize,
-    /// Whether scores are the softmax of what the head gives.
+    /// Whether scores are the softmax of the classifier's outputs.
     pub score_is_softmax: bool,
-    /// How text is made where that is not token by token.
+    /// Parameters of a diffusion model; `None` for token-by-token generation.
     pub unmasking: Option<Unmasking>,
 }
 
-impl Shape {
-    /// A causal decoder with an output matrix.
+impl ModelShape {
+    /// Causal decoder with an output matrix.
     pub(crate) fn decoder(hp: &Hparams) -> Self {
         let Hparams { n_ctx, n_embd, n_layer, n_vocab, .. } = *hp;
         Self {
@@ -143,7 +149,7 @@ impl Shape {
             n_vocab,
             causal: true,
             has_logits: true,
-            start: None,
+            start_token: None,
             score_labels: 0,
             score_is_softmax: false,
             unmasking: None,
@@ -151,11 +157,11 @@ impl Shape {
     }
 }
 
-/// What the caller decides before loading.
+/// Options that the caller sets before loading.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LoadOptions {
-    /// The context of a sequence, which chooses between the factors of long-rope models; `None` takes the
-    /// context that the model was trained with.
+    /// Context length of a sequence in tokens, which selects the factors of LongRoPE models; `None`
+    /// for the training context.
     pub n_ctx: Option<usize>,
 }
 
@@ -163,43 +169,45 @@ pub struct LoadOptions {
 pub struct Model {
     architecture: &'static str,
     arch: Box<dyn Architecture>,
-    shape: Shape,
+    shape: ModelShape,
     pooling: Pooling,
     cache: Vec<CacheLayer>,
     weights: Vec<Weight>,
     ropes: Vec<Rope>,
     states: Vec<usize>,
-    adapted: Attached,
-    /// Whether tokens see those behind them where the architecture's would not.
-    sees_all: bool,
-    companion: Option<Accompanying>,
-    /// How many of the weights are its own; those behind them are the draft model's.
-    own_weights: usize,
+    adapters: AttachedAdapters,
+    /// Whether attention is bidirectional although the architecture's is causal.
+    is_bidirectional: bool,
+    companion: Option<LoadedDraft>,
+    /// Number of the model's own weights; those of the draft model follow.
+    target_weights: usize,
 }
 
 impl Model {
-    /// Reads the keys and finds the tensors of a file; no weight is read.
+    /// Reads the keys and finds the tensors of a file; no weights are read.
     pub fn load(view: &View, options: LoadOptions) -> Result<Self, ModelError> {
-        Self::load_adapted(view, &[], options)
+        Self::load_with_adapters(view, &[], options)
     }
 
-    /// The same with adapters, which all apply. The model's own weights stay as they are.
+    /// [`Self::load`] with adapters, all of which apply. The weights of the model stay unchanged.
     ///
     /// # Errors
-    /// As [`Model::load`]; [`ModelError::Adapter`] for one that does not fit.
-    pub fn load_adapted(
+    /// As [`Model::load`]; [`ModelError::Adapter`] for an adapter that does not fit.
+    pub fn load_with_adapters(
         view: &View,
         adapters: &[Adapter],
         options: LoadOptions,
     ) -> Result<Self, ModelError> {
-        Self::load_accompanied(view, adapters, options, None)
+        Self::load_with_draft(view, adapters, options, None)
     }
 
-    /// The same with a draft model that guesses with parts of it ([`is_companion`]): its weights are behind the model's.
+    /// [`Self::load_with_adapters`] with a companion draft model ([`is_companion`]), whose weights
+    /// follow those of the model.
     ///
     /// # Errors
-    /// As [`Model::load_adapted`], for both files; [`ModelError::Companion`] for one of another model.
-    pub fn load_accompanied(
+    /// As [`Model::load_with_adapters`], for both files; [`ModelError::Companion`] for a draft
+    /// model of another target.
+    pub fn load_with_draft(
         view: &View,
         adapters: &[Adapter],
         options: LoadOptions,
@@ -210,43 +218,44 @@ impl Model {
         let mut weights = Weights::new(view);
         let loaded = (entry.load)(&keys, &mut weights, options)?;
         let size = (loaded.shape.n_layer, loaded.shape.n_embd);
-        let adapted = Attached::new(adapters, view, size, &mut weights)?;
+        let attached = AttachedAdapters::new(adapters, view, size, &mut weights)?;
         let mut model = Self {
             architecture: entry.name,
             pooling: pooling(&keys)?,
             arch: loaded.arch,
             shape: loaded.shape,
             cache: loaded.cache,
-            own_weights: weights.tensors.len(),
+            target_weights: weights.tensors.len(),
             weights: weights.tensors,
             ropes: weights.ropes,
             states: weights.states,
-            adapted,
-            sees_all: false,
+            adapters: attached,
+            is_bidirectional: false,
             companion: None,
         };
         if model.shape.causal && keys.opt_bool(CAUSAL)? == Some(false) {
-            model.see_all(&keys)?;
+            model.make_bidirectional(&keys)?;
         }
         if let Some(draft) = companion {
-            model.accompany(view, draft)?;
+            model.attach_draft(view, draft)?;
         }
         if !adapters.is_empty() {
-            let wanted = [Want::Logits, Want::Hidden, Want::Encode, Want::Score];
+            let kinds = [StepKind::Logits, StepKind::Hidden, StepKind::Encode, StepKind::Score];
             let graphs: Vec<Graph> =
-                wanted.into_iter().filter_map(|want| model.graph(want)).collect();
-            model.adapted.check_used(&graphs)?;
+                kinds.into_iter().filter_map(|kind| model.graph(kind)).collect();
+            model.adapters.check_used(&graphs)?;
         }
         Ok(model)
     }
 
-    /// Makes an encoder of a decoder, as files of embedding models ask for: every token sees the whole text.
+    /// Makes attention bidirectional and drops the cache, for embedding models that are decoders
+    /// with `attention.causal = false`.
     ///
     /// # Errors
-    /// The architecture has parts that do not see a text as a whole.
-    fn see_all(&mut self, keys: &Keys<'_>) -> Result<(), ModelError> {
-        self.sees_all = true;
-        let graph = self.graph(Want::Hidden).unwrap_or_default();
+    /// The architecture has windows or recurrent states.
+    fn make_bidirectional(&mut self, keys: &Keys<'_>) -> Result<(), ModelError> {
+        self.is_bidirectional = true;
+        let graph = self.graph(StepKind::Hidden).unwrap_or_default();
         let is_ordered = |op: &Op| match op {
             Op::Attention { spec, .. } => spec.mask.is_cached() || spec.only_reads,
             Op::TopKPositions { .. } | Op::StoreKv { .. } | Op::Recur(_) => true,
@@ -261,22 +270,22 @@ impl Model {
             });
         }
         self.cache = Vec::new();
-        self.shape = Shape { causal: false, has_logits: false, ..self.shape.clone() };
+        self.shape = ModelShape { causal: false, has_logits: false, ..self.shape.clone() };
         Ok(())
     }
 
-    /// Loads a draft model behind it.
-    fn accompany(&mut self, own: &View, draft: &View) -> Result<(), ModelError> {
+    /// Loads a companion draft model after the model.
+    fn attach_draft(&mut self, own: &View, draft: &View) -> Result<(), ModelError> {
         let (name, load) = companion_entry(draft.metadata())?;
-        let (table, head) = (self.table_named(TABLE), self.table_named(HEAD));
-        // The architecture has it with its own matrix, which is not seen from here.
+        let (table, head) = (self.token_matrix(TOKEN_TABLE), self.token_matrix(OUTPUT_HEAD));
+        // The architecture holds the scale in its own matrix, which is not accessible here.
         let scale = Weights::new(own).numbers("output.scale", 1)?.map_or(1.0, |scale| scale[0]);
         let (tensors, ropes) = (std::mem::take(&mut self.weights), std::mem::take(&mut self.ropes));
-        let mut weights = Weights::behind(draft, tensors, ropes);
+        let mut weights = Weights::after(draft, tensors, ropes);
         let companion = load(&Keys::new(draft.metadata())?, &mut weights)?;
         (self.weights, self.ropes) = (weights.tensors, weights.ropes);
         let n_vocab = self.shape.n_vocab;
-        let host = Host {
+        let target = TargetModel {
             architecture: self.architecture,
             width: self.shape.n_embd,
             n_vocab,
@@ -285,89 +294,89 @@ impl Model {
             table,
             head: head.map(|w| Linear { w, scale, bias: None, out: n_vocab }),
         };
-        let companion = Accompanying::new(name, companion, &host)?;
-        // Whether its layers' inputs can be read shows when they are recorded.
-        companion.hidden(Graph::new(), &*self.arch)?;
+        let companion = LoadedDraft::new(name, companion, &target)?;
+        // Recording a graph shows whether the tapped layers can be read.
+        companion.target_hidden(Graph::new(), &*self.arch)?;
         self.cache.extend_from_slice(companion.cache());
         self.companion = Some(companion);
         Ok(())
     }
 
-    /// A matrix with a row for each token, if it has one of that name.
-    fn table_named(&self, name: &str) -> Option<WeightId> {
+    /// Matrix `[n_embd, n_vocab]` of this name, if there is one.
+    fn token_matrix(&self, name: &str) -> Option<WeightId> {
         let shape = [self.shape.n_embd, self.shape.n_vocab];
         let is_it = |weight: &Weight| weight.name == name && weight.shape == shape;
         self.weights.iter().position(is_it).map(|at| WeightId(at as u32))
     }
 
-    /// How the draft model guesses that was loaded with the model, if one was.
-    pub fn guesses(&self) -> Option<&Guesses> {
-        self.companion.as_ref().map(Accompanying::guesses)
+    /// How the companion drafts, if one was loaded.
+    pub fn draft_method(&self) -> Option<&DraftMethod> {
+        self.companion.as_ref().map(LoadedDraft::method)
     }
 
-    /// The token that an entry of the draft model's logits stands for.
-    pub fn guessed_token(&self, entry: usize) -> u32 {
+    /// Target token of an entry of the draft logits.
+    pub fn draft_token_id(&self, entry: usize) -> u32 {
         self.companion.as_ref().map_or(entry as u32, |companion| companion.token(entry))
     }
 
-    /// The model's own tensors, and those of the draft model that was loaded with it.
+    /// Tensors of the model, and those of its draft model.
     pub fn weights_by_model(&self) -> [&[Weight]; 2] {
-        self.weights.split_at(self.own_weights).into()
+        self.weights.split_at(self.target_weights).into()
     }
 
-    /// The architecture's name.
+    /// Name of the architecture.
     pub fn architecture(&self) -> &'static str {
         self.architecture
     }
 
-    /// Figures.
-    pub fn shape(&self) -> &Shape {
+    /// Sizes and properties.
+    pub fn shape(&self) -> &ModelShape {
         &self.shape
     }
 
-    /// How the file wants token vectors pooled.
+    /// Pooling that the file requests.
     pub fn pooling(&self) -> Pooling {
         self.pooling
     }
 
-    /// The cache's layers; empty for encoders.
+    /// Cache layers; empty for encoders.
     pub fn cache_layers(&self) -> &[CacheLayer] {
         &self.cache
     }
 
-    /// Those of the draft model that was loaded with the model, the last ones.
+    /// Cache layers of the draft model, which are the last ones.
     pub fn draft_cache_layers(&self) -> &[CacheLayer] {
-        self.companion.as_ref().map_or(&[], Accompanying::cache)
+        self.companion.as_ref().map_or(&[], LoadedDraft::cache)
     }
 
-    /// The tensors, in the order of the graph's ids.
+    /// Tensors in the order of the graph's ids.
     pub fn weights(&self) -> &[Weight] {
         &self.weights
     }
 
-    /// The rotary tables, in the order of the graph's ids.
+    /// Rotary tables in the order of the graph's ids.
     pub fn ropes(&self) -> &[Rope] {
         &self.ropes
     }
 
-    /// Values of each recurrent state of a sequence, in the order of the graph's numbers; empty for most.
+    /// Number of values of each recurrent state of a sequence, in the order of the graph's ids.
     pub fn states(&self) -> &[usize] {
         &self.states
     }
 
-    /// Records a step; `None` where the model has no such result.
-    pub fn graph(&self, want: Want) -> Option<Graph> {
-        let mut g = Graph::with_changes(Arc::clone(&self.adapted.changes));
-        if self.sees_all {
+    /// Records the graph of a step; `None` if the model has no steps of this kind.
+    pub fn graph(&self, kind: StepKind) -> Option<Graph> {
+        let mut g = Graph::with_changes(Arc::clone(&self.adapters.changes));
+        if self.is_bidirectional {
             g = g.seeing_all();
         }
-        let result = match want {
-            Want::Hidden => self.arch.hidden(&mut g, false),
-            Want::Logits if self.shape.has_logits => {
+        let result = match kind {
+            StepKind::Hidden => self.arch.hidden(&mut g, false),
+            StepKind::Logits if self.shape.has_logits => {
                 let hidden = match &self.companion {
                     Some(companion) => {
-                        // That it can be recorded was found when it was loaded.
-                        let (with, hidden) = companion.hidden(g, &*self.arch).ok()?;
+                        // Loading has already recorded this graph without error.
+                        let (with, hidden) = companion.target_hidden(g, &*self.arch).ok()?;
                         g = with;
                         hidden
                     }
@@ -375,28 +384,28 @@ impl Model {
                 };
                 self.arch.logits(&mut g, hidden)
             }
-            Want::Logits => return None,
-            Want::Encode => self.arch.encode(&mut g)?,
-            // What the draft model reads of the model is as the model's file has it.
-            Want::Guess => {
+            StepKind::Logits => return None,
+            StepKind::Encode => self.arch.encode(&mut g)?,
+            // Adapters do not apply to the draft model.
+            StepKind::Draft => {
                 g = Graph::new();
-                self.companion.as_ref()?.guess(&mut g)
+                self.companion.as_ref()?.draft(&mut g)
             }
-            Want::Follow => {
+            StepKind::DraftPrefill => {
                 g = Graph::new();
-                self.companion.as_ref()?.follow(&mut g)?
+                self.companion.as_ref()?.prefill(&mut g)?
             }
-            Want::Link => {
+            StepKind::TransitionLogits => {
                 g = Graph::new();
-                self.companion.as_ref()?.link(&mut g)?
+                self.companion.as_ref()?.transition_logits(&mut g)?
             }
-            Want::Score => {
+            StepKind::Score => {
                 let hidden = self.arch.hidden(&mut g, true);
                 self.arch.score(&mut g, hidden)?
             }
         };
         g.set_result(result);
-        if !self.adapted.changes.is_empty() {
+        if !self.adapters.changes.is_empty() {
             g.join_products();
         }
         Some(g)
@@ -408,15 +417,15 @@ pub fn known_architectures() -> Vec<&'static str> {
     arch::ARCHITECTURES.iter().map(|a| a.name).collect()
 }
 
-/// Names of draft models that guess with parts of their model.
+/// Names of all companion draft architectures.
 pub fn known_companions() -> Vec<&'static str> {
     arch::COMPANIONS.iter().map(|entry| entry.name).collect()
 }
 
-/// Checks that a file is of an architecture that this version knows.
+/// Checks that this version knows the architecture of a file.
 ///
 /// # Errors
-/// [`ModelError::UnknownArchitecture`], or the file does not say.
+/// [`ModelError::UnknownArchitecture`], or a missing key.
 pub fn check_architecture(meta: &Metadata) -> Result<(), ModelError> {
     entry(meta).map(drop)
 }
@@ -424,13 +433,13 @@ pub fn check_architecture(meta: &Metadata) -> Result<(), ModelError> {
 fn entry(meta: &Metadata) -> Result<&'static arch::Entry, ModelError> {
     let name = meta.architecture()?;
     let entry = arch::ARCHITECTURES.iter().find(|entry| entry.name == name);
-    entry.ok_or_else(|| not_alone(name))
+    entry.ok_or_else(|| cannot_load_alone(name))
 }
 
-/// Why nothing that is called so runs by itself.
-fn not_alone(name: &str) -> ModelError {
+/// Error for an architecture that cannot be loaded on its own.
+fn cannot_load_alone(name: &str) -> ModelError {
     if let Some(&arch::CompanionEntry { name, of, .. }) = companion_named(name) {
-        return ModelError::NeedsItsModel { name, of };
+        return ModelError::DraftWithoutTarget { name, of };
     }
     ModelError::UnknownArchitecture { name: name.into(), known: known_architectures() }
 }
@@ -439,15 +448,16 @@ fn companion_named(name: &str) -> Option<&'static arch::CompanionEntry> {
     arch::COMPANIONS.iter().find(|entry| entry.name == name)
 }
 
-/// Whether a file is a draft model that guesses with parts of its model, and does not run alone.
+/// Whether a file is a companion draft model, which cannot run without its target.
 pub fn is_companion(meta: &Metadata) -> bool {
     meta.architecture().is_ok_and(|name| companion_named(name).is_some())
 }
 
-/// Checks the keys and tensors of a file that [`is_companion`]: whether it fits a model is found when that is loaded with it.
+/// Checks keys and tensors of a companion draft model. Whether it fits a target is checked when
+/// both are loaded.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The first problem that loading finds.
 pub fn check_companion(view: &View) -> Result<(), ModelError> {
     let (_, load) = companion_entry(view.metadata())?;
     load(&Keys::new(view.metadata())?, &mut Weights::new(view)).map(drop)
@@ -456,7 +466,7 @@ pub fn check_companion(view: &View) -> Result<(), ModelError> {
 fn companion_entry(meta: &Metadata) -> Result<(&'static str, arch::LoadCompanion), ModelError> {
     let name = meta.architecture()?;
     let known = companion_named(name).map(|entry| (entry.name, entry.load));
-    known.ok_or_else(|| not_alone(name))
+    known.ok_or_else(|| cannot_load_alone(name))
 }
 
 fn pooling(keys: &Keys<'_>) -> Result<Pooling, ModelError> {

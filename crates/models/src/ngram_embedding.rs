@@ -1,45 +1,47 @@
-//! Embeddings of n-grams (Qwen, 2026): the ids of a token and of some before it are hashed to rows of one large table; a layer's streams take
-//! as much of what these say as they agree with it, and of what earlier n-grams said by way of a short convolution.
+//! N-gram embeddings (Qwen, 2026). The ids of a token and of those before it are hashed to rows of
+//! a large table. A layer adds the value of these rows to its residual streams, weighted by a gate.
+//! The gate measures the similarity of the key to the stream. A short convolution adds the values
+//! of earlier tokens.
 
 use std::sync::Arc;
 
 use puna_gguf::GgufError;
 use puna_graph::*;
 
-use crate::decoder::Block;
+use crate::decoder::LayerLoader;
 use crate::error::ModelError;
-use crate::gated_streams::GateForm;
+use crate::gated_streams::StreamGateSizes;
 use crate::hparams::Keys;
 use crate::hybrid::taps;
 use crate::hyper;
 
 const TABLE: &str = "per_layer_token_embd.weight";
-/// Ids of an n-gram at most.
-const LONGEST: usize = 8;
-/// Rows of a token at most.
+/// Largest accepted length of an n-gram.
+const MAX_NGRAM: usize = 8;
+/// Largest accepted number of table rows per token.
 const MAX_HEADS: usize = 64;
 
-/// How long lists must be.
-const OF_HEADS: &str =
+/// Reasons of rejecting a list of another length.
+const HEAD_COUNT_REASON: &str =
     "as many are needed as ple.heads_per_ngram says, for each length from two to ple.ngram_size";
-const OF_IDS: &str = "as many are needed as an n-gram has ids, ple.ngram_size";
+const ID_COUNT_REASON: &str = "as many are needed as an n-gram has ids, ple.ngram_size";
 
-/// What keys say of n-grams.
-pub struct GramKeys {
-    /// The layer that they speak to.
+/// Keys of the n-gram embedding.
+pub struct NgramKeys {
+    /// Layer before which the embedding is added.
     pub layer: usize,
-    /// Features of a row.
+    /// Columns of the table.
     width: usize,
-    /// Rows that the convolution weighs.
+    /// Rows of the convolution kernel.
     taps: usize,
     multipliers: Vec<u64>,
-    /// The first row of each head, and how many it has.
+    /// First row and number of rows of each hash head.
     heads: Vec<(u64, u64)>,
     end: u32,
 }
 
-impl GramKeys {
-    /// `ple.*` and `embedding_length_per_layer_input`; nothing where no layer has n-grams.
+impl NgramKeys {
+    /// Reads `ple.*` and `embedding_length_per_layer_input`; `None` if no layer has n-grams.
     pub fn read(keys: &Keys<'_>, layers: usize) -> Result<Option<Self>, ModelError> {
         let listed = keys.meta().u32s(&keys.name("ple.layers"))?.unwrap_or_default();
         let layer = match listed[..] {
@@ -52,18 +54,18 @@ impl GramKeys {
                 return Err(wrong(keys, "ple.layers", value, reason));
             }
         };
-        let longest = keys.count("ple.ngram_size")?;
-        if !(2..=LONGEST).contains(&longest) {
-            return Err(wrong(keys, "ple.ngram_size", longest, "must be between 2 and 8"));
+        let ngram_size = keys.count("ple.ngram_size")?;
+        if !(2..=MAX_NGRAM).contains(&ngram_size) {
+            return Err(wrong(keys, "ple.ngram_size", ngram_size, "must be between 2 and 8"));
         }
         let each = keys.count("ple.heads_per_ngram")?;
-        let count = each.saturating_mul(longest - 1);
+        let count = each.saturating_mul(ngram_size - 1);
         if count > MAX_HEADS {
             let reason = "a token has at most 64 rows, of all lengths of n-grams together";
             return Err(wrong(keys, "ple.heads_per_ngram", each, reason));
         }
-        let firsts = list(keys, "ple.head_offsets", count, OF_HEADS)?;
-        let sizes = list(keys, "ple.head_vocab_sizes", count, OF_HEADS)?;
+        let firsts = list(keys, "ple.head_offsets", count, HEAD_COUNT_REASON)?;
+        let sizes = list(keys, "ple.head_vocab_sizes", count, HEAD_COUNT_REASON)?;
         if sizes.contains(&0) {
             return Err(wrong(keys, "ple.head_vocab_sizes", 0, "no head can do without rows"));
         }
@@ -71,13 +73,13 @@ impl GramKeys {
             layer,
             width: keys.count("embedding_length_per_layer_input")?,
             taps: taps(keys, "ple.conv_kernel")?,
-            multipliers: list(keys, "ple.layer_multipliers", longest, OF_IDS)?,
+            multipliers: list(keys, "ple.layer_multipliers", ngram_size, ID_COUNT_REASON)?,
             heads: firsts.into_iter().zip(sizes).collect(),
             end: keys.meta().u32(&keys.name("ple.eos_token_id"))?,
         }))
     }
 
-    /// The heads of a table of so many rows.
+    /// Hash heads of a table with `rows` rows.
     fn heads(&self, keys: &Keys<'_>, rows: usize) -> Result<Vec<GramHead>, ModelError> {
         let rows = (rows as u64).min(u64::from(u32::MAX));
         let head = |&(first, count): &(u64, u64)| {
@@ -104,7 +106,7 @@ fn wrong(keys: &Keys<'_>, key: &str, value: impl ToString, reason: &'static str)
     ModelError::KeyValue { key: keys.name(key), value: value.to_string(), reason }
 }
 
-/// A list of exactly so many numbers.
+/// List of exactly `len` numbers.
 fn list(
     keys: &Keys<'_>,
     key: &str,
@@ -119,63 +121,66 @@ fn list(
     }
 }
 
-/// What n-grams say to a layer.
-pub struct Grams {
+/// N-gram embedding of a layer.
+pub struct NgramEmbedding {
     table: WeightId,
     width: usize,
     spec: Arc<GramSpec>,
-    /// What streams are asked about, for each of them, and what is said to all.
+    /// Keys for each stream and value for all streams.
     key: Linear,
     value: Linear,
-    /// Of the keys and of the streams, and of what is said before it is remembered.
+    /// Norms of the keys, of the streams, and of the gated value before the convolution.
     key_norm: Norm,
     query_norm: Norm,
-    said_norm: Norm,
+    value_norm: Norm,
     conv: ConvSpec,
     streams: usize,
 }
 
-impl Grams {
-    /// `per_layer_token_embd`, and `ple_{key,value,norm_key,norm_query,norm_conv,conv1d}` of the layer.
+impl NgramEmbedding {
+    /// Loads `per_layer_token_embd`, and `ple_{key,value,norm_key,norm_query,norm_conv,conv1d}` of
+    /// the layer.
     pub fn load(
-        b: &mut Block<'_, '_>,
+        b: &mut LayerLoader<'_, '_>,
         keys: &Keys<'_>,
-        said: &GramKeys,
-        form: GateForm,
+        config: &NgramKeys,
+        sizes: StreamGateSizes,
     ) -> Result<Self, ModelError> {
         const CONV: &str = "ple_conv1d.weight";
         let missing = || ModelError::MissingTensor { name: TABLE.into() };
         let rows = b.w.rows(TABLE).ok_or_else(missing)?;
-        let heads = said.heads(keys, rows)?;
-        let (longest, cols) = (said.multipliers.len(), said.width.saturating_mul(heads.len()));
-        let mut norm = |of: &str| form.norm(b.w, &format!("{}.ple_norm_{of}", b.name));
-        let [key_norm, query_norm, said_norm] = [norm("key")?, norm("query")?, norm("conv")?];
+        let heads = config.heads(keys, rows)?;
+        let (ngram_size, cols) =
+            (config.multipliers.len(), config.width.saturating_mul(heads.len()));
+        let mut norm = |of: &str| sizes.norm(b.w, &format!("{}.ple_norm_{of}", b.name));
+        let [key_norm, query_norm, value_norm] = [norm("key")?, norm("query")?, norm("conv")?];
         let conv = ConvSpec {
-            state: b.state(CONV, (said.taps - 1) * longest, form.width())?,
-            taps: said.taps,
-            stride: longest,
-            w: Some(b.tensor(CONV, &[said.taps, form.width()])?),
+            state: b.state(CONV, (config.taps - 1) * ngram_size, sizes.width())?,
+            taps: config.taps,
+            stride: ngram_size,
+            w: Some(b.tensor(CONV, &[config.taps, sizes.width()])?),
             bias: None,
             silu: true,
         };
-        let state = b.state("ple_key.weight", longest - 1, 1)?;
-        let spec = GramSpec { state, multipliers: said.multipliers.clone(), heads, end: said.end };
+        let state = b.state("ple_key.weight", ngram_size - 1, 1)?;
+        let spec =
+            GramSpec { state, multipliers: config.multipliers.clone(), heads, end: config.end };
         Ok(Self {
-            table: b.w.tensor(TABLE, &[said.width, rows])?,
-            width: said.width,
+            table: b.w.tensor(TABLE, &[config.width, rows])?,
+            width: config.width,
             spec: Arc::new(spec),
-            key: b.linear("ple_key", cols, form.width())?,
-            value: b.linear("ple_value", cols, form.n_embd)?,
+            key: b.linear("ple_key", cols, sizes.width())?,
+            value: b.linear("ple_value", cols, sizes.n_embd)?,
             key_norm,
             query_norm,
-            said_norm,
+            value_norm,
             conv,
-            streams: form.streams,
+            streams: sizes.streams,
         })
     }
 
-    /// The streams with what is said to them.
-    pub fn tell(&self, g: &mut Graph, streams: ValueId) -> ValueId {
+    /// Adds the embedding to the streams.
+    pub fn add_to_streams(&self, g: &mut Graph, streams: ValueId) -> ValueId {
         let rows = g.recur("ple_rows", Recurrence::Grams { spec: Arc::clone(&self.spec) });
         let embd = g.embed_listed("ple_embd", self.table, self.width, rows);
         let (key, value) =
@@ -183,11 +188,11 @@ impl Grams {
         let key = g.rms_norm("ple_key_normed", &self.key_norm, key);
         let query = g.rms_norm("ple_query", &self.query_norm, streams);
         let gate = g.stream_similarity_gate("ple_gate", key, query, self.streams);
-        let said = hyper::copies(g, value, self.streams);
-        let said = g.mul("ple_gated_value", said, gate);
-        let normed = g.rms_norm("ple_gated_normed", &self.said_norm, said);
-        let remembered = g.recur("ple_conv_out", Recurrence::Conv { x: normed, spec: self.conv });
-        let said = g.add("ple_said", said, remembered);
-        g.add("ple_out", streams, said)
+        let gated = hyper::repeat(g, value, self.streams);
+        let gated = g.mul("ple_gated_value", gated, gate);
+        let normed = g.rms_norm("ple_gated_normed", &self.value_norm, gated);
+        let convolved = g.recur("ple_conv_out", Recurrence::Conv { x: normed, spec: self.conv });
+        let gated = g.add("ple_said", gated, convolved);
+        g.add("ple_out", streams, gated)
     }
 }

@@ -1,32 +1,32 @@
-//! Norms of either kind.
+//! RMS norm and layer norm.
 
 use puna_graph::{Graph, Norm, ValueId};
 
 use crate::error::ModelError;
 use crate::weights::Weights;
 
-/// How an architecture normalises, with the epsilon.
+/// Kind of norm of an architecture, with its epsilon.
 #[derive(Debug, Clone, Copy)]
 pub enum NormKind {
-    /// By the root of the mean square.
+    /// RMS norm.
     Rms(f32),
-    /// By mean and variance.
+    /// Layer norm: mean and variance.
     Layer(f32),
 }
 
-/// A norm of either kind, or none.
+/// Norm of any kind, or none.
 #[derive(Debug, Clone, Copy)]
 pub enum AnyNorm {
-    /// What was normalised elsewhere stays as it is.
+    /// The value stays unchanged.
     None,
-    /// By the root of the mean square.
+    /// RMS norm.
     Rms(Norm),
-    /// By mean and variance.
+    /// Layer norm.
     Layer(Norm),
 }
 
 impl NormKind {
-    /// The norm `NAME` over the first of these dimensions.
+    /// Norm `NAME` over the first dimension of `shape`.
     pub fn load(
         self,
         w: &mut Weights<'_>,
@@ -37,7 +37,7 @@ impl NormKind {
         self.load_opt(w, name, shape)?.ok_or_else(missing)
     }
 
-    /// The same, which may be absent.
+    /// [`Self::load`], optional.
     pub fn load_opt(
         self,
         w: &mut Weights<'_>,
@@ -50,8 +50,8 @@ impl NormKind {
         })
     }
 
-    /// The norm over `dim` columns without weights.
-    pub fn plain(self, dim: usize) -> AnyNorm {
+    /// Norm over `dim` columns without weights.
+    pub fn unweighted(self, dim: usize) -> AnyNorm {
         let norm = |eps| Norm { w: None, b: None, dim, eps };
         match self {
             Self::Rms(eps) => AnyNorm::Rms(norm(eps)),
@@ -61,7 +61,7 @@ impl NormKind {
 }
 
 impl AnyNorm {
-    /// The norm of `x`.
+    /// Norm of `x`.
     pub fn apply(&self, g: &mut Graph, name: &'static str, x: ValueId) -> ValueId {
         match self {
             Self::None => x,

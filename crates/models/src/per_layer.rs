@@ -1,13 +1,13 @@
-//! What a token says to each layer beside its embedding (Gemma 3n and 4): a vector of its own a layer, and one that is made of the
-//! embedding.
+//! Per-layer embeddings (Gemma 3n and 4): each token has an additional vector for each layer, which
+//! is the sum of a table row and a projection of the token embedding.
 
 use puna_graph::{Glu, Graph, Index, Linear, Norm, ValueId, WeightId};
 
 use crate::error::ModelError;
 use crate::weights::Weights;
 
-/// Makes what tokens say.
-pub struct PerLayer {
+/// Computes the per-layer vectors.
+pub struct PerLayerEmbedding {
     n_embd: usize,
     layers: usize,
     width: usize,
@@ -16,15 +16,16 @@ pub struct PerLayer {
     norm: Norm,
 }
 
-/// What a layer makes of what is said to it.
-pub struct LayerInput {
+/// Adds a per-layer vector to the residual stream of a layer.
+pub struct PerLayerProjection {
     gate: Linear,
     projection: Linear,
     norm: Norm,
 }
 
-impl PerLayer {
-    /// Loads `per_layer_token_embd`, `per_layer_model_proj` and `per_layer_proj_norm` for vectors of this width.
+impl PerLayerEmbedding {
+    /// Loads `per_layer_token_embd`, `per_layer_model_proj` and `per_layer_proj_norm` for vectors
+    /// of this width.
     pub fn load(
         w: &mut Weights<'_>,
         (n_embd, n_vocab): (usize, usize),
@@ -42,7 +43,7 @@ impl PerLayer {
         })
     }
 
-    /// What is said to all layers, one after the other, where `x` are embeddings.
+    /// Vectors of all layers, concatenated; `x` are the token embeddings.
     pub fn record(&self, g: &mut Graph, x: ValueId) -> ValueId {
         let own = g.embed("inp_per_layer", self.table, self.width * self.layers, Index::Token);
         let own = g.scale("inp_per_layer_selected", own, (self.width as f32).sqrt());
@@ -53,13 +54,13 @@ impl PerLayer {
         g.scale("inp_per_layer_scaled", both, std::f32::consts::FRAC_1_SQRT_2)
     }
 
-    /// What is said to layer `i`.
+    /// Vector of layer `i`.
     pub fn of_layer(&self, g: &mut Graph, all: ValueId, i: usize) -> ValueId {
         g.slice(all, i * self.width, self.width)
     }
 }
 
-impl LayerInput {
+impl PerLayerProjection {
     /// Loads `inp_gate`, `proj` and `post_norm`.
     pub fn load(
         w: &mut Weights<'_>,
@@ -74,10 +75,10 @@ impl LayerInput {
         })
     }
 
-    /// What is to be added to the stream, where `x` is the stream and `said` what the token says.
-    pub fn record(&self, g: &mut Graph, x: ValueId, said: ValueId) -> ValueId {
+    /// Value to add to the stream `x`, from the layer's vector.
+    pub fn record(&self, g: &mut Graph, x: ValueId, per_layer: ValueId) -> ValueId {
         let gate = g.linear("per_layer_gate", &self.gate, x);
-        let y = g.glu("per_layer_glu", Glu::Gelu, gate, said);
+        let y = g.glu("per_layer_glu", Glu::Gelu, gate, per_layer);
         let y = g.linear("per_layer_out", &self.projection, y);
         g.rms_norm("per_layer_embd_out", &self.norm, y)
     }

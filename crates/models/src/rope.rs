@@ -1,64 +1,66 @@
-//! Rotary tables: base, scaling (linear, yarn, longrope, per-pair factors), magnitude.
+//! Rotary tables: base, scaling (linear, YaRN, LongRoPE, per-pair factors), magnitude.
 //!
-//! Angles are `position · frequency`, so every kind of scaling comes down to a list of frequencies and one magnitude.
+//! Angles are `position · frequency`, so every kind of scaling amounts to a list of frequencies and
+//! one magnitude.
 
-use puna_gguf::shown;
+use puna_gguf::escape_for_display;
 use puna_graph::{Rope, RopeKind};
 
 use crate::error::ModelError;
 use crate::hparams::Keys;
 
-/// Base of the frequencies where a file names none.
+/// Default base of the frequencies.
 pub(crate) const BASE: f32 = 10000.0;
 
 /// `rope.scaling.*` of a file.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Scaling {
-    /// Positions as they are.
+    /// No scaling.
     None,
-    /// Frequencies divided by the factor.
+    /// All frequencies divided by the factor.
     Linear {
-        /// How many times longer the context became.
+        /// Ratio of the extended to the original context.
         factor: f32,
     },
-    /// Low frequencies divided by the factor, high ones kept, a ramp between (Peng et al., 2023).
+    /// YaRN (Peng et al., 2023): low frequencies divided by the factor, high ones unchanged, a ramp
+    /// between.
     Yarn {
-        /// How many times longer the context became.
+        /// Ratio of the extended to the original context.
         factor: f32,
-        /// Context before it was extended.
+        /// Original context, in tokens.
         original: usize,
-        /// Turns over the original context above which a frequency is kept.
+        /// Rotations over the original context above which a frequency is unchanged.
         beta_fast: f32,
-        /// Turns below which it is divided.
+        /// Rotations below which a frequency is divided.
         beta_slow: f32,
-        /// How much of the ramp is used.
+        /// Fraction of the ramp that is applied.
         extrapolation: f32,
-        /// `yarn_log_multiplier`.
+        /// `yarn_log_multiplier` (DeepSeek: `mscale_all_dim`).
         log_multiplier: f32,
         /// Whether the ramp starts and ends at whole pairs.
         whole_pairs: bool,
     },
-    /// One factor a pair, from tensors of the file.
+    /// LongRoPE: a factor per pair, from tensors of the file.
     Long,
 }
 
-/// Everything that a file says of its rotary embedding.
+/// Rotary-embedding keys of a file.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RopeKeys {
-    /// Features of a head that turn.
+    /// Dimensions of a head that are rotated.
     pub dims: usize,
     /// Base of the frequencies.
     pub base: f32,
     /// Scaling.
     pub scaling: Scaling,
-    /// Multiplies the magnitude.
+    /// Factor of the magnitude.
     pub attn_factor: f32,
-    /// Context before it was extended.
+    /// Original context, in tokens.
     pub original: usize,
 }
 
 impl RopeKeys {
-    /// Reads `rope.*`; a head of `head_dim` features turns as a whole unless `rope.dimension_count` says less.
+    /// Reads `rope.*`; by default all `head_dim` dimensions of a head are rotated.
     pub fn read(keys: &Keys<'_>, head_dim: usize, n_ctx_train: usize) -> Result<Self, ModelError> {
         let dims = keys.count_or("rope.dimension_count", head_dim)?;
         let base = base(keys, "rope.freq_base", BASE)?;
@@ -69,9 +71,10 @@ impl RopeKeys {
         Ok(Self { dims, base, scaling: scaling(keys, original)?, attn_factor, original })
     }
 
-    /// How layers with a sliding window turn, whose heads have this size: by the file's own base for them, else by `default`, and as many
-    /// features as the file says, else as many as in other layers.
-    pub fn in_windows(
+    /// Rotary embedding of layers with a sliding window and heads of `head_dim` dimensions. Base
+    /// and number of dimensions have keys of their own, with `default` and the value of other
+    /// layers as defaults.
+    pub fn for_windows(
         self,
         keys: &Keys<'_>,
         head_dim: usize,
@@ -83,18 +86,18 @@ impl RopeKeys {
         Ok(Self { dims, base, ..self })
     }
 
-    /// The same, if heads of this size can turn so.
+    /// Checks that heads of this size have enough dimensions.
     pub fn checked(self, keys: &Keys<'_>, head_dim: usize) -> Result<Self, ModelError> {
         check(self.dims, head_dim, || keys.name("rope.dimension_count_swa"))?;
         Ok(self)
     }
 
-    /// The same without scaling.
+    /// Drops the scaling.
     pub fn unscaled(self) -> Self {
         Self { scaling: Scaling::None, attn_factor: 1.0, ..self }
     }
 
-    /// The table, with each frequency divided by its factor where the file has some.
+    /// Rotary table, with each frequency divided by its factor, if any.
     pub fn table(&self, kind: RopeKind, factors: Option<&[f32]>) -> Rope {
         let mut frequencies: Vec<f64> = (0..self.dims / 2)
             .map(|j| {
@@ -127,10 +130,10 @@ impl RopeKeys {
             return;
         };
         let dims = self.dims as f64;
-        // The pair that makes `beta` turns over the original context.
+        // Pair that rotates `beta` times over the original context.
         let pair = |beta: f32| {
-            let turns = original as f64 / (f64::from(beta) * std::f64::consts::TAU);
-            dims * turns.ln() / (2.0 * f64::from(self.base).ln())
+            let rotations = original as f64 / (f64::from(beta) * std::f64::consts::TAU);
+            dims * rotations.ln() / (2.0 * f64::from(self.base).ln())
         };
         let ends = (pair(beta_fast), pair(beta_slow));
         let (low, high) = if whole_pairs { (ends.0.floor(), ends.1.ceil()) } else { ends };
@@ -146,11 +149,11 @@ impl RopeKeys {
         let Scaling::Yarn { factor, log_multiplier: m, .. } = self.scaling else {
             return self.attn_factor;
         };
-        let g = |multiplier| growth(factor, multiplier);
+        let g = |multiplier| yarn_mscale(factor, multiplier);
         if m == 0.0 { self.attn_factor * g(1.0) } else { self.attn_factor * g(1.0) / g(m) }
     }
 
-    /// The same with a ramp of yarn that starts and ends where it does, be it between two pairs.
+    /// Lets the YaRN ramp start and end between two pairs.
     pub fn with_exact_ramp(mut self) -> Self {
         if let Scaling::Yarn { whole_pairs, .. } = &mut self.scaling {
             *whole_pairs = false;
@@ -158,22 +161,24 @@ impl RopeKeys {
         self
     }
 
-    /// As files with latent attention mean the multiplier of yarn: they hold a tenth of it, and scores are sharpened, too. DeepSeek's
-    /// mean to sharpen these by it while cosine and sine stay. Returns these keys with that said, and by what scores are multiplied.
-    pub fn sharpened(mut self, is_deepseek: bool) -> (Self, f32) {
+    /// YaRN scaling as files with latent attention define it: the stored multiplier is a tenth of
+    /// the real one, and scores are scaled as well. In files of DeepSeek the multiplier scales the
+    /// scores, while cosine and sine stay. Returns the adjusted keys, and the factor of scores.
+    pub fn with_mscale(mut self, is_deepseek: bool) -> (Self, f32) {
         let Scaling::Yarn { factor, log_multiplier: m, .. } = &mut self.scaling else {
             return (self, 1.0);
         };
         let stored = *m / 0.1;
         let is_own = is_deepseek && stored != 0.0;
-        // Growth over the same growth.
+        // The magnitude is a ratio of two equal terms, thus 1.
         *m = if is_own { 1.0 } else { stored };
-        let sharper = self.attn_factor * growth(*factor, if is_own { stored } else { 1.0 });
-        (self, sharper * sharper)
+        let score_scale =
+            self.attn_factor * yarn_mscale(*factor, if is_own { stored } else { 1.0 });
+        (self, score_scale * score_scale)
     }
 }
 
-/// The base of frequencies that a key names, else `default`.
+/// Base of the frequencies from a key, or `default`.
 pub(crate) fn base(keys: &Keys<'_>, key: &str, default: f32) -> Result<f32, ModelError> {
     let base = keys.opt_f32(key)?.unwrap_or(default);
     if base > 0.0 {
@@ -183,7 +188,7 @@ pub(crate) fn base(keys: &Keys<'_>, key: &str, default: f32) -> Result<f32, Mode
     Err(ModelError::KeyValue { key, value, reason: "the base of frequencies must be positive" })
 }
 
-/// Whether so many features of a head can turn.
+/// Checks that `dims` dimensions of a head can be rotated.
 fn check(dims: usize, head_dim: usize, key: impl Fn() -> String) -> Result<(), ModelError> {
     if dims.is_multiple_of(2) && dims <= head_dim {
         return Ok(());
@@ -193,8 +198,8 @@ fn check(dims: usize, head_dim: usize, key: impl Fn() -> String) -> Result<(), M
     Err(ModelError::KeyValue { key: key(), value, reason })
 }
 
-/// What yarn multiplies by in a context so many times longer.
-fn growth(factor: f32, multiplier: f32) -> f32 {
+/// YaRN's magnitude for a context extended by `factor`.
+fn yarn_mscale(factor: f32, multiplier: f32) -> f32 {
     if factor <= 1.0 { 1.0 } else { 0.1 * multiplier * factor.ln() + 1.0 }
 }
 
@@ -225,7 +230,8 @@ fn scaling(keys: &Keys<'_>, original: usize) -> Result<Scaling, ModelError> {
         },
         Some("longrope") => Scaling::Long,
         Some(other) => {
-            let (key, value) = (keys.name("rope.scaling.type"), shown(other.as_bytes()));
+            let (key, value) =
+                (keys.name("rope.scaling.type"), escape_for_display(other.as_bytes()));
             return Err(ModelError::KeyValue {
                 key,
                 value,
@@ -240,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tenth_of_the_multiplier_sharpens_scores_and_leaves_the_magnitude() {
+    fn stored_yarn_multiplier_is_a_tenth_and_scales_scores() {
         let keys = |log_multiplier| RopeKeys {
             dims: 64,
             base: 10_000.0,
@@ -257,23 +263,23 @@ mod tests {
             original: 4096,
         };
         let near = |a: f32, b: f32| assert!((a - b).abs() < 1e-5, "{a}, not {b}");
-        // DeepSeek 2, DeepSeek 3, and files that do not say it.
+        // DeepSeek 2, DeepSeek 3, and files without the key.
         for (stored, multiplier, magnitude) in
             [(0.0707, 0.707, 1.0), (0.1, 1.0, 1.0), (0.0, 1.0, 1.0 + 0.1 * 40f32.ln())]
         {
-            let (keys, sharper) = keys(stored).sharpened(true);
-            near(sharper, (1.0 + 0.1 * multiplier * 40f32.ln()).powi(2));
+            let (keys, score_scale) = keys(stored).with_mscale(true);
+            near(score_scale, (1.0 + 0.1 * multiplier * 40f32.ln()).powi(2));
             near(keys.table(RopeKind::Norm, None).magnitude, magnitude);
         }
-        // Of other files only cosine and sine differ by it.
+        // In other files the magnitude of cosine and sine changes instead.
         for (stored, magnitude) in
             [(0.0707, (1.0 + 0.1 * 40f32.ln()) / (1.0 + 0.0707 * 40f32.ln())), (0.1, 1.0)]
         {
-            let (keys, sharper) = keys(stored).sharpened(false);
-            near(sharper, (1.0 + 0.1 * 40f32.ln()).powi(2));
+            let (keys, score_scale) = keys(stored).with_mscale(false);
+            near(score_scale, (1.0 + 0.1 * 40f32.ln()).powi(2));
             near(keys.table(RopeKind::Norm, None).magnitude, magnitude);
         }
         let plain = RopeKeys { scaling: Scaling::None, ..keys(0.1) };
-        assert_eq!(plain.sharpened(true), (plain, 1.0));
+        assert_eq!(plain.with_mscale(true), (plain, 1.0));
     }
 }

@@ -1,18 +1,18 @@
-//! Parts that the versions of RWKV share: how a token is mixed with the one before it.
+//! Parts that the versions of RWKV share: token shift, interpolation, low-rank projections.
 
 use puna_graph::*;
 
-use crate::decoder::{self, Block, Decoder, NormKind};
+use crate::decoder::{self, Decoder, LayerLoader, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Hybrid, HybridLayer, Mixer};
-use crate::model::Loaded;
+use crate::model::LoadedArchitecture;
 use crate::weights::Weights;
 
-/// Of the memory's norm, whatever the file says of others.
+/// Epsilon of the norm of each head's result; it does not depend on the file.
 pub const HEAD_EPS: f32 = 64e-5;
 
-/// Features of a head, of which the stream has some.
+/// Dimensions of a head; the width is a multiple of it.
 pub fn head_size(keys: &Keys<'_>, hp: &Hparams) -> Result<usize, ModelError> {
     let head = keys.count("wkv.head_size")?;
     if !hp.n_embd.is_multiple_of(head) {
@@ -26,8 +26,9 @@ pub fn head_size(keys: &Keys<'_>, hp: &Hparams) -> Result<usize, ModelError> {
     Ok(head)
 }
 
-/// Blocks of two layers each, of which none has a feed-forward part, between what is before and behind them.
-pub fn between(
+/// Model whose blocks are two mixer layers each (time mix and channel mix) without feed-forward
+/// networks.
+pub fn two_layer_blocks(
     w: &mut Weights<'_>,
     hp: &Hparams,
     norm: NormKind,
@@ -35,28 +36,28 @@ pub fn between(
 ) -> Result<Hybrid, ModelError> {
     let plain = Hybrid::new(w, hp, norm, blocks.into_iter().flatten().collect())?;
     let embd_norm = Some(norm.load(w, "token_embd_norm", &[hp.n_embd])?);
-    Ok(Hybrid { around: Decoder { embd_norm, ..plain.around }, block: 2, ..plain })
+    Ok(Hybrid { outer: Decoder { embd_norm, ..plain.outer }, layers_per_block: 2, ..plain })
 }
 
-/// A decoder whose layers have a memory in attention's place.
-pub fn memory_decoder<T: Mixer + 'static>(
+/// Decoder with a time mix in place of attention.
+pub fn recurrent_decoder<T: Mixer + 'static>(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     hp: &Hparams,
-    memory: impl Fn(&mut Block<'_, '_>) -> Result<T, ModelError>,
-) -> Result<Loaded, ModelError> {
+    time_mix: impl Fn(&mut LayerLoader<'_, '_>) -> Result<T, ModelError>,
+) -> Result<LoadedArchitecture, ModelError> {
     let norm = NormKind::Rms(keys.rms_eps()?);
     let layers = decoder::layers(w, hp, norm, |b| {
-        let memory = memory(b)?;
+        let time_mix = time_mix(b)?;
         let ffn = Some((b.norm("ffn_norm")?, b.gated(Glu::Silu)?));
-        Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![Box::new(memory)], ffn })
+        Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![Box::new(time_mix)], ffn })
     })?;
-    Ok(Hybrid::new(w, hp, norm, layers)?.loaded(hp))
+    Ok(Hybrid::new(w, hp, norm, layers)?.into_architecture(hp))
 }
 
-/// A block of a memory and of what is in a feed-forward part's place.
+/// Block of a time mix and a channel mix.
 pub fn block(
-    b: &mut Block<'_, '_>,
+    b: &mut LayerLoader<'_, '_>,
     time: impl Mixer + 'static,
     channel: impl Mixer + 'static,
 ) -> Result<[HybridLayer; 2], ModelError> {
@@ -67,25 +68,25 @@ pub fn block(
     ])
 }
 
-/// The state that has the row before the next one; `part` is the norm of the rows.
-pub fn shift(b: &mut Block<'_, '_>, part: &str) -> Result<ConvSpec, ModelError> {
+/// Token shift: a state that holds the previous row; `part` is the norm of the rows.
+pub fn token_shift(b: &mut LayerLoader<'_, '_>, part: &str) -> Result<ConvSpec, ModelError> {
     let state = b.state(part, 1, b.hp.n_embd)?;
     Ok(ConvSpec { state, taps: 2, stride: 1, w: None, bias: None, silu: false })
 }
 
-/// By how much the token before differs.
-pub fn difference(g: &mut Graph, spec: ConvSpec, x: ValueId) -> ValueId {
+/// Previous row minus the current one.
+pub fn token_difference(g: &mut Graph, spec: ConvSpec, x: ValueId) -> ValueId {
     let before = g.recur("token_shift", Recurrence::Conv { x, spec });
     let negative = g.scale("token_negative", x, -1.0);
     g.add("token_difference", negative, before)
 }
 
-/// A vector of the file, for every token.
+/// Vector of the file, broadcast to all rows.
 pub fn vector(g: &mut Graph, w: WeightId, cols: usize) -> ValueId {
     g.embed("vector", w, cols, Index::Fixed(0))
 }
 
-/// `x + by · difference`.
+/// Linear interpolation: `x + by · difference`.
 pub fn lerp(
     g: &mut Graph,
     name: &'static str,
@@ -107,7 +108,7 @@ pub struct LowRankProjection {
 impl LowRankProjection {
     /// Loads the two matrices of the given rank and the bias.
     pub fn load(
-        b: &mut Block<'_, '_>,
+        b: &mut LayerLoader<'_, '_>,
         [down, up]: [&str; 2],
         rank: usize,
         kind: Option<Activation>,
@@ -121,8 +122,8 @@ impl LowRankProjection {
 
     /// Projects `x`.
     pub fn apply(&self, g: &mut Graph, name: &'static str, x: ValueId) -> ValueId {
-        let thin = g.linear("thin", &self.down, x);
-        let thin = self.kind.map_or(thin, |kind| g.activate("thin_act", kind, thin));
-        g.linear(name, &self.up, thin)
+        let low_rank = g.linear("thin", &self.down, x);
+        let low_rank = self.kind.map_or(low_rank, |kind| g.activate("thin_act", kind, low_rank));
+        g.linear(name, &self.up, low_rank)
     }
 }

@@ -1,4 +1,4 @@
-//! Tokens of a block mixed with those before them, around a part of a layer.
+//! Dynamic convolutions over the tokens of a block, before and after a part of a layer (DFlash 2).
 
 use puna_graph::{Graph, Linear, ValueId, WeightId};
 
@@ -6,34 +6,35 @@ use crate::error::ModelError;
 use crate::hparams::Keys;
 use crate::weights::Weights;
 
-/// More taps than any model has, to bound what a file can ask for.
-const MOST_TAPS: usize = 256;
+/// Largest accepted number of taps, against hostile files.
+const MAX_TAPS: usize = 256;
 
-/// How far back it goes.
+/// Sizes of the convolution.
 #[derive(Debug, Clone, Copy)]
-pub struct Mixing {
+pub struct TokenMixingSizes {
     taps: usize,
-    /// Groups of features that share what a token makes of a tap.
+    /// Groups of features that share a dynamic tap.
     groups: usize,
 }
 
-/// The convolutions before and behind a part of a layer: for each feature a constant and what the token makes of it.
-pub struct Neighbours {
-    /// `[features, taps]`, before and behind.
-    constant: [WeightId; 2],
-    /// To the token's taps of both.
-    own: Linear,
-    mixing: Mixing,
+/// Convolutions before and after a part of a layer. Each tap is a constant per feature plus a
+/// dynamic part per token and group.
+pub struct TokenMixingConv {
+    /// `[features, taps]`: constant taps of both convolutions.
+    base: [WeightId; 2],
+    /// Projection to the dynamic taps of both convolutions.
+    dynamic: Linear,
+    mixing: TokenMixingSizes,
 }
 
-impl Mixing {
-    /// By the file's keys.
+impl TokenMixingSizes {
+    /// Reads `conv_kernel_size` and `conv_group_size`.
     pub fn read(keys: &Keys<'_>, n_embd: usize) -> Result<Self, ModelError> {
         let (taps, group) = (keys.count("conv_kernel_size")?, keys.count("conv_group_size")?);
         let wrong = |key: &str, value: usize, reason| {
             Err(ModelError::KeyValue { key: keys.name(key), value: value.to_string(), reason })
         };
-        if taps > MOST_TAPS {
+        if taps > MAX_TAPS {
             return wrong("conv_kernel_size", taps, "must be at most 256");
         }
         if !n_embd.is_multiple_of(group) {
@@ -43,37 +44,38 @@ impl Mixing {
     }
 }
 
-impl Neighbours {
-    /// `NAME_conv_base` and `NAME_conv_proj`.
+impl TokenMixingConv {
+    /// Loads `NAME_conv_base` and `NAME_conv_proj`.
     pub fn load(
         w: &mut Weights<'_>,
         name: &str,
         n_embd: usize,
-        mixing: Mixing,
+        mixing: TokenMixingSizes,
     ) -> Result<Self, ModelError> {
-        let constant = w.parts(&format!("{name}_conv_base"), &[n_embd, mixing.taps, 2])?;
-        let own =
+        let base = w.split_stack(&format!("{name}_conv_base"), &[n_embd, mixing.taps, 2])?;
+        let dynamic =
             w.linear(&format!("{name}_conv_proj"), n_embd, 2 * mixing.taps * mixing.groups)?;
-        Ok(Self { constant: [constant[0], constant[1]], own, mixing })
+        Ok(Self { base: [base[0], base[1]], dynamic, mixing })
     }
 
-    fn forward(&self, g: &mut Graph, x: ValueId, own: ValueId, side: usize) -> ValueId {
-        let Mixing { taps, groups } = self.mixing;
-        let own = g.slice(own, side * taps * groups, taps * groups);
-        g.dynamic_conv("conv_out", x, own, (self.constant[side], taps))
+    fn forward(&self, g: &mut Graph, x: ValueId, dynamic: ValueId, side: usize) -> ValueId {
+        let TokenMixingSizes { taps, groups } = self.mixing;
+        let dynamic = g.slice(dynamic, side * taps * groups, taps * groups);
+        g.dynamic_conv("conv_out", x, dynamic, (self.base[side], taps))
     }
 }
 
-/// A part of a layer that reads `h`, with neighbours mixed before and behind it where there is such: both by what `h` makes of the taps.
-pub fn around(
+/// Output of a part of a layer for `h`, with the convolutions before and after it, if any. `h`
+/// determines the dynamic taps of both.
+pub fn apply_around(
     g: &mut Graph,
-    mix: Option<&Neighbours>,
+    conv: Option<&TokenMixingConv>,
     h: ValueId,
     part: impl FnOnce(&mut Graph, ValueId) -> ValueId,
 ) -> ValueId {
-    let Some(mix) = mix else { return part(g, h) };
-    let own = g.linear("conv_taps", &mix.own, h);
-    let h = mix.forward(g, h, own, 0);
+    let Some(conv) = conv else { return part(g, h) };
+    let dynamic = g.linear("conv_taps", &conv.dynamic, h);
+    let h = conv.forward(g, h, dynamic, 0);
     let y = part(g, h);
-    mix.forward(g, y, own, 1)
+    conv.forward(g, y, dynamic, 1)
 }

@@ -1,4 +1,4 @@
-//! Weights by name: every tensor is asked for with the shape that the keys imply.
+//! Weights by name: every tensor is looked up with the shape that the keys imply.
 
 use std::sync::Arc;
 
@@ -9,57 +9,59 @@ use puna_quant::TensorType;
 use crate::error::ModelError;
 use crate::rope::RopeKeys;
 
-/// A window of the file's mapping.
-pub(crate) struct Mapped(pub SharedBytes);
+/// Range of the file's mapping.
+pub(crate) struct MappedBytes(pub SharedBytes);
 
-impl Bytes for Mapped {
+impl Bytes for MappedBytes {
     fn bytes(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// Rows of a tensor that a weight is made of, for what changes the tensor: `rows` from `first` on of every `each`, one matrix after the
-/// other.
+/// Rows of a tensor that form a weight, so that an update of the tensor can be applied to the
+/// weight: rows `first..first + rows` of every `each` rows.
 #[derive(Debug, Clone)]
-pub(crate) struct Cut {
-    /// The tensor.
+pub(crate) struct WeightSlice {
+    /// Name of the tensor.
     pub of: String,
-    /// What is made of it.
+    /// Weight that consists of these rows.
     pub weight: WeightId,
     pub first: usize,
     pub rows: usize,
     pub each: usize,
-    /// Whether rows and columns of each matrix have changed places.
-    pub is_turned: bool,
-    /// Columns of a head behind those that are multiplied, which its product hands on.
-    pub rest: usize,
+    /// Whether each matrix is transposed.
+    pub is_transposed: bool,
+    /// Columns of a head after the multiplied ones, which the product copies unchanged.
+    pub passthrough: usize,
 }
 
-/// Collects the tensors and rotary tables that an architecture uses.
+/// Collects the tensors, rotary tables and states that an architecture uses.
 pub struct Weights<'a> {
     view: &'a View,
-    /// The file's first one: those before it are another file's, whose names are its own.
+    /// Index of the file's first tensor; those before it belong to another file, whose names are
+    /// independent.
     first: usize,
     pub(crate) tensors: Vec<Weight>,
-    /// Of what several of them are made.
-    pub(crate) cuts: Vec<Cut>,
+    /// Weights that consist of parts of a tensor.
+    pub(crate) slices: Vec<WeightSlice>,
     pub(crate) ropes: Vec<Rope>,
-    /// Values of each recurrent state of a sequence.
+    /// Number of values of each recurrent state of a sequence.
     pub(crate) states: Vec<usize>,
 }
 
-/// Values of a recurrent state at most: 1 GiB.
-const STATE_VALUES: usize = 1 << 28;
+/// Largest accepted number of values of a recurrent state: 1 GiB of f32.
+const MAX_STATE_VALUES: usize = 1 << 28;
 
 impl<'a> Weights<'a> {
     /// Weights of a file.
     pub fn new(view: &'a View) -> Self {
-        Self::behind(view, Vec::new(), Vec::new())
+        Self::after(view, Vec::new(), Vec::new())
     }
 
-    /// The same behind the tensors and rotary tables of another file, for graphs that use both.
-    pub(crate) fn behind(view: &'a View, tensors: Vec<Weight>, ropes: Vec<Rope>) -> Self {
-        Self { view, first: tensors.len(), tensors, cuts: Vec::new(), ropes, states: Vec::new() }
+    /// Weights of a file after the tensors and rotary tables of another one, for graphs that use
+    /// both.
+    pub(crate) fn after(view: &'a View, tensors: Vec<Weight>, ropes: Vec<Rope>) -> Self {
+        Self { view, first: tensors.len(), tensors, slices: Vec::new(), ropes, states: Vec::new() }
     }
 
     /// Whether the file has a tensor.
@@ -67,29 +69,29 @@ impl<'a> Weights<'a> {
         self.view.tensor(name).is_some()
     }
 
-    /// Rows of a matrix of the file.
+    /// Rows of a matrix in the file.
     pub fn rows(&self, name: &str) -> Option<usize> {
         self.view.tensor(name).and_then(|tensor| tensor.shape.get(1).map(|&rows| rows as usize))
     }
 
-    /// Columns of a matrix of the file.
+    /// Columns of a matrix in the file.
     pub fn columns(&self, name: &str) -> Option<usize> {
         self.view
             .tensor(name)
             .and_then(|tensor| tensor.shape.first().map(|&columns| columns as usize))
     }
 
-    /// A tensor of this shape (fastest dimension first) that may be absent.
+    /// Optional tensor of this shape, fastest dimension first.
     pub fn opt(&mut self, name: &str, shape: &[usize]) -> Result<Option<WeightId>, ModelError> {
         let Some(tensor) = self.checked(name, shape)? else { return Ok(None) };
         if let Some(at) = self.tensors[self.first..].iter().position(|t| t.name == name) {
             return Ok(Some(WeightId((self.first + at) as u32)));
         }
-        let data = Arc::new(Mapped(tensor.shared()));
+        let data = Arc::new(MappedBytes(tensor.shared()));
         Ok(Some(self.add(Weight { name: name.into(), ty: tensor.ty, shape: shape.to_vec(), data })))
     }
 
-    /// Numbers that the file does not hold, of this shape.
+    /// Constant tensor of this shape, which is not in the file.
     pub fn constant(&mut self, name: &str, shape: &[usize], numbers: &[f32]) -> WeightId {
         assert_eq!(shape.iter().product::<usize>(), numbers.len());
         let data: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -101,7 +103,7 @@ impl<'a> Weights<'a> {
         })
     }
 
-    /// A list that the file does not hold.
+    /// Constant list of indices, which is not in the file.
     pub fn list(&mut self, name: &str, entries: &[u32]) -> WeightId {
         let data: Vec<u8> = entries.iter().flat_map(|x| x.to_le_bytes()).collect();
         let (ty, shape) = (TensorType::I32, vec![entries.len()]);
@@ -113,7 +115,7 @@ impl<'a> Weights<'a> {
         WeightId(self.tensors.len() as u32 - 1)
     }
 
-    /// A tensor of this shape and of a type that holds weights, which may be absent.
+    /// Optional tensor, checked for shape and for a type that holds weights.
     fn checked(&self, name: &str, shape: &[usize]) -> Result<Option<TensorView<'a>>, ModelError> {
         let Some(tensor) = self.view.tensor(name) else { return Ok(None) };
         let found: Vec<usize> = tensor.shape.iter().map(|&n| n as usize).collect();
@@ -136,13 +138,13 @@ impl<'a> Weights<'a> {
         Ok(Some(tensor))
     }
 
-    /// A tensor of this shape.
+    /// Mandatory tensor of this shape.
     pub fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<WeightId, ModelError> {
         self.opt(name, shape)?.ok_or_else(|| ModelError::MissingTensor { name: name.into() })
     }
 
-    /// Refuses that the key of a tensor's width is absent or zero.
-    pub fn needs_width(&self, key: &str, width: usize, name: &str) -> Result<(), ModelError> {
+    /// Checks that the key of a tensor's width is present and positive.
+    pub fn require_width(&self, key: &str, width: usize, name: &str) -> Result<(), ModelError> {
         if width > 0 {
             return Ok(());
         }
@@ -151,12 +153,13 @@ impl<'a> Weights<'a> {
         Err(ModelError::KeyValue { key, value, reason: "its width is needed" })
     }
 
-    /// Matrices of heads, `NAME [input, output, heads]`, whose products hand on `rest` columns of each head.
-    pub fn of_heads(
+    /// Matrices per head, `NAME [input, output, heads]`; their products copy `passthrough` further
+    /// columns of each head.
+    pub fn per_head(
         &mut self,
         name: &str,
         shape: &[usize; 3],
-        rest: usize,
+        passthrough: usize,
     ) -> Result<WeightId, ModelError> {
         let scale = name.replace(".weight", ".scale");
         if self.has(&scale) {
@@ -164,65 +167,81 @@ impl<'a> Weights<'a> {
             return Err(ModelError::Unsupported { what: format!("`{scale}`"), reason });
         }
         let weight = self.tensor(name, shape)?;
-        self.cut(name, weight, shape[1], rest);
+        self.record_slice(name, weight, shape[1], passthrough);
         Ok(weight)
     }
 
-    /// The same where a file has all their rows in one matrix, `[input, output · heads]`.
-    pub fn heads_in_rows(
+    /// [`Self::per_head`], also from a single matrix `[input, output · heads]`.
+    pub fn per_head_or_stacked(
         &mut self,
         name: &str,
         shape: &[usize; 3],
     ) -> Result<WeightId, ModelError> {
         let &[input, output, heads] = shape;
         if self.rows(name).is_none_or(|rows| rows == output) {
-            return self.of_heads(name, shape, 0);
+            return self.per_head(name, shape, 0);
         }
         let missing = || ModelError::MissingTensor { name: name.into() };
         let tensor = self.checked(name, &[input, output * heads])?.ok_or_else(missing)?;
-        let data = Arc::new(Mapped(tensor.shared()));
+        let data = Arc::new(MappedBytes(tensor.shared()));
         let weight =
             self.add(Weight { name: name.into(), ty: tensor.ty, shape: shape.to_vec(), data });
-        self.cut(name, weight, output, 0);
+        self.record_slice(name, weight, output, 0);
         Ok(weight)
     }
 
-    /// Notes that a weight is all of a tensor, matrices of so many rows.
-    fn cut(&mut self, of: &str, weight: WeightId, rows: usize, rest: usize) {
-        if self.cuts.iter().any(|cut| cut.weight == weight) {
+    /// Records that a weight is a whole tensor with matrices of `rows` rows.
+    fn record_slice(&mut self, of: &str, weight: WeightId, rows: usize, passthrough: usize) {
+        if self.slices.iter().any(|slice| slice.weight == weight) {
             return;
         }
         let of = of.to_owned();
-        self.cuts.push(Cut { of, weight, first: 0, rows, each: rows, is_turned: false, rest });
+        self.slices.push(WeightSlice {
+            of,
+            weight,
+            first: 0,
+            rows,
+            each: rows,
+            is_transposed: false,
+            passthrough,
+        });
     }
 
-    /// The matrices, or rows, that a tensor of this shape is a stack of, each on its own.
-    pub fn parts(&mut self, name: &str, stack: &[usize]) -> Result<Vec<WeightId>, ModelError> {
+    /// Splits a tensor of shape `stack` along its last dimension.
+    pub fn split_stack(
+        &mut self,
+        name: &str,
+        stack: &[usize],
+    ) -> Result<Vec<WeightId>, ModelError> {
         let missing = || ModelError::MissingTensor { name: name.into() };
         let tensor = self.checked(name, stack)?.ok_or_else(missing)?;
         let Some((&parts, shape)) = stack.split_last() else { return Ok(Vec::new()) };
         let all = tensor.shared();
         let each = all.len() / parts;
         let part = |part: usize| {
-            let data = Arc::new(Mapped(all.slice(part * each, (part + 1) * each).into_aligned()));
+            let data =
+                Arc::new(MappedBytes(all.slice(part * each, (part + 1) * each).into_aligned()));
             let name = format!("{name}[{part}]");
             self.add(Weight { name, ty: tensor.ty, shape: shape.to_vec(), data })
         };
         Ok((0..parts).map(part).collect())
     }
 
-    /// The halves of a tensor that is shown as made of them expert by expert, `[input, output, experts]` each, as they are in the file.
+    /// Gate and up halves, `[input, output, experts]` each, if the view presents two tensors of the
+    /// file as this fused tensor.
     pub fn halves(
         &mut self,
         name: &str,
         shape: [usize; 3],
     ) -> Result<Option<[WeightId; 2]>, ModelError> {
         let both = [shape[0], 2 * shape[1], shape[2]];
-        let Some(halves) = self.checked(name, &both)?.and_then(|tensor| tensor.halves()) else {
+        let Some(halves) =
+            self.checked(name, &both)?.and_then(|tensor| tensor.interleaved_sources())
+        else {
             return Ok(None);
         };
         let halves = halves.map(|half| {
-            let data = Arc::new(Mapped(self.view.gguf().shared(half)));
+            let data = Arc::new(MappedBytes(self.view.gguf().shared(half)));
             self.add(Weight {
                 name: half.name.to_string(),
                 ty: half.ty,
@@ -233,13 +252,21 @@ impl<'a> Weights<'a> {
         let (rows, each) = (shape[1], both[1]);
         for (weight, first) in halves.into_iter().zip([0, rows]) {
             let of = name.to_owned();
-            self.cuts.push(Cut { of, weight, first, rows, each, is_turned: false, rest: 0 });
+            self.slices.push(WeightSlice {
+                of,
+                weight,
+                first,
+                rows,
+                each,
+                is_transposed: false,
+                passthrough: 0,
+            });
         }
         Ok(Some(halves))
     }
 
-    /// A tensor that is made of one of the file, whose shape is given beside its name: `make` gets the data and its type.
-    pub fn made(
+    /// Tensor `name` derived from the tensor `source`; `make` gets the data and type of the source.
+    pub fn derive(
         &mut self,
         name: &str,
         shape: &[usize],
@@ -252,7 +279,7 @@ impl<'a> Weights<'a> {
         Ok(self.add(Weight { name: name.into(), ty, shape: shape.to_vec(), data }))
     }
 
-    /// A matrix `NAME.weight [input, output]` with an optional `NAME.bias`, that may be absent.
+    /// Optional matrix `NAME.weight [input, output]` with an optional `NAME.bias`.
     pub fn opt_linear(
         &mut self,
         name: &str,
@@ -267,7 +294,7 @@ impl<'a> Weights<'a> {
         Ok(Some(Linear { w, scale, bias, out: output }))
     }
 
-    /// A matrix `NAME.weight [input, output]` with an optional `NAME.bias`.
+    /// Mandatory matrix `NAME.weight [input, output]` with an optional `NAME.bias`.
     pub fn linear(
         &mut self,
         name: &str,
@@ -278,13 +305,14 @@ impl<'a> Weights<'a> {
         self.opt_linear(name, input, output)?.ok_or_else(missing)
     }
 
-    /// A norm `NAME.weight [dim]` with an optional `NAME.bias`.
+    /// Mandatory norm `NAME.weight [dim]` with an optional `NAME.bias`.
     pub fn norm(&mut self, name: &str, dim: usize, eps: f32) -> Result<Norm, ModelError> {
         let missing = || ModelError::MissingTensor { name: format!("{name}.weight") };
         self.opt_norm(name, &[dim], eps)?.ok_or_else(missing)
     }
 
-    /// A norm over the first of these dimensions that may be absent: `NAME.weight` with an optional `NAME.bias`.
+    /// Optional norm over the first dimension of `shape`: `NAME.weight` with an optional
+    /// `NAME.bias`.
     pub fn opt_norm(
         &mut self,
         name: &str,
@@ -296,8 +324,8 @@ impl<'a> Weights<'a> {
         Ok(Some(Norm { w: Some(w), b, dim: shape[0], eps }))
     }
 
-    /// The output matrix: `output.weight`, else the token table.
-    pub fn head(
+    /// Output matrix: `output.weight`, or else the token embeddings.
+    pub fn output_head(
         &mut self,
         table: WeightId,
         n_embd: usize,
@@ -309,7 +337,7 @@ impl<'a> Weights<'a> {
         })
     }
 
-    /// A tensor of this shape of 32-bit integers below `end`.
+    /// Tensor of 32-bit integers below `end`, of this shape.
     pub fn indices(
         &mut self,
         name: &str,
@@ -339,12 +367,12 @@ impl<'a> Weights<'a> {
                 reason: "there is nothing with that number",
             });
         }
-        let data = Arc::new(Mapped(tensor.shared()));
+        let data = Arc::new(MappedBytes(tensor.shared()));
         Ok(self.add(Weight { name: name.into(), ty: tensor.ty, shape: shape.to_vec(), data }))
     }
 
-    /// Tokens that the entries of a smaller vocabulary stand for, 64-bit integers below `end`, where the file has such a list.
-    pub fn tokens(&self, name: &str, end: usize) -> Result<Option<Vec<u32>>, ModelError> {
+    /// Optional list of the tokens of a smaller draft vocabulary: 64-bit integers below `end`.
+    pub fn draft_tokens(&self, name: &str, end: usize) -> Result<Option<Vec<u32>>, ModelError> {
         let Some(tensor) = self.view.tensor(name) else { return Ok(None) };
         if tensor.ty != TensorType::I64 {
             let what = format!("`{name}` of type {}", tensor.ty);
@@ -369,11 +397,12 @@ impl<'a> Weights<'a> {
         })
     }
 
-    /// The output matrix of a draft model with these tokens, or with all, if the file has one.
+    /// Optional output matrix of a draft model with the vocabulary `tokens`, or with the whole
+    /// vocabulary.
     ///
     /// # Errors
-    /// There are tokens and no matrix, or one of another height.
-    pub fn head_of(
+    /// `tokens` is present without the matrix, or the matrix has another number of rows.
+    pub fn draft_head(
         &mut self,
         tokens: Option<&[u32]>,
         n_embd: usize,
@@ -394,7 +423,7 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// Numbers of a small tensor, for constants that are needed while the graph is built.
+    /// Values of an optional small tensor, for constants in the graph.
     pub fn numbers(&self, name: &str, len: usize) -> Result<Option<Vec<f32>>, ModelError> {
         let Some(tensor) = self.view.tensor(name) else { return Ok(None) };
         let found: Vec<usize> = tensor.shape.iter().map(|&n| n as usize).collect();
@@ -407,13 +436,13 @@ impl<'a> Weights<'a> {
         Ok(Some(numbers))
     }
 
-    /// The same that must be there.
+    /// Values of a mandatory small tensor.
     pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, ModelError> {
         self.checked(name, &[len])?;
         self.numbers(name, len)?.ok_or_else(|| ModelError::MissingTensor { name: name.into() })
     }
 
-    /// What frequencies of turning are divided by, where the file has such a tensor.
+    /// Optional divisors of the rotary frequencies.
     pub fn rope_factors(&self, name: &str, len: usize) -> Result<Option<Vec<f32>>, ModelError> {
         let factors = self.numbers(name, len)?;
         match factors.iter().flatten().find(|&&factor| factor.is_nan() || factor == 0.0) {
@@ -425,14 +454,14 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// The rotary table of these keys, with each frequency divided by its factor in `rope_freqs.weight` where the file has that.
+    /// Rotary table; the optional tensor `rope_freqs.weight` divides the frequencies.
     pub fn factored_rope(&mut self, keys: &RopeKeys, kind: RopeKind) -> Result<RopeId, ModelError> {
         let factors = self.rope_factors("rope_freqs.weight", keys.dims / 2)?;
         Ok(self.rope(keys.table(kind, factors.as_deref())))
     }
 
-    /// The rotary table of these keys. Long contexts turn by other factors than short ones, where the file has them; the context that
-    /// was asked for decides.
+    /// LongRoPE table: contexts longer than the original one use the long factors, others the short
+    /// ones.
     pub fn long_rope(
         &mut self,
         keys: &RopeKeys,
@@ -444,9 +473,9 @@ impl<'a> Weights<'a> {
         Ok(self.rope(keys.table(kind, factors.as_deref())))
     }
 
-    /// Adds a recurrent state of so many rows and columns; `name` is the tensor whose shape says so.
+    /// Adds a recurrent state of `rows` × `cols` values; `name` is the tensor that has this shape.
     pub fn state(&mut self, name: &str, rows: usize, cols: usize) -> Result<usize, ModelError> {
-        let values = rows.checked_mul(cols).filter(|&values| values <= STATE_VALUES);
+        let values = rows.checked_mul(cols).filter(|&values| values <= MAX_STATE_VALUES);
         let Some(values) = values else {
             let what = format!("a recurrent state of {rows} × {cols} values, as `{name}` has it,");
             return Err(ModelError::Unsupported { what, reason: "it is larger than any model's" });
@@ -455,7 +484,7 @@ impl<'a> Weights<'a> {
         Ok(self.states.len() - 1)
     }
 
-    /// Adds a rotary table, or finds the same one.
+    /// Adds a rotary table, or returns the id of an equal one.
     pub fn rope(&mut self, rope: Rope) -> RopeId {
         let at = self.ropes.iter().position(|known| *known == rope).unwrap_or_else(|| {
             self.ropes.push(rope);

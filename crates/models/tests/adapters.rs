@@ -1,4 +1,5 @@
-//! Adapters beside a model's weights give what the model gives with the changes folded into its weights.
+//! A model with adapters gives the same results as the model with the updates merged into its
+//! weights.
 
 use crate::kit;
 
@@ -11,7 +12,8 @@ use puna_graph::AdapterScales;
 use puna_models::{Adapter, AdapterError, LoadOptions, Model, ModelError};
 use puna_quant::TensorType;
 
-/// Entries that are computed at every level, with mixtures, fused projections, heads of their own and none, and packed weights.
+/// Entries that run at every kernel level: with experts, fused projections, separate heads, shared
+/// keys and values, and quantized weights.
 const ENTRIES: [&str; 13] = [
     "llama",
     "llama-moe",
@@ -34,7 +36,7 @@ struct Matrix {
     data: Vec<f32>,
 }
 
-/// Numbers that look random, about as large as `size`, as a tensor of this type has them.
+/// Pseudo-random numbers of about this size, rounded to a tensor of type `ty`.
 fn numbers(seed: u64, shape: &[u64], size: f32, ty: TensorType) -> (Vec<u8>, Matrix) {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -52,12 +54,12 @@ fn numbers(seed: u64, shape: &[u64], size: f32, ty: TensorType) -> (Vec<u8>, Mat
     (bytes, Matrix { shape: shape.to_vec(), data })
 }
 
-/// Whether rows of the tensor are those of tokens.
+/// Whether the rows of the tensor belong to tokens.
 fn is_table(name: &str) -> bool {
     name.ends_with("token_embd.weight")
 }
 
-/// A change of one tensor: `lora_a`, `lora_b`.
+/// Update of a tensor: `lora_a`, `lora_b`.
 struct Pair {
     of: String,
     ty: TensorType,
@@ -65,7 +67,7 @@ struct Pair {
     scale: f32,
 }
 
-/// What is stored in several dimensions and is no matrix.
+/// Tensors with several dimensions that are not matrices.
 const NO_MATRICES: [&str; 13] = [
     "altup_",
     "attn_compressor_ape",
@@ -82,8 +84,8 @@ const NO_MATRICES: [&str; 13] = [
     "vis_",
 ];
 
-/// Matrices that are in files and that nothing is multiplied with (layers read what others made), stacks that are taken apart, and the table
-/// of n-grams, of which a token reads several rows.
+/// Matrices in files that the graph does not multiply with (layers that read other layers' keys),
+/// stacks that are split, and the n-gram table, of which a token reads several rows.
 const UNUSED: [&str; 18] = [
     "arwkv7 blk.0.time_mix_v1.weight",
     "arwkv7 blk.0.time_mix_v2.weight",
@@ -105,7 +107,7 @@ const UNUSED: [&str; 18] = [
     "rwkv7 blk.0.time_mix_v2.weight",
 ];
 
-/// Changes of all of a file's matrices: every `step`-th, from `first` on.
+/// Updates of every `step`-th matrix of a file, starting at `first`.
 fn pairs(base: &View, steps: (usize, usize), alpha: Option<f32>) -> Vec<Pair> {
     let is_matrix =
         |name: &str| name.ends_with(".weight") && !NO_MATRICES.iter().any(|no| name.contains(no));
@@ -117,14 +119,14 @@ fn pairs(base: &View, steps: (usize, usize), alpha: Option<f32>) -> Vec<Pair> {
     pairs_of(all, steps, alpha)
 }
 
-/// Changes in these types of every `step`-th tensor, from `first` on.
+/// Updates of every `step`-th tensor in these types, starting at `first`.
 fn pairs_of<'a>(
     all: impl Iterator<Item = (TensorView<'a>, TensorType)>,
     (first, step): (usize, usize),
     alpha: Option<f32>,
 ) -> Vec<Pair> {
     let pair = |(i, (tensor, ty)): (usize, (TensorView<'_>, TensorType))| {
-        // Blocks of a packed type are rows of `lora_b`.
+        // The rows of `lora_b` are blocks of a quantized type.
         let rank = if ty == TensorType::Q8_0 { 32 } else { 1 + i as u64 % 5 };
         let (input, output) = (tensor.shape[0], tensor.shape[1]);
         let mut shapes = match is_table(tensor.name) {
@@ -158,7 +160,8 @@ fn adapter(name: &str, base: &View, pairs: &[Pair], alpha: Option<f32>) -> Adapt
     Adapter::new(name, Arc::new(Gguf::from_bytes(bytes).unwrap()))
 }
 
-/// `w += scale · b · a`, of each expert; for a matrix whose product is multiplied by `factor`, which is not for the change.
+/// Adds `scale · b · a` to each expert of `w`. The product with `w` is multiplied by `factor`, the
+/// update is not.
 fn fold(w: &mut Matrix, pair: &Pair, factor: f32) {
     let [(_, a), (_, b)] = &pair.halves;
     let (input, output) = (w.shape[0] as usize, w.shape[1] as usize);
@@ -177,7 +180,7 @@ fn fold(w: &mut Matrix, pair: &Pair, factor: f32) {
     }
 }
 
-/// The model with all changes in its weights.
+/// The model with all updates merged into its weights.
 fn folded(base: &View, pairs: &[&Pair], path: &Path) {
     let mut writer = Writer::with_metadata(base.metadata().clone());
     let mut data = Vec::new();
@@ -201,7 +204,7 @@ fn folded(base: &View, pairs: &[&Pair], path: &Path) {
     std::fs::write(path, writer.to_vec(data.iter().map(|d| &d[..])).unwrap()).unwrap();
 }
 
-/// Largest distance and its root mean square, in standard deviations of the entry's results.
+/// Largest distance and root mean square distance, in standard deviations of the entry's results.
 fn distance(entry: &Entry, got: &[Vec<f32>], want: &[Vec<f32>]) -> (f64, f64) {
     let std = entry.number("logits_std").or(entry.number("embeddings_std")).unwrap();
     assert_eq!(got.len(), want.len());
@@ -214,10 +217,10 @@ fn distance(entry: &Entry, got: &[Vec<f32>], want: &[Vec<f32>]) -> (f64, f64) {
 }
 
 #[test]
-fn an_adapted_model_answers_as_the_one_with_the_changes_folded_in() {
+fn an_adapted_model_equals_the_model_with_merged_updates() {
     let dir = tempfile::tempdir().unwrap();
     let mut failures = Vec::new();
-    // Adapters have matrices of BF16, for which some levels round activations.
+    // Adapters have BF16 matrices, for which some levels round activations.
     let of_bf16 = Entry::load("qwen3-bf16");
     for name in ENTRIES {
         let plain = Entry::load(name);
@@ -259,14 +262,14 @@ fn an_adapted_model_answers_as_the_one_with_the_changes_folded_in() {
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
 }
 
-/// Every matrix of every architecture can change, whatever it is multiplied with.
+/// Every matrix of every architecture can have an update.
 #[test]
-fn all_matrices_of_all_architectures_can_change() {
+fn every_matrix_of_every_architecture_can_be_adapted() {
     let dir = tempfile::tempdir().unwrap();
     let (mut failures, mut unused) = (Vec::new(), Vec::new());
     let file = kit::zoo().join("../compat/full-gemma4-moe.gguf");
     let apart = Entry { file, ..Entry::load("gemma4-moe") };
-    // One after the other: their files have one name.
+    // Sequentially, because their files have the same name.
     let older = [("deepseek2-lite", 4), ("deepseek3", 2)].into_iter();
     let older = older.map(|(name, heads)| older_latent(name, heads));
     let entries = Entry::chosen().into_iter().filter(|entry| !ENTRIES.contains(&&*entry.name));
@@ -276,7 +279,8 @@ fn all_matrices_of_all_architectures_can_change() {
         let mut changes = pairs(&base, (0, 1), Some(0.5));
         let adapters = loop {
             let adapters = vec![adapter("all", &base, &changes, Some(0.5))];
-            let Err(error) = Model::load_adapted(&base, &adapters, LoadOptions::default()) else {
+            let Err(error) = Model::load_with_adapters(&base, &adapters, LoadOptions::default())
+            else {
                 break adapters;
             };
             let ModelError::Adapter { error, .. } = &error else { panic!("{name}: {error}") };
@@ -291,7 +295,7 @@ fn all_matrices_of_all_architectures_can_change() {
         let got = feed(&Entry { adapters, ..plain }, "portable", "whole");
         let (worst, _) = distance(&Entry::load(&name), &got, &want);
         let limit = Entry::load(&name).number("tolerance").unwrap();
-        // What is several times as large is as much less exact.
+        // The error grows with the size of the update.
         if worst > limit * (1.0 + changed) || changed < 0.1 {
             failures.push(format!("{name}: {worst:.1e} of {changed:.1e} (limit {limit:.0e})"));
         }
@@ -303,9 +307,10 @@ fn all_matrices_of_all_architectures_can_change() {
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
 }
 
-/// Logits of llama.cpp, which had a context of its own for each mix, for sequences that share their steps here.
+/// Sequences with different adapter scales share steps; the reference logits come from llama.cpp
+/// with a context per mix.
 #[test]
-fn adapters_in_several_mixes_give_what_llama_cpp_gives_with_them() {
+fn mixes_of_adapters_match_llama_cpp() {
     for name in ["llama", "gemma4-moe", "gpt-oss", "nemotron-h-moe", "rwkv7", "bert-mean"] {
         let text =
             std::fs::read_to_string(kit::zoo().join(format!("../adapters/{name}.json"))).unwrap();
@@ -349,7 +354,7 @@ fn adapters_in_several_mixes_give_what_llama_cpp_gives_with_them() {
     }
 }
 
-/// Why a file with these keys and tensors is no adapter for an entry's model.
+/// Error of an adapter with these keys and tensors for an entry's model.
 fn refusal(keys: &[(&str, Value)], tensors: &[(&str, &[u64])]) -> AdapterError {
     let mut writer = Writer::new();
     writer.set("general.architecture", "llama").set("general.type", "adapter");
@@ -365,7 +370,7 @@ fn refusal(keys: &[(&str, Value)], tensors: &[(&str, &[u64])]) -> AdapterError {
     let bytes = writer.to_vec(data.iter().map(|d| &d[..])).unwrap();
     let bad = Adapter::new("bad", Arc::new(Gguf::from_bytes(bytes).unwrap()));
     let base = View::new(Arc::new(Gguf::open(&Entry::load("llama").file).unwrap())).unwrap();
-    match Model::load_adapted(&base, &[bad], LoadOptions::default()).map(|_| ()) {
+    match Model::load_with_adapters(&base, &[bad], LoadOptions::default()).map(|_| ()) {
         Err(ModelError::Adapter { adapter, error }) => {
             assert_eq!(adapter, "bad");
             *error
@@ -375,7 +380,7 @@ fn refusal(keys: &[(&str, Value)], tensors: &[(&str, &[u64])]) -> AdapterError {
 }
 
 #[test]
-fn an_adapter_that_changes_nothing_or_has_no_numbers_is_refused() {
+fn an_empty_or_non_finite_adapter_is_rejected() {
     let of = |tensors: &[(&str, &[u64])]| refusal(&[], tensors).to_string();
     let nothing =
         "it has no pair of tensors `NAME.lora_a` and `NAME.lora_b`, and so changes nothing";
@@ -387,7 +392,7 @@ fn an_adapter_that_changes_nothing_or_has_no_numbers_is_refused() {
         high.starts_with(&format!("`{a}` and its other half have rank 49, more than")),
         "{high}"
     );
-    // A scale of zero leaves what is no number.
+    // A scale of zero does not remove NaN.
     let bad = |at: usize, value: f32| {
         let mut writer = Writer::new();
         writer.set("general.architecture", "llama").set("general.type", "adapter");
@@ -402,7 +407,7 @@ fn an_adapter_that_changes_nothing_or_has_no_numbers_is_refused() {
         let bytes = writer.to_vec(data.iter().map(|d| &d[..])).unwrap();
         let adapter = Adapter::new("bad", Arc::new(Gguf::from_bytes(bytes).unwrap()));
         let base = View::new(Arc::new(Gguf::open(&Entry::load("llama").file).unwrap())).unwrap();
-        match Model::load_adapted(&base, &[adapter], LoadOptions::default()).map(|_| ()) {
+        match Model::load_with_adapters(&base, &[adapter], LoadOptions::default()).map(|_| ()) {
             Err(ModelError::Adapter { error, .. }) => error.to_string(),
             other => panic!("{other:?}"),
         }
@@ -419,7 +424,7 @@ fn an_adapter_that_changes_nothing_or_has_no_numbers_is_refused() {
 }
 
 #[test]
-fn an_adapter_that_does_not_fit_is_refused_with_its_name_and_what_is_wrong() {
+fn a_mismatched_adapter_is_rejected_with_its_name_and_the_reason() {
     let keys = |key, value: Value| refusal(&[(key, value)], &[]).to_string();
     assert_eq!(
         keys("general.type", "model".into()),
@@ -440,7 +445,7 @@ fn an_adapter_that_does_not_fit_is_refused_with_its_name_and_what_is_wrong() {
     let of = |tensors: &[(&str, &[u64])]| refusal(&[], tensors).to_string();
     let q = |end: &str| format!("blk.0.attn_q.weight.lora_{end}");
     let (a, b) = (&*q("a"), &*q("b"));
-    // The model's is 48 × 48.
+    // The matrix of the model is 48 × 48.
     assert_eq!(of(&[(a, &[48, 2])]), format!("tensor `{a}` has no `{b}` beside it"));
     assert_eq!(of(&[(b, &[2, 48])]), format!("tensor `{b}` has no `{a}` beside it"));
     assert_eq!(
@@ -469,7 +474,7 @@ fn an_adapter_that_does_not_fit_is_refused_with_its_name_and_what_is_wrong() {
     );
 }
 
-/// What each of some sequences with these adapter_scales gives for an entry's tokens, all in the same steps, of seven tokens each.
+/// Results of sequences with these adapter scales, all in the same steps of seven tokens each.
 fn together(entry: &Entry, level: &str, adapter_scales: &[AdapterScales]) -> Vec<Vec<Vec<f32>>> {
     let mut runner = Runner::new(entry, level);
     runner.adapter_scales = adapter_scales.to_vec();
@@ -489,7 +494,7 @@ fn together(entry: &Entry, level: &str, adapter_scales: &[AdapterScales]) -> Vec
 }
 
 #[test]
-fn sequences_of_one_step_have_their_own_doses() {
+fn sequences_of_one_step_have_their_own_adapter_scales() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["llama", "llama-moe", "llama-tied-bias", "gpt-oss", "bert-mean"] {
         let plain = Entry::load(name);
@@ -529,7 +534,7 @@ fn sequences_of_one_step_have_their_own_doses() {
     }
 }
 
-/// A control vector of these directions.
+/// Control vector with these directions.
 fn control_vector(directions: &[(&str, TensorType, &[u64])], size: f32) -> Adapter {
     let mut writer = Writer::new();
     writer.set("general.architecture", "controlvector").set("controlvector.model_hint", "whatever");
@@ -543,7 +548,7 @@ fn control_vector(directions: &[(&str, TensorType, &[u64])], size: f32) -> Adapt
 }
 
 #[test]
-fn a_control_vector_adds_to_what_a_layer_hands_on_as_a_bias_of_its_last_product_would() {
+fn a_control_vector_equals_a_bias_of_the_last_product_of_a_layer() {
     let factor = -0.5;
     for name in ["llama", "qwen3-bf16", "phi3"] {
         let plain = Entry::load(name);
@@ -581,12 +586,12 @@ fn a_control_vector_adds_to_what_a_layer_hands_on_as_a_bias_of_its_last_product_
 }
 
 #[test]
-fn a_control_vector_that_does_not_fit_is_refused_with_what_is_wrong() {
+fn a_mismatched_control_vector_is_rejected_with_the_reason() {
     let of = |name: &str, ty: TensorType, shape: &[u64]| {
         let base = View::new(Arc::new(Gguf::open(&Entry::load("llama").file).unwrap())).unwrap();
         let directions = if name.is_empty() { vec![] } else { vec![(name, ty, shape)] };
         let vector = control_vector(&directions, 1.0);
-        match Model::load_adapted(&base, &[vector], LoadOptions::default()).map(|_| ()) {
+        match Model::load_with_adapters(&base, &[vector], LoadOptions::default()).map(|_| ()) {
             Err(ModelError::Adapter { error, .. }) => error.to_string(),
             other => panic!("{other:?}"),
         }
@@ -610,8 +615,9 @@ fn a_control_vector_that_does_not_fit_is_refused_with_what_is_wrong() {
     let bytes = writer.to_vec([&f32::NAN.to_le_bytes().repeat(48)[..]]).unwrap();
     let vector = Adapter::new("bad", Arc::new(Gguf::from_bytes(bytes).unwrap()));
     let base = View::new(Arc::new(Gguf::open(&Entry::load("llama").file).unwrap())).unwrap();
-    let error =
-        Model::load_adapted(&base, &[vector], LoadOptions::default()).map(|_| ()).unwrap_err();
+    let error = Model::load_with_adapters(&base, &[vector], LoadOptions::default())
+        .map(|_| ())
+        .unwrap_err();
     assert!(
         error.to_string().contains("the data of tensor `direction.1` cannot be used"),
         "{error}"

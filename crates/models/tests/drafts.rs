@@ -1,28 +1,30 @@
-//! Draft models that guess with parts of their model: their guesses are the reference's, and what does not fit is refused.
+//! Chain draft models: their draft tokens match the reference, and companions of other models are
+//! rejected.
 
 use std::sync::Arc;
 
 use crate::kit::pair::{Pair, changed, draft, reference, refused, tokens_of, worst_of};
 use puna_gguf::{Gguf, View, Writer};
 use puna_graph::{Backend, Segment, StepInput};
-use puna_models::{Guesses, LoadOptions, Model, ModelError, Seen, Want};
+use puna_models::{DraftCache, DraftMethod, LoadOptions, Model, ModelError, StepKind};
 
-/// A model with its draft model, and the state that came with each sequence's newest computed token.
+/// A target with its draft model, and the state of each sequence's latest computed token.
 struct Chain {
     pair: Pair,
     states: [Vec<f32>; 2],
 }
 
 impl Chain {
-    /// Features of a state, and whether guesses see keys and values of the draft model.
+    /// Dimensions of a state, and whether the draft model has a cache of its own.
     fn chain(&self) -> (usize, bool) {
-        match self.pair.model.guesses().unwrap() {
-            Guesses::Chain { state, sees } => (*state, *sees == Seen::Own),
-            Guesses::Block(_) => panic!("it guesses token by token"),
+        match self.pair.model.draft_method().unwrap() {
+            DraftMethod::Chain { state_dim, cache } => (*state_dim, *cache == DraftCache::Own),
+            DraftMethod::Block(_) => panic!("it guesses token by token"),
         }
     }
 
-    /// Computes tokens of a sequence behind so many others; the state of the last is what guesses go on from.
+    /// Computes tokens of a sequence behind `past` others; drafting starts from the state of the
+    /// last one.
     fn feed(&mut self, sequence: usize, past: usize, tokens: &[u32]) {
         let (width, sees_own) = self.chain();
         let input = self.pair.compute(sequence, past, tokens);
@@ -35,11 +37,12 @@ impl Chain {
             let given = [&before[..], &states[..states.len() - width]].concat();
             let segments = vec![Segment { encoded: 1, ..input.segments[0].clone() }];
             let input = StepInput { given, segments, outputs: Vec::new(), ..input };
-            self.pair.run(Want::Follow, &input);
+            self.pair.run(StepKind::DraftPrefill, &input);
         }
     }
 
-    /// One step of guesses for sequences of so many computed tokens, the `nth` of each: the logits of each.
+    /// One draft step for sequences with these numbers of computed tokens, the `nth` of each;
+    /// returns the logits.
     fn guess(&mut self, asked: &[(usize, usize, u32)], nth: usize) -> Vec<Vec<f32>> {
         let (width, sees_own) = self.chain();
         let mut input = StepInput::default();
@@ -51,7 +54,7 @@ impl Chain {
             input.segments.push(Segment { encoded, ..Pair::segment(sequence, row, place, 1) });
             input.outputs.push(row as u32);
         }
-        let logits = self.pair.run(Want::Guess, &input);
+        let logits = self.pair.run(StepKind::Draft, &input);
         for ((sequence, ..), state) in
             asked.iter().zip(self.pair.backend.extra_output(0).chunks_exact(width))
         {
@@ -61,7 +64,7 @@ impl Chain {
     }
 }
 
-/// The largest difference of guesses' logits from the reference's, over their standard deviation.
+/// Largest difference of the draft logits from the reference, divided by their standard deviation.
 fn worst(name: &str, level: &str) -> f64 {
     let (json, model) = reference(name);
     let mut chain =
@@ -71,7 +74,7 @@ fn worst(name: &str, level: &str) -> f64 {
     let mut worst = 0.0f64;
     for check in json["checks"].as_array().unwrap() {
         let computed = check["tokens"].as_u64().unwrap() as usize - 1;
-        // In two steps, and beside a sequence of another length.
+        // In two steps, and in a batch with a sequence of another length.
         let half = computed / 2;
         if half > 0 {
             chain.feed(0, 0, &tokens[..half]);
@@ -88,12 +91,12 @@ fn worst(name: &str, level: &str) -> f64 {
 }
 
 #[test]
-fn guesses_are_the_references_at_every_level() {
+fn chain_drafts_match_the_reference_at_every_level() {
     for name in ["gemma4-assistant", "gemma4-assistant-moe", "eagle3", "eagle3-shared"] {
         for level in puna_cpu::kernels::levels().iter().map(|level| level.name) {
             let worst = worst(name, level);
             eprintln!("{name} at {level}: {worst:.1e}");
-            // The reference's GELU is a table of half precision.
+            // GELU is a half-precision table in the reference.
             let limit = if level == "portable" { 2e-2 } else { 8e-2 };
             assert!(worst < limit, "{name} at {level}: {worst:.1e}");
         }
@@ -101,15 +104,15 @@ fn guesses_are_the_references_at_every_level() {
 }
 
 #[test]
-fn a_draft_model_of_another_model_is_refused_with_the_numbers() {
+fn a_draft_model_of_another_target_is_rejected_with_numbers() {
     let own = draft("gemma4-assistant");
-    let said = |model: &str| match refused(model, &own) {
+    let assert_contains = |model: &str| match refused(model, &own) {
         ModelError::Companion { draft: "gemma4-assistant", difference, .. } => difference,
         other => panic!("{model}: {other}"),
     };
-    let width = said("gemma2");
+    let width = assert_contains("gemma2");
     assert!(width.contains("32 features") && width.contains("48"), "{width}");
-    let vocabulary = said("gemma3");
+    let vocabulary = assert_contains("gemma3");
     assert!(vocabulary.contains("384 entries") && vocabulary.contains("336"), "{vocabulary}");
     let key = "gemma4-assistant.attention.head_count_kv";
     let draft = changed("gemma4-assistant", &|meta| meta.set(key, 2u32), &|_| false);
@@ -122,7 +125,7 @@ fn a_draft_model_of_another_model_is_refused_with_the_numbers() {
 }
 
 #[test]
-fn what_does_not_run_alone_says_what_it_is() {
+fn a_companion_without_target_names_the_remedy() {
     let alone = |architecture: &str| {
         let mut file = Writer::new();
         file.set("general.architecture", architecture);

@@ -1,17 +1,18 @@
-//! What has no reference of its own and follows from one that there is: architectures whose graph is that of another with other
-//! constants (a file of the other under their name gives its logits), and parts whose effect is known.
+//! Models without a reference of their own. Some architectures have the graph of another with other
+//! constants: the other's file under the new name gives the same logits. Options have a known
+//! effect.
 
 use crate::kit;
 
 use std::sync::Arc;
 
-use crate::kit::{Entry, Matrix, complaint, feed, older_latent, rewritten, values};
+use crate::kit::{Entry, Matrix, feed, mismatch, older_latent, rewritten, values};
 use puna_gguf::{Gguf, Metadata, View};
 use puna_graph::{CacheLayer, Mask};
 use puna_models::{LoadOptions, Model};
 
 #[test]
-fn kin_give_the_logits_of_those_whose_graph_they_have() {
+fn related_architectures_give_the_same_logits() {
     let keep = |_: &mut Metadata| {};
     let twice = |metadata: &mut Metadata| {
         let width = metadata.u32("qwen.feed_forward_length").unwrap();
@@ -21,7 +22,7 @@ fn kin_give_the_logits_of_those_whose_graph_they_have() {
         let entry = rewritten(&Entry::load(of), name, change, &[]);
         let rows = feed(&entry, "portable", "sevens");
         std::fs::remove_file(&entry.file).unwrap();
-        assert_eq!(complaint(&entry, &rows, true), None, "{name} as {of}");
+        assert_eq!(mismatch(&entry, &rows, true), None, "{name} as {of}");
     };
     check("llama", "internlm2", &keep);
     check("llama", "xverse", &keep);
@@ -34,7 +35,7 @@ fn kin_give_the_logits_of_those_whose_graph_they_have() {
 }
 
 #[test]
-fn a_model_that_writes_codes_alone_gives_nothing_else_a_chance() {
+fn a_model_of_audio_codes_masks_all_other_tokens() {
     let plain = Entry::load("qwen3tts");
     let (n_vocab, codes) = (plain.want[0].len(), 100);
     let table = values(&Gguf::open(&plain.file).unwrap(), "token_embd.weight").unwrap();
@@ -53,14 +54,15 @@ fn a_model_that_writes_codes_alone_gives_nothing_else_a_chance() {
         }
         let want = plain.want.iter().map(|row| row[n_vocab - codes..].to_vec()).collect();
         let of_codes = Entry { want, ..Entry::load("qwen3tts") };
-        assert_eq!(complaint(&of_codes, &rows, true), None, "{how}");
+        assert_eq!(mismatch(&of_codes, &rows, true), None, "{how}");
     }
     std::fs::remove_file(&entry.file).unwrap();
 }
 
-/// As embedding models that were made of decoders ask for it; references are llama.cpp's for the file with this key.
+/// Embedding models that are decoders set this key; the references are llama.cpp's for the file
+/// with the key.
 #[test]
-fn a_decoder_whose_file_says_so_sees_the_whole_text() {
+fn a_decoder_with_causal_false_attends_bidirectionally() {
     for name in ["qwen2", "gpt2", "deepseek2-lite"] {
         let text =
             std::fs::read_to_string(kit::zoo().join(format!("../causal/{name}.json"))).unwrap();
@@ -73,7 +75,7 @@ fn a_decoder_whose_file_says_so_sees_the_whole_text() {
         let entry = Entry { file, ..Entry::new(name, json) };
         for how in ["whole", "batch"] {
             assert_eq!(
-                complaint(&entry, &feed(&entry, "portable", how), true),
+                mismatch(&entry, &feed(&entry, "portable", how), true),
                 None,
                 "{name}, {how}"
             );
@@ -88,10 +90,10 @@ fn a_decoder_whose_file_says_so_sees_the_whole_text() {
 }
 
 #[test]
-fn the_vector_of_a_text_passes_the_projections_of_its_file() {
+fn embeddings_pass_the_projections_of_the_file() {
     let plain = Entry::load("gemma-embedding");
     let n = plain.want[0].len();
-    // One doubles the columns, the other adds both halves.
+    // One matrix duplicates the columns, the other adds both halves.
     let both = |row: usize, column: usize| f32::from(u8::from(row % n == column % n));
     let wide: Vec<f32> = (0..2 * n * n).map(|i| both(i / n, i % n)).collect();
     let thin: Vec<f32> = (0..2 * n * n).map(|i| both(i / (2 * n), i % (2 * n))).collect();
@@ -107,11 +109,11 @@ fn the_vector_of_a_text_passes_the_projections_of_its_file() {
     std::fs::remove_file(&projected.file).unwrap();
     let halves: Vec<Vec<f32>> =
         rows.iter().map(|row| row.iter().map(|x| x / 2.0).collect()).collect();
-    assert_eq!(complaint(&plain, &halves, true), None);
+    assert_eq!(mismatch(&plain, &halves, true), None);
 }
 
 #[test]
-fn the_first_files_of_qwen3_next_have_queries_keys_values_and_gates_of_each_head_together() {
+fn early_qwen3_next_files_fuse_query_key_value_and_gate_of_each_head() {
     let entry = Entry::load("qwen3next");
     let file = Gguf::open(&entry.file).unwrap();
     let count = |key: &str| file.metadata().u32(&format!("qwen3next.{key}")).unwrap() as usize;
@@ -146,11 +148,11 @@ fn the_first_files_of_qwen3_next_have_queries_keys_values_and_gates_of_each_head
     let first = rewritten(&entry, "qwen3next", &|_| {}, &tensors);
     let rows = feed(&first, "portable", "sevens");
     std::fs::remove_file(&first.file).unwrap();
-    assert_eq!(complaint(&entry, &rows, true), None);
+    assert_eq!(mismatch(&entry, &rows, true), None);
 }
 
 #[test]
-fn lists_of_layers_may_have_entries_for_blocks_of_prediction() {
+fn per_layer_lists_may_have_entries_for_prediction_blocks() {
     let entry = Entry::load("nemotron-h-moe");
     let change = |metadata: &mut Metadata| {
         let name = |key: &str| format!("nemotron_h_moe.{key}");
@@ -160,7 +162,7 @@ fn lists_of_layers_may_have_entries_for_blocks_of_prediction() {
             all.push(1);
             metadata.set(&name(key), all);
         }
-        // Puzzle's files say for each layer how many experts a token uses.
+        // Files of Puzzle have a number of experts per token for each layer.
         let used = metadata.u32(&name("expert_used_count")).unwrap();
         metadata.set(&name("expert_used_count"), vec![used; blocks as usize + 1]);
         metadata.set(&name("block_count"), blocks + 1);
@@ -169,10 +171,10 @@ fn lists_of_layers_may_have_entries_for_blocks_of_prediction() {
     let with_prediction = rewritten(&entry, "nemotron_h_moe", &change, &[]);
     let rows = feed(&with_prediction, "portable", "sevens");
     std::fs::remove_file(&with_prediction.file).unwrap();
-    assert_eq!(complaint(&entry, &rows, true), None);
+    assert_eq!(mismatch(&entry, &rows, true), None);
 }
 
-/// Weight and bias of a matrix that gives the same where the norm before it has neither.
+/// Weight and bias of a matrix that gives the same result if the norm before it has neither.
 fn without_norm(file: &Gguf, name: &str, norm: &str) -> [Matrix; 2] {
     let [weight, factors, shifts] =
         [format!("{name}.weight"), format!("{norm}.weight"), format!("{norm}.bias")]
@@ -185,18 +187,19 @@ fn without_norm(file: &Gguf, name: &str, norm: &str) -> [Matrix; 2] {
     [(format!("{name}.weight"), [input, rows], weight), (format!("{name}.bias"), [rows, 1], bias)]
 }
 
-/// A matrix of heads of `dim` features, of which the first `turning` turn: halves of them side by side become neighbours.
-fn neighbours((name, shape, values): Matrix, dim: usize, turning: usize) -> Matrix {
+/// Reorders a matrix with heads of `dim` dimensions, of which the first `rotated` are rotated, from
+/// split halves to neighbouring pairs.
+fn neighbours((name, shape, values): Matrix, dim: usize, rotated: usize) -> Matrix {
     let rows = if shape[1] == 1 { shape[0] } else { shape[1] };
     let all: Vec<&[f32]> = values.chunks_exact(values.len() / rows).collect();
-    let from = |i: usize| if i < turning { i / 2 + i % 2 * (turning / 2) } else { i };
+    let from = |i: usize| if i < rotated { i / 2 + i % 2 * (rotated / 2) } else { i };
     let values =
         (0..rows).flat_map(|row| all[row - row % dim + from(row % dim)]).copied().collect();
     (name, shape, values)
 }
 
 #[test]
-fn olmo_gives_the_logits_of_a_stablelm_whose_norms_went_into_its_matrices() {
+fn olmo_gives_the_logits_of_a_stablelm_with_norms_folded_into_matrices() {
     let entry = Entry::load("stablelm");
     let file = Gguf::open(&entry.file).unwrap();
     let mut tensors = Vec::from(without_norm(&file, "output", "output_norm"));
@@ -214,20 +217,20 @@ fn olmo_gives_the_logits_of_a_stablelm_whose_norms_went_into_its_matrices() {
         let olmo = rewritten(&entry, "olmo", &change, &tensors);
         let rows = feed(&olmo, "portable", "sevens");
         std::fs::remove_file(&olmo.file).unwrap();
-        complaint(&entry, &rows, true)
+        mismatch(&entry, &rows, true)
     };
     assert_eq!(with_bound(1000.0), None);
     assert!(with_bound(0.1).is_some(), "the bound has an effect");
 }
 
 #[test]
-fn mpt_gives_the_logits_of_a_gpt2_and_of_a_bloom_whose_embeddings_are_normed() {
+fn mpt_gives_the_logits_of_a_gpt2_and_of_a_bloom_with_normed_embeddings() {
     let check = |of: &str, change: &dyn Fn(&mut Metadata), tensors: &[Matrix]| {
         let entry = Entry::load(of);
         let mpt = rewritten(&entry, "mpt", change, tensors);
         let rows = feed(&mpt, "portable", "sevens");
         std::fs::remove_file(&mpt.file).unwrap();
-        assert_eq!(complaint(&entry, &rows, true), None, "mpt as {of}");
+        assert_eq!(mismatch(&entry, &rows, true), None, "mpt as {of}");
     };
     check("gpt2", &|_| {}, &[]);
 
@@ -254,7 +257,7 @@ fn mpt_gives_the_logits_of_a_gpt2_and_of_a_bloom_whose_embeddings_are_normed() {
 }
 
 #[test]
-fn values_are_made_of_what_keys_are_made_of_where_there_is_no_matrix_for_them() {
+fn values_come_from_the_key_projection_without_a_value_matrix() {
     let entry = Entry::load("gemma4");
     let file = Gguf::open(&entry.file).unwrap();
     let key = |layer: usize| {
@@ -272,11 +275,11 @@ fn values_are_made_of_what_keys_are_made_of_where_there_is_no_matrix_for_them() 
     let name = |layer: usize| format!("blk.{layer}.attn_v.weight");
     let same = rows(&|layer| (name(layer), key(layer).0, key(layer).1));
     let absent = rows(&|layer| (name(layer), [0, 0], Vec::new()));
-    assert!(same == absent && complaint(&entry, &same, true).is_some());
+    assert!(same == absent && mismatch(&entry, &same, true).is_some());
 }
 
 #[test]
-fn layers_that_read_the_keys_of_earlier_ones_cache_nothing() {
+fn layers_that_share_keys_have_no_cache_layer() {
     let view = View::new(Arc::new(Gguf::open(&Entry::load("gemma4").file).unwrap())).unwrap();
     let model = Model::load(&view, LoadOptions::default()).unwrap();
     let layer = |dim, mask| CacheLayer {
@@ -293,12 +296,13 @@ fn layers_that_read_the_keys_of_earlier_ones_cache_nothing() {
     );
 }
 
-/// A file whose halves of experts were published apart is shown with both in one tensor; the model reads the halves.
+/// A file with separate gate and up halves of experts is presented with one fused tensor; the model
+/// reads the halves.
 #[test]
-fn experts_that_were_published_apart_are_read_as_they_lie() {
+fn separate_gate_and_up_experts_are_read_without_a_copy() {
     let file = kit::zoo().join("../compat/full-gemma4-moe.gguf");
     let view = View::new(Arc::new(Gguf::open(&file).unwrap())).unwrap();
-    assert!(view.tensor("blk.0.ffn_gate_up_exps.weight").unwrap().is_made());
+    assert!(view.tensor("blk.0.ffn_gate_up_exps.weight").unwrap().is_derived());
     let model = Model::load(&view, LoadOptions::default()).unwrap();
     let has = |name: &str| model.weights().iter().any(|weight| weight.name == name);
     assert!(has("blk.0.ffn_gate_exps.weight") && has("blk.0.ffn_up_exps.weight"));
@@ -306,7 +310,7 @@ fn experts_that_were_published_apart_are_read_as_they_lie() {
 }
 
 #[test]
-fn latent_attention_keeps_one_short_vector_for_each_token() {
+fn latent_attention_caches_one_compressed_vector_per_token() {
     for name in ["deepseek2-lite", "deepseek3", "glm4-moe-lite"] {
         let view = View::new(Arc::new(Gguf::open(&Entry::load(name).file).unwrap())).unwrap();
         let model = Model::load(&view, LoadOptions::default()).unwrap();
@@ -321,25 +325,25 @@ fn latent_attention_keeps_one_short_vector_for_each_token() {
     }
 }
 
-/// Before the vector was cached, files had keys and values of heads in one tensor, and the sizes of heads under the keys that now
-/// have those of the cache.
+/// Older files of latent attention have keys and values of heads in one tensor, and head sizes
+/// under the keys that now hold those of the cache.
 #[test]
-fn older_files_of_latent_attention_give_the_same_logits() {
+fn older_latent_attention_files_give_the_same_logits() {
     for (name, heads) in [("deepseek2-lite", 4), ("deepseek3", 2)] {
         let old = older_latent(name, heads);
         let rows = feed(&old, "portable", "sevens");
         std::fs::remove_file(&old.file).unwrap();
-        assert_eq!(complaint(&old, &rows, true), None, "{name}");
+        assert_eq!(mismatch(&old, &rows, true), None, "{name}");
     }
 }
 
 #[test]
-fn pieces_of_images_are_nothing_that_chameleon_says() {
+fn chameleon_never_predicts_image_tokens() {
     const VOCAB: usize = 8200;
     let entry = Entry::load("chameleon");
     let file = Gguf::open(&entry.file).unwrap();
     let n = entry_width(&file);
-    // The vocabulary of the published models, in which the entry's tokens are what they were.
+    // The vocabulary size of the published models, with the entry's tokens unchanged.
     let longer = |name: &str| -> Matrix {
         let mut numbers = values(&file, name).unwrap();
         numbers.resize(VOCAB * n, 0.25);
@@ -371,7 +375,7 @@ fn entry_width(file: &Gguf) -> usize {
 }
 
 #[test]
-fn heads_of_cogvlm_that_share_keys_turn_by_the_base_of_its_second_form() {
+fn cogvlm_with_shared_keys_uses_the_rope_base_of_the_second_version() {
     let bases = |kv_heads: u32| {
         let file = Gguf::open(&Entry::load("cogvlm").file).unwrap();
         let mut metadata = file.metadata().clone();
@@ -382,7 +386,7 @@ fn heads_of_cogvlm_that_share_keys_turn_by_the_base_of_its_second_form() {
             let mut shape = tensor.shape.to_vec();
             let mut bytes = file.data(tensor);
             if tensor.name.ends_with(".attn_qkv.weight") {
-                // Of keys and values as many heads as there are now.
+                // Keys and values have as many heads as the queries.
                 shape[1] = 48 + 2 * 12 * u64::from(kv_heads);
                 bytes = &bytes[..(shape[0] * shape[1] * 4) as usize];
             }

@@ -1,4 +1,4 @@
-//! Models of every architecture: adapters, draft models, files that are wrong.
+//! Models of every architecture: adapters, draft models, invalid files.
 
 mod adapters;
 mod bad_drafts;

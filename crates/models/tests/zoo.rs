@@ -1,5 +1,6 @@
-//! Every zoo entry of a known architecture gives the reference's logits: fed whole, in chunks, one by one, and beside
-//! other sequences; at the portable level and at every level this machine has.
+//! Every zoo entry of a known architecture gives the reference's logits: fed at once, in chunks,
+//! one by one, and in a batch with other sequences; at the portable level and at every level that
+//! this machine has.
 
 mod kit;
 
@@ -7,7 +8,7 @@ use std::any::Any;
 use std::panic::catch_unwind;
 use std::path::Path;
 
-use kit::{Entry, complaint, feed, feed_where_pages_come_back, is_partial, zoo};
+use kit::{Entry, feed, feed_where_pages_come_back, is_partial, mismatch, zoo};
 use serde_json::Value;
 
 fn check(level: &str, ways: &[&str]) {
@@ -17,10 +18,10 @@ fn check(level: &str, ways: &[&str]) {
     for entry in &entries {
         for how in ways.iter().filter(|how| !entry.is_whole() || ["whole", "batch"].contains(*how))
         {
-            // An entry that is refused is one failure among others, too.
+            // A panic counts as one failure of many.
             let result =
-                catch_unwind(|| complaint(entry, &feed(entry, level, how), level == "portable"));
-            if let Some(text) = result.unwrap_or_else(|panic| Some(words(&*panic))) {
+                catch_unwind(|| mismatch(entry, &feed(entry, level, how), level == "portable"));
+            if let Some(text) = result.unwrap_or_else(|panic| Some(panic_message(&*panic))) {
                 failures.push(format!("{} {how} at {level}: {text}", entry.name));
             }
         }
@@ -28,10 +29,10 @@ fn check(level: &str, ways: &[&str]) {
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
 }
 
-/// What a panic says.
-fn words(panic: &(dyn Any + Send)) -> String {
-    let words = panic.downcast_ref::<String>().cloned();
-    words.or(panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default()
+/// Message of a panic.
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let panic_message = panic.downcast_ref::<String>().cloned();
+    panic_message.or(panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default()
 }
 
 #[test]
@@ -39,16 +40,16 @@ fn the_portable_level_meets_the_exact_tolerance_however_tokens_are_fed() {
     check("portable", &["whole", "sevens", "one", "batch"]);
 }
 
-/// The pages of windows are used again while sequences go on, and nothing is missed.
+/// Pages behind windows are reused during a sequence without loss.
 #[test]
-fn what_lies_behind_windows_is_not_missed() {
+fn pages_behind_windows_are_reused_without_loss() {
     let mut failures = Vec::new();
     let mut seen = Vec::new();
     for entry in Entry::chosen().iter().filter(|entry| !entry.is_embedding()) {
         for level in puna_cpu::kernels::levels().iter().chain(puna_cpu::kernels::emulated()) {
             let Some(rows) = feed_where_pages_come_back(entry, level.name) else { continue };
             seen.push(entry.name.clone());
-            if let Some(text) = complaint(entry, &rows, level.name == "portable") {
+            if let Some(text) = mismatch(entry, &rows, level.name == "portable") {
                 failures.push(format!("{} at {}: {text}", entry.name, level.name));
             }
         }
@@ -62,7 +63,7 @@ fn what_lies_behind_windows_is_not_missed() {
 }
 
 #[test]
-fn files_in_the_form_that_ollama_published_give_the_same_logits() {
+fn files_in_ollamas_layout_give_the_same_logits() {
     let folder = zoo().join("../compat");
     let mut done = 0;
     for file in std::fs::read_dir(&folder).unwrap() {
@@ -77,13 +78,13 @@ fn files_in_the_form_that_ollama_published_give_the_same_logits() {
         }
         let Some(entry) = published(&folder, &json) else { continue };
         let rows = feed(&entry, "portable", "whole");
-        assert_eq!(complaint(&entry, &rows, true), None, "{}", path.display());
+        assert_eq!(mismatch(&entry, &rows, true), None, "{}", path.display());
         done += 1;
     }
     assert!(done >= 14, "only {done} complete models in published forms");
 }
 
-/// A complete model in a published form: with the reference of the entry that is its twin, or with one of its own.
+/// A complete model in a published layout, with its own reference or that of an equivalent entry.
 fn published(folder: &Path, json: &Value) -> Option<Entry> {
     let file = folder.join(json["file"].as_str()?);
     if let Some(twin) = json.get("twin").and_then(Value::as_str).filter(|twin| !twin.contains('/'))
@@ -105,8 +106,8 @@ fn published(folder: &Path, json: &Value) -> Option<Entry> {
 
 #[test]
 fn every_other_level_meets_the_tolerance_for_rounded_activations() {
-    // The first level is `portable`, which has a test with a smaller tolerance above. With `--features puna-cpu/emulated` also
-    // levels that the machine lacks and emulates.
+    // The first level is `portable`, which an earlier test covers with a smaller tolerance. With
+    // `--features puna-cpu/emulated` the list includes levels that the machine emulates.
     for level in
         puna_cpu::kernels::levels().iter().skip(1).chain(puna_cpu::kernels::emulated()).copied()
     {
@@ -115,7 +116,7 @@ fn every_other_level_meets_the_tolerance_for_rounded_activations() {
 }
 
 #[test]
-fn embeddinggemma_in_the_form_that_ollama_published_gives_the_same_vector() {
+fn embeddinggemma_in_ollamas_layout_gives_the_same_embedding() {
     let path = |end: &str| zoo().join(format!("../compat/full-embeddinggemma.{end}"));
     let text = std::fs::read_to_string(path("json")).unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();

@@ -1,9 +1,9 @@
-//! The messages of a request together with what the model stores.
+//! Joins the messages of a request with the messages stored in the model.
 
 use crate::message::{Image, Message};
 
-/// The messages of a chat: the model's stored ones, then the request's. The model's system text goes to the very front
-/// unless the request's first message is a system message.
+/// Messages of a chat request: the stored messages of the model, then those of the request. The
+/// system text of the model comes first, unless the request starts with a system message.
 pub fn conversation(system: Option<&str>, stored: &[Message], request: &[Message]) -> Vec<Message> {
     let mut messages = Vec::with_capacity(1 + stored.len() + request.len());
     let own_system = request.first().is_some_and(|m| m.role == "system");
@@ -15,8 +15,8 @@ pub fn conversation(system: Option<&str>, stored: &[Message], request: &[Message
     messages
 }
 
-/// The messages of a one-shot request: system text, stored messages, the prompt as the user's.
-pub fn generation(
+/// Messages of a generate request: system text, stored messages, and the prompt as a user message.
+pub fn generate_conversation(
     system: Option<&str>,
     stored: &[Message],
     prompt: &str,
@@ -31,9 +31,9 @@ pub fn generation(
     messages
 }
 
-/// Removes a leading `<think>…</think>` from assistant messages before the last user message, for models whose clients
-/// send the thoughts back inside the content (family qwen3, deepseek-r1).
-pub fn strip_past_thoughts(messages: &mut [Message]) {
+/// Removes a leading `<think>…</think>` from assistant messages before the last user message. Some
+/// clients of qwen3 and deepseek-r1 models send the reasoning back inside the content.
+pub fn strip_past_reasoning(messages: &mut [Message]) {
     let Some(last_user) = messages.iter().rposition(|m| m.role == "user") else { return };
     for message in messages[..last_user].iter_mut().filter(|m| m.role == "assistant") {
         let Some(after) = message.content.trim_start().strip_prefix("<think>") else { continue };

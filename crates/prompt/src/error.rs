@@ -1,23 +1,23 @@
-//! The one error of this crate.
+//! The error type of this crate.
 
-use crate::limits::Bound;
+use crate::limits::TemplateLimit;
 
-/// Why a template could not be read or a prompt not be made. Lines count from 1.
+/// Error of parsing a template or rendering a prompt. Lines count from 1.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PromptError {
-    /// A Go template that does not parse. The text is the one that Go's `text/template` gives.
+    /// A Go template does not parse. The text equals that of Go's `text/template`.
     #[error("template: :{line}: {message}")]
     GoSyntax {
         /// Line of the offending token.
         line: usize,
-        /// What Go would say.
+        /// Message as in Go.
         message: String,
     },
-    /// A Go template that failed while it ran.
+    /// A Go template failed at run time.
     #[error("template: :{line}:{column}: executing {template:?} at <{node}>: {message}")]
     GoRender {
-        /// Name of the `define` that was running; empty for the main template.
+        /// Name of the `define` block in execution; empty for the main template.
         template: String,
         /// Line of the failing node.
         line: usize,
@@ -25,73 +25,73 @@ pub enum PromptError {
         column: usize,
         /// The failing node as source text.
         node: String,
-        /// What Go would say.
+        /// Message as in Go.
         message: String,
     },
-    /// A Jinja template that does not parse.
+    /// A Jinja template does not parse.
     #[error("chat template, line {line}: {message}")]
     JinjaSyntax {
         /// Line of the offending token.
         line: usize,
-        /// What Jinja2 would say.
+        /// Message as in Jinja2.
         message: String,
     },
-    /// A Jinja template that failed while it ran.
+    /// A Jinja template failed at run time.
     #[error("chat template, line {line}: {message}")]
     JinjaRender {
         /// Line of the failing statement.
         line: usize,
-        /// What Jinja2 would say.
+        /// Message as in Jinja2.
         message: String,
     },
-    /// The Jinja template itself refused the conversation with `raise_exception`.
+    /// The Jinja template refused the conversation with `raise_exception`.
     #[error("the chat template refuses this conversation (line {line}): {message}")]
     Raised {
         /// Line of the call.
         line: usize,
-        /// The template's own words.
+        /// Argument of `raise_exception`.
         message: String,
     },
-    /// A template did more than any honest template does, and was stopped.
-    #[error("template stopped at line {line}: {bound}")]
+    /// A template exceeded a resource limit.
+    #[error("template stopped at line {line}: {limit}")]
     Limit {
-        /// Line that was running; 0 if the source was refused as a whole.
+        /// Line in execution; 0 if the source itself was refused.
         line: usize,
-        /// Which bound was reached.
-        bound: Bound,
+        /// The exceeded limit.
+        limit: TemplateLimit,
     },
-    /// There is no built-in renderer of this name.
+    /// No built-in renderer has this name.
     #[error("unknown renderer {0:?}")]
     UnknownRenderer(String),
-    /// A built-in renderer refused the conversation; the text says why, in the words of Ollama.
+    /// A built-in renderer refused the conversation. The text is that of Ollama.
     #[error("{0}")]
     Refused(String),
-    /// The template refuses a message of the conversation.
+    /// The template refuses one message of the conversation.
     #[error("messages[{index}]: {error}")]
     Message {
-        /// The place of the message in the conversation, from 0.
+        /// Index of the message in the conversation, from 0.
         index: usize,
-        /// Why.
+        /// Reason of the refusal.
         error: Box<PromptError>,
     },
-    /// The template writes nothing of messages with this role.
+    /// The template writes nothing for messages of this role.
     #[error(
         "the role {role:?} is unknown to this model's template: use system, user, assistant or tool"
     )]
     UnknownRole {
-        /// The role.
+        /// The unknown role.
         role: String,
     },
-    /// The result of a call that is not in the conversation.
+    /// The conversation contains a tool result without its call.
     #[error("{}", result_without_call(id))]
     ResultWithoutCall {
-        /// The id of the call that the result names; may be empty.
+        /// Id of the missing call; may be empty.
         id: String,
     },
-    /// `suffix` was given, but the template has no place for it.
+    /// The request has a `suffix`, but the template does not support fill-in-the-middle.
     #[error("this template has no place for a suffix (no fill-in-the-middle support)")]
     NoInsert,
-    /// The token counter that the caller gave failed.
+    /// The caller's token counter failed.
     #[error("counting the tokens of the prompt: {0}")]
     Count(String),
 }
@@ -104,18 +104,19 @@ fn result_without_call(id: &str) -> String {
 }
 
 impl PromptError {
-    /// The same error with the place of its message counted from a later message on; without a place for an earlier one.
-    pub fn behind(self, before: usize) -> Self {
+    /// Shifts the message index of the error by `count` leading messages. An error in one of these
+    /// messages loses its index.
+    pub fn without_leading_messages(self, count: usize) -> Self {
         match self {
-            Self::Message { index, error } if index >= before => {
-                Self::Message { index: index - before, error }
+            Self::Message { index, error } if index >= count => {
+                Self::Message { index: index - count, error }
             }
             Self::Message { error, .. } => *error,
             other => other,
         }
     }
 
-    /// Whether the template refuses a conversation that it may accept in another form.
+    /// Returns true if the template may accept an adapted form of the conversation.
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(
             self,

@@ -1,87 +1,97 @@
-//! Prompts of agents that fit the context: the task and the newest turn stay, and no result loses its call.
+//! Fits agent conversations to the context: keeps the task and the newest turn, and no tool result
+//! loses its call.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
 use crate::adapt::Adaptation;
-use crate::chat::{Chat, Rendered, render_messages};
-use crate::fit::{Fitted, smallest_cut};
+use crate::chat::{Chat, RenderedPrompt, render_messages};
+use crate::fit::{FittedPrompt, smallest_cut};
 use crate::message::Message;
 use crate::{PromptError, Template};
 
-/// Bytes of a message that is never cut.
-const SHORT_BYTES: usize = 256;
+/// Shorter messages are never cut, in bytes.
+const MIN_SHORTENED_BYTES: usize = 256;
 
-/// Renders the conversation and, while `count` finds more than `limit` tokens, leaves out the oldest of its steps and then the
-/// middle of its longest tool results and late system messages, until `target` tokens are left.
+/// Renders the conversation and shortens it while `count` returns more than `limit` tokens. First
+/// drops the oldest steps, then cuts the middle out of the longest tool results and late system
+/// messages, until at most `target` tokens remain.
 ///
-/// System messages, the first user message (the task), the newest one and the last step always stay. A step is a user message,
-/// or an assistant message with the results of its calls. Older turns are left out as a whole, and of the first and the newest
-/// one step after the other.
+/// System messages, the first user message (the task), the newest user message and the last step
+/// are always kept. A step is a user message, or an assistant message with the results of its
+/// calls. Older turns are dropped as a whole. The first and the newest turn are dropped step by
+/// step.
 ///
 /// # Errors
-/// As of [`crate::render_adapted`] for the whole conversation, and what `count` fails with.
+/// Those of [`crate::render_adapted`] for the whole conversation, and errors of `count`.
 pub fn fit_turns(
     template: &Template,
     chat: &Chat<'_>,
     limit: usize,
     target: usize,
     count: &mut dyn FnMut(&str) -> Result<usize, PromptError>,
-) -> Result<Fitted, PromptError> {
-    let mut attempt = |messages: &[Message], limit: usize| -> Result<Fitted, PromptError> {
+) -> Result<FittedPrompt, PromptError> {
+    let mut attempt = |messages: &[Message], limit: usize| -> Result<FittedPrompt, PromptError> {
         let images: usize = messages.iter().map(|m| m.images.len()).sum();
-        let Rendered { prompt, mut adaptations } = render_messages(template, chat, messages)?;
+        let RenderedPrompt { prompt, mut adaptations } = render_messages(template, chat, messages)?;
         let tokens = count(&prompt)?.saturating_add(images.saturating_mul(chat.image_tokens));
         let dropped_messages = chat.messages.len() - messages.len();
         if dropped_messages > 0 {
             adaptations.insert(Adaptation::Dropped);
         }
         let too_long = tokens > limit;
-        Ok(Fitted { prompt, tokens, dropped_messages, dropped_tokens: 0, too_long, adaptations })
+        Ok(FittedPrompt {
+            prompt,
+            tokens,
+            dropped_messages,
+            dropped_tokens: 0,
+            too_long,
+            adaptations,
+        })
     };
     let whole = attempt(chat.messages, limit)?;
     if !whole.too_long {
         return Ok(whole);
     }
-    let turns = Turns::of(chat.messages);
-    let cuts = turns.cuts(chat.messages);
-    let mut attempt_cut = |cut: usize| attempt(&turns.kept_from(chat.messages, cut), target);
+    let pinned = PinnedMessages::find(chat.messages);
+    let cuts = pinned.cuts(chat.messages);
+    let mut attempt_cut = |cut: usize| attempt(&pinned.kept_from(chat.messages, cut), target);
     if let (Some(fitted), _) = smallest_cut(&cuts, &mut attempt_cut)? {
         return Ok(fitted);
     }
     let last = cuts.last().copied().unwrap_or(0);
-    shorten_longest(turns.kept_from(chat.messages, last), target, whole, &mut attempt)
+    shorten_longest(pinned.kept_from(chat.messages, last), target, whole, &mut attempt)
 }
 
-/// Cuts the middle out of the longest messages that may be cut until the prompt has no more than `target` tokens, or none of
-/// them can be shorter. `whole` is the prompt before anything was left out.
+/// Cuts the middle out of the longest messages, until the prompt has at most `target` tokens or no
+/// message can be cut further. `whole` is the prompt of the complete conversation.
 fn shorten_longest(
     kept: Vec<Message>,
     target: usize,
-    whole: Fitted,
-    attempt: &mut impl FnMut(&[Message], usize) -> Result<Fitted, PromptError>,
-) -> Result<Fitted, PromptError> {
-    let longest = shortable(&kept).map(|m| m.content.len()).max().unwrap_or(0);
+    whole: FittedPrompt,
+    attempt: &mut impl FnMut(&[Message], usize) -> Result<FittedPrompt, PromptError>,
+) -> Result<FittedPrompt, PromptError> {
+    let longest = shortenable(&kept).map(|m| m.content.len()).max().unwrap_or(0);
     let uncut = match attempt(&kept, target) {
         Ok(fitted) => fitted,
         Err(error) if error.is_refusal() => return Ok(whole),
         Err(error) => return Err(error),
     };
-    let mut shorten = |most: usize| -> Result<Fitted, PromptError> {
-        let mut fitted = attempt(&shortened(&kept, most), target)?;
+    let mut shorten = |max_bytes: usize| -> Result<FittedPrompt, PromptError> {
+        let mut fitted = attempt(&shortened(&kept, max_bytes), target)?;
         fitted.dropped_tokens = uncut.tokens.saturating_sub(fitted.tokens);
         fitted.adaptations.insert(Adaptation::Dropped);
         Ok(fitted)
     };
-    if longest <= SHORT_BYTES {
+    if longest <= MIN_SHORTENED_BYTES {
         return Ok(uncut);
     }
-    let shortest = shorten(SHORT_BYTES)?;
+    let shortest = shorten(MIN_SHORTENED_BYTES)?;
     if shortest.too_long {
         return Ok(shortest);
     }
-    // The longest that fit, to a sixteenth.
-    let (mut best, mut low, mut high) = (shortest, SHORT_BYTES, longest);
+    // Bisects for the largest size that fits, with a tolerance of 1/16.
+    let (mut best, mut low, mut high) = (shortest, MIN_SHORTENED_BYTES, longest);
     while high - low > (low / 16).max(64) {
         let middle = low + (high - low) / 2;
         let fitted = shorten(middle)?;
@@ -93,29 +103,30 @@ fn shorten_longest(
     Ok(best)
 }
 
-/// Where the messages begin that are behind the task.
-fn behind_task(messages: &[Message]) -> usize {
+/// Index of the first message after the task.
+fn after_task(messages: &[Message]) -> usize {
     messages.iter().position(|m| m.role == "user").map_or(messages.len(), |task| task + 1)
 }
 
-/// Whether the middle of a message may be left out: that of a tool result, or of a system message behind the task.
-fn is_shortable(message: &Message, is_behind_task: bool) -> bool {
-    message.role == "tool" || (is_instruction(message) && is_behind_task)
+/// Returns true if the middle of a message may be cut: in tool results, and in system messages
+/// after the task.
+fn is_shortenable(message: &Message, is_after_task: bool) -> bool {
+    message.role == "tool" || (is_instruction(message) && is_after_task)
 }
 
-fn shortable(messages: &[Message]) -> impl Iterator<Item = &Message> {
-    let behind = behind_task(messages);
+fn shortenable(messages: &[Message]) -> impl Iterator<Item = &Message> {
+    let task_end = after_task(messages);
     let all = messages.iter().enumerate();
-    all.filter(move |(at, message)| is_shortable(message, *at >= behind))
+    all.filter(move |(at, message)| is_shortenable(message, *at >= task_end))
         .map(|(_, message)| message)
 }
 
-/// The messages with no more than `most` bytes of each that may be cut.
-fn shortened(messages: &[Message], most: usize) -> Vec<Message> {
-    let behind = behind_task(messages);
-    let short = |(at, message): (usize, &Message)| match message.content.len() > most {
-        true if is_shortable(message, at >= behind) => Message {
-            content: without_middle(&message.content, most).into_owned(),
+/// Copies the messages and cuts those that may be shortened to `max_bytes` bytes each.
+fn shortened(messages: &[Message], max_bytes: usize) -> Vec<Message> {
+    let task_end = after_task(messages);
+    let short = |(at, message): (usize, &Message)| match message.content.len() > max_bytes {
+        true if is_shortenable(message, at >= task_end) => Message {
+            content: without_middle(&message.content, max_bytes).into_owned(),
             ..message.clone()
         },
         _ => message.clone(),
@@ -123,10 +134,11 @@ fn shortened(messages: &[Message], most: usize) -> Vec<Message> {
     messages.iter().enumerate().map(short).collect()
 }
 
-/// Head and tail of a text, `most` bytes together, with a mark between them that says how much was left out.
-fn without_middle(text: &str, most: usize) -> Cow<'_, str> {
-    let head = text.floor_char_boundary(most / 2);
-    let tail = text.ceil_char_boundary(text.len() - most / 2);
+/// Keeps the first and last bytes of a text, `max_bytes` together. A note between them states the
+/// number of bytes left out.
+fn without_middle(text: &str, max_bytes: usize) -> Cow<'_, str> {
+    let head = text.floor_char_boundary(max_bytes / 2);
+    let tail = text.ceil_char_boundary(text.len() - max_bytes / 2);
     if head >= tail {
         return text.into();
     }
@@ -139,43 +151,44 @@ fn without_middle(text: &str, most: usize) -> Cow<'_, str> {
     format!("{head}{mark}{tail}").into()
 }
 
-/// The messages of a conversation that are never left out.
-struct Turns {
+/// Indices of the messages that are never dropped, besides system messages.
+struct PinnedMessages {
     /// The first user message.
     task: Option<usize>,
     /// The newest user message.
-    newest: Option<usize>,
-    /// Where the last step begins.
+    newest_user: Option<usize>,
+    /// First message of the last step.
     last_step: usize,
 }
 
-impl Turns {
-    fn of(messages: &[Message]) -> Self {
+impl PinnedMessages {
+    fn find(messages: &[Message]) -> Self {
         let is_user = |message: &Message| message.role == "user";
         let last = messages.iter().rposition(|m| !is_instruction(m)).unwrap_or(0);
-        // The results of a step belong to the assistant's message before them.
+        // Tool results at the end belong to the step of the assistant message before them.
         let is_result = messages.get(last).is_some_and(|m| m.role == "tool");
         let call = messages[..last].iter().rposition(|m| m.role == "assistant");
         Self {
             task: messages.iter().position(is_user),
-            newest: messages.iter().rposition(is_user),
+            newest_user: messages.iter().rposition(is_user),
             last_step: call.filter(|_| is_result).unwrap_or(last),
         }
     }
 
-    /// The places before which messages may be left out, in their order.
+    /// Indices before which messages may be dropped, in ascending order.
     fn cuts(&self, messages: &[Message]) -> Vec<usize> {
         let is_user = |message: &Message| message.role == "user";
         let second =
             messages.iter().enumerate().position(|(at, m)| Some(at) > self.task && is_user(m));
         let begins_step = |at: usize| match messages[at].role.as_str() {
             "user" => true,
-            // An answer stays with its question, but in the first and the newest turn, whose questions always stay.
-            "assistant" => second.is_none_or(|second| at < second) || Some(at) > self.newest,
+            // An assistant message stays with its question. In the first and the newest turn, the
+            // question is always kept.
+            "assistant" => second.is_none_or(|second| at < second) || Some(at) > self.newest_user,
             _ => false,
         };
         let first = (0..messages.len())
-            .find(|index| !self.stays(messages, *index))
+            .find(|index| !self.is_pinned(messages, *index))
             .unwrap_or(messages.len());
         let splits_calls = splits_calls(messages);
         (1..=self.last_step)
@@ -183,32 +196,33 @@ impl Turns {
             .collect()
     }
 
-    fn stays(&self, messages: &[Message], at: usize) -> bool {
-        is_instruction(&messages[at]) || Some(at) == self.task || Some(at) == self.newest
+    fn is_pinned(&self, messages: &[Message], at: usize) -> bool {
+        is_instruction(&messages[at]) || Some(at) == self.task || Some(at) == self.newest_user
     }
 
-    /// The messages from a place on, and those before it that always stay.
+    /// The messages from index `first` on, and the earlier ones that are always kept.
     fn kept_from(&self, messages: &[Message], first: usize) -> Vec<Message> {
         let all = messages.iter().enumerate();
-        all.filter(|(at, _)| *at >= first || self.stays(messages, *at))
+        all.filter(|(at, _)| *at >= first || self.is_pinned(messages, *at))
             .map(|(_, m)| m.clone())
             .collect()
     }
 }
 
-/// For each place, whether a cut there would leave a result without its call.
+/// For each index, whether a cut there separates a tool result from its call.
 fn splits_calls(messages: &[Message]) -> Vec<bool> {
     let mut calls: HashMap<&str, usize> = HashMap::new();
-    let mut newest = None;
-    // By how much the number of results behind a place whose calls are before it differs from that of the place before.
+    let mut newest_user = None;
+    // Difference array: at each index, the change in the number of results behind it with a call
+    // before it.
     let mut changes = vec![0isize; messages.len() + 1];
     for (at, message) in messages.iter().enumerate() {
         for call in &message.tool_calls {
-            newest = Some(at);
+            newest_user = Some(at);
             calls.insert(&call.id, at);
         }
         let named = message.tool_call_id.as_deref().and_then(|id| calls.get(id)).copied();
-        if let Some(call) = named.or(newest).filter(|_| message.role == "tool") {
+        if let Some(call) = named.or(newest_user).filter(|_| message.role == "tool") {
             changes[call + 1] += 1;
             changes[at + 1] -= 1;
         }

@@ -1,7 +1,8 @@
-//! The variables that a chat template of Hugging Face reads, and what must be adapted to a particular template.
+//! Variables of Hugging Face chat templates, and adaptation of the input to a particular template.
 //!
-//! Templates disagree on the form of their input: some take no system message, some want call arguments as text or
-//! contents as lists of parts. What a template wants is found out by rendering tiny conversations with it, once.
+//! Templates differ in the input they accept: some refuse system messages, others expect call
+//! arguments as text or contents as lists of parts. Each property is probed once by rendering a
+//! small conversation.
 
 use std::sync::OnceLock;
 
@@ -13,17 +14,17 @@ use crate::jinja::JinjaTemplate;
 use crate::message::{Message, Think, ToolCall};
 use crate::thinking::tags_in_jinja;
 
-/// What probing a template showed; each is found out when it first matters.
+/// Results of probing a template. Each probe runs when its result is first needed.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Habits {
-    /// It writes the text of a system message.
-    system: OnceLock<bool>,
-    /// It wants the arguments of calls as JSON text.
-    text_arguments: OnceLock<bool>,
-    /// It wants contents as `[{"type": "text", "text": …}]`.
-    parts: OnceLock<bool>,
-    /// The form of calls that it writes.
-    pub(crate) calls: OnceLock<crate::parsers::Found>,
+pub(crate) struct ProbeResults {
+    /// The template writes the text of a system message.
+    writes_system: OnceLock<bool>,
+    /// The template expects call arguments as JSON text.
+    wants_text_arguments: OnceLock<bool>,
+    /// The template expects contents as `[{"type": "text", "text": …}]`.
+    wants_parts: OnceLock<bool>,
+    /// The tool call format of the template.
+    pub(crate) call_format: OnceLock<crate::parsers::DetectedCalls>,
 }
 
 pub(crate) fn render(
@@ -32,7 +33,7 @@ pub(crate) fn render(
     messages: &[Message],
     think: Option<&Think>,
 ) -> Result<String, PromptError> {
-    // A trailing answer is to be gone on with, but most templates would close it.
+    // The model continues a trailing assistant message, but most templates would close it.
     let (closed, open) = match messages.split_last() {
         Some((last, before))
             if last.role == "assistant" && last.tool_calls.is_empty() && !before.is_empty() =>
@@ -51,7 +52,8 @@ pub(crate) fn render(
     Ok(prompt)
 }
 
-/// Renders a template. One that fails without tools, since it always lists them, gets an empty list.
+/// Renders a template. A template that fails without tools because it always lists them is rendered
+/// again with an empty list.
 fn run(
     template: &JinjaTemplate,
     variables: &mut Map<String, Json>,
@@ -71,6 +73,7 @@ fn run(
     }
 }
 
+/// Variables that do not depend on the messages.
 fn base_variables(
     template: &JinjaTemplate,
     chat: &Chat<'_>,
@@ -94,14 +97,15 @@ fn base_variables(
             set("reasoning_effort", json!(level));
         }
     }
-    // Old templates with tools read them under the name of OpenAI's first such interface.
+    // Old templates read tools as `functions`, the name in OpenAI's first tool API.
     if template.source().contains("functions") && !template.source().contains("tools") {
         set("functions", json!(chat.tools));
     }
     variables
 }
 
-/// Goes on behind the generation prompt with an unfinished answer: thoughts first, in their tags.
+/// Appends an unfinished assistant message to the generation prompt: first the reasoning in its
+/// tags, then the content.
 fn continue_answer(template: &JinjaTemplate, prompt: &mut String, message: &Message) {
     let thinking = message.thinking.as_deref().unwrap_or("");
     if let Some(tags) = tags_in_jinja(template.source()) {
@@ -122,6 +126,7 @@ fn continue_answer(template: &JinjaTemplate, prompt: &mut String, message: &Mess
     prompt.push_str(&message.content);
 }
 
+/// The variable `messages`, adapted to the template.
 fn messages_value(template: &JinjaTemplate, messages: &[Message]) -> Json {
     let has_system = messages.iter().any(|m| m.role == "system" || m.role == "developer");
     let merged = if has_system && !writes_system(template) {
@@ -135,7 +140,8 @@ fn messages_value(template: &JinjaTemplate, messages: &[Message]) -> Json {
     Json::Array(merged.iter().map(|m| message_value(template, m, text_arguments, parts)).collect())
 }
 
-/// Puts system texts in front of the next user message, for templates that refuse or forget them.
+/// Moves system texts in front of the next user message, for templates that refuse or ignore system
+/// messages.
 fn merge_system(messages: &[Message]) -> Vec<Message> {
     let mut merged: Vec<Message> = Vec::with_capacity(messages.len());
     let mut system = String::new();
@@ -163,7 +169,7 @@ fn merge_system(messages: &[Message]) -> Vec<Message> {
 
 fn message_value(template: &JinjaTemplate, m: &Message, text_arguments: bool, parts: bool) -> Json {
     let source = template.source();
-    // `developer` is OpenAI's newer name for `system`; few templates know it.
+    // `developer` is OpenAI's newer name of `system`. Few templates support it.
     let role =
         if m.role == "developer" && !source.contains("developer") { "system" } else { &m.role };
     let content =
@@ -203,36 +209,38 @@ fn call_value(call: &ToolCall, text_arguments: bool) -> Json {
     })
 }
 
-const SYSTEM: &str = "puna-probe-system";
-const USER: &str = "puna-probe-user";
+const PROBE_SYSTEM: &str = "puna-probe-system";
+const PROBE_USER: &str = "puna-probe-user";
 
 pub(crate) fn writes_system(template: &JinjaTemplate) -> bool {
-    *template.habits().system.get_or_init(|| {
+    *template.probe_results().writes_system.get_or_init(|| {
         let content = |text: &str| probe_content(template, text);
         let messages = json!([
-            {"role": "system", "content": content(SYSTEM)},
-            {"role": "user", "content": content(USER)},
+            {"role": "system", "content": content(PROBE_SYSTEM)},
+            {"role": "user", "content": content(PROBE_USER)},
         ]);
-        probe(template, messages, Json::Null).is_some_and(|text| text.contains(SYSTEM))
+        probe(template, messages, Json::Null).is_some_and(|text| text.contains(PROBE_SYSTEM))
     })
 }
 
+/// Probes whether the template expects contents as lists of parts.
 fn wants_parts(template: &JinjaTemplate) -> bool {
-    *template.habits().parts.get_or_init(|| {
+    *template.probe_results().wants_parts.get_or_init(|| {
         let writes = |content: Json| {
             let messages = json!([{"role": "user", "content": content}]);
-            probe(template, messages, Json::Null).is_some_and(|text| text.contains(USER))
+            probe(template, messages, Json::Null).is_some_and(|text| text.contains(PROBE_USER))
         };
-        !writes(json!(USER)) && writes(json!([{"type": "text", "text": USER}]))
+        !writes(json!(PROBE_USER)) && writes(json!([{"type": "text", "text": PROBE_USER}]))
     })
 }
 
+/// Probes whether the template expects call arguments as JSON text.
 fn wants_text_arguments(template: &JinjaTemplate) -> bool {
-    *template.habits().text_arguments.get_or_init(|| {
+    *template.probe_results().wants_text_arguments.get_or_init(|| {
         let render = |arguments: Json| {
             let function = json!({"name": "probe_tool", "arguments": arguments});
             let messages = json!([
-                {"role": "user", "content": probe_content(template, USER)},
+                {"role": "user", "content": probe_content(template, PROBE_USER)},
                 {"role": "assistant", "content": "", "tool_calls": [
                     {"id": "probe0001", "type": "function", "function": function},
                 ]},
@@ -243,10 +251,10 @@ fn wants_text_arguments(template: &JinjaTemplate) -> bool {
                 {"name": "probe_tool", "description": "", "parameters": parameters}}]);
             probe(template, messages, tools)
         };
-        // As an object it must come out as something other than Python's form of a dict.
-        let good = render(json!({"probe_key": "probe_value"}))
+        // Written from an object, the arguments must not look like a Python dict.
+        let writes_object = render(json!({"probe_key": "probe_value"}))
             .is_some_and(|text| text.contains("probe_value") && !text.contains("{'probe_key'"));
-        !good
+        !writes_object
             && render(json!("{\"probe_key\": \"probe_value\"}"))
                 .is_some_and(|text| text.contains("{\"probe_key\": \"probe_value\"}"))
     })
@@ -256,6 +264,7 @@ fn probe_content(template: &JinjaTemplate, text: &str) -> Json {
     if wants_parts(template) { json!([{"type": "text", "text": text}]) } else { json!(text) }
 }
 
+/// Renders probe messages. Returns `None` if the template fails.
 fn probe(template: &JinjaTemplate, messages: Json, tools: Json) -> Option<String> {
     let chat = Chat { now: Some(jiff::civil::DateTime::default()), ..Chat::new(&[]) };
     let mut variables = base_variables(template, &chat, None);

@@ -1,20 +1,26 @@
-//! From a conversation to the text that is tokenized, and back from the model's text to thoughts and answer.
+//! Renders conversations to prompts, and parses the output of models into reasoning, answer and
+//! tool calls.
 //!
-//! * [`Template`]: a Go or Jinja template, parsed; [`Template::capabilities`] tells what it supports.
-//! * [`Renderer`]: a prompt format that is built in, by name; a [`Template`] too.
-//! * [`conversation`], [`generation`]: the messages of a request with those stored in the model.
-//! * [`render`], [`render_insert`]: the prompt. [`fit`]: the prompt with the oldest messages dropped until it fits.
-//! * [`MessageRules`]: which messages a template accepts; conversations are changed to that.
-//! * [`mark_written`], [`marked_parts`]: what users wrote, told from a template's own words.
-//! * [`OutputParser`]: tells thoughts, answer and tool calls apart while the model's text streams.
-//! * [`NamedTemplate`]: Ollama's named templates with their stop strings, found by what a model's own template writes.
+//! * [`Template`]: a parsed Go or Jinja template, or a built-in renderer.
+//!   [`Template::capabilities`] lists its features.
+//! * [`Renderer`]: a built-in prompt format, found by name.
+//! * [`conversation`], [`generate_conversation`]: join the messages of a request with those stored
+//!   in the model.
+//! * [`render`], [`render_insert`]: render a prompt. [`fit`]: drops the oldest messages until the
+//!   prompt fits the context.
+//! * [`MessageRules`]: the messages that a template accepts. Conversations are adapted to them.
+//! * [`mark_untrusted`], [`split_at_marks`]: separate the text of users from the template's own
+//!   text.
+//! * [`OutputParser`]: splits the streamed output of a model into reasoning, answer and tool calls.
+//! * [`NamedTemplate`]: Ollama's named templates with their stop strings, detected by their output.
 //!
-//! Templates are hostile input: sources, steps, nesting and texts are bounded, nothing panics, and errors name the line.
+//! Templates are untrusted input. Source size, steps, nesting and text sizes are limited, nothing
+//! panics, and errors name the line.
 //!
 //! ```
-//! use puna_prompt::{Chat, Kind, Message, Template, render};
+//! use puna_prompt::{Chat, TemplateFormat, Message, Template, render};
 //!
-//! let template = Template::parse(Kind::Jinja, "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}")?;
+//! let template = Template::parse(TemplateFormat::Jinja, "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}")?;
 //! let messages = [Message::new("user", "Hi")];
 //! assert_eq!(render(&template, &Chat::new(&messages))?, "[user] Hi\n");
 //! # Ok::<(), puna_prompt::PromptError>(())
@@ -25,6 +31,7 @@
 mod adapt;
 mod capabilities;
 mod chat;
+mod control_marks;
 mod conversation;
 mod error;
 mod fit;
@@ -33,9 +40,8 @@ mod go;
 mod jinja;
 mod jinja_chat;
 mod limits;
-mod marks;
 mod message;
-mod named;
+mod named_templates;
 mod parsers;
 mod renderers;
 mod template;
@@ -43,23 +49,23 @@ mod thinking;
 
 pub use adapt::{Adaptation, Adaptations, MessageRules, ROLES, adapt, check_results};
 pub use capabilities::{Capabilities, prefer_jinja};
-pub use chat::{Chat, Rendered, render, render_adapted, render_insert};
-pub use conversation::{conversation, generation, strip_past_thoughts};
+pub use chat::{Chat, RenderedPrompt, render, render_adapted, render_insert};
+pub use control_marks::{is_marked, mark_untrusted, split_at_marks, without_marks};
+pub use conversation::{conversation, generate_conversation, strip_past_reasoning};
 pub use error::PromptError;
-pub use fit::{Fitted, fit};
+pub use fit::{FittedPrompt, fit};
 pub use fit_turns::fit_turns;
 pub use go::GoTemplate;
 pub use jinja::JinjaTemplate;
-pub use limits::{Bound, SOURCE_BYTES_MAX};
-pub use marks::{is_marked, mark_written, marked_parts, unmarked};
+pub use limits::{SOURCE_BYTES_MAX, TemplateLimit};
 pub use message::{FunctionCall, Image, Message, Think, ToolCall};
-pub use named::NamedTemplate;
+pub use named_templates::NamedTemplate;
 pub use parsers::{
-    Arguments, CallError, CallForm, Frame, JsonPrefix, OutputParser, ParserInput, Part, Stage,
-    Style, ValueKind, Written,
+    ArgumentListFormat, ArgumentsFormat, CallError, CallFormat, JsonPrefix, OutputParser,
+    OutputPart, OutputStage, ParserInput, ValueFrame, ValueKind, ValueStyle,
 };
 pub use renderers::Renderer;
-pub use template::{Kind, Template};
+pub use template::{Template, TemplateFormat};
 pub use thinking::ThinkTags;
 
 #[cfg(test)]

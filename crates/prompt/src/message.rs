@@ -1,4 +1,4 @@
-//! Conversations: messages, tool calls, images and the thinking switch, in Ollama's wire form.
+//! Messages, tool calls, images and the reasoning switch of conversations, in Ollama's JSON format.
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
@@ -7,49 +7,50 @@ use serde_json::{Map, Value};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Message {
-    /// `system`, `user`, `assistant`, `tool`, or whatever the template knows; lower-cased when decoded.
+    /// `system`, `user`, `assistant`, `tool`, or another role of the template. Lower-cased when
+    /// decoded.
     #[serde(deserialize_with = "lower_case")]
     pub role: String,
-    /// The text; may hold image tags `[img-N]` or placeholders `[img]`.
+    /// The text. It may contain image tags `[img-N]` or placeholders `[img]`.
     #[serde(deserialize_with = "null_is_default")]
     pub content: String,
-    /// What an assistant thought before it answered.
+    /// Reasoning of the assistant before this answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub thinking: Option<String>,
     /// Images, in order.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "null_is_default")]
     pub images: Vec<Image>,
-    /// Calls that an assistant made.
+    /// Tool calls of the assistant.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "null_is_default")]
     pub tool_calls: Vec<ToolCall>,
-    /// In a `tool` message: which function answered.
+    /// In a `tool` message: name of the called function.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_name: Option<String>,
-    /// In a `tool` message: which call it answers.
+    /// In a `tool` message: id of the call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
 }
 
 impl Message {
-    /// A message of text alone.
+    /// A message with text only.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         Message { role: role.into(), content: content.into(), ..Message::default() }
     }
 }
 
-/// An image as the client sent it: base64 text that this crate never looks into.
+/// An image as the client sent it: base64 text, which this crate does not decode.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Image(pub String);
 
-/// A call of a tool by the model.
+/// A tool call of the model.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ToolCall {
     /// Identifier that a later `tool` message refers to; may be empty.
     #[serde(skip_serializing_if = "String::is_empty", deserialize_with = "null_is_default")]
     pub id: String,
-    /// What is called.
+    /// Name and arguments.
     pub function: FunctionCall,
 }
 
@@ -66,22 +67,22 @@ pub struct FunctionCall {
     pub arguments: Map<String, Value>,
 }
 
-/// The request's `think`: on, off, or a level.
+/// The `think` setting of a request: on, off, or a level.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Think {
     /// `true` or `false`.
     Switch(bool),
-    /// `low`, `medium`, `high` or `max`; implies on.
+    /// `low`, `medium`, `high` or `max`; implies reasoning.
     Level(String),
 }
 
 impl Think {
-    /// Does the model think at all?
+    /// Returns true if the model is to reason.
     pub fn is_on(&self) -> bool {
         !matches!(self, Think::Switch(false))
     }
 
-    /// The level as Go templates see it: `medium` for plain on, empty for off.
+    /// The level in Go templates: `medium` for `true`, empty for `false`.
     pub fn level(&self) -> &str {
         match self {
             Think::Switch(true) => "medium",

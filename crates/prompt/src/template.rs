@@ -1,4 +1,4 @@
-//! A template of either language, or a built-in format in place of one.
+//! A parsed template in Go or Jinja, or a built-in renderer.
 
 use crate::go::GoTemplate;
 use crate::jinja::JinjaTemplate;
@@ -6,59 +6,60 @@ use crate::renderers::Renderer;
 use crate::thinking::{self, ThinkTags};
 use crate::{Capabilities, PromptError};
 
-/// The two languages of templates, and what needs no template.
+/// The template languages, and built-in renderers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum TemplateFormat {
     /// Go's `text/template`, as in a Modelfile's `TEMPLATE`.
     Go,
     /// Jinja, as in a GGUF's `tokenizer.chat_template`.
     Jinja,
-    /// No template but the name of a built-in renderer, as in a Modelfile's `RENDERER`.
+    /// Name of a built-in renderer, as in a Modelfile's `RENDERER`.
     BuiltIn,
 }
 
-/// A parsed template; cheap to keep, parse it once a model.
+/// A parsed template. Parse it once for each model.
 #[derive(Debug, Clone)]
 pub enum Template {
-    /// Go's `text/template` with Ollama's data.
+    /// Go's `text/template` with the data of Ollama.
     Go(GoTemplate),
-    /// Jinja with the data of Hugging Face's transformers.
+    /// Jinja with the data of Hugging Face transformers.
     Jinja(JinjaTemplate),
-    /// A built-in format.
+    /// A built-in renderer.
     BuiltIn(Renderer),
 }
 
 impl Template {
-    /// Parses a source, or finds a built-in renderer by its name.
-    pub fn parse(kind: Kind, source: &str) -> Result<Template, PromptError> {
-        match kind {
-            Kind::Go => GoTemplate::parse(source).map(Template::Go),
-            Kind::Jinja => JinjaTemplate::parse(source).map(Template::Jinja),
-            Kind::BuiltIn => Renderer::by_name(source).map(Template::BuiltIn),
+    /// Parses a template source. For [`TemplateFormat::BuiltIn`], `source` is the name of a
+    /// renderer.
+    pub fn parse(format: TemplateFormat, source: &str) -> Result<Template, PromptError> {
+        match format {
+            TemplateFormat::Go => GoTemplate::parse(source).map(Template::Go),
+            TemplateFormat::Jinja => JinjaTemplate::parse(source).map(Template::Jinja),
+            TemplateFormat::BuiltIn => Renderer::by_name(source).map(Template::BuiltIn),
         }
     }
 
-    /// Which language a source is written in: Jinja if it has `{% … %}` or only parses as Jinja.
-    pub fn detect(source: &str) -> Kind {
+    /// Detects the language of a source: Jinja if it contains `{% … %}` or parses only as Jinja.
+    pub fn detect(source: &str) -> TemplateFormat {
         if source.contains("{%") && source.contains("%}") {
-            return Kind::Jinja;
+            return TemplateFormat::Jinja;
         }
         match (GoTemplate::parse(source), JinjaTemplate::parse(source)) {
-            (Err(_), Ok(_)) => Kind::Jinja,
-            _ => Kind::Go,
+            (Err(_), Ok(_)) => TemplateFormat::Jinja,
+            _ => TemplateFormat::Go,
         }
     }
 
-    /// Its language.
-    pub fn kind(&self) -> Kind {
+    /// The language of the template.
+    pub fn format(&self) -> TemplateFormat {
         match self {
-            Template::Go(_) => Kind::Go,
-            Template::Jinja(_) => Kind::Jinja,
-            Template::BuiltIn(_) => Kind::BuiltIn,
+            Template::Go(_) => TemplateFormat::Go,
+            Template::Jinja(_) => TemplateFormat::Jinja,
+            Template::BuiltIn(_) => TemplateFormat::BuiltIn,
         }
     }
 
-    /// The text it was parsed from, or the name of the renderer.
+    /// The source text, or the name of the renderer.
     pub fn source(&self) -> &str {
         match self {
             Template::Go(go) => go.source(),
@@ -67,12 +68,12 @@ impl Template {
         }
     }
 
-    /// What a model with this template can be asked for.
+    /// Features of a model with this template.
     pub fn capabilities(&self) -> Capabilities {
-        Capabilities::of(self)
+        Capabilities::detect(self)
     }
 
-    /// The tags around thoughts in the model's output, if the template shows them.
+    /// The tags around reasoning in the model's output, if the template contains them.
     pub fn think_tags(&self) -> Option<ThinkTags> {
         match self {
             Template::Go(go) => {
@@ -84,7 +85,7 @@ impl Template {
         }
     }
 
-    /// Whether it tells the model how hard to think, where that is asked for.
+    /// Returns true if the template tells the model a requested reasoning effort.
     pub fn has_think_levels(&self) -> bool {
         match self {
             Template::Go(_) => self.source().contains("ThinkLevel"),
@@ -98,7 +99,7 @@ impl Template {
         }
     }
 
-    /// The text that opens a tool call in the model's output; known for Go templates.
+    /// The text that starts a tool call in the model's output; only known for Go templates.
     pub fn tool_tag(&self) -> Option<String> {
         match self {
             Template::Go(go) => Some(go.tool_tag()),
@@ -106,8 +107,9 @@ impl Template {
         }
     }
 
-    /// The text of the first token that it writes itself, if that is known; a tokenizer that puts this token in front
-    /// of every text must not meet it. Empty for templates, which are given [`crate::Chat::bos`].
+    /// Text of the beginning-of-sequence token that a built-in renderer writes itself. A tokenizer
+    /// that adds this token must not add it twice. Empty for templates, which read
+    /// [`crate::Chat::bos`].
     pub fn leading_bos(&self) -> &'static str {
         match self {
             Template::Go(_) | Template::Jinja(_) => "",

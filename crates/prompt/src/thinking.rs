@@ -1,17 +1,17 @@
-//! The tags around thoughts, as templates show them.
+//! Detects the think tags of a template.
 
-/// The texts around thoughts.
+/// The tags around reasoning in a model's output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ThinkTags {
-    /// Before a thought, as `<think>`.
+    /// Opening tag, such as `<think>`.
     pub open: String,
-    /// After it, as `</think>`.
+    /// Closing tag, such as `</think>`.
     pub close: String,
 }
 
-/// Tags of known chat templates. A template shows which it uses by its closing tag: the opening one is often written
-/// only by the model.
-const KNOWN: [(&str, &str); 8] = [
+/// Tags of known chat templates. A template is recognized by the closing tag, since often only the
+/// model writes the opening tag.
+const KNOWN_TAGS: [(&str, &str); 8] = [
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
     ("<seed:think>", "</seed:think>"),
@@ -22,16 +22,17 @@ const KNOWN: [(&str, &str); 8] = [
     ("<|channel>thought", "<channel|>"),
 ];
 
-/// Tags that templates put together or do not write: what shows them, and the tags.
-const SHOWN_OTHERWISE: [(&str, &str, &str); 3] = [
+/// Tags that a template composes or does not contain: a source snippet that identifies them,
+/// opening tag, closing tag.
+const INDIRECT_TAGS: [(&str, &str, &str); 3] = [
     ("</think{}>'.format(", "<think:opensource>", "</think:opensource>"),
     ("close_tag('think')", "<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     ("[BEGIN FINAL RESPONSE]", "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
 ];
 
 pub(crate) fn tags_in_jinja(source: &str) -> Option<ThinkTags> {
-    let written = KNOWN.into_iter().find(|(_, close)| source.contains(close));
-    let shown = || SHOWN_OTHERWISE.into_iter().find(|(mark, ..)| source.contains(mark));
-    let (open, close) = written.or_else(|| shown().map(|(_, open, close)| (open, close)))?;
+    let literal = KNOWN_TAGS.into_iter().find(|(_, close)| source.contains(close));
+    let indirect = || INDIRECT_TAGS.into_iter().find(|(snippet, ..)| source.contains(snippet));
+    let (open, close) = literal.or_else(|| indirect().map(|(_, open, close)| (open, close)))?;
     Some(ThinkTags { open: open.into(), close: close.into() })
 }

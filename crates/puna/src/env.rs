@@ -7,7 +7,7 @@ use puna_store::Store;
 
 /// The home folder.
 pub fn home() -> Option<PathBuf> {
-    puna_store::home()
+    puna_store::home_dir()
 }
 
 /// The store, with the folders that are only read.

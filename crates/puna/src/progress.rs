@@ -7,7 +7,7 @@ use std::time::Duration;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use puna_api::native::Progress;
 use puna_api::{ClientError, Stream};
-use puna_registry::WAITING;
+use puna_registry::WAITING_PREFIX;
 
 /// Shows statuses as they come; each finished one stays as a line.
 pub struct Display {
@@ -41,7 +41,7 @@ impl Display {
         if self.current.as_ref().is_none_or(|(shown, _)| *shown != label) {
             if let Some((_, bar)) = self.current.take() {
                 // Who is waited for has not done what was under way.
-                finish(&bar, !label.starts_with(WAITING));
+                finish(&bar, !label.starts_with(WAITING_PREFIX));
             }
             let bar = if progress.total > 0 {
                 ProgressBar::with_draw_target(Some(progress.total), ProgressDrawTarget::hidden())

@@ -311,7 +311,7 @@ async fn contact(client: &Client, address: &Address) -> Result<Contact> {
         Ok(Err(error @ ClientError::Status { status: 401 | 403 | 407 | 500.., .. })) => {
             Err(error.into())
         }
-        Ok(Ok(_) | Err(ClientError::Status { .. } | ClientError::Answer(_))) => {
+        Ok(Ok(_) | Err(ClientError::Status { .. } | ClientError::InvalidResponse(_))) => {
             bail!("the server at {} is not a Puna or Ollama: {elsewhere}", address.url())
         }
         Ok(Err(ClientError::Transport(_))) => {

@@ -37,7 +37,7 @@ fn the_manual_names_every_architecture_and_no_other() {
 
 #[test]
 fn the_store_knows_which_models_answer_nothing_themselves() {
-    assert_eq!(puna_models::known_companions(), puna_store::Facts::DRAFTS);
+    assert_eq!(puna_models::known_companions(), puna_store::Facts::DRAFT_ARCHITECTURES);
     let known = puna_models::known_architectures();
-    assert!(puna_store::Facts::SOUND.iter().all(|name| known.contains(name)));
+    assert!(puna_store::Facts::AUDIO_ARCHITECTURES.iter().all(|name| known.contains(name)));
 }

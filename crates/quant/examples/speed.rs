@@ -1,4 +1,5 @@
-//! Values a second, one thread, for every type: `cargo run --release -p puna-quant --example speed [TYPE…]`.
+//! Measures values per second on one thread for every type: `cargo run --release -p puna-quant
+//! --example speed [TYPE…]`.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +27,7 @@ fn main() {
     }
 }
 
-/// Millions of values a second of a job on one row.
+/// Millions of values per second of a function that processes one row.
 fn rate(mut job: impl FnMut()) -> f64 {
     job();
     let (start, mut rows) = (Instant::now(), 0);

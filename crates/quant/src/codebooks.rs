@@ -1,8 +1,9 @@
-//! The codebooks of the IQ types, packed to 16 bits a row.
+//! Codebooks of the IQ types, packed to 16 bits per row.
 //!
-//! They are part of the format: their author chose the rows from lattice points by statistics of real models, so
-//! no formula yields them. Value `j` of a row is a level index, 2 bits wide at bit `2j` (rows of 8) or 3 bits wide
-//! at bit `3j` (rows of 4); `tables` holds the levels and expands the rows.
+//! They are part of the format. Their author chose the rows from lattice points by statistics of
+//! real models, so no formula generates them. Value `j` of a row is a level index: 2 bits at bit
+//! `2j` (rows of 8), or 3 bits at bit `3j` (rows of 4). `tables` has the levels and expands the
+//! rows.
 
 /// 256 rows of 8 values.
 pub(crate) const IQ2_XXS: [u16; 256] = [
@@ -141,7 +142,7 @@ pub(crate) const IQ2_S: [u16; 1024] = [
     43656, 43690,
 ];
 
-/// 2048 rows of 8 values, shared with IQ1_M.
+/// 2048 rows of 8 values, also used by IQ1_M.
 pub(crate) const IQ1_S: [u16; 2048] = [
     0, 2, 5, 8, 10, 17, 21, 32, 34, 40, 42, 69, 81, 84, 86, 101, 128, 130, 136, 138, 149, 160, 162,
     168, 170, 260, 261, 273, 276, 278, 281, 282, 293, 321, 326, 329, 338, 341, 346, 353, 356, 358,

@@ -1,117 +1,117 @@
-//! What can be wrong with data handed to this crate.
+//! Errors of conversions.
 
 use crate::TensorType;
 
-/// Why values could not be converted from or to a tensor type.
+/// Why values cannot be converted from or to a tensor type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum QuantError {
     /// A row ends inside a block.
     #[error("{values} values are no multiple of the {block}-value blocks of {ty}")]
     PartialBlock {
-        /// The type of the row.
+        /// Type of the row.
         ty: TensorType,
-        /// Values in the row.
+        /// Number of values in the row.
         values: usize,
-        /// Values in one block.
+        /// Number of values in a block.
         block: usize,
     },
-    /// The input is no whole number of rows.
+    /// The input is not a whole number of rows.
     #[error("{values} values are no multiple of the {row} values of a row")]
     PartialRow {
-        /// Values given.
+        /// Number of input values.
         values: usize,
-        /// Values in a row.
+        /// Number of values in a row.
         row: usize,
     },
-    /// The packed bytes do not have the length that the number of values demands.
+    /// The packed data has a wrong size.
     #[error("{values} values of type {ty} take {expected} bytes, not {bytes}")]
     Bytes {
-        /// The type of the data.
+        /// Type of the data.
         ty: TensorType,
-        /// Values named by the caller.
+        /// Number of values.
         values: usize,
-        /// Bytes that so many values take.
+        /// Size of these values in bytes.
         expected: usize,
-        /// Bytes that were given.
+        /// Actual size in bytes.
         bytes: usize,
     },
-    /// The packed bytes end inside a block.
+    /// The packed data ends inside a block.
     #[error("{bytes} bytes are no multiple of the {block}-byte blocks of {ty}")]
     PartialBytes {
-        /// The type of the data.
+        /// Type of the data.
         ty: TensorType,
-        /// Bytes that were given.
+        /// Actual size in bytes.
         bytes: usize,
-        /// Bytes of one block.
+        /// Size of a block in bytes.
         block: usize,
     },
     /// The type holds integers, not weights.
     #[error("{ty} tensors hold integers; they have no float form")]
     NoFloats {
-        /// The type asked for.
+        /// Requested type.
         ty: TensorType,
     },
-    /// The type can be read but not made.
+    /// The type can be dequantized only.
     #[error("nothing can be quantized to {ty}")]
     NoQuantizer {
-        /// The type asked for.
+        /// Requested type.
         ty: TensorType,
     },
-    /// The type is too coarse to be chosen without an importance matrix.
+    /// The type is too coarse to use without an importance matrix.
     #[error(
         "{ty} needs an importance matrix: make one with `puna imatrix` and pass it with --imatrix"
     )]
     ImportanceRequired {
-        /// The type asked for.
+        /// Requested type.
         ty: TensorType,
     },
-    /// The importance matrix belongs to other rows.
+    /// The importance matrix has a wrong length.
     #[error("the importance matrix has {found} values, but rows have {row}")]
     ImportanceLength {
-        /// Values in the importance matrix.
+        /// Number of values in the importance matrix.
         found: usize,
-        /// Values in a row.
+        /// Number of values in a row.
         row: usize,
     },
-    /// The importance matrix holds a value that is no weight.
+    /// The importance matrix has an invalid weight.
     #[error(
         "the importance matrix holds {value} at column {column}; weights are finite and not negative"
     )]
     ImportanceValue {
-        /// The column.
+        /// Column of the weight.
         column: usize,
-        /// The value, as text so that errors stay comparable.
+        /// The weight, as text so that errors can be compared.
         value: String,
     },
-    /// The input holds a NaN or an infinity.
+    /// The input contains a NaN or an infinity.
     #[error("value {index} to be quantized to {ty} is {value}")]
     NotFinite {
-        /// The type asked for.
+        /// Requested type.
         ty: TensorType,
-        /// Index of the value in the input.
+        /// Index of the value.
         index: usize,
-        /// The value, as text so that errors stay comparable.
+        /// The value, as text so that errors can be compared.
         value: String,
     },
-    /// The input holds a value beyond what any scale of the type reaches.
+    /// The input contains a value beyond the range of the type.
     #[error("value {index} to be quantized to {ty} is {value}, beyond the type's range")]
     OutOfRange {
-        /// The type asked for.
+        /// Requested type.
         ty: TensorType,
-        /// Index of the value in the input.
+        /// Index of the value.
         index: usize,
-        /// The value, as text so that errors stay comparable.
+        /// The value, as text so that errors can be compared.
         value: String,
     },
-    /// A stored value or scale is a NaN or an infinity.
+    /// A stored value or scale is NaN or infinite.
     #[error("block {block} of {ty} data is invalid: {field} is not finite")]
     Invalid {
-        /// The type of the data.
+        /// Type of the data.
         ty: TensorType,
         /// Index of the block.
         block: usize,
-        /// The field of the block.
+        /// Field of the block.
         field: &'static str,
     },
 }

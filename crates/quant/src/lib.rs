@@ -1,11 +1,12 @@
-//! Block formats of GGUF tensors as types: layout, dequantize, quantize; portable and exact, the reference for
-//! every kernel.
+//! Block formats of GGUF tensors: layout, dequantization and quantization. This portable and exact
+//! code is the reference for all kernels.
 //!
 //! - [`TensorType`]: numbers, names and block sizes.
-//! - [`dequantize`], [`dequantizer`]: from packed blocks to f32, bit for bit as the format's reference.
-//! - [`quantize`]: the other way; [`quantize_error`] measures it on a fixed row.
-//! - [`validate`]: whether packed data decodes to finite numbers.
-//! - [`layout`], [`tables`], [`float`]: what a kernel needs to read blocks itself.
+//! - [`dequantize`], [`dequantizer`]: packed blocks to f32, bit-identical to the format's
+//!   reference.
+//! - [`quantize`]: f32 to packed blocks. [`quantize_error`] measures its error on a fixed row.
+//! - [`validate`]: checks that packed data decodes to finite numbers.
+//! - [`layout`], [`tables`], [`float`]: what kernels need to read blocks.
 
 mod codebooks;
 mod dequantize;

@@ -1,14 +1,14 @@
-//! The fixed rows on which quantizers are compared with other tools.
+//! Fixed rows for comparing quantizers with other tools.
 
 use crate::{QuantError, TensorType, dequantize, quantize, requires_importance};
 
-/// Values in a fixed row.
+/// Number of values in a fixed row.
 pub const ROW_LEN: usize = 4096;
 
-/// What quantizing and dequantizing again did to the fixed row.
+/// Error of quantizing and dequantizing the fixed row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QuantizationError {
-    /// Root of the mean squared difference.
+    /// Root mean squared difference.
     pub rmse: f64,
     /// Largest absolute difference.
     pub max: f64,
@@ -16,14 +16,14 @@ pub struct QuantizationError {
 
 /// Quantizes the fixed row to a type and measures the error.
 ///
-/// The row is nearly normal with σ = 1 (row A of the format's reference vectors). Types that need an importance
-/// matrix get the reference one.
+/// The row is nearly normal with σ = 1 (row A of the format's reference vectors). Types that
+/// require an importance matrix use the reference matrix.
 pub fn quantize_error(ty: TensorType) -> Result<QuantizationError, QuantError> {
     let importance = requires_importance(ty).then(importance);
     error_of_row(ty, &normal_row(1), importance.as_deref())
 }
 
-/// The error of quantizing one row.
+/// Error of quantizing one row.
 pub(crate) fn error_of_row(
     ty: TensorType,
     row: &[f32],
@@ -45,8 +45,8 @@ pub(crate) fn error_of_row(
     Ok(QuantizationError { rmse: (sum / values as f64).sqrt(), max })
 }
 
-/// Nearly normal numbers that every language can make exactly: sums of twelve 20-bit draws of splitmix64, moved to
-/// mean 0 and σ = 1.
+/// Nearly normal numbers that every language can compute exactly: sums of twelve 20-bit draws of
+/// splitmix64, shifted and scaled to mean 0 and σ = 1.
 pub(crate) fn normal_row(seed: u64) -> Vec<f32> {
     let mut state = seed;
     let mut draw = || {
@@ -61,7 +61,7 @@ pub(crate) fn normal_row(seed: u64) -> Vec<f32> {
         .collect()
 }
 
-/// The reference importance matrix: seven different column weights in turn.
+/// Reference importance matrix: seven column weights that repeat.
 pub(crate) fn importance() -> Vec<f32> {
     (0..ROW_LEN).map(|i| 0.5 + (i % 7) as f32 / 4.0).collect()
 }
@@ -83,7 +83,7 @@ mod tests {
         digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Row B: 0.02 times normal numbers, with an outlier at every 97th place.
+    /// Row B: 0.02 times normal numbers, with an outlier at every 97th position.
     fn outlier_row() -> Vec<f32> {
         let mut row = normal_row(2);
         for (i, x) in row.iter_mut().enumerate() {
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fixed_rows_are_the_published_ones() {
+    fn fixed_rows_match_the_published_digests() {
         let vectors = vectors();
         for (name, row) in [("A", normal_row(1)), ("B", outlier_row())] {
             let bytes: Vec<u8> = row.iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -108,7 +108,7 @@ mod tests {
         }
     }
 
-    /// Runs `check` for every type and row with the published figures.
+    /// Calls `check` for every type and row with the published values.
     fn each_case(check: impl Fn(TensorType, &str, &[f32], Option<&[f32]>, &Value)) {
         let vectors = vectors();
         let mut cases_seen = 0;
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn all_but_the_codebook_types_quantize_to_the_bytes_of_the_reference() {
+    fn non_codebook_types_quantize_to_the_reference_bytes() {
         each_case(|ty, case, row, importance, expected| {
             if !is_codebook(ty) {
                 let mut packed = vec![0; ty.row_bytes(ROW_LEN).expect("whole blocks")];
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn quantizers_err_no_more_than_the_reference() {
+    fn quantization_error_does_not_exceed_the_reference() {
         each_case(|ty, case, row, importance, expected| {
             let error = error_of_row(ty, row, importance).expect("a valid row");
             let weighted = weighted_rmse(ty, row, importance);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_of_every_float_type_can_be_asked_for() {
+    fn quantize_error_supports_every_float_type() {
         for ty in TensorType::all() {
             match quantize_error(ty) {
                 Ok(error) => assert!(error.rmse <= error.max && error.max < 3.0, "{ty}: {error:?}"),

@@ -1,7 +1,8 @@
-//! Fixed tables of the formats, expanded for use in kernels.
+//! Fixed tables of the formats, expanded for kernels.
 //!
-//! A grid row of eight values is one `u64` (of four: one `u32`) with value `j` in byte `j`, so that it can be loaded,
-//! gathered or shuffled whole on a little-endian machine; `to_le_bytes` gives the values.
+//! A grid row of eight values is a `u64` (of four values: a `u32`) with value `j` in byte `j`. So a
+//! little-endian machine can load, gather or shuffle a row at once. `to_le_bytes` returns the
+//! values.
 
 use crate::codebooks;
 
@@ -9,7 +10,7 @@ use crate::codebooks;
 pub const IQ4NL_VALUES: [i8; 16] =
     [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// Values of the E2M1 codes of MXFP4 and NVFP4, doubled. Code 8 is +0: the format has no −0.
+/// Values of the E2M1 codes of MXFP4 and NVFP4, doubled. Code 8 is +0, since the format has no −0.
 pub const FP4_VALUES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// Levels of the 2-bit codebooks.
@@ -18,23 +19,23 @@ pub const IQ2_LEVELS: [u8; 3] = [8, 25, 43];
 pub const IQ3XXS_LEVELS: [u8; 8] = [4, 12, 20, 28, 36, 44, 52, 62];
 /// Levels of the IQ3_S codebook.
 pub const IQ3S_LEVELS: [u8; 8] = [1, 3, 5, 7, 9, 11, 13, 15];
-/// Levels of the IQ1_S codebook, as bytes of two's complement: −1, 0, 1.
+/// Levels of the IQ1_S codebook as two's complement bytes: −1, 0, 1.
 pub const IQ1_LEVELS: [u8; 3] = [0xff, 0, 1];
 
-/// IQ2_XXS: 8 magnitudes (8, 25 or 43) for an 8-bit index.
+/// IQ2_XXS: 8 magnitudes (8, 25 or 43) per 8-bit index.
 pub static IQ2XXS_GRID: [u64; 256] = expand_eights(&codebooks::IQ2_XXS, IQ2_LEVELS);
-/// IQ2_XS: 8 magnitudes for a 9-bit index.
+/// IQ2_XS: 8 magnitudes per 9-bit index.
 pub static IQ2XS_GRID: [u64; 512] = expand_eights(&codebooks::IQ2_XS, IQ2_LEVELS);
-/// IQ2_S: 8 magnitudes for a 10-bit index.
+/// IQ2_S: 8 magnitudes per 10-bit index.
 pub static IQ2S_GRID: [u64; 1024] = expand_eights(&codebooks::IQ2_S, IQ2_LEVELS);
-/// IQ1_S and IQ1_M: 8 signed values (−1, 0 or 1, as `i8`) for an 11-bit index.
+/// IQ1_S and IQ1_M: 8 signed values (−1, 0 or 1, as `i8`) per 11-bit index.
 pub static IQ1S_GRID: [u64; 2048] = expand_eights(&codebooks::IQ1_S, IQ1_LEVELS);
-/// IQ3_XXS: 4 magnitudes for an 8-bit index.
+/// IQ3_XXS: 4 magnitudes per 8-bit index.
 pub static IQ3XXS_GRID: [u32; 256] = expand_fours(&codebooks::IQ3_XXS, IQ3XXS_LEVELS);
-/// IQ3_S: 4 magnitudes for a 9-bit index.
+/// IQ3_S: 4 magnitudes per 9-bit index.
 pub static IQ3S_GRID: [u32; 512] = expand_fours(&codebooks::IQ3_S, IQ3S_LEVELS);
 
-/// Sign bytes of the 7-bit sign indices: bit `j` set means that value `j` is negative.
+/// Sign bytes of the 7-bit sign indices. A set bit `j` means that value `j` is negative.
 pub static SIGNS: [u8; 128] = {
     let mut table = [0; 128];
     let mut i = 0;
@@ -45,7 +46,7 @@ pub static SIGNS: [u8; 128] = {
     table
 };
 
-/// The sign byte of a 7-bit index: its eighth bit makes the number of minus signs even.
+/// Sign byte of a 7-bit index. The eighth bit makes the number of minus signs even.
 #[inline(always)]
 pub const fn signs(index: u8) -> u8 {
     let index = index & 127;

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-/// How the elements of a tensor are stored.
+/// Storage type of a tensor's elements.
 ///
-/// The discriminants are the type numbers of the file format; numbers that are missing here were retired by
-/// the format and are refused.
+/// Discriminants are the type numbers of the file format. Missing numbers were removed from the
+/// format and are rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u32)]
 #[allow(missing_docs, non_camel_case_types)] // the variants are the format's own names
@@ -49,7 +49,7 @@ pub enum TensorType {
 
 use TensorType::*;
 
-/// Type, file number, name, values a block, bytes a block.
+/// Type, number in files, name, values per block, bytes per block.
 const TABLE: [(TensorType, u32, &str, usize, usize); 35] = [
     (F32, 0, "F32", 1, 4),
     (F16, 1, "F16", 1, 2),
@@ -89,22 +89,22 @@ const TABLE: [(TensorType, u32, &str, usize, usize); 35] = [
 ];
 
 impl TensorType {
-    /// Every type, in the order of the file numbers.
+    /// All types, in the order of their numbers.
     pub fn all() -> impl Iterator<Item = TensorType> {
         TABLE.iter().map(|row| row.0)
     }
 
-    /// The type with this number in a tensor info, if the format still has one.
+    /// Type of a number in a tensor description, if the format still has it.
     pub fn from_id(id: u32) -> Option<Self> {
         TABLE.iter().find(|row| row.1 == id).map(|row| row.0)
     }
 
-    /// The type of this name, in any case (`q4_k`, `Q4_K`).
+    /// Finds a type by name, in any case (`q4_k`, `Q4_K`).
     pub fn from_name(name: &str) -> Option<Self> {
         TABLE.iter().find(|row| row.2.eq_ignore_ascii_case(name)).map(|row| row.0)
     }
 
-    /// The number in a tensor info.
+    /// Number in a tensor description.
     pub fn id(self) -> u32 {
         self as u32
     }
@@ -113,22 +113,23 @@ impl TensorType {
         TABLE.iter().find(|row| row.0 == self).expect("the table lists every variant")
     }
 
-    /// The name as llama.cpp's tools print it in capitals, such as `Q4_K`.
+    /// Name in capitals, as llama.cpp's tools print it, such as `Q4_K`.
     pub fn name(self) -> &'static str {
         self.row().2
     }
 
-    /// Values in one block; a row's length is a multiple of it.
+    /// Number of values in a block. The length of a row is a multiple of it.
     pub fn block_values(self) -> usize {
         self.row().3
     }
 
-    /// Bytes of one block.
+    /// Size of a block in bytes.
     pub fn block_bytes(self) -> usize {
         self.row().4
     }
 
-    /// Bytes of a row of `values`, or `None` where `values` is no multiple of the block or the size overflows.
+    /// Size in bytes of a row of `values`. `None` if `values` is not a multiple of the block, or
+    /// the size overflows.
     pub fn row_bytes(self, values: usize) -> Option<usize> {
         let (block, bytes) = (self.block_values(), self.block_bytes());
         values.is_multiple_of(block).then(|| (values / block).checked_mul(bytes)).flatten()
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_is_no_multiple_of_the_block_has_no_size() {
+    fn partial_blocks_have_no_size() {
         assert_eq!(Q4_K.row_bytes(512), Some(288));
         assert_eq!(Q4_K.row_bytes(576), None);
         assert_eq!(Q8_0.row_bytes(usize::MAX - 31), None);

@@ -1,4 +1,4 @@
-//! Block formats: there and back, and against recorded values.
+//! Tests of block formats: round trips, and comparison with recorded values.
 
 mod roundtrip;
 mod vectors;

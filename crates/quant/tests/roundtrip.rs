@@ -1,11 +1,11 @@
-//! Quantizing and dequantizing again: errors, hostile values, refusals.
+//! Round trips through quantization: errors, hostile values, rejected input.
 
 use proptest::prelude::*;
 use puna_quant::{
     QuantError, TensorType, dequantize, dequantizer, quantize, requires_importance, validate,
 };
 
-/// Types that can be quantized to.
+/// Types that [`quantize`] supports.
 fn quantizable() -> impl Iterator<Item = TensorType> {
     use TensorType::*;
     TensorType::all().filter(|ty| !matches!(ty, I8 | I16 | I32 | I64 | F64))
@@ -15,8 +15,8 @@ fn packed_size(ty: TensorType, values: usize) -> Vec<u8> {
     vec![0xaa; ty.row_bytes(values).expect("whole blocks")]
 }
 
-/// Quantizes one row, with even weights where the type needs some, and dequantizes it.
-fn there_and_back(ty: TensorType, row: &[f32]) -> Result<Vec<f32>, QuantError> {
+/// Quantizes one row, with uniform weights if the type requires some, and dequantizes it.
+fn round_trip(ty: TensorType, row: &[f32]) -> Result<Vec<f32>, QuantError> {
     let mut packed = packed_size(ty, row.len());
     let weights = vec![1.0; row.len()];
     quantize(ty, row, row.len(), requires_importance(ty).then_some(&weights), &mut packed)?;
@@ -31,7 +31,8 @@ fn rms(values: impl ExactSizeIterator<Item = f32>) -> f64 {
     (values.map(|v| f64::from(v).powi(2)).sum::<f64>() / n).sqrt()
 }
 
-/// Largest rms error for evenly spread values, in units of their rms: about what the type's levels allow.
+/// Largest rms error for evenly distributed values, relative to their rms: about the type's
+/// resolution.
 fn relative_limit(ty: TensorType) -> f64 {
     use TensorType::*;
     match ty {
@@ -68,7 +69,7 @@ fn integer_types_have_no_floats_and_doubles_no_quantizer() {
 }
 
 #[test]
-fn lengths_that_do_not_fit_are_refused_by_name() {
+fn mismatched_lengths_are_refused_by_name() {
     let ty = TensorType::Q4_K;
     let bytes = QuantError::Bytes { ty, values: 256, expected: 144, bytes: 143 };
     assert_eq!(dequantize(ty, &[0; 143], &mut [0.0; 256]), Err(bytes.clone()));
@@ -111,12 +112,12 @@ fn importance_is_checked() {
 }
 
 #[test]
-fn values_that_are_not_finite_are_refused() {
+fn non_finite_values_are_refused() {
     for ty in quantizable() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut row = [0.5; 256];
             row[200] = bad;
-            let error = there_and_back(ty, &row).expect_err("a value that is not finite");
+            let error = round_trip(ty, &row).expect_err("a value that is not finite");
             assert_eq!(error, QuantError::NotFinite { ty, index: 200, value: bad.to_string() });
         }
     }
@@ -127,15 +128,15 @@ fn a_scale_that_overflows_is_refused() {
     use TensorType::*;
     let row = [3e38; 256];
     for ty in quantizable() {
-        let result = there_and_back(ty, &row);
+        let result = round_trip(ty, &row);
         match ty {
             F32 | BF16 | Q8_K | MXFP4 | NVFP4 => assert!(result.is_ok(), "{ty}: {result:?}"),
             F16 => assert_eq!(result, Err(QuantError::Invalid { ty, block: 0, field: "value" })),
             _ => {
                 let value = 3e38_f32.to_string();
                 assert_eq!(result, Err(QuantError::OutOfRange { ty, index: 0, value }));
-                // Within the range of some type, but not of all of them.
-                let large = there_and_back(ty, &[2.5e8; 256]);
+                // Within the range of some types only.
+                let large = round_trip(ty, &[2.5e8; 256]);
                 assert!(
                     large.is_ok() == matches!(ty, Q6_K | IQ4_XS)
                         && matches!(large, Ok(_) | Err(QuantError::Invalid { .. })),
@@ -149,13 +150,13 @@ fn a_scale_that_overflows_is_refused() {
 #[test]
 fn zeros_stay_zeros() {
     for ty in quantizable() {
-        let back = there_and_back(ty, &[0.0; 512]).expect("valid");
+        let back = round_trip(ty, &[0.0; 512]).expect("valid");
         assert!(back.iter().all(|&y| y == 0.0), "{ty}");
     }
 }
 
 #[test]
-fn columns_without_importance_leave_the_others_exact_enough() {
+fn columns_with_zero_importance_do_not_harm_the_others() {
     for ty in quantizable() {
         let row: Vec<f32> = (0..256).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
         let weights: Vec<f32> = (0..256).map(|i| (i % 2) as f32).collect();
@@ -171,7 +172,7 @@ fn columns_without_importance_leave_the_others_exact_enough() {
 }
 
 #[test]
-fn each_row_is_quantized_on_its_own() {
+fn rows_are_quantized_independently() {
     for ty in quantizable() {
         let rows: Vec<f32> = (0..1024)
             .map(|i| ((i * 7919 % 1009) as f32 / 1009.0 - 0.4) * (1 + i / 512) as f32)
@@ -188,7 +189,7 @@ fn each_row_is_quantized_on_its_own() {
 }
 
 #[test]
-fn validation_finds_every_scale_that_is_not_finite() {
+fn validation_finds_every_non_finite_scale() {
     use TensorType::*;
     for (ty, offsets) in [
         (F16, &[0][..]),
@@ -234,7 +235,7 @@ fn validation_finds_every_scale_that_is_not_finite() {
 }
 
 #[test]
-fn validation_knows_the_odd_scales() {
+fn validation_checks_special_scale_fields() {
     use TensorType::*;
     let invalid = |ty, field| Err(QuantError::Invalid { ty, block: 0, field });
     let infinity = f32::INFINITY.to_le_bytes();
@@ -251,7 +252,7 @@ fn validation_knows_the_odd_scales() {
     assert_eq!(validate(MXFP4, &mxfp4), invalid(MXFP4, "e"));
     assert_eq!(validate(NVFP4, &[0xff; 36]), Ok(()));
     assert_eq!(validate(I32, &[0xff; 36]), Ok(()));
-    // The scale of IQ1_M lies in the high nibbles of the four scale words, lowest first.
+    // The scale of IQ1_M is in the high nibbles of the four scale words, lowest first.
     let mut iq1_m = [0; 56];
     iq1_m[53] = 0xc0;
     iq1_m[55] = 0x70;
@@ -262,13 +263,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn errors_stay_within_what_the_levels_allow(
+    fn errors_stay_within_the_types_resolution(
         row in prop::collection::vec(-1.0_f32..1.0, 512),
         scale in -6_i32..=6,
     ) {
         let row: Vec<f32> = row.iter().map(|x| x * 2_f32.powi(scale)).collect();
         for ty in quantizable() {
-            let back = there_and_back(ty, &row).expect("valid");
+            let back = round_trip(ty, &row).expect("valid");
             let error = rms(row.iter().zip(&back).map(|(x, y)| x - y));
             let limit = relative_limit(ty) * rms(row.iter().copied());
             prop_assert!(error <= limit, "{}: {} over {}", ty, error, limit);
@@ -276,23 +277,24 @@ proptest! {
     }
 
     #[test]
-    fn powers_of_two_pass_through_quantization(
+    fn powers_of_two_survive_quantization(
         row in prop::collection::vec(-1.0_f32..1.0, 256),
         power in 1_i32..=6,
     ) {
         let scaled: Vec<f32> = row.iter().map(|x| x * 2_f32.powi(power)).collect();
-        // NVFP4's scales are too coarse at their lower end, and binary16 is so for single small values.
+        // NVFP4's scales are too coarse for small values, and so is binary16 for single small
+        // values.
         for ty in quantizable().filter(|ty| !matches!(ty, TensorType::NVFP4 | TensorType::F16)) {
-            let small = there_and_back(ty, &row).expect("valid");
-            let large = there_and_back(ty, &scaled).expect("valid");
+            let small = round_trip(ty, &row).expect("valid");
+            let large = round_trip(ty, &scaled).expect("valid");
             let expected: Vec<f32> = small.iter().map(|y| y * 2_f32.powi(power)).collect();
             prop_assert_eq!(large, expected, "{}", ty);
         }
     }
 
     #[test]
-    fn any_finite_values_are_quantized_or_refused(bits in prop::collection::vec(any::<u32>(), 512), shift in 0_u32..8) {
-        // From any float at all to rows whose magnitudes lie close together.
+    fn arbitrary_finite_values_are_quantized_or_refused(bits in prop::collection::vec(any::<u32>(), 512), shift in 0_u32..8) {
+        // From arbitrary floats to rows with similar magnitudes.
         let row: Vec<f32> = bits
             .iter()
             .map(|b| f32::from_bits(b & 0x80ff_ffff | (b >> shift & 0x7f00_0000)))
@@ -300,7 +302,7 @@ proptest! {
             .collect();
         let max = row.iter().fold(0.0_f32, |a, x| a.max(x.abs()));
         for ty in quantizable() {
-            match there_and_back(ty, &row) {
+            match round_trip(ty, &row) {
                 Ok(back) => prop_assert!(back.iter().all(|y| y.is_finite() && y.abs() <= 4.0 * max.max(1e-6)), "{}", ty),
                 Err(e) => prop_assert!(
                     matches!(e, QuantError::Invalid { .. } | QuantError::OutOfRange { .. }),
@@ -312,7 +314,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_dequantized_without_panic(bytes in prop::collection::vec(any::<u8>(), 1200)) {
+    fn arbitrary_bytes_dequantize_without_panic(bytes in prop::collection::vec(any::<u8>(), 1200)) {
         for ty in TensorType::all() {
             let blocks = bytes.len() / ty.block_bytes();
             let data = &bytes[..blocks * ty.block_bytes()];

@@ -1,4 +1,4 @@
-//! The reference vectors: blocks and the exact bits that they stand for.
+//! Reference vectors: blocks and the exact bits of their values.
 
 use puna_quant::{TensorType, dequantize, float};
 use serde_json::Value;
@@ -19,7 +19,7 @@ fn bytes(hex: &Value) -> Vec<u8> {
         .collect()
 }
 
-/// f32 bit patterns, written most significant digit first.
+/// f32 bit patterns, most significant digit first.
 fn words(hex: &Value) -> Vec<u32> {
     bytes(hex).chunks_exact(4).map(|b| u32::from_be_bytes(b.try_into().expect("4 bytes"))).collect()
 }
@@ -71,7 +71,7 @@ fn floats_round_to_16_bits_as_in_the_reference() {
 }
 
 #[test]
-fn every_codebook_row_is_the_published_one() {
+fn codebooks_match_the_published_ones() {
     use puna_quant::tables::*;
     let vectors = vectors();
     let expand = |name: &str, expanded: Vec<u8>| {

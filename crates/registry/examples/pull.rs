@@ -1,4 +1,5 @@
-//! Pulls a model into a folder, and tells how long that took: `pull STORE MODEL [--insecure]`. Benchmarks use it too.
+//! Pulls a model into a folder and prints the time: `pull STORE MODEL [--insecure]`. Benchmarks use
+//! it.
 
 use std::sync::Arc;
 use std::time::Instant;

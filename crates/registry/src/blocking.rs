@@ -1,28 +1,29 @@
-//! Work that waits for the disk.
+//! Runs operations that wait for the disk on blocking threads.
 
 use std::sync::Arc;
 
-use puna_store::{Store, Work};
+use puna_store::{Store, WorkGuard};
 use puna_tasks::run_blocking;
 
 use crate::error::RegistryError;
 
-/// Does something on a thread that may wait for the disk.
+/// Runs a blocking operation on a thread of the blocking pool.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, RegistryError> + Send + 'static,
 ) -> Result<T, RegistryError> {
     run_blocking(work).await.unwrap_or_else(|e| Err(RegistryError::Setup(e.to_string())))
 }
 
-/// Does something as one who is at work on a model of a store: what is pinned meanwhile stays so until its end.
-pub(crate) async fn at_work<T>(
+/// Runs an operation while the store counts it as work in progress. Blobs pinned by it stay pinned
+/// until its end.
+pub(crate) async fn with_store_guard<T>(
     store: &Arc<Store>,
-    doing: impl Future<Output = Result<T, RegistryError>>,
+    operation: impl Future<Output = Result<T, RegistryError>>,
 ) -> Result<T, RegistryError> {
     let at = store.clone();
-    let mut working = Working(blocking(move || Ok(Some(at.work()))).await?);
-    let done = doing.await;
-    let work = working.0.take();
+    let mut guard = StoreGuard(blocking(move || Ok(Some(at.begin_work()))).await?);
+    let done = operation.await;
+    let work = guard.0.take();
     blocking(move || {
         drop(work);
         Ok(())
@@ -31,10 +32,11 @@ pub(crate) async fn at_work<T>(
     done
 }
 
-/// Somebody at work. Others see it by a file, which goes with it: also where nobody waits for the end any more, that is done elsewhere.
-struct Working(Option<Work>);
+/// Marks work in progress in a store. Other processes see it by a file, which is removed on drop.
+/// If the task was cancelled, a blocking thread removes it.
+struct StoreGuard(Option<WorkGuard>);
 
-impl Drop for Working {
+impl Drop for StoreGuard {
     fn drop(&mut self) {
         let Some(work) = self.0.take() else { return };
         match tokio::runtime::Handle::try_current() {

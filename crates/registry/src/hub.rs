@@ -1,4 +1,5 @@
-//! Models of the hub by its listing of files, for what its registry does not serve: models in several files.
+//! Models of Hugging Face by its listing of files. The client uses it if the registry API does not
+//! serve a model, such as a model in several files.
 //!
 //! ```text
 //! GET /api/models/USER/REPO/refs                             {"branches":[{"name":"main","targetCommit":"…"}]}
@@ -6,7 +7,8 @@
 //! GET /USER/REPO/resolve/COMMIT/PATH                         the file, after redirects
 //! ```
 //!
-//! The SHA-256 of a large file is the digest of its blob, so that everything is verified, and shared with other models.
+//! The SHA-256 of a large file equals its blob digest. So the download is verified, and models
+//! share blobs.
 
 use std::fmt;
 
@@ -17,28 +19,28 @@ use serde::Deserialize;
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::json;
 
+use crate::client::session::{RequestSpec, Session};
 use crate::error::RegistryError;
-use crate::http::{Ask, Session};
-use crate::packaging::{Origin, check_name};
+use crate::packaging::{SourceManifest, check_name};
 
-/// Bytes of one page of a listing at most.
-const MAX_PAGE: usize = 16 << 20;
-/// Pages of a listing at most.
+/// Largest page of a listing, in bytes.
+const MAX_PAGE_BYTES: usize = 16 << 20;
+/// Largest number of pages of a listing.
 const MAX_PAGES: usize = 64;
-/// Files of weights in a listing at most.
+/// Largest number of GGUF files in a listing.
 const MAX_FILES: usize = 20_000;
-/// Bytes of a file's path at most.
-const MAX_PATH: usize = 1024;
-/// Files of one model at most.
-const MAX_PARTS: u32 = 999;
-/// What is tried where no quantization is asked for.
-const PREFERRED: [&str; 2] = ["Q4_K_M", "Q8_0"];
-/// In names of files that are no models.
-const NO_MODELS: [&str; 6] = ["mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-"];
-/// Quantizations that a message names.
-const NAMED: usize = 24;
+/// Longest path of a file, in bytes.
+const MAX_PATH_BYTES: usize = 1024;
+/// Largest number of files of a split model.
+const MAX_SPLIT_FILES: u32 = 999;
+/// Quantizations to try, in order, if the tag names none.
+const DEFAULT_QUANTIZATIONS: [&str; 2] = ["Q4_K_M", "Q8_0"];
+/// Parts of names of GGUF files that are not models themselves.
+const NON_MODEL_NAMES: [&str; 6] = ["mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-"];
+/// Largest number of files that a message names.
+const MAX_NAMED: usize = 24;
 
-/// A file of the model.
+/// File of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HubFile {
     pub(crate) path: String,
@@ -60,7 +62,7 @@ struct Branch {
 }
 
 #[derive(Deserialize)]
-struct Listed {
+struct TreeEntry {
     #[serde(rename = "type", default)]
     kind: String,
     path: String,
@@ -74,14 +76,14 @@ struct Lfs {
     size: u64,
 }
 
-/// The files of a model, and the commit that they are of.
+/// Files of a model, and their commit.
 pub(crate) struct HubModel {
     commit: String,
     pub(crate) files: Vec<HubFile>,
 }
 
 impl HubModel {
-    /// Where a file is.
+    /// Download URL of a file.
     pub(crate) fn url(&self, session: &Session, file: &HubFile) -> Url {
         let mut url = session.endpoint().root.clone();
         if let Ok(mut path) = url.path_segments_mut() {
@@ -91,8 +93,9 @@ impl HubModel {
         url
     }
 
-    /// What the model is made of, by which it is known again.
-    pub(crate) fn origin(&self, session: &Session) -> Origin {
+    /// The manifest that records what the stored model is made of. A later pull compares its
+    /// digest.
+    pub(crate) fn origin(&self, session: &Session) -> SourceManifest {
         let name = session.name();
         let source = format!("{}/{}/{}", session.host(), name.namespace(), name.model());
         let files = self.files.iter().map(|file| {
@@ -103,12 +106,12 @@ impl HubModel {
                 "annotations": {"org.opencontainers.image.title": file.path},
             })
         });
-        Origin::new(&source, files.collect())
+        SourceManifest::new(&source, files.collect())
     }
 }
 
 impl Session {
-    /// The model by the hub's listing.
+    /// Reads the listing and selects the files of the session's model.
     pub(crate) async fn hub_model(&self) -> Result<HubModel, RegistryError> {
         let name = self.name();
         let api = |rest: &[&str]| {
@@ -118,114 +121,120 @@ impl Session {
             }
             url
         };
-        let refs: Refs = self.json(&self.get_listing(api(&["refs"])).await?.1)?;
+        let refs: Refs = self.parse_json(&self.get_listing(api(&["refs"])).await?.1)?;
         let main =
             refs.branches.iter().find(|branch| branch.name == "main").or(refs.branches.first());
         let commit = main.map(|branch| branch.target_commit.clone());
         let is_commit =
             |text: &String| !text.is_empty() && text.bytes().all(|c| c.is_ascii_hexdigit());
-        let commit = commit.filter(is_commit).ok_or_else(|| wrong("it names no commit"))?;
+        let commit = commit.filter(is_commit).ok_or_else(|| listing_error("it names no commit"))?;
         let mut next = api(&["tree", &commit]);
         next.query_pairs_mut().append_pair("recursive", "true");
         let mut files: Vec<HubFile> = Vec::new();
         for _ in 0..MAX_PAGES {
             let (link, bytes) = self.get_listing(next.clone()).await?;
-            files.extend(self.json::<Page>(&bytes)?.0);
+            files.extend(self.parse_json::<TreePage>(&bytes)?.0);
             if files.len() > MAX_FILES {
-                return Err(wrong(&format!("it has more than {MAX_FILES} files of weights")));
+                return Err(listing_error(&format!(
+                    "it has more than {MAX_FILES} files of weights"
+                )));
             }
             let Some(link) = link else {
                 files.sort_by(|a, b| a.path.cmp(&b.path));
-                return Ok(HubModel { commit, files: choose(&files, self.name().tag())? });
+                return Ok(HubModel { commit, files: select_files(&files, self.name().tag())? });
             };
             next = self.next_hop(&next, &link)?;
             if next.origin() != self.endpoint().root.origin() {
-                return Err(wrong("it goes on at another host"));
+                return Err(listing_error("it goes on at another host"));
             }
         }
-        Err(wrong("it has too many pages"))
+        Err(listing_error("it has too many pages"))
     }
 
-    /// A page, and where the next one is.
+    /// Gets a page of a listing. Returns the link to the next page, and the body.
     async fn get_listing(&self, url: Url) -> Result<(Option<String>, bytes::Bytes), RegistryError> {
-        let response = self.send(&Ask::new(Method::GET, url)).await?;
+        let response = self.send(&RequestSpec::new(Method::GET, url)).await?;
         match response.status() {
             StatusCode::NOT_FOUND => return Err(RegistryError::NotFound),
             status if status.is_success() => {}
-            _ => return Err(self.refusal(response).await),
+            _ => return Err(self.error_from_response(response).await),
         }
         let link = next_page(&response);
-        Ok((link, self.read(response, MAX_PAGE).await?))
+        Ok((link, self.read(response, MAX_PAGE_BYTES).await?))
     }
 
-    fn json<T: serde::de::DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, RegistryError> {
-        serde_json::from_slice(bytes).map_err(|e| wrong(&format!("it is not as documented: {e}")))
+    fn parse_json<T: serde::de::DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, RegistryError> {
+        serde_json::from_slice(bytes)
+            .map_err(|e| listing_error(&format!("it is not as documented: {e}")))
     }
 }
 
-fn wrong(what: &str) -> RegistryError {
+fn listing_error(what: &str) -> RegistryError {
     RegistryError::NotAManifest(format!("the listing of the hub cannot be used: {what}"))
 }
 
-/// `<address>; rel="next"`.
+/// Reads the link to the next page: `<address>; rel="next"`.
 fn next_page(response: &Response) -> Option<String> {
     let text = response.headers().get(LINK)?.to_str().ok()?;
     let (address, rest) = text.trim().strip_prefix('<')?.split_once('>')?;
     rest.contains("rel=\"next\"").then(|| address.to_owned())
 }
 
-/// What a page of a listing has that a model may be made of. The rest of it is never kept: there are repositories of a million files.
-struct Page(Vec<HubFile>);
+/// GGUF files of a page. Other entries are dropped while parsing, since a repository may have a
+/// million files.
+struct TreePage(Vec<HubFile>);
 
-impl<'de> Deserialize<'de> for Page {
+impl<'de> Deserialize<'de> for TreePage {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_seq(Entries)
+        from.deserialize_seq(TreePageVisitor)
     }
 }
 
-struct Entries;
+struct TreePageVisitor;
 
-impl<'de> Visitor<'de> for Entries {
-    type Value = Page;
+impl<'de> Visitor<'de> for TreePageVisitor {
+    type Value = TreePage;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a list of files")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<Page, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<TreePage, A::Error> {
         let mut files = Vec::new();
-        while let Some(entry) = entries.next_element::<Listed>()? {
-            // One more than there may be, so that it is seen that there are too many.
-            files.extend(file(entry).filter(|_| files.len() <= MAX_FILES));
+        while let Some(entry) = entries.next_element::<TreeEntry>()? {
+            // Keeps one file more than allowed, so that the caller detects the excess.
+            files.extend(model_file(entry).filter(|_| files.len() <= MAX_FILES));
         }
-        Ok(Page(files))
+        Ok(TreePage(files))
     }
 }
 
-/// A large file of weights with a good name.
-fn file(listed: Listed) -> Option<HubFile> {
-    let lfs = listed.lfs.filter(|_| listed.kind == "file")?;
+/// The entry as a file of a model: a large GGUF file with a valid name.
+fn model_file(entry: TreeEntry) -> Option<HubFile> {
+    let lfs = entry.lfs.filter(|_| entry.kind == "file")?;
     let is_wanted =
-        listed.path.len() <= MAX_PATH && listed.path.to_ascii_lowercase().ends_with(".gguf");
-    check_name(&listed.path).ok().filter(|name| is_wanted && *name == listed.path)?;
+        entry.path.len() <= MAX_PATH_BYTES && entry.path.to_ascii_lowercase().ends_with(".gguf");
+    check_name(&entry.path).ok().filter(|name| is_wanted && *name == entry.path)?;
     Some(HubFile {
         digest: lfs.oid.parse().or_else(|_| format!("sha256:{}", lfs.oid).parse()).ok()?,
-        path: listed.path,
+        path: entry.path,
         size: lfs.size,
     })
 }
 
-/// The files of the model that a tag asks for: its parts, and the projector of images or sound that is nearest to it.
-fn choose(files: &[HubFile], tag: &str) -> Result<Vec<HubFile>, RegistryError> {
+/// Selects the files for a tag: all parts of the model, and the nearest multimodal projector.
+fn select_files(files: &[HubFile], tag: &str) -> Result<Vec<HubFile>, RegistryError> {
     let models: Vec<&HubFile> = files.iter().filter(|file| is_model(&file.path)).collect();
     let by_tag = |tag: &str| models.iter().find(|file| has_tag(&file.path, tag)).copied();
-    let found = match tag {
-        DEFAULT_TAG => PREFERRED.iter().find_map(|tag| by_tag(tag)).or(models.first().copied()),
+    let model = match tag {
+        DEFAULT_TAG => {
+            DEFAULT_QUANTIZATIONS.iter().find_map(|tag| by_tag(tag)).or(models.first().copied())
+        }
         tag => by_tag(tag),
     };
-    let Some(found) = found else {
+    let Some(model) = model else {
         let names: Vec<&str> =
-            models.iter().take(NAMED).map(|file| file_name(&file.path)).collect();
+            models.iter().take(MAX_NAMED).map(|file| file_name(&file.path)).collect();
         return Err(RegistryError::NotAManifest(match names.as_slice() {
             [] => "the repository has no GGUF files: `create` makes a model of safetensors".into(),
             names => format!(
@@ -234,9 +243,9 @@ fn choose(files: &[HubFile], tag: &str) -> Result<Vec<HubFile>, RegistryError> {
             ),
         }));
     };
-    let mut chosen = parts(files, found)?;
-    chosen.extend(projector(files, found, tag).cloned());
-    Ok(chosen)
+    let mut selected = split_files(files, model)?;
+    selected.extend(projector(files, model, tag).cloned());
+    Ok(selected)
 }
 
 fn file_name(path: &str) -> &str {
@@ -249,32 +258,33 @@ fn folder(path: &str) -> &str {
 
 fn is_model(path: &str) -> bool {
     let name = file_name(path).to_ascii_lowercase();
-    let is_first = PartName::of(&name).is_none_or(|part| part.number == 1);
-    name.ends_with(".gguf") && is_first && !NO_MODELS.iter().any(|other| name.contains(other))
+    let is_first = PartName::parse(&name).is_none_or(|part| part.number == 1);
+    name.ends_with(".gguf") && is_first && !NON_MODEL_NAMES.iter().any(|other| name.contains(other))
 }
 
-/// Whether a file has a tag in its name, with a point or a dash behind it, or is called so.
+/// Whether the file name contains the tag before `.` or `-`, or file or folder equal the tag.
 fn has_tag(path: &str, tag: &str) -> bool {
     let (name, tag) = (file_name(path).to_ascii_lowercase(), tag.to_ascii_lowercase());
     let behind = |(at, _): (usize, &str)| name[at + tag.len()..].starts_with(['.', '-']);
     name == tag || name.match_indices(&tag).any(behind) || folder(path).eq_ignore_ascii_case(&tag)
 }
 
-/// All parts of a file, which may be the only one.
-fn parts(files: &[HubFile], first: &HubFile) -> Result<Vec<HubFile>, RegistryError> {
-    let Some(name) = PartName::of(&first.path) else { return Ok(vec![first.clone()]) };
-    if name.count > MAX_PARTS {
-        return Err(wrong(&format!("{} is one of {} files", first.path, name.count)));
+/// All parts of a split model, or the single file.
+fn split_files(files: &[HubFile], first: &HubFile) -> Result<Vec<HubFile>, RegistryError> {
+    let Some(name) = PartName::parse(&first.path) else { return Ok(vec![first.clone()]) };
+    if name.count > MAX_SPLIT_FILES {
+        return Err(listing_error(&format!("{} is one of {} files", first.path, name.count)));
     }
     let part = |number: u32| {
         let path = name.other(number);
-        let missing = || wrong(&format!("there is no {path}"));
+        let missing = || listing_error(&format!("there is no {path}"));
         files.iter().find(|file| file.path == path).cloned().ok_or_else(missing)
     };
     (1..=name.count).map(part).collect()
 }
 
-/// The projector that is nearest to a model: in its folder or one above, with its tag if there is such a one.
+/// The projector nearest to a model: in its folder or a parent folder, preferably with the same
+/// tag.
 fn projector<'a>(files: &'a [HubFile], model: &HubFile, tag: &str) -> Option<&'a HubFile> {
     let of_model = folder(&model.path);
     let is_near = |file: &&HubFile| {
@@ -304,8 +314,8 @@ mod tests {
         };
         let mut files: Vec<HubFile> = paths.iter().map(file).collect();
         files.sort_by(|a, b| a.path.cmp(&b.path));
-        let chosen = choose(&files, tag).map_err(|e| e.to_string())?;
-        Ok(chosen.into_iter().map(|file| file.path).collect())
+        let selected = select_files(&files, tag).map_err(|e| e.to_string())?;
+        Ok(selected.into_iter().map(|file| file.path).collect())
     }
 
     #[test]
@@ -337,20 +347,20 @@ mod tests {
     }
 
     #[test]
-    fn of_a_listing_only_files_of_weights_are_kept() {
+    fn only_gguf_files_of_a_listing_are_kept() {
         let page = |n: usize, path: &str| {
             let entry = format!(
                 r#"{{"type":"file","path":"{path}","lfs":{{"oid":"{}","size":9}},"other":[1,{{}}]}}"#,
                 Digest::of(path.as_bytes()).hex()
             );
             let text = format!("[{}]", vec![entry; n].join(","));
-            serde_json::from_str::<Page>(&text).unwrap().0.len()
+            serde_json::from_str::<TreePage>(&text).unwrap().0.len()
         };
         assert_eq!(page(10, "a/m-Q4_K_M.GGUF"), 10);
         for other in ["model.safetensors", "data/0001.parquet", "../m.gguf"] {
             assert_eq!(page(1000, other), 0, "{other}");
         }
-        assert_eq!(page(1, &format!("{}.gguf", "x".repeat(MAX_PATH))), 0);
+        assert_eq!(page(1, &format!("{}.gguf", "x".repeat(MAX_PATH_BYTES))), 0);
         assert_eq!(
             page(MAX_FILES + 100, "m.gguf"),
             MAX_FILES + 1,
@@ -359,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_projector_comes_along() {
+    fn the_nearest_projector_is_selected() {
         let files =
             ["m-Q4_K_M.gguf", "mmproj-F16.gguf", "mmproj-Q8_0.gguf", "other/mmproj-F16.gguf"];
         assert_eq!(choice(&files, "latest").unwrap(), ["m-Q4_K_M.gguf", "mmproj-F16.gguf"]);

@@ -1,8 +1,10 @@
-//! The client of the model registry protocol: pulls models into a [`Store`](puna_store::Store) and pushes them out of
-//! it, as Ollama does, to registries that serve Ollama's clients and to those that follow the OCI distribution rules.
+//! Client of model registries. It pulls models into a [`Store`](puna_store::Store) and pushes them
+//! from it, as Ollama does. It works with registries for Ollama's clients and with those that
+//! follow the OCI distribution specification.
 //!
-//! Names and digests are parsed types from the first byte of an answer on; nothing that a registry says becomes a path
-//! or part of an address as text. Whatever it answers is bounded: manifests, tokens, errors, redirects, time.
+//! Security: names and digests are parsed into types as soon as a response arrives. No text of a
+//! registry becomes a file path or part of a URL. Manifests, tokens, error texts, redirects and
+//! waiting times have limits.
 //!
 //! ```no_run
 //! # async fn pull() -> Result<(), puna_registry::RegistryError> {
@@ -24,135 +26,116 @@
 //! # }
 //! ```
 //!
-//! A download is cut into parts that several connections fetch at once. What has arrived is noted
-//! beside the data in Ollama's format every two seconds, so that it goes on after a crash, here or there. Its digest is
-//! computed while it arrives, and only a blob whose digest is right gets its name.
+//! A download is split into byte ranges that several connections fetch concurrently. The client
+//! records the received ranges next to the data every two seconds, in Ollama's format. After a
+//! crash, this program or Ollama resumes the download. The digest is computed while the data
+//! arrives. A blob gets its final name only if the digest is correct.
 
 #![forbid(unsafe_code)]
 
-mod address;
-mod announced;
 mod auth;
 mod blocking;
-mod bundle;
-mod descriptor;
-mod direct;
-mod docker;
+mod client;
+mod discovery;
+mod disk_space;
+mod display;
 mod download;
-mod endpoint;
 mod error;
-mod fetch;
-mod file;
-mod growth;
-mod helper;
-mod hosts;
-mod http;
 mod hub;
-mod key;
 mod lock;
 mod manifest;
-mod pace;
 mod packaging;
-mod parts;
 mod pull;
 mod push;
-mod rate;
-mod retry;
-mod settings;
-mod share;
-mod space;
-mod sum;
-mod tar;
 #[cfg(test)]
 mod tests;
-mod through;
-mod tls;
-mod upload;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-pub use address::hide;
-pub use announced::{Announced, Announcement, MIRROR_SERVICE, announce, announced};
-pub use bundle::write_bundle;
-pub use direct::FileUrl;
-use endpoint::Endpoint;
+pub use auth::identity::{EMPTY_BODY_HASH, Identity, KeyError, parse_public_key};
+use client::endpoint::Endpoint;
+pub use client::hosts::{Credentials, Host, Hosts, Secret};
+use client::rate_limit::RateLimit;
+pub use client::session::root_cause;
+pub use client::settings::{Options, Progress, Proxies, Report, Settings, WAITING_PREFIX};
+pub use client::tls::config as tls_config;
+pub use discovery::{Announcement, DiscoveredMirror, MIRROR_SERVICE, announce, discover_mirrors};
+pub use display::redact;
+pub use download::resumable_sha256::{ResumableSha256, Sha256State};
 pub use error::RegistryError;
-pub use hosts::{Credentials, Host, Hosts, Secret};
-pub use http::root_cause;
-pub use key::{Identity, KeyError, NO_BODY, public_key};
 use lock::lock;
+pub use packaging::bundle::write_bundle;
 pub use packaging::{DetectTemplate, Format};
-use rate::Limit;
-pub use settings::{Options, Progress, Proxies, Report, Settings, WAITING};
-pub use sum::{Saved as SavedSum, Sum};
-pub use through::{Found, FoundBlob, Kept, Running, TagContent};
-pub use tls::config as tls_config;
+pub use pull::file_url::FileUrl;
+pub use pull::pull_through::{DownloadReader, PinGuard, RegistryBlob, RegistryModel, TagContent};
 
-/// A client of registries. Cheap to clone; clones share running downloads.
+/// Client of registries. It is cheap to clone; clones share running downloads.
 #[derive(Clone)]
 pub struct Registry(Arc<Inner>);
 
 struct Inner {
     settings: Settings,
-    /// Made when they are first needed, since that reads the system's certificates: by further certificates, and
-    /// whether they go to a mirror.
+    /// HTTP clients, created on first use because that reads the system's certificates. The key is
+    /// the path of additional certificates, and whether the client is for mirrors.
     clients: Mutex<HashMap<(Option<PathBuf>, bool), reqwest::Client>>,
-    downloads: Arc<share::Downloads>,
-    limit: Option<Arc<Limit>>,
-    /// The limits of single hosts.
-    limits: Mutex<HashMap<String, Arc<Limit>>>,
+    downloads: Arc<download::shared::SharedDownloads>,
+    rate_limit: Option<Arc<RateLimit>>,
+    /// Rate limits of individual hosts.
+    host_limits: Mutex<HashMap<String, Arc<RateLimit>>>,
 }
 
 impl Registry {
-    /// A client with settings. Nothing is opened yet.
+    /// Creates a client with the given settings. Opens no connection.
     pub fn new(settings: Settings) -> Self {
-        let limit = settings.limit_rate.map(|rate| Arc::new(Limit::new(rate)));
-        let (clients, limits, downloads) = Default::default();
-        Self(Arc::new(Inner { settings, clients, downloads, limit, limits }))
+        let rate_limit = settings.limit_rate.map(|rate| Arc::new(RateLimit::new(rate)));
+        let (clients, host_limits, downloads) = Default::default();
+        Self(Arc::new(Inner { settings, clients, downloads, rate_limit, host_limits }))
     }
 
     pub(crate) fn settings(&self) -> &Settings {
         &self.0.settings
     }
 
-    pub(crate) fn downloads(&self) -> &Arc<share::Downloads> {
+    pub(crate) fn downloads(&self) -> &Arc<download::shared::SharedDownloads> {
         &self.0.downloads
     }
 
-    /// The connections of all operations with registries of a kind.
+    /// The HTTP client for an endpoint, shared by all operations.
     pub(crate) fn client(&self, endpoint: &Endpoint) -> Result<reqwest::Client, RegistryError> {
         let kind = (endpoint.settings.ca.clone(), endpoint.mirror_of.is_some());
         let mut clients = lock(&self.0.clients);
         if let Some(client) = clients.get(&kind) {
             return Ok(client.clone());
         }
-        let client = http::client(&self.0.settings, endpoint)?;
+        let client = client::session::registry_client(&self.0.settings, endpoint)?;
         clients.insert(kind, client.clone());
         Ok(client)
     }
 
-    /// Connections to a host that is no registry, with the proxies, and the certificates that are set for the host.
+    /// An HTTP client for a host that is not a registry. It uses the proxies, and the certificates
+    /// configured for the host.
     ///
     /// # Errors
     /// The certificates cannot be used.
-    pub fn connections(&self, host: &str) -> Result<reqwest::Client, RegistryError> {
-        http::client_of_host(&self.0.settings, host)
+    pub fn http_client(&self, host: &str) -> Result<reqwest::Client, RegistryError> {
+        client::session::client_for_host(&self.0.settings, host)
     }
 
-    /// The limits of speed of an operation.
-    pub(crate) fn limits(&self, options: &Options) -> Vec<Arc<Limit>> {
-        let own = options.limit_rate.map(|rate| Arc::new(Limit::new(rate)));
-        own.into_iter().chain(self.0.limit.clone()).collect()
+    /// The rate limits of an operation: its own and the global one.
+    pub(crate) fn rate_limits(&self, options: &Options) -> Vec<Arc<RateLimit>> {
+        let own = options.limit_rate.map(|rate| Arc::new(RateLimit::new(rate)));
+        own.into_iter().chain(self.0.rate_limit.clone()).collect()
     }
 
-    /// The limit of what comes from and goes to a host.
-    pub(crate) fn limit_of(&self, endpoint: &Endpoint) -> Option<Arc<Limit>> {
+    /// The rate limit of a host, for downloads and uploads together.
+    pub(crate) fn host_rate_limit(&self, endpoint: &Endpoint) -> Option<Arc<RateLimit>> {
         let rate = endpoint.settings.limit_rate?;
-        let mut limits = lock(&self.0.limits);
-        let limit =
-            limits.entry(endpoint.host.clone()).or_insert_with(|| Arc::new(Limit::new(rate)));
-        Some(limit.clone())
+        let mut host_limits = lock(&self.0.host_limits);
+        let rate_limit = host_limits
+            .entry(endpoint.host.clone())
+            .or_insert_with(|| Arc::new(RateLimit::new(rate)));
+        Some(rate_limit.clone())
     }
 }

@@ -1,4 +1,4 @@
-//! Manifests as registries give them: fetched, checked, and picked from an index where there are several.
+//! Manifests of registries: fetches and checks them, and selects one from an OCI index.
 
 use std::path::Path;
 
@@ -9,43 +9,44 @@ use reqwest::{Method, StatusCode, Url};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::address::plain;
+use crate::client::session::{RequestSpec, Session};
+use crate::display::single_line;
 use crate::error::RegistryError;
-use crate::http::{Ask, Session};
-use crate::push::media_type;
+use crate::push::manifest_media_type;
 
-/// Bytes of a manifest at most.
-pub(crate) const MAX_MANIFEST: usize = 4 << 20;
-/// Attempts at it: somebody waits who has seen nothing yet.
+/// Largest manifest, in bytes.
+pub(crate) const MAX_MANIFEST_BYTES: usize = 4 << 20;
+/// Attempts to fetch a manifest. They are few because the user has seen no progress yet.
 const MANIFEST_ATTEMPTS: u32 = 3;
-/// What layers of models are called, whatever somebody has given a meaning to, and layers of containers.
-const OLLAMA: &str = "application/vnd.ollama.image.";
-const REGISTERED: &str = "application/vnd.";
-const CONTAINER: [&str; 2] =
+/// Prefixes of media types: Ollama's layers, all registered types, and layers of container images.
+const OLLAMA_TYPE_PREFIX: &str = "application/vnd.ollama.image.";
+const VENDOR_TYPE_PREFIX: &str = "application/vnd.";
+const CONTAINER_LAYER_PREFIXES: [&str; 2] =
     ["application/vnd.oci.image.layer.", "application/vnd.docker.image.rootfs."];
-/// Media types that a request for a tag accepts. A registry that has a manifest list must answer the list.
-const ACCEPTED: &str = concat!(
+/// Media types in `Accept` of a request for a tag. A registry with a manifest list must answer with
+/// the list.
+const ACCEPT_TAG: &str = concat!(
     "application/vnd.ollama.manifest.list.v2+json, ",
     "application/vnd.docker.distribution.manifest.v2+json, ",
     "application/vnd.oci.image.manifest.v1+json, ",
     "application/vnd.oci.image.index.v1+json, ",
     "application/vnd.docker.distribution.manifest.list.v2+json"
 );
-/// Media types that a request for a child of a manifest list accepts.
-const ACCEPTED_OF_CHILD: &str = "application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.manifest.v1+json";
-/// Manifests of an index that a message names.
-const NAMED: usize = 8;
+/// Media types in `Accept` of a request for a child of a manifest list.
+const ACCEPT_CHILD: &str = "application/vnd.docker.distribution.manifest.v2+json, application/vnd.oci.image.manifest.v1+json";
+/// Largest number of index entries that a message names.
+const MAX_NAMED: usize = 8;
 
-/// A list of manifests under one tag.
+/// OCI index: several manifests under one tag.
 #[derive(Deserialize)]
 struct Index {
-    manifests: Vec<Listed>,
+    manifests: Vec<IndexEntry>,
     #[serde(default)]
     layers: Option<Value>,
 }
 
 #[derive(Deserialize)]
-struct Listed {
+struct IndexEntry {
     digest: Digest,
     #[serde(rename = "mediaType", default)]
     media_type: String,
@@ -64,9 +65,9 @@ struct Platform {
     architecture: String,
 }
 
-impl Listed {
-    /// Whether it describes another manifest instead of being a model.
-    fn is_about_another(&self) -> bool {
+impl IndexEntry {
+    /// Whether the entry describes another manifest, such as an attestation, and is not a model.
+    fn is_attestation(&self) -> bool {
         self.annotations.contains_key("vnd.docker.reference.type")
             || self
                 .platform
@@ -78,7 +79,7 @@ impl Listed {
         self.artifact_type.contains("model")
     }
 
-    fn is_for_this_machine(&self) -> bool {
+    fn is_for_this_platform(&self) -> bool {
         let architecture = match std::env::consts::ARCH {
             "x86_64" => "amd64",
             "aarch64" => "arm64",
@@ -94,27 +95,29 @@ impl Listed {
             None if self.artifact_type.is_empty() => self.media_type.clone(),
             None => self.artifact_type.clone(),
         };
-        format!("{} ({})", self.digest.short(), plain(&kind, 60))
+        format!("{} ({})", self.digest.short(), single_line(&kind, 60))
     }
 }
 
-/// The manifest of an index that is the model; `None` where the text is no index.
-pub(crate) fn picked(bytes: &[u8]) -> Result<Option<Digest>, RegistryError> {
+/// Selects the model's manifest from an index. `None`: the text is not an index. The only entry,
+/// the only model, or the only entry for this platform is selected.
+pub(crate) fn select_from_index(bytes: &[u8]) -> Result<Option<Digest>, RegistryError> {
     let Ok(Index { manifests, layers: None }) = serde_json::from_slice(bytes) else {
         return Ok(None);
     };
-    let of_models = |list: &[&Listed]| -> Option<Digest> {
-        let only = |list: Vec<&&Listed>| (list.len() == 1).then(|| list[0].digest);
+    let single_model = |list: &[&IndexEntry]| -> Option<Digest> {
+        let only = |list: Vec<&&IndexEntry>| (list.len() == 1).then(|| list[0].digest);
         only(list.iter().collect())
             .or_else(|| only(list.iter().filter(|l| l.is_model()).collect()))
-            .or_else(|| only(list.iter().filter(|l| l.is_for_this_machine()).collect()))
+            .or_else(|| only(list.iter().filter(|l| l.is_for_this_platform()).collect()))
     };
-    let candidates: Vec<&Listed> =
-        manifests.iter().filter(|listed| !listed.is_about_another()).collect();
-    if let Some(digest) = of_models(&candidates) {
+    let candidates: Vec<&IndexEntry> =
+        manifests.iter().filter(|listed| !listed.is_attestation()).collect();
+    if let Some(digest) = single_model(&candidates) {
         return Ok(Some(digest));
     }
-    let names: Vec<String> = candidates.iter().take(NAMED).map(|listed| listed.name()).collect();
+    let names: Vec<String> =
+        candidates.iter().take(MAX_NAMED).map(|listed| listed.name()).collect();
     Err(RegistryError::NotAManifest(match names.as_slice() {
         [] => "it is an index without a model".into(),
         names => format!(
@@ -125,128 +128,130 @@ pub(crate) fn picked(bytes: &[u8]) -> Result<Option<Digest>, RegistryError> {
 }
 
 impl Session {
-    /// Fetches what the tag stands for: a manifest, the one that an index stands for, or a manifest list of Ollama.
+    /// Fetches the manifest of the tag: a manifest, the selected entry of an OCI index, or Ollama's
+    /// manifest list.
     pub(crate) async fn manifest(&self) -> Result<Bytes, RegistryError> {
-        let bytes = self.manifest_at(self.manifest_url(), None, ACCEPTED).await?;
+        let bytes = self.get_manifest(self.manifest_url(), None, ACCEPT_TAG).await?;
         if is_manifest_list(&bytes) {
             return Ok(bytes);
         }
-        match picked(&bytes)? {
+        match select_from_index(&bytes)? {
             None => Ok(bytes),
             Some(digest) => {
-                self.manifest_at(self.digest_url(&digest), Some(digest), ACCEPTED).await
+                self.get_manifest(self.digest_url(&digest), Some(digest), ACCEPT_TAG).await
             }
         }
     }
 
     /// Fetches a child of a manifest list and checks its digest.
     pub(crate) async fn child_manifest(&self, digest: Digest) -> Result<Bytes, RegistryError> {
-        self.manifest_at(self.digest_url(&digest), Some(digest), ACCEPTED_OF_CHILD).await
+        self.get_manifest(self.digest_url(&digest), Some(digest), ACCEPT_CHILD).await
     }
 
-    /// Whether the registry has a manifest of the model's repository.
+    /// Whether the registry has a manifest in the model's repository.
     pub(crate) async fn has_manifest(&self, digest: Digest) -> Result<bool, RegistryError> {
-        let ask =
-            Ask::new(Method::HEAD, self.digest_url(&digest)).header(ACCEPT, ACCEPTED_OF_CHILD);
-        let mut retry = self.retry().at_most(MANIFEST_ATTEMPTS);
+        let request =
+            RequestSpec::new(Method::HEAD, self.digest_url(&digest)).header(ACCEPT, ACCEPT_CHILD);
+        let mut retry = self.retry().with_attempts(MANIFEST_ATTEMPTS);
         loop {
-            let error = match self.send(&ask).await {
+            let error = match self.send(&request).await {
                 Ok(response) if response.status().is_success() => return Ok(true),
                 Ok(response) if response.status() == StatusCode::NOT_FOUND => return Ok(false),
-                Ok(response) => self.refusal(response).await,
+                Ok(response) => self.error_from_response(response).await,
                 Err(error) => error,
             };
-            retry.after(error).await?;
+            retry.wait_after(error).await?;
         }
     }
 
-    /// The address of a manifest of the model's repository.
+    /// URL of a manifest by digest.
     pub(crate) fn digest_url(&self, digest: &Digest) -> Url {
         self.url(&["manifests", &digest.to_string()])
     }
 
-    async fn manifest_at(
+    async fn get_manifest(
         &self,
         url: Url,
-        want: Option<Digest>,
-        accepted: &str,
+        expected: Option<Digest>,
+        accept: &str,
     ) -> Result<Bytes, RegistryError> {
-        let ask = Ask::new(Method::GET, url).header(ACCEPT, accepted);
-        let mut retry = self.retry().at_most(MANIFEST_ATTEMPTS);
+        let request = RequestSpec::new(Method::GET, url).header(ACCEPT, accept);
+        let mut retry = self.retry().with_attempts(MANIFEST_ATTEMPTS);
         let response = loop {
-            let error = match self.send(&ask).await {
+            let error = match self.send(&request).await {
                 Ok(response) if response.status().is_success() => break response,
                 Ok(response) if response.status() == StatusCode::NOT_FOUND => {
                     return Err(RegistryError::NotFound);
                 }
-                Ok(response) => self.refusal(response).await,
+                Ok(response) => self.error_from_response(response).await,
                 Err(error) => error,
             };
-            // Who cannot be reached is not waited for: names are misspelt, and networks absent.
+            // A failed connection is not retried: the name may be misspelt, or there is no network.
             if !matches!(error, RegistryError::Status { .. }) {
                 return Err(error);
             }
-            match retry.after(error).await {
+            match retry.wait_after(error).await {
                 Ok(()) => {}
-                // In the words of Ollama, which tries once.
-                Err(RegistryError::Retries(last)) => return Err(*last),
+                // Ollama tries once, so its message has no word about retries.
+                Err(RegistryError::RetriesExceeded(last)) => return Err(*last),
                 Err(error) => return Err(error),
             }
         };
-        let said = want.or_else(|| said_digest(response.headers()));
-        let bytes = self.read(response, MAX_MANIFEST).await?;
-        match said {
-            Some(said) if said != Digest::of(&bytes) => {
-                Err(RegistryError::ManifestDigest { said, found: Digest::of(&bytes) })
+        let declared = expected.or_else(|| declared_digest(response.headers()));
+        let bytes = self.read(response, MAX_MANIFEST_BYTES).await?;
+        match declared {
+            Some(declared) if declared != Digest::of(&bytes) => {
+                Err(RegistryError::ManifestDigestMismatch { declared, found: Digest::of(&bytes) })
             }
             _ => Ok(bytes),
         }
     }
 }
 
-/// The digest that a registry gives beside a manifest.
-fn said_digest(headers: &HeaderMap) -> Option<Digest> {
+/// The digest in the response's header.
+fn declared_digest(headers: &HeaderMap) -> Option<Digest> {
     headers.get("Docker-Content-Digest")?.to_str().ok()?.parse().ok()
 }
 
-/// Whether a text says that it is a manifest list of Ollama.
+/// Whether a document declares itself as Ollama's manifest list.
 pub(crate) fn is_manifest_list(bytes: &[u8]) -> bool {
-    media_type(bytes) == media::MANIFEST_LIST
+    manifest_media_type(bytes) == media::MANIFEST_LIST
 }
 
-/// Reads a manifest of a model that can be stored.
+/// Reads a manifest of a model that this program can run.
 pub(crate) fn read_manifest(bytes: &[u8]) -> Result<Manifest, RegistryError> {
-    let manifest = with_layers(bytes)?;
+    let manifest = parse_with_layers(bytes)?;
     if manifest.all(media::TENSOR).next().is_some() {
-        return Err(RegistryError::Tensors);
+        return Err(RegistryError::TensorLayers);
     }
-    of_a_model(manifest)
+    check_is_model(manifest)
 }
 
-/// Reads a manifest of a model that need not run here.
+/// Reads a manifest of a model that this program need not run.
 pub(crate) fn read_any_manifest(bytes: &[u8]) -> Result<Manifest, RegistryError> {
-    of_a_model(with_layers(bytes)?)
+    check_is_model(parse_with_layers(bytes)?)
 }
 
-/// Refuses a manifest of something else than a model.
-fn of_a_model(manifest: Manifest) -> Result<Manifest, RegistryError> {
+/// Refuses manifests of container images and other artifacts.
+fn check_is_model(manifest: Manifest) -> Result<Manifest, RegistryError> {
     let kinds = || manifest.layers.iter().map(|layer| layer.media_type.as_str());
-    if !kinds().any(|kind| kind.starts_with(REGISTERED))
-        || kinds().any(|kind| kind.starts_with(OLLAMA))
+    if !kinds().any(|kind| kind.starts_with(VENDOR_TYPE_PREFIX))
+        || kinds().any(|kind| kind.starts_with(OLLAMA_TYPE_PREFIX))
     {
         return Ok(manifest);
     }
-    let is_container = |kind: &str| CONTAINER.iter().any(|start| kind.starts_with(start));
+    let is_container =
+        |kind: &str| CONTAINER_LAYER_PREFIXES.iter().any(|start| kind.starts_with(start));
     let what = if kinds().any(is_container) { "a container image" } else { "something else" };
-    let kinds: Vec<&str> = kinds().take(NAMED).collect();
+    let kinds: Vec<&str> = kinds().take(MAX_NAMED).collect();
     Err(RegistryError::NotAManifest(format!(
         "it is {what} and no model: it has layers of {}",
-        plain(&kinds.join(", "), 400)
+        single_line(&kinds.join(", "), 400)
     )))
 }
 
-/// Reads a manifest of any model.
-pub(crate) fn with_layers(bytes: &[u8]) -> Result<Manifest, RegistryError> {
+/// Parses a manifest that has layers.
+pub(crate) fn parse_with_layers(bytes: &[u8]) -> Result<Manifest, RegistryError> {
     let manifest = Manifest::parse(bytes, Path::new("")).map_err(|error| match error {
         StoreError::Manifest { reason, .. } if bytes.trim_ascii_start().starts_with(b"<") => {
             RegistryError::NotAManifest(format!("it is a page for browsers ({reason})"))
@@ -274,11 +279,11 @@ mod tests {
 
     fn pick(manifests: Vec<Value>) -> Result<Option<Digest>, String> {
         let index = json!({"schemaVersion": 2, "manifests": manifests});
-        picked(index.to_string().as_bytes()).map_err(|e| e.to_string())
+        select_from_index(index.to_string().as_bytes()).map_err(|e| e.to_string())
     }
 
     #[test]
-    fn what_else_registries_have_is_no_model() {
+    fn other_artifacts_are_refused() {
         let refused = |kind: &str| {
             let layer =
                 json!({"mediaType": kind, "digest": Digest::of(b"x").to_string(), "size": 1});
@@ -308,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn the_one_model_of_an_index_is_found() {
+    fn the_only_model_of_an_index_is_selected() {
         let arch = if cfg!(target_arch = "x86_64") { "amd64" } else { "arm64" };
         let plain = listed(b"a", json!({}));
         let proof = listed(
@@ -330,7 +335,7 @@ mod tests {
         let text = pick(vec![other.clone(), plain.clone()]).unwrap_err();
         assert!(text.contains("(plan9/mips)") && text.contains("ask for a tag of one"), "{text}");
         assert!(pick(vec![proof, unknown]).unwrap_err().contains("an index without a model"));
-        assert_eq!(picked(br#"{"layers": [], "manifests": []}"#).unwrap(), None);
-        assert_eq!(picked(b"no json").unwrap(), None);
+        assert_eq!(select_from_index(br#"{"layers": [], "manifests": []}"#).unwrap(), None);
+        assert_eq!(select_from_index(b"no json").unwrap(), None);
     }
 }

@@ -1,24 +1,27 @@
-//! What it costs a token that an answer must be whole: `cargo run --release -p puna-sampler --example closing`.
+//! Measures the cost per token of tracking the shortest end: `cargo run --release -p puna-sampler
+//! --example closing`.
 //!
-//! An answer to a small schema and one to an object of 200 properties are followed over a vocabulary of 100,000 tokens,
-//! without and with the shortest end. *Draw* is what the engine waits for: the mask, and whether the token leaves enough
-//! tokens. *Advance* is what another thread does while the model computes the next step.
+//! Follows an answer to a small schema and one to an object of 200 properties, over a vocabulary of
+//! 100,000 tokens, without and with the shortest end. *Draw* is the time that the engine waits for:
+//! the mask, and the check that the token leaves enough tokens for an end. *Advance* runs on
+//! another thread while the model computes the next step.
 
 use std::time::{Duration, Instant};
 
-use puna_sampler::{Constraint, Grammars, Spelling};
+use puna_sampler::{Constraint, GrammarCompiler, GrammarToken};
 use serde_json::{Map, Value, json};
 
 const TOKENS: usize = 100_000;
-/// Tokens that the answer may have: more than it needs, so that its end is only looked at.
+/// Token limit of the answer. It exceeds the answer's length, so that the end is computed but never
+/// used.
 const LIMIT: usize = 4096;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let words = vocabulary();
     let end = words.len() as u32;
-    let texts = words.iter().map(|bytes| Spelling { bytes, is_text: true });
-    let ends = Spelling { bytes: b"<end>", is_text: false };
-    let grammars = Grammars::new(texts.chain([ends]), &[end])?;
+    let texts = words.iter().map(|bytes| GrammarToken { bytes, is_text: true });
+    let ends = GrammarToken { bytes: b"<end>", is_text: false };
+    let grammars = GrammarCompiler::new(texts.chain([ends]), &[end])?;
     println!(
         "{:16} {:5} {:>9} {:>7} {:>12} {:>10} {:>15} {:>13}",
         "schema",
@@ -36,7 +39,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for is_whole in [false, true] {
             let start = Instant::now();
             let grammar = match is_whole {
-                true => grammars.compile_whole(&constraint),
+                true => grammars.compile_with_end(&constraint),
                 false => grammars.compile(&constraint),
             };
             let (mut grammar, compiled) = (grammar?, start.elapsed());
@@ -45,7 +48,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             for (drawn, token) in tokens.iter().enumerate() {
                 let start = Instant::now();
                 grammar.mask(&mut logits)?;
-                assert!(grammar.has_room_for(*token, LIMIT - drawn));
+                assert!(grammar.can_end_within(*token, LIMIT - drawn));
                 draws.push(start.elapsed());
                 let start = Instant::now();
                 grammar.accept(*token)?;
@@ -62,13 +65,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The median and the 99th of a hundred.
+/// Median and 99th percentile.
 fn quantiles(mut times: Vec<Duration>) -> [Duration; 2] {
     times.sort_unstable();
     [0.5, 0.99].map(|share| times[((times.len() - 1) as f64 * share) as usize])
 }
 
-/// All bytes, what JSON is written with, and words of letters and of digits.
+/// All single bytes, common pieces of JSON, numbers, and words of letters.
 fn vocabulary() -> Vec<Vec<u8>> {
     let mut words: Vec<Vec<u8>> = (0..=u8::MAX).map(|byte| vec![byte]).collect();
     words.extend(
@@ -87,7 +90,7 @@ fn vocabulary() -> Vec<Vec<u8>> {
     words
 }
 
-/// A text in tokens, each as long as possible.
+/// Tokenizes a text greedily, longest token first.
 fn tokens(words: &[Vec<u8>], mut text: &[u8]) -> Vec<u32> {
     let mut tokens = Vec::new();
     while !text.is_empty() {

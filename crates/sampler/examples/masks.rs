@@ -1,13 +1,15 @@
-//! How long a grammar takes: `masks VOCABULARY.gguf`. Any model's file will do; one with 128,000 tokens tells most.
+//! Measures grammars: `masks VOCABULARY.gguf`. Any model file works; a vocabulary of 128,000 tokens
+//! is representative.
 //!
-//! Prints what the preparation for a vocabulary costs, what each kind of constraint costs, and a token's mask.
+//! Prints the time to prepare a vocabulary, to compile each kind of constraint, and to compute the
+//! mask of a token.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use puna_gguf::Gguf;
-use puna_sampler::{Constraint, Grammars, Spelling};
-use puna_tokenizer::{Encode, Tokenizer};
+use puna_sampler::{Constraint, GrammarCompiler, GrammarToken};
+use puna_tokenizer::{EncodeOptions, Tokenizer};
 use serde_json::json;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -16,10 +18,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let start = Instant::now();
     let spelling = |id| {
         let is_text = !tokenizer.is_control(id) && !tokenizer.is_eog(id);
-        Spelling { bytes: if is_text { tokenizer.piece(id) } else { tokenizer.text(id) }, is_text }
+        GrammarToken {
+            bytes: if is_text { tokenizer.piece(id) } else { tokenizer.text(id) },
+            is_text,
+        }
     };
     let count = tokenizer.vocab_size();
-    let grammars = Grammars::new((0..count as u32).map(spelling), tokenizer.eog())?;
+    let grammars = GrammarCompiler::new((0..count as u32).map(spelling), tokenizer.eog())?;
     println!("{count} tokens: prepared in {:.0?}", start.elapsed());
     println!(
         "{:24} {:>10} {:>8} {:>10} {:>10} {:>10}",
@@ -31,7 +36,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let compiled = start.elapsed();
         let mut logits = vec![0.0; count];
         let mut times: Vec<Duration> = Vec::new();
-        for token in tokenizer.encode(&text, Encode { add_special: false, parse_special: false }) {
+        for token in
+            tokenizer.encode(&text, EncodeOptions { add_special: false, parse_special: false })
+        {
             let start = Instant::now();
             grammar.mask(&mut logits)?;
             grammar.accept(token)?;

@@ -50,7 +50,7 @@ fn report(name: &str, mut step: impl FnMut() -> Duration) {
     println!("{name:32} median {:>9.1?}  best {:>9.1?}", times[STEPS / 2], times[0]);
 }
 
-/// Logits like a model's: near normal, with a few tokens far above.
+/// Logits that resemble a model's: nearly normal, with a few tokens far above the rest.
 fn bell_curve() -> Vec<f32> {
     let mut bits = 88_172_645_463_325_252_u64;
     let mut uniform = move || {

@@ -1,21 +1,22 @@
-//! The candidates of one step: tokens with logits, in an order that matters.
+//! Candidate tokens of one step with their logits, in a defined order.
 //!
-//! The order decides the draw and the winner among equal maxima. It is id order until a sampler sorts; every sort here
-//! is stable, so equal logits stay in id order. Sorting works on packed 64-bit keys (value, position), which is fast,
-//! stable without allocation, and lets a sampler that keeps few of many stop early.
+//! The order decides the draw and which of several equal maxima wins. It is the order of token ids
+//! until a sampler sorts. All sorts here are stable, so equal logits stay in id order. Sorting uses
+//! packed 64-bit keys (value, position): it is fast, stable without allocation, and can stop early
+//! when a sampler keeps few candidates.
 
 /// A token that may still be drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
     /// Token id.
     pub id: u32,
-    /// Logit after the samplers so far.
+    /// Logit after the samplers that have run.
     pub logit: f32,
-    /// Probability; valid after a softmax or a draw.
+    /// Probability. Valid after a softmax or a draw.
     pub p: f32,
 }
 
-/// The list of candidates and its buffers, which are reused from step to step.
+/// List of candidates with buffers that are reused between steps.
 #[derive(Clone, Default)]
 pub(crate) struct Candidates {
     list: Vec<Candidate>,
@@ -24,27 +25,28 @@ pub(crate) struct Candidates {
     spare: Vec<Candidate>,
 }
 
-/// How many candidates a partial sort puts in order at first.
+/// Number of candidates that a partial sort puts in order first.
 const FIRST_WINDOW: usize = 256;
-/// Elements that a scan looks at together.
+/// Number of logits that a scan compares at once.
 const CHUNK: usize = 64;
 const LANES: usize = 16;
 
 impl Candidates {
-    /// All tokens, in id order. A logit that is not a number counts as −∞.
+    /// Fills the list with all tokens in id order. NaN logits become −∞.
     pub(crate) fn fill(&mut self, logits: &[f32]) {
         self.list.clear();
         self.list.extend(logits.iter().enumerate().map(|(id, &l)| candidate(id, l)));
         self.sorted = false;
     }
 
-    /// The `k` largest of all tokens, sorted: what `fill` and a stable descending sort would put first.
+    /// Fills the list with the `k` largest logits, sorted. Equals `fill`, a stable descending sort,
+    /// and a cut at `k`.
     pub(crate) fn fill_top(&mut self, logits: &[f32], k: usize) {
         top_candidates(logits, k, &mut self.list);
         self.sorted = true;
     }
 
-    /// The tokens with logits of at least `floor`, in id order.
+    /// Fills the list with the tokens whose logit is at least `floor`, in id order.
     pub(crate) fn fill_above(&mut self, logits: &[f32], floor: f32) {
         self.list.clear();
         for (i, chunk) in logits.chunks(CHUNK).enumerate() {
@@ -56,7 +58,7 @@ impl Candidates {
         self.sorted = false;
     }
 
-    /// Exactly one candidate, certain.
+    /// Fills the list with one candidate of probability 1.
     pub(crate) fn fill_one(&mut self, id: u32, logit: f32) {
         self.list.clear();
         self.list.push(Candidate { id, logit, p: 1.0 });
@@ -72,13 +74,14 @@ impl Candidates {
         &self.list
     }
 
-    /// For changes to logits that may disturb a sorted order; see [`Self::list_mut_keeping_order`].
+    /// Mutable list for changes that may break a sorted order. See
+    /// [`Self::list_mut_keeping_order`].
     pub(crate) fn list_mut(&mut self) -> &mut [Candidate] {
         self.sorted = false;
         &mut self.list
     }
 
-    /// For changes after which a sorted list still counts as sorted.
+    /// Mutable list for changes that preserve a sorted order.
     pub(crate) fn list_mut_keeping_order(&mut self) -> &mut [Candidate] {
         &mut self.list
     }
@@ -91,7 +94,7 @@ impl Candidates {
         self.list.len()
     }
 
-    /// The largest logit; −∞ for an empty list.
+    /// Largest logit, or −∞ if the list is empty.
     pub(crate) fn max(&self) -> f32 {
         match self.list.first() {
             Some(first) if self.sorted => first.logit,
@@ -102,7 +105,7 @@ impl Candidates {
         }
     }
 
-    /// Sets every `p` from the logits.
+    /// Computes the probabilities of all candidates from their logits.
     pub(crate) fn softmax(&mut self) {
         let max = self.max();
         let mut sum = 0.0_f64;
@@ -120,7 +123,8 @@ impl Candidates {
         self.keep_descending(|_, _| true);
     }
 
-    /// Visits the candidates by descending logit and keeps them, in that order, as long as `keep(rank, candidate)`.
+    /// Visits candidates by descending logit and keeps them, sorted, until `keep(rank, candidate)`
+    /// returns `false`.
     pub(crate) fn keep_descending(&mut self, mut keep: impl FnMut(usize, &Candidate) -> bool) {
         if self.sorted {
             let end = self.list.iter().enumerate().position(|(rank, c)| !keep(rank, c));
@@ -131,8 +135,8 @@ impl Candidates {
         }
     }
 
-    /// Visits the candidates by ascending `key` (equal keys in list order) and keeps them, in that order, as long as
-    /// `keep(rank, candidate)`. The list counts as unsorted afterwards.
+    /// Visits candidates by ascending `key`, equal keys in list order, and keeps them in this order
+    /// until `keep(rank, candidate)` returns `false`. Marks the list as unsorted.
     pub(crate) fn keep_ascending_by(
         &mut self,
         key: impl Fn(&Candidate) -> u32,
@@ -144,7 +148,7 @@ impl Candidates {
         spare.clear();
         *sorted = false;
 
-        // Sort window by window: most samplers stop within the first.
+        // Sorts window by window, since most samplers stop within the first.
         let (mut start, mut window) = (0, FIRST_WINDOW);
         while start < keys.len() {
             let rest = &mut keys[start..];
@@ -167,29 +171,29 @@ impl Candidates {
         std::mem::swap(list, spare);
     }
 
-    /// Keeps the candidates that `keep` says, in their order.
+    /// Keeps the candidates for which `keep` returns `true`, in their order.
     pub(crate) fn retain(&mut self, keep: impl FnMut(&Candidate) -> bool) {
         self.list.retain(keep);
     }
 
-    /// Removes the first `n`.
+    /// Removes the first `n` candidates.
     pub(crate) fn drop_first(&mut self, n: usize) {
         self.list.drain(..n);
     }
 
-    /// The first position with the largest logit.
+    /// First position with the largest logit.
     pub(crate) fn argmax(&self) -> Option<usize> {
         let max = self.max();
         self.list.iter().position(|c| c.logit == max)
     }
 }
 
-/// `e^(logit − max)`, also where both are infinite.
+/// `e^(logit − max)`; 1 if both are infinite.
 pub(crate) fn weight(logit: f32, max: f32) -> f32 {
     if logit == max { 1.0 } else { (logit - max).exp() }
 }
 
-/// The largest logit of all and the lowest id that has it; `None` when no logit is above −∞.
+/// Largest logit and the lowest id that has it. `None` if no logit is above −∞.
 pub(crate) fn argmax(logits: &[f32]) -> Option<(usize, f32)> {
     let mut best = (0, f32::NEG_INFINITY);
     for (i, chunk) in logits.chunks(CHUNK).enumerate() {
@@ -204,14 +208,15 @@ pub(crate) fn argmax(logits: &[f32]) -> Option<(usize, f32)> {
     (max > f32::NEG_INFINITY).then_some((start + at, max))
 }
 
-/// Fills `best` with the `k` largest logits, descending, equal ones by ascending id.
+/// Fills `best` with the `k` largest logits, descending, with ties by ascending id.
 pub(crate) fn top_candidates(logits: &[f32], k: usize, best: &mut Vec<Candidate>) {
     best.clear();
     if k == 0 {
         return;
     }
-    // Collect up to twice k, then drop the lower half and raise the bar: after the first few chunks almost
-    // everything is below it, and a chunk costs one comparison of its maximum.
+    // Collects up to twice `k` candidates, then drops the lower half and raises the bar. After a
+    // few chunks nearly all logits are below the bar, and a chunk costs one comparison of its
+    // maximum.
     let room = k.saturating_mul(2).max(CHUNK).min(logits.len());
     let (head, tail) = logits.split_at(room);
     best.extend(head.iter().enumerate().map(|(id, &l)| candidate(id, l)));
@@ -233,7 +238,7 @@ pub(crate) fn top_candidates(logits: &[f32], k: usize, best: &mut Vec<Candidate>
     best.sort_unstable_by(by_rank);
 }
 
-/// Leaves the best `k` and returns the logit below or at which a later candidate is no better than they are.
+/// Keeps the best `k` candidates. Returns the bar: only later candidates above it can be better.
 fn shrink(best: &mut Vec<Candidate>, k: usize) -> f32 {
     if best.len() < k {
         return f32::NEG_INFINITY;
@@ -253,7 +258,7 @@ fn candidate(id: usize, logit: f32) -> Candidate {
     Candidate { id: id as u32, logit, p: 0.0 }
 }
 
-/// The maximum, ignoring what is not a number; written so that it compiles to vector instructions.
+/// Maximum of a chunk, ignoring NaN. The loop compiles to vector instructions.
 fn chunk_max(chunk: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
     let blocks = chunk.chunks_exact(LANES);
@@ -266,7 +271,7 @@ fn chunk_max(chunk: &[f32]) -> f32 {
     lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |max, &l| if l > max { l } else { max })
 }
 
-/// Bits that order like the number; the two zeros are equal.
+/// Bits that sort like the number. Both zeros map to the same bits.
 fn ascending_bits(x: f32) -> u32 {
     let bits = (x + 0.0).to_bits();
     if bits >> 31 == 0 { bits | 0x8000_0000 } else { !bits }
@@ -277,7 +282,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Few distinct values, so that ties are common.
+    /// Logits with few distinct values, so that ties are common.
     fn logits() -> impl Strategy<Value = Vec<f32>> {
         let value = prop_oneof![
             8 => (-20i32..20).prop_map(|v| v as f32 / 4.0),
@@ -325,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_number_is_never_chosen() {
+    fn nan_logits_are_never_chosen() {
         let logits = [f32::NAN, 1.0, f32::NAN, 3.0, f32::NAN];
         assert_eq!(argmax(&logits), Some((3, 3.0)));
         let mut c = Candidates::default();

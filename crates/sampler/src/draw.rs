@@ -1,11 +1,11 @@
-//! The last link of a chain: picks one candidate.
+//! Last stage of a sampler chain: draws one candidate.
 
 use crate::candidates::{Candidate, Candidates, weight};
 use crate::rng::Mt19937;
 
-/// Draws in proportion to `e^logit`, in candidate order, and sets the probabilities. Takes one random number, also
-/// when only one candidate is left.
-pub(crate) fn dist(cands: &mut Candidates, rng: &mut Mt19937) -> Option<usize> {
+/// Draws in proportion to `e^logit`, in candidate order, and sets the probabilities. Takes exactly
+/// one random number, even if only one candidate is left.
+pub(crate) fn draw_by_logits(cands: &mut Candidates, rng: &mut Mt19937) -> Option<usize> {
     let u = rng.next_f64();
     let max = cands.max();
     let list = cands.list_mut_keeping_order();
@@ -27,9 +27,9 @@ pub(crate) fn dist(cands: &mut Candidates, rng: &mut Mt19937) -> Option<usize> {
     chosen.or(list.len().checked_sub(1))
 }
 
-/// Draws by the probabilities already set, as C++ `std::discrete_distribution` does: a single candidate costs no
-/// random number.
-fn discrete(list: &[Candidate], rng: &mut Mt19937) -> Option<usize> {
+/// Draws in proportion to the probabilities, as C++ `std::discrete_distribution` does. A single
+/// candidate takes no random number.
+fn draw_by_probability(list: &[Candidate], rng: &mut Mt19937) -> Option<usize> {
     if list.len() < 2 {
         return list.len().checked_sub(1);
     }
@@ -43,22 +43,23 @@ fn discrete(list: &[Candidate], rng: &mut Mt19937) -> Option<usize> {
     Some(reached.unwrap_or(list.len() - 1))
 }
 
-/// Mirostat: keeps the surprise of the drawn tokens near a target by cutting the list.
+/// Mirostat: truncates the list so that the surprise of drawn tokens stays near a target.
 #[derive(Clone)]
 pub(crate) struct Mirostat {
-    /// The target surprise τ in bits and the learning rate η.
+    /// Target surprise τ in bits, and learning rate η.
     tau: f32,
     eta: f32,
-    /// Version 1 cuts to an estimated k; version 2 cuts by surprise.
+    /// Version 1 truncates to an estimated k, version 2 by surprise.
     version: MirostatVersion,
-    /// The state: the largest surprise allowed.
+    /// State: largest allowed surprise in bits.
     mu: f32,
     rng: Mt19937,
 }
 
 #[derive(Clone, Copy)]
 pub(crate) enum MirostatVersion {
-    /// `m` most likely tokens are used to estimate the exponent of Zipf's law for a vocabulary of `n_vocab`.
+    /// Estimates the exponent of Zipf's law from the `m` most likely tokens of a vocabulary of
+    /// `n_vocab`.
     One {
         n_vocab: usize,
         m: usize,
@@ -74,13 +75,13 @@ impl Mirostat {
     pub(crate) fn apply(&mut self, cands: &mut Candidates) -> Option<usize> {
         cands.softmax();
         match self.version {
-            MirostatVersion::One { n_vocab, m } => self.cut_to_k(cands, n_vocab, m),
+            MirostatVersion::One { n_vocab, m } => self.truncate_to_k(cands, n_vocab, m),
             MirostatVersion::Two => {
                 cands.keep_descending(|rank, c| rank == 0 || -c.p.log2() <= self.mu)
             }
         }
         cands.softmax();
-        let chosen = discrete(cands.list(), &mut self.rng)?;
+        let chosen = draw_by_probability(cands.list(), &mut self.rng)?;
         let surprise = -cands.list()[chosen].p.log2();
         self.mu -= self.eta * (surprise - self.tau);
         Some(chosen)
@@ -91,7 +92,7 @@ impl Mirostat {
         self.mu
     }
 
-    fn cut_to_k(&self, cands: &mut Candidates, n_vocab: usize, m: usize) {
+    fn truncate_to_k(&self, cands: &mut Candidates, n_vocab: usize, m: usize) {
         let n = cands.len();
         let (mut sum_tb, mut sum_tt) = (0.0_f32, 0.0_f32);
         let (mut previous, mut k) = (0.0_f32, n);
@@ -123,20 +124,21 @@ impl Mirostat {
             true => n_vocab.ln().recip(), // the limit at ε = 0
             false => epsilon / (1.0 - n_vocab.powf(-epsilon)),
         };
-        // The cast saturates; what is not a number becomes 0.
+        // The cast saturates, and NaN becomes 0.
         (ratio * self.mu.exp2()).powf(1.0 / s) as usize
     }
 }
 
-/// Adaptive-p: prefers tokens whose probability is near a target, which follows what was drawn before.
+/// Adaptive-p: prefers tokens whose probability is near a target, which adapts to the tokens drawn
+/// before.
 #[derive(Clone)]
 pub(crate) struct AdaptiveP {
     target: f32,
     decay: f32,
-    /// Decaying sums over the drawn tokens: of their probabilities, and of their weights.
+    /// Decaying sums over the drawn tokens: their probabilities, and their weights.
     weighted_sum: f32,
     total_weight: f32,
-    /// The drawn token and its probability before the transform, until it is accepted.
+    /// Drawn token and its probability before the transform, until the token is accepted.
     pending: Option<(u32, f32)>,
     original: Vec<f32>,
     rng: Mt19937,
@@ -158,7 +160,7 @@ impl AdaptiveP {
     pub(crate) fn apply(&mut self, cands: &mut Candidates) -> Option<usize> {
         cands.softmax();
         if self.target < 0.0 {
-            return discrete(cands.list(), &mut self.rng);
+            return draw_by_probability(cands.list(), &mut self.rng);
         }
         self.original.clear();
         self.original.extend(cands.list().iter().map(|c| c.p));
@@ -169,7 +171,7 @@ impl AdaptiveP {
             c.logit = Self::PEAK - Self::SHARPNESS * d * d / (1.0 + d);
         }
         cands.softmax();
-        let chosen = discrete(cands.list(), &mut self.rng)?;
+        let chosen = draw_by_probability(cands.list(), &mut self.rng)?;
         self.pending = Some((cands.list()[chosen].id, self.original[chosen]));
         Some(chosen)
     }

@@ -1,4 +1,5 @@
-//! DRY ("don't repeat yourself"): the longer the sequence that a token would repeat, the larger its penalty.
+//! DRY ("don't repeat yourself"): the longer the sequence that a token would repeat, the larger its
+//! penalty.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
@@ -6,49 +7,49 @@ use std::collections::{HashMap, VecDeque};
 use crate::candidates::Candidates;
 use crate::vocab::Vocab;
 
-/// Longest breaker string, in bytes, and longest tail of its expansion, in tokens.
+/// Longest breaker string in bytes, and longest tail of its expansion in tokens.
 const MAX_BREAKER_BYTES: usize = 40;
 const MAX_TAIL_TOKENS: usize = 20;
-/// `ln` of the largest f32: `base^exponent` stays below it.
-const MAX_LN: f32 = 88.722_84;
+/// `ln` of the largest f32. `base^exponent` stays below it.
+const LN_F32_MAX: f32 = 88.722_84;
 
-/// The sampler with its window of history.
+/// DRY sampler with its window of history.
 #[derive(Clone)]
 pub(crate) struct Dry {
     multiplier: f32,
     base: f32,
     allowed_length: usize,
     last_n: usize,
-    breakers: Breakers,
+    breakers: SequenceBreakers,
     window: VecDeque<u32>,
-    work: Work,
+    buffers: RepeatBuffers,
 }
 
-/// Buffers of one step, kept for their memory.
+/// Buffers of one step, kept to avoid allocations.
 #[derive(Clone, Default)]
-struct Work {
+struct RepeatBuffers {
     /// The window, newest token first.
     recent: Vec<u32>,
-    /// For each k: how many tokens before k (and k itself) equal the newest ones.
+    /// For each k: number of tokens up to and including position k that equal the newest tokens.
     repeats: Vec<usize>,
     /// For each token: the longest repeat that it would continue.
     longest: HashMap<u32, usize>,
 }
 
 impl Dry {
-    /// `None` when the sampler is off.
+    /// Returns `None` if the sampler is off.
     pub(crate) fn new(
         multiplier: f32,
         base: f32,
         allowed_length: i32,
         last_n: i32,
-        breakers: Breakers,
+        breakers: SequenceBreakers,
     ) -> Option<Self> {
         let last_n = usize::try_from(last_n).ok().filter(|&n| n > 0)?;
         let allowed_length = usize::try_from(allowed_length).unwrap_or(0);
         let on = multiplier != 0.0 && base >= 1.0;
-        let (window, work) = Default::default();
-        on.then_some(Self { multiplier, base, allowed_length, last_n, breakers, window, work })
+        let (window, buffers) = Default::default();
+        on.then_some(Self { multiplier, base, allowed_length, last_n, breakers, window, buffers })
     }
 
     pub(crate) fn accept(&mut self, token: u32) {
@@ -60,7 +61,7 @@ impl Dry {
 
     pub(crate) fn apply_to_logits(&mut self, logits: &mut [f32]) {
         self.find_repeats();
-        for (&id, &length) in &self.work.longest {
+        for (&id, &length) in &self.buffers.longest {
             if let Some(l) = logits.get_mut(id as usize) {
                 *l -= self.penalty(id, length);
             }
@@ -70,15 +71,15 @@ impl Dry {
     pub(crate) fn apply(&mut self, cands: &mut Candidates) {
         self.find_repeats();
         for c in cands.list_mut() {
-            if let Some(&length) = self.work.longest.get(&c.id) {
+            if let Some(&length) = self.buffers.longest.get(&c.id) {
                 c.logit -= self.penalty(c.id, length);
             }
         }
     }
 
-    /// Fills `work.longest`.
+    /// Fills `buffers.longest`.
     fn find_repeats(&mut self) {
-        let Work { recent, repeats, longest } = &mut self.work;
+        let RepeatBuffers { recent, repeats, longest } = &mut self.buffers;
         longest.clear();
         if self.window.len() <= self.allowed_length {
             return;
@@ -90,7 +91,7 @@ impl Dry {
             return;
         }
         common_prefixes(recent, repeats);
-        // The token that followed position k (counted from the end) stands at k − 1.
+        // The token that followed position k, counted from the end, is at k − 1.
         for (pair, &repeat) in recent.windows(2).zip(&repeats[1..]) {
             let length = repeat.min(limit);
             if length >= self.allowed_length {
@@ -105,7 +106,7 @@ impl Dry {
         if self.breakers.is_single(token) {
             return 0.0;
         }
-        let cap = if self.base > 1.000_001 { (MAX_LN / self.base.ln()) as usize } else { 0 };
+        let cap = if self.base > 1.000_001 { (LN_F32_MAX / self.base.ln()) as usize } else { 0 };
         let exponent = length - self.allowed_length;
         let exponent = if cap > 0 { exponent.min(cap) } else { exponent };
         (f64::from(self.multiplier) * f64::from(self.base).powf(exponent as f64)) as f32
@@ -118,23 +119,24 @@ fn common_prefixes(s: &[u32], z: &mut Vec<usize>) {
     z.resize(s.len(), 0);
     let (mut left, mut right) = (0, 0);
     for k in 1..s.len() {
-        let known = if k < right { z[k - left].min(right - k) } else { 0 };
-        let more = s[known..].iter().zip(&s[k + known..]).take_while(|(a, b)| a == b).count();
-        z[k] = known + more;
+        let inside = if k < right { z[k - left].min(right - k) } else { 0 };
+        let more = s[inside..].iter().zip(&s[k + inside..]).take_while(|(a, b)| a == b).count();
+        z[k] = inside + more;
         if k + z[k] > right {
             (left, right) = (k, k + z[k]);
         }
     }
 }
 
-/// Token sequences across which nothing counts as repeated.
+/// Token sequences that end a repeat: matches do not extend across them.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Breakers {
-    /// Head token → the tails that complete a breaker; an empty tail makes the head a breaker alone.
+pub(crate) struct SequenceBreakers {
+    /// For each head token: the tails that complete a breaker. An empty tail makes the head alone a
+    /// breaker.
     tails: HashMap<u32, Vec<Vec<u32>>>,
 }
 
-impl Breakers {
+impl SequenceBreakers {
     #[cfg(test)]
     pub(crate) fn from_sequences(sequences: &[Vec<u32>]) -> Self {
         let mut breakers = Self::default();
@@ -144,11 +146,13 @@ impl Breakers {
         breakers
     }
 
-    /// Expands strings over a vocabulary: a token that contains a string breaks alone; a token that ends in the start
-    /// of a string breaks when the rest of the string, tokenized, follows.
+    /// Expands strings over a vocabulary. A token that contains a string is a breaker alone. A
+    /// token that ends in the start of a string is a breaker when the rest of the string,
+    /// tokenized, follows.
     pub(crate) fn from_strings(strings: &[String], vocab: &dyn Vocab) -> Self {
         let mut breakers = Self::default();
-        let strings: Vec<&str> = strings.iter().map(|s| cut(s)).filter(|s| !s.is_empty()).collect();
+        let strings: Vec<&str> =
+            strings.iter().map(|s| truncate_breaker(s)).filter(|s| !s.is_empty()).collect();
         for id in 0..vocab.n_tokens() as u32 {
             let piece = vocab.piece(id, true);
             for string in &strings {
@@ -180,16 +184,16 @@ impl Breakers {
         }
     }
 
-    /// How many of the newest tokens stand after the last breaker; all of them without one.
+    /// Number of newest tokens after the last breaker; the whole length if there is none.
     fn tokens_since(&self, recent: &[u32]) -> usize {
-        let longest_at = |i: usize| {
+        let tokens_since_breaker_at = |i: usize| {
             let tails = self.tails.get(&recent[i])?;
             let follows = |tail: &&Vec<u32>| {
                 tail.len() <= i && tail.iter().eq(recent[i - tail.len()..i].iter().rev())
             };
             tails.iter().filter(follows).map(Vec::len).max().map(|n| i - n)
         };
-        (0..recent.len()).find_map(longest_at).unwrap_or(recent.len())
+        (0..recent.len()).find_map(tokens_since_breaker_at).unwrap_or(recent.len())
     }
 
     fn is_single(&self, token: u32) -> bool {
@@ -197,8 +201,8 @@ impl Breakers {
     }
 }
 
-/// At most [`MAX_BREAKER_BYTES`] of a string, in whole characters.
-fn cut(s: &str) -> &str {
+/// At most [`MAX_BREAKER_BYTES`] bytes of a string, in whole characters.
+fn truncate_breaker(s: &str) -> &str {
     &s[..s.floor_char_boundary(MAX_BREAKER_BYTES)]
 }
 
@@ -206,10 +210,10 @@ fn cut(s: &str) -> &str {
 mod tests {
     use super::*;
 
-    /// Tokens are the given words; text is tokenized a word at a time, longest first.
-    struct Words(Vec<&'static str>);
+    /// Vocabulary of the given words. Tokenizes greedily, longest word first.
+    struct WordVocab(Vec<&'static str>);
 
-    impl Vocab for Words {
+    impl Vocab for WordVocab {
         fn n_tokens(&self) -> usize {
             self.0.len()
         }
@@ -238,22 +242,25 @@ mod tests {
 
     #[test]
     fn breaker_strings_are_expanded_over_the_vocabulary() {
-        let vocab = Words(vec!["a", ":", "x:y", "<", "|end|", "|", "end", "b<", "<|"]);
-        let single = Breakers::from_strings(&[":".into()], &vocab);
-        assert_eq!(single, Breakers::from_sequences(&[vec![1], vec![2]]));
+        let vocab = WordVocab(vec!["a", ":", "x:y", "<", "|end|", "|", "end", "b<", "<|"]);
+        let single = SequenceBreakers::from_strings(&[":".into()], &vocab);
+        assert_eq!(single, SequenceBreakers::from_sequences(&[vec![1], vec![2]]));
 
-        let tag = Breakers::from_strings(&["<|end|".into()], &vocab);
+        let tag = SequenceBreakers::from_strings(&["<|end|".into()], &vocab);
         let (lt, bar_end_bar, b_lt, lt_bar) = (3, 4, 7, 8);
         let (bar, end) = (5, 6);
         let want = [vec![lt, bar_end_bar], vec![b_lt, bar_end_bar], vec![lt_bar, end, bar]];
-        assert_eq!(tag, Breakers::from_sequences(&want));
+        assert_eq!(tag, SequenceBreakers::from_sequences(&want));
     }
 
     #[test]
-    fn empty_and_very_long_breaker_strings_do_no_harm() {
-        let vocab = Words(vec!["a", "é"]);
-        assert_eq!(Breakers::from_strings(&[String::new()], &vocab), Breakers::default());
-        let long = Breakers::from_strings(&["é".repeat(1000)], &vocab);
+    fn empty_and_very_long_breaker_strings_are_handled() {
+        let vocab = WordVocab(vec!["a", "é"]);
+        assert_eq!(
+            SequenceBreakers::from_strings(&[String::new()], &vocab),
+            SequenceBreakers::default()
+        );
+        let long = SequenceBreakers::from_strings(&["é".repeat(1000)], &vocab);
         let tail = vec![1; 19];
         assert_eq!(long.tails[&1], vec![tail]);
     }

@@ -1,16 +1,17 @@
-//! The sampler for filling in the middle: ends early, and prefers one certain continuation to many.
+//! Sampler for fill-in-the-middle: prefers to end, and prefers one certain continuation to many.
 
 use std::sync::Arc;
 
 use crate::candidates::{Candidate, Candidates};
 use crate::vocab::Vocab;
 
-/// Candidates that take part in the (quadratic) merging of prefixes. Less likely ones have p < 1/1024, far below
-/// the threshold at which they are dropped anyway.
+/// Number of candidates whose prefixes are merged, at quadratic cost. Less likely candidates have p
+/// < 1/1024, far below the threshold at which they are dropped.
 const MAX_MERGED: usize = 1024;
 /// Least probability of a candidate that does not end the text.
 const MIN_P: f32 = 0.2;
 
+/// Infill sampler, as in llama.cpp.
 #[derive(Clone)]
 pub(crate) struct Infill {
     pub(crate) vocab: Arc<dyn Vocab>,
@@ -49,7 +50,8 @@ impl Infill {
         renormalize(cands);
     }
 
-    /// Where the text of one candidate starts the text of another, the likelier one takes the probability of both.
+    /// Merges candidates where the text of one is a prefix of the other: the likelier one gets the
+    /// probability of both.
     fn merge_prefixes(&self, cands: &mut Candidates) {
         let list = cands.list_mut_keeping_order();
         let n = list.len().min(MAX_MERGED);

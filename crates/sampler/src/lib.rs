@@ -1,14 +1,17 @@
-//! From a step's logits to a token: the sampler chain, log-probabilities and stop strings.
+//! Turns the logits of a step into a token: sampler chain, grammars, log-probabilities and stop
+//! strings.
 //!
-//! - [`Params`] are the options of a request, with Ollama's defaults; [`Params::normalize`] clamps or refuses what
-//!   the API gets from outside.
-//! - [`Sampler`] runs the chain of one sequence: *logit bias → penalties → DRY → top-n-σ → top-k → typical → top-p →
-//!   min-p → XTC → temperature → draw*. The random numbers are those of a C++ `std::mt19937`, and candidates are kept
-//!   in a defined order, so a seed gives the tokens that llama.cpp draws from the same logits.
-//! - [`Grammar`] says which tokens an answer of some form ([`Constraint`]) may go on with, and hides
-//!   the others before the chain sees them.
-//! - [`log_probs`] describes the raw distribution of a step.
-//! - [`StopMatcher`] finds stop strings across token boundaries and holds back text that could become one.
+//! - [`Params`] are the sampling options of a request, with Ollama's defaults.
+//!   [`Params::normalize`] clamps or rejects values from the API.
+//! - [`Sampler`] runs the chain of one sequence: *logit bias → penalties → DRY → top-n-σ → top-k →
+//!   typical → top-p → min-p → XTC → temperature → draw*. Random numbers are those of C++
+//!   `std::mt19937`, and candidates have a defined order. So a seed gives the tokens that llama.cpp
+//!   draws from the same logits.
+//! - [`Grammar`] computes which tokens may follow in an answer with a [`Constraint`], and masks the
+//!   others before the chain runs.
+//! - [`log_probs`] computes log-probabilities from the raw logits of a step.
+//! - [`StopMatcher`] finds stop strings across token boundaries, and holds back text that may be
+//!   the start of one.
 //!
 //! ```
 //! use puna_sampler::{Params, Sampler};
@@ -23,11 +26,11 @@
 #![forbid(unsafe_code)]
 
 mod candidates;
+mod chain;
 mod draw;
 mod dry;
 mod grammar;
 mod infill;
-mod link;
 mod logprobs;
 mod params;
 mod penalties;
@@ -41,16 +44,16 @@ mod vocab;
 
 pub use candidates::Candidate;
 pub use grammar::{
-    BareText, CONSTRAINT_BYTES_MAX, Constraint, Grammar, GrammarError, Grammars, Spelling,
-    check_one_of, lark_json, pattern_without,
+    CONSTRAINT_BYTES_MAX, Constraint, Grammar, GrammarCompiler, GrammarError, GrammarToken,
+    UnquotedString, check_one_of, lark_json, pattern_excluding,
 };
 pub use logprobs::{TokenLogprobs, log_probs};
-pub use params::{Kind, Params, ParamsError};
+pub use params::{Params, ParamsError, SamplerKind};
 pub use rng::Mt19937;
 pub use sampler::Sampler;
-pub use schema::{JsonSchema, SchemaCheck, TooMuchWork, UnenforcedKeyword};
+pub use schema::{JsonSchema, SchemaCheck, UnenforcedKeyword, WorkLimitExceeded};
 pub use stop::{StopEvent, StopMatcher};
 pub use vocab::Vocab;
 
 #[cfg(test)]
-mod corpus;
+mod recorded_cases;

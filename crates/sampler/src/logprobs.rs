@@ -2,17 +2,18 @@
 
 use crate::candidates::top_candidates;
 
-/// What `logprobs` reports for one position.
+/// Log-probabilities of one position, as `logprobs` reports them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenLogprobs {
     /// Natural logarithm of the chosen token's probability.
     pub logprob: f32,
-    /// The most likely tokens with theirs, descending; equal ones by ascending id.
+    /// Most likely tokens with their log-probabilities, descending, with ties by ascending id.
     pub top: Vec<(u32, f32)>,
 }
 
-/// The chosen token and the `top` most likely ones under softmax of the raw logits: call it before the sampler, which
-/// changes them. Impossible tokens have [`f32::MIN`], which unlike −∞ is a number in JSON.
+/// Computes the log-probability of the chosen token and of the `top` most likely ones from the raw
+/// logits. Call it before the sampler, which changes the logits. Impossible tokens have
+/// [`f32::MIN`], since JSON has no −∞.
 pub fn log_probs(logits: &[f32], chosen: u32, top: usize) -> TokenLogprobs {
     let mut best = Vec::new();
     top_candidates(logits, top.clamp(1, logits.len().max(1)), &mut best);
@@ -26,8 +27,9 @@ pub fn log_probs(logits: &[f32], chosen: u32, top: usize) -> TokenLogprobs {
     TokenLogprobs { logprob: logits.get(chosen as usize).map_or(f32::MIN, |&l| of(l)), top }
 }
 
-/// `ln Σ e^logit` over the whole vocabulary. The sum runs in lanes, so that it compiles to vector instructions: with the
-/// library's exponential it would cost more than all of the sampling.
+/// `ln Σ e^logit` over the whole vocabulary. The sum runs in lanes, so that it compiles to vector
+/// instructions. With the standard library's exponential it would cost more than the whole sampler
+/// chain.
 fn log_sum_exp(logits: &[f32], max: f32) -> f64 {
     const LANES: usize = 16;
     let mut sum = 0.0_f64;
@@ -46,11 +48,12 @@ fn log_sum_exp(logits: &[f32], max: f32) -> f64 {
     f64::from(max) + sum.ln()
 }
 
-/// `e^x` for x ≤ 0 within 2 units in the last place; 0 below −87 and for what is not a number.
-/// `e^x = 2^n · e^r` with |r| ≤ ½ ln 2 and a polynomial for `e^r`.
+/// `e^x` for x ≤ 0, within 2 units in the last place. 0 below −87 and for NaN. `e^x = 2^n · e^r`
+/// with |r| ≤ ½ ln 2 and a polynomial for `e^r`.
 #[inline(always)]
 fn exp(x: f32) -> f32 {
-    const ROUND: f32 = 12_582_912.0; // 1.5 · 2^23: adding it leaves the nearest integer in the low bits
+    // 1.5 · 2^23: adding it leaves the nearest integer in the low bits.
+    const ROUND: f32 = 12_582_912.0;
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     let shifted = x * std::f32::consts::LOG2_E + ROUND;
@@ -80,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_tokens_have_a_finite_value_and_equal_ones_stand_by_id() {
+    fn impossible_tokens_have_a_finite_value_and_ties_are_ordered_by_id() {
         let logits = [f32::NEG_INFINITY, 1.0, 1.0, f32::NAN];
         let got = log_probs(&logits, 0, 9);
         assert_eq!(got.logprob, f32::MIN);

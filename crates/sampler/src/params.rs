@@ -1,71 +1,73 @@
-//! The options of a request that concern sampling: names, defaults, ranges.
+//! Sampling options of a request: names, defaults, ranges.
 
 use serde::{Deserialize, Serialize};
 
-/// Options of the sampler chain. The defaults are Ollama's. Field names are those of Ollama's options, else those of
-/// llama.cpp's server; each doc comment names the value that switches the option off.
+/// Options of the sampler chain. Defaults are Ollama's. Field names are those of Ollama's options,
+/// or else of llama.cpp's server. Each comment names the value that switches the option off.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Params {
-    /// Seed of the random numbers, of which the low 32 bits count; −1: random.
+    /// Seed of the random numbers. The low 32 bits are used. −1: random.
     pub seed: i64,
-    /// 0: always the most likely token; 1: the model's own distribution.
+    /// Temperature. 0: always the most likely token; 1: the model's own distribution.
     pub temperature: f32,
-    /// Above 0: the temperature varies in `temperature ± dynatemp_range` with the entropy.
+    /// Above 0: the temperature varies within `temperature ± dynatemp_range` with the entropy.
     pub dynatemp_range: f32,
-    /// How the entropy maps to the dynamic temperature.
+    /// Exponent that maps the entropy to the dynamic temperature.
     pub dynatemp_exponent: f32,
-    /// Number of most likely tokens to draw from; off: 0.
+    /// Number of most likely tokens to draw from. Off: 0.
     pub top_k: i32,
-    /// Draw from the most likely tokens that together have this probability; off: 1.
+    /// Draws from the smallest set of most likely tokens that has this probability. Off: 1.
     pub top_p: f32,
-    /// Least probability, as a share of the largest one; off: 0.
+    /// Least probability, relative to the largest one. Off: 0.
     pub min_p: f32,
-    /// Locally typical sampling; off: 1.
+    /// Locally typical sampling. Off: 1.
     pub typical_p: f32,
-    /// Hide logits more than this many standard deviations below the largest; off: ≤ 0.
+    /// Masks logits that lie more than this many standard deviations below the largest. Off: ≤ 0.
     pub top_n_sigma: f32,
-    /// Chance of removing the top choices; off: 0.
+    /// Probability of removing the top choices. Off: 0.
     pub xtc_probability: f32,
-    /// Least probability of a top choice; off: above 0.5.
+    /// Least probability of a top choice. Off: above 0.5.
     pub xtc_threshold: f32,
-    /// Number of last tokens, prompt included, that the penalties look at; off: 0; −1: the context length.
+    /// Number of last tokens, prompt included, that penalties apply to. Off: 0; −1: the context
+    /// length.
     pub repeat_last_n: i32,
-    /// Factor on the logits of repeated tokens; off: 1.
+    /// Divisor of the logits of repeated tokens. Off: 1.
     pub repeat_penalty: f32,
-    /// Taken off the logits of repeated tokens; off: 0.
+    /// Subtracted from the logits of repeated tokens. Off: 0.
     pub presence_penalty: f32,
-    /// Taken off the logits of repeated tokens for each occurrence; off: 0.
+    /// Subtracted from the logits of repeated tokens once per occurrence. Off: 0.
     pub frequency_penalty: f32,
-    /// Size of the penalty on continuing a repeated sequence; off: 0.
+    /// Factor of the penalty on continuing a repeated sequence. Off: 0.
     pub dry_multiplier: f32,
-    /// Growth of that penalty with each repeated token.
+    /// Growth of the DRY penalty with each repeated token.
     pub dry_base: f32,
-    /// Longest repeat without a penalty.
+    /// Longest repeat without a DRY penalty, in tokens.
     pub dry_allowed_length: i32,
-    /// Number of last tokens searched for repeats; off: 0; −1: the context length.
+    /// Number of last tokens that DRY searches for repeats. Off: 0; −1: the context length.
     pub dry_penalty_last_n: i32,
-    /// Strings across which nothing counts as repeated. They need a vocabulary: [`crate::Sampler::with_vocab`].
+    /// Strings that end a repeat for DRY. They need a vocabulary: [`crate::Sampler::with_vocab`].
     pub dry_sequence_breakers: Vec<String>,
-    /// 1 or 2: control the surprise of the drawn tokens, in place of all other samplers but bias and temperature; off: 0.
+    /// Mirostat version 1 or 2: controls the surprise of drawn tokens, and replaces all other
+    /// samplers except bias and temperature. Off: 0.
     pub mirostat: i32,
     /// Mirostat's target surprise in bits.
     pub mirostat_tau: f32,
     /// Mirostat's learning rate.
     pub mirostat_eta: f32,
-    /// Preferred probability of the drawn tokens (when `samplers` has adaptive-p); off: negative.
+    /// Preferred probability of drawn tokens, if `samplers` contains adaptive-p. Off: negative.
     pub adaptive_target: f32,
-    /// How slowly adaptive-p forgets.
+    /// Decay of adaptive-p's history: larger values forget more slowly.
     pub adaptive_decay: f32,
-    /// Least number of candidates that a truncating sampler leaves.
+    /// Least number of candidates that a truncating sampler keeps.
     pub min_keep: i32,
-    /// Added to the logits of tokens; −∞ bans one.
+    /// Values added to the logits of tokens. −∞ bans a token.
     #[serde(with = "bias_list")]
     pub logit_bias: Vec<(u32, f32)>,
-    /// Ban all tokens that end the generation. Needs a vocabulary: [`crate::Sampler::with_vocab`].
+    /// Bans all tokens that end the generation. Needs a vocabulary: [`crate::Sampler::with_vocab`].
     pub ignore_eos: bool,
-    /// The samplers to run, in order. The logit bias always comes before them, the draw after them.
-    pub samplers: Vec<Kind>,
+    /// Samplers to run, in order. The logit bias always runs before them, and the draw after them.
+    pub samplers: Vec<SamplerKind>,
 }
 
 impl Default for Params {
@@ -99,7 +101,7 @@ impl Default for Params {
             min_keep: 0,
             logit_bias: Vec::new(),
             ignore_eos: false,
-            samplers: Kind::DEFAULT_ORDER.to_vec(),
+            samplers: SamplerKind::DEFAULT_ORDER.to_vec(),
         }
     }
 }
@@ -107,8 +109,8 @@ impl Default for Params {
 impl Params {
     const DRY_BASE: f32 = 1.75;
 
-    /// Brings options from outside into their ranges: clamps what may be clamped, resolves −1 to the context length
-    /// of `n_ctx` tokens, and refuses the rest with llama.cpp's messages.
+    /// Validates options from a request: clamps values that may be clamped, and replaces −1 by the
+    /// context length of `n_ctx` tokens. Rejects other values with llama.cpp's messages.
     pub fn normalize(&mut self, n_ctx: u32) -> Result<(), ParamsError> {
         self.check_finite()?;
         let context = i32::try_from(n_ctx).unwrap_or(i32::MAX);
@@ -145,7 +147,7 @@ impl Params {
         Ok(())
     }
 
-    /// The 32-bit seed, unless a random one is asked for.
+    /// The low 32 bits of the seed, or `None` for a random seed.
     pub(crate) fn fixed_seed(&self) -> Option<u32> {
         let low = self.seed as u32;
         (low != u32::MAX).then_some(low)
@@ -197,8 +199,8 @@ impl Params {
 /// A sampler that `samplers` may list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[allow(missing_docs)] // named like the fields of `Params` that they obey
-pub enum Kind {
+#[allow(missing_docs)] // Named like the fields of `Params` that configure them.
+pub enum SamplerKind {
     Penalties,
     Dry,
     TopNSigma,
@@ -213,8 +215,8 @@ pub enum Kind {
     AdaptiveP,
 }
 
-impl Kind {
-    /// What runs when a request says nothing.
+impl SamplerKind {
+    /// Default order of samplers.
     pub const DEFAULT_ORDER: [Self; 9] = [
         Self::Penalties,
         Self::Dry,
@@ -227,7 +229,8 @@ impl Kind {
         Self::Temperature,
     ];
 
-    /// By a name of llama.cpp's server: `top_k`, `top-k`, `topk`, and a few old names, in any case.
+    /// Finds a sampler by a name of llama.cpp's server: `top_k`, `top-k`, `topk`, and some older
+    /// names, in any case.
     pub fn from_name(name: &str) -> Option<Self> {
         let plain: String = name.chars().filter(|c| !"_-".contains(*c)).collect();
         Some(match plain.to_ascii_lowercase().as_str() {
@@ -246,7 +249,8 @@ impl Kind {
         })
     }
 
-    /// By the letter that llama.cpp's server takes in a string of them (`"edskypmxt"` is the default order).
+    /// Finds a sampler by the letter that llama.cpp's server uses. `"edskypmxt"` is the default
+    /// order.
     pub fn from_letter(letter: char) -> Option<Self> {
         Some(match letter {
             'e' => Self::Penalties,
@@ -290,7 +294,7 @@ pub enum ParamsError {
     NoBreakers,
 }
 
-/// Bias values with −∞ as `null`, which JSON can carry.
+/// Serializes bias values with −∞ as `null`, since JSON has no infinities.
 mod bias_list {
     use serde::{Deserialize, Deserializer, Serializer};
 
@@ -316,7 +320,7 @@ mod tests {
     fn options_survive_json_and_absent_ones_have_their_defaults() {
         let params = Params {
             logit_bias: vec![(3, f32::NEG_INFINITY), (4, -1.5)],
-            samplers: vec![Kind::Typical, Kind::TopNSigma],
+            samplers: vec![SamplerKind::Typical, SamplerKind::TopNSigma],
             ..Params::default()
         };
         let json = serde_json::to_string(&params).expect("serializable");
@@ -372,24 +376,26 @@ mod tests {
     }
 
     #[test]
-    fn a_window_of_minus_one_is_the_context_length() {
+    fn minus_one_means_the_context_length() {
         let mut params = Params { repeat_last_n: -1, dry_penalty_last_n: -1, ..Params::default() };
         assert_eq!(params.normalize(4096), Ok(()));
         assert_eq!((params.repeat_last_n, params.dry_penalty_last_n), (4096, 4096));
     }
 
     #[test]
-    fn samplers_go_by_name_old_name_and_letter() {
+    fn samplers_are_found_by_name_alias_and_letter() {
         for name in ["top_k", "top-k", "topk", "Top_K"] {
-            assert_eq!(Kind::from_name(name), Some(Kind::TopK));
+            assert_eq!(SamplerKind::from_name(name), Some(SamplerKind::TopK));
         }
-        for (name, kind) in
-            [("nucleus", Kind::TopP), ("temp", Kind::Temperature), ("typ", Kind::Typical)]
-        {
-            assert_eq!(Kind::from_name(name), Some(kind));
+        for (name, kind) in [
+            ("nucleus", SamplerKind::TopP),
+            ("temp", SamplerKind::Temperature),
+            ("typ", SamplerKind::Typical),
+        ] {
+            assert_eq!(SamplerKind::from_name(name), Some(kind));
         }
-        assert_eq!(Kind::from_name("top"), None);
-        let default: Option<Vec<_>> = "edskypmxt".chars().map(Kind::from_letter).collect();
-        assert_eq!(default, Some(Kind::DEFAULT_ORDER.to_vec()));
+        assert_eq!(SamplerKind::from_name("top"), None);
+        let default: Option<Vec<_>> = "edskypmxt".chars().map(SamplerKind::from_letter).collect();
+        assert_eq!(default, Some(SamplerKind::DEFAULT_ORDER.to_vec()));
     }
 }

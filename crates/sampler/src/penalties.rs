@@ -1,4 +1,4 @@
-//! Changes to the logits of named tokens: bias and repetition penalties.
+//! Logit bias and repetition penalties.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -8,13 +8,14 @@ use crate::candidates::Candidates;
 #[derive(Clone)]
 pub(crate) struct LogitBias {
     pub(crate) bias: Vec<(u32, f32)>,
-    /// Entries whose token is not at the position of its id; kept between steps for its memory.
-    moved: Vec<(u32, f32)>,
+    /// Entries whose token is not at the position of its id. Kept between steps to avoid
+    /// allocations.
+    not_at_id: Vec<(u32, f32)>,
 }
 
 impl LogitBias {
     pub(crate) fn new(bias: Vec<(u32, f32)>) -> Self {
-        Self { bias, moved: Vec::new() }
+        Self { bias, not_at_id: Vec::new() }
     }
 
     pub(crate) fn apply_to_logits(&self, logits: &mut [f32]) {
@@ -25,28 +26,29 @@ impl LogitBias {
         }
     }
 
-    /// A token listed twice gets both values only at the position of its id; elsewhere the first entry counts.
+    /// Adds the bias to candidates. Of a token listed twice, both values apply if it is at the
+    /// position of its id; otherwise only the first.
     pub(crate) fn apply(&mut self, cands: &mut Candidates) {
         let list = cands.list_mut_keeping_order();
-        self.moved.clear();
+        self.not_at_id.clear();
         for &(id, bias) in &self.bias {
             match list.get_mut(id as usize) {
                 Some(c) if c.id == id => c.logit += bias,
-                _ => self.moved.push((id, bias)),
+                _ => self.not_at_id.push((id, bias)),
             }
         }
-        if self.moved.is_empty() {
+        if self.not_at_id.is_empty() {
             return;
         }
         for c in list {
-            if let Some((_, bias)) = self.moved.iter().find(|(id, _)| *id == c.id) {
+            if let Some((_, bias)) = self.not_at_id.iter().find(|(id, _)| *id == c.id) {
                 c.logit += bias;
             }
         }
     }
 }
 
-/// Lowers the logits of tokens that occurred among the last ones.
+/// Lowers the logits of tokens that occurred in the last `last_n` tokens.
 #[derive(Clone)]
 pub(crate) struct Penalties {
     last_n: usize,
@@ -58,12 +60,12 @@ pub(crate) struct Penalties {
 }
 
 impl Penalties {
-    /// `None` when nothing would happen: no window, or factors without effect.
+    /// Returns `None` if nothing would change: no window, or factors without effect.
     pub(crate) fn new(last_n: i32, repeat: f32, frequency: f32, presence: f32) -> Option<Self> {
         let last_n = usize::try_from(last_n).ok().filter(|&n| n > 0)?;
-        let idle = repeat == 1.0 && frequency == 0.0 && presence == 0.0;
+        let has_no_effect = repeat == 1.0 && frequency == 0.0 && presence == 0.0;
         let (window, counts) = Default::default();
-        (!idle).then_some(Self { last_n, repeat, frequency, presence, window, counts })
+        (!has_no_effect).then_some(Self { last_n, repeat, frequency, presence, window, counts })
     }
 
     pub(crate) fn accept(&mut self, token: u32) {
@@ -97,7 +99,7 @@ impl Penalties {
     }
 
     fn penalize(&self, logit: f32, count: u32) -> f32 {
-        // A negative logit is multiplied: dividing would make the token more likely.
+        // A negative logit is multiplied, since a division would make the token more likely.
         let logit = if logit <= 0.0 { logit * self.repeat } else { logit / self.repeat };
         logit - (count as f32 * self.frequency + self.presence)
     }

@@ -1,4 +1,5 @@
-//! The random numbers of the chain: MT19937, as C++ `std::mt19937` and libstdc++'s uniform distributions give them.
+//! Random numbers of the sampler chain: MT19937 as in C++ `std::mt19937`, with libstdc++'s uniform
+//! distributions.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -13,7 +14,7 @@ pub struct Mt19937 {
 }
 
 impl Mt19937 {
-    /// The numbers of a seed.
+    /// Seeds the generator.
     pub fn new(seed: u32) -> Self {
         let mut state = Box::new([0u32; N]);
         state[0] = seed;
@@ -24,7 +25,7 @@ impl Mt19937 {
         Self { state, next: N }
     }
 
-    /// The next 32 random bits.
+    /// Next 32 random bits.
     pub(crate) fn next_u32(&mut self) -> u32 {
         if self.next == N {
             self.twist();
@@ -37,7 +38,7 @@ impl Mt19937 {
         y ^ (y >> 18)
     }
 
-    /// Uniform in [0, 1), from two outputs (the first one is the low half).
+    /// Uniform in [0, 1), from two outputs. The first output is the low half.
     pub(crate) fn next_f64(&mut self) -> f64 {
         let low = f64::from(self.next_u32());
         let high = f64::from(self.next_u32());
@@ -61,7 +62,7 @@ impl Mt19937 {
     }
 }
 
-/// 32 bits from the operating system's randomness (by way of the standard library's hash keys).
+/// 32 random bits from the operating system, by way of the standard library's hash keys.
 pub(crate) fn random_seed() -> u32 {
     let bits = RandomState::new().build_hasher().finish();
     (bits ^ (bits >> 32)) as u32

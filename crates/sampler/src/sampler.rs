@@ -3,22 +3,23 @@
 use std::sync::Arc;
 
 use crate::candidates::Candidate;
+use crate::chain::{Chain, ChainStage};
 use crate::draw::{AdaptiveP, Mirostat, MirostatVersion};
-use crate::dry::{Breakers, Dry};
+use crate::dry::{Dry, SequenceBreakers};
 use crate::infill::Infill;
-use crate::link::{Chain, Link};
-use crate::params::{Kind, Params};
+use crate::params::{Params, SamplerKind};
 use crate::penalties::{LogitBias, Penalties};
 use crate::rng::{Mt19937, random_seed};
 use crate::temperature::Temperature;
 use crate::truncate::Xtc;
 use crate::vocab::Vocab;
 
-/// Tokens from which Mirostat 1 estimates its exponent.
+/// Number of tokens from which Mirostat 1 estimates its exponent.
 const MIROSTAT_M: usize = 100;
 
-/// Chooses the tokens of one sequence: a chain of samplers with their state (history, random numbers). Made anew for
-/// every request, so that the same seed gives the same draws. A step allocates nothing once its buffers have grown.
+/// Draws the tokens of one sequence: a sampler chain with its state (history, random numbers). Each
+/// request makes a new one, so that the same seed gives the same draws. A step allocates nothing
+/// once the buffers have grown.
 #[derive(Clone)]
 pub struct Sampler {
     chain: Chain,
@@ -26,128 +27,137 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// A chain for a vocabulary of `n_vocab` tokens. Options that need the text of tokens have no effect: DRY knows
-    /// no sequence breakers, `ignore_eos` and infill are left out. See [`Self::with_vocab`].
+    /// Makes a chain for a vocabulary of `n_vocab` tokens. Options that need the text of tokens
+    /// have no effect: DRY has no sequence breakers, `ignore_eos` and infill are off. See
+    /// [`Self::with_vocab`].
     pub fn new(params: &Params, n_vocab: usize) -> Self {
         Self::build(params, n_vocab, None)
     }
 
-    /// As [`Self::new`], for all options.
+    /// Like [`Self::new`], but supports all options.
     pub fn with_vocab(params: &Params, n_vocab: usize, vocab: &Arc<dyn Vocab>) -> Self {
         Self::build(params, n_vocab, Some(vocab))
     }
 
     fn build(params: &Params, n_vocab: usize, vocab: Option<&Arc<dyn Vocab>>) -> Self {
         let seed = params.fixed_seed().unwrap_or_else(random_seed);
-        let links = Builder { params, n_vocab, vocab, seed }.links();
-        Self { chain: Chain::new(links), seed }
+        let stages = ChainBuilder { params, n_vocab, vocab, seed }.stages();
+        Self { chain: Chain::new(stages), seed }
     }
 
-    /// The seed in use: the given one, or the random one that was made for this sequence.
+    /// The seed in use: that of the request, or the random one of this sequence.
     pub fn seed(&self) -> u32 {
         self.seed
     }
 
-    /// Takes note of a token of the sequence: every token of the prompt, also those whose state came from a cache,
-    /// and every token chosen.
+    /// Records a token of the sequence: each token of the prompt, including cached ones, and each
+    /// drawn token.
     pub fn accept(&mut self, token: u32) {
         self.chain.accept(token);
     }
 
-    /// Chooses a token. `logits[id]` belongs to token `id`; they are changed (take [`crate::log_probs`] before).
-    /// Returns 0 when no token is possible; [`Self::try_sample`] tells.
+    /// Draws a token. `logits[id]` belongs to token `id`. Changes the logits, so call
+    /// [`crate::log_probs`] before. Returns 0 if no token is possible; [`Self::try_sample`] reports
+    /// this case.
     pub fn sample(&mut self, logits: &mut [f32]) -> u32 {
         self.try_sample(logits).unwrap_or(0)
     }
 
-    /// As [`Self::sample`]; `None` when every logit is −∞ or not a number, as from a broken model, or after a mask
-    /// that left nothing.
+    /// Like [`Self::sample`]. `None` if every logit is −∞ or NaN, as from a broken model or an
+    /// empty token mask.
     pub fn try_sample(&mut self, logits: &mut [f32]) -> Option<u32> {
         let chosen = self.chain.run(logits)?;
         self.chain.cands.list().get(chosen).map(|c| c.id)
     }
 
-    /// The candidates that the last choice was made from, with their probabilities after the whole chain; in no
-    /// useful order.
+    /// Candidates of the last draw, with probabilities after the whole chain, in unspecified order.
     pub fn candidates(&self) -> &[Candidate] {
         self.chain.cands.list()
     }
 }
 
-/// Makes the links that options ask for, without those that would do nothing.
-struct Builder<'a> {
+/// Makes the stages of a chain from options. Leaves out stages without effect.
+struct ChainBuilder<'a> {
     params: &'a Params,
     n_vocab: usize,
     vocab: Option<&'a Arc<dyn Vocab>>,
     seed: u32,
 }
 
-impl Builder<'_> {
-    fn links(&self) -> Vec<Link> {
+impl ChainBuilder<'_> {
+    fn stages(&self) -> Vec<ChainStage> {
         let Params { mirostat, ref samplers, mirostat_tau, mirostat_eta, .. } = *self.params;
         let version = match mirostat {
             1 => Some(MirostatVersion::One { n_vocab: self.n_vocab, m: MIROSTAT_M }),
             2 => Some(MirostatVersion::Two),
             _ => None,
         };
-        let mut links: Vec<Link> = self.bias().into_iter().collect();
+        let mut stages: Vec<ChainStage> = self.bias().into_iter().collect();
         if let Some(version) = version {
-            // The fixed temperature: Mirostat itself follows the entropy.
+            // Uses a fixed temperature, since Mirostat itself follows the entropy.
             let fixed = Params { dynatemp_range: 0.0, ..self.params.clone() };
-            links.extend(Builder { params: &fixed, ..*self }.link(Kind::Temperature));
-            links.push(Link::Mirostat(Mirostat::new(
+            stages.extend(ChainBuilder { params: &fixed, ..*self }.stage(SamplerKind::Temperature));
+            stages.push(ChainStage::Mirostat(Mirostat::new(
                 version,
                 mirostat_tau,
                 mirostat_eta,
                 self.seed,
             )));
-            return links;
+            return stages;
         }
-        links.extend(samplers.iter().filter_map(|&kind| self.link(kind)));
-        links.push(match samplers.contains(&Kind::AdaptiveP) {
+        stages.extend(samplers.iter().filter_map(|&kind| self.stage(kind)));
+        stages.push(match samplers.contains(&SamplerKind::AdaptiveP) {
             true => {
                 let Params { adaptive_target, adaptive_decay, .. } = *self.params;
-                Link::AdaptiveP(AdaptiveP::new(adaptive_target, adaptive_decay, self.seed))
+                ChainStage::AdaptiveP(AdaptiveP::new(adaptive_target, adaptive_decay, self.seed))
             }
-            false => Link::Dist(Mt19937::new(self.seed)),
+            false => ChainStage::Dist(Mt19937::new(self.seed)),
         });
-        links
+        stages
     }
 
-    fn bias(&self) -> Option<Link> {
+    fn bias(&self) -> Option<ChainStage> {
         let mut bias = self.params.logit_bias.clone();
         if let (true, Some(vocab)) = (self.params.ignore_eos, self.vocab) {
             let ends = (0..vocab.n_tokens() as u32).filter(|&id| vocab.is_end(id));
             bias.extend(ends.map(|id| (id, f32::NEG_INFINITY)));
         }
-        (!bias.is_empty()).then(|| Link::LogitBias(LogitBias::new(bias)))
+        (!bias.is_empty()).then(|| ChainStage::LogitBias(LogitBias::new(bias)))
     }
 
-    /// The link of a kind; `None` where it is off, and for adaptive-p, which always comes last.
-    fn link(&self, kind: Kind) -> Option<Link> {
+    /// Stage of one sampler. `None` if it is off, and for adaptive-p, which always comes last.
+    fn stage(&self, kind: SamplerKind) -> Option<ChainStage> {
         let p = self.params;
         let min_keep = usize::try_from(p.min_keep).unwrap_or(0);
         match kind {
-            Kind::Penalties => Penalties::new(
+            SamplerKind::Penalties => Penalties::new(
                 p.repeat_last_n,
                 p.repeat_penalty,
                 p.frequency_penalty,
                 p.presence_penalty,
             )
-            .map(Link::Penalties),
-            Kind::Dry => self.dry(),
-            Kind::TopNSigma => (p.top_n_sigma > 0.0).then_some(Link::TopNSigma(p.top_n_sigma)),
-            Kind::TopK => usize::try_from(p.top_k).ok().filter(|&k| k > 0).map(Link::TopK),
-            Kind::Typical => {
-                (p.typical_p < 1.0).then_some(Link::Typical { p: p.typical_p, min_keep })
+            .map(ChainStage::Penalties),
+            SamplerKind::Dry => self.dry(),
+            SamplerKind::TopNSigma => {
+                (p.top_n_sigma > 0.0).then_some(ChainStage::TopNSigma(p.top_n_sigma))
             }
-            Kind::TopP => (p.top_p < 1.0).then_some(Link::TopP { p: p.top_p, min_keep }),
-            Kind::MinP => (p.min_p > 0.0).then_some(Link::MinP { p: p.min_p, min_keep }),
-            Kind::Xtc => {
+            SamplerKind::TopK => {
+                usize::try_from(p.top_k).ok().filter(|&k| k > 0).map(ChainStage::TopK)
+            }
+            SamplerKind::Typical => {
+                (p.typical_p < 1.0).then_some(ChainStage::Typical { p: p.typical_p, min_keep })
+            }
+            SamplerKind::TopP => {
+                (p.top_p < 1.0).then_some(ChainStage::TopP { p: p.top_p, min_keep })
+            }
+            SamplerKind::MinP => {
+                (p.min_p > 0.0).then_some(ChainStage::MinP { p: p.min_p, min_keep })
+            }
+            SamplerKind::Xtc => {
                 let Params { xtc_probability: probability, xtc_threshold: threshold, .. } = *p;
                 let on = probability > 0.0 && threshold <= 0.5;
                 on.then(|| {
-                    Link::Xtc(Xtc {
+                    ChainStage::Xtc(Xtc {
                         probability,
                         threshold,
                         min_keep,
@@ -155,22 +165,22 @@ impl Builder<'_> {
                     })
                 })
             }
-            Kind::Temperature => {
+            SamplerKind::Temperature => {
                 let t = Temperature {
                     value: p.temperature,
                     range: p.dynatemp_range,
                     exponent: p.dynatemp_exponent,
                 };
-                (t.is_dynamic() || t.value != 1.0).then_some(Link::Temperature(t))
+                (t.is_dynamic() || t.value != 1.0).then_some(ChainStage::Temperature(t))
             }
-            Kind::Infill => {
-                self.vocab.map(|vocab| Link::Infill(Infill { vocab: Arc::clone(vocab) }))
+            SamplerKind::Infill => {
+                self.vocab.map(|vocab| ChainStage::Infill(Infill { vocab: Arc::clone(vocab) }))
             }
-            Kind::AdaptiveP => None,
+            SamplerKind::AdaptiveP => None,
         }
     }
 
-    fn dry(&self) -> Option<Link> {
+    fn dry(&self) -> Option<ChainStage> {
         let p = self.params;
         let make = |breakers| {
             Dry::new(
@@ -181,11 +191,13 @@ impl Builder<'_> {
                 breakers,
             )
         };
-        // Expanding the breakers goes over the whole vocabulary: only when the sampler is on.
-        make(Breakers::default())?;
-        let breakers =
-            self.vocab.map(|vocab| Breakers::from_strings(&p.dry_sequence_breakers, &**vocab));
-        make(breakers.unwrap_or_default()).map(Link::Dry)
+        // Expanding the breakers scans the whole vocabulary, so it is done only if the sampler is
+        // on.
+        make(SequenceBreakers::default())?;
+        let breakers = self
+            .vocab
+            .map(|vocab| SequenceBreakers::from_strings(&p.dry_sequence_breakers, &**vocab));
+        make(breakers.unwrap_or_default()).map(ChainStage::Dry)
     }
 }
 
@@ -229,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_grammar_hid_is_chosen_by_no_chain() {
+    fn masked_tokens_are_never_chosen() {
         let masked = |allowed: [usize; 2]| {
             let mut logits = [f32::NEG_INFINITY; 6];
             allowed.into_iter().for_each(|id| logits[id] = LOGITS[id]);
@@ -244,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn no_possible_token_is_told_by_every_chain() {
+    fn every_chain_reports_that_no_token_is_possible() {
         let mirostat = |mirostat| Params { mirostat, ..Params::default() };
         let chains = [
             Params::default(),

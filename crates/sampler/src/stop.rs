@@ -1,16 +1,16 @@
 //! Stop strings in a stream of text.
 
-/// What became of a piece of text.
+/// Result of pushing a piece of text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StopEvent {
-    /// Text that may be sent: whatever comes next, it is not part of a stop string.
+    /// Text that may be sent. It is not part of a stop string, whatever follows.
     pub emit: String,
-    /// Index of the stop string that was found, in the list given. The text up to it is in `emit`; it and everything
-    /// behind it is dropped, and the generation ends.
+    /// Index of the stop string that was found. The text before it is in `emit`. The stop string
+    /// and all text after it are dropped, and the generation ends.
     pub stopped: Option<usize>,
 }
 
-/// Looks for stop strings across the boundaries of tokens, and holds back text that could be the start of one.
+/// Finds stop strings across token boundaries, and holds back text that may be the start of one.
 #[derive(Clone, Debug, Default)]
 pub struct StopMatcher {
     stops: Vec<String>,
@@ -18,13 +18,13 @@ pub struct StopMatcher {
 }
 
 impl StopMatcher {
-    /// A matcher for a list of strings; empty ones never match.
+    /// Makes a matcher for a list of strings. Empty strings never match.
     pub fn new(stops: Vec<String>) -> Self {
         Self { stops, held: String::new() }
     }
 
-    /// Takes the text of the next token. Of several stop strings the one that starts first counts, of those that
-    /// start together the first in the list. Nothing should be pushed after one was found.
+    /// Adds the text of the next token. The stop string that starts first wins; of those that start
+    /// together, the first in the list. Do not push more text after a match.
     pub fn push(&mut self, text: &str) -> StopEvent {
         if self.held.is_empty() && self.stops.is_empty() {
             return StopEvent { emit: text.to_owned(), stopped: None };
@@ -36,28 +36,28 @@ impl StopMatcher {
             emit.truncate(at);
             return StopEvent { emit, stopped: Some(index) };
         }
-        let safe = self.held.len() - self.longest_start();
+        let safe = self.held.len() - self.longest_partial_match();
         let held = self.held.split_off(safe);
         StopEvent { emit: std::mem::replace(&mut self.held, held), stopped: None }
     }
 
-    /// At the end of the generation: the text held back, which turned out to be none of the stop strings.
+    /// Returns the held-back text at the end of the generation.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
-    /// Text that waits for more, as it could be the start of a stop string.
+    /// Held-back text that may be the start of a stop string.
     pub fn held(&self) -> &str {
         &self.held
     }
 
-    /// Length of the longest end of the text that starts some stop string.
-    fn longest_start(&self) -> usize {
-        let start_of = |stop: &str| {
+    /// Length of the longest suffix of the held-back text that is a prefix of some stop string.
+    fn longest_partial_match(&self) -> usize {
+        let partial_match_len = |stop: &str| {
             let lengths = stop.char_indices().map(|(n, _)| n).skip(1);
             lengths.filter(|&n| self.held.ends_with(&stop[..n])).last().unwrap_or(0)
         };
-        self.stops().map(|(_, stop)| start_of(stop)).max().unwrap_or(0)
+        self.stops().map(|(_, stop)| partial_match_len(stop)).max().unwrap_or(0)
     }
 
     fn stops(&self) -> impl Iterator<Item = (usize, &str)> {
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Everything emitted for some pieces, and the stop string found.
+    /// All emitted text for some pieces, and the index of the stop string that was found.
     fn run(stops: &[&str], pieces: &[&str]) -> (String, Option<usize>) {
         let mut matcher = StopMatcher::new(stops.iter().map(|s| s.to_string()).collect());
         let mut out = String::new();
@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn cutting_a_text_into_pieces_does_not_change_what_is_emitted(
+        fn splitting_a_text_does_not_change_what_is_emitted(
             text in "[abé]{0,24}", stop in "[abé]{1,4}", cuts in prop::collection::vec(0usize..24, 0..6),
         ) {
             let want = match text.find(&stop) {

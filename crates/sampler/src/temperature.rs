@@ -2,17 +2,17 @@
 
 use crate::candidates::Candidates;
 
-/// Divides the logits by a temperature; 0 leaves only the first maximum.
+/// Divides logits by a temperature. 0 keeps only the first maximum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Temperature {
     pub(crate) value: f32,
-    /// Above 0: the temperature lies in `value ± range`, higher where the entropy is.
+    /// Above 0: the temperature lies in `value ± range` and grows with the entropy.
     pub(crate) range: f32,
     pub(crate) exponent: f32,
 }
 
 impl Temperature {
-    /// Whether this picks the largest logit whatever the candidates are.
+    /// Whether this stage always leaves only the largest logit.
     pub(crate) fn is_greedy(&self) -> bool {
         self.value <= 0.0 && !self.is_dynamic()
     }
@@ -27,13 +27,13 @@ impl Temperature {
         } else if cands.len() > 1 {
             cands.softmax();
             cands.sort();
-            let temperature = self.by_entropy(cands);
+            let temperature = self.temperature_for_entropy(cands);
             scale(cands, temperature);
         }
     }
 
     /// `min + (max − min) · (H / ln n)^exponent`
-    fn by_entropy(&self, cands: &Candidates) -> f32 {
+    fn temperature_for_entropy(&self, cands: &Candidates) -> f32 {
         let (min, max) = ((self.value - self.range).max(0.0), self.value + self.range);
         let probs = cands.list().iter().map(|c| f64::from(c.p)).filter(|&p| p > 0.0);
         let entropy: f64 = probs.map(|p| -p * p.ln()).sum();

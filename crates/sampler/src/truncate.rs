@@ -3,14 +3,15 @@
 use crate::candidates::Candidates;
 use crate::rng::Mt19937;
 
-/// Hides logits more than `n` standard deviations below the largest: they stay in the list at −∞.
+/// Sets logits more than `n` standard deviations below the largest to −∞. The candidates stay in
+/// the list.
 pub(crate) fn top_n_sigma(cands: &mut Candidates, n: f32) {
     let floor = sigma_floor(n, cands.list().iter().map(|c| c.logit));
     let hidden = cands.list_mut_keeping_order().iter_mut().filter(|c| c.logit < floor);
     hidden.for_each(|c| c.logit = f32::NEG_INFINITY);
 }
 
-/// `max − n · σ`, with the population deviation of the finite logits.
+/// `max − n · σ`, with the population standard deviation of the finite logits.
 pub(crate) fn sigma_floor(n: f32, logits: impl Iterator<Item = f32> + Clone) -> f32 {
     let finite = logits.filter(|l| l.is_finite());
     let (mut count, mut sum, mut max) = (0_u32, 0.0_f64, f32::NEG_INFINITY);
@@ -24,7 +25,7 @@ pub(crate) fn sigma_floor(n: f32, logits: impl Iterator<Item = f32> + Clone) -> 
     max - n * (squares / f64::from(count)).sqrt() as f32
 }
 
-/// Keeps the `k` largest, sorted.
+/// Keeps the `k` largest logits, sorted.
 pub(crate) fn top_k(cands: &mut Candidates, k: usize) {
     cands.keep_descending(|rank, _| rank < k);
 }
@@ -40,7 +41,7 @@ pub(crate) fn top_p(cands: &mut Candidates, p: f32, min_keep: usize) {
     });
 }
 
-/// Keeps the logits of at least `max + ln p`, in their order.
+/// Keeps logits of at least `max + ln p`, in their order.
 pub(crate) fn min_p(cands: &mut Candidates, p: f32, min_keep: usize) {
     let floor = cands.max() + p.ln();
     if !cands.is_sorted() {
@@ -53,14 +54,15 @@ pub(crate) fn min_p(cands: &mut Candidates, p: f32, min_keep: usize) {
     cands.keep_descending(|rank, c| rank == 0 || rank < min_keep || c.logit >= floor);
 }
 
-/// Locally typical sampling: keeps the candidates whose surprise is nearest to the entropy until their probabilities
-/// sum to more than `p`; they stay in that order. Impossible candidates come last.
+/// Locally typical sampling: keeps the candidates whose surprise is nearest to the entropy until
+/// their probabilities sum to more than `p`. Orders them by this distance. Impossible candidates
+/// come last.
 pub(crate) fn typical(cands: &mut Candidates, p: f32, min_keep: usize) {
     cands.softmax();
     let entropy: f64 =
         cands.list().iter().filter(|c| c.p > 0.0).map(|c| f64::from(-c.p * c.p.ln())).sum();
     let entropy = entropy as f32;
-    // Distances are not negative, so their bits order like the numbers.
+    // Distances are not negative, so their bits sort like the numbers.
     let distance = |p: f32| if p > 0.0 { (-p.ln() - entropy).abs() } else { f32::INFINITY };
     let mut sum = 0.0_f32;
     cands.keep_ascending_by(
@@ -73,7 +75,8 @@ pub(crate) fn typical(cands: &mut Candidates, p: f32, min_keep: usize) {
     );
 }
 
-/// "Exclude top choices": now and then drops all tokens above the threshold but the least likely of them.
+/// XTC ("exclude top choices"): with a given probability, drops all tokens above the threshold
+/// except the least likely of them.
 #[derive(Clone)]
 pub(crate) struct Xtc {
     pub(crate) probability: f32,

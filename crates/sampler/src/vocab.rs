@@ -1,23 +1,23 @@
-//! What some samplers need to know about tokens.
+//! Access to a vocabulary for samplers that need the text of tokens.
 
 use std::borrow::Cow;
 
-/// The vocabulary as the sampler sees it: implemented over a tokenizer.
+/// Vocabulary as the sampler sees it. The engine implements it for its tokenizer.
 ///
 /// Only DRY's breaker strings, `ignore_eos` and the infill sampler use it.
 pub trait Vocab: Send + Sync {
     /// Number of tokens; ids are `0..n_tokens()`.
     fn n_tokens(&self) -> usize;
 
-    /// Bytes that a token stands for; with `special` false, control tokens have none.
+    /// Bytes of a token. Control tokens have none unless `special` is `true`.
     fn piece(&self, id: u32, special: bool) -> Cow<'_, [u8]>;
 
-    /// Ids of a text, without adding or recognizing special tokens.
+    /// Tokenizes a text without adding or recognizing special tokens.
     fn tokenize(&self, text: &str) -> Vec<u32>;
 
     /// Whether a token ends the generation.
     fn is_end(&self, id: u32) -> bool;
 
-    /// The end-of-turn token, or the end-of-sequence token where there is none.
+    /// The end-of-turn token, or else the end-of-sequence token.
     fn end_of_turn(&self) -> Option<u32>;
 }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use puna_engine::{EngineError, Event, Finish, Job, Piece, Sink, Summary};
+use puna_engine::{EngineError, Event, Finish, Piece, Request, Sink, Summary};
 use puna_sampler::{Constraint, Grammar};
 use puna_server::canonical::Tokenize;
 use puna_server::runner::generator::{EmbedDone, Facts, Generator, LoadError, Loader, RankDone};
@@ -70,7 +70,7 @@ fn next_step() -> Instant {
 }
 
 /// Sends pieces until they are enough or nobody listens.
-fn tick(job: &Job, sink: &mut dyn Sink, cancelled: &AtomicBool) {
+fn tick(job: &Request, sink: &mut dyn Sink, cancelled: &AtomicBool) {
     let wanted = job.max_tokens.unwrap_or(usize::MAX);
     let begun = if job.prompt.iter().copied().eq("together".bytes().map(u32::from)) {
         next_step()
@@ -152,11 +152,11 @@ impl Generator for Clock {
         Err("a clock has no grammar".into())
     }
 
-    fn check_job(&self, _: &Job) -> Result<(), EngineError> {
+    fn check_request(&self, _: &Request) -> Result<(), EngineError> {
         Ok(())
     }
 
-    fn submit(&self, job: Job, mut sink: Box<dyn Sink>) -> Result<u64, EngineError> {
+    fn submit(&self, job: Request, mut sink: Box<dyn Sink>) -> Result<u64, EngineError> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let cancelled = Arc::<AtomicBool>::default();
         self.cancelled.lock().map_err(|_| EngineError::Stopped)?.insert(id, cancelled.clone());

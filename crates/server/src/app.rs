@@ -1,4 +1,4 @@
-//! What all routes share: the configuration, the store, the models in memory.
+//! State shared by all routes: the configuration, the store and the models in memory.
 
 use std::future::poll_fn;
 use std::path::{Path, PathBuf};
@@ -10,42 +10,43 @@ use bytes::Bytes;
 use puna_api::KeepAlive;
 use puna_api::native::ModelDetails;
 use puna_registry::Registry;
-use puna_store::{Details, Listed, Model, Store, StoreError, Weights};
+use puna_store::{Details, Listing, Model, Store, StoreError, Weights};
 use puna_tasks::run_blocking;
 use tokio::sync::mpsc;
 
-use crate::canonical::{Event, Failure, Generate, RunOptions, Task};
+use crate::canonical::{ApiError, Event, Generate, RunOptions, Task};
+use crate::cleanup;
 use crate::config::Config;
-use crate::end::End;
-use crate::figures::{Figures, OfModel, Tally};
-use crate::http::room::{Share, hand_over};
+use crate::http::body_budget::{BodyReservation, take_reservation};
 use crate::http::{Client, current_via, note_ignored};
-use crate::kept::Responses;
-use crate::links::Links;
-use crate::manager::{About, Ask, Lease, Models, Patience};
+use crate::image_urls::ImageFetcher;
+use crate::manager::{AcquireRequest, Lease, ModelListing, ModelManager, RunnerTimeouts};
 use crate::memory;
-use crate::names::Name;
+use crate::memory_plans::MemoryPlans;
+use crate::metrics::{ModelMetrics, ServerMetrics, TaskMetrics};
+use crate::model_names::Name;
 use crate::options::{self, RequestOptions};
-use crate::plans::Plans;
 use crate::registry;
 use crate::remote::{Remotes, Upstream};
+use crate::response_store::ResponseStore;
 use crate::runner::launch::Launcher;
 use crate::runner::link::Events;
 use crate::runner::protocol::LoadSpec;
-use crate::scheduler::{Key, Limits, LoadOptions};
-use crate::speculate::{Draft, Wish};
-use crate::tidy;
+use crate::scheduler::{Limits, LoadOptions, ModelKey};
+use crate::shutdown::ShutdownSignal;
+use crate::speculate::{Draft, SpeculateSetting};
 
-/// Context of a model that does not say what it was trained with.
+/// Context in tokens of a model whose metadata has no training context.
 const DEFAULT_CONTEXT: u32 = 4096;
 
-/// Tokens of a context at least where images may be in it.
+/// Minimum context in tokens of a model that accepts images.
 const VISION_CONTEXT: u32 = 2048;
 
-/// Tokens that there is room for beside a single conversation: so that several short ones, or what they leave behind, fit.
-const SHARED: u32 = 16384;
+/// KV cache tokens beyond one conversation, for several short conversations and their cached
+/// prefixes.
+const SHARED_CACHE_TOKENS: u32 = 16384;
 
-/// What all routes share. Cheap to clone.
+/// State shared by all routes. Cheap to clone.
 #[derive(Clone)]
 pub struct App(Arc<Inner>);
 
@@ -53,33 +54,33 @@ struct Inner {
     config: Config,
     store: Arc<Store>,
     registry: Registry,
-    models: Models,
-    responses: Arc<Responses>,
-    figures: Arc<Figures>,
-    links: Option<Links>,
+    models: ModelManager,
+    responses: Arc<ResponseStore>,
+    metrics: Arc<ServerMetrics>,
+    image_fetcher: Option<ImageFetcher>,
     remotes: Arc<Remotes>,
-    end: End,
-    /// What serves `/v2`, once it does.
+    shutdown_signal: ShutdownSignal,
+    /// Serves `/v2` once the mirror is set up.
     mirror: OnceLock<crate::mirror::Registry>,
-    /// What was last answered of all models.
-    told: Told,
+    /// Cached response of `GET /api/tags`.
+    tags_cache: TagsCache,
     launcher: Arc<dyn Launcher>,
-    /// Memory plans of models that need not be loaded.
-    plans: Plans,
+    /// Memory plans of stored models, made without loading them.
+    plans: MemoryPlans,
 }
 
-/// An answer of all models, which holds as long as the list of them is the same.
+/// Cached response that lists all models. It is valid while the store returns the same list.
 #[derive(Default)]
-pub(crate) struct Told(Mutex<Option<(Arc<Listed>, Bytes)>>);
+pub(crate) struct TagsCache(Mutex<Option<(Arc<Listing>, Bytes)>>);
 
-impl Told {
-    /// The answer of a list, if that was the last one.
-    pub(crate) fn of(&self, listed: &Arc<Listed>) -> Option<Bytes> {
+impl TagsCache {
+    /// The cached response for `listed`, if it is the most recent one.
+    pub(crate) fn get(&self, listed: &Arc<Listing>) -> Option<Bytes> {
         let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         last.as_ref().filter(|(of, _)| Arc::ptr_eq(of, listed)).map(|(_, answer)| answer.clone())
     }
 
-    pub(crate) fn keep(&self, listed: Arc<Listed>, answer: Bytes) {
+    pub(crate) fn insert(&self, listed: Arc<Listing>, answer: Bytes) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((listed, answer));
     }
 }
@@ -93,61 +94,66 @@ impl App {
             max_queue: config.max_queue,
             keep_alive: config.keep_alive,
         };
-        let patience = Patience { load: config.load_timeout, step: config.step_timeout };
-        let figures = Arc::<Figures>::default();
+        let timeouts = RunnerTimeouts { load: config.load_timeout, step: config.step_timeout };
+        let metrics = Arc::<ServerMetrics>::default();
         let models =
-            Models::start(limits, launcher.clone(), memory::read, patience, figures.clone());
-        let end = End::default();
-        let (responses, links, remotes) =
-            (Arc::default(), Links::new(&config), Remotes::new(&config, end.clone()));
-        let (mirror, told, plans) = (OnceLock::new(), Told::default(), Plans::default());
+            ModelManager::start(limits, launcher.clone(), memory::read, timeouts, metrics.clone());
+        let shutdown_signal = ShutdownSignal::default();
+        let (responses, image_fetcher, remotes) = (
+            Arc::default(),
+            ImageFetcher::new(&config),
+            Remotes::new(&config, shutdown_signal.clone()),
+        );
+        let (mirror, tags_cache, plans) =
+            (OnceLock::new(), TagsCache::default(), MemoryPlans::default());
         Ok(Self(Arc::new(Inner {
             config,
             store,
             registry,
             models,
             responses,
-            figures,
-            links,
+            metrics,
+            image_fetcher,
             remotes,
-            end,
+            shutdown_signal,
             mirror,
-            told,
+            tags_cache,
             launcher,
             plans,
         })))
     }
 
-    /// What was last answered of all models.
-    pub(crate) fn told(&self) -> &Told {
-        &self.0.told
+    /// Cached response of `GET /api/tags`.
+    pub(crate) fn tags_cache(&self) -> &TagsCache {
+        &self.0.tags_cache
     }
 
-    /// Makes the folder of blobs where nothing was ever stored: commands of this machine see by it that they can share files with
-    /// the server instead of sending them. A store that cannot be written is served as it is.
-    pub(crate) fn make_folder(&self) {
-        if let Err(error) = self.0.store.make_folder() {
+    /// Creates the blobs directory of an empty store. Commands on this machine detect by it that
+    /// they can share files with the server instead of uploading them. A read-only store is served
+    /// as it is.
+    pub(crate) fn create_blobs_dir(&self) {
+        if let Err(error) = self.0.store.create_blob_dir() {
             tracing::debug!(%error, "the folder of blobs is not made");
         }
     }
 
-    /// Removes in the background what Puna has left unfinished, now and every hour, unless that is not wanted.
+    /// Starts the hourly removal of files from interrupted work, unless pruning is disabled.
     pub(crate) fn clean_up(&self) {
         let Config { no_prune, mirror, .. } = self.config();
-        // A mirror does so for the store that it serves.
+        // The mirror cleans up the store that it serves.
         let is_served = mirror.serve && mirror.storage.is_none();
         if !(*no_prune || is_served) {
-            puna_tasks::spawn(tidy::clean_up_hourly(self.0.store.clone()));
+            puna_tasks::spawn(cleanup::clean_up_hourly(self.0.store.clone()));
         }
     }
 
-    /// Starts runners, and plans the memory of models without one.
+    /// Starts runner processes, and plans a model's memory without one.
     pub(crate) fn launcher(&self) -> &Arc<dyn Launcher> {
         &self.0.launcher
     }
 
     /// Memory plans of stored models.
-    pub(crate) fn plans(&self) -> &Plans {
+    pub(crate) fn memory_plans(&self) -> &MemoryPlans {
         &self.0.plans
     }
 
@@ -155,91 +161,91 @@ impl App {
         &self.0.config
     }
 
-    pub(crate) fn models(&self) -> &Models {
+    pub(crate) fn models(&self) -> &ModelManager {
         &self.0.models
     }
 
-    /// Responses that later requests can go on from.
-    pub(crate) fn responses(&self) -> &Arc<Responses> {
+    /// Stored responses for `previous_response_id`.
+    pub(crate) fn responses(&self) -> &Arc<ResponseStore> {
         &self.0.responses
     }
 
-    /// Fetches images that are named by address, where that is allowed.
-    pub(crate) fn links(&self) -> Option<&Links> {
-        self.0.links.as_ref()
+    /// Fetches images that requests name by URL; `None` if the configuration disables it.
+    pub(crate) fn image_fetcher(&self) -> Option<&ImageFetcher> {
+        self.0.image_fetcher.as_ref()
     }
 
-    /// What serves `/v2` beside the other routes.
+    /// The mirror that serves `/v2` beside the other routes.
     pub(crate) fn mirror(&self) -> Option<&crate::mirror::Registry> {
         self.0.mirror.get()
     }
 
-    /// Says what serves `/v2`, once.
+    /// Sets the mirror that serves `/v2`. Only the first call has an effect.
     pub(crate) fn serve_mirror(&self, registry: crate::mirror::Registry) {
         let _ = self.0.mirror.set(registry);
     }
 
-    /// Other servers that models may be on.
+    /// Other servers that run remote models.
     pub(crate) fn remotes(&self) -> &Arc<Remotes> {
         &self.0.remotes
     }
 
-    /// The end of the server.
-    pub(crate) fn end(&self) -> &End {
-        &self.0.end
+    /// Signals the shutdown of the server.
+    pub(crate) fn shutdown_signal(&self) -> &ShutdownSignal {
+        &self.0.shutdown_signal
     }
 
-    /// Tells everything that still runs why it ends, and ends all runners.
+    /// Signals shutdown to all running work, then ends all runners.
     pub(crate) async fn shutdown(&self) {
-        self.0.end.begin();
+        self.0.shutdown_signal.begin();
         self.models().shutdown().await;
     }
 
-    /// What is counted.
-    pub(crate) fn figures(&self) -> &Arc<Figures> {
-        &self.0.figures
+    /// The metrics of the server.
+    pub(crate) fn metrics(&self) -> &Arc<ServerMetrics> {
+        &self.0.metrics
     }
 
-    /// Does something with the store on a thread that may wait for the disk.
+    /// Runs `work` with the store on a thread that may block on the disk.
     pub(crate) async fn store<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Store) -> T + Send + 'static,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, ApiError> {
         let app = self.clone();
         let done = run_blocking(move || work(&app.0.store)).await;
-        done.map_err(|e| Failure::internal(format!("internal error in the store: {e}")))
+        done.map_err(|e| ApiError::internal(format!("internal error in the store: {e}")))
     }
 
-    /// The store itself, for work that lasts.
+    /// The store itself, for long-running work.
     pub(crate) fn shared_store(&self) -> &Arc<Store> {
         &self.0.store
     }
 
-    /// The client of model registries.
+    /// The client for model registries.
     pub(crate) fn registry(&self) -> &Registry {
         &self.0.registry
     }
 
-    /// The stored model of a name; `missing` is said if there is none.
+    /// Resolves a name to a stored model. `missing` makes the message of the 404 error.
     pub(crate) async fn find(
         &self,
         name: &Name,
         missing: impl FnOnce() -> String,
-    ) -> Result<Arc<Model>, Failure> {
+    ) -> Result<Arc<Model>, ApiError> {
         let (stored, runner) = (name.stored.clone(), name.runner.clone());
         match self.store(move |store| store.resolve_for(&stored, runner.as_deref())).await? {
             Ok(model) => Ok(Arc::new(model)),
-            Err(StoreError::NotFound(_)) => Err(Failure::not_found(missing())),
-            Err(error) => Err(store_failure(&error)),
+            Err(StoreError::NotFound(_)) => Err(ApiError::not_found(missing())),
+            Err(error) => Err(store_error(&error)),
         }
     }
 
-    /// Options of a request over those of the model over the server's.
+    /// Merges options: the request's override the model's, which override the server's.
     pub(crate) async fn options(
         &self,
         model: &Model,
         request: &RequestOptions,
-    ) -> Result<(LoadOptions, RunOptions), Failure> {
+    ) -> Result<(LoadOptions, RunOptions), ApiError> {
         let config = self.config();
         let embeds = model.facts.pooling.is_some();
         let trained = u32::try_from(model.facts.context_length).ok().filter(|tokens| *tokens > 0);
@@ -259,11 +265,11 @@ impl App {
             num_ctx: config.context_length,
             ..RunOptions::default()
         };
-        if let Wish::Mode(mode) = config.speculate {
+        if let SpeculateSetting::Mode(mode) = config.speculate {
             run.speculate = mode;
         }
         let mut unknown = |name: &str| note_ignored(format!("options.{name}"));
-        let asked = options::apply(&model.params, request, &mut load, &mut run, &mut unknown)?;
+        let requested = options::apply(&model.params, request, &mut load, &mut run, &mut unknown)?;
         if let Some(tokens) = &mut run.num_ctx
             && *tokens < VISION_CONTEXT
             && model.capabilities().iter().any(|capability| capability == "vision")
@@ -276,30 +282,34 @@ impl App {
             run.given.retain(|_, value| !value.is_null());
             return Ok((load, run));
         }
-        if puna_engine::fills_masks(&model.facts.architecture) {
-            refuse_draft(model, asked.as_deref())?;
+        if puna_engine::is_diffusion(&model.facts.architecture) {
+            reject_draft(model, requested.as_deref())?;
             if request.named.contains_key("draft_num_predict") {
                 note_ignored("options.draft_num_predict".into());
             }
             return Ok((load, run));
         }
-        if !embeds && run.speculate.takes_drafts() && run.draft_num_predict != Some(0) {
-            load.draft = self.draft(model, asked).await?;
+        if !embeds && run.speculate.uses_draft_model() && run.draft_num_predict != Some(0) {
+            load.draft = self.draft(model, requested).await?;
         }
         Ok((load, run))
     }
 
-    /// The draft model that is asked for, else the model's own, else that of the configuration.
-    async fn draft(&self, model: &Model, asked: Option<String>) -> Result<Option<Draft>, Failure> {
-        let asked = asked.filter(|name| !name.is_empty());
-        if let Some(name) = &asked {
+    /// Chooses the draft model: the requested one, else the model's own, else the configured one.
+    async fn draft(
+        &self,
+        model: &Model,
+        requested: Option<String>,
+    ) -> Result<Option<Draft>, ApiError> {
+        let requested = requested.filter(|name| !name.is_empty());
+        if let Some(name) = &requested {
             return self.stored_draft(name).await.map(Some);
         }
         if let Some(path) = &model.draft {
             let name = format!("the DRAFT of {}", model.name);
             return Ok(Some(Draft { name, weights: Some(path.clone()), optional: false }));
         }
-        let Wish::Model(name) = &self.config().speculate else { return Ok(None) };
+        let SpeculateSetting::Model(name) = &self.config().speculate else { return Ok(None) };
         if name.contains('/') && Path::new(name).is_file() {
             return Ok(Some(Draft {
                 name: name.clone(),
@@ -309,7 +319,7 @@ impl App {
         }
         match self.stored_draft(name).await {
             Ok(draft) => {
-                Ok(Some(Draft { optional: true, ..draft }).filter(|d| !is_weights(model, d)))
+                Ok(Some(Draft { optional: true, ..draft }).filter(|d| !has_same_weights(model, d)))
             }
             Err(failure) => {
                 tracing::warn!(draft = name, "PUNA_SPECULATE: {failure}; going without");
@@ -318,22 +328,22 @@ impl App {
         }
     }
 
-    async fn stored_draft(&self, name: &str) -> Result<Draft, Failure> {
+    async fn stored_draft(&self, name: &str) -> Result<Draft, ApiError> {
         let missing = || {
             format!(
                 "draft model '{name}' not found: give the name of a model, or one of {}",
-                Wish::MODES
+                SpeculateSetting::MODES
             )
         };
-        let found = self.find(&Name::to_run(name)?, missing).await?;
+        let found = self.find(&Name::parse_runnable(name)?, missing).await?;
         if found.facts.pooling.is_some() {
             let reason = format!("'{name}' cannot be a draft model: it makes embeddings, not text");
-            return Err(Failure::bad_request(reason));
+            return Err(ApiError::bad_request(reason));
         }
         Ok(Draft { name: found.name.to_string(), weights: weights(&found), optional: false })
     }
 
-    /// What a runner is told to load a model with these options.
+    /// Specification from which a runner loads a model with these options.
     pub(crate) fn load_spec(&self, model: &Model, options: LoadOptions) -> LoadSpec {
         let config = self.config();
         LoadSpec {
@@ -346,50 +356,68 @@ impl App {
         }
     }
 
-    /// Waits until a model is in memory for a client, whose context is limited to some tokens, if it says so.
+    /// Waits until a model is in memory for a client. `num_ctx` limits the context of the request,
+    /// in tokens.
     pub(crate) async fn load(
         &self,
         model: &Model,
         (options, num_ctx): (LoadOptions, Option<u32>),
         keep_alive: Option<KeepAlive>,
         client: Client,
-    ) -> Result<Loaded, Failure> {
+    ) -> Result<AcquiredModel, ApiError> {
         let arrived = Instant::now();
         if let Some(upstream) = self.remotes().upstream(model, current_via(), keep_alive)? {
-            let (source, figures) =
-                (Source::Remote(Arc::new(upstream)), self.figures().of(&model.name.to_string()));
-            return Ok(Loaded { source, client, arrived, load: arrived.elapsed(), figures });
+            let (backend, metrics) = (
+                ModelBackend::Remote(Arc::new(upstream)),
+                self.metrics().model(&model.name.to_string()),
+            );
+            return Ok(AcquiredModel {
+                backend,
+                client,
+                arrived,
+                load_time: arrived.elapsed(),
+                metrics,
+            });
         }
         if let Some(mirror) = self.mirror() {
-            mirror.used(&model.name);
+            mirror.record_use(&model.name);
         }
         let spec = self.load_spec(model, options);
-        let about = About {
+        let listing = ModelListing {
             name: model.name.to_string(),
             digest: model.digest.hex(),
             details: details(model),
         };
-        let figures = self.figures().of(&about.name);
-        let waiting = figures.clone().wait();
-        let ask = Ask { client: client.0, key: key(model), spec, num_ctx, keep_alive, about };
-        let lease = self.models().acquire(ask).await;
-        waiting.over(lease.is_ok());
-        Ok(Loaded {
-            source: Source::Runner(Arc::new(lease?)),
+        let metrics = self.metrics().model(&listing.name);
+        let waiting = metrics.clone().start_model_wait();
+        let request = AcquireRequest {
+            client: client.0,
+            key: key(model),
+            spec,
+            num_ctx,
+            keep_alive,
+            listing,
+        };
+        let lease = self.models().acquire(request).await;
+        waiting.finish(lease.is_ok());
+        Ok(AcquiredModel {
+            backend: ModelBackend::Runner(Arc::new(lease?)),
             client,
             arrived,
-            load: arrived.elapsed(),
-            figures,
+            load_time: arrived.elapsed(),
+            metrics,
         })
     }
 }
 
-/// Tokens that there is room for in a model's cache, where so many conversations may run at once.
+/// Size of a model's KV cache in tokens when up to `parallel` conversations run at once.
 fn shared_cache(num_ctx: u32, parallel: Option<u32>) -> u32 {
-    parallel.map_or(SHARED, |most| num_ctx.saturating_mul(most).min(SHARED)).max(num_ctx)
+    parallel
+        .map_or(SHARED_CACHE_TOKENS, |most| num_ctx.saturating_mul(most).min(SHARED_CACHE_TOKENS))
+        .max(num_ctx)
 }
 
-/// The file of a model's weights; `None` is the model inside this program, or one of another server.
+/// The file of a model's weights. `None` for the embedded model and for remote models.
 pub(crate) fn weights(model: &Model) -> Option<PathBuf> {
     match &model.weights {
         Weights::File(path) => Some(path.clone()),
@@ -397,27 +425,29 @@ pub(crate) fn weights(model: &Model) -> Option<PathBuf> {
     }
 }
 
-/// Whether a draft model is the model itself.
-fn is_weights(model: &Model, draft: &Draft) -> bool {
+/// Whether a draft model has the same weights as the model.
+fn has_same_weights(model: &Model, draft: &Draft) -> bool {
     weights(model) == draft.weights
 }
 
-/// What models are told apart by in memory.
-pub(crate) fn key(model: &Model) -> Key {
+/// Key that identifies a model in memory: its weights and adapters.
+pub(crate) fn key(model: &Model) -> ModelKey {
     let adapters = model.adapters.iter().map(|path| path.display().to_string());
-    Key([model.weights_digest.to_string()]
-        .into_iter()
-        .chain(adapters)
-        .collect::<Vec<_>>()
-        .join(" "))
+    ModelKey(
+        [model.weights_digest.to_string()]
+            .into_iter()
+            .chain(adapters)
+            .collect::<Vec<_>>()
+            .join(" "),
+    )
 }
 
-/// What a model is, in the API's form.
+/// Details of a model for API responses.
 pub(crate) fn details(model: &Model) -> ModelDetails {
     api_details(model.details())
 }
 
-/// The same of what a list knows.
+/// Converts details from a store listing for API responses.
 pub(crate) fn api_details(details: Details) -> ModelDetails {
     ModelDetails {
         parent_model: details.parent_model,
@@ -432,26 +462,26 @@ pub(crate) fn api_details(details: Details) -> ModelDetails {
     }
 }
 
-/// An error of the store as an answer.
-pub(crate) fn store_failure(error: &StoreError) -> Failure {
+/// Converts a store error to an API error.
+pub(crate) fn store_error(error: &StoreError) -> ApiError {
     let status = match error {
         StoreError::NotFound(_) => 404,
         error if error.is_bad_request() => 400,
         _ => 500,
     };
-    Failure::new(status, error.to_string())
+    ApiError::new(status, error.to_string())
 }
 
-/// Who does the work of a model.
-enum Source {
+/// What executes the tasks of a model.
+enum ModelBackend {
     Runner(Arc<Lease>),
-    /// Another server.
+    /// An upstream server.
     Remote(Arc<Upstream>),
 }
 
-/// What comes of a task.
-enum Answers {
-    /// The runner stays while there is more.
+/// Source of a task's events.
+enum EventSource {
+    /// The lease keeps the runner loaded until all events have arrived.
     Runner {
         events: Events,
         _lease: Arc<Lease>,
@@ -459,94 +489,103 @@ enum Answers {
     Remote(mpsc::Receiver<Event>),
 }
 
-/// A model that a request may use: in memory, or on another server.
-pub(crate) struct Loaded {
-    source: Source,
+/// A model that a request may use: loaded in a runner, or on another server.
+pub(crate) struct AcquiredModel {
+    backend: ModelBackend,
     client: Client,
     arrived: Instant,
-    load: Duration,
-    figures: Arc<OfModel>,
+    load_time: Duration,
+    metrics: Arc<ModelMetrics>,
 }
 
-impl Loaded {
-    /// Has a task done on it: that of the request which is being answered, whose memory goes with it.
-    pub(crate) async fn run(&self, task: Task) -> Running {
-        self.run_holding(task, hand_over().map(Arc::new)).await
+impl AcquiredModel {
+    /// Submits the task of the current request, together with the request's memory reservation.
+    pub(crate) async fn run(&self, task: Task) -> RunningTask {
+        self.run_with_reservation(task, take_reservation().map(Arc::new)).await
     }
 
-    async fn run_holding(&self, task: Task, share: Option<Arc<Share>>) -> Running {
-        let answers = match &self.source {
-            Source::Runner(lease) => {
-                let events = lease.submit(self.client.0, task, share).await;
-                Answers::Runner { events, _lease: lease.clone() }
+    async fn run_with_reservation(
+        &self,
+        task: Task,
+        reservation: Option<Arc<BodyReservation>>,
+    ) -> RunningTask {
+        let events = match &self.backend {
+            ModelBackend::Runner(lease) => {
+                let events = lease.submit(self.client.0, task, reservation).await;
+                EventSource::Runner { events, _lease: lease.clone() }
             }
-            Source::Remote(upstream) => Answers::Remote(upstream.submit(task, share)),
+            ModelBackend::Remote(upstream) => {
+                EventSource::Remote(upstream.submit(task, reservation))
+            }
         };
-        let tally = self.figures.clone().begin(self.arrived);
-        Running { answers, arrived: self.arrived, load: self.load, tally }
+        let metrics = self.metrics.clone().start_task(self.arrived);
+        RunningTask { events, arrived: self.arrived, load_time: self.load_time, metrics }
     }
 
-    /// Has generations of the request done on it side by side.
+    /// Submits several generations of the current request side by side.
     ///
     /// # Errors
-    /// There is no memory for so many.
+    /// The body budget has no memory for that many prompts.
     pub(crate) async fn run_all(
         &self,
         generations: Vec<Generate>,
-    ) -> Result<Vec<Running>, Failure> {
-        let mut share = hand_over();
-        if let Some(share) = &mut share {
-            // The request had the prompt once.
+    ) -> Result<Vec<RunningTask>, ApiError> {
+        let mut reservation = take_reservation();
+        if let Some(reservation) = &mut reservation {
+            // The reservation already covers the prompt once.
             generations
                 .iter()
                 .skip(1)
-                .try_for_each(|generate| share.take(generate.text_bytes()))?;
+                .try_for_each(|generate| reservation.reserve(generate.text_bytes()))?;
         }
-        let share = share.map(Arc::new);
+        let reservation = reservation.map(Arc::new);
         let mut running = Vec::with_capacity(generations.len());
         for generate in generations {
-            running.push(self.run_holding(Task::Generate(Box::new(generate)), share.clone()).await);
+            running.push(
+                self.run_with_reservation(Task::Generate(Box::new(generate)), reservation.clone())
+                    .await,
+            );
         }
         Ok(running)
     }
 
-    /// The text of tokens.
-    pub(crate) async fn text(&self, tokens: Vec<u32>) -> Result<String, Failure> {
-        match self.run_holding(Task::Detokenize(tokens), None).await.end().await? {
+    /// Detokenizes tokens.
+    pub(crate) async fn text(&self, tokens: Vec<u32>) -> Result<String, ApiError> {
+        match self.run_with_reservation(Task::Detokenize(tokens), None).await.result().await? {
             Event::Text(text) => Ok(text),
-            _ => Err(Failure::internal("the model runner sent no text")),
+            _ => Err(ApiError::internal("the model runner sent no text")),
         }
     }
 }
 
-/// A request that is being answered. Dropping it cancels the request.
-pub(crate) struct Running {
-    answers: Answers,
+/// A task that a runner or an upstream executes. Dropping it cancels the task.
+pub(crate) struct RunningTask {
+    events: EventSource,
     arrived: Instant,
-    load: Duration,
-    tally: Tally,
+    load_time: Duration,
+    metrics: TaskMetrics,
 }
 
-impl Running {
-    /// The next event; after an end there is none.
+impl RunningTask {
+    /// Returns the next event; `None` after the final one.
     pub(crate) async fn next(&mut self) -> Option<Event> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// The next event, as a poll.
+    /// Polls for the next event.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
-        let event = match &mut self.answers {
-            Answers::Runner { events, .. } => ready!(events.poll_next(cx)),
-            Answers::Remote(events) => ready!(events.poll_recv(cx)),
+        let event = match &mut self.events {
+            EventSource::Runner { events, .. } => ready!(events.poll_next(cx)),
+            EventSource::Remote(events) => ready!(events.poll_recv(cx)),
         };
         if let Some(event) = &event {
-            self.tally.take(event);
+            self.metrics.record(event);
         }
         Poll::Ready(event)
     }
 
-    /// Waits for the end; one by an error is an error.
-    pub(crate) async fn end(&mut self) -> Result<Event, Failure> {
+    /// Waits for the final event. An error event becomes `Err`.
+    pub(crate) async fn result(&mut self) -> Result<Event, ApiError> {
         while let Some(event) = self.next().await {
             match event {
                 Event::Error(failure) => return Err(failure),
@@ -554,7 +593,7 @@ impl Running {
                 _ => {}
             }
         }
-        Err(Failure::internal("the model runner ended a request without saying so"))
+        Err(ApiError::internal("the model runner ended a request without saying so"))
     }
 
     /// Time since the request arrived.
@@ -563,16 +602,17 @@ impl Running {
     }
 
     /// Time until the model was ready.
-    pub(crate) fn load(&self) -> Duration {
-        self.load
+    pub(crate) fn load_time(&self) -> Duration {
+        self.load_time
     }
 }
 
-/// Says that a diffusion model takes no draft model: to who asks for one; one that came with the model or the server is left out.
-fn refuse_draft(model: &Model, asked: Option<&str>) -> Result<(), Failure> {
+/// Rejects a requested draft model for a diffusion model. A draft model of the model or of the
+/// configuration is ignored.
+fn reject_draft(model: &Model, requested: Option<&str>) -> Result<(), ApiError> {
     let architecture = &model.facts.architecture;
-    if let Some(name) = asked.filter(|name| !name.is_empty()) {
-        return Err(Failure::bad_request(format!(
+    if let Some(name) = requested.filter(|name| !name.is_empty()) {
+        return Err(ApiError::bad_request(format!(
             "draft_model '{name}': a model of architecture {architecture} fills masked places and guesses nothing ahead; \
              leave the option out"
         )));
@@ -591,39 +631,42 @@ mod tests {
     use crate::runner::tests::{Fake, FakeLauncher};
 
     #[tokio::test]
-    async fn models_that_see_have_a_floor_of_contexts() {
+    async fn vision_models_have_a_minimum_context() {
         let models = tempfile::tempdir().unwrap();
         for automatic in [None, Some(128), Some(4096)] {
             let mut config = Config::with_models(models.path());
             config.context_length = automatic;
             let app = App::new(config, Arc::new(FakeLauncher(Arc::<Fake>::default()))).unwrap();
-            let mut blind = app.0.store.resolve(&"cria".parse().unwrap()).unwrap();
-            // What the model itself wants would count, too.
-            blind.params.clear();
-            let mut seeing = blind.clone();
-            let facts = puna_store::Facts { vision: true, ..(*seeing.facts).clone() };
-            seeing.facts = facts.into();
-            for asked in [None, Some(128), Some(2047), Some(2048), Some(3000)] {
-                let given = asked.map(|tokens| json!({"num_ctx": tokens}));
+            let mut text_model = app.0.store.resolve(&"cria".parse().unwrap()).unwrap();
+            // The model's own parameters would count as well.
+            text_model.params.clear();
+            let mut vision_model = text_model.clone();
+            let facts = puna_store::Facts { vision: true, ..(*vision_model.facts).clone() };
+            vision_model.facts = facts.into();
+            for requested in [None, Some(128), Some(2047), Some(2048), Some(3000)] {
+                let given = requested.map(|tokens| json!({"num_ctx": tokens}));
                 let given =
                     RequestOptions::named(given.as_ref().and_then(|given| given.as_object()));
-                let wanted = asked.or(automatic);
+                let wanted = requested.or(automatic);
                 let of = async |model: &Model| app.options(model, &given).await.unwrap().1.num_ctx;
-                assert_eq!(of(&blind).await, wanted);
-                // What nobody asked for stays nobody's.
-                assert_eq!(of(&seeing).await, wanted.map(|tokens| tokens.max(VISION_CONTEXT)));
+                assert_eq!(of(&text_model).await, wanted);
+                // A context that was not requested stays unset.
+                assert_eq!(
+                    of(&vision_model).await,
+                    wanted.map(|tokens| tokens.max(VISION_CONTEXT))
+                );
             }
         }
     }
 
     #[tokio::test]
-    async fn a_diffusion_model_goes_without_a_draft_model_and_refuses_one_that_is_asked_for() {
+    async fn a_diffusion_model_ignores_draft_models_and_rejects_requested_ones() {
         let models = tempfile::tempdir().unwrap();
         let mut config = Config::with_models(models.path());
-        config.speculate = Wish::Model("cria".into());
+        config.speculate = SpeculateSetting::Model("cria".into());
         let app = App::new(config, Arc::new(FakeLauncher(Arc::<Fake>::default()))).unwrap();
-        let writing = app.0.store.resolve(&"cria".parse().unwrap()).unwrap();
-        let mut filling = Model { draft: Some("small.gguf".into()), ..writing.clone() };
+        let text_model = app.0.store.resolve(&"cria".parse().unwrap()).unwrap();
+        let mut diffusion_model = Model { draft: Some("small.gguf".into()), ..text_model.clone() };
         let draft = async |model: &Model, name: &str| {
             let given = json!({"draft_model": name, "draft_num_predict": 4});
             app.options(model, &RequestOptions::named(given.as_object()))
@@ -631,15 +674,16 @@ mod tests {
                 .map(|(load, _)| load.draft.map(|draft| draft.name))
         };
         assert!(
-            draft(&filling, "")
+            draft(&diffusion_model, "")
                 .await
                 .unwrap()
                 .is_some_and(|name| name.starts_with("the DRAFT of "))
         );
-        filling.facts =
-            puna_store::Facts { architecture: "dream".into(), ..(*filling.facts).clone() }.into();
-        assert_eq!(draft(&filling, "").await.unwrap(), None);
-        let error = draft(&filling, "cria").await.unwrap_err().to_string();
+        diffusion_model.facts =
+            puna_store::Facts { architecture: "dream".into(), ..(*diffusion_model.facts).clone() }
+                .into();
+        assert_eq!(draft(&diffusion_model, "").await.unwrap(), None);
+        let error = draft(&diffusion_model, "cria").await.unwrap_err().to_string();
         assert!(
             error.starts_with(
                 "draft_model 'cria': a model of architecture dream fills masked places"

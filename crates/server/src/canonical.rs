@@ -1,7 +1,8 @@
-//! The one request and the one stream of events that all dialects are translated to and from.
+//! The canonical request and the canonical event stream, which every dialect translates to and
+//! from.
 //!
-//! These types cross the socket to the runner, too; they hold everything that a runner needs to know about the model
-//! beside its weights, since models of several names can share one runner.
+//! These types also cross the socket to the runner. They hold everything about the model that a
+//! runner needs besides the weights, because models of several names can share one runner.
 
 use std::time::Duration;
 
@@ -10,28 +11,28 @@ use puna_sampler::{Constraint, Params};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::diffusion::Filling;
-use crate::speculate::{Guesses, Mode};
+use crate::diffusion_options::DiffusionOptions;
+use crate::speculate::{DraftCounts, SpeculationMode};
 
-/// What a runner is asked to do.
+/// A task for a runner.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Task {
     /// Generate text.
     Generate(Box<Generate>),
-    /// Count the tokens that the prompt of a generation has.
+    /// Count the prompt tokens of a generation.
     Count(Box<Generate>),
-    /// Turn texts into vectors.
+    /// Compute embedding vectors of texts.
     Embed(Embed),
-    /// Score documents by a query.
+    /// Score documents by their relevance to a query.
     Rank(Rank),
-    /// Turn a text into tokens.
+    /// Tokenize a text.
     Tokenize(Tokenize),
-    /// Turn tokens into the text they stand for, special ones included.
+    /// Convert tokens to text, special tokens included.
     Detokenize(Vec<u32>),
 }
 
 impl Task {
-    /// Bytes of text that have to be read to begin with it, roughly.
+    /// Approximate bytes of text to process before the task can start.
     pub fn text_bytes(&self) -> usize {
         match self {
             Self::Embed(embed) => embed.inputs.iter().map(EmbedText::bytes).sum(),
@@ -39,24 +40,24 @@ impl Task {
                 rank.documents.iter().map(|text| text.len() + rank.query.len()).sum()
             }
             Self::Tokenize(tokenize) => tokenize.text.len(),
-            // A token is a word or so.
+            // Estimate: four bytes of text per token.
             Self::Detokenize(tokens) => 4 * tokens.len(),
             Self::Generate(generate) | Self::Count(generate) => generate.text_bytes(),
         }
     }
 
-    /// Whether a grammar has to be read to begin with it, which may take long however small it is.
-    pub fn has_form(&self) -> bool {
+    /// Whether a grammar has to be compiled first. That can take long even for a small grammar.
+    pub fn has_constraint(&self) -> bool {
         let Self::Generate(generate) = self else { return false };
         generate.format.is_some()
             || matches!(generate.tool_choice, ToolChoice::Required | ToolChoice::Named(_))
     }
 }
 
-/// How many bytes of text can be read in the time that one byte of a grammar takes.
+/// Bytes of text that can be processed in the time of one grammar byte.
 const GRAMMAR_WEIGHT: usize = 64;
 
-/// Bytes of a JSON value's texts, roughly.
+/// Approximate bytes of the texts in a JSON value.
 fn json_bytes(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
@@ -68,73 +69,73 @@ fn json_bytes(value: &Value) -> usize {
     }
 }
 
-/// A text to generate.
+/// A generation.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Generate {
-    /// What the model's manifest says about prompts.
-    pub model: ModelText,
-    /// What to answer or to continue.
+    /// Prompt settings of the model's manifest.
+    pub model: PromptConfig,
+    /// The conversation or prompt.
     pub input: Input,
-    /// How to generate.
+    /// Generation options.
     pub options: RunOptions,
-    /// Whether and how hard to think; `None` is the model's own habit.
+    /// Whether and how much to reason; `None` is the model's default.
     pub think: Option<Think>,
-    /// More variables for the template of a conversation, where it is one of Hugging Face's.
+    /// Additional variables for a Jinja chat template.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub variables: Map<String, Value>,
-    /// Form of the answer.
+    /// Constraint on the answer.
     pub format: Option<Constraint>,
-    /// What the client says about its schema besides the schema; only other servers are told.
+    /// Name, description and strictness of the schema, which only remote servers receive.
     #[serde(default)]
     pub schema_label: SchemaLabel,
-    /// Which functions of a conversation may or must be called.
+    /// Which tools the model may or must call.
     pub tool_choice: ToolChoice,
-    /// Whether several functions may be called at once.
+    /// Whether the answer may contain several parallel tool calls.
     pub parallel_tool_calls: bool,
-    /// What happens to a prompt that is too long.
+    /// How to treat a prompt that is too long.
     pub overflow: Overflow,
-    /// Whether older tokens make room when the context is full.
+    /// Whether a context shift drops older tokens when the context is full.
     pub shift: bool,
     /// Report log-probabilities, with this many alternatives each.
     pub logprobs: Option<usize>,
     /// Report log-probabilities of the prompt, with this many alternatives each.
     pub prompt_logprobs: Option<usize>,
-    /// Send the arguments of calls while they are generated ([`Event::CallArguments`]), and calls that are cut off. Otherwise
-    /// only complete calls are sent, and all others are content.
+    /// Send call arguments while they are generated ([`Event::CallArguments`]), and also calls that
+    /// are cut off. Otherwise only complete calls are sent, and incomplete ones become content.
     pub stream_calls: bool,
     /// Answer with the rendered prompt instead of generating.
     pub render_only: bool,
 }
 
-/// What happens to a prompt that does not fit into the context.
+/// How to treat a prompt that does not fit into the context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Overflow {
-    /// The request is refused.
+    /// Reject the request.
     Refuse,
-    /// The oldest messages are dropped, all but system messages and the last one, as Ollama does; what is still too long is
-    /// cut in its middle.
+    /// Drop the oldest messages except system messages and the last message, as Ollama does. A
+    /// prompt that is still too long is cut in its middle.
     DropMessages,
-    /// The oldest turns are dropped, all but the first and the newest, and then the longest tool result is cut in its middle.
-    /// What is still too long is refused.
+    /// Drop the oldest turns except the first and the newest, then cut the longest tool result in
+    /// its middle. Reject what is still too long.
     DropTurns,
 }
 
-/// What a client says about a JSON Schema besides the schema.
+/// Metadata of a JSON Schema in a request.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SchemaLabel {
-    /// Its name.
+    /// Name of the schema.
     pub name: Option<String>,
-    /// What it describes.
+    /// Description of the schema.
     pub description: Option<String>,
     /// Whether the answer must match it exactly.
     pub strict: Option<bool>,
 }
 
-/// Bytes that several answers to one prompt may hold together on their way.
-const SEVERAL_BYTES_MAX: usize = 256 << 20;
+/// Maximum total bytes of the copies of a prompt for several answers.
+const MAX_REPLICATED_BYTES: usize = 256 << 20;
 
 impl Generate {
-    /// Bytes of text that have to be read to begin with it, roughly.
+    /// Approximate bytes of text to process before the generation can start.
     pub fn text_bytes(&self) -> usize {
         let object = |map: &Map<String, Value>| map.values().map(json_bytes).sum::<usize>();
         let message = |m: &Message| {
@@ -156,7 +157,7 @@ impl Generate {
                 prompt.text.len() + prompt.suffix.len() + 4 * tokens
             }
         };
-        // Reading a grammar takes far longer than reading a text of its size.
+        // Compiling a grammar takes far longer than tokenizing a text of the same size.
         let forced = match (&self.input, &self.tool_choice) {
             (Input::Chat { tools, .. }, ToolChoice::Required | ToolChoice::Named(_)) => {
                 tools.iter().map(|tool| json_bytes(&tool.0)).sum()
@@ -168,21 +169,21 @@ impl Generate {
             + GRAMMAR_WEIGHT * (forced + self.format.as_ref().map_or(0, Constraint::bytes))
     }
 
-    /// So many answers to the same prompt, each with the seed after the last one's.
+    /// Copies the generation `count` times, each copy with the next seed.
     ///
     /// # Errors
-    /// Together they would be too large.
-    pub fn several(self, count: usize) -> Result<Vec<Self>, Failure> {
+    /// The copies together exceed 256 MiB.
+    pub fn replicate(self, count: usize) -> Result<Vec<Self>, ApiError> {
         let bytes = self.text_bytes();
-        if count > 1 && bytes.saturating_mul(count) > SEVERAL_BYTES_MAX {
-            return Err(Failure::bad_request(format!(
+        if count > 1 && bytes.saturating_mul(count) > MAX_REPLICATED_BYTES {
+            return Err(ApiError::bad_request(format!(
                 "{count} answers to a prompt of {bytes} bytes are too much at once: ask for fewer"
             )));
         }
         let one = |i: usize| {
             let mut generate = self.clone();
             let seed = &mut generate.options.sampling.seed;
-            // A negative one is drawn anew for each.
+            // A negative seed is drawn anew for each copy.
             if *seed >= 0 {
                 *seed = seed.saturating_add(i as i64);
             }
@@ -192,35 +193,36 @@ impl Generate {
     }
 }
 
-/// What a model's manifest says about prompts.
+/// Prompt settings of a model's manifest.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct ModelText {
-    /// The built-in renderer, which comes before all templates.
+pub struct PromptConfig {
+    /// Built-in renderer, which takes precedence over all templates.
     pub renderer: Option<String>,
-    /// The Go template; without one the file's own template counts.
+    /// Go template; `None` uses the template of the GGUF file.
     pub template: Option<String>,
-    /// With a Go template and one in the file: which to use, if that was said.
+    /// Which template to use when the manifest has a Go template and the file has its own; `None`
+    /// is automatic.
     pub go_template: Option<bool>,
     /// The system message.
     pub system: Option<String>,
-    /// Messages before every conversation.
+    /// Messages inserted before every conversation.
     pub messages: Vec<Message>,
-    /// The built-in parser of its output.
+    /// Built-in output parser.
     pub parser: Option<String>,
-    /// Whether it thinks.
+    /// Whether the model reasons.
     pub thinking: bool,
-    /// Whether it must not see the thoughts of earlier turns.
+    /// Whether the prompt omits the reasoning of earlier turns.
     pub strip_thoughts: bool,
 }
 
-/// What to answer or to continue.
+/// The conversation or prompt.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Input {
     /// A conversation.
     Chat {
         /// Its messages.
         messages: Vec<Message>,
-        /// Functions that the model may call.
+        /// Tools that the model may call.
         tools: Vec<Tool>,
     },
     /// A single prompt.
@@ -232,79 +234,82 @@ pub enum Input {
 pub struct Prompt {
     /// The text.
     pub text: String,
-    /// What comes after the text to fill in.
+    /// Text after the gap to fill in.
     pub suffix: String,
     /// Replaces the model's system message.
     pub system: Option<String>,
     /// Replaces the model's template (Go).
     pub template: Option<String>,
-    /// The text is the model's input as it stands.
+    /// Whether the text is the model's input without any template.
     pub raw: bool,
-    /// Tokens of an earlier answer, to go on from.
+    /// Tokens of an earlier answer to continue.
     pub context: Option<Vec<u32>>,
-    /// Images before the text; only models of other servers see any.
+    /// Images before the text. Only remote models receive them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub images: Vec<Image>,
-    /// The model's input as tokens, instead of everything above.
+    /// The model's input as tokens, instead of all fields above.
     pub tokens: Option<Vec<u32>>,
 }
 
-/// How to generate.
+/// Generation options.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunOptions {
-    /// How to draw tokens.
+    /// Sampling parameters.
     pub sampling: Params,
     /// Strings that end the answer.
     pub stop: Vec<String>,
-    /// The request names these strings: they count in the answer, and not in a thought. Those of a model count in both.
-    #[serde(default)]
-    pub has_own_stops: bool,
-    /// Tokens to generate at most; negative is as many as the context's size allows ten times over.
+    /// Whether the stop strings come from the request and so apply to the answer only. Stop strings
+    /// of the model apply to reasoning too.
+    #[serde(default, rename = "has_own_stops")]
+    pub has_request_stops: bool,
+    /// Maximum tokens to generate; negative is ten times the context size.
     pub num_predict: i64,
-    /// Prompt tokens that survive a context shift; negative is all of them.
+    /// Prompt tokens that a context shift keeps; negative keeps all of them.
     pub num_keep: i64,
-    /// Whether and how to guess ahead.
-    pub speculate: Mode,
-    /// Whether the model or the request says so, and not the configuration alone.
-    #[serde(default)]
-    pub speculate_said: bool,
-    /// Guesses a step at most; `None` is automatic.
+    /// Speculation mode.
+    pub speculate: SpeculationMode,
+    /// Whether the model or the request sets the mode, and not only the configuration.
+    #[serde(default, rename = "speculate_said")]
+    pub speculate_explicit: bool,
+    /// Maximum draft tokens per step; `None` is automatic.
     pub draft_num_predict: Option<u32>,
-    /// Tokens that a thought may have before it is ended; `None` is no limit, or the limit of a level of thinking.
+    /// Maximum reasoning tokens; `None` is no limit, or the limit of the reasoning level.
     pub think_budget: Option<u32>,
-    /// Tokens of prompt and answer that the context holds; `None` is as many as the runner can give, and never more.
+    /// Context size in tokens of prompt and answer; `None` is the runner's maximum, which also
+    /// bounds this value.
     pub num_ctx: Option<u32>,
-    /// Numbers of the model's adapters and how much there is to be of each, and nothing of the others; `None` is all of them
-    /// as they are.
+    /// Indices and scales of the adapters to apply. Others are off; `None` applies all with their
+    /// own scales.
     pub adapters: Option<Vec<(u32, f32)>>,
-    /// How the answer of a diffusion model is filled.
+    /// Denoising options of diffusion models.
     #[serde(default)]
-    pub diffusion: Filling,
-    /// What the model's parameters and the request say by name, for models of other servers: all else is theirs to choose.
+    pub diffusion: DiffusionOptions,
+    /// Parameters that the model or the request sets explicitly, by name, for remote models. The
+    /// remote server chooses all others.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub given: Map<String, Value>,
 }
 
-/// Texts to turn into vectors.
+/// An embedding task.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Embed {
     /// The texts.
     pub inputs: Vec<EmbedText>,
-    /// Whether what is too long is cut at its end.
+    /// Whether texts that are too long are cut at their end.
     pub truncate: bool,
-    /// Tokens of a text at most; `None` is as many as the runner takes, and never more.
+    /// Maximum tokens of a text; `None` is the runner's maximum, which also bounds this value.
     pub num_ctx: Option<u32>,
-    /// As [`RunOptions::given`].
+    /// See [`RunOptions::given`].
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub given: Map<String, Value>,
 }
 
-/// A text to turn into a vector.
+/// Input of an embedding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum EmbedText {
-    /// As it is written.
+    /// A text.
     Text(String),
-    /// As the model's input.
+    /// Tokens of the model's input.
     Tokens(Vec<u32>),
 }
 
@@ -317,18 +322,18 @@ impl EmbedText {
     }
 }
 
-/// Vectors of texts.
+/// Result of an embedding task.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Embedded {
-    /// One vector a text, in their order, as the model's pooling gives them.
+pub struct EmbedResult {
+    /// One vector per text, in input order, as the model's pooling returns it.
     pub vectors: Vec<Vec<f32>>,
-    /// Tokens of all texts, as far as they were taken.
+    /// Input tokens of all texts, after truncation.
     pub tokens: u64,
-    /// Texts that were cut, and how many tokens each lost.
+    /// Indices of truncated texts, each with the number of dropped tokens.
     pub cut: Vec<(usize, u64)>,
 }
 
-/// Documents to score by how well they answer a query.
+/// A ranking task: documents to score by their relevance to a query.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Rank {
     /// The query.
@@ -337,106 +342,108 @@ pub struct Rank {
     pub documents: Vec<String>,
     /// Whether a document that is too long for the context is cut at its end.
     pub truncate: bool,
-    /// Documents are cut to this many tokens.
+    /// Maximum tokens per document; longer ones are cut.
     pub document_tokens: Option<usize>,
-    /// Documents are cut so that each has this many tokens together with the query and the marks around them.
+    /// Maximum tokens per query–document pair with the tokens around them; longer documents are
+    /// cut.
     pub pair_tokens: Option<usize>,
-    /// Tokens of a pair at most, where the model's context holds more.
+    /// Limit of the pair's context in tokens, below the model's own.
     pub num_ctx: Option<u32>,
 }
 
-/// The scores of documents.
+/// Result of a ranking task.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Ranked {
-    /// One score a document, in their order, as the model's head gives it.
+pub struct RankResult {
+    /// One score per document, in input order, as the model's head returns it.
     pub scores: Vec<f32>,
     /// Tokens of all pairs.
     pub tokens: u64,
-    /// Documents that were cut, and how many tokens each lost.
+    /// Indices of truncated documents, each with the number of dropped tokens.
     pub cut: Vec<(usize, u64)>,
 }
 
-/// A text to turn into tokens.
+/// A tokenization task.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Tokenize {
     /// The text.
     pub text: String,
-    /// Whether what the model wants around every text is added.
+    /// Whether to add the model's begin and end tokens.
     pub add_special: bool,
-    /// Whether special tokens in the text are read as such.
+    /// Whether to parse special tokens in the text.
     pub parse_special: bool,
 }
 
-/// What a request reports: any number of pieces, then one end ([`Event::is_end`]).
+/// Event of a task: any number of intermediate events, then one final event ([`Event::is_end`]).
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Event {
-    /// The conversation was changed so that the model's template accepts it, in these ways
-    /// ([`puna_prompt::Adaptation::as_str`]). This comes before everything else, or not at all.
+    /// The conversation was adapted to the model's template in these ways
+    /// ([`puna_prompt::Adaptation::as_str`]). Precedes all other events; optional.
     Adapted(Vec<String>),
-    /// These keywords of the answer's schema are not enforced while it is written, but checked at its end. This comes before
-    /// [`Event::Started`], or not at all.
+    /// Schema keywords that the grammar does not enforce and that are checked on the finished
+    /// answer. Precedes [`Event::Started`]; optional.
     SchemaUnenforced(Vec<String>),
-    /// The prompt is accepted and waits for its turn; this comes before everything that is generated, or not at all.
+    /// The prompt is accepted and waits to be computed. Precedes all generated output; optional.
     Started {
-        /// Its tokens.
+        /// Prompt tokens.
         prompt_tokens: u64,
     },
-    /// The prompt is being read.
+    /// Progress of the prefill.
     Progress {
-        /// Prompt tokens that are done.
+        /// Prompt tokens computed so far.
         done: u64,
-        /// Prompt tokens in all.
+        /// Total prompt tokens.
         total: u64,
     },
-    /// Log-probabilities of the prompt's next tokens, where they were asked for.
+    /// Log-probabilities of the next prompt tokens, if requested.
     Prompt(Vec<PromptLogprob>),
-    /// A piece of what the model thinks.
+    /// A piece of the reasoning.
     Thinking(Piece),
     /// A piece of the answer.
     Content(Piece),
-    /// A tool call begins. Several may be open at once; `index` tells them apart.
+    /// Start of a tool call. Several may be open at once; `index` distinguishes them.
     CallStart {
-        /// The call's number in the answer.
+        /// Index of the call in the answer.
         index: usize,
-        /// The call's id.
+        /// Identifier of the call.
         id: String,
-        /// The name of the tool.
+        /// Name of the tool.
         name: String,
     },
-    /// The next part of the JSON text of a call's arguments. All parts together are the start of a JSON object.
+    /// Next part of a call's arguments. The concatenated parts are a prefix of a JSON object's
+    /// text.
     CallArguments {
-        /// The call's number in the answer.
+        /// Index of the call in the answer.
         index: usize,
         /// The text.
         text: String,
     },
-    /// A tool call has ended.
+    /// End of a tool call.
     CallEnd {
-        /// The call's number in the answer.
+        /// Index of the call in the answer.
         index: usize,
         /// How it ended.
         outcome: CallOutcome,
     },
-    /// The end: the rendered prompt, where only that was asked for.
+    /// Final event: the rendered prompt, if only that was requested.
     Rendered(String),
-    /// The end of a generation.
-    Done(Box<Done>),
-    /// The end: vectors of texts.
-    Embedded(Embedded),
-    /// The end: scores of documents.
-    Ranked(Ranked),
-    /// The end: how many tokens the prompt has.
+    /// Final event of a generation.
+    Done(Box<GenerationSummary>),
+    /// Final event: vectors of texts.
+    Embedded(EmbedResult),
+    /// Final event: scores of documents.
+    Ranked(RankResult),
+    /// Final event: number of prompt tokens.
     Counted(u64),
-    /// The end: the tokens of a text.
+    /// Final event: tokens of a text.
     Tokens(Vec<u32>),
-    /// The end: the text of tokens.
+    /// Final event: text of tokens.
     Text(String),
-    /// The end, by an error.
-    Error(Failure),
+    /// Final event: an error.
+    Error(ApiError),
 }
 
 impl Event {
-    /// Whether nothing comes after it.
+    /// Whether this is the final event of its task.
     pub fn is_end(&self) -> bool {
         !matches!(
             self,
@@ -457,37 +464,38 @@ impl Event {
 /// How a tool call ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum CallOutcome {
-    /// The call has these arguments. Where no [`Event::CallArguments`] came before, this is all that is known of them.
+    /// The call is complete, with these arguments. Without earlier [`Event::CallArguments`] this is
+    /// the only report of them.
     Complete(Map<String, Value>),
-    /// The arguments are not a JSON object. The text is all of them, as far as it is known.
+    /// The arguments are not a JSON object. Holds their text, if it is known.
     Invalid(Option<String>),
-    /// The answer reached its limit of tokens before the call was complete.
+    /// The answer reached its token limit before the call was complete.
     CutOff,
 }
 
 /// A piece of text.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Piece {
-    /// The text; empty where the token's text is held back or swallowed.
+    /// The text. Empty if the token's text is held back or removed.
     pub text: String,
-    /// Log-probabilities of the tokens behind it.
+    /// Log-probabilities of the tokens of this piece.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub logprobs: Vec<Logprob>,
 }
 
-/// Why a generation ended well.
+/// Why a generation ended without an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Reason {
+pub enum FinishReason {
     /// An end token or a stop string.
     Stop,
-    /// The limit of tokens, or of the context.
+    /// The token limit or the end of the context.
     Length,
-    /// The filter of a remote server.
+    /// A content filter of a remote server.
     ContentFilter,
 }
 
-impl Reason {
-    /// As it is called on the wire.
+impl FinishReason {
+    /// The name in API responses.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -497,67 +505,68 @@ impl Reason {
     }
 }
 
-/// Figures of a finished generation.
+/// Statistics of a finished generation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Done {
+pub struct GenerationSummary {
     /// Why it ended.
-    pub reason: Reason,
-    /// The stop string that ended it, if one did.
+    pub reason: FinishReason,
+    /// The stop string that ended the generation, if one did.
     pub stop: Option<String>,
-    /// Whether the numbers of tokens are known. A remote server may not report them.
+    /// Whether token counts are known. A remote server may not report them.
     pub has_usage: bool,
-    /// Prompt tokens, cached ones included.
+    /// Prompt tokens, including cached ones.
     pub prompt_tokens: u64,
-    /// Prompt tokens that were found in the cache.
+    /// Prompt tokens taken from the prefix cache.
     pub cached_tokens: u64,
-    /// Time spent on the rest of the prompt.
+    /// Time spent computing the uncached prompt tokens.
     pub prefill: Duration,
-    /// Generated tokens, the end token included.
+    /// Generated tokens, including the end token.
     pub generated_tokens: u64,
-    /// Those of them that were thoughts, with the tags around them.
+    /// Generated tokens that belong to the reasoning, including its tags.
     pub thought_tokens: u64,
     /// Time spent generating them.
     pub decode: Duration,
-    /// Tokens that were guessed ahead.
-    pub guesses: Guesses,
-    /// Messages that were left out of the prompt.
+    /// Draft token counts.
+    pub guesses: DraftCounts,
+    /// Number of messages left out of the prompt.
     pub dropped_messages: u64,
-    /// Tokens that were cut from the prompt or shifted out of the context.
+    /// Number of tokens cut from the prompt or shifted out of the context.
     pub dropped_tokens: u64,
-    /// Tokens of prompt and answer, without the one that begins every text.
+    /// Tokens of prompt and answer, without the begin token.
     pub context: Vec<u32>,
-    /// Where keywords of the answer's schema were checked at its end: those that it does not keep to.
+    /// Schema keywords that the answer violates, if such keywords were checked at its end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schema_violations: Option<Vec<String>>,
 }
 
-/// Why a request failed.
+/// Error of a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
-pub struct Failure {
+pub struct ApiError {
     /// HTTP status.
     pub status: u16,
-    /// In words.
+    /// Message for the client.
     pub message: String,
-    /// Length of the prompt and of the context in tokens, where that is the reason.
+    /// Lengths of the prompt and of the context in tokens, if the prompt was too long.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lengths: Option<(u64, u64)>,
-    /// The request is too long for the context of a remote server, which does not say both lengths.
+    /// Whether a remote server rejected the request as too long without reporting both lengths.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_too_long: bool,
-    /// The error code that clients of Anthropic's dialect act on.
+    /// Error code for clients of Anthropic's dialect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<String>,
-    /// Seconds after which it may be tried again, where somebody said so.
+    /// Seconds after which a retry may succeed, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after: Option<u64>,
 }
 
-impl Failure {
-    /// Status of a request whose client has left before the answer began; nobody hears it.
-    pub const LEFT: u16 = 499;
+impl ApiError {
+    /// Status recorded when a client disconnects before the response starts; it is never sent.
+    /// Nginx uses the same code.
+    pub const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-    /// A failure with a status.
+    /// Creates an error with an HTTP status.
     pub fn new(status: u16, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), ..Self::default() }
     }
@@ -567,17 +576,17 @@ impl Failure {
         self.lengths.is_some() || self.is_too_long
     }
 
-    /// The request is wrong.
+    /// Status 400.
     pub fn bad_request(message: impl Into<String>) -> Self {
         Self::new(400, message)
     }
 
-    /// Something is not there.
+    /// Status 404.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(404, message)
     }
 
-    /// The server cannot.
+    /// Status 500.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(500, message)
     }

@@ -1,21 +1,21 @@
-//! Why a server does not start, or does not go on.
+//! Errors that prevent the server from starting or running.
 
 use crate::http::tls::TlsError;
 use crate::keys::KeyError;
 
-/// The server could not start.
+/// The server could not start, or had to end.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The folder of models cannot be used.
+    /// The models directory cannot be used.
     #[error(transparent)]
     Store(#[from] puna_store::StoreError),
-    /// The system refuses something.
+    /// The operating system reports an error.
     #[error("{0}")]
     Io(#[from] std::io::Error),
     /// The API keys cannot be used.
     #[error(transparent)]
     Keys(#[from] KeyError),
-    /// The registry cannot be set up.
+    /// The mirror cannot be set up.
     #[error(transparent)]
     Mirror(#[from] puna_mirror::MirrorError),
     /// The script of a scripted model cannot be played.
@@ -24,7 +24,7 @@ pub enum ServeError {
     /// The certificate cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The keeper of the models has panicked.
+    /// The model manager has panicked.
     #[error(
         "the server ends, since what keeps its models in memory has failed: {0}; this is an error in Puna"
     )]

@@ -1,53 +1,56 @@
-//! The HTTP server: three dialects on one canonical request, a scheduler of models, a process for each of them.
+//! The HTTP server: three API dialects over one canonical request, a model scheduler, and one
+//! runner process per loaded model.
 //!
-//! [`serve`] answers requests on a listener until told to end; [`listen`] opens one and says by whom a port is taken;
-//! [`runner::main`] is what the hidden subcommand `runner` of the program does.
+//! [`serve`] answers requests on a listener until shutdown. [`listen`] opens the listener and
+//! reports which program occupies a port. [`runner::main`] implements the hidden subcommand
+//! `runner` of the program.
 //!
-//! A request goes through these rooms: [`http`] (connections, bodies) → `door` (origins, hosts, the `table` of paths, keys) →
-//! `routes` → `dialect` (to a [`canonical`] request) → `manager` with its pure [`scheduler`] (which runner) → [`runner`] (prompt, engine), and its
-//! events come back to the dialect, which encodes them.
+//! A request passes these modules: [`http`] (connections, bodies) → `middleware` (origin, host,
+//! `route_table`, API keys) → `routes` → `dialect` (to a [`canonical`] request) → `manager` with
+//! its pure [`scheduler`] (chooses a runner) → [`runner`] (prompt, engine). Its events return to
+//! the dialect, which encodes them.
 
 #![forbid(unsafe_code)]
 
 mod app;
+mod bounded_channel;
 pub mod canonical;
+mod cleanup;
 pub mod config;
+mod context_window;
 mod dialect;
-mod diffusion;
-mod door;
-mod end;
+mod diffusion_options;
 mod error;
-mod figures;
+mod fair_queue;
 pub mod http;
-mod ids;
-mod kept;
+mod image_urls;
 pub mod keys;
-mod links;
 mod lock;
 mod manager;
 mod memory;
+mod memory_plans;
+mod metrics;
+mod middleware;
 pub mod mirror;
-mod names;
+mod model_names;
 mod openapi;
 mod options;
-mod panics;
+mod panic_message;
 mod paragraphs;
-mod places;
-mod plans;
 mod prometheus;
+mod random_ids;
 mod registry;
 mod remote;
 mod request;
+mod response_store;
+mod route_table;
 mod routes;
 pub mod runner;
 pub mod scheduler;
 mod script;
+mod shutdown;
 pub mod speculate;
-mod table;
-mod tidy;
-mod turns;
 mod version;
-mod window;
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -64,25 +67,26 @@ pub use registry::settings as registry_settings;
 pub use routes::stored_models;
 pub use version::{OLLAMA_VERSION, VERSION};
 
-/// Answers requests until `end` is ready, then gives running ones a few seconds and unloads all models. For programs that
-/// have a server for themselves.
+/// Answers requests until `end` is ready, then gives running requests a few seconds and unloads all
+/// models. For programs that embed the server.
 ///
 /// # Errors
-/// The folder of models cannot be read, or the listener has no address.
+/// The models directory cannot be read, or the listener has no address.
 pub async fn serve(
     config: Config,
     listener: TcpListener,
     end: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let launcher = Arc::new(runner::launch::ProcessLauncher::this_program()?);
-    answer(app::App::new(config, launcher)?, listener, end, mpsc::channel(1).1).await
+    run_app(app::App::new(config, launcher)?, listener, end, mpsc::channel(1).1).await
 }
 
-/// The same for everybody: makes the folder of blobs, clears away what no model uses, unless that is not wanted, and looks at the files of API keys and of the certificate whenever something comes from `reload`, besides every
-/// second in which somebody asks.
+/// Like [`serve`], for the server program. It also creates the blobs directory and, unless pruning
+/// is disabled, removes unreferenced files. A message on `reload` makes it check the key and
+/// certificate files at once. Requests trigger that check at most once a second.
 ///
 /// # Errors
-/// As those of [`serve`].
+/// The same as those of [`serve`].
 pub async fn serve_reloading(
     config: Config,
     listener: TcpListener,
@@ -91,44 +95,44 @@ pub async fn serve_reloading(
 ) -> Result<(), ServeError> {
     let launcher = Arc::new(runner::launch::ProcessLauncher::this_program()?);
     let app = app::App::new(config, launcher)?;
-    app.make_folder();
+    app.create_blobs_dir();
     app.clean_up();
-    answer(app, listener, end, reload).await
+    run_app(app, listener, end, reload).await
 }
 
-/// As [`serve`], with a model `script` that says what the script in a file tells it, for tests of clients. All other models of
-/// this server say it, too.
+/// Like [`serve`], with a model `script` that generates the answers of a script file, for tests of
+/// clients. All other models of this server follow the script too.
 ///
 /// # Errors
-/// As those of [`serve`], and the file is no script.
+/// The same as those of [`serve`], and the file is not a valid script.
 pub async fn serve_scripted(
     config: Config,
     listener: TcpListener,
     end: impl Future<Output = ()>,
     path: PathBuf,
 ) -> Result<(), ServeError> {
-    let (_, read) = script::ScriptFile::open(path.clone(), script::Player::Model)?;
+    let (_, read) = script::ScriptFile::open(path.clone(), script::ScriptPlayer::Model)?;
     let mut launcher = runner::launch::ProcessLauncher::this_program()?;
     launcher.args.extend([runner::SCRIPT.to_owned(), path.to_string_lossy().into_owned()]);
     let app = app::App::new(config, Arc::new(launcher))?;
-    app.make_folder();
+    app.create_blobs_dir();
     script::install(app.shared_store(), read.window)?;
-    answer(app, listener, end, mpsc::channel(1).1).await
+    run_app(app, listener, end, mpsc::channel(1).1).await
 }
 
-/// Plays an upstream server of OpenAI's chat dialect that answers as the script in a file says, until `end` is ready.
+/// Serves OpenAI's chat dialect from a script file, as an upstream server, until `end` is ready.
 ///
 /// # Errors
-/// The file is no script.
+/// The file is not a valid script.
 pub async fn serve_scripted_upstream(
     listener: TcpListener,
     end: impl Future<Output = ()>,
     path: PathBuf,
 ) -> Result<(), ServeError> {
-    let (script, read) = script::ScriptFile::open(path, script::Player::Upstream)?;
-    let desk = Arc::new(script::upstream::Upstream::new(script, read.window));
-    let manner = http::serve::Manner { desk, tls: None, write_timeout: None };
-    http::serve::run(listener, manner, mpsc::channel(1).1, end, async {}).await;
+    let (script, read) = script::ScriptFile::open(path, script::ScriptPlayer::Upstream)?;
+    let handler = Arc::new(script::upstream::ScriptedUpstream::new(script, read.window));
+    let config = http::serve::ConnectionConfig { handler, tls: None, write_timeout: None };
+    http::serve::run(listener, config, mpsc::channel(1).1, end, async {}).await;
     Ok(())
 }
 
@@ -139,10 +143,10 @@ pub(crate) async fn serve_with(
     end: impl Future<Output = ()>,
     launcher: Arc<dyn runner::launch::Launcher>,
 ) -> Result<(), ServeError> {
-    answer(app::App::new(config, launcher)?, listener, end, mpsc::channel(1).1).await
+    run_app(app::App::new(config, launcher)?, listener, end, mpsc::channel(1).1).await
 }
 
-async fn answer(
+async fn run_app(
     app: app::App,
     listener: TcpListener,
     end: impl Future<Output = ()>,
@@ -154,8 +158,8 @@ async fn answer(
     }
     let write_timeout = config.write_timeout;
     let tls = config.tls.as_ref().map(http::tls::Tls::new).transpose()?.map(Arc::new);
-    let guard = keys::guard::Guard::new(&app.config().keys)?;
-    if !address.ip().is_loopback() && !guard.has_keys() {
+    let authorizer = keys::authorizer::Authorizer::new(&app.config().keys)?;
+    if !address.ip().is_loopback() && !authorizer.has_keys() {
         tracing::warn!(
             %address,
             "everybody who can reach this address can use the models: `puna key add NAME` makes an API key, and then \
@@ -164,30 +168,37 @@ async fn answer(
     }
     let scheme = if tls.is_some() { "https" } else { "http" };
     tracing::info!(address = %format_args!("{scheme}://{address}"), models = %app.config().models.display(), version = VERSION, "listening");
-    let guard = Arc::new(guard);
+    let authorizer = Arc::new(authorizer);
     let registry = match app.config().mirror.serve {
         true => {
             let (store, client) = (app.shared_store().clone(), app.registry().clone());
             let registry =
-                mirror::Registry::new(store, client, app.config(), guard.clone()).await?;
+                mirror::Registry::new(store, client, app.config(), authorizer.clone()).await?;
             app.serve_mirror(registry.clone());
             Some(registry)
         }
         false => None,
     };
-    let desk = Arc::new(door::Door::new(app.clone(), routes::all(), guard, address, registry));
-    let manner = http::serve::Manner { desk, tls, write_timeout };
-    let mut broken = None;
-    let ends = async {
-        // A server without models would only refuse everything: its process ends, for somebody to start it again.
+    let handler = Arc::new(middleware::Middleware::new(
+        app.clone(),
+        routes::all(),
+        authorizer,
+        address,
+        registry,
+    ));
+    let config = http::serve::ConnectionConfig { handler, tls, write_timeout };
+    let mut failure = None;
+    let shutdown_requested = async {
+        // Without its model manager the server can only refuse requests. The process ends so that a
+        // supervisor restarts it.
         tokio::select! {
             () = end => {}
-            reason = app.models().broken() => broken = Some(reason),
+            reason = app.models().wait_for_failure() => failure = Some(reason),
         }
     };
-    http::serve::run(listener, manner, reload, ends, app.shutdown()).await;
+    http::serve::run(listener, config, reload, shutdown_requested, app.shutdown()).await;
     if let Some(mirror) = app.mirror() {
-        mirror.rest().await;
+        mirror.flush().await;
     }
-    broken.map_or(Ok(()), |reason| Err(ServeError::Broken(reason)))
+    failure.map_or(Ok(()), |reason| Err(ServeError::Broken(reason)))
 }

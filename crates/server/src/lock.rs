@@ -1,4 +1,4 @@
-//! Locks that a panic of somebody else does not close: what they guard is whole between two statements.
+//! Mutex locking that ignores poisoning. The guarded data is consistent between any two statements.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

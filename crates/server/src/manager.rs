@@ -1,4 +1,4 @@
-//! The task that drives the scheduler: it starts and ends runners and hands them to requests.
+//! Task that drives the scheduler: it starts and stops runners and grants them to requests.
 
 #[cfg(test)]
 mod tests;
@@ -16,290 +16,295 @@ use puna_api::native::ModelDetails;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{sleep_until, timeout};
 
-use crate::canonical::{Failure, Task};
-use crate::end::shutting_down;
-use crate::figures::Figures;
-use crate::http::room::Share;
+use crate::bounded_channel::{self, Receiver, Sender};
+use crate::canonical::{ApiError, Task};
+use crate::http::body_budget::BodyReservation;
 use crate::memory::human;
-use crate::panics::text_of;
-use crate::places::{self, Receiver, Sender};
+use crate::metrics::ServerMetrics;
+use crate::panic_message::panic_message;
 use crate::runner::launch::Launcher;
 use crate::runner::link::{Events, Link, Notice};
 use crate::runner::protocol::{Counts, LoadSpec, Pulse};
 use crate::scheduler::{
-    Action, Event, Exit, Key, Limits, Memory, Need, Phase, Refusal, Request, RequestId, RunId,
-    Scheduler, Unload,
+    Action, Event, Limits, Memory, MemoryNeed, ModelKey, Phase, Refusal, Request, RequestId,
+    RunnerExit, RunnerId, Scheduler, UnloadReason,
 };
+use crate::shutdown::shutting_down;
 
-/// How long runners may take to end with the server.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// Time that runners get to exit at shutdown.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Questions that wait for the manager at once, so that no crowd fills the memory while it is held up.
-const QUESTIONS: usize = 256;
+/// Maximum requests and queries queued for the manager, which bounds memory while the manager is
+/// delayed.
+const MAX_PENDING_REQUESTS: usize = 256;
 
-/// Names of one runner that are remembered.
-const NAMES: usize = 64;
+/// Maximum number of alias names stored per runner.
+const MAX_ALIASES: usize = 64;
 
-/// A need for a model.
+/// Request for a loaded model.
 #[derive(Debug, Clone)]
-pub(crate) struct Ask {
-    /// Who asks.
+pub(crate) struct AcquireRequest {
+    /// Client that the request counts against.
     pub(crate) client: u64,
-    /// The model.
-    pub(crate) key: Key,
-    /// What to load.
+    /// Identifies the model.
+    pub(crate) key: ModelKey,
+    /// Specification to load the model with.
     pub(crate) spec: LoadSpec,
-    /// Tokens of its context at most, if it says so.
+    /// Limit of the request's context in tokens.
     pub(crate) num_ctx: Option<u32>,
-    /// How long it stays afterwards.
+    /// How long the model stays loaded afterwards.
     pub(crate) keep_alive: Option<KeepAlive>,
-    /// What a list of loaded models shows.
-    pub(crate) about: About,
+    /// What listings of loaded models show.
+    pub(crate) listing: ModelListing,
 }
 
-/// What a list of loaded models shows about one.
+/// Description of a model in listings of loaded models.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct About {
+pub(crate) struct ModelListing {
     pub(crate) name: String,
     pub(crate) digest: String,
     pub(crate) details: ModelDetails,
 }
 
-/// A model in memory.
+/// A model in memory, or on its way there.
 #[derive(Debug, Clone)]
-pub(crate) struct Resident {
-    pub(crate) key: Key,
-    pub(crate) about: About,
-    /// Other names that it was used by.
-    pub(crate) also: Vec<String>,
+pub(crate) struct ResidentModel {
+    pub(crate) key: ModelKey,
+    pub(crate) listing: ModelListing,
+    /// Other names under which requests used it.
+    pub(crate) aliases: Vec<String>,
     pub(crate) size: u64,
-    /// Tokens of one conversation, as the last request had it.
+    /// Tokens of one conversation, limited by the most recent request.
     pub(crate) context: u32,
-    /// Tokens of one conversation at most where a request sets no limit.
+    /// Tokens of one conversation where a request sets no limit.
     pub(crate) window: u32,
-    /// When it goes unless it is used; `None` is never.
+    /// When it is unloaded unless a request uses it; `None` is never.
     pub(crate) expires: Option<SystemTime>,
-    /// How far it is on its way into memory.
+    /// Loading state.
     pub(crate) phase: Phase,
 }
 
-/// What all runners do and have done.
+/// Totals and present state of all runners.
 #[derive(Debug, Default)]
-pub(crate) struct Runners {
+pub(crate) struct RunnersSnapshot {
     /// Requests that wait for a model.
     pub(crate) waiting: usize,
-    /// By the name for which the model was loaded.
-    pub(crate) models: BTreeMap<String, OfRunners>,
+    /// By the name under which the model was loaded.
+    pub(crate) models: BTreeMap<String, RunnerTotals>,
 }
 
-/// What the runners of a model do and have done.
+/// Totals and present state of one model's runners.
 #[derive(Debug, Default)]
-pub(crate) struct OfRunners {
-    /// All of them together, also those that are gone.
+pub(crate) struct RunnerTotals {
+    /// Sums over all runners of the model, including ended ones.
     pub(crate) counts: Counts,
-    /// Those that are there.
-    pub(crate) now: Vec<Pulse>,
+    /// Latest heartbeat of each running runner.
+    pub(crate) current: Vec<Pulse>,
 }
 
-/// A model that a request may use until this is dropped.
+/// Lease on a loaded model. The model stays loaded until the lease is dropped.
 pub(crate) struct Lease {
     link: Link,
-    _finished: Finished,
+    _guard: RequestGuard,
 }
 
 impl Lease {
-    /// Has a task of a client done, with which that memory is held until the runner has taken it.
+    /// Submits a task for a client. The runner's acceptance of the task releases `reservation`.
     pub(crate) async fn submit(
         &self,
         client: u64,
         task: Task,
-        share: Option<Arc<Share>>,
+        reservation: Option<Arc<BodyReservation>>,
     ) -> Events {
-        self.link.submit_holding(client, task, share).await
+        self.link.submit_holding(client, task, reservation).await
     }
 }
 
-/// Tells the manager that a request has ended, or waits no more.
-struct Finished {
+/// Tells the manager on drop that a request has ended or no longer waits.
+struct RequestGuard {
     id: RequestId,
-    /// Nothing, once somebody else tells it.
+    /// `None` once another guard reports the end.
     to: Option<Sender<Command>>,
 }
 
-impl Drop for Finished {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         if let Some(to) = &self.to {
-            to.push(Command::Event(Event::Finished(self.id)));
+            to.send_unbounded(Command::Event(Event::Finished(self.id)));
         }
     }
 }
 
-/// What is asked waits for one of [`QUESTIONS`] places; what is told does not, and there is no more of it than there are runners,
-/// and requests whose `Acquire` had one.
+/// Requests and queries wait for one of [`MAX_PENDING_REQUESTS`] permits. Notifications do not:
+/// runners and granted requests bound their number.
 enum Command {
-    Acquire(RequestId, Box<Ask>, oneshot::Sender<Result<Lease, Failure>>),
+    Acquire(RequestId, Box<AcquireRequest>, oneshot::Sender<Result<Lease, ApiError>>),
     Event(Event),
-    Notice(RunId, Notice),
-    Stalled(RunId, u32),
-    List(oneshot::Sender<Vec<Resident>>),
+    Notice(RunnerId, Notice),
+    Stalled(RunnerId, u32),
+    List(oneshot::Sender<Vec<ResidentModel>>),
     Links(oneshot::Sender<Vec<Link>>),
-    Runners(oneshot::Sender<Runners>),
+    Runners(oneshot::Sender<RunnersSnapshot>),
     Shutdown(oneshot::Sender<()>),
 }
 
-/// How long runners may take.
+/// Time limits of runners.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Patience {
-    /// For each phase of loading; `None` is for ever.
+pub(crate) struct RunnerTimeouts {
+    /// Limit for each phase of loading; `None` is no limit.
     pub(crate) load: Option<Duration>,
-    /// For a single step of the model; `None` is for ever.
+    /// Limit for one step of the model; `None` is no limit.
     pub(crate) step: Option<Duration>,
 }
 
 /// Reads the machine's memory.
 pub(crate) type MemorySource = fn() -> Memory;
 
-/// The models in memory. Cheap to clone.
+/// Handle to the manager task. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Models {
+pub(crate) struct ModelManager {
     to: Sender<Command>,
     next_request: Arc<AtomicU64>,
-    /// What the task has panicked with.
-    broken: watch::Receiver<Option<String>>,
+    /// Panic message of the manager task.
+    failure: watch::Receiver<Option<String>>,
 }
 
-impl Models {
+impl ModelManager {
     /// Starts the task.
     pub(crate) fn start(
         limits: Limits,
         launcher: Arc<dyn Launcher>,
         memory: MemorySource,
-        patience: Patience,
-        figures: Arc<Figures>,
+        timeouts: RunnerTimeouts,
+        metrics: Arc<ServerMetrics>,
     ) -> Self {
-        let (to, commands) = places::channel(QUESTIONS);
-        let manager = Manager {
+        let (to, commands) = bounded_channel::channel(MAX_PENDING_REQUESTS);
+        let manager = ManagerTask {
             scheduler: Scheduler::new(limits),
             launcher,
             memory,
-            patience,
-            figures,
-            ended: BTreeMap::new(),
+            timeouts,
+            metrics,
+            ended_totals: BTreeMap::new(),
             runners: HashMap::new(),
             waiting: HashMap::new(),
             to: to.clone(),
         };
-        let (tell, broken) = watch::channel(None);
+        let (failure_sender, failure) = watch::channel(None);
         puna_tasks::spawn(async move {
             if let Err(panic) = AssertUnwindSafe(manager.run(commands)).catch_unwind().await {
-                tell.send_replace(Some(text_of(&*panic).to_owned()));
+                failure_sender.send_replace(Some(panic_message(&*panic).to_owned()));
             }
         });
-        Self { to, next_request: Arc::new(AtomicU64::new(1)), broken }
+        Self { to, next_request: Arc::new(AtomicU64::new(1)), failure }
     }
 
-    /// Waits until the task has broken down, without which no model can be used: what its panic says.
-    pub(crate) async fn broken(&self) -> String {
-        let mut broken = self.broken.clone();
-        let reason = broken.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+    /// Waits until the manager task panics, and returns the panic message. Without the task no
+    /// model can be used.
+    pub(crate) async fn wait_for_failure(&self) -> String {
+        let mut failure = self.failure.clone();
+        let reason = failure.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
         match reason {
             Some(reason) => reason,
-            // It has ended as it should.
+            // The task has ended normally.
             None => std::future::pending().await,
         }
     }
 
-    /// Waits until a model is ready for a request. Giving up is fine at any time.
-    pub(crate) async fn acquire(&self, ask: Ask) -> Result<Lease, Failure> {
+    /// Waits until a model is ready for a request. The future may be dropped at any time.
+    pub(crate) async fn acquire(&self, request: AcquireRequest) -> Result<Lease, ApiError> {
         let id = self.next_request.fetch_add(1, Ordering::Relaxed);
-        let mut waits = Finished { id, to: None };
+        let mut guard = RequestGuard { id, to: None };
         let (reply, answer) = oneshot::channel();
-        if !self.to.send(Command::Acquire(id, Box::new(ask), reply)).await {
+        if !self.to.send(Command::Acquire(id, Box::new(request), reply)).await {
             return Err(shutting_down());
         }
-        waits.to = Some(self.to.clone());
+        guard.to = Some(self.to.clone());
         let answer = answer.await;
-        // From here on the lease tells when the request ends.
-        waits.to = None;
+        // From here on the lease reports the end of the request.
+        guard.to = None;
         answer.map_err(|_| shutting_down())?
     }
 
-    /// The answer to a question; nothing if the manager has ended.
-    async fn answer<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Command) -> Option<T> {
+    /// Sends a query and returns the reply; `None` if the manager has ended.
+    async fn query<T>(
+        &self,
+        make_command: impl FnOnce(oneshot::Sender<T>) -> Command,
+    ) -> Option<T> {
         let (reply, answer) = oneshot::channel();
-        self.to.send(question(reply)).await;
+        self.to.send(make_command(reply)).await;
         answer.await.ok()
     }
 
-    /// Has a model unloaded as soon as it is idle.
-    pub(crate) async fn expire(&self, key: Key) {
+    /// Unloads a model as soon as it is idle.
+    pub(crate) async fn expire(&self, key: ModelKey) {
         self.to.send(Command::Event(Event::Expire(key))).await;
     }
 
-    /// The models in memory.
-    pub(crate) async fn list(&self) -> Vec<Resident> {
-        self.answer(Command::List).await.unwrap_or_default()
+    /// Lists the models in memory.
+    pub(crate) async fn list(&self) -> Vec<ResidentModel> {
+        self.query(Command::List).await.unwrap_or_default()
     }
 
-    /// What all runners do and have done.
-    pub(crate) async fn runners(&self) -> Runners {
-        let links = self.answer(Command::Links).await.unwrap_or_default();
+    /// Collects totals and present state of all runners.
+    pub(crate) async fn runners(&self) -> RunnersSnapshot {
+        let links = self.query(Command::Links).await.unwrap_or_default();
         join_all(links.iter().map(Link::refresh)).await;
-        self.answer(Command::Runners).await.unwrap_or_default()
+        self.query(Command::Runners).await.unwrap_or_default()
     }
 
-    /// Ends all runners and the task.
+    /// Stops all runners and the manager task.
     pub(crate) async fn shutdown(&self) {
         let (reply, answer) = oneshot::channel();
-        self.to.push(Command::Shutdown(reply));
+        self.to.send_unbounded(Command::Shutdown(reply));
         let _ = answer.await;
     }
 }
 
-struct Waiting {
-    ask: Ask,
-    reply: oneshot::Sender<Result<Lease, Failure>>,
+struct PendingAcquire {
+    request: AcquireRequest,
+    reply: oneshot::Sender<Result<Lease, ApiError>>,
 }
 
-struct Runner {
+struct RunnerEntry {
     link: Link,
-    about: About,
-    /// Other names of the same weights, by which it was used.
-    also: Vec<String>,
+    listing: ModelListing,
+    /// Other names of the same weights under which requests used it.
+    aliases: Vec<String>,
     spec: LoadSpec,
-    /// Number of the present phase of loading.
+    /// Number of the present loading phase. Timers of earlier phases have no effect.
     phase: u32,
     pid: u32,
     started: Instant,
     loaded: bool,
-    /// It was told to end.
+    /// The manager has told it to exit.
     stopping: bool,
 }
 
-impl Runner {
-    /// Notes a name by which it is used.
-    fn is_used_by(&mut self, name: &str) {
-        let is_new = self.about.name != name && !self.also.iter().any(|other| other == name);
-        if is_new && self.also.len() < NAMES {
-            self.also.push(name.to_owned());
+impl RunnerEntry {
+    /// Records a name under which a request uses the model.
+    fn add_alias(&mut self, name: &str) {
+        let is_new = self.listing.name != name && !self.aliases.iter().any(|other| other == name);
+        if is_new && self.aliases.len() < MAX_ALIASES {
+            self.aliases.push(name.to_owned());
         }
     }
 }
 
-struct Manager {
+struct ManagerTask {
     scheduler: Scheduler,
     launcher: Arc<dyn Launcher>,
     memory: MemorySource,
-    patience: Patience,
-    figures: Arc<Figures>,
-    /// What runners that are gone have done, by model.
-    ended: BTreeMap<String, Counts>,
-    runners: HashMap<RunId, Runner>,
-    waiting: HashMap<RequestId, Waiting>,
+    timeouts: RunnerTimeouts,
+    metrics: Arc<ServerMetrics>,
+    /// Totals of ended runners, by model name.
+    ended_totals: BTreeMap<String, Counts>,
+    runners: HashMap<RunnerId, RunnerEntry>,
+    waiting: HashMap<RequestId, PendingAcquire>,
     to: Sender<Command>,
 }
 
-impl Manager {
+impl ManagerTask {
     async fn run(mut self, mut commands: Receiver<Command>) {
         loop {
             let deadline = self.scheduler.deadline();
@@ -316,17 +321,17 @@ impl Manager {
             match command {
                 None => return,
                 Some(Command::Shutdown(done)) => {
-                    let _ = timeout(FAREWELL, self.end_all(&mut commands)).await;
+                    let _ = timeout(SHUTDOWN_TIMEOUT, self.stop_all(&mut commands)).await;
                     let _ = done.send(());
                     return;
                 }
-                Some(command) => self.take(command),
+                Some(command) => self.handle_command(command),
             }
         }
     }
 
-    /// Ends all runners and waits until they are gone.
-    async fn end_all(&mut self, commands: &mut Receiver<Command>) {
+    /// Stops all runners and waits until they have exited.
+    async fn stop_all(&mut self, commands: &mut Receiver<Command>) {
         self.waiting.clear();
         self.runners.values().for_each(|runner| runner.link.dismiss(&shutting_down()));
         while !self.runners.is_empty()
@@ -338,46 +343,50 @@ impl Manager {
         }
     }
 
-    fn take(&mut self, command: Command) {
+    fn handle_command(&mut self, command: Command) {
         match command {
-            Command::Acquire(id, ask, reply) => {
-                let (options, key) = (ask.spec.options.clone(), ask.key.clone());
-                let Ask { client, num_ctx, keep_alive, .. } = *ask;
+            Command::Acquire(id, acquire, reply) => {
+                let (options, key) = (acquire.spec.options.clone(), acquire.key.clone());
+                let AcquireRequest { client, num_ctx, keep_alive, .. } = *acquire;
                 let request = Request { id, client, key, options, num_ctx, keep_alive };
-                self.waiting.insert(id, Waiting { ask: *ask, reply });
-                self.weigh_memory();
-                self.event(Event::Request(request));
+                self.waiting.insert(id, PendingAcquire { request: *acquire, reply });
+                self.refresh_memory();
+                self.handle_event(Event::Request(request));
             }
             Command::Event(event) => {
                 if let Event::Finished(id) = event {
                     self.waiting.remove(&id);
                 }
-                self.event(event);
+                self.handle_event(event);
             }
             Command::Notice(run, Notice::Planned(memory)) => {
                 tracing::debug!(run, need = %human(memory.total()), weights = %human(memory.weights), "planned");
                 if let Some(runner) = self.runners.get_mut(&run) {
-                    // The phase is over: how long others take to make room is not the runner's fault.
+                    // The planning phase is over. Time that other models need to leave memory does
+                    // not count against this runner.
                     runner.phase += 1;
                 }
                 self.read_memory();
-                let need = Need { total: memory.total(), cache: memory.kv };
-                self.event(Event::Planned(run, need));
+                let need = MemoryNeed { total: memory.total(), cache: memory.kv };
+                self.handle_event(Event::Planned(run, need));
             }
             Command::Notice(run, Notice::Loaded(loaded)) => {
                 if let Some(runner) = self.runners.get_mut(&run) {
                     runner.phase += 1;
                     runner.loaded = true;
-                    self.figures.of(&runner.about.name).loads.observe(runner.started.elapsed());
+                    self.metrics
+                        .model(&runner.listing.name)
+                        .loads
+                        .observe(runner.started.elapsed());
                 }
-                self.event(Event::Loaded(run, loaded.num_ctx, loaded.memory.total()));
+                self.handle_event(Event::Loaded(run, loaded.num_ctx, loaded.memory.total()));
             }
             Command::Notice(run, Notice::Exited(exit)) => {
                 if let Some(runner) = self.remove(run).filter(|runner| !runner.stopping) {
                     if runner.loaded {
-                        self.figures.of(&runner.about.name).crashes.add(1);
+                        self.metrics.model(&runner.listing.name).crashes.add(1);
                     }
-                    let (model, pid) = (runner.about.name.as_str(), runner.pid);
+                    let (model, pid) = (runner.listing.name.as_str(), runner.pid);
                     tracing::error!(
                         model,
                         pid,
@@ -385,10 +394,10 @@ impl Manager {
                         "a model runner has ended unexpectedly"
                     );
                 }
-                self.weigh_memory();
-                self.event(Event::Exited(run, exit));
+                self.refresh_memory();
+                self.handle_event(Event::Exited(run, exit));
             }
-            Command::Stalled(run, phase) => self.stalled(run, phase),
+            Command::Stalled(run, phase) => self.handle_stalled_load(run, phase),
             Command::List(reply) => drop(reply.send(self.list())),
             Command::Links(reply) => {
                 let loaded =
@@ -400,59 +409,61 @@ impl Manager {
         }
     }
 
-    /// Forgets a runner that is gone, but not what it has done.
-    fn remove(&mut self, run: RunId) -> Option<Runner> {
+    /// Removes an ended runner and keeps its totals.
+    fn remove(&mut self, run: RunnerId) -> Option<RunnerEntry> {
         let runner = self.runners.remove(&run)?;
-        let ended = self.ended.entry(runner.about.name.clone()).or_default();
-        *ended = ended.plus(runner.link.pulse().counts);
+        let totals = self.ended_totals.entry(runner.listing.name.clone()).or_default();
+        *totals = totals.plus(runner.link.pulse().counts);
         Some(runner)
     }
 
-    /// Has the scheduler look where things stand; with the memory only if anything is decided by it: that is read from files
-    /// of the system, and most requests are for models that are there.
-    fn weigh_memory(&mut self) {
-        match self.scheduler.weighs_memory() {
+    /// Lets the scheduler re-evaluate. It reads the machine's memory only if a decision depends on
+    /// it, because that reads system files and most requests use loaded models.
+    fn refresh_memory(&mut self) {
+        match self.scheduler.needs_memory_reading() {
             true => self.read_memory(),
-            false => self.event(Event::Tick),
+            false => self.handle_event(Event::Tick),
         }
     }
 
     fn read_memory(&mut self) {
-        self.event(Event::Memory((self.memory)()));
+        self.handle_event(Event::Memory((self.memory)()));
     }
 
-    fn event(&mut self, event: Event) {
+    fn handle_event(&mut self, event: Event) {
         for action in self.scheduler.handle(Instant::now(), event) {
-            self.act(action);
+            self.perform(action);
         }
     }
 
-    fn act(&mut self, action: Action) {
+    fn perform(&mut self, action: Action) {
         tracing::trace!(?action, "scheduler");
         match action {
             Action::Grant(id, run) => {
                 let Some(waiting) = self.waiting.remove(&id) else { return };
-                let finished = Finished { id, to: Some(self.to.clone()) };
+                let guard = RequestGuard { id, to: Some(self.to.clone()) };
                 let lease = match self.runners.get_mut(&run) {
                     Some(runner) => {
-                        runner.is_used_by(&waiting.ask.about.name);
-                        Ok(Lease { link: runner.link.clone(), _finished: finished })
+                        runner.add_alias(&waiting.request.listing.name);
+                        Ok(Lease { link: runner.link.clone(), _guard: guard })
                     }
-                    // Its end is on its way to the scheduler; the request ends here, with `finished`.
+                    // The runner's exit event is still queued. Dropping the guard ends the request
+                    // here.
                     None => {
-                        Err(Failure::internal("the model runner has just ended; please try again"))
+                        Err(ApiError::internal("the model runner has just ended; please try again"))
                     }
                 };
-                // A client that has gone drops the lease, which ends the request.
+                // If the client has disconnected, the lease is dropped here, which ends the
+                // request.
                 let _ = waiting.reply.send(lease);
             }
             Action::Refuse(id, refusal) => {
                 if let Some(waiting) = self.waiting.remove(&id) {
                     match refusal {
-                        Refusal::Busy => self.figures.refused.add(1),
-                        _ => self.figures.of(&waiting.ask.about.name).failed_loads.add(1),
+                        Refusal::Busy => self.metrics.refused.add(1),
+                        _ => self.metrics.model(&waiting.request.listing.name).failed_loads.add(1),
                     }
-                    let failure = self.failure(&refusal, &waiting.ask);
+                    let failure = self.refusal_error(&refusal, &waiting.request);
                     let _ = waiting.reply.send(Err(failure));
                 }
             }
@@ -461,20 +472,20 @@ impl Manager {
                 if let Some(runner) = self.runners.get_mut(&run) {
                     runner.spec.options = options;
                     runner.link.plan(runner.spec.clone());
-                    self.watch(run);
+                    self.start_load_timeout(run);
                 }
             }
             Action::Load(run) => {
                 if let Some(runner) = self.runners.get(&run) {
                     runner.link.load();
-                    self.watch(run);
+                    self.start_load_timeout(run);
                 }
             }
             Action::Stop(run) => {
                 if let Some(runner) = self.runners.get_mut(&run) {
-                    tracing::debug!(run, model = runner.about.name, "unloading");
-                    let why = self.scheduler.unload(run).unwrap_or(Unload::Idle);
-                    self.figures.of(&runner.about.name).unloaded(why);
+                    tracing::debug!(run, model = runner.listing.name, "unloading");
+                    let why = self.scheduler.unload_reason(run).unwrap_or(UnloadReason::Idle);
+                    self.metrics.model(&runner.listing.name).record_unload(why);
                     runner.stopping = true;
                     runner.link.kill();
                 }
@@ -482,14 +493,14 @@ impl Manager {
         }
     }
 
-    fn start(&mut self, run: RunId, key: &Key, options: crate::scheduler::LoadOptions) {
+    fn start(&mut self, run: RunnerId, key: &ModelKey, options: crate::scheduler::LoadOptions) {
         let first =
-            self.waiting.iter().filter(|(_, w)| w.ask.key == *key).min_by_key(|(id, _)| **id);
+            self.waiting.iter().filter(|(_, w)| w.request.key == *key).min_by_key(|(id, _)| **id);
         let Some((_, waiting)) = first else {
             return self.failed_to_start(run, "nobody waits for it any more".into());
         };
-        let spec = LoadSpec { options, ..waiting.ask.spec.clone() };
-        let about = waiting.ask.about.clone();
+        let spec = LoadSpec { options, ..waiting.request.spec.clone() };
+        let listing = waiting.request.listing.clone();
         let launched = match self.launcher.launch() {
             Ok(launched) => launched,
             Err(e) => {
@@ -498,16 +509,16 @@ impl Manager {
             }
         };
         let pid = launched.pid;
-        tracing::debug!(run, pid, model = about.name, "starting a runner");
+        tracing::debug!(run, pid, model = listing.name, "starting a runner");
         let to = self.to.clone();
-        let on_notice = Box::new(move |notice| to.push(Command::Notice(run, notice)));
-        let link = Link::new(launched, self.patience.step, on_notice);
+        let on_notice = Box::new(move |notice| to.send_unbounded(Command::Notice(run, notice)));
+        let link = Link::new(launched, self.timeouts.step, on_notice);
         link.plan(spec.clone());
         let started = Instant::now();
-        let runner = Runner {
+        let runner = RunnerEntry {
             link,
-            about,
-            also: Vec::new(),
+            listing,
+            aliases: Vec::new(),
             spec,
             phase: 0,
             pid,
@@ -516,38 +527,41 @@ impl Manager {
             stopping: false,
         };
         self.runners.insert(run, runner);
-        self.watch(run);
+        self.start_load_timeout(run);
     }
 
-    fn failed_to_start(&self, run: RunId, reason: String) {
-        self.to.push(Command::Event(Event::Exited(run, Exit { reason, out_of_memory: false })));
+    fn failed_to_start(&self, run: RunnerId, reason: String) {
+        self.to.send_unbounded(Command::Event(Event::Exited(
+            run,
+            RunnerExit { reason, out_of_memory: false },
+        )));
     }
 
-    /// Gives a phase of loading its time.
-    fn watch(&mut self, run: RunId) {
-        let (Some(limit), Some(runner)) = (self.patience.load, self.runners.get_mut(&run)) else {
+    /// Starts the timeout of a loading phase.
+    fn start_load_timeout(&mut self, run: RunnerId) {
+        let (Some(limit), Some(runner)) = (self.timeouts.load, self.runners.get_mut(&run)) else {
             return;
         };
         runner.phase += 1;
         let (phase, to) = (runner.phase, self.to.clone());
         puna_tasks::spawn(async move {
             tokio::time::sleep(limit).await;
-            to.push(Command::Stalled(run, phase));
+            to.send_unbounded(Command::Stalled(run, phase));
         });
     }
 
-    fn stalled(&mut self, run: RunId, phase: u32) {
+    fn handle_stalled_load(&mut self, run: RunnerId, phase: u32) {
         let Some(runner) = self.runners.get(&run).filter(|runner| runner.phase == phase) else {
             return;
         };
         runner.link.kill();
         tracing::error!(
-            model = runner.about.name,
+            model = runner.listing.name,
             pid = runner.pid,
             "a model runner took too long to load"
         );
         let limit = self
-            .patience
+            .timeouts
             .load
             .map_or_else(String::new, |t| format!(" within {} seconds", t.as_secs()));
         self.remove(run);
@@ -557,29 +571,29 @@ impl Manager {
         );
     }
 
-    fn failure(&self, refusal: &Refusal, ask: &Ask) -> Failure {
+    fn refusal_error(&self, refusal: &Refusal, request: &AcquireRequest) -> ApiError {
         match refusal {
-            Refusal::Busy => Failure::new(
+            Refusal::Busy => ApiError::new(
                 503,
                 "server busy, please try again.  maximum pending requests exceeded",
             ),
-            Refusal::TooLarge { need, available } => Failure::internal(format!(
+            Refusal::TooLarge { need, available } => ApiError::internal(format!(
                 "model requires more system memory ({}) than is available ({})",
                 human(*need),
                 human(*available)
             )),
-            Refusal::LoadFailed(exit) => Failure::internal(format!(
+            Refusal::LoadFailed(exit) => ApiError::internal(format!(
                 "the model {} could not be loaded: {}",
-                ask.about.name, exit.reason
+                request.listing.name, exit.reason
             )),
         }
     }
 
-    fn list(&self) -> Vec<Resident> {
+    fn list(&self) -> Vec<ResidentModel> {
         let (now, wall) = (Instant::now(), SystemTime::now());
-        let one = |view: crate::scheduler::View| {
-            let runner = self.runners.get(&view.run)?;
-            // What no clock can show is as good as never.
+        let one = |view: crate::scheduler::ModelView| {
+            let runner = self.runners.get(&view.runner_id)?;
+            // A time beyond the clock's range counts as never.
             let expires = view.expires.and_then(|at| match at.checked_duration_since(now) {
                 Some(left) => wall.checked_add(left),
                 None => wall.checked_sub(now.duration_since(at)),
@@ -590,10 +604,10 @@ impl Manager {
             } else {
                 view.size
             };
-            Some(Resident {
+            Some(ResidentModel {
                 key: view.key,
-                about: runner.about.clone(),
-                also: runner.also.clone(),
+                listing: runner.listing.clone(),
+                aliases: runner.aliases.clone(),
                 size,
                 context: view.context,
                 window: view.window,
@@ -604,18 +618,18 @@ impl Manager {
         self.scheduler.view(now).into_iter().filter_map(one).collect()
     }
 
-    fn runners(&self) -> Runners {
-        let ended = self.ended.iter().map(|(name, counts)| {
-            let gone = OfRunners { counts: *counts, now: Vec::new() };
+    fn runners(&self) -> RunnersSnapshot {
+        let ended = self.ended_totals.iter().map(|(name, counts)| {
+            let gone = RunnerTotals { counts: *counts, current: Vec::new() };
             (name.clone(), gone)
         });
-        let mut models: BTreeMap<String, OfRunners> = ended.collect();
+        let mut models: BTreeMap<String, RunnerTotals> = ended.collect();
         for runner in self.runners.values() {
-            let (of, pulse) =
-                (models.entry(runner.about.name.clone()).or_default(), runner.link.pulse());
-            of.counts = of.counts.plus(pulse.counts);
-            of.now.push(pulse);
+            let (totals, pulse) =
+                (models.entry(runner.listing.name.clone()).or_default(), runner.link.pulse());
+            totals.counts = totals.counts.plus(pulse.counts);
+            totals.current.push(pulse);
         }
-        Runners { waiting: self.scheduler.waiting(), models }
+        RunnersSnapshot { waiting: self.scheduler.waiting(), models }
     }
 }

@@ -1,11 +1,12 @@
-//! How much memory this process and its runners may use, read from the system.
+//! Reads from the system how much memory this process and its runners may use.
 
 use std::fs;
 use std::path::Path;
 
 use crate::scheduler::Memory;
 
-/// The machine's memory, narrowed by the limits of control groups. Where nothing can be read there is no limit: `u64::MAX`.
+/// The machine's memory, limited by control groups. Values are `u64::MAX` where nothing can be
+/// read.
 pub fn read() -> Memory {
     let system = fs::read_to_string("/proc/meminfo").ok().and_then(|text| from_meminfo(&text));
     let system = system.unwrap_or(Memory { total: u64::MAX, available: u64::MAX });
@@ -31,8 +32,9 @@ fn from_meminfo(text: &str) -> Option<Memory> {
     Some(Memory { total, available: field("MemAvailable").or_else(free)?.min(total) })
 }
 
-/// The folders of this process's control groups that can limit memory, and of those around them. Lines are
-/// `number:controllers:path`; version 2 has number 0 and no controllers, version 1 a tree for each of them.
+/// Directories of this process's memory control groups and of their ancestors. Input lines have the
+/// form `number:controllers:path`. Version 2 has number 0 and no controllers; version 1 has one
+/// tree per controller.
 fn group_folders(text: &str) -> Vec<String> {
     let tree = |line: &str| {
         let (number, rest) = line.split_once(':')?;
@@ -55,10 +57,10 @@ fn group_folders(text: &str) -> Vec<String> {
 
 fn narrowed(memory: Memory, dir: &Path) -> Memory {
     let number = |file: &str| fs::read_to_string(dir.join(file)).ok()?.trim().parse::<u64>().ok();
-    // The second name of each is version 1's, which writes a number beyond all memory for no limit.
+    // The second name of each pair is that of version 1, which writes a huge number for no limit.
     let first = |names: [&str; 2]| names.into_iter().find_map(number);
     let Some(limit) = first(["memory.max", "memory.limit_in_bytes"]) else { return memory };
-    // Pages of files can be dropped again: they are no use of memory.
+    // Inactive file pages can be reclaimed, so they do not count as used memory.
     let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
     let cached =
         |name: &str| stat.lines().find_map(|l| l.strip_prefix(name)?.trim().parse::<u64>().ok());
@@ -71,7 +73,7 @@ fn narrowed(memory: Memory, dir: &Path) -> Memory {
     }
 }
 
-/// Bytes in words, as the original writes them: `5.6 GiB`, `512.0 MiB`.
+/// Formats a number of bytes as Ollama does: `5.6 GiB`, `512.0 MiB`.
 pub fn human(bytes: u64) -> String {
     let units = [("TiB", 1u64 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     match units.iter().find(|(_, unit)| bytes >= *unit) {

@@ -1,4 +1,4 @@
-//! The registry: alone, as `puna mirror`, or among the routes of the server.
+//! The registry server: standalone as `puna mirror`, or beside the other routes of the server.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -10,59 +10,59 @@ use axum::response::{IntoResponse, Redirect, Response};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use puna_mirror::{
-    Begun, Caller, History, Holder, Keys, Library, Limit, Mirror, MirrorError, ObjectLibrary,
-    Right, Settings, StoreLibrary, Through,
+    ClientAddress, FileStorage, Keys, Mirror, MirrorError, Permission, Principal, PullThrough,
+    RateLimit, RequestPermit, S3Storage, Settings, Storage, UsageLog,
 };
-pub use puna_mirror::{Removal, Retained, check_namespace};
+pub use puna_mirror::{Removal, RetentionReport, check_namespace};
 use puna_store::{ModelName, Store};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
+use crate::cleanup;
 use crate::config::{Config, MirrorConfig};
 use crate::error::ServeError;
-use crate::http::hosts::{Host, judge, machine_name};
-use crate::http::journal::Entry;
+use crate::http::access_log::LogEntry;
+use crate::http::host_check::{HostKind, classify_host, machine_name};
 use crate::http::peer::{host, is_local, peer};
-use crate::http::serve::{Desk, Manner, run};
+use crate::http::serve::{ConnectionConfig, RequestHandler, run};
 use crate::http::tls::Tls;
-use crate::keys::guard::Guard;
+use crate::keys::authorizer::Authorizer;
 use crate::keys::{Key, Scope};
-use crate::panics::text_of;
+use crate::panic_message::panic_message;
 use crate::prometheus;
 use crate::registry;
-use crate::tidy;
 use crate::version::VERSION;
 
-/// What clients are told that call a mirror by a name of which it knows nothing.
-const FOREIGN: &str = "this mirror listens to its own machine alone, and answers to no other name: add the one that clients use to \
+/// Error for requests with an unknown `Host`.
+const FOREIGN_HOST_ERROR: &str = "this mirror listens to its own machine alone, and answers to no other name: add the one that clients use to \
 mirror.names, or have the proxy say localhost";
 
-/// The folder, within that of the models, of what is on its way from an upstream into a bucket.
-const PASSING: &str = "puna-registry/passing";
+/// Directory below the models directory for blobs on their way from an upstream to object storage.
+const STAGING_DIR: &str = "puna-registry/passing";
 
-/// Whether a word is the public half of an Ed25519 key, as OpenSSH writes it.
+/// Whether a word is an Ed25519 public key in OpenSSH format.
 pub fn is_public_key(word: &str) -> bool {
-    puna_registry::public_key(word).is_some()
+    puna_registry::parse_public_key(word).is_some()
 }
 
-/// A registry and who may do what with it. Cheap to clone.
+/// The mirror with its access rules. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Registry {
     mirror: Mirror,
-    guard: Arc<Guard>,
+    authorizer: Arc<Authorizer>,
     machine: Arc<str>,
 }
 
 impl Registry {
-    /// The registry of a store, or of a bucket.
+    /// Opens the mirror of a store or of object storage.
     ///
     /// # Errors
-    /// The bucket is not there, or not for us.
+    /// The bucket does not exist or denies access.
     pub(crate) async fn new(
         store: Arc<Store>,
         client: puna_registry::Registry,
         config: &Config,
-        guard: Arc<Guard>,
+        authorizer: Arc<Authorizer>,
     ) -> Result<Self, ServeError> {
         let prunes = !config.no_prune;
         let config = &config.mirror;
@@ -77,202 +77,217 @@ impl Registry {
         let mut library = library(&store, &client, config).await?;
         let store = match &config.storage {
             None => store,
-            // What upstreams have passes through a store of its own, and nothing of it is the machine's model.
-            Some(_) => Arc::new(Store::open(store.root().join(PASSING))?),
+            // Upstream blobs pass through a separate store, so that they do not become models of
+            // this machine.
+            Some(_) => Arc::new(Store::open(store.root().join(STAGING_DIR))?),
         };
         if prunes {
-            puna_tasks::spawn(tidy::clean_up_hourly(store.clone()));
+            puna_tasks::spawn(cleanup::clean_up_hourly(store.clone()));
         }
-        let history = History::new()?;
+        let history = UsageLog::new()?;
         if !config.upstreams.hosts.is_empty() {
             let upstreams = config.upstreams.clone();
-            library = Arc::new(Through::new(library, store, client, upstreams, history.clone()));
+            library =
+                Arc::new(PullThrough::new(library, store, client, upstreams, history.clone()));
         }
-        let mirror = Mirror::new(library, Box::new(Holders(guard.clone())), &settings, history)?;
-        let tidied = mirror.clone();
-        puna_tasks::spawn(async move { tidied.keep_tidy().await });
-        Ok(Self { mirror, guard, machine: machine_name().into() })
+        let mirror =
+            Mirror::new(library, Box::new(AuthorizerKeys(authorizer.clone())), &settings, history)?;
+        let cleaned = mirror.clone();
+        puna_tasks::spawn(async move { cleaned.run_maintenance().await });
+        Ok(Self { mirror, authorizer, machine: machine_name().into() })
     }
 
-    /// Whether a `Host` header is one of the names under which clients reach it.
+    /// Whether a `Host` header has one of the configured host names of the mirror.
     pub(crate) fn is_named(&self, host: &str) -> bool {
-        self.mirror.is_named(host)
+        self.mirror.is_host_name(host)
     }
 
-    /// Refuses a request that names another host than this machine, where it listens to that alone. Only the host that a browser says by
-    /// itself counts: a page may add headers as proxies do.
-    fn judge_host(&self, request: &Request) -> Result<(), MirrorError> {
+    /// Rejects a request for a foreign host when the mirror listens on a loopback address. Only the
+    /// host that a browser sets itself counts, because a web page may add forwarding headers.
+    fn check_host(&self, request: &Request) -> Result<(), MirrorError> {
         if request.headers().get_all(header::HOST).iter().count() > 1 {
             return Err(MirrorError::Denied("this request has more than one Host header".into()));
         }
         let host = host(request);
-        match judge(host, &self.machine) == Host::Foreign && !self.is_named(host) {
-            true => Err(MirrorError::Denied(FOREIGN.into())),
+        match classify_host(host, &self.machine) == HostKind::Foreign && !self.is_named(host) {
+            true => Err(MirrorError::Denied(FOREIGN_HOST_ERROR.into())),
             false => Ok(()),
         }
     }
 
-    /// Answers a request for a path of the registry.
+    /// Answers a request for a registry path.
     pub(crate) async fn answer(&self, mut request: Request) -> Response {
-        // A page of the network that somebody looks at here speaks as this machine, but not for it.
+        // A web page opened on this machine sends requests from it, but must not get the rights of
+        // a local user.
         if is_local(&request, &self.machine) && !request.headers().contains_key(header::ORIGIN) {
-            request.extensions_mut().insert(puna_mirror::Local);
+            request.extensions_mut().insert(puna_mirror::LocalRequest);
         }
-        let caller = Caller(peer(&request).to_string());
+        let caller = ClientAddress(peer(&request).to_string());
         request.extensions_mut().insert(caller);
         let (method, path) = (request.method().clone(), request.uri().path().to_owned());
         match AssertUnwindSafe(self.mirror.answer(request)).catch_unwind().await {
             Ok(response) => response,
             Err(panic) => {
-                tracing::error!(%method, path, "the registry panicked: {}", text_of(&*panic));
-                Mirror::refusal(&MirrorError::Internal("a panic, which the log has".into()))
+                tracing::error!(%method, path, "the registry panicked: {}", panic_message(&*panic));
+                Mirror::error_response(&MirrorError::Internal("a panic, which the log has".into()))
             }
         }
     }
 
-    /// A model was used on this machine.
-    pub(crate) fn used(&self, model: &ModelName) {
-        self.mirror.used(model);
+    /// Records that a model was used on this machine.
+    pub(crate) fn record_use(&self, model: &ModelName) {
+        self.mirror.record_use(model);
     }
 
-    /// Writes down what it knows, before the end.
-    pub(crate) async fn rest(&self) {
-        self.mirror.rest().await;
+    /// Writes pending state to disk before shutdown.
+    pub(crate) async fn flush(&self) {
+        self.mirror.flush_usage_log().await;
     }
 
-    /// Its figures, in the text form of Prometheus.
+    /// Metrics of the mirror in Prometheus' text format.
     pub(crate) async fn metrics(&self) -> Result<String, MirrorError> {
-        Ok(prometheus::of_registry(&self.mirror.watched().await?))
+        Ok(prometheus::registry_metrics(&self.mirror.all_metrics().await?))
     }
 
-    async fn metrics_alone(&self, request: Request) -> Response {
+    async fn metrics_standalone(&self, request: Request) -> Response {
         let (head, _) = request.into_parts();
-        let figures = match self.mirror.may_watch(&head) {
+        let metrics = match self.mirror.authorize_metrics(&head) {
             Ok(()) => self.metrics().await,
             Err(refused) => Err(refused),
         };
-        match figures {
+        match metrics {
             Ok(text) => ([(header::CONTENT_TYPE, prometheus::CONTENT_TYPE)], text).into_response(),
-            Err(error) => Mirror::refusal(&error),
+            Err(error) => Mirror::error_response(&error),
         }
     }
 
-    async fn answer_alone(&self, request: Request) -> Response {
+    async fn answer_standalone(&self, request: Request) -> Response {
         match request.uri().path() {
-            path if Mirror::has(path) => self.answer(request).await,
-            "/metrics" => self.metrics_alone(request).await,
-            "/health" => text(StatusCode::OK, "ok\n"),
+            path if Mirror::is_registry_path(path) => self.answer(request).await,
+            "/metrics" => self.metrics_standalone(request).await,
+            "/health" => plain_text(StatusCode::OK, "ok\n"),
             "/" => Redirect::temporary("/mirror").into_response(),
-            _ => text(StatusCode::NOT_FOUND, "404 page not found\n"),
+            _ => plain_text(StatusCode::NOT_FOUND, "404 page not found\n"),
         }
     }
 }
 
-/// What a registry keeps, without what others have.
+/// Opens the library of the mirror, without its upstreams.
 async fn library(
     store: &Arc<Store>,
     client: &puna_registry::Registry,
     config: &MirrorConfig,
-) -> Result<Arc<dyn Library>, ServeError> {
+) -> Result<Arc<dyn Storage>, ServeError> {
     Ok(match &config.storage {
-        None => Arc::new(StoreLibrary::new(store.clone())),
-        Some(storage) => Arc::new(ObjectLibrary::open(storage, client).await?),
+        None => Arc::new(FileStorage::new(store.clone())),
+        Some(storage) => Arc::new(S3Storage::open(storage, client).await?),
     })
 }
 
-/// Removes what no rule of `mirror.retention` keeps; or only says what that would be.
+/// Removes tags that no rule of `mirror.retention` keeps. A dry run only lists them.
 ///
 /// # Errors
 /// The library cannot be read or written.
-pub async fn retain(config: &Config, dry_run: bool) -> Result<Retained, ServeError> {
+pub async fn retain(config: &Config, dry_run: bool) -> Result<RetentionReport, ServeError> {
     let store = Arc::new(config.store()?);
     let client = puna_registry::Registry::new(registry::settings(config));
     let library = library(&store, &client, &config.mirror).await?;
-    let history = History::new()?;
+    let history = UsageLog::new()?;
     let retained =
-        puna_mirror::retain(&*library, &history, &config.mirror.retention, dry_run).await?;
+        puna_mirror::apply_retention(&*library, &history, &config.mirror.retention, dry_run)
+            .await?;
     if !dry_run {
-        library.tidy().await?;
+        library.collect_garbage().await?;
     }
     Ok(retained)
 }
 
-/// The API keys, as the registry sees them: `inference` may pull, `models` push, `admin` remove.
-struct Holders(Arc<Guard>);
+/// API keys as the mirror uses them: scope `inference` may pull, `models` may push, `admin` may
+/// delete.
+struct AuthorizerKeys(Arc<Authorizer>);
 
-impl Holders {
-    fn find(&self, is: impl Fn(&Key) -> bool) -> Option<Holder> {
+impl AuthorizerKeys {
+    fn find(&self, is: impl Fn(&Key) -> bool) -> Option<Principal> {
         let keys = self.0.keys();
         let key = keys.keys.iter().find(|key| is(key))?;
         let right = if key.may(Scope::Admin) {
-            Right::Admin
+            Permission::Admin
         } else if key.may(Scope::Models) {
-            Right::Write
+            Permission::Write
         } else {
-            Right::Read
+            Permission::Read
         };
-        Some(Holder { name: key.name.clone(), right, namespaces: key.namespaces.clone() })
+        Some(Principal {
+            name: key.name.clone(),
+            permission: right,
+            namespaces: key.namespaces.clone(),
+        })
     }
 }
 
-impl Keys for Holders {
-    fn any(&self) -> bool {
+impl Keys for AuthorizerKeys {
+    fn has_keys(&self) -> bool {
         self.0.has_keys()
     }
 
-    fn by_name(&self, name: &str) -> Option<Holder> {
+    fn by_name(&self, name: &str) -> Option<Principal> {
         self.find(|key| key.name == name)
     }
 
-    fn by_secret(&self, secret: &str) -> Option<Holder> {
+    fn by_secret(&self, secret: &str) -> Option<Principal> {
         let name = self.0.keys().find(secret)?.name.clone();
         self.by_name(&name)
     }
 
-    fn by_public(&self, public: &[u8]) -> Option<Holder> {
-        let is = |text: &String| puna_registry::public_key(text).is_some_and(|key| key == public);
+    fn by_public(&self, public: &[u8]) -> Option<Principal> {
+        let is =
+            |text: &String| puna_registry::parse_public_key(text).is_some_and(|key| key == public);
         self.find(|key| key.public.as_ref().is_some_and(is))
     }
 
-    fn begin(&self, name: &str, part_of: Option<&str>) -> Result<Option<Begun>, Limit> {
+    fn begin_request(
+        &self,
+        name: &str,
+        part_of: Option<&str>,
+    ) -> Result<Option<RequestPermit>, RateLimit> {
         let begun = self.0.begin(name, part_of)?;
-        Ok(begun.map(|permit| Box::new(permit) as Begun))
+        Ok(begun.map(|permit| Box::new(permit) as RequestPermit))
     }
 }
 
-fn text(status: StatusCode, text: &'static str) -> Response {
+fn plain_text(status: StatusCode, text: &'static str) -> Response {
     (status, [(header::CONTENT_TYPE, "text/plain")], Body::from(text)).into_response()
 }
 
-/// A registry that answers all requests of a listener.
-struct Alone {
+/// A mirror that answers all requests of a listener.
+struct StandaloneMirror {
     registry: Registry,
-    /// Whether `Host` headers are looked at: only on loopback addresses.
-    judges_hosts: bool,
+    /// Whether `Host` headers are checked, which is so on loopback addresses only.
+    checks_hosts: bool,
 }
 
-impl Desk for Alone {
+impl RequestHandler for StandaloneMirror {
     fn answer(&self, request: Request) -> BoxFuture<'static, Response> {
         let registry = self.registry.clone();
-        let judged = if self.judges_hosts { registry.judge_host(&request) } else { Ok(()) };
+        let host_check = if self.checks_hosts { registry.check_host(&request) } else { Ok(()) };
         Box::pin(async move {
-            let entry = Entry::begin(&request, peer(&request));
+            let entry = LogEntry::begin(&request, peer(&request));
             let answer = async {
-                match judged {
-                    Ok(()) => registry.answer_alone(request).await,
-                    Err(refused) => Mirror::refusal(&refused),
+                match host_check {
+                    Ok(()) => registry.answer_standalone(request).await,
+                    Err(refused) => Mirror::error_response(&refused),
                 }
             };
-            entry.follow(answer).await
+            entry.record(answer).await
         })
     }
 
     fn reload(&self) {
-        self.registry.guard.reload();
+        self.registry.authorizer.reload();
     }
 }
 
-/// Tells the network of a mirror that listens beyond this machine.
+/// Announces a mirror on the local network.
 fn announce(address: std::net::SocketAddr, secure: bool) -> Option<puna_registry::Announcement> {
     let name = machine_name();
     if address.ip().is_loopback() {
@@ -286,7 +301,7 @@ fn announce(address: std::net::SocketAddr, secure: bool) -> Option<puna_registry
 /// Serves the store as a registry until `end` is ready, then gives running requests a few seconds.
 ///
 /// # Errors
-/// The folder of models cannot be read, or the keys or the certificate cannot be used.
+/// The models directory cannot be read, or the keys or the certificate cannot be used.
 pub async fn serve(
     config: Config,
     listener: TcpListener,
@@ -298,19 +313,19 @@ pub async fn serve(
         tracing::warn!("{warning}");
     }
     let tls = config.tls.as_ref().map(Tls::new).transpose()?.map(Arc::new);
-    let guard = Arc::new(Guard::new(&config.keys)?);
+    let authorizer = Arc::new(Authorizer::new(&config.keys)?);
     let store = Arc::new(config.store()?);
     let client = puna_registry::Registry::new(registry::settings(&config));
-    let registry = Registry::new(store, client, &config, guard).await?;
+    let registry = Registry::new(store, client, &config, authorizer).await?;
     let scheme = if tls.is_some() { "https" } else { "http" };
     let library = config.mirror.storage.as_ref().map(ToString::to_string);
     let library = library.unwrap_or_else(|| config.models.display().to_string());
     tracing::info!(address = %format_args!("{scheme}://{address}"), library, version = VERSION, "the mirror is listening");
     let _announced = config.mirror.announce.then(|| announce(address, tls.is_some())).flatten();
-    let known = registry.clone();
-    let desk = Arc::new(Alone { registry, judges_hosts: address.ip().is_loopback() });
-    let manner = Manner { desk, tls, write_timeout: config.write_timeout };
-    run(listener, manner, reload, end, std::future::ready(())).await;
-    known.rest().await;
+    let mirror = registry.clone();
+    let handler = Arc::new(StandaloneMirror { registry, checks_hosts: address.ip().is_loopback() });
+    let config = ConnectionConfig { handler, tls, write_timeout: config.write_timeout };
+    run(listener, config, reload, end, std::future::ready(())).await;
+    mirror.flush().await;
     Ok(())
 }

@@ -1,53 +1,54 @@
-//! Options of a request over those of the model over the defaults.
+//! Generation options: those of the request override those of the model, which override the
+//! defaults.
 
 use std::collections::HashSet;
 
 use puna_api::native::Think;
 use serde_json::{Map, Value};
 
-use crate::canonical::{Failure, RunOptions};
-use crate::diffusion::Algorithm;
+use crate::canonical::{ApiError, RunOptions};
+use crate::diffusion_options::Algorithm;
 use crate::scheduler::LoadOptions;
-use crate::speculate::{Mode, Wish};
+use crate::speculate::{SpeculateSetting, SpeculationMode};
 
-/// Tokens of the smallest context.
-const LEAST_CONTEXT: u32 = 4;
+/// Minimum context in tokens.
+const MIN_CONTEXT: u32 = 4;
 
-/// The generation options of one request: an object by Ollama's names, which every dialect takes, and the fields that a
-/// dialect has for them, which win over the object.
+/// Generation options of one request: the `options` object with Ollama's names, which every dialect
+/// accepts, and the dialect's own fields, which override it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RequestOptions {
     /// The `options` object.
     pub named: Map<String, Value>,
-    /// Tokens to generate at most; negative is no limit.
+    /// Maximum tokens to generate; negative is no limit.
     pub num_predict: Option<i64>,
-    /// Seed of the random numbers.
+    /// Random seed.
     pub seed: Option<i64>,
     /// Strings that end the answer.
     pub stop: Option<Vec<String>>,
-    /// Temperature of the draw.
+    /// Sampling temperature.
     pub temperature: Option<f64>,
-    /// Probability mass to draw from.
+    /// Nucleus sampling: cumulative probability to draw from.
     pub top_p: Option<f64>,
-    /// Tokens to draw from.
+    /// Number of most probable tokens to draw from.
     pub top_k: Option<i64>,
-    /// Penalty for each occurrence of a token.
+    /// Penalty per occurrence of a token.
     pub frequency_penalty: Option<f64>,
-    /// Penalty for tokens that have occurred.
+    /// Penalty of tokens that have occurred.
     pub presence_penalty: Option<f64>,
-    /// Biases by token number, in OpenAI's form.
+    /// Biases by token id, in OpenAI's format.
     pub logit_bias: Option<Map<String, Value>>,
-    /// Tokens that a thought may have.
+    /// Maximum reasoning tokens.
     pub think_budget: Option<i64>,
 }
 
 impl RequestOptions {
-    /// The options of a request that has only the object.
+    /// Options of a request that has only the `options` object.
     pub fn named(options: Option<&Map<String, Value>>) -> Self {
         Self { named: options.cloned().unwrap_or_default(), ..Self::default() }
     }
 
-    /// All options by Ollama's names.
+    /// All options under Ollama's names.
     pub fn to_map(&self) -> Map<String, Value> {
         let fields = [
             ("num_predict", self.num_predict.map(Value::from)),
@@ -66,8 +67,8 @@ impl RequestOptions {
         all
     }
 
-    /// Writes the fields over the options of the model and of the object.
-    fn apply_fields(&self, run: &mut RunOptions) -> Result<(), Failure> {
+    /// Applies the dialect's fields over the options so far.
+    fn apply_fields(&self, run: &mut RunOptions) -> Result<(), ApiError> {
         let sampling = &mut run.sampling;
         let floats = [
             ("temperature", self.temperature, &mut sampling.temperature),
@@ -92,22 +93,22 @@ impl RequestOptions {
             run.think_budget = count("think_budget", &budget.into())?;
         }
         if let Some(stop) = &self.stop {
-            (run.stop, run.has_own_stops) = (stop.clone(), true);
+            (run.stop, run.has_request_stops) = (stop.clone(), true);
         }
         Ok(())
     }
 }
 
-/// Reads the parameters of a model and then the options of a request; unknown names are left aside, those of the request
-/// after `unknown` was told of them; `null` is as good as absent. `load` and `run` hold the defaults. Returns the name of
-/// the draft model that is asked for.
+/// Applies the parameters of a model and then the options of a request to `load` and `run`, which
+/// hold the defaults. Unknown names are ignored; `unknown` receives those of the request. `null`
+/// counts as absent. Returns the name of the requested draft model.
 pub fn apply(
     params: &Map<String, Value>,
     options: &RequestOptions,
     load: &mut LoadOptions,
     run: &mut RunOptions,
     unknown: &mut dyn FnMut(&str),
-) -> Result<Option<String>, Failure> {
+) -> Result<Option<String>, ApiError> {
     let mut draft = None;
     let asked = options.named.iter().map(|option| (option, true));
     for ((name, value), asked) in params.iter().map(|parameter| (parameter, false)).chain(asked) {
@@ -115,43 +116,47 @@ pub fn apply(
             _ if value.is_null() => {}
             "draft_model" => draft = Some(string(name, value)?),
             "speculate" => {
-                run.speculate_said = true;
-                match wish(name, value)? {
-                    Wish::Mode(mode) => run.speculate = mode,
-                    Wish::Model(model) => (run.speculate, draft) = (Mode::Auto, Some(model)),
+                run.speculate_explicit = true;
+                match speculate_setting(name, value)? {
+                    SpeculateSetting::Mode(mode) => run.speculate = mode,
+                    SpeculateSetting::Model(model) => {
+                        (run.speculate, draft) = (SpeculationMode::Auto, Some(model))
+                    }
                 }
             }
-            _ if one(name, value, load, run)? => run.has_own_stops |= asked && name == "stop",
+            _ if apply_option(name, value, load, run)? => {
+                run.has_request_stops |= asked && name == "stop"
+            }
             _ if asked => unknown(name),
             _ => tracing::debug!(parameter = name, "the model has a parameter that is not known"),
         }
     }
     options.apply_fields(run)?;
-    run.num_ctx = run.num_ctx.map(|tokens| tokens.max(LEAST_CONTEXT));
+    run.num_ctx = run.num_ctx.map(|tokens| tokens.max(MIN_CONTEXT));
     Ok(draft)
 }
 
 /// Checks the options of a request that generates nothing; `unknown` as for [`apply`].
-pub fn check(options: &RequestOptions, unknown: &mut dyn FnMut(&str)) -> Result<(), Failure> {
+pub fn check(options: &RequestOptions, unknown: &mut dyn FnMut(&str)) -> Result<(), ApiError> {
     let (mut load, mut run) = (LoadOptions::default(), RunOptions::default());
     apply(&Map::new(), options, &mut load, &mut run, unknown).map(drop)
 }
 
-/// Takes an option, if its name is known.
-fn one(
+/// Applies one option. Returns `false` if its name is unknown.
+fn apply_option(
     name: &str,
     value: &Value,
     load: &mut LoadOptions,
     run: &mut RunOptions,
-) -> Result<bool, Failure> {
+) -> Result<bool, ApiError> {
     let sampling = &mut run.sampling;
     match name {
-        // More than a model has is as much as it has.
+        // Values above the model's context are limited to it later.
         "num_ctx" => {
             run.num_ctx = Some(u32::try_from(integer(name, value)?.max(0)).unwrap_or(u32::MAX));
         }
         "num_batch" => load.num_batch = Some(positive(name, value)?),
-        // There is nothing to choose: models are computed by the processor, and their files are mapped.
+        // Accepted without effect: models run on the CPU, and their files are always mapped.
         "num_gpu" | "main_gpu" => {
             integer(name, value)?;
         }
@@ -177,17 +182,18 @@ fn one(
             sampling.logit_bias =
                 biases(name, value.as_object().ok_or_else(|| wrong(name, "object"))?)?;
         }
-        // Not in the original; llama.cpp's server has it as `lora`.
+        // Not in Ollama; llama.cpp's server calls it `lora`.
         "adapters" => run.adapters = Some(adapters(name, value)?),
-        // Negative is automatic, as absent is; 0 switches speculation off.
+        // A negative value is automatic, like an absent one; 0 disables speculation.
         "draft_num_predict" => run.draft_num_predict = count(name, value)?,
-        // Not in the original. Negative is no limit, as absent is.
+        // Not in Ollama. A negative value is no limit, like an absent one.
         "think_budget" => run.think_budget = count(name, value)?,
-        // Not in the original; for diffusion models alone. Negative is the model's habit, as absent is.
+        // Not in Ollama; for diffusion models only. A negative value is the model's default, like
+        // an absent one.
         "diffusion_steps" => run.diffusion.steps = count(name, value)?,
         "diffusion_block_length" => run.diffusion.block_length = count(name, value)?,
         "diffusion_algorithm" => run.diffusion.algorithm = Some(algorithm(name, value)?),
-        // Not in the original; named as in llama.cpp's server.
+        // Not in Ollama; named as in llama.cpp's server.
         "dry_multiplier" => sampling.dry_multiplier = float(name, value)?,
         "dry_base" => sampling.dry_base = float(name, value)?,
         "dry_allowed_length" => sampling.dry_allowed_length = int32(name, value)?,
@@ -204,21 +210,21 @@ fn one(
     Ok(true)
 }
 
-fn wrong(name: &str, kind: &str) -> Failure {
-    Failure::bad_request(format!("option \"{name}\" must be of type {kind}"))
+fn wrong(name: &str, kind: &str) -> ApiError {
+    ApiError::bad_request(format!("option \"{name}\" must be of type {kind}"))
 }
 
-fn boolean(name: &str, value: &Value) -> Result<bool, Failure> {
+fn boolean(name: &str, value: &Value) -> Result<bool, ApiError> {
     value.as_bool().ok_or_else(|| wrong(name, "boolean"))
 }
 
-/// An integer; fractions are cut, as JSON numbers are doubles to the original.
-fn integer(name: &str, value: &Value) -> Result<i64, Failure> {
-    within(name, value, i64::MIN, i64::MAX)
+/// Reads an integer. Fractions are truncated, because JSON numbers are doubles in Ollama.
+fn integer(name: &str, value: &Value) -> Result<i64, ApiError> {
+    integer_in_range(name, value, i64::MIN, i64::MAX)
 }
 
-/// An integer between two others.
-fn within(name: &str, value: &Value, least: i64, most: i64) -> Result<i64, Failure> {
+/// Reads an integer from `least` to `most`.
+fn integer_in_range(name: &str, value: &Value, least: i64, most: i64) -> Result<i64, ApiError> {
     let whole = |x: f64| Some(x as i128).and_then(|n| i64::try_from(n).ok());
     let number = match value.as_i64() {
         Some(n) => Some(n),
@@ -227,79 +233,83 @@ fn within(name: &str, value: &Value, least: i64, most: i64) -> Result<i64, Failu
     number.filter(|n| (least..=most).contains(n)).ok_or_else(|| {
         let text =
             format!("option \"{name}\" is out of range: {value} is not between {least} and {most}");
-        Failure::bad_request(text)
+        ApiError::bad_request(text)
     })
 }
 
-fn int32(name: &str, value: &Value) -> Result<i32, Failure> {
-    within(name, value, i32::MIN.into(), i32::MAX.into()).map(|n| n as i32)
+fn int32(name: &str, value: &Value) -> Result<i32, ApiError> {
+    integer_in_range(name, value, i32::MIN.into(), i32::MAX.into()).map(|n| n as i32)
 }
 
-/// A number of something; negative is none.
-fn count(name: &str, value: &Value) -> Result<Option<u32>, Failure> {
-    within(name, value, i32::MIN.into(), u32::MAX.into()).map(|n| u32::try_from(n).ok())
+/// Reads a count; negative is `None`.
+fn count(name: &str, value: &Value) -> Result<Option<u32>, ApiError> {
+    integer_in_range(name, value, i32::MIN.into(), u32::MAX.into()).map(|n| u32::try_from(n).ok())
 }
 
-fn positive(name: &str, value: &Value) -> Result<u32, Failure> {
-    within(name, value, 1, u32::MAX.into()).map(|n| n as u32)
+fn positive(name: &str, value: &Value) -> Result<u32, ApiError> {
+    integer_in_range(name, value, 1, u32::MAX.into()).map(|n| n as u32)
 }
 
-fn float(name: &str, value: &Value) -> Result<f32, Failure> {
+fn float(name: &str, value: &Value) -> Result<f32, ApiError> {
     finite(name, value.as_f64().ok_or_else(|| wrong(name, "float32"))?)
 }
 
-fn finite(name: &str, number: f64) -> Result<f32, Failure> {
+fn finite(name: &str, number: f64) -> Result<f32, ApiError> {
     Some(number as f32).filter(|x| x.is_finite()).ok_or_else(|| {
-        Failure::bad_request(format!(
+        ApiError::bad_request(format!(
             "option \"{name}\" is out of range: {number:e} is beyond ±3.4e38"
         ))
     })
 }
 
-fn string(name: &str, value: &Value) -> Result<String, Failure> {
+fn string(name: &str, value: &Value) -> Result<String, ApiError> {
     value.as_str().map(str::to_owned).ok_or_else(|| wrong(name, "string"))
 }
 
-/// A mode of speculation, or the name of a draft model.
-fn wish(name: &str, value: &Value) -> Result<Wish, Failure> {
+/// Reads a speculation mode or the name of a draft model.
+fn speculate_setting(name: &str, value: &Value) -> Result<SpeculateSetting, ApiError> {
     match value {
-        Value::Bool(on) => Ok(Wish::Mode(if *on { Mode::Auto } else { Mode::Off })),
-        _ => string(name, value).map(|text| Wish::parse(&text)),
+        Value::Bool(on) => Ok(SpeculateSetting::Mode(if *on {
+            SpeculationMode::Auto
+        } else {
+            SpeculationMode::Off
+        })),
+        _ => string(name, value).map(|text| SpeculateSetting::parse(&text)),
     }
 }
 
-/// Which masks of a diffusion model become tokens first.
-fn algorithm(name: &str, value: &Value) -> Result<Algorithm, Failure> {
+/// Reads which masked positions of a diffusion model are unmasked first.
+fn algorithm(name: &str, value: &Value) -> Result<Algorithm, ApiError> {
     Algorithm::parse(&string(name, value)?)
-        .map_err(|problem| Failure::bad_request(format!("option \"{name}\": {problem}")))
+        .map_err(|problem| ApiError::bad_request(format!("option \"{name}\": {problem}")))
 }
 
-fn strings(name: &str, value: &Value) -> Result<Vec<String>, Failure> {
+fn strings(name: &str, value: &Value) -> Result<Vec<String>, ApiError> {
     let list = value.as_array().ok_or_else(|| wrong(name, "array"))?;
     let strings = list.iter().map(|v| v.as_str().map(str::to_owned)).collect::<Option<_>>();
     strings.ok_or_else(|| {
-        Failure::bad_request(format!("option \"{name}\" must be of an array of strings"))
+        ApiError::bad_request(format!("option \"{name}\" must be of an array of strings"))
     })
 }
 
-/// OpenAI's form: an object of token number to bias.
-fn biases(name: &str, map: &Map<String, Value>) -> Result<Vec<(u32, f32)>, Failure> {
+/// Reads biases in OpenAI's format: an object from token id to bias.
+fn biases(name: &str, map: &Map<String, Value>) -> Result<Vec<(u32, f32)>, ApiError> {
     let one = |(token, bias): (&String, &Value)| {
         Some((token.parse().ok()?, (bias.as_f64()? as f32).clamp(f32::MIN, f32::MAX)))
     };
     let list = map.iter().map(one).collect::<Option<_>>();
     list.ok_or_else(|| {
-        Failure::bad_request(format!(
+        ApiError::bad_request(format!(
             "option \"{name}\" must be an object of token numbers and biases"
         ))
     })
 }
 
-/// Numbers of adapters and their scales, each number once.
-fn adapters(name: &str, value: &Value) -> Result<Vec<(u32, f32)>, Failure> {
+/// Reads adapter indices and scales; each index once.
+fn adapters(name: &str, value: &Value) -> Result<Vec<(u32, f32)>, ApiError> {
     let wanted = || {
         let form = "an array of objects {\"id\": NUMBER, \"scale\": NUMBER}, each id once";
-        Failure::bad_request(format!("option \"{name}\" must be {form}"))
+        ApiError::bad_request(format!("option \"{name}\" must be {form}"))
     };
     let one = |entry: &Value| {
         let fields =
@@ -314,8 +324,8 @@ fn adapters(name: &str, value: &Value) -> Result<Vec<(u32, f32)>, Failure> {
     if distinct.len() == list.len() { Ok(list) } else { Err(wanted()) }
 }
 
-/// What `reasoning_effort` of OpenAI's dialect means.
-pub fn effort(effort: &str) -> Result<Option<Think>, Failure> {
+/// Converts OpenAI's `reasoning_effort` to a reasoning level.
+pub fn effort(effort: &str) -> Result<Option<Think>, ApiError> {
     Ok(match effort {
         "" => None,
         "none" => Some(Think::Off),
@@ -324,7 +334,7 @@ pub fn effort(effort: &str) -> Result<Option<Think>, Failure> {
         "high" => Some(Think::High),
         "max" | "xhigh" | "ultra" => Some(Think::Max),
         other => {
-            return Err(Failure::bad_request(format!(
+            return Err(ApiError::bad_request(format!(
                 "invalid reasoning value: {other:?} (must be \"minimal\", \"low\", \"medium\", \"high\", \"xhigh\", \"ultra\", \"max\", or \"none\")"
             )));
         }
@@ -346,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_wins_over_the_model_and_null_is_no_value() {
+    fn request_options_override_the_model_and_null_is_absent() {
         let (load, run) = read(
             json!({"temperature": 0.1, "top_k": 20, "stop": ["END"], "num_ctx": 8192}),
             json!({"temperature": 0.5, "top_k": null, "stop": ["X"], "num_predict": 2.9, "bogus": 1, "mirostat_x": 2}),
@@ -362,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_of_a_dialect_wins_over_the_options_object() {
+    fn dialect_fields_override_the_options_object() {
         let named = json!({"temperature": 0.5, "top_k": 3, "stop": ["X"]});
         let fields = RequestOptions {
             temperature: Some(0.25),
@@ -373,7 +383,7 @@ mod tests {
         let (mut load, mut run) = (LoadOptions::default(), RunOptions::default());
         apply(&Map::new(), &fields, &mut load, &mut run, &mut |_| {}).unwrap();
         assert_eq!((run.sampling.temperature, run.sampling.top_k), (0.25, 9));
-        assert_eq!((run.stop, run.has_own_stops), (vec!["Y".to_owned()], true));
+        assert_eq!((run.stop, run.has_request_stops), (vec!["Y".to_owned()], true));
         assert_eq!(
             Value::Object(fields.to_map()),
             json!({"temperature": 0.25, "top_k": 9, "stop": ["Y"]})
@@ -388,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_there_is_nothing_to_choose_of_is_taken_and_loads_nothing_anew() {
+    fn options_without_effect_are_accepted_and_do_not_reload_the_model() {
         let (without, _) = read(json!({}), json!({})).unwrap();
         let (with, _) =
             read(json!({"num_gpu": 99}), json!({"main_gpu": 1, "use_mmap": false})).unwrap();
@@ -415,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_sizes_are_refused_with_the_range_that_there_is() {
+    fn sizes_out_of_range_are_errors_with_the_range() {
         let (load, run) = read(json!({}), json!({"num_ctx": -5, "num_thread": -1})).unwrap();
         assert_eq!((run.num_ctx, load.num_thread), (Some(4), 0));
         let (_, run) = read(json!({}), json!({"num_ctx": 1_u64 << 40, "seed": i64::MAX})).unwrap();
@@ -454,12 +464,12 @@ mod tests {
     }
 
     #[test]
-    fn a_filling_is_said_in_numbers_and_a_name_and_negative_is_unsaid() {
+    fn diffusion_options_are_read_and_negative_ones_are_unset() {
         let params = json!({"diffusion_steps": 64, "diffusion_block_length": 32, "diffusion_algorithm": "origin"});
         let options = json!({"diffusion_block_length": -1, "diffusion_algorithm": "Margin"});
-        let filling = read(params, options).unwrap().1.diffusion;
-        assert_eq!((filling.steps, filling.block_length), (Some(64), None));
-        assert_eq!(filling.algorithm, Some(Algorithm::Margin));
+        let diffusion = read(params, options).unwrap().1.diffusion;
+        assert_eq!((diffusion.steps, diffusion.block_length), (Some(64), None));
+        assert_eq!(diffusion.algorithm, Some(Algorithm::Margin));
         let error = read(json!({}), json!({"diffusion_algorithm": "best"})).unwrap_err();
         assert!(
             error.starts_with("option \"diffusion_algorithm\": \"best\" is none of confidence"),
@@ -468,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn speculation_is_asked_for_by_mode_by_model_or_by_length() {
+    fn speculation_is_set_by_mode_model_or_length() {
         let of = |options: Value| {
             let (mut load, mut run) = (LoadOptions::default(), RunOptions::default());
             let params = json!({"draft_num_predict": 3});
@@ -478,20 +488,26 @@ mod tests {
                     .unwrap();
             (draft, run.speculate, run.draft_num_predict)
         };
-        assert_eq!(of(json!({})), (None, Mode::Auto, Some(3)));
-        assert_eq!(of(json!({"speculate": "off"})), (None, Mode::Off, Some(3)));
+        assert_eq!(of(json!({})), (None, SpeculationMode::Auto, Some(3)));
+        assert_eq!(of(json!({"speculate": "off"})), (None, SpeculationMode::Off, Some(3)));
         assert_eq!(
             of(json!({"speculate": false, "draft_num_predict": -1})),
-            (None, Mode::Off, None)
+            (None, SpeculationMode::Off, None)
         );
-        assert_eq!(of(json!({"speculate": "smol"})), (Some("smol".into()), Mode::Auto, Some(3)));
-        assert_eq!(of(json!({"draft_model": "smol"})), (Some("smol".into()), Mode::Auto, Some(3)));
+        assert_eq!(
+            of(json!({"speculate": "smol"})),
+            (Some("smol".into()), SpeculationMode::Auto, Some(3))
+        );
+        assert_eq!(
+            of(json!({"draft_model": "smol"})),
+            (Some("smol".into()), SpeculationMode::Auto, Some(3))
+        );
         let error = read(json!({}), json!({"draft_model": 5})).unwrap_err();
         assert_eq!(error, "option \"draft_model\" must be of type string");
     }
 
     #[test]
-    fn adapters_are_named_by_number_once_each() {
+    fn adapters_have_unique_indices() {
         let (_, run) =
             read(json!({}), json!({"adapters": [{"id": 1, "scale": 0.5}, {"id": 0, "scale": -2}]}))
                 .unwrap();

@@ -1,6 +1,7 @@
-//! Texts of separate blocks and items that become one text.
+//! Joins texts of separate blocks and items.
 
-/// Appends a text behind a blank line. Where one of the texts is empty or the first ends its last line, nothing is put between.
+/// Appends a text after a blank line. Nothing is inserted if one of the texts is empty or the first
+/// ends with a newline.
 pub(crate) fn append_paragraph(text: &mut String, more: &str) {
     if !text.is_empty() && !more.is_empty() && !text.ends_with('\n') {
         text.push_str("\n\n");

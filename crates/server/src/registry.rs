@@ -1,4 +1,4 @@
-//! The client of model registries, as this program sets it up.
+//! Settings of the model registry client.
 
 use puna_registry::Settings;
 
@@ -6,12 +6,12 @@ use crate::config::Config;
 use crate::runner::detect_template;
 use crate::version::{OLLAMA_VERSION, VERSION};
 
-/// How registries are asked, as the configuration says.
+/// Registry client settings from the configuration.
 pub fn settings(config: &Config) -> Settings {
     let (arch, system) = (std::env::consts::ARCH, std::env::consts::OS);
     Settings {
         user_agent: format!("ollama/{} ({arch} {system}) puna/{}", OLLAMA_VERSION, VERSION),
-        key: config.registry_key.clone(),
+        key_file: config.registry_key.clone(),
         streams: config.max_transfer_streams,
         proxies: config.proxies.clone(),
         default_registry: config.registry_default.clone(),

@@ -1,4 +1,4 @@
-//! A request for a generation, as every dialect writes it before its model is known.
+//! A generation request, as every dialect produces it before the model is known.
 
 use std::collections::HashSet;
 
@@ -8,17 +8,17 @@ use puna_sampler::Constraint;
 use puna_store::Model;
 use serde_json::{Map, Value};
 
-use crate::canonical::{Failure, Generate, Input, Overflow, RunOptions, SchemaLabel};
+use crate::canonical::{ApiError, Generate, Input, Overflow, RunOptions, SchemaLabel};
 use crate::config::Config;
 use crate::dialect::openai::hosted;
 use crate::dialect::{
     check_capability, check_completion, check_images, check_think, has, hide_old_images, model_text,
 };
 use crate::http::note_ignored;
-use crate::names::Name;
+use crate::model_names::Name;
 use crate::options::RequestOptions;
 
-/// What a client asks to be generated. [`GenerationRequest::for_model`] makes a runner's task of it.
+/// A generation request. [`GenerationRequest::for_model`] converts it to a runner's task.
 #[derive(Debug, Clone)]
 pub(crate) struct GenerationRequest {
     /// The model's name as the client wrote it.
@@ -27,38 +27,38 @@ pub(crate) struct GenerationRequest {
     pub(crate) input: Input,
     /// Generation options.
     pub(crate) options: RequestOptions,
-    /// Whether and how hard to think.
+    /// Whether and how much to reason.
     pub(crate) think: Option<Think>,
-    /// Variables for the model's template.
+    /// Variables for the model's chat template.
     pub(crate) variables: Map<String, Value>,
-    /// The form of the answer.
+    /// Constraint on the answer.
     pub(crate) format: Option<Constraint>,
-    /// What the client says about its schema besides the schema.
+    /// Metadata of the answer's schema.
     pub(crate) schema_label: SchemaLabel,
-    /// Which tools may or must be called.
+    /// Which tools the model may or must call.
     pub(crate) tool_choice: ToolChoice,
-    /// Whether several tools may be called at once.
+    /// Whether the answer may contain several parallel tool calls.
     pub(crate) parallel_tool_calls: bool,
-    /// How long the model stays in memory afterwards.
+    /// How long the model stays loaded afterwards.
     pub(crate) keep_alive: Option<KeepAlive>,
-    /// What happens to a prompt that is too long.
+    /// How to treat a prompt that is too long.
     pub(crate) overflow: Overflow,
-    /// Whether the client said what happens to a prompt that is too long.
+    /// Whether the client sets `overflow` explicitly.
     pub(crate) names_overflow: bool,
-    /// Whether older tokens make room when the context is full.
+    /// Whether a context shift drops older tokens when the context is full.
     pub(crate) shift: Option<bool>,
-    /// Alternatives to report with each token's log-probability.
+    /// Number of alternatives to report with each token's log-probability.
     pub(crate) logprobs: Option<usize>,
-    /// The same for the tokens of the prompt.
+    /// The same for prompt tokens.
     pub(crate) prompt_logprobs: Option<usize>,
-    /// Whether tool calls are sent while their arguments are generated.
+    /// Whether to stream the arguments of tool calls.
     pub(crate) stream_calls: bool,
-    /// Whether the rendered prompt is the answer.
+    /// Whether to return the rendered prompt instead of generating.
     pub(crate) render_only: bool,
 }
 
 impl GenerationRequest {
-    /// A request that leaves everything but the input to the model.
+    /// A request with default settings.
     pub(crate) fn new(model: String, input: Input) -> Self {
         Self {
             model,
@@ -81,8 +81,8 @@ impl GenerationRequest {
         }
     }
 
-    /// A conversation of one of the dialects under `/v1`. A prompt that is too long is refused unless `truncate` allows to
-    /// cut it.
+    /// A conversation of a dialect under `/v1`. A prompt that is too long is rejected unless
+    /// `truncate` is true.
     pub(crate) fn chat(model: String, messages: Vec<Message>, truncate: Option<bool>) -> Self {
         let overflow = if truncate == Some(true) { Overflow::DropTurns } else { Overflow::Refuse };
         Self {
@@ -93,7 +93,7 @@ impl GenerationRequest {
         }
     }
 
-    /// The messages of a conversation; none of a prompt.
+    /// Messages of the conversation; empty for a prompt.
     pub(crate) fn messages(&self) -> &[Message] {
         match &self.input {
             Input::Chat { messages, .. } => messages,
@@ -101,7 +101,7 @@ impl GenerationRequest {
         }
     }
 
-    /// The tools of a conversation; none of a prompt.
+    /// Tools of the conversation; empty for a prompt.
     pub(crate) fn tools(&self) -> &[Tool] {
         match &self.input {
             Input::Chat { tools, .. } => tools,
@@ -109,24 +109,24 @@ impl GenerationRequest {
         }
     }
 
-    /// Offers tools. A choice among some of them leaves the others out.
+    /// Sets the tools. If `choice` allows only some of them, the others are removed.
     pub(crate) fn set_tools(
         &mut self,
         offered: Vec<Tool>,
         choice: ToolChoice,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ApiError> {
         let (mut offered, mut choice) = (offered, choice);
         if let ToolChoice::Allowed { required, names, hosted } = choice {
             ignore_hosted(&hosted)?;
             if names.is_empty() && required {
-                return Err(Failure::bad_request(format!(
+                return Err(ApiError::bad_request(format!(
                     "tool_choice allows only tools of other services ({}), which are not offered here: allow a function",
                     hosted.join(", ")
                 )));
             }
             let known: HashSet<&str> = offered.iter().map(Tool::name).collect();
             if let Some(name) = names.iter().find(|name| !known.contains(name.as_str())) {
-                return Err(Failure::bad_request(format!(
+                return Err(ApiError::bad_request(format!(
                     "tool_choice allows the function {name:?}, which is not among the tools"
                 )));
             }
@@ -141,18 +141,18 @@ impl GenerationRequest {
         Ok(())
     }
 
-    /// Refuses what the request of a prompt may not combine, or its model cannot do.
-    pub(crate) fn check_prompt(&self, model: &Model, name: &Name) -> Result<(), Failure> {
+    /// Rejects prompt options that exclude each other or that the model does not support.
+    pub(crate) fn check_prompt(&self, model: &Model, name: &Name) -> Result<(), ApiError> {
         let Input::Prompt(prompt) = &self.input else { return Ok(()) };
         let has_template =
             prompt.template.is_some() || prompt.system.is_some() || prompt.context.is_some();
         if prompt.raw && has_template {
-            return Err(Failure::bad_request(
+            return Err(ApiError::bad_request(
                 "raw mode does not support template, system, or context",
             ));
         }
         if prompt.raw && !prompt.suffix.is_empty() {
-            // As it stands, a prompt has no gap to fill.
+            // A raw prompt has no gap to fill.
             note_ignored("suffix".into());
         }
         check_completion(model, name, "generate")?;
@@ -161,23 +161,23 @@ impl GenerationRequest {
         check_images(model, prompt.images.len())
     }
 
-    /// Refuses what the model of a chat cannot do.
-    pub(crate) fn check_chat(&self, model: &Model, name: &Name) -> Result<(), Failure> {
+    /// Rejects chat options that the model does not support.
+    pub(crate) fn check_chat(&self, model: &Model, name: &Name) -> Result<(), ApiError> {
         check_completion(model, name, "chat")?;
         check_think(model, name, self.think)?;
         check_capability(model, !self.tools().is_empty(), "tools")
     }
 
-    /// The runner's task.
+    /// Converts the request to a runner's task.
     ///
     /// # Errors
-    /// The request combines what cannot be combined, or its newest turn has images that the model cannot see.
+    /// Options exclude each other, or the newest turn has images that the model cannot read.
     pub(crate) fn for_model(
         self,
         model: &Model,
         options: RunOptions,
         config: &Config,
-    ) -> Result<Generate, Failure> {
+    ) -> Result<Generate, ApiError> {
         check_tool_choice(&self.tool_choice, self.tools())?;
         let (mut input, mut variables) = (self.input, self.variables);
         if let Input::Chat { messages, .. } = &mut input {
@@ -204,10 +204,11 @@ impl GenerationRequest {
     }
 }
 
-/// Leaves tools of other services out of a choice, as they are left out of the tools, and names them in the answer's header.
-fn ignore_hosted(kinds: &[String]) -> Result<(), Failure> {
+/// Removes hosted tools from a choice, as they are removed from the tools, and reports them as
+/// ignored.
+fn ignore_hosted(kinds: &[String]) -> Result<(), ApiError> {
     if let Some(kind) = kinds.iter().find(|kind| !hosted::is_ignored(kind)) {
-        return Err(Failure::bad_request(format!(
+        return Err(ApiError::bad_request(format!(
             "tool_choice allows tools of type {kind:?}, which are not supported: allow functions"
         )));
     }
@@ -215,8 +216,9 @@ fn ignore_hosted(kinds: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Takes the switch for thinking out of the variables of a template, where the model can think, so that there is one answer to
-/// the question. Models that cannot think are left the variable, since some clients send it to every model.
+/// Removes the reasoning switch from the template variables of a reasoning model and returns it, so
+/// that there is one setting. Other models keep the variable, because some clients send it to every
+/// model.
 fn take_switch(variables: &mut Map<String, Value>, model: &Model) -> Option<Think> {
     if !has(model, "thinking") {
         return None;
@@ -229,14 +231,14 @@ fn take_switch(variables: &mut Map<String, Value>, model: &Model) -> Option<Thin
     values.into_iter().flatten().next().map(|on| if on { Think::On } else { Think::Off })
 }
 
-/// Refuses a call that cannot be made.
-fn check_tool_choice(choice: &ToolChoice, tools: &[Tool]) -> Result<(), Failure> {
+/// Rejects a tool choice without a matching tool.
+fn check_tool_choice(choice: &ToolChoice, tools: &[Tool]) -> Result<(), ApiError> {
     match choice {
         ToolChoice::Required if tools.is_empty() => {
-            Err(Failure::bad_request("tool_choice requires a call, but there are no tools"))
+            Err(ApiError::bad_request("tool_choice requires a call, but there are no tools"))
         }
         ToolChoice::Named(name) if !tools.iter().any(|tool| tool.name() == name) => {
-            Err(Failure::bad_request(format!(
+            Err(ApiError::bad_request(format!(
                 "tool_choice names the function {name:?}, which is not among the tools"
             )))
         }
@@ -244,7 +246,7 @@ fn check_tool_choice(choice: &ToolChoice, tools: &[Tool]) -> Result<(), Failure>
     }
 }
 
-/// Whether older tokens make room: as asked, else as the model's family can.
+/// Whether to shift the context: as requested, else if the model's family supports it.
 fn shift(asked: Option<bool>, model: &Model) -> bool {
     let details = model.details();
     let cannot = |family: &str| family == "deepseek2";
@@ -261,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_boolean_is_a_switch_for_thinking() {
+    fn only_a_boolean_is_a_reasoning_switch() {
         let folder = tempfile::tempdir().unwrap();
         let model = Store::open(folder.path()).unwrap().resolve(&"cria".parse().unwrap()).unwrap();
         let mut variables = Map::from_iter([("thinking".to_owned(), "high".into())]);
@@ -271,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn older_tokens_make_room_as_asked_or_as_the_family_can() {
+    fn context_shift_is_as_requested_or_as_the_family_supports() {
         let folder = tempfile::tempdir().unwrap();
         let model = Store::open(folder.path()).unwrap().resolve(&"cria".parse().unwrap()).unwrap();
         let of = |family: &str, families: Option<&[&str]>| {

@@ -1,4 +1,4 @@
-//! How far to guess ahead, and with which draft model: what requests, models and the configuration say.
+//! Speculative decoding settings of requests, models and the configuration.
 
 use std::path::{Path, PathBuf};
 
@@ -6,27 +6,27 @@ use puna_engine::Speculation;
 use puna_store::ModelName;
 use serde::{Deserialize, Serialize};
 
-/// Whether and how to guess ahead. No mode changes an answer.
+/// Speculation mode. No mode changes an answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Mode {
-    /// From the text and with a draft model, where it pays.
+pub enum SpeculationMode {
+    /// Draft tokens from n-grams of the text and from a draft model, when they save time.
     #[default]
     Auto,
-    /// Not at all.
+    /// No draft tokens.
     Off,
-    /// From the text alone, where it pays.
+    /// Draft tokens from n-grams of the text only, when they save time.
     Ngram,
-    /// Whenever there is something to guess, whether it pays or not: for measuring.
+    /// Draft tokens in every step, even when they cost time. For measurements.
     Always,
 }
 
-impl Mode {
-    /// Whether a draft model has anything to do.
-    pub fn takes_drafts(self) -> bool {
+impl SpeculationMode {
+    /// Whether this mode uses a draft model.
+    pub fn uses_draft_model(self) -> bool {
         matches!(self, Self::Auto | Self::Always)
     }
 
-    /// What the engine makes of it, with so many guesses a step at most.
+    /// Speculation settings of the engine, with at most `most` draft tokens per step.
     pub fn speculation(self, most: Option<u32>) -> Speculation {
         let mode = match self {
             Self::Auto => Speculation::AUTO,
@@ -34,97 +34,100 @@ impl Mode {
             Self::Ngram => Speculation::LOOKUP,
             Self::Always => Speculation { always: true, ..Speculation::AUTO },
         };
-        Speculation { most: most.map(|n| n as usize), ..mode }
+        Speculation { max_tokens: most.map(|n| n as usize), ..mode }
     }
 }
 
-/// What the option `speculate` and the variable `PUNA_SPECULATE` can say.
+/// Value of the option `speculate` and of the variable `PUNA_SPECULATE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wish {
+pub enum SpeculateSetting {
     /// A mode.
-    Mode(Mode),
-    /// A draft model, by name.
+    Mode(SpeculationMode),
+    /// The name of a draft model.
     Model(String),
 }
 
-impl Default for Wish {
+impl Default for SpeculateSetting {
     fn default() -> Self {
-        Self::Mode(Mode::Auto)
+        Self::Mode(SpeculationMode::Auto)
     }
 }
 
-impl Wish {
-    /// What it can say besides the name of a draft model, for messages.
+impl SpeculateSetting {
+    /// Names of the modes, for messages.
     pub const MODES: &str = "auto, off, ngram, always";
 
-    /// Letters in which a misspelt mode may differ.
-    const SLIPS: usize = 1;
+    /// Maximum edit distance of a misspelt mode.
+    const MAX_TYPOS: usize = 1;
 
-    /// The same for a text that stands for all models: what can be neither a mode nor a model is refused.
+    /// Parses the value for all models, and rejects what can be neither a mode nor a model.
     ///
     /// # Errors
-    /// What it must be.
+    /// What the value must be.
     pub fn parse_checked(text: &str) -> Result<Self, String> {
-        let wish = Self::parse(text);
-        let Self::Model(name) = &wish else { return Ok(wish) };
+        let setting = Self::parse(text);
+        let Self::Model(name) = &setting else { return Ok(setting) };
         if name.starts_with(['/', '.']) {
             let path = Path::new(name);
-            return if path.is_file() { Ok(wish) } else { Err("there is no such file".into()) };
+            return if path.is_file() { Ok(setting) } else { Err("there is no such file".into()) };
         }
         let plain = name.to_lowercase();
-        if let Some(mode) =
-            Self::MODES.split(", ").find(|mode| strsim::osa_distance(mode, &plain) <= Self::SLIPS)
+        if let Some(mode) = Self::MODES
+            .split(", ")
+            .find(|mode| strsim::osa_distance(mode, &plain) <= Self::MAX_TYPOS)
         {
             return Err(format!(
                 "did you mean {mode:?}? A draft model of that name is \"{name}:latest\""
             ));
         }
         match ModelName::parse(name) {
-            Ok(_) => Ok(wish),
+            Ok(_) => Ok(setting),
             Err(_) => {
                 Err(format!("it must be one of {}, or the name of a draft model", Self::MODES))
             }
         }
     }
 
-    /// Reads a mode, in any case; any other text is the name of a draft model. Nothing is the default.
+    /// Parses a mode, ignoring case. Any other text is the name of a draft model; an empty text is
+    /// the default.
     pub fn parse(text: &str) -> Self {
         let text = text.trim();
         match text.to_ascii_lowercase().as_str() {
-            "" | "auto" | "on" | "true" => Self::Mode(Mode::Auto),
-            "off" | "none" | "false" => Self::Mode(Mode::Off),
-            "ngram" => Self::Mode(Mode::Ngram),
-            "always" => Self::Mode(Mode::Always),
+            "" | "auto" | "on" | "true" => Self::Mode(SpeculationMode::Auto),
+            "off" | "none" | "false" => Self::Mode(SpeculationMode::Off),
+            "ngram" => Self::Mode(SpeculationMode::Ngram),
+            "always" => Self::Mode(SpeculationMode::Always),
             _ => Self::Model(text.to_owned()),
         }
     }
 }
 
-/// A small model that guesses ahead for another.
+/// A draft model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Draft {
-    /// What it is called.
+    /// Name of the draft model.
     pub name: String,
-    /// Its GGUF file; `None` is the model inside this program.
+    /// GGUF file; `None` is the embedded model.
     pub weights: Option<PathBuf>,
-    /// It was not asked for by the request or the model: where it does not fit, there is none.
+    /// Whether neither the request nor the model names it. An optional draft model is dropped if it
+    /// does not fit.
     pub optional: bool,
 }
 
-/// Tokens of guesses.
+/// Numbers of draft tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Guesses {
-    /// Guessed from the text, and checked.
+pub struct DraftCounts {
+    /// Verified draft tokens from n-grams of the text.
     pub ngram: u64,
-    /// Those of them that came true.
+    /// Accepted draft tokens from n-grams of the text.
     pub ngram_accepted: u64,
-    /// Guessed by the draft model, and checked.
+    /// Verified draft tokens of the draft model.
     pub model: u64,
-    /// Those of them that came true.
+    /// Accepted draft tokens of the draft model.
     pub model_accepted: u64,
 }
 
-impl From<puna_engine::Speculated> for Guesses {
+impl From<puna_engine::Speculated> for DraftCounts {
     fn from(counts: puna_engine::Speculated) -> Self {
         let puna_engine::Speculated { lookup, model, .. } = counts;
         Self {
@@ -141,28 +144,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_that_is_no_mode_is_the_name_of_a_model() {
-        assert_eq!(Wish::parse(" ngram "), Wish::Mode(Mode::Ngram));
-        assert_eq!(Wish::parse(""), Wish::default());
-        assert_eq!(Wish::parse("SmolLM2:135m"), Wish::Model("SmolLM2:135m".into()));
+    fn a_word_that_is_not_a_mode_is_a_model_name() {
+        assert_eq!(
+            SpeculateSetting::parse(" ngram "),
+            SpeculateSetting::Mode(SpeculationMode::Ngram)
+        );
+        assert_eq!(SpeculateSetting::parse(""), SpeculateSetting::default());
+        assert_eq!(
+            SpeculateSetting::parse("SmolLM2:135m"),
+            SpeculateSetting::Model("SmolLM2:135m".into())
+        );
     }
 
     #[test]
-    fn modes_may_be_in_any_case_and_messages_list_them_all() {
-        let modes = [Mode::Auto, Mode::Off, Mode::Ngram, Mode::Always];
-        for (word, mode) in Wish::MODES.split(", ").zip(modes) {
+    fn modes_ignore_case_and_messages_list_them_all() {
+        let modes = [
+            SpeculationMode::Auto,
+            SpeculationMode::Off,
+            SpeculationMode::Ngram,
+            SpeculationMode::Always,
+        ];
+        for (word, mode) in SpeculateSetting::MODES.split(", ").zip(modes) {
             let capital = word[..1].to_uppercase() + &word[1..];
             for text in [word, &word.to_uppercase(), &capital] {
-                assert_eq!(Wish::parse(text), Wish::Mode(mode), "{text}");
+                assert_eq!(SpeculateSetting::parse(text), SpeculateSetting::Mode(mode), "{text}");
             }
         }
-        assert_eq!(Wish::MODES.split(", ").count(), modes.len());
+        assert_eq!(SpeculateSetting::MODES.split(", ").count(), modes.len());
     }
 
     #[test]
-    fn no_guesses_a_step_are_no_guesses() {
-        assert!(!Mode::Auto.speculation(Some(0)).is_on());
-        assert!(!Mode::Off.speculation(None).is_on());
-        assert!(Mode::Ngram.speculation(Some(2)).is_on() && !Mode::Ngram.takes_drafts());
+    fn zero_draft_tokens_per_step_disable_speculation() {
+        assert!(!SpeculationMode::Auto.speculation(Some(0)).is_on());
+        assert!(!SpeculationMode::Off.speculation(None).is_on());
+        assert!(
+            SpeculationMode::Ngram.speculation(Some(2)).is_on()
+                && !SpeculationMode::Ngram.uses_draft_model()
+        );
     }
 }

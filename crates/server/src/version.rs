@@ -1,6 +1,6 @@
-//! The versions that the server tells.
+//! Versions that the server reports.
 
-/// Version of Ollama's interface that is spoken; clients switch features on by it.
+/// Version of Ollama's API that this server implements. Clients enable features by it.
 pub const OLLAMA_VERSION: &str = "0.34.2";
 
 /// Version of this program.

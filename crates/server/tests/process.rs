@@ -1,6 +1,7 @@
-//! A real server, real runner processes and the embedded model: what happens when one of them dies.
+//! A real server with real runner processes and the embedded model: behaviour when one of them
+//! dies.
 //!
-//! The program of these tests is its own runner: started with the word `runner` it becomes one.
+//! The test program is its own runner: the argument `runner` makes it one.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -24,7 +25,7 @@ fn main() {
     }
 }
 
-/// A server on a port of its choice, which it prints, until it is killed.
+/// Runs a server on a free port, prints the port, and serves until it is killed.
 fn serve(models: &str) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
@@ -68,11 +69,12 @@ const TESTS: &[Test] = &[
     ("a_taken_port_says_by_whom", a_taken_port_says_by_whom),
 ];
 
-/// Runs the tests whose names hold one of the words; `--list` and the harness's options are understood as far as tools need it.
+/// Runs the tests whose names contain one of the words. It supports `--list` and the harness
+/// options that test runners need.
 fn tests(words: &[String]) {
     let asks = |option: &str| words.iter().any(|w| w == option);
     if asks("--list") {
-        // Tools list once more to learn which tests are ignored: none is.
+        // Test runners list again for ignored tests: there are none.
         let listed = if asks("--ignored") { &[] } else { TESTS };
         return listed.iter().for_each(|(name, _)| println!("{name}: test"));
     }
@@ -113,12 +115,12 @@ impl Server {
         Self { child: child.into(), port, runtime, client, _models: models }
     }
 
-    /// The processes whose parent is the server.
+    /// Child processes of the server.
     fn runners(&self) -> Vec<u32> {
         children_of(self.child.borrow().id())
     }
 
-    /// Chats and reads the first piece of the answer, then does something, then reads on to the end.
+    /// Starts a chat, reads the first piece, calls `then`, and reads the rest.
     fn chat(&self, num_predict: i64, then: impl FnOnce()) -> Result<String, ClientError> {
         self.runtime.block_on(async {
             let mut stream = self.client.chat(&request(num_predict)).await?;
@@ -141,7 +143,7 @@ impl Drop for Server {
 }
 
 fn request(num_predict: i64) -> ChatRequest {
-    // Without an end token a small model goes on as long as it is let.
+    // `ignore_eos` makes a small model generate up to the token limit.
     let options =
         json!({"temperature": 1.0, "seed": 1, "ignore_eos": true, "num_predict": num_predict});
     ChatRequest {
@@ -160,7 +162,7 @@ fn children_of(parent: u32) -> Vec<u32> {
         let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
         let fields: Vec<_> =
             stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ').collect();
-        // Neither a zombie nor of another parent.
+        // Not a zombie, and of this parent.
         fields.len() > 1 && fields[0] != "Z" && fields[1].parse() == Ok(parent)
     })
     .collect()
@@ -200,7 +202,7 @@ fn the_embedded_model_answers_and_is_listed(server: &Server) {
     assert!(answer.done && answer.metrics.eval_count > 0 && answer.metrics.prompt_eval_count > 0);
 }
 
-/// The value of a line of `/metrics`.
+/// Value of a sample of `/metrics`.
 fn metric(server: &Server, sample: &str) -> Option<f64> {
     let mut stream = std::net::TcpStream::connect(("127.0.0.1", server.port)).unwrap();
     let head = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
@@ -263,11 +265,11 @@ fn a_draft_model_is_loaded_beside_the_model_and_changes_no_answer(server: &Serve
         })
     };
     let memory = || server.runtime.block_on(server.client.ps()).unwrap().models[0].size;
-    // The second answer finds the prompt in the cache, as the third does.
+    // The second request finds the prompt in the cache, like the third.
     ask("off").unwrap();
     let (plain, _) = ask("off").unwrap();
     let before = memory();
-    // The model as its own draft model.
+    // The model is its own draft model.
     ask("cria").unwrap();
     let (guessed, _) = ask("cria").unwrap();
     assert_eq!(guessed, plain);
@@ -408,7 +410,7 @@ fn a_taken_port_says_by_whom(server: &Server) {
     );
 }
 
-/// Thoughts and answer.
+/// Reasoning and answer.
 fn all_of(message: Message) -> String {
     message.thinking + &message.content
 }

@@ -1,4 +1,4 @@
-//! Taking files of this machine into the store without copying their bytes.
+//! Adds local files to the store without copying their bytes.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,85 +7,85 @@ use std::path::Path;
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::files::{self, TempFile};
-use crate::stamp::same_file;
+use crate::fingerprint::same_file;
 use crate::store::Store;
 
-/// How a file comes into the store.
+/// How a file is added to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Adopt {
-    /// It shares its bytes with the file until either is changed; where the file system cannot do that, it is a hard link: the
-    /// same file under a second name.
+pub enum AdoptMethod {
+    /// Clones the file's blocks (copy on write), or makes a hard link if the file system cannot
+    /// clone.
     Share,
-    /// It is a symbolic link: it stands for the file, which has to stay where it is.
-    Refer,
+    /// Makes a symbolic link. The file must stay where it is.
+    Symlink,
 }
 
-/// What became of a file that was to be taken in.
+/// Result of [`Store::adopt`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Adopted {
-    /// The store had its content already.
-    Known,
-    /// It is in the store now.
-    New,
-    /// The file system has no way to do it.
-    Impossible,
+pub enum AdoptOutcome {
+    /// The store already had the content.
+    AlreadyStored,
+    /// The file was added.
+    Added,
+    /// The file system does not support the method.
+    Unsupported,
 }
 
 impl Store {
-    /// Takes a file of known content into the store, as a blob. The digest is the caller's word: what it was computed from
-    /// must not have changed since.
+    /// Adds a file as a blob. The caller guarantees the digest: the file must not have changed
+    /// since it was computed.
     ///
     /// # Errors
-    /// The file has another size than `size`, or the store cannot be written.
+    /// The file's size is not `size`, or the store cannot be written.
     pub fn adopt(
         &self,
         path: &Path,
         digest: &Digest,
         size: u64,
-        how: Adopt,
-    ) -> Result<Adopted, StoreError> {
-        // What another file of this name holds is read: a damaged one is replaced.
+        method: AdoptMethod,
+    ) -> Result<AdoptOutcome, StoreError> {
+        // Verify an existing blob, so that a damaged one is replaced.
         let is_whole =
             || same_file(path, &self.blob_path(digest)) || self.verify_blob(digest).is_ok();
-        if self.hold_blob(digest, size) && is_whole() {
-            return Ok(Adopted::Known);
+        if self.pin_blob(digest, size) && is_whole() {
+            return Ok(AdoptOutcome::AlreadyStored);
         }
         let path = path.canonicalize().map_err(|e| StoreError::io("read", path, &e))?;
         let meta = fs::metadata(&path).map_err(|e| StoreError::io("read", &path, &e))?;
         if !meta.is_file() || meta.len() != size {
-            return Err(StoreError::Changed { path });
+            return Err(StoreError::FileChanged { path });
         }
         let blob = self.own_blob_path(digest);
-        let done = match how {
-            Adopt::Share if self.share(&path, &blob)? => true,
-            // A damaged blob must not stay.
-            Adopt::Share if blob.is_file() => match self.add_file(&path)?.digest == *digest {
+        let done = match method {
+            AdoptMethod::Share if self.share(&path, &blob)? => true,
+            // A damaged blob must be replaced, so copy the file.
+            AdoptMethod::Share if blob.is_file() => match self.add_file(&path)?.digest == *digest {
                 true => true,
-                false => return Err(StoreError::Changed { path }),
+                false => return Err(StoreError::FileChanged { path }),
             },
-            Adopt::Share => false,
-            Adopt::Refer => self.place(&blob, |to| refer(&path, to))?,
+            AdoptMethod::Share => false,
+            AdoptMethod::Symlink => self.link_blob_file(&blob, |to| symlink_file(&path, to))?,
         };
         self.pin(digest);
         if done {
-            self.note_begun(digest);
+            self.note_stored_blob(digest);
         }
-        // An old file would count as left over at once.
+        // Without this, an old file would be garbage at once.
         self.touch_blob(digest);
-        Ok(if done { Adopted::New } else { Adopted::Impossible })
+        Ok(if done { AdoptOutcome::Added } else { AdoptOutcome::Unsupported })
     }
 
-    /// Takes back a file that was just taken in, unless a model uses it by now.
+    /// Removes a file that was just added, unless a model references it.
     ///
     /// # Errors
     /// The store cannot be read or written.
-    pub fn disown(&self, digest: &Digest) -> Result<(), StoreError> {
-        self.release([*digest]);
+    pub fn undo_adopt(&self, digest: &Digest) -> Result<(), StoreError> {
+        self.unpin([*digest]);
         let _lock = self.lock()?;
         match self.referenced_blobs()? {
             Ok(used) if !used.contains(digest) => {
                 files::remove(&self.own_blob_path(digest))?;
-                self.forget_begun([*digest]);
+                self.forget_stored_blobs([*digest]);
                 Ok(())
             }
             _ => Ok(()),
@@ -94,18 +94,18 @@ impl Store {
 
     fn share(&self, path: &Path, blob: &Path) -> Result<bool, StoreError> {
         let temp = TempFile::new(self.root())?;
-        if clone(path, temp.file()) {
-            files::keep_private(temp.file(), path);
+        if clone_range(path, temp.file()) {
+            files::restrict_permissions(temp.file(), path);
             temp.persist(blob)?;
             return Ok(true);
         }
         drop(temp);
-        self.place(blob, |to| fs::hard_link(path, to))
+        self.link_blob_file(blob, |to| fs::hard_link(path, to))
     }
 
-    /// Makes a link under a temporary name and gives it its own. `false`: the file system has no such links, or not from there
-    /// to here.
-    fn place(
+    /// Makes a link under a temporary name and renames it to the blob. Returns `false` if the file
+    /// system does not support the link.
+    fn link_blob_file(
         &self,
         blob: &Path,
         link: impl Fn(&Path) -> io::Result<()>,
@@ -130,8 +130,8 @@ impl Store {
     }
 }
 
-/// Makes an empty file share the bytes of another one.
-fn clone(path: &Path, to: &File) -> bool {
+/// Makes an empty file share the blocks of another one.
+fn clone_range(path: &Path, to: &File) -> bool {
     #[cfg(target_os = "linux")]
     return File::open(path).is_ok_and(|from| rustix::fs::ioctl_ficlone(to, &from).is_ok());
     #[cfg(not(target_os = "linux"))]
@@ -141,7 +141,7 @@ fn clone(path: &Path, to: &File) -> bool {
     }
 }
 
-fn refer(path: &Path, link: &Path) -> io::Result<()> {
+fn symlink_file(path: &Path, link: &Path) -> io::Result<()> {
     #[cfg(unix)]
     return std::os::unix::fs::symlink(path, link);
     #[cfg(windows)]
@@ -161,10 +161,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_shared_and_outlives_its_first_name() {
+    fn a_shared_file_survives_the_removal_of_its_source() {
         let (_dir, store, path, digest) = kit();
-        assert_eq!(store.adopt(&path, &digest, 7, Adopt::Share), Ok(Adopted::New));
-        assert_eq!(store.adopt(&path, &digest, 7, Adopt::Share), Ok(Adopted::Known));
+        assert_eq!(store.adopt(&path, &digest, 7, AdoptMethod::Share), Ok(AdoptOutcome::Added));
+        assert_eq!(
+            store.adopt(&path, &digest, 7, AdoptMethod::Share),
+            Ok(AdoptOutcome::AlreadyStored)
+        );
         fs::remove_file(&path).unwrap();
         assert_eq!(store.verify_blob(&digest), Ok(7));
         assert_eq!(crate::tests::temp_files(store.root()), 0);
@@ -172,14 +175,14 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_file_that_is_referred_to_stays_where_it_is() {
+    fn a_symlinked_file_stays_in_place() {
         let (_dir, store, path, digest) = kit();
-        assert_eq!(store.adopt(&path, &digest, 7, Adopt::Refer), Ok(Adopted::New));
+        assert_eq!(store.adopt(&path, &digest, 7, AdoptMethod::Symlink), Ok(AdoptOutcome::Added));
         assert!(fs::symlink_metadata(store.blob_path(&digest)).unwrap().is_symlink());
         assert_eq!(store.verify_blob(&digest), Ok(7));
-        store.disown(&digest).unwrap();
+        store.undo_adopt(&digest).unwrap();
         assert!(path.exists() && !store.has_blob(&digest));
-        store.adopt(&path, &digest, 7, Adopt::Refer).unwrap();
+        store.adopt(&path, &digest, 7, AdoptMethod::Symlink).unwrap();
         fs::remove_file(&path).unwrap();
         assert!(!store.has_blob(&digest));
     }
@@ -192,7 +195,7 @@ mod tests {
             let blob = store.own_blob_path(&digest);
             fs::write(&blob, damage).unwrap();
             let reader = File::open(&blob).unwrap();
-            assert_eq!(store.adopt(&path, &digest, 7, Adopt::Share), Ok(Adopted::New));
+            assert_eq!(store.adopt(&path, &digest, 7, AdoptMethod::Share), Ok(AdoptOutcome::Added));
             assert_eq!(store.verify_blob(&digest), Ok(7));
             assert_eq!(
                 io::read_to_string(reader).unwrap().as_bytes(),
@@ -208,20 +211,20 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn time_and_permissions_of_a_file_stay_its_owners() {
+    fn adopting_a_file_keeps_its_time_and_permissions() {
         use std::os::unix::fs::{MetadataExt, PermissionsExt};
         let old = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
-        for how in [Adopt::Share, Adopt::Refer] {
+        for method in [AdoptMethod::Share, AdoptMethod::Symlink] {
             let (_dir, store, path, digest) = kit();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
             File::options().append(true).open(&path).unwrap().set_modified(old).unwrap();
-            store.adopt(&path, &digest, 7, how).unwrap();
-            store.adopt(&path, &digest, 7, how).unwrap();
+            store.adopt(&path, &digest, 7, method).unwrap();
+            store.adopt(&path, &digest, 7, method).unwrap();
             let meta = fs::metadata(&path).unwrap();
             assert_eq!((meta.modified().unwrap(), meta.mode() & 0o777), (old, 0o600));
             assert_eq!(fs::metadata(store.blob_path(&digest)).unwrap().mode() & 0o077, 0);
-            // It counts as young all the same.
-            store.let_go([digest]);
+            // The blob counts as recently used.
+            store.unpin_blobs([digest]);
             let pruned = store.prune(crate::PruneOptions::default()).unwrap();
             assert_eq!((pruned.removed.len(), pruned.young), (0, 1));
         }
@@ -235,20 +238,20 @@ mod tests {
     fn a_file_that_changed_is_refused() {
         let (_dir, store, path, digest) = kit();
         fs::write(&path, b"other weights").unwrap();
-        let refused = store.adopt(&path, &digest, 7, Adopt::Share).unwrap_err();
-        assert!(matches!(refused, StoreError::Changed { .. }), "{refused}");
+        let refused = store.adopt(&path, &digest, 7, AdoptMethod::Share).unwrap_err();
+        assert!(matches!(refused, StoreError::FileChanged { .. }), "{refused}");
         assert!(!store.has_blob(&digest));
     }
 
     #[test]
-    fn what_a_model_uses_is_not_taken_back() {
+    fn a_file_that_a_model_uses_is_not_removed() {
         let (_dir, store, path, digest) = kit();
-        store.adopt(&path, &digest, 7, Adopt::Share).unwrap();
+        store.adopt(&path, &digest, 7, AdoptMethod::Share).unwrap();
         let layer = crate::Layer::new(crate::media::MODEL, digest, 7);
         let manifest = crate::Manifest { config: None, layers: vec![layer] };
         let name = crate::ModelName::parse("m").unwrap();
         store.store_manifest(&name, &manifest.to_bytes(), false, &mut || ()).unwrap();
-        store.disown(&digest).unwrap();
+        store.undo_adopt(&digest).unwrap();
         assert!(store.has_blob(&digest));
     }
 }

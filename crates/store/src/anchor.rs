@@ -1,12 +1,13 @@
-//! Anchors: manifests of `manifests` whose further layers keep blobs from being removed by older versions of Ollama.
+//! Anchors: manifests in `manifests` with extra layers that keep older versions of Ollama from
+//! removing the blobs of a name.
 
 use serde_json::{Map, Value};
 
 use crate::gojson;
 use crate::manifest::{Layer, media};
-use crate::manifest_list::Document;
+use crate::manifest_list::ManifestDocument;
 
-/// Whether a layer only keeps a blob from being removed by older versions of Ollama.
+/// Whether a layer exists only to keep its blob from older versions of Ollama's pruning.
 pub(crate) fn is_anchor(layer: &Layer) -> bool {
     matches!(
         layer.media_type.as_str(),
@@ -14,17 +15,20 @@ pub(crate) fn is_anchor(layer: &Layer) -> bool {
     )
 }
 
-/// A manifest's text without the layers by which `manifests` only keeps blobs for older versions of Ollama.
+/// A manifest's text without anchor layers.
 pub(crate) fn without_anchors(text: Vec<u8>) -> Vec<u8> {
-    match Document::parse(&text) {
-        Ok(Document::Manifest { manifest, .. }) if manifest.layers.iter().any(is_anchor) => {
+    match ManifestDocument::parse(&text) {
+        Ok(ManifestDocument::Manifest { manifest, .. })
+            if manifest.layers.iter().any(is_anchor) =>
+        {
             with_layers(&text, &[]).unwrap_or(text)
         }
         _ => text,
     }
 }
 
-/// A manifest's text with further layers; `None` for what is no manifest. Keys that are not known stay.
+/// Replaces the anchor layers in a manifest's text; unknown keys stay. `None` if the text is no
+/// manifest.
 pub(crate) fn with_layers(text: &[u8], anchors: &[Layer]) -> Option<Vec<u8>> {
     let mut map: Map<String, Value> = serde_json::from_slice(text).ok()?;
     let layers = map.entry("layers").or_insert(Value::Null);

@@ -1,9 +1,9 @@
-//! Notes of what Puna has begun with blobs, so that a crash leaves none behind that nothing needs: without a note no blob
-//! is removed unless a user asks for that.
+//! Notes about stored and removed blobs, so that [`Store::clean_up`] can remove those that a crash
+//! leaves unreferenced. It does not remove a blob without a note.
 //!
 //! ```text
-//! puna-tmp/begun/<64 hex>        a blob that Puna has stored for a model whose manifest is still to come
-//! puna-tmp/removals/<random>     digests, one a line, of blobs that a removed or replaced name needed
+//! puna-tmp/begun/<64 hex>        a blob stored for a model without a manifest yet
+//! puna-tmp/removals/<random>     digests, one a line, of blobs of a removed or replaced name
 //! ```
 
 use std::collections::HashSet;
@@ -17,16 +17,16 @@ use crate::error::StoreError;
 use crate::files::{self, TEMP_DIR, TempFile, read_limited, write_atomic};
 use crate::store::Store;
 
-const BEGUN: &str = "begun";
-const REMOVALS: &str = "removals";
-/// Bytes of the note of a removal at most.
-const LIMIT: u64 = 64 << 20;
+const STORED_BLOBS_DIR: &str = "begun";
+const REMOVALS_DIR: &str = "removals";
+/// Largest size of a removal note in bytes.
+const MAX_REMOVAL_NOTE_BYTES: u64 = 64 << 20;
 
-/// A note of blobs.
+/// A note about blobs.
 pub(crate) struct BlobNote {
     pub(crate) path: PathBuf,
     pub(crate) digests: Vec<Digest>,
-    /// Whether it is about a removal.
+    /// Whether it is a removal note.
     pub(crate) is_removal: bool,
     pub(crate) age: Duration,
 }
@@ -36,19 +36,20 @@ impl Store {
         self.root().join(TEMP_DIR).join(kind)
     }
 
-    /// Notes that Puna has stored a blob. Where that cannot be written, the blob stays until a user prunes the store.
-    pub(crate) fn note_begun(&self, digest: &Digest) {
-        let dir = self.notes_in(BEGUN);
+    /// Notes that Puna has stored a blob. If the note cannot be written, only [`Store::prune`] can
+    /// remove the blob.
+    pub(crate) fn note_stored_blob(&self, digest: &Digest) {
+        let dir = self.notes_in(STORED_BLOBS_DIR);
         let _ = fs::create_dir_all(&dir).and_then(|()| fs::write(dir.join(digest.hex()), ""));
     }
 
-    /// Removes the notes about blobs that a name needs, or that are gone.
-    pub(crate) fn forget_begun(&self, digests: impl IntoIterator<Item = Digest>) {
-        let dir = self.notes_in(BEGUN);
+    /// Removes notes about blobs that a name references, or that are gone.
+    pub(crate) fn forget_stored_blobs(&self, digests: impl IntoIterator<Item = Digest>) {
+        let dir = self.notes_in(STORED_BLOBS_DIR);
         digests.into_iter().for_each(|digest| _ = fs::remove_file(dir.join(digest.hex())));
     }
 
-    /// Notes the blobs that a name needs which is about to be removed or replaced.
+    /// Notes the blobs of a name that is about to be removed or replaced.
     ///
     /// # Errors
     /// The store cannot be written.
@@ -59,11 +60,11 @@ impl Store {
         if digests.is_empty() {
             return Ok(None);
         }
-        let path = self.notes_in(REMOVALS).join(TempFile::new_name());
+        let path = self.notes_in(REMOVALS_DIR).join(TempFile::new_name());
         let text: String = digests.iter().map(|digest| format!("{digest}\n")).collect();
         match write_atomic(self.root(), &path, text.as_bytes()) {
             Ok(()) => Ok(Some(path)),
-            // What is removed makes room on a full disk, for which no note must be in the way.
+            // A removal must work on a full disk, even without a note.
             Err(StoreError::Io {
                 kind: io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded,
                 ..
@@ -76,12 +77,12 @@ impl Store {
     pub(crate) fn blob_notes(&self) -> Vec<BlobNote> {
         let now = SystemTime::now();
         let of_kind = |kind: &str| {
-            let is_removal = kind == REMOVALS;
+            let is_removal = kind == REMOVALS_DIR;
             let entries = fs::read_dir(self.notes_in(kind)).into_iter().flatten().flatten();
             let note = move |entry: fs::DirEntry| {
                 let path = entry.path();
                 let digests = match is_removal {
-                    true => digests_in(&read_limited(&path, LIMIT).ok()?),
+                    true => digests_in(&read_limited(&path, MAX_REMOVAL_NOTE_BYTES).ok()?),
                     false => vec![format!("sha256:{}", entry.file_name().to_str()?).parse().ok()?],
                 };
                 let modified = entry.metadata().and_then(|meta| meta.modified()).ok()?;
@@ -90,12 +91,12 @@ impl Store {
             };
             entries.filter_map(note).collect::<Vec<_>>()
         };
-        let mut notes = of_kind(BEGUN);
-        notes.extend(of_kind(REMOVALS));
+        let mut notes = of_kind(STORED_BLOBS_DIR);
+        notes.extend(of_kind(REMOVALS_DIR));
         notes
     }
 
-    /// Forgets a note.
+    /// Removes a note.
     pub(crate) fn forget_note(&self, note: &std::path::Path) {
         if let Err(error) = files::remove(note) {
             tracing::debug!(%error, "a note about blobs stays");

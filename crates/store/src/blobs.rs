@@ -8,52 +8,57 @@ use std::sync::PoisonError;
 use crate::digest::{Digest, Hasher};
 use crate::error::StoreError;
 use crate::files::{self, TempFile, read_limited};
+use crate::fingerprint::FileFingerprint;
 use crate::manifest::{Layer, TEXT_LIMIT};
-use crate::stamp::Stamp;
 use crate::store::Store;
 
 impl Store {
-    /// Where a blob is, in the store's own folder or another one that answers; or where it would be.
+    /// The path of a blob in the store's own folder or in a read-only folder that answers, or else
+    /// where it would be.
     pub fn blob_path(&self, digest: &Digest) -> PathBuf {
         let own = self.own_blob_path(digest);
-        if self.others().is_empty() || own.is_file() {
+        if self.read_only_dirs().is_empty() || own.is_file() {
             return own;
         }
         let is_there = |folder: &PathBuf| {
             let path = blob_in(folder, digest);
-            let shunned =
-                self.shunned.lock().unwrap_or_else(PoisonError::into_inner).get(&path).copied();
-            let look = move || (path.is_file() && !is_shunned(&path, shunned)).then_some(path);
-            self.ask_other(folder, look).flatten()
+            let ignored = self
+                .ignored_blobs
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .get(&path)
+                .copied();
+            let look = move || (path.is_file() && !is_ignored(&path, ignored)).then_some(path);
+            self.query_read_only_dir(folder, look).flatten()
         };
-        self.others().iter().find_map(is_there).unwrap_or(own)
+        self.read_only_dirs().iter().find_map(is_there).unwrap_or(own)
     }
 
-    /// From now on takes a blob's file in one of the other folders for absent, until somebody writes to it: it is damaged, and not ours
-    /// to replace. What is fetched in its place comes to lie in the own folder.
-    pub fn shun(&self, path: PathBuf, stamp: Stamp) {
-        self.shunned.lock().unwrap_or_else(PoisonError::into_inner).insert(path, stamp);
+    /// Treats a damaged blob file in a read-only folder as absent until its fingerprint changes.
+    /// The store may not replace it, and downloads a copy to its own folder instead.
+    pub fn ignore_blob_file(&self, path: PathBuf, fingerprint: FileFingerprint) {
+        self.ignored_blobs.lock().unwrap_or_else(PoisonError::into_inner).insert(path, fingerprint);
     }
 
-    /// Makes the folder of blobs. By it programs that use the same folder of models know it from one that is elsewhere.
+    /// Creates the folder of blobs, by which programs recognise a models folder.
     ///
     /// # Errors
     /// The store cannot be written.
-    pub fn make_folder(&self) -> Result<(), StoreError> {
+    pub fn create_blob_dir(&self) -> Result<(), StoreError> {
         files::create_dir(&self.root().join("blobs"))
     }
 
-    /// Where a blob is or would be in the store's own folder, which alone is written.
+    /// The path that a blob has or would have in the store's own folder.
     pub(crate) fn own_blob_path(&self, digest: &Digest) -> PathBuf {
         blob_in(self.root(), digest)
     }
 
-    /// Whether a blob is there. Its content is not looked at.
+    /// Whether a blob exists. Its content is not verified.
     pub fn has_blob(&self, digest: &Digest) -> bool {
         self.blob_path(digest).is_file()
     }
 
-    /// Begins a blob whose content comes piece by piece.
+    /// Starts a blob that is written in pieces.
     ///
     /// # Errors
     /// The store cannot be written.
@@ -80,7 +85,8 @@ impl Store {
         writer.finish(None)
     }
 
-    /// Stores a manifest as a blob of the own folder, where names look for it, also where a folder that is only read has it.
+    /// Stores a manifest as a blob of the own folder, where name files link to it, even if a
+    /// read-only folder has it.
     ///
     /// # Errors
     /// The store cannot be written.
@@ -92,9 +98,9 @@ impl Store {
             self.touch_blob(&digest);
             return Ok(digest);
         }
-        self.note_begun(&digest);
+        self.note_stored_blob(&digest);
         let written = files::write_atomic(self.root(), &own, text);
-        written.inspect_err(|_| self.forget_begun([digest]))?;
+        written.inspect_err(|_| self.forget_stored_blobs([digest]))?;
         Ok(digest)
     }
 
@@ -106,7 +112,7 @@ impl Store {
         let fail = |e: &io::Error| StoreError::io("read", path, e);
         let mut file = File::open(path).map_err(|e| fail(&e))?;
         let mut writer = self.blob_writer()?;
-        files::keep_private(writer.temp.file(), path);
+        files::restrict_permissions(writer.temp.file(), path);
         let mut buffer = vec![0; 1 << 18];
         loop {
             match file.read(&mut buffer) {
@@ -118,10 +124,10 @@ impl Store {
         }
     }
 
-    /// Reads a whole blob and compares its digest.
+    /// Reads a whole blob and verifies its digest. Returns its size in bytes.
     ///
     /// # Errors
-    /// [`StoreError::BlobMissing`], [`StoreError::DigestMismatch`], or it cannot be read.
+    /// [`StoreError::BlobMissing`], [`StoreError::DigestMismatch`], or the blob cannot be read.
     pub fn verify_blob(&self, digest: &Digest) -> Result<u64, StoreError> {
         let path = self.blob_path(digest);
         if !self.has_blob(digest) {
@@ -136,7 +142,7 @@ impl Store {
         }
     }
 
-    /// The path of a layer's blob, whose size must be what the manifest says.
+    /// The path of a layer's blob, which must have the size that the manifest states.
     pub(crate) fn layer_path(&self, layer: &Layer) -> Result<PathBuf, StoreError> {
         let path = self.blob_path(&layer.digest);
         match fs::metadata(&path) {
@@ -158,11 +164,11 @@ impl Store {
         read_limited(&self.layer_path(layer)?, TEXT_LIMIT)
     }
 
-    /// A blob that is there already, marked as used now: neither this program nor an Ollama on the same store clears
-    /// away blobs that were touched in the last hour. It is read again: one that was damaged on the disk is none, so that
-    /// making it anew replaces it.
+    /// Pins and verifies an existing blob, and marks it as used now: neither Puna nor Ollama
+    /// removes blobs that were used in the last hour. `None` if the blob is absent or damaged; it
+    /// is then written again.
     fn reuse_blob(&self, digest: &Digest, size: u64) -> Option<NewBlob> {
-        let is_whole = self.hold_blob(digest, size) && self.verify_blob(digest).is_ok();
+        let is_whole = self.pin_blob(digest, size) && self.verify_blob(digest).is_ok();
         is_whole.then_some(NewBlob { digest: *digest, size, is_new: false })
     }
 
@@ -171,35 +177,38 @@ impl Store {
         files::touch(&self.own_blob_path(digest));
     }
 
-    /// Lets nobody read a blob that was copied from a file who could not read that. As far as it is ours to say.
-    pub fn keep_private(&self, digest: &Digest, source: &Path) {
+    /// Removes permissions from a blob that the file it was copied from does not have, where this
+    /// process may change them.
+    pub fn restrict_blob_permissions(&self, digest: &Digest, source: &Path) {
         if let Ok(blob) = File::open(self.own_blob_path(digest)) {
-            files::keep_private(&blob, source);
+            files::restrict_permissions(&blob, source);
         }
     }
 }
 
-/// Whether a file is still the one that is taken for absent.
-fn is_shunned(path: &Path, shunned: Option<Stamp>) -> bool {
-    shunned.is_some_and(|stamp| Stamp::at(path).is_some_and(|now| now.has_bytes_of(&stamp)))
+/// Whether a file is unchanged since it was ignored.
+fn is_ignored(path: &Path, ignored: Option<FileFingerprint>) -> bool {
+    ignored.is_some_and(|fingerprint| {
+        FileFingerprint::at(path).is_some_and(|now| now.same_content_as(&fingerprint))
+    })
 }
 
 fn blob_in(folder: &Path, digest: &Digest) -> PathBuf {
     folder.join("blobs").join(digest.file_name())
 }
 
-/// A blob that was stored.
+/// A stored blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NewBlob {
     /// The digest of its content.
     pub digest: Digest,
-    /// Its bytes.
+    /// Its size in bytes.
     pub size: u64,
-    /// Whether it was not there before.
+    /// Whether the store did not have it before.
     pub is_new: bool,
 }
 
-/// A blob in the making. Dropped without [`BlobWriter::finish`], it leaves nothing.
+/// An unfinished blob. Dropping it without [`BlobWriter::finish`] removes it.
 pub struct BlobWriter<'a> {
     temp: TempFile,
     hasher: Hasher,
@@ -218,7 +227,7 @@ impl BlobWriter<'_> {
         self.temp.write(bytes)
     }
 
-    /// Gives the blob its name, unless the content is not what was `expected`.
+    /// Renames the file to its digest, which must be `expected` if that is given.
     ///
     /// # Errors
     /// [`StoreError::DigestMismatch`], or the store cannot be written.
@@ -233,9 +242,9 @@ impl BlobWriter<'_> {
             return Ok(blob);
         }
         self.store.pin(&digest);
-        self.store.note_begun(&digest);
+        self.store.note_stored_blob(&digest);
         let persisted = self.temp.persist(&self.store.own_blob_path(&digest));
-        persisted.inspect_err(|_| self.store.forget_begun([digest]))?;
+        persisted.inspect_err(|_| self.store.forget_stored_blobs([digest]))?;
         Ok(NewBlob { digest, size: self.size, is_new: true })
     }
 }

@@ -1,27 +1,27 @@
-//! The renderers and parsers that are built into the program: names that a model's config may give, and what models
-//! with them can do. What they do is in the crate `prompt`, which this one does not know; a test of the server, which
-//! knows both, compares.
+//! Built-in renderers and parsers: their names in a model's config, and their capabilities. The
+//! code is in the crate `prompt`, on which this crate does not depend. A test of the server
+//! compares the two tables.
 
 use crate::manifest::Config;
 
 /// A built-in renderer or parser.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BuiltIn {
-    /// Its name.
+pub struct BuiltInFormat {
+    /// The name in a model's config.
     pub name: &'static str,
-    /// Whether tools can be offered.
+    /// Whether it supports tools.
     pub tools: bool,
-    /// Whether thoughts are told from the answer.
+    /// Whether it separates reasoning from the answer.
     pub thinking: bool,
 }
 
-/// One of the tables: name, tools, thinking.
-const fn of(name: &'static str, tools: bool, thinking: bool) -> BuiltIn {
-    BuiltIn { name, tools, thinking }
+/// Makes a row of a table.
+const fn of(name: &'static str, tools: bool, thinking: bool) -> BuiltInFormat {
+    BuiltInFormat { name, tools, thinking }
 }
 
 /// Renderers, sorted by name; `deepseek3` stands for `deepseek3.1`.
-pub const RENDERERS: &[BuiltIn] = &[
+pub const RENDERERS: &[BuiltInFormat] = &[
     of("cogito", true, true),
     of("cohere", true, true),
     of("deepseek3", true, true),
@@ -52,7 +52,7 @@ pub const RENDERERS: &[BuiltIn] = &[
 ];
 
 /// Parsers, sorted by name.
-pub const PARSERS: &[BuiltIn] = &[
+pub const PARSERS: &[BuiltInFormat] = &[
     of("cogito", true, true),
     of("cohere", true, true),
     of("deepseek3", true, true),
@@ -82,13 +82,14 @@ pub const PARSERS: &[BuiltIn] = &[
     of("qwen3.5", true, true),
 ];
 
-/// What a model's parser tells of it, or else its renderer.
-pub(crate) fn of_config(config: &Config) -> Option<&'static BuiltIn> {
-    let find = |all: &'static [BuiltIn], name: &str| all.iter().find(|one| one.name == name);
+/// The format of a model: its parser, or else its renderer.
+pub(crate) fn of_config(config: &Config) -> Option<&'static BuiltInFormat> {
+    let find = |all: &'static [BuiltInFormat], name: &str| all.iter().find(|one| one.name == name);
     find(PARSERS, &config.parser).or_else(|| find(RENDERERS, &config.renderer))
 }
 
-/// What a model of an architecture gets where nothing else is said: one name for both, and a text that ends answers.
+/// The default renderer and parser of an architecture (one name for both), and a default stop
+/// string.
 pub(crate) fn of_architecture(architecture: &str) -> Option<(&'static str, Option<&'static str>)> {
     match architecture {
         "gemma4" => Some(("gemma4", Some("<turn|>"))),

@@ -1,4 +1,4 @@
-//! SHA-256 digests: what blobs and manifests are called.
+//! SHA-256 digests, the names of blobs and manifests.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -6,11 +6,11 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A SHA-256 sum. Prints as `sha256:` and 64 digits.
+/// A SHA-256 digest, displayed as `sha256:` and 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Digest([u8; 32]);
 
-/// A text is no digest.
+/// The text is no digest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid digest format")]
 pub struct DigestError;
@@ -23,15 +23,15 @@ impl Digest {
         hasher.finish()
     }
 
-    /// The digest of all that a reader gives; also how much it was.
+    /// The digest of everything that a reader yields, and the number of bytes.
     ///
     /// # Errors
-    /// Of the reader.
+    /// Those of the reader.
     pub fn of_reader(reader: &mut dyn Read) -> io::Result<(Self, u64)> {
         Self::of_reader_with(reader, &mut |_| {})
     }
 
-    /// As [`Digest::of_reader`]; `progress` gets the bytes that are read.
+    /// Like [`Digest::of_reader`]; `progress` receives the number of bytes read so far.
     pub fn of_reader_with(
         reader: &mut dyn Read,
         progress: &mut dyn FnMut(u64),
@@ -58,12 +58,12 @@ impl Digest {
         self.0.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
     }
 
-    /// The sum itself.
+    /// The 32 bytes of the digest.
     pub(crate) fn bytes(&self) -> [u8; 32] {
         self.0
     }
 
-    /// A sum that was written down.
+    /// A digest of 32 stored bytes.
     pub(crate) fn from_bytes(sum: [u8; 32]) -> Self {
         Self(sum)
     }
@@ -125,7 +125,7 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// Computes a digest piece by piece.
+/// Computes a digest incrementally.
 #[derive(Clone)]
 pub struct Hasher(ring::digest::Context);
 
@@ -141,7 +141,7 @@ impl Hasher {
         self.0.update(bytes);
     }
 
-    /// The digest of all that was added.
+    /// The digest of all bytes added.
     pub fn finish(self) -> Digest {
         let mut sum = [0; 32];
         sum.copy_from_slice(self.0.finish().as_ref());

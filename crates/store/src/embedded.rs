@@ -1,7 +1,7 @@
-//! cria, the model that is part of the program: a fresh machine without a network answers at once.
+//! cria, the model embedded in the program: a new machine without a network can answer at once.
 //!
-//! Its manifest is made from `models/cria/Modelfile` and is the same in every copy of one version; `cp` and `FROM`
-//! write its blobs into the store like those of any other model.
+//! Its manifest is made from `models/cria/Modelfile` and is the same in every build of a version.
+//! `cp` and `FROM` write its blobs into the store like those of any other model.
 
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Map, Value};
 
 use crate::digest::Digest;
-use crate::entry::{Entry, Place};
+use crate::entry::{Entry, ModelLocation};
 use crate::error::StoreError;
 use crate::gojson;
 use crate::manifest::{Config, Layer, Manifest, media};
@@ -17,10 +17,10 @@ use crate::modelfile::{Instruction, Modelfile, parse_parameter};
 use crate::name::ModelName;
 use crate::store::Store;
 
-/// The name of the embedded model.
+/// Name of the embedded model.
 pub const CRIA: &str = "cria";
 
-/// Bytes that begin at a multiple of 64, so that its tensors can be used in place.
+/// Aligned to 64 bytes, so that tensors can be used in place.
 #[repr(C, align(64))]
 struct Aligned<T: ?Sized>(T);
 
@@ -32,12 +32,12 @@ static WEIGHTS: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(
 const MODELFILE: &str =
     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/cria/Modelfile"));
 
-/// The digest of [`WEIGHTS`], known so that no start has to compute it.
+/// The digest of [`WEIGHTS`], stated so that it is not computed at each start.
 const WEIGHTS_DIGEST: &str =
     "sha256:ee7398492fb266d6374b46365241e0a6716e33225efea6381fc9cc52fa0ede65";
 
 /// When this version of the model was made: 2026-11-21, in seconds since 1970.
-const MODIFIED: u64 = 1_795_219_200;
+const MODIFIED_UNIX_SECONDS: u64 = 1_795_219_200;
 
 /// The GGUF file of the embedded model.
 pub fn weights() -> &'static [u8] {
@@ -46,11 +46,11 @@ pub fn weights() -> &'static [u8] {
 
 /// The Go template of the embedded model.
 pub fn template() -> &'static str {
-    &parts().template
+    &embedded_model().template
 }
 
 /// The texts of the model and their digests.
-struct Parts {
+struct EmbeddedModel {
     template: String,
     license: String,
     params: Map<String, Value>,
@@ -60,9 +60,9 @@ struct Parts {
     digest: Digest,
 }
 
-fn parts() -> &'static Parts {
-    static PARTS: OnceLock<Parts> = OnceLock::new();
-    PARTS.get_or_init(|| {
+fn embedded_model() -> &'static EmbeddedModel {
+    static MODEL: OnceLock<EmbeddedModel> = OnceLock::new();
+    MODEL.get_or_init(|| {
         let modelfile = Modelfile::parse(MODELFILE).expect("a test reads it");
         let (mut template, mut license) = (String::new(), String::new());
         let mut values: Vec<(&str, Vec<&str>)> = Vec::new();
@@ -107,49 +107,49 @@ fn parts() -> &'static Parts {
         };
         let manifest_bytes = manifest.to_bytes();
         let digest = Digest::of(&manifest_bytes);
-        Parts { template, license, params, config, manifest, manifest_bytes, digest }
+        EmbeddedModel { template, license, params, config, manifest, manifest_bytes, digest }
     })
 }
 
-/// The layer text of parameters: JSON with a line end.
+/// The content of a parameter layer: JSON with a line end.
 pub(crate) fn params_bytes(params: &Map<String, Value>) -> Vec<u8> {
     format!("{}\n", gojson::to_string(&Value::Object(params.clone()))).into_bytes()
 }
 
-/// The entry of the embedded model in lists.
+/// The entry of the embedded model.
 pub fn entry() -> Entry {
-    let parts = parts();
+    let model = embedded_model();
     Entry {
         name: ModelName::parse(CRIA).expect("a name"),
-        digest: parts.digest,
-        modified: SystemTime::UNIX_EPOCH + Duration::from_secs(MODIFIED),
-        manifest: parts.manifest.clone(),
-        place: Place::Embedded,
+        digest: model.digest,
+        modified: SystemTime::UNIX_EPOCH + Duration::from_secs(MODIFIED_UNIX_SECONDS),
+        manifest: model.manifest.clone(),
+        location: ModelLocation::Embedded,
         runner: String::new(),
         list: None,
     }
 }
 
 pub(crate) fn manifest_bytes() -> Vec<u8> {
-    parts().manifest_bytes.clone()
+    embedded_model().manifest_bytes.clone()
 }
 
 /// The content of one of the embedded model's blobs.
 pub(crate) fn blob(digest: &Digest) -> Option<Vec<u8>> {
-    let parts = parts();
-    let layer = parts.manifest.blobs().find(|layer| layer.digest == *digest)?;
+    let model = embedded_model();
+    let layer = model.manifest.blobs().find(|layer| layer.digest == *digest)?;
     Some(match layer.media_type.as_str() {
         media::MODEL => weights().to_vec(),
-        media::TEMPLATE => parts.template.clone().into_bytes(),
-        media::PARAMS => params_bytes(&parts.params),
-        media::LICENSE => parts.license.clone().into_bytes(),
-        _ => parts.config.to_bytes(),
+        media::TEMPLATE => model.template.clone().into_bytes(),
+        media::PARAMS => params_bytes(&model.params),
+        media::LICENSE => model.license.clone().into_bytes(),
+        _ => model.config.to_bytes(),
     })
 }
 
 /// Writes the embedded model's blobs into a store, for models made from it.
 pub(crate) fn store_blobs(store: &Store) -> Result<(), StoreError> {
-    for layer in parts().manifest.blobs() {
+    for layer in embedded_model().manifest.blobs() {
         store.add_blob(&blob(&layer.digest).expect("one of its own"))?;
     }
     Ok(())
@@ -162,11 +162,11 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_is_stated_about_the_weights_is_true() {
+    fn the_stated_facts_of_the_weights_are_true() {
         assert_eq!(Digest::of(weights()).to_string(), WEIGHTS_DIGEST);
         assert_eq!(weights().as_ptr().align_offset(64), 0);
         let facts = Facts::of(&puna_gguf::Gguf::from_bytes(weights()).unwrap());
-        let config = &parts().config;
+        let config = &embedded_model().config;
         assert_eq!(facts.architecture, config.model_family);
         assert_eq!(facts.file_type, config.file_type);
         assert_eq!(parameter_size(facts.parameter_count), config.model_type);
@@ -174,20 +174,20 @@ mod tests {
 
     #[test]
     fn template_and_parameters_are_those_of_the_models_folder() {
-        let parts = parts();
+        let model = embedded_model();
         let template =
             include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/cria/template.gotmpl"));
-        assert_eq!(parts.template, template.trim_end_matches('\n'));
+        assert_eq!(model.template, template.trim_end_matches('\n'));
         assert_eq!(
-            Value::Object(parts.params.clone()),
+            Value::Object(model.params.clone()),
             json!({"temperature": 0, "num_ctx": 2048, "stop": ["<|im_end|>", "<|endoftext|>"]})
         );
-        assert_eq!(parts.license, "MIT OR Apache-2.0");
+        assert_eq!(model.license, "MIT OR Apache-2.0");
     }
 
     #[test]
     fn every_blob_has_the_content_of_its_digest() {
-        for layer in parts().manifest.blobs() {
+        for layer in embedded_model().manifest.blobs() {
             let bytes = blob(&layer.digest).unwrap();
             assert_eq!((Digest::of(&bytes), bytes.len() as u64), (layer.digest, layer.size));
         }

@@ -1,4 +1,4 @@
-//! Models as the store finds them: a name, and the manifest that it stands for.
+//! Models as the store finds them: a name and its manifest, or the children of its manifest list.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,78 +10,79 @@ use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::files::read_limited;
 use crate::manifest::{Layer, Manifest, TEXT_LIMIT, media};
-use crate::manifest_list::{Child, Document, ManifestList};
+use crate::manifest_list::{Child, ManifestDocument, ManifestList};
 use crate::name::ModelName;
-use crate::names::{NameFile, NameFolder};
+use crate::name_files::{NameFile, NameFolder};
 
-/// Children in a message at most.
-const SHOWN: usize = 8;
+/// Largest number of children named in a message.
+const MAX_NAMED_CHILDREN: usize = 8;
 
-/// A model of the store as a list shows it.
+/// A model of the store, as in a listing.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
-    /// The name, as the store spells it.
+    /// The name in the store's spelling.
     pub name: ModelName,
-    /// The digest of the manifest, or of the list of manifests.
+    /// The digest of the manifest or manifest list.
     pub digest: Digest,
     /// When the name was written.
     pub modified: SystemTime,
-    /// The manifest; of a list that of the chosen child.
+    /// The manifest, or that of the chosen child of a manifest list.
     pub manifest: Manifest,
-    /// Where it is.
-    pub place: Place,
-    /// The program that the manifest says it is made for, such as `llamacpp`; empty where it does not say.
+    /// Where the model is.
+    pub location: ModelLocation,
+    /// The runner that the manifest names, such as `llamacpp`; empty if it names none.
     pub runner: String,
-    /// The children, where the name stands for a list of manifests.
+    /// The children, if the name stands for a manifest list.
     pub list: Option<Arc<ChildList>>,
 }
 
-/// The children of a list of manifests.
+/// The children of a manifest list.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChildList {
-    /// All of them, in the order of the list.
+    /// All children, in the order of the list.
     pub children: Vec<StoredChild>,
-    /// The one that is used.
+    /// Index of the child that is used.
     pub chosen: usize,
 }
 
-/// A child of a list of manifests, and its manifest if that is in the store.
+/// A child of a manifest list, with its manifest if that is in the store.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredChild {
-    /// As the list names it.
+    /// The entry of the list.
     pub child: Child,
-    /// Its manifest; `None` where it was never fetched.
+    /// Its manifest; `None` if it was not fetched.
     pub manifest: Option<Manifest>,
 }
 
 /// Where a model is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum ModelLocation {
     /// In the store's own folder.
     Own,
-    /// In a folder that is only read.
-    Other(PathBuf),
-    /// Part of the program, and in no folder.
+    /// In a read-only folder.
+    ReadOnly(PathBuf),
+    /// Embedded in the program.
     Embedded,
 }
 
 impl Entry {
-    /// Whether it is part of the program.
+    /// Whether the model is embedded in the program.
     pub fn is_embedded(&self) -> bool {
-        self.place == Place::Embedded
+        self.location == ModelLocation::Embedded
     }
 
-    /// Bytes of the model, as its manifest states them.
+    /// Size of the model's blobs in bytes, as its manifest states them.
     pub fn size(&self) -> u64 {
         self.manifest.size()
     }
 
-    /// The digest by which lists show it: that of the chosen child's manifest where there are several.
+    /// The digest that listings show: that of the chosen child's manifest for a manifest list.
     pub fn shown_digest(&self) -> Digest {
         self.list.as_ref().map_or(self.digest, |list| list.children[list.chosen].child.digest)
     }
 
-    /// The entry itself, or for a list of manifests an entry for each child that is in the store.
+    /// The rows of this entry in a listing: the entry itself, or one entry for each stored child of
+    /// a manifest list.
     pub fn rows(&self) -> Vec<Self> {
         let Some(list) = &self.list else { return vec![self.clone()] };
         let present = (0..list.children.len()).filter(|at| list.children[*at].manifest.is_some());
@@ -96,7 +97,7 @@ impl Entry {
         let none = |known: Vec<&str>| StoreError::NoRunner {
             name: self.name.to_string(),
             wanted: runner.to_owned(),
-            known: known.into_iter().take(SHOWN).collect::<Vec<_>>().join(", "),
+            known: known.into_iter().take(MAX_NAMED_CHILDREN).collect::<Vec<_>>().join(", "),
         };
         let Some(list) = &self.list else {
             let fits = self.runner.is_empty() || self.runner.eq_ignore_ascii_case(runner);
@@ -128,7 +129,7 @@ impl Entry {
         }
     }
 
-    /// The layers and configs of all children that are in the store, or of the one manifest.
+    /// The blobs of the manifest, or of all stored children of a manifest list.
     pub fn blobs(&self) -> impl Iterator<Item = &Layer> {
         let children = self.list.iter().flat_map(|list| &list.children);
         let of_children =
@@ -138,15 +139,16 @@ impl Entry {
 }
 
 impl StoredChild {
-    /// Whether this program's engine can run it: its weights are a GGUF file.
+    /// Whether this program's engine can run the child: its weights are a GGUF file.
     pub fn is_runnable(&self) -> bool {
         let is_whole = |manifest: &Manifest| manifest.all(media::TENSOR).next().is_none();
         runner_rank(&self.child).is_some() && self.manifest.as_ref().is_none_or(is_whole)
     }
 }
 
-/// The rank of a child among those that the engine can run, the best first; `None` where it cannot run the format. The
-/// engine reads llama.cpp's GGUF files as they are, and translates those in Ollama's dialect.
+/// The rank of a child among those that the engine can run, best first; `None` if the engine cannot
+/// run its format. The engine reads llama.cpp's GGUF files as they are, and translates Ollama's
+/// variants.
 pub fn runner_rank(child: &Child) -> Option<u8> {
     match (child.runner.as_str(), child.format.as_str()) {
         ("llamacpp", "" | "gguf") => Some(0),
@@ -157,25 +159,25 @@ pub fn runner_rank(child: &Child) -> Option<u8> {
     }
 }
 
-/// Reads the file of a name in the store at `root` as an entry; of a list's children the one for the runner
-/// `preferred` is chosen, if it is in the store, else the one that the engine runs best.
+/// Reads the file of a name in the store at `root`. Of a manifest list, the stored child for the
+/// runner `preferred` is chosen, or else the child that the engine runs best.
 ///
 /// # Errors
 /// The file cannot be read, or is no manifest.
 pub(crate) fn read_entry(
     root: &Path,
     file: &NameFile,
-    place: Place,
+    location: ModelLocation,
     preferred: Option<&str>,
 ) -> Result<Entry, StoreError> {
     let text = file.read(root)?;
     let error = |reason| StoreError::Manifest { path: file.path.clone(), reason };
-    let document = Document::parse(&text.bytes).map_err(error)?;
+    let document = ManifestDocument::parse(&text.bytes).map_err(error)?;
     entry_of(
         root,
         file,
         NameDocument { digest: text.digest, modified: text.modified, document },
-        place,
+        location,
         preferred,
     )
 }
@@ -184,10 +186,10 @@ pub(crate) fn read_entry(
 pub(crate) struct NameDocument {
     pub(crate) digest: Digest,
     pub(crate) modified: SystemTime,
-    pub(crate) document: Document,
+    pub(crate) document: ManifestDocument,
 }
 
-/// The entry of a name whose file was read.
+/// Makes an entry of a parsed file.
 ///
 /// # Errors
 /// None of a list's children is in the store, or one is damaged.
@@ -195,28 +197,29 @@ pub(crate) fn entry_of(
     root: &Path,
     file: &NameFile,
     file_content: NameDocument,
-    place: Place,
+    location: ModelLocation,
     preferred: Option<&str>,
 ) -> Result<Entry, StoreError> {
     let error = |reason| StoreError::Manifest { path: file.path.clone(), reason };
     let NameDocument { mut digest, modified, mut document } = file_content;
-    if let Document::Manifest { manifest, .. } = &mut document {
+    if let ManifestDocument::Manifest { manifest, .. } = &mut document {
         let listed = anchored_list(root, file, manifest);
         manifest.layers.retain(|layer| !is_anchor(layer));
         if let Some((of_list, list)) = listed {
-            (digest, document) = (of_list, Document::List(list));
+            (digest, document) = (of_list, ManifestDocument::List(list));
         }
     }
     let name = file.name.clone();
     let list = match document {
-        Document::Manifest { manifest, runner } => {
-            return Ok(Entry { name, digest, modified, manifest, place, runner, list: None });
+        ManifestDocument::Manifest { manifest, runner } => {
+            return Ok(Entry { name, digest, modified, manifest, location, runner, list: None });
         }
-        Document::List(list) => list,
+        ManifestDocument::List(list) => list,
     };
     let children = stored_children(root, &list).map_err(error)?;
-    let Some(chosen) = choose(root, &children, preferred) else {
-        let missing: Vec<String> = list.children.iter().take(SHOWN).map(describe).collect();
+    let Some(chosen) = choose_child(root, &children, preferred) else {
+        let missing: Vec<String> =
+            list.children.iter().take(MAX_NAMED_CHILDREN).map(describe).collect();
         return Err(error(format!(
             "none of the manifests of its list is in the store ({}): pull the model again, or remove it with `rm`",
             missing.join(", ")
@@ -226,7 +229,7 @@ pub(crate) fn entry_of(
         children[chosen].manifest.clone().expect("only children with a manifest are chosen");
     let runner = children[chosen].child.runner.clone();
     let list = Some(Arc::new(ChildList { children, chosen }));
-    Ok(Entry { name, digest, modified, manifest, place, runner, list })
+    Ok(Entry { name, digest, modified, manifest, location, runner, list })
 }
 
 fn describe(child: &Child) -> String {
@@ -236,8 +239,9 @@ fn describe(child: &Child) -> String {
     }
 }
 
-/// The list that a manifest of `manifests` keeps alive: the name stands for it in a store without `manifests-v2`. Where
-/// Ollama 0.40 has been, it takes the manifest for the model.
+/// The manifest list that an anchor in `manifests` keeps. In a store without `manifests-v2`, the
+/// name stands for that list. In a store with `manifests-v2`, Ollama 0.40 treats the manifest as
+/// the model.
 fn anchored_list(
     root: &Path,
     file: &NameFile,
@@ -246,16 +250,16 @@ fn anchored_list(
     let is_alone =
         file.folder == NameFolder::Manifests && !NameFolder::ManifestsV2.at(root).is_dir();
     let layer = manifest.last(media::MANIFEST_LIST).filter(|_| is_alone)?;
-    match Document::parse(&read_manifest_blob(root, &layer.digest).ok()??) {
-        Ok(Document::List(list)) => Some((layer.digest, list)),
+    match ManifestDocument::parse(&read_manifest_blob(root, &layer.digest).ok()??) {
+        Ok(ManifestDocument::List(list)) => Some((layer.digest, list)),
         _ => None,
     }
 }
 
-/// The children of a list with their manifests, as far as these are in the store.
+/// The children of a list, with the manifests that are in the store.
 ///
 /// # Errors
-/// A child's manifest is damaged, is none, or is a list itself.
+/// A child's manifest is damaged, invalid, or a list itself.
 pub(crate) fn stored_children(
     root: &Path,
     list: &ManifestList,
@@ -269,25 +273,25 @@ pub(crate) fn stored_children(
         let Some(bytes) = bytes else {
             return Ok(StoredChild { child: child.clone(), manifest: None });
         };
-        match Document::parse(&bytes) {
-            Ok(Document::Manifest { manifest, runner }) => {
+        match ManifestDocument::parse(&bytes) {
+            Ok(ManifestDocument::Manifest { manifest, runner }) => {
                 let mut child = child.clone();
                 if child.runner.is_empty() {
                     child.runner = runner;
                 }
                 Ok(StoredChild { child, manifest: Some(manifest) })
             }
-            Ok(Document::List(_)) => Err(format!("{} is a list itself", describe(child))),
+            Ok(ManifestDocument::List(_)) => Err(format!("{} is a list itself", describe(child))),
             Err(why) => Err(format!("{}: {why}", describe(child))),
         }
     };
     list.children.iter().map(stored).collect()
 }
 
-/// The text of a child's manifest in the store at `root`.
+/// The bytes of a child's manifest in the store at `root`.
 ///
 /// # Errors
-/// It is not there, or damaged.
+/// The manifest is absent or damaged.
 pub(crate) fn child_text(
     root: &Path,
     name: &ModelName,
@@ -311,14 +315,14 @@ pub(crate) fn child_text(
     }
 }
 
-/// The bytes of a manifest that is a blob; `None` where it is not in the store.
+/// The bytes of a manifest stored as a blob; `None` if it is not in the store.
 ///
 /// # Errors
-/// It cannot be read, or has other content than its name says.
+/// The blob cannot be read, or its content has another digest.
 pub(crate) fn read_manifest_blob(root: &Path, digest: &Digest) -> Result<Option<Vec<u8>>, String> {
     let bytes = match read_limited(&root.join("blobs").join(digest.file_name()), TEXT_LIMIT) {
         Ok(bytes) => bytes,
-        Err(error) if error.is_absence() => return Ok(None),
+        Err(error) if error.is_not_found() => return Ok(None),
         Err(error) => return Err(error.to_string()),
     };
     match Digest::of(&bytes) {
@@ -327,8 +331,9 @@ pub(crate) fn read_manifest_blob(root: &Path, digest: &Digest) -> Result<Option<
     }
 }
 
-/// The child to use among those that are in the store.
-fn choose(root: &Path, children: &[StoredChild], preferred: Option<&str>) -> Option<usize> {
+/// Chooses the child to use among the stored ones: the preferred runner's, then runnable ones,
+/// complete ones, and the best rank.
+fn choose_child(root: &Path, children: &[StoredChild], preferred: Option<&str>) -> Option<usize> {
     let present = || (0..children.len()).filter(|at| children[*at].manifest.is_some());
     let of_runner = |at: &usize| {
         preferred.is_some_and(|runner| children[*at].child.runner.eq_ignore_ascii_case(runner))

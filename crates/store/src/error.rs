@@ -1,4 +1,4 @@
-//! What can go wrong in the store.
+//! Errors of the store.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use crate::import::ImportError;
 use crate::modelfile::ModelfileError;
 use crate::name::NameError;
 
-/// An error of the store. The messages of requests are those of Ollama, so that clients recognise them.
+/// An error of the store. Messages about requests are Ollama's, so that clients recognise them.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the message of a variant is its documentation, the fields are what it prints
@@ -32,12 +32,12 @@ pub enum StoreError {
         "{name} is in {}, a folder of models that is only read: remove it there, or leave the folder out of the setting search_paths (PUNA_SEARCH_PATHS)",
         folder.display()
     )]
-    OnlyRead { name: String, folder: PathBuf },
+    ReadOnly { name: String, folder: PathBuf },
     #[error(
         "{} does not answer: its models are neither listed nor found until it does, unless it is left out of the setting search_paths (PUNA_SEARCH_PATHS)",
         folder.display()
     )]
-    Silent { folder: PathBuf },
+    Unresponsive { folder: PathBuf },
     #[error("blob {0} is not in the store: upload it first")]
     BlobMissing(Digest),
     #[error(
@@ -58,7 +58,7 @@ pub enum StoreError {
         "{} is not known to this program, so any blob may be needed by it: move it out of the folder of models, or update this program",
         path.display()
     )]
-    Unknown { path: PathBuf },
+    UnknownEntry { path: PathBuf },
     #[error("{} is locked by {holder} for more than two minutes: wait until it ends, or end it", path.display())]
     Locked { path: PathBuf, holder: String },
     #[error(
@@ -81,9 +81,9 @@ pub enum StoreError {
     #[error("bad remote: {0}")]
     BadRemote(String),
     #[error("{}: no such file", path.display())]
-    NoFile { path: PathBuf },
+    FileNotFound { path: PathBuf },
     #[error("{} has changed while it was read: try again when nobody writes it", path.display())]
-    Changed { path: PathBuf },
+    FileChanged { path: PathBuf },
     #[error("{} is not a regular file", path.display())]
     NotRegular { path: PathBuf },
     #[error("cannot {action} {}: {reason}{}", path.display(), hint(*kind))]
@@ -117,11 +117,11 @@ pub enum StoreError {
     #[error("the model is not made, since it could not be loaded: {reason}")]
     NotLoadable { reason: String },
     #[error("the model is not made, since its DRAFT could not guess for it: {reason}")]
-    NotADraftOfIt { reason: String },
+    DraftNotForModel { reason: String },
     #[error("template error: {0}")]
     Template(String),
     #[error("info field \"{field}\" must be {want}")]
-    Info { field: String, want: &'static str },
+    InfoField { field: String, want: &'static str },
     #[error("(line {line}): {error}")]
     Line { line: usize, error: Box<StoreError> },
     #[error(
@@ -149,11 +149,11 @@ pub enum StoreError {
     #[error(
         "the importance matrix {name} says nothing about any tensor of the model: it was made for another one"
     )]
-    ImatrixOther { name: String },
+    ImatrixMismatch { name: String },
     #[error(
         "an importance matrix is for quantizing: name a type with it (`quantize`, such as Q4_K_M)"
     )]
-    ImatrixAlone,
+    ImatrixWithoutQuantize,
     #[error("DRAFT must not reference the same local path as FROM: {}", path.display())]
     DraftIsModel { path: PathBuf },
     #[error("DRAFT cannot be used with remote models")]
@@ -161,7 +161,7 @@ pub enum StoreError {
     #[error(
         "DRAFT names {files} models: a model has one draft model (the parts of a split one count as one)"
     )]
-    ManyDrafts { files: usize },
+    SeveralDrafts { files: usize },
     #[error(
         "DRAFT names {kind}: a draft model is one that generates text, smaller than the model and of the same vocabulary"
     )]
@@ -174,27 +174,27 @@ pub enum StoreError {
     #[error(
         "FROM names an adapter alone: name the model that it is made for with FROM, and the adapter with ADAPTER"
     )]
-    AdapterAlone,
+    AdapterWithoutModel,
     #[error(
         "FROM names a projector alone, which reads images or sound for a model: name the GGUF file of its model with a FROM, too"
     )]
-    ProjectorAlone,
+    ProjectorWithoutModel,
     #[error("the adapter is made for the architecture `{adapter}`, and the model's is `{model}`")]
     AdapterArchitecture { adapter: String, model: String },
     #[error("FROM names {}, which are weights of several models: a model has one (the parts of a split one count as one)", files.join(" and "))]
-    ManyModels { files: Vec<String> },
+    SeveralModels { files: Vec<String> },
     #[error(
         "FROM {name} is a stored model and FROM {} a file: weights come from one of them (the GGUF file of a model and the one of its \
          projector go together)",
         path.display()
     )]
-    FromBoth { name: String, path: PathBuf },
+    FromNameAndFile { name: String, path: PathBuf },
     #[error("unknown {what} \"{name}\": known are {known}")]
     UnknownBuiltIn { what: &'static str, name: String, known: String },
     #[error(
         "the model requires version {wanted}, and this program is compatible with {ours}: update it, or leave REQUIRES out"
     )]
-    TooNew { wanted: String, ours: &'static str },
+    RequiresNewerVersion { wanted: String, ours: &'static str },
     #[error("--draft-quantize requires a DRAFT model")]
     DraftQuantize,
     #[error("split GGUF: {0}")]
@@ -224,10 +224,10 @@ impl StoreError {
                 | NoTensors { .. }
                 | NotWeights { .. }
                 | NotLoadable { .. }
-                | NotADraftOfIt { .. }
+                | DraftNotForModel { .. }
                 | BadFile { .. }
                 | Template(_)
-                | Info { .. }
+                | InfoField { .. }
                 | Requires
                 | DraftIsModel { .. }
                 | DraftRemote
@@ -236,31 +236,31 @@ impl StoreError {
                 | ShadowName { .. }
                 | ChildMissing { .. }
                 | NotRunnable { .. }
-                | ManyDrafts { .. }
+                | SeveralDrafts { .. }
                 | NotADraft { .. }
                 | NotAnAdapter { .. }
-                | AdapterAlone
-                | ProjectorAlone
+                | AdapterWithoutModel
+                | ProjectorWithoutModel
                 | AdapterArchitecture { .. }
-                | ManyModels { .. }
-                | FromBoth { .. }
+                | SeveralModels { .. }
+                | FromNameAndFile { .. }
                 | UnknownBuiltIn { .. }
-                | TooNew { .. }
+                | RequiresNewerVersion { .. }
                 | DraftQuantize
                 | Imatrix { .. }
                 | ImatrixSize { .. }
-                | ImatrixOther { .. }
-                | ImatrixAlone
+                | ImatrixMismatch { .. }
+                | ImatrixWithoutQuantize
                 | Split(_)
                 | DigestMismatch { .. }
                 | BlobMissing(_)
                 | BuiltIn { .. }
-                | OnlyRead { .. }
+                | ReadOnly { .. }
         )
     }
 
-    /// Whether a file is not there, or no more.
-    pub(crate) fn is_absence(&self) -> bool {
+    /// Whether the error means that a file does not exist.
+    pub(crate) fn is_not_found(&self) -> bool {
         let gone = |kind: &io::ErrorKind| {
             matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
         };
@@ -271,8 +271,9 @@ impl StoreError {
         }
     }
 
-    /// A blob that is missing from a model that exists is not the caller's to upload.
-    pub(crate) fn of_model(self, name: &crate::name::ModelName) -> Self {
+    /// Turns [`StoreError::BlobMissing`] into [`StoreError::Incomplete`]: the caller cannot upload
+    /// a blob that an existing model lacks.
+    pub(crate) fn for_model(self, name: &crate::name::ModelName) -> Self {
         match self {
             StoreError::BlobMissing(digest) => {
                 StoreError::Incomplete { name: name.to_string(), digest }
@@ -281,7 +282,7 @@ impl StoreError {
         }
     }
 
-    /// A failure of the system, with the way out of the usual ones.
+    /// An I/O error, with a hint for common causes.
     pub fn io(action: &'static str, path: &Path, error: &io::Error) -> Self {
         StoreError::Io {
             action,
@@ -292,7 +293,7 @@ impl StoreError {
     }
 }
 
-/// The way out of the usual troubles with files.
+/// Advice for common I/O errors.
 fn hint(kind: io::ErrorKind) -> &'static str {
     match kind {
         io::ErrorKind::PermissionDenied => {

@@ -1,4 +1,4 @@
-//! What a GGUF file says about the model in it, as far as lists and requests need it.
+//! Metadata of a GGUF file that listings and requests need.
 
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
@@ -14,49 +14,50 @@ use crate::store::Store;
 pub struct Facts {
     /// `general.architecture`, as the file spells it.
     pub architecture: String,
-    /// `general.type`: `model` where it is absent.
+    /// `general.type`, or `model` if it is absent.
     pub kind: String,
     /// `general.name`.
     pub name: Option<String>,
-    /// Elements of all tensors.
+    /// Number of elements of all tensors.
     pub parameter_count: u64,
     /// Quantization for display, such as `Q4_K_M`.
     pub file_type: String,
-    /// Trained context, 0 where unknown.
+    /// Trained context length in tokens, or 0 if unknown.
     pub context_length: u64,
-    /// Width, 0 where unknown.
+    /// Embedding length, or 0 if unknown.
     pub embedding_length: u64,
-    /// How encoders turn vectors of tokens into one: `<arch>.pooling_type`.
+    /// How an encoder pools token embeddings: `<arch>.pooling_type`.
     pub pooling: Option<u32>,
-    /// Whether it reads images.
+    /// Whether the model reads images.
     pub vision: bool,
-    /// Whether it hears.
+    /// Whether the model reads audio.
     pub audio: bool,
-    /// The Jinja template for chats.
+    /// The Jinja chat template.
     pub chat_template: Option<String>,
 }
 
 impl Facts {
-    /// The [`Facts::pooling`] of models that rank texts rather than embed them.
-    pub const RANK: u32 = 4;
+    /// The [`Facts::pooling`] of rerankers.
+    pub const RANK_POOLING: u32 = 4;
 
-    /// Architectures of draft models that guess with parts of one model, and answer nothing themselves.
-    pub const DRAFTS: [&str; 3] = ["dflash", "eagle3", "gemma4-assistant"];
+    /// Architectures of companion drafts, which use parts of their target model and cannot run
+    /// alone.
+    pub const DRAFT_ARCHITECTURES: [&str; 3] = ["dflash", "eagle3", "gemma4-assistant"];
 
-    /// Architectures of sound, whose results are neither text nor vectors of text.
-    pub const SOUND: [&str; 3] = ["pockettts", "qwen3tts", "wavtokenizer-dec"];
+    /// Architectures of audio models, whose results are neither text nor text embeddings.
+    pub const AUDIO_ARCHITECTURES: [&str; 3] = ["pockettts", "qwen3tts", "wavtokenizer-dec"];
 
-    /// Whether what it computes is for sound.
-    pub fn is_sound(&self) -> bool {
-        Self::SOUND.contains(&self.architecture.as_str())
+    /// Whether the architecture is an audio model.
+    pub fn is_audio(&self) -> bool {
+        Self::AUDIO_ARCHITECTURES.contains(&self.architecture.as_str())
     }
 
-    /// Whether it is such a draft model.
+    /// Whether the architecture is a companion draft.
     pub fn is_draft(&self) -> bool {
-        Self::DRAFTS.contains(&self.architecture.as_str())
+        Self::DRAFT_ARCHITECTURES.contains(&self.architecture.as_str())
     }
 
-    /// Reads a file's metadata.
+    /// Reads the facts of a file.
     pub fn of(gguf: &Gguf) -> Self {
         let meta = gguf.metadata();
         let architecture = text(meta, "general.architecture").unwrap_or_default();
@@ -69,7 +70,7 @@ impl Facts {
             file_type: file_type(gguf),
             context_length: number("context_length")
                 .unwrap_or(0)
-                .saturating_mul(sides(&architecture)),
+                .saturating_mul(contexts_per_request(&architecture)),
             embedding_length: number("embedding_length").unwrap_or(0),
             pooling: number("pooling_type").and_then(|n| u32::try_from(n).ok()),
             vision: has("vision.block_count")
@@ -81,12 +82,12 @@ impl Facts {
         }
     }
 
-    /// Whether the file is a projector of images or sound rather than a model.
+    /// Whether the file is a projector for images or audio.
     pub(crate) fn is_projector(&self) -> bool {
         self.architecture == "clip" || matches!(self.kind.as_str(), "projector" | "mmproj")
     }
 
-    /// Whether the file steers a model rather than being one.
+    /// Whether the file is a control vector.
     pub(crate) fn is_control_vector(&self) -> bool {
         self.architecture == "controlvector"
     }
@@ -96,7 +97,7 @@ fn text(meta: &Metadata, key: &str) -> Option<String> {
     meta.opt_str(key).ok().flatten().map(str::to_owned)
 }
 
-/// The name of `general.file_type`, else of the type that most of the weights have.
+/// The name of `general.file_type`, or else of the type of most weight bytes.
 fn file_type(gguf: &Gguf) -> String {
     if let Ok(Some(id)) = gguf.metadata().opt_u32("general.file_type") {
         return file_type_name(id).to_owned();
@@ -111,7 +112,7 @@ fn file_type(gguf: &Gguf) -> String {
         .map_or("unknown".into(), |(ty, _)| ty.name().to_owned())
 }
 
-/// The name of a `general.file_type`, `unknown` for numbers that are not in use.
+/// The name of a `general.file_type`, or `unknown`.
 pub fn file_type_name(id: u32) -> &'static str {
     match id & !1024 {
         0 => "F32",
@@ -154,7 +155,7 @@ pub fn file_type_name(id: u32) -> &'static str {
     }
 }
 
-/// A number of parameters for display: `134.52M`, `8.0B`, `7B`.
+/// A parameter count for display: `134.52M`, `8.0B`, `7B`.
 pub fn parameter_size(count: u64) -> String {
     let scaled = |unit: u64, digits: usize, letter: char| {
         if count.is_multiple_of(unit) {
@@ -172,7 +173,7 @@ pub fn parameter_size(count: u64) -> String {
 }
 
 impl Store {
-    /// The facts of a blob's file, read once.
+    /// The facts of a blob's file. The file is read once.
     pub(crate) fn facts(&self, digest: &Digest, path: &Path) -> Result<Arc<Facts>, StoreError> {
         let lock = || self.facts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(facts) = lock().get(digest) {
@@ -186,8 +187,9 @@ impl Store {
     }
 }
 
-/// How often a context is there: a prompt that an encoder reads and the answer have one each.
-fn sides(architecture: &str) -> u64 {
+/// Number of context lengths in a request: T5 has one for the encoder's prompt and one for the
+/// answer.
+fn contexts_per_request(architecture: &str) -> u64 {
     if architecture == "t5" { 2 } else { 1 }
 }
 
@@ -213,20 +215,20 @@ mod tests {
     }
 
     #[test]
-    fn a_files_facts_are_those_of_its_keys() {
+    fn facts_are_read_from_metadata() {
         let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
         let of = |name: &str| Facts::of(&Gguf::open(&zoo.join(name)).unwrap());
         let llama = of("llama-q4_k_m.gguf");
         assert_eq!((llama.architecture.as_str(), llama.file_type.as_str()), ("llama", "Q4_K_M"));
         assert!(llama.pooling.is_none() && llama.context_length > 0 && llama.embedding_length > 0);
-        // As many tokens are read as are written.
+        // T5 counts prompt and answer.
         assert_eq!(
             (of("t5.gguf").context_length, of("t5encoder.gguf").context_length),
             (2 * 96, 512)
         );
         assert_eq!(of("bert-mean.gguf").pooling, Some(1));
         assert_eq!(of("bert-cls.gguf").pooling, Some(2));
-        assert_eq!(of("bert-rank.gguf").pooling, Some(Facts::RANK));
+        assert_eq!(of("bert-rank.gguf").pooling, Some(Facts::RANK_POOLING));
         assert_eq!(of("bert-rank.gguf").capabilities(), ["rerank"]);
         assert_eq!(of("bert-cls.gguf").capabilities(), ["embedding"]);
     }

@@ -1,4 +1,5 @@
-//! Writing files so that a crash leaves the old state or the new one, never a half: temporary file, `fsync`, rename.
+//! File operations that survive a crash: the target holds either the old content or the new one.
+//! Each write goes to a temporary file, then `fsync`, then rename.
 
 use std::fs::{self, File, TryLockError};
 use std::hash::{BuildHasher, RandomState};
@@ -8,45 +9,49 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::error::StoreError;
-use crate::holder::Holder;
-use crate::stamp::identity;
+use crate::fingerprint::file_id;
+use crate::lock_holder::LockHolder;
 
-/// Where unfinished files live. Not in `blobs/`: an Ollama on the same store would clear them away there.
+/// Folder of unfinished files. It is not `blobs/`, because Ollama on the same store would remove
+/// them there.
 pub(crate) const TEMP_DIR: &str = "puna-tmp";
 
-/// What the files there are called whose locks say that somebody is at work on a model, since they were written.
+/// Suffix of lock files in [`TEMP_DIR`]. A locked file shows that a process has been creating a
+/// model since the file's modification time.
 pub(crate) const WORK_SUFFIX: &str = ".work";
 
-/// How long the lock of a store is waited for. Nothing holds it while bytes of models move.
-const LOCK_WAIT: Duration = Duration::from_secs(120);
-/// The time between two attempts to lock a file.
-const LOCK_PAUSE: Duration = Duration::from_millis(10);
-/// Names that are tried for a temporary file.
-const NAMES: u32 = 16;
+/// Longest wait for the lock of a store. No process holds it while it copies model data.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(120);
+/// Time between two attempts to lock a file.
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Largest number of names tried for a temporary file.
+const MAX_NAME_ATTEMPTS: u32 = 16;
 
-/// A file that is removed again unless [`TempFile::persist`] gives it its name.
+/// A temporary file. Dropping it removes the file unless [`TempFile::persist`] has renamed it.
 pub(crate) struct TempFile {
     path: PathBuf,
     file: Option<File>,
 }
 
 impl TempFile {
-    /// A new file in the folder of temporary files of the store at `root`.
+    /// Creates a file in [`TEMP_DIR`] of the store at `root`.
     pub(crate) fn new(root: &Path) -> Result<Self, StoreError> {
         let dir = root.join(TEMP_DIR);
         create_dir(&dir)?;
         Self::create(&dir, Self::new_name)
     }
 
-    /// A new file of one of the `names`: what is there already is somebody else's.
+    /// Creates a file with the first free name of `names`. An existing file belongs to another
+    /// process.
     fn create(dir: &Path, mut names: impl FnMut() -> String) -> Result<Self, StoreError> {
-        let mut left = NAMES;
+        let mut left = MAX_NAME_ATTEMPTS;
         loop {
             let path = dir.join(names());
             let open = || fs::OpenOptions::new().write(true).create_new(true).open(&path);
-            match step().and_then(|()| open()) {
+            match fault_point().and_then(|()| open()) {
                 Ok(file) => {
-                    // Who clears away sees that somebody is at it; some network file systems have no locks.
+                    // The lock shows garbage collection that the file is in use. Some network file
+                    // systems have no locks.
                     let _ = file.try_lock();
                     return Ok(Self { path, file: Some(file) });
                 }
@@ -56,8 +61,7 @@ impl TempFile {
         }
     }
 
-    /// A name that hardly anybody else has. The number of the process alone does not tell two programs apart that share
-    /// the folder from two containers.
+    /// A unique file name. The process id alone is not unique if two containers share the folder.
     pub(crate) fn new_name() -> String {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
         let random = RandomState::new().hash_one(SystemTime::now());
@@ -70,21 +74,21 @@ impl TempFile {
 
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
         let file = self.file.as_mut().expect("open until it is persisted");
-        step()
+        fault_point()
             .and_then(|()| file.write_all(bytes))
             .map_err(|e| StoreError::io("write", &self.path, &e))
     }
 
-    /// Flushes the file to the disk and moves it to `target`, replacing what is there.
+    /// Flushes the file to the disk and renames it to `target`, which it replaces.
     pub(crate) fn persist(mut self, target: &Path) -> Result<(), StoreError> {
         let file = self.file.take().expect("open until it is persisted");
-        step()
+        fault_point()
             .and_then(|()| file.sync_all())
             .map_err(|e| StoreError::io("write", &self.path, &e))?;
         drop(file);
         let dir = target.parent().unwrap_or(Path::new("."));
         create_dir(dir)?;
-        step()
+        fault_point()
             .and_then(|()| rename_or_copy(&self.path, target))
             .map_err(|e| StoreError::io("write", target, &e))?;
         sync_dir(dir);
@@ -97,12 +101,12 @@ impl Drop for TempFile {
         if crashed() {
             return;
         }
-        // After `persist` the file has another name and this finds nothing.
+        // After `persist` the file has another name, and this call finds nothing.
         let _ = fs::remove_file(&self.path);
     }
 }
 
-/// Writes a whole file in the store at `root`, atomically.
+/// Writes a file atomically, through a temporary file of the store at `root`.
 ///
 /// # Errors
 /// The store cannot be written.
@@ -112,13 +116,13 @@ pub fn write_atomic(root: &Path, target: &Path, bytes: &[u8]) -> Result<(), Stor
     temp.persist(target)
 }
 
-/// Gives a file its name, also in a folder that is on another file system, where it is copied first.
+/// Renames a file. If the target is on another file system, the file is copied there first.
 fn rename_or_copy(from: &Path, to: &Path) -> io::Result<()> {
     match fs::rename(from, to) {
         Err(e) if e.kind() == io::ErrorKind::CrossesDevices => {}
         done => return done,
     }
-    // Hidden files are left alone by everything that lists blobs and names.
+    // Programs that list blobs and names skip hidden files.
     let near = to.with_file_name(format!(".{}", TempFile::new_name()));
     let copied = fs::copy(from, &near)
         .and_then(|_| File::options().write(true).open(&near)?.sync_all())
@@ -129,12 +133,14 @@ fn rename_or_copy(from: &Path, to: &Path) -> io::Result<()> {
     copied.and_then(|()| fs::remove_file(from))
 }
 
-/// Waits for the lock of a file, which is made if it is not there. It is held until the file is dropped.
+/// Opens or creates a lock file and waits for its lock. Dropping the returned file releases the
+/// lock.
 ///
 /// # Errors
-/// The file cannot be made or locked, or another process holds the lock for too long. A file system without locks is no error.
+/// The file cannot be created or locked, or another process holds the lock for too long. A file
+/// system without locks is no error.
 pub fn lock_file(path: &Path) -> Result<File, StoreError> {
-    lock_file_within(path, LOCK_WAIT)
+    lock_file_within(path, LOCK_TIMEOUT)
 }
 
 fn lock_file_within(path: &Path, wait: Duration) -> Result<File, StoreError> {
@@ -146,22 +152,22 @@ fn lock_file_within(path: &Path, wait: Duration) -> Result<File, StoreError> {
     loop {
         match file.try_lock() {
             Ok(()) => {
-                Holder::here().note(&file);
+                LockHolder::current().write_to(&file);
                 return Ok(file);
             }
-            Err(TryLockError::Error(e)) if has_no_locks(&e) => return Ok(file),
+            Err(TryLockError::Error(e)) if is_lock_unsupported(&e) => return Ok(file),
             Err(TryLockError::Error(e)) => return Err(StoreError::io("lock", path, &e)),
             Err(TryLockError::WouldBlock) if begun.elapsed() > wait => {
-                let holder = Holder::read(path)
+                let holder = LockHolder::read(path)
                     .map_or("another process".into(), |holder| holder.to_string());
                 return Err(StoreError::Locked { path: path.to_owned(), holder });
             }
-            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_PAUSE),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_POLL_INTERVAL),
         }
     }
 }
 
-/// Refuses what is no regular file: opening a pipe waits for its other end.
+/// Rejects everything but regular files: opening a pipe would block until its other end is opened.
 fn check_regular(path: &Path) -> io::Result<()> {
     match fs::metadata(path) {
         Ok(meta) if !meta.is_file() => {
@@ -179,25 +185,26 @@ pub(crate) fn symlink(target: &Path, link: &Path) -> io::Result<()> {
     return std::os::windows::fs::symlink_file(target, link);
 }
 
-/// Creates a folder and those above it.
+/// Creates a folder and its parents.
 pub(crate) fn create_dir(dir: &Path) -> Result<(), StoreError> {
     if dir.is_dir() {
         return Ok(());
     }
-    step()
+    fault_point()
         .and_then(|()| fs::create_dir_all(dir))
         .map_err(|e| StoreError::io("create the folder", dir, &e))
 }
 
-/// Removes a file; one that is not there is no error.
+/// Removes a file. An absent file is no error.
 pub(crate) fn remove(path: &Path) -> Result<(), StoreError> {
-    match step().and_then(|()| fs::remove_file(path)) {
+    match fault_point().and_then(|()| fs::remove_file(path)) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         result => result.map_err(|e| StoreError::io("remove", path, &e)),
     }
 }
 
-/// Makes a rename or removal in `dir` last. Not every file system can do that, and none must.
+/// Flushes renames and removals in `dir` to the disk, on a best-effort basis: not every file system
+/// supports it.
 pub fn sync_dir(dir: &Path) {
     if cfg!(unix)
         && let Ok(dir) = File::open(dir)
@@ -206,23 +213,23 @@ pub fn sync_dir(dir: &Path) {
     }
 }
 
-/// Whether an open file is the one at a path. Where the system does not tell, whatever is there is: an open file keeps its name
-/// there.
+/// Whether an open file is the file at a path. On systems without file identity, the answer is yes
+/// if any file is there: an open file cannot be replaced on these systems.
 ///
 /// # Errors
-/// The system says of neither what it is.
-pub fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+/// The metadata of the path or the file cannot be read.
+pub fn is_file_at(file: &File, path: &Path) -> io::Result<bool> {
     let there = match fs::metadata(path) {
         Ok(there) => there,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(error),
     };
-    Ok(identity(&there) == identity(&file.metadata()?))
+    Ok(file_id(&there) == file_id(&file.metadata()?))
 }
 
-/// Whether a lock failed as there are none here: some network file systems, and what programs mount, have none. There, as with Ollama,
-/// two must not meet.
-pub fn has_no_locks(error: &io::Error) -> bool {
+/// Whether a lock failed because the file system has no locks, such as some network and FUSE file
+/// systems. There, as with Ollama, two processes must not use the store at the same time.
+pub fn is_lock_unsupported(error: &io::Error) -> bool {
     #[cfg(unix)]
     {
         use rustix::io::Errno;
@@ -234,9 +241,10 @@ pub fn has_no_locks(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::Unsupported
 }
 
-/// Marks a file as used now. What the owner of another name of it sees stays as it is: where a file has several names, only
-/// the time of its last change of state moves, which [`last_use`] knows of; of a symbolic link only the link's own time. A file
-/// of another user cannot be touched, and need not be.
+/// Marks a file as used now. For a file with several hard links, only the change time (ctime)
+/// moves, because the modification time belongs to the owner of the other link. [`last_use`]
+/// considers both. For a symbolic link, the link's own time moves. A file of another user stays
+/// unchanged.
 pub fn touch(path: &Path) {
     #[cfg(unix)]
     {
@@ -259,10 +267,10 @@ pub fn touch(path: &Path) {
     }
 }
 
-/// When a file was written or marked by [`touch`].
+/// When a file was last written or marked by [`touch`].
 ///
 /// # Errors
-/// The system does not say.
+/// The system reports no modification time.
 pub fn last_use(meta: &fs::Metadata) -> io::Result<SystemTime> {
     let modified = meta.modified()?;
     #[cfg(unix)]
@@ -276,8 +284,8 @@ pub fn last_use(meta: &fs::Metadata) -> io::Result<SystemTime> {
     Ok(modified)
 }
 
-/// Lets nobody read a copy who could not read its source.
-pub(crate) fn keep_private(copy: &File, source: &Path) {
+/// Removes permissions from a copy that its source does not have.
+pub(crate) fn restrict_permissions(copy: &File, source: &Path) {
     #[cfg(unix)]
     if let (Ok(of), Ok(from)) = (copy.metadata(), fs::metadata(source)) {
         use std::os::unix::fs::PermissionsExt;
@@ -290,7 +298,7 @@ pub(crate) fn keep_private(copy: &File, source: &Path) {
 
 #[cfg(test)]
 thread_local! {
-    /// Files that this thread has read with [`read_limited`].
+    /// Number of files that this thread has read with [`read_limited`].
     pub(crate) static READS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
@@ -316,7 +324,7 @@ pub(crate) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, StoreErro
 }
 
 #[cfg(not(test))]
-pub(crate) fn step() -> io::Result<()> {
+pub(crate) fn fault_point() -> io::Result<()> {
     Ok(())
 }
 
@@ -326,10 +334,10 @@ pub(crate) fn crashed() -> bool {
 }
 
 #[cfg(test)]
-pub(crate) use faults::{crash_after, crashed, step, steps_left};
+pub(crate) use faults::{crash_after, crashed, fault_point, writes_left};
 
-/// Simulated crashes: after a number of steps that change the disk, every further one of this thread fails and
-/// nothing is cleaned up, as if the process had been killed.
+/// Simulated crashes. After a number of disk writes, all further writes of this thread fail and no
+/// clean-up runs, as if the process had been killed.
 #[cfg(test)]
 mod faults {
     use std::cell::Cell;
@@ -339,7 +347,7 @@ mod faults {
         static LEFT: Cell<Option<usize>> = const { Cell::new(None) };
     }
 
-    /// Lets `steps` more changes of the disk happen; `None` ends the simulation.
+    /// Permits `steps` more disk writes; `None` ends the simulation.
     pub(crate) fn crash_after(steps: Option<usize>) {
         LEFT.set(steps);
     }
@@ -348,12 +356,12 @@ mod faults {
         LEFT.get() == Some(0)
     }
 
-    /// How many changes of the disk are left; `None` outside of the simulation.
-    pub(crate) fn steps_left() -> Option<usize> {
+    /// Number of disk writes left; `None` outside a simulation.
+    pub(crate) fn writes_left() -> Option<usize> {
         LEFT.get()
     }
 
-    pub(crate) fn step() -> io::Result<()> {
+    pub(crate) fn fault_point() -> io::Result<()> {
         match LEFT.get() {
             Some(0) => Err(io::Error::other("simulated crash")),
             left => {
@@ -370,12 +378,13 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_system_without_locks_is_told_from_a_lock_that_fails() {
+    fn unsupported_locks_are_distinguished_from_failed_ones() {
         use rustix::io::Errno;
-        let said = |errno: Errno| has_no_locks(&io::Error::from_raw_os_error(errno.raw_os_error()));
+        let said =
+            |errno: Errno| is_lock_unsupported(&io::Error::from_raw_os_error(errno.raw_os_error()));
         assert!([Errno::NOSYS, Errno::OPNOTSUPP, Errno::NOLCK].into_iter().all(said));
         assert!(![Errno::WOULDBLOCK, Errno::IO, Errno::BADF].into_iter().any(said));
-        assert!(has_no_locks(&io::ErrorKind::Unsupported.into()));
+        assert!(is_lock_unsupported(&io::ErrorKind::Unsupported.into()));
     }
 
     #[test]
@@ -398,11 +407,11 @@ mod tests {
         assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
         assert!(read_limited(&path, 10).unwrap_err().to_string().contains("not a regular file"));
         assert!(lock_file(&path).unwrap_err().to_string().contains("not a regular file"));
-        assert!(!crate::transfer::is_held(&path));
+        assert!(!crate::transfer::is_locked(&path));
     }
 
     #[test]
-    fn a_temporary_file_of_somebody_else_is_left_alone() {
+    fn an_existing_temporary_file_is_not_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("taken"), "theirs").unwrap();
         let mut names = ["taken", "taken", "free"].iter();

@@ -1,18 +1,19 @@
-//! JSON as Go writes it, so that digests of created layers equal Ollama's: sorted keys, no blanks, `<`, `>` and `&`
-//! escaped, whole numbers without a fraction.
+//! JSON as Go writes it, so that digests of created layers equal Ollama's: sorted keys, no blanks,
+//! escaped `<`, `>` and `&`, whole numbers without a fraction.
 
 use std::fmt::Write;
 
 use serde_json::Value;
 
-/// The text of a value.
+/// The JSON text of a value, with sorted keys.
 pub(crate) fn to_string(value: &Value) -> String {
     let mut out = String::new();
     write(value, true, &mut out);
     out
 }
 
-/// As [`to_string`], with the keys of objects in their own order, for what Go keeps in structures.
+/// Like [`to_string`], but objects keep the order of their keys, for values that Go stores in
+/// structs.
 pub(crate) fn to_string_in_order(value: &Value) -> String {
     let mut out = String::new();
     write(value, false, &mut out);
@@ -54,14 +55,16 @@ fn write(value: &Value, sorted: bool, out: &mut String) {
     }
 }
 
-/// A number: whole ones as such, exponents only below 1e-6 and from 1e21 on.
+/// The text of a number: whole numbers without a fraction, exponents only below 1e-6 and from 1e21
+/// on.
 pub(crate) fn number(n: &serde_json::Number) -> String {
     if n.is_i64() || n.is_u64() {
         return n.to_string();
     }
     match n.as_f64() {
         Some(x) if x != 0.0 && !(1e-6..1e21).contains(&x.abs()) => {
-            // Rust writes 1e-7 and 1e21, Go 1e-07 and 1e+21; JSON by Go drops the zero again.
+            // Rust writes 1e-7 and 1e21, Go 1e-07 and 1e+21. Go's JSON encoder drops the zero
+            // again.
             let text = format!("{x:e}");
             match text.split_once('e') {
                 Some((mantissa, exponent)) if !exponent.starts_with('-') => {
@@ -122,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back_the_same() {
+    fn written_values_read_back_the_same() {
         let value = json!({"b": ["\u{1}\u{2028}é\"\\\n<&>", null, true], "a": {"z": 1, "y": -2.5}});
         assert_eq!(serde_json::from_str::<Value>(&to_string(&value)).unwrap(), value);
         assert!(to_string_in_order(&value).starts_with("{\"b\""));

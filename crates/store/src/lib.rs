@@ -1,18 +1,18 @@
-//! The model store: names, manifests, blobs, Modelfiles, and the creation of models from files, from other models and
-//! from safetensors folders.
+//! The model store: model names, manifests, blobs and Modelfiles. It creates models from files,
+//! from other models and from safetensors folders.
 //!
-//! The layout is Ollama's, so that both programs use one folder side by side:
+//! The layout is Ollama's, so that both programs can use one folder at the same time:
 //!
 //! ```text
 //! blobs/sha256-<64 hex>                         content, named by its digest
 //! manifests/<host>/<namespace>/<model>/<tag>    JSON: the model's layers and config, by digest
-//! manifests-v2/<host>/<namespace>/<model>/<tag> a link to the blob that is the manifest, or a list of manifests
-//! trash/                                        what was removed in the last day
-//! puna-tmp/                                     unfinished files, and the locks of those who write and are at work
+//! manifests-v2/<host>/<namespace>/<model>/<tag> a link to the blob of the manifest or list
+//! trash/                                        files removed in the last day
+//! puna-tmp/                                     unfinished files, and lock files
 //! ```
 //!
-//! Everything is written to a temporary file, flushed and renamed; a manifest is written last. So a crash at any moment
-//! leaves every model whole: the old one, or the new one.
+//! Each file is written to a temporary file, flushed and renamed. The manifest is written last, so
+//! a crash at any moment leaves either the old model or the new one.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), puna_store::StoreError> {
@@ -41,81 +41,84 @@ mod entry;
 mod error;
 mod facts;
 mod files;
+mod fingerprint;
 mod gojson;
-mod holder;
-mod home;
+mod home_dir;
 mod import;
-mod index;
-mod inorder;
-mod listfile;
+mod list_cache;
 mod listing;
+mod lock_holder;
 mod manifest;
+mod manifest_index;
 mod manifest_list;
 mod model;
 mod modelfile;
 mod name;
-mod name_changes;
-mod names;
+mod name_files;
+mod name_writer;
+mod ordered_tasks;
+mod pins;
 mod prune;
 mod pulls;
 mod references;
 mod remote;
 mod removal;
 mod requantize;
-mod silent;
-mod stamp;
 mod store;
 mod summary;
 #[cfg(test)]
 mod tests;
 mod transfer;
 mod trash;
+mod unresponsive_dirs;
 mod uploads;
 mod verify;
-mod work;
 
-pub use adopt::{Adopt, Adopted};
+pub use adopt::{AdoptMethod, AdoptOutcome};
 pub use blobs::{BlobWriter, NewBlob};
-pub use builtin::{BuiltIn, PARSERS, RENDERERS};
+pub use builtin::{BuiltInFormat, PARSERS, RENDERERS};
 pub use create::{
-    CheckDraft, CheckModel, CheckTemplate, CreateRequest, DetectTemplate, FileTemplate, Hooks,
-    LocalFile, LocalPlan, NamedTemplate, Progress, ProgressFn, check_quantize_type, plan_local,
+    CheckDraft, CheckModel, CheckTemplate, CreateHooks, CreateRequest, DetectTemplate,
+    FileTemplate, LocalFile, LocalPlan, NamedTemplate, Progress, ProgressFn, check_quantize_type,
+    plan_local,
 };
 pub use digest::{Digest, DigestError, Hasher};
-pub use entry::{ChildList, Entry, Place, StoredChild, runner_rank};
+pub use entry::{ChildList, Entry, ModelLocation, StoredChild, runner_rank};
 pub use error::StoreError;
 pub use facts::{Facts, file_type_name, parameter_size};
-pub use files::{has_no_locks, is_at, last_use, lock_file, sync_dir, touch, write_atomic};
-pub use holder::Holder;
-pub use home::{account_home, home};
+pub use files::{
+    is_file_at, is_lock_unsupported, last_use, lock_file, sync_dir, touch, write_atomic,
+};
+pub use fingerprint::{FileFingerprint, same_file};
+pub use home_dir::{account_home_dir, home_dir};
 pub use import::{
     Dtype, ImportError, ImportFile, SafeTensors, TensorEntry, imported_architectures,
 };
-pub use listing::Listed;
+pub use listing::Listing;
+pub use lock_holder::LockHolder;
 pub use manifest::{Config, Layer, Manifest, media};
-pub use manifest_list::{Child, Document, ManifestList};
+pub use manifest_list::{Child, ManifestDocument, ManifestList};
 pub use model::{Details, Model, Weights};
 pub use modelfile::{
-    Instruction, LineProblem, Modelfile, ModelfileError, Wanted, check_ranges, format_parameters,
-    parse_parameter,
+    ExpectedInput, Instruction, LineProblem, Modelfile, ModelfileError, check_ranges,
+    format_parameters, parse_parameter,
 };
 pub use name::{
-    DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelName, ModelRef, NameError, Source,
+    DEFAULT_HOST, DEFAULT_NAMESPACE, DEFAULT_TAG, ModelName, ModelRef, ModelSource, NameError,
 };
-pub use prune::{Leftover, LeftoverKind, PruneOptions, Pruned};
-pub use pulls::Pull;
+pub use pins::WorkGuard;
+pub use prune::{Leftover, LeftoverKind, PruneOptions, PruneOutcome};
+pub use pulls::UnfinishedPull;
 pub use puna_gguf::PartName;
 pub use remote::Remote;
-pub use removal::Seen;
+pub use removal::ModelVersion;
 pub use requantize::{
-    Fallback, FileType, Imatrix, ImatrixRow, QuantizeOptions, Unmatched, fallbacks, requantize,
-    requantize_part, unmatched, write_imatrix,
+    FileType, Imatrix, ImatrixRow, QuantizeOptions, TypeFallback, UnmatchedTensors, fallbacks,
+    requantize, requantize_part, unmatched_tensors, write_imatrix,
 };
-pub use stamp::{Stamp, same_file};
-pub use store::{Deleted, Store, default_root};
+pub use store::{DeleteOutcome, Store, default_root};
 pub use summary::Summary;
-pub use transfer::{BlobLock, Partial, Seat};
-pub use trash::Restored;
+pub use transfer::{BlobLock, PartialBlob, PartialPath};
+pub use trash::RestoreOutcome;
 pub use uploads::UploadNote;
-pub use verify::{Aside, Damage, Unusable};
-pub use work::Work;
+pub use verify::{Damage, DisplacedBlob, InvalidManifest};

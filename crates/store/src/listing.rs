@@ -1,11 +1,12 @@
-//! What a list shows: the models of all folders, quickly.
+//! Listings of all models, fast enough for two thousand models in some ten thousand small files.
 //!
-//! Two thousand models are some ten thousand small files. A list looks at each folder and manifest, and reads only what has
-//! changed since the last one ([`Index`]); what a model is told to be is kept by the digest of its manifest, which
-//! changes with it. All of that is also written down (`puna-tmp/lists/`), since reading the vocabularies of so many models takes
-//! seconds, and a command without a server begins with nothing.
+//! A listing compares the fingerprints of all folders and manifests with the
+//! [index](crate::manifest_index) and reads only what has changed. Details of a model are cached by
+//! the digest of its manifest. Index and details are also written to `puna-tmp/lists/`. Without
+//! that file, each command would read the vocabularies of all models, which takes seconds.
 //!
-//! Folders that are only read are looked at beside the own one, and [waited for](crate::silent) no longer than somebody waits for a list.
+//! Read-only folders are scanned at the same time as the own folder, [with a
+//! timeout](crate::unresponsive_dirs).
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -15,126 +16,127 @@ use std::time::{Instant, SystemTime};
 
 use crate::digest::Digest;
 use crate::embedded;
-use crate::entry::{Entry, Place, entry_of};
+use crate::entry::{Entry, ModelLocation, entry_of};
 use crate::error::StoreError;
 use crate::files::{TEMP_DIR, create_dir, read_limited, write_atomic};
-use crate::index::{Folder, Looked};
-use crate::listfile;
-use crate::names::{NameFolder, is_shadow};
-use crate::silent::{Look, PATIENCE};
-use crate::stamp::Stamp;
+use crate::fingerprint::FileFingerprint;
+use crate::list_cache;
+use crate::manifest_index::{IndexScan, IndexedDir};
+use crate::name_files::{NameFolder, is_shadow};
 use crate::store::Store;
 use crate::summary::Summary;
+use crate::unresponsive_dirs::{DirQuery, READ_ONLY_DIR_TIMEOUT};
 
-/// The folder within that of temporary files, and the file in it, in which lists are written down.
-const KEPT: [&str; 2] = ["lists", "index"];
-/// So much that was read is worth writing it.
-const WORTH: usize = 32;
-/// Bytes of that file at most.
-const KEPT_LIMIT: u64 = 256 << 20;
-/// Who made it: another version may see other things in a model. To be counted up when this one does.
-const FORM: &str = concat!("lists 5 of ", env!("CARGO_PKG_VERSION"));
+/// Folder and file of the list cache, in the folder of temporary files.
+const CACHE_FILE: [&str; 2] = ["lists", "index"];
+/// Least number of new items for which the cache is written.
+const MIN_NEW_ITEMS: usize = 32;
+/// Largest size of the cache file in bytes.
+const MAX_CACHE_BYTES: u64 = 256 << 20;
+/// Version of the cache file. Increase the number when the details of a model change their meaning
+/// or format.
+const CACHE_VERSION: &str = concat!("lists 5 of ", env!("CARGO_PKG_VERSION"));
 
-/// What lists remember.
+/// Cache of listings, in memory.
 #[derive(Default)]
-pub(crate) struct Memory(Mutex<Remembered>);
+pub(crate) struct ListCache(Mutex<CachedLists>);
 
 #[derive(Default)]
-struct Remembered {
-    /// By their paths, the folders of manifests.
-    places: HashMap<PathBuf, Folder>,
+struct CachedLists {
+    /// Indexed folders of names, by path.
+    dirs: HashMap<PathBuf, IndexedDir>,
     summaries: HashMap<Digest, Arc<Summary>>,
-    /// Whether what was written down has been read.
+    /// Whether the cache file has been read.
     is_read: bool,
-    /// How much of this is not written down.
+    /// Number of items that are not in the cache file yet.
     new: usize,
-    /// The last list, where the own folder is the only one.
-    last: Option<LastList>,
+    /// The last listing, if the store has no read-only folders.
+    last: Option<LastListing>,
 }
 
-/// A list, and what it depends on beside the folders of names.
+/// A listing with the fingerprints that it depends on, beyond those of the folders of names.
 #[derive(Clone)]
-struct LastList {
-    listed: Arc<Listed>,
-    /// The blobs of the manifests that lists of manifests name, as they were.
-    children: Vec<(PathBuf, Option<Stamp>)>,
+struct LastListing {
+    listing: Arc<Listing>,
+    /// Blobs of the manifests in manifest lists, with their fingerprints.
+    children: Vec<(PathBuf, Option<FileFingerprint>)>,
 }
 
-impl LastList {
-    fn is_as_it_was(&self) -> bool {
-        self.children.iter().all(|(path, stamp)| Stamp::at(path) == *stamp)
+impl LastListing {
+    fn is_unchanged(&self) -> bool {
+        self.children.iter().all(|(path, fingerprint)| FileFingerprint::at(path) == *fingerprint)
     }
 }
 
-/// All models, and what is wrong.
+/// All models, and errors.
 #[derive(Debug, Default)]
-pub struct Listed {
-    /// Newest first.
+pub struct Listing {
+    /// Models, newest first.
     pub entries: Vec<Entry>,
-    /// What is wrong with files that were skipped, and the folders that do not answer.
-    pub broken: Vec<StoreError>,
+    /// Errors of skipped files, and of read-only folders that do not answer.
+    pub errors: Vec<StoreError>,
 }
 
-/// What both folders of names of a store have.
-type Names = Result<[Looked; 2], StoreError>;
-/// A look at the names of a folder that is only read.
-type Answer = Look<Names>;
+/// Scans of both folders of names.
+type NameDirScans = Result<[IndexScan; 2], StoreError>;
+/// An unfinished scan of a read-only folder.
+type PendingScan = DirQuery<NameDirScans>;
 
-/// Looks at both folders of names of the store at `root`, of which something may be remembered.
-fn look_at(root: &Path, before: [Folder; 2]) -> Names {
+/// Scans both folders of names of the store at `root`, with the help of old indexes.
+fn scan_name_dirs(root: &Path, before: [IndexedDir; 2]) -> NameDirScans {
     let [linked, plain] = before;
     Ok([
-        Looked::at(root, NameFolder::ManifestsV2, linked)?,
-        Looked::at(root, NameFolder::Manifests, plain)?,
+        IndexScan::scan(root, NameFolder::ManifestsV2, linked)?,
+        IndexScan::scan(root, NameFolder::Manifests, plain)?,
     ])
 }
 
-impl Memory {
-    fn lock(&self) -> MutexGuard<'_, Remembered> {
+impl ListCache {
+    fn lock(&self) -> MutexGuard<'_, CachedLists> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Remembered {
-    /// Reads what was written down, once. A file that is not there, or not ours, says nothing.
-    fn recall(&mut self, path: &Path) {
+impl CachedLists {
+    /// Reads the cache file once. A missing or invalid file counts as empty.
+    fn load(&mut self, path: &Path) {
         if std::mem::replace(&mut self.is_read, true) {
             return;
         }
-        let bytes = read_limited(path, KEPT_LIMIT).unwrap_or_default();
-        let Some((places, summaries)) = listfile::read(FORM, &bytes) else { return };
-        self.places = places.into_iter().collect();
+        let bytes = read_limited(path, MAX_CACHE_BYTES).unwrap_or_default();
+        let Some((dirs, summaries)) = list_cache::decode(CACHE_VERSION, &bytes) else { return };
+        self.dirs = dirs.into_iter().collect();
         let summaries = summaries.into_iter();
         self.summaries = summaries.map(|(digest, summary)| (digest, Arc::new(summary))).collect();
     }
 
-    /// What is remembered of the folders of names of the store at `root`.
-    fn take(&mut self, root: &Path) -> [Folder; 2] {
-        NameFolder::ALL.map(|folder| self.places.remove(&folder.at(root)).unwrap_or_default())
+    /// Takes the indexes of the folders of names of the store at `root`.
+    fn take(&mut self, root: &Path) -> [IndexedDir; 2] {
+        NameFolder::ALL.map(|folder| self.dirs.remove(&folder.at(root)).unwrap_or_default())
     }
 
-    /// Remembers what a look at the store at `root` has found: the models in order of their names, and what is wrong with
-    /// files that are none.
-    fn learn(
+    /// Stores the new indexes of a location. Returns its models sorted by name, and errors about
+    /// invalid files.
+    fn add_scan(
         &mut self,
-        place: &Place,
+        location: &ModelLocation,
         root: &Path,
-        looked: [Looked; 2],
+        scan: [IndexScan; 2],
         runner: Option<&str>,
     ) -> (Vec<Entry>, Vec<StoreError>) {
         let (mut entries, mut broken, mut linked) = (Vec::new(), Vec::new(), HashSet::new());
-        for (folder, looked) in NameFolder::ALL.into_iter().zip(looked) {
+        for (folder, scan) in NameFolder::ALL.into_iter().zip(scan) {
             let mut plain = HashSet::new();
-            self.new += looked.read;
-            self.places.insert(folder.at(root), looked.now);
-            let mut models = looked.models;
-            // Of two spellings of a host the usual one counts, as in `NameFile::all_of`.
+            self.new += scan.read_count;
+            self.dirs.insert(folder.at(root), scan.index);
+            let mut models = scan.models;
+            // Of two spellings of a host, the usual one counts, as in `NameFile::all_of`.
             models.sort_by_cached_key(|(file, _)| file.path != file.folder.path(root, &file.name));
             for (file, named) in models {
                 match folder {
                     NameFolder::ManifestsV2 if !linked.insert(file.name.clone()) => continue,
                     NameFolder::ManifestsV2 => {}
-                    // An anchor of a name that stands in the other folder, or of no model.
+                    // The anchor of a name in the other folder, or a name that is no model.
                     NameFolder::Manifests
                         if linked.contains(&file.name) || is_shadow(&file.name) =>
                     {
@@ -143,12 +145,13 @@ impl Remembered {
                     NameFolder::Manifests if !plain.insert(file.name.clone()) => continue,
                     NameFolder::Manifests => {}
                 }
-                match named.and_then(|named| entry_of(root, &file, named, place.clone(), runner)) {
+                match named.and_then(|named| entry_of(root, &file, named, location.clone(), runner))
+                {
                     Ok(entry) => entries.push(entry),
                     Err(error) => broken.push(error),
                 }
             }
-            broken.extend(looked.foreign);
+            broken.extend(scan.foreign);
         }
         entries.sort_by(|a, b| a.name.cmp(&b.name));
         (entries, broken)
@@ -156,44 +159,47 @@ impl Remembered {
 
     #[cfg(test)]
     fn manifests(&self) -> usize {
-        self.places.values().map(Folder::manifests).sum()
+        self.dirs.values().map(IndexedDir::manifests).sum()
     }
 }
 
 impl Store {
-    /// All models, newest first; those built into the program last, unless the store has one of their name.
-    /// Files that are no manifests are skipped with a warning. Of models of one name the one that [`Store::find`] finds.
+    /// All models, newest first. Models embedded in the program come last, unless the store has one
+    /// of their name. Invalid manifests are skipped with a warning. Of models with the same name,
+    /// the listing has the one that [`Store::find`] finds.
     ///
     /// # Errors
     /// The store cannot be read.
     pub fn list(&self) -> Result<Vec<Entry>, StoreError> {
-        Ok(self.listed()?.entries.clone())
+        Ok(self.listing()?.entries.clone())
     }
 
-    /// As [`Store::list`], with what is wrong with the files that were skipped, and the folders that do not answer. It is the very list of
-    /// the last time where nothing has changed since.
+    /// Like [`Store::list`], with the errors of skipped files and unresponsive folders. The same
+    /// `Arc` is returned while nothing changes.
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn listed(&self) -> Result<Arc<Listed>, StoreError> {
-        // Held to the end: lists at the same moment would have to read all of it, each for itself.
-        let mut memory = self.listed.lock();
-        memory.recall(&self.kept_path());
-        let asked = self.ask_others(&mut memory);
-        let last =
-            memory.last.take().filter(|last| self.others().is_empty() && last.is_as_it_was());
-        let looked = match self.look_at_own(&mut memory, last)? {
+    pub fn listing(&self) -> Result<Arc<Listing>, StoreError> {
+        // The lock is held until the end, because concurrent listings would read everything again.
+        let mut cache = self.list_cache.lock();
+        cache.load(&self.list_cache_path());
+        let queries = self.start_read_only_scans(&mut cache);
+        let last = cache
+            .last
+            .take()
+            .filter(|last| self.read_only_dirs().is_empty() && last.is_unchanged());
+        let scan = match self.scan_own_dirs(&mut cache, last)? {
             Ok(same) => return Ok(same),
-            Err(looked) => looked,
+            Err(scan) => scan,
         };
         let (mut entries, mut broken) =
-            memory.learn(&Place::Own, self.root(), looked, self.runner());
+            cache.add_scan(&ModelLocation::Own, self.root(), scan, self.runner());
         for error in &broken {
-            if self.is_news(&error.to_string()) {
+            if self.is_first_report(&error.to_string()) {
                 tracing::warn!(%error, "not a model: skipped in lists, and while it is there no unused blob is removed");
             }
         }
-        let silent = self.list_others(asked, &mut memory, &mut entries);
+        let unresponsive = self.add_read_only_models(queries, &mut cache, &mut entries);
         let seconds = |e: &Entry| {
             e.modified.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs()
         };
@@ -202,121 +208,131 @@ impl Store {
         if !entries.iter().any(|entry| entry.name.same(&cria.name)) {
             entries.push(cria);
         }
-        let folders = |place| NameFolder::ALL.map(|folder| folder.at(self.root_of(&place)));
-        let places: Vec<PathBuf> = self.places().flat_map(folders).collect();
-        memory.places.retain(|path, _| places.contains(path));
-        if silent.is_empty() && memory.summaries.len() > entries.len() {
+        let folders = |location| NameFolder::ALL.map(|folder| folder.at(self.root_of(&location)));
+        let dirs: Vec<PathBuf> = self.locations().flat_map(folders).collect();
+        cache.dirs.retain(|path, _| dirs.contains(path));
+        if unresponsive.is_empty() && cache.summaries.len() > entries.len() {
             let rows = entries.iter().flat_map(Entry::rows);
             let digests: HashSet<Digest> = rows.map(|row| row.shown_digest()).collect();
-            memory.summaries.retain(|digest, _| digests.contains(digest));
+            cache.summaries.retain(|digest, _| digests.contains(digest));
         }
-        broken.extend(silent);
-        let listed = Arc::new(Listed { entries, broken });
-        memory.last =
-            Some(LastList { children: self.child_blobs(&listed.entries), listed: listed.clone() });
-        Ok(listed)
+        broken.extend(unresponsive);
+        let listing = Arc::new(Listing { entries, errors: broken });
+        cache.last = Some(LastListing {
+            children: self.child_blobs(&listing.entries),
+            listing: listing.clone(),
+        });
+        Ok(listing)
     }
 
-    /// Looks at the own folders of names. The outer result's value is the `last` list where nothing has changed since.
+    /// Scans the own folders of names. The inner `Ok` is the `last` listing if nothing has changed
+    /// since.
     #[allow(clippy::type_complexity)] // one of two outcomes, used once
-    fn look_at_own(
+    fn scan_own_dirs(
         &self,
-        memory: &mut Remembered,
-        last: Option<LastList>,
-    ) -> Result<Result<Arc<Listed>, [Looked; 2]>, StoreError> {
-        let [linked, plain] = memory.take(self.root());
-        let look =
-            |folder, before, is_known| Looked::unless_same(self.root(), folder, before, is_known);
-        let is_known = last.is_some();
-        let looked = [
-            look(NameFolder::ManifestsV2, linked, is_known)?,
-            look(NameFolder::Manifests, plain, is_known)?,
+        cache: &mut CachedLists,
+        last: Option<LastListing>,
+    ) -> Result<Result<Arc<Listing>, [IndexScan; 2]>, StoreError> {
+        let [linked, plain] = cache.take(self.root());
+        let scan_dir = |folder, before, skip_unchanged| {
+            IndexScan::scan_unless_unchanged(self.root(), folder, before, skip_unchanged)
+        };
+        let skip_unchanged = last.is_some();
+        let scan = [
+            scan_dir(NameFolder::ManifestsV2, linked, skip_unchanged)?,
+            scan_dir(NameFolder::Manifests, plain, skip_unchanged)?,
         ];
-        let Some(last) = last else { return Ok(Err(looked)) };
-        if looked.iter().all(|looked| looked.is_same) {
-            for (folder, looked) in NameFolder::ALL.into_iter().zip(looked) {
-                memory.places.insert(folder.at(self.root()), looked.now);
+        let Some(last) = last else { return Ok(Err(scan)) };
+        if scan.iter().all(|scan| scan.is_unchanged) {
+            for (folder, scan) in NameFolder::ALL.into_iter().zip(scan) {
+                cache.dirs.insert(folder.at(self.root()), scan.index);
             }
-            memory.last = Some(last.clone());
-            return Ok(Ok(last.listed));
+            cache.last = Some(last.clone());
+            return Ok(Ok(last.listing));
         }
-        // Of a folder that is as it was nothing was said.
-        let [linked, plain] = looked;
-        let whole = |folder, looked: Looked| match looked.is_same {
-            true => Looked::at(self.root(), folder, looked.now),
-            false => Ok(looked),
+        // The scan of an unchanged folder has no models: scan it again.
+        let [linked, plain] = scan;
+        let whole = |folder, scan: IndexScan| match scan.is_unchanged {
+            true => IndexScan::scan(self.root(), folder, scan.index),
+            false => Ok(scan),
         };
         Ok(Err([whole(NameFolder::ManifestsV2, linked)?, whole(NameFolder::Manifests, plain)?]))
     }
 
-    /// The blobs of the manifests that lists of manifests in the own folder name, and how they are now.
-    fn child_blobs(&self, entries: &[Entry]) -> Vec<(PathBuf, Option<Stamp>)> {
-        let own = entries.iter().filter(|entry| entry.place == Place::Own);
+    /// Blobs of the manifests in manifest lists of the own folder, with their current fingerprints.
+    fn child_blobs(&self, entries: &[Entry]) -> Vec<(PathBuf, Option<FileFingerprint>)> {
+        let own = entries.iter().filter(|entry| entry.location == ModelLocation::Own);
         let children = own.filter_map(|entry| entry.list.as_ref()).flat_map(|list| &list.children);
         let stored = children.filter(|stored| stored.child.inline.is_none());
         let paths = stored.map(|stored| self.own_blob_path(&stored.child.digest));
-        paths.map(|path| (path.clone(), Stamp::at(&path))).collect()
+        paths.map(|path| (path.clone(), FileFingerprint::at(&path))).collect()
     }
 
-    /// Begins to look at the folders that are only read, but for those that have not answered the last time.
-    fn ask_others(&self, memory: &mut Remembered) -> Vec<(PathBuf, Option<Answer>)> {
-        let ask = |folder: &PathBuf| {
-            if self.silent.has(folder) {
+    /// Starts to scan the read-only folders, except those whose last query is unfinished.
+    fn start_read_only_scans(
+        &self,
+        cache: &mut CachedLists,
+    ) -> Vec<(PathBuf, Option<PendingScan>)> {
+        let start = |folder: &PathBuf| {
+            if self.unresponsive.contains(folder) {
                 return (folder.clone(), None);
             }
-            let (root, before) = (folder.clone(), memory.take(folder));
-            (folder.clone(), Some(Look::at(folder, move || look_at(&root, before))))
+            let (root, before) = (folder.clone(), cache.take(folder));
+            (folder.clone(), Some(DirQuery::at(folder, move || scan_name_dirs(&root, before))))
         };
-        self.others().iter().map(ask).collect()
+        self.read_only_dirs().iter().map(start).collect()
     }
 
-    /// Adds the models of the folders that are only read, unless there is one of their name. What cannot be read there is
-    /// logged: it costs nothing here. Gives those that do not answer.
-    fn list_others(
+    /// Adds the models of read-only folders whose names are not listed yet. Errors in these folders
+    /// are logged only. Returns the folders that do not answer.
+    fn add_read_only_models(
         &self,
-        asked: Vec<(PathBuf, Option<Answer>)>,
-        memory: &mut Remembered,
+        queries: Vec<(PathBuf, Option<PendingScan>)>,
+        cache: &mut CachedLists,
         entries: &mut Vec<Entry>,
     ) -> Vec<StoreError> {
-        let (until, mut silent) = (Instant::now() + PATIENCE, Vec::new());
-        for (folder, answer) in asked {
-            let place = Place::Other(folder.clone());
+        let (until, mut unresponsive) = (Instant::now() + READ_ONLY_DIR_TIMEOUT, Vec::new());
+        for (folder, query) in queries {
+            let location = ModelLocation::ReadOnly(folder.clone());
             let left = until.saturating_duration_since(Instant::now());
-            let looked = match answer.as_ref().map(|answer| answer.wait(left)) {
-                Some(Ok(looked)) => looked,
-                Some(Err(RecvTimeoutError::Disconnected)) => look_at(&folder, Default::default()),
-                waits @ (None | Some(Err(RecvTimeoutError::Timeout))) => {
-                    let error = StoreError::Silent { folder: folder.clone() };
-                    if waits.is_some() {
+            let scan = match query.as_ref().map(|query| query.wait(left)) {
+                Some(Ok(scan)) => scan,
+                Some(Err(RecvTimeoutError::Disconnected)) => {
+                    scan_name_dirs(&folder, Default::default())
+                }
+                pending @ (None | Some(Err(RecvTimeoutError::Timeout))) => {
+                    let error = StoreError::Unresponsive { folder: folder.clone() };
+                    if pending.is_some() {
                         tracing::warn!(%error, "left out of lists until it answers");
                     }
-                    answer.into_iter().for_each(|answer| self.silent.add(&folder, answer));
-                    silent.push(error);
+                    query.into_iter().for_each(|query| self.unresponsive.insert(&folder, query));
+                    unresponsive.push(error);
                     continue;
                 }
             };
-            let (found, broken) = match looked {
-                Ok(looked) => memory.learn(&place, &folder, looked, self.runner()),
+            let (found, broken) = match scan {
+                Ok(scan) => cache.add_scan(&location, &folder, scan, self.runner()),
                 Err(error) => (Vec::new(), vec![error]),
             };
             let names: HashSet<String> = entries.iter().map(|entry| entry.name.folded()).collect();
             entries.extend(found.into_iter().filter(|entry| !names.contains(&entry.name.folded())));
-            for error in broken.into_iter().filter(|error| self.is_news(&error.to_string())) {
+            for error in broken.into_iter().filter(|error| self.is_first_report(&error.to_string()))
+            {
                 tracing::warn!(%error, "not a model: skipped in lists");
             }
         }
-        silent
+        unresponsive
     }
 
-    /// What a list says of a model.
+    /// Details of a model in a listing.
     ///
     /// # Errors
-    /// As [`Store::resolve`], the first time that the model is listed.
+    /// Those of [`Store::resolve`], if the details are not cached.
     pub fn summary(&self, entry: &Entry) -> Result<Arc<Summary>, StoreError> {
         {
-            let mut memory = self.listed.lock();
-            memory.recall(&self.kept_path());
-            if let Some(summary) = memory.summaries.get(&entry.shown_digest()) {
+            let mut cache = self.list_cache.lock();
+            cache.load(&self.list_cache_path());
+            if let Some(summary) = cache.summaries.get(&entry.shown_digest()) {
                 return Ok(summary.clone());
             }
         }
@@ -329,32 +345,32 @@ impl Store {
             remote_model: model.config.remote_model,
             remote_host: model.config.remote_host,
         });
-        let mut memory = self.listed.lock();
-        memory.summaries.insert(entry.shown_digest(), summary.clone());
-        memory.new += 1;
+        let mut cache = self.list_cache.lock();
+        cache.summaries.insert(entry.shown_digest(), summary.clone());
+        cache.new += 1;
         Ok(summary)
     }
 
-    /// Writes down what lists have read, if that is much. A store that cannot be written is none the worse.
-    pub fn keep_lists(&self) {
-        let mut memory = self.listed.lock();
-        if memory.new < WORTH {
+    /// Writes the cache file if enough is new. Write errors are ignored.
+    pub fn save_list_cache(&self) {
+        let mut cache = self.list_cache.lock();
+        if cache.new < MIN_NEW_ITEMS {
             return;
         }
-        memory.new = 0;
-        let places = memory.places.iter().map(|(path, folder)| (path.as_path(), folder));
-        let summaries = memory.summaries.iter().map(|(digest, summary)| (digest, summary.as_ref()));
-        let bytes = listfile::write(FORM, places, summaries);
-        drop(memory);
-        let path = self.kept_path();
+        cache.new = 0;
+        let dirs = cache.dirs.iter().map(|(path, folder)| (path.as_path(), folder));
+        let summaries = cache.summaries.iter().map(|(digest, summary)| (digest, summary.as_ref()));
+        let bytes = list_cache::encode(CACHE_VERSION, dirs, summaries);
+        drop(cache);
+        let path = self.list_cache_path();
         let written = path.parent().map_or(Ok(()), create_dir);
         if let Err(error) = written.and_then(|()| write_atomic(self.root(), &path, &bytes)) {
             tracing::debug!(%error, "what lists have read is not written down");
         }
     }
 
-    fn kept_path(&self) -> PathBuf {
-        self.root().join(TEMP_DIR).join(KEPT[0]).join(KEPT[1])
+    fn list_cache_path(&self) -> PathBuf {
+        self.root().join(TEMP_DIR).join(CACHE_FILE[0]).join(CACHE_FILE[1])
     }
 }
 
@@ -365,12 +381,12 @@ mod tests {
 
     use super::*;
     use crate::entry::read_entry;
-    use crate::names::NameFile;
-    use crate::silent::tests::hung;
+    use crate::name_files::NameFile;
+    use crate::unresponsive_dirs::tests::hung;
     use crate::{Layer, Manifest, ModelName, media};
 
     #[test]
-    fn a_folder_that_does_not_answer_is_left_out_and_named_until_it_does() {
+    fn an_unresponsive_folder_is_reported_and_left_out_until_it_answers() {
         let [own, share, gone] = [(); 3].map(|()| tempfile::tempdir().unwrap());
         let put = |folder: &Path, name: &str| {
             let store = Store::open(folder).unwrap();
@@ -385,10 +401,10 @@ mod tests {
         put(share.path(), "theirs");
         put(gone.path(), "far");
         let others = [gone.path().to_owned(), share.path().to_owned()];
-        let store = Store::open(own.path()).unwrap().with_others(others);
+        let store = Store::open(own.path()).unwrap().with_read_only_dirs(others);
         let list = || {
-            let listed = store.listed().unwrap();
-            let (mut entries, broken) = (listed.entries.clone(), listed.broken.clone());
+            let listed = store.listing().unwrap();
+            let (mut entries, broken) = (listed.entries.clone(), listed.errors.clone());
             entries.retain(|entry| !entry.is_embedded());
             let mut names: Vec<String> =
                 entries.iter().map(|entry| entry.name.model().to_owned()).collect();
@@ -397,15 +413,15 @@ mod tests {
         };
         let hanging = gone.path();
         hung().push(hanging.to_owned());
-        let said = vec![StoreError::Silent { folder: gone.path().to_owned() }];
+        let said = vec![StoreError::Unresponsive { folder: gone.path().to_owned() }];
         assert_eq!(list(), (vec!["mine".into(), "theirs".into()], said.clone()));
-        // It is not waited for again, nor asked for blobs.
+        // The folder is not queried again, also not for blobs.
         let begun = Instant::now();
         assert_eq!(list().1, said);
         assert!(!store.has_blob(&Digest::of(b"far")) && store.has_blob(&Digest::of(b"theirs")));
-        assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < READ_ONLY_DIR_TIMEOUT, "{:?}", begun.elapsed());
         hung().retain(|path| path != hanging);
-        while store.silent.has(gone.path()) {
+        while store.unresponsive.contains(gone.path()) {
             std::thread::sleep(Duration::from_millis(2));
         }
         assert!(store.has_blob(&Digest::of(b"far")));
@@ -413,12 +429,12 @@ mod tests {
     }
 
     #[test]
-    fn what_lists_have_read_outlives_the_process_and_is_read_from_nothing_else() {
+    fn the_cache_file_outlives_the_process_and_damaged_ones_are_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo/llama-f16.gguf");
         let store = Store::open(dir.path()).unwrap();
         let weights = store.add_blob(&fs::read(zoo).unwrap()).unwrap();
-        for n in 0..WORTH {
+        for n in 0..MIN_NEW_ITEMS {
             let config = store.add_blob(format!("{{\"model_type\":\"{n}M\"}}").as_bytes()).unwrap();
             let config = Some(Layer::new(media::CONFIG, config.digest, config.size));
             let layers = vec![Layer::new(media::MODEL, weights.digest, weights.size)];
@@ -430,16 +446,16 @@ mod tests {
             let entries: Vec<_> =
                 store.list().unwrap().into_iter().filter(|e| !e.is_embedded()).collect();
             let all: Vec<_> = entries.iter().map(|entry| store.summary(entry)).collect();
-            store.keep_lists();
+            store.save_list_cache();
             all
         };
         let first: Vec<_> = list(&store).into_iter().map(Result::unwrap).collect();
-        // Without the weights nothing could be said of a model that nothing was known of.
+        // Without the weights, details can only come from the cache.
         fs::remove_file(store.blob_path(&weights.digest)).unwrap();
         let again: Vec<_> =
             list(&Store::open(dir.path()).unwrap()).into_iter().map(Result::unwrap).collect();
         assert_eq!(again, first);
-        let path = store.kept_path();
+        let path = store.list_cache_path();
         let bytes = fs::read(&path).unwrap();
         for other in [&[b"another ", &bytes[..]].concat()[..], &bytes[..bytes.len() - 1], b""] {
             fs::write(&path, other).unwrap();
@@ -448,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_from_what_was_written_down_shows_what_is_there_now() {
+    fn a_listing_from_the_cache_file_shows_the_current_models() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let blobs = [b"one", b"two"].map(|bytes| store.add_blob(bytes).unwrap());
@@ -457,15 +473,15 @@ mod tests {
             Manifest { config: None, layers }.to_bytes()
         };
         let name = |n: usize| ModelName::parse(&format!("m{n}")).unwrap();
-        for n in 0..WORTH {
+        for n in 0..MIN_NEW_ITEMS {
             store.store_manifest(&name(n), &manifest(blobs[0].digest), true, &mut || ()).unwrap();
         }
         std::thread::sleep(std::time::Duration::from_millis(200));
         store.list().unwrap();
-        store.keep_lists();
-        assert!(store.kept_path().is_file());
+        store.save_list_cache();
+        assert!(store.list_cache_path().is_file());
 
-        // Meanwhile another program writes in place, removes and adds.
+        // Another program overwrites a manifest in place, removes one and adds one.
         let path = |n: usize| NameFolder::Manifests.path(store.root(), &name(n));
         fs::write(path(0), manifest(blobs[1].digest)).unwrap();
         fs::remove_file(path(1)).unwrap();
@@ -484,13 +500,13 @@ mod tests {
         let one = &listed["m2"];
         let file =
             NameFile { name: one.name.clone(), folder: NameFolder::Manifests, path: path(2) };
-        let read = read_entry(store.root(), &file, Place::Own, None).unwrap();
+        let read = read_entry(store.root(), &file, ModelLocation::Own, None).unwrap();
         assert_eq!(*one, read, "as if it had been read");
-        assert!(now.listed.lock().new < 10, "it was not");
+        assert!(now.list_cache.lock().new < 10, "it was not");
     }
 
     #[test]
-    fn a_list_is_that_of_the_last_time_until_something_changes() {
+    fn the_same_listing_is_returned_until_something_changes() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let blobs = [b"one", b"two"].map(|bytes| store.add_blob(bytes).unwrap().digest);
@@ -507,13 +523,14 @@ mod tests {
         }
         let settled = || {
             std::thread::sleep(std::time::Duration::from_millis(200));
-            store.listed().unwrap();
-            store.listed().unwrap()
+            store.listing().unwrap();
+            store.listing().unwrap()
         };
-        let is_same = |before: &Arc<Listed>| Arc::ptr_eq(before, &store.listed().unwrap());
+        let is_same = |before: &Arc<Listing>| Arc::ptr_eq(before, &store.listing().unwrap());
         let first = settled();
         assert!(is_same(&first) && is_same(&first));
-        // As others do it: in place, of the same length; a file more; one less; a model more.
+        // Other programs overwrite a manifest in place with the same length, add a tag, remove a
+        // tag, and add a model.
         let path = |model: &str| NameFolder::Manifests.path(store.root(), &name(model));
         let changes: [&dyn Fn(); 4] = [
             &|| fs::write(path("a"), manifest(blobs[1])).unwrap(),
@@ -534,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_reads_again_what_changed_and_forgets_what_is_gone() {
+    fn a_listing_reads_changed_manifests_and_drops_removed_ones() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let blobs = [b"one", b"two"].map(|bytes| store.add_blob(bytes).unwrap());
@@ -555,12 +572,12 @@ mod tests {
         put("a", blobs[0].digest);
         put("b", blobs[0].digest);
         assert_eq!(digests(), [blobs[0].digest; 2]);
-        assert_eq!(store.listed.lock().manifests(), 2);
-        // Of the same length and age.
+        assert_eq!(store.list_cache.lock().manifests(), 2);
+        // Same length and time.
         put("a", blobs[1].digest);
         assert!(digests().contains(&blobs[1].digest));
         store.delete(&ModelName::parse("a").unwrap()).unwrap();
         assert_eq!(digests(), [blobs[0].digest]);
-        assert_eq!(store.listed.lock().manifests(), 1);
+        assert_eq!(store.list_cache.lock().manifests(), 1);
     }
 }

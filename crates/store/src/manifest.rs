@@ -1,4 +1,4 @@
-//! Manifests and config blobs: the two JSON documents of a model.
+//! Manifests and config blobs, the two JSON documents of a model.
 
 use std::path::Path;
 
@@ -13,85 +13,86 @@ use crate::gojson;
 pub mod media {
     /// GGUF weights.
     pub const MODEL: &str = "application/vnd.ollama.image.model";
-    /// A GGUF projector of images or sound.
+    /// GGUF projector for images or audio.
     pub const PROJECTOR: &str = "application/vnd.ollama.image.projector";
-    /// A GGUF LoRA adapter.
+    /// GGUF LoRA adapter.
     pub const ADAPTER: &str = "application/vnd.ollama.image.adapter";
-    /// A GGUF draft model.
+    /// GGUF draft model.
     pub const DRAFT: &str = "application/vnd.ollama.image.draft";
-    /// A tensor of a model in parts, which only Ollama's engine for Apple computers runs.
+    /// A tensor of a model that only Ollama's MLX engine for Apple computers runs.
     pub const TENSOR: &str = "application/vnd.ollama.image.tensor";
-    /// Text of a Go template.
+    /// Go template.
     pub const TEMPLATE: &str = "application/vnd.ollama.image.template";
-    /// The old name of [`TEMPLATE`].
+    /// Former name of [`TEMPLATE`].
     pub const PROMPT: &str = "application/vnd.ollama.image.prompt";
-    /// Text of the system message.
+    /// System message.
     pub const SYSTEM: &str = "application/vnd.ollama.image.system";
-    /// A JSON object of options.
+    /// JSON object of options.
     pub const PARAMS: &str = "application/vnd.ollama.image.params";
-    /// A JSON array of messages.
+    /// JSON array of messages.
     pub const MESSAGES: &str = "application/vnd.ollama.image.messages";
-    /// Text of a licence.
+    /// Licence text.
     pub const LICENSE: &str = "application/vnd.ollama.image.license";
-    /// The config blob.
+    /// Config blob.
     pub const CONFIG: &str = "application/vnd.docker.container.image.v1+json";
     /// The manifest itself.
     pub const MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
-    /// A list of manifests, one for each runner (Ollama 0.40).
+    /// Manifest list with one manifest for each runner (Ollama 0.40).
     pub const MANIFEST_LIST: &str = "application/vnd.ollama.manifest.list.v2+json";
-    /// A blob that an anchor retains for older versions of Ollama. It is not part of the model.
+    /// A blob that an anchor keeps for older versions of Ollama. It is not part of the model.
     pub const RETAINED_BLOB: &str = "application/vnd.puna.kept";
 }
 
-/// The most bytes that are read as a manifest, config or text layer.
+/// Largest size of a manifest, config or text layer in bytes.
 pub(crate) const TEXT_LIMIT: u64 = 32 << 20;
 
-/// A manifest. Keys that are not listed here are ignored; on disk they stay, since manifests are copied byte for byte.
+/// A manifest. Unknown keys are ignored here. They stay on disk, because manifests are copied byte
+/// for byte.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Manifest {
-    /// The config blob, where there is one.
-    #[serde(default, deserialize_with = "config_layer")]
+    /// The config blob.
+    #[serde(default, deserialize_with = "config_with_digest")]
     pub config: Option<Layer>,
-    /// Weights, template and so on, in order.
-    #[serde(default, deserialize_with = "or_default")]
+    /// Weights, template and other layers, in order.
+    #[serde(default, deserialize_with = "null_as_default")]
     pub layers: Vec<Layer>,
 }
 
-/// A blob in a role.
+/// A layer: a blob and its media type.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 pub struct Layer {
-    /// The role: one of [`media`], or unknown.
+    /// The media type: one of [`media`], or an unknown one.
     #[serde(rename = "mediaType", default)]
     pub media_type: String,
     /// The blob.
     pub digest: Digest,
-    /// Its bytes.
+    /// Its size in bytes.
     pub size: u64,
-    /// The short name of the model that it was taken over from.
+    /// The short name of the model that the layer was copied from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// The tensor or file that it holds (models in parts).
+    /// The tensor or file that the layer holds, in models with one layer for each tensor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
 
 impl Layer {
-    /// A layer of a blob.
+    /// A layer without source and name.
     pub fn new(media_type: &str, digest: Digest, size: u64) -> Self {
         Self { media_type: media_type.to_owned(), digest, size, from: None, name: None }
     }
 }
 
 impl Manifest {
-    /// Reads a manifest's text; `path` is for messages.
+    /// Parses a manifest. `path` is for error messages.
     ///
     /// # Errors
-    /// Not JSON of the right kind.
+    /// The text is no JSON object, or a field has the wrong type.
     pub fn parse(bytes: &[u8], path: &Path) -> Result<Self, StoreError> {
-        object(bytes).map_err(|reason| StoreError::Manifest { path: path.to_owned(), reason })
+        parse_object(bytes).map_err(|reason| StoreError::Manifest { path: path.to_owned(), reason })
     }
 
-    /// The text that Ollama would write: compact, with a line end.
+    /// The JSON that Ollama writes: compact, with a line end.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut map = Map::new();
         map.insert("schemaVersion".into(), 2.into());
@@ -109,7 +110,7 @@ impl Manifest {
         self.layers.iter().chain(&self.config)
     }
 
-    /// Bytes of all blobs, as the manifest states them.
+    /// Size of all blobs in bytes, as the manifest states it.
     pub fn size(&self) -> u64 {
         self.blobs().fold(0, |sum, layer| sum.saturating_add(layer.size))
     }
@@ -125,22 +126,22 @@ impl Manifest {
     }
 }
 
-/// Reads an object. A list of fields, which the derived code would take too, is none.
-pub(crate) fn object<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+/// Parses a JSON object. Derived `Deserialize` code would also accept an array of the fields.
+pub(crate) fn parse_object<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
     if bytes.trim_ascii_start().first() != Some(&b'{') {
         return Err("not a JSON object".into());
     }
     serde_json::from_slice(bytes).map_err(|e| e.to_string())
 }
 
-fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     d: D,
 ) -> Result<T, D::Error> {
     Ok(Option::deserialize(d)?.unwrap_or_default())
 }
 
-/// A config without a digest is no config.
-fn config_layer<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Layer>, D::Error> {
+/// A config without a digest counts as absent.
+fn config_with_digest<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Layer>, D::Error> {
     let value = Option::<Value>::deserialize(d)?;
     match value {
         Some(value)
@@ -159,45 +160,45 @@ fn config_layer<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Layer>, D::Err
 #[derive(Debug, Clone, Default, PartialEq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Config {
-    /// `gguf`, `safetensors`; empty is read as `gguf`.
-    #[serde(deserialize_with = "or_default")]
+    /// `gguf` or `safetensors`; empty means `gguf`.
+    #[serde(deserialize_with = "null_as_default")]
     pub model_format: String,
     /// The architecture of the weights.
-    #[serde(deserialize_with = "or_default")]
+    #[serde(deserialize_with = "null_as_default")]
     pub model_family: String,
-    /// One for each model layer.
+    /// The architecture of each layer of weights.
     pub model_families: Option<Vec<String>>,
-    /// Number of parameters, for display: `134.52M`.
-    #[serde(deserialize_with = "or_default")]
+    /// Number of parameters for display: `134.52M`.
+    #[serde(deserialize_with = "null_as_default")]
     pub model_type: String,
-    /// Quantization, for display: `Q4_K_M`.
-    #[serde(deserialize_with = "or_default")]
+    /// Quantization for display: `Q4_K_M`.
+    #[serde(deserialize_with = "null_as_default")]
     pub file_type: String,
-    /// Built-in prompt renderer.
+    /// Built-in renderer.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub renderer: String,
     /// Built-in output parser.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub parser: String,
-    /// The oldest version of the program that runs it.
+    /// Oldest version of the program that runs the model.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub requires: String,
-    /// Who executes the model, if somebody else does.
+    /// Server of a remote model.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub remote_host: String,
-    /// Its name there.
+    /// Name of a remote model on that server.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub remote_model: String,
-    /// What it can do, beyond what its files show.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "or_default")]
+    /// Capabilities beyond those that the files show.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "null_as_default")]
     pub capabilities: Vec<String>,
-    /// Trained context, of remote models.
+    /// Trained context length of a remote model in tokens.
     #[serde(skip_serializing_if = "is_zero")]
     pub context_length: u64,
-    /// Width, of remote models.
+    /// Embedding length of a remote model.
     #[serde(skip_serializing_if = "is_zero")]
     pub embedding_length: u64,
-    /// The model that it was made from.
+    /// The model that this one was made from.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub base_name: String,
 }
@@ -207,7 +208,7 @@ fn is_zero(n: &u64) -> bool {
 }
 
 impl Config {
-    /// The text that Ollama would write.
+    /// The JSON that Ollama writes.
     pub fn to_bytes(&self) -> Vec<u8> {
         let Value::Object(mut map) = serde_json::to_value(self).expect("strings and numbers only")
         else {

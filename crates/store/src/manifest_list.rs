@@ -1,12 +1,15 @@
 //! Manifest lists of Ollama 0.40: one manifest for each runner under one name.
 //!
 //! ```text
-//! {"schemaVersion": 2, "mediaType": "application/vnd.ollama.manifest.list.v2+json", "manifests": [CHILD, …]}
-//! CHILD = {"mediaType": "…manifest.v2+json", "digest": "sha256:…", "runner": "llamacpp", "format": "gguf"}
+//! {"schemaVersion": 2, "mediaType": "application/vnd.ollama.manifest.list.v2+json",
+//!  "manifests": [CHILD, …]}
+//! CHILD = {"mediaType": "…manifest.v2+json", "digest": "sha256:…", "runner": "llamacpp",
+//!          "format": "gguf"}
 //!       | a whole manifest with "runner" and "format"
 //! ```
 //!
-//! A child that is given whole has the digest of its canonical JSON: the fields that Ollama knows, in Ollama's order.
+//! The digest of an inline manifest is that of its canonical JSON: the fields that Ollama knows, in
+//! Ollama's order.
 
 use std::collections::HashSet;
 
@@ -15,89 +18,90 @@ use serde_json::{Map, Value};
 
 use crate::digest::Digest;
 use crate::gojson;
-use crate::manifest::{Manifest, media, object};
+use crate::manifest::{Manifest, media, parse_object};
 
-/// The largest number of children of a list. Ollama knows four runners.
+/// Largest number of children of a list. Ollama knows four runners.
 const MAX_CHILDREN: usize = 64;
 
-/// A text that names what a model is made of.
+/// A manifest or a manifest list.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Document {
+pub enum ManifestDocument {
     /// The manifest of a model.
     Manifest {
-        /// What it says of layers and config.
+        /// Layers and config.
         manifest: Manifest,
-        /// The program that it is made for, in lower case; empty where it does not say.
+        /// The runner that the manifest names, in lower case; empty if it names none.
         runner: String,
     },
-    /// A list of manifests, one for each runner.
+    /// A list of manifests for several runners.
     List(ManifestList),
 }
 
-/// A list of manifests.
+/// A list of manifests for several runners.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ManifestList {
-    /// The children in the order of the list, at least one, each for another runner.
+    /// The children in the order of the list: at least one, each for another runner.
     pub children: Vec<Child>,
 }
 
 /// One manifest of a list.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Child {
-    /// The digest of its manifest.
+    /// The digest of the child's manifest.
     pub digest: Digest,
-    /// The program that it is made for, in lower case: `llamacpp`, `ggml`, `mlx`; empty where the list does not say.
+    /// The runner in lower case: `llamacpp`, `ggml`, `mlx`; empty if the list names none.
     pub runner: String,
-    /// The format of its weights: `gguf` or `safetensors`; empty where the list does not say.
+    /// Format of the weights: `gguf` or `safetensors`; empty if the list names none.
     pub format: String,
-    /// The manifest's canonical text, where the list has it whole.
+    /// The canonical JSON of an inline manifest.
     pub inline: Option<Vec<u8>>,
 }
 
-impl Document {
-    /// Reads a manifest or a list of manifests.
+impl ManifestDocument {
+    /// Parses a manifest or manifest list.
     ///
     /// # Errors
-    /// It is neither, or a list that breaks a rule of lists: the message says which.
+    /// The text is neither, or is an invalid list; the message names the reason.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
-        struct Kind {
+        struct Header {
             #[serde(rename = "mediaType", default)]
             media_type: Option<String>,
             #[serde(default)]
             runner: Option<String>,
         }
-        let kind: Kind = object(bytes)?;
-        if kind.media_type.as_deref() == Some(media::MANIFEST_LIST) {
+        let header: Header = parse_object(bytes)?;
+        if header.media_type.as_deref() == Some(media::MANIFEST_LIST) {
             return ManifestList::parse(bytes).map(Self::List);
         }
-        let runner = kind.runner.unwrap_or_default().trim().to_ascii_lowercase();
-        Ok(Self::Manifest { manifest: object(bytes)?, runner })
+        let runner = header.runner.unwrap_or_default().trim().to_ascii_lowercase();
+        Ok(Self::Manifest { manifest: parse_object(bytes)?, runner })
     }
 }
 
 impl ManifestList {
-    /// Reads a list.
+    /// Parses a manifest list.
     ///
     /// # Errors
-    /// It has no children or too many, two of one runner, a child that is a list, or one without a digest.
+    /// The list has no children or too many, two children for one runner, a nested list, or a child
+    /// without a digest.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
-        struct Wire {
+        struct ListJson {
             #[serde(default)]
             manifests: Vec<Value>,
         }
-        let wire: Wire = object(bytes)?;
-        if wire.manifests.is_empty() {
+        let list: ListJson = parse_object(bytes)?;
+        if list.manifests.is_empty() {
             return Err("the manifest list has no children".into());
         }
-        if wire.manifests.len() > MAX_CHILDREN {
+        if list.manifests.len() > MAX_CHILDREN {
             return Err(format!(
                 "the manifest list has {} children, at most {MAX_CHILDREN} are allowed",
-                wire.manifests.len()
+                list.manifests.len()
             ));
         }
-        let children = wire.manifests.iter().enumerate();
+        let children = list.manifests.iter().enumerate();
         let children: Vec<Child> = children
             .map(|(at, value)| {
                 Child::read(value).map_err(|why| format!("child {} of the list {why}", at + 1))
@@ -115,7 +119,7 @@ impl ManifestList {
         Ok(Self { children })
     }
 
-    /// The text that Ollama would write.
+    /// The JSON that Ollama writes.
     pub fn to_bytes(&self) -> Vec<u8> {
         let child = |child: &Child| match &child.inline {
             Some(text) => serde_json::from_slice(text).expect("canonical JSON"),
@@ -148,14 +152,14 @@ impl Child {
         match text("mediaType") {
             "" | media::MANIFEST => {}
             media::MANIFEST_LIST => return Err("is a list itself".into()),
-            other => return Err(format!("has the unknown media type {:?}", cut(other))),
+            other => return Err(format!("has the unknown media type {:?}", truncated(other))),
         }
         let digest = match text("digest") {
             "" => None,
             digest => Some(
                 digest
                     .parse::<Digest>()
-                    .map_err(|_| format!("has the invalid digest {:?}", cut(digest)))?,
+                    .map_err(|_| format!("has the invalid digest {:?}", truncated(digest)))?,
             ),
         };
         let list_of =
@@ -175,7 +179,7 @@ impl Child {
                 if let Some(named) = named.filter(|named| *named != found) {
                     return Err(format!("has the digest {found}, but the list says {named}"));
                 }
-                object::<Manifest>(&text)?;
+                parse_object::<Manifest>(&text)?;
                 (found, Some(text))
             }
         };
@@ -184,7 +188,7 @@ impl Child {
     }
 }
 
-/// The JSON that Ollama writes for a manifest that it has read: the fields that it knows, in its order.
+/// The canonical JSON of a manifest: the fields that Ollama knows, in its order.
 fn canonical(value: &Value) -> Vec<u8> {
     let text = |value: &Value, key: &str| {
         Value::from(value.get(key).and_then(Value::as_str).unwrap_or_default())
@@ -223,8 +227,8 @@ fn canonical(value: &Value) -> Vec<u8> {
     gojson::to_string_in_order(&Value::Object(map)).into_bytes()
 }
 
-/// The beginning of a text from outside, for messages.
-fn cut(text: &str) -> String {
+/// The first 80 characters of an untrusted text, for messages.
+fn truncated(text: &str) -> String {
     text.chars().take(80).collect()
 }
 
@@ -245,9 +249,9 @@ mod tests {
     fn parse(children: Vec<Value>) -> Result<ManifestList, String> {
         let list =
             json!({"schemaVersion": 2, "mediaType": media::MANIFEST_LIST, "manifests": children});
-        match Document::parse(list.to_string().as_bytes())? {
-            Document::List(list) => Ok(list),
-            Document::Manifest { .. } => panic!("not a list"),
+        match ManifestDocument::parse(list.to_string().as_bytes())? {
+            ManifestDocument::List(list) => Ok(list),
+            ManifestDocument::Manifest { .. } => panic!("not a list"),
         }
     }
 
@@ -267,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_whole_child_has_the_digest_of_its_canonical_text() {
-        // The order of keys and unknown keys do not count.
+        // The order of keys and unknown keys do not matter.
         let layer = json!({"size": 3, "digest": digest("w").to_string(), "mediaType": media::MODEL, "x": 1});
         let child = json!({"runner": "ggml", "layers": [layer], "config": {"digest": digest("c").to_string(), "size": 2,
             "mediaType": media::CONFIG}, "format": "gguf", "mediaType": media::MANIFEST, "schemaVersion": 2, "y": []});
@@ -310,7 +314,7 @@ mod tests {
             let found = parse(children).unwrap_err();
             assert!(found.contains(reason), "{found}");
         }
-        assert!(Document::parse(b"{\"mediaType\":5}").is_err());
-        assert!(matches!(Document::parse(b"{}"), Ok(Document::Manifest { .. })));
+        assert!(ManifestDocument::parse(b"{\"mediaType\":5}").is_err());
+        assert!(matches!(ManifestDocument::parse(b"{}"), Ok(ManifestDocument::Manifest { .. })));
     }
 }

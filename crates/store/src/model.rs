@@ -1,4 +1,4 @@
-//! A model with everything that running and showing it needs.
+//! A model with everything that is needed to run and show it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::embedded;
 use crate::entry::{ChildList, Entry};
 use crate::error::StoreError;
 use crate::facts::{Facts, parameter_size};
-use crate::manifest::{Config, Layer, media, object};
+use crate::manifest::{Config, Layer, media, parse_object};
 use crate::modelfile::{Instruction, Modelfile, params};
 use crate::name::ModelName;
 use crate::remote::Remote;
@@ -23,7 +23,7 @@ use crate::store::Store;
 /// Where the weights are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Weights {
-    /// A GGUF file.
+    /// In a GGUF file.
     File(PathBuf),
     /// In this program: [`embedded::weights`].
     Embedded,
@@ -31,52 +31,52 @@ pub enum Weights {
     Remote,
 }
 
-/// A model of the store, its small layers read.
+/// A model of the store, with the content of its small layers.
 #[derive(Debug, Clone)]
 pub struct Model {
-    /// The name, as the store spells it.
+    /// The name in the store's spelling.
     pub name: ModelName,
-    /// The digest of the manifest, of a list of manifests that of the chosen child.
+    /// The digest of the manifest, or of the chosen child's manifest.
     pub digest: Digest,
-    /// The runner that the manifest was made for, such as `llamacpp`; empty where it does not say.
+    /// The runner that the manifest names, such as `llamacpp`; empty if it names none.
     pub runner: String,
-    /// The manifests for several runners, where the name stands for a list of them.
+    /// The children, if the name stands for a manifest list.
     pub list: Option<Arc<ChildList>>,
     /// When the name was written.
     pub modified: SystemTime,
-    /// Bytes of all layers.
+    /// Size of all layers in bytes.
     pub size: u64,
-    /// The weights.
+    /// Where the weights are.
     pub weights: Weights,
     /// The blob of the weights.
     pub weights_digest: Digest,
     /// LoRA adapters, in order.
     pub adapters: Vec<PathBuf>,
-    /// Projectors of images and sound.
+    /// Projectors for images and audio.
     pub projectors: Vec<PathBuf>,
-    /// A draft model for speculation.
+    /// The draft model for speculative decoding.
     pub draft: Option<PathBuf>,
-    /// The Go template; without one the file's own Jinja template counts ([`Facts::chat_template`]).
+    /// The Go template. Without it, the weights' Jinja template is used ([`Facts::chat_template`]).
     pub template: Option<String>,
     /// The system message.
     pub system: Option<String>,
-    /// Options that differ from their defaults, as stored.
+    /// Stored options that differ from their defaults.
     pub params: Map<String, Value>,
-    /// Messages that stand before every conversation: objects with `role` and `content`.
+    /// Messages before every conversation: objects with `role` and `content`.
     pub messages: Vec<Value>,
     /// Licence texts.
     pub licenses: Vec<String>,
     /// The config blob.
     pub config: Config,
-    /// The model that this one was made from; empty for none.
+    /// The model that this one was made from, or empty.
     pub parent: String,
-    /// What the file of the weights says.
+    /// Facts of the weights' file.
     pub facts: Arc<Facts>,
-    /// What the projectors' files say.
+    /// Facts of the projectors' files.
     pub projector_facts: Vec<Arc<Facts>>,
 }
 
-/// The `details` of a model in answers of the API.
+/// The `details` of a model in API responses.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[allow(missing_docs)] // the fields of the answer
 pub struct Details {
@@ -91,26 +91,26 @@ pub struct Details {
 }
 
 impl Store {
-    /// A model by name, whose case does not count.
+    /// Reads a model by name, ignoring case.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`], blobs that are missing or broken.
+    /// [`StoreError::NotFound`], or a blob is missing or damaged.
     pub fn resolve(&self, name: &ModelName) -> Result<Model, StoreError> {
         self.resolve_for(name, None)
     }
 
-    /// The same with the manifest for a runner, where one is named.
+    /// Like [`Store::resolve`], with the manifest for `runner` if it is given.
     ///
     /// # Errors
-    /// Also those of [`Entry::for_runner`].
+    /// Those of [`Store::resolve`] and [`Entry::for_runner`].
     pub fn resolve_for(&self, name: &ModelName, runner: Option<&str>) -> Result<Model, StoreError> {
         let mut entry = self.get_for(name, runner)?;
         loop {
             let error = match self.resolve_entry(&entry) {
-                Err(error) if error.is_absence() => error,
+                Err(error) if error.is_not_found() => error,
                 done => return done,
             };
-            // It may have been removed or replaced while it was read.
+            // The model may have been removed or replaced during the read.
             let now = self.get_for(name, runner)?;
             if now.digest == entry.digest {
                 return Err(error);
@@ -119,19 +119,19 @@ impl Store {
         }
     }
 
-    /// The model of a list's entry.
+    /// Reads the model of an entry.
     ///
     /// # Errors
-    /// As [`Store::resolve`].
+    /// Those of [`Store::resolve`].
     pub fn resolve_entry(&self, entry: &Entry) -> Result<Model, StoreError> {
-        self.read_model(entry).map_err(|error| error.of_model(&entry.name))
+        self.read_model(entry).map_err(|error| error.for_model(&entry.name))
     }
 
     fn read_model(&self, entry: &Entry) -> Result<Model, StoreError> {
-        let reader = Layers { store: self, entry };
+        let reader = LayerReader { store: self, entry };
         let manifest = &entry.manifest;
         let config: Config = match &manifest.config {
-            Some(layer) => object(&reader.bytes(layer)?)
+            Some(layer) => parse_object(&reader.bytes(layer)?)
                 .map_err(|reason| reader.error("the config", reason))?,
             None => Config::default(),
         };
@@ -182,7 +182,7 @@ impl Store {
     }
 }
 
-/// Why a manifest without GGUF weights cannot be run.
+/// The error for a manifest without GGUF weights.
 fn without_weights(entry: &Entry, config: &Config) -> StoreError {
     let name = entry.name.to_string();
     let is_foreign = |format: &str| !matches!(format, "" | "gguf");
@@ -202,13 +202,13 @@ fn without_weights(entry: &Entry, config: &Config) -> StoreError {
     StoreError::NoWeights(name)
 }
 
-/// Reads the layers of an entry, wherever they are.
-struct Layers<'a> {
+/// Reads the layers of an entry, from a store or from the program.
+struct LayerReader<'a> {
     store: &'a Store,
     entry: &'a Entry,
 }
 
-impl Layers<'_> {
+impl LayerReader<'_> {
     fn bytes(&self, layer: &Layer) -> Result<Vec<u8>, StoreError> {
         match self.entry.is_embedded() {
             true => embedded::blob(&layer.digest).ok_or(StoreError::BlobMissing(layer.digest)),
@@ -233,7 +233,7 @@ impl Layers<'_> {
         serde_json::from_slice(&self.bytes(layer)?).map_err(|e| self.error(what, e.to_string()))
     }
 
-    /// The last layer of a type; a layer that says `null` counts as none.
+    /// The last layer of a type; `null` counts as an absent layer.
     fn json_or_default<T: DeserializeOwned + Default>(
         &self,
         media_type: &str,
@@ -253,7 +253,7 @@ impl Layers<'_> {
             return Ok((Weights::Embedded, Arc::new(facts)));
         }
         let path = self.store.layer_path(layer)?;
-        // A link means a file with a name of its own, which tells the parts of a split model.
+        // A link points to a file with its own name, which identifies the parts of a split model.
         let is_link = path.symlink_metadata().is_ok_and(|meta| meta.is_symlink());
         let path = if is_link { path.canonicalize().unwrap_or(path) } else { path };
         let facts = self.store.facts(&layer.digest, &path)?;
@@ -262,7 +262,7 @@ impl Layers<'_> {
 }
 
 impl Model {
-    /// Family, size and so on; what the config does not say comes from the weights.
+    /// Family, size and so on. The weights supply what the config omits.
     pub fn details(&self) -> Details {
         let config = &self.config;
         let or =
@@ -284,10 +284,12 @@ impl Model {
         }
     }
 
-    /// What the model can do, in the order of the API: `completion`, `embedding` or `rerank` (Puna's word), then what its files, template and
-    /// config add. With a renderer the words of templates do not count, but those of `suffix`: nobody else writes it.
+    /// What the model can do, in the API's order: `completion`, `embedding` or `rerank` (only
+    /// Puna), then capabilities of its files, template and config. With a built-in renderer, the
+    /// template's fields do not count, except `Suffix`, which no renderer writes.
     ///
-    /// Of a model of another server what its config says, else everything that one may be able to do: the other server knows.
+    /// A remote model has the capabilities of its config, or all of them if the config names none:
+    /// the other server knows better.
     pub fn capabilities(&self) -> Vec<String> {
         if self.weights == Weights::Remote {
             let stated = &self.config.capabilities;
@@ -302,8 +304,8 @@ impl Model {
         capabilities(&self.facts, &self.projector_facts, template, &self.config)
     }
 
-    /// The Modelfile that `show` prints, without its comment lines. A request's own `system` and `options` replace or
-    /// extend the stored ones.
+    /// The Modelfile that `show` prints, without comment lines. A request's `system` and `options`
+    /// override the stored ones.
     pub fn modelfile(&self, system: Option<&str>, options: &Map<String, Value>) -> Modelfile {
         let sources = match &self.weights {
             Weights::File(path) => vec![path.display().to_string()],
@@ -341,7 +343,7 @@ impl Model {
 }
 
 impl Facts {
-    /// What is known of a model whose file is elsewhere.
+    /// Facts of a remote model, from its config.
     fn of_remote(config: &Config) -> Self {
         Self {
             architecture: config.model_family.clone(),
@@ -353,7 +355,7 @@ impl Facts {
         }
     }
 
-    /// What a file can do by itself, without a store's template and config.
+    /// Capabilities of a file without a store's template and config.
     pub fn capabilities(&self) -> Vec<String> {
         capabilities(self, &[], "", &Config::default())
     }
@@ -367,9 +369,9 @@ fn capabilities(
 ) -> Vec<String> {
     let mut found: Vec<&str> = Vec::new();
     match facts.pooling {
-        None if facts.is_draft() || facts.is_sound() => {}
+        None if facts.is_draft() || facts.is_audio() => {}
         None => found.push("completion"),
-        Some(Facts::RANK) => found.push("rerank"),
+        Some(Facts::RANK_POOLING) => found.push("rerank"),
         Some(_) => found.push("embedding"),
     }
     if facts.vision || projectors.iter().any(|f| f.vision || !f.audio) {
@@ -382,15 +384,15 @@ fn capabilities(
     let built_in = builtin::of_config(config);
     let is_rendered = !config.renderer.is_empty();
     let takes_tools =
-        names_field(go, "Tools") || jinja.contains("tools") || jinja.contains("tool_call");
+        uses_field(go, "Tools") || jinja.contains("tools") || jinja.contains("tool_call");
     if built_in.is_some_and(|one| one.tools) || (takes_tools && !is_rendered) {
         found.push("tools");
     }
-    if names_field(go, "Suffix") {
+    if uses_field(go, "Suffix") {
         found.push("insert");
     }
     let thinks = jinja.contains("<think>") && jinja.contains("</think>");
-    let thinks = names_field(go, "Thinking")
+    let thinks = uses_field(go, "Thinking")
         || thinks
         || matches!(facts.architecture.as_str(), "gptoss" | "gpt-oss");
     if built_in.is_some_and(|one| one.thinking) || (thinks && !is_rendered) {
@@ -404,8 +406,9 @@ fn capabilities(
     found.into_iter().map(str::to_owned).collect()
 }
 
-/// Whether a Go template names a field: `.Tools`, `$.Tools` or `.Tools` at the end of a chain, not `.ToolsX`.
-fn names_field(template: &str, field: &str) -> bool {
+/// Whether a Go template uses a field: `.Tools`, `$.Tools` or `.Tools` at the end of a chain, but
+/// not `.ToolsX`.
+fn uses_field(template: &str, field: &str) -> bool {
     let dotted = format!(".{field}");
     template.match_indices(&dotted).any(|(at, found)| {
         !template[at + found.len()..].starts_with(|c: char| c.is_alphanumeric() || c == '_')

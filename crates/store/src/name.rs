@@ -1,26 +1,26 @@
-//! Names of models: `host/namespace/model:tag`, valid by construction, so that a path made of the parts cannot leave
-//! the store.
+//! Model names: `host/namespace/model:tag`. A name is valid by construction, so that a path made of
+//! its parts cannot leave the store.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The host of names that state none.
+/// Default host.
 pub const DEFAULT_HOST: &str = "registry.ollama.ai";
-/// Another host of the same registry, which Ollama 0.40 writes in `manifests-v2`.
+/// Another host of the same registry, which Ollama 0.40 uses in `manifests-v2`.
 pub(crate) const OTHER_PUBLIC_HOST: &str = "ollama.com";
-/// The namespace of names that state none.
+/// Default namespace.
 pub const DEFAULT_NAMESPACE: &str = "library";
-/// The tag of names that state none.
+/// Default tag.
 pub const DEFAULT_TAG: &str = "latest";
 
 /// Why a text is no model name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NameError {
-    /// Nothing was given.
+    /// The text is empty.
     #[error("model is required")]
     Empty,
-    /// A separator promises a part that is not there.
+    /// A part is empty.
     #[error("invalid model name `{name}`: the {part} is missing")]
     MissingPart {
         /// The whole text.
@@ -28,39 +28,39 @@ pub enum NameError {
         /// `host`, `namespace`, `model` or `tag`.
         part: &'static str,
     },
-    /// A part is too long, or has a character that it must not have.
+    /// A part is too long or contains an invalid character.
     #[error(
         "invalid model name `{name}`: the {part} `{value}` must be 1 to {max} characters of {allowed}"
     )]
     BadPart {
-        /// The whole text, cut.
+        /// The whole text, truncated.
         name: String,
         /// `host`, `namespace`, `model` or `tag`.
         part: &'static str,
-        /// The part, cut.
+        /// The part, truncated.
         value: String,
-        /// Bytes that are allowed.
+        /// Largest length in bytes.
         max: usize,
-        /// The characters that are allowed.
+        /// The valid characters.
         allowed: &'static str,
     },
-    /// An address of which no name of a model can be read.
+    /// A URL that is no model's address.
     #[error(
         "`{name}` is the address of no model: a registry's is {scheme}://HOST/NAMESPACE/MODEL, one of a server with OpenAI's dialect \
          {scheme}://HOST/v1/MODEL, one of a Puna or an Ollama {scheme}://HOST/api/MODEL"
     )]
     Address {
-        /// The whole text, cut.
+        /// The whole text, truncated.
         name: String,
         /// `http` or `https`.
         scheme: &'static str,
     },
-    /// Both `:local` and `:cloud`.
+    /// The text has both `:local` and `:cloud`.
     #[error("use either :local or :cloud, not both: \"{0}\"")]
     BothSources(String),
 }
 
-/// A valid name. Parts keep their case; [`ModelName::same`] compares as the store does, without case.
+/// A valid model name. Parts keep their case; [`ModelName::same`] ignores it, like the store.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ModelName {
     host: String,
@@ -69,40 +69,40 @@ pub struct ModelName {
     tag: String,
 }
 
-/// The rules of one part of a name.
-struct Rule {
+/// Rules for one part of a name.
+struct PartRule {
     part: &'static str,
     max: usize,
     extra: &'static [u8],
     allowed: &'static str,
 }
 
-const HOST: Rule = Rule {
+const HOST: PartRule = PartRule {
     part: "host",
     max: 350,
     extra: b"-.:",
     allowed: "A-Z a-z 0-9 _ - . : beginning with a letter, digit or _",
 };
-const NAMESPACE: Rule = Rule {
+const NAMESPACE: PartRule = PartRule {
     part: "namespace",
     max: 80,
     extra: b"-",
     allowed: "A-Z a-z 0-9 _ - beginning with a letter, digit or _",
 };
-const MODEL: Rule = Rule {
+const MODEL: PartRule = PartRule {
     part: "model",
     max: 80,
     extra: b"-.",
     allowed: "A-Z a-z 0-9 _ - . beginning with a letter, digit or _",
 };
-const TAG: Rule = Rule {
+const TAG: PartRule = PartRule {
     part: "tag",
     max: 80,
     extra: b"-.",
     allowed: "A-Z a-z 0-9 _ - . beginning with a letter, digit or _",
 };
 
-impl Rule {
+impl PartRule {
     fn admits(&self, text: &str) -> bool {
         let word = |c: u8| c.is_ascii_alphanumeric() || c == b'_';
         (1..=self.max).contains(&text.len())
@@ -110,16 +110,19 @@ impl Rule {
             && text.bytes().all(|c| word(c) || self.extra.contains(&c))
     }
 
-    /// The value, if it may be this part of the name.
+    /// Returns the value if it is valid.
     fn check(&self, name: &dyn Fn() -> String, value: &str) -> Result<String, NameError> {
         if value.is_empty() {
-            return Err(NameError::MissingPart { name: shown(&name()), part: self.part });
+            return Err(NameError::MissingPart {
+                name: escape_for_message(&name()),
+                part: self.part,
+            });
         }
         if !self.admits(value) {
             return Err(NameError::BadPart {
-                name: shown(&name()),
+                name: escape_for_message(&name()),
                 part: self.part,
-                value: shown(value),
+                value: escape_for_message(value),
                 max: self.max,
                 allowed: self.allowed,
             });
@@ -129,10 +132,11 @@ impl Rule {
 }
 
 impl ModelName {
-    /// Reads `[scheme://][host/][namespace/]model[:tag]`. A scheme is checked and dropped; see [`ModelRef`].
+    /// Parses `[scheme://][host/][namespace/]model[:tag]`. A scheme is checked and dropped; see
+    /// [`ModelRef`].
     ///
     /// # Errors
-    /// The part that is missing or bad.
+    /// The missing or invalid part.
     pub fn parse(text: &str) -> Result<Self, NameError> {
         Ok(Self::parse_with_scheme(text)?.0)
     }
@@ -147,9 +151,9 @@ impl ModelName {
             }
             _ => (text, DEFAULT_TAG),
         };
-        let (rest, model) = cut_last(rest);
+        let (rest, model) = split_last_slash(rest);
         let (rest, namespace) = match rest {
-            Some(rest) => cut_last(rest),
+            Some(rest) => split_last_slash(rest),
             None => (None, DEFAULT_NAMESPACE),
         };
         let (scheme, host) = match rest {
@@ -160,9 +164,9 @@ impl ModelName {
             None => (None, DEFAULT_HOST),
         };
         for scheme in ["http", "https"] {
-            // Too few slashes behind those of the scheme.
+            // The address has too few slashes after those of the scheme.
             if host.strip_prefix(scheme).is_some_and(|rest| matches!(rest, ":" | ":/")) {
-                return Err(NameError::Address { name: shown(text), scheme });
+                return Err(NameError::Address { name: escape_for_message(text), scheme });
             }
         }
         let whole = || text.to_owned();
@@ -175,10 +179,10 @@ impl ModelName {
         Ok((name, scheme))
     }
 
-    /// A name of four parts, each checked.
+    /// Makes a name of four parts.
     ///
     /// # Errors
-    /// The part that is bad.
+    /// The invalid part.
     pub fn from_parts(
         host: &str,
         namespace: &str,
@@ -219,12 +223,12 @@ impl ModelName {
         format!("{}/{}/{}:{}", self.host, self.namespace, self.model, self.tag)
     }
 
-    /// Whether both names mean the same model: equal but for the case of letters.
+    /// Whether both names are equal, ignoring case.
     pub fn same(&self, other: &Self) -> bool {
         self.parts().iter().zip(other.parts()).all(|(a, b)| a.eq_ignore_ascii_case(b))
     }
 
-    /// The text that all spellings of a model's name have in common.
+    /// The name in lower case, the same for all spellings.
     pub(crate) fn folded(&self) -> String {
         self.parts().join("/").to_ascii_lowercase()
     }
@@ -235,26 +239,27 @@ impl ModelName {
     }
 }
 
-/// Whether a host is one of the public registry's.
+/// Whether a host is the public registry.
 pub(crate) fn is_public(host: &str) -> bool {
     [DEFAULT_HOST, OTHER_PUBLIC_HOST].iter().any(|public| host.eq_ignore_ascii_case(public))
 }
 
-/// The spelling of a host that names have.
+/// The host's spelling in names.
 fn canonical_host(host: &str) -> &str {
     if host.eq_ignore_ascii_case(OTHER_PUBLIC_HOST) { DEFAULT_HOST } else { host }
 }
 
-/// What is left and right of the last `/`.
-fn cut_last(text: &str) -> (Option<&str>, &str) {
+/// Splits a text at its last `/`.
+fn split_last_slash(text: &str) -> (Option<&str>, &str) {
     match text.rsplit_once('/') {
         Some((left, right)) => (Some(left), right),
         None => (None, text),
     }
 }
 
-/// Text of others for an error message: without control characters, and not for ever.
-pub(crate) fn shown(text: &str) -> String {
+/// Escapes control characters of an untrusted text and truncates it to 100 characters, for error
+/// messages.
+pub(crate) fn escape_for_message(text: &str) -> String {
     let mut out: String = text.chars().take(100).flat_map(char::escape_debug).collect();
     if text.chars().nth(100).is_some() {
         out.push('…');
@@ -262,7 +267,7 @@ pub(crate) fn shown(text: &str) -> String {
     out
 }
 
-/// The shortest form: without the default host, without the default namespace, always with the tag.
+/// The shortest form: without the default host and namespace, always with the tag.
 impl fmt::Display for ModelName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.host.eq_ignore_ascii_case(DEFAULT_HOST) {
@@ -282,50 +287,51 @@ impl FromStr for ModelName {
     }
 }
 
-/// The longest name of a runner.
-const MAX_RUNNER: usize = 32;
+/// Largest length of a runner's name.
+const MAX_RUNNER_BYTES: usize = 32;
 
-/// Where a reference says that the model is.
+/// Where a reference says that the model runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
-    /// Nothing is said.
+pub enum ModelSource {
+    /// Unspecified.
     Any,
     /// `:local`.
     Local,
-    /// `:cloud` or a tag that ends in `-cloud`: executed by somebody else's server.
+    /// `:cloud` or a tag that ends in `-cloud`: on another server.
     Cloud,
 }
 
-/// A name as users and requests write it: perhaps with a scheme, perhaps with `:local` or `:cloud` at its end.
+/// A reference to a model in a request: a name, optionally with a scheme, a runner, and `:local` or
+/// `:cloud`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelRef {
     /// The name without scheme and source.
     pub name: ModelName,
-    /// Whether the scheme `http` was given.
+    /// Whether the reference has the scheme `http`.
     pub http: bool,
-    /// What the suffix said.
-    pub source: Source,
-    /// The runner whose manifest is meant, where the name stands for several: `NAME@runner`.
+    /// The source in the suffix.
+    pub source: ModelSource,
+    /// The runner in `NAME@runner`, for names of manifest lists.
     pub runner: Option<String>,
 }
 
 impl ModelRef {
-    /// A reference to a model of this name, wherever it is.
+    /// A reference to a name with any source.
     pub fn of(name: ModelName) -> Self {
-        Self { name, http: false, source: Source::Any, runner: None }
+        Self { name, http: false, source: ModelSource::Any, runner: None }
     }
 
-    /// Reads a reference.
+    /// Parses a reference.
     ///
     /// # Errors
-    /// Of [`ModelName::parse`], and both suffixes at once.
+    /// Those of [`ModelName::parse`], or the text has both suffixes.
     pub fn parse(text: &str) -> Result<Self, NameError> {
-        let (text, runner) = cut_runner(text);
-        let (rest, source) = cut_source(text);
-        if source != Source::Any {
-            let (_, again) = cut_source(rest);
-            if again != Source::Any && again != source {
-                return Err(NameError::BothSources(shown(text)));
+        let (text, runner) = split_runner(text);
+        let (rest, source) = split_source(text);
+        if source != ModelSource::Any {
+            let (_, again) = split_source(rest);
+            if again != ModelSource::Any && again != source {
+                return Err(NameError::BothSources(escape_for_message(text)));
             }
         }
         let (name, scheme) = ModelName::parse_with_scheme(rest)?;
@@ -338,10 +344,10 @@ impl ModelRef {
     }
 }
 
-/// Cuts `@runner`. What cannot be a runner's name, such as a digest, stays.
-fn cut_runner(text: &str) -> (&str, Option<String>) {
+/// Splits off `@runner`. A digest or other text that cannot be a runner's name stays.
+fn split_runner(text: &str) -> (&str, Option<String>) {
     let is_runner = |runner: &str| {
-        (1..=MAX_RUNNER).contains(&runner.len())
+        (1..=MAX_RUNNER_BYTES).contains(&runner.len())
             && runner.bytes().all(|c| c.is_ascii_alphanumeric() || b"-_.".contains(&c))
     };
     match text.rsplit_once('@') {
@@ -350,29 +356,29 @@ fn cut_runner(text: &str) -> (&str, Option<String>) {
     }
 }
 
-/// Cuts `:local`, `:cloud` or the `-cloud` of a tag.
-fn cut_source(text: &str) -> (&str, Source) {
+/// Splits off `:local`, `:cloud` or the `-cloud` of a tag.
+fn split_source(text: &str) -> (&str, ModelSource) {
     let ends = |suffix: &str| {
         let at = text.len().checked_sub(suffix.len())?;
         text.get(at..).filter(|end| end.eq_ignore_ascii_case(suffix)).map(|_| &text[..at])
     };
     if let Some(rest) = ends(":local") {
-        return (rest, Source::Local);
+        return (rest, ModelSource::Local);
     }
     if let Some(rest) = ends(":cloud") {
-        return (rest, Source::Cloud);
+        return (rest, ModelSource::Cloud);
     }
     let tag_at = text.rfind(':').filter(|&at| text.rfind('/').is_none_or(|slash| slash < at));
     match (ends("-cloud"), tag_at) {
-        (Some(rest), Some(at)) if rest.len() > at + 1 => (rest, Source::Cloud),
-        _ => (text, Source::Any),
+        (Some(rest), Some(at)) if rest.len() > at + 1 => (rest, ModelSource::Cloud),
+        _ => (text, ModelSource::Any),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::NameFolder;
+    use crate::name_files::NameFolder;
 
     fn parts(text: &str) -> [String; 4] {
         ModelName::parse(text).unwrap().parts().map(str::to_owned)
@@ -450,17 +456,17 @@ mod tests {
     #[test]
     fn source_suffixes_are_cut_and_do_not_mix() {
         let of = |t: &str| ModelRef::parse(t).map(|r| (r.name.to_string(), r.source));
-        assert_eq!(of("m:8b:cloud"), Ok(("m:8b".into(), Source::Cloud)));
-        assert_eq!(of("m:8b-cloud"), Ok(("m:8b".into(), Source::Cloud)));
-        assert_eq!(of("m:CLOUD"), Ok(("m:latest".into(), Source::Cloud)));
-        assert_eq!(of("m:8b:local"), Ok(("m:8b".into(), Source::Local)));
-        assert_eq!(of("my-cloud"), Ok(("my-cloud:latest".into(), Source::Any)));
+        assert_eq!(of("m:8b:cloud"), Ok(("m:8b".into(), ModelSource::Cloud)));
+        assert_eq!(of("m:8b-cloud"), Ok(("m:8b".into(), ModelSource::Cloud)));
+        assert_eq!(of("m:CLOUD"), Ok(("m:latest".into(), ModelSource::Cloud)));
+        assert_eq!(of("m:8b:local"), Ok(("m:8b".into(), ModelSource::Local)));
+        assert_eq!(of("my-cloud"), Ok(("my-cloud:latest".into(), ModelSource::Any)));
         assert_eq!(of("a:cloud:local"), Err(NameError::BothSources("a:cloud:local".into())));
         assert!(ModelRef::parse("http://h/n/m").unwrap().http);
     }
 
     #[test]
-    fn a_runner_is_cut_and_a_digest_is_not_one() {
+    fn a_runner_is_split_off_and_a_digest_is_not() {
         let of = |t: &str| ModelRef::parse(t).map(|r| (r.name.to_string(), r.runner));
         assert_eq!(of("gemma4:e4b@GGML"), Ok(("gemma4:e4b".into(), Some("ggml".into()))));
         assert_eq!(

@@ -1,5 +1,7 @@
-//! Garbage collection: what no name needs, when a user asks for it, and what Puna itself has left unfinished, at
-//! server start and every hour. Neither removes anything while something in the store is not understood.
+//! Garbage collection. [`Store::prune`] runs when a user asks for it and removes all unreferenced
+//! files. [`Store::clean_up`] runs at server start and every hour, and removes only Puna's own
+//! unfinished files. Neither removes anything while the store contains an entry that Puna does not
+//! know.
 
 use std::collections::HashSet;
 use std::fs;
@@ -9,110 +11,122 @@ use std::time::{Duration, SystemTime};
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::files::{self, TEMP_DIR};
-use crate::pulls::Pull;
+use crate::pulls::UnfinishedPull;
 use crate::store::Store;
-use crate::transfer::{SUM_SUFFIX, is_held};
-use crate::trash::{TRASH_TIME, TrashBatch};
+use crate::transfer::{HASH_STATE_SUFFIX, is_locked};
+use crate::trash::{TRASH_RETENTION, TrashBatch};
 use crate::uploads::UPLOAD_SUFFIX;
-use crate::verify::ASIDE_SUFFIX;
+use crate::verify::DISPLACED_SUFFIX;
 
-/// Blobs and temporary files that were touched within this time may belong to work that goes on.
+/// Blobs and temporary files that were used within this time may belong to running work.
 pub(crate) const GRACE: Duration = Duration::from_secs(60 * 60);
-/// What Puna has begun and not finished is kept for so long when a server starts.
+/// How long [`Store::clean_up`] keeps Puna's own unfinished files.
 const UNFINISHED_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
-/// Interrupted downloads are kept longer, so that they can continue after a restart.
+/// How long interrupted downloads are kept, so that they can resume after a restart.
 const PARTIAL_GRACE: Duration = Duration::from_secs(14 * 24 * 60 * 60);
-/// An Ollama that downloads holds no lock, nor does an upload of which the model is still to be made; they write at least this
-/// often, or give up.
-const STALL: Duration = Duration::from_secs(60);
+/// Downloads of Ollama, and uploads whose model is not created yet, hold no lock. They write at
+/// least this often, or have failed.
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a user wants removed.
+/// Options of [`Store::prune`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PruneOptions {
-    /// Nothing is removed, only listed.
+    /// Remove nothing, and only list the files.
     pub dry_run: bool,
-    /// Interrupted downloads too, and what failed work has left, however young, unless a process works on it.
+    /// Also remove interrupted downloads and leftovers of failed work, regardless of their age,
+    /// unless a process works on them.
     pub partial: bool,
 }
 
-/// What a file was that nothing needs.
+/// Kind of a removed file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeftoverKind {
-    /// A blob that no name needs.
+    /// An unreferenced blob.
     Blob,
-    /// A part of an interrupted download.
+    /// A file of an interrupted download.
     Download,
-    /// Interrupted work of another kind.
+    /// Another file of interrupted work.
     Temporary,
 }
 
-/// A file that nothing needs.
+/// A removed file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leftover {
-    /// Its path below the store's folder.
+    /// Its path relative to the store's folder.
     pub file: PathBuf,
-    /// What it was.
+    /// Its kind.
     pub kind: LeftoverKind,
-    /// Bytes that it takes of the disk.
+    /// Disk space of the file in bytes.
     pub bytes: u64,
 }
 
-/// What [`Store::prune`] found.
+/// Result of [`Store::prune`].
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Pruned {
-    /// Blobs that were there.
+pub struct PruneOutcome {
+    /// Number of blobs in the store before.
     pub blobs: usize,
-    /// What was removed, or would be.
+    /// Files that were removed, or would be in a dry run.
     pub removed: Vec<Leftover>,
-    /// Unused files that are too young to be removed.
+    /// Number of unused files that are too young to be removed.
     pub young: usize,
-    /// Unused files that a running process may be at.
-    pub held: usize,
-    /// The entry of the store that Puna does not understand. It may need any blob, so nothing was removed.
+    /// Number of unused files that a running process may use.
+    pub in_use: usize,
+    /// The entry of the store that Puna does not know. It may need any blob, so nothing was
+    /// removed.
     pub blocked_by: Option<StoreError>,
 }
 
-impl Pruned {
-    /// Bytes that were freed, or would be.
+impl PruneOutcome {
+    /// Total size of the removed files in bytes.
     pub fn bytes(&self) -> u64 {
         self.removed.iter().map(|leftover| leftover.bytes).sum()
     }
 }
 
 impl Store {
-    /// Removes blobs that no name needs and leftovers of interrupted work: blobs and downloads go to the trash. Nothing goes
-    /// that was touched in the last hour, or in the hour before the oldest work of a running process began, no interrupted
-    /// download of the last two weeks, and no file that is not the store's. With [`PruneOptions::partial`] all goes that no
-    /// process works on, after a minute. Nothing is removed while something in the store is not understood.
+    /// Removes unreferenced blobs and leftovers of interrupted work. Blobs and downloads go to the
+    /// trash. These files stay:
+    ///
+    /// - files used in the last hour, or in the hour before the oldest running work began,
+    /// - interrupted downloads of the last two weeks,
+    /// - files that do not belong to the store.
+    ///
+    /// With [`PruneOptions::partial`], only files that a process works on or that were used in the
+    /// last minute stay. Nothing is removed while the store contains an entry that Puna does not
+    /// know.
     ///
     /// # Errors
     /// The store cannot be read or written.
-    pub fn prune(&self, options: PruneOptions) -> Result<Pruned, StoreError> {
-        self.collect(options, Scope::Everything)
+    pub fn prune(&self, options: PruneOptions) -> Result<PruneOutcome, StoreError> {
+        self.prune_scope(options, PruneScope::Everything)
     }
 
-    /// Removes what Puna itself has left unfinished: temporary files and stored blobs of models that were never made, when
-    /// they are older than a day, what is left of removals that were interrupted, and interrupted downloads of two weeks ago.
-    /// What other programs have left stays, and so does everything while something in the store is not understood. What has
-    /// been in the trash for a day goes for good.
+    /// Removes Puna's own unfinished files: temporary files and blobs of uncreated models older
+    /// than a day, blobs of interrupted removals, and downloads interrupted two weeks ago. Files of
+    /// other programs stay. All files stay while the store contains an entry that Puna does not
+    /// know. Files that have been in the trash for a day are deleted.
     ///
     /// # Errors
     /// The store cannot be read or written.
-    pub fn clean_up(&self) -> Result<Pruned, StoreError> {
+    pub fn clean_up(&self) -> Result<PruneOutcome, StoreError> {
         if !self.root().is_dir() {
-            return Ok(Pruned::default());
+            return Ok(PruneOutcome::default());
         }
-        self.empty_trash(TRASH_TIME);
+        self.empty_trash(TRASH_RETENTION);
         let options = PruneOptions::default();
-        self.collect(options, Scope::OwnLeftovers(OwnLeftovers::of(self)?))
+        self.prune_scope(options, PruneScope::OwnLeftovers(OwnLeftovers::of(self)?))
     }
 
-    fn collect(&self, options: PruneOptions, scope: Scope) -> Result<Pruned, StoreError> {
-        let mut pruned = Pruned::default();
+    fn prune_scope(
+        &self,
+        options: PruneOptions,
+        scope: PruneScope,
+    ) -> Result<PruneOutcome, StoreError> {
+        let mut pruned = PruneOutcome::default();
         if !self.root().is_dir() {
             return Ok(pruned);
         }
-        // A dry run writes nothing, not even a lock.
+        // A dry run writes nothing, not even a lock file.
         let _lock = if options.dry_run { None } else { Some(self.lock()?) };
         let blobs = self.root().join("blobs");
         let referenced = match self.referenced_blobs()? {
@@ -125,22 +139,22 @@ impl Store {
         if !options.dry_run {
             rename_old_blobs(&blobs);
         }
-        let (at_work, trash) = (self.at_work(), TrashBatch::new(self));
-        let mut collection = Collection { store: self, options, scope, at_work, trash, pruned };
-        collection.run(&blobs, &referenced)?;
+        let (oldest_work_age, trash) = (self.oldest_work_age(), TrashBatch::new(self));
+        let mut pruner = Pruner { store: self, options, scope, oldest_work_age, trash, pruned };
+        pruner.run(&blobs, &referenced)?;
         if !options.dry_run {
             self.forget_done_notes(&referenced);
         }
-        Ok(collection.pruned)
+        Ok(pruner.pruned)
     }
 
-    /// Forgets notes about blobs that are gone or needed.
+    /// Removes notes whose blobs are all gone or referenced.
     fn forget_done_notes(&self, referenced: &HashSet<Digest>) {
         let is_settled =
             |digest: &Digest| referenced.contains(digest) || !self.own_blob_path(digest).exists();
         for note in self.blob_notes().into_iter().filter(|note| note.digests.iter().all(is_settled))
         {
-            // A blob may be noted before it is there.
+            // A note may exist before its blob.
             if note.is_removal || note.age > GRACE {
                 self.forget_note(&note.path);
             }
@@ -148,21 +162,21 @@ impl Store {
     }
 }
 
-/// What a collection may remove.
-enum Scope {
-    /// All that nothing needs.
+/// The files that a collection may remove.
+enum PruneScope {
+    /// All unreferenced files.
     Everything,
-    /// What Puna has left unfinished.
+    /// Only files that Puna has left unfinished.
     OwnLeftovers(OwnLeftovers),
 }
 
-/// What Puna has noted that it has begun.
+/// Blobs in Puna's own notes.
 struct OwnLeftovers {
-    /// Blobs for models that were to be made.
+    /// Blobs stored for models that were not created yet.
     begun: HashSet<Digest>,
-    /// Blobs of names that were removed or replaced.
+    /// Blobs of removed or replaced names.
     removed: HashSet<Digest>,
-    /// Blobs that were to be downloaded.
+    /// Blobs of unfinished pulls.
     downloads: HashSet<Digest>,
 }
 
@@ -178,8 +192,8 @@ impl OwnLeftovers {
     }
 }
 
-impl Scope {
-    /// How long a blob that nothing needs stays where that is `usual`; `None` where it may not be removed.
+impl PruneScope {
+    /// How long an unreferenced blob stays, at least `usual`; `None` if it may not be removed.
     fn grace_of_blob(&self, digest: &Digest, usual: Duration) -> Option<Duration> {
         match self {
             Self::Everything => Some(usual),
@@ -200,7 +214,7 @@ impl Scope {
         }
     }
 
-    /// How long a temporary file of Puna's stays.
+    /// How long a temporary file of Puna stays.
     fn grace_of_temporary(&self) -> Duration {
         match self {
             Self::Everything => GRACE,
@@ -209,21 +223,21 @@ impl Scope {
     }
 }
 
-/// Goes through the folders.
-struct Collection<'a> {
+/// State of a collection.
+struct Pruner<'a> {
     store: &'a Store,
     options: PruneOptions,
-    scope: Scope,
-    /// For how long a process has been making a model, of blobs that no manifest names yet.
-    at_work: Option<Duration>,
+    scope: PruneScope,
+    /// Age of the oldest running work. That process may use blobs that no manifest references yet.
+    oldest_work_age: Option<Duration>,
     trash: TrashBatch<'a>,
-    pruned: Pruned,
+    pruned: PruneOutcome,
 }
 
-impl Collection<'_> {
+impl Pruner<'_> {
     fn run(&mut self, blobs: &Path, used: &HashSet<Digest>) -> Result<(), StoreError> {
         let pulls = self.store.pulls()?;
-        // What a pull has fetched need not come again when the rest does.
+        // Fetched blobs of an interrupted pull stay as long as its partial downloads.
         let (running, halted): (Vec<_>, Vec<_>) = pulls.iter().partition(|pull| pull.is_running);
         let [running, halted] = [running, halted].map(digests);
         for file in files_of(blobs)? {
@@ -233,15 +247,17 @@ impl Collection<'_> {
                     if used.contains(&digest) {
                         continue;
                     }
-                    let is_held = running.contains(&digest) || self.store.is_worked_with(&digest);
+                    let in_use = running.contains(&digest) || self.store.is_pinned_by_work(&digest);
                     let usual = if halted.contains(&digest) { PARTIAL_GRACE } else { GRACE };
                     let Some(usual) = self.scope.grace_of_blob(&digest, usual) else { continue };
                     let grace = self.grace(usual);
-                    // Which blobs another process needs is not known. It needs none that might have been removed before it began.
-                    let needed =
-                        self.at_work.map_or(Duration::ZERO, |since| usual.saturating_add(since));
-                    match is_held || (grace..=needed).contains(&file.age) {
-                        true => self.pruned.held += 1,
+                    // The blobs that another process needs are unknown. It needs none that could
+                    // have been removed before it began.
+                    let needed = self
+                        .oldest_work_age
+                        .map_or(Duration::ZERO, |since| usual.saturating_add(since));
+                    match in_use || (grace..=needed).contains(&file.age) {
+                        true => self.pruned.in_use += 1,
                         false => self.remove_if_older(&file, grace, LeftoverKind::Blob),
                     }
                 }
@@ -249,9 +265,9 @@ impl Collection<'_> {
             }
         }
         for pull in pulls {
-            // A note about nothing: its blobs were removed, or another program has finished them.
+            // The pull's blobs were removed, or another program has finished them.
             if !pull.is_running && (pull.completed == 0 || pull.completed == pull.total) {
-                let note = File::of(pull.note, SystemTime::now());
+                let note = StoreFile::of(pull.note, SystemTime::now());
                 let grace = self.grace(self.scope.grace_of_temporary());
                 note.iter()
                     .for_each(|note| self.remove_if_older(note, grace, LeftoverKind::Temporary));
@@ -260,16 +276,20 @@ impl Collection<'_> {
         let temp = self.store.root().join(TEMP_DIR);
         for file in files_of(&temp)? {
             let upload = file.name.strip_suffix(UPLOAD_SUFFIX);
-            let beside = self.store.beside(&file.name);
-            let is_used = beside == Some(true) || upload.is_some_and(|key| self.is_at(key));
-            if file.name == "lock" || is_held(&file.path) || is_used {
+            let beside = self.store.secondary_download(&file.name);
+            let is_used =
+                beside == Some(true) || upload.is_some_and(|key| self.is_upload_locked(key));
+            if file.name == "lock" || is_locked(&file.path) || is_used {
                 continue;
             }
-            // Without its sum an interrupted download goes on too, but reads again what was verified. So does an interrupted upload,
-            // but from the beginning. What a repair has set aside is all that there is of a blob.
+            // Without its hash state, an interrupted download resumes but reads the verified bytes
+            // again. Without its note, an interrupted upload starts over. A displaced blob may be
+            // the only copy.
             let is_partial = upload.is_some()
                 || beside.is_some()
-                || [SUM_SUFFIX, ASIDE_SUFFIX].iter().any(|suffix| file.name.ends_with(suffix));
+                || [HASH_STATE_SUFFIX, DISPLACED_SUFFIX]
+                    .iter()
+                    .any(|suffix| file.name.ends_with(suffix));
             let grace = self.grace(if is_partial {
                 PARTIAL_GRACE
             } else {
@@ -278,39 +298,40 @@ impl Collection<'_> {
             self.remove_if_older(&file, grace, LeftoverKind::Temporary);
         }
         if !self.options.dry_run {
-            remove_merges(&temp, self.grace(self.scope.grace_of_temporary()));
+            remove_merge_links(&temp, self.grace(self.scope.grace_of_temporary()));
         }
         Ok(())
     }
 
-    /// A part of a download, or a file of another program.
-    fn download(&mut self, file: &File) {
+    /// Removes a file of an interrupted download. Skips files of other programs.
+    fn download(&mut self, file: &StoreFile) {
         let Some((digest, _)) = file.name.split_once("-partial") else { return };
         let Ok(digest) = digest.parse::<Digest>() else { return };
         if !self.scope.has_download(&digest) {
             return;
         }
         match self.store.is_being_downloaded(&digest) {
-            true => self.pruned.held += 1,
+            true => self.pruned.in_use += 1,
             false => self.remove_if_older(file, self.grace(PARTIAL_GRACE), LeftoverKind::Download),
         }
     }
 
-    /// Whether a process works on an upload, by the name of the note about it.
-    fn is_at(&self, key: &str) -> bool {
+    /// Whether a process holds the lock of an upload, given the name of its note.
+    fn is_upload_locked(&self, key: &str) -> bool {
         let key = format!("sha256-{key}").parse::<Digest>();
         key.is_ok_and(|key| self.store.is_being_downloaded(&key))
     }
 
-    /// How long a file stays that no process works on; not longer than a minute where the user wants it gone.
+    /// How long a file that no process works on stays: `usual`, or a minute with
+    /// [`PruneOptions::partial`].
     fn grace(&self, usual: Duration) -> Duration {
-        if self.options.partial { STALL } else { usual }
+        if self.options.partial { STALL_TIMEOUT } else { usual }
     }
 
-    /// Removes a file that nothing needs, if it is old enough.
-    fn remove_if_older(&mut self, file: &File, grace: Duration, kind: LeftoverKind) {
-        // A process may have begun to use a blob since the folder was read.
-        let age = File::of(file.path.clone(), SystemTime::now())
+    /// Removes an unused file if it is older than `grace`.
+    fn remove_if_older(&mut self, file: &StoreFile, grace: Duration, kind: LeftoverKind) {
+        // A process may have begun to use the file after the folder was read.
+        let age = StoreFile::of(file.path.clone(), SystemTime::now())
             .map_or(file.age, |now| now.age.min(file.age));
         if age <= grace {
             self.pruned.young += usize::from(kind != LeftoverKind::Temporary);
@@ -332,13 +353,13 @@ impl Collection<'_> {
     }
 }
 
-/// All that pulls are of.
-fn digests(pulls: Vec<&Pull>) -> HashSet<Digest> {
+/// All blobs of some pulls.
+fn digests(pulls: Vec<&UnfinishedPull>) -> HashSet<Digest> {
     pulls.iter().flat_map(|pull| pull.manifest.blobs().map(|layer| layer.digest)).collect()
 }
 
-/// Links to blobs from merges that were interrupted.
-fn remove_merges(temp: &Path, grace: Duration) {
+/// Removes folders of links from interrupted merges of split files.
+fn remove_merge_links(temp: &Path, grace: Duration) {
     for entry in fs::read_dir(temp).into_iter().flatten().flatten() {
         let is_merge = entry.file_name().to_string_lossy().ends_with("-parts");
         let age = entry
@@ -352,7 +373,7 @@ fn remove_merges(temp: &Path, grace: Duration) {
     }
 }
 
-/// Early versions of Ollama had a colon in the names of blobs.
+/// Renames blobs of early versions of Ollama, whose names had a colon.
 fn rename_old_blobs(blobs: &Path) {
     for file in files_of(blobs).unwrap_or_default() {
         if let Some(hex) = file.name.strip_prefix("sha256:")
@@ -363,40 +384,41 @@ fn rename_old_blobs(blobs: &Path) {
     }
 }
 
-/// A regular file.
-struct File {
+/// A file or link in a folder of the store.
+struct StoreFile {
     path: PathBuf,
     name: String,
     age: Duration,
     bytes: u64,
 }
 
-impl File {
-    /// `None` for what is no regular file, or no more. A link, which stands for a file elsewhere, is as young as itself.
+impl StoreFile {
+    /// Reads a file's metadata; `None` unless it is a regular file or a link. The age of a link is
+    /// its own, not that of its target.
     fn of(path: PathBuf, now: SystemTime) -> Option<Self> {
         let meta =
             fs::symlink_metadata(&path).ok().filter(|meta| meta.is_file() || meta.is_symlink())?;
         let age = now.duration_since(files::last_use(&meta).ok()?).unwrap_or_default();
         let name = path.file_name()?.to_string_lossy().into_owned();
-        Some(Self { bytes: on_disk(&meta), path, name, age })
+        Some(Self { bytes: disk_bytes(&meta), path, name, age })
     }
 }
 
-/// Bytes that a file takes: an unfinished download is mostly holes.
-fn on_disk(meta: &fs::Metadata) -> u64 {
+/// Disk space of a file: an unfinished download is mostly holes.
+fn disk_bytes(meta: &fs::Metadata) -> u64 {
     #[cfg(unix)]
     return std::os::unix::fs::MetadataExt::blocks(meta).saturating_mul(512).min(meta.len());
     #[cfg(not(unix))]
     meta.len()
 }
 
-/// The files of a folder; none where there is no folder.
-fn files_of(dir: &Path) -> Result<Vec<File>, StoreError> {
+/// The files of a folder; none if the folder does not exist.
+fn files_of(dir: &Path) -> Result<Vec<StoreFile>, StoreError> {
     let now = SystemTime::now();
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(e) => return Err(StoreError::io("read the folder", dir, &e)),
     };
-    Ok(entries.filter_map(|entry| File::of(entry.ok()?.path(), now)).collect())
+    Ok(entries.filter_map(|entry| StoreFile::of(entry.ok()?.path(), now)).collect())
 }

@@ -1,7 +1,7 @@
-//! Pulls that are not finished: which models they are of, and how much of them has arrived.
+//! Unfinished pulls: their models, and how much of each has arrived.
 //!
-//! The blobs of an interrupted pull lie under their digests, which tell nobody anything; so the manifest is kept, too, from
-//! the moment it is known until it is stored.
+//! The blobs of an interrupted pull are named by their digests, which do not tell the model. So the
+//! manifest is kept in a note from the moment it is known until it is stored.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,30 +14,30 @@ use crate::manifest::{Layer, Manifest, TEXT_LIMIT};
 use crate::name::ModelName;
 use crate::store::Store;
 
-/// The folder of the notes, below that of temporary files.
-const PULLS: &str = "pulls";
+/// Folder of the notes, in the folder of temporary files.
+const PULLS_DIR: &str = "pulls";
 
 /// A pull that is not finished.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Pull {
+pub struct UnfinishedPull {
     /// The model.
     pub name: ModelName,
-    /// Its bytes.
+    /// Size of the model in bytes.
     pub total: u64,
-    /// Those that are here.
+    /// Bytes that have arrived.
     pub completed: u64,
-    /// When it began, or was last begun again.
+    /// When the pull was last started.
     pub began: SystemTime,
-    /// Whether somebody is at it.
+    /// Whether a process is downloading one of its blobs.
     pub is_running: bool,
-    /// What it is made of.
+    /// The manifest in the note.
     pub(crate) manifest: Manifest,
-    /// The note about it.
+    /// Path of the note.
     pub(crate) note: PathBuf,
 }
 
 impl Store {
-    /// Notes that a model is being fetched of blobs whose manifest is of another kind, or which have none.
+    /// Notes a pull of blobs that have no Ollama manifest.
     ///
     /// # Errors
     /// The store cannot be written.
@@ -46,52 +46,53 @@ impl Store {
         self.note_pull(name, &Manifest { config: None, layers }.to_bytes())
     }
 
-    /// Notes that a model is being fetched.
+    /// Notes a pull.
     ///
     /// # Errors
     /// The store cannot be written.
     pub fn note_pull(&self, name: &ModelName, manifest: &[u8]) -> Result<(), StoreError> {
         let path = self.pull_note(name);
         files::create_dir(path.parent().unwrap_or(Path::new(".")))?;
-        // The name and the manifest as it is, in one file that is there wholly or not at all.
+        // The name and the unchanged manifest are in one file, so that the note is written
+        // atomically.
         let text = [name.full().as_bytes(), b"\n", manifest].concat();
         write_atomic(self.root(), &path, &text)
     }
 
-    /// Forgets the note about a model that is stored now.
+    /// Removes the note of a model that is now stored.
     pub fn forget_pull(&self, name: &ModelName) {
         let note = self.pull_note(name);
         if let Err(error) = files::remove(&note) {
             tracing::warn!(%error, "a finished pull is still noted");
         }
-        // Refused unless it was the last one.
+        // This fails unless the folder is empty.
         note.parent().iter().for_each(|folder| _ = fs::remove_dir(folder));
     }
 
-    /// Forgets the note about a model whose pull failed for good, unless it has left something that another one could go on from: a part
-    /// of a blob, or a blob that no model uses.
+    /// Removes the note of a pull that failed for good, unless it has left a partial or
+    /// unreferenced blob that another pull could use.
     pub fn forget_failed_pull(&self, name: &ModelName) {
         let Some(pull) = self.read_pull(self.pull_note(name)).filter(|pull| !pull.is_running)
         else {
             return;
         };
-        // Who uses what is unknown: it stays.
+        // The references are unknown, so the note stays.
         let Ok(Ok(used)) = self.referenced_blobs() else { return };
         let is_of_use = |layer: &Layer| match self.layer_path(layer) {
             Ok(_) => !used.contains(&layer.digest),
-            Err(_) => self.arrived(&layer.digest) > 0,
+            Err(_) => self.downloaded_bytes(&layer.digest) > 0,
         };
         if !pull.manifest.blobs().any(is_of_use) {
             self.forget_pull(name);
         }
     }
 
-    /// The pulls that are not finished, in the order of their names.
+    /// The unfinished pulls, sorted by name.
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn pulls(&self) -> Result<Vec<Pull>, StoreError> {
-        let dir = self.root().join(TEMP_DIR).join(PULLS);
+    pub fn pulls(&self) -> Result<Vec<UnfinishedPull>, StoreError> {
+        let dir = self.root().join(TEMP_DIR).join(PULLS_DIR);
         let entries = match fs::read_dir(&dir) {
             Ok(entries) => entries,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -103,8 +104,8 @@ impl Store {
         Ok(pulls)
     }
 
-    /// `None` for what is no note, or no more.
-    fn read_pull(&self, note: PathBuf) -> Option<Pull> {
+    /// Reads a note; `None` if it is invalid or gone.
+    fn read_pull(&self, note: PathBuf) -> Option<UnfinishedPull> {
         let began = fs::metadata(&note).and_then(|meta| meta.modified()).ok()?;
         let text = read_limited(&note, TEXT_LIMIT + 1024).ok()?;
         let line = text.iter().position(|byte| *byte == b'\n')?;
@@ -117,14 +118,22 @@ impl Store {
                 completed += layer.size;
                 continue;
             }
-            completed += self.arrived(&layer.digest).min(layer.size);
+            completed += self.downloaded_bytes(&layer.digest).min(layer.size);
             is_running |= self.is_being_downloaded(&layer.digest);
         }
-        Some(Pull { total: manifest.size(), completed, began, is_running, name, manifest, note })
+        Some(UnfinishedPull {
+            total: manifest.size(),
+            completed,
+            began,
+            is_running,
+            name,
+            manifest,
+            note,
+        })
     }
 
-    /// Bytes of an unfinished blob that are noted to be here.
-    fn arrived(&self, digest: &Digest) -> u64 {
+    /// Bytes of a partial blob that have arrived, according to its part files.
+    fn downloaded_bytes(&self, digest: &Digest) -> u64 {
         let partial = self.partial_of(digest);
         let parts = partial.parts().unwrap_or_default();
         let completed = |n: u64| {
@@ -135,9 +144,10 @@ impl Store {
     }
 
     fn pull_note(&self, name: &ModelName) -> PathBuf {
-        // The digest of the name: a file name for every spelling, on every system.
+        // The digest of the folded name is a valid file name on every system, and the same for
+        // every spelling.
         let name = Digest::of(name.folded().as_bytes()).hex();
-        self.root().join(TEMP_DIR).join(PULLS).join(name)
+        self.root().join(TEMP_DIR).join(PULLS_DIR).join(name)
     }
 }
 
@@ -173,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_pull_is_noted_as_long_as_something_is_left_of_it() {
+    fn a_failed_pull_is_noted_while_some_of_its_data_remains() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let name = ModelName::parse("host:5000/me/big:1b").unwrap();
@@ -205,10 +215,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_note_is_not_listed() {
+    fn invalid_notes_are_not_listed() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
-        let notes = dir.path().join(TEMP_DIR).join(PULLS);
+        let notes = dir.path().join(TEMP_DIR).join(PULLS_DIR);
         fs::create_dir_all(&notes).unwrap();
         for (n, text) in ["", "\n", "name only", "../x\n{}", "fine\nno manifest", "\u{fffd}\n{}"]
             .iter()

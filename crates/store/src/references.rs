@@ -1,5 +1,5 @@
-//! Which blobs the names of a store need. Blobs are removed only where that is certain: everything in the store's folder
-//! is known, and every manifest in it can be read.
+//! Computes the blobs that the names of a store reference. Blobs may be removed only if all entries
+//! of the store's folder are known and every manifest can be read.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -10,27 +10,28 @@ use crate::digest::Digest;
 use crate::entry::read_manifest_blob;
 use crate::error::StoreError;
 use crate::files::TEMP_DIR;
-use crate::manifest::{Layer, Manifest, media, object};
-use crate::manifest_list::{Child, Document};
-use crate::names::{NameFile, NameScan, dangling, entries_of, foreign};
+use crate::manifest::{Layer, Manifest, media, parse_object};
+use crate::manifest_list::{Child, ManifestDocument};
+use crate::name_files::{NameFile, NameScan, dangling_link_error, entries_of, foreign_file_error};
 use crate::store::Store;
-use crate::trash::TRASH;
+use crate::trash::TRASH_DIR;
 
-/// What lies in a store's folder beside the folders of names.
-const KNOWN: [&str; 6] = ["blobs", "manifests", "manifests-v2", TEMP_DIR, "puna-registry", TRASH];
-/// What systems leave in every folder.
-const OF_SYSTEMS: [&str; 4] = ["lost+found", "desktop.ini", "Thumbs.db", "@eaDir"];
+/// Known entries of a store's folder.
+const STORE_ENTRIES: [&str; 6] =
+    ["blobs", "manifests", "manifests-v2", TEMP_DIR, "puna-registry", TRASH_DIR];
+/// Files that operating systems create in any folder.
+const SYSTEM_ENTRIES: [&str; 4] = ["lost+found", "desktop.ini", "Thumbs.db", "@eaDir"];
 /// Media types of manifests with layers and a config.
 const MANIFEST_TYPES: [&str; 3] =
     ["", media::MANIFEST, "application/vnd.oci.image.manifest.v1+json"];
-/// What to do about a manifest of a newer program.
-const UPGRADE: &str = ": a newer version of Puna may know it; `rm` removes the name";
-/// The version of the schema that all of these have.
-const SCHEMA: u64 = 2;
+/// Advice for a manifest of a newer program.
+const UPGRADE_HINT: &str = ": a newer version of Puna may know it; `rm` removes the name";
+/// The schema version of all known manifests.
+const SCHEMA_VERSION: u64 = 2;
 
 impl Store {
-    /// The blobs that the names of the own folder need. The inner error is the first thing that is not understood: while
-    /// it is there, any blob may be needed.
+    /// The blobs that the names of the own folder reference. The inner error is the first entry
+    /// that Puna does not know: it may need any blob.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -39,7 +40,7 @@ impl Store {
     ) -> Result<Result<HashSet<Digest>, StoreError>, StoreError> {
         let found = self.find_references()?;
         if let Err(error) = &found
-            && self.is_news(&format!("unused {error}"))
+            && self.is_first_report(&format!("unused {error}"))
         {
             tracing::warn!(%error, "no unused blob is removed while this is in the store");
         }
@@ -48,21 +49,21 @@ impl Store {
 
     fn find_references(&self) -> Result<Result<HashSet<Digest>, StoreError>, StoreError> {
         if let Some(path) = unknown_entry(self.root())? {
-            return Ok(Err(StoreError::Unknown { path }));
+            return Ok(Err(StoreError::UnknownEntry { path }));
         }
         let scan = NameScan::of(self.root())?;
         if let Some(path) = scan.foreign.into_iter().next() {
-            return Ok(Err(foreign(path)));
+            return Ok(Err(foreign_file_error(path)));
         }
         if let Some(path) = scan.misplaced.into_iter().next() {
-            return Ok(Err(StoreError::Unknown { path }));
+            return Ok(Err(StoreError::UnknownEntry { path }));
         }
         let mut references = HashSet::new();
         for file in &scan.files {
             match references_of(self.root(), file) {
                 Ok(found) => references.extend(found),
-                // Removed since the folder was read.
-                Err(error) if error.is_absence() && file.path.symlink_metadata().is_err() => {}
+                // The file was removed after the folder was read.
+                Err(error) if error.is_not_found() && file.path.symlink_metadata().is_err() => {}
                 Err(error) => return Ok(Err(error)),
             }
         }
@@ -70,14 +71,14 @@ impl Store {
     }
 }
 
-/// The first entry of the store's folder, or of that of its blobs, that this program does not know.
+/// The first unknown entry of the store's folder or of its `blobs` folder.
 fn unknown_entry(root: &Path) -> Result<Option<PathBuf>, StoreError> {
     let is_known = |path: &Path, known: &[&str]| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        known.iter().chain(&OF_SYSTEMS).any(|known| *known == name)
+        known.iter().chain(&SYSTEM_ENTRIES).any(|known| *known == name)
     };
     for (path, _) in entries_of(root)? {
-        if !is_known(&path, &KNOWN) {
+        if !is_known(&path, &STORE_ENTRIES) {
             return Ok(Some(path));
         }
     }
@@ -90,8 +91,8 @@ fn unknown_entry(root: &Path) -> Result<Option<PathBuf>, StoreError> {
     Ok(None)
 }
 
-/// Whether a file among the blobs has a name that Ollama or Puna gives: a blob's, one beside it such as an unfinished
-/// download, or a temporary one.
+/// Whether Ollama or Puna gives this name to files in `blobs`: a blob, a partial download or other
+/// file with a blob's name and a suffix, or a temporary file.
 fn is_blob_file(name: &str) -> bool {
     let Some(rest) = name.strip_prefix("sha256-").or_else(|| name.strip_prefix("sha256:")) else {
         return false;
@@ -100,42 +101,48 @@ fn is_blob_file(name: &str) -> bool {
     is_digest || (!rest.is_empty() && rest.bytes().all(|c| c.is_ascii_digit()))
 }
 
-/// The blobs that the file of a name needs: the manifest or list itself, and whatever it names, directly or through the
-/// manifests that it names.
+/// The blobs that the file of a name references: the manifest or manifest list itself, and all
+/// digests in it and in listed manifests.
 ///
 /// # Errors
-/// Something of it is not understood; the error names the file.
+/// The file or a manifest is not understood. The error names the file.
 pub(crate) fn references_of(root: &Path, file: &NameFile) -> Result<HashSet<Digest>, StoreError> {
     let text = match file.read(root) {
-        Err(error) if error.is_absence() => {
-            return Err(if file.path.symlink_metadata().is_ok() { dangling(file) } else { error });
+        Err(error) if error.is_not_found() => {
+            return Err(if file.path.symlink_metadata().is_ok() {
+                dangling_link_error(file)
+            } else {
+                error
+            });
         }
         read => read?,
     };
     let mut references = HashSet::from([text.digest]);
-    let followed = follow(root, &text.bytes, true, &mut references);
+    let followed = collect_references(root, &text.bytes, true, &mut references);
     followed.map_err(|reason| StoreError::Manifest { path: file.path.clone(), reason })?;
     Ok(references)
 }
 
-/// Adds every digest that a manifest or list names, and those of the manifests that it names. A list's own children are
-/// `required` to be there but for those that were never fetched.
-fn follow(
+/// Adds all digests in a manifest or manifest list, and those in the manifests that it lists. If
+/// `required`, at least one child of a list must be in the store.
+fn collect_references(
     root: &Path,
     bytes: &[u8],
     required: bool,
     references: &mut HashSet<Digest>,
 ) -> Result<(), String> {
-    let value: Value = object(bytes)?;
-    check_known(&value)?;
+    let value: Value = parse_object(bytes)?;
+    check_media_type(&value)?;
     add_digests(&value, references);
-    match Document::parse(bytes)? {
-        Document::Manifest { manifest, .. } => follow_anchors(root, &manifest, references),
-        Document::List(list) => {
+    match ManifestDocument::parse(bytes)? {
+        ManifestDocument::Manifest { manifest, .. } => {
+            collect_anchor_references(root, &manifest, references)
+        }
+        ManifestDocument::List(list) => {
             let mut present = 0;
             for child in &list.children {
                 references.insert(child.digest);
-                present += usize::from(follow_child(root, child, references)?);
+                present += usize::from(collect_child_references(root, child, references)?);
             }
             match present > 0 || !required {
                 true => Ok(()),
@@ -145,8 +152,8 @@ fn follow(
     }
 }
 
-/// Follows the manifest of a list's child. Says whether it is in the store.
-fn follow_child(
+/// Adds the digests in the manifest of a list's child. Returns whether it is in the store.
+fn collect_child_references(
     root: &Path,
     child: &Child,
     references: &mut HashSet<Digest>,
@@ -157,17 +164,17 @@ fn follow_child(
             .map_err(|why| format!("{}: {why}", child.digest))?,
     };
     let Some(bytes) = bytes else { return Ok(false) };
-    let value: Value = object(&bytes).map_err(|why| format!("{}: {why}", child.digest))?;
-    check_known(&value).map_err(|why| format!("{}: {why}", child.digest))?;
-    if !matches!(Document::parse(&bytes), Ok(Document::Manifest { .. })) {
+    let value: Value = parse_object(&bytes).map_err(|why| format!("{}: {why}", child.digest))?;
+    check_media_type(&value).map_err(|why| format!("{}: {why}", child.digest))?;
+    if !matches!(ManifestDocument::parse(&bytes), Ok(ManifestDocument::Manifest { .. })) {
         return Err(format!("{}: it is no manifest of a model", child.digest));
     }
     add_digests(&value, references);
     Ok(true)
 }
 
-/// Follows the manifests and lists that layers of a manifest keep alive.
-fn follow_anchors(
+/// Adds the digests in manifests and lists that a manifest's anchor layers reference.
+fn collect_anchor_references(
     root: &Path,
     manifest: &Manifest,
     references: &mut HashSet<Digest>,
@@ -180,23 +187,25 @@ fn follow_anchors(
         let Some(bytes) = read_manifest_blob(root, &layer.digest).map_err(of_layer)? else {
             continue;
         };
-        match Document::parse(&bytes).map_err(of_layer)? {
-            // What it keeps alive itself is a manifest that names nothing more.
-            Document::Manifest { .. } => add_digests(&object(&bytes)?, references),
-            Document::List(_) => follow(root, &bytes, false, references).map_err(of_layer)?,
+        match ManifestDocument::parse(&bytes).map_err(of_layer)? {
+            // A manifest referenced by an anchor references no further manifests.
+            ManifestDocument::Manifest { .. } => add_digests(&parse_object(&bytes)?, references),
+            ManifestDocument::List(_) => {
+                collect_references(root, &bytes, false, references).map_err(of_layer)?
+            }
         }
     }
     Ok(())
 }
 
-/// Refuses manifests of a type that is not known: they may name blobs in ways that are not known either.
-fn check_known(value: &Value) -> Result<(), String> {
+/// Rejects manifests of unknown types: they may reference blobs in unknown ways.
+fn check_media_type(value: &Value) -> Result<(), String> {
     let media_type = value.get("mediaType").and_then(Value::as_str).unwrap_or_default();
     let is_list = media_type == media::MANIFEST_LIST;
     if !is_list && !MANIFEST_TYPES.contains(&media_type) {
         return Err(format!(
-            "it has the unknown media type {:?}{UPGRADE}",
-            crate::name::shown(media_type)
+            "it has the unknown media type {:?}{UPGRADE_HINT}",
+            crate::name::escape_for_message(media_type)
         ));
     }
     if !is_list && value.get("manifests").is_some() {
@@ -205,15 +214,17 @@ fn check_known(value: &Value) -> Result<(), String> {
     match value.get("schemaVersion") {
         None => Ok(()),
         Some(version)
-            if version.as_u64().is_some_and(|version| version == SCHEMA || version == 0) =>
+            if version
+                .as_u64()
+                .is_some_and(|version| version == SCHEMA_VERSION || version == 0) =>
         {
             Ok(())
         }
-        Some(version) => Err(format!("it has the unknown schema version {version}{UPGRADE}")),
+        Some(version) => Err(format!("it has the unknown schema version {version}{UPGRADE_HINT}")),
     }
 }
 
-/// Adds all digests in a text, whatever they stand for.
+/// Adds all digests in a JSON value, whatever they stand for.
 fn add_digests(value: &Value, references: &mut HashSet<Digest>) {
     match value {
         Value::String(text) => references.extend(text.parse::<Digest>()),

@@ -1,22 +1,23 @@
-//! Models that other servers run, as recipes name them: `https://host/v1/MODEL` on a server with OpenAI's dialect,
-//! `https://host/api/MODEL` on a Puna or an Ollama.
+//! Remote models in Modelfiles: `https://host/v1/MODEL` on a server with OpenAI's API,
+//! `https://host/api/MODEL` on a Puna or Ollama server.
 
 use crate::error::StoreError;
 
-/// Where a model is, and what it is called there.
+/// A model on other servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Remote {
-    /// Addresses of the servers, separated by commas; with `/v1` at the end where they speak OpenAI's dialect.
+    /// Addresses of the servers, separated by commas. Those with OpenAI's API end in `/v1`.
     pub host: String,
-    /// The model's name there.
+    /// The model's name on these servers.
     pub model: String,
 }
 
 impl Remote {
-    /// What a `FROM` names, if it is the address of such a model or of several of the same name, separated by commas.
+    /// Parses the value of `FROM`: one or more comma-separated addresses of the same remote model.
+    /// `None` if it is no such address.
     ///
     /// # Errors
-    /// The addresses name different models, or what is no name.
+    /// The addresses name different models, or an invalid name.
     pub fn parse(text: &str) -> Result<Option<Self>, StoreError> {
         let mut found: Option<Self> = None;
         for part in text.split(',').map(str::trim) {
@@ -41,7 +42,7 @@ impl Remote {
         Ok(found)
     }
 
-    /// What a recipe names for this model, one line a server.
+    /// The `FROM` values of a remote model, one for each server.
     pub fn sources(host: &str, model: &str) -> Vec<String> {
         let source = |host: &str| {
             let host = host.trim().trim_end_matches('/');
@@ -52,12 +53,12 @@ impl Remote {
     }
 }
 
-/// The server and the name of a model at an address.
+/// Splits an address into server and model name.
 fn split(text: &str) -> Option<(&str, &str)> {
     let lower = text.to_ascii_lowercase();
     let rest = lower.strip_prefix("https://").or_else(|| lower.strip_prefix("http://"))?;
     let start = text.len() - rest.len();
-    // Where the server's address ends, and where the model's name begins.
+    // The end of the server's address and the start of the model name.
     let openai = rest.find("/v1/").map(|at| (start + at + 3, start + at + 4));
     let native = rest.find("/api/").map(|at| (start + at, start + at + 5));
     let (end, name) = openai.into_iter().chain(native).min()?;
@@ -66,7 +67,8 @@ fn split(text: &str) -> Option<(&str, &str)> {
     is_host.then_some((host, model))
 }
 
-/// Whether another server may call a model so. What comes behind a question mark is often a key.
+/// Whether a text may be a model name on another server. A query string is rejected, because it
+/// often contains a key.
 fn is_name(text: &str) -> bool {
     let is_part = |part: &str| !matches!(part, "" | "." | "..");
     text.split('/').all(is_part)
@@ -78,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_models_are_told_from_names() {
+    fn addresses_of_remote_models_are_distinguished_from_names() {
         let parse = |text: &str| Remote::parse(text).unwrap().map(|r| (r.host, r.model));
         let found = |host: &str, model: &str| Some((host.to_owned(), model.to_owned()));
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Removing names, and the blobs that nothing needs without them.
+//! Removes model names and the blobs that no other name references.
 
 use std::collections::HashSet;
 use std::fs;
@@ -6,45 +6,50 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::digest::Digest;
-use crate::entry::{Entry, Place};
+use crate::entry::{Entry, ModelLocation};
 use crate::error::StoreError;
 use crate::files;
 use crate::name::ModelName;
-use crate::names::{NameFile, NameFolder};
+use crate::name_files::{NameFile, NameFolder};
 use crate::prune::GRACE;
 use crate::store::Store;
 use crate::trash::TrashBatch;
 
-/// An Ollama that makes a model touches the blobs of it at least this often.
-const OLLAMA_KEEPS_ALIVE: Duration = Duration::from_secs(20 * 60);
-/// A blob that was touched so shortly after its name was written was touched by whoever wrote the name.
-const WRITTEN_WITH: Duration = Duration::from_secs(60);
+/// Ollama touches the blobs of a model that it creates at least this often.
+const OLLAMA_TOUCH_INTERVAL: Duration = Duration::from_secs(20 * 60);
+/// If a blob was touched within this time after its name was written, the writer of the name
+/// touched it.
+const NAME_WRITE_WINDOW: Duration = Duration::from_secs(60);
 
-/// A model as somebody has seen it.
+/// A model in a known state, for [`Store::delete_unchanged`].
 #[derive(Debug, Clone, PartialEq)]
-pub struct Seen {
-    /// Its name.
+pub struct ModelVersion {
+    /// The model's name.
     pub name: ModelName,
     /// The digest of its manifest.
     pub digest: Digest,
-    /// When its name was written.
+    /// When the name was written.
     pub modified: SystemTime,
 }
 
-impl Seen {
-    fn is(&self, entry: &Entry) -> bool {
-        entry.place == Place::Own && (entry.digest, entry.modified) == (self.digest, self.modified)
+impl ModelVersion {
+    fn matches(&self, entry: &Entry) -> bool {
+        entry.location == ModelLocation::Own
+            && (entry.digest, entry.modified) == (self.digest, self.modified)
     }
 }
 
 impl Store {
-    /// Removes the models that still are what was seen, and then the blobs that no other model needs: what else needs them is
-    /// looked for once, however many go. Says of each, in their order, whether it was removed: what was written again since
-    /// stays, also where the new manifest is the old one.
+    /// Removes models that have not changed, then the blobs that no other model references. The
+    /// references are computed once for all models. Returns for each model whether it was removed.
+    /// A model that was written again in the meantime stays, even with the same manifest.
     ///
     /// # Errors
     /// The store cannot be locked.
-    pub fn delete_seen(&self, seen: &[Seen]) -> Result<Vec<Result<bool, StoreError>>, StoreError> {
+    pub fn delete_unchanged(
+        &self,
+        seen: &[ModelVersion],
+    ) -> Result<Vec<Result<bool, StoreError>>, StoreError> {
         if seen.is_empty() {
             return Ok(Vec::new());
         }
@@ -52,8 +57,8 @@ impl Store {
         let (mut needed, mut notes, mut trash) =
             (HashSet::new(), Vec::new(), TrashBatch::new(self));
         let mut written = None;
-        let mut delete = |seen: &Seen| {
-            if self.find_own(&seen.name)?.filter(|entry| seen.is(entry)).is_none() {
+        let mut delete = |seen: &ModelVersion| {
+            if self.find_own(&seen.name)?.filter(|entry| seen.matches(entry)).is_none() {
                 return Ok(false);
             }
             let found = NameFile::all_of(self.root(), &seen.name)?;
@@ -65,7 +70,8 @@ impl Store {
             Ok(true)
         };
         let removed = seen.iter().map(&mut delete).collect();
-        // The names are gone whatever becomes of their blobs: the notes say what is left to do.
+        // The names are removed even if this fails. The notes record the blobs that are left to
+        // remove.
         match self.remove_unreferenced(&needed, &notes, written, &mut trash) {
             Ok(_) => {}
             Err(error) => {
@@ -75,9 +81,10 @@ impl Store {
         Ok(removed)
     }
 
-    /// Removes those of the `candidates` that no name needs, and the `notes` about them when that is done. The removed names
-    /// were `written` then. While something in the store is not understood nothing is removed: it is returned. Blobs that
-    /// another process may need stay until the store is cleaned up.
+    /// Removes the `candidates` that no name references, then the `notes` about them. `written` is
+    /// when the removed names were written. Nothing is removed while the store contains an entry
+    /// that Puna does not know; that error is returned. Blobs that another process may need stay
+    /// until garbage collection.
     pub(crate) fn remove_unreferenced(
         &self,
         candidates: &HashSet<Digest>,
@@ -89,8 +96,8 @@ impl Store {
             Ok(referenced) => referenced,
             Err(error) => return Ok(Some(error)),
         };
-        // By the rule of [`Store::prune`].
-        let needed = self.at_work_elsewhere().map(|since| GRACE.saturating_add(since));
+        // The same rule as in [`Store::prune`].
+        let needed = self.oldest_other_work_age().map(|since| GRACE.saturating_add(since));
         let (pins, mut is_done) = (self.pins(), true);
         for digest in candidates {
             if referenced.contains(digest) {
@@ -99,7 +106,8 @@ impl Store {
             let path = self.own_blob_path(digest);
             let Some(age) = unused_for(&path) else { continue };
             let may_be_needed = needed.is_some_and(|needed| age <= needed);
-            if pins.has(digest) || may_be_needed || self.may_be_used_by_ollama(&path, written) {
+            if pins.contains(digest) || may_be_needed || self.may_be_used_by_ollama(&path, written)
+            {
                 tracing::info!(blob = %digest, "the blob stays while another process makes a model");
                 is_done = false;
                 continue;
@@ -113,8 +121,8 @@ impl Store {
         Ok(None)
     }
 
-    /// Whether an Ollama 0.40 that makes a model may need a blob of a name that was `written` then. It touches the blobs that
-    /// it needs and locks nothing.
+    /// Whether Ollama 0.40 may be creating a model with this blob. `written` is when the removed
+    /// name was written. Ollama touches the blobs that it needs and holds no locks.
     fn may_be_used_by_ollama(&self, blob: &Path, written: Option<SystemTime>) -> bool {
         let Some(written) = written.filter(|_| NameFolder::ManifestsV2.at(self.root()).is_dir())
         else {
@@ -123,12 +131,12 @@ impl Store {
         let Ok(touched) = fs::symlink_metadata(blob).and_then(|meta| meta.modified()) else {
             return false;
         };
-        let is_recent = touched.elapsed().is_ok_and(|age| age <= OLLAMA_KEEPS_ALIVE);
-        is_recent && touched.duration_since(written).is_ok_and(|later| later > WRITTEN_WITH)
+        let is_recent = touched.elapsed().is_ok_and(|age| age <= OLLAMA_TOUCH_INTERVAL);
+        is_recent && touched.duration_since(written).is_ok_and(|later| later > NAME_WRITE_WINDOW)
     }
 
-    /// Removes blobs that no name needs and no process holds. Without any it writes nothing, also not into a store that it may
-    /// only read.
+    /// Removes blobs that no name references and no process uses. An empty list writes nothing, so
+    /// that it works on a read-only store.
     ///
     /// # Errors
     /// The store cannot be read or written.
@@ -136,12 +144,12 @@ impl Store {
         self.remove_unused(digests, |store| TrashBatch::new(store))
     }
 
-    /// Removes blobs of failed or finished work for good, without the trash.
+    /// Removes blobs of failed or finished work, without the trash.
     ///
     /// # Errors
-    /// As of [`Store::remove_blobs`].
+    /// Those of [`Store::remove_blobs`].
     pub fn discard_blobs(&self, digests: &[Digest]) -> Result<(), StoreError> {
-        self.remove_unused(digests, |store| TrashBatch::for_good(store))
+        self.remove_unused(digests, |store| TrashBatch::without_trash(store))
     }
 
     fn remove_unused(
@@ -157,12 +165,12 @@ impl Store {
         // `remove_unreferenced` logs why blobs stay.
         self.remove_unreferenced(&candidates, &[], None, &mut batch(self))?;
         let is_gone = |digest: &&Digest| !self.own_blob_path(digest).exists();
-        self.forget_begun(digests.iter().filter(is_gone).copied());
+        self.forget_stored_blobs(digests.iter().filter(is_gone).copied());
         Ok(())
     }
 }
 
-/// For how long no process has touched a file; `None` where there is none.
+/// Time since a file was last used; `None` if it does not exist.
 fn unused_for(path: &Path) -> Option<Duration> {
     let last = files::last_use(&fs::symlink_metadata(path).ok()?).ok()?;
     Some(last.elapsed().unwrap_or_default())
@@ -176,8 +184,8 @@ mod tests {
     use crate::files::READS;
     use crate::{Layer, Manifest, media};
 
-    /// A store with so many models, each with a layer of its own and one that all have.
-    fn store_of(models: usize) -> (tempfile::TempDir, Store, Vec<Seen>) {
+    /// A store with `models` models. Each has one layer of its own and one layer that all share.
+    fn store_of(models: usize) -> (tempfile::TempDir, Store, Vec<ModelVersion>) {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         for n in 0..models {
@@ -186,7 +194,7 @@ mod tests {
         let mut entries = store.list().unwrap();
         entries.retain(|entry| !entry.is_embedded());
         entries.sort_by(|a, b| a.name.cmp(&b.name));
-        let seen = |Entry { name, digest, modified, .. }| Seen { name, digest, modified };
+        let seen = |Entry { name, digest, modified, .. }| ModelVersion { name, digest, modified };
         (dir, store, entries.into_iter().map(seen).collect())
     }
 
@@ -211,14 +219,18 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_again_stays_and_what_others_need_too() {
+    fn models_written_again_and_shared_blobs_stay() {
         let (dir, store, seen) = store_of(4);
-        // One moves, one is written as it was, one goes: only the last is as it was seen.
+        // `m0` changes, `m1` is written again with the same content, `m2` is deleted. Only `m3` is
+        // unchanged.
         std::thread::sleep(Duration::from_millis(20));
         put(&store, "m0", "another layer");
         put(&store, "m1", "layer 1");
         store.delete(&seen[2].name).unwrap();
-        assert_eq!(store.delete_seen(&seen).unwrap(), [Ok(false), Ok(false), Ok(false), Ok(true)]);
+        assert_eq!(
+            store.delete_unchanged(&seen).unwrap(),
+            [Ok(false), Ok(false), Ok(false), Ok(true)]
+        );
         let left =
             [("another layer", true), ("layer 1", true), ("layer 2", false), ("layer 3", false)];
         for (text, there) in left.into_iter().chain([("of all", true)]) {
@@ -228,8 +240,9 @@ mod tests {
             seen.iter().filter_map(|seen| store.find(&seen.name).unwrap()).collect();
         assert_eq!(again.len(), 2);
         for entry in again {
-            let now = Seen { name: entry.name, digest: entry.digest, modified: entry.modified };
-            assert_eq!(store.delete_seen(&[now]).unwrap(), [Ok(true)]);
+            let now =
+                ModelVersion { name: entry.name, digest: entry.digest, modified: entry.modified };
+            assert_eq!(store.delete_unchanged(&[now]).unwrap(), [Ok(true)]);
         }
         assert!(!has(&store, "of all"));
         assert!(!dir.path().join("manifests/registry.ollama.ai").exists(), "empty folders go");
@@ -237,28 +250,30 @@ mod tests {
     }
 
     #[test]
-    fn models_of_others_and_those_of_the_program_are_left_alone() {
+    fn models_of_read_only_folders_and_embedded_ones_are_not_removed() {
         let (theirs, other, seen) = store_of(1);
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(dir.path()).unwrap().with_others([theirs.path().to_owned()]);
+        let store =
+            Store::open(dir.path()).unwrap().with_read_only_dirs([theirs.path().to_owned()]);
         let cria = crate::embedded::entry();
-        let built_in = Seen { name: cria.name, digest: cria.digest, modified: cria.modified };
+        let built_in =
+            ModelVersion { name: cria.name, digest: cria.digest, modified: cria.modified };
         assert_eq!(
-            store.delete_seen(&[seen[0].clone(), built_in]).unwrap(),
+            store.delete_unchanged(&[seen[0].clone(), built_in]).unwrap(),
             [Ok(false), Ok(false)]
         );
         assert!(other.find(&seen[0].name).unwrap().is_some());
     }
 
     #[test]
-    fn many_are_removed_with_a_few_reads_each() {
+    fn removing_many_models_reads_each_manifest_a_few_times() {
         let (_dir, store, seen) = store_of(100);
         let before = READS.get();
-        let removed = store.delete_seen(&seen).unwrap();
+        let removed = store.delete_unchanged(&seen).unwrap();
         let reads = READS.get() - before;
         assert!(removed.iter().all(|removed| *removed == Ok(true)));
         assert!(!has(&store, "of all") && !has(&store, "layer 99"));
-        // Removed one by one they would read 5,000 manifests.
+        // Removing the models one by one would read 5,000 manifests.
         assert!((100..10 * 100).contains(&reads), "{reads}");
     }
 }

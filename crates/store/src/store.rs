@@ -1,4 +1,5 @@
-//! The store: manifests by name and blobs by digest, in Ollama's layout, so that both programs share one folder.
+//! [`Store`]: manifests by model name and blobs by digest, in Ollama's layout, so that both
+//! programs can share one folder.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
@@ -9,53 +10,55 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::anchor::without_anchors;
 use crate::digest::Digest;
 use crate::embedded;
-use crate::entry::{Entry, Place, child_text, read_entry, read_manifest_blob};
+use crate::entry::{Entry, ModelLocation, child_text, read_entry, read_manifest_blob};
 use crate::error::StoreError;
 use crate::facts::Facts;
 use crate::files;
-use crate::listing::Memory;
+use crate::fingerprint::FileFingerprint;
+use crate::listing::ListCache;
 use crate::manifest::{Layer, Manifest, media};
 use crate::name::ModelName;
-use crate::names::{NameFile, NameFolder, NameScan, is_shadow};
-use crate::silent::Silent;
-use crate::stamp::Stamp;
-use crate::work::Pins;
+use crate::name_files::{NameFile, NameFolder, NameScan, is_shadow};
+use crate::pins::Pins;
+use crate::unresponsive_dirs::UnresponsiveDirs;
 
-/// A folder of models, and further ones that are only read. Reading never writes, not even folders; any number of stores
-/// may be open on one folder.
+/// A folder of models, and optional read-only folders. Read operations write nothing and create no
+/// folders. Any number of stores may be open on one folder.
 pub struct Store {
     root: PathBuf,
-    /// Folders of the same layout whose models and blobs count too, but that are never written.
-    others: Vec<PathBuf>,
-    /// The runner whose manifest is preferred among those of a list.
+    /// Folders of the same layout. The store finds their models and blobs and never writes to them.
+    read_only_dirs: Vec<PathBuf>,
+    /// The runner whose manifest is preferred in a manifest list.
     runner: Option<String>,
     pub(crate) pins: Arc<Mutex<Pins>>,
-    /// Troubles that were reported.
-    told: Mutex<HashSet<String>>,
-    /// Blobs' files in the other folders that are damaged, and by what they are known again.
-    pub(crate) shunned: Mutex<HashMap<PathBuf, Stamp>>,
-    /// What lists remember.
-    pub(crate) listed: Memory,
-    /// Folders that are only read and do not answer.
-    pub(crate) silent: Silent,
-    /// What the files of models say, by their blob.
+    /// Messages that were logged already.
+    reported: Mutex<HashSet<String>>,
+    /// Damaged blob files in read-only folders, which the store treats as absent. A file counts
+    /// again once its fingerprint changes.
+    pub(crate) ignored_blobs: Mutex<HashMap<PathBuf, FileFingerprint>>,
+    /// The last listing and the index of manifests.
+    pub(crate) list_cache: ListCache,
+    /// Read-only folders that did not answer the last query.
+    pub(crate) unresponsive: UnresponsiveDirs,
+    /// Facts of model files, by the digest of their blob.
     pub(crate) facts: Mutex<HashMap<Digest, Arc<Facts>>>,
 }
 
-/// Troubles that are remembered as reported.
-const TOLD: usize = 1000;
+/// Largest number of messages in [`Store::is_first_report`]'s memory.
+const MAX_REPORTED: usize = 1000;
 
-/// What was removed with a model.
+/// Result of [`Store::delete`].
 #[derive(Debug, Clone, PartialEq)]
-pub struct Deleted {
-    /// The entry of the store that Puna does not understand. It may need any blob, so no blob was removed.
+pub struct DeleteOutcome {
+    /// The entry of the store that Puna does not know. It may need any blob, so no blob was
+    /// removed.
     pub blocked_by: Option<StoreError>,
-    /// Why the name or blobs are not in the trash, though the disk has room for them.
-    pub removed_for_good: Option<String>,
+    /// Why files bypassed the trash although the disk has room for them.
+    pub trash_error: Option<String>,
 }
 
-/// The folder of models: what `OLLAMA_MODELS` says (blanks and quotes around it removed), else `.ollama/models` in the
-/// home folder.
+/// The models folder: the value of `OLLAMA_MODELS` without surrounding blanks and quotes, or
+/// `.ollama/models` in the home folder.
 pub fn default_root(variable: Option<&str>, home: Option<&Path>) -> PathBuf {
     match variable.map(|v| v.trim().trim_matches(['"', '\'']).trim()).filter(|v| !v.is_empty()) {
         Some(path) => PathBuf::from(path),
@@ -64,10 +67,10 @@ pub fn default_root(variable: Option<&str>, home: Option<&Path>) -> PathBuf {
 }
 
 impl Store {
-    /// Opens the store in a folder, which need not exist yet.
+    /// Opens the store in a folder, which need not exist.
     ///
     /// # Errors
-    /// Something is there that is no folder, or cannot be read.
+    /// The path is not a folder, or the folder cannot be read.
     pub fn open(root: impl Into<PathBuf>) -> Result<Self, StoreError> {
         let root = root.into();
         for dir in
@@ -79,39 +82,40 @@ impl Store {
                 Ok(_) => {}
             }
         }
-        let (others, pins, shunned) = (Vec::new(), Arc::default(), Mutex::default());
-        let (told, listed, silent) = (Mutex::default(), Memory::default(), Silent::default());
+        let (read_only_dirs, pins, ignored_blobs) = (Vec::new(), Arc::default(), Mutex::default());
+        let (reported, list_cache, unresponsive) =
+            (Mutex::default(), ListCache::default(), UnresponsiveDirs::default());
         Ok(Self {
             root,
-            others,
+            read_only_dirs,
             runner: None,
             pins,
-            told,
-            shunned,
-            listed,
-            silent,
+            reported,
+            ignored_blobs,
+            list_cache,
+            unresponsive,
             facts: Mutex::default(),
         })
     }
 
-    /// The same store with further folders, whose models and blobs are found too, in this order, where its own folder has
-    /// none. They are only read, and need not be there: a share may be mounted later.
-    pub fn with_others(mut self, folders: impl IntoIterator<Item = PathBuf>) -> Self {
-        self.others = folders.into_iter().filter(|folder| *folder != self.root).collect();
+    /// Adds read-only folders, which are searched in this order after the store's own folder. They
+    /// need not exist yet: a network share may be mounted later.
+    pub fn with_read_only_dirs(mut self, folders: impl IntoIterator<Item = PathBuf>) -> Self {
+        self.read_only_dirs = folders.into_iter().filter(|folder| *folder != self.root).collect();
         self
     }
 
-    /// The folder.
+    /// The store's own folder.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The folders that are only read.
-    pub fn others(&self) -> &[PathBuf] {
-        &self.others
+    /// The read-only folders.
+    pub fn read_only_dirs(&self) -> &[PathBuf] {
+        &self.read_only_dirs
     }
 
-    /// The same store that prefers the manifest for a runner, such as `ggml`, where a name stands for several.
+    /// Sets the runner, such as `ggml`, whose manifest is preferred in a manifest list.
     pub fn with_runner(mut self, runner: Option<String>) -> Self {
         self.runner = runner;
         self
@@ -122,38 +126,42 @@ impl Store {
         self.runner.as_deref()
     }
 
-    /// All folders, the store's own first.
-    pub(crate) fn places(&self) -> impl Iterator<Item = Place> {
-        [Place::Own].into_iter().chain(self.others.iter().cloned().map(Place::Other))
+    /// All folders, the store's own folder first.
+    pub(crate) fn locations(&self) -> impl Iterator<Item = ModelLocation> {
+        [ModelLocation::Own]
+            .into_iter()
+            .chain(self.read_only_dirs.iter().cloned().map(ModelLocation::ReadOnly))
     }
 
-    /// The folder of a place.
-    pub(crate) fn root_of<'a>(&'a self, place: &'a Place) -> &'a Path {
-        if let Place::Other(folder) = place { folder } else { &self.root }
+    /// The folder of a location.
+    pub(crate) fn root_of<'a>(&'a self, location: &'a ModelLocation) -> &'a Path {
+        if let ModelLocation::ReadOnly(folder) = location { folder } else { &self.root }
     }
 
-    /// Whether a trouble was not reported before, so that a list that is read every second does not fill the log.
-    pub fn is_news(&self, trouble: &str) -> bool {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.len() >= TOLD {
-            told.clear();
+    /// Whether a message is reported for the first time. A list that is read every second must not
+    /// fill the log.
+    pub fn is_first_report(&self, error: &str) -> bool {
+        let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        if reported.len() >= MAX_REPORTED {
+            reported.clear();
         }
-        told.insert(trouble.to_owned())
+        reported.insert(error.to_owned())
     }
 
-    /// The model of a name, whose case does not count.
+    /// Finds a model by name, ignoring case.
     ///
     /// # Errors
-    /// The manifest is there but is none, or the store cannot be read.
+    /// The file of the name is no valid manifest, or the store cannot be read.
     pub fn find(&self, name: &ModelName) -> Result<Option<Entry>, StoreError> {
         if let Some(entry) = self.find_own(name)? {
             return Ok(Some(entry));
         }
-        for folder in self.others() {
+        for folder in self.read_only_dirs() {
             let (wanted, root, runner) = (name.clone(), folder.clone(), self.runner.clone());
-            let place = Place::Other(folder.clone());
-            let found =
-                self.ask_other(folder, move || find_at(&root, &wanted, &place, runner.as_deref()));
+            let location = ModelLocation::ReadOnly(folder.clone());
+            let found = self.query_read_only_dir(folder, move || {
+                find_at(&root, &wanted, &location, runner.as_deref())
+            });
             if let Some(entry) = found.transpose()?.flatten() {
                 return Ok(Some(entry));
             }
@@ -161,27 +169,29 @@ impl Store {
         Ok(Some(embedded::entry()).filter(|entry| entry.name.same(name)))
     }
 
-    /// The same in the own folder alone.
+    /// Like [`Store::find`], in the store's own folder only.
     pub(crate) fn find_own(&self, name: &ModelName) -> Result<Option<Entry>, StoreError> {
-        find_at(&self.root, name, &Place::Own, self.runner())
+        find_at(&self.root, name, &ModelLocation::Own, self.runner())
     }
 
-    /// As [`Store::find`], for callers that need the model.
+    /// Like [`Store::find`], but an absent model is an error.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`] too, or [`StoreError::Silent`]: it may be in a folder that does not answer.
+    /// [`StoreError::NotFound`], or [`StoreError::Unresponsive`] if the model may be in a folder
+    /// that does not answer.
     pub fn get(&self, name: &ModelName) -> Result<Entry, StoreError> {
-        let silent = || self.others().iter().find(|folder| self.silent.has(folder));
-        self.find(name)?.ok_or_else(|| match silent() {
-            Some(folder) => StoreError::Silent { folder: folder.clone() },
+        let unresponsive =
+            || self.read_only_dirs().iter().find(|folder| self.unresponsive.contains(folder));
+        self.find(name)?.ok_or_else(|| match unresponsive() {
+            Some(folder) => StoreError::Unresponsive { folder: folder.clone() },
             None => StoreError::NotFound(name.to_string()),
         })
     }
 
-    /// The same with the manifest for a runner, where one is named.
+    /// Like [`Store::get`], with the manifest for `runner` if it is given.
     ///
     /// # Errors
-    /// Also those of [`Entry::for_runner`].
+    /// Those of [`Store::get`] and [`Entry::for_runner`].
     pub fn get_for(&self, name: &ModelName, runner: Option<&str>) -> Result<Entry, StoreError> {
         let entry = self.get(name)?;
         match runner {
@@ -190,8 +200,8 @@ impl Store {
         }
     }
 
-    /// The spelling under which a model is to be written: that of an existing model of this name, else the case of
-    /// existing folders as far as they match.
+    /// The spelling under which a model is written. It follows an existing model of the same name,
+    /// or else existing folders as far as they match.
     ///
     /// # Errors
     /// The store cannot be read.
@@ -202,7 +212,7 @@ impl Store {
             let pairs = name.parts().into_iter().zip(other.parts());
             pairs.take_while(|(a, b)| a.eq_ignore_ascii_case(b)).count()
         };
-        // Ties go to the name itself where it has a folder, then to the first in order.
+        // Among equal matches, the name's own spelling wins, then the first in order.
         let exact = |other: &ModelName, n: usize| name.parts()[..n] == other.parts()[..n];
         let mut best: Option<(usize, bool, ModelName)> = None;
         for other in models {
@@ -218,12 +228,17 @@ impl Store {
         Ok(ModelName::from_parts(parts[0], parts[1], parts[2], parts[3])?)
     }
 
-    /// The model of a name, with the manifest for a runner where one is named. Its blobs are pinned and all there.
+    /// Finds a model, optionally with the manifest for a runner, and pins its blobs. All of them
+    /// are present.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`], also where it is removed at the same time; [`StoreError::Incomplete`]; those of
-    /// [`Entry::for_runner`].
-    pub(crate) fn hold(&self, name: &ModelName, runner: Option<&str>) -> Result<Entry, StoreError> {
+    /// [`StoreError::NotFound`], also if the model is removed at the same time;
+    /// [`StoreError::Incomplete`]; those of [`Entry::for_runner`].
+    pub(crate) fn pin_model(
+        &self,
+        name: &ModelName,
+        runner: Option<&str>,
+    ) -> Result<Entry, StoreError> {
         loop {
             let entry = self.get_for(name, runner)?;
             if entry.is_embedded() {
@@ -232,15 +247,16 @@ impl Store {
             entry.manifest.blobs().for_each(|layer| self.pin(&layer.digest));
             let missing = entry.manifest.blobs().find_map(|layer| self.layer_path(layer).err());
             let Some(missing) = missing else { return Ok(entry) };
-            self.release(entry.manifest.blobs().map(|layer| layer.digest));
+            self.unpin(entry.manifest.blobs().map(|layer| layer.digest));
             if self.get(name)?.digest == entry.digest {
-                return Err(missing.of_model(&entry.name));
+                return Err(missing.for_model(&entry.name));
             }
         }
     }
 
-    /// Makes a model of a file that stays where it is: the blob is a link, named by the file's path, size and time rather
-    /// than by its content. For stores that live as long as one command; other programs would take such a blob for broken.
+    /// Registers a file as a model without copying it. The blob is a link, and its name is a digest
+    /// of the file's path, size and time, not of its content. Use it only for a temporary store:
+    /// other programs consider this blob damaged.
     ///
     /// # Errors
     /// The file cannot be found, or the store cannot be written.
@@ -254,8 +270,8 @@ impl Store {
         let digest = Digest::of(format!("{}\n{size}\n{time:?}", path.display()).as_bytes());
         let blob = self.own_blob_path(&digest);
         files::create_dir(&self.root.join("blobs"))?;
-        match link(&path, &blob) {
-            // Under another name it is there already.
+        match symlink_or_copy(&path, &blob) {
+            // The same file was linked under another model name.
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
             linked => linked.map_err(|e| StoreError::io("link", &blob, &e))?,
         }
@@ -264,7 +280,7 @@ impl Store {
         self.write_manifest(name, &manifest.to_bytes(), true)
     }
 
-    /// Copies a model under another name. A name that exists is replaced; a model onto itself is left alone.
+    /// Copies a model to another name, which it replaces. Copying a model to itself does nothing.
     ///
     /// # Errors
     /// [`StoreError::NotFound`], [`StoreError::Incomplete`], or the store cannot be written.
@@ -272,63 +288,65 @@ impl Store {
         self.copy_for(source, None, target)
     }
 
-    /// The same; where a runner is named, its manifest alone is copied instead of the list of all.
+    /// Like [`Store::copy`]. With `runner`, only that runner's manifest is copied instead of the
+    /// manifest list.
     ///
     /// # Errors
-    /// Also those of [`Entry::for_runner`].
+    /// Those of [`Store::copy`] and [`Entry::for_runner`].
     pub fn copy_for(
         &self,
         source: &ModelName,
         runner: Option<&str>,
         target: &ModelName,
     ) -> Result<(), StoreError> {
-        let _work = self.work();
-        let source = self.hold(source, runner)?;
+        let _work = self.begin_work();
+        let source = self.pin_model(source, runner)?;
         let copied = match (&source.list, runner) {
             (Some(list), Some(_)) => self
                 .child_manifest(&source, list.chosen)
                 .and_then(|text| self.write_manifest(&self.spelling(target)?, &text, false)),
-            _ => self.copy_held(&source, target),
+            _ => self.copy_pinned(&source, target),
         };
-        self.release(source.manifest.blobs().map(|layer| layer.digest));
+        self.unpin(source.manifest.blobs().map(|layer| layer.digest));
         copied
     }
 
-    /// The manifest of a model, byte for byte.
-    pub(crate) fn bytes_of(&self, entry: &Entry) -> Result<Vec<u8>, StoreError> {
-        match &entry.place {
-            Place::Embedded => Ok(embedded::manifest_bytes()),
-            place => name_text(self.root_of(place), entry),
+    /// The bytes of a model's manifest or manifest list.
+    pub(crate) fn stored_manifest(&self, entry: &Entry) -> Result<Vec<u8>, StoreError> {
+        match &entry.location {
+            ModelLocation::Embedded => Ok(embedded::manifest_bytes()),
+            location => manifest_text(self.root_of(location), entry),
         }
     }
 
-    /// The manifest of a child of a list, byte for byte.
+    /// The bytes of the manifest of a list's child.
     ///
     /// # Errors
     /// [`StoreError::ChildMissing`], or the child's manifest is damaged.
     ///
     /// # Panics
-    /// The entry is no list, or has no child `at` that index.
+    /// If the entry has no manifest list, or the list has no child with index `at`.
     pub fn child_manifest(&self, entry: &Entry, at: usize) -> Result<Vec<u8>, StoreError> {
         let list = entry.list.as_ref().expect("a list of manifests");
-        child_text(self.root_of(&entry.place), &entry.name, &list.children[at])
+        child_text(self.root_of(&entry.location), &entry.name, &list.children[at])
     }
 
-    fn copy_held(&self, source: &Entry, target: &ModelName) -> Result<(), StoreError> {
+    fn copy_pinned(&self, source: &Entry, target: &ModelName) -> Result<(), StoreError> {
         let target = self.spelling(target)?;
-        if source.name.same(&target) && source.place == Place::Own {
+        if source.name.same(&target) && source.location == ModelLocation::Own {
             return Ok(());
         }
-        let bytes = self.bytes_of(source).map_err(|error| match error.is_absence() {
+        let bytes = self.stored_manifest(source).map_err(|error| match error.is_not_found() {
             true => StoreError::NotFound(source.name.to_string()),
             false => error,
         })?;
-        // A list's manifests are the folder's own, also where its layers lie elsewhere.
+        // The manifests of a list's children must be in the own folder, even if their layers are in
+        // another folder.
         for stored in source.list.iter().flat_map(|list| &list.children) {
             if stored.manifest.is_none() || stored.child.inline.is_some() {
                 continue;
             }
-            let root = self.root_of(&source.place);
+            let root = self.root_of(&source.location);
             if let Ok(Some(text)) = read_manifest_blob(root, &stored.child.digest) {
                 self.add_manifest(&text)?;
             }
@@ -336,36 +354,38 @@ impl Store {
         self.write_manifest(&target, &bytes, false)
     }
 
-    /// The lock that writers of one folder share, also across processes. Held until it is dropped.
+    /// Locks the folder against other writers, also in other processes. Dropping the file releases
+    /// the lock.
     pub(crate) fn lock(&self) -> Result<File, StoreError> {
         files::lock_file(&self.root.join(files::TEMP_DIR).join("lock"))
     }
 }
 
-/// The model of a name in the store at `root`, whatever its case. A link that leads to nothing counts for none.
+/// Finds a model in the store at `root`, ignoring case. A dangling link counts as absent.
 fn find_at(
     root: &Path,
     name: &ModelName,
-    place: &Place,
+    location: &ModelLocation,
     runner: Option<&str>,
 ) -> Result<Option<Entry>, StoreError> {
     let is_hidden = |file: &NameFile| file.folder == NameFolder::Manifests && is_shadow(&file.name);
     for file in NameFile::all_of(root, name)?.into_iter().filter(|file| !is_hidden(file)) {
-        match read_entry(root, &file, place.clone(), runner) {
-            Err(error) if error.is_absence() => {}
+        match read_entry(root, &file, location.clone(), runner) {
+            Err(error) if error.is_not_found() => {}
             read => return read.map(Some),
         }
     }
     Ok(None)
 }
 
-/// The text of a model's manifest or list of manifests, byte for byte; of an anchor the manifest that it is made of.
-fn name_text(root: &Path, entry: &Entry) -> Result<Vec<u8>, StoreError> {
+/// The bytes of a model's manifest or manifest list. For an anchor, the bytes of the manifest
+/// without the anchor's layers.
+fn manifest_text(root: &Path, entry: &Entry) -> Result<Vec<u8>, StoreError> {
     let mut error = StoreError::NotFound(entry.name.to_string());
     for file in NameFile::all_of(root, &entry.name)? {
         match file.read(root) {
             Ok(text) if text.digest == entry.digest => return Ok(without_anchors(text.bytes)),
-            // An anchor of the list.
+            // The file is an anchor of a manifest list.
             Ok(_) => {
                 if let Ok(Some(bytes)) = read_manifest_blob(root, &entry.digest) {
                     return Ok(bytes);
@@ -377,8 +397,8 @@ fn name_text(root: &Path, entry: &Entry) -> Result<Vec<u8>, StoreError> {
     Err(error)
 }
 
-/// A link that costs nothing; where the system has none, a copy.
-fn link(path: &Path, link: &Path) -> io::Result<()> {
+/// Makes a symbolic link, or a copy where the system has no links.
+fn symlink_or_copy(path: &Path, link: &Path) -> io::Result<()> {
     #[cfg(unix)]
     return std::os::unix::fs::symlink(path, link);
     #[cfg(not(unix))]

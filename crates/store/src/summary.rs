@@ -1,20 +1,20 @@
-//! What a list says of a model.
+//! Details of a model in a listing.
 
 use crate::model::Details;
 
-/// What a list says of a model, beside what its manifest says.
+/// Details of a model in a listing, beyond those of its manifest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
     /// Family, size and so on.
     pub details: Details,
-    /// Tokens that it was trained for.
+    /// Trained context length in tokens.
     pub context_length: u64,
-    /// Width of its vectors.
+    /// Embedding length.
     pub embedding_length: u64,
-    /// What it can do, as [`Model::capabilities`](crate::Model::capabilities).
+    /// Capabilities, as in [`Model::capabilities`](crate::Model::capabilities).
     pub capabilities: Vec<String>,
-    /// The model on other servers that it stands for; empty for one that is here.
+    /// Name of a remote model on its servers; empty for a local model.
     pub remote_model: String,
-    /// Those servers.
+    /// The servers of a remote model.
     pub remote_host: String,
 }

@@ -1,5 +1,5 @@
-//! What pulling and pushing need of the store: unfinished blobs under the names that Ollama gives them, locks between
-//! processes, and manifests as bytes.
+//! Store operations for pulls and pushes: partial blobs under Ollama's file names, download locks
+//! between processes, and manifests as bytes.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
@@ -9,56 +9,56 @@ use crate::digest::Digest;
 use crate::entry::Entry;
 use crate::error::StoreError;
 use crate::files::{self, TempFile, sync_dir};
-use crate::holder::Holder;
+use crate::lock_holder::LockHolder;
 use crate::manifest::Layer;
 use crate::name::ModelName;
 use crate::store::Store;
 
-/// What files are called that say how far a digest is computed.
-pub(crate) const SUM_SUFFIX: &str = ".sum";
-/// Bytes of such a file at most.
-const SUM_LIMIT: u64 = 4 << 10;
-/// What names of files have, behind the digest, of a download beside another one.
-const BESIDE: &str = "-beside";
+/// Suffix of files with the hash state of a partial blob.
+pub(crate) const HASH_STATE_SUFFIX: &str = ".sum";
+/// Largest size of a hash state in bytes.
+const MAX_HASH_STATE_BYTES: u64 = 4 << 10;
+/// Part of the file names of secondary downloads, after the digest.
+const SECONDARY_INFIX: &str = "-beside";
 
-/// Where a blob is downloaded. Two processes never write to one file.
+/// Which files a download uses. Two processes never write to the same file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Seat {
-    /// Where Ollama does it, too.
-    Usual,
-    /// Beside a process that has the right to the usual place and does not use it.
-    Beside,
+pub enum PartialPath {
+    /// The files that Ollama also uses.
+    Primary,
+    /// Separate files, used while the holder of the primary lock is stopped.
+    Secondary,
 }
 
-/// A blob that is being downloaded: one file of its full size, and a file of JSON for each of its parts.
+/// A partial blob: one file of full size, and one JSON file for each part.
 ///
 /// ```text
-/// blobs/sha256-<64 hex>-partial        the bytes, at their places; the rest is holes
+/// blobs/sha256-<64 hex>-partial        the bytes at their offsets, with holes
 /// blobs/sha256-<64 hex>-partial-<N>    {"N":0,"Offset":0,"Size":100000000,"Completed":12345}
-/// puna-tmp/<64 hex>.sum                how far its digest is computed, where Ollama does not look for parts
-/// puna-tmp/<64 hex>-beside…            the same of a download beside one that stands still
+/// puna-tmp/<64 hex>.sum                hash state, where Ollama looks for no parts
+/// puna-tmp/<64 hex>-beside…            the same files of a secondary download
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Partial {
+pub struct PartialBlob {
     data: PathBuf,
     temp: PathBuf,
 }
 
-impl Partial {
-    /// The file with the bytes.
+impl PartialBlob {
+    /// Path of the file with the bytes.
     pub fn data(&self) -> &Path {
         &self.data
     }
 
-    /// The file about part `n`.
+    /// Path of the JSON file of part `n`.
     pub fn part(&self, n: u64) -> PathBuf {
         let mut name = self.data.clone().into_os_string();
         name.push(format!("-{n}"));
         name.into()
     }
 
-    /// Writes the file about part `n`: the old text or the new one is there at any moment. It is not flushed to the disk:
-    /// a note that is lost with the power costs its part, and there are many of them.
+    /// Replaces the JSON file of part `n` atomically. The file is not flushed: after a power
+    /// failure only that part is downloaded again, and there are many parts.
     ///
     /// # Errors
     /// The store cannot be written.
@@ -66,16 +66,16 @@ impl Partial {
         self.write_note(&self.part(n), text)
     }
 
-    /// Writes down how far the digest is: the old text or the new one is there at any moment.
+    /// Replaces the hash state atomically.
     ///
     /// # Errors
     /// The store cannot be written.
-    pub fn write_sum(&self, text: &[u8]) -> Result<(), StoreError> {
-        self.write_note(&self.sum(), text)
+    pub fn write_hash_state(&self, text: &[u8]) -> Result<(), StoreError> {
+        self.write_note(&self.hash_state_path(), text)
     }
 
-    /// Writes a note, the old one or the new at any moment; on a full disk over the old one, which takes no further space. Of one
-    /// that is broken by a crash then, nothing counts.
+    /// Replaces a file atomically. On a full disk it is overwritten in place, which needs no more
+    /// space. Readers ignore a file that a crash leaves incomplete.
     fn write_note(&self, path: &Path, text: &[u8]) -> Result<(), StoreError> {
         let temp = self.temp.join(TempFile::new_name());
         let anew = || fs::write(&temp, text).and_then(|()| fs::rename(&temp, path));
@@ -93,26 +93,26 @@ impl Partial {
         written.map_err(|e| StoreError::io("write", path, &e))
     }
 
-    /// What was written down of the digest, if anything was.
-    pub fn read_sum(&self) -> Option<Vec<u8>> {
-        files::read_limited(&self.sum(), SUM_LIMIT).ok()
+    /// The stored hash state, if any.
+    pub fn read_hash_state(&self) -> Option<Vec<u8>> {
+        files::read_limited(&self.hash_state_path(), MAX_HASH_STATE_BYTES).ok()
     }
 
-    fn sum(&self) -> PathBuf {
+    fn hash_state_path(&self) -> PathBuf {
         let name = self.data.file_name().unwrap_or_default().to_string_lossy();
         let hex = name.trim_start_matches("sha256-").trim_end_matches("-partial");
-        self.temp.join(format!("{hex}{SUM_SUFFIX}"))
+        self.temp.join(format!("{hex}{HASH_STATE_SUFFIX}"))
     }
 
-    /// Removes the file about part `n`.
+    /// Removes the JSON file of part `n`.
     ///
     /// # Errors
-    /// It cannot be removed.
+    /// The file cannot be removed.
     pub fn remove_part(&self, n: u64) -> Result<(), StoreError> {
         files::remove(&self.part(n))
     }
 
-    /// The numbers of the parts of which there are files, in no order.
+    /// Numbers of the parts with a JSON file, unsorted.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -129,18 +129,18 @@ impl Partial {
         Ok(entries.filter_map(Result::ok).filter_map(number).collect())
     }
 
-    /// Removes the bytes and what is known about them.
+    /// Removes the bytes, the parts and the hash state.
     ///
     /// # Errors
-    /// A file is there that cannot be removed.
+    /// An existing file cannot be removed.
     pub fn discard(&self) -> Result<(), StoreError> {
-        // The parts first: without them the bytes count for nothing.
+        // Remove the parts first: the bytes are useless without them.
         self.discard_parts()?;
         files::remove(&self.data)
     }
 
     fn discard_parts(&self) -> Result<(), StoreError> {
-        files::remove(&self.sum())?;
+        files::remove(&self.hash_state_path())?;
         self.parts()?.into_iter().try_for_each(|n| self.remove_part(n))
     }
 
@@ -149,7 +149,7 @@ impl Partial {
     }
 }
 
-/// A lock between processes, held until it is dropped.
+/// A download lock between processes. Dropping it releases the lock.
 #[derive(Debug)]
 pub struct BlobLock {
     path: PathBuf,
@@ -158,46 +158,51 @@ pub struct BlobLock {
 
 impl Drop for BlobLock {
     fn drop(&mut self) {
-        // Whoever opened it meanwhile finds out that it is gone, and makes a new one.
+        // A process that has opened the file in the meantime notices that it is gone, and creates a
+        // new one.
         let _ = fs::remove_file(&self.path);
     }
 }
 
 impl Store {
-    /// Where a blob is kept while it is downloaded. Makes the folder.
+    /// The primary partial files of a blob. Creates their folders.
     ///
     /// # Errors
     /// The store cannot be written.
-    pub fn partial(&self, digest: &Digest) -> Result<Partial, StoreError> {
-        self.partial_at(digest, Seat::Usual)
+    pub fn partial(&self, digest: &Digest) -> Result<PartialBlob, StoreError> {
+        self.partial_at(digest, PartialPath::Primary)
     }
 
-    /// The same at one of the places where that may be done.
+    /// The partial files of a blob for a primary or secondary download. Creates their folders.
     ///
     /// # Errors
     /// The store cannot be written.
-    pub fn partial_at(&self, digest: &Digest, seat: Seat) -> Result<Partial, StoreError> {
+    pub fn partial_at(
+        &self,
+        digest: &Digest,
+        path_kind: PartialPath,
+    ) -> Result<PartialBlob, StoreError> {
         let mut partial = self.partial_of(digest);
-        if seat == Seat::Beside {
-            partial.data = partial.temp.join(format!("{}{BESIDE}", digest.hex()));
+        if path_kind == PartialPath::Secondary {
+            partial.data = partial.temp.join(format!("{}{SECONDARY_INFIX}", digest.hex()));
         }
         files::create_dir(partial.folder())?;
         files::create_dir(&partial.temp)?;
         Ok(partial)
     }
 
-    /// The same without making anything.
-    pub(crate) fn partial_of(&self, digest: &Digest) -> Partial {
+    /// Like [`Store::partial`], without creating folders.
+    pub(crate) fn partial_of(&self, digest: &Digest) -> PartialBlob {
         let data = self.root().join("blobs").join(format!("{}-partial", digest.file_name()));
-        Partial { temp: self.root().join(files::TEMP_DIR), data }
+        PartialBlob { temp: self.root().join(files::TEMP_DIR), data }
     }
 
-    /// Makes a blob of what was downloaded as `partial`, whose bytes have the digest: flushed to the disk, then renamed. It is
-    /// kept from being cleared away until [`Store::let_go`] or a manifest with it.
+    /// Turns a verified download into a blob: flushes the file, then renames it. The blob is pinned
+    /// until [`Store::unpin_blobs`] or until a manifest with it is stored.
     ///
     /// # Errors
     /// The store cannot be written.
-    pub fn finish_partial(&self, partial: &Partial, digest: &Digest) -> Result<(), StoreError> {
+    pub fn finish_partial(&self, partial: &PartialBlob, digest: &Digest) -> Result<(), StoreError> {
         let target = self.own_blob_path(digest);
         let fail = |e: &io::Error| StoreError::io("write", &target, e);
         File::options()
@@ -206,7 +211,7 @@ impl Store {
             .and_then(|file| file.sync_all())
             .map_err(|e| fail(&e))?;
         self.pin(digest);
-        self.note_begun(digest);
+        self.note_stored_blob(digest);
         files::create_dir(&self.root().join("blobs"))?;
         fs::rename(&partial.data, &target).map_err(|e| fail(&e))?;
         sync_dir(target.parent().unwrap_or(Path::new(".")));
@@ -214,9 +219,9 @@ impl Store {
         partial.discard_parts()
     }
 
-    /// Whether a blob of this size is there; if so it is kept from being cleared away until [`Store::let_go`] or a
-    /// manifest with it.
-    pub fn hold_blob(&self, digest: &Digest, size: u64) -> bool {
+    /// Pins a blob if it exists with this size. It stays until [`Store::unpin_blobs`] or until a
+    /// manifest with it is stored.
+    pub fn pin_blob(&self, digest: &Digest, size: u64) -> bool {
         let path = self.blob_path(digest);
         let is_there =
             || fs::metadata(&path).is_ok_and(|meta| meta.is_file() && meta.len() == size);
@@ -225,35 +230,36 @@ impl Store {
         }
         self.pin(digest);
         self.touch_blob(digest);
-        // It may have gone between the look and the pin.
+        // The blob may have been removed before it was pinned.
         is_there()
     }
 
-    /// Lets go of blobs that were held for a manifest that will not come.
-    pub fn let_go(&self, digests: impl IntoIterator<Item = Digest>) {
-        self.release(digests);
+    /// Unpins blobs whose manifest will not be stored.
+    pub fn unpin_blobs(&self, digests: impl IntoIterator<Item = Digest>) {
+        self.unpin(digests);
     }
 
-    /// The right to download a blob, which one process at a time has. `None`: another one has it.
+    /// Takes the lock for the primary download of a blob. `None` if another process holds it.
     ///
     /// # Errors
     /// The store cannot be written.
     pub fn lock_download(&self, digest: &Digest) -> Result<Option<BlobLock>, StoreError> {
-        self.lock_download_at(digest, Seat::Usual)
+        self.lock_download_at(digest, PartialPath::Primary)
     }
 
-    /// The same at one of the places where that may be done.
+    /// Takes the lock for the primary or secondary download of a blob. `None` if another process
+    /// holds it.
     ///
     /// # Errors
     /// The store cannot be written.
     pub fn lock_download_at(
         &self,
         digest: &Digest,
-        seat: Seat,
+        path_kind: PartialPath,
     ) -> Result<Option<BlobLock>, StoreError> {
         let dir = self.root().join(files::TEMP_DIR);
         files::create_dir(&dir)?;
-        let path = self.download_lock(digest, seat);
+        let path = self.download_lock(digest, path_kind);
         let fail = |e: &io::Error| StoreError::io("lock", &path, e);
         loop {
             let open = File::options().write(true).create(true).truncate(false).open(&path);
@@ -261,45 +267,49 @@ impl Store {
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => return Ok(None),
-                Err(TryLockError::Error(e)) if files::has_no_locks(&e) => {}
+                Err(TryLockError::Error(e)) if files::is_lock_unsupported(&e) => {}
                 Err(TryLockError::Error(e)) => return Err(fail(&e)),
             }
-            // Whoever had it may have removed it between the opening and the locking.
-            if files::is_at(&file, &path).map_err(|e| fail(&e))? {
-                Holder::here().note(&file);
+            // The former holder may have removed the file before it was locked.
+            if files::is_file_at(&file, &path).map_err(|e| fail(&e))? {
+                LockHolder::current().write_to(&file);
                 return Ok(Some(BlobLock { path, _file: file }));
             }
         }
     }
 
-    /// Who has the right to download a blob, as far as that can be told.
-    pub fn download_holder(&self, digest: &Digest, seat: Seat) -> Option<Holder> {
-        Holder::read(&self.download_lock(digest, seat))
+    /// The process that holds the download lock of a blob, if the lock file tells.
+    pub fn download_lock_holder(
+        &self,
+        digest: &Digest,
+        path_kind: PartialPath,
+    ) -> Option<LockHolder> {
+        LockHolder::read(&self.download_lock(digest, path_kind))
     }
 
-    /// Whether some process has the right to download a blob.
+    /// Whether a process holds the lock for the primary download of a blob.
     pub(crate) fn is_being_downloaded(&self, digest: &Digest) -> bool {
-        is_held(&self.download_lock(digest, Seat::Usual))
+        is_locked(&self.download_lock(digest, PartialPath::Primary))
     }
 
-    /// Whether a file of a name belongs to a download beside another one, and whether that goes on.
-    pub(crate) fn beside(&self, name: &str) -> Option<bool> {
-        let (hex, _) = name.split_once(BESIDE)?;
+    /// Whether the secondary download that a file belongs to is running; `None` for other files.
+    pub(crate) fn secondary_download(&self, name: &str) -> Option<bool> {
+        let (hex, _) = name.split_once(SECONDARY_INFIX)?;
         let digest = format!("sha256-{hex}").parse().ok()?;
-        Some(is_held(&self.download_lock(&digest, Seat::Beside)))
+        Some(is_locked(&self.download_lock(&digest, PartialPath::Secondary)))
     }
 
-    fn download_lock(&self, digest: &Digest, seat: Seat) -> PathBuf {
-        let beside = if seat == Seat::Beside { BESIDE } else { "" };
+    fn download_lock(&self, digest: &Digest, path_kind: PartialPath) -> PathBuf {
+        let beside = if path_kind == PartialPath::Secondary { SECONDARY_INFIX } else { "" };
         self.root().join(files::TEMP_DIR).join(format!("{}{beside}.lock", digest.hex()))
     }
 
-    /// Bytes that may still be written; `None` where the system does not say.
+    /// Free disk space in bytes; `None` if the system does not tell.
     pub fn free_bytes(&self) -> Option<u64> {
         self.disk_space().map(|(free, _)| free)
     }
 
-    /// Bytes that may still be written, and all bytes of the disk; `None` where the system does not say.
+    /// Free disk space and size of the disk in bytes; `None` if the system does not tell.
     pub(crate) fn disk_space(&self) -> Option<(u64, u64)> {
         #[cfg(unix)]
         {
@@ -314,45 +324,52 @@ impl Store {
         None
     }
 
-    /// A model and its manifest's bytes.
+    /// A model and the bytes of its manifest.
     ///
     /// # Errors
     /// [`StoreError::NotFound`], or the store cannot be read.
     pub fn manifest_bytes(&self, name: &ModelName) -> Result<(Entry, Vec<u8>), StoreError> {
         let entry = self.get(name)?;
-        let bytes = self.bytes_of(&entry)?;
+        let bytes = self.stored_manifest(&entry)?;
         Ok((entry, bytes))
     }
 
-    /// The file of a layer, which must have the size that the manifest says.
+    /// The path of a layer's blob, which must have the size that the manifest states.
     ///
     /// # Errors
-    /// [`StoreError::BlobMissing`], [`StoreError::BlobSize`], or it cannot be read.
+    /// [`StoreError::BlobMissing`], [`StoreError::BlobSize`], or the blob cannot be read.
     pub fn layer_file(&self, layer: &Layer) -> Result<PathBuf, StoreError> {
         self.layer_path(layer)
     }
 
-    /// The spelling under which a model of this name is stored or would be: names differ by more than case.
+    /// The spelling under which a model is or would be stored: names that differ only by case are
+    /// the same.
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn spelled(&self, name: &ModelName) -> Result<ModelName, StoreError> {
+    pub fn stored_spelling(&self, name: &ModelName) -> Result<ModelName, StoreError> {
         self.spelling(name)
     }
 
-    /// The tags of which there are models of a name, whose own tag does not count, in all folders.
+    /// The tags of the models with this host, namespace and model name, in all folders. The name's
+    /// own tag is ignored.
     ///
     /// # Errors
     /// The store cannot be read.
     pub fn tags(&self, name: &ModelName) -> Result<Vec<String>, StoreError> {
-        Ok(self.tagged(name)?.into_iter().map(|entry| entry.name.tag().to_owned()).collect())
+        Ok(self
+            .models_of_any_tag(name)?
+            .into_iter()
+            .map(|entry| entry.name.tag().to_owned())
+            .collect())
     }
 
-    /// The models of a name, whose own tag does not count, in all folders.
+    /// The models with this host, namespace and model name, in all folders. The name's own tag is
+    /// ignored.
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn tagged(&self, name: &ModelName) -> Result<Vec<Entry>, StoreError> {
+    pub fn models_of_any_tag(&self, name: &ModelName) -> Result<Vec<Entry>, StoreError> {
         let same = |other: &ModelName| {
             ModelName::from_parts(name.host(), name.namespace(), name.model(), other.tag())
                 .is_ok_and(|wanted| wanted.same(other))
@@ -362,21 +379,21 @@ impl Store {
         Ok(models.collect())
     }
 
-    /// Takes a file over as the blob of a digest that was compared with its content: by a second name where the file
-    /// system can, else by a copy. It is kept from being cleared away until [`Store::let_go`] or a manifest with it.
+    /// Adds a file as a blob with an already verified digest: by a hard link if possible, else by a
+    /// copy. The blob is pinned until [`Store::unpin_blobs`] or until a manifest with it is stored.
     ///
     /// # Errors
     /// The store cannot be written, or the copy has another digest.
     pub fn link_blob(&self, digest: &Digest, path: &Path) -> Result<(), StoreError> {
         let size = fs::metadata(path).map_err(|e| StoreError::io("read", path, &e))?.len();
-        if self.hold_blob(digest, size) {
+        if self.pin_blob(digest, size) {
             return Ok(());
         }
         let target = self.blob_path(digest);
         files::create_dir(&self.root().join("blobs"))?;
         self.pin(digest);
-        self.note_begun(digest);
-        if files::step().and_then(|()| fs::hard_link(path, &target)).is_err() {
+        self.note_stored_blob(digest);
+        if files::fault_point().and_then(|()| fs::hard_link(path, &target)).is_err() {
             let mut file = File::open(path).map_err(|e| StoreError::io("read", path, &e))?;
             let mut writer = self.blob_writer()?;
             io::copy(&mut file, &mut writer).map_err(|e| StoreError::io("write", &target, &e))?;
@@ -387,8 +404,9 @@ impl Store {
         Ok(())
     }
 
-    /// Stores a manifest as it was received, all of whose blobs are there, and says what it replaced. `removing` is called before
-    /// blobs are removed that only the replaced manifest had, unless these are to be kept.
+    /// Stores the bytes of a received manifest, whose blobs must all exist, and returns the
+    /// replaced entry. Calls `on_remove` before it removes blobs that only the replaced manifest
+    /// referenced, unless `keep_unused`.
     ///
     /// # Errors
     /// A blob is missing, or the store cannot be written.
@@ -397,18 +415,18 @@ impl Store {
         name: &ModelName,
         bytes: &[u8],
         keep_unused: bool,
-        removing: &mut dyn FnMut(),
+        on_remove: &mut dyn FnMut(),
     ) -> Result<Option<Entry>, StoreError> {
-        let replaced = self.replace_manifest(name, bytes, keep_unused, removing)?;
+        let replaced = self.replace_manifest(name, bytes, keep_unused, on_remove)?;
         self.forget_pull(name);
         Ok(replaced)
     }
 }
 
-/// Whether somebody holds the lock of a file.
-pub(crate) fn is_held(path: &Path) -> bool {
+/// Whether a process holds the lock of a file.
+pub(crate) fn is_locked(path: &Path) -> bool {
     let held = |file: File| matches!(file.try_lock(), Err(TryLockError::WouldBlock));
-    // Opening a pipe would wait for its other end.
+    // Opening a pipe would block until its other end is opened.
     path.is_file() && File::open(path).is_ok_and(held)
 }
 
@@ -442,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn a_download_is_one_holders_until_it_lets_go() {
+    fn a_download_lock_has_one_holder_at_a_time() {
         let (_dir, store) = store();
         let digest = Digest::of(b"abc");
         let lock = store.lock_download(&digest).unwrap().unwrap();
@@ -453,32 +471,38 @@ mod tests {
     }
 
     #[test]
-    fn a_download_beside_another_has_files_and_a_right_of_its_own() {
+    fn a_secondary_download_has_its_own_files_and_lock() {
         let (dir, store) = store();
         let digest = Digest::of(b"abc");
         let _usual = store.lock_download(&digest).unwrap().unwrap();
-        let lock = store.lock_download_at(&digest, Seat::Beside).unwrap().unwrap();
-        assert!(store.lock_download_at(&digest, Seat::Beside).unwrap().is_none());
-        let (usual, beside) =
-            (store.partial(&digest).unwrap(), store.partial_at(&digest, Seat::Beside).unwrap());
+        let lock = store.lock_download_at(&digest, PartialPath::Secondary).unwrap().unwrap();
+        assert!(store.lock_download_at(&digest, PartialPath::Secondary).unwrap().is_none());
+        let (usual, beside) = (
+            store.partial(&digest).unwrap(),
+            store.partial_at(&digest, PartialPath::Secondary).unwrap(),
+        );
         for (partial, bytes) in [(&usual, b"a.."), (&beside, b"abc")] {
             fs::write(partial.data(), bytes).unwrap();
             partial.write_part(0, b"{}").unwrap();
-            partial.write_sum(bytes).unwrap();
+            partial.write_hash_state(bytes).unwrap();
         }
-        assert_eq!(usual.read_sum().unwrap(), b"a..");
-        let name =
-            |partial: &Partial| partial.data().file_name().unwrap().to_str().unwrap().to_owned();
-        assert_eq!((store.beside(&name(&beside)), store.beside(&name(&usual))), (Some(true), None));
+        assert_eq!(usual.read_hash_state().unwrap(), b"a..");
+        let name = |partial: &PartialBlob| {
+            partial.data().file_name().unwrap().to_str().unwrap().to_owned()
+        };
+        assert_eq!(
+            (store.secondary_download(&name(&beside)), store.secondary_download(&name(&usual))),
+            (Some(true), None)
+        );
         store.finish_partial(&beside, &digest).unwrap();
         drop(lock);
-        assert_eq!(store.beside(&name(&beside)), Some(false));
+        assert_eq!(store.secondary_download(&name(&beside)), Some(false));
         assert_eq!(store.verify_blob(&digest), Ok(3));
         assert_eq!(
             (fs::read(usual.data()).unwrap(), usual.parts().unwrap()),
             (b"a..".to_vec(), vec![0])
         );
-        // What is left are the files of the usual one: its lock and its sum.
+        // The lock and the hash state of the primary download are left.
         assert_eq!(crate::tests::temp_files(dir.path()), 2);
     }
 
@@ -486,13 +510,13 @@ mod tests {
     fn a_blob_of_another_size_is_not_held() {
         let (_dir, store) = store();
         let blob = store.add_blob(b"abc").unwrap();
-        assert!(store.hold_blob(&blob.digest, 3));
-        assert!(!store.hold_blob(&blob.digest, 4));
-        assert!(!store.hold_blob(&Digest::of(b"other"), 5));
+        assert!(store.pin_blob(&blob.digest, 3));
+        assert!(!store.pin_blob(&blob.digest, 4));
+        assert!(!store.pin_blob(&Digest::of(b"other"), 5));
     }
 
     #[test]
-    fn there_is_some_room_on_this_disk() {
+    fn free_disk_space_is_reported() {
         let (_dir, store) = store();
         assert!(store.free_bytes().is_none_or(|free| free > 0));
     }

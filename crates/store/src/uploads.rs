@@ -1,6 +1,7 @@
-//! Uploads to registries that are not finished: where each goes on, in `puna-tmp/<64 hex>.push`.
+//! Notes of unfinished uploads to registries, in `puna-tmp/<64 hex>.push`.
 //!
-//! The address of an upload may open it to whoever knows it: what is noted is for the owner's eyes only.
+//! An upload address may grant access to anyone who knows it, so only the owner may read these
+//! files.
 
 use std::fs;
 use std::io::Write;
@@ -12,12 +13,12 @@ use crate::files::{self, TEMP_DIR, TempFile, read_limited};
 use crate::store::Store;
 use crate::transfer::BlobLock;
 
-/// What files are called that say where an upload goes on.
+/// Suffix of notes about uploads.
 pub(crate) const UPLOAD_SUFFIX: &str = ".push";
-/// Bytes of such a file at most.
-const UPLOAD_LIMIT: u64 = 16 << 10;
+/// Largest size of a note in bytes.
+const MAX_NOTE_BYTES: u64 = 16 << 10;
 
-/// An upload that nobody else of this store goes on with as long as this is held. What is noted of it outlives the process.
+/// The note of an upload, with its lock. The note outlives the process.
 #[derive(Debug)]
 pub struct UploadNote {
     path: PathBuf,
@@ -26,7 +27,7 @@ pub struct UploadNote {
 }
 
 impl Store {
-    /// The note about an upload that `key` stands for; `None`: another process is at it.
+    /// Locks the note of the upload with this key. `None` if another process holds the lock.
     ///
     /// # Errors
     /// The store cannot be written.
@@ -39,12 +40,12 @@ impl Store {
 }
 
 impl UploadNote {
-    /// What was written down, if anything was.
+    /// The content of the note, if it exists.
     pub fn read(&self) -> Option<Vec<u8>> {
-        read_limited(&self.path, UPLOAD_LIMIT).ok()
+        read_limited(&self.path, MAX_NOTE_BYTES).ok()
     }
 
-    /// Writes down something else: the old text or the new one is there at any moment.
+    /// Replaces the content atomically.
     ///
     /// # Errors
     /// The store cannot be written.
@@ -64,10 +65,10 @@ impl UploadNote {
         })
     }
 
-    /// Forgets it.
+    /// Removes the note.
     ///
     /// # Errors
-    /// It cannot be removed.
+    /// The file cannot be removed.
     pub fn forget(&self) -> Result<(), StoreError> {
         files::remove(&self.path)
     }
@@ -78,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_upload_is_one_holders_and_what_is_noted_outlives_him() {
+    fn an_upload_note_has_one_holder_and_outlives_it() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let key = Digest::of(b"host, repository, blob");

@@ -1,11 +1,11 @@
-//! How fast a file's tokenizer loads and works:
-//! `cargo run --release -p puna-tokenizer --example speed -- MODEL.gguf TEXT.txt`
+//! Measures loading, encoding and decoding with the tokenizer of a file: `cargo run --release -p
+//! puna-tokenizer --example speed -- MODEL.gguf TEXT.txt`
 
 use std::time::Instant;
 
-use puna_tokenizer::{Encode, Tokenizer};
+use puna_tokenizer::{EncodeOptions, Tokenizer};
 
-/// The best of several rounds, in seconds, and the last result.
+/// Shortest time of several rounds in seconds, and the last result.
 fn best<T>(mut work: impl FnMut() -> T) -> (f64, T) {
     let mut least = f64::INFINITY;
     let mut result = work();
@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let text = std::fs::read_to_string(text)?;
     let (load, tokenizer) = best(|| Tokenizer::from_metadata(gguf.metadata()));
     let tokenizer = tokenizer?;
-    let (encode, ids) = best(|| tokenizer.encode(&text, Encode::default()));
+    let (encode, ids) = best(|| tokenizer.encode(&text, EncodeOptions::default()));
     let (decode, _) = best(|| tokenizer.decode(&ids, true));
     let rate = |seconds: f64| text.len() as f64 / seconds / 1e6;
     println!("load   {:8.1} ms  {} tokens", load * 1e3, tokenizer.vocab_size());

@@ -1,8 +1,9 @@
-//! Byte-pair encoding: words are split in characters (or bytes), and neighbours merge in the order of the merge list.
+//! Byte-pair encoding: splits words into characters or bytes, and merges neighbours in the order of
+//! the merge list.
 //!
-//! Everything is done on numbers of symbols: tokens by id, and above them texts that occur in merges but are no tokens.
-//! Where bytes are written in GPT-2's alphabet, a symbol stands for bytes of the text itself and the alphabet appears
-//! in loading alone.
+//! Works on symbol numbers: token ids, and above them numbers of texts that occur in merges but are
+//! not tokens. In vocabularies that use GPT-2's byte alphabet, a symbol stands for bytes of the
+//! text. The alphabet is only used during loading.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -11,43 +12,45 @@ use puna_gguf::Metadata;
 
 use crate::TokenizerError;
 use crate::bytes;
-use crate::hash::{Merge, PairMap, Texts};
-use crate::islands::Neighbours;
+use crate::hash::{Merge, MergeTable, TextTable};
 use crate::merge::{Merger, Symbol, WordCache};
-use crate::pretok::PreTokenizer;
-use crate::vocab::{Vocab, at_most};
+use crate::pre_tokenizer::PreTokenizer;
+use crate::segments::AdjacentPairs;
+use crate::vocab::{Vocab, check_limit};
 
 const MERGES: &str = "tokenizer.ggml.merges";
-const MOST_MERGES: usize = 1 << 28;
+const MAX_MERGES: usize = 1 << 28;
 
-/// A character that is neither a token nor in any merge.
+/// A character that is neither a token nor part of a merge.
 const NO_SYMBOL: u32 = u32::MAX - 1;
 
 #[derive(Debug)]
 pub(crate) struct Bpe {
     pre: &'static PreTokenizer,
-    /// Words of a vocabulary of model `whitespace` are what stands between white space, in lower case if `lowercase`.
-    words_only: bool,
+    /// Vocabularies of model `whitespace` split at white space, and change to lower case if
+    /// `lowercase`.
+    splits_whitespace: bool,
     lowercase: bool,
-    /// Letter case in all scripts where the pre-tokenizer tells it in ASCII alone.
+    /// Distinguishes letter case in all scripts, where the default pre-tokenizer does so only in
+    /// ASCII.
     original: bool,
-    pairs: PairMap,
-    /// Symbols of the 256 bytes, if bytes are encoded.
+    pairs: MergeTable,
+    /// Symbols of the 256 bytes, if the vocabulary encodes bytes.
     bytes: Vec<u32>,
-    /// Words of characters can be whole lines: they are taken apart further.
-    neighbours: Option<Neighbours>,
-    extra: Extra,
+    /// Splits long words of characters further. A word can be a whole line.
+    adjacent_pairs: Option<AdjacentPairs>,
+    extra: ExtraSymbols,
 }
 
-/// Symbols that are no tokens, numbered from the vocabulary's size.
+/// Symbols that are not tokens, numbered from the vocabulary's size.
 #[derive(Debug, Default)]
-struct Extra {
-    texts: Texts,
+struct ExtraSymbols {
+    texts: TextTable,
     ids: HashMap<Box<[u8]>, u32>,
 }
 
-impl Extra {
-    /// The symbol of a text, made if it is new.
+impl ExtraSymbols {
+    /// Returns the symbol of a text, and adds it if it is new.
     fn symbol(&mut self, vocab: &Vocab, text: &[u8]) -> u32 {
         vocab.id(text).unwrap_or_else(|| {
             *self.ids.entry(text.into()).or_insert_with(|| {
@@ -66,7 +69,7 @@ impl Bpe {
         pre: &'static PreTokenizer,
         original: bool,
     ) -> Result<Self, TokenizerError> {
-        let mut extra = Extra::default();
+        let mut extra = ExtraSymbols::default();
         let bytes = match pre.byte_encode {
             true => {
                 (0..=255).map(|byte| extra.symbol(vocab, bytes::encoded(byte).as_bytes())).collect()
@@ -75,26 +78,26 @@ impl Bpe {
         };
         let pairs = match meta.strings(MERGES)? {
             Some(merges) => {
-                at_most(MERGES, merges.len(), MOST_MERGES)?;
+                check_limit(MERGES, merges.len(), MAX_MERGES)?;
                 read_merges(merges, vocab, &mut extra)
             }
-            // The vocabulary of Kimi K2 is said to do without.
-            None if pre.names.contains(&"kimi-k2") => PairMap::with_capacity(0),
+            // Kimi K2's vocabulary reportedly has no merges.
+            None if pre.names.contains(&"kimi-k2") => MergeTable::with_capacity(0),
             None => return Err(TokenizerError::NoMerges { model: model.to_owned() }),
         };
         let lowercase = meta.opt_bool("tokenizer.ggml.normalizer.lowercase")?.unwrap_or(false);
-        let words_only = model == "whitespace";
+        let splits_whitespace = model == "whitespace";
         let texts = || vocab.texts.iter().chain(extra.texts.iter());
-        let neighbours = (!pre.byte_encode).then(|| Neighbours::new(texts()));
-        Ok(Bpe { pre, words_only, lowercase, original, pairs, bytes, neighbours, extra })
+        let adjacent_pairs = (!pre.byte_encode).then(|| AdjacentPairs::new(texts()));
+        Ok(Bpe { pre, splits_whitespace, lowercase, original, pairs, bytes, adjacent_pairs, extra })
     }
 
     /// Appends the tokens of a text without special tokens.
     pub(crate) fn encode(&self, vocab: &Vocab, text: &str, ids: &mut Vec<u32>) {
-        let text = self.prepared(text);
+        let text = self.normalize(text);
         let mut ends = Vec::new();
         let mut merger = Merger::default();
-        if !self.words_only {
+        if !self.splits_whitespace {
             return self.encode_words(vocab, &text, ids, &mut merger, &mut ends);
         }
         for word in text.split(char::is_whitespace).filter(|word| !word.is_empty()) {
@@ -102,9 +105,9 @@ impl Bpe {
         }
     }
 
-    fn prepared<'a>(&self, text: &'a str) -> Cow<'a, str> {
+    fn normalize<'a>(&self, text: &'a str) -> Cow<'a, str> {
         let mut text = Cow::Borrowed(text);
-        if self.words_only && self.lowercase {
+        if self.splits_whitespace && self.lowercase {
             text = text.chars().flat_map(char::to_lowercase).collect::<String>().into();
         }
         if self.pre.escape_spaces && text.contains(' ') {
@@ -126,38 +129,38 @@ impl Bpe {
         self.pre.set.split(text, self.original, ends);
         for &end in ends.iter() {
             let word = &text[start..end];
-            match &self.neighbours {
+            match &self.adjacent_pairs {
                 None => cache.append(word, ids, |ids| self.encode_word(vocab, word, ids, merger)),
-                Some(neighbours) => {
-                    self.encode_islands(vocab, word, neighbours, ids, merger, &mut cache)
+                Some(adjacent_pairs) => {
+                    self.encode_segments(vocab, word, adjacent_pairs, ids, merger, &mut cache)
                 }
             }
             start = end;
         }
     }
 
-    fn encode_islands<'a>(
+    fn encode_segments<'a>(
         &self,
         vocab: &Vocab,
         word: &'a str,
-        neighbours: &Neighbours,
+        adjacent_pairs: &AdjacentPairs,
         ids: &mut Vec<u32>,
         merger: &mut Merger,
         cache: &mut WordCache<'a>,
     ) {
-        if let Some(id) = self.whole_word(vocab, word) {
+        if let Some(id) = self.word_as_token(vocab, word) {
             return ids.push(id);
         }
         let mut rest = word;
         while !rest.is_empty() {
-            let (island, behind) = rest.split_at(neighbours.first_island(rest));
-            cache.append(island, ids, |ids| self.merge_word(vocab, island, ids, merger));
+            let (segment, behind) = rest.split_at(adjacent_pairs.first_segment_len(rest));
+            cache.append(segment, ids, |ids| self.merge_word(vocab, segment, ids, merger));
             rest = behind;
         }
     }
 
     fn encode_word(&self, vocab: &Vocab, word: &str, ids: &mut Vec<u32>, merger: &mut Merger) {
-        if let Some(id) = self.whole_word(vocab, word) {
+        if let Some(id) = self.word_as_token(vocab, word) {
             return ids.push(id);
         }
         self.merge_word(vocab, word, ids, merger);
@@ -180,14 +183,14 @@ impl Bpe {
         for &symbol in &merger.symbols {
             match (symbol.id as usize) < vocab.len() {
                 true => ids.push(symbol.id),
-                false => self.spell(vocab, symbol, word, ids),
+                false => self.byte_fallback(vocab, symbol, word, ids),
             }
         }
     }
 
-    /// A word that needs no merges because it is a token.
+    /// The token of a whole word, if it needs no merges.
     #[inline]
-    fn whole_word(&self, vocab: &Vocab, word: &str) -> Option<u32> {
+    fn word_as_token(&self, vocab: &Vocab, word: &str) -> Option<u32> {
         let newlines = || self.pre.gemma4 && word.bytes().all(|byte| byte == b'\n');
         if !self.pre.ignore_merges && !newlines() {
             return None;
@@ -195,7 +198,8 @@ impl Bpe {
         if !self.pre.byte_encode {
             return vocab.id(word.as_bytes());
         }
-        // Each byte takes at most two in the alphabet, and longer words than the longest token are none.
+        // Each byte takes at most two bytes in the alphabet, and no token is longer than the
+        // longest one.
         if word.len() > vocab.longest {
             return None;
         }
@@ -209,11 +213,12 @@ impl Bpe {
         vocab.id(text.as_bytes()).or_else(extra).unwrap_or(NO_SYMBOL)
     }
 
-    /// Tokens for a symbol that is none: one for each byte that has one, nothing for the others.
+    /// Tokens for a symbol that is not a token: one for each byte that has a token. Skips other
+    /// bytes.
     #[cold]
-    fn spell(&self, vocab: &Vocab, symbol: Symbol, word: &str, ids: &mut Vec<u32>) {
+    fn byte_fallback(&self, vocab: &Vocab, symbol: Symbol, word: &str, ids: &mut Vec<u32>) {
         if self.pre.byte_encode {
-            // As in llama.cpp, which looks for the bytes of the text in the alphabet.
+            // Like llama.cpp, which looks up the bytes of the text in the alphabet.
             let text = self.extra.texts.get(symbol.id as usize - vocab.len());
             ids.extend(text.iter().filter_map(|&byte| vocab.id(&[byte])));
         } else {
@@ -225,21 +230,22 @@ impl Bpe {
     }
 }
 
-/// Lists longer than this are worth a second thread.
-const MANY_MERGES: usize = 50_000;
+/// Minimum number of merges for which a second thread pays off.
+const PARALLEL_MIN_MERGES: usize = 50_000;
 
-/// The rank of a merge is its place in the list; texts that are no tokens become symbols in `extra`.
+/// Reads the merge list. The rank of a merge is its position. Texts that are not tokens become
+/// symbols in `extra`.
 fn read_merges<'a>(
     merges: impl Iterator<Item = &'a [u8]>,
     vocab: &Vocab,
-    extra: &mut Extra,
-) -> PairMap {
+    extra: &mut ExtraSymbols,
+) -> MergeTable {
     let merges: Vec<&[u8]> = merges.collect();
-    let mut pairs = PairMap::with_capacity(merges.len());
+    let mut pairs = MergeTable::with_capacity(merges.len());
     let mut add = |merges: &[&[u8]], tokens: Vec<Option<u32>>, first: u32| {
         let mut tokens = tokens.into_iter();
         for (merge, rank) in merges.iter().zip(first..) {
-            let Some((left, right)) = halves(merge) else { continue };
+            let Some((left, right)) = split_merge(merge) else { continue };
             let mut token = || tokens.next().flatten();
             let left_id = token().unwrap_or_else(|| extra.symbol(vocab, left));
             let right_id = token().unwrap_or_else(|| extra.symbol(vocab, right));
@@ -247,7 +253,7 @@ fn read_merges<'a>(
             pairs.insert(left_id, right_id, Merge { rank, merged });
         }
     };
-    if merges.len() < MANY_MERGES {
+    if merges.len() < PARALLEL_MIN_MERGES {
         add(&merges, tokens_of(&merges, vocab), 0);
         return pairs;
     }
@@ -255,14 +261,14 @@ fn read_merges<'a>(
     std::thread::scope(|scope| {
         let back_tokens = scope.spawn(|| tokens_of(back, vocab));
         add(front, tokens_of(front, vocab), 0);
-        // A panic over there is a bug there: pass it on.
+        // A panic of the other thread is a bug there, so it continues here.
         let tokens = back_tokens.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         add(back, tokens, front.len() as u32);
     });
     pairs
 }
 
-/// The tokens of the two halves of each merge and of what they become, where there are such.
+/// For each merge: tokens of its left part, its right part and its result, where they exist.
 fn tokens_of(merges: &[&[u8]], vocab: &Vocab) -> Vec<Option<u32>> {
     const AT_ONCE: usize = 1024;
     let mut ids = Vec::with_capacity(merges.len() * 3);
@@ -271,13 +277,13 @@ fn tokens_of(merges: &[&[u8]], vocab: &Vocab) -> Vec<Option<u32>> {
     for merges in merges.chunks(AT_ONCE) {
         texts.clear();
         ends.clear();
-        for (left, right) in merges.iter().filter_map(|merge| halves(merge)) {
+        for (left, right) in merges.iter().filter_map(|merge| split_merge(merge)) {
             for part in [left, right] {
                 texts.extend_from_slice(part);
                 ends.push(texts.len());
             }
         }
-        // Left and right lie side by side: the two together are the third text.
+        // Left and right part are adjacent in `texts`, so both together are the result.
         let starts = std::iter::once(0).chain(ends.iter().skip(1).step_by(2).copied());
         let wanted = starts.zip(ends.chunks_exact(2)).flat_map(|(start, two)| {
             [&texts[start..two[0]], &texts[two[0]..two[1]], &texts[start..two[1]]]
@@ -287,8 +293,8 @@ fn tokens_of(merges: &[&[u8]], vocab: &Vocab) -> Vec<Option<u32>> {
     ids
 }
 
-/// Left and right text of a merge; the blank between them is the first one that is not the first byte.
-fn halves(merge: &[u8]) -> Option<(&[u8], &[u8])> {
+/// Splits a merge at its first space that is not the first byte.
+fn split_merge(merge: &[u8]) -> Option<(&[u8], &[u8])> {
     let blank = 1 + merge.iter().skip(1).position(|&byte| byte == b' ')?;
     Some((&merge[..blank], &merge[blank + 1..]))
 }

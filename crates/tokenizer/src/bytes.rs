@@ -1,11 +1,11 @@
-//! GPT-2's alphabet: a printable character for each byte. Printable ASCII and most of Latin-1 stand for themselves, the
-//! other 68 bytes for U+0100 to U+0143 in ascending order.
+//! GPT-2's byte alphabet: one printable character per byte. Printable ASCII and most of Latin-1
+//! stand for themselves. The other 68 bytes are U+0100 to U+0143 in ascending order.
 
 use std::sync::LazyLock;
 
 struct Alphabet {
     encoded: [String; 256],
-    /// Bytes of U+0000 to U+0143.
+    /// Bytes of the characters U+0000 to U+0143.
     decoded: [Option<u8>; 0x144],
 }
 
@@ -22,12 +22,12 @@ static ALPHABET: LazyLock<Alphabet> = LazyLock::new(|| {
     Alphabet { encoded: characters.map(|c| char::from_u32(c).into_iter().collect()), decoded }
 });
 
-/// The character of a byte.
+/// Character of a byte.
 pub(crate) fn encoded(byte: u8) -> &'static str {
     &ALPHABET.encoded[usize::from(byte)]
 }
 
-/// The byte of a character; none for characters outside the alphabet.
+/// Byte of a character. `None` outside of the alphabet.
 pub(crate) fn decoded(c: char) -> Option<u8> {
     ALPHABET.decoded.get(c as usize).copied().flatten()
 }

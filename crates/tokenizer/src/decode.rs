@@ -1,63 +1,63 @@
-//! From tokens back to text: what each token prints, streams that never show half a character, detokenization with
-//! llama.cpp's clean-up.
+//! Detokenization: bytes of each token, streaming without incomplete characters, and llama.cpp's
+//! clean-up of spaces.
 
 use std::sync::Arc;
 
 use crate::bytes;
-use crate::hash::Texts;
+use crate::hash::TextTable;
 use crate::rwkv;
 use crate::tokenizer::Inner;
-use crate::vocab::{BYTE, CONTROL, Kind, NORMAL, UNKNOWN, USER_DEFINED, Vocab};
+use crate::vocab::{BYTE, CONTROL, NORMAL, TokenKind, UNKNOWN, USER_DEFINED, Vocab};
 
-/// How normal tokens are written in the file.
+/// How a file stores the text of normal tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Spelling {
-    /// In GPT-2's alphabet.
-    Bytes,
-    /// As they are, with "▁" for a blank.
-    Spaces,
-    /// As they are.
+pub(crate) enum StoredText {
+    /// In GPT-2's byte alphabet.
+    ByteAlphabet,
+    /// As text, with "▁" for a space.
+    EscapedSpaces,
+    /// As text.
     Plain,
-    /// With escapes, whatever their kind.
-    Escapes,
+    /// With backslash escapes, for tokens of all kinds.
+    BackslashEscapes,
 }
 
-/// The bytes that each token prints, by id.
-pub(crate) fn pieces(vocab: &Vocab, spelling: Spelling) -> Texts {
-    let mut pieces = Texts::with_capacity(vocab.len(), vocab.texts.total());
+/// Bytes that each token prints, by id.
+pub(crate) fn pieces(vocab: &Vocab, stored: StoredText) -> TextTable {
+    let mut pieces = TextTable::with_capacity(vocab.len(), vocab.texts.total());
     for (text, &kind) in vocab.texts.iter().zip(&vocab.kinds) {
-        pieces.push_with(|out| write_piece(text, kind, spelling, out));
+        pieces.push_with(|out| write_piece(text, kind, stored, out));
     }
     pieces
 }
 
-fn write_piece(text: &[u8], kind: Kind, spelling: Spelling, out: &mut Vec<u8>) {
-    if spelling == Spelling::Escapes {
+fn write_piece(text: &[u8], kind: TokenKind, stored: StoredText, out: &mut Vec<u8>) {
+    if stored == StoredText::BackslashEscapes {
         out.extend(rwkv::unescaped(text));
     } else if kind & (UNKNOWN | CONTROL | USER_DEFINED) != 0 {
         out.extend_from_slice(text);
     } else if kind & NORMAL != 0 {
-        match spelling {
-            Spelling::Bytes => spell_out(text, out),
-            Spelling::Plain => out.extend_from_slice(text),
-            _ => unescape(text, out),
+        match stored {
+            StoredText::ByteAlphabet => decode_alphabet(text, out),
+            StoredText::Plain => out.extend_from_slice(text),
+            _ => unescape_spaces(text, out),
         }
     } else if kind & BYTE != 0 {
-        match byte_of(text) {
+        match parse_byte_token(text) {
             Some(byte) => out.push(byte),
             None => out.extend_from_slice(text),
         }
     }
 }
 
-/// The byte of `<0xHH>`.
-fn byte_of(text: &[u8]) -> Option<u8> {
+/// Parses the byte of `<0xHH>`.
+fn parse_byte_token(text: &[u8]) -> Option<u8> {
     let digits = text.strip_prefix(b"<0x")?.strip_suffix(b">")?;
     let digit = |at: usize| char::from(*digits.get(at)?).to_digit(16);
     (digits.len() == 2).then_some((digit(0)? * 16 + digit(1)?) as u8)
 }
 
-fn unescape(text: &[u8], out: &mut Vec<u8>) {
+fn unescape_spaces(text: &[u8], out: &mut Vec<u8>) {
     const SPACE: &[u8] = "▁".as_bytes();
     let mut rest = text;
     while let Some(&first) = rest.first() {
@@ -71,8 +71,9 @@ fn unescape(text: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Characters outside the alphabet, which a well-made file does not have here, stand for themselves.
-fn spell_out(text: &[u8], out: &mut Vec<u8>) {
+/// Decodes GPT-2's byte alphabet. Characters outside of it, which valid files do not contain here,
+/// stand for themselves.
+fn decode_alphabet(text: &[u8], out: &mut Vec<u8>) {
     for chunk in text.utf8_chunks() {
         for c in chunk.valid().chars() {
             match bytes::decoded(c) {
@@ -84,7 +85,7 @@ fn spell_out(text: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Turns tokens into text as they come, and holds back what is not yet a whole character.
+/// Converts a stream of tokens to text, and holds back incomplete characters.
 ///
 /// ```no_run
 /// # fn next() -> Option<u32> { None }
@@ -100,7 +101,7 @@ fn spell_out(text: &[u8], out: &mut Vec<u8>) {
 pub struct StreamDecoder {
     tokenizer: Arc<Inner>,
     special: bool,
-    shown: Arc<[u32]>,
+    visible: Arc<[u32]>,
     at_start: bool,
     held: Vec<u8>,
 }
@@ -110,64 +111,64 @@ impl StreamDecoder {
         StreamDecoder {
             tokenizer,
             special: false,
-            shown: [].into(),
+            visible: [].into(),
             at_start: false,
             held: Vec::new(),
         }
     }
 
-    /// Whether control tokens are part of the text; they are not at first.
-    pub fn special(mut self, shown: bool) -> Self {
-        self.special = shown;
+    /// Sets whether control tokens are part of the text. The default is `false`.
+    pub fn special(mut self, visible: bool) -> Self {
+        self.special = visible;
         self
     }
 
-    /// Control tokens that are part of the text although others are not.
-    pub fn showing(mut self, tokens: &[u32]) -> Self {
-        self.shown = tokens.into();
+    /// Sets control tokens that are part of the text even if others are not.
+    pub fn with_visible_tokens(mut self, tokens: &[u32]) -> Self {
+        self.visible = tokens.into();
         self
     }
 
-    /// Declares that the next token is the first one of a text, and not one that goes on where a prompt ended: the blank
-    /// that SPM tokenizers put before a text is left out.
+    /// Declares that the next token starts a text rather than continues a prompt. Removes the space
+    /// that SPM tokenizers put before a text.
     pub fn at_start(mut self) -> Self {
         self.at_start = self.tokenizer.space_prefix();
         self
     }
 
-    /// The text that `id` completes: empty while a character is incomplete. Bytes that no further byte can make valid
-    /// come out as U+FFFD.
+    /// Returns the text that `id` completes; empty while a character is incomplete. Bytes that
+    /// cannot become valid turn into U+FFFD.
     pub fn push(&mut self, id: u32) -> String {
-        if !self.special && self.tokenizer.is_hidden(id) && !self.shown.contains(&id) {
+        if !self.special && self.tokenizer.is_hidden(id) && !self.visible.contains(&id) {
             return String::new();
         }
         let piece = self.tokenizer.piece(id);
         let skip = self.at_start && piece.first() == Some(&b' ');
         self.at_start &= piece.is_empty();
         self.held.extend_from_slice(&piece[usize::from(skip)..]);
-        let incomplete = incomplete_tail(&self.held);
+        let incomplete = incomplete_tail_len(&self.held);
         let tail = self.held.split_off(self.held.len() - incomplete);
-        lossy(std::mem::replace(&mut self.held, tail))
+        into_lossy_string(std::mem::replace(&mut self.held, tail))
     }
 
-    /// The bytes of an incomplete character that were held back.
+    /// Held-back bytes of an incomplete character.
     pub fn held(&self) -> &[u8] {
         &self.held
     }
 
-    /// Ends the text: U+FFFD for what was held back, if anything was.
+    /// Ends the text. Returns U+FFFD if bytes were held back.
     pub fn finish(&mut self) -> String {
-        lossy(std::mem::take(&mut self.held))
+        into_lossy_string(std::mem::take(&mut self.held))
     }
 }
 
-fn lossy(bytes: Vec<u8>) -> String {
+fn into_lossy_string(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes)
         .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
-/// How many bytes at the end begin a character that further bytes can complete.
-fn incomplete_tail(bytes: &[u8]) -> usize {
+/// Number of trailing bytes that begin a character which further bytes can complete.
+fn incomplete_tail_len(bytes: &[u8]) -> usize {
     let from = bytes.len().saturating_sub(3);
     let tail = &bytes[from..];
     let Some(lead) = tail.iter().rposition(|byte| byte & 0xC0 != 0x80) else { return 0 };
@@ -177,7 +178,7 @@ fn incomplete_tail(bytes: &[u8]) -> usize {
     }
 }
 
-/// Removes the blanks that some tokenizers put before punctuation and contractions, as llama.cpp does.
+/// Removes spaces before punctuation and contractions, as llama.cpp does.
 pub(crate) fn clean_spaces(text: &str) -> String {
     let mut first = String::with_capacity(text.len());
     for c in text.chars() {
@@ -214,23 +215,23 @@ pub(crate) fn clean_spaces(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn piece(text: &str, kind: Kind, spelling: Spelling) -> Vec<u8> {
+    fn piece(text: &str, kind: TokenKind, stored: StoredText) -> Vec<u8> {
         let mut out = Vec::new();
-        write_piece(text.as_bytes(), kind, spelling, &mut out);
+        write_piece(text.as_bytes(), kind, stored, &mut out);
         out
     }
 
     #[test]
     fn pieces_are_the_bytes_that_a_token_prints() {
-        assert_eq!(piece("ĠHelloĊ", NORMAL, Spelling::Bytes), b" Hello\n");
-        assert_eq!(piece("Ã", NORMAL, Spelling::Bytes), [0xC3]);
-        assert_eq!(piece("a｜b", NORMAL, Spelling::Bytes), "a｜b".as_bytes());
-        assert_eq!(piece("▁▁Hi▁", NORMAL, Spelling::Spaces), b"  Hi ");
-        assert_eq!(piece("▁Ġ", USER_DEFINED, Spelling::Bytes), "▁Ġ".as_bytes());
-        assert_eq!(piece("<0x0A>", BYTE, Spelling::Spaces), b"\n");
-        assert_eq!(piece("<0x+A>", BYTE, Spelling::Spaces), b"<0x+A>");
-        assert_eq!(piece("<0x0A>", NORMAL, Spelling::Spaces), b"<0x0A>");
-        assert_eq!(piece("gone", 0, Spelling::Spaces), b"");
+        assert_eq!(piece("ĠHelloĊ", NORMAL, StoredText::ByteAlphabet), b" Hello\n");
+        assert_eq!(piece("Ã", NORMAL, StoredText::ByteAlphabet), [0xC3]);
+        assert_eq!(piece("a｜b", NORMAL, StoredText::ByteAlphabet), "a｜b".as_bytes());
+        assert_eq!(piece("▁▁Hi▁", NORMAL, StoredText::EscapedSpaces), b"  Hi ");
+        assert_eq!(piece("▁Ġ", USER_DEFINED, StoredText::ByteAlphabet), "▁Ġ".as_bytes());
+        assert_eq!(piece("<0x0A>", BYTE, StoredText::EscapedSpaces), b"\n");
+        assert_eq!(piece("<0x+A>", BYTE, StoredText::EscapedSpaces), b"<0x+A>");
+        assert_eq!(piece("<0x0A>", NORMAL, StoredText::EscapedSpaces), b"<0x0A>");
+        assert_eq!(piece("gone", 0, StoredText::EscapedSpaces), b"");
     }
 
     #[test]
@@ -238,9 +239,9 @@ mod tests {
         for c in "aé▁😀".chars() {
             let bytes = format!("é{c}").into_bytes();
             for length in 2..bytes.len() {
-                assert_eq!(incomplete_tail(&bytes[..length]), length - 2, "{c} {length}");
+                assert_eq!(incomplete_tail_len(&bytes[..length]), length - 2, "{c} {length}");
             }
-            assert_eq!(incomplete_tail(&bytes), 0);
+            assert_eq!(incomplete_tail_len(&bytes), 0);
         }
         for broken in [
             &b"\x80"[..],
@@ -252,7 +253,7 @@ mod tests {
             b"a\x80\x80\x80",
             b"\xf5",
         ] {
-            assert_eq!(incomplete_tail(broken), 0, "{broken:x?}");
+            assert_eq!(incomplete_tail_len(broken), 0, "{broken:x?}");
         }
     }
 

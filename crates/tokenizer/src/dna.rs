@@ -1,38 +1,41 @@
-//! Vocabularies of texts with sequences of nucleotides (`hybriddna`): between `<dna>` and `</dna>` every six letters are a
-//! token, everything else is byte-pair encoded.
+//! Vocabularies for text with nucleotide sequences (`hybriddna`). Between `<dna>` and `</dna>`
+//! every six letters are one token. Other text uses byte-pair encoding.
 
 use crate::bpe::Bpe;
-use crate::hash::Texts;
+use crate::hash::TextTable;
 use crate::vocab::Vocab;
 
 const OPEN: &str = "<dna>";
 const CLOSE: &str = "</dna>";
 
-/// Letters of a token.
+/// Letters per token.
 const LETTERS: usize = 6;
 
-/// What the last token of a sequence is filled up with.
-const FILLING: u8 = b'A';
+/// Letter that pads the last token of a sequence.
+const PADDING: u8 = b'A';
 
-/// Stands behind the letters in the file, so that words of the same letters are other tokens. It is not printed.
-const MARK: &[u8] = "\u{e000}".as_bytes();
+/// Suffix of nucleotide tokens in the file, which distinguishes them from words of the same
+/// letters. It is not printed.
+const DNA_SUFFIX: &[u8] = "\u{e000}".as_bytes();
 
 #[derive(Debug)]
 pub(crate) struct Dna {
     open: u32,
     close: u32,
-    /// Letters that are no nucleotides.
+    /// Token for letters that are not nucleotides.
     unknown: u32,
 }
 
 impl Dna {
-    /// Nothing for a vocabulary that lacks the marks of sequences: all its texts are byte-pair encoded.
+    /// Returns `None` if the vocabulary lacks the sequence markers. All text then uses byte-pair
+    /// encoding.
     pub(crate) fn new(vocab: &Vocab) -> Option<Self> {
         let id = |text: &str| vocab.id(text.as_bytes());
         Some(Dna { open: id(OPEN)?, close: id(CLOSE)?, unknown: id("<oov>")? })
     }
 
-    /// Appends the tokens of a text without special tokens. A sequence without an end goes to the end of the text.
+    /// Appends the tokens of a text without special tokens. A sequence without an end marker
+    /// extends to the end of the text.
     pub(crate) fn encode(&self, bpe: &Bpe, vocab: &Vocab, text: &str, ids: &mut Vec<u32>) {
         let mut rest = text;
         while let Some((before, behind)) = rest.split_once(OPEN) {
@@ -51,18 +54,20 @@ impl Dna {
     fn encode_sequence(&self, vocab: &Vocab, sequence: &str, ids: &mut Vec<u32>) {
         ids.extend(sequence.as_bytes().chunks(LETTERS).map(|letters| {
             let mut text = letters.to_ascii_uppercase();
-            text.resize(LETTERS, FILLING);
-            text.extend_from_slice(MARK);
+            text.resize(LETTERS, PADDING);
+            text.extend_from_slice(DNA_SUFFIX);
             vocab.id(&text).unwrap_or(self.unknown)
         }));
     }
 
-    /// What the tokens print, without the marks behind letters; those tokens stand behind the one of unknown letters.
-    pub(crate) fn unmarked(&self, pieces: &Texts) -> Texts {
-        let mut out = Texts::with_capacity(pieces.len(), pieces.total());
+    /// Pieces of the tokens without the suffix. Nucleotide tokens follow the token of unknown
+    /// letters.
+    pub(crate) fn strip_marks(&self, pieces: &TextTable) -> TextTable {
+        let mut out = TextTable::with_capacity(pieces.len(), pieces.total());
         for (piece, id) in pieces.iter().zip(0..) {
-            let letters =
-                piece.strip_suffix(MARK).filter(|letters| id > self.unknown && !letters.is_empty());
+            let letters = piece
+                .strip_suffix(DNA_SUFFIX)
+                .filter(|letters| id > self.unknown && !letters.is_empty());
             out.push(letters.unwrap_or(piece));
         }
         out

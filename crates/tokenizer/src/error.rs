@@ -1,4 +1,4 @@
-//! What can be wrong with the vocabulary of a file.
+//! Errors of vocabularies.
 
 use puna_gguf::GgufError;
 
@@ -9,7 +9,7 @@ pub enum TokenizerError {
     /// A key is missing or has the wrong type.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// The file says that it has no vocabulary.
+    /// The file has no vocabulary.
     #[error(
         "the file has no vocabulary (`tokenizer.ggml.model` is `{model}`): it cannot take or give text"
     )]
@@ -17,32 +17,33 @@ pub enum TokenizerError {
         /// Value of `tokenizer.ggml.model`.
         model: String,
     },
-    /// There are no tokens.
+    /// The list of tokens is missing or empty.
     #[error("`tokenizer.ggml.tokens` is missing or empty")]
     NoTokens,
-    /// A kind of tokenizer that this version does not have.
+    /// The tokenizer model is not supported.
     #[error("unknown tokenizer: '{model}' (`tokenizer.ggml.model`); known are {}", known.join(", "))]
     UnknownModel {
         /// Value of `tokenizer.ggml.model`.
         model: String,
-        /// The values that work.
+        /// Supported values.
         known: &'static [&'static str],
     },
-    /// A pre-tokenizer that this version does not have. Text cut by another one would be worse than none.
+    /// The pre-tokenizer is not supported. Another one would split text wrongly, which is worse
+    /// than an error.
     #[error("unknown pre-tokenizer type: '{pre}' (`tokenizer.ggml.pre`); known are {}", known.join(", "))]
     UnknownPreTokenizer {
         /// Value of `tokenizer.ggml.pre`.
         pre: String,
-        /// The values that work.
+        /// Supported values.
         known: Vec<&'static str>,
     },
-    /// BPE cannot work without merges.
+    /// BPE requires merges.
     #[error("`tokenizer.ggml.merges` is missing: a `{model}` vocabulary needs it")]
     NoMerges {
         /// Value of `tokenizer.ggml.model`.
         model: String,
     },
-    /// PLaMo 2 spells what no token covers in bytes, and this one has no token.
+    /// PLaMo 2 falls back to bytes, and this byte has no token.
     #[error("the token <0x{byte:02X}> is missing: a `plamo2` vocabulary needs one for each byte")]
     NoByteToken {
         /// The byte.
@@ -58,32 +59,32 @@ pub enum TokenizerError {
         /// Their text, shortened.
         text: String,
     },
-    /// The normaliser's tables do not fit in their own bytes.
+    /// The tables of the normalizer exceed its data.
     #[error(
         "`tokenizer.ggml.precompiled_charsmap` has {size} bytes, too few for the {nodes} bytes of nodes it claims"
     )]
     Charsmap {
-        /// Its length in bytes.
+        /// Length of the data in bytes.
         size: usize,
-        /// The size of its first part, as it says.
+        /// Length of the node table that the data declares.
         nodes: usize,
     },
-    /// A list that has one entry a token has another length.
+    /// A list with one entry per token has a wrong length.
     #[error("`{key}` has {found} entries, expected {expected}: one for each token")]
     Length {
-        /// The list's key.
+        /// Key of the list.
         key: &'static str,
-        /// Its length.
+        /// Length of the list.
         found: usize,
-        /// The number of tokens.
+        /// Number of tokens.
         expected: usize,
     },
-    /// More tokens, merges or text than ids can number.
+    /// There are more tokens, merges or bytes of text than supported.
     #[error("`{key}` is too large: {found}, at most {most} are supported")]
     TooLarge {
-        /// The list's key.
+        /// Key of the list.
         key: &'static str,
-        /// What was found.
+        /// Actual number.
         found: usize,
         /// The limit.
         most: usize,
@@ -91,7 +92,7 @@ pub enum TokenizerError {
 }
 
 impl TokenizerError {
-    /// A name for programs, in the style of the `gguf_…` codes.
+    /// Error code for programs, in the style of the `gguf_…` codes.
     pub fn code(&self) -> &'static str {
         match self {
             TokenizerError::Gguf(error) => error.code(),

@@ -1,14 +1,15 @@
 //! Hash tables of vocabularies: texts to ids, and pairs of ids to merges.
 //!
-//! A vocabulary has up to half a million merges, and loading must take tens of milliseconds; so the tables are flat,
-//! of known size, and filled once. The seed is new in each process: a file cannot be made to collide.
+//! A vocabulary has up to half a million merges and must load within tens of milliseconds. So the
+//! tables are flat, have a fixed size, and are filled once. Each process uses a new random seed, so
+//! that a file cannot cause collisions.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::LazyLock;
 
 static SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
 
-/// The seed of this process.
+/// Hash seed of this process.
 pub(crate) fn seed() -> u64 {
     *SEED
 }
@@ -19,7 +20,7 @@ fn fold(a: u64, b: u64) -> u64 {
     product as u64 ^ (product >> 64) as u64
 }
 
-/// Hash of some bytes, after wyhash.
+/// Hash of bytes, similar to wyhash.
 #[inline]
 pub(crate) fn hash(seed: u64, bytes: &[u8]) -> u64 {
     const K0: u64 = 0xA076_1D64_78BD_642F;
@@ -27,13 +28,13 @@ pub(crate) fn hash(seed: u64, bytes: &[u8]) -> u64 {
     let mut state = seed ^ K0;
     let mut rest = bytes;
     while rest.len() > 16 {
-        state = fold(word(rest) ^ K1, word(&rest[8..]) ^ state);
+        state = fold(read_u64(rest) ^ K1, read_u64(&rest[8..]) ^ state);
         rest = &rest[16..];
     }
     let n = rest.len();
     let (a, b) = match n {
-        8.. => (word(rest), word(&rest[n - 8..])),
-        4..8 => (half(rest), half(&rest[n - 4..])),
+        8.. => (read_u64(rest), read_u64(&rest[n - 8..])),
+        4..8 => (read_u32(rest), read_u32(&rest[n - 4..])),
         1..4 => {
             (u64::from(rest[0]) << 16 | u64::from(rest[n / 2]) << 8 | u64::from(rest[n - 1]), 0)
         }
@@ -43,32 +44,32 @@ pub(crate) fn hash(seed: u64, bytes: &[u8]) -> u64 {
 }
 
 #[inline]
-fn word(bytes: &[u8]) -> u64 {
+fn read_u64(bytes: &[u8]) -> u64 {
     bytes.first_chunk().map_or(0, |b| u64::from_le_bytes(*b))
 }
 
 #[inline]
-fn half(bytes: &[u8]) -> u64 {
+fn read_u32(bytes: &[u8]) -> u64 {
     bytes.first_chunk().map_or(0, |b| u64::from(u32::from_le_bytes(*b)))
 }
 
-/// Texts one behind the other, by index.
+/// List of texts in one buffer.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct Texts {
+pub(crate) struct TextTable {
     bytes: Vec<u8>,
     ends: Vec<u32>,
 }
 
-impl Texts {
+impl TextTable {
     pub(crate) fn with_capacity(texts: usize, bytes: usize) -> Self {
-        Texts { bytes: Vec::with_capacity(bytes), ends: Vec::with_capacity(texts) }
+        TextTable { bytes: Vec::with_capacity(bytes), ends: Vec::with_capacity(texts) }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// All bytes together; the tables can address 2^32 of them.
+    /// Total number of bytes. Offsets are 32-bit.
     pub(crate) fn total(&self) -> usize {
         self.bytes.len()
     }
@@ -78,13 +79,13 @@ impl Texts {
         self.ends.push(self.bytes.len() as u32);
     }
 
-    /// Appends a text that `write` makes.
+    /// Appends a text that `write` produces.
     pub(crate) fn push_with(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         write(&mut self.bytes);
         self.ends.push(self.bytes.len() as u32);
     }
 
-    /// The text at `index`; empty beyond the last one.
+    /// Text at `index`; empty beyond the last one.
     #[inline]
     pub(crate) fn get(&self, index: usize) -> &[u8] {
         let start =
@@ -97,27 +98,27 @@ impl Texts {
     }
 }
 
-/// Ids of texts. The texts themselves are in a [`Texts`] that the caller passes.
+/// Map from texts to ids. The caller passes the [`TextTable`] that contains the texts.
 #[derive(Debug)]
 pub(crate) struct TextMap {
     seed: u64,
-    /// Upper half: part of the hash; lower half: id + 1; 0 for a free slot.
+    /// Upper half: part of the hash. Lower half: id + 1. A free slot is 0.
     slots: Vec<u64>,
 }
 
 impl TextMap {
-    /// A table with room for `texts` texts.
+    /// Makes a table with capacity for `texts` texts.
     pub(crate) fn with_capacity(texts: usize) -> Self {
         TextMap { seed: seed(), slots: vec![0; (texts * 2).next_power_of_two().max(8)] }
     }
 
     #[inline]
-    pub(crate) fn get(&self, texts: &Texts, text: &[u8]) -> Option<u32> {
+    pub(crate) fn get(&self, texts: &TextTable, text: &[u8]) -> Option<u32> {
         self.find(texts, text).ok()
     }
 
-    /// Gives `id`, whose text is `texts[id]`, its place; the id of an equal text if there is one.
-    pub(crate) fn insert(&mut self, texts: &Texts, id: u32) -> Result<(), u32> {
+    /// Adds `id`, whose text is `texts[id]`. Returns the other id if an equal text exists.
+    pub(crate) fn insert(&mut self, texts: &TextTable, id: u32) -> Result<(), u32> {
         match self.find(texts, texts.get(id as usize)) {
             Ok(other) => Err(other),
             Err((slot, tag)) => {
@@ -127,11 +128,11 @@ impl TextMap {
         }
     }
 
-    /// The ids of many texts, faster than one by one: a look-up is a few waits for memory, and here those of a batch
+    /// Looks up many texts. Faster than single look-ups, since the memory latencies of a batch
     /// overlap.
     pub(crate) fn get_many<'a>(
         &self,
-        texts: &Texts,
+        texts: &TextTable,
         wanted: impl IntoIterator<Item = &'a [u8]>,
         ids: &mut Vec<Option<u32>>,
     ) {
@@ -152,12 +153,12 @@ impl TextMap {
     }
 
     #[inline]
-    fn find(&self, texts: &Texts, text: &[u8]) -> Result<u32, (usize, u64)> {
+    fn find(&self, texts: &TextTable, text: &[u8]) -> Result<u32, (usize, u64)> {
         self.find_hashed(texts, text, hash(self.seed, text))
     }
 
     #[inline]
-    fn find_hashed(&self, texts: &Texts, text: &[u8], hash: u64) -> Result<u32, (usize, u64)> {
+    fn find_hashed(&self, texts: &TextTable, text: &[u8], hash: u64) -> Result<u32, (usize, u64)> {
         let tag = hash & 0xFFFF_FFFF_0000_0000;
         let mask = self.slots.len() - 1;
         let mut slot = hash as usize & mask;
@@ -180,26 +181,26 @@ impl TextMap {
 /// A merge of two symbols.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Merge {
-    /// Lower merges first.
+    /// Merges with lower ranks apply first.
     pub(crate) rank: u32,
-    /// The symbol that the two become.
+    /// Symbol of the merged pair.
     pub(crate) merged: u32,
 }
 
-/// Merges of pairs of symbols.
+/// Map from pairs of symbols to merges.
 #[derive(Debug)]
-pub(crate) struct PairMap {
+pub(crate) struct MergeTable {
     seed: u64,
     slots: Vec<(u32, u32, Merge)>,
 }
 
 const FREE: u32 = u32::MAX;
 
-impl PairMap {
-    /// A table with room for `pairs` pairs.
+impl MergeTable {
+    /// Makes a table with capacity for `pairs` pairs.
     pub(crate) fn with_capacity(pairs: usize) -> Self {
         let free = (FREE, FREE, Merge { rank: 0, merged: 0 });
-        PairMap {
+        MergeTable {
             seed: seed() | 1,
             slots: vec![free; (pairs + pairs / 2).next_power_of_two().max(8)],
         }
@@ -212,7 +213,7 @@ impl PairMap {
             & (self.slots.len() - 1)
     }
 
-    /// Adds a merge, unless the pair has one: the first one listed counts.
+    /// Adds a merge. Of several merges of one pair, the first one counts.
     pub(crate) fn insert(&mut self, left: u32, right: u32, merge: Merge) {
         let mut slot = self.slot(left, right);
         while self.slots[slot].0 != FREE {
@@ -246,7 +247,7 @@ mod tests {
 
     #[test]
     fn texts_are_found_by_content_and_duplicates_are_reported() {
-        let mut texts = Texts::default();
+        let mut texts = TextTable::default();
         let mut map = TextMap::with_capacity(1000);
         for i in 0..1000u32 {
             texts.push("x".repeat(i as usize % 40).as_bytes());
@@ -266,7 +267,7 @@ mod tests {
 
     #[test]
     fn the_first_merge_of_a_pair_counts() {
-        let mut map = PairMap::with_capacity(3);
+        let mut map = MergeTable::with_capacity(3);
         for (rank, (left, right)) in [(1, 2), (2, 1), (1, 2)].into_iter().enumerate() {
             map.insert(left, right, Merge { rank: rank as u32, merged: 9 });
         }

@@ -1,27 +1,35 @@
-//! Tokenizers of GGUF vocabularies: text to tokens and back, with the ids that llama.cpp gives.
+//! Tokenizers of GGUF vocabularies: text to tokens and back, with the same ids as llama.cpp.
 //!
 //! A [`Tokenizer`] is read from the metadata of a file and shared between threads:
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let metadata = puna_gguf::Metadata::new();
-//! use puna_tokenizer::{Encode, Tokenizer};
+//! use puna_tokenizer::{EncodeOptions, Tokenizer};
 //!
 //! let tokenizer = Tokenizer::from_metadata(&metadata)?;
-//! let ids = tokenizer.encode("Hello world", Encode { add_special: true, parse_special: false });
+//! let options = EncodeOptions { add_special: true, parse_special: false };
+//! let ids = tokenizer.encode("Hello world", options);
 //! assert_eq!(tokenizer.decode(&ids, false), "Hello world");
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! Byte-pair encoding (`gpt2`, `gemma4`, `whitespace`) with the pre-tokenizers of llama.cpp, SentencePiece (`llama`, and
-//! as unigram model `t5`), WordPiece (`bert`), PLaMo 2's unigram model (`plamo2`), RWKV's greedy matching (`rwkv`) and
-//! sequences of nucleotides in other text (`hybriddna`). Time is linear in the text, or n log n in the length of a word, whatever the text is.
+//! Supported models: byte-pair encoding (`gpt2`, `gemma4`, `whitespace`) with llama.cpp's
+//! pre-tokenizers, SentencePiece (`llama`, and as unigram model `t5`), WordPiece (`bert`), PLaMo
+//! 2's unigram model (`plamo2`), RWKV's greedy matching (`rwkv`), and nucleotide sequences within
+//! text (`hybriddna`). Encoding takes time linear in the text, or n log n in the length of a word,
+//! for any text.
 //!
-//! Deliberate differences from llama.cpp: `</s>` ends generation only where the file makes it a control token or its
-//! EOS; the ends that `eos_token_ids` lists count; WordPiece normalises as BERT does; classes of characters are those of Unicode 16; a character outside GPT-2's
-//! alphabet in a token prints as itself; PLaMo 2's control tokens are not made of text that users wrote; in
-//! unigram models the beginning of a user-defined token is text like any other.
+//! Deliberate differences from llama.cpp:
+//!
+//! - `</s>` ends generation only if the file makes it a control token or its EOS.
+//! - Tokens in `eos_token_ids` end generation.
+//! - WordPiece normalizes like BERT.
+//! - Character classes are those of Unicode 16.
+//! - In tokens, a character outside of GPT-2's alphabet prints as itself.
+//! - Text of users never becomes a control token of PLaMo 2.
+//! - In unigram models, the start of a user-defined token is ordinary text.
 
 #![forbid(unsafe_code)]
 
@@ -31,16 +39,16 @@ mod decode;
 mod dna;
 mod error;
 mod hash;
-mod islands;
 mod merge;
 mod partition;
 mod plamo2;
-mod pretok;
-mod rwkv;
-mod special;
-mod spm;
+mod pre_tokenizer;
 #[cfg(test)]
-mod testing;
+mod random_text;
+mod rwkv;
+mod segments;
+mod special_tokens;
+mod spm;
 mod tokenizer;
 mod trie;
 mod ugm;
@@ -50,4 +58,4 @@ mod wpm;
 
 pub use decode::StreamDecoder;
 pub use error::TokenizerError;
-pub use tokenizer::{Encode, Fim, Tokenizer};
+pub use tokenizer::{EncodeOptions, FimTokens, Tokenizer};

@@ -1,12 +1,12 @@
-//! Merging of neighbours, the engine under BPE and SPM: of all adjacent pairs that may merge, the one of lowest rank
-//! does, of equal ones the leftmost, until none may.
+//! Merge loop of BPE and SPM: merges the adjacent pair of lowest rank, the leftmost of equal ones,
+//! until no pair can merge.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::hash::Merge;
 
-/// Some consecutive bytes of a word, and their number among the symbols.
+/// Consecutive bytes of a word with their symbol number.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Symbol {
     pub(crate) id: u32,
@@ -14,35 +14,39 @@ pub(crate) struct Symbol {
     pub(crate) end: u32,
 }
 
-/// Up to so many symbols it is faster to look through all pairs each time than to keep a queue.
-const FEW: usize = 40;
+/// Up to this number of symbols, a scan of all pairs is faster than a queue.
+const LINEAR_SCAN_MAX_SYMBOLS: usize = 40;
 
-const GONE: u32 = u32::MAX;
+const REMOVED: u32 = u32::MAX;
 
-/// Buffers, kept from word to word.
+/// Merge loop with buffers that are reused between words.
 #[derive(Default)]
 pub(crate) struct Merger {
-    /// The word: filled by the caller, merged by [`run`](Self::run).
+    /// Symbols of the word. The caller fills them, and [`run`](Self::run) merges them.
     pub(crate) symbols: Vec<Symbol>,
-    /// Of each symbol with its right neighbour.
+    /// Merge of each symbol with its right neighbour.
     pairs: Vec<Option<Merge>>,
     left: Vec<u32>,
     right: Vec<u32>,
-    /// Rank in the upper half, position in the lower one.
+    /// Rank in the upper half, position in the lower half.
     queue: BinaryHeap<Reverse<u64>>,
 }
 
 impl Merger {
-    /// Merges `symbols`; `pair` says what two neighbours become, if they may merge.
+    /// Merges `symbols`. `pair` returns the merge of two neighbours, if any.
     #[inline]
     pub(crate) fn run(&mut self, pair: impl Fn(Symbol, Symbol) -> Option<Merge>) {
         self.pairs.clear();
         self.pairs.extend(self.symbols.windows(2).map(|two| pair(two[0], two[1])));
-        if self.symbols.len() <= FEW { self.run_few(pair) } else { self.run_many(pair) }
+        if self.symbols.len() <= LINEAR_SCAN_MAX_SYMBOLS {
+            self.run_linear(pair)
+        } else {
+            self.run_queue(pair)
+        }
     }
 
     #[inline]
-    fn run_few(&mut self, pair: impl Fn(Symbol, Symbol) -> Option<Merge>) {
+    fn run_linear(&mut self, pair: impl Fn(Symbol, Symbol) -> Option<Merge>) {
         let Merger { symbols, pairs, .. } = self;
         loop {
             let mut best: Option<(usize, Merge)> = None;
@@ -66,40 +70,40 @@ impl Merger {
         }
     }
 
-    fn run_many(&mut self, pair: impl Fn(Symbol, Symbol) -> Option<Merge>) {
+    fn run_queue(&mut self, pair: impl Fn(Symbol, Symbol) -> Option<Merge>) {
         let Merger { symbols, pairs, left, right, queue } = self;
         let count = symbols.len() as u32;
         pairs.push(None);
         left.clear();
         left.extend((0..count).map(|at| at.wrapping_sub(1)));
         right.clear();
-        right.extend((1..count).chain([GONE]));
+        right.extend((1..count).chain([REMOVED]));
         queue.clear();
         let entry = |at: u32, merge: &Option<Merge>| {
             merge.map(|merge| Reverse(u64::from(merge.rank) << 32 | u64::from(at)))
         };
         queue.extend((0..count).zip(pairs.iter()).filter_map(|(at, merge)| entry(at, merge)));
 
-        while let Some(Reverse(next_up)) = queue.pop() {
-            let (rank, at) = ((next_up >> 32) as u32, next_up as u32);
-            // An entry is out of date if its pair has changed since.
+        while let Some(Reverse(packed)) = queue.pop() {
+            let (rank, at) = ((packed >> 32) as u32, packed as u32);
+            // An entry is outdated if its pair has changed.
             let Some(merge) = pairs[at as usize].filter(|merge| merge.rank == rank) else {
                 continue;
             };
-            let gone = right[at as usize];
-            let (next, before) = (right[gone as usize], left[at as usize]);
+            let removed = right[at as usize];
+            let (next, before) = (right[removed as usize], left[at as usize]);
             symbols[at as usize].id = merge.merged;
-            symbols[at as usize].end = symbols[gone as usize].end;
-            symbols[gone as usize].end = symbols[gone as usize].start;
-            pairs[gone as usize] = None;
+            symbols[at as usize].end = symbols[removed as usize].end;
+            symbols[removed as usize].end = symbols[removed as usize].start;
+            pairs[removed as usize] = None;
             pairs[at as usize] = None;
             right[at as usize] = next;
-            if next != GONE {
+            if next != REMOVED {
                 left[next as usize] = at;
                 pairs[at as usize] = pair(symbols[at as usize], symbols[next as usize]);
                 queue.extend(entry(at, &pairs[at as usize]));
             }
-            if before != GONE {
+            if before != REMOVED {
                 pairs[before as usize] = pair(symbols[before as usize], symbols[at as usize]);
                 queue.extend(entry(before, &pairs[before as usize]));
             }
@@ -108,15 +112,15 @@ impl Merger {
     }
 }
 
-/// Words of one text that were tokenized already, and where their tokens are. Text repeats itself: nine words of ten
-/// are found here.
+/// Cache of words of one text and the positions of their tokens. Text is repetitive: about nine of
+/// ten words are found.
 pub(crate) struct WordCache<'a> {
     slots: Vec<(&'a str, u32, u32)>,
     seed: u64,
 }
 
-/// Longer words are rare, and dear to compare.
-const LONGEST_CACHED: usize = 64;
+/// Longer words are rare and costly to compare.
+const MAX_CACHED_WORD_BYTES: usize = 64;
 
 impl<'a> WordCache<'a> {
     pub(crate) fn new(text_length: usize) -> Self {
@@ -124,7 +128,7 @@ impl<'a> WordCache<'a> {
         WordCache { slots: vec![("", 0, 0); slots], seed: crate::hash::seed() }
     }
 
-    /// Appends the tokens of `word` to `ids`: those found for it before, or what `tokenize` appends.
+    /// Appends the tokens of `word` to `ids`, from the cache or by calling `tokenize`.
     #[inline]
     pub(crate) fn append(
         &mut self,
@@ -132,7 +136,7 @@ impl<'a> WordCache<'a> {
         ids: &mut Vec<u32>,
         tokenize: impl FnOnce(&mut Vec<u32>),
     ) {
-        if word.len() < 2 || word.len() > LONGEST_CACHED {
+        if word.len() < 2 || word.len() > MAX_CACHED_WORD_BYTES {
             return tokenize(ids);
         }
         let slot = crate::hash::hash(self.seed, word.as_bytes()) as usize & (self.slots.len() - 1);
@@ -151,9 +155,9 @@ impl<'a> WordCache<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Random;
+    use crate::random_text::Random;
 
-    /// Any two symbols merge if a hash of their ids says so: an adversary's merge list.
+    /// Merges any two symbols if a hash of their ids says so, as in an adversarial merge list.
     fn pair(a: Symbol, b: Symbol) -> Option<Merge> {
         let mut random = Random::new(u64::from(a.id) << 32 | u64::from(b.id));
         let (may, rank) = (random.below(3) > 0, random.below(50) as u32);
@@ -161,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_queue_merges_as_the_search_through_all_pairs_does() {
+    fn queue_and_linear_scan_merge_alike() {
         let mut random = Random::new(1);
         for _ in 0..300 {
             let word: Vec<Symbol> = (0..random.below(120) as u32)
@@ -171,9 +175,9 @@ mod tests {
                 let mut merger = Merger { symbols: word.clone(), ..Merger::default() };
                 merger.pairs.extend(word.windows(2).map(|two| pair(two[0], two[1])));
                 if many {
-                    merger.run_many(pair)
+                    merger.run_queue(pair)
                 } else {
-                    merger.run_few(pair)
+                    merger.run_linear(pair)
                 }
                 merger.symbols.iter().map(|s| (s.id, s.start, s.end)).collect::<Vec<_>>()
             };

@@ -1,60 +1,62 @@
-//! Special tokens in the text: cut out before anything else is done.
+//! Splits special tokens out of a text before it is tokenized.
 //!
-//! The order is llama.cpp's: the longest token first over the whole text, wherever it stands; of equally long ones the
-//! lower id; then from the left. There, each special token is searched for in all of the text; here, one walk finds for
-//! each position the longest that begins there, and a queue hands them out in that order.
+//! The order is llama.cpp's: the longest token first over the whole text, the lower id first of
+//! equally long ones, then from left to right. llama.cpp searches each special token in the whole
+//! text. This module finds the longest token at each position in one pass, and processes the
+//! matches from a priority queue in the same order.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
 use crate::trie::Trie;
-use crate::vocab::{CONTROL, Kind, LSTRIP, RSTRIP, UNKNOWN, USER_DEFINED, Vocab};
+use crate::vocab::{CONTROL, LSTRIP, RSTRIP, TokenKind, UNKNOWN, USER_DEFINED, Vocab};
 
-/// A part of the text.
+/// Fragment of a text.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum Fragment {
     /// A special token.
     Token(u32),
     /// Text between special tokens, never empty.
     Text(Range<usize>),
 }
 
-/// The special tokens of a vocabulary.
+/// Special tokens of a vocabulary.
 #[derive(Debug)]
-pub(crate) struct Partition {
+pub(crate) struct SpecialTokenPartition {
     trie: Trie,
 }
 
-impl Partition {
+impl SpecialTokenPartition {
     pub(crate) fn new(vocab: &Vocab) -> Self {
         let special =
             (0..vocab.len() as u32).filter(|&id| vocab.is(id, CONTROL | USER_DEFINED | UNKNOWN));
-        Partition { trie: Trie::new(special.map(|id| (vocab.text(id), id)).collect()) }
+        SpecialTokenPartition { trie: Trie::new(special.map(|id| (vocab.text(id), id)).collect()) }
     }
 
-    /// Cuts the text. Tokens are cut out where `wanted` says so of their kind and the bytes that they would take.
-    pub(crate) fn cut(
+    /// Splits a text. A token is split out if `is_allowed` returns `true` for its kind and byte
+    /// range.
+    pub(crate) fn split(
         &self,
         vocab: &Vocab,
         text: &str,
-        wanted: impl Fn(Kind, Range<usize>) -> bool,
-    ) -> Vec<Part> {
-        parts(self.find(vocab, text, wanted), text.len())
+        is_allowed: impl Fn(TokenKind, Range<usize>) -> bool,
+    ) -> Vec<Fragment> {
+        fragments(self.find(vocab, text, is_allowed), text.len())
     }
 
-    /// The special tokens of a text that are wanted, with their places, in no order.
+    /// Finds the allowed special tokens of a text with their byte ranges, in no order.
     pub(crate) fn find(
         &self,
         vocab: &Vocab,
         text: &str,
-        wanted: impl Fn(Kind, Range<usize>) -> bool,
+        is_allowed: impl Fn(TokenKind, Range<usize>) -> bool,
     ) -> Vec<(Range<usize>, u32)> {
         let bytes = text.as_bytes();
-        let wanted = |id: u32, range| wanted(vocab.kind(id), range);
+        let is_allowed = |id: u32, range| is_allowed(vocab.kind(id), range);
         let longest = |at: usize, below: usize| {
             let fitting =
-                |&(length, id): &(usize, u32)| length < below && wanted(id, at..at + length);
+                |&(length, id): &(usize, u32)| length < below && is_allowed(id, at..at + length);
             self.trie.prefixes(&bytes[at..]).filter(fitting).last()
         };
         let mut queue: BinaryHeap<_> = (0..bytes.len())
@@ -73,14 +75,14 @@ impl Partition {
             if taken[at] {
                 continue;
             }
-            // What was taken before is no shorter: it cannot lie between the two ends.
+            // Earlier tokens are not shorter, so they cannot lie strictly inside of this range.
             if taken[at + length - 1] {
                 queue.extend(
                     longest(at, length).map(|(length, id)| (length, Reverse(id), Reverse(at))),
                 );
                 continue;
             }
-            let range = strip(bytes, &taken, vocab.kind(id), at..at + length);
+            let range = extend_over_space(bytes, &taken, vocab.kind(id), at..at + length);
             taken[range.clone()].fill(true);
             found.push((range, id));
         }
@@ -88,8 +90,13 @@ impl Partition {
     }
 }
 
-/// The range with the free white space beside it that the token takes.
-fn strip(bytes: &[u8], taken: &[bool], kind: Kind, mut range: Range<usize>) -> Range<usize> {
+/// Extends a range by adjacent free white space that the token takes.
+fn extend_over_space(
+    bytes: &[u8],
+    taken: &[bool],
+    kind: TokenKind,
+    mut range: Range<usize>,
+) -> Range<usize> {
     let free_space = |at: usize| matches!(bytes[at], b' ' | b'\t'..=b'\r') && !taken[at];
     while kind & LSTRIP != 0 && range.start > 0 && free_space(range.start - 1) {
         range.start -= 1;
@@ -100,21 +107,21 @@ fn strip(bytes: &[u8], taken: &[bool], kind: Kind, mut range: Range<usize>) -> R
     range
 }
 
-fn parts(mut found: Vec<(Range<usize>, u32)>, length: usize) -> Vec<Part> {
+fn fragments(mut found: Vec<(Range<usize>, u32)>, length: usize) -> Vec<Fragment> {
     found.sort_unstable_by_key(|(range, _)| range.start);
-    let mut parts = Vec::with_capacity(found.len() * 2 + 1);
+    let mut fragments = Vec::with_capacity(found.len() * 2 + 1);
     let mut end = 0;
     for (range, id) in found {
         if range.start > end {
-            parts.push(Part::Text(end..range.start));
+            fragments.push(Fragment::Text(end..range.start));
         }
-        parts.push(Part::Token(id));
+        fragments.push(Fragment::Token(id));
         end = range.end;
     }
     if end < length {
-        parts.push(Part::Text(end..length));
+        fragments.push(Fragment::Text(end..length));
     }
-    parts
+    fragments
 }
 
 #[cfg(test)]
@@ -122,9 +129,9 @@ mod tests {
     use puna_gguf::{Metadata, Value};
 
     use super::*;
-    use crate::testing::Random;
+    use crate::random_text::Random;
 
-    /// Tokens with their types, in the numbers of the file.
+    /// A vocabulary of tokens with types as in the file.
     fn vocab(tokens: &[(&str, i32)]) -> Vocab {
         let mut meta = Metadata::new();
         meta.set("tokenizer.ggml.tokens", Value::strings(tokens.iter().map(|(text, _)| text)));
@@ -135,61 +142,65 @@ mod tests {
         Vocab::read(&meta).unwrap()
     }
 
-    fn cut(vocab: &Vocab, text: &str, parse_special: bool) -> Vec<String> {
+    fn split(vocab: &Vocab, text: &str, parse_special: bool) -> Vec<String> {
         let shown = |part| match part {
-            Part::Token(id) => format!("#{id}"),
-            Part::Text(range) => text[range].to_owned(),
+            Fragment::Token(id) => format!("#{id}"),
+            Fragment::Text(range) => text[range].to_owned(),
         };
-        let wanted = |kind, _| kind & (CONTROL | UNKNOWN) == 0 || parse_special;
-        Partition::new(vocab).cut(vocab, text, wanted).into_iter().map(shown).collect()
+        let is_allowed = |kind, _| kind & (CONTROL | UNKNOWN) == 0 || parse_special;
+        SpecialTokenPartition::new(vocab)
+            .split(vocab, text, is_allowed)
+            .into_iter()
+            .map(shown)
+            .collect()
     }
 
     #[test]
-    fn a_longer_token_further_right_is_cut_first() {
+    fn longer_tokens_are_split_out_first() {
         let vocab = vocab(&[("<ab>", 3), ("b><c>d", 4), ("<c>", 4), ("x", 1)]);
-        assert_eq!(cut(&vocab, "x<ab><c>d", true), ["x<a", "#1"]);
-        assert_eq!(cut(&vocab, "x<ab><c>", true), ["x", "#0", "#2"]);
-        assert_eq!(cut(&vocab, "x<ab><c>", false), ["x<ab>", "#2"]);
-        assert_eq!(cut(&vocab, "", true), [""; 0]);
+        assert_eq!(split(&vocab, "x<ab><c>d", true), ["x<a", "#1"]);
+        assert_eq!(split(&vocab, "x<ab><c>", true), ["x", "#0", "#2"]);
+        assert_eq!(split(&vocab, "x<ab><c>", false), ["x<ab>", "#2"]);
+        assert_eq!(split(&vocab, "", true), [""; 0]);
     }
 
     #[test]
-    fn tokens_take_the_white_space_they_are_marked_for() {
+    fn tokens_take_adjacent_white_space_if_marked() {
         let mut vocab = vocab(&[("<l>", 3), ("<r>", 3), ("  ", 4)]);
         vocab.kinds[0] |= LSTRIP;
         vocab.kinds[1] |= RSTRIP;
-        assert_eq!(cut(&vocab, "a \n<l> b", true), ["a", "#0", " b"]);
-        assert_eq!(cut(&vocab, "a <r>\t\u{b} \u{a0}b", true), ["a ", "#1", "\u{a0}b"]);
-        assert_eq!(cut(&vocab, " <l><r> ", true), ["#0", "#1"]);
+        assert_eq!(split(&vocab, "a \n<l> b", true), ["a", "#0", " b"]);
+        assert_eq!(split(&vocab, "a <r>\t\u{b} \u{a0}b", true), ["a ", "#1", "\u{a0}b"]);
+        assert_eq!(split(&vocab, " <l><r> ", true), ["#0", "#1"]);
     }
 
-    /// llama.cpp's way: for each token, longest first, through all that is still text.
-    fn naive(vocab: &Vocab, text: &str) -> Vec<Part> {
+    /// llama.cpp's algorithm: for each token, longest first, search all remaining text.
+    fn naive(vocab: &Vocab, text: &str) -> Vec<Fragment> {
         let mut order: Vec<u32> = (0..vocab.len() as u32).collect();
         order.sort_by_key(|&id| Reverse(vocab.text(id).len()));
-        let mut parts = vec![Part::Text(0..text.len())];
+        let mut fragments = vec![Fragment::Text(0..text.len())];
         for id in order {
             let token = std::str::from_utf8(vocab.text(id)).unwrap();
             let split = |part| match part {
-                Part::Text(range) => {
+                Fragment::Text(range) => {
                     let (mut out, mut start) = (vec![], range.start);
                     for (at, _) in text[range.clone()].match_indices(token) {
-                        out.extend([Part::Text(start..range.start + at), Part::Token(id)]);
+                        out.extend([Fragment::Text(start..range.start + at), Fragment::Token(id)]);
                         start = range.start + at + token.len();
                     }
-                    out.push(Part::Text(start..range.end));
+                    out.push(Fragment::Text(start..range.end));
                     out
                 }
                 token => vec![token],
             };
-            parts = parts.into_iter().flat_map(split).collect();
+            fragments = fragments.into_iter().flat_map(split).collect();
         }
-        parts.retain(|part| !matches!(part, Part::Text(range) if range.is_empty()));
-        parts
+        fragments.retain(|part| !matches!(part, Fragment::Text(range) if range.is_empty()));
+        fragments
     }
 
     #[test]
-    fn the_queue_cuts_as_a_search_for_each_token_does() {
+    fn queue_splits_like_a_search_for_each_token() {
         let mut random = Random::new(3);
         let mut word = |length: usize| -> String {
             (0..length).map(|_| ['a', 'b', 'é'][random.below(3)]).collect()
@@ -201,7 +212,7 @@ mod tests {
             let vocab = vocab(&tokens.iter().map(|text| (text.as_str(), 4)).collect::<Vec<_>>());
             let text = word(30);
             assert_eq!(
-                Partition::new(&vocab).cut(&vocab, &text, |_, _| true),
+                SpecialTokenPartition::new(&vocab).split(&vocab, &text, |_, _| true),
                 naive(&vocab, &text),
                 "{tokens:?} {text}"
             );

@@ -1,14 +1,14 @@
-//! PLaMo 2's unigram model: the cut of a text whose tokens have the greatest sum of scores, found from its end. What
-//! no token covers is spelled in bytes.
+//! PLaMo 2's unigram model: splits a text into the tokens with the greatest sum of scores, computed
+//! from the end. Falls back to bytes for characters without tokens.
 
 use crate::TokenizerError;
 use crate::trie::Trie;
 use crate::vocab::{BYTE, CONTROL, UNKNOWN, Vocab};
 
-/// Scores are counted in steps of a ten-thousandth, as integers, so that equal sums are equal.
-const SCALE: f32 = 1e4;
+/// Scores are integers in units of 1/10,000, so that equal sums compare equal.
+const STEPS_PER_UNIT: f32 = 1e4;
 
-/// What a character costs that is spelled in bytes.
+/// Cost of a character that falls back to bytes.
 const UNKNOWN_COST: i64 = 10_000_000;
 
 /// Tokens with this score or a lower one are never used.
@@ -17,19 +17,20 @@ const UNUSABLE: i32 = -20_000_000;
 #[derive(Debug)]
 pub(crate) struct Plamo2 {
     tokens: Trie,
-    /// By id, in steps.
+    /// Scores by id, in units.
     scores: Vec<i32>,
     /// Tokens of the 256 bytes.
     bytes: Vec<u32>,
 }
 
 impl Plamo2 {
-    /// Control tokens and the unknown one take no part, unlike in llama.cpp, where their scores of 0 make them of their
-    /// texts whoever wrote these.
+    /// Excludes control tokens and the unknown token. In llama.cpp their score of 0 lets the text
+    /// of users become control tokens.
     pub(crate) fn new(vocab: &Vocab) -> Result<Self, TokenizerError> {
         let byte = |byte: u8| vocab.byte(byte).ok_or(TokenizerError::NoByteToken { byte });
         let bytes = (0..=255).map(byte).collect::<Result<_, _>>()?;
-        let scores: Vec<i32> = (0..vocab.len() as u32).map(|id| steps(vocab.score(id))).collect();
+        let scores: Vec<i32> =
+            (0..vocab.len() as u32).map(|id| quantize_score(vocab.score(id))).collect();
         let usable =
             |id: u32| !vocab.is(id, BYTE | CONTROL | UNKNOWN) && scores[id as usize] > UNUSABLE;
         let ids = (0..vocab.len() as u32).filter(|&id| usable(id));
@@ -40,14 +41,15 @@ impl Plamo2 {
         })
     }
 
-    /// Appends the tokens of a text without special tokens. A mark of the byte order at its start is none of it.
+    /// Appends the tokens of a text without special tokens. Ignores a leading byte order mark.
     pub(crate) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        // Of each position: the first token of the best way to the end, how long it is, and the way's cost.
+        // For each position: first token of the best split to the end, its length, and the cost of
+        // the split.
         let mut best: Vec<(Option<u32>, usize, i64)> = vec![(None, 0, 0); text.len() + 1];
         for (at, c) in text.char_indices().rev() {
             let mut cheapest = (None, c.len_utf8(), best[at + c.len_utf8()].2 + UNKNOWN_COST);
-            // The shortest come first: of equal ways the one with the longest token is taken.
+            // Prefixes are in order of length, so the longest token wins among equal costs.
             for (length, id) in self.tokens.prefixes(&text.as_bytes()[at..]) {
                 let cost = best[at + length].2 - i64::from(self.scores[id as usize]);
                 if cost <= cheapest.2 {
@@ -70,7 +72,7 @@ impl Plamo2 {
     }
 }
 
-/// A score in steps; one that is no number makes its token unusable.
-fn steps(score: f32) -> i32 {
-    if score.is_finite() { (score * SCALE).round() as i32 } else { UNUSABLE }
+/// Rounds a score to units. A score that is not finite makes its token unusable.
+fn quantize_score(score: f32) -> i32 {
+    if score.is_finite() { (score * STEPS_PER_UNIT).round() as i32 } else { UNUSABLE }
 }

@@ -1,4 +1,4 @@
-//! RWKV's world vocabulary: the longest tokens from the left, whose texts are written with escapes.
+//! RWKV's world vocabulary: greedy longest match from the left, over tokens stored with escapes.
 
 use crate::trie::Trie;
 use crate::vocab::Vocab;
@@ -15,7 +15,8 @@ impl Rwkv {
         Rwkv { trie: Trie::new(texts.iter().map(Vec::as_slice).zip(0..).collect()), unk }
     }
 
-    /// Appends the tokens of a text without special tokens. A byte that no token begins with is unknown.
+    /// Appends the tokens of a text without special tokens. A byte that starts no token becomes the
+    /// unknown token.
     pub(crate) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
         let mut rest = text.as_bytes();
         while !rest.is_empty() {
@@ -27,7 +28,7 @@ impl Rwkv {
     }
 }
 
-/// The bytes of a text with `\t`, `\n`, `\r`, `\xHH`, and `\` before any other character for itself.
+/// Decodes `\t`, `\n`, `\r` and `\xHH`. A backslash before another character is dropped.
 pub(crate) fn unescaped(text: &[u8]) -> Vec<u8> {
     let digit =
         |byte: Option<u8>| byte.and_then(|byte| char::from(byte).to_digit(16)).unwrap_or(0) as u8;
@@ -53,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn escapes_stand_for_bytes() {
+    fn escapes_decode_to_bytes() {
         assert_eq!(unescaped(br"a\t\n\r\x0a\xfF\\\'b"), b"a\t\n\r\n\xff\\'b");
         assert_eq!(unescaped(br"\"), b"");
         assert_eq!(unescaped(br"\x4"), [0x40]);

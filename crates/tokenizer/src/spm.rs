@@ -1,20 +1,20 @@
-//! SentencePiece: characters merge to the token of the highest score, bytes stand in for what has no token.
+//! SentencePiece BPE: merges characters to the tokens of highest score, with bytes as fallback.
 
 use crate::hash::Merge;
-use crate::islands::Neighbours;
 use crate::merge::{Merger, Symbol, WordCache};
+use crate::segments::AdjacentPairs;
 use crate::vocab::Vocab;
 
-/// A character that is no token.
+/// A character that is not a token.
 const NO_TOKEN: u32 = u32::MAX;
 
 #[derive(Debug)]
 pub(crate) struct Spm {
-    /// Ranks of tokens: the lower, the higher the score.
+    /// Ranks of tokens. A higher score gives a lower rank.
     ranks: Vec<u32>,
     /// Tokens of the 256 bytes.
     bytes: Vec<Option<u32>>,
-    neighbours: Neighbours,
+    adjacent_pairs: AdjacentPairs,
     pub(crate) space_prefix: bool,
     pub(crate) escape_spaces: bool,
     unk: Option<u32>,
@@ -25,7 +25,7 @@ impl Spm {
         Spm {
             ranks: (0..vocab.len() as u32).map(|id| rank(vocab.score(id))).collect(),
             bytes: (0..=255).map(|byte| vocab.byte(byte)).collect(),
-            neighbours: Neighbours::new(vocab.texts.iter()),
+            adjacent_pairs: AdjacentPairs::new(vocab.texts.iter()),
             space_prefix,
             escape_spaces: true,
             unk,
@@ -43,14 +43,14 @@ impl Spm {
         let mut merger = Merger::default();
         let mut start = 0;
         while start < text.len() {
-            let end = start + self.neighbours.first_island(&text[start..]);
+            let end = start + self.adjacent_pairs.first_segment_len(&text[start..]);
             let word = &text[start..end];
-            cache.append(word, ids, |ids| self.encode_island(vocab, word, ids, &mut merger));
+            cache.append(word, ids, |ids| self.encode_segment(vocab, word, ids, &mut merger));
             start = end;
         }
     }
 
-    fn encode_island(&self, vocab: &Vocab, text: &str, ids: &mut Vec<u32>, merger: &mut Merger) {
+    fn encode_segment(&self, vocab: &Vocab, text: &str, ids: &mut Vec<u32>, merger: &mut Merger) {
         let bytes = text.as_bytes();
         merger.symbols.clear();
         merger.symbols.extend(text.char_indices().map(|(at, c)| {
@@ -80,7 +80,7 @@ impl Spm {
     }
 }
 
-/// Maps scores to integers in the opposite order; what is no number comes last.
+/// Maps scores to integers in reverse order. NaN comes last.
 fn rank(score: f32) -> u32 {
     let score = if score.is_nan() { f32::NEG_INFINITY } else { score + 0.0 };
     let bits = score.to_bits();
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_order_as_scores_do_backwards() {
+    fn ranks_sort_in_reverse_order_of_scores() {
         let scores = [f32::INFINITY, 3.5, 1e-30, 0.0, -1e-30, -2.0, -1e30, f32::NEG_INFINITY];
         assert!(scores.windows(2).all(|pair| rank(pair[0]) < rank(pair[1])));
         assert_eq!((rank(-0.0), rank(f32::NAN)), (rank(0.0), rank(f32::NEG_INFINITY)));

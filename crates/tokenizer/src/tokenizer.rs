@@ -1,39 +1,39 @@
-//! The tokenizer: loading, encoding, and what is known about tokens.
+//! The tokenizer: loading, encoding, decoding, and properties of tokens.
 
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use puna_gguf::{Metadata, shown};
+use puna_gguf::{Metadata, escape_for_display};
 
 use crate::TokenizerError;
 use crate::bpe::Bpe;
-use crate::decode::{Spelling, StreamDecoder, clean_spaces, pieces};
+use crate::decode::{StoredText, StreamDecoder, clean_spaces, pieces};
 use crate::dna::Dna;
-use crate::hash::Texts;
-use crate::partition::{Part, Partition};
+use crate::hash::TextTable;
+use crate::partition::{Fragment, SpecialTokenPartition};
 use crate::plamo2::Plamo2;
-use crate::pretok::{self, PreTokenizer};
+use crate::pre_tokenizer::{self, PreTokenizer};
 use crate::rwkv::Rwkv;
-use crate::special::{Specials, mark_strips};
+use crate::special_tokens::{SpecialTokens, mark_whitespace_stripping};
 use crate::spm::Spm;
 use crate::ugm::Ugm;
-use crate::vocab::{CONTROL, Kind, MARKUP, UNKNOWN, Vocab};
+use crate::vocab::{CONTROL, MARKUP, TokenKind, UNKNOWN, Vocab};
 use crate::wpm::Wpm;
 
-/// The values of `tokenizer.ggml.model` that work.
+/// Supported values of `tokenizer.ggml.model`.
 const MODELS: &[&str] =
     &["bert", "gemma4", "gpt2", "hybriddna", "llama", "plamo2", "rwkv", "t5", "whitespace"];
 
-/// Longer runs of text are cut: positions in a word are 32-bit.
-const LONGEST_RUN: usize = 1 << 30;
+/// Longer texts are split, since positions in a word are 32-bit.
+const MAX_RUN_BYTES: usize = 1 << 30;
 
-/// How a text is encoded.
+/// Options for encoding a text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Encode {
-    /// Adds the tokens that the file wants at the start and the end of a text.
+pub struct EncodeOptions {
+    /// Adds the tokens that the file requests at the start and end of a text.
     pub add_special: bool,
-    /// Texts of control tokens in the input become these tokens. Never set it for what a user wrote.
+    /// Parses texts of control tokens as these tokens. Never set this for text of users.
     pub parse_special: bool,
 }
 
@@ -49,16 +49,16 @@ pub(crate) struct Inner {
     pre_name: Option<String>,
     vocab: Vocab,
     model: Model,
-    partition: Partition,
-    pieces: Texts,
-    specials: Specials,
-    rules: Rules,
+    partition: SpecialTokenPartition,
+    pieces: TextTable,
+    specials: SpecialTokens,
+    rules: TextRules,
     suppressed: Vec<u32>,
 }
 
 #[derive(Debug)]
 enum Model {
-    /// With sequences of nucleotides in the text, if the vocabulary has them.
+    /// Optionally with nucleotide sequences in the text.
     Bpe(Box<Bpe>, Option<Dna>),
     Spm(Spm),
     Wpm(Wpm),
@@ -67,9 +67,9 @@ enum Model {
     Plamo2(Plamo2),
 }
 
-/// What is added and removed around the model's own work.
+/// Additions and removals around the model's own tokens.
 #[derive(Debug, Clone, Copy, Default)]
-struct Rules {
+struct TextRules {
     add_bos: bool,
     add_eos: bool,
     add_sep: bool,
@@ -77,7 +77,7 @@ struct Rules {
     clean_spaces: bool,
 }
 
-/// What `tokenizer.ggml.model` stands for, before the file's other keys.
+/// Family of `tokenizer.ggml.model`, before the file's other keys are read.
 enum Family {
     Bpe(&'static PreTokenizer),
     Spm,
@@ -91,14 +91,15 @@ impl Tokenizer {
     /// Reads the tokenizer of a file.
     ///
     /// # Errors
-    /// [`TokenizerError`]: no vocabulary, a kind of tokenizer or pre-tokenizer that is not known, lists that do not
-    /// fit together, a key of the wrong type.
+    /// [`TokenizerError`]: no vocabulary, an unsupported tokenizer or pre-tokenizer, inconsistent
+    /// lists, or a key of the wrong type.
     pub fn from_metadata(meta: &Metadata) -> Result<Self, TokenizerError> {
         Self::read(meta, false)
     }
 
-    /// The same, cutting words as the publishers of GPT-4o, Tekken, Youtu and Tiny Aya meant it, with letter case in all
-    /// scripts. Without this, as in llama.cpp, case is told in ASCII alone (Youtu, Tiny Aya: not at all).
+    /// Like [`from_metadata`](Self::from_metadata), but with the original expressions of GPT-4o,
+    /// Tekken, Youtu and Tiny Aya, which distinguish letter case in all scripts. Otherwise, as in
+    /// llama.cpp, only ASCII letters have case (Youtu, Tiny Aya: none).
     ///
     /// # Errors
     /// As [`from_metadata`](Self::from_metadata).
@@ -114,7 +115,7 @@ impl Tokenizer {
         let (mut specials, rules) = defaults(&family, &name);
         let rules = rules.read(meta, &family)?;
         specials.complete(meta, &mut vocab);
-        let partition = Partition::new(&vocab);
+        let partition = SpecialTokenPartition::new(&vocab);
         let model = match family {
             Family::Bpe(pre) => {
                 let dna = if name == "hybriddna" { Dna::new(&vocab) } else { None };
@@ -132,17 +133,17 @@ impl Tokenizer {
             Family::Rwkv => Model::Rwkv(Rwkv::new(&vocab, specials.unk)),
             Family::Plamo2 => Model::Plamo2(Plamo2::new(&vocab)?),
         };
-        let spelling = match family {
-            Family::Bpe(pre) if pre.byte_encode && !pre.escape_spaces => Spelling::Bytes,
-            Family::Rwkv => Spelling::Escapes,
-            Family::Plamo2 => Spelling::Plain,
-            _ => Spelling::Spaces,
+        let stored = match family {
+            Family::Bpe(pre) if pre.byte_encode && !pre.escape_spaces => StoredText::ByteAlphabet,
+            Family::Rwkv => StoredText::BackslashEscapes,
+            Family::Plamo2 => StoredText::Plain,
+            _ => StoredText::EscapedSpaces,
         };
         let pieces = match &model {
-            Model::Bpe(_, Some(dna)) => dna.unmarked(&pieces(&vocab, spelling)),
-            _ => pieces(&vocab, spelling),
+            Model::Bpe(_, Some(dna)) => dna.strip_marks(&pieces(&vocab, stored)),
+            _ => pieces(&vocab, stored),
         };
-        mark_strips(meta, pre_name.as_deref().unwrap_or(""), &mut vocab);
+        mark_whitespace_stripping(meta, pre_name.as_deref().unwrap_or(""), &mut vocab);
         let suppressed = meta.i32s("tokenizer.ggml.suppress_tokens")?.unwrap_or_default();
         let suppressed = suppressed.into_iter().filter_map(|id| u32::try_from(id).ok());
         let suppressed = suppressed.filter(|&id| (id as usize) < vocab.len()).collect();
@@ -151,21 +152,23 @@ impl Tokenizer {
         Ok(Tokenizer { inner: Arc::new(inner) })
     }
 
-    /// The tokens of a text.
-    pub fn encode(&self, text: &str, opts: Encode) -> Vec<u32> {
-        // Some files give a token more kinds than one: what hides it as control or unknown wins.
+    /// Encodes a text.
+    pub fn encode(&self, text: &str, opts: EncodeOptions) -> Vec<u32> {
+        // Some files give a token several kinds. Control and unknown take precedence.
         self.inner.encode(text, opts.add_special, |kind, _| {
             kind & (CONTROL | UNKNOWN) == 0 || opts.parse_special
         })
     }
 
-    /// The tokens of a prompt that a template wrote, control tokens read as such. Where the first token comes by itself
-    /// it comes once, though the template wrote it too; nor is `leading_bos` read then, the template's text for it.
+    /// Encodes a prompt that a template wrote, and parses control tokens in it. If the tokenizer
+    /// adds a first token, the prompt has it only once, even if the template wrote it too.
+    /// `leading_bos`, the template's text for it, is then removed.
     pub fn encode_prompt(&self, text: &str, leading_bos: &str) -> Vec<u32> {
         self.encode_prompt_parts(&[(text, true)], leading_bos)
     }
 
-    /// The same of a text in parts, as [`encode_parts`](Self::encode_parts) reads them. A BOS that was not believed is text.
+    /// Like [`encode_prompt`](Self::encode_prompt), for a text in parts as in
+    /// [`encode_parts`](Self::encode_parts). A BOS in an untrusted part is text.
     pub fn encode_prompt_parts(&self, parts: &[(&str, bool)], leading_bos: &str) -> Vec<u32> {
         let first = self.inner.first_token().filter(|_| self.add_bos());
         let mut tokens = match (parts, first) {
@@ -180,8 +183,8 @@ impl Tokenizer {
         tokens
     }
 
-    /// Where in a text what marks up conversations is written: control tokens, and those that are shown, such as Harmony's. Whoever
-    /// hands a user's text to a template takes care that it stays text there.
+    /// Byte ranges of conversation markup in a text: control tokens, and visible markup such as
+    /// Harmony's. The caller makes sure that such text of users stays text in a template.
     pub fn controls_in(&self, text: &str) -> Vec<Range<usize>> {
         let inner = &self.inner;
         let mut found: Vec<Range<usize>> = inner
@@ -195,10 +198,10 @@ impl Tokenizer {
         found
     }
 
-    /// The tokens of a text in parts, for each of which is said whether texts of control tokens in it become these
-    /// tokens. Apart from that, the tokens are those of the whole text: parts are no borders for merging. So a prompt
-    /// of a template's own text and of what users wrote has the tokens that it should have, and users cannot write
-    /// control tokens, nor those marks of conversations that are shown.
+    /// Encodes a text in parts. For each part, a flag tells whether texts of control tokens in it
+    /// are parsed. Otherwise the tokens are those of the whole text: merges cross the borders of
+    /// parts. So a prompt of template text and user text has its regular tokens, and users cannot
+    /// write control tokens or visible markup.
     pub fn encode_parts(&self, parts: &[(&str, bool)], add_special: bool) -> Vec<u32> {
         let text = match parts {
             [(whole, _)] => Cow::Borrowed(*whole),
@@ -224,19 +227,19 @@ impl Tokenizer {
         })
     }
 
-    /// The bytes that a token prints: "Ġ" is a blank, `<0x0A>` a line end; of control tokens, their text. Empty for
-    /// unused tokens and ids that are none. May be part of a character.
+    /// Bytes that a token prints: a space for "Ġ", a line feed for `<0x0A>`, and the text of
+    /// control tokens. Empty for unused tokens and invalid ids. May be part of a character.
     pub fn piece(&self, id: u32) -> &[u8] {
         self.inner.piece(id)
     }
 
-    /// The text of a token as it stands in the file.
+    /// Text of a token as stored in the file.
     pub fn text(&self, id: u32) -> &[u8] {
         self.inner.vocab.text(id)
     }
 
-    /// The text of some tokens, with control tokens if `special`. The blank that SPM tokenizers put before a text is
-    /// left out. Invalid UTF-8 becomes U+FFFD.
+    /// Decodes tokens, with control tokens if `special`. Removes the space that SPM tokenizers put
+    /// before a text. Invalid UTF-8 becomes U+FFFD.
     pub fn decode(&self, ids: &[u32], special: bool) -> String {
         let mut decoder = self.decoder().special(special).at_start();
         let mut text: String = ids.iter().map(|&id| decoder.push(id)).collect();
@@ -244,8 +247,9 @@ impl Tokenizer {
         text
     }
 
-    /// The text of some tokens as llama.cpp's `detokenize` gives it: with `remove_special` without a leading BOS and a
-    /// trailing EOS that the tokenizer adds, and without blanks before punctuation if the vocabulary wants that.
+    /// Decodes tokens like llama.cpp's `detokenize`. `remove_special` removes a leading BOS and a
+    /// trailing EOS that the tokenizer adds. Removes spaces before punctuation if the vocabulary
+    /// requests it.
     pub fn detokenize(&self, ids: &[u32], remove_special: bool, special: bool) -> String {
         let inner = &*self.inner;
         let mut ids = ids;
@@ -275,17 +279,17 @@ impl Tokenizer {
         if inner.rules.clean_spaces { clean_spaces(&text) } else { text.into_owned() }
     }
 
-    /// A decoder for tokens that come one by one, going on where a prompt ended.
+    /// A decoder for a stream of tokens that continues a prompt.
     pub fn decoder(&self) -> StreamDecoder {
         StreamDecoder::new(Arc::clone(&self.inner))
     }
 
-    /// The number of tokens; ids are below it.
+    /// Number of tokens. Ids are below it.
     pub fn vocab_size(&self) -> usize {
         self.inner.vocab.len()
     }
 
-    /// The token of exactly this text, as it stands in the file.
+    /// Token with exactly this text, as stored in the file.
     pub fn token_id(&self, text: &str) -> Option<u32> {
         self.inner.vocab.id(text.as_bytes())
     }
@@ -295,62 +299,62 @@ impl Tokenizer {
         &self.inner.name
     }
 
-    /// `tokenizer.ggml.pre`, if the file has it. A BPE file without it is cut by the `default` rules, which fit few
-    /// models.
+    /// `tokenizer.ggml.pre`, if the file has it. A BPE file without it uses the `default` patterns,
+    /// which suit few models.
     pub fn pre(&self) -> Option<&str> {
         self.inner.pre_name.as_deref()
     }
 
-    /// Begins a text.
+    /// Token that starts a text.
     pub fn bos(&self) -> Option<u32> {
         self.inner.specials.bos
     }
 
-    /// Ends a text.
+    /// Token that ends a text.
     pub fn eos(&self) -> Option<u32> {
         self.inner.specials.eos
     }
 
-    /// Ends a turn of a conversation.
+    /// Token that ends a turn of a conversation.
     pub fn eot(&self) -> Option<u32> {
         self.inner.specials.eot
     }
 
-    /// Ends a message that a tool answers.
+    /// Token that ends a message to which a tool responds.
     pub fn eom(&self) -> Option<u32> {
         self.inner.specials.eom
     }
 
-    /// Stands for what has no token.
+    /// Token for text without other tokens.
     pub fn unk(&self) -> Option<u32> {
         self.inner.specials.unk
     }
 
-    /// Fills batches.
+    /// Token that pads batches.
     pub fn pad(&self) -> Option<u32> {
         self.inner.specials.pad
     }
 
-    /// Stands between texts, and behind the last one in WPM.
+    /// Token between texts, and after the last one in WPM.
     pub fn sep(&self) -> Option<u32> {
         self.inner.specials.sep
     }
 
-    /// Begins a text in WPM, whose classification reads it: the file's CLS, or else its BOS.
+    /// Token that starts a text in WPM, and that classifiers read: the file's CLS, or else its BOS.
     pub fn cls(&self) -> Option<u32> {
         let wpm = matches!(self.inner.model, Model::Wpm(_));
         self.inner.specials.cls.or(self.inner.specials.bos.filter(|_| wpm))
     }
 
-    /// Stands for a word to be guessed.
+    /// Token for a masked word.
     pub fn mask(&self) -> Option<u32> {
         self.inner.specials.mask
     }
 
-    /// Marks for filling in the middle of a text.
-    pub fn fim(&self) -> Fim {
+    /// Tokens for fill-in-the-middle.
+    pub fn fim(&self) -> FimTokens {
         let s = &self.inner.specials;
-        Fim {
+        FimTokens {
             pre: s.fim_pre,
             suf: s.fim_suf,
             mid: s.fim_mid,
@@ -360,22 +364,23 @@ impl Tokenizer {
         }
     }
 
-    /// Whether the file wants BOS at the start of texts. A prompt template that writes it too must not add it twice.
+    /// Whether the file requests BOS at the start of texts. A template that writes BOS itself must
+    /// not add it twice.
     pub fn add_bos(&self) -> bool {
         self.inner.rules.add_bos
     }
 
-    /// Whether the file wants EOS at the end of texts.
+    /// Whether the file requests EOS at the end of texts.
     pub fn add_eos(&self) -> bool {
         self.inner.rules.add_eos
     }
 
-    /// Whether the file wants SEP between two texts.
+    /// Whether the file requests SEP between two texts.
     pub fn add_sep(&self) -> bool {
         self.inner.rules.add_sep
     }
 
-    /// Whether a blank is put before texts.
+    /// Whether a space is put before texts.
     pub fn add_space_prefix(&self) -> bool {
         self.inner.rules.space_prefix
     }
@@ -385,12 +390,12 @@ impl Tokenizer {
         self.inner.specials.eog.binary_search(&id).is_ok()
     }
 
-    /// The tokens that end generation, ascending.
+    /// Tokens that end generation, ascending.
     pub fn eog(&self) -> &[u32] {
         &self.inner.specials.eog
     }
 
-    /// Whether the token is a control token: not part of the text.
+    /// Whether the token is a control token, which is not part of the text.
     pub fn is_control(&self, id: u32) -> bool {
         self.inner.vocab.is(id, CONTROL)
     }
@@ -401,20 +406,20 @@ impl Tokenizer {
     }
 }
 
-/// Tokens for filling in the middle of a text; a vocabulary may have some of them.
+/// Tokens for fill-in-the-middle. A vocabulary may have only some of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Fim {
-    /// Before the text that precedes the gap.
+pub struct FimTokens {
+    /// Precedes the text before the gap.
     pub pre: Option<u32>,
-    /// Before the text that follows the gap.
+    /// Precedes the text after the gap.
     pub suf: Option<u32>,
-    /// Where the filling begins.
+    /// Starts the generated middle.
     pub mid: Option<u32>,
-    /// Fills batches.
+    /// Pads batches.
     pub pad: Option<u32>,
-    /// Before the name of a repository.
+    /// Precedes the name of a repository.
     pub rep: Option<u32>,
-    /// Before the name of a file.
+    /// Precedes the name of a file.
     pub sep: Option<u32>,
 }
 
@@ -423,7 +428,7 @@ impl Inner {
         self.pieces.get(id as usize)
     }
 
-    /// Whether the token is left out of text for readers.
+    /// Whether the token is hidden in decoded text.
     pub(crate) fn is_hidden(&self, id: u32) -> bool {
         self.vocab.is(id, CONTROL | UNKNOWN)
     }
@@ -436,14 +441,14 @@ impl Inner {
         &self,
         text: &str,
         add_special: bool,
-        wanted: impl Fn(Kind, Range<usize>) -> bool,
+        is_allowed: impl Fn(TokenKind, Range<usize>) -> bool,
     ) -> Vec<u32> {
         let mut ids = Vec::with_capacity(text.len() / 3 + 4);
         ids.extend(self.first_token().filter(|_| add_special));
-        for part in self.partition.cut(&self.vocab, text, wanted) {
-            match part {
-                Part::Token(id) => ids.push(id),
-                Part::Text(range) => self.encode_run(&text[range], &mut ids),
+        for fragment in self.partition.split(&self.vocab, text, is_allowed) {
+            match fragment {
+                Fragment::Token(id) => ids.push(id),
+                Fragment::Text(range) => self.encode_run(&text[range], &mut ids),
             }
         }
         ids.extend(self.last_token().filter(|_| add_special));
@@ -469,7 +474,7 @@ impl Inner {
     fn encode_run(&self, text: &str, ids: &mut Vec<u32>) {
         let mut rest = text;
         while !rest.is_empty() {
-            let (run, behind) = rest.split_at(rest.floor_char_boundary(LONGEST_RUN));
+            let (run, behind) = rest.split_at(rest.floor_char_boundary(MAX_RUN_BYTES));
             match &self.model {
                 Model::Bpe(bpe, None) => bpe.encode(&self.vocab, run, ids),
                 Model::Bpe(bpe, Some(dna)) => dna.encode(bpe, &self.vocab, run, ids),
@@ -485,12 +490,14 @@ impl Inner {
 }
 
 fn family(model: &str, pre: Option<&str>) -> Result<Family, TokenizerError> {
-    // As it can be shown; the errors quote it themselves.
-    let safe = |name: &str| shown(name.as_bytes()).trim_matches('`').to_owned();
+    // Made safe for display. The errors add quotes themselves.
+    let safe = |name: &str| escape_for_display(name.as_bytes()).trim_matches('`').to_owned();
     let pre_tokenizer = |pre: &str| {
-        let unknown =
-            || TokenizerError::UnknownPreTokenizer { pre: safe(pre), known: pretok::known() };
-        pretok::find(pre).map(Family::Bpe).ok_or_else(unknown)
+        let unknown = || TokenizerError::UnknownPreTokenizer {
+            pre: safe(pre),
+            known: pre_tokenizer::known(),
+        };
+        pre_tokenizer::find(pre).map(Family::Bpe).ok_or_else(unknown)
     };
     match model {
         "llama" => Ok(Family::Spm),
@@ -507,62 +514,65 @@ fn family(model: &str, pre: Option<&str>) -> Result<Family, TokenizerError> {
     }
 }
 
-/// Special ids and rules of a family where the file is silent.
-fn defaults(family: &Family, model: &str) -> (Specials, Rules) {
+/// Default ids and rules of a family.
+fn defaults(family: &Family, model: &str) -> (SpecialTokens, TextRules) {
     match family {
         Family::Spm => (
-            Specials { bos: Some(1), eos: Some(2), unk: Some(0), ..Specials::default() },
-            Rules { add_bos: true, space_prefix: true, ..Rules::default() },
+            SpecialTokens { bos: Some(1), eos: Some(2), unk: Some(0), ..SpecialTokens::default() },
+            TextRules { add_bos: true, space_prefix: true, ..TextRules::default() },
         ),
         Family::Wpm => (
-            Specials {
+            SpecialTokens {
                 bos: Some(101),
                 unk: Some(100),
                 sep: Some(102),
                 pad: Some(0),
                 mask: Some(103),
-                ..Specials::default()
+                ..SpecialTokens::default()
             },
-            Rules { add_bos: true, add_sep: true, clean_spaces: true, ..Rules::default() },
+            TextRules { add_bos: true, add_sep: true, clean_spaces: true, ..TextRules::default() },
         ),
         Family::Ugm => (
-            Specials { eos: Some(1), unk: Some(2), pad: Some(0), ..Specials::default() },
-            Rules { add_eos: true, ..Rules::default() },
+            SpecialTokens { eos: Some(1), unk: Some(2), pad: Some(0), ..SpecialTokens::default() },
+            TextRules { add_eos: true, ..TextRules::default() },
         ),
-        Family::Rwkv => (Specials::default(), Rules::default()),
+        Family::Rwkv => (SpecialTokens::default(), TextRules::default()),
         Family::Plamo2 => (
-            Specials {
+            SpecialTokens {
                 bos: Some(1),
                 eos: Some(2),
                 unk: Some(0),
                 pad: Some(3),
-                ..Specials::default()
+                ..SpecialTokens::default()
             },
-            Rules::default(),
+            TextRules::default(),
         ),
         Family::Bpe(pre) => {
             let id = Some(11).filter(|_| model != "gemma4");
-            let specials =
-                Specials { bos: id.filter(|_| !pre.no_bos), eos: id, ..Specials::default() };
-            let rules = Rules {
+            let specials = SpecialTokens {
+                bos: id.filter(|_| !pre.no_bos),
+                eos: id,
+                ..SpecialTokens::default()
+            };
+            let rules = TextRules {
                 add_bos: pre.add_bos,
                 add_sep: pre.add_sep,
                 clean_spaces: pre.clean_spaces,
-                ..Rules::default()
+                ..TextRules::default()
             };
             (specials, rules)
         }
     }
 }
 
-impl Rules {
-    /// The rules with what the file says.
-    fn read(self, meta: &Metadata, family: &Family) -> Result<Rules, TokenizerError> {
+impl TextRules {
+    /// Overrides the defaults with the file's keys.
+    fn read(self, meta: &Metadata, family: &Family) -> Result<TextRules, TokenizerError> {
         let read = |key: &str, default: bool| {
             meta.opt_bool(&format!("tokenizer.ggml.{key}")).map(|value| value.unwrap_or(default))
         };
         let forced = matches!(family, Family::Bpe(pre) if pre.gemma4);
-        Ok(Rules {
+        Ok(TextRules {
             add_bos: read("add_bos_token", self.add_bos)? || forced,
             add_eos: read("add_eos_token", self.add_eos)?,
             add_sep: read("add_sep_token", self.add_sep)?,

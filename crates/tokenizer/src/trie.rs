@@ -1,22 +1,23 @@
-//! Longest prefix of a text among many keys.
+//! Finds keys that are prefixes of a text.
 
-/// A byte trie in breadth-first order: the children of a node lie side by side, ascending.
+/// Byte trie in breadth-first order. Children of a node are adjacent and sorted.
 #[derive(Debug)]
 pub(crate) struct Trie {
-    /// The byte that leads to the node.
+    /// Byte that leads to each node.
     bytes: Vec<u8>,
-    /// Where the node's children begin; they end where the next node's begin.
+    /// First child of each node. Its children end where those of the next node begin.
     children: Vec<u32>,
-    /// The value of the key that ends here; [`NONE`] without one.
+    /// Value of the key that ends at each node, or [`NONE`].
     values: Vec<u32>,
-    /// The root's children by byte; 0 for none.
+    /// Children of the root by byte; 0 if there is none.
     first: Box<[u32; 256]>,
 }
 
 const NONE: u32 = u32::MAX;
 
 impl Trie {
-    /// Builds a trie of keys and values below 2^32-1. Of equal keys the last one counts; empty ones are left out.
+    /// Builds a trie of keys, with values below 2^32-1. Of equal keys the last one counts. Empty
+    /// keys are ignored.
     pub(crate) fn new(mut keys: Vec<(&[u8], u32)>) -> Self {
         keys.retain(|(key, _)| !key.is_empty());
         keys.sort_by_key(|&(key, _)| key);
@@ -26,7 +27,7 @@ impl Trie {
             values: vec![NONE],
             first: Box::new([0; 256]),
         };
-        // The keys below each node of a level, in the order of the nodes.
+        // Ranges of keys below each node of a level, in the order of the nodes.
         let mut level = vec![(0, keys.len())];
         let mut depth = 0;
         while !level.is_empty() {
@@ -55,13 +56,13 @@ impl Trie {
         trie
     }
 
-    /// Whether a key begins with this byte.
+    /// Whether a key starts with this byte.
     #[inline]
     pub(crate) fn begins(&self, byte: u8) -> bool {
         self.first[usize::from(byte)] != 0
     }
 
-    /// All keys that `text` begins with, the shortest first: length and value.
+    /// All keys that are prefixes of `text`, shortest first: length and value.
     pub(crate) fn prefixes<'a>(
         &'a self,
         text: &'a [u8],
@@ -81,7 +82,7 @@ impl Trie {
         })
     }
 
-    /// The longest of [`prefixes`](Self::prefixes).
+    /// Longest of [`prefixes`](Self::prefixes).
     #[inline]
     pub(crate) fn longest(&self, text: &[u8]) -> Option<(usize, u32)> {
         self.prefixes(text).last()
@@ -103,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prefixes_come_shortest_first_and_the_longest_is_the_last() {
+    fn prefixes_are_returned_shortest_first() {
         let keys = ["a", "abc", "abcd", "b", "ab\u{e9}", ""];
         let trie = Trie::new(keys.iter().zip(0..).map(|(k, v)| (k.as_bytes(), v)).collect());
         let found = |text: &str| trie.prefixes(text.as_bytes()).collect::<Vec<_>>();
@@ -116,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trie_of_nothing_finds_nothing() {
+    fn an_empty_trie_finds_nothing() {
         let trie = Trie::new(vec![]);
         assert_eq!(trie.longest(b"a"), None);
         assert!(!trie.begins(0));

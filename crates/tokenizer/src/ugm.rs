@@ -1,5 +1,6 @@
-//! Unigram language models of SentencePiece (T5, XLM-R and the embedders made of it): the text is normalised by tables
-//! of the file, then cut so that the scores of its tokens have the greatest sum.
+//! Unigram language models of SentencePiece (T5, XLM-R and embedding models derived from them).
+//! Normalizes the text with the file's tables, then splits it into the tokens with the greatest sum
+//! of scores.
 
 use puna_gguf::Metadata;
 
@@ -9,7 +10,7 @@ use crate::vocab::{NORMAL, UNUSED, USER_DEFINED, Vocab};
 
 const CHARSMAP: &str = "tokenizer.ggml.precompiled_charsmap";
 
-/// How much worse than the worst token an unknown character is.
+/// How far the score of an unknown character is below the lowest score of a token.
 const UNKNOWN_PENALTY: f64 = 10.0;
 
 #[derive(Debug)]
@@ -17,7 +18,8 @@ pub(crate) struct Ugm {
     tokens: Trie,
     user_defined: Trie,
     charsmap: Charsmap,
-    /// By id; 0 for user-defined tokens, which are so preferred to others, whose scores are logarithms.
+    /// Scores by id. User-defined tokens have 0 and so are preferred, since other scores are
+    /// logarithms.
     scores: Vec<f64>,
     unk: Option<u32>,
     unk_score: f64,
@@ -61,7 +63,7 @@ impl Ugm {
         if text.is_empty() {
             return;
         }
-        // Of each position: the last token of the best way there, where it begins, and the score.
+        // For each position: last token of the best split up to it, start of this token, and score.
         let mut best: Vec<(Option<u32>, usize, f64)> = vec![(None, 0, f64::MIN); text.len() + 1];
         best[0].2 = 0.0;
         let mut at = 0;
@@ -86,7 +88,7 @@ impl Ugm {
         self.backtrack(&best, ids);
     }
 
-    /// Appends the tokens of the best way to the end; unknown characters side by side are one token.
+    /// Appends the tokens of the best split. Adjacent unknown characters become one token.
     fn backtrack(&self, best: &[(Option<u32>, usize, f64)], ids: &mut Vec<u32>) {
         let before = ids.len();
         let mut at = best.len() - 1;
@@ -103,7 +105,8 @@ impl Ugm {
         ids[before..].reverse();
     }
 
-    /// The text after the file's tables, with "▁" for blanks, which may be merged and put in front.
+    /// Normalizes a text, with "▁" for spaces. Depending on the file, merges spaces and puts one in
+    /// front.
     fn normalized(&self, text: &str) -> Vec<u8> {
         const SPACE: &[u8] = "▁".as_bytes();
         let mut out = Vec::with_capacity(text.len() * 3);
@@ -129,7 +132,8 @@ impl Ugm {
         out
     }
 
-    /// What the text begins with becomes, and how long it is: a user-defined token or a character stays as it is.
+    /// Normalizes the start of a text, and returns its length there. User-defined tokens and
+    /// characters without a replacement stay unchanged.
     fn normalized_prefix<'a>(&'a self, text: &'a [u8]) -> (&'a [u8], usize) {
         if let Some((length, _)) = self.user_defined.longest(text) {
             return (&text[..length], length);
@@ -141,7 +145,7 @@ impl Ugm {
     }
 }
 
-/// The length of the character that valid UTF-8 begins with; what is left of it, if it is cut off.
+/// Length of the first character of valid UTF-8, or of its rest if it is cut off.
 fn character_length(text: &[u8]) -> usize {
     let length = match text.first() {
         Some(0xC0..0xE0) => 2,
@@ -152,10 +156,11 @@ fn character_length(text: &[u8]) -> usize {
     length.min(text.len())
 }
 
-/// Replacements of a text's beginnings: an XOR-compressed double array, which is a trie, and the replacements.
+/// Replacements of prefixes: an XOR-compressed double-array trie, and the replacement texts.
 ///
-/// A node has its parent's byte in bits 0–7, whether a key ends there in bit 8, and the place of its children in bits
-/// 10–30, shifted by 8 if bit 9 is set. Where a key ends, the children's place holds the replacement's offset instead.
+/// A node has its label byte in bits 0–7, and in bit 8 whether a key ends there. Bits 10–30 are the
+/// offset of its children, shifted by 8 if bit 9 is set. At the end of a key, the entry at this
+/// offset holds the offset of the replacement.
 #[derive(Debug, Default)]
 struct Charsmap {
     nodes: Vec<u32>,
@@ -178,8 +183,8 @@ impl Charsmap {
         })
     }
 
-    /// The replacement of the longest key that the text begins with, and the key's length. A place beyond the tables,
-    /// which a well-made file does not have, ends the search.
+    /// Replacement of the longest key that is a prefix of the text, and the key's length. An offset
+    /// beyond the tables, which valid files do not have, ends the search.
     fn longest(&self, text: &[u8]) -> Option<(&[u8], usize)> {
         let children = |node: u32| (node >> 10) << ((node & 1 << 9) >> 6);
         let mut at = children(*self.nodes.first()?);

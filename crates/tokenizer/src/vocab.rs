@@ -1,35 +1,35 @@
-//! Tokens of a file: texts, scores, kinds.
+//! Vocabulary of a file: texts, scores and kinds of tokens.
 
 use puna_gguf::Metadata;
 
 use crate::TokenizerError;
-use crate::hash::{TextMap, Texts};
+use crate::hash::{TextMap, TextTable};
 
-/// What a token is: a set of these bits, as some kinds are added to others while loading.
-pub(crate) type Kind = u16;
+/// Kind of a token: a set of these bits, since loading adds kinds to some tokens.
+pub(crate) type TokenKind = u16;
 
-pub(crate) const NORMAL: Kind = 1;
-pub(crate) const UNKNOWN: Kind = 1 << 1;
-pub(crate) const CONTROL: Kind = 1 << 2;
-pub(crate) const USER_DEFINED: Kind = 1 << 3;
-pub(crate) const UNUSED: Kind = 1 << 4;
-pub(crate) const BYTE: Kind = 1 << 5;
-/// Takes the white space before it.
-pub(crate) const LSTRIP: Kind = 1 << 6;
-/// Takes the white space behind it.
-pub(crate) const RSTRIP: Kind = 1 << 7;
-/// Is shown like a user-defined token, since parsers read it, but marks up conversations like a control token: who may write none of
-/// these may not write it either.
-pub(crate) const MARKUP: Kind = 1 << 8;
+pub(crate) const NORMAL: TokenKind = 1;
+pub(crate) const UNKNOWN: TokenKind = 1 << 1;
+pub(crate) const CONTROL: TokenKind = 1 << 2;
+pub(crate) const USER_DEFINED: TokenKind = 1 << 3;
+pub(crate) const UNUSED: TokenKind = 1 << 4;
+pub(crate) const BYTE: TokenKind = 1 << 5;
+/// The token takes the white space before it.
+pub(crate) const LSTRIP: TokenKind = 1 << 6;
+/// The token takes the white space after it.
+pub(crate) const RSTRIP: TokenKind = 1 << 7;
+/// Visible like a user-defined token, since parsers read it, but conversation markup like a control
+/// token. Text that may not contain control tokens may not contain it either.
+pub(crate) const MARKUP: TokenKind = 1 << 8;
 
 /// Tokens by id.
 #[derive(Debug)]
 pub(crate) struct Vocab {
-    pub(crate) texts: Texts,
+    pub(crate) texts: TextTable,
     pub(crate) ids: TextMap,
-    /// Empty if the file has none: all are 0 then.
+    /// Scores by id. Empty if the file has none, and then all are 0.
     pub(crate) scores: Vec<f32>,
-    pub(crate) kinds: Vec<Kind>,
+    pub(crate) kinds: Vec<TokenKind>,
     /// Length in bytes of the longest text.
     pub(crate) longest: usize,
 }
@@ -38,8 +38,8 @@ const TOKENS: &str = "tokenizer.ggml.tokens";
 const SCORES: &str = "tokenizer.ggml.scores";
 const TYPES: &str = "tokenizer.ggml.token_type";
 
-/// Ids are 32-bit and tables hold twice as many slots.
-const MOST_TOKENS: usize = 1 << 28;
+/// Ids are 32-bit, and tables have twice as many slots.
+const MAX_TOKENS: usize = 1 << 28;
 
 impl Vocab {
     pub(crate) fn read(meta: &Metadata) -> Result<Vocab, TokenizerError> {
@@ -48,14 +48,14 @@ impl Vocab {
         if count == 0 {
             return Err(TokenizerError::NoTokens);
         }
-        at_most(TOKENS, count, MOST_TOKENS)?;
-        let mut texts = Texts::with_capacity(count, count * 8);
+        check_limit(TOKENS, count, MAX_TOKENS)?;
+        let mut texts = TextTable::with_capacity(count, count * 8);
         for (id, text) in tokens.enumerate() {
             match text.is_empty() {
                 true => texts.push(format!("[EMPTY_{id}]").as_bytes()),
                 false => texts.push(text),
             }
-            at_most(TOKENS, texts.total(), u32::MAX as usize)?;
+            check_limit(TOKENS, texts.total(), u32::MAX as usize)?;
         }
         let longest = texts.iter().map(<[u8]>::len).max().unwrap_or(0);
         Ok(Vocab {
@@ -81,12 +81,12 @@ impl Vocab {
         self.ids.get(&self.texts, text)
     }
 
-    /// The kind of a token; none for an id that is none.
-    pub(crate) fn kind(&self, id: u32) -> Kind {
+    /// Kind of a token; 0 for invalid ids.
+    pub(crate) fn kind(&self, id: u32) -> TokenKind {
         self.kinds.get(id as usize).copied().unwrap_or(0)
     }
 
-    pub(crate) fn is(&self, id: u32, kind: Kind) -> bool {
+    pub(crate) fn is(&self, id: u32, kind: TokenKind) -> bool {
         self.kind(id) & kind != 0
     }
 
@@ -94,18 +94,22 @@ impl Vocab {
         self.scores.get(id as usize).copied().unwrap_or(0.0)
     }
 
-    /// The token that stands for a byte: `<0xHH>`, failing that the one whose text is that byte.
+    /// Token of a byte: `<0xHH>`, or else the token whose text is that byte.
     pub(crate) fn byte(&self, byte: u8) -> Option<u32> {
         self.id(format!("<0x{byte:02X}>").as_bytes()).or_else(|| self.id(&[byte]))
     }
 }
 
-/// An error if there is more than can be numbered.
-pub(crate) fn at_most(key: &'static str, found: usize, most: usize) -> Result<(), TokenizerError> {
+/// Returns an error if `found` exceeds `most`.
+pub(crate) fn check_limit(
+    key: &'static str,
+    found: usize,
+    most: usize,
+) -> Result<(), TokenizerError> {
     if found > most { Err(TokenizerError::TooLarge { key, found, most }) } else { Ok(()) }
 }
 
-fn index(texts: &Texts) -> Result<TextMap, TokenizerError> {
+fn index(texts: &TextTable) -> Result<TextMap, TokenizerError> {
     let mut ids = TextMap::with_capacity(texts.len());
     for id in 0..texts.len() as u32 {
         ids.insert(texts, id).map_err(|first| {
@@ -118,18 +122,18 @@ fn index(texts: &Texts) -> Result<TextMap, TokenizerError> {
 
 fn scores(meta: &Metadata, count: usize) -> Result<Vec<f32>, TokenizerError> {
     let Some(array) = meta.array(SCORES)? else { return Ok(Vec::new()) };
-    // Some converters wrote integers.
+    // Some converters write integers.
     let scores: Vec<f32> = match array.ints() {
         Some(ints) => ints.map(|score| score as f32).collect(),
         None => meta.f32s(SCORES)?.unwrap_or_default(),
     };
-    one_each(SCORES, scores.len(), count)?;
+    check_length(SCORES, scores.len(), count)?;
     Ok(scores)
 }
 
-fn kinds(meta: &Metadata, count: usize) -> Result<Vec<Kind>, TokenizerError> {
+fn kinds(meta: &Metadata, count: usize) -> Result<Vec<TokenKind>, TokenizerError> {
     let Some(types) = meta.i32s(TYPES)? else { return Ok(vec![NORMAL; count]) };
-    one_each(TYPES, types.len(), count)?;
+    check_length(TYPES, types.len(), count)?;
     let kind = |ty: i32| match ty {
         1 => NORMAL,
         2 => UNKNOWN,
@@ -142,6 +146,6 @@ fn kinds(meta: &Metadata, count: usize) -> Result<Vec<Kind>, TokenizerError> {
     Ok(types.into_iter().map(kind).collect())
 }
 
-fn one_each(key: &'static str, found: usize, expected: usize) -> Result<(), TokenizerError> {
+fn check_length(key: &'static str, found: usize, expected: usize) -> Result<(), TokenizerError> {
     if found == expected { Ok(()) } else { Err(TokenizerError::Length { key, found, expected }) }
 }

@@ -1,10 +1,12 @@
-//! WordPiece of BERT: words, then the longest tokens from the left.
+//! BERT's WordPiece: splits words into the longest tokens from the left.
 //!
-//! Files store word-initial pieces with "▁" in front and the others bare (`##x` becomes `x`).
+//! Files store word-initial pieces with a leading "▁" and others without prefix (`##x` becomes
+//! `x`).
 //!
-//! Normalisation is that of the original, which the models were trained with, also where llama.cpp approximates it:
-//! accents are decomposed fully (llama.cpp keeps the first character of a decomposition, which turns Hangul syllables
-//! into their first consonant) and of the marks only those without room are dropped.
+//! Normalization follows BERT, with which the models were trained, even where llama.cpp
+//! approximates it. Accents are fully decomposed, and only nonspacing marks are removed. llama.cpp
+//! keeps the first character of a decomposition, which turns a Hangul syllable into its first
+//! consonant.
 
 use unicode_normalization::UnicodeNormalization;
 
@@ -33,8 +35,9 @@ impl Wpm {
 
     /// Appends the tokens of a text without special tokens.
     pub(crate) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
-        let mut word = Word { text: String::from("▁"), empty: true };
-        // Clean first: a control between a letter and its accent does not keep them apart.
+        let mut word = PendingWord { text: String::from("▁"), empty: true };
+        // Dropped characters are removed first: a control between a letter and its accent does not
+        // separate them.
         let clean = text.chars().filter(|&c| !is_dropped(c));
         match self.strip_accents {
             true => clean
@@ -46,8 +49,9 @@ impl Wpm {
         self.finish(&mut word, ids);
     }
 
-    /// Puts a character where it belongs: to the word, behind it, or in a word of its own.
-    fn add(&self, c: char, word: &mut Word, ids: &mut Vec<u32>) {
+    /// Adds a character to the current word, or ends the word, or makes the character a word of its
+    /// own.
+    fn add(&self, c: char, word: &mut PendingWord, ids: &mut Vec<u32>) {
         let class = table().class(u32::from(c));
         if class & WS != 0 {
             return self.finish(word, ids);
@@ -66,8 +70,9 @@ impl Wpm {
         }
     }
 
-    /// Appends the tokens of a word, or the unknown token if any part of it has none, and clears it.
-    fn finish(&self, word: &mut Word, ids: &mut Vec<u32>) {
+    /// Appends the tokens of a word and clears it. If part of the word has no token, appends the
+    /// unknown token.
+    fn finish(&self, word: &mut PendingWord, ids: &mut Vec<u32>) {
         if word.empty {
             return;
         }
@@ -86,13 +91,13 @@ impl Wpm {
     }
 }
 
-/// A word under construction, with "▁" in front.
-struct Word {
+/// A word under construction, with a leading "▁".
+struct PendingWord {
     text: String,
     empty: bool,
 }
 
-/// NUL, U+FFFD and controls; of these tab and line ends are white space.
+/// NUL, U+FFFD and controls. Tab and line ends are white space instead.
 fn is_dropped(c: char) -> bool {
     match c {
         '\t' | '\n' | '\r' => false,
@@ -101,7 +106,7 @@ fn is_dropped(c: char) -> bool {
     }
 }
 
-/// Ideographs as BERT's tokenizers know them; the gap before U+2B920 is theirs.
+/// CJK ideographs as in BERT's tokenizers, including the gap before U+2B920.
 fn is_cjk(c: u32) -> bool {
     matches!(c, 0x4E00..=0x9FFF | 0x3400..=0x4DBF | 0x2_0000..=0x2_A6DF | 0x2_A700..=0x2_B73F | 0x2_B740..=0x2_B81F
         | 0x2_B920..=0x2_CEAF | 0xF900..=0xFAFF | 0x2_F800..=0x2_FA1F)

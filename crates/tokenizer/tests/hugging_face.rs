@@ -1,14 +1,17 @@
-//! Hugging Face `tokenizers` on the vocabularies of real models.
+//! Compares with Hugging Face `tokenizers` on vocabularies of real models.
 //!
-//! By default, against the hashes of ids in `fixtures/hugging-face.json`, which `oracle/hf.py` made. The ignored tests
-//! run `oracle/hf.py` (Python with the package `tokenizers`) on a million characters of random Unicode and as many of
-//! source code, for these vocabularies and for the published expressions of every pre-tokenizer with a small one:
+//! By default, tests compare with hashes of ids in `fixtures/hugging-face.json`, which
+//! `oracle/hf.py` generates. Ignored tests run `oracle/hf.py` (Python with the package
+//! `tokenizers`) on a million characters of random Unicode and a million of source code. They use
+//! these vocabularies, and a small vocabulary with the published expressions of every
+//! pre-tokenizer:
 //!
 //! ```text
 //! cargo test --release -p puna-tokenizer --test hugging_face -- --ignored
 //! ```
 //!
-//! `PUNA_ORACLE_PYTHON` names another Python than `python3`, `PUNA_ORACLE_CHARACTERS` another number.
+//! `PUNA_ORACLE_PYTHON` sets a Python other than `python3`, `PUNA_ORACLE_CHARACTERS` another number
+//! of characters.
 
 mod common;
 
@@ -17,11 +20,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use common::{check_hashes, fixture, minilm, model, open, repository};
-use puna_tokenizer::{Encode, Tokenizer, TokenizerError};
+use puna_tokenizer::{EncodeOptions, Tokenizer, TokenizerError};
 use serde_json::Value;
 
-/// Hugging Face reads special tokens in all text.
-const AS_HF: Encode = Encode { add_special: false, parse_special: true };
+/// Hugging Face parses special tokens in all text.
+const AS_HF: EncodeOptions = EncodeOptions { add_special: false, parse_special: true };
 
 const SMOLLM: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 const GEMMA: &str = "gemma-3-270m-q4_k_m.gguf";
@@ -36,7 +39,7 @@ fn check_fixture(name: &str, tokenizer: &Tokenizer) {
     check_hashes(name, tokenizer, AS_HF, &fixture["texts"], &fixture["hashes"][name]);
 }
 
-/// What `oracle/hf.py` prints, line by line, and the process, which must end well.
+/// Lines that `oracle/hf.py` prints, and its process, which must succeed.
 fn oracle(kind: &str, what: &Path) -> (impl Iterator<Item = Value>, Child) {
     let setting =
         |name: &str, default: &str| std::env::var(name).unwrap_or_else(|_| default.to_owned());
@@ -77,22 +80,25 @@ fn check_live(kind: &str, path: PathBuf, tokenizer: &Tokenizer) {
     check_rows(kind, rows, process, tokenizer);
 }
 
-/// Names of pre-tokenizers that have no published expression which the library takes, and why.
+/// Pre-tokenizers without a published expression that the library supports, with the reason.
 const WITHOUT_ORIGINAL: [(&str, &str); 10] = [
     ("default", "what files without a name are cut by"),
     ("whitespace", "no bytes; its words are those between white space"),
     ("gemma4", "no bytes: lines, merged whole"),
     ("granite-embed-multi-311m", "likewise"),
     ("sarvam-moe", "likewise"),
-    ("deepseek-llm", "an expression of two hundred ranges of letters, see pretok/oracle.rs"),
+    (
+        "deepseek-llm",
+        "an expression of two hundred ranges of letters, see pre_tokenizer/regex_tests.rs",
+    ),
     ("afmoe", "digits by a rule that no expression here states"),
     ("tiny_aya", "digits before a letter are cut otherwise in files: as if there were none"),
     ("cohere2moe", "likewise"),
     ("superbpe", "digits of other scripts are cut otherwise in files: not by three"),
 ];
 
-/// Names that llama.cpp cuts as no publisher does, where case or blanks beyond ASCII matter: those are compared by the
-/// publishers' own expressions.
+/// Pre-tokenizers for which llama.cpp differs from all publishers outside of ASCII. They are
+/// compared by the original expressions.
 const OF_PUBLISHERS: [&str; 10] = [
     "deepseek-coder",
     "youtu",
@@ -125,7 +131,7 @@ fn check_published(name: &str) {
     check_rows(name, rows, process, &tokenizer.expect("a good vocabulary"));
 }
 
-/// Every pre-tokenizer that the crate knows, but for a few.
+/// Every pre-tokenizer of the crate, with few exceptions.
 #[test]
 #[ignore = "needs Python with the package tokenizers and minutes"]
 fn every_published_pre_tokenizer_agrees_on_a_million_characters() {
@@ -151,7 +157,7 @@ fn cria_gives_the_ids_of_its_tokenizer_json() {
 }
 
 #[test]
-fn smollm2_gives_the_ids_of_its_publishers_tokenizer() {
+fn smollm2_matches_its_publishers_tokenizer() {
     if let Some(path) = model(SMOLLM) {
         check_fixture("smollm2", &open(path));
     }

@@ -1,9 +1,10 @@
-//! llama.cpp's ids: on its vocabulary test files, whose expectations the models' original tokenizers made, and recorded
-//! by `oracle/llama.py` on the small vocabularies of `tests/data/zoo` and on made-up ones.
+//! Compares with llama.cpp's ids: on its vocabulary test files, whose expectations come from the
+//! original tokenizers, and on ids that `oracle/llama.py` recorded for vocabularies of
+//! `tests/data/zoo` and artificial ones.
 
 use crate::common::{PLAIN, SPECIAL, check_hashes, fixture, metadata, model, open, repository};
 use puna_gguf::Value;
-use puna_tokenizer::{Encode, Tokenizer};
+use puna_tokenizer::{EncodeOptions, Tokenizer};
 
 /// Compares each text of `X.gguf.inp` with the ids of `X.gguf.out`.
 fn check(name: &str, texts: usize) {
@@ -55,8 +56,9 @@ vocabularies! {
 fn spm_reads_control_tokens_only_when_told_to() {
     let Some(path) = model("vocab/ggml-vocab-llama-spm.gguf") else { return };
     let tokenizer = open(path);
-    let encode =
-        |text, parse_special| tokenizer.encode(text, Encode { add_special: true, parse_special });
+    let encode = |text, parse_special| {
+        tokenizer.encode(text, EncodeOptions { add_special: true, parse_special })
+    };
     assert_eq!(encode("", true), [1]);
     assert_eq!(encode(" ", true), [1, 259]);
     assert_eq!(encode("a<s> b", true), [1, 263, 1, 29871, 289]);
@@ -72,18 +74,18 @@ fn wpm_wraps_texts_and_keeps_the_mask() {
 }
 
 #[test]
-fn what_ends_generation_is_known_by_text() {
+fn end_tokens_are_recognized_by_text() {
     let ends = |name: &str| {
         model(&format!("vocab/ggml-vocab-{name}.gguf")).map(|path| open(path).eog().to_vec())
     };
-    // llama.cpp adds 2, the `</s>` of Llama 2 that Phi 3 has as an ordinary text.
+    // llama.cpp adds 2, the `</s>` of Llama 2, which is ordinary text in Phi 3.
     assert!(ends("phi-3").is_none_or(|ids| ids == [32000, 32007]));
     assert!(ends("llama-bpe").is_none_or(|ids| ids == [128001, 128009]));
     assert!(ends("llama-spm").is_none_or(|ids| ids == [2]));
 }
 
 #[test]
-fn unigram_models_normalise_and_find_the_best_tokens() {
+fn unigram_models_normalize_and_find_the_best_tokens() {
     let Some(path) = model("vocab/ggml-vocab-nomic-bert-moe.gguf") else { return };
     let tokenizer = open(path);
     let encode = |text| tokenizer.encode(text, SPECIAL);

@@ -1,4 +1,4 @@
-//! Tokenizers: properties, vocabularies, and against the tokens of llama.cpp.
+//! Tests of tokenizers: properties, vocabularies, and comparison with llama.cpp.
 
 mod common;
 mod llama_cpp;

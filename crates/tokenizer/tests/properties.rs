@@ -1,4 +1,4 @@
-//! What holds for every text and every vocabulary.
+//! Properties of all texts and vocabularies.
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::common::{PLAIN, SPECIAL, cria, metadata};
 use proptest::prelude::*;
 use puna_gguf::{Metadata, Value};
-use puna_tokenizer::{Encode, Tokenizer};
+use puna_tokenizer::{EncodeOptions, Tokenizer};
 
 static CRIA: LazyLock<Tokenizer> = LazyLock::new(cria);
 static SPM: LazyLock<Tokenizer> = LazyLock::new(spm);
@@ -15,7 +15,7 @@ static UGM: LazyLock<Tokenizer> = LazyLock::new(|| unigram("t5"));
 static PLAMO2: LazyLock<Tokenizer> = LazyLock::new(|| unigram("plamo2"));
 static RWKV: LazyLock<Tokenizer> = LazyLock::new(|| unigram("rwkv"));
 
-/// A small SentencePiece vocabulary that can spell every byte.
+/// A small SentencePiece vocabulary with all bytes.
 fn spm() -> Tokenizer {
     let words = [
         "▁",
@@ -61,7 +61,7 @@ fn wpm() -> Tokenizer {
     Tokenizer::from_metadata(&meta).unwrap()
 }
 
-/// A unigram vocabulary of `model` that has all bytes: `t5` or `plamo2`, or RWKV's with escapes.
+/// A unigram vocabulary with all bytes for `model`: `t5` or `plamo2`, or RWKV's with escapes.
 fn unigram(model: &str) -> Tokenizer {
     let words = [
         "▁", "▁t", "he", "▁the", "▁▁", "a", "b", "ab", "é", "日", "日本", "aa", "aaaa", "  ",
@@ -86,7 +86,7 @@ fn unigram(model: &str) -> Tokenizer {
     Tokenizer::from_metadata(&meta).unwrap()
 }
 
-/// Text of all planes, of what tokenizers treat specially, and of both.
+/// Text of all planes, text that tokenizers treat specially, and mixtures.
 fn text() -> impl Strategy<Value = String> {
     let spice = "( |  |\n|\r\n|\t|'s|'LL|the|ab|aaaa|123|1234567|日本|é|e\u{301}|👩‍💻|<\\|im_start\\|>|</s>|\\.\\.\\.|\u{3000})";
     let strings = |pattern: String| proptest::string::string_regex(&pattern).expect("a pattern");
@@ -99,25 +99,25 @@ fn text() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn byte_level_bpe_gives_back_every_text(text in text(), parse_special: bool) {
-        let ids = CRIA.encode(&text, Encode { add_special: false, parse_special });
+    fn byte_level_bpe_round_trips_every_text(text in text(), parse_special: bool) {
+        let ids = CRIA.encode(&text, EncodeOptions { add_special: false, parse_special });
         prop_assert_eq!(CRIA.decode(&ids, true), text);
     }
 
     #[test]
-    fn spm_gives_back_every_text_but_for_its_own_blank(text in text()) {
+    fn spm_round_trips_every_text_except_its_space_prefix(text in text()) {
         prop_assert_eq!(SPM.decode(&SPM.encode(&text, PLAIN), true), text.replace('▁', " "));
     }
 
     #[test]
-    fn plamo_2_and_rwkv_give_back_every_text(text in text()) {
+    fn plamo_2_and_rwkv_round_trip_every_text(text in text()) {
         prop_assert_eq!(RWKV.decode(&RWKV.encode(&text, PLAIN), true), text.clone());
         let marked = format!("\u{feff}{text}");
         prop_assert_eq!(PLAMO2.decode(&PLAMO2.encode(&marked, PLAIN), true), text);
     }
 
     #[test]
-    fn ids_are_tokens(text in text()) {
+    fn ids_are_below_the_vocabulary_size(text in text()) {
         for tokenizer in [&*CRIA, &*SPM, &*WPM, &*UGM, &*PLAMO2, &*RWKV] {
             let ids = tokenizer.encode(&text, SPECIAL);
             prop_assert!(ids.iter().all(|&id| (id as usize) < tokenizer.vocab_size()));
@@ -125,14 +125,14 @@ proptest! {
     }
 
     #[test]
-    fn a_stream_gives_whole_characters_and_the_same_text(text in text()) {
+    fn a_stream_emits_whole_characters_and_the_same_text(text in text()) {
         for tokenizer in [&*CRIA, &*SPM] {
             let ids = tokenizer.encode(&text, PLAIN);
             let mut decoder = tokenizer.decoder().special(true).at_start();
             let mut streamed = String::new();
             for &id in &ids {
                 streamed.push_str(&decoder.push(id));
-                // What is out is a prefix of the text: nothing half, nothing taken back.
+                // The emitted text is a prefix of the whole text.
                 prop_assert!(tokenizer.decode(&ids, true).starts_with(&streamed));
             }
             prop_assert_eq!(decoder.finish(), "");
@@ -143,7 +143,7 @@ proptest! {
     #[test]
     fn any_ids_decode_without_panic(ids in proptest::collection::vec(any::<u32>().prop_map(|id| id % 5000), 0..50)) {
         for tokenizer in [&*CRIA, &*SPM, &*WPM] {
-            // The small vocabularies are met too.
+            // The modulus makes ids of small vocabularies likely.
             let ids: Vec<u32> = ids.iter().map(|id| id % (tokenizer.vocab_size() as u32 + 1)).collect();
             for special in [false, true] {
                 let whole = tokenizer.decode(&ids, special);
@@ -157,10 +157,10 @@ proptest! {
     }
 
     #[test]
-    fn a_control_token_separates_what_is_left_and_right_of_it(left in text(), right in text()) {
+    fn a_control_token_separates_the_texts_around_it(left in text(), right in text()) {
         let mark = "<|im_end|>";
         let id = CRIA.token_id(mark).unwrap();
-        let encode = |text: &str| CRIA.encode(text, Encode { add_special: false, parse_special: true });
+        let encode = |text: &str| CRIA.encode(text, EncodeOptions { add_special: false, parse_special: true });
         let apart = [encode(&left), vec![id], encode(&right)].concat();
         prop_assert_eq!(encode(&format!("{left}{mark}{right}")), apart);
         let plain = CRIA.encode(&format!("{left}{mark}"), PLAIN);
@@ -168,16 +168,16 @@ proptest! {
     }
 
     #[test]
-    fn parts_have_the_tokens_of_the_whole(parts in proptest::collection::vec(text(), 0..6), trusted: bool) {
+    fn parts_encode_like_the_whole_text(parts in proptest::collection::vec(text(), 0..6), trusted: bool) {
         for tokenizer in [&*CRIA, &*SPM, &*WPM] {
             let marked: Vec<(&str, bool)> = parts.iter().map(|part| (part.as_str(), trusted)).collect();
-            let whole = tokenizer.encode(&parts.concat(), Encode { add_special: true, parse_special: trusted });
+            let whole = tokenizer.encode(&parts.concat(), EncodeOptions { add_special: true, parse_special: trusted });
             prop_assert_eq!(tokenizer.encode_parts(&marked, true), whole);
         }
     }
 
     #[test]
-    fn no_vocabulary_makes_a_panic(
+    fn no_vocabulary_panics(
         model in prop_oneof!["gpt2", "llama", "bert", "gemma4", "whitespace", "t5", "plamo2", "rwkv", "hybriddna"],
         pre in proptest::option::of(prop_oneof!["llama-bpe", "gpt-2", "sarvam-moe", "whitespace", "kimi-k2", "[a-z]{3}"]),
         tokens in proptest::collection::hash_set(prop_oneof!["[ab ▁é]{0,4}", ".{0,3}", "<0x[0-9A-F]{2}>"], 1..30),
@@ -210,7 +210,7 @@ proptest! {
 }
 
 #[test]
-fn a_megabyte_of_one_thing_takes_no_quadratic_time() {
+fn a_megabyte_of_one_pattern_takes_linear_time() {
     let start = Instant::now();
     for unit in [
         "a",
@@ -233,13 +233,13 @@ fn a_megabyte_of_one_thing_takes_no_quadratic_time() {
             assert!(ids.len() <= 1_000_003);
         }
     }
-    // Seconds on a busy machine; quadratic time would be an hour.
+    // Seconds on a busy machine. Quadratic time would take an hour.
     assert!(start.elapsed() < Duration::from_secs(300), "{:?}", start.elapsed());
 }
 
-/// Tokens of runs of one character, the worst case for cutting special tokens out.
+/// Runs of one character as tokens, the worst case for splitting special tokens.
 #[test]
-fn a_megabyte_of_special_tokens_takes_no_quadratic_time() {
+fn a_megabyte_of_special_tokens_takes_linear_time() {
     let runs: Vec<String> = (1..=40).map(|count| "\n".repeat(count)).collect();
     let mut meta: Metadata =
         metadata("gemma4", &runs.iter().map(String::as_str).collect::<Vec<_>>());

@@ -1,8 +1,8 @@
-//! What files may say, and what is made of it.
+//! Vocabulary metadata and its effects.
 
 use crate::common::{PLAIN, SPECIAL, cria, metadata};
 use puna_gguf::{Metadata, Value};
-use puna_tokenizer::{Encode, StreamDecoder, Tokenizer, TokenizerError};
+use puna_tokenizer::{EncodeOptions, StreamDecoder, Tokenizer, TokenizerError};
 
 fn read(meta: &Metadata) -> Tokenizer {
     Tokenizer::from_metadata(meta).unwrap_or_else(|error| panic!("{error}"))
@@ -12,7 +12,7 @@ fn error(meta: &Metadata) -> TokenizerError {
     Tokenizer::from_metadata(meta).expect_err("an error")
 }
 
-/// A BPE vocabulary of these tokens and no merges; `types` as in the file.
+/// A BPE vocabulary of these tokens without merges. `types` as in the file.
 fn bpe(tokens: &[&str], types: &[i32]) -> Metadata {
     let mut meta = metadata("gpt2", tokens);
     meta.set("tokenizer.ggml.pre", "gpt-2");
@@ -38,7 +38,7 @@ fn an_unknown_pre_tokenizer_is_named_with_the_known_ones() {
 }
 
 #[test]
-fn names_of_any_length_and_kind_are_safe_to_show() {
+fn arbitrary_names_are_safe_in_errors() {
     for (key, start) in
         [("pre", "unknown pre-tokenizer type: '"), ("model", "unknown tokenizer: '")]
     {
@@ -56,14 +56,14 @@ fn a_bpe_file_without_a_pre_tokenizer_gets_the_default_one() {
     let mut meta = bpe(&["a"], &[1]);
     meta.remove("tokenizer.ggml.pre");
     assert_eq!(read(&meta).pre(), None);
-    // SPM and WPM files have names here that mean nothing.
+    // SPM and WPM files have other names here, which are ignored.
     let mut meta = metadata("llama", &["a", "b", "c"]);
     meta.set("tokenizer.ggml.pre", "whatever");
     assert_eq!(read(&meta).pre(), Some("whatever"));
 }
 
 #[test]
-fn what_is_wrong_with_a_vocabulary_is_said() {
+fn vocabulary_errors_name_the_cause() {
     let code = |meta: &Metadata| error(meta).code();
     assert_eq!(code(&Metadata::new()), "gguf_key_missing");
     assert_eq!(code(&metadata("none", &["a"])), "tokenizer_no_vocabulary");
@@ -95,14 +95,14 @@ fn what_is_wrong_with_a_vocabulary_is_said() {
 }
 
 #[test]
-fn an_id_beyond_the_vocabulary_is_none() {
+fn special_ids_beyond_the_vocabulary_are_ignored() {
     let mut meta = metadata("llama", &["a", "b", "c"]);
     meta.set("tokenizer.ggml.bos_token_id", 3u32);
     meta.set("tokenizer.ggml.padding_token_id", -1i32);
     meta.set("tokenizer.ggml.eos_token_id", 0u64);
     let tokenizer = read(&meta);
     assert_eq!((tokenizer.bos(), tokenizer.eos(), tokenizer.pad()), (Some(1), Some(0), None));
-    // The defaults of BPE are 11.
+    // BPE's default ids are 11.
     assert_eq!(read(&bpe(&["a"], &[1])).bos(), None);
 }
 
@@ -117,13 +117,13 @@ fn scores_may_be_integers_and_empty_texts_get_a_name() {
 }
 
 #[test]
-fn ends_of_generation_follow_the_texts_and_their_corrections() {
+fn end_tokens_follow_texts_and_exceptions() {
     let ends = |tokens: &[&str], types: &[i32]| read(&bpe(tokens, types)).eog().to_vec();
     assert_eq!(ends(&["a", "<|im_end|>", "<|endoftext|>", "<|eom_id|>"], &[1, 3, 3, 3]), [1, 2, 3]);
-    // An ordinary `</s>` is HTML; as control token it ends.
+    // A normal `</s>` is HTML. As a control token it ends generation.
     assert_eq!(ends(&["</s>", "<eos>"], &[4, 3]), [1]);
     assert_eq!(ends(&["</s>", "<eos>"], &[3, 3]), [0, 1]);
-    // Harmony: `<|end|>` ends a message, not the answer.
+    // In Harmony, `<|end|>` ends a message, not the answer.
     assert_eq!(ends(&["<|end|>", "<|return|>", "<|call|>"], &[3, 3, 3]), [1, 2]);
     assert_eq!(ends(&["<|end|>", "<|return|>", "x"], &[3, 3, 1]), [0, 1]);
     assert_eq!(ends(&["</s>", "<|tool_response>"], &[3, 3]), [1]);
@@ -140,7 +140,7 @@ fn ends_of_generation_follow_the_texts_and_their_corrections() {
 }
 
 #[test]
-fn harmonys_marks_are_seen_and_the_old_fim_names_win() {
+fn harmony_markup_is_visible_and_old_fim_keys_win() {
     let mut meta = bpe(&["<|channel|>", "<|start|>", "a", "b"], &[3, 3, 1, 1]);
     meta.set("tokenizer.ggml.fim_pre_token_id", 2u32);
     meta.set("tokenizer.ggml.prefix_token_id", 3u32);
@@ -150,10 +150,11 @@ fn harmonys_marks_are_seen_and_the_old_fim_names_win() {
 }
 
 #[test]
-fn user_defined_tokens_are_always_read_and_control_tokens_on_demand() {
+fn user_defined_tokens_are_always_parsed_and_control_tokens_on_demand() {
     let tokenizer = read(&bpe(&["a", "<u>", "<c>", "<", "u", "c", ">"], &[1, 4, 3, 1, 1, 1, 1]));
-    let encode =
-        |parse_special| tokenizer.encode("a<u><c>", Encode { add_special: false, parse_special });
+    let encode = |parse_special| {
+        tokenizer.encode("a<u><c>", EncodeOptions { add_special: false, parse_special })
+    };
     assert_eq!(encode(false), [0, 1, 3, 5, 6]);
     assert_eq!(encode(true), [0, 1, 2]);
     assert_eq!(tokenizer.decode(&encode(true), false), "a<u>");
@@ -161,14 +162,15 @@ fn user_defined_tokens_are_always_read_and_control_tokens_on_demand() {
 }
 
 #[test]
-fn parts_merge_with_each_other_and_only_trusted_ones_have_control_tokens() {
+fn parts_merge_across_borders_and_only_trusted_parts_contain_control_tokens() {
     let mut meta =
         bpe(&["a", "b", "ab", "<c>", "<", "c", ">", "<u>", "u"], &[1, 1, 1, 3, 1, 1, 1, 4, 1]);
     meta.set("tokenizer.ggml.merges", Value::strings(["a b"]));
     let tokenizer = read(&meta);
     let encode = |parts: &[(&str, bool)]| tokenizer.encode_parts(parts, false);
     assert_eq!(encode(&[("<c>a", true), ("b<c>", false), ("<c>", true)]), [3, 2, 4, 5, 6, 3]);
-    // A token that lies over a border to what users wrote is none; one over a border between trusted parts is.
+    // A token across the border to user text is not parsed. A token across the border of trusted
+    // parts is.
     assert_eq!(encode(&[("<", true), ("c>", false)]), [4, 5, 6]);
     assert_eq!(encode(&[("<", false), ("c>", true)]), [4, 5, 6]);
     assert_eq!(encode(&[("<", true), ("", false), ("c>", true)]), [3]);
@@ -177,13 +179,13 @@ fn parts_merge_with_each_other_and_only_trusted_ones_have_control_tokens() {
 }
 
 #[test]
-fn marks_of_conversations_are_found_and_read_where_they_are_trusted_alone() {
+fn markup_tokens_are_parsed_in_trusted_parts_only() {
     let texts = ["<|start|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<u>", "a"];
     let letters = ["<", "|", ">", "s", "t", "r", "m", "e", "g", "n", "d", "c", "l", "u"];
     let texts: Vec<&str> = texts.into_iter().chain(letters).collect();
     let types = [3, 3, 3, 3, 3, 4].into_iter().chain([1; 15]).collect::<Vec<i32>>();
     let tokenizer = read(&bpe(&texts, &types));
-    // As llama.cpp has it, Harmony's marks are shown and read everywhere.
+    // As in llama.cpp, Harmony's markup is visible and parsed everywhere.
     let plain = tokenizer.encode("<|start|><|call|>", PLAIN);
     assert_eq!(plain[0], 0);
     let text = "a<|start|>a<u><|call|><|message|>";
@@ -203,17 +205,17 @@ fn marks_of_conversations_are_found_and_read_where_they_are_trusted_alone() {
 }
 
 #[test]
-fn a_merge_whose_result_is_no_token_is_spelt_again() {
+fn a_merge_result_that_is_not_a_token_falls_back_to_bytes() {
     let mut meta = bpe(&["a", "b", "c", "abc"], &[1; 4]);
     meta.set("tokenizer.ggml.merges", Value::strings(["a b", "ab c"]));
     assert_eq!(read(&meta).encode("abcab", PLAIN), [3, 0, 1]);
-    // Only the first of two equal merges counts, and one without a blank is none.
+    // Of equal merges only the first counts, and a merge without a space is ignored.
     meta.set("tokenizer.ggml.merges", Value::strings(["ab", "b c", "a b", "b c", "a bc"]));
     assert_eq!(read(&meta).encode("abc", PLAIN), [3]);
 }
 
 #[test]
-fn spm_puts_its_blank_before_each_text_and_takes_back_the_first() {
+fn spm_prefixes_each_text_with_a_space_and_strips_the_first() {
     let mut meta = metadata("llama", &["<unk>", "<s>", "</s>", "▁a", "a", "▁", "b"]);
     meta.set("tokenizer.ggml.token_type", vec![2i32, 3, 3, 1, 1, 1, 1]);
     let tokenizer = read(&meta);
@@ -222,7 +224,7 @@ fn spm_puts_its_blank_before_each_text_and_takes_back_the_first() {
     assert_eq!(tokenizer.decode(&ids, false), "a a");
     assert_eq!(tokenizer.decode(&ids, true), "<s> a<s> a");
     assert_eq!(tokenizer.detokenize(&ids, true, true), " a<s> a");
-    // What goes on after a prompt keeps its blank.
+    // A continuation of a prompt keeps its space.
     assert_eq!(tokenizer.decoder().push(3), " a");
     assert_eq!(tokenizer.decoder().at_start().push(3), "a");
     let mut decoder = tokenizer.decoder().at_start();
@@ -230,7 +232,7 @@ fn spm_puts_its_blank_before_each_text_and_takes_back_the_first() {
 }
 
 #[test]
-fn a_prompt_has_its_first_token_once_whoever_writes_it() {
+fn a_prompt_has_one_bos_token() {
     let mut meta = metadata("llama", &["<unk>", "<s>", "</s>", "▁a", "a", "▁", "x"]);
     meta.set("tokenizer.ggml.token_type", vec![2i32, 3, 3, 1, 1, 1, 1]);
     let adds = read(&meta);
@@ -240,7 +242,7 @@ fn a_prompt_has_its_first_token_once_whoever_writes_it() {
     }
     assert_eq!(adds.encode_prompt("", ""), [1]);
     assert_eq!(adds.encode_prompt_parts(&[("x", true), ("a", false)], "x"), [1, 3]);
-    // Who writes the template's BOS writes text.
+    // An untrusted BOS text is text.
     assert_eq!(adds.encode_prompt_parts(&[("xa", false)], "x"), [1, 5, 6, 4]);
     meta.set("tokenizer.ggml.add_bos_token", false);
     let plain = read(&meta);
@@ -249,7 +251,7 @@ fn a_prompt_has_its_first_token_once_whoever_writes_it() {
 }
 
 #[test]
-fn a_stream_holds_back_half_characters_and_replaces_lost_ones() {
+fn a_stream_holds_back_incomplete_characters_and_replaces_invalid_ones() {
     let tokens: Vec<String> = (0..=255).map(|byte| format!("<0x{byte:02X}>")).collect();
     let mut meta = metadata("llama", &tokens.iter().map(String::as_str).collect::<Vec<_>>());
     meta.set("tokenizer.ggml.token_type", vec![6i32; 256]);
@@ -263,7 +265,7 @@ fn a_stream_holds_back_half_characters_and_replaces_lost_ones() {
 }
 
 #[test]
-fn words_of_white_space_vocabularies_lose_the_white_space() {
+fn whitespace_vocabularies_drop_white_space() {
     let mut meta = metadata("whitespace", &["ab", "a", "b", "A"]);
     meta.set("tokenizer.ggml.pre", "whitespace");
     meta.set("tokenizer.ggml.merges", Value::strings(["a b"]));
@@ -273,7 +275,7 @@ fn words_of_white_space_vocabularies_lose_the_white_space() {
 }
 
 #[test]
-fn word_pieces_are_the_longest_or_the_whole_word_is_unknown() {
+fn wordpiece_takes_longest_pieces_or_marks_the_word_unknown() {
     let tokens =
         ["[UNK]", "[CLS]", "[SEP]", "▁un", "▁u", "aff", "able", "a", "▁.", "▁ha", "▁中", "▁ḥ"];
     let mut meta = metadata("bert", &tokens);
@@ -292,14 +294,14 @@ fn word_pieces_are_the_longest_or_the_whole_word_is_unknown() {
 }
 
 #[test]
-fn cria_speaks_chat_ml() {
+fn cria_parses_chat_ml() {
     let tokenizer = cria();
     assert_eq!((tokenizer.model(), tokenizer.vocab_size()), ("gpt2", 4096));
     let end = tokenizer.token_id("<|im_end|>").expect("a turn's end");
     assert!(tokenizer.is_eog(end) && tokenizer.is_control(end));
     let ids = tokenizer.encode(
         "<|im_start|>user\nHi<|im_end|>",
-        Encode { add_special: false, parse_special: true },
+        EncodeOptions { add_special: false, parse_special: true },
     );
     assert_eq!(
         (ids.first().copied(), ids.last().copied()),
@@ -309,7 +311,7 @@ fn cria_speaks_chat_ml() {
 }
 
 #[test]
-fn the_originals_of_the_patterns_are_an_option() {
+fn original_patterns_are_optional() {
     let tokens = ["Ã", "ī", "Ġ", "©", "Ãī", "Ã©", "Ã©Ãī"];
     let mut meta = bpe(&tokens, &[1; 7]);
     meta.set("tokenizer.ggml.pre", "gpt-4o");
@@ -319,7 +321,7 @@ fn the_originals_of_the_patterns_are_an_option() {
     assert_eq!(original.encode("éÉ", PLAIN), [5, 4]);
 }
 
-/// A unigram vocabulary; scores are in tenths.
+/// A unigram vocabulary. Scores are in tenths.
 fn unigram(tokens: &[(&str, i32, i32)]) -> Metadata {
     let mut meta = metadata("t5", &tokens.iter().map(|t| t.0).collect::<Vec<_>>());
     meta.set("tokenizer.ggml.token_type", tokens.iter().map(|t| t.1).collect::<Vec<i32>>());
@@ -358,14 +360,14 @@ fn unigram_tokens_have_the_greatest_sum_of_scores() {
 }
 
 #[test]
-fn a_normaliser_that_does_not_fit_is_refused_and_a_wild_one_is_harmless() {
+fn inconsistent_charsmaps_are_refused_and_random_ones_are_harmless() {
     let mut meta =
         unigram(&[("<pad>", 3, 0), ("</s>", 3, 0), ("<unk>", 2, 0), ("▁", 1, 0), ("a", 1, 0)]);
     for bytes in [&[][..], &[1u8, 0, 0], &[4, 0, 0, 0], &[255, 255, 255, 255, 0]] {
         meta.set("tokenizer.ggml.precompiled_charsmap", bytes.to_vec());
         assert_eq!(error(&meta).code(), "gguf_vocab_inconsistent", "{bytes:?}");
     }
-    // Nodes of all bits lead anywhere.
+    // Nodes with all bits set point anywhere.
     for node in [u32::MAX, 0x61, 0x161, 1 << 8 | 1 << 10 | 0x61, 0x3FF] {
         let nodes = std::iter::repeat_n(node, 256).flat_map(u32::to_le_bytes);
         meta.set(
@@ -387,14 +389,14 @@ fn rwkv_takes_the_longest_token_of_bytes() {
 }
 
 #[test]
-fn control_tokens_are_hidden_but_for_those_that_are_to_be_shown() {
+fn control_tokens_are_hidden_unless_marked_visible() {
     let tokenizer = cria();
     let ids = tokenizer.encode("<|im_start|>a<|endoftext|><think>", SPECIAL);
     let shown = tokenizer.token_id("<|endoftext|>").into_iter().collect::<Vec<_>>();
     let text =
         |mut decoder: StreamDecoder| ids.iter().map(|id| decoder.push(*id)).collect::<String>();
     assert_eq!(text(tokenizer.decoder()), "a<think>");
-    assert_eq!(text(tokenizer.decoder().showing(&shown)), "a<|endoftext|><think>");
+    assert_eq!(text(tokenizer.decoder().with_visible_tokens(&shown)), "a<|endoftext|><think>");
 }
 
 /// A PLaMo 2 vocabulary of the bytes and these tokens.
@@ -413,7 +415,7 @@ fn plamo2(tokens: &[(&str, f32)]) -> Metadata {
 }
 
 #[test]
-fn plamo_2_takes_the_tokens_of_the_best_sum_and_spells_what_has_none() {
+fn plamo_2_maximizes_scores_and_falls_back_to_bytes() {
     let tokens =
         [("a", -4.0), ("b", -4.0), ("ab", -5.0), ("ba", -2.0), ("aba", -8.0), ("no", -2000.0)];
     let tokenizer = read(&plamo2(&tokens));
@@ -424,16 +426,17 @@ fn plamo_2_takes_the_tokens_of_the_best_sum_and_spells_what_has_none() {
     assert_eq!(encode("aba"), [260, 263]);
     assert_eq!(encode("\u{feff}aé"), [260, byte(0xC3), byte(0xA9)]);
     assert_eq!(encode("no"), [byte(b'n'), byte(b'o')]);
-    // What a user writes is text, whatever control tokens score; a template's own are read.
+    // Text of users stays text, whatever the score of control tokens. Those of a template are
+    // parsed.
     assert_eq!(tokenizer.encode("<s>", PLAIN), [byte(b'<'), byte(b's'), byte(b'>')]);
     assert_eq!(encode("<s>ab"), [1, 262]);
     assert_eq!(tokenizer.decode(&encode("aé ▁ab"), false), "aé ▁ab");
-    // Of equal sums the one with the longer first token.
+    // Of equal sums, the split with the longer first token wins.
     assert_eq!(read(&plamo2(&[("a", -1.0), ("b", -1.0), ("ab", -2.0)])).encode("ab", PLAIN), [262]);
 }
 
 #[test]
-fn plamo_2_needs_each_byte() {
+fn plamo_2_requires_all_byte_tokens() {
     let mut meta = metadata("plamo2", &["a", "<0x00>"]);
     assert_eq!(
         error(&meta).to_string(),
@@ -444,7 +447,7 @@ fn plamo_2_needs_each_byte() {
 }
 
 #[test]
-fn six_nucleotides_are_a_token_and_print_without_their_mark() {
+fn six_nucleotides_form_a_token_printed_without_its_suffix() {
     let tokens =
         ["a", "b", "A", "C", "<dna>", "</dna>", "<oov>", "ACACAA\u{e000}", "CCCCCC\u{e000}"];
     let mut meta = bpe(&tokens, &[1; 9]);
@@ -453,7 +456,7 @@ fn six_nucleotides_are_a_token_and_print_without_their_mark() {
     let ids = tokenizer.encode("ab<dna>ccccccACac</dna>A<dna>N", PLAIN);
     assert_eq!(ids, [0, 1, 4, 8, 7, 5, 2, 4, 6]);
     assert_eq!(tokenizer.decode(&ids, false), "ab<dna>CCCCCCACACAA</dna>A<dna><oov>");
-    // Without the marks of sequences it is byte-pair encoding alone.
+    // Without sequence markers it is plain byte-pair encoding.
     let mut meta = bpe(&["a", "b"], &[1; 2]);
     meta.set("tokenizer.ggml.model", "hybriddna");
     assert_eq!(read(&meta).encode("ab", PLAIN), [0, 1]);

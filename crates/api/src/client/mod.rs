@@ -1,4 +1,4 @@
-//! An asynchronous client of the native dialect.
+//! Asynchronous client of the native dialect.
 
 mod stream;
 
@@ -18,39 +18,39 @@ use crate::native::{
     ListResponse, ProcessResponse, Progress, PruneRequest, PruneResponse, PullRequest, ShowRequest,
     ShowResponse, TokenizeRequest, TokenizeResponse, VerifyRequest, VersionResponse,
 };
-use crate::trust;
+use crate::tls;
 
-/// An error that is no JSON is shown as it is up to this size.
-const MAX_PLAIN: usize = 512;
+/// Error responses that are not JSON are shown up to this size in bytes.
+const MAX_PLAIN_ERROR_BYTES: usize = 512;
 
 /// Why a request failed.
 #[derive(Debug)]
 pub enum ClientError {
-    /// Nobody listens at the address.
+    /// No server listens at the address.
     Unreachable {
-        /// The server's address.
+        /// Address of the server.
         base: String,
-        /// The cause in words.
+        /// Cause of the failed connection.
         cause: String,
     },
-    /// Somebody answers, but not by TLS or not as who is wanted.
+    /// The server does not speak TLS, or its certificate is not trusted.
     Tls {
-        /// The server's address.
+        /// Address of the server.
         base: String,
-        /// The cause in words, and the way out.
+        /// Cause, and what to do.
         cause: String,
     },
     /// The connection broke.
     Transport(String),
-    /// The server refused.
+    /// The server returned an error.
     Status {
-        /// HTTP status; 0 where the error came inside a stream.
+        /// HTTP status; 0 if the error came inside a stream.
         status: u16,
-        /// The server's words.
+        /// Message of the server.
         message: String,
     },
-    /// The server answered something else than was to be expected.
-    Answer(String),
+    /// The response is not what the API defines.
+    InvalidResponse(String),
 }
 
 impl std::error::Error for ClientError {}
@@ -62,12 +62,12 @@ impl std::fmt::Display for ClientError {
             Self::Tls { base, cause } => write!(f, "no safe connection to {base}: {cause}"),
             Self::Transport(cause) => write!(f, "connection to the server broke: {cause}"),
             Self::Status { message, .. } => f.write_str(message),
-            Self::Answer(what) => write!(f, "the server's answer makes no sense: {what}"),
+            Self::InvalidResponse(what) => write!(f, "the server's answer makes no sense: {what}"),
         }
     }
 }
 
-/// A client of one server. Cheap to clone.
+/// Client of one server. It is cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Client {
     http: reqwest::Client,
@@ -76,20 +76,21 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the server at `base`, such as `http://127.0.0.1:11434`.
+    /// Makes a client of the server at `base`, such as `http://127.0.0.1:11434`.
     pub fn new(base: impl Into<String>) -> Self {
-        // Defaults hold no time limit: loading a model and answering may take long. Proxies are never used, as the
-        // server is on this machine or on a named one.
-        let http = reqwest::Client::builder().no_proxy().tls_backend_preconfigured(trust::config());
-        // Nothing of this depends on the machine.
+        // No timeout, since loading a model and generating may take long. No proxy, since the
+        // server is on this machine or configured by name.
+        let http = reqwest::Client::builder().no_proxy().tls_backend_preconfigured(tls::config());
+        // This configuration cannot fail on any machine.
         let http =
             http.build().unwrap_or_else(|e| unreachable!("the client's settings are wrong: {e}"));
         let base: String = base.into();
         Self { http, base: base.trim_end_matches('/').to_owned(), key: None }
     }
 
-    /// A client of the server that the environment names, as the command line finds it: `PUNA_HOST` or `OLLAMA_HOST` in any form
-    /// that [`Address`] reads, else this machine, with the key in `PUNA_API_KEY` or `OLLAMA_API_KEY`.
+    /// Makes a client of the server that the environment names: `PUNA_HOST` or `OLLAMA_HOST` in any
+    /// form that [`Address`] parses, else this machine. The key comes from `PUNA_API_KEY` or
+    /// `OLLAMA_API_KEY`.
     pub fn from_env() -> Self {
         let variable = |names: [&str; 2]| {
             names
@@ -102,48 +103,48 @@ impl Client {
             .with_key(variable(["PUNA_API_KEY", "OLLAMA_API_KEY"]))
     }
 
-    /// The same, showing an API key to the server.
+    /// Sets an API key.
     pub fn with_key(self, key: Option<String>) -> Self {
         Self { key, ..self }
     }
 
-    /// The server's address.
+    /// Address of the server.
     pub fn base(&self) -> &str {
         &self.base
     }
 
-    /// Whether somebody answers `GET /`: the text.
+    /// Gets `/`. Returns its text.
     pub async fn root(&self) -> Result<String, ClientError> {
         let response = self.send::<()>(Method::GET, "/", None).await?;
-        response.text().await.map_err(transport)
+        response.text().await.map_err(transport_error)
     }
 
-    /// Versions of the server.
+    /// Gets the version of the server.
     pub async fn version(&self) -> Result<VersionResponse, ClientError> {
         self.json::<(), _>(Method::GET, "/api/version", None).await
     }
 
-    /// Stored models.
+    /// Lists stored models.
     pub async fn list(&self) -> Result<ListResponse, ClientError> {
         self.json::<(), _>(Method::GET, "/api/tags", None).await
     }
 
-    /// Models in memory.
+    /// Lists loaded models.
     pub async fn ps(&self) -> Result<ProcessResponse, ClientError> {
         self.json::<(), _>(Method::GET, "/api/ps", None).await
     }
 
-    /// What is known about a model.
+    /// Gets the details of a model.
     pub async fn show(&self, request: &ShowRequest) -> Result<ShowResponse, ClientError> {
         self.json(Method::POST, "/api/show", Some(request)).await
     }
 
-    /// What `GET /v1/models/NAME` says of a model: the context window of a request without options, among others.
+    /// Gets `/v1/models/NAME`, which includes the context length of a request without options.
     pub async fn model(&self, name: &str) -> Result<crate::openai::Model, ClientError> {
         self.json::<(), _>(Method::GET, &format!("/v1/models/{name}"), None).await
     }
 
-    /// Generates text, piece by piece unless `stream` is false.
+    /// Generates text. Streams it unless `stream` is false.
     pub async fn generate(
         &self,
         request: &GenerateRequest,
@@ -151,12 +152,12 @@ impl Client {
         self.stream("/api/generate", request).await
     }
 
-    /// Answers a conversation, piece by piece unless `stream` is false.
+    /// Answers a conversation. Streams the answer unless `stream` is false.
     pub async fn chat(&self, request: &ChatRequest) -> Result<Stream<ChatResponse>, ClientError> {
         self.stream("/api/chat", request).await
     }
 
-    /// A generated text in one piece, whatever `stream` says.
+    /// Generates text and returns it in one object, whatever `stream` says.
     pub async fn generate_whole(
         &self,
         request: &GenerateRequest,
@@ -165,18 +166,18 @@ impl Client {
         self.json(Method::POST, "/api/generate", Some(&request)).await
     }
 
-    /// An answer to a conversation in one piece, whatever `stream` says.
+    /// Answers a conversation in one object, whatever `stream` says.
     pub async fn chat_whole(&self, request: &ChatRequest) -> Result<ChatResponse, ClientError> {
         let request = ChatRequest { stream: Some(false), ..request.clone() };
         self.json(Method::POST, "/api/chat", Some(&request)).await
     }
 
-    /// Embeds texts.
+    /// Computes embeddings of texts.
     pub async fn embed(&self, request: &EmbedRequest) -> Result<EmbedResponse, ClientError> {
         self.json(Method::POST, "/api/embed", Some(request)).await
     }
 
-    /// Embeds one text in the older form: the vector is as the model's pooling gives it.
+    /// Computes the embedding of one text with the older API, which does not normalize it.
     pub async fn embeddings(
         &self,
         request: &EmbeddingsRequest,
@@ -184,7 +185,7 @@ impl Client {
         self.json(Method::POST, "/api/embeddings", Some(request)).await
     }
 
-    /// A text's tokens (on a Puna server).
+    /// Tokenizes a text (Puna servers only).
     pub async fn tokenize(
         &self,
         request: &TokenizeRequest,
@@ -192,7 +193,7 @@ impl Client {
         self.json(Method::POST, "/api/tokenize", Some(request)).await
     }
 
-    /// What tokens stand for (on a Puna server).
+    /// Returns the text of tokens (Puna servers only).
     pub async fn detokenize(
         &self,
         request: &DetokenizeRequest,
@@ -200,55 +201,56 @@ impl Client {
         self.json(Method::POST, "/api/detokenize", Some(request)).await
     }
 
-    /// Makes a model; reports progress.
+    /// Creates a model and reports progress.
     pub async fn create(&self, request: &CreateRequest) -> Result<Stream<Progress>, ClientError> {
         self.stream("/api/create", request).await
     }
 
-    /// Fetches a model; reports progress.
+    /// Pulls a model and reports progress.
     pub async fn pull(&self, request: &PullRequest) -> Result<Stream<Progress>, ClientError> {
         self.stream("/api/pull", request).await
     }
 
-    /// Sends a model to the registry that its name says; reports progress.
+    /// Pushes a model to the registry of its name and reports progress.
     pub async fn push(&self, request: &PullRequest) -> Result<Stream<Progress>, ClientError> {
         self.stream("/api/push", request).await
     }
 
-    /// Compares stored models with their digests (on a Puna server); reports progress, and the damage as an error.
+    /// Verifies the digests of stored models (Puna servers only). Reports progress, and damage as
+    /// an error.
     pub async fn verify(&self, request: &VerifyRequest) -> Result<Stream<Progress>, ClientError> {
         self.stream("/api/verify", request).await
     }
 
-    /// Removes what no model uses (on a Puna server).
+    /// Removes unused blobs (Puna servers only).
     pub async fn prune(&self, request: &PruneRequest) -> Result<PruneResponse, ClientError> {
         self.json(Method::POST, "/api/prune", Some(request)).await
     }
 
-    /// Pulls that are not finished (on a Puna server).
+    /// Lists unfinished pulls (Puna servers only).
     pub async fn downloads(&self) -> Result<DownloadsResponse, ClientError> {
         self.json(Method::GET, "/api/downloads", None::<&()>).await
     }
 
-    /// Gives a model a further name.
+    /// Copies a model to another name.
     pub async fn copy(&self, source: &str, destination: &str) -> Result<(), ClientError> {
         let request = CopyRequest { source: source.into(), destination: destination.into() };
         self.send(Method::POST, "/api/copy", Some(&request)).await.map(drop)
     }
 
-    /// Deletes a model. A warning says why its space was not freed.
+    /// Deletes a model. A warning tells why its space was not freed.
     pub async fn delete(&self, model: &str) -> Result<Option<String>, ClientError> {
         let request = DeleteRequest { model: model.into(), name: String::new() };
-        let answer = self.send(Method::DELETE, "/api/delete", Some(&request)).await?;
-        // Other servers say nothing here.
-        let said: DeleteResponse = answer.json().await.unwrap_or_default();
-        Ok(Some(said.warning).filter(|warning| !warning.is_empty()))
+        let http_response = self.send(Method::DELETE, "/api/delete", Some(&request)).await?;
+        // Other servers return no body.
+        let response: DeleteResponse = http_response.json().await.unwrap_or_default();
+        Ok(Some(response.warning).filter(|warning| !warning.is_empty()))
     }
 
-    /// Whether the server has a blob (`sha256:…`).
+    /// Whether the server has a blob with the digest `sha256:…`.
     pub async fn has_blob(&self, digest: &str) -> Result<bool, ClientError> {
         let request = self.request(Method::HEAD, &format!("/api/blobs/{digest}"));
-        match request.send().await.map_err(|e| self.unreachable(e))?.status().as_u16() {
+        match request.send().await.map_err(|e| self.send_error(e))?.status().as_u16() {
             200 => Ok(true),
             404 => Ok(false),
             status => Err(ClientError::Status {
@@ -258,14 +260,14 @@ impl Client {
         }
     }
 
-    /// Uploads a blob of `size` bytes whose digest is `sha256:…`.
+    /// Uploads a blob of `size` bytes with the digest `sha256:…`.
     pub async fn push_blob<S>(&self, digest: &str, size: u64, bytes: S) -> Result<(), ClientError>
     where
         S: FuturesStream<Item = std::io::Result<Bytes>> + Send + 'static,
     {
         let request = self.request(Method::POST, &format!("/api/blobs/{digest}"));
         let request = request.header("Content-Length", size).body(Body::wrap_stream(bytes));
-        refused(request.send().await.map_err(|e| self.unreachable(e))?).await.map(drop)
+        check_status(request.send().await.map_err(|e| self.send_error(e))?).await.map(drop)
     }
 
     async fn json<Q: Serialize, A: DeserializeOwned>(
@@ -275,8 +277,9 @@ impl Client {
         body: Option<&Q>,
     ) -> Result<A, ClientError> {
         let response = self.send(method, path, body).await?;
-        let bytes = response.bytes().await.map_err(transport)?;
-        serde_json::from_slice(&bytes).map_err(|e| ClientError::Answer(format!("{path}: {e}")))
+        let bytes = response.bytes().await.map_err(transport_error)?;
+        serde_json::from_slice(&bytes)
+            .map_err(|e| ClientError::InvalidResponse(format!("{path}: {e}")))
     }
 
     async fn stream<Q: Serialize, A>(
@@ -284,7 +287,7 @@ impl Client {
         path: &str,
         body: &Q,
     ) -> Result<Stream<A>, ClientError> {
-        self.send(Method::POST, path, Some(body)).await.map(Stream::of)
+        self.send(Method::POST, path, Some(body)).await.map(Stream::new)
     }
 
     async fn send<Q: Serialize>(
@@ -297,7 +300,7 @@ impl Client {
         if let Some(body) = body {
             request = request.json(body);
         }
-        refused(request.send().await.map_err(|e| self.unreachable(e))?).await
+        check_status(request.send().await.map_err(|e| self.send_error(e))?).await
     }
 
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
@@ -308,21 +311,21 @@ impl Client {
         }
     }
 
-    fn unreachable(&self, e: reqwest::Error) -> ClientError {
-        if let Some(cause) = trust::problem(&e) {
+    fn send_error(&self, e: reqwest::Error) -> ClientError {
+        if let Some(cause) = tls::tls_problem(&e) {
             return ClientError::Tls { base: self.base.clone(), cause };
         }
-        // An address that cannot be one is nobody's.
+        // An invalid address counts as unreachable.
         if e.is_connect() || e.is_builder() {
             ClientError::Unreachable { base: self.base.clone(), cause: root_cause(&e) }
         } else {
-            transport(e)
+            transport_error(e)
         }
     }
 }
 
-/// The error of an answer that is no success.
-async fn refused(response: Response) -> Result<Response, ClientError> {
+/// Returns a successful response, or the error of an unsuccessful one.
+async fn check_status(response: Response) -> Result<Response, ClientError> {
     let (status, url) = (response.status(), response.url().clone());
     if status.is_success() {
         return Ok(response);
@@ -331,8 +334,11 @@ async fn refused(response: Response) -> Result<Response, ClientError> {
     let message = match serde_json::from_slice::<ErrorBody>(&bytes) {
         Ok(body) => body.error,
         Err(_) if bytes.is_empty() => status.to_string(),
-        // A page for browsers, of a proxy or another program.
-        Err(_) if bytes.trim_ascii_start().starts_with(b"<") || bytes.len() > MAX_PLAIN => {
+        // An HTML page of a proxy or another program.
+        Err(_)
+            if bytes.trim_ascii_start().starts_with(b"<")
+                || bytes.len() > MAX_PLAIN_ERROR_BYTES =>
+        {
             let base = format!("{}://{}", url.scheme(), url.authority());
             format!(
                 "the server at {base} is no Puna and no Ollama: it answers {status} with a page of its own"
@@ -343,7 +349,7 @@ async fn refused(response: Response) -> Result<Response, ClientError> {
     Err(ClientError::Status { status: status.as_u16(), message })
 }
 
-fn transport(e: reqwest::Error) -> ClientError {
+fn transport_error(e: reqwest::Error) -> ClientError {
     ClientError::Transport(root_cause(&e))
 }
 

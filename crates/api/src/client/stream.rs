@@ -1,4 +1,4 @@
-//! Answers that come line by line.
+//! Streamed responses: one JSON object per line.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -8,13 +8,13 @@ use futures_util::{Stream as FuturesStream, StreamExt};
 use reqwest::Response;
 use serde::de::DeserializeOwned;
 
-use super::{ClientError, transport};
+use super::{ClientError, transport_error};
 use crate::native::ErrorBody;
 
-/// A line that is longer than this ends a stream with an error.
-const MAX_LINE: usize = 64 << 20;
+/// Largest line in bytes. A longer one ends the stream with an error.
+const MAX_LINE_BYTES: usize = 64 << 20;
 
-/// Objects as they come, one a line. Dropping it cancels the request.
+/// Stream of objects. Dropping it cancels the request.
 pub struct Stream<T> {
     bytes: Pin<Box<dyn FuturesStream<Item = Result<Bytes, ClientError>> + Send>>,
     buffer: Vec<u8>,
@@ -24,9 +24,9 @@ pub struct Stream<T> {
 }
 
 impl<T> Stream<T> {
-    pub(super) fn of(response: Response) -> Self {
+    pub(super) fn new(response: Response) -> Self {
         Self {
-            bytes: response.bytes_stream().map(|b| b.map_err(transport)).boxed(),
+            bytes: response.bytes_stream().map(|b| b.map_err(transport_error)).boxed(),
             buffer: Vec::new(),
             searched: 0,
             ended: false,
@@ -36,16 +36,17 @@ impl<T> Stream<T> {
 }
 
 impl<T: DeserializeOwned> Stream<T> {
-    /// The last object, once all have come: the whole answer of a request whose `stream` is false, the end of a report of progress.
+    /// Reads to the end and returns the last object: the complete answer if `stream` is false, or
+    /// the end of progress reports.
     pub async fn last(mut self) -> Result<T, ClientError> {
         let mut last = None;
         while let Some(item) = self.next().await {
             last = Some(item?);
         }
-        last.ok_or_else(|| ClientError::Answer("it is empty".into()))
+        last.ok_or_else(|| ClientError::InvalidResponse("it is empty".into()))
     }
 
-    /// The next object; an error inside the stream is its last item.
+    /// Returns the next object. An error inside the stream is the last item.
     pub async fn next(&mut self) -> Option<Result<T, ClientError>> {
         std::future::poll_fn(|cx| self.poll(cx)).await
     }
@@ -74,9 +75,11 @@ impl<T: DeserializeOwned> Stream<T> {
                     self.stop();
                     return Poll::Ready(Some(Err(e)));
                 }
-                Poll::Ready(Some(Ok(bytes))) if self.buffer.len() + bytes.len() > MAX_LINE => {
+                Poll::Ready(Some(Ok(bytes)))
+                    if self.buffer.len() + bytes.len() > MAX_LINE_BYTES =>
+                {
                     self.stop();
-                    return Poll::Ready(Some(Err(ClientError::Answer(
+                    return Poll::Ready(Some(Err(ClientError::InvalidResponse(
                         "a line of more than 64 MiB".into(),
                     ))));
                 }
@@ -90,7 +93,7 @@ impl<T: DeserializeOwned> Stream<T> {
             self.stop();
             return Err(ClientError::Status { status: 0, message: error });
         }
-        serde_json::from_slice(line).map_err(|e| ClientError::Answer(e.to_string()))
+        serde_json::from_slice(line).map_err(|e| ClientError::InvalidResponse(e.to_string()))
     }
 
     fn stop(&mut self) {

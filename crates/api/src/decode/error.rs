@@ -1,26 +1,26 @@
-//! What is wrong with a body, in the words of the original.
+//! Errors of request bodies, with Ollama's messages.
 
 use serde::de;
 
 use crate::json::SyntaxError;
 
-/// Why a request body is not the request that a route takes.
+/// Why a request body could not be decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DecodeError {
-    /// Not JSON.
+    /// The body is not JSON.
     Syntax(SyntaxError),
-    /// JSON of another type than the field has.
+    /// A field has the wrong JSON type.
     Type {
-        /// Kind of the JSON value that was given.
-        got: String,
+        /// JSON type of the value.
+        actual: String,
         /// Type that was expected.
-        want: &'static str,
+        expected: &'static str,
         /// Name of the outermost type.
         root: &'static str,
         /// Field names from the innermost to the outermost.
         path: Vec<String>,
     },
-    /// A field's own rule was broken; the text says it all.
+    /// A field's own rule was violated; the text is the whole message.
     Field(String),
 }
 
@@ -31,15 +31,15 @@ impl std::fmt::Display for DecodeError {
         match self {
             Self::Syntax(e) => e.fmt(f),
             Self::Field(text) => f.write_str(text),
-            Self::Type { got, want, root, path } if path.is_empty() => {
-                let want = if root.is_empty() { want } else { root };
-                write!(f, "json: cannot unmarshal {got} into Go value of type {want}")
+            Self::Type { actual, expected, root, path } if path.is_empty() => {
+                let expected = if root.is_empty() { expected } else { root };
+                write!(f, "json: cannot unmarshal {actual} into Go value of type {expected}")
             }
-            Self::Type { got, want, root, path } => {
+            Self::Type { actual, expected, root, path } => {
                 let path = path.iter().rev().map(String::as_str).collect::<Vec<_>>().join(".");
                 write!(
                     f,
-                    "json: cannot unmarshal {got} into Go struct field {root}.{path} of type {want}"
+                    "json: cannot unmarshal {actual} into Go struct field {root}.{path} of type {expected}"
                 )
             }
         }
@@ -51,9 +51,10 @@ impl de::Error for DecodeError {
         Self::Field(text.to_string())
     }
 
-    /// For those who read JSON of several types: the field is named as where it has only one.
-    fn invalid_type(got: de::Unexpected<'_>, want: &dyn de::Expected) -> Self {
-        let kind = match got {
+    /// Types that accept several JSON types use this error. It names the field like the error of a
+    /// type that accepts one.
+    fn invalid_type(actual: de::Unexpected<'_>, expected: &dyn de::Expected) -> Self {
+        let kind = match actual {
             de::Unexpected::Unit => "null",
             de::Unexpected::Bool(_) => "bool",
             de::Unexpected::Signed(_) | de::Unexpected::Unsigned(_) | de::Unexpected::Float(_) => {
@@ -64,9 +65,11 @@ impl de::Error for DecodeError {
             de::Unexpected::Map => "object",
             _ => "",
         };
-        match want.to_string().as_str() {
-            "string" => Self::Type { got: kind.into(), want: "string", root: "", path: Vec::new() },
-            want => Self::Field(format!("invalid type: {got}, expected {want}")),
+        match expected.to_string().as_str() {
+            "string" => {
+                Self::Type { actual: kind.into(), expected: "string", root: "", path: Vec::new() }
+            }
+            expected => Self::Field(format!("invalid type: {actual}, expected {expected}")),
         }
     }
 }

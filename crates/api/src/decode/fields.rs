@@ -1,36 +1,37 @@
-//! The entries of objects, as the fields of requests.
+//! Maps the entries of a JSON object to the fields of a request type.
 
 use serde::de::{self, DeserializeSeed, Visitor};
 use serde_json::{Map, Value};
 
-use super::{DecodeError, MAX_ELEMENTS, Node, Notes};
-use crate::shape::OPTIONS;
+use super::{DecodeError, IgnoredFields, MAX_ELEMENTS, Node};
+use crate::json_shape::OPTIONS;
 
-/// The entries of an object, renamed to the spelling of a struct's fields.
+/// Entries of an object, renamed to the field names of a struct.
 pub(super) struct Fields<'a> {
     entries: std::vec::IntoIter<(&'a str, &'a Value)>,
     value: Option<(&'a str, &'a Value)>,
-    /// What belongs into `options` as well.
+    /// Entries that also belong to `options`.
     options: Vec<(&'a str, &'a Value)>,
-    notes: &'a Notes,
+    ignored_fields: &'a IgnoredFields,
 }
 
 impl<'a> Fields<'a> {
-    pub(super) fn all(map: &'a Map<String, Value>, notes: &'a Notes) -> Self {
-        Self::new(map.iter().map(|(k, v)| (k.as_str(), v)).collect(), notes)
+    pub(super) fn all(map: &'a Map<String, Value>, ignored_fields: &'a IgnoredFields) -> Self {
+        Self::new(map.iter().map(|(k, v)| (k.as_str(), v)).collect(), ignored_fields)
     }
 
-    fn new(entries: Vec<(&'a str, &'a Value)>, notes: &'a Notes) -> Self {
-        Self { entries: entries.into_iter(), value: None, options: Vec::new(), notes }
+    fn new(entries: Vec<(&'a str, &'a Value)>, ignored_fields: &'a IgnoredFields) -> Self {
+        Self { entries: entries.into_iter(), value: None, options: Vec::new(), ignored_fields }
     }
 
-    /// Exact names, else names in another case; later ones replace earlier ones; `null` counts as absent. Where `options`
-    /// may be named beside the fields, they are put into the field of that name.
-    pub(super) fn of_struct(
+    /// Matches exact names first, then names in another case. A later entry replaces an earlier
+    /// one, and `null` counts as absent. If the request accepts options among its fields, they go
+    /// into the field `options`.
+    pub(super) fn for_struct(
         map: &'a Map<String, Value>,
         fields: &'static [&'static str],
-        names_options: bool,
-        notes: &'a Notes,
+        accepts_options: bool,
+        ignored_fields: &'a IgnoredFields,
     ) -> Self {
         let mut entries: Vec<(&'a str, &'a Value)> = Vec::new();
         let mut options = Vec::new();
@@ -38,10 +39,10 @@ impl<'a> Fields<'a> {
             let exact = fields.iter().find(|f| *f == key);
             let Some(field) = exact.or_else(|| fields.iter().find(|f| f.eq_ignore_ascii_case(key)))
             else {
-                match OPTIONS.field(key).filter(|_| names_options) {
+                match OPTIONS.field(key).filter(|_| accepts_options) {
                     _ if value.is_null() => {}
                     Some(option) => options.push((option, value)),
-                    None => notes.ignored(Some(key)),
+                    None => ignored_fields.record(Some(key)),
                 }
                 continue;
             };
@@ -56,29 +57,32 @@ impl<'a> Fields<'a> {
         if !options.is_empty() && !entries.iter().any(|(name, _)| *name == "options") {
             entries.push(("options", &Value::Null));
         }
-        Self { options, ..Self::new(entries, notes) }
+        Self { options, ..Self::new(entries, ignored_fields) }
     }
 
-    /// Reads the value of `options` together with those that were named beside it.
+    /// Decodes `options` merged with the options among the fields.
     fn with_options<T: DeserializeSeed<'a>>(
         &mut self,
         value: &'a Value,
         seed: T,
     ) -> Result<T::Value, DecodeError> {
-        let given = match value {
+        let own = match value {
             Value::Null => None,
             Value::Object(map) => Some(map),
-            _ => return seed.deserialize(Node(value, self.notes)),
+            _ => return seed.deserialize(Node(value, self.ignored_fields)),
         };
-        let given = given.into_iter().flatten().map(|(name, value)| (name.as_str(), value));
-        seed.deserialize(Options(given.chain(self.options.drain(..)).collect(), self.notes))
+        let own = own.into_iter().flatten().map(|(name, value)| (name.as_str(), value));
+        seed.deserialize(MergedOptions(
+            own.chain(self.options.drain(..)).collect(),
+            self.ignored_fields,
+        ))
     }
 }
 
-/// Options of two places; of equal ones the last counts.
-struct Options<'a>(Vec<(&'a str, &'a Value)>, &'a Notes);
+/// Options from both places; the last one of equal names counts.
+struct MergedOptions<'a>(Vec<(&'a str, &'a Value)>, &'a IgnoredFields);
 
-impl<'de> de::Deserializer<'de> for Options<'de> {
+impl<'de> de::Deserializer<'de> for MergedOptions<'de> {
     type Error = DecodeError;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
@@ -120,12 +124,12 @@ impl<'a> de::MapAccess<'a> for Fields<'a> {
                 format!("{key}: {} elements, and a list holds at most {MAX_ELEMENTS}", list.len());
             return Err(DecodeError::Field(text));
         }
-        self.notes.path.borrow_mut().push(key.to_owned());
+        self.ignored_fields.path.borrow_mut().push(key.to_owned());
         let read = match key {
             "options" if !self.options.is_empty() => self.with_options(value, seed),
-            _ => seed.deserialize(Node(value, self.notes)),
+            _ => seed.deserialize(Node(value, self.ignored_fields)),
         };
-        self.notes.path.borrow_mut().pop();
+        self.ignored_fields.path.borrow_mut().pop();
         read.map_err(|mut e| {
             if let DecodeError::Type { path, .. } = &mut e {
                 path.push(key.to_owned());

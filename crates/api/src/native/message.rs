@@ -1,44 +1,44 @@
-//! Messages, tools and their parts.
+//! Messages, tools and tool calls.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::{Map, Value, json};
 
 use super::is_default;
 use crate::decode::kind;
-use crate::shape;
+use crate::json_shape;
 
-/// One message of a conversation.
+/// Message of a conversation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Message {
-    /// `system`, `user`, `assistant`, `tool`, or whatever the template knows.
+    /// `system`, `user`, `assistant`, `tool`, or another role that the template knows.
     pub role: String,
     /// Text.
     pub content: String,
-    /// What the model thought before it answered.
+    /// Reasoning of the model before the answer.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub thinking: String,
-    /// Images or sound.
+    /// Images or audio.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub images: Vec<Image>,
-    /// Functions that the model wants to be called.
+    /// Function calls of the model.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
-    /// In a `tool` message: the function that answered.
+    /// In a `tool` message: the function that returned the result.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tool_name: String,
-    /// In a `tool` message: the call that it answers.
+    /// In a `tool` message: the id of the call.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tool_call_id: String,
 }
 
-/// An image or a sound; base64 on the wire.
+/// Image or audio data; base64 in JSON.
 #[derive(Debug, Clone)]
 pub enum Image {
-    /// Its bytes.
+    /// The bytes.
     Bytes(Vec<u8>),
-    /// The client sent something that is no image, for this reason; `null` on the wire.
+    /// The client sent invalid data, for this reason; `null` in JSON.
     Unreadable(String),
 }
 
@@ -48,7 +48,7 @@ impl Image {
         crate::base64_decode(text).map_or_else(Self::illegal, Self::Bytes)
     }
 
-    /// The bytes; none of an image that could not be read.
+    /// The bytes. Empty if the data is invalid.
     pub fn bytes(&self) -> &[u8] {
         match self {
             Self::Bytes(bytes) => bytes,
@@ -61,7 +61,7 @@ impl Image {
     }
 }
 
-/// Unreadable images are equal: the reason is not on the wire.
+/// Invalid images are equal, since JSON does not contain the reason.
 impl PartialEq for Image {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
@@ -90,7 +90,7 @@ impl<'de> Deserialize<'de> for Image {
     }
 }
 
-/// A function call of the model.
+/// Function call of the model.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
@@ -98,7 +98,7 @@ pub struct ToolCall {
     /// `call_` and eight characters.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub id: String,
-    /// What is called.
+    /// Function and arguments.
     pub function: ToolCallFunction,
 }
 
@@ -107,11 +107,11 @@ pub struct ToolCall {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ToolCallFunction {
-    /// Number of the call within its answer, from 0.
+    /// Number of the call in the answer, from 0.
     pub index: i64,
-    /// The function's name.
+    /// Name of the function.
     pub name: String,
-    /// Arguments by name, in the order in which the model gave them.
+    /// Arguments by name, in the order of the model's output.
     #[serde(deserialize_with = "arguments")]
     pub arguments: Map<String, Value>,
 }
@@ -124,18 +124,18 @@ fn arguments<'de, D: Deserializer<'de>>(d: D) -> Result<Map<String, Value>, D::E
     }
 }
 
-/// A function that the model may call, as the client described it: keys and their order are kept.
+/// Function that the model may call, as the client sent it, with all keys in order.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct Tool(pub Value);
 
 impl Tool {
-    /// The function's name, if it has one.
+    /// The name of the function. Empty if it has none.
     pub fn name(&self) -> &str {
         self.0["function"]["name"].as_str().unwrap_or_default()
     }
 
-    /// The JSON schema of the arguments.
+    /// JSON Schema of the arguments.
     pub fn parameters(&self) -> &Value {
         &self.0["function"]["parameters"]
     }
@@ -195,25 +195,27 @@ impl<'de> Deserialize<'de> for Tool {
     }
 }
 
-/// Which of the offered functions the model may or must call.
+/// Which of the given functions the model may or must call.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// As it likes.
+    /// The model decides.
     #[default]
     Auto,
-    /// None of them.
+    /// No function.
     None,
-    /// At least one.
+    /// At least one function.
     Required,
-    /// This one.
+    /// The function with this name.
     Named(String),
-    /// As the model likes, or at least one (`required`), but only of these.
+    /// Only the functions with these names; the model decides whether to call one, unless
+    /// `required`.
     Allowed {
-        /// At least one must be called.
+        /// Whether at least one must be called.
         required: bool,
-        /// The names of those that may be called.
+        /// Names of the allowed functions.
         names: Vec<String>,
-        /// The types of those that have no name, since a service runs them itself: `web_search`, `mcp` ….
+        /// Types of allowed tools without a name, which a service runs itself, such as `web_search`
+        /// and `mcp`.
         hosted: Vec<String>,
     },
 }
@@ -242,9 +244,10 @@ impl Serialize for ToolChoice {
 }
 
 impl<'de> Deserialize<'de> for ToolChoice {
-    /// Takes the forms of all dialects: a word, an object with a word as its `type`, or one that names a function.
+    /// Accepts the forms of all dialects: a word, an object with the word as `type`, or an object
+    /// with a function's name.
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        let value = shape::tool_choice(d)?;
+        let value = json_shape::tool_choice(d)?;
         let word = value.as_str().or(value["type"].as_str());
         let named = ["function", "custom"].iter().find_map(|kind| value[*kind]["name"].as_str());
         let name = value["name"].as_str().or(named).filter(|name| !name.is_empty());
@@ -263,7 +266,7 @@ impl<'de> Deserialize<'de> for ToolChoice {
     }
 }
 
-/// The name of a tool with its namespace, if the choice says one.
+/// Name of a tool, with its namespace if the choice has one.
 fn full_name(choice: &Value, name: &str) -> String {
     match choice["namespace"].as_str().filter(|namespace| !namespace.is_empty()) {
         Some(namespace) => format!("{namespace}.{name}"),
@@ -271,7 +274,8 @@ fn full_name(choice: &Value, name: &str) -> String {
     }
 }
 
-/// The tools that `allowed_tools` lists: within an object of that name in chats, beside the type in responses.
+/// Reads the list in `allowed_tools`. Chat completions have it in an object of that name, responses
+/// next to `type`.
 fn allowed(choice: &Value) -> Result<ToolChoice, String> {
     let list = if choice["allowed_tools"].is_object() { &choice["allowed_tools"] } else { choice };
     let required = match list["mode"].as_str() {
@@ -301,25 +305,25 @@ fn allowed(choice: &Value) -> Result<ToolChoice, String> {
     Ok(ToolChoice::Allowed { required, names, hosted })
 }
 
-/// Whether, and how hard, the model is to think before it answers.
+/// Whether the model reasons before it answers, and with which effort.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Think {
-    /// Not at all.
+    /// No reasoning.
     Off,
-    /// As it is used to.
+    /// The model's default.
     On,
-    /// Briefly.
+    /// Low effort.
     Low,
-    /// Some.
+    /// Medium effort.
     Medium,
-    /// Much.
+    /// High effort.
     High,
-    /// As much as it can.
+    /// Maximum effort.
     Max,
 }
 
 impl Think {
-    /// The level's name; `medium` for plain `true`, nothing for `false`.
+    /// Name of the effort: `medium` for `true`, empty for `false`.
     pub fn level(self) -> &'static str {
         match self {
             Self::Off => "",
@@ -362,12 +366,12 @@ impl<'de> Deserialize<'de> for Think {
 }
 
 impl Message {
-    /// A message with nothing but text.
+    /// Makes a message with only a text.
     pub fn text(role: impl Into<String>, content: impl Into<String>) -> Self {
         Self { role: role.into(), content: content.into(), ..Self::default() }
     }
 
-    /// Whether there is nothing in it besides the role.
+    /// Whether the message has nothing but a role.
     pub fn is_empty(&self) -> bool {
         is_default(&self.content)
             && is_default(&self.thinking)
@@ -381,7 +385,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unreadable_image_is_equal_after_a_round_trip() {
+    fn an_invalid_image_is_equal_after_a_round_trip() {
         for json in ["[\"AA\u{e9}\", null, \"QUJD\"]", "[\"!\"]"] {
             let images: Vec<Image> = serde_json::from_str(json).unwrap();
             let written = serde_json::to_string(&images).unwrap();

@@ -1,11 +1,11 @@
-//! The native dialect: what Ollama's clients send and read.
+//! The native dialect: Ollama's API.
 
 mod generate;
+mod maintenance;
 mod message;
 mod models;
 mod rerank;
 mod tokens;
-mod upkeep;
 
 pub use generate::{
     ChatRequest, ChatResponse, DebugInfo, EmbedInput, EmbedRequest, EmbedResponse,
@@ -19,32 +19,32 @@ pub use models::{
     ShowRequest, ShowResponse, TensorInfo, VersionResponse,
 };
 
+pub use maintenance::{
+    Download, DownloadsResponse, Leftover, PruneRequest, PruneResponse, VerifyRequest,
+};
 pub use rerank::{
     RerankDocument, RerankMeta, RerankRequest, RerankResponse, RerankResult, RerankText,
     RerankTokens, RerankUsage,
 };
 pub use tokens::{DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse};
-pub use upkeep::{
-    Download, DownloadsResponse, Leftover, PruneRequest, PruneResponse, VerifyRequest,
-};
 
 use serde::{Deserialize, Serialize};
 
-/// An error object: the body of every failed native request, and the last line of a stream that broke.
+/// Body of an error response, and last line of a stream that failed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ErrorBody {
-    /// What went wrong.
+    /// Message of the error.
     pub error: String,
-    /// Tokens of the prompt, where its length is the reason.
+    /// Tokens of the prompt, if it is too long.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub n_prompt_tokens: Option<u64>,
-    /// Context length, where the prompt's length is the reason.
+    /// Context length in tokens, if the prompt is too long.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub n_ctx: Option<u64>,
 }
 
-/// Whether a value is the default of its type and is left out.
+/// Whether a value is its type's default, so that JSON omits it.
 pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }

@@ -6,79 +6,79 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::{Map, Value};
 
 use super::{Message, is_default};
-use crate::shape;
+use crate::json_shape;
 
-/// What a model is.
+/// Properties of a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ModelDetails {
-    /// The model that this one was made from.
+    /// The model that this one was created from.
     pub parent_model: String,
     /// `gguf`.
     pub format: String,
-    /// Architecture.
+    /// Architecture of the model.
     pub family: String,
-    /// Architectures of all its parts.
+    /// Architectures of all parts of the model.
     pub families: Option<Vec<String>>,
-    /// Parameters in words: `134.52M`.
+    /// Number of parameters as text: `134.52M`.
     pub parameter_size: String,
-    /// Most of its tensors' format: `Q4_K_M`.
+    /// Quantization of most tensors: `Q4_K_M`.
     pub quantization_level: String,
-    /// Tokens it was trained for; only in the list.
+    /// Context length of the training in tokens; only in the list.
     #[serde(skip_serializing_if = "is_default")]
     pub context_length: u64,
-    /// Width of its vectors; only in the list.
+    /// Width of the embeddings; only in the list.
     #[serde(skip_serializing_if = "is_default")]
     pub embedding_length: u64,
-    /// The runner that its manifest is for, such as `llamacpp` or `ggml`, where it says one.
+    /// Runner of the manifest, such as `llamacpp` or `ggml`, if it names one.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub runner: String,
 }
 
-/// One of the manifests that a name stands for.
+/// Manifest for a runner, in a manifest list.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct RunnerManifest {
-    /// The runner that it is for: `llamacpp`, `ggml`, `mlx` …
+    /// Runner: `llamacpp`, `ggml`, `mlx` …
     pub runner: String,
-    /// The format of its weights: `gguf` or `safetensors`.
+    /// Format of the weights: `gguf` or `safetensors`.
     pub format: String,
     /// SHA-256 of the manifest in hexadecimal.
     pub digest: String,
-    /// Bytes of its parts; zero where it is not stored.
+    /// Size of its blobs in bytes; 0 if it is not stored.
     pub size: u64,
     /// Whether it is stored; `puna pull NAME@runner` fetches it.
     pub stored: bool,
-    /// Whether this program can run it.
+    /// Whether Puna can run it.
     pub runnable: bool,
-    /// Whether Puna uses this manifest for the name.
+    /// Whether Puna uses this manifest.
     pub chosen: bool,
 }
 
-/// A stored model.
+/// Stored model.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ModelSummary {
-    /// Shortest name that finds it, with its tag.
+    /// Shortest name with tag.
     pub name: String,
-    /// The same.
+    /// The same name.
     pub model: String,
-    /// Of a model on other servers: its name there.
+    /// Of a remote model: its name on the other servers.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub remote_model: String,
-    /// The addresses of those servers.
+    /// Addresses of these servers.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub remote_host: String,
-    /// When it was stored.
+    /// When the model was stored.
     pub modified_at: String,
-    /// Bytes of all its parts.
+    /// Size of all blobs in bytes.
     pub size: u64,
-    /// SHA-256 of its manifest in hexadecimal.
+    /// SHA-256 of the manifest in hexadecimal.
     pub digest: String,
-    /// What it is.
+    /// Properties of the model.
     pub details: ModelDetails,
     /// `completion`, `embedding`, `tools` …
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -90,14 +90,14 @@ pub struct ModelSummary {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ListResponse {
-    /// The newest first.
+    /// Models, newest first.
     pub models: Vec<ModelSummary>,
-    /// What is wrong with files and folders of models that are in no list (Puna's addition).
+    /// Problems of model files and folders that are not in the list (Puna's addition).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
 
-/// The answer to `DELETE /api/delete`: nothing (not even this object) where all went well (Puna's addition).
+/// Response of `DELETE /api/delete` with a warning; else the body is empty (Puna's addition).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
@@ -111,115 +111,114 @@ pub struct DeleteResponse {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ShowRequest {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
     /// The same under its old name.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Arrays of the file's metadata in full.
+    /// Return arrays of the file's metadata in full.
     #[serde(skip_serializing_if = "is_default")]
     pub verbose: bool,
-    /// Shown instead of the stored system text.
+    /// Shown instead of the stored system prompt.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub system: String,
-    /// Shown in the Modelfile beside the stored parameters.
+    /// Shown in the Modelfile in addition to the stored options.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[serde(deserialize_with = "shape::options")]
+    #[serde(deserialize_with = "json_shape::options")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
     pub options: Option<Map<String, Value>>,
 }
 
-/// A tensor of the model's file.
+/// Tensor of a model file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TensorInfo {
-    /// Its name.
+    /// Name of the tensor.
     pub name: String,
-    /// Its format: `Q4_K`.
+    /// Block format of the tensor: `Q4_K`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Extents, the fastest first.
+    /// Dimensions, the fastest-varying first.
     pub shape: Vec<u64>,
 }
 
-/// The answer to `POST /api/show`.
+/// Response of `POST /api/show`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ShowResponse {
-    /// All licence texts.
+    /// License texts.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub license: String,
-    /// A Modelfile that makes this model.
+    /// A Modelfile that creates this model.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub modelfile: String,
-    /// One a line.
+    /// Options, one per line.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub parameters: String,
-    /// The prompt template.
+    /// Prompt template.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub template: String,
-    /// The system text.
+    /// System prompt.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub system: String,
-    /// What it is.
+    /// Properties of the model.
     pub details: ModelDetails,
-    /// Messages that precede every conversation.
+    /// Messages before every conversation.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub messages: Vec<Message>,
-    /// Of a model on other servers: its name there.
+    /// Of a remote model: its name on the other servers.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub remote_model: String,
-    /// The addresses of those servers.
+    /// Addresses of these servers.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub remote_host: String,
-    /// The file's metadata by key.
+    /// Metadata of the file by key.
     pub model_info: BTreeMap<String, Value>,
-    /// The same of the projector.
+    /// Metadata of the projector by key.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub projector_info: BTreeMap<String, Value>,
-    /// The file's tensors.
+    /// Tensors of the file.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tensors: Vec<TensorInfo>,
     /// `completion`, `embedding`, `tools` …
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub capabilities: Vec<String>,
-    /// The manifests for several runners that the name stands for (Puna's addition).
+    /// Manifests for several runners, if the model is a manifest list (Puna's addition).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub runners: Vec<RunnerManifest>,
-    /// When it was stored.
+    /// When the model was stored.
     pub modified_at: String,
-    /// Version that it asks for.
+    /// Version that the model requires.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub requires: String,
 }
 
-/// A model in memory.
+/// Loaded model.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct RunningModel {
-    /// Shortest name that finds it, with its tag.
+    /// Shortest name with tag.
     pub name: String,
-    /// The same.
+    /// The same name.
     pub model: String,
-    /// Bytes of memory.
+    /// Size in memory in bytes.
     pub size: u64,
-    /// SHA-256 of its manifest in hexadecimal.
+    /// SHA-256 of the manifest in hexadecimal.
     pub digest: String,
-    /// What it is.
+    /// Properties of the model.
     pub details: ModelDetails,
-    /// When it is unloaded unless it is used.
+    /// When the model is unloaded if it is not used.
     pub expires_at: String,
-    /// Bytes of memory on graphics cards.
+    /// Size in GPU memory in bytes.
     pub size_vram: u64,
-    /// Tokens of one conversation at most.
+    /// Context length in tokens.
     pub context_length: u64,
-    /// Other names by which it was used since it was loaded: models of the same weights share a place in memory
-    /// (Puna's addition).
+    /// Other names used for the model; names with the same weights share it (Puna's addition).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<String>,
-    /// How far it is on its way into memory; absent once it takes requests (Puna's addition).
+    /// Progress of loading; absent once the model is ready (Puna's addition).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
 }
@@ -229,11 +228,11 @@ pub struct RunningModel {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ProcessResponse {
-    /// The one that stays longest first.
+    /// Loaded models; the one that stays longest is first.
     pub models: Vec<RunningModel>,
 }
 
-/// One licence text or several.
+/// A license text, or several.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct License(pub Vec<String>);
@@ -256,12 +255,12 @@ impl<'de> Deserialize<'de> for License {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct CreateRequest {
-    /// The new model's name.
+    /// Name of the new model.
     pub model: String,
     /// The same under its old name.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// A stored model to start from.
+    /// Stored model to start from.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub from: String,
     /// Digests of uploaded files by file name.
@@ -273,51 +272,51 @@ pub struct CreateRequest {
     /// Digests of uploaded files of a draft model by file name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub draft_files: BTreeMap<String, String>,
-    /// Format to quantize the draft model to.
+    /// Block format to quantize the draft model to.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub draft_quantize: String,
-    /// The prompt template.
+    /// Prompt template.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub template: String,
-    /// The system text.
+    /// System prompt.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub system: String,
-    /// Licence texts.
+    /// License texts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub license: Option<License>,
-    /// Parameters by name.
+    /// Options by name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parameters: Option<Map<String, Value>>,
-    /// Messages that precede every conversation.
+    /// Messages before every conversation.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub messages: Vec<Message>,
-    /// Format to quantize to.
+    /// Block format to quantize to.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub quantize: String,
     /// The same under its old name.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub quantization: String,
-    /// Digest of an uploaded importance matrix to quantize with (Puna's addition).
+    /// Digest of an uploaded importance matrix for quantization (Puna's addition).
     #[serde(skip_serializing_if = "String::is_empty")]
     pub imatrix: String,
     /// Name of a built-in renderer.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub renderer: String,
-    /// Name of a built-in parser.
+    /// Name of a built-in output parser.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub parser: String,
-    /// Version that the model asks for.
+    /// Version that the model requires.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub requires: String,
-    /// Overrides of what is found in the file.
+    /// Overrides of facts of the file.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[serde(deserialize_with = "shape::info")]
+    #[serde(deserialize_with = "json_shape::info")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Info>"))]
     pub info: Option<Map<String, Value>>,
-    /// The servers that have the model, which `from` names as they do: one address, or several separated by commas.
+    /// Servers of a remote model, which `from` names: one address, or several separated by commas.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub remote_host: String,
-    /// Line by line (the default) or only the last.
+    /// Stream progress (the default), or return only the last object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream: Option<bool>,
 }
@@ -327,9 +326,9 @@ pub struct CreateRequest {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct CopyRequest {
-    /// An existing model.
+    /// Existing model.
     pub source: String,
-    /// Its further name.
+    /// Name of the copy.
     pub destination: String,
 }
 
@@ -338,7 +337,7 @@ pub struct CopyRequest {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct DeleteRequest {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
     /// The same under its old name.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -350,46 +349,46 @@ pub struct DeleteRequest {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct PullRequest {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
     /// The same under its old name.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Plain HTTP.
+    /// Use plain HTTP.
     #[serde(skip_serializing_if = "is_default")]
     pub insecure: bool,
-    /// Line by line (the default) or only the last.
+    /// Stream progress (the default), or return only the last object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream: Option<bool>,
-    /// The mirror to ask first, instead of those that are set; empty: none (Puna's addition).
+    /// Mirror to try first, instead of the configured ones; empty: none (Puna's addition).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mirror: Option<String>,
-    /// Bytes a second at most (Puna's addition).
+    /// Rate limit in bytes per second (Puna's addition).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_rate: Option<u64>,
-    /// Fetch the manifests for all runners, where the name stands for several (Puna's addition).
+    /// Pull the manifests for all runners of a manifest list (Puna's addition).
     #[serde(skip_serializing_if = "is_default")]
     pub all_runners: bool,
-    /// How a model is packaged that is pushed: `ollama` (the default), `docker` or `modelpack` (Puna's addition).
+    /// Packaging of a pushed model: `ollama` (default), `docker` or `modelpack` (Puna's addition).
     #[serde(skip_serializing_if = "String::is_empty")]
     pub format: String,
 }
 
-/// A line of progress of create, pull and push.
+/// Progress of create, pull and push.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Progress {
-    /// What is being done; `success` at the end.
+    /// Current action; `success` at the end.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub status: String,
-    /// The part it is about.
+    /// Blob that the action is about.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub digest: String,
-    /// Bytes of the part.
+    /// Size of the blob in bytes.
     #[serde(skip_serializing_if = "is_default")]
     pub total: u64,
-    /// Bytes that are done.
+    /// Completed bytes.
     #[serde(skip_serializing_if = "is_default")]
     pub completed: u64,
 }
@@ -399,7 +398,7 @@ pub struct Progress {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct VersionResponse {
-    /// Version of Ollama whose interface is spoken.
+    /// Version of Ollama whose API the server has.
     pub version: String,
     /// Version of Puna; absent on other servers.
     #[serde(skip_serializing_if = "String::is_empty")]

@@ -1,69 +1,69 @@
-//! Documents in the order of how well they answer a query (Puna's addition), in the form that Jina and Cohere share.
+//! Rerank API (Puna's addition), in the form that Jina and Cohere share.
 
 use serde::de::{self, Unexpected};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use super::is_default;
-use crate::{KeepAlive, shape};
+use crate::{KeepAlive, json_shape};
 
 /// `POST /api/rerank`, `/v1/rerank`, `/v2/rerank` and `/rerank`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct RerankRequest {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// What is asked: a text, or an object with a `text`.
+    /// Query: a text, or an object with a `text`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub query: Option<RerankText>,
-    /// Texts, or objects with a `text`.
+    /// Documents: texts, or objects with a `text`.
     pub documents: Vec<RerankText>,
-    /// So many of the best are told; all unless said.
+    /// Number of best results to return. Default: all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub top_n: Option<i64>,
-    /// Whether the documents' texts come back with their scores.
+    /// Whether results contain the documents' texts.
     #[serde(skip_serializing_if = "is_default")]
     pub return_documents: bool,
-    /// Scores between 0 and 1: the logistic function of what the model gives.
+    /// Return scores between 0 and 1: the logistic function of the model's scores.
     #[serde(skip_serializing_if = "is_default")]
     pub normalize: bool,
-    /// Whether a document that is too long for the context may be cut at its end; an error unless said.
+    /// Whether a document that is too long may be truncated at its end. Default: an error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub truncate: Option<bool>,
     /// Another name of `truncate`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub truncation: Option<bool>,
-    /// Documents are cut to this many tokens.
+    /// Truncate documents to this many tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens_per_doc: Option<i64>,
-    /// Documents are cut so that each has this many tokens together with the query; -1 is what the context holds.
+    /// Truncate documents so that query and document have this many tokens; -1: the context length.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub truncate_prompt_tokens: Option<i64>,
-    /// How long the model stays afterwards.
+    /// How long the model stays loaded after the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep_alive: Option<KeepAlive>,
-    /// Parameters by name.
+    /// Options by name.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[serde(deserialize_with = "shape::options")]
+    #[serde(deserialize_with = "json_shape::options")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
     pub options: Option<Map<String, Value>>,
 }
 
-/// A text, by itself or in an object.
+/// A text, or an object with a text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum RerankText {
-    /// By itself.
+    /// A text.
     Plain(String),
-    /// In an object.
+    /// An object with a text.
     Object(RerankDocument),
 }
 
 impl<'de> Deserialize<'de> for RerankText {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        match shape::rerank_text(d)? {
+        match json_shape::rerank_text(d)? {
             Value::String(text) => Ok(Self::Plain(text)),
             value => match value["text"].as_str() {
                 Some(text) => Ok(Self::Object(RerankDocument { text: text.to_owned() })),
@@ -73,7 +73,7 @@ impl<'de> Deserialize<'de> for RerankText {
     }
 }
 
-/// The kind of a value that is no text.
+/// The type of a JSON value that is not a text.
 fn unexpected(value: &Value) -> Unexpected<'_> {
     match value {
         Value::Null => Unexpected::Unit,
@@ -86,7 +86,7 @@ fn unexpected(value: &Value) -> Unexpected<'_> {
 }
 
 impl RerankText {
-    /// The text.
+    /// Returns the text.
     pub fn into_text(self) -> String {
         match self {
             Self::Plain(text) | Self::Object(RerankDocument { text }) => text,
@@ -94,89 +94,89 @@ impl RerankText {
     }
 }
 
-/// A document.
+/// Document.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RerankDocument {
-    /// Its text.
+    /// Text of the document.
     pub text: String,
 }
 
-/// The answer to `POST /api/rerank` and its other names.
+/// Response of `POST /api/rerank` and its aliases.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct RerankResponse {
-    /// A name of this answer.
+    /// Id of the response.
     pub id: String,
     /// `list`.
     pub object: String,
-    /// The model's name as the client wrote it.
+    /// Name of the model as in the request.
     pub model: String,
-    /// Documents, the best first.
+    /// Results, best first.
     pub results: Vec<RerankResult>,
-    /// Tokens, in Jina's form.
+    /// Token counts in Jina's form.
     pub usage: RerankUsage,
-    /// Tokens, in Cohere's form.
+    /// Token counts in Cohere's form.
     pub meta: RerankMeta,
-    /// From the request's arrival to its end, in nanoseconds.
+    /// Time from the arrival of the request to its end, in nanoseconds.
     #[serde(skip_serializing_if = "is_default")]
     pub total_duration: u64,
-    /// From the request's arrival until the model was ready, in nanoseconds.
+    /// Time from the arrival of the request until the model was ready, in nanoseconds.
     #[serde(skip_serializing_if = "is_default")]
     pub load_duration: u64,
 }
 
-/// A document's score.
+/// Score of a document.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct RerankResult {
-    /// Its place in the request, from 0.
+    /// Index of the document in the request, from 0.
     pub index: usize,
-    /// How well it answers the query: the more the better.
+    /// Relevance of the document to the query; higher is better.
     pub relevance_score: f32,
-    /// The document, where it was asked for.
+    /// The document, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub document: Option<RerankDocument>,
-    /// Tokens that were cut off it.
+    /// Tokens that were truncated from the document.
     #[serde(skip_serializing_if = "is_default")]
     pub truncated_tokens: u64,
 }
 
-/// Tokens of a request.
+/// Token counts of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct RerankUsage {
-    /// Tokens of all pairs of the query and a document.
+    /// Tokens of all query–document pairs.
     pub prompt_tokens: u64,
-    /// The same.
+    /// The same number.
     pub total_tokens: u64,
-    /// Documents that were cut.
+    /// Documents that were truncated.
     #[serde(skip_serializing_if = "is_default")]
     pub truncated_documents: u64,
-    /// Tokens that were cut off them.
+    /// Tokens that were truncated from the documents.
     #[serde(skip_serializing_if = "is_default")]
     pub truncated_tokens: u64,
 }
 
-/// What Cohere's clients read.
+/// Metadata in Cohere's form.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct RerankMeta {
-    /// Tokens.
+    /// Token counts.
     pub tokens: RerankTokens,
 }
 
-/// Tokens in Cohere's form.
+/// Token counts in Cohere's form.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct RerankTokens {
-    /// Tokens of all pairs of the query and a document.
+    /// Tokens of all query–document pairs.
     pub input_tokens: u64,
-    /// None: nothing is generated.
+    /// Always 0: nothing is generated.
     pub output_tokens: u64,
 }

@@ -1,34 +1,34 @@
-//! Texts to tokens and back (Puna's addition).
+//! Tokenize and detokenize API (Puna's addition).
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::is_default;
-use crate::{KeepAlive, shape};
+use crate::{KeepAlive, json_shape};
 
 /// `POST /api/tokenize`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct TokenizeRequest {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// The text; without it the request is refused.
+    /// Text to tokenize; required.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
-    /// The same under the name that llama.cpp has for it.
+    /// The same under llama.cpp's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
-    /// Add what the model wants around every text (the default).
+    /// Add the model's special tokens around the text (the default).
     pub add_special: bool,
-    /// Read special tokens in the text as such (the default).
+    /// Parse special tokens in the text (the default).
     pub parse_special: bool,
-    /// How long the model stays afterwards.
+    /// How long the model stays loaded after the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep_alive: Option<KeepAlive>,
-    /// Parameters by name.
+    /// Options by name.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[serde(deserialize_with = "shape::options")]
+    #[serde(deserialize_with = "json_shape::options")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
     pub options: Option<Map<String, Value>>,
 }
@@ -47,19 +47,19 @@ impl Default for TokenizeRequest {
     }
 }
 
-/// The answer to `POST /api/tokenize`; times in nanoseconds.
+/// Response of `POST /api/tokenize`. Times are in nanoseconds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct TokenizeResponse {
-    /// The model's name as the client wrote it.
+    /// Name of the model as in the request.
     pub model: String,
-    /// The text's tokens.
+    /// Token ids of the text.
     pub tokens: Vec<u32>,
-    /// From the request's arrival to its end.
+    /// Time from the arrival of the request to its end.
     #[serde(skip_serializing_if = "is_default")]
     pub total_duration: u64,
-    /// From the request's arrival until the model was ready.
+    /// Time from the arrival of the request until the model was ready.
     #[serde(skip_serializing_if = "is_default")]
     pub load_duration: u64,
 }
@@ -69,34 +69,34 @@ pub struct TokenizeResponse {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct DetokenizeRequest {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// The tokens; without them the request is refused.
+    /// Token ids; required.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<Vec<u32>>,
-    /// How long the model stays afterwards.
+    /// How long the model stays loaded after the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep_alive: Option<KeepAlive>,
-    /// Parameters by name.
+    /// Options by name.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[serde(deserialize_with = "shape::options")]
+    #[serde(deserialize_with = "json_shape::options")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
     pub options: Option<Map<String, Value>>,
 }
 
-/// The answer to `POST /api/detokenize`; times in nanoseconds.
+/// Response of `POST /api/detokenize`. Times are in nanoseconds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct DetokenizeResponse {
-    /// The model's name as the client wrote it.
+    /// Name of the model as in the request.
     pub model: String,
-    /// What the tokens stand for, special ones included.
+    /// Text of the tokens, including special tokens.
     pub text: String,
-    /// From the request's arrival to its end.
+    /// Time from the arrival of the request to its end.
     #[serde(skip_serializing_if = "is_default")]
     pub total_duration: u64,
-    /// From the request's arrival until the model was ready.
+    /// Time from the arrival of the request until the model was ready.
     #[serde(skip_serializing_if = "is_default")]
     pub load_duration: u64,
 }

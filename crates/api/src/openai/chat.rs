@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::{PromptLogprobs, Usage};
 use crate::native::{Logprob, Tool, ToolChoice, is_default};
-use crate::{KeepAlive, shape};
+use crate::{KeepAlive, json_shape};
 
 /// `POST /v1/chat/completions`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -13,79 +13,79 @@ use crate::{KeepAlive, shape};
 #[cfg_attr(feature = "schema", schemars(transform = crate::schema::with_options))]
 #[serde(default)]
 pub struct ChatCompletionRequest {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
     /// The conversation.
     pub messages: Vec<Message>,
-    /// Piece by piece or in one object (the default).
+    /// Stream the answer as events. Default: one object.
     pub stream: bool,
-    /// What a stream holds besides the answer.
+    /// Additional content of a stream.
     pub stream_options: Option<StreamOptions>,
-    /// Tokens to generate at most.
+    /// Largest number of generated tokens.
     pub max_tokens: Option<i64>,
     /// The same under its newer name.
     pub max_completion_tokens: Option<i64>,
-    /// Seed of the draws.
+    /// Seed of sampling.
     pub seed: Option<i64>,
     /// A string or a list of strings that end the answer.
     #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Stop>"))]
     pub stop: Option<Value>,
-    /// Temperature; 1 unless given.
+    /// Sampling temperature. Default: 1.
     pub temperature: Option<f64>,
-    /// Nucleus; 1 unless given.
+    /// Nucleus sampling: total probability of the candidates. Default: 1.
     pub top_p: Option<f64>,
-    /// Penalty by number of occurrences.
+    /// Penalty per occurrence of a token.
     pub frequency_penalty: Option<f64>,
-    /// Penalty of occurrence.
+    /// Penalty of tokens that occurred.
     pub presence_penalty: Option<f64>,
-    /// Free text, a JSON object, or a JSON schema.
+    /// Format of the answer: text, a JSON object, or a JSON Schema.
     pub response_format: Option<ResponseFormat>,
     /// Functions that the model may call.
     pub tools: Vec<Tool>,
-    /// Which of them it may or must call.
+    /// Which functions the model may or must call.
     pub tool_choice: Option<ToolChoice>,
-    /// Whether it may call several at once.
+    /// Whether the model may call several functions at once.
     pub parallel_tool_calls: Option<bool>,
-    /// How hard to think.
+    /// Reasoning effort.
     pub reasoning: Option<Reasoning>,
     /// The same in its older place.
     pub reasoning_effort: Option<String>,
-    /// Whether to think, as some servers take it.
+    /// Whether the model reasons, as some servers name it.
     pub enable_thinking: Option<bool>,
-    /// Whether to think, in Anthropic's form: `{"type": "enabled"}` or `{"type": "disabled"}`.
+    /// Whether the model reasons, in Anthropic's form: `{"type": "enabled"}` or `{"type": "disabled"}`.
     pub thinking: Option<ThinkingSwitch>,
-    /// Variables of the chat template, as vLLM, SGLang and llama.cpp take them; `enable_thinking` or `thinking` is whether to think.
+    /// Variables of the template, as for vLLM; `enable_thinking` or `thinking` sets reasoning.
     pub chat_template_kwargs: Option<Map<String, Value>>,
-    /// Report log-probabilities.
+    /// Return log-probabilities.
     pub logprobs: Option<bool>,
-    /// With this many alternatives each.
+    /// Number of alternatives for each log-probability.
     pub top_logprobs: i64,
-    /// Report the log-probabilities of the prompt's tokens, with this many alternatives each, as vLLM does.
+    /// Return log-probabilities of the prompt's tokens, with this many alternatives, like vLLM.
     pub prompt_logprobs: Option<i64>,
     /// Number of answers.
     pub n: Option<i64>,
-    /// What is added to the logits of tokens, by their number.
+    /// Values added to the logits of tokens, by token id.
     #[cfg_attr(
         feature = "schema",
         schemars(with = "Option<std::collections::BTreeMap<String, f64>>")
     )]
     pub logit_bias: Option<Map<String, Value>>,
-    /// Native options by name (Puna's addition). They may stand beside it, too, and then come first.
-    #[serde(deserialize_with = "shape::options")]
+    /// Native options by name (Puna's addition). Options among the request's fields have priority.
+    #[serde(deserialize_with = "json_shape::options")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
     pub options: Option<Map<String, Value>>,
-    /// How long the model stays afterwards (Puna's addition).
+    /// How long the model stays loaded after the request (Puna's addition).
     pub keep_alive: Option<KeepAlive>,
-    /// Whether a prompt that is too long may be cut (Puna's addition).
+    /// Whether a prompt that is too long may be truncated (Puna's addition).
     pub truncate: Option<bool>,
-    /// Whether older tokens make room when the context is full (Puna's addition).
+    /// Whether the context shifts when it is full: its older half is dropped (Puna's addition).
     pub shift: Option<bool>,
-    /// Answer with the rendered prompt instead of generating.
+    /// Return the rendered prompt instead of generating.
     #[serde(rename = "_debug_render_only")]
     pub debug_render_only: bool,
 }
 
-/// One message of a conversation.
+/// Message of a conversation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "OpenAiMessage"))]
@@ -93,54 +93,54 @@ pub struct ChatCompletionRequest {
 pub struct Message {
     /// `system`, `user`, `assistant`, `tool`, `developer`.
     pub role: String,
-    /// Text, a list of parts, or nothing beside tool calls.
-    #[serde(deserialize_with = "shape::openai_content")]
+    /// Text, or a list of parts. May be absent if there are tool calls.
+    #[serde(deserialize_with = "json_shape::openai_content")]
     #[cfg_attr(feature = "schema", schemars(with = "crate::schema::OpenAiContent"))]
     pub content: Value,
-    /// What the model thought.
+    /// Reasoning of the model.
     pub reasoning: String,
-    /// The same by the name that other servers give it.
+    /// The same under the name that other servers use.
     pub reasoning_content: String,
-    /// In place of the content: why the model would not answer.
+    /// Why the model refused to answer, instead of the content.
     pub refusal: String,
-    /// Functions that the model wanted to be called.
+    /// Function calls of the model.
     pub tool_calls: Vec<ToolCall>,
-    /// In a `tool` message: the function that answered.
+    /// In a `tool` message: the function that returned the result.
     pub name: String,
-    /// In a `tool` message: the call that it answers.
+    /// In a `tool` message: the id of the call.
     pub tool_call_id: String,
 }
 
-/// A function call.
+/// Function call.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "OpenAiToolCall"))]
 #[serde(default)]
 pub struct ToolCall {
-    /// The call's id; absent in the pieces of a stream that only go on with a call.
+    /// Id of the call; absent in later pieces of a streamed call.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub id: String,
-    /// Number of the call within its answer.
+    /// Number of the call in the answer.
     pub index: i64,
-    /// `function` or `custom`; absent where the id is.
+    /// `function` or `custom`; absent if the id is.
     #[serde(rename = "type", skip_serializing_if = "String::is_empty")]
     pub kind: String,
-    /// What is called.
+    /// The function.
     #[serde(skip_serializing_if = "is_default")]
     pub function: ToolCallFunction,
-    /// The custom tool that is called instead of a function.
+    /// The custom tool, instead of a function.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub custom: Option<CustomCall>,
 }
 
-/// Name and input of a call of a custom tool.
+/// Name and input of a custom tool's call.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct CustomCall {
-    /// The tool's name.
+    /// Name of the tool.
     pub name: String,
-    /// The text that it takes.
+    /// Input text of the tool.
     pub input: String,
 }
 
@@ -150,10 +150,10 @@ pub struct CustomCall {
 #[cfg_attr(feature = "schema", schemars(rename = "OpenAiToolCallFunction"))]
 #[serde(default)]
 pub struct ToolCallFunction {
-    /// The function's name; absent where the call's id is.
+    /// Name of the function; absent if the call's id is.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Arguments as JSON text, or the next piece of it. An object is read as its text, and null as an empty one.
+    /// Arguments as JSON text, or the next piece of it. An object becomes its text, null an empty text.
     #[serde(deserialize_with = "arguments_text")]
     pub arguments: String,
 }
@@ -167,7 +167,7 @@ fn arguments_text<'de, D: Deserializer<'de>>(d: D) -> Result<String, D::Error> {
     }
 }
 
-/// Whether to think.
+/// Whether the model reasons before it answers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
@@ -177,48 +177,48 @@ pub struct ThinkingSwitch {
     pub kind: String,
 }
 
-/// What a stream holds besides the answer.
+/// Additional content of a stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct StreamOptions {
-    /// One more chunk with the token counts.
+    /// Send a last chunk with the token counts.
     pub include_usage: bool,
 }
 
-/// Form of the answer.
+/// Format of the answer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ResponseFormat {
-    /// `text`, `json_object`, `json_schema`; not OpenAI's are `regex`, `gbnf` and `lark`.
+    /// `text`, `json_object`, `json_schema`; not in OpenAI's API: `regex`, `gbnf` and `lark`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The schema.
+    /// JSON Schema.
     pub json_schema: Option<JsonSchema>,
-    /// The regular expression.
+    /// Regular expression.
     pub pattern: Option<String>,
-    /// The grammar.
+    /// Grammar.
     pub grammar: Option<String>,
 }
 
-/// A named JSON schema.
+/// Named JSON Schema.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct JsonSchema {
-    /// A label, which changes nothing.
+    /// Label without effect.
     pub name: String,
-    /// What the schema is for, which changes nothing.
+    /// Purpose of the schema, without effect.
     pub description: Option<String>,
-    /// A schema is always kept, whatever this says; `true` also refuses a `oneOf` whose branches a text may fit at once.
+    /// Schemas are always enforced. `true` also refuses a `oneOf` whose branches overlap.
     pub strict: Option<bool>,
-    /// The schema itself.
+    /// The schema.
     #[cfg_attr(feature = "schema", schemars(with = "Map<String, Value>"))]
     pub schema: Value,
 }
 
-/// How hard to think.
+/// Reasoning effort.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "OpenAiReasoning"))]
@@ -228,15 +228,15 @@ pub struct Reasoning {
     pub effort: String,
 }
 
-/// Log-probabilities of an answer or a piece.
+/// Log-probabilities of an answer or of a piece.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ChoiceLogprobs {
-    /// Token by token.
+    /// Log-probabilities, one for each token.
     pub content: Vec<Logprob>,
 }
 
-/// The answer to a chat completion.
+/// Response of a chat completion.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ChatCompletion {
@@ -244,31 +244,31 @@ pub struct ChatCompletion {
     pub id: String,
     /// `chat.completion`.
     pub object: String,
-    /// When, in seconds since 1970.
+    /// When the response was created, in seconds since 1970.
     pub created: i64,
-    /// The model's name as the client wrote it.
+    /// Name of the model as in the request.
     pub model: String,
     /// `fp_ollama`.
     pub system_fingerprint: String,
     /// The answers.
     pub choices: Vec<Choice>,
-    /// Token counts; absent where a remote server reports none.
+    /// Token counts; absent if a remote server reports none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
-    /// For each token of the prompt, what it and the likeliest tokens in its place have, by number.
+    /// For each prompt token: log-probabilities of it and the most likely tokens, by token id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<PromptLogprobs>,
-    /// The prompt, where it was asked for.
+    /// The rendered prompt, if requested.
     #[serde(rename = "_debug_info", default, skip_serializing_if = "Option::is_none")]
     pub debug_info: Option<crate::native::DebugInfo>,
 }
 
-/// One answer.
+/// One of the answers.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "OpenAiChoice"))]
 pub struct Choice {
-    /// Its number.
+    /// Number of the answer.
     pub index: u32,
     /// The message.
     pub message: AnswerMessage,
@@ -279,7 +279,7 @@ pub struct Choice {
     pub logprobs: Option<ChoiceLogprobs>,
 }
 
-/// The message of an answer.
+/// Message of an answer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
@@ -288,15 +288,15 @@ pub struct AnswerMessage {
     pub role: String,
     /// Text.
     pub content: String,
-    /// What the model thought.
+    /// Reasoning of the model.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reasoning: String,
-    /// Functions that the model wants to be called.
+    /// Function calls of the model.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
 }
 
-/// A chunk of a streamed chat completion.
+/// Chunk of a streamed chat completion.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ChatCompletionChunk {
@@ -304,32 +304,32 @@ pub struct ChatCompletionChunk {
     pub id: String,
     /// `chat.completion.chunk`.
     pub object: String,
-    /// When the answer began, in seconds since 1970.
+    /// When the answer started, in seconds since 1970.
     pub created: i64,
-    /// The model's name as the client wrote it.
+    /// Name of the model as in the request.
     pub model: String,
     /// `fp_ollama`.
     pub system_fingerprint: String,
-    /// One piece; none in the chunk with the token counts.
+    /// One piece; empty in the chunk with the token counts.
     pub choices: Vec<ChunkChoice>,
     /// Token counts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
-    /// The prompt, where it was asked for.
+    /// The rendered prompt, if requested.
     #[serde(rename = "_debug_info", default, skip_serializing_if = "Option::is_none")]
     pub debug_info: Option<crate::native::DebugInfo>,
-    /// Checked keywords that the answer does not keep to (Puna's addition); in the last chunk of an answer.
+    /// Schema keywords that the answer violates (Puna's addition); in the last chunk of an answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schema_violations: Option<Vec<String>>,
 }
 
-/// One piece of an answer.
+/// Piece of an answer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ChunkChoice {
-    /// The answer's number.
+    /// Number of the answer.
     pub index: u32,
-    /// What is new.
+    /// New content.
     pub delta: Delta,
     /// Why the answer ended; only in its last chunk.
     pub finish_reason: Option<String>,
@@ -338,7 +338,7 @@ pub struct ChunkChoice {
     pub logprobs: Option<ChoiceLogprobs>,
 }
 
-/// What is new in a chunk.
+/// New content of a chunk.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
@@ -349,10 +349,10 @@ pub struct Delta {
     /// Text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
-    /// What the model thinks.
+    /// Reasoning of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<String>,
-    /// Functions that the model wants to be called.
+    /// Function calls of the model.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
 }

@@ -1,11 +1,11 @@
-//! Completions of a prompt.
+//! Text completions.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{Reasoning, StreamOptions, Usage};
 use crate::native::Think;
-use crate::{KeepAlive, shape};
+use crate::{KeepAlive, json_shape};
 
 /// `POST /v1/completions`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -13,70 +13,70 @@ use crate::{KeepAlive, shape};
 #[cfg_attr(feature = "schema", schemars(transform = crate::schema::with_options))]
 #[serde(default)]
 pub struct CompletionRequest {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// What to answer or to continue: a text, a list of texts, tokens, or a list of lists of tokens.
+    /// Prompt: a text, a list of texts, token ids, or a list of lists of token ids.
     #[cfg_attr(feature = "schema", schemars(with = "crate::schema::TextsOrTokens"))]
     pub prompt: Value,
-    /// What comes after the text to fill in.
+    /// Text after the gap, for fill-in-the-middle.
     pub suffix: String,
-    /// Tokens to generate at most.
+    /// Largest number of generated tokens.
     pub max_tokens: Option<i64>,
-    /// Seed of the draws.
+    /// Seed of sampling.
     pub seed: Option<i64>,
-    /// Temperature; 1 unless given.
+    /// Sampling temperature. Default: 1.
     pub temperature: Option<f64>,
-    /// Nucleus; 1 unless given.
+    /// Nucleus sampling: total probability of the candidates. Default: 1.
     pub top_p: Option<f64>,
-    /// Penalty by number of occurrences; 0 unless given.
+    /// Penalty per occurrence of a token. Default: 0.
     pub frequency_penalty: Option<f64>,
-    /// Penalty of occurrence; 0 unless given.
+    /// Penalty of tokens that occurred. Default: 0.
     pub presence_penalty: Option<f64>,
     /// A string or a list of strings that end the answer.
     #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Stop>"))]
     pub stop: Option<Value>,
-    /// Report log-probabilities, with this many alternatives each.
+    /// Return log-probabilities, with this many alternatives.
     pub logprobs: Option<i64>,
-    /// Report the log-probabilities of the prompt's tokens, with this many alternatives each, as vLLM does.
+    /// Return log-probabilities of the prompt's tokens, with this many alternatives, like vLLM.
     pub prompt_logprobs: Option<i64>,
-    /// Piece by piece or in one object (the default).
+    /// Stream the answer as events. Default: one object.
     pub stream: bool,
-    /// What a stream holds besides the answer.
+    /// Additional content of a stream.
     pub stream_options: Option<StreamOptions>,
     /// Number of answers.
     pub n: Option<i64>,
-    /// Number of answers of which the best ones are returned.
+    /// Number of generated answers, of which the best `n` are returned.
     pub best_of: Option<i64>,
     /// Repeat the prompt before the answer.
     pub echo: Option<bool>,
-    /// Whether and how hard to think (Puna's addition).
+    /// Whether the model reasons, and with which effort (Puna's addition).
     pub think: Option<Think>,
-    /// How hard to think, as for chats (Puna's addition).
+    /// Reasoning effort, as in chat completions (Puna's addition).
     pub reasoning: Option<Reasoning>,
-    /// The same in its older place; `none` is not at all (Puna's addition).
+    /// The same in its older place; `none` turns reasoning off (Puna's addition).
     pub reasoning_effort: Option<String>,
-    /// What is added to the logits of tokens, by their number.
+    /// Values added to the logits of tokens, by token id.
     #[cfg_attr(
         feature = "schema",
         schemars(with = "Option<std::collections::BTreeMap<String, f64>>")
     )]
     pub logit_bias: Option<Map<String, Value>>,
-    /// Native options by name (Puna's addition). They may stand beside it, too, and then come first.
-    #[serde(deserialize_with = "shape::options")]
+    /// Native options by name (Puna's addition). Options among the request's fields have priority.
+    #[serde(deserialize_with = "json_shape::options")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Options>"))]
     pub options: Option<Map<String, Value>>,
-    /// How long the model stays afterwards (Puna's addition).
+    /// How long the model stays loaded after the request (Puna's addition).
     pub keep_alive: Option<KeepAlive>,
-    /// Whether a prompt that is too long may be cut (Puna's addition).
+    /// Whether a prompt that is too long may be truncated (Puna's addition).
     pub truncate: Option<bool>,
-    /// Whether older tokens make room when the context is full (Puna's addition).
+    /// Whether the context shifts when it is full: its older half is dropped (Puna's addition).
     pub shift: Option<bool>,
-    /// Answer with the rendered prompt instead of generating.
+    /// Return the rendered prompt instead of generating.
     #[serde(rename = "_debug_render_only")]
     pub debug_render_only: bool,
 }
 
-/// The answer to a completion.
+/// Response of a completion.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Completion {
@@ -84,20 +84,20 @@ pub struct Completion {
     pub id: String,
     /// `text_completion`.
     pub object: String,
-    /// When, in seconds since 1970.
+    /// When the response was created, in seconds since 1970.
     pub created: i64,
-    /// The model's name as the client wrote it.
+    /// Name of the model as in the request.
     pub model: String,
     /// `fp_ollama`.
     pub system_fingerprint: String,
     /// The answers.
     pub choices: Vec<CompletionChoice>,
-    /// Token counts; absent where a remote server reports none.
+    /// Token counts; absent if a remote server reports none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
 }
 
-/// A chunk of a streamed completion.
+/// Chunk of a streamed completion.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CompletionChunk {
@@ -105,11 +105,11 @@ pub struct CompletionChunk {
     pub id: String,
     /// `text_completion`.
     pub object: String,
-    /// When, in seconds since 1970.
+    /// When the response was created, in seconds since 1970.
     pub created: i64,
-    /// One piece; none in the chunk with the token counts.
+    /// One piece; empty in the chunk with the token counts.
     pub choices: Vec<CompletionChoice>,
-    /// The model's name as the client wrote it.
+    /// Name of the model as in the request.
     pub model: String,
     /// `fp_ollama`.
     pub system_fingerprint: String,
@@ -118,18 +118,18 @@ pub struct CompletionChunk {
     pub usage: Option<Usage>,
 }
 
-/// One text.
+/// One of the texts.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CompletionChoice {
     /// The text.
     pub text: String,
-    /// What the model thought before it; its tokens count as the answer's do (Puna's addition).
+    /// Reasoning before the text; its tokens count like those of the text (Puna's addition).
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reasoning: String,
-    /// Its number.
+    /// Number of the text.
     pub index: u32,
-    /// Log-probabilities, where they were asked for.
+    /// Log-probabilities, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<CompletionLogprobs>,
     /// `stop` or `length`.
@@ -139,19 +139,19 @@ pub struct CompletionChoice {
     pub prompt_logprobs: Option<PromptLogprobs>,
 }
 
-/// Log-probabilities of a prompt in vLLM's form: by the numbers of tokens; nothing for the first.
+/// Log-probabilities of a prompt in vLLM's form: by token id; null for the first token.
 pub type PromptLogprobs = Vec<Option<Map<String, Value>>>;
 
-/// Log-probabilities of a text, token by token.
+/// Log-probabilities of a text, one entry for each token.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CompletionLogprobs {
     /// Texts of the tokens.
     pub tokens: Vec<String>,
-    /// Their log-probabilities; nothing is known of a prompt's first.
+    /// Log-probabilities; null for the first token of a prompt.
     pub token_logprobs: Vec<Option<f32>>,
-    /// The likeliest tokens in their place, and how likely.
+    /// Most likely tokens at each position, with their log-probabilities.
     pub top_logprobs: Vec<Option<Map<String, Value>>>,
-    /// The character of the answer at which each begins.
+    /// Character offset of each token in the answer.
     pub text_offset: Vec<usize>,
 }

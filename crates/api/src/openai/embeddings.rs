@@ -11,32 +11,32 @@ use crate::native::is_default;
 #[cfg_attr(feature = "schema", schemars(rename = "OpenAiEmbedRequest"))]
 #[serde(default)]
 pub struct EmbedRequest {
-    /// A text, a list of texts, tokens, or a list of lists of tokens.
+    /// A text, a list of texts, token ids, or a list of lists of token ids.
     #[cfg_attr(feature = "schema", schemars(with = "crate::schema::TextsOrTokens"))]
     pub input: Value,
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// Leading components that are kept, and normalised anew.
+    /// Number of leading components to keep; the result is normalized again.
     pub dimensions: i64,
     /// `float` or `base64`.
     pub encoding_format: String,
 }
 
-/// The answer to `POST /v1/embeddings`.
+/// Response of `POST /v1/embeddings`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct EmbeddingList {
     /// `list`.
     pub object: String,
-    /// One for each input.
+    /// One vector for each input.
     pub data: Vec<Embedding>,
-    /// The model's name as the client wrote it.
+    /// Name of the model as in the request.
     pub model: String,
     /// Token counts.
     pub usage: EmbeddingUsage,
 }
 
-/// One vector.
+/// Embedding of an input.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Embedding {
@@ -44,14 +44,14 @@ pub struct Embedding {
     pub object: String,
     /// Numbers, or base64 over little-endian 32-bit floats.
     pub embedding: EmbeddingData,
-    /// The input's number.
+    /// Index of the input.
     pub index: usize,
-    /// Tokens that were cut off the input because it was too long (Puna's addition).
+    /// Tokens that were truncated from the input (Puna's addition).
     #[serde(default, skip_serializing_if = "is_default")]
     pub truncated_tokens: u64,
 }
 
-/// A vector in one of its two forms.
+/// Vector in one of its two forms.
 #[derive(Debug, Clone, PartialEq)]
 pub enum EmbeddingData {
     /// Numbers.
@@ -90,12 +90,12 @@ impl<'de> Deserialize<'de> for EmbeddingData {
 pub struct EmbeddingUsage {
     /// Tokens of all inputs.
     pub prompt_tokens: u64,
-    /// The same.
+    /// The same number.
     pub total_tokens: u64,
-    /// Inputs that were cut because they were too long (Puna's addition).
+    /// Inputs that were truncated (Puna's addition).
     #[serde(default, skip_serializing_if = "is_default")]
     pub truncated_inputs: u64,
-    /// Tokens that were cut off them (Puna's addition).
+    /// Tokens that were truncated from the inputs (Puna's addition).
     #[serde(default, skip_serializing_if = "is_default")]
     pub truncated_tokens: u64,
 }

@@ -25,90 +25,90 @@ pub use embeddings::{EmbedRequest, Embedding, EmbeddingData, EmbeddingList, Embe
 #[cfg_attr(feature = "schema", schemars(rename = "OpenAiUsage"))]
 #[serde(default)]
 pub struct Usage {
-    /// Prompt tokens, those found in the cache included.
+    /// Prompt tokens, including cached ones.
     pub prompt_tokens: u64,
     /// Generated tokens.
     pub completion_tokens: u64,
-    /// Both.
+    /// Sum of both.
     pub total_tokens: u64,
-    /// Where the prompt's tokens came from; left out when none was in the cache.
+    /// Details of the prompt tokens; absent if none was cached.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_tokens_details: Option<PromptTokensDetails>,
-    /// What the generated tokens were; left out when none was a thought.
+    /// Details of the generated tokens; absent if none was reasoning.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens_details: Option<CompletionTokensDetails>,
-    /// Messages that were left out because the conversation was too long (Puna's addition).
+    /// Messages dropped because the conversation was too long (Puna's addition).
     #[serde(skip_serializing_if = "is_default")]
     pub truncated_messages: u64,
-    /// Tokens that were cut from the prompt or shifted out of the context (Puna's addition).
+    /// Tokens truncated from the prompt or shifted out of the context (Puna's addition).
     #[serde(skip_serializing_if = "is_default")]
     pub truncated_tokens: u64,
 }
 
-/// Where the prompt's tokens came from.
+/// Details of the prompt tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct PromptTokensDetails {
-    /// Tokens found in the cache.
+    /// Tokens that were in the cache.
     pub cached_tokens: u64,
 }
 
-/// What the generated tokens were.
+/// Details of the generated tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct CompletionTokensDetails {
-    /// Tokens of thoughts.
+    /// Reasoning tokens.
     pub reasoning_tokens: u64,
 }
 
-/// A model of `GET /v1/models`.
+/// Model in `GET /v1/models`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "OpenAiModel"))]
 pub struct Model {
-    /// Its name.
+    /// Name of the model.
     pub id: String,
     /// `model`.
     pub object: String,
-    /// When it was stored, in seconds since 1970.
+    /// When the model was stored, in seconds since 1970.
     pub created: i64,
-    /// Its namespace.
+    /// Namespace of the model.
     pub owned_by: String,
-    /// Tokens of the context window of a request without options, where that is known (Puna's addition).
+    /// Context length in tokens of a request without options, if known (Puna's addition).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context_length: Option<u64>,
-    /// The same, by vLLM's name (Puna's addition).
+    /// The same under vLLM's name (Puna's addition).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_model_len: Option<u64>,
-    /// Sizes, by llama.cpp's names (Puna's addition).
+    /// Sizes under llama.cpp's names (Puna's addition).
     #[serde(default)]
     pub meta: ModelMeta,
 }
 
-/// Sizes of a model of `GET /v1/models`, each where it is known.
+/// Sizes of a model in `GET /v1/models`; each is absent if unknown.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "OpenAiModelMeta"))]
 #[serde(default)]
 pub struct ModelMeta {
-    /// Tokens of the context window of a request without options.
+    /// Context length in tokens of a request without options.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub n_ctx: Option<u64>,
-    /// Tokens of the context that the model was trained for.
+    /// Context length of the training in tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub n_ctx_train: Option<u64>,
-    /// Tokens of its vocabulary.
+    /// Number of tokens in the vocabulary.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub n_vocab: Option<u64>,
-    /// Width of its hidden states.
+    /// Width of the hidden states.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub n_embd: Option<u64>,
-    /// Number of its parameters.
+    /// Number of parameters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub n_params: Option<u64>,
-    /// Bytes that it takes in the store.
+    /// Size in the store in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
 }
@@ -120,46 +120,46 @@ pub struct ModelMeta {
 pub struct ModelList {
     /// `list`.
     pub object: String,
-    /// The newest first.
+    /// Models, newest first.
     pub data: Vec<Model>,
 }
 
-/// The code of an error by a prompt that is longer than the context.
+/// Error code for a prompt that is longer than the context.
 pub const CONTEXT_LENGTH_EXCEEDED: &str = "context_length_exceeded";
 
-/// The body of every failed request.
+/// Body of an error response.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "OpenAiErrorBody"))]
 pub struct ErrorBody {
-    /// What went wrong.
+    /// The error.
     pub error: ErrorObject,
 }
 
-/// What went wrong.
+/// Error of a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "OpenAiErrorObject"))]
 pub struct ErrorObject {
-    /// In words.
+    /// Message for people.
     pub message: String,
     /// `invalid_request_error`, `not_found_error` or `api_error`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The parameter that is wrong; always null.
+    /// Always null.
     pub param: Option<String>,
-    /// `context_length_exceeded` for a prompt that is too long, else null.
+    /// `context_length_exceeded` if the prompt is too long, else null.
     pub code: Option<String>,
-    /// Tokens of a prompt that is too long (as llama.cpp's server names them).
+    /// Tokens of a prompt that is too long (under llama.cpp's name).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub n_prompt_tokens: Option<u64>,
-    /// Tokens that the context holds, where the prompt is too long.
+    /// Context length in tokens, if the prompt is too long.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub n_ctx: Option<u64>,
 }
 
 impl ErrorBody {
-    /// An error of a status.
+    /// Makes the error for an HTTP status.
     pub fn new(status: u16, message: impl Into<String>) -> Self {
         let kind = match status {
             400 => "invalid_request_error",
@@ -175,7 +175,7 @@ impl ErrorBody {
         }
     }
 
-    /// The error of a prompt that is too long: its tokens, and those that the context holds.
+    /// Adds the lengths of a prompt that is too long, and of the context, in tokens.
     pub fn with_lengths(mut self, tokens: u64, context: u64) -> Self {
         self.error.code = Some(CONTEXT_LENGTH_EXCEEDED.into());
         (self.error.n_prompt_tokens, self.error.n_ctx) = (Some(tokens), Some(context));

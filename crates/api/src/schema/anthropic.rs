@@ -1,9 +1,9 @@
-//! Messages of Anthropic's dialect.
+//! Message content and events of Anthropic's dialect.
 
 use schemars::JsonSchema;
 use serde_json::{Map, Value};
 
-/// Text or a list of blocks.
+/// Text, or a list of blocks.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
@@ -12,36 +12,36 @@ pub enum AnthropicContent {
     Blocks(Vec<AnthropicPart>),
 }
 
-/// A block of a message.
+/// Block of a message.
 #[derive(JsonSchema)]
 pub struct AnthropicPart {
     /// `text`, `image`, `document`, `search_result`, `thinking`, `redacted_thinking`, `tool_use`, `tool_result`, `server_tool_use` or `web_search_tool_result`.
     r#type: String,
     /// Of a `text`: the text.
     text: Option<String>,
-    /// Of an `image` or a `document`: what is in it; of a `search_result`: where it was found.
+    /// Of an `image` or a `document`: its data; of a `search_result`: its source.
     source: Option<AnthropicOrigin>,
-    /// Of a `document` or a `search_result`: its title, for the model.
+    /// Of a `document` or a `search_result`: its title for the model.
     title: Option<String>,
-    /// Of a `document`: what it is about, for the model.
+    /// Of a `document`: its context for the model.
     context: Option<String>,
-    /// Of a `thinking`: the thoughts.
+    /// Of a `thinking`: the reasoning.
     thinking: Option<String>,
-    /// Of a `tool_use`: the call's id.
+    /// Of a `tool_use`: the id of the call.
     id: Option<String>,
-    /// Of a `tool_use`: the function's name.
+    /// Of a `tool_use`: the name of the function.
     name: Option<String>,
     /// Of a `tool_use`: the arguments.
     input: Option<Map<String, Value>>,
-    /// Of a `tool_result`: the id of the call that it answers.
+    /// Of a `tool_result`: the id of the call.
     tool_use_id: Option<String>,
-    /// Of a `tool_result`: text, or a list of blocks of type `text`, `image`, `document` or `search_result`; of a `search_result`: blocks of type `text`.
+    /// Of a `tool_result`: text, or blocks of type `text`, `image`, `document` or `search_result`; of a `search_result`: blocks of type `text`.
     content: Option<AnthropicResult>,
-    /// Of a `tool_result`: whether the call failed, which the model is told.
+    /// Of a `tool_result`: whether the call failed, which the model reads.
     is_error: Option<bool>,
 }
 
-/// What came of a call.
+/// Result of a call.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
@@ -51,35 +51,35 @@ enum AnthropicResult {
     Error(AnthropicSearchError),
 }
 
-/// A block of a result.
+/// Block of a result.
 #[derive(JsonSchema)]
 struct AnthropicResultPart {
-    /// `text`, `image`, `document` or `search_result`; of a search on the web `web_search_result`.
+    /// `text`, `image`, `document` or `search_result`; of a web search `web_search_result`.
     r#type: String,
     /// Of a `text`: the text.
     text: Option<String>,
-    /// Of an `image` or a `document`: what is in it; of a `search_result`: where it was found.
+    /// Of an `image` or a `document`: its data; of a `search_result`: its source.
     source: Option<AnthropicOrigin>,
-    /// Its title, for the model.
+    /// Title for the model.
     title: Option<String>,
-    /// Of a `document`: what it is about, for the model.
+    /// Of a `document`: its context for the model.
     context: Option<String>,
     /// Of a `search_result`: blocks of type `text`.
     content: Option<Vec<AnthropicSystemPart>>,
-    /// Of a search: the page's address.
+    /// Of a web search: URL of the page.
     url: Option<String>,
 }
 
-/// A search that failed.
+/// Failed web search.
 #[derive(JsonSchema)]
 struct AnthropicSearchError {
     /// `web_search_tool_result_error`.
     r#type: String,
-    /// Why.
+    /// Error code.
     error_code: String,
 }
 
-/// What is in something, or where it was found.
+/// Data of a block, or its source.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
@@ -88,22 +88,22 @@ enum AnthropicOrigin {
     Place(String),
 }
 
-/// What is in an image or a document.
+/// Data of an image or a document.
 #[derive(JsonSchema)]
 pub struct AnthropicSource {
-    /// `base64`, of a document also `text` or `content`, of an image also `url`, where the server allows that.
+    /// `base64`; for documents also `text` or `content`; for images also `url` if the server allows it.
     r#type: String,
-    /// Of a document in base64: `text/plain`, or another kind of text.
+    /// Of a document in base64: `text/plain`, or another text type.
     media_type: Option<String>,
-    /// The bytes in base64, or the text.
+    /// Bytes in base64, or the text.
     data: Option<String>,
-    /// The image's address.
+    /// URL of the image.
     url: Option<String>,
     /// Of a `content`: text, or a list of text blocks.
     content: Option<AnthropicSystem>,
 }
 
-/// A system text, or a list of text blocks.
+/// System prompt, or a list of text blocks.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
@@ -112,7 +112,7 @@ pub enum AnthropicSystem {
     Blocks(Vec<AnthropicSystemPart>),
 }
 
-/// A block of a system text.
+/// Block of a system prompt.
 #[derive(JsonSchema)]
 pub struct AnthropicSystemPart {
     /// `text`.
@@ -121,12 +121,12 @@ pub struct AnthropicSystemPart {
     text: String,
 }
 
-/// An event of a message: besides its type the fields that Anthropic documents for it.
+/// Event of a message, with further fields that Anthropic documents for its type.
 #[derive(JsonSchema)]
 pub struct MessageEvent {
     /// `message_start`, `ping`, `content_block_start`, `content_block_delta`, `content_block_stop`, `message_delta`, `message_stop` or `error`.
     r#type: String,
-    /// Checked keywords that the answer does not keep to (Puna's addition); in the last event.
+    /// Schema keywords that the answer violates (Puna's addition); in the last event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     schema_violations: Option<Vec<String>>,
 }

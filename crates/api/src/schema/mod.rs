@@ -1,7 +1,7 @@
-//! JSON Schemas of what is read or written by hand; those of all other types are derived.
+//! JSON Schemas of values that are decoded or encoded by hand. Schemas of other types are derived.
 //!
-//! Types without a constructor only describe JSON that is read leniently; which of its fields are looked at is said a
-//! second time in `shape`, and a test holds the two together.
+//! Types without a constructor only describe JSON that is decoded leniently. `json_shape` lists the
+//! fields that are read; a test compares both.
 
 #![allow(dead_code, missing_docs, reason = "these types only describe JSON: nobody makes one")]
 
@@ -29,7 +29,7 @@ use crate::anthropic::Choice;
 use crate::native::{Image, License, Think, Tool, ToolChoice};
 use crate::openai::EmbeddingData;
 
-/// Schemas in the words of JSON.
+/// Implements `JsonSchema` with schemas written as JSON.
 macro_rules! schemas {
     ($($type:ty, $name:literal: $schema:tt)*) => {$(
         impl JsonSchema for $type {
@@ -48,15 +48,15 @@ macro_rules! schemas {
     )*};
 }
 
-/// Whether one of the tools that `allowed_tools` lists must be called.
+/// Schema of `mode` in `allowed_tools`.
 fn allowed_mode() -> Value {
     json!({"enum": ["auto", "required"], "description": "`auto` or `required`."})
 }
 
-/// The list of `allowed_tools`, which is the same in chats and in responses.
+/// Schema of the list in `allowed_tools`, for chat completions and responses.
 fn allowed_tools() -> Value {
     let named = |description: &str| {
-        let name = json!({"type": "string", "minLength": 1, "description": "Its name."});
+        let name = json!({"type": "string", "minLength": 1, "description": "Name."});
         json!({"type": "object", "required": ["name"], "description": description, "properties": {"name": name}})
     };
     json!({
@@ -66,9 +66,9 @@ fn allowed_tools() -> Value {
             "properties": {
                 "type": {"type": "string", "description": "`function`, `custom` or `local_shell`; `web_search`, `image_generation` and `tool_search` are ignored."},
                 "function": named("The function."),
-                "custom": named("The tool that takes free text."),
+                "custom": named("The tool with free-text input."),
                 "name": {"type": "string", "minLength": 1, "description": "The name, in responses."},
-                "namespace": {"type": "string", "description": "The namespace that the tool is in, in responses."},
+                "namespace": {"type": "string", "description": "The namespace of the tool, in responses."},
             },
         },
     })
@@ -76,41 +76,41 @@ fn allowed_tools() -> Value {
 
 schemas! {
     KeepAlive, "KeepAlive": {
-        "description": "How long a model stays in memory after its last request: seconds, or a duration such as `1h30m` (units `ns us ms s m h`). 0 unloads it when it is idle, negative is for ever.",
+        "description": "How long a model stays loaded after its last request: seconds, or a duration such as `1h30m` (units `ns us ms s m h`). 0: unload it when it is idle; negative: forever.",
         "anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^[-+]?(0|([0-9]+(\.[0-9]*)?(ns|us|µs|ms|s|m|h))+)$"}],
         "examples": ["5m", 0, -1],
     }
     Think, "Think": {
-        "description": "Whether, and how hard, the model is to think before it answers.",
+        "description": "Whether the model reasons before it answers, and with which effort.",
         "enum": [true, false, "low", "medium", "high", "max"],
     }
     Image, "Image": {
-        "description": "Bytes of an image or a sound in base64.",
+        "description": "Image or audio data in base64.",
         "type": "string", "contentEncoding": "base64", "examples": ["aGk="],
         "pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
     }
     License, "License": {
-        "description": "A licence text, or several.",
+        "description": "A license text, or several.",
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
     }
     Tool, "FunctionTool": {
-        "description": "A function that the model may call. It reaches the template as it is, with all its keys.",
+        "description": "A function that the model may call. The template gets it unchanged, with all its keys.",
         "type": "object",
         "properties": {
-            "type": {"type": "string", "description": "`function`; in chats of OpenAI's dialect also `custom`."},
+            "type": {"type": "string", "description": "`function`; in OpenAI's chat completions also `custom`."},
             "custom": {
-                "description": "In place of the function: `name`, `description` and `format` of a tool that takes free text.",
+                "description": "Instead of `function`: `name`, `description` and `format` of a tool with free-text input.",
             },
             "function": {
                 "type": "object",
                 "description": "The function.",
                 "properties": {
-                    "name": {"type": "string", "description": "Its name."},
-                    "description": {"type": "string", "description": "What it does."},
+                    "name": {"type": "string", "description": "Name."},
+                    "description": {"type": "string", "description": "Purpose of the function."},
                     "parameters": {
-                        "type": "object", "description": "JSON Schema of its arguments.",
+                        "type": "object", "description": "JSON Schema of the arguments.",
                         "properties": {
-                            "required": {"type": "array", "items": {"type": "string"}, "description": "Arguments that must be there."},
+                            "required": {"type": "array", "items": {"type": "string"}, "description": "Required arguments."},
                             "properties": {"type": "object", "description": "JSON Schemas of the arguments by name."},
                         },
                     },
@@ -120,7 +120,7 @@ schemas! {
         "additionalProperties": true,
     }
     ToolChoice, "ToolChoice": {
-        "description": "Whether the model may or must call a function, or which.",
+        "description": "Whether the model may or must call a function, and which.",
         "anyOf": [
             {"enum": ["auto", "none", "required"]},
             {
@@ -129,7 +129,7 @@ schemas! {
                     "type": {"const": "function", "description": "`function`."},
                     "function": {
                         "type": "object", "required": ["name"], "description": "The function.",
-                        "properties": {"name": {"type": "string", "minLength": 1, "description": "Its name."}},
+                        "properties": {"name": {"type": "string", "minLength": 1, "description": "Name."}},
                     },
                 },
             },
@@ -138,8 +138,8 @@ schemas! {
                 "properties": {
                     "type": {"const": "custom", "description": "`custom`."},
                     "custom": {
-                        "type": "object", "required": ["name"], "description": "The tool that takes free text.",
-                        "properties": {"name": {"type": "string", "minLength": 1, "description": "Its name."}},
+                        "type": "object", "required": ["name"], "description": "The tool with free-text input.",
+                        "properties": {"name": {"type": "string", "minLength": 1, "description": "Name."}},
                     },
                 },
             },
@@ -147,8 +147,8 @@ schemas! {
                 "type": "object", "required": ["type", "name"],
                 "properties": {
                     "type": {"enum": ["function", "custom"], "description": "`function` or `custom`."},
-                    "name": {"type": "string", "minLength": 1, "description": "The function's name."},
-                    "namespace": {"type": "string", "description": "The namespace that the tool is in, in responses."},
+                    "name": {"type": "string", "minLength": 1, "description": "Name of the function."},
+                    "namespace": {"type": "string", "description": "The namespace of the tool, in responses."},
                 },
             },
             {
@@ -179,16 +179,16 @@ schemas! {
         ],
     }
     Choice, "AnthropicToolChoice": {
-        "description": "Whether the model may or must call a function, or which.",
+        "description": "Whether the model may or must call a function, and which.",
         "type": "object", "required": ["type"],
         "properties": {
-            "type": {"enum": ["auto", "any", "none", "tool"], "description": "`any`: at least one; `tool`: the one with the name."},
-            "name": {"type": "string", "minLength": 1, "description": "The function's name, where the type is `tool`."},
-            "disable_parallel_tool_use": {"type": "boolean", "description": "One call at most."},
+            "type": {"enum": ["auto", "any", "none", "tool"], "description": "`any`: at least one function; `tool`: the named function."},
+            "name": {"type": "string", "minLength": 1, "description": "Name of the function, if the type is `tool`."},
+            "disable_parallel_tool_use": {"type": "boolean", "description": "At most one call."},
         },
     }
     EmbeddingData, "EmbeddingData": {
-        "description": "Numbers, or base64 over little-endian 32-bit floats.",
+        "description": "Numbers, or little-endian 32-bit floats in base64.",
         "anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string", "contentEncoding": "base64"}],
     }
     Texts, "Texts": {
@@ -196,7 +196,7 @@ schemas! {
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
     }
     TextsOrTokens, "TextsOrTokens": {
-        "description": "A text, a list of texts, the tokens of a text, or a list of lists of tokens.",
+        "description": "A text, a list of texts, token ids, or a list of lists of token ids.",
         "anyOf": [
             {"type": "string"},
             {"type": "array", "items": {"type": "string"}},
@@ -205,128 +205,124 @@ schemas! {
         ],
     }
     Stop, "Stop": {
-        "description": "A text that ends the answer, or several.",
+        "description": "A string that ends the answer, or several.",
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
     }
     Format, "Format": {
-        "description": "The form of the answer: any JSON (`\"json\"`), a JSON Schema, or an expression or a grammar (`{\"type\": \"regex\", \"pattern\": …}`, `{\"type\": \"gbnf\" or \"lark\", \"grammar\": …}`: Puna's addition).",
+        "description": "Format of the answer: any JSON (`\"json\"`), a JSON Schema, or an expression or a grammar (`{\"type\": \"regex\", \"pattern\": …}`, `{\"type\": \"gbnf\" or \"lark\", \"grammar\": …}`: Puna's addition).",
         "anyOf": [{"enum": ["json", ""]}, {"type": "object"}],
         "examples": ["json"],
     }
 }
 
-/// A text, a list of texts.
+/// A text, or a list of texts.
 pub struct Texts;
 
-/// Texts or tokens.
+/// Texts or token ids.
 pub struct TextsOrTokens;
 
 /// Strings that end an answer.
 pub struct Stop;
 
-/// The form of an answer.
+/// Format of an answer.
 pub struct Format;
 
-/// How much of an adapter there is to be.
+/// Scale of a LoRA adapter in a request.
 #[derive(JsonSchema)]
-pub struct AdapterDose {
-    /// Its number, from 0 in the order of the model's `ADAPTER` lines as it is shown.
+pub struct AdapterScale {
+    /// Number of the adapter, from 0, in the order of the model's `ADAPTER` lines.
     id: u32,
-    /// What its change is multiplied by.
+    /// Factor of the adapter's low-rank update.
     scale: f64,
 }
 
-/// Parameters of a model by their names in a Modelfile. A value that is not given is the model's own, else the default.
+/// Options of a model by Modelfile name. A missing value is the model's own, else the default.
 #[derive(JsonSchema)]
 pub struct Options {
-    /// Tokens of context of this request at most; without one, as many as the model has and memory has room for. Loads nothing anew.
+    /// Context length in tokens; by default the model's, limited by memory. Does not reload the model.
     num_ctx: Option<f64>,
-    /// Tokens of a prompt that are read in one step at most. Loads the model anew.
+    /// Largest number of prompt tokens in one step. Reloads the model.
     num_batch: Option<f64>,
-    /// Accepted; there is nothing to choose here.
+    /// Accepted without effect.
     num_gpu: Option<f64>,
-    /// Accepted; there is nothing to choose here.
+    /// Accepted without effect.
     main_gpu: Option<f64>,
-    /// Threads; 0 is automatic. Loads the model anew.
+    /// Number of threads; 0: automatic. Reloads the model.
     num_thread: Option<f64>,
-    /// Accepted; there is nothing to choose here.
+    /// Accepted without effect.
     use_mmap: Option<bool>,
-    /// Tokens that stay when the context is full and the older half goes; 4 unless given, negative is the whole prompt.
+    /// Tokens that stay when the context shifts. Default: 4; negative: the whole prompt.
     num_keep: Option<f64>,
-    /// Tokens to generate at most; negative is no limit, 0 none.
+    /// Largest number of generated tokens; negative: no limit; 0: none.
     num_predict: Option<f64>,
-    /// Texts that end the answer, instead of the model's own.
+    /// Strings that end the answer, instead of the model's own.
     stop: Option<Vec<String>>,
-    /// Seed of the draws; negative is random.
+    /// Seed of sampling; negative: random.
     seed: Option<f64>,
-    /// Temperature, 0.8 unless given; 0 takes the likeliest token.
+    /// Sampling temperature. Default: 0.8; 0: always the most likely token.
     temperature: Option<f64>,
-    /// Candidates, 40 unless given; 0 is all.
+    /// Number of candidates. Default: 40; 0: all.
     top_k: Option<f64>,
-    /// Probability that the candidates have together, 0.9 unless given.
+    /// Nucleus sampling: total probability of the candidates. Default: 0.9.
     top_p: Option<f64>,
-    /// Probability of a candidate as a share of the likeliest one's.
+    /// Smallest probability of a candidate, relative to the most likely one.
     min_p: Option<f64>,
-    /// Locally typical sampling; 1 is off.
+    /// Locally typical sampling; 1: off.
     typical_p: Option<f64>,
-    /// Tokens back that penalties look; 64 unless given, 0 none, -1 the whole context.
+    /// Number of last tokens that penalties consider. Default: 64; 0: none; -1: the whole context.
     repeat_last_n: Option<f64>,
-    /// Penalty of repeated tokens, as a divisor; 1 is off.
+    /// Penalty of repeated tokens, as a divisor; 1: off.
     repeat_penalty: Option<f64>,
-    /// Penalty of occurrence.
+    /// Penalty of tokens that occurred.
     presence_penalty: Option<f64>,
-    /// Penalty by number of occurrences.
+    /// Penalty per occurrence of a token.
     frequency_penalty: Option<f64>,
-    /// What is added to the logits of tokens, by their number (Puna's addition).
+    /// Values added to the logits of tokens, by token id (Puna's addition).
     logit_bias: Option<std::collections::BTreeMap<String, f64>>,
-    /// How much of the model's adapters there is to be, and nothing of those that are not named (Puna's addition). Without it
-    /// all of them are there as they are.
-    adapters: Option<Vec<AdapterDose>>,
-    /// Name of a model that guesses ahead (Puna's addition). Loads the model anew.
+    /// LoRA adapter scales; unnamed adapters are off. Default: all at 1 (Puna's addition).
+    adapters: Option<Vec<AdapterScale>>,
+    /// Name of a draft model (Puna's addition). Reloads the model.
     draft_model: Option<String>,
-    /// Tokens that are guessed ahead at most; 0 switches guessing off, negative is automatic.
+    /// Largest number of draft tokens; 0: no speculative decoding; negative: automatic.
     draft_num_predict: Option<f64>,
-    /// How to guess ahead: `auto`, `off`, `ngram`, `always`, or the name of a draft model (Puna's addition).
+    /// Speculative decoding: `auto`, `off`, `ngram`, `always`, or a draft model (Puna's addition).
     #[schemars(with = "Option<BoolOrText>")]
     speculate: Option<Value>,
-    /// An answer that depends on nothing else that is done (Puna's addition). Loads the model anew.
+    /// The answer does not depend on other requests (Puna's addition). Reloads the model.
     deterministic: Option<bool>,
-    /// Tokens that thoughts may have before they are ended; negative is no limit (Puna's addition).
+    /// Largest number of reasoning tokens; negative: no limit (Puna's addition).
     think_budget: Option<f64>,
-    /// Steps in which a diffusion model fills its answer; unless given, or negative, one for each token (Puna's addition). Refused for
-    /// other models.
+    /// Denoising steps of a diffusion model; default: one per token (Puna's addition). Other models refuse it.
     diffusion_steps: Option<f64>,
-    /// Places that a diffusion model fills before it begins the next ones; 0 is the whole answer, negative the model's habit (Puna's
-    /// addition). Refused for other models.
+    /// Positions per block of a diffusion model; 0: all; negative: default (Puna's addition). Other models refuse it.
     diffusion_block_length: Option<f64>,
-    /// Which places a diffusion model fills first: `confidence`, `entropy`, `margin`, `random` or `origin`; the model's habit unless
-    /// given (Puna's addition). Refused for other models.
+    /// Unmasking order of a diffusion model: `confidence`, `entropy`, `margin`, `random` or `origin`; default: the model's (Puna's addition). Other models refuse it.
     diffusion_algorithm: Option<String>,
-    /// Strength of DRY, which penalises repeated runs of tokens; 0 is off (Puna's addition).
+    /// Strength of the DRY penalty for repeated sequences; 0: off (Puna's addition).
     dry_multiplier: Option<f64>,
-    /// Base of DRY's penalty (Puna's addition).
+    /// Base of the DRY penalty (Puna's addition).
     dry_base: Option<f64>,
-    /// Tokens of a run that DRY lets pass (Puna's addition).
+    /// Longest repeated sequence without a DRY penalty, in tokens (Puna's addition).
     dry_allowed_length: Option<f64>,
-    /// Tokens back that DRY looks (Puna's addition).
+    /// Number of last tokens that DRY considers (Puna's addition).
     dry_penalty_last_n: Option<f64>,
-    /// Texts that end a run for DRY (Puna's addition).
+    /// Strings that end a sequence for DRY (Puna's addition).
     dry_sequence_breakers: Option<Vec<String>>,
-    /// Probability of leaving out the likeliest candidates (XTC; Puna's addition).
+    /// Probability of removing the most likely candidates (XTC; Puna's addition).
     xtc_probability: Option<f64>,
-    /// Probability from which on XTC leaves candidates out (Puna's addition).
+    /// Probability from which XTC removes candidates (Puna's addition).
     xtc_threshold: Option<f64>,
-    /// Standard deviations below the best logit that candidates may lie (Puna's addition).
+    /// Keep logits within this many standard deviations of the largest one (Puna's addition).
     top_n_sigma: Option<f64>,
-    /// How far the temperature may follow the uncertainty, up and down (Puna's addition).
+    /// Range of the entropy-dependent temperature, up and down (Puna's addition).
     dynatemp_range: Option<f64>,
-    /// How it follows (Puna's addition).
+    /// Exponent of the entropy-dependent temperature (Puna's addition).
     dynatemp_exponent: Option<f64>,
-    /// Go on behind the end token (Puna's addition).
+    /// Continue after the end token (Puna's addition).
     ignore_eos: Option<bool>,
 }
 
-/// Lists native options among the fields of a request that takes them by name.
+/// Adds the native options to the fields of a request that accepts them by name.
 pub(crate) fn with_options(schema: &mut Schema) {
     let options = SchemaGenerator::default().into_root_schema_for::<Options>().to_value();
     let Some(Value::Object(fields)) = schema.get_mut("properties") else { return };
@@ -340,10 +336,10 @@ pub(crate) fn with_options(schema: &mut Schema) {
     }
 }
 
-/// What marks a field that is an option.
+/// Marks a field as a native option.
 pub const OPTION: &str = "x-puna-option";
 
-/// A switch or a text.
+/// A boolean or a text.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
@@ -352,32 +348,32 @@ enum BoolOrText {
     Text(String),
 }
 
-/// Facts of a model's file that are told otherwise.
+/// Overrides of facts of a model file.
 #[derive(JsonSchema)]
 pub struct Info {
-    /// What the model can do.
+    /// Capabilities of the model.
     capabilities: Option<Vec<String>>,
-    /// Its architecture.
+    /// Architecture.
     model_family: Option<String>,
-    /// Name of the model that it was made from.
+    /// Name of the model that it was created from.
     base_name: Option<String>,
-    /// Its format: `Q4_K_M`.
+    /// Quantization: `Q4_K_M`.
     quantization_level: Option<String>,
-    /// Its parameters in words: `134.52M`.
+    /// Number of parameters as text: `134.52M`.
     parameter_size: Option<String>,
-    /// Tokens it was trained for.
+    /// Context length of the training in tokens.
     context_length: Option<u64>,
-    /// Width of its vectors.
+    /// Width of the embeddings.
     embedding_length: Option<u64>,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shape::{self, Shape};
+    use crate::json_shape::{self, JsonShape};
 
-    /// The fields that a schema describes, at any depth, with dots between.
-    fn described<T: JsonSchema>() -> Vec<String> {
+    /// The fields of a schema at any depth, as dotted paths.
+    fn schema_fields<T: JsonSchema>() -> Vec<String> {
         let schema = schemars::SchemaGenerator::default().into_root_schema_for::<T>().to_value();
         let mut fields = Vec::new();
         collect(&schema, &schema, "", &mut fields);
@@ -406,34 +402,34 @@ mod tests {
         }
     }
 
-    fn looked_at(shape: &Shape, path: &str, fields: &mut Vec<String>) {
+    fn read_fields(shape: &JsonShape, path: &str, fields: &mut Vec<String>) {
         for field in shape.fields {
             fields.push(format!("{path}{field}"));
-            if let Some((_, inside)) = shape.inside.iter().find(|(name, _)| name == field) {
-                looked_at(inside, &format!("{path}{field}."), fields);
+            if let Some((_, nested)) = shape.nested.iter().find(|(name, _)| name == field) {
+                read_fields(nested, &format!("{path}{field}."), fields);
             }
         }
     }
 
     #[test]
-    fn what_is_looked_at_in_loose_json_is_what_is_described() {
-        let check = |described: Vec<String>, shape: &Shape| {
+    fn schemas_describe_the_fields_that_are_read() {
+        let check = |schema_fields: Vec<String>, shape: &JsonShape| {
             let mut fields = Vec::new();
-            looked_at(shape, "", &mut fields);
+            read_fields(shape, "", &mut fields);
             fields.sort();
-            assert_eq!(described, fields);
+            assert_eq!(schema_fields, fields);
         };
-        check(described::<Options>(), &shape::OPTIONS);
-        check(described::<Info>(), &shape::INFO);
-        check(described::<OpenAiContent>(), &shape::OPENAI_CONTENT);
-        check(described::<AnthropicContent>(), &shape::ANTHROPIC_CONTENT);
-        check(described::<AnthropicSystem>(), &shape::ANTHROPIC_SYSTEM);
-        check(described::<ResponsesInput>(), &shape::RESPONSES_INPUT);
-        check(described::<ResponsesTool>(), &shape::RESPONSES_TOOL);
-        check(described::<ResponsesFormat>(), &shape::RESPONSES_FORMAT);
-        let mut choices = [described::<ToolChoice>(), described::<Choice>()].concat();
+        check(schema_fields::<Options>(), &json_shape::OPTIONS);
+        check(schema_fields::<Info>(), &json_shape::INFO);
+        check(schema_fields::<OpenAiContent>(), &json_shape::OPENAI_CONTENT);
+        check(schema_fields::<AnthropicContent>(), &json_shape::ANTHROPIC_CONTENT);
+        check(schema_fields::<AnthropicSystem>(), &json_shape::ANTHROPIC_SYSTEM);
+        check(schema_fields::<ResponsesInput>(), &json_shape::RESPONSES_INPUT);
+        check(schema_fields::<ResponsesTool>(), &json_shape::RESPONSES_TOOL);
+        check(schema_fields::<ResponsesFormat>(), &json_shape::RESPONSES_FORMAT);
+        let mut choices = [schema_fields::<ToolChoice>(), schema_fields::<Choice>()].concat();
         choices.sort();
         choices.dedup();
-        check(choices, &shape::TOOL_CHOICE);
+        check(choices, &json_shape::TOOL_CHOICE);
     }
 }

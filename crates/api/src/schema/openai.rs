@@ -1,8 +1,8 @@
-//! Messages of OpenAI's chats.
+//! Message content of OpenAI's chat completions.
 
 use schemars::JsonSchema;
 
-/// Text, a list of parts, or nothing beside tool calls.
+/// Text, or a list of parts. May be absent if there are tool calls.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
@@ -11,7 +11,7 @@ pub enum OpenAiContent {
     Parts(Vec<OpenAiPart>),
 }
 
-/// A part of a message.
+/// Part of a message.
 #[derive(JsonSchema)]
 pub struct OpenAiPart {
     /// `text`, `refusal`, `image_url` or `input_audio`.
@@ -22,18 +22,18 @@ pub struct OpenAiPart {
     refusal: Option<String>,
     /// Of an `image_url`: the image.
     image_url: Option<OpenAiImage>,
-    /// Of an `input_audio`: the sound.
+    /// Of an `input_audio`: the audio data.
     input_audio: Option<OpenAiAudio>,
 }
 
-/// An image.
+/// Image.
 #[derive(JsonSchema)]
 pub struct OpenAiImage {
-    /// `data:image/png;base64,…`; an address where the server's `image_urls` is on.
+    /// `data:image/png;base64,…`, or a URL if the server's `image_urls` is on.
     url: String,
 }
 
-/// A sound.
+/// Audio data.
 #[derive(JsonSchema)]
 pub struct OpenAiAudio {
     /// Bytes in base64.

@@ -1,4 +1,4 @@
-//! OpenAI's responses.
+//! Input, tools and responses of OpenAI's Responses API.
 
 use schemars::JsonSchema;
 use serde_json::{Map, Value};
@@ -14,40 +14,40 @@ pub enum ResponsesInput {
     Items(Vec<ResponsesItem>),
 }
 
-/// Something that was said, called or thought.
+/// Item of the input: a message, a call, a result or reasoning.
 #[derive(JsonSchema)]
 pub struct ResponsesItem {
-    /// `message` (also where it is missing), `function_call`, `custom_tool_call`, `local_shell_call`, these with `_output` behind, `reasoning`, `item_reference`, `additional_tools`, or `web_search_call` and `image_generation_call`, which say nothing to the model.
+    /// `message` (the default), `function_call`, `custom_tool_call`, `local_shell_call`, these with the suffix `_output`, `reasoning`, `item_reference`, `additional_tools`; `web_search_call` and `image_generation_call` have no effect.
     r#type: Option<String>,
-    /// Of an `item_reference`: the id of an item of a response that is kept.
+    /// Of an `item_reference`: the id of an item of a stored response.
     id: Option<String>,
     /// Of a `message`: `system`, `developer`, `user` or `assistant`.
     role: Option<String>,
-    /// Of a `message`: text or a list of parts.
+    /// Of a `message`: text, or a list of parts.
     content: Option<ResponsesContent>,
-    /// Of a call or its output: the call's id.
+    /// Of a call or its output: the id of the call.
     call_id: Option<String>,
-    /// Of a `function_call` or a `custom_tool_call`: the function's name.
+    /// Of a `function_call` or a `custom_tool_call`: the name of the function.
     name: Option<String>,
     /// Of a `function_call`: the arguments as JSON text.
     arguments: Option<String>,
-    /// Of a `custom_tool_call`: the text.
+    /// Of a `custom_tool_call`: the input text.
     input: Option<String>,
-    /// Of a `local_shell_call`: `command` and what else belongs to it.
+    /// Of a `local_shell_call`: `command` and its settings.
     action: Option<Map<String, Value>>,
-    /// Of an output: text or a list of parts.
+    /// Of an output: text, or a list of parts.
     output: Option<ResponsesContent>,
-    /// Of a `reasoning`: the thoughts.
+    /// Of a `reasoning`: the reasoning.
     summary: Option<Vec<ResponsesSummary>>,
-    /// Of a `reasoning`: the thoughts, where there are none in `content` or `summary`.
+    /// Of a `reasoning`: the reasoning, if `content` and `summary` have none.
     encrypted_content: Option<String>,
-    /// Of a call: the namespace of the tool, if it is in one.
+    /// Of a call: the namespace of the tool, if it has one.
     namespace: Option<String>,
-    /// Of `additional_tools`: more tools.
+    /// Of `additional_tools`: further tools.
     tools: Option<Vec<ResponsesTool>>,
 }
 
-/// Text or a list of parts.
+/// Text, or a list of parts.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
@@ -56,7 +56,7 @@ enum ResponsesContent {
     Parts(Vec<ResponsesPart>),
 }
 
-/// A part of a message or a result.
+/// Part of a message or of a result.
 #[derive(JsonSchema)]
 pub struct ResponsesPart {
     /// `input_text`, `output_text`, `text`, `refusal` or `input_image`; `input_file` is refused.
@@ -69,61 +69,61 @@ pub struct ResponsesPart {
     image_url: Option<String>,
 }
 
-/// A part of what was thought.
+/// Part of a reasoning.
 #[derive(JsonSchema)]
 pub struct ResponsesSummary {
     /// The text.
     text: String,
 }
 
-/// A function that the model may call, or a group of them.
+/// Function that the model may call, or a namespace of functions.
 #[derive(JsonSchema)]
 pub struct ResponsesTool {
-    /// `function`, `namespace`, `custom` or `local_shell`; `web_search`, `image_generation` and `tool_search` are left out, other tools of the service refused.
+    /// `function`, `namespace`, `custom` or `local_shell`. `web_search`, `image_generation` and `tool_search` are ignored; other tools of the service are errors.
     r#type: String,
-    /// The function's name, or that of the group, which comes before the names of its functions.
+    /// Name of the function, or of the namespace, which prefixes the names of its functions.
     name: Option<String>,
-    /// What it does.
+    /// Purpose of the function.
     description: Option<String>,
-    /// JSON Schema of its arguments.
+    /// JSON Schema of the arguments.
     parameters: Option<Map<String, Value>>,
-    /// Handed to the template; `true` also refuses to demand a call with a `oneOf` whose branches a text may fit at once.
+    /// Passed to the template; `true` also refuses a forced call with overlapping `oneOf` branches.
     strict: Option<bool>,
-    /// Of a `custom`: the form of its text; a grammar becomes part of the description.
+    /// Of a `custom`: format of the input text; a grammar becomes part of the description.
     format: Option<Map<String, Value>>,
     /// Of a `namespace`: its functions.
     tools: Option<Vec<ResponsesFunction>>,
 }
 
-/// A function of a group.
+/// Function of a namespace.
 #[derive(JsonSchema)]
 pub struct ResponsesFunction {
-    /// `function` (also where it is missing) or `custom`.
+    /// `function` (the default) or `custom`.
     r#type: Option<String>,
-    /// Its name.
+    /// Name of the function.
     name: String,
-    /// What it does.
+    /// Purpose of the function.
     description: Option<String>,
-    /// JSON Schema of its arguments.
+    /// JSON Schema of the arguments.
     parameters: Option<Map<String, Value>>,
-    /// Handed to the template; `true` also refuses to demand a call with a `oneOf` whose branches a text may fit at once.
+    /// Passed to the template; `true` also refuses a forced call with overlapping `oneOf` branches.
     strict: Option<bool>,
-    /// Of a `custom`: the form of its text.
+    /// Of a `custom`: format of the input text.
     format: Option<Map<String, Value>>,
 }
 
-/// The form of a response.
+/// Format of a response.
 #[derive(JsonSchema)]
 pub struct ResponsesFormat {
-    /// `text`, `json_object` or `json_schema`; not OpenAI's are `regex`, `gbnf` and `lark`.
+    /// `text`, `json_object` or `json_schema`; not in OpenAI's API: `regex`, `gbnf` and `lark`.
     r#type: Option<String>,
-    /// A label, repeated in the answer.
+    /// Label, repeated in the response.
     name: Option<String>,
-    /// Repeated in the answer.
+    /// Repeated in the response.
     description: Option<String>,
     /// Of a `json_schema`: the schema.
     schema: Option<Map<String, Value>>,
-    /// Repeated in the answer: a schema is always kept; `true` also refuses a `oneOf` whose branches a text may fit at once.
+    /// Repeated in the response. `true` also refuses a `oneOf` whose branches overlap.
     strict: Option<bool>,
     /// Of a `regex`: the expression (Puna's addition).
     pattern: Option<String>,
@@ -131,64 +131,64 @@ pub struct ResponsesFormat {
     grammar: Option<String>,
 }
 
-/// A response of OpenAI's newer dialect: what came of a request, and most of the request.
+/// Response of OpenAI's Responses API: the result, and most of the request.
 #[derive(JsonSchema)]
 pub struct Response {
     /// `resp_…`.
     id: String,
     /// `response`.
     object: String,
-    /// When it was begun, in seconds since 1970.
+    /// When the response was started, in seconds since 1970.
     created_at: i64,
-    /// When it was done.
+    /// When the response was completed.
     completed_at: Option<i64>,
     /// `completed`, `incomplete`, `failed` or `in_progress`.
     status: String,
-    /// Why it is incomplete: `{"reason": "max_output_tokens"}`.
+    /// Why the response is incomplete: `{"reason": "max_output_tokens"}`.
     incomplete_details: Option<Map<String, Value>>,
-    /// What went wrong: `code` and `message`.
+    /// The error: `code` and `message`.
     error: Option<Map<String, Value>>,
-    /// The model's name as the client wrote it.
+    /// Name of the model as in the request.
     model: String,
-    /// Thoughts (`reasoning`), messages (`message`) and calls (`function_call`, `custom_tool_call`, `local_shell_call`) in their order.
+    /// Items in order: `reasoning`, `message`, `function_call`, `custom_tool_call`, `local_shell_call`.
     output: Vec<ResponseItem>,
     /// Token counts.
     usage: Option<ResponseUsage>,
-    /// The response that this one goes on from.
+    /// The response that this one continues.
     previous_response_id: Option<String>,
-    /// Whether it is kept.
+    /// Whether the response is stored.
     store: bool,
-    /// The prompt, where it was asked for.
+    /// The rendered prompt, if requested.
     #[serde(rename = "_debug_info", default, skip_serializing_if = "Option::is_none")]
     debug_info: Option<crate::native::DebugInfo>,
 }
 
-/// A part of a response.
+/// Item of a response.
 #[derive(JsonSchema)]
 pub struct ResponseItem {
-    /// Its id.
+    /// Id of the item.
     id: String,
     /// `reasoning`, `message`, `function_call`, `custom_tool_call` or `local_shell_call`.
     r#type: String,
     /// Of a `message`: parts of type `output_text`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     content: Option<Vec<Value>>,
-    /// Of a call: its id.
+    /// Of a call: the id of the call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     call_id: Option<String>,
-    /// Of a `function_call` or a `custom_tool_call`: the function's name.
+    /// Of a `function_call` or a `custom_tool_call`: the name of the function.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     name: Option<String>,
-    /// Of a `function_call`: arguments as JSON text.
+    /// Of a `function_call`: the arguments as JSON text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     arguments: Option<String>,
-    /// Of a `custom_tool_call`: the text.
+    /// Of a `custom_tool_call`: the input text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     input: Option<String>,
-    /// Of a `local_shell_call`: what to run.
+    /// Of a `local_shell_call`: the command to run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     action: Option<Map<String, Value>>,
-    /// Of a `reasoning`: the thoughts.
+    /// Of a `reasoning`: the reasoning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     summary: Option<Vec<Value>>,
 }
@@ -196,32 +196,32 @@ pub struct ResponseItem {
 /// Token counts of a response.
 #[derive(JsonSchema)]
 pub struct ResponseUsage {
-    /// Prompt tokens, those found in the cache included.
+    /// Prompt tokens, including cached ones.
     input_tokens: u64,
     /// Generated tokens.
     output_tokens: u64,
-    /// Both.
+    /// Sum of both.
     total_tokens: u64,
     /// `cached_tokens`.
     input_tokens_details: Map<String, Value>,
     /// `reasoning_tokens`.
     output_tokens_details: Map<String, Value>,
-    /// Messages that were left out because the conversation was too long (Puna's addition).
+    /// Messages dropped because the conversation was too long (Puna's addition).
     #[serde(default, skip_serializing_if = "is_default")]
     truncated_messages: u64,
-    /// Tokens that were cut from the input or shifted out of the context (Puna's addition).
+    /// Tokens truncated from the input or shifted out of the context (Puna's addition).
     #[serde(default, skip_serializing_if = "is_default")]
     truncated_tokens: u64,
 }
 
-/// An event of a response: besides these fields those that OpenAI documents for its type.
+/// Event of a response, with further fields that OpenAI documents for its type.
 #[derive(JsonSchema)]
 pub struct ResponseEvent {
     /// `response.created`, `response.output_text.delta`, `response.completed`, `response.failed` …
     r#type: String,
-    /// Its number, from 0.
+    /// Number of the event, from 0.
     sequence_number: u64,
-    /// Checked keywords that the answer does not keep to (Puna's addition); in the last event.
+    /// Schema keywords that the answer violates (Puna's addition); in the last event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     schema_violations: Option<Vec<String>>,
 }

@@ -1,93 +1,96 @@
-//! Whose turn it is: one step of one answer after each round of the loop.
+//! Scheduling of diffusion requests: one denoising step of one request in each iteration of the engine loop.
 
 use std::collections::{HashMap, HashSet};
 
-use puna_models::Want;
+use puna_models::StepKind;
 
 use super::DiffusionSequence;
 use crate::engine_loop::EngineLoop;
 use crate::error::EngineError;
 
-/// The jobs of a diffusion model.
+/// The requests of a diffusion model.
 #[derive(Default)]
 pub struct DiffusionSequences {
     all: Vec<DiffusionSequence>,
     turns: u64,
-    /// The last turn of each client that has a job here: jobs of one step do not take it with them.
+    /// Number of the last step of each client with requests, so that a client's share does not grow with its requests.
     last: HashMap<u64, u64>,
 }
 
 impl DiffusionSequences {
-    pub fn push(&mut self, canvas: DiffusionSequence) {
-        self.all.push(canvas);
+    pub fn push(&mut self, sequence: DiffusionSequence) {
+        self.all.push(sequence);
     }
 
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 
-    /// Forgets a job.
-    pub fn cancel(&mut self, id: crate::sequence::JobId) {
-        self.all.retain(|canvas| canvas.id != id);
+    /// Removes a request.
+    pub fn cancel(&mut self, id: crate::sequence::RequestId) {
+        self.all.retain(|sequence| sequence.id != id);
     }
 
-    /// Ends all of them.
+    /// Fails all requests.
     pub fn fail(&mut self, reason: &str) {
-        self.all.drain(..).for_each(|mut canvas| canvas.fail(reason));
+        self.all.drain(..).for_each(|mut sequence| sequence.fail(reason));
     }
 
-    /// How many have begun, and how many have not.
+    /// Numbers of running and waiting requests.
     pub fn counts(&self) -> (usize, usize) {
-        let begun = self.all.iter().filter(|canvas| canvas.has_begun()).count();
+        let begun = self.all.iter().filter(|sequence| sequence.has_begun()).count();
         (begun, self.all.len() - begun)
     }
 
-    /// The one whose turn it is: of the client whose last turn is longest ago the one whose own is, the earliest of new ones. No
-    /// more than `most` are on their way at once, and who does not take what there is waits.
-    fn next(&mut self, most: usize) -> Option<usize> {
-        let clients: HashSet<u64> = self.all.iter().map(|canvas| canvas.job.client).collect();
+    /// Index of the request for the next step: the least recently served one of the least recently served client; the earliest of
+    /// new ones. At most `max_running` requests run, and requests with slow sinks wait.
+    fn next(&mut self, max_running: usize) -> Option<usize> {
+        let clients: HashSet<u64> =
+            self.all.iter().map(|sequence| sequence.request.client).collect();
         self.last.retain(|client, _| clients.contains(client));
-        let last =
-            |canvas: &DiffusionSequence| self.last.get(&canvas.job.client).copied().unwrap_or(0);
-        let may_begin = self.counts().0 < most;
+        let last = |sequence: &DiffusionSequence| {
+            self.last.get(&sequence.request.client).copied().unwrap_or(0)
+        };
+        let may_begin = self.counts().0 < max_running;
         let takes =
-            |canvas: &DiffusionSequence| canvas.ready() && (may_begin || canvas.has_begun());
-        let all = self.all.iter().enumerate().filter(|(_, canvas)| takes(canvas));
-        all.min_by_key(|(_, canvas)| (last(canvas), canvas.turn, canvas.id)).map(|(at, _)| at)
+            |sequence: &DiffusionSequence| sequence.ready() && (may_begin || sequence.has_begun());
+        let all = self.all.iter().enumerate().filter(|(_, sequence)| takes(sequence));
+        all.min_by_key(|(_, sequence)| (last(sequence), sequence.last_step, sequence.id))
+            .map(|(at, _)| at)
     }
 }
 
 impl EngineLoop {
-    /// Tells what is known of answers, and computes a step of one. Returns whether there was anything to do.
-    pub fn unmask_step(&mut self) -> bool {
+    /// Emits known tokens of all requests, and runs a step of one. Returns whether there was work.
+    pub fn denoising_step(&mut self) -> bool {
         if self.diffusion.is_empty() {
             return false;
         }
-        let told = self.tell_canvases();
-        let most = self.max_sequences().unwrap_or(usize::MAX);
-        let Some(at) = self.diffusion.next(most) else { return told };
-        if let Err(reason) = self.unmask(at) {
+        let told = self.emit_tokens();
+        let max_running = self.max_sequences().unwrap_or(usize::MAX);
+        let Some(at) = self.diffusion.next(max_running) else { return told };
+        if let Err(reason) = self.run_step(at) {
             self.diffusion.all.remove(at).fail(&reason);
             return true;
         }
-        self.tell_canvases();
+        self.emit_tokens();
         true
     }
 
-    /// A step of one answer.
-    fn unmask(&mut self, at: usize) -> Result<(), String> {
-        let canvas = &mut self.diffusion.all[at];
-        let is_first = !canvas.has_begun();
+    /// Runs a step of one request.
+    fn run_step(&mut self, at: usize) -> Result<(), String> {
+        let sequence = &mut self.diffusion.all[at];
+        let is_first = !sequence.has_begun();
         self.diffusion.turns += 1;
-        canvas.turn = self.diffusion.turns;
-        self.diffusion.last.insert(canvas.job.client, canvas.turn);
-        let Some(input) = canvas.step() else { return Ok(()) };
-        let ran = self.executor.run(Want::Logits, &input).map_err(|error| error.to_string())?;
+        sequence.last_step = self.diffusion.turns;
+        self.diffusion.last.insert(sequence.request.client, sequence.last_step);
+        let Some(input) = sequence.step() else { return Ok(()) };
+        let ran = self.executor.run(StepKind::Logits, &input).map_err(|error| error.to_string())?;
         let cols = ran.ok_or_else(|| EngineError::CannotGenerate.to_string())?;
-        let canvas = &mut self.diffusion.all[at];
-        canvas.fill(self.executor.backend.result(), cols)?;
-        let prompt = canvas.job.prompt.len() as u64;
-        if !canvas.progress() {
+        let sequence = &mut self.diffusion.all[at];
+        sequence.unmask(self.executor.backend.result(), cols)?;
+        let prompt = sequence.request.prompt.len() as u64;
+        if !sequence.progress() {
             self.diffusion.all.remove(at);
         }
         let mut stats = self.stats.lock().expect("nobody panics with the statistics");
@@ -96,11 +99,11 @@ impl EngineLoop {
         Ok(())
     }
 
-    /// Tells listeners what they take; those whose answer has ended leave. Returns whether anything was told.
-    fn tell_canvases(&mut self) -> bool {
+    /// Emits tokens to ready sinks, and removes finished requests. Returns whether any token was emitted.
+    fn emit_tokens(&mut self) -> bool {
         let (mut all, mut open) = (0, true);
-        self.diffusion.all.retain_mut(|canvas| {
-            let (told, goes_on) = canvas.tell(&self.tokenizer);
+        self.diffusion.all.retain_mut(|sequence| {
+            let (told, goes_on) = sequence.emit_known(&self.tokenizer);
             all += told as u64;
             open &= goes_on;
             goes_on

@@ -1,21 +1,21 @@
-//! Which masked places become tokens first: how sure the model is of each.
+//! Confidence of masked positions, which determines the order of unmasking.
 
-use puna_models::Order;
+use puna_models::UnmaskOrder;
 use puna_sampler::{Mt19937, log_probs};
 
-/// How sure the model is of a place with these logits for which `token` was drawn; larger is surer. It is the model's own
-/// distribution that counts, whatever the draw was made from.
-pub fn sureness(order: Order, logits: &[f32], token: u32, chances: &mut Mt19937) -> f64 {
+/// Confidence of a position with these logits and the sampled `token`; larger is more confident. It uses the model's own
+/// distribution, regardless of sampling parameters.
+pub fn confidence(order: UnmaskOrder, logits: &[f32], token: u32, chances: &mut Mt19937) -> f64 {
     match order {
-        Order::Confidence => log_probs(logits, token, 0).logprob.into(),
-        Order::Entropy => -entropy(logits),
-        Order::Margin => match *log_probs(logits, token, 2).top {
+        UnmaskOrder::Confidence => log_probs(logits, token, 0).logprob.into(),
+        UnmaskOrder::Entropy => -entropy(logits),
+        UnmaskOrder::Margin => match *log_probs(logits, token, 2).top {
             [(_, first), (_, second)] => f64::from(first).exp() - f64::from(second).exp(),
             _ => 1.0,
         },
-        Order::Random => chances.next_f32().into(),
-        // Each place has its chance, and whoever has it is as good as others.
-        Order::Origin => 0.0,
+        UnmaskOrder::Random => chances.next_f32().into(),
+        // Random order.
+        UnmaskOrder::Origin => 0.0,
     }
 }
 
@@ -31,11 +31,11 @@ fn entropy(logits: &[f32]) -> f64 {
     sum.ln() - weighed / sum
 }
 
-/// The numbers of the `due` surest, the earlier one where two are as sure, in the order of the text.
-pub fn surest(sureness: &[f64], due: usize) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..sureness.len()).collect();
-    order.sort_by(|&a, &b| sureness[b].total_cmp(&sureness[a]));
-    order.truncate(due);
+/// Indices of the `count` most confident positions in the order of the text; the earlier of equal ones.
+pub fn most_confident(confidence: &[f64], count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..confidence.len()).collect();
+    order.sort_by(|&a, &b| confidence[b].total_cmp(&confidence[a]));
+    order.truncate(count);
     order.sort_unstable();
     order
 }
@@ -48,33 +48,33 @@ mod tests {
     const PAIR: [f32; 4] = [5.0, 5.0, -9.0, -9.0];
     const FLAT: [f32; 4] = [1.5, 1.0, 1.0, 1.0];
 
-    fn of(order: Order, logits: &[f32]) -> f64 {
-        sureness(order, logits, 0, &mut Mt19937::new(1))
+    fn of(order: UnmaskOrder, logits: &[f32]) -> f64 {
+        confidence(order, logits, 0, &mut Mt19937::new(1))
     }
 
     #[test]
-    fn a_pair_is_clearer_than_a_plain_by_entropy_and_confidence_but_not_by_its_margin() {
-        for order in [Order::Entropy, Order::Confidence] {
+    fn two_likely_tokens_beat_a_flat_distribution_by_entropy_and_probability_but_not_by_margin() {
+        for order in [UnmaskOrder::Entropy, UnmaskOrder::Confidence] {
             assert!(
                 of(order, &PEAK) > of(order, &PAIR) && of(order, &PAIR) > of(order, &FLAT),
                 "{order:?}"
             );
         }
-        assert!(of(Order::Margin, &PEAK) > of(Order::Margin, &FLAT));
-        assert!(of(Order::Margin, &FLAT) > of(Order::Margin, &PAIR));
-        assert!((of(Order::Entropy, &PAIR) + std::f64::consts::LN_2).abs() < 1e-4);
+        assert!(of(UnmaskOrder::Margin, &PEAK) > of(UnmaskOrder::Margin, &FLAT));
+        assert!(of(UnmaskOrder::Margin, &FLAT) > of(UnmaskOrder::Margin, &PAIR));
+        assert!((of(UnmaskOrder::Entropy, &PAIR) + std::f64::consts::LN_2).abs() < 1e-4);
     }
 
     #[test]
-    fn what_was_drawn_counts_and_not_what_is_likeliest() {
-        let unlikely = sureness(Order::Confidence, &PEAK, 2, &mut Mt19937::new(1));
-        assert!(unlikely < of(Order::Confidence, &FLAT));
+    fn the_sampled_token_counts_and_not_the_most_probable() {
+        let unlikely = confidence(UnmaskOrder::Confidence, &PEAK, 2, &mut Mt19937::new(1));
+        assert!(unlikely < of(UnmaskOrder::Confidence, &FLAT));
     }
 
     #[test]
-    fn the_surest_come_first_and_the_earlier_of_two() {
-        assert_eq!(surest(&[0.1, 0.7, 0.3, 0.7, 0.7], 3), [1, 3, 4]);
-        assert_eq!(surest(&[0.5, 0.5, 0.5], 2), [0, 1]);
-        assert_eq!(surest(&[f64::NEG_INFINITY, 0.0], 9), [0, 1]);
+    fn the_most_confident_come_first_and_the_earlier_of_two() {
+        assert_eq!(most_confident(&[0.1, 0.7, 0.3, 0.7, 0.7], 3), [1, 3, 4]);
+        assert_eq!(most_confident(&[0.5, 0.5, 0.5], 2), [0, 1]);
+        assert_eq!(most_confident(&[f64::NEG_INFINITY, 0.0], 9), [0, 1]);
     }
 }

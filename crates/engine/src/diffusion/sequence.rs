@@ -1,113 +1,118 @@
-//! An answer on its way from masks to tokens.
+//! State of a diffusion request: its masked and unmasked positions.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use puna_graph::{RecentPages, Segment, StepInput};
-use puna_models::{Order, Unmasking};
+use puna_models::{UnmaskOrder, Unmasking};
 use puna_sampler::{Mt19937, Sampler, TokenLogprobs, log_probs};
 use puna_tokenizer::Tokenizer;
 
-use super::confidence::{sureness, surest};
+use super::confidence::{confidence, most_confident};
 use super::schedule::{Block, Blocks};
-use crate::job::{Event, Finish, Job, Sink, Summary};
 use crate::options::ModelInfo;
 use crate::output::{Emit, OutputStream};
-use crate::sequence::{JobId, NOT_A_NUMBER, sampler_of};
+use crate::request::{Event, Finish, Request, Sink, Summary};
+use crate::sequence::{NOT_A_NUMBER, RequestId, sampler_of};
 use crate::speculate::Speculated;
 
-/// A job of a diffusion model.
+/// A request of a diffusion model.
 pub struct DiffusionSequence {
-    pub id: JobId,
-    pub job: Job,
-    /// The last turn that was its own; 0 before the first.
-    pub turn: u64,
-    /// The prompt and the whole answer, masks where it is not known yet.
+    pub id: RequestId,
+    pub request: Request,
+    /// Number of its last step; 0 before the first.
+    pub last_step: u64,
+    /// Prompt and answer, with mask tokens at masked positions.
     tokens: Vec<u32>,
-    /// What was asked of each token of the answer, from when it is there until it is told.
+    /// Log-probabilities of unmasked tokens that are not emitted yet, by position in the answer.
     logprobs: Vec<Option<TokenLogprobs>>,
     unmasking: Unmasking,
-    order: Order,
+    order: UnmaskOrder,
     blocks: Blocks,
-    /// The one that is being filled.
+    /// Current block.
     block: Option<Block>,
     sampler: Sampler,
-    chances: Mt19937,
+    random: Mt19937,
     output: OutputStream,
-    /// Tokens of the answer that were told.
-    told: usize,
+    /// Number of emitted tokens.
+    emitted: usize,
     submitted: Instant,
     started: Option<Instant>,
-    /// When the first step was over.
-    first: Option<Instant>,
+    /// End of the first step.
+    first_step: Option<Instant>,
 }
 
-/// A place for which a token was drawn.
-struct Drawn {
-    place: usize,
+/// Token sampled for a masked position.
+struct SampledToken {
+    position: usize,
     token: u32,
     logprobs: Option<TokenLogprobs>,
 }
 
 impl DiffusionSequence {
-    /// A job as it arrives, of a model that works like this.
+    /// Makes the state of a new request.
     pub fn new(
-        id: JobId,
-        job: Job,
+        id: RequestId,
+        request: Request,
         sink: Box<dyn Sink>,
         tokenizer: &Arc<Tokenizer>,
         info: &ModelInfo,
         unmasking: Unmasking,
     ) -> Self {
-        let room = job.context_in(info.n_ctx).saturating_sub(job.prompt.len());
-        let length = job.max_tokens.unwrap_or(super::LENGTH).min(room);
-        let mut tokens = job.prompt.clone();
-        tokens.resize(job.prompt.len() + length, unmasking.mask);
-        // A place that is filled is one that is known.
-        let sampler = sampler_of(&job, tokenizer, info.n_vocab, Some(unmasking.mask));
+        let room = request.context_in(info.n_ctx).saturating_sub(request.prompt.len());
+        let length = request.max_tokens.unwrap_or(super::LENGTH).min(room);
+        let mut tokens = request.prompt.clone();
+        tokens.resize(request.prompt.len() + length, unmasking.mask);
+        // The mask token is never sampled.
+        let sampler = sampler_of(&request, tokenizer, info.n_vocab, Some(unmasking.mask));
         let longest = super::longest_block(info.n_vocab, info.n_ctx);
-        let mut blocks = super::blocks(&job, &unmasking, length, longest);
+        let mut blocks = super::blocks(&request, &unmasking, length, longest);
         Self {
             id,
-            turn: 0,
+            last_step: 0,
             tokens,
             logprobs: vec![None; length],
             unmasking,
-            order: job.diffusion.algorithm.unwrap_or(unmasking.order),
+            order: request.diffusion.algorithm.unwrap_or(unmasking.order),
             block: blocks.next(),
             blocks,
-            chances: Mt19937::new(sampler.seed()),
+            random: Mt19937::new(sampler.seed()),
             sampler,
-            output: OutputStream::new(&job, sink, tokenizer.decoder().showing(&job.shown)),
-            told: 0,
+            output: OutputStream::new(
+                &request,
+                sink,
+                tokenizer.decoder().with_visible_tokens(&request.shown),
+            ),
+            emitted: 0,
             submitted: Instant::now(),
             started: None,
-            first: None,
-            job,
+            first_step: None,
+            request,
         }
     }
 
-    /// Whether the listener takes more.
+    /// Whether the sink takes an event now.
     pub fn ready(&self) -> bool {
         self.output.sink.ready()
     }
 
-    /// Whether it has had a step.
+    /// Whether its first step has run.
     pub fn has_begun(&self) -> bool {
         self.started.is_some()
     }
 
-    /// Its next step: the whole text, and the rows that say what the masks of its block are. `None` where nothing is left to fill.
+    /// Input of the next step: the whole text, with an output row for each masked position of the block. `None` if no position
+    /// is masked.
     pub fn step(&mut self) -> Option<StepInput> {
-        let masked = self.masked();
+        let masked = self.masked_positions();
         if masked.is_empty() {
             return None;
         }
         self.started.get_or_insert_with(Instant::now);
         let rows = self.tokens.len();
         let shift = usize::from(self.unmasking.is_shifted);
-        // No prompt is empty, so that every place has one before it.
-        let row = |place: usize| (place - shift) as u32;
+        // Prompts are not empty, so that every position of the answer has one before it.
+        let row = |position: usize| (position - shift) as u32;
         let (pages, recent) = (Vec::new(), RecentPages::default());
         Some(StepInput {
             tokens: self.tokens.clone(),
@@ -121,88 +126,91 @@ impl DiffusionSequence {
                 recent,
                 state: 0,
             }],
-            adapter_scales: vec![self.job.adapter_scales.clone()],
+            adapter_scales: vec![self.request.adapter_scales.clone()],
             outputs: masked.into_iter().map(row).collect(),
             ..StepInput::default()
         })
     }
 
-    /// The masked places of its block, in the whole text.
-    fn masked(&self) -> Vec<usize> {
+    /// Masked positions of the block, in the whole text.
+    fn masked_positions(&self) -> Vec<usize> {
         let Some(block) = &self.block else { return Vec::new() };
-        let prompt = self.job.prompt.len();
-        let all = block.places.clone().map(|place| prompt + place);
-        all.filter(|&place| self.tokens[place] == self.unmasking.mask).collect()
+        let prompt = self.request.prompt.len();
+        let all = block.positions.clone().map(|position| prompt + position);
+        all.filter(|&position| self.tokens[position] == self.unmasking.mask).collect()
     }
 
-    /// Turns masks into tokens by the logits of a step, `cols` for each masked place.
+    /// Unmasks positions by the logits of a step, `cols` for each masked position.
     ///
     /// # Errors
-    /// Why no token can be drawn.
-    pub fn fill(&mut self, rows: &[f32], cols: usize) -> Result<(), &'static str> {
-        self.first.get_or_insert_with(Instant::now);
-        let masked = self.masked();
+    ///
+    /// No token can be sampled.
+    pub fn unmask(&mut self, rows: &[f32], cols: usize) -> Result<(), &'static str> {
+        self.first_step.get_or_insert_with(Instant::now);
+        let masked = self.masked_positions();
         let Some(block) = &mut self.block else { return Ok(()) };
-        let due = block.due(masked.len());
-        let places = masked.into_iter().zip(rows.chunks_exact(cols));
-        let drawn = match self.order {
-            Order::Origin => self.draw_by_chance(places, due)?,
-            _ => self.draw_surest(places, due)?,
+        let count = block.unmask_count(masked.len());
+        let positions = masked.into_iter().zip(rows.chunks_exact(cols));
+        let sampled = match self.order {
+            UnmaskOrder::Origin => self.sample_random_positions(positions, count)?,
+            _ => self.sample_most_confident(positions, count)?,
         };
-        for Drawn { place, token, logprobs } in drawn {
-            self.tokens[place] = token;
+        for SampledToken { position, token, logprobs } in sampled {
+            self.tokens[position] = token;
             self.sampler.accept(token);
-            self.logprobs[place - self.job.prompt.len()] = logprobs;
+            self.logprobs[position - self.request.prompt.len()] = logprobs;
         }
-        if self.masked().is_empty() {
+        if self.masked_positions().is_empty() {
             self.block = self.blocks.next();
         }
         Ok(())
     }
 
-    /// Draws for all places and keeps the `due` surest.
-    fn draw_surest<'a>(
+    /// Samples all positions, and keeps the `count` most confident tokens.
+    fn sample_most_confident<'a>(
         &mut self,
-        places: impl Iterator<Item = (usize, &'a [f32])>,
-        due: usize,
-    ) -> Result<Vec<Drawn>, &'static str> {
-        let (mut drawn, mut sure) = (Vec::new(), Vec::new());
-        for (place, logits) in places {
-            let one = self.draw(place, logits)?;
-            sure.push(sureness(self.order, logits, one.token, &mut self.chances));
-            drawn.push(Some(one));
+        positions: impl Iterator<Item = (usize, &'a [f32])>,
+        count: usize,
+    ) -> Result<Vec<SampledToken>, &'static str> {
+        let (mut sampled, mut confidences) = (Vec::new(), Vec::new());
+        for (position, logits) in positions {
+            let one = self.sample(position, logits)?;
+            confidences.push(confidence(self.order, logits, one.token, &mut self.random));
+            sampled.push(Some(one));
         }
-        Ok(surest(&sure, due).into_iter().filter_map(|number| drawn[number].take()).collect())
+        Ok(most_confident(&confidences, count)
+            .into_iter()
+            .filter_map(|number| sampled[number].take())
+            .collect())
     }
 
-    /// Draws for each place with the chance that as many as are `due` have on average.
-    fn draw_by_chance<'a>(
+    /// Samples each position with a probability that gives `count` positions on average.
+    fn sample_random_positions<'a>(
         &mut self,
-        places: impl ExactSizeIterator<Item = (usize, &'a [f32])>,
-        due: usize,
-    ) -> Result<Vec<Drawn>, &'static str> {
-        let chance = due as f32 / places.len() as f32;
-        let mut drawn = Vec::new();
-        for (place, logits) in places {
-            if self.chances.next_f32() < chance {
-                drawn.push(self.draw(place, logits)?);
+        positions: impl ExactSizeIterator<Item = (usize, &'a [f32])>,
+        count: usize,
+    ) -> Result<Vec<SampledToken>, &'static str> {
+        let probability = count as f32 / positions.len() as f32;
+        let mut sampled = Vec::new();
+        for (position, logits) in positions {
+            if self.random.next_f32() < probability {
+                sampled.push(self.sample(position, logits)?);
             }
         }
-        Ok(drawn)
+        Ok(sampled)
     }
 
-    fn draw(&mut self, place: usize, logits: &[f32]) -> Result<Drawn, &'static str> {
+    fn sample(&mut self, position: usize, logits: &[f32]) -> Result<SampledToken, &'static str> {
         let token = self.sampler.try_sample(&mut logits.to_vec()).ok_or(NOT_A_NUMBER)?;
-        let logprobs = self.job.logprobs.map(|top| log_probs(logits, token, top));
-        Ok(Drawn { place, token, logprobs })
+        let logprobs = self.request.logprobs.map(|top| log_probs(logits, token, top));
+        Ok(SampledToken { position, token, logprobs })
     }
 
-    /// Tells what has no masks before it, as far as the listener takes it. Returns how many tokens that were, and whether the
-    /// answer goes on.
-    pub fn tell(&mut self, tokenizer: &Tokenizer) -> (usize, bool) {
-        let before = self.told;
+    /// Emits tokens up to the first mask while the sink is ready. Returns their number, and whether the request continues.
+    pub fn emit_known(&mut self, tokenizer: &Tokenizer) -> (usize, bool) {
+        let before = self.emitted;
         let open = loop {
-            let Some(&token) = self.tokens.get(self.job.prompt.len() + self.told) else {
+            let Some(&token) = self.tokens.get(self.request.prompt.len() + self.emitted) else {
                 self.finish(Finish::Length);
                 break false;
             };
@@ -215,8 +223,8 @@ impl DiffusionSequence {
                 self.finish(Finish::End);
                 break false;
             }
-            self.told += 1;
-            let logprobs = self.logprobs[self.told - 1].take();
+            self.emitted += 1;
+            let logprobs = self.logprobs[self.emitted - 1].take();
             match self.output.emit_token(token, logprobs, tokenizer) {
                 Emit::Continue => {}
                 Emit::Finished(finish) => {
@@ -230,27 +238,27 @@ impl DiffusionSequence {
                 Emit::Disconnected => break false,
             }
         };
-        (self.told - before, open)
+        (self.emitted - before, open)
     }
 
-    /// Says that the prompt was read, as it is in every step: who no longer listens is known by the answer, `false`.
+    /// Sends the progress of the prefill, which is complete in every step. Returns `false` if the client has disconnected.
     pub fn progress(&mut self) -> bool {
-        let total = self.job.prompt.len();
+        let total = self.request.prompt.len();
         self.output.sink.send(Event::Prefill { done: total, total })
     }
 
     fn finish(&mut self, finish: Finish) {
         let now = Instant::now();
         let started = self.started.unwrap_or(now);
-        let first = self.first.unwrap_or(now);
-        self.tokens.truncate(self.job.prompt.len() + self.told);
+        let first = self.first_step.unwrap_or(now);
+        self.tokens.truncate(self.request.prompt.len() + self.emitted);
         self.output.finish(Summary {
             finish,
-            prompt_tokens: self.job.prompt.len(),
+            prompt_tokens: self.request.prompt.len(),
             cached_tokens: 0,
             prefill: first - started,
-            generated_tokens: self.told,
-            decode: if self.told == 0 { Duration::ZERO } else { now - first },
+            generated_tokens: self.emitted,
+            decode: if self.emitted == 0 { Duration::ZERO } else { now - first },
             queued: started - self.submitted,
             speculated: Speculated::default(),
             shifted_tokens: 0,
@@ -258,7 +266,7 @@ impl DiffusionSequence {
         });
     }
 
-    /// Tells the listener that it failed.
+    /// Sends an error.
     pub fn fail(&mut self, reason: &str) {
         self.output.fail(reason);
     }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use super::{EngineLoop, FIRST_CHUNK, STEP_TARGET};
-use crate::sequence::{JobId, Sequence};
+use crate::sequence::{RequestId, Sequence};
 
 /// Target time of a step without decoding sequences. Commands are handled between steps.
 const PREFILL_STEP_TARGET: Duration = Duration::from_millis(700);
@@ -18,21 +18,21 @@ const PROMPT_RESULT_SHARE: usize = 2;
 
 impl EngineLoop {
     /// Selects the sequences of a step and their numbers of rows.
-    pub(super) fn select_batch(&mut self) -> Vec<(JobId, usize)> {
+    pub(super) fn select_batch(&mut self) -> Vec<(RequestId, usize)> {
         let mut chosen = self.next_tokens();
         self.add_prompt_rows(&mut chosen);
         self.steps += 1;
-        let taking: HashSet<JobId> = chosen.iter().map(|(id, _)| *id).collect();
+        let taking: HashSet<RequestId> = chosen.iter().map(|(id, _)| *id).collect();
         let part = self.running.iter_mut().filter(|s| taking.contains(&s.id));
         part.for_each(|s| s.last_step = self.steps);
         chosen
     }
 
     /// Decoding sequences of the step: all, or the longest waiting ones if the step has fewer result rows.
-    fn next_tokens(&self) -> Vec<(JobId, usize)> {
+    fn next_tokens(&self) -> Vec<(RequestId, usize)> {
         let (mut decoding, prompts): (Vec<&Sequence>, Vec<&Sequence>) =
             self.running.iter().filter(|s| s.ready()).partition(|s| s.is_decoding());
-        let results = self.executor.results().min(self.num_batch);
+        let results = self.executor.output_rows().min(self.num_batch);
         let most = (results - prompts.len().min(results / PROMPT_RESULT_SHARE)).max(1);
         if decoding.len() > most {
             decoding.sort_by_key(|s| (s.last_step, s.admitted));
@@ -42,20 +42,20 @@ impl EngineLoop {
     }
 
     /// Adds prompt rows, least-served client first.
-    fn add_prompt_rows(&mut self, chosen: &mut Vec<(JobId, usize)>) {
+    fn add_prompt_rows(&mut self, chosen: &mut Vec<(RequestId, usize)>) {
         let mut budget = self.prompt_row_budget(chosen.len());
         let has_states = self.pages.has_states();
         let exact = if has_states { 1 } else { self.executor.backend.max_bit_exact_rows().max(1) };
         let mut scores =
             self.executor.scored_rows(SCORED_LOGITS).saturating_sub(chosen.len()).max(1);
-        let mut results = self.executor.results().saturating_sub(chosen.len()).max(1);
+        let mut results = self.executor.output_rows().saturating_sub(chosen.len()).max(1);
         let (served, running) = (&mut self.served, &mut self.running);
         let mut prompts: Vec<&mut Sequence> = running
             .iter_mut()
             .filter(|s| !s.is_decoding() && s.unread() == 0 && s.ready())
             .collect();
         let share = |client: u64| served.get(&client).copied().unwrap_or(0);
-        prompts.sort_by_key(|s| (share(s.job.client), s.served, s.admitted));
+        prompts.sort_by_key(|s| (share(s.request.client), s.served, s.admitted));
         for s in prompts {
             let left = s.tokens.len() - s.computed;
             // The last token is computed in its own step, as it is after a cache hit, so that a repeated prompt gets the same bits.
@@ -64,10 +64,10 @@ impl EngineLoop {
             if has_states {
                 // State checkpoints are made between steps.
                 rows = rows.min(
-                    s.held.next_checkpoint(s.computed, s.tokens.len()).saturating_sub(s.computed),
+                    s.pages.next_checkpoint(s.computed, s.tokens.len()).saturating_sub(s.computed),
                 );
             }
-            if s.is_scored() {
+            if s.has_prompt_logprobs_left() {
                 rows = rows.min(scores);
                 scores -= rows;
             }
@@ -78,19 +78,19 @@ impl EngineLoop {
             if rows > 0 {
                 budget -= rows;
                 s.served += rows as u64;
-                *served.entry(s.job.client).or_default() += rows as u64;
+                *served.entry(s.request.client).or_default() += rows as u64;
                 chosen.push((s.id, rows));
             }
         }
     }
 
     /// Sequences whose prompts the encoder reads next, least-served client first: as many as fit the step time, at least one.
-    pub(super) fn next_to_encode(&self) -> Vec<JobId> {
+    pub(super) fn next_to_encode(&self) -> Vec<RequestId> {
         let budget = self.prompt_row_budget(0);
         let mut unread: Vec<&Sequence> =
             self.running.iter().filter(|s| s.unread() > 0 && s.ready()).collect();
         let share = |client: u64| self.served.get(&client).copied().unwrap_or(0);
-        unread.sort_by_key(|s| (share(s.job.client), s.served, s.admitted));
+        unread.sort_by_key(|s| (share(s.request.client), s.served, s.admitted));
         let (mut rows, mut chosen) = (0, Vec::new());
         for s in unread {
             if rows > 0 && rows + s.unread() > budget {

@@ -4,11 +4,11 @@
 use std::time::Instant;
 
 use puna_graph::StepInput;
-use puna_models::Want;
+use puna_models::StepKind;
 
 use super::EngineLoop;
 use crate::error::EngineError;
-use crate::sequence::JobId;
+use crate::sequence::RequestId;
 
 impl EngineLoop {
     /// Reads the prompts that are next, if there are such.
@@ -26,16 +26,16 @@ impl EngineLoop {
         if read.is_empty() {
             return Ok(());
         }
-        self.executor.prepare(Want::Encode, &input)?;
+        self.executor.prepare(StepKind::Encode, &input)?;
         let start = Instant::now();
-        self.executor.run(Want::Encode, &input)?.ok_or(EngineError::CannotGenerate)?;
+        self.executor.run(StepKind::Encode, &input)?.ok_or(EngineError::CannotGenerate)?;
         self.record_prefill_rate(input.tokens.len(), start.elapsed().as_secs_f64());
         let mut left = Vec::new();
         for s in self.running.iter_mut().filter(|s| read.contains(&s.id)) {
             s.computed = s.unread();
             s.served += s.computed as u64;
-            *self.served.entry(s.job.client).or_default() += s.computed as u64;
-            s.held.publish(&mut self.pages, &s.tokens[..s.computed]);
+            *self.served.entry(s.request.client).or_default() += s.computed as u64;
+            s.pages.publish(&mut self.pages, &s.tokens[..s.computed]);
             if !s.prefill_progress() {
                 left.push(s.id);
             }
@@ -48,18 +48,18 @@ impl EngineLoop {
     }
 
     /// The step that reads the prompts of these, but for those that were sent back to the queue; and whose they are.
-    fn assemble_unread(&self, chosen: &[JobId]) -> (StepInput, Vec<JobId>) {
+    fn assemble_unread(&self, chosen: &[RequestId]) -> (StepInput, Vec<RequestId>) {
         let (mut input, mut read) = (StepInput::default(), Vec::new());
         for id in chosen {
             let Some(s) = self.running.iter().find(|s| s.id == *id) else { continue };
             let (first_row, rows) = (input.tokens.len(), s.unread());
-            if s.held.room() < rows {
+            if s.pages.room() < rows {
                 continue;
             }
             input.tokens.extend_from_slice(&s.tokens[..rows]);
             input.positions.extend(0..rows as u32);
-            input.segments.push(s.held.segment(&self.pages, first_row, rows, 0));
-            input.adapter_scales.push(s.job.adapter_scales.clone());
+            input.segments.push(s.pages.segment(&self.pages, first_row, rows, 0));
+            input.adapter_scales.push(s.request.adapter_scales.clone());
             read.push(*id);
         }
         (input, read)

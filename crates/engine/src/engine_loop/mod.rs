@@ -7,27 +7,29 @@ mod batch;
 mod encode;
 mod results;
 mod temporary_pages;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use puna_graph::StepInput;
-use puna_models::Want;
+use puna_models::StepKind;
 use puna_tokenizer::Tokenizer;
 
 use crate::diffusion::{DiffusionSequence, DiffusionSequences};
-use crate::embed::EmbedJob;
+use crate::embed::EmbedRequest;
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
-use crate::job::Finish;
 use crate::pages::{NodeId, PAGE_TOKENS, Pages, Windows};
-use crate::sequence::{JobId, Sequence};
+use crate::request::Finish;
+use crate::sequence::{RequestId, Sequence};
 use crate::sequence_pages::SequencePages;
-use crate::speculate::Guess;
-use crate::speculate::speculator::{Limits, Speculator, StepTiming};
+use crate::speculate::Draft;
+use crate::speculate::speculator::{DraftLimits, Speculator, StepTiming};
 use crate::stats::Stats;
 
 pub use temporary_pages::TemporaryPages;
@@ -36,8 +38,11 @@ pub use temporary_pages::TemporaryPages;
 const STEP_TARGET: Duration = Duration::from_millis(100);
 /// Rows of the first chunk, before the prefill rate is measured. Smaller chunks measure it badly.
 const FIRST_CHUNK: usize = 64;
-/// Pause of the loop when all clients are slow.
-const SLOW_CLIENT_PAUSE: Duration = Duration::from_millis(2);
+/// Time after which the loop asks sinks again that were not ready, unless [`Command::Wake`] arrives before.
+const READY_POLL_INTERVAL: Duration =
+    Duration::from_millis(if cfg!(test) { 3_600_000 } else { 100 });
+/// Time that the loop waits for token masks while no other sequence can take a step.
+const MASK_POLL: Duration = Duration::from_millis(2);
 /// Time that a step waits for token masks. Sampling of a sequence whose mask takes longer is deferred to later steps.
 const MASK_WAIT: Duration = Duration::from_millis(20);
 
@@ -45,8 +50,10 @@ const MASK_WAIT: Duration = Duration::from_millis(20);
 pub enum Command {
     Submit(Box<Sequence>),
     Unmask(Box<DiffusionSequence>),
-    Cancel(JobId),
-    Embed(EmbedJob),
+    Cancel(RequestId),
+    Embed(EmbedRequest),
+    /// A sink that was not ready is ready.
+    Wake,
     Stop,
 }
 
@@ -61,7 +68,7 @@ pub struct EngineLoop {
     waiting: VecDeque<Sequence>,
     running: Vec<Sequence>,
     pub diffusion: DiffusionSequences,
-    pub embeds: VecDeque<EmbedJob>,
+    pub embeds: VecDeque<EmbedRequest>,
     /// Whether an embedding waits for pages, so that no sequence is admitted.
     pub embedding_blocked_on_pages: bool,
     /// Prompt rows computed for each client since the loop was last idle, for fairness.
@@ -87,7 +94,7 @@ struct Part {
     /// Result rows with logits to sample from.
     outputs: Range<usize>,
     /// Draft tokens, which have the rows behind.
-    guess: Option<Guess>,
+    draft: Option<Draft>,
 }
 
 impl EngineLoop {
@@ -132,27 +139,39 @@ impl EngineLoop {
                 }
             }
             loop {
-                let goes_on = match commands.try_recv() {
+                let continues = match commands.try_recv() {
                     Ok(command) => self.handle_command(command),
                     Err(TryRecvError::Disconnected) => false,
                     Err(TryRecvError::Empty) => break,
                 };
-                if !goes_on {
+                if !continues {
                     return self.stop();
                 }
             }
             self.admit();
             self.begin_round();
-            if let Err(error) = self.step() {
+            let stepped = self.step().unwrap_or_else(|error| {
                 self.fail_running(&error.to_string());
-            }
+                true
+            });
             self.embed_step();
-            if !self.unmask_step() && !self.diffusion.is_empty() && self.embeds.is_empty() {
-                std::thread::sleep(SLOW_CLIENT_PAUSE);
-            }
+            let denoised = self.denoising_step();
             self.publish_stats();
+            let is_blocked = !stepped && !denoised && self.embeds.is_empty();
+            if is_blocked && !self.is_idle() && !self.wait_for_command(commands) {
+                break;
+            }
         }
         self.stop();
+    }
+
+    /// Waits until a sink may be ready or another command arrives. Returns `false` to end the loop.
+    fn wait_for_command(&mut self, commands: &Receiver<Command>) -> bool {
+        match commands.recv_timeout(READY_POLL_INTERVAL) {
+            Ok(command) => self.handle_command(command),
+            Err(RecvTimeoutError::Timeout) => true,
+            Err(RecvTimeoutError::Disconnected) => false,
+        }
     }
 
     fn is_idle(&self) -> bool {
@@ -164,21 +183,22 @@ impl EngineLoop {
     fn handle_command(&mut self, command: Command) -> bool {
         match command {
             Command::Submit(sequence) => self.waiting.push_back(*sequence),
-            Command::Unmask(canvas) => self.diffusion.push(*canvas),
-            Command::Embed(job) => self.embeds.push_back(job),
+            Command::Unmask(sequence) => self.diffusion.push(*sequence),
+            Command::Embed(request) => self.embeds.push_back(request),
             Command::Cancel(id) => {
                 self.waiting.retain(|s| s.id != id);
                 self.diffusion.cancel(id);
-                if let Some(at) = self.embeds.iter().position(|job| job.id == id)
-                    && let Some(mut job) = self.embeds.remove(at)
+                if let Some(at) = self.embeds.iter().position(|request| request.id == id)
+                    && let Some(mut request) = self.embeds.remove(at)
                 {
-                    self.drop_embed(&mut job);
+                    self.drop_embed(&mut request);
                 }
                 if let Some(at) = self.running.iter().position(|s| s.id == id) {
                     let mut sequence = self.running.swap_remove(at);
                     self.release(&mut sequence);
                 }
             }
+            Command::Wake => {}
             Command::Stop => return false,
         }
         true
@@ -190,8 +210,8 @@ impl EngineLoop {
         for mut sequence in std::mem::take(&mut self.waiting) {
             sequence.fail("the engine is shutting down");
         }
-        for job in std::mem::take(&mut self.embeds) {
-            (job.done)(Err(EngineError::Stopped));
+        for request in std::mem::take(&mut self.embeds) {
+            (request.done)(Err(EngineError::Stopped));
         }
     }
 
@@ -209,7 +229,7 @@ impl EngineLoop {
             let s = &self.waiting[at];
             let (tokens, known) = (&s.tokens, s.known());
             let needed = (tokens.len() + 1).div_ceil(PAGE_TOKENS);
-            let known = self.pages.find(&s.origin, &tokens[..known]).path;
+            let known = self.pages.find(&s.tree_key, &tokens[..known]).path;
             let lacking = needed.saturating_sub(known.len());
             // A sequence alone always fits.
             let alone = self.running.is_empty() && !self.embeds_hold_pages();
@@ -239,15 +259,16 @@ impl EngineLoop {
     /// Whether a state slot is free; drops unpublished checkpoints of running sequences if needed.
     fn has_a_state_left(&mut self) -> bool {
         if self.pages.has_states() && self.pages.states_available() == 0 {
-            self.running.iter_mut().for_each(|s| s.held.drop_checkpoints(&mut self.pages));
+            self.running.iter_mut().for_each(|s| s.pages.drop_checkpoints(&mut self.pages));
         }
         !self.pages.has_states() || self.pages.states_available() > 0
     }
 
     /// Pages that running sequences still need for their known tokens and one more.
     fn reserved_pages(&self) -> usize {
-        let lacks =
-            |s: &Sequence| (s.tokens.len() + 1).saturating_sub(s.held.room()).div_ceil(PAGE_TOKENS);
+        let lacks = |s: &Sequence| {
+            (s.tokens.len() + 1).saturating_sub(s.pages.room()).div_ceil(PAGE_TOKENS)
+        };
         self.running.iter().map(lacks).sum()
     }
 
@@ -267,7 +288,7 @@ impl EngineLoop {
         let mut chunk = beyond(tokens, path.len() * PAGE_TOKENS);
         for s in &self.running {
             let needed = needs(s.tokens.len()).min(most);
-            lacking += needed.saturating_sub(s.held.recent_pages());
+            lacking += needed.saturating_sub(s.pages.recent_pages());
             chunk += if s.is_decoding() { 0 } else { beyond(s.tokens.len(), s.computed) };
         }
         lacking += chunk.min(self.num_batch.div_ceil(PAGE_TOKENS));
@@ -277,21 +298,22 @@ impl EngineLoop {
     /// Starts the fair share of a new client at the smallest share of the other clients, and that of a sequence likewise within its
     /// client. So a new client does not block the others until it has caught up. Forgets clients that have left.
     fn init_fair_share(&mut self, sequence: &mut Sequence) {
-        let client = sequence.job.client;
+        let client = sequence.request.client;
         let (running, waiting) = (&self.running, &self.waiting);
-        self.served.retain(|c, _| running.iter().chain(waiting).any(|s| s.job.client == *c));
-        let least = running.iter().filter_map(|s| self.served.get(&s.job.client)).min().copied();
+        self.served.retain(|c, _| running.iter().chain(waiting).any(|s| s.request.client == *c));
+        let least =
+            running.iter().filter_map(|s| self.served.get(&s.request.client)).min().copied();
         self.served.entry(client).or_insert(least.unwrap_or(0));
-        let others = running.iter().filter(|s| s.job.client == client && !s.is_decoding());
+        let others = running.iter().filter(|s| s.request.client == client && !s.is_decoding());
         sequence.served = others.map(|s| s.served).min().unwrap_or(0);
     }
 
     /// The first waiting sequence of the client with the fewest running sequences. Skips sequences whose prefix is in flight.
     fn next_to_admit(&self) -> Option<usize> {
         let mut running = HashMap::<u64, usize>::new();
-        self.running.iter().for_each(|s| *running.entry(s.job.client).or_default() += 1);
+        self.running.iter().for_each(|s| *running.entry(s.request.client).or_default() += 1);
         let mut all: Vec<usize> = (0..self.waiting.len()).collect();
-        all.sort_by_key(|&i| (running.get(&self.waiting[i].job.client), i));
+        all.sort_by_key(|&i| (running.get(&self.waiting[i].request.client), i));
         all.into_iter().find(|&i| !self.is_prefix_in_flight(&self.waiting[i]))
     }
 
@@ -300,8 +322,9 @@ impl EngineLoop {
     fn is_prefix_in_flight(&self, sequence: &Sequence) -> bool {
         let known = &sequence.tokens[..sequence.known()];
         let more = |than: usize| {
-            let alike =
-                |s: &Sequence| s.job.client == sequence.job.client && s.origin == sequence.origin;
+            let alike = |s: &Sequence| {
+                s.request.client == sequence.request.client && s.tree_key == sequence.tree_key
+            };
             let reads = |s: &&Sequence| alike(s) && !s.is_decoding() && s.ready();
             self.running.iter().filter(reads).any(|s| {
                 let common = s.tokens.iter().zip(known).take_while(|(a, b)| a == b).count();
@@ -309,37 +332,32 @@ impl EngineLoop {
             })
         };
         // A cheap test first: most sequences have no common prefix.
-        more(0) && more(self.pages.find(&sequence.origin, known).tokens())
+        more(0) && more(self.pages.find(&sequence.tree_key, known).tokens())
     }
 
     /// Finds the cached prefix of a sequence. The last token is always computed, since its logits are needed.
     fn begin(&mut self, sequence: &mut Sequence) {
         let known = &sequence.tokens[..sequence.known()];
-        let others = self.running.iter().map(|s| (&s.held, &s.tokens[..s.computed]));
-        let origin = &sequence.origin;
-        let (held, computed) = SequencePages::find(
-            &mut self.pages,
-            &mut *self.executor.backend,
-            origin,
-            known,
-            others,
-        );
-        sequence.held = held;
+        let others = self.running.iter().map(|s| (&s.pages, &s.tokens[..s.computed]));
+        let key = &sequence.tree_key;
+        let (pages, computed) =
+            SequencePages::find(&mut self.pages, &mut *self.executor.backend, key, known, others);
+        sequence.pages = pages;
         sequence.start(computed);
     }
 
     /// Moves the pages of a sequence to the tree.
     fn release(&mut self, sequence: &mut Sequence) {
-        self.speculator.leave(sequence);
-        let held = std::mem::take(&mut sequence.held);
-        held.release(&mut self.pages, &sequence.tokens[..sequence.computed]);
+        self.speculator.remove(sequence);
+        let pages = std::mem::take(&mut sequence.pages);
+        pages.release(&mut self.pages, &sequence.tokens[..sequence.computed]);
         sequence.computed = 0;
     }
 
     /// Makes sure that a running sequence has pages for `tokens` tokens; preempts the newest sequences if needed. Returns the new index of
     /// the sequence, or `None` if it was preempted itself.
     fn preempt_until_fits(&mut self, mut at: usize, tokens: usize) -> Option<usize> {
-        while !self.running[at].held.grow(&mut self.pages, tokens) {
+        while !self.running[at].pages.grow(&mut self.pages, tokens) {
             let newest = (0..self.running.len()).max_by_key(|&i| self.running[i].admitted)?;
             let mut sequence = self.running.remove(newest);
             self.release(&mut sequence);
@@ -374,37 +392,35 @@ impl EngineLoop {
         }
     }
 
-    fn step(&mut self) -> Result<(), EngineError> {
-        self.resume_deferred_sampling(Instant::now());
+    /// Runs a step of the running sequences. Returns `false` if none can take part, since their sinks are not ready.
+    fn step(&mut self) -> Result<bool, EngineError> {
+        let resumed = self.resume_deferred_sampling(Instant::now()) > 0;
         self.check_context();
         if self.running.is_empty() {
-            return Ok(());
+            return Ok(resumed);
         }
         self.encode()?;
         let chosen = self.select_batch();
         if chosen.is_empty() {
-            let end = Instant::now() + SLOW_CLIENT_PAUSE;
-            if self.resume_deferred_sampling(end) == 0 {
-                // Nothing is left of it where a form was waited for.
-                std::thread::sleep(end.saturating_duration_since(Instant::now()));
-            }
-            return Ok(());
+            let waits_for_mask = self.running.iter().any(|s| s.is_sample_deferred() && s.ready());
+            self.resume_deferred_sampling(Instant::now() + MASK_POLL);
+            return Ok(resumed || waits_for_mask);
         }
         for &(id, rows) in &chosen {
             if let Some(at) = self.running.iter().position(|s| s.id == id) {
                 self.preempt_until_fits(at, self.running[at].computed + rows);
             }
         }
-        let guesses = self.guess(&chosen)?;
-        let guesses = self.fit_drafts_to_pages(guesses);
-        let (input, parts) = self.assemble(&chosen, guesses);
+        let drafts = self.draft(&chosen)?;
+        let drafts = self.fit_drafts_to_pages(drafts);
+        let (input, parts) = self.assemble(&chosen, drafts);
         if parts.is_empty() {
-            return Ok(());
+            return Ok(true);
         }
-        // Making a program would spoil the measurement.
-        self.executor.prepare(Want::Logits, &input)?;
+        // Compiled before the timing starts.
+        self.executor.prepare(StepKind::Logits, &input)?;
         let start = Instant::now();
-        let Some(cols) = self.executor.run(Want::Logits, &input)? else {
+        let Some(cols) = self.executor.run(StepKind::Logits, &input)? else {
             return Err(EngineError::CannotGenerate);
         };
         let seconds = start.elapsed().as_secs_f64();
@@ -413,9 +429,9 @@ impl EngineLoop {
         let accepted = self.process_step_output(&parts, cols, prompt_rows)?;
         if prompt_rows == 0 {
             let (sequences, rows) = (parts.len(), input.tokens.len());
-            self.speculator.ran(StepTiming { sequences, rows, seconds, accepted });
+            self.speculator.record_timing(StepTiming { sequences, rows, seconds, accepted });
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Updates the prefill rate from a step.
@@ -428,33 +444,42 @@ impl EngineLoop {
     }
 
     /// Makes draft tokens for a step without prompt rows.
-    fn guess(&mut self, chosen: &[(JobId, usize)]) -> Result<Vec<(JobId, Guess)>, EngineError> {
+    fn draft(
+        &mut self,
+        chosen: &[(RequestId, usize)],
+    ) -> Result<Vec<(RequestId, Draft)>, EngineError> {
         let decoding = |s: &Sequence| s.is_decoding() && chosen.iter().any(|(id, _)| *id == s.id);
-        let mut company: Vec<_> = self.running.iter_mut().filter(|s| decoding(s)).collect();
-        if company.len() < chosen.len() {
+        let mut sequences: Vec<_> = self.running.iter_mut().filter(|s| decoding(s)).collect();
+        if sequences.len() < chosen.len() {
             return Ok(Vec::new());
         }
-        let limits =
-            Limits { n_ctx: self.executor.info.n_ctx, rows: self.num_batch, target: STEP_TARGET };
+        let limits = DraftLimits {
+            n_ctx: self.executor.info.n_ctx,
+            rows: self.num_batch,
+            target: STEP_TARGET,
+        };
         let model = (&mut self.executor, &mut self.pages);
-        self.speculator.guess(&mut company, &self.tokenizer, limits, model)
+        self.speculator.draft(&mut sequences, &self.tokenizer, limits, model)
     }
 
     /// Shortens drafts to the free pages: no sequence is preempted for a draft.
-    fn fit_drafts_to_pages(&mut self, mut guesses: Vec<(JobId, Guess)>) -> HashMap<JobId, Guess> {
-        for (id, guess) in &mut guesses {
+    fn fit_drafts_to_pages(
+        &mut self,
+        mut drafts: Vec<(RequestId, Draft)>,
+    ) -> HashMap<RequestId, Draft> {
+        for (id, draft) in &mut drafts {
             let Some(s) = self.running.iter_mut().find(|s| s.id == *id) else { continue };
-            let wanted = s.computed + 1 + guess.tokens.len();
-            s.held.grow(&mut self.pages, wanted);
-            guess.tokens.truncate(s.held.room().saturating_sub(s.computed + 1));
+            let wanted = s.computed + 1 + draft.tokens.len();
+            s.pages.grow(&mut self.pages, wanted);
+            draft.tokens.truncate(s.pages.room().saturating_sub(s.computed + 1));
         }
-        guesses.into_iter().filter(|(_, guess)| !guess.tokens.is_empty()).collect()
+        drafts.into_iter().filter(|(_, draft)| !draft.tokens.is_empty()).collect()
     }
 
     fn assemble(
         &self,
-        chosen: &[(JobId, usize)],
-        mut guesses: HashMap<JobId, Guess>,
+        chosen: &[(RequestId, usize)],
+        mut drafts: HashMap<RequestId, Draft>,
     ) -> (StepInput, Vec<Part>) {
         let mut input = StepInput::default();
         let mut parts = Vec::new();
@@ -462,13 +487,13 @@ impl EngineLoop {
             // Preempted by an earlier sequence of this step.
             let Some(running) = self.running.iter().position(|s| s.id == id) else { continue };
             let s = &self.running[running];
-            if s.held.room() < s.computed + rows {
+            if s.pages.room() < s.computed + rows {
                 continue;
             }
             let (first_row, past) = (input.tokens.len(), s.computed);
             input.tokens.extend_from_slice(&s.tokens[past..past + rows]);
-            let guess = guesses.remove(&id);
-            input.tokens.extend(guess.iter().flat_map(|guess| &guess.tokens));
+            let draft = drafts.remove(&id);
+            input.tokens.extend(draft.iter().flat_map(|draft| &draft.tokens));
             let all = input.tokens.len() - first_row;
             input.positions.extend((past..past + all).map(|p| p as u32));
             let first_score = input.outputs.len();
@@ -478,8 +503,8 @@ impl EngineLoop {
                 input.outputs.extend((first_row + rows - 1..first_row + all).map(|row| row as u32));
             }
             let (scores, outputs) = (first_score..first_output, first_output..input.outputs.len());
-            input.segments.push(s.held.segment(&self.pages, first_row, all, past));
-            input.adapter_scales.push(s.job.adapter_scales.clone());
+            input.segments.push(s.pages.segment(&self.pages, first_row, all, past));
+            input.adapter_scales.push(s.request.adapter_scales.clone());
             parts.push(Part {
                 running,
                 first_row,
@@ -487,7 +512,7 @@ impl EngineLoop {
                 prompt: !s.is_decoding(),
                 scores,
                 outputs,
-                guess,
+                draft,
             });
         }
         (input, parts)
@@ -500,7 +525,7 @@ impl EngineLoop {
         [stats.running, stats.waiting] = self.counts();
     }
 
-    /// Numbers of running and of waiting jobs.
+    /// Numbers of running and of waiting requests.
     fn counts(&self) -> [usize; 2] {
         let (begun, new) = self.diffusion.counts();
         [self.running.len() + begun, self.waiting.len() + new + self.embeds.len()]
@@ -511,7 +536,7 @@ impl EngineLoop {
         [stats.running, stats.waiting] = self.counts();
         stats.pages = self.pages.total();
         stats.pages_in_use = self.pages.in_use();
-        stats.pages_held = self.pages.held();
+        stats.pages_held = self.pages.pinned();
         [stats.recent_pages, stats.recent_pages_in_use, stats.recent_pages_held] =
             self.pages.window_page_counts();
         stats.preempted = self.preempted;

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use super::{EngineLoop, MASK_WAIT, Part};
 use crate::error::EngineError;
-use crate::sequence::JobId;
-use crate::speculate::source::Computed;
+use crate::sequence::RequestId;
+use crate::speculate::draft_source::StepRows;
 
 impl EngineLoop {
     /// Samples sequences whose sampling was deferred, if their masks are ready by `end`. Returns the number of sampled tokens.
@@ -27,7 +27,7 @@ impl EngineLoop {
     }
 
     /// Removes finished sequences.
-    pub(super) fn remove_finished(&mut self, ended: &[JobId]) {
+    pub(super) fn remove_finished(&mut self, ended: &[RequestId]) {
         for id in ended {
             if let Some(at) = self.running.iter().position(|s| s.id == *id) {
                 let mut sequence = self.running.swap_remove(at);
@@ -54,11 +54,11 @@ impl EngineLoop {
             );
             let copies = part.prompt && self.pages.has_states();
             let is_place = copies
-                && s.held.next_checkpoint(s.computed, s.tokens.len()) == s.computed + part.rows;
-            let mut step = Computed { past: s.computed, first: part.first_row, output: None };
+                && s.pages.next_checkpoint(s.computed, s.tokens.len()) == s.computed + part.rows;
+            let mut step = StepRows { past: s.computed, first: part.first_row, output: None };
             s.computed += part.rows;
             if is_place {
-                s.held.copy_state(&mut self.pages, &mut *self.executor.backend, s.computed);
+                s.pages.copy_state(&mut self.pages, &mut *self.executor.backend, s.computed);
             }
             open = open && s.prefill_progress();
             if open && !part.outputs.is_empty() {
@@ -66,23 +66,24 @@ impl EngineLoop {
                     [part.outputs.start * cols..part.outputs.end * cols];
                 let accepted;
                 (accepted, open) =
-                    s.advance_through(rows, cols, part.guess.as_ref(), &self.tokenizer, end);
+                    s.accept_draft(rows, cols, part.draft.as_ref(), &self.tokenizer, end);
                 // Deferred sampling says nothing about the draft.
-                if let Some(guess) = part.guess.as_ref().filter(|_| !s.is_postponed()) {
-                    self.speculator.checked(s, guess.kind, guess.tokens.len(), accepted);
+                if let Some(draft) = part.draft.as_ref().filter(|_| !s.is_sample_deferred()) {
+                    self.speculator.record_verified(s, draft.kind, draft.tokens.len(), accepted);
                 }
                 step.output = Some(part.outputs.start + accepted);
-                generated += accepted + usize::from(!s.is_postponed());
+                generated += accepted + usize::from(!s.is_sample_deferred());
                 all_true += accepted;
             }
-            self.speculator.computed(s, self.executor.backend.extra_output(0), step);
+            self.speculator.record_step(s, self.executor.backend.extra_output(0), step);
             if !open {
                 ended.push(s.id);
             }
         }
-        let followed = self.speculator.follow(&self.running, (&mut self.executor, &self.pages));
+        let followed =
+            self.speculator.update_cache(&self.running, (&mut self.executor, &self.pages));
         for s in &mut self.running {
-            s.held.publish(&mut self.pages, &s.tokens[..s.computed]);
+            s.pages.publish(&mut self.pages, &s.tokens[..s.computed]);
         }
         self.remove_finished(&ended);
         let mut stats = self.stats.lock().expect("nobody panics with the statistics");

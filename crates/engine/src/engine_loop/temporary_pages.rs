@@ -40,7 +40,7 @@ impl EngineLoop {
     pub fn take_temporary_pages(&mut self, tokens: usize) -> Option<TemporaryPages> {
         let mut borrowed = TemporaryPages::default();
         while borrowed.pages.len() * PAGE_TOKENS < tokens {
-            match self.pages.take_lasting() {
+            match self.pages.take_full_page() {
                 Some(page) => borrowed.pages.push(page),
                 None => {
                     self.release_temporary_pages(borrowed);
@@ -72,7 +72,7 @@ impl EngineLoop {
         borrowed
             .pages
             .into_iter()
-            .for_each(|all| self.pages.release_page(Page { all, recent: None }));
+            .for_each(|full| self.pages.release_page(Page { full, window: None }));
         borrowed.recent.into_iter().for_each(|page| self.pages.release_window_page(page));
         borrowed.state.into_iter().for_each(|slot| self.pages.release_state(slot));
     }

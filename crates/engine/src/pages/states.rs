@@ -4,13 +4,18 @@
 //! ends at the last of them. A running sequence has one state slot; all other slots hold checkpoints, of which the least recently
 //! used is evicted first.
 
+use super::lru_list::LruList;
 use super::{Match, NodeId, PAGE_TOKENS, Pages, PrefixTreeKey};
 
 /// State slots: free, with a checkpoint of the tree, or of a running sequence.
 #[derive(Debug, Default)]
-pub struct Slots {
+pub struct StateSlots {
     free: Vec<u32>,
     total: usize,
+    /// Slots of checkpoints.
+    checkpoints: LruList,
+    /// Node of each slot with a checkpoint, by slot.
+    nodes: Vec<NodeId>,
 }
 
 /// A state checkpoint of a node.
@@ -19,15 +24,17 @@ pub struct StateCheckpoint {
     /// Position in the page: number of tokens before it.
     pub tokens: usize,
     pub slot: u32,
-    last_used: u64,
 }
 
-impl Slots {
+impl StateSlots {
     pub fn new(total: usize) -> Self {
-        Self { free: (0..total as u32).rev().collect(), total }
+        let free = (0..total as u32).rev().collect();
+        Self { free, total, checkpoints: LruList::default(), nodes: vec![NodeId(0); total] }
     }
 
-    pub fn release_slot(&mut self, slot: u32) {
+    /// Releases a slot, which can hold a checkpoint.
+    pub fn release(&mut self, slot: u32) {
+        self.checkpoints.remove(slot as usize);
         self.free.push(slot);
     }
 }
@@ -36,7 +43,7 @@ impl Pages {
     /// Adds state slots.
     #[must_use]
     pub fn with_states(self, slots: usize) -> Self {
-        Self { slots: Slots::new(slots), ..self }
+        Self { slots: StateSlots::new(slots), ..self }
     }
 
     /// Whether the model has recurrent layers.
@@ -46,48 +53,46 @@ impl Pages {
 
     /// Number of slots that are free or hold a checkpoint.
     pub fn states_available(&self) -> usize {
-        self.slots.free.len()
-            + self.nodes.iter().flatten().map(|node| node.checkpoints.len()).sum::<usize>()
+        self.slots.free.len() + self.slots.checkpoints.len()
     }
 
     /// Takes a slot; evicts the least recently used checkpoint if needed. `None` if running sequences use all slots.
     pub fn take_state(&mut self) -> Option<u32> {
-        self.slots.free.pop().or_else(|| {
-            let copies = self.nodes.iter_mut().flatten().flat_map(|node| {
-                let oldest = node.checkpoints.iter().map(|kept| kept.last_used).min();
-                oldest.map(|oldest| (oldest, &mut node.checkpoints))
-            });
-            let (oldest, kept) = copies.min_by_key(|(oldest, _)| *oldest)?;
-            let at = kept.iter().position(|kept| kept.last_used == oldest)?;
-            Some(kept.remove(at).slot)
-        })
+        if let Some(slot) = self.slots.free.pop() {
+            return Some(slot);
+        }
+        let slot = self.slots.checkpoints.pop()?;
+        let node = self.slots.nodes[slot];
+        self.node_mut(node).checkpoints.retain(|checkpoint| checkpoint.slot as usize != slot);
+        Some(slot as u32)
     }
 
     /// Releases a slot.
     pub fn release_state(&mut self, slot: u32) {
-        self.slots.release_slot(slot);
+        self.slots.release(slot);
     }
 
     /// Adds a checkpoint after `tokens` tokens of a node's page. If there is one already, releases the slot.
     pub fn keep_state(&mut self, id: NodeId, tokens: usize, slot: u32) {
-        self.clock += 1;
-        let last_used = self.clock;
-        let kept = &mut self.node_mut(id).checkpoints;
-        match kept.iter_mut().find(|kept| kept.tokens == tokens) {
-            Some(known) => {
-                known.last_used = last_used;
-                self.slots.release_slot(slot);
+        let checkpoints = &mut self.node_mut(id).checkpoints;
+        match checkpoints.iter().find(|checkpoint| checkpoint.tokens == tokens) {
+            Some(&StateCheckpoint { slot: existing, .. }) => {
+                self.touch_state(existing);
+                self.slots.release(slot);
             }
-            None => kept.push(StateCheckpoint { tokens, slot, last_used }),
+            None => {
+                checkpoints.push(StateCheckpoint { tokens, slot });
+                self.slots.nodes[slot as usize] = id;
+                self.slots.checkpoints.push(slot as usize);
+            }
         }
     }
 
     /// Marks a checkpoint as used.
     pub fn touch_state(&mut self, slot: u32) {
-        self.clock += 1;
-        let now = self.clock;
-        let kept = self.nodes.iter_mut().flatten().flat_map(|node| &mut node.checkpoints);
-        kept.filter(|kept| kept.slot == slot).for_each(|kept| kept.last_used = now);
+        if self.slots.checkpoints.contains(slot as usize) {
+            self.slots.checkpoints.push(slot as usize);
+        }
     }
 
     /// Finds the prefix of `tokens` up to the last checkpoint. A sibling of the longest match can have a later checkpoint.

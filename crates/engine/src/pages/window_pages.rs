@@ -6,23 +6,34 @@
 
 use puna_graph::Mask;
 
+use super::lru_list::LruList;
 use super::{Match, NodeId, PAGE_TOKENS, Pages};
 
-/// Windows of layers, and free window pages.
+/// Windows of layers, free window pages, and the nodes whose window pages can be evicted.
 #[derive(Debug, Default)]
-pub struct Recent {
+pub struct WindowPages {
     windows: Windows,
     free: Vec<u32>,
     total: usize,
+    /// Nodes with an unpinned window page.
+    idle: LruList,
+    /// Nodes with an unpinned window page that is evicted last.
+    idle_preferred: LruList,
+}
+
+impl WindowPages {
+    /// Number of unpinned window pages.
+    fn idle_count(&self) -> usize {
+        self.idle.len() + self.idle_preferred.len()
+    }
 }
 
 /// Window page of a node.
 #[derive(Debug)]
-pub struct RecentPage {
+pub struct WindowPage {
     page: u32,
     /// Number of running sequences that pin it.
     users: usize,
-    last_used: u64,
     /// Whether other sequences are likely to continue here (end of a prompt, divergence); evicted last.
     keep_preferred: bool,
 }
@@ -66,92 +77,95 @@ impl Pages {
     #[must_use]
     pub fn with_recent(self, windows: Windows, total: usize) -> Self {
         let free = if windows.is_empty() { Vec::new() } else { (0..total as u32).rev().collect() };
-        Self { recent: Recent { total: free.len(), windows, free }, ..self }
+        let window_pages =
+            WindowPages { total: free.len(), windows, free, ..WindowPages::default() };
+        Self { window_pages, ..self }
     }
 
     /// Whether the model has layers with a window.
     pub fn has_window_pages(&self) -> bool {
-        !self.recent.windows.is_empty()
+        !self.window_pages.windows.is_empty()
     }
 
     /// Windows of layers.
     pub fn windows(&self) -> &Windows {
-        &self.recent.windows
+        &self.window_pages.windows
     }
 
     /// Numbers of window pages: all, in use or cached, and pinned.
     pub fn window_page_counts(&self) -> [usize; 3] {
-        let in_use = self.recent.total - self.recent.free.len();
-        [self.recent.total, in_use, in_use - self.idle_recent(self.nodes.iter().flatten())]
-    }
-
-    fn idle_recent<'a>(&self, nodes: impl Iterator<Item = &'a super::Node>) -> usize {
-        nodes.filter(|node| node.recent.as_ref().is_some_and(|kept| kept.users == 0)).count()
+        let pages = &self.window_pages;
+        let in_use = pages.total - pages.free.len();
+        [pages.total, in_use, in_use - pages.idle_count()]
     }
 
     /// Number of window pages that a sequence with these cached nodes can take without preemption.
     pub fn window_pages_available(&self, path: &[NodeId]) -> usize {
-        let own = self.idle_recent(path.iter().map(|&id| self.node(id)));
-        self.recent.free.len() + self.idle_recent(self.nodes.iter().flatten()) - own
+        let is_idle = |id: &&NodeId| self.node(**id).window.as_ref().is_some_and(|w| w.users == 0);
+        let own = path.iter().filter(is_idle).count();
+        self.window_pages.free.len() + self.window_pages.idle_count() - own
     }
 
     /// Takes a window page; evicts one if needed: the least recently used one without `keep_preferred`, else the least recently used.
     pub fn take_window_page(&mut self) -> Option<u32> {
-        self.recent.free.pop().or_else(|| {
-            let kept = self.nodes.iter_mut().flatten().map(|node| &mut node.recent);
-            let idle = kept.filter(|kept| kept.as_ref().is_some_and(|kept| kept.users == 0));
-            let first = idle
-                .min_by_key(|kept| kept.as_ref().map(|kept| (kept.keep_preferred, kept.last_used)));
-            first.and_then(Option::take).map(|kept| kept.page)
-        })
+        let pages = &mut self.window_pages;
+        if let Some(page) = pages.free.pop() {
+            return Some(page);
+        }
+        let oldest = pages.idle.pop().or_else(|| pages.idle_preferred.pop())?;
+        self.node_mut(NodeId(oldest)).window.take().map(|window| window.page)
     }
 
     /// Releases a window page.
     pub fn release_window_page(&mut self, page: u32) {
-        self.recent.free.push(page);
-    }
-
-    /// Entry of a window page that enters the tree.
-    pub(super) fn kept(&self, page: u32) -> RecentPage {
-        RecentPage { page, users: 0, last_used: self.clock, keep_preferred: false }
+        self.window_pages.free.push(page);
     }
 
     /// Gives a node a window page. If it has one already, releases the page.
-    pub(super) fn keep_recent(&mut self, id: NodeId, page: u32) {
-        let kept = self.kept(page);
-        match &mut self.node_mut(id).recent {
+    pub(super) fn set_window_page(&mut self, id: NodeId, page: u32) {
+        match &mut self.node_mut(id).window {
             Some(_) => self.release_window_page(page),
-            none => *none = Some(kept),
+            none => {
+                *none = Some(WindowPage { page, users: 0, keep_preferred: false });
+                self.window_pages.idle.push(id.0);
+            }
         }
     }
 
-    /// Releases the window page of a node.
-    pub(super) fn drop_recent(&mut self, kept: Option<RecentPage>) {
-        kept.into_iter().for_each(|kept| self.release_window_page(kept.page));
+    /// Releases the unpinned window page that was taken from a node.
+    pub(super) fn drop_window_page(&mut self, id: NodeId, window: Option<WindowPage>) {
+        if let Some(window) = window {
+            self.window_pages.idle.remove(id.0);
+            self.window_pages.idle_preferred.remove(id.0);
+            self.release_window_page(window.page);
+        }
     }
 
     /// Window page of a node, if present.
-    pub fn recent_page(&self, id: NodeId) -> Option<u32> {
-        self.node(id).recent.as_ref().map(|kept| kept.page)
+    pub fn window_page(&self, id: NodeId) -> Option<u32> {
+        self.node(id).window.as_ref().map(|window| window.page)
     }
 
     /// Pins the window pages of these nodes for one more sequence.
     pub fn pin_window_pages(&mut self, nodes: &[NodeId]) {
         for &id in nodes {
-            if let Some(kept) = &mut self.node_mut(id).recent {
-                kept.users += 1;
+            if let Some(window) = &mut self.node_mut(id).window {
+                window.users += 1;
+                self.window_pages.idle.remove(id.0);
+                self.window_pages.idle_preferred.remove(id.0);
             }
         }
     }
 
     /// Undoes [`Pages::pin_window_pages`] for a node; `keep_preferred` makes it evicted last.
     pub fn unpin_window_page(&mut self, id: NodeId, keep_preferred: bool) {
-        self.clock += 1;
-        let last_used = self.clock;
-        if let Some(kept) = &mut self.node_mut(id).recent {
-            kept.users -= 1;
-            kept.keep_preferred |= keep_preferred;
-            kept.last_used = last_used;
+        let Some(window) = &mut self.node_mut(id).window else { return };
+        window.users -= 1;
+        window.keep_preferred |= keep_preferred;
+        match (window.users, window.keep_preferred) {
+            (0, false) => self.window_pages.idle.push(id.0),
+            (0, true) => self.window_pages.idle_preferred.push(id.0),
+            _ => {}
         }
     }
 
@@ -163,25 +177,25 @@ impl Pages {
 
     /// Nodes of a path whose window pages the next token of a sequence with `tokens` tokens sees.
     pub fn seen_of<'a>(&self, path: &'a [NodeId], tokens: usize) -> &'a [NodeId] {
-        let first = self.recent.windows.first_seen(tokens) / PAGE_TOKENS;
+        let first = self.window_pages.windows.first_seen(tokens) / PAGE_TOKENS;
         &path[first.min(path.len())..]
     }
 
     /// Whether all window pages of a path that the next token sees are present.
     pub fn sees_all(&self, path: &[NodeId], tokens: usize) -> bool {
         !self.has_window_pages()
-            || self.seen_of(path, tokens).iter().all(|&id| self.node(id).recent.is_some())
+            || self.seen_of(path, tokens).iter().all(|&id| self.node(id).window.is_some())
     }
 
     /// Shortens a cached prefix until all window pages that its next token sees are present.
-    pub(super) fn up_to_what_is_seen(&self, found: Match) -> Match {
+    pub(super) fn up_to_window_pages(&self, found: Match) -> Match {
         if !self.has_window_pages() {
             return found;
         }
         let Match { mut path, mut partial, state, seen } = found;
         loop {
             let tokens = path.len() * PAGE_TOKENS + partial.map_or(0, |(_, tokens)| tokens);
-            let is_there = |id: NodeId| self.node(id).recent.is_some();
+            let is_there = |id: NodeId| self.node(id).window.is_some();
             // A partial page without a window page is of no use.
             if partial.is_some_and(|(id, _)| !is_there(id)) {
                 partial = None;
@@ -249,7 +263,7 @@ mod tests {
         assert_eq!(found(&pages, &tokens), 384);
         // That of the page used longest ago, of which what follows sees nothing.
         pages.take_window_page().unwrap();
-        assert_eq!(pages.recent_page(nodes[0]), None);
+        assert_eq!(pages.window_page(nodes[0]), None);
         assert_eq!(found(&pages, &tokens), 384);
         assert_eq!(found(&pages, &tokens[..64]), 0, "the next token would see it");
         assert_eq!(found(&pages, &tokens[..100]), 0);
@@ -257,7 +271,7 @@ mod tests {
         // Without the fourth nothing that ends in it or shortly after.
         pages.pin_window_pages(&[nodes[1], nodes[2], nodes[4], nodes[5]]);
         pages.take_window_page().unwrap();
-        assert_eq!(pages.recent_page(nodes[3]), None);
+        assert_eq!(pages.window_page(nodes[3]), None);
         assert_eq!(found(&pages, &tokens[..256]), 192);
         assert_eq!(found(&pages, &tokens[..310]), 192);
         assert_eq!(found(&pages, &tokens[..320]), 320);
@@ -286,8 +300,8 @@ mod tests {
         );
         assert_eq!(pages.window_page_counts(), [4, 4, 1]);
         for gone in [1, 0, 2] {
-            let page = pages.recent_page(nodes[gone]);
-            assert_eq!((pages.take_window_page(), pages.recent_page(nodes[gone])), (page, None));
+            let page = pages.window_page(nodes[gone]);
+            assert_eq!((pages.take_window_page(), pages.window_page(nodes[gone])), (page, None));
         }
         assert_eq!(pages.take_window_page(), None);
     }
@@ -298,16 +312,16 @@ mod tests {
         // The free one, and that of the first node.
         let two = [(); 2].map(|()| pages.take_window_page().unwrap());
         two.into_iter().for_each(|page| pages.release_window_page(page));
-        assert_eq!(pages.recent_page(nodes[0]), None);
+        assert_eq!(pages.window_page(nodes[0]), None);
         let again = pages.take().unwrap();
         let root = Parent::Root(PrefixTreeKey::default());
         assert_eq!(pages.insert(&root, again, &tokens[..64]), nodes[0]);
-        assert_eq!(pages.recent_page(nodes[0]), again.recent);
+        assert_eq!(pages.window_page(nodes[0]), again.window);
         // With one that is there, and with a part of a page, nothing changes.
         for part in [64, 10] {
-            let (before, page) = (pages.recent_page(nodes[0]), pages.take().unwrap());
+            let (before, page) = (pages.window_page(nodes[0]), pages.take().unwrap());
             assert_eq!(pages.insert(&root, page, &tokens[..part]), nodes[0]);
-            assert_eq!(pages.recent_page(nodes[0]), before);
+            assert_eq!(pages.window_page(nodes[0]), before);
         }
         assert_eq!((pages.window_page_counts(), pages.in_use()), ([3, 2, 0], 2));
         // A part of a page does not stand for the whole.
@@ -315,6 +329,6 @@ mod tests {
         all.into_iter().for_each(|page| pages.release_window_page(page));
         let page = pages.take().unwrap();
         assert_eq!(pages.insert(&root, page, &tokens[..10]), nodes[0]);
-        assert_eq!((pages.recent_page(nodes[0]), pages.window_page_counts()), (None, [3, 0, 0]));
+        assert_eq!((pages.window_page(nodes[0]), pages.window_page_counts()), (None, [3, 0, 0]));
     }
 }

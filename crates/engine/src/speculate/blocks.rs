@@ -1,185 +1,208 @@
-//! Draft models that guess a block of tokens at once: the newest token and masks for those that follow are rows of a step, behind
-//! what the model's own steps have put into its cache for them. What depends on the token before it is decided token by token.
+//! Drafts of a companion draft model that drafts a block of tokens in one step (DFlash).
+//!
+//! The rows of a draft step are the newest token and mask tokens for the following positions. They
+//! attend to keys and values that the target's steps have written for the companion. Heads that depend
+//! on the token before ([`TransitionHead`]) run token by token after it.
 
 use std::time::Instant;
 
 use puna_graph::StepInput;
-use puna_models::{Block, Link, Want};
+use puna_models::{DraftBlock, StepKind, TransitionHead};
 
-use super::model::{DraftRequest, DraftTokens, TIMES, likeliest};
-use super::rolling_median::Newest;
+use super::model::{DraftRequest, DraftTokens, TIMING_WINDOW, most_probable};
+use super::rolling_median::RollingMedian;
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
 use crate::pages::Pages;
 
-/// The draft model at work.
-pub struct Blocks {
-    form: Block,
-    /// Seconds of a step that guesses blocks.
-    steps: Newest,
-    /// Seconds of one that links tokens.
-    links: Newest,
+/// A loaded companion.
+pub struct BlockDrafter {
+    block: DraftBlock,
+    /// Seconds of block steps.
+    block_times: RollingMedian,
+    /// Seconds of head steps.
+    head_times: RollingMedian,
 }
 
-/// A block of a sequence.
-struct Asked {
-    at: usize,
-    /// The token before the one that is decided next.
-    before: u32,
-    /// Rows that say something, of those that are wanted.
-    rows: usize,
-    /// The first of them among the results of the step.
+/// A draft while its tokens are drawn.
+struct DraftInProgress {
+    /// Index of the request.
+    index: usize,
+    /// Token before the next one.
+    previous: u32,
+    /// Largest number of draft tokens.
+    max_tokens: usize,
+    /// First row of the block among the output rows of the step.
     first: usize,
-    guess: Vec<u32>,
+    draft: Vec<u32>,
 }
 
-impl Asked {
-    /// The row of the step's results that says the next token.
+impl DraftInProgress {
+    /// Output row of the next token.
     fn row(&self) -> usize {
-        self.first + self.guess.len()
+        self.first + self.draft.len()
     }
 }
 
-/// What a step of blocks has given: logits and states, row by row.
-struct Given {
+/// Output of a block step, row by row.
+struct BlockOutput {
     logits: Vec<f32>,
     cols: usize,
     states: Vec<f32>,
 }
 
-impl Blocks {
-    /// One that guesses blocks of this form.
-    pub fn new(form: Block) -> Self {
-        Self { form, steps: Newest::default(), links: Newest::default() }
+impl BlockDrafter {
+    /// A companion that drafts such blocks.
+    pub fn new(block: DraftBlock) -> Self {
+        Self { block, block_times: RollingMedian::default(), head_times: RollingMedian::default() }
     }
 
-    /// Tokens that a block guesses.
-    pub fn most(&self) -> usize {
-        self.form.rows - self.form.first
+    /// Number of draft tokens of a block.
+    pub fn max_tokens(&self) -> usize {
+        self.block.rows - self.block.first_output_row
     }
 
     /// Rows of a block.
     pub fn rows(&self) -> usize {
-        self.form.rows
+        self.block.rows
     }
 
-    /// Seconds that a block takes, however many of its tokens are wanted; nothing is known at first.
+    /// Median seconds of a block step; 0 before the first one.
     pub fn block_seconds(&self) -> f64 {
-        self.steps.median().unwrap_or(0.0)
+        self.block_times.median().unwrap_or(0.0)
     }
 
-    /// Seconds that each token of it takes beyond that.
+    /// Median seconds of a head step, for each token of a block.
     pub fn token_seconds(&self) -> f64 {
-        self.links.median().unwrap_or(0.0)
+        self.head_times.median().unwrap_or(0.0)
     }
 
-    /// Guesses for some sequences, all of them in one step, as far as it is sure.
-    pub fn ask(
+    /// Drafts for several sequences in one block step.
+    pub fn draft(
         &mut self,
-        questions: &[DraftRequest<'_>],
+        requests: &[DraftRequest<'_>],
         (executor, pages): (&mut ModelExecutor, &Pages),
         is_end: impl Fn(u32) -> bool,
     ) -> Result<DraftTokens, EngineError> {
-        let mut answers = DraftTokens { guesses: vec![Vec::new(); questions.len()], guessing: 0.0 };
-        let (input, mut asked) = self.input(questions, pages);
-        if asked.is_empty() {
-            return Ok(answers);
+        let mut result = DraftTokens { drafts: vec![Vec::new(); requests.len()], seconds: 0.0 };
+        let (input, mut in_progress) = self.input(requests, pages);
+        if in_progress.is_empty() {
+            return Ok(result);
         }
-        executor.prepare(Want::Guess, &input)?;
+        executor.prepare(StepKind::Draft, &input)?;
         let start = Instant::now();
-        let Some(cols) = executor.run(Want::Guess, &input)? else { return Ok(answers) };
+        let Some(cols) = executor.run(StepKind::Draft, &input)? else { return Ok(result) };
         let logits = executor.backend.result().to_vec();
-        let given = Given { logits, cols, states: executor.backend.extra_output(0).to_vec() };
-        answers.guessing = start.elapsed().as_secs_f64();
-        self.steps.push(answers.guessing, TIMES);
-        while !asked.is_empty() {
-            let said = match self.form.link {
-                Some(link) => self.linked(link, &given, &asked, executor, &mut answers)?,
-                None => asked
+        let output =
+            BlockOutput { logits, cols, states: executor.backend.extra_output(0).to_vec() };
+        result.seconds = start.elapsed().as_secs_f64();
+        self.block_times.push(result.seconds, TIMING_WINDOW);
+        while !in_progress.is_empty() {
+            let choices = match self.block.transition {
+                Some(link) => self.run_head(link, &output, &in_progress, executor, &mut result)?,
+                None => in_progress
                     .iter()
-                    .map(|one| likeliest(row_of(&given.logits, cols, one.row())))
+                    .map(|one| most_probable(row_of(&output.logits, cols, one.row())))
                     .collect(),
             };
-            let mut going_on = Vec::with_capacity(asked.len());
-            for (mut one, (entry, chance)) in asked.into_iter().zip(said) {
-                let token = executor.model.guessed_token(entry as usize);
-                let token = questions[one.at].takes(token, chance, &is_end).then_some(token);
-                one.before = token.unwrap_or(one.before);
-                if answers.goes_on(one.at, &mut one.guess, token, one.rows) {
-                    going_on.push(one);
+            let mut continuing = Vec::with_capacity(in_progress.len());
+            for (mut one, (entry, probability)) in in_progress.into_iter().zip(choices) {
+                let token = executor.model.draft_token_id(entry as usize);
+                let token =
+                    requests[one.index].accepts(token, probability, &is_end).then_some(token);
+                one.previous = token.unwrap_or(one.previous);
+                if result.continue_draft(one.index, &mut one.draft, token, one.max_tokens) {
+                    continuing.push(one);
                 }
             }
-            asked = going_on;
+            in_progress = continuing;
         }
-        Ok(answers)
+        Ok(result)
     }
 
-    /// The step of those that can be guessed for: there is room for the block, or a shorter one.
-    fn input(&self, questions: &[DraftRequest<'_>], pages: &Pages) -> (StepInput, Vec<Asked>) {
-        let (mut input, mut asked) = (StepInput::default(), Vec::new());
-        for (at, question) in questions.iter().enumerate() {
-            let Some((&before, computed)) = question.tokens.split_last() else { continue };
-            let place = computed.len();
-            let rows = self.form.rows.min(question.held.room().saturating_sub(place));
-            let said = rows.saturating_sub(self.form.first).min(question.most);
-            if said == 0 {
+    /// Input of a block step for the requests whose pages have room for a block or a part of it.
+    fn input(
+        &self,
+        requests: &[DraftRequest<'_>],
+        pages: &Pages,
+    ) -> (StepInput, Vec<DraftInProgress>) {
+        let (mut input, mut in_progress) = (StepInput::default(), Vec::new());
+        for (index, request) in requests.iter().enumerate() {
+            let Some((&previous, computed)) = request.tokens.split_last() else { continue };
+            let position = computed.len();
+            let rows = self.block.rows.min(request.pages.room().saturating_sub(position));
+            let max_tokens =
+                rows.saturating_sub(self.block.first_output_row).min(request.max_tokens);
+            if max_tokens == 0 {
                 continue;
             }
             let (first_row, first) = (input.tokens.len(), input.outputs.len());
-            input.tokens.push(before);
-            input.tokens.extend((1..rows).map(|_| self.form.mask));
-            input.positions.extend((place..place + rows).map(|p| p as u32));
-            input.segments.push(question.held.segment(pages, first_row, rows, place));
-            let outputs = first_row + self.form.first..first_row + self.form.first + said;
+            input.tokens.push(previous);
+            input.tokens.extend((1..rows).map(|_| self.block.mask));
+            input.positions.extend((position..position + rows).map(|p| p as u32));
+            input.segments.push(request.pages.segment(pages, first_row, rows, position));
+            let outputs = first_row + self.block.first_output_row
+                ..first_row + self.block.first_output_row + max_tokens;
             input.outputs.extend(outputs.map(|row| row as u32));
-            asked.push(Asked { at, before, rows: said, first, guess: Vec::new() });
+            in_progress.push(DraftInProgress {
+                index,
+                previous,
+                max_tokens,
+                first,
+                draft: Vec::new(),
+            });
         }
-        (input, asked)
+        (input, in_progress)
     }
 
-    /// For each block its next token with its chance, by the token before it.
-    fn linked(
+    /// Next token of each block and its probability, by the head that depends on the token before.
+    fn run_head(
         &mut self,
-        link: Link,
-        given: &Given,
-        asked: &[Asked],
+        link: TransitionHead,
+        output: &BlockOutput,
+        in_progress: &[DraftInProgress],
         executor: &mut ModelExecutor,
-        answers: &mut DraftTokens,
+        result: &mut DraftTokens,
     ) -> Result<Vec<(u32, f32)>, EngineError> {
         let mut input = StepInput::default();
-        for (row, one) in asked.iter().enumerate() {
-            input.tokens.push(one.before);
+        for (row, one) in in_progress.iter().enumerate() {
+            input.tokens.push(one.previous);
             input.positions.push(row as u32);
-            input.given.extend_from_slice(row_of(&given.states, link.state, one.row()));
+            input.given.extend_from_slice(row_of(&output.states, link.state_dim, one.row()));
         }
-        input.segments = vec![puna_graph::Segment { rows: asked.len(), ..Default::default() }];
-        executor.prepare(Want::Link, &input)?;
+        input.segments =
+            vec![puna_graph::Segment { rows: in_progress.len(), ..Default::default() }];
+        executor.prepare(StepKind::TransitionLogits, &input)?;
         let start = Instant::now();
-        let cols = executor.run(Want::Link, &input)?.unwrap_or(0);
+        let cols = executor.run(StepKind::TransitionLogits, &input)?.unwrap_or(0);
         let seconds = start.elapsed().as_secs_f64();
-        self.links.push(seconds, TIMES);
-        answers.guessing += seconds;
-        let (added, sure) = (executor.backend.result(), executor.backend.extra_output(0));
-        let decide = |(row, one): (usize, &Asked)| {
-            let mut logits = row_of(&given.logits, given.cols, one.row()).to_vec();
-            if let Some(choices) = link.choices {
-                keep_likeliest(&mut logits, choices);
+        self.head_times.push(seconds, TIMING_WINDOW);
+        result.seconds += seconds;
+        let (added, confidence) = (executor.backend.result(), executor.backend.extra_output(0));
+        let decide = |(row, one): (usize, &DraftInProgress)| {
+            let mut logits = row_of(&output.logits, output.cols, one.row()).to_vec();
+            if let Some(choices) = link.top_k {
+                keep_largest(&mut logits, choices);
             }
             let added = row_of(added, cols, row);
             for (entry, logit) in logits.iter_mut().enumerate() {
-                // What is added to a smaller vocabulary may be for all of the model's.
-                let at = if cols == given.cols {
+                // The head may cover the target's whole vocabulary while the companion's is smaller.
+                let at = if cols == output.cols {
                     entry
                 } else {
-                    executor.model.guessed_token(entry) as usize
+                    executor.model.draft_token_id(entry) as usize
                 };
                 *logit += added.get(at).copied().unwrap_or(0.0);
             }
-            let (entry, chance) = likeliest(&logits);
-            let chance = if link.says_how_sure { 1.0 / (1.0 + (-sure[row]).exp()) } else { chance };
-            (entry, chance)
+            let (entry, probability) = most_probable(&logits);
+            let probability = if link.has_confidence {
+                1.0 / (1.0 + (-confidence[row]).exp())
+            } else {
+                probability
+            };
+            (entry, probability)
         };
-        Ok(asked.iter().enumerate().map(decide).collect())
+        Ok(in_progress.iter().enumerate().map(decide).collect())
     }
 }
 
@@ -187,13 +210,13 @@ fn row_of(all: &[f32], cols: usize, row: usize) -> &[f32] {
     &all[row * cols..][..cols]
 }
 
-/// Leaves the largest `most` logits and makes the others impossible.
-fn keep_likeliest(logits: &mut [f32], most: usize) {
-    if most >= logits.len() {
+/// Sets all but the largest `n` logits to negative infinity.
+fn keep_largest(logits: &mut [f32], n: usize) {
+    if n >= logits.len() {
         return;
     }
     let mut sorted = logits.to_vec();
-    let (.., least, _) = sorted.select_nth_unstable_by(most.max(1) - 1, |a, b| b.total_cmp(a));
+    let (.., least, _) = sorted.select_nth_unstable_by(n.max(1) - 1, |a, b| b.total_cmp(a));
     let least = *least;
     logits.iter_mut().filter(|logit| **logit < least).for_each(|logit| *logit = f32::NEG_INFINITY);
 }
@@ -203,11 +226,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_likeliest_can_be_chosen() {
+    fn all_but_the_largest_logits_become_impossible() {
         let mut logits = [1.0, 5.0, -2.0, 4.0, 5.0];
-        keep_likeliest(&mut logits, 3);
+        keep_largest(&mut logits, 3);
         assert_eq!(logits, [f32::NEG_INFINITY, 5.0, f32::NEG_INFINITY, 4.0, 5.0]);
-        keep_likeliest(&mut logits, 9);
+        keep_largest(&mut logits, 9);
         assert_eq!(logits[3], 4.0);
     }
 }

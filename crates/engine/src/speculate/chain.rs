@@ -1,198 +1,227 @@
-//! Draft models that guess one token after the other with parts of their model: they compute on the model's own backend, beside its
-//! cache, from a state that the model's step has handed out. One that has keys and values of its own follows what the model computes.
+//! Drafts of a companion draft model that drafts one token per step (MTP, EAGLE-3).
+//!
+//! The companion runs on the target's backend. Its input is the latest token and the hidden state that
+//! the target's step returned for it. A companion with its own KV cache also computes the keys and
+//! values of all tokens that the target computes.
 
 use std::collections::HashMap;
 use std::time::Instant;
 
 use puna_graph::{Segment, StepInput};
-use puna_models::{Seen, Want};
+use puna_models::{DraftCache, StepKind};
 
-use super::model::{DraftRequest, DraftTokens, TIMES, likeliest};
-use super::rolling_median::Newest;
-use super::source::Computed;
+use super::draft_source::StepRows;
+use super::model::{DraftRequest, DraftTokens, TIMING_WINDOW, most_probable};
+use super::rolling_median::RollingMedian;
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
 use crate::pages::Pages;
-use crate::sequence::JobId;
+use crate::sequence::RequestId;
 use crate::sequence_pages::SequencePages;
 
-/// The draft model's view of all sequences.
-pub struct Chain {
-    /// Features of a state.
+/// A loaded companion with its state of all sequences.
+pub struct ChainDrafter {
+    /// Features of a hidden state.
     width: usize,
-    sees: Seen,
-    /// The state that came with the newest computed token of each sequence that the model writes.
-    states: HashMap<JobId, State>,
-    /// What the newest step has computed and was not followed yet.
-    pending: Vec<Pending>,
-    /// Seconds of a step of guesses.
-    times: Newest,
+    sees: DraftCache,
+    /// Hidden state of the latest computed token by sequence.
+    states: HashMap<RequestId, TokenState>,
+    /// Rows of the latest step whose keys and values the companion has not computed yet.
+    pending: Vec<PendingRows>,
+    /// Seconds of draft steps.
+    times: RollingMedian,
 }
 
-/// What the model made of a token.
-struct State {
-    /// Tokens up to and with it.
+/// Hidden state of a token.
+struct TokenState {
+    /// Number of tokens up to and including it.
     tokens: usize,
     features: Vec<f32>,
 }
 
-/// Tokens of a sequence whose keys and values are to be kept.
-struct Pending {
-    id: JobId,
-    /// Tokens before them.
+/// Rows of a sequence whose keys and values are to be computed.
+struct PendingRows {
+    id: RequestId,
+    /// Number of tokens before them.
     past: usize,
-    /// The state that came with the token before each of them.
+    /// Hidden state of the token before each row.
     states: Vec<f32>,
 }
 
-/// A sequence on its way through the rounds.
-struct Asked {
-    at: usize,
+/// A draft while its tokens are drawn.
+struct DraftInProgress {
+    /// Index of the request.
+    index: usize,
+    /// Input token of the next step.
     token: u32,
     features: Vec<f32>,
-    guess: Vec<u32>,
-    most: usize,
+    draft: Vec<u32>,
+    max_tokens: usize,
 }
 
-impl Chain {
-    /// One that reads states of so many features.
-    pub fn new(width: usize, sees: Seen) -> Self {
-        Self { width, sees, states: HashMap::new(), pending: Vec::new(), times: Newest::default() }
+impl ChainDrafter {
+    /// A companion that reads hidden states of `width` features.
+    pub fn new(width: usize, sees: DraftCache) -> Self {
+        Self {
+            width,
+            sees,
+            states: HashMap::new(),
+            pending: Vec::new(),
+            times: RollingMedian::default(),
+        }
     }
 
-    /// Whose keys and values guesses see.
-    pub fn sees(&self) -> Seen {
+    /// Whether drafts attend to the target's cache or to the companion's own.
+    pub fn sees(&self) -> DraftCache {
         self.sees
     }
 
-    /// Seconds that guessing a token takes; nothing is known at first.
+    /// Median seconds of a draft step; 0 before the first one.
     pub fn token_seconds(&self) -> f64 {
         self.times.median().unwrap_or(0.0)
     }
 
-    /// Takes note of what a step has handed out for a sequence, of whose tokens `computed` are computed now.
-    pub fn computed(&mut self, id: JobId, computed: usize, extra_output: &[f32], step: Computed) {
+    /// Records the hidden states that a step returned for a sequence with `computed` computed tokens.
+    pub fn record_step(
+        &mut self,
+        id: RequestId,
+        computed: usize,
+        extra_output: &[f32],
+        step: StepRows,
+    ) {
         let width = self.width;
         let all = match (self.sees, step.output) {
-            (Seen::Own, _) => &extra_output[step.first * width..][..(computed - step.past) * width],
-            (Seen::Model, Some(output)) => &extra_output[output * width..][..width],
-            (Seen::Model, None) => return,
+            (DraftCache::Own, _) => {
+                &extra_output[step.first * width..][..(computed - step.past) * width]
+            }
+            (DraftCache::Target, Some(output)) => &extra_output[output * width..][..width],
+            (DraftCache::Target, None) => return,
         };
         let Some(newest) = all.len().checked_sub(width) else { return };
-        let known =
-            self.states.entry(id).or_insert_with(|| State { tokens: 0, features: Vec::new() });
-        if self.sees == Seen::Own {
-            // Nothing came with what is before the text; what came with a token that others have computed is not known.
-            let known_before = known.tokens == step.past && step.past > 0;
+        let latest =
+            self.states.entry(id).or_insert_with(|| TokenState { tokens: 0, features: Vec::new() });
+        if self.sees == DraftCache::Own {
+            // No state precedes the first token, and the state of a token from the prefix cache is unknown.
+            let has_previous = latest.tokens == step.past && step.past > 0;
             let mut states =
-                if known_before { std::mem::take(&mut known.features) } else { vec![0.0; width] };
+                if has_previous { std::mem::take(&mut latest.features) } else { vec![0.0; width] };
             states.extend_from_slice(&all[..newest]);
-            self.pending.push(Pending { id, past: step.past, states });
+            self.pending.push(PendingRows { id, past: step.past, states });
         }
-        known.tokens = computed;
-        known.features.clear();
-        known.features.extend_from_slice(&all[newest..]);
+        latest.tokens = computed;
+        latest.features.clear();
+        latest.features.extend_from_slice(&all[newest..]);
     }
 
-    /// Keeps keys and values of what the newest step has computed, before others may find its pages. `tokens_of` knows each
-    /// sequence's tokens and pages.
-    pub fn follow<'a>(
+    /// Computes the companion's keys and values for the rows of the latest step, before other sequences can match the
+    /// pages in the prefix tree. `sequence` returns tokens and pages of a request.
+    pub fn update_cache<'a>(
         &mut self,
-        tokens_of: impl Fn(JobId) -> Option<(&'a [u32], &'a SequencePages)>,
+        sequence: impl Fn(RequestId) -> Option<(&'a [u32], &'a SequencePages)>,
         (executor, pages): (&mut ModelExecutor, &Pages),
     ) -> Result<(), EngineError> {
         let mut input = StepInput::default();
-        for Pending { id, past, states } in self.pending.drain(..) {
-            let Some((tokens, held)) = tokens_of(id) else { continue };
+        for PendingRows { id, past, states } in self.pending.drain(..) {
+            let Some((tokens, held)) = sequence(id) else { continue };
             let (first_row, rows) = (input.tokens.len(), states.len() / self.width);
             input.tokens.extend_from_slice(&tokens[past..past + rows]);
             input.positions.extend((past..past + rows).map(|p| p as u32));
             input.given.extend(states);
-            input.segments.push(followed(held, pages, first_row, rows, past));
+            input.segments.push(companion_segment(held, pages, first_row, rows, past));
         }
         if !input.tokens.is_empty() {
-            executor.run(Want::Follow, &input)?;
+            executor.run(StepKind::DraftPrefill, &input)?;
         }
         Ok(())
     }
 
-    /// Guesses for some sequences, a step for all of them at a time, as long as it is sure.
-    pub fn ask(
+    /// Drafts for several sequences; each step computes one token of each.
+    pub fn draft(
         &mut self,
-        questions: &[DraftRequest<'_>],
+        requests: &[DraftRequest<'_>],
         (executor, pages): (&mut ModelExecutor, &Pages),
         is_end: impl Fn(u32) -> bool,
     ) -> Result<DraftTokens, EngineError> {
-        let mut answers = DraftTokens { guesses: vec![Vec::new(); questions.len()], guessing: 0.0 };
-        let mut asked: Vec<Asked> = questions
+        let mut result = DraftTokens { drafts: vec![Vec::new(); requests.len()], seconds: 0.0 };
+        let mut in_progress: Vec<DraftInProgress> = requests
             .iter()
             .enumerate()
-            .filter_map(|(at, question)| self.begin(at, question))
+            .filter_map(|(index, request)| self.begin(index, request))
             .collect();
-        while !asked.is_empty() {
-            let input = self.input(&asked, questions, pages);
-            executor.prepare(Want::Guess, &input)?;
+        while !in_progress.is_empty() {
+            let input = self.input(&in_progress, requests, pages);
+            executor.prepare(StepKind::Draft, &input)?;
             let start = Instant::now();
-            let Some(cols) = executor.run(Want::Guess, &input)? else { break };
+            let Some(cols) = executor.run(StepKind::Draft, &input)? else { break };
             let seconds = start.elapsed().as_secs_f64();
-            self.times.push(seconds, TIMES);
-            answers.guessing += seconds;
+            self.times.push(seconds, TIMING_WINDOW);
+            result.seconds += seconds;
             let states = executor.backend.extra_output(0).chunks_exact(self.width);
             let rows = executor.backend.result().chunks_exact(cols).zip(states);
-            let mut going_on = Vec::with_capacity(asked.len());
-            for (mut one, (row, state)) in asked.into_iter().zip(rows) {
-                let question = &questions[one.at];
-                let (entry, chance) = likeliest(row);
-                let token = executor.model.guessed_token(entry as usize);
-                let token = question.takes(token, chance, &is_end).then_some(token);
+            let mut continuing = Vec::with_capacity(in_progress.len());
+            for (mut one, (row, state)) in in_progress.into_iter().zip(rows) {
+                let request = &requests[one.index];
+                let (entry, probability) = most_probable(row);
+                let token = executor.model.draft_token_id(entry as usize);
+                let token = request.accepts(token, probability, &is_end).then_some(token);
                 if let Some(token) = token {
                     one.token = token;
                     one.features.copy_from_slice(state);
                 }
-                if answers.goes_on(one.at, &mut one.guess, token, one.most) {
-                    going_on.push(one);
+                if result.continue_draft(one.index, &mut one.draft, token, one.max_tokens) {
+                    continuing.push(one);
                 }
             }
-            asked = going_on;
+            in_progress = continuing;
         }
-        Ok(answers)
+        Ok(result)
     }
 
-    /// A sequence that can be guessed for: the state that its newest token was drawn from is known, and there is room for what
-    /// guesses keep.
-    fn begin(&self, at: usize, question: &DraftRequest<'_>) -> Option<Asked> {
-        let state = self.states.get(&question.id)?;
-        let &token = question.tokens.last()?;
-        let is_newest = state.tokens + 1 == question.tokens.len();
-        let most = match self.sees {
-            Seen::Model => question.most,
-            Seen::Own => {
-                question.most.min((question.held.room() + 1).saturating_sub(question.tokens.len()))
-            }
+    /// Begins a draft, if the hidden state that the newest token was sampled from is known and the pages have room for
+    /// the keys and values of draft tokens.
+    fn begin(&self, index: usize, request: &DraftRequest<'_>) -> Option<DraftInProgress> {
+        let state = self.states.get(&request.id)?;
+        let &token = request.tokens.last()?;
+        let is_newest = state.tokens + 1 == request.tokens.len();
+        let max_tokens = match self.sees {
+            DraftCache::Target => request.max_tokens,
+            DraftCache::Own => request
+                .max_tokens
+                .min((request.pages.room() + 1).saturating_sub(request.tokens.len())),
         };
-        let asked =
-            || Asked { at, token, features: state.features.clone(), guess: Vec::new(), most };
-        (is_newest && most > 0).then(asked)
+        let in_progress = || DraftInProgress {
+            index,
+            token,
+            features: state.features.clone(),
+            draft: Vec::new(),
+            max_tokens,
+        };
+        (is_newest && max_tokens > 0).then(in_progress)
     }
 
-    /// A sequence ends or starts anew.
-    pub fn leave(&mut self, id: JobId) {
+    /// Removes a sequence that has ended or is preempted.
+    pub fn remove(&mut self, id: RequestId) {
         self.states.remove(&id);
         self.pending.retain(|pending| pending.id != id);
     }
 
-    /// A step of guesses. A row that sees the model's keys and values has the newest token's position and the place of the one
-    /// before, whose are the last in the cache; others are where their token is.
-    fn input(&self, asked: &[Asked], questions: &[DraftRequest<'_>], pages: &Pages) -> StepInput {
+    /// Input of a draft step. With the target's cache, a row has the position of the newest token, and its segment ends
+    /// with the token before it, the last one in the cache. With an own cache, a row has its token's position.
+    fn input(
+        &self,
+        in_progress: &[DraftInProgress],
+        requests: &[DraftRequest<'_>],
+        pages: &Pages,
+    ) -> StepInput {
         let mut input = StepInput::default();
-        for (row, one) in asked.iter().enumerate() {
-            let question = &questions[one.at];
-            let newest = question.tokens.len() - 1;
+        for (row, one) in in_progress.iter().enumerate() {
+            let request = &requests[one.index];
+            let newest = request.tokens.len() - 1;
             let (position, segment) = match self.sees {
-                Seen::Model => (newest, question.held.segment(pages, row, 1, newest - 1)),
-                Seen::Own => {
-                    let place = newest + one.guess.len();
-                    (place, followed(question.held, pages, row, 1, place))
+                DraftCache::Target => (newest, request.pages.segment(pages, row, 1, newest - 1)),
+                DraftCache::Own => {
+                    let position = newest + one.draft.len();
+                    (position, companion_segment(request.pages, pages, row, 1, position))
                 }
             };
             input.tokens.push(one.token);
@@ -205,8 +234,8 @@ impl Chain {
     }
 }
 
-/// The part of a step that follows a sequence: no state came with what is before its first token, which is not seen.
-fn followed(
+/// Segment of a sequence in the companion's cache. Its first position is masked, since no hidden state precedes it.
+fn companion_segment(
     held: &SequencePages,
     pages: &Pages,
     first_row: usize,
@@ -220,65 +249,65 @@ fn followed(
 mod tests {
     use super::*;
 
-    fn question<'a>(
+    fn request<'a>(
         id: u64,
         tokens: &'a [u32],
-        most: usize,
-        held: &'a SequencePages,
+        max_tokens: usize,
+        pages: &'a SequencePages,
     ) -> DraftRequest<'a> {
-        DraftRequest { id: JobId(id), tokens, most, always: true, held }
+        DraftRequest { id: RequestId(id), tokens, max_tokens, always: true, pages }
     }
 
-    fn output(row: usize) -> Computed {
-        Computed { past: 0, first: 0, output: Some(row) }
+    fn output(row: usize) -> StepRows {
+        StepRows { past: 0, first: 0, output: Some(row) }
     }
 
     #[test]
-    fn only_the_state_that_the_newest_token_was_drawn_from_is_gone_on_with() {
-        let mut chain = Chain::new(2, Seen::Model);
+    fn a_draft_begins_only_with_the_state_that_the_newest_token_was_sampled_from() {
+        let mut chain = ChainDrafter::new(2, DraftCache::Target);
         let held = SequencePages::default();
-        let question = |id, tokens, most| question(id, tokens, most, &held);
-        assert!(chain.begin(0, &question(1, &[5, 6], 3)).is_none(), "nothing is known");
-        chain.computed(JobId(1), 1, &[1.0, 2.0, 3.0, 4.0], output(1));
-        let asked = chain.begin(0, &question(1, &[5, 6], 3)).unwrap();
-        assert_eq!((asked.token, &asked.features[..]), (6, &[3.0, 4.0][..]));
-        assert!(chain.begin(0, &question(1, &[5, 6, 7], 3)).is_none(), "a token more");
-        assert!(chain.begin(0, &question(1, &[5, 6], 0)).is_none(), "nothing is asked for");
-        chain.computed(JobId(1), 2, &[1.0, 2.0], output(0));
-        assert_eq!(chain.begin(0, &question(1, &[5, 6, 7], 3)).unwrap().features, [1.0, 2.0]);
-        chain.leave(JobId(1));
-        assert!(chain.begin(0, &question(1, &[5, 6, 7], 3)).is_none(), "it has left");
+        let request = |id, tokens, most| request(id, tokens, most, &held);
+        assert!(chain.begin(0, &request(1, &[5, 6], 3)).is_none(), "nothing is known");
+        chain.record_step(RequestId(1), 1, &[1.0, 2.0, 3.0, 4.0], output(1));
+        let in_progress = chain.begin(0, &request(1, &[5, 6], 3)).unwrap();
+        assert_eq!((in_progress.token, &in_progress.features[..]), (6, &[3.0, 4.0][..]));
+        assert!(chain.begin(0, &request(1, &[5, 6, 7], 3)).is_none(), "a token more");
+        assert!(chain.begin(0, &request(1, &[5, 6], 0)).is_none(), "nothing is in_progress for");
+        chain.record_step(RequestId(1), 2, &[1.0, 2.0], output(0));
+        assert_eq!(chain.begin(0, &request(1, &[5, 6, 7], 3)).unwrap().features, [1.0, 2.0]);
+        chain.remove(RequestId(1));
+        assert!(chain.begin(0, &request(1, &[5, 6, 7], 3)).is_none(), "it has left");
     }
 
     #[test]
-    fn what_is_kept_of_a_token_is_made_with_the_state_of_the_one_before() {
-        let mut chain = Chain::new(1, Seen::Own);
-        let computed = |chain: &mut Chain, past, computed, extra_output: &[f32], first| {
-            chain.computed(
-                JobId(1),
+    fn keys_of_a_token_use_the_state_of_the_token_before() {
+        let mut chain = ChainDrafter::new(1, DraftCache::Own);
+        let computed = |chain: &mut ChainDrafter, past, computed, extra_output: &[f32], first| {
+            chain.record_step(
+                RequestId(1),
                 computed,
                 extra_output,
-                Computed { past, first, output: None },
+                StepRows { past, first, output: None },
             );
             let pending = chain.pending.pop().unwrap();
             (pending.past, pending.states)
         };
-        // Rows of another sequence are before, and one behind that did not come true.
+        // The output also has a row of another sequence before, and a rejected row behind.
         let extra_output = [9.0, 1.0, 2.0, 3.0, 8.0];
         assert_eq!(computed(&mut chain, 0, 3, &extra_output, 1), (0, vec![0.0, 1.0, 2.0]));
         assert_eq!(computed(&mut chain, 3, 4, &[4.0], 0), (3, vec![3.0]));
         assert_eq!(computed(&mut chain, 4, 6, &[5.0, 6.0], 0), (4, vec![4.0, 5.0]));
-        // What lies between is what others have computed.
+        // The tokens between came from the prefix cache.
         assert_eq!(computed(&mut chain, 64, 66, &[5.0, 6.0], 0), (64, vec![0.0, 5.0]));
-        chain.leave(JobId(1));
+        chain.remove(RequestId(1));
         assert_eq!(computed(&mut chain, 66, 67, &[7.0], 0), (66, vec![0.0]));
     }
 
     #[test]
-    fn guesses_that_keep_something_end_where_there_is_no_room() {
+    fn drafts_with_own_keys_end_without_free_pages() {
         let held = SequencePages::default();
-        let mut chain = Chain::new(1, Seen::Own);
-        chain.computed(JobId(1), 1, &[1.0], Computed { past: 0, first: 0, output: None });
-        assert!(chain.begin(0, &question(1, &[5, 6], 3, &held)).is_none());
+        let mut chain = ChainDrafter::new(1, DraftCache::Own);
+        chain.record_step(RequestId(1), 1, &[1.0], StepRows { past: 0, first: 0, output: None });
+        assert!(chain.begin(0, &request(1, &[5, 6], 3, &held)).is_none());
     }
 }

@@ -32,7 +32,7 @@ fn logits(evaluator: &mut Evaluator, tokens: &[u32], depth: usize, rows: usize) 
     all
 }
 
-/// Logits of the tokens behind the first `depth`, each followed by guesses that are refused.
+/// Logits of the tokens behind the first `depth`, each draft_sequences by drafts that are refused.
 fn with_refused(evaluator: &mut Evaluator, tokens: &[u32], depth: usize, rows: usize) -> Vec<u32> {
     let mut all = Vec::new();
     for (at, &token) in tokens.iter().enumerate().skip(depth) {
@@ -50,7 +50,7 @@ fn with_refused(evaluator: &mut Evaluator, tokens: &[u32], depth: usize, rows: u
 fn differences(path: &Path, level: &str, depth: usize) -> (Vec<String>, usize) {
     let mut evaluator = open(path, level);
     let depth = depth.min(evaluator.info().n_ctx.saturating_sub(24));
-    // No guesses are made where a state could not take them back, nor where tokens see what comes after them.
+    // No drafts are made where a state could not take them back, nor where tokens see what comes after them.
     let info = evaluator.info();
     if !info.can_generate || info.recurrent || info.unmasking.is_some() {
         return (Vec::new(), 0);

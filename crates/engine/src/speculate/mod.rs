@@ -1,61 +1,64 @@
-//! Speculation: guesses at the next tokens of a sequence, which one step checks together.
+//! Speculative decoding: one step verifies several draft tokens of a sequence.
 //!
-//! A step reads the weights once, however few its rows are. So a sequence that could say what its next tokens are would get
-//! them all for little more than the time of one. It cannot say, but it can guess: texts repeat themselves, and a small
-//! model often agrees with a large one. The guessed tokens become further rows of the sequence's step; then the
-//! sequence's own sampler draws from the rows in order, as it would have done one step at a time, and goes on as long as
-//! what it draws is what was guessed. The first token that differs is kept, too: it was drawn from a row that saw only
-//! true tokens. Rows behind it are forgotten by not counting them as computed; the next step writes over them.
+//! A step reads all weights, however few rows it has. Verifying a few draft tokens therefore takes
+//! little more time than computing one token. Draft tokens come from the text itself, which often
+//! repeats, or from a small draft model.
 //!
-//! So the answer is that of plain decoding: the same draws, random numbers, penalties, stop strings and
-//! log-probabilities. To the last bit it is as long as the backend computes a row in company as it does alone, and no
-//! step with guesses has more rows than [`puna_graph::Backend::max_bit_exact_rows`].
+//! Draft tokens become further rows of the sequence's step. The sequence's own sampler then draws
+//! from the rows in order, and accepts draft tokens as long as each draw equals the draft token. The
+//! first draw that differs is kept as well, since its row saw accepted tokens only. The rows behind
+//! it are not counted as computed, and the next step overwrites them.
 //!
-//! - [`lookup`]: guesses from the sequence's own text; [`model`]: those of a small model; [`chain`] and [`blocks`]: those of a
-//!   draft model that computes with parts of its model; [`source`]: any of these;
-//! - [`record`]: how often guesses came true;
-//! - [`economy`]: how many guesses pay;
-//! - [`guesser`]: the state of a sequence; [`speculator`]: that of the loop.
+//! The answer equals that of plain decoding: the same draws, random numbers, penalties, stop strings
+//! and log-probabilities. It is bit-identical as long as a step has at most
+//! [`puna_graph::Backend::max_bit_exact_rows`] rows, which bounds every step with drafts.
+//!
+//! - [`lookup`]: drafts from the sequence's own text.
+//! - [`model`]: drafts of a separate draft model. [`chain`] and [`blocks`]: drafts of a companion
+//!   draft model, which uses parts of its target model. [`draft_source`]: one of these three.
+//! - [`acceptance_rate`]: how often draft tokens are accepted.
+//! - [`cost_model`]: how many draft tokens to verify.
+//! - [`sequence_speculation`]: state of one sequence. [`speculator`]: state of the engine loop.
 
+pub mod acceptance_rate;
 pub mod blocks;
 pub mod chain;
 pub mod cost_model;
+pub mod draft_source;
 #[cfg(test)]
 mod exact;
-pub mod guesser;
 pub mod lookup;
 pub mod model;
-pub mod record;
 pub mod rolling_median;
-pub mod source;
+pub mod sequence_speculation;
 pub mod speculator;
 #[cfg(test)]
 mod tests;
 
-/// Whether and how to guess ahead. No setting changes an answer.
+/// Settings of speculative decoding. No setting changes an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Speculation {
-    /// Look for the newest tokens in the text before them, and guess what followed there.
+    /// Draft the tokens that followed an earlier occurrence of the newest tokens (prompt lookup).
     pub lookup: bool,
-    /// Ask the draft model, where one is loaded and the text holds nothing alike.
+    /// Use the draft model, if one is loaded and the lookup finds nothing better.
     pub draft: bool,
-    /// Guesses a step at most; `None` leaves it to what pays.
-    pub most: Option<usize>,
-    /// Guess whenever there is something to guess, whether it pays or not: for measuring and testing.
+    /// Largest number of draft tokens in a step; `None` leaves it to the cost model.
+    pub max_tokens: Option<usize>,
+    /// Verify every draft regardless of its cost, for measurements and tests.
     pub always: bool,
 }
 
 impl Speculation {
-    /// Whatever there is, where it pays.
-    pub const AUTO: Self = Self { lookup: true, draft: true, most: None, always: false };
-    /// No guesses.
-    pub const OFF: Self = Self { lookup: false, draft: false, most: None, always: false };
-    /// The text alone, without a draft model.
+    /// All sources, limited by the cost model.
+    pub const AUTO: Self = Self { lookup: true, draft: true, max_tokens: None, always: false };
+    /// No drafts.
+    pub const OFF: Self = Self { lookup: false, draft: false, max_tokens: None, always: false };
+    /// Prompt lookup only.
     pub const LOOKUP: Self = Self { draft: false, ..Self::AUTO };
 
-    /// Whether any guess can be made.
+    /// Whether any source is enabled.
     pub fn is_on(&self) -> bool {
-        (self.lookup || self.draft) && self.most != Some(0)
+        (self.lookup || self.draft) && self.max_tokens != Some(0)
     }
 }
 
@@ -65,31 +68,31 @@ impl Default for Speculation {
     }
 }
 
-/// Tokens that may come next, and what makes them likely.
+/// Draft tokens of one sequence, and their source.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Guess {
+pub struct Draft {
     pub tokens: Vec<u32>,
-    pub kind: Kind,
+    pub kind: DraftKind,
 }
 
-/// How a guess was made. Each kind has its own record of success.
+/// Source of a draft. Each has its own acceptance rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// Two or three tokens were found in the text before.
+pub enum DraftKind {
+    /// Lookup with a match of two or three tokens.
     Short,
-    /// Four to seven.
+    /// Lookup with a match of four to seven tokens.
     Medium,
-    /// Eight and more.
+    /// Lookup with a match of eight or more tokens.
     Long,
-    /// The draft model's opinion.
+    /// Draft model.
     Model,
 }
 
-impl Kind {
+impl DraftKind {
     /// Number of kinds.
     pub const COUNT: usize = 4;
 
-    /// The kind of a guess after this many equal tokens.
+    /// The kind of a lookup with a match of `tokens` tokens.
     pub fn of_match(tokens: usize) -> Self {
         match tokens {
             0..4 => Self::Short,
@@ -99,55 +102,55 @@ impl Kind {
     }
 }
 
-/// Guesses how a text goes on.
+/// Drafts the continuation of one text.
 pub trait Drafter: Send {
-    /// At most `most` tokens that may follow `tokens`. Between two calls tokens are only added, unless
-    /// [`Drafter::forget`] is called.
-    fn draft(&mut self, tokens: &[u32], most: usize) -> Option<Guess>;
+    /// Drafts at max_tokens `max_tokens` tokens after `tokens`. Between two calls `tokens` only grows, unless
+    /// [`Drafter::reset`] is called.
+    fn draft(&mut self, tokens: &[u32], max_tokens: usize) -> Option<Draft>;
 
-    /// The text has changed at its beginning.
-    fn forget(&mut self);
+    /// Discards the index, since earlier tokens have changed.
+    fn reset(&mut self);
 }
 
-/// Guesses of one source.
+/// Counts of one source.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Drafted {
-    /// Tokens that were guessed and checked.
+pub struct DraftCounts {
+    /// Draft tokens that were verified.
     pub drafted: u64,
-    /// Those of them that the sampler drew as well.
+    /// Draft tokens that were accepted.
     pub accepted: u64,
 }
 
-/// Guesses by source.
+/// Draft counts by source.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Speculated {
-    /// From the sequence's own text.
-    pub lookup: Drafted,
-    /// From the draft model.
-    pub model: Drafted,
-    /// Steps that checked guesses.
+    /// Prompt lookup.
+    pub lookup: DraftCounts,
+    /// Draft model.
+    pub model: DraftCounts,
+    /// Steps that verified drafts.
     pub steps: u64,
 }
 
 impl Speculated {
-    /// Counts a guess that is checked now.
-    pub(crate) fn guessed(&mut self, kind: Kind, tokens: usize) {
+    /// Counts a draft of `tokens` tokens that a step verifies.
+    pub(crate) fn add_draft(&mut self, kind: DraftKind, tokens: usize) {
         self.of(kind).drafted += tokens as u64;
         self.steps += 1;
     }
 
-    /// Counts tokens of it that came true.
-    pub(crate) fn accepted(&mut self, kind: Kind, tokens: usize) {
+    /// Counts accepted tokens.
+    pub(crate) fn add_accepted(&mut self, kind: DraftKind, tokens: usize) {
         self.of(kind).accepted += tokens as u64;
     }
 
-    fn of(&mut self, kind: Kind) -> &mut Drafted {
-        if kind == Kind::Model { &mut self.model } else { &mut self.lookup }
+    fn of(&mut self, kind: DraftKind) -> &mut DraftCounts {
+        if kind == DraftKind::Model { &mut self.model } else { &mut self.lookup }
     }
 
-    /// Both sources together.
-    pub fn all(&self) -> Drafted {
-        Drafted {
+    /// Counts of both sources.
+    pub fn total(&self) -> DraftCounts {
+        DraftCounts {
             drafted: self.lookup.drafted + self.model.drafted,
             accepted: self.lookup.accepted + self.model.accepted,
         }

@@ -1,355 +1,374 @@
-//! A second, small model that guesses what the first will say.
+//! Drafts of a separate, small draft model.
 //!
-//! It has its own weights, cache and prefix tree, and follows each sequence that asks it: before it guesses it reads the
-//! tokens that it has not seen. It guesses greedily, one token after the other, as long as it is confident. What it
-//! computed for its own guesses stays in its cache if they come true.
+//! The draft model has its own weights, KV cache and prefix tree. Before it drafts for a sequence, it
+//! computes the tokens that it has not seen yet. It then drafts greedily, one token per step, while the
+//! most probable token has at least `MIN_PROBABILITY`. KV entries of accepted draft tokens stay valid.
 
 use std::collections::HashMap;
 use std::time::Instant;
 
 use puna_graph::{Backend, StepInput};
-use puna_models::{Want, is_companion};
+use puna_models::{StepKind, is_companion};
 use puna_tokenizer::Tokenizer;
 
 use puna_gguf::View;
 
-use super::rolling_median::Newest;
+use super::rolling_median::RollingMedian;
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
 use crate::options::{EngineOptions, MemoryReport};
 use crate::pages::{PAGE_TOKENS, Pages, PrefixTreeKey};
-use crate::sequence::JobId;
+use crate::sequence::RequestId;
 use crate::sequence_pages::SequencePages;
 use crate::speculate::Speculation;
 
-/// Guesses end before a token that the model itself gives less than this probability.
-const CONFIDENT: f32 = 0.4;
-/// Rows of a step that only reads what was missed, where other sequences wait.
-const SHORT_CHUNK: usize = 64;
-/// Steps of up to this many rows a sequence are taken for ones that guess.
-const GUESSING_ROWS: usize = 4;
-pub(super) const TIMES: usize = 9;
+/// Drafts end before a token with a lower probability.
+const MIN_PROBABILITY: f32 = 0.4;
+/// Prefill tokens of a draft step while several sequences wait.
+const SHARED_PREFILL_TOKENS: usize = 64;
+/// Steps with at most this many rows per sequence count as draft steps, larger ones as prefill.
+const MAX_DRAFT_STEP_ROWS: usize = 4;
+/// Number of timings in a median.
+pub(super) const TIMING_WINDOW: usize = 9;
 
-/// A draft model: a small model that is to guess for another, or one that guesses with parts of its model.
+/// A draft model to load: a separate model, or a companion that uses parts of its target model.
 pub struct DraftModel {
-    /// Its file.
+    /// View of its file.
     pub view: View,
-    /// Where it runs: a backend of its own. One that guesses with parts of its model leaves it and runs where that does.
+    /// Backend of a separate model. A companion does not use it, since it runs on the target's backend.
     pub backend: Box<dyn Backend>,
 }
 
 impl DraftModel {
-    /// Whether it guesses with parts of its model, and does not run alone.
+    /// Whether the model is a companion, which cannot run alone.
     pub fn is_companion(&self) -> bool {
         is_companion(self.view.metadata())
     }
 }
 
-/// The draft model at work.
-pub struct Drafts {
+/// A loaded separate draft model.
+pub struct ModelDrafter {
     executor: ModelExecutor,
     pages: Pages,
     num_batch: usize,
-    followed: HashMap<JobId, Follower>,
-    /// Seconds of a step that guesses.
-    times: Newest,
-    /// Seconds a token of a step that reads.
-    reading: Newest,
+    sequences: HashMap<RequestId, DraftSequence>,
+    /// Seconds of draft steps.
+    times: RollingMedian,
+    /// Seconds per token of prefill steps.
+    prefill_times: RollingMedian,
 }
 
-/// The draft model's view of a sequence.
+/// State of one sequence in the draft model.
 #[derive(Debug, Default)]
-struct Follower {
-    held: SequencePages,
-    /// The sequence's tokens that it has seen.
-    seen: usize,
-    /// Guesses that it has computed behind them.
-    ahead: Vec<u32>,
-    /// It has read the prompt. What it reads later, because it was not asked for a while, counts against it.
-    has_read: bool,
+struct DraftSequence {
+    pages: SequencePages,
+    /// Number of the sequence's tokens in the draft model's cache.
+    computed: usize,
+    /// Draft tokens in the cache behind them.
+    draft: Vec<u32>,
+    /// Whether the prompt is computed. Later prefill counts as cost of drafting.
+    is_prompt_computed: bool,
 }
 
-/// A sequence that wants to know what may come next.
+/// Request for a draft of one sequence.
 pub struct DraftRequest<'a> {
-    pub id: JobId,
+    pub id: RequestId,
     pub tokens: &'a [u32],
-    /// Tokens to guess at most.
-    pub most: usize,
-    /// Guess however little the model is sure.
+    /// Largest number of draft tokens.
+    pub max_tokens: usize,
+    /// Draft regardless of the token's probability.
     pub always: bool,
-    /// The model's pages of it.
-    pub held: &'a SequencePages,
+    /// Pages of the sequence in the target model's cache.
+    pub pages: &'a SequencePages,
 }
 
 impl DraftRequest<'_> {
-    /// Whether a token of this chance is guessed.
-    pub(super) fn takes(&self, token: u32, chance: f32, is_end: impl Fn(u32) -> bool) -> bool {
-        (chance >= CONFIDENT || self.always) && !is_end(token)
+    /// Whether a token with this probability becomes part of the draft.
+    pub(super) fn accepts(
+        &self,
+        token: u32,
+        probability: f32,
+        is_end: impl Fn(u32) -> bool,
+    ) -> bool {
+        (probability >= MIN_PROBABILITY || self.always) && !is_end(token)
     }
 }
 
-/// A question on its way through the rounds.
-struct Asked<'a> {
-    question: &'a DraftRequest<'a>,
-    at: usize,
-    /// What comes next.
-    feed: Vec<u32>,
-    /// Tokens of the first feed whose time counts as spent on guessing.
-    counted: usize,
-    guess: Vec<u32>,
+/// A draft while its tokens are drawn.
+struct DraftInProgress<'a> {
+    request: &'a DraftRequest<'a>,
+    /// Index of the request.
+    index: usize,
+    /// Tokens of the next step.
+    input: Vec<u32>,
+    /// Tokens of the first step whose time counts as drafting.
+    timed_tokens: usize,
+    draft: Vec<u32>,
 }
 
-/// What was guessed, and what it took.
+/// Drafts of several sequences.
 #[derive(Debug, Default)]
 pub struct DraftTokens {
-    /// A list for each question, perhaps empty.
-    pub guesses: Vec<Vec<u32>>,
-    /// Seconds spent on guessing.
-    pub guessing: f64,
+    /// Draft tokens by request; may be empty.
+    pub drafts: Vec<Vec<u32>>,
+    /// Seconds spent on drafting.
+    pub seconds: f64,
 }
 
 impl DraftTokens {
-    /// Whether a guess goes on with this token, if it is one, up to `most` of them: what does not is the answer to question `at`.
-    pub(super) fn goes_on(
+    /// Adds `token` to a draft. Stores the draft of request `index` and returns `false` if it ends here: without a
+    /// token, or with `max_tokens`.
+    pub(super) fn continue_draft(
         &mut self,
-        at: usize,
-        guess: &mut Vec<u32>,
+        index: usize,
+        draft: &mut Vec<u32>,
         token: Option<u32>,
-        most: usize,
+        max_tokens: usize,
     ) -> bool {
-        guess.extend(token);
-        let goes_on = token.is_some() && guess.len() < most;
-        if !goes_on {
-            self.guesses[at] = std::mem::take(guess);
+        draft.extend(token);
+        let continues = token.is_some() && draft.len() < max_tokens;
+        if !continues {
+            self.drafts[index] = std::mem::take(draft);
         }
-        goes_on
+        continues
     }
 }
 
-impl Drafts {
-    /// Loads a draft model for a model with this tokenizer.
+impl ModelDrafter {
+    /// Loads a draft model for a target model called `name` with this tokenizer.
     pub fn open(
         draft: DraftModel,
         name: &str,
         tokenizer: &Tokenizer,
         options: &EngineOptions,
     ) -> Result<Self, EngineError> {
-        check_tokens(&draft.view, name, tokenizer)?;
-        let options = options_of(options);
+        check_vocabulary(&draft.view, name, tokenizer)?;
+        let options = draft_options(options);
         let executor = ModelExecutor::new(&draft.view, draft.backend, &options)?;
-        writes_in_order(&executor)?;
+        check_autoregressive(&executor)?;
         if !executor.info.can_generate || !executor.info.causal {
             return Err(EngineError::CannotGenerate);
         }
-        can_take_back(&executor)?;
+        check_can_roll_back(&executor)?;
         let pages = Pages::of(&executor.model, &options);
         let num_batch = options.num_batch.max(1);
         Ok(Self {
             executor,
             pages,
             num_batch,
-            followed: HashMap::new(),
-            times: Newest::default(),
-            reading: Newest::default(),
+            sequences: HashMap::new(),
+            times: RollingMedian::default(),
+            prefill_times: RollingMedian::default(),
         })
     }
 
-    /// What loading a draft model with the options of its model takes.
+    /// Memory that a draft model takes with the options of its target.
     pub fn plan(draft: DraftModel, options: &EngineOptions) -> Result<MemoryReport, EngineError> {
-        let options = options_of(options);
+        let options = draft_options(options);
         let mut executor = ModelExecutor::bare(&draft.view, draft.backend, &options, None)?;
-        writes_in_order(&executor)?;
-        can_take_back(&executor)?;
+        check_autoregressive(&executor)?;
+        check_can_roll_back(&executor)?;
         executor.memory(&options)
     }
 
-    /// What was planned.
+    /// Planned memory.
     pub fn planned(&self) -> MemoryReport {
         self.executor.planned
     }
 
-    /// Seconds that guessing a token takes; nothing is known at first.
+    /// Median seconds of a draft step; 0 before the first one.
     pub fn token_seconds(&self) -> f64 {
         self.times.median().unwrap_or(0.0)
     }
 
-    /// Seconds that it takes to read what it missed of a sequence, beyond the prompt.
-    pub fn missed_seconds(&self, id: JobId, tokens: &[u32]) -> f64 {
-        let follower = self.followed.get(&id).filter(|follower| follower.has_read);
-        let missed = follower.map_or(0, |follower| tokens.len().saturating_sub(follower.seen + 1));
-        if missed < GUESSING_ROWS {
+    /// Expected seconds to compute the tokens of a sequence that the draft model has not seen, beyond the prompt.
+    pub fn prefill_seconds(&self, id: RequestId, tokens: &[u32]) -> f64 {
+        let sequence = self.sequences.get(&id).filter(|sequence| sequence.is_prompt_computed);
+        let missed =
+            sequence.map_or(0, |sequence| tokens.len().saturating_sub(sequence.computed + 1));
+        if missed < MAX_DRAFT_STEP_ROWS {
             0.0
         } else {
-            missed as f64 * self.reading.median().unwrap_or(0.0)
+            missed as f64 * self.prefill_times.median().unwrap_or(0.0)
         }
     }
 
-    /// Guesses for some sequences, a step for all of them at a time.
-    pub fn ask(
+    /// Drafts for several sequences; each step computes one token of each.
+    pub fn draft(
         &mut self,
-        questions: &[DraftRequest<'_>],
+        requests: &[DraftRequest<'_>],
         is_end: impl Fn(u32) -> bool,
     ) -> Result<DraftTokens, EngineError> {
-        let mut answers = DraftTokens { guesses: vec![Vec::new(); questions.len()], guessing: 0.0 };
-        let mut asked = self.compute_missed_tokens(questions)?;
-        while !asked.is_empty() {
-            let input = self.input(&asked, true);
-            self.executor.prepare(Want::Logits, &input)?;
+        let mut result = DraftTokens { drafts: vec![Vec::new(); requests.len()], seconds: 0.0 };
+        let mut in_progress = self.compute_missed_tokens(requests)?;
+        while !in_progress.is_empty() {
+            let input = self.input(&in_progress, true);
+            self.executor.prepare(StepKind::Logits, &input)?;
             let start = Instant::now();
-            let Some(cols) = self.executor.run(Want::Logits, &input)? else { break };
+            let Some(cols) = self.executor.run(StepKind::Logits, &input)? else { break };
             let seconds = start.elapsed().as_secs_f64();
             let rows = input.tokens.len();
-            if rows <= GUESSING_ROWS * asked.len() {
-                self.times.push(seconds, TIMES);
-                answers.guessing += seconds;
+            if rows <= MAX_DRAFT_STEP_ROWS * in_progress.len() {
+                self.times.push(seconds, TIMING_WINDOW);
+                result.seconds += seconds;
             } else {
-                self.reading.push(seconds / rows as f64, TIMES);
-                let counted: usize = asked.iter().map(|asked| asked.counted).sum();
-                answers.guessing += seconds * counted as f64 / rows as f64;
+                self.prefill_times.push(seconds / rows as f64, TIMING_WINDOW);
+                let timed_tokens: usize =
+                    in_progress.iter().map(|in_progress| in_progress.timed_tokens).sum();
+                result.seconds += seconds * timed_tokens as f64 / rows as f64;
             }
             let rows = self.executor.backend.result().chunks_exact(cols);
-            for (asked, row) in asked.iter_mut().zip(rows) {
-                let follower =
-                    self.followed.get_mut(&asked.question.id).expect("whoever asks is followed");
-                follower.take(&asked.feed, asked.question.tokens.len());
-                follower.has_read = true;
-                asked.feed.clear();
-                let (token, chance) = likeliest(row);
-                if asked.question.takes(token, chance, &is_end) {
-                    asked.guess.push(token);
-                    asked.feed.push(token);
+            for (in_progress, row) in in_progress.iter_mut().zip(rows) {
+                let sequence = self
+                    .sequences
+                    .get_mut(&in_progress.request.id)
+                    .expect("every drafting sequence has a state");
+                sequence.add_computed(&in_progress.input, in_progress.request.tokens.len());
+                sequence.is_prompt_computed = true;
+                in_progress.input.clear();
+                let (token, probability) = most_probable(row);
+                if in_progress.request.accepts(token, probability, &is_end) {
+                    in_progress.draft.push(token);
+                    in_progress.input.push(token);
                 }
             }
-            asked.retain_mut(|a| {
-                let goes_on = !a.feed.is_empty() && a.guess.len() < a.question.most;
-                if !goes_on {
-                    answers.guesses[a.at] = std::mem::take(&mut a.guess);
+            in_progress.retain_mut(|one| {
+                let continues = !one.input.is_empty() && one.draft.len() < one.request.max_tokens;
+                if !continues {
+                    result.drafts[one.index] = std::mem::take(&mut one.draft);
                 }
-                goes_on
+                continues
             });
         }
-        Ok(answers)
+        Ok(result)
     }
 
     /// Computes the tokens that the draft model has not seen yet. Sequences that are still behind, or without free pages, get no draft.
     fn compute_missed_tokens<'a>(
         &mut self,
-        questions: &'a [DraftRequest<'a>],
-    ) -> Result<Vec<Asked<'a>>, EngineError> {
-        let mut budget = if questions.len() > 1 { SHORT_CHUNK } else { self.num_batch };
+        requests: &'a [DraftRequest<'a>],
+    ) -> Result<Vec<DraftInProgress<'a>>, EngineError> {
+        let mut budget = if requests.len() > 1 { SHARED_PREFILL_TOKENS } else { self.num_batch };
         let (mut ready, mut behind) = (Vec::new(), Vec::new());
-        for (at, question) in questions.iter().enumerate() {
-            let n = question.tokens.len();
-            if n == 0 || question.most == 0 || n + question.most > self.executor.info.n_ctx {
-                self.leave(question.id, question.tokens);
+        for (index, request) in requests.iter().enumerate() {
+            let n = request.tokens.len();
+            if n == 0
+                || request.max_tokens == 0
+                || n + request.max_tokens > self.executor.info.n_ctx
+            {
+                self.remove(request.id, request.tokens);
                 continue;
             }
-            let follower = self.followed.entry(question.id).or_insert_with(|| {
-                let known = &question.tokens[..n - 1];
-                // A draft model goes without adapters.
+            let sequence = self.sequences.entry(request.id).or_insert_with(|| {
+                let known = &request.tokens[..n - 1];
+                // Adapters do not apply to the draft model.
                 let (pages, backend) = (&mut self.pages, &mut *self.executor.backend);
-                let (held, seen) = SequencePages::find(
+                let (pages, computed) = SequencePages::find(
                     pages,
                     backend,
                     &PrefixTreeKey::default(),
                     known,
                     std::iter::empty(),
                 );
-                Follower { held, seen, ahead: Vec::new(), has_read: false }
+                DraftSequence { pages, computed, draft: Vec::new(), is_prompt_computed: false }
             });
-            follower.settle(question.tokens);
-            // Also where it is never behind: pages behind its windows come back.
-            follower.held.publish(&mut self.pages, &question.tokens[..follower.seen]);
-            let lacking = (n + question.most).saturating_sub(follower.held.room());
+            sequence.keep_accepted(request.tokens);
+            // Publishing also releases pages behind the attention windows.
+            sequence.pages.publish(&mut self.pages, &request.tokens[..sequence.computed]);
+            let lacking = (n + request.max_tokens).saturating_sub(sequence.pages.room());
             if lacking.div_ceil(PAGE_TOKENS) > self.pages.available(&[]) {
                 continue;
             }
-            let missed = &question.tokens[follower.seen..];
-            let feed = missed[..missed.len().min(budget)].to_vec();
-            let ahead = if feed.len() == missed.len() { question.most } else { 0 };
-            if !follower.held.grow(&mut self.pages, follower.seen + feed.len() + ahead) {
+            let missed = &request.tokens[sequence.computed..];
+            let input = missed[..missed.len().min(budget)].to_vec();
+            let draft = if input.len() == missed.len() { request.max_tokens } else { 0 };
+            if !sequence.pages.grow(&mut self.pages, sequence.computed + input.len() + draft) {
                 continue;
             }
-            budget -= feed.len();
-            let list = if feed.len() == missed.len() { &mut ready } else { &mut behind };
-            let counted = if follower.has_read { feed.len() } else { 1 };
-            list.push(Asked { question, at, feed, counted, guess: Vec::new() });
+            budget -= input.len();
+            let list = if input.len() == missed.len() { &mut ready } else { &mut behind };
+            let timed_tokens = if sequence.is_prompt_computed { input.len() } else { 1 };
+            list.push(DraftInProgress { request, index, input, timed_tokens, draft: Vec::new() });
         }
-        behind.retain(|asked| !asked.feed.is_empty());
+        behind.retain(|in_progress| !in_progress.input.is_empty());
         if !behind.is_empty() {
             let input = self.input(&behind, false);
-            self.executor.run(Want::Logits, &input)?;
-            for asked in &behind {
-                let follower =
-                    self.followed.get_mut(&asked.question.id).expect("whoever asks is followed");
-                follower.take(&asked.feed, asked.question.tokens.len());
-                follower.held.publish(&mut self.pages, &asked.question.tokens[..follower.seen]);
+            self.executor.run(StepKind::Logits, &input)?;
+            for in_progress in &behind {
+                let sequence = self
+                    .sequences
+                    .get_mut(&in_progress.request.id)
+                    .expect("every drafting sequence has a state");
+                sequence.add_computed(&in_progress.input, in_progress.request.tokens.len());
+                sequence
+                    .pages
+                    .publish(&mut self.pages, &in_progress.request.tokens[..sequence.computed]);
             }
         }
         Ok(ready)
     }
 
-    fn input(&self, asked: &[Asked<'_>], outputs: bool) -> StepInput {
+    fn input(&self, in_progress: &[DraftInProgress<'_>], outputs: bool) -> StepInput {
         let mut input = StepInput::default();
-        for asked in asked {
-            let follower = &self.followed[&asked.question.id];
-            let (first_row, rows) = (input.tokens.len(), asked.feed.len());
-            let past = follower.seen + follower.ahead.len();
-            input.tokens.extend_from_slice(&asked.feed);
+        for in_progress in in_progress {
+            let sequence = &self.sequences[&in_progress.request.id];
+            let (first_row, rows) = (input.tokens.len(), in_progress.input.len());
+            let past = sequence.computed + sequence.draft.len();
+            input.tokens.extend_from_slice(&in_progress.input);
             input.positions.extend((past..past + rows).map(|p| p as u32));
             if outputs {
                 input.outputs.push((first_row + rows - 1) as u32);
             }
-            input.segments.push(follower.held.segment(&self.pages, first_row, rows, past));
+            input.segments.push(sequence.pages.segment(&self.pages, first_row, rows, past));
         }
         input
     }
 
-    /// A sequence ends or starts anew: what was computed for it stays for others.
-    pub fn leave(&mut self, id: JobId, tokens: &[u32]) {
-        if let Some(mut follower) = self.followed.remove(&id) {
-            follower.settle(tokens);
-            follower.held.release(&mut self.pages, &tokens[..follower.seen]);
+    /// Removes a sequence that has ended or is preempted. Its full pages stay in the prefix tree.
+    pub fn remove(&mut self, id: RequestId, tokens: &[u32]) {
+        if let Some(mut sequence) = self.sequences.remove(&id) {
+            sequence.keep_accepted(tokens);
+            sequence.pages.release(&mut self.pages, &tokens[..sequence.computed]);
         }
     }
 }
 
-impl Follower {
-    /// Counts tokens that were computed: first the sequence's own, of which there are `n`, then guesses.
-    fn take(&mut self, fed: &[u32], n: usize) {
-        let own = fed.len().min(n - self.seen);
-        self.seen += own;
-        self.ahead.extend_from_slice(&fed[own..]);
+impl DraftSequence {
+    /// Adds computed tokens: first those of the sequence, which has `n`, then draft tokens.
+    fn add_computed(&mut self, tokens: &[u32], n: usize) {
+        let own = tokens.len().min(n - self.computed);
+        self.computed += own;
+        self.draft.extend_from_slice(&tokens[own..]);
     }
 
-    /// Compares what it guessed with what came. The newest token is to be computed (again): what follows it is wanted.
-    fn settle(&mut self, tokens: &[u32]) {
-        let came = &tokens[self.seen.min(tokens.len())..];
-        let equal = self.ahead.iter().zip(came).take_while(|(a, b)| a == b).count();
-        self.seen = (self.seen + equal).min(tokens.len().saturating_sub(1));
-        self.ahead.clear();
+    /// Keeps the draft tokens that the sequence accepted. The newest token is computed again, since its logits are needed.
+    fn keep_accepted(&mut self, tokens: &[u32]) {
+        let generated = &tokens[self.computed.min(tokens.len())..];
+        let equal = self.draft.iter().zip(generated).take_while(|(a, b)| a == b).count();
+        self.computed = (self.computed + equal).min(tokens.len().saturating_sub(1));
+        self.draft.clear();
     }
 }
 
 /// The token with the largest logit, and its probability.
-pub(super) fn likeliest(logits: &[f32]) -> (u32, f32) {
+pub(super) fn most_probable(logits: &[f32]) -> (u32, f32) {
     let best =
         (0..logits.len()).reduce(|a, b| if logits[b] > logits[a] { b } else { a }).unwrap_or(0);
     let top = logits.get(best).copied().unwrap_or(0.0);
-    // What is 17 below adds less than a part in 2^24.
+    // Logits 17 below the largest add less than 2^-24 of the sum.
     let near = logits.iter().map(|&l| l - top).filter(|&l| l > -17.0);
     let sum = near.map(f32::exp).sum::<f32>();
-    // Less than the 1 of the largest: there are no numbers.
+    // The largest adds 1: a smaller sum means that no logit is a number.
     (best as u32, if sum >= 1.0 { 1.0 / sum } else { 0.0 })
 }
 
-/// Options of a draft model: those of its model, but for what is the model's own.
-fn options_of(options: &EngineOptions) -> EngineOptions {
+/// Options of a draft model: those of its target without adapters and speculation.
+fn draft_options(options: &EngineOptions) -> EngineOptions {
     EngineOptions { speculation: Speculation::OFF, adapters: Vec::new(), ..options.clone() }
 }
 
-/// Whether a draft model says what comes next.
-fn writes_in_order(executor: &ModelExecutor) -> Result<(), EngineError> {
+/// Rejects diffusion models as draft models.
+fn check_autoregressive(executor: &ModelExecutor) -> Result<(), EngineError> {
     let architecture = executor.info.architecture;
     match executor.info.unmasking {
         Some(_) => Err(EngineError::DiffusionDraft { architecture }),
@@ -357,8 +376,8 @@ fn writes_in_order(executor: &ModelExecutor) -> Result<(), EngineError> {
     }
 }
 
-/// Whether it goes on with what others write, and guesses that did not come true can be taken back.
-fn can_take_back(executor: &ModelExecutor) -> Result<(), EngineError> {
+/// Rejects models whose state cannot be rolled back to before rejected draft tokens, and encoder–decoder models.
+fn check_can_roll_back(executor: &ModelExecutor) -> Result<(), EngineError> {
     let architecture = executor.info.architecture;
     match executor.info.start {
         Some(_) => Err(EngineError::EncoderDraft { architecture }),
@@ -367,51 +386,55 @@ fn can_take_back(executor: &ModelExecutor) -> Result<(), EngineError> {
     }
 }
 
-/// Whether a draft model that brings a vocabulary has that of its model.
-pub(crate) fn check_companion_tokens(
+/// Checks that a companion with a vocabulary has that of its target.
+pub(crate) fn check_companion_vocabulary(
     draft: &View,
     model: &str,
     tokenizer: &Tokenizer,
 ) -> Result<(), EngineError> {
     match draft.metadata().get("tokenizer.ggml.tokens") {
-        Some(_) => check_tokens(draft, model, tokenizer),
+        Some(_) => check_vocabulary(draft, model, tokenizer),
         None => Ok(()),
     }
 }
 
-/// Whether a draft model's tokens mean what those of the model called `model` mean.
-pub(crate) fn check_tokens(
+/// Checks that tokens of a draft model mean the same as those of its target, called `model`.
+pub(crate) fn check_vocabulary(
     draft: &View,
     model: &str,
     tokenizer: &Tokenizer,
 ) -> Result<(), EngineError> {
-    let theirs = Tokenizer::from_metadata(draft.metadata())?;
+    let draft_tokenizer = Tokenizer::from_metadata(draft.metadata())?;
     let differ = |difference| EngineError::DraftVocabulary {
-        draft: name_of(draft),
+        draft: model_name(draft),
         model: model.to_owned(),
         difference,
     };
-    if theirs.model() != tokenizer.model() {
+    if draft_tokenizer.model() != tokenizer.model() {
         return Err(differ(format!(
             "its vocabulary is of kind {:?}, not {:?}",
-            theirs.model(),
+            draft_tokenizer.model(),
             tokenizer.model()
         )));
     }
-    let both = theirs.vocab_size().min(tokenizer.vocab_size()) as u32;
-    // Families name their reserved tokens differently from one size to the next.
-    let reserved = |id| theirs.is_control(id) && tokenizer.is_control(id);
-    match (0..both).find(|&id| theirs.text(id) != tokenizer.text(id) && !reserved(id)) {
+    let both = draft_tokenizer.vocab_size().min(tokenizer.vocab_size()) as u32;
+    // The sizes of a model family name their reserved tokens differently.
+    let reserved = |id| draft_tokenizer.is_control(id) && tokenizer.is_control(id);
+    match (0..both).find(|&id| draft_tokenizer.text(id) != tokenizer.text(id) && !reserved(id)) {
         Some(id) => {
             let text = |t: &Tokenizer| String::from_utf8_lossy(t.text(id)).into_owned();
-            Err(differ(format!("its token {id} is {:?}, not {:?}", text(&theirs), text(tokenizer))))
+            Err(differ(format!(
+                "its token {id} is {:?}, not {:?}",
+                text(&draft_tokenizer),
+                text(tokenizer)
+            )))
         }
         None => Ok(()),
     }
 }
 
-/// What a file calls its model.
-pub fn name_of(view: &View) -> String {
+/// Name of a model by its metadata.
+pub fn model_name(view: &View) -> String {
     let key = |key| view.metadata().opt_str(key).ok().flatten().map(str::to_owned);
     key("general.name")
         .or_else(|| key("general.architecture"))
@@ -424,25 +447,25 @@ mod tests {
 
     #[test]
     fn the_likeliest_token_has_the_probability_that_softmax_gives_it() {
-        let (token, p) = likeliest(&[1.0, 3.0, 2.0, f32::NEG_INFINITY]);
+        let (token, p) = most_probable(&[1.0, 3.0, 2.0, f32::NEG_INFINITY]);
         let exact = 1.0 / (1.0 + (-1f32).exp() + (-2f32).exp());
         assert_eq!(token, 1);
         assert!((p - exact).abs() < 1e-6);
-        assert_eq!(likeliest(&[f32::NAN, f32::NAN]).1, 0.0);
-        assert_eq!(likeliest(&[f32::NEG_INFINITY; 2]).1, 0.0);
+        assert_eq!(most_probable(&[f32::NAN, f32::NAN]).1, 0.0);
+        assert_eq!(most_probable(&[f32::NEG_INFINITY; 2]).1, 0.0);
     }
 
     #[test]
-    fn guesses_that_came_true_need_not_be_computed_again_and_others_are_forgotten() {
-        let mut follower = Follower::default();
-        follower.take(&[1, 2, 3], 3);
-        follower.take(&[4], 3);
-        follower.take(&[5], 3);
-        assert_eq!((follower.seen, follower.ahead.as_slice()), (3, &[4, 5][..]));
-        follower.settle(&[1, 2, 3, 4, 9]);
-        assert_eq!((follower.seen, follower.ahead.len()), (4, 0));
-        follower.take(&[9, 7], 5);
-        follower.settle(&[1, 2, 3, 4, 9, 7]);
-        assert_eq!(follower.seen, 5, "the newest token's own result is wanted");
+    fn accepted_draft_tokens_stay_computed_and_rejected_ones_do_not() {
+        let mut sequence = DraftSequence::default();
+        sequence.add_computed(&[1, 2, 3], 3);
+        sequence.add_computed(&[4], 3);
+        sequence.add_computed(&[5], 3);
+        assert_eq!((sequence.computed, sequence.draft.as_slice()), (3, &[4, 5][..]));
+        sequence.keep_accepted(&[1, 2, 3, 4, 9]);
+        assert_eq!((sequence.computed, sequence.draft.len()), (4, 0));
+        sequence.add_computed(&[9, 7], 5);
+        sequence.keep_accepted(&[1, 2, 3, 4, 9, 7]);
+        assert_eq!(sequence.computed, 5, "the newest token's own result is wanted");
     }
 }

@@ -1,6 +1,6 @@
 //! Where guesses come from that a text does not hold: one of the kinds of draft models.
 
-use puna_models::{Guesses, Seen};
+use puna_models::{DraftMethod, DraftCache};
 
 use super::blocks::Blocks;
 use super::chain::Chain;
@@ -33,10 +33,10 @@ pub struct Computed {
 
 impl Source {
     /// The draft model that was loaded with a model and guesses so.
-    pub fn beside(guesses: &Guesses) -> Self {
+    pub fn beside(guesses: &DraftMethod) -> Self {
         match guesses {
-            Guesses::Chain { state, sees } => Self::Chain(Chain::new(*state, *sees)),
-            Guesses::Block(form) => Self::Blocks(Blocks::new(form.clone())),
+            DraftMethod::Chain { state_dim: state, cache: sees } => Self::Chain(Chain::new(*state, *sees)),
+            DraftMethod::Block(form) => Self::Blocks(Blocks::new(form.clone())),
         }
     }
 
@@ -53,7 +53,7 @@ impl Source {
         match self {
             Self::Model(_) => 0,
             // Those of further steps are in the same page: guesses end with it.
-            Self::Chain(chain) => usize::from(chain.sees() == Seen::Own),
+            Self::Chain(chain) => usize::from(chain.sees() == DraftCache::Own),
             Self::Blocks(blocks) => blocks.rows(),
         }
     }

@@ -1,34 +1,34 @@
-//! The loop's side of speculation: which sequences get how many guesses in a step, and what came of them.
+//! Speculative decoding of the engine loop: how many draft tokens each sequence gets in a step.
 
 use std::time::Duration;
 
 use puna_tokenizer::Tokenizer;
 
-use super::cost_model::{Bounds, CostModel, DraftProposal, all_of};
+use super::acceptance_rate::AcceptanceRates;
+use super::cost_model::{CostModel, DraftProposal, StepLimits, take_all};
+use super::draft_source::{DraftSource, StepRows};
 use super::model::DraftRequest;
-use super::record::Record;
-use super::source::{Computed, Source};
-use super::{Guess, Kind, Speculated};
+use super::{Draft, DraftKind, Speculated};
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
 use crate::pages::Pages;
-use crate::sequence::{JobId, Sequence};
+use crate::sequence::{RequestId, Sequence};
 
-/// By how much likelier the draft model's guesses must be than those from the text, which cost nothing.
-const BETTER: f64 = 0.15;
+/// Advantage in acceptance rate that the draft model needs over prompt lookup, which costs nothing.
+const MIN_MODEL_ADVANTAGE: f64 = 0.15;
 
-/// Bounds that the loop sets.
+/// Limits of a step with drafts.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// Tokens of a context.
+pub struct DraftLimits {
+    /// Context size in tokens.
     pub n_ctx: usize,
-    /// Rows of a step.
+    /// Largest number of rows.
     pub rows: usize,
-    /// How long a step should be at most where several wait for it.
+    /// Longest step while several sequences wait for it.
     pub target: Duration,
 }
 
-/// A step without prompts, after it ran.
+/// Timing of a step without prefill.
 #[derive(Debug, Clone, Copy)]
 pub struct StepTiming {
     pub sequences: usize,
@@ -37,193 +37,219 @@ pub struct StepTiming {
     pub accepted: usize,
 }
 
-/// Guesses for all sequences.
+/// Drafts for all sequences of an engine.
 pub struct Speculator {
     cost_model: CostModel,
-    record: Record,
-    source: Option<Source>,
-    /// Rows of a step whose results do not depend on each other's company.
+    rates: AcceptanceRates,
+    source: Option<DraftSource>,
+    /// Largest number of rows whose results are bit-identical to those of single rows.
     max_bit_exact_rows: usize,
-    /// Seconds that the draft model took for the guesses of this step.
-    guessing: f64,
+    /// Seconds that the draft model took for the drafts of the current step.
+    draft_seconds: f64,
     pub counts: Speculated,
 }
 
-/// Where a sequence's guess is to come from.
-enum Plan {
-    Nothing,
-    Known(Guess),
-    Ask,
+/// Draft of a sequence for the next step.
+enum DraftPlan {
+    None,
+    /// Found by prompt lookup, or drafted by the draft model.
+    Ready(Draft),
+    /// The draft model drafts if the cost model allows it.
+    DraftModel,
 }
 
 impl Speculator {
-    pub fn new(max_bit_exact_rows: usize, source: Option<Source>) -> Self {
-        let (cost_model, record, counts) =
-            (CostModel::default(), Record::of_loop(), Speculated::default());
-        Self { cost_model, record, source, max_bit_exact_rows, guessing: 0.0, counts }
+    pub fn new(max_bit_exact_rows: usize, source: Option<DraftSource>) -> Self {
+        let (cost_model, rates, counts) =
+            (CostModel::default(), AcceptanceRates::of_engine(), Speculated::default());
+        Self { cost_model, rates, source, max_bit_exact_rows, draft_seconds: 0.0, counts }
     }
 
-    /// Guesses for a step of these sequences, all of which only lack their newest token, and have room for it. `model` runs them, and
-    /// has their pages.
+    /// Drafts for a step of `sequences`. Each has one token that is not computed, and a page for it. `model` is the
+    /// executor of the target model and its pages.
     ///
     /// # Errors
+    ///
     /// The draft model cannot be computed.
-    pub fn guess(
+    pub fn draft(
         &mut self,
-        company: &mut [&mut Sequence],
+        sequences: &mut [&mut Sequence],
         tokenizer: &Tokenizer,
-        limits: Limits,
+        limits: DraftLimits,
         model: (&mut ModelExecutor, &mut Pages),
-    ) -> Result<Vec<(JobId, Guess)>, EngineError> {
-        self.guessing = 0.0;
-        let n = company.len();
+    ) -> Result<Vec<(RequestId, Draft)>, EngineError> {
+        self.draft_seconds = 0.0;
+        let n = sequences.len();
         let rows = limits.rows.min(self.max_bit_exact_rows);
         if n >= rows {
             return Ok(Vec::new());
         }
-        let mut offers = Vec::with_capacity(n);
+        let mut proposals = Vec::with_capacity(n);
         let mut plans = Vec::with_capacity(n);
-        for s in company.iter_mut() {
-            let most = s.guesses_at_most(limits.n_ctx).min(rows - n);
-            let (plan, offer) = self.plan(s, most, tokenizer);
+        for s in sequences.iter_mut() {
+            let max_tokens = s.max_draft_tokens(limits.n_ctx).min(rows - n);
+            let (plan, proposal) = self.plan(s, max_tokens, tokenizer);
             plans.push(plan);
-            offers.push(offer);
+            proposals.push(proposal);
         }
-        self.cost_model.meet(
-            company.iter().fold(n as u64, |all, s| all.wrapping_mul(31).wrapping_add(s.id.0)),
+        self.cost_model.set_batch(
+            sequences.iter().fold(n as u64, |all, s| all.wrapping_mul(31).wrapping_add(s.id.0)),
         );
-        let bounds = Bounds { rows, target: limits.target };
-        let taken = match company.iter().all(|s| s.guesser.speculation.always) {
-            true => all_of(&offers, rows),
-            false => self.cost_model.decide(&offers, bounds),
+        let bounds = StepLimits { rows, target: limits.target };
+        let token_counts = match sequences.iter().all(|s| s.speculation.settings.always) {
+            true => take_all(&proposals, rows),
+            false => self.cost_model.decide(&proposals, bounds),
         };
-        self.ask(company, &mut plans, &taken, (tokenizer, limits.n_ctx), model)?;
-        let mut chosen = Vec::new();
-        for ((s, plan), taken) in company.iter_mut().zip(plans).zip(taken) {
+        self.run_draft_model(
+            sequences,
+            &mut plans,
+            &token_counts,
+            (tokenizer, limits.n_ctx),
+            model,
+        )?;
+        let mut drafts = Vec::new();
+        for ((s, plan), count) in sequences.iter_mut().zip(plans).zip(token_counts) {
             match plan {
-                Plan::Known(mut guess) if taken > 0 => {
-                    guess.tokens.truncate(taken);
-                    chosen.push((s.id, guess));
+                DraftPlan::Ready(mut draft) if count > 0 => {
+                    draft.tokens.truncate(count);
+                    drafts.push((s.id, draft));
                 }
-                Plan::Known(guess) => s.guesser.keep(guess, &s.tokens),
-                Plan::Nothing | Plan::Ask => {}
+                DraftPlan::Ready(draft) => s.speculation.keep_unverified(draft, &s.tokens),
+                DraftPlan::None | DraftPlan::DraftModel => {}
             }
         }
-        Ok(chosen)
+        Ok(drafts)
     }
 
-    /// Where a sequence's guess may come from, and what it may be worth.
+    /// Chooses the source of a sequence's draft, and estimates its acceptance and cost.
     fn plan(
         &mut self,
         s: &mut Sequence,
-        most: usize,
+        max_tokens: usize,
         tokenizer: &Tokenizer,
-    ) -> (Plan, DraftProposal) {
-        s.guesser.settle(&s.tokens, &mut self.record);
-        let found = s.guesser.look_up(&s.tokens, most, |token| tokenizer.is_eog(token));
-        let chance = |kind| s.guesser.record.chance(kind, &self.record);
-        let known = found.as_ref().map_or(0.0, |guess| chance(guess.kind));
-        let asks = s.guesser.speculation.draft && most > 0;
-        match (found, self.source.as_ref().filter(|_| asks)) {
-            (found, Some(source)) if found.is_none() || chance(Kind::Model) > known + BETTER => {
-                let offer = DraftProposal::new(most.min(source.most()), chance(Kind::Model));
-                let (making, before) =
-                    (source.token_seconds(), source.first_seconds(s.id, &s.tokens));
-                (Plan::Ask, DraftProposal { making, before, ..offer })
+    ) -> (DraftPlan, DraftProposal) {
+        s.speculation.compare_unverified(&s.tokens, &mut self.rates);
+        let found = s.speculation.look_up(&s.tokens, max_tokens, |token| tokenizer.is_eog(token));
+        let rate = |kind| s.speculation.rates.rate(kind, &self.rates);
+        let lookup_rate = found.as_ref().map_or(0.0, |draft| rate(draft.kind));
+        let uses_model = s.speculation.settings.draft && max_tokens > 0;
+        match (found, self.source.as_ref().filter(|_| uses_model)) {
+            (found, Some(source))
+                if found.is_none()
+                    || rate(DraftKind::Model) > lookup_rate + MIN_MODEL_ADVANTAGE =>
+            {
+                let proposal =
+                    DraftProposal::new(max_tokens.min(source.max_tokens()), rate(DraftKind::Model));
+                let token_seconds = source.token_seconds();
+                let setup_seconds = source.setup_seconds(s.id, &s.tokens);
+                (DraftPlan::DraftModel, DraftProposal { token_seconds, setup_seconds, ..proposal })
             }
-            (Some(guess), _) => {
-                let offer = DraftProposal::new(guess.tokens.len(), known);
-                (Plan::Known(guess), offer)
+            (Some(draft), _) => {
+                let proposal = DraftProposal::new(draft.tokens.len(), lookup_rate);
+                (DraftPlan::Ready(draft), proposal)
             }
-            (None, _) => (Plan::Nothing, DraftProposal::default()),
+            (None, _) => (DraftPlan::None, DraftProposal::default()),
         }
     }
 
-    /// Asks the draft model for the sequences that are to have its guesses.
-    fn ask(
+    /// Runs the draft model for the sequences whose plan it is and that get draft tokens.
+    fn run_draft_model(
         &mut self,
-        company: &mut [&mut Sequence],
-        plans: &mut [Plan],
-        taken: &[usize],
+        sequences: &mut [&mut Sequence],
+        plans: &mut [DraftPlan],
+        token_counts: &[usize],
         (tokenizer, n_ctx): (&Tokenizer, usize),
         (executor, pages): (&mut ModelExecutor, &mut Pages),
     ) -> Result<(), EngineError> {
         let Some(source) = &mut self.source else { return Ok(()) };
-        let asks = |i: &usize| matches!(plans[*i], Plan::Ask) && taken[*i] > 0;
-        let who: Vec<usize> = (0..plans.len()).filter(asks).collect();
-        if who.is_empty() {
+        let uses_model =
+            |i: &usize| matches!(plans[*i], DraftPlan::DraftModel) && token_counts[*i] > 0;
+        let indices: Vec<usize> = (0..plans.len()).filter(uses_model).collect();
+        if indices.is_empty() {
             return Ok(());
         }
-        for &i in &who {
-            let s = &mut company[i];
-            // Where there are no more pages, less is guessed.
-            let wanted = (s.computed + source.ahead()).min(s.context(n_ctx));
-            s.held.grow(pages, wanted);
+        for &i in &indices {
+            let s = &mut sequences[i];
+            // Without free pages the draft is shorter.
+            let wanted = (s.computed + source.lookahead()).min(s.context(n_ctx));
+            s.pages.grow(pages, wanted);
         }
-        let question = |&i: &usize| {
-            let s = &company[i];
-            let always = s.guesser.speculation.always;
-            DraftRequest { id: s.id, tokens: &s.tokens, most: taken[i], always, held: &s.held }
+        let request = |&i: &usize| {
+            let s = &sequences[i];
+            let always = s.speculation.settings.always;
+            DraftRequest {
+                id: s.id,
+                tokens: &s.tokens,
+                max_tokens: token_counts[i],
+                always,
+                pages: &s.pages,
+            }
         };
-        let questions: Vec<_> = who.iter().map(question).collect();
-        let known = |token: u32| (token as usize) < tokenizer.vocab_size();
-        let is_end = |token| tokenizer.is_eog(token) || !known(token);
-        let answers = source.ask(&questions, (executor, &*pages), is_end)?;
-        self.guessing = answers.guessing;
-        for (i, tokens) in who.into_iter().zip(answers.guesses) {
-            // A page that was taken for a guess alone is somebody else's again.
-            let s = &mut company[i];
-            s.held.shrink(pages, s.computed + 1);
+        let requests: Vec<_> = indices.iter().map(request).collect();
+        let is_in_vocabulary = |token: u32| (token as usize) < tokenizer.vocab_size();
+        let is_end = |token| tokenizer.is_eog(token) || !is_in_vocabulary(token);
+        let result = source.draft(&requests, (executor, &*pages), is_end)?;
+        self.draft_seconds = result.seconds;
+        for (i, tokens) in indices.into_iter().zip(result.drafts) {
+            // Pages that only the draft needed are free again.
+            let s = &mut sequences[i];
+            s.pages.shrink(pages, s.computed + 1);
             if !tokens.is_empty() {
-                plans[i] = Plan::Known(Guess { tokens, kind: Kind::Model });
+                plans[i] = DraftPlan::Ready(Draft { tokens, kind: DraftKind::Model });
             }
         }
         Ok(())
     }
 
-    /// Takes note of what a step made of a sequence's guess.
-    pub fn checked(&mut self, s: &mut Sequence, kind: Kind, guessed: usize, accepted: usize) {
-        self.counts.guessed(kind, guessed);
-        self.counts.accepted(kind, accepted);
-        s.guesser.checked(kind, guessed, accepted, &mut self.record);
+    /// Records how many tokens of a sequence's draft a step accepted.
+    pub fn record_verified(
+        &mut self,
+        s: &mut Sequence,
+        kind: DraftKind,
+        drafted: usize,
+        accepted: usize,
+    ) {
+        self.counts.add_draft(kind, drafted);
+        self.counts.add_accepted(kind, accepted);
+        s.speculation.record_verified(kind, drafted, accepted, &mut self.rates);
     }
 
-    /// Takes note of what a step has computed of a sequence, see [`Source::computed`].
-    pub fn computed(&mut self, s: &Sequence, extra_output: &[f32], step: Computed) {
+    /// See [`DraftSource::record_step`].
+    pub fn record_step(&mut self, s: &Sequence, extra_output: &[f32], step: StepRows) {
         if let Some(source) = &mut self.source {
-            source.computed(s, extra_output, step);
+            source.record_step(s, extra_output, step);
         }
     }
 
-    /// Does what the draft model does behind a step, see [`Source::follow`].
-    pub fn follow(
+    /// See [`DraftSource::update_cache`].
+    pub fn update_cache(
         &mut self,
         sequences: &[Sequence],
         model: (&mut ModelExecutor, &Pages),
     ) -> Result<(), EngineError> {
-        self.source.as_mut().map_or(Ok(()), |source| source.follow(sequences, model))
+        self.source.as_mut().map_or(Ok(()), |source| source.update_cache(sequences, model))
     }
 
-    /// Takes note of a step's time.
-    pub fn ran(&mut self, ran: StepTiming) {
-        if ran.rows > ran.sequences {
-            self.cost_model.checked(
-                ran.sequences,
-                ran.rows,
-                ran.seconds,
-                self.guessing,
-                ran.accepted,
+    /// Records the time of a step.
+    pub fn record_timing(&mut self, step: StepTiming) {
+        if step.rows > step.sequences {
+            self.cost_model.record_verification(
+                step.sequences,
+                step.rows,
+                step.seconds,
+                self.draft_seconds,
+                step.accepted,
             );
         } else {
-            self.cost_model.plain(ran.seconds);
-            self.cost_model.lost(self.guessing);
+            self.cost_model.record_plain_step(step.seconds);
+            self.cost_model.record_unused_draft(self.draft_seconds);
         }
     }
 
-    /// A sequence ends or gives up its pages.
-    pub fn leave(&mut self, s: &Sequence) {
+    /// Removes a sequence that has ended or is preempted.
+    pub fn remove(&mut self, s: &Sequence) {
         if let Some(source) = &mut self.source {
-            source.leave(s.id, &s.tokens);
+            source.remove(s.id, &s.tokens);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Speculation on real steps: answers are those of plain decoding, whatever is guessed.
+//! Speculation on real steps: result are those of plain decoding, whatever is guessed.
 
 mod companion;
 
@@ -11,14 +11,14 @@ use puna_cpu::{Config, CpuBackend};
 use puna_gguf::{Gguf, View};
 use puna_graph::Backend;
 use puna_sampler::{Params, TokenLogprobs};
-use puna_tokenizer::Encode;
+use puna_tokenizer::EncodeOptions;
 
-use super::lookup::Lookup;
-use super::{Drafted, Drafter, Guess, Kind, Speculated, Speculation};
+use super::lookup::LookupDrafter;
+use super::{Draft, DraftCounts, DraftKind, Drafter, Speculated, Speculation};
 use crate::engine::Drafters;
 use crate::pages::PAGE_TOKENS;
 use crate::{
-    DraftModel, Engine, EngineError, EngineOptions, Event, Finish, Job, plan_memory,
+    DraftModel, Engine, EngineError, EngineOptions, Event, Finish, Request, plan_memory,
     plan_memory_with_draft,
 };
 
@@ -27,19 +27,19 @@ const ALWAYS: Speculation = Speculation { always: true, ..Speculation::AUTO };
 /// Guesses that are right, or wrong from some token on: it knows the answer.
 struct Prophet {
     text: Vec<u32>,
-    /// Tokens of each guess that are right; all others are wrong.
+    /// Tokens of each draft that are right; all others are wrong.
     right: usize,
 }
 
 impl Drafter for Prophet {
-    fn draft(&mut self, tokens: &[u32], most: usize) -> Option<Guess> {
+    fn draft(&mut self, tokens: &[u32], max_tokens: usize) -> Option<Draft> {
         let next = |i: usize| self.text.get(tokens.len() + i).copied().unwrap_or(0);
         let tokens =
-            (0..most).map(|i| if i < self.right { next(i) } else { next(i) ^ 1 }).collect();
-        Some(Guess { tokens, kind: Kind::Long })
+            (0..max_tokens).map(|i| if i < self.right { next(i) } else { next(i) ^ 1 }).collect();
+        Some(Draft { tokens, kind: DraftKind::Long })
     }
 
-    fn forget(&mut self) {}
+    fn reset(&mut self) {}
 }
 
 fn prophets(text: &[u32], right: usize) -> Drafters {
@@ -48,7 +48,7 @@ fn prophets(text: &[u32], right: usize) -> Drafters {
 }
 
 fn lookups() -> Drafters {
-    Arc::new(|| Box::<Lookup>::default())
+    Arc::new(|| Box::<LookupDrafter>::default())
 }
 
 fn view(model: &str) -> View {
@@ -91,16 +91,16 @@ struct Heard {
     generated: usize,
 }
 
-fn start(engine: &Engine, job: &Job) -> Receiver<Event> {
+fn start(engine: &Engine, request: &Request) -> Receiver<Event> {
     let (sender, receiver) = channel();
-    engine.submit(job.clone(), Box::new(move |event| sender.send(event).is_ok())).unwrap();
+    engine.submit(request.clone(), Box::new(move |event| sender.send(event).is_ok())).unwrap();
     receiver
 }
 
 fn hear(events: &Receiver<Event>) -> (Heard, Speculated) {
     let (mut text, mut pieces) = (String::new(), Vec::new());
     loop {
-        match events.recv_timeout(Duration::from_secs(60)).expect("a job ends") {
+        match events.recv_timeout(Duration::from_secs(60)).expect("a request ends") {
             Event::Prefill { .. } | Event::Prompt(_) => {}
             Event::Piece(piece) => {
                 text.push_str(&piece.text);
@@ -121,8 +121,8 @@ fn hear(events: &Receiver<Event>) -> (Heard, Speculated) {
     }
 }
 
-fn run(engine: &Engine, job: &Job, speculation: Speculation) -> (Heard, Speculated) {
-    hear(&start(engine, &Job { speculation: Some(speculation), ..job.clone() }))
+fn run(engine: &Engine, request: &Request, speculation: Speculation) -> (Heard, Speculated) {
+    hear(&start(engine, &Request { speculation: Some(speculation), ..request.clone() }))
 }
 
 const CRIA: &str = "models/cria/cria-q8_0.gguf";
@@ -131,11 +131,11 @@ fn cria(options: &EngineOptions) -> Engine {
     open(CRIA, options, lookups())
 }
 
-fn job(engine: &Engine, text: &str, sampling: Params) -> Job {
+fn request(engine: &Engine, text: &str, sampling: Params) -> Request {
     let text = format!("<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n");
     let prompt =
-        engine.tokenizer().encode(&text, Encode { add_special: true, parse_special: true });
-    Job { max_tokens: Some(90), ..Job::new(prompt, sampling) }
+        engine.tokenizer().encode(&text, EncodeOptions { add_special: true, parse_special: true });
+    Request { max_tokens: Some(90), ..Request::new(prompt, sampling) }
 }
 
 fn greedy() -> Params {
@@ -170,11 +170,13 @@ fn guesses_from_the_text_change_no_answer_whatever_the_sampling() {
     ];
     let mut all = (0, 0);
     for sampling in chains {
-        let job =
-            Job { logprobs: Some(3), ..job(&engine, QUESTION, endless(&engine, sampling.clone())) };
-        let (plain, none) = run(&engine, &job, Speculation::OFF);
+        let request = Request {
+            logprobs: Some(3),
+            ..request(&engine, QUESTION, endless(&engine, sampling.clone()))
+        };
+        let (plain, none) = run(&engine, &request, Speculation::OFF);
         assert_eq!(none, Speculated::default());
-        let (guessed, counts) = run(&engine, &job, ALWAYS);
+        let (guessed, counts) = run(&engine, &request, ALWAYS);
         assert_eq!(guessed, plain, "{sampling:?}");
         all = (all.0 + counts.lookup.drafted, all.1 + counts.lookup.accepted);
     }
@@ -182,7 +184,7 @@ fn guesses_from_the_text_change_no_answer_whatever_the_sampling() {
     // The last event comes a moment before the loop counts.
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
     let counted = || engine.stats().speculated.lookup;
-    while counted() != (Drafted { drafted: all.0, accepted: all.1 }) {
+    while counted() != (DraftCounts { drafted: all.0, accepted: all.1 }) {
         assert!(std::time::Instant::now() < deadline, "{:?}, not {all:?}", counted());
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -193,18 +195,18 @@ fn guesses_that_are_always_right_or_wrong_change_no_answer() {
     let plain_engine = cria(&EngineOptions::default());
     let sampling =
         endless(&plain_engine, Params { seed: 3, temperature: 0.9, ..Params::default() });
-    let job = Job { logprobs: Some(2), ..job(&plain_engine, QUESTION, sampling) };
-    let (plain, _) = run(&plain_engine, &job, Speculation::OFF);
-    let most = backend().max_bit_exact_rows() - 1;
-    for right in [0, 1, 2, most] {
+    let request = Request { logprobs: Some(2), ..request(&plain_engine, QUESTION, sampling) };
+    let (plain, _) = run(&plain_engine, &request, Speculation::OFF);
+    let max_tokens = backend().max_bit_exact_rows() - 1;
+    for right in [0, 1, 2, max_tokens] {
         let engine = open(CRIA, &EngineOptions::default(), prophets(&plain.tokens, right));
-        let (guessed, counts) = run(&engine, &job, ALWAYS);
+        let (guessed, counts) = run(&engine, &request, ALWAYS);
         assert_eq!(guessed, plain, "{right} tokens right");
         let Speculated { lookup, steps, .. } = counts;
         match right {
             0 => assert_eq!(lookup.accepted, 0),
-            // All but the first token and the last few, for which there is no room to guess.
-            _ if right == most => {
+            // All but the first token and the last few, for which there is no room to draft.
+            _ if right == max_tokens => {
                 let enough = 4 + 90 / right as u64;
                 assert!(lookup.accepted == lookup.drafted && steps < enough, "{counts:?}");
             }
@@ -235,11 +237,12 @@ fn every_architecture_answers_the_same_with_guesses() {
         }
         let n = engine.info().n_vocab as u32;
         let prompt: Vec<u32> = (0..40).map(|i| 5 + (i % 11) * 3 % (n - 5)).collect();
-        let job = Job { max_tokens: Some(16), ..Job::new(prompt, endless(&engine, greedy())) };
-        let (plain, _) = run(&engine, &job, Speculation::OFF);
+        let request =
+            Request { max_tokens: Some(16), ..Request::new(prompt, endless(&engine, greedy())) };
+        let (plain, _) = run(&engine, &request, Speculation::OFF);
         let right = open(&model, &options, prophets(&plain.tokens, 2));
         for engine in [&engine, &right] {
-            let (guessed, counts) = run(engine, &job, ALWAYS);
+            let (guessed, counts) = run(engine, &request, ALWAYS);
             assert_eq!(guessed, plain, "{name}");
             accepted += counts.lookup.accepted;
         }
@@ -252,15 +255,20 @@ fn what_guesses_computed_and_draws_refused_is_never_found_by_later_prompts() {
     let options = EngineOptions { num_ctx: Some(6 * PAGE_TOKENS), ..EngineOptions::default() };
     let plain_engine = cria(&options);
     let sampling = endless(&plain_engine, greedy());
-    let job =
-        Job { max_tokens: Some(3 * PAGE_TOKENS), ..job(&plain_engine, QUESTION, sampling.clone()) };
-    let (plain, _) = run(&plain_engine, &job, Speculation::OFF);
+    let request = Request {
+        max_tokens: Some(3 * PAGE_TOKENS),
+        ..request(&plain_engine, QUESTION, sampling.clone())
+    };
+    let (plain, _) = run(&plain_engine, &request, Speculation::OFF);
     // Every step leaves wrong keys and values behind the right ones, also across the ends of pages.
     let engine = open(CRIA, &options, prophets(&plain.tokens, 1));
-    assert_eq!(run(&engine, &job, ALWAYS).0, plain);
+    assert_eq!(run(&engine, &request, ALWAYS).0, plain);
     for cut in [PAGE_TOKENS - 1, PAGE_TOKENS, 2 * PAGE_TOKENS + 7, plain.tokens.len() - 1] {
-        let next =
-            Job { prompt: plain.tokens[..cut].to_vec(), max_tokens: Some(30), ..job.clone() };
+        let next = Request {
+            prompt: plain.tokens[..cut].to_vec(),
+            max_tokens: Some(30),
+            ..request.clone()
+        };
         let fresh = cria(&options);
         assert_eq!(run(&engine, &next, Speculation::OFF).0, run(&fresh, &next, Speculation::OFF).0);
     }
@@ -269,20 +277,23 @@ fn what_guesses_computed_and_draws_refused_is_never_found_by_later_prompts() {
 #[test]
 fn limits_stop_strings_and_ends_hold_amid_a_guess() {
     let plain_engine = cria(&EngineOptions::default());
-    let base = job(&plain_engine, "Count from 1 to 9.", greedy());
+    let base = request(&plain_engine, "Count from 1 to 9.", greedy());
     let (whole, _) = run(&plain_engine, &base, Speculation::OFF);
     assert_eq!(whole.finish, Finish::End);
     let engine = open(CRIA, &EngineOptions::default(), prophets(&whole.tokens, 3));
     assert_eq!(run(&engine, &base, ALWAYS).0, whole);
     for max in 1..12 {
-        let job = Job { max_tokens: Some(max), ..base.clone() };
-        let (guessed, _) = run(&engine, &job, ALWAYS);
+        let request = Request { max_tokens: Some(max), ..base.clone() };
+        let (guessed, _) = run(&engine, &request, ALWAYS);
         assert_eq!(guessed.generated, max.min(whole.generated));
-        assert_eq!(guessed, run(&plain_engine, &job, Speculation::OFF).0);
+        assert_eq!(guessed, run(&plain_engine, &request, Speculation::OFF).0);
     }
     for at in (0..whole.text.len() - 2).step_by(3) {
-        let job = Job { stop: vec![whole.text[at..at + 2].to_owned()], ..base.clone() };
-        assert_eq!(run(&engine, &job, ALWAYS).0, run(&plain_engine, &job, Speculation::OFF).0);
+        let request = Request { stop: vec![whole.text[at..at + 2].to_owned()], ..base.clone() };
+        assert_eq!(
+            run(&engine, &request, ALWAYS).0,
+            run(&plain_engine, &request, Speculation::OFF).0
+        );
     }
 }
 
@@ -292,11 +303,16 @@ fn a_context_that_fills_up_amid_guesses_ends_or_shifts_as_without() {
         let options = EngineOptions { num_ctx: Some(70), ..EngineOptions::default() };
         let engine = cria(&options);
         let sampling = endless(&engine, greedy());
-        let job = Job { shift, keep: 4, max_tokens: Some(120), ..job(&engine, "Go on.", sampling) };
-        let (plain, _) = run(&engine, &job, Speculation::OFF);
+        let request = Request {
+            shift,
+            keep: 4,
+            max_tokens: Some(120),
+            ..request(&engine, "Go on.", sampling)
+        };
+        let (plain, _) = run(&engine, &request, Speculation::OFF);
         for right in [1, 3] {
             let engine = open(CRIA, &options, prophets(&plain.tokens, right));
-            assert_eq!(run(&engine, &job, ALWAYS).0, plain, "shift {shift}, {right} right");
+            assert_eq!(run(&engine, &request, ALWAYS).0, plain, "shift {shift}, {right} right");
         }
     }
 }
@@ -304,11 +320,11 @@ fn a_context_that_fills_up_amid_guesses_ends_or_shifts_as_without() {
 #[test]
 fn jobs_that_run_together_guess_without_changing_each_other() {
     let engine = cria(&EngineOptions { max_sequences: Some(2), ..EngineOptions::default() });
-    let jobs =
-        [QUESTION, "Count from 1 to 9."].map(|q| job(&engine, q, endless(&engine, greedy())));
-    let alone = jobs.each_ref().map(|job| run(&engine, job, Speculation::OFF).0);
-    let jobs = jobs.map(|job| Job { speculation: Some(ALWAYS), ..job });
-    let together = jobs.each_ref().map(|job| start(&engine, job));
+    let requests =
+        [QUESTION, "Count from 1 to 9."].map(|q| request(&engine, q, endless(&engine, greedy())));
+    let alone = requests.each_ref().map(|request| run(&engine, request, Speculation::OFF).0);
+    let requests = requests.map(|request| Request { speculation: Some(ALWAYS), ..request });
+    let together = requests.each_ref().map(|request| start(&engine, request));
     let together = together.each_ref().map(hear);
     assert!(together.iter().map(|(_, counts)| counts.lookup.accepted).sum::<u64>() > 10);
     assert_eq!(together.map(|(heard, _)| heard), alone);
@@ -324,15 +340,15 @@ fn scarce_pages_shorten_guesses_and_send_nobody_away() {
     };
     let plain_engine = cria(&options);
     let sampling = endless(&plain_engine, greedy());
-    let jobs = [3u32, 4].map(|k| {
+    let requests = [3u32, 4].map(|k| {
         let prompt = (0..PAGE_TOKENS as u32 - 8).map(|i| 300 + i * k % 500).collect();
-        Job { max_tokens: Some(40), ..Job::new(prompt, sampling.clone()) }
+        Request { max_tokens: Some(40), ..Request::new(prompt, sampling.clone()) }
     });
-    let alone = jobs.each_ref().map(|job| run(&plain_engine, job, Speculation::OFF).0);
+    let alone = requests.each_ref().map(|request| run(&plain_engine, request, Speculation::OFF).0);
     let engine =
         open(CRIA, &options, Arc::new(|| Box::new(Prophet { text: Vec::new(), right: 0 })));
-    let jobs = jobs.map(|job| Job { speculation: Some(ALWAYS), ..job });
-    let together = jobs.each_ref().map(|job| start(&engine, job));
+    let requests = requests.map(|request| Request { speculation: Some(ALWAYS), ..request });
+    let together = requests.each_ref().map(|request| start(&engine, request));
     assert_eq!(together.each_ref().map(|events| hear(events).0), alone);
 }
 
@@ -340,12 +356,13 @@ fn scarce_pages_shorten_guesses_and_send_nobody_away() {
 fn guesses_are_made_by_default_and_not_when_switched_off() {
     let on = cria(&EngineOptions::default());
     let sampling = endless(&on, greedy());
-    // The default watches times, so that a test can only say that it guesses at all, if it is given long enough.
-    let job = Job { max_tokens: Some(300), speculation: None, ..job(&on, QUESTION, sampling) };
-    let (plain, counts) = hear(&start(&on, &job));
+    // The default watches times, so that a test can only say that it drafts at all, if it is given long enough.
+    let request =
+        Request { max_tokens: Some(300), speculation: None, ..request(&on, QUESTION, sampling) };
+    let (plain, counts) = hear(&start(&on, &request));
     assert!(counts.steps > 0, "{counts:?}");
     let off = cria(&EngineOptions { speculation: Speculation::OFF, ..EngineOptions::default() });
-    let (same, counts) = hear(&start(&off, &job));
+    let (same, counts) = hear(&start(&off, &request));
     assert_eq!((same, counts), (plain, Speculated::default()));
 }
 
@@ -356,10 +373,10 @@ const MODEL: Speculation = Speculation { lookup: false, ..ALWAYS };
 fn a_draft_model_that_is_the_model_itself_is_right_as_long_as_the_answer_is_greedy() {
     let options = EngineOptions::default();
     let engine = open_with_draft(CRIA, CRIA, &options).unwrap();
-    let job = job(&engine, QUESTION, endless(&engine, greedy()));
-    let (plain, none) = run(&engine, &job, Speculation::OFF);
+    let request = request(&engine, QUESTION, endless(&engine, greedy()));
+    let (plain, none) = run(&engine, &request, Speculation::OFF);
     assert_eq!(none, Speculated::default());
-    let (guessed, counts) = run(&engine, &job, MODEL);
+    let (guessed, counts) = run(&engine, &request, MODEL);
     assert_eq!(guessed, plain);
     assert!(
         counts.model.drafted > 40 && counts.model.accepted == counts.model.drafted,
@@ -367,7 +384,7 @@ fn a_draft_model_that_is_the_model_itself_is_right_as_long_as_the_answer_is_gree
     );
     assert_eq!(counts.lookup, Default::default());
     // Another turn finds both models' caches warm.
-    let next = Job { prompt: plain.tokens.clone(), ..job };
+    let next = Request { prompt: plain.tokens.clone(), ..request };
     let (guessed, _) = run(&engine, &next, MODEL);
     assert_eq!(guessed, run(&engine, &next, Speculation::OFF).0);
 }
@@ -382,15 +399,20 @@ fn a_draft_model_changes_no_answer_whatever_the_sampling_and_the_company() {
     let n = engine.info().n_vocab as u32;
     let mut all = Speculated::default();
     for sampling in [greedy(), Params { seed: 3, temperature: 0.05, ..Params::default() }] {
-        let jobs = [3u32, 7].map(|k| {
+        let requests = [3u32, 7].map(|k| {
             let prompt: Vec<u32> = (0..50).map(|i| 5 + i * k % (n - 5)).collect();
-            Job { max_tokens: Some(40), ..Job::new(prompt, endless(&engine, sampling.clone())) }
+            Request {
+                max_tokens: Some(40),
+                ..Request::new(prompt, endless(&engine, sampling.clone()))
+            }
         });
-        let alone = jobs.each_ref().map(|job| run(&engine, job, Speculation::OFF).0);
+        let alone = requests.each_ref().map(|request| run(&engine, request, Speculation::OFF).0);
         for speculation in [MODEL, ALWAYS, Speculation::AUTO] {
-            let jobs =
-                jobs.each_ref().map(|job| Job { speculation: Some(speculation), ..job.clone() });
-            let together = jobs.each_ref().map(|job| start(&engine, job)).each_ref().map(hear);
+            let requests = requests
+                .each_ref()
+                .map(|request| Request { speculation: Some(speculation), ..request.clone() });
+            let together =
+                requests.each_ref().map(|request| start(&engine, request)).each_ref().map(hear);
             let counts = together.each_ref().map(|(_, counts)| *counts);
             assert_eq!(together.map(|(heard, _)| heard), alone, "{speculation:?}");
             counts.iter().for_each(|c| all.model.drafted += c.model.drafted);
@@ -411,15 +433,15 @@ fn a_draft_model_follows_shifts_scarce_pages_and_its_own_smaller_context() {
         },
     ] {
         let engine = open_with_draft(CRIA, CRIA, &options).unwrap();
-        let job = Job {
+        let request = Request {
             keep: 4,
             max_tokens: Some(150),
-            ..job(&engine, "Go on.", endless(&engine, greedy()))
+            ..request(&engine, "Go on.", endless(&engine, greedy()))
         };
-        let (plain, _) = run(&engine, &job, Speculation::OFF);
-        let jobs =
-            [(); 2].map(|()| start(&engine, &Job { speculation: Some(MODEL), ..job.clone() }));
-        for events in &jobs {
+        let (plain, _) = run(&engine, &request, Speculation::OFF);
+        let requests = [(); 2]
+            .map(|()| start(&engine, &Request { speculation: Some(MODEL), ..request.clone() }));
+        for events in &requests {
             assert_eq!(hear(events).0, plain);
         }
         assert!(engine.stats().speculated.model.accepted > 50);
@@ -467,12 +489,12 @@ fn real_models_answer_the_same_with_guesses_at_the_best_level() {
     let options = EngineOptions { num_ctx: Some(1024), ..EngineOptions::default() };
     let engine = Engine::open(view, backend, &options).unwrap();
     let text = std::fs::read_to_string(root.join("benches/prompts/free.txt")).unwrap();
-    let job = Job { max_tokens: Some(100), ..job(&engine, &text, greedy()) };
+    let request = Request { max_tokens: Some(100), ..request(&engine, &text, greedy()) };
     // The first reads the prompt, in a larger step, and goes on across a page's end; the others find both in the cache.
-    run(&engine, &Job { max_tokens: Some(40), ..job.clone() }, Speculation::OFF);
-    let (plain, _) = run(&engine, &job, Speculation::OFF);
-    let (guessed, counts) = run(&engine, &job, ALWAYS);
+    run(&engine, &Request { max_tokens: Some(40), ..request.clone() }, Speculation::OFF);
+    let (plain, _) = run(&engine, &request, Speculation::OFF);
+    let (guessed, counts) = run(&engine, &request, ALWAYS);
     assert_eq!(guessed.text, plain.text);
     assert!(counts.lookup.accepted > 5, "{counts:?}");
-    assert_eq!(run(&engine, &job, Speculation::AUTO).0.text, plain.text);
+    assert_eq!(run(&engine, &request, Speculation::AUTO).0.text, plain.text);
 }

@@ -35,8 +35,8 @@ fn adapted() -> Engine {
     Engine::open(file("models/cria/cria-q8_0.gguf"), backend, &options).unwrap()
 }
 
-fn with_scale(engine: &Engine, text: &str, scale: f32) -> Job {
-    Job { adapter_scales: AdapterScales::new(&[scale]), ..job(engine, text) }
+fn with_scale(engine: &Engine, text: &str, scale: f32) -> Request {
+    Request { adapter_scales: AdapterScales::new(&[scale]), ..request(engine, text) }
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn each_request_has_its_own_dose_also_beside_others() {
     assert_eq!(alone[0], "Paris.", "nothing of the adapter is the model as it is");
     assert!(alone[1] != alone[0] && alone[2] != alone[0], "{alone:?}");
     assert_eq!(
-        run(&adapted(), job(&engine, &question)).0,
+        run(&adapted(), request(&engine, &question)).0,
         alone[1],
         "without a word it applies as it is"
     );

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use puna_engine::{Diffusion, DraftModel, Order, Sink, plan_memory_with_draft};
+use puna_engine::{Diffusion, DraftModel, Sink, UnmaskOrder, plan_memory_with_draft};
 use puna_sampler::Constraint;
 
 use super::progress::hanging;
@@ -19,19 +19,19 @@ fn prompt() -> Vec<u32> {
 }
 
 /// An answer of so many tokens that nothing ends early.
-fn whole(length: usize) -> Job {
+fn whole(length: usize) -> Request {
     let sampling = Params { ignore_eos: true, ..greedy() };
-    Job { max_tokens: Some(length), ..Job::new(prompt(), sampling) }
+    Request { max_tokens: Some(length), ..Request::new(prompt(), sampling) }
 }
 
-fn diffusion(steps: usize, block_length: usize, algorithm: Order) -> Diffusion {
+fn diffusion(steps: usize, block_length: usize, algorithm: UnmaskOrder) -> Diffusion {
     Diffusion { steps: Some(steps), block_length: Some(block_length), algorithm: Some(algorithm) }
 }
 
 /// The tokens of an answer.
-fn answer(engine: &Engine, job: Job) -> Vec<u32> {
-    let prompt = job.prompt.len();
-    run(engine, job).1.tokens.split_off(prompt)
+fn answer(engine: &Engine, request: Request) -> Vec<u32> {
+    let prompt = request.prompt.len();
+    run(engine, request).1.tokens.split_off(prompt)
 }
 
 /// Made with the llama.cpp of llama-cpp-python 0.3.36, in f32: what its `diffusion_generate` (examples/diffusion) draws, wherever the mask
@@ -50,11 +50,11 @@ fn masks_become_the_tokens_of_the_references() {
             case[key].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
         };
         let algorithm = match case["algorithm"].as_str().unwrap() {
-            "confidence" => Order::Confidence,
-            "entropy" => Order::Entropy,
-            "margin" => Order::Margin,
-            "random" => Order::Random,
-            _ => Order::Origin,
+            "confidence" => UnmaskOrder::Confidence,
+            "entropy" => UnmaskOrder::Entropy,
+            "margin" => UnmaskOrder::Margin,
+            "random" => UnmaskOrder::Random,
+            _ => UnmaskOrder::Origin,
         };
         let sampling = Params {
             temperature: number("temperature").unwrap() as f32,
@@ -64,13 +64,13 @@ fn masks_become_the_tokens_of_the_references() {
             ..Params::default()
         };
         let of = |key| number(key).unwrap() as usize;
-        let job = Job {
+        let request = Request {
             max_tokens: Some(of("length")),
             diffusion: diffusion(of("steps"), of("block_length"), algorithm),
-            ..Job::new(ids("prompt"), sampling)
+            ..Request::new(ids("prompt"), sampling)
         };
         let (_, engine) = engines.iter().find(|(name, _)| case["model"] == *name).unwrap();
-        if answer(engine, job) != ids("tokens") {
+        if answer(engine, request) != ids("tokens") {
             failures.push(line.to_owned());
         }
     }
@@ -81,16 +81,16 @@ fn masks_become_the_tokens_of_the_references() {
 #[test]
 fn the_habits_of_a_model_are_those_of_its_authors() {
     for (name, block_length, algorithm) in [
-        ("dream", 0, Order::Entropy),
-        ("llada", 32, Order::Confidence),
-        ("llada-moe", 32, Order::Confidence),
-        ("rnd1", 0, Order::Entropy),
+        ("dream", 0, UnmaskOrder::Entropy),
+        ("llada", 32, UnmaskOrder::Confidence),
+        ("llada-moe", 32, UnmaskOrder::Confidence),
+        ("rnd1", 0, UnmaskOrder::Entropy),
     ] {
         let engine = model(name);
-        let told = Job { diffusion: diffusion(48, block_length, algorithm), ..whole(48) };
+        let told = Request { diffusion: diffusion(48, block_length, algorithm), ..whole(48) };
         assert_eq!(answer(&engine, whole(48)), answer(&engine, told), "{name}");
         // Another habit would be seen.
-        let other = Job { diffusion: diffusion(6, 8, Order::Random), ..whole(48) };
+        let other = Request { diffusion: diffusion(6, 8, UnmaskOrder::Random), ..whole(48) };
         assert_ne!(answer(&engine, whole(48)), answer(&engine, other), "{name}");
     }
 }
@@ -100,7 +100,8 @@ fn an_answer_is_as_long_as_was_asked_for_as_the_context_allows_or_256_tokens() {
     let engine = model("llada");
     let length = |max_tokens, context| {
         let quick = Diffusion { steps: Some(1), ..Diffusion::default() };
-        let (_, summary) = run(&engine, Job { max_tokens, context, diffusion: quick, ..whole(0) });
+        let (_, summary) =
+            run(&engine, Request { max_tokens, context, diffusion: quick, ..whole(0) });
         assert_eq!(summary.finish, Finish::Length);
         assert_eq!(summary.generated_tokens, summary.tokens.len() - summary.prompt_tokens);
         summary.generated_tokens
@@ -116,9 +117,9 @@ fn an_answer_is_as_long_as_was_asked_for_as_the_context_allows_or_256_tokens() {
 #[test]
 fn tokens_are_told_in_order_as_soon_as_no_mask_is_before_them() {
     let engine = model("llada");
-    let job = Job { diffusion: diffusion(24, 4, Order::Confidence), ..whole(24) };
-    let prompt = job.prompt.len();
-    let events = start(&engine, job);
+    let request = Request { diffusion: diffusion(24, 4, UnmaskOrder::Confidence), ..whole(24) };
+    let prompt = request.prompt.len();
+    let events = start(&engine, request);
     let (mut tokens, mut steps) = (Vec::new(), vec![0]);
     let summary = loop {
         match events.recv_timeout(Duration::from_secs(20)).unwrap() {
@@ -147,22 +148,22 @@ fn tokens_are_told_in_order_as_soon_as_no_mask_is_before_them() {
 #[test]
 fn an_end_or_a_stop_string_spares_the_steps_behind_it() {
     let engine = model("llada");
-    let base = Job { diffusion: diffusion(32, 4, Order::Confidence), ..whole(32) };
+    let base = Request { diffusion: diffusion(32, 4, UnmaskOrder::Confidence), ..whole(32) };
     let (text, all) = run(&engine, base.clone());
-    let steps = |job| {
+    let steps = |request| {
         let before = engine.stats().steps;
-        let (text, summary) = run(&engine, job);
+        let (text, summary) = run(&engine, request);
         (text, summary, engine.stats().steps - before)
     };
     let stop: String = text.chars().skip(4).take(3).collect();
     let found = text.find(&stop).unwrap();
-    let (cut, summary, taken) = steps(Job { stop: vec![stop], ..base.clone() });
+    let (cut, summary, taken) = steps(Request { stop: vec![stop], ..base.clone() });
     assert_eq!((cut.as_str(), summary.finish), (&text[..found], Finish::Stop(0)));
     assert!(taken < 32, "{taken} steps");
     // The token in the middle of the first block is made an end.
     let end = engine.tokenizer().eos().unwrap();
     let sampling = Params { logit_bias: vec![(end, 1e6)], ..greedy() };
-    let (nothing, summary, taken) = steps(Job { sampling, ..base });
+    let (nothing, summary, taken) = steps(Request { sampling, ..base });
     assert_eq!((nothing.as_str(), summary.finish, summary.generated_tokens), ("", Finish::End, 1));
     assert!(taken <= 4, "{taken} steps");
     assert_eq!(all.generated_tokens, 32);
@@ -171,10 +172,13 @@ fn an_end_or_a_stop_string_spares_the_steps_behind_it() {
 #[test]
 fn a_seed_reproduces_an_answer_and_another_differs() {
     let engine = model("dream");
-    for algorithm in [Order::Confidence, Order::Random, Order::Origin] {
+    for algorithm in [UnmaskOrder::Confidence, UnmaskOrder::Random, UnmaskOrder::Origin] {
         let of = |seed| {
             let sampling = Params { seed, temperature: 1.2, ignore_eos: true, ..Params::default() };
-            answer(&engine, Job { sampling, diffusion: diffusion(6, 0, algorithm), ..whole(30) })
+            answer(
+                &engine,
+                Request { sampling, diffusion: diffusion(6, 0, algorithm), ..whole(30) },
+            )
         };
         assert_eq!(of(3), of(3));
         assert_ne!(of(3), of(4));
@@ -191,9 +195,13 @@ fn a_mask_is_never_drawn_and_log_probabilities_are_those_of_the_draw() {
         top_k: 0,
         ..Params::default()
     };
-    let job =
-        Job { sampling, logprobs: Some(2), diffusion: diffusion(4, 0, Order::Margin), ..whole(40) };
-    let events = start(&engine, job);
+    let request = Request {
+        sampling,
+        logprobs: Some(2),
+        diffusion: diffusion(4, 0, UnmaskOrder::Margin),
+        ..whole(40)
+    };
+    let events = start(&engine, request);
     let mut seen = 0;
     loop {
         match events.recv_timeout(Duration::from_secs(20)).unwrap() {
@@ -217,28 +225,28 @@ fn answers_take_turns_and_are_what_they_are_alone() {
     let (sender, ended) = channel();
     let waits = lock.lock().unwrap();
     let of = |client, first| {
-        let mut job = whole(16);
-        job.prompt[1] = first;
-        Job { client, ..job }
+        let mut request = whole(16);
+        request.prompt[1] = first;
+        Request { client, ..request }
     };
-    let jobs = [("a1", of(1, 30)), ("a2", of(1, 31)), ("a3", of(1, 32)), ("b1", of(2, 33))];
-    for (name, job) in jobs.clone() {
+    let requests = [("a1", of(1, 30)), ("a2", of(1, 31)), ("a3", of(1, 32)), ("b1", of(2, 33))];
+    for (name, request) in requests.clone() {
         let sender = sender.clone();
         let sink = move |event| match event {
             Event::Done(summary) => sender.send((name, summary.tokens)).is_ok(),
             _ => true,
         };
-        engine.submit(job, Box::new(sink)).unwrap();
+        engine.submit(request, Box::new(sink)).unwrap();
     }
     drop(waits);
     let all: Vec<_> =
-        jobs.iter().map(|_| ended.recv_timeout(Duration::from_secs(20)).unwrap()).collect();
+        requests.iter().map(|_| ended.recv_timeout(Duration::from_secs(20)).unwrap()).collect();
     let names: Vec<_> = all.iter().map(|(name, _)| *name).collect();
     assert!(names[..2].contains(&"b1"), "{names:?}");
     assert_eq!(steps.load(Ordering::Relaxed), 4 * 16);
     for (name, tokens) in all {
-        let (_, job) = jobs.iter().find(|(of, _)| *of == name).unwrap();
-        assert_eq!(run(&engine, job.clone()).1.tokens, tokens, "{name}");
+        let (_, request) = requests.iter().find(|(of, _)| *of == name).unwrap();
+        assert_eq!(run(&engine, request.clone()).1.tokens, tokens, "{name}");
     }
 }
 
@@ -247,16 +255,16 @@ fn jobs_of_one_step_keep_nobody_elses_waiting() {
     let (engine, lock, _) = hanging("tests/data/zoo/llada.gguf", &EngineOptions::default());
     let (sender, ended) = channel();
     let waits = lock.lock().unwrap();
-    let quick = Job {
+    let quick = Request {
         client: 1,
         diffusion: Diffusion { steps: Some(1), ..Diffusion::default() },
         ..whole(4)
     };
-    let long = Job { client: 2, ..whole(8) };
-    for (name, job) in std::iter::repeat_n(("quick", quick), 20).chain([("long", long)]) {
+    let long = Request { client: 2, ..whole(8) };
+    for (name, request) in std::iter::repeat_n(("quick", quick), 20).chain([("long", long)]) {
         let sender = sender.clone();
         let sink = move |event| !matches!(event, Event::Done(_)) || sender.send(name).is_ok();
-        engine.submit(job, Box::new(sink)).unwrap();
+        engine.submit(request, Box::new(sink)).unwrap();
     }
     drop(waits);
     let names: Vec<_> =
@@ -314,22 +322,23 @@ fn a_listener_that_takes_nothing_waits_alone_and_one_that_leaves_ends_its_job() 
 #[test]
 fn what_such_a_model_cannot_give_is_refused_by_name() {
     let engine = model("dream");
-    let refused = |job: Job| engine.submit(job, Box::new(|_| true)).unwrap_err().to_string();
+    let refused =
+        |request: Request| engine.submit(request, Box::new(|_| true)).unwrap_err().to_string();
     let grammar = engine.grammar(&Constraint::Json).unwrap();
-    let sampled = |sampling| Job { sampling, ..whole(8) };
+    let sampled = |sampling| Request { sampling, ..whole(8) };
     let always = puna_engine::Speculation { always: true, ..puna_engine::Speculation::AUTO };
-    for (job, what) in [
-        (Job { grammar: Some(grammar), ..whole(8) }, "an answer of a given form"),
-        (Job { prompt_logprobs: Some(0), ..whole(8) }, "log-probabilities of the prompt"),
-        (Job { speculation: Some(always), ..whole(8) }, "guessing ahead"),
+    for (request, what) in [
+        (Request { grammar: Some(grammar), ..whole(8) }, "an answer of a given form"),
+        (Request { prompt_logprobs: Some(0), ..whole(8) }, "log-probabilities of the prompt"),
+        (Request { speculation: Some(always), ..whole(8) }, "guessing ahead"),
         (sampled(Params { mirostat: 2, ..Params::default() }), "mirostat"),
         (sampled(Params { dry_multiplier: 0.5, ..Params::default() }), "dry_multiplier"),
     ] {
-        let text = refused(job);
+        let text = refused(request);
         assert!(text.contains("architecture dream") && text.contains(what), "{text}");
     }
     let filled = |steps, block_length| Diffusion { steps, block_length, algorithm: None };
-    let of = |diffusion| refused(Job { diffusion, ..whole(8) });
+    let of = |diffusion| refused(Request { diffusion, ..whole(8) });
     assert!(of(filled(Some(0), None)).starts_with("diffusion_steps is 0"));
     assert!(of(filled(Some(1 << 20), None)).starts_with("diffusion_steps is 1048576"));
     assert!(
@@ -338,8 +347,8 @@ fn what_such_a_model_cannot_give_is_refused_by_name() {
         of(filled(None, Some(513)))
     );
     let llama = open("tests/data/zoo/llama.gguf", &EngineOptions::default());
-    let job = Job { diffusion: filled(Some(8), None), ..Job::new(prompt(), greedy()) };
-    let text = llama.submit(job, Box::new(|_| true)).unwrap_err().to_string();
+    let request = Request { diffusion: filled(Some(8), None), ..Request::new(prompt(), greedy()) };
+    let text = llama.submit(request, Box::new(|_| true)).unwrap_err().to_string();
     assert!(text.contains("architecture llama writes token by token"), "{text}");
 }
 

@@ -5,28 +5,28 @@ use std::sync::mpsc::Sender;
 use super::progress::hanging;
 use super::*;
 
-/// Starts a job that says its name when it ends.
-fn named(engine: &Engine, job: Job, name: &'static str, ended: &Sender<&'static str>) {
+/// Starts a request that says its name when it ends.
+fn named(engine: &Engine, request: Request, name: &'static str, ended: &Sender<&'static str>) {
     let ended = ended.clone();
     let sink = move |event| !matches!(event, Event::Done(_)) || ended.send(name).is_ok();
-    engine.submit(job, Box::new(sink)).unwrap();
+    engine.submit(request, Box::new(sink)).unwrap();
 }
 
-fn of(client: u64, tokens: u32) -> Job {
+fn of(client: u64, tokens: u32) -> Request {
     let sampling = Params { ignore_eos: true, ..greedy() };
     let prompt = (0..tokens).map(|t| 40 + (t * 7 + tokens) % 250).collect();
-    Job { client, max_tokens: Some(4), ..Job::new(prompt, sampling) }
+    Request { client, max_tokens: Some(4), ..Request::new(prompt, sampling) }
 }
 
-/// The order in which jobs end that were all there when the first step began.
-fn order(options: &EngineOptions, jobs: Vec<(&'static str, Job)>) -> Vec<&'static str> {
+/// The order in which requests end that were all there when the first step began.
+fn order(options: &EngineOptions, requests: Vec<(&'static str, Request)>) -> Vec<&'static str> {
     // Its steps wait for the lock: the queue is full before anything happens.
     let (engine, lock, _) = hanging("tests/data/zoo/llama.gguf", options);
     let (sender, ended) = channel();
     let waits = lock.lock().unwrap();
-    let count = jobs.len();
-    for (name, job) in jobs {
-        named(&engine, job, name, &sender);
+    let count = requests.len();
+    for (name, request) in requests {
+        named(&engine, request, name, &sender);
     }
     drop(waits);
     (0..count).map(|_| ended.recv_timeout(Duration::from_secs(20)).unwrap()).collect()
@@ -35,7 +35,7 @@ fn order(options: &EngineOptions, jobs: Vec<(&'static str, Job)>) -> Vec<&'stati
 #[test]
 fn a_client_with_one_request_does_not_wait_for_all_of_anothers() {
     let options = EngineOptions { max_sequences: Some(2), ..EngineOptions::default() };
-    let jobs = vec![
+    let requests = vec![
         ("a1", of(1, 20)),
         ("a2", of(1, 20)),
         ("a3", of(1, 20)),
@@ -43,7 +43,7 @@ fn a_client_with_one_request_does_not_wait_for_all_of_anothers() {
         ("a5", of(1, 20)),
         ("b1", of(2, 20)),
     ];
-    let ended = order(&options, jobs);
+    let ended = order(&options, requests);
     let place = ended.iter().position(|name| *name == "b1").unwrap();
     assert!(place <= 3, "{ended:?}");
 }
@@ -54,9 +54,9 @@ fn a_short_prompt_does_not_wait_for_a_long_one_of_the_same_client_and_a_long_one
         EngineOptions { num_batch: 32, max_sequences: Some(2), ..EngineOptions::default() };
     let short =
         ["s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8", "s9", "s10", "s11", "s12", "s13", "s14"];
-    let mut jobs = vec![("long", of(1, 320))];
-    jobs.extend(short.iter().zip(30..).map(|(name, tokens)| (*name, of(1, tokens))));
-    let ended = order(&options, jobs);
+    let mut requests = vec![("long", of(1, 320))];
+    requests.extend(short.iter().zip(30..).map(|(name, tokens)| (*name, of(1, tokens))));
+    let ended = order(&options, requests);
     let place = ended.iter().position(|name| *name == "long").unwrap();
     assert!(place >= 1, "the long one held up the first: {ended:?}");
     assert!(place < short.len(), "the short ones held up the long one: {ended:?}");

@@ -23,10 +23,12 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use puna_cpu::{Config, CpuBackend};
-use puna_engine::{Engine, EngineError, EngineOptions, Event, Finish, Job, PAGE_TOKENS, Summary};
+use puna_engine::{
+    Engine, EngineError, EngineOptions, Event, Finish, PAGE_TOKENS, Request, Summary,
+};
 use puna_gguf::{Gguf, View};
 use puna_sampler::Params;
-use puna_tokenizer::Encode;
+use puna_tokenizer::EncodeOptions;
 
 fn file(path: &str) -> View {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
@@ -51,27 +53,28 @@ fn greedy() -> Params {
     Params { temperature: 0.0, ..Params::default() }
 }
 
-fn job(engine: &Engine, text: &str) -> Job {
-    let prompt = engine.tokenizer().encode(text, Encode { add_special: true, parse_special: true });
-    Job { max_tokens: Some(64), ..Job::new(prompt, greedy()) }
+fn request(engine: &Engine, text: &str) -> Request {
+    let prompt =
+        engine.tokenizer().encode(text, EncodeOptions { add_special: true, parse_special: true });
+    Request { max_tokens: Some(64), ..Request::new(prompt, greedy()) }
 }
 
 fn chat(question: &str) -> String {
     format!("<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n")
 }
 
-/// Starts a job whose events arrive at a channel.
-fn start(engine: &Engine, job: Job) -> Receiver<Event> {
+/// Starts a request whose events arrive at a channel.
+fn start(engine: &Engine, request: Request) -> Receiver<Event> {
     let (sender, receiver) = channel();
-    engine.submit(job, Box::new(move |event| sender.send(event).is_ok())).unwrap();
+    engine.submit(request, Box::new(move |event| sender.send(event).is_ok())).unwrap();
     receiver
 }
 
-/// Waits for a job's end.
+/// Waits for a request's end.
 fn finish(events: &Receiver<Event>) -> (String, Summary) {
     let mut text = String::new();
     loop {
-        match events.recv_timeout(Duration::from_secs(60)).expect("a job ends") {
+        match events.recv_timeout(Duration::from_secs(60)).expect("a request ends") {
             Event::Prefill { .. } | Event::Prompt(_) => {}
             Event::Piece(piece) => text.push_str(&piece.text),
             Event::Done(summary) => return (text, summary),
@@ -90,14 +93,14 @@ fn wait_until_idle(engine: &Engine) {
     }
 }
 
-fn run(engine: &Engine, job: Job) -> (String, Summary) {
-    finish(&start(engine, job))
+fn run(engine: &Engine, request: Request) -> (String, Summary) {
+    finish(&start(engine, request))
 }
 
 #[test]
 fn the_embedded_model_answers() {
     let engine = cria(&EngineOptions::default());
-    let (text, summary) = run(&engine, job(&engine, &chat("What is the capital of France?")));
+    let (text, summary) = run(&engine, request(&engine, &chat("What is the capital of France?")));
     assert_eq!(text, "Paris.");
     assert_eq!(summary.finish, Finish::End);
 }
@@ -107,18 +110,20 @@ fn a_repeated_beginning_is_computed_once() {
     let engine = cria(&EngineOptions::default());
     let system = format!("<|im_start|>system\n{}<|im_end|>\n", "Answer in one word. ".repeat(40));
     let (_, first) =
-        run(&engine, job(&engine, &(system.clone() + &chat("What is the capital of France?"))));
+        run(&engine, request(&engine, &(system.clone() + &chat("What is the capital of France?"))));
     assert_eq!(first.cached_tokens, 0);
     // One whose answer is clear: prompts in other pieces give logits that differ in their last digits.
     let (text, second) =
-        run(&engine, job(&engine, &(system.clone() + &chat("What is the capital of Japan?"))));
-    let shared =
-        engine.tokenizer().encode(&system, Encode { add_special: true, parse_special: true }).len();
+        run(&engine, request(&engine, &(system.clone() + &chat("What is the capital of Japan?"))));
+    let shared = engine
+        .tokenizer()
+        .encode(&system, EncodeOptions { add_special: true, parse_special: true })
+        .len();
     assert!(second.cached_tokens >= shared, "{} of {shared} cached", second.cached_tokens);
     let fresh = cria(&EngineOptions::default());
     assert_eq!(
         text,
-        run(&fresh, job(&fresh, &(system + &chat("What is the capital of Japan?")))).0
+        run(&fresh, request(&fresh, &(system + &chat("What is the capital of Japan?")))).0
     );
 }
 
@@ -127,7 +132,7 @@ fn several_answers_to_one_prompt_compute_it_once() {
     let prompt: Vec<u32> = (0..280).map(|t| 300 + (t * 7) % 900).collect();
     let answer = |seed| {
         let sampling = Params { seed, temperature: 1.5, ignore_eos: true, ..Params::default() };
-        Job { max_tokens: Some(4), client: 1, ..Job::new(prompt.clone(), sampling) }
+        Request { max_tokens: Some(4), client: 1, ..Request::new(prompt.clone(), sampling) }
     };
     for num_batch in [512, 100] {
         let engine = cria(&EngineOptions { num_batch, ..EngineOptions::default() });
@@ -150,8 +155,11 @@ fn several_answers_to_one_prompt_compute_it_once() {
 fn another_client_does_not_wait_for_a_prompt_that_is_being_computed() {
     let (engine, lock, _) =
         progress::hanging("tests/data/zoo/llama.gguf", &EngineOptions::default());
-    let of =
-        |client| Job { client, max_tokens: Some(1), ..Job::new((40..240).collect(), greedy()) };
+    let of = |client| Request {
+        client,
+        max_tokens: Some(1),
+        ..Request::new((40..240).collect(), greedy())
+    };
     let waits = lock.lock().unwrap();
     let (one, other) = (start(&engine, of(1)), start(&engine, of(2)));
     drop(waits);
@@ -163,9 +171,9 @@ fn another_client_does_not_wait_for_a_prompt_that_is_being_computed() {
 fn the_next_turn_of_a_chat_computes_only_what_is_new() {
     let engine = cria(&EngineOptions::default());
     let first = chat("What is the capital of Peru?");
-    let (answer, summary) = run(&engine, job(&engine, &first));
+    let (answer, summary) = run(&engine, request(&engine, &first));
     let next = format!("{first}{answer}<|im_end|>\n{}", chat("And the currency?"));
-    let (_, second) = run(&engine, job(&engine, &next));
+    let (_, second) = run(&engine, request(&engine, &next));
     // The end token was drawn but not computed.
     assert_eq!(second.cached_tokens, summary.tokens.len() - 1);
 }
@@ -182,11 +190,12 @@ fn jobs_that_run_together_answer_as_if_alone() {
     let alone: Vec<String> = questions
         .map(|q| {
             let engine = cria(&EngineOptions::default());
-            run(&engine, job(&engine, &chat(&format!("What is the {q}?")))).0
+            run(&engine, request(&engine, &chat(&format!("What is the {q}?")))).0
         })
         .to_vec();
     let engine = cria(&EngineOptions { max_sequences: Some(3), ..EngineOptions::default() });
-    let all = questions.map(|q| start(&engine, job(&engine, &chat(&format!("What is the {q}?")))));
+    let all =
+        questions.map(|q| start(&engine, request(&engine, &chat(&format!("What is the {q}?")))));
     let together: Vec<String> = all.iter().map(|events| finish(events).0).collect();
     assert_eq!(alone, together);
 }
@@ -196,7 +205,7 @@ fn a_seed_reproduces_and_another_differs() {
     let engine = cria(&EngineOptions::default());
     let write = |seed| {
         let sampling = Params { seed, temperature: 1.5, top_k: 0, top_p: 1.0, ..Params::default() };
-        run(&engine, Job { sampling, ..job(&engine, &chat("Write a story.")) }).0
+        run(&engine, Request { sampling, ..request(&engine, &chat("Write a story.")) }).0
     };
     assert_eq!(write(7), write(7));
     assert_ne!(write(7), write(8));
@@ -205,10 +214,11 @@ fn a_seed_reproduces_and_another_differs() {
 #[test]
 fn a_stop_string_across_tokens_ends_the_answer_before_it() {
     let engine = cria(&EngineOptions::default());
-    let base = job(&engine, &chat("Count from 1 to 9."));
+    let base = request(&engine, &chat("Count from 1 to 9."));
     let (whole, _) = run(&engine, base.clone());
     let stop = whole[whole.len() / 2..whole.len() / 2 + 3].to_owned();
-    let (text, summary) = run(&engine, Job { stop: vec!["never".into(), stop.clone()], ..base });
+    let (text, summary) =
+        run(&engine, Request { stop: vec!["never".into(), stop.clone()], ..base });
     assert_eq!(text, whole[..whole.find(&stop).unwrap()]);
     assert_eq!(summary.finish, Finish::Stop(1));
 }
@@ -216,10 +226,13 @@ fn a_stop_string_across_tokens_ends_the_answer_before_it() {
 #[test]
 fn a_limit_ends_with_length_and_zero_makes_nothing() {
     let engine = cria(&EngineOptions::default());
-    let (_, three) =
-        run(&engine, Job { max_tokens: Some(3), ..job(&engine, &chat("Count from 1 to 9.")) });
+    let (_, three) = run(
+        &engine,
+        Request { max_tokens: Some(3), ..request(&engine, &chat("Count from 1 to 9.")) },
+    );
     assert_eq!((three.finish, three.generated_tokens), (Finish::Length, 3));
-    let (text, none) = run(&engine, Job { max_tokens: Some(0), ..job(&engine, &chat("Hello")) });
+    let (text, none) =
+        run(&engine, Request { max_tokens: Some(0), ..request(&engine, &chat("Hello")) });
     assert_eq!((text.as_str(), none.finish, none.generated_tokens), ("", Finish::Length, 0));
 }
 
@@ -227,20 +240,20 @@ fn a_limit_ends_with_length_and_zero_makes_nothing() {
 fn a_full_context_shifts_or_ends() {
     let engine = cria(&EngineOptions { num_ctx: Some(64), ..EngineOptions::default() });
     let prompt = vec![4085; 40];
-    let base = Job { prompt, max_tokens: Some(200), ..job(&engine, "") };
+    let base = Request { prompt, max_tokens: Some(200), ..request(&engine, "") };
     let sampling = Params {
         temperature: 1.0,
         seed: 1,
         logit_bias: vec![(4086, -1e9), (4088, -1e9)],
         ..Params::default()
     };
-    let base = Job { sampling, ..base };
-    let (_, shifted) = run(&engine, Job { shift: true, keep: 4, ..base.clone() });
+    let base = Request { sampling, ..base };
+    let (_, shifted) = run(&engine, Request { shift: true, keep: 4, ..base.clone() });
     if shifted.finish == Finish::Length {
         assert_eq!(shifted.generated_tokens, 200);
         assert!(shifted.shifted_tokens > 100);
     }
-    let (_, ended) = run(&engine, Job { shift: false, ..base });
+    let (_, ended) = run(&engine, Request { shift: false, ..base });
     assert!(ended.generated_tokens <= 25, "{} tokens in a context of 64", ended.generated_tokens);
 }
 
@@ -248,18 +261,18 @@ fn a_full_context_shifts_or_ends() {
 fn a_jobs_own_context_is_its_limit_and_others_have_the_engines() {
     let engine = cria(&EngineOptions { num_ctx: Some(256), ..EngineOptions::default() });
     let small = |shift| {
-        let job = job(&engine, "1, 2, 3, 4,");
+        let request = request(&engine, "1, 2, 3, 4,");
         let sampling = Params { ignore_eos: true, ..greedy() };
-        Job { context: Some(32), max_tokens: Some(60), shift, sampling, ..job }
+        Request { context: Some(32), max_tokens: Some(60), shift, sampling, ..request }
     };
     let (_, ended) = run(&engine, small(false));
     assert_eq!(ended.finish, Finish::Length);
     assert_eq!(ended.tokens.len(), 33, "the last one is drawn, and does not fit");
     let (_, shifted) = run(&engine, small(true));
     assert!(shifted.generated_tokens == 60 && shifted.shifted_tokens > 0, "{shifted:?}");
-    let (_, whole) = run(&engine, Job { context: None, ..small(false) });
+    let (_, whole) = run(&engine, Request { context: None, ..small(false) });
     assert_eq!((whole.generated_tokens, whole.shifted_tokens), (60, 0));
-    let long = Job { context: Some(4), ..small(true) };
+    let long = Request { context: Some(4), ..small(true) };
     let refused = engine.submit(long, Box::new(|_| true)).unwrap_err();
     assert!(
         matches!(refused, puna_engine::EngineError::PromptTooLong { n_ctx: 4, .. }),
@@ -271,14 +284,14 @@ fn a_jobs_own_context_is_its_limit_and_others_have_the_engines() {
 fn a_listener_that_leaves_ends_its_job_and_frees_its_pages() {
     let engine = cria(&EngineOptions::default());
     let (sender, receiver) = channel();
-    let long = Job {
+    let long = Request {
         max_tokens: Some(1500),
         stop: Vec::new(),
-        ..job(&engine, &chat("Count from 1 to 9."))
+        ..request(&engine, &chat("Count from 1 to 9."))
     };
     let sampling = Params { logit_bias: vec![(4086, -1e9), (4088, -1e9)], ..greedy() };
     engine
-        .submit(Job { sampling, ..long }, Box::new(move |event| sender.send(event).is_ok()))
+        .submit(Request { sampling, ..long }, Box::new(move |event| sender.send(event).is_ok()))
         .unwrap();
     for _ in 0..3 {
         receiver.recv_timeout(Duration::from_secs(20)).unwrap();
@@ -299,7 +312,7 @@ fn more_jobs_than_run_at_once_wait_for_their_turn() {
     let all: Vec<_> = (0..8)
         .map(|i| {
             let prompt: Vec<u32> = (0..100).map(|t| 300 + (t * 7 + i * 13) % 900).collect();
-            start(&engine, Job { prompt, max_tokens: Some(20), ..job(&engine, "") })
+            start(&engine, Request { prompt, max_tokens: Some(20), ..request(&engine, "") })
         })
         .collect();
     all.iter().for_each(|events| assert!(finish(events).1.generated_tokens > 0));
@@ -311,7 +324,7 @@ fn more_jobs_than_run_at_once_wait_for_their_turn() {
 fn impossible_jobs_are_refused() {
     let engine = cria(&EngineOptions { num_ctx: Some(32), ..EngineOptions::default() });
     let submit = |prompt: Vec<u32>| {
-        engine.submit(Job { prompt, ..job(&engine, "") }, Box::new(|_| true)).unwrap_err()
+        engine.submit(Request { prompt, ..request(&engine, "") }, Box::new(|_| true)).unwrap_err()
     };
     assert_eq!(submit(Vec::new()), EngineError::EmptyPrompt);
     assert_eq!(submit(vec![1; 33]), EngineError::PromptTooLong { tokens: 33, n_ctx: 32 });
@@ -351,7 +364,7 @@ fn a_character_that_the_limit_cuts_is_left_out() {
     let half = half.expect("the vocabulary has single bytes");
     let biased = |max_tokens| {
         let sampling = Params { logit_bias: vec![(half, 1e6)], ..greedy() };
-        Job { sampling, max_tokens: Some(max_tokens), ..job(&engine, "x") }
+        Request { sampling, max_tokens: Some(max_tokens), ..request(&engine, "x") }
     };
     assert_eq!(run(&engine, biased(1)).0, "");
     // What comes after a broken character shows that there was one.

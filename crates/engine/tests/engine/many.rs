@@ -10,11 +10,11 @@ use super::*;
 
 const ZOO: &str = "tests/data/zoo/llama.gguf";
 
-/// A job of some tokens that no other begins like.
-fn nth(n: u32, tokens: usize) -> Job {
+/// A request of some tokens that no other begins like.
+fn nth(n: u32, tokens: usize) -> Request {
     let sampling = Params { ignore_eos: true, ..greedy() };
     let prompt = vec![40 + n, 41 + (n * 7) % 250, 60 + (n * 31) % 200];
-    Job { client: u64::from(n % 3), max_tokens: Some(tokens), ..Job::new(prompt, sampling) }
+    Request { client: u64::from(n % 3), max_tokens: Some(tokens), ..Request::new(prompt, sampling) }
 }
 
 fn portable(num_batch: usize, pages: usize) -> Engine {
@@ -27,23 +27,23 @@ fn portable(num_batch: usize, pages: usize) -> Engine {
     open_at(Some("portable"), ZOO, &options)
 }
 
-/// Starts jobs that are all there before the second step begins, and waits for their end. `seen` hears of each event, in the
-/// loop's own thread, with the number of its job.
+/// Starts requests that are all there before the second step begins, and waits for their end. `seen` hears of each event, in the
+/// loop's own thread, with the number of its request.
 fn run_all(
     engine: &Arc<Engine>,
     lock: &Mutex<()>,
-    jobs: Vec<Job>,
+    requests: Vec<Request>,
     seen: impl Fn(usize, &Event) + Send + Sync + 'static,
 ) {
     let held = lock.lock().unwrap();
-    let (seen, (sender, ended), count) = (Arc::new(seen), channel(), jobs.len());
-    for (n, job) in jobs.into_iter().enumerate() {
+    let (seen, (sender, ended), count) = (Arc::new(seen), channel(), requests.len());
+    for (n, request) in requests.into_iter().enumerate() {
         let (seen, sender) = (seen.clone(), sender.clone());
         let sink = move |event: Event| {
             seen(n, &event);
             !matches!(event, Event::Done(_)) || sender.send(()).is_ok()
         };
-        engine.submit(job, Box::new(sink)).unwrap();
+        engine.submit(request, Box::new(sink)).unwrap();
     }
     drop(held);
     (0..count).for_each(|_| ended.recv_timeout(Duration::from_secs(60)).unwrap());
@@ -81,7 +81,7 @@ fn where_a_step_has_too_few_rows_all_get_on_alike() {
         ..EngineOptions::default()
     };
     let (engine, lock, _) = hanging(ZOO, &options);
-    let alike = |n| Job { speculation: Some(Speculation::OFF), ..nth(n, 60) };
+    let alike = |n| Request { speculation: Some(Speculation::OFF), ..nth(n, 60) };
     let counts = Arc::new(Mutex::new((vec![0; 40], None)));
     let tell = counts.clone();
     let count = move |n: usize, event: &Event| {
@@ -113,7 +113,7 @@ fn answers_of_a_crowd_are_those_of_each_alone() {
     }
 }
 
-/// Vectors of one text for each of several jobs, which are all there when the second step begins.
+/// Vectors of one text for each of several requests, which are all there when the second step begins.
 fn embed_together(path: &str, texts: &[Vec<u32>]) -> (Vec<Vec<f32>>, u64) {
     let (engine, lock, steps) = hanging(path, &EngineOptions::default());
     let held = lock.lock().unwrap();

@@ -19,15 +19,15 @@ fn planned_and_taken(path: &str) -> (u64, u64) {
             // A text that is filled is computed as a whole, a short one and a long one.
             let is_filled = engine.info().unmasking.is_some();
             let diffusion = Diffusion { steps: is_filled.then_some(1), ..Diffusion::default() };
-            let jobs = [2, if is_filled { engine.info().n_ctx } else { 2 }].map(|tokens| {
-                let job = Job {
+            let requests = [2, if is_filled { engine.info().n_ctx } else { 2 }].map(|tokens| {
+                let request = Request {
                     max_tokens: Some(tokens),
                     diffusion,
-                    ..Job::new(prompt.clone(), greedy())
+                    ..Request::new(prompt.clone(), greedy())
                 };
-                start(&engine, job)
+                start(&engine, request)
             });
-            jobs.iter().for_each(|events| drop(finish(events)));
+            requests.iter().for_each(|events| drop(finish(events)));
         } else {
             let (sender, result) = channel();
             // One step takes several texts.

@@ -202,19 +202,20 @@ fn tried(bytes: Vec<u8>) -> Result<(), String> {
         return Ok(());
     }
     let engine = Engine::open(view().unwrap(), backend(), &options).map_err(|e| e.to_string())?;
-    let mut prompt =
-        engine.tokenizer().encode("a hello <s>", Encode { add_special: true, parse_special: true });
+    let mut prompt = engine
+        .tokenizer()
+        .encode("a hello <s>", EncodeOptions { add_special: true, parse_special: true });
     prompt.truncate(6);
     prompt.retain(|token| (*token as usize) < engine.info().n_vocab);
     if engine.info().can_generate {
         let (sender, events) = channel();
-        let job = Job { max_tokens: Some(3), ..Job::new(prompt.clone(), greedy()) };
+        let request = Request { max_tokens: Some(3), ..Request::new(prompt.clone(), greedy()) };
         // What cannot be asked for is refused by the same checks as of any other model.
-        if engine.submit(job, Box::new(move |event| sender.send(event).is_ok())).is_ok() {
+        if engine.submit(request, Box::new(move |event| sender.send(event).is_ok())).is_ok() {
             let ended = |event: &Event| {
                 matches!(event, Event::Done(_) | Event::Failed(_) | Event::Refused(_))
             };
-            while !ended(&events.recv_timeout(PATIENCE).expect("a job ends")) {}
+            while !ended(&events.recv_timeout(PATIENCE).expect("a request ends")) {}
         }
     }
     let (sender, vectors) = channel();

@@ -74,7 +74,7 @@ impl Backend for Hanging {
 fn a_step_that_hangs_is_work_whose_rounds_stand_still() {
     let (engine, lock, _) = hanging("tests/data/zoo/llama.gguf", &EngineOptions::default());
     let held = lock.lock().unwrap();
-    let events = start(&engine, Job { max_tokens: Some(3), ..job(&engine, "hello") });
+    let events = start(&engine, Request { max_tokens: Some(3), ..request(&engine, "hello") });
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
     while engine.stats().running == 0 {
         assert!(std::time::Instant::now() < deadline, "the work is not seen: {:?}", engine.stats());
@@ -102,7 +102,7 @@ impl puna_engine::Sink for Deaf {
 #[test]
 fn rounds_go_on_while_every_listener_is_slow() {
     let engine = cria(&EngineOptions::default());
-    let id = engine.submit(job(&engine, "Hello"), Box::new(Deaf)).unwrap();
+    let id = engine.submit(request(&engine, "Hello"), Box::new(Deaf)).unwrap();
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
     while engine.stats().rounds < 5 {
         assert!(std::time::Instant::now() < deadline, "{:?}", engine.stats());
@@ -202,10 +202,11 @@ fn a_listener_that_has_enough_gets_the_figures_of_what_it_had() {
     let engine = cria(&EngineOptions { num_ctx: Some(256), ..EngineOptions::default() });
     let prompt: Vec<u32> = (0..100).map(|t| 40 + t).collect();
     let params = Params { temperature: 0.0, ignore_eos: true, ..Params::default() };
-    let job = Job { prompt, sampling: params, max_tokens: Some(50), ..job(&engine, "x") };
+    let request =
+        Request { prompt, sampling: params, max_tokens: Some(50), ..request(&engine, "x") };
     for cached in [false, true] {
         let (events, heard) = channel();
-        engine.submit(job.clone(), Box::new(Few { left: 3, events })).unwrap();
+        engine.submit(request.clone(), Box::new(Few { left: 3, events })).unwrap();
         let summary = finish(&heard).1;
         assert_eq!((summary.finish, summary.generated_tokens), (Finish::End, 3));
         assert_eq!((summary.tokens.len(), summary.cached_tokens > 0), (103, cached));

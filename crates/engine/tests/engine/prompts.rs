@@ -24,14 +24,14 @@ fn reference(name: &str) -> Reference {
 }
 
 /// Tokens of the prompt as reported, in all, and the end.
-fn scored(engine: &Engine, job: Job) -> (Vec<PromptToken>, Summary) {
-    scores(&start(engine, job))
+fn scored(engine: &Engine, request: Request) -> (Vec<PromptToken>, Summary) {
+    scores(&start(engine, request))
 }
 
 fn scores(events: &Receiver<Event>) -> (Vec<PromptToken>, Summary) {
     let mut all = Vec::new();
     loop {
-        match events.recv_timeout(Duration::from_secs(60)).expect("a job ends") {
+        match events.recv_timeout(Duration::from_secs(60)).expect("a request ends") {
             Event::Prompt(tokens) => all.extend(tokens),
             Event::Done(summary) => return (all, summary),
             Event::Failed(reason) => panic!("{reason}"),
@@ -40,9 +40,9 @@ fn scores(events: &Receiver<Event>) -> (Vec<PromptToken>, Summary) {
     }
 }
 
-fn score_job(tokens: &[u32], top: usize, max_tokens: usize) -> Job {
-    let job = Job::new(tokens.to_vec(), greedy());
-    Job { prompt_logprobs: Some(top), max_tokens: Some(max_tokens), ..job }
+fn score_job(tokens: &[u32], top: usize, max_tokens: usize) -> Request {
+    let request = Request::new(tokens.to_vec(), greedy());
+    Request { prompt_logprobs: Some(top), max_tokens: Some(max_tokens), ..request }
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn what_the_cache_holds_is_scored_all_the_same() {
         assert!((a.logprob - b.logprob).abs() < 1e-3);
     }
     // Whoever asks for none has the cache.
-    let plain = Job { prompt_logprobs: None, ..score_job(&prompt, 0, 1) };
+    let plain = Request { prompt_logprobs: None, ..score_job(&prompt, 0, 1) };
     let (none, summary) = scored(&engine, plain);
     assert!(none.is_empty() && summary.cached_tokens > 128);
 }
@@ -124,8 +124,8 @@ fn several_prompts_that_take_turns_for_pages_are_each_scored_once() {
     let alone: Vec<_> =
         (0..4).map(|i| scored(&cria(&options), score_job(&prompt(i), 1, 30)).0).collect();
     let sampling = Params { logit_bias: vec![(4086, -1e9), (4088, -1e9)], ..greedy() };
-    let job = |i| Job { sampling: sampling.clone(), ..score_job(&prompt(i), 1, 30) };
-    let all: Vec<_> = (0..4).map(|i| start(&engine, job(i))).collect();
+    let request = |i| Request { sampling: sampling.clone(), ..score_job(&prompt(i), 1, 30) };
+    let all: Vec<_> = (0..4).map(|i| start(&engine, request(i))).collect();
     for (events, alone) in all.iter().zip(alone) {
         let (got, _) = scores(events);
         assert_eq!(got.len(), alone.len());

@@ -24,10 +24,10 @@ fn options(num_ctx: usize) -> EngineOptions {
     EngineOptions { num_ctx: Some(num_ctx), ..EngineOptions::default() }
 }
 
-/// A job of its own client that ends only by its limit.
-fn endless(prompt: Vec<u32>, tokens: usize, client: u64) -> Job {
+/// A request of its own client that ends only by its limit.
+fn endless(prompt: Vec<u32>, tokens: usize, client: u64) -> Request {
     let params = Params { temperature: 1.0, seed: 5, ignore_eos: true, ..Params::default() };
-    Job { max_tokens: Some(tokens), client, keep: 4, ..Job::new(prompt, params) }
+    Request { max_tokens: Some(tokens), client, keep: 4, ..Request::new(prompt, params) }
 }
 
 /// `shared` tokens that all have, and some of its own.
@@ -35,8 +35,8 @@ fn nth(n: u32, shared: u32, own: u32) -> Vec<u32> {
     (0..shared + own).map(|t| 40 + if t < shared { t * 7 } else { t * 11 + n * 31 } % 250).collect()
 }
 
-fn alone(path: &str, num_ctx: usize, job: &Job) -> Vec<u32> {
-    run(&portable(path, &options(num_ctx)), job.clone()).1.tokens
+fn alone(path: &str, num_ctx: usize, request: &Request) -> Vec<u32> {
+    run(&portable(path, &options(num_ctx)), request.clone()).1.tokens
 }
 
 fn assert_all_given_back(engine: &Engine) {
@@ -50,13 +50,13 @@ fn a_repeated_prompt_is_continued_from_the_state_at_its_end() {
     for path in MODELS {
         for num_batch in [512, 100] {
             let engine = portable(path, &EngineOptions { num_batch, ..options(1024) });
-            let job = endless(nth(1, 0, 300), 20, 1);
-            let (_, first) = run(&engine, job.clone());
+            let request = endless(nth(1, 0, 300), 20, 1);
+            let (_, first) = run(&engine, request.clone());
             wait_until_idle(&engine);
-            let (_, second) = run(&engine, job.clone());
+            let (_, second) = run(&engine, request.clone());
             assert_eq!((first.cached_tokens, second.cached_tokens), (0, 299), "{path}");
             assert_eq!(first.tokens, second.tokens, "{path}");
-            assert_eq!(first.tokens, alone(path, 1024, &job), "{path}");
+            assert_eq!(first.tokens, alone(path, 1024, &request), "{path}");
         }
     }
 }
@@ -80,10 +80,10 @@ fn where_two_prompts_part_a_third_finds_a_state() {
     for path in MODELS {
         let engine = portable(path, &options(1024));
         let cached = [1, 2, 3].map(|n| {
-            let job = endless(nth(n, 200, 50), 20, u64::from(n));
-            let (_, summary) = run(&engine, job.clone());
+            let request = endless(nth(n, 200, 50), 20, u64::from(n));
+            let (_, summary) = run(&engine, request.clone());
             wait_until_idle(&engine);
-            assert_eq!(summary.tokens, alone(path, 1024, &job), "{path}");
+            assert_eq!(summary.tokens, alone(path, 1024, &request), "{path}");
             summary.cached_tokens
         });
         assert_eq!(cached, [0, 0, 192], "{path}");
@@ -117,10 +117,15 @@ fn sequences_without_a_slot_wait_and_say_what_they_would_alone() {
         MODELS.into_iter().flat_map(|path| [(path, 1), (path, 2), (path, 3), (path, 9)])
     {
         let engine = portable(path, &EngineOptions { states: Some(slots), ..options(512) });
-        let jobs: Vec<Job> = (0..5).map(|n| endless(nth(n, 70, 30), 40, u64::from(n))).collect();
-        let all: Vec<_> = jobs.iter().map(|job| start(&engine, job.clone())).collect();
-        for (job, events) in jobs.iter().zip(&all) {
-            assert_eq!(finish(events).1.tokens, alone(path, 512, job), "{path} with {slots} slots");
+        let requests: Vec<Request> =
+            (0..5).map(|n| endless(nth(n, 70, 30), 40, u64::from(n))).collect();
+        let all: Vec<_> = requests.iter().map(|request| start(&engine, request.clone())).collect();
+        for (request, events) in requests.iter().zip(&all) {
+            assert_eq!(
+                finish(events).1.tokens,
+                alone(path, 512, request),
+                "{path} with {slots} slots"
+            );
         }
         assert_all_given_back(&engine);
     }
@@ -130,10 +135,11 @@ fn sequences_without_a_slot_wait_and_say_what_they_would_alone() {
 fn sequences_that_lost_their_pages_say_what_they_would_alone() {
     for path in MODELS {
         let engine = portable(path, &EngineOptions { cache_pages: Some(7), ..options(256) });
-        let jobs: Vec<Job> = (0..4).map(|n| endless(nth(n, 70, 20), 150, u64::from(n))).collect();
-        let all: Vec<_> = jobs.iter().map(|job| start(&engine, job.clone())).collect();
-        for (job, events) in jobs.iter().zip(&all) {
-            assert_eq!(finish(events).1.tokens, alone(path, 256, job), "{path}");
+        let requests: Vec<Request> =
+            (0..4).map(|n| endless(nth(n, 70, 20), 150, u64::from(n))).collect();
+        let all: Vec<_> = requests.iter().map(|request| start(&engine, request.clone())).collect();
+        for (request, events) in requests.iter().zip(&all) {
+            assert_eq!(finish(events).1.tokens, alone(path, 256, request), "{path}");
         }
         assert!(
             engine.stats().preempted > 0,
@@ -148,22 +154,22 @@ fn sequences_that_lost_their_pages_say_what_they_would_alone() {
 fn a_full_context_shifts_by_computing_the_rest_anew() {
     for path in MODELS {
         let engine = portable(path, &options(128));
-        let job = endless(nth(1, 0, 90), 200, 1);
-        let (_, summary) = run(&engine, job.clone());
+        let request = endless(nth(1, 0, 90), 200, 1);
+        let (_, summary) = run(&engine, request.clone());
         assert_eq!((&summary.finish, summary.generated_tokens), (&Finish::Length, 200), "{path}");
         assert!(summary.shifted_tokens > 100, "{path}: {summary:?}");
         assert_all_given_back(&engine);
         // What is left is what a prompt of it would give: a state remembers nothing of what was dropped.
-        let shifts = Job { max_tokens: Some(39), ..job };
+        let shifts = Request { max_tokens: Some(39), ..request };
         let (_, full) = run(&engine, shifts.clone());
         assert_eq!((full.tokens.len(), full.shifted_tokens), (129, 0), "{path}");
-        let (_, once) = run(&engine, Job { max_tokens: Some(40), ..shifts.clone() });
+        let (_, once) = run(&engine, Request { max_tokens: Some(40), ..shifts.clone() });
         let kept: Vec<u32> = [&full.tokens[..4], &full.tokens[66..]].concat();
         assert_eq!(once.tokens[..kept.len()], kept, "{path}");
-        let greedy = |prompt: Vec<u32>, tokens| Job {
+        let greedy = |prompt: Vec<u32>, tokens| Request {
             max_tokens: Some(tokens),
             keep: 4,
-            ..Job::new(prompt, Params { ignore_eos: true, ..greedy() })
+            ..Request::new(prompt, Params { ignore_eos: true, ..greedy() })
         };
         let (_, shifted) = run(&engine, greedy(nth(1, 0, 90), 45));
         let rest = shifted.tokens.len() - 5;
@@ -178,14 +184,14 @@ fn nothing_is_guessed_that_a_state_could_not_take_back() {
     for path in MODELS {
         let engine = portable(path, &options(512));
         let repeating: Vec<u32> = (0..120).map(|t| 40 + t % 6).collect();
-        let job = endless(repeating, 30, 1);
-        let always = Job {
+        let request = endless(repeating, 30, 1);
+        let always = Request {
             speculation: Some(Speculation { always: true, ..Speculation::AUTO }),
-            ..job.clone()
+            ..request.clone()
         };
         let (_, summary) = run(&engine, always);
         assert_eq!(engine.stats().speculated, puna_engine::Stats::default().speculated, "{path}");
-        assert_eq!(summary.tokens, alone(path, 512, &job), "{path}");
+        assert_eq!(summary.tokens, alone(path, 512, &request), "{path}");
     }
     let config = Config { threads: Some(1), ..Config::default() };
     let backend = || Box::new(CpuBackend::new(&config).unwrap());

@@ -21,10 +21,10 @@ fn portable(path: &str, num_ctx: usize, pages: Option<usize>) -> Engine {
     open_at(Some("portable"), path, &options)
 }
 
-/// A job that ends only by its limit.
-fn endless(engine: &Engine, prompt: Vec<u32>, tokens: usize, temperature: f32) -> Job {
+/// A request that ends only by its limit.
+fn endless(engine: &Engine, prompt: Vec<u32>, tokens: usize, temperature: f32) -> Request {
     let params = Params { temperature, seed: 5, ignore_eos: true, ..Params::default() };
-    Job { prompt, sampling: params, max_tokens: Some(tokens), keep: 4, ..job(engine, "x") }
+    Request { prompt, sampling: params, max_tokens: Some(tokens), keep: 4, ..request(engine, "x") }
 }
 
 /// Prompts that share a first page and then differ.
@@ -36,8 +36,8 @@ fn prompts() -> Vec<Vec<u32>> {
         .collect()
 }
 
-fn alone(num_ctx: usize, job: &Job) -> (String, Summary) {
-    run(&portable(ZOO, num_ctx, None), job.clone())
+fn alone(num_ctx: usize, request: &Request) -> (String, Summary) {
+    run(&portable(ZOO, num_ctx, None), request.clone())
 }
 
 fn wait_until(engine: &Engine, what: &str, holds: impl Fn(&Stats) -> bool) {
@@ -62,12 +62,12 @@ fn assert_all_given_back(engine: &Engine) {
 fn sequences_that_lost_their_pages_say_what_they_would_alone() {
     for temperature in [0.0, 1.3] {
         let engine = portable(ZOO, 256, Some(7));
-        let jobs: Vec<Job> =
+        let requests: Vec<Request> =
             prompts().into_iter().map(|p| endless(&engine, p, 150, temperature)).collect();
-        let all: Vec<_> = jobs.iter().map(|job| start(&engine, job.clone())).collect();
-        for (job, events) in jobs.iter().zip(&all) {
+        let all: Vec<_> = requests.iter().map(|request| start(&engine, request.clone())).collect();
+        for (request, events) in requests.iter().zip(&all) {
             let (text, summary) = finish(events);
-            let (text_alone, summary_alone) = alone(256, job);
+            let (text_alone, summary_alone) = alone(256, request);
             assert_eq!(summary.tokens, summary_alone.tokens, "temperature {temperature}");
             assert_eq!((text, summary.generated_tokens), (text_alone, 150));
         }
@@ -83,20 +83,20 @@ fn sequences_that_lost_their_pages_say_what_they_would_alone() {
 #[test]
 fn the_embedded_model_answers_the_same_with_scarce_pages() {
     let questions = ["Count from 1 to 9.", "Write a story.", "What is the capital of France?"];
-    let jobs: Vec<Job> = {
+    let requests: Vec<Request> = {
         let engine = portable("models/cria/cria-q8_0.gguf", 256, None);
         let sampling = Params { ignore_eos: true, ..greedy() };
         questions
-            .map(|q| Job {
+            .map(|q| Request {
                 sampling: sampling.clone(),
                 max_tokens: Some(120),
-                ..job(&engine, &chat(q))
+                ..request(&engine, &chat(q))
             })
             .to_vec()
     };
     let answers = |pages| {
         let engine = portable("models/cria/cria-q8_0.gguf", 256, pages);
-        let all: Vec<_> = jobs.iter().map(|job| start(&engine, job.clone())).collect();
+        let all: Vec<_> = requests.iter().map(|request| start(&engine, request.clone())).collect();
         let texts: Vec<String> = all.iter().map(|events| finish(events).0).collect();
         assert_all_given_back(&engine);
         (texts, engine.stats().preempted)
@@ -110,11 +110,12 @@ fn the_embedded_model_answers_the_same_with_scarce_pages() {
 #[test]
 fn contexts_shift_with_scarce_pages_as_with_plenty() {
     let engine = portable(ZOO, 128, Some(4));
-    let jobs: Vec<Job> = prompts().into_iter().map(|p| endless(&engine, p, 260, 1.0)).collect();
-    let all: Vec<_> = jobs.iter().map(|job| start(&engine, job.clone())).collect();
-    for (job, events) in jobs.iter().zip(&all) {
+    let requests: Vec<Request> =
+        prompts().into_iter().map(|p| endless(&engine, p, 260, 1.0)).collect();
+    let all: Vec<_> = requests.iter().map(|request| start(&engine, request.clone())).collect();
+    for (request, events) in requests.iter().zip(&all) {
         let (text, summary) = finish(events);
-        let (text_alone, summary_alone) = alone(128, job);
+        let (text_alone, summary_alone) = alone(128, request);
         assert_eq!((text, &summary.tokens), (text_alone, &summary_alone.tokens));
         assert_eq!(summary.shifted_tokens, summary_alone.shifted_tokens);
         assert!(summary.shifted_tokens > 100, "{summary:?}");
@@ -171,7 +172,7 @@ fn no_context_is_longer_than_all_pages_together() {
         engine.submit(endless(&engine, prompt(129), 10, 0.0), Box::new(|_| true)).unwrap_err();
     assert_eq!(too_long, EngineError::PromptTooLong { tokens: 129, n_ctx: 128 });
     let fits = endless(&engine, prompt(128), 10, 0.0);
-    let (_, full) = run(&engine, Job { shift: false, ..fits.clone() });
+    let (_, full) = run(&engine, Request { shift: false, ..fits.clone() });
     assert_eq!(
         (full.finish, full.generated_tokens),
         (Finish::Length, 1),

@@ -50,10 +50,16 @@ fn plenty(num_ctx: usize) -> EngineOptions {
     EngineOptions { recent_pages: Some(usize::MAX), ..scarce(num_ctx) }
 }
 
-/// A job of its own client that ends only by its limit.
-fn endless(prompt: Vec<u32>, tokens: usize, client: u64) -> Job {
+/// A request of its own client that ends only by its limit.
+fn endless(prompt: Vec<u32>, tokens: usize, client: u64) -> Request {
     let params = Params { temperature: 1.0, seed: 5, ignore_eos: true, ..Params::default() };
-    Job { max_tokens: Some(tokens), client, keep: 4, logprobs: Some(3), ..Job::new(prompt, params) }
+    Request {
+        max_tokens: Some(tokens),
+        client,
+        keep: 4,
+        logprobs: Some(3),
+        ..Request::new(prompt, params)
+    }
 }
 
 /// `shared` tokens that all have, and some of its own.
@@ -61,11 +67,11 @@ fn nth(n: u32, shared: u32, own: u32) -> Vec<u32> {
     (0..shared + own).map(|t| 40 + if t < shared { t * 7 } else { t * 11 + n * 31 } % 200).collect()
 }
 
-/// What a job said: its tokens, and what it drew them from as text, to the last digit.
+/// What a request said: its tokens, and what it drew them from as text, to the last digit.
 fn heard(events: &Receiver<Event>) -> (String, Summary) {
     let mut drawn = String::new();
     loop {
-        match events.recv_timeout(Duration::from_secs(60)).expect("a job ends") {
+        match events.recv_timeout(Duration::from_secs(60)).expect("a request ends") {
             Event::Piece(piece) => drawn += &format!("{:?}\n", piece.logprobs),
             Event::Done(summary) => return (drawn, summary),
             Event::Failed(reason) | Event::Refused(reason) => panic!("{reason}"),
@@ -74,15 +80,15 @@ fn heard(events: &Receiver<Event>) -> (String, Summary) {
     }
 }
 
-fn said(engine: &Engine, job: &Job) -> (String, Summary) {
-    let said = heard(&start(engine, job.clone()));
+fn said(engine: &Engine, request: &Request) -> (String, Summary) {
+    let said = heard(&start(engine, request.clone()));
     wait_until_idle(engine);
     said
 }
 
-/// What a job says where all pages stay and nothing was computed before.
-fn alone(of: (&str, u32), num_ctx: usize, job: &Job) -> (String, Summary) {
-    said(&open_model(of, &plenty(num_ctx)), job)
+/// What a request says where all pages stay and nothing was computed before.
+fn alone(of: (&str, u32), num_ctx: usize, request: &Request) -> (String, Summary) {
+    said(&open_model(of, &plenty(num_ctx)), request)
 }
 
 fn assert_same(what: &str, got: &(String, Summary), want: &(String, Summary)) {
@@ -105,7 +111,7 @@ fn seen(window: u32, rows: usize) -> usize {
 fn far_past_its_window_a_model_says_what_it_would_with_all_pages() {
     for of in MODELS {
         let engine = open_model(of, &scarce(2048));
-        let job = endless(nth(1, 0, 700), 500, 1);
+        let request = endless(nth(1, 0, 700), 500, 1);
         let most = Arc::new(AtomicUsize::new(0));
         let (sender, events) = channel();
         let (seen_most, watched) = (Arc::clone(&most), engine.clone());
@@ -113,9 +119,9 @@ fn far_past_its_window_a_model_says_what_it_would_with_all_pages() {
             seen_most.fetch_max(watched.stats().recent_pages_held, Ordering::Relaxed);
             sender.send(event).is_ok()
         };
-        engine.submit(job.clone(), Box::new(sink)).unwrap();
+        engine.submit(request.clone(), Box::new(sink)).unwrap();
         let got = heard(&events);
-        assert_same(of.0, &got, &alone(of, 2048, &job));
+        assert_same(of.0, &got, &alone(of, 2048, &request));
         assert_all_given_back(&engine);
         let (stats, most) = (engine.stats(), most.load(Ordering::Relaxed));
         assert_eq!(stats.recent_pages, seen(of.1, 100) + 1, "{}", of.0);
@@ -132,10 +138,10 @@ fn a_prefix_is_used_again_as_far_as_its_window_is_still_there() {
             of,
             &EngineOptions { recent_pages: Some(seen(of.1, 100) + 9), ..scarce(2048) },
         );
-        let job = endless(nth(1, 0, 500), 40, 1);
-        let first = said(&engine, &job);
+        let request = endless(nth(1, 0, 500), 40, 1);
+        let first = said(&engine, &request);
         // The same prompt: its end was kept.
-        let second = said(&engine, &job);
+        let second = said(&engine, &request);
         assert_eq!((first.1.cached_tokens, second.1.cached_tokens), (0, 499), "{}", of.0);
         assert_same(of.0, &second, &first);
         // What follows the answer.
@@ -145,9 +151,9 @@ fn a_prefix_is_used_again_as_far_as_its_window_is_still_there() {
         assert_same(of.0, &third, &alone(of, 2048, &next));
         // Another's pages that are behind its window make room for it before the ends of texts do.
         said(&engine, &endless(nth(3, 0, 1500), 2, 1));
-        assert_eq!(said(&engine, &job).1.cached_tokens, 499, "{}", of.0);
+        assert_eq!(said(&engine, &request).1.cached_tokens, 499, "{}", of.0);
         (4..20).for_each(|n| drop(said(&engine, &endless(nth(n, 0, 300), 2, 1))));
-        let again = said(&engine, &job);
+        let again = said(&engine, &request);
         assert!(again.1.cached_tokens < 499, "{}: what is gone is computed anew", of.0);
         assert_same(of.0, &again, &first);
         let parted = endless(nth(1, 0, 200), 9, 1);
@@ -165,9 +171,9 @@ fn where_prompts_part_what_the_place_sees_is_kept() {
             &EngineOptions { recent_pages: Some(seen(of.1, 100) + 7), ..scarce(2048) },
         );
         let cached = [1, 2, 3, 4].map(|n| {
-            let job = endless(nth(n, 448, 1000), 5, u64::from(n));
-            let got = said(&engine, &job);
-            assert_same(of.0, &got, &alone(of, 2048, &job));
+            let request = endless(nth(n, 448, 1000), 5, u64::from(n));
+            let got = said(&engine, &request);
+            assert_same(of.0, &got, &alone(of, 2048, &request));
             got.1.cached_tokens
         });
         assert_eq!(cached, [0, 0, 448, 448], "{}", of.0);
@@ -194,10 +200,11 @@ fn sequences_take_turns_for_pages_and_say_what_they_would_alone() {
     for (of, more) in MODELS.into_iter().flat_map(|of| [(of, 0), (of, 3), (of, 9)]) {
         let recent_pages = Some(seen(of.1, 100) + more);
         let engine = open_model(of, &EngineOptions { recent_pages, ..scarce(1024) });
-        let jobs: Vec<Job> = (0..5).map(|n| endless(nth(n, 70, 130), 190, u64::from(n))).collect();
-        let all: Vec<_> = jobs.iter().map(|job| start(&engine, job.clone())).collect();
-        for (job, events) in jobs.iter().zip(&all) {
-            assert_same(&format!("{}, {more}", of.0), &heard(events), &alone(of, 1024, job));
+        let requests: Vec<Request> =
+            (0..5).map(|n| endless(nth(n, 70, 130), 190, u64::from(n))).collect();
+        let all: Vec<_> = requests.iter().map(|request| start(&engine, request.clone())).collect();
+        for (request, events) in requests.iter().zip(&all) {
+            assert_same(&format!("{}, {more}", of.0), &heard(events), &alone(of, 1024, request));
         }
         assert_all_given_back(&engine);
     }
@@ -207,10 +214,11 @@ fn sequences_take_turns_for_pages_and_say_what_they_would_alone() {
 fn sequences_that_lost_their_pages_say_what_they_would_alone() {
     for of in MODELS {
         let engine = open_model(of, &EngineOptions { cache_pages: Some(7), ..scarce(256) });
-        let jobs: Vec<Job> = (0..4).map(|n| endless(nth(n, 70, 20), 150, u64::from(n))).collect();
-        let all: Vec<_> = jobs.iter().map(|job| start(&engine, job.clone())).collect();
-        for (job, events) in jobs.iter().zip(&all) {
-            assert_same(of.0, &heard(events), &alone(of, 256, job));
+        let requests: Vec<Request> =
+            (0..4).map(|n| endless(nth(n, 70, 20), 150, u64::from(n))).collect();
+        let all: Vec<_> = requests.iter().map(|request| start(&engine, request.clone())).collect();
+        for (request, events) in requests.iter().zip(&all) {
+            assert_same(of.0, &heard(events), &alone(of, 256, request));
         }
         assert!(
             engine.stats().preempted > 0,
@@ -225,39 +233,41 @@ fn sequences_that_lost_their_pages_say_what_they_would_alone() {
 fn contexts_shift_and_listeners_leave_without_a_page_being_lost() {
     for of in MODELS {
         let engine = open_model(of, &scarce(512));
-        let job = endless(nth(1, 0, 300), 600, 1);
-        let got = said(&engine, &job);
+        let request = endless(nth(1, 0, 300), 600, 1);
+        let got = said(&engine, &request);
         assert!(got.1.shifted_tokens > 200, "{}: {:?}", of.0, got.1);
-        assert_same(of.0, &got, &alone(of, 512, &job));
+        assert_same(of.0, &got, &alone(of, 512, &request));
         let (sender, events) = channel();
         let sink = move |event| sender.send(event).is_ok();
         engine.submit(endless(nth(2, 0, 300), 100_000, 1), Box::new(sink)).unwrap();
         (0..50).for_each(|_| drop(events.recv_timeout(Duration::from_secs(20)).unwrap()));
         drop(events);
         assert_all_given_back(&engine);
-        assert_same(of.0, &said(&engine, &job), &got);
+        assert_same(of.0, &said(&engine, &request), &got);
     }
 }
 
 #[test]
 fn what_was_guessed_wrong_is_taken_back_also_at_the_windows_edge() {
     for of in &MODELS[..3] {
-        let job = endless((0..400).map(|t| 40 + t % 9).collect(), 400, 1);
-        let want = alone(*of, 1024, &Job { speculation: Some(Speculation::OFF), ..job.clone() });
+        let request = endless((0..400).map(|t| 40 + t % 9).collect(), 400, 1);
+        let want =
+            alone(*of, 1024, &Request { speculation: Some(Speculation::OFF), ..request.clone() });
         let always = Speculation { always: true, ..Speculation::AUTO };
-        let job = Job { speculation: Some(always), ..job };
+        let request = Request { speculation: Some(always), ..request };
         let engine = open_model(*of, &scarce(1024));
-        assert_same(of.0, &said(&engine, &job), &want);
+        assert_same(of.0, &said(&engine, &request), &want);
         let guessed = engine.stats().speculated.lookup;
         assert!(guessed.drafted > guessed.accepted, "{}: {guessed:?}", of.0);
         assert_all_given_back(&engine);
         // A draft model with windows of its own, which follows the same way.
-        let job = Job { speculation: Some(Speculation { lookup: false, ..always }), ..job };
+        let request =
+            Request { speculation: Some(Speculation { lookup: false, ..always }), ..request };
         let drafted = |options: &EngineOptions| {
             let draft = DraftModel { view: model((of.0, 30), 4096), backend: backend() };
             let engine =
                 Engine::open_with_draft(model(*of, 4096), backend(), options, draft).unwrap();
-            assert_same(of.0, &said(&engine, &job), &want);
+            assert_same(of.0, &said(&engine, &request), &want);
             assert_all_given_back(&engine);
             let drafted = engine.stats().speculated.model;
             (drafted.drafted, drafted.accepted)
@@ -285,8 +295,8 @@ fn long_texts_are_embedded_with_the_pages_of_a_window() {
             assert_eq!(embed(&whole, vec![text]), [vector], "{}", of.0);
         }
         assert_all_given_back(&engine);
-        let job = endless(nth(1, 0, 300), 9, 1);
-        assert_same(of.0, &said(&engine, &job), &alone(of, 1024, &job));
+        let request = endless(nth(1, 0, 300), 9, 1);
+        assert_same(of.0, &said(&engine, &request), &alone(of, 1024, &request));
     }
 }
 
@@ -299,9 +309,9 @@ fn pages_come_back_where_a_chunk_begins() {
         let options = EngineOptions { num_batch: 512, ..options };
         Engine::open(model(("llama4", 8192), 16384), backend, &options).unwrap()
     };
-    let (engine, job) = (open(scarce(16384)), endless(nth(1, 0, 8150), 60, 1));
-    let got = said(&engine, &job);
-    assert_same("llama4", &got, &said(&open(plenty(16384)), &job));
+    let (engine, request) = (open(scarce(16384)), endless(nth(1, 0, 8150), 60, 1));
+    let got = said(&engine, &request);
+    assert_same("llama4", &got, &said(&open(plenty(16384)), &request));
     assert_all_given_back(&engine);
     let next = endless(got.1.tokens, 9, 1);
     let cached = said(&engine, &next).1.cached_tokens;

@@ -1,14 +1,16 @@
-//! What an architecture reads: keys and tensors of a file after translation.
+//! Compatibility view: presents the keys and tensors of a file as the architecture's code expects
+//! them.
 //!
-//! Models published in Ollama's library differ from llama.cpp's form of the same architecture: other key names,
-//! other tensor names, tensors of an image encoder among those of the language model. A [`View`] shows such a file
-//! in llama.cpp's form. Nothing on disk is rewritten: a tensor of the view is one of the file under its own or another
-//! name, or, in a few forms, made of several of them when it is asked for. A file in llama.cpp's form is shown as it is.
+//! Models in Ollama's library differ from llama.cpp's layout: other key names, other tensor names,
+//! and tensors of an image encoder beside those of the language model. A [`View`] maps such a file
+//! to llama.cpp's layout. It does not rewrite the file. A tensor of the view is a tensor of the
+//! file, possibly renamed, or in a few layouts data derived from several tensors on access. A file
+//! in llama.cpp's layout is unchanged.
 
-mod forms;
-mod prediction;
+mod block_removal;
+mod layouts;
+mod mtp_blocks;
 mod rules;
-mod skipped;
 mod vocabulary;
 
 use std::borrow::Cow;
@@ -22,36 +24,36 @@ use crate::error::GgufError;
 use crate::file::Gguf;
 use crate::metadata::Metadata;
 use crate::tensor::TensorInfo;
-use rules::{Draft, Entry, Make};
+use rules::{DerivedData, ViewBuilder, ViewEntry};
 
-/// A model as its architecture's code wants to see it.
+/// A model in the layout that its architecture expects.
 #[derive(Debug)]
 pub struct View {
     gguf: Arc<Gguf>,
     metadata: Metadata,
-    entries: Vec<Entry>,
+    entries: Vec<ViewEntry>,
     by_name: HashMap<Box<str>, usize>,
     translation: Option<Translation>,
 }
 
-/// What a view changed, for `puna inspect`.
+/// Changes that a view made, for `puna inspect`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Translation {
-    /// The form the file is in, such as `gemma3 as published by Ollama`.
-    pub form: &'static str,
-    /// The file's `general.architecture`.
+    /// Name of the file's layout, such as `gemma3 as published by Ollama`.
+    pub layout: &'static str,
+    /// `general.architecture` of the file.
     pub from: String,
-    /// The view's.
+    /// `general.architecture` of the view.
     pub to: String,
-    /// Tensors that have another name than in the file: old and new.
+    /// Renamed tensors: old and new name.
     pub renamed: Vec<(String, String)>,
-    /// Keys that the view has and the file has not.
+    /// Keys that only the view has.
     pub added: Vec<String>,
-    /// Keys whose value differs from the file's.
+    /// Keys with another value than in the file.
     pub changed: Vec<String>,
-    /// Keys that the view leaves out.
+    /// Keys that only the file has.
     pub removed: Vec<String>,
-    /// Names in the file of the tensors that the view leaves out.
+    /// Names of the file's tensors that the view leaves out.
     pub dropped: Vec<String>,
 }
 
@@ -63,34 +65,35 @@ impl Translation {
 }
 
 impl View {
-    /// Recognises the form the file is in and translates it.
+    /// Detects the layout of the file and translates it.
     pub fn new(gguf: Arc<Gguf>) -> Result<View, GgufError> {
-        let mut draft = Draft::new(&gguf);
-        match forms::recognise(&draft) {
-            Some(form) => {
-                form.rules.iter().for_each(|rule| draft.apply(rule));
-                // A marker may stand in a file that needs nothing.
-                let translation = Some(draft.report(form.name)).filter(|report| !report.is_empty());
-                Ok(Self::build(Arc::clone(&gguf), draft, translation))
+        let mut builder = ViewBuilder::new(&gguf);
+        match layouts::detect(&builder) {
+            Some(layout) => {
+                layout.rules.iter().for_each(|rule| builder.apply(rule));
+                // A file may have a marker but need no translation.
+                let translation =
+                    Some(builder.report(layout.name)).filter(|report| !report.is_empty());
+                Ok(Self::build(Arc::clone(&gguf), builder, translation))
             }
-            None => Ok(Self::build(Arc::clone(&gguf), draft, None)),
+            None => Ok(Self::build(Arc::clone(&gguf), builder, None)),
         }
     }
 
-    /// Shows the file as it is, in whatever form.
+    /// Presents the file unchanged, in any layout.
     pub fn untranslated(gguf: Arc<Gguf>) -> View {
-        let draft = Draft::new(&gguf);
-        Self::build(Arc::clone(&gguf), draft, None)
+        let builder = ViewBuilder::new(&gguf);
+        Self::build(Arc::clone(&gguf), builder, None)
     }
 
-    fn build(gguf: Arc<Gguf>, draft: Draft<'_>, translation: Option<Translation>) -> View {
-        let (metadata, entries) = (draft.metadata, draft.entries);
+    fn build(gguf: Arc<Gguf>, builder: ViewBuilder<'_>, translation: Option<Translation>) -> View {
+        let (metadata, entries) = (builder.metadata, builder.entries);
         let by_name =
             entries.iter().enumerate().map(|(i, entry)| (entry.name.clone(), i)).collect();
         View { metadata, entries, by_name, translation, gguf }
     }
 
-    /// The file behind the view. `show` and everything else that is about the file reads this.
+    /// The file behind the view. `show` and other information about the file use it.
     pub fn gguf(&self) -> &Arc<Gguf> {
         &self.gguf
     }
@@ -100,22 +103,22 @@ impl View {
         &self.metadata
     }
 
-    /// What was translated; `None` for a file that is shown as it is.
+    /// The translation. `None` for an unchanged file.
     pub fn translation(&self) -> Option<&Translation> {
         self.translation.as_ref()
     }
 
-    /// The tensor of this name.
+    /// Finds a tensor by name.
     pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
         self.by_name.get(name).map(|&i| self.view(&self.entries[i]))
     }
 
-    /// The tensors, in file order.
+    /// Tensors in file order.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorView<'_>> {
         self.entries.iter().map(|entry| self.view(entry))
     }
 
-    fn view<'a>(&'a self, entry: &'a Entry) -> TensorView<'a> {
+    fn view<'a>(&'a self, entry: &'a ViewEntry) -> TensorView<'a> {
         let source = &self.gguf.tensors()[entry.source];
         TensorView {
             name: &entry.name,
@@ -131,58 +134,59 @@ impl View {
 /// A tensor of a view.
 #[derive(Debug, Clone, Copy)]
 pub struct TensorView<'a> {
-    /// The name that the architecture knows.
+    /// Name as the architecture expects it.
     pub name: &'a str,
-    /// How the elements are stored.
+    /// Storage type of the elements.
     pub ty: TensorType,
-    /// The dimensions, fastest first: `shape[0]` is the length of a row.
+    /// Dimensions, fastest first: `shape[0]` is the length of a row.
     pub shape: &'a [u64],
-    /// The tensor of the file that this one shows; of a made one, one of those it is made of.
+    /// Source tensor in the file. Of derived data, one of the sources.
     pub source: &'a TensorInfo,
-    entry: &'a Entry,
+    entry: &'a ViewEntry,
     view: &'a View,
 }
 
 impl<'a> TensorView<'a> {
-    /// The data: borrowed from the mapping, or made, at every call.
+    /// The data: borrowed from the mapping, or derived at every call.
     pub fn bytes(&self) -> Cow<'a, [u8]> {
-        match &self.entry.make {
-            // Of a matrix that was cut, the first rows.
+        match &self.entry.derived {
+            // A truncated matrix keeps its first rows.
             None => Cow::Borrowed(&self.view.gguf.data(self.source)[..self.size() as usize]),
-            Some(make) => Cow::Owned(make.data(&self.view.gguf)),
+            Some(derived) => Cow::Owned(derived.data(&self.view.gguf)),
         }
     }
 
-    /// The data as a piece that lives on its own, at a multiple of 32 bytes. A copy only if the tensor is made or the
-    /// file's alignment is smaller than that.
+    /// The data with shared ownership, aligned to 32 bytes. Copies it only if it is derived, or if
+    /// the file's alignment is smaller.
     pub fn shared(&self) -> SharedBytes {
-        match &self.entry.make {
+        match &self.entry.derived {
             None => self.view.gguf.shared(self.source).slice(0, self.size() as usize),
-            Some(make) => SharedBytes::aligned(&make.data(&self.view.gguf)),
+            Some(derived) => SharedBytes::aligned(&derived.data(&self.view.gguf)),
         }
     }
 
-    /// Whether the data is not in the file as it is shown: it takes memory of its own.
-    pub fn is_made(&self) -> bool {
-        self.entry.make.is_some()
+    /// Whether the data is derived, and so takes additional memory.
+    pub fn is_derived(&self) -> bool {
+        self.entry.derived.is_some()
     }
 
-    /// The two tensors of the file that this one was made of expert by expert, if it was: who can read them apart needs no copy.
-    pub fn halves(&self) -> Option<[&'a TensorInfo; 2]> {
-        match self.entry.make {
-            Some(Make::Interleave(halves, _)) => {
+    /// The two tensors of the file that this one interleaves by expert, if any. A caller that
+    /// supports separate tensors needs no copy.
+    pub fn interleaved_sources(&self) -> Option<[&'a TensorInfo; 2]> {
+        match self.entry.derived {
+            Some(DerivedData::Interleave(halves, _)) => {
                 Some(halves.map(|half| &self.view.gguf.tensors()[half]))
             }
             _ => None,
         }
     }
 
-    /// Bytes of the data.
+    /// Size of the data in bytes.
     pub fn size(&self) -> u64 {
         self.entry.size
     }
 
-    /// How many values the tensor has.
+    /// Number of values.
     pub fn elements(&self) -> u64 {
         self.shape.iter().product()
     }

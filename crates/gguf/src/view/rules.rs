@@ -1,5 +1,5 @@
-//! The language of translation rules, and their execution on a draft of the view. A rule whose source does not
-//! exist does nothing. Within [`Rule::EachBlock`], `{b}` in a name stands for the number of the block.
+//! Translation rules, and their execution on a view under construction. A rule without its source
+//! has no effect. Within [`Rule::EachBlock`], `{b}` in a name is the number of the block.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -12,128 +12,132 @@ use crate::value::{Array, Value};
 
 use super::Translation;
 
-/// More blocks than any model has.
+/// Upper bound on the number of blocks.
 pub(super) const MAX_BLOCKS: u32 = 512;
 
-/// One way in which models were published.
-pub(super) struct Form {
-    /// For people.
+/// A layout in which models were published.
+pub(super) struct PublishedLayout {
+    /// Name for display.
     pub name: &'static str,
     /// `general.architecture` of the file.
     pub architecture: &'static str,
-    /// The file is in this form if any of these holds.
-    pub markers: &'static [When],
-    /// Applied in order.
+    /// The layout matches if any marker holds.
+    pub markers: &'static [Condition],
+    /// Rules, applied in order.
     pub rules: &'static [Rule],
 }
 
 /// A condition on the file.
-pub(super) enum When {
-    /// It has this key.
+pub(super) enum Condition {
+    /// The file has this key.
     Key(&'static str),
-    /// It lacks this key.
+    /// The file lacks this key.
     NoKey(&'static str),
-    /// The integer under this key is this.
+    /// The integer under this key equals the value.
     KeyIs(&'static str, u64),
-    /// The integer under this key is at least so much.
+    /// The integer under this key is at least the value.
     KeyAtLeast(&'static str, u64),
-    /// The text under this key is absent, empty or `default`.
+    /// The string under this key is absent, empty or `default`.
     NoText(&'static str),
-    /// The text under this key is this.
+    /// The string under this key equals the text.
     TextIs(&'static str, &'static str),
-    /// The text under this key contains this.
+    /// The string under this key contains the text.
     TextContains(&'static str, &'static str),
-    /// The token of this number is this text.
+    /// The token with this id has this text.
     TokenIs(usize, &'static str),
-    /// It has this tensor.
+    /// The file has this tensor.
     Tensor(&'static str),
-    /// It lacks this tensor.
+    /// The file lacks this tensor.
     NoTensor(&'static str),
-    /// It has a tensor whose name starts like this.
+    /// The file has a tensor whose name starts with this prefix.
     TensorPrefix(&'static str),
-    /// It has a tensor whose name ends like this.
+    /// The file has a tensor whose name ends with this suffix.
     TensorEnd(&'static str),
     /// Two tensors have different numbers of rows.
     RowsDiffer(&'static str, &'static str),
-    /// The key is a list of single letters that spell bytes in base64.
-    Base64(&'static str),
-    /// All of these hold.
-    All(&'static [When]),
-    /// One of these holds.
-    Any(&'static [When]),
-    /// Nothing more is asked: the architecture's name exists in this form only.
+    /// The key is a list of single letters that decode as base64.
+    IsBase64(&'static str),
+    /// All conditions hold.
+    All(&'static [Condition]),
+    /// Any condition holds.
+    Any(&'static [Condition]),
+    /// Always holds: the architecture's name occurs in this layout only.
     Always,
 }
 
-/// One change.
+/// A change of a view.
 pub(super) enum Rule {
-    /// The architecture becomes this.
+    /// Sets the architecture.
     Architecture(&'static str),
-    /// Keys under the first prefix are also visible under the second; a key that is there wins.
+    /// Copies keys with the first prefix to the second one, unless they exist.
     KeyPrefix(&'static str, &'static str),
-    /// The second key gets the value of the first, if it is absent.
+    /// Copies the first key to the second one, if that is absent.
     CopyKey(&'static str, &'static str),
-    /// The second key gets the value of the first.
+    /// Copies the first key to the second one.
     SetKey(&'static str, &'static str),
-    /// The key gets the sum of the integers under two others.
+    /// Sets the key to the sum of the integers under two others.
     SetSum(&'static str, [&'static str; 2]),
-    /// The key gets this value, if it is absent.
+    /// Sets the key if it is absent.
     Default(&'static str, Constant),
-    /// The key gets this value.
+    /// Sets the key.
     Set(&'static str, Constant),
-    /// The key is invisible.
+    /// Removes the key.
     Remove(&'static str),
-    /// The key gets a dimension of a tensor, if it is absent: key, tensor, index in its shape.
+    /// Sets the key to a dimension of a tensor, if it is absent: key, tensor, index in its shape.
     DefaultDim(&'static str, &'static str, usize),
-    /// The key gets a dimension of a tensor.
+    /// Sets the key to a dimension of a tensor.
     SetDim(&'static str, &'static str, usize),
-    /// The key gets a dimension of a tensor over the integer under another key, if it is absent: key, tensor, index, other.
+    /// Sets the key to a dimension of a tensor divided by the integer under another key, if it is
+    /// absent: key, tensor, index, other.
     DefaultQuotient(&'static str, &'static str, usize, &'static str),
-    /// The key gets the entry of a list, if it is absent: key, list, index.
-    DefaultItem(&'static str, &'static str, usize),
-    /// The key gets the length of a list, zero without one, if it is absent.
-    DefaultLen(&'static str, &'static str),
-    /// A list becomes its largest entry; where all are zero it becomes this, or stays.
-    Largest(&'static str, Option<u32>),
-    /// A list of three numbers gets a zero behind them.
-    FourSections(&'static str),
-    /// A list gets this number, if it lacks it; an absent one begins with the other.
-    Include(&'static str, i32, i32),
-    /// A list of single letters becomes the bytes that they spell in base64.
-    Decode(&'static str),
-    /// Tokens that stand for bytes or are not used have the types that say so.
-    TokenTypes,
-    /// A tensor is cut to the number of rows of another.
-    CutRows(&'static str, &'static str),
-    /// The second key gets the first three numbers of the first, a list, and a zero: sections of a rotation.
-    Sections(&'static str, &'static str),
-    /// Tokens, scores and token types are cut to the number of rows of this tensor, never lengthened.
-    CutVocabulary(&'static str),
-    /// A tensor gets another name.
+    /// Sets the key to an element of a list, if it is absent: key, list, index.
+    DefaultListItem(&'static str, &'static str, usize),
+    /// Sets the key to the length of a list, or zero without the list, if it is absent.
+    DefaultListLen(&'static str, &'static str),
+    /// Replaces a list by its largest element. If all are zero, uses the given value, or keeps the
+    /// list.
+    ReduceToMax(&'static str, Option<u32>),
+    /// Appends a zero to a list of three numbers.
+    PadSections(&'static str),
+    /// Adds the first number to a list that lacks it. An absent list first gets the second number.
+    AppendToList(&'static str, i32, i32),
+    /// Replaces a list of single letters by the bytes that they encode in base64.
+    DecodeBase64(&'static str),
+    /// Sets the types of byte tokens and unused tokens.
+    FixTokenTypes,
+    /// Truncates a tensor to the number of rows of another one.
+    TruncateRows(&'static str, &'static str),
+    /// Sets the second key to the first three numbers of a list under the first key, and a zero:
+    /// sections of RoPE.
+    CopySections(&'static str, &'static str),
+    /// Truncates tokens, scores and token types to the number of rows of this tensor. Never extends
+    /// them.
+    TruncateVocabulary(&'static str),
+    /// Renames a tensor.
     Rename(&'static str, &'static str),
-    /// In every tensor name, the first occurrence of one text becomes another.
+    /// Replaces the first occurrence of a text in every tensor name.
     Replace(&'static str, &'static str),
-    /// At the end of every tensor name, one text becomes another.
+    /// Replaces a suffix of every tensor name.
     ReplaceEnd(&'static str, &'static str),
-    /// Tensors of multi-token prediction, `mtp.`, become blocks behind the others.
-    PredictionBlocks,
-    /// Blocks with the numbers of this list are invisible, and those behind them move up.
+    /// Renames tensors of multi-token prediction, `mtp.`, to blocks after the others.
+    RenameMtpBlocks,
+    /// Removes the blocks in this list, and renumbers the others.
     SkipBlocks(&'static str),
-    /// Tensors whose names start like this are invisible.
+    /// Removes tensors whose names start with this prefix.
     Hide(&'static str),
-    /// A tensor is made of the rows of others, one after the other, which become invisible. All must exist with the
-    /// same type and length of rows.
+    /// Replaces several tensors by one with their rows in order. All must exist with the same type
+    /// and row length.
     Concat(&'static str, &'static [&'static str]),
-    /// A tensor is made of two of the same type and shape, which become invisible: for each expert the rows of the
-    /// first, then those of the second. Nothing is done if the tensor exists.
+    /// Replaces two tensors of the same type and shape by one: for each expert the rows of the
+    /// first, then those of the second. No effect if the result exists.
     Interleave(&'static str, [&'static str; 2]),
-    /// The rules apply to every block of the model, with its number for `{b}`.
+    /// Applies the rules to every block, with its number for `{b}`.
     EachBlock(&'static [Rule]),
-    /// The rules apply if the condition holds.
-    If(When, &'static [Rule]),
+    /// Applies the rules if the condition holds.
+    If(Condition, &'static [Rule]),
 }
 
-/// A value in a table of rules.
+/// A value in a rule.
 pub(super) enum Constant {
     U32(u32),
     F32(f32),
@@ -154,41 +158,42 @@ impl Constant {
 
 /// A tensor of the view.
 #[derive(Debug, Clone)]
-pub(super) struct Entry {
+pub(super) struct ViewEntry {
     pub name: Box<str>,
     pub ty: TensorType,
     pub shape: Vec<u64>,
-    /// Bytes of the data.
+    /// Size of the data in bytes.
     pub size: u64,
-    /// Index of the source among the tensors of the file; of the one it is named after, if there are several.
+    /// Index of the source among the file's tensors. With several sources, the one whose name it
+    /// has.
     pub source: usize,
-    /// How the data is made, if it is not that of the source.
-    pub make: Option<Make>,
+    /// How the data is derived, if it is not that of the source.
+    pub derived: Option<DerivedData>,
 }
 
-/// Data that is not in the file in this order. Sources are indices among the tensors of the file.
+/// Data that differs from the file's. Sources are indices among the file's tensors.
 #[derive(Debug, Clone)]
-pub(super) enum Make {
-    /// One after the other.
+pub(super) enum DerivedData {
+    /// Concatenation.
     Concat(Vec<usize>),
-    /// So many pieces of each, by turns.
+    /// Alternating pieces of both, with the number of pieces.
     Interleave([usize; 2], u64),
-    /// One more than each value, as f32.
+    /// One added to each value, as f32.
     AddOne(usize),
 }
 
-impl Make {
+impl DerivedData {
     pub(super) fn data(&self, gguf: &Gguf) -> Vec<u8> {
         let data = |source: &usize| gguf.data(&gguf.tensors()[*source]);
         match self {
-            Make::Concat(sources) => sources.iter().map(data).collect::<Vec<_>>().concat(),
-            Make::Interleave([a, b], pieces) => {
+            DerivedData::Concat(sources) => sources.iter().map(data).collect::<Vec<_>>().concat(),
+            DerivedData::Interleave([a, b], pieces) => {
                 let (a, b) = (data(a), data(b));
                 let piece = a.len() / *pieces as usize;
                 let pairs = a.chunks(piece).zip(b.chunks(piece)).flat_map(|(a, b)| [a, b]);
                 pairs.collect::<Vec<_>>().concat()
             }
-            Make::AddOne(source) => {
+            DerivedData::AddOne(source) => {
                 let info = &gguf.tensors()[*source];
                 let mut floats = vec![0.0f32; info.shape.iter().product::<u64>() as usize];
                 puna_quant::dequantize(info.ty, data(source), &mut floats)
@@ -199,86 +204,86 @@ impl Make {
     }
 }
 
-/// A view in the making: at first the file as it is.
-pub(super) struct Draft<'g> {
+/// A view under construction. Starts with the unchanged file.
+pub(super) struct ViewBuilder<'g> {
     pub(super) gguf: &'g Gguf,
     pub metadata: Metadata,
-    pub entries: Vec<Entry>,
-    /// What `{b}` stands for.
+    pub entries: Vec<ViewEntry>,
+    /// Block number that replaces `{b}`.
     pub(super) block: String,
 }
 
-impl<'g> Draft<'g> {
+impl<'g> ViewBuilder<'g> {
     pub(super) fn new(gguf: &'g Gguf) -> Self {
-        let entry = |(source, info): (usize, &crate::TensorInfo)| Entry {
+        let entry = |(source, info): (usize, &crate::TensorInfo)| ViewEntry {
             name: info.name.clone(),
             ty: info.ty,
             shape: info.shape.clone(),
             size: info.size,
             source,
-            make: None,
+            derived: None,
         };
         let entries = gguf.tensors().iter().enumerate().map(entry).collect();
-        Draft { gguf, metadata: gguf.metadata().clone(), entries, block: String::new() }
+        ViewBuilder { gguf, metadata: gguf.metadata().clone(), entries, block: String::new() }
     }
 
-    /// Whether the file is in this form.
-    pub(super) fn is(&self, form: &Form) -> bool {
-        self.metadata.architecture().is_ok_and(|arch| arch == form.architecture)
-            && form.markers.iter().any(|marker| self.holds(marker))
+    /// Whether the file has this layout.
+    pub(super) fn matches(&self, layout: &PublishedLayout) -> bool {
+        self.metadata.architecture().is_ok_and(|arch| arch == layout.architecture)
+            && layout.markers.iter().any(|marker| self.holds(marker))
     }
 
-    fn holds(&self, condition: &When) -> bool {
+    fn holds(&self, condition: &Condition) -> bool {
         match condition {
-            When::Key(key) => self.metadata.contains(key),
-            When::NoKey(key) => !self.metadata.contains(key),
-            When::KeyIs(key, value) => self.int(key) == Some((*value).into()),
-            When::KeyAtLeast(key, least) => {
+            Condition::Key(key) => self.metadata.contains(key),
+            Condition::NoKey(key) => !self.metadata.contains(key),
+            Condition::KeyIs(key, value) => self.int(key) == Some((*value).into()),
+            Condition::KeyAtLeast(key, least) => {
                 self.int(key).is_some_and(|value| value >= i128::from(*least))
             }
-            When::NoText(key) => match self.metadata.get(key) {
+            Condition::NoText(key) => match self.metadata.get(key) {
                 None => true,
                 Some(value) => matches!(value.as_bytes(), Some(b"" | b"default")),
             },
-            When::TextIs(key, text) => self
+            Condition::TextIs(key, text) => self
                 .metadata
                 .get(key)
                 .is_some_and(|value| value.as_bytes() == Some(text.as_bytes())),
-            When::TextContains(key, part) => self
+            Condition::TextContains(key, part) => self
                 .metadata
                 .get(key)
                 .and_then(Value::as_str)
                 .is_some_and(|text| text.contains(part)),
-            When::TokenIs(index, text) => {
+            Condition::TokenIs(index, text) => {
                 let tokens = self.metadata.strings("tokenizer.ggml.tokens").ok().flatten();
                 tokens.and_then(|mut tokens| tokens.nth(*index)) == Some(text.as_bytes())
             }
-            When::Tensor(name) => self.entry(name).is_some(),
-            When::NoTensor(name) => self.entry(name).is_none(),
-            When::TensorPrefix(prefix) => self.has(|name| name.starts_with(prefix)),
-            When::TensorEnd(end) => self.has(|name| name.ends_with(end)),
-            When::RowsDiffer(a, b) => {
+            Condition::Tensor(name) => self.entry(name).is_some(),
+            Condition::NoTensor(name) => self.entry(name).is_none(),
+            Condition::TensorPrefix(prefix) => self.has(|name| name.starts_with(prefix)),
+            Condition::TensorEnd(end) => self.has(|name| name.ends_with(end)),
+            Condition::RowsDiffer(a, b) => {
                 self.dim(a, 1).zip(self.dim(b, 1)).is_some_and(|(a, b)| a != b)
             }
-            When::Base64(key) => self.spelled(key).is_some(),
-            When::All(conditions) => conditions.iter().all(|condition| self.holds(condition)),
-            When::Any(conditions) => conditions.iter().any(|condition| self.holds(condition)),
-            When::Always => true,
+            Condition::IsBase64(key) => self.decode_base64_list(key).is_some(),
+            Condition::All(conditions) => conditions.iter().all(|condition| self.holds(condition)),
+            Condition::Any(conditions) => conditions.iter().any(|condition| self.holds(condition)),
+            Condition::Always => true,
         }
     }
 
-    /// Whether there is a tensor with such a name.
-    pub(super) fn has(&self, such: impl Fn(&str) -> bool) -> bool {
-        self.entries.iter().any(|entry| such(&entry.name))
+    /// Whether a tensor's name satisfies `matches`.
+    pub(super) fn has(&self, matches: impl Fn(&str) -> bool) -> bool {
+        self.entries.iter().any(|entry| matches(&entry.name))
     }
 
-    pub(super) fn entry(&self, name: &str) -> Option<&Entry> {
-        let name = self.named(name);
+    pub(super) fn entry(&self, name: &str) -> Option<&ViewEntry> {
+        let name = self.with_block(name);
         self.entries.iter().find(|entry| *entry.name == *name)
     }
 
-    /// A name with the number of the block in it.
-    fn named<'a>(&self, name: &'a str) -> Cow<'a, str> {
+    /// Replaces `{b}` in a name by the block number.
+    fn with_block<'a>(&self, name: &'a str) -> Cow<'a, str> {
         if name.contains("{b}") { name.replace("{b}", &self.block).into() } else { name.into() }
     }
 
@@ -333,17 +338,17 @@ impl<'g> Draft<'g> {
                     self.set_default(key, quotient.into());
                 }
             }
-            Rule::DefaultItem(key, list, index) => {
+            Rule::DefaultListItem(key, list, index) => {
                 let item = self.list(list).and_then(|list| list.get(*index)?.as_int());
                 if let Some(item) = item.and_then(|item| u32::try_from(item).ok()) {
                     self.set_default(key, item.into());
                 }
             }
-            Rule::DefaultLen(key, list) => {
+            Rule::DefaultListLen(key, list) => {
                 let len = self.list(list).map_or(0, Array::len);
                 self.set_default(key, (len as u32).into());
             }
-            Rule::Largest(key, without) => {
+            Rule::ReduceToMax(key, without) => {
                 let largest = self.list(key).and_then(|list| list.ints()?.max());
                 let largest = largest.and_then(|n| u32::try_from(n).ok());
                 if let Some(largest) = largest.and_then(|n| if n == 0 { *without } else { Some(n) })
@@ -351,38 +356,38 @@ impl<'g> Draft<'g> {
                     self.metadata.set(key, largest);
                 }
             }
-            Rule::FourSections(key) => {
+            Rule::PadSections(key) => {
                 if let Ok(Some([a, b, c])) = self.metadata.i32s(key).as_ref().map(Option::as_deref)
                 {
                     self.metadata.set(key, vec![*a, *b, *c, 0]);
                 }
             }
-            Rule::Include(key, number, first) => self.include(key, *number, *first),
-            Rule::Decode(key) => {
-                if let Some(bytes) = self.spelled(key) {
+            Rule::AppendToList(key, number, first) => self.append_to_list(key, *number, *first),
+            Rule::DecodeBase64(key) => {
+                if let Some(bytes) = self.decode_base64_list(key) {
                     self.metadata.set(key, bytes);
                 }
             }
-            Rule::TokenTypes => self.set_token_types(),
-            Rule::CutRows(tensor, like) => {
+            Rule::FixTokenTypes => self.set_token_types(),
+            Rule::TruncateRows(tensor, like) => {
                 if let Some(rows) = self.dim(like, 1) {
-                    self.cut_rows(tensor, rows.into());
+                    self.truncate_rows(tensor, rows.into());
                 }
             }
-            Rule::Sections(from, to) => {
+            Rule::CopySections(from, to) => {
                 if let Ok(Some([a, b, c, ..])) =
                     self.metadata.i32s(from).as_ref().map(Option::as_deref)
                 {
                     self.metadata.set(to, vec![*a, *b, *c, 0]);
                 }
             }
-            Rule::CutVocabulary(tensor) => {
+            Rule::TruncateVocabulary(tensor) => {
                 if let Some(rows) = self.dim(tensor, 1) {
-                    self.cut_vocabulary(rows as usize);
+                    self.truncate_vocabulary(rows as usize);
                 }
             }
             Rule::Rename(from, to) => {
-                let (from, to) = (self.named(from), self.named(to));
+                let (from, to) = (self.with_block(from), self.with_block(to));
                 self.rename(|name| (name == from).then(|| to.clone().into_owned()));
             }
             Rule::Replace(from, to) => {
@@ -391,13 +396,13 @@ impl<'g> Draft<'g> {
             Rule::ReplaceEnd(from, to) => {
                 self.rename(|name| Some(format!("{}{to}", name.strip_suffix(from)?)));
             }
-            Rule::PredictionBlocks => self.name_prediction_blocks(),
+            Rule::RenameMtpBlocks => self.rename_mtp_blocks(),
             Rule::SkipBlocks(list) => self.skip_blocks(list),
             Rule::Hide(prefix) => {
-                let prefix = self.named(prefix);
+                let prefix = self.with_block(prefix);
                 self.entries.retain(|entry| !entry.name.starts_with(&*prefix));
             }
-            // Sources that do not fit are left as they are.
+            // Sources that do not fit stay unchanged.
             Rule::Concat(name, sources) => _ = self.concat(name, sources),
             Rule::Interleave(name, sources) => _ = self.interleave(name, sources),
             Rule::EachBlock(rules) => self.each_block(rules),
@@ -418,15 +423,16 @@ impl<'g> Draft<'g> {
         }
     }
 
-    /// `None` where the sources do not fit.
+    /// Returns `None` if the sources do not fit.
     fn concat(&mut self, name: &str, sources: &[&str]) -> Option<()> {
-        let found: Option<Vec<&Entry>> = sources.iter().map(|source| self.entry(source)).collect();
+        let found: Option<Vec<&ViewEntry>> =
+            sources.iter().map(|source| self.entry(source)).collect();
         let found = found?;
         let first = *found.first()?;
         let (rows, inner) = first.shape.split_last()?;
-        let fits = |entry: &&Entry| {
+        let fits = |entry: &&ViewEntry| {
             let same_rows = entry.shape.split_last().is_some_and(|(_, other)| other == inner);
-            entry.ty == first.ty && same_rows && entry.make.is_none()
+            entry.ty == first.ty && same_rows && entry.derived.is_none()
         };
         if !found.iter().all(fits) {
             return None;
@@ -435,32 +441,33 @@ impl<'g> Draft<'g> {
         *shape.last_mut()? =
             found[1..].iter().fold(*rows, |sum, entry| sum + entry.shape[inner.len()]);
         let size = found.iter().map(|entry| entry.size).sum();
-        let make = Make::Concat(found.iter().map(|entry| entry.source).collect());
+        let derived = DerivedData::Concat(found.iter().map(|entry| entry.source).collect());
         let names: Vec<_> = found.iter().map(|entry| entry.name.clone()).collect();
-        self.replace(name, &names, shape, size, make)
+        self.replace(name, &names, shape, size, derived)
     }
 
-    /// `None` where the sources do not fit.
+    /// Returns `None` if the sources do not fit.
     fn interleave(&mut self, name: &str, sources: &[&str; 2]) -> Option<()> {
         let (a, b) = (self.entry(sources[0])?, self.entry(sources[1])?);
-        let fits = a.ty == b.ty && a.shape == b.shape && a.make.is_none() && b.make.is_none();
+        let fits = a.ty == b.ty && a.shape == b.shape && a.derived.is_none() && b.derived.is_none();
         let [row, rows, experts] = a.shape[..] else { return None };
         if !fits || self.entry(name).is_some() {
             return None;
         }
-        let make = Make::Interleave([a.source, b.source], experts);
+        let derived = DerivedData::Interleave([a.source, b.source], experts);
         let (shape, size) = (vec![row, 2 * rows, experts], a.size + b.size);
         let names = [a.name.clone(), b.name.clone()];
-        self.replace(name, &names, shape, size, make)
+        self.replace(name, &names, shape, size, derived)
     }
 
-    /// One tensor of several of the same shape, which become invisible; `None` where they do not fit.
+    /// Stacks several tensors of the same shape to one. Returns `None` if they do not fit.
     pub(super) fn stack(&mut self, name: &str, sources: &[String]) -> Option<()> {
-        let found: Option<Vec<&Entry>> = sources.iter().map(|source| self.entry(source)).collect();
+        let found: Option<Vec<&ViewEntry>> =
+            sources.iter().map(|source| self.entry(source)).collect();
         let found = found?;
         let first = *found.first()?;
-        let fits = |entry: &&Entry| {
-            entry.ty == first.ty && entry.shape == first.shape && entry.make.is_none()
+        let fits = |entry: &&ViewEntry| {
+            entry.ty == first.ty && entry.shape == first.shape && entry.derived.is_none()
         };
         if !found.iter().all(fits) {
             return None;
@@ -468,15 +475,15 @@ impl<'g> Draft<'g> {
         let mut shape = first.shape.clone();
         shape.push(found.len() as u64);
         let size = found.iter().map(|entry| entry.size).sum();
-        let make = Make::Concat(found.iter().map(|entry| entry.source).collect());
+        let derived = DerivedData::Concat(found.iter().map(|entry| entry.source).collect());
         let names: Vec<_> = found.iter().map(|entry| entry.name.clone()).collect();
-        self.replace(name, &names, shape, size, make)
+        self.replace(name, &names, shape, size, derived)
     }
 
-    /// The first rows of a matrix, which lie together.
-    fn cut_rows(&mut self, tensor: &str, rows: u64) {
-        let whole = |entry: &&mut Entry| {
-            *entry.name == *tensor && entry.make.is_none() && entry.shape.len() == 2
+    /// Keeps the first rows of a matrix, which are contiguous.
+    fn truncate_rows(&mut self, tensor: &str, rows: u64) {
+        let whole = |entry: &&mut ViewEntry| {
+            *entry.name == *tensor && entry.derived.is_none() && entry.shape.len() == 2
         };
         if let Some(entry) = self.entries.iter_mut().find(whole)
             && entry.shape[1] > rows
@@ -486,21 +493,23 @@ impl<'g> Draft<'g> {
         }
     }
 
-    /// Puts a made tensor in the place of its sources: of the one with its name, else of the first.
+    /// Puts derived data in the place of its sources: of the one with its name, or else of the
+    /// first.
     fn replace(
         &mut self,
         name: &str,
         sources: &[Box<str>],
         shape: Vec<u64>,
         size: u64,
-        make: Make,
+        derived: DerivedData,
     ) -> Option<()> {
-        let name = self.named(name).into_owned();
+        let name = self.with_block(name).into_owned();
         let keep =
             sources.iter().find(|source| ***source == *name).unwrap_or(sources.first()?).clone();
         self.entries.retain(|entry| entry.name == keep || !sources.contains(&entry.name));
         let entry = self.entries.iter_mut().find(|entry| entry.name == keep)?;
-        (entry.name, entry.shape, entry.size, entry.make) = (name.into(), shape, size, Some(make));
+        (entry.name, entry.shape, entry.size, entry.derived) =
+            (name.into(), shape, size, Some(derived));
         Some(())
     }
 
@@ -525,7 +534,7 @@ impl<'g> Draft<'g> {
         copies.into_iter().for_each(|(key, value)| self.set_default(&key, value));
     }
 
-    fn cut_vocabulary(&mut self, len: usize) {
+    fn truncate_vocabulary(&mut self, len: usize) {
         for list in ["tokens", "scores", "token_type"] {
             let key = format!("tokenizer.ggml.{list}");
             let longer = |array: &&Array| array.len() > len;
@@ -541,7 +550,7 @@ impl<'g> Draft<'g> {
         }
     }
 
-    /// Gives tensors other names; a name that another tensor has already is left to that one.
+    /// Renames tensors. Skips names that another tensor has.
     pub(super) fn rename(&mut self, new_name: impl Fn(&str) -> Option<String>) {
         let mut taken: HashSet<Box<str>> =
             self.entries.iter().map(|entry| entry.name.clone()).collect();
@@ -554,8 +563,8 @@ impl<'g> Draft<'g> {
         }
     }
 
-    /// What has changed from the file.
-    pub(super) fn report(&self, form: &'static str) -> Translation {
+    /// Lists the changes from the file.
+    pub(super) fn report(&self, layout: &'static str) -> Translation {
         let file = self.gguf.metadata();
         let keys = |wanted: &dyn Fn(&str, &Value) -> bool| {
             self.metadata.iter().filter(|(k, v)| wanted(k, v)).map(|(k, _)| k.to_owned()).collect()
@@ -566,7 +575,7 @@ impl<'g> Draft<'g> {
         let renamed = self.entries.iter().filter(|entry| entry.name != tensors[entry.source].name);
         let dropped = tensors.iter().enumerate().filter(|(i, _)| !seen.contains(i));
         Translation {
-            form,
+            layout,
             from: architecture(file),
             to: architecture(&self.metadata),
             renamed: renamed

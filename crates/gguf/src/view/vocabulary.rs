@@ -1,15 +1,16 @@
-//! Changes of what a file says of its tokens.
+//! Changes of vocabulary keys.
 
 use crate::value::{Array, ValueType};
 
-use super::rules::Draft;
+use super::rules::ViewBuilder;
 
 const TYPES: &str = "tokenizer.ggml.token_type";
 const NORMAL: i32 = 1;
 const BYTE: i32 = 6;
 
-impl Draft<'_> {
-    /// Gives tokens of the form `<0x0A>` the type of bytes, and those that begin with `<unused` that of ordinary ones.
+impl ViewBuilder<'_> {
+    /// Sets tokens like `<0x0A>` to byte tokens, and tokens that start with `<unused` to normal
+    /// ones.
     pub(super) fn set_token_types(&mut self) {
         let tokens = self.list("tokenizer.ggml.tokens").and_then(Array::strings);
         let (Some(tokens), Ok(Some(mut types))) = (tokens, self.metadata.i32s(TYPES)) else {
@@ -25,8 +26,8 @@ impl Draft<'_> {
         self.metadata.set(TYPES, types);
     }
 
-    /// Adds a number to a list, or begins one.
-    pub(super) fn include(&mut self, key: &str, number: i32, first: i32) {
+    /// Adds a number to a list, or creates the list.
+    pub(super) fn append_to_list(&mut self, key: &str, number: i32, first: i32) {
         let list = match self.metadata.get(key) {
             None => vec![first],
             Some(_) => match self.metadata.i32s(key) {
@@ -39,8 +40,8 @@ impl Draft<'_> {
         }
     }
 
-    /// The bytes that a list of single letters spells in base64.
-    pub(super) fn spelled(&self, key: &str) -> Option<Vec<u8>> {
+    /// Decodes a list of single base64 letters.
+    pub(super) fn decode_base64_list(&self, key: &str) -> Option<Vec<u8>> {
         let list = self.list(key).filter(|list| list.element_type() == ValueType::String)?;
         let (mut bytes, mut bits, mut have) = (Vec::with_capacity(list.len() / 4 * 3), 0u32, 0);
         for letter in list.strings()? {

@@ -1,10 +1,10 @@
-//! What the tests of this crate share.
+//! Shared helpers of this crate's tests.
 #![allow(dead_code)] // each test file uses its part
 
 use std::path::PathBuf;
 
-/// The smallest file with everything in it: three keys, an F32 tensor `a` of 4 × 2 and a Q4_0 tensor `b` of 32.
-/// llama.cpp's and gguf-py's readers accept it.
+/// A minimal file with all features: three keys, an F32 tensor `a` of 4 × 2, and a Q4_0 tensor `b`
+/// of 32. The readers of llama.cpp and gguf-py accept it.
 pub const MINIMAL: &str = "\
 474755460300000002000000000000000300000000000000140000000000000067656e6572616c2e6172636869746563\
 747572650800000005000000000000006c6c616d61110000000000000067656e6572616c2e616c69676e6d656e740400\
@@ -24,12 +24,12 @@ pub fn data(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(path)
 }
 
-/// A file written field by field, with whatever is wrong in it.
-pub struct Raw(Vec<u8>);
+/// A file written field by field, with arbitrary errors.
+pub struct RawFile(Vec<u8>);
 
-impl Raw {
+impl RawFile {
     pub fn new(tensors: i64, keys: i64) -> Self {
-        let mut raw = Raw(b"GGUF\x03\0\0\0".to_vec());
+        let mut raw = RawFile(b"GGUF\x03\0\0\0".to_vec());
         raw.u64(tensors as u64);
         raw.u64(keys as u64);
         raw
@@ -68,7 +68,7 @@ impl Raw {
         self
     }
 
-    /// Pads to 32 and adds so many bytes of data.
+    /// Pads to 32 and adds `len` bytes of data.
     pub fn data(mut self, len: usize) -> Vec<u8> {
         self.0.resize(self.0.len().next_multiple_of(32) + len, 0);
         self.0

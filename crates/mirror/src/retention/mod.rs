@@ -1,11 +1,12 @@
-//! What of a library stays: the rules, what they mean for what is there, and the removal of the rest.
+//! Retention of tags and manifests: rules, the plan they result in, and its execution.
 
 mod plan;
 mod rule;
 mod run;
 #[cfg(test)]
 mod tests;
+pub(crate) mod usage_log;
 
 pub use plan::Removal;
 pub use rule::Rule;
-pub use run::{Retained, retain};
+pub use run::{RetentionReport, apply_retention};

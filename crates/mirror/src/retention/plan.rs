@@ -1,4 +1,5 @@
-//! What rules mean for what is there. Nothing is asked or removed here.
+//! Computes which tags and manifests the retention rules remove. This module does no input or
+//! output.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::SystemTime;
@@ -6,246 +7,268 @@ use std::time::SystemTime;
 use puna_store::Digest;
 
 use super::rule::Rule;
-use crate::history::{DAY, Times, seconds};
-use crate::holding::{Doomed, Holding, Shown, Whose, reachable};
-use crate::name::Repository;
+use crate::retention::usage_log::{SECONDS_PER_DAY, UsageTimes, unix_seconds};
+use crate::types::repository::Repository;
+use crate::types::stored_object::{ConditionalRemoval, Owner, StoredObject, TagEntry, reachable};
 
-/// A tag or manifest that no rule keeps.
+/// Tag or manifest that no rule keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Removal {
-    /// The repository.
+    /// Repository of the tag or manifest.
     pub name: Repository,
-    /// The tag; `None` of a manifest that no tag stands for.
+    /// The tag; `None` for a manifest without tags.
     pub tag: Option<String>,
-    /// Of the manifest.
+    /// Digest of the manifest.
     pub digest: Digest,
-    /// Why it does not stay.
+    /// Why it is removed.
     pub reason: String,
-    /// Bytes of the blobs that nothing else needs once it is gone.
+    /// Bytes of the blobs that become unreferenced.
     pub bytes: u64,
-    /// Whether the manifest goes, too.
-    pub(super) is_last: bool,
-    /// Whether it is a model of the store's.
+    /// Whether the manifest is removed as well.
+    pub(super) removes_manifest: bool,
+    /// Whether the manifest is a model of the store.
     pub(super) is_model: bool,
-    /// When it was last used, as far as was known.
-    pub(super) used: u64,
-    /// When the tag and the manifest were written.
+    /// Time of the last use in the usage log, in seconds since 1970.
+    pub(super) last_used: u64,
+    /// Write times of the tag and of the manifest.
     pub(super) written: [Option<SystemTime>; 2],
 }
 
 impl Removal {
-    /// What the library is to remove.
-    pub(super) fn doomed(&self) -> Doomed {
+    /// Removal for the storage, which applies it only if nothing has changed.
+    pub(super) fn to_conditional(&self) -> ConditionalRemoval {
         let [tag_written, manifest_written] = self.written;
-        Doomed {
+        ConditionalRemoval {
             name: self.name.clone(),
             tag: self.tag.clone(),
             digest: self.digest,
             is_model: self.is_model,
             tag_written,
-            with_manifest: self.is_last,
+            with_manifest: self.removes_manifest,
             manifest_written,
         }
     }
 }
 
-/// What a run would do.
+/// Result of planning.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) removals: Vec<Removal>,
-    /// Models that a rule speaks of, but that no mirror has brought.
+    /// Number of models that a rule matches but keeps, because no mirror has fetched or received
+    /// them.
     pub(super) own: usize,
 }
 
-/// Asks when something came and was used.
-pub(super) type Ask<'a> = dyn Fn(&Repository, Option<&str>, Digest) -> Times + 'a;
+/// Returns arrival and last use of a tag or manifest.
+pub(super) type UsageLookup<'a> = dyn Fn(&Repository, Option<&str>, Digest) -> UsageTimes + 'a;
 
-/// What rules remove of all tags and manifests that there are.
+/// Plans which of all tags and manifests the rules remove at time `now`.
 pub(super) fn plan(
     rules: &[Rule],
-    shown: &[Shown],
-    holdings: &[Holding],
+    tag_entries: &[TagEntry],
+    stored_objects: &[StoredObject],
     now: u64,
-    ask: &Ask<'_>,
+    look_up_usage: &UsageLookup<'_>,
 ) -> Plan {
-    let mut repositories: BTreeMap<&Repository, Contents<'_>> = BTreeMap::new();
-    for tag in shown {
+    let mut repositories: BTreeMap<&Repository, RepositoryContents<'_>> = BTreeMap::new();
+    for tag in tag_entries {
         repositories.entry(&tag.name).or_default().tags.push(tag);
     }
-    for held in holdings.iter().filter(|held| held.manifest.is_some()) {
-        repositories.entry(&held.name).or_default().manifests.push(held);
+    for object in stored_objects.iter().filter(|object| object.manifest.is_some()) {
+        repositories.entry(&object.name).or_default().manifests.push(object);
     }
-    let mut needs = Needs::of(holdings);
+    let mut references = BlobReferenceCounts::of(stored_objects);
     let mut plan = Plan::default();
     for (name, contents) in repositories {
-        if let Some(rule) = rules.iter().find(|rule| rule.fits(name)).filter(|rule| !rule.all) {
-            let judge = Judge { rule, name, now, ask };
-            judge.removals(&contents, &mut needs, &mut plan);
+        if let Some(rule) = rules.iter().find(|rule| rule.matches(name)).filter(|rule| !rule.all) {
+            let planner = RetentionPlanner { rule, name, now, look_up_usage };
+            planner.removals(&contents, &mut references, &mut plan);
         }
     }
     plan
 }
 
-/// What a repository has.
+/// Tags and manifests of a repository.
 #[derive(Default)]
-struct Contents<'a> {
-    tags: Vec<&'a Shown>,
-    manifests: Vec<&'a Holding>,
+struct RepositoryContents<'a> {
+    tags: Vec<&'a TagEntry>,
+    manifests: Vec<&'a StoredObject>,
 }
 
-/// Judges what a repository has.
-struct Judge<'a> {
+/// Applies a rule to one repository.
+struct RetentionPlanner<'a> {
     rule: &'a Rule,
     name: &'a Repository,
     now: u64,
-    ask: &'a Ask<'a>,
+    look_up_usage: &'a UsageLookup<'a>,
 }
 
-/// A tag that may go.
+/// Tag that the rule does not keep by its name.
 struct Candidate<'a> {
-    shown: &'a Shown,
-    /// When it came, and was written: the newest first.
-    came: (u64, u64),
-    used: u64,
-    /// The same as far as it was noted.
-    noted: u64,
+    entry: &'a TagEntry,
+    /// Arrival time and write time; the newest come first.
+    sort_key: (u64, u64),
+    last_used: u64,
+    /// Last use in the usage log alone.
+    logged_use: u64,
 }
 
-/// What goes, and why.
-struct Going<T> {
-    what: T,
+/// Item to remove, with the reason.
+struct PlannedRemoval<T> {
+    item: T,
     reason: String,
-    used: u64,
+    last_used: u64,
 }
 
-impl Judge<'_> {
-    fn removals(&self, contents: &Contents<'_>, needs: &mut Needs, plan: &mut Plan) {
-        let doomed = self.tags(contents, &mut plan.own);
-        let going: HashSet<&str> = doomed.iter().map(|going| going.what.tag.as_str()).collect();
-        let staying = contents.tags.iter().filter(|shown| !going.contains(shown.tag.as_str()));
-        let mut roots: HashSet<Digest> = staying.map(|shown| shown.digest).collect();
+impl RetentionPlanner<'_> {
+    fn removals(
+        &self,
+        contents: &RepositoryContents<'_>,
+        references: &mut BlobReferenceCounts,
+        plan: &mut Plan,
+    ) {
+        let planned_tags = self.tags(contents, &mut plan.own);
+        let planned: HashSet<&str> =
+            planned_tags.iter().map(|planned| planned.item.tag.as_str()).collect();
+        let kept = contents.tags.iter().filter(|entry| !planned.contains(entry.tag.as_str()));
+        let mut roots: HashSet<Digest> = kept.map(|entry| entry.digest).collect();
         let untagged = self.untagged(contents, &mut roots);
         let reached = reachable(roots, contents.manifests.iter().copied());
-        let mut left: HashMap<Digest, usize> = HashMap::new();
-        for going in &doomed {
-            *left.entry(going.what.digest).or_default() += 1;
+        let mut tags_left: HashMap<Digest, usize> = HashMap::new();
+        for planned in &planned_tags {
+            *tags_left.entry(planned.item.digest).or_default() += 1;
         }
-        let held: HashMap<_, &Holding> = contents
+        let objects: HashMap<_, &StoredObject> = contents
             .manifests
             .iter()
             .rev()
-            .map(|held| ((held.manifest, held.is_model), *held))
+            .map(|object| ((object.manifest, object.is_model), *object))
             .collect();
         let name = self.name;
-        for Going { what: shown, reason, used } in doomed {
-            let digest = shown.digest;
-            let is_model = shown.whose == Whose::Store;
-            let others = left.entry(digest).or_default();
+        for PlannedRemoval { item: entry, reason, last_used } in planned_tags {
+            let digest = entry.digest;
+            let is_model = entry.owner == Owner::Store;
+            let others = tags_left.entry(digest).or_default();
             *others = others.saturating_sub(1);
-            let held = held.get(&(Some(digest), is_model));
-            let is_last = *others == 0 && !is_model && !reached.contains(&digest);
-            let bytes = held.filter(|_| is_last || is_model).map_or(0, |held| needs.without(held));
-            let written = [shown.written, held.and_then(|held| held.written)];
-            let (name, tag) = (name.clone(), Some(shown.tag.clone()));
+            let object = objects.get(&(Some(digest), is_model));
+            let removes_manifest = *others == 0 && !is_model && !reached.contains(&digest);
+            let bytes = object
+                .filter(|_| removes_manifest || is_model)
+                .map_or(0, |object| references.release(object));
+            let written = [entry.written, object.and_then(|object| object.written)];
+            let (name, tag) = (name.clone(), Some(entry.tag.clone()));
             plan.removals.push(Removal {
                 name,
                 tag,
                 digest,
                 reason,
                 bytes,
-                is_last,
+                removes_manifest,
                 is_model,
-                used,
+                last_used,
                 written,
             });
         }
-        for Going { what: held, reason, used } in untagged {
-            let Some(digest) = held.manifest.filter(|digest| !reached.contains(digest)) else {
+        for PlannedRemoval { item: object, reason, last_used } in untagged {
+            let Some(digest) = object.manifest.filter(|digest| !reached.contains(digest)) else {
                 continue;
             };
-            let (bytes, written) = (needs.without(held), [None, held.written]);
-            let (name, tag, is_last, is_model) = (name.clone(), None, true, held.is_model);
+            let (bytes, written) = (references.release(object), [None, object.written]);
+            let (name, tag, removes_manifest, is_model) =
+                (name.clone(), None, true, object.is_model);
             plan.removals.push(Removal {
                 name,
                 tag,
                 digest,
                 reason,
                 bytes,
-                is_last,
+                removes_manifest,
                 is_model,
-                used,
+                last_used,
                 written,
             });
         }
     }
 
-    /// The manifests without a tag that go unless something needs them; the others are roots.
+    /// Returns the untagged manifests to remove unless a kept manifest needs them. Others become
+    /// roots.
     fn untagged<'a>(
         &self,
-        contents: &Contents<'a>,
+        contents: &RepositoryContents<'a>,
         roots: &mut HashSet<Digest>,
-    ) -> Vec<Going<&'a Holding>> {
-        let tagged: HashSet<Digest> = contents.tags.iter().map(|shown| shown.digest).collect();
+    ) -> Vec<PlannedRemoval<&'a StoredObject>> {
+        let tagged: HashSet<Digest> = contents.tags.iter().map(|entry| entry.digest).collect();
         let mut untagged = Vec::new();
-        for held in contents.manifests.iter().copied() {
-            let Some(digest) = held.manifest.filter(|digest| !tagged.contains(digest)) else {
+        for object in contents.manifests.iter().copied() {
+            let Some(digest) = object.manifest.filter(|digest| !tagged.contains(digest)) else {
                 continue;
             };
-            let used = (self.ask)(self.name, None, digest).used;
-            let written = held.written.map_or(0, seconds).min(self.now);
-            match self.reason(false, used.max(written)) {
-                Some(reason) => untagged.push(Going { what: held, reason, used }),
+            let last_used = (self.look_up_usage)(self.name, None, digest).last_used;
+            let written = object.written.map_or(0, unix_seconds).min(self.now);
+            match self.reason(false, last_used.max(written)) {
+                Some(reason) => untagged.push(PlannedRemoval { item: object, reason, last_used }),
                 None => _ = roots.insert(digest),
             }
         }
         untagged
     }
 
-    /// The tags that go, and why.
-    fn tags<'a>(&self, contents: &Contents<'a>, own: &mut usize) -> Vec<Going<&'a Shown>> {
-        let coming: HashSet<&str> = contents
+    /// Returns the tags to remove.
+    fn tags<'a>(
+        &self,
+        contents: &RepositoryContents<'a>,
+        own: &mut usize,
+    ) -> Vec<PlannedRemoval<&'a TagEntry>> {
+        let in_flight: HashSet<&str> = contents
             .tags
             .iter()
             .filter(|tag| tag.completed.is_some())
             .map(|tag| tag.tag.as_str())
             .collect();
         let mut candidates = Vec::new();
-        for shown in
-            contents.tags.iter().copied().filter(|shown| !coming.contains(shown.tag.as_str()))
+        for entry in
+            contents.tags.iter().copied().filter(|entry| !in_flight.contains(entry.tag.as_str()))
         {
-            let times = (self.ask)(self.name, Some(&shown.tag), shown.digest);
-            let written = shown.written.map_or(0, seconds).min(self.now);
-            match shown.whose {
-                Whose::Elsewhere => continue,
-                Whose::Store if !(self.rule.own || times.is_of_mirror(written)) => {
+            let times = (self.look_up_usage)(self.name, Some(&entry.tag), entry.digest);
+            let written = entry.written.map_or(0, unix_seconds).min(self.now);
+            match entry.owner {
+                Owner::ReadOnly => continue,
+                Owner::Store if !(self.rule.own || times.is_written_by_mirror(written)) => {
                     *own += 1;
                     continue;
                 }
-                Whose::Store | Whose::Registry => {}
+                Owner::Store | Owner::Registry => {}
             }
-            if !self.rule.keeps(&shown.tag) {
-                let came = (times.arrived.max(written), written);
+            if !self.rule.keeps_tag(&entry.tag) {
+                let sort_key = (times.arrived.max(written), written);
                 candidates.push(Candidate {
-                    shown,
-                    came,
-                    used: times.used.max(written),
-                    noted: times.used,
+                    entry,
+                    sort_key,
+                    last_used: times.last_used.max(written),
+                    logged_use: times.last_used,
                 });
             }
         }
-        candidates.sort_by(|a, b| b.came.cmp(&a.came).then_with(|| b.shown.tag.cmp(&a.shown.tag)));
-        let behind = candidates.into_iter().skip(self.rule.last.unwrap_or(0));
-        let going = |Candidate { shown, used, noted, .. }: Candidate<'a>| {
-            Some(Going { what: shown, reason: self.reason(true, used)?, used: noted })
+        candidates.sort_by(|a, b| {
+            b.sort_key.cmp(&a.sort_key).then_with(|| b.entry.tag.cmp(&a.entry.tag))
+        });
+        let surplus = candidates.into_iter().skip(self.rule.last.unwrap_or(0));
+        let planned = |Candidate { entry, last_used, logged_use, .. }: Candidate<'a>| {
+            Some(PlannedRemoval {
+                item: entry,
+                reason: self.reason(true, last_used)?,
+                last_used: logged_use,
+            })
         };
-        let mut doomed: Vec<_> = behind.filter_map(going).collect();
-        doomed.sort_by(|a, b| a.what.tag.cmp(&b.what.tag));
-        doomed
+        let mut planned_tags: Vec<_> = surplus.filter_map(planned).collect();
+        planned_tags.sort_by(|a, b| a.item.tag.cmp(&b.item.tag));
+        planned_tags
     }
 
-    /// Why something goes that is no newest tag; `None` if it stays. What somebody pulls just now stays whatever a rule says.
-    fn reason(&self, is_tag: bool, used: u64) -> Option<String> {
-        let days = self.now.saturating_sub(used) / DAY;
+    /// Why an item is removed that is not among the newest tags; `None` if it is kept. A tag that
+    /// was used within the last day is kept under every rule.
+    fn reason(&self, is_tag: bool, last_used: u64) -> Option<String> {
+        let days = self.now.saturating_sub(last_used) / SECONDS_PER_DAY;
         if days < self.rule.pulled.unwrap_or(1) {
             return None;
         }
@@ -262,26 +285,30 @@ impl Judge<'_> {
     }
 }
 
-/// How many need each blob.
-struct Needs(HashMap<Digest, usize>);
+/// Number of manifests that reference each blob.
+struct BlobReferenceCounts(HashMap<Digest, usize>);
 
-impl Needs {
-    fn of(holdings: &[Holding]) -> Self {
-        let mut needs: HashMap<Digest, usize> = HashMap::new();
-        // What was pushed and is no manifest's is in nobody's way: it goes by itself.
-        for blob in holdings.iter().filter(|held| held.manifest.is_some()).flat_map(blobs) {
-            *needs.entry(blob.0).or_default() += 1;
+impl BlobReferenceCounts {
+    fn of(stored_objects: &[StoredObject]) -> Self {
+        let mut references: HashMap<Digest, usize> = HashMap::new();
+        // Pushed blobs without a manifest do not count: the garbage collector removes them.
+        for blob in stored_objects
+            .iter()
+            .filter(|object| object.manifest.is_some())
+            .flat_map(distinct_blobs)
+        {
+            *references.entry(blob.0).or_default() += 1;
         }
-        Self(needs)
+        Self(references)
     }
 
-    /// Bytes that nobody needs any more without this one.
-    fn without(&mut self, held: &Holding) -> u64 {
+    /// Removes the references of a manifest. Returns the bytes of blobs that become unreferenced.
+    fn release(&mut self, object: &StoredObject) -> u64 {
         let mut freed = 0u64;
-        for (digest, size) in blobs(held) {
-            let needs = self.0.entry(digest).or_default();
-            *needs = needs.saturating_sub(1);
-            if *needs == 0 {
+        for (digest, size) in distinct_blobs(object) {
+            let references = self.0.entry(digest).or_default();
+            *references = references.saturating_sub(1);
+            if *references == 0 {
                 freed = freed.saturating_add(size);
             }
         }
@@ -289,7 +316,7 @@ impl Needs {
     }
 }
 
-/// The blobs of one, each once.
-fn blobs(held: &Holding) -> HashMap<Digest, u64> {
-    held.blobs.iter().copied().collect()
+/// The distinct blobs of a manifest with their sizes.
+fn distinct_blobs(object: &StoredObject) -> HashMap<Digest, u64> {
+    object.blobs.iter().copied().collect()
 }

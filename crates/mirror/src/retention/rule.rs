@@ -1,46 +1,48 @@
-//! Rules: `team-*=last:5 pulled:30d keep:latest`.
+//! Retention rules such as `team-*=last:5 pulled:30d keep:latest`.
 
 use std::fmt;
 use std::str::FromStr;
 
-use crate::name::Repository;
-use crate::pattern::{check_namespace, fits, is_in};
+use crate::types::name_pattern::{check_namespace, matches_pattern, repository_matches};
+use crate::types::repository::Repository;
 
-/// Days that a rule may look back: a century.
+/// Largest number of days in a rule: a century.
 const MAX_DAYS: u64 = 36_500;
 
-/// What such a thing looks like.
-const LIKE: &str = "a rule is like team-*=last:5, library=pulled:30d keep:latest, or anna=all";
+/// Syntax shown in error messages.
+const SYNTAX_HINT: &str =
+    "a rule is like team-*=last:5, library=pulled:30d keep:latest, or anna=all";
 
-/// What stays of some repositories: what one of the words of a rule keeps. The first rule that fits a repository counts.
+/// Rule that says which tags of matching repositories stay. A tag stays if any word of the rule
+/// keeps it. The first rule that matches a repository applies.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rule {
-    /// Which repositories: `name` or `name*`, of namespaces or whole names.
+    /// Pattern of namespaces or whole repository names: `name` or `name*`.
     pub names: String,
-    /// All stays.
+    /// Keep everything.
     pub all: bool,
-    /// The newest tags of each repository stay, so many.
+    /// Keep this many newest tags of each repository.
     pub last: Option<usize>,
-    /// What was pulled within so many days stays.
+    /// Keep what was pulled within this many days.
     pub pulled: Option<u64>,
-    /// Tags that stay: `name` or `name*`.
+    /// Keep tags that match one of these patterns: `name` or `name*`.
     pub keep: Vec<String>,
-    /// It also speaks of models of the store that no mirror has brought.
+    /// Also apply the rule to models of the store that no mirror has fetched or received.
     pub own: bool,
 }
 
 impl Rule {
-    /// Whether it speaks of a repository.
-    pub(super) fn fits(&self, name: &Repository) -> bool {
-        fits(name, &self.names)
+    /// Whether the rule applies to a repository.
+    pub(super) fn matches(&self, name: &Repository) -> bool {
+        repository_matches(name, &self.names)
     }
 
-    /// Whether it keeps a tag by its name.
-    pub(super) fn keeps(&self, tag: &str) -> bool {
-        self.keep.iter().any(|pattern| is_in(tag, pattern))
+    /// Whether the rule keeps a tag by its name.
+    pub(super) fn keeps_tag(&self, tag: &str) -> bool {
+        self.keep.iter().any(|pattern| matches_pattern(tag, pattern))
     }
 
-    fn read(&mut self, word: &str) -> Result<(), String> {
+    fn parse_word(&mut self, word: &str) -> Result<(), String> {
         let (what, value) = word.split_once(':').unwrap_or((word, ""));
         match what {
             "all" if value.is_empty() => self.all = true,
@@ -67,7 +69,7 @@ impl FromStr for Rule {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let problem = |what: &str| format!("has {text:?}: {what}; {LIKE}");
+        let problem = |what: &str| format!("has {text:?}: {what}; {SYNTAX_HINT}");
         let Some((names, words)) = text.split_once('=') else {
             return Err(problem("it does not say what stays"));
         };
@@ -77,7 +79,7 @@ impl FromStr for Rule {
         }
         let mut rule = Self { names: names.to_owned(), ..Self::default() };
         for word in words.split_whitespace() {
-            rule.read(word).map_err(|what| problem(&what))?;
+            rule.parse_word(word).map_err(|what| problem(&what))?;
         }
         let limits = rule.last.is_some() || rule.pulled.is_some();
         match (rule.all, limits, rule.keep.is_empty() && !rule.own) {
@@ -102,13 +104,13 @@ impl fmt::Display for Rule {
     }
 }
 
-/// A tag, or the beginning of some and a `*`.
+/// Whether the text is a tag or a prefix of tags with `*`.
 fn is_tag(text: &str) -> bool {
     let start = text.strip_suffix('*').unwrap_or(text);
     !text.is_empty() && start.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
 }
 
-/// `30d` or `4w`.
+/// Parses `30d` or `4w` as days.
 fn days(text: &str) -> Option<u64> {
     let (number, scale) = match text.strip_suffix('d') {
         Some(number) => (number, 1),

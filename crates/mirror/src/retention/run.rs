@@ -1,111 +1,117 @@
-//! Removes what no rule keeps.
+//! Executes retention.
 
 use super::plan::{Plan, Removal, plan};
 use super::rule::Rule;
+use crate::blocking::blocking;
 use crate::error::MirrorError;
-use crate::history::History;
-use crate::library::Library;
-use crate::waiting::blocking;
+use crate::retention::usage_log::UsageLog;
+use crate::storage::Storage;
 
-/// So many tags and manifests are removed together: what is known of their use is no older than that takes.
-const PART: usize = 500;
+/// Number of tags and manifests that are removed together. The usage log is read again before each
+/// batch, so that recent pulls on other mirrors count.
+const BATCH_SIZE: usize = 500;
 
-/// What was removed, or would be.
+/// Result of a retention run.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Retained {
-    /// Tags and manifests.
+pub struct RetentionReport {
+    /// Removed tags and manifests, or in a dry run those that would be removed.
     pub removals: Vec<Removal>,
-    /// Models that rules speak of and that stay, since no mirror has brought them.
+    /// Number of models that a rule matches but keeps, because no mirror has fetched or received
+    /// them.
     pub own: usize,
-    /// What could not be removed, and why.
+    /// Removals that failed, with the error.
     pub failed: Vec<String>,
 }
 
-impl Retained {
-    /// Bytes of blobs that nothing needs any more.
+impl RetentionReport {
+    /// Bytes of blobs that became unreferenced.
     pub fn bytes(&self) -> u64 {
         self.removals.iter().fold(0, |sum, removal| sum.saturating_add(removal.bytes))
     }
 }
 
-/// Removes what no rule keeps of the repositories that rules speak of; or only says what that would be. Any number of mirrors
-/// may do so at once: each thing is removed once, and none that came or moved meanwhile. What is remembered of things that are gone is
-/// forgotten, whatever the rules.
+/// Removes everything that no rule keeps in matching repositories; a dry run only reports it.
+/// Several mirrors may run this at once: each item is removed once, and items that changed
+/// meanwhile stay. Usage records of missing items are removed, whatever the rules.
 ///
 /// # Errors
-/// The library or the notes beside it cannot be read or written. What cannot be removed is none.
-pub async fn retain(
-    library: &dyn Library,
-    history: &History,
+/// The storage or the usage notes cannot be read or written. A failed removal is no error.
+pub async fn apply_retention(
+    storage: &dyn Storage,
+    usage_log: &UsageLog,
     rules: &[Rule],
     dry_run: bool,
-) -> Result<Retained, MirrorError> {
-    let begun = history.now();
-    // Tags first: a manifest that gets its tag between the two has just come.
-    let (shown, holdings) = (library.shown().await?, library.holdings().await?);
-    history.learn(library.notes()).await?;
-    let (rules, asked) = (rules.to_vec(), history.clone());
-    let judged = blocking(move || {
-        let plan = plan(&rules, &shown, &holdings, begun, &|name, tag, digest| {
-            asked.times(name, tag, digest)
+) -> Result<RetentionReport, MirrorError> {
+    let started_at = usage_log.now();
+    // Tags are read before manifests. A manifest that is tagged in between counts as new.
+    let (tag_entries, stored_objects) =
+        (storage.tag_entries().await?, storage.stored_objects().await?);
+    usage_log.read_other_notes(storage.usage_notes()).await?;
+    let (rules, log) = (rules.to_vec(), usage_log.clone());
+    let planned = blocking(move || {
+        let plan = plan(&rules, &tag_entries, &stored_objects, started_at, &|name, tag, digest| {
+            log.times(name, tag, digest)
         });
-        Ok((plan, shown, holdings))
+        Ok((plan, tag_entries, stored_objects))
     });
-    let (Plan { removals, own }, shown, holdings) = judged.await?;
-    let mut retained = Retained { own, ..Retained::default() };
+    let (Plan { removals, own }, tag_entries, stored_objects) = planned.await?;
+    let mut report = RetentionReport { own, ..RetentionReport::default() };
     if dry_run {
-        retained.removals = removals;
-        return Ok(retained);
+        report.removals = removals;
+        return Ok(report);
     }
-    for part in parts(removals) {
-        remove(library, history, part, &mut retained).await?;
+    for batch in batches(removals) {
+        remove_batch(storage, usage_log, batch, &mut report).await?;
     }
-    history.forget(shown, holdings).await?;
-    history.gather(library.notes()).await?;
-    Ok(retained)
+    usage_log.forget_missing(tag_entries, stored_objects).await?;
+    usage_log.write_and_adopt_notes(storage.usage_notes()).await?;
+    Ok(report)
 }
 
-/// So many at once, and all of a repository: what is left of it decides which manifests go.
-fn parts(removals: Vec<Removal>) -> Vec<Vec<Removal>> {
-    let mut parts: Vec<Vec<Removal>> = Vec::new();
+/// Splits removals into batches. A repository is never split, because its remaining tags decide
+/// which manifests are removed.
+fn batches(removals: Vec<Removal>) -> Vec<Vec<Removal>> {
+    let mut batches: Vec<Vec<Removal>> = Vec::new();
     for removal in removals {
-        let fits = |part: &&mut Vec<Removal>| {
-            part.len() < PART || part.last().is_some_and(|last| last.name == removal.name)
+        let fits = |batch: &&mut Vec<Removal>| {
+            batch.len() < BATCH_SIZE || batch.last().is_some_and(|last| last.name == removal.name)
         };
-        match parts.last_mut().filter(fits) {
-            Some(part) => part.push(removal),
-            None => parts.push(vec![removal]),
+        match batches.last_mut().filter(fits) {
+            Some(batch) => batch.push(removal),
+            None => batches.push(vec![removal]),
         }
     }
-    parts
+    batches
 }
 
-/// Removes what nobody has used since it was judged, as far as others have noted it by now.
-pub(super) async fn remove(
-    library: &dyn Library,
-    history: &History,
-    mut part: Vec<Removal>,
-    retained: &mut Retained,
+/// Removes the items of a batch that no mirror has used since they were planned.
+pub(super) async fn remove_batch(
+    storage: &dyn Storage,
+    usage_log: &UsageLog,
+    mut batch: Vec<Removal>,
+    report: &mut RetentionReport,
 ) -> Result<(), MirrorError> {
-    history.learn(library.notes()).await?;
-    part.retain(|removal| {
-        history.times(&removal.name, removal.tag.as_deref(), removal.digest).used <= removal.used
+    usage_log.read_other_notes(storage.usage_notes()).await?;
+    batch.retain(|removal| {
+        usage_log.times(&removal.name, removal.tag.as_deref(), removal.digest).last_used
+            <= removal.last_used
     });
-    let done = match library.retire(part.iter().map(Removal::doomed).collect()).await {
-        Ok(done) => done,
-        Err(error) => vec![Err(error); part.len()],
-    };
-    for (removal, done) in part.into_iter().zip(done) {
+    let done =
+        match storage.remove_unchanged(batch.iter().map(Removal::to_conditional).collect()).await {
+            Ok(done) => done,
+            Err(error) => vec![Err(error); batch.len()],
+        };
+    for (removal, done) in batch.into_iter().zip(done) {
         let Removal { name, tag, digest, reason, bytes, .. } = &removal;
         match done {
             Ok(true) => {
                 tracing::info!(repository = %name, tag = tag.as_deref(), %digest, %reason, bytes, "removed by mirror.retention");
-                retained.removals.push(removal);
+                report.removals.push(removal);
             }
             Ok(false) => {}
             Err(error) => {
                 tracing::warn!(repository = %name, tag = tag.as_deref(), %error, "cannot be removed");
-                retained.failed.push(format!("{name}: {error}"));
+                report.failed.push(format!("{name}: {error}"));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What one client may take of what there is for all.
+//! Limits on what one client may use.
 
 use std::sync::Mutex;
 
@@ -6,48 +6,48 @@ use axum::http::StatusCode;
 use axum::response::Response;
 
 use super::*;
-use crate::library::{MAX_EACH, MAX_UPLOADS};
-use crate::lock::lock;
-use crate::{Begun, Caller, Keys, Limit};
+use crate::locks::lock;
+use crate::uploads::admission::{MAX_UPLOADS, MAX_UPLOADS_PER_OWNER};
+use crate::{ClientAddress, Keys, RateLimit, RequestPermit};
 
-/// The status of a request to begin an upload from an address.
+/// Opens an upload from an address. Returns the status.
 async fn begins(mirror: &Mirror, from: &str) -> u16 {
     let request = Request::post("/v2/a/b/blobs/uploads/").header(header::HOST, "mirror");
-    let request = request.extension(Caller(from.to_owned())).body(Body::empty()).unwrap();
+    let request = request.extension(ClientAddress(from.to_owned())).body(Body::empty()).unwrap();
     mirror.answer(request).await.status().as_u16()
 }
 
 #[tokio::test]
-async fn nobody_keeps_others_from_pushing() {
-    let bench = bench(Vec::new());
-    for _ in 0..MAX_EACH {
-        assert_eq!(begins(&bench.mirror, "2001:db8::1").await, 202);
+async fn no_client_can_block_the_uploads_of_others() {
+    let server = start_mirror(Vec::new());
+    for _ in 0..MAX_UPLOADS_PER_OWNER {
+        assert_eq!(begins(&server.mirror, "2001:db8::1").await, 202);
     }
     assert_eq!(
-        begins(&bench.mirror, "2001:db8::ffff").await,
+        begins(&server.mirror, "2001:db8::ffff").await,
         429,
         "one has as many addresses as he likes"
     );
-    // Also after a restart.
-    let bench = on(bench.dir, Vec::new());
-    assert_eq!(begins(&bench.mirror, "2001:db8::1").await, 429);
-    for _ in MAX_EACH..MAX_UPLOADS {
-        assert_eq!(begins(&bench.mirror, "192.0.2.1").await, 202);
+    // The limit also holds after a restart.
+    let server = start_in_dir(server.dir, Vec::new());
+    assert_eq!(begins(&server.mirror, "2001:db8::1").await, 429);
+    for _ in MAX_UPLOADS_PER_OWNER..MAX_UPLOADS {
+        assert_eq!(begins(&server.mirror, "192.0.2.1").await, 202);
     }
-    // All have too many together: the one with most gives way.
+    // At the total limit, the owner with most uploads loses one.
     for _ in 0..2 {
-        assert_eq!(begins(&bench.mirror, "192.0.2.2").await, 202);
+        assert_eq!(begins(&server.mirror, "192.0.2.2").await, 202);
     }
-    let left = std::fs::read_dir(bench.dir.path().join("puna-registry/uploads")).unwrap();
+    let left = std::fs::read_dir(server.dir.path().join("puna-registry/uploads")).unwrap();
     assert_eq!(left.count(), 2 * MAX_UPLOADS, "bytes and a note each");
 }
 
 #[tokio::test]
-async fn uploads_without_bytes_leave_soon() {
-    let bench = bench(Vec::new());
-    let (empty, begun) = (bench.upload("a/b").await, bench.upload("a/b").await);
-    assert_eq!(bench.part(&begun, b"bytes").await, 202);
-    let uploads = bench.dir.path().join("puna-registry/uploads");
+async fn uploads_without_bytes_expire_soon() {
+    let server = start_mirror(Vec::new());
+    let (empty, begun) = (server.upload("a/b").await, server.upload("a/b").await);
+    assert_eq!(server.part(&begun, b"bytes").await, 202);
+    let uploads = server.dir.path().join("puna-registry/uploads");
     let before = std::time::SystemTime::now() - Duration::from_secs(11 * 60);
     for path in [&empty, &begun] {
         let file = std::fs::File::options()
@@ -55,14 +55,14 @@ async fn uploads_without_bytes_leave_soon() {
             .open(uploads.join(path.rsplit('/').next().unwrap()));
         file.unwrap().set_modified(before).unwrap();
     }
-    bench.mirror.library().tidy().await.unwrap();
-    assert_eq!((bench.is_open(&empty).await, bench.is_open(&begun).await), (false, true));
+    server.mirror.storage().collect_garbage().await.unwrap();
+    assert_eq!((server.is_open(&empty).await, server.is_open(&begun).await), (false, true));
 }
 
-/// Whose request it was, and a part of what.
+/// Key of a request, and the object that it transfers a part of.
 type Counting = (String, Option<String>);
 
-/// Of one key, `k`, whose requests are written down, and of which so many may run.
+/// API keys with the single key `k`, which records its requests and limits how many run.
 #[derive(Clone)]
 struct Counted {
     begun: Arc<Mutex<Vec<Counting>>>,
@@ -70,25 +70,29 @@ struct Counted {
 }
 
 impl Keys for Counted {
-    fn any(&self) -> bool {
+    fn has_keys(&self) -> bool {
         true
     }
-    fn by_name(&self, name: &str) -> Option<Holder> {
-        (name == "k").then(|| Holder {
+    fn by_name(&self, name: &str) -> Option<Principal> {
+        (name == "k").then(|| Principal {
             name: "k".into(),
-            right: Right::Admin,
+            permission: Permission::Admin,
             namespaces: Vec::new(),
         })
     }
-    fn by_secret(&self, secret: &str) -> Option<Holder> {
+    fn by_secret(&self, secret: &str) -> Option<Principal> {
         self.by_name(secret.strip_prefix("secret-")?)
     }
-    fn by_public(&self, _: &[u8]) -> Option<Holder> {
+    fn by_public(&self, _: &[u8]) -> Option<Principal> {
         None
     }
-    fn begin(&self, name: &str, part_of: Option<&str>) -> Result<Option<Begun>, Limit> {
+    fn begin_request(
+        &self,
+        name: &str,
+        part_of: Option<&str>,
+    ) -> Result<Option<RequestPermit>, RateLimit> {
         if Arc::strong_count(&self.running) > 3 {
-            return Err(Limit { said: "too many at once".into(), retry_after: 7 });
+            return Err(RateLimit { message: "too many at once".into(), retry_after: 7 });
         }
         lock(&self.begun).push((name.to_owned(), part_of.map(str::to_owned)));
         Ok(Some(Box::new(self.running.clone())))
@@ -96,21 +100,22 @@ impl Keys for Counted {
 }
 
 #[tokio::test]
-async fn requests_count_to_their_key_until_their_answers_are_sent() {
+async fn requests_count_to_their_key_until_the_response_is_sent() {
     let dir = tempfile::tempdir().unwrap();
-    let library = || Arc::new(StoreLibrary::new(Arc::new(Store::open(dir.path()).unwrap())));
+    let storage = || Arc::new(FileStorage::new(Arc::new(Store::open(dir.path()).unwrap())));
     let open = Mirror::new(
-        library(),
+        storage(),
         Box::new(NoKeys),
         &Settings { push: true, ..Settings::default() },
-        History::new().unwrap(),
+        UsageLog::new().unwrap(),
     );
     let (mirror, dir_of) = (open.unwrap(), tempfile::tempdir().unwrap());
-    let blob = Bench { dir: dir_of, mirror }.blob("a/b", &[7; 1000]).await;
+    let blob = TestServer { dir: dir_of, mirror }.blob("a/b", &[7; 1000]).await;
     let keys = Counted { begun: Arc::default(), running: Arc::new(()) };
     let settings = Settings::default();
     let mirror =
-        Mirror::new(library(), Box::new(keys.clone()), &settings, History::new().unwrap()).unwrap();
+        Mirror::new(storage(), Box::new(keys.clone()), &settings, UsageLog::new().unwrap())
+            .unwrap();
     let ask = async |path: &str, key: Option<&str>, range: Option<&str>| -> Response {
         let mut request = Request::get(path).header(header::HOST, "mirror");
         for (name, text) in [(header::AUTHORIZATION, key), (header::RANGE, range)] {
@@ -121,11 +126,11 @@ async fn requests_count_to_their_key_until_their_answers_are_sent() {
     let (path, key) = (format!("/v2/a/b/blobs/{blob}"), Some("Bearer secret-k"));
     let whole = ask(&path, key, None).await;
     let address = whole.headers()[header::LOCATION].to_str().unwrap().to_owned();
-    // Who was told an address shows nothing of his, and it counts to him.
+    // A signed blob URL contains no credentials, and its requests count to its key.
     let part = ask(&address, None, Some("bytes=0-9")).await;
     assert_eq!(part.status(), StatusCode::PARTIAL_CONTENT);
-    let whose = || "k".to_owned();
-    assert_eq!(*lock(&keys.begun), [(whose(), None), (whose(), Some(blob.to_string()))]);
+    let owner = || "k".to_owned();
+    assert_eq!(*lock(&keys.begun), [(owner(), None), (owner(), Some(blob.to_string()))]);
     for (path, key) in [("/v2/", key), (&*path, key), (&*address, None)] {
         let refused = ask(path, key, None).await;
         assert_eq!(

@@ -1,6 +1,6 @@
-//! Why an adapter cannot be applied.
+//! Errors of applying an adapter.
 
-use puna_gguf::{GgufError, shown};
+use puna_gguf::{GgufError, escape_for_display};
 use puna_quant::TensorType;
 
 use crate::error::ModelError;
@@ -8,71 +8,72 @@ use crate::error::ModelError;
 /// Why an adapter cannot be applied to a model.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs)] // the messages say what the fields are
+#[allow(missing_docs)] // the messages describe the fields
 pub enum AdapterError {
-    /// One of its keys.
+    /// Error of one of its keys.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// Another kind of file.
-    #[error("`{key}` is {}; an adapter has `{expected}`", shown(found.as_bytes()))]
+    /// The file is not an adapter.
+    #[error("`{key}` is {}; an adapter has `{expected}`", escape_for_display(found.as_bytes()))]
     Kind { key: &'static str, found: String, expected: &'static str },
-    /// Made for other models.
-    #[error("it is made for the architecture {}, and this model's is `{model}`", shown(found.as_bytes()))]
+    /// The adapter was made for another architecture.
+    #[error("it is made for the architecture {}, and this model's is `{model}`", escape_for_display(found.as_bytes()))]
     Architecture { found: String, model: String },
-    /// A direction of no layer that could be steered.
+    /// Direction for a layer that does not exist or cannot be steered.
     #[error(
         "tensor `{tensor}` is not `direction.N` for a layer N from 1 on of the model, which has {layers} layers"
     )]
     Direction { tensor: String, layers: usize },
-    /// A control vector without any.
+    /// Control vector without a direction.
     #[error("it has no tensor `direction.N`")]
     Empty,
-    /// A file without a change.
+    /// LoRA adapter without a pair of matrices.
     #[error("it has no pair of tensors `NAME.lora_a` and `NAME.lora_b`, and so changes nothing")]
     NoPair,
-    /// Values that would reach requests which do without the adapter, since nothing times what is no number is no number.
+    /// NaN or infinite values. An adapter scale of zero would not remove them, so they would reach
+    /// requests that do not use the adapter.
     #[error(
         "the data of tensor `{tensor}` cannot be used: {reason}; the file is damaged, or the training failed"
     )]
     Values { tensor: String, reason: String },
-    /// A pair of matrices that are larger than the one which they change.
+    /// Rank above the dimensions of the model's matrix.
     #[error(
         "`{a}` and its other half have rank {rank}, more than the model's tensor of shape {model:?} has rows or columns"
     )]
     HighRank { a: String, rank: u64, model: Vec<usize> },
-    /// An adapter that is to begin in the middle of a text.
+    /// Activated LoRA, which applies only from certain tokens on.
     #[error(
         "it applies only from certain tokens on (`adapter.alora.invocation_tokens`), which is not supported; \
          use an adapter that applies to the whole text"
     )]
-    Activated,
-    /// A scale that is no number.
+    ActivatedLora,
+    /// Scale that is not finite.
     #[error("`adapter.lora.alpha` is {alpha}, which is no number to scale by")]
     Alpha { alpha: f32 },
-    /// A tensor that is neither half of a pair.
+    /// Tensor that is neither `lora_a` nor `lora_b`.
     #[error("tensor `{tensor}` ends neither in `.lora_a` nor in `.lora_b`")]
     Suffix { tensor: String },
-    /// Half a pair.
+    /// Pair with one matrix missing.
     #[error("tensor `{found}` has no `{missing}` beside it")]
     Half { found: String, missing: String },
-    /// A tensor of some other model.
+    /// Tensor that the model does not have.
     #[error("the model has no tensor `{tensor}`: the adapter was made for another model")]
     NoTensor { tensor: String },
-    /// A tensor that is no matrix, or that this architecture does not use.
+    /// Tensor that is not a matrix, or that this architecture does not multiply with.
     #[error(
         "tensor `{tensor}` is not one that the model multiplies with, so its change cannot be applied"
     )]
     Unused { tensor: String },
-    /// A matrix of the wrong size.
+    /// Tensor of a wrong shape.
     #[error(
         "tensor `{tensor}` has shape {found:?}; the model's tensor of shape {model:?} needs {expected:?}: the \
          adapter was made for another model"
     )]
     Shape { tensor: String, found: Vec<u64>, model: Vec<usize>, expected: Vec<u64> },
-    /// Two halves that do not go together.
+    /// Pair of matrices with different ranks.
     #[error("`{a}` has rank {rank_a}, and `{b}` has rank {rank_b}")]
     Rank { a: String, rank_a: u64, b: String, rank_b: u64 },
-    /// A type that holds no weights.
+    /// Tensor of a type that holds no weights.
     #[error("tensor `{tensor}` has type {ty}, which holds no weights; convert the adapter again")]
     Type { tensor: String, ty: TensorType },
 }

@@ -1,11 +1,13 @@
 //! LoRA adapters: `W + scale · B · A` for some matrices `W`.
 //!
-//! The layout is llama.cpp's: `NAME.lora_a` of shape `[in, rank]` and `NAME.lora_b` of shape `[rank, out]` for a matrix
-//! `NAME` of shape `[in, out]`, both with the experts as third dimension where the matrix has them. For tables of tokens
-//! the two change places: `lora_a` is `[rank, tokens]`, `lora_b` is `[rank, features]`. The scale is
-//! `adapter.lora.alpha / rank`, or one where alpha is zero or missing.
+//! The layout is llama.cpp's: `NAME.lora_a` of shape `[in, rank]` and `NAME.lora_b` of shape
+//! `[rank, out]` for a matrix `NAME` of shape `[in, out]`, both with the experts as third dimension
+//! if the matrix has them. For token embeddings the two are exchanged: `lora_a` is
+//! `[rank, tokens]`, `lora_b` is `[rank, features]`. The scale is `adapter.lora.alpha / rank`, or 1
+//! if alpha is zero or missing.
 //!
-//! Where a model's weights are cut out of a tensor, a change of the tensor becomes one of each of them.
+//! If the model's weights are slices of a tensor, an update of the tensor becomes one of each
+//! slice.
 
 use std::collections::BTreeMap;
 
@@ -14,16 +16,17 @@ use puna_graph::{LowRank, Weight, WeightId};
 
 use super::check_values;
 use super::error::AdapterError;
-use super::low_rank::{Floats, LowRankMatrix};
-use crate::weights::{Cut, Weights};
+use super::low_rank::{F32Matrices, LowRankMatrix};
+use crate::weights::{WeightSlice, Weights};
 
-/// How the names of tables end whose pairs have their halves exchanged.
+/// Suffix of the token embeddings, whose `lora_a` and `lora_b` are exchanged.
 const TOKEN_TABLE: &str = "token_embd.weight";
 
-/// Other tables whose rows are taken by number.
-const TABLES: [&str; 2] = ["position_embd.weight", "token_types.weight"];
+/// Other tables, whose rows are looked up by index.
+const ROW_TABLES: [&str; 2] = ["position_embd.weight", "token_types.weight"];
 
-/// Which tensors change, which weights change with them, and how. `adapter` is the adapter's number.
+/// Low-rank updates of an adapter: tensor name, weight and update. `adapter` is the index of the
+/// adapter.
 pub(super) fn changes<'a>(
     view: &'a View,
     adapter: usize,
@@ -38,17 +41,18 @@ pub(super) fn changes<'a>(
     for (of, [a, b]) in pairs {
         let unknown = || AdapterError::NoTensor { tensor: of.to_owned() };
         let shape = model.tensor(of).ok_or_else(unknown)?.shape.iter().map(|&n| n as usize);
-        let pair = Pair { of, a, b, is_token_table: of.ends_with(TOKEN_TABLE) };
+        let pair = LoraPair { of, a, b, is_token_table: of.ends_with(TOKEN_TABLE) };
         let rank = pair.check(&shape.collect::<Vec<_>>())?;
         let scale = if alpha == 0.0 { 1.0 } else { alpha / rank as f32 };
         let tensors = &mut weights.tensors;
         let mut change =
             |at, low_rank| changes.push((of, at, LowRank { scale, adapter, ..low_rank }));
-        let cuts: Vec<&Cut> = weights.cuts.iter().filter(|cut| cut.of == of).collect();
+        let slices: Vec<&WeightSlice> =
+            weights.slices.iter().filter(|slice| slice.of == of).collect();
         match tensors.iter().position(|t| *t.name == *of) {
-            _ if !cuts.is_empty() => {
-                for cut in cuts {
-                    change(cut.weight, pair.add_cut_to(tensors, rank, cut)?);
+            _ if !slices.is_empty() => {
+                for slice in slices {
+                    change(slice.weight, pair.add_slice_to(tensors, rank, slice)?);
                 }
             }
             Some(at) => change(WeightId(at as u32), pair.add_to(tensors, rank)?),
@@ -58,7 +62,8 @@ pub(super) fn changes<'a>(
     Ok(changes)
 }
 
-/// Whether the file is an adapter for this model; what it multiplies its changes by, before the rank.
+/// Checks that the file is an adapter for this model. Returns alpha, the scale before the division
+/// by the rank.
 fn checked_alpha(adapter: &View, model: &View) -> Result<f32, AdapterError> {
     let meta = adapter.metadata();
     for (key, expected) in [("general.type", "adapter"), ("adapter.type", "lora")] {
@@ -67,7 +72,7 @@ fn checked_alpha(adapter: &View, model: &View) -> Result<f32, AdapterError> {
             return Err(AdapterError::Kind { key, found: found.to_owned(), expected });
         }
     }
-    // A file in another form than llama.cpp's may bear another name of the same architecture.
+    // A file in another layout than llama.cpp's may have another name of the same architecture.
     let (found, known) = (meta.architecture()?, model.metadata().architecture()?);
     if found != known && found != model.gguf().metadata().architecture()? {
         return Err(AdapterError::Architecture {
@@ -76,14 +81,13 @@ fn checked_alpha(adapter: &View, model: &View) -> Result<f32, AdapterError> {
         });
     }
     if meta.contains("adapter.alora.invocation_tokens") {
-        return Err(AdapterError::Activated);
+        return Err(AdapterError::ActivatedLora);
     }
     let alpha = meta.opt_f32("adapter.lora.alpha")?.unwrap_or(0.0);
     if alpha.is_finite() { Ok(alpha) } else { Err(AdapterError::Alpha { alpha }) }
 }
 
-/// The pairs of a file by the names of the tensors that they change. Norms that were trained along are left out, as llama.cpp
-/// leaves them out.
+/// Pairs of `lora_a` and `lora_b` by tensor name. Trained norms are ignored, as in llama.cpp.
 fn pairs(view: &View) -> Result<BTreeMap<&str, [TensorView<'_>; 2]>, AdapterError> {
     let mut halves: BTreeMap<&str, [Option<TensorView<'_>>; 2]> = BTreeMap::new();
     for tensor in view.tensors() {
@@ -112,16 +116,17 @@ fn pairs(view: &View) -> Result<BTreeMap<&str, [TensorView<'_>; 2]>, AdapterErro
     Ok(pairs)
 }
 
-/// The two halves of one change.
-struct Pair<'a> {
+/// `lora_a` and `lora_b` of a tensor.
+struct LoraPair<'a> {
     of: &'a str,
     a: TensorView<'a>,
     b: TensorView<'a>,
     is_token_table: bool,
 }
 
-impl Pair<'_> {
-    /// The rank, if both halves have the shapes that a tensor of shape `model` needs, and values.
+impl LoraPair<'_> {
+    /// Checks that both matrices fit a tensor of shape `model` and have finite values. Returns the
+    /// rank.
     fn check(&self, model: &[usize]) -> Result<usize, AdapterError> {
         let [input, output, experts] = [0, 1, 2].map(|i| model.get(i).map_or(1, |&n| n as u64));
         let dim = |half: &TensorView<'_>, i: usize| half.shape.get(i).copied().unwrap_or(1);
@@ -153,24 +158,24 @@ impl Pair<'_> {
         Ok(rank_a as usize)
     }
 
-    /// Adds the matrices of the change to a model's. Scale and adapter are left to the caller.
+    /// Adds the matrices of the update to the model's tensors. The caller sets scale and adapter.
     fn add_to(&self, tensors: &mut Vec<Weight>, rank: usize) -> Result<LowRank, AdapterError> {
         let (a, b) = (&self.a, &self.b);
         let (down, up, back) = match self.is_token_table {
-            // The head may be the same tensor, and needs the product the other way round.
+            // The output matrix may be the same tensor, and needs the transposed product.
             true => (
-                Floats::of(b)?.transposed().into(),
+                F32Matrices::of(b)?.transposed().into(),
                 LowRankMatrix::of(a)?,
                 Some(LowRankMatrix::of(b)?),
             ),
-            false if TABLES.contains(&self.of) => (
+            false if ROW_TABLES.contains(&self.of) => (
                 LowRankMatrix::of(a)?,
                 LowRankMatrix::of(b)?,
-                Some(Floats::of(a)?.transposed().into()),
+                Some(F32Matrices::of(a)?.transposed().into()),
             ),
             false => (LowRankMatrix::of(a)?, LowRankMatrix::of(b)?, None),
         };
-        let mut add = |thin: LowRankMatrix| thin.add_to(tensors, self.of);
+        let mut add = |matrix: LowRankMatrix| matrix.add_to(tensors, self.of);
         Ok(LowRank {
             down: add(down),
             up: add(up),
@@ -181,19 +186,22 @@ impl Pair<'_> {
         })
     }
 
-    /// The same for what is cut out of the tensor.
-    fn add_cut_to(
+    /// [`Self::add_to`] for a slice of the tensor.
+    fn add_slice_to(
         &self,
         tensors: &mut Vec<Weight>,
         rank: usize,
-        cut: &Cut,
+        slice: &WeightSlice,
     ) -> Result<LowRank, AdapterError> {
-        let rows = Floats::of(&self.b)?.cut(cut);
-        let (down, up) = match cut.is_turned {
-            false => (LowRankMatrix::of(&self.a)?, rows.padded(cut.rest)),
-            true => (rows.transposed().into(), Floats::of(&self.a)?.transposed().padded(cut.rest)),
+        let rows = F32Matrices::of(&self.b)?.slice_rows(slice);
+        let (down, up) = match slice.is_transposed {
+            false => (LowRankMatrix::of(&self.a)?, rows.padded(slice.passthrough)),
+            true => (
+                rows.transposed().into(),
+                F32Matrices::of(&self.a)?.transposed().padded(slice.passthrough),
+            ),
         };
-        let mut add = |thin: LowRankMatrix| thin.add_to(tensors, self.of);
+        let mut add = |matrix: LowRankMatrix| matrix.add_to(tensors, self.of);
         Ok(LowRank {
             down: add(down),
             up: add(up.into()),

@@ -1,4 +1,4 @@
-//! The thin matrices of changes, as they are multiplied with.
+//! Matrices of low-rank updates, in the layout of the matrix product.
 
 use std::sync::Arc;
 
@@ -7,9 +7,9 @@ use puna_graph::{Weight, WeightId};
 use puna_quant::TensorType;
 
 use super::error::AdapterError;
-use crate::weights::{Cut, Mapped};
+use crate::weights::{MappedBytes, WeightSlice};
 
-/// A matrix of floats, or one for each expert or head. So changes are as exact as the file.
+/// A matrix of floats, or one for each expert or head. F32Matrices keep the precision of the file.
 pub(super) struct LowRankMatrix {
     ty: TensorType,
     shape: Vec<usize>,
@@ -17,44 +17,44 @@ pub(super) struct LowRankMatrix {
 }
 
 impl LowRankMatrix {
-    /// Floats where they are, all else as f32.
+    /// Keeps F32, F16 and BF16; converts other types to F32.
     pub fn of(half: &TensorView<'_>) -> Result<Self, AdapterError> {
         if !matches!(half.ty, TensorType::F32 | TensorType::F16 | TensorType::BF16) {
-            return Ok(Floats::of(half)?.into());
+            return Ok(F32Matrices::of(half)?.into());
         }
         Ok(Self { ty: half.ty, shape: shape(half), data: half.shared() })
     }
 
-    /// Adds it to a model's tensors, as one of a change of that name.
+    /// Adds the matrix to a model's tensors, as part of an update of `of`.
     pub fn add_to(self, tensors: &mut Vec<Weight>, of: &str) -> WeightId {
         let Self { ty, shape, data } = self;
         tensors.push(Weight {
             name: format!("{of} (change)"),
             ty,
             shape,
-            data: Arc::new(Mapped(data)),
+            data: Arc::new(MappedBytes(data)),
         });
         WeightId(tensors.len() as u32 - 1)
     }
 }
 
-impl From<Floats> for LowRankMatrix {
-    fn from(Floats { shape, data }: Floats) -> Self {
+impl From<F32Matrices> for LowRankMatrix {
+    fn from(F32Matrices { shape, data }: F32Matrices) -> Self {
         let bytes: Vec<u8> = data.into_iter().flat_map(f32::to_ne_bytes).collect();
-        // One matrix may be that of all heads.
+        // A single matrix applies to all heads.
         let shape = if shape[2] == 1 { shape[..2].to_vec() } else { shape.to_vec() };
         Self { ty: TensorType::F32, shape, data: SharedBytes::aligned(&bytes) }
     }
 }
 
-/// The same while it is made: columns, rows of each matrix, matrices.
-pub(super) struct Floats {
+/// F32 values of such matrices: columns, rows of each matrix, number of matrices.
+pub(super) struct F32Matrices {
     shape: [usize; 3],
     data: Vec<f32>,
 }
 
-impl Floats {
-    /// The numbers of half a change.
+impl F32Matrices {
+    /// Values of `lora_a` or `lora_b`.
     pub fn of(half: &TensorView<'_>) -> Result<Self, AdapterError> {
         let bad = || AdapterError::Type { tensor: half.name.to_owned(), ty: half.ty };
         let shape = shape(half);
@@ -63,25 +63,25 @@ impl Floats {
         Ok(Self { shape: [0, 1, 2].map(|i| shape.get(i).copied().unwrap_or(1)), data })
     }
 
-    /// Each matrix with rows and columns exchanged.
+    /// Transposes each matrix.
     pub fn transposed(self) -> Self {
         let [cols, rows, matrices] = self.shape;
-        let turned = |of: &[f32]| {
+        let transpose = |of: &[f32]| {
             (0..cols * rows).map(|i| of[i % rows * cols + i / rows]).collect::<Vec<_>>()
         };
-        let data = self.data.chunks_exact(cols * rows).flat_map(turned).collect();
+        let data = self.data.chunks_exact(cols * rows).flat_map(transpose).collect();
         Self { shape: [rows, cols, matrices], data }
     }
 
-    /// Rows of which other matrices are made.
-    pub fn cut(self, cut: &Cut) -> Self {
+    /// Rows of a slice of each matrix.
+    pub fn slice_rows(self, slice: &WeightSlice) -> Self {
         let cols = self.shape[0];
-        let of = |each: &[f32]| each[cut.first * cols..][..cut.rows * cols].to_vec();
-        let data: Vec<f32> = self.data.chunks_exact(cut.each * cols).flat_map(of).collect();
-        Self { shape: [cols, cut.rows, data.len() / (cut.rows * cols)], data }
+        let of = |each: &[f32]| each[slice.first * cols..][..slice.rows * cols].to_vec();
+        let data: Vec<f32> = self.data.chunks_exact(slice.each * cols).flat_map(of).collect();
+        Self { shape: [cols, slice.rows, data.len() / (slice.rows * cols)], data }
     }
 
-    /// So many rows of zeros behind those of each matrix.
+    /// Appends `more` rows of zeros to each matrix.
     pub fn padded(self, more: usize) -> Self {
         let [cols, rows, matrices] = self.shape;
         let padded = |of: &[f32]| [of, &vec![0.0; more * cols]].concat();

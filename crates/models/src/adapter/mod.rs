@@ -1,10 +1,11 @@
-//! Adapters: files that change a model, whose own weights stay as they are. LoRA adapters change products, control vectors
-//! what layers hand on; how much of each a sequence has is its dose, one where it does not say.
+//! Adapters: files that modify a model without changing its weights. LoRA adapters add low-rank
+//! updates to matrix products, control vectors add directions to the residual stream. Each sequence
+//! has a scale for each adapter, 1 by default.
 
+mod control_vector;
 mod error;
 mod lora;
 mod low_rank;
-mod steering;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,7 +19,7 @@ pub use error::AdapterError;
 use crate::error::ModelError;
 use crate::weights::Weights;
 
-/// An adapter's file, and what errors call it.
+/// Adapter file and its name in errors.
 #[derive(Clone)]
 pub struct Adapter {
     name: String,
@@ -26,12 +27,12 @@ pub struct Adapter {
 }
 
 impl Adapter {
-    /// An adapter. Whether it fits a model is found when one is loaded with it.
+    /// An adapter. Loading a model with it checks whether it fits.
     pub fn new(name: impl Into<String>, gguf: Arc<Gguf>) -> Self {
         Self { name: name.into(), gguf }
     }
 
-    /// What errors call it.
+    /// Name in errors.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -43,7 +44,7 @@ impl fmt::Debug for Adapter {
     }
 }
 
-/// Two handles of one opened file are the same adapter.
+/// Two handles of the same open file are equal.
 impl PartialEq for Adapter {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name && Arc::ptr_eq(&self.gguf, &other.gguf)
@@ -52,14 +53,15 @@ impl PartialEq for Adapter {
 
 impl Eq for Adapter {}
 
-/// The changes of all adapters of a model.
+/// Updates of all adapters of a model.
 #[derive(Debug, Default)]
-pub(crate) struct Attached {
+pub(crate) struct AttachedAdapters {
     pub changes: Arc<Changes>,
-    parts: Vec<Part>,
+    weights_to_use: Vec<AdapterWeight>,
 }
 
-/// Refuses values that are no numbers: a dose of zero would not take them away, and requests without the adapter would have them too.
+/// Rejects NaN and infinity: an adapter scale of zero would not remove them, so they would reach
+/// requests without the adapter.
 fn check_values(tensor: &TensorView<'_>) -> Result<(), AdapterError> {
     puna_quant::validate(tensor.ty, &tensor.bytes()).map_err(|error| AdapterError::Values {
         tensor: tensor.name.to_owned(),
@@ -67,36 +69,37 @@ fn check_values(tensor: &TensorView<'_>) -> Result<(), AdapterError> {
     })
 }
 
-/// A weight of an adapter: that of a file's tensor that nothing of the model may be left without.
+/// Weight of an adapter that the graphs of the model must use.
 #[derive(Debug)]
-struct Part {
+struct AdapterWeight {
     adapter: String,
     tensor: String,
     weight: WeightId,
 }
 
-impl Attached {
-    /// Finds what `adapters` change of a model with these `weights` and so many layers of so many features, and adds their own
-    /// tensors to those.
+impl AttachedAdapters {
+    /// Adds the tensors of `adapters` to `weights` and collects their updates. `size` is the number
+    /// of layers and the width of the model.
     pub fn new(
         adapters: &[Adapter],
         model: &View,
         size: (usize, usize),
         weights: &mut Weights<'_>,
     ) -> Result<Self, ModelError> {
-        let (mut changes, mut parts) = (Changes::default(), Vec::new());
+        let (mut changes, mut weights_to_use) = (Changes::default(), Vec::new());
         for (number, adapter) in adapters.iter().enumerate() {
             let of_adapter = |error: AdapterError| error.of(&adapter.name);
             let view = View::untranslated(Arc::clone(&adapter.gguf));
-            let part = |tensor: &str, weight| Part {
+            let part = |tensor: &str, weight| AdapterWeight {
                 adapter: adapter.name.clone(),
                 tensor: tensor.to_owned(),
                 weight,
             };
-            if steering::is_control_vector(&view) {
-                let directions = steering::directions(&view, number, size, &mut weights.tensors);
+            if control_vector::is_control_vector(&view) {
+                let directions =
+                    control_vector::directions(&view, number, size, &mut weights.tensors);
                 for (layer, direction) in directions.map_err(of_adapter)? {
-                    parts.push(part(
+                    weights_to_use.push(part(
                         &weights.tensors[direction.vector.index()].name,
                         direction.vector,
                     ));
@@ -107,14 +110,14 @@ impl Attached {
             for (of, at, change) in
                 lora::changes(&view, number, model, weights).map_err(of_adapter)?
             {
-                parts.push(part(of, change.up));
+                weights_to_use.push(part(of, change.up));
                 changes.products.entry(at).or_default().push(change);
             }
         }
-        Ok(Self { changes: Arc::new(changes), parts })
+        Ok(Self { changes: Arc::new(changes), weights_to_use })
     }
 
-    /// Checks that `graphs`, which were recorded with the changes, use every one of them.
+    /// Checks that `graphs`, recorded with the updates, use every update.
     pub fn check_used(&self, graphs: &[Graph]) -> Result<(), ModelError> {
         let mut used: BTreeSet<WeightId> = BTreeSet::new();
         for node in graphs.iter().flat_map(Graph::nodes) {
@@ -130,8 +133,8 @@ impl Attached {
                 _ => {}
             }
         }
-        let unused = self.parts.iter().find(|part| !used.contains(&part.weight));
-        unused.map_or(Ok(()), |Part { adapter, tensor, .. }| {
+        let unused = self.weights_to_use.iter().find(|part| !used.contains(&part.weight));
+        unused.map_or(Ok(()), |AdapterWeight { adapter, tensor, .. }| {
             Err(AdapterError::Unused { tensor: tensor.clone() }.of(adapter))
         })
     }

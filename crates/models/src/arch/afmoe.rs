@@ -1,5 +1,6 @@
-//! Arcee's Trinity: norms before and after each part, scaled embeddings, normed query and key heads, gated attention; three layers with a
-//! sliding window, and rotation in these alone, for each one without; dense layers first, then mixtures by sigmoids.
+//! Arcee's Trinity: norms before and after each part, scaled embeddings, normed query and key
+//! heads, gated attention. Three layers with a sliding window and rotary embedding alternate with
+//! one layer without either. Dense layers first, then experts with sigmoid routing.
 //! GGUF: `general.architecture = "afmoe"`.
 
 use puna_graph::*;
@@ -8,7 +9,7 @@ use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 use crate::windows::Windows;
@@ -17,22 +18,23 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
-    let local_keys = rope_keys.in_windows(keys, hp.key_dim, rope_keys.base)?;
+    let local_keys = rope_keys.for_windows(keys, hp.key_dim, rope_keys.base)?;
     let rope = w.rope(local_keys.table(RopeKind::Neox, None));
     let windows = Windows::read(keys, keys.sliding(hp.n_layer, 4)?)?;
     let hidden = keys.count("expert_feed_forward_length")?;
-    let shape = ExpertShape::read_all(keys, hidden, Gating::Sigmoid)?;
+    let shape = ExpertShape::read_with_routing(keys, hidden, Gating::Sigmoid)?;
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
     let shared = keys.shared_width(hidden)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
         let width = hp.heads[b.i] * hp.value_dim;
-        let ffn = if b.i < dense { b.gated(Glu::Silu)? } else { b.experts_beside(shape, shared)? };
+        let ffn =
+            if b.i < dense { b.gated(Glu::Silu)? } else { b.experts_with_shared(shape, shared)? };
         Ok(Layer {
-            qk_norm: QkNorm::Before(b.head_norms()?),
+            qk_norm: QkNorm::BeforeRope(b.head_norms()?),
             rope: windows.slides(b.i).then_some(rope),
             attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             gate: Some((b.linear("attn_gate", hp.n_embd, width)?, Activation::Sigmoid)),
@@ -42,5 +44,5 @@ pub(super) fn load(
         })
     })?;
     let embd_scale = (hp.n_embd as f32).sqrt();
-    Ok(Decoder { embd_scale, ..Decoder::new(w, &hp, norm, layers)? }.loaded(&hp))
+    Ok(Decoder { embd_scale, ..Decoder::new(w, &hp, norm, layers)? }.into_architecture(&hp))
 }

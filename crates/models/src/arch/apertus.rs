@@ -1,12 +1,14 @@
-//! Apertus: pre-norm decoder, normed query and key heads, a pair with xIELU and no gate.
-//! GGUF: `general.architecture = "apertus"`; xIELU's constants are keys without the architecture's name.
+//! Apertus: pre-norm decoder, normed query and key heads, feed-forward network with xIELU and
+//! without a gate.
+//! GGUF: `general.architecture = "apertus"`; the constants of xIELU are keys without the
+//! architecture's prefix.
 
 use puna_graph::*;
 
 use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -14,7 +16,7 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Neox)?;
@@ -25,13 +27,17 @@ pub(super) fn load(
         let (i, beta) = (b.i, beta[b.i]);
         let (alpha_p, alpha_n) = (softplus(alpha_p[i]), beta + softplus(alpha_n[i]));
         let kind = Activation::Xielu { alpha_p, alpha_n, beta, eps: eps[i] };
-        let ffn = b.plain(kind)?;
-        Ok(Layer { qk_norm: QkNorm::Before(b.head_norms()?), rope: Some(rope), ..b.pre_norm(ffn)? })
+        let ffn = b.ungated(kind)?;
+        Ok(Layer {
+            qk_norm: QkNorm::BeforeRope(b.head_norms()?),
+            rope: Some(rope),
+            ..b.pre_norm(ffn)?
+        })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }
 
-/// How a trained constant is kept positive.
+/// Keeps a trained constant positive.
 fn softplus(x: f32) -> f32 {
     if x > 20.0 { x } else { x.exp().ln_1p() }
 }

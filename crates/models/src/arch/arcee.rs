@@ -1,4 +1,4 @@
-//! Arcee: a llama whose feed-forward pair has squared ReLU and no gate.
+//! Arcee: a Llama whose feed-forward network has squared ReLU and no gate.
 //! GGUF: `general.architecture = "arcee"`.
 
 use puna_graph::*;
@@ -6,7 +6,7 @@ use puna_graph::*;
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -14,13 +14,13 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Norm)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let ffn = b.plain(Activation::ReluSquared)?;
+        let ffn = b.ungated(Activation::ReluSquared)?;
         Ok(Layer { rope: Some(rope), ..b.pre_norm(ffn)? })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

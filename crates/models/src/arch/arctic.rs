@@ -1,5 +1,5 @@
-//! Snowflake Arctic: a llama whose layers add a dense part, as wide as the stream, and a mixture of experts that reads the stream as it
-//! was before attention.
+//! Snowflake Arctic: a Llama whose layers add a dense network, as wide as the residual stream, and
+//! experts that read the stream before attention.
 //! GGUF: `general.architecture = "arctic"`.
 
 use puna_graph::*;
@@ -9,7 +9,7 @@ use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -17,7 +17,7 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let eps = keys.rms_eps()?;
     let norm = NormKind::Rms(eps);
@@ -26,12 +26,12 @@ pub(super) fn load(
     let n = hp.n_embd;
     let layers = decoder::layers(w, &hp, norm, |b| {
         let shape = ExpertShape { normalise: true, scale, ..ExpertShape::read(keys, hp.ff(b.i))? };
-        let ffn = FeedForward::Early {
+        let ffn = FeedForward::ParallelExperts {
             dense: Mlp::load(b.w, &b.name, n, n, Glu::Silu)?,
             norm: b.w.norm(&format!("{}.ffn_norm_exps", b.name), n, eps)?,
             experts: Experts::load(b.w, &b.name, n, shape)?,
         };
         Ok(Layer { rope: Some(rope), early_router: true, ..b.pre_norm(ffn)? })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

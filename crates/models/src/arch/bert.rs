@@ -1,15 +1,17 @@
-//! BERT and its kin, encoders: every token sees every other, layer norms after each part; learned positions and GELU, in other files
-//! rotary positions or ALiBi and a gated unit; an optional classifier makes a reranker.
-//! GGUF: `general.architecture = "bert"`, `"jina-bert-v2"`, `"jina-bert-v3"`, `"nomic-bert"` and `"nomic-bert-moe"`, where every other layer has a mixture.
+//! BERT and related encoders: bidirectional attention, layer norms after each part. BERT has
+//! learned positions and GELU; others have rotary embedding or ALiBi, and a gated network. An
+//! optional classifier makes a reranker.
+//! GGUF: `general.architecture = "bert"`, `"jina-bert-v2"`, `"jina-bert-v3"`, `"nomic-bert"`, and
+//! `"nomic-bert-moe"`, in which every other layer has experts.
 
 use puna_graph::*;
 
-use crate::blocks::{Experts, FeedForward, Mlp, Plain, Qkv};
+use crate::blocks::{Experts, FeedForward, Mlp, Qkv, UngatedMlp};
 use crate::decoder::{AnyNorm, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{Architecture, LoadOptions, Loaded, Shape};
+use crate::model::{Architecture, LoadOptions, LoadedArchitecture, ModelShape};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -25,41 +27,41 @@ struct Bert {
 
 struct Layer {
     qkv: Qkv,
-    /// Of all heads of query and key together.
+    /// Norms of query and key over all heads together.
     qk_norm: [Option<AnyNorm>; 2],
     rope: Option<RopeId>,
     attention: AttentionSpec,
     wo: Linear,
     attn_norm: Norm,
-    /// Of the same with the layer's input added once more.
+    /// Norm of the first norm's result plus the layer's input.
     second_norm: Option<Norm>,
     ffn: FeedForward,
     out_norm: Norm,
 }
 
-/// Dense and tanh, then a projection to the labels; either may be absent.
+/// Dense layer with tanh, then a projection to the labels; each is optional.
 struct Classifier {
     dense: Option<Linear>,
     project: Option<Linear>,
 }
 
-/// How a file says where tokens stand.
+/// Position encoding.
 #[derive(Clone, Copy)]
-enum Positions {
-    /// Vectors that are added to those of tokens.
+enum PositionKind {
+    /// Learned vectors, added to the token embeddings.
     Learned(WeightId),
-    /// Query and key turn.
+    /// Rotary embedding of query and key.
     Rotary(RopeId),
-    /// Scores fall with distance.
+    /// ALiBi with this maximum bias: scores decrease with the distance.
     Alibi(f32),
 }
 
-/// The two forms of the feed-forward part.
+/// Kind of feed-forward network.
 #[derive(Clone, Copy)]
-enum Unit {
-    Plain(Activation),
+enum FfnKind {
+    Ungated(Activation),
     Gated(Glu),
-    /// A mixture in the second of every so many layers, else the first form.
+    /// Experts in the second of every `n` layers, else a network without a gate.
     Mixture(ExpertShape, usize),
 }
 
@@ -67,66 +69,67 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
-    let positions = Positions::Learned(w.tensor("position_embd.weight", &[hp.n_embd, hp.n_ctx])?);
-    load_with(keys, w, &hp, positions, Unit::Plain(Activation::GeluErf))
+    let positions =
+        PositionKind::Learned(w.tensor("position_embd.weight", &[hp.n_embd, hp.n_ctx])?);
+    load_with(keys, w, &hp, positions, FfnKind::Ungated(Activation::GeluErf))
 }
 
 pub(super) fn load_nomic(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
-    load_with(keys, w, &hp, Positions::Rotary(rope), Unit::Gated(Glu::Silu))
+    load_with(keys, w, &hp, PositionKind::Rotary(rope), FfnKind::Gated(Glu::Silu))
 }
 
 pub(super) fn load_jina(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
-    load_with(keys, w, &Hparams::read(keys)?, Positions::Alibi(8.0), Unit::Gated(Glu::Gelu))
+) -> Result<LoadedArchitecture, ModelError> {
+    load_with(keys, w, &Hparams::read(keys)?, PositionKind::Alibi(8.0), FfnKind::Gated(Glu::Gelu))
 }
 
 pub(super) fn load_jina_3(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
-    load_with(keys, w, &hp, Positions::Rotary(rope), Unit::Plain(Activation::GeluErf))
+    load_with(keys, w, &hp, PositionKind::Rotary(rope), FfnKind::Ungated(Activation::GeluErf))
 }
 
 pub(super) fn load_nomic_moe(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
     let shape = ExpertShape { glu: Glu::GeluAlone, ..ExpertShape::read(keys, hp.ff(0))? };
-    let unit = Unit::Mixture(shape, keys.count("moe_every_n_layers")?);
-    load_with(keys, w, &hp, Positions::Rotary(rope), unit)
+    let ffn = FfnKind::Mixture(shape, keys.count("moe_every_n_layers")?);
+    load_with(keys, w, &hp, PositionKind::Rotary(rope), ffn)
 }
 
 fn load_with(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     hp: &Hparams,
-    positions: Positions,
-    unit: Unit,
-) -> Result<Loaded, ModelError> {
+    positions: PositionKind,
+    ffn: FfnKind,
+) -> Result<LoadedArchitecture, ModelError> {
     let eps = keys.layer_eps()?;
     let n = hp.n_embd;
     let table = w.tensor("token_embd.weight", &[n, hp.n_vocab])?;
     let types = keys.meta().opt_u32("tokenizer.ggml.token_type_count")?.unwrap_or(2) as usize;
     let token_types = w.opt("token_types.weight", &[n, types])?;
     let embd_norm = w.norm("token_embd_norm", n, eps)?;
-    let layers = (0..hp.n_layer).map(|i| layer(w, hp, i, eps, positions, unit));
+    let layers = (0..hp.n_layer).map(|i| layer(w, hp, i, eps, positions, ffn));
     let layers = layers.collect::<Result<Vec<_>, _>>()?;
     let classifier = Classifier {
         dense: w.opt_linear("cls", n, n)?,
@@ -137,10 +140,11 @@ fn load_with(
         (None, Some(dense)) => dense.out,
         (None, None) => 0,
     };
-    let shape = Shape { causal: false, has_logits: false, score_labels, ..Shape::decoder(hp) };
-    let positions = if let Positions::Learned(table) = positions { Some(table) } else { None };
+    let shape =
+        ModelShape { causal: false, has_logits: false, score_labels, ..ModelShape::decoder(hp) };
+    let positions = if let PositionKind::Learned(table) = positions { Some(table) } else { None };
     let arch = Bert { n_embd: n, table, positions, token_types, embd_norm, layers, classifier };
-    Ok(Loaded { arch: Box::new(arch), cache: Vec::new(), shape })
+    Ok(LoadedArchitecture { arch: Box::new(arch), cache: Vec::new(), shape })
 }
 
 fn layer(
@@ -148,33 +152,33 @@ fn layer(
     hp: &Hparams,
     i: usize,
     eps: f32,
-    positions: Positions,
-    unit: Unit,
+    positions: PositionKind,
+    ffn: FfnKind,
 ) -> Result<Layer, ModelError> {
     let (b, n, ff) = (format!("blk.{i}"), hp.n_embd, hp.ff(i));
-    let widths = hp.widths(i);
+    let widths = hp.qkv_widths(i);
     let norm = NormKind::Layer(eps);
-    let alibi = if let Positions::Alibi(most) = positions { Some(most) } else { None };
+    let alibi = if let PositionKind::Alibi(max_bias) = positions { Some(max_bias) } else { None };
     Ok(Layer {
         qkv: Qkv::load(w, &b, n, widths)?,
         qk_norm: [
             norm.load_opt(w, &format!("{b}.attn_q_norm"), &[widths[0]])?,
             norm.load_opt(w, &format!("{b}.attn_k_norm"), &[widths[1]])?,
         ],
-        rope: if let Positions::Rotary(rope) = positions { Some(rope) } else { None },
+        rope: if let PositionKind::Rotary(rope) = positions { Some(rope) } else { None },
         attention: AttentionSpec { mask: Mask::Full, alibi, ..hp.attention(i) },
         wo: w.linear(&format!("{b}.attn_output"), hp.heads[i] * hp.value_dim, n)?,
         attn_norm: w.norm(&format!("{b}.attn_output_norm"), n, eps)?,
         second_norm: w.opt_norm(&format!("{b}.attn_norm_2"), &[n], eps)?,
-        ffn: match unit {
-            Unit::Plain(kind) => FeedForward::Plain(Plain::load(w, &b, n, ff, kind)?),
-            Unit::Mixture(shape, every) if i % every == 1 % every => {
+        ffn: match ffn {
+            FfnKind::Ungated(kind) => FeedForward::Ungated(UngatedMlp::load(w, &b, n, ff, kind)?),
+            FfnKind::Mixture(shape, every) if i % every == 1 % every => {
                 FeedForward::Moe(Experts::load(w, &b, n, shape)?)
             }
-            Unit::Mixture(..) => {
-                FeedForward::Plain(Plain::load(w, &b, n, ff, Activation::GeluErf)?)
+            FfnKind::Mixture(..) => {
+                FeedForward::Ungated(UngatedMlp::load(w, &b, n, ff, Activation::GeluErf)?)
             }
-            Unit::Gated(kind) => FeedForward::Dense(Mlp::load(w, &b, n, ff, kind)?),
+            FfnKind::Gated(kind) => FeedForward::Dense(Mlp::load(w, &b, n, ff, kind)?),
         },
         out_norm: w.norm(&format!("{b}.layer_output_norm"), n, eps)?,
     })

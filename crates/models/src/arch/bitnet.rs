@@ -1,5 +1,5 @@
-//! BitNet b1.58: a llama with one more norm before each way back to the stream, and matrices of three values with a factor each.
-//! The 2B model squares its gates where they are positive.
+//! BitNet b1.58: a Llama with an additional norm before each output projection, and ternary
+//! matrices with a scale each. The 2B model has squared ReLU as gate activation.
 //! GGUF: `general.architecture = "bitnet"`, `"bitnet-b1.58"`.
 
 use puna_graph::*;
@@ -8,7 +8,7 @@ use crate::blocks::{FeedForward, Mlp};
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -16,7 +16,7 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     gated(keys, w, Glu::Silu)
 }
 
@@ -25,11 +25,11 @@ pub(super) fn load_158(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     gated(keys, w, Glu::GatedReluSquared)
 }
 
-fn gated(keys: &Keys<'_>, w: &mut Weights<'_>, glu: Glu) -> Result<Loaded, ModelError> {
+fn gated(keys: &Keys<'_>, w: &mut Weights<'_>, glu: Glu) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let eps = keys.rms_eps()?;
     let norm = NormKind::Rms(eps);
@@ -40,9 +40,9 @@ fn gated(keys: &Keys<'_>, w: &mut Weights<'_>, glu: Glu) -> Result<Loaded, Model
         let mlp = Mlp::load(b.w, &b.name, hp.n_embd, ff, glu)?.with_norm(inner);
         Ok(Layer {
             rope: Some(rope),
-            heads_norm: Some(b.norm_of("attn_sub_norm", &[width])?),
+            attn_sub_norm: Some(b.norm_of("attn_sub_norm", &[width])?),
             ..b.pre_norm(FeedForward::Dense(mlp))?
         })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

@@ -1,4 +1,5 @@
-//! BLOOM: pre-norm decoder with layer norms, one of them on the embeddings; positions by ALiBi, a GELU pair, biases everywhere.
+//! BLOOM: pre-norm decoder with layer norms, also of the embeddings; ALiBi, a GELU network without
+//! a gate, biases everywhere.
 //! GGUF: `general.architecture = "bloom"`.
 
 use puna_graph::*;
@@ -6,23 +7,23 @@ use puna_graph::*;
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::weights::Weights;
 
 pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Layer(keys.layer_eps()?);
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let ffn = b.plain(Activation::GeluTanh)?;
+        let ffn = b.ungated(Activation::GeluTanh)?;
         Ok(Layer {
             attention: AttentionSpec { alibi: Some(8.0), ..hp.attention(b.i) },
             ..b.pre_norm(ffn)?
         })
     })?;
     let embd_norm = Some(norm.load(w, "token_embd_norm", &[hp.n_embd])?);
-    Ok(Decoder { embd_norm, ..Decoder::new(w, &hp, norm, layers)? }.loaded(&hp))
+    Ok(Decoder { embd_norm, ..Decoder::new(w, &hp, norm, layers)? }.into_architecture(&hp))
 }

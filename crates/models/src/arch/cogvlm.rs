@@ -1,5 +1,5 @@
-//! CogVLM's language model: a llama with one matrix for query, key and value. Beside each matrix there is another for what images say
-//! (`vis_*`), which no text needs.
+//! CogVLM's language model: a Llama with a fused query, key and value matrix. The file has a second
+//! set of matrices for images (`vis_*`), which text does not use.
 //! GGUF: `general.architecture = "cogvlm"`.
 
 use puna_graph::*;
@@ -7,7 +7,7 @@ use puna_graph::*;
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::{RopeKeys, Scaling};
 use crate::weights::Weights;
 
@@ -15,17 +15,18 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
-    // Heads turn as a whole and by one base, whatever files say; by another in CogVLM 2, whose heads share keys.
+    // All dimensions of a head are rotated. The base does not come from the file: CogVLM 2, whose
+    // heads share keys, has a larger one.
     let base = if hp.kv_heads == hp.heads { 10_000.0 } else { 500_000.0 };
     let (dims, original) = (hp.key_dim, hp.n_ctx);
-    let turning = RopeKeys { dims, base, scaling: Scaling::None, attn_factor: 1.0, original };
-    let rope = w.rope(turning.checked(keys, hp.key_dim)?.table(RopeKind::Neox, None));
+    let rope_keys = RopeKeys { dims, base, scaling: Scaling::None, attn_factor: 1.0, original };
+    let rope = w.rope(rope_keys.checked(keys, hp.key_dim)?.table(RopeKind::Neox, None));
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = b.gated(Glu::Silu)?;
         Ok(Layer { rope: Some(rope), ..b.pre_norm(ffn)? })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

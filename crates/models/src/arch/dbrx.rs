@@ -1,5 +1,7 @@
-//! DBRX: pre-norm decoder with layer norms, projections within bounds, rotary halves, a mixture whose weights sum to one.
-//! GGUF: `general.architecture = "dbrx"`; the feed-forward part's norm is stored as `attn_output_norm`.
+//! DBRX: pre-norm decoder with layer norms, clamped query, key and value, split-half rotary
+//! embedding, experts whose weights are normalised.
+//! GGUF: `general.architecture = "dbrx"`; the norm before the feed-forward network is stored as
+//! `attn_output_norm`.
 
 use puna_graph::*;
 
@@ -7,7 +9,7 @@ use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -15,11 +17,11 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Layer(keys.layer_eps()?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
-    let clamp = keys.bound("attention.clamp_kqv")?;
+    let clamp = keys.opt_limit("attention.clamp_kqv")?;
     let layers = decoder::layers(w, &hp, norm, |b| {
         let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, hp.ff(b.i))? };
         let ffn = b.experts(shape)?;
@@ -28,8 +30,8 @@ pub(super) fn load(
             clamp,
             rope: Some(rope),
             ffn_norm: Some(b.norm("attn_output_norm")?),
-            ..b.bare(ffn)?
+            ..b.without_norms(ffn)?
         })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

@@ -1,13 +1,15 @@
-//! Nemotron 51B, Super and Ultra, which a search for cheaper parts made of a Llama (DeciLM): a layer may have a matrix in the place of
-//! attention or none of it, and may lack its feed-forward part.
-//! GGUF: `general.architecture = "deci"`; layers without key heads have the matrix, those without any heads do not attend.
+//! Nemotron 51B, Super and Ultra (DeciLM): a Llama pruned by architecture search. A layer may have
+//! a linear map instead of attention, or no attention at all, and may lack its feed-forward
+//! network.
+//! GGUF: `general.architecture = "deci"`; layers without key heads have the linear map, layers
+//! without any heads have no attention.
 
 use puna_graph::*;
 
 use crate::blocks::{Mlp, Qkv};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{Architecture, LoadOptions, Loaded, Shape};
+use crate::model::{Architecture, LoadOptions, LoadedArchitecture, ModelShape};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -21,11 +23,11 @@ struct Deci {
 }
 
 struct Layer {
-    mixer: Option<(Norm, Mixer)>,
+    mixer: Option<(Norm, DeciMixer)>,
     ffn: Option<(Norm, Mlp)>,
 }
 
-enum Mixer {
+enum DeciMixer {
     Attention(Box<Attention>),
     Linear(Linear),
 }
@@ -33,7 +35,7 @@ enum Mixer {
 struct Attention {
     qkv: Qkv,
     spec: AttentionSpec,
-    /// Layers without attention are not in the cache.
+    /// Index among the layers with attention, which alone have a cache layer.
     cache_layer: usize,
     wo: Linear,
 }
@@ -42,7 +44,7 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
     let eps = keys.rms_eps()?;
     let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Norm)?;
@@ -53,16 +55,18 @@ pub(super) fn load(
         let b = format!("blk.{i}");
         let mixer = match (hp.heads[i], hp.kv_heads[i]) {
             (0, _) => None,
-            (_, 0) => {
-                Some(Mixer::Linear(w.linear(&format!("{b}.attn_output"), hp.n_embd, hp.n_embd)?))
-            }
+            (_, 0) => Some(DeciMixer::Linear(w.linear(
+                &format!("{b}.attn_output"),
+                hp.n_embd,
+                hp.n_embd,
+            )?)),
             (heads, kv_heads) if heads % kv_heads == 0 => {
                 let spec = AttentionSpec { scale, ..hp.attention(i) };
                 let cache_layer = cache.len();
                 cache.push(spec.cache_layer());
-                let qkv = Qkv::load(w, &b, hp.n_embd, hp.widths(i))?;
+                let qkv = Qkv::load(w, &b, hp.n_embd, hp.qkv_widths(i))?;
                 let wo = w.linear(&format!("{b}.attn_output"), heads * hp.value_dim, hp.n_embd)?;
-                Some(Mixer::Attention(Box::new(Attention { qkv, spec, cache_layer, wo })))
+                Some(DeciMixer::Attention(Box::new(Attention { qkv, spec, cache_layer, wo })))
             }
             (heads, kv_heads) => {
                 let reason = "query heads must be a multiple of the key heads";
@@ -87,12 +91,12 @@ pub(super) fn load(
         return Err(ModelError::KeyValue { key, value, reason: "one layer at least must attend" });
     }
     let norm = w.norm("output_norm", hp.n_embd, eps)?;
-    let head = w.head(table, hp.n_embd, hp.n_vocab)?;
+    let head = w.output_head(table, hp.n_embd, hp.n_vocab)?;
     let arch = Box::new(Deci { n_embd: hp.n_embd, table, rope, layers, norm, head });
-    Ok(Loaded { arch, cache, shape: Shape::decoder(&hp) })
+    Ok(LoadedArchitecture { arch, cache, shape: ModelShape::decoder(&hp) })
 }
 
-impl Mixer {
+impl DeciMixer {
     fn forward(&self, g: &mut Graph, h: ValueId, rope: RopeId) -> ValueId {
         match self {
             Self::Linear(linear) => g.linear("attn_out", linear, h),

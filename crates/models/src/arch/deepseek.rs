@@ -1,6 +1,8 @@
-//! DeepSeek (the first): a llama with dense layers first, then mixtures of many small experts, some of which every token uses.
-//! GGUF: `general.architecture = "deepseek"`, `"bailingmoe"` for Ling, whose weights may sum to one, and `"deepseek2-ocr"` for the language
-//! model of DeepSeek-OCR, which turns halves.
+//! DeepSeek (first version): a Llama with dense layers first, then many small experts and shared
+//! experts.
+//! GGUF: `general.architecture = "deepseek"`, `"bailingmoe"` for Ling, which may normalise the
+//! expert weights, and `"deepseek2-ocr"` for the language model of DeepSeek-OCR, with split-half
+//! rotary embedding.
 
 use puna_graph::*;
 
@@ -8,7 +10,7 @@ use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -16,7 +18,7 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hidden = keys.count("expert_feed_forward_length")?;
     let shape = ExpertShape {
         normalise: keys.flag("expert_weights_norm")?,
@@ -30,7 +32,7 @@ pub(super) fn load_ocr(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     if keys.opt_count("attention.sliding_window")?.is_some_and(|window| window > 0) {
         let what = format!("`{}`", keys.name("attention.sliding_window"));
         return Err(ModelError::Unsupported {
@@ -39,7 +41,12 @@ pub(super) fn load_ocr(
         });
     }
     let hidden = keys.count("expert_feed_forward_length")?;
-    load_with(keys, w, RopeKind::Neox, ExpertShape::read_all(keys, hidden, Gating::Softmax)?)
+    load_with(
+        keys,
+        w,
+        RopeKind::Neox,
+        ExpertShape::read_with_routing(keys, hidden, Gating::Softmax)?,
+    )
 }
 
 fn load_with(
@@ -47,7 +54,7 @@ fn load_with(
     w: &mut Weights<'_>,
     rope: RopeKind,
     shape: ExpertShape,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, rope)?;
@@ -55,8 +62,9 @@ fn load_with(
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
     let shared = keys.shared_width(hidden)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let ffn = if b.i < dense { b.gated(Glu::Silu)? } else { b.experts_beside(shape, shared)? };
+        let ffn =
+            if b.i < dense { b.gated(Glu::Silu)? } else { b.experts_with_shared(shape, shared)? };
         Ok(Layer { rope: Some(rope), ..b.pre_norm(ffn)? })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

@@ -1,81 +1,83 @@
-//! DeepSeek 4: several residual streams that flow into each other (hyper-connections); attention of all heads to one key, which is its own
-//! value, within a window, and in most layers beside it to rows that blocks of earlier tokens were pooled into: to all where a block is
-//! long, else to those that an indexer chooses. What heads read turns back by the token's position and goes to the stream by a thin
-//! matrix for each group of heads. Mixtures of bounded experts beside a shared one, in the first layers by the token's id.
+//! DeepSeek 4: hyper-connections with mixed residual streams. All heads attend to one key, which is
+//! also the value, within a sliding window. Most layers also attend to pooled blocks of earlier
+//! tokens: all blocks if they are long, else those that an indexer selects. The rotation of the
+//! attention result is reversed, and the output projection is low-rank per group of heads. Experts
+//! have clamped activations and a shared expert; the first layers select experts by token id.
 //! GGUF: `general.architecture = "deepseek4"`.
 
 use puna_graph::*;
 
-use crate::blocks::{Experts, FeedForward, Shared};
-use crate::decoder::{self, AnyNorm, Block, NormKind};
+use crate::blocks::{Experts, FeedForward, SharedExpert};
+use crate::decoder::{self, AnyNorm, LayerLoader, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::hybrid::{Hybrid, HybridLayer, Mixer, Residual, Trail};
-use crate::hyper::{HyperForm, Streams};
-use crate::indexer::IndexerForm;
-use crate::model::{LoadOptions, Loaded};
+use crate::hybrid::{Hybrid, HybridLayer, Mixer, MixerContext, ResidualConnections};
+use crate::hyper::{HyperConnectionSpec, ResidualStreams};
+use crate::indexer::IndexerSizes;
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::{self, RopeKeys};
 use crate::weights::Weights;
 
-/// Tokens of a block where blocks overlap and are chosen.
-const SHORT: usize = 4;
-/// Tokens of a block at most.
-const LONGEST: usize = 1 << 16;
+/// Tokens of a short block; short blocks overlap, and an indexer selects them.
+const SHORT_BLOCK: usize = 4;
+/// Largest accepted number of tokens of a block, against hostile files.
+const MAX_BLOCK: usize = 1 << 16;
 
 pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let eps = keys.rms_eps()?;
     let norm = NormKind::Rms(eps);
     let blocks = blocks(keys, hp.n_layer)?;
-    let form = Form::read(keys, &hp, norm, &blocks)?;
-    let experts = Mixtures::read(keys, &hp)?;
+    let config = DeepSeek4Config::read(keys, &hp, norm, &blocks)?;
+    let experts = ExpertLayers::read(keys, &hp)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let attention = Attention::load(b, &form, blocks[b.i])?;
+        let attention = Attention::load(b, &config, blocks[b.i])?;
         let ffn = experts.load(b)?;
         let ffn = Some((b.norm("ffn_norm")?, ffn));
         Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![Box::new(attention)], ffn })
     })?;
-    let connections = HyperForm::read_mixing(keys, eps)?;
-    let residual: Box<dyn Residual> =
-        Box::new(Streams::load(w, hp.n_embd, hp.n_layer, &connections)?);
-    Ok(Hybrid { residual: Some(residual), ..Hybrid::new(w, &hp, norm, layers)? }.loaded(&hp))
+    let connections = HyperConnectionSpec::read_mixing(keys, eps)?;
+    let residual: Box<dyn ResidualConnections> =
+        Box::new(ResidualStreams::load(w, hp.n_embd, hp.n_layer, &connections)?);
+    Ok(Hybrid { residual: Some(residual), ..Hybrid::new(w, &hp, norm, layers)? }
+        .into_architecture(&hp))
 }
 
-/// Tokens of each layer's blocks; zero for layers with a window alone.
+/// Block size of each layer in tokens; zero for layers with a window only.
 fn blocks(keys: &Keys<'_>, layers: usize) -> Result<Vec<usize>, ModelError> {
     const KEY: &str = "attention.compress_ratios";
     let wrong =
         |value: String, reason| Err(ModelError::KeyValue { key: keys.name(KEY), value, reason });
     match keys.per_layer(KEY, layers)? {
         None => wrong("absent".into(), "a number of tokens for each layer is needed"),
-        Some(blocks) => match blocks.iter().find(|&&block| block > LONGEST) {
+        Some(blocks) => match blocks.iter().find(|&&block| block > MAX_BLOCK) {
             Some(block) => wrong(block.to_string(), "a block has at most 65536 tokens"),
             None => Ok(blocks),
         },
     }
 }
 
-/// What all layers' attention has in common.
-struct Form {
+/// Options that all layers' attention shares.
+struct DeepSeek4Config {
     norm: NormKind,
     q_lora_rank: usize,
-    /// Features of a head that turn, the last ones.
+    /// Rotated dimensions of a head, which are the last ones.
     qk_rope_dim: usize,
     window: Mask,
-    /// How layers with a window alone turn, and others.
+    /// Rotary embedding of layers without and with blocks.
     ropes: [RopeKeys; 2],
-    /// Groups of heads, and features that each becomes.
+    /// Number of head groups, and rank of each group's output projection.
     groups: (usize, usize),
-    /// Where there are layers of short blocks.
-    indexer: Option<IndexerForm>,
+    /// Indexer, if there are layers with short blocks.
+    indexer: Option<IndexerSizes>,
 }
 
-impl Form {
+impl DeepSeek4Config {
     fn read(
         keys: &Keys<'_>,
         hp: &Hparams,
@@ -111,15 +113,15 @@ impl Form {
             ropes: [rope.unscaled(), pooled],
             groups: (groups, keys.count("attention.output_lora_rank")?),
             indexer: blocks
-                .contains(&SHORT)
-                .then(|| IndexerForm::read(keys, rope.dims))
+                .contains(&SHORT_BLOCK)
+                .then(|| IndexerSizes::read(keys, rope.dims))
                 .transpose()?,
         })
     }
 
-    /// The table of a layer with or without blocks.
+    /// Rotary table of layers with or without blocks.
     fn rope(&self, has_blocks: bool) -> Rope {
-        // Yarn leaves cosine and sine as they are.
+        // YaRN does not change the magnitude here.
         Rope { magnitude: 1.0, ..self.ropes[usize::from(has_blocks)].table(RopeKind::Norm, None) }
     }
 }
@@ -131,66 +133,72 @@ struct Attention {
     up: Linear,
     key: Linear,
     key_norm: AnyNorm,
-    /// Of each head's query.
-    unit: AnyNorm,
-    /// The first feature that turns, how, and how it turns back.
-    start: usize,
+    /// Norm of each query head, without weights.
+    query_norm: AnyNorm,
+    /// First rotated dimension; rotation and its inverse.
+    rope_start: usize,
     ropes: [RopeId; 2],
     spec: AttentionSpec,
-    blocks: Option<(Pooling, Option<Indexer>)>,
+    blocks: Option<(BlockPooling, Option<Indexer>)>,
     out: HeadLinear,
     wo: Linear,
 }
 
-/// Blocks of tokens as rows.
-struct Pooling {
+/// Pools blocks of tokens to cache rows.
+struct BlockPooling {
     x: Linear,
     gate: Linear,
     spec: PoolSpec,
     norm: AnyNorm,
-    /// The first feature that turns, by the position of a block's first token.
-    start: usize,
+    /// First rotated dimension, and rotation by the position of the block's first token.
+    rope_start: usize,
     rope: RopeId,
 }
 
-/// Chooses blocks.
+/// Selects blocks.
 struct Indexer {
     query: Linear,
     rope: RopeId,
     weights: Linear,
-    keys: Pooling,
+    keys: BlockPooling,
     spec: TopKPositionsSpec,
 }
 
 impl Attention {
-    fn load(b: &mut Block<'_, '_>, form: &Form, block: usize) -> Result<Self, ModelError> {
+    fn load(
+        b: &mut LayerLoader<'_, '_>,
+        config: &DeepSeek4Config,
+        block: usize,
+    ) -> Result<Self, ModelError> {
         let (n_embd, heads, dim) = (b.hp.n_embd, b.hp.heads[b.i], b.hp.key_dim);
-        let rope = form.rope(block > 0);
+        let rope = config.rope(block > 0);
         let back = b.w.rope(Rope { is_back: true, ..rope.clone() });
-        let (groups, rank) = form.groups;
+        let (groups, rank) = config.groups;
         let width = heads * dim / groups;
-        let wide =
-            b.w.heads_in_rows(&format!("{}.attn_output_a.weight", b.name), &[width, rank, groups])?;
-        let mask = form.window;
+        let wide = b.w.per_head_or_stacked(
+            &format!("{}.attn_output_a.weight", b.name),
+            &[width, rank, groups],
+        )?;
+        let mask = config.window;
         let sinks = Some(b.tensor("attn_sinks.weight", &[heads])?);
         let causal = AttentionSpec::causal(heads, 1, dim, dim);
         Ok(Self {
-            down: b.linear("attn_q_a", n_embd, form.q_lora_rank)?,
-            down_norm: b.norm_of("attn_q_a_norm", &[form.q_lora_rank])?,
-            up: b.linear("attn_q_b", form.q_lora_rank, heads * dim)?,
+            down: b.linear("attn_q_a", n_embd, config.q_lora_rank)?,
+            down_norm: b.norm_of("attn_q_a_norm", &[config.q_lora_rank])?,
+            up: b.linear("attn_q_b", config.q_lora_rank, heads * dim)?,
             key: b.linear("attn_kv", n_embd, dim)?,
             key_norm: b.norm_of("attn_kv_a_norm", &[dim])?,
-            unit: form.norm.plain(dim),
-            start: dim - form.qk_rope_dim,
+            query_norm: config.norm.unweighted(dim),
+            rope_start: dim - config.qk_rope_dim,
             ropes: [b.w.rope(rope), back],
             spec: AttentionSpec { mask, sinks, values_in_keys: true, ..causal },
             blocks: match block {
                 0 => None,
                 block => {
-                    let indexer = form.indexer.filter(|_| block == SHORT);
+                    let indexer = config.indexer.filter(|_| block == SHORT_BLOCK);
                     let indexer =
-                        indexer.map(|indexer| Indexer::load(b, form, indexer)).transpose()?;
-                    Some((Pooling::load(b, "attn_compressor", form, (block, dim))?, indexer))
+                        indexer.map(|indexer| Indexer::load(b, config, indexer)).transpose()?;
+                    Some((BlockPooling::load(b, "attn_compressor", config, (block, dim))?, indexer))
                 }
             },
             out: HeadLinear { w: wide, input: width, out: rank, heads: groups },
@@ -199,18 +207,18 @@ impl Attention {
     }
 }
 
-impl Pooling {
-    /// `NAME_{kv,gate,ape,norm}`.
+impl BlockPooling {
+    /// Loads `NAME_{kv,gate,ape,norm}`.
     fn load(
-        b: &mut Block<'_, '_>,
+        b: &mut LayerLoader<'_, '_>,
         name: &str,
-        form: &Form,
+        config: &DeepSeek4Config,
         (block, dim): (usize, usize),
     ) -> Result<Self, ModelError> {
-        let (n_embd, overlaps) = (b.hp.n_embd, block == SHORT);
+        let (n_embd, overlaps) = (b.hp.n_embd, block == SHORT_BLOCK);
         let cols = if overlaps { 2 * dim } else { dim };
         let bias = format!("{name}_ape.weight");
-        let rope = Rope { behind: block as u32 - 1, ..form.rope(true) };
+        let rope = Rope { behind: block as u32 - 1, ..config.rope(true) };
         Ok(Self {
             x: b.linear(&format!("{name}_kv"), n_embd, cols)?,
             gate: b.linear(&format!("{name}_gate"), n_embd, cols)?,
@@ -222,39 +230,43 @@ impl Pooling {
                 overlaps,
             },
             norm: b.norm_of(&format!("{name}_norm"), &[dim])?,
-            start: dim - form.qk_rope_dim,
+            rope_start: dim - config.qk_rope_dim,
             rope: b.w.rope(rope),
         })
     }
 
-    /// The rows, each at the last token of its block.
+    /// Pooled rows; each block's is at the row of its last token.
     fn pool(&self, g: &mut Graph, h: ValueId) -> ValueId {
         let (x, gate) =
             (g.linear("compressor_kv", &self.x, h), g.linear("compressor_score", &self.gate, h));
         let rows = g.recur("compressor", Recurrence::Pool { x, gate: Some(gate), spec: self.spec });
         let rows = self.norm.apply(g, "compressor_normed", rows);
-        g.rope_from("compressor_rope", rows, (self.spec.dim, self.start), self.rope)
+        g.rope_from("compressor_rope", rows, (self.spec.dim, self.rope_start), self.rope)
     }
 }
 
 impl Indexer {
-    fn load(b: &mut Block<'_, '_>, form: &Form, indexer: IndexerForm) -> Result<Self, ModelError> {
-        let IndexerForm { heads, dim, count, .. } = indexer;
+    fn load(
+        b: &mut LayerLoader<'_, '_>,
+        config: &DeepSeek4Config,
+        indexer: IndexerSizes,
+    ) -> Result<Self, ModelError> {
+        let IndexerSizes { heads, dim, count, .. } = indexer;
         Ok(Self {
-            query: b.linear("indexer.attn_q_b", form.q_lora_rank, heads * dim)?,
-            rope: b.w.rope(form.rope(true)),
+            query: b.linear("indexer.attn_q_b", config.q_lora_rank, heads * dim)?,
+            rope: b.w.rope(config.rope(true)),
             weights: b.linear("indexer.proj", b.hp.n_embd, heads)?,
-            keys: Pooling::load(b, "indexer_compressor", form, (SHORT, dim))?,
-            spec: indexer.among_blocks(SHORT, count),
+            keys: BlockPooling::load(b, "indexer_compressor", config, (SHORT_BLOCK, dim))?,
+            spec: indexer.among_blocks(SHORT_BLOCK, count),
         })
     }
 
-    /// The blocks that a token attends to, of its thin query and what the layer reads. As in other indexers, a factor of all weights is
-    /// left out.
-    fn select(&self, g: &mut Graph, layer: usize, thin: ValueId, h: ValueId) -> ValueId {
+    /// Selects blocks for each token, from its low-rank query and the layer's input. A constant
+    /// factor of all weights is omitted because it does not change the order.
+    fn select(&self, g: &mut Graph, layer: usize, low_rank: ValueId, h: ValueId) -> ValueId {
         let dim = self.spec.dim;
-        let q = g.linear("lid_q", &self.query, thin);
-        let q = g.rope_from("lid_q_rope", q, (dim, self.keys.start), self.rope);
+        let q = g.linear("lid_q", &self.query, low_rank);
+        let q = g.rope_from("lid_q_rope", q, (dim, self.keys.rope_start), self.rope);
         let weights = g.linear("lid_weights", &self.weights, h);
         let keys = self.keys.pool(g, h);
         g.top_k_positions("lid_top_k", layer, [q, keys], Some(weights), self.spec)
@@ -272,12 +284,12 @@ impl Mixer for Attention {
         layers
     }
 
-    fn mix(&self, g: &mut Graph, trail: &mut Trail, h: ValueId) -> ValueId {
-        let (layer, heads) = (trail.layer, (self.spec.key_dim, self.start));
-        let thin = g.linear("qr", &self.down, h);
-        let thin = self.down_norm.apply(g, "qr_norm", thin);
-        let q = g.linear("q", &self.up, thin);
-        let q = self.unit.apply(g, "q_norm", q);
+    fn mix(&self, g: &mut Graph, context: &mut MixerContext, h: ValueId) -> ValueId {
+        let (layer, heads) = (context.cache_layer, (self.spec.key_dim, self.rope_start));
+        let low_rank = g.linear("qr", &self.down, h);
+        let low_rank = self.down_norm.apply(g, "qr_norm", low_rank);
+        let q = g.linear("q", &self.up, low_rank);
+        let q = self.query_norm.apply(g, "q_norm", q);
         let q = g.rope_from("q_rope", q, heads, self.ropes[0]);
         let k = g.linear("kv", &self.key, h);
         let k = self.key_norm.apply(g, "kv_norm", k);
@@ -288,7 +300,7 @@ impl Mixer for Attention {
             rows: pooling.pool(g, h),
             chosen: indexer
                 .as_ref()
-                .map(|indexer| (indexer.select(g, layer + 2, thin, h), indexer.spec.chosen)),
+                .map(|indexer| (indexer.select(g, layer + 2, low_rank, h), indexer.spec.chosen)),
         });
         let a = match pooled {
             None => g.attention("attn_raw", layer, [q, k, k], self.spec),
@@ -298,41 +310,41 @@ impl Mixer for Attention {
     }
 
     fn finish(&self, g: &mut Graph, mixed: ValueId) -> ValueId {
-        let thin = g.linear_of_heads("attn_wo_a", &self.out, mixed);
-        g.linear("attn_out", &self.wo, thin)
+        let low_rank = g.linear_of_heads("attn_wo_a", &self.out, mixed);
+        g.linear("attn_out", &self.wo, low_rank)
     }
 }
 
-/// The mixtures of all layers.
-struct Mixtures {
+/// Experts of all layers.
+struct ExpertLayers {
     shape: ExpertShape,
-    /// Width of the experts that every token uses.
+    /// Hidden dimension of the shared experts.
     shared: usize,
-    /// Bounds of both, for each layer.
-    bounds: [Vec<Option<f32>>; 2],
-    /// Layers whose experts are those of the token's id.
-    by_token: usize,
+    /// Activation limits of experts and shared experts, for each layer.
+    limits: [Vec<Option<f32>>; 2],
+    /// Number of first layers that select experts by token id.
+    hash_layers: usize,
 }
 
-impl Mixtures {
+impl ExpertLayers {
     fn read(keys: &Keys<'_>, hp: &Hparams) -> Result<Self, ModelError> {
         let hidden = keys.count("expert_feed_forward_length")?;
-        let [bounds, beside] = keys.bounds_of_units(hp.n_layer)?;
+        let [limits, shared_limits] = keys.glu_limits(hp.n_layer)?;
         Ok(Self {
-            shape: ExpertShape::read_all(keys, hidden, Gating::SqrtSoftplus)?,
+            shape: ExpertShape::read_with_routing(keys, hidden, Gating::SqrtSoftplus)?,
             shared: keys.shared_width(hidden)?,
-            bounds: [bounds, beside],
-            by_token: keys.opt_count("hash_layer_count")?.unwrap_or(0),
+            limits: [limits, shared_limits],
+            hash_layers: keys.opt_count("hash_layer_count")?.unwrap_or(0),
         })
     }
 
-    fn load(&self, b: &mut Block<'_, '_>) -> Result<FeedForward, ModelError> {
+    fn load(&self, b: &mut LayerLoader<'_, '_>) -> Result<FeedForward, ModelError> {
         let n = b.hp.n_embd;
-        let [glu, beside] = [&self.bounds[0], &self.bounds[1]]
-            .map(|bounds| bounds[b.i].map_or(Glu::Silu, |limit| Glu::SiluOfClamped { limit }));
+        let [glu, shared_limits] = [&self.limits[0], &self.limits[1]]
+            .map(|limits| limits[b.i].map_or(Glu::Silu, |limit| Glu::SiluOfClamped { limit }));
         let mut experts = Experts::load(b.w, &b.name, n, ExpertShape { glu, ..self.shape })?;
-        if b.i < self.by_token {
-            experts = experts.listed(
+        if b.i < self.hash_layers {
+            experts = experts.with_experts_by_token(
                 b.w,
                 &format!("{}.ffn_gate_tid2eid.weight", b.name),
                 b.hp.n_vocab,
@@ -341,6 +353,9 @@ impl Mixtures {
         if self.shared == 0 {
             return Ok(FeedForward::Moe(experts));
         }
-        Ok(FeedForward::Shared(experts, Shared::load(b.w, &b.name, n, self.shared, beside)?))
+        Ok(FeedForward::Shared(
+            experts,
+            SharedExpert::load(b.w, &b.name, n, self.shared, shared_limits)?,
+        ))
     }
 }

@@ -1,11 +1,14 @@
-//! EAGLE-3 (Li et al., 2025): one layer that guesses from what three layers of its model have read. It reads the embedding of a token
-//! beside what was made of the token before, and keeps keys and values of its own.
+//! EAGLE-3 (Li et al., 2025): a companion of one layer that drafts from the inputs of three target
+//! layers. It reads the embedding of a token and the state of the token before, and has a KV cache
+//! layer of its own.
 //! GGUF: `general.architecture = "eagle3"`.
 
 use puna_graph::*;
 
 use crate::blocks::Mlp;
-use crate::companion::{self, Companion, Guesser, Guesses, Needs, Seen, Trunk};
+use crate::companion::{
+    self, Companion, DraftCache, DraftMethod, Drafter, TargetParts, TargetRequirements,
+};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::rope::RopeKeys;
@@ -13,17 +16,17 @@ use crate::weights::Weights;
 
 struct Eagle3 {
     n_embd: usize,
-    /// Of the layers' inputs side by side, before they become one state.
+    /// Norm of the concatenated target features.
     fused_norm: Option<Norm>,
     fused: Linear,
-    /// Own embeddings; without, the model's.
+    /// Own token embeddings; `None` for those of the target.
     table: Option<WeightId>,
-    /// Of the token's embedding.
+    /// Norm of the token embedding.
     token_norm: Norm,
-    /// Of the state.
+    /// Norm of the state.
     state_norm: Norm,
-    /// Whether the stream begins as the state behind its norm.
-    begins_normed: bool,
+    /// Whether the residual stream starts with the normed state.
+    stream_is_normed: bool,
     qkv: [Linear; 3],
     rope: RopeId,
     attention: AttentionSpec,
@@ -31,14 +34,14 @@ struct Eagle3 {
     ffn_norm: Norm,
     ffn: Mlp,
     norm: Norm,
-    /// Own output matrix; without, the model's.
+    /// Own output matrix; `None` for that of the target.
     head: Option<Linear>,
 }
 
-/// What a layer is given.
-struct Entered {
+/// Input of the layer.
+struct DraftInput {
     stream: ValueId,
-    /// Token and state, both behind their norms.
+    /// Normed token embedding and normed state, concatenated.
     both: ValueId,
 }
 
@@ -65,9 +68,9 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, Mo
         });
     }
     let read = inputs.len() * width;
-    let tokens = w.tokens("d2t", hp.n_vocab)?;
+    let tokens = w.draft_tokens("d2t", hp.n_vocab)?;
     let rope = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
-    let [q, k, v] = hp.widths(0);
+    let [q, k, v] = hp.qkv_widths(0);
     let eagle = Eagle3 {
         n_embd: n,
         fused_norm: keys
@@ -78,7 +81,7 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, Mo
         table: w.opt("token_embd.weight", &[n, hp.n_vocab])?,
         token_norm: w.norm("blk.0.attn_norm", n, eps)?,
         state_norm: w.norm("blk.0.attn_norm_2", n, eps)?,
-        begins_normed: keys.flag("norm_before_residual")?,
+        stream_is_normed: keys.flag("norm_before_residual")?,
         qkv: [
             w.linear("blk.0.attn_q", 2 * n, q)?,
             w.linear("blk.0.attn_k", 2 * n, k)?,
@@ -90,33 +93,33 @@ pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, Mo
         ffn_norm: w.norm("blk.0.ffn_norm", n, eps)?,
         ffn: Mlp::load(w, "blk.0", n, hp.ff(0), Glu::Silu)?,
         norm: w.norm("output_norm", n, eps)?,
-        head: w.head_of(tokens.as_deref(), n, hp.n_vocab)?,
+        head: w.draft_head(tokens.as_deref(), n, hp.n_vocab)?,
     };
-    let shares = eagle.table.is_none() || eagle.head.is_none();
+    let shared_width = eagle.table.is_none() || eagle.head.is_none();
     Ok(Companion {
-        needs: Needs {
+        requirements: TargetRequirements {
             width,
             n_vocab: hp.n_vocab,
-            shares: shares.then_some(n),
-            inputs,
-            ..Needs::default()
+            shared_width: shared_width.then_some(n),
+            tapped_layers: inputs,
+            ..TargetRequirements::default()
         },
         cache: vec![eagle.attention.cache_layer()],
-        guesses: Guesses::Chain { state: n, sees: Seen::Own },
-        guesser: Box::new(eagle),
+        method: DraftMethod::Chain { state_dim: n, cache: DraftCache::Own },
+        drafter: Box::new(eagle),
         tokens,
     })
 }
 
 impl Eagle3 {
-    /// A step's tokens beside the states that came with those before them.
-    fn enter(&self, g: &mut Graph, trunk: &Trunk) -> Entered {
-        let token = g.embed("inp_embd", trunk.table_or(self.table), self.n_embd, Index::Token);
+    /// Input of a step: tokens, and the states of the tokens before them.
+    fn draft_input(&self, g: &mut Graph, target: &TargetParts) -> DraftInput {
+        let token = g.embed("inp_embd", target.token_table(self.table), self.n_embd, Index::Token);
         let token = g.rms_norm("embd_norm", &self.token_norm, token);
         let state = g.given("inp_g_embeddings", self.n_embd);
         let normed = g.rms_norm("g_norm", &self.state_norm, state);
         let both = g.concat("concat_embd", token, normed);
-        Entered { stream: if self.begins_normed { normed } else { state }, both }
+        DraftInput { stream: if self.stream_is_normed { normed } else { state }, both }
     }
 
     fn keys_and_values(&self, g: &mut Graph, both: ValueId) -> [ValueId; 2] {
@@ -126,9 +129,15 @@ impl Eagle3 {
     }
 }
 
-impl Guesser for Eagle3 {
-    fn read(&self, g: &mut Graph, _hidden: ValueId, inputs: &[ValueId], _trunk: &Trunk) {
-        let mut all = companion::side_by_side(g, "inp_embd", inputs);
+impl Drafter for Eagle3 {
+    fn tap_target(
+        &self,
+        g: &mut Graph,
+        _hidden: ValueId,
+        inputs: &[ValueId],
+        _target: &TargetParts,
+    ) {
+        let mut all = companion::concat_features(g, "inp_embd", inputs);
         if let Some(norm) = &self.fused_norm {
             all = g.rms_norm("enc_input_norm", norm, all);
         }
@@ -136,18 +145,18 @@ impl Guesser for Eagle3 {
         g.add_extra_output(state);
     }
 
-    fn follow(&self, g: &mut Graph, trunk: &Trunk) -> Option<ValueId> {
-        let Entered { both, .. } = self.enter(g, trunk);
+    fn prefill(&self, g: &mut Graph, target: &TargetParts) -> Option<ValueId> {
+        let DraftInput { both, .. } = self.draft_input(g, target);
         let kept = self.keys_and_values(g, both);
-        Some(g.keep("kept", trunk.own, kept, self.attention))
+        Some(g.keep("kept", target.first_cache_layer, kept, self.attention))
     }
 
-    fn guess(&self, g: &mut Graph, trunk: &Trunk) -> ValueId {
-        let Entered { stream, both } = self.enter(g, trunk);
+    fn draft(&self, g: &mut Graph, target: &TargetParts) -> ValueId {
+        let DraftInput { stream, both } = self.draft_input(g, target);
         let q = g.linear("Qcur", &self.qkv[0], both);
         let [k, v] = self.keys_and_values(g, both);
         let q = g.rope("Qcur_rope", q, self.attention.key_dim, self.rope);
-        let a = g.attention("kqv_out", trunk.own, [q, k, v], self.attention);
+        let a = g.attention("kqv_out", target.first_cache_layer, [q, k, v], self.attention);
         let a = g.linear("attn_out", &self.wo, a);
         let x = g.add("ffn_inp", stream, a);
         let h = g.rms_norm("post_attn_norm", &self.ffn_norm, x);
@@ -155,6 +164,6 @@ impl Guesser for Eagle3 {
         let x = g.add("eagle3_prenorm", x, f);
         g.add_extra_output(x);
         let x = g.rms_norm("result_norm", &self.norm, x);
-        g.linear("result_output", trunk.head_or(self.head.as_ref()), x)
+        g.linear("result_output", target.output_head(self.head.as_ref()), x)
     }
 }

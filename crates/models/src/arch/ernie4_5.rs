@@ -1,7 +1,8 @@
-//! ERNIE 4.5: a llama with tied output; the MoE form has dense layers first, then a mixture with a bias for choosing and experts that every
-//! token uses.
-//! GGUF: `general.architecture = "ernie4_5"` and `"ernie4_5-moe"`, and `"paddleocr"` for the language model of PaddleOCR-VL, whose heads turn
-//! in halves, in sections that are all the same for text.
+//! ERNIE 4.5: a Llama with tied output matrix. The MoE model has dense layers first, then experts
+//! with selection bias and shared experts.
+//! GGUF: `general.architecture = "ernie4_5"` and `"ernie4_5-moe"`, and `"paddleocr"` for the
+//! language model of PaddleOCR-VL, with split-half rotary embedding in sections that are equal for
+//! text.
 
 use puna_graph::*;
 
@@ -9,7 +10,7 @@ use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -17,57 +18,57 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
-    load_turning(keys, w, RopeKind::Norm)
+) -> Result<LoadedArchitecture, ModelError> {
+    load_with_rope(keys, w, RopeKind::Norm)
 }
 
 pub(super) fn load_ocr(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
-    load_turning(keys, w, RopeKind::Neox)
+) -> Result<LoadedArchitecture, ModelError> {
+    load_with_rope(keys, w, RopeKind::Neox)
 }
 
-fn load_turning(
+fn load_with_rope(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     kind: RopeKind,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(kind, None));
     let experts = match keys.opt_count("expert_count")?.unwrap_or(0) {
         0 => None,
-        _ => Some(Mixture::read(keys)?),
+        _ => Some(ExpertLayers::read(keys)?),
     };
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let ffn = match experts.as_ref().filter(|mixture| mixture.is_at(b.i)) {
-            Some(mixture) => b.experts_beside(mixture.shape, mixture.shared)?,
+        let ffn = match experts.as_ref().filter(|experts| experts.is_at(b.i)) {
+            Some(experts) => b.experts_with_shared(experts.shape, experts.shared)?,
             None => b.gated(Glu::Silu)?,
         };
         Ok(Layer { rope: Some(rope), ..b.pre_norm(ffn)? })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }
 
-/// What the MoE form adds.
-struct Mixture {
+/// Expert layers of the MoE model.
+struct ExpertLayers {
     shape: ExpertShape,
-    /// Width of the experts that every token uses.
+    /// Hidden dimension of the shared experts.
     shared: usize,
-    /// Dense layers before the first mixture.
+    /// Number of dense layers at the start.
     dense: usize,
-    /// One layer of so many is a mixture.
+    /// Interval of expert layers.
     step: usize,
 }
 
-impl Mixture {
+impl ExpertLayers {
     fn read(keys: &Keys<'_>) -> Result<Self, ModelError> {
         let hidden = keys.count("expert_feed_forward_length")?;
         let shape = ExpertShape {
             normalise: true,
-            ..ExpertShape::read_all(keys, hidden, Gating::Softmax)?
+            ..ExpertShape::read_with_routing(keys, hidden, Gating::Softmax)?
         };
         Ok(Self {
             shape,

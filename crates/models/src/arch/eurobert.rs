@@ -1,5 +1,5 @@
-//! EuroBERT, NeoBERT and encoders that were made of Llamas: a llama whose tokens see what lies before and behind them; the first turns
-//! halves, the others neighbours.
+//! EuroBERT, NeoBERT and encoders derived from Llama: a Llama with bidirectional attention.
+//! EuroBERT has split-half rotary embedding, the others adjacent pairs.
 //! GGUF: `general.architecture = "eurobert"`, `"neo-bert"` and `"llama-embed"`.
 
 use puna_graph::*;
@@ -7,7 +7,7 @@ use puna_graph::*;
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -15,7 +15,7 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     load_with(keys, w, RopeKind::Neox, "output_norm")
 }
 
@@ -23,7 +23,7 @@ pub(super) fn load_neo(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     load_with(keys, w, RopeKind::Norm, "enc.output_norm")
 }
 
@@ -31,7 +31,7 @@ pub(super) fn load_llama(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     load_with(keys, w, RopeKind::Norm, "output_norm")
 }
 
@@ -40,7 +40,7 @@ fn load_with(
     w: &mut Weights<'_>,
     rope: RopeKind,
     last: &str,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(rope, None));
@@ -50,5 +50,5 @@ fn load_with(
         Ok(Layer { rope: Some(rope), attention, ..b.pre_norm(ffn)? })
     })?;
     let last = norm.load(w, last, &[hp.n_embd])?;
-    Ok(Decoder::with_norm(w, &hp, last, layers)?.loaded(&hp))
+    Ok(Decoder::with_norm(w, &hp, last, layers)?.into_architecture(&hp))
 }

@@ -1,5 +1,5 @@
-//! EXAONE 3 and the first Qwen: a llama with rotary halves. Qwen has fused projections with biases, and files say twice the width of
-//! its SwiGLU.
+//! EXAONE 3 and the first Qwen: a Llama with split-half rotary embedding. Qwen has fused
+//! projections with biases, and its files store twice the hidden dimension of SwiGLU.
 //! GGUF: `general.architecture = "exaone"`, `"qwen"`, and `"pangu-embedded"` for openPangu.
 
 use puna_graph::*;
@@ -7,7 +7,7 @@ use puna_graph::*;
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -15,7 +15,7 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     load_with(keys, w, Hparams::read(keys)?)
 }
 
@@ -23,18 +23,22 @@ pub(super) fn load_qwen(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let mut hp = Hparams::read(keys)?;
     hp.ff.iter_mut().for_each(|ff| *ff /= 2);
     load_with(keys, w, hp)
 }
 
-fn load_with(keys: &Keys<'_>, w: &mut Weights<'_>, hp: Hparams) -> Result<Loaded, ModelError> {
+fn load_with(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    hp: Hparams,
+) -> Result<LoadedArchitecture, ModelError> {
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Neox)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = b.gated(Glu::Silu)?;
         Ok(Layer { rope: Some(rope), ..b.pre_norm(ffn)? })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

@@ -1,5 +1,6 @@
-//! EXAONE 4: norms behind attention and behind SwiGLU only, normed query and key heads; the 32B form has three layers with a sliding
-//! window, and rotation in these alone, for each one without.
+//! EXAONE 4: norms only after attention and after SwiGLU, normed query and key heads. In the 32B
+//! model, three layers with a sliding window and rotary embedding alternate with one layer without
+//! either.
 //! GGUF: `general.architecture = "exaone4"`.
 
 use puna_graph::*;
@@ -7,19 +8,19 @@ use puna_graph::*;
 use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 use crate::windows::Windows;
 
-/// Layers of the form with sliding windows.
+/// Layers of the model with sliding windows.
 const LAYERS_32B: usize = 64;
 
 pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Neox)?;
@@ -30,13 +31,13 @@ pub(super) fn load(
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = b.gated(Glu::Silu)?;
         Ok(Layer {
-            qk_norm: QkNorm::Before(b.head_norms()?),
+            qk_norm: QkNorm::BeforeRope(b.head_norms()?),
             rope: (!slides || windows.slides(b.i)).then_some(rope),
             attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             post_attn_norm: Some(b.norm("post_attention_norm")?),
             post_ffn_norm: Some(b.norm("post_ffw_norm")?),
-            ..b.bare(ffn)?
+            ..b.without_norms(ffn)?
         })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

@@ -1,5 +1,6 @@
-//! Falcon: layer norms, fused projections without biases, rotary halves, a GELU pair beside attention. The 7B form has one norm for
-//! both, the 40B form one for each.
+//! Falcon: layer norms, fused projections without biases, split-half rotary embedding, a GELU
+//! network in parallel with attention. The 7B model has one norm for both, the 40B model one for
+//! each.
 //! GGUF: `general.architecture = "falcon"`.
 
 use puna_graph::*;
@@ -7,7 +8,7 @@ use puna_graph::*;
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -15,19 +16,19 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Layer(keys.layer_eps()?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let ffn = b.plain(Activation::GeluErf)?;
+        let ffn = b.ungated(Activation::GeluErf)?;
         let first = b.norm("attn_norm")?;
-        // The second, where there is one, is attention's.
+        // The second norm, if present, is that of attention.
         let (attn_norm, ffn_norm) = match b.opt_norm("attn_norm_2")? {
             Some(second) => (Some(second), Some(first)),
             None => (Some(first), None),
         };
-        Ok(Layer { attn_norm, rope: Some(rope), parallel: true, ffn_norm, ..b.bare(ffn)? })
+        Ok(Layer { attn_norm, rope: Some(rope), parallel: true, ffn_norm, ..b.without_norms(ffn)? })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

@@ -1,4 +1,4 @@
-//! Falcon-H1: attention and Mamba's second version beside each other in every layer, then SwiGLU.
+//! Falcon-H1: attention and Mamba 2 in parallel in every layer, then SwiGLU.
 //! GGUF: `general.architecture = "falcon-h1"`.
 
 use puna_graph::{Glu, Norm, RopeKind};
@@ -8,7 +8,7 @@ use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Attention, Hybrid, HybridLayer, SsmKeys};
 use crate::mamba::Mamba2;
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -16,7 +16,7 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let (eps, ssm) = (keys.rms_eps()?, SsmKeys::read(keys, true)?);
     let norm = NormKind::Rms(eps);
@@ -24,7 +24,7 @@ pub(super) fn load(
     let layers = decoder::layers(w, &hp, norm, |b| {
         let attention = Attention { rope: Some(rope), ..Attention::load(b, false)? };
         let mamba = Mamba2::load(b, ssm)?;
-        // Files have this one without the usual end of its name.
+        // Files store this norm without the suffix `.weight`.
         let ffn_norm = match b.opt_tensor("ffn_norm", &[hp.n_embd])? {
             Some(w) => AnyNorm::Rms(Norm { w: Some(w), b: None, dim: hp.n_embd, eps }),
             None => b.norm("ffn_norm")?,
@@ -35,5 +35,5 @@ pub(super) fn load(
             ffn: Some((ffn_norm, b.gated(Glu::Silu)?)),
         })
     })?;
-    Ok(Hybrid::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Hybrid::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

@@ -1,12 +1,14 @@
-//! Gemma: pre-norm decoder, embeddings scaled by the root of their width, GeGLU, tied output.
-//! GGUF: `general.architecture = "gemma"`; norms are stored as they are applied.
+//! Gemma: pre-norm decoder, embeddings scaled by the square root of their width, GeGLU, tied output
+//! matrix.
+//! GGUF: `general.architecture = "gemma"`; norm weights are stored as they are applied, with the 1
+//! added.
 
 use puna_graph::*;
 
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -14,7 +16,7 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
@@ -23,5 +25,5 @@ pub(super) fn load(
         Ok(Layer { rope: Some(rope), ..b.pre_norm(ffn)? })
     })?;
     let embd_scale = (hp.n_embd as f32).sqrt();
-    Ok(Decoder { embd_scale, ..Decoder::new(w, &hp, norm, layers)? }.loaded(&hp))
+    Ok(Decoder { embd_scale, ..Decoder::new(w, &hp, norm, layers)? }.into_architecture(&hp))
 }

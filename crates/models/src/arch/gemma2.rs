@@ -1,5 +1,5 @@
-//! Gemma 2: norms before and after each part, soft-capped scores and logits, every other layer with a sliding window,
-//! GeGLU, tied output.
+//! Gemma 2: norms before and after each part, soft-capped scores and logits, a sliding window in
+//! every other layer, GeGLU, tied output matrix.
 //! GGUF: `general.architecture = "gemma2"`.
 
 use puna_graph::*;
@@ -7,23 +7,23 @@ use puna_graph::*;
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 use crate::windows::Windows;
 
-/// Layers of the 27B form, whose scores are scaled by the hidden size over the heads.
+/// Layers of the 27B model, whose scores are scaled by the width divided by the number of heads.
 const LAYERS_27B: usize = 46;
 
 pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
-    let local_keys = rope_keys.in_windows(keys, hp.key_dim, rope_keys.base)?;
+    let local_keys = rope_keys.for_windows(keys, hp.key_dim, rope_keys.base)?;
     let [global_rope, local_rope] =
         [rope_keys, local_keys].map(|keys| w.rope(keys.table(RopeKind::Neox, None)));
     let width = keys.count_or("attention.sliding_window", 4096)?;
@@ -50,5 +50,6 @@ pub(super) fn load(
     let embd_scale = (hp.n_embd as f32).sqrt();
     let logit_cap =
         Some(keys.opt_f32("final_logit_softcapping")?.unwrap_or(30.0)).filter(|&c| c > 0.0);
-    Ok(Decoder { embd_scale, logit_cap, ..Decoder::new(w, &hp, norm, layers)? }.loaded(&hp))
+    Ok(Decoder { embd_scale, logit_cap, ..Decoder::new(w, &hp, norm, layers)? }
+        .into_architecture(&hp))
 }

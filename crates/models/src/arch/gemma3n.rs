@@ -1,7 +1,8 @@
-//! Gemma 3n: four streams, of which one goes through the layers; each layer guesses from it and the others what all of them will be, and
-//! corrects them by what became of it (AltUp, Baykal et al., 2023). Beside attention lies a thin pair of matrices (LAuReL, Menghani
-//! et al., 2024); the gates of the first layers are mostly zero; the last layers read keys and values of earlier ones; each token
-//! has a vector of its own for each layer.
+//! Gemma 3n: four residual streams, one of which passes through the layers. Each layer predicts all
+//! streams from the current ones and corrects the prediction by the layer's result (AltUp, Baykal
+//! et al., 2023). A low-rank map lies parallel to attention (LAuReL, Menghani et al., 2024). The
+//! first layers have sparse gates, the last layers share keys and values of earlier ones, and each
+//! token has per-layer embeddings.
 //! GGUF: `general.architecture = "gemma3n"`.
 
 use puna_graph::*;
@@ -9,28 +10,29 @@ use puna_graph::*;
 use crate::blocks::Qkv;
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{Architecture, LoadOptions, Loaded, Shape};
-use crate::per_layer::{LayerInput, PerLayer};
+use crate::model::{Architecture, LoadOptions, LoadedArchitecture, ModelShape};
+use crate::per_layer::{PerLayerEmbedding, PerLayerProjection};
 use crate::rope::{self, RopeKeys, Scaling};
 use crate::weights::Weights;
 use crate::windows::Windows;
 
-/// What files do not say.
+/// Constants that files do not store.
 const STREAMS: usize = 4;
 const LAUREL_RANK: usize = 64;
-const WIDTH_OF_LAYERS: usize = 256;
-/// Layers with keys and values of their own, where a file does not say how many share those of others.
-const OWN: usize = 20;
-/// Layers whose gates are zero but for what lies above so many standard deviations, where a file has no list of them: one in twenty.
-const SPARSE: usize = 10;
-const DEVIATIONS: f32 = 1.644_853_6;
+const PER_LAYER_WIDTH: usize = 256;
+/// Default number of layers with own keys and values.
+const OWN_KV_LAYERS: usize = 20;
+/// Default number of layers with sparse gates: values below this many standard deviations above the
+/// mean are zero, which keeps 5 %.
+const SPARSE_LAYERS: usize = 10;
+const SPARSITY_DEVIATIONS: f32 = 1.644_853_6;
 const LOGIT_CAP: f32 = 30.0;
 
 struct Gemma3n {
     n_embd: usize,
     table: WeightId,
-    tokens: PerLayer,
-    /// From the first stream to the others, and back.
+    tokens: PerLayerEmbedding,
+    /// Projections from the first stream to the others, and back.
     out: Vec<Linear>,
     back: Vec<Linear>,
     layers: Vec<Layer>,
@@ -47,7 +49,7 @@ struct Layer {
     laurel: [Linear; 2],
     laurel_norm: Norm,
     attn_norm: Norm,
-    source: Source,
+    source: KvSource,
     q_norm: Norm,
     rope: RopeId,
     attention: AttentionSpec,
@@ -57,20 +59,20 @@ struct Layer {
     gate: Linear,
     up: Linear,
     down: Linear,
-    /// Above how many standard deviations gates are not zero, where some are.
+    /// Threshold of the gates in standard deviations above the mean, if they are sparse.
     sparsity: Option<f32>,
     post_ffn_norm: Norm,
-    token: LayerInput,
+    token: PerLayerProjection,
 }
 
-/// Where a layer's keys and values come from.
-enum Source {
+/// Source of a layer's keys and values.
+enum KvSource {
     Own {
         qkv: Box<Qkv>,
         k_norm: Norm,
         v_norm: Norm,
     },
-    /// This earlier layer's; the query is its own.
+    /// Those of this earlier layer; the layer has only a query projection.
     Layer(usize, Linear),
 }
 
@@ -78,19 +80,19 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let eps = keys.rms_eps()?;
-    let width = keys.count_or("embedding_length_per_layer_input", WIDTH_OF_LAYERS)?;
+    let width = keys.count_or("embedding_length_per_layer_input", PER_LAYER_WIDTH)?;
     let global = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let local =
-        RopeKeys { scaling: Scaling::None, ..global.in_windows(keys, hp.key_dim, rope::BASE)? };
+        RopeKeys { scaling: Scaling::None, ..global.for_windows(keys, hp.key_dim, rope::BASE)? };
     let ropes = [global, local].map(|keys| w.rope(keys.table(RopeKind::Neox, None)));
     let windows = Windows::read(keys, keys.sliding(hp.n_layer, 5)?)?;
     let table = w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
-    let tokens = PerLayer::load(w, (hp.n_embd, hp.n_vocab), (hp.n_layer, width), eps)?;
+    let tokens = PerLayerEmbedding::load(w, (hp.n_embd, hp.n_vocab), (hp.n_layer, width), eps)?;
     let mut streams = |name: &str| -> Result<Vec<Linear>, ModelError> {
-        let parts = w.parts(name, &[hp.n_embd, hp.n_embd, STREAMS - 1])?;
+        let parts = w.split_stack(name, &[hp.n_embd, hp.n_embd, STREAMS - 1])?;
         Ok(parts
             .into_iter()
             .map(|w| Linear { w, scale: 1.0, bias: None, out: hp.n_embd })
@@ -98,10 +100,10 @@ pub(super) fn load(
     };
     let (out, back) = (streams("altup_proj.weight")?, streams("altup_unembd_proj.weight")?);
     let mut layers = Vec::with_capacity(hp.n_layer);
-    let (own, sparsity) = (layers_with_own_keys(keys, &hp)?, sparsity(keys, hp.n_layer)?);
+    let (own_kv_layers, sparsity) = (own_kv_layers(keys, &hp)?, sparsity(keys, hp.n_layer)?);
     for (i, &sparsity) in sparsity.iter().enumerate() {
-        let source = source(keys, &windows, own, i)?;
-        source.map_or(Ok(()), |source| hp.may_read(keys, i, source))?;
+        let source = source(keys, &windows, own_kv_layers, i)?;
+        source.map_or(Ok(()), |source| hp.check_shared_kv(keys, i, source))?;
         let attention = AttentionSpec { scale: 1.0, mask: windows.mask(i), ..hp.attention(i) };
         layers.push(Layer::load(
             w,
@@ -111,24 +113,25 @@ pub(super) fn load(
         )?);
     }
     let norm = w.norm("output_norm", hp.n_embd, eps)?;
-    let head = w.head(table, hp.n_embd, hp.n_vocab)?;
-    let cache = layers[..own].iter().map(|l| l.attention.cache_layer()).collect();
+    let head = w.output_head(table, hp.n_embd, hp.n_vocab)?;
+    let cache = layers[..own_kv_layers].iter().map(|l| l.attention.cache_layer()).collect();
     let arch =
         Box::new(Gemma3n { n_embd: hp.n_embd, table, tokens, out, back, layers, norm, head });
-    Ok(Loaded { arch, cache, shape: Shape::decoder(&hp) })
+    Ok(LoadedArchitecture { arch, cache, shape: ModelShape::decoder(&hp) })
 }
 
-/// The earlier layer whose keys and values layer `i` reads, if it has none of its own: the last of its kind.
+/// Earlier layer whose keys and values layer `i` reads, if it has none: the last one with the same
+/// kind of mask.
 fn source(
     keys: &Keys<'_>,
     windows: &Windows,
-    own: usize,
+    own_kv_layers: usize,
     i: usize,
 ) -> Result<Option<usize>, ModelError> {
-    if i < own {
+    if i < own_kv_layers {
         return Ok(None);
     }
-    let last = (0..own).rev().find(|&at| windows.slides(at) == windows.slides(i));
+    let last = (0..own_kv_layers).rev().find(|&at| windows.slides(at) == windows.slides(i));
     last.map(Some).ok_or_else(|| {
         let (key, value) = (keys.name("attention.sliding_window_pattern"), format!("of layer {i}"));
         let reason = "the layers with keys of their own must have one of each kind";
@@ -136,12 +139,12 @@ fn source(
     })
 }
 
-/// How many of the first layers have keys and values of their own.
-fn layers_with_own_keys(keys: &Keys<'_>, hp: &Hparams) -> Result<usize, ModelError> {
+/// Number of first layers with own keys and values.
+fn own_kv_layers(keys: &Keys<'_>, hp: &Hparams) -> Result<usize, ModelError> {
     let Some(shared) = keys.opt_count("attention.shared_kv_layers")? else {
-        return Ok(OWN.min(hp.n_layer));
+        return Ok(OWN_KV_LAYERS.min(hp.n_layer));
     };
-    hp.n_layer.checked_sub(shared).filter(|&own| own > 0).ok_or_else(|| {
+    hp.n_layer.checked_sub(shared).filter(|&own_kv_layers| own_kv_layers > 0).ok_or_else(|| {
         let (key, value) = (keys.name("attention.shared_kv_layers"), shared.to_string());
         ModelError::KeyValue {
             key,
@@ -151,11 +154,14 @@ fn layers_with_own_keys(keys: &Keys<'_>, hp: &Hparams) -> Result<usize, ModelErr
     })
 }
 
-/// Above how many standard deviations the gates of each layer are not zero; a list has what lies below all for those that have none.
+/// Sparsity threshold of each layer's gates in standard deviations; minus infinity in the list
+/// means none.
 fn sparsity(keys: &Keys<'_>, layers: usize) -> Result<Vec<Option<f32>>, ModelError> {
     let key = keys.name("activation_sparsity_scale");
     if keys.meta().get(&key).is_none() {
-        return Ok((0..layers).map(|i| (i < SPARSE).then_some(DEVIATIONS)).collect());
+        return Ok((0..layers)
+            .map(|i| (i < SPARSE_LAYERS).then_some(SPARSITY_DEVIATIONS))
+            .collect());
     }
     let scales = keys.numbers_per_layer(&key, layers)?;
     Ok(scales
@@ -175,11 +181,11 @@ impl Layer {
         let (n, dim, ff) = (hp.n_embd, hp.key_dim, hp.ff(i));
         let b = format!("blk.{i}");
         let name = |part: &str| format!("{b}.{part}");
-        let [q, _, _] = hp.widths(i);
+        let [q, _, _] = hp.qkv_widths(i);
         let source = match source {
-            Some(layer) => Source::Layer(layer, w.linear(&name("attn_q"), n, q)?),
-            None => Source::Own {
-                qkv: Box::new(Qkv::load(w, &b, n, hp.widths(i))?),
+            Some(layer) => KvSource::Layer(layer, w.linear(&name("attn_q"), n, q)?),
+            None => KvSource::Own {
+                qkv: Box::new(Qkv::load(w, &b, n, hp.qkv_widths(i))?),
                 k_norm: w.norm(&name("attn_k_norm"), dim, eps)?,
                 v_norm: Norm { w: None, b: None, dim: hp.value_dim, eps },
             },
@@ -208,11 +214,11 @@ impl Layer {
             down: w.linear(&name("ffn_down"), ff, n)?,
             sparsity,
             post_ffn_norm: w.norm(&name("post_ffw_norm"), n, eps)?,
-            token: LayerInput::load(w, &b, (n, width), eps)?,
+            token: PerLayerProjection::load(w, &b, (n, width), eps)?,
         })
     }
 
-    /// How much each kind of text is at hand, as the first stream tells.
+    /// Router outputs for the stream, in (-1, 1).
     fn modalities(&self, g: &mut Graph, x: ValueId) -> ValueId {
         let n_embd = g.value(x).cols;
         let x = g.rms_norm("router_normed", &self.router_norm, x);
@@ -221,43 +227,43 @@ impl Layer {
         g.activate("modalities", Activation::Tanh, x)
     }
 
-    /// What the streams will be.
+    /// Predicts all streams.
     fn predict(&self, g: &mut Graph, streams: [ValueId; STREAMS]) -> [ValueId; STREAMS] {
         let modalities = self.modalities(g, streams[0]);
-        let shares = g.linear("all_coefs", &self.predict, modalities);
+        let coefficients = g.linear("all_coefs", &self.predict, modalities);
         std::array::from_fn(|k| {
             streams.iter().enumerate().fold(streams[k], |sum, (j, &stream)| {
-                let share = g.slice(shares, STREAMS * k + j, 1);
-                let part = g.mul("predicted_part", stream, share);
+                let coefficient = g.slice(coefficients, STREAMS * k + j, 1);
+                let part = g.mul("predicted_part", stream, coefficient);
                 g.add("predictions", sum, part)
             })
         })
     }
 
-    /// The streams, by what became of the first.
+    /// Corrects the predicted streams by the layer's result.
     fn correct(
         &self,
         g: &mut Graph,
         predicted: [ValueId; STREAMS],
-        became: ValueId,
+        activated: ValueId,
     ) -> [ValueId; STREAMS] {
-        let modalities = self.modalities(g, became);
-        let shares = g.linear("all_coefs", &self.correct, modalities);
+        let modalities = self.modalities(g, activated);
+        let coefficients = g.linear("all_coefs", &self.correct, modalities);
         let less = g.scale("active_negated", predicted[0], -1.0);
-        let new = g.add("innovation", became, less);
+        let new = g.add("innovation", activated, less);
         std::array::from_fn(|k| {
-            let share = g.slice(shares, k, 1);
-            let part = g.mul("corrected_part", new, share);
+            let coefficient = g.slice(coefficients, k, 1);
+            let part = g.mul("corrected_part", new, coefficient);
             let part = g.add("corrected_whole", part, new);
             g.add("corrected", predicted[k], part)
         })
     }
 
-    /// What heads read.
+    /// Attention result, with the heads concatenated.
     fn attend(&self, g: &mut Graph, i: usize, h: ValueId) -> ValueId {
         let dim = self.attention.key_dim;
         match &self.source {
-            Source::Own { qkv, k_norm, v_norm } => {
+            KvSource::Own { qkv, k_norm, v_norm } => {
                 let [q, k, v] = qkv.project(g, h);
                 let q = g.rms_norm("Qcur_normed", &self.q_norm, q);
                 let k = g.rms_norm("Kcur_normed", k_norm, k);
@@ -266,7 +272,7 @@ impl Layer {
                 let k = g.rope("Kcur_pos", k, dim, self.rope);
                 g.attention("kqv_out", i, [q, k, v], self.attention)
             }
-            Source::Layer(layer, q) => {
+            KvSource::Layer(layer, q) => {
                 let q = g.linear("Qcur", q, h);
                 let q = g.rms_norm("Qcur_normed", &self.q_norm, q);
                 let q = g.rope("Qcur_pos", q, dim, self.rope);
@@ -292,16 +298,16 @@ impl Layer {
         g: &mut Graph,
         i: usize,
         streams: [ValueId; STREAMS],
-        said: ValueId,
+        per_layer: ValueId,
     ) -> [ValueId; STREAMS] {
         let half = std::f32::consts::FRAC_1_SQRT_2;
         let predicted = self.predict(g, streams);
         let active = predicted[0];
         let h = g.rms_norm("attn_norm", &self.attn_norm, active);
-        let thin = g.linear("laurel_l", &self.laurel[0], h);
-        let thin = g.linear("laurel_r", &self.laurel[1], thin);
-        let thin = g.rms_norm("laurel_normed", &self.laurel_norm, thin);
-        let laurel = g.add("laurel_out", thin, h);
+        let low_rank = g.linear("laurel_l", &self.laurel[0], h);
+        let low_rank = g.linear("laurel_r", &self.laurel[1], low_rank);
+        let low_rank = g.rms_norm("laurel_normed", &self.laurel_norm, low_rank);
+        let laurel = g.add("laurel_out", low_rank, h);
         let a = self.attend(g, i, h);
         let a = g.linear("attn_out", &self.wo, a);
         let a = g.rms_norm("attn_post_norm", &self.post_attn_norm, a);
@@ -309,12 +315,12 @@ impl Layer {
         let x = g.add("attn_laurel_sum", a, laurel);
         let x = g.scale("attn_laurel", x, half);
         let f = self.feed_forward(g, x);
-        let became = g.add("attn_ffw_laurel_gated", f, x);
-        let mut streams = self.correct(g, predicted, became);
+        let activated = g.add("attn_ffw_laurel_gated", f, x);
+        let mut streams = self.correct(g, predicted, activated);
         let n_embd = g.value(active).cols;
         let scale = g.embed("correct_scale", self.correct_scale, n_embd, Index::Fixed(0));
         let first = g.mul("first_prediction", streams[0], scale);
-        let more = self.token.record(g, first, said);
+        let more = self.token.record(g, first, per_layer);
         for stream in &mut streams[1..] {
             *stream = g.add("l_out", *stream, more);
         }
@@ -326,7 +332,7 @@ impl Architecture for Gemma3n {
     fn hidden(&self, g: &mut Graph, outputs_only: bool) -> ValueId {
         let x = g.embed("inp_embd", self.table, self.n_embd, Index::Token);
         let x = g.scale("inp_scaled", x, (self.n_embd as f32).sqrt());
-        let said = self.tokens.record(g, x);
+        let per_layer = self.tokens.record(g, x);
         let mut streams = std::array::from_fn(|k| match k.checked_sub(1) {
             None => x,
             Some(other) => {
@@ -336,8 +342,8 @@ impl Architecture for Gemma3n {
         });
         for (i, layer) in self.layers.iter().enumerate() {
             g.set_layer(Some(i));
-            let said = self.tokens.of_layer(g, said, i);
-            streams = layer.forward(g, i, streams, said).map(|stream| g.steer(i, stream));
+            let per_layer = self.tokens.of_layer(g, per_layer, i);
+            streams = layer.forward(g, i, streams, per_layer).map(|stream| g.steer(i, stream));
         }
         g.set_layer(None);
         if outputs_only {

@@ -1,26 +1,28 @@
-//! The assistant of a Gemma 4: a few thin layers that guess ahead with the model's own keys and values. It reads a token as the model
-//! embeds it, beside a hidden state, and has neither keys nor values of its own.
+//! Companion of Gemma 4: a few narrow layers that attend to the target's keys and values. It reads
+//! the target's token embedding and hidden state, and has no cache of its own.
 //! GGUF: `general.architecture = "gemma4-assistant"`.
 
 use puna_graph::*;
 
 use super::gemma4::dims_and_ropes;
 use crate::blocks::Mlp;
-use crate::companion::{Companion, Guesser, Guesses, Needs, Seen, Trunk};
+use crate::companion::{
+    Companion, DraftCache, DraftMethod, Drafter, TargetParts, TargetRequirements,
+};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::weights::Weights;
 
 struct Gemma4Assistant {
-    /// Features of the model's hidden states.
+    /// Dimensions of the target's hidden states.
     width: usize,
-    /// From the model's embedding and hidden state.
-    before: Linear,
+    /// Projection of the target's embedding and hidden state.
+    pre_projection: Linear,
     layers: Vec<Layer>,
     norm: Norm,
     head: Linear,
-    /// To the hidden state that the next guess reads.
-    behind: Linear,
+    /// Projection to the hidden state that the next draft step reads.
+    post_projection: Linear,
 }
 
 struct Layer {
@@ -37,12 +39,13 @@ struct Layer {
     scale: f32,
 }
 
-/// What all layers are loaded with.
-struct Form {
+/// Options that all layers share.
+struct Gemma4AssistantConfig {
     hp: Hparams,
     eps: f32,
     sliding: Vec<bool>,
-    /// What a row of a layer that slides sees. Its place is that of the token before, which would see one farther back.
+    /// Mask of a layer with a window. A row has the position of the token before its own, so its
+    /// window is one shorter.
     window: Mask,
     local_dim: usize,
     global_rope: RopeId,
@@ -50,52 +53,52 @@ struct Form {
 }
 
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, ModelError> {
-    let form = Form::read(keys, w)?;
-    let hp = &form.hp;
+    let config = Gemma4AssistantConfig::read(keys, w)?;
+    let hp = &config.hp;
     let width = keys.hidden_size("embedding_length_out")?;
     let table = w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
-    let before = w.linear("nextn.pre_projection", 2 * width, hp.n_embd)?;
+    let pre_projection = w.linear("nextn.pre_projection", 2 * width, hp.n_embd)?;
     let layers =
-        (0..hp.n_layer).map(|i| Layer::load(w, &form, i)).collect::<Result<Vec<_>, _>>()?;
-    let guesser = Gemma4Assistant {
+        (0..hp.n_layer).map(|i| Layer::load(w, &config, i)).collect::<Result<Vec<_>, _>>()?;
+    let drafter = Gemma4Assistant {
         width,
-        before,
-        norm: w.norm("output_norm", hp.n_embd, form.eps)?,
-        head: w.head(table, hp.n_embd, hp.n_vocab)?,
-        behind: w.linear("nextn.post_projection", hp.n_embd, width)?,
+        pre_projection,
+        norm: w.norm("output_norm", hp.n_embd, config.eps)?,
+        head: w.output_head(table, hp.n_embd, hp.n_vocab)?,
+        post_projection: w.linear("nextn.post_projection", hp.n_embd, width)?,
         layers,
     };
-    let layers = guesser.layers.iter().map(|layer| layer.attention.cache_layer()).collect();
+    let layers = drafter.layers.iter().map(|layer| layer.attention.cache_layer()).collect();
     Ok(Companion {
-        guesser: Box::new(guesser),
-        guesses: Guesses::Chain { state: width, sees: Seen::Model },
-        needs: Needs {
+        drafter: Box::new(drafter),
+        method: DraftMethod::Chain { state_dim: width, cache: DraftCache::Target },
+        requirements: TargetRequirements {
             width,
             n_vocab: hp.n_vocab,
-            shares: Some(width),
-            layers,
-            ..Needs::default()
+            shared_width: Some(width),
+            cache_layers: layers,
+            ..TargetRequirements::default()
         },
         cache: Vec::new(),
         tokens: None,
     })
 }
 
-impl Form {
+impl Gemma4AssistantConfig {
     fn read(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Self, ModelError> {
         let hp = Hparams::read_draft(keys)?;
         let (local_dim, [global_rope, local_rope]) = dims_and_ropes(keys, &hp, w)?;
         let sliding = keys.listed_sliding(hp.n_layer)?;
-        let seen = keys.count("attention.sliding_window")?;
-        if seen < 2 {
+        let window = keys.count("attention.sliding_window")?;
+        if window < 2 {
             let key = keys.name("attention.sliding_window");
             let reason = "must be 2 or more: the newest token's own keys are not there yet";
-            return Err(ModelError::KeyValue { key, value: seen.to_string(), reason });
+            return Err(ModelError::KeyValue { key, value: window.to_string(), reason });
         }
         Ok(Self {
             eps: keys.rms_eps()?,
             sliding,
-            window: Mask::Window(seen as u32 - 1),
+            window: Mask::Window(window as u32 - 1),
             local_dim,
             global_rope,
             local_rope,
@@ -105,11 +108,15 @@ impl Form {
 }
 
 impl Layer {
-    fn load(w: &mut Weights<'_>, form: &Form, i: usize) -> Result<Self, ModelError> {
-        let Form { hp, eps, .. } = form;
-        let (heads, kv_heads, slides) = (hp.heads[i], hp.kv_heads[i], form.sliding[i]);
-        let dim = if slides { form.local_dim } else { hp.key_dim };
-        let mask = if slides { form.window } else { Mask::Causal };
+    fn load(
+        w: &mut Weights<'_>,
+        config: &Gemma4AssistantConfig,
+        i: usize,
+    ) -> Result<Self, ModelError> {
+        let Gemma4AssistantConfig { hp, eps, .. } = config;
+        let (heads, kv_heads, slides) = (hp.heads[i], hp.kv_heads[i], config.sliding[i]);
+        let dim = if slides { config.local_dim } else { hp.key_dim };
+        let mask = if slides { config.window } else { Mask::Causal };
         let name = |part: &str| format!("blk.{i}.{part}");
         let norm = |w: &mut Weights<'_>, part: &str| w.norm(&name(part), hp.n_embd, *eps);
         let scale = name("layer_output_scale.weight");
@@ -117,7 +124,7 @@ impl Layer {
             attn_norm: norm(w, "attn_norm")?,
             q: w.linear(&name("attn_q"), hp.n_embd, heads * dim)?,
             q_norm: w.norm(&name("attn_q_norm"), dim, *eps)?,
-            rope: if slides { form.local_rope } else { form.global_rope },
+            rope: if slides { config.local_rope } else { config.global_rope },
             attention: AttentionSpec {
                 scale: 1.0,
                 mask,
@@ -132,7 +139,7 @@ impl Layer {
         })
     }
 
-    /// The stream behind the layer, which attends to what this layer of the model's cache holds.
+    /// Residual stream after the layer, which attends to cache layer `layer` of the target.
     fn record(&self, g: &mut Graph, x: ValueId, layer: usize) -> ValueId {
         let h = g.rms_norm("attn_norm", &self.attn_norm, x);
         let q = g.linear("Qcur", &self.q, h);
@@ -150,24 +157,30 @@ impl Layer {
     }
 }
 
-impl Guesser for Gemma4Assistant {
-    fn read(&self, g: &mut Graph, hidden: ValueId, _inputs: &[ValueId], _trunk: &Trunk) {
+impl Drafter for Gemma4Assistant {
+    fn tap_target(
+        &self,
+        g: &mut Graph,
+        hidden: ValueId,
+        _inputs: &[ValueId],
+        _target: &TargetParts,
+    ) {
         g.add_extra_output(hidden);
     }
 
-    fn guess(&self, g: &mut Graph, trunk: &Trunk) -> ValueId {
-        let x = g.embed("inp_embd_target", trunk.table_or(None), self.width, Index::Token);
+    fn draft(&self, g: &mut Graph, target: &TargetParts) -> ValueId {
+        let x = g.embed("inp_embd_target", target.token_table(None), self.width, Index::Token);
         let x = g.scale("inp_scaled", x, (self.width as f32).sqrt());
         let state = g.given("inp_h", self.width);
         let both = g.concat("inp_xh", x, state);
-        let mut x = g.linear("pre_proj", &self.before, both);
-        for (i, (layer, &at)) in self.layers.iter().zip(&trunk.layers).enumerate() {
+        let mut x = g.linear("pre_proj", &self.pre_projection, both);
+        for (i, (layer, &at)) in self.layers.iter().zip(&target.cache_layers).enumerate() {
             g.set_layer(Some(i));
             x = layer.record(g, x, at);
         }
         g.set_layer(None);
         let x = g.rms_norm("result_norm", &self.norm, x);
-        let next = g.linear("h_nextn", &self.behind, x);
+        let next = g.linear("h_nextn", &self.post_projection, x);
         g.add_extra_output(next);
         g.linear("result_output", &self.head, x)
     }

@@ -1,5 +1,5 @@
-//! EmbeddingGemma: Gemma 3 as an encoder: tokens see what lies before and behind them, five layers within half a window for each one
-//! that sees everything; thin projections for the vector of a text.
+//! EmbeddingGemma: Gemma 3 as an encoder with bidirectional attention. Five layers with half a
+//! window on each side alternate with one without a window; two projections follow the pooling.
 //! GGUF: `general.architecture = "gemma-embedding"`.
 
 use puna_graph::*;
@@ -7,7 +7,7 @@ use puna_graph::*;
 use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::{self, RopeKeys, Scaling};
 use crate::weights::Weights;
 use crate::windows::Windows;
@@ -16,22 +16,22 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let global_rope = w.rope(rope_keys.table(RopeKind::Neox, None));
-    // Scaling is for the layers that see the whole text.
+    // Rotary scaling applies only to layers without a window.
     let local_keys =
-        RopeKeys { scaling: Scaling::None, ..rope_keys.in_windows(keys, hp.key_dim, rope::BASE)? };
+        RopeKeys { scaling: Scaling::None, ..rope_keys.for_windows(keys, hp.key_dim, rope::BASE)? };
     let local_rope = w.rope(local_keys.table(RopeKind::Neox, None));
     let windows = Windows::read(keys, keys.sliding(hp.n_layer, 6)?)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = b.gated(Glu::Gelu)?;
         Ok(Layer {
-            qk_norm: QkNorm::Before(b.head_norms()?),
+            qk_norm: QkNorm::BeforeRope(b.head_norms()?),
             rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
-            attention: AttentionSpec { mask: windows.mask_around(b.i), ..hp.attention(b.i) },
+            attention: AttentionSpec { mask: windows.encoder_mask(b.i), ..hp.attention(b.i) },
             post_attn_norm: Some(b.norm("post_attention_norm")?),
             post_ffn_norm: Some(b.norm("post_ffw_norm")?),
             ..b.pre_norm(ffn)?
@@ -43,10 +43,11 @@ pub(super) fn load(
         projections: projections(keys, w, &hp)?,
         ..Decoder::new(w, &hp, norm, layers)?
     }
-    .loaded(&hp))
+    .into_architecture(&hp))
 }
 
-/// `dense_2` and `dense_3`, for a text's vector. They have no bias, so that a mean may be taken behind them as well as before.
+/// Loads `dense_2` and `dense_3`. They have no bias, so projecting before or after a mean pooling
+/// gives the same embedding.
 fn projections(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,

@@ -1,5 +1,5 @@
-//! GLM-4: norms before and after each part, half of each head turns in pairs, fused SwiGLU; its predecessor ChatGLM has the norms
-//! before alone.
+//! GLM-4: norms before and after each part, adjacent-pair rotary embedding of half of each head,
+//! fused SwiGLU. ChatGLM, its predecessor, has norms only before the parts.
 //! GGUF: `general.architecture = "glm4"` and `"chatglm"`.
 
 use puna_graph::*;
@@ -7,7 +7,7 @@ use puna_graph::*;
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -15,7 +15,7 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Norm, None));
@@ -28,5 +28,5 @@ pub(super) fn load(
             ..b.pre_norm(ffn)?
         })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

@@ -1,67 +1,71 @@
-//! GLM 5 Next: several residual streams that flow into each other (hyper-connections); layers of delta attention, here and there latent
-//! attention without rotation to blocks of tokens: an indexer chooses them by keys that it pools of each, and what lies behind the
-//! last whole block is always seen. Dense layers first, then mixtures of bounded units beside shared ones.
+//! GLM 5 Next: hyper-connections with mixed residual streams; layers of Kimi delta attention, and
+//! some layers of latent attention without rotary embedding to blocks of tokens. An indexer with
+//! pooled keys selects the blocks; tokens after the last whole block are always included. Dense
+//! layers first, then experts with clamped activations and a shared expert.
 //! GGUF: `general.architecture = "glm5-next"`.
 
 use puna_graph::*;
 
-use crate::decoder::{self, AnyNorm, Block, NormKind};
-use crate::delta::UNIT_EPS;
+use crate::decoder::{self, AnyNorm, LayerLoader, NormKind};
+use crate::delta::QK_NORM_EPS;
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::hybrid::{Hybrid, HybridLayer, Mixer, Residual, Trail};
-use crate::hyper::{HyperForm, Streams};
-use crate::indexer::{IndexerForm, KEY_EPS};
-use crate::kda::{DeltaAttention, KdaForm};
+use crate::hybrid::{Hybrid, HybridLayer, Mixer, MixerContext, ResidualConnections};
+use crate::hyper::{HyperConnectionSpec, ResidualStreams};
+use crate::indexer::{IndexerSizes, KEY_EPS};
+use crate::kda::{DeltaAttention, KdaConfig};
 use crate::latent::{Latent, LatentSizes};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::weights::Weights;
 
 pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
     let eps = keys.rms_eps()?;
     let norm = NormKind::Rms(eps);
-    let kda = KdaForm { eps: UNIT_EPS, ..KdaForm::read(keys)?.bounded(keys, -1.0)? };
-    let (form, indexers) = (LatentSizes::read(keys, &hp, w)?, Indexers::read(keys, &hp)?);
+    let kda = KdaConfig { eps: QK_NORM_EPS, ..KdaConfig::read(keys)?.bounded(keys, -1.0)? };
+    let (sizes, indexers) = (LatentSizes::read(keys, &hp, w)?, Indexers::read(keys, &hp)?);
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
     let hidden = keys.count("expert_feed_forward_length")?;
-    let (shape, shared) =
-        (ExpertShape::read_all(keys, hidden, Gating::Sigmoid)?, keys.shared_width(hidden)?);
-    let [bounds, beside] = keys.bounds_of_units(hp.n_layer)?;
+    let (shape, shared) = (
+        ExpertShape::read_with_routing(keys, hidden, Gating::Sigmoid)?,
+        keys.shared_width(hidden)?,
+    );
+    let [limits, shared_limits] = keys.glu_limits(hp.n_layer)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
         let mixer: Box<dyn Mixer> = match hp.kv_heads[b.i] {
             0 => Box::new(DeltaAttention::load(b, kda)?),
-            _ => Box::new(BlockAttention::load(b, (form, norm), &indexers)?),
+            _ => Box::new(BlockAttention::load(b, (sizes, norm), &indexers)?),
         };
-        // Dense layers have the unit of the part that every token uses.
-        let [glu, dense_glu] = [bounds[b.i], beside[b.i]]
+        // Dense layers have the limits of the shared expert.
+        let [glu, dense_glu] = [limits[b.i], shared_limits[b.i]]
             .map(|bound| bound.map_or(Glu::Silu, |limit| Glu::SiluOfClamped { limit }));
         let ffn = match b.i < dense {
             true => b.gated(dense_glu)?,
-            false => b.experts_beside_other(ExpertShape { glu, ..shape }, shared, dense_glu)?,
+            false => b.experts_with_shared_glu(ExpertShape { glu, ..shape }, shared, dense_glu)?,
         };
         let ffn = Some((b.norm("ffn_norm")?, ffn));
         Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![mixer], ffn })
     })?;
-    let connections = HyperForm::read_mixing(keys, eps)?;
-    let streams = Streams::load_without_end(w, hp.n_embd, hp.n_layer, &connections)?;
-    let residual: Box<dyn Residual> = Box::new(streams);
-    Ok(Hybrid { residual: Some(residual), ..Hybrid::new(w, &hp, norm, layers)? }.loaded(&hp))
+    let connections = HyperConnectionSpec::read_mixing(keys, eps)?;
+    let streams = ResidualStreams::load_without_end(w, hp.n_embd, hp.n_layer, &connections)?;
+    let residual: Box<dyn ResidualConnections> = Box::new(streams);
+    Ok(Hybrid { residual: Some(residual), ..Hybrid::new(w, &hp, norm, layers)? }
+        .into_architecture(&hp))
 }
 
-/// What indexers have in common.
+/// Options that all indexers share.
 struct Indexers {
-    form: IndexerForm,
-    /// Of the norm of their keys.
+    sizes: IndexerSizes,
+    /// Epsilon of the key norm.
     eps: f32,
-    /// Tokens of a block.
+    /// Tokens per block.
     block: usize,
-    /// Which layers have one of their own, of those that attend.
+    /// Which layers have an indexer, of those with attention.
     owners: Vec<bool>,
 }
 
@@ -71,9 +75,9 @@ impl Indexers {
             let key = keys.name(&format!("attention.indexer.{key}"));
             Err(ModelError::KeyValue { key, value, reason })
         };
-        let form = IndexerForm::read(keys, 0)?;
+        let sizes = IndexerSizes::read(keys, 0)?;
         let block = keys.count("attention.indexer.kpool")?;
-        if block < 2 || !form.count.is_multiple_of(block) {
+        if block < 2 || !sizes.count.is_multiple_of(block) {
             return wrong(
                 "kpool",
                 block.to_string(),
@@ -98,16 +102,16 @@ impl Indexers {
             );
         }
         let eps = keys.opt_f32("attention.layer_norm_epsilon")?.unwrap_or(KEY_EPS);
-        Ok(Self { form, eps, block, owners })
+        Ok(Self { sizes, eps, block, owners })
     }
 }
 
-/// Chooses blocks of tokens.
+/// Selects blocks of tokens.
 struct Indexer {
     query: Linear,
     key: Linear,
     key_norm: AnyNorm,
-    /// How much each feature of a token's key counts in its block.
+    /// Projection to the weight of each key dimension in its block's pooled key.
     gate: Linear,
     pool: PoolSpec,
     weights: Linear,
@@ -115,27 +119,31 @@ struct Indexer {
 }
 
 impl Indexer {
-    fn load(b: &mut Block<'_, '_>, indexers: &Indexers, thin: usize) -> Result<Self, ModelError> {
+    fn load(
+        b: &mut LayerLoader<'_, '_>,
+        indexers: &Indexers,
+        low_rank: usize,
+    ) -> Result<Self, ModelError> {
         const BIAS: &str = "indexer_compressor_ape.weight";
-        let IndexerForm { heads, dim, count, .. } = indexers.form;
+        let IndexerSizes { heads, dim, count, .. } = indexers.sizes;
         let (n_embd, block) = (b.hp.n_embd, indexers.block);
         let norm = NormKind::Layer(indexers.eps);
         let bias = b.tensor(BIAS, &[dim, block])?;
         Ok(Self {
-            query: b.linear("indexer.attn_q_b", thin, heads * dim)?,
+            query: b.linear("indexer.attn_q_b", low_rank, heads * dim)?,
             key: b.linear("indexer.attn_k", n_embd, dim)?,
             key_norm: norm.load(b.w, &format!("{}.indexer.k_norm", b.name), &[dim])?,
             gate: b.linear("indexer_compressor_gate", n_embd, dim)?,
-            pool: indexers.form.pool(b, BIAS, block, Some(bias))?,
+            pool: indexers.sizes.pool(b, BIAS, block, Some(bias))?,
             weights: b.linear("indexer.proj", n_embd, heads)?,
-            spec: indexers.form.among_blocks(block, count / block),
+            spec: indexers.sizes.among_blocks(block, count / block),
         })
     }
 
-    /// The blocks that a token attends to, of its thin query and what the layer reads. As in other indexers, a factor of all weights is
-    /// left out.
-    fn select(&self, g: &mut Graph, layer: usize, thin: ValueId, h: ValueId) -> ValueId {
-        let q = g.linear("indexer_q", &self.query, thin);
+    /// Selects blocks for each token, from its low-rank query and the layer's input. A constant
+    /// factor of all weights is omitted because it does not change the order.
+    fn select(&self, g: &mut Graph, layer: usize, low_rank: ValueId, h: ValueId) -> ValueId {
+        let q = g.linear("indexer_q", &self.query, low_rank);
         let (k, gate) =
             (g.linear("indexer_k", &self.key, h), g.linear("indexer_gate", &self.gate, h));
         let weights = g.linear("indexer_weights", &self.weights, h);
@@ -146,36 +154,36 @@ impl Indexer {
     }
 }
 
-/// Latent attention to blocks that an indexer chooses, or that the last one before it has chosen.
+/// Latent attention to the blocks that its own indexer or the last one before it selects.
 struct BlockAttention {
     latent: Latent,
     indexer: Option<Indexer>,
     spec: AttentionSpec,
     chosen: SelectedPositions,
-    /// From what each head read to its values.
+    /// `W_UV` of each head.
     values: HeadLinear,
     wo: Linear,
 }
 
 impl BlockAttention {
     fn load(
-        b: &mut Block<'_, '_>,
-        (form, norm): (LatentSizes, NormKind),
+        b: &mut LayerLoader<'_, '_>,
+        (sizes, norm): (LatentSizes, NormKind),
         indexers: &Indexers,
     ) -> Result<Self, ModelError> {
         let (n_embd, heads) = (b.hp.n_embd, b.hp.heads[b.i]);
-        let (latent, values) = Latent::load(b.w, &b.name, (n_embd, heads), (form, norm, None))?;
-        let thin = form.q_lora_rank.unwrap_or(n_embd);
+        let (latent, values) = Latent::load(b.w, &b.name, (n_embd, heads), (sizes, norm, None))?;
+        let low_rank = sizes.q_lora_rank.unwrap_or(n_embd);
         let block = indexers.block;
         Ok(Self {
             latent,
             indexer: if indexers.owners[b.i] {
-                Some(Indexer::load(b, indexers, thin)?)
+                Some(Indexer::load(b, indexers, low_rank)?)
             } else {
                 None
             },
-            spec: AttentionSpec { sees_tail: true, ..form.attention(heads) },
-            chosen: SelectedPositions { lists: 1, count: indexers.form.count / block, block },
+            spec: AttentionSpec { sees_tail: true, ..sizes.attention(heads) },
+            chosen: SelectedPositions { lists: 1, count: indexers.sizes.count / block, block },
             values,
             wo: b.linear("attn_output", heads * values.out, n_embd)?,
         })
@@ -191,14 +199,20 @@ impl Mixer for BlockAttention {
             .collect()
     }
 
-    fn mix(&self, g: &mut Graph, trail: &mut Trail, h: ValueId) -> ValueId {
-        let thin = self.latent.source(g, h);
+    fn mix(&self, g: &mut Graph, context: &mut MixerContext, h: ValueId) -> ValueId {
+        let low_rank = self.latent.source(g, h);
         if let Some(indexer) = &self.indexer {
-            trail.chosen = Some(indexer.select(g, trail.layer + 1, thin, h));
+            context.selected = Some(indexer.select(g, context.cache_layer + 1, low_rank, h));
         }
-        let chosen = trail.chosen.expect("the first layer that attends has an indexer");
-        let qkv = self.latent.project_from(g, h, thin);
-        let a = g.sparse_attention("kqv_out", trail.layer, qkv, (chosen, self.chosen), self.spec);
+        let chosen = context.selected.expect("the first layer that attends has an indexer");
+        let qkv = self.latent.project_from(g, h, low_rank);
+        let a = g.sparse_attention(
+            "kqv_out",
+            context.cache_layer,
+            qkv,
+            (chosen, self.chosen),
+            self.spec,
+        );
         g.linear_of_heads("kqv_values", &self.values, a)
     }
 

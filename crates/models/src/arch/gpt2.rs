@@ -1,25 +1,27 @@
-//! GPT-2: pre-norm decoder with layer norms, learned positions, fused projections and a GELU pair, all with biases.
-//! GGUF: `general.architecture = "gpt2"`, and `"starcoder"` for the first StarCoder, whose heads share one key.
+//! GPT-2: pre-norm decoder with layer norms, learned positions, fused projections and a GELU
+//! network without a gate, all with biases.
+//! GGUF: `general.architecture = "gpt2"`, and `"starcoder"` for the first StarCoder, whose heads
+//! share one key.
 
 use puna_graph::*;
 
 use crate::decoder::{self, Decoder, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::weights::Weights;
 
 pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Layer(keys.layer_eps()?);
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let ffn = b.plain(Activation::GeluTanh)?;
+        let ffn = b.ungated(Activation::GeluTanh)?;
         b.pre_norm(ffn)
     })?;
     let positions = Some(w.tensor("position_embd.weight", &[hp.n_embd, hp.n_ctx])?);
-    Ok(Decoder { positions, ..Decoder::new(w, &hp, norm, layers)? }.loaded(&hp))
+    Ok(Decoder { positions, ..Decoder::new(w, &hp, norm, layers)? }.into_architecture(&hp))
 }

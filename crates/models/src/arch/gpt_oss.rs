@@ -1,5 +1,5 @@
-//! gpt-oss: pre-norm decoder, attention sinks, every other layer with a sliding window, a mixture of experts with biases
-//! and a clamped SwiGLU.
+//! gpt-oss: pre-norm decoder, attention sinks, a sliding window in every other layer, experts with
+//! biases and a clamped SwiGLU.
 //! GGUF: `general.architecture = "gpt-oss"`.
 
 use puna_graph::*;
@@ -8,7 +8,7 @@ use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 use crate::windows::Windows;
@@ -17,11 +17,11 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.with_exact_ramp();
-    let local_keys = rope_keys.in_windows(keys, hp.key_dim, rope_keys.base)?;
+    let local_keys = rope_keys.for_windows(keys, hp.key_dim, rope_keys.base)?;
     let [global_rope, local_rope] =
         [rope_keys, local_keys].map(|keys| w.rope(keys.table(RopeKind::Neox, None)));
     let windows = Windows::read(keys, keys.sliding(hp.n_layer, 2)?)?;
@@ -40,10 +40,10 @@ pub(super) fn load(
                 sinks: Some(b.tensor("attn_sinks.weight", &[hp.heads[b.i]])?),
                 ..hp.attention(b.i)
             },
-            // Stored under the other name.
+            // Files store the norm under this name.
             ffn_norm: Some(b.norm("post_attention_norm")?),
-            ..b.bare(ffn)?
+            ..b.without_norms(ffn)?
         })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

@@ -1,4 +1,5 @@
-//! Granite 4 and Bamba: layers of Mamba's second version, here and there attention; Granite's factors; SwiGLU or a mixture of experts.
+//! Granite 4 and Bamba: layers of Mamba 2 and some of attention; Granite's factors; SwiGLU or
+//! experts.
 //! GGUF: `general.architecture = "granitehybrid"`.
 
 use puna_graph::*;
@@ -9,7 +10,7 @@ use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, SsmKeys};
 use crate::mamba::Mamba2;
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -17,11 +18,11 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
     let (norm, ssm) = (NormKind::Rms(keys.rms_eps()?), SsmKeys::read(keys, true)?);
     let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Norm)?;
-    // "Not finetuned" is how these files say that nothing turns.
+    // In these files, `finetuned = false` means that no layer has rotary embedding.
     let rope = keys.opt_bool("rope.scaling.finetuned")?.unwrap_or(true).then_some(rope);
     let scale = keys.factor("attention.scale")?;
     let experts = keys.opt_count("expert_count")?.unwrap_or(0);
@@ -36,7 +37,7 @@ pub(super) fn load(
         };
         let ffn = if experts > 0 {
             let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, hp.ff(b.i))? };
-            b.experts_beside(shape, shared)?
+            b.experts_with_shared(shape, shared)?
         } else {
             b.gated(Glu::Silu)?
         };
@@ -49,5 +50,5 @@ pub(super) fn load(
         logit_scale: 1.0 / keys.factor("logit_scale")?.unwrap_or(1.0),
         ..Decoder::new(w, &hp, norm, Vec::new())?
     };
-    Ok(Hybrid::between(around, layers).loaded(&hp))
+    Ok(Hybrid::with_outer(around, layers).into_architecture(&hp))
 }

@@ -1,5 +1,6 @@
-//! Grok: norms before and after each part, soft-capped scores, a mixture of GELU units and perhaps one more that every token uses.
-//! GGUF: `general.architecture = "grok"`; files that do not name the factors mean those of the first Grok.
+//! Grok: norms before and after each part, soft-capped scores, experts with GELU gates and an
+//! optional dense network parallel to them.
+//! GGUF: `general.architecture = "grok"`; the defaults of the factors are those of Grok 1.
 
 use puna_graph::*;
 
@@ -7,22 +8,22 @@ use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::{RopeKeys, Scaling};
 use crate::weights::Weights;
 
-/// What the first Grok multiplies embeddings, scores and logits by.
-const EMBEDDINGS: f32 = 78.383_67;
-const SCORES: f32 = 0.088_388_35;
-const LOGITS: f32 = 0.577_350_26;
-/// Turns over the original context above which a frequency is kept.
+/// Factors of embeddings, scores and logits in Grok 1.
+const EMBEDDING_SCALE: f32 = 78.383_67;
+const ATTENTION_SCALE: f32 = 0.088_388_35;
+const LOGIT_SCALE: f32 = 0.577_350_26;
+/// Rotations over the original context above which YaRN leaves a frequency unchanged.
 const BETA_FAST: f32 = 8.0;
 
 pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let mut rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
@@ -30,7 +31,7 @@ pub(super) fn load(
         *beta_fast = keys.opt_f32("rope.scaling.yarn_beta_fast")?.unwrap_or(BETA_FAST);
     }
     let rope = w.rope(rope_keys.table(RopeKind::Neox, None));
-    let scale = keys.factor("attention.output_scale")?.unwrap_or(SCORES);
+    let scale = keys.factor("attention.output_scale")?.unwrap_or(ATTENTION_SCALE);
     let softcap =
         Some(keys.opt_f32("attn_logit_softcapping")?.unwrap_or(30.0)).filter(|&cap| cap > 0.0);
     let hidden = keys.opt_count("expert_feed_forward_length")?.filter(|&hidden| hidden > 0);
@@ -43,7 +44,7 @@ pub(super) fn load(
             ..ExpertShape::read(keys, hidden)?
         };
         let ffn = match b.has("ffn_up.weight") {
-            true => b.experts_and_gated(shape)?.scaled(std::f32::consts::FRAC_1_SQRT_2),
+            true => b.experts_with_dense(shape)?.scaled(std::f32::consts::FRAC_1_SQRT_2),
             false => b.experts(shape)?,
         };
         let last = b.opt_norm("layer_output_norm")?;
@@ -56,10 +57,10 @@ pub(super) fn load(
         })
     })?;
     Ok(Decoder {
-        embd_scale: keys.factor("embedding_scale")?.unwrap_or(EMBEDDINGS),
-        logit_scale: keys.factor("logit_scale")?.unwrap_or(LOGITS),
-        logit_cap: keys.bound("final_logit_softcapping")?,
+        embd_scale: keys.factor("embedding_scale")?.unwrap_or(EMBEDDING_SCALE),
+        logit_scale: keys.factor("logit_scale")?.unwrap_or(LOGIT_SCALE),
+        logit_cap: keys.opt_limit("final_logit_softcapping")?,
         ..Decoder::new(w, &hp, norm, layers)?
     }
-    .loaded(&hp))
+    .into_architecture(&hp))
 }

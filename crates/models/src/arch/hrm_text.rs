@@ -1,25 +1,25 @@
-//! HRM-Text: two stacks of layers with gated attention and norms without weights. The lower one is passed several times with the sum of
-//! its own stream and of the upper one's, then the upper one once with the same; all of that several times, each pass with keys and
-//! values of its own.
-//! GGUF: `general.architecture = "hrm_text"`; `block_count` counts the layers as often as they are passed.
+//! HRM-Text: two stacks of layers with gated attention and norms without weights. In each cycle the
+//! lower stack runs several times on the sum of both streams, then the upper stack runs once on the
+//! same sum. Each run has its own keys and values.
+//! GGUF: `general.architecture = "hrm_text"`; `block_count` counts a layer once per run.
 
 use puna_graph::*;
 
-use crate::decoder::{Block, Decoder, Layer, NormKind};
+use crate::decoder::{Decoder, Layer, LayerLoader, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{Architecture, LoadOptions, Loaded};
+use crate::model::{Architecture, LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
 struct HrmText {
-    /// Layers in the order in which they are passed; its embeddings begin the upper stream.
+    /// Layers in the order in which they run; the embeddings start the upper stream.
     decoder: Decoder,
-    /// `[n_embd]`: the lower stream before its first pass.
+    /// `[n_embd]`: initial lower stream.
     lower: WeightId,
-    /// Layers of a stack.
+    /// Layers per stack.
     depth: usize,
-    /// Passes of the lower stack for each one of the upper.
+    /// Runs of the lower stack for each run of the upper one.
     lower_passes: usize,
 }
 
@@ -27,7 +27,7 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
@@ -41,17 +41,17 @@ pub(super) fn load(
         return Err(ModelError::KeyValue { key, value, reason });
     }
     w.tensor("token_embd.weight", &[hp.n_embd, hp.n_vocab])?;
-    let plain = norm.plain(hp.n_embd);
+    let unweighted = norm.unweighted(hp.n_embd);
     let stacks = (0..2 * depth).map(|i| {
-        let mut b = Block::new(w, &hp, norm, i);
+        let mut b = LayerLoader::new(w, &hp, norm, i);
         let (ffn, width) = (b.gated(Glu::Silu)?, hp.heads[i] * hp.value_dim);
         Ok(Layer {
-            attn_norm: Some(plain),
+            attn_norm: Some(unweighted),
             rope: Some(rope),
             gate: Some((b.linear("attn_gate", hp.n_embd, width)?, Activation::Sigmoid)),
-            ffn_norm: Some(plain),
-            stream_norm: (i % depth + 1 == depth).then_some(plain),
-            ..b.bare(ffn)?
+            ffn_norm: Some(unweighted),
+            stream_norm: (i % depth + 1 == depth).then_some(unweighted),
+            ..b.without_norms(ffn)?
         })
     });
     let stacks = stacks.collect::<Result<Vec<Layer>, ModelError>>()?;
@@ -60,20 +60,22 @@ pub(super) fn load(
     let layers = (0..cycles).flat_map(|_| cycle()).collect();
     let decoder = Decoder {
         embd_scale: keys.factor("embedding_scale")?.unwrap_or(1.0),
-        ..Decoder::with_norm(w, &hp, plain, layers)?
+        ..Decoder::with_norm(w, &hp, unweighted, layers)?
     };
     let lower = w.tensor("hrm.z_l_init", &[hp.n_embd])?;
-    Ok(decoder.loaded_as(&hp, |decoder| Box::new(HrmText { decoder, lower, depth, lower_passes })))
+    Ok(decoder.into_architecture_as(&hp, |decoder| {
+        Box::new(HrmText { decoder, lower, depth, lower_passes })
+    }))
 }
 
 impl Architecture for HrmText {
     fn hidden(&self, g: &mut Graph, outputs_only: bool) -> ValueId {
-        let mut upper = self.decoder.enter(g);
+        let mut upper = self.decoder.input_stream(g);
         let mut lower = g.embed("z_l_init", self.lower, self.decoder.n_embd, Index::Fixed(0));
         let passes = self.decoder.layers.len() / self.depth;
         for pass in 0..passes {
             let both = g.add("streams", upper, lower);
-            let stream = self.decoder.pass(
+            let stream = self.decoder.run_layers(
                 g,
                 pass * self.depth..(pass + 1) * self.depth,
                 both,

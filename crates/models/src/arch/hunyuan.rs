@@ -1,7 +1,7 @@
-//! Hunyuan: pre-norm decoder, query and key heads normed after they turned, SwiGLU, or a mixture of experts with one that every token
-//! uses.
-//! GGUF: `general.architecture = "hunyuan-dense"` and `"hunyuan-moe"`, `"hunyuan_vl"` for the language model of HunyuanOCR, and
-//! `"maincoder"`, which turns neighbours.
+//! Hunyuan: pre-norm decoder, norms of query and key heads after the rotary embedding, SwiGLU, or
+//! experts with a shared expert.
+//! GGUF: `general.architecture = "hunyuan-dense"` and `"hunyuan-moe"`, `"hunyuan_vl"` for the
+//! language model of HunyuanOCR, and `"maincoder"`, with adjacent-pair rotary embedding.
 
 use puna_graph::*;
 
@@ -9,7 +9,7 @@ use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -17,7 +17,7 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     load_with(keys, w, RopeKind::Neox)
 }
 
@@ -25,11 +25,15 @@ pub(super) fn load_maincoder(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     load_with(keys, w, RopeKind::Norm)
 }
 
-fn load_with(keys: &Keys<'_>, w: &mut Weights<'_>, rope: RopeKind) -> Result<Loaded, ModelError> {
+fn load_with(
+    keys: &Keys<'_>,
+    w: &mut Weights<'_>,
+    rope: RopeKind,
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(rope, None));
@@ -37,11 +41,15 @@ fn load_with(keys: &Keys<'_>, w: &mut Weights<'_>, rope: RopeKind) -> Result<Loa
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = if experts > 0 {
             let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, hp.ff(b.i))? };
-            b.experts_beside(shape, keys.count("expert_shared_feed_forward_length")?)?
+            b.experts_with_shared(shape, keys.count("expert_shared_feed_forward_length")?)?
         } else {
             b.gated(Glu::Silu)?
         };
-        Ok(Layer { qk_norm: QkNorm::After(b.head_norms()?), rope: Some(rope), ..b.pre_norm(ffn)? })
+        Ok(Layer {
+            qk_norm: QkNorm::AfterRope(b.head_norms()?),
+            rope: Some(rope),
+            ..b.pre_norm(ffn)?
+        })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

@@ -1,4 +1,5 @@
-//! Jais: a GPT-2 with SwiGLU whose positions are by ALiBi and whose scores are over the size of a head, not its root.
+//! Jais: a GPT-2 with SwiGLU and ALiBi, whose scores are divided by the head dimension instead of
+//! its square root.
 //! GGUF: `general.architecture = "jais"`.
 
 use puna_graph::*;
@@ -6,14 +7,14 @@ use puna_graph::*;
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::weights::Weights;
 
 pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Layer(keys.layer_eps()?);
     let (alibi, scale) = (keys.factor("attention.max_alibi_bias")?, 1.0 / hp.key_dim as f32);
@@ -24,5 +25,5 @@ pub(super) fn load(
             ..b.pre_norm(ffn)?
         })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

@@ -1,5 +1,5 @@
-//! Jamba: layers of Mamba's first version with norms in the step's way, here and there attention without rotation; SwiGLU or a mixture of
-//! experts behind each.
+//! Jamba: layers of Mamba 1 with norms of time step, B and C, and some layers of attention without
+//! rotary embedding; SwiGLU or experts after each.
 //! GGUF: `general.architecture = "jamba"`.
 
 use puna_graph::Glu;
@@ -10,14 +10,14 @@ use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, SsmKeys};
 use crate::mamba::Mamba1;
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::weights::Weights;
 
 pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
     let (norm, ssm) = (NormKind::Rms(keys.rms_eps()?), SsmKeys::read(keys, false)?);
     let layers = decoder::layers(w, &hp, norm, |b| {
@@ -33,5 +33,5 @@ pub(super) fn load(
         let ffn = Some((b.norm("ffn_norm")?, ffn));
         Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![mixer], ffn })
     })?;
-    Ok(Hybrid::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Hybrid::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

@@ -1,6 +1,7 @@
-//! Kimi K3: Kimi Linear's layers, whose latent attention has gates of its values, with bounded units and experts that read fewer features
-//! than the stream has. Each part reads of the stream what it heeds of it: every few layers the stream is set aside and begins anew, and
-//! a softmax weighs what lies aside and what there is since.
+//! Kimi K3: the layers of Kimi Linear with gated latent attention, bounded activations, and experts
+//! in a latent space. Residual connections are attention over depth. Every few layers the stream is
+//! saved and a new one starts; each part reads a softmax-weighted sum of the saved streams and the
+//! current one.
 //! GGUF: `general.architecture = "kimi-k3"`.
 
 use puna_graph::*;
@@ -9,60 +10,67 @@ use crate::decoder::{self, NormKind};
 use crate::error::ModelError;
 use crate::experts::{ExpertShape, LatentExperts};
 use crate::hparams::{Hparams, Keys};
-use crate::hybrid::{Hybrid, HybridLayer, LatentAttention, Mixer, Part, Residual, Stream};
-use crate::kda::{DeltaAttention, KdaForm, Projection};
+use crate::hybrid::{
+    Hybrid, HybridLayer, LatentAttention, LayerPart, Mixer, ResidualConnections, ResidualStream,
+};
+use crate::kda::{DeltaAttention, KdaConfig, Projection};
 use crate::latent::LatentSizes;
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::weights::Weights;
 
 pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
     let eps = keys.rms_eps()?;
-    let (norm, form) = (NormKind::Rms(eps), LatentSizes::read(keys, &hp, w)?);
-    let kda =
-        KdaForm { gate: Projection::Direct("ssm_g"), ..KdaForm::read(keys)?.bounded(keys, -1.0)? };
+    let (norm, sizes) = (NormKind::Rms(eps), LatentSizes::read(keys, &hp, w)?);
+    let kda = KdaConfig {
+        gate: Projection::Direct("ssm_g"),
+        ..KdaConfig::read(keys)?.bounded(keys, -1.0)?
+    };
     let dense = keys.opt_count("leading_dense_block_count")?.unwrap_or(0);
-    let (glu, hidden) = (unit(keys)?, keys.count("expert_feed_forward_length")?);
+    let (glu, hidden) = (activation(keys)?, keys.count("expert_feed_forward_length")?);
     let latent = keys.opt_count("expert_latent_length")?.filter(|&width| width > 0);
     let latent = latent.map(|width| LatentExperts { width, name: "routed", eps: Some(eps) });
-    let shape =
-        ExpertShape { glu, latent, ..ExpertShape::read_all(keys, hidden, Gating::Sigmoid)? };
+    let shape = ExpertShape {
+        glu,
+        latent,
+        ..ExpertShape::read_with_routing(keys, hidden, Gating::Sigmoid)?
+    };
     let shared = keys.shared_width(hidden)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
         let mixer: Box<dyn Mixer> = match hp.kv_heads[b.i] {
             0 => Box::new(DeltaAttention::load(b, kda)?),
             _ => {
                 let (name, values) =
-                    (format!("{}.attn_gate", b.name), hp.heads[b.i] * form.v_head_dim);
+                    (format!("{}.attn_gate", b.name), hp.heads[b.i] * sizes.v_head_dim);
                 let gate = b.w.opt_linear(&name, hp.n_embd, values)?;
-                Box::new(LatentAttention::load(b, (form, norm, None))?.gated(gate))
+                Box::new(LatentAttention::load(b, (sizes, norm, None))?.gated(gate))
             }
         };
-        let ffn = if b.i < dense { b.gated(glu)? } else { b.experts_beside(shape, shared)? };
+        let ffn = if b.i < dense { b.gated(glu)? } else { b.experts_with_shared(shape, shared)? };
         let ffn = Some((b.norm("ffn_norm")?, ffn));
         Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![mixer], ffn })
     })?;
-    let residual: Option<Box<dyn Residual>> =
+    let residual: Option<Box<dyn ResidualConnections>> =
         match keys.opt_count("attn_res.block_size")?.unwrap_or(0) {
             0 => None,
-            every => Some(Box::new(Aside::load(w, &hp, eps, every)?)),
+            interval => Some(Box::new(BlockResidual::load(w, &hp, eps, interval)?)),
         };
-    Ok(Hybrid { residual, ..Hybrid::new(w, &hp, norm, layers)? }.loaded(&hp))
+    Ok(Hybrid { residual, ..Hybrid::new(w, &hp, norm, layers)? }.into_architecture(&hp))
 }
 
-/// The unit of experts and dense layers.
-fn unit(keys: &Keys<'_>) -> Result<Glu, ModelError> {
-    let bound = |key: &str| {
+/// Activation of experts and dense layers.
+fn activation(keys: &Keys<'_>) -> Result<Glu, ModelError> {
+    let required = |key: &str| {
         keys.opt_f32(key)?.ok_or_else(|| {
             let reason = "the bounds of the unit are needed";
             ModelError::KeyValue { key: keys.name(key), value: "absent".into(), reason }
         })
     };
-    let (gate, up) = (bound("activation.situ_beta")?, bound("activation.situ_linear_beta")?);
+    let (gate, up) = (required("activation.situ_beta")?, required("activation.situ_linear_beta")?);
     if gate <= 0.0 {
         let (key, value) = (keys.name("activation.situ_beta"), gate.to_string());
         return Err(ModelError::KeyValue { key, value, reason: "must be positive" });
@@ -70,54 +78,75 @@ fn unit(keys: &Keys<'_>) -> Result<Glu, ModelError> {
     Ok(Glu::BoundedSilu { bound: gate, limit: Some(up).filter(|&up| up > 0.0) })
 }
 
-/// Sets the stream aside before every so many layers.
-struct Aside {
-    every: usize,
-    /// What each layer's mixer and feed-forward part heed, and the last norm.
-    heeded: Vec<[WeightId; 2]>,
+/// Residual connections with depth attention: a new stream starts every `interval` layers.
+struct BlockResidual {
+    interval: usize,
+    /// Score vectors of each layer's mixer and feed-forward network, and of the last norm.
+    score_vectors: Vec<[WeightId; 2]>,
     last: WeightId,
     eps: f32,
 }
 
-impl Aside {
-    fn load(w: &mut Weights<'_>, hp: &Hparams, eps: f32, every: usize) -> Result<Self, ModelError> {
-        let heeded = decoder::layers(w, hp, NormKind::Rms(eps), |b| {
+impl BlockResidual {
+    fn load(
+        w: &mut Weights<'_>,
+        hp: &Hparams,
+        eps: f32,
+        interval: usize,
+    ) -> Result<Self, ModelError> {
+        let score_vectors = decoder::layers(w, hp, NormKind::Rms(eps), |b| {
             let [attn, ffn] = ["attn", "ffn"].map(|part| format!("{part}_res_score.weight"));
             Ok([b.tensor(&attn, &[hp.n_embd])?, b.tensor(&ffn, &[hp.n_embd])?])
         })?;
-        Ok(Self { every, heeded, last: w.tensor("output_res_score.weight", &[hp.n_embd])?, eps })
+        Ok(Self {
+            interval,
+            score_vectors,
+            last: w.tensor("output_res_score.weight", &[hp.n_embd])?,
+            eps,
+        })
     }
 
-    /// What is heeded of all that was set aside and of what there is since.
-    fn recall(&self, g: &mut Graph, stream: &Stream, heeded: WeightId) -> ValueId {
-        let mut places = stream.kept.clone();
-        places.push(stream.x);
-        match &places[..] {
+    /// Weighted sum of the saved streams and the current one.
+    fn weigh(&self, g: &mut Graph, stream: &ResidualStream, score_vectors: WeightId) -> ValueId {
+        let mut streams = stream.saved.clone();
+        streams.push(stream.x);
+        match &streams[..] {
             [only] => *only,
-            _ => g.recall("res_mix", (heeded, self.eps), &places),
+            _ => g.recall("res_mix", (score_vectors, self.eps), &streams),
         }
     }
 
-    /// Whether the stream is set aside before this part, which begins it anew.
-    fn is_before(&self, (layer, part): (usize, Part)) -> bool {
-        part == Part::Mixer && layer.is_multiple_of(self.every)
+    /// Whether a new stream starts at this part.
+    fn starts_block(&self, (layer, part): (usize, LayerPart)) -> bool {
+        part == LayerPart::Mixer && layer.is_multiple_of(self.interval)
     }
 }
 
-impl Residual for Aside {
-    fn read(&self, g: &mut Graph, stream: &mut Stream, at: (usize, Part)) -> ValueId {
-        let h = self.recall(g, stream, self.heeded[at.0][usize::from(at.1 == Part::FeedForward)]);
-        if self.is_before(at) {
-            stream.kept.push(stream.x);
+impl ResidualConnections for BlockResidual {
+    fn read(&self, g: &mut Graph, stream: &mut ResidualStream, at: (usize, LayerPart)) -> ValueId {
+        let h = self.weigh(
+            g,
+            stream,
+            self.score_vectors[at.0][usize::from(at.1 == LayerPart::FeedForward)],
+        );
+        if self.starts_block(at) {
+            stream.saved.push(stream.x);
         }
         h
     }
 
-    fn join(&self, g: &mut Graph, stream: &mut Stream, at: (usize, Part), given: ValueId) {
-        stream.x = if self.is_before(at) { given } else { g.add("prefix_sum", stream.x, given) };
+    fn write(
+        &self,
+        g: &mut Graph,
+        stream: &mut ResidualStream,
+        at: (usize, LayerPart),
+        output: ValueId,
+    ) {
+        stream.x =
+            if self.starts_block(at) { output } else { g.add("prefix_sum", stream.x, output) };
     }
 
-    fn leave(&self, g: &mut Graph, stream: Stream) -> ValueId {
-        self.recall(g, &stream, self.last)
+    fn end(&self, g: &mut Graph, stream: ResidualStream) -> ValueId {
+        self.weigh(g, &stream, self.last)
     }
 }

@@ -1,14 +1,15 @@
-//! LFM2: short convolutions between two gates, here and there attention with normed heads; SwiGLU, or in most layers a mixture of experts.
+//! LFM2: short convolutions between two gates, and some layers of attention with normed heads;
+//! SwiGLU, or experts in most layers.
 //! GGUF: `general.architecture = "lfm2"` and `"lfm2moe"`.
 
 use puna_graph::*;
 
-use crate::decoder::{self, Block, Decoder, NormKind};
+use crate::decoder::{self, Decoder, LayerLoader, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, Trail, taps};
-use crate::model::{LoadOptions, Loaded};
+use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, MixerContext, taps};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 use crate::windows::Windows;
@@ -17,7 +18,7 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     options: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     load_with(keys, w, options, usize::MAX)
 }
 
@@ -25,17 +26,17 @@ pub(super) fn load_moe(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     options: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     load_with(keys, w, options, keys.opt_count("leading_dense_block_count")?.unwrap_or(0))
 }
 
-/// The first `dense` layers have no experts.
+/// Loads the model; the first `dense` layers have no experts.
 fn load_with(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
     dense: usize,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
     let (norm, taps) = (NormKind::Rms(keys.rms_eps()?), taps(keys, "shortconv.l_cache")?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
@@ -55,7 +56,7 @@ fn load_with(
         let ffn = if b.i < dense {
             b.gated(Glu::Silu)?
         } else {
-            let shape = ExpertShape::read_all(
+            let shape = ExpertShape::read_with_routing(
                 keys,
                 keys.count("expert_feed_forward_length")?,
                 Gating::Sigmoid,
@@ -69,13 +70,13 @@ fn load_with(
         let what = "`dense_2`, by which each token has a vector of its own,".to_owned();
         return Err(ModelError::Unsupported { what, reason: "texts have one vector here" });
     }
-    // The last norm is under the name of one of embeddings.
+    // Files store the last norm under the name of an embedding norm.
     let last = norm.load(w, "token_embd_norm", &[hp.n_embd])?;
     let around = Decoder::with_norm(w, &hp, last, Vec::new())?;
-    Ok(Hybrid::between(around, layers).loaded(&hp))
+    Ok(Hybrid::with_outer(around, layers).into_architecture(&hp))
 }
 
-/// A convolution of what one gate lets in; another lets it out.
+/// Gated short convolution: one gate multiplies its input, another its output.
 struct ShortConv {
     input: Linear,
     conv: ConvSpec,
@@ -83,7 +84,7 @@ struct ShortConv {
 }
 
 impl ShortConv {
-    fn load(b: &mut Block<'_, '_>, taps: usize) -> Result<Self, ModelError> {
+    fn load(b: &mut LayerLoader<'_, '_>, taps: usize) -> Result<Self, ModelError> {
         let n = b.hp.n_embd;
         let w = Some(b.tensor("shortconv.conv.weight", &[taps, n])?);
         let state = b.state("shortconv.conv.weight", taps - 1, n)?;
@@ -96,7 +97,7 @@ impl ShortConv {
 }
 
 impl Mixer for ShortConv {
-    fn mix(&self, g: &mut Graph, _: &mut Trail, h: ValueId) -> ValueId {
+    fn mix(&self, g: &mut Graph, _: &mut MixerContext, h: ValueId) -> ValueId {
         let n = self.out.out;
         let all = g.linear("shortconv_in", &self.input, h);
         let [b, c, x] = [0, n, 2 * n].map(|start| g.slice(all, start, n));

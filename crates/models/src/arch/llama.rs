@@ -1,5 +1,12 @@
-//! Llama: pre-norm decoder, grouped-query attention with rotary pairs, SwiGLU or a mixture of experts (Mixtral).
-//! GGUF: `general.architecture = "llama"`, `"internlm2"`, `"xverse"` and `"baichuan"`; Mistral, SmolLM and many others publish in this form.
+//! Llama (Touvron et al., 2023): pre-norm decoder, grouped-query attention with adjacent-pair
+//! rotary embedding, SwiGLU or experts (Mixtral).
+//!
+//! For each layer, with RMS norms: `x += attn_output · attention(rope(attn_q h), rope(attn_k h),
+//! attn_v h)` with `h = attn_norm(x)`, then `x += ffn_down · (silu(ffn_gate h) ⊙ ffn_up h)` with
+//! `h = ffn_norm(x)`. Logits are `output · output_norm(x)`.
+//!
+//! GGUF: `general.architecture = "llama"`, `"internlm2"`, `"xverse"` and `"baichuan"`; Mistral,
+//! SmolLM and many others use this architecture.
 
 use puna_graph::*;
 
@@ -7,7 +14,7 @@ use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -17,12 +24,12 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let (hp, decoder) = decoder(keys, w)?;
-    Ok(decoder.loaded(&hp))
+    Ok(decoder.into_architecture(&hp))
 }
 
-/// The decoder, for architectures that make something else of it, too.
+/// The decoder, also for architectures that wrap it.
 pub(super) fn decoder(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
@@ -47,12 +54,12 @@ pub(super) fn decoder(
     Ok((hp, decoder))
 }
 
-/// Baichuan. The 13B form has positions by ALiBi instead of turns.
+/// Baichuan. The 13B model has ALiBi instead of rotary embedding.
 pub(super) fn load_baichuan(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     options: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     if Hparams::read(keys)?.n_layer == LAYERS_BAICHUAN_13B {
         return super::refact::load(keys, w, options);
     }

@@ -1,5 +1,6 @@
-//! Llama 4: three layers that see chunks of the context and turn, and whose query and key heads are then normed without weights, for each
-//! one that sees everything and has none of these; layers with a mixture, which weighs what experts read, between dense ones.
+//! Llama 4: three layers with chunked attention, rotary embedding and norms of query and key
+//! without weights alternate with one layer without any of these. Layers with experts alternate
+//! with dense ones; the routing weight multiplies the experts' input.
 //! GGUF: `general.architecture = "llama4"`.
 
 use puna_graph::*;
@@ -8,26 +9,26 @@ use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
-/// Positions of a chunk.
+/// Positions per chunk.
 const CHUNK: u32 = 8192;
-/// Experts of the form that does not norm query and key.
+/// Number of experts of Maverick, which has no norms of query and key.
 const EXPERTS_MAVERICK: usize = 128;
-/// Of the layers that see everything.
+/// Query factor of the layers without chunks.
 const TEMPERATURE: Temperature = Temperature { scale: 0.1, floor: 8192, offset: 1 };
 
 pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Norm)?;
-    // A window of zero says that there are no chunks, and then every layer turns.
+    // A window of zero means no chunks; every layer then has rotary embedding.
     let chunks = keys.opt_count("attention.sliding_window")? != Some(0);
     let sliding = keys.sliding(hp.n_layer, 4)?;
     let hidden = keys.count("expert_feed_forward_length")?;
@@ -39,11 +40,12 @@ pub(super) fn load(
     let step = keys.count("interleave_moe_layer_step")?;
     let qk_norm = match shape.experts {
         EXPERTS_MAVERICK => QkNorm::None,
-        _ => QkNorm::After([norm.plain(hp.key_dim); 2]),
+        _ => QkNorm::AfterRope([norm.unweighted(hp.key_dim); 2]),
     };
     let layers = decoder::layers(w, &hp, norm, |b| {
         let is_mixture = (b.i + 1).is_multiple_of(step);
-        let ffn = if is_mixture { b.experts_beside(shape, hidden)? } else { b.gated(Glu::Silu)? };
+        let ffn =
+            if is_mixture { b.experts_with_shared(shape, hidden)? } else { b.gated(Glu::Silu)? };
         let local = !chunks || sliding[b.i];
         Ok(Layer {
             qk_norm: if local { qk_norm } else { QkNorm::None },
@@ -56,5 +58,5 @@ pub(super) fn load(
             ..b.pre_norm(ffn)?
         })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

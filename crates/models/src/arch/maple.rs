@@ -1,5 +1,5 @@
-//! Maple: a mixture of experts whose units are bounded, with normed query and key heads; layers with a sliding window, and rotation in
-//! these alone, among those without.
+//! Maple: experts with clamped activations, normed query and key heads; some layers have a sliding
+//! window and rotary embedding, the others neither.
 //! GGUF: `general.architecture = "maple"`.
 
 use puna_graph::*;
@@ -8,7 +8,7 @@ use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 use crate::windows::Windows;
@@ -17,27 +17,27 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
-    let local_keys = rope_keys.in_windows(keys, hp.key_dim, rope_keys.base)?;
+    let local_keys = rope_keys.for_windows(keys, hp.key_dim, rope_keys.base)?;
     let rope = w.rope(local_keys.table(RopeKind::Neox, None));
     let windows = Windows::read(keys, keys.listed_sliding(hp.n_layer)?)?;
     let shape = ExpertShape {
         normalise: true,
         ..ExpertShape::read(keys, keys.count("expert_feed_forward_length")?)?
     };
-    let bounds = keys.bounds("swiglu_clamp_exp", hp.n_layer)?;
+    let limits = keys.limits_per_layer("swiglu_clamp_exp", hp.n_layer)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let glu = bounds[b.i].map_or(Glu::Silu, |limit| Glu::SiluOfClamped { limit });
+        let glu = limits[b.i].map_or(Glu::Silu, |limit| Glu::SiluOfClamped { limit });
         let ffn = b.experts(ExpertShape { glu, ..shape })?;
         Ok(Layer {
-            qk_norm: QkNorm::Before(b.head_norms()?),
+            qk_norm: QkNorm::BeforeRope(b.head_norms()?),
             rope: windows.slides(b.i).then_some(rope),
             attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             ..b.pre_norm(ffn)?
         })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

@@ -1,4 +1,5 @@
-//! Mellum 2: a Qwen 3 with experts and three layers with a sliding window, which turn without scaling, for each one without.
+//! Mellum 2: a Qwen 3 MoE in which three layers with a sliding window and unscaled rotary embedding
+//! alternate with one layer without a window.
 //! GGUF: `general.architecture = "mellum"`.
 
 use puna_graph::*;
@@ -7,7 +8,7 @@ use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 use crate::windows::Windows;
@@ -16,7 +17,7 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
@@ -30,11 +31,11 @@ pub(super) fn load(
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = b.experts(shape)?;
         Ok(Layer {
-            qk_norm: QkNorm::Before(b.head_norms()?),
+            qk_norm: QkNorm::BeforeRope(b.head_norms()?),
             rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
             attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             ..b.pre_norm(ffn)?
         })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

@@ -1,5 +1,6 @@
-//! MiMo 2: heads of values smaller than those of keys, scaled values; layers with a sliding window, sinks and another base among those
-//! without; dense layers and mixtures by sigmoids with a bias for choosing.
+//! MiMo 2: value heads smaller than key heads, scaled values. Some layers have a sliding window,
+//! sinks and another rotary base. Dense layers, and experts with sigmoid routing and selection
+//! bias.
 //! GGUF: `general.architecture = "mimo2"`.
 
 use puna_graph::*;
@@ -8,7 +9,7 @@ use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::{self, RopeKeys};
 use crate::weights::Weights;
 use crate::windows::Windows;
@@ -17,12 +18,12 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let global_rope = w.rope(rope_keys.table(RopeKind::Neox, None));
-    let local_keys = rope_keys.in_windows(keys, hp.key_dim, rope::BASE)?.unscaled();
+    let local_keys = rope_keys.for_windows(keys, hp.key_dim, rope::BASE)?.unscaled();
     let local_rope = w.rope(local_keys.table(RopeKind::Neox, None));
     let windows = Windows::read(keys, keys.listed_sliding(hp.n_layer)?)?;
     let value_scale = keys.factor("attention.value_scale")?.unwrap_or(1.0);
@@ -43,10 +44,10 @@ pub(super) fn load(
                 sinks: b.opt_tensor("attn_sinks.weight", &[plain.heads])?,
                 ..plain
             },
-            // Of scaled values heads read as much.
-            read_scale: value_scale,
+            // Scaling the attention result equals scaling the values.
+            attn_scale: value_scale,
             ..layer
         })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

@@ -1,15 +1,16 @@
-//! MiniMax Text 01 and M1 (2025): seven layers of linear attention that forgets, then one that attends and turns part of each head; mixtures
-//! of experts. What a part of a layer adds to is what its norm gave, times a factor, and not the stream before that norm.
+//! MiniMax Text 01 and M1 (2025): seven layers of linear attention with decay alternate with one
+//! layer of attention with partial rotary embedding; experts. Each part adds its output to a
+//! multiple of its normed input instead of the residual stream.
 //! GGUF: `general.architecture = "minimax-01"`.
 
 use puna_graph::*;
 
-use crate::decoder::{self, AnyNorm, Block, NormKind};
+use crate::decoder::{self, AnyNorm, LayerLoader, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, Trail};
-use crate::model::{LoadOptions, Loaded};
+use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, MixerContext};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -17,12 +18,12 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
     let recurrent = keys.recurrent_layers(hp.n_layer, 8)?;
-    let kept_of_norm = Some(keys.f32("residual_scale")?);
+    let residual_from_norm_scale = Some(keys.f32("residual_scale")?);
     let layers = decoder::layers(w, &hp, norm, |b| {
         let mixer: Box<dyn Mixer> = if recurrent[b.i] {
             Box::new(Lightning::load(b)?)
@@ -33,26 +34,28 @@ pub(super) fn load(
         let ffn = Some((b.norm("ffn_norm")?, b.experts(shape)?));
         Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![mixer], ffn })
     })?;
-    Ok(Hybrid { kept_of_norm, ..Hybrid::new(w, &hp, norm, layers)? }.loaded(&hp))
+    Ok(Hybrid { residual_from_norm_scale, ..Hybrid::new(w, &hp, norm, layers)? }
+        .into_architecture(&hp))
 }
 
-/// Linear attention. The lower a layer, the faster it forgets; the last one hardly does.
+/// Linear attention. The decay is fastest in the first layer and almost absent in the last.
 struct Lightning {
-    /// For each head its query, its key and its value.
+    /// Query, key and value, head by head.
     qkv: Linear,
-    /// How much of each result is let through.
+    /// Projection to the output gate.
     gate: Linear,
     retention: RetentionSpec,
-    /// Of all heads' results together.
+    /// Norm over all heads together.
     norm: AnyNorm,
     out: Linear,
 }
 
 impl Lightning {
-    fn load(b: &mut Block<'_, '_>) -> Result<Self, ModelError> {
+    fn load(b: &mut LayerLoader<'_, '_>) -> Result<Self, ModelError> {
         let (n_embd, heads, dim) = (b.hp.n_embd, b.hp.heads[b.i], b.hp.key_dim);
         let cols = heads * dim;
-        // The published code has the small numbers, of which the first keeps a single layer from dividing by zero.
+        // The published code has these small numbers; the first avoids a division by zero in a
+        // model of one layer.
         let depth = b.i as f32 / (b.hp.n_layer as f32 - 1.0 + 1e-5);
         Ok(Self {
             qkv: b.linear("attn_qkv", n_embd, 3 * cols)?,
@@ -70,7 +73,7 @@ impl Lightning {
 }
 
 impl Mixer for Lightning {
-    fn mix(&self, g: &mut Graph, _: &mut Trail, h: ValueId) -> ValueId {
+    fn mix(&self, g: &mut Graph, _: &mut MixerContext, h: ValueId) -> ValueId {
         let spec = self.retention;
         let all = g.linear("la_qkv", &self.qkv, h);
         let all = g.activate("la_qkv_silu", Activation::Silu, all);

@@ -1,4 +1,5 @@
-//! Ministral 3: a llama whose queries grow with the position, by stairs as long as the context before it was extended.
+//! Ministral 3: a Llama whose queries are scaled by a factor that grows in steps of the original
+//! context length.
 //! GGUF: `general.architecture = "mistral3"`.
 
 use puna_graph::*;
@@ -7,7 +8,7 @@ use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -15,7 +16,7 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
@@ -35,5 +36,5 @@ pub(super) fn load(
         };
         Ok(Layer { rope: Some(rope), temperature, ..b.pre_norm(ffn)? })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

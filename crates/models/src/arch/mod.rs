@@ -103,17 +103,17 @@ mod t5encoder;
 mod talkie;
 mod wavtokenizer;
 
-pub use diffusion::fills_masks;
+pub use diffusion::is_diffusion;
 
 use crate::companion::Companion;
 use crate::error::ModelError;
 use crate::hparams::Keys;
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::weights::Weights;
 
-type Load = fn(&Keys<'_>, &mut Weights<'_>, LoadOptions) -> Result<Loaded, ModelError>;
+type Load = fn(&Keys<'_>, &mut Weights<'_>, LoadOptions) -> Result<LoadedArchitecture, ModelError>;
 
-/// An architecture's name in `general.architecture` and its loader.
+/// Value of `general.architecture` and the loader.
 pub(crate) struct Entry {
     pub name: &'static str,
     pub load: Load,
@@ -121,22 +121,22 @@ pub(crate) struct Entry {
 
 pub(crate) type LoadCompanion = fn(&Keys<'_>, &mut Weights<'_>) -> Result<Companion, ModelError>;
 
-/// A draft model that guesses with parts of the model that it guesses for, and does not run alone.
+/// Companion draft model, which cannot run without its target.
 pub(crate) struct CompanionEntry {
     pub name: &'static str,
-    /// What it guesses for.
+    /// Target models, in words for errors.
     pub of: &'static str,
     pub load: LoadCompanion,
 }
 
-/// Every one of these, by name.
+/// All companion draft models, sorted by name.
 pub(crate) const COMPANIONS: &[CompanionEntry] = &[
     CompanionEntry { name: "dflash", of: "one model", load: dflash::load },
     CompanionEntry { name: "eagle3", of: "one model", load: eagle3::load },
     CompanionEntry { name: "gemma4-assistant", of: "a Gemma 4", load: gemma4_assistant::load },
 ];
 
-/// Every architecture, by name.
+/// All architectures, sorted by name.
 pub(crate) const ARCHITECTURES: &[Entry] = &[
     Entry { name: "afmoe", load: afmoe::load },
     Entry { name: "apertus", load: apertus::load },

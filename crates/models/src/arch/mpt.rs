@@ -1,5 +1,5 @@
-//! MPT: pre-norm decoder with layer norms and a GELU pair; positions by ALiBi or learned, biases and norms of query and key where the
-//! file has them, projections within bounds.
+//! MPT: pre-norm decoder with layer norms and a GELU network without a gate; ALiBi or learned
+//! positions, optional biases and norms of query and key, clamped query, key and value.
 //! GGUF: `general.architecture = "mpt"`.
 
 use puna_graph::*;
@@ -7,28 +7,32 @@ use puna_graph::*;
 use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::weights::Weights;
 
 pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Layer(keys.layer_eps()?);
     let (alibi, clamp) =
-        (keys.factor("attention.max_alibi_bias")?, keys.bound("attention.clamp_kqv")?);
+        (keys.factor("attention.max_alibi_bias")?, keys.opt_limit("attention.clamp_kqv")?);
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let ffn = b.plain(Activation::GeluTanh)?;
+        let ffn = b.ungated(Activation::GeluTanh)?;
         let has_qk_norm = b.has("attn_q_norm.weight");
         Ok(Layer {
             clamp,
-            qk_norm: if has_qk_norm { QkNorm::Before(b.projection_norms()?) } else { QkNorm::None },
+            qk_norm: if has_qk_norm {
+                QkNorm::BeforeRope(b.projection_norms()?)
+            } else {
+                QkNorm::None
+            },
             attention: AttentionSpec { alibi, ..hp.attention(b.i) },
             ..b.pre_norm(ffn)?
         })
     })?;
     let positions = w.opt("position_embd.weight", &[hp.n_embd, hp.n_ctx])?;
-    Ok(Decoder { positions, ..Decoder::new(w, &hp, norm, layers)? }.loaded(&hp))
+    Ok(Decoder { positions, ..Decoder::new(w, &hp, norm, layers)? }.into_architecture(&hp))
 }

@@ -1,5 +1,5 @@
-//! Nanbeige: a llama through whose layers the stream goes several times, each time with keys and values of its own, with the last norm
-//! between.
+//! Nanbeige: a Llama that runs its layers several times, each time with own keys and values, and
+//! with the last norm in between.
 //! GGUF: `general.architecture = "nanbeige"`.
 
 use puna_graph::*;
@@ -7,7 +7,7 @@ use puna_graph::*;
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys, MAX_LAYERS};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -15,7 +15,7 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let mut hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Norm)?;
@@ -38,5 +38,5 @@ pub(super) fn load(
         layers[pass * hp.n_layer - 1].stream_norm = between;
     }
     hp.n_layer *= loops;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

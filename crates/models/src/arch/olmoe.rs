@@ -1,4 +1,5 @@
-//! OLMoE: pre-norm decoder, query and key normed over all heads together, a mixture of experts whose weights do not sum to one.
+//! OLMoE: pre-norm decoder, norms of query and key over all heads together, experts whose weights
+//! are not normalised.
 //! GGUF: `general.architecture = "olmoe"`.
 
 use puna_graph::*;
@@ -7,7 +8,7 @@ use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -15,17 +16,17 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = b.experts(ExpertShape::read(keys, hp.ff(b.i))?)?;
         Ok(Layer {
-            qk_norm: QkNorm::Before(b.projection_norms()?),
+            qk_norm: QkNorm::BeforeRope(b.projection_norms()?),
             rope: Some(rope),
             ..b.pre_norm(ffn)?
         })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

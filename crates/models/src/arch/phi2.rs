@@ -1,5 +1,5 @@
-//! Phi-2: one layer norm for attention and a GELU pair, which are added together; part of each head turns, biases everywhere,
-//! the output matrix too.
+//! Phi-2: attention and a GELU network in parallel behind one layer norm; partial rotary embedding,
+//! biases everywhere, including the output matrix.
 //! GGUF: `general.architecture = "phi2"`.
 
 use puna_graph::*;
@@ -7,7 +7,7 @@ use puna_graph::*;
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -15,18 +15,18 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Layer(keys.layer_eps()?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
     let layers = decoder::layers(w, &hp, norm, |b| {
-        let ffn = b.plain(Activation::GeluTanh)?;
+        let ffn = b.ungated(Activation::GeluTanh)?;
         Ok(Layer {
             attn_norm: Some(b.norm("attn_norm")?),
             rope: Some(rope),
             parallel: true,
-            ..b.bare(ffn)?
+            ..b.without_norms(ffn)?
         })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

@@ -1,4 +1,4 @@
-//! Phi-3 and Phi-4: pre-norm decoder with fused projections, SwiGLU, long-rope factors for long contexts.
+//! Phi-3 and Phi-4: pre-norm decoder with fused projections, SwiGLU, LongRoPE factors.
 //! GGUF: `general.architecture = "phi3"`.
 
 use puna_graph::*;
@@ -6,7 +6,7 @@ use puna_graph::*;
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -14,7 +14,7 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     options: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
@@ -23,5 +23,5 @@ pub(super) fn load(
         let ffn = b.gated(Glu::Silu)?;
         Ok(Layer { rope: Some(rope), ..b.pre_norm(ffn)? })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

@@ -1,7 +1,8 @@
-//! Phi-3.5-MoE: a pre-norm decoder with layer norms and biases whose experts are chosen by a sparse mixer; long-rope factors.
+//! Phi-3.5-MoE: a pre-norm decoder with layer norms and biases, experts with SparseMixer routing,
+//! LongRoPE factors.
 //! GGUF: `general.architecture = "phimoe"`.
 //!
-//! llama.cpp norms by the root of the mean square and weighs experts by a softmax; this is the model as it was trained.
+//! llama.cpp has RMS norms and softmax routing instead; this is the model as it was trained.
 
 use puna_graph::*;
 
@@ -9,7 +10,7 @@ use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -17,9 +18,9 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     options: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
-    // Files name the epsilon of these layer norms as that of others.
+    // Files store the epsilon of these layer norms under the key of RMS norms.
     let norm = NormKind::Layer(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let rope = w.long_rope(&rope_keys, RopeKind::Neox, options.n_ctx.unwrap_or(hp.n_ctx))?;
@@ -29,5 +30,5 @@ pub(super) fn load(
         let ffn = b.experts(shape)?;
         Ok(Layer { rope: Some(rope), ..b.pre_norm(ffn)? })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

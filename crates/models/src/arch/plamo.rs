@@ -1,4 +1,4 @@
-//! PLaMo: one norm for attention and SwiGLU, which are added together; rotary halves.
+//! PLaMo: attention and SwiGLU in parallel behind one norm; split-half rotary embedding.
 //! GGUF: `general.architecture = "plamo"`.
 
 use puna_graph::*;
@@ -6,7 +6,7 @@ use puna_graph::*;
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -14,7 +14,7 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
@@ -24,8 +24,8 @@ pub(super) fn load(
             attn_norm: Some(b.norm("attn_norm")?),
             rope: Some(rope),
             parallel: true,
-            ..b.bare(ffn)?
+            ..b.without_norms(ffn)?
         })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

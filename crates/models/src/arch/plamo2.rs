@@ -1,16 +1,16 @@
-//! PLaMo 2: Mamba whose heads have a step each, by way of a few normed columns, in turns with attention whose heads have norms of their own;
-//! SwiGLU, and norms before and after each part.
+//! PLaMo 2: Mamba with a low-rank, normed time step per head, alternating with attention whose
+//! heads have norms of their own; SwiGLU, and norms before and after each part.
 //! GGUF: `general.architecture = "plamo2"`. A block is two layers here.
 
 use puna_graph::*;
 
 use super::plamo3::bare_norm;
-use crate::decoder::{self, AnyNorm, Block, NormKind};
+use crate::decoder::{self, AnyNorm, LayerLoader, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, SsmKeys, Trail};
+use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, MixerContext, SsmKeys};
 use crate::mamba::conv;
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -18,7 +18,7 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
     let eps = keys.rms_eps()?;
     let (norm, ssm) = (NormKind::Rms(eps), SsmKeys::read(keys, false)?);
@@ -32,14 +32,14 @@ pub(super) fn load(
         let mixer: Box<dyn Mixer> = if hp.kv_heads[b.i] == 0 {
             Box::new(Mamba::load(b, ssm, eps)?)
         } else {
-            let (plain, norms) = (Attention::load(b, false)?, Some(b.norms_of_heads()?));
+            let (plain, norms) = (Attention::load(b, false)?, Some(b.per_head_norms()?));
             let spec = AttentionSpec { scale: 1.0 / (hp.value_dim as f32).sqrt(), ..plain.spec };
             Box::new(Attention { norms, rope: Some(rope), spec, ..plain })
         };
         let ffn = Box::new(b.gated(Glu::Silu)?);
         let mut layer = |before: &str, mixer: Box<dyn Mixer>, after: &str| {
             let (norm, after) = (b.norm(before)?, bare_norm(b, after, hp.n_embd, eps)?);
-            let mixer: Box<dyn Mixer> = Box::new(Normed { mixer, norm: after });
+            let mixer: Box<dyn Mixer> = Box::new(NormedMixer { mixer, norm: after });
             Ok::<_, ModelError>(HybridLayer { norm, mixers: vec![mixer], ffn: None })
         };
         Ok([
@@ -48,22 +48,22 @@ pub(super) fn load(
         ])
     })?;
     let plain = Hybrid::new(w, &hp, norm, blocks.into_iter().flatten().collect())?;
-    Ok(Hybrid { block: 2, ..plain }.loaded(&hp))
+    Ok(Hybrid { layers_per_block: 2, ..plain }.into_architecture(&hp))
 }
 
-/// Another mixer, and a norm of what it gives.
-struct Normed {
+/// A mixer with a norm of its output.
+struct NormedMixer {
     mixer: Box<dyn Mixer>,
     norm: AnyNorm,
 }
 
-impl Mixer for Normed {
+impl Mixer for NormedMixer {
     fn cache(&self) -> Option<CacheLayer> {
         self.mixer.cache()
     }
 
-    fn mix(&self, g: &mut Graph, trail: &mut Trail, h: ValueId) -> ValueId {
-        self.mixer.mix(g, trail, h)
+    fn mix(&self, g: &mut Graph, context: &mut MixerContext, h: ValueId) -> ValueId {
+        self.mixer.mix(g, context, h)
     }
 
     fn finish(&self, g: &mut Graph, mixed: ValueId) -> ValueId {
@@ -72,15 +72,15 @@ impl Mixer for Normed {
     }
 }
 
-/// A selective scan whose heads have a step each.
+/// Selective scan with a time step per head.
 struct Mamba {
     keys: SsmKeys,
-    /// For each head its gate, then its columns.
+    /// Gate and inner columns, head by head.
     input: Linear,
     conv: ConvSpec,
-    /// To what is written, what is read and the steps.
+    /// Projection to B, C and time step.
     x: Linear,
-    /// Of those three.
+    /// Norms of B, C and time step.
     norms: [AnyNorm; 3],
     dt: Linear,
     scan: ScanSpec,
@@ -88,21 +88,21 @@ struct Mamba {
 }
 
 impl Mamba {
-    fn load(b: &mut Block<'_, '_>, keys: SsmKeys, eps: f32) -> Result<Self, ModelError> {
+    fn load(b: &mut LayerLoader<'_, '_>, keys: SsmKeys, eps: f32) -> Result<Self, ModelError> {
         let SsmKeys { taps, inner, state, rank: heads, .. } = keys;
         let n = b.hp.n_embd;
-        let thin = (n / 16).max(64);
+        let dt_rank = (n / 16).max(64);
         Ok(Self {
             keys,
             input: b.linear("ssm_in", n, 2 * inner)?,
             conv: conv(b, taps, inner, false)?,
-            x: b.linear("ssm_x", inner, thin + 2 * state)?,
+            x: b.linear("ssm_x", inner, dt_rank + 2 * state)?,
             norms: [
                 bare_norm(b, "ssm_b_norm", state, eps)?,
                 bare_norm(b, "ssm_c_norm", state, eps)?,
-                bare_norm(b, "ssm_dt_norm", thin, eps)?,
+                bare_norm(b, "ssm_dt_norm", dt_rank, eps)?,
             ],
-            dt: b.biased("ssm_dt", thin, heads)?,
+            dt: b.biased("ssm_dt", dt_rank, heads)?,
             scan: ScanSpec {
                 state: b.state("ssm_a", inner, state)?,
                 heads,
@@ -119,7 +119,7 @@ impl Mamba {
 }
 
 impl Mixer for Mamba {
-    fn mix(&self, g: &mut Graph, _: &mut Trail, h: ValueId) -> ValueId {
+    fn mix(&self, g: &mut Graph, _: &mut MixerContext, h: ValueId) -> ValueId {
         let (state, dim) = (self.keys.state, self.scan.head_dim);
         let all = g.linear("mamba_in_proj", &self.input, h);
         let [z, x] = [0, dim].map(|start| g.pick("mamba_split", all, start, dim, 2 * dim));

@@ -1,13 +1,13 @@
-//! PLaMo 3: norms before and after each part, normed query and key heads, SwiGLU; seven layers with a sliding window, which turn by
-//! another base, for each one without.
+//! PLaMo 3: norms before and after each part, normed query and key heads, SwiGLU. Seven layers with
+//! a sliding window and another rotary base alternate with one without a window.
 //! GGUF: `general.architecture = "plamo3"`.
 
 use puna_graph::*;
 
-use crate::decoder::{self, AnyNorm, Block, Decoder, Layer, NormKind, QkNorm};
+use crate::decoder::{self, AnyNorm, Decoder, Layer, LayerLoader, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::{self, RopeKeys};
 use crate::weights::Weights;
 use crate::windows::Windows;
@@ -16,19 +16,19 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let eps = keys.rms_eps()?;
     let norm = NormKind::Rms(eps);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let global_rope = w.rope(rope_keys.table(RopeKind::Neox, None));
-    let local_keys = rope_keys.in_windows(keys, hp.key_dim, rope::BASE)?.unscaled();
+    let local_keys = rope_keys.for_windows(keys, hp.key_dim, rope::BASE)?.unscaled();
     let local_rope = w.rope(local_keys.table(RopeKind::Neox, None));
     let windows = Windows::read_optional(keys, keys.sliding(hp.n_layer, 8)?)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = b.gated(Glu::Silu)?;
         Ok(Layer {
-            qk_norm: QkNorm::Before(b.head_norms()?),
+            qk_norm: QkNorm::BeforeRope(b.head_norms()?),
             rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
             attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             post_attn_norm: Some(bare_norm(b, "post_attention_norm", hp.n_embd, eps)?),
@@ -36,12 +36,12 @@ pub(super) fn load(
             ..b.pre_norm(ffn)?
         })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }
 
-/// A norm over `dim` columns whose tensor is named without `.weight`, as the files have it.
+/// Norm over `dim` columns whose tensor name lacks `.weight`, as in these files.
 pub(super) fn bare_norm(
-    b: &mut Block<'_, '_>,
+    b: &mut LayerLoader<'_, '_>,
     part: &str,
     dim: usize,
     eps: f32,

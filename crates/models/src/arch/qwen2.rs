@@ -1,13 +1,13 @@
 //! Qwen2 and Qwen2.5: pre-norm decoder, grouped-query attention with biased projections, SwiGLU.
-//! GGUF: `general.architecture = "qwen2"`, and `"qwen2vl"` for the language models of Qwen 2 VL and Qwen 2.5 VL, whose sections of the rotation
-//! are all the same for text.
+//! GGUF: `general.architecture = "qwen2"`, and `"qwen2vl"` for the language models of Qwen 2 VL and
+//! Qwen 2.5 VL, whose rotary sections are equal for text.
 
 use puna_graph::*;
 
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -15,24 +15,24 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let (hp, decoder) = decoder(keys, w, keys.rms_eps()?)?;
-    Ok(decoder.loaded(&hp))
+    Ok(decoder.into_architecture(&hp))
 }
 
-/// The language models of Qwen 2 VL and Qwen 2.5 VL. The reference reads no epsilon for them; beside the squares of what real
-/// models norm, theirs is nothing.
+/// Language models of Qwen 2 VL and Qwen 2.5 VL. The reference does not read their epsilon, which
+/// is negligible against the squares of real hidden states.
 pub(super) fn load_vl(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
-    // Not zero: a row of zeros stays one.
+) -> Result<LoadedArchitecture, ModelError> {
+    // Not zero, so that a row of zeros stays zero.
     let (hp, decoder) = decoder(keys, w, f32::MIN_POSITIVE)?;
-    Ok(decoder.loaded(&hp))
+    Ok(decoder.into_architecture(&hp))
 }
 
-/// The decoder with this epsilon, for architectures that make something else of it, too.
+/// The decoder with a given epsilon, also for architectures that wrap it.
 pub(super) fn decoder(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,

@@ -1,5 +1,5 @@
-//! Qwen2 with experts: pre-norm decoder, biases on query, key and value, a mixture whose weights do not sum to one, and an expert that
-//! every token uses as far as its gate lets it.
+//! Qwen2 with experts: pre-norm decoder, biases of query, key and value, experts whose weights are
+//! not normalised, and a gated shared expert.
 //! GGUF: `general.architecture = "qwen2moe"`.
 
 use puna_graph::*;
@@ -8,7 +8,7 @@ use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -16,7 +16,7 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
@@ -24,8 +24,8 @@ pub(super) fn load(
     let layers = decoder::layers(w, &hp, norm, |b| {
         let hidden = keys.count_or("expert_feed_forward_length", hp.ff(b.i) / used)?;
         let shared = keys.count_or("expert_shared_feed_forward_length", hp.ff(b.i))?;
-        let ffn = b.experts_beside(ExpertShape::read(keys, hidden)?, shared)?;
+        let ffn = b.experts_with_shared(ExpertShape::read(keys, hidden)?, shared)?;
         Ok(Layer { rope: Some(rope), ..b.pre_norm(ffn)? })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

@@ -1,17 +1,17 @@
-//! Qwen3: pre-norm decoder, grouped-query attention with RMS-normed query and key heads, SwiGLU or a mixture of experts;
-//! rerankers have a projection to labels, whose probabilities are the scores.
-//! GGUF: `general.architecture = "qwen3"` and `"qwen3moe"`, `"qwen3vl"` and `"qwen3vlmoe"` for the language models of Qwen 3 VL, whose sections of the rotation are
-//! all the same for text `"openelm"`, whose layers have numbers of heads of their own, and `"grovemoe"`, whose experts have smaller
-//! ones beside them.
+//! Qwen3: pre-norm decoder, grouped-query attention with RMS-normed query and key heads, SwiGLU or
+//! experts. Rerankers have a projection to labels, whose probabilities are the scores.
+//! GGUF: `general.architecture = "qwen3"` and `"qwen3moe"`; `"qwen3vl"` and `"qwen3vlmoe"` for the
+//! language models of Qwen 3 VL, whose rotary sections are equal for text; `"openelm"`, whose
+//! layers differ in the number of heads; `"grovemoe"`, with adjugate experts.
 
 use puna_graph::*;
 
 use crate::blocks::{Experts, FeedForward};
-use crate::decoder::{self, Block, Decoder, Layer, NormKind, QkNorm};
+use crate::decoder::{self, Decoder, Layer, LayerLoader, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -19,28 +19,28 @@ pub(super) fn load_dense(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let (hp, decoder) = decoder(keys, w, |b| b.gated(Glu::Silu))?;
-    Ok(decoder.loaded(&hp))
+    Ok(decoder.into_architecture(&hp))
 }
 
 pub(super) fn load_moe(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hidden = keys.count("expert_feed_forward_length")?;
     let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, hidden)? };
     let (hp, decoder) = decoder(keys, w, |b| b.experts(shape))?;
-    Ok(decoder.loaded(&hp))
+    Ok(decoder.into_architecture(&hp))
 }
 
-/// Groups of experts have a smaller one together, which is used with each of them.
+/// Grove MoE: each group of experts shares a smaller adjugate expert, which runs with each of them.
 pub(super) fn load_grove(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hidden = keys.count("expert_feed_forward_length")?;
     let shape = ExpertShape { normalise: true, ..ExpertShape::read(keys, hidden)? };
     let each = keys.count("experts_per_group")?;
@@ -53,18 +53,18 @@ pub(super) fn load_grove(
     let (hp, decoder) = decoder(keys, w, |b| {
         let width = keys.count_or("expert_chunk_feed_forward_length", b.hp.key_dim)?;
         let experts = Experts::load(b.w, &b.name, b.hp.n_embd, shape)?;
-        let experts =
-            experts.beside_adjugates(b.w, &b.name, (b.hp.n_embd, width), (each, scale))?;
+        let experts = experts.with_adjugates(b.w, &b.name, (b.hp.n_embd, width), (each, scale))?;
         Ok(FeedForward::Moe(experts))
     })?;
-    Ok(decoder.loaded(&hp))
+    Ok(decoder.into_architecture(&hp))
 }
 
-/// The decoder with this feed-forward part in each layer, for architectures that make something else of it, too.
+/// The decoder with a given feed-forward network in each layer, also for architectures that wrap
+/// it.
 pub(super) fn decoder(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
-    feed_forward: impl Fn(&mut Block<'_, '_>) -> Result<FeedForward, ModelError>,
+    feed_forward: impl Fn(&mut LayerLoader<'_, '_>) -> Result<FeedForward, ModelError>,
 ) -> Result<(Hparams, Decoder), ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
@@ -74,17 +74,17 @@ pub(super) fn decoder(
     Ok((hp, decoder))
 }
 
-/// Its layers.
+/// Layers of the decoder.
 pub(super) fn layers(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     (hp, norm): (&Hparams, NormKind),
-    feed_forward: impl Fn(&mut Block<'_, '_>) -> Result<FeedForward, ModelError>,
+    feed_forward: impl Fn(&mut LayerLoader<'_, '_>) -> Result<FeedForward, ModelError>,
 ) -> Result<Vec<Layer>, ModelError> {
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
     decoder::layers(w, hp, norm, |b| {
         let ffn = feed_forward(b)?;
-        let qk_norm = QkNorm::Before(b.head_norms()?);
+        let qk_norm = QkNorm::BeforeRope(b.head_norms()?);
         Ok(Layer { qk_norm, rope: Some(rope), ..b.pre_norm(ffn)? })
     })
 }

@@ -1,17 +1,17 @@
-//! Qwen3-Next and Qwen3.5: three layers of the gated delta rule to each one of attention, both with gates on what they give; SwiGLU or a
-//! mixture of experts beside a shared one.
+//! Qwen3-Next and Qwen3.5: three layers of the gated delta rule alternate with one of gated
+//! attention; SwiGLU or experts with a shared expert.
 //! GGUF: `general.architecture = "qwen3next"`, `"qwen35"` and `"qwen35moe"`.
 
 use puna_graph::*;
 
 use crate::blocks::FeedForward;
-use crate::decoder::{self, Block, NormKind};
+use crate::decoder::{self, LayerLoader, NormKind};
 use crate::delta::DeltaNet;
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, SsmKeys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -19,12 +19,12 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let (norm, ssm) = (NormKind::Rms(keys.rms_eps()?), SsmKeys::read(keys, true)?);
     let is_next = keys.meta().architecture()? == "qwen3next";
     let rope =
-        if is_next { RopeKeys::read(keys, hp.key_dim, hp.n_ctx)? } else { in_sections(keys, &hp)? };
+        if is_next { RopeKeys::read(keys, hp.key_dim, hp.n_ctx)? } else { mrope_keys(keys, &hp)? };
     let rope = w.rope(rope.table(RopeKind::Neox, None));
     let recurrent = keys.recurrent_layers(hp.n_layer, 4)?;
     let has_experts = keys.opt_count("expert_count")?.unwrap_or(0) > 0;
@@ -39,12 +39,12 @@ pub(super) fn load(
         let ffn = Some((b.norm("post_attention_norm")?, ffn));
         Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![mixer], ffn })
     })?;
-    Ok(Hybrid::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Hybrid::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }
 
-/// How heads turn of files that say which pairs turn by which of the three numbers of a place. Of text all three are equal, so that
-/// pairs turn as in any other model.
-pub(super) fn in_sections(keys: &Keys<'_>, hp: &Hparams) -> Result<RopeKeys, ModelError> {
+/// Multimodal rotary embedding, in which sections of pairs rotate by different position numbers.
+/// For text all numbers are equal, so it is the usual rotary embedding.
+pub(super) fn mrope_keys(keys: &Keys<'_>, hp: &Hparams) -> Result<RopeKeys, ModelError> {
     let key = keys.name("rope.dimension_sections");
     if keys.meta().array(&key)?.is_none() {
         let reason = "it says which pairs turn by what of a place";
@@ -53,10 +53,16 @@ pub(super) fn in_sections(keys: &Keys<'_>, hp: &Hparams) -> Result<RopeKeys, Mod
     RopeKeys::read(keys, hp.key_dim, hp.n_ctx)
 }
 
-/// A layer's mixture of experts beside a shared one.
-pub(super) fn experts(keys: &Keys<'_>, b: &mut Block<'_, '_>) -> Result<FeedForward, ModelError> {
+/// Experts and shared expert of a layer.
+pub(super) fn experts(
+    keys: &Keys<'_>,
+    b: &mut LayerLoader<'_, '_>,
+) -> Result<FeedForward, ModelError> {
     let (used, ff) = (keys.count("expert_used_count")?, b.hp.ff(b.i));
     let hidden = keys.count_or("expert_feed_forward_length", ff / used)?;
     let shared = keys.count_or("expert_shared_feed_forward_length", ff)?;
-    b.experts_beside(ExpertShape { normalise: true, ..ExpertShape::read(keys, hidden)? }, shared)
+    b.experts_with_shared(
+        ExpertShape { normalise: true, ..ExpertShape::read(keys, hidden)? },
+        shared,
+    )
 }

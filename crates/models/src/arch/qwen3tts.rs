@@ -1,4 +1,5 @@
-//! Qwen3-TTS: a Qwen3 that writes codes of speech, which are the last entries of its vocabulary. Only they have rows of the output matrix.
+//! Qwen3-TTS: a Qwen3 that writes audio codes, which are the last entries of its vocabulary. Only
+//! they have rows in the output matrix.
 //! GGUF: `general.architecture = "qwen3tts"`.
 
 use puna_graph::*;
@@ -7,12 +8,12 @@ use super::qwen3;
 use crate::decoder::{Decoder, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{Architecture, LoadOptions, Loaded};
+use crate::model::{Architecture, LoadOptions, LoadedArchitecture};
 use crate::weights::Weights;
 
 struct Qwen3Tts {
     decoder: Decoder,
-    /// Logits of what is no code, and is never written; how many there are.
+    /// Constant logits of all other tokens, which exclude them, and their number.
     no_code: (WeightId, usize),
 }
 
@@ -20,12 +21,14 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let layers = qwen3::layers(keys, w, (&hp, norm), |b| b.gated(Glu::Silu))?;
     let codes = w.rows("output.weight").filter(|&rows| rows < hp.n_vocab);
-    let Some(codes) = codes else { return Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp)) };
+    let Some(codes) = codes else {
+        return Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp));
+    };
     let others = hp.n_vocab - codes;
     let no_code =
         w.constant("logits of what is no code", &[others], &vec![f32::NEG_INFINITY; others]);
@@ -33,7 +36,7 @@ pub(super) fn load(
     let head = w.linear("output", hp.n_embd, codes)?;
     let decoder = Decoder::with_head(w, &hp, (last, head), layers)?;
     let no_code = (no_code, others);
-    Ok(decoder.loaded_as(&hp, |decoder| Box::new(Qwen3Tts { decoder, no_code })))
+    Ok(decoder.into_architecture_as(&hp, |decoder| Box::new(Qwen3Tts { decoder, no_code })))
 }
 
 impl Architecture for Qwen3Tts {

@@ -1,36 +1,39 @@
-//! Qwen 4 Exp: several residual streams by gates in the place of all norms (hyper-connections); layers of the gated delta rule, with a layer
-//! of gated attention every few, to blocks of tokens that an indexer chooses by the mean of their keys, and to what lies behind the last
-//! whole block; a mixture of experts beside a shared one in each. Before one layer all streams are told what hashed n-grams say.
+//! Qwen 4 Exp: gated hyper-connections instead of norms; layers of the gated delta rule, and every
+//! few layers gated attention to blocks of tokens. An indexer selects blocks by the mean of their
+//! keys; tokens after the last whole block are always included. Each layer has experts and a shared
+//! expert, and before one layer an n-gram embedding is added to all streams.
 //! GGUF: `general.architecture = "qwen4exp"`.
 
 use puna_graph::*;
 
 use super::qwen3next;
-use crate::decoder::{self, AnyNorm, Block, Decoder, NormKind};
+use crate::decoder::{self, AnyNorm, Decoder, LayerLoader, NormKind};
 use crate::delta::DeltaNet;
 use crate::error::ModelError;
-use crate::gated_streams::{GateForm, GatedStreams};
+use crate::gated_streams::{GatedStreams, StreamGateSizes};
 use crate::hparams::{Hparams, Keys};
-use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, Residual, SsmKeys, Trail};
-use crate::indexer::IndexerForm;
-use crate::model::{LoadOptions, Loaded};
-use crate::ngram_embedding::{GramKeys, Grams};
+use crate::hybrid::{
+    Attention, Hybrid, HybridLayer, Mixer, MixerContext, ResidualConnections, SsmKeys,
+};
+use crate::indexer::IndexerSizes;
+use crate::model::{LoadOptions, LoadedArchitecture};
+use crate::ngram_embedding::{NgramEmbedding, NgramKeys};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
-/// Tokens of a block at most.
-const LONGEST: usize = 1 << 16;
+/// Largest accepted number of tokens of a block, against hostile files.
+const MAX_BLOCK: usize = 1 << 16;
 
 pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let eps = keys.rms_eps()?;
     let (norm, ssm) = (NormKind::Rms(eps), SsmKeys::read(keys, true)?);
-    let form = GateForm::read(keys, hp.n_embd, eps)?;
-    let said = GramKeys::read(keys, hp.n_layer)?;
+    let sizes = StreamGateSizes::read(keys, hp.n_embd, eps)?;
+    let ngram_keys = NgramKeys::read(keys, hp.n_layer)?;
     let recurrent = keys.recurrent_layers(hp.n_layer, 4)?;
     let indexers = Indexers::read(keys, &hp)?;
     let rope = w.rope(indexers.rope.table(RopeKind::Neox, None));
@@ -51,37 +54,39 @@ pub(super) fn load(
         let ffn = Some((AnyNorm::None, qwen3next::experts(keys, b)?));
         Ok(HybridLayer { norm: AnyNorm::None, mixers: vec![mixer], ffn })
     })?;
-    let grams = match &said {
-        Some(said) => {
-            let mut block = Block::new(w, &hp, norm, said.layer);
-            Some((said.layer, Grams::load(&mut block, keys, said, form)?))
+    let ngrams = match &ngram_keys {
+        Some(ngram_keys) => {
+            let mut block = LayerLoader::new(w, &hp, norm, ngram_keys.layer);
+            Some((ngram_keys.layer, NgramEmbedding::load(&mut block, keys, ngram_keys, sizes)?))
         }
         None => None,
     };
-    let residual: Box<dyn Residual> = Box::new(GatedStreams::load(w, hp.n_layer, form, grams)?);
-    let around = Decoder::with_norm(w, &hp, AnyNorm::None, Vec::new())?;
-    Ok(Hybrid { residual: Some(residual), ..Hybrid::between(around, layers) }.loaded(&hp))
+    let residual: Box<dyn ResidualConnections> =
+        Box::new(GatedStreams::load(w, hp.n_layer, sizes, ngrams)?);
+    let outer = Decoder::with_norm(w, &hp, AnyNorm::None, Vec::new())?;
+    Ok(Hybrid { residual: Some(residual), ..Hybrid::with_outer(outer, layers) }
+        .into_architecture(&hp))
 }
 
-/// What indexers have in common.
+/// Options that all indexers share.
 struct Indexers {
-    form: IndexerForm,
-    /// How their heads turn, and those of attention.
+    sizes: IndexerSizes,
+    /// Rotary embedding of indexers and of attention.
     rope: RopeKeys,
-    /// Tokens of each layer's blocks; zero for layers that see everything.
+    /// Block size of each layer in tokens; zero for dense attention.
     blocks: Vec<usize>,
 }
 
 impl Indexers {
     fn read(keys: &Keys<'_>, hp: &Hparams) -> Result<Self, ModelError> {
         const KEY: &str = "attention.compress_ratios";
-        let rope = qwen3next::in_sections(keys, hp)?;
-        let form = IndexerForm::read(keys, rope.dims)?;
+        let rope = qwen3next::mrope_keys(keys, hp)?;
+        let sizes = IndexerSizes::read(keys, rope.dims)?;
         let blocks = keys.per_layer(KEY, hp.n_layer)?.unwrap_or_else(|| vec![0; hp.n_layer]);
         let fits =
-            |&block: &usize| block == 0 || block <= LONGEST && form.count.is_multiple_of(block);
+            |&block: &usize| block == 0 || block <= MAX_BLOCK && sizes.count.is_multiple_of(block);
         match blocks.iter().find(|block| !fits(block)) {
-            None => Ok(Self { form, rope, blocks }),
+            None => Ok(Self { sizes, rope, blocks }),
             Some(block) => {
                 let (key, value) = (keys.name(KEY), block.to_string());
                 let reason = "a block has at most 65536 tokens, and attention.indexer.top_k is of whole blocks";
@@ -91,13 +96,13 @@ impl Indexers {
     }
 }
 
-/// Attention to blocks of tokens.
+/// Attention to selected blocks of tokens.
 struct BlockAttention {
     attention: Attention,
     query: Linear,
     query_norm: AnyNorm,
     key: Linear,
-    /// Of the mean key of a block, which turns as its first token does.
+    /// Mean key of a block, rotated by the position of its first token.
     pool: PoolSpec,
     key_norm: AnyNorm,
     ropes: [RopeId; 2],
@@ -107,22 +112,22 @@ struct BlockAttention {
 
 impl BlockAttention {
     fn load(
-        b: &mut Block<'_, '_>,
+        b: &mut LayerLoader<'_, '_>,
         indexers: &Indexers,
         (mut attention, rope): (Attention, RopeId),
         block: usize,
     ) -> Result<Self, ModelError> {
-        let IndexerForm { heads, dim, count, .. } = indexers.form;
+        let IndexerSizes { heads, dim, count, .. } = indexers.sizes;
         let n_embd = b.hp.n_embd;
         let first = Rope { behind: block as u32 - 1, ..indexers.rope.table(RopeKind::Neox, None) };
-        let spec = indexers.form.among_blocks(block, count / block);
+        let spec = indexers.sizes.among_blocks(block, count / block);
         attention.spec.sees_tail = true;
         Ok(Self {
             attention,
             query: b.linear("indexer.q_proj", n_embd, heads * dim)?,
             query_norm: b.norm_of("indexer.q_norm", &[dim])?,
             key: b.linear("indexer.k_proj", n_embd, dim)?,
-            pool: indexers.form.pool(b, "indexer.k_proj.weight", block, None)?,
+            pool: indexers.sizes.pool(b, "indexer.k_proj.weight", block, None)?,
             key_norm: b.norm_of("indexer.k_norm", &[dim])?,
             ropes: [rope, b.w.rope(first)],
             spec,
@@ -130,7 +135,8 @@ impl BlockAttention {
         })
     }
 
-    /// The blocks that a token attends to. Scores would be divided by the root of a head's features, which changes no order.
+    /// Selects blocks for each token. The published scores are divided by the square root of the
+    /// head dimension, which does not change the order.
     fn select(&self, g: &mut Graph, layer: usize, h: ValueId) -> ValueId {
         let (q, k) = (g.linear("indexer_q", &self.query, h), g.linear("indexer_k", &self.key, h));
         let k = g.recur("indexer_k_pooled", Recurrence::Pool { x: k, gate: None, spec: self.pool });
@@ -147,9 +153,9 @@ impl Mixer for BlockAttention {
         vec![self.attention.spec.cache_layer(), self.spec.cache_layer()]
     }
 
-    fn mix(&self, g: &mut Graph, trail: &mut Trail, h: ValueId) -> ValueId {
-        let chosen = self.select(g, trail.layer + 1, h);
-        self.attention.attend(g, trail.layer, h, Some((chosen, self.chosen)))
+    fn mix(&self, g: &mut Graph, context: &mut MixerContext, h: ValueId) -> ValueId {
+        let chosen = self.select(g, context.cache_layer + 1, h);
+        self.attention.attend(g, context.cache_layer, h, Some((chosen, self.chosen)))
     }
 
     fn finish(&self, g: &mut Graph, mixed: ValueId) -> ValueId {

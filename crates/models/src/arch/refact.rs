@@ -1,4 +1,4 @@
-//! Refact and Baichuan 13B: a llama whose positions are by ALiBi.
+//! Refact and Baichuan 13B: a Llama with ALiBi.
 //! GGUF: `general.architecture = "refact"`, and `"baichuan"` with forty layers.
 
 use puna_graph::*;
@@ -6,14 +6,14 @@ use puna_graph::*;
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::weights::Weights;
 
 pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let layers = decoder::layers(w, &hp, norm, |b| {
@@ -23,5 +23,5 @@ pub(super) fn load(
             ..b.pre_norm(ffn)?
         })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

@@ -1,14 +1,15 @@
-//! RWKV of the sixth version: a memory with a decay that the text decides, then a mixture of each token with the one before it; and
-//! Qwen2 with such a memory, read behind the token, in attention's place.
-//! GGUF: `general.architecture = "rwkv6"`, of which a block is two layers here, and `"rwkv6qwen2"`.
+//! RWKV 6: a recurrent time mix with token-dependent decay, then a channel mix of each token with
+//! the one before. A Qwen2 variant has this time mix in place of attention, and reads the state
+//! after the token's update.
+//! GGUF: `general.architecture = "rwkv6"`, whose blocks are two layers here, and `"rwkv6qwen2"`.
 
 use puna_graph::*;
 
-use crate::decoder::{self, Block, NormKind};
+use crate::decoder::{self, LayerLoader, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::hybrid::{Hybrid, Mixer, Trail};
-use crate::model::{LoadOptions, Loaded};
+use crate::hybrid::{Hybrid, Mixer, MixerContext};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rwkv::*;
 use crate::weights::Weights;
 
@@ -16,42 +17,42 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
-    let (norm, form) = (NormKind::Layer(keys.layer_eps()?), Form::read(keys, &hp)?);
+    let (norm, config) = (NormKind::Layer(keys.layer_eps()?), Rwkv6Config::read(keys, &hp)?);
     let blocks = decoder::layers(w, &hp, norm, |b| {
-        let (time, channel) = (TimeMix::load(b, form, false)?, ChannelMix::load(b)?);
+        let (time, channel) = (TimeMix::load(b, config, false)?, ChannelMix::load(b)?);
         block(b, time, channel)
     })?;
-    let halved_every = keys.opt_count("rescale_every_n_layers")?.filter(|&n| n > 0);
-    Ok(Hybrid { halved_every, ..between(w, &hp, norm, blocks)? }.loaded(&hp))
+    let halve_interval = keys.opt_count("rescale_every_n_layers")?.filter(|&n| n > 0);
+    Ok(Hybrid { halve_interval, ..two_layer_blocks(w, &hp, norm, blocks)? }.into_architecture(&hp))
 }
 
 pub(super) fn load_qwen2(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
-    let form = Form::read(keys, &hp)?;
-    memory_decoder(keys, w, &hp, |b| TimeMix::load(b, form, true))
+    let config = Rwkv6Config::read(keys, &hp)?;
+    recurrent_decoder(keys, w, &hp, |b| TimeMix::load(b, config, true))
 }
 
-/// What keys say of the memory.
+/// Sizes of the time mix.
 #[derive(Clone, Copy)]
-struct Form {
+struct Rwkv6Config {
     dim: usize,
-    /// Heads of keys and values.
+    /// Number of key and value heads.
     kv_heads: usize,
-    /// Columns to the corrections of a token's mixtures, and to its decay.
+    /// Ranks of the interpolation weights and of the decay.
     ranks: [usize; 2],
 }
 
-impl Form {
+impl Rwkv6Config {
     fn read(keys: &Keys<'_>, hp: &Hparams) -> Result<Self, ModelError> {
         let dim = head_size(keys, hp)?;
         let heads = hp.n_embd / dim;
-        // Heads of queries are not counted in these files.
+        // These files do not store the number of query heads.
         let kv_heads = match hp.kv_heads[0] {
             0 => heads,
             kv_heads => kv_heads,
@@ -69,13 +70,13 @@ impl Form {
     }
 }
 
-/// Attention's place.
+/// Time mix, in place of attention.
 struct TimeMix {
     shift: ConvSpec,
     lerp_x: WeightId,
-    /// Of decay, key, value, receptance and gate.
+    /// Interpolation weights of decay, key, value, receptance and gate.
     lerps: Vec<WeightId>,
-    /// To the corrections of those five and back.
+    /// Low-rank projections to corrections of these five weights.
     w1: Linear,
     w2: Vec<Linear>,
     decay: LowRankProjection,
@@ -84,25 +85,29 @@ struct TimeMix {
     receptance: Linear,
     gate: Linear,
     wkv: WkvSpec,
-    /// Of each head's result.
+    /// Norm of each head's result.
     norm: Option<Norm>,
     out: Linear,
 }
 
 impl TimeMix {
-    /// `is_linear`: as gated linear attention.
-    fn load(b: &mut Block<'_, '_>, form: Form, is_linear: bool) -> Result<Self, ModelError> {
-        let Form { dim, kv_heads, ranks: [rank, decay_rank] } = form;
+    /// Loads `time_mix_*` of a layer; `is_linear` selects gated linear attention.
+    fn load(
+        b: &mut LayerLoader<'_, '_>,
+        config: Rwkv6Config,
+        is_linear: bool,
+    ) -> Result<Self, ModelError> {
+        let Rwkv6Config { dim, kv_heads, ranks: [rank, decay_rank] } = config;
         let (n, shared) = (b.hp.n_embd, kv_heads * dim);
         let name = |part: &str| format!("time_mix_{part}.weight");
         let fused = name("lerp_fused");
         let lerps = if b.has(&fused) {
-            b.w.parts(&format!("{}.{fused}", b.name), &[n, 1, 1, 5])?
+            b.w.split_stack(&format!("{}.{fused}", b.name), &[n, 1, 1, 5])?
         } else {
             let each = |kind| b.tensor(&name(&format!("lerp_{kind}")), &[n]);
             ["w", "k", "v", "r", "g"].map(each).into_iter().collect::<Result<_, _>>()?
         };
-        let w2 = b.w.parts(&format!("{}.{}", b.name, name("w2")), &[rank, n, 5])?;
+        let w2 = b.w.split_stack(&format!("{}.{}", b.name, name("w2")), &[rank, n, 5])?;
         let (first, norm) = if is_linear {
             (None, None)
         } else {
@@ -111,16 +116,16 @@ impl TimeMix {
             let norm = Norm { w: Some(w), b: Some(bias), dim, eps: HEAD_EPS };
             (Some(b.tensor(&name("first"), &[dim, n / dim])?), Some(norm))
         };
-        let ways = ["time_mix_decay_w1", "time_mix_decay_w2"];
+        let names = ["time_mix_decay_w1", "time_mix_decay_w2"];
         Ok(Self {
-            shift: shift(b, "attn_norm.weight")?,
+            shift: token_shift(b, "attn_norm.weight")?,
             lerp_x: b.tensor(&name("lerp_x"), &[n])?,
             lerps,
             w1: b.linear("time_mix_w1", n, 5 * rank)?,
             w2: w2.into_iter().map(|w| Linear { w, scale: 1.0, bias: None, out: n }).collect(),
             decay: LowRankProjection::load(
                 b,
-                ways,
+                names,
                 decay_rank,
                 Some(Activation::Tanh),
                 Some("time_mix_decay"),
@@ -143,9 +148,9 @@ impl TimeMix {
 }
 
 impl Mixer for TimeMix {
-    fn mix(&self, g: &mut Graph, _: &mut Trail, h: ValueId) -> ValueId {
+    fn mix(&self, g: &mut Graph, _: &mut MixerContext, h: ValueId) -> ValueId {
         let n = self.out.out;
-        let s = difference(g, self.shift, h);
+        let s = token_difference(g, self.shift, h);
         let by = vector(g, self.lerp_x, n);
         let mixed = lerp(g, "time_mix_x", h, s, by);
         let all = g.linear("time_mix_w1", &self.w1, mixed);
@@ -180,10 +185,10 @@ impl Mixer for TimeMix {
     }
 }
 
-/// The feed-forward part's place.
+/// Channel mix, in place of a feed-forward network.
 struct ChannelMix {
     shift: ConvSpec,
-    /// Of key and receptance.
+    /// Interpolation weights of key and receptance.
     lerps: [WeightId; 2],
     key: Linear,
     value: Linear,
@@ -191,10 +196,10 @@ struct ChannelMix {
 }
 
 impl ChannelMix {
-    fn load(b: &mut Block<'_, '_>) -> Result<Self, ModelError> {
+    fn load(b: &mut LayerLoader<'_, '_>) -> Result<Self, ModelError> {
         let (n, ff) = (b.hp.n_embd, b.hp.ff(b.i));
         Ok(Self {
-            shift: shift(b, "attn_norm_2.weight")?,
+            shift: token_shift(b, "attn_norm_2.weight")?,
             lerps: [
                 b.tensor("channel_mix_lerp_k.weight", &[n])?,
                 b.tensor("channel_mix_lerp_r.weight", &[n])?,
@@ -207,9 +212,9 @@ impl ChannelMix {
 }
 
 impl Mixer for ChannelMix {
-    /// What key and receptance read, side by side.
-    fn mix(&self, g: &mut Graph, _: &mut Trail, h: ValueId) -> ValueId {
-        let s = difference(g, self.shift, h);
+    /// Inputs of key and receptance, concatenated.
+    fn mix(&self, g: &mut Graph, _: &mut MixerContext, h: ValueId) -> ValueId {
+        let s = token_difference(g, self.shift, h);
         let [k, r] = self.lerps.map(|by| {
             let by = vector(g, by, self.value.out);
             lerp(g, "channel_mix", h, s, by)

@@ -1,14 +1,15 @@
-//! RWKV of the seventh version: a memory that forgets by other keys than it learns by, values mixed with those of the first layer, then a
-//! mixture of each token with the one before it; and models of other families with such a memory in attention's place.
-//! GGUF: `general.architecture = "rwkv7"`, of which a block is two layers here, and `"arwkv7"`.
+//! RWKV 7: a recurrent time mix with separate keys for removal, then a channel mix of each token
+//! with the one before. Values are mixed with those of the first layer. Models of other families
+//! have this time mix in place of attention.
+//! GGUF: `general.architecture = "rwkv7"`, whose blocks are two layers here, and `"arwkv7"`.
 
 use puna_graph::*;
 
-use crate::decoder::{self, Block, NormKind};
+use crate::decoder::{self, LayerLoader, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::hybrid::{Mixer, Trail};
-use crate::model::{LoadOptions, Loaded};
+use crate::hybrid::{Mixer, MixerContext};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rwkv::*;
 use crate::weights::Weights;
 
@@ -16,35 +17,35 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
-    let (norm, form) = (NormKind::Layer(keys.layer_eps()?), Form::read(keys, &hp)?);
+    let (norm, config) = (NormKind::Layer(keys.layer_eps()?), Rwkv7Config::read(keys, &hp)?);
     let blocks = decoder::layers(w, &hp, norm, |b| {
-        let (time, channel) = (TimeMix::load(b, keys, form)?, ChannelMix::load(b)?);
+        let (time, channel) = (TimeMix::load(b, keys, config)?, ChannelMix::load(b)?);
         block(b, time, channel)
     })?;
-    Ok(between(w, &hp, norm, blocks)?.loaded(&hp))
+    Ok(two_layer_blocks(w, &hp, norm, blocks)?.into_architecture(&hp))
 }
 
 pub(super) fn load_hybrid(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read_hybrid(keys)?;
-    let form = Form::read(keys, &hp)?;
-    memory_decoder(keys, w, &hp, |b| TimeMix::load(b, keys, form))
+    let config = Rwkv7Config::read(keys, &hp)?;
+    recurrent_decoder(keys, w, &hp, |b| TimeMix::load(b, keys, config))
 }
 
-/// What keys say of the memory.
+/// Sizes of the time mix.
 #[derive(Clone, Copy)]
-struct Form {
+struct Rwkv7Config {
     dim: usize,
-    /// Columns to decays, to rates and to shares of the first values.
+    /// Ranks of decay, in-context learning rate and value mix.
     ranks: [usize; 3],
 }
 
-impl Form {
+impl Rwkv7Config {
     fn read(keys: &Keys<'_>, hp: &Hparams) -> Result<Self, ModelError> {
         let rank = |of: &str| keys.count(&format!("attention.{of}_lora_rank"));
         let ranks = [rank("decay")?, rank("iclr")?, rank("value_residual_mix")?];
@@ -52,38 +53,43 @@ impl Form {
     }
 }
 
-/// Attention's place.
+/// Time mix, in place of attention.
 struct TimeMix {
     shift: ConvSpec,
-    /// Of receptance, decay, key, value, rate and gate.
+    /// Interpolation weights of receptance, decay, key, value, learning rate and gate.
     lerps: Vec<WeightId>,
     receptance: Linear,
     key: Linear,
     value: Linear,
     decay: LowRankProjection,
-    /// How much of what a key stands for is forgotten.
+    /// In-context learning rate: how much of the value stored under a key is removed.
     rate: LowRankProjection,
-    /// How much of the first layer's values comes in the place of a later layer's own.
+    /// Share of the first layer's values in those of a later layer.
     residual: Option<LowRankProjection>,
     gate: Option<LowRankProjection>,
-    /// Makes keys for forgetting of keys.
+    /// `k_k`: factor from keys to removal keys.
     forget: WeightId,
-    /// By how much the rate bends keys.
+    /// `k_a`: strength of the learning rate's effect on keys.
     bend: WeightId,
     wkv: Wkv7Spec,
-    /// Of each head's result.
+    /// Norm of each head's result.
     norm: Option<Norm>,
     out: Linear,
 }
 
 impl TimeMix {
-    fn load(b: &mut Block<'_, '_>, keys: &Keys<'_>, form: Form) -> Result<Self, ModelError> {
-        let Form { dim, ranks: [decay_rank, rate_rank, residual_rank] } = form;
+    fn load(
+        b: &mut LayerLoader<'_, '_>,
+        keys: &Keys<'_>,
+        config: Rwkv7Config,
+    ) -> Result<Self, ModelError> {
+        let Rwkv7Config { dim, ranks: [decay_rank, rate_rank, residual_rank] } = config;
         let n = b.hp.n_embd;
         let name = |part: &str| format!("time_mix_{part}.weight");
         let has_gate = b.has(&name("g1"));
         let parts = if has_gate { 6 } else { 5 };
-        let lerps = b.w.parts(&format!("{}.{}", b.name, name("lerp_fused")), &[n, 1, 1, parts])?;
+        let lerps =
+            b.w.split_stack(&format!("{}.{}", b.name, name("lerp_fused")), &[n, 1, 1, parts])?;
         let norm = if b.has(&name("ln")) {
             let (w, bias) =
                 (b.tensor("time_mix_ln.weight", &[n])?, b.tensor("time_mix_ln.bias", &[n])?);
@@ -91,24 +97,24 @@ impl TimeMix {
         } else {
             None
         };
-        let thin = |b: &mut Block<'_, '_>, [one, two, added]: [&str; 3], rank, kind| {
+        let low_rank = |b: &mut LayerLoader<'_, '_>, [one, two, added]: [&str; 3], rank, kind| {
             LowRankProjection::load(b, [one, two], rank, kind, Some(added))
         };
-        let way = ["time_mix_w1", "time_mix_w2", "time_mix_w0"];
-        let decay = thin(b, way, decay_rank, Some(Activation::Tanh))?;
-        let rate = thin(b, ["time_mix_a1", "time_mix_a2", "time_mix_a0"], rate_rank, None)?;
-        // The first layer has nothing to mix with, and what files have there is of any shape.
-        let way = ["time_mix_v1", "time_mix_v2", "time_mix_v0"];
-        let residual = if b.i == 0 { None } else { Some(thin(b, way, residual_rank, None)?) };
+        let names = ["time_mix_w1", "time_mix_w2", "time_mix_w0"];
+        let decay = low_rank(b, names, decay_rank, Some(Activation::Tanh))?;
+        let rate = low_rank(b, ["time_mix_a1", "time_mix_a2", "time_mix_a0"], rate_rank, None)?;
+        // The first layer has nothing to mix with; its tensors in files may have any shape.
+        let names = ["time_mix_v1", "time_mix_v2", "time_mix_v0"];
+        let residual = if b.i == 0 { None } else { Some(low_rank(b, names, residual_rank, None)?) };
         let gate = if has_gate {
             let rank = keys.count("attention.gate_lora_rank")?;
-            let way = ["time_mix_g1", "time_mix_g2"];
-            Some(LowRankProjection::load(b, way, rank, Some(Activation::Sigmoid), None)?)
+            let names = ["time_mix_g1", "time_mix_g2"];
+            Some(LowRankProjection::load(b, names, rank, Some(Activation::Sigmoid), None)?)
         } else {
             None
         };
         Ok(Self {
-            shift: shift(b, "attn_norm.weight")?,
+            shift: token_shift(b, "attn_norm.weight")?,
             lerps,
             receptance: b.linear("time_mix_receptance", n, n)?,
             key: b.linear("time_mix_key", n, n)?,
@@ -131,24 +137,24 @@ impl TimeMix {
     }
 
     /// Values, mixed with those of the first layer.
-    fn values(&self, g: &mut Graph, trail: &mut Trail, x: ValueId) -> ValueId {
+    fn values(&self, g: &mut Graph, context: &mut MixerContext, x: ValueId) -> ValueId {
         let v = g.linear("value", &self.value, x);
-        let (Some(residual), Some(first)) = (&self.residual, trail.first_values) else {
-            trail.first_values = Some(v);
+        let (Some(residual), Some(first)) = (&self.residual, context.first_values) else {
+            context.first_values = Some(v);
             return v;
         };
         let share = residual.apply(g, "value_share", x);
         let share = g.activate("value_share_sigmoid", Activation::Sigmoid, share);
         let negative = g.scale("value_negative", v, -1.0);
-        let lacks = g.add("value_difference", negative, first);
-        lerp(g, "value_mixed", v, lacks, share)
+        let difference = g.add("value_difference", negative, first);
+        lerp(g, "value_mixed", v, difference, share)
     }
 }
 
 impl Mixer for TimeMix {
-    fn mix(&self, g: &mut Graph, trail: &mut Trail, h: ValueId) -> ValueId {
+    fn mix(&self, g: &mut Graph, context: &mut MixerContext, h: ValueId) -> ValueId {
         let n = self.out.out;
-        let s = difference(g, self.shift, h);
+        let s = token_difference(g, self.shift, h);
         let mixed = |g: &mut Graph, i: usize| {
             let by = vector(g, self.lerps[i], n);
             lerp(g, "time_mix", h, s, by)
@@ -160,13 +166,13 @@ impl Mixer for TimeMix {
         let k = mixed(g, 2);
         let k = g.linear("key", &self.key, k);
         let v = mixed(g, 3);
-        let v = self.values(g, trail, v);
+        let v = self.values(g, context, v);
         let rate = mixed(g, 4);
         let rate = self.rate.apply(g, "rate", rate);
         let rate = g.activate("rate_sigmoid", Activation::Sigmoid, rate);
         let forget = vector(g, self.forget, n);
         let forget = g.mul("key_forget", forget, k);
-        // Keys are learnt the less the slower they forget: k + bend (rate - 1) k.
+        // The learning rate scales the keys: `k + bend (rate - 1) k`.
         let bend = vector(g, self.bend, n);
         let bent = g.mul("key_bent", bend, k);
         let negative = g.scale("key_negative", bent, -1.0);
@@ -189,7 +195,7 @@ impl Mixer for TimeMix {
     }
 }
 
-/// The feed-forward part's place.
+/// Channel mix, in place of a feed-forward network.
 struct ChannelMix {
     shift: ConvSpec,
     lerp: WeightId,
@@ -198,10 +204,10 @@ struct ChannelMix {
 }
 
 impl ChannelMix {
-    fn load(b: &mut Block<'_, '_>) -> Result<Self, ModelError> {
+    fn load(b: &mut LayerLoader<'_, '_>) -> Result<Self, ModelError> {
         let (n, ff) = (b.hp.n_embd, b.hp.ff(b.i));
         Ok(Self {
-            shift: shift(b, "attn_norm_2.weight")?,
+            shift: token_shift(b, "attn_norm_2.weight")?,
             lerp: b.tensor("channel_mix_lerp_k.weight", &[n])?,
             key: b.linear("channel_mix_key", n, ff)?,
             value: b.linear("channel_mix_value", ff, n)?,
@@ -210,8 +216,8 @@ impl ChannelMix {
 }
 
 impl Mixer for ChannelMix {
-    fn mix(&self, g: &mut Graph, _: &mut Trail, h: ValueId) -> ValueId {
-        let s = difference(g, self.shift, h);
+    fn mix(&self, g: &mut Graph, _: &mut MixerContext, h: ValueId) -> ValueId {
+        let s = token_difference(g, self.shift, h);
         let by = vector(g, self.lerp, self.value.out);
         lerp(g, "channel_mix", h, s, by)
     }

@@ -1,5 +1,5 @@
-//! Spark 2.5: a llama with GeGLU and a sigmoid gate for each head of attention; layers with a sliding window, which turn by another
-//! base, among those without.
+//! Spark 2.5: a Llama with GeGLU and a sigmoid gate per attention head; some layers have a sliding
+//! window and another rotary base.
 //! GGUF: `general.architecture = "spark2_5"`.
 
 use puna_graph::*;
@@ -7,7 +7,7 @@ use puna_graph::*;
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 use crate::windows::Windows;
@@ -16,12 +16,12 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let rope_keys = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let global_rope = w.rope(rope_keys.table(RopeKind::Neox, None));
-    let local_keys = rope_keys.in_windows(keys, hp.key_dim, rope_keys.base)?;
+    let local_keys = rope_keys.for_windows(keys, hp.key_dim, rope_keys.base)?;
     let local_rope = w.rope(local_keys.table(RopeKind::Neox, None));
     let windows = Windows::read(keys, keys.listed_sliding(hp.n_layer)?)?;
     let layers = decoder::layers(w, &hp, norm, |b| {
@@ -33,5 +33,5 @@ pub(super) fn load(
             ..b.pre_norm(ffn)?
         })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

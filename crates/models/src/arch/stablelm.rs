@@ -1,13 +1,13 @@
-//! StableLM: layer norms with biases, part of each head turns, SwiGLU. The 12B form has no norm before SwiGLU, which then lies beside
-//! attention, and norms each head of query and key.
-//! GGUF: `general.architecture = "stablelm"`, and `"orion"`, where each head turns as a whole.
+//! StableLM: layer norms with biases, partial rotary embedding, SwiGLU. The 12B model has SwiGLU in
+//! parallel with attention behind one norm, and norms of each query and key head.
+//! GGUF: `general.architecture = "stablelm"`, and `"orion"`, which rotates whole heads.
 
 use puna_graph::*;
 
 use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -15,7 +15,7 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Layer(keys.layer_eps()?);
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));
@@ -25,12 +25,16 @@ pub(super) fn load(
         let has_qk_norm = b.has("attn_q_norm.weight");
         Ok(Layer {
             attn_norm: Some(b.norm("attn_norm")?),
-            qk_norm: if has_qk_norm { QkNorm::Before(b.norms_of_heads()?) } else { QkNorm::None },
+            qk_norm: if has_qk_norm {
+                QkNorm::BeforeRope(b.per_head_norms()?)
+            } else {
+                QkNorm::None
+            },
             rope: Some(rope),
             parallel: ffn_norm.is_none(),
             ffn_norm,
-            ..b.bare(ffn)?
+            ..b.without_norms(ffn)?
         })
     })?;
-    Ok(Decoder::new(w, &hp, norm, layers)?.loaded(&hp))
+    Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }

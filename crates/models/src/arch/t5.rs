@@ -1,6 +1,6 @@
-//! T5: an encoder reads the whole prompt, and a decoder, which begins with a token that always is the first, attends to what it has
-//! written and then to what the encoder made of the prompt. Layer by layer the cache keeps keys and values of both in one row: first those of
-//! the prompt, then those of the answer.
+//! T5: an encoder reads the whole prompt. The decoder starts with a fixed token; each of its layers
+//! attends to the answer so far, then to the encoder's states. A cache layer holds the keys and
+//! values of both in sequence: first those of the prompt, then those of the answer.
 //! GGUF: `general.architecture = "t5"`.
 
 use puna_graph::*;
@@ -10,36 +10,36 @@ use crate::blocks::Qkv;
 use crate::decoder::{Decoder, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys, MAX_LAYERS};
-use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, Trail};
-use crate::model::{Architecture, LoadOptions, Loaded, Shape};
+use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, MixerContext};
+use crate::model::{Architecture, LoadOptions, LoadedArchitecture, ModelShape};
 use crate::weights::Weights;
 
 struct T5 {
     encoder: Decoder,
-    /// From what the encoder gives to keys and values of each layer of the decoder.
-    crossings: Vec<Crossing>,
-    /// Two of its layers are one of the file's.
+    /// Projections from encoder states to the keys and values of each decoder layer.
+    prompt_kv: Vec<PromptKv>,
+    /// Decoder; two of its layers are one of the file's.
     decoder: Hybrid,
 }
 
-/// Keys and values of the prompt in a layer.
-struct Crossing {
+/// Keys and values of the prompt in a decoder layer.
+struct PromptKv {
     k: Linear,
     v: Linear,
     spec: AttentionSpec,
 }
 
-/// Attention to the prompt, in the layer of the cache of the mixer before it.
-struct Cross {
+/// Attention to the prompt, on the cache layer of the mixer before it.
+struct CrossAttention {
     q: Linear,
     wo: Linear,
     spec: AttentionSpec,
 }
 
-impl Mixer for Cross {
-    fn mix(&self, g: &mut Graph, trail: &mut Trail, h: ValueId) -> ValueId {
+impl Mixer for CrossAttention {
+    fn mix(&self, g: &mut Graph, context: &mut MixerContext, h: ValueId) -> ValueId {
         let q = g.linear("Qcur_cross", &self.q, h);
-        g.attention_to("kqv_cross_out", trail.layer - 1, q, self.spec)
+        g.attention_to("kqv_cross_out", context.cache_layer - 1, q, self.spec)
     }
 
     fn finish(&self, g: &mut Graph, mixed: ValueId) -> ValueId {
@@ -51,7 +51,7 @@ pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
     let layers = keys.opt_count("decoder_block_count")?.unwrap_or(hp.n_layer);
@@ -61,42 +61,45 @@ pub(super) fn load(
     }
     let encoder = t5encoder::encoder(keys, w, &hp)?;
     let last = norm.load(w, "dec.output_norm", &[hp.n_embd])?;
-    let around = Decoder::with_norm(w, &hp, last, Vec::new())?;
-    // Where vectors of tokens are used in both places, hidden states are as much larger.
-    let is_tied = around.head.w == around.table;
+    let outer = Decoder::with_norm(w, &hp, last, Vec::new())?;
+    // With tied embeddings, hidden states are larger by the square root of the width.
+    let is_tied = outer.head.w == outer.table;
     let logit_scale = if is_tied { 1.0 / (hp.n_embd as f32).sqrt() } else { 1.0 };
-    let (mut halves, mut crossings) = (Vec::new(), Vec::new());
+    let (mut halves, mut prompt_kv) = (Vec::new(), Vec::new());
     for i in 0..layers {
         let shifts = t5encoder::shifts(keys, w, ("dec", i, hp.heads[0]), false)?;
         let block = DecoderBlock { w: &mut *w, hp: &hp, norm, name: format!("dec.blk.{i}") };
-        let (both, crossing) = block.load(shifts)?;
+        let (both, kv) = block.load(shifts)?;
         halves.extend(both);
-        crossings.push(crossing);
+        prompt_kv.push(kv);
     }
-    let decoder = Hybrid { block: 2, ..Hybrid::between(Decoder { logit_scale, ..around }, halves) };
-    let cache = crossings.iter().map(|crossing| crossing.spec.cache_layer()).collect();
-    let shape = Shape {
-        // What is read and what is written have as much room each.
+    let decoder = Hybrid {
+        layers_per_block: 2,
+        ..Hybrid::with_outer(Decoder { logit_scale, ..outer }, halves)
+    };
+    let cache = prompt_kv.iter().map(|kv| kv.spec.cache_layer()).collect();
+    let shape = ModelShape {
+        // Prompt and answer have the full context each.
         n_ctx: 2 * hp.n_ctx,
         n_layer: layers.max(hp.n_layer),
-        start: Some(start(keys, hp.n_vocab)?),
-        ..Shape::decoder(&hp)
+        start_token: Some(start_token(keys, hp.n_vocab)?),
+        ..ModelShape::decoder(&hp)
     };
-    Ok(Loaded { arch: Box::new(T5 { encoder, crossings, decoder }), cache, shape })
+    Ok(LoadedArchitecture { arch: Box::new(T5 { encoder, prompt_kv, decoder }), cache, shape })
 }
 
-/// The token that answers begin with.
-fn start(keys: &Keys<'_>, n_vocab: usize) -> Result<u32, ModelError> {
-    let start = keys.opt_count("decoder_start_token_id")?.unwrap_or(0);
-    if start >= n_vocab {
-        let (key, value) = (keys.name("decoder_start_token_id"), start.to_string());
+/// First token of an answer.
+fn start_token(keys: &Keys<'_>, n_vocab: usize) -> Result<u32, ModelError> {
+    let start_token = keys.opt_count("decoder_start_token_id")?.unwrap_or(0);
+    if start_token >= n_vocab {
+        let (key, value) = (keys.name("decoder_start_token_id"), start_token.to_string());
         return Err(ModelError::KeyValue {
             key,
             value,
             reason: "the vocabulary has no such token",
         });
     }
-    Ok(start as u32)
+    Ok(start_token as u32)
 }
 
 /// Loads a layer of the decoder.
@@ -108,23 +111,23 @@ struct DecoderBlock<'a, 'w> {
 }
 
 impl DecoderBlock<'_, '_> {
-    /// Its two attentions, and what the second one reads.
-    fn load(self, shifts: Shifts) -> Result<([HybridLayer; 2], Crossing), ModelError> {
+    /// The two attentions of the layer, and the projections of the prompt for the second.
+    fn load(self, shifts: Shifts) -> Result<([HybridLayer; 2], PromptKv), ModelError> {
         let Self { w, hp, norm, name } = self;
-        let (n, [q, k, v], plain) = (hp.n_embd, hp.widths(0), hp.attention(0));
+        let (n, [q, k, v], plain) = (hp.n_embd, hp.qkv_widths(0), hp.attention(0));
         let values = plain.heads * plain.value_dim;
         let mut linear =
             |part: &str, input: usize, out: usize| w.linear(&format!("{name}.{part}"), input, out);
         let wo = linear("attn_o", values, n)?;
-        // One layer of the cache has both, so they are of one form.
+        // Both share a cache layer and so have the same dimensions.
         let both = AttentionSpec { scale: 1.0, ..plain };
         let of_prompt = AttentionSpec { mask: Mask::Encoded, ..both };
-        let cross = Cross {
+        let cross = CrossAttention {
             q: linear("cross_attn_q", n, q)?,
             wo: linear("cross_attn_o", values, n)?,
             spec: of_prompt,
         };
-        let crossing = Crossing {
+        let kv = PromptKv {
             k: linear("cross_attn_k", n, k)?,
             v: linear("cross_attn_v", n, v)?,
             spec: both,
@@ -147,20 +150,20 @@ impl DecoderBlock<'_, '_> {
             mixers: vec![Box::new(cross)],
             ffn: Some((ffn_norm, ffn)),
         };
-        Ok(([first, second], crossing))
+        Ok(([first, second], kv))
     }
 }
 
 impl Architecture for T5 {
     fn encode(&self, g: &mut Graph) -> Option<ValueId> {
-        let x = self.encoder.enter(g);
-        let x = self.encoder.pass(g, 0..self.encoder.layers.len(), x, false);
-        let x = self.encoder.leave(g, x);
-        for (i, crossing) in self.crossings.iter().enumerate() {
+        let x = self.encoder.input_stream(g);
+        let x = self.encoder.run_layers(g, 0..self.encoder.layers.len(), x, false);
+        let x = self.encoder.output_hidden(g, x);
+        for (i, kv) in self.prompt_kv.iter().enumerate() {
             g.set_layer(Some(i));
-            let k = g.linear("Kcur_cross", &crossing.k, x);
-            let v = g.linear("Vcur_cross", &crossing.v, x);
-            g.keep("cross_kept", i, [k, v], crossing.spec);
+            let k = g.linear("Kcur_cross", &kv.k, x);
+            let v = g.linear("Vcur_cross", &kv.v, x);
+            g.keep("cross_kept", i, [k, v], kv.spec);
         }
         g.set_layer(None);
         Some(x)

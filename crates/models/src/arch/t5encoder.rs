@@ -1,26 +1,26 @@
-//! T5's encoder: root-mean-square norms before each part, scores that are not scaled and shift with the distance of key and query by
-//! amounts that all layers share or that each has of its own (UMT5), a GELU gate or a rectifier without one.
+//! T5's encoder: RMS norms before each part; unscaled scores with a relative position bias, which
+//! all layers share or each has of its own (UMT5); a GELU-gated network, or ReLU without a gate.
 //! GGUF: `general.architecture = "t5encoder"`.
 
 use puna_graph::*;
 
-use crate::blocks::{FeedForward, Mlp, Plain, Qkv};
+use crate::blocks::{FeedForward, Mlp, Qkv, UngatedMlp};
 use crate::decoder::{Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, Loaded};
+use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::weights::Weights;
 
 pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
-    Ok(encoder(keys, w, &hp)?.loaded(&hp))
+    Ok(encoder(keys, w, &hp)?.into_architecture(&hp))
 }
 
-/// The encoder; what it gives is normed.
+/// The encoder; its output is normed.
 pub(super) fn encoder(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
@@ -33,7 +33,7 @@ pub(super) fn encoder(
     Decoder::with_norm(w, hp, last, layers)
 }
 
-/// The amounts by which scores of layer `i` shift. Those of the first layer are those of all that have none of their own.
+/// Relative position biases of layer `i`; by default those of the first layer.
 pub(super) fn shifts(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
@@ -51,7 +51,7 @@ pub(super) fn shifts(
     Ok(Shifts { table, buckets, both_sides })
 }
 
-/// A unit with a GELU gate, or a pair with a rectifier.
+/// GELU-gated network, or ReLU without a gate.
 pub(super) fn feed_forward(
     w: &mut Weights<'_>,
     block: &str,
@@ -61,7 +61,7 @@ pub(super) fn feed_forward(
     Ok(if w.has(&format!("{block}.ffn_gate.weight")) {
         FeedForward::Dense(Mlp::load(w, block, n, ff, Glu::Gelu)?)
     } else {
-        FeedForward::Plain(Plain::load(w, block, n, ff, Activation::Relu)?)
+        FeedForward::Ungated(UngatedMlp::load(w, block, n, ff, Activation::Relu)?)
     })
 }
 
@@ -75,13 +75,13 @@ fn layer(
     let (b, n) = (format!("enc.blk.{i}"), hp.n_embd);
     let shifts = shifts(keys, w, ("enc", i, hp.heads[i]), true)?;
     let ffn = feed_forward(w, &b, n, hp.ff(i))?;
-    let qkv = Qkv::load(w, &b, n, hp.widths(i))?;
+    let qkv = Qkv::load(w, &b, n, hp.qkv_widths(i))?;
     let attention =
         AttentionSpec { scale: 1.0, mask: Mask::Full, shifts: Some(shifts), ..hp.attention(i) };
     let wo = w.linear(&format!("{b}.attn_o"), hp.heads[i] * hp.value_dim, n)?;
     Ok(Layer {
         attn_norm: Some(norm.load(w, &format!("{b}.attn_norm"), &[n])?),
         ffn_norm: Some(norm.load(w, &format!("{b}.ffn_norm"), &[n])?),
-        ..Layer::plain(qkv, attention, wo, ffn)
+        ..Layer::new(qkv, attention, wo, ffn)
     })
 }

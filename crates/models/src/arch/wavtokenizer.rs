@@ -1,5 +1,6 @@
-//! WavTokenizer's decoder: of the codes of a recording it makes what a vocoder turns into sound. Convolutions over time, a few blocks with
-//! group norms and one attention among them, then blocks of ConvNeXt. It writes no text: the result are features of a frame for each code.
+//! WavTokenizer's decoder: converts audio codes to features for a vocoder. Convolutions over time,
+//! residual blocks with group norms and one attention among them, then ConvNeXt blocks. The result
+//! is one row of features per code, not text.
 //! GGUF: `general.architecture = "wavtokenizer-dec"`.
 
 use std::sync::Arc;
@@ -8,14 +9,14 @@ use puna_graph::*;
 
 use crate::error::ModelError;
 use crate::hparams::Keys;
-use crate::model::{Architecture, LoadOptions, Loaded, Shape};
-use crate::weights::{Mapped, Weights};
+use crate::model::{Architecture, LoadOptions, LoadedArchitecture, ModelShape};
+use crate::weights::{MappedBytes, Weights};
 
 struct WavTokenizer {
-    /// Features of a code.
+    /// Dimensions of a code's embedding.
     features: usize,
     table: WeightId,
-    enter: Conv,
+    input_conv: Conv,
     first: [Resnet; 2],
     attention: Attention,
     second: [Resnet; 2],
@@ -26,7 +27,7 @@ struct WavTokenizer {
     head: Linear,
 }
 
-/// A convolution over time, with as many taps behind a token as before it.
+/// Convolution over time, centred on the token.
 struct Conv {
     /// `[taps · input, output]`.
     product: Linear,
@@ -41,13 +42,13 @@ struct GroupNorm {
     eps: f32,
 }
 
-/// Two convolutions, and what they read.
+/// Residual block of two normed convolutions.
 struct Resnet {
     norms: [GroupNorm; 2],
     convs: [Conv; 2],
 }
 
-/// Of one head, as wide as the stream.
+/// Attention of one head, as wide as the stream.
 struct Attention {
     norm: GroupNorm,
     qkv: [Linear; 3],
@@ -55,7 +56,7 @@ struct Attention {
     spec: AttentionSpec,
 }
 
-/// A convolution of each feature by itself, a GELU pair, and a factor for each feature.
+/// ConvNeXt block: depthwise convolution, GELU network and a factor for each feature.
 struct ConvNext {
     /// `[taps, 1, features]`.
     each: HeadLinear,
@@ -66,18 +67,19 @@ struct ConvNext {
     gamma: WeightId,
 }
 
-/// Taps where codes enter, and in blocks of ConvNeXt.
-const WIDE: usize = 7;
-/// Taps in other blocks.
-const NARROW: usize = 3;
-/// What the file must say that it has: two blocks, attention, two blocks, a norm.
-const BLOCKS: usize = 6;
+/// Taps of the input convolution and of ConvNeXt blocks.
+const WIDE_TAPS: usize = 7;
+/// Taps of residual blocks.
+const NARROW_TAPS: usize = 3;
+/// Number of blocks that files must have: two residual blocks, attention, two residual blocks, a
+/// norm.
+const POSNET_BLOCKS: usize = 6;
 
 pub(super) fn load(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,
     _: LoadOptions,
-) -> Result<Loaded, ModelError> {
+) -> Result<LoadedArchitecture, ModelError> {
     let (features, out) =
         (keys.hidden_size("features_length")?, keys.hidden_size("embedding_length")?);
     let width = keys.hidden_size("posnet.embedding_length")?;
@@ -88,44 +90,44 @@ pub(super) fn load(
         return wrong("convnext.embedding_length", width, "must be as posnet.embedding_length");
     }
     let blocks = keys.count("posnet.block_count")?;
-    if blocks != BLOCKS {
+    if blocks != POSNET_BLOCKS {
         return wrong("posnet.block_count", blocks, "must be 6");
     }
     let layers = keys.layers("convnext.block_count")?;
-    let form = Form::read(keys, width)?;
+    let sizes = WavTokenizerSizes::read(keys, width)?;
     let n_vocab = keys.vocabulary()?;
-    let resnet = |w: &mut Weights<'_>, i| Resnet::load(w, &form, i);
+    let resnet = |w: &mut Weights<'_>, i| Resnet::load(w, &sizes, i);
     let arch = WavTokenizer {
         features,
         table: w.tensor("token_embd.weight", &[features, n_vocab])?,
-        enter: Conv::load(w, "conv1d", WIDE, (features, width))?,
+        input_conv: Conv::load(w, "conv1d", WIDE_TAPS, (features, width))?,
         first: [resnet(w, 0)?, resnet(w, 1)?],
-        attention: Attention::load(w, &form)?,
+        attention: Attention::load(w, &sizes)?,
         second: [resnet(w, 3)?, resnet(w, 4)?],
-        last: form.norm(w, "posnet.5.attn_norm")?,
-        norm: w.norm("token_embd_norm", width, form.eps)?,
-        blocks: (0..layers).map(|i| ConvNext::load(w, &form, i)).collect::<Result<_, _>>()?,
-        out_norm: w.norm("output_norm", width, form.eps)?,
+        last: sizes.norm(w, "posnet.5.attn_norm")?,
+        norm: w.norm("token_embd_norm", width, sizes.eps)?,
+        blocks: (0..layers).map(|i| ConvNext::load(w, &sizes, i)).collect::<Result<_, _>>()?,
+        out_norm: w.norm("output_norm", width, sizes.eps)?,
         head: w.linear("output", width, out)?,
     };
-    let shape = Shape {
+    let shape = ModelShape {
         n_ctx: keys.count("context_length")?,
         n_embd: out,
         n_layer: layers,
         n_vocab,
         causal: false,
         has_logits: false,
-        start: None,
+        start_token: None,
         score_labels: 0,
         score_is_softmax: false,
         unmasking: None,
     };
-    Ok(Loaded { arch: Box::new(arch), cache: Vec::new(), shape })
+    Ok(LoadedArchitecture { arch: Box::new(arch), cache: Vec::new(), shape })
 }
 
-/// What all parts are loaded with.
+/// Sizes that all parts share.
 #[derive(Clone, Copy)]
-struct Form {
+struct WavTokenizerSizes {
     width: usize,
     ff: usize,
     eps: f32,
@@ -133,7 +135,7 @@ struct Form {
     group_eps: f32,
 }
 
-impl Form {
+impl WavTokenizerSizes {
     fn read(keys: &Keys<'_>, width: usize) -> Result<Self, ModelError> {
         let groups = keys.count("attention.group_norm_groups")?;
         if !width.is_multiple_of(groups) {
@@ -156,15 +158,15 @@ impl Form {
     }
 }
 
-/// A tensor of the file's shape as one of another, under a name by which no adapter finds it.
+/// A tensor with another shape, under a name that no adapter refers to.
 fn reshaped(
     w: &mut Weights<'_>,
     name: &str,
     shape: &[usize],
     as_shape: &[usize],
 ) -> Result<WeightId, ModelError> {
-    w.made(&format!("{name} unfolded"), as_shape, (name, shape), |data, ty| {
-        (ty, Arc::new(Mapped(data)))
+    w.derive(&format!("{name} unfolded"), as_shape, (name, shape), |data, ty| {
+        (ty, Arc::new(MappedBytes(data)))
     })
 }
 
@@ -175,7 +177,7 @@ impl GroupNorm {
 }
 
 impl Conv {
-    /// `NAME.weight [taps, input, output]` with `NAME.bias`.
+    /// Loads `NAME.weight [taps, input, output]` and `NAME.bias`.
     fn load(
         w: &mut Weights<'_>,
         name: &str,
@@ -195,14 +197,14 @@ impl Conv {
 }
 
 impl Resnet {
-    fn load(w: &mut Weights<'_>, form: &Form, i: usize) -> Result<Self, ModelError> {
+    fn load(w: &mut Weights<'_>, sizes: &WavTokenizerSizes, i: usize) -> Result<Self, ModelError> {
         let name = |part: &str| format!("posnet.{i}.{part}");
-        let size = (form.width, form.width);
+        let size = (sizes.width, sizes.width);
         Ok(Self {
-            norms: [form.norm(w, &name("norm1"))?, form.norm(w, &name("norm2"))?],
+            norms: [sizes.norm(w, &name("norm1"))?, sizes.norm(w, &name("norm2"))?],
             convs: [
-                Conv::load(w, &name("conv1"), NARROW, size)?,
-                Conv::load(w, &name("conv2"), NARROW, size)?,
+                Conv::load(w, &name("conv1"), NARROW_TAPS, size)?,
+                Conv::load(w, &name("conv2"), NARROW_TAPS, size)?,
             ],
         })
     }
@@ -219,14 +221,14 @@ impl Resnet {
 }
 
 impl Attention {
-    fn load(w: &mut Weights<'_>, form: &Form) -> Result<Self, ModelError> {
-        let n = form.width;
+    fn load(w: &mut Weights<'_>, sizes: &WavTokenizerSizes) -> Result<Self, ModelError> {
+        let n = sizes.width;
         let mut linear = |part: &str| {
             Conv::load(w, &format!("posnet.2.attn_{part}"), 1, (n, n)).map(|conv| conv.product)
         };
         let (qkv, wo) = ([linear("q")?, linear("k")?, linear("v")?], linear("output")?);
         let spec = AttentionSpec { mask: Mask::Full, ..AttentionSpec::causal(1, 1, n, n) };
-        Ok(Self { norm: form.norm(w, "posnet.2.attn_norm")?, qkv, wo, spec })
+        Ok(Self { norm: sizes.norm(w, "posnet.2.attn_norm")?, qkv, wo, spec })
     }
 
     fn forward(&self, g: &mut Graph, x: ValueId) -> ValueId {
@@ -239,26 +241,26 @@ impl Attention {
 }
 
 impl ConvNext {
-    fn load(w: &mut Weights<'_>, form: &Form, i: usize) -> Result<Self, ModelError> {
-        let (n, name) = (form.width, |part: &str| format!("convnext.{i}.{part}"));
+    fn load(w: &mut Weights<'_>, sizes: &WavTokenizerSizes, i: usize) -> Result<Self, ModelError> {
+        let (n, name) = (sizes.width, |part: &str| format!("convnext.{i}.{part}"));
         Ok(Self {
             each: HeadLinear {
-                w: w.tensor(&name("dw.weight"), &[WIDE, 1, n])?,
-                input: WIDE,
+                w: w.tensor(&name("dw.weight"), &[WIDE_TAPS, 1, n])?,
+                input: WIDE_TAPS,
                 out: 1,
                 heads: n,
             },
             bias: reshaped(w, &name("dw.bias"), &[1, n], &[n])?,
-            norm: w.norm(&name("norm"), n, form.eps)?,
-            up: w.linear(&name("pw1"), n, form.ff)?,
-            down: w.linear(&name("pw2"), form.ff, n)?,
+            norm: w.norm(&name("norm"), n, sizes.eps)?,
+            up: w.linear(&name("pw1"), n, sizes.ff)?,
+            down: w.linear(&name("pw2"), sizes.ff, n)?,
             gamma: w.tensor(&name("gamma.weight"), &[n])?,
         })
     }
 
     fn forward(&self, g: &mut Graph, x: ValueId) -> ValueId {
         let width = g.value(x).cols;
-        let around = g.unfold("unfolded", x, WIDE);
+        let around = g.unfold("unfolded", x, WIDE_TAPS);
         let h = g.linear_of_heads("convnext_dw", &self.each, around);
         let bias = g.embed("convnext_dw_bias", self.bias, width, Index::Fixed(0));
         let h = g.add("convnext_dw", h, bias);
@@ -275,7 +277,7 @@ impl ConvNext {
 impl Architecture for WavTokenizer {
     fn hidden(&self, g: &mut Graph, outputs_only: bool) -> ValueId {
         let x = g.embed("inp_embd", self.table, self.features, Index::Token);
-        let x = self.enter.forward(g, "inp_conv", x);
+        let x = self.input_conv.forward(g, "inp_conv", x);
         let x = self.first.iter().fold(x, |x, block| block.forward(g, x));
         let x = self.attention.forward(g, x);
         let x = self.second.iter().fold(x, |x, block| block.forward(g, x));

@@ -1,11 +1,11 @@
-//! Latent attention, what chooses and what pools.
+//! Latent attention, indexers and pooling.
 
 use puna_gguf::{Metadata, Value};
 
 use super::files::{refused, with};
 
 #[test]
-fn what_latent_attention_needs_is_named() {
+fn missing_parts_of_latent_attention_are_named() {
     let keep = |_: &mut Metadata| {};
     for part in
         ["attn_k_b", "attn_v_b", "attn_kv_a_mqa", "attn_kv_a_norm", "attn_q_a_norm", "attn_q_b"]
@@ -40,7 +40,7 @@ fn what_latent_attention_needs_is_named() {
 }
 
 #[test]
-fn what_only_looks_back_is_no_encoder() {
+fn causal_only_layers_cannot_become_an_encoder() {
     for name in ["gemma2", "lfm2", "mamba", "deepseek32", "t5-umt5"] {
         let architecture = if name == "t5-umt5" { "t5" } else { name };
         let key = format!("{architecture}.attention.causal");
@@ -55,7 +55,7 @@ fn what_only_looks_back_is_no_encoder() {
 }
 
 #[test]
-fn what_an_indexer_needs_is_named() {
+fn missing_parts_of_an_indexer_are_named() {
     let keep = |_: &mut Metadata| {};
     for part in ["attn_q_b", "attn_k", "k_norm", "proj"] {
         for (name, layer) in [("deepseek32", 1), ("glm-dsa", 3)] {
@@ -75,7 +75,7 @@ fn what_an_indexer_needs_is_named() {
     let key = "deepseek32.attention.indexer.key_length";
     let text = refused("deepseek32", with(key, 6u32), "");
     assert!(text.starts_with(&format!("key `{key}` is 6, of which 8 are rotated: ")), "{text}");
-    // Where no layer has one there need be no keys of it.
+    // If no layer has an indexer, its keys may be missing.
     let keyless = |metadata: &mut Metadata, name: &str| {
         for part in ["head_count", "key_length", "top_k"] {
             assert!(metadata.remove(&format!("{name}.attention.indexer.{part}")).is_some());
@@ -112,13 +112,13 @@ fn what_an_indexer_needs_is_named() {
         let text = refused("glm-dsa", with(key, value), "");
         assert!(text.starts_with(&format!("key `{key}` is {found}: ")), "{text}");
     }
-    // A layer that chooses needs what it chooses by.
+    // A layer with an indexer needs the indexer's tensors.
     let text = refused("glm-dsa", with(key, vec![true; 4]), "");
     assert_eq!(text, "tensor `blk.1.indexer.attn_q_b.weight` is missing");
 }
 
 #[test]
-fn what_pooled_attention_needs_is_named() {
+fn missing_parts_of_pooled_attention_are_named() {
     let keep = |_: &mut Metadata| {};
     for tensor in [
         "blk.0.attn_compressor_ape.weight",
@@ -143,7 +143,7 @@ fn what_pooled_attention_needs_is_named() {
     let key = "deepseek4.attention.compress_ratios";
     let text = refused("deepseek4", |meta| drop(meta.remove(key)), "");
     assert!(text.starts_with(&format!("key `{key}` is absent")), "{text}");
-    // Blocks of another length than their tensors have.
+    // Block sizes that differ from those of the tensors.
     let text = refused("deepseek4", with(key, vec![4u32, 64, 0]), "");
     assert!(text.contains("blk.1.attn_compressor_ape.weight"), "{text}");
 }

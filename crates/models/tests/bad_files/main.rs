@@ -1,4 +1,5 @@
-//! Files that parse but are no model: each is refused with an error that names the key or the tensor.
+//! Files that parse but are not models: each is rejected with an error that names the key or the
+//! tensor.
 
 mod attention;
 #[path = "../kit/files.rs"]
@@ -33,7 +34,7 @@ fn a_missing_tensor_is_named() {
 }
 
 #[test]
-fn numbers_that_make_no_sense_are_named_with_their_key() {
+fn invalid_numbers_are_named_with_their_key() {
     for (key, value) in [
         ("llama.block_count", 0u32),
         ("llama.block_count", 513),
@@ -62,13 +63,13 @@ fn a_key_of_another_type_is_named_with_both_types() {
 }
 
 #[test]
-fn more_used_experts_than_there_are_is_refused() {
+fn a_top_k_above_the_number_of_experts_is_rejected() {
     let text = refused("llama-moe", with("llama.expert_used_count", 1000u32), "");
     assert!(text.contains("expert_used_count"), "{text}");
 }
 
 #[test]
-fn a_choice_of_experts_that_cannot_be_made_is_refused() {
+fn invalid_expert_routing_is_rejected() {
     for (key, value) in
         [("expert_group_count", 3u32), ("expert_group_used_count", 9), ("expert_gating_func", 9)]
     {
@@ -82,7 +83,7 @@ fn a_choice_of_experts_that_cannot_be_made_is_refused() {
 }
 
 #[test]
-fn what_an_architecture_alone_needs_is_named() {
+fn missing_parts_of_single_architectures_are_named() {
     let keep = |_: &mut Metadata| {};
     for (name, tensor) in [
         ("gpt2", "position_embd.weight"),
@@ -147,7 +148,7 @@ fn what_an_architecture_alone_needs_is_named() {
 }
 
 #[test]
-fn bounds_that_bound_nothing_are_named() {
+fn invalid_limits_are_named() {
     for (name, key) in [
         ("kimi-k3", "kda.gate_lower_bound"),
         ("bailingmoe3", "kda.gate_lower_bound"),
@@ -177,7 +178,7 @@ fn bounds_that_bound_nothing_are_named() {
 }
 
 #[test]
-fn what_gemma_4_needs_is_named() {
+fn missing_parts_of_gemma_4_are_named() {
     let keep = |_: &mut Metadata| {};
     for (name, tensor) in [
         ("gemma4", "per_layer_token_embd.weight"),
@@ -190,7 +191,7 @@ fn what_gemma_4_needs_is_named() {
     ] {
         assert_eq!(refused(name, keep, tensor), format!("tensor `{tensor}` is missing"), "{name}");
     }
-    // Without the one with both, the two halves are asked for.
+    // Without the fused tensor, the two halves are expected.
     let text = refused("gemma4-moe", keep, "blk.1.ffn_gate_up_exps.weight");
     assert_eq!(text, "tensor `blk.1.ffn_gate_exps.weight` is missing");
     for (key, value) in [
@@ -209,7 +210,7 @@ fn what_gemma_4_needs_is_named() {
 }
 
 #[test]
-fn what_further_architectures_need_is_named() {
+fn missing_parts_of_further_architectures_are_named() {
     let keep = |_: &mut Metadata| {};
     for (name, tensor) in [
         ("minicpm3", "blk.1.attn_kv_b.weight"),
@@ -229,7 +230,7 @@ fn what_further_architectures_need_is_named() {
 }
 
 #[test]
-fn what_layers_must_have_in_common_is_named() {
+fn inconsistent_layers_are_named() {
     let source = source("gemma4");
     let layers = source.metadata().u32("gemma4.block_count").unwrap() as usize;
     let key = "gemma4.attention.head_count_kv";
@@ -263,7 +264,7 @@ fn what_layers_must_have_in_common_is_named() {
     }
 }
 
-/// The error of loading a zoo file under another architecture's name, with other metadata.
+/// Error of loading a zoo file with another architecture's name and other metadata.
 fn refused_as(name: &str, architecture: &str, change: impl Fn(&mut Metadata)) -> String {
     let rename = |meta: &mut Metadata| {
         let of = |key: &str| key.replacen(&format!("{name}."), &format!("{architecture}."), 1);
@@ -276,7 +277,7 @@ fn refused_as(name: &str, architecture: &str, change: impl Fn(&mut Metadata)) ->
 }
 
 #[test]
-fn recurrent_parts_that_make_no_sense_are_named_with_their_key() {
+fn invalid_recurrent_sizes_are_named_with_their_key() {
     for (name, key, value) in [
         ("mamba", "mamba.ssm.conv_kernel", 1u32),
         ("mamba", "mamba.ssm.conv_kernel", 65),
@@ -312,7 +313,7 @@ fn recurrent_parts_that_make_no_sense_are_named_with_their_key() {
     );
     let text = refused("llada-moe", with("llada-moe.expert_used_count", 100u32), "");
     assert!(text.starts_with("key `llada-moe.expert_used_count` is 100"), "{text}");
-    // What the keys say is compared with the tensors before any state is made.
+    // Keys are compared with the tensors before a state is allocated.
     let text = refused("mamba", with("mamba.ssm.state_size", 1u32 << 31), "");
     assert!(text.contains("`blk.0.ssm_a`"), "{text}");
     let text = refused("mamba2", with("mamba2.ssm.inner_size", 1u32 << 30), "");
@@ -320,7 +321,7 @@ fn recurrent_parts_that_make_no_sense_are_named_with_their_key() {
 }
 
 #[test]
-fn what_adapters_in_a_model_cannot_be_is_refused() {
+fn invalid_embedded_adapters_are_rejected() {
     let of = |key: &str| format!("graniteswitch.adapters.{key}");
     for (key, value) in [("count", 0u32), ("count", 2), ("count", 4097), ("lora_rank", 5000)] {
         let text = refused("graniteswitch", with(&of(key), value), "");
@@ -339,7 +340,7 @@ fn what_adapters_in_a_model_cannot_be_is_refused() {
 }
 
 #[test]
-fn what_two_stacks_cannot_be_is_refused() {
+fn invalid_layer_stacks_are_rejected() {
     for (key, value) in [
         ("decoder_block_count", 0u32),
         ("decoder_block_count", 513),

@@ -1,4 +1,4 @@
-//! Keys and tables whose numbers are none, or cannot be: the one that is wrong is named, and safe to show.
+//! Keys and tables with invalid numbers: the error names the number in printable form.
 
 use puna_gguf::Metadata;
 use puna_quant::TensorType;
@@ -6,7 +6,7 @@ use puna_quant::TensorType;
 use super::files::{Tensor, loaded, refused, source, tensors, with};
 
 #[test]
-fn names_of_any_length_and_kind_are_safe_to_show() {
+fn names_of_any_length_and_content_are_printed_safely() {
     let name = format!("\x1b[2J{}", "y".repeat(100_000));
     for (of, key) in [
         ("llama", "general.architecture"),
@@ -20,7 +20,7 @@ fn names_of_any_length_and_kind_are_safe_to_show() {
 }
 
 #[test]
-fn numbers_that_are_none_are_named_with_their_key() {
+fn nan_and_infinity_are_named_with_their_key() {
     for (name, key) in [
         ("llama", "attention.scale"),
         ("command-r", "logit_scale"),
@@ -47,7 +47,7 @@ fn numbers_that_are_none_are_named_with_their_key() {
 }
 
 #[test]
-fn the_key_that_is_wrong_is_named_and_not_what_follows_from_it() {
+fn the_invalid_key_is_named_instead_of_a_consequence() {
     for (name, key) in [
         ("llama", "rope.freq_base"),
         ("gemma3", "rope.freq_base_swa"),
@@ -62,7 +62,7 @@ fn the_key_that_is_wrong_is_named_and_not_what_follows_from_it() {
             );
         }
     }
-    // The file says no size of heads.
+    // The file has no key for the head size.
     let text = refused("gpt2", with("gpt2.attention.head_count", 255u32), "");
     assert!(
         text.starts_with("key `gpt2.attention.head_count` is 255: there are more heads than"),
@@ -94,7 +94,7 @@ fn the_key_that_is_wrong_is_named_and_not_what_follows_from_it() {
 }
 
 #[test]
-fn a_rotary_table_that_cannot_be_one_is_named() {
+fn an_invalid_rotary_table_is_named() {
     const TABLE: &str = "rope_freqs.weight";
     let with_table = |ty: TensorType, bytes: &[u8], len: u64| {
         let source = source("llama");
@@ -106,7 +106,7 @@ fn a_rotary_table_that_cannot_be_one_is_named() {
         let bytes: Vec<u8> = factors.iter().flat_map(|x| x.to_le_bytes()).collect();
         with_table(TensorType::F32, &bytes, factors.len() as u64)
     };
-    // Heads of 12 features.
+    // Heads of 12 dimensions.
     assert_eq!(of(&[1.0; 6]), Ok(()));
     for wrong in [1, 5, 7, 12] {
         let text = of(&vec![1.0; wrong]).unwrap_err();
@@ -122,7 +122,7 @@ fn a_rotary_table_that_cannot_be_one_is_named() {
         );
         assert_eq!(text, want);
     }
-    // Any type of numbers, and none of anything else.
+    // Any float type is accepted, other types are not.
     assert_eq!(with_table(TensorType::F16, &[0, 0x3c].repeat(6), 6), Ok(()));
     let text = with_table(TensorType::I32, &[1; 24], 6).unwrap_err();
     assert!(text.starts_with(&format!("tensor `{TABLE}` has type I32")), "{text}");

@@ -1,11 +1,11 @@
-//! Several streams, and what is added to them.
+//! Several residual streams, and n-gram embeddings.
 
 use puna_gguf::{Metadata, Value};
 
 use super::files::{refused, with};
 
 #[test]
-fn what_hyper_connections_need_is_named() {
+fn missing_parts_of_hyper_connections_are_named() {
     let keep = |_: &mut Metadata| {};
     for (name, tensor) in [
         ("hy_v4", "blk.1.hc_attn_fn.weight"),
@@ -39,13 +39,13 @@ fn what_hyper_connections_need_is_named() {
         let text = refused(name, with(&key, value), "");
         assert!(text.starts_with(&format!("key `{key}` is ")) && text.contains(reason), "{text}");
     }
-    // Numbers of another count of streams.
+    // Tensors for another number of streams.
     let text = refused("hy_v4", with("hy_v4.hyper_connection.count", 2u32), "");
     assert!(text.starts_with("tensor `output_hc_fn.weight` has shape [120, 3]"), "{text}");
 }
 
 #[test]
-fn what_gated_streams_and_blocks_need_is_named() {
+fn missing_parts_of_gated_streams_and_blocks_are_named() {
     let keep = |_: &mut Metadata| {};
     for tensor in [
         "output_hc_up.weight",
@@ -81,7 +81,7 @@ fn what_gated_streams_and_blocks_need_is_named() {
 }
 
 #[test]
-fn what_n_grams_need_is_named() {
+fn missing_parts_of_n_gram_embeddings_are_named() {
     let keep = |_: &mut Metadata| {};
     for tensor in [
         "per_layer_token_embd.weight",
@@ -139,7 +139,7 @@ fn what_n_grams_need_is_named() {
     );
     wrong("ple.head_vocab_sizes", vec![61u64; 5].into(), "a list of 5: as many are needed");
     wrong("ple.head_vocab_sizes", vec![61u64, 67, 0, 73, 79, 83].into(), "is 0: no head");
-    // 448 rows: the last head ends with the 434th.
+    // 448 rows: the last head ends with row 434.
     wrong(
         "ple.head_offsets",
         vec![0u64, 61, 128, 199, 272, 366].into(),
@@ -155,7 +155,7 @@ fn what_n_grams_need_is_named() {
         vec![61u64, 67, 71, 73, 79, u64::MAX].into(),
         "the table has fewer rows",
     );
-    // Other lengths than tensors have.
+    // Sizes that differ from those of the tensors.
     let text = refused("qwen4exp", with("qwen4exp.embedding_length_per_layer_input", 16u32), "");
     assert!(text.starts_with("tensor `per_layer_token_embd.weight` has shape [8, 448]"), "{text}");
     let text = refused("qwen4exp", with("qwen4exp.ple.conv_kernel", 4u32), "");

@@ -1,4 +1,4 @@
-//! Zoo files with something changed.
+//! Modified copies of zoo files.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub fn source(name: &str) -> Gguf {
     Gguf::open(&path).unwrap()
 }
 
-/// A tensor of a file that is written.
+/// Tensor of a file to be written.
 pub struct Tensor {
     pub name: String,
     pub ty: TensorType,
@@ -33,7 +33,7 @@ pub fn tensors(file: &Gguf) -> Vec<Tensor> {
     file.tensors().iter().map(tensor).collect()
 }
 
-/// The error of loading a copy of a zoo file with other metadata and without some tensors.
+/// Error of loading a copy of a zoo file with other metadata and without some tensors.
 pub fn refused(name: &str, change: impl Fn(&mut Metadata), drop: &str) -> String {
     let source = source(name);
     let mut metadata = source.metadata().clone();
@@ -46,7 +46,7 @@ pub fn refused(name: &str, change: impl Fn(&mut Metadata), drop: &str) -> String
     }
 }
 
-/// The error of loading a copy of a zoo file with other tensors.
+/// Error of loading a copy of a zoo file with modified tensors.
 pub fn refused_by(name: &str, change: impl Fn(&mut Tensor)) -> ModelError {
     let source = source(name);
     let mut tensors = tensors(&source);
@@ -54,7 +54,7 @@ pub fn refused_by(name: &str, change: impl Fn(&mut Tensor)) -> ModelError {
     loaded(source.metadata(), &tensors).expect_err(name)
 }
 
-/// Loads a file of these parts.
+/// Loads a file of this metadata and these tensors.
 pub fn loaded(metadata: &Metadata, tensors: &[Tensor]) -> Result<(), ModelError> {
     let mut writer = Writer::with_metadata(metadata.clone());
     for tensor in tensors {

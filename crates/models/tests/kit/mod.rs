@@ -1,4 +1,4 @@
-//! Zoo entries, and models stepped by hand.
+//! Zoo entries, and models that tests run step by step.
 #![allow(dead_code)] // not every test uses all of it
 
 pub mod pair;
@@ -12,16 +12,16 @@ use puna_graph::{
     AdapterScales, Backend, CacheLayer, CacheSpec, Capacity, KvType, Mask, Plan, ProgramId,
     RecentPages, Segment, StateSpec, StepInput,
 };
-use puna_models::{Adapter, LoadOptions, Model, Want, known_architectures};
+use puna_models::{Adapter, LoadOptions, Model, StepKind, known_architectures};
 use puna_quant::TensorType;
 use serde_json::Value;
 
 const PAGE: usize = 64;
-/// Tokens of a page where those behind windows are given back: less than the zoo's windows have.
+/// Tokens per page in tests that release pages behind windows: fewer than the zoo's windows have.
 const SMALL_PAGE: usize = 4;
-/// Tokens that a sequence has room for at least.
+/// Smallest capacity of a sequence, in tokens.
 const ROOM: usize = 2 * PAGE;
-/// Rows that a step may have at least.
+/// Smallest capacity of a step, in rows.
 const ROWS: usize = 256;
 const SLOTS: usize = 4;
 
@@ -29,12 +29,12 @@ pub fn zoo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo")
 }
 
-/// Where entries are taken from: the zoo, or the folder that `PUNA_ZOO_DIR` names.
+/// Folder of the entries: the zoo, or `PUNA_ZOO_DIR`.
 fn entries() -> PathBuf {
     std::env::var_os("PUNA_ZOO_DIR").map_or_else(zoo, PathBuf::from)
 }
 
-/// Whether a run is about some entries alone, be they chosen by name or kept elsewhere.
+/// Whether the run is restricted to some entries or another folder.
 pub fn is_partial() -> bool {
     chosen_names().is_some() || std::env::var_os("PUNA_ZOO_DIR").is_some()
 }
@@ -44,11 +44,11 @@ pub struct Entry {
     pub file: PathBuf,
     pub json: Value,
     pub tokens: Vec<u32>,
-    /// What an encoder has read before them; empty for most.
+    /// Tokens that the encoder reads; empty for most models.
     pub prompt: Vec<u32>,
     pub positions: Vec<usize>,
     pub want: Vec<Vec<f64>>,
-    /// Changes of its model.
+    /// Adapters of the model.
     pub adapters: Vec<Adapter>,
 }
 
@@ -63,7 +63,7 @@ impl Entry {
         Self { file: folder.join(format!("{name}.gguf")), ..entry }
     }
 
-    /// An entry as this describes it.
+    /// An entry from its description.
     pub fn new(name: &str, json: Value) -> Self {
         let ints = |key: &str| {
             json[key].as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as usize).collect()
@@ -92,7 +92,8 @@ impl Entry {
         self.json.get("token_embeddings").is_some()
     }
 
-    /// Whether its tokens see what lies behind them, or make a vector: such a text is fed as a whole.
+    /// Whether the text must be fed as a whole: attention is bidirectional, or the result is an
+    /// embedding.
     pub fn is_whole(&self) -> bool {
         self.is_embedding() || self.json.get("causal") == Some(&Value::Bool(false))
     }
@@ -120,7 +121,7 @@ impl Entry {
         entries.filter(|e| known.contains(&e.json["architecture"].as_str().unwrap())).collect()
     }
 
-    /// All of them, or those that `PUNA_ZOO=NAME,NAME` chooses while somebody works on these alone.
+    /// All entries, or those of `PUNA_ZOO=NAME,NAME`.
     pub fn chosen() -> Vec<Self> {
         let Some(names) = chosen_names() else { return Self::all() };
         let entries: Vec<Self> =
@@ -134,17 +135,17 @@ impl Entry {
     }
 }
 
-/// What `PUNA_ZOO` names.
+/// Names in `PUNA_ZOO`.
 pub fn chosen_names() -> Option<Vec<String>> {
     let names = std::env::var("PUNA_ZOO").ok()?;
     Some(names.split(',').map(str::to_owned).collect())
 }
 
-/// A tensor's name, dimensions and values.
+/// Name, dimensions and values of a tensor.
 pub type Matrix = (String, [usize; 2], Vec<f32>);
 
-/// The entry with its file rewritten into one of another architecture (or the same), with changed keys and further matrices, or others
-/// in the place of its own; one without values takes it away.
+/// The entry with its file rewritten for the same or another architecture, with changed keys and
+/// with added or replaced matrices. A matrix without values removes the tensor.
 pub fn rewritten(
     entry: &Entry,
     name: &str,
@@ -179,8 +180,8 @@ pub fn rewritten(
     Entry { file, ..Entry::load(&entry.name) }
 }
 
-/// The entry's file as it would have been before the vector of latent attention was cached: with keys and values of heads in one tensor,
-/// and the sizes of heads under the keys that now have those of the cache.
+/// The entry's file in the older layout of latent attention: keys and values of heads in one
+/// tensor, and head sizes under the keys that now hold those of the cache.
 pub fn older_latent(name: &str, heads: usize) -> Entry {
     let (rank, still, turned, value): (usize, usize, usize, usize) = (32, 16, 8, 16);
     let entry = Entry::load(name);
@@ -211,13 +212,13 @@ pub fn older_latent(name: &str, heads: usize) -> Entry {
     rewritten(&entry, "deepseek2", &change, &matrices)
 }
 
-/// The values of a tensor of F32.
+/// Values of an F32 tensor.
 pub fn values(file: &Gguf, name: &str) -> Option<Vec<f32>> {
     let data = file.data(file.tensor(name)?);
     Some(data.chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap())).collect())
 }
 
-/// Whether other values take a tensor's place; keys and values of heads are stored in one tensor or in two.
+/// Whether a tensor is replaced; keys and values of heads are stored in one tensor or in two.
 fn is_replaced(name: &str, matrices: &[Matrix]) -> bool {
     let both = ["attn_k_b", "attn_v_b"].map(|half| name.replace(half, "attn_kv_b"));
     matrices.iter().any(|(new, ..)| new == name || both.contains(new))
@@ -227,23 +228,23 @@ fn numbers(row: &Value) -> Vec<f64> {
     row.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
 }
 
-/// A model on a backend, stepped by hand.
+/// A model on a backend, which tests run step by step.
 pub struct Runner {
     backend: CpuBackend,
     program: ProgramId,
     cols: usize,
     page: usize,
-    /// Tokens that a sequence has room for.
+    /// Capacity of a sequence, in tokens.
     room: usize,
-    /// What layers see that do not see everything, and the pages that each sequence has for them: where these are fewer than the
-    /// others, they take turns.
+    /// Window masks of the model, and the number of pages that each sequence has for each. If these
+    /// are fewer than the other pages, they are reused in turn.
     windows: Vec<Mask>,
     recent: usize,
-    /// What makes prompts of models that have an encoder.
+    /// Program of the encoder, if the model has one.
     encoder: Option<ProgramId>,
-    /// Tokens that it has read of each sequence.
+    /// Number of tokens that the encoder has read for each sequence.
     encoded: [usize; SLOTS],
-    /// Of each sequence; those that are not named have the adapters as they are.
+    /// Adapter scales of each sequence; missing ones are 1.
     pub adapter_scales: Vec<AdapterScales>,
 }
 
@@ -252,11 +253,13 @@ impl Runner {
         Self::with_pages(entry, level, PAGE, usize::MAX)
     }
 
-    /// The same with pages of another size, of which those that lie behind windows are used again: as if steps had so many rows.
+    /// [`Self::new`] with another page size, which reuses pages behind windows as if steps had
+    /// `rows` rows.
     pub fn with_pages(entry: &Entry, level: &str, page: usize, rows: usize) -> Self {
         let view = View::new(Arc::new(Gguf::open(&entry.file).unwrap())).unwrap();
         let n_ctx = entry.number("n_ctx").map(|n| n as usize);
-        let model = Model::load_adapted(&view, &entry.adapters, LoadOptions { n_ctx }).unwrap();
+        let model =
+            Model::load_with_adapters(&view, &entry.adapters, LoadOptions { n_ctx }).unwrap();
         let config = Config { threads: Some(2), kernels: Some(level.into()), ..Config::default() };
         let mut backend = CpuBackend::new(&config).unwrap();
         backend.adopt(model.weights().to_vec(), model.ropes().to_vec()).unwrap();
@@ -272,7 +275,7 @@ impl Runner {
             CacheSpec { layers, key_type, value_type, page_tokens: page, pages, recent_pages };
         backend.create_cache(spec).unwrap();
         backend.create_states(StateSpec { states: model.states().to_vec(), slots: SLOTS }).unwrap();
-        let want = if entry.is_embedding() { Want::Hidden } else { Want::Logits };
+        let want = if entry.is_embedding() { StepKind::Hidden } else { StepKind::Logits };
         let graph = model.graph(want).unwrap();
         let cols = graph.value(graph.result().unwrap()).cols;
         let rows = ROWS.max(SLOTS * entry.tokens.len());
@@ -280,7 +283,7 @@ impl Runner {
             backend.compile(Plan::new(graph, Capacity { tokens: rows, outputs: rows })).unwrap();
         let capacity = Capacity { tokens: 512, outputs: 1 };
         let encoder = model
-            .graph(Want::Encode)
+            .graph(StepKind::Encode)
             .map(|graph| backend.compile(Plan::new(graph, capacity)).unwrap());
         let encoded = [0; SLOTS];
         Self {
@@ -297,7 +300,7 @@ impl Runner {
         }
     }
 
-    /// Has the encoder read the prompts of sequences in one step.
+    /// Runs the encoder on prompts of sequences in one step.
     pub fn read(&mut self, prompts: &[(usize, &[u32])]) {
         let feeds: Vec<_> =
             prompts.iter().map(|&(sequence, prompt)| (sequence, 0, prompt)).collect();
@@ -306,7 +309,8 @@ impl Runner {
         self.backend.run(self.encoder.expect("the model has an encoder"), &input);
     }
 
-    /// Runs one step of several sequences, each given as its number, past and new tokens; returns a row a token.
+    /// Runs one step of several sequences, each given by index, past and new tokens; returns a row
+    /// per token.
     pub fn step(&mut self, sequences: &[(usize, usize, &[u32])]) -> Vec<Vec<f32>> {
         let mut input = self.input(sequences, |sequence| self.encoded[sequence]);
         input.outputs = (0..input.tokens.len() as u32).collect();
@@ -314,7 +318,7 @@ impl Runner {
         self.backend.result().chunks_exact(self.cols).map(<[f32]>::to_vec).collect()
     }
 
-    /// A step of tokens behind so many others that are `before` all those that a sequence has had.
+    /// Input of a step. `before` are all tokens of a sequence before the new ones.
     fn input(
         &self,
         sequences: &[(usize, usize, &[u32])],
@@ -326,7 +330,7 @@ impl Runner {
             let first_row = input.tokens.len();
             input.tokens.extend_from_slice(tokens);
             input.positions.extend((past..past + tokens.len()).map(|p| p as u32));
-            // Pages in an odd order, so that nothing relies on their lying side by side.
+            // Pages are permuted so that no code relies on consecutive pages.
             let odd = |p: usize| (p * 4 + (sequence + p) % 4) as u32;
             let pages = (0..self.room / self.page).map(odd).collect();
             let seen = self.windows.iter().map(|mask| mask.first_seen(past)).min().unwrap_or(0);
@@ -352,13 +356,13 @@ impl Runner {
     }
 }
 
-/// What layers see that do not see everything.
+/// Window masks of cache layers.
 fn windows(layers: &[CacheLayer]) -> Vec<Mask> {
     layers.iter().map(|layer| layer.mask).filter(|mask| mask.reach().is_some()).collect()
 }
 
-/// The rows of an entry's tokens in steps of five, second of three sequences, where pages that lie behind windows are used again
-/// for what follows; `None` for models without.
+/// Results of an entry's tokens in steps of five, as the second of three sequences, with reuse of
+/// pages behind windows; `None` for models without windows.
 pub fn feed_where_pages_come_back(entry: &Entry, level: &str) -> Option<Vec<Vec<f32>>> {
     const CHUNK: usize = 5;
     let mut runner = Runner::with_pages(entry, level, SMALL_PAGE, CHUNK);
@@ -376,7 +380,7 @@ pub fn feed_where_pages_come_back(entry: &Entry, level: &str) -> Option<Vec<Vec<
     Some(rows)
 }
 
-/// One way of feeding an entry's tokens.
+/// Feeds an entry's tokens in one of several ways.
 pub fn feed(entry: &Entry, level: &str, how: &str) -> Vec<Vec<f32>> {
     let mut runner = Runner::new(entry, level);
     let tokens = &entry.tokens;
@@ -384,7 +388,7 @@ pub fn feed(entry: &Entry, level: &str, how: &str) -> Vec<Vec<f32>> {
         "whole" => tokens.len(),
         "sevens" => 7,
         "one" => 1,
-        _ => return beside_others(entry, &mut runner),
+        _ => return feed_with_others(entry, &mut runner),
     };
     if !entry.prompt.is_empty() {
         runner.read(&[(0, &entry.prompt)]);
@@ -396,8 +400,8 @@ pub fn feed(entry: &Entry, level: &str, how: &str) -> Vec<Vec<f32>> {
     rows
 }
 
-/// The entry's sequence second of four in one batch, in two steps.
-fn beside_others(entry: &Entry, runner: &mut Runner) -> Vec<Vec<f32>> {
+/// Runs the entry's sequence as the second of four in a batch, in two steps.
+fn feed_with_others(entry: &Entry, runner: &mut Runner) -> Vec<Vec<f32>> {
     let tokens = &entry.tokens;
     let other = |shift: usize| -> Vec<u32> {
         tokens.iter().cycle().skip(shift).take(tokens.len()).copied().collect()
@@ -429,8 +433,8 @@ fn beside_others(entry: &Entry, runner: &mut Runner) -> Vec<Vec<f32>> {
     rows
 }
 
-/// What is wrong with `rows`, if anything.
-pub fn complaint(entry: &Entry, rows: &[Vec<f32>], exact: bool) -> Option<String> {
+/// Describes how `rows` differ from the reference, if they do.
+pub fn mismatch(entry: &Entry, rows: &[Vec<f32>], exact: bool) -> Option<String> {
     let std = entry.number("logits_std").or(entry.number("embeddings_std")).unwrap();
     let (mut worst, mut squares, mut count) = (0.0f64, 0.0, 0);
     for (&position, want) in entry.positions.iter().zip(&entry.want) {

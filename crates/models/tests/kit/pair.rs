@@ -1,4 +1,4 @@
-//! A model with a draft model that guesses with parts of it, in a cache of its own.
+//! A target model with its companion draft model, in a cache of its own.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use puna_graph::{
     Backend, CacheSpec, Capacity, KvType, Plan, ProgramId, RecentPages, Segment, StateSpec,
     StepInput,
 };
-use puna_models::{LoadOptions, Model, ModelError, Want};
+use puna_models::{LoadOptions, Model, ModelError, StepKind};
 use serde_json::Value;
 
 use super::zoo;
@@ -25,12 +25,12 @@ pub fn view(path: &Path) -> View {
     View::new(Arc::new(Gguf::open(path).unwrap())).unwrap()
 }
 
-/// A draft model of that name.
+/// The draft model of this name.
 pub fn draft(name: &str) -> View {
     view(&drafts().join(format!("{name}.gguf")))
 }
 
-/// What the reference says of it, and its model.
+/// The reference of a draft model, and its target.
 pub fn reference(name: &str) -> (Value, View) {
     let json = std::fs::read(drafts().join(format!("{name}.json"))).unwrap();
     let json: Value = serde_json::from_slice(&json).unwrap();
@@ -38,22 +38,22 @@ pub fn reference(name: &str) -> (Value, View) {
     (json, model)
 }
 
-/// The tokens of a list.
+/// Tokens of a JSON list.
 pub fn tokens_of(list: &Value) -> Vec<u32> {
     list.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as u32).collect()
 }
 
-/// A model with its draft model, and two sequences that have pages in turns.
+/// A target with its draft model, and two sequences whose pages alternate.
 pub struct Pair {
     pub backend: CpuBackend,
     pub model: Model,
-    programs: Vec<(Want, ProgramId, usize)>,
+    programs: Vec<(StepKind, ProgramId, usize)>,
 }
 
 impl Pair {
     pub fn new(model: &View, draft: &View, level: &str) -> Self {
         let model =
-            Model::load_accompanied(model, &[], LoadOptions::default(), Some(draft)).unwrap();
+            Model::load_with_draft(model, &[], LoadOptions::default(), Some(draft)).unwrap();
         let config = Config { threads: Some(2), kernels: Some(level.into()), ..Config::default() };
         let mut backend = CpuBackend::new(&config).unwrap();
         backend.adopt(model.weights().to_vec(), model.ropes().to_vec()).unwrap();
@@ -70,7 +70,9 @@ impl Pair {
         backend.create_cache(spec).unwrap();
         backend.create_states(StateSpec { states: model.states().to_vec(), slots: 2 }).unwrap();
         let mut programs = Vec::new();
-        for want in [Want::Logits, Want::Guess, Want::Follow, Want::Link] {
+        for want in
+            [StepKind::Logits, StepKind::Draft, StepKind::DraftPrefill, StepKind::TransitionLogits]
+        {
             let Some(graph) = model.graph(want) else { continue };
             let cols = graph.value(graph.result().unwrap()).cols;
             let plan = Plan::new(graph, Capacity { tokens: 64, outputs: 64 });
@@ -79,8 +81,8 @@ impl Pair {
         Self { backend, model, programs }
     }
 
-    /// Runs a step; what it gives, row by row.
-    pub fn run(&mut self, want: Want, input: &StepInput) -> Vec<Vec<f32>> {
+    /// Runs a step; returns the result row by row.
+    pub fn run(&mut self, want: StepKind, input: &StepInput) -> Vec<Vec<f32>> {
         let (_, program, cols) = *self.programs.iter().find(|(made, ..)| *made == want).unwrap();
         self.backend.run(program, input);
         if cols == 0 {
@@ -89,10 +91,11 @@ impl Pair {
         self.backend.result().chunks_exact(cols).map(<[f32]>::to_vec).collect()
     }
 
-    /// Computes tokens of a sequence behind so many others, in a step whose result is that of the last.
+    /// Computes tokens of a sequence behind `past` others; the step's result is that of the last
+    /// token.
     pub fn compute(&mut self, sequence: usize, past: usize, tokens: &[u32]) -> StepInput {
         let input = Self::step(sequence, past, tokens);
-        self.run(Want::Logits, &input);
+        self.run(StepKind::Logits, &input);
         input
     }
 
@@ -113,26 +116,26 @@ impl Pair {
     }
 }
 
-/// The largest difference of entries from the reference's, over this, where every entry that the reference has is one of a draft
-/// model's, and the other way round.
+/// Largest difference from the reference, divided by `std`. Both must have the same entries of the
+/// draft vocabulary.
 pub fn worst_of(got: &[f32], want: &Value, model: &Model, std: f64) -> f64 {
     let want: Vec<Option<f64>> = want.as_array().unwrap().iter().map(Value::as_f64).collect();
     assert_eq!(want.iter().flatten().count(), got.len());
     let error = |(entry, got): (usize, &f32)| {
         let want =
-            want[model.guessed_token(entry) as usize].expect("the reference says this token, too");
+            want[model.draft_token_id(entry) as usize].expect("the reference says this token, too");
         let error = (f64::from(*got) - want).abs() / std;
         if error.is_nan() { f64::INFINITY } else { error }
     };
     got.iter().enumerate().map(error).fold(0.0, f64::max)
 }
 
-/// A draft model's file with changed keys, and without the tensors that `without` chooses.
+/// File of a draft model with changed keys, and without the tensors for which `without` is true.
 pub fn changed(name: &str, change: &dyn Fn(&mut Metadata), without: &dyn Fn(&str) -> bool) -> View {
     rewritten(name, change, |tensor, data| (!without(tensor)).then(|| data.to_vec()))
 }
 
-/// A draft model's file with other data of a tensor.
+/// File of a draft model with other data of a tensor.
 pub fn replaced(name: &str, tensor: &str, data: &[u8]) -> View {
     rewritten(name, &|_| {}, |other, own| {
         Some(if other == tensor { data.to_vec() } else { own.to_vec() })
@@ -159,8 +162,8 @@ fn rewritten(
     View::new(Arc::new(Gguf::from_bytes(bytes).unwrap())).unwrap()
 }
 
-/// Why a draft model is refused.
+/// Error of loading a draft model.
 pub fn refused(model: &str, draft: &View) -> ModelError {
     let model = view(&zoo().join(format!("{model}.gguf")));
-    Model::load_accompanied(&model, &[], LoadOptions::default(), Some(draft)).err().unwrap()
+    Model::load_with_draft(&model, &[], LoadOptions::default(), Some(draft)).err().unwrap()
 }

@@ -1,15 +1,16 @@
-//! Calls of tools and their results in the order and form that a template accepts.
+//! Adapts tool calls and tool results to the order and format that a template accepts.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use serde_json::{Value as Json, json};
 
-use super::{Adaptation, Adaptations, PLACEHOLDER};
+use super::{Adaptation, Adaptations, PLACEHOLDER_TEXT};
 use crate::PromptError;
 use crate::message::Message;
 
-/// Puts the results of parallel calls in the order of the calls: templates without ids tell them apart by their places.
-pub(super) fn ordered_results(mut messages: Vec<Message>, done: &mut Adaptations) -> Vec<Message> {
+/// Sorts the results of parallel calls by the order of the calls. Templates without ids match them
+/// by position.
+pub(super) fn ordered_results(mut messages: Vec<Message>, made: &mut Adaptations) -> Vec<Message> {
     let mut at = 0;
     while at < messages.len() {
         let calls: HashMap<String, usize> = messages[at]
@@ -17,22 +18,22 @@ pub(super) fn ordered_results(mut messages: Vec<Message>, done: &mut Adaptations
             .iter()
             .enumerate()
             .filter(|(_, call)| !call.id.is_empty())
-            .map(|(place, call)| (call.id.clone(), place))
+            .map(|(index, call)| (call.id.clone(), index))
             .collect();
         let results = messages[at + 1..].iter().take_while(|m| m.role == "tool").count();
         let run = &mut messages[at + 1..at + 1 + results];
-        let place = |m: &Message| m.tool_call_id.as_ref().and_then(|id| calls.get(id)).copied();
-        if calls.len() > 1 && run.iter().all(|m| place(m).is_some()) && !run.is_sorted_by_key(place)
+        let index = |m: &Message| m.tool_call_id.as_ref().and_then(|id| calls.get(id)).copied();
+        if calls.len() > 1 && run.iter().all(|m| index(m).is_some()) && !run.is_sorted_by_key(index)
         {
-            run.sort_by_key(place);
-            done.insert(Adaptation::Reordered);
+            run.sort_by_key(index);
+            made.insert(Adaptation::Reordered);
         }
         at += 1 + results;
     }
     messages
 }
 
-/// A tool's result as a turn of the user.
+/// Converts a tool result to a user message.
 pub(super) fn result_as_user(message: &Message) -> Message {
     let name = message.tool_name.as_deref().unwrap_or_default();
     let content = match name {
@@ -42,7 +43,7 @@ pub(super) fn result_as_user(message: &Message) -> Message {
     Message { images: message.images.clone(), ..Message::new("user", content) }
 }
 
-/// Writes calls as text, one a line, where a template has no place for them.
+/// Appends calls to the content as text, one a line, for templates without tool calls.
 pub(super) fn calls_as_text(message: &mut Message) {
     for call in std::mem::take(&mut message.tool_calls) {
         if !message.content.is_empty() {
@@ -54,10 +55,11 @@ pub(super) fn calls_as_text(message: &mut Message) {
     }
 }
 
-/// Refuses a result whose call is not among the messages before it. Conversations whose calls have no ids tell nothing.
+/// Refuses a tool result whose call is not among the earlier messages. Calls without ids cannot be
+/// checked.
 ///
 /// # Errors
-/// [`PromptError::Message`] with the place of the result.
+/// [`PromptError::Message`] with the index of the result.
 pub fn check_results(messages: &[Message]) -> Result<(), PromptError> {
     let mut known = HashSet::new();
     for (index, message) in messages.iter().enumerate() {
@@ -76,28 +78,28 @@ pub fn check_results(messages: &[Message]) -> Result<(), PromptError> {
     Ok(())
 }
 
-/// Puts results that stand behind other messages directly behind their calls.
-pub(super) fn gather_results(messages: Vec<Message>, done: &mut Adaptations) -> Vec<Message> {
+/// Moves results that follow other messages directly behind their calls.
+pub(super) fn gather_results(messages: Vec<Message>, made: &mut Adaptations) -> Vec<Message> {
     let before: Vec<_> =
         messages.iter().map(|m| (m.role.clone(), m.tool_call_id.clone())).collect();
-    let gathered = each_with_results(messages, |message, results, all| {
+    let gathered = rewrite_with_results(messages, |message, results, all| {
         all.push(message);
         all.extend(results);
     });
     let after = gathered.iter().map(|m| (&m.role, &m.tool_call_id));
     if !after.eq(before.iter().map(|(role, id)| (role, id))) {
-        done.insert(Adaptation::Reordered);
+        made.insert(Adaptation::Reordered);
     }
     gathered
 }
 
-/// Makes one message of each of several calls, with its result behind it.
-pub(super) fn separate_calls(messages: Vec<Message>, done: &mut Adaptations) -> Vec<Message> {
+/// Splits a message with several calls into one message for each call, followed by its result.
+pub(super) fn separate_calls(messages: Vec<Message>, made: &mut Adaptations) -> Vec<Message> {
     if messages.iter().all(|message| message.tool_calls.len() < 2) {
         return messages;
     }
-    done.insert(Adaptation::Reordered);
-    each_with_results(messages, |mut message, results, all| {
+    made.insert(Adaptation::Reordered);
+    rewrite_with_results(messages, |mut message, results, all| {
         let mut results = VecDeque::from(results);
         let calls = std::mem::take(&mut message.tool_calls);
         let mut first = Some(message);
@@ -105,7 +107,7 @@ pub(super) fn separate_calls(messages: Vec<Message>, done: &mut Adaptations) -> 
             call.function.index = 0;
             let answers =
                 |m: &Message| call.id.is_empty() || m.tool_call_id.as_ref() == Some(&call.id);
-            // They are in the order of the calls.
+            // The results are in the order of the calls.
             let result =
                 results.front().is_some_and(answers).then(|| results.pop_front()).flatten();
             let message = first.take().unwrap_or_else(|| Message::new("assistant", ""));
@@ -117,8 +119,9 @@ pub(super) fn separate_calls(messages: Vec<Message>, done: &mut Adaptations) -> 
     })
 }
 
-/// Writes each message by `write`, which gets the results of its calls as well, in the order of the calls.
-fn each_with_results(
+/// Rewrites each message by `write`, which also gets the results of the message's calls, in the
+/// order of the calls.
+fn rewrite_with_results(
     messages: Vec<Message>,
     mut write: impl FnMut(Message, Vec<Message>, &mut Vec<Message>),
 ) -> Vec<Message> {
@@ -134,41 +137,42 @@ fn each_with_results(
     all
 }
 
-/// The places of results by the places of the messages with their calls. Results of calls without ids follow these at once.
+/// Maps the index of each message with calls to the indices of the results. Results of calls
+/// without ids directly follow the calls.
 fn results_by_call(messages: &[Message]) -> HashMap<usize, Vec<usize>> {
-    // The newest message with an open call of an id, and the call's place in it.
+    // Newest message with an unanswered call of this id, and the index of the call in it.
     let mut open: HashMap<&str, (usize, usize)> = HashMap::new();
     let mut results: HashMap<usize, Vec<(usize, usize)>> = HashMap::new();
     let mut unnamed = None;
     for (at, message) in messages.iter().enumerate() {
         if message.role != "tool" {
             unnamed = None;
-            for (place, call) in message.tool_calls.iter().enumerate() {
+            for (index, call) in message.tool_calls.iter().enumerate() {
                 match call.id.as_str() {
                     "" => unnamed = Some(at),
-                    id => _ = open.insert(id, (at, place)),
+                    id => _ = open.insert(id, (at, index)),
                 }
             }
             continue;
         }
         let named = message.tool_call_id.as_deref().and_then(|id| open.remove(id));
-        if let Some((call, place)) = named.or_else(|| unnamed.map(|call| (call, at))) {
-            results.entry(call).or_default().push((place, at));
+        if let Some((call, index)) = named.or_else(|| unnamed.map(|call| (call, at))) {
+            results.entry(call).or_default().push((index, at));
         }
     }
-    let in_order = |mut places: Vec<(usize, usize)>| {
-        places.sort_unstable();
-        places.into_iter().map(|(_, at)| at).collect()
+    let in_order = |mut indices: Vec<(usize, usize)>| {
+        indices.sort_unstable();
+        indices.into_iter().map(|(_, at)| at).collect()
     };
-    results.into_iter().map(|(call, places)| (call, in_order(places))).collect()
+    results.into_iter().map(|(call, indices)| (call, in_order(indices))).collect()
 }
 
-/// Makes two messages of one with a text and calls, for templates that write only one of both. Where answers may not follow
-/// each other, a turn of the user stands between.
+/// Splits messages with text and calls in two, for templates that write only one of both. If
+/// assistant messages may not follow each other, a placeholder user message stands between.
 pub(super) fn separate_texts(
     messages: Vec<Message>,
     consecutive: bool,
-    done: &mut Adaptations,
+    made: &mut Adaptations,
 ) -> Vec<Message> {
     let mut all = Vec::with_capacity(messages.len());
     for mut message in messages {
@@ -183,11 +187,11 @@ pub(super) fn separate_texts(
             ..Message::new("assistant", content)
         });
         if !consecutive {
-            all.push(Message::new("user", PLACEHOLDER));
-            done.insert(Adaptation::Placeholder);
+            all.push(Message::new("user", PLACEHOLDER_TEXT));
+            made.insert(Adaptation::Placeholder);
         }
         all.push(message);
-        done.insert(Adaptation::Moved);
+        made.insert(Adaptation::Moved);
     }
     all
 }

@@ -1,8 +1,9 @@
-//! Conversations as a template accepts them.
+//! Adapts conversations to templates.
 //!
-//! Templates disagree on which messages a conversation may have: a system message anywhere or at the head only, two users in
-//! a row, the results of tools. [`MessageRules::of`] finds out what a template accepts by rendering small conversations with
-//! it. [`adapt`] changes a conversation to that without losing text, and returns the [`Adaptation`]s that it made.
+//! Templates accept different conversations: system messages anywhere or only at the start,
+//! consecutive user messages or not, tool results or not. [`MessageRules::probe`] detects the rules
+//! of a template by rendering small conversations. [`adapt`] changes a conversation to follow the
+//! rules without losing text, and returns the [`Adaptation`]s that it made.
 
 mod calls;
 mod rules;
@@ -16,33 +17,35 @@ use self::calls::{
 };
 use self::rules::LateSystem;
 pub use self::rules::{MessageRules, ROLES};
-pub(crate) use self::rules::{check_roles, is_accepted, is_whole};
+pub(crate) use self::rules::{check_roles, is_accepted, writes_everything};
 use crate::message::Message;
 
-/// A user turn for templates that want one where a conversation has none.
-const PLACEHOLDER: &str = "...";
+/// Text of a user message that is inserted because a template requires one.
+const PLACEHOLDER_TEXT: &str = "...";
 
-/// What was changed in a conversation so that its template accepts it.
+/// Kind of a change that adapts a conversation to its template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Adaptation {
-    /// Neighbouring messages of one role became one.
+    /// Neighbouring messages of one role became one message.
     Merged,
-    /// The text of a system message stands in another place, or a text stands in a message before the calls it came with.
+    /// The text of a system message moved to another place, or a text moved to a message of its own
+    /// before its calls.
     Moved,
-    /// Calls and results were put in another order: each result behind its call.
+    /// Calls and results changed their order: each result directly follows its call.
     Reordered,
-    /// A text stands for something that the template has no place for, or for a turn that it demands.
+    /// A text replaces something that the template cannot express, or is a user message that the
+    /// template requires.
     Placeholder,
-    /// A message has another role.
+    /// A message got another role.
     Renamed,
-    /// The arguments of a call that were no JSON object became one.
+    /// Arguments of a call that were not a JSON object were wrapped in one.
     Repaired,
-    /// Messages, or the middle of a tool's result, were left out.
+    /// Messages, or the middle of a tool result, were left out.
     Dropped,
 }
 
 impl Adaptation {
-    /// The word for it in headers and logs.
+    /// The word for headers and logs.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Merged => "merged",
@@ -55,7 +58,7 @@ impl Adaptation {
         }
     }
 
-    /// What it does, in a sentence.
+    /// A sentence for users.
     pub fn description(self) -> &'static str {
         match self {
             Self::Merged => "neighbouring messages of one role became one message",
@@ -85,53 +88,53 @@ impl fmt::Display for Adaptation {
     }
 }
 
-/// The changes of a conversation, each kind once.
+/// All kinds of changes made to a conversation.
 pub type Adaptations = BTreeSet<Adaptation>;
 
-/// Puts the results of parallel calls in the order of the calls, and changes nothing else.
+/// Sorts the results of parallel calls by the order of the calls, and changes nothing else.
 pub(crate) fn order_results(messages: &[Message]) -> (Vec<Message>, Adaptations) {
-    let mut done = Adaptations::new();
-    (ordered_results(messages.to_vec(), &mut done), done)
+    let mut made = Adaptations::new();
+    (ordered_results(messages.to_vec(), &mut made), made)
 }
 
-/// Changes a conversation to what a template with these rules accepts.
+/// Changes a conversation to one that a template with these rules accepts.
 pub fn adapt(messages: &[Message], rules: &MessageRules) -> (Vec<Message>, Adaptations) {
-    let (mut messages, mut done) = order_results(messages);
+    let (mut messages, mut made) = order_results(messages);
     if !rules.developer {
         for message in messages.iter_mut().filter(|m| m.role == "developer") {
             message.role = "system".into();
-            done.insert(Adaptation::Renamed);
+            made.insert(Adaptation::Renamed);
         }
     }
     if !rules.separated_results {
-        messages = gather_results(messages, &mut done);
+        messages = gather_results(messages, &mut made);
     }
     if rules.calls && !rules.parallel_calls {
-        messages = separate_calls(messages, &mut done);
+        messages = separate_calls(messages, &mut made);
     }
     if rules.calls && !rules.text_with_calls {
-        messages = separate_texts(messages, rules.consecutive_assistants, &mut done);
+        messages = separate_texts(messages, rules.consecutive_assistants, &mut made);
     }
     if !rules.results {
         messages.iter_mut().filter(|m| m.role == "tool").for_each(|m| {
             *m = result_as_user(m);
-            done.insert(Adaptation::Renamed);
+            made.insert(Adaptation::Renamed);
         });
     }
     if !rules.calls {
         messages.iter_mut().filter(|m| !m.tool_calls.is_empty()).for_each(|m| {
             calls_as_text(m);
-            done.insert(Adaptation::Placeholder);
+            made.insert(Adaptation::Placeholder);
         });
     }
-    messages = drop_empty_answers(messages, rules, &mut done);
-    messages = place_systems(messages, rules, &mut done);
+    messages = drop_empty_answers(messages, rules, &mut made);
+    messages = place_systems(messages, rules, &mut made);
     let merges = |message: &Message| match message.role.as_str() {
         "user" => !rules.consecutive_users,
         "assistant" => !rules.consecutive_assistants,
         _ => false,
     };
-    messages = merge_neighbours(messages, merges, &mut done);
+    messages = merge_neighbours(messages, merges, &mut made);
     let is_turn = |m: &Message| m.role != "system" && m.role != "developer";
     let first = messages.iter().position(is_turn);
     let wants_user = match first {
@@ -139,24 +142,24 @@ pub fn adapt(messages: &[Message], rules: &MessageRules) -> (Vec<Message>, Adapt
         Some(first) => !rules.leading_assistant && messages[first].role == "assistant",
     };
     if wants_user {
-        messages.insert(first.unwrap_or(messages.len()), Message::new("user", PLACEHOLDER));
-        done.insert(Adaptation::Placeholder);
+        messages.insert(first.unwrap_or(messages.len()), Message::new("user", PLACEHOLDER_TEXT));
+        made.insert(Adaptation::Placeholder);
     }
-    (messages, done)
+    (messages, made)
 }
 
-/// Removes assistant messages without text, thoughts, images and calls where the template refuses them. The last message stays:
-/// the model continues it.
+/// Removes assistant messages without text, reasoning, images and calls if the template refuses
+/// them. The last message is kept, since the model continues it.
 fn drop_empty_answers(
     messages: Vec<Message>,
     rules: &MessageRules,
-    done: &mut Adaptations,
+    made: &mut Adaptations,
 ) -> Vec<Message> {
     if rules.empty_answers {
         return messages;
     }
     let last = messages.len().saturating_sub(1);
-    let says_nothing = |message: &Message| {
+    let is_empty_answer = |message: &Message| {
         message.role == "assistant"
             && message.content.trim().is_empty()
             && message.thinking.is_none()
@@ -165,20 +168,20 @@ fn drop_empty_answers(
     };
     let all = messages.into_iter().enumerate();
     let kept = all.filter(|(at, message)| {
-        let is_kept = *at == last || !says_nothing(message);
+        let is_kept = *at == last || !is_empty_answer(message);
         if !is_kept {
-            done.insert(Adaptation::Dropped);
+            made.insert(Adaptation::Dropped);
         }
         is_kept
     });
     kept.map(|(_, message)| message).collect()
 }
 
-/// Puts system messages where the template accepts them.
+/// Moves system messages to places that the template accepts.
 fn place_systems(
     messages: Vec<Message>,
     rules: &MessageRules,
-    done: &mut Adaptations,
+    made: &mut Adaptations,
 ) -> Vec<Message> {
     let head = messages.iter().take_while(|m| m.role == "system").count();
     let mut all = Vec::with_capacity(messages.len());
@@ -186,20 +189,20 @@ fn place_systems(
     let mut first: Vec<Message> = messages.by_ref().take(head).collect();
     if first.len() > 1 && !(rules.system && rules.several_systems) {
         first = vec![join_messages(first)];
-        done.insert(Adaptation::Merged);
+        made.insert(Adaptation::Merged);
     }
     let mut unplaced = None;
     match rules.system {
         true => {
             if rules.moves_system && !first.is_empty() {
-                done.insert(Adaptation::Moved);
+                made.insert(Adaptation::Moved);
             }
             all.append(&mut first);
         }
         false => {
-            let says_something =
+            let has_content =
                 |system: &Message| !system.content.is_empty() || !system.images.is_empty();
-            unplaced = first.pop().filter(says_something);
+            unplaced = first.pop().filter(has_content);
         }
     }
     for mut message in messages {
@@ -207,7 +210,7 @@ fn place_systems(
             ("system", LateSystem::NotInPlace) => {
                 let content = format!("<system>\n{}\n</system>", message.content);
                 message = Message { role: "user".into(), content, ..message };
-                done.insert(Adaptation::Renamed);
+                made.insert(Adaptation::Renamed);
             }
             ("user", _) => {}
             _ => {
@@ -218,29 +221,29 @@ fn place_systems(
         if let Some(system) = unplaced.take() {
             message.content = join(&system.content, &message.content);
             message.images.splice(0..0, system.images);
-            done.insert(Adaptation::Moved);
+            made.insert(Adaptation::Moved);
         }
         all.push(message);
     }
     if let Some(system) = unplaced {
         all.insert(0, Message { role: "user".into(), ..system });
-        done.insert(Adaptation::Renamed);
+        made.insert(Adaptation::Renamed);
     }
     all
 }
 
-/// Joins neighbours of one role.
+/// Joins neighbouring messages of one role.
 fn merge_neighbours(
     messages: Vec<Message>,
     merges: impl Fn(&Message) -> bool,
-    done: &mut Adaptations,
+    made: &mut Adaptations,
 ) -> Vec<Message> {
     let mut all: Vec<Message> = Vec::with_capacity(messages.len());
     for message in messages {
         match all.last_mut() {
             Some(last) if last.role == message.role && merges(&message) => {
                 append_message(last, message);
-                done.insert(Adaptation::Merged);
+                made.insert(Adaptation::Merged);
             }
             _ => all.push(message),
         }
@@ -255,7 +258,7 @@ fn join_messages(messages: Vec<Message>) -> Message {
     all
 }
 
-/// Adds a message to the one before it, of the same role.
+/// Appends a message to the previous one of the same role.
 fn append_message(last: &mut Message, message: Message) {
     last.content = join(&last.content, &message.content);
     last.images.extend(message.images);
@@ -269,7 +272,7 @@ fn append_message(last: &mut Message, message: Message) {
     };
 }
 
-/// Two texts with a blank line between.
+/// Joins two texts with an empty line between them.
 fn join(before: &str, after: &str) -> String {
     match (before, after) {
         ("", text) | (text, "") => text.to_owned(),

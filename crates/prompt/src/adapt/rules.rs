@@ -1,4 +1,4 @@
-//! Which messages a template accepts, found out by rendering small conversations.
+//! Detects which messages a template accepts by rendering small conversations.
 
 use std::collections::HashSet;
 
@@ -10,53 +10,54 @@ use crate::jinja_chat::writes_system;
 use crate::message::{FunctionCall, Message, ToolCall};
 use crate::{PromptError, Template};
 
-/// Which messages a template accepts: it renders them without an error and writes their texts.
+/// Messages that a template accepts: it renders them without error and writes their texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageRules {
-    /// A system message at the head.
+    /// A leading system message.
     pub(crate) system: bool,
-    /// The template writes a system message of the head behind other messages.
+    /// The template writes a leading system message behind other messages.
     pub(crate) moves_system: bool,
-    /// Several system messages at the head.
+    /// Several leading system messages.
     pub(crate) several_systems: bool,
-    /// A system message behind other messages.
+    /// Handling of a system message behind other messages.
     pub(crate) late_system: LateSystem,
-    /// The role `developer`, wherever it stands.
+    /// The role `developer` at any position.
     pub(crate) developer: bool,
-    /// Two messages of the user in a row.
+    /// Two consecutive user messages.
     pub(crate) consecutive_users: bool,
-    /// Two messages of the assistant in a row.
+    /// Two consecutive assistant messages.
     pub(crate) consecutive_assistants: bool,
-    /// An assistant's message as the first one.
+    /// An assistant message as the first one.
     pub(crate) leading_assistant: bool,
-    /// A conversation without a message of the user.
+    /// A conversation without user message.
     pub(crate) no_user: bool,
-    /// Calls of an assistant.
+    /// Tool calls of the assistant.
     pub(crate) calls: bool,
-    /// Results of tools, also several in a row.
+    /// Tool results, also several in a row.
     pub(crate) results: bool,
-    /// A text beside calls in one message, also once the calls are answered.
+    /// A message with text and calls, with and without following results.
     pub(crate) text_with_calls: bool,
     /// Several calls in one message.
     pub(crate) parallel_calls: bool,
-    /// Results with a message between them and their call.
+    /// Results that do not directly follow their call.
     pub(crate) separated_results: bool,
-    /// An assistant's message without a text.
+    /// Assistant messages without text.
     pub(crate) empty_answers: bool,
 }
 
-/// What a template does with a system message behind other messages.
+/// How a template handles a system message behind other messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LateSystem {
-    /// It is written in its place.
+    /// The template writes it at its position.
     InPlace,
-    /// The template refuses or drops it, or writes it at the head, which would cost the prefix cache.
+    /// The template refuses it, drops it, or writes it at the start, where it would invalidate the
+    /// prefix cache.
     NotInPlace,
 }
 
 impl MessageRules {
-    /// Finds out what a template accepts.
-    pub fn of(template: &Template) -> Self {
+    /// Detects the rules of a template.
+    pub fn probe(template: &Template) -> Self {
         let probe = Probe(template);
         if !probe.accepts(&[user(0)]) {
             return Self::permissive();
@@ -100,7 +101,7 @@ impl MessageRules {
         }
     }
 
-    /// The rules that change nothing but the order of results.
+    /// Rules with which only the order of results is adapted.
     fn permissive() -> Self {
         Self {
             system: true,
@@ -121,14 +122,15 @@ impl MessageRules {
         }
     }
 
-    /// The rules for an unknown template, such as that of a remote server: it takes system messages, calls, results, a leading
-    /// assistant message and no user message, and apart from these only alternating turns.
+    /// Rules for an unknown template, such as that of a remote server. It accepts system messages,
+    /// calls, results, a leading assistant message and conversations without user message.
+    /// Otherwise roles must alternate.
     pub fn conservative() -> Self {
         let base = Self { system: true, calls: true, results: true, ..Self::alternating_only() };
         Self { leading_assistant: true, no_user: true, ..base }
     }
 
-    /// The rules of a template that only takes turns of user and assistant, one after the other.
+    /// Rules of a template that accepts only alternating user and assistant messages.
     fn alternating_only() -> Self {
         Self {
             system: false,
@@ -149,7 +151,8 @@ impl MessageRules {
         }
     }
 
-    /// Rules to try in this order when the template refuses a conversation that follows these rules.
+    /// Stricter rules to try, in this order, if the template refuses a conversation that follows
+    /// these rules.
     pub(crate) fn stricter(self) -> [Self; 4] {
         let turns = Self::alternating_only();
         let merged = Self {
@@ -168,36 +171,37 @@ impl MessageRules {
     }
 }
 
-fn text(role: &str, number: usize) -> Message {
-    Message::new(role, mark(number))
+/// A message with the probe text of this number.
+fn marked_message(role: &str, number: usize) -> Message {
+    Message::new(role, marker(number))
 }
 
-/// What the texts of probes begin with. Each ends with a full stop.
-const MARK: &str = "puna-probe-";
-/// Bytes of a text of a probe at most.
-const MARK_BYTES_MAX: usize = 64;
+/// Prefix of all probe texts. Each probe text ends with a full stop.
+const MARKER: &str = "puna-probe-";
+/// Longest probe text, in bytes.
+const MARKER_BYTES_MAX: usize = 64;
 
-fn mark(number: usize) -> String {
-    format!("{MARK}{number}-text.")
+fn marker(number: usize) -> String {
+    format!("{MARKER}{number}-text.")
 }
 
 fn system(number: usize) -> Message {
-    text("system", number)
+    marked_message("system", number)
 }
 
 fn developer(number: usize) -> Message {
-    text("developer", number)
+    marked_message("developer", number)
 }
 
 fn user(number: usize) -> Message {
-    text("user", number)
+    marked_message("user", number)
 }
 
 fn assistant(number: usize) -> Message {
-    text("assistant", number)
+    marked_message("assistant", number)
 }
 
-/// Conversations for finding out what a template accepts.
+/// Renders probe conversations with a template.
 struct Probe<'t>(&'t Template);
 
 impl Probe<'_> {
@@ -214,32 +218,34 @@ impl Probe<'_> {
         render_as_is(self.0, &chat, messages).ok()
     }
 
-    /// Whether all texts are written, wherever.
+    /// Returns true if the prompt contains all texts.
     fn writes(&self, messages: &[Message]) -> bool {
         self.rendered(messages).is_some_and(|prompt| has_all(&prompt, messages))
     }
 
-    /// Whether all texts are written, each behind the one before it.
+    /// Returns true if the prompt contains all texts in the order of the messages.
     fn accepts(&self, messages: &[Message]) -> bool {
         self.rendered(messages).is_some_and(|prompt| has_in_order(&prompt, messages))
     }
 
+    /// Returns true if the template writes a leading system message behind the first other message.
     fn moves_system(&self) -> bool {
-        let talks = [
+        let conversations = [
             vec![system(0), user(1), assistant(2), user(3)],
             vec![system(0), assistant(1), user(2)],
             vec![system(0), user(1), user(2)],
         ];
-        talks.iter().filter_map(|talk| self.rendered(talk)).any(|prompt| {
-            let first = prompt.find(&mark(1));
-            prompt.find(&mark(0)).is_some_and(|system| first.is_some_and(|first| first < system))
+        conversations.iter().filter_map(|conversation| self.rendered(conversation)).any(|prompt| {
+            let first = prompt.find(&marker(1));
+            prompt.find(&marker(0)).is_some_and(|system| first.is_some_and(|first| first < system))
         })
     }
 
+    /// Probes where the template writes the system message numbered `late`.
     fn place_of_late_system(&self, messages: &[Message], late: usize) -> LateSystem {
         let prompt = self.rendered(messages).filter(|prompt| has_all(prompt, messages));
         let Some(prompt) = prompt else { return LateSystem::NotInPlace };
-        let at = |number| prompt.find(&mark(number));
+        let at = |number| prompt.find(&marker(number));
         match (at(late), at(1)) {
             (None, _) | (_, None) => LateSystem::NotInPlace,
             (Some(late), Some(user)) if late < user => LateSystem::NotInPlace,
@@ -247,6 +253,7 @@ impl Probe<'_> {
         }
     }
 
+    /// An assistant message with `count` probe calls.
     fn with_calls(count: usize) -> Message {
         let call = |at: usize| {
             let arguments =
@@ -257,36 +264,39 @@ impl Probe<'_> {
         Message { tool_calls: (0..count).map(call).collect(), ..Message::new("assistant", "") }
     }
 
+    /// A conversation with `count` parallel calls and their results.
     fn with_results(count: usize) -> Vec<Message> {
         let result = |at: usize| Message {
             tool_call_id: Some(format!("probe000{at}")),
             tool_name: Some("probe_tool".into()),
-            ..text("tool", 10 + at)
+            ..marked_message("tool", 10 + at)
         };
         let calls = [user(0), Self::with_calls(count)].into_iter();
         calls.chain((0..count).map(result)).chain([assistant(20), user(21)]).collect()
     }
 
-    /// A call that is answered behind another message.
+    /// A conversation with another message between a call and its result.
     fn with_separated_result() -> Vec<Message> {
         let mut messages = Self::with_results(1);
         messages.insert(2, user(5));
         messages
     }
 
-    /// Whether all texts and the arguments of all calls are written.
+    /// Returns true if the prompt contains all texts in order, and the arguments of all calls.
     fn has_calls(&self, messages: &[Message]) -> bool {
         let Some(prompt) = self.rendered(messages) else { return false };
         has_in_order(&prompt, messages) && has_arguments(&prompt, messages)
     }
 
+    /// Probes messages with text and calls, with and without results.
     fn accepts_text_with_calls(&self, results: bool) -> bool {
         let mut answered = with_result_role(Self::with_results(1), results);
-        answered[1].content = mark(1);
+        answered[1].content = marker(1);
         let open = answered[..3].to_vec();
         self.has_calls(&answered) && self.has_calls(&open)
     }
 
+    /// Returns true if the arguments of a probe call are written.
     fn writes_calls(&self) -> bool {
         let writes = |messages: &[Message]| {
             let prompt = self.rendered(messages);
@@ -295,6 +305,7 @@ impl Probe<'_> {
         writes(&Self::with_results(1)) || writes(&[user(0), Self::with_calls(1), user(2)])
     }
 
+    /// Probes one result, several results, and a conversation that ends with a result.
     fn accepts_results(&self) -> bool {
         let ends_in_results = |mut messages: Vec<Message>| {
             messages.truncate(messages.len() - 2);
@@ -306,7 +317,7 @@ impl Probe<'_> {
     }
 }
 
-/// The results as the template gets them: turns of the user where it takes no results.
+/// Converts results to user messages if the template does not accept results.
 fn with_result_role(messages: Vec<Message>, results: bool) -> Vec<Message> {
     let turn = |message: Message| match message.role == "tool" && !results {
         true => result_as_user(&message),
@@ -315,10 +326,10 @@ fn with_result_role(messages: Vec<Message>, results: bool) -> Vec<Message> {
     messages.into_iter().map(turn).collect()
 }
 
-/// The roles of messages that every template accepts: a conversation is adapted where the template itself lacks one.
+/// Roles that every template accepts, by adaptation where the template itself lacks one.
 pub const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
-/// Refuses a message with a role of which the template writes nothing.
+/// Refuses messages with a role for which the template writes nothing.
 pub(crate) fn check_roles(template: &Template, messages: &[Message]) -> Result<(), PromptError> {
     let mut accepted: Vec<&str> = ROLES.to_vec();
     for (index, message) in messages.iter().enumerate() {
@@ -326,7 +337,7 @@ pub(crate) fn check_roles(template: &Template, messages: &[Message]) -> Result<(
         if accepted.contains(&role) {
             continue;
         }
-        if !Probe(template).accepts(&[user(0), text(role, 1)]) {
+        if !Probe(template).accepts(&[user(0), marked_message(role, 1)]) {
             let error =
                 Box::new(PromptError::UnknownRole { role: role.chars().take(40).collect() });
             return Err(PromptError::Message { index, error });
@@ -336,8 +347,8 @@ pub(crate) fn check_roles(template: &Template, messages: &[Message]) -> Result<(
     Ok(())
 }
 
-/// Whether a template accepts a conversation of this form: a conversation of the same roles and calls, with texts of its own,
-/// is written whole and in order.
+/// Returns true if a template accepts a conversation of this structure. Renders the same roles and
+/// calls with probe texts, and checks that all of them are written in order.
 pub(crate) fn is_accepted(
     template: &Template,
     chat: &Chat<'_>,
@@ -348,80 +359,87 @@ pub(crate) fn is_accepted(
     if (!rules.developer && has("developer")) || (!rules.system && has("system")) {
         return false;
     }
-    let Some((prompt, form)) = render_with_markers(template, chat, messages) else {
+    let Some((prompt, probe)) = render_with_markers(template, chat, messages) else {
         return messages.is_empty();
     };
-    has_arguments(&prompt, &form) && has_in_order(&prompt, &form)
+    has_arguments(&prompt, &probe) && has_in_order(&prompt, &probe)
 }
 
-/// Whether a template writes all texts and calls of a conversation of this form, with system messages wherever.
-pub(crate) fn is_whole(template: &Template, chat: &Chat<'_>, messages: &[Message]) -> bool {
-    let Some((prompt, form)) = render_with_markers(template, chat, messages) else {
+/// Returns true if a template writes all texts and calls of a conversation of this structure.
+/// System messages may stand anywhere.
+pub(crate) fn writes_everything(
+    template: &Template,
+    chat: &Chat<'_>,
+    messages: &[Message],
+) -> bool {
+    let Some((prompt, probe)) = render_with_markers(template, chat, messages) else {
         return messages.is_empty();
     };
     let is_system = |m: &Message| matches!(m.role.as_str(), "system" | "developer");
-    let (systems, turns): (Vec<Message>, Vec<Message>) = form.into_iter().partition(is_system);
+    let (systems, turns): (Vec<Message>, Vec<Message>) = probe.into_iter().partition(is_system);
     has_all(&prompt, &systems) && has_in_order(&prompt, &turns) && has_arguments(&prompt, &turns)
 }
 
-/// Renders the conversation with a marker in place of each text and argument: the prompt and the marked messages. `None` if the
-/// template refuses it, or if there are no messages. A trailing answer that the model continues is not rendered.
+/// Renders the conversation with a marker for each text and argument. Returns the prompt and the
+/// marked messages, or `None` if the template refuses them or there are no messages. A trailing
+/// assistant message, which the model continues, is left out.
 fn render_with_markers(
     template: &Template,
     chat: &Chat<'_>,
     messages: &[Message],
 ) -> Option<(String, Vec<Message>)> {
     let (open, closed) = messages.split_last()?;
-    let form = |(number, message): (usize, &Message)| {
+    let probe = |(number, message): (usize, &Message)| {
         let call = |(at, call): (usize, &ToolCall)| {
-            let value = json!(format!("{MARK}{number}-call-{at}."));
+            let value = json!(format!("{MARKER}{number}-call-{at}."));
             let arguments = Map::from_iter([("probe_key".to_owned(), value)]);
             let function = FunctionCall { index: at, name: "probe_tool".into(), arguments };
             ToolCall { id: call.id.clone(), function }
         };
         let calls = message.tool_calls.iter().enumerate().map(call).collect();
-        // A call may stand alone.
-        let content = if message.content.is_empty() { String::new() } else { mark(number) };
+        // A message may consist of calls only.
+        let content = if message.content.is_empty() { String::new() } else { marker(number) };
         Message { content, tool_calls: calls, ..message.clone() }
     };
     let is_open = open.role == "assistant" && open.tool_calls.is_empty();
-    let said = if is_open && !closed.is_empty() { closed } else { messages };
-    let form: Vec<Message> = said.iter().enumerate().map(form).collect();
-    Some((render_as_is(template, chat, &form).ok()?, form))
+    let rendered = if is_open && !closed.is_empty() { closed } else { messages };
+    let probe: Vec<Message> = rendered.iter().enumerate().map(probe).collect();
+    Some((render_as_is(template, chat, &probe).ok()?, probe))
 }
 
-/// Whether the arguments of all calls stand in a prompt.
+/// Returns true if a prompt contains the arguments of all calls.
 fn has_arguments(prompt: &str, messages: &[Message]) -> bool {
     let calls = messages.iter().flat_map(|m| &m.tool_calls);
     let mut arguments =
         calls.flat_map(|call| call.function.arguments.values()).filter_map(Json::as_str);
-    let written = marks_in(prompt);
-    arguments.all(|argument| match argument.starts_with(MARK) {
+    let written = markers_in(prompt);
+    arguments.all(|argument| match argument.starts_with(MARKER) {
         true => written.contains(argument),
         false => prompt.contains(argument),
     })
 }
 
-/// Whether the texts of messages stand in a prompt, wherever.
+/// Returns true if a prompt contains the texts of all messages.
 fn has_all(prompt: &str, messages: &[Message]) -> bool {
-    let written = marks_in(prompt);
-    messages.iter().all(|message| match message.content.starts_with(MARK) {
+    let written = markers_in(prompt);
+    messages.iter().all(|message| match message.content.starts_with(MARKER) {
         true => written.contains(&*message.content),
         false => prompt.contains(&message.content),
     })
 }
 
-/// The texts of probes in a prompt, found in one pass: conversations may have hundreds of thousands of calls.
-fn marks_in<'a>(prompt: &'a str) -> HashSet<&'a str> {
-    let mark = |(at, _): (usize, &'a str)| {
+/// Finds all markers in a prompt in one pass, since a conversation may have hundreds of thousands
+/// of calls.
+fn markers_in<'a>(prompt: &'a str) -> HashSet<&'a str> {
+    let marker = |(at, _): (usize, &'a str)| {
         let end =
-            prompt.as_bytes()[at..].iter().take(MARK_BYTES_MAX).position(|byte| *byte == b'.')?;
+            prompt.as_bytes()[at..].iter().take(MARKER_BYTES_MAX).position(|byte| *byte == b'.')?;
         prompt.get(at..=at + end)
     };
-    prompt.match_indices(MARK).filter_map(mark).collect()
+    prompt.match_indices(MARKER).filter_map(marker).collect()
 }
 
-/// Whether the texts of messages stand in a prompt, each behind the one before it.
+/// Returns true if a prompt contains the texts of all messages in order.
 fn has_in_order(prompt: &str, messages: &[Message]) -> bool {
     let mut rest = prompt;
     messages.iter().all(|message| match rest.find(&message.content) {

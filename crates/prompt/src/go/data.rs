@@ -1,19 +1,20 @@
-//! The data that Ollama passes to a Go template, made from a conversation.
+//! Data of Go templates, built from a conversation as in Ollama.
 //!
-//! Tools are cut down to the fields that Ollama decodes (`type, items, function{name, description, parameters{type,
-//! $defs, items, required, properties}}`, and for properties `anyOf, type, items, description, enum, properties,
-//! required`): models were trained on prompts made that way. Jinja templates get the client's schema untouched.
+//! Tools are reduced to the fields that Ollama decodes, since models were trained on these prompts:
+//! `type, items, function{name, description, parameters{type, $defs, items, required,
+//! properties}}`, and for properties `anyOf, type, items, description, enum, properties, required`.
+//! Jinja templates get the client's schema unchanged.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::Value as Json;
 
-use super::value::{Field, List, Map, Shows, Struct, Value};
+use super::value::{Field, List, Map, PrintStyle, Struct, Value};
 use crate::message::{Message, Think, ToolCall};
 
-/// The top-level map.
-pub(super) fn top(
+/// The map that a template sees as `.`.
+pub(super) fn root_map(
     entries: impl IntoIterator<Item = (&'static str, Value)>,
     think: Option<&Think>,
 ) -> Value {
@@ -22,11 +23,16 @@ pub(super) fn top(
     map.insert("Think".into(), Value::Bool(think.is_some_and(Think::is_on)));
     map.insert("ThinkLevel".into(), Value::str(think.map_or("", Think::level)));
     map.insert("IsThinkSet".into(), Value::Bool(think.is_some()));
-    Value::Map(Arc::new(Map { entries: map, order: None, shows: Shows::Plain, nil: false }))
+    Value::Map(Arc::new(Map {
+        entries: map,
+        order: None,
+        print_style: PrintStyle::Plain,
+        nil: false,
+    }))
 }
 
 pub(super) fn messages(messages: &[Message]) -> Value {
-    Value::List(List::new(messages.iter().map(message).collect(), Shows::Plain))
+    Value::List(List::new(messages.iter().map(message).collect(), PrintStyle::Plain))
 }
 
 fn message(m: &Message) -> Value {
@@ -34,7 +40,7 @@ fn message(m: &Message) -> Value {
     let calls = m.tool_calls.iter().map(tool_call).collect();
     structure(
         "*template.templateMessage",
-        Shows::Plain,
+        PrintStyle::Plain,
         vec![
             field("Role", Value::str(&m.role)),
             field("Content", Value::str(&m.content)),
@@ -47,37 +53,38 @@ fn message(m: &Message) -> Value {
     )
 }
 
-/// An empty list is Go's nil slice: `null` in JSON, false in tests, no turns in loops.
+/// An empty list becomes Go's nil slice: `null` in JSON, false in conditions, no iterations in
+/// loops.
 fn slice(items: Vec<Value>) -> Value {
-    if items.is_empty() { empty_list() } else { Value::List(List::new(items, Shows::Plain)) }
+    if items.is_empty() { empty_list() } else { Value::List(List::new(items, PrintStyle::Plain)) }
 }
 
 fn empty_list() -> Value {
-    Value::List(List::new(Vec::new(), Shows::NilSlice))
+    Value::List(List::new(Vec::new(), PrintStyle::NilSlice))
 }
 
 fn tool_call(call: &ToolCall) -> Value {
     let function = structure(
         "template.templateToolCallFunction",
-        Shows::Plain,
+        PrintStyle::Plain,
         vec![
             field("Index", Value::Int(i64::try_from(call.function.index).unwrap_or(i64::MAX))),
             field("Name", Value::str(&call.function.name)),
-            field("Arguments", Value::map(&call.function.arguments, Shows::Json)),
+            field("Arguments", Value::map(&call.function.arguments, PrintStyle::Json)),
         ],
     );
     let fields = vec![field("ID", Value::str(&call.id)), field("Function", function)];
-    structure("template.templateToolCall", Shows::Plain, fields)
+    structure("template.templateToolCall", PrintStyle::Plain, fields)
 }
 
 pub(super) fn tools(tools: &[Json]) -> Value {
-    Value::List(List::new(tools.iter().map(tool).collect(), Shows::Json))
+    Value::List(List::new(tools.iter().map(tool).collect(), PrintStyle::Json))
 }
 
 fn tool(json: &Json) -> Value {
     structure(
         "template.templateTool",
-        Shows::Json,
+        PrintStyle::Json,
         vec![
             named("Type", "type", false, text(json, "type")),
             named("Items", "items", true, any(json, "items")),
@@ -94,7 +101,7 @@ fn tool(json: &Json) -> Value {
 fn function(json: &Json) -> Value {
     structure(
         "template.templateToolFunction",
-        Shows::Plain,
+        PrintStyle::Plain,
         vec![
             named("Name", "name", false, text(json, "name")),
             named("Description", "description", false, text(json, "description")),
@@ -111,7 +118,7 @@ fn function(json: &Json) -> Value {
 fn parameters(json: &Json) -> Value {
     structure(
         "template.templateToolFunctionParameters",
-        Shows::Json,
+        PrintStyle::Json,
         vec![
             named("Type", "type", false, text(json, "type")),
             named("Defs", "$defs", true, any(json, "$defs")),
@@ -122,9 +129,10 @@ fn parameters(json: &Json) -> Value {
     )
 }
 
-/// The properties of an object: sorted by name at the top, in the client's order below it.
+/// Properties of an object: sorted by name at the top level, in the client's order below it.
 fn properties(json: &Json, keep_order: bool) -> Value {
-    let mut map = Map { entries: BTreeMap::new(), order: None, shows: Shows::Json, nil: true };
+    let mut map =
+        Map { entries: BTreeMap::new(), order: None, print_style: PrintStyle::Json, nil: true };
     if let Some(Json::Object(properties)) = json.get("properties") {
         map.nil = false;
         map.entries =
@@ -146,10 +154,10 @@ fn property(json: &Json) -> Value {
     };
     structure(
         "api.ToolProperty",
-        Shows::Plain,
+        PrintStyle::Plain,
         vec![
-            named("AnyOf", "anyOf", true, Value::List(List::new(any_of, Shows::Plain))),
-            named("Type", "type", true, Value::List(List::new(types, Shows::TypeNames))),
+            named("AnyOf", "anyOf", true, Value::List(List::new(any_of, PrintStyle::Plain))),
+            named("Type", "type", true, Value::List(List::new(types, PrintStyle::TypeNames))),
             named("Items", "items", true, any(json, "items")),
             named("Description", "description", true, text(json, "description")),
             named("Enum", "enum", true, any(json, "enum")),
@@ -184,6 +192,6 @@ fn named(name: &'static str, json: &'static str, omit_empty: bool, value: Value)
     Field { name, json, omit_empty, value }
 }
 
-fn structure(type_name: &'static str, shows: Shows, fields: Vec<Field>) -> Value {
-    Value::Struct(Arc::new(Struct { type_name, fields, shows }))
+fn structure(type_name: &'static str, print_style: PrintStyle, fields: Vec<Field>) -> Value {
+    Value::Struct(Arc::new(Struct { type_name, fields, print_style }))
 }

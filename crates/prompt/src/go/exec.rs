@@ -1,22 +1,23 @@
-//! Runs a Go template over its data.
+//! Executes a Go template.
 
 use std::sync::Arc;
 
-use super::fmt;
-use super::funcs::{self, Env};
+use super::functions::{self, Environment};
 use super::node::{Arg, Branch, Command, Expr, Node, Number, Pipe};
-use super::parse::Trees;
+use super::parse::TemplateTrees;
+use super::printf;
 use super::value::{Value, print};
 use crate::PromptError;
-use crate::limits::{Bound, Budget};
+use crate::limits::{Budget, TemplateLimit};
 
-/// Runs `nodes` as the main template with `data` as its dot. On an error `out` holds what was written before it.
+/// Executes `nodes` as the main template with `data` as its dot. On an error, `out` contains the
+/// text written before.
 pub(super) fn run(
     source: &str,
-    trees: &Trees,
+    trees: &TemplateTrees,
     nodes: &[Node],
     data: &Value,
-    env: &Env,
+    env: &Environment,
     budget: &mut Budget,
     out: &mut String,
 ) -> Result<(), PromptError> {
@@ -27,103 +28,108 @@ pub(super) fn run(
 
 struct Exec<'t> {
     source: &'t str,
-    trees: &'t Trees,
-    env: &'t Env,
+    trees: &'t TemplateTrees,
+    env: &'t Environment,
     budget: &'t mut Budget,
     out: &'t mut String,
-    /// Name of the template that is running.
+    /// Name of the template in execution.
     template: &'t str,
-    /// Innermost last; names carry their `$`.
+    /// Variables with their `$`, innermost last.
     vars: Vec<(&'t str, Value)>,
 }
 
-/// What a list of nodes ended with.
+/// How a list of nodes ended.
 #[derive(PartialEq)]
-enum Flow {
+enum ControlFlow {
     Next,
     Break,
     Continue,
 }
 
-/// Where a function is called; its text is only made for a message.
+/// Source node of a function call. Its text is only computed for error messages.
 #[derive(Clone, Copy)]
-enum Site<'a> {
+enum CallSite<'a> {
     Command(&'a Command),
     Arg(&'a Arg),
 }
 
-impl Site<'_> {
+impl CallSite<'_> {
     fn pos(self) -> usize {
         match self {
-            Site::Command(cmd) => cmd.pos,
-            Site::Arg(arg) => arg.pos,
+            CallSite::Command(cmd) => cmd.pos,
+            CallSite::Arg(arg) => arg.pos,
         }
     }
 
     fn text(self) -> String {
         match self {
-            Site::Command(cmd) => cmd.to_string(),
-            Site::Arg(arg) => arg.to_string(),
+            CallSite::Command(cmd) => cmd.to_string(),
+            CallSite::Arg(arg) => arg.to_string(),
         }
     }
 }
 
-type Ran<T> = Result<T, PromptError>;
+type ExecResult<T> = Result<T, PromptError>;
 
 impl<'t> Exec<'t> {
-    fn list(&mut self, dot: &Value, nodes: &'t [Node]) -> Ran<Flow> {
+    fn list(&mut self, dot: &Value, nodes: &'t [Node]) -> ExecResult<ControlFlow> {
         for node in nodes {
-            self.spend(1, 0)?;
+            self.charge(1, 0)?;
             let flow = match node {
                 Node::Text(text) => {
                     self.write(text, 0)?;
-                    Flow::Next
+                    ControlFlow::Next
                 }
                 Node::Action(pipe) => {
                     let value = self.pipe(dot, pipe)?;
                     if pipe.decl.is_empty() {
                         self.print(&value, pipe.cmds.first().map_or(0, |c| c.pos))?;
                     }
-                    Flow::Next
+                    ControlFlow::Next
                 }
                 Node::If(branch) => self.branch(dot, branch, false)?,
                 Node::With(branch) => self.branch(dot, branch, true)?,
                 Node::Range(branch) => {
                     self.range(dot, branch)?;
-                    Flow::Next
+                    ControlFlow::Next
                 }
                 Node::Template { pos, name, pipe } => {
                     self.call_template(dot, *pos, name, pipe.as_ref())?;
-                    Flow::Next
+                    ControlFlow::Next
                 }
-                Node::Break => Flow::Break,
-                Node::Continue => Flow::Continue,
+                Node::Break => ControlFlow::Break,
+                Node::Continue => ControlFlow::Continue,
             };
-            if flow != Flow::Next {
+            if flow != ControlFlow::Next {
                 return Ok(flow);
             }
         }
-        Ok(Flow::Next)
+        Ok(ControlFlow::Next)
     }
 
-    fn branch(&mut self, dot: &Value, branch: &'t Branch, is_with: bool) -> Ran<Flow> {
+    fn branch(
+        &mut self,
+        dot: &Value,
+        branch: &'t Branch,
+        is_with: bool,
+    ) -> ExecResult<ControlFlow> {
         let pos = pipe_pos(&branch.pipe);
         self.enter(pos)?;
         let vars = self.vars.len();
         let value = self.pipe(dot, &branch.pipe)?;
-        let flow = if value.truth() {
+        let flow = if value.is_true() {
             self.list(if is_with { &value } else { dot }, &branch.list)?
         } else if let Some(list) = &branch.else_list {
             self.list(dot, list)?
         } else {
-            Flow::Next
+            ControlFlow::Next
         };
         self.vars.truncate(vars);
         self.budget.leave();
         Ok(flow)
     }
 
-    fn range(&mut self, dot: &Value, branch: &'t Branch) -> Ran<()> {
+    fn range(&mut self, dot: &Value, branch: &'t Branch) -> ExecResult<()> {
         let pos = pipe_pos(&branch.pipe);
         self.enter(pos)?;
         let vars = self.vars.len();
@@ -134,7 +140,7 @@ impl<'t> Exec<'t> {
             Value::List(list) => {
                 for (i, item) in list.items().iter().enumerate() {
                     turns += 1;
-                    if self.turn(branch, base, index_value(i), item)? == Flow::Break {
+                    if self.iteration(branch, base, index_value(i), item)? == ControlFlow::Break {
                         break;
                     }
                 }
@@ -142,7 +148,9 @@ impl<'t> Exec<'t> {
             Value::Map(map) => {
                 for (key, item) in &map.entries {
                     turns += 1;
-                    if self.turn(branch, base, Value::Str(Arc::clone(key)), item)? == Flow::Break {
+                    if self.iteration(branch, base, Value::Str(Arc::clone(key)), item)?
+                        == ControlFlow::Break
+                    {
                         break;
                     }
                 }
@@ -154,7 +162,9 @@ impl<'t> Exec<'t> {
                 }
                 for i in 0..*n {
                     turns += 1;
-                    if self.turn(branch, base, Value::Int(i), &Value::Int(i))? == Flow::Break {
+                    if self.iteration(branch, base, Value::Int(i), &Value::Int(i))?
+                        == ControlFlow::Break
+                    {
                         break;
                     }
                 }
@@ -173,9 +183,15 @@ impl<'t> Exec<'t> {
         Ok(())
     }
 
-    /// One turn of a loop. `base` is the height of the variables after the loop's own.
-    fn turn(&mut self, branch: &'t Branch, base: usize, index: Value, item: &Value) -> Ran<Flow> {
-        self.spend(1, pipe_pos(&branch.pipe))?;
+    /// Runs one iteration of a loop. `base` is the number of variables including those of the loop.
+    fn iteration(
+        &mut self,
+        branch: &'t Branch,
+        base: usize,
+        index: Value,
+        item: &Value,
+    ) -> ExecResult<ControlFlow> {
+        self.charge(1, pipe_pos(&branch.pipe))?;
         let decl = &branch.pipe.decl;
         let values = match decl.len() {
             0 => vec![],
@@ -200,7 +216,7 @@ impl<'t> Exec<'t> {
         pos: usize,
         name: &'t str,
         pipe: Option<&'t Pipe>,
-    ) -> Ran<()> {
+    ) -> ExecResult<()> {
         let Some((name, nodes)) = self.trees.get_key_value(name) else {
             let message = format!("template {name:?} not defined");
             let argument = pipe.map(|p| format!(" {p}")).unwrap_or_default();
@@ -220,8 +236,8 @@ impl<'t> Exec<'t> {
         Ok(())
     }
 
-    /// The value of a pipeline; declares or assigns its variables.
-    fn pipe(&mut self, dot: &Value, pipe: &'t Pipe) -> Ran<Value> {
+    /// Evaluates a pipeline, and declares or assigns its variables.
+    fn pipe(&mut self, dot: &Value, pipe: &'t Pipe) -> ExecResult<Value> {
         let pos = pipe_pos(pipe);
         self.enter(pos)?;
         let mut value = None;
@@ -240,7 +256,7 @@ impl<'t> Exec<'t> {
         Ok(value)
     }
 
-    fn assign(&mut self, name: &str, value: Value, pipe: &Pipe) -> Ran<()> {
+    fn assign(&mut self, name: &str, value: Value, pipe: &Pipe) -> ExecResult<()> {
         match self.vars.iter_mut().rev().find(|(n, _)| *n == name) {
             Some(var) => {
                 var.1 = value;
@@ -250,15 +266,15 @@ impl<'t> Exec<'t> {
         }
     }
 
-    fn command(&mut self, dot: &Value, cmd: &'t Command, last: Option<Value>) -> Ran<Value> {
+    fn command(&mut self, dot: &Value, cmd: &'t Command, last: Option<Value>) -> ExecResult<Value> {
         let Some((first, rest)) = cmd.args.split_first() else { return Ok(Value::Nil) };
         let has_args = !rest.is_empty() || last.is_some();
         match &first.expr {
             Expr::Ident(name) => {
-                return self.function(dot, name, Site::Command(cmd), first, rest, last);
+                return self.function(dot, name, CallSite::Command(cmd), first, rest, last);
             }
             Expr::Field(names) | Expr::Variable(names) | Expr::Chain(_, names) if has_args => {
-                // Only a method takes arguments, and none of our values has one.
+                // Only methods take arguments, and values have no methods here.
                 let value = self.arg(dot, first)?;
                 let own = matches!(&first.expr, Expr::Variable(names) if names.len() == 1);
                 let name = names.last().map_or("", String::as_str);
@@ -284,21 +300,21 @@ impl<'t> Exec<'t> {
         self.arg(dot, first)
     }
 
-    /// A function with its arguments; `site` is where the call stands, for messages.
+    /// Calls a function. `site` is the source node for error messages.
     fn function(
         &mut self,
         dot: &Value,
         name: &str,
-        site: Site<'_>,
+        site: CallSite<'_>,
         ident: &'t Arg,
         args: &'t [Arg],
         last: Option<Value>,
-    ) -> Ran<Value> {
+    ) -> ExecResult<Value> {
         if name == "and" || name == "or" {
             return self.short_circuit(dot, name == "or", ident, args, last);
         }
         let count = args.len() + usize::from(last.is_some());
-        funcs::check_arity(name, count).map_err(|message| self.arg_error(ident, message))?;
+        functions::check_arity(name, count).map_err(|message| self.arg_error(ident, message))?;
         let mut values = Vec::with_capacity(count);
         for arg in args {
             values.push(self.arg(dot, arg)?);
@@ -306,25 +322,31 @@ impl<'t> Exec<'t> {
         values.extend(last);
         self.check_types(name, site, args, &values)?;
         if !matches!(name, "len" | "index" | "slice" | "not") {
-            let weight = values.iter().map(Value::weight).sum();
-            self.budget.text(weight).map_err(|bound| self.limit(site.pos(), bound))?;
+            let printed_size = values.iter().map(Value::printed_size).sum();
+            self.budget.charge_text(printed_size).map_err(|limit| self.limit(site.pos(), limit))?;
         }
         if let ("printf", [Value::Str(format), args @ ..]) = (name, &values[..]) {
-            let text = fmt::sprintf(format, args, self.budget);
-            return text.map(Value::str).map_err(|bound| self.limit(site.pos(), bound));
+            let text = printf::sprintf(format, args, self.budget);
+            return text.map(Value::str).map_err(|limit| self.limit(site.pos(), limit));
         }
-        let result = funcs::call(self.env, name, &values).map_err(|message| {
+        let result = functions::call(self.env, name, &values).map_err(|message| {
             self.error(site.pos(), &site.text(), format!("error calling {name}: {message}"))
         })?;
-        // Texts that are made of others: escaped ones are longer, and cut ones are copies.
+        // These functions create new texts: escaping lengthens a text, and slicing copies it.
         if let ("slice" | "html" | "js" | "urlquery" | "json", Value::Str(text)) = (name, &result) {
-            self.budget.text(text.len()).map_err(|bound| self.limit(site.pos(), bound))?;
+            self.budget.charge_text(text.len()).map_err(|limit| self.limit(site.pos(), limit))?;
         }
         Ok(result)
     }
 
-    /// Complaints that Go makes at an argument, before the call.
-    fn check_types(&self, name: &str, site: Site<'_>, args: &[Arg], values: &[Value]) -> Ran<()> {
+    /// Errors that Go reports at an argument, before the call.
+    fn check_types(
+        &self,
+        name: &str,
+        site: CallSite<'_>,
+        args: &[Arg],
+        values: &[Value],
+    ) -> ExecResult<()> {
         match (name, values.first(), args.first()) {
             ("printf", Some(Value::Str(_)), _) => Ok(()),
             ("printf", _, Some(arg)) if matches!(arg.expr, Expr::Number(..) | Expr::Bool(_)) => {
@@ -346,7 +368,7 @@ impl<'t> Exec<'t> {
         }
     }
 
-    /// `and`, `or`: the first operand that decides, or the last.
+    /// Evaluates `and` and `or`: returns the first operand that decides, or the last one.
     fn short_circuit(
         &mut self,
         dot: &Value,
@@ -354,11 +376,11 @@ impl<'t> Exec<'t> {
         ident: &'t Arg,
         args: &'t [Arg],
         last: Option<Value>,
-    ) -> Ran<Value> {
+    ) -> ExecResult<Value> {
         let mut value = None;
         for arg in args {
             let operand = self.arg(dot, arg)?;
-            if operand.truth() == is_or {
+            if operand.is_true() == is_or {
                 return Ok(operand);
             }
             value = Some(operand);
@@ -369,8 +391,8 @@ impl<'t> Exec<'t> {
         })
     }
 
-    fn arg(&mut self, dot: &Value, arg: &'t Arg) -> Ran<Value> {
-        self.spend(1, arg.pos)?;
+    fn arg(&mut self, dot: &Value, arg: &'t Arg) -> ExecResult<Value> {
+        self.charge(1, arg.pos)?;
         match &arg.expr {
             Expr::Bool(b) => Ok(Value::Bool(*b)),
             Expr::Number(Number::Int(n), _) => Ok(Value::Int(*n)),
@@ -389,7 +411,7 @@ impl<'t> Exec<'t> {
                     None => Err(self.arg_error(arg, format!("undefined variable: {name}"))),
                 }
             }
-            Expr::Ident(name) => self.function(dot, name, Site::Arg(arg), arg, &[], None),
+            Expr::Ident(name) => self.function(dot, name, CallSite::Arg(arg), arg, &[], None),
             Expr::Chain(inner, names) => {
                 if matches!(inner.expr, Expr::Nil) {
                     return Err(self.arg_error(arg, "indirection through explicit nil"));
@@ -401,11 +423,12 @@ impl<'t> Exec<'t> {
         }
     }
 
-    /// Follows `.A.B` from `value`. A nil at the start stays nil; a nil on the way is an error, as in Go.
-    fn fields(&mut self, arg: &Arg, mut value: Value, names: &[String]) -> Ran<Value> {
+    /// Evaluates the fields `.A.B` of `value`. A nil value stays nil; a nil field in between is an
+    /// error, as in Go.
+    fn fields(&mut self, arg: &Arg, mut value: Value, names: &[String]) -> ExecResult<Value> {
         let from_nil = matches!(value, Value::Nil);
         for name in names {
-            self.spend(1, arg.pos)?;
+            self.charge(1, arg.pos)?;
             if from_nil {
                 continue;
             }
@@ -417,13 +440,15 @@ impl<'t> Exec<'t> {
                 Value::Map(map) if map.entries.contains_key(name.as_str()) => {
                     map.entries[name.as_str()].clone()
                 }
-                _ if name == "String" && value.own_text().is_some() => {
-                    Value::str(value.own_text().unwrap_or_default())
+                _ if name == "String" && value.custom_text().is_some() => {
+                    Value::str(value.custom_text().unwrap_or_default())
                 }
                 Value::Map(_) => Value::Nil,
                 Value::Struct(s) => match s.fields.iter().find(|f| f.name == name) {
                     Some(field) => field.value.clone(),
-                    None if name == "ToTypeScriptType" => Value::str(funcs::type_script(&value)),
+                    None if name == "ToTypeScriptType" => {
+                        Value::str(functions::type_script(&value))
+                    }
                     None => {
                         let message =
                             format!("can't evaluate field {name} in type {}", s.type_name);
@@ -439,44 +464,46 @@ impl<'t> Exec<'t> {
         Ok(value)
     }
 
-    fn print(&mut self, value: &Value, pos: usize) -> Ran<()> {
+    fn print(&mut self, value: &Value, pos: usize) -> ExecResult<()> {
         match value {
             Value::Nil => self.write("<no value>", pos),
             Value::Str(s) => self.write(s, pos),
             other => {
-                self.budget.text(other.weight()).map_err(|bound| self.limit(pos, bound))?;
+                self.budget
+                    .charge_text(other.printed_size())
+                    .map_err(|limit| self.limit(pos, limit))?;
                 self.write(&print(other), pos)
             }
         }
     }
 
-    fn write(&mut self, text: &str, pos: usize) -> Ran<()> {
-        self.budget.text(text.len()).map_err(|bound| self.limit(pos, bound))?;
-        // The output as a whole is a text, too, but paid only once.
+    fn write(&mut self, text: &str, pos: usize) -> ExecResult<()> {
+        self.budget.charge_text(text.len()).map_err(|limit| self.limit(pos, limit))?;
+        // The whole output has the same limit as a text, but is charged only once.
         if self.out.len() + text.len() > crate::limits::TEXT_BYTES_MAX {
-            return Err(self.limit(pos, Bound::Text));
+            return Err(self.limit(pos, TemplateLimit::Text));
         }
         self.out.push_str(text);
         Ok(())
     }
 
-    fn spend(&mut self, steps: u64, pos: usize) -> Ran<()> {
-        self.budget.steps(steps).map_err(|bound| self.limit(pos, bound))
+    fn charge(&mut self, steps: u64, pos: usize) -> ExecResult<()> {
+        self.budget.charge_steps(steps).map_err(|limit| self.limit(pos, limit))
     }
 
-    fn enter(&mut self, pos: usize) -> Ran<()> {
-        self.budget.enter().map_err(|bound| self.limit(pos, bound))
+    fn enter(&mut self, pos: usize) -> ExecResult<()> {
+        self.budget.enter().map_err(|limit| self.limit(pos, limit))
     }
 
-    fn limit(&self, pos: usize, bound: Bound) -> PromptError {
-        PromptError::Limit { line: self.line_and_column(pos).0, bound }
+    fn limit(&self, pos: usize, limit: TemplateLimit) -> PromptError {
+        PromptError::Limit { line: self.line_and_column(pos).0, limit }
     }
 
     fn arg_error(&self, arg: &Arg, message: impl Into<String>) -> PromptError {
         self.error(arg.pos, &arg.to_string(), message.into())
     }
 
-    /// An error of what a pipeline gave; Go names its first operand.
+    /// An error in the value of a pipeline. Like Go, it names the first operand.
     fn pipe_error(&self, pipe: &Pipe, message: String) -> PromptError {
         let text = pipe.cmds.first().and_then(|c| c.args.first()).map(Arg::to_string);
         self.error(pipe_pos(pipe), &text.unwrap_or_default(), message)

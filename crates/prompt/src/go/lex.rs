@@ -1,12 +1,12 @@
 //! Tokens of Go's `text/template`.
 //!
-//! The whole source is cut at once: a template is short, and a parser over a slice may look ahead as far as it likes.
-//! An error is a token too, so that it is reported where the parser meets it, as Go does.
+//! The whole source is tokenized at once: templates are short, and the parser may look ahead
+//! freely. An error is a token, so that it is reported when the parser reaches it, as in Go.
 
 use std::borrow::Cow;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TokenKind {
     Error,
     Eof,
     Text,
@@ -42,9 +42,9 @@ pub(super) enum Kind {
     With,
 }
 
-impl Kind {
+impl TokenKind {
     pub(super) fn is_keyword(self) -> bool {
-        use Kind::*;
+        use TokenKind::*;
         matches!(
             self,
             Block | Break | Continue | Define | Else | End | If | Range | Template | With
@@ -52,15 +52,15 @@ impl Kind {
     }
 }
 
-/// A token with the byte where it starts.
+/// A token with the byte offset of its start.
 #[derive(Debug, Clone)]
 pub(super) struct Token<'s> {
-    pub(super) kind: Kind,
+    pub(super) kind: TokenKind,
     pub(super) pos: usize,
     pub(super) text: Cow<'s, str>,
 }
 
-/// Cuts `src` into tokens; the last one is `Eof` or `Error`.
+/// Splits `src` into tokens. The last one is `Eof` or `Error`.
 pub(super) fn lex(src: &str) -> Vec<Token<'_>> {
     let mut lexer = Lexer { src, pos: 0, parens: 0, tokens: Vec::new() };
     while lexer.text() {}
@@ -77,14 +77,15 @@ struct Lexer<'s> {
 }
 
 impl<'s> Lexer<'s> {
-    /// Text up to the next action and that action; false at the end of the source or after an error.
+    /// Reads text up to the next action, and the action. Returns false at the end of the source or
+    /// after an error.
     fn text(&mut self) -> bool {
         let rest = &self.src[self.pos..];
         let Some(len) = rest.find("{{") else {
             if !rest.is_empty() {
-                self.push(Kind::Text, self.pos, self.src.len());
+                self.push(TokenKind::Text, self.pos, self.src.len());
             }
-            self.push(Kind::Eof, self.src.len(), self.src.len());
+            self.push(TokenKind::Eof, self.src.len(), self.src.len());
             return false;
         };
         let delim = self.pos + len;
@@ -92,14 +93,14 @@ impl<'s> Lexer<'s> {
         let trim = after.len() >= 2 && after[0] == b'-' && is_space(after[1] as char);
         let text = if trim { rest[..len].trim_end_matches(SPACES) } else { &rest[..len] };
         if !text.is_empty() {
-            self.push(Kind::Text, self.pos, self.pos + text.len());
+            self.push(TokenKind::Text, self.pos, self.pos + text.len());
         }
         let body = delim + 2 + if trim { 2 } else { 0 };
         self.pos = body;
         if self.src[body..].starts_with("/*") {
             return self.comment();
         }
-        self.push(Kind::LeftDelim, delim, delim + 2);
+        self.push(TokenKind::LeftDelim, delim, delim + 2);
         self.parens = 0;
         self.action()
     }
@@ -125,7 +126,7 @@ impl<'s> Lexer<'s> {
                     return self.error(self.pos, "unclosed left paren");
                 }
                 let start = self.pos;
-                self.push(Kind::RightDelim, start, start + 2);
+                self.push(TokenKind::RightDelim, start, start + 2);
                 self.close(start, trim);
                 return true;
             }
@@ -135,7 +136,7 @@ impl<'s> Lexer<'s> {
         }
     }
 
-    /// One token inside an action; false after an error.
+    /// Reads one token inside an action. Returns false after an error.
     fn item(&mut self) -> bool {
         let start = self.pos;
         let Some(c) = self.peek() else {
@@ -146,42 +147,42 @@ impl<'s> Lexer<'s> {
                 while self.peek().is_some_and(is_space) && self.right_delim(self.pos).is_none() {
                     self.pos += 1;
                 }
-                self.emit(Kind::Space, start)
+                self.emit(TokenKind::Space, start)
             }
-            '=' => self.single(Kind::Assign),
+            '=' => self.single(TokenKind::Assign),
             ':' if self.src[start..].starts_with(":=") => {
                 self.pos += 2;
-                self.emit(Kind::Declare, start)
+                self.emit(TokenKind::Declare, start)
             }
             ':' => self.error(start, "expected :="),
-            '|' => self.single(Kind::Pipe),
-            '"' => self.quoted('"', Kind::Str, "unterminated quoted string"),
-            '\'' => self.quoted('\'', Kind::CharConstant, "unterminated character constant"),
+            '|' => self.single(TokenKind::Pipe),
+            '"' => self.quoted('"', TokenKind::Str, "unterminated quoted string"),
+            '\'' => self.quoted('\'', TokenKind::CharConstant, "unterminated character constant"),
             '`' => match self.src[start + 1..].find('`') {
                 Some(len) => {
                     self.pos = start + 1 + len + 1;
-                    self.emit(Kind::RawStr, start)
+                    self.emit(TokenKind::RawStr, start)
                 }
                 None => self.error(start, "unterminated raw quoted string"),
             },
-            '$' => self.name(Kind::Variable),
+            '$' => self.name(TokenKind::Variable),
             '.' if !self.src[start + 1..].starts_with(|c: char| c.is_ascii_digit()) => {
-                self.name(Kind::Field)
+                self.name(TokenKind::Field)
             }
             '.' | '+' | '-' | '0'..='9' => self.number(),
             _ if is_alphanumeric(c) => self.identifier(),
             '(' => {
                 self.parens += 1;
-                self.single(Kind::LeftParen)
+                self.single(TokenKind::LeftParen)
             }
             ')' => {
                 if self.parens == 0 {
                     return self.error(start, "unexpected right paren");
                 }
                 self.parens -= 1;
-                self.single(Kind::RightParen)
+                self.single(TokenKind::RightParen)
             }
-            ' '..='~' => self.single(Kind::Char),
+            ' '..='~' => self.single(TokenKind::Char),
             _ => self.error(
                 start,
                 format!("unrecognized character in action: U+{:04X} '{c}'", u32::from(c)),
@@ -189,7 +190,7 @@ impl<'s> Lexer<'s> {
         }
     }
 
-    fn quoted(&mut self, quote: char, kind: Kind, unterminated: &'static str) -> bool {
+    fn quoted(&mut self, quote: char, kind: TokenKind, unterminated: &'static str) -> bool {
         let start = self.pos;
         let mut chars = self.src[start + 1..].char_indices();
         while let Some((at, c)) = chars.next() {
@@ -206,14 +207,14 @@ impl<'s> Lexer<'s> {
         self.error(start, unterminated)
     }
 
-    /// `.Name` or `$name`; alone they are the dot and the root variable.
-    fn name(&mut self, kind: Kind) -> bool {
+    /// Reads `.Name` or `$name`. A lone `.` is the dot, a lone `$` the root variable.
+    fn name(&mut self, kind: TokenKind) -> bool {
         let start = self.pos;
         self.pos += 1;
         self.skip_alphanumeric();
-        if self.pos == start + 1 && kind == Kind::Field {
+        if self.pos == start + 1 && kind == TokenKind::Field {
             return if self.at_terminator() {
-                self.emit(Kind::Dot, start)
+                self.emit(TokenKind::Dot, start)
             } else {
                 self.bad_character()
             };
@@ -228,19 +229,19 @@ impl<'s> Lexer<'s> {
             return self.bad_character();
         }
         let kind = match &self.src[start..self.pos] {
-            "block" => Kind::Block,
-            "break" => Kind::Break,
-            "continue" => Kind::Continue,
-            "define" => Kind::Define,
-            "else" => Kind::Else,
-            "end" => Kind::End,
-            "if" => Kind::If,
-            "range" => Kind::Range,
-            "template" => Kind::Template,
-            "with" => Kind::With,
-            "nil" => Kind::Nil,
-            "true" | "false" => Kind::Bool,
-            _ => Kind::Ident,
+            "block" => TokenKind::Block,
+            "break" => TokenKind::Break,
+            "continue" => TokenKind::Continue,
+            "define" => TokenKind::Define,
+            "else" => TokenKind::Else,
+            "end" => TokenKind::End,
+            "if" => TokenKind::If,
+            "range" => TokenKind::Range,
+            "template" => TokenKind::Template,
+            "with" => TokenKind::With,
+            "nil" => TokenKind::Nil,
+            "true" | "false" => TokenKind::Bool,
+            _ => TokenKind::Ident,
         };
         self.emit(kind, start)
     }
@@ -248,7 +249,7 @@ impl<'s> Lexer<'s> {
     fn number(&mut self) -> bool {
         let start = self.pos;
         self.pos = self.number_end(start);
-        // A sign here would make a complex number; there are none.
+        // A sign here would start a complex number, which is not supported.
         if matches!(self.peek(), Some('+' | '-')) {
             self.pos = self.number_end(self.pos);
             return self
@@ -259,10 +260,10 @@ impl<'s> Lexer<'s> {
             return self
                 .error(start, format!("bad number syntax: {:?}", &self.src[start..self.pos]));
         }
-        self.emit(Kind::Number, start)
+        self.emit(TokenKind::Number, start)
     }
 
-    /// Where the number that starts at `at`, sign included, ends.
+    /// End of the number that starts at `at`, with its sign.
     fn number_end(&self, mut at: usize) -> usize {
         let bytes = self.src.as_bytes();
         if matches!(bytes[at], b'+' | b'-') {
@@ -315,7 +316,8 @@ impl<'s> Lexer<'s> {
         }
     }
 
-    /// Is there a closing delimiter at `at`, and does it trim what follows?
+    /// Checks for a closing delimiter at `at`. The value is true if the delimiter trims the
+    /// following text.
     fn right_delim(&self, at: usize) -> Option<bool> {
         let rest = &self.src.as_bytes()[at..];
         if rest.len() >= 4 && is_space(rest[0] as char) && &rest[1..4] == b"-}}" {
@@ -337,22 +339,22 @@ impl<'s> Lexer<'s> {
         }
     }
 
-    fn single(&mut self, kind: Kind) -> bool {
+    fn single(&mut self, kind: TokenKind) -> bool {
         self.pos += 1;
         self.emit(kind, self.pos - 1)
     }
 
-    fn emit(&mut self, kind: Kind, start: usize) -> bool {
+    fn emit(&mut self, kind: TokenKind, start: usize) -> bool {
         self.push(kind, start, self.pos);
         true
     }
 
-    fn push(&mut self, kind: Kind, start: usize, end: usize) {
+    fn push(&mut self, kind: TokenKind, start: usize, end: usize) {
         self.tokens.push(Token { kind, pos: start, text: Cow::Borrowed(&self.src[start..end]) });
     }
 
     fn error(&mut self, pos: usize, message: impl Into<String>) -> bool {
-        self.tokens.push(Token { kind: Kind::Error, pos, text: Cow::Owned(message.into()) });
+        self.tokens.push(Token { kind: TokenKind::Error, pos, text: Cow::Owned(message.into()) });
         false
     }
 

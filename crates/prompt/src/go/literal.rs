@@ -1,8 +1,8 @@
-//! Go's literals: numbers, character constants, quoted strings.
+//! Go literals: numbers, character constants, quoted strings.
 
 use super::node::Number;
 
-/// A number or character constant.
+/// Parses a number or character constant.
 pub(super) fn number(text: &str) -> Result<Number, String> {
     if text == "''" {
         return Err("invalid syntax".into());
@@ -67,7 +67,7 @@ fn hex_float(text: &str) -> Option<f64> {
     Some(value * f64::from(power.clamp(-1100, 1100)).exp2())
 }
 
-/// The text of a `"…"`, `` `…` `` or `'…'` literal.
+/// Decodes a `"…"`, `` `…` `` or `'…'` literal.
 pub(super) fn unquote(literal: &str) -> Result<String, String> {
     let syntax = || "invalid syntax".to_string();
     let quote = literal.chars().next().ok_or_else(syntax)?;
@@ -112,7 +112,8 @@ pub(super) fn unquote(literal: &str) -> Result<String, String> {
             _ => return Err(syntax()),
         }
     }
-    // Go strings are bytes; ours are text, so bytes that are no UTF-8 become the replacement character.
+    // Go strings are bytes. Here they are text, so that invalid UTF-8 becomes the replacement
+    // character.
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 

@@ -1,19 +1,20 @@
-//! Go `text/template` as Ollama uses it: lexer, parser, evaluator, and the three ways in which Ollama runs a template.
+//! Go `text/template` as Ollama uses it: lexer, parser and evaluator. Ollama renders a template in
+//! one of three modes:
 //!
-//! * *insert*: `prompt` and `suffix` are given (fill in the middle);
-//! * *messages*: the template reads `.Messages`;
-//! * *exchanges*: it only knows `.System`, `.Prompt` and `.Response`, and is run once for each exchange; the last time
-//!   it is cut after `.Response`, where the model goes on.
+//! * *insert*: the request has `prompt` and `suffix` (fill-in-the-middle).
+//! * *messages*: the template reads `.Messages`.
+//! * *exchanges*: the template reads only `.System`, `.Prompt` and `.Response`. It runs once for
+//!   each exchange. In the last run it is cut behind `.Response`, where the model continues.
 
+mod analysis;
 mod data;
 mod exec;
-mod fmt;
-mod funcs;
+mod functions;
 mod lex;
 mod literal;
 mod node;
 mod parse;
-mod scan;
+mod printf;
 mod value;
 
 use std::collections::BTreeSet;
@@ -23,9 +24,9 @@ use serde_json::Value as Json;
 use crate::PromptError;
 use crate::limits::Budget;
 use crate::message::{Message, Think};
-pub(crate) use fmt::float_json;
-use funcs::{Env, is_function};
+use functions::{Environment, is_function};
 use node::{Arg, Command, Expr, List, Node, Pipe};
+pub(crate) use printf::float_json;
 use value::Value;
 pub(crate) use value::json_string;
 
@@ -33,14 +34,14 @@ pub(crate) use value::json_string;
 #[derive(Debug, Clone)]
 pub struct GoTemplate {
     source: String,
-    trees: parse::Trees,
-    /// The main tree for the last exchange.
-    tail: List,
+    trees: parse::TemplateTrees,
+    /// The main tree, cut behind `.Response`, for the last exchange.
+    response_tree: List,
     vars: BTreeSet<String>,
 }
 
-/// What one rendering is given.
-pub(crate) struct Input<'a> {
+/// Input of one rendering.
+pub(crate) struct GoInput<'a> {
     pub(crate) messages: &'a [Message],
     pub(crate) tools: &'a [Json],
     pub(crate) think: Option<&'a Think>,
@@ -48,52 +49,54 @@ pub(crate) struct Input<'a> {
 }
 
 impl GoTemplate {
-    /// Parses a template. Templates that read neither `.Messages` nor `.Response` get `{{ .Response }}` at their end.
+    /// Parses a template. `{{ .Response }}` is appended to templates that read neither `.Messages`
+    /// nor `.Response`.
     pub fn parse(source: &str) -> Result<Self, PromptError> {
         let mut trees = parse::parse(source)?;
         let mut vars = BTreeSet::new();
-        trees.values().for_each(|nodes| scan::variables(nodes, &mut vars));
+        trees.values().for_each(|nodes| analysis::variables(nodes, &mut vars));
         let root = trees.entry(String::new()).or_default();
         if !vars.contains("messages") && !vars.contains("response") {
             root.push(print_response(source.len()));
             vars.insert("response".into());
         }
-        let tail = scan::cut_after_response(root);
-        Ok(GoTemplate { source: source.to_string(), trees, tail, vars })
+        let response_tree = analysis::cut_after_response(root);
+        Ok(GoTemplate { source: source.to_string(), trees, response_tree, vars })
     }
 
-    /// The text it was parsed from.
+    /// The source text.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// All fields and variables that it mentions, in lower case.
+    /// All fields and variables that the template reads, in lower case.
     pub fn variables(&self) -> impl Iterator<Item = &str> {
         self.vars.iter().map(String::as_str)
     }
 
-    /// Does it mention this field or variable (in lower case)?
+    /// Returns true if the template reads this field or variable, given in lower case.
     pub fn reads(&self, variable: &str) -> bool {
         self.vars.contains(variable)
     }
 
-    /// The text that opens a tool call in the model's output, as the template writes it for past calls.
+    /// The text that starts a tool call, as the template writes it for earlier calls.
     pub fn tool_tag(&self) -> String {
-        scan::tool_tag(self.root())
+        analysis::tool_tag(self.root())
     }
 
-    /// The tags around thoughts, as the template writes them for past messages; either may be empty.
+    /// The tags around reasoning, as the template writes them for earlier messages. Each may be
+    /// empty.
     pub fn think_tags(&self) -> (String, String) {
-        scan::think_tags(self.root())
+        analysis::think_tags(self.root())
     }
 
-    /// Renders a conversation. On an error, what was written before it is in `out`.
-    pub(crate) fn render(&self, input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+    /// Renders a conversation. On an error, `out` contains the text written before.
+    pub(crate) fn render(&self, input: &GoInput<'_>, out: &mut String) -> Result<(), PromptError> {
         let (system, messages) = collate(input.messages);
         if !self.reads("messages") {
             return self.render_exchanges(&messages, input, out);
         }
-        let data = data::top(
+        let data = data::root_map(
             [
                 ("System", Value::str(system)),
                 ("Messages", data::messages(&messages)),
@@ -102,19 +105,19 @@ impl GoTemplate {
             ],
             input.think,
         );
-        let env = Env { now: input.now };
+        let env = Environment { now: input.now };
         exec::run(&self.source, &self.trees, self.root(), &data, &env, &mut Budget::new(), out)
     }
 
-    /// Renders a text with a gap: `prompt` before it, `suffix` after it.
+    /// Renders a fill-in-the-middle prompt for the gap between `prompt` and `suffix`.
     pub(crate) fn render_insert(
         &self,
         prompt: &str,
         suffix: &str,
-        input: &Input<'_>,
+        input: &GoInput<'_>,
         out: &mut String,
     ) -> Result<(), PromptError> {
-        let data = data::top(
+        let data = data::root_map(
             [
                 ("Prompt", Value::str(prompt)),
                 ("Suffix", Value::str(suffix)),
@@ -122,22 +125,22 @@ impl GoTemplate {
             ],
             input.think,
         );
-        let env = Env { now: input.now };
+        let env = Environment { now: input.now };
         exec::run(&self.source, &self.trees, self.root(), &data, &env, &mut Budget::new(), out)
     }
 
     fn render_exchanges(
         &self,
         messages: &[Message],
-        input: &Input<'_>,
+        input: &GoInput<'_>,
         out: &mut String,
     ) -> Result<(), PromptError> {
-        let env = Env { now: input.now };
+        let env = Environment { now: input.now };
         let mut budget = Budget::new();
         let mut turn = Exchange::default();
         let mut text = String::new();
         let mut run = |turn: &Exchange<'_>, nodes: &[Node], out: &mut String| {
-            let data = data::top(
+            let data = data::root_map(
                 [
                     ("System", Value::str(turn.system)),
                     ("Prompt", Value::str(turn.prompt)),
@@ -167,7 +170,7 @@ impl GoTemplate {
                 _ => {}
             }
         }
-        run(&turn, &self.tail, &mut text)?;
+        run(&turn, &self.response_tree, &mut text)?;
         out.push_str(&text);
         Ok(())
     }
@@ -191,8 +194,8 @@ fn print_response(pos: usize) -> Node {
     Node::Action(Pipe { is_assign: false, decl: vec![], cmds: vec![cmd] })
 }
 
-/// Merges neighbours of the same role, tool results excepted; also gives all system texts joined. A merged message
-/// keeps the first one's thinking, images and calls, as in Ollama.
+/// Merges neighbouring messages of one role, except tool results, and joins all system texts. As in
+/// Ollama, a merged message keeps the reasoning, images and calls of the first one.
 fn collate(messages: &[Message]) -> (String, Vec<Message>) {
     let mut system: Vec<&str> = Vec::new();
     let mut collated: Vec<Message> = Vec::with_capacity(messages.len());
@@ -213,9 +216,9 @@ fn collate(messages: &[Message]) -> (String, Vec<Message>) {
 
 #[cfg(test)]
 impl GoTemplate {
-    /// Renders any data, for comparison with Go itself.
+    /// Renders any data, for comparison with Go.
     pub(crate) fn render_json(&self, data: &Json, out: &mut String) -> Result<(), PromptError> {
-        let env = Env { now: jiff::civil::DateTime::default() };
+        let env = Environment { now: jiff::civil::DateTime::default() };
         let data = Value::from_json(data);
         exec::run(&self.source, &self.trees, self.root(), &data, &env, &mut Budget::new(), out)
     }

@@ -1,8 +1,9 @@
-//! The tree of a Go template. Nodes keep their byte position for error messages and print as Go prints them.
+//! Syntax tree of a Go template. Nodes keep their byte offset for error messages, and print as in
+//! Go.
 
 use std::fmt;
 
-/// A block's nodes.
+/// The nodes of a block.
 pub(crate) type List = Vec<Node>;
 
 #[derive(Debug, Clone, PartialEq)]
@@ -27,7 +28,7 @@ pub(crate) struct Branch {
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Pipe {
-    /// `=` rather than `:=`.
+    /// True for `=`, false for `:=`.
     pub(crate) is_assign: bool,
     /// Names with their `$`.
     pub(crate) decl: Vec<String>,
@@ -70,7 +71,7 @@ pub(crate) enum Expr {
 pub(crate) enum Number {
     Int(i64),
     Float(f64),
-    /// An integer that only fits 64 bits without a sign; using it is an error in Go.
+    /// An integer that fits only an unsigned 64-bit value. Using it is an error in Go.
     Overflow,
 }
 

@@ -1,19 +1,19 @@
-//! Recursive-descent parser of Go's `text/template`, with Go's messages.
+//! Recursive-descent parser of Go's `text/template`, with Go's error messages.
 
 use std::collections::BTreeMap;
 
-use super::lex::{Kind, Token, lex};
+use super::lex::{Token, TokenKind, lex};
 use super::node::{Arg, Branch, Command, Expr, List, Node, Pipe};
 use super::{is_function, literal};
 use crate::PromptError;
-use crate::limits::{Bound, DEPTH_MAX, SOURCE_BYTES_MAX};
+use crate::limits::{DEPTH_MAX, SOURCE_BYTES_MAX, TemplateLimit};
 
-/// The main template under the empty name, and all that it defines.
-pub(super) type Trees = BTreeMap<String, List>;
+/// Templates by name; the main template has the empty name.
+pub(super) type TemplateTrees = BTreeMap<String, List>;
 
-pub(super) fn parse(src: &str) -> Result<Trees, PromptError> {
+pub(super) fn parse(src: &str) -> Result<TemplateTrees, PromptError> {
     if src.len() > SOURCE_BYTES_MAX {
-        return Err(PromptError::Limit { line: 0, bound: Bound::Source });
+        return Err(PromptError::Limit { line: 0, limit: TemplateLimit::Source });
     }
     let mut parser = Parser {
         src,
@@ -22,7 +22,7 @@ pub(super) fn parse(src: &str) -> Result<Trees, PromptError> {
         vars: vec!["$".to_string()],
         range_depth: 0,
         depth: 0,
-        trees: Trees::new(),
+        trees: TemplateTrees::new(),
     };
     let root = parser.top_level()?;
     parser.add_tree(String::new(), root)?;
@@ -36,56 +36,58 @@ struct Parser<'s> {
     vars: Vec<String>,
     range_depth: usize,
     depth: usize,
-    trees: Trees,
+    trees: TemplateTrees,
 }
 
-/// What ended a list of nodes.
-enum Ender {
+/// How a list of nodes ended.
+enum ListEnd {
     End,
     Else,
 }
 
-type Parsed<T> = Result<T, PromptError>;
+type ParseResult<T> = Result<T, PromptError>;
 
 impl<'s> Parser<'s> {
-    fn top_level(&mut self) -> Parsed<List> {
+    fn top_level(&mut self) -> ParseResult<List> {
         let mut list = List::new();
         loop {
             match self.peek().kind {
-                Kind::Eof => return Ok(list),
-                Kind::LeftDelim => {
+                TokenKind::Eof => return Ok(list),
+                TokenKind::LeftDelim => {
                     let start = self.at;
                     self.at += 1;
-                    if self.next_non_space().kind == Kind::Define {
+                    if self.next_non_space().kind == TokenKind::Define {
                         self.definition()?;
                         continue;
                     }
                     self.at = start;
                     match self.text_or_action()? {
                         Ok(node) => list.push(node),
-                        Err(ender) => {
-                            return Err(self.error(format!("unexpected {}", ender.text())));
+                        Err(list_end) => {
+                            return Err(self.error(format!("unexpected {}", list_end.text())));
                         }
                     }
                 }
                 _ => match self.text_or_action()? {
                     Ok(node) => list.push(node),
-                    Err(ender) => return Err(self.error(format!("unexpected {}", ender.text()))),
+                    Err(list_end) => {
+                        return Err(self.error(format!("unexpected {}", list_end.text())));
+                    }
                 },
             }
         }
     }
 
-    /// `{{define "name"}} … {{end}}`, after the keyword.
-    fn definition(&mut self) -> Parsed<()> {
+    /// Parses `{{define "name"}} … {{end}}` behind the keyword.
+    fn definition(&mut self) -> ParseResult<()> {
         let name = self.template_name("define clause")?;
-        self.expect(Kind::RightDelim, "define clause")?;
+        self.expect(TokenKind::RightDelim, "define clause")?;
         let list = self.isolated(|p| p.item_list_to_end("define clause"))?;
         self.add_tree(name, list)
     }
 
-    /// Parses a separate template: its only variable is `$`, and it stands in no loop.
-    fn isolated<T>(&mut self, body: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
+    /// Parses a separate template. Its only variable is `$`, and it is outside of loops.
+    fn isolated<T>(&mut self, body: impl FnOnce(&mut Self) -> ParseResult<T>) -> ParseResult<T> {
         let vars = std::mem::replace(&mut self.vars, vec!["$".to_string()]);
         let range_depth = std::mem::take(&mut self.range_depth);
         let result = body(self);
@@ -94,7 +96,7 @@ impl<'s> Parser<'s> {
         result
     }
 
-    fn add_tree(&mut self, name: String, list: List) -> Parsed<()> {
+    fn add_tree(&mut self, name: String, list: List) -> ParseResult<()> {
         let is_empty =
             |list: &List| list.iter().all(|n| matches!(n, Node::Text(t) if t.trim().is_empty()));
         match self.trees.get(&name) {
@@ -109,86 +111,87 @@ impl<'s> Parser<'s> {
         }
     }
 
-    fn item_list_to_end(&mut self, context: &str) -> Parsed<List> {
-        let (list, ender) = self.item_list()?;
-        match ender {
-            Ender::End => Ok(list),
-            Ender::Else => Err(self.error(format!("unexpected {{{{else}}}} in {context}"))),
+    fn item_list_to_end(&mut self, context: &str) -> ParseResult<List> {
+        let (list, list_end) = self.item_list()?;
+        match list_end {
+            ListEnd::End => Ok(list),
+            ListEnd::Else => Err(self.error(format!("unexpected {{{{else}}}} in {context}"))),
         }
     }
 
-    fn item_list(&mut self) -> Parsed<(List, Ender)> {
+    fn item_list(&mut self) -> ParseResult<(List, ListEnd)> {
         if self.depth >= DEPTH_MAX {
             return Err(self.too_deep());
         }
         self.depth += 1;
         let mut list = List::new();
         loop {
-            if self.peek().kind == Kind::Eof {
+            if self.peek().kind == TokenKind::Eof {
                 return Err(self.error("unexpected EOF"));
             }
             match self.text_or_action()? {
                 Ok(node) => list.push(node),
-                Err(ender) => {
+                Err(list_end) => {
                     self.depth -= 1;
-                    return Ok((list, ender));
+                    return Ok((list, list_end));
                 }
             }
         }
     }
 
-    fn text_or_action(&mut self) -> Parsed<Result<Node, Ender>> {
+    fn text_or_action(&mut self) -> ParseResult<Result<Node, ListEnd>> {
         let token = self.next_non_space();
         match token.kind {
-            Kind::Text => Ok(Ok(Node::Text(token.text.into_owned()))),
-            Kind::LeftDelim => self.action(),
+            TokenKind::Text => Ok(Ok(Node::Text(token.text.into_owned()))),
+            TokenKind::LeftDelim => self.action(),
             _ => Err(self.unexpected(&token, "input")),
         }
     }
 
-    fn action(&mut self) -> Parsed<Result<Node, Ender>> {
+    fn action(&mut self) -> ParseResult<Result<Node, ListEnd>> {
         let token = self.next_non_space();
         let node = match token.kind {
-            Kind::Block => self.block(token.pos)?,
-            Kind::Break => self.loop_exit("break", Node::Break)?,
-            Kind::Continue => self.loop_exit("continue", Node::Continue)?,
-            Kind::Else => {
-                // `else if` and `else with` leave the closing delimiter to the nested control.
-                if !matches!(self.peek_non_space().kind, Kind::If | Kind::With) {
-                    self.expect(Kind::RightDelim, "else")?;
+            TokenKind::Block => self.block(token.pos)?,
+            TokenKind::Break => self.loop_exit("break", Node::Break)?,
+            TokenKind::Continue => self.loop_exit("continue", Node::Continue)?,
+            TokenKind::Else => {
+                // `else if` and `else with` leave the closing delimiter to the nested control
+                // structure.
+                if !matches!(self.peek_non_space().kind, TokenKind::If | TokenKind::With) {
+                    self.expect(TokenKind::RightDelim, "else")?;
                 }
-                return Ok(Err(Ender::Else));
+                return Ok(Err(ListEnd::Else));
             }
-            Kind::End => {
-                self.expect(Kind::RightDelim, "end")?;
-                return Ok(Err(Ender::End));
+            TokenKind::End => {
+                self.expect(TokenKind::RightDelim, "end")?;
+                return Ok(Err(ListEnd::End));
             }
-            Kind::If => Node::If(self.control("if")?),
-            Kind::Range => Node::Range(self.control("range")?),
-            Kind::With => Node::With(self.control("with")?),
-            Kind::Template => {
+            TokenKind::If => Node::If(self.control("if")?),
+            TokenKind::Range => Node::Range(self.control("range")?),
+            TokenKind::With => Node::With(self.control("with")?),
+            TokenKind::Template => {
                 let pos = self.peek_non_space().pos;
                 let name = self.template_name("template clause")?;
                 let pipe = match self.peek_non_space().kind {
-                    Kind::RightDelim => {
+                    TokenKind::RightDelim => {
                         self.next_non_space();
                         None
                     }
-                    _ => Some(self.pipeline("template clause", Kind::RightDelim)?),
+                    _ => Some(self.pipeline("template clause", TokenKind::RightDelim)?),
                 };
                 Node::Template { pos, name, pipe }
             }
             _ => {
                 self.at -= 1;
-                Node::Action(self.pipeline("command", Kind::RightDelim)?)
+                Node::Action(self.pipeline("command", TokenKind::RightDelim)?)
             }
         };
         Ok(Ok(node))
     }
 
-    fn loop_exit(&mut self, word: &str, node: Node) -> Parsed<Node> {
+    fn loop_exit(&mut self, word: &str, node: Node) -> ParseResult<Node> {
         let token = self.next_non_space();
-        if token.kind != Kind::RightDelim {
+        if token.kind != TokenKind::RightDelim {
             return Err(self.unexpected(&token, &format!("{{{{{word}}}}}")));
         }
         if self.range_depth == 0 {
@@ -197,64 +200,66 @@ impl<'s> Parser<'s> {
         Ok(node)
     }
 
-    fn block(&mut self, pos: usize) -> Parsed<Node> {
+    fn block(&mut self, pos: usize) -> ParseResult<Node> {
         let name = self.template_name("block clause")?;
-        let pipe = self.pipeline("block clause", Kind::RightDelim)?;
+        let pipe = self.pipeline("block clause", TokenKind::RightDelim)?;
         let list = self.isolated(|p| p.item_list_to_end("block clause"))?;
         self.add_tree(name.clone(), list)?;
         Ok(Node::Template { pos, name, pipe: Some(pipe) })
     }
 
-    fn control(&mut self, context: &'static str) -> Parsed<Branch> {
+    fn control(&mut self, context: &'static str) -> ParseResult<Branch> {
         if self.depth >= DEPTH_MAX {
             return Err(self.too_deep());
         }
         self.depth += 1;
         let vars = self.vars.len();
-        let pipe = self.pipeline(context, Kind::RightDelim)?;
+        let pipe = self.pipeline(context, TokenKind::RightDelim)?;
         let in_range = usize::from(context == "range");
         self.range_depth += in_range;
-        let (list, ender) = self.item_list()?;
+        let (list, list_end) = self.item_list()?;
         self.range_depth -= in_range;
-        let else_list = match ender {
-            Ender::End => None,
-            Ender::Else => Some(self.else_part(context)?),
+        let else_list = match list_end {
+            ListEnd::End => None,
+            ListEnd::Else => Some(self.else_part(context)?),
         };
         self.vars.truncate(vars);
         self.depth -= 1;
         Ok(Branch { pipe, list, else_list })
     }
 
-    fn else_part(&mut self, context: &'static str) -> Parsed<List> {
+    fn else_part(&mut self, context: &'static str) -> ParseResult<List> {
         match (context, self.peek_non_space().kind) {
-            ("if", Kind::If) => {
+            ("if", TokenKind::If) => {
                 self.next_non_space();
                 Ok(vec![Node::If(self.control("if")?)])
             }
-            ("with", Kind::With) => {
+            ("with", TokenKind::With) => {
                 self.next_non_space();
                 Ok(vec![Node::With(self.control("with")?)])
             }
-            (_, Kind::If | Kind::With) => {
+            (_, TokenKind::If | TokenKind::With) => {
                 let token = self.next_non_space();
                 Err(self.unexpected(&token, "input"))
             }
             _ => match self.item_list()? {
-                (list, Ender::End) => Ok(list),
-                (_, Ender::Else) => Err(self.error("expected end; found {{else}}")),
+                (list, ListEnd::End) => Ok(list),
+                (_, ListEnd::Else) => Err(self.error("expected end; found {{else}}")),
             },
         }
     }
 
-    fn template_name(&mut self, context: &str) -> Parsed<String> {
+    fn template_name(&mut self, context: &str) -> ParseResult<String> {
         let token = self.next_non_space();
         match token.kind {
-            Kind::Str | Kind::RawStr => literal::unquote(&token.text).map_err(|e| self.error(e)),
+            TokenKind::Str | TokenKind::RawStr => {
+                literal::unquote(&token.text).map_err(|e| self.error(e))
+            }
             _ => Err(self.unexpected(&token, context)),
         }
     }
 
-    fn pipeline(&mut self, context: &str, end: Kind) -> Parsed<Pipe> {
+    fn pipeline(&mut self, context: &str, end: TokenKind) -> ParseResult<Pipe> {
         let mut pipe = Pipe { is_assign: false, decl: Vec::new(), cmds: Vec::new() };
         self.declarations(context, &mut pipe)?;
         loop {
@@ -264,17 +269,17 @@ impl<'s> Parser<'s> {
                     self.check_pipeline(&pipe, context)?;
                     return Ok(pipe);
                 }
-                Kind::Bool
-                | Kind::CharConstant
-                | Kind::Dot
-                | Kind::Field
-                | Kind::Ident
-                | Kind::Number
-                | Kind::Nil
-                | Kind::RawStr
-                | Kind::Str
-                | Kind::Variable
-                | Kind::LeftParen => {
+                TokenKind::Bool
+                | TokenKind::CharConstant
+                | TokenKind::Dot
+                | TokenKind::Field
+                | TokenKind::Ident
+                | TokenKind::Number
+                | TokenKind::Nil
+                | TokenKind::RawStr
+                | TokenKind::Str
+                | TokenKind::Variable
+                | TokenKind::LeftParen => {
                     self.at -= 1;
                     let command = self.command()?;
                     pipe.cmds.push(command);
@@ -284,25 +289,25 @@ impl<'s> Parser<'s> {
         }
     }
 
-    /// `$x :=`, `$x =` and, in a range, `$i, $x :=`.
-    fn declarations(&mut self, context: &str, pipe: &mut Pipe) -> Parsed<()> {
+    /// Parses `$x :=`, `$x =` and, in a range, `$i, $x :=`.
+    fn declarations(&mut self, context: &str, pipe: &mut Pipe) -> ParseResult<()> {
         loop {
             let token = self.peek_non_space();
-            if token.kind != Kind::Variable {
+            if token.kind != TokenKind::Variable {
                 return Ok(());
             }
             let start = self.at;
             let name = self.next_non_space().text.into_owned();
             let next = self.peek_non_space();
             match next.kind {
-                Kind::Assign | Kind::Declare => {
-                    pipe.is_assign = next.kind == Kind::Assign;
+                TokenKind::Assign | TokenKind::Declare => {
+                    pipe.is_assign = next.kind == TokenKind::Assign;
                     self.next_non_space();
                     self.vars.push(name.clone());
                     pipe.decl.push(name);
                     return Ok(());
                 }
-                Kind::Char if next.text == "," => {
+                TokenKind::Char if next.text == "," => {
                     self.next_non_space();
                     self.vars.push(name.clone());
                     pipe.decl.push(name);
@@ -310,7 +315,7 @@ impl<'s> Parser<'s> {
                         return Err(self.error(format!("too many declarations in {context}")));
                     }
                     match self.peek_non_space().kind {
-                        Kind::Variable | Kind::RightDelim | Kind::RightParen => {}
+                        TokenKind::Variable | TokenKind::RightDelim | TokenKind::RightParen => {}
                         _ => return Err(self.error("range can only initialize variables")),
                     }
                 }
@@ -322,7 +327,7 @@ impl<'s> Parser<'s> {
         }
     }
 
-    fn check_pipeline(&self, pipe: &Pipe, context: &str) -> Parsed<()> {
+    fn check_pipeline(&self, pipe: &Pipe, context: &str) -> ParseResult<()> {
         if pipe.cmds.is_empty() {
             return Err(self.error(format!("missing value for {context}")));
         }
@@ -340,7 +345,7 @@ impl<'s> Parser<'s> {
         Ok(())
     }
 
-    fn command(&mut self) -> Parsed<Command> {
+    fn command(&mut self) -> ParseResult<Command> {
         let mut args = Vec::new();
         let pos = self.peek_non_space().pos;
         loop {
@@ -350,9 +355,9 @@ impl<'s> Parser<'s> {
             }
             let token = self.next();
             match token.kind {
-                Kind::Space => continue,
-                Kind::RightDelim | Kind::RightParen => self.at -= 1,
-                Kind::Pipe => {}
+                TokenKind::Space => continue,
+                TokenKind::RightDelim | TokenKind::RightParen => self.at -= 1,
+                TokenKind::Pipe => {}
                 _ => return Err(self.unexpected(&token, "operand")),
             }
             break;
@@ -363,14 +368,14 @@ impl<'s> Parser<'s> {
         Ok(Command { pos, args })
     }
 
-    fn operand(&mut self) -> Parsed<Option<Arg>> {
+    fn operand(&mut self) -> ParseResult<Option<Arg>> {
         let Some(mut term) = self.term()? else { return Ok(None) };
-        if self.peek().kind != Kind::Field {
+        if self.peek().kind != TokenKind::Field {
             return Ok(Some(term));
         }
         let pos = self.peek().pos;
         let mut names = Vec::new();
-        while self.peek().kind == Kind::Field {
+        while self.peek().kind == TokenKind::Field {
             names.push(self.next().text[1..].to_string());
         }
         match &mut term.expr {
@@ -386,39 +391,39 @@ impl<'s> Parser<'s> {
         }
     }
 
-    fn term(&mut self) -> Parsed<Option<Arg>> {
+    fn term(&mut self) -> ParseResult<Option<Arg>> {
         let token = self.next_non_space();
         let expr = match token.kind {
-            Kind::Ident => {
+            TokenKind::Ident => {
                 if !is_function(&token.text) {
                     return Err(self.error(format!("function {:?} not defined", token.text)));
                 }
                 Expr::Ident(token.text.into_owned())
             }
-            Kind::Dot => Expr::Dot,
-            Kind::Nil => Expr::Nil,
-            Kind::Variable => {
+            TokenKind::Dot => Expr::Dot,
+            TokenKind::Nil => Expr::Nil,
+            TokenKind::Variable => {
                 if !self.vars.iter().any(|v| **v == *token.text) {
                     return Err(self.error(format!("undefined variable {:?}", token.text)));
                 }
                 Expr::Variable(vec![token.text.into_owned()])
             }
-            Kind::Field => Expr::Field(vec![token.text[1..].to_string()]),
-            Kind::Bool => Expr::Bool(token.text == "true"),
-            Kind::CharConstant | Kind::Number => {
+            TokenKind::Field => Expr::Field(vec![token.text[1..].to_string()]),
+            TokenKind::Bool => Expr::Bool(token.text == "true"),
+            TokenKind::CharConstant | TokenKind::Number => {
                 let number = literal::number(&token.text).map_err(|e| self.error(e))?;
                 Expr::Number(number, token.text.into_owned())
             }
-            Kind::LeftParen => {
+            TokenKind::LeftParen => {
                 if self.depth >= DEPTH_MAX {
                     return Err(self.too_deep());
                 }
                 self.depth += 1;
-                let pipe = self.pipeline("parenthesized pipeline", Kind::RightParen)?;
+                let pipe = self.pipeline("parenthesized pipeline", TokenKind::RightParen)?;
                 self.depth -= 1;
                 Expr::Pipe(Box::new(pipe))
             }
-            Kind::Str | Kind::RawStr => {
+            TokenKind::Str | TokenKind::RawStr => {
                 let text = literal::unquote(&token.text).map_err(|e| self.error(e))?;
                 Expr::Str { quoted: token.text.into_owned(), text: text.into() }
             }
@@ -430,7 +435,7 @@ impl<'s> Parser<'s> {
         Ok(Some(Arg { pos: token.pos, expr }))
     }
 
-    fn expect(&mut self, kind: Kind, context: &str) -> Parsed<()> {
+    fn expect(&mut self, kind: TokenKind, context: &str) -> ParseResult<()> {
         let token = self.next_non_space();
         if token.kind == kind { Ok(()) } else { Err(self.unexpected(&token, context)) }
     }
@@ -442,7 +447,7 @@ impl<'s> Parser<'s> {
     }
 
     fn peek(&self) -> Token<'s> {
-        // The last token (end or error) repeats for ever.
+        // The last token, an end or an error, repeats forever.
         let last = self.tokens.len() - 1;
         self.tokens[self.at.min(last)].clone()
     }
@@ -454,7 +459,7 @@ impl<'s> Parser<'s> {
     }
 
     fn peek_non_space(&mut self) -> Token<'s> {
-        while self.peek().kind == Kind::Space {
+        while self.peek().kind == TokenKind::Space {
             self.at += 1;
         }
         self.peek()
@@ -462,9 +467,9 @@ impl<'s> Parser<'s> {
 
     fn unexpected(&self, token: &Token<'_>, context: &str) -> PromptError {
         let what = match token.kind {
-            Kind::Error => return self.error(token.text.to_string()),
-            Kind::Eof => "EOF".to_string(),
-            kind if kind.is_keyword() || matches!(kind, Kind::Dot | Kind::Nil) => {
+            TokenKind::Error => return self.error(token.text.to_string()),
+            TokenKind::Eof => "EOF".to_string(),
+            kind if kind.is_keyword() || matches!(kind, TokenKind::Dot | TokenKind::Nil) => {
                 format!("<{}>", token.text)
             }
             _ if token.text.chars().count() > 10 => {
@@ -480,10 +485,10 @@ impl<'s> Parser<'s> {
     }
 
     fn too_deep(&self) -> PromptError {
-        PromptError::Limit { line: self.line(), bound: Bound::Depth }
+        PromptError::Limit { line: self.line(), limit: TemplateLimit::Depth }
     }
 
-    /// Line of the token that was read last.
+    /// Line of the last token read.
     fn line(&self) -> usize {
         let at = self.at.saturating_sub(1).min(self.tokens.len() - 1);
         let pos = self.tokens[at].pos.min(self.src.len());
@@ -491,11 +496,11 @@ impl<'s> Parser<'s> {
     }
 }
 
-impl Ender {
+impl ListEnd {
     fn text(&self) -> &'static str {
         match self {
-            Ender::End => "{{end}}",
-            Ender::Else => "{{else}}",
+            ListEnd::End => "{{end}}",
+            ListEnd::Else => "{{else}}",
         }
     }
 }

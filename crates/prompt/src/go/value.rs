@@ -1,4 +1,4 @@
-//! Values of a running Go template, and how Go prints them and writes them as JSON.
+//! Values of a Go template, and their formatting as text and JSON as in Go.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 
 #[derive(Debug, Clone)]
 pub(crate) enum Value {
-    /// Go's nil: a missing key, a null.
+    /// Go's nil: a missing key or null.
     Nil,
     Bool(bool),
     Int(i64),
@@ -19,34 +19,35 @@ pub(crate) enum Value {
     Struct(Arc<Struct>),
 }
 
-/// A slice: a window over shared items, so that `slice $.Messages $i` costs nothing.
+/// A slice: a range of shared items, so that `slice $.Messages $i` does not copy.
 #[derive(Debug, Clone)]
 pub(crate) struct List {
     items: Arc<[Value]>,
     start: usize,
     end: usize,
-    pub(crate) shows: Shows,
+    pub(crate) print_style: PrintStyle,
 }
 
-/// How a list or map prints itself.
+/// How a list, map or struct is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Shows {
-    /// As Go prints slices and maps.
+pub(crate) enum PrintStyle {
+    /// As Go prints slices, maps and structs.
     Plain,
-    /// As JSON (a type with a `String` method that marshals).
+    /// As JSON, for types with a `String` method that marshals.
     Json,
-    /// The names of a schema type: one bare, several in brackets; JSON likewise.
+    /// Type names of a schema: a single name bare, several in brackets; in JSON as a string or an
+    /// array.
     TypeNames,
-    /// A nil slice: prints as an empty one, `null` in JSON.
+    /// A nil slice: prints as an empty slice, `null` in JSON.
     NilSlice,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Map {
     pub(crate) entries: BTreeMap<Arc<str>, Value>,
-    /// Order of the keys in JSON where it is not the sorted one.
+    /// Order of the keys in JSON, if it is not sorted.
     pub(crate) order: Option<Vec<Arc<str>>>,
-    pub(crate) shows: Shows,
+    pub(crate) print_style: PrintStyle,
     /// A nil map: prints and marshals as null.
     pub(crate) nil: bool,
 }
@@ -55,7 +56,7 @@ pub(crate) struct Map {
 pub(crate) struct Struct {
     pub(crate) type_name: &'static str,
     pub(crate) fields: Vec<Field>,
-    pub(crate) shows: Shows,
+    pub(crate) print_style: PrintStyle,
 }
 
 #[derive(Debug)]
@@ -67,16 +68,16 @@ pub(crate) struct Field {
 }
 
 impl List {
-    pub(crate) fn new(items: Vec<Value>, shows: Shows) -> Self {
+    pub(crate) fn new(items: Vec<Value>, print_style: PrintStyle) -> Self {
         let end = items.len();
-        List { items: items.into(), start: 0, end, shows }
+        List { items: items.into(), start: 0, end, print_style }
     }
 
     pub(crate) fn items(&self) -> &[Value] {
         &self.items[self.start..self.end]
     }
 
-    /// The part `from..to`, if it lies inside.
+    /// The items `from..to`, or `None` if out of range.
     pub(crate) fn slice(&self, from: usize, to: usize) -> Option<List> {
         let inside = from <= to && to <= self.end - self.start;
         inside.then(|| List { start: self.start + from, end: self.start + to, ..self.clone() })
@@ -88,28 +89,29 @@ impl Value {
         Value::Str(Arc::from(text.as_ref()))
     }
 
-    /// Decoded JSON as Go's `any` holds it: numbers are floats, objects are maps.
+    /// Decodes JSON as into Go's `any`: numbers are floats, objects are maps.
     pub(crate) fn from_json(json: &Json) -> Value {
         match json {
             Json::Null => Value::Nil,
             Json::Bool(b) => Value::Bool(*b),
             Json::Number(n) => Value::Float(n.as_f64().unwrap_or(f64::NAN)),
             Json::String(s) => Value::str(s),
-            Json::Array(items) => {
-                Value::List(List::new(items.iter().map(Value::from_json).collect(), Shows::Plain))
-            }
-            Json::Object(map) => Value::map(map, Shows::Plain),
+            Json::Array(items) => Value::List(List::new(
+                items.iter().map(Value::from_json).collect(),
+                PrintStyle::Plain,
+            )),
+            Json::Object(map) => Value::map(map, PrintStyle::Plain),
         }
     }
 
-    pub(crate) fn map(map: &serde_json::Map<String, Json>, shows: Shows) -> Value {
+    pub(crate) fn map(map: &serde_json::Map<String, Json>, print_style: PrintStyle) -> Value {
         let entries =
             map.iter().map(|(k, v)| (Arc::from(k.as_str()), Value::from_json(v))).collect();
-        Value::Map(Arc::new(Map { entries, order: None, shows, nil: false }))
+        Value::Map(Arc::new(Map { entries, order: None, print_style, nil: false }))
     }
 
-    /// Go's truth: structs are always true.
-    pub(crate) fn truth(&self) -> bool {
+    /// Truth value in conditions, as in Go: structs are always true.
+    pub(crate) fn is_true(&self) -> bool {
         match self {
             Value::Nil => false,
             Value::Bool(b) => *b,
@@ -122,7 +124,7 @@ impl Value {
         }
     }
 
-    /// The type as Go names it in messages.
+    /// Name of the type in Go's error messages.
     pub(crate) fn type_name(&self) -> &'static str {
         match self {
             Value::Nil => "nil",
@@ -136,17 +138,17 @@ impl Value {
         }
     }
 
-    /// The text of values that print themselves.
-    pub(crate) fn own_text(&self) -> Option<String> {
-        let shows = match self {
-            Value::List(l) => l.shows,
-            Value::Map(m) => m.shows,
-            Value::Struct(s) => s.shows,
-            _ => Shows::Plain,
+    /// Text of values with their own print style.
+    pub(crate) fn custom_text(&self) -> Option<String> {
+        let print_style = match self {
+            Value::List(l) => l.print_style,
+            Value::Map(m) => m.print_style,
+            Value::Struct(s) => s.print_style,
+            _ => PrintStyle::Plain,
         };
-        match (shows, self) {
-            (Shows::Json, _) => Some(json(self)),
-            (Shows::TypeNames, Value::List(l)) => match l.items() {
+        match (print_style, self) {
+            (PrintStyle::Json, _) => Some(json(self)),
+            (PrintStyle::TypeNames, Value::List(l)) => match l.items() {
                 [] => Some(String::new()),
                 [Value::Str(one)] => Some(one.to_string()),
                 many => {
@@ -158,19 +160,19 @@ impl Value {
         }
     }
 
-    /// Size of the value when printed, roughly; enough to pay for printing it beforehand.
-    pub(crate) fn weight(&self) -> usize {
+    /// Approximate printed size in bytes, to charge for printing in advance.
+    pub(crate) fn printed_size(&self) -> usize {
         match self {
             Value::Str(s) => s.len(),
-            Value::List(l) => l.items().iter().map(|v| 2 + v.weight()).sum(),
-            Value::Map(m) => m.entries.iter().map(|(k, v)| 4 + k.len() + v.weight()).sum(),
-            Value::Struct(s) => s.fields.iter().map(|f| 16 + f.value.weight()).sum(),
+            Value::List(l) => l.items().iter().map(|v| 2 + v.printed_size()).sum(),
+            Value::Map(m) => m.entries.iter().map(|(k, v)| 4 + k.len() + v.printed_size()).sum(),
+            Value::Struct(s) => s.fields.iter().map(|f| 16 + f.value.printed_size()).sum(),
             _ => 8,
         }
     }
 }
 
-/// `%v`.
+/// Formats a value as with `%v`.
 pub(crate) fn print(value: &Value) -> String {
     let mut out = String::new();
     print_to(&mut out, value);
@@ -178,7 +180,7 @@ pub(crate) fn print(value: &Value) -> String {
 }
 
 fn print_to(out: &mut String, value: &Value) {
-    if let Some(text) = value.own_text() {
+    if let Some(text) = value.custom_text() {
         out.push_str(&text);
         return;
     }
@@ -186,7 +188,7 @@ fn print_to(out: &mut String, value: &Value) {
         Value::Nil => out.push_str("<nil>"),
         Value::Bool(b) => out.push_str(if *b { "true" } else { "false" }),
         Value::Int(n) => _ = write!(out, "{n}"),
-        Value::Float(f) => out.push_str(&super::fmt::float_g(*f)),
+        Value::Float(f) => out.push_str(&super::printf::float_g(*f)),
         Value::Str(s) => out.push_str(s),
         Value::List(l) => {
             out.push('[');
@@ -219,7 +221,7 @@ fn print_to(out: &mut String, value: &Value) {
     }
 }
 
-/// Compact JSON as Go's `encoding/json` writes it: keys of maps sorted, `<`, `>` and `&` escaped.
+/// Compact JSON as in Go's `encoding/json`: keys of maps are sorted, `<`, `>` and `&` are escaped.
 pub(crate) fn json(value: &Value) -> String {
     let mut out = String::new();
     json_to(&mut out, value);
@@ -231,11 +233,11 @@ fn json_to(out: &mut String, value: &Value) {
         Value::Nil => out.push_str("null"),
         Value::Bool(b) => out.push_str(if *b { "true" } else { "false" }),
         Value::Int(n) => _ = write!(out, "{n}"),
-        Value::Float(f) => out.push_str(&super::fmt::float_json(*f)),
+        Value::Float(f) => out.push_str(&super::printf::float_json(*f)),
         Value::Str(s) => json_string(out, s, true),
-        Value::List(l) => match (l.shows, l.items()) {
-            (Shows::TypeNames, [one]) => json_to(out, one),
-            (Shows::NilSlice, _) => out.push_str("null"),
+        Value::List(l) => match (l.print_style, l.items()) {
+            (PrintStyle::TypeNames, [one]) => json_to(out, one),
+            (PrintStyle::NilSlice, _) => out.push_str("null"),
             (_, items) => {
                 out.push('[');
                 for (i, item) in items.iter().enumerate() {
@@ -273,7 +275,7 @@ fn json_to(out: &mut String, value: &Value) {
         }
         Value::Struct(s) => {
             out.push('{');
-            let shown = s.fields.iter().filter(|f| !f.omit_empty || f.value.truth());
+            let shown = s.fields.iter().filter(|f| !f.omit_empty || f.value.is_true());
             for (i, field) in shown.enumerate() {
                 if i > 0 {
                     out.push(',');
@@ -287,7 +289,7 @@ fn json_to(out: &mut String, value: &Value) {
     }
 }
 
-/// A JSON string; `<`, `>` and `&` are escaped only if `html` says so.
+/// Writes a JSON string. `<`, `>` and `&` are escaped if `html` is set.
 pub(crate) fn json_string(out: &mut String, text: &str, html: bool) {
     out.push('"');
     for c in text.chars() {

@@ -1,8 +1,8 @@
-//! Arguments of a call, after evaluation.
+//! Evaluated arguments of a call.
 
 use std::sync::Arc;
 
-use super::value::{Res, Value};
+use super::value::{EvalResult, Value};
 use crate::limits::Budget;
 
 #[derive(Debug, Default, Clone)]
@@ -12,16 +12,16 @@ pub(super) struct CallArgs {
 }
 
 impl CallArgs {
-    pub(super) fn of(pos: Vec<Value>) -> Self {
+    pub(super) fn positional(pos: Vec<Value>) -> Self {
         CallArgs { pos, named: Vec::new() }
     }
 
-    /// Puts the arguments in the order of `params`; absent ones are `None`.
+    /// Puts the arguments in the order of `params`. Missing arguments are `None`.
     pub(super) fn bind<const N: usize>(
         &self,
         function: &str,
         params: [&str; N],
-    ) -> Res<[Option<Value>; N]> {
+    ) -> EvalResult<[Option<Value>; N]> {
         if self.pos.len() > N {
             return Err(format!(
                 "{function}() takes at most {N} arguments ({} given)",
@@ -52,8 +52,8 @@ impl CallArgs {
         Ok(bound)
     }
 
-    /// The only argument, which must be there.
-    pub(super) fn one(&self, function: &str) -> Res {
+    /// The only argument. Any other number of arguments is an error.
+    pub(super) fn one(&self, function: &str) -> EvalResult {
         match (&self.pos[..], &self.named[..]) {
             ([value], []) => Ok(value.clone()),
             _ => {
@@ -63,18 +63,18 @@ impl CallArgs {
         }
     }
 
-    pub(super) fn none(&self, function: &str) -> Res<()> {
+    pub(super) fn none(&self, function: &str) -> EvalResult<()> {
         match self.len() {
             0 => Ok(()),
             n => Err(format!("{function}() takes no arguments ({n} given)").into()),
         }
     }
 
-    /// Pays for arguments that are read once, and for the search of named ones.
-    pub(super) fn pay(&self, budget: &mut Budget) -> Res<()> {
+    /// Charges for reading each argument once, and for looking up named arguments.
+    pub(super) fn charge(&self, budget: &mut Budget) -> EvalResult<()> {
         let named = self.named.iter().map(|(_, value)| value);
         let sizes = self.pos.iter().chain(named).map(Value::size);
-        budget.read(sizes.fold(self.named.len(), usize::saturating_add))?;
+        budget.charge_read(sizes.fold(self.named.len(), usize::saturating_add))?;
         Ok(())
     }
 
@@ -83,8 +83,8 @@ impl CallArgs {
     }
 }
 
-/// A text argument.
-pub(super) fn text(value: &Value) -> Res<Arc<str>> {
+/// The text of a string argument.
+pub(super) fn text(value: &Value) -> EvalResult<Arc<str>> {
     match value {
         Value::Str(s) => Ok(Arc::clone(s)),
         Value::Undefined(message) => Err(message.to_string().into()),

@@ -1,7 +1,7 @@
-//! The tree of a Jinja template.
+//! Syntax tree of a Jinja template.
 //!
-//! Chains (`a + b + c`, `x.y[0]|f`, `a and b`) are kept flat, so that a long one costs no recursion; only brackets,
-//! blocks and prefix operators nest, and the parser counts those.
+//! Chains such as `a + b + c`, `x.y[0]|f` and `a and b` are flat, so that long chains need no
+//! recursion. Only brackets, blocks and prefix operators nest, and the parser limits their depth.
 
 use std::sync::Arc;
 
@@ -22,17 +22,17 @@ pub(super) enum StmtKind {
     For(Arc<For>),
     Set(Target, Expr),
     /// `{% set x | filter %}…{% endset %}`
-    SetBlock(Target, Vec<Post>, Body),
+    SetBlock(Target, Vec<Postfix>, Body),
     Macro(Arc<Macro>),
     /// `{% call(x) m() %}…{% endcall %}`: the body as the macro `caller`, and the call.
     Call(Arc<Macro>, Expr),
-    Filter(Vec<Post>, Body),
+    Filter(Vec<Postfix>, Body),
     With(Vec<(Target, Expr)>, Body),
     Break,
     Continue,
     /// A tag that only encloses its body: `generation`, `block`, `autoescape`.
     Transparent(Body),
-    /// `include`, `import`, `from`, `extends`: there is nothing to load from.
+    /// `include`, `import`, `from`, `extends`: not supported, since there is no template loader.
     NoLoader,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct For {
     pub(super) filter: Option<Expr>,
     pub(super) recursive: bool,
     pub(super) body: Body,
-    pub(super) otherwise: Body,
+    pub(super) else_body: Body,
 }
 
 #[derive(Debug)]
@@ -51,12 +51,13 @@ pub(super) struct Macro {
     pub(super) name: Name,
     pub(super) params: Vec<(Name, Option<Expr>)>,
     pub(super) body: Body,
-    /// Does the body read `varargs`, `kwargs`, `caller`? Only then are extra arguments accepted.
-    pub(super) takes: Takes,
+    /// Whether the body reads `varargs`, `kwargs` or `caller`. Only then the macro accepts extra
+    /// arguments.
+    pub(super) implicit_params: ImplicitParams,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Takes {
+pub(super) struct ImplicitParams {
     pub(super) varargs: bool,
     pub(super) kwargs: bool,
     pub(super) caller: bool,
@@ -81,19 +82,19 @@ pub(super) enum Expr {
     List(Vec<Expr>),
     Tuple(Vec<Expr>),
     Dict(Vec<(Expr, Expr)>),
-    /// A primary with what is done to it, in order.
-    Post(Box<Expr>, Vec<Post>),
+    /// A primary expression with its postfix operations, in order.
+    Postfix(Box<Expr>, Vec<Postfix>),
     Neg(Box<Expr>),
     Pos(Box<Expr>),
     Not(Box<Expr>),
-    /// Operators of one precedence, from the left.
-    Chain(Box<Expr>, Vec<(Op, Expr)>),
+    /// Operators of one precedence, evaluated from the left.
+    Chain(Box<Expr>, Vec<(BinaryOp, Expr)>),
     /// `a ~ b ~ c`
     Concat(Vec<Expr>),
     And(Vec<Expr>),
     Or(Vec<Expr>),
     /// `a < b < c`
-    Compare(Box<Expr>, Vec<(Cmp, Expr)>),
+    Compare(Box<Expr>, Vec<(CompareOp, Expr)>),
     /// `yes if test else no`
     Cond {
         test: Box<Expr>,
@@ -103,13 +104,13 @@ pub(super) enum Expr {
 }
 
 #[derive(Debug)]
-pub(super) enum Post {
+pub(super) enum Postfix {
     Attr(Name),
     Item(Expr),
     Slice(Option<Expr>, Option<Expr>, Option<Expr>),
     Call(Args),
     Filter(Name, Args),
-    /// `is name(args)`, negated by `is not`.
+    /// `is name(args)`; the flag is true for `is not`.
     Test(Name, Args, bool),
 }
 
@@ -122,7 +123,7 @@ pub(super) struct Args {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Op {
+pub(super) enum BinaryOp {
     Add,
     Sub,
     Mul,
@@ -133,7 +134,7 @@ pub(super) enum Op {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Cmp {
+pub(super) enum CompareOp {
     Eq,
     Ne,
     Lt,

@@ -1,25 +1,25 @@
-//! Expressions, attributes and calls.
+//! Evaluates expressions, attributes and calls.
 
 use std::rc::Rc;
 use std::sync::Arc;
 
 use super::args::CallArgs;
-use super::ast::{Args, Expr, Post};
+use super::ast::{Args, Expr, Postfix};
 use super::format::braces;
-use super::interp::Interp;
+use super::interp::Interpreter;
 use super::methods::{self, Attribute};
 use super::ops;
-use super::value::{Loop, Res, SeqKind, Value};
+use super::value::{EvalResult, Loop, SeqKind, Value};
 
-impl Interp {
-    pub(super) fn eval(&mut self, expr: &Expr) -> Res {
+impl Interpreter {
+    pub(super) fn eval(&mut self, expr: &Expr) -> EvalResult {
         self.budget.enter()?;
         let value = self.eval_inner(expr)?;
         self.budget.leave();
         Ok(value)
     }
 
-    fn eval_inner(&mut self, expr: &Expr) -> Res {
+    fn eval_inner(&mut self, expr: &Expr) -> EvalResult {
         match expr {
             Expr::None => Ok(Value::None),
             Expr::Bool(b) => Ok(Value::Bool(*b)),
@@ -33,12 +33,12 @@ impl Interp {
                 let entries = entries
                     .iter()
                     .map(|(k, v)| Ok((self.eval(k)?, self.eval(v)?)))
-                    .collect::<Res<_>>()?;
+                    .collect::<EvalResult<_>>()?;
                 Value::dict(entries, &mut self.budget)
             }
-            Expr::Post(base, posts) => {
+            Expr::Postfix(base, postfixes) => {
                 let base = self.eval(base)?;
-                self.posts(base, posts)
+                self.postfixes(base, postfixes)
             }
             Expr::Neg(operand) => ops::negate(&self.eval(operand)?),
             Expr::Pos(operand) => {
@@ -50,7 +50,7 @@ impl Interp {
                     }
                 }
             }
-            Expr::Not(operand) => Ok(Value::Bool(!self.eval(operand)?.truth())),
+            Expr::Not(operand) => Ok(Value::Bool(!self.eval(operand)?.is_true())),
             Expr::Chain(first, rest) => {
                 let mut value = self.eval(first)?;
                 for (op, operand) in rest {
@@ -63,8 +63,8 @@ impl Interp {
                 let items = self.eval_all(items)?;
                 ops::concat(&items, &mut self.budget)
             }
-            Expr::And(items) => self.first_that(items, false),
-            Expr::Or(items) => self.first_that(items, true),
+            Expr::And(items) => self.first_with_truth(items, false),
+            Expr::Or(items) => self.first_with_truth(items, true),
             Expr::Compare(first, rest) => {
                 let mut left = self.eval(first)?;
                 for (cmp, right) in rest {
@@ -76,7 +76,7 @@ impl Interp {
                 }
                 Ok(Value::Bool(true))
             }
-            Expr::Cond { test, yes, no } => match (self.eval(test)?.truth(), no) {
+            Expr::Cond { test, yes, no } => match (self.eval(test)?.is_true(), no) {
                 (true, _) => self.eval(yes),
                 (false, Some(no)) => self.eval(no),
                 (false, None) => Ok(Value::Undefined(
@@ -87,45 +87,45 @@ impl Interp {
         }
     }
 
-    fn eval_all(&mut self, items: &[Expr]) -> Res<Vec<Value>> {
+    fn eval_all(&mut self, items: &[Expr]) -> EvalResult<Vec<Value>> {
         items.iter().map(|item| self.eval(item)).collect()
     }
 
-    /// The first operand whose truth is `wanted`, or the last.
-    fn first_that(&mut self, items: &[Expr], wanted: bool) -> Res {
+    /// The first operand whose truth value is `wanted`, or the last operand.
+    fn first_with_truth(&mut self, items: &[Expr], wanted: bool) -> EvalResult {
         let mut value = Value::None;
         for item in items {
             value = self.eval(item)?;
-            if value.truth() == wanted {
+            if value.is_true() == wanted {
                 break;
             }
         }
         Ok(value)
     }
 
-    pub(super) fn posts(&mut self, mut value: Value, posts: &[Post]) -> Res {
-        for post in posts {
-            self.budget.steps(1)?;
+    pub(super) fn postfixes(&mut self, mut value: Value, postfixes: &[Postfix]) -> EvalResult {
+        for post in postfixes {
+            self.budget.charge_steps(1)?;
             value = match post {
-                Post::Attr(name) => self.attribute(&value, name)?,
-                Post::Item(index) => {
+                Postfix::Attr(name) => self.attribute(&value, name)?,
+                Postfix::Item(index) => {
                     let index = self.eval(index)?;
                     self.item(&value, &index)?
                 }
-                Post::Slice(start, stop, step) => {
+                Postfix::Slice(start, stop, step) => {
                     let mut end = |e: &Option<Expr>| e.as_ref().map(|e| self.eval(e)).transpose();
                     let ends = [end(start)?, end(stop)?, end(step)?];
                     ops::slice(&value, ends, &mut self.budget)?
                 }
-                Post::Call(args) => {
+                Postfix::Call(args) => {
                     let args = self.arguments(args)?;
                     self.call(&value, args)?
                 }
-                Post::Filter(name, args) => {
+                Postfix::Filter(name, args) => {
                     let args = self.arguments(args)?;
                     self.filter(name, &value, &args)?
                 }
-                Post::Test(name, args, negated) => {
+                Postfix::Test(name, args, negated) => {
                     let args = self.arguments(args)?;
                     Value::Bool(self.test(name, &value, &args)? != *negated)
                 }
@@ -134,8 +134,8 @@ impl Interp {
         Ok(value)
     }
 
-    pub(super) fn arguments(&mut self, args: &Args) -> Res<CallArgs> {
-        let mut call = CallArgs::of(self.eval_all(&args.pos)?);
+    pub(super) fn arguments(&mut self, args: &Args) -> EvalResult<CallArgs> {
+        let mut call = CallArgs::positional(self.eval_all(&args.pos)?);
         for (name, value) in &args.named {
             let value = self.eval(value)?;
             call.named.push((Arc::clone(name), value));
@@ -167,8 +167,8 @@ impl Interp {
         Ok(call)
     }
 
-    /// `value.name`: an attribute or method first, then an item.
-    pub(super) fn attribute(&self, value: &Value, name: &str) -> Res {
+    /// `value.name`: looks up an attribute or method first, then an item.
+    pub(super) fn attribute(&self, value: &Value, name: &str) -> EvalResult {
         match value {
             Value::Undefined(message) => return Err(message.to_string().into()),
             Value::Namespace(at) => {
@@ -187,16 +187,16 @@ impl Interp {
                     let names = m.def.params.iter().map(|(name, _)| Value::Str(Arc::clone(name)));
                     return Value::tuple(names.collect());
                 }
-                "catch_varargs" => return Ok(Value::Bool(m.def.takes.varargs)),
-                "catch_kwargs" => return Ok(Value::Bool(m.def.takes.kwargs)),
-                "caller" => return Ok(Value::Bool(m.def.takes.caller)),
+                "catch_varargs" => return Ok(Value::Bool(m.def.implicit_params.varargs)),
+                "catch_kwargs" => return Ok(Value::Bool(m.def.implicit_params.kwargs)),
+                "caller" => return Ok(Value::Bool(m.def.implicit_params.caller)),
                 _ => {}
             },
             Value::Cycler(c) if name == "current" => {
                 return Ok(c.items.get(c.at.get()).cloned().unwrap_or(Value::None));
             }
             Value::Seq(s) if s.kind == SeqKind::Tuple && s.items.len() == 2 => {
-                // What `groupby` gives are pairs with names.
+                // `groupby` returns pairs with named fields.
                 match name {
                     "grouper" => return Ok(s.items[0].clone()),
                     "list" => return Ok(s.items[1].clone()),
@@ -212,7 +212,7 @@ impl Interp {
             Some(Attribute::Unsafe) => {
                 let message = format!(
                     "access to attribute '{}' of '{}' object is unsafe.",
-                    cut(name),
+                    shorten(name),
                     value.type_name()
                 );
                 return Ok(Value::Undefined(message.into()));
@@ -224,11 +224,11 @@ impl Interp {
         {
             return Ok(value.clone());
         }
-        Ok(missing(value, &format!("attribute '{}'", cut(name))))
+        Ok(missing(value, &format!("attribute '{}'", shorten(name))))
     }
 
-    /// `value[index]`: an item first, then an attribute.
-    pub(super) fn item(&mut self, value: &Value, index: &Value) -> Res {
+    /// `value[index]`: looks up an item first, then an attribute.
+    pub(super) fn item(&mut self, value: &Value, index: &Value) -> EvalResult {
         if let Value::Undefined(message) = value {
             return Err(message.to_string().into());
         }
@@ -240,13 +240,18 @@ impl Interp {
             Value::Undefined(_) => Ok(missing(value, "element Undefined")),
             other => {
                 let shown = super::text::to_str(other)?;
-                self.budget.read(shown.len())?;
-                Ok(missing(value, &format!("element {}", cut(&shown))))
+                self.budget.charge_read(shown.len())?;
+                Ok(missing(value, &format!("element {}", shorten(&shown))))
             }
         }
     }
 
-    fn loop_attribute(&self, state: &Rc<Loop>, value: &Value, name: &str) -> Res<Option<Value>> {
+    fn loop_attribute(
+        &self,
+        state: &Rc<Loop>,
+        value: &Value,
+        name: &str,
+    ) -> EvalResult<Option<Value>> {
         let (at, len) = (state.at.get(), state.items.len());
         let int = |n: usize| Some(Value::Int(n as i128));
         Ok(match name {
@@ -273,9 +278,9 @@ impl Interp {
         })
     }
 
-    pub(super) fn call(&mut self, callee: &Value, args: CallArgs) -> Res {
-        self.budget.steps(1)?;
-        args.pay(&mut self.budget)?;
+    pub(super) fn call(&mut self, callee: &Value, args: CallArgs) -> EvalResult {
+        self.budget.charge_steps(1)?;
+        args.charge(&mut self.budget)?;
         match callee {
             Value::Undefined(message) => Err(message.to_string().into()),
             Value::Function(name) => self.global(name, args),
@@ -304,7 +309,7 @@ impl Interp {
                 }
                 (Value::Str(s), "format") => {
                     let text = braces(s, &args, self)?;
-                    self.budget.text(text.len())?;
+                    self.budget.charge_text(text.len())?;
                     Ok(Value::str(text))
                 }
                 (value, method) => methods::call(value, method, &args, &mut self.budget),
@@ -318,8 +323,8 @@ impl Interp {
         }
     }
 
-    /// `loop(items)` in a recursive loop.
-    fn recurse(&mut self, state: &Rc<Loop>, args: &CallArgs) -> Res {
+    /// Calls `loop(items)` in a recursive loop.
+    fn recurse(&mut self, state: &Rc<Loop>, args: &CallArgs) -> EvalResult {
         let Some((stmt, scope)) = &state.recursive else {
             return Err(
                 "The loop must have the 'recursive' marker to be called recursively.".into()
@@ -333,15 +338,15 @@ impl Interp {
     }
 }
 
-/// Bytes of a name in a message.
-const SHOWN_MAX: usize = 200;
+/// Longest name in an error message, in bytes.
+const MAX_SHOWN_CHARS: usize = 200;
 
-/// The beginning of a name that a template may have made as long as it likes.
-pub(super) fn cut(name: &str) -> &str {
-    &name[..name.floor_char_boundary(SHOWN_MAX)]
+/// The start of a name, for error messages; the name itself may be arbitrarily long.
+pub(super) fn shorten(name: &str) -> &str {
+    &name[..name.floor_char_boundary(MAX_SHOWN_CHARS)]
 }
 
-/// The undefined value that stands for something `value` does not have.
+/// The undefined value for a missing attribute or item of `value`.
 fn missing(value: &Value, what: &str) -> Value {
     let object = match value {
         Value::None => "None".to_string(),

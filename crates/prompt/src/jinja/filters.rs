@@ -1,17 +1,17 @@
-//! Filters: those on single values and texts here, those on lists in [`super::filters_seq`].
+//! Filters on single values and texts. Filters on lists are in [`super::sequence_filters`].
 
 use super::args::{CallArgs, text};
-use super::chars;
-use super::eval::cut;
+use super::eval::shorten;
 use super::format::percent;
-use super::interp::Interp;
+use super::interp::Interpreter;
 use super::methods;
 use super::ops::take_items;
+use super::python_chars;
 use super::text::{JsonStyle, push, to_json, to_str};
-use super::value::{Number, Res, Value};
-use crate::marks::is_half;
+use super::value::{EvalResult, Number, Value};
+use crate::control_marks::is_mark;
 
-/// Every filter there is.
+/// All filters.
 pub(super) const NAMES: &[&str] = &[
     "abs",
     "attr",
@@ -68,11 +68,11 @@ pub(super) const NAMES: &[&str] = &[
     "xmlattr",
 ];
 
-impl Interp {
-    pub(super) fn filter(&mut self, name: &str, value: &Value, args: &CallArgs) -> Res {
-        self.budget.steps(1)?;
-        self.budget.read(value.size())?;
-        args.pay(&mut self.budget)?;
+impl Interpreter {
+    pub(super) fn filter(&mut self, name: &str, value: &Value, args: &CallArgs) -> EvalResult {
+        self.budget.charge_steps(1)?;
+        self.budget.charge_read(value.size())?;
+        args.charge(&mut self.budget)?;
         match name {
             "abs" => {
                 args.none(name)?;
@@ -87,9 +87,9 @@ impl Interp {
             "attr" => {
                 let attribute = text(&args.one(name)?)?;
                 match value {
-                    // Only attributes, never items.
+                    // Looks up attributes only, not items.
                     Value::Dict(_) if methods::attribute(value, &attribute).is_none() => {
-                        let name = cut(&attribute);
+                        let name = shorten(&attribute);
                         Ok(Value::Undefined(
                             format!("'dict object' has no attribute '{name}'").into(),
                         ))
@@ -99,8 +99,8 @@ impl Interp {
             }
             "d" | "default" => {
                 let [default, boolean] = args.bind(name, ["default_value", "boolean"])?;
-                let replace =
-                    value.is_undefined() || (boolean.is_some_and(|b| b.truth()) && !value.truth());
+                let replace = value.is_undefined()
+                    || (boolean.is_some_and(|b| b.is_true()) && !value.is_true());
                 Ok(if replace { default.unwrap_or_else(|| Value::str("")) } else { value.clone() })
             }
             "length" | "count" => {
@@ -123,9 +123,9 @@ impl Interp {
             "round" => round(value, args),
             "tojson" => {
                 let style = json_style(args)?;
-                self.budget.read(style.item_separator.len() + style.key_separator.len())?;
+                self.budget.charge_read(style.item_separator.len() + style.key_separator.len())?;
                 let text = to_json(value, &style)?;
-                self.budget.text(text.len())?;
+                self.budget.charge_text(text.len())?;
                 Ok(Value::str(text))
             }
             "filesizeformat" => file_size(value, args),
@@ -134,7 +134,7 @@ impl Interp {
                 args.none(name)?;
                 take_items(value.size(), &mut self.budget)?;
                 let mut items = value.iterate()?;
-                // One rendering has one time, and with it one choice.
+                // The time is constant during a rendering, and so is the random choice.
                 let at =
                     usize::try_from(self.now.subsec_nanosecond()).unwrap_or(0) % items.len().max(1);
                 let missing = || Value::Undefined("No random item, sequence was empty.".into());
@@ -149,7 +149,7 @@ impl Interp {
         }
     }
 
-    fn text_filter(&mut self, name: &str, value: &Value, args: &CallArgs) -> Res {
+    fn text_filter(&mut self, name: &str, value: &Value, args: &CallArgs) -> EvalResult {
         if name == "urlencode" && !matches!(value, Value::Str(_)) {
             return url_pairs(value);
         }
@@ -157,12 +157,12 @@ impl Interp {
             Value::Str(s) => std::sync::Arc::clone(s),
             other => to_str(other)?.into(),
         };
-        self.budget.text(s.len())?;
+        self.budget.charge_text(s.len())?;
         let text = match name {
             "string" | "safe" => return Ok(Value::Str(s)),
             "upper" => s.to_uppercase(),
             "lower" => s.to_lowercase(),
-            "capitalize" => chars::capitalize(&s),
+            "capitalize" => python_chars::capitalize(&s),
             "title" => title(&s),
             "e" | "escape" | "forceescape" => escape(&s),
             "pprint" => {
@@ -229,18 +229,19 @@ impl Interp {
             "wordwrap" => self.word_wrap(&s, args)?,
             _ => truncate(&s, args)?,
         };
-        self.budget.text(text.len())?;
+        self.budget.charge_text(text.len())?;
         Ok(Value::str(text))
     }
 
-    fn indent(&mut self, s: &str, args: &CallArgs) -> Res<String> {
+    fn indent(&mut self, s: &str, args: &CallArgs) -> EvalResult<String> {
         let [width, first, blank] = args.bind("indent", ["width", "first", "blank"])?;
         let indention = match width {
             None => "    ".to_string(),
             Some(Value::Str(s)) => s.to_string(),
             Some(n) => " ".repeat(usize::try_from(n.int()?.clamp(0, 1000)).unwrap_or(0)),
         };
-        let (first, blank) = (first.is_some_and(|f| f.truth()), blank.is_some_and(|b| b.truth()));
+        let (first, blank) =
+            (first.is_some_and(|f| f.is_true()), blank.is_some_and(|b| b.is_true()));
         let text = format!("{s}\n");
         let lines = methods::split_lines(&text, false);
         take_items(lines.len(), &mut self.budget)?;
@@ -258,7 +259,7 @@ impl Interp {
     }
 }
 
-pub(super) fn length(value: &Value) -> Res {
+pub(super) fn length(value: &Value) -> EvalResult {
     let n = match value {
         Value::Undefined(_) => 0,
         Value::Str(s) => s.chars().count(),
@@ -287,7 +288,7 @@ fn to_int(value: &Value, base: i128) -> Option<Value> {
 
 /// `int(s, base)`.
 fn python_int(s: &str, base: i128) -> Option<i128> {
-    let s = ascii_digits(chars::trim(s));
+    let s = ascii_digits(python_chars::trim(s));
     let (sign, magnitude) = match s.strip_prefix(['+', '-']) {
         Some(rest) => s.split_at(s.len() - rest.len()),
         None => ("", &*s),
@@ -307,16 +308,17 @@ fn python_int(s: &str, base: i128) -> Option<i128> {
 }
 
 fn python_float(s: &str) -> Option<f64> {
-    // Rust reads all that Python does but other scripts' digits and underscores.
-    without_underscores(&ascii_digits(chars::trim(s)))?.parse().ok()
+    // Rust's parser accepts what Python's does, except digits of other scripts and underscores.
+    without_underscores(&ascii_digits(python_chars::trim(s)))?.parse().ok()
 }
 
 fn ascii_digits(s: &str) -> String {
-    let digit = |c| chars::decimal(c).and_then(|value| char::from_digit(value, 10)).unwrap_or(c);
+    let digit =
+        |c| python_chars::decimal(c).and_then(|value| char::from_digit(value, 10)).unwrap_or(c);
     s.chars().map(digit).collect()
 }
 
-/// Underscores may stand between two digits.
+/// Removes underscores, which may stand between two digits.
 fn without_underscores(s: &str) -> Option<String> {
     let bytes = s.as_bytes();
     let is_digit =
@@ -326,7 +328,7 @@ fn without_underscores(s: &str) -> Option<String> {
     good.then(|| s.replace('_', ""))
 }
 
-fn round(value: &Value, args: &CallArgs) -> Res {
+fn round(value: &Value, args: &CallArgs) -> EvalResult {
     let [precision, method] = args.bind("round", ["precision", "method"])?;
     let precision = precision.map_or(Ok(0), |p| p.int())?.clamp(-300, 300) as i32;
     let method = method.map_or(Ok("common".into()), |m| text(&m))?;
@@ -343,7 +345,7 @@ fn round(value: &Value, args: &CallArgs) -> Res {
             Ok(Value::Int(if up { low.saturating_add(unit) } else { low }))
         }
         ("common", Number::Float(f)) if precision >= 0 => {
-            // Decimal formatting rounds the exact value, half to even, as Python's round does.
+            // Decimal formatting rounds the exact value half to even, as Python's `round`.
             let text = format!("{f:.*}", precision.unsigned_abs() as usize);
             Ok(Value::Float(text.parse().unwrap_or(f)))
         }
@@ -360,12 +362,12 @@ fn round(value: &Value, args: &CallArgs) -> Res {
     }
 }
 
-fn json_style(args: &CallArgs) -> Res<JsonStyle> {
+fn json_style(args: &CallArgs) -> EvalResult<JsonStyle> {
     let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
     let [ensure_ascii, indent, separators, sort_keys] = args.bind("tojson", names)?;
     let mut style = JsonStyle::plain();
-    style.ensure_ascii = ensure_ascii.is_some_and(|v| v.truth());
-    style.sort_keys = sort_keys.is_some_and(|v| v.truth());
+    style.ensure_ascii = ensure_ascii.is_some_and(|v| v.is_true());
+    style.sort_keys = sort_keys.is_some_and(|v| v.is_true());
     match indent {
         None | Some(Value::None) => {}
         Some(Value::Str(s)) => style.indent = Some(s.to_string()),
@@ -389,9 +391,9 @@ fn json_style(args: &CallArgs) -> Res<JsonStyle> {
     Ok(style)
 }
 
-fn file_size(value: &Value, args: &CallArgs) -> Res {
+fn file_size(value: &Value, args: &CallArgs) -> EvalResult {
     let [binary] = args.bind("filesizeformat", ["binary"])?;
-    let binary = binary.is_some_and(|b| b.truth());
+    let binary = binary.is_some_and(|b| b.is_true());
     let bytes = match value {
         Value::Str(s) => {
             python_float(s).ok_or_else(|| format!("could not convert string to float: '{s}'"))?
@@ -421,9 +423,9 @@ fn file_size(value: &Value, args: &CallArgs) -> Res {
     Ok(Value::str(text))
 }
 
-/// Jinja's title: words also start after `-`, brackets and `<`.
+/// Jinja's `title`: words also start behind `-`, brackets and `<`.
 fn title(s: &str) -> String {
-    let splits = |c: char| chars::is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<');
+    let splits = |c: char| python_chars::is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<');
     let mut out = String::with_capacity(s.len());
     for word in s.split_inclusive(splits) {
         let mut letters = word.chars();
@@ -448,8 +450,8 @@ fn escape(s: &str) -> String {
     out
 }
 
-/// `name="value"` for each that has a value.
-fn xml_attributes(value: &Value, args: &CallArgs) -> Res {
+/// Writes `name="value"` for each attribute that has a value.
+fn xml_attributes(value: &Value, args: &CallArgs) -> EvalResult {
     let [space] = args.bind("xmlattr", ["autospace"])?;
     let Value::Dict(dict) = value else {
         return Err(format!("'{}' object has no attribute 'items'", value.type_name()).into());
@@ -460,14 +462,14 @@ fn xml_attributes(value: &Value, args: &CallArgs) -> Res {
             continue;
         }
         let key = to_str(key)?;
-        if key.contains(|c| chars::is_space(c) || matches!(c, '/' | '>' | '=')) {
+        if key.contains(|c| python_chars::is_space(c) || matches!(c, '/' | '>' | '=')) {
             return Err(format!(
                 "Invalid character in attribute name: {}",
                 super::text::repr_str(&key)
             )
             .into());
         }
-        let is_bare = out.is_empty() && !space.as_ref().is_none_or(Value::truth);
+        let is_bare = out.is_empty() && !space.as_ref().is_none_or(Value::is_true);
         push(&mut out, if is_bare { "" } else { " " })?;
         push(&mut out, &format!("{}=\"{}\"", escape(&key), escape(&to_str(value)?)))?;
     }
@@ -484,7 +486,7 @@ fn strip_tags(s: &str) -> String {
         rest = &rest[at + len + end.len()..];
     }
     text.push_str(rest);
-    let words = text.split(chars::is_space).filter(|word| !word.is_empty());
+    let words = text.split(python_chars::is_space).filter(|word| !word.is_empty());
     let text = words.collect::<Vec<_>>().join(" ");
     text.replace("&lt;", "<")
         .replace("&gt;", ">")
@@ -498,7 +500,7 @@ fn url_quote(s: &str) -> String {
     for c in s.chars() {
         match c {
             'a'..='z' | 'A'..='Z' | '0'..='9' | '_' | '.' | '-' | '~' | '/' => out.push(c),
-            _ if is_half(c) => out.push(c),
+            _ if is_mark(c) => out.push(c),
             _ => {
                 c.encode_utf8(&mut [0; 4]).bytes().for_each(|b| out.push_str(&format!("%{b:02X}")))
             }
@@ -507,7 +509,7 @@ fn url_quote(s: &str) -> String {
     out
 }
 
-fn url_pairs(value: &Value) -> Res {
+fn url_pairs(value: &Value) -> EvalResult {
     let pairs = match value {
         Value::Dict(d) => d.map.values().cloned().collect(),
         Value::Seq(_) | Value::Generator(_) => value
@@ -517,20 +519,22 @@ fn url_pairs(value: &Value) -> Res {
                 Ok([k, v]) => Ok((k, v)),
                 Err(_) => Err("urlencode wants a mapping or pairs".into()),
             })
-            .collect::<Res<Vec<_>>>()?,
+            .collect::<EvalResult<Vec<_>>>()?,
         other => return Ok(Value::str(url_quote(&to_str(other)?))),
     };
     let quote = |v: &Value| {
-        Ok::<_, super::value::Fail>(url_quote(&to_str(v)?).replace('/', "%2F").replace("%20", "+"))
+        Ok::<_, super::value::EvalError>(
+            url_quote(&to_str(v)?).replace('/', "%2F").replace("%20", "+"),
+        )
     };
     let parts = pairs
         .iter()
         .map(|(k, v)| Ok(format!("{}={}", quote(k)?, quote(v)?)))
-        .collect::<Res<Vec<_>>>()?;
+        .collect::<EvalResult<Vec<_>>>()?;
     Ok(Value::str(parts.join("&")))
 }
 
-fn truncate(s: &str, args: &CallArgs) -> Res<String> {
+fn truncate(s: &str, args: &CallArgs) -> EvalResult<String> {
     let [length, kill_words, end, leeway] =
         args.bind("truncate", ["length", "killwords", "end", "leeway"])?;
     let length = usize::try_from(length.map_or(Ok(255), |n| n.int())?.max(0)).unwrap_or(usize::MAX);
@@ -547,7 +551,7 @@ fn truncate(s: &str, args: &CallArgs) -> Res<String> {
         return Err(format!("expected length >= {end_len}, got {length}").into());
     }
     let kept: String = s.chars().take(length - end_len).collect();
-    if kill_words.is_some_and(|k| k.truth()) {
+    if kill_words.is_some_and(|k| k.is_true()) {
         return Ok(kept + &end);
     }
     Ok(format!("{}{end}", kept.rsplit_once(' ').map_or(kept.as_str(), |(before, _)| before)))

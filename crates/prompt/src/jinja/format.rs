@@ -1,34 +1,34 @@
-//! Python's two ways to format: `'%s' % x` and `'{}'.format(x)`.
+//! Python's string formatting: `'%s' % x` and `'{}'.format(x)`.
 
 use super::args::CallArgs;
-use super::interp::Interp;
+use super::interp::Interpreter;
 use super::text::{float, push, repr_to, to_str};
-use super::value::{Fail, Number, Res, SeqKind, Value};
-use crate::limits::{Bound, Budget};
-use crate::marks::is_half;
+use super::value::{EvalError, EvalResult, Number, SeqKind, Value};
+use crate::control_marks::is_mark;
+use crate::limits::{Budget, TemplateLimit};
 
-/// Widest field; nothing honest is wider.
+/// Largest field width, in characters.
 const WIDTH_MAX: usize = 10_000;
 
 #[derive(Default, Clone)]
-struct Spec {
+struct FormatSpec {
     fill: Option<char>,
     /// `<`, `>`, `^` or `=`.
     align: Option<char>,
-    /// `+` or a blank.
+    /// `+` or a space.
     sign: Option<char>,
     alternate: bool,
-    /// What groups of digits are separated by.
+    /// Separator between groups of digits.
     comma: Option<char>,
     width: usize,
     precision: Option<usize>,
     kind: Option<char>,
 }
 
-/// `format % args`: a tuple gives one argument for each field, a dict is used by `%(name)s`, anything else is the one
-/// argument.
-pub(super) fn percent(format: &str, args: &Value, budget: &mut Budget) -> Res<String> {
-    budget.read(format.len())?;
+/// `format % args`. A tuple supplies one argument for each field, a dict is used by `%(name)s`, and
+/// any other value is the only argument.
+pub(super) fn percent(format: &str, args: &Value, budget: &mut Budget) -> EvalResult<String> {
+    budget.charge_read(format.len())?;
     let list: &[Value] = match args {
         Value::Seq(s) if s.kind == SeqKind::Tuple => &s.items,
         other => std::slice::from_ref(other),
@@ -43,7 +43,7 @@ pub(super) fn percent(format: &str, args: &Value, budget: &mut Budget) -> Res<St
         if let Some(inner) = rest.strip_prefix('(') {
             let (name, after) = inner.split_once(')').ok_or("incomplete format key")?;
             let Value::Dict(dict) = args else { return Err("format requires a mapping".into()) };
-            budget.steps(1)?;
+            budget.charge_steps(1)?;
             named = Some(dict.get_str(name).cloned().ok_or_else(|| format!("'{name}'"))?);
             rest = after;
         }
@@ -75,8 +75,8 @@ pub(super) fn percent(format: &str, args: &Value, budget: &mut Budget) -> Res<St
 fn percent_spec<'f>(
     mut rest: &'f str,
     take: &mut impl FnMut() -> Result<Value, &'static str>,
-) -> Res<(Spec, &'f str)> {
-    let mut spec = Spec { align: Some('>'), ..Spec::default() };
+) -> EvalResult<(FormatSpec, &'f str)> {
+    let mut spec = FormatSpec { align: Some('>'), ..FormatSpec::default() };
     while let Some(c) = rest.chars().next() {
         match c {
             '-' => spec.align = Some('<'),
@@ -88,7 +88,7 @@ fn percent_spec<'f>(
         }
         rest = &rest[1..];
     }
-    let mut size = |rest: &'f str| -> Res<(Option<usize>, &'f str)> {
+    let mut size = |rest: &'f str| -> EvalResult<(Option<usize>, &'f str)> {
         if let Some(after) = rest.strip_prefix('*') {
             let n = take()?.int().map_err(|_| "* wants int")?;
             return Ok((Some(usize::try_from(n).map_err(|_| "width too large")?), after));
@@ -107,7 +107,7 @@ fn percent_spec<'f>(
     Ok((spec, rest.trim_start_matches(['h', 'l', 'L'])))
 }
 
-fn number(rest: &str) -> Res<(Option<usize>, &str)> {
+fn number(rest: &str) -> EvalResult<(Option<usize>, &str)> {
     let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
     if digits == 0 {
         return Ok((None, rest));
@@ -116,14 +116,19 @@ fn number(rest: &str) -> Res<(Option<usize>, &str)> {
     Ok((Some(n), &rest[digits..]))
 }
 
-fn check_size(spec: &Spec) -> Res<()> {
+fn check_size(spec: &FormatSpec) -> EvalResult<()> {
     if spec.width > WIDTH_MAX || spec.precision.is_some_and(|p| p > WIDTH_MAX) {
-        return Err(Bound::Text.into());
+        return Err(TemplateLimit::Text.into());
     }
     Ok(())
 }
 
-fn percent_field(verb: char, spec: &Spec, value: &Value, budget: &mut Budget) -> Res<String> {
+fn percent_field(
+    verb: char,
+    spec: &FormatSpec,
+    value: &Value,
+    budget: &mut Budget,
+) -> EvalResult<String> {
     let text = match verb {
         's' => to_str(value)?,
         'r' | 'a' => {
@@ -173,13 +178,13 @@ fn percent_field(verb: char, spec: &Spec, value: &Value, budget: &mut Budget) ->
             );
         }
     };
-    // However little is left of it.
-    budget.read(text.len())?;
+    // The whole text is charged, even if it is truncated.
+    budget.charge_read(text.len())?;
     let text = match spec.precision {
         Some(precision) => text.chars().take(precision).collect(),
         None => text,
     };
-    Ok(pad(&Spec { fill: None, ..spec.clone() }, "", &text))
+    Ok(pad(&FormatSpec { fill: None, ..spec.clone() }, "", &text))
 }
 
 /// `ascii` of a value whose `repr` is `text`.
@@ -188,7 +193,7 @@ fn ascii(text: &str) -> String {
     for c in text.chars() {
         match u32::from(c) {
             0..=0x7f => out.push(c),
-            _ if is_half(c) => out.push(c),
+            _ if is_mark(c) => out.push(c),
             code @ 0x80..=0xff => out.push_str(&format!("\\x{code:02x}")),
             code @ 0x100..=0xffff => out.push_str(&format!("\\u{code:04x}")),
             code => out.push_str(&format!("\\U{code:08x}")),
@@ -197,24 +202,28 @@ fn ascii(text: &str) -> String {
     out
 }
 
-/// `format.format(args)`: `{}`, `{0}`, `{name}`, attributes and items, `!r`, and format specifications, which may have
-/// fields of their own.
-pub(super) fn braces(format: &str, args: &CallArgs, interp: &mut Interp) -> Res<String> {
-    Fields { pos: &args.pos, named: &args.named, next: 0, interp }.fill(format, 2)
+/// `format.format(args)`: `{}`, `{0}`, `{name}`, attributes and items, `!r`, and format
+/// specifications, which may contain fields.
+pub(super) fn braces(
+    format: &str,
+    args: &CallArgs,
+    interp: &mut Interpreter,
+) -> EvalResult<String> {
+    BraceFormatter { pos: &args.pos, named: &args.named, next: 0, interp }.fill(format, 2)
 }
 
-struct Fields<'a> {
+struct BraceFormatter<'a> {
     pos: &'a [Value],
     named: &'a [(std::sync::Arc<str>, Value)],
-    /// The argument of the next field without a name.
+    /// Index of the argument for the next unnamed field.
     next: usize,
-    interp: &'a mut Interp,
+    interp: &'a mut Interpreter,
 }
 
-impl Fields<'_> {
-    /// Fills the fields in, with fields in them so deep.
-    fn fill(&mut self, format: &str, depth: usize) -> Res<String> {
-        self.interp.budget.read(format.len())?;
+impl BraceFormatter<'_> {
+    /// Replaces the fields. `depth` is the remaining nesting depth of fields in specifications.
+    fn fill(&mut self, format: &str, depth: usize) -> EvalResult<String> {
+        self.interp.budget.charge_read(format.len())?;
         let mut out = String::new();
         let mut rest = format;
         while let Some(at) = rest.find(['{', '}']) {
@@ -238,11 +247,11 @@ impl Fields<'_> {
         Ok(out)
     }
 
-    fn field(&mut self, field: &str, depth: usize) -> Res<String> {
+    fn field(&mut self, field: &str, depth: usize) -> EvalResult<String> {
         let depth = depth.checked_sub(1).ok_or("Max string recursion exceeded")?;
         let (expr, spec) = field.split_once(':').unwrap_or((field, ""));
         let (expr, conversion) = expr.split_once('!').unwrap_or((expr, ""));
-        self.interp.budget.steps(1 + self.named.len() as u64 / 4)?;
+        self.interp.budget.charge_steps(1 + self.named.len() as u64 / 4)?;
         let value = self.value(expr)?;
         let spec = if spec.contains('{') { self.fill(spec, depth)? } else { spec.to_owned() };
         let budget = &mut self.interp.budget;
@@ -262,8 +271,8 @@ impl Fields<'_> {
         }
     }
 
-    /// What stands before the colon of a field.
-    fn value(&mut self, expr: &str) -> Res {
+    /// The value named before the colon of a field.
+    fn value(&mut self, expr: &str) -> EvalResult {
         let root_len = expr.find(['.', '[']).unwrap_or(expr.len());
         let (root, path) = expr.split_at(root_len);
         let value = if root.is_empty() {
@@ -280,7 +289,7 @@ impl Fields<'_> {
     }
 }
 
-/// Where a field's closing brace stands; those in its specification come in pairs.
+/// Offset of a field's closing brace. Braces in its specification are balanced.
 fn field_end(text: &str) -> Option<usize> {
     let mut open = 0usize;
     for (at, byte) in text.bytes().enumerate() {
@@ -294,10 +303,10 @@ fn field_end(text: &str) -> Option<usize> {
     None
 }
 
-/// `.name` and `[key]` after a field's first part.
-fn follow(mut value: Value, mut path: &str, interp: &mut Interp) -> Res {
+/// Evaluates `.name` and `[key]` behind the first part of a field.
+fn follow(mut value: Value, mut path: &str, interp: &mut Interpreter) -> EvalResult {
     while !path.is_empty() {
-        interp.budget.steps(1)?;
+        interp.budget.charge_steps(1)?;
         if let Some(inner) = path.strip_prefix('[') {
             let (key, after) = inner.split_once(']').ok_or("Missing ']' in format string")?;
             let key = key.parse::<i64>().map_or_else(|_| Value::str(key), |n| Value::Int(n.into()));
@@ -316,11 +325,11 @@ fn follow(mut value: Value, mut path: &str, interp: &mut Interp) -> Res {
 }
 
 /// `format(value, spec)`.
-fn format_spec(value: &Value, spec: &str, budget: &mut Budget) -> Res<String> {
-    // Texts and lists are written out before they are cut.
-    let written = |value: &Value, budget: &mut Budget| -> Res<String> {
+fn format_spec(value: &Value, spec: &str, budget: &mut Budget) -> EvalResult<String> {
+    // Texts and lists are written completely before they are truncated.
+    let written = |value: &Value, budget: &mut Budget| -> EvalResult<String> {
         let text = to_str(value)?;
-        budget.read(text.len())?;
+        budget.charge_read(text.len())?;
         Ok(text)
     };
     if spec.is_empty() {
@@ -359,7 +368,7 @@ fn format_spec(value: &Value, spec: &str, budget: &mut Budget) -> Res<String> {
                 Some(precision) => written(value, budget)?.chars().take(precision).collect(),
                 None => written(value, budget)?,
             };
-            Ok(pad(&Spec { align: spec.align.or(Some('<')), ..spec }, "", &text))
+            Ok(pad(&FormatSpec { align: spec.align.or(Some('<')), ..spec }, "", &text))
         }
     }
 }
@@ -368,13 +377,13 @@ fn is_real(kind: char) -> bool {
     matches!(kind, 'e' | 'E' | 'f' | 'F' | 'g' | 'G' | '%')
 }
 
-fn unknown_code(kind: char, value: &Value) -> Fail {
+fn unknown_code(kind: char, value: &Value) -> EvalError {
     let name = if matches!(value, Value::Bool(_)) { "int" } else { value.type_name() };
     format!("Unknown format code '{kind}' for object of type '{name}'").into()
 }
 
-fn parse_spec(text: &str) -> Res<Spec> {
-    let mut spec = Spec::default();
+fn parse_spec(text: &str) -> EvalResult<FormatSpec> {
+    let mut spec = FormatSpec::default();
     let mut chars: Vec<char> = text.chars().collect();
     let is_align = |c: Option<&char>| matches!(c, Some('<' | '>' | '^' | '='));
     if is_align(chars.get(1)) {
@@ -418,7 +427,7 @@ fn parse_spec(text: &str) -> Res<Spec> {
     Ok(spec)
 }
 
-fn integer(spec: &Spec, n: i128, kind: char) -> String {
+fn integer(spec: &FormatSpec, n: i128, kind: char) -> String {
     let magnitude = n.unsigned_abs();
     let (prefix, digits) = match kind {
         'x' => ("0x", format!("{magnitude:x}")),
@@ -448,7 +457,7 @@ fn grouped(digits: &str, comma: char, group: usize) -> String {
     out
 }
 
-fn real(spec: &Spec, f: f64, kind: char) -> String {
+fn real(spec: &FormatSpec, f: f64, kind: char) -> String {
     let precision = spec.precision.unwrap_or(6);
     let magnitude = f.abs();
     let text = match kind {
@@ -478,7 +487,7 @@ fn exponent(text: &str) -> String {
     format!("{mantissa}e{sign}{digits:0>2}")
 }
 
-/// `%g`: the shorter of the two forms, without trailing zeros.
+/// `%g`: the shorter one of fixed and exponent notation, without trailing zeros.
 fn general(f: f64, precision: usize) -> String {
     if f == 0.0 {
         return "0".into();
@@ -496,7 +505,7 @@ fn general(f: f64, precision: usize) -> String {
     strip(&format!("{f:.*}", usize::try_from(precision as i64 - 1 - e).unwrap_or(0)))
 }
 
-fn signed(spec: &Spec, negative: bool, digits: &str) -> String {
+fn signed(spec: &FormatSpec, negative: bool, digits: &str) -> String {
     let sign = match (negative, spec.sign) {
         (true, _) => "-",
         (_, Some('+')) => "+",
@@ -506,12 +515,12 @@ fn signed(spec: &Spec, negative: bool, digits: &str) -> String {
     pad(spec, sign, digits)
 }
 
-/// Fills to the width; zeros go between the sign and the digits.
-fn pad(spec: &Spec, sign: &str, text: &str) -> String {
+/// Pads to the width. Zeros are inserted between sign and digits.
+fn pad(spec: &FormatSpec, sign: &str, text: &str) -> String {
     let missing = spec.width.saturating_sub(sign.len() + text.chars().count());
     let fill = spec.fill.unwrap_or(' ').to_string();
     let align = match (spec.align, spec.fill) {
-        // `%05d`: zeros unless the field is left-aligned.
+        // `%05d`: pads with zeros unless the field is left-aligned.
         (Some('>'), Some('0')) | (Some('='), _) => '=',
         (align, _) => align.unwrap_or('>'),
     };

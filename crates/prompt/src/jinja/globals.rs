@@ -1,28 +1,28 @@
-//! Global functions: Jinja's, and the two that transformers adds.
+//! Global functions of Jinja, and the two that transformers adds.
 
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use super::args::{CallArgs, text};
-use super::interp::{Interp, check_attribute};
+use super::interp::{Interpreter, check_attribute};
 use super::ops::take_items;
 use super::text::to_str;
-use super::value::{Fail, Res, SeqKind, Value};
+use super::value::{EvalError, EvalResult, SeqKind, Value};
 
-/// The longest range that Jinja's sandbox allows.
+/// Longest range, as in Jinja's sandbox.
 const RANGE_MAX: i128 = 100_000;
 
 const NAMES: [&str; 7] =
     ["cycler", "dict", "joiner", "namespace", "raise_exception", "range", "strftime_now"];
 
-/// The function of this name.
+/// Finds a function by name.
 pub(super) fn find(name: &str) -> Option<&'static str> {
     NAMES.into_iter().find(|known| *known == name)
 }
 
-impl Interp {
-    pub(super) fn global(&mut self, name: &str, args: CallArgs) -> Res {
+impl Interpreter {
+    pub(super) fn global(&mut self, name: &str, args: CallArgs) -> EvalResult {
         match name {
             "range" => self.range(&args),
             "dict" => {
@@ -36,7 +36,7 @@ impl Interp {
                     check_attribute(&key)?;
                     attributes.insert(key, value);
                 }
-                self.budget.steps(20)?;
+                self.budget.charge_steps(20)?;
                 self.namespaces.push(attributes);
                 Ok(Value::Namespace(self.namespaces.len() - 1))
             }
@@ -51,19 +51,19 @@ impl Interp {
                 let separator = to_str(&separator.unwrap_or_else(|| Value::str(", ")))?;
                 Ok(Value::Joiner(Rc::new((Value::str(separator), Cell::new(false)))))
             }
-            "raise_exception" => Err(Fail::Raised(to_str(&args.one(name)?)?)),
+            "raise_exception" => Err(EvalError::Raised(to_str(&args.one(name)?)?)),
             _ => {
                 let format = text(&args.one(name)?)?;
                 let now = jiff::fmt::strtime::format(&*format, self.now);
                 let now = now.map_err(|e| format!("strftime_now: {e}"))?;
-                self.budget.text(now.len())?;
+                self.budget.charge_text(now.len())?;
                 Ok(Value::str(now))
             }
         }
     }
 
-    fn range(&mut self, args: &CallArgs) -> Res {
-        let ends = args.pos.iter().map(Value::int).collect::<Res<Vec<_>>>()?;
+    fn range(&mut self, args: &CallArgs) -> EvalResult {
+        let ends = args.pos.iter().map(Value::int).collect::<EvalResult<Vec<_>>>()?;
         let (start, stop, step) = match ends[..] {
             [stop] => (0, stop, 1),
             [start, stop] => (start, stop, 1),
@@ -87,7 +87,7 @@ impl Interp {
     }
 
     /// `dict(mapping or pairs, **named)`.
-    fn dict_entries(&mut self, args: CallArgs) -> Res<Vec<(Value, Value)>> {
+    fn dict_entries(&mut self, args: CallArgs) -> EvalResult<Vec<(Value, Value)>> {
         let mut entries = Vec::new();
         match &args.pos[..] {
             [] => {}

@@ -1,4 +1,4 @@
-//! Runs a Jinja template: statements, scopes, output.
+//! Executes Jinja templates: statements, scopes, output.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -6,38 +6,38 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 
 use super::args::CallArgs;
-use super::ast::{Body, Expr, For, Macro, Name, Post, Stmt, StmtKind, Target};
+use super::ast::{Body, Expr, For, Macro, Name, Postfix, Stmt, StmtKind, Target};
 use super::text::str_to;
-use super::value::{Fail, Loop, MacroValue, Res, Value};
+use super::value::{EvalError, EvalResult, Loop, MacroValue, Value};
 use crate::PromptError;
-use crate::limits::{Bound, Budget, TEXT_BYTES_MAX};
+use crate::limits::{Budget, TEXT_BYTES_MAX, TemplateLimit};
 
-/// What defining a macro costs: its scope stays until the end.
+/// Cost of defining a macro, in steps: its scope is kept until the end of the rendering.
 const MACRO_STEPS: u64 = 100;
 
-/// Variables of one block; the first scope holds the context and the top-level variables.
+/// Variables of one block. The first scope contains the context and the top-level variables.
 struct Scope {
     vars: IndexMap<Name, Value>,
     parent: Option<usize>,
-    /// A macro was defined in here (or deeper), so the scope must outlive its block.
+    /// A macro was defined in this scope or an inner one, so that the scope must outlive its block.
     captured: bool,
 }
 
-pub(super) struct Interp {
+pub(super) struct Interpreter {
     scopes: Vec<Scope>,
-    /// The current scope.
+    /// Index of the current scope.
     pub(super) scope: usize,
     pub(super) namespaces: Vec<IndexMap<Name, Value>>,
-    /// Output, innermost capture last.
+    /// Output buffers, innermost capture last.
     out: Vec<String>,
     line: usize,
     pub(super) budget: Budget,
     pub(super) now: jiff::civil::DateTime,
 }
 
-/// What a list of statements ended with.
+/// How a list of statements ended.
 #[derive(PartialEq)]
-enum Flow {
+enum ControlFlow {
     Next,
     Break,
     Continue,
@@ -50,7 +50,7 @@ pub(super) fn run(
     now: jiff::civil::DateTime,
 ) -> Result<String, PromptError> {
     let root = Scope { vars: context.into_iter().collect(), parent: None, captured: true };
-    let mut interp = Interp {
+    let mut interp = Interpreter {
         scopes: vec![root],
         scope: 0,
         namespaces: Vec::new(),
@@ -64,30 +64,30 @@ pub(super) fn run(
         Err(fail) => {
             let line = interp.line;
             Err(match fail {
-                Fail::Error(message) => PromptError::JinjaRender { line, message },
-                Fail::Raised(message) => PromptError::Raised { line, message },
-                Fail::Bound(bound) => PromptError::Limit { line, bound },
+                EvalError::Error(message) => PromptError::JinjaRender { line, message },
+                EvalError::Raised(message) => PromptError::Raised { line, message },
+                EvalError::Limit(limit) => PromptError::Limit { line, limit },
             })
         }
     }
 }
 
-impl Interp {
-    fn exec(&mut self, body: &Body) -> Res<Flow> {
+impl Interpreter {
+    fn exec(&mut self, body: &Body) -> EvalResult<ControlFlow> {
         self.budget.enter()?;
         for stmt in body {
-            self.budget.steps(1)?;
+            self.budget.charge_steps(1)?;
             let flow = self.statement(stmt)?;
-            if flow != Flow::Next {
+            if flow != ControlFlow::Next {
                 self.budget.leave();
                 return Ok(flow);
             }
         }
         self.budget.leave();
-        Ok(Flow::Next)
+        Ok(ControlFlow::Next)
     }
 
-    fn statement(&mut self, stmt: &Stmt) -> Res<Flow> {
+    fn statement(&mut self, stmt: &Stmt) -> EvalResult<ControlFlow> {
         self.line = stmt.line;
         match &stmt.kind {
             StmtKind::Text(text) => self.write(text)?,
@@ -95,7 +95,7 @@ impl Interp {
                 let value = self.eval(expr)?;
                 self.print(&value)?;
             }
-            StmtKind::If(branches, otherwise) => return self.if_statement(branches, otherwise),
+            StmtKind::If(branches, else_body) => return self.if_statement(branches, else_body),
             StmtKind::For(stmt) => {
                 let items = self.eval(&stmt.iter)?;
                 self.for_loop(stmt, &items, 0)?;
@@ -119,25 +119,30 @@ impl Interp {
             StmtKind::Call(def, call) => self.call_block(def, call)?,
             StmtKind::With(vars, body) => return self.with(vars, body),
             StmtKind::Transparent(body) => return self.exec(body),
-            StmtKind::Break => return Ok(Flow::Break),
-            StmtKind::Continue => return Ok(Flow::Continue),
+            StmtKind::Break => return Ok(ControlFlow::Break),
+            StmtKind::Continue => return Ok(ControlFlow::Continue),
             StmtKind::NoLoader => return Err("no loader for this environment specified".into()),
         }
-        Ok(Flow::Next)
+        Ok(ControlFlow::Next)
     }
 
-    fn if_statement(&mut self, branches: &[(Expr, Body)], otherwise: &Body) -> Res<Flow> {
+    fn if_statement(
+        &mut self,
+        branches: &[(Expr, Body)],
+        else_body: &Body,
+    ) -> EvalResult<ControlFlow> {
         for (test, body) in branches {
-            if self.eval(test)?.truth() {
+            if self.eval(test)?.is_true() {
                 return self.exec(body);
             }
         }
-        self.exec(otherwise)
+        self.exec(else_body)
     }
 
-    fn with(&mut self, vars: &[(Target, Expr)], body: &Body) -> Res<Flow> {
-        // Jinja evaluates all values outside, before the block's scope begins.
-        let values = vars.iter().map(|(_, expr)| self.eval(expr)).collect::<Res<Vec<_>>>()?;
+    fn with(&mut self, vars: &[(Target, Expr)], body: &Body) -> EvalResult<ControlFlow> {
+        // Jinja evaluates all values before the scope of the block starts.
+        let values =
+            vars.iter().map(|(_, expr)| self.eval(expr)).collect::<EvalResult<Vec<_>>>()?;
         let outer = self.push_scope(self.scope);
         for ((target, _), value) in vars.iter().zip(values) {
             self.assign(target, value)?;
@@ -147,17 +152,22 @@ impl Interp {
         Ok(flow)
     }
 
-    /// `{% for %}` over `items`; `level` is the nesting of a recursive loop.
-    pub(super) fn for_loop(&mut self, stmt: &Arc<For>, items: &Value, level: usize) -> Res<()> {
+    /// Runs `{% for %}` over `items`. `level` is the nesting level of a recursive loop.
+    pub(super) fn for_loop(
+        &mut self,
+        stmt: &Arc<For>,
+        items: &Value,
+        level: usize,
+    ) -> EvalResult<()> {
         self.budget.enter()?;
         let mut items = items.iterate()?;
-        self.budget.steps(items.len() as u64)?;
+        self.budget.charge_steps(items.len() as u64)?;
         if let Some(filter) = &stmt.filter {
             let mut kept = Vec::new();
             for item in items {
                 let outer = self.push_scope(self.scope);
                 self.assign(&stmt.target, item.clone())?;
-                let keep = self.eval(filter)?.truth();
+                let keep = self.eval(filter)?.is_true();
                 self.pop_scope(outer);
                 if keep {
                     kept.push(item);
@@ -166,7 +176,7 @@ impl Interp {
             items = kept;
         }
         if items.is_empty() {
-            self.otherwise(stmt)?;
+            self.else_body(stmt)?;
             self.budget.leave();
             return Ok(());
         }
@@ -177,63 +187,63 @@ impl Interp {
         let state = Rc::new(Loop::new(items, level, recursive)?);
         let mut completed = false;
         for at in 0..state.items.len() {
-            self.budget.steps(1)?;
+            self.budget.charge_steps(1)?;
             state.at.set(at);
             let outer = self.push_scope(self.scope);
             self.set(&loop_name(), Value::Loop(Rc::clone(&state)));
             self.assign(&stmt.target, state.items[at].clone())?;
             let flow = self.exec(&stmt.body)?;
             self.pop_scope(outer);
-            completed |= flow == Flow::Next;
-            if flow == Flow::Break {
+            completed |= flow == ControlFlow::Next;
+            if flow == ControlFlow::Break {
                 break;
             }
         }
         if !completed {
-            self.otherwise(stmt)?;
+            self.else_body(stmt)?;
         }
         self.budget.leave();
         Ok(())
     }
 
-    /// `{% else %}` of a loop: as in Jinja it runs where no turn came to its end, because there was none or because each was
-    /// broken off.
-    fn otherwise(&mut self, stmt: &For) -> Res<()> {
+    /// Runs `{% else %}` of a loop. As in Jinja, it runs if no iteration was completed: the loop
+    /// was empty, or every iteration was left early.
+    fn else_body(&mut self, stmt: &For) -> EvalResult<()> {
         let outer = self.push_scope(self.scope);
-        self.exec(&stmt.otherwise)?;
+        self.exec(&stmt.else_body)?;
         self.pop_scope(outer);
         Ok(())
     }
 
-    fn filtered_block(&mut self, filters: &[Post], body: &Body) -> Res {
+    fn filtered_block(&mut self, filters: &[Postfix], body: &Body) -> EvalResult {
         let outer = self.push_scope(self.scope);
         let text = self.capture_output(|interp| interp.exec(body).map(|_| ()))?;
         self.pop_scope(outer);
-        self.posts(Value::str(text), filters)
+        self.postfixes(Value::str(text), filters)
     }
 
-    fn call_block(&mut self, def: &Arc<Macro>, call: &Expr) -> Res<()> {
+    fn call_block(&mut self, def: &Arc<Macro>, call: &Expr) -> EvalResult<()> {
         let caller = self.macro_value(def)?;
-        let Expr::Post(base, posts) = call else { return Err("expected call".into()) };
-        let Some((Post::Call(args), before)) = posts.split_last() else {
+        let Expr::Postfix(base, postfixes) = call else { return Err("expected call".into()) };
+        let Some((Postfix::Call(args), before)) = postfixes.split_last() else {
             return Err("expected call".into());
         };
         let base = self.eval(base)?;
-        let callee = self.posts(base, before)?;
+        let callee = self.postfixes(base, before)?;
         let mut args = self.arguments(args)?;
         args.named.push(("caller".into(), caller));
         let value = self.call(&callee, args)?;
         self.print(&value)
     }
 
-    fn macro_value(&mut self, def: &Arc<Macro>) -> Res {
-        self.budget.steps(MACRO_STEPS)?;
+    fn macro_value(&mut self, def: &Arc<Macro>) -> EvalResult {
+        self.budget.charge_steps(MACRO_STEPS)?;
         self.capture(self.scope);
         Ok(Value::Macro(Rc::new(MacroValue { def: Arc::clone(def), scope: self.scope })))
     }
 
-    /// Calls a macro; its result is the text it wrote.
-    pub(super) fn call_macro(&mut self, value: &MacroValue, args: CallArgs) -> Res {
+    /// Calls a macro. The result is the text that it wrote.
+    pub(super) fn call_macro(&mut self, value: &MacroValue, args: CallArgs) -> EvalResult {
         let def = &value.def;
         let caller_scope = self.scope;
         let outer = self.push_scope(value.scope);
@@ -246,21 +256,21 @@ impl Interp {
         Ok(Value::str(text))
     }
 
-    fn bind_params(&mut self, def: &Macro, args: CallArgs) -> Res<()> {
+    fn bind_params(&mut self, def: &Macro, args: CallArgs) -> EvalResult<()> {
         let mut named = args.named;
-        // Each parameter is looked for among them.
-        self.budget.read(named.len().saturating_mul(def.params.len()))?;
+        // Each parameter is searched among the named arguments.
+        self.budget.charge_read(named.len().saturating_mul(def.params.len()))?;
         let mut positional = args.pos.into_iter();
-        let mut bound: Vec<Option<Value>> = Vec::with_capacity(def.params.len());
+        let mut limit: Vec<Option<Value>> = Vec::with_capacity(def.params.len());
         for (name, _) in &def.params {
             let value = match positional.next() {
                 Some(value) => Some(value),
                 None => named.iter().position(|(n, _)| n == name).map(|at| named.remove(at).1),
             };
-            bound.push(value);
+            limit.push(value);
         }
         let rest: Vec<Value> = positional.collect();
-        if !rest.is_empty() && !def.takes.varargs {
+        if !rest.is_empty() && !def.implicit_params.varargs {
             let most = def.params.len();
             return Err(
                 format!("macro '{}' takes not more than {most} argument(s)", def.name).into()
@@ -268,35 +278,35 @@ impl Interp {
         }
         let caller = named.iter().position(|(n, _)| &**n == "caller");
         match caller {
-            Some(at) if def.takes.caller => {
+            Some(at) if def.implicit_params.caller => {
                 let caller = named.remove(at).1;
                 self.set(&"caller".into(), caller);
             }
-            Some(_) if !def.takes.kwargs => {
+            Some(_) if !def.implicit_params.kwargs => {
                 return Err(format!(
                     "macro '{}' was invoked with two values for the special caller argument. This is most likely a bug.",
                     def.name
                 )
                 .into());
             }
-            None if def.takes.caller => {
+            None if def.implicit_params.caller => {
                 self.set(&"caller".into(), Value::Undefined("No caller defined".into()));
             }
             _ => {}
         }
-        if let Some((name, _)) = named.first().filter(|_| !def.takes.kwargs) {
+        if let Some((name, _)) = named.first().filter(|_| !def.implicit_params.kwargs) {
             return Err(format!("macro '{}' takes no keyword argument '{name}'", def.name).into());
         }
-        if def.takes.varargs {
+        if def.implicit_params.varargs {
             let rest = Value::tuple(rest)?;
             self.set(&"varargs".into(), rest);
         }
-        if def.takes.kwargs {
+        if def.implicit_params.kwargs {
             let entries = named.into_iter().map(|(n, v)| (Value::Str(n), v)).collect();
             let kwargs = Value::dict(entries, &mut self.budget)?;
             self.set(&"kwargs".into(), kwargs);
         }
-        for ((name, default), value) in def.params.iter().zip(bound) {
+        for ((name, default), value) in def.params.iter().zip(limit) {
             let value = match (value, default) {
                 (Some(value), _) => value,
                 (None, Some(default)) => self.eval(default)?,
@@ -309,8 +319,11 @@ impl Interp {
         Ok(())
     }
 
-    /// Runs something and gives what it wrote.
-    pub(super) fn capture_output(&mut self, f: impl FnOnce(&mut Self) -> Res<()>) -> Res<String> {
+    /// Runs `run` and returns the text that it wrote.
+    pub(super) fn capture_output(
+        &mut self,
+        f: impl FnOnce(&mut Self) -> EvalResult<()>,
+    ) -> EvalResult<String> {
         self.budget.enter()?;
         self.out.push(String::new());
         f(self)?;
@@ -318,7 +331,7 @@ impl Interp {
         Ok(self.out.pop().unwrap_or_default())
     }
 
-    fn print(&mut self, value: &Value) -> Res<()> {
+    fn print(&mut self, value: &Value) -> EvalResult<()> {
         if let Value::Str(text) = value {
             return self.write(text);
         }
@@ -327,17 +340,17 @@ impl Interp {
         self.write(&text)
     }
 
-    fn write(&mut self, text: &str) -> Res<()> {
-        self.budget.text(text.len())?;
+    fn write(&mut self, text: &str) -> EvalResult<()> {
+        self.budget.charge_text(text.len())?;
         let Some(out) = self.out.last_mut() else { return Ok(()) };
         if out.len() + text.len() > TEXT_BYTES_MAX {
-            return Err(Bound::Text.into());
+            return Err(TemplateLimit::Text.into());
         }
         out.push_str(text);
         Ok(())
     }
 
-    fn assign(&mut self, target: &Target, value: Value) -> Res<()> {
+    fn assign(&mut self, target: &Target, value: Value) -> EvalResult<()> {
         match target {
             Target::Name(name) => {
                 self.set(name, value);
@@ -353,7 +366,7 @@ impl Interp {
             },
             Target::Tuple(targets) => {
                 let values = value.iterate().map_err(|fail| {
-                    fail.in_words(format!(
+                    fail.with_message(format!(
                         "cannot unpack non-iterable {} object",
                         value.type_name()
                     ))
@@ -395,7 +408,7 @@ impl Interp {
         }
     }
 
-    /// Begins a scope inside `parent` and gives the one to return to.
+    /// Starts a scope inside `parent`. Returns the scope to restore.
     pub(super) fn push_scope(&mut self, parent: usize) -> usize {
         self.scopes.push(Scope { vars: IndexMap::new(), parent: Some(parent), captured: false });
         std::mem::replace(&mut self.scope, self.scopes.len() - 1)
@@ -408,7 +421,7 @@ impl Interp {
         self.scope = outer;
     }
 
-    /// Keeps a scope and those around it until the end.
+    /// Keeps a scope and its parents until the end of the rendering.
     fn capture(&mut self, scope: usize) {
         let mut scope = Some(scope);
         while let Some(at) = scope.filter(|at| !self.scopes[*at].captured) {
@@ -418,8 +431,8 @@ impl Interp {
     }
 }
 
-/// Names that a namespace may not have.
-pub(super) fn check_attribute(name: &str) -> Res<()> {
+/// Refuses attribute names that a namespace must not have.
+pub(super) fn check_attribute(name: &str) -> EvalResult<()> {
     if name.starts_with('_') {
         return Err(format!(
             "Chat templates cannot store underscore-prefixed attributes on a namespace, but got '{name}'. \

@@ -1,14 +1,15 @@
-//! Tokens of Jinja with `trim_blocks` and `lstrip_blocks` on, as Hugging Face sets it up.
+//! Tokens of Jinja with `trim_blocks` and `lstrip_blocks`, as Hugging Face configures it.
 //!
-//! White space: the line break after `%}` and `#}` goes; blanks between a line start and `{%` or `{#` go; a `-` inside a
-//! tag takes all white space on its side; a `+` keeps what would have gone. One line break at the end of the source goes.
+//! White space: the line break behind `%}` and `#}` is removed, and so are blanks between the start
+//! of a line and `{%` or `{#`. A `-` inside a tag removes all white space on its side; a `+` keeps
+//! it. One line break at the end of the source is removed.
 
-use super::chars::{is_space, trim_end, trim_start};
+use super::python_chars::{is_space, trim_end, trim_start};
 use super::text::repr_str;
 use crate::PromptError;
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Tok {
+pub(super) enum TokenKind {
     Data(String),
     VarBegin,
     VarEnd,
@@ -24,21 +25,22 @@ pub(super) enum Tok {
 
 #[derive(Debug, Clone)]
 pub(super) struct Token {
-    pub(super) tok: Tok,
+    pub(super) kind: TokenKind,
     pub(super) line: usize,
 }
 
-/// Cuts a source, whose line breaks must be `\n`, into tokens; the last one is `Eof`.
+/// Splits a source into tokens; its line breaks must be `
+/// `. The last token is `Eof`.
 pub(super) fn lex(source: &str) -> Result<Vec<Token>, PromptError> {
     let src = source.strip_suffix('\n').unwrap_or(source);
     let mut lexer =
         Lexer { src, pos: 0, line: 1, counted: 0, line_start: true, tokens: Vec::new() };
     lexer.root()?;
-    lexer.push(Tok::Eof);
+    lexer.push(TokenKind::Eof);
     Ok(lexer.tokens)
 }
 
-/// Longest name: each use of one is looked up by all of it.
+/// Longest name, in bytes. Each lookup reads the whole name.
 const NAME_BYTES_MAX: usize = 1024;
 
 /// Operators, longest first.
@@ -51,9 +53,9 @@ struct Lexer<'s> {
     src: &'s str,
     pos: usize,
     line: usize,
-    /// Byte up to which line breaks are counted.
+    /// Offset up to which line breaks were counted.
     counted: usize,
-    /// Did the last thing that was consumed end a line?
+    /// The last consumed text ended a line.
     line_start: bool,
     tokens: Vec<Token>,
 }
@@ -64,25 +66,25 @@ impl<'s> Lexer<'s> {
             let sign = self.src[at + 2..].chars().next().filter(|c| matches!(c, '-' | '+'));
             let text = self.text_before(at, kind, sign);
             if !text.is_empty() {
-                self.push(Tok::Data(text.to_string()));
+                self.push(TokenKind::Data(text.to_string()));
             }
             self.pos = at + 2 + usize::from(sign.is_some());
             match kind {
                 b'#' => self.comment(at)?,
                 b'%' if self.raw()? => {}
                 b'%' => {
-                    self.push(Tok::BlockBegin);
+                    self.push(TokenKind::BlockBegin);
                     self.tag("%}")?;
                 }
                 _ => {
-                    self.push(Tok::VarBegin);
+                    self.push(TokenKind::VarBegin);
                     self.tag("}}")?;
                 }
             }
         }
         if self.pos < self.src.len() {
             let rest = self.src[self.pos..].to_string();
-            self.push(Tok::Data(rest));
+            self.push(TokenKind::Data(rest));
             self.pos = self.src.len();
         }
         Ok(())
@@ -100,7 +102,7 @@ impl<'s> Lexer<'s> {
         None
     }
 
-    /// The text before a tag, without the white space that the tag takes.
+    /// The text before a tag, without the white space that the tag removes.
     fn text_before(&self, at: usize, kind: u8, sign: Option<char>) -> &'s str {
         let text = &self.src[self.pos..at];
         if sign == Some('-') {
@@ -124,7 +126,7 @@ impl<'s> Lexer<'s> {
         Ok(())
     }
 
-    /// `{% raw %} … {% endraw %}`, after `{%` and its sign; false if this is another tag.
+    /// Reads `{% raw %} … {% endraw %}` behind `{%` and its sign. Returns false for other tags.
     fn raw(&mut self) -> Result<bool, PromptError> {
         let Some(rest) = trim_start(&self.src[self.pos..]).strip_prefix("raw") else {
             return Ok(false);
@@ -154,7 +156,7 @@ impl<'s> Lexer<'s> {
                     self.pos = start;
                     self.line_start = false;
                     let text = self.text_before(at, b'%', sign).to_string();
-                    self.push(Tok::Data(text));
+                    self.push(TokenKind::Data(text));
                     self.close(self.src.len() - after.len(), close, true);
                     return Ok(true);
                 }
@@ -164,7 +166,7 @@ impl<'s> Lexer<'s> {
         Err(self.error("Missing end of raw directive"))
     }
 
-    /// Goes on after a closed tag. `sign` is the character before its closing mark.
+    /// Continues behind a closed tag. `sign` is the character before the closing delimiter.
     fn close(&mut self, end: usize, sign: u8, is_block: bool) {
         let rest = &self.src[end..];
         let taken = match sign {
@@ -176,7 +178,7 @@ impl<'s> Lexer<'s> {
         self.line_start = self.src[..self.pos].ends_with('\n') && taken > 0;
     }
 
-    /// The tokens of a tag up to its `end` mark.
+    /// Reads the tokens of a tag up to the delimiter `end`.
     fn tag(&mut self, end: &'static str) -> Result<(), PromptError> {
         let mut open: Vec<&'static str> = Vec::new();
         let is_block = end == "%}";
@@ -190,7 +192,7 @@ impl<'s> Lexer<'s> {
                     _ => (b' ', rest),
                 };
                 if let Some(after) = mark.strip_prefix(end) {
-                    self.push(if is_block { Tok::BlockEnd } else { Tok::VarEnd });
+                    self.push(if is_block { TokenKind::BlockEnd } else { TokenKind::VarEnd });
                     self.close(self.src.len() - after.len(), sign, is_block);
                     return Ok(());
                 }
@@ -204,7 +206,7 @@ impl<'s> Lexer<'s> {
                 if len > NAME_BYTES_MAX {
                     return Err(self.error("a name is longer than 1024 bytes"));
                 }
-                self.push(Tok::Name(rest[..len].to_string()));
+                self.push(TokenKind::Name(rest[..len].to_string()));
                 self.pos += len;
             } else if c == '"' || c == '\'' {
                 self.string(c)?;
@@ -212,7 +214,7 @@ impl<'s> Lexer<'s> {
                 self.number()?;
             } else if let Some(op) = OPERATORS.into_iter().find(|op| rest.starts_with(op)) {
                 self.bracket(op, &mut open)?;
-                self.push(Tok::Op(op));
+                self.push(TokenKind::Op(op));
                 self.pos += op.len();
             } else {
                 return Err(self.error(format!(
@@ -250,7 +252,7 @@ impl<'s> Lexer<'s> {
                 chars.next();
             } else if c == quote {
                 let text = unescape(&body[..at]).map_err(|message| self.error(message))?;
-                self.push(Tok::Str(text));
+                self.push(TokenKind::Str(text));
                 self.pos += 1 + at + 1;
                 return Ok(());
             }
@@ -289,20 +291,20 @@ impl<'s> Lexer<'s> {
             }
         }
         let text = self.src[self.pos + start..self.pos + end].replace('_', "");
-        let tok = if is_float {
-            text.parse().ok().map(Tok::Float)
+        let kind = if is_float {
+            text.parse().ok().map(TokenKind::Float)
         } else {
-            i128::from_str_radix(&text, radix).ok().map(Tok::Int)
+            i128::from_str_radix(&text, radix).ok().map(TokenKind::Int)
         };
-        let tok = tok.ok_or_else(|| self.error(format!("number {text:?} is too large")))?;
-        self.push(tok);
+        let kind = kind.ok_or_else(|| self.error(format!("number {text:?} is too large")))?;
+        self.push(kind);
         self.pos += end;
         Ok(())
     }
 
-    fn push(&mut self, tok: Tok) {
+    fn push(&mut self, kind: TokenKind) {
         let line = self.line_here();
-        self.tokens.push(Token { tok, line });
+        self.tokens.push(Token { kind, line });
     }
 
     fn line_here(&mut self) -> usize {
@@ -320,7 +322,7 @@ impl<'s> Lexer<'s> {
     }
 }
 
-/// Python's escapes in string literals; an unknown one keeps its backslash.
+/// Decodes Python's escapes in string literals. An unknown escape keeps its backslash.
 fn unescape(text: &str) -> Result<String, String> {
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars().peekable();
@@ -386,7 +388,7 @@ fn unescape(text: &str) -> Result<String, String> {
         let hex: String = chars.by_ref().take(digits).collect();
         let code = u32::from_str_radix(&hex, 16).ok().filter(|_| hex.len() == digits);
         let code = code.ok_or_else(|| format!("truncated \\{escape} escape in a string"))?;
-        // A lone surrogate is no character; Python would fail later, when it encodes the prompt.
+        // A lone surrogate is not a character. Python would fail later, when it encodes the prompt.
         out.push(char::from_u32(code).unwrap_or('\u{fffd}'));
     }
     Ok(out)

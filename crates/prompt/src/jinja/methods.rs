@@ -1,20 +1,20 @@
-//! Methods of strings, lists and dicts. Those that change a value exist, but are refused, as in the sandbox of
-//! transformers: values of a conversation are never changed by a template.
+//! Methods of strings, lists and dicts. Methods that modify a value exist but are refused, as in
+//! the sandbox of transformers: a template never modifies the values of a conversation.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::args::{CallArgs, text};
-use super::chars::{self, is_space};
 use super::ops::{equal, take_items};
+use super::python_chars::{self, is_space};
 use super::text::push;
-use super::value::{Fail, Res, SeqKind, Value};
-use crate::limits::{Bound, Budget};
+use super::value::{EvalError, EvalResult, SeqKind, Value};
+use crate::limits::{Budget, TemplateLimit};
 
-/// What `value.name` is for a built-in type.
+/// Meaning of `value.name` for a built-in type.
 pub(super) enum Attribute {
     Method(&'static str),
-    /// Exists in Python, but a template may not have it.
+    /// Exists in Python, but is refused in templates.
     Unsafe,
 }
 
@@ -90,10 +90,15 @@ pub(super) fn attribute(value: &Value, name: &str) -> Option<Attribute> {
     }
 }
 
-/// Calls a method; `format` is the interpreter's, for it looks up attributes.
-pub(super) fn call(value: &Value, name: &'static str, args: &CallArgs, budget: &mut Budget) -> Res {
-    budget.steps(1)?;
-    budget.read(value.size())?;
+/// Calls a method. The interpreter handles `format`, which looks up attributes.
+pub(super) fn call(
+    value: &Value,
+    name: &'static str,
+    args: &CallArgs,
+    budget: &mut Budget,
+) -> EvalResult {
+    budget.charge_steps(1)?;
+    budget.charge_read(value.size())?;
     match value {
         Value::Str(s) => str_method(s, name, args, budget),
         Value::Seq(s) => match name {
@@ -127,7 +132,7 @@ pub(super) fn call(value: &Value, name: &'static str, args: &CallArgs, budget: &
             "get" => {
                 let [key, default] = args.bind(name, ["key", "default"])?;
                 let key = key.ok_or("get expected at least 1 argument, got 0")?;
-                let key = super::value::Key::of(&key, budget)?;
+                let key = super::value::Key::from_value(&key, budget)?;
                 let found = d.map.get(&key).map(|(_, value)| value.clone());
                 Ok(found.or(default).unwrap_or(Value::None))
             }
@@ -147,7 +152,7 @@ pub(super) fn call(value: &Value, name: &'static str, args: &CallArgs, budget: &
                     ),
                     _ => {
                         let pairs = entries.map(|(k, v)| Value::tuple(vec![k.clone(), v.clone()]));
-                        Value::seq(SeqKind::View("dict_items"), pairs.collect::<Res<_>>()?)
+                        Value::seq(SeqKind::View("dict_items"), pairs.collect::<EvalResult<_>>()?)
                     }
                 }
             }
@@ -166,24 +171,29 @@ pub(super) fn call(value: &Value, name: &'static str, args: &CallArgs, budget: &
     }
 }
 
-/// Start and end arguments clamped to `0..=len`, as in slices.
-fn window(len: usize, start: Option<Value>, end: Option<Value>) -> Res<(usize, usize)> {
+/// Start and end arguments, clamped to `0..=len` as in slices.
+fn window(len: usize, start: Option<Value>, end: Option<Value>) -> EvalResult<(usize, usize)> {
     let clamp = |v: Option<Value>, default: usize| match v {
         None | Some(Value::None) => Ok(default),
         Some(v) => {
             let n = v.int()?;
             let n = if n < 0 { n + len as i128 } else { n };
-            Ok::<_, Fail>(usize::try_from(n.clamp(0, len as i128)).unwrap_or(0))
+            Ok::<_, EvalError>(usize::try_from(n.clamp(0, len as i128)).unwrap_or(0))
         }
     };
     Ok((clamp(start, 0)?, clamp(end, len)?))
 }
 
-fn str_method(s: &Arc<str>, name: &'static str, args: &CallArgs, budget: &mut Budget) -> Res {
+fn str_method(
+    s: &Arc<str>,
+    name: &'static str,
+    args: &CallArgs,
+    budget: &mut Budget,
+) -> EvalResult {
     if let Some(value) = plain_str_method(s, name) {
         args.none(name)?;
         let value = value?;
-        budget.text(value.size())?;
+        budget.charge_text(value.size())?;
         return Ok(value);
     }
     match name {
@@ -204,8 +214,8 @@ fn str_method(s: &Arc<str>, name: &'static str, args: &CallArgs, budget: &mut Bu
                 let p = text(p).map_err(|_| {
                     format!("{name} first arg must be str or a tuple of str, not {}", p.type_name())
                 })?;
-                budget.read(p.len().min(part.len()))?;
-                Ok::<_, Fail>(if name == "startswith" {
+                budget.charge_read(p.len().min(part.len()))?;
+                Ok::<_, EvalError>(if name == "startswith" {
                     part.starts_with(&*p)
                 } else {
                     part.ends_with(&*p)
@@ -213,7 +223,7 @@ fn str_method(s: &Arc<str>, name: &'static str, args: &CallArgs, budget: &mut Bu
             };
             let found = match &prefix {
                 Value::Seq(many) if many.kind == SeqKind::Tuple => {
-                    many.items.iter().map(test).collect::<Res<Vec<_>>>()?.contains(&true)
+                    many.items.iter().map(test).collect::<EvalResult<Vec<_>>>()?.contains(&true)
                 }
                 one => test(one)?,
             };
@@ -222,7 +232,7 @@ fn str_method(s: &Arc<str>, name: &'static str, args: &CallArgs, budget: &mut Bu
         "split" | "rsplit" => split(s, name, args, budget),
         "splitlines" => {
             let [keep] = args.bind(name, ["keepends"])?;
-            let lines = split_lines(s, keep.is_some_and(|k| k.truth()));
+            let lines = split_lines(s, keep.is_some_and(|k| k.is_true()));
             take_items(lines.len(), budget)?;
             Value::list(lines.into_iter().map(Value::str).collect())
         }
@@ -281,7 +291,7 @@ fn str_method(s: &Arc<str>, name: &'static str, args: &CallArgs, budget: &mut Bu
 }
 
 /// Methods without arguments.
-fn plain_str_method(s: &str, name: &str) -> Option<Res> {
+fn plain_str_method(s: &str, name: &str) -> Option<EvalResult> {
     let all = |test: fn(char) -> bool| Value::Bool(!s.is_empty() && s.chars().all(test));
     let cased = |test: fn(char) -> bool, other: fn(char) -> bool| {
         Value::Bool(s.chars().any(test) && !s.chars().any(other))
@@ -289,8 +299,8 @@ fn plain_str_method(s: &str, name: &str) -> Option<Res> {
     Some(Ok(match name {
         "upper" => Value::str(s.to_uppercase()),
         "lower" => Value::str(s.to_lowercase()),
-        "casefold" => Value::str(chars::fold(s)),
-        "capitalize" => Value::str(chars::capitalize(s)),
+        "casefold" => Value::str(python_chars::fold(s)),
+        "capitalize" => Value::str(python_chars::capitalize(s)),
         "title" => Value::str(title(s)),
         "swapcase" => Value::str(
             s.chars()
@@ -305,12 +315,12 @@ fn plain_str_method(s: &str, name: &str) -> Option<Res> {
                 })
                 .collect::<String>(),
         ),
-        "isalnum" => all(|c| chars::is_alpha(c) || chars::is_numeric(c)),
-        "isalpha" => all(chars::is_alpha),
+        "isalnum" => all(|c| python_chars::is_alpha(c) || python_chars::is_numeric(c)),
+        "isalpha" => all(python_chars::is_alpha),
         "isascii" => Value::Bool(s.is_ascii()),
-        "isdecimal" => all(|c| chars::decimal(c).is_some()),
-        "isdigit" => all(chars::is_digit),
-        "isnumeric" => all(chars::is_numeric),
+        "isdecimal" => all(|c| python_chars::decimal(c).is_some()),
+        "isdigit" => all(python_chars::is_digit),
+        "isnumeric" => all(python_chars::is_numeric),
         "isidentifier" => Value::Bool(
             s.starts_with(|c: char| c == '_' || c.is_alphabetic())
                 && s.chars().all(|c| c == '_' || c.is_alphanumeric()),
@@ -319,27 +329,27 @@ fn plain_str_method(s: &str, name: &str) -> Option<Res> {
         "isprintable" => Value::Bool(!s.chars().any(char::is_control)),
         "islower" => cased(char::is_lowercase, char::is_uppercase),
         "isupper" => cased(char::is_uppercase, char::is_lowercase),
-        "istitle" => Value::Bool(s.chars().any(chars::is_cased) && title(s) == s),
+        "istitle" => Value::Bool(s.chars().any(python_chars::is_cased) && title(s) == s),
         _ => return None,
     }))
 }
 
-/// Python's `str.title`: a letter after anything without a case begins a word.
+/// Python's `str.title`: a letter behind a caseless character starts a word.
 pub(super) fn title(s: &str) -> String {
     let mut out = String::with_capacity(s.len());
     let mut rest = s;
-    while let Some(at) = rest.find(chars::is_cased) {
+    while let Some(at) = rest.find(python_chars::is_cased) {
         out.push_str(&rest[..at]);
         let word = &rest[at..];
-        let end = word.find(|c| !chars::is_cased(c)).unwrap_or(word.len());
-        out.push_str(&chars::capitalize(&word[..end]));
+        let end = word.find(|c| !python_chars::is_cased(c)).unwrap_or(word.len());
+        out.push_str(&python_chars::capitalize(&word[..end]));
         rest = &word[end..];
     }
     out + rest
 }
 
 pub(super) fn strip<'s>(s: &'s str, name: &str, set: Option<&str>) -> &'s str {
-    // Searched for each character that goes.
+    // The set is searched for each removed character.
     let set = set.map(|set| set.chars().collect::<HashSet<char>>());
     let inside = |c: char| set.as_ref().map_or(is_space(c), |set| set.contains(&c));
     match name {
@@ -349,8 +359,8 @@ pub(super) fn strip<'s>(s: &'s str, name: &str, set: Option<&str>) -> &'s str {
     }
 }
 
-/// The part of `s` between two character positions.
-fn sub(s: &str, start: Option<Value>, end: Option<Value>) -> Res<&str> {
+/// The part of `s` between two character indices.
+fn sub(s: &str, start: Option<Value>, end: Option<Value>) -> EvalResult<&str> {
     if start.is_none() && end.is_none() {
         return Ok(s);
     }
@@ -359,7 +369,7 @@ fn sub(s: &str, start: Option<Value>, end: Option<Value>) -> Res<&str> {
     Ok(s.get(byte(from)..byte(to)).unwrap_or(""))
 }
 
-fn split(s: &str, name: &str, args: &CallArgs, budget: &mut Budget) -> Res {
+fn split(s: &str, name: &str, args: &CallArgs, budget: &mut Budget) -> EvalResult {
     let [sep, limit] = args.bind(name, ["sep", "maxsplit"])?;
     let limit = limit.map_or(Ok(-1), |n| n.int())?;
     let limit = usize::try_from(limit).unwrap_or(usize::MAX - 1);
@@ -380,27 +390,27 @@ fn split(s: &str, name: &str, args: &CallArgs, budget: &mut Budget) -> Res {
         }
     };
     take_items(parts.len(), budget)?;
-    budget.text(s.len())?;
+    budget.charge_text(s.len())?;
     Value::list(parts.into_iter().map(Value::str).collect())
 }
 
-/// Splits at runs of white space; what is left after `limit` splits keeps its blanks, but for those at the cut.
+/// Splits at runs of white space. The rest after `limit` splits keeps its inner blanks.
 fn split_blanks(s: &str, limit: usize, from_right: bool) -> Vec<&str> {
     let mut parts = Vec::new();
-    let mut rest = if from_right { chars::trim_end(s) } else { chars::trim_start(s) };
+    let mut rest = if from_right { python_chars::trim_end(s) } else { python_chars::trim_start(s) };
     while !rest.is_empty() {
-        let cut = if from_right { rest.rfind(is_space) } else { rest.find(is_space) };
-        let Some(at) = cut.filter(|_| parts.len() < limit) else {
+        let shorten = if from_right { rest.rfind(is_space) } else { rest.find(is_space) };
+        let Some(at) = shorten.filter(|_| parts.len() < limit) else {
             parts.push(rest);
             break;
         };
         if from_right {
             let blank = rest[at..].chars().next().map_or(1, char::len_utf8);
             parts.push(&rest[at + blank..]);
-            rest = chars::trim_end(&rest[..at]);
+            rest = python_chars::trim_end(&rest[..at]);
         } else {
             parts.push(&rest[..at]);
-            rest = chars::trim_start(&rest[at..]);
+            rest = python_chars::trim_start(&rest[at..]);
         }
     }
     if from_right {
@@ -435,17 +445,23 @@ pub(super) fn split_lines(s: &str, keep_ends: bool) -> Vec<&str> {
     lines
 }
 
-pub(super) fn replace(s: &str, old: &str, new: &str, count: i128, budget: &mut Budget) -> Res {
+pub(super) fn replace(
+    s: &str,
+    old: &str,
+    new: &str,
+    count: i128,
+    budget: &mut Budget,
+) -> EvalResult {
     let limit = usize::try_from(count).unwrap_or(usize::MAX);
     let found =
         if old.is_empty() { s.chars().count() + 1 } else { s.matches(old).count() }.min(limit);
     let len = s.len().saturating_add(found.saturating_mul(new.len()));
-    budget.text(len)?;
+    budget.charge_text(len)?;
     Ok(Value::str(s.replacen(old, new, limit)))
 }
 
-pub(super) fn join(separator: &str, items: &Value, budget: &mut Budget) -> Res {
-    let items = items.iterate().map_err(|fail| fail.in_words("can only join an iterable"))?;
+pub(super) fn join(separator: &str, items: &Value, budget: &mut Budget) -> EvalResult {
+    let items = items.iterate().map_err(|fail| fail.with_message("can only join an iterable"))?;
     let mut out = String::new();
     for (i, item) in items.iter().enumerate() {
         let Value::Str(part) = item else {
@@ -460,12 +476,12 @@ pub(super) fn join(separator: &str, items: &Value, budget: &mut Budget) -> Res {
         }
         push(&mut out, part)?;
     }
-    budget.text(out.len())?;
-    budget.steps(items.len() as u64)?;
+    budget.charge_text(out.len())?;
+    budget.charge_steps(items.len() as u64)?;
     Ok(Value::str(out))
 }
 
-fn find(s: &str, name: &str, args: &CallArgs) -> Res {
+fn find(s: &str, name: &str, args: &CallArgs) -> EvalResult {
     let [part, start, end] = args.bind(name, ["sub", "start", "end"])?;
     let part = text(&part.ok_or_else(|| format!("{name} expected at least 1 argument, got 0"))?)?;
     let offset = match &start {
@@ -489,13 +505,19 @@ fn find(s: &str, name: &str, args: &CallArgs) -> Res {
     }
 }
 
-pub(super) fn justify(s: &str, name: &str, width: i128, fill: &str, budget: &mut Budget) -> Res {
+pub(super) fn justify(
+    s: &str,
+    name: &str,
+    width: i128,
+    fill: &str,
+    budget: &mut Budget,
+) -> EvalResult {
     if fill.chars().count() != 1 {
         return Err("The fill character must be exactly one character long".into());
     }
-    let width = usize::try_from(width.max(0)).map_err(|_| Bound::Text)?;
+    let width = usize::try_from(width.max(0)).map_err(|_| TemplateLimit::Text)?;
     let missing = width.saturating_sub(s.chars().count());
-    budget.text(s.len().saturating_add(missing.saturating_mul(fill.len())))?;
+    budget.charge_text(s.len().saturating_add(missing.saturating_mul(fill.len())))?;
     let text = match name {
         "ljust" => format!("{s}{}", fill.repeat(missing)),
         "rjust" => format!("{}{s}", fill.repeat(missing)),
@@ -505,7 +527,8 @@ pub(super) fn justify(s: &str, name: &str, width: i128, fill: &str, budget: &mut
             format!("{sign}{}{}", fill.repeat(missing), digits.unwrap_or(s))
         }
         _ => {
-            // CPython puts the odd blank to the left when the width is odd.
+            // For an odd number of blanks and an odd width, CPython puts the extra blank on the
+            // left.
             let left = missing / 2 + (missing & width & 1);
             format!("{}{s}{}", fill.repeat(left), fill.repeat(missing - left))
         }
@@ -513,7 +536,7 @@ pub(super) fn justify(s: &str, name: &str, width: i128, fill: &str, budget: &mut
     Ok(Value::str(text))
 }
 
-fn expand_tabs(s: &str, size: usize) -> Res {
+fn expand_tabs(s: &str, size: usize) -> EvalResult {
     let mut out = String::with_capacity(s.len());
     let mut column = 0;
     for c in s.chars() {

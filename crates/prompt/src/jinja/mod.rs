@@ -1,17 +1,16 @@
-//! Jinja as Hugging Face chat templates use it: `trim_blocks`, `lstrip_blocks`, no escaping, Python's values and
-//! printing, the sandbox's refusals, `tojson` without HTML escapes, `raise_exception`, `strftime_now`,
-//! `{% generation %}`, `{% break %}`.
+//! Jinja as in Hugging Face chat templates: `trim_blocks`, `lstrip_blocks`, no escaping, Python's
+//! values and printing, the refusals of the sandbox, `tojson` without HTML escapes,
+//! `raise_exception`, `strftime_now`, `{% generation %}`, `{% break %}`.
 //!
-//! The engine is our own: prompts must equal Python's byte for byte (method before key in `d.items`, `1e+20`, string
-//! `%`, `varargs`, generators that are no JSON, …), and hostile templates must meet bounds on steps, memory and stack.
+//! Prompts must equal those of Python byte for byte: methods before keys in `d.items`, `1e+20`,
+//! string `%`, `varargs`, generators that are not JSON. Untrusted templates must stay within limits
+//! on steps, memory and stack. Therefore this is an independent implementation.
 
 mod args;
 mod ast;
-mod chars;
-mod checks;
+mod builtin_tests;
 mod eval;
 mod filters;
-mod filters_seq;
 mod format;
 mod globals;
 mod interp;
@@ -20,24 +19,26 @@ mod methods;
 mod ops;
 mod parse;
 mod parse_expr;
+mod python_chars;
+mod sequence_filters;
 mod text;
 mod value;
-mod wrap;
+mod word_wrap;
 
 use std::sync::Arc;
 
 use serde_json::Value as Json;
 
 use crate::PromptError;
-use crate::jinja_chat::Habits;
-use value::{Fail, Value};
+use crate::jinja_chat::ProbeResults;
+use value::{EvalError, Value};
 
 /// A parsed Jinja template.
 #[derive(Debug, Clone)]
 pub struct JinjaTemplate {
     source: String,
     body: Arc<ast::Body>,
-    habits: Arc<Habits>,
+    probe_results: Arc<ProbeResults>,
 }
 
 impl JinjaTemplate {
@@ -45,20 +46,20 @@ impl JinjaTemplate {
     pub fn parse(source: &str) -> Result<Self, PromptError> {
         let unix = source.replace("\r\n", "\n").replace('\r', "\n");
         let body = Arc::new(parse::parse(&unix)?);
-        Ok(JinjaTemplate { source: source.to_string(), body, habits: Arc::default() })
+        Ok(JinjaTemplate { source: source.to_string(), body, probe_results: Arc::default() })
     }
 
-    /// The text it was parsed from.
+    /// The source text.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// What is known of the form of input it wants.
-    pub(crate) fn habits(&self) -> &Habits {
-        &self.habits
+    /// Results of probing the template's input format.
+    pub(crate) fn probe_results(&self) -> &ProbeResults {
+        &self.probe_results
     }
 
-    /// Renders with the given variables; `now` is what `strftime_now` shows.
+    /// Renders with the given variables. `now` is the time for `strftime_now`.
     pub(crate) fn render<'v>(
         &self,
         variables: impl IntoIterator<Item = (&'v str, &'v Json)>,
@@ -66,8 +67,8 @@ impl JinjaTemplate {
     ) -> Result<String, PromptError> {
         let convert = |(name, json): (&str, &Json)| match Value::from_json(json) {
             Ok(value) => Ok((Arc::from(name), value)),
-            Err(Fail::Bound(bound)) => Err(PromptError::Limit { line: 0, bound }),
-            Err(Fail::Error(message) | Fail::Raised(message)) => {
+            Err(EvalError::Limit(limit)) => Err(PromptError::Limit { line: 0, limit }),
+            Err(EvalError::Error(message) | EvalError::Raised(message)) => {
                 Err(PromptError::JinjaRender { line: 0, message })
             }
         };

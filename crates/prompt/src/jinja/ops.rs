@@ -2,42 +2,44 @@
 
 use std::cmp::Ordering;
 
-use super::ast::{Cmp, Op};
+use super::ast::{BinaryOp, CompareOp};
 use super::format::percent;
 use super::text::{push, to_str};
-use super::value::{Fail, Number, Res, SeqKind, Value};
-use crate::limits::{Bound, Budget};
+use super::value::{EvalError, EvalResult, Number, SeqKind, Value};
+use crate::limits::{Budget, TemplateLimit};
 
-/// Longest list that `*`, `+` or `range` may make.
+/// Longest list that `*`, `+` or `range` may create.
 pub(super) const ITEMS_MAX: usize = 1 << 20;
 
-pub(super) fn binary(op: Op, a: &Value, b: &Value, budget: &mut Budget) -> Res {
+pub(super) fn binary(op: BinaryOp, a: &Value, b: &Value, budget: &mut Budget) -> EvalResult {
     for operand in [a, b] {
         if let Value::Undefined(message) = operand {
             return Err(message.to_string().into());
         }
     }
     match (op, a, b) {
-        (Op::Add, Value::Str(a), Value::Str(b)) => {
-            budget.text(a.len() + b.len())?;
+        (BinaryOp::Add, Value::Str(a), Value::Str(b)) => {
+            budget.charge_text(a.len() + b.len())?;
             Ok(Value::str([&**a, b].concat()))
         }
-        (Op::Add, Value::Seq(a), Value::Seq(b)) if a.kind == b.kind && is_plain(a.kind) => {
+        (BinaryOp::Add, Value::Seq(a), Value::Seq(b)) if a.kind == b.kind && is_plain(a.kind) => {
             let len = a.items.len() + b.items.len();
             take_items(len, budget)?;
             Value::seq(a.kind, a.items.iter().chain(&b.items).cloned().collect())
         }
-        (Op::Mod, Value::Str(format), args) => {
+        (BinaryOp::Mod, Value::Str(format), args) => {
             let text = percent(format, args, budget)?;
-            budget.text(text.len())?;
+            budget.charge_text(text.len())?;
             Ok(Value::str(text))
         }
-        (Op::Mul, Value::Str(s), n) | (Op::Mul, n, Value::Str(s)) => {
+        (BinaryOp::Mul, Value::Str(s), n) | (BinaryOp::Mul, n, Value::Str(s)) => {
             let times = repeat_count(s.len(), n)?;
-            budget.text(s.len().saturating_mul(times))?;
+            budget.charge_text(s.len().saturating_mul(times))?;
             Ok(Value::str(s.repeat(times)))
         }
-        (Op::Mul, Value::Seq(s), n) | (Op::Mul, n, Value::Seq(s)) if is_plain(s.kind) => {
+        (BinaryOp::Mul, Value::Seq(s), n) | (BinaryOp::Mul, n, Value::Seq(s))
+            if is_plain(s.kind) =>
+        {
             let times = repeat_count(s.items.len(), n)?;
             take_items(s.items.len().saturating_mul(times), budget)?;
             let mut items = Vec::with_capacity(s.items.len() * times);
@@ -55,10 +57,10 @@ fn is_plain(kind: SeqKind) -> bool {
     matches!(kind, SeqKind::List | SeqKind::Tuple)
 }
 
-fn repeat_count(len: usize, times: &Value) -> Res<usize> {
+fn repeat_count(len: usize, times: &Value) -> EvalResult<usize> {
     match times.number() {
         Some(Number::Int(n)) if len > 0 => {
-            usize::try_from(n.max(0)).map_err(|_| Bound::Text.into())
+            usize::try_from(n.max(0)).map_err(|_| TemplateLimit::Text.into())
         }
         Some(Number::Int(_)) => Ok(0),
         _ => {
@@ -68,17 +70,17 @@ fn repeat_count(len: usize, times: &Value) -> Res<usize> {
     }
 }
 
-pub(super) fn take_items(len: usize, budget: &mut Budget) -> Res<()> {
+pub(super) fn take_items(len: usize, budget: &mut Budget) -> EvalResult<()> {
     if len > ITEMS_MAX {
-        return Err(Bound::Text.into());
+        return Err(TemplateLimit::Text.into());
     }
-    budget.steps(len as u64)?;
+    budget.charge_steps(len as u64)?;
     Ok(())
 }
 
-fn type_error(op: Op, a: &Value, b: &Value) -> Fail {
+fn type_error(op: BinaryOp, a: &Value, b: &Value) -> EvalError {
     let symbol = match op {
-        Op::Add => match a {
+        BinaryOp::Add => match a {
             Value::Str(_) => {
                 return format!("can only concatenate str (not \"{}\") to str", b.type_name())
                     .into();
@@ -93,59 +95,61 @@ fn type_error(op: Op, a: &Value, b: &Value) -> Fail {
             }
             _ => "+",
         },
-        Op::Sub => "-",
-        Op::Mul => "*",
-        Op::Div => "/",
-        Op::FloorDiv => "//",
-        Op::Mod => "%",
-        Op::Pow => "** or pow()",
+        BinaryOp::Sub => "-",
+        BinaryOp::Mul => "*",
+        BinaryOp::Div => "/",
+        BinaryOp::FloorDiv => "//",
+        BinaryOp::Mod => "%",
+        BinaryOp::Pow => "** or pow()",
     };
     format!("unsupported operand type(s) for {symbol}: '{}' and '{}'", a.type_name(), b.type_name())
         .into()
 }
 
-fn arithmetic(op: Op, a: Number, b: Number) -> Res {
+fn arithmetic(op: BinaryOp, a: Number, b: Number) -> EvalResult {
     let (Number::Int(x), Number::Int(y)) = (a, b) else {
         return float_arithmetic(op, a.float(), b.float());
     };
     let result = match op {
-        Op::Add => x.checked_add(y),
-        Op::Sub => x.checked_sub(y),
-        Op::Mul => x.checked_mul(y),
-        Op::Div if y == 0 => return Err("division by zero".into()),
-        Op::Div => return float_arithmetic(op, x as f64, y as f64),
-        Op::FloorDiv if y == 0 => return Err("integer division or modulo by zero".into()),
-        Op::Mod if y == 0 => return Err("integer modulo by zero".into()),
-        Op::FloorDiv => {
+        BinaryOp::Add => x.checked_add(y),
+        BinaryOp::Sub => x.checked_sub(y),
+        BinaryOp::Mul => x.checked_mul(y),
+        BinaryOp::Div if y == 0 => return Err("division by zero".into()),
+        BinaryOp::Div => return float_arithmetic(op, x as f64, y as f64),
+        BinaryOp::FloorDiv if y == 0 => return Err("integer division or modulo by zero".into()),
+        BinaryOp::Mod if y == 0 => return Err("integer modulo by zero".into()),
+        BinaryOp::FloorDiv => {
             x.checked_div_euclid(y).map(|q| if y < 0 && x.rem_euclid(y) != 0 { q - 1 } else { q })
         }
-        Op::Mod => x.checked_rem(y).map(|r| if r != 0 && (r < 0) != (y < 0) { r + y } else { r }),
-        Op::Pow if y < 0 => return float_arithmetic(op, x as f64, y as f64),
-        Op::Pow => u32::try_from(y).ok().and_then(|y| x.checked_pow(y)),
+        BinaryOp::Mod => {
+            x.checked_rem(y).map(|r| if r != 0 && (r < 0) != (y < 0) { r + y } else { r })
+        }
+        BinaryOp::Pow if y < 0 => return float_arithmetic(op, x as f64, y as f64),
+        BinaryOp::Pow => u32::try_from(y).ok().and_then(|y| x.checked_pow(y)),
     };
     result.map(Value::Int).ok_or_else(|| "integer too large".into())
 }
 
-fn float_arithmetic(op: Op, x: f64, y: f64) -> Res {
+fn float_arithmetic(op: BinaryOp, x: f64, y: f64) -> EvalResult {
     let result = match op {
-        Op::Add => x + y,
-        Op::Sub => x - y,
-        Op::Mul => x * y,
-        Op::Div if y == 0.0 => return Err("float division by zero".into()),
-        Op::FloorDiv if y == 0.0 => return Err("float floor division by zero".into()),
-        Op::Mod if y == 0.0 => return Err("float modulo".into()),
-        Op::Div => x / y,
-        Op::FloorDiv => (x / y).floor(),
-        Op::Mod => x - y * (x / y).floor(),
-        Op::Pow if x == 0.0 && y < 0.0 => {
+        BinaryOp::Add => x + y,
+        BinaryOp::Sub => x - y,
+        BinaryOp::Mul => x * y,
+        BinaryOp::Div if y == 0.0 => return Err("float division by zero".into()),
+        BinaryOp::FloorDiv if y == 0.0 => return Err("float floor division by zero".into()),
+        BinaryOp::Mod if y == 0.0 => return Err("float modulo".into()),
+        BinaryOp::Div => x / y,
+        BinaryOp::FloorDiv => (x / y).floor(),
+        BinaryOp::Mod => x - y * (x / y).floor(),
+        BinaryOp::Pow if x == 0.0 && y < 0.0 => {
             return Err("0.0 cannot be raised to a negative power".into());
         }
-        Op::Pow => x.powf(y),
+        BinaryOp::Pow => x.powf(y),
     };
     Ok(Value::Float(result))
 }
 
-pub(super) fn negate(value: &Value) -> Res {
+pub(super) fn negate(value: &Value) -> EvalResult {
     match (value, value.number()) {
         (Value::Undefined(message), _) => Err(message.to_string().into()),
         (_, Some(Number::Int(n))) => {
@@ -156,23 +160,30 @@ pub(super) fn negate(value: &Value) -> Res {
     }
 }
 
-pub(super) fn compare(cmp: Cmp, a: &Value, b: &Value, budget: &mut Budget) -> Res<bool> {
+pub(super) fn compare(
+    cmp: CompareOp,
+    a: &Value,
+    b: &Value,
+    budget: &mut Budget,
+) -> EvalResult<bool> {
     match cmp {
-        Cmp::Eq => equal(a, b, budget),
-        Cmp::Ne => Ok(!equal(a, b, budget)?),
-        Cmp::In => contains(b, a, budget),
-        Cmp::NotIn => Ok(!contains(b, a, budget)?),
-        Cmp::Lt => Ok(order(a, b, "<", budget)? == Some(Ordering::Less)),
-        Cmp::Gt => Ok(order(a, b, ">", budget)? == Some(Ordering::Greater)),
-        Cmp::Le => Ok(matches!(order(a, b, "<=", budget)?, Some(Ordering::Less | Ordering::Equal))),
-        Cmp::Ge => {
+        CompareOp::Eq => equal(a, b, budget),
+        CompareOp::Ne => Ok(!equal(a, b, budget)?),
+        CompareOp::In => contains(b, a, budget),
+        CompareOp::NotIn => Ok(!contains(b, a, budget)?),
+        CompareOp::Lt => Ok(order(a, b, "<", budget)? == Some(Ordering::Less)),
+        CompareOp::Gt => Ok(order(a, b, ">", budget)? == Some(Ordering::Greater)),
+        CompareOp::Le => {
+            Ok(matches!(order(a, b, "<=", budget)?, Some(Ordering::Less | Ordering::Equal)))
+        }
+        CompareOp::Ge => {
             Ok(matches!(order(a, b, ">=", budget)?, Some(Ordering::Greater | Ordering::Equal)))
         }
     }
 }
 
-pub(super) fn equal(a: &Value, b: &Value, budget: &mut Budget) -> Res<bool> {
-    budget.steps(1)?;
+pub(super) fn equal(a: &Value, b: &Value, budget: &mut Budget) -> EvalResult<bool> {
+    budget.charge_steps(1)?;
     if let (Some(a), Some(b)) = (a.number(), b.number()) {
         return Ok(match (a, b) {
             (Number::Int(a), Number::Int(b)) => a == b,
@@ -182,7 +193,7 @@ pub(super) fn equal(a: &Value, b: &Value, budget: &mut Budget) -> Res<bool> {
     Ok(match (a, b) {
         (Value::Undefined(_), Value::Undefined(_)) | (Value::None, Value::None) => true,
         (Value::Str(a), Value::Str(b)) => {
-            budget.read(if a.len() == b.len() { a.len() } else { 0 })?;
+            budget.charge_read(if a.len() == b.len() { a.len() } else { 0 })?;
             a == b
         }
         (Value::Seq(a), Value::Seq(b)) => {
@@ -201,7 +212,7 @@ pub(super) fn equal(a: &Value, b: &Value, budget: &mut Budget) -> Res<bool> {
                 return Ok(false);
             }
             for (key, (_, x)) in &a.map {
-                budget.read(key.weight())?;
+                budget.charge_read(key.weight())?;
                 match b.map.get(key) {
                     Some((_, y)) if equal(x, y, budget)? => {}
                     _ => return Ok(false),
@@ -216,14 +227,14 @@ pub(super) fn equal(a: &Value, b: &Value, budget: &mut Budget) -> Res<bool> {
     })
 }
 
-/// `None` where a NaN is involved.
+/// `None` if one value is NaN.
 pub(super) fn order(
     a: &Value,
     b: &Value,
     symbol: &str,
     budget: &mut Budget,
-) -> Res<Option<Ordering>> {
-    budget.steps(1)?;
+) -> EvalResult<Option<Ordering>> {
+    budget.charge_steps(1)?;
     match (a, b, a.number(), b.number()) {
         (Value::Undefined(message), ..) | (_, Value::Undefined(message), ..) => {
             Err(message.to_string().into())
@@ -231,7 +242,7 @@ pub(super) fn order(
         (_, _, Some(Number::Int(a)), Some(Number::Int(b))) => Ok(Some(a.cmp(&b))),
         (_, _, Some(a), Some(b)) => Ok(a.float().partial_cmp(&b.float())),
         (Value::Str(a), Value::Str(b), ..) => {
-            budget.read(a.len().min(b.len()))?;
+            budget.charge_read(a.len().min(b.len()))?;
             Ok(Some(a.cmp(b)))
         }
         (Value::Seq(x), Value::Seq(y), ..) if x.kind == y.kind && is_plain(x.kind) => {
@@ -251,13 +262,13 @@ pub(super) fn order(
     }
 }
 
-pub(super) fn contains(container: &Value, item: &Value, budget: &mut Budget) -> Res<bool> {
+pub(super) fn contains(container: &Value, item: &Value, budget: &mut Budget) -> EvalResult<bool> {
     match container {
         Value::Undefined(_) => Ok(false),
         Value::Str(text) => match item {
             Value::Str(part) => {
-                budget.steps(1)?;
-                budget.read(text.len())?;
+                budget.charge_steps(1)?;
+                budget.charge_read(text.len())?;
                 Ok(text.contains(&**part))
             }
             Value::Undefined(message) => Err(message.to_string().into()),
@@ -267,7 +278,7 @@ pub(super) fn contains(container: &Value, item: &Value, budget: &mut Budget) -> 
             )
             .into()),
         },
-        Value::Dict(d) => Ok(d.map.contains_key(&super::value::Key::of(item, budget)?)),
+        Value::Dict(d) => Ok(d.map.contains_key(&super::value::Key::from_value(item, budget)?)),
         Value::Seq(s) => {
             for x in &s.items {
                 if equal(x, item, budget)? {
@@ -288,16 +299,16 @@ pub(super) fn contains(container: &Value, item: &Value, budget: &mut Budget) -> 
     }
 }
 
-/// `value[index]` for strings, lists and dicts; `None` where Python raises a lookup or type error.
-pub(super) fn item(value: &Value, index: &Value, budget: &mut Budget) -> Res<Option<Value>> {
+/// `value[index]` for strings, lists and dicts. `None` where Python raises a lookup or type error.
+pub(super) fn item(value: &Value, index: &Value, budget: &mut Budget) -> EvalResult<Option<Value>> {
     Ok(match value {
         Value::Dict(d) => d.get(index, budget)?.cloned(),
         Value::Seq(s) if !matches!(s.kind, SeqKind::View(_)) => {
             wrap(index, s.items.len()).and_then(|at| s.items.get(at).cloned())
         }
         Value::Str(s) if index.number().is_some() => {
-            // Whether it is ASCII, or else where its characters are.
-            budget.read(s.len())?;
+            // Checks for ASCII, or finds the character offsets.
+            budget.charge_read(s.len())?;
             character(s, index)
         }
         _ => None,
@@ -320,11 +331,11 @@ fn wrap(index: &Value, len: usize) -> Option<usize> {
 }
 
 /// `value[start:stop:step]`.
-pub(super) fn slice(value: &Value, ends: [Option<Value>; 3], budget: &mut Budget) -> Res {
+pub(super) fn slice(value: &Value, ends: [Option<Value>; 3], budget: &mut Budget) -> EvalResult {
     let end = |v: &Option<Value>| match v {
         None | Some(Value::None) => Ok(None),
         Some(v) => v.int().map(Some).map_err(|_| {
-            Fail::from("slice indices must be integers or None or have an __index__ method")
+            EvalError::from("slice indices must be integers or None or have an __index__ method")
         }),
     };
     let (start, stop) = (end(&ends[0])?, end(&ends[1])?);
@@ -334,7 +345,7 @@ pub(super) fn slice(value: &Value, ends: [Option<Value>; 3], budget: &mut Budget
     }
     match value {
         Value::Str(s) => {
-            budget.text(s.len())?;
+            budget.charge_text(s.len())?;
             if step == 1 && s.is_ascii() {
                 let (from, to) = bounds(s.len(), start, stop, 1);
                 return Ok(Value::str(s.get(from as usize..(to.max(from)) as usize).unwrap_or("")));
@@ -356,7 +367,7 @@ pub(super) fn slice(value: &Value, ends: [Option<Value>; 3], budget: &mut Budget
     }
 }
 
-/// Python's clamped start and stop; both within -1..=len.
+/// Start and stop clamped as in Python, both within -1..=len.
 fn bounds(len: usize, start: Option<i128>, stop: Option<i128>, step: i128) -> (i128, i128) {
     let len = len as i128;
     let (low, high) = if step > 0 { (0, len) } else { (-1, len - 1) };
@@ -379,11 +390,11 @@ fn positions(
 }
 
 /// `a ~ b ~ c`.
-pub(super) fn concat(parts: &[Value], budget: &mut Budget) -> Res {
+pub(super) fn concat(parts: &[Value], budget: &mut Budget) -> EvalResult {
     let mut out = String::new();
     for part in parts {
         push(&mut out, &to_str(part)?)?;
     }
-    budget.text(out.len())?;
+    budget.charge_text(out.len())?;
     Ok(Value::str(out))
 }

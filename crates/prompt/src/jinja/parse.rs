@@ -1,15 +1,15 @@
-//! Statements of Jinja.
+//! Parses the statements of Jinja.
 
 use std::sync::Arc;
 
-use super::ast::{Body, Expr, For, Macro, Name, Post, Stmt, StmtKind, Takes, Target};
-use super::lex::{Tok, Token, lex};
+use super::ast::{Body, Expr, For, ImplicitParams, Macro, Name, Postfix, Stmt, StmtKind, Target};
+use super::lex::{Token, TokenKind, lex};
 use crate::PromptError;
-use crate::limits::{Bound, DEPTH_MAX, SOURCE_BYTES_MAX};
+use crate::limits::{DEPTH_MAX, SOURCE_BYTES_MAX, TemplateLimit};
 
 pub(super) fn parse(source: &str) -> Result<Body, PromptError> {
     if source.len() > SOURCE_BYTES_MAX {
-        return Err(PromptError::Limit { line: 0, bound: Bound::Source });
+        return Err(PromptError::Limit { line: 0, limit: TemplateLimit::Source });
     }
     let mut parser = Parser {
         tokens: lex(source)?,
@@ -17,7 +17,7 @@ pub(super) fn parse(source: &str) -> Result<Body, PromptError> {
         depth: 0,
         open: Vec::new(),
         wanted: Vec::new(),
-        takes: Takes::default(),
+        implicit_params: ImplicitParams::default(),
     };
     let (body, _) = parser.body(&[])?;
     Ok(body)
@@ -27,31 +27,32 @@ pub(super) struct Parser {
     tokens: Vec<Token>,
     at: usize,
     depth: usize,
-    /// Tags that are open, innermost last, for messages.
+    /// Open tags for error messages, innermost last.
     open: Vec<String>,
-    /// What would close them.
+    /// Tags that would close the open ones.
     wanted: Vec<&'static [&'static str]>,
-    /// Which special names the macro being parsed reads.
-    pub(super) takes: Takes,
+    /// Special names that the current macro reads.
+    pub(super) implicit_params: ImplicitParams,
 }
 
-pub(super) type Parsed<T> = Result<T, PromptError>;
+pub(super) type ParseResult<T> = Result<T, PromptError>;
 
 impl Parser {
-    /// Statements up to one of the tags in `ends`, whose name is consumed and given back.
-    fn body(&mut self, ends: &'static [&'static str]) -> Parsed<(Body, String)> {
+    /// Parses statements up to one of the tags in `ends`. Consumes the name of that tag and returns
+    /// it.
+    fn body(&mut self, ends: &'static [&'static str]) -> ParseResult<(Body, String)> {
         self.enter()?;
         let mut body = Body::new();
         loop {
             let line = self.line();
             match self.next() {
-                Tok::Data(text) => body.push(Stmt { line, kind: StmtKind::Text(text) }),
-                Tok::VarBegin => {
+                TokenKind::Data(text) => body.push(Stmt { line, kind: StmtKind::Text(text) }),
+                TokenKind::VarBegin => {
                     let expr = self.tuple(true)?;
-                    self.expect(&Tok::VarEnd)?;
+                    self.expect(&TokenKind::VarEnd)?;
                     body.push(Stmt { line, kind: StmtKind::Print(expr) });
                 }
-                Tok::BlockBegin => {
+                TokenKind::BlockBegin => {
                     let name = self.name()?;
                     if ends.contains(&name.as_str()) {
                         self.leave();
@@ -61,11 +62,11 @@ impl Parser {
                         body.push(Stmt { line, kind });
                     }
                 }
-                Tok::Eof if ends.is_empty() => {
+                TokenKind::Eof if ends.is_empty() => {
                     self.leave();
                     return Ok((body, String::new()));
                 }
-                Tok::Eof => {
+                TokenKind::Eof => {
                     return Err(self.error(format!("Unexpected end of template. {}", self.hint())));
                 }
                 other => return Err(self.error(format!("unexpected {}", describe(&other)))),
@@ -73,9 +74,9 @@ impl Parser {
         }
     }
 
-    /// The body of `tag`, up to one of `ends`.
-    fn block(&mut self, tag: &str, ends: &'static [&'static str]) -> Parsed<(Body, String)> {
-        self.expect(&Tok::BlockEnd)?;
+    /// Parses the body of `tag` up to one of `ends`.
+    fn block(&mut self, tag: &str, ends: &'static [&'static str]) -> ParseResult<(Body, String)> {
+        self.expect(&TokenKind::BlockEnd)?;
         self.open.push(tag.to_string());
         self.wanted.push(ends);
         let result = self.body(ends)?;
@@ -84,14 +85,14 @@ impl Parser {
         Ok(result)
     }
 
-    /// The body of `tag` up to its only end tag, which is consumed whole.
-    fn whole_block(&mut self, tag: &str, ends: &'static [&'static str]) -> Parsed<Body> {
+    /// Parses the body of `tag` and its only end tag.
+    fn whole_block(&mut self, tag: &str, ends: &'static [&'static str]) -> ParseResult<Body> {
         let (body, _) = self.block(tag, ends)?;
-        self.expect(&Tok::BlockEnd)?;
+        self.expect(&TokenKind::BlockEnd)?;
         Ok(body)
     }
 
-    fn statement(&mut self, tag: &str) -> Parsed<Option<StmtKind>> {
+    fn statement(&mut self, tag: &str) -> ParseResult<Option<StmtKind>> {
         let kind = match tag {
             "if" => self.if_statement()?,
             "for" => self.for_statement()?,
@@ -104,12 +105,12 @@ impl Parser {
             }
             "with" => {
                 let mut vars = Vec::new();
-                while *self.peek() != Tok::BlockEnd {
+                while *self.peek() != TokenKind::BlockEnd {
                     if !vars.is_empty() {
-                        self.expect(&Tok::Op(","))?;
+                        self.expect(&TokenKind::Op(","))?;
                     }
                     let target = self.target(false)?;
-                    self.expect(&Tok::Op("="))?;
+                    self.expect(&TokenKind::Op("="))?;
                     vars.push((target, self.expression()?));
                 }
                 StmtKind::With(vars, self.whole_block(tag, &["endwith"])?)
@@ -119,25 +120,25 @@ impl Parser {
                     Expr::Tuple(items) => Expr::Concat(items),
                     expr => expr,
                 };
-                self.expect(&Tok::BlockEnd)?;
+                self.expect(&TokenKind::BlockEnd)?;
                 StmtKind::Print(expr)
             }
             "break" | "continue" => {
-                self.expect(&Tok::BlockEnd)?;
+                self.expect(&TokenKind::BlockEnd)?;
                 if tag == "break" { StmtKind::Break } else { StmtKind::Continue }
             }
             "generation" => StmtKind::Transparent(self.whole_block(tag, &["endgeneration"])?),
             "block" => {
                 self.name()?;
-                while matches!(self.peek(), Tok::Name(word) if word == "scoped" || word == "required")
+                while matches!(self.peek(), TokenKind::Name(word) if word == "scoped" || word == "required")
                 {
                     self.next();
                 }
                 let (body, _) = self.block(tag, &["endblock"])?;
-                if matches!(self.peek(), Tok::Name(_)) {
+                if matches!(self.peek(), TokenKind::Name(_)) {
                     self.next();
                 }
-                self.expect(&Tok::BlockEnd)?;
+                self.expect(&TokenKind::BlockEnd)?;
                 StmtKind::Transparent(body)
             }
             "autoescape" => {
@@ -145,10 +146,10 @@ impl Parser {
                 StmtKind::Transparent(self.whole_block(tag, &["endautoescape"])?)
             }
             "include" | "import" | "from" | "extends" => {
-                while !matches!(self.peek(), Tok::BlockEnd | Tok::Eof) {
+                while !matches!(self.peek(), TokenKind::BlockEnd | TokenKind::Eof) {
                     self.next();
                 }
-                self.expect(&Tok::BlockEnd)?;
+                self.expect(&TokenKind::BlockEnd)?;
                 StmtKind::NoLoader
             }
             _ => {
@@ -160,7 +161,7 @@ impl Parser {
         Ok(Some(kind))
     }
 
-    /// Jinja's sentence on what is still open.
+    /// Jinja's error text about open tags.
     fn hint(&self) -> String {
         let (Some(tag), Some(wanted)) = (self.open.last(), self.wanted.last()) else {
             return String::new();
@@ -172,7 +173,7 @@ impl Parser {
         )
     }
 
-    fn if_statement(&mut self) -> Parsed<StmtKind> {
+    fn if_statement(&mut self) -> ParseResult<StmtKind> {
         let mut branches = Vec::new();
         loop {
             let test = self.tuple(true)?;
@@ -181,72 +182,76 @@ impl Parser {
             match end.as_str() {
                 "elif" => continue,
                 "else" => {
-                    let otherwise = self.whole_block("if", &["endif"])?;
-                    return Ok(StmtKind::If(branches, otherwise));
+                    let else_body = self.whole_block("if", &["endif"])?;
+                    return Ok(StmtKind::If(branches, else_body));
                 }
                 _ => {
-                    self.expect(&Tok::BlockEnd)?;
+                    self.expect(&TokenKind::BlockEnd)?;
                     return Ok(StmtKind::If(branches, Body::new()));
                 }
             }
         }
     }
 
-    fn for_statement(&mut self) -> Parsed<StmtKind> {
+    fn for_statement(&mut self) -> ParseResult<StmtKind> {
         let target = self.target_list()?;
         self.expect_word("in")?;
         let iter = self.tuple(false)?;
         let filter = if self.skip_word("if") { Some(self.expression()?) } else { None };
         let recursive = self.skip_word("recursive");
         let (body, end) = self.block("for", &["endfor", "else"])?;
-        let otherwise = match end.as_str() {
+        let else_body = match end.as_str() {
             "else" => self.whole_block("for", &["endfor"])?,
             _ => {
-                self.expect(&Tok::BlockEnd)?;
+                self.expect(&TokenKind::BlockEnd)?;
                 Body::new()
             }
         };
-        Ok(StmtKind::For(Arc::new(For { target, iter, filter, recursive, body, otherwise })))
+        Ok(StmtKind::For(Arc::new(For { target, iter, filter, recursive, body, else_body })))
     }
 
-    fn set_statement(&mut self) -> Parsed<StmtKind> {
+    fn set_statement(&mut self) -> ParseResult<StmtKind> {
         let target = self.target_list()?;
         if self.skip_op("=") {
             let value = self.tuple(true)?;
-            self.expect(&Tok::BlockEnd)?;
+            self.expect(&TokenKind::BlockEnd)?;
             return Ok(StmtKind::Set(target, value));
         }
         let filters = self.filters(false)?;
         Ok(StmtKind::SetBlock(target, filters, self.whole_block("set", &["endset"])?))
     }
 
-    fn macro_statement(&mut self) -> Parsed<StmtKind> {
+    fn macro_statement(&mut self) -> ParseResult<StmtKind> {
         let name: Name = self.name()?.into();
         let params = self.signature()?;
-        let outer = std::mem::take(&mut self.takes);
+        let outer = std::mem::take(&mut self.implicit_params);
         let body = self.whole_block("macro", &["endmacro"])?;
-        let takes = std::mem::replace(&mut self.takes, outer);
-        Ok(StmtKind::Macro(Arc::new(Macro { name, params, body, takes })))
+        let implicit_params = std::mem::replace(&mut self.implicit_params, outer);
+        Ok(StmtKind::Macro(Arc::new(Macro { name, params, body, implicit_params })))
     }
 
-    fn call_statement(&mut self) -> Parsed<StmtKind> {
-        let params = if *self.peek() == Tok::Op("(") { self.signature()? } else { Vec::new() };
+    fn call_statement(&mut self) -> ParseResult<StmtKind> {
+        let params =
+            if *self.peek() == TokenKind::Op("(") { self.signature()? } else { Vec::new() };
         let call = self.expression()?;
-        if !matches!(&call, Expr::Post(_, ops) if matches!(ops.last(), Some(Post::Call(_)))) {
+        if !matches!(&call, Expr::Postfix(_, ops) if matches!(ops.last(), Some(Postfix::Call(_)))) {
             return Err(self.error("expected call"));
         }
-        let outer = std::mem::take(&mut self.takes);
+        let outer = std::mem::take(&mut self.implicit_params);
         let body = self.whole_block("call", &["endcall"])?;
-        let takes = std::mem::replace(&mut self.takes, outer);
-        Ok(StmtKind::Call(Arc::new(Macro { name: "caller".into(), params, body, takes }), call))
+        let implicit_params = std::mem::replace(&mut self.implicit_params, outer);
+        Ok(StmtKind::Call(
+            Arc::new(Macro { name: "caller".into(), params, body, implicit_params }),
+            call,
+        ))
     }
 
-    fn signature(&mut self) -> Parsed<Vec<(Name, Option<Expr>)>> {
-        self.expect(&Tok::Op("("))?;
+    fn signature(&mut self) -> ParseResult<Vec<(Name, Option<Expr>)>> {
+        self.expect(&TokenKind::Op("("))?;
         let mut params: Vec<(Name, Option<Expr>)> = Vec::new();
         while !self.skip_op(")") {
             if !params.is_empty() {
-                self.expect(&Tok::Op(","))?;
+                self.expect(&TokenKind::Op(","))?;
                 if self.skip_op(")") {
                     break;
                 }
@@ -261,12 +266,12 @@ impl Parser {
         Ok(params)
     }
 
-    /// `a`, `a.b` (of a namespace) or `(a, b)`.
-    fn target(&mut self, with_attr: bool) -> Parsed<Target> {
+    /// Parses `a`, `a.b` (of a namespace) or `(a, b)`.
+    fn target(&mut self, with_attr: bool) -> ParseResult<Target> {
         if self.skip_op("(") {
             self.enter()?;
             let target = self.target_list()?;
-            self.expect(&Tok::Op(")"))?;
+            self.expect(&TokenKind::Op(")"))?;
             self.leave();
             return Ok(target);
         }
@@ -280,15 +285,15 @@ impl Parser {
         Ok(Target::Name(name))
     }
 
-    fn target_list(&mut self) -> Parsed<Target> {
+    fn target_list(&mut self) -> ParseResult<Target> {
         let first = self.target(true)?;
-        if *self.peek() != Tok::Op(",") {
+        if *self.peek() != TokenKind::Op(",") {
             return Ok(first);
         }
         let mut targets = vec![first];
         while self.skip_op(",") {
-            if !matches!(self.peek(), Tok::Name(word) if word != "in")
-                && *self.peek() != Tok::Op("(")
+            if !matches!(self.peek(), TokenKind::Name(word) if word != "in")
+                && *self.peek() != TokenKind::Op("(")
             {
                 break;
             }
@@ -297,8 +302,8 @@ impl Parser {
         Ok(Target::Tuple(targets))
     }
 
-    /// `| a | b(c)` after `set`, or `a | b` after `filter`.
-    fn filters(&mut self, bare: bool) -> Parsed<Vec<Post>> {
+    /// Parses `| a | b(c)` behind `set`, or `a | b` behind `filter`.
+    fn filters(&mut self, bare: bool) -> ParseResult<Vec<Postfix>> {
         let mut filters = Vec::new();
         if bare {
             filters.push(self.filter()?);
@@ -309,9 +314,9 @@ impl Parser {
         Ok(filters)
     }
 
-    pub(super) fn enter(&mut self) -> Parsed<()> {
+    pub(super) fn enter(&mut self) -> ParseResult<()> {
         if self.depth >= DEPTH_MAX {
-            return Err(PromptError::Limit { line: self.line(), bound: Bound::Depth });
+            return Err(PromptError::Limit { line: self.line(), limit: TemplateLimit::Depth });
         }
         self.depth += 1;
         Ok(())
@@ -321,25 +326,25 @@ impl Parser {
         self.depth -= 1;
     }
 
-    pub(super) fn peek(&self) -> &Tok {
-        &self.tokens[self.at.min(self.tokens.len() - 1)].tok
+    pub(super) fn peek(&self) -> &TokenKind {
+        &self.tokens[self.at.min(self.tokens.len() - 1)].kind
     }
 
-    pub(super) fn peek_second(&self) -> &Tok {
-        &self.tokens[(self.at + 1).min(self.tokens.len() - 1)].tok
+    pub(super) fn peek_second(&self) -> &TokenKind {
+        &self.tokens[(self.at + 1).min(self.tokens.len() - 1)].kind
     }
 
-    pub(super) fn next(&mut self) -> Tok {
-        let tok = self.peek().clone();
+    pub(super) fn next(&mut self) -> TokenKind {
+        let kind = self.peek().clone();
         self.at += 1;
-        tok
+        kind
     }
 
     fn line(&self) -> usize {
         self.tokens[self.at.min(self.tokens.len() - 1)].line
     }
 
-    pub(super) fn expect(&mut self, want: &Tok) -> Parsed<()> {
+    pub(super) fn expect(&mut self, want: &TokenKind) -> ParseResult<()> {
         let got = self.peek().clone();
         if got == *want {
             self.at += 1;
@@ -348,7 +353,7 @@ impl Parser {
         Err(self.error(format!("expected token {}, got {}", describe(want), describe(&got))))
     }
 
-    fn expect_word(&mut self, word: &str) -> Parsed<()> {
+    fn expect_word(&mut self, word: &str) -> ParseResult<()> {
         if self.skip_word(word) {
             return Ok(());
         }
@@ -356,20 +361,20 @@ impl Parser {
     }
 
     pub(super) fn skip_op(&mut self, op: &'static str) -> bool {
-        let found = *self.peek() == Tok::Op(op);
+        let found = *self.peek() == TokenKind::Op(op);
         self.at += usize::from(found);
         found
     }
 
     pub(super) fn skip_word(&mut self, word: &str) -> bool {
-        let found = matches!(self.peek(), Tok::Name(name) if name == word);
+        let found = matches!(self.peek(), TokenKind::Name(name) if name == word);
         self.at += usize::from(found);
         found
     }
 
-    pub(super) fn name(&mut self) -> Parsed<String> {
+    pub(super) fn name(&mut self) -> ParseResult<String> {
         match self.peek().clone() {
-            Tok::Name(name) => {
+            TokenKind::Name(name) => {
                 self.at += 1;
                 Ok(name)
             }
@@ -382,18 +387,18 @@ impl Parser {
     }
 }
 
-pub(super) fn describe(tok: &Tok) -> String {
-    match tok {
-        Tok::Data(_) => "'template data'".into(),
-        Tok::VarBegin => "'begin of print statement'".into(),
-        Tok::VarEnd => "'end of print statement'".into(),
-        Tok::BlockBegin => "'begin of statement block'".into(),
-        Tok::BlockEnd => "'end of statement block'".into(),
-        Tok::Name(name) => format!("'{name}'"),
-        Tok::Str(text) => format!("{text:?}"),
-        Tok::Int(n) => format!("'{n}'"),
-        Tok::Float(f) => format!("'{f}'"),
-        Tok::Op(op) => format!("'{op}'"),
-        Tok::Eof => "'end of template'".into(),
+pub(super) fn describe(kind: &TokenKind) -> String {
+    match kind {
+        TokenKind::Data(_) => "'template data'".into(),
+        TokenKind::VarBegin => "'begin of print statement'".into(),
+        TokenKind::VarEnd => "'end of print statement'".into(),
+        TokenKind::BlockBegin => "'begin of statement block'".into(),
+        TokenKind::BlockEnd => "'end of statement block'".into(),
+        TokenKind::Name(name) => format!("'{name}'"),
+        TokenKind::Str(text) => format!("{text:?}"),
+        TokenKind::Int(n) => format!("'{n}'"),
+        TokenKind::Float(f) => format!("'{f}'"),
+        TokenKind::Op(op) => format!("'{op}'"),
+        TokenKind::Eof => "'end of template'".into(),
     }
 }

@@ -1,15 +1,15 @@
-//! Expressions of Jinja, with Jinja2's precedences: `if else`, `or`, `and`, `not`, comparisons, `+ -`, `~`, `* / // %`,
-//! `**`, sign, then postfix (`.` `[]` `()`), filters and tests.
+//! Parses expressions with the precedences of Jinja2, lowest first: `if else`, `or`, `and`, `not`,
+//! comparisons, `+ -`, `~`, `* / // %`, `**`, sign, postfix (`.` `[]` `()`), filters and tests.
 
 use std::sync::Arc;
 
-use super::ast::{Args, Cmp, Expr, Name, Op, Post};
-use super::lex::Tok;
-use super::parse::{Parsed, Parser, describe};
+use super::ast::{Args, BinaryOp, CompareOp, Expr, Name, Postfix};
+use super::lex::TokenKind;
+use super::parse::{ParseResult, Parser, describe};
 
 impl Parser {
-    /// One expression, or several with commas between them: a tuple.
-    pub(super) fn tuple(&mut self, with_condition: bool) -> Parsed<Expr> {
+    /// Parses an expression, or a tuple of expressions with commas between them.
+    pub(super) fn tuple(&mut self, with_condition: bool) -> ParseResult<Expr> {
         let mut items = Vec::new();
         loop {
             match (self.at_tuple_end(), items.is_empty()) {
@@ -34,11 +34,13 @@ impl Parser {
     }
 
     fn at_tuple_end(&self) -> bool {
-        matches!(self.peek(), Tok::VarEnd | Tok::BlockEnd | Tok::Op(")") | Tok::Eof)
-            || matches!(self.peek(), Tok::Name(word) if word == "recursive")
+        matches!(
+            self.peek(),
+            TokenKind::VarEnd | TokenKind::BlockEnd | TokenKind::Op(")") | TokenKind::Eof
+        ) || matches!(self.peek(), TokenKind::Name(word) if word == "recursive")
     }
 
-    pub(super) fn expression(&mut self) -> Parsed<Expr> {
+    pub(super) fn expression(&mut self) -> ParseResult<Expr> {
         self.enter()?;
         let mut expr = self.or()?;
         let mut conditions = 0;
@@ -46,7 +48,8 @@ impl Parser {
             let test = Box::new(self.or()?);
             let no = if self.skip_word("else") { Some(Box::new(self.expression()?)) } else { None };
             expr = Expr::Cond { test, yes: Box::new(expr), no };
-            // `a if b if c …` nests to the left, without recursion here but with it at run time.
+            // `a if b if c …` nests to the left: the parser does not recurse, but the evaluator
+            // does.
             conditions += 1;
             if conditions > 8 {
                 return Err(self.error("too many conditions in one expression"));
@@ -56,7 +59,7 @@ impl Parser {
         Ok(expr)
     }
 
-    fn or(&mut self) -> Parsed<Expr> {
+    fn or(&mut self) -> ParseResult<Expr> {
         let mut items = vec![self.and()?];
         while self.skip_word("or") {
             items.push(self.and()?);
@@ -64,7 +67,7 @@ impl Parser {
         Ok(single_or(items, Expr::Or))
     }
 
-    fn and(&mut self) -> Parsed<Expr> {
+    fn and(&mut self) -> ParseResult<Expr> {
         let mut items = vec![self.not()?];
         while self.skip_word("and") {
             items.push(self.not()?);
@@ -72,7 +75,7 @@ impl Parser {
         Ok(single_or(items, Expr::And))
     }
 
-    fn not(&mut self) -> Parsed<Expr> {
+    fn not(&mut self) -> ParseResult<Expr> {
         let mut negated = 0usize;
         while self.skip_word("not") {
             negated += 1;
@@ -85,24 +88,24 @@ impl Parser {
         })
     }
 
-    fn compare(&mut self) -> Parsed<Expr> {
+    fn compare(&mut self) -> ParseResult<Expr> {
         let first = self.sum()?;
         let mut rest = Vec::new();
         loop {
             let cmp = match self.peek() {
-                Tok::Op("==") => Cmp::Eq,
-                Tok::Op("!=") => Cmp::Ne,
-                Tok::Op("<") => Cmp::Lt,
-                Tok::Op("<=") => Cmp::Le,
-                Tok::Op(">") => Cmp::Gt,
-                Tok::Op(">=") => Cmp::Ge,
-                Tok::Name(word) if word == "in" => Cmp::In,
-                Tok::Name(word)
+                TokenKind::Op("==") => CompareOp::Eq,
+                TokenKind::Op("!=") => CompareOp::Ne,
+                TokenKind::Op("<") => CompareOp::Lt,
+                TokenKind::Op("<=") => CompareOp::Le,
+                TokenKind::Op(">") => CompareOp::Gt,
+                TokenKind::Op(">=") => CompareOp::Ge,
+                TokenKind::Name(word) if word == "in" => CompareOp::In,
+                TokenKind::Name(word)
                     if word == "not"
-                        && matches!(self.peek_second(), Tok::Name(next) if next == "in") =>
+                        && matches!(self.peek_second(), TokenKind::Name(next) if next == "in") =>
                 {
                     self.next();
-                    Cmp::NotIn
+                    CompareOp::NotIn
                 }
                 _ => break,
             };
@@ -112,11 +115,11 @@ impl Parser {
         Ok(if rest.is_empty() { first } else { Expr::Compare(Box::new(first), rest) })
     }
 
-    fn sum(&mut self) -> Parsed<Expr> {
-        self.chain(&[("+", Op::Add), ("-", Op::Sub)], Self::concat)
+    fn sum(&mut self) -> ParseResult<Expr> {
+        self.chain(&[("+", BinaryOp::Add), ("-", BinaryOp::Sub)], Self::concat)
     }
 
-    fn concat(&mut self) -> Parsed<Expr> {
+    fn concat(&mut self) -> ParseResult<Expr> {
         let mut items = vec![self.product()?];
         while self.skip_op("~") {
             items.push(self.product()?);
@@ -124,33 +127,38 @@ impl Parser {
         Ok(single_or(items, Expr::Concat))
     }
 
-    fn product(&mut self) -> Parsed<Expr> {
-        let ops = [("*", Op::Mul), ("/", Op::Div), ("//", Op::FloorDiv), ("%", Op::Mod)];
+    fn product(&mut self) -> ParseResult<Expr> {
+        let ops = [
+            ("*", BinaryOp::Mul),
+            ("/", BinaryOp::Div),
+            ("//", BinaryOp::FloorDiv),
+            ("%", BinaryOp::Mod),
+        ];
         self.chain(&ops, Self::power)
     }
 
-    fn power(&mut self) -> Parsed<Expr> {
-        self.chain(&[("**", Op::Pow)], |p| p.unary(true))
+    fn power(&mut self) -> ParseResult<Expr> {
+        self.chain(&[("**", BinaryOp::Pow)], |p| p.unary(true))
     }
 
     fn chain(
         &mut self,
-        ops: &[(&'static str, Op)],
-        operand: impl Fn(&mut Self) -> Parsed<Expr>,
-    ) -> Parsed<Expr> {
+        ops: &[(&'static str, BinaryOp)],
+        operand: impl Fn(&mut Self) -> ParseResult<Expr>,
+    ) -> ParseResult<Expr> {
         let first = operand(self)?;
         let mut rest = Vec::new();
-        while let Some((_, op)) = ops.iter().find(|(text, _)| *self.peek() == Tok::Op(text)) {
+        while let Some((_, op)) = ops.iter().find(|(text, _)| *self.peek() == TokenKind::Op(text)) {
             self.next();
             rest.push((*op, operand(self)?));
         }
         Ok(if rest.is_empty() { first } else { Expr::Chain(Box::new(first), rest) })
     }
 
-    fn unary(&mut self, with_filters: bool) -> Parsed<Expr> {
+    fn unary(&mut self, with_filters: bool) -> ParseResult<Expr> {
         let mut ops = Vec::new();
         let expr = match self.peek() {
-            Tok::Op(sign @ ("-" | "+")) => {
+            TokenKind::Op(sign @ ("-" | "+")) => {
                 let negative = *sign == "-";
                 self.next();
                 self.enter()?;
@@ -164,63 +172,64 @@ impl Parser {
         if with_filters {
             self.filters_and_tests(&mut ops)?;
         }
-        Ok(if ops.is_empty() { expr } else { Expr::Post(Box::new(expr), ops) })
+        Ok(if ops.is_empty() { expr } else { Expr::Postfix(Box::new(expr), ops) })
     }
 
-    fn primary(&mut self) -> Parsed<Expr> {
+    fn primary(&mut self) -> ParseResult<Expr> {
         match self.next() {
-            Tok::Name(name) => Ok(match name.as_str() {
+            TokenKind::Name(name) => Ok(match name.as_str() {
                 "true" | "True" => Expr::Bool(true),
                 "false" | "False" => Expr::Bool(false),
                 "none" | "None" => Expr::None,
                 _ => {
-                    self.takes.varargs |= name == "varargs";
-                    self.takes.kwargs |= name == "kwargs";
-                    self.takes.caller |= name == "caller";
+                    self.implicit_params.varargs |= name == "varargs";
+                    self.implicit_params.kwargs |= name == "kwargs";
+                    self.implicit_params.caller |= name == "caller";
                     Expr::Name(name.into())
                 }
             }),
-            Tok::Str(mut text) => {
-                while let Tok::Str(more) = self.peek() {
+            TokenKind::Str(mut text) => {
+                while let TokenKind::Str(more) = self.peek() {
                     text.push_str(more);
                     self.next();
                 }
                 Ok(Expr::Str(text.into()))
             }
-            Tok::Int(n) => Ok(Expr::Int(n)),
-            Tok::Float(f) => Ok(Expr::Float(f)),
-            Tok::Op("(") => {
+            TokenKind::Int(n) => Ok(Expr::Int(n)),
+            TokenKind::Float(f) => Ok(Expr::Float(f)),
+            TokenKind::Op("(") => {
                 self.enter()?;
-                let expr = if *self.peek() == Tok::Op(")") {
+                let expr = if *self.peek() == TokenKind::Op(")") {
                     Expr::Tuple(vec![])
                 } else {
                     self.tuple(true)?
                 };
-                self.expect(&Tok::Op(")"))?;
+                self.expect(&TokenKind::Op(")"))?;
                 self.leave();
                 Ok(expr)
             }
-            Tok::Op("[") => Ok(Expr::List(self.items("]", |p| p.expression())?)),
-            Tok::Op("{") => Ok(Expr::Dict(self.items("}", |p| {
+            TokenKind::Op("[") => Ok(Expr::List(self.items("]", |p| p.expression())?)),
+            TokenKind::Op("{") => Ok(Expr::Dict(self.items("}", |p| {
                 let key = p.expression()?;
-                p.expect(&Tok::Op(":"))?;
+                p.expect(&TokenKind::Op(":"))?;
                 Ok((key, p.expression()?))
             })?)),
             other => Err(self.error(format!("unexpected {}", describe(&other)))),
         }
     }
 
-    /// Items with commas between them, up to the closing bracket; a comma may stand before it.
+    /// Parses items with commas between them, up to the closing bracket. A trailing comma is
+    /// allowed.
     fn items<T>(
         &mut self,
         close: &'static str,
-        item: impl Fn(&mut Self) -> Parsed<T>,
-    ) -> Parsed<Vec<T>> {
+        item: impl Fn(&mut Self) -> ParseResult<T>,
+    ) -> ParseResult<Vec<T>> {
         self.enter()?;
         let mut items = Vec::new();
         while !self.skip_op(close) {
             if !items.is_empty() {
-                self.expect(&Tok::Op(","))?;
+                self.expect(&TokenKind::Op(","))?;
                 if self.skip_op(close) {
                     break;
                 }
@@ -231,90 +240,90 @@ impl Parser {
         Ok(items)
     }
 
-    fn postfix(&mut self, ops: &mut Vec<Post>) -> Parsed<()> {
+    fn postfix(&mut self, ops: &mut Vec<Postfix>) -> ParseResult<()> {
         loop {
             match self.peek() {
-                Tok::Op(".") => {
+                TokenKind::Op(".") => {
                     self.next();
                     match self.next() {
-                        Tok::Name(name) => ops.push(Post::Attr(name.into())),
-                        Tok::Int(n) => ops.push(Post::Item(Expr::Int(n))),
+                        TokenKind::Name(name) => ops.push(Postfix::Attr(name.into())),
+                        TokenKind::Int(n) => ops.push(Postfix::Item(Expr::Int(n))),
                         _ => return Err(self.error("expected name or number")),
                     }
                 }
-                Tok::Op("[") => {
+                TokenKind::Op("[") => {
                     self.next();
                     self.enter()?;
                     let op = self.subscript()?;
-                    self.expect(&Tok::Op("]"))?;
+                    self.expect(&TokenKind::Op("]"))?;
                     self.leave();
                     ops.push(op);
                 }
-                Tok::Op("(") => ops.push(Post::Call(self.args()?)),
+                TokenKind::Op("(") => ops.push(Postfix::Call(self.args()?)),
                 _ => return Ok(()),
             }
         }
     }
 
-    fn subscript(&mut self) -> Parsed<Post> {
+    fn subscript(&mut self) -> ParseResult<Postfix> {
         let mut parts: [Option<Expr>; 3] = [None, None, None];
         let mut at = 0;
         loop {
             match self.peek() {
-                Tok::Op(":") => {
+                TokenKind::Op(":") => {
                     self.next();
                     at += 1;
                     if at > 2 {
                         return Err(self.error("expected subscript expression"));
                     }
                 }
-                Tok::Op("]") if at > 0 => break,
+                TokenKind::Op("]") if at > 0 => break,
                 _ if parts[at].is_none() => parts[at] = Some(self.expression()?),
                 _ => break,
             }
         }
         let [start, stop, step] = parts;
         match (at, start) {
-            (0, Some(expr)) if *self.peek() == Tok::Op(",") => {
+            (0, Some(expr)) if *self.peek() == TokenKind::Op(",") => {
                 let mut items = vec![expr];
                 while self.skip_op(",") {
                     items.push(self.expression()?);
                 }
-                Ok(Post::Item(Expr::Tuple(items)))
+                Ok(Postfix::Item(Expr::Tuple(items)))
             }
-            (0, Some(expr)) => Ok(Post::Item(expr)),
-            (_, start) => Ok(Post::Slice(start, stop, step)),
+            (0, Some(expr)) => Ok(Postfix::Item(expr)),
+            (_, start) => Ok(Postfix::Slice(start, stop, step)),
         }
     }
 
-    fn filters_and_tests(&mut self, ops: &mut Vec<Post>) -> Parsed<()> {
+    fn filters_and_tests(&mut self, ops: &mut Vec<Postfix>) -> ParseResult<()> {
         loop {
             match self.peek() {
-                Tok::Op("|") => {
+                TokenKind::Op("|") => {
                     self.next();
                     ops.push(self.filter()?);
                 }
-                Tok::Name(word) if word == "is" => {
+                TokenKind::Name(word) if word == "is" => {
                     self.next();
                     let test = self.test()?;
                     ops.push(test);
                 }
-                Tok::Op("(") => ops.push(Post::Call(self.args()?)),
+                TokenKind::Op("(") => ops.push(Postfix::Call(self.args()?)),
                 _ => return Ok(()),
             }
         }
     }
 
-    /// A filter's name and arguments, after the `|`.
-    pub(super) fn filter(&mut self) -> Parsed<Post> {
+    /// Parses the name and arguments of a filter behind the `|`.
+    pub(super) fn filter(&mut self) -> ParseResult<Postfix> {
         let name = self.dotted_name()?;
-        let args = if *self.peek() == Tok::Op("(") { self.args()? } else { Args::default() };
-        Ok(Post::Filter(name, args))
+        let args = if *self.peek() == TokenKind::Op("(") { self.args()? } else { Args::default() };
+        Ok(Postfix::Filter(name, args))
     }
 
-    fn dotted_name(&mut self) -> Parsed<Name> {
+    fn dotted_name(&mut self) -> ParseResult<Name> {
         let mut name = self.name()?;
-        while *self.peek() == Tok::Op(".") {
+        while *self.peek() == TokenKind::Op(".") {
             self.next();
             name.push('.');
             name.push_str(&self.name()?);
@@ -322,40 +331,45 @@ impl Parser {
         Ok(Arc::from(name))
     }
 
-    fn test(&mut self) -> Parsed<Post> {
+    fn test(&mut self) -> ParseResult<Postfix> {
         let negated = self.skip_word("not");
         let name = self.dotted_name()?;
         let mut args = Args::default();
         match self.peek() {
-            Tok::Op("(") => args = self.args()?,
-            Tok::Name(word) if word == "is" => {
+            TokenKind::Op("(") => args = self.args()?,
+            TokenKind::Name(word) if word == "is" => {
                 return Err(self.error("You cannot chain multiple tests with is"));
             }
-            Tok::Name(word)
+            TokenKind::Name(word)
                 if matches!(
                     word.as_str(),
                     "else" | "or" | "and" | "if" | "in" | "not" | "recursive"
                 ) => {}
-            Tok::Name(_) | Tok::Str(_) | Tok::Int(_) | Tok::Float(_) | Tok::Op("[" | "{") => {
+            TokenKind::Name(_)
+            | TokenKind::Str(_)
+            | TokenKind::Int(_)
+            | TokenKind::Float(_)
+            | TokenKind::Op("[" | "{") => {
                 let primary = self.primary()?;
                 let mut ops = Vec::new();
                 self.postfix(&mut ops)?;
-                let arg = if ops.is_empty() { primary } else { Expr::Post(Box::new(primary), ops) };
+                let arg =
+                    if ops.is_empty() { primary } else { Expr::Postfix(Box::new(primary), ops) };
                 args.pos.push(arg);
             }
             _ => {}
         }
-        Ok(Post::Test(name, args, negated))
+        Ok(Postfix::Test(name, args, negated))
     }
 
-    fn args(&mut self) -> Parsed<Args> {
-        self.expect(&Tok::Op("("))?;
+    fn args(&mut self) -> ParseResult<Args> {
+        self.expect(&TokenKind::Op("("))?;
         self.enter()?;
         let mut args = Args::default();
         let mut first = true;
         while !self.skip_op(")") {
             if !std::mem::take(&mut first) {
-                self.expect(&Tok::Op(","))?;
+                self.expect(&TokenKind::Op(","))?;
                 if self.skip_op(")") {
                     break;
                 }
@@ -364,8 +378,8 @@ impl Parser {
                 args.star_star = Some(Box::new(self.expression()?));
             } else if self.skip_op("*") {
                 args.star = Some(Box::new(self.expression()?));
-            } else if matches!(self.peek(), Tok::Name(_))
-                && *self.peek_second() == Tok::Op("=")
+            } else if matches!(self.peek(), TokenKind::Name(_))
+                && *self.peek_second() == TokenKind::Op("=")
                 && args.star_star.is_none()
             {
                 let name = self.name()?;

@@ -2,18 +2,18 @@
 
 use std::fmt::Write as _;
 
-use super::value::{Fail, Res, SeqKind, Value};
-use crate::limits::{Bound, TEXT_BYTES_MAX};
-use crate::marks::is_half;
+use super::value::{EvalError, EvalResult, SeqKind, Value};
+use crate::control_marks::is_mark;
+use crate::limits::{TEXT_BYTES_MAX, TemplateLimit};
 
-/// `str(value)`; undefined is empty, as Jinja prints it.
-pub(super) fn to_str(value: &Value) -> Res<String> {
+/// `str(value)`. Undefined values are empty, as in Jinja's output.
+pub(super) fn to_str(value: &Value) -> EvalResult<String> {
     let mut out = String::new();
     str_to(&mut out, value)?;
     Ok(out)
 }
 
-pub(super) fn str_to(out: &mut String, value: &Value) -> Res<()> {
+pub(super) fn str_to(out: &mut String, value: &Value) -> EvalResult<()> {
     match value {
         Value::Undefined(_) => Ok(()),
         Value::Str(s) => push(out, s),
@@ -21,16 +21,16 @@ pub(super) fn str_to(out: &mut String, value: &Value) -> Res<()> {
     }
 }
 
-/// Appends within the bound on texts: shared values can be written out many times over.
-pub(super) fn push(out: &mut String, text: &str) -> Res<()> {
+/// Appends text within the size limit. Shared values may be written many times.
+pub(super) fn push(out: &mut String, text: &str) -> EvalResult<()> {
     if out.len() + text.len() > TEXT_BYTES_MAX {
-        return Err(Bound::Text.into());
+        return Err(TemplateLimit::Text.into());
     }
     out.push_str(text);
     Ok(())
 }
 
-pub(super) fn repr_to(out: &mut String, value: &Value) -> Res<()> {
+pub(super) fn repr_to(out: &mut String, value: &Value) -> EvalResult<()> {
     match value {
         Value::Undefined(_) => push(out, "Undefined"),
         Value::None => push(out, "None"),
@@ -82,7 +82,8 @@ pub(super) fn repr_to(out: &mut String, value: &Value) -> Res<()> {
     }
 }
 
-/// `repr` of a string: single quotes, unless it holds one and no double quote.
+/// `repr` of a string: in double quotes if it contains single and no double quotes, otherwise in
+/// single quotes.
 pub(super) fn repr_str(text: &str) -> String {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     let mut out = String::with_capacity(text.len() + 2);
@@ -111,10 +112,10 @@ pub(super) fn repr_str(text: &str) -> String {
     out
 }
 
-/// Python's `str.isprintable`, without its tables: no separators but the blank, no formats, no private use. Halves of marks stay as
-/// they are.
+/// Approximates Python's `str.isprintable` without its tables: no separators except the space, no
+/// format characters, no private use. Marks count as printable.
 fn is_printable(c: char) -> bool {
-    is_half(c)
+    is_mark(c)
         || !(c.is_control()
             || (c.is_whitespace() && c != ' ')
             || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
@@ -122,7 +123,8 @@ fn is_printable(c: char) -> bool {
             || c >= '\u{e0000}')
 }
 
-/// `repr` of a float: the shortest digits that read back, in exponent form below 1e-4 and from 1e16 on.
+/// `repr` of a float: the shortest digits that parse back, with an exponent below 1e-4 and from
+/// 1e16 on.
 pub(super) fn float(f: f64) -> String {
     if f.is_nan() {
         return "nan".into();
@@ -146,7 +148,7 @@ pub(super) fn float(f: f64) -> String {
 /// Options of `tojson`.
 pub(super) struct JsonStyle {
     pub(super) ensure_ascii: bool,
-    /// What one level is indented by.
+    /// Text of one indentation level.
     pub(super) indent: Option<String>,
     pub(super) item_separator: String,
     pub(super) key_separator: String,
@@ -154,7 +156,7 @@ pub(super) struct JsonStyle {
 }
 
 impl JsonStyle {
-    /// Python's defaults but for `ensure_ascii`: blanks after `,` and `:`.
+    /// Python's defaults, except for `ensure_ascii`: a space behind `,` and `:`.
     pub(super) fn plain() -> Self {
         JsonStyle {
             ensure_ascii: false,
@@ -167,13 +169,13 @@ impl JsonStyle {
 }
 
 /// `json.dumps`.
-pub(super) fn to_json(value: &Value, style: &JsonStyle) -> Res<String> {
+pub(super) fn to_json(value: &Value, style: &JsonStyle) -> EvalResult<String> {
     let mut out = String::new();
     json_to(&mut out, value, style, 0)?;
     Ok(out)
 }
 
-fn json_to(out: &mut String, value: &Value, style: &JsonStyle, level: usize) -> Res<()> {
+fn json_to(out: &mut String, value: &Value, style: &JsonStyle, level: usize) -> EvalResult<()> {
     match value {
         Value::None => push(out, "null"),
         Value::Bool(b) => push(out, if *b { "true" } else { "false" }),
@@ -215,8 +217,8 @@ fn json_block(
     level: usize,
     (open, close): (char, char),
     len: usize,
-    mut item: impl FnMut(&mut String, usize) -> Res<()>,
-) -> Res<()> {
+    mut item: impl FnMut(&mut String, usize) -> EvalResult<()>,
+) -> EvalResult<()> {
     out.push(open);
     let break_line = |out: &mut String, level: usize| match &style.indent {
         Some(indent) => {
@@ -239,7 +241,7 @@ fn json_block(
     Ok(())
 }
 
-fn json_key(key: &Value) -> Result<String, Fail> {
+fn json_key(key: &Value) -> Result<String, EvalError> {
     match key {
         Value::Str(s) => Ok(s.to_string()),
         Value::None => Ok("null".into()),
@@ -275,7 +277,7 @@ fn json_str(text: &str, ensure_ascii: bool) -> String {
             '\u{8}' => out.push_str("\\b"),
             '\u{c}' => out.push_str("\\f"),
             '\0'..='\u{1f}' => _ = write!(out, "\\u{:04x}", u32::from(c)),
-            _ if ensure_ascii && !matches!(c, ' '..='~') && !is_half(c) => {
+            _ if ensure_ascii && !matches!(c, ' '..='~') && !is_mark(c) => {
                 for unit in c.encode_utf16(&mut [0; 2]) {
                     _ = write!(out, "\\u{unit:04x}");
                 }

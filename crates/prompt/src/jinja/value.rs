@@ -1,4 +1,5 @@
-//! Values of a running Jinja template: Python's, immutable but for namespaces, which live in the interpreter.
+//! Values of a Jinja template, as in Python. All are immutable except namespaces, which the
+//! interpreter owns.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -9,54 +10,55 @@ use serde_json::Value as Json;
 
 use super::ast;
 use super::ops::ITEMS_MAX;
-use crate::limits::{Bound, Budget};
+use crate::limits::{Budget, TemplateLimit};
 
-/// Deepest nesting of lists and dicts, so that walking or dropping a value never exhausts the stack.
+/// Deepest nesting of lists and dicts, in levels. Walking or dropping a value cannot overflow the
+/// stack.
 pub(super) const VALUE_DEPTH_MAX: u32 = 200;
 
-/// Why an operation failed; the interpreter adds the line.
+/// Error of an operation. The interpreter adds the line.
 #[derive(Debug)]
-pub(super) enum Fail {
-    /// What Python would say.
+pub(super) enum EvalError {
+    /// Message as in Python.
     Error(String),
-    /// `raise_exception`.
+    /// Message of `raise_exception`.
     Raised(String),
-    Bound(Bound),
+    Limit(TemplateLimit),
 }
 
-impl Fail {
-    /// The same complaint in other words; a bound stays one.
-    pub(super) fn in_words(self, words: impl Into<String>) -> Self {
+impl EvalError {
+    /// Replaces the message of an ordinary error. Other errors stay unchanged.
+    pub(super) fn with_message(self, words: impl Into<String>) -> Self {
         match self {
-            Fail::Error(_) => Fail::Error(words.into()),
-            Fail::Raised(_) | Fail::Bound(_) => self,
+            EvalError::Error(_) => EvalError::Error(words.into()),
+            EvalError::Raised(_) | EvalError::Limit(_) => self,
         }
     }
 }
 
-pub(super) type Res<T = Value> = Result<T, Fail>;
+pub(super) type EvalResult<T = Value> = Result<T, EvalError>;
 
-impl From<String> for Fail {
+impl From<String> for EvalError {
     fn from(message: String) -> Self {
-        Fail::Error(message)
+        EvalError::Error(message)
     }
 }
 
-impl From<&str> for Fail {
+impl From<&str> for EvalError {
     fn from(message: &str) -> Self {
-        Fail::Error(message.to_string())
+        EvalError::Error(message.to_string())
     }
 }
 
-impl From<Bound> for Fail {
-    fn from(bound: Bound) -> Self {
-        Fail::Bound(bound)
+impl From<TemplateLimit> for EvalError {
+    fn from(limit: TemplateLimit) -> Self {
+        EvalError::Limit(limit)
     }
 }
 
 #[derive(Debug, Clone)]
 pub(super) enum Value {
-    /// Holds what a use of it is answered with.
+    /// An undefined value with the error message for its use.
     Undefined(Rc<str>),
     None,
     Bool(bool),
@@ -68,18 +70,18 @@ pub(super) enum Value {
     Generator(Rc<Generator>),
     /// Index into the interpreter's namespaces.
     Namespace(usize),
-    /// A global function by name.
+    /// Name of a global function.
     Function(&'static str),
     /// A method bound to its value.
     Method(Rc<(Value, &'static str)>),
     Macro(Rc<MacroValue>),
     Loop(Rc<Loop>),
     Cycler(Rc<Cycler>),
-    /// `joiner(sep)`: empty at the first call.
+    /// `joiner(sep)`: returns an empty text at the first call.
     Joiner(Rc<(Value, Cell<bool>)>),
 }
 
-/// A list or one of its look-alikes.
+/// A list, tuple, range or dictionary view.
 #[derive(Debug)]
 pub(super) struct Seq {
     pub(super) kind: SeqKind,
@@ -103,7 +105,7 @@ pub(super) struct Dict {
     depth: u32,
 }
 
-/// What may be a key; equal for values that Python holds equal (`1`, `1.0`, `True`).
+/// A dict key. Keys are equal if Python considers the values equal (`1`, `1.0`, `True`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Key {
     None,
@@ -113,7 +115,7 @@ pub(super) enum Key {
     Tuple(Vec<Key>),
 }
 
-/// A result that can be walked once, as Python's generators.
+/// A sequence that can be iterated once, like Python's generators.
 #[derive(Debug)]
 pub(super) struct Generator {
     items: RefCell<Option<Vec<Value>>>,
@@ -123,7 +125,7 @@ pub(super) struct Generator {
 #[derive(Debug)]
 pub(super) struct MacroValue {
     pub(super) def: Arc<ast::Macro>,
-    /// The scope that it was defined in.
+    /// Index of the scope in which the macro was defined.
     pub(super) scope: usize,
 }
 
@@ -132,9 +134,9 @@ pub(super) struct MacroValue {
 pub(super) struct Loop {
     pub(super) items: Rc<Vec<Value>>,
     pub(super) at: Cell<usize>,
-    /// Nesting of a recursive loop, from 0.
+    /// Nesting level of a recursive loop, from 0.
     pub(super) level: usize,
-    /// For `loop(…)`: the statement and the scope around it.
+    /// For `loop(…)`: the statement and its outer scope.
     pub(super) recursive: Option<(Arc<ast::For>, usize)>,
     pub(super) changed: RefCell<Option<Vec<Value>>>,
     depth: u32,
@@ -152,31 +154,31 @@ impl Value {
         Value::Str(Arc::from(text.as_ref()))
     }
 
-    pub(super) fn seq(kind: SeqKind, items: Vec<Value>) -> Res {
-        let depth = depth_over(&items)?;
+    pub(super) fn seq(kind: SeqKind, items: Vec<Value>) -> EvalResult {
+        let depth = container_depth(&items)?;
         Ok(Value::Seq(Rc::new(Seq { kind, items, depth })))
     }
 
-    pub(super) fn list(items: Vec<Value>) -> Res {
+    pub(super) fn list(items: Vec<Value>) -> EvalResult {
         Value::seq(SeqKind::List, items)
     }
 
-    pub(super) fn tuple(items: Vec<Value>) -> Res {
+    pub(super) fn tuple(items: Vec<Value>) -> EvalResult {
         Value::seq(SeqKind::Tuple, items)
     }
 
-    pub(super) fn generator(items: Vec<Value>) -> Res {
-        let depth = depth_over(&items)?;
+    pub(super) fn generator(items: Vec<Value>) -> EvalResult {
+        let depth = container_depth(&items)?;
         Ok(Value::Generator(Rc::new(Generator { items: RefCell::new(Some(items)), depth })))
     }
 
-    pub(super) fn dict(entries: Vec<(Value, Value)>, budget: &mut Budget) -> Res {
+    pub(super) fn dict(entries: Vec<(Value, Value)>, budget: &mut Budget) -> EvalResult {
         let mut map = IndexMap::with_capacity(entries.len());
         let mut depth = 0;
         for (key, value) in entries {
             depth = depth.max(value.depth()).max(key.depth());
-            // Python keeps the first of two equal keys, with the last value.
-            match map.entry(Key::of(&key, budget)?) {
+            // Of two equal keys, Python keeps the first key and the last value.
+            match map.entry(Key::from_value(&key, budget)?) {
                 indexmap::map::Entry::Occupied(mut entry) => {
                     let old: &mut (Value, Value) = entry.get_mut();
                     old.1 = value;
@@ -185,18 +187,18 @@ impl Value {
             }
         }
         if depth >= VALUE_DEPTH_MAX {
-            return Err(Bound::Depth.into());
+            return Err(TemplateLimit::Depth.into());
         }
         Ok(Value::Dict(Rc::new(Dict { map, depth: depth + 1 })))
     }
 
-    pub(super) fn cycler(items: Vec<Value>) -> Res {
-        let depth = depth_over(&items)?;
+    pub(super) fn cycler(items: Vec<Value>) -> EvalResult {
+        let depth = container_depth(&items)?;
         Ok(Value::Cycler(Rc::new(Cycler { items, at: Cell::new(0), depth })))
     }
 
-    /// JSON as Python decodes it.
-    pub(super) fn from_json(json: &Json) -> Res {
+    /// Decodes JSON as in Python.
+    pub(super) fn from_json(json: &Json) -> EvalResult {
         Ok(match json {
             Json::Null => Value::None,
             Json::Bool(b) => Value::Bool(*b),
@@ -207,11 +209,11 @@ impl Value {
             },
             Json::String(s) => Value::str(s),
             Json::Array(items) => {
-                Value::list(items.iter().map(Value::from_json).collect::<Res<_>>()?)?
+                Value::list(items.iter().map(Value::from_json).collect::<EvalResult<_>>()?)?
             }
             Json::Object(map) => {
                 let entries = map.iter().map(|(k, v)| Ok((Value::str(k), Value::from_json(v)?)));
-                Value::dict(entries.collect::<Res<_>>()?, &mut Budget::endless())?
+                Value::dict(entries.collect::<EvalResult<_>>()?, &mut Budget::unlimited())?
             }
         })
     }
@@ -233,7 +235,7 @@ impl Value {
         matches!(self, Value::Undefined(_))
     }
 
-    pub(super) fn truth(&self) -> bool {
+    pub(super) fn is_true(&self) -> bool {
         match self {
             Value::Undefined(_) | Value::None => false,
             Value::Bool(b) => *b,
@@ -246,7 +248,7 @@ impl Value {
         }
     }
 
-    /// Python's name of the type.
+    /// Name of the type in Python.
     pub(super) fn type_name(&self) -> &'static str {
         match self {
             Value::Undefined(_) => "Undefined",
@@ -273,7 +275,7 @@ impl Value {
         }
     }
 
-    /// The number, with booleans as 0 and 1.
+    /// The number; booleans count as 0 and 1.
     pub(super) fn number(&self) -> Option<Number> {
         match self {
             Value::Bool(b) => Some(Number::Int((*b).into())),
@@ -283,8 +285,8 @@ impl Value {
         }
     }
 
-    /// An integer argument.
-    pub(super) fn int(&self) -> Res<i128> {
+    /// The value of an integer argument.
+    pub(super) fn int(&self) -> EvalResult<i128> {
         match self.number() {
             Some(Number::Int(n)) => Ok(n),
             _ => {
@@ -294,12 +296,12 @@ impl Value {
         }
     }
 
-    /// The items of anything that can be walked; undefined is empty.
-    pub(super) fn iterate(&self) -> Res<Vec<Value>> {
+    /// The items of an iterable value; undefined values are empty.
+    pub(super) fn iterate(&self) -> EvalResult<Vec<Value>> {
         match self {
             Value::Undefined(_) => Ok(Vec::new()),
-            // Each letter takes many times its own memory.
-            Value::Str(s) if s.len() > ITEMS_MAX => Err(Bound::Text.into()),
+            // A string of one character takes many times the memory of the character.
+            Value::Str(s) if s.len() > ITEMS_MAX => Err(TemplateLimit::Text.into()),
             Value::Str(s) => {
                 Ok(s.chars().map(|c| Value::str(c.encode_utf8(&mut [0; 4]))).collect())
             }
@@ -310,7 +312,7 @@ impl Value {
         }
     }
 
-    /// How many steps walking the value costs.
+    /// Cost of iterating the value, in steps.
     pub(super) fn size(&self) -> usize {
         match self {
             Value::Str(s) => s.len(),
@@ -322,9 +324,9 @@ impl Value {
     }
 }
 
-fn depth_over(items: &[Value]) -> Res<u32> {
+fn container_depth(items: &[Value]) -> EvalResult<u32> {
     let depth = items.iter().map(Value::depth).max().unwrap_or(0);
-    if depth >= VALUE_DEPTH_MAX { Err(Bound::Depth.into()) } else { Ok(depth + 1) }
+    if depth >= VALUE_DEPTH_MAX { Err(TemplateLimit::Depth.into()) } else { Ok(depth + 1) }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -343,9 +345,9 @@ impl Number {
 }
 
 impl Key {
-    /// The key of a value. Tuples that share their parts are walked as often as these occur.
-    pub(super) fn of(value: &Value, budget: &mut Budget) -> Res<Key> {
-        budget.steps(1)?;
+    /// The key of a value. Shared parts of tuples are visited at each occurrence.
+    pub(super) fn from_value(value: &Value, budget: &mut Budget) -> EvalResult<Key> {
+        budget.charge_steps(1)?;
         Ok(match value {
             Value::None => Key::None,
             Value::Bool(b) => Key::Int((*b).into()),
@@ -354,19 +356,24 @@ impl Key {
             Value::Float(f) if f.fract() == 0.0 && f.abs() < 1e15 => Key::Int(*f as i128),
             Value::Float(f) => Key::Float(f.to_bits()),
             Value::Str(s) => {
-                budget.read(s.len())?;
+                budget.charge_read(s.len())?;
                 Key::Str(Arc::clone(s))
             }
             Value::Seq(s) if s.kind == SeqKind::Tuple => {
-                // Each is a key of its own, and takes memory.
-                budget.steps(8 * s.items.len() as u64)?;
-                Key::Tuple(s.items.iter().map(|item| Key::of(item, budget)).collect::<Res<_>>()?)
+                // Each item becomes a key with its own memory.
+                budget.charge_steps(8 * s.items.len() as u64)?;
+                Key::Tuple(
+                    s.items
+                        .iter()
+                        .map(|item| Key::from_value(item, budget))
+                        .collect::<EvalResult<_>>()?,
+                )
             }
             other => return Err(format!("unhashable type: '{}'", other.type_name()).into()),
         })
     }
 
-    /// Bytes that hashing it reads.
+    /// Number of bytes that hashing the key reads.
     pub(super) fn weight(&self) -> usize {
         match self {
             Key::Str(s) => s.len(),
@@ -377,10 +384,10 @@ impl Key {
 }
 
 impl Dict {
-    /// The value of a key; nothing for what cannot be one.
-    pub(super) fn get(&self, key: &Value, budget: &mut Budget) -> Res<Option<&Value>> {
-        let key = match Key::of(key, budget) {
-            Err(Fail::Error(_)) => return Ok(None),
+    /// The value of a key; `None` also for values that cannot be keys.
+    pub(super) fn get(&self, key: &Value, budget: &mut Budget) -> EvalResult<Option<&Value>> {
+        let key = match Key::from_value(key, budget) {
+            Err(EvalError::Error(_)) => return Ok(None),
             key => key?,
         };
         Ok(self.map.get(&key).map(|(_, value)| value))
@@ -396,8 +403,8 @@ impl Loop {
         items: Vec<Value>,
         level: usize,
         recursive: Option<(Arc<ast::For>, usize)>,
-    ) -> Res<Loop> {
-        let depth = depth_over(&items)?;
+    ) -> EvalResult<Loop> {
+        let depth = container_depth(&items)?;
         Ok(Loop {
             items: Rc::new(items),
             at: Cell::new(0),

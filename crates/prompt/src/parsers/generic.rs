@@ -1,108 +1,114 @@
-//! Parsers for models that name none: thoughts between the template's tags, and the tool calls that it writes.
+//! Parsers for models that name none: reasoning between the template's think tags, and calls in the
+//! template's format.
 
 use serde_json::{Map, Value as Json};
 
 use super::body::{arguments, call};
-use super::call::{CallError, Out};
-use super::early::Form;
-use super::pending::{Found, Pending, first_tag};
+use super::call_stream::StreamedFormat;
+use super::output_part::{CallError, PartSink};
+use super::pending::{PendingText, TagMatch, first_tag};
 use super::tools::Tools;
-use super::{Grammar, ParserInput, Stage, closing, is_free_of, shapes};
+use super::{FormatParser, OutputStage, ParserInput, closing, format_detection, is_free_of};
 use crate::{Template, ThinkTags};
 
+/// The parser for a model that names none.
 pub(super) fn for_template(
     template: &Template,
     tags: Option<ThinkTags>,
     input: &ParserInput<'_>,
-) -> Box<dyn Grammar> {
-    if let Some(family) = shapes::family(template, input) {
+) -> Box<dyn FormatParser> {
+    if let Some(family) = format_detection::parser_for_template(template, input) {
         return family;
     }
     let is_jinja = matches!(template, Template::Jinja(_));
-    // Some models put their answers between tags, too.
-    if input.tools.is_empty() && !shapes::has_answer_tags(template) {
-        return Box::new(Generic {
+    // Some models write their answers between tags.
+    if input.tools.is_empty() && !format_detection::has_answer_tags(template) {
+        return Box::new(GenericParser {
             lone_close: is_jinja,
-            ..Generic::new(tags, input.prompt, None)
+            ..GenericParser::new(tags, input.prompt, None)
         });
     }
     let tools = Tools::new(input.tools);
     let tag = match template {
         Template::Go(go) => go.tool_tag(),
         Template::Jinja(_) | Template::BuiltIn(_) => {
-            match shapes::grammar(template, tags.as_ref(), input) {
-                Ok(grammar) => return grammar,
+            match format_detection::parser_for_calls(template, tags.as_ref(), input) {
+                Ok(parser) => return parser,
                 Err(tag) => tag,
             }
         }
     };
-    let scan = Some(Scan::new(tag, tools)).filter(|scan| !(input.formed && scan.is_bracket()));
-    Box::new(Generic { lone_close: is_jinja, ..Generic::new(tags, input.prompt, scan) })
+    let scan =
+        Some(CallScanner::new(tag, tools)).filter(|scan| !(input.constrained && scan.is_bracket()));
+    Box::new(GenericParser { lone_close: is_jinja, ..GenericParser::new(tags, input.prompt, scan) })
 }
 
-/// Bytes of an object that is read as a call without arguments.
+/// Longest object that is read as a call without arguments, in bytes.
 const NAME_OBJECT_MAX: usize = 512;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// Before anything but white space.
+enum GenericState {
+    /// Only white space so far.
     Start,
     Thinking,
     Answer,
 }
 
-/// Thoughts first, then an answer that may have calls in it. A thought must be the first thing in the output, or have
-/// been opened by the prompt; later tags are part of the answer. White space after either tag is dropped.
+/// Parses reasoning, then an answer that may contain calls. Reasoning must come first in the output
+/// or be opened by the prompt; later think tags are part of the answer. White space behind both
+/// tags is dropped.
 #[derive(Debug, Clone)]
-pub(super) struct Generic {
+pub(super) struct GenericParser {
     tags: Option<ThinkTags>,
-    state: State,
-    /// White space is dropped until something else comes.
+    state: GenericState,
+    /// White space is dropped until other text arrives.
     trim: bool,
-    /// A closing tag that comes first ends a thought that was none.
+    /// A leading closing tag ends empty reasoning.
     lone_close: bool,
-    scan: Option<Scan>,
+    scan: Option<CallScanner>,
 }
 
-impl Generic {
-    pub(super) fn new(tags: Option<ThinkTags>, prompt: &str, scan: Option<Scan>) -> Self {
+impl GenericParser {
+    pub(super) fn new(tags: Option<ThinkTags>, prompt: &str, scan: Option<CallScanner>) -> Self {
         let (state, trim) = match &tags {
-            None => (State::Answer, false),
-            Some(tags) if prompt.trim().ends_with(&tags.open) => (State::Thinking, true),
-            Some(_) => (State::Start, false),
+            None => (GenericState::Answer, false),
+            Some(tags) if prompt.trim().ends_with(&tags.open) => (GenericState::Thinking, true),
+            Some(_) => (GenericState::Start, false),
         };
         Self { tags, state, trim, lone_close: false, scan }
     }
 
-    fn start(&mut self, text: &mut Pending, end: bool, tags: &ThinkTags) -> bool {
-        let rest = match text.first_solid() {
+    /// Checks whether the output starts with a think tag.
+    fn start(&mut self, text: &mut PendingText, end: bool, tags: &ThinkTags) -> bool {
+        let rest = match text.first_non_blank() {
             Some(at) => &text.rest()[at..],
             None if end => "",
             None => return false,
         };
         if rest.starts_with(&tags.open) {
-            let length = text.seen() + tags.open.len();
+            let length = text.search_position() + tags.open.len();
             text.take(length);
-            (self.state, self.trim) = (State::Thinking, true);
+            (self.state, self.trim) = (GenericState::Thinking, true);
             return true;
         }
         let lone = self.lone_close.then_some(tags.close.as_str());
         if let Some(close) = lone.filter(|close| rest.starts_with(*close)) {
-            let length = text.seen() + close.len();
+            let length = text.search_position() + close.len();
             text.take(length);
-            (self.state, self.trim) = (State::Answer, true);
+            (self.state, self.trim) = (GenericState::Answer, true);
             return true;
         }
         if !end && std::iter::once(tags.open.as_str()).chain(lone).any(|tag| tag.starts_with(rest))
         {
             return false;
         }
-        text.set_seen(0);
-        self.state = State::Answer;
+        text.set_search_position(0);
+        self.state = GenericState::Answer;
         true
     }
 
-    fn answer(&mut self, text: &mut Pending, end: bool, out: &mut Out) {
+    /// Passes the answer to the call scanner.
+    fn answer(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) {
         let piece = text.take_all();
         match &mut self.scan {
             Some(scan) => scan.push(&piece, end, out),
@@ -111,173 +117,176 @@ impl Generic {
     }
 }
 
-impl Grammar for Generic {
-    fn step(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
-        if !text.trimmed(&mut self.trim) {
+impl FormatParser for GenericParser {
+    fn step(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
+        if !text.trim_start_if(&mut self.trim) {
             return false;
         }
         let tags = match &self.tags {
-            Some(tags) if self.state != State::Answer => tags.clone(),
+            Some(tags) if self.state != GenericState::Answer => tags.clone(),
             _ => {
                 self.answer(text, end, out);
                 return false;
             }
         };
-        if self.state == State::Start {
+        if self.state == GenericState::Start {
             return self.start(text, end, &tags);
         }
-        let flow = text.flow_blank(&[&tags.close]);
-        out.thinking(&flow.text);
-        if flow.tag.is_some() {
-            (self.state, self.trim) = (State::Answer, true);
+        let released = text.release_with_blanks(&[&tags.close]);
+        out.thinking(&released.text);
+        if released.tag.is_some() {
+            (self.state, self.trim) = (GenericState::Answer, true);
         } else if end {
             out.thinking(&text.take_all());
         }
-        flow.tag.is_some()
+        released.tag.is_some()
     }
 
-    fn stage(&self) -> Stage {
+    fn stage(&self) -> OutputStage {
         match self.state {
-            State::Start => Stage::Start,
-            State::Thinking => Stage::Thinking,
-            State::Answer => Stage::Answer,
+            GenericState::Start => OutputStage::Start,
+            GenericState::Thinking => OutputStage::Thinking,
+            GenericState::Answer => OutputStage::Answer,
         }
     }
 
-    fn thought_end(&self) -> Option<String> {
-        let thinks = self.state == State::Thinking;
+    fn reasoning_end(&self) -> Option<String> {
+        let thinks = self.state == GenericState::Thinking;
         self.tags.as_ref().filter(|_| thinks).map(|tags| closing(&tags.close))
     }
 
     fn keeps_thinking(&self, piece: &str) -> bool {
         let close = self.tags.iter().map(|tags| tags.close.as_str());
-        self.state == State::Thinking && is_free_of(piece, close)
+        self.state == GenericState::Thinking && is_free_of(piece, close)
     }
 
-    fn boxed(&self) -> Box<dyn Grammar> {
+    fn clone_box(&self) -> Box<dyn FormatParser> {
         Box::new(self.clone())
     }
 
-    fn preserved(&self) -> Vec<String> {
+    fn preserved_tokens(&self) -> Vec<String> {
         let think = self.tags.iter().flat_map(|tags| [tags.open.clone(), tags.close.clone()]);
         think.chain(self.scan.iter().map(|scan| scan.tag.clone())).collect()
     }
 }
 
-/// Looks for calls behind a tag: the name of a tool and a JSON object, in whatever form.
+/// Searches for calls behind a tag: the name of a tool and a JSON object, in any arrangement.
 #[derive(Debug, Clone)]
-pub(super) struct Scan {
+pub(super) struct CallScanner {
     tag: String,
     tools: Tools,
-    text: Pending,
-    state: Search,
-    /// Nothing but white space has come.
-    blank: bool,
+    text: PendingText,
+    state: ScanState,
+    /// Only white space has arrived so far.
+    only_blank: bool,
     calls: usize,
-    /// The tool named last before an object, and how far names were searched.
-    named: Option<String>,
-    names_seen: usize,
-    /// The object or list that is being read.
+    /// The tool named last before an object, and the offset up to which names were searched.
+    last_tool_name: Option<String>,
+    names_searched: usize,
+    /// Start of the current object or list.
     object: Option<usize>,
-    braces: Braces,
+    brace_tracker: BraceTracker,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Search {
-    /// For the tag.
+enum ScanState {
+    /// Searching for the tag.
     Tag,
-    /// For calls.
+    /// Searching for calls.
     Calls,
-    /// All is part of the answer.
-    Over,
-    /// All calls are there, and what follows is nothing.
+    /// All text is part of the answer.
+    Disabled,
+    /// All calls were read; the rest is dropped.
     Done,
 }
 
-impl Scan {
-    /// Calls follow `tag`, which is not empty.
+impl CallScanner {
+    /// Searches for calls behind `tag`, which must not be empty.
     pub(super) fn new(tag: String, tools: Tools) -> Self {
-        let braces = Braces::default();
+        let brace_tracker = BraceTracker::default();
         Self {
             tag,
             tools,
-            text: Pending::default(),
-            state: Search::Tag,
-            blank: true,
+            text: PendingText::default(),
+            state: ScanState::Tag,
+            only_blank: true,
             calls: 0,
-            named: None,
-            names_seen: 0,
+            last_tool_name: None,
+            names_searched: 0,
             object: None,
-            braces,
+            brace_tracker,
         }
     }
 
-    /// The tag that closes what the opening one opened.
+    /// The closing tag of an opening tag such as `<tool_call>`.
     fn closing(&self) -> Option<String> {
         let name = self.tag.strip_prefix('<')?;
         Some(format!("</{name}")).filter(|tag| tag.ends_with('>'))
     }
 
-    /// A bracket begins calls only where an answer begins, and ends them.
+    /// Returns true if the tag is a bracket. Then calls must start the answer, and their closing
+    /// bracket ends it.
     fn is_bracket(&self) -> bool {
         self.tag == "{" || self.tag == "["
     }
 
-    fn push(&mut self, piece: &str, end: bool, out: &mut Out) {
+    /// Parses the next piece of the answer.
+    fn push(&mut self, piece: &str, end: bool, out: &mut PartSink) {
         self.text.push(piece);
         while match self.state {
-            Search::Tag => self.search(end, out),
-            Search::Calls => self.read(end, out),
-            Search::Over => {
+            ScanState::Tag => self.search_tag(end, out),
+            ScanState::Calls => self.read_calls(end, out),
+            ScanState::Disabled => {
                 out.content(&self.text.take_all());
                 false
             }
-            Search::Done => {
+            ScanState::Done => {
                 self.text.take_all();
                 false
             }
         } {}
     }
 
-    /// Looks for the tag; true if it is there, or will not come.
-    fn search(&mut self, end: bool, out: &mut Out) -> bool {
+    /// Searches for the tag. Returns true if it was found or can no longer come.
+    fn search_tag(&mut self, end: bool, out: &mut PartSink) -> bool {
         let found = self.text.find(&[&self.tag]);
         let length = match found {
-            Found::Tag { at, .. } | Found::Perhaps(at)
-                if !end || matches!(found, Found::Tag { .. }) =>
+            TagMatch::Tag { at, .. } | TagMatch::Partial(at)
+                if !end || matches!(found, TagMatch::Tag { .. }) =>
             {
                 at
             }
             _ => self.text.rest().len(),
         };
         let before = self.text.take(length);
-        self.blank &= before.trim().is_empty();
+        self.only_blank &= before.trim().is_empty();
         out.content(before);
-        if !self.blank && self.is_bracket() {
-            self.state = Search::Over;
+        if !self.only_blank && self.is_bracket() {
+            self.state = ScanState::Disabled;
             return true;
         }
-        if matches!(found, Found::Tag { .. }) {
-            // The bracket belongs to the object.
-            self.state = Search::Calls;
+        if matches!(found, TagMatch::Tag { .. }) {
+            // A bracket belongs to the object behind it.
+            self.state = ScanState::Calls;
             if !self.is_bracket() {
-                self.text.set_seen(self.tag.len());
-                self.names_seen = self.tag.len();
+                self.text.set_search_position(self.tag.len());
+                self.names_searched = self.tag.len();
             }
         }
-        self.state == Search::Calls
+        self.state == ScanState::Calls
     }
 
-    /// Reads calls; true if they are over before the text is. What cannot be one comes out at the end.
-    fn read(&mut self, end: bool, out: &mut Out) -> bool {
+    /// Reads calls. Returns true if the calls end before the text. Text that is not a call is
+    /// reported at the end.
+    fn read_calls(&mut self, end: bool, out: &mut PartSink) -> bool {
         'calls: loop {
             let closing = self.closing();
-            let seen = self.text.seen();
+            let searched = self.text.search_position();
             let mut ended = None;
             let rest = self.text.rest();
-            for (at, byte) in rest.bytes().enumerate().skip(seen) {
+            for (at, byte) in rest.bytes().enumerate().skip(searched) {
                 if let Some(closing) =
-                    closing.as_deref().filter(|_| byte == b'<' && !self.braces.in_string)
+                    closing.as_deref().filter(|_| byte == b'<' && !self.brace_tracker.in_string)
                 {
                     if rest[at..].starts_with(closing) {
                         let name = self.call_of_name(&rest[..at]);
@@ -288,38 +297,38 @@ impl Scan {
                                 continue 'calls;
                             }
                             None if self.calls == 0 => {
-                                self.refuse(at + closing.len(), out);
+                                self.reject_section(at + closing.len(), out);
                                 return true;
                             }
                             None => {}
                         }
                     }
                     if closing.starts_with(&rest[at..]) && !end {
-                        self.text.set_seen(at);
+                        self.text.set_search_position(at);
                         return false;
                     }
                 }
-                match self.braces.next(byte) {
-                    Brace::Opens => self.object = Some(at),
-                    Brace::Closes => {
+                match self.brace_tracker.next(byte) {
+                    BraceEvent::Opens => self.object = Some(at),
+                    BraceEvent::Closes => {
                         ended = Some(at + 1);
                         break;
                     }
-                    Brace::Other => {}
+                    BraceEvent::Other => {}
                 }
-                if self.tag == "[" && self.braces.list == Some(0) {
+                if self.tag == "[" && self.brace_tracker.list == Some(0) {
                     self.finish_bracket(at + 1, out);
                     return true;
                 }
             }
             let Some(to) = ended else {
                 let length = self.text.rest().len();
-                self.text.set_seen(length);
-                self.follow(length, out);
+                self.text.set_search_position(length);
+                self.stream_call(length, out);
                 break;
             };
-            self.text.set_seen(to);
-            self.follow(to, out);
+            self.text.set_search_position(to);
+            self.stream_call(to, out);
             self.object(to, out);
             if self.tag == "{" {
                 self.finish_bracket(0, out);
@@ -327,40 +336,42 @@ impl Scan {
             }
         }
         if end {
-            self.rest(out);
+            self.finish(out);
         }
         false
     }
 
-    /// Tells of the call that the present object may be, if it comes right behind the tag: others may be parts of something
-    /// else.
-    fn follow(&self, to: usize, out: &mut Out) {
+    /// Streams the call that the current object may be. Only objects directly behind the tag are
+    /// streamed, since others may be part of something else.
+    fn stream_call(&self, to: usize, out: &mut PartSink) {
         let Some(from) = self.object else { return };
         let text = self.text.rest();
-        // At the end all text is gone.
+        // At the end, all text was taken.
         let (Some(before), Some(inside)) = (text.get(..from), text.get(from..to)) else { return };
         let mut before = before.trim_start();
         if let Some(closing) = self.closing().filter(|_| self.calls > 0) {
             before = before.strip_prefix(closing.as_str()).unwrap_or(before).trim_start();
         }
         let before = before.strip_prefix(&self.tag).unwrap_or(before).trim();
-        // Those of a list come one by one.
+        // Calls of a list are streamed one by one.
         let in_list =
-            self.braces.list.is_some() && before == if self.calls > 0 { "," } else { "[" };
+            self.brace_tracker.list.is_some() && before == if self.calls > 0 { "," } else { "[" };
         if before.is_empty() || in_list {
-            out.follow(Form::Object, inside, &self.tools);
+            out.stream_call(StreamedFormat::Object, inside, &self.tools);
         }
     }
 
-    /// The tag has been closed, and no call was in it: it is searched anew behind.
-    fn refuse(&mut self, length: usize, out: &mut Out) {
+    /// The closing tag came without a call before it: reports the section as malformed and searches
+    /// for the next tag.
+    fn reject_section(&mut self, length: usize, out: &mut PartSink) {
         let text = self.text.take(length).to_owned();
-        out.malformed(text, CallError::Form("a tool's name and a JSON object"));
-        (self.state, self.braces, self.object) = (Search::Tag, Braces::default(), None);
-        (self.named, self.names_seen) = (None, 0);
+        out.malformed(text, CallError::Syntax("a tool's name and a JSON object"));
+        (self.state, self.brace_tracker, self.object) =
+            (ScanState::Tag, BraceTracker::default(), None);
+        (self.last_tool_name, self.names_searched) = (None, 0);
     }
 
-    /// The tool of the object at the end of a text, where it has the tool's name and no arguments.
+    /// The tool of an object at the end of a text that has only a tool's name and no arguments.
     fn call_of_name(&self, text: &str) -> Option<String> {
         let text = text.trim_end();
         let tail = text.floor_char_boundary(text.len().saturating_sub(NAME_OBJECT_MAX));
@@ -372,54 +383,56 @@ impl Scan {
             .then(|| name.to_owned())
     }
 
-    /// Brackets balance, of which so many bytes are left: with calls in them the rest is nothing, without they were the answer.
-    fn finish_bracket(&mut self, left: usize, out: &mut Out) {
+    /// All brackets are closed, `left` bytes before the end of the text. With calls, the rest is
+    /// dropped; without calls, all text was the answer.
+    fn finish_bracket(&mut self, left: usize, out: &mut PartSink) {
         if self.calls > 0 {
-            self.state = Search::Done;
+            self.state = ScanState::Done;
             let left = self.text.take(left).to_owned();
-            Self::left_over(&left, out);
+            Self::report_leftover(&left, out);
             self.text.take_all();
         } else {
-            self.state = Search::Over;
+            self.state = ScanState::Disabled;
             out.content(&self.text.take_all());
         }
     }
 
-    /// An object ends at `to`.
-    fn object(&mut self, to: usize, out: &mut Out) {
+    /// Processes the object that ends at `to`.
+    fn object(&mut self, to: usize, out: &mut PartSink) {
         let from = self.object.take().unwrap_or(0);
         self.find_name(to);
         let value = serde_json::from_str::<Json>(&self.text.rest()[from..to]).ok();
-        let Some((name, given)) = value.and_then(|value| self.call_in(value)) else {
-            if out.forget() {
+        let Some((name, given)) = value.and_then(|value| self.call_of_value(value)) else {
+            if out.abandon_call() {
                 self.skip_call(to);
             }
             return;
         };
-        // Objects before it that were none.
+        // Earlier objects that were not calls.
         if let Some(at) = self.text.rest()[..from].find('{') {
             let text = self.text.rest()[at..from].trim_end().to_owned();
-            out.malformed(text, CallError::Form("a tool's name and a JSON object"));
+            out.malformed(text, CallError::Syntax("a tool's name and a JSON object"));
         }
         out.calls(Ok(vec![call(name, given)]), |_| String::new());
         self.skip_call(to);
     }
 
-    /// Goes on behind a call that ends at `to`, of which nothing may be said again.
+    /// Removes a call that ends at `to` and everything before it.
     fn skip_call(&mut self, to: usize) {
         self.calls += 1;
         let bracket = self.tag == "[";
         self.text.take(to);
-        self.named = None;
-        self.names_seen = 0;
+        self.last_tool_name = None;
+        self.names_searched = 0;
         if !bracket {
-            self.braces = Braces::default();
+            self.brace_tracker = BraceTracker::default();
         }
     }
 
-    /// Remembers the first tool that is named in the text up to `to`; of those at one place the longest.
+    /// Finds the first tool name in the text up to `to`; of several at the same offset, the
+    /// longest.
     fn find_name(&mut self, to: usize) {
-        if self.named.is_some() {
+        if self.last_tool_name.is_some() {
             return;
         }
         let text = &self.text.rest()[..to];
@@ -427,40 +440,42 @@ impl Scan {
         if names.is_empty() {
             return;
         }
-        match first_tag(text, self.names_seen, &names) {
-            Found::Tag { at, .. } => {
+        match first_tag(text, self.names_searched, &names) {
+            TagMatch::Tag { at, .. } => {
                 let here = names.iter().filter(|name| text[at..].starts_with(**name));
-                self.named = here.max_by_key(|name| name.len()).map(|name| (*name).to_owned());
+                self.last_tool_name =
+                    here.max_by_key(|name| name.len()).map(|name| (*name).to_owned());
             }
-            Found::Perhaps(at) => self.names_seen = at,
-            Found::None => self.names_seen = to,
+            TagMatch::Partial(at) => self.names_searched = at,
+            TagMatch::None => self.names_searched = to,
         }
     }
 
-    /// The call that an object is, or has in it: with a `name` and arguments, with a tool's name as its key, or just
+    /// Finds the call in an object: with `name` and arguments, with a tool's name as key, or only
     /// arguments behind a tool's name.
-    fn call_in(&self, value: Json) -> Option<(String, Map<String, Json>)> {
-        match self.search_object(&value) {
-            Hit::Call(name, given) => Some((name, given)),
-            Hit::Refused => None,
-            Hit::Nothing => match value {
-                Json::Object(given) => Some((self.named.clone()?, given)),
+    fn call_of_value(&self, value: Json) -> Option<(String, Map<String, Json>)> {
+        match self.find_call(&value) {
+            CallMatch::Call(name, given) => Some((name, given)),
+            CallMatch::Invalid => None,
+            CallMatch::None => match value {
+                Json::Object(given) => Some((self.last_tool_name.clone()?, given)),
                 _ => None,
             },
         }
     }
 
-    fn search_object(&self, value: &Json) -> Hit {
+    /// Finds a call in a JSON value, also nested ones.
+    fn find_call(&self, value: &Json) -> CallMatch {
         let object = match value {
             Json::Object(object) => object,
             Json::Array(list) => {
-                let hits = list.iter().map(|one| self.search_object(one));
+                let hits = list.iter().map(|one| self.find_call(one));
                 return hits
                     .into_iter()
-                    .find(|hit| !matches!(hit, Hit::Nothing))
-                    .unwrap_or(Hit::Nothing);
+                    .find(|hit| !matches!(hit, CallMatch::None))
+                    .unwrap_or(CallMatch::None);
             }
-            _ => return Hit::Nothing,
+            _ => return CallMatch::None,
         };
         let given = |value: &Json| match value {
             Json::Object(_) | Json::String(_) => arguments(value.clone()).ok(),
@@ -471,73 +486,75 @@ impl Scan {
             let keys = ["arguments", "parameters"];
             let given = keys.iter().find_map(|key| given(object.get(*key)?));
             return match (declared, given) {
-                (Some(name), Some(given)) => Hit::Call(name.to_owned(), given),
-                _ => Hit::Refused,
+                (Some(name), Some(given)) => CallMatch::Call(name.to_owned(), given),
+                _ => CallMatch::Invalid,
             };
         }
         let keyed = object
             .iter()
             .find_map(|(key, value)| Some((key, value)).filter(|_| self.tools.has(key)));
         if let Some((name, Some(given))) = keyed.map(|(name, value)| (name, given(value))) {
-            return Hit::Call(name.clone(), given);
+            return CallMatch::Call(name.clone(), given);
         }
-        let hits = object.values().map(|value| self.search_object(value));
-        hits.into_iter().find(|hit| !matches!(hit, Hit::Nothing)).unwrap_or(Hit::Nothing)
+        let hits = object.values().map(|value| self.find_call(value));
+        hits.into_iter().find(|hit| !matches!(hit, CallMatch::None)).unwrap_or(CallMatch::None)
     }
 
-    /// Of what follows calls only an object may have been meant as one.
-    fn left_over(rest: &str, out: &mut Out) {
+    /// Reports an object behind the calls as malformed. Other text behind calls is dropped.
+    fn report_leftover(rest: &str, out: &mut PartSink) {
         if let Some(at) = rest.find('{') {
             out.malformed(
                 rest[at..].to_owned(),
-                CallError::Form("a tool's name and a JSON object"),
+                CallError::Syntax("a tool's name and a JSON object"),
             );
         }
     }
 
-    /// The text has ended among calls.
-    fn rest(&mut self, out: &mut Out) {
+    /// Handles the text that is left when the output ends.
+    fn finish(&mut self, out: &mut PartSink) {
         let rest = self.text.take_all();
         if self.is_bracket() && self.calls > 0 {
-            Self::left_over(&rest, out);
+            Self::report_leftover(&rest, out);
         } else if self.is_bracket() {
             out.content(&rest);
         } else if self.calls == 0 {
-            out.malformed(rest, CallError::Form("a tool's name and a JSON object"));
+            out.malformed(rest, CallError::Syntax("a tool's name and a JSON object"));
         } else if let Some(at) = rest.find(&self.tag).into_iter().chain(rest.find('{')).min() {
             out.malformed(
                 rest[at..].to_owned(),
-                CallError::Form("a tool's name and a JSON object"),
+                CallError::Syntax("a tool's name and a JSON object"),
             );
         }
     }
 }
 
-enum Hit {
+/// Result of searching a JSON value for a call.
+enum CallMatch {
     Call(String, Map<String, Json>),
-    /// A call of no tool, or without arguments.
-    Refused,
-    Nothing,
+    /// A call of an unknown tool, or without arguments.
+    Invalid,
+    None,
 }
 
-/// Follows objects, and the list around them, through a text.
+/// Tracks objects, and the list around them, through a text.
 #[derive(Debug, Clone, Default)]
-struct Braces {
+struct BraceTracker {
     depth: usize,
     in_string: bool,
     escaped: bool,
-    /// Open brackets outside of objects, once there were any.
+    /// Open brackets outside of objects; `None` before the first one.
     list: Option<usize>,
 }
 
-enum Brace {
+/// Effect of a byte on the objects of a text.
+enum BraceEvent {
     Opens,
     Closes,
     Other,
 }
 
-impl Braces {
-    fn next(&mut self, byte: u8) -> Brace {
+impl BraceTracker {
+    fn next(&mut self, byte: u8) -> BraceEvent {
         match byte {
             _ if self.escaped => self.escaped = false,
             b'\\' if self.in_string => self.escaped = true,
@@ -546,19 +563,19 @@ impl Braces {
             b'{' => {
                 self.depth += 1;
                 if self.depth == 1 {
-                    return Brace::Opens;
+                    return BraceEvent::Opens;
                 }
             }
             b'}' if self.depth > 0 => {
                 self.depth -= 1;
                 if self.depth == 0 {
-                    return Brace::Closes;
+                    return BraceEvent::Closes;
                 }
             }
             b'[' if self.depth == 0 => *self.list.get_or_insert(0) += 1,
             b']' if self.depth == 0 => self.list = self.list.map(|open| open.saturating_sub(1)),
             _ => {}
         }
-        Brace::Other
+        BraceEvent::Other
     }
 }

@@ -1,145 +1,153 @@
-//! Output parsers: from the model's text, as it streams, to thoughts, answer and tool calls.
+//! Output parsers: split the streamed output of a model into reasoning, answer and tool calls.
 //!
 //! * [`OutputParser::by_name`]: the parser that a model names (`PARSER` in a Modelfile).
 //! * [`OutputParser::for_template`]: the parser that fits a template, for models that name none.
 //!
-//! A parser is a function of the whole text: how the stream was cut changes nothing. It needs time and memory in
-//! proportion to the text and never fails; a call that cannot be read comes out as [`Part::Malformed`].
+//! The result depends only on the whole text, not on how the stream was split into pieces. Time and
+//! memory are linear in the length of the text. A parser never fails: a call that cannot be read
+//! becomes [`OutputPart::Malformed`].
 
+mod argument_list;
 mod body;
-mod call;
-mod early;
+mod call_format;
+mod call_stream;
 mod families;
-mod forced;
+mod format_detection;
 mod generic;
+mod json_prefix;
+mod output_part;
 mod pending;
-mod prefix;
-mod shapes;
 mod tagged;
 mod tools;
-mod written;
 
 use serde_json::Value as Json;
 
-use call::Out;
-pub use call::{CallError, Part};
-pub use forced::{Arguments, CallForm};
-use pending::Pending;
-pub use prefix::JsonPrefix;
-pub(crate) use shapes::Found;
+pub use argument_list::{ArgumentListFormat, ValueFrame, ValueKind, ValueStyle};
+pub use call_format::{ArgumentsFormat, CallFormat};
+pub(crate) use format_detection::DetectedCalls;
+pub use json_prefix::JsonPrefix;
+use output_part::PartSink;
+pub use output_part::{CallError, OutputPart};
+use pending::PendingText;
 use tools::Tools;
-pub use written::{Frame, Style, ValueKind, Written};
 
 use crate::message::{FunctionCall, Message, Think};
 use crate::{Template, ThinkTags};
 
-/// What a parser has to know about the request.
+/// Properties of the request that a parser needs.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ParserInput<'a> {
-    /// The tools offered, as the client sent them.
+    /// The declared tools, as the client sent them.
     pub tools: &'a [Json],
-    /// The thinking switch; `None` is the model's own habit.
+    /// Reasoning switch; `None` selects the model's default.
     pub think: Option<&'a Think>,
-    /// The last message of the conversation: the model goes on with it if it is an assistant's.
+    /// The last message of the conversation. The model continues it if it is an assistant message.
     pub last: Option<&'a Message>,
     /// The rendered prompt.
     pub prompt: &'a str,
-    /// The answer has a form that was asked for: JSON in it is no call unless tags say so.
-    pub formed: bool,
+    /// The answer follows a constraint. JSON in it is only a call if it stands between tags.
+    pub constrained: bool,
 }
 
 impl ParserInput<'_> {
+    /// Returns true if the request turns reasoning on.
     fn thinks(&self) -> bool {
         self.think.is_some_and(Think::is_on)
     }
 
-    fn thinks_unless_told(&self) -> bool {
+    /// Returns true unless the request turns reasoning off.
+    fn thinks_by_default(&self) -> bool {
         self.think.is_none_or(Think::is_on)
     }
 
-    /// Is the last message an assistant's?
+    /// Returns true if the last message is an assistant message.
     fn is_prefilled(&self) -> bool {
         self.last.is_some_and(|last| last.role == "assistant")
     }
 
-    /// Is an answer gone on with?
+    /// Returns true if the model continues a non-empty answer.
     fn continues(&self) -> bool {
         self.last.is_some_and(|last| last.role == "assistant" && !last.content.is_empty())
     }
 }
 
-/// Where in its answer a model is.
+/// Part of the output that a model generates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
-    /// It may still begin to think.
+pub enum OutputStage {
+    /// The model may start reasoning.
     Start,
-    /// It thinks.
+    /// The model is reasoning.
     Thinking,
-    /// It answers, or calls tools.
+    /// The model writes its answer or calls tools.
     Answer,
 }
 
-/// One format of output. `step` decides as much of the text as it can and returns whether to call it again; at the end
-/// it must have taken everything when it returns false.
-trait Grammar: std::fmt::Debug + Send {
-    fn step(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool;
+/// Parser of one output format. `step` consumes as much text as it can classify, and returns true
+/// to be called again. With `end`, it must have consumed all text when it returns false.
+trait FormatParser: std::fmt::Debug + Send {
+    /// Consumes text. See [`FormatParser`].
+    fn step(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool;
 
-    fn stage(&self) -> Stage;
+    /// The part of the output that the model is writing.
+    fn stage(&self) -> OutputStage;
 
-    /// The text that ends the thought and lets the answer begin, while the model thinks.
-    fn thought_end(&self) -> Option<String> {
+    /// While the model is reasoning: the text that ends the reasoning and starts the answer.
+    fn reasoning_end(&self) -> Option<String> {
         None
     }
 
-    /// Whether the model thinks, and nothing that may end its thought stands or begins in `piece`, with nothing undecided
-    /// before it.
+    /// Returns true if the model is reasoning and `piece` contains no start of a text that may end
+    /// the reasoning. The caller makes sure that no undecided text precedes it.
     fn keeps_thinking(&self, _piece: &str) -> bool {
         false
     }
 
-    /// Texts of special tokens that must be left in the output for this parser.
-    fn preserved(&self) -> Vec<String>;
+    /// Texts of special tokens that the detokenizer must not remove.
+    fn preserved_tokens(&self) -> Vec<String>;
 
-    /// How calls write the values of their arguments where these are no JSON object, and what no value can hold.
-    fn values(&self) -> Option<(Style, Vec<String>)> {
+    /// How calls write argument values that are not part of a JSON object, and texts that a value
+    /// must not contain.
+    fn value_style(&self) -> Option<(ValueStyle, Vec<String>)> {
         None
     }
 
-    fn boxed(&self) -> Box<dyn Grammar>;
+    /// Copies the parser, for peeking.
+    fn clone_box(&self) -> Box<dyn FormatParser>;
 }
 
-/// The text that ends a thought with a tag: names of thoughts stand on lines of their own, as templates write them.
+/// Text that closes reasoning with a tag. Think tags stand on their own lines, as templates write
+/// them.
 fn closing(tag: &str) -> String {
     if tag.to_lowercase().contains("think") { format!("\n{tag}\n\n") } else { tag.to_owned() }
 }
 
-/// Whether none of some tags begins in a text.
+/// Returns true if a text contains the first character of none of the tags.
 fn is_free_of<'t>(text: &str, mut tags: impl Iterator<Item = &'t str>) -> bool {
     tags.all(|tag| tag.chars().next().is_none_or(|first| !text.contains(first)))
 }
 
-/// Turns a model's text, as it streams, into thoughts, answer and tool calls.
+/// Splits the streamed output of a model into reasoning, answer and tool calls.
 #[derive(Debug)]
 pub struct OutputParser {
-    grammar: Box<dyn Grammar>,
-    text: Pending,
-    out: Out,
+    parser: Box<dyn FormatParser>,
+    text: PendingText,
+    out: PartSink,
     tools: Tools,
 }
 
 impl OutputParser {
-    /// The parser of a name, `None` for an unknown one.
+    /// Finds a parser by name.
     pub fn by_name(name: &str, input: &ParserInput<'_>) -> Option<Self> {
-        families::by_name(name, input).map(|grammar| Self::new(grammar, input.tools))
+        families::by_name(name, input).map(|parser| Self::new(parser, input.tools))
     }
 
-    /// The names that [`by_name`](Self::by_name) knows.
+    /// The names for [`by_name`](Self::by_name).
     pub fn names() -> impl Iterator<Item = &'static str> {
         families::names()
     }
 
-    /// The parser for a model that names none: `tags` around thoughts, if it is to think, and the tool calls that the
-    /// template writes, if tools are offered.
+    /// The parser for a model that names none. It parses reasoning between `tags`, if reasoning is
+    /// on, and the tool calls that the template writes, if the request declares tools.
     pub fn for_template(
         template: &Template,
         tags: Option<ThinkTags>,
@@ -148,101 +156,110 @@ impl OutputParser {
         Self::new(generic::for_template(template, tags, input), input.tools)
     }
 
-    /// A parser that takes what stands between `tags` at the start for a thought, or from the start where `prompt` ends
-    /// with the opening one.
+    /// A parser for reasoning only. It reads reasoning between `tags` at the start of the output,
+    /// or from the start if `prompt` ends with the opening tag.
     pub fn thinking(tags: ThinkTags, prompt: &str) -> Self {
-        Self::new(Box::new(generic::Generic::new(Some(tags), prompt, None)), &[])
+        Self::new(Box::new(generic::GenericParser::new(Some(tags), prompt, None)), &[])
     }
 
-    fn new(grammar: Box<dyn Grammar>, tools: &[Json]) -> Self {
-        Self { grammar, text: Pending::default(), out: Out::default(), tools: Tools::new(tools) }
+    fn new(parser: Box<dyn FormatParser>, tools: &[Json]) -> Self {
+        Self {
+            parser,
+            text: PendingText::default(),
+            out: PartSink::default(),
+            tools: Tools::new(tools),
+        }
     }
 
-    /// Tells of calls while their arguments come ([`Part::CallBegins`]), where these are JSON.
-    pub fn telling_early(mut self) -> Self {
-        self.out.tell_early();
+    /// Streams calls with JSON arguments while the arguments arrive ([`OutputPart::CallStart`]).
+    pub fn with_call_streaming(mut self) -> Self {
+        self.out.enable_call_streaming();
         self
     }
 
-    /// Takes the next piece of output.
-    pub fn push(&mut self, piece: &str) -> Vec<Part> {
+    /// Parses the next piece of output.
+    pub fn push(&mut self, piece: &str) -> Vec<OutputPart> {
         self.text.push(piece);
         self.run(false)
     }
 
-    /// Ends the stream where the model ended it: what was held back comes out.
-    pub fn finish(&mut self) -> Vec<Part> {
+    /// Ends a stream that the model ended. Returns the parts that were held back.
+    pub fn finish(&mut self) -> Vec<OutputPart> {
         self.run(true)
     }
 
-    /// Ends the stream where the model would have gone on, by a limit or a stop string: also a family that is lenient with a
-    /// call without its end takes it for text then. Where calls are told of early, a call of which the tool is known has begun.
-    pub fn break_off(&mut self) -> Vec<Part> {
-        self.text.cut();
+    /// Ends a stream that was cut by a length limit or a stop string. A call without its end is
+    /// malformed then, also in families that are otherwise lenient. With call streaming, a call
+    /// whose tool is known counts as started.
+    pub fn finish_truncated(&mut self) -> Vec<OutputPart> {
+        self.text.set_truncated();
         let mut parts = self.run(true);
-        if self.out.has_not_told() {
-            begin_cut_call(&mut parts, &self.tools, self.out.has_calls());
+        if self.out.last_malformed_was_not_streamed() {
+            start_truncated_call(&mut parts, &self.tools, self.out.has_calls());
         }
         parts
     }
 
-    fn run(&mut self, end: bool) -> Vec<Part> {
-        while self.grammar.step(&mut self.text, end, &mut self.out) {}
-        self.out.take()
+    /// Runs the parser until it needs more text.
+    fn run(&mut self, end: bool) -> Vec<OutputPart> {
+        while self.parser.step(&mut self.text, end, &mut self.out) {}
+        self.out.take_parts()
     }
 
-    fn copy(&self) -> Self {
-        let (grammar, tools) = (self.grammar.boxed(), self.tools.clone());
-        Self { grammar, text: self.text.clone(), out: self.out.clone(), tools }
+    /// Copies the parser, for peeking.
+    fn snapshot(&self) -> Self {
+        let (parser, tools) = (self.parser.clone_box(), self.tools.clone());
+        Self { parser, text: self.text.clone(), out: self.out.clone(), tools }
     }
 
-    /// What `piece` would be, were it the next one.
-    pub fn peek(&self, piece: &str) -> Vec<Part> {
-        self.copy().push(piece)
+    /// Parses `piece` as the next one without changing the parser.
+    pub fn peek(&self, piece: &str) -> Vec<OutputPart> {
+        self.snapshot().push(piece)
     }
 
-    /// Where in its answer the model would be after `piece`.
-    pub fn peek_stage(&self, piece: &str) -> Stage {
-        let mut other = self.copy();
+    /// The stage of the output after `piece`.
+    pub fn peek_stage(&self, piece: &str) -> OutputStage {
+        let mut other = self.snapshot();
         other.push(piece);
         other.stage()
     }
 
-    /// Where in its answer the model is after what was pushed.
-    pub fn stage(&self) -> Stage {
-        self.grammar.stage()
+    /// The stage of the output so far.
+    pub fn stage(&self) -> OutputStage {
+        self.parser.stage()
     }
 
-    /// Does it think?
+    /// Returns true if the model is reasoning.
     pub fn is_thinking(&self) -> bool {
-        self.stage() == Stage::Thinking
+        self.stage() == OutputStage::Thinking
     }
 
-    /// While the model thinks, the text by which it ends the thought and begins to answer; `None` where that is not known.
-    pub fn thought_end(&self) -> Option<String> {
-        self.grammar.thought_end()
+    /// While the model is reasoning: the text that ends the reasoning and starts the answer; `None`
+    /// if it is unknown.
+    pub fn reasoning_end(&self) -> Option<String> {
+        self.parser.reasoning_end()
     }
 
-    /// Whether the model surely still thinks after `piece`; false where that is not certain. Costs next to nothing, unlike
+    /// Returns true if the model certainly still reasons after `piece`. Much cheaper than
     /// [`peek_stage`](Self::peek_stage).
     pub fn keeps_thinking(&self, piece: &str) -> bool {
-        self.text.rest().trim_start().is_empty() && self.grammar.keeps_thinking(piece)
+        self.text.rest().trim_start().is_empty() && self.parser.keeps_thinking(piece)
     }
 
-    /// Texts of special tokens that must be left in the output: without them calls and thoughts cannot be told from the
-    /// answer.
-    pub fn preserved(&self) -> Vec<String> {
-        self.grammar.preserved()
+    /// Texts of special tokens that the detokenizer must keep, because they separate calls and
+    /// reasoning from the answer.
+    pub fn preserved_tokens(&self) -> Vec<String> {
+        self.parser.preserved_tokens()
     }
 }
 
-/// Makes a call of a last part that broke off in one before it was told of, where the name of its tool is complete. Behind
-/// other calls, nothing is left of one without a name.
-fn begin_cut_call(parts: &mut Vec<Part>, tools: &Tools, has_calls: bool) {
-    let Some(Part::Malformed { text, .. }) = parts.last_mut() else { return };
-    if let Some(name) = tools.named_in(text) {
+/// Turns a truncated call at the end into a started call if its tool's name is complete. Behind
+/// other calls, a truncated call without name is dropped.
+fn start_truncated_call(parts: &mut Vec<OutputPart>, tools: &Tools, has_calls: bool) {
+    let Some(OutputPart::Malformed { text, .. }) = parts.last_mut() else { return };
+    if let Some(name) = tools.find_tool_name(text) {
         text.clear();
-        parts.insert(parts.len() - 1, Part::CallBegins(name));
+        parts.insert(parts.len() - 1, OutputPart::CallStart(name));
     } else if has_calls {
         text.clear();
     }

@@ -1,58 +1,58 @@
-//! Text that came and is not decided on yet.
+//! Buffers output that a parser cannot classify yet.
 //!
-//! Every parser is a function of the whole text: how the stream was cut never changes a result, because text leaves here
-//! only once no further text can change what it is. All searches remember how far they came, so that a text costs the
-//! same in one piece as in pieces of one character.
+//! The result of a parser depends only on the whole text, not on how the stream was split. Text
+//! therefore leaves this buffer only when later text can no longer change its meaning. Searches
+//! resume where they stopped, so that the cost of a text does not depend on the size of its pieces.
 
-/// Below this, the front of the buffer is not worth moving.
-const SLACK: usize = 4096;
+/// Consumed bytes at the front of the buffer before they are removed.
+const COMPACT_AFTER_BYTES: usize = 4096;
 
-/// The tail of the stream.
+/// The end of the stream that is not classified yet.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Pending {
+pub(super) struct PendingText {
     text: String,
-    /// Where the undecided text begins.
+    /// Start of the undecided text.
     start: usize,
-    /// Bytes of the undecided text that the current search has been through.
-    seen: usize,
-    /// Whether it ends because it was broken off, and not by the model.
-    cut: bool,
+    /// Bytes of the undecided text that the current search has examined.
+    search_position: usize,
+    /// The stream was cut by a limit or a stop string; the model did not end it.
+    is_truncated: bool,
 }
 
-/// What a search found.
+/// Result of a search for tags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Found {
-    /// Tag number `tag` stands at `at`.
+pub(super) enum TagMatch {
+    /// Tag number `tag` starts at `at`.
     Tag { at: usize, tag: usize },
-    /// A tag may begin at `at`.
-    Perhaps(usize),
-    /// There is none.
+    /// A tag may start at `at`: the text ends inside it.
+    Partial(usize),
+    /// No tag.
     None,
 }
 
-/// Text that has left, see [`Pending::flow`].
+/// Text that is released, see [`PendingText::release`].
 #[derive(Debug, Default)]
-pub(super) struct Flow {
+pub(super) struct ReleasedText {
     /// The text.
     pub(super) text: String,
-    /// The tag behind it, which has left as well.
+    /// The tag behind the text, which is consumed as well.
     pub(super) tag: Option<usize>,
 }
 
-impl Pending {
-    /// Says that it was broken off.
-    pub(super) fn cut(&mut self) {
-        self.cut = true;
+impl PendingText {
+    /// Marks the stream as cut before the model ended it.
+    pub(super) fn set_truncated(&mut self) {
+        self.is_truncated = true;
     }
 
-    /// Whether the model would have gone on.
-    pub(super) fn is_cut(&self) -> bool {
-        self.cut
+    /// Returns true if the stream was cut before the model ended it.
+    pub(super) fn is_truncated(&self) -> bool {
+        self.is_truncated
     }
 
-    /// Adds the next piece of output.
+    /// Appends the next piece of output.
     pub(super) fn push(&mut self, piece: &str) {
-        if self.start > SLACK && self.start > self.text.len() / 2 {
+        if self.start > COMPACT_AFTER_BYTES && self.start > self.text.len() / 2 {
             self.text.drain(..self.start);
             self.start = 0;
         }
@@ -68,22 +68,22 @@ impl Pending {
         self.start == self.text.len()
     }
 
-    /// Removes the first `bytes` bytes, and gives them; a new search begins.
+    /// Removes and returns the first `bytes` bytes, and restarts the search.
     pub(super) fn take(&mut self, bytes: usize) -> &str {
         let from = self.start;
         self.start += bytes;
-        self.seen = 0;
+        self.search_position = 0;
         &self.text[from..self.start]
     }
 
-    /// Removes everything.
+    /// Removes and returns all text.
     pub(super) fn take_all(&mut self) -> String {
         let rest = self.rest().to_owned();
         self.take(rest.len());
         rest
     }
 
-    /// Removes white space at the front; true if something else is there.
+    /// Removes leading white space. Returns true if other text follows.
     pub(super) fn skip_blank(&mut self) -> bool {
         let rest = self.rest();
         let blank = rest.len() - rest.trim_start().len();
@@ -93,82 +93,84 @@ impl Pending {
         !self.is_empty()
     }
 
-    /// Removes white space at the front where that is to `trim`, which is over then; false if nothing else is there yet.
-    pub(super) fn trimmed(&mut self, trim: &mut bool) -> bool {
+    /// Removes leading white space if `trim` is set. Clears `trim` and returns true once other text
+    /// follows.
+    pub(super) fn trim_start_if(&mut self, trim: &mut bool) -> bool {
         *trim = *trim && !self.skip_blank();
         !*trim
     }
 
-    /// Where the first character stands that is not white space; `None` if there is none yet.
-    pub(super) fn first_solid(&mut self) -> Option<usize> {
-        let rest = &self.text[self.start + self.seen..];
-        self.seen += rest.len() - rest.trim_start().len();
-        Some(self.seen).filter(|at| self.start + at < self.text.len())
+    /// Offset of the first character that is not white space.
+    pub(super) fn first_non_blank(&mut self) -> Option<usize> {
+        let rest = &self.text[self.start + self.search_position..];
+        self.search_position += rest.len() - rest.trim_start().len();
+        Some(self.search_position).filter(|at| self.start + at < self.text.len())
     }
 
-    /// What the current search has been through.
-    pub(super) fn seen(&self) -> usize {
-        self.seen
+    /// Offset at which the current search resumes.
+    pub(super) fn search_position(&self) -> usize {
+        self.search_position
     }
 
-    /// Lets the next search begin at `seen`.
-    pub(super) fn set_seen(&mut self, seen: usize) {
-        self.seen = seen;
+    /// Sets the offset at which the next search starts.
+    pub(super) fn set_search_position(&mut self, search_position: usize) {
+        self.search_position = search_position;
     }
 
-    /// Searches the first of some tags, which are not empty.
-    pub(super) fn find(&mut self, tags: &[&str]) -> Found {
-        let found = first_tag(self.rest(), self.seen, tags);
+    /// Searches for the first of some non-empty tags.
+    pub(super) fn find(&mut self, tags: &[&str]) -> TagMatch {
+        let found = first_tag(self.rest(), self.search_position, tags);
         match found {
-            Found::Tag { .. } => {}
-            Found::Perhaps(at) => self.seen = at,
-            Found::None => self.seen = self.rest().len(),
+            TagMatch::Tag { .. } => {}
+            TagMatch::Partial(at) => self.search_position = at,
+            TagMatch::None => self.search_position = self.rest().len(),
         }
         found
     }
 
-    /// Text up to the first of some tags: with the tag if it is there, otherwise as much as cannot belong to one. White
-    /// space before what may become a tag stays, as it may have to be trimmed. Tags must not begin with white space.
-    pub(super) fn flow(&mut self, tags: &[&str]) -> Flow {
-        self.flow_until(tags, true)
+    /// Releases text up to the first of some tags, and consumes the tag. Without a tag, releases
+    /// all text that cannot be part of one. White space before a possible tag is held back, since
+    /// the caller may trim it. Tags must not start with white space.
+    pub(super) fn release(&mut self, tags: &[&str]) -> ReleasedText {
+        self.release_until(tags, true)
     }
 
-    /// As [`flow`](Self::flow), without holding white space back.
-    pub(super) fn flow_blank(&mut self, tags: &[&str]) -> Flow {
-        self.flow_until(tags, false)
+    /// Like [`release`](Self::release), but does not hold back white space.
+    pub(super) fn release_with_blanks(&mut self, tags: &[&str]) -> ReleasedText {
+        self.release_until(tags, false)
     }
 
-    fn flow_until(&mut self, tags: &[&str], hold_blank: bool) -> Flow {
-        let known_blank = self.seen;
+    fn release_until(&mut self, tags: &[&str], hold_blank: bool) -> ReleasedText {
+        let blank_end = self.search_position;
         let end = match self.find(tags) {
-            Found::Tag { at, tag } => {
+            TagMatch::Tag { at, tag } => {
                 let text = self.take(at).to_owned();
                 self.take(tags[tag].len());
-                return Flow { text, tag: Some(tag) };
+                return ReleasedText { text, tag: Some(tag) };
             }
-            Found::Perhaps(at) => at,
-            Found::None => self.rest().len(),
+            TagMatch::Partial(at) => at,
+            TagMatch::None => self.rest().len(),
         };
-        let text = &self.rest()[known_blank..end];
-        let solid = if hold_blank { text.trim_end().len() } else { text.len() };
-        if solid == 0 {
-            self.seen = end;
-            return Flow::default();
+        let text = &self.rest()[blank_end..end];
+        let non_blank = if hold_blank { text.trim_end().len() } else { text.len() };
+        if non_blank == 0 {
+            self.search_position = end;
+            return ReleasedText::default();
         }
-        let text = self.take(known_blank + solid).to_owned();
-        self.seen = end - text.len();
-        Flow { text, tag: None }
+        let text = self.take(blank_end + non_blank).to_owned();
+        self.search_position = end - text.len();
+        ReleasedText { text, tag: None }
     }
 
-    /// Everything up to a tag, without the tag, once it is there; nothing leaves before.
+    /// Removes and returns the text before a tag, and the tag, once the tag has arrived.
     pub(super) fn take_through(&mut self, tag: &str) -> Option<String> {
         self.take_through_any(&[tag]).map(|(text, _)| text)
     }
 
-    /// As [`take_through`](Self::take_through), for the first of some tags.
+    /// Like [`take_through`](Self::take_through), for the first of some tags.
     pub(super) fn take_through_any(&mut self, tags: &[&str]) -> Option<(String, usize)> {
         match self.find(tags) {
-            Found::Tag { at, tag } => {
+            TagMatch::Tag { at, tag } => {
                 let text = self.take(at).to_owned();
                 self.take(tags[tag].len());
                 Some((text, tag))
@@ -178,9 +180,9 @@ impl Pending {
     }
 }
 
-/// The first of some tags in `text[from..]`; of those at one place, the shortest. A tag that the text breaks off in
-/// counts as one that may come.
-pub(super) fn first_tag(text: &str, from: usize, tags: &[&str]) -> Found {
+/// The first of some tags in `text[from..]`; of several at one offset, the shortest. A tag that is
+/// incomplete at the end of the text is a [`TagMatch::Partial`].
+pub(super) fn first_tag(text: &str, from: usize, tags: &[&str]) -> TagMatch {
     let bytes = text.as_bytes();
     let mut heads = [false; 256];
     for tag in tags {
@@ -190,40 +192,41 @@ pub(super) fn first_tag(text: &str, from: usize, tags: &[&str]) -> Found {
         let rest = &bytes[at..];
         let here = tags.iter().enumerate().filter(|(_, tag)| rest.starts_with(tag.as_bytes()));
         if let Some((tag, _)) = here.min_by_key(|(_, tag)| tag.len()) {
-            return Found::Tag { at, tag };
+            return TagMatch::Tag { at, tag };
         }
         if tags.iter().any(|tag| tag.as_bytes().starts_with(rest)) {
-            return Found::Perhaps(at);
+            return TagMatch::Partial(at);
         }
     }
-    Found::None
+    TagMatch::None
 }
 
-/// Finds the end of a JSON object or list by its brackets, as text comes in.
+/// Finds the end of a JSON object or list incrementally, by counting brackets.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Brackets {
+pub(super) struct BracketMatcher {
     depth: usize,
     in_string: bool,
     escaped: bool,
 }
 
-impl Brackets {
-    /// Inside of one bracket, which stands before the text.
-    pub(super) fn inside() -> Self {
+impl BracketMatcher {
+    /// State inside one bracket that precedes the text.
+    pub(super) fn inside_bracket() -> Self {
         Self { depth: 1, ..Self::default() }
     }
 
-    /// Whether some JSON breaks off in a string.
-    pub(super) fn end_in_string(mut text: &str) -> bool {
+    /// Returns true if a JSON text ends inside a string.
+    pub(super) fn ends_in_string(mut text: &str) -> bool {
         let mut brackets = Self::default();
-        while let Some(end) = brackets.end(text) {
+        while let Some(end) = brackets.find_end(text) {
             text = &text[end..];
         }
         brackets.in_string
     }
 
-    /// Goes on with `text`; the number of bytes up to and with the bracket that closes the first one.
-    pub(super) fn end(&mut self, text: &str) -> Option<usize> {
+    /// Continues with `text`. Returns the number of bytes through the bracket that closes the first
+    /// one.
+    pub(super) fn find_end(&mut self, text: &str) -> Option<usize> {
         for (at, byte) in text.bytes().enumerate() {
             match byte {
                 _ if self.escaped => self.escaped = false,

@@ -1,333 +1,359 @@
-//! One grammar for most families: thoughts between tags, and calls between tags, in an answer of plain text.
+//! Parser for most families: reasoning and calls stand between tags, the answer is plain text.
 
-use super::body::{Body, Text};
-use super::call::{CallError, Out};
-use super::early::Form;
-use super::pending::{Brackets, Found, Pending, first_tag};
+use super::body::{CallBody, TagText};
+use super::call_stream::StreamedFormat;
+use super::output_part::{CallError, PartSink};
+use super::pending::{BracketMatcher, PendingText, TagMatch, first_tag};
 use super::tools::Tools;
-use super::{Grammar, Stage, Style, closing, is_free_of};
+use super::{FormatParser, OutputStage, ValueStyle, closing, is_free_of};
 
-/// What a family's output looks like.
+/// Output format of a family.
 #[derive(Debug, Clone)]
-pub(super) struct Rules {
-    pub(super) think: Option<Thought>,
-    pub(super) calls: Option<Calls>,
-    /// Tags that are left out of the answer.
+pub(super) struct TaggedFormat {
+    pub(super) think: Option<ReasoningFormat>,
+    pub(super) calls: Option<CallsFormat>,
+    /// Tags that are removed from the answer.
     pub(super) dropped: &'static [&'static str],
-    /// Text between these is left out, too.
-    pub(super) swallowed: Option<(&'static str, &'static str)>,
-    /// Whether white space and half a tag at the end of the text belong to the answer.
+    /// Opening and closing tag of text that is removed from the answer.
+    pub(super) discarded: Option<(&'static str, &'static str)>,
+    /// White space and an incomplete tag at the end of the output belong to the answer.
     pub(super) keep_tail: bool,
-    /// Other special tokens of the family.
-    pub(super) preserved: &'static [&'static str],
+    /// Further special tokens of the family that the detokenizer must keep.
+    pub(super) preserved_tokens: &'static [&'static str],
 }
 
-impl Rules {
-    /// Nothing but text.
-    pub(super) const PLAIN: Rules = Rules {
+impl TaggedFormat {
+    /// Plain text only.
+    pub(super) const PLAIN: TaggedFormat = TaggedFormat {
         think: None,
         calls: None,
         dropped: &[],
-        swallowed: None,
+        discarded: None,
         keep_tail: false,
-        preserved: &[],
+        preserved_tokens: &[],
     };
 }
 
-/// Thoughts.
+/// Format of reasoning.
 #[derive(Debug, Clone)]
-pub(super) struct Thought {
-    pub(super) open: Text,
-    pub(super) close: Text,
-    pub(super) start: Start,
-    /// A call may come inside of a thought, and ends it.
-    pub(super) call_ends: bool,
-    /// The opening tag counts wherever it comes.
+pub(super) struct ReasoningFormat {
+    pub(super) open: TagText,
+    pub(super) close: TagText,
+    pub(super) start: ReasoningStart,
+    /// A call may start inside the reasoning, and ends it.
+    pub(super) call_ends_reasoning: bool,
+    /// Reasoning may start anywhere in the output.
     pub(super) anywhere: bool,
-    /// Thoughts are left out.
+    /// The reasoning is removed.
     pub(super) discard: bool,
-    /// A closing tag that comes first ends a thought that was none.
+    /// A leading closing tag ends empty reasoning.
     pub(super) lone_close: bool,
 }
 
-impl Thought {
-    /// `<think>…</think>`.
-    pub(super) fn tags(open: impl Into<Text>, close: impl Into<Text>, start: Start) -> Self {
+impl ReasoningFormat {
+    /// Reasoning between `open` and `close`.
+    pub(super) fn tags(
+        open: impl Into<TagText>,
+        close: impl Into<TagText>,
+        start: ReasoningStart,
+    ) -> Self {
         let (open, close) = (open.into(), close.into());
         Self {
             open,
             close,
             start,
-            call_ends: false,
+            call_ends_reasoning: false,
             anywhere: false,
             discard: false,
             lone_close: false,
         }
     }
 
-    fn say(&self, text: &str, out: &mut Out) {
+    /// Adds reasoning to the output unless it is discarded.
+    fn emit(&self, text: &str, out: &mut PartSink) {
         if !self.discard {
             out.thinking(text);
         }
     }
 }
 
-/// How an answer begins.
+/// How the output starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Start {
-    /// With the answer proper: no thought comes.
+pub(super) enum ReasoningStart {
+    /// With the answer, without reasoning.
     Answer,
-    /// In a thought that the prompt has opened.
-    Thought,
-    /// As [`Start::Thought`], but the model may open it once more.
+    /// With reasoning that the prompt has opened.
+    InReasoning,
+    /// Like [`ReasoningStart::InReasoning`], but the model may repeat the opening tag.
     MayReopen,
-    /// With a thought if the opening tag comes first.
+    /// With reasoning if the opening tag comes first.
     MayOpen,
 }
 
-/// Calls.
+/// Format of tool calls.
 #[derive(Debug, Clone)]
-pub(super) struct Calls {
-    /// Tags around all calls, where there are any.
-    pub(super) section: Option<(Text, Text)>,
-    /// Before a call.
-    pub(super) open: Text,
-    /// After it.
-    pub(super) end: End,
-    pub(super) body: Body,
-    /// What stands before a call keeps its white space.
+pub(super) struct CallsFormat {
+    /// Tags around all calls of an answer.
+    pub(super) section: Option<(TagText, TagText)>,
+    /// Tag before a call.
+    pub(super) open: TagText,
+    /// End of a call.
+    pub(super) end: CallEnd,
+    pub(super) body: CallBody,
+    /// White space before a call belongs to the answer.
     pub(super) keep_blank: bool,
-    /// What to do with a call that the text ends in.
-    pub(super) unclosed: Unclosed,
-    /// Calls must be of tools that were offered.
-    pub(super) declared: bool,
-    /// The opening tag is part of what the call is read from.
-    pub(super) whole: bool,
-    /// A call that cannot be read may go on behind its closing tag, as that may stand in a string.
-    pub(super) patient: bool,
-    /// A closing tag in a value is part of the value.
-    pub(super) in_values: bool,
+    /// Handling of a call without its end.
+    pub(super) unclosed: UnclosedCall,
+    /// Calls must be of declared tools.
+    pub(super) only_declared: bool,
+    /// The body of a call includes the opening tag.
+    pub(super) body_includes_open: bool,
+    /// If a call cannot be read, its closing tag may be part of a string: the parser tries the next
+    /// closing tag.
+    pub(super) retry_after_close: bool,
+    /// A closing tag inside a value is part of the value.
+    pub(super) close_tag_in_values: bool,
 }
 
-impl Calls {
-    /// Calls of the usual kind.
-    pub(super) fn new(open: impl Into<Text>, end: End, body: Body) -> Self {
+impl CallsFormat {
+    /// Calls with default settings.
+    pub(super) fn new(open: impl Into<TagText>, end: CallEnd, body: CallBody) -> Self {
         Self {
             section: None,
             open: open.into(),
             end,
             body,
             keep_blank: false,
-            unclosed: Unclosed::Malformed,
-            declared: false,
-            whole: false,
-            patient: false,
-            in_values: false,
+            unclosed: UnclosedCall::Malformed,
+            only_declared: false,
+            body_includes_open: false,
+            retry_after_close: false,
+            close_tag_in_values: false,
         }
     }
 
-    /// Calls between tags.
-    pub(super) fn between(open: impl Into<Text>, close: impl Into<Text>, body: Body) -> Self {
-        Self::new(open, End::Tag(close.into()), body)
+    /// Calls between an opening and a closing tag.
+    pub(super) fn between(
+        open: impl Into<TagText>,
+        close: impl Into<TagText>,
+        body: CallBody,
+    ) -> Self {
+        Self::new(open, CallEnd::Tag(close.into()), body)
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum End {
-    /// A tag.
-    Tag(Text),
-    /// The end of the JSON value in it, or of that behind a separator.
-    Json(Option<Text>),
+pub(super) enum CallEnd {
+    /// A closing tag.
+    Tag(TagText),
+    /// The end of the call's JSON value, or of the JSON value behind a separator.
+    Json(Option<TagText>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unclosed {
-    /// It is malformed.
+pub(super) enum UnclosedCall {
+    /// The call is malformed.
     Malformed,
-    /// It counts if the model ended there, its tool was offered and every required argument is there.
+    /// The call is valid if the model ended the output, the tool is declared, and all required
+    /// arguments are present.
     IfComplete,
 }
 
-/// What a closing tag is.
+/// Meaning of a closing tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Closing {
-    /// It ends the call.
-    Ends,
-    /// It is part of a value, as far as can be told.
-    Inside,
-    /// Part of no value, nor was the first one, which ended the call.
-    First,
+enum ClosingTag {
+    /// The tag ends the call.
+    EndsCall,
+    /// The tag is probably part of a value.
+    InValue,
+    /// The tag is not part of a value, and the first closing tag was not either: that one ended the
+    /// call.
+    FirstEndedCall,
 }
 
-/// How many closing tags of a call are looked at.
-const ATTEMPTS: usize = 16;
+/// Number of closing tags of a call that are examined.
+const MAX_CLOSING_TAGS: usize = 16;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum TaggedState {
     Start,
-    Thought,
+    Reasoning,
     Answer,
-    /// Between calls of a section.
+    /// Between the calls of a section.
     Section,
     Call,
-    Swallowed,
+    Discarded,
 }
 
-/// The machine for [`Rules`].
+/// Parser of a [`TaggedFormat`].
 #[derive(Debug, Clone)]
-pub(super) struct Tagged {
-    rules: Rules,
+pub(super) struct TaggedParser {
+    format: TaggedFormat,
     tools: Tools,
-    state: State,
-    /// White space is dropped until something else comes.
+    state: TaggedState,
+    /// White space is dropped until other text arrives.
     trim: bool,
-    /// White space before a call, which is part of the text if the call is none.
+    /// White space before a call. It belongs to the answer if the call is malformed.
     blank: String,
-    brackets: Brackets,
-    /// The separator before the JSON of the current call has come.
+    brackets: BracketMatcher,
+    /// The separator before the JSON of the current call has arrived.
     in_json: bool,
-    /// Closing tags of the current call that did not end it.
+    /// Number of closing tags of the current call that did not end it.
     attempts: usize,
-    /// Where the first of them stands.
+    /// Offset of the first of these closing tags.
     first_close: Option<usize>,
 }
 
-impl Tagged {
-    pub(super) fn new(rules: Rules, tools: Tools) -> Self {
-        let (state, trim) = match rules.think.as_ref().map(|think| think.start) {
-            None | Some(Start::Answer) => (State::Answer, false),
-            Some(Start::Thought) => (State::Thought, true),
-            Some(Start::MayReopen | Start::MayOpen) => (State::Start, false),
+impl TaggedParser {
+    pub(super) fn new(format: TaggedFormat, tools: Tools) -> Self {
+        let (state, trim) = match format.think.as_ref().map(|think| think.start) {
+            None | Some(ReasoningStart::Answer) => (TaggedState::Answer, false),
+            Some(ReasoningStart::InReasoning) => (TaggedState::Reasoning, true),
+            Some(ReasoningStart::MayReopen | ReasoningStart::MayOpen) => {
+                (TaggedState::Start, false)
+            }
         };
         Self {
-            rules,
+            format,
             tools,
             state,
             trim,
             blank: String::new(),
-            brackets: Brackets::default(),
+            brackets: BracketMatcher::default(),
             in_json: false,
             attempts: 0,
             first_close: None,
         }
     }
 
-    fn go(&mut self, state: State, trim: bool) -> bool {
+    /// Enters a state and resets what belongs to the current call. Returns true for `step`.
+    fn enter(&mut self, state: TaggedState, trim: bool) -> bool {
         (self.state, self.trim) = (state, trim);
-        (self.brackets, self.in_json) = (Brackets::default(), false);
+        (self.brackets, self.in_json) = (BracketMatcher::default(), false);
         (self.attempts, self.first_close) = (0, None);
         true
     }
 
-    /// The tag that ends plain text: that of a section, or of a call.
+    /// The tag that ends plain text: the opening tag of a section or of a call.
     fn call_tag(&self) -> Option<&str> {
-        let calls = self.rules.calls.as_ref()?;
+        let calls = self.format.calls.as_ref()?;
         Some(calls.section.as_ref().map_or(&calls.open, |(open, _)| open))
     }
 
+    /// Enters the state behind the opening tag of a section or call.
     fn enter_calls(&mut self) -> bool {
-        let has_section = self.rules.calls.as_ref().is_some_and(|calls| calls.section.is_some());
-        self.go(if has_section { State::Section } else { State::Call }, false)
+        let has_section = self.format.calls.as_ref().is_some_and(|calls| calls.section.is_some());
+        self.enter(if has_section { TaggedState::Section } else { TaggedState::Call }, false)
     }
 
-    /// Does the text begin with the opening tag of a thought?
-    fn start(&mut self, text: &mut Pending, end: bool) -> bool {
-        let Some(think) = &self.rules.think else { return self.go(State::Answer, false) };
-        let reopened = think.start == Start::MayReopen;
-        let rest = match text.first_solid() {
+    /// Checks whether the output starts with the opening tag of reasoning.
+    fn start(&mut self, text: &mut PendingText, end: bool) -> bool {
+        let Some(think) = &self.format.think else { return self.enter(TaggedState::Answer, false) };
+        let reopened = think.start == ReasoningStart::MayReopen;
+        let rest = match text.first_non_blank() {
             Some(at) => &text.rest()[at..],
             None if end => "",
             None => return false,
         };
         if rest.starts_with(think.open.as_ref()) {
-            let length = text.seen() + think.open.len();
+            let length = text.search_position() + think.open.len();
             text.take(length);
-            return self.go(State::Thought, true);
+            return self.enter(TaggedState::Reasoning, true);
         }
         let lone = think.lone_close.then_some(think.close.as_ref());
         if let Some(close) = lone.filter(|close| rest.starts_with(*close)) {
-            let length = text.seen() + close.len();
+            let length = text.search_position() + close.len();
             text.take(length);
-            return self.go(State::Answer, true);
+            return self.enter(TaggedState::Answer, true);
         }
         if !end && std::iter::once(think.open.as_ref()).chain(lone).any(|tag| tag.starts_with(rest))
         {
             return false;
         }
-        text.set_seen(0);
-        if reopened { self.go(State::Thought, true) } else { self.go(State::Answer, false) }
+        text.set_search_position(0);
+        if reopened {
+            self.enter(TaggedState::Reasoning, true)
+        } else {
+            self.enter(TaggedState::Answer, false)
+        }
     }
 
-    fn thought(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
-        let Some(think) = &self.rules.think else { return self.go(State::Answer, false) };
-        let call = self.call_tag().filter(|_| think.call_ends);
+    /// Consumes reasoning up to its closing tag, or to a call.
+    fn reasoning(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
+        let Some(think) = &self.format.think else { return self.enter(TaggedState::Answer, false) };
+        let call = self.call_tag().filter(|_| think.call_ends_reasoning);
         let tags: Vec<&str> = std::iter::once(think.close.as_ref()).chain(call).collect();
-        let flow = text.flow(&tags);
-        match flow.tag {
+        let released = text.release(&tags);
+        match released.tag {
             Some(tag) => {
-                think.say(flow.text.trim_end(), out);
-                if tag == 0 { self.go(State::Answer, true) } else { self.enter_calls() }
+                think.emit(released.text.trim_end(), out);
+                if tag == 0 { self.enter(TaggedState::Answer, true) } else { self.enter_calls() }
             }
             None => {
-                think.say(&flow.text, out);
+                think.emit(&released.text, out);
                 if end {
                     let rest = text.take_all();
-                    think.say(rest.trim_end(), out);
+                    think.emit(rest.trim_end(), out);
                 }
                 false
             }
         }
     }
 
-    fn answer(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
-        let swallowed = self.rules.swallowed.map(|(open, _)| open);
-        let dropped = self.rules.dropped.iter().copied();
-        let thought = self
-            .rules
+    /// Consumes the answer up to the next tag.
+    fn answer(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
+        let discarded = self.format.discarded.map(|(open, _)| open);
+        let dropped = self.format.dropped.iter().copied();
+        let reasoning = self
+            .format
             .think
             .as_ref()
             .filter(|think| think.anywhere)
             .map(|think| think.open.as_ref());
         let tags: Vec<&str> =
-            self.call_tag().into_iter().chain(thought).chain(swallowed).chain(dropped).collect();
-        let keeps_blank = self.rules.calls.as_ref().is_some_and(|calls| calls.keep_blank);
-        let flow = if keeps_blank { text.flow_blank(&tags) } else { text.flow(&tags) };
-        let Some(tag) = flow.tag.map(|tag| tags[tag]) else {
-            out.content(&flow.text);
+            self.call_tag().into_iter().chain(reasoning).chain(discarded).chain(dropped).collect();
+        let keeps_blank = self.format.calls.as_ref().is_some_and(|calls| calls.keep_blank);
+        let released =
+            if keeps_blank { text.release_with_blanks(&tags) } else { text.release(&tags) };
+        let Some(tag) = released.tag.map(|tag| tags[tag]) else {
+            out.content(&released.text);
             if end {
                 self.end_answer(text, out);
             }
             return false;
         };
         if Some(tag) == self.call_tag() {
-            let solid = if keeps_blank { flow.text.len() } else { flow.text.trim_end().len() };
-            out.content(&flow.text[..solid]);
-            flow.text[solid..].clone_into(&mut self.blank);
+            let content_end =
+                if keeps_blank { released.text.len() } else { released.text.trim_end().len() };
+            out.content(&released.text[..content_end]);
+            released.text[content_end..].clone_into(&mut self.blank);
             self.enter_calls()
-        } else if Some(tag) == thought {
-            out.content(flow.text.trim_end());
-            self.go(State::Thought, true)
-        } else if Some(tag) == swallowed {
-            out.content(flow.text.trim_end());
-            self.go(State::Swallowed, false)
+        } else if Some(tag) == reasoning {
+            out.content(released.text.trim_end());
+            self.enter(TaggedState::Reasoning, true)
+        } else if Some(tag) == discarded {
+            out.content(released.text.trim_end());
+            self.enter(TaggedState::Discarded, false)
         } else {
-            out.content(&flow.text);
+            out.content(&released.text);
             true
         }
     }
 
-    fn end_answer(&mut self, text: &mut Pending, out: &mut Out) {
+    /// Handles text that is left when the output ends in the answer.
+    fn end_answer(&mut self, text: &mut PendingText, out: &mut PartSink) {
         let rest = text.take_all();
-        if self.rules.keep_tail {
+        if self.format.keep_tail {
             out.content(&rest);
         } else if !rest.trim().is_empty() {
             out.malformed(rest, CallError::TagCutOff);
         }
     }
 
-    fn section(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
-        let Some(Calls { section: Some((_, close)), open, .. }) = &self.rules.calls else {
-            return self.go(State::Answer, false);
+    /// Consumes text between the calls of a section.
+    fn section(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
+        let Some(CallsFormat { section: Some((_, close)), open, .. }) = &self.format.calls else {
+            return self.enter(TaggedState::Answer, false);
         };
         let (junk, tag) = match text.take_through_any(&[open, close]) {
             Some((junk, tag)) => (junk, Some(tag)),
@@ -335,145 +361,164 @@ impl Tagged {
             None => return false,
         };
         if !junk.trim().is_empty() {
-            out.malformed(junk, CallError::Form("tags with a call between them"));
+            out.malformed(junk, CallError::Syntax("tags with a call between them"));
         }
         match tag {
-            Some(0) => self.go(State::Call, false),
-            Some(_) => self.go(State::Answer, true),
+            Some(0) => self.enter(TaggedState::Call, false),
+            Some(_) => self.enter(TaggedState::Answer, true),
             None => false,
         }
     }
 
-    fn call(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
-        let Some(calls) = &self.rules.calls else { return self.go(State::Answer, false) };
+    /// Consumes a call once its end has arrived.
+    fn call(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
+        let Some(calls) = &self.format.calls else { return self.enter(TaggedState::Answer, false) };
         let (length, closing) = match &calls.end {
-            End::Tag(tag) => {
-                let (length, known) = match text.find(&[tag]) {
-                    Found::Tag { at, .. } => (Some(at), at),
-                    Found::Perhaps(at) => (None, at),
-                    Found::None => (None, text.rest().len()),
+            CallEnd::Tag(tag) => {
+                let (length, available) = match text.find(&[tag]) {
+                    TagMatch::Tag { at, .. } => (Some(at), at),
+                    TagMatch::Partial(at) => (None, at),
+                    TagMatch::None => (None, text.rest().len()),
                 };
-                self.follow(calls, &text.rest()[..known], out);
+                self.stream_call(calls, &text.rest()[..available], out);
                 (length, if length.is_some() { tag.len() } else { 0 })
             }
-            End::Json(separator) => {
+            CallEnd::Json(separator) => {
                 if let Some(separator) = separator.as_ref().filter(|_| !self.in_json) {
-                    let Found::Tag { at, .. } = text.find(&[separator]) else {
-                        return self.wait(text, end, out);
+                    let TagMatch::Tag { at, .. } = text.find(&[separator]) else {
+                        return self.wait_or_end(text, end, out);
                     };
-                    text.set_seen(at + separator.len());
+                    text.set_search_position(at + separator.len());
                     self.in_json = true;
                 }
-                let seen = text.seen();
-                let length = self.brackets.end(&text.rest()[seen..]).map(|length| seen + length);
-                text.set_seen(text.rest().len());
-                self.follow(calls, &text.rest()[..length.unwrap_or(text.rest().len())], out);
+                let searched = text.search_position();
+                let length = self
+                    .brackets
+                    .find_end(&text.rest()[searched..])
+                    .map(|length| searched + length);
+                text.set_search_position(text.rest().len());
+                self.stream_call(calls, &text.rest()[..length.unwrap_or(text.rest().len())], out);
                 (length, 0)
             }
         };
         let mut length = match length {
             Some(length) => length,
-            // No value was open after all.
+            // The first closing tag was not part of a value.
             None if end => match self.first_close {
                 Some(first) => first,
-                None => return self.wait(text, end, out),
+                None => return self.wait_or_end(text, end, out),
             },
-            None => return self.wait(text, end, out),
+            None => return self.wait_or_end(text, end, out),
         };
-        let closing = if let End::Tag(tag) = &calls.end { tag.len() } else { closing };
-        match self.closing(calls, &text.rest()[..length]) {
-            Closing::Inside if self.attempts < ATTEMPTS && self.first_close != Some(length) => {
+        let closing = if let CallEnd::Tag(tag) = &calls.end { tag.len() } else { closing };
+        match self.classify_closing_tag(calls, &text.rest()[..length]) {
+            ClosingTag::InValue
+                if self.attempts < MAX_CLOSING_TAGS && self.first_close != Some(length) =>
+            {
                 self.first_close.get_or_insert(length);
                 self.attempts += 1;
-                text.set_seen(length + closing);
+                text.set_search_position(length + closing);
                 return true;
             }
-            Closing::Ends => {}
-            Closing::Inside | Closing::First => length = self.first_close.unwrap_or(length),
+            ClosingTag::EndsCall => {}
+            ClosingTag::InValue | ClosingTag::FirstEndedCall => {
+                length = self.first_close.unwrap_or(length)
+            }
         }
         let inside = &text.rest()[..length];
         let read = self.read(calls, inside);
-        if read.is_err() && calls.patient && self.attempts < ATTEMPTS {
+        if read.is_err() && calls.retry_after_close && self.attempts < MAX_CLOSING_TAGS {
             self.attempts += 1;
-            text.set_seen(length + closing);
+            text.set_search_position(length + closing);
             return true;
         }
         let (in_section, trim) = (calls.section.is_some(), !calls.keep_blank && read.is_ok());
         let blank = std::mem::take(&mut self.blank);
         let whole = &text.rest()[..length + closing];
-        out.calls(read, |given| match given {
+        out.calls(read, |sent_bytes| match sent_bytes {
             0 => format!("{blank}{}{whole}", calls.open),
-            given => whole[given..].to_owned(),
+            sent_bytes => whole[sent_bytes..].to_owned(),
         });
         text.take(length + closing);
-        self.go(if in_section { State::Section } else { State::Answer }, trim)
+        self.enter(if in_section { TaggedState::Section } else { TaggedState::Answer }, trim)
     }
 
-    /// What the closing tag behind `inside` is. In JSON one within a string is told by what reads at last; between tags
-    /// the next tag must be the one that ends the value.
-    fn closing(&self, calls: &Calls, inside: &str) -> Closing {
-        let Some(first) = self.first_close.filter(|_| calls.in_values) else {
-            return match calls.in_values && calls.body.ends_in_value(inside) {
-                true => Closing::Inside,
-                false => Closing::Ends,
+    /// Classifies the closing tag behind `inside`. In JSON, the tag ends the call if `inside`
+    /// parses. Between tags, the next tag must be the one that ends the value.
+    fn classify_closing_tag(&self, calls: &CallsFormat, inside: &str) -> ClosingTag {
+        let Some(first) = self.first_close.filter(|_| calls.close_tag_in_values) else {
+            return match calls.close_tag_in_values && calls.body.ends_in_value(inside) {
+                true => ClosingTag::InValue,
+                false => ClosingTag::EndsCall,
             };
         };
         let Some((end, others)) = calls.body.value_tags() else {
-            return if self.read(calls, inside).is_ok() { Closing::Ends } else { Closing::Inside };
+            return if self.read(calls, inside).is_ok() {
+                ClosingTag::EndsCall
+            } else {
+                ClosingTag::InValue
+            };
         };
         let tags: Vec<&str> = [end, &calls.open].into_iter().chain(others).collect();
         match first_tag(inside, first, &tags) {
-            Found::Tag { tag: 0, .. } if calls.body.ends_in_value(inside) => Closing::Inside,
-            Found::Tag { tag: 0, .. } => Closing::Ends,
-            Found::Tag { .. } => Closing::First,
-            Found::Perhaps(_) | Found::None => Closing::Inside,
+            TagMatch::Tag { tag: 0, .. } if calls.body.ends_in_value(inside) => ClosingTag::InValue,
+            TagMatch::Tag { tag: 0, .. } => ClosingTag::EndsCall,
+            TagMatch::Tag { .. } => ClosingTag::FirstEndedCall,
+            TagMatch::Partial(_) | TagMatch::None => ClosingTag::InValue,
         }
     }
 
-    /// Tells of a call as far as it has come.
-    fn follow(&self, calls: &Calls, inside: &str, out: &mut Out) {
-        let form = match &calls.body {
-            Body::Json => Form::Object,
-            Body::NameJson(form) => Form::NameJson(form),
+    /// Streams the current call up to the text `inside`.
+    fn stream_call(&self, calls: &CallsFormat, inside: &str, out: &mut PartSink) {
+        let streamed_format = match &calls.body {
+            CallBody::Json => StreamedFormat::Object,
+            CallBody::NameJson(format) => StreamedFormat::NameJson(format),
             _ => return,
         };
-        out.follow(form, inside, &self.tools);
+        out.stream_call(streamed_format, inside, &self.tools);
     }
 
-    fn wait(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
+    /// Waits for more text, or handles the call in which the output ends.
+    fn wait_or_end(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
         if end {
-            self.unclosed(text, out);
+            self.end_inside_call(text, out);
         }
         false
     }
 
-    fn read(&self, calls: &Calls, inside: &str) -> Result<Vec<super::FunctionCall>, CallError> {
-        let read = match calls.whole {
+    /// Parses the body of a call and checks that its tools are declared, if required.
+    fn read(
+        &self,
+        calls: &CallsFormat,
+        inside: &str,
+    ) -> Result<Vec<super::FunctionCall>, CallError> {
+        let read = match calls.body_includes_open {
             true => calls.body.read(&format!("{}{inside}", calls.open), &self.tools)?,
             false => calls.body.read(inside, &self.tools)?,
         };
-        match read.iter().find(|call| calls.declared && !self.tools.has(&call.name)) {
+        match read.iter().find(|call| calls.only_declared && !self.tools.has(&call.name)) {
             Some(call) => Err(CallError::Undeclared(call.name.clone())),
             None => Ok(read),
         }
     }
 
-    /// The text has ended inside of a call.
-    fn unclosed(&mut self, text: &mut Pending, out: &mut Out) {
-        let Some(calls) = &self.rules.calls else { return };
-        // Without the beginning of its closing tag.
-        let seen = text.seen();
+    /// Handles a call in which the output ends.
+    fn end_inside_call(&mut self, text: &mut PendingText, out: &mut PartSink) {
+        let Some(calls) = &self.format.calls else { return };
+        // The text without the incomplete closing tag at its end.
+        let searched = text.search_position();
         let all = text.take_all();
-        let inside = if matches!(calls.end, End::Tag(_)) { &all[..seen] } else { &all };
+        let inside = if matches!(calls.end, CallEnd::Tag(_)) { &all[..searched] } else { &all };
         let read = match calls.unclosed {
-            _ if text.is_cut() => Err(CallError::Unclosed),
-            Unclosed::Malformed => Err(CallError::Unclosed),
-            Unclosed::IfComplete => self.read(calls, inside).and_then(|read| {
+            _ if text.is_truncated() => Err(CallError::Unclosed),
+            UnclosedCall::Malformed => Err(CallError::Unclosed),
+            UnclosedCall::IfComplete => self.read(calls, inside).and_then(|read| {
                 for call in &read {
                     if !self.tools.has(&call.name) {
                         return Err(CallError::Undeclared(call.name.clone()));
                     }
-                    if let Some(argument) = self.tools.missing(&call.name, &call.arguments) {
+                    if let Some(argument) = self.tools.missing_argument(&call.name, &call.arguments)
+                    {
                         return Err(CallError::Missing { tool: call.name.clone(), argument });
                     }
                 }
@@ -481,17 +526,20 @@ impl Tagged {
             }),
         };
         let blank = std::mem::take(&mut self.blank);
-        out.calls(read, |given| match given {
+        out.calls(read, |sent_bytes| match sent_bytes {
             0 => format!("{blank}{}{all}", calls.open),
-            given => all[given..].to_owned(),
+            sent_bytes => all[sent_bytes..].to_owned(),
         });
-        self.go(State::Answer, true);
+        self.enter(TaggedState::Answer, true);
     }
 
-    fn swallow(&mut self, text: &mut Pending, end: bool) -> bool {
-        let Some((_, close)) = self.rules.swallowed else { return self.go(State::Answer, false) };
+    /// Drops text up to the closing tag of a discarded section.
+    fn skip_discarded(&mut self, text: &mut PendingText, end: bool) -> bool {
+        let Some((_, close)) = self.format.discarded else {
+            return self.enter(TaggedState::Answer, false);
+        };
         match text.take_through(close) {
-            Some(_) => self.go(State::Answer, true),
+            Some(_) => self.enter(TaggedState::Answer, true),
             None => {
                 if end {
                     text.take_all();
@@ -502,67 +550,73 @@ impl Tagged {
     }
 }
 
-impl Grammar for Tagged {
-    fn step(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
-        if !text.trimmed(&mut self.trim) {
+impl FormatParser for TaggedParser {
+    fn step(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
+        if !text.trim_start_if(&mut self.trim) {
             return false;
         }
         match self.state {
-            State::Start => self.start(text, end),
-            State::Thought => self.thought(text, end, out),
-            State::Answer => self.answer(text, end, out),
-            State::Section => self.section(text, end, out),
-            State::Call => self.call(text, end, out),
-            State::Swallowed => self.swallow(text, end),
+            TaggedState::Start => self.start(text, end),
+            TaggedState::Reasoning => self.reasoning(text, end, out),
+            TaggedState::Answer => self.answer(text, end, out),
+            TaggedState::Section => self.section(text, end, out),
+            TaggedState::Call => self.call(text, end, out),
+            TaggedState::Discarded => self.skip_discarded(text, end),
         }
     }
 
-    fn stage(&self) -> Stage {
+    fn stage(&self) -> OutputStage {
         match self.state {
-            State::Start
-                if self.rules.think.as_ref().is_some_and(|think| think.start == Start::MayOpen) =>
+            TaggedState::Start
+                if self
+                    .format
+                    .think
+                    .as_ref()
+                    .is_some_and(|think| think.start == ReasoningStart::MayOpen) =>
             {
-                Stage::Start
+                OutputStage::Start
             }
-            State::Start | State::Thought => Stage::Thinking,
-            _ => Stage::Answer,
+            TaggedState::Start | TaggedState::Reasoning => OutputStage::Thinking,
+            _ => OutputStage::Answer,
         }
     }
 
-    fn thought_end(&self) -> Option<String> {
-        let thinks = self.stage() == Stage::Thinking;
-        self.rules.think.as_ref().filter(|_| thinks).map(|think| closing(&think.close))
+    fn reasoning_end(&self) -> Option<String> {
+        let thinks = self.stage() == OutputStage::Thinking;
+        self.format.think.as_ref().filter(|_| thinks).map(|think| closing(&think.close))
     }
 
     fn keeps_thinking(&self, piece: &str) -> bool {
-        let Some(think) = self.rules.think.as_ref().filter(|_| self.state == State::Thought) else {
+        let Some(think) =
+            self.format.think.as_ref().filter(|_| self.state == TaggedState::Reasoning)
+        else {
             return false;
         };
-        let call = self.call_tag().filter(|_| think.call_ends);
+        let call = self.call_tag().filter(|_| think.call_ends_reasoning);
         is_free_of(piece, call.into_iter().chain([think.close.as_ref()]))
     }
 
-    fn values(&self) -> Option<(Style, Vec<String>)> {
-        let calls = self.rules.calls.as_ref()?;
-        let (style, mut barred) = calls.body.values()?;
-        if let End::Tag(tag) = &calls.end {
-            barred.push(tag.to_string());
+    fn value_style(&self) -> Option<(ValueStyle, Vec<String>)> {
+        let calls = self.format.calls.as_ref()?;
+        let (style, mut forbidden) = calls.body.value_style()?;
+        if let CallEnd::Tag(tag) = &calls.end {
+            forbidden.push(tag.to_string());
         }
-        Some((style, barred))
+        Some((style, forbidden))
     }
 
-    fn boxed(&self) -> Box<dyn Grammar> {
+    fn clone_box(&self) -> Box<dyn FormatParser> {
         Box::new(self.clone())
     }
 
-    fn preserved(&self) -> Vec<String> {
-        let mut all: Vec<&str> = self.rules.preserved.to_vec();
-        if let Some(think) = &self.rules.think {
+    fn preserved_tokens(&self) -> Vec<String> {
+        let mut all: Vec<&str> = self.format.preserved_tokens.to_vec();
+        if let Some(think) = &self.format.think {
             all.extend([think.open.as_ref(), think.close.as_ref()]);
         }
-        if let Some(calls) = &self.rules.calls {
+        if let Some(calls) = &self.format.calls {
             all.push(&calls.open);
-            if let End::Tag(tag) = &calls.end {
+            if let CallEnd::Tag(tag) = &calls.end {
                 all.push(tag);
             }
             all.extend(
@@ -570,8 +624,8 @@ impl Grammar for Tagged {
             );
             all.extend(calls.body.tags());
         }
-        all.extend(self.rules.dropped);
-        all.extend(self.rules.swallowed.iter().flat_map(|(open, close)| [*open, *close]));
+        all.extend(self.format.dropped);
+        all.extend(self.format.discarded.iter().flat_map(|(open, close)| [*open, *close]));
         all.into_iter().map(str::to_owned).collect()
     }
 }

@@ -1,4 +1,4 @@
-//! The tools of a request, and values of arguments that come as bare text.
+//! Declared tools of a request, and conversion of bare text to argument values by their schemas.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use serde_json::{Map, Value as Json};
 
 use super::body::python_literal;
 
-/// Tools by name. Copies share them: a parser is copied to see what the next piece would be.
+/// Tools by name. Copies share the tools, since a parser is copied to peek at the next piece.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Tools(Arc<[Tool]>);
 
@@ -18,7 +18,7 @@ struct Tool {
 }
 
 impl Tools {
-    /// Reads `{"type": "function", "function": {"name", "parameters", …}}`.
+    /// Reads tools of the form `{"type": "function", "function": {"name", "parameters", …}}`.
     pub(super) fn new(tools: &[Json]) -> Self {
         let one = |tool: &Json| {
             let function = tool.get("function").unwrap_or(tool);
@@ -43,9 +43,9 @@ impl Tools {
         self.names().any(|known| known == name)
     }
 
-    /// The tool that the beginning of a call names: that of its `"name"`, else the first whole word that is a tool's name. A
-    /// name at the very end of the text may go on.
-    pub(super) fn named_in(&self, text: &str) -> Option<String> {
+    /// Finds the tool in the start of a call: the value of `"name"`, or else the first whole word
+    /// that is a tool's name. A name at the very end of the text may be incomplete and is ignored.
+    pub(super) fn find_tool_name(&self, text: &str) -> Option<String> {
         const KEY: &str = "\"name\"";
         if let Some(at) = text.find(KEY) {
             let rest = text[at + KEY.len()..].trim_start().strip_prefix(':')?.trim_start();
@@ -70,19 +70,24 @@ impl Tools {
         self.0.iter().find(|tool| tool.name == name).map(|tool| &tool.parameters)
     }
 
-    /// A required argument of a tool that is not among `arguments`.
-    pub(super) fn missing(&self, name: &str, arguments: &Map<String, Json>) -> Option<String> {
+    /// The first required argument of a tool that is missing in `arguments`.
+    pub(super) fn missing_argument(
+        &self,
+        name: &str,
+        arguments: &Map<String, Json>,
+    ) -> Option<String> {
         let required = self.parameters(name)?.get("required")?.as_array()?;
-        let missing = |key: &&str| !arguments.contains_key(*key);
-        required.iter().filter_map(Json::as_str).find(missing).map(str::to_owned)
+        let missing_argument = |key: &&str| !arguments.contains_key(*key);
+        required.iter().filter_map(Json::as_str).find(missing_argument).map(str::to_owned)
     }
 
-    /// The value that a text stands for, by the types that the tool declares for the argument: with none it is a string.
+    /// Converts a text to a value of the argument's declared types. Without declared types, the
+    /// value is a string.
     pub(super) fn value(&self, tool: &str, argument: &str, text: &str) -> Json {
-        typed(text, &self.types(tool, argument))
+        parse_value(text, &self.types(tool, argument))
     }
 
-    /// The list or object that a text stands for as Python writes such, where the tool declares one.
+    /// Parses a text as a Python list or dict, if the tool declares a list or object.
     pub(super) fn python_value(&self, tool: &str, argument: &str, text: &str) -> Option<Json> {
         let types = self.types(tool, argument);
         let is_declared = |value: &Json| types.contains(&type_of(value));
@@ -90,7 +95,7 @@ impl Tools {
         python_literal(text).filter(|value| begins && is_declared(value))
     }
 
-    /// What nothing stands for where a list or an object is declared.
+    /// The value of an empty text if only a list or only an object is declared.
     pub(super) fn empty_value(&self, tool: &str, argument: &str) -> Option<Json> {
         match self.types(tool, argument)[..] {
             ["object"] => Some(Json::Object(Map::new())),
@@ -99,7 +104,7 @@ impl Tools {
         }
     }
 
-    /// Is the argument declared as a string and as nothing else?
+    /// Returns true if the argument is declared as a string only.
     pub(super) fn is_text(&self, tool: &str, argument: &str) -> bool {
         self.types(tool, argument) == ["string"]
     }
@@ -107,7 +112,7 @@ impl Tools {
     fn types(&self, tool: &str, argument: &str) -> Vec<&str> {
         let mut found = Vec::new();
         if let Some(root) = self.parameters(tool) {
-            let mut schemas = Schemas { root, seen: HashSet::new() };
+            let mut schemas = SchemaTypes { root, seen: HashSet::new() };
             if let Some(property) = schemas.property(root, argument, 0) {
                 schemas.seen.clear();
                 schemas.types(property, 0, &mut found);
@@ -117,32 +122,31 @@ impl Tools {
     }
 }
 
-/// Schemas refer to each other, and stand in each other, so deep.
-const DEPTH: usize = 32;
+/// Deepest nesting of references and combined schemas.
+const MAX_SCHEMA_DEPTH: usize = 32;
 
-/// Parts of one schema that say something of the same value.
-const PARTS: [&str; 3] = ["anyOf", "oneOf", "allOf"];
+/// Keywords for alternative or combined schemas of one value.
+const COMBINERS: [&str; 3] = ["anyOf", "oneOf", "allOf"];
 
-/// What a schema says of types.
-struct Schemas<'t> {
+/// Collects the types that a schema allows.
+struct SchemaTypes<'t> {
     root: &'t Json,
-    /// Schemas that were looked at, by where they stand in memory. They may refer to each other in circles, and each says
-    /// the same the second time.
+    /// Addresses of visited schemas. References may form cycles, and a second visit adds no types.
     seen: HashSet<*const Json>,
 }
 
-impl<'t> Schemas<'t> {
+impl<'t> SchemaTypes<'t> {
     fn target(&self, schema: &Json) -> Option<&'t Json> {
         self.root.pointer(schema.get("$ref")?.as_str()?.strip_prefix('#')?)
     }
 
     fn parts(schema: &'t Json) -> impl Iterator<Item = &'t Json> {
-        PARTS.iter().filter_map(|key| schema.get(*key)?.as_array()).flatten()
+        COMBINERS.iter().filter_map(|key| schema.get(*key)?.as_array()).flatten()
     }
 
     /// The schema of an argument.
     fn property(&mut self, schema: &'t Json, name: &str, depth: usize) -> Option<&'t Json> {
-        if depth == DEPTH || !self.seen.insert(schema) {
+        if depth == MAX_SCHEMA_DEPTH || !self.seen.insert(schema) {
             return None;
         }
         if let Some(own) = schema.get("properties").and_then(|all| all.get(name)) {
@@ -153,13 +157,13 @@ impl<'t> Schemas<'t> {
         other.or_else(|| schema.get("additionalProperties").filter(|schema| schema.is_object()))
     }
 
-    /// The types that a property declares, or all those under `anyOf`.
+    /// Collects the types that a schema declares, itself or in its combined schemas.
     fn types(&mut self, schema: &'t Json, depth: usize, found: &mut Vec<&'t str>) {
         if !self.seen.insert(schema) {
             return;
         }
         let before = found.len();
-        if depth < DEPTH {
+        if depth < MAX_SCHEMA_DEPTH {
             let inside = self.target(schema).into_iter().chain(Self::parts(schema));
             inside.for_each(|part| self.types(part, depth + 1, found));
         }
@@ -171,7 +175,7 @@ impl<'t> Schemas<'t> {
             (Some(Json::Array(all)), ..) => all.iter().filter_map(Json::as_str).collect(),
             (_, Some(Json::Array(values)), _) => values.iter().map(type_of).collect(),
             (.., Some(value)) => vec![type_of(value)],
-            _ => hinted(schema).into_iter().collect(),
+            _ => implied_type(schema).into_iter().collect(),
         };
         for name in own {
             if !found.contains(&name) {
@@ -193,8 +197,8 @@ fn type_of(value: &Json) -> &'static str {
     }
 }
 
-/// The type that a schema means which names none, by what it says of its values.
-fn hinted(schema: &Json) -> Option<&'static str> {
+/// The type of a schema without `type`, derived from its other keywords.
+fn implied_type(schema: &Json) -> Option<&'static str> {
     let says = |keys: &[&str]| keys.iter().any(|key| schema.get(*key).is_some());
     match () {
         () if says(&["properties", "additionalProperties"]) => Some("object"),
@@ -204,10 +208,11 @@ fn hinted(schema: &Json) -> Option<&'static str> {
     }
 }
 
-/// The first type that fits counts: null, boolean, integer, number, array, object; anything is a string.
-fn typed(text: &str, types: &[&str]) -> Json {
+/// Converts a text to the first matching type in the order null, boolean, integer, number, array,
+/// object, string.
+fn parse_value(text: &str, types: &[&str]) -> Json {
     let may_be = |name: &str| types.contains(&name);
-    // Only in a string does white space around it mean something.
+    // White space around a value is significant only in strings.
     let text = if types.is_empty() || may_be("string") { text } else { text.trim() };
     if text.eq_ignore_ascii_case("null") {
         return Json::Null;
@@ -250,7 +255,7 @@ fn typed(text: &str, types: &[&str]) -> Json {
     text.into()
 }
 
-/// A number; one without a fraction is an integer.
+/// Parses a number; a number without fraction becomes an integer.
 pub(super) fn number(text: &str) -> Option<Json> {
     if let Ok(whole) = text.parse::<i64>() {
         return Some(whole.into());
@@ -269,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn schemas_that_refer_to_each_other_in_circles_take_no_time() {
+    fn cyclic_schema_references_are_fast() {
         let all: Vec<Json> =
             (0..60).map(|n| json!({"$ref": format!("#/$defs/{}", n % 20)})).collect();
         let defs: Map<String, Json> =

@@ -1,6 +1,6 @@
-//! Cogito: DeepSeek's marks, a system text of its own, thinking on request.
+//! Cogito: the control tokens of DeepSeek, an own system text, reasoning on request.
 
-use super::Input;
+use super::RenderInput;
 use super::json::{COMPACT, INDENTED, json, object};
 use crate::PromptError;
 use crate::message::Message;
@@ -8,7 +8,7 @@ use crate::message::Message;
 const SYSTEM: &str = "You are Cogito, an AI assistant created by Deep Cogito, which is an AI research lab based in \
      San Francisco.";
 
-pub(super) fn render(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+pub(super) fn render(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
     let thinks = input.thinks(false);
     let (system, messages) = input.split_system();
     let system = system.filter(|text| !text.is_empty());
@@ -31,13 +31,13 @@ pub(super) fn render(input: &Input<'_>, out: &mut String) -> Result<(), PromptEr
             "user" => out.extend(["<｜User｜>", &message.content, "<｜Assistant｜>"]),
             "assistant" => answer(message, out),
             "tool" => {
-                out.push_str(if super::opens_results(messages, i) {
+                out.push_str(if super::is_first_result(messages, i) {
                     "<｜tool▁outputs▁begin｜>"
                 } else {
                     ""
                 });
                 out.extend(["<｜tool▁output▁begin｜>", &message.content, "<｜tool▁output▁end｜>"]);
-                let is_last = super::closes_results(messages, i);
+                let is_last = super::is_last_result(messages, i);
                 out.push_str(if is_last { "<｜tool▁outputs▁end｜>" } else { "\n" });
             }
             _ => continue,

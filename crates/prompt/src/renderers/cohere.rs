@@ -1,12 +1,14 @@
-//! Cohere's Command A of 2026: a list of tools in the system turn even if it is empty, calls and results as JSON.
+//! Cohere's Command A of 2026: a list of tools in the system turn, even if it is empty; calls and
+//! results as JSON.
 //!
-//! The many blanks are those of its published template. The tokenizer puts the first token in front.
+//! The blanks are those of the published template. The tokenizer adds the beginning-of-sequence
+//! token.
 
 use std::collections::HashMap;
 
 use serde_json::{Value as Json, json};
 
-use super::Input;
+use super::RenderInput;
 use super::json::{COMPACT, SPACED, json as json_text, object, string};
 use super::tools::Tool;
 use crate::PromptError;
@@ -16,7 +18,7 @@ const SYSTEM: &str = "<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>";
 const CHATBOT: &str = "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>";
 const TEXT_END: &str = "<|END_TEXT|><|END_OF_TURN_TOKEN|>";
 
-pub(super) fn render(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+pub(super) fn render(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
     let (system, messages) = input.split_system();
     out.extend([SYSTEM, "<|START_TEXT|>"]);
     if let Some(system) = system.filter(|text| !text.is_empty()) {
@@ -24,7 +26,7 @@ pub(super) fn render(input: &Input<'_>, out: &mut String) -> Result<(), PromptEr
     }
     tools(input.tools, out);
     out.push_str(TEXT_END);
-    let mut numbers = Numbers::default();
+    let mut numbers = CallNumbers::default();
     let mut results = Vec::new();
     let mut is_open = false;
     for (i, message) in messages.iter().enumerate() {
@@ -40,18 +42,18 @@ pub(super) fn render(input: &Input<'_>, out: &mut String) -> Result<(), PromptEr
             }
             "assistant" | "chatbot" if !message.tool_calls.is_empty() => {
                 out.extend([CHATBOT, "\n            \n                "]);
-                thought(message, out);
+                reasoning(message, out);
                 calls(&message.tool_calls, &mut numbers, out);
             }
             "assistant" | "chatbot" => {
                 is_open = i + 1 == messages.len();
                 out.push_str(CHATBOT);
-                thought(message, out);
+                reasoning(message, out);
                 out.extend(["<|START_TEXT|>", content, if is_open { "" } else { TEXT_END }]);
             }
             "tool" => {
                 results.push(result(message, &numbers));
-                if super::closes_results(messages, i) {
+                if super::is_last_result(messages, i) {
                     out.extend([SYSTEM, "<|START_TOOL_RESULT|>[", &results.join(",")]);
                     out.push_str("\n\n]<|END_TOOL_RESULT|><|END_OF_TURN_TOKEN|>");
                     results.clear();
@@ -81,20 +83,20 @@ fn tools(tools: &[Tool], out: &mut String) {
     out.extend(["# Available Tools\n```json\n[\n", &all.join(",\n\n"), "\n\n\n]\n```"]);
 }
 
-fn thought(message: &Message, out: &mut String) {
+fn reasoning(message: &Message, out: &mut String) {
     if let Some(thought) = message.thinking.as_deref().filter(|text| !text.is_empty()) {
         out.extend(["<|START_THINKING|>", thought, "<|END_THINKING|>"]);
     }
 }
 
-/// The numbers that calls have here, by their ids.
+/// Sequential numbers of the calls in the prompt, by their ids.
 #[derive(Default)]
-struct Numbers<'m> {
+struct CallNumbers<'m> {
     given: usize,
     by_id: HashMap<&'m str, usize>,
 }
 
-fn calls<'m>(calls: &'m [ToolCall], numbers: &mut Numbers<'m>, out: &mut String) {
+fn calls<'m>(calls: &'m [ToolCall], numbers: &mut CallNumbers<'m>, out: &mut String) {
     out.push_str("<|START_ACTION|>[");
     for (i, call) in calls.iter().enumerate() {
         if !call.id.is_empty() {
@@ -115,8 +117,8 @@ fn calls<'m>(calls: &'m [ToolCall], numbers: &mut Numbers<'m>, out: &mut String)
     out.push_str("\n\n]<|END_ACTION|><|END_OF_TURN_TOKEN|>");
 }
 
-/// A result under the number of its call, or else under the id it came with.
-fn result(message: &Message, numbers: &Numbers<'_>) -> String {
+/// Writes a result with the number of its call, or with its own id if the call is unknown.
+fn result(message: &Message, numbers: &CallNumbers<'_>) -> String {
     let id = message.tool_call_id.as_deref().unwrap_or_default();
     let number = numbers.by_id.get(id).map_or_else(|| id.to_owned(), usize::to_string);
     let content: Json = json!({"content": message.content});

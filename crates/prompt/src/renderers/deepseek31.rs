@@ -1,26 +1,27 @@
-//! DeepSeek V3.1: all system texts at the head, thoughts of earlier turns never shown but for their mark.
+//! DeepSeek V3.1: all system texts come first; of earlier reasoning, only the closing tag is
+//! written.
 
-use super::Input;
+use super::RenderInput;
 use super::json::{COMPACT, json, object};
 use super::tools::Tool;
 use crate::PromptError;
 use crate::message::Message;
 
-const HOW_TO_CALL: &str = "\nIMPORTANT: ALWAYS adhere to this exact format for tool use:\n\
+const TOOL_INSTRUCTIONS: &str = "\nIMPORTANT: ALWAYS adhere to this exact format for tool use:\n\
      <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>tool_call_name<｜tool▁sep｜>tool_call_arguments<｜tool▁call▁end｜>\
      {{additional_tool_calls}}<｜tool▁calls▁end｜>\n\nWhere:\n\n\
      - `tool_call_name` must be an exact match to one of the available tools\n\
      - `tool_call_arguments` must be valid JSON that strictly follows the tool's Parameters Schema\n\
      - For multiple tool calls, chain them directly without separators or spaces\n";
 
-pub(super) fn render(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+pub(super) fn render(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
     let thinks = input.thinks(false);
     let systems = input.messages.iter().filter(|m| m.role == "system");
     let systems: Vec<&str> = systems.map(|m| m.content.as_str()).collect();
     out.extend(["<｜begin▁of▁sentence｜>", &systems.join("\n\n")]);
     tools(input.tools, out);
     let question = input.messages.iter().rposition(|m| m.role == "user");
-    // What the last message but systems was.
+    // Roles of the last message that is not a system message.
     let (mut after_user, mut after_result) = (false, false);
     for (i, message) in input.messages.iter().enumerate() {
         match message.role.as_str() {
@@ -56,7 +57,7 @@ fn tools(tools: &[Tool], out: &mut String) {
         out.extend(["\n### ", tool.name(), "\nDescription: ", tool.description()]);
         out.extend(["\n\nParameters: ", &json(tool.parameters(), COMPACT), "\n"]);
     }
-    out.push_str(HOW_TO_CALL);
+    out.push_str(TOOL_INSTRUCTIONS);
 }
 
 fn answer(message: &Message, after_result: bool, out: &mut String) {

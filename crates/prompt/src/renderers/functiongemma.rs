@@ -1,16 +1,17 @@
-//! FunctionGemma: Gemma's turns, a developer's turn with declarations, strings between `<escape>` marks.
+//! FunctionGemma: Gemma's turns, tool declarations in a developer turn, strings between `<escape>`
+//! marks.
 
 use serde_json::Value as Json;
 
 use super::json::{number, text};
 use super::tools::{Tool, text as text_of, texts, types};
-use super::{Input, json};
+use super::{RenderInput, json};
 use crate::PromptError;
 use crate::message::{Message, ToolCall};
 
-const TOLD: &str = "You can do function calling with the following functions:";
+const TOOLS_INTRO: &str = "You can do function calling with the following functions:";
 
-pub(super) fn render(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+pub(super) fn render(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
     out.push_str("<bos>");
     let (system, messages) = match input.messages.split_first() {
         Some((first, rest)) if first.role == "system" || first.role == "developer" => {
@@ -19,7 +20,7 @@ pub(super) fn render(input: &Input<'_>, out: &mut String) -> Result<(), PromptEr
         _ => ("", input.messages),
     };
     head(system, input.tools, out);
-    // The calls whose results are being shown, and how many were.
+    // Calls whose results follow, and the number of results written.
     let (mut calls, mut shown): (&[ToolCall], usize) = (&[], 0);
     let mut after_result = false;
     for (i, message) in messages.iter().enumerate() {
@@ -34,7 +35,7 @@ pub(super) fn render(input: &Input<'_>, out: &mut String) -> Result<(), PromptEr
                 out.push_str("<escape>}<end_function_response>");
             }
             role => {
-                // Who comes after a result goes on in the same turn.
+                // A user or assistant message behind a result continues its turn.
                 if !after_result || !matches!(role, "assistant" | "user") {
                     let role = if role == "assistant" { "model" } else { role };
                     out.extend(["<start_of_turn>", role, "\n"]);
@@ -67,7 +68,7 @@ fn head(system: &str, tools: &[Tool], out: &mut String) {
     out.extend(["<start_of_turn>developer\n", system.trim()]);
     if !tools.is_empty() {
         out.push_str(if system.is_empty() { "" } else { "\n" });
-        out.push_str(if system.trim() == TOLD { "" } else { TOLD });
+        out.push_str(if system.trim() == TOOLS_INTRO { "" } else { TOOLS_INTRO });
     }
     tools.iter().for_each(|tool| declare(tool, out));
     out.push_str("<end_of_turn>\n");
@@ -118,7 +119,7 @@ fn escaped(text: &str) -> String {
     format!("<escape>{text}<escape>")
 }
 
-/// A value with its keys bare and its strings between marks.
+/// Writes a value with bare keys and with marks around strings.
 fn literal(value: &Json) -> String {
     match value {
         Json::Null => "<nil>".into(),

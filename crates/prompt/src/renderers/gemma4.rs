@@ -1,43 +1,43 @@
-//! Gemma 4, small and large: turns, results folded into the turn of their calls, strings between `<|"|>` marks.
+//! Gemma 4, small and large: results in the turn of their calls, strings between `<|"|>` marks.
 
 use std::collections::HashMap;
 
 use serde_json::Value as Json;
 
-use super::Input;
+use super::RenderInput;
 use super::gemma4_schema::declare;
 use super::json::number;
 use crate::PromptError;
 use crate::message::{Message, ToolCall};
 
-/// What stands on both sides of a string.
+/// Mark on both sides of a string.
 pub(super) const QUOTE: &str = "<|\"|>";
 
-pub(super) fn small(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+pub(super) fn small(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
     render(input, "", out);
     Ok(())
 }
 
-/// It wants to be shown an empty thought if it is not to think.
-pub(super) fn large(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+/// The large model expects an empty reasoning block if it is not to reason.
+pub(super) fn large(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
     render(input, "<|channel>thought\n<channel|>", out);
     Ok(())
 }
 
-/// How the last message but tool results ended.
+/// How the last message that is not a tool result ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
+enum TurnEnd {
     Text,
-    /// With calls that have no result.
+    /// With calls that have no results.
     Calls,
     Results,
 }
 
-fn render(input: &Input<'_>, no_thought: &str, out: &mut String) {
+fn render(input: &RenderInput<'_>, no_thought: &str, out: &mut String) {
     let thinks = input.thinks(false);
     let messages = head(input, thinks, out);
     let question = messages.iter().rposition(|m| m.role == "user");
-    let mut end = End::Text;
+    let mut turn_end = TurnEnd::Text;
     let mut after_answer = false;
     for (i, message) in messages.iter().enumerate().filter(|(_, m)| m.role != "tool") {
         let is_answer = message.role == "assistant";
@@ -48,9 +48,9 @@ fn render(input: &Input<'_>, no_thought: &str, out: &mut String) {
         if let Some(thought) = thought.filter(|_| question.is_none_or(|question| i > question)) {
             out.extend(["<|channel>thought\n", thought, "\n<channel|>"]);
         }
-        end = calls(&messages[i..], out);
+        turn_end = calls(&messages[i..], out);
         let content = if is_answer {
-            without_thoughts(&message.content)
+            without_reasoning(&message.content)
         } else {
             message.content.trim().into()
         };
@@ -58,24 +58,24 @@ fn render(input: &Input<'_>, no_thought: &str, out: &mut String) {
         let next = messages[i + 1..].iter().find(|m| m.role != "tool").map(|m| m.role.as_str());
         let goes_on = is_answer
             && next == Some("assistant")
-            && (message.tool_calls.is_empty() || end == End::Results);
-        let waits = end == End::Results && next.is_none() && content.trim().is_empty();
-        if end == End::Calls {
+            && (message.tool_calls.is_empty() || turn_end == TurnEnd::Results);
+        let waits = turn_end == TurnEnd::Results && next.is_none() && content.trim().is_empty();
+        if turn_end == TurnEnd::Calls {
             out.push_str("<|tool_response>");
         } else if !goes_on && !waits {
             out.push_str("<turn|>\n");
         }
         after_answer = is_answer;
     }
-    match end {
-        End::Text => out.extend(["<|turn>model\n", if thinks { "" } else { no_thought }]),
-        End::Results if thinks => out.push_str("<|channel>thought\n"),
-        End::Results | End::Calls => {}
+    match turn_end {
+        TurnEnd::Text => out.extend(["<|turn>model\n", if thinks { "" } else { no_thought }]),
+        TurnEnd::Results if thinks => out.push_str("<|channel>thought\n"),
+        TurnEnd::Results | TurnEnd::Calls => {}
     }
 }
 
-/// The system turn, and the messages behind it.
-fn head<'a>(input: &Input<'a>, thinks: bool, out: &mut String) -> &'a [&'a Message] {
+/// Writes the system turn. Returns the messages behind it.
+fn head<'a>(input: &RenderInput<'a>, thinks: bool, out: &mut String) -> &'a [&'a Message] {
     let (system, messages) = match input.messages.split_first() {
         Some((first, rest)) if first.role == "system" || first.role == "developer" => {
             (Some(first), rest)
@@ -92,11 +92,11 @@ fn head<'a>(input: &Input<'a>, thinks: bool, out: &mut String) -> &'a [&'a Messa
     messages
 }
 
-/// The calls of the first message, and the results that follow it.
-fn calls(messages: &[&Message], out: &mut String) -> End {
+/// Writes the calls of the first message, and the results behind it.
+fn calls(messages: &[&Message], out: &mut String) -> TurnEnd {
     let Some((message, rest)) = messages.split_first().filter(|(m, _)| !m.tool_calls.is_empty())
     else {
-        return End::Text;
+        return TurnEnd::Text;
     };
     let mut names: HashMap<&str, &str> = HashMap::new();
     for ToolCall { id, function } in &message.tool_calls {
@@ -115,20 +115,20 @@ fn calls(messages: &[&Message], out: &mut String) -> End {
             "}<tool_call|>",
         ]);
     }
-    let mut end = End::Calls;
+    let mut turn_end = TurnEnd::Calls;
     for result in rest.iter().take_while(|m| m.role == "tool") {
         let by_id =
             result.tool_call_id.as_deref().filter(|id| !id.is_empty()).and_then(|id| names.get(id));
         let own = result.tool_name.as_deref().filter(|name| !name.is_empty()).unwrap_or("unknown");
         out.extend(["<|tool_response>response:", by_id.copied().unwrap_or(own), "{value:", QUOTE]);
         out.extend([&result.content, QUOTE, "}<tool_response|>"]);
-        end = End::Results;
+        turn_end = TurnEnd::Results;
     }
-    end
+    turn_end
 }
 
-/// An answer's text without `<|channel>…<channel|>`, trimmed.
-fn without_thoughts(text: &str) -> String {
+/// The trimmed text of an answer without `<|channel>…<channel|>`.
+fn without_reasoning(text: &str) -> String {
     let mut shown = String::new();
     let mut rest = text;
     while let Some((before, thought)) = rest.split_once("<|channel>") {
@@ -139,7 +139,7 @@ fn without_thoughts(text: &str) -> String {
     shown.trim().to_owned()
 }
 
-/// A value with its strings between marks, and its keys between `around`.
+/// Writes a value with marks around strings and `around` on both sides of keys.
 pub(super) fn literal(value: &Json, around: &str) -> String {
     match value {
         Json::Null => "null".into(),

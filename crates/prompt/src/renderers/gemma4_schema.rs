@@ -1,7 +1,8 @@
-//! Declarations of tools for Gemma 4: JSON schemas without quotes, keys sorted, names of types in capitals.
+//! Tool declarations of Gemma 4: JSON schemas without quotes, with sorted keys and upper-case type
+//! names.
 //!
-//! What its published template does with unusual schemas is odd, and kept: properties that are called like a keyword of
-//! schemas are left out, and several types of a declared property become one text that looks like a list of Python's.
+//! Two oddities of the published template are kept. Properties named like a schema keyword are left
+//! out. Several types of a declared property become one text that looks like a Python list.
 
 use indexmap::IndexSet;
 use serde_json::{Map, Value as Json, json};
@@ -27,7 +28,8 @@ pub(super) fn declare(tool: &Tool, out: &mut String) {
     out.push_str("}<tool|>");
 }
 
-/// The properties of an object; `declared` are those of the tool itself, others stand within free schemas.
+/// Writes the properties of an object. `declared` is true for properties of the tool itself, false
+/// inside free schemas.
 fn properties(all: &Map<String, Json>, declared: bool) -> String {
     let is_keyword = |name: &str| {
         matches!(name, "description" | "type" | "properties" | "required" | "nullable")
@@ -64,7 +66,7 @@ fn property(schema: &Json, declared: bool) -> String {
     if types.first().is_some_and(|first| first == "OBJECT") {
         parts.push(match (schema.get("properties"), schema) {
             (Some(Json::Object(all)), _) => properties(all, declared),
-            // Then the schema itself is taken for a list of properties.
+            // The schema itself is treated as a list of properties.
             (_, Json::Object(schema)) => properties(schema, false),
             _ => String::new(),
         });
@@ -74,7 +76,7 @@ fn property(schema: &Json, declared: bool) -> String {
     parts.join(",")
 }
 
-/// The schema of an array's items: all of its keys, sorted.
+/// Writes the schema of array items: all of its keys, sorted.
 fn items(schema: &Map<String, Json>) -> String {
     let mut all: Vec<_> = schema.iter().filter(|(_, value)| !value.is_null()).collect();
     all.sort_unstable_by_key(|(key, _)| *key);
@@ -92,7 +94,8 @@ fn items(schema: &Map<String, Json>) -> String {
     all.into_iter().filter_map(part).collect::<Vec<_>>().join(",")
 }
 
-/// Types in capitals. Several types of a declared property are one name; simple alternatives count as types too.
+/// Type names in upper case. Several types of a declared property are one name; simple alternatives
+/// count as types.
 fn type_names(schema: &Json, declared: bool) -> Vec<String> {
     let names =
         |schema: &Json| types(schema).iter().map(|name| name.to_uppercase()).collect::<Vec<_>>();
@@ -129,7 +132,7 @@ fn required(schema: &Json) -> Option<String> {
     Some(format!("required:{}", quoted_list(names)))
 }
 
-/// A value of an `enum` without marks around strings.
+/// Writes a value of an `enum` without marks around strings.
 fn plain(value: &Json) -> String {
     value.as_str().map_or_else(|| literal(value, ""), str::to_owned)
 }

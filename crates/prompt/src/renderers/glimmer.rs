@@ -1,14 +1,15 @@
-//! Glimmer: messages with headers (`assistant to=self` thinks), calls in `atem:` tags, a strength of reasoning.
+//! Glimmer: messages with headers (reasoning goes to `assistant to=self`), calls in `atem:` tags, a
+//! reasoning strength.
 
 use std::collections::HashMap;
 
 use indexmap::IndexSet;
 
-use super::Input;
+use super::RenderInput;
 use super::json::{PYTHON, json, string, text};
 use super::tools::Tool;
 use crate::PromptError;
-use crate::limits::{Bound, TEXT_BYTES_MAX};
+use crate::limits::{TEXT_BYTES_MAX, TemplateLimit};
 use crate::message::{Message, Think, ToolCall};
 
 const BEFORE_TOOLS: &str = "\
@@ -47,7 +48,7 @@ that can span
 </atem:invoke>
 </atem:function_calls>";
 
-pub(super) fn render(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+pub(super) fn render(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
     let messages = input.messages;
     out.push_str("<|begin_of_text|>");
     if messages.iter().all(|m| m.role != "system") {
@@ -81,16 +82,16 @@ pub(super) fn render(input: &Input<'_>, out: &mut String) -> Result<(), PromptEr
             }
             _ => {}
         }
-        // Each system message brings all tools with it.
+        // Each system message repeats all tools.
         if out.len() > TEXT_BYTES_MAX {
-            return Err(PromptError::Limit { line: 0, bound: Bound::Text });
+            return Err(PromptError::Limit { line: 0, limit: TemplateLimit::Text });
         }
     }
     out.push_str("<|start|>assistant");
     Ok(())
 }
 
-fn strength<'a>(input: &Input<'a>) -> &'a str {
+fn strength<'a>(input: &RenderInput<'a>) -> &'a str {
     match input.think {
         Some(Think::Switch(false)) => "none",
         Some(Think::Level(level)) => level,
@@ -98,7 +99,7 @@ fn strength<'a>(input: &Input<'a>) -> &'a str {
     }
 }
 
-fn default_system(input: &Input<'_>, out: &mut String) {
+fn default_system(input: &RenderInput<'_>, out: &mut String) {
     out.push_str(
         "<|start|>system<|message|>You are a helpful AI assistant.\nKnowledge cutoff: 2026-01-04.",
     );
@@ -107,8 +108,9 @@ fn default_system(input: &Input<'_>, out: &mut String) {
     tools(input.tools, out);
 }
 
-/// The strength is told unless the text does so itself, for which it knows only one word.
-fn system(input: &Input<'_>, text: &str, out: &mut String) {
+/// Writes the reasoning strength, unless the system text contains it in the only recognized
+/// spelling.
+fn system(input: &RenderInput<'_>, text: &str, out: &mut String) {
     let mut text = text.to_owned();
     for (effort, strength) in [
         ("Reasoning effort", "Reasoning strength"),
@@ -125,7 +127,7 @@ fn system(input: &Input<'_>, text: &str, out: &mut String) {
     tools(input.tools, out);
 }
 
-/// Tools with their namespaces, if any, and to whom messages may go.
+/// Writes the tools with their namespaces, and the possible recipients of messages.
 fn tools(tools: &[Tool], out: &mut String) {
     let spaces = tools.iter().map(|tool| tool.name().split('.').next().unwrap_or_default());
     let spaces: IndexSet<&str> = spaces.collect();
@@ -149,8 +151,8 @@ fn tools(tools: &[Tool], out: &mut String) {
     out.push_str(", \"user\".<|eot|>");
 }
 
-/// An answer: thoughts, then calls or else the content. If the answer goes on in the next message, its calls do not end
-/// the turn.
+/// Writes an answer: reasoning, then calls or the content. If the next message continues the
+/// answer, its calls do not end the turn.
 fn answer(message: &Message, goes_on: bool, out: &mut String) {
     let thought = message.thinking.as_deref().unwrap_or_default();
     if !thought.is_empty() {

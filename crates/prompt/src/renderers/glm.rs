@@ -1,13 +1,14 @@
-//! GLM-4.7 and GLM-OCR: role marks without end marks, arguments as pairs of `<arg_key>` and `<arg_value>`.
+//! GLM-4.7 and GLM-OCR: role tokens without end tokens, arguments as pairs of `<arg_key>` and
+//! `<arg_value>`.
 
 use super::json::{COMPACT, SPACED, json, text};
 use super::tools::Tool;
-use super::{Input, opens_results};
+use super::{RenderInput, is_first_result};
 use crate::PromptError;
 use crate::message::{Message, ToolCall};
 
-/// Thoughts of earlier turns are kept.
-pub(super) fn glm47(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+/// GLM-4.7: keeps the reasoning of earlier turns.
+pub(super) fn glm47(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
     head(input.tools, out);
     for (i, message) in input.messages.iter().enumerate() {
         match message.role.as_str() {
@@ -15,7 +16,7 @@ pub(super) fn glm47(input: &Input<'_>, out: &mut String) -> Result<(), PromptErr
             "system" => out.extend(["<|system|>", &message.content]),
             "assistant" => {
                 out.push_str("<|assistant|>");
-                match thought(message) {
+                match reasoning(message) {
                     "" => out.push_str("</think>"),
                     thought => out.extend(["<think>", thought, "</think>"]),
                 }
@@ -23,7 +24,11 @@ pub(super) fn glm47(input: &Input<'_>, out: &mut String) -> Result<(), PromptErr
                 message.tool_calls.iter().for_each(|made| call(made, out));
             }
             "tool" => {
-                out.push_str(if opens_results(input.messages, i) { "<|observation|>" } else { "" });
+                out.push_str(if is_first_result(input.messages, i) {
+                    "<|observation|>"
+                } else {
+                    ""
+                });
                 out.extend(["<tool_response>", &message.content, "</tool_response>"]);
             }
             _ => {}
@@ -33,8 +38,8 @@ pub(super) fn glm47(input: &Input<'_>, out: &mut String) -> Result<(), PromptErr
     Ok(())
 }
 
-/// Line ends around everything; thinking is switched off by a word in what the user says.
-pub(super) fn ocr(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+/// GLM-OCR: line breaks around all parts. A word in the user's text switches reasoning off.
+pub(super) fn ocr(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
     let is_off = !input.thinks(true);
     head(input.tools, out);
     for (i, message) in input.messages.iter().enumerate() {
@@ -46,7 +51,7 @@ pub(super) fn ocr(input: &Input<'_>, out: &mut String) -> Result<(), PromptError
             }
             "system" => out.extend(["<|system|>\n", &message.content, "\n"]),
             "assistant" => {
-                out.extend(["<|assistant|>\n<think>", thought(message).trim(), "</think>"]);
+                out.extend(["<|assistant|>\n<think>", reasoning(message).trim(), "</think>"]);
                 if !message.content.is_empty() {
                     out.extend(["\n", message.content.trim()]);
                 }
@@ -57,7 +62,11 @@ pub(super) fn ocr(input: &Input<'_>, out: &mut String) -> Result<(), PromptError
                 out.push('\n');
             }
             "tool" => {
-                out.push_str(if opens_results(input.messages, i) { "<|observation|>" } else { "" });
+                out.push_str(if is_first_result(input.messages, i) {
+                    "<|observation|>"
+                } else {
+                    ""
+                });
                 out.extend(["\n<tool_response>\n", &message.content, "\n</tool_response>\n"]);
             }
             _ => {}
@@ -86,7 +95,7 @@ fn head(tools: &[Tool], out: &mut String) {
     );
 }
 
-fn thought(message: &Message) -> &str {
+fn reasoning(message: &Message) -> &str {
     message.thinking.as_deref().unwrap_or_default()
 }
 

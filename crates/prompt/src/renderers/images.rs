@@ -1,29 +1,29 @@
-//! Places of images in the text: `[img-0]`, `[img-1]`, … over the whole conversation.
+//! Image tags in the text: `[img-0]`, `[img-1]`, …, numbered over the conversation.
 
 use std::borrow::Cow;
 
 use crate::message::Message;
 
-/// What a format does with images.
+/// How a format handles images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Images {
-    /// It has no place for them.
-    Ignored,
-    /// Their tags are put into the content as it stands.
-    Tagged,
-    /// Contents other than the assistant's are trimmed first.
-    TaggedAfterTrim,
+pub(super) enum ImageTags {
+    /// Images are not supported.
+    Unsupported,
+    /// Tags are inserted into the content.
+    Inline,
+    /// Like [`ImageTags::Inline`]; contents except the assistant's are trimmed first.
+    InlineTrimmed,
 }
 
-/// Messages with the tags of their images.
-pub(super) fn tagged(messages: Cow<'_, [Message]>, images: Images) -> Cow<'_, [Message]> {
-    if images == Images::Ignored || messages.iter().all(|m| m.images.is_empty()) {
+/// Inserts the image tags into the messages.
+pub(super) fn insert_tags(messages: Cow<'_, [Message]>, images: ImageTags) -> Cow<'_, [Message]> {
+    if images == ImageTags::Unsupported || messages.iter().all(|m| m.images.is_empty()) {
         return messages;
     }
     let mut messages = messages.into_owned();
     let mut next = 0;
     for message in messages.iter_mut().filter(|m| !m.images.is_empty()) {
-        let trims = images == Images::TaggedAfterTrim && message.role != "assistant";
+        let trims = images == ImageTags::InlineTrimmed && message.role != "assistant";
         let content = if trims { message.content.trim() } else { &message.content };
         message.content = with_tags(content, next, message.images.len());
         next += message.images.len();
@@ -31,8 +31,8 @@ pub(super) fn tagged(messages: Cow<'_, [Message]>, images: Images) -> Cow<'_, [M
     Cow::Owned(messages)
 }
 
-/// Puts the tags of `count` images, numbered from `first`, in the places of `[img]`; those left over go to the front.
-/// A text that names its images by number already stays as it is.
+/// Replaces `[img]` by the tags of `count` images, numbered from `first`. Further tags are put in
+/// front. A text that already contains numbered tags stays unchanged.
 fn with_tags(content: &str, first: usize, count: usize) -> String {
     if content.contains("[img-") {
         return content.to_owned();
@@ -56,7 +56,7 @@ mod tests {
     use super::with_tags;
 
     #[test]
-    fn tags_take_their_places_and_the_rest_goes_to_the_front() {
+    fn tags_replace_placeholders_and_the_rest_is_put_in_front() {
         assert_eq!(with_tags("a [img] b", 3, 1), "a [img-3] b");
         assert_eq!(with_tags("a [img] b", 3, 2), "[img-4] a [img-3] b");
         assert_eq!(with_tags("a [img] [img]", 0, 1), "a [img-0] [img]");

@@ -1,6 +1,6 @@
-//! JSON in the forms that prompts have it: as Go's `encoding/json` writes it, or as Python's `json.dumps`.
+//! JSON in the formats of prompts: as in Go's `encoding/json`, or as in Python's `json.dumps`.
 //!
-//! Objects are written in the order they have. Whole numbers are written in digits, other floats as Go does.
+//! Objects keep their order. Whole numbers are written in digits, other floats as in Go.
 
 use std::borrow::Cow;
 
@@ -8,56 +8,57 @@ use serde_json::{Map, Number, Value as Json};
 
 use crate::go::{float_json, json_string};
 
-/// What stands between the values of a JSON text.
+/// Separators and escapes of a JSON text.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Form {
+pub(super) struct JsonFormat {
     colon: &'static str,
     comma: &'static str,
-    /// Write `<`, `>` and `&` as `\u003c` and so on.
+    /// Write `<`, `>` and `&` as `\u003c`, `\u003e` and `\u0026`.
     escapes_html: bool,
-    /// Blanks for each level of nesting, each value on its own line.
+    /// Spaces for each level of nesting. Each value has its own line.
     indent: Option<usize>,
 }
 
-/// Go's compact form.
-pub(super) const COMPACT: Form = Form { colon: ":", comma: ",", escapes_html: true, indent: None };
-/// Go's, with a blank behind colons and commas.
-pub(super) const SPACED: Form = Form { colon: ": ", comma: ", ", ..COMPACT };
-/// Python's.
-pub(super) const PYTHON: Form = Form { escapes_html: false, ..SPACED };
-/// Go's, indented by four blanks.
-pub(super) const INDENTED: Form = Form { colon: ": ", indent: Some(4), ..COMPACT };
+/// Go, compact.
+pub(super) const COMPACT: JsonFormat =
+    JsonFormat { colon: ":", comma: ",", escapes_html: true, indent: None };
+/// Go, with a space behind colons and commas.
+pub(super) const SPACED: JsonFormat = JsonFormat { colon: ": ", comma: ", ", ..COMPACT };
+/// Python.
+pub(super) const PYTHON: JsonFormat = JsonFormat { escapes_html: false, ..SPACED };
+/// Go, indented by four spaces.
+pub(super) const INDENTED: JsonFormat = JsonFormat { colon: ": ", indent: Some(4), ..COMPACT };
 
-/// A value as JSON.
-pub(super) fn json(value: &Json, form: Form) -> String {
+/// Writes a value as JSON.
+pub(super) fn json(value: &Json, format: JsonFormat) -> String {
     let mut out = String::new();
-    write(&mut out, value, form, 0);
+    write(&mut out, value, format, 0);
     out
 }
 
-/// The arguments of a call as JSON.
-pub(super) fn object(map: &Map<String, Json>, form: Form) -> String {
+/// Writes the arguments of a call as JSON.
+pub(super) fn object(map: &Map<String, Json>, format: JsonFormat) -> String {
     let mut out = String::new();
-    write_object(&mut out, map, form, 0);
+    write_object(&mut out, map, format, 0);
     out
 }
 
-/// A text as a JSON string.
-pub(super) fn string(text: &str, form: Form) -> String {
+/// Writes a text as a JSON string.
+pub(super) fn string(text: &str, format: JsonFormat) -> String {
     let mut out = String::new();
-    json_string(&mut out, text, form.escapes_html);
+    json_string(&mut out, text, format.escapes_html);
     out
 }
 
-/// A value as plain text: strings as they are, lists and objects as JSON.
-pub(super) fn text(value: &Json, form: Form) -> Cow<'_, str> {
+/// Writes a value as plain text: strings unquoted, other values as JSON.
+pub(super) fn text(value: &Json, format: JsonFormat) -> Cow<'_, str> {
     match value {
         Json::String(text) => Cow::Borrowed(text),
-        other => Cow::Owned(json(other, form)),
+        other => Cow::Owned(json(other, format)),
     }
 }
 
-/// A value as a Python program prints it; lists and objects as JSON.
+/// Writes a value as Python prints it; lists and objects as JSON.
 pub(super) fn python_text(value: &Json) -> Cow<'_, str> {
     match value {
         Json::Null => Cow::Borrowed("None"),
@@ -67,7 +68,7 @@ pub(super) fn python_text(value: &Json) -> Cow<'_, str> {
     }
 }
 
-/// A number as text.
+/// Writes a number.
 pub(super) fn number(number: &Number) -> String {
     match number.as_f64() {
         Some(float) if number.is_f64() => float_json(float),
@@ -75,46 +76,46 @@ pub(super) fn number(number: &Number) -> String {
     }
 }
 
-fn write(out: &mut String, value: &Json, form: Form, level: usize) {
+fn write(out: &mut String, value: &Json, format: JsonFormat, level: usize) {
     match value {
         Json::Null => out.push_str("null"),
         Json::Bool(on) => out.push_str(if *on { "true" } else { "false" }),
         Json::Number(n) => out.push_str(&number(n)),
-        Json::String(text) => json_string(out, text, form.escapes_html),
+        Json::String(text) => json_string(out, text, format.escapes_html),
         Json::Array(items) if items.is_empty() => out.push_str("[]"),
         Json::Array(items) => {
             out.push('[');
             for (i, item) in items.iter().enumerate() {
-                out.push_str(if i > 0 { form.comma } else { "" });
-                new_line(out, form, level + 1);
-                write(out, item, form, level + 1);
+                out.push_str(if i > 0 { format.comma } else { "" });
+                new_line(out, format, level + 1);
+                write(out, item, format, level + 1);
             }
-            new_line(out, form, level);
+            new_line(out, format, level);
             out.push(']');
         }
-        Json::Object(map) => write_object(out, map, form, level),
+        Json::Object(map) => write_object(out, map, format, level),
     }
 }
 
-fn write_object(out: &mut String, map: &Map<String, Json>, form: Form, level: usize) {
+fn write_object(out: &mut String, map: &Map<String, Json>, format: JsonFormat, level: usize) {
     if map.is_empty() {
         out.push_str("{}");
         return;
     }
     out.push('{');
     for (i, (key, item)) in map.iter().enumerate() {
-        out.push_str(if i > 0 { form.comma } else { "" });
-        new_line(out, form, level + 1);
-        json_string(out, key, form.escapes_html);
-        out.push_str(form.colon);
-        write(out, item, form, level + 1);
+        out.push_str(if i > 0 { format.comma } else { "" });
+        new_line(out, format, level + 1);
+        json_string(out, key, format.escapes_html);
+        out.push_str(format.colon);
+        write(out, item, format, level + 1);
     }
-    new_line(out, form, level);
+    new_line(out, format, level);
     out.push('}');
 }
 
-fn new_line(out: &mut String, form: Form, level: usize) {
-    if let Some(indent) = form.indent {
+fn new_line(out: &mut String, format: JsonFormat, level: usize) {
+    if let Some(indent) = format.indent {
         out.push('\n');
         out.extend(std::iter::repeat_n(' ', indent * level));
     }
@@ -127,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_forms_differ_in_blanks_and_escapes() {
+    fn formats_differ_in_spaces_and_escapes() {
         let value = json!({"b": [1, {"x": "<a> \"é\""}], "a": {}, "c": []});
         assert_eq!(json(&value, COMPACT), r#"{"b":[1,{"x":"\u003ca\u003e \"é\""}],"a":{},"c":[]}"#);
         assert_eq!(
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_no_exponent_where_digits_do() {
+    fn whole_numbers_are_written_without_exponent() {
         let texts = [
             json!(2),
             json!(2.0),

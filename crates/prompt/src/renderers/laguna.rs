@@ -1,6 +1,7 @@
-//! Laguna, and Poolside's first version of it: turns in tags, arguments as pairs of `<arg_key>` and `<arg_value>`.
+//! Laguna, and its first version Poolside: turns in tags, arguments as pairs of `<arg_key>` and
+//! `<arg_value>`.
 
-use super::Input;
+use super::RenderInput;
 use super::json::{SPACED, json, text};
 use super::tools::Tool;
 use crate::PromptError;
@@ -8,15 +9,15 @@ use crate::message::Message;
 
 const SYSTEM: &str = "You are a helpful, conversationally-fluent assistant made by Poolside. You are here to be \
      helpful to users through natural language conversations.";
-const HOW_TO_THINK: &str =
+const THINKING_INSTRUCTIONS: &str =
     "Wrap your thinking in '<think>', '</think>' tags, followed by a function call. ";
-const HOW_TO_CALL: &str = "For each function call, return an unescaped XML-like object with function name and \
+const TOOL_INSTRUCTIONS: &str = "For each function call, return an unescaped XML-like object with function name and \
      arguments within '<tool_call>' and '</tool_call>' tags, like here:\n";
 const EXAMPLE: &str = "<tool_call>function-name\n<arg_key>argument-key</arg_key>\n\
      <arg_value>value-of-argument-key</arg_value>\n</tool_call>";
 
-/// Everything on its own line, and the system turn tells how to call.
-pub(super) fn laguna(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+/// Laguna: each part has its own line, and the system turn explains calls.
+pub(super) fn laguna(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
     let thinks = input.thinks(false);
     let (system, messages) = input.split_system();
     let system = system.unwrap_or(SYSTEM).trim_end();
@@ -27,7 +28,11 @@ pub(super) fn laguna(input: &Input<'_>, out: &mut String) -> Result<(), PromptEr
         if !input.tools.is_empty() {
             out.push_str("\n\n");
             tools(input.tools, out);
-            out.extend(["\n\n", if thinks { HOW_TO_THINK } else { "" }, HOW_TO_CALL]);
+            out.extend([
+                "\n\n",
+                if thinks { THINKING_INSTRUCTIONS } else { "" },
+                TOOL_INSTRUCTIONS,
+            ]);
             out.extend([
                 if thinks { "<think> your thoughts here </think>\n" } else { "" },
                 EXAMPLE,
@@ -57,8 +62,9 @@ pub(super) fn laguna(input: &Input<'_>, out: &mut String) -> Result<(), PromptEr
     Ok(())
 }
 
-/// All in one line; thoughts are shown only if it is told to think, and no answer is left open.
-pub(super) fn poolside(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+/// Poolside: no line breaks. Earlier reasoning is written only if reasoning is on, and every answer
+/// is closed.
+pub(super) fn poolside(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
     let thinks = input.thinks(false);
     let (system, messages) = input.split_system();
     let system = system.unwrap_or(SYSTEM).trim_end();
@@ -104,10 +110,10 @@ fn tools(tools: &[Tool], out: &mut String) {
     out.push_str("</available_tools>");
 }
 
-/// Laguna's answer but for its end; says whether there is anything in it.
+/// Writes an answer of Laguna without its end. Returns true if it is not empty.
 fn answer(message: &Message, out: &mut String) -> bool {
     let given = message.thinking.as_deref().unwrap_or_default();
-    let (thought, content) = split_thoughts(&message.content, given);
+    let (thought, content) = split_reasoning(&message.content, given);
     let (thought, content) = (thought.trim(), content.trim());
     out.push_str("<assistant>\n");
     if !thought.is_empty() {
@@ -121,8 +127,9 @@ fn answer(message: &Message, out: &mut String) -> bool {
     !(thought.is_empty() && content.is_empty() && message.tool_calls.is_empty())
 }
 
-/// Thoughts that stand in the content count where none are given; the content goes on behind the last of them.
-fn split_thoughts<'m>(content: &'m str, given: &'m str) -> (&'m str, &'m str) {
+/// Separates reasoning in the content, used if the message has none of its own, from the text
+/// behind the last think tag.
+fn split_reasoning<'m>(content: &'m str, given: &'m str) -> (&'m str, &'m str) {
     let (Some((first, _)), Some((_, after))) =
         (content.split_once("</think>"), content.rsplit_once("</think>"))
     else {

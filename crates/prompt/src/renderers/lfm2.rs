@@ -1,22 +1,23 @@
-//! LFM2 and its thinking variant: ChatML, a list of tools behind the system text, calls as Python writes them.
+//! LFM2 and its reasoning variant: ChatML, a list of tools behind the system text, Python calls.
 
-use super::Input;
+use super::RenderInput;
 use super::json::{PYTHON, json};
 use crate::PromptError;
 use crate::message::{Message, ToolCall};
 
-pub(super) fn lfm2(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+pub(super) fn lfm2(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
     render(input, false, out);
     Ok(())
 }
 
-/// Thoughts of earlier turns are shown only if it is told to think. It opens its thoughts by itself.
-pub(super) fn thinking(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+/// The reasoning variant writes earlier reasoning only if reasoning is on. The model opens its
+/// reasoning itself.
+pub(super) fn thinking(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
     render(input, true, out);
     Ok(())
 }
 
-fn render(input: &Input<'_>, shows_thoughts: bool, out: &mut String) {
+fn render(input: &RenderInput<'_>, shows_reasoning: bool, out: &mut String) {
     out.push_str("<|startoftext|>");
     let (system, messages) = input.split_system();
     let mut head = system.unwrap_or_default().to_owned();
@@ -36,13 +37,13 @@ fn render(input: &Input<'_>, shows_thoughts: bool, out: &mut String) {
     if !head.is_empty() {
         out.extend(["<|im_start|>system\n", &head, "<|im_end|>\n"]);
     }
-    let keeps_thoughts = shows_thoughts && input.thinks(false);
+    let keeps_thoughts = shows_reasoning && input.thinks(false);
     let last_answer = messages.iter().rposition(|m| m.role == "assistant");
     for (i, message) in messages.iter().enumerate() {
         out.extend(["<|im_start|>", &message.role, "\n"]);
         match message.role.as_str() {
             "assistant" => {
-                let text = answer(message, shows_thoughts);
+                let text = answer(message, shows_reasoning);
                 let past = text
                     .rsplit_once("</think>")
                     .filter(|_| !keeps_thoughts && Some(i) != last_answer);
@@ -61,22 +62,22 @@ fn render(input: &Input<'_>, shows_thoughts: bool, out: &mut String) {
     }
 }
 
-/// Thoughts, calls and content, in this order; what the content has of it already is not added.
-fn answer(message: &Message, shows_thoughts: bool) -> String {
+/// Joins reasoning, calls and content. Parts that the content already contains are not added.
+fn answer(message: &Message, shows_reasoning: bool) -> String {
     let mut text = message.content.clone();
     if !message.tool_calls.is_empty() && !text.contains("<|tool_call_start|>") {
         let between = if text.trim().is_empty() { "" } else { "\n" };
         text = format!("{}{between}{text}", calls(&message.tool_calls));
     }
     match message.thinking.as_deref() {
-        Some(thought) if shows_thoughts && !thought.is_empty() && !text.contains("</think>") => {
+        Some(thought) if shows_reasoning && !thought.is_empty() && !text.contains("</think>") => {
             format!("<think>{thought}</think>{text}")
         }
         _ => text,
     }
 }
 
-/// `[f(a="x",n=2)]`, arguments sorted by name.
+/// `[f(a="x",n=2)]`, with arguments sorted by name.
 fn calls(calls: &[ToolCall]) -> String {
     let one = |call: &ToolCall| {
         let mut arguments: Vec<_> = call.function.arguments.iter().collect();

@@ -1,16 +1,21 @@
-//! Built-in prompt formats of model families, by the names that a Modelfile's `RENDERER` may give.
+//! Built-in prompt formats of model families, by their name in a Modelfile's `RENDERER`.
 //!
-//! A format is a function of [`Input`] that appends the prompt to a text, in a file of its family, and a row in
-//! [`TABLE`]. What is common to all is done before it is called: tools are cut down to the schema that Ollama decodes
-//! ([`tools`]), objects within call arguments are sorted by key, and images have their tags ([`images`]).
+//! Each format is a function of [`RenderInput`] in the file of its family, which appends the prompt
+//! to a text, and an entry in [`RENDERERS`]. Common preparations come first: tools are reduced to
+//! the schema that Ollama decodes ([`tools`]), objects within call arguments are sorted by key, and
+//! image tags are inserted ([`images`]).
 //!
-//! The formats are Ollama's, byte for byte, as recorded in `tests/data/cases/renderers.jsonl` and compared on tens of
-//! thousands of random conversations. What Ollama writes by accident is written as the models' own templates do:
+//! The prompts equal those of Ollama byte for byte, as recorded in
+//! `tests/data/cases/renderers.jsonl` and compared on tens of thousands of random conversations.
+//! Known errors of Ollama are written as in the models' own templates:
 //!
-//! * whole numbers in digits, where it makes `1e+06` of a million; a null in an `enum` is no `<nil>`;
-//! * descriptions of parameters without `\u003c`, where it does not escape other texts of the same prompt either;
-//! * an image's number is its place in the conversation, whichever message it is in;
-//! * no comma before a type that is not there, and a turn for who speaks after a late system message (Gemma).
+//! * Whole numbers are written in digits (Ollama: `1e+06` for a million), and a null in an `enum`
+//!   is not `<nil>`.
+//! * Parameter descriptions do not contain `\u003c` if other texts of the same prompt are not
+//!   escaped.
+//! * Images are numbered over the conversation, in every message.
+//! * With Gemma, there is no comma before a missing type, and a turn starts behind a late system
+//!   message.
 
 mod cogito;
 mod cohere;
@@ -40,124 +45,138 @@ use crate::chat::Chat;
 use crate::message::{Message, Think};
 use crate::thinking::ThinkTags;
 use crate::{Capabilities, PromptError};
-use images::Images;
+use images::ImageTags;
 use tools::Tool;
 
 /// A built-in prompt format.
 #[derive(Debug, Clone, Copy)]
-pub struct Renderer(&'static Row);
+pub struct Renderer(&'static RendererEntry);
 
-/// What [`Renderer::by_name`] knows.
-const TABLE: &[Row] = &[
-    row("cogito", cogito::render)
+/// The renderers for [`Renderer::by_name`].
+const RENDERERS: &[RendererEntry] = &[
+    entry("cogito", cogito::render)
         .bos("<｜begin▁of▁sentence｜>")
         .tools()
         .thinks("<think>", "</think>"),
-    row("cohere", cohere::render)
+    entry("cohere", cohere::render)
         .bos("<BOS_TOKEN>")
         .tools()
         .thinks("<|START_THINKING|>", "<|END_THINKING|>"),
-    row("deepseek3", deepseek31::render)
+    entry("deepseek3", deepseek31::render)
         .bos("<｜begin▁of▁sentence｜>")
         .tools()
         .thinks("<think>", "</think>"),
-    row("deepseek3.1", deepseek31::render)
+    entry("deepseek3.1", deepseek31::render)
         .bos("<｜begin▁of▁sentence｜>")
         .tools()
         .thinks("<think>", "</think>"),
-    row("functiongemma", functiongemma::render).bos("<bos>").tools(),
-    // Which of the two it is, the model's name or size tells: see `Renderer::resolve`.
+    entry("functiongemma", functiongemma::render).bos("<bos>").tools(),
+    // `Renderer::resolve` replaces this name by one of the two formats.
     gemma4("gemma4", gemma4::small),
     gemma4("gemma4-large", gemma4::large),
     gemma4("gemma4-small", gemma4::small),
-    row("glimmer", glimmer::render)
+    entry("glimmer", glimmer::render)
         .bos("<|begin_of_text|>")
         .tools()
-        .images(Images::Tagged)
+        .images(ImageTags::Inline)
         .thinks(" to=self<|message|>", "<|eom|>"),
-    row("glm-4.7", glm::glm47).tools().thinks("<think>", "</think>"),
-    row("glm-ocr", glm::ocr).tools().images(Images::Tagged),
-    row("laguna", laguna::laguna).bos("〈|EOS|〉").tools().thinks("<think>", "</think>"),
-    row("lfm2", lfm2::lfm2).bos("<|startoftext|>").tools().images(Images::Tagged),
-    row("lfm2-thinking", lfm2::thinking)
+    entry("glm-4.7", glm::glm47).tools().thinks("<think>", "</think>"),
+    entry("glm-ocr", glm::ocr).tools().images(ImageTags::Inline),
+    entry("laguna", laguna::laguna).bos("〈|EOS|〉").tools().thinks("<think>", "</think>"),
+    entry("lfm2", lfm2::lfm2).bos("<|startoftext|>").tools().images(ImageTags::Inline),
+    entry("lfm2-thinking", lfm2::thinking)
         .bos("<|startoftext|>")
         .tools()
-        .images(Images::Tagged)
+        .images(ImageTags::Inline)
         .thinks("<think>", "</think>"),
-    row("nemotron-3-nano", nemotron::v3)
+    entry("nemotron-3-nano", nemotron::v3)
         .tools()
-        .images(Images::Tagged)
+        .images(ImageTags::Inline)
         .thinks("<think>", "</think>"),
-    row("nemotron-3.5-nano", nemotron::v35)
+    entry("nemotron-3.5-nano", nemotron::v35)
         .tools()
-        .images(Images::Tagged)
+        .images(ImageTags::Inline)
         .thinks("<think>", "</think>"),
-    row("olmo3", olmo3::olmo3).tools(),
-    row("olmo3-32b-think", olmo3::think_32b).thinks("<think>", "</think>"),
-    row("olmo3-think", olmo3::think).thinks("<think>", "</think>"),
-    row("olmo3.1", olmo3::olmo31).tools(),
-    row("ornith", qwen35::ornith).tools().images(Images::Tagged).thinks("<think>", "</think>"),
-    row("poolside-v1", laguna::poolside).bos("〈|EOS|〉").tools().thinks("<think>", "</think>"),
-    row("qwen3-coder", qwen3_coder::render).tools(),
-    row("qwen3-vl-instruct", qwen3_vl::instruct).tools().images(Images::Tagged),
-    row("qwen3-vl-thinking", qwen3_vl::thinking)
+    entry("olmo3", olmo3::olmo3).tools(),
+    entry("olmo3-32b-think", olmo3::think_32b).thinks("<think>", "</think>"),
+    entry("olmo3-think", olmo3::think).thinks("<think>", "</think>"),
+    entry("olmo3.1", olmo3::olmo31).tools(),
+    entry("ornith", qwen35::ornith).tools().images(ImageTags::Inline).thinks("<think>", "</think>"),
+    entry("poolside-v1", laguna::poolside).bos("〈|EOS|〉").tools().thinks("<think>", "</think>"),
+    entry("qwen3-coder", qwen3_coder::render).tools(),
+    entry("qwen3-vl-instruct", qwen3_vl::instruct).tools().images(ImageTags::Inline),
+    entry("qwen3-vl-thinking", qwen3_vl::thinking)
         .tools()
-        .images(Images::Tagged)
+        .images(ImageTags::Inline)
         .thinks("<think>", "</think>"),
-    row("qwen3.5", qwen35::qwen35).tools().images(Images::Tagged).thinks("<think>", "</think>"),
-    row("qwen3.8", qwen35::qwen38).tools().images(Images::Tagged).thinks("<think>", "</think>"),
+    entry("qwen3.5", qwen35::qwen35)
+        .tools()
+        .images(ImageTags::Inline)
+        .thinks("<think>", "</think>"),
+    entry("qwen3.8", qwen35::qwen38)
+        .tools()
+        .images(ImageTags::Inline)
+        .thinks("<think>", "</think>"),
 ];
 
-/// How a prompt is written: appends it to the text.
-type Render = fn(&Input<'_>, &mut String) -> Result<(), PromptError>;
+/// A function that appends the prompt to a text.
+type Render = fn(&RenderInput<'_>, &mut String) -> Result<(), PromptError>;
 
 #[derive(Debug)]
-struct Row {
+struct RendererEntry {
     name: &'static str,
     render: Render,
     bos: &'static str,
     tools: bool,
-    images: Images,
+    images: ImageTags,
     think_tags: Option<(&'static str, &'static str)>,
 }
 
-const fn row(name: &'static str, render: Render) -> Row {
-    Row { name, render, bos: "", tools: false, images: Images::Ignored, think_tags: None }
+const fn entry(name: &'static str, render: Render) -> RendererEntry {
+    RendererEntry {
+        name,
+        render,
+        bos: "",
+        tools: false,
+        images: ImageTags::Unsupported,
+        think_tags: None,
+    }
 }
 
-const fn gemma4(name: &'static str, render: Render) -> Row {
-    row(name, render)
+const fn gemma4(name: &'static str, render: Render) -> RendererEntry {
+    entry(name, render)
         .bos("<bos>")
         .tools()
-        .images(Images::TaggedAfterTrim)
+        .images(ImageTags::InlineTrimmed)
         .thinks("<|channel>thought\n", "<channel|>")
 }
 
-impl Row {
+impl RendererEntry {
     const fn bos(self, bos: &'static str) -> Self {
-        Row { bos, ..self }
+        RendererEntry { bos, ..self }
     }
 
     const fn tools(self) -> Self {
-        Row { tools: true, ..self }
+        RendererEntry { tools: true, ..self }
     }
 
-    const fn images(self, images: Images) -> Self {
-        Row { images, ..self }
+    const fn images(self, images: ImageTags) -> Self {
+        RendererEntry { images, ..self }
     }
 
     const fn thinks(self, open: &'static str, close: &'static str) -> Self {
-        Row { think_tags: Some((open, close)), ..self }
+        RendererEntry { think_tags: Some((open, close)), ..self }
     }
 }
 
-/// Deepest nesting of a call's arguments and of a tool's schema; JSON text deeper than 127 levels is not even read.
+/// Deepest nesting of call arguments and tool schemas, in levels. JSON text deeper than 127 levels
+/// is not parsed.
 const DEPTH_MAX: usize = 150;
 
 impl Renderer {
-    /// The renderer of a name.
+    /// Finds a renderer by name.
     pub fn by_name(name: &str) -> Result<Renderer, PromptError> {
-        let found = TABLE.iter().find(|row| row.name == name);
+        let found = RENDERERS.iter().find(|entry| entry.name == name);
         found
             .map(Renderer)
             .ok_or_else(|| PromptError::UnknownRenderer(name.chars().take(100).collect()))
@@ -165,11 +184,11 @@ impl Renderer {
 
     /// All names, sorted.
     pub fn names() -> impl Iterator<Item = &'static str> {
-        TABLE.iter().map(|row| row.name)
+        RENDERERS.iter().map(|entry| entry.name)
     }
 
-    /// The renderer that a model's renderer `name` stands for: `gemma4` is one of two formats, which the model's name
-    /// tells, else its size (`7.5B`); any other name stands for itself.
+    /// Resolves the renderer name of a model. `gemma4` has two formats, which are distinguished by
+    /// the model's name, or else by its size (`7.5B`). Any other name is returned unchanged.
     pub fn resolve<'n>(name: &'n str, model: &str, size: &str) -> &'n str {
         if name != "gemma4" {
             return name;
@@ -178,24 +197,24 @@ impl Renderer {
         let named = |sizes: &[&str]| sizes.iter().any(|size| model.contains(size));
         let is_large = !named(&["e2b", "e4b"])
             && (named(&["12b", "26b", "31b"])
-                || parameters(size).is_some_and(|count| count >= 12e9));
+                || parse_parameter_count(size).is_some_and(|count| count >= 12e9));
         if is_large { "gemma4-large" } else { "gemma4-small" }
     }
 
-    /// Its name.
+    /// The name of the renderer.
     pub fn name(&self) -> &'static str {
         self.0.name
     }
 
-    /// The text of the first token of every prompt, where the format has one. A tokenizer that puts that token in
-    /// front by itself must not meet the text too.
+    /// Text of the beginning-of-sequence token with which every prompt starts, if the format has
+    /// one. A tokenizer must not add this token again.
     pub fn leading_bos(&self) -> &'static str {
         self.0.bos
     }
 
-    /// What a model with this format can be asked for.
+    /// Features of a model with this format.
     pub(crate) fn capabilities(&self) -> Capabilities {
-        let Row { tools, think_tags, .. } = *self.0;
+        let RendererEntry { tools, think_tags, .. } = *self.0;
         Capabilities {
             tools,
             insert: false,
@@ -204,13 +223,13 @@ impl Renderer {
         }
     }
 
-    /// The tags around thoughts in the model's output.
+    /// The tags around reasoning in the model's output.
     pub(crate) fn think_tags(&self) -> Option<ThinkTags> {
         let (open, close) = self.0.think_tags?;
         Some(ThinkTags { open: open.into(), close: close.into() })
     }
 
-    /// Renders other messages with the settings of `chat`.
+    /// Renders `messages` with the settings of `chat`.
     pub(crate) fn render(
         &self,
         chat: &Chat<'_>,
@@ -218,15 +237,15 @@ impl Renderer {
     ) -> Result<String, PromptError> {
         let arguments =
             messages.iter().flat_map(|m| &m.tool_calls).flat_map(|c| c.function.arguments.values());
-        if arguments.chain(chat.tools).any(|value| is_deeper(value, DEPTH_MAX)) {
+        if arguments.chain(chat.tools).any(|value| nests_deeper(value, DEPTH_MAX)) {
             return Err(PromptError::Refused(format!(
                 "tools or calls nest deeper than {DEPTH_MAX} levels"
             )));
         }
-        let messages = images::tagged(sorted(messages), self.0.images);
+        let messages = images::insert_tags(sort_argument_objects(messages), self.0.images);
         let messages: Vec<&Message> = messages.iter().collect();
         let tools: Vec<Tool> = chat.tools.iter().map(Tool::new).collect();
-        let input = Input {
+        let input = RenderInput {
             messages: &messages,
             tools: &tools,
             think: chat.think.as_ref(),
@@ -238,21 +257,21 @@ impl Renderer {
     }
 }
 
-/// What a format is given.
-struct Input<'a> {
+/// Input of a prompt format.
+struct RenderInput<'a> {
     messages: &'a [&'a Message],
     tools: &'a [Tool],
     think: Option<&'a Think>,
     now: jiff::civil::DateTime,
 }
 
-impl<'a> Input<'a> {
-    /// Does the model think, with `unset` where nothing is said?
+impl<'a> RenderInput<'a> {
+    /// Returns true if reasoning is on; `unset` is the default.
     fn thinks(&self, unset: bool) -> bool {
         self.think.map_or(unset, Think::is_on)
     }
 
-    /// The text of a system message at the head, and the messages behind it.
+    /// The text of a leading system message, and the messages behind it.
     fn split_system(&self) -> (Option<&'a str>, &'a [&'a Message]) {
         match self.messages.split_first() {
             Some((first, rest)) if first.role == "system" => (Some(&first.content), rest),
@@ -261,18 +280,18 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Is this the first of neighbouring tool results?
-fn opens_results(messages: &[&Message], at: usize) -> bool {
+/// Returns true for the first of neighbouring tool results.
+fn is_first_result(messages: &[&Message], at: usize) -> bool {
     at == 0 || messages[at - 1].role != "tool"
 }
 
-/// Is this the last of neighbouring tool results?
-fn closes_results(messages: &[&Message], at: usize) -> bool {
+/// Returns true for the last of neighbouring tool results.
+fn is_last_result(messages: &[&Message], at: usize) -> bool {
     messages.get(at + 1).is_none_or(|next| next.role != "tool")
 }
 
-/// Messages with the objects within call arguments sorted by key; the arguments themselves keep their order.
-fn sorted(messages: &[Message]) -> Cow<'_, [Message]> {
+/// Sorts objects within call arguments by key. The arguments themselves keep their order.
+fn sort_argument_objects(messages: &[Message]) -> Cow<'_, [Message]> {
     let has_objects = |value: &Json| value.is_object() || value.is_array();
     let mut calls = messages.iter().flat_map(|m| &m.tool_calls);
     if !calls.any(|call| call.function.arguments.values().any(has_objects)) {
@@ -285,18 +304,18 @@ fn sorted(messages: &[Message]) -> Cow<'_, [Message]> {
     Cow::Owned(messages)
 }
 
-/// Does a value nest more than `levels` deep?
-fn is_deeper(value: &Json, levels: usize) -> bool {
+/// Returns true if a value nests more than `levels` deep.
+fn nests_deeper(value: &Json, levels: usize) -> bool {
     let Some(below) = levels.checked_sub(1) else { return true };
     match value {
-        Json::Array(items) => items.iter().any(|item| is_deeper(item, below)),
-        Json::Object(map) => map.values().any(|item| is_deeper(item, below)),
+        Json::Array(items) => items.iter().any(|item| nests_deeper(item, below)),
+        Json::Object(map) => map.values().any(|item| nests_deeper(item, below)),
         _ => false,
     }
 }
 
-/// The number that a text such as `7.5B` or `270M` stands for.
-fn parameters(size: &str) -> Option<f64> {
+/// Parses a parameter count such as `7.5B` or `270M`.
+fn parse_parameter_count(size: &str) -> Option<f64> {
     let (last, _) = size.char_indices().next_back()?;
     let unit = match &size[last..] {
         "B" | "b" => 1e9,

@@ -1,21 +1,27 @@
 //! Nemotron 3 Nano and 3.5 Nano: ChatML, tools and calls in tags, values as Python prints them.
 //!
-//! Every answer has a think block, an empty one before the last question. In version 3 `/think` and `/no_think` in
-//! what system and user say switch thinking, and are not shown.
+//! Every answer has a think block, which is empty before the last question. In version 3, `/think`
+//! and `/no_think` in system and user texts switch reasoning and are removed.
 
-use super::xml::{self, Values};
-use super::{Input, closes_results, opens_results};
+use super::xml::{self, ValueSyntax};
+use super::{RenderInput, is_first_result, is_last_result};
 use crate::PromptError;
 use crate::message::{Message, Think};
 
-pub(super) fn v3(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+pub(super) fn v3(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
     let thinks = switched(input.messages).unwrap_or(input.thinks(true));
-    let told = |text: &str| without_switches(text);
-    render(input, &told, |m| told(&m.content).trim().to_owned(), ("\n</think>\n", thinks), out);
+    let declared = |text: &str| without_switches(text);
+    render(
+        input,
+        &declared,
+        |m| declared(&m.content).trim().to_owned(),
+        ("\n</think>\n", thinks),
+        out,
+    );
     Ok(())
 }
 
-pub(super) fn v35(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+pub(super) fn v35(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
     let is_medium = matches!(input.think, Some(Think::Level(level)) if level == "medium");
     let question = input.messages.iter().rfind(|m| m.role == "user");
     let text = |message: &Message| {
@@ -28,11 +34,12 @@ pub(super) fn v35(input: &Input<'_>, out: &mut String) -> Result<(), PromptError
     Ok(())
 }
 
-/// `system` makes the text of the leading system message, `told` that of system and user messages; `close` ends thoughts.
+/// `system` creates the leading system text, `declared` the text of system and user messages.
+/// `close` ends reasoning.
 fn render(
-    input: &Input<'_>,
+    input: &RenderInput<'_>,
     system: &dyn Fn(&str) -> String,
-    told: impl Fn(&Message) -> String,
+    declared: impl Fn(&Message) -> String,
     (close, thinks): (&str, bool),
     out: &mut String,
 ) {
@@ -41,7 +48,7 @@ fn render(
     out.extend(["<|im_start|>system\n", &system]);
     if !input.tools.is_empty() {
         out.push_str(if system.is_empty() { "" } else { "\n\n" });
-        xml::declare(out, input.tools, Values::Python);
+        xml::declare(out, input.tools, ValueSyntax::Python);
     }
     out.push_str("<|im_end|>\n");
     let question = messages.iter().rposition(|m| m.role == "user");
@@ -54,16 +61,22 @@ fn render(
                 out.push_str("<|im_end|>\n");
             }
             "tool" => {
-                out.push_str(if i > 0 && opens_results(messages, i) {
+                out.push_str(if i > 0 && is_first_result(messages, i) {
                     "<|im_start|>user\n"
                 } else {
                     ""
                 });
                 out.extend(["<tool_response>\n", &message.content, "\n</tool_response>\n"]);
-                out.push_str(if closes_results(messages, i) { "<|im_end|>\n" } else { "" });
+                out.push_str(if is_last_result(messages, i) { "<|im_end|>\n" } else { "" });
             }
             "user" | "system" => {
-                out.extend(["<|im_start|>", &message.role, "\n", &told(message), "<|im_end|>\n"]);
+                out.extend([
+                    "<|im_start|>",
+                    &message.role,
+                    "\n",
+                    &declared(message),
+                    "<|im_end|>\n",
+                ]);
             }
             role => out.extend(["<|im_start|>", role, "\n", &message.content, "<|im_end|>\n"]),
         }
@@ -72,7 +85,7 @@ fn render(
     out.push_str(if thinks { "<think>\n" } else { "<think></think>" });
 }
 
-/// An answer with its think block, reduced to an empty one if it `is_past`.
+/// Writes an answer with its think block. The block is empty if `is_past` is set.
 fn answer(message: &Message, close: &str, is_past: bool, out: &mut String) {
     let content = &message.content;
     let text = match message.thinking.as_deref() {
@@ -96,22 +109,23 @@ fn answer(message: &Message, close: &str, is_past: bool, out: &mut String) {
     }
     out.push('\n');
     for call in &message.tool_calls {
-        xml::call(out, call, Values::Python);
+        xml::call(out, call, ValueSyntax::Python);
         out.push('\n');
     }
 }
 
-/// What the conversation's own switches say in the end.
+/// The last reasoning switch in the conversation.
 fn switched(messages: &[&Message]) -> Option<bool> {
-    let told = messages.iter().rev().filter(|m| m.role == "user" || m.role == "system");
-    told.filter_map(|m| {
-        if m.content.replace("</think>", "").contains("/think") {
-            Some(true)
-        } else {
-            m.content.contains("/no_think").then_some(false)
-        }
-    })
-    .next()
+    let declared = messages.iter().rev().filter(|m| m.role == "user" || m.role == "system");
+    declared
+        .filter_map(|m| {
+            if m.content.replace("</think>", "").contains("/think") {
+                Some(true)
+            } else {
+                m.content.contains("/no_think").then_some(false)
+            }
+        })
+        .next()
 }
 
 fn without_switches(text: &str) -> String {

@@ -1,8 +1,9 @@
-//! Olmo 3: ChatML with the tools in the system turn and calls as Python writes them. The thinking models know no tools.
+//! Olmo 3: ChatML with tools in the system turn and Python calls. The reasoning models do not
+//! support tools.
 
 use serde_json::Value as Json;
 
-use super::Input;
+use super::RenderInput;
 use super::json::{COMPACT, SPACED, json};
 use crate::PromptError;
 use crate::message::{Message, ToolCall};
@@ -16,34 +17,34 @@ const FUNCTIONS: &str = "You are provided with function signatures within <funct
      <function_calls></function_calls> XML tags. Do not make assumptions about what values to plug into functions.";
 const THINKING_SYSTEM_32B: &str = "You are a helpful AI assistant.";
 
-pub(super) fn olmo3(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+pub(super) fn olmo3(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
     render(input, SYSTEM, out);
     Ok(())
 }
 
-pub(super) fn olmo31(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+pub(super) fn olmo31(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
     render(input, SYSTEM_31, out);
     Ok(())
 }
 
-/// The 7B and the 32B of Olmo 3.1.
-pub(super) fn think(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+/// The 7B model of Olmo 3 and the 32B model of Olmo 3.1.
+pub(super) fn think(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
     render_thinking(input, SYSTEM_31.trim_end(), out);
     Ok(())
 }
 
-/// The 32B of Olmo 3.
-pub(super) fn think_32b(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+/// The 32B model of Olmo 3.
+pub(super) fn think_32b(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
     render_thinking(input, THINKING_SYSTEM_32B, out);
     Ok(())
 }
 
-/// The first system message; the others are dropped.
-fn system<'a>(input: &Input<'a>) -> Option<&'a str> {
+/// The first system message. Others are dropped.
+fn system<'a>(input: &RenderInput<'a>) -> Option<&'a str> {
     input.messages.iter().find(|m| m.role == "system").map(|m| m.content.as_str())
 }
 
-fn render(input: &Input<'_>, default: &str, out: &mut String) {
+fn render(input: &RenderInput<'_>, default: &str, out: &mut String) {
     let tools: Vec<Json> = input.tools.iter().map(|tool| tool.json().clone()).collect();
     let tools = if tools.is_empty() { String::new() } else { json(&tools.into(), SPACED) };
     out.push_str("<|im_start|>system\n");
@@ -51,8 +52,8 @@ fn render(input: &Input<'_>, default: &str, out: &mut String) {
         Some(text) if tools.is_empty() => out.push_str(text),
         Some(text) => out.extend([text, "<functions>", &tools, "</functions>"]),
         None => {
-            let told = if tools.is_empty() { NO_FUNCTIONS } else { FUNCTIONS };
-            out.extend([default, told, "<functions>", &tools, "</functions>"]);
+            let declared = if tools.is_empty() { NO_FUNCTIONS } else { FUNCTIONS };
+            out.extend([default, declared, "<functions>", &tools, "</functions>"]);
         }
     }
     out.push_str("<|im_end|>\n");
@@ -77,7 +78,7 @@ fn render(input: &Input<'_>, default: &str, out: &mut String) {
     }
 }
 
-/// `f(a="x", n=2)`, arguments sorted by name.
+/// `f(a="x", n=2)`, with arguments sorted by name.
 fn calls(calls: &[ToolCall], out: &mut String) {
     if calls.is_empty() {
         return;
@@ -96,7 +97,7 @@ fn calls(calls: &[ToolCall], out: &mut String) {
     out.push_str("</function_calls>");
 }
 
-fn render_thinking(input: &Input<'_>, default: &str, out: &mut String) {
+fn render_thinking(input: &RenderInput<'_>, default: &str, out: &mut String) {
     out.push_str("<|im_start|>system\n");
     match system(input) {
         Some(text) => out.extend([text, " ", NO_FUNCTIONS, "<functions></functions>"]),

@@ -1,42 +1,43 @@
-//! Qwen3.5, Ornith and Qwen3.8: ChatML, tools before the system text, calls in tags. All contents are trimmed.
+//! Qwen3.5, Ornith and Qwen3.8: ChatML, tools before the system text, calls in tags. All contents
+//! are trimmed.
 
 use std::borrow::Cow;
 
 use super::json::{SPACED, json};
-use super::xml::{self, HOW_TO_CALL, Values};
-use super::{Input, closes_results, opens_results};
+use super::xml::{self, TOOL_INSTRUCTIONS, ValueSyntax};
+use super::{RenderInput, is_first_result, is_last_result};
 use crate::PromptError;
 use crate::message::{Message, Think};
 
-/// What sets the three apart.
+/// Differences between the three formats.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Variant {
-    /// Thoughts since the last question are shown.
+enum Qwen35Variant {
+    /// Reasoning since the last question is written.
     Qwen35,
-    /// Every answer has its thoughts, even none.
+    /// Every answer has a think block, which may be empty.
     Ornith,
-    /// As Ornith. There is one system turn, at the head, which also tells how hard to think; only [`Message::thinking`]
-    /// has thoughts, not the content.
+    /// Like Ornith. The only system turn comes first and also states the reasoning effort.
+    /// Reasoning is only taken from [`Message::thinking`], not from the content.
     Qwen38,
 }
 
-const THINK_HARD: &str = "Reasoning effort is set to xhigh. Please think carefully through the task, validate key \
+const HIGH_EFFORT_TEXT: &str = "Reasoning effort is set to xhigh. Please think carefully through the task, validate key \
      assumptions, consider plausible alternatives, and prioritize correctness, consistency, and clarity in the final \
      answer.";
-const THINK_LITTLE: &str = "Reasoning effort is set to low. Keep your thinking brief and focused, moving directly to \
+const LOW_EFFORT_TEXT: &str = "Reasoning effort is set to low. Keep your thinking brief and focused, moving directly to \
      the conclusion without unnecessary elaboration.";
 
-pub(super) fn qwen35(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
-    render(input, Variant::Qwen35, "", out);
+pub(super) fn qwen35(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
+    render(input, Qwen35Variant::Qwen35, "", out);
     Ok(())
 }
 
-pub(super) fn ornith(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
-    render(input, Variant::Ornith, "", out);
+pub(super) fn ornith(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
+    render(input, Qwen35Variant::Ornith, "", out);
     Ok(())
 }
 
-pub(super) fn qwen38(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+pub(super) fn qwen38(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
     let refused = |text: &str| Err(PromptError::Refused(text.to_owned()));
     if input.messages.is_empty() {
         return refused("no messages provided");
@@ -49,12 +50,12 @@ pub(super) fn qwen38(input: &Input<'_>, out: &mut String) -> Result<(), PromptEr
         return refused("no user query found in messages");
     }
     let effort = match input.think {
-        None => THINK_HARD,
+        None => HIGH_EFFORT_TEXT,
         Some(Think::Switch(_)) => "",
         Some(Think::Level(level)) => match level.as_str() {
-            "low" => THINK_LITTLE,
+            "low" => LOW_EFFORT_TEXT,
             "medium" => "",
-            "high" | "max" => THINK_HARD,
+            "high" | "max" => HIGH_EFFORT_TEXT,
             other => return refused(&format!("unsupported Qwen3.8 reasoning effort {other:?}")),
         },
     };
@@ -62,7 +63,7 @@ pub(super) fn qwen38(input: &Input<'_>, out: &mut String) -> Result<(), PromptEr
     let mut messages: Vec<&Message> = Vec::with_capacity(input.messages.len() + 1);
     messages.extend(&instructions);
     messages.extend(input.messages.iter().filter(|m| !is_instruction(m)));
-    render(&Input { messages: &messages, ..*input }, Variant::Qwen38, effort, out);
+    render(&RenderInput { messages: &messages, ..*input }, Qwen35Variant::Qwen38, effort, out);
     Ok(())
 }
 
@@ -70,14 +71,14 @@ fn is_instruction(message: &Message) -> bool {
     message.role == "system" || message.role == "developer"
 }
 
-/// Tool results may come as user messages; those are no questions.
+/// Returns true for user messages, except those that contain a tool result.
 fn is_question(message: &Message) -> bool {
     let text = message.content.trim();
     message.role == "user"
         && !(text.starts_with("<tool_response>") && text.ends_with("</tool_response>"))
 }
 
-/// All that system and developer messages say, in one.
+/// Joins all system and developer messages.
 fn instructions(messages: &[&Message]) -> Option<Message> {
     let all: Vec<&Message> = messages.iter().copied().filter(|m| is_instruction(m)).collect();
     let texts: Vec<&str> =
@@ -85,7 +86,7 @@ fn instructions(messages: &[&Message]) -> Option<Message> {
     (!all.is_empty()).then(|| Message::new("system", texts.join("\n\n")))
 }
 
-fn render(input: &Input<'_>, variant: Variant, effort: &str, out: &mut String) {
+fn render(input: &RenderInput<'_>, variant: Qwen35Variant, effort: &str, out: &mut String) {
     let messages = input.messages;
     let thinks = input.thinks(true);
     head(input, variant, effort, out);
@@ -99,16 +100,16 @@ fn render(input: &Input<'_>, variant: Variant, effort: &str, out: &mut String) {
                 out.extend(["<|im_start|>", &message.role, "\n", content, "<|im_end|>\n"]);
             }
             "assistant" => {
-                let shows_thoughts = variant != Variant::Qwen35 || (thinks && i > question);
-                answer(message, variant, shows_thoughts, out);
+                let shows_reasoning = variant != Qwen35Variant::Qwen35 || (thinks && i > question);
+                answer(message, variant, shows_reasoning, out);
                 out.push_str(if i + 1 == messages.len() { "" } else { "<|im_end|>\n" });
             }
             "tool" => {
-                out.push_str(if opens_results(messages, i) { "<|im_start|>user" } else { "" });
+                out.push_str(if is_first_result(messages, i) { "<|im_start|>user" } else { "" });
                 out.extend(["\n<tool_response>\n", content, "\n</tool_response>"]);
-                out.push_str(if closes_results(messages, i) { "<|im_end|>\n" } else { "" });
+                out.push_str(if is_last_result(messages, i) { "<|im_end|>\n" } else { "" });
             }
-            role if variant == Variant::Qwen38 => {
+            role if variant == Qwen35Variant::Qwen38 => {
                 out.extend(["<|im_start|>", role, "\n", content, "<|im_end|>\n"]);
             }
             _ => {}
@@ -120,8 +121,8 @@ fn render(input: &Input<'_>, variant: Variant, effort: &str, out: &mut String) {
     }
 }
 
-/// The system turn: how hard to think, tools, then what the system message says.
-fn head(input: &Input<'_>, variant: Variant, effort: &str, out: &mut String) {
+/// Writes the system turn: reasoning effort, tools, system text.
+fn head(input: &RenderInput<'_>, variant: Qwen35Variant, effort: &str, out: &mut String) {
     let (system, _) = input.split_system();
     let text = system.unwrap_or_default().trim();
     let mut parts: Vec<Cow<'_, str>> = Vec::new();
@@ -134,27 +135,27 @@ fn head(input: &Input<'_>, variant: Variant, effort: &str, out: &mut String) {
         for tool in input.tools {
             list.extend(["\n", &json(tool.json(), SPACED)]);
         }
-        list.extend(["\n</tools>\n\n", HOW_TO_CALL]);
+        list.extend(["\n</tools>\n\n", TOOL_INSTRUCTIONS]);
         parts.push(list.into());
     }
     if !text.is_empty() {
         parts.push(text.into());
     }
-    if !parts.is_empty() || (system.is_some() && variant != Variant::Qwen38) {
+    if !parts.is_empty() || (system.is_some() && variant != Qwen35Variant::Qwen38) {
         out.extend(["<|im_start|>system\n", &parts.join("\n\n"), "<|im_end|>\n"]);
     }
 }
 
-fn answer(message: &Message, variant: Variant, shows_thoughts: bool, out: &mut String) {
+fn answer(message: &Message, variant: Qwen35Variant, shows_reasoning: bool, out: &mut String) {
     let content = message.content.trim();
-    let own = message.thinking.as_deref().filter(|text| shows_thoughts && !text.is_empty());
+    let own = message.thinking.as_deref().filter(|text| shows_reasoning && !text.is_empty());
     let (thought, content) = match own {
         Some(thought) => (thought.trim(), content),
-        None if variant == Variant::Qwen38 => ("", content),
-        None => split_thoughts(content),
+        None if variant == Qwen35Variant::Qwen38 => ("", content),
+        None => split_reasoning(content),
     };
     out.push_str("<|im_start|>assistant\n");
-    if shows_thoughts {
+    if shows_reasoning {
         out.extend(["<think>\n", thought, "\n</think>\n\n"]);
     }
     out.push_str(content);
@@ -164,12 +165,12 @@ fn answer(message: &Message, variant: Variant, shows_thoughts: bool, out: &mut S
             (0, _) => "\n\n",
             _ => "\n",
         });
-        xml::call(out, call, Values::Go);
+        xml::call(out, call, ValueSyntax::Go);
     }
 }
 
-/// Thoughts that stand in the content, and what follows them.
-fn split_thoughts(content: &str) -> (&str, &str) {
+/// Splits a content into reasoning and the text behind it.
+fn split_reasoning(content: &str) -> (&str, &str) {
     match content.split_once("</think>") {
         None => ("", content),
         Some((before, after)) => {

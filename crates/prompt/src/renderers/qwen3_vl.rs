@@ -1,19 +1,19 @@
-//! Qwen3-VL, the instructed and the thinking one: ChatML, tools and calls as JSON in tags.
+//! Qwen3-VL, instruct and thinking variants: ChatML, tools and calls as JSON in tags.
 
 use super::json::{SPACED, json, object};
-use super::{Input, closes_results, opens_results};
+use super::{RenderInput, is_first_result, is_last_result};
 use crate::PromptError;
 use crate::message::{Message, ToolCall};
 
-pub(super) fn instruct(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+pub(super) fn instruct(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
     render(input, input.thinks(false), out)
 }
 
-pub(super) fn thinking(input: &Input<'_>, out: &mut String) -> Result<(), PromptError> {
+pub(super) fn thinking(input: &RenderInput<'_>, out: &mut String) -> Result<(), PromptError> {
     render(input, input.thinks(true), out)
 }
 
-fn render(input: &Input<'_>, thinks: bool, out: &mut String) -> Result<(), PromptError> {
+fn render(input: &RenderInput<'_>, thinks: bool, out: &mut String) -> Result<(), PromptError> {
     let messages = input.messages;
     let (system, _) = input.split_system();
     if !input.tools.is_empty() {
@@ -21,7 +21,7 @@ fn render(input: &Input<'_>, thinks: bool, out: &mut String) -> Result<(), Promp
     } else if let Some(system) = system {
         out.extend(["<|im_start|>system\n", system, "<|im_end|>\n"]);
     }
-    // Tool results may come as user messages; what the user really said last is the question.
+    // User messages that contain a tool result are not questions.
     let is_question = |m: &&Message| {
         let is_result =
             m.content.starts_with("<tool_response>") && m.content.ends_with("</tool_response>");
@@ -51,9 +51,9 @@ fn render(input: &Input<'_>, thinks: bool, out: &mut String) -> Result<(), Promp
                 out.push_str(if is_last { "" } else { "<|im_end|>\n" });
             }
             "tool" => {
-                out.push_str(if opens_results(messages, i) { "<|im_start|>user" } else { "" });
+                out.push_str(if is_first_result(messages, i) { "<|im_start|>user" } else { "" });
                 out.extend(["\n<tool_response>\n", &message.content, "\n</tool_response>"]);
-                out.push_str(if closes_results(messages, i) { "<|im_end|>\n" } else { "" });
+                out.push_str(if is_last_result(messages, i) { "<|im_end|>\n" } else { "" });
             }
             _ => {}
         }
@@ -65,7 +65,7 @@ fn render(input: &Input<'_>, thinks: bool, out: &mut String) -> Result<(), Promp
     Ok(())
 }
 
-fn tools(input: &Input<'_>, system: Option<&str>, out: &mut String) {
+fn tools(input: &RenderInput<'_>, system: Option<&str>, out: &mut String) {
     out.push_str("<|im_start|>system\n");
     if let Some(system) = system {
         out.extend([system, "\n\n"]);

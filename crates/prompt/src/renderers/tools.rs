@@ -1,5 +1,6 @@
-//! Tools as Ollama decodes them: only the keys that it knows, in the order of its declarations. Models were trained on
-//! prompts made that way. The names of properties keep the client's order; objects in free places are sorted by key.
+//! Tools as Ollama decodes them: only known keys, in the order of Ollama's declarations. Models
+//! were trained on these prompts. Property names keep the client's order; objects in other values
+//! are sorted by key.
 
 use serde_json::{Map, Value as Json};
 
@@ -7,21 +8,21 @@ use serde_json::{Map, Value as Json};
 pub(super) struct Tool(Json);
 
 impl Tool {
-    /// A tool as the client sent it; what has the wrong type counts as missing.
+    /// Reads a tool as the client sent it. A value of the wrong type counts as missing.
     pub(super) fn new(sent: &Json) -> Tool {
         let function = sent.get("function").unwrap_or(&Json::Null);
-        let mut tool = Object::default();
+        let mut tool = JsonObjectBuilder::default();
         tool.set("type", text(sent, "type").into());
-        tool.set_free("items", sent);
-        let mut inner = Object::default();
+        tool.copy_sorted("items", sent);
+        let mut inner = JsonObjectBuilder::default();
         inner.set("name", text(function, "name").into());
-        inner.set_text("description", function);
+        inner.copy_string("description", function);
         inner.set("parameters", parameters(function.get("parameters").unwrap_or(&Json::Null)));
         tool.set("function", inner.into());
         Tool(tool.into())
     }
 
-    /// All of it.
+    /// The whole tool.
     pub(super) fn json(&self) -> &Json {
         &self.0
     }
@@ -35,7 +36,7 @@ impl Tool {
         text(self.function(), "name")
     }
 
-    /// Empty where there is none.
+    /// The description; empty if missing.
     pub(super) fn description(&self) -> &str {
         text(self.function(), "description")
     }
@@ -51,17 +52,17 @@ impl Tool {
     }
 }
 
-/// The text under a key, empty where there is none.
+/// The string under a key; empty if missing.
 pub(super) fn text<'j>(json: &'j Json, key: &str) -> &'j str {
     json.get(key).and_then(Json::as_str).unwrap_or_default()
 }
 
-/// The texts of a list under a key.
+/// The strings of a list under a key.
 pub(super) fn texts<'j>(json: &'j Json, key: &str) -> impl Iterator<Item = &'j str> {
     json.get(key).and_then(Json::as_array).into_iter().flatten().filter_map(Json::as_str)
 }
 
-/// The types of a property: one, or several.
+/// The types of a property.
 pub(super) fn types(property: &Json) -> Vec<&str> {
     match property.get("type") {
         Some(Json::String(one)) => vec![one],
@@ -70,11 +71,11 @@ pub(super) fn types(property: &Json) -> Vec<&str> {
 }
 
 fn parameters(sent: &Json) -> Json {
-    let mut object = Object::default();
+    let mut object = JsonObjectBuilder::default();
     object.set("type", text(sent, "type").into());
-    object.set_free("$defs", sent);
-    object.set_free("items", sent);
-    object.set_texts("required", sent);
+    object.copy_sorted("$defs", sent);
+    object.copy_sorted("items", sent);
+    object.copy_strings("required", sent);
     object.set("properties", properties(sent).unwrap_or(Json::Null));
     object.into()
 }
@@ -85,7 +86,7 @@ fn properties(sent: &Json) -> Option<Json> {
 }
 
 fn property(sent: &Json) -> Json {
-    let mut object = Object::default();
+    let mut object = JsonObjectBuilder::default();
     if let Some(Json::Array(some)) =
         sent.get("anyOf").filter(|any| any.as_array().is_some_and(|a| !a.is_empty()))
     {
@@ -96,29 +97,29 @@ fn property(sent: &Json) -> Json {
         [one] => object.set("type", (*one).into()),
         many => object.set("type", many.to_vec().into()),
     }
-    object.set_free("items", sent);
-    object.set_text("description", sent);
+    object.copy_sorted("items", sent);
+    object.copy_string("description", sent);
     if sent.get("enum").and_then(Json::as_array).is_some_and(|values| !values.is_empty()) {
-        object.set_free("enum", sent);
+        object.copy_sorted("enum", sent);
     }
     if let Some(properties) = properties(sent) {
         object.set("properties", properties);
     }
-    object.set_texts("required", sent);
+    object.copy_strings("required", sent);
     object.into()
 }
 
-/// An object in the making.
+/// Builds a JSON object.
 #[derive(Default)]
-struct Object(Map<String, Json>);
+struct JsonObjectBuilder(Map<String, Json>);
 
-impl Object {
+impl JsonObjectBuilder {
     fn set(&mut self, key: &str, value: Json) {
         self.0.insert(key.to_owned(), value);
     }
 
-    /// Takes over whatever is under a key, unless it is null.
-    fn set_free(&mut self, key: &str, sent: &Json) {
+    /// Copies the value under a key with sorted objects, unless it is null.
+    fn copy_sorted(&mut self, key: &str, sent: &Json) {
         if let Some(value) = sent.get(key).filter(|value| !value.is_null()) {
             let mut value = value.clone();
             value.sort_all_objects();
@@ -126,16 +127,16 @@ impl Object {
         }
     }
 
-    /// Takes over a text that is not empty.
-    fn set_text(&mut self, key: &str, sent: &Json) {
+    /// Copies a non-empty string.
+    fn copy_string(&mut self, key: &str, sent: &Json) {
         let text = text(sent, key);
         if !text.is_empty() {
             self.set(key, text.into());
         }
     }
 
-    /// Takes over a list of texts that is not empty.
-    fn set_texts(&mut self, key: &str, sent: &Json) {
+    /// Copies a non-empty list of strings.
+    fn copy_strings(&mut self, key: &str, sent: &Json) {
         let texts: Vec<&str> = texts(sent, key).collect();
         if !texts.is_empty() {
             self.set(key, texts.into());
@@ -143,8 +144,8 @@ impl Object {
     }
 }
 
-impl From<Object> for Json {
-    fn from(object: Object) -> Json {
+impl From<JsonObjectBuilder> for Json {
+    fn from(object: JsonObjectBuilder) -> Json {
         Json::Object(object.0)
     }
 }
@@ -156,7 +157,7 @@ mod tests {
     use super::Tool;
 
     #[test]
-    fn a_tool_has_the_known_keys_in_their_order() {
+    fn a_tool_has_the_known_keys_in_order() {
         let sent = json!({"function": {"strict": true, "parameters": {
             "additionalProperties": false, "$defs": {"z": 1, "a": {"c": 2, "b": 3}}, "required": ["q", 7], "type": "object",
             "properties": {"q": {"enum": ["x"], "type": ["string"], "default": 1, "anyOf": []}, "a": true}},

@@ -1,4 +1,4 @@
-//! Tools and calls in tags, as Qwen's coder and its descendants have them.
+//! Tools and calls in XML tags, the format of Qwen3-Coder and related models.
 
 use std::borrow::Cow;
 
@@ -8,8 +8,8 @@ use super::json::{COMPACT, PYTHON, json, python_text, text};
 use super::tools::{self, Tool};
 use crate::message::ToolCall;
 
-/// What the models are told about calls, behind the list of tools.
-pub(super) const HOW_TO_CALL: &str = "\
+/// Instructions for calls, behind the list of tools.
+pub(super) const TOOL_INSTRUCTIONS: &str = "\
 If you choose to call a function ONLY reply in the following format with NO suffix:
 
 <tool_call>
@@ -33,34 +33,34 @@ Reminder:
 - If there is no function call available, answer the question like normal with your current knowledge and do not tell the user about function calls
 </IMPORTANT>";
 
-/// How values within the tags are written.
+/// How values within tags are written.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Values {
-    /// As Go writes them: `true`, `null`, compact JSON.
+pub(super) enum ValueSyntax {
+    /// As in Go: `true`, `null`, compact JSON.
     Go,
-    /// As Python does: `True`, `None`, JSON with blanks; descriptions are trimmed.
+    /// As in Python: `True`, `None`, JSON with spaces. Descriptions are trimmed.
     Python,
 }
 
-impl Values {
-    /// What else is told of a property, in this order.
+impl ValueSyntax {
+    /// Further schema keys of a property, in the order of writing.
     fn extra_keys(self) -> &'static [&'static str] {
         match self {
-            Values::Go => &["anyOf", "items", "enum", "properties", "required"],
-            Values::Python => &["enum", "anyOf", "items", "properties", "required"],
+            ValueSyntax::Go => &["anyOf", "items", "enum", "properties", "required"],
+            ValueSyntax::Python => &["enum", "anyOf", "items", "properties", "required"],
         }
     }
 
     fn text(self, value: &Json) -> Cow<'_, str> {
         match self {
-            Values::Go => text(value, COMPACT),
-            Values::Python => python_text(value),
+            ValueSyntax::Go => text(value, COMPACT),
+            ValueSyntax::Python => python_text(value),
         }
     }
 }
 
-/// A list of tools with what to do with them.
-pub(super) fn declare(out: &mut String, tools: &[Tool], values: Values) {
+/// Writes the list of tools, and the instructions for calls.
+pub(super) fn declare(out: &mut String, tools: &[Tool], values: ValueSyntax) {
     out.push_str("# Tools\n\nYou have access to the following functions:\n\n<tools>");
     for tool in tools {
         out.extend(["\n<function>\n<name>", tool.name(), "</name>"]);
@@ -74,17 +74,17 @@ pub(super) fn declare(out: &mut String, tools: &[Tool], values: Values) {
                 many => out.extend(["\n<type>", &type_list(many, values), "</type>"]),
             }
             description(out, tools::text(property, "description"), values);
-            extras(out, property, values.extra_keys(), values);
+            schema_keys(out, property, values.extra_keys(), values);
             out.push_str("\n</parameter>");
         }
-        extras(out, tool.parameters(), &["$defs", "items", "required"], values);
+        schema_keys(out, tool.parameters(), &["$defs", "items", "required"], values);
         out.push_str("\n</parameters>\n</function>");
     }
-    out.extend(["\n</tools>\n\n", HOW_TO_CALL]);
+    out.extend(["\n</tools>\n\n", TOOL_INSTRUCTIONS]);
 }
 
-/// A call, without line ends around it.
-pub(super) fn call(out: &mut String, call: &ToolCall, values: Values) {
+/// Writes a call, without line breaks around it.
+pub(super) fn call(out: &mut String, call: &ToolCall, values: ValueSyntax) {
     out.extend(["<tool_call>\n<function=", &call.function.name, ">\n"]);
     for (name, value) in &call.function.arguments {
         out.extend(["<parameter=", name, ">\n", &values.text(value), "\n</parameter>\n"]);
@@ -92,19 +92,20 @@ pub(super) fn call(out: &mut String, call: &ToolCall, values: Values) {
     out.push_str("</function>\n</tool_call>");
 }
 
-fn description(out: &mut String, description: &str, values: Values) {
+fn description(out: &mut String, description: &str, values: ValueSyntax) {
     if !description.is_empty() {
-        let description = if values == Values::Python { description.trim() } else { description };
+        let description =
+            if values == ValueSyntax::Python { description.trim() } else { description };
         out.extend(["\n<description>", description, "</description>"]);
     }
 }
 
-/// Whatever else a schema says, in tags of the keys' names.
-fn extras(out: &mut String, schema: &Json, keys: &[&str], values: Values) {
+/// Writes further schema keys in tags of the same name.
+fn schema_keys(out: &mut String, schema: &Json, keys: &[&str], values: ValueSyntax) {
     for key in keys {
         if let Some(value) = schema.get(*key) {
             let mut value = value.clone();
-            if values == Values::Go {
+            if values == ValueSyntax::Go {
                 value.sort_all_objects();
             }
             out.extend(["\n<", key, ">", &values.text(&value), "</", key, ">"]);
@@ -112,9 +113,9 @@ fn extras(out: &mut String, schema: &Json, keys: &[&str], values: Values) {
     }
 }
 
-fn type_list(types: &[&str], values: Values) -> String {
+fn type_list(types: &[&str], values: ValueSyntax) -> String {
     match values {
-        Values::Go => json(&types.into(), COMPACT),
-        Values::Python => json(&types.into(), PYTHON).replace('"', "'"),
+        ValueSyntax::Go => json(&types.into(), COMPACT),
+        ValueSyntax::Python => json(&types.into(), PYTHON).replace('"', "'"),
     }
 }

@@ -1,10 +1,10 @@
-//! Conversations that templates would refuse or lose, and what becomes of them.
+//! Adaptation of conversations that templates would refuse or write incompletely.
 
 use serde_json::{Map, json};
 
 use crate::{
-    Adaptation, Adaptations, Chat, FunctionCall, Kind, Message, MessageRules, PromptError,
-    Rendered, Renderer, Template, ToolCall, render, render_adapted,
+    Adaptation, Adaptations, Chat, FunctionCall, Message, MessageRules, PromptError,
+    RenderedPrompt, Renderer, Template, TemplateFormat, ToolCall, render, render_adapted,
 };
 
 const SYSTEM_FIRST: &str = "{%- for m in messages %}{%- if m.role == 'system' and not loop.first %}\
@@ -23,7 +23,7 @@ const GO: &str = "{{- if .System }}[system]{{ .System }}\n{{ end }}{{- range .Me
     {{ else if eq .Role \"tool\" }}[user]<result>{{ .Content }}</result>\n{{ end }}{{- end }}[assistant]";
 
 fn jinja(source: &str) -> Template {
-    Template::parse(Kind::Jinja, source).unwrap()
+    Template::parse(TemplateFormat::Jinja, source).unwrap()
 }
 
 fn message(role: &str, content: &str) -> Message {
@@ -49,20 +49,20 @@ fn result(id: &str, content: &str) -> Message {
     }
 }
 
-fn adapted(template: &Template, messages: &[Message]) -> Result<Rendered, PromptError> {
+fn adapted(template: &Template, messages: &[Message]) -> Result<RenderedPrompt, PromptError> {
     let now = Some(jiff::civil::DateTime::default());
     render_adapted(
         template,
-        &Chat { rules: Some(MessageRules::of(template)), now, ..Chat::new(messages) },
+        &Chat { rules: Some(MessageRules::probe(template)), now, ..Chat::new(messages) },
     )
 }
 
 fn prompt(template: &Template, messages: &[Message]) -> (String, Vec<Adaptation>) {
-    let Rendered { prompt, adaptations } = adapted(template, messages).unwrap();
+    let RenderedPrompt { prompt, adaptations } = adapted(template, messages).unwrap();
     (prompt, adaptations.into_iter().collect())
 }
 
-/// Whether the texts stand in the prompt in this order.
+/// Returns true if the prompt contains the texts in this order.
 fn has_in_order(prompt: &str, texts: &[&str]) -> bool {
     let mut rest = prompt;
     texts.iter().all(|text| match rest.find(text) {
@@ -75,7 +75,7 @@ fn has_in_order(prompt: &str, texts: &[&str]) -> bool {
 }
 
 #[test]
-fn a_late_system_message_becomes_a_marked_turn_of_the_user_in_its_place() {
+fn a_late_system_message_becomes_a_marked_user_message() {
     let (prompt, done) =
         prompt(&jinja(SYSTEM_FIRST), &[message("user", "u"), message("system", "S")]);
     assert_eq!(prompt, "[user]u[user]<system>\nS\n</system>[assistant]");
@@ -89,26 +89,26 @@ fn leading_system_and_developer_messages_become_one() {
     let (text, done) = prompt(&template, &two);
     assert_eq!(text, "[system]A\n\nB[user]u[assistant]");
     assert_eq!(done, [Adaptation::Merged, Adaptation::Renamed]);
-    let both = [message("system", "I"), message("developer", "D"), message("user", "u")];
-    assert_eq!(prompt(&template, &both).0, "[system]I\n\nD[user]u[assistant]");
+    let render_both = [message("system", "I"), message("developer", "D"), message("user", "u")];
+    assert_eq!(prompt(&template, &render_both).0, "[system]I\n\nD[user]u[assistant]");
 }
 
 #[test]
-fn neighbours_of_one_role_become_one_where_roles_must_alternate() {
+fn neighbours_of_one_role_are_merged_if_roles_must_alternate() {
     let template = jinja(ALTERNATING);
     let (text, done) = prompt(&template, &[message("user", "a"), message("user", "b")]);
     assert_eq!(
         (text.as_str(), done.as_slice()),
         ("[user]a\n\nb[assistant]", &[Adaptation::Merged][..])
     );
-    let talk = [
+    let conversation_of = [
         message("user", "a"),
         calls(&["c"]),
         result("c", "R"),
         message("assistant", "k"),
         message("user", "b"),
     ];
-    let (text, done) = prompt(&template, &talk);
+    let (text, done) = prompt(&template, &conversation_of);
     assert!(
         has_in_order(
             &text,
@@ -123,7 +123,7 @@ fn neighbours_of_one_role_become_one_where_roles_must_alternate() {
 }
 
 #[test]
-fn a_system_message_stands_before_the_first_user_where_the_template_has_no_place_for_it() {
+fn a_system_message_moves_into_the_first_user_message_if_the_template_has_no_system_role() {
     let (text, done) = prompt(&jinja(NO_SYSTEM), &[message("system", "S"), message("user", "u")]);
     assert_eq!((text.as_str(), done.as_slice()), ("[user]S\n\nu", &[Adaptation::Moved][..]));
     let (text, done) = prompt(&jinja(NO_SYSTEM), &[message("system", "S")]);
@@ -141,26 +141,31 @@ fn a_system_message_stands_before_the_first_user_where_the_template_has_no_place
 #[test]
 fn developer_messages_are_in_every_prompt() {
     let messages = [message("developer", "RULES"), message("user", "question")];
-    let go = Template::parse(Kind::Go, GO).unwrap();
+    let go = Template::parse(TemplateFormat::Go, GO).unwrap();
     assert_eq!(prompt(&go, &messages).0, "[system]RULES\n[user]question\n[assistant]");
     for name in Renderer::names() {
-        let template = Template::parse(Kind::BuiltIn, name).unwrap();
+        let template = Template::parse(TemplateFormat::BuiltIn, name).unwrap();
         let (text, _) = prompt(&template, &messages);
         assert!(has_in_order(&text, &["RULES", "question"]), "{name}: {text}");
     }
 }
 
 #[test]
-fn results_of_parallel_calls_stand_in_the_order_of_the_calls() {
+fn results_of_parallel_calls_are_sorted_by_their_calls() {
     let messages = [
         message("user", "run a and b"),
         calls(&["A", "B"]),
         result("B", "RESULT-OF-B"),
         result("A", "RESULT-OF-A"),
     ];
-    let mut templates =
-        vec![Template::parse(Kind::Go, GO).unwrap(), jinja(SYSTEM_FIRST), jinja(ALTERNATING)];
-    templates.extend(Renderer::names().map(|name| Template::parse(Kind::BuiltIn, name).unwrap()));
+    let mut templates = vec![
+        Template::parse(TemplateFormat::Go, GO).unwrap(),
+        jinja(SYSTEM_FIRST),
+        jinja(ALTERNATING),
+    ];
+    templates.extend(
+        Renderer::names().map(|name| Template::parse(TemplateFormat::BuiltIn, name).unwrap()),
+    );
     for template in templates {
         let (text, done) = prompt(&template, &messages);
         assert!(done.contains(&Adaptation::Reordered));
@@ -170,21 +175,21 @@ fn results_of_parallel_calls_stand_in_the_order_of_the_calls() {
             template.source()
         );
     }
-    // Results that cannot be told apart stay where they are.
+    // Results of unknown calls keep their order.
     let unknown = [message("user", "u"), calls(&["A", "B"]), result("x", "1"), result("A", "2")];
     assert!(has_in_order(&prompt(&jinja(SYSTEM_FIRST), &unknown).0, &["1", "2"]));
 }
 
 #[test]
-fn a_text_beside_calls_stays_with_them_where_the_template_takes_calls_and_no_results() {
+fn a_text_stays_with_its_calls_if_the_template_accepts_calls_but_no_results() {
     let template = jinja(
         "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no results') }}{% endif %}\
          [{{ m.role }}]{{ m.content }}{% for c in m.tool_calls %}{{ c.function }}{% endfor %}{% endfor %}",
     );
     let beside = Message { content: "I look".into(), ..calls(&["A", "B"]) };
-    let talk =
+    let conversation_of =
         [message("user", "a"), beside, result("A", "R"), result("B", "S"), message("user", "b")];
-    let (text, done) = prompt(&template, &talk);
+    let (text, done) = prompt(&template, &conversation_of);
     assert!(
         has_in_order(&text, &["[user]a", "[assistant]I look", "echo A", "echo B", "R", "S"]),
         "{text}"
@@ -193,7 +198,7 @@ fn a_text_beside_calls_stays_with_them_where_the_template_takes_calls_and_no_res
 }
 
 #[test]
-fn what_a_template_accepts_is_not_changed() {
+fn an_accepted_conversation_is_not_changed() {
     let plain = jinja(
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls %}{{ c.function }}{% endfor %}\n{% endfor %}",
     );
@@ -209,13 +214,13 @@ fn what_a_template_accepts_is_not_changed() {
         message("system", "h"),
         message("user", "i"),
     ];
-    let Rendered { prompt, adaptations } = adapted(&plain, &messages).unwrap();
+    let RenderedPrompt { prompt, adaptations } = adapted(&plain, &messages).unwrap();
     assert_eq!(prompt, render(&plain, &Chat::new(&messages)).unwrap());
     assert!(adaptations.is_empty(), "{adaptations:?}");
 }
 
 #[test]
-fn a_conversation_that_cannot_be_adapted_is_refused_with_the_place_of_the_message() {
+fn a_conversation_that_cannot_be_adapted_is_refused_with_the_index_of_the_message() {
     let picky = jinja(
         "{% for m in messages %}{% if 'no' in m.content %}{{ raise_exception('not that word') }}{% endif %}{{ m.content }}{% endfor %}",
     );
@@ -224,7 +229,7 @@ fn a_conversation_that_cannot_be_adapted_is_refused_with_the_place_of_the_messag
             .unwrap_err();
     assert!(error.to_string().starts_with("messages[2]: the chat template refuses"), "{error}");
     assert!(error.to_string().ends_with("not that word"), "{error}");
-    let go = Template::parse(Kind::Go, GO).unwrap();
+    let go = Template::parse(TemplateFormat::Go, GO).unwrap();
     let error = adapted(&go, &[message("user", "a"), message("critic", "b")]).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -239,7 +244,7 @@ mod random {
 
     use super::*;
 
-    /// A conversation: each message with a text of its own, none of which is part of another.
+    /// A random conversation. Each message has a unique text that is not part of another one.
     fn conversation() -> impl Strategy<Value = Vec<Message>> {
         let kinds = select(vec![
             "system",
@@ -307,15 +312,15 @@ mod random {
         })
     }
 
-    /// The templates of the tests' models, all renderers and those above.
+    /// The templates of the test models, all renderers, and the templates above.
     fn templates() -> Vec<(String, Template)> {
         let mut all: Vec<_> = Renderer::names()
-            .map(|name| (name.to_owned(), Template::parse(Kind::BuiltIn, name).unwrap()))
+            .map(|name| (name.to_owned(), Template::parse(TemplateFormat::BuiltIn, name).unwrap()))
             .collect();
         for source in [SYSTEM_FIRST, ALTERNATING, NO_SYSTEM] {
             all.push((source.to_owned(), jinja(source)));
         }
-        all.push(("go".to_owned(), Template::parse(Kind::Go, GO).unwrap()));
+        all.push(("go".to_owned(), Template::parse(TemplateFormat::Go, GO).unwrap()));
         let folder = std::env::var_os("PUNA_TEST_MODELS")
             .map(|root| std::path::Path::new(&root).join("templates"));
         let Some(files) = folder.and_then(|folder| std::fs::read_dir(folder).ok()) else {
@@ -332,8 +337,8 @@ mod random {
         all
     }
 
-    /// Texts of a conversation that must be in its prompt, in the order of the conversation. Some kinds of changes move system
-    /// messages, or results that do not follow their calls.
+    /// Texts that the prompt must contain in the order of the conversation. Some adaptations move
+    /// system messages, or results that do not follow their calls.
     fn texts(messages: &[Message], done: &Adaptations) -> Vec<String> {
         let is_moved = |message: &Message| match message.role.as_str() {
             "system" | "developer" => done.contains(&Adaptation::Moved),
@@ -364,11 +369,11 @@ mod random {
     }
 
     #[test]
-    fn no_template_refuses_a_conversation_or_loses_a_text_of_it() {
+    fn no_template_refuses_a_conversation_or_loses_text() {
         let templates: Vec<_> = templates()
             .into_iter()
-            .map(|(name, template)| (name, MessageRules::of(&template), template))
-            // One that needs more than a user's text has no place for it.
+            .map(|(name, template)| (name, MessageRules::probe(&template), template))
+            // Templates that need more than a user message cannot be adapted.
             .filter(|(_, _, template)| {
                 render(template, &Chat::new(&[message("user", "u")])).is_ok()
             })
@@ -381,7 +386,7 @@ mod random {
                     let now = Some(jiff::civil::DateTime::default());
                     let chat = Chat { rules: Some(*rules), now, ..Chat::new(&messages) };
                     let got = render_adapted(template, &chat);
-                    let Rendered { prompt, adaptations } = match got {
+                    let RenderedPrompt { prompt, adaptations } = match got {
                         Ok(rendered) => rendered,
                         Err(error) => return Err(TestCaseError::fail(format!("{name}: {error}"))),
                     };
@@ -399,7 +404,7 @@ mod random {
                         "{name}: {adaptations:?}\n{messages:?}\n{prompt}"
                     );
                     let is_changed = adaptations.iter().any(|kind| *kind != Adaptation::Reordered);
-                    // Rendering without rules also changes these two roles, and says nothing of it.
+                    // Rendering without rules also changes these two roles, without reporting it.
                     let is_silent = |m: &Message| {
                         m.role == "developer" || (m.role == "system" && !rules.system)
                     };
@@ -407,14 +412,14 @@ mod random {
                         let as_is = render(template, &Chat { rules: None, ..chat.clone() });
                         let wanted = texts(&messages, &Adaptations::new());
                         let wanted: Vec<&str> = wanted.iter().map(String::as_str).collect();
-                        let is_whole = |prompt: &str| {
+                        let writes_everything = |prompt: &str| {
                             let calls = messages.iter().flat_map(|m| &m.tool_calls);
                             let mut commands = calls.map(|call| format!("echo {}", call.id));
                             has_in_order(prompt, &wanted)
                                 && commands.all(|command| prompt.contains(&command))
                         };
                         prop_assert!(
-                            !as_is.is_ok_and(|prompt| is_whole(&prompt)),
+                            !as_is.is_ok_and(|prompt| writes_everything(&prompt)),
                             "{name}: {adaptations:?}"
                         );
                     }
@@ -435,7 +440,7 @@ mod random {
     }
 }
 
-/// Lists its tools without asking whether there are any.
+/// Lists its tools without checking whether there are any.
 const TOOLS_ALWAYS: &str = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}\
                             {% for m in messages %}{% if m.role == 'system' and not loop.first %}\
                             {{ raise_exception('System message must be at the beginning') }}{% endif %}\

@@ -1,28 +1,31 @@
-//! Conversations through whole templates: cria's two, image tags, adapting to what a Jinja template wants.
+//! Conversations rendered with whole templates: the two templates of cria, image tags, and
+//! adaptation to Jinja templates.
 
 use serde_json::{Value as Json, json};
 
 use crate::{
-    Capabilities, Chat, FunctionCall, Image, Kind, Message, PromptError, Template, Think, ToolCall,
-    conversation, generation, prefer_jinja, render, render_insert, strip_past_thoughts,
+    Capabilities, Chat, FunctionCall, Image, Message, PromptError, Template, TemplateFormat, Think,
+    ToolCall, conversation, generate_conversation, prefer_jinja, render, render_insert,
+    strip_past_reasoning,
 };
 
-fn cria(kind: Kind) -> Template {
-    let name = if kind == Kind::Go { "gotmpl" } else { "jinja" };
+fn cria(kind: TemplateFormat) -> Template {
+    let name = if kind == TemplateFormat::Go { "gotmpl" } else { "jinja" };
     let path = format!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/cria/template.{}"), name);
     let source =
         std::fs::read_to_string(path).expect("cria's templates are part of the repository");
     assert_eq!(Template::detect(&source), kind);
-    // The line break at the end of the file is the file's; the Modelfile's TEMPLATE has none.
+    // The file ends with a line break, the Modelfile's TEMPLATE does not.
     Template::parse(kind, source.trim_end_matches('\n')).expect("cria's template parses")
 }
 
-/// What both of cria's templates write, but for the text of tool schemas and the BOS that Jinja adds.
-fn both(messages: &[Message], tools: &[Json], think: Option<Think>) -> (String, String) {
+/// Text that render_both templates of cria write. They differ only in the text of tool schemas and in the
+/// BOS token that Jinja adds.
+fn render_both(messages: &[Message], tools: &[Json], think: Option<Think>) -> (String, String) {
     let chat =
         Chat { tools, think, bos: "<|startoftext|>", eos: "<|im_end|>", ..Chat::new(messages) };
-    let go = render(&cria(Kind::Go), &chat).expect("the Go template renders");
-    let jinja = render(&cria(Kind::Jinja), &chat).expect("the Jinja template renders");
+    let go = render(&cria(TemplateFormat::Go), &chat).expect("the Go template renders");
+    let jinja = render(&cria(TemplateFormat::Jinja), &chat).expect("the Jinja template renders");
     (go, jinja.strip_prefix("<|startoftext|>").expect("Jinja writes the BOS").to_string())
 }
 
@@ -42,7 +45,7 @@ fn weather_call() -> Message {
 
 #[test]
 fn cria_a_plain_question_has_no_system_block() {
-    let (go, jinja) = both(&[Message::new("user", "Hi")], &[], None);
+    let (go, jinja) = render_both(&[Message::new("user", "Hi")], &[], None);
     assert_eq!(go, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
     assert_eq!(jinja, go);
 }
@@ -55,7 +58,7 @@ fn cria_the_tool_conversation_of_its_readme() {
         weather_call(),
         Message::new("tool", "{\"temperature\": 18, \"condition\": \"sunny\"}"),
     ];
-    let (go, jinja) = both(&messages, &[weather_tool()], None);
+    let (go, jinja) = render_both(&messages, &[weather_tool()], None);
     let with = |schema: &str, arguments: &str| {
         format!(
             "<|im_start|>system\n{{system message}}\n\n# Tools\nYou may call these tools:\n{schema}<|im_end|>\n\
@@ -72,18 +75,18 @@ fn cria_the_tool_conversation_of_its_readme() {
 }
 
 #[test]
-fn cria_thinking_ends_the_prompt_inside_the_thought() {
+fn cria_prompts_end_inside_the_reasoning_if_it_is_on() {
     let messages = [Message::new("user", "17 + 25?")];
-    let (go, jinja) = both(&messages, &[], Some(Think::Switch(true)));
+    let (go, jinja) = render_both(&messages, &[], Some(Think::Switch(true)));
     assert_eq!(go, "<|im_start|>user\n17 + 25?<|im_end|>\n<|im_start|>assistant\n<think>\n");
     assert_eq!(jinja, go);
-    let (go, jinja) = both(&messages, &[], Some(Think::Switch(false)));
+    let (go, jinja) = render_both(&messages, &[], Some(Think::Switch(false)));
     assert!(go.ends_with("<|im_start|>assistant\n"));
     assert_eq!(jinja, go);
 }
 
 #[test]
-fn cria_thoughts_of_earlier_turns_are_dropped_and_of_the_tool_loop_kept() {
+fn cria_drops_reasoning_of_earlier_turns_and_keeps_that_of_the_tool_loop() {
     let thought = |message: Message, text: &str| Message { thinking: Some(text.into()), ..message };
     let messages = [
         Message::new("user", "2+2?"),
@@ -92,7 +95,7 @@ fn cria_thoughts_of_earlier_turns_are_dropped_and_of_the_tool_loop_kept() {
         thought(weather_call(), "new"),
         Message::new("tool", "sunny"),
     ];
-    let (go, jinja) = both(&messages, &[], None);
+    let (go, jinja) = render_both(&messages, &[], None);
     for text in [&go, &jinja] {
         assert!(!text.contains("old"));
         assert!(
@@ -105,28 +108,32 @@ fn cria_thoughts_of_earlier_turns_are_dropped_and_of_the_tool_loop_kept() {
 #[test]
 fn an_answer_at_the_end_is_left_open_for_the_model() {
     let messages = [Message::new("user", "Count."), Message::new("assistant", "1, 2,")];
-    let (go, jinja) = both(&messages, &[], None);
+    let (go, jinja) = render_both(&messages, &[], None);
     assert_eq!(go, "<|im_start|>user\nCount.<|im_end|>\n<|im_start|>assistant\n1, 2,");
     assert_eq!(jinja, go);
-    let (_, jinja) = both(&messages, &[], Some(Think::Switch(true)));
+    let (_, jinja) = render_both(&messages, &[], Some(Think::Switch(true)));
     assert!(jinja.ends_with("<|im_start|>assistant\n<think>\n\n</think>\n\n1, 2,"), "{jinja}");
 }
 
 #[test]
 fn cria_fills_in_the_middle_by_its_go_template_only() {
-    let text = render_insert(&cria(Kind::Go), "def add(", "return c", None).expect("it has insert");
+    let text = render_insert(&cria(TemplateFormat::Go), "def add(", "return c", None)
+        .expect("it has insert");
     assert_eq!(text, "<|fim_prefix|>def add(<|fim_suffix|>return c<|fim_middle|>");
-    assert_eq!(render_insert(&cria(Kind::Jinja), "a", "b", None), Err(PromptError::NoInsert));
-    let plain = Template::parse(Kind::Go, "{{ .Prompt }}").expect("it parses");
+    assert_eq!(
+        render_insert(&cria(TemplateFormat::Jinja), "a", "b", None),
+        Err(PromptError::NoInsert)
+    );
+    let plain = Template::parse(TemplateFormat::Go, "{{ .Prompt }}").expect("it parses");
     assert_eq!(render_insert(&plain, "a", "b", None), Err(PromptError::NoInsert));
 }
 
 #[test]
 fn cria_shows_its_capabilities_and_tags() {
-    let go = cria(Kind::Go);
+    let go = cria(TemplateFormat::Go);
     let all = Capabilities { tools: true, insert: true, thinking: true, tool_round_trip: false };
     assert_eq!(go.capabilities(), all);
-    let jinja = cria(Kind::Jinja);
+    let jinja = cria(TemplateFormat::Jinja);
     assert_eq!(jinja.capabilities(), Capabilities { insert: false, ..all });
     assert!(!prefer_jinja(&jinja, &go));
     for template in [&go, &jinja] {
@@ -138,8 +145,8 @@ fn cria_shows_its_capabilities_and_tags() {
 
 #[test]
 fn the_richer_template_is_preferred() {
-    let go = |text: &str| Template::parse(Kind::Go, text).expect("it parses");
-    let jinja = |text: &str| Template::parse(Kind::Jinja, text).expect("it parses");
+    let go = |text: &str| Template::parse(TemplateFormat::Go, text).expect("it parses");
+    let jinja = |text: &str| Template::parse(TemplateFormat::Jinja, text).expect("it parses");
     let plain = go("{{ range .Messages }}{{ .Content }}{{ end }}");
     let round_trip = go(
         "{{ .Tools }}{{ range .Messages }}{{ .ToolCalls }}{{ if eq .Role \"tool\" }}{{ end }}{{ end }}",
@@ -162,48 +169,51 @@ fn images_get_numbered_tags_in_their_place_or_in_front() {
         Message::new("assistant", "yes"),
         Message { images: vec![image()], ..Message::new("user", "and this") },
     ];
-    let template = Template::parse(Kind::Go, "{{ range .Messages }}{{ .Content }}|{{ end }}")
-        .expect("it parses");
+    let template =
+        Template::parse(TemplateFormat::Go, "{{ range .Messages }}{{ .Content }}|{{ end }}")
+            .expect("it parses");
     let text = render(&template, &Chat::new(&messages)).expect("it renders");
     assert_eq!(text, "[img-1]look: [img-0] there|yes|[img-2]and this|");
 }
 
 #[test]
-fn system_texts_go_to_the_user_where_a_template_has_no_system_role() {
+fn system_texts_move_to_the_user_message_if_a_template_has_no_system_role() {
     let refuses = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}\
         {% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}";
-    let template = Template::parse(Kind::Jinja, refuses).expect("it parses");
+    let template = Template::parse(TemplateFormat::Jinja, refuses).expect("it parses");
     let messages = [Message::new("system", "Be kind."), Message::new("user", "Hi")];
     assert_eq!(render(&template, &Chat::new(&messages)), Ok("<user>Be kind.\nHi".into()));
 }
 
 #[test]
-fn call_arguments_become_text_where_a_template_joins_them_to_text() {
+fn call_arguments_become_text_if_a_template_concatenates_them() {
     let joins = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}\
         {{ '<call>' + c.function.name + c.function.arguments }}{% endfor %}{% endfor %}";
     let dumps = joins.replace("+ c.function.arguments", "+ c.function.arguments|tojson");
     let messages = [Message::new("user", "W?"), weather_call()];
     for source in [joins, &dumps] {
-        let template = Template::parse(Kind::Jinja, source).expect("it parses");
+        let template = Template::parse(TemplateFormat::Jinja, source).expect("it parses");
         let text = render(&template, &Chat::new(&messages)).expect("it renders").replace(": ", ":");
         assert_eq!(text, "W?<call>get_weather{\"city\":\"Paris\"}");
     }
 }
 
 #[test]
-fn contents_become_parts_where_a_template_walks_them() {
+fn contents_become_parts_if_a_template_iterates_them() {
     let walks =
         "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %};{% endfor %}";
-    let template = Template::parse(Kind::Jinja, walks).expect("it parses");
+    let template = Template::parse(TemplateFormat::Jinja, walks).expect("it parses");
     let messages = [Message::new("user", "Hi")];
     assert_eq!(render(&template, &Chat::new(&messages)), Ok("Hi;".into()));
 }
 
 #[test]
 fn variables_of_the_request_reach_the_template_and_override() {
-    let template =
-        Template::parse(Kind::Jinja, "{{ enable_thinking }} {{ reasoning_effort }} {{ mine }}")
-            .expect("it parses");
+    let template = Template::parse(
+        TemplateFormat::Jinja,
+        "{{ enable_thinking }} {{ reasoning_effort }} {{ mine }}",
+    )
+    .expect("it parses");
     let mut chat = Chat { think: Some(Think::Level("low".into())), ..Chat::new(&[]) };
     assert_eq!(render(&template, &chat), Ok("True low ".into()));
     chat.variables.insert("mine".into(), json!([1]));
@@ -212,7 +222,7 @@ fn variables_of_the_request_reach_the_template_and_override() {
 }
 
 #[test]
-fn the_models_system_text_is_in_front_unless_the_request_brings_its_own() {
+fn the_system_text_of_the_model_comes_first_unless_the_request_has_one() {
     let stored = [Message::new("user", "stored")];
     let request = [Message::new("user", "asked")];
     let own = [Message::new("system", "own"), Message::new("user", "asked")];
@@ -220,24 +230,27 @@ fn the_models_system_text_is_in_front_unless_the_request_brings_its_own() {
         |messages: Vec<Message>| messages.iter().map(|m| m.content.clone()).collect::<Vec<_>>();
     assert_eq!(roles(conversation(Some("model"), &stored, &request)), ["model", "stored", "asked"]);
     assert_eq!(roles(conversation(Some("model"), &stored, &own)), ["stored", "own", "asked"]);
-    assert_eq!(roles(generation(Some("model"), &stored, "p", &[])), ["model", "stored", "p"]);
-    assert_eq!(roles(generation(None, &[], "p", &[])), ["p"]);
+    assert_eq!(
+        roles(generate_conversation(Some("model"), &stored, "p", &[])),
+        ["model", "stored", "p"]
+    );
+    assert_eq!(roles(generate_conversation(None, &[], "p", &[])), ["p"]);
 }
 
 #[test]
-fn thoughts_inside_past_answers_are_removed_but_not_behind_the_last_question() {
+fn reasoning_in_answers_before_the_last_question_is_removed() {
     let mut messages = vec![
         Message::new("assistant", "<think>a</think>\n\nA"),
         Message::new("user", "Q <think>x</think>"),
         Message::new("assistant", "<think>b</think>B"),
     ];
-    strip_past_thoughts(&mut messages);
+    strip_past_reasoning(&mut messages);
     let contents: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();
     assert_eq!(contents, ["A", "Q <think>x</think>", "<think>b</think>B"]);
 }
 
 #[test]
-fn messages_have_the_wire_form_of_ollama() {
+fn messages_have_the_json_format_of_ollama() {
     let text = r#"{"role":"Assistant","content":"c","thinking":"t","tool_calls":[{"function":{"name":"f","arguments":{"b":1,"a":2}}}]}"#;
     let message: Message = serde_json::from_str(text).expect("it decodes");
     assert_eq!(message.role, "assistant");

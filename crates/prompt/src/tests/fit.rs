@@ -1,27 +1,27 @@
-//! Truncation: what goes, what stays, and how often a prompt is rendered.
+//! Fitting: dropped messages, kept messages, and the number of renderings.
 
 use crate::{
-    Adaptation, Chat, Fitted, FunctionCall, Kind, Message, PromptError, Template, ToolCall, fit,
-    fit_turns,
+    Adaptation, Chat, FittedPrompt, FunctionCall, Message, PromptError, Template, TemplateFormat,
+    ToolCall, fit, fit_turns,
 };
 
 const CHATML: &str = "{{ range .Messages }}<{{ .Role }}>{{ .Content }}\n{{ end }}";
-/// Refuses a conversation that does not begin with a user message.
+/// Refuses a conversation that does not start with a user message.
 const STRICT: &str = "{% for m in messages %}{% if loop.first and m.role != 'user' %}\
     {{ raise_exception('must begin with user') }}{% endif %}<{{ m.role }}>{{ m.content }}\n{% endfor %}";
 
 fn go(source: &str) -> Template {
-    Template::parse(Kind::Go, source).expect("the template parses")
+    Template::parse(TemplateFormat::Go, source).expect("the template parses")
 }
 
-/// A conversation of n user and assistant messages, each counted as 10 tokens by `tokens`.
-fn talk(n: usize) -> Vec<Message> {
+/// A conversation of n user and assistant messages; `tokens` counts 10 tokens for each.
+fn conversation_of(n: usize) -> Vec<Message> {
     let role = |i: usize| if i.is_multiple_of(2) { "user" } else { "assistant" };
     (0..n).map(|i| Message::new(role(i), format!("message {i}"))).collect()
 }
 
-/// Fits and also tells how many prompts were counted. Every line is 10 tokens.
-fn run(template: &Template, messages: &[Message], limit: usize) -> (Fitted, usize) {
+/// Fits a conversation, and returns the number of counted prompts. Every line has 10 tokens.
+fn run(template: &Template, messages: &[Message], limit: usize) -> (FittedPrompt, usize) {
     let mut counted = 0;
     let fitted = fit(template, &Chat::new(messages), limit, &mut |prompt| {
         counted += 1;
@@ -32,7 +32,7 @@ fn run(template: &Template, messages: &[Message], limit: usize) -> (Fitted, usiz
 
 #[test]
 fn a_conversation_that_fits_is_rendered_once_and_whole() {
-    let (fitted, counted) = run(&go(CHATML), &talk(9), 90);
+    let (fitted, counted) = run(&go(CHATML), &conversation_of(9), 90);
     assert_eq!((fitted.dropped_messages, fitted.tokens, counted), (0, 90, 1));
     assert!(!fitted.truncated());
 }
@@ -40,26 +40,27 @@ fn a_conversation_that_fits_is_rendered_once_and_whole() {
 #[test]
 fn the_fewest_oldest_messages_are_dropped() {
     for limit in 10..200 {
-        let (fitted, _) = run(&go(CHATML), &talk(20), limit);
+        let (fitted, _) = run(&go(CHATML), &conversation_of(20), limit);
         assert_eq!(fitted.dropped_messages, 20 - (limit / 10).min(20), "limit {limit}");
         assert!(fitted.tokens <= limit && fitted.prompt.ends_with("<assistant>message 19\n"));
     }
 }
 
 #[test]
-fn system_messages_stay_wherever_they_stand() {
-    let mut messages = talk(8);
+fn system_messages_are_kept_at_any_position() {
+    let mut messages = conversation_of(8);
     messages.insert(0, Message::new("system", "first"));
     messages.insert(4, Message::new("system", "second"));
     let (fitted, _) = run(&go(CHATML), &messages, 40);
-    // The two system messages become neighbours, and collation joins them with an empty line.
+    // Dropping makes the two system messages neighbours, and collation joins them with an empty
+    // line.
     assert_eq!(fitted.prompt, "<system>first\n\nsecond\n<assistant>message 7\n");
     assert_eq!(fitted.dropped_messages, 7);
 }
 
 #[test]
 fn a_newest_message_that_is_too_long_is_kept_and_reported() {
-    let (fitted, _) = run(&go(CHATML), &talk(5), 5);
+    let (fitted, _) = run(&go(CHATML), &conversation_of(5), 5);
     assert_eq!(fitted.prompt, "<user>message 4\n");
     assert!(fitted.too_long && fitted.truncated());
     assert_eq!(fitted.dropped_messages, 4);
@@ -67,16 +68,16 @@ fn a_newest_message_that_is_too_long_is_kept_and_reported() {
 
 #[test]
 fn a_long_conversation_is_counted_only_a_few_times() {
-    let (fitted, counted) = run(&go(CHATML), &talk(1001), 3000);
+    let (fitted, counted) = run(&go(CHATML), &conversation_of(1001), 3000);
     assert_eq!(fitted.dropped_messages, 701);
     assert!(counted <= 12, "{counted} prompts were counted");
 }
 
 #[test]
-fn cuts_that_the_template_refuses_are_passed_over() {
-    let template = Template::parse(Kind::Jinja, STRICT).expect("it parses");
-    let (fitted, _) = run(&template, &talk(11), 65);
-    // Six messages would fit, but the sixth from the end is an answer.
+fn cuts_that_the_template_refuses_are_skipped() {
+    let template = Template::parse(TemplateFormat::Jinja, STRICT).expect("it parses");
+    let (fitted, _) = run(&template, &conversation_of(11), 65);
+    // Six messages would fit, but the sixth from the end is an assistant message.
     assert_eq!(fitted.dropped_messages, 6);
     assert!(fitted.prompt.starts_with("<user>message 6\n"));
     assert!(!fitted.too_long);
@@ -84,7 +85,7 @@ fn cuts_that_the_template_refuses_are_passed_over() {
 
 #[test]
 fn a_conversation_that_the_template_refuses_as_a_whole_is_an_error() {
-    let template = Template::parse(Kind::Jinja, STRICT).expect("it parses");
+    let template = Template::parse(TemplateFormat::Jinja, STRICT).expect("it parses");
     let messages = [Message::new("assistant", "hello"), Message::new("user", "hi")];
     let result = fit(&template, &Chat::new(&messages), 5, &mut |_| Ok(100));
     assert!(
@@ -94,7 +95,7 @@ fn a_conversation_that_the_template_refuses_as_a_whole_is_an_error() {
 
 #[test]
 fn images_count_with_their_tokens() {
-    let mut messages = talk(3);
+    let mut messages = conversation_of(3);
     messages[0].images.push(crate::Image("aW1n".into()));
     let chat = Chat { image_tokens: 768, ..Chat::new(&messages) };
     let mut count = |prompt: &str| Ok(10 * prompt.lines().count());
@@ -107,14 +108,14 @@ fn images_count_with_their_tokens() {
 
 #[test]
 fn an_error_of_the_counter_ends_the_search() {
-    let result = fit(&go(CHATML), &Chat::new(&talk(3)), 5, &mut |_| {
+    let result = fit(&go(CHATML), &Chat::new(&conversation_of(3)), 5, &mut |_| {
         Err(PromptError::Count("no vocabulary".into()))
     });
     assert_eq!(result, Err(PromptError::Count("no vocabulary".into())));
 }
 
-/// Every message of an agent: a system message, a task, two steps of the first turn, an older turn, and the newest one with two
-/// steps.
+/// An agent conversation: a system message, a task, two steps of the first turn, an older turn, and
+/// the newest one with two steps.
 fn agent() -> Vec<Message> {
     let mut messages = vec![Message::new("system", "S"), Message::new("user", "task")];
     let step = |messages: &mut Vec<Message>, id: &str| {
@@ -136,18 +137,18 @@ fn agent() -> Vec<Message> {
     messages
 }
 
-/// Fits by turns, with 10 tokens a line and as many tokens as bytes in results.
-fn run_turns(messages: &[Message], limit: usize) -> Fitted {
+/// Fits by turns. Every line has 10 tokens, and a result has as many tokens as bytes.
+fn run_turns(messages: &[Message], limit: usize) -> FittedPrompt {
     let mut count = |prompt: &str| Ok(prompt.lines().map(|line| 10.max(line.len())).sum());
     fit_turns(&go(CHATML), &Chat::new(messages), limit, limit, &mut count).expect("it renders")
 }
 
 #[test]
-fn turns_go_from_the_oldest_on_and_results_stay_with_their_calls() {
+fn oldest_turns_are_dropped_first_and_results_stay_with_their_calls() {
     let messages = agent();
     let kept = |limit: usize| {
         let fitted = run_turns(&messages, limit);
-        // Neighbours of one role become one message of several lines.
+        // Neighbouring messages of one role become one message of several lines.
         let lines = fitted.prompt.lines().map(|line| line.rsplit('>').next().unwrap_or_default());
         let lines: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
         (lines.join(","), fitted.dropped_messages, fitted.too_long)
@@ -176,7 +177,7 @@ fn turns_go_from_the_oldest_on_and_results_stay_with_their_calls() {
 }
 
 #[test]
-fn the_longest_result_is_cut_in_its_middle_where_nothing_else_can_go() {
+fn the_longest_result_is_cut_if_nothing_else_can_be_dropped() {
     let mut messages = agent();
     messages.truncate(4);
     messages[3].content = format!("start{}end", "é".repeat(3000));
@@ -192,13 +193,13 @@ fn the_longest_result_is_cut_in_its_middle_where_nothing_else_can_go() {
             && prompt.contains("end")
     );
     assert!(prompt.contains(" bytes were left out"), "{prompt}");
-    // A task that is too long by itself is refused by whoever counts.
+    // A task that is too long on its own is reported as too long.
     messages[1].content = "x".repeat(5000);
     assert!(run_turns(&messages, 1000).too_long);
 }
 
 #[test]
-fn a_system_message_at_the_end_does_not_cost_the_question() {
+fn a_trailing_system_message_does_not_drop_the_question() {
     let messages = [
         Message::new("user", "old"),
         Message::new("assistant", "a"),

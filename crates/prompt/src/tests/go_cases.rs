@@ -1,9 +1,9 @@
-//! `tests/data/cases/go-templates.jsonl`: what Ollama makes of Go templates.
+//! `tests/data/cases/go-templates.jsonl`: Go templates rendered by Ollama.
 
 use serde::Deserialize;
 use serde_json::Value as Json;
 
-use crate::go::Input;
+use crate::go::GoInput;
 use crate::{GoTemplate, Message, Think};
 
 #[derive(Deserialize)]
@@ -25,9 +25,9 @@ struct Case {
     expect_parse_error: Option<String>,
 }
 
-/// This case is a defect of the reference: functions are unknown in the last exchange. We
-/// support them there; this is what the case must give then.
-const BETTER: &[(&str, &str)] = &[("t032", "{{TODAY}} HiHello{{TODAY}} Bye")];
+/// A defect of the reference: functions are unknown in the last exchange. Here they are supported,
+/// with this result.
+const INTENDED_DIFFERENCES: &[(&str, &str)] = &[("t032", "{{TODAY}} HiHello{{TODAY}} Bye")];
 
 #[test]
 fn every_case_of_the_go_template_file_renders_as_ollama_does() {
@@ -58,13 +58,16 @@ fn check(case: &Case) -> Result<(), String> {
         return Err(format!("variables {vars:?}, expected {:?}", case.vars));
     }
     let input =
-        Input { messages: &case.messages, tools: &case.tools, think: case.think.as_ref(), now };
+        GoInput { messages: &case.messages, tools: &case.tools, think: case.think.as_ref(), now };
     let mut out = String::new();
     let result = match (&case.prompt, &case.suffix) {
         (Some(prompt), Some(suffix)) => template.render_insert(prompt, suffix, &input, &mut out),
         _ => template.render(&input, &mut out),
     };
-    let better = BETTER.iter().find(|(id, _)| *id == case.id).map(|(_, text)| (*text).to_string());
+    let better = INTENDED_DIFFERENCES
+        .iter()
+        .find(|(id, _)| *id == case.id)
+        .map(|(_, text)| (*text).to_string());
     let (expect, expect_error) = match better {
         Some(text) => (Some(text), None),
         None => (case.expect.clone(), case.expect_error.clone()),

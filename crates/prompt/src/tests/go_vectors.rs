@@ -1,17 +1,17 @@
-//! Go's own answers to many small templates (`tests/data/make_go_vectors.go`).
+//! Small templates rendered by Go (`tests/data/make_go_vectors.go`).
 
 use serde_json::Value as Json;
 
 use crate::GoTemplate;
 
-/// Where Go's answer cannot be ours.
-const DIFFERENT: &[(&str, &str)] = &[(
+/// Templates with a result that intentionally differs from Go's.
+const INTENDED_DIFFERENCES: &[(&str, &str)] = &[(
     "{{ (1).x }}",
     "another node is named in the error, and the type of any value is the interface",
 )];
 
 #[test]
-fn small_go_templates_give_what_go_gives() {
+fn small_go_templates_render_as_in_go() {
     let text = include_str!("../../tests/data/go-vectors.jsonl");
     let mut rows = text
         .lines()
@@ -25,11 +25,11 @@ fn small_go_templates_give_what_go_gives() {
         let got = answer(source, &data);
         let text = |key: &str| row[key].as_str().map(str::to_string);
         let mut want = (text("parse_error"), text("error"), text("out"));
-        // Without `.Response` we add it, and print its absence.
+        // A template without `.Response` gets one, which prints as a missing value.
         if let (Some(out), None) = (&mut want.2, &want.1) {
             out.push_str("<no value>");
         }
-        if got != want && !DIFFERENT.iter().any(|(t, _)| *t == source) {
+        if got != want && !INTENDED_DIFFERENCES.iter().any(|(t, _)| *t == source) {
             wrong.push(format!("{source:?}\n   got {got:?}\n  want {want:?}"));
         }
     }

@@ -1,11 +1,11 @@
-//! Templates that mean harm: mutated real ones, deep ones, endless ones, greedy ones. Nothing panics or overflows the
-//! stack (tests run on threads of 2 MiB), and bounds are met before memory is.
+//! Hostile templates: mutated real ones, deep nesting, endless loops, large texts. Nothing panics
+//! or overflows the stack (test threads have 2 MiB), and limits apply before memory runs out.
 
 use serde_json::{Value as Json, json};
 
-use crate::{Bound, Chat, Kind, Message, PromptError, Template, render};
+use crate::{Chat, Message, PromptError, Template, TemplateFormat, TemplateLimit, render};
 
-/// xorshift: the same mutations in every run.
+/// An xorshift generator, with the same mutations in every run.
 struct Random(u64);
 
 impl Random {
@@ -37,7 +37,8 @@ fn chat_messages() -> Vec<Message> {
     ]
 }
 
-/// Changes a source in up to four places: deletes, doubles, swaps in a piece of another, or inserts a mark.
+/// Changes a source in up to four places: deletes or doubles a piece, inserts a piece of another
+/// source, or inserts a delimiter.
 fn mutate(random: &mut Random, source: &str, other: &str) -> String {
     const MARKS: [&str; 24] = [
         "{{",
@@ -86,7 +87,7 @@ fn mutate(random: &mut Random, source: &str, other: &str) -> String {
     chars.into_iter().collect()
 }
 
-fn mutated_templates_never_panic(kind: Kind, file: &str) {
+fn mutated_templates_never_panic(kind: TemplateFormat, file: &str) {
     let sources = sources(file);
     let messages = chat_messages();
     let tools = [
@@ -111,12 +112,12 @@ fn mutated_templates_never_panic(kind: Kind, file: &str) {
 
 #[test]
 fn mutated_go_templates_never_panic() {
-    mutated_templates_never_panic(Kind::Go, "go-templates.jsonl");
+    mutated_templates_never_panic(TemplateFormat::Go, "go-templates.jsonl");
 }
 
 #[test]
 fn mutated_jinja_templates_never_panic() {
-    mutated_templates_never_panic(Kind::Jinja, "jinja.jsonl");
+    mutated_templates_never_panic(TemplateFormat::Jinja, "jinja.jsonl");
 }
 
 #[test]
@@ -147,7 +148,7 @@ fn deep_sources_are_refused_or_rendered_but_never_overflow_the_stack() {
         "{% macro m() %}".repeat(n),
     ];
     for source in &jinja {
-        if let Ok(template) = Template::parse(Kind::Jinja, source) {
+        if let Ok(template) = Template::parse(TemplateFormat::Jinja, source) {
             let _ = render(&template, &Chat::new(&[]));
         }
     }
@@ -163,18 +164,18 @@ fn deep_sources_are_refused_or_rendered_but_never_overflow_the_stack() {
         "{{ block \"x\" . }}".repeat(n),
     ];
     for source in &go {
-        if let Ok(template) = Template::parse(Kind::Go, source) {
+        if let Ok(template) = Template::parse(TemplateFormat::Go, source) {
             let _ = render(&template, &Chat::new(&[]));
         }
     }
 }
 
-fn bound_of(kind: Kind, source: &str) -> Option<Bound> {
+fn limit_of(kind: TemplateFormat, source: &str) -> Option<TemplateLimit> {
     let template = Template::parse(kind, source).expect("the template parses");
     match render(&template, &Chat::new(&[Message::new("user", "Hi")])) {
-        Err(PromptError::Limit { bound, line }) => {
+        Err(PromptError::Limit { limit, line }) => {
             assert!(line >= 1);
-            Some(bound)
+            Some(limit)
         }
         Ok(_) => None,
         Err(e) => panic!("{source}: {e}"),
@@ -182,7 +183,7 @@ fn bound_of(kind: Kind, source: &str) -> Option<Bound> {
 }
 
 #[test]
-fn endless_recursion_meets_the_depth_bound() {
+fn endless_recursion_exceeds_the_depth_limit() {
     let jinja = [
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         "{% macro a(n) %}{% for i in [1] %}{% if true %}{{ [a(n + 1)][0] ~ '' }}{% endif %}{% endfor %}{% endmacro %}{{ a(1) }}",
@@ -195,29 +196,29 @@ fn endless_recursion_meets_the_depth_bound() {
         "{% set ns = namespace(l=1) %}{% for i in range(10000) %}{% set ns.l = cycler(ns.l) %}{% endfor %}",
     ];
     for source in jinja {
-        assert_eq!(bound_of(Kind::Jinja, source), Some(Bound::Depth), "{source}");
+        assert_eq!(limit_of(TemplateFormat::Jinja, source), Some(TemplateLimit::Depth), "{source}");
     }
     let go = [
         "{{ .Messages | len }}{{ define \"t\" }}{{ template \"t\" . }}{{ end }}{{ template \"t\" . }}",
         "{{ .Messages | len }}{{ define \"t\" }}{{ if true }}{{ with . }}{{ range 1 }}{{ template \"t\" $ }}{{ end }}{{ end }}{{ end }}{{ end }}{{ template \"t\" . }}",
     ];
     for source in go {
-        assert_eq!(bound_of(Kind::Go, source), Some(Bound::Depth), "{source}");
+        assert_eq!(limit_of(TemplateFormat::Go, source), Some(TemplateLimit::Depth), "{source}");
     }
 }
 
 #[test]
-fn endless_work_meets_the_step_bound() {
+fn endless_work_exceeds_the_step_limit() {
     let loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
-    assert_eq!(bound_of(Kind::Jinja, loops), Some(Bound::Steps));
+    assert_eq!(limit_of(TemplateFormat::Jinja, loops), Some(TemplateLimit::Steps));
     let captures = "{% for a in range(99999) %}{% for b in range(999) %}{% macro m() %}{% endmacro %}{% endfor %}{% endfor %}";
-    assert_eq!(bound_of(Kind::Jinja, captures), Some(Bound::Steps));
+    assert_eq!(limit_of(TemplateFormat::Jinja, captures), Some(TemplateLimit::Steps));
     let go = "{{ .Messages | len }}{{ range 9999999999 }}{{ end }}";
-    assert_eq!(bound_of(Kind::Go, go), Some(Bound::Steps));
+    assert_eq!(limit_of(TemplateFormat::Go, go), Some(TemplateLimit::Steps));
 }
 
 #[test]
-fn greedy_texts_meet_a_bound_before_they_are_made() {
+fn large_texts_exceed_a_limit_before_they_are_created() {
     let jinja = [
         "{{ 'a' * 99999999999 }}",
         "{{ [1] * 99999999999 }}",
@@ -238,32 +239,38 @@ fn greedy_texts_meet_a_bound_before_they_are_made() {
         "{% for i in range(99999) %}{{ 'a' * 1000000 }}{% endfor %}",
     ];
     for source in jinja {
-        let bound = bound_of(Kind::Jinja, source);
-        assert!(matches!(bound, Some(Bound::Text | Bound::Steps)), "{source}: {bound:?}");
+        let limit = limit_of(TemplateFormat::Jinja, source);
+        assert!(
+            matches!(limit, Some(TemplateLimit::Text | TemplateLimit::Steps)),
+            "{source}: {limit:?}"
+        );
     }
     let go = [
         "{{ .Messages | len }}{{ $s := \"a\" }}{{ range 99 }}{{ $s = print $s $s }}{{ end }}",
         "{{ .Messages | len }}{{ range 999999 }}{{ printf \"%1000d\" 1 }}{{ end }}",
     ];
     for source in go {
-        let bound = bound_of(Kind::Go, source);
-        assert!(matches!(bound, Some(Bound::Text | Bound::Steps)), "{source}: {bound:?}");
+        let limit = limit_of(TemplateFormat::Go, source);
+        assert!(
+            matches!(limit, Some(TemplateLimit::Text | TemplateLimit::Steps)),
+            "{source}: {limit:?}"
+        );
     }
 }
 
 #[test]
-fn comparing_shared_lists_is_paid_for() {
+fn comparing_shared_lists_is_charged() {
     let source = "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}\
         {% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}";
-    assert_eq!(bound_of(Kind::Jinja, source), Some(Bound::Steps));
+    assert_eq!(limit_of(TemplateFormat::Jinja, source), Some(TemplateLimit::Steps));
 }
 
-/// Ten million letters, in loops that do something with all of them in a step or two.
-const LONG: &str =
+/// Ten million letters, and loops that process all of them in one or two steps an iteration.
+const LONG_TEXT: &str =
     "{% set s = 'x' * 10000000 %}{% set l = range(99999)|list %}{% for i in range(99999) %}";
 
 #[test]
-fn whatever_reads_a_long_text_is_paid_for() {
+fn reading_a_long_text_is_charged() {
     let turns = [
         "{% set x = s[i] %}",
         "{% if s == s ~ '' %}{% endif %}",
@@ -286,30 +293,30 @@ fn whatever_reads_a_long_text_is_paid_for() {
         "{% if loop.changed(s ~ '') %}{% endif %}",
     ];
     for turn in turns {
-        let source = format!("{LONG}{turn}{{% endfor %}}");
-        assert_eq!(bound_of(Kind::Jinja, &source), Some(Bound::Steps), "{turn}");
+        let source = format!("{LONG_TEXT}{turn}{{% endfor %}}");
+        assert_eq!(limit_of(TemplateFormat::Jinja, &source), Some(TemplateLimit::Steps), "{turn}");
     }
     let go = "{{ .Messages | len }}{{ $s := \"aaaaaaaaaaaaaaaa\" }}{{ range 20 }}{{ $s = print $s $s }}{{ end }}";
     for turn in ["slice $s 5", "eq $s $s", "lt $s $s", "html $s", "printf \"%.0s\" $s"] {
         let source =
             format!("{go}{{{{ range 99999 }}}}{{{{ if {turn} }}}}{{{{ end }}}}{{{{ end }}}}");
-        assert_eq!(bound_of(Kind::Go, &source), Some(Bound::Steps), "{turn}");
+        assert_eq!(limit_of(TemplateFormat::Go, &source), Some(TemplateLimit::Steps), "{turn}");
     }
 }
 
 #[test]
-fn what_one_step_could_do_without_end_is_paid_for() {
+fn unbounded_work_in_one_step_is_charged() {
     let jinja = [
-        // As many copies as items, of which each is as long as a text may be.
+        // One copy for each item, each as long as the longest text.
         "{{ (['a' * 1000000] * 100000)|sort }}",
         "{{ (['a' * 1000000] * 100000)|unique|list }}",
         "{{ (['a' * 1000000] * 100000)|max }}",
         "{{ ([{'a': 'a' * 1000000}] * 100000)|groupby('a') }}",
         "{{ (['a' * 1000000 ~ 'b'] * 100000)|sort(case_sensitive=true) }}",
-        // Keys whose parts are shared, but not in what they are hashed by.
+        // Keys with shared parts, which are hashed separately.
         "{% set ns = namespace(t=(1,)) %}{% for i in range(99) %}{% set ns.t = (ns.t, ns.t) %}{% endfor %}{{ {ns.t: 1} }}",
         "{% set ns = namespace(t=(1,)) %}{% for i in range(99) %}{% set ns.t = (ns.t, ns.t) %}{% endfor %}{{ ns.t in {} }}",
-        // What is written many times over and cut to nothing.
+        // Texts that are written many times and truncated to nothing.
         "{{ ('%(a).0s' * 100000) % {'a': 'a' * 10000000} }}",
         "{{ ('{0:.0}' * 100000).format('a' * 10000000) }}",
         "{{ ('{a}' * 100000).format(**dict(range(90000)|map('string')|batch(2)|list, a='')) }}",
@@ -317,45 +324,51 @@ fn what_one_step_could_do_without_end_is_paid_for() {
         "{{ (['x'] * 100000)|map(attribute='0.' * 100000 ~ '0')|list }}",
     ];
     for source in jinja {
-        let bound = bound_of(Kind::Jinja, source);
-        assert!(matches!(bound, Some(Bound::Depth | Bound::Steps)), "{source}: {bound:?}");
+        let limit = limit_of(TemplateFormat::Jinja, source);
+        assert!(
+            matches!(limit, Some(TemplateLimit::Depth | TemplateLimit::Steps)),
+            "{source}: {limit:?}"
+        );
     }
-    // One search for each of the characters that go, and variables beyond number, are quick.
+    // Searching once for each removed character, and many variables, are fast.
     let quick = [
         "{{ ('a' * 1000000).strip('b' * 1000000 ~ 'a')|length }}".to_owned(),
         (0..40_000).map(|i| format!("{{% set v{i:05} = 1 %}}")).collect::<String>()
             + "{% for i in range(99999) %}{{ v99999 }}{% endfor %}",
     ];
     for source in quick {
-        assert_eq!(bound_of(Kind::Jinja, &source), None);
+        assert_eq!(limit_of(TemplateFormat::Jinja, &source), None);
     }
     let go =
         "{{ .Messages | len }}{{ $s := \"%[1]s\" }}{{ range 20 }}{{ $s = print $s $s }}{{ end }}";
     let long = "{{ $t := print $s }}{{ printf $s $t }}";
-    let bound = bound_of(Kind::Go, &format!("{go}{long}"));
-    assert!(matches!(bound, Some(Bound::Text | Bound::Steps)), "{bound:?}");
-    // Padding, which is longer than what it is made of.
+    let limit = limit_of(TemplateFormat::Go, &format!("{go}{long}"));
+    assert!(matches!(limit, Some(TemplateLimit::Text | TemplateLimit::Steps)), "{limit:?}");
+    // Padding that is longer than the argument.
     let padded = go.replace("%[1]s", "%999[1]d").replace("range 20", "range 14");
     let turns = "{{ range 99 }}{{ if printf $s 1 }}{{ end }}{{ end }}";
-    assert_eq!(bound_of(Kind::Go, &format!("{padded}{turns}")), Some(Bound::Steps));
+    assert_eq!(
+        limit_of(TemplateFormat::Go, &format!("{padded}{turns}")),
+        Some(TemplateLimit::Steps)
+    );
     // Brackets that are never closed.
     let open = go.replace("%[1]s", "%[");
-    let bound = bound_of(Kind::Go, &format!("{open}{{{{ $t := printf $s 1 }}}}"));
-    assert!(matches!(bound, None | Some(Bound::Text | Bound::Steps)), "{bound:?}");
+    let limit = limit_of(TemplateFormat::Go, &format!("{open}{{{{ $t := printf $s 1 }}}}"));
+    assert!(matches!(limit, None | Some(TemplateLimit::Text | TemplateLimit::Steps)), "{limit:?}");
 }
 
 #[test]
-fn the_ends_of_what_is_long_are_told_without_listing_it() {
+fn first_and_last_do_not_list_a_long_value() {
     let source = "{% set s = 'a' ~ 'é' * 1000000 ~ 'z' %}{% set l = [1] * 900000 + [2] %}{% set g = 'xyz'|map('upper') %}\
         {{ [s|first, s|last, l|first, l|last, {'k': 1, 'm': 2}|first, {'k': 1, 'm': 2}|last, g|first] }}\
         {{ []|first is undefined }}{{ ''|last is undefined }}{{ ''|first is undefined }}";
-    let template = Template::parse(Kind::Jinja, source).expect("it parses");
+    let template = Template::parse(TemplateFormat::Jinja, source).expect("it parses");
     let shown = render(&template, &Chat::new(&[])).expect("it renders");
     assert_eq!(shown, "['a', 'z', 1, 2, 'k', 'm', 'X']TrueTrueTrue");
 }
 
 #[test]
-fn no_long_text_is_listed() {
+fn long_texts_are_never_expanded_to_lists() {
     let lists = [
         "s|list",
         "s|random",
@@ -373,34 +386,36 @@ fn no_long_text_is_listed() {
             .map(str::to_owned);
     for list in lists.iter().chain(&turns) {
         let source = format!("{{% set s = 'a' * 30000000 %}}{list}");
-        assert_eq!(bound_of(Kind::Jinja, &source), Some(Bound::Text), "{list}");
+        assert_eq!(limit_of(TemplateFormat::Jinja, &source), Some(TemplateLimit::Text), "{list}");
     }
 }
 
 #[test]
-fn a_name_is_as_long_as_names_are() {
+fn names_longer_than_1024_bytes_are_refused() {
     let name = "a".repeat(1025);
     let source = format!("{{{{ {name} }}}}");
-    let error = Template::parse(Kind::Jinja, &source).map(|_| ()).expect_err("it is longer");
+    let error =
+        Template::parse(TemplateFormat::Jinja, &source).map(|_| ()).expect_err("it is longer");
     assert!(error.to_string().contains("a name is longer than 1024 bytes"), "{error}");
     let source = format!("{{{{ {} is defined }}}}", &name[1..]);
-    assert_eq!(bound_of(Kind::Jinja, &source), None);
+    assert_eq!(limit_of(TemplateFormat::Jinja, &source), None);
 }
 
 #[test]
-fn an_endless_source_is_refused_before_it_is_parsed() {
+fn a_very_long_source_is_refused_before_it_is_parsed() {
     let source = "{".repeat(crate::SOURCE_BYTES_MAX + 1);
-    for kind in [Kind::Go, Kind::Jinja] {
+    for kind in [TemplateFormat::Go, TemplateFormat::Jinja] {
         let error = Template::parse(kind, &source).err();
-        assert_eq!(error, Some(PromptError::Limit { line: 0, bound: Bound::Source }));
+        assert_eq!(error, Some(PromptError::Limit { line: 0, limit: TemplateLimit::Source }));
     }
 }
 
 #[test]
 fn errors_name_the_line_of_the_template() {
-    let template = Template::parse(Kind::Jinja, "a\nb\n{{ nope.x }}").expect("it parses");
+    let template = Template::parse(TemplateFormat::Jinja, "a\nb\n{{ nope.x }}").expect("it parses");
     let error = render(&template, &Chat::new(&[])).expect_err("nope is undefined");
     assert_eq!(error.to_string(), "chat template, line 3: 'nope' is undefined");
-    let error = Template::parse(Kind::Go, "a\nb\n{{ nope }}").expect_err("no such function");
+    let error =
+        Template::parse(TemplateFormat::Go, "a\nb\n{{ nope }}").expect_err("no such function");
     assert_eq!(error.to_string(), "template: :3: function \"nope\" not defined");
 }

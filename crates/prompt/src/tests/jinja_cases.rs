@@ -1,4 +1,4 @@
-//! `tests/data/cases/jinja.jsonl`: what Jinja2, set up by transformers, makes of templates.
+//! `tests/data/cases/jinja.jsonl`: templates rendered by Jinja2 with the settings of transformers.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -22,11 +22,11 @@ struct Row {
     expect_error: Option<String>,
 }
 
-/// Rows whose result we mean to be different.
+/// Rows with a result that intentionally differs from the recorded one.
 ///
-/// * functionary 3.1 writes HTML entities into its tool JSON, an accident of a filter in that file;
-///   llama.cpp writes the plain text as well.
-const PLAIN_TEXT_IS_RIGHT: [&str; 2] = ["meetkai-functionary-medium-v3.1.jinja", "&#34;"];
+/// * functionary 3.1 writes HTML entities into its tool JSON because of a filter in that file.
+///   llama.cpp writes plain text as well.
+const INTENDED_DIFFERENCES: [&str; 2] = ["meetkai-functionary-medium-v3.1.jinja", "&#34;"];
 
 fn rows() -> Vec<Row> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cases/jinja.jsonl");
@@ -106,7 +106,7 @@ fn the_published_templates_render_as_jinja2_does() {
         let conversation = row.conversation.as_deref().expect("a row names its conversation");
         count += 1;
         if let Err(why) = check(&source, conversations[conversation], row) {
-            let meant = name == PLAIN_TEXT_IS_RIGHT[0] && why.contains(PLAIN_TEXT_IS_RIGHT[1]);
+            let meant = name == INTENDED_DIFFERENCES[0] && why.contains(INTENDED_DIFFERENCES[1]);
             if !meant {
                 wrong.push(format!("{name} × {conversation}: {why}"));
             }
@@ -116,7 +116,7 @@ fn the_published_templates_render_as_jinja2_does() {
     assert!(wrong.is_empty(), "{} of {count} rows fail:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// `jinja-random.jsonl`: hashes of what templates make of random conversations.
+/// `jinja-random.jsonl`: hashes of random conversations rendered with published templates.
 #[test]
 fn the_published_templates_render_random_conversations_as_jinja2_does() {
     let Some(folder) = template_folder() else {
@@ -135,8 +135,8 @@ fn the_published_templates_render_random_conversations_as_jinja2_does() {
     let (mut same, mut wrong) = (0, Vec::new());
     for row in files {
         let name = row["file"].as_str().expect("a file");
-        // Meant to be different, see above.
-        if name == PLAIN_TEXT_IS_RIGHT[0] {
+        // An intentional difference, see above.
+        if name == INTENDED_DIFFERENCES[0] {
             continue;
         }
         let source =
@@ -164,7 +164,8 @@ fn fnv(text: &str) -> String {
     format!("{hash:016x}")
 }
 
-/// `templates` beside the test models: the folder `models/templates` of llama.cpp, as the cases name it.
+/// `templates` beside the test models: the folder `models/templates` of llama.cpp, under the names
+/// of the cases.
 fn template_folder() -> Option<PathBuf> {
     let models = std::env::var_os("PUNA_TEST_MODELS").map(PathBuf::from);
     let models = models

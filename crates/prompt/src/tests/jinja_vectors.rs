@@ -1,11 +1,11 @@
-//! Jinja2's own answers to many small templates (`tests/data/make_jinja_vectors.py`).
+//! Small templates rendered by Jinja2 (`tests/data/make_jinja_vectors.py`).
 
 use serde_json::Value as Json;
 
 use crate::JinjaTemplate;
 
-/// Where our answer is meant to be another, and why.
-const DIFFERENT: &[(&str, &str)] = &[
+/// Templates with a result that intentionally differs from Jinja2's, and the reason.
+const INTENDED_DIFFERENCES: &[(&str, &str)] = &[
     ("{{ n|items }}", "a generator fails when it is made, not when it is walked"),
     ("{{ l|map }}{{ l|map(attribute='x')|list }}", "likewise"),
     (
@@ -22,7 +22,7 @@ const DIFFERENT: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn small_jinja_templates_give_what_jinja2_gives() {
+fn small_jinja_templates_render_as_in_jinja2() {
     let text = include_str!("../../tests/data/jinja-vectors.jsonl");
     let mut rows = text
         .lines()
@@ -35,7 +35,7 @@ fn small_jinja_templates_give_what_jinja2_gives() {
     for row in rows {
         count += 1;
         let source = row["template"].as_str().expect("a row has a template");
-        if DIFFERENT.iter().any(|(template, _)| *template == source) {
+        if INTENDED_DIFFERENCES.iter().any(|(template, _)| *template == source) {
             continue;
         }
         let got = JinjaTemplate::parse(source)
@@ -57,7 +57,7 @@ fn small_jinja_templates_give_what_jinja2_gives() {
     assert!(wrong.is_empty(), "{} of {count} differ:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// `<… object at 0x7f…>` without the address, which we do not show.
+/// Removes addresses from `<… object at 0x7f…>`, since they are not written here.
 fn without_addresses(text: &str) -> String {
     let mut parts = text.split(" at 0x");
     let mut out = parts.next().unwrap_or("").to_string();

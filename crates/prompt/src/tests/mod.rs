@@ -1,4 +1,5 @@
-//! Tests that reach into the crate. The cases under `tests/data` were made by the reference implementations.
+//! Tests with access to private items. The cases under `tests/data` were made by the reference
+//! implementations.
 
 mod adapt;
 mod chat;

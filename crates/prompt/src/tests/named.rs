@@ -1,8 +1,8 @@
 //! Ollama's named templates.
 
-use crate::{Chat, Kind, Message, NamedTemplate, Template, prefer_jinja, render};
+use crate::{Chat, Message, NamedTemplate, Template, TemplateFormat, prefer_jinja, render};
 
-/// In the manner of SmolLM2's template: ChatML with a system text of its own.
+/// Like the template of SmolLM2: ChatML with a default system text.
 const CHATML_WITH_DEFAULT: &str = "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}\
     {{ '<|im_start|>system\nYou help.<|im_end|>\n' }}{% endif %}\
     {{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}\
@@ -12,7 +12,8 @@ const CHATML_WITH_DEFAULT: &str = "{% for message in messages %}{% if loop.first
 fn all_twenty_names_of_ollama_parse_and_have_stop_strings() {
     assert_eq!(NamedTemplate::all().len(), 20);
     for named in NamedTemplate::all() {
-        let template = Template::parse(Kind::Go, named.source).expect("a named template parses");
+        let template =
+            Template::parse(TemplateFormat::Go, named.source).expect("a named template parses");
         assert!(!named.stop.is_empty(), "{}", named.name);
         let messages = [
             Message::new("system", "S"),
@@ -20,7 +21,7 @@ fn all_twenty_names_of_ollama_parse_and_have_stop_strings() {
             Message::new("assistant", "A"),
         ];
         let text = render(&template, &Chat::new(&messages)).expect("a named template renders");
-        // An answer at the end is left open.
+        // A trailing assistant message stays open.
         assert!(
             text.ends_with('A') && text.contains('S') && text.contains('U'),
             "{}: {text}",
@@ -32,7 +33,7 @@ fn all_twenty_names_of_ollama_parse_and_have_stop_strings() {
 #[test]
 fn chatml_writes_its_layout() {
     let named = NamedTemplate::by_name("chatml").expect("there is chatml");
-    let template = Template::parse(Kind::Go, named.source).expect("it parses");
+    let template = Template::parse(TemplateFormat::Go, named.source).expect("it parses");
     let messages = [Message::new("system", "S"), Message::new("user", "U")];
     let text = render(&template, &Chat::new(&messages)).expect("it renders");
     assert_eq!(
@@ -42,10 +43,10 @@ fn chatml_writes_its_layout() {
 }
 
 #[test]
-fn a_template_is_recognised_by_what_it_writes() {
+fn a_template_is_recognised_by_its_output() {
     let named = |source: &str, eos: &str| NamedTemplate::detect(source, "<s>", eos).map(|t| t.name);
     assert_eq!(named(CHATML_WITH_DEFAULT, "<|im_end|>"), Some("chatml"));
-    // SmolLM2's beginning token is the one that begins its turns.
+    // The beginning-of-sequence token of SmolLM2 is also the start of its turns.
     let found = NamedTemplate::detect(CHATML_WITH_DEFAULT, "<|im_start|>", "<|im_end|>");
     assert_eq!(found.map(|t| t.name), Some("chatml"));
     let llama3 = "{% for m in messages %}{% set c = '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n'+ \
@@ -63,18 +64,18 @@ fn a_template_is_recognised_by_what_it_writes() {
 }
 
 #[test]
-fn a_file_s_own_template_comes_before_the_named_one_that_was_found_for_it() {
-    let jinja = Template::parse(Kind::Jinja, CHATML_WITH_DEFAULT).expect("it parses");
+fn the_template_of_a_file_is_preferred_to_its_detected_named_template() {
+    let jinja = Template::parse(TemplateFormat::Jinja, CHATML_WITH_DEFAULT).expect("it parses");
     let named = NamedTemplate::detect(CHATML_WITH_DEFAULT, "", "").expect("it is chatml");
-    let found = Template::parse(Kind::Go, named.source).expect("it parses");
+    let found = Template::parse(TemplateFormat::Go, named.source).expect("it parses");
     assert!(prefer_jinja(&jinja, &found));
-    let chosen =
-        Template::parse(Kind::Go, "<|im_start|>{{ .Prompt }}<|im_end|>").expect("it parses");
+    let chosen = Template::parse(TemplateFormat::Go, "<|im_start|>{{ .Prompt }}<|im_end|>")
+        .expect("it parses");
     assert!(!prefer_jinja(&jinja, &chosen));
 }
 
 #[test]
-fn other_templates_and_richer_ones_are_not_recognised() {
+fn other_templates_and_templates_with_more_features_are_not_recognised() {
     let named = |source: &str| NamedTemplate::detect(source, "", "").map(|t| t.name);
     assert_eq!(named("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"), None);
     assert_eq!(named(&format!("{CHATML_WITH_DEFAULT}{{% if tools %}}{{% endif %}}")), None);

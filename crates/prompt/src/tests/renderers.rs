@@ -1,5 +1,5 @@
-//! `tests/data/cases/renderers.jsonl`: what Ollama's built-in renderers make of 15 conversations;
-//! `renderers-random.jsonl`: what they make of random ones with strange texts, calls and schemas.
+//! `tests/data/cases/renderers.jsonl`: 15 conversations rendered by Ollama's built-in renderers.
+//! `renderers-random.jsonl`: random conversations with unusual texts, calls and schemas.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +7,8 @@ use serde::Deserialize;
 use serde_json::{Value as Json, json};
 
 use crate::{
-    Bound, Chat, FunctionCall, Image, Kind, Message, PromptError, Renderer, Template, Think,
-    ToolCall, fit, render,
+    Chat, FunctionCall, Image, Message, PromptError, Renderer, Template, TemplateFormat,
+    TemplateLimit, Think, ToolCall, fit, render,
 };
 
 #[derive(Deserialize)]
@@ -18,7 +18,7 @@ struct Case {
     renderer: String,
     #[serde(rename = "conversation")]
     _conversation: String,
-    /// Each of these gives the same.
+    /// Values with the same result.
     think_any_of: Vec<Option<Think>>,
     image_tags: bool,
     messages: Vec<Message>,
@@ -26,7 +26,7 @@ struct Case {
     tools: Vec<Json>,
     expect: Option<String>,
     expect_error: Option<String>,
-    /// What marks in the expected text stand for: only today.
+    /// Placeholders in the expected text and their meaning: only the current date.
     #[serde(default)]
     substitute: BTreeMap<String, String>,
 }
@@ -42,13 +42,13 @@ fn every_case_of_the_renderer_files_renders_as_ollama_does() {
             (RENDERERS, cases),
             "{file}"
         );
-        // All names have cases, but for the second name of one of them.
+        // All names have cases, except the alias of one renderer.
         let names: Vec<&str> = Renderer::names().filter(|name| *name != "deepseek3").collect();
         assert_eq!(names, by_renderer.keys().collect::<Vec<_>>(), "{file}");
     }
 }
 
-/// Checks all cases of a file; gives how many each renderer has.
+/// Checks all cases of a file. Returns the number of cases of each renderer.
 fn replay(file: &str) -> BTreeMap<String, usize> {
     let path =
         format!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cases/{}.jsonl"), file);
@@ -70,7 +70,8 @@ fn replay(file: &str) -> BTreeMap<String, usize> {
 
 fn check(case: &Case, think: Option<Think>) -> Result<(), String> {
     assert!(case.image_tags, "{}: all cases have tags for images", case.id);
-    let template = Template::parse(Kind::BuiltIn, &case.renderer).map_err(|e| e.to_string())?;
+    let template =
+        Template::parse(TemplateFormat::BuiltIn, &case.renderer).map_err(|e| e.to_string())?;
     let now = Some(jiff::civil::datetime(2026, 3, 1, 12, 0, 0, 0));
     let chat = Chat { tools: &case.tools, think, now, ..Chat::new(&case.messages) };
     let got = render(&template, &chat).map_err(|e| e.to_string());
@@ -90,7 +91,7 @@ fn check(case: &Case, think: Option<Think>) -> Result<(), String> {
 }
 
 fn built_in(name: &str) -> Template {
-    Template::parse(Kind::BuiltIn, name).expect("the renderer exists")
+    Template::parse(TemplateFormat::BuiltIn, name).expect("the renderer exists")
 }
 
 fn call(arguments: Json) -> ToolCall {
@@ -99,19 +100,22 @@ fn call(arguments: Json) -> ToolCall {
 }
 
 #[test]
-fn an_unknown_renderer_is_named() {
-    let error = Template::parse(Kind::BuiltIn, "nope").expect_err("there is none");
+fn the_error_names_an_unknown_renderer() {
+    let error = Template::parse(TemplateFormat::BuiltIn, "nope").expect_err("there is none");
     assert_eq!(error.to_string(), "unknown renderer \"nope\"");
 }
 
 #[test]
-fn renderers_are_sorted_and_tell_what_they_can() {
+fn renderers_are_sorted_and_report_their_capabilities() {
     assert!(Renderer::names().is_sorted());
     let of = |name: &str| {
         let template = built_in(name);
         let able = template.capabilities();
         assert_eq!(able.thinking, template.think_tags().is_some());
-        assert_eq!((able.insert, template.source(), template.kind()), (false, name, Kind::BuiltIn));
+        assert_eq!(
+            (able.insert, template.source(), template.format()),
+            (false, name, TemplateFormat::BuiltIn)
+        );
         (able.tools, able.thinking)
     };
     assert_eq!(of("qwen3-coder"), (true, false));
@@ -120,7 +124,7 @@ fn renderers_are_sorted_and_tell_what_they_can() {
 }
 
 #[test]
-fn the_text_of_the_first_token_leads_the_prompt_but_where_the_tokenizer_writes_it() {
+fn prompts_start_with_the_bos_text_unless_the_tokenizer_adds_it() {
     let messages = [Message::new("user", "Hi")];
     for name in Renderer::names() {
         let template = built_in(name);
@@ -131,7 +135,7 @@ fn the_text_of_the_first_token_leads_the_prompt_but_where_the_tokenizer_writes_i
 }
 
 #[test]
-fn gemma4_is_resolved_by_name_then_by_size() {
+fn gemma4_is_resolved_by_model_name_then_by_size() {
     let of = |model, size| Renderer::resolve("gemma4", model, size);
     assert_eq!(of("library/gemma4:e4b-it", "31B"), "gemma4-small");
     assert_eq!(of("library/Gemma4:31B", "1B"), "gemma4-large");
@@ -166,7 +170,7 @@ fn prompts_of_renderers_are_fitted_by_dropping_the_oldest_messages() {
 }
 
 #[test]
-fn what_ollama_writes_by_accident_is_written_as_the_models_own_templates_do() {
+fn errors_of_ollama_are_replaced_by_the_output_of_the_models_own_templates() {
     let tools = [json!({"function": {"name": "f", "parameters": {"properties": {
         "a": {"type": "string", "description": "x < y & z", "enum": [null]}, "b": {"items": true}}}}})];
     let million = Message {
@@ -185,16 +189,16 @@ fn what_ollama_writes_by_accident_is_written_as_the_models_own_templates_do() {
             .expect("it renders");
         assert!(prompt.contains(text), "{name}: {prompt}");
     };
-    // 1e+06
+    // Ollama: 1e+06
     shows("qwen3-coder", "<parameter=n>\n1000000\n</parameter>");
-    // x \u003c y, though it leaves the text of the tool itself alone
+    // Ollama: `x \u003c y`, although the text of the tool itself is not escaped.
     shows("lfm2", "x < y & z");
     shows("glimmer", "x < y & z");
-    // <nil>
+    // Ollama: `<nil>`
     shows("gemma4", "enum:[<|\"|>null<|\"|>]");
-    // true
+    // Ollama: true
     shows("nemotron-3-nano", "<items>True</items>");
-    // without the turn
+    // Ollama: no turn
     shows(
         "functiongemma",
         "<start_of_turn>system\nS.<end_of_turn>\n<start_of_turn>user\nQ!<end_of_turn>",
@@ -202,7 +206,7 @@ fn what_ollama_writes_by_accident_is_written_as_the_models_own_templates_do() {
 }
 
 #[test]
-fn qwen38_tells_what_it_refuses() {
+fn qwen38_gives_reasons_for_refusals() {
     let refused = |messages: &[Message], think: Option<Think>| {
         let chat = Chat { think, ..Chat::new(messages) };
         render(&built_in("qwen3.8"), &chat).expect_err("it is refused").to_string()
@@ -275,14 +279,14 @@ fn no_conversation_makes_a_renderer_panic() {
             }
         }
     }
-    // Only Qwen3.8 refuses any: what has images in instructions, and its odd levels.
+    // Only Qwen3.8 refuses conversations: images in instructions, and unknown reasoning levels.
     let all = Renderer::names().count() * thoughts.len() * (messages.len() + 1);
     let by_qwen38 = thoughts.len() * (messages.len() + 1);
     assert!(rendered >= all - by_qwen38 && rendered < all, "{rendered} of {all}");
 }
 
 #[test]
-fn deep_arguments_and_schemas_are_refused_before_the_stack_ends() {
+fn deep_arguments_and_schemas_are_refused_before_the_stack_overflows() {
     let deep = |levels: usize| (0..levels).fold(json!("x"), |inner, _| json!({"items": [inner]}));
     for name in Renderer::names() {
         let render = |tools: &[Json], arguments: Json| {
@@ -291,7 +295,7 @@ fn deep_arguments_and_schemas_are_refused_before_the_stack_ends() {
             let messages = [Message::new("user", "Hi"), calls];
             render(&built_in(name), &Chat { tools, ..Chat::new(&messages) })
         };
-        // As deep as JSON text can be.
+        // The deepest JSON that the parser accepts.
         let schema = |levels| json!({"function": {"name": "f", "parameters": {"properties": {"a": deep(levels)}}}});
         assert!(render(&[schema(60)], json!({"a": deep(60)})).is_ok(), "{name}");
         let refused = |got| assert!(matches!(got, Err(PromptError::Refused(_))), "{name}: {got:?}");
@@ -301,15 +305,15 @@ fn deep_arguments_and_schemas_are_refused_before_the_stack_ends() {
 }
 
 #[test]
-fn tools_for_each_of_many_system_messages_meet_the_bound_of_a_text() {
+fn tools_repeated_for_many_system_messages_exceed_the_text_limit() {
     let tools = [json!({"function": {"name": "f", "description": "x".repeat(1 << 20)}})];
     let messages = vec![Message::new("system", "S"); 100];
     let got = render(&built_in("glimmer"), &Chat { tools: &tools, ..Chat::new(&messages) });
-    assert_eq!(got, Err(PromptError::Limit { line: 0, bound: Bound::Text }));
+    assert_eq!(got, Err(PromptError::Limit { line: 0, limit: TemplateLimit::Text }));
 }
 
 #[test]
-fn large_conversations_take_time_in_proportion() {
+fn large_conversations_take_linear_time() {
     let answer = Message {
         tool_calls: vec![call(json!({"a": 1})); 10_000],
         ..Message::new("assistant", "A")

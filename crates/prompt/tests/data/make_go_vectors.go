@@ -1,4 +1,4 @@
-// Makes go-vectors.jsonl: what Go's text/template itself gives for many small templates over one value.
+// Makes go-vectors.jsonl: many small templates over one value, rendered by Go's text/template.
 //
 //	go run make_go_vectors.go > go-vectors.jsonl        (made with go1.26.8)
 package main

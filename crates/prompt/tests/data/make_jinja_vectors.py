@@ -1,4 +1,4 @@
-"""Makes jinja-vectors.jsonl: what Jinja2 itself, set up as transformers does, gives for many small templates.
+"""Makes jinja-vectors.jsonl: many small templates rendered by Jinja2 with the settings of transformers.
 
     python3 make_jinja_vectors.py > jinja-vectors.jsonl        (made with jinja2 3.1.6)
 """

@@ -1,4 +1,4 @@
-"""Makes what llama.cpp's chat templates write, by Jinja2 as transformers sets it up:
+"""Renders conversations with llama.cpp's chat templates, by Jinja2 with the settings of transformers:
 
     pip install transformers jinja2
     make_template_cases.py TEMPLATES random > ../../../../tests/data/cases/jinja-random.jsonl
@@ -6,12 +6,13 @@
 
 TEMPLATES is the folder `models/templates` of llama.cpp.
 
-`random`: conversations, then for each template the hash of the prompt that it makes of each (FNV-1a, 64 bits), or `!`
-where it fails. Conversations have tools and results of them, thoughts, contents in parts, none, or of odd characters.
+`random`: conversations, then for each template the hash of each prompt (FNV-1a, 64 bits), or `!` if the template
+fails. Conversations contain tools and their results, reasoning, and contents that are missing, lists of parts, or
+unusual characters.
 
-`calls`: an answer with thoughts, text and calls as a template writes it behind its prompt, whose end is given, without
-the token that ends it. Answers are left out whose form cannot tell them from others: a value with the tag in it that
-ends it, a text `null`, a backslash that a template leaves as it is in a quoted string.
+`calls`: answers with reasoning, text and calls as a template writes them, without the token that ends them, and the
+end of the prompt before them. Ambiguous answers are left out: a value that contains its closing tag, the text `null`,
+and a backslash that a template does not escape in a quoted string.
 """
 import datetime
 import json
@@ -164,7 +165,7 @@ def call(r):
 
 
 def cut_end(text):
-    # Command R7B's template begins another turn behind calls.
+    # The template of Command R7B starts another turn behind calls.
     text = text.split("<|END_OF_TURN_TOKEN|>")[0]
     while end := next((end for end in ENDS if text.rstrip().endswith(end)), None):
         text = text.rstrip()[: -len(end)]
@@ -182,7 +183,7 @@ def answer_with_calls(template, r, switches):
     if not whole.startswith(prompt):
         return None
     text = cut_end(whole[len(prompt) :])
-    # Texts that become thoughts, or messages of their own; and what a template leaves out.
+    # Texts that become reasoning or separate messages, and parts that a template leaves out.
     if said and any(mark in text for mark in ("<|channel|>analysis", "<SPECIAL_11>")):
         return None
     kept = [one for one in calls if all(str(part) in text for part in [one["name"]])]

@@ -4,7 +4,7 @@ use std::io::{BufRead, IsTerminal, Write};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use puna_registry::{Announced, announced};
+use puna_registry::{DiscoveredMirror, discover_mirrors};
 use puna_server::Config;
 
 /// How long mirrors are listened for.
@@ -12,7 +12,7 @@ const WAIT: Duration = Duration::from_millis(1500);
 
 /// The address of a mirror to use.
 pub fn mirror() -> Result<String> {
-    let found = announced(WAIT)?;
+    let found = discover_mirrors(WAIT)?;
     let configured = Config::from_env()?.registry_mirrors;
     let stdin = std::io::stdin();
     let mut asked = stdin.is_terminal().then(|| stdin.lock());
@@ -21,13 +21,13 @@ pub fn mirror() -> Result<String> {
 
 /// One that is configured, or that somebody says yes to; nobody can where there is no terminal.
 fn choose(
-    found: Vec<Announced>,
+    found: Vec<DiscoveredMirror>,
     configured: &[String],
     terminal: Option<&mut impl BufRead>,
     screen: &mut impl Write,
 ) -> Result<String> {
     let is_configured =
-        |mirror: &&Announced| configured.iter().any(|known| same(known, &mirror.address));
+        |mirror: &&DiscoveredMirror| configured.iter().any(|known| same(known, &mirror.address));
     if let Some(known) = found.iter().find(is_configured) {
         return Ok(known.address.clone());
     }
@@ -70,8 +70,10 @@ mod tests {
 
     /// What comes of the mirrors that are found, and what was asked; `None` for the answers: there is no terminal.
     fn chosen(configured: &[&str], answers: Option<&str>) -> (Result<String, String>, String) {
-        let one =
-            |n: u8| Announced { name: format!("m{n}"), address: format!("http://10.0.0.{n}:5000") };
+        let one = |n: u8| DiscoveredMirror {
+            name: format!("m{n}"),
+            address: format!("http://10.0.0.{n}:5000"),
+        };
         let configured: Vec<String> = configured.iter().map(|text| (*text).to_owned()).collect();
         let (mut answers, mut screen) = (answers.map(str::as_bytes), Vec::new());
         let chosen = choose(vec![one(1), one(2)], &configured, answers.as_mut(), &mut screen);

@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 use puna_api::native::{CreateRequest, License, Message, Progress, ShowRequest};
 use puna_api::{Client, ClientError};
 use puna_store::{
-    Adopt, Adopted, LocalFile, LocalPlan, ModelRef, Modelfile, StoreError, check_quantize_type,
-    plan_local,
+    AdoptMethod, AdoptOutcome, LocalFile, LocalPlan, ModelRef, Modelfile, StoreError,
+    check_quantize_type, plan_local,
 };
 use serde_json::Value;
 use tokio::io::AsyncReadExt;
@@ -201,7 +201,7 @@ async fn give(
     }
     upload(client, file, display).await?;
     if service.is_here() {
-        crate::env::store()?.keep_private(&file.digest, &file.path);
+        crate::env::store()?.restrict_blob_permissions(&file.digest, &file.path);
     }
     Ok(())
 }
@@ -216,19 +216,19 @@ async fn share(service: &Service, file: &LocalFile, refer: bool) -> Result<bool>
     if !service.is_own() && !store.root().join("blobs").is_dir() {
         return Ok(false);
     }
-    let how = if refer { Adopt::Refer } else { Adopt::Share };
+    let how = if refer { AdoptMethod::Symlink } else { AdoptMethod::Share };
     match store.adopt(&file.path, &file.digest, file.size, how) {
-        Ok(Adopted::New) => {}
-        Ok(Adopted::Known) => {
+        Ok(AdoptOutcome::Added) => {}
+        Ok(AdoptOutcome::AlreadyStored) => {
             return Ok(service.client().has_blob(&file.digest.to_string()).await?);
         }
-        Err(error @ StoreError::Changed { .. }) => return Err(error.into()),
+        Err(error @ StoreError::FileChanged { .. }) => return Err(error.into()),
         // It is another user's, or on another disk.
         Ok(_) | Err(_) => return Ok(false),
     }
     let is_there = service.client().has_blob(&file.digest.to_string()).await?;
     if !is_there {
-        store.disown(&file.digest)?;
+        store.undo_adopt(&file.digest)?;
     }
     Ok(is_there)
 }

@@ -5,7 +5,7 @@ use std::io::{BufWriter, Write};
 use anyhow::{Context, Result, bail};
 use puna_engine::{Evaluator, Feed, Outputs};
 use puna_store::{ImatrixRow, write_imatrix};
-use puna_tokenizer::{Encode, Tokenizer};
+use puna_tokenizer::{EncodeOptions, Tokenizer};
 
 use crate::cli::ImatrixArgs;
 use crate::local::{Compute, ModelFile, Output};
@@ -46,7 +46,7 @@ fn chunks(args: &ImatrixArgs, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>> {
     let bytes = std::fs::read(&args.file)
         .with_context(|| format!("cannot read {}", args.file.display()))?;
     let text = String::from_utf8_lossy(&bytes);
-    let tokens = tokenizer.encode(&text, Encode { add_special: true, parse_special: false });
+    let tokens = tokenizer.encode(&text, EncodeOptions { add_special: true, parse_special: false });
     let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
     let chunk = |tokens: &[u32]| {
         let mut ids = tokens.to_vec();

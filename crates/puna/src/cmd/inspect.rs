@@ -118,7 +118,7 @@ fn tensor_json(tensor: &TensorInfo) -> Value {
 
 fn translation_json(translation: &Translation) -> Value {
     json!({
-        "from": translation.form,
+        "from": translation.layout,
         "renamed": translation.renamed.len(),
         "added": translation.added,
         "dropped": translation.dropped.len(),
@@ -245,7 +245,7 @@ fn translated_rows(translation: &Translation) -> Vec<Vec<String>> {
         vec![what.to_owned(), items.len().to_string(), items.join(" ")]
     };
     vec![
-        vec!["form".into(), String::new(), translation.form.to_owned()],
+        vec!["form".into(), String::new(), translation.layout.to_owned()],
         vec![
             "architecture".into(),
             String::new(),

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use puna_engine::{Evaluator, Feed, Outputs};
 use puna_store::{Digest, same_file};
-use puna_tokenizer::Encode;
+use puna_tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
 use super::debug::kv_type;
@@ -32,7 +32,7 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
     let bytes = std::fs::read(&args.file)
         .with_context(|| format!("cannot read {}", args.file.display()))?;
     let text = String::from_utf8_lossy(&bytes);
-    let tokens = tokenizer.encode(&text, Encode { add_special: true, parse_special: false });
+    let tokens = tokenizer.encode(&text, EncodeOptions { add_special: true, parse_special: false });
     let windows = windows(tokens.len(), args)?;
     let compute = Compute {
         num_ctx: Some(args.ctx),

@@ -8,7 +8,7 @@ use puna_api::native::Progress;
 use puna_gguf::Gguf;
 use puna_store::{
     FileType, Imatrix, QuantizeOptions, fallbacks, file_type_name, requantize, requantize_part,
-    same_file, unmatched,
+    same_file, unmatched_tensors,
 };
 
 use crate::cli::QuantizeArgs;
@@ -40,7 +40,7 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
         out::note(fallback);
     }
     if let Some(unmatched) =
-        imatrix.as_ref().and_then(|matrix| unmatched(&file.gguf, target, matrix))
+        imatrix.as_ref().and_then(|matrix| unmatched_tensors(&file.gguf, target, matrix))
     {
         out::note(unmatched);
     }

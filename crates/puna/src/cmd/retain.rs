@@ -1,7 +1,7 @@
 //! `puna mirror retain`: what the rules of `mirror.retention` leave.
 
 use anyhow::{Result, bail};
-use puna_server::mirror::{Removal, Retained, retain};
+use puna_server::mirror::{Removal, RetentionReport, retain};
 use serde_json::json;
 
 use crate::cli::{RetainArgs, SettingArgs};
@@ -47,7 +47,7 @@ fn document(removal: &Removal) -> serde_json::Value {
     })
 }
 
-fn summary(retained: &Retained, dry_run: bool) -> String {
+fn summary(retained: &RetentionReport, dry_run: bool) -> String {
     let row = |removal: &Removal| {
         let name = match &removal.tag {
             Some(tag) => format!("{}:{tag}", removal.name),
@@ -87,10 +87,10 @@ mod tests {
     #[test]
     fn the_summary_says_what_goes_and_what_a_word_more_would_take() {
         assert_eq!(
-            summary(&Retained::default(), false),
+            summary(&RetentionReport::default(), false),
             "0 manifests removed, 0 B that nothing else needs\n"
         );
-        let own = Retained { own: 1, ..Retained::default() };
+        let own = RetentionReport { own: 1, ..RetentionReport::default() };
         assert!(summary(&own, true).ends_with("\nleft alone: 1 model that no mirror has brought, of which only a rule with the word own speaks\n"));
     }
 }

@@ -11,7 +11,7 @@ use puna_api::native::{
     ChatRequest, CreateRequest, EmbedRequest, GenerateRequest, Metrics, ShowRequest, ShowResponse,
     Think,
 };
-use puna_server::speculate::Wish;
+use puna_server::speculate::SpeculateSetting;
 use puna_store::{ModelRef, StoreError, Weights, parse_parameter};
 use serde_json::{Map, Value};
 
@@ -43,7 +43,10 @@ pub fn run(args: &RunArgs) -> Result<()> {
         .join(" ");
 
     let path = Path::new(&args.model);
-    let draft = args.speculate.as_deref().filter(|how| matches!(Wish::parse(how), Wish::Model(_)));
+    let draft = args
+        .speculate
+        .as_deref()
+        .filter(|how| matches!(SpeculateSetting::parse(how), SpeculateSetting::Model(_)));
     let parameters = parameters(args, draft)?;
     let (service, model) = match (is_a_path(&args.model), draft) {
         (true, draft) => {
@@ -105,7 +108,8 @@ fn draft_file(draft: &str) -> Result<Option<PathBuf>> {
     let found = ModelRef::parse(draft)
         .map_err(StoreError::from)
         .and_then(|model| store.resolve_for(&model.name, model.runner.as_deref()));
-    let unknown = || format!("--speculate {draft} is none of {}, nor a draft model", Wish::MODES);
+    let unknown =
+        || format!("--speculate {draft} is none of {}, nor a draft model", SpeculateSetting::MODES);
     match found.with_context(unknown)?.weights {
         Weights::File(path) => Ok(Some(path)),
         Weights::Embedded => Ok(None),

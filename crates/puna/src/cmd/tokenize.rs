@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use anyhow::{Context, Result};
-use puna_tokenizer::Encode;
+use puna_tokenizer::EncodeOptions;
 use serde_json::json;
 
 use crate::cli::TokenizeArgs;
@@ -25,7 +25,7 @@ pub fn run(args: &TokenizeArgs) -> Result<()> {
             text
         }
     };
-    let opts = Encode { add_special: !args.no_bos, parse_special: !args.no_special };
+    let opts = EncodeOptions { add_special: !args.no_bos, parse_special: !args.no_special };
     let tokens = tokenizer.encode(&text, opts);
     let pieces: Vec<String> = tokens
         .iter()

@@ -165,7 +165,7 @@ fn begin(path: &Path) -> io::Result<File> {
         };
         locked(left.try_lock())?;
         // Whoever had it may have finished it between the two.
-        if puna_store::is_at(&left, path)? {
+        if puna_store::is_file_at(&left, path)? {
             std::fs::remove_file(path)?;
         }
     }
@@ -175,7 +175,7 @@ fn begin(path: &Path) -> io::Result<File> {
 fn locked(tried: Result<(), TryLockError>) -> io::Result<()> {
     match tried {
         Err(TryLockError::WouldBlock) => Err(io::ErrorKind::WouldBlock.into()),
-        Err(TryLockError::Error(error)) if !puna_store::has_no_locks(&error) => Err(error),
+        Err(TryLockError::Error(error)) if !puna_store::is_lock_unsupported(&error) => Err(error),
         _ => Ok(()),
     }
 }

@@ -1,13 +1,14 @@
-//! Types whose codes index a table: single values (IQ4) or rows of four or eight (IQ1, IQ2, IQ3).
+//! Types whose codes index a table: of single values (IQ4), or of rows of four or eight values
+//! (IQ1, IQ2, IQ3).
 
 use super::legacy::nibbles;
-use super::{each_block, half};
+use super::{f16_field, for_each_block};
 use crate::layout::*;
 use crate::tables::*;
 
 pub(super) fn iq4_nl(src: &[u8], dst: &mut [f32]) {
-    each_block::<BlockIQ4_NL, 32>(src, dst, |b, y| {
-        let d = half(b.d);
+    for_each_block::<BlockIQ4_NL, 32>(src, dst, |b, y| {
+        let d = f16_field(b.d);
         for (y, q) in y.iter_mut().zip(nibbles(&b.qs)) {
             *y = d * f32::from(IQ4NL_VALUES[usize::from(q)]);
         }
@@ -15,8 +16,8 @@ pub(super) fn iq4_nl(src: &[u8], dst: &mut [f32]) {
 }
 
 pub(super) fn iq4_xs(src: &[u8], dst: &mut [f32]) {
-    each_block::<BlockIQ4_XS, 256>(src, dst, |b, y| {
-        let (d, high) = (half(b.d), u16::from_le_bytes(b.scales_h));
+    for_each_block::<BlockIQ4_XS, 256>(src, dst, |b, y| {
+        let (d, high) = (f16_field(b.d), u16::from_le_bytes(b.scales_h));
         for (g, (y, qs)) in y.as_chunks_mut::<32>().0.iter_mut().zip(b.qs.as_chunks().0).enumerate()
         {
             let scale = nibble(&b.scales_l, g) | ((high >> (2 * g) & 3) as u8) << 4;
@@ -29,8 +30,8 @@ pub(super) fn iq4_xs(src: &[u8], dst: &mut [f32]) {
 }
 
 pub(super) fn iq2_xxs(src: &[u8], dst: &mut [f32]) {
-    each_block::<BlockIQ2_XXS, 256>(src, dst, |b, y| {
-        let d = half(b.d);
+    for_each_block::<BlockIQ2_XXS, 256>(src, dst, |b, y| {
+        let d = f16_field(b.d);
         for (group, y) in b.qs.iter().zip(y.as_chunks_mut::<32>().0) {
             let [i0, i1, i2, i3, w @ ..] = *group;
             let word = u32::from_le_bytes(w);
@@ -44,8 +45,8 @@ pub(super) fn iq2_xxs(src: &[u8], dst: &mut [f32]) {
 }
 
 pub(super) fn iq2_xs(src: &[u8], dst: &mut [f32]) {
-    each_block::<BlockIQ2_XS, 256>(src, dst, |b, y| {
-        let d = half(b.d);
+    for_each_block::<BlockIQ2_XS, 256>(src, dst, |b, y| {
+        let d = f16_field(b.d);
         for (g, (code, y)) in b.qs.iter().zip(y.as_chunks_mut().0).enumerate() {
             let code = u16::from_le_bytes(*code);
             let db = d * (0.5 + f32::from(nibble(&b.scales, g / 2))) * 0.25;
@@ -56,8 +57,8 @@ pub(super) fn iq2_xs(src: &[u8], dst: &mut [f32]) {
 }
 
 pub(super) fn iq2_s(src: &[u8], dst: &mut [f32]) {
-    each_block::<BlockIQ2_S, 256>(src, dst, |b, y| {
-        let d = half(b.d);
+    for_each_block::<BlockIQ2_S, 256>(src, dst, |b, y| {
+        let d = f16_field(b.d);
         for (g, y) in y.as_chunks_mut().0.iter_mut().enumerate() {
             let index = usize::from(b.qs[g]) | usize::from(b.qh[g / 4] >> (g % 4 * 2) & 3) << 8;
             let db = d * (0.5 + f32::from(nibble(&b.scales, g / 2))) * 0.25;
@@ -67,8 +68,8 @@ pub(super) fn iq2_s(src: &[u8], dst: &mut [f32]) {
 }
 
 pub(super) fn iq3_xxs(src: &[u8], dst: &mut [f32]) {
-    each_block::<BlockIQ3_XXS, 256>(src, dst, |b, y| {
-        let d = half(b.d);
+    for_each_block::<BlockIQ3_XXS, 256>(src, dst, |b, y| {
+        let d = f16_field(b.d);
         for (g, y) in y.as_chunks_mut().0.iter_mut().enumerate() {
             let word = u32::from_le_bytes(b.sas[g / 4]);
             let db = d * (0.5 + (word >> 28) as f32) * 0.5;
@@ -79,8 +80,8 @@ pub(super) fn iq3_xxs(src: &[u8], dst: &mut [f32]) {
 }
 
 pub(super) fn iq3_s(src: &[u8], dst: &mut [f32]) {
-    each_block::<BlockIQ3_S, 256>(src, dst, |b, y| {
-        let d = half(b.d);
+    for_each_block::<BlockIQ3_S, 256>(src, dst, |b, y| {
+        let d = f16_field(b.d);
         for (g, y) in y.as_chunks_mut().0.iter_mut().enumerate() {
             let db = d * f32::from(1 + 2 * nibble(&b.scales, g / 4));
             let high = b.qh[g / 4];
@@ -94,8 +95,8 @@ pub(super) fn iq3_s(src: &[u8], dst: &mut [f32]) {
 }
 
 pub(super) fn iq1_s(src: &[u8], dst: &mut [f32]) {
-    each_block::<BlockIQ1_S, 256>(src, dst, |b, y| {
-        let d = half(b.d);
+    for_each_block::<BlockIQ1_S, 256>(src, dst, |b, y| {
+        let d = f16_field(b.d);
         for (g, y) in y.as_chunks_mut().0.iter_mut().enumerate() {
             let high = u16::from_le_bytes(b.qh[g / 4]);
             let dl = d * f32::from(2 * (high >> 12 & 7) + 1);
@@ -106,8 +107,8 @@ pub(super) fn iq1_s(src: &[u8], dst: &mut [f32]) {
 }
 
 pub(super) fn iq1_m(src: &[u8], dst: &mut [f32]) {
-    each_block::<BlockIQ1_M, 256>(src, dst, |b, y| {
-        let d = half(b.d());
+    for_each_block::<BlockIQ1_M, 256>(src, dst, |b, y| {
+        let d = f16_field(b.d());
         for (g, y) in y.as_chunks_mut().0.iter_mut().enumerate() {
             let scales = u16::from_le_bytes(b.scales[g / 8]);
             let dl = d * f32::from(2 * (scales >> (3 * (g / 2 % 4)) & 7) + 1);
@@ -118,7 +119,7 @@ pub(super) fn iq1_m(src: &[u8], dst: &mut [f32]) {
     });
 }
 
-/// Nibble `i` of `bytes`, the low one of a byte first.
+/// Nibble `i` of `bytes`, low nibble of a byte first.
 #[inline(always)]
 fn nibble(bytes: &[u8], i: usize) -> u8 {
     bytes[i / 2] >> (i % 2 * 4) & 15
@@ -135,7 +136,7 @@ fn two_rows([a, b]: [u32; 2]) -> [u8; 8] {
     (u64::from(a) | u64::from(b) << 32).to_le_bytes()
 }
 
-/// Magnitudes times `d`, negated where the sign byte has a bit.
+/// Writes the magnitudes times `d`, negated where the sign byte has a set bit.
 #[inline(always)]
 fn signed(d: f32, row: [u8; 8], signs: u8, y: &mut [f32; 8]) {
     for j in 0..8 {
@@ -144,7 +145,7 @@ fn signed(d: f32, row: [u8; 8], signs: u8, y: &mut [f32; 8]) {
     }
 }
 
-/// A ternary row, shifted down or up by an eighth, times `d`.
+/// Writes a ternary row, shifted down or up by 1/8, times `d`.
 #[inline(always)]
 fn shifted(d: f32, index: usize, down: bool, y: &mut [f32; 8]) {
     let delta = if down { -0.125 } else { 0.125 };

@@ -1,11 +1,11 @@
 //! K-quants: 256 values in sub-blocks whose scales are themselves quantized.
 
-use super::{each_block, half};
+use super::{f16_field, for_each_block};
 use crate::layout::*;
 
 pub(super) fn q2_k(src: &[u8], dst: &mut [f32]) {
-    each_block::<BlockQ2_K, 256>(src, dst, |b, y| {
-        let (d, dmin) = (half(b.d), half(b.dmin));
+    for_each_block::<BlockQ2_K, 256>(src, dst, |b, y| {
+        let (d, dmin) = (f16_field(b.d), f16_field(b.dmin));
         for (s, y) in y.as_chunks_mut::<16>().0.iter_mut().enumerate() {
             let (half, shift, part) = (s / 8, s % 8 / 2 * 2, s % 2);
             let (scale, min) =
@@ -19,8 +19,8 @@ pub(super) fn q2_k(src: &[u8], dst: &mut [f32]) {
 }
 
 pub(super) fn q3_k(src: &[u8], dst: &mut [f32]) {
-    each_block::<BlockQ3_K, 256>(src, dst, |b, y| {
-        let (d, scales) = (half(b.d), unpack_scales_q3k(&b.scales));
+    for_each_block::<BlockQ3_K, 256>(src, dst, |b, y| {
+        let (d, scales) = (f16_field(b.d), unpack_scales_q3k(&b.scales));
         for (s, y) in y.as_chunks_mut::<16>().0.iter_mut().enumerate() {
             let (half, shift, part) = (s / 8, s % 8 / 2, s % 2);
             let scale = d * f32::from(scales[s] as i8 - 32);
@@ -35,8 +35,8 @@ pub(super) fn q3_k(src: &[u8], dst: &mut [f32]) {
 }
 
 pub(super) fn q4_k(src: &[u8], dst: &mut [f32]) {
-    each_block::<BlockQ4_K, 256>(src, dst, |b, y| {
-        let (d, dmin) = (half(b.d), half(b.dmin));
+    for_each_block::<BlockQ4_K, 256>(src, dst, |b, y| {
+        let (d, dmin) = (f16_field(b.d), f16_field(b.dmin));
         let (scales, mins) = unpack_scales_k4(&b.scales);
         for (s, y) in y.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             let (scale, min) = (d * f32::from(scales[s]), dmin * f32::from(mins[s]));
@@ -50,8 +50,8 @@ pub(super) fn q4_k(src: &[u8], dst: &mut [f32]) {
 }
 
 pub(super) fn q5_k(src: &[u8], dst: &mut [f32]) {
-    each_block::<BlockQ5_K, 256>(src, dst, |b, y| {
-        let (d, dmin) = (half(b.d), half(b.dmin));
+    for_each_block::<BlockQ5_K, 256>(src, dst, |b, y| {
+        let (d, dmin) = (f16_field(b.d), f16_field(b.dmin));
         let (scales, mins) = unpack_scales_k4(&b.scales);
         for (s, y) in y.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             let (scale, min) = (d * f32::from(scales[s]), dmin * f32::from(mins[s]));
@@ -66,8 +66,8 @@ pub(super) fn q5_k(src: &[u8], dst: &mut [f32]) {
 }
 
 pub(super) fn q6_k(src: &[u8], dst: &mut [f32]) {
-    each_block::<BlockQ6_K, 256>(src, dst, |b, y| {
-        let d = half(b.d);
+    for_each_block::<BlockQ6_K, 256>(src, dst, |b, y| {
+        let d = f16_field(b.d);
         for (s, y) in y.as_chunks_mut::<16>().0.iter_mut().enumerate() {
             let (half, quarter, part) = (s / 8, s % 8 / 2, s % 2);
             let scale = d * f32::from(b.scales[s]);
@@ -82,7 +82,7 @@ pub(super) fn q6_k(src: &[u8], dst: &mut [f32]) {
 }
 
 pub(super) fn q8_k(src: &[u8], dst: &mut [f32]) {
-    each_block::<BlockQ8_K, 256>(src, dst, |b, y| {
+    for_each_block::<BlockQ8_K, 256>(src, dst, |b, y| {
         let d = f32::from_le_bytes(b.d);
         for (y, &q) in y.iter_mut().zip(&b.qs) {
             *y = d * f32::from(q);
@@ -90,7 +90,7 @@ pub(super) fn q8_k(src: &[u8], dst: &mut [f32]) {
     });
 }
 
-/// `N` bytes from `start`, as an array whose loops have a fixed length.
+/// `N` bytes from `start`, as an array so that loops have a fixed length.
 #[inline(always)]
 fn array<const N: usize>(bytes: &[u8], start: usize) -> &[u8; N] {
     bytes[start..].first_chunk().expect("offsets lie inside the block")

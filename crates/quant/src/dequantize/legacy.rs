@@ -1,11 +1,11 @@
-//! Types with one scale for 32 to 128 values.
+//! Types with one scale per 32 to 128 values.
 
-use super::{each_block, half};
+use super::{f16_field, for_each_block};
 use crate::layout::*;
 
 pub(super) fn q4_0(src: &[u8], dst: &mut [f32]) {
-    each_block::<BlockQ4_0, 32>(src, dst, |b, y| {
-        let d = half(b.d);
+    for_each_block::<BlockQ4_0, 32>(src, dst, |b, y| {
+        let d = f16_field(b.d);
         for (j, q) in nibbles(&b.qs).into_iter().enumerate() {
             y[j] = f32::from(q as i8 - 8) * d;
         }
@@ -13,8 +13,8 @@ pub(super) fn q4_0(src: &[u8], dst: &mut [f32]) {
 }
 
 pub(super) fn q4_1(src: &[u8], dst: &mut [f32]) {
-    each_block::<BlockQ4_1, 32>(src, dst, |b, y| {
-        let (d, m) = (half(b.d), half(b.m));
+    for_each_block::<BlockQ4_1, 32>(src, dst, |b, y| {
+        let (d, m) = (f16_field(b.d), f16_field(b.m));
         for (j, q) in nibbles(&b.qs).into_iter().enumerate() {
             y[j] = f32::from(q) * d + m;
         }
@@ -22,8 +22,8 @@ pub(super) fn q4_1(src: &[u8], dst: &mut [f32]) {
 }
 
 pub(super) fn q5_0(src: &[u8], dst: &mut [f32]) {
-    each_block::<BlockQ5_0, 32>(src, dst, |b, y| {
-        let (d, high) = (half(b.d), u32::from_le_bytes(b.qh));
+    for_each_block::<BlockQ5_0, 32>(src, dst, |b, y| {
+        let (d, high) = (f16_field(b.d), u32::from_le_bytes(b.qh));
         for (j, q) in nibbles(&b.qs).into_iter().enumerate() {
             let q = q | ((high >> j & 1) as u8) << 4;
             y[j] = f32::from(q as i8 - 16) * d;
@@ -32,8 +32,8 @@ pub(super) fn q5_0(src: &[u8], dst: &mut [f32]) {
 }
 
 pub(super) fn q5_1(src: &[u8], dst: &mut [f32]) {
-    each_block::<BlockQ5_1, 32>(src, dst, |b, y| {
-        let (d, m, high) = (half(b.d), half(b.m), u32::from_le_bytes(b.qh));
+    for_each_block::<BlockQ5_1, 32>(src, dst, |b, y| {
+        let (d, m, high) = (f16_field(b.d), f16_field(b.m), u32::from_le_bytes(b.qh));
         for (j, q) in nibbles(&b.qs).into_iter().enumerate() {
             let q = q | ((high >> j & 1) as u8) << 4;
             y[j] = f32::from(q) * d + m;
@@ -42,16 +42,16 @@ pub(super) fn q5_1(src: &[u8], dst: &mut [f32]) {
 }
 
 pub(super) fn q8_0(src: &[u8], dst: &mut [f32]) {
-    each_block::<BlockQ8_0, 32>(src, dst, |b, y| scaled(&b.qs, half(b.d), y));
+    for_each_block::<BlockQ8_0, 32>(src, dst, |b, y| scaled(&b.qs, f16_field(b.d), y));
 }
 
 pub(super) fn q8_1(src: &[u8], dst: &mut [f32]) {
-    each_block::<BlockQ8_1, 32>(src, dst, |b, y| scaled(&b.qs, half(b.d), y));
+    for_each_block::<BlockQ8_1, 32>(src, dst, |b, y| scaled(&b.qs, f16_field(b.d), y));
 }
 
 pub(super) fn q1_0(src: &[u8], dst: &mut [f32]) {
-    each_block::<BlockQ1_0, 128>(src, dst, |b, y| {
-        let d = half(b.d);
+    for_each_block::<BlockQ1_0, 128>(src, dst, |b, y| {
+        let d = f16_field(b.d);
         for (byte, y) in b.qs.iter().zip(y.as_chunks_mut::<8>().0) {
             for (i, y) in y.iter_mut().enumerate() {
                 *y = if byte >> i & 1 == 1 { d } else { -d };
@@ -61,8 +61,8 @@ pub(super) fn q1_0(src: &[u8], dst: &mut [f32]) {
 }
 
 pub(super) fn q2_0(src: &[u8], dst: &mut [f32]) {
-    each_block::<BlockQ2_0, 64>(src, dst, |b, y| {
-        let d = half(b.d);
+    for_each_block::<BlockQ2_0, 64>(src, dst, |b, y| {
+        let d = f16_field(b.d);
         for (byte, y) in b.qs.iter().zip(y.as_chunks_mut::<4>().0) {
             for (i, y) in y.iter_mut().enumerate() {
                 *y = f32::from((byte >> (2 * i) & 3) as i8 - 1) * d;
@@ -78,7 +78,7 @@ fn scaled(qs: &[i8; 32], d: f32, y: &mut [f32; 32]) {
     }
 }
 
-/// The low nibbles, then the high ones.
+/// Low nibbles, then high nibbles.
 #[inline(always)]
 pub(super) fn nibbles(qs: &[u8; 16]) -> [u8; 32] {
     let mut codes = [0; 32];

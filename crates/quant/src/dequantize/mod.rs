@@ -1,22 +1,24 @@
-//! From packed blocks to f32, bit for bit as the format's reference does it.
+//! Converts packed blocks to f32, bit-identical to the format's reference.
 //!
-//! Every product and every sum is rounded on its own, in the order of the format's description. The bodies are loops
-//! over fixed-size arrays without branches, so that they vectorise for whatever the target has.
+//! Every product and every sum is rounded separately, in the order of the format's description. The
+//! functions loop over fixed-size arrays without branches, so that they vectorize on every target.
 
 mod codebook;
 mod fp4;
 mod k;
 mod legacy;
-mod plain;
 mod ternary;
+mod unblocked;
 
 use crate::layout::Block;
 use crate::{QuantError, TensorType};
 
-/// Dequantizes rows of whole blocks; [`dequantizer`] returns one. Panics where the lengths do not fit each other.
+/// Dequantizes rows of whole blocks. [`dequantizer`] returns one. Panics if the lengths do not
+/// match.
 pub type Dequantizer = fn(&[u8], &mut [f32]);
 
-/// Dequantizes whole blocks: `src` has exactly the bytes that `dst.len()` values take. Integer types are refused.
+/// Dequantizes whole blocks. `src` must have the exact size of `dst.len()` values. Rejects integer
+/// types.
 pub fn dequantize(ty: TensorType, src: &[u8], dst: &mut [f32]) -> Result<(), QuantError> {
     let convert = dequantizer(ty).ok_or(QuantError::NoFloats { ty })?;
     let values = dst.len();
@@ -32,14 +34,14 @@ pub fn dequantize(ty: TensorType, src: &[u8], dst: &mut [f32]) -> Result<(), Qua
     Ok(())
 }
 
-/// The dequantizer of a type, or `None` for the integer types.
+/// Dequantizer of a type. `None` for integer types.
 pub fn dequantizer(ty: TensorType) -> Option<Dequantizer> {
     use TensorType::*;
     Some(match ty {
-        F32 => plain::f32,
-        F16 => plain::f16,
-        BF16 => plain::bf16,
-        F64 => plain::f64,
+        F32 => unblocked::f32,
+        F16 => unblocked::f16,
+        BF16 => unblocked::bf16,
+        F64 => unblocked::f64,
         Q1_0 => legacy::q1_0,
         Q2_0 => legacy::q2_0,
         Q4_0 => legacy::q4_0,
@@ -71,9 +73,9 @@ pub fn dequantizer(ty: TensorType) -> Option<Dequantizer> {
     })
 }
 
-/// Runs `body` over the blocks of `src` and the `N` values that each stands for.
+/// Calls `body` for each block of `src` with its `N` values in `dst`.
 #[inline(always)]
-fn each_block<B: Block, const N: usize>(
+fn for_each_block<B: Block, const N: usize>(
     src: &[u8],
     dst: &mut [f32],
     body: impl Fn(&B, &mut [f32; N]),
@@ -93,8 +95,8 @@ fn each_block<B: Block, const N: usize>(
     }
 }
 
-/// The f32 of a binary16 field.
+/// f32 value of a binary16 field.
 #[inline(always)]
-fn half(bytes: [u8; 2]) -> f32 {
+fn f16_field(bytes: [u8; 2]) -> f32 {
     crate::float::f16_to_f32(u16::from_le_bytes(bytes))
 }

@@ -1,51 +1,53 @@
-//! Choosing rows of a codebook for `N` values at a given scale.
+//! Chooses rows of a codebook for `N` values at a given scale.
 
 use super::simd;
 
-/// What a scale is fitted with, once rows are chosen.
+/// Sums for the least-squares scale of chosen rows.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Sums {
-    /// Σ w·x·v over the values, `v` being the rows' levels.
+pub(super) struct FitSums {
+    /// Σ w·x·v over the values, where `v` are the levels of the rows.
     pub(super) lx: f32,
     /// Σ w·v².
     pub(super) l2: f32,
 }
 
-impl Sums {
-    /// The squared error at a scale, up to the part that no choice changes.
+impl FitSums {
+    /// Squared error at a scale, without the term Σ w·x², which does not depend on the choice.
     pub(super) fn error(&self, scale: f32) -> f32 {
         scale * scale * self.l2 - 2.0 * scale * self.lx
     }
 }
 
-/// A codebook with, for every tuple of rounded values, the rows worth comparing.
+/// A codebook, with candidate rows for every tuple of rounded values.
 pub(super) struct Grid<const N: usize> {
     /// Level values of the rows.
     rows: Vec<[f32; N]>,
-    /// Between which levels rounding changes over.
+    /// Rounding boundaries between the levels.
     midpoints: Vec<f32>,
-    /// Place of tuple `t`'s rows in `near`: `near[start[t]..start[t + 1]]`. A tuple is a number to the base of the
-    /// number of levels, first value lowest. A tuple that is a row itself has only that one.
+    /// Start of each tuple's rows in `near`: `near[start[t]..start[t + 1]]`. A tuple is a number in
+    /// base "number of levels", with the first value lowest. A tuple that equals a row has this row
+    /// only.
     start: Vec<u32>,
     near: Vec<u16>,
-    /// How many of a tuple's rows, which come first, are at the smallest distance.
+    /// Number of rows of each tuple at the smallest distance. These rows come first.
     nearest: Vec<u16>,
 }
 
-/// How many rows are compared.
+/// Number of candidate rows that a search compares.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Effort {
-    /// Those at the smallest distance from the rounded values.
+pub(super) enum SearchEffort {
+    /// Rows at the smallest distance from the rounded values.
     Quick,
-    /// All that are near.
+    /// All candidate rows.
     Thorough,
 }
 
 impl<const N: usize> Grid<N> {
-    /// A grid from packed level indices. Tuples outside it get the rows at the `distances` smallest distances, where
-    /// a step between neighbouring levels counts as one.
+    /// Makes a grid from packed level indices. Tuples that are not rows get the rows at the
+    /// `distances` smallest distances. A step between adjacent levels has distance 1.
     ///
-    /// Compares every tuple with every row: some 10 to 100 million steps, so do it once and only when needed.
+    /// Compares every tuple with every row, which takes 10 to 100 million steps. So do it once, and
+    /// only if needed.
     pub(super) fn new(packed: &[u16], levels: &[f32], distances: usize) -> Self {
         let bits = levels.len().next_power_of_two().ilog2() as usize;
         let codes: Vec<[u8; N]> = packed
@@ -57,13 +59,13 @@ impl<const N: usize> Grid<N> {
         let (mut start, mut near, mut nearest) = (vec![0], Vec::new(), Vec::new());
         let mut squared = vec![0_u8; codes.len()];
         for tuple in 0..levels.len().pow(N as u32) {
-            let place: [u8; N] =
+            let point: [u8; N] =
                 std::array::from_fn(|j| (tuple / levels.len().pow(j as u32) % levels.len()) as u8);
             // At most 4 · 7² or 8 · 2².
             for (squared, row) in squared.iter_mut().zip(&codes) {
-                *squared = (0..N).map(|j| row[j].abs_diff(place[j]).pow(2)).sum();
+                *squared = (0..N).map(|j| row[j].abs_diff(point[j]).pow(2)).sum();
             }
-            for (i, distance) in smallest_distinct(&squared, distances).enumerate() {
+            for (i, distance) in smallest_distances(&squared, distances).enumerate() {
                 near.extend(
                     (0..codes.len()).filter(|&row| squared[row] == distance).map(|row| row as u16),
                 );
@@ -76,17 +78,17 @@ impl<const N: usize> Grid<N> {
         Self { rows, midpoints, start, near, nearest }
     }
 
-    /// For each `N` values of a group the row that is nearest when its levels, moved by `shift`, are multiplied by
-    /// `scale`; distances are weighted.
+    /// For each `N` values of a group, chooses the row with the least weighted error. Row levels
+    /// are shifted by `shift` and multiplied by `scale`.
     pub(super) fn choose(
         &self,
         x: &[[f32; N]],
         w: &[[f32; N]],
         scale: f32,
         shift: f32,
-        effort: Effort,
+        effort: SearchEffort,
     ) -> GroupChoice {
-        simd::run(ChooseJob { grid: self, x, w, scale, shift, effort })
+        simd::run(RowSearch { grid: self, x, w, scale, shift, effort })
     }
 
     #[inline(always)]
@@ -96,8 +98,8 @@ impl<const N: usize> Grid<N> {
         w: &[f32; N],
         scale: f32,
         shift: f32,
-        effort: Effort,
-    ) -> (u16, Sums) {
+        effort: SearchEffort,
+    ) -> (u16, FitSums) {
         let mut codes = [0_u32; N];
         for midpoint in &self.midpoints {
             let boundary = scale * (midpoint + shift);
@@ -108,7 +110,7 @@ impl<const N: usize> Grid<N> {
         let base = self.midpoints.len() as u32 + 1;
         let tuple = codes.iter().rev().fold(0, |tuple, code| tuple * base + code) as usize;
         let mut near = &self.near[self.start[tuple] as usize..self.start[tuple + 1] as usize];
-        if effort == Effort::Quick {
+        if effort == SearchEffort::Quick {
             near = &near[..usize::from(self.nearest[tuple])];
         }
         let mut best = near[0];
@@ -134,12 +136,12 @@ impl<const N: usize> Grid<N> {
             lx[j] = weighted * x[j];
             l2[j] = weighted * (levels[j] + shift);
         }
-        (best, Sums { lx: sum(lx), l2: sum(l2) })
+        (best, FitSums { lx: sum(lx), l2: sum(l2) })
     }
 }
 
-/// The `count` smallest distinct distances, smallest first; of a tuple that is a row itself only its own, 0.
-fn smallest_distinct(squared: &[u8], count: usize) -> impl Iterator<Item = u8> {
+/// The `count` smallest distinct distances in ascending order. If 0 occurs, only 0.
+fn smallest_distances(squared: &[u8], count: usize) -> impl Iterator<Item = u8> {
     let mut present = [false; 256];
     for &distance in squared {
         present[usize::from(distance)] = true;
@@ -148,7 +150,7 @@ fn smallest_distinct(squared: &[u8], count: usize) -> impl Iterator<Item = u8> {
     (0..=255).filter(move |&d| present[usize::from(d)]).take(count)
 }
 
-/// A sum in halves, which vectorises.
+/// Pairwise sum, which vectorizes.
 #[inline(always)]
 fn sum<const N: usize>(mut values: [f32; N]) -> f32 {
     let mut len = N / 2;
@@ -161,32 +163,32 @@ fn sum<const N: usize>(mut values: [f32; N]) -> f32 {
     values[0]
 }
 
-/// Choices for a group of values that share a scale: up to eight rows.
+/// Up to eight chosen rows for a group of values with a common scale.
 #[derive(Clone, Copy, Default)]
 pub(super) struct GroupChoice {
     pub(super) rows: [u16; 8],
-    pub(super) sums: Sums,
+    pub(super) sums: FitSums,
 }
 
 impl GroupChoice {
     #[inline(always)]
-    fn add(&mut self, index: usize, (row, sums): (u16, Sums)) {
+    fn add(&mut self, index: usize, (row, sums): (u16, FitSums)) {
         self.rows[index] = row;
         self.sums.lx += sums.lx;
         self.sums.l2 += sums.l2;
     }
 }
 
-struct ChooseJob<'a, const N: usize> {
+struct RowSearch<'a, const N: usize> {
     grid: &'a Grid<N>,
     x: &'a [[f32; N]],
     w: &'a [[f32; N]],
     scale: f32,
     shift: f32,
-    effort: Effort,
+    effort: SearchEffort,
 }
 
-impl<const N: usize> simd::Job for ChooseJob<'_, N> {
+impl<const N: usize> simd::Job for RowSearch<'_, N> {
     type Output = GroupChoice;
 
     #[inline(always)]
@@ -201,55 +203,58 @@ impl<const N: usize> simd::Job for ChooseJob<'_, N> {
 
 /// A block whose groups have the values `d · (2·scale + 1) · level`.
 pub(super) struct BlockFit<const S: usize> {
-    /// binary16 bits.
+    /// Bits of a binary16 number.
     pub(super) d: [u8; 2],
     pub(super) scales: [u8; S],
     pub(super) groups: [GroupChoice; S],
 }
 
-/// How the scale of a group is searched.
+/// Parameters of the search for a group's scale.
 pub(super) struct ScaleSearch {
-    /// Inverse scales tried: `low`, `low + step`, … (`count` of them) over the group's largest magnitude.
+    /// Inverse scales to try: `low`, `low + step`, … (`count` of them), divided by the group's
+    /// largest magnitude.
     pub(super) low: f32,
     pub(super) step: f32,
     pub(super) count: u32,
-    /// The largest scale code, 7 or 15.
+    /// Largest scale code, 7 or 15.
     pub(super) codes: u8,
 }
 
-/// Fits a block: a scale for each group, then `d` and the scale codes, then the rows again for what these can express.
+/// Fits a block: first a scale per group, then `d` and the scale codes, then the rows again for the
+/// resulting scales.
 ///
-/// `largest` holds the groups' largest magnitudes; `choose` picks the rows of a group for a scale.
+/// `largest` has the largest magnitude of each group. `choose` chooses the rows of a group for a
+/// scale.
 pub(super) fn fit_block<const S: usize>(
     search: &ScaleSearch,
     largest: [f32; S],
-    choose: impl Fn(usize, f32, Effort) -> GroupChoice,
+    choose: impl Fn(usize, f32, SearchEffort) -> GroupChoice,
 ) -> BlockFit<S> {
     let mut fit = BlockFit { d: [0; 2], scales: [0; S], groups: [GroupChoice::default(); S] };
-    let wanted: [f32; S] = std::array::from_fn(|g| {
+    let ideal: [f32; S] = std::array::from_fn(|g| {
         group_scale(search, largest[g], |scale, effort| choose(g, scale, effort))
     });
-    let max = wanted.iter().fold(0.0_f32, |a, &b| a.max(b));
+    let max = ideal.iter().fold(0.0_f32, |a, &b| a.max(b));
     let top = f32::from(2 * search.codes + 1);
-    let mut d = super::half(max / top).1;
+    let mut d = super::to_f16(max / top).1;
     if d == 0.0 {
-        fit.groups = std::array::from_fn(|g| choose(g, 0.0, Effort::Quick));
+        fit.groups = std::array::from_fn(|g| choose(g, 0.0, SearchEffort::Quick));
         return fit;
     }
-    for (g, wanted) in wanted.into_iter().enumerate() {
+    for (g, ideal) in ideal.into_iter().enumerate() {
         let code =
-            (0.5 * (wanted / d - 1.0)).round_ties_even().clamp(0.0, f32::from(search.codes)) as u8;
+            (0.5 * (ideal / d - 1.0)).round_ties_even().clamp(0.0, f32::from(search.codes)) as u8;
         let mut least = f32::INFINITY;
         for code in code.saturating_sub(1)..=(code + 1).min(search.codes) {
             let scale = d * f32::from(2 * code + 1);
-            let choice = choose(g, scale, Effort::Thorough);
+            let choice = choose(g, scale, SearchEffort::Thorough);
             let error = choice.sums.error(scale);
             if error < least {
                 (least, fit.scales[g], fit.groups[g]) = (error, code, choice);
             }
         }
     }
-    // With rows and codes fixed, the best `d` is again a least-squares fit.
+    // With rows and codes fixed, the best `d` is another least-squares fit.
     let (mut lx, mut l2) = (0.0, 0.0);
     for (code, group) in fit.scales.iter().zip(&fit.groups) {
         let scale = f32::from(2 * code + 1);
@@ -259,41 +264,44 @@ pub(super) fn fit_block<const S: usize>(
     if lx > 0.0 && l2 > 0.0 {
         d = lx / l2;
     }
-    fit.d = super::half(d).0;
+    fit.d = super::to_f16(d).0;
     fit
 }
 
-/// The scale that fits a group best among the tried ones and what follows from them; 0 for a group of zeros.
+/// Best scale of a group among the tried ones and their refinements. 0 for a group of zeros.
 fn group_scale(
     search: &ScaleSearch,
     largest: f32,
-    choose: impl Fn(f32, Effort) -> GroupChoice,
+    choose: impl Fn(f32, SearchEffort) -> GroupChoice,
 ) -> f32 {
     if largest < super::search::ALMOST_ZERO {
         return 0.0;
     }
-    let mut fitted = Fitted { scale: 0.0, gain: 0.0 };
+    let mut best = BestScale { scale: 0.0, gain: 0.0 };
     for k in 0..search.count {
-        fitted.improve(choose(largest / (search.low + search.step * k as f32), Effort::Quick).sums);
+        best.improve(
+            choose(largest / (search.low + search.step * k as f32), SearchEffort::Quick).sums,
+        );
     }
-    // Rows chosen for the fitted scale fit at least as well; two rounds are all that helps.
+    // Rows chosen for the best scale fit at least as well. More than two rounds do not help.
     for _ in 0..2 {
-        if fitted.scale > 0.0 && !fitted.improve(choose(fitted.scale, Effort::Thorough).sums) {
+        if best.scale > 0.0 && !best.improve(choose(best.scale, SearchEffort::Thorough).sums) {
             break;
         }
     }
-    fitted.scale
+    best.scale
 }
 
-/// The best scale so far and how much of the squared values it explains.
-struct Fitted {
+/// Best scale so far, and the part of the squared values that it explains.
+struct BestScale {
     scale: f32,
     gain: f32,
 }
 
-impl Fitted {
-    /// Takes over the scale that fits some rows best if it explains more.
-    fn improve(&mut self, sums: Sums) -> bool {
+impl BestScale {
+    /// Replaces the scale by the best fit of some rows, if that explains more. Returns whether it
+    /// did.
+    fn improve(&mut self, sums: FitSums) -> bool {
         let better = sums.lx > 0.0 && sums.l2 > 0.0 && sums.lx * sums.lx > self.gain * sums.l2;
         if better {
             self.scale = sums.lx / sums.l2;
@@ -310,41 +318,41 @@ mod tests {
     use crate::codebooks;
 
     #[test]
-    fn a_tuple_that_is_a_row_has_only_itself_and_others_their_nearest_first() {
+    fn tuples_list_their_nearest_rows_first() {
         let grid =
             Grid::<4>::new(&codebooks::IQ3_XXS, &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], 2);
         for tuple in 0..4096_u32 {
-            let place: [f32; 4] = std::array::from_fn(|j| (tuple >> (3 * j) & 7) as f32);
+            let point: [f32; 4] = std::array::from_fn(|j| (tuple >> (3 * j) & 7) as f32);
             let distance = |row: &u16| -> f32 {
-                grid.rows[usize::from(*row)].iter().zip(place).map(|(a, b)| (a - b) * (a - b)).sum()
+                grid.rows[usize::from(*row)].iter().zip(point).map(|(a, b)| (a - b) * (a - b)).sum()
             };
             let (start, end) =
                 (grid.start[tuple as usize] as usize, grid.start[tuple as usize + 1] as usize);
             let near: Vec<f32> = grid.near[start..end].iter().map(distance).collect();
             let all: Vec<f32> = (0..256).map(|row| distance(&row)).collect();
             let least = all.iter().copied().fold(f32::MAX, f32::min);
-            assert!(near.is_sorted() && near[0] == least, "{place:?}");
+            assert!(near.is_sorted() && near[0] == least, "{point:?}");
             let nearest = usize::from(grid.nearest[tuple as usize]);
-            assert_eq!(nearest, all.iter().filter(|&&d| d == least).count(), "{place:?}");
-            assert!(least > 0.0 || near.len() == 1, "{place:?}");
-            assert!(near.len() == nearest || near[nearest] > least, "{place:?}");
+            assert_eq!(nearest, all.iter().filter(|&&d| d == least).count(), "{point:?}");
+            assert!(least > 0.0 || near.len() == 1, "{point:?}");
+            assert!(near.len() == nearest || near[nearest] > least, "{point:?}");
         }
     }
 
     #[test]
-    fn choices_are_the_same_with_wide_and_narrow_instructions() {
+    fn row_choices_are_bit_identical_with_and_without_simd() {
         let grid = Grid::<8>::new(&codebooks::IQ2_XXS, &[1.0, 3.125, 5.375], 2);
         let row = crate::reference::normal_row(6);
         let (x, w) = row.split_at(row.len() / 2);
         let w: Vec<f32> = w.iter().map(|w| w.abs()).collect();
         for (x, w) in x.as_chunks::<8>().0.chunks(4).zip(w.as_chunks::<8>().0.chunks(4)) {
-            let job = || ChooseJob {
+            let job = || RowSearch {
                 grid: &grid,
                 x,
                 w,
                 scale: 0.4,
                 shift: 0.0,
-                effort: Effort::Thorough,
+                effort: SearchEffort::Thorough,
             };
             let (wide, narrow) = (simd::run(job()), job().run());
             assert_eq!(wide.rows, narrow.rows);

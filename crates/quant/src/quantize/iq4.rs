@@ -3,36 +3,37 @@
 use super::codebook::pack_pairs;
 use super::legacy::{pack_nibbles, reciprocal};
 use super::search::{ALMOST_ZERO, extreme, nearest, sum_of_squares, weights};
-use super::{each_block, half};
+use super::{for_each_block, to_f16};
 use crate::layout::{BlockIQ4_NL, BlockIQ4_XS};
 use crate::tables::IQ4NL_VALUES;
 
-/// Scales tried on each side of those that put the extreme value on an end of the table.
-const TRIES: i32 = 5;
+/// Number of scales tried on each side of the scale that maps the extreme value to an end of the
+/// table.
+const SCALES_PER_SIDE: i32 = 5;
 
 pub(super) fn iq4_nl(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
-    each_block(row, importance, out, |x: &[f32; 32], importance| {
+    for_each_block(row, importance, out, |x: &[f32; 32], importance| {
         let sigma2 = 2.0 * sum_of_squares(x) / 32.0;
-        let (d, inverse) = rounded(table_scale(x, &table_weights(x, importance, sigma2)));
+        let (d, inverse) = stored_scale(table_scale(x, &table_weights(x, importance, sigma2)));
         BlockIQ4_NL { d, qs: pack_nibbles(&nearest_codes(x, inverse)) }
     });
 }
 
 pub(super) fn iq4_xs(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
-    each_block(row, importance, out, |x: &[f32; 256], importance| {
+    for_each_block(row, importance, out, |x: &[f32; 256], importance| {
         let sigma2 = 2.0 * sum_of_squares(x) / 256.0;
         let groups = x.as_chunks::<32>().0;
-        let wanted: [f32; 8] = std::array::from_fn(|g| {
+        let ideal: [f32; 8] = std::array::from_fn(|g| {
             table_scale(
                 &groups[g],
                 &table_weights(&groups[g], importance.map(|w| &w.as_chunks().0[g]), sigma2),
             )
         });
-        let (d_bytes, d) = half(extreme(&wanted) / -32.0);
+        let (d_bytes, d) = to_f16(extreme(&ideal) / -32.0);
         let inverse = reciprocal(d);
         let (mut low, mut scales_h, mut qs) = ([0; 8], 0_u16, [0; 128]);
         for (g, x) in groups.iter().enumerate() {
-            let scale = nearest(inverse * wanted[g]).clamp(-32, 31);
+            let scale = nearest(inverse * ideal[g]).clamp(-32, 31);
             low[g] = (scale + 32) as u8 & 15;
             scales_h |= ((scale + 32) as u16 >> 4) << (2 * g);
             let codes = nearest_codes(x, reciprocal(d * scale as f32));
@@ -46,14 +47,14 @@ fn table_weights(x: &[f32; 32], importance: Option<&[f32; 32]>, sigma2: f32) -> 
     weights(x, importance.unwrap_or(&[1.0; 32]), sigma2)
 }
 
-/// A scale as it is stored, and the inverse of what a reader gets.
-fn rounded(scale: f32) -> ([u8; 2], f32) {
-    let (bytes, d) = half(scale);
+/// A scale as stored, and the inverse of the value that a reader gets.
+fn stored_scale(scale: f32) -> ([u8; 2], f32) {
+    let (bytes, d) = to_f16(scale);
     (bytes, reciprocal(d))
 }
 
-/// The scale with which table values fit `x` best. The table reaches further down than up, so the extreme value is
-/// tried on either end; negative scales are as good as positive ones.
+/// Scale with which table values fit `x` best. The table extends further down than up, so the
+/// search maps the extreme value to either end. The scale may be negative.
 fn table_scale(x: &[f32; 32], w: &[f32; 32]) -> f32 {
     let max = extreme(x);
     if max.abs() < ALMOST_ZERO {
@@ -61,7 +62,7 @@ fn table_scale(x: &[f32; 32], w: &[f32; 32]) -> f32 {
     }
     let (mut scale, mut best) = (0.0, 0.0);
     for end in [IQ4NL_VALUES[0], IQ4NL_VALUES[15]] {
-        for step in -TRIES..=TRIES {
+        for step in -SCALES_PER_SIDE..=SCALES_PER_SIDE {
             let inverse = (2 * step + i32::from(end)) as f32 / max;
             let values = nearest_values(x, inverse);
             let (lx, l2) = sums(x, w, &values);
@@ -86,14 +87,14 @@ fn sums(x: &[f32; 32], w: &[f32; 32], values: &[i16; 32]) -> (f32, f32) {
     (lx.iter().sum(), l2.iter().sum())
 }
 
-/// Twice `x · inverse` in integers: the boundaries between table values are whole numbers on this scale.
+/// Twice `x · inverse` as integers. On this scale the boundaries between table values are integers.
 #[inline(always)]
 fn doubled(x: &[f32; 32], inverse: f32) -> [i16; 32] {
-    // The offset makes everything positive, so that the conversion rounds down.
+    // The offset makes all values positive, so that the conversion rounds down.
     x.map(|x| ((2.0 * (x * inverse)).clamp(-500.0, 500.0) + 512.0) as i16 - 512)
 }
 
-/// The table values nearest to `x · inverse`.
+/// Table values nearest to `x · inverse`.
 #[inline(always)]
 fn nearest_values(x: &[f32; 32], inverse: f32) -> [i16; 32] {
     let doubled = doubled(x, inverse);
@@ -107,7 +108,7 @@ fn nearest_values(x: &[f32; 32], inverse: f32) -> [i16; 32] {
     values
 }
 
-/// The codes of the table values nearest to `x · inverse`.
+/// Codes of the table values nearest to `x · inverse`.
 fn nearest_codes(x: &[f32; 32], inverse: f32) -> [u8; 32] {
     let doubled = doubled(x, inverse);
     let mut codes = [0; 32];

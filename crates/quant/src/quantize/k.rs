@@ -1,32 +1,34 @@
-//! K-quants: scales of 16 or 32 values each, quantized again to 4 to 8 bits for a block of 256.
+//! K-quants: scales of 16 or 32 values each, which are quantized to 4 to 8 bits per block of 256
+//! values.
 
-use super::legacy::weighted;
+use super::legacy::weighted_search;
 use super::search::*;
-use super::{each_block, half};
+use super::{for_each_block, to_f16};
 use crate::layout::*;
 
-/// As the search for Q2_K without an importance matrix differs: by absolute error.
-const Q2_K_SEARCH: Affine =
-    Affine { levels: 3, rmin: -0.5, rdelta: 0.1, steps: 15, absolute: true };
-const Q4_K_SEARCH: Affine =
-    Affine { levels: 15, rmin: -1.0, rdelta: 0.1, steps: 20, absolute: false };
-const Q5_K_SEARCH: Affine =
-    Affine { levels: 31, rmin: -0.5, rdelta: 0.1, steps: 15, absolute: false };
+/// Search for Q2_K without an importance matrix. Unlike the others, it minimizes the absolute
+/// error.
+const Q2_K_SEARCH: AffineSearch =
+    AffineSearch { levels: 3, rmin: -0.5, rdelta: 0.1, steps: 15, absolute: true };
+const Q4_K_SEARCH: AffineSearch =
+    AffineSearch { levels: 15, rmin: -1.0, rdelta: 0.1, steps: 20, absolute: false };
+const Q5_K_SEARCH: AffineSearch =
+    AffineSearch { levels: 31, rmin: -0.5, rdelta: 0.1, steps: 15, absolute: false };
 
 pub(super) fn q2_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
-    each_block(row, importance, out, |x: &[f32; 256], importance| {
+    for_each_block(row, importance, out, |x: &[f32; 256], importance| {
         let block = match importance {
             None => plain_affine::<16, 16>(x, 15, Q2_K_SEARCH, |x| x.map(f32::abs)),
             Some(w) => weighted_affine::<16, 16>(x, w, 15, 3, sum_of_squares(x) / 256.0),
         };
         let (d, dmin, codes) = block.quantize::<16>(x, 3);
         let scales = std::array::from_fn(|s| block.scales[s] | block.mins[s] << 4);
-        BlockQ2_K { scales, qs: pack_crumbs(codes.as_flattened()), d, dmin }
+        BlockQ2_K { scales, qs: pack_two_bits(codes.as_flattened()), d, dmin }
     });
 }
 
 pub(super) fn q3_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
-    each_block(row, importance, out, |x: &[f32; 256], importance| {
+    for_each_block(row, importance, out, |x: &[f32; 256], importance| {
         let groups = x.as_chunks::<16>().0;
         let mut codes = [[0; 16]; 16];
         let (d, stored) = match importance {
@@ -52,11 +54,11 @@ pub(super) fn q3_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
                 (block.scales[0], block.codes(0, &fit.scales))
             }
         };
-        let (d_bytes, d) = half(d);
+        let (d_bytes, d) = to_f16(d);
         for (s, x) in groups.iter().enumerate() {
             let scale = d * (i32::from(stored[s]) - 32) as f32;
             if scale != 0.0 {
-                codes[s] = rounded(x, scale, 4);
+                codes[s] = round_group(x, scale, 4);
             }
         }
         let codes = codes.as_flattened();
@@ -64,12 +66,12 @@ pub(super) fn q3_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
         for (i, code) in codes.iter().enumerate() {
             hmask[i % 32] |= (code >> 2) << (i / 32);
         }
-        BlockQ3_K { hmask, qs: pack_crumbs(codes), scales: pack_scales_q3k(&stored), d: d_bytes }
+        BlockQ3_K { hmask, qs: pack_two_bits(codes), scales: pack_scales_q3k(&stored), d: d_bytes }
     });
 }
 
 pub(super) fn q4_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
-    each_block(row, importance, out, |x: &[f32; 256], importance| {
+    for_each_block(row, importance, out, |x: &[f32; 256], importance| {
         let block = match importance {
             None => plain_affine::<8, 32>(x, 63, Q4_K_SEARCH, magnitude_weights),
             Some(w) => weighted_affine::<8, 32>(x, w, 63, 15, 2.0 * sum_of_squares(x) / 256.0),
@@ -85,7 +87,7 @@ pub(super) fn q4_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
 }
 
 pub(super) fn q5_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
-    each_block(row, importance, out, |x: &[f32; 256], importance| {
+    for_each_block(row, importance, out, |x: &[f32; 256], importance| {
         let block = match importance {
             None => plain_affine::<8, 32>(x, 63, Q5_K_SEARCH, magnitude_weights),
             Some(w) => weighted_affine::<8, 32>(x, w, 63, 31, 2.0 * sum_of_squares(x) / 256.0),
@@ -103,7 +105,7 @@ pub(super) fn q5_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
 }
 
 pub(super) fn q6_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
-    each_block(row, importance, out, |x: &[f32; 256], importance| {
+    for_each_block(row, importance, out, |x: &[f32; 256], importance| {
         let groups = x.as_chunks::<16>().0;
         let squares = x.map(|x| x * x);
         let weights = importance.unwrap_or(&squares).as_chunks::<16>().0;
@@ -113,11 +115,11 @@ pub(super) fn q6_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
             return bytemuck::Zeroable::zeroed();
         }
         let inverse = -128.0 / extreme;
-        let (d_bytes, d) = half(1.0 / inverse);
+        let (d_bytes, d) = to_f16(1.0 / inverse);
         let scales = fit.scales.map(|s| nearest(inverse * s).clamp(-128, 127) as i8);
         let codes: [[u8; 16]; 16] = std::array::from_fn(|s| {
             let scale = d * f32::from(scales[s]);
-            if scale != 0.0 { rounded(&groups[s], scale, 32) } else { fit.codes(s, &groups[s]) }
+            if scale != 0.0 { round_group(&groups[s], scale, 32) } else { fit.codes(s, &groups[s]) }
         });
         let codes = codes.as_flattened();
         let (mut ql, mut qh) = ([0; 128], [0; 64]);
@@ -134,7 +136,7 @@ pub(super) fn q6_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
 }
 
 pub(super) fn q8_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
-    each_block(row, importance, out, |x: &[f32; 256], _| {
+    for_each_block(row, importance, out, |x: &[f32; 256], _| {
         let extreme = extreme(x);
         if extreme == 0.0 {
             return bytemuck::Zeroable::zeroed();
@@ -149,7 +151,8 @@ pub(super) fn q8_k(row: &[f32], importance: Option<&[f32]>, out: &mut [u8]) {
     });
 }
 
-/// A block of `G` groups on lines of their own, whose scales and minima are integers times `d` and `dmin`.
+/// A block of `G` groups, each with its own scale and minimum, which are integers times `d` and
+/// `dmin`.
 struct AffineBlock<const G: usize> {
     fit: AffineFit<G>,
     d: f32,
@@ -159,14 +162,14 @@ struct AffineBlock<const G: usize> {
 }
 
 impl<const G: usize> AffineBlock<G> {
-    /// Rounds `d` and `dmin` to binary16 and the values to what the rounded scales can express. Groups whose scale
-    /// became zero keep the codes of the search.
+    /// Rounds `d` and `dmin` to binary16, and the values to codes for the rounded scales. Groups
+    /// whose scale became zero keep the codes of the search.
     fn quantize<const N: usize>(
         &self,
         x: &[f32; 256],
         levels: i32,
     ) -> ([u8; 2], [u8; 2], [[u8; N]; G]) {
-        let ((d_bytes, d), (dmin_bytes, dmin)) = (half(self.d), half(self.dmin));
+        let ((d_bytes, d), (dmin_bytes, dmin)) = (to_f16(self.d), to_f16(self.dmin));
         let groups = x.as_chunks::<N>().0;
         let codes = std::array::from_fn(|g| {
             let (scale, min) = (d * f32::from(self.scales[g]), dmin * f32::from(self.mins[g]));
@@ -180,11 +183,12 @@ impl<const G: usize> AffineBlock<G> {
     }
 }
 
-/// Group lines by `search`, their scales and minima relative to the largest in steps of 1/`steps`.
+/// Fits each group by `search`, and quantizes scales and minima relative to the largest, in steps
+/// of 1/`steps`.
 fn plain_affine<const G: usize, const N: usize>(
     x: &[f32; 256],
     steps: u8,
-    search: Affine,
+    search: AffineSearch,
     weigh: impl Fn(&[f32; N]) -> [f32; N],
 ) -> AffineBlock<G> {
     let groups = x.as_chunks::<N>().0;
@@ -200,7 +204,7 @@ fn plain_affine<const G: usize, const N: usize>(
     AffineBlock { fit, d, dmin, scales, mins }
 }
 
-/// As [`plain_affine`], weighted by importance down to the scales.
+/// Like [`plain_affine`], but weighted by importance, including the fit of scales and minima.
 fn weighted_affine<const G: usize, const N: usize>(
     x: &[f32; 256],
     importance: &[f32; 256],
@@ -210,10 +214,10 @@ fn weighted_affine<const G: usize, const N: usize>(
 ) -> AffineBlock<G> {
     let groups = x.as_chunks::<N>().0;
     let w = group_weights::<G, N>(groups, importance, sigma2);
-    let fit = affine::<N, G>(groups, &w, weighted(levels));
+    let fit = affine::<N, G>(groups, &w, weighted_search(levels));
     let sums = w.map(|w| sum(&w));
-    let (d, scales) = positive(i32::from(steps), &fit.scales, &sums);
-    let (dmin, mins) = positive(i32::from(steps), &fit.mins, &sums);
+    let (d, scales) = fit_nonnegative(i32::from(steps), &fit.scales, &sums);
+    let (dmin, mins) = fit_nonnegative(i32::from(steps), &fit.mins, &sums);
     AffineBlock { fit, d, dmin, scales, mins }
 }
 
@@ -222,8 +226,8 @@ fn magnitude_weights(x: &[f32; 32]) -> [f32; 32] {
     x.map(|x| rms + x.abs())
 }
 
-/// A group rounded to codes `0..2·nmax` for the scale it finally got.
-fn rounded(x: &[f32; 16], scale: f32, nmax: i32) -> [u8; 16] {
+/// Rounds a group to codes `0..2·nmax` for its final scale.
+fn round_group(x: &[f32; 16], scale: f32, nmax: i32) -> [u8; 16] {
     x.map(|x| (nearest(x / scale).clamp(-nmax, nmax - 1) + nmax) as u8)
 }
 
@@ -240,15 +244,15 @@ fn group_weights<const G: usize, const N: usize>(
     std::array::from_fn(|g| weights(&groups[g], &importance[g], sigma2))
 }
 
-/// Two low bits of each code: element `128h + 32j + l` at bits `2j` of byte `32h + l`.
-fn pack_crumbs(codes: &[u8]) -> [u8; 64] {
+/// Packs the two low bits of each code. Element `128h + 32j + l` is at bits `2j` of byte `32h + l`.
+fn pack_two_bits(codes: &[u8]) -> [u8; 64] {
     std::array::from_fn(|i| {
         let start = i / 32 * 128 + i % 32;
         (0..4).fold(0, |byte, j| byte | (codes[start + 32 * j] & 3) << (2 * j))
     })
 }
 
-/// Low nibbles of each two groups of 32 in 32 bytes.
+/// Packs the low nibbles of each two groups of 32 into 32 bytes.
 fn pack_nibble_pairs(codes: &[[u8; 32]; 8]) -> [u8; 128] {
     std::array::from_fn(|i| {
         let (pair, l) = (i / 32 * 2, i % 32);

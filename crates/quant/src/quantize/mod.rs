@@ -1,8 +1,9 @@
-//! From f32 to packed blocks.
+//! Converts f32 to packed blocks.
 //!
-//! Round-to-nearest types, and the k-quants without an importance matrix, give exactly the bytes of the reference
-//! quantizer: their sums run in element order and every operation is rounded on its own. The weighted and the
-//! codebook searches are our own and reach at least its error.
+//! Round-to-nearest types, and k-quants without an importance matrix, produce exactly the bytes of
+//! the reference quantizer: sums run in element order, and every operation is rounded separately.
+//! The weighted searches and the codebook searches are original, and their error is at most that of
+//! the reference.
 
 mod codebook;
 mod fp4;
@@ -19,11 +20,12 @@ use crate::float::{f32_to_bf16, f32_to_f16};
 use crate::layout::Block;
 use crate::{QuantError, TensorType, validate};
 
-/// Quantizes rows of `row_len` values, with `importance` weights for the columns of a row where the type uses them.
+/// Quantizes rows of `row_len` values. `importance` has weights for the columns of a row, for types
+/// that use them.
 ///
-/// `dst` takes exactly the bytes of `src.len()` values. Input must be finite; values too large for the type's
-/// scales are refused, so what comes back always passes [`validate`]. NVFP4 alone saturates, at ±2688: its tensors
-/// carry a scale of their own.
+/// `dst` must have the exact size of `src.len()` values. The input must be finite. Values too large
+/// for the type's scales are rejected, so the result always passes [`validate`]. Only NVFP4
+/// saturates, at ±2688, since its tensors have an additional scale.
 pub fn quantize(
     ty: TensorType,
     src: &[f32],
@@ -43,7 +45,7 @@ pub fn quantize(
     validate(ty, dst)
 }
 
-/// Whether llama.cpp's file-level rules, and ours, make an importance matrix obligatory for the type.
+/// Whether the type requires an importance matrix, as in llama.cpp's file-level rules.
 pub fn requires_importance(ty: TensorType) -> bool {
     matches!(ty, TensorType::IQ1_S | TensorType::IQ2_XXS | TensorType::IQ2_XS)
 }
@@ -85,14 +87,18 @@ fn check(
     check_values(ty, src)
 }
 
-/// No type with binary16 scales reaches further (Q6_K does: 65504 · 128 · 32), and sums of squares could overflow.
-const LARGEST: f32 = 3e8;
+/// No type with binary16 scales exceeds this (Q6_K reaches 65504 · 128 · 32), and sums of larger
+/// squares could overflow.
+const MAX_MAGNITUDE: f32 = 3e8;
 
 fn check_values(ty: TensorType, src: &[f32]) -> Result<(), QuantError> {
     use TensorType::*;
-    let largest =
-        if matches!(ty, F32 | F16 | BF16 | Q8_K | MXFP4 | NVFP4) { f32::MAX } else { LARGEST };
-    // `<=` is false for NaN; the fold has no branch and vectorises.
+    let largest = if matches!(ty, F32 | F16 | BF16 | Q8_K | MXFP4 | NVFP4) {
+        f32::MAX
+    } else {
+        MAX_MAGNITUDE
+    };
+    // `<=` is false for NaN. The fold has no branch and vectorizes.
     if src.iter().fold(true, |good, x| good & (x.abs() <= largest)) {
         return Ok(());
     }
@@ -105,15 +111,15 @@ fn check_values(ty: TensorType, src: &[f32]) -> Result<(), QuantError> {
     })
 }
 
-/// Quantizes one row of whole blocks; lengths and values were checked.
+/// Quantizes one row of whole blocks. The caller has checked lengths and values.
 type RowQuantizer = fn(&[f32], Option<&[f32]>, &mut [u8]);
 
 fn quantizer(ty: TensorType) -> Option<RowQuantizer> {
     use TensorType::*;
     Some(match ty {
-        F32 => |x, _, out| each_value(x, out, f32::to_le_bytes),
-        F16 => |x, _, out| each_value(x, out, |x| f32_to_f16(x).to_le_bytes()),
-        BF16 => |x, _, out| each_value(x, out, |x| f32_to_bf16(x).to_le_bytes()),
+        F32 => |x, _, out| for_each_value(x, out, f32::to_le_bytes),
+        F16 => |x, _, out| for_each_value(x, out, |x| f32_to_f16(x).to_le_bytes()),
+        BF16 => |x, _, out| for_each_value(x, out, |x| f32_to_bf16(x).to_le_bytes()),
         Q1_0 => legacy::q1_0,
         Q2_0 => legacy::q2_0,
         Q4_0 => legacy::q4_0,
@@ -145,9 +151,9 @@ fn quantizer(ty: TensorType) -> Option<RowQuantizer> {
     })
 }
 
-/// Fills the blocks of a row from its values and, where given, their importance.
+/// Fills the blocks of a row from its values and their optional importance.
 #[inline(always)]
-fn each_block<B: Block, const N: usize>(
+fn for_each_block<B: Block, const N: usize>(
     row: &[f32],
     importance: Option<&[f32]>,
     out: &mut [u8],
@@ -162,15 +168,15 @@ fn each_block<B: Block, const N: usize>(
     }
 }
 
-fn each_value<const N: usize>(row: &[f32], out: &mut [u8], bytes: impl Fn(f32) -> [u8; N]) {
+fn for_each_value<const N: usize>(row: &[f32], out: &mut [u8], bytes: impl Fn(f32) -> [u8; N]) {
     for (x, out) in row.iter().zip(out.as_chunks_mut::<N>().0) {
         *out = bytes(*x);
     }
 }
 
-/// `x` as a binary16 field, and the f32 that a reader gets back.
+/// `x` as a binary16 field, and the f32 that a reader gets.
 #[inline(always)]
-fn half(x: f32) -> ([u8; 2], f32) {
+fn to_f16(x: f32) -> ([u8; 2], f32) {
     let bits = f32_to_f16(x);
     (bits.to_le_bytes(), crate::float::f16_to_f32(bits))
 }

@@ -1,37 +1,40 @@
-//! Searches for the scale (and minimum) with which a few values are best represented by small integers.
+//! Searches for the scale (and minimum) with which small integers represent values best.
 //!
-//! All sums are f32 in element order: the results of the k-quants are compared byte for byte with other tools.
+//! All sums are f32 in element order, since the results of the k-quants must equal those of other
+//! tools bit by bit.
 
 use super::simd;
 
 /// Groups whose largest magnitude is below this are stored as zeros.
 pub(super) const ALMOST_ZERO: f32 = 1e-15;
 
-/// The nearest integer, ties to even. Right for magnitudes up to 2^22, which every use divides down to; anything
-/// larger gives some integer, and callers clamp.
+/// Nearest integer, ties to even. Correct for magnitudes up to 2^22, and callers divide values into
+/// this range. Larger values give an unspecified integer, which callers clamp.
 #[inline(always)]
 pub(super) fn nearest(x: f32) -> i32 {
     // Adding 1.5 · 2^23 leaves the integer in the low 23 bits of the significand.
     ((x + 12_582_912.0).to_bits() & 0x007f_ffff) as i32 - 0x0040_0000
 }
 
-/// The nearest whole number, ties to even, between two whole numbers of magnitude below 2^22.
+/// Nearest integer, ties to even, clamped to `low` and `high`, which are integers of magnitude
+/// below 2^22.
 #[inline(always)]
 fn round_clamped(x: f32, low: f32, high: f32) -> f32 {
-    // Comparisons written so that each is one instruction; NaN becomes `low`.
+    // Each comparison compiles to one instruction. NaN becomes `low`.
     let x = if x > low { x } else { low };
     let x = if x < high { x } else { high };
     x + 12_582_912.0 - 12_582_912.0
 }
 
-/// The nearest integer, ties away from zero.
+/// Nearest integer, ties away from zero.
 #[inline(always)]
 pub(super) fn nearest_away(x: f32) -> i32 {
-    // The largest number below one half: one half itself would carry 0.49999997 up to 1.
+    // The largest number below one half. With one half, 0.49999997 would round up to 1.
     (x + 0.499_999_97_f32.copysign(x)) as i32
 }
 
-/// The value of largest magnitude with its sign, the first one on ties; 0 for an empty or all-zero slice.
+/// The value of largest magnitude with its sign; the first one on ties. 0 for an empty or all-zero
+/// slice.
 #[inline(always)]
 pub(super) fn extreme(x: &[f32]) -> f32 {
     x.iter().fold(0.0_f32, |a, &b| if b.abs() > a.abs() { b } else { a })
@@ -49,7 +52,8 @@ pub(super) fn sum_of_squares(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |sum, x| sum + x * x)
 }
 
-/// Weights of a group in a weighted search: importance times √(σ² + x²), so that outliers count without ruling.
+/// Weights of a group in a weighted search: importance times √(σ² + x²), so that outliers have
+/// influence without dominating.
 #[inline(always)]
 pub(super) fn weights<const N: usize>(
     x: &[f32; N],
@@ -59,9 +63,10 @@ pub(super) fn weights<const N: usize>(
     std::array::from_fn(|i| importance[i] * (sigma2 + x[i] * x[i]).sqrt())
 }
 
-/// How [`affine`] searches: steps `rmin, rmin + rdelta, …` around the number of levels, by squared or absolute error.
+/// Parameters of [`affine`]: steps `rmin, rmin + rdelta, …` around the number of levels, and
+/// squared or absolute error.
 #[derive(Clone, Copy)]
-pub(super) struct Affine {
+pub(super) struct AffineSearch {
     pub(super) levels: u8,
     pub(super) rmin: f32,
     pub(super) rdelta: f32,
@@ -69,18 +74,18 @@ pub(super) struct Affine {
     pub(super) absolute: bool,
 }
 
-/// `x ≈ scale · code − min` for `G` groups of values, with codes `0..=levels` and `min ≥ 0`.
+/// Fit `x ≈ scale · code − min` for `G` groups of values, with codes `0..=levels` and `min ≥ 0`.
 pub(super) struct AffineFit<const G: usize> {
     pub(super) scales: [f32; G],
     pub(super) mins: [f32; G],
-    /// How the codes come about: see [`AffineFit::codes`].
+    /// Parameters of the rounding. See [`AffineFit::codes`].
     inverses: [f32; G],
     offsets: [f32; G],
     levels: f32,
 }
 
 impl<const G: usize> AffineFit<G> {
-    /// The codes that the fit of a group was made with.
+    /// Codes that the fit of a group used.
     pub(super) fn codes<const N: usize>(&self, group: usize, x: &[f32; N]) -> [u8; N] {
         x.map(|x| {
             round_clamped(self.inverses[group] * (x - self.offsets[group]), 0.0, self.levels) as u8
@@ -88,18 +93,18 @@ impl<const G: usize> AffineFit<G> {
     }
 }
 
-/// Fits scale and minimum for each of `G` groups of `N` values: for each step, codes by rounding, then the
-/// least-squares line through them. The groups are searched side by side, one to a vector lane.
+/// Fits scale and minimum for each of `G` groups of `N` values. For each step, rounds to codes and
+/// computes the least-squares line through them. Each group uses one vector lane.
 pub(super) fn affine<const N: usize, const G: usize>(
     x: &[[f32; N]],
     w: &[[f32; N]],
-    search: Affine,
+    search: AffineSearch,
 ) -> AffineFit<G> {
     let (x, w) = (transposed(x), transposed(w));
     simd::run(AffineJob::<N, G> { x: &x, w: &w, search })
 }
 
-/// `N` values of `G` groups, the groups side by side.
+/// `N` values of `G` groups, with the groups adjacent.
 type Lanes<const N: usize, const G: usize> = [[f32; G]; N];
 
 #[inline(always)]
@@ -110,7 +115,7 @@ fn transposed<const N: usize, const G: usize>(groups: &[[f32; N]]) -> Lanes<N, G
 struct AffineJob<'a, const N: usize, const G: usize> {
     x: &'a Lanes<N, G>,
     w: &'a Lanes<N, G>,
-    search: Affine,
+    search: AffineSearch,
 }
 
 impl<const N: usize, const G: usize> simd::Job for AffineJob<'_, N, G> {
@@ -154,7 +159,7 @@ impl<const N: usize, const G: usize> simd::Job for AffineJob<'_, N, G> {
                 min[g] = if better { lines.1[g] } else { min[g] };
             }
         }
-        // Groups of one value that is not positive: it is the minimum, and all codes are zero.
+        // Groups of one non-positive value: the value is the minimum, and all codes are zero.
         for g in 0..G {
             if max[g] <= lowest[g] {
                 (scales[g], min[g], inverses[g], offsets[g]) = (0.0, lowest[g], 0.0, 0.0);
@@ -175,7 +180,7 @@ impl<const N: usize, const G: usize> AffineJob<'_, N, G> {
         }
     }
 
-    /// The weighted error of the lines `scale · code + min`.
+    /// Weighted error of the lines `scale · code + min`.
     #[inline(always)]
     fn error(&self, scale: &[f32; G], min: &[f32; G], codes: &Lanes<N, G>) -> [f32; G] {
         let mut sum = [0.0; G];
@@ -188,7 +193,8 @@ impl<const N: usize, const G: usize> AffineJob<'_, N, G> {
         sum
     }
 
-    /// Scales and minima of the least-squares lines, and where there are any. Minima above zero become zero.
+    /// Scales and minima of the least-squares lines, and whether each line exists. Positive minima
+    /// become zero.
     #[inline(always)]
     fn lines(
         &self,
@@ -196,7 +202,7 @@ impl<const N: usize, const G: usize> AffineJob<'_, N, G> {
         sum_w: &[f32; G],
         sum_x: &[f32; G],
     ) -> (([f32; G], [f32; G]), [bool; G]) {
-        // One sum a loop: with several the compiler mixes their lanes.
+        // One sum per loop, since the compiler mixes the lanes of several sums.
         let (mut sum_l, mut sum_ll, mut sum_xl) = ([0.0; G], [0.0; G], [0.0; G]);
         for (w, l) in self.w.iter().zip(codes) {
             for g in 0..G {
@@ -227,8 +233,8 @@ impl<const N: usize, const G: usize> AffineJob<'_, N, G> {
     }
 }
 
-/// Fits `x ≈ scale · (code − nmax)` with codes `0..2·nmax` for each of `G` groups of `N` values; the extreme value's
-/// side gets the extra level.
+/// Fits `x ≈ scale · (code − nmax)` with codes `0..2·nmax` for each of `G` groups of `N` values.
+/// The sign of the extreme value gets the extra level.
 pub(super) fn symmetric<const N: usize, const G: usize>(
     nmax: u8,
     x: &[[f32; N]],
@@ -239,7 +245,7 @@ pub(super) fn symmetric<const N: usize, const G: usize>(
     simd::run(SymmetricJob::<N, G> { nmax, x: &lanes, w: &weights, extremes })
 }
 
-/// What [`symmetric`] found.
+/// Result of [`symmetric`].
 pub(super) struct SymmetricFit<const G: usize> {
     pub(super) scales: [f32; G],
     inverses: [f32; G],
@@ -247,7 +253,7 @@ pub(super) struct SymmetricFit<const G: usize> {
 }
 
 impl<const G: usize> SymmetricFit<G> {
-    /// The codes that the fit of a group was made with; all zero for a group of zeros.
+    /// Codes that the fit of a group used. All zero for a group of zeros.
     pub(super) fn codes<const N: usize>(&self, group: usize, x: &[f32; N]) -> [u8; N] {
         let (inverse, nmax) = (self.inverses[group], self.nmax);
         if inverse == 0.0 {
@@ -312,7 +318,7 @@ impl<const N: usize, const G: usize> SymmetricJob<'_, N, G> {
     }
 }
 
-/// As [`symmetric`], by changing one code at a time, with weights x².
+/// Like [`symmetric`], but changes one code at a time, with weights x².
 pub(super) fn symmetric_by_descent<const N: usize>(nmax: i32, x: &[f32; N]) -> (f32, [u8; N]) {
     let max = extreme(x);
     if max.abs() < ALMOST_ZERO {
@@ -352,8 +358,12 @@ pub(super) fn symmetric_by_descent<const N: usize>(nmax: i32, x: &[f32; N]) -> (
     (if l2 > 0.0 { lx / l2 } else { 0.0 }, codes.map(|l| (l + nmax) as u8))
 }
 
-/// Fits `x ≈ scale · code` for values that are not negative, with codes `0..=nmax`.
-pub(super) fn positive<const N: usize>(nmax: i32, x: &[f32; N], w: &[f32; N]) -> (f32, [u8; N]) {
+/// Fits `x ≈ scale · code` for non-negative values, with codes `0..=nmax`.
+pub(super) fn fit_nonnegative<const N: usize>(
+    nmax: i32,
+    x: &[f32; N],
+    w: &[f32; N],
+) -> (f32, [u8; N]) {
     let max = x.iter().fold(0.0_f32, |a, &b| a.max(b));
     if max < ALMOST_ZERO {
         return (0.0, [0; N]);
@@ -417,7 +427,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounding_is_to_even_or_away_as_named() {
+    fn rounding_modes_match_their_names() {
         for (x, even, away) in
             [(0.5, 0, 1), (1.5, 2, 2), (-2.5, -2, -3), (0.499_999_97, 0, 0), (-126.5, -126, -127)]
         {
@@ -428,14 +438,14 @@ mod tests {
     }
 
     #[test]
-    fn searches_give_the_same_bits_with_wide_and_narrow_instructions() {
+    fn searches_are_bit_identical_with_and_without_simd() {
         let row = crate::reference::normal_row(5);
         for block in row.as_chunks::<512>().0 {
             let (x, w) = block.split_at(256);
             let (x, w) = (transposed(x.as_chunks::<32>().0), transposed(w.as_chunks::<32>().0));
             let w: Lanes<32, 8> = w.map(|w: [f32; 8]| w.map(f32::abs));
             let search =
-                Affine { levels: 15, rmin: -0.9, rdelta: 0.05, steps: 36, absolute: false };
+                AffineSearch { levels: 15, rmin: -0.9, rdelta: 0.05, steps: 36, absolute: false };
             let job = || AffineJob { x: &x, w: &w, search };
             let (wide, narrow) = (simd::run(job()), job().run());
             assert_eq!((wide.scales, wide.mins), (narrow.scales, narrow.mins));

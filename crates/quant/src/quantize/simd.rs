@@ -1,16 +1,16 @@
-//! Running hot loops in code compiled for wider vectors, where the processor has them.
+//! Runs hot loops in code that is compiled for wider vectors, if the processor supports them.
 //!
-//! The loops are ordinary Rust over arrays; only the instructions that the compiler may use differ. AVX2 brings no
-//! fused multiply-add, so results are the same bits.
+//! The loops are ordinary Rust over arrays. Only the instructions that the compiler may use differ.
+//! AVX2 does not include fused multiply-add, so results are bit-identical.
 
-/// A piece of work. Implementations mark `run`, and what it calls, `#[inline(always)]`: code that is not inlined keeps
-/// the narrow instructions.
+/// A function to run. Implementations mark `run` and all functions that it calls
+/// `#[inline(always)]`, since other functions keep the narrow instructions.
 pub(super) trait Job {
     type Output;
     fn run(self) -> Self::Output;
 }
 
-/// Runs a job with the best instructions there are.
+/// Runs a job with the widest supported instructions.
 #[inline]
 pub(super) fn run<J: Job>(job: J) -> J::Output {
     #[cfg(target_arch = "x86_64")]
@@ -19,7 +19,7 @@ pub(super) fn run<J: Job>(job: J) -> J::Output {
         fn with_avx2<J: Job>(job: J) -> J::Output {
             job.run()
         }
-        // SAFETY: the processor has AVX2.
+        // SAFETY: the processor supports AVX2.
         return unsafe { with_avx2(job) };
     }
     job.run()

@@ -1,10 +1,13 @@
-//! Other ways in which models are packaged as OCI artifacts: Docker Model Runner's, and the CNCF's ModelPack. Both are read
-//! into an ordinary model of the store, and written by a push.
+//! Packaging of models as OCI artifacts: Docker Model Runner's format and CNCF ModelPack. A pull
+//! reads them into an ordinary model of the store, and a push writes them.
 //!
-//! The model in the store keeps the manifest as it came, as a layer: a pull that finds the same one fetches nothing, though
-//! packed files are no longer there as they came.
+//! The stored model keeps the original manifest as a layer. A later pull of the same manifest
+//! fetches nothing, although packed layers were removed after unpacking.
 
+pub(crate) mod bundle;
+pub(crate) mod descriptor;
 mod read;
+pub(crate) mod tar;
 #[cfg(test)]
 mod tests;
 mod unpack;
@@ -14,36 +17,38 @@ use puna_store::{Digest, FileTemplate, NamedTemplate};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::descriptor::Descriptor;
-pub(crate) use read::{Made, Package, is_made_of};
+use descriptor::Descriptor;
+pub(crate) use read::{ModelBuilder, Package, is_created_from};
 pub(crate) use unpack::check_name;
-pub(crate) use write::{Outgoing, package};
+pub(crate) use write::{OutgoingPackage, package};
 
-/// The media type of OCI's manifests.
-pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-/// ModelPack's names, today's and the ones before.
-const MODEL_PACK: [&str; 2] = ["application/vnd.cncf.model.", "application/vnd.cnai.model."];
-/// Docker's names.
-const DOCKER: &str = "application/vnd.docker.ai.";
-/// Ollama's names, which a package of ours has for what the others have no words for.
-const OLLAMA: &str = "application/vnd.ollama.image.";
-/// Where a layer's file belongs, today's name and the one before.
-const FILE_PATH: [&str; 2] = ["org.cncf.model.filepath", "org.cnai.model.filepath"];
-/// The same for other artifacts.
-const TITLE: &str = "org.opencontainers.image.title";
+/// Media type of OCI image manifests.
+pub(crate) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+/// Media type prefixes of ModelPack, current and former.
+const MODEL_PACK_PREFIXES: [&str; 2] =
+    ["application/vnd.cncf.model.", "application/vnd.cnai.model."];
+/// Media type prefix of Docker Model Runner.
+const DOCKER_PREFIX: &str = "application/vnd.docker.ai.";
+/// Media type prefix of Ollama's layers. Packages of this program use them for what the other
+/// formats cannot express.
+const OLLAMA_PREFIX: &str = "application/vnd.ollama.image.";
+/// Annotations with a layer's file path, current and former.
+const FILE_PATH_ANNOTATIONS: [&str; 2] = ["org.cncf.model.filepath", "org.cnai.model.filepath"];
+/// Annotation with the file name in other artifacts.
+const TITLE_ANNOTATION: &str = "org.opencontainers.image.title";
 
-/// A search for the known template that a Jinja template is.
+/// Recognizes a Jinja template as a known template.
 pub type DetectTemplate = fn(&FileTemplate) -> Option<NamedTemplate>;
 
-/// How a model is packaged.
+/// Packaging format of a model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Format {
-    /// As Ollama does.
+    /// Ollama's format.
     #[default]
     Ollama,
-    /// As Docker Model Runner does.
+    /// Docker Model Runner's format.
     Docker,
-    /// The CNCF's ModelPack.
+    /// CNCF ModelPack.
     ModelPack,
 }
 
@@ -62,7 +67,7 @@ impl std::str::FromStr for Format {
     }
 }
 
-/// A manifest with all that these packagings say in it.
+/// OCI manifest with all fields that these formats use.
 #[derive(Debug, Clone, Deserialize, Serialize)]
 struct Artifact {
     #[serde(rename = "schemaVersion", default)]
@@ -75,18 +80,18 @@ struct Artifact {
     layers: Vec<Descriptor>,
 }
 
-/// What a model was made of that has no manifest of its own, in the form of one.
+/// Manifest that records the source files of a model without a manifest of its own.
 #[derive(Debug, Clone)]
-pub(crate) struct Origin(Vec<u8>);
+pub(crate) struct SourceManifest(Vec<u8>);
 
-impl Origin {
+impl SourceManifest {
     pub(crate) fn new(source: &str, layers: Vec<Value>) -> Self {
         let config = serde_json::json!({
             "mediaType": "application/vnd.oci.empty.v1+json", "digest": Digest::of(b"{}").to_string(), "size": 2,
         });
         let artifact = serde_json::json!({
             "schemaVersion": 2,
-            "mediaType": MANIFEST,
+            "mediaType": OCI_MANIFEST,
             "artifactType": "application/vnd.puna.source.v1+json",
             "config": config,
             "layers": layers,
@@ -102,8 +107,9 @@ impl Origin {
 
 impl Artifact {
     fn format(&self) -> Format {
-        let is_pack = |text: &str| MODEL_PACK.iter().any(|prefix| text.starts_with(prefix));
-        if self.config.media_type.starts_with(DOCKER) {
+        let is_pack =
+            |text: &str| MODEL_PACK_PREFIXES.iter().any(|prefix| text.starts_with(prefix));
+        if self.config.media_type.starts_with(DOCKER_PREFIX) {
             Format::Docker
         } else if is_pack(&self.artifact_type) || is_pack(&self.config.media_type) {
             Format::ModelPack
@@ -114,8 +120,11 @@ impl Artifact {
 }
 
 impl Descriptor {
-    /// The name of a packed file, if it has one.
+    /// The file name of a layer, if it has one.
     fn file_name(&self) -> Option<&str> {
-        FILE_PATH.iter().chain([&TITLE]).find_map(|key| self.annotations.get(*key)?.as_str())
+        FILE_PATH_ANNOTATIONS
+            .iter()
+            .chain([&TITLE_ANNOTATION])
+            .find_map(|key| self.annotations.get(*key)?.as_str())
     }
 }

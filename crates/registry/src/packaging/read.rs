@@ -1,93 +1,98 @@
-//! Packages into models: which blobs are wanted, and what becomes of them.
+//! Reads packages: selects the blobs to fetch, and creates a model from them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use puna_store::{
-    Config, CreateRequest, Digest, FileTemplate, Hooks, Layer, ModelName, Store, StoreError, media,
+    Config, CreateHooks, CreateRequest, Digest, FileTemplate, Layer, ModelName, Store, StoreError,
+    media,
 };
 use serde_json::Value;
 
-use super::unpack::{Form, check_name, unpack};
-use super::{Artifact, DOCKER, DetectTemplate, Format, MANIFEST, MODEL_PACK, OLLAMA, Origin};
-use crate::descriptor::Descriptor;
+use super::unpack::{LayerEncoding, check_name, unpack};
+use super::{
+    Artifact, DOCKER_PREFIX, DetectTemplate, Format, MODEL_PACK_PREFIXES, OCI_MANIFEST,
+    OLLAMA_PREFIX, SourceManifest,
+};
 use crate::error::RegistryError;
+use crate::packaging::descriptor::Descriptor;
 
-/// Bytes of a text layer at most.
-const MAX_TEXT: u64 = 4 << 20;
+/// Largest text layer, in bytes.
+const MAX_TEXT_BYTES: u64 = 4 << 20;
 
-/// What a layer is for.
+/// Purpose of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Role {
-    /// Weights, or projectors of images and sound.
-    Weights(Form),
-    /// What belongs to weights in safetensors: configuration and tokenizer.
-    Companion(Form),
+enum LayerRole {
+    /// Weights, or a multimodal projector.
+    Weights(LayerEncoding),
+    /// Files that safetensors weights need: configuration and tokenizer.
+    Companion(LayerEncoding),
     License,
-    /// A Jinja template.
+    /// Jinja chat template.
     Template,
-    /// A layer of Ollama's kind.
+    /// Layer with one of Ollama's media types.
     Ollama,
-    /// Nothing that running it needs.
+    /// Not needed to run the model.
     Other,
 }
 
-/// A package as a registry describes it.
+/// Package described by a registry's manifest.
 pub(crate) struct Package {
     bytes: Vec<u8>,
     artifact: Artifact,
-    roles: Vec<Role>,
+    roles: Vec<LayerRole>,
 }
 
 impl Package {
-    /// The package that a manifest describes; `None`: it is a model of Ollama's kind.
+    /// Reads a manifest as a package. `None`: the manifest is in Ollama's format.
     pub(crate) fn read(bytes: &[u8]) -> Result<Option<Self>, RegistryError> {
         let Ok(artifact) = serde_json::from_slice::<Artifact>(bytes) else { return Ok(None) };
         if artifact.format() == Format::Ollama {
             return Ok(None);
         }
-        let mut roles: Vec<Role> = artifact.layers.iter().map(role).collect();
-        let is_gguf = |(blob, role): (&Descriptor, &Role)| {
-            matches!(role, Role::Weights(Form::Raw))
+        let mut roles: Vec<LayerRole> = artifact.layers.iter().map(layer_role).collect();
+        let is_gguf = |(blob, role): (&Descriptor, &LayerRole)| {
+            matches!(role, LayerRole::Weights(LayerEncoding::Raw))
                 && (blob.media_type.contains("gguf")
                     || blob.file_name().is_some_and(|n| n.ends_with(".gguf")))
         };
         if artifact.layers.iter().zip(&roles).any(is_gguf) {
-            // Configuration that comes beside it is in the file too.
+            // A GGUF file contains the configuration, so the separate files are not needed.
             roles
                 .iter_mut()
-                .filter(|r| matches!(r, Role::Companion(_)))
-                .for_each(|r| *r = Role::Other);
+                .filter(|r| matches!(r, LayerRole::Companion(_)))
+                .for_each(|r| *r = LayerRole::Other);
         }
-        if !roles.iter().any(|role| matches!(role, Role::Weights(_))) {
+        if !roles.iter().any(|role| matches!(role, LayerRole::Weights(_))) {
             let kinds: Vec<&str> =
                 artifact.layers.iter().map(|l| l.media_type.as_str()).take(8).collect();
             return Err(RegistryError::NotAManifest(format!(
                 "it is a package without weights in GGUF or safetensors; it has {}",
-                crate::address::plain(&kinds.join(", "), 400)
+                crate::display::single_line(&kinds.join(", "), 400)
             )));
         }
         Ok(Some(Self { bytes: bytes.to_vec(), artifact, roles }))
     }
 
-    /// What the package is known by.
+    /// Digest of the manifest, which identifies the package.
     pub(crate) fn digest(&self) -> Digest {
         Digest::of(&self.bytes)
     }
 
-    /// The blobs to fetch.
+    /// Blobs to fetch.
     pub(crate) fn blobs(&self) -> Vec<(Digest, u64)> {
         let layers = self.artifact.layers.iter().zip(&self.roles);
-        let wanted = layers.filter(|(_, role)| **role != Role::Other).map(|(blob, _)| blob);
-        wanted.chain([&self.artifact.config]).map(|blob| (blob.digest, blob.size)).collect()
+        let needed = layers.filter(|(_, role)| **role != LayerRole::Other).map(|(blob, _)| blob);
+        needed.chain([&self.artifact.config]).map(|blob| (blob.digest, blob.size)).collect()
     }
 
-    /// Whether the store has the model as this package makes it.
+    /// Whether the store has the model that this package creates.
     pub(crate) fn is_stored(&self, store: &Store, name: &ModelName) -> Result<bool, StoreError> {
-        is_made_of(store, name, &self.digest())
+        is_created_from(store, name, &self.digest())
     }
 
-    /// Makes the model of the blobs, which are all there: those that were only packing.
+    /// Creates the model from the blobs, which must be in the store. Returns the blobs that only
+    /// packed files.
     pub(crate) fn store(
         &self,
         store: &Arc<Store>,
@@ -95,75 +100,75 @@ impl Package {
         keep_unused: bool,
         detect: Option<DetectTemplate>,
     ) -> Result<Vec<Digest>, RegistryError> {
-        let mut made = Made::default();
+        let mut builder = ModelBuilder::default();
         for (blob, role) in self.artifact.layers.iter().zip(&self.roles) {
-            made.take(store, blob, *role, detect)?;
+            builder.add_layer(store, blob, *role, detect)?;
         }
         let manifest = store.add_blob(&self.bytes)?;
         let config = &self.artifact.config;
-        made.request.beside = vec![
-            Layer::new(MANIFEST, manifest.digest, manifest.size),
+        builder.request.extra_layers = vec![
+            Layer::new(OCI_MANIFEST, manifest.digest, manifest.size),
             Layer::new(&config.media_type, config.digest, config.size),
         ];
-        made.finish(store, name, keep_unused)
+        builder.create(store, name, keep_unused)
     }
 }
 
-/// Whether a model is stored, whole, that was made of what has this digest.
-pub(crate) fn is_made_of(
+/// Whether a complete model is stored that was created from the manifest with this digest.
+pub(crate) fn is_created_from(
     store: &Store,
     name: &ModelName,
     origin: &Digest,
 ) -> Result<bool, StoreError> {
     let Some(entry) = store.find(name)? else { return Ok(false) };
-    let is_origin = |layer: &Layer| layer.digest == *origin && layer.media_type == MANIFEST;
+    let is_origin = |layer: &Layer| layer.digest == *origin && layer.media_type == OCI_MANIFEST;
     let is_there = |layer: &Layer| {
         std::fs::metadata(store.blob_path(&layer.digest)).is_ok_and(|meta| meta.len() == layer.size)
     };
     Ok(entry.manifest.layers.iter().any(is_origin) && entry.manifest.blobs().all(is_there))
 }
 
-/// A model in the making.
+/// Collects the parts of a model to create.
 #[derive(Default)]
-pub(crate) struct Made {
+pub(crate) struct ModelBuilder {
     pub(crate) request: CreateRequest,
-    /// Blobs that are of no use once the model is made.
-    pub(crate) spent: Vec<Digest>,
+    /// Blobs that are not needed after the model is created.
+    pub(crate) packing_blobs: Vec<Digest>,
 }
 
-impl Made {
-    fn take(
+impl ModelBuilder {
+    fn add_layer(
         &mut self,
         store: &Store,
         blob: &Descriptor,
-        role: Role,
+        role: LayerRole,
         detect: Option<DetectTemplate>,
     ) -> Result<(), RegistryError> {
         match role {
-            Role::Weights(Form::Raw) | Role::Companion(Form::Raw) => {
+            LayerRole::Weights(LayerEncoding::Raw) | LayerRole::Companion(LayerEncoding::Raw) => {
                 let files = self.request.files.get_or_insert_default();
                 let number = files.len() + 1;
                 let name = match blob.file_name() {
                     Some(name) => check_name(name)?,
                     None => format!("model-{number}.{}", extension(&blob.media_type)),
                 };
-                self.file(name, blob.digest)?;
+                self.add_file(name, blob.digest)?;
             }
-            Role::Weights(form) | Role::Companion(form) => {
-                self.spent.push(blob.digest);
-                for (name, digest) in unpack(store, &blob.digest, blob.size, form)? {
-                    self.file(name, digest)?;
+            LayerRole::Weights(encoding) | LayerRole::Companion(encoding) => {
+                self.packing_blobs.push(blob.digest);
+                for (name, digest) in unpack(store, &blob.digest, blob.size, encoding)? {
+                    self.add_file(name, digest)?;
                 }
             }
-            Role::License => self.request.license.push(text(store, blob)?),
-            Role::Template => {
-                let source = text(store, blob)?;
+            LayerRole::License => self.request.license.push(read_text_layer(store, blob)?),
+            LayerRole::Template => {
+                let source = read_text_layer(store, blob)?;
                 let file = FileTemplate { source, ..FileTemplate::default() };
                 match detect.and_then(|detect| detect(&file)) {
-                    Some(found) => {
-                        self.request.template = Some(found.template);
-                        if !found.stop.is_empty() {
-                            self.request.parameters.insert("stop".into(), found.stop.into());
+                    Some(known) => {
+                        self.request.template = Some(known.template);
+                        if !known.stop.is_empty() {
+                            self.request.parameters.insert("stop".into(), known.stop.into());
                         }
                     }
                     None => tracing::info!(
@@ -171,31 +176,38 @@ impl Made {
                     ),
                 }
             }
-            Role::Ollama => self.ollama(&blob.media_type, text(store, blob)?)?,
-            Role::Other => {}
+            LayerRole::Ollama => {
+                self.add_ollama_layer(&blob.media_type, read_text_layer(store, blob)?)?
+            }
+            LayerRole::Other => {}
         }
         Ok(())
     }
 
-    /// Keeps what the model is made of.
-    pub(crate) fn made_of(&mut self, store: &Store, origin: &Origin) -> Result<(), RegistryError> {
+    /// Adds the manifest of the model's sources.
+    pub(crate) fn set_source(
+        &mut self,
+        store: &Store,
+        origin: &SourceManifest,
+    ) -> Result<(), RegistryError> {
         let blob = store.add_blob(&origin.0)?;
-        self.request.beside.push(Layer::new(MANIFEST, blob.digest, blob.size));
+        self.request.extra_layers.push(Layer::new(OCI_MANIFEST, blob.digest, blob.size));
         Ok(())
     }
 
-    pub(crate) fn file(&mut self, name: String, digest: Digest) -> Result<(), RegistryError> {
+    pub(crate) fn add_file(&mut self, name: String, digest: Digest) -> Result<(), RegistryError> {
         let files = self.request.files.get_or_insert_default();
         if files.contains_key(&name) {
-            let reason = format!("it has two files called {:?}", crate::address::plain(&name, 100));
+            let reason =
+                format!("it has two files called {:?}", crate::display::single_line(&name, 100));
             return Err(RegistryError::NotAManifest(reason));
         }
         files.insert(name, digest.to_string());
         Ok(())
     }
 
-    /// What a package of ours says in Ollama's words.
-    fn ollama(&mut self, kind: &str, text: String) -> Result<(), RegistryError> {
+    /// Adds a layer that this program's own packages have with Ollama's media types.
+    fn add_ollama_layer(&mut self, kind: &str, text: String) -> Result<(), RegistryError> {
         let json = |what: &str| {
             serde_json::from_str::<Value>(&text)
                 .map_err(|_| RegistryError::NotAManifest(format!("its {what} are no JSON")))
@@ -226,32 +238,33 @@ impl Made {
         Ok(())
     }
 
-    /// Stores the model: the blobs that were only packing, which may go once nobody is at work.
-    pub(crate) fn finish(
+    /// Creates the model. Returns the blobs that only packed files; they may be removed after the
+    /// pull.
+    pub(crate) fn create(
         mut self,
         store: &Arc<Store>,
         name: &ModelName,
         keep_unused: bool,
     ) -> Result<Vec<Digest>, RegistryError> {
         let files: &mut BTreeMap<String, String> = self.request.files.get_or_insert_default();
-        let mut spent = self.spent;
+        let mut packing_blobs = self.packing_blobs;
         if files.keys().any(|name| name.ends_with(".gguf")) {
-            // What lies beside a GGUF file is in it.
+            // A GGUF file contains what the other files say.
             files.retain(|name, digest| {
                 let is_wanted = name.ends_with(".gguf");
-                spent.extend(digest.parse::<Digest>().ok().filter(|_| !is_wanted));
+                packing_blobs.extend(digest.parse::<Digest>().ok().filter(|_| !is_wanted));
                 is_wanted
             });
         }
-        // Parts of a split file become one.
+        // Split files are merged into one.
         if files.len() > 1 {
-            spent.extend(files.values().filter_map(|digest| digest.parse::<Digest>().ok()));
+            packing_blobs.extend(files.values().filter_map(|digest| digest.parse::<Digest>().ok()));
         }
-        let hooks = Hooks { keep_unused, ..Hooks::default() };
+        let hooks = CreateHooks { keep_unused, ..CreateHooks::default() };
         store.create(name, &self.request, &hooks, &mut |_| {})?;
         store.forget_pull(name);
-        store.let_go(spent.iter().copied());
-        Ok(spent)
+        store.unpin_blobs(packing_blobs.iter().copied());
+        Ok(packing_blobs)
     }
 }
 
@@ -259,47 +272,52 @@ fn extension(media_type: &str) -> &'static str {
     if media_type.contains("safetensors") { "safetensors" } else { "gguf" }
 }
 
-fn text(store: &Store, blob: &Descriptor) -> Result<String, RegistryError> {
-    let wrong = |what: String| {
+fn read_text_layer(store: &Store, blob: &Descriptor) -> Result<String, RegistryError> {
+    let layer_error = |what: String| {
         RegistryError::NotAManifest(format!("its layer {} {what}", blob.digest.short()))
     };
-    if blob.size > MAX_TEXT {
-        return Err(wrong(format!("has {} bytes, more than a text of {MAX_TEXT}", blob.size)));
+    if blob.size > MAX_TEXT_BYTES {
+        return Err(layer_error(format!(
+            "has {} bytes, more than a text of {MAX_TEXT_BYTES}",
+            blob.size
+        )));
     }
     let path = store.blob_path(&blob.digest);
     let bytes = std::fs::read(&path).map_err(|e| StoreError::io("read", &path, &e))?;
-    String::from_utf8(bytes).map_err(|_| wrong("is no text".into()))
+    String::from_utf8(bytes).map_err(|_| layer_error("is no text".into()))
 }
 
-/// The role of a layer.
-fn role(blob: &Descriptor) -> Role {
+/// The role of a layer by its media type.
+fn layer_role(blob: &Descriptor) -> LayerRole {
     let kind = blob.media_type.as_str();
-    if let Some(kind) = kind.strip_prefix(DOCKER) {
+    if let Some(kind) = kind.strip_prefix(DOCKER_PREFIX) {
         return match kind {
-            "safetensors" | "mmproj" => Role::Weights(Form::Raw),
-            _ if kind.starts_with("gguf.") => Role::Weights(Form::Raw),
-            "license" => Role::License,
-            "chat.template.jinja" => Role::Template,
-            "vllm.config.tar" | "dir.tar" => Role::Companion(Form::Tar),
-            "model.file" => Role::Companion(Form::Raw),
-            _ => Role::Other,
+            "safetensors" | "mmproj" => LayerRole::Weights(LayerEncoding::Raw),
+            _ if kind.starts_with("gguf.") => LayerRole::Weights(LayerEncoding::Raw),
+            "license" => LayerRole::License,
+            "chat.template.jinja" => LayerRole::Template,
+            "vllm.config.tar" | "dir.tar" => LayerRole::Companion(LayerEncoding::Tar),
+            "model.file" => LayerRole::Companion(LayerEncoding::Raw),
+            _ => LayerRole::Other,
         };
     }
-    if kind.starts_with(OLLAMA) || kind == media::CONFIG {
-        return Role::Ollama;
+    if kind.starts_with(OLLAMA_PREFIX) || kind == media::CONFIG {
+        return LayerRole::Ollama;
     }
-    let Some(kind) = MODEL_PACK.iter().find_map(|prefix| kind.strip_prefix(prefix)) else {
-        return Role::Other;
+    let Some(kind) = MODEL_PACK_PREFIXES.iter().find_map(|prefix| kind.strip_prefix(prefix)) else {
+        return LayerRole::Other;
     };
-    let Some((what, form)) = kind.split_once(".v1.") else { return Role::Other };
+    let Some((what, encoding)) = kind.split_once(".v1.") else { return LayerRole::Other };
     let name = blob.file_name().unwrap_or_default().rsplit('/').next().unwrap_or_default();
-    match (what, Form::of(form)) {
-        ("weight", Some(form)) => Role::Weights(form),
-        ("weight.config", Some(Form::Raw)) if name.ends_with(".jinja") => Role::Template,
-        ("weight.config", Some(form)) => Role::Companion(form),
-        ("doc", Some(Form::Raw)) if name.to_ascii_uppercase().starts_with("LICENSE") => {
-            Role::License
+    match (what, LayerEncoding::from_media_type_suffix(encoding)) {
+        ("weight", Some(encoding)) => LayerRole::Weights(encoding),
+        ("weight.config", Some(LayerEncoding::Raw)) if name.ends_with(".jinja") => {
+            LayerRole::Template
         }
-        _ => Role::Other,
+        ("weight.config", Some(encoding)) => LayerRole::Companion(encoding),
+        ("doc", Some(LayerEncoding::Raw)) if name.to_ascii_uppercase().starts_with("LICENSE") => {
+            LayerRole::License
+        }
+        _ => LayerRole::Other,
     }
 }

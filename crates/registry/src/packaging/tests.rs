@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::tests::{Bench, Model, Server, gguf, status};
 
-/// A tar archive of files.
+/// Makes a tar archive.
 fn tar(files: &[(&str, &[u8])]) -> Vec<u8> {
     let mut out = Vec::new();
     for (name, data) in files {
@@ -44,7 +44,7 @@ fn zstd(bytes: &[u8]) -> Vec<u8> {
     ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest)
 }
 
-/// A package as a registry has it: layers of (media type, file name, bytes).
+/// A package at a registry, from layers of (media type, file name, bytes).
 fn package(config: &str, layers: &[(&str, &str, Vec<u8>)]) -> Model {
     let blob = |kind: &str, name: &str, bytes: &[u8]| {
         let mut blob = json!({"mediaType": kind, "digest": Digest::of(bytes).to_string(), "size": bytes.len()});
@@ -56,7 +56,7 @@ fn package(config: &str, layers: &[(&str, &str, Vec<u8>)]) -> Model {
     let all: Vec<Value> =
         layers.iter().map(|(kind, name, bytes)| blob(kind, name, bytes)).collect();
     let manifest = json!({
-        "schemaVersion": 2, "mediaType": super::MANIFEST, "config": blob(config, "", b"{}"), "layers": all,
+        "schemaVersion": 2, "mediaType": super::OCI_MANIFEST, "config": blob(config, "", b"{}"), "layers": all,
     });
     let of_layers = layers.iter().map(|(_, _, bytes)| Bytes::from(bytes.clone()));
     let all = of_layers.chain([Bytes::from_static(b"{}")]);
@@ -67,7 +67,7 @@ fn package(config: &str, layers: &[(&str, &str, Vec<u8>)]) -> Model {
     }
 }
 
-const DOCKER: &str = "application/vnd.docker.ai.model.config.v0.1+json";
+const DOCKER_PREFIX: &str = "application/vnd.docker.ai.model.config.v0.1+json";
 const PACK: &str = "application/vnd.cncf.model.config.v1+json";
 
 /// The weights of a stored model.
@@ -77,9 +77,9 @@ fn weights(bench: &Bench, name: &str) -> Digest {
 }
 
 #[tokio::test]
-async fn dockers_artifacts_become_models_and_a_second_pull_fetches_nothing() {
+async fn docker_packages_become_models_and_a_second_pull_fetches_nothing() {
     let model = package(
-        DOCKER,
+        DOCKER_PREFIX,
         &[
             ("application/vnd.docker.ai.gguf.v3", "", gguf(1).to_vec()),
             ("application/vnd.docker.ai.license", "", b"Free for all".to_vec()),
@@ -102,10 +102,10 @@ async fn dockers_artifacts_become_models_and_a_second_pull_fetches_nothing() {
 }
 
 #[tokio::test]
-async fn an_unfinished_package_is_noted_under_the_models_name() {
+async fn an_interrupted_package_is_recorded_under_the_models_name() {
     let license = b"Free for all".to_vec();
     let model = package(
-        DOCKER,
+        DOCKER_PREFIX,
         &[
             ("application/vnd.docker.ai.license", "", license.clone()),
             ("application/vnd.docker.ai.gguf.v3", "", gguf(1).to_vec()),
@@ -148,7 +148,8 @@ async fn model_packs_are_read_raw_and_packed() {
         let bench = Bench::new();
         bench.pull_ok(&server.model()).await;
         assert_eq!(weights(&bench, &server.model()), Digest::of(&file), "{kind}");
-        // Weights, license, config, the package's manifest and config: what was packed is gone.
+        // Weights, license, config, and the package's manifest and config. Packed layers are
+        // removed.
         bench.assert_files(5);
         let before = server.blob_requests().len();
         bench.pull_ok(&server.model()).await;
@@ -157,7 +158,7 @@ async fn model_packs_are_read_raw_and_packed() {
 }
 
 #[tokio::test]
-async fn packages_that_cannot_be_are_refused_and_leave_no_model() {
+async fn invalid_packages_are_refused_and_leave_no_model() {
     let tar_layer = "application/vnd.cncf.model.weight.v1.tar";
     let mut bomb = Vec::new();
     entry(&mut bomb, "model.gguf", b'0', &[]);
@@ -202,7 +203,7 @@ async fn packages_that_cannot_be_are_refused_and_leave_no_model() {
 }
 
 #[test]
-fn a_link_in_the_place_of_a_file_is_named() {
+fn a_link_instead_of_a_file_is_named() {
     let bench = Bench::new();
     for kind in [b'1', b'2'] {
         let mut archive = Vec::new();
@@ -210,8 +211,9 @@ fn a_link_in_the_place_of_a_file_is_named() {
         archive.extend([0; 1024]);
         let digest = bench.store.add_blob(&archive).unwrap().digest;
         let size = archive.len() as u64;
-        let error = super::unpack::unpack(&bench.store, &digest, size, super::unpack::Form::Tar)
-            .unwrap_err();
+        let error =
+            super::unpack::unpack(&bench.store, &digest, size, super::unpack::LayerEncoding::Tar)
+                .unwrap_err();
         let said = error.to_string();
         assert!(said.contains("a link \"dir/model.gguf\" in the place of a file"), "{said}");
         assert!(said.ends_with(&format!("(layer {})", digest.short())), "{said}");
@@ -233,7 +235,8 @@ fn numbers_names_and_attributes_of_archives() {
     let digest = bench.store.add_blob(&archive).unwrap().digest;
     let size = archive.len() as u64;
     let files =
-        super::unpack::unpack(&bench.store, &digest, size, super::unpack::Form::Tar).unwrap();
+        super::unpack::unpack(&bench.store, &digest, size, super::unpack::LayerEncoding::Tar)
+            .unwrap();
     let want = [(long, Digest::of(b"one")), ("pax/name.bin".to_owned(), Digest::of(b"two"))];
     assert_eq!(files, want);
 }

@@ -1,4 +1,4 @@
-//! Files in packed layers: tar, plain or compressed. Sizes are bounded before they are written.
+//! Unpacks layers: tar, plain or compressed. Sizes are limited before anything is written.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -7,29 +7,29 @@ use flate2::read::MultiGzDecoder;
 use puna_store::{Digest, Store, StoreError};
 use ruzstd::decoding::StreamingDecoder;
 
+use crate::disk_space::store_bytes;
 use crate::error::RegistryError;
-use crate::space::store_bytes;
-use crate::tar::Archive;
+use crate::packaging::tar::TarReader;
 
-/// Files in a layer at most.
+/// Largest number of files in a layer.
 const MAX_FILES: usize = 10_000;
-/// How many times as long as a layer its files may be, and what they may always be.
-const MAX_RATIO: u64 = 20;
-const ALWAYS: u64 = 16 << 20;
+/// Largest ratio of unpacked to packed size, and the unpacked bytes that are always allowed.
+const MAX_EXPANSION: u64 = 20;
+const ALWAYS_ALLOWED_BYTES: u64 = 16 << 20;
 
-/// How the files of a layer are packed.
+/// Encoding of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Form {
-    /// The layer is the file.
+pub(crate) enum LayerEncoding {
+    /// The layer is a file.
     Raw,
     Tar,
     TarGzip,
     TarZstd,
 }
 
-impl Form {
-    /// By the end of a media type.
-    pub(crate) fn of(text: &str) -> Option<Self> {
+impl LayerEncoding {
+    /// The encoding that a media type's suffix names.
+    pub(crate) fn from_media_type_suffix(text: &str) -> Option<Self> {
         match text {
             "raw" | "gguf" | "safetensors" => Some(Self::Raw),
             "tar" => Some(Self::Tar),
@@ -40,22 +40,25 @@ impl Form {
     }
 }
 
-/// A name of plain parts between single slashes.
+/// Checks that a name is a relative path without `.`, `..` and empty segments.
 pub(crate) fn check_name(name: &str) -> Result<String, RegistryError> {
     let plain = name.trim_start_matches("./");
     let is_plain = |part: &str| !matches!(part, "" | "." | "..") && !part.contains(['\\', '\0']);
     match plain.split('/').all(is_plain) {
         true => Ok(plain.to_owned()),
-        false => Err(wrong(format!("a file is called {:?}", crate::address::plain(name, 100)))),
+        false => Err(unpack_error(format!(
+            "a file is called {:?}",
+            crate::display::single_line(name, 100)
+        ))),
     }
 }
 
-fn wrong(what: String) -> RegistryError {
+fn unpack_error(what: String) -> RegistryError {
     RegistryError::NotAManifest(format!("its packed layer cannot be unpacked: {what}"))
 }
 
-fn unread(error: io::Error) -> RegistryError {
-    wrong(error.to_string())
+fn read_error(error: io::Error) -> RegistryError {
+    unpack_error(error.to_string())
 }
 
 /// Stores the files of a layer as blobs.
@@ -63,18 +66,22 @@ pub(crate) fn unpack(
     store: &Store,
     layer: &Digest,
     size: u64,
-    form: Form,
+    encoding: LayerEncoding,
 ) -> Result<Vec<(String, Digest)>, RegistryError> {
     let path = store.blob_path(layer);
     let file = File::open(&path).map_err(|e| StoreError::io("read", &path, &e))?;
     let file = BufReader::with_capacity(1 << 20, file);
-    let limit = size.saturating_mul(MAX_RATIO).saturating_add(ALWAYS);
-    let found = match form {
-        Form::Raw | Form::Tar => files(store, &mut Bounded::new(file, limit)),
-        Form::TarGzip => files(store, &mut Bounded::new(MultiGzDecoder::new(file), limit)),
-        Form::TarZstd => match StreamingDecoder::new(file) {
-            Ok(decoder) => files(store, &mut Bounded::new(decoder, limit)),
-            Err(e) => Err(wrong(e.to_string())),
+    let limit = size.saturating_mul(MAX_EXPANSION).saturating_add(ALWAYS_ALLOWED_BYTES);
+    let found = match encoding {
+        LayerEncoding::Raw | LayerEncoding::Tar => {
+            store_files(store, &mut BoundedReader::new(file, limit))
+        }
+        LayerEncoding::TarGzip => {
+            store_files(store, &mut BoundedReader::new(MultiGzDecoder::new(file), limit))
+        }
+        LayerEncoding::TarZstd => match StreamingDecoder::new(file) {
+            Ok(decoder) => store_files(store, &mut BoundedReader::new(decoder, limit)),
+            Err(e) => Err(unpack_error(e.to_string())),
         },
     };
     found.map_err(|error| match error {
@@ -85,45 +92,48 @@ pub(crate) fn unpack(
     })
 }
 
-/// A reader that ends with an error after too many bytes.
-struct Bounded<R> {
+/// Reader that fails after too many bytes.
+struct BoundedReader<R> {
     inner: R,
-    left: u64,
+    remaining: u64,
 }
 
-impl<R> Bounded<R> {
+impl<R> BoundedReader<R> {
     fn new(inner: R, limit: u64) -> Self {
-        Self { inner, left: limit }
+        Self { inner, remaining: limit }
     }
 }
 
-impl<R: Read> Read for Bounded<R> {
+impl<R: Read> Read for BoundedReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let n = self.inner.read(buffer)?;
-        self.left = self
-            .left
+        self.remaining = self
+            .remaining
             .checked_sub(n as u64)
             .ok_or_else(|| io::Error::other("it is many times as long as the layer"))?;
         Ok(n)
     }
 }
 
-fn files(store: &Store, input: &mut impl Read) -> Result<Vec<(String, Digest)>, RegistryError> {
-    let mut archive = Archive::new(input);
+fn store_files(
+    store: &Store,
+    input: &mut impl Read,
+) -> Result<Vec<(String, Digest)>, RegistryError> {
+    let mut archive = TarReader::new(input);
     let mut files = Vec::new();
-    while let Some(entry) = archive.next_file().map_err(unread)? {
+    while let Some(entry) = archive.next_file().map_err(read_error)? {
         if files.len() >= MAX_FILES {
-            return Err(wrong(format!("it has more than {MAX_FILES} files")));
+            return Err(unpack_error(format!("it has more than {MAX_FILES} files")));
         }
         let name = check_name(&entry.name)?;
         let what = "the files of a packed layer";
-        let blob = store_bytes(store, &mut archive, entry.size, what, unread, &mut |_| ())?;
+        let blob = store_bytes(store, &mut archive, entry.size, what, read_error, &mut |_| ())?;
         files.push((name, blob.finish(None)?.digest));
     }
-    match archive.link().filter(|_| files.is_empty()) {
+    match archive.first_link().filter(|_| files.is_empty()) {
         Some(link) => {
-            let link = crate::address::plain(link, 100);
-            Err(wrong(format!("it has a link {link:?} in the place of a file")))
+            let link = crate::display::single_line(link, 100);
+            Err(unpack_error(format!("it has a link {link:?} in the place of a file")))
         }
         None => Ok(files),
     }

@@ -1,17 +1,17 @@
-//! Who asks: tokens, keys, and where they must not go.
+//! Authentication: tokens and keys, and the hosts that must not receive them.
 
-use crate::hosts::{Credentials, Host, Secret};
+use crate::client::hosts::{Credentials, Host, Secret};
 
 use super::*;
 
-/// What a registry that wants proof says.
+/// A 401 response of a registry that demands a token.
 fn challenge(realm: &str) -> Response {
     let text = format!(r#"Bearer realm="{realm}",service="puna",scope="repository:test/m:pull""#);
     Response::builder().status(401).header("WWW-Authenticate", text).body(Body::empty()).unwrap()
 }
 
 #[tokio::test]
-async fn a_signed_request_brings_a_token_that_opens_the_registry() {
+async fn a_signed_request_gets_a_token_for_the_registry() {
     let model = Model::new(3 << 20);
     let served = model.clone();
     let server = Server::start(move |seen| match seen.path.as_str() {
@@ -23,18 +23,20 @@ async fn a_signed_request_brings_a_token_that_opens_the_registry() {
     let bench = Bench::new();
     bench.pull_ok(&server.model()).await;
     bench.assert_has(&model, &server.model());
-    let asked: Vec<_> = server.seen().into_iter().filter(|seen| seen.path == "/token").collect();
-    assert_eq!(asked.len(), 1, "one token serves the whole pull");
-    let asked = &asked[0];
-    let (public, signature) = asked.header("authorization").split_once(':').unwrap();
+    let requested: Vec<_> =
+        server.seen().into_iter().filter(|seen| seen.path == "/token").collect();
+    assert_eq!(requested.len(), 1, "one token serves the whole pull");
+    let requested = &requested[0];
+    let (public, signature) = requested.header("authorization").split_once(':').unwrap();
     let kept = std::fs::read_to_string(bench.dir.path().join("id_ed25519.pub")).unwrap();
     assert_eq!(kept, format!("ssh-ed25519 {public}\n"));
-    let parameters: Vec<_> = asked.query.split('&').map(|p| p.split('=').next().unwrap()).collect();
+    let parameters: Vec<_> =
+        requested.query.split('&').map(|p| p.split('=').next().unwrap()).collect();
     assert_eq!(parameters, ["account", "nonce", "scope", "service", "ts"]);
-    verify(public, signature, &format!("http://{}/token?{}", server.host, asked.query));
+    verify(public, signature, &format!("http://{}/token?{}", server.host, requested.query));
 }
 
-/// Checks a signature with the public half alone.
+/// Verifies a signature with the public key.
 fn verify(public: &str, signature: &str, url: &str) {
     use base64::Engine;
     use base64::engine::general_purpose::STANDARD;
@@ -61,7 +63,7 @@ async fn a_realm_on_another_host_or_port_gets_nothing() {
 }
 
 #[tokio::test]
-async fn registries_that_want_another_kind_of_proof_are_told_apart() {
+async fn unknown_authentication_schemes_are_refused() {
     let server = Server::start(|_| {
         let basic =
             Response::builder().status(401).header("WWW-Authenticate", r#"Basic realm="harbor""#);
@@ -87,7 +89,7 @@ async fn registries_that_want_another_kind_of_proof_are_told_apart() {
 }
 
 #[tokio::test]
-async fn a_password_that_is_set_opens_a_registry_that_does_not_say_what_it_wants() {
+async fn a_configured_password_is_used_without_a_known_challenge() {
     let model = Model::new(3000);
     let served = model.clone();
     let server = Server::start(move |seen| match seen.header("authorization") {
@@ -104,7 +106,7 @@ async fn a_password_that_is_set_opens_a_registry_that_does_not_say_what_it_wants
     assert_eq!(wrong, "pull model manifest: unauthorized: access denied: user is on holiday");
 }
 
-/// Credentials for a host.
+/// A client with credentials for a host.
 fn with(host: &str, credentials: Credentials) -> Bench {
     let host_settings = Host { credentials: Some(credentials), ..Host::default() };
     Bench::with(|settings| settings.hosts.set(host, host_settings))
@@ -115,7 +117,7 @@ fn basic(user: &str, password: &str) -> Credentials {
 }
 
 #[tokio::test]
-async fn a_password_is_shown_to_the_registry_that_asks_and_to_no_storage() {
+async fn a_password_is_sent_to_the_registry_and_not_to_the_storage() {
     let model = Model::new(3 << 20);
     let storage = Server::of(&model).await;
     let (served, target) = (model.clone(), storage.host.clone());
@@ -150,7 +152,7 @@ async fn a_password_is_shown_to_the_registry_that_asks_and_to_no_storage() {
 }
 
 #[tokio::test]
-async fn a_token_server_elsewhere_sees_credentials_and_never_the_key() {
+async fn a_token_server_on_another_host_gets_credentials_but_no_signature() {
     let model = Model::new(1000);
     let tokens = Server::start(|seen| match seen.header("authorization") {
         "Basic dXNlcjpwYXNz" => status(200, r#"{"access_token":"tok123","token":""}"#),
@@ -179,7 +181,7 @@ async fn a_token_server_elsewhere_sees_credentials_and_never_the_key() {
 }
 
 #[tokio::test]
-async fn a_token_that_is_set_is_shown_unasked() {
+async fn a_configured_token_is_sent_without_a_challenge() {
     let model = Model::new(1000);
     let served = model.clone();
     let server = Server::start(move |seen| match seen.header("authorization") {
@@ -196,7 +198,7 @@ async fn a_token_that_is_set_is_shown_unasked() {
 }
 
 #[tokio::test]
-async fn a_registry_that_knows_no_keys_is_asked_as_nobody() {
+async fn a_registry_that_knows_no_keys_gives_an_anonymous_token() {
     let model = Model::new(1000);
     let served = model.clone();
     let server = Server::start(move |seen| match seen.path.as_str() {
@@ -210,7 +212,7 @@ async fn a_registry_that_knows_no_keys_is_asked_as_nobody() {
 }
 
 #[tokio::test]
-async fn a_token_that_does_not_help_is_the_end() {
+async fn a_rejected_token_is_not_renewed_again() {
     let server = Server::start(|seen| match seen.path.as_str() {
         "/token" => status(200, r#"{"token":"useless"}"#),
         _ => challenge(&format!("http://{}/token", seen.header("host"))),
@@ -222,7 +224,7 @@ async fn a_token_that_does_not_help_is_the_end() {
 }
 
 #[tokio::test]
-async fn token_servers_that_refuse_flood_or_babble_are_understood() {
+async fn errors_of_token_servers_are_reported() {
     for (answer, want) in [
         ((403, "no".to_owned()), "unauthorized: access denied"),
         ((500, "broken".to_owned()), "500 Internal Server Error: broken"),
@@ -244,7 +246,7 @@ async fn token_servers_that_refuse_flood_or_babble_are_understood() {
 }
 
 #[tokio::test]
-async fn a_token_that_expires_on_the_way_is_asked_for_again() {
+async fn an_expired_token_is_renewed() {
     let model = Model::new(4 << 20);
     let (served, given) = (model.clone(), Mutex::new((0, 0)));
     let server = Server::start(move |seen| {
@@ -269,7 +271,7 @@ async fn a_token_that_expires_on_the_way_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn a_clock_that_is_wrong_is_named() {
+async fn a_wrong_clock_is_named() {
     let server = Server::start(|seen| match seen.path.as_str() {
         "/token" if seen.header("authorization").is_empty() => status(401, ""),
         "/token" => status(
@@ -311,7 +313,7 @@ async fn a_token_never_follows_a_redirect_to_another_host() {
 }
 
 #[tokio::test]
-async fn the_storage_host_cannot_ask_for_proof() {
+async fn the_storage_host_cannot_demand_authentication() {
     let storage =
         Server::start(|seen| challenge(&format!("http://{}/token", seen.header("host")))).await;
     let (served, target) = (Model::new(1000), storage.host.clone());
@@ -329,19 +331,20 @@ async fn the_storage_host_cannot_ask_for_proof() {
 }
 
 #[tokio::test]
-async fn without_a_place_for_a_key_a_locked_registry_says_so() {
+async fn without_a_key_file_a_registry_with_authentication_is_an_error() {
     let server =
         Server::start(|seen| challenge(&format!("http://{}/token", seen.header("host")))).await;
-    let bench = Bench::with(|settings| settings.key = None);
+    let bench = Bench::with(|settings| settings.key_file = None);
     let text = bench.pull_err(&server.model()).await;
     assert!(text.contains("there is no key"), "{text}");
 }
 
 #[tokio::test]
-async fn what_a_refusal_repeats_of_our_secrets_is_not_said() {
+async fn secrets_repeated_in_an_error_are_redacted() {
     use base64::Engine;
     use base64::engine::general_purpose::STANDARD;
-    // A registry, and one whose token server refuses, each of which repeats all that it was shown, and what is in it.
+    // A registry and a registry with a token server. Both refuse, and their errors repeat the
+    // received secrets.
     for (name, with_realm) in [("basic", false), ("bearer", true)] {
         let server = Server::start(move |seen| {
             let shown = seen.header("authorization").to_owned();

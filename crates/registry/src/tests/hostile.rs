@@ -1,11 +1,11 @@
-//! Registries that lie, break, flood or stand still.
+//! Registries that send wrong data, break connections, send without end, or stall.
 
 use super::*;
 
-/// A registry whose blobs are answered by a function, `None` being the good answer.
+/// A registry whose blob responses come from a function. `None` is the correct response.
 async fn with_blobs(
     model: &Model,
-    answer: impl Fn(&Seen, &Bytes) -> Option<Response> + Send + Sync + 'static,
+    answer: impl Fn(&SeenRequest, &Bytes) -> Option<Response> + Send + Sync + 'static,
 ) -> Server {
     let served = model.clone();
     Server::start(move |seen| {
@@ -15,7 +15,7 @@ async fn with_blobs(
     .await
 }
 
-/// Nothing is listed, and nothing has the name of a blob that is none.
+/// No model is listed, and no file has the name of a blob without being it.
 fn assert_clean(bench: &Bench) {
     assert!(bench.store.list().unwrap().iter().all(|entry| entry.is_embedded()));
     let entries = std::fs::read_dir(bench.root().join("blobs")).into_iter().flatten();
@@ -27,7 +27,7 @@ fn assert_clean(bench: &Bench) {
 }
 
 #[tokio::test]
-async fn bytes_that_are_not_the_blob_never_get_its_name() {
+async fn wrong_bytes_never_get_the_blobs_name() {
     let model = Model::new(3 << 20);
     let server = with_blobs(&model, |seen, blob| {
         let mut wrong = blob.to_vec();
@@ -66,7 +66,7 @@ async fn a_blob_that_a_registry_lacks_is_named_with_registry_and_model() {
 }
 
 #[tokio::test]
-async fn a_container_image_is_refused_before_any_of_its_layers_come() {
+async fn a_container_image_is_refused_before_its_layers_are_fetched() {
     let kind = "application/vnd.oci.image.layer.v1.tar+gzip";
     let config = ("application/vnd.oci.image.config.v1+json", Bytes::from_static(b"{}"));
     let server = Server::of(&Model::of(&[(kind, Bytes::from_static(b"files")), config])).await;
@@ -115,7 +115,7 @@ async fn manifests_of_every_bad_kind_are_refused() {
 }
 
 #[tokio::test]
-async fn one_blob_of_two_sizes_is_refused() {
+async fn a_blob_with_two_sizes_is_refused() {
     let d = Digest::of(b"x");
     let body = format!(
         r#"{{"layers":[{{"mediaType":"a","digest":"{d}","size":1}},{{"mediaType":"b","digest":"{d}","size":2}}]}}"#
@@ -139,17 +139,17 @@ async fn an_endless_manifest_ends() {
 }
 
 #[tokio::test]
-async fn a_manifest_that_drips_is_given_up() {
+async fn a_manifest_that_arrives_too_slowly_is_given_up() {
     let server = Server::start(|_| {
         let drip = vec![(Duration::from_millis(100), Some(Bytes::from_static(b" "))); 1000];
         Response::new(slowly(drip))
     })
     .await;
-    let bench = Bench::with(|settings| settings.patience = Duration::from_millis(150));
-    let begun = std::time::Instant::now();
+    let bench = Bench::with(|settings| settings.stall_timeout = Duration::from_millis(150));
+    let started = std::time::Instant::now();
     let text = bench.pull_err(&server.model()).await;
     assert!(text.contains(" bytes in 0 s"), "{text}");
-    assert!(begun.elapsed() < Duration::from_secs(5));
+    assert!(started.elapsed() < Duration::from_secs(5));
 }
 
 #[tokio::test]
@@ -175,7 +175,7 @@ async fn compressed_answers_are_refused_unread() {
 }
 
 #[tokio::test]
-async fn a_manifest_digest_that_is_a_lie_is_found_out() {
+async fn a_wrong_manifest_digest_is_detected() {
     let model = Model::new(1000);
     let server = Server::start(move |seen| {
         let mut answer = model.answer(&seen);
@@ -212,7 +212,7 @@ async fn a_blob_of_another_size_than_the_manifest_says_is_refused() {
 }
 
 #[tokio::test]
-async fn a_page_for_browsers_is_no_blob() {
+async fn an_html_page_instead_of_a_blob_is_refused() {
     let model = Model::new(3 << 20);
     let server = with_blobs(&model, |_, _| {
         let page = Response::builder().header("Content-Type", "text/html; charset=utf-8");
@@ -226,7 +226,7 @@ async fn a_page_for_browsers_is_no_blob() {
 }
 
 #[tokio::test]
-async fn ranges_that_were_not_asked_for_are_refused() {
+async fn other_ranges_than_requested_are_refused() {
     let model = Model::new(3 << 20);
     for range in [
         "",
@@ -252,7 +252,7 @@ async fn ranges_that_were_not_asked_for_are_refused() {
 }
 
 #[tokio::test]
-async fn a_server_that_sends_the_whole_for_later_parts_only_is_asked_again() {
+async fn whole_responses_to_later_ranges_are_retried() {
     let model = Model::new(4 << 20);
     let server = with_blobs(&model, |seen, blob| {
         let whole = blob.len() > 1000 && seen.nth % 3 == 0;
@@ -283,7 +283,7 @@ async fn redirect_loops_end() {
 }
 
 #[tokio::test]
-async fn redirects_to_no_web_address_are_refused() {
+async fn redirects_to_other_schemes_are_refused() {
     for place in ["file:///etc/passwd", "ftp://h/x", "http://"] {
         let model = Model::new(1000);
         let server = with_blobs(&model, move |_, _| {
@@ -302,7 +302,7 @@ async fn redirects_to_no_web_address_are_refused() {
 }
 
 #[tokio::test]
-async fn connections_that_break_or_stand_still_are_made_again() {
+async fn broken_and_stalled_connections_are_retried() {
     for stall in [false, true] {
         let model = Model::new(4 << 20);
         let server = with_blobs(&model, move |seen, blob| {
@@ -324,9 +324,9 @@ async fn connections_that_break_or_stand_still_are_made_again() {
 }
 
 #[tokio::test]
-async fn a_blob_that_drips_is_asked_for_again_and_given_up() {
+async fn a_blob_that_arrives_too_slowly_is_retried_and_given_up() {
     let model = Model::new(3 << 20);
-    let drips = |blob: &Bytes, seen: &Seen| {
+    let drips = |blob: &Bytes, seen: &SeenRequest| {
         let (first, last) = seen.range().unwrap();
         let drops = (first..last)
             .take(100)
@@ -335,7 +335,7 @@ async fn a_blob_that_drips_is_asked_for_again_and_given_up() {
         let part = part.header("Content-Range", format!("bytes {first}-{last}/{}", blob.len()));
         part.body(slowly(drops.collect())).unwrap()
     };
-    // Some of the connections: the others go on, and these are made again.
+    // Some connections are too slow: they are replaced.
     let server = with_blobs(&model, move |seen, blob| {
         (blob.len() > 1000 && seen.nth % 3 == 0).then(|| drips(blob, seen))
     })
@@ -343,16 +343,17 @@ async fn a_blob_that_drips_is_asked_for_again_and_given_up() {
     let bench = Bench::new();
     bench.pull_ok(&server.model()).await;
     bench.assert_has(&model, &server.model());
-    // All of them.
+    // All connections are too slow.
     let server =
         with_blobs(&model, move |seen, blob| (blob.len() > 1000).then(|| drips(blob, seen))).await;
-    let (bench, begun) = (Bench::with(|settings| settings.streams = 1), std::time::Instant::now());
+    let (bench, started) =
+        (Bench::with(|settings| settings.streams = 1), std::time::Instant::now());
     let text = bench.pull_err(&server.model()).await;
     assert!(
         text.starts_with("max retries exceeded: http://") && text.contains(": only "),
         "{text}"
     );
-    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
     let firsts: Vec<u64> =
         server.blob_requests().iter().filter_map(|s| Some(s.range()?.0)).collect();
     assert!(
@@ -374,7 +375,7 @@ async fn a_blob_that_never_comes_ends_after_six_attempts() {
 }
 
 #[tokio::test]
-async fn a_busy_server_is_given_time() {
+async fn a_busy_server_is_retried_later() {
     let model = Model::new(4 << 20);
     let busy = Mutex::new(0);
     let server = with_blobs(&model, move |_, _| {
@@ -395,7 +396,7 @@ async fn a_busy_server_is_given_time() {
 }
 
 #[tokio::test]
-async fn a_manifest_is_waited_for_as_long_as_the_registry_asks_and_no_more_than_three_times() {
+async fn a_manifest_request_honours_retry_after_three_times_at_most() {
     let model = Model::new(1000);
     let (served, times) = (model.clone(), Mutex::new(0));
     let busy = || {
@@ -407,9 +408,9 @@ async fn a_manifest_is_waited_for_as_long_as_the_registry_asks_and_no_more_than_
         if *times == 1 { busy() } else { served.answer(&seen) }
     })
     .await;
-    let (bench, begun) = (Bench::new(), std::time::Instant::now());
+    let (bench, started) = (Bench::new(), std::time::Instant::now());
     bench.pull_ok(&server.model()).await;
-    assert!(begun.elapsed() >= Duration::from_secs(1), "{:?}", begun.elapsed());
+    assert!(started.elapsed() >= Duration::from_secs(1), "{:?}", started.elapsed());
 
     let server = Server::start(|_| status(503, "closed")).await;
     let text = Bench::new().pull_err(&server.model()).await;
@@ -420,7 +421,7 @@ async fn a_manifest_is_waited_for_as_long_as_the_registry_asks_and_no_more_than_
 }
 
 #[tokio::test]
-async fn a_model_larger_than_the_disk_is_not_begun() {
+async fn a_model_larger_than_the_disk_is_refused() {
     let digest = Digest::of(b"x");
     let body = format!(
         r#"{{"layers":[{{"mediaType":"{}","digest":"{digest}","size":9000000000000000000}}]}}"#,
@@ -437,7 +438,7 @@ async fn a_model_larger_than_the_disk_is_not_begun() {
 }
 
 #[tokio::test]
-async fn who_is_not_there_is_named() {
+async fn an_unreachable_registry_is_named() {
     let bench = Bench::new();
     let text = bench.pull_err("127.0.0.1:1/x/y").await;
     assert!(
@@ -459,7 +460,7 @@ async fn who_is_not_there_is_named() {
 }
 
 #[tokio::test]
-async fn models_in_tensors_are_refused_before_anything_is_fetched() {
+async fn models_with_tensor_layers_are_refused_before_anything_is_fetched() {
     let kind = "application/vnd.ollama.image.tensor";
     let model = Model::of(&[(kind, noise(10, 1).into()), (media::CONFIG, "{}".into())]);
     let server = Server::start(move |seen| model.answer(&seen)).await;
@@ -469,11 +470,11 @@ async fn models_in_tensors_are_refused_before_anything_is_fetched() {
 }
 
 #[tokio::test]
-async fn who_speaks_no_tls_is_not_asked_again() {
+async fn a_server_without_tls_is_not_retried() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let host = listener.local_addr().unwrap().to_string();
-    let asked = Arc::new(std::sync::atomic::AtomicUsize::new(0));
-    let count = asked.clone();
+    let requested = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let count = requested.clone();
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
             count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -484,10 +485,11 @@ async fn who_speaks_no_tls_is_not_asked_again() {
     let bench = Bench::new();
     let reference = ModelRef::parse(&format!("{host}/test/m")).unwrap();
     let digest = Digest::of(b"x");
-    let Err(error) = bench.registry.look_blob(&reference, digest, &Options::default()).await else {
+    let Err(error) = bench.registry.look_up_blob(&reference, digest, &Options::default()).await
+    else {
         panic!("nobody has it")
     };
     assert!(error.to_string().contains("does it speak plain HTTP?"), "{error}");
-    assert!(!error.is_passing());
-    assert_eq!(asked.load(std::sync::atomic::Ordering::Relaxed), 1);
+    assert!(!error.is_retryable());
+    assert_eq!(requested.load(std::sync::atomic::Ordering::Relaxed), 1);
 }

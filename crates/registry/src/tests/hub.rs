@@ -1,4 +1,4 @@
-//! Models by the hub's listing, and files by their address.
+//! Pulls by Hugging Face's file listing, and pulls of files by URL.
 
 use puna_gguf::{Gguf, Writer};
 use puna_quant::TensorType;
@@ -6,7 +6,7 @@ use puna_store::ModelName;
 
 use super::*;
 use crate::FileUrl;
-use crate::hosts::{Credentials, Host, Secret};
+use crate::client::hosts::{Credentials, Host, Secret};
 
 /// A model in two files, as llama.cpp splits it.
 fn split() -> [Bytes; 2] {
@@ -33,12 +33,12 @@ fn whole() -> Bytes {
     writer.to_vec([&[0u8; 8][..]]).unwrap().into()
 }
 
-/// A stand-in for the hub that refuses its registry form, and lists in pages of one file.
+/// A stand-in for Hugging Face that has no registry API, and lists one file per page.
 async fn hub(files: Vec<(&'static str, Bytes)>) -> Server {
     hub_without(files, Arc::default()).await
 }
 
-/// The same, of which a file cannot be had at the moment.
+/// The same; one file cannot be downloaded at the moment.
 async fn hub_without(
     files: Vec<(&'static str, Bytes)>,
     missing: Arc<Mutex<Option<&'static str>>>,
@@ -90,7 +90,7 @@ fn bench(server: &Server) -> Bench {
 }
 
 #[tokio::test]
-async fn a_model_in_several_files_comes_by_the_listing_and_becomes_one() {
+async fn a_split_model_is_pulled_by_the_listing_and_merged() {
     let [first, second] = split();
     let files = vec![
         ("Q4/m-Q4_0-00001-of-00002.gguf", first),
@@ -110,7 +110,7 @@ async fn a_model_in_several_files_comes_by_the_listing_and_becomes_one() {
     let weights = entry.manifest.last(media::MODEL).unwrap().digest;
     let gguf = Gguf::open(&bench.store.blob_path(&weights)).unwrap();
     assert_eq!(gguf.tensors().len(), 2);
-    // Weights, config, and what it was made of: the parts are gone.
+    // Weights, config and the record of the sources. The split files are removed.
     bench.assert_files(3);
     let before = server.seen().iter().filter(|seen| seen.path.contains("/resolve/")).count();
     bench.pull_ok(&name).await;
@@ -125,7 +125,7 @@ async fn a_model_in_several_files_comes_by_the_listing_and_becomes_one() {
 }
 
 #[tokio::test]
-async fn without_the_token_nothing_is_found() {
+async fn without_the_token_the_listing_is_not_found() {
     let server = hub(vec![("m-Q8_0.gguf", whole())]).await;
     let host = Host { hub: true, ..Host::default() };
     let bench = Bench::with(|settings| settings.hosts.set(&server.host, host));
@@ -133,7 +133,7 @@ async fn without_the_token_nothing_is_found() {
 }
 
 #[tokio::test]
-async fn a_hub_that_lies_about_a_digest_is_found_out() {
+async fn a_wrong_digest_in_the_listing_is_detected() {
     let server = Server::start(move |seen| match seen.path.as_str() {
         path if path.starts_with("/v2/") => status(400, "sharded"),
         "/api/models/test/m/refs" => {
@@ -164,7 +164,7 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn a_file_by_its_address_becomes_a_model_with_a_digest_and_without() {
+async fn a_file_by_url_becomes_a_model_with_and_without_a_digest() {
     let server = Server::start(|seen| match seen.path.as_str() {
         "/models/tiny-F32.gguf" => {
             let mut response = ranged(&whole(), &seen);
@@ -195,7 +195,7 @@ async fn a_file_by_its_address_becomes_a_model_with_a_digest_and_without() {
 }
 
 #[tokio::test]
-async fn what_the_hub_has_given_in_part_is_noted_under_the_models_name() {
+async fn an_interrupted_listed_model_is_recorded_under_its_name() {
     const SECOND: &str = "m-Q4_0-00002-of-00002.gguf";
     let [first, second] = split();
     let (here, all) = (first.len() as u64, (first.len() + second.len()) as u64);
@@ -215,7 +215,7 @@ async fn what_the_hub_has_given_in_part_is_noted_under_the_models_name() {
 }
 
 #[tokio::test]
-async fn a_file_that_has_come_in_part_is_noted_under_the_models_name() {
+async fn an_interrupted_file_is_recorded_under_the_models_name() {
     let whole_size = whole().len() as u64;
     let server = Server::start(move |seen| match seen.header("range") {
         "bytes=0-0" => ranged(&whole(), &seen),

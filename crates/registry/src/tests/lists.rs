@@ -1,4 +1,4 @@
-//! Manifest lists: pulls from registries that have them.
+//! Pulls of manifest lists.
 
 use serde_json::Value;
 
@@ -8,18 +8,18 @@ use super::*;
 #[derive(Clone, Default)]
 pub(crate) struct ListRegistry {
     pub(crate) list: Bytes,
-    /// The manifests by digest.
+    /// Manifests by digest.
     pub(crate) manifests: HashMap<String, Bytes>,
     blobs: HashMap<String, Bytes>,
-    /// The manifest for clients that do not name the type of lists.
+    /// Manifest for clients that do not accept manifest lists.
     default: Option<Bytes>,
 }
 
-/// The models of a list: their runners and formats.
+/// Runner and format of each model in a list.
 pub(crate) const RUNNERS: [(&str, &str); 3] =
     [("mlx", "safetensors"), ("ggml", "gguf"), ("llamacpp", "gguf")];
 
-/// A model for a runner, with weights of its own and a template that all share.
+/// A model for a runner, with its own weights and a shared template.
 pub(crate) fn model_for(runner: &str) -> Model {
     let seed = runner.bytes().map(u64::from).sum();
     let kind = if runner == "mlx" { "application/vnd.ollama.image.tensor" } else { media::MODEL };
@@ -57,7 +57,7 @@ impl ListRegistry {
         self
     }
 
-    pub(crate) fn answer(&self, seen: &Seen) -> Response {
+    pub(crate) fn answer(&self, seen: &SeenRequest) -> Response {
         let id = seen.path.rsplit('/').next().unwrap_or_default();
         if !seen.path.contains("/manifests/") {
             return match self.blobs.get(id) {
@@ -98,7 +98,8 @@ impl Bench {
         lines
     }
 
-    /// The runner of the chosen child, and those of all children in the store, whose blobs are whole.
+    /// The runner of the chosen child, and the runners of all stored children. Checks that the
+    /// latter's blobs are complete.
     fn runners(&self, name: &str, list: &Bytes) -> (String, Vec<String>) {
         let (entry, bytes) =
             self.store.manifest_bytes(&ModelRef::parse(name).unwrap().name).unwrap();
@@ -116,7 +117,7 @@ impl Bench {
         (entry.runner.clone(), present.map(|stored| stored.child.runner.clone()).collect())
     }
 
-    /// All files of the store and their contents, but for locks and notes.
+    /// All files of the store with their contents, except locks and records.
     fn files(&self) -> Vec<(String, Vec<u8>)> {
         let mut open: Vec<_> =
             ["blobs", "manifests", "manifests-v2"].map(|dir| self.root().join(dir)).into();
@@ -157,21 +158,21 @@ async fn the_child_that_runs_here_is_pulled_and_the_list_is_kept() {
     let digest = Digest::of(&model_for("llamacpp").manifest);
     assert_eq!(seen[1].path, format!("/v2/test/m/manifests/{digest}"));
     assert!(!seen[1].header("accept").contains(media::MANIFEST_LIST), "a child is no list");
-    // Nothing but the list is asked for again.
+    // Only the list is fetched again.
     bench.pull_ok(&server.model()).await;
     assert_eq!(server.seen().len(), seen.len() + 1);
     assert_eq!(server.seen().last().unwrap().path, "/v2/test/m/manifests/latest");
 }
 
 #[tokio::test]
-async fn a_registry_that_gives_a_child_to_others_gives_us_the_list() {
+async fn the_request_accepts_manifest_lists() {
     let mut registry = ListRegistry::of(&RUNNERS);
     registry.default = Some(model_for("ggml").manifest);
     let server = registry.serve().await;
     let bench = Bench::new();
     bench.pull_ok(&server.model()).await;
     assert_eq!(bench.runners(&server.model(), &registry.list).0, "llamacpp");
-    // One that has no lists gives a plain manifest, which may name its runner.
+    // A registry without manifest lists answers with a plain manifest, which may name its runner.
     let mut plain: Value = serde_json::from_slice(&model_for("ggml").manifest).unwrap();
     plain["runner"] = "ggml".into();
     registry.list = plain.to_string().into();
@@ -184,7 +185,7 @@ async fn a_registry_that_gives_a_child_to_others_gives_us_the_list() {
 }
 
 #[tokio::test]
-async fn inline_children_need_no_request_of_their_own() {
+async fn inline_children_need_no_request() {
     let model = model_for("llamacpp");
     let mut inline: Value = serde_json::from_slice(&model.manifest).unwrap();
     inline["runner"] = "llamacpp".into();
@@ -216,8 +217,8 @@ async fn further_runners_are_added_to_the_same_list() {
         ("llamacpp", ["mlx", "ggml", "llamacpp"].map(String::from).to_vec())
     );
     let of_mlx: Vec<String> = model_for("mlx").blobs.into_keys().collect();
-    let asked = server.blob_requests().split_off(before);
-    assert!(asked.iter().all(|seen| of_mlx.iter().any(|digest| seen.path.ends_with(digest))));
+    let requested = server.blob_requests().split_off(before);
+    assert!(requested.iter().all(|seen| of_mlx.iter().any(|digest| seen.path.ends_with(digest))));
     assert!(lines.iter().any(|line| line.status == "pulling manifest for mlx"));
     let error = bench.pull_with(&name, only("other")).await.0.unwrap_err().to_string();
     assert!(
@@ -227,7 +228,7 @@ async fn further_runners_are_added_to_the_same_list() {
 }
 
 #[tokio::test]
-async fn a_list_that_cannot_run_here_is_pulled_only_by_its_runner() {
+async fn a_list_without_a_usable_child_is_pulled_only_by_its_runner() {
     let registry = ListRegistry::of(&RUNNERS[..1]);
     let server = registry.serve().await;
     let bench = Bench::new();
@@ -236,7 +237,7 @@ async fn a_list_that_cannot_run_here_is_pulled_only_by_its_runner() {
     assert!(server.blob_requests().is_empty());
     bench.pull_these(&server.model(), only("mlx")).await;
     assert_eq!(bench.runners(&server.model(), &registry.list).0, "mlx");
-    // A child that claims to be a GGUF file and comes in tensors is refused as before.
+    // A child that claims to be a GGUF file but has tensor layers is refused.
     let list = list_of(&[reference(&model_for("mlx").manifest, "ggml", "gguf")]);
     let server = ListRegistry { list, ..registry }.serve().await;
     assert!(bench.pull_err(&server.model()).await.contains("comes in tensors"));
@@ -283,8 +284,8 @@ async fn bad_lists_are_refused_with_their_entry_and_nothing_is_removed() {
     let many: Vec<Value> =
         (0..10_000).map(|n| of(&Bytes::from(n.to_string()), &n.to_string())).collect();
     let nested = list_of(&[of(&ggml, "ggml")]);
-    let mut lying: Value = serde_json::from_slice(&ggml).unwrap();
-    lying["digest"] = Digest::of(b"another").to_string().into();
+    let mut wrong_model: Value = serde_json::from_slice(&ggml).unwrap();
+    wrong_model["digest"] = Digest::of(b"another").to_string().into();
     let escaping =
         json!({"mediaType": media::MANIFEST, "digest": "sha256:../../x", "runner": "ggml"});
     let absent = Bytes::from_static(b"absent");
@@ -305,7 +306,10 @@ async fn bad_lists_are_refused_with_their_entry_and_nothing_is_removed() {
             ["child 1 of the list is a list itself", ""],
         ),
         (vec![of(&mlx, "mlx"), of(&nested, "ggml")], ["child 2 for ggml", "is a list itself"]),
-        (vec![of(&mlx, "mlx"), lying], ["child 2 of the list has the digest", "but the list says"]),
+        (
+            vec![of(&mlx, "mlx"), wrong_model],
+            ["child 2 of the list has the digest", "but the list says"],
+        ),
         (vec![swapped], ["child 1 for ggml", "digest"]),
         (vec![escaping], ["child 1 of the list has the invalid digest", "../../x"]),
     ] {

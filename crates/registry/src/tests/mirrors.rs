@@ -1,16 +1,16 @@
-//! Mirrors: asked first, left when they fail, and never a name of their own.
+//! Mirrors: they are tried first, skipped when they fail, and do not change the model's name.
 
 use super::*;
 
-/// A name whose registry is `origin`, with mirrors.
+/// A client that uses mirrors for `origin`.
 fn bench(origin: &Server, mirrors: &[&str]) -> Bench {
     let mirrors = mirrors.iter().map(|host| format!("http://{host}")).collect();
-    let host = crate::hosts::Host { mirrors, ..Default::default() };
+    let host = crate::client::hosts::Host { mirrors, ..Default::default() };
     Bench::with(|settings| settings.hosts.set(&origin.host, host))
 }
 
 #[tokio::test]
-async fn the_mirror_serves_and_the_registry_is_not_asked() {
+async fn a_mirror_serves_without_requests_to_the_registry() {
     let model = Model::new(3 << 20);
     let (origin, mirror) = (Server::of(&model).await, Server::of(&model).await);
     let bench = bench(&origin, &[&mirror.host]);
@@ -22,7 +22,7 @@ async fn the_mirror_serves_and_the_registry_is_not_asked() {
 }
 
 #[tokio::test]
-async fn a_mirror_without_the_model_away_or_broken_is_left() {
+async fn missing_and_broken_mirrors_are_skipped() {
     let model = Model::new(3 << 20);
     let origin = Server::of(&model).await;
     let empty = Server::start(|_| status(404, "")).await;
@@ -39,7 +39,7 @@ async fn a_mirror_without_the_model_away_or_broken_is_left() {
 }
 
 #[tokio::test]
-async fn blobs_that_a_mirror_fails_at_come_from_the_registry_and_what_arrived_counts() {
+async fn the_registry_completes_blobs_that_a_mirror_fails_to_send() {
     let model = Model::new(8 << 20);
     let origin = Server::of(&model).await;
     let served = model.clone();
@@ -48,7 +48,7 @@ async fn blobs_that_a_mirror_fails_at_come_from_the_registry_and_what_arrived_co
         let served = served.clone();
         async move {
             match seen.range() {
-                // The first part of the weights comes, and then never more.
+                // Only the first range of the weights arrives.
                 Some((first, _))
                     if seen.path.ends_with(&served.weights.to_string()) && first > 0 =>
                 {
@@ -65,25 +65,25 @@ async fn blobs_that_a_mirror_fails_at_come_from_the_registry_and_what_arrived_co
     bench.assert_has(&model, &origin.model());
     let of_weights: Vec<_> =
         origin.blob_requests().into_iter().filter(|s| s.path.ends_with(&weights)).collect();
-    let ranges: Vec<_> = of_weights.iter().filter_map(Seen::range).collect();
+    let ranges: Vec<_> = of_weights.iter().filter_map(SeenRequest::range).collect();
     assert!(!ranges.is_empty() && ranges.iter().all(|(first, _)| *first > 0), "{ranges:?}");
 }
 
 #[tokio::test]
-async fn a_mirror_that_lies_is_found_out() {
+async fn wrong_bytes_of_a_mirror_are_detected() {
     let model = Model::new(1 << 20);
     let origin = Server::of(&model).await;
-    let mut lying = model.clone();
-    let weights = lying.weights.to_string();
-    lying.blobs.insert(weights, noise(1 << 20, 7).into());
-    let mirror = Server::of(&lying).await;
+    let mut wrong_model = model.clone();
+    let weights = wrong_model.weights.to_string();
+    wrong_model.blobs.insert(weights, noise(1 << 20, 7).into());
+    let mirror = Server::of(&wrong_model).await;
     let bench = bench(&origin, &[&mirror.host]);
     bench.pull_ok(&origin.model()).await;
     bench.assert_has(&model, &origin.model());
 }
 
 #[tokio::test]
-async fn a_mirror_says_for_whom_it_asks_to_registries_alone() {
+async fn the_via_header_is_sent_to_registries_only() {
     let model = Model::new(1 << 20);
     let storage = Server::of(&model).await;
     let (served, target) = (model.clone(), storage.host.clone());
@@ -99,7 +99,14 @@ async fn a_mirror_says_for_whom_it_asks_to_registries_alone() {
     let reference = ModelRef::parse(&origin.model()).unwrap();
     let options =
         Options { insecure: true, via: Some("1.1 one, 1.1 two".into()), ..Options::default() };
-    bench.registry.look(&reference, &options).await.unwrap().fetch(&bench.store).await.unwrap();
+    bench
+        .registry
+        .look_up_model(&reference, &options)
+        .await
+        .unwrap()
+        .fetch(&bench.store)
+        .await
+        .unwrap();
     assert!(origin.seen().iter().all(|seen| seen.header("via") == "1.1 one, 1.1 two"));
     assert!(
         !storage.seen().is_empty()
@@ -108,11 +115,11 @@ async fn a_mirror_says_for_whom_it_asks_to_registries_alone() {
 }
 
 #[tokio::test]
-async fn a_circle_of_registries_is_not_asked_again() {
+async fn a_request_loop_is_not_retried() {
     let server = Server::start(|_| status(508, "asked by itself")).await;
     let reference = ModelRef::parse(&server.model()).unwrap();
     let options = Options { insecure: true, ..Options::default() };
-    let Err(error) = Bench::new().registry.look(&reference, &options).await else {
+    let Err(error) = Bench::new().registry.look_up_model(&reference, &options).await else {
         panic!("it has no model")
     };
     assert!(error.is_loop() && error.to_string().contains("asked by itself"), "{error}");
@@ -120,7 +127,7 @@ async fn a_circle_of_registries_is_not_asked_again() {
 }
 
 #[tokio::test]
-async fn when_nobody_has_it_all_answers_are_told() {
+async fn a_missing_model_error_lists_all_endpoints() {
     let origin = Server::start(|_| status(404, "")).await;
     let mirror = Server::start(|_| status(403, "not for you")).await;
     let bench = bench(&origin, &[&mirror.host]);
@@ -133,7 +140,7 @@ async fn when_nobody_has_it_all_answers_are_told() {
 }
 
 #[tokio::test]
-async fn when_nobody_has_a_blob_all_answers_are_told() {
+async fn a_missing_blob_error_lists_all_endpoints() {
     let model = Model::new(1 << 20);
     let served = model.clone();
     let origin = Server::start(move |seen| match seen.is_blob() {
@@ -141,9 +148,9 @@ async fn when_nobody_has_a_blob_all_answers_are_told() {
         false => served.answer(&seen),
     })
     .await;
-    let mut lying = model.clone();
-    lying.blobs.insert(model.weights.to_string(), noise(1 << 20, 7).into());
-    let mirror = Server::of(&lying).await;
+    let mut wrong_model = model.clone();
+    wrong_model.blobs.insert(model.weights.to_string(), noise(1 << 20, 7).into());
+    let mirror = Server::of(&wrong_model).await;
     let bench = bench(&origin, &[&mirror.host]);
     let text = bench.pull_err(&origin.model()).await;
     let want = format!(
@@ -154,13 +161,13 @@ async fn when_nobody_has_a_blob_all_answers_are_told() {
 }
 
 #[tokio::test]
-async fn a_limit_of_speed_holds() {
+async fn a_rate_limit_holds() {
     let model = Model::new(1 << 20);
     let origin = Server::of(&model).await;
     let bench = Bench::with(|settings| settings.limit_rate = Some(2 << 20));
-    let begun = std::time::Instant::now();
+    let started = std::time::Instant::now();
     bench.pull_ok(&origin.model()).await;
-    let took = begun.elapsed().as_secs_f64();
+    let took = started.elapsed().as_secs_f64();
     assert!((0.3..3.0).contains(&took), "{took}");
 }
 
@@ -181,7 +188,7 @@ async fn a_child_that_a_mirror_lacks_comes_from_the_registry() {
         origin.seen().iter().all(|seen| !seen.path.ends_with("/latest")),
         "the mirror's list counts"
     );
-    // A mirror whose list breaks a rule is left.
+    // A mirror with an invalid list is skipped.
     let bad =
         Server::start(|_| status(200, json!({"mediaType": media::MANIFEST_LIST}).to_string()))
             .await;

@@ -1,7 +1,7 @@
-//! Registries of every kind on 127.0.0.1, good ones and bad ones.
+//! Tests against registries on 127.0.0.1, correct and hostile ones.
 
-mod arriving;
 mod auth;
+mod download_reader;
 mod hostile;
 mod hub;
 mod lists;
@@ -28,26 +28,26 @@ use tokio::sync::mpsc;
 
 use crate::{Options, Progress, Registry, RegistryError, Settings};
 #[cfg(target_os = "linux")]
-pub(crate) use resume::Sleeper;
+pub(crate) use resume::SleepingProcess;
 
-/// A request as a registry saw it.
+/// Request that a registry received.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Seen {
+pub(crate) struct SeenRequest {
     pub(crate) method: String,
     pub(crate) path: String,
     pub(crate) query: String,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
-    /// The number of this request, from 0.
+    /// Number of this request, from 0.
     pub(crate) nth: usize,
 }
 
-impl Seen {
+impl SeenRequest {
     pub(crate) fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", |v| v.to_str().unwrap())
     }
 
-    /// First and last byte that are asked for.
+    /// First and last byte of the requested range.
     pub(crate) fn range(&self) -> Option<(u64, u64)> {
         let (first, last) = self.header("range").strip_prefix("bytes=")?.split_once('-')?;
         Some((first.parse().ok()?, last.parse().ok()?))
@@ -58,37 +58,41 @@ impl Seen {
     }
 }
 
-/// A server that answers with a function, and notes what it was asked.
+/// Server that answers by a function and records its requests.
 pub(crate) struct Server {
     pub(crate) host: String,
-    pub(crate) seen: Arc<Mutex<Vec<Seen>>>,
+    pub(crate) seen: Arc<Mutex<Vec<SeenRequest>>>,
 }
 
 impl Server {
-    /// A good registry with a model.
+    /// A correct registry with a model.
     pub(crate) async fn of(model: &Model) -> Self {
         let served = model.clone();
         Self::start(move |seen| served.answer(&seen)).await
     }
 
-    pub(crate) async fn start(answer: impl Fn(Seen) -> Response + Send + Sync + 'static) -> Self {
+    pub(crate) async fn start(
+        answer: impl Fn(SeenRequest) -> Response + Send + Sync + 'static,
+    ) -> Self {
         Self::start_async(move |seen| std::future::ready(answer(seen))).await
     }
 
-    pub(crate) async fn start_async<F>(answer: impl Fn(Seen) -> F + Send + Sync + 'static) -> Self
+    pub(crate) async fn start_async<F>(
+        answer: impl Fn(SeenRequest) -> F + Send + Sync + 'static,
+    ) -> Self
     where
         F: Future<Output = Response> + Send + 'static,
     {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let host = listener.local_addr().unwrap().to_string();
-        let seen = Arc::<Mutex<Vec<Seen>>>::default();
+        let seen = Arc::<Mutex<Vec<SeenRequest>>>::default();
         let (noted, answer) = (seen.clone(), Arc::new(answer));
         let router = axum::Router::new().fallback(move |request: Request| {
             let (noted, answer) = (noted.clone(), answer.clone());
             async move {
                 let (parts, body) = request.into_parts();
                 let body = axum::body::to_bytes(body, usize::MAX).await.unwrap_or_default();
-                let mut seen = Seen {
+                let mut seen = SeenRequest {
                     method: parts.method.to_string(),
                     path: parts.uri.path().to_owned(),
                     query: parts.uri.query().unwrap_or_default().to_owned(),
@@ -108,15 +112,15 @@ impl Server {
         Self { host, seen }
     }
 
-    pub(crate) fn seen(&self) -> Vec<Seen> {
+    pub(crate) fn seen(&self) -> Vec<SeenRequest> {
         self.seen.lock().unwrap().clone()
     }
 
-    pub(crate) fn blob_requests(&self) -> Vec<Seen> {
-        self.seen().into_iter().filter(Seen::is_blob).collect()
+    pub(crate) fn blob_requests(&self) -> Vec<SeenRequest> {
+        self.seen().into_iter().filter(SeenRequest::is_blob).collect()
     }
 
-    /// The name of the model `test/m` there.
+    /// Name of the model `test/m` at this registry.
     pub(crate) fn model(&self) -> String {
         format!("{}/test/m", self.host)
     }
@@ -126,7 +130,7 @@ pub(crate) fn status(code: u16, body: impl Into<Body>) -> Response {
     Response::builder().status(code).body(body.into()).unwrap()
 }
 
-/// A model as a registry has it.
+/// Model at a registry.
 #[derive(Clone)]
 pub(crate) struct Model {
     pub(crate) blobs: HashMap<String, Bytes>,
@@ -135,7 +139,7 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// With weights of so many bytes, a template and a config.
+    /// A model with `size` bytes of weights, a template and a config.
     pub(crate) fn new(size: usize) -> Self {
         let weights = noise(size, 1);
         let digest = Digest::of(&weights);
@@ -151,7 +155,7 @@ impl Model {
         Self { weights, ..self }
     }
 
-    /// Of layers, the last of which is the config.
+    /// A model with the given layers; the last one is the config.
     pub(crate) fn of(layers: &[(&str, Bytes)]) -> Self {
         let layer = |(kind, bytes): &(&str, Bytes)| json!({"mediaType": kind, "digest": Digest::of(bytes).to_string(), "size": bytes.len()});
         let mut all: Vec<_> = layers.iter().map(layer).collect();
@@ -170,8 +174,8 @@ impl Model {
         }
     }
 
-    /// As a registry of the OCI rules answers.
-    pub(crate) fn answer(&self, seen: &Seen) -> Response {
+    /// The response of a registry that follows the OCI specification.
+    pub(crate) fn answer(&self, seen: &SeenRequest) -> Response {
         if seen.path.contains("/manifests/") {
             return Response::builder()
                 .header("Content-Type", media::MANIFEST)
@@ -187,8 +191,8 @@ impl Model {
     }
 }
 
-/// The bytes that are asked for.
-pub(crate) fn ranged(blob: &Bytes, seen: &Seen) -> Response {
+/// The response to a range request.
+pub(crate) fn ranged(blob: &Bytes, seen: &SeenRequest) -> Response {
     let Some((first, last)) = seen.range() else { return status(200, blob.clone()) };
     let last = last.min(blob.len() as u64 - 1);
     let part = blob.slice(first as usize..=last as usize);
@@ -199,7 +203,7 @@ pub(crate) fn ranged(blob: &Bytes, seen: &Seen) -> Response {
         .unwrap()
 }
 
-/// Bytes that repeat nowhere.
+/// Pseudo-random bytes.
 pub(crate) fn noise(size: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut out = Vec::with_capacity(size + 8);
@@ -213,7 +217,7 @@ pub(crate) fn noise(size: usize, seed: u64) -> Vec<u8> {
     out
 }
 
-/// A body that comes piece by piece, with pauses; `None` breaks the connection.
+/// A body that arrives in pieces, with pauses. `None` breaks the connection.
 pub(crate) fn slowly(pieces: Vec<(Duration, Option<Bytes>)>) -> Body {
     let pieces = futures_util::stream::unfold(pieces.into_iter(), |mut pieces| async {
         let (pause, piece) = pieces.next()?;
@@ -223,7 +227,7 @@ pub(crate) fn slowly(pieces: Vec<(Duration, Option<Bytes>)>) -> Body {
     Body::from_stream(pieces)
 }
 
-/// A small file of weights.
+/// A small GGUF file.
 pub(crate) fn gguf(seed: u32) -> Bytes {
     let mut writer = puna_gguf::Writer::new();
     writer
@@ -235,7 +239,7 @@ pub(crate) fn gguf(seed: u32) -> Bytes {
     writer.to_vec([&[0u8; 8][..]]).unwrap().into()
 }
 
-/// A store in a folder of its own, and a client in a hurry.
+/// A store in a temporary folder, and a client with short timeouts.
 pub(crate) struct Bench {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) store: Arc<Store>,
@@ -253,8 +257,8 @@ impl Bench {
         Self::at(dir, &root, change)
     }
 
-    /// The same store with a client of its own, as another process has it.
-    pub(crate) fn beside(&self) -> Self {
+    /// The same store with another client, as in another process.
+    pub(crate) fn with_another_client(&self) -> Self {
         Self::at(tempfile::tempdir().unwrap(), self.root(), |_| {})
     }
 
@@ -262,13 +266,13 @@ impl Bench {
         let store = Arc::new(Store::open(root).unwrap());
         let mut settings = Settings {
             user_agent: "ollama/0.0.0 puna-test".into(),
-            key: Some(dir.path().join("id_ed25519")),
+            key_file: Some(dir.path().join("id_ed25519")),
             streams: 4,
-            patience: Duration::from_millis(400),
-            pause: Duration::from_millis(5),
-            checkpoint: Duration::from_millis(20),
-            tick: Duration::from_millis(2),
-            min_part: 1 << 20,
+            stall_timeout: Duration::from_millis(400),
+            retry_delay: Duration::from_millis(5),
+            checkpoint_interval: Duration::from_millis(20),
+            progress_interval: Duration::from_millis(2),
+            min_range_bytes: 1 << 20,
             ..Settings::default()
         };
         change(&mut settings);
@@ -279,12 +283,12 @@ impl Bench {
         self.store.root()
     }
 
-    /// What a pull came to, and its lines.
+    /// Pulls a model. Returns the result and the progress reports.
     pub(crate) async fn pull(&self, name: &str) -> (Result<(), RegistryError>, Vec<Progress>) {
         self.pull_with(name, Options::default()).await
     }
 
-    /// Pulls with options, and gives the result and the lines.
+    /// Pulls a model with options. Returns the result and the progress reports.
     pub(crate) async fn pull_with(
         &self,
         name: &str,
@@ -311,7 +315,7 @@ impl Bench {
         self.pull(name).await.0.unwrap_err().to_string()
     }
 
-    /// The store has the model, whole, and nothing else.
+    /// Checks that the store has the complete model, and no other files.
     pub(crate) fn assert_has(&self, model: &Model, name: &str) {
         let entry = self.store.get(&ModelRef::parse(name).unwrap().name).unwrap();
         assert_eq!(
@@ -329,7 +333,7 @@ impl Bench {
         self.assert_files(model.blobs.len());
     }
 
-    /// There are so many files among the blobs, and no temporary ones.
+    /// Checks the number of blobs, and that there are no temporary files.
     pub(crate) fn assert_files(&self, blobs: usize) {
         let names = |dir: &str| -> Vec<String> {
             let entries = std::fs::read_dir(self.root().join(dir)).into_iter().flatten();
@@ -342,7 +346,7 @@ impl Bench {
         assert_eq!(names("puna-tmp"), Vec::<String>::new());
     }
 
-    /// What is left of an interrupted download.
+    /// File names of interrupted downloads.
     pub(crate) fn partials(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.root().join("blobs")).into_iter().flatten();
         entries

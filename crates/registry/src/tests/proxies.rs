@@ -1,12 +1,12 @@
-//! Proxies between here and the registries, and what is set for single hosts.
+//! Proxies for requests to registries, and settings of individual hosts.
 
 use tokio::io::AsyncReadExt;
 
 use super::*;
 use crate::Proxies;
-use crate::hosts::Host;
+use crate::client::hosts::Host;
 
-/// A host that is nowhere but behind a proxy.
+/// A host that only the proxy can resolve.
 const FAR: &str = "hub.test/test/m";
 
 fn through(http: Option<&str>, https: Option<&str>, direct: &str) -> Bench {
@@ -25,12 +25,12 @@ async fn a_registry_is_asked_through_the_proxy() {
 }
 
 #[tokio::test]
-async fn what_no_proxy_names_and_this_machine_are_asked_directly() {
+async fn no_proxy_hosts_and_loopback_use_no_proxy() {
     let model = Model::new(3000);
     let (proxy, near) = (Server::of(&model).await, Server::of(&model).await);
     for direct in ["hub.test", ".test", "*"] {
         let bench = through(Some(&format!("http://{}", proxy.host)), None, direct);
-        // Nobody has this name.
+        // The name does not resolve.
         bench.pull(FAR).await.0.unwrap_err();
         bench.pull_ok(&near.model()).await;
         bench.assert_has(&model, &near.model());
@@ -48,11 +48,11 @@ async fn a_registry_with_tls_is_asked_through_a_tunnel() {
     let pull = tokio::spawn(async move {
         registry.pull(&store, &ModelRef::parse(FAR).unwrap(), &Options::default(), report).await
     });
-    let mut asked = vec![0; 1000];
-    let n = listener.accept().await.unwrap().0.read(&mut asked).await.unwrap();
-    let asked = String::from_utf8_lossy(&asked[..n]).to_lowercase();
-    assert!(asked.starts_with("connect hub.test:443 http/1.1"), "{asked}");
-    assert!(asked.contains("proxy-authorization: basic yw5uytpzzwnyzxq="), "{asked}");
+    let mut requested = vec![0; 1000];
+    let n = listener.accept().await.unwrap().0.read(&mut requested).await.unwrap();
+    let requested = String::from_utf8_lossy(&requested[..n]).to_lowercase();
+    assert!(requested.starts_with("connect hub.test:443 http/1.1"), "{requested}");
+    assert!(requested.contains("proxy-authorization: basic yw5uytpzzwnyzxq="), "{requested}");
     pull.abort();
 }
 
@@ -78,7 +78,7 @@ async fn a_proxy_that_cannot_be_used_is_named_without_its_password() {
 }
 
 #[tokio::test]
-async fn a_hosts_own_limit_holds_for_it_alone() {
+async fn a_hosts_rate_limit_holds_for_that_host_only() {
     let model = Model::new(300_000);
     let (slow, fast) = (Server::of(&model).await, Server::of(&model).await);
     let bench = Bench::with(|settings| {
@@ -86,11 +86,11 @@ async fn a_hosts_own_limit_holds_for_it_alone() {
         settings.hosts.set(&slow.host, host);
     });
     let timed = async |server: &Server| {
-        let begun = std::time::Instant::now();
+        let started = std::time::Instant::now();
         bench.pull_ok(&server.model()).await;
-        begun.elapsed()
+        started.elapsed()
     };
-    // The other one first, whose blobs are another store's then.
+    // The unlimited host comes first. The other pull needs a store without its blobs.
     let (fast, slow) = (timed(&fast).await, {
         bench.store.delete(&ModelRef::parse(&fast.model()).unwrap().name).unwrap();
         timed(&slow).await

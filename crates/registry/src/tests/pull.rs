@@ -1,4 +1,4 @@
-//! Pulls that go well, from registries of every style.
+//! Successful pulls from registries of different kinds.
 
 use futures_util::FutureExt;
 use tokio::sync::{Notify, watch};
@@ -7,7 +7,7 @@ use super::*;
 use crate::FileUrl;
 
 #[tokio::test]
-async fn a_pull_reports_ollamas_lines_and_stores_the_manifest_as_it_came() {
+async fn a_pull_reports_like_ollama_and_stores_the_manifest_unchanged() {
     let model = Model::new(5 << 20);
     let server = Server::of(&model).await;
     let bench = Bench::new();
@@ -51,7 +51,7 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn a_registry_that_has_too_much_to_do_is_named_while_it_is_asked_again() {
+async fn a_busy_registry_is_named_while_requests_are_retried() {
     let model = Model::new(3000);
     let served = model.clone();
     let server = Server::start(move |seen| match seen.nth {
@@ -60,21 +60,21 @@ async fn a_registry_that_has_too_much_to_do_is_named_while_it_is_asked_again() {
     })
     .await;
     let bench = Bench::with(|settings| {
-        settings.quiet = Duration::from_millis(10);
-        settings.pause = Duration::from_millis(60);
+        settings.waiting_notice_delay = Duration::from_millis(10);
+        settings.retry_delay = Duration::from_millis(60);
     });
     let lines = bench.pull_ok(&server.model()).await;
     let waits: Vec<_> =
         lines.iter().filter_map(|line| line.status.strip_prefix("waiting for ")).collect();
     let why = "503 Service Unavailable: too much to do";
     let said = [2, 3].map(|attempt| format!("{}: {why} (attempt {attempt} of 3)", server.host));
-    // Nothing may have been known of it yet when it was named first.
+    // The reason may not have been known in the first notice.
     assert!(waits.ends_with(&said.each_ref().map(String::as_str)), "{waits:?}");
     assert_eq!(lines[0].status, "pulling manifest");
 }
 
 #[tokio::test]
-async fn what_is_there_already_is_not_fetched_again() {
+async fn stored_blobs_are_not_fetched_again() {
     let model = Model::new(3 << 20);
     let server = Server::of(&model).await;
     let bench = Bench::new();
@@ -86,7 +86,7 @@ async fn what_is_there_already_is_not_fetched_again() {
         lines.iter().filter(|line| line.digest == Some(model.weights)).collect();
     assert_eq!(of_weights.len(), 1, "one line, complete");
     assert_eq!((of_weights[0].total, of_weights[0].completed), (3 << 20, 3 << 20));
-    // A blob whose file was cut is no blob.
+    // A truncated file does not count as a blob.
     std::fs::write(bench.store.blob_path(&model.weights), b"cut").unwrap();
     bench.pull_ok(&server.model()).await;
     bench.assert_has(&model, &server.model());
@@ -113,7 +113,7 @@ async fn a_new_version_removes_what_only_the_old_one_used() {
 }
 
 #[tokio::test]
-async fn ollamas_registry_names_a_blobs_place_beside_a_success() {
+async fn a_location_in_a_successful_response_is_followed() {
     let model = Model::new(3 << 20);
     let served = model.clone();
     let server = Server::start(move |seen| {
@@ -154,7 +154,7 @@ async fn every_kind_of_redirect_is_followed_and_its_target_is_remembered() {
 }
 
 #[tokio::test]
-async fn an_address_that_expires_is_asked_for_again() {
+async fn an_expired_url_is_requested_again() {
     let model = Model::new(4 << 20);
     let served = model.clone();
     let server = Server::start(move |seen| {
@@ -162,7 +162,7 @@ async fn an_address_that_expires_is_asked_for_again() {
             return served.answer(&seen);
         }
         match seen.query.strip_prefix("at=").map(|at| at.parse::<usize>().unwrap()) {
-            // Good for two requests.
+            // The URL is valid for two requests.
             Some(at) if seen.nth > at + 2 => {
                 status(403, "<Error><Code>AccessDenied</Code></Error>")
             }
@@ -184,12 +184,12 @@ async fn an_address_that_expires_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn a_server_without_ranges_serves_all_the_same() {
+async fn a_server_without_range_requests_works() {
     let model = Model::new(5 << 20);
     let served = model.clone();
     let server = Server::start(move |mut seen| {
         seen.headers.remove("range");
-        // The first attempt breaks off in the middle; the second one begins anew.
+        // The first response breaks in the middle; the second attempt restarts.
         match served.blobs.get(seen.path.rsplit('/').next().unwrap()) {
             Some(blob) if blob.len() > 1000 && seen.nth == 1 => {
                 let piece = blob.slice(..3_000_000);
@@ -206,7 +206,7 @@ async fn a_server_without_ranges_serves_all_the_same() {
 }
 
 #[tokio::test]
-async fn several_pulls_share_one_download_and_the_first_may_leave() {
+async fn several_pulls_share_a_download_and_the_first_may_be_cancelled() {
     let model = Model::new(4 << 20);
     let served = model.clone();
     let server = Server::start_async(move |seen| {
@@ -238,12 +238,12 @@ async fn several_pulls_share_one_download_and_the_first_may_leave() {
 }
 
 #[tokio::test]
-async fn a_pull_takes_over_where_another_ones_registry_fails() {
+async fn a_pull_takes_over_a_failed_download_of_another_pull() {
     let model = Model::new(3 << 20);
     let served = model.clone();
-    // The blobs of the first registry fail once the other pull has begun.
-    let (asked, (open, gate)) = (Arc::new(Notify::new()), watch::channel(false));
-    let is_asked = asked.clone();
+    // The first registry's blobs fail after the other pull has joined.
+    let (requested, (open, gate)) = (Arc::new(Notify::new()), watch::channel(false));
+    let is_asked = requested.clone();
     let bad = Server::start_async(move |seen| {
         let (served, is_asked, mut gate) = (served.clone(), is_asked.clone(), gate.clone());
         async move {
@@ -260,7 +260,7 @@ async fn a_pull_takes_over_where_another_ones_registry_fails() {
     let bench = Bench::new();
     let (bad, good_name) = (bad.model(), good.model());
     let late = async {
-        asked.notified().await;
+        requested.notified().await;
         let release = async {
             tokio::time::sleep(Duration::from_millis(50)).await;
             open.send(true).unwrap();
@@ -284,7 +284,7 @@ async fn names_keep_the_case_in_which_they_are_stored() {
 }
 
 #[tokio::test]
-async fn blobs_of_no_bytes_and_of_equal_bytes_are_fine() {
+async fn empty_and_equal_blobs_are_pulled() {
     let same = Bytes::from_static(b"{}");
     let model = Model::of(&[
         (media::MODEL, noise(100, 3).into()),
@@ -299,7 +299,7 @@ async fn blobs_of_no_bytes_and_of_equal_bytes_are_fine() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_does_not_read_how_far_a_pull_is_holds_nobody_else_up() {
+async fn a_reader_that_ignores_progress_does_not_block_the_store() {
     let [old, new] = [1, 2]
         .map(|n| Model::of(&[(media::MODEL, noise(9000, n).into()), (media::CONFIG, "{}".into())]));
     let current = Arc::new(Mutex::new(old));
@@ -317,7 +317,7 @@ async fn who_does_not_read_how_far_a_pull_is_holds_nobody_else_up() {
         registry.pull(&store, &pulled, &options, report).await
     });
     while lines.recv().await.unwrap().status != "verifying sha256 digest" {}
-    // The next line fills the channel, and there is no room for what is said before blobs go.
+    // The next report fills the channel, so there is no room for the report before the removal.
     let is_new = || bench.store.get(&name.name).unwrap().digest == Digest::of(&new.manifest);
     while !is_new() {
         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -339,7 +339,7 @@ async fn who_does_not_read_how_far_a_pull_is_holds_nobody_else_up() {
 }
 
 #[test]
-fn nobody_who_answers_waits_for_the_disk() {
+fn asynchronous_tasks_do_not_wait_for_the_disk() {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_all().max_blocking_threads(1).build().unwrap();
     runtime.block_on(async {
@@ -348,10 +348,10 @@ fn nobody_who_answers_waits_for_the_disk() {
         let bench = Bench::new();
         let reference = ModelRef::parse(&server.model()).unwrap();
         let options = Options { insecure: true, ..Options::default() };
-        let found = bench.registry.look(&reference, &options).await.unwrap();
+        let found = bench.registry.look_up_model(&reference, &options).await.unwrap();
         let file = FileUrl::parse(&format!("http://{}/m.gguf", server.host)).unwrap().unwrap();
         let (report, _lines) = mpsc::channel(100);
-        // The one thread that may wait for the disk is busy.
+        // The only blocking thread is busy.
         let (go, wait) = std::sync::mpsc::channel::<()>();
         let busy = tokio::task::spawn_blocking(move || wait.recv());
         let (registry, store) = (&bench.registry, &bench.store);

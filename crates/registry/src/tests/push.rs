@@ -1,4 +1,4 @@
-//! Pushes, to registries of both styles.
+//! Pushes to registries of different kinds.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,22 +6,22 @@ use md5::{Digest as _, Md5};
 
 use super::*;
 
-/// A registry that takes blobs, as the reference one does: relative addresses, offsets checked.
+/// A registry like the reference implementation: relative URLs, and checked offsets.
 #[derive(Clone, Default)]
-struct Taker {
+struct UploadRegistry {
     blobs: Arc<Mutex<HashMap<String, Vec<u8>>>>,
     uploads: Arc<Mutex<HashMap<String, Vec<u8>>>>,
     manifests: Arc<Mutex<HashMap<String, Bytes>>>,
     absolute: bool,
 }
 
-impl Taker {
-    fn place(&self, seen: &Seen, id: &str) -> String {
+impl UploadRegistry {
+    fn place(&self, seen: &SeenRequest, id: &str) -> String {
         let path = format!("/v2/me/m/blobs/uploads/{id}?state=x");
         if self.absolute { format!("http://{}{path}", seen.header("host")) } else { path }
     }
 
-    fn accepted(&self, seen: &Seen, id: &str, len: usize) -> Response {
+    fn accepted(&self, seen: &SeenRequest, id: &str, len: usize) -> Response {
         Response::builder()
             .status(if seen.method == "GET" { 204 } else { 202 })
             .header("Location", self.place(seen, id))
@@ -30,7 +30,7 @@ impl Taker {
             .unwrap()
     }
 
-    fn answer(&self, seen: &Seen) -> Response {
+    fn answer(&self, seen: &SeenRequest) -> Response {
         let id = seen.path.rsplit('/').next().unwrap().to_owned();
         let mut uploads = self.uploads.lock().unwrap();
         match (seen.method.as_str(), seen.path.contains("/uploads/")) {
@@ -77,7 +77,7 @@ impl Taker {
 }
 
 impl Bench {
-    /// Stores a model of a registry under the name `me/m` there.
+    /// Stores a model under the name `me/m` at this registry.
     fn store_model(&self, model: &Model, host: &str) -> String {
         for blob in model.blobs.values() {
             self.store.add_blob(blob).unwrap();
@@ -102,22 +102,22 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn a_push_sends_what_is_missing_and_the_manifest_as_it_is() {
+async fn a_push_sends_missing_blobs_and_the_unchanged_manifest() {
     for absolute in [true, false] {
         let model = Model::new(2 << 20);
-        let taker = Taker { absolute, ..Taker::default() };
-        let served = taker.clone();
+        let registry_state = UploadRegistry { absolute, ..UploadRegistry::default() };
+        let served = registry_state.clone();
         let server = Server::start(move |seen| served.answer(&seen)).await;
         let bench = Bench::new();
         let name = bench.store_model(&model, &server.host);
         let (done, lines) = bench.push(&name).await;
         done.unwrap();
-        assert_eq!(taker.blobs.lock().unwrap().len(), 3);
+        assert_eq!(registry_state.blobs.lock().unwrap().len(), 3);
         assert_eq!(
-            taker.blobs.lock().unwrap()[&model.weights.to_string()],
+            registry_state.blobs.lock().unwrap()[&model.weights.to_string()],
             model.blobs[&model.weights.to_string()]
         );
-        assert_eq!(taker.manifests.lock().unwrap()["v1"], model.manifest);
+        assert_eq!(registry_state.manifests.lock().unwrap()["v1"], model.manifest);
         let statuses: Vec<_> = lines.iter().map(|line| line.status.as_str()).collect();
         assert_eq!(statuses[0], "retrieving manifest");
         assert!(statuses.ends_with(&["pushing manifest", "success"]));
@@ -134,10 +134,10 @@ async fn a_push_sends_what_is_missing_and_the_manifest_as_it_is() {
 }
 
 #[tokio::test]
-async fn the_requests_are_those_of_ollama() {
+async fn the_requests_equal_ollamas() {
     let model = Model::new(5000);
-    let taker = Taker { absolute: true, ..Taker::default() };
-    let server = Server::start(move |seen| taker.answer(&seen)).await;
+    let registry_state = UploadRegistry { absolute: true, ..UploadRegistry::default() };
+    let server = Server::start(move |seen| registry_state.answer(&seen)).await;
     let bench = Bench::new();
     let name = bench.store_model(&model, &server.host);
     bench.push(&name).await.0.unwrap();
@@ -150,7 +150,7 @@ async fn the_requests_are_those_of_ollama() {
         (seen[2].header("content-type"), seen[2].header("x-redirect-uploads")),
         ("application/octet-stream", "1")
     );
-    // The recorded form: MD5 of the binary MD5s, and their number.
+    // The recorded form: MD5 of the concatenated MD5s, and their number.
     let sum: String =
         Md5::digest(Md5::digest(&seen[2].body)).iter().map(|b| format!("{b:02x}")).collect();
     let digest = model.weights.to_string().replace(':', "%3A");
@@ -187,16 +187,16 @@ async fn a_layer_of_another_model_is_mounted() {
 }
 
 #[tokio::test]
-async fn a_piece_that_failed_goes_on_where_the_registry_stopped() {
+async fn a_failed_piece_resumes_where_the_registry_stopped() {
     let model = Model::new(300_000);
-    let taker = Taker::default();
-    let served = taker.clone();
+    let registry_state = UploadRegistry::default();
+    let served = registry_state.clone();
     let server = Server::start(move |seen| {
         if seen.method == "PATCH"
             && seen.header("content-range").starts_with("0-")
             && seen.body.len() > 1000
         {
-            // Takes a part and breaks.
+            // Accepts a part of the piece, then fails.
             let id = seen.path.rsplit('/').next().unwrap().to_owned();
             served.uploads.lock().unwrap().insert(id, seen.body[..100_000].to_vec());
             return status(502, "gone");
@@ -208,7 +208,7 @@ async fn a_piece_that_failed_goes_on_where_the_registry_stopped() {
     let name = bench.store_model(&model, &server.host);
     bench.push(&name).await.0.unwrap();
     assert_eq!(
-        taker.blobs.lock().unwrap()[&model.weights.to_string()],
+        registry_state.blobs.lock().unwrap()[&model.weights.to_string()],
         model.blobs[&model.weights.to_string()]
     );
     let ranges: Vec<_> =
@@ -217,7 +217,7 @@ async fn a_piece_that_failed_goes_on_where_the_registry_stopped() {
 }
 
 #[tokio::test]
-async fn a_storage_elsewhere_takes_the_bytes_without_credentials() {
+async fn an_external_storage_gets_the_bytes_but_no_credentials() {
     let model = Model::new(3000);
     let storage = Server::start(|_| status(200, "")).await;
     let target = storage.host.clone();
@@ -262,7 +262,7 @@ async fn a_storage_elsewhere_takes_the_bytes_without_credentials() {
 }
 
 #[tokio::test]
-async fn registries_that_refuse_or_lead_nowhere_are_quoted() {
+async fn errors_quote_the_registrys_refusal() {
     let model = Model::new(3000);
     for (code, location, want) in [
         (403, "", "403 Forbidden: DENIED"),
@@ -287,10 +287,10 @@ async fn registries_that_refuse_or_lead_nowhere_are_quoted() {
 }
 
 #[tokio::test]
-async fn a_refusal_without_a_word_is_explained() {
+async fn a_refusal_without_a_text_is_explained() {
     let model = Model::new(3000);
     for (head, post, want) in [
-        // What the second request is told is the reason of the first refusal, too.
+        // The response to the second request gives the reason of the first refusal too.
         (
             (403, ""),
             (403, "DENIED: not your namespace"),
@@ -317,7 +317,7 @@ async fn a_refusal_without_a_word_is_explained() {
 }
 
 #[tokio::test]
-async fn models_that_are_missing_or_not_whole_are_not_begun() {
+async fn missing_and_incomplete_models_are_not_pushed() {
     let bench = Bench::new();
     let (done, lines) = bench.push("127.0.0.1:1/me/none").await;
     assert_eq!(done.unwrap_err().to_string(), "model '127.0.0.1:1/me/none:latest' not found");
@@ -348,7 +348,7 @@ async fn a_registry_that_takes_nothing_is_given_up() {
         }
     })
     .await;
-    let bench = Bench::with(|settings| settings.patience = Duration::from_millis(50));
+    let bench = Bench::with(|settings| settings.stall_timeout = Duration::from_millis(50));
     let name = bench.store_model(&model, &server.host);
     let text = bench.push(&name).await.0.unwrap_err().to_string();
     assert!(
@@ -357,10 +357,15 @@ async fn a_registry_that_takes_nothing_is_given_up() {
     );
 }
 
-/// Pushes until the registry has a part of the weights, as it stands when the process is killed then.
-async fn push_half(bench: &Bench, name: &str, taker: &Taker, half: usize) {
+/// Pushes until the registry has `half` bytes of the weights, then stops as a killed process does.
+async fn push_until_stalled(
+    bench: &Bench,
+    name: &str,
+    registry_state: &UploadRegistry,
+    half: usize,
+) {
     let arrived = async {
-        while !taker.uploads.lock().unwrap().values().any(|data| data.len() == half) {
+        while !registry_state.uploads.lock().unwrap().values().any(|data| data.len() == half) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -370,18 +375,18 @@ async fn push_half(bench: &Bench, name: &str, taker: &Taker, half: usize) {
     }
 }
 
-/// A registry that takes so many bytes of the first piece and says nothing more, once.
-async fn interrupting(taker: &Taker, half: usize) -> Server {
-    interrupting_and(taker, half, |_| None).await
+/// A registry that accepts `half` bytes of the first piece and then stalls, once.
+async fn stalling_server(registry_state: &UploadRegistry, half: usize) -> Server {
+    stalling_server_with(registry_state, half, |_| None).await
 }
 
-/// The same; afterwards some requests fail with a status, or with 0 are never answered.
-async fn interrupting_and(
-    taker: &Taker,
+/// The same. Afterwards some requests fail with a status, or get no response if it is 0.
+async fn stalling_server_with(
+    registry_state: &UploadRegistry,
     half: usize,
-    fails: impl Fn(&Seen) -> Option<u16> + Send + Sync + 'static,
+    fails: impl Fn(&SeenRequest) -> Option<u16> + Send + Sync + 'static,
 ) -> Server {
-    let (served, done) = (taker.clone(), Arc::new(AtomicBool::new(false)));
+    let (served, done) = (registry_state.clone(), Arc::new(AtomicBool::new(false)));
     Server::start_async(move |seen| {
         let (served, done) = (served.clone(), done.clone());
         let failure = fails(&seen).filter(|_| done.load(Ordering::Relaxed));
@@ -406,8 +411,8 @@ async fn interrupting_and(
 }
 
 impl Bench {
-    /// What is noted of uploads.
-    fn upload_notes(&self) -> Vec<std::ffi::OsString> {
+    /// Records of uploads in the store.
+    fn upload_records(&self) -> Vec<std::ffi::OsString> {
         let entries = std::fs::read_dir(self.root().join("puna-tmp")).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name());
         names.filter(|name| name.to_string_lossy().ends_with(".push")).collect()
@@ -415,22 +420,22 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn a_push_that_was_killed_sends_only_the_rest() {
-    let (half, model, taker) = (100_000, Model::new(300_000), Taker::default());
-    let server = interrupting(&taker, half).await;
-    let bench = Bench::with(|settings| settings.patience = Duration::from_secs(30));
+async fn a_killed_push_resumes() {
+    let (half, model, registry_state) = (100_000, Model::new(300_000), UploadRegistry::default());
+    let server = stalling_server(&registry_state, half).await;
+    let bench = Bench::with(|settings| settings.stall_timeout = Duration::from_secs(30));
     let name = bench.store_model(&model, &server.host);
-    push_half(&bench, &name, &taker, half).await;
+    push_until_stalled(&bench, &name, &registry_state, half).await;
     let before = server.seen().len();
 
-    // Another process, which knows what the store says.
+    // Another process knows only what is in the store.
     let store = Arc::new(Store::open(bench.root()).unwrap());
     let again =
         Bench { dir: tempfile::tempdir().unwrap(), store, registry: bench.registry.clone() };
     let (done, lines) = again.push(&name).await;
     done.unwrap();
     let digest = model.weights.to_string();
-    assert_eq!(taker.blobs.lock().unwrap()[&digest], model.blobs[&digest]);
+    assert_eq!(registry_state.blobs.lock().unwrap()[&digest], model.blobs[&digest]);
     let seen = server.seen().split_off(before);
     let ranges: Vec<_> = seen
         .iter()
@@ -440,20 +445,21 @@ async fn a_push_that_was_killed_sends_only_the_rest() {
     assert_eq!(ranges, ["100000-299999"], "what the registry had was sent again");
     let first = lines.iter().find(|line| line.digest == Some(model.weights)).unwrap();
     assert!(first.completed >= half as u64, "{first:?}");
-    assert_eq!(again.upload_notes().len(), 0, "finished uploads are forgotten");
+    assert_eq!(again.upload_records().len(), 0, "finished uploads are forgotten");
 }
 
 #[tokio::test]
-async fn an_upload_that_is_gone_or_damaged_begins_anew() {
+async fn an_expired_or_damaged_upload_starts_again() {
     for gone in [true, false] {
-        let (half, model, taker) = (100_000, Model::new(300_000), Taker::default());
-        let server = interrupting(&taker, half).await;
-        let bench = Bench::with(|settings| settings.patience = Duration::from_secs(30));
+        let (half, model, registry_state) =
+            (100_000, Model::new(300_000), UploadRegistry::default());
+        let server = stalling_server(&registry_state, half).await;
+        let bench = Bench::with(|settings| settings.stall_timeout = Duration::from_secs(30));
         let name = bench.store_model(&model, &server.host);
-        push_half(&bench, &name, &taker, half).await;
-        assert_eq!(bench.upload_notes().len(), 1);
+        push_until_stalled(&bench, &name, &registry_state, half).await;
+        assert_eq!(bench.upload_records().len(), 1);
         {
-            let mut uploads = taker.uploads.lock().unwrap();
+            let mut uploads = registry_state.uploads.lock().unwrap();
             match gone {
                 true => uploads.clear(),
                 false => uploads.values_mut().for_each(|data| data.fill(0)),
@@ -461,53 +467,60 @@ async fn an_upload_that_is_gone_or_damaged_begins_anew() {
         }
         bench.push(&name).await.0.unwrap();
         let digest = model.weights.to_string();
-        assert_eq!(taker.blobs.lock().unwrap()[&digest], model.blobs[&digest], "gone: {gone}");
-        assert_eq!(bench.upload_notes().len(), 0);
+        assert_eq!(
+            registry_state.blobs.lock().unwrap()[&digest],
+            model.blobs[&digest],
+            "gone: {gone}"
+        );
+        assert_eq!(bench.upload_records().len(), 0);
     }
 }
 
 /// The pieces of the weights that were sent.
-fn pieces(seen: &[Seen]) -> Vec<String> {
+fn pieces(seen: &[SeenRequest]) -> Vec<String> {
     let sent = seen.iter().filter(|seen| seen.body.len() > 1000);
     sent.map(|seen| seen.header("content-range").to_owned()).collect()
 }
 
 #[tokio::test]
-async fn an_upload_that_the_registry_fails_at_is_begun_anew_in_the_end() {
-    // It takes nothing more of it, or everything and makes no blob of that.
+async fn an_upload_that_fails_repeatedly_starts_again() {
+    // The registry accepts no more bytes, or accepts all and stores no blob.
     for (method, in_vain) in [("PATCH", 2), ("PUT", 3)] {
-        let (half, model, taker) = (100_000, Model::new(300_000), Taker::default());
+        let (half, model, registry_state) =
+            (100_000, Model::new(300_000), UploadRegistry::default());
         let first = Arc::<Mutex<String>>::default();
         let broken = first.clone();
-        let server = interrupting_and(&taker, half, move |seen| {
+        let server = stalling_server_with(&registry_state, half, move |seen| {
             let is_first = seen.path.ends_with(&format!("/uploads/{}", broken.lock().unwrap()));
             (seen.method == method && is_first).then_some(500)
         })
         .await;
-        let bench = Bench::with(|settings| settings.patience = Duration::from_secs(30));
+        let bench = Bench::with(|settings| settings.stall_timeout = Duration::from_secs(30));
         let name = bench.store_model(&model, &server.host);
-        push_half(&bench, &name, &taker, half).await;
-        *first.lock().unwrap() = taker.uploads.lock().unwrap().keys().next().unwrap().clone();
+        push_until_stalled(&bench, &name, &registry_state, half).await;
+        *first.lock().unwrap() =
+            registry_state.uploads.lock().unwrap().keys().next().unwrap().clone();
         for _ in 0..in_vain {
             let error = bench.push(&name).await.0.unwrap_err();
-            assert!(matches!(error, RegistryError::Retries(_)), "{error}");
-            assert_eq!(bench.upload_notes().len(), 1);
+            assert!(matches!(error, RegistryError::RetriesExceeded(_)), "{error}");
+            assert_eq!(bench.upload_records().len(), 1);
         }
         let before = server.seen().len();
         bench.push(&name).await.0.unwrap();
         assert_eq!(pieces(&server.seen()[before..]), ["0-299999"], "{method}");
         let digest = model.weights.to_string();
-        assert_eq!(taker.blobs.lock().unwrap()[&digest], model.blobs[&digest]);
-        assert_eq!(bench.upload_notes().len(), 0);
+        assert_eq!(registry_state.blobs.lock().unwrap()[&digest], model.blobs[&digest]);
+        assert_eq!(bench.upload_records().len(), 0);
     }
 }
 
 #[tokio::test]
-async fn what_cannot_be_asked_for_a_moment_is_no_reason_to_begin_anew() {
+async fn a_temporary_error_does_not_restart_an_upload() {
     for failures in [2, 6] {
-        let (half, model, taker) = (100_000, Model::new(300_000), Taker::default());
+        let (half, model, registry_state) =
+            (100_000, Model::new(300_000), UploadRegistry::default());
         let left = std::sync::atomic::AtomicU32::new(failures);
-        let server = interrupting_and(&taker, half, move |seen| {
+        let server = stalling_server_with(&registry_state, half, move |seen| {
             let is_asked = seen.method == "GET" && seen.path.contains("/uploads/");
             let next = |left: u32| left.checked_sub(1);
             (is_asked && left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok())
@@ -516,7 +529,7 @@ async fn what_cannot_be_asked_for_a_moment_is_no_reason_to_begin_anew() {
         .await;
         let bench = Bench::new();
         let name = bench.store_model(&model, &server.host);
-        push_half(&bench, &name, &taker, half).await;
+        push_until_stalled(&bench, &name, &registry_state, half).await;
         let before = server.seen().len();
         if failures == 6 {
             let error = bench.push(&name).await.0.unwrap_err().to_string();
@@ -524,7 +537,7 @@ async fn what_cannot_be_asked_for_a_moment_is_no_reason_to_begin_anew() {
                 error.starts_with("max retries exceeded: Get") && error.contains("no byte for"),
                 "{error}"
             );
-            assert_eq!(bench.upload_notes().len(), 1);
+            assert_eq!(bench.upload_records().len(), 1);
         }
         bench.push(&name).await.0.unwrap();
         assert_eq!(pieces(&server.seen()[before..]), ["100000-299999"]);
@@ -532,13 +545,15 @@ async fn what_cannot_be_asked_for_a_moment_is_no_reason_to_begin_anew() {
 }
 
 #[tokio::test]
-async fn a_registry_that_cannot_say_what_it_has_is_sent_all_of_it() {
-    let (half, model, taker) = (100_000, Model::new(300_000), Taker::default());
-    let is_asked = |seen: &Seen| seen.method == "GET" && seen.path.contains("/uploads/");
-    let server = interrupting_and(&taker, half, move |seen| is_asked(seen).then_some(503)).await;
-    let bench = Bench::with(|settings| settings.patience = Duration::from_secs(30));
+async fn an_upload_without_a_known_position_starts_again() {
+    let (half, model, registry_state) = (100_000, Model::new(300_000), UploadRegistry::default());
+    let is_asked = |seen: &SeenRequest| seen.method == "GET" && seen.path.contains("/uploads/");
+    let server =
+        stalling_server_with(&registry_state, half, move |seen| is_asked(seen).then_some(503))
+            .await;
+    let bench = Bench::with(|settings| settings.stall_timeout = Duration::from_secs(30));
     let name = bench.store_model(&model, &server.host);
-    push_half(&bench, &name, &taker, half).await;
+    push_until_stalled(&bench, &name, &registry_state, half).await;
     let before = server.seen().len();
     bench.push(&name).await.0.unwrap();
     assert_eq!(pieces(&server.seen()[before..]), ["0-299999"]);
@@ -546,10 +561,10 @@ async fn a_registry_that_cannot_say_what_it_has_is_sent_all_of_it() {
 
 #[tokio::test]
 async fn a_blob_is_not_sent_again_when_only_the_last_answer_is_lost() {
-    // The registry may make the blob before the next question, or be at it a while longer.
+    // The registry stores the blob before the next request, or a while later.
     for looks in [0, 3] {
-        let (model, taker) = (Model::new(300_000), Taker::default());
-        let (served, weights) = (taker.clone(), model.weights.to_string());
+        let (model, registry_state) = (Model::new(300_000), UploadRegistry::default());
+        let (served, weights) = (registry_state.clone(), model.weights.to_string());
         let late = Mutex::new((looks, None));
         let server = Server::start(move |seen| {
             let id = seen.path.rsplit('/').next().unwrap().to_owned();
@@ -584,20 +599,20 @@ async fn a_blob_is_not_sent_again_when_only_the_last_answer_is_lost() {
         bench.push(&name).await.0.unwrap();
         assert_eq!(pieces(&server.seen()), ["0-299999"]);
         let digest = model.weights.to_string();
-        assert_eq!(taker.blobs.lock().unwrap()[&digest], model.blobs[&digest]);
+        assert_eq!(registry_state.blobs.lock().unwrap()[&digest], model.blobs[&digest]);
     }
 }
 
 #[tokio::test]
-async fn an_upload_is_gone_on_with_at_the_registry_alone() {
-    let (half, model, taker) = (100_000, Model::new(300_000), Taker::default());
-    let server = interrupting(&taker, half).await;
-    let bench = Bench::with(|settings| settings.patience = Duration::from_secs(30));
+async fn an_upload_is_resumed_only_at_its_registry() {
+    let (half, model, registry_state) = (100_000, Model::new(300_000), UploadRegistry::default());
+    let server = stalling_server(&registry_state, half).await;
+    let bench = Bench::with(|settings| settings.stall_timeout = Duration::from_secs(30));
     let name = bench.store_model(&model, &server.host);
-    push_half(&bench, &name, &taker, half).await;
-    // Somebody has written another address into the note.
+    push_until_stalled(&bench, &name, &registry_state, half).await;
+    // The record contains a URL of another host.
     let stranger = Server::start(|_| status(204, "")).await;
-    let note = bench.root().join("puna-tmp").join(&bench.upload_notes()[0]);
+    let note = bench.root().join("puna-tmp").join(&bench.upload_records()[0]);
     std::fs::write(note, format!(r#"{{"url":"http://{}/x","piece":1000000}}"#, stranger.host))
         .unwrap();
     bench.push(&name).await.0.unwrap();
@@ -605,18 +620,18 @@ async fn an_upload_is_gone_on_with_at_the_registry_alone() {
 }
 
 #[tokio::test]
-async fn a_registry_that_does_not_answer_is_named_and_why_it_is_tried_again() {
-    // It takes connections and says nothing.
+async fn a_registry_that_does_not_answer_is_named_with_the_reason_of_the_retry() {
+    // The server accepts connections and never answers.
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let host = silent.local_addr().unwrap().to_string();
     let bench = Bench::with(|settings| {
-        settings.patience = Duration::from_millis(150);
-        settings.quiet = Duration::from_millis(40);
-        settings.pause = Duration::from_millis(30);
+        settings.stall_timeout = Duration::from_millis(150);
+        settings.waiting_notice_delay = Duration::from_millis(40);
+        settings.retry_delay = Duration::from_millis(30);
     });
     let name = bench.store_model(&Model::new(3000), &host);
     let (done, lines) = bench.push(&name).await;
-    assert!(matches!(done, Err(RegistryError::Retries(_))), "{done:?}");
+    assert!(matches!(done, Err(RegistryError::RetriesExceeded(_))), "{done:?}");
     let waits: Vec<_> =
         lines.iter().filter_map(|line| line.status.strip_prefix("waiting for ")).collect();
     assert_eq!(waits[0], host);

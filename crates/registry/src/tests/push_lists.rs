@@ -1,15 +1,15 @@
-//! Manifest lists: pushes to a registry that takes them.
+//! Pushes of manifest lists.
 
 use super::lists::{ListRegistry, RUNNERS, all, model_for, only};
 use super::*;
 use crate::{Format, write_bundle};
 
-/// A registry that takes blobs and manifests whole.
+/// A registry that accepts blobs and manifests in one request.
 #[derive(Clone, Default)]
-struct Taker(Arc<Mutex<HashMap<String, (String, Bytes)>>>);
+struct UploadRegistry(Arc<Mutex<HashMap<String, (String, Bytes)>>>);
 
-impl Taker {
-    fn answer(&self, seen: &Seen) -> Response {
+impl UploadRegistry {
+    fn answer(&self, seen: &SeenRequest) -> Response {
         let id = seen.path.rsplit('/').next().unwrap().to_owned();
         let mut taken = self.0.lock().unwrap();
         match (seen.method.as_str(), seen.path.contains("/uploads/")) {
@@ -45,34 +45,37 @@ impl Taker {
     }
 }
 
-/// A store with children of a list, and a registry to push to: the name there.
-async fn ready(options: Options) -> (ListRegistry, Bench, Taker, Server, String) {
+/// A store with children of a list, a registry, and the model's name there.
+async fn push_setup(options: Options) -> (ListRegistry, Bench, UploadRegistry, Server, String) {
     let registry = ListRegistry::of(&RUNNERS);
     let source = registry.serve().await;
     let bench = Bench::new();
     bench.pull_with(&source.model(), options).await.0.unwrap();
-    let taker = Taker::default();
-    let served = taker.clone();
+    let registry_state = UploadRegistry::default();
+    let served = registry_state.clone();
     let target = Server::start(move |seen| served.answer(&seen)).await;
     let name = format!("{}/me/m:v1", target.host);
     let of = |name: &str| ModelRef::parse(name).unwrap().name;
     bench.store.copy(&of(&source.model()), &of(&name)).unwrap();
-    (registry, bench, taker, target, name)
+    (registry, bench, registry_state, target, name)
 }
 
 #[tokio::test]
-async fn a_list_is_pushed_whole_and_last() {
-    let (registry, bench, taker, target, name) = ready(all()).await;
+async fn a_list_is_pushed_unchanged_and_last() {
+    let (registry, bench, registry_state, target, name) = push_setup(all()).await;
     let (done, lines) = bench.push(&name).await;
     done.unwrap();
-    let (kind, list) = taker.0.lock().unwrap()["v1"].clone();
+    let (kind, list) = registry_state.0.lock().unwrap()["v1"].clone();
     assert_eq!((kind.as_str(), list), (media::MANIFEST_LIST, registry.list.clone()));
     for (digest, manifest) in &registry.manifests {
-        assert_eq!(taker.0.lock().unwrap()[digest], (media::MANIFEST.to_owned(), manifest.clone()));
+        assert_eq!(
+            registry_state.0.lock().unwrap()[digest],
+            (media::MANIFEST.to_owned(), manifest.clone())
+        );
     }
     for (runner, _) in RUNNERS {
         assert!(lines.iter().any(|line| line.status == format!("pushing manifest for {runner}")));
-        assert!(taker.has(&model_for(runner).weights));
+        assert!(registry_state.has(&model_for(runner).weights));
     }
     let puts: Vec<String> = target
         .seen()
@@ -84,8 +87,8 @@ async fn a_list_is_pushed_whole_and_last() {
 }
 
 #[tokio::test]
-async fn children_that_are_not_here_must_be_at_the_registry() {
-    let (registry, bench, taker, target, name) = ready(only("ggml")).await;
+async fn children_that_are_not_stored_must_be_at_the_registry() {
+    let (registry, bench, registry_state, target, name) = push_setup(only("ggml")).await;
     let error = bench.push(&name).await.0.unwrap_err().to_string();
     assert!(
         error.contains("child 1 for mlx") && error.contains("puna pull --all-runners"),
@@ -94,20 +97,23 @@ async fn children_that_are_not_here_must_be_at_the_registry() {
     assert!(target.seen().iter().all(|seen| seen.method == "HEAD"), "nothing is sent");
     for runner in ["mlx", "llamacpp"] {
         let manifest = model_for(runner).manifest;
-        taker
+        registry_state
             .0
             .lock()
             .unwrap()
             .insert(Digest::of(&manifest).to_string(), (String::new(), manifest));
     }
     bench.push(&name).await.0.unwrap();
-    assert_eq!(taker.0.lock().unwrap()["v1"].1, registry.list);
-    assert!(taker.has(&model_for("ggml").weights) && !taker.has(&model_for("llamacpp").weights));
+    assert_eq!(registry_state.0.lock().unwrap()["v1"].1, registry.list);
+    assert!(
+        registry_state.has(&model_for("ggml").weights)
+            && !registry_state.has(&model_for("llamacpp").weights)
+    );
 }
 
 #[tokio::test]
-async fn other_formats_and_bundles_take_the_chosen_child() {
-    let (_, bench, _, _, name) = ready(all()).await;
+async fn other_formats_and_bundles_use_the_selected_child() {
+    let (_, bench, _, _, name) = push_setup(all()).await;
     let name = ModelRef::parse(&name).unwrap().name;
     let mut bundle = Vec::new();
     write_bundle(

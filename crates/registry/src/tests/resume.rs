@@ -1,14 +1,14 @@
-//! Downloads that are interrupted go on from what is there.
+//! Interrupted downloads resume from the received bytes.
 
 use std::fs;
 
 use super::*;
-use crate::WAITING;
-use crate::file::file_number;
-use crate::sum::Sum;
+use crate::WAITING_PREFIX;
+use crate::download::positioned_io::file_id;
+use crate::download::resumable_sha256::ResumableSha256;
 
-/// Serves the weights slowly, so that there is time to interrupt.
-async fn slow(model: &Model) -> Server {
+/// A server that sends the weights slowly, so that there is time to interrupt.
+async fn slow_server(model: &Model) -> Server {
     let served = model.clone();
     Server::start(move |seen| {
         let Some((first, last)) =
@@ -28,21 +28,21 @@ async fn slow(model: &Model) -> Server {
     .await
 }
 
-fn asked(server: &Server, model: &Model) -> u64 {
+fn requested(server: &Server, model: &Model) -> u64 {
     let of_weights =
         server.blob_requests().into_iter().filter(|s| s.path.ends_with(&model.weights.to_string()));
     of_weights.map(|seen| seen.range().unwrap()).map(|(first, last)| last - first + 1).sum()
 }
 
 #[tokio::test]
-async fn a_cancelled_pull_keeps_what_arrived_and_goes_on_from_it() {
+async fn a_cancelled_pull_resumes() {
     let model = Model::new(8 << 20);
-    let server = slow(&model).await;
+    let server = slow_server(&model).await;
     let bench = Bench::with(|settings| settings.streams = 2);
     let name = server.model();
     for _ in 0..3 {
         let _ = tokio::time::timeout(Duration::from_millis(90), bench.pull(&name)).await;
-        // The download notices that nobody waits.
+        // The download notices that no pull waits for it.
         while Arc::strong_count(&bench.store) > 1 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -50,13 +50,13 @@ async fn a_cancelled_pull_keeps_what_arrived_and_goes_on_from_it() {
     assert!(bench.partials().len() > 1);
     bench.pull_ok(&name).await;
     bench.assert_has(&model, &name);
-    let asked = asked(&server, &model);
-    // Requests that were broken off asked for more than they got: at most their parts, twice three times.
-    assert!(asked <= (8 << 20) + 6 * (1 << 20), "{asked} bytes were asked for");
+    let requested = requested(&server, &model);
+    // Interrupted requests asked for more than they got: at most their ranges, three times two.
+    assert!(requested <= (8 << 20) + 6 * (1 << 20), "{requested} bytes were asked for");
 }
 
 #[tokio::test]
-async fn ollamas_bookkeeping_is_understood() {
+async fn ollamas_records_are_understood() {
     let model = Model::new(250_000);
     let server = Server::of(&model).await;
     let bench = Bench::new();
@@ -86,14 +86,14 @@ async fn ollamas_bookkeeping_is_understood() {
 }
 
 #[tokio::test]
-async fn what_ollama_would_read_adds_up_at_any_moment() {
+async fn records_cover_every_byte_at_any_time() {
     let model = Model::new(8 << 20);
     let (mut looks, mut rounds) = (0, 0);
-    // As often as it takes to have looked at downloads in progress.
+    // Repeats until enough downloads were observed in progress.
     while looks < 20 {
         rounds += 1;
         assert!(rounds <= 100, "{looks} looks in 100 downloads");
-        let server = slow(&model).await;
+        let server = slow_server(&model).await;
         let bench = Bench::with(|settings| settings.streams = 3);
         let name = server.model();
         let partial = bench.store.partial(&model.weights).unwrap();
@@ -122,8 +122,9 @@ async fn what_ollama_would_read_adds_up_at_any_moment() {
     }
 }
 
-/// An interrupted download of 3 MiB, of which one is noted as here and its bytes are zeros, and the sum that the right bytes have.
-fn verified(bench: &Bench, model: &Model, is_of_this_file: bool) {
+/// An interrupted download of 3 MiB. Its first MiB is recorded as complete and consists of zeros.
+/// The saved hash state is that of the correct bytes.
+fn leave_verified_bytes(bench: &Bench, model: &Model, is_of_this_file: bool) {
     let partial = bench.store.partial(&model.weights).unwrap();
     let file = fs::File::create(partial.data()).unwrap();
     file.set_len(3 << 20).unwrap();
@@ -136,41 +137,41 @@ fn verified(bench: &Bench, model: &Model, is_of_this_file: bool) {
         );
         fs::write(partial.part(n), note).unwrap();
     }
-    let mut sum = Sum::default();
+    let mut sum = ResumableSha256::default();
     sum.update(&model.blobs[&model.weights.to_string()][..1 << 20]);
-    let number = file_number(&file).unwrap() + u64::from(!is_of_this_file);
-    partial.write_sum(&serde_json::to_vec(&sum.save(number).unwrap()).unwrap()).unwrap();
+    let number = file_id(&file).unwrap() + u64::from(!is_of_this_file);
+    partial.write_hash_state(&serde_json::to_vec(&sum.save(number).unwrap()).unwrap()).unwrap();
 }
 
 #[cfg(unix)]
 #[tokio::test]
-async fn what_an_interrupted_download_has_verified_is_not_read_again() {
+async fn verified_bytes_of_an_interrupted_download_are_not_read_again() {
     let model = Model::new(3 << 20);
     let server = Server::of(&model).await;
     let bench = Bench::new();
-    verified(&bench, &model, true);
+    leave_verified_bytes(&bench, &model, true);
     bench.pull_ok(&server.model()).await;
-    assert_eq!(asked(&server, &model), 2 << 20);
-    // Whoever had read them would have found them wrong.
+    assert_eq!(requested(&server, &model), 2 << 20);
+    // A second hash of these bytes would have detected that they are wrong.
     let blob = fs::read(bench.store.blob_path(&model.weights)).unwrap();
     assert!(blob[..1 << 20].iter().all(|byte| *byte == 0));
     assert_eq!(blob[1 << 20..], model.blobs[&model.weights.to_string()][1 << 20..]);
 
-    // The sum of another file says nothing of this one.
+    // The hash state of another file does not count.
     let bench = Bench::new();
-    verified(&bench, &model, false);
+    leave_verified_bytes(&bench, &model, false);
     bench.pull_ok(&server.model()).await;
     bench.assert_has(&model, &server.model());
-    assert_eq!(asked(&server, &model), (2 + 2 + 3) << 20);
+    assert_eq!(requested(&server, &model), (2 + 2 + 3) << 20);
 }
 
 #[tokio::test]
-async fn bytes_that_were_lost_with_the_power_are_fetched_again() {
+async fn bytes_lost_by_a_power_failure_are_fetched_again() {
     let model = Model::new(3 << 20);
     let server = Server::of(&model).await;
     let bench = Bench::new();
     let partial = bench.store.partial(&model.weights).unwrap();
-    // Noted as complete, but the bytes are holes.
+    // Recorded as complete, but the file is sparse.
     fs::File::create(partial.data()).unwrap().set_len(3 << 20).unwrap();
     fs::write(
         partial.part(0),
@@ -201,12 +202,12 @@ async fn another_process_is_waited_for_and_its_blob_is_taken() {
     );
 }
 
-/// A process that is ended with the test.
+/// A process that is killed at the end of the test.
 #[cfg(target_os = "linux")]
-pub(crate) struct Sleeper(std::process::Child);
+pub(crate) struct SleepingProcess(std::process::Child);
 
 #[cfg(target_os = "linux")]
-impl Sleeper {
+impl SleepingProcess {
     pub(crate) fn new() -> Self {
         Self(std::process::Command::new("sleep").arg("600").spawn().unwrap())
     }
@@ -222,8 +223,8 @@ impl Sleeper {
         self.0.id()
     }
 
-    /// What has the right to download a blob, as far as others can tell.
-    pub(crate) fn locks(&self, other: &Store, digest: &Digest) -> puna_store::BlobLock {
+    /// Locks a download so that this process seems to hold the lock.
+    pub(crate) fn lock_download_as(&self, other: &Store, digest: &Digest) -> puna_store::BlobLock {
         let lock = other.lock_download(digest).unwrap().unwrap();
         let file = other.root().join(format!("puna-tmp/{}.lock", digest.hex()));
         let noted = fs::read_to_string(&file).unwrap();
@@ -234,21 +235,22 @@ impl Sleeper {
 }
 
 #[cfg(target_os = "linux")]
-impl Drop for Sleeper {
+impl Drop for SleepingProcess {
     fn drop(&mut self) {
         let _ = self.0.kill().and_then(|()| self.0.wait());
     }
 }
 
-/// An interrupted download of 3 MiB that another process is at: of its first parts the notes say that they are here.
+/// An interrupted download of 3 MiB whose lock another process holds. The given bytes are recorded
+/// as complete.
 #[cfg(target_os = "linux")]
-fn held_by(
+fn locked_by(
     other: &Store,
     model: &Model,
-    process: &Sleeper,
+    process: &SleepingProcess,
     parts: &[&[u8]],
 ) -> puna_store::BlobLock {
-    let lock = process.locks(other, &model.weights);
+    let lock = process.lock_download_as(other, &model.weights);
     let partial = other.partial(&model.weights).unwrap();
     let mut data = parts.concat();
     data.resize(3 << 20, 0);
@@ -265,9 +267,9 @@ fn held_by(
     lock
 }
 
-/// What a pull beside another one has left of its own.
+/// Number of files that a bypassing download has left.
 #[cfg(target_os = "linux")]
-fn beside(bench: &Bench) -> usize {
+fn bypass_file_count(bench: &Bench) -> usize {
     let names = fs::read_dir(bench.root().join("puna-tmp")).unwrap();
     names
         .filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().contains("-beside"))
@@ -276,31 +278,31 @@ fn beside(bench: &Bench) -> usize {
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn beside_a_process_that_is_stopped_a_pull_goes_on_with_what_that_has_noted() {
+async fn a_pull_copies_the_recorded_bytes_of_a_stopped_process() {
     let model = Model::new(3 << 20);
     let server = Server::of(&model).await;
-    let bench = Bench::with(|settings| settings.still = Duration::from_millis(300));
-    let (other, process) = (Store::open(bench.root()).unwrap(), Sleeper::new());
+    let bench = Bench::with(|settings| settings.lock_holder_timeout = Duration::from_millis(300));
+    let (other, process) = (Store::open(bench.root()).unwrap(), SleepingProcess::new());
     let blob = &model.blobs[&model.weights.to_string()];
     let lock =
-        held_by(&other, &model, &process, &[&blob[..1 << 20], &blob[1 << 20..(1 << 20) + 1000]]);
+        locked_by(&other, &model, &process, &[&blob[..1 << 20], &blob[1 << 20..(1 << 20) + 1000]]);
     let partial = other.partial(&model.weights).unwrap();
     let left = || {
         (fs::read(partial.data()).unwrap(), [0, 1, 2].map(|n| fs::read(partial.part(n)).unwrap()))
     };
     let (before, name) = (left(), server.model());
-    // As long as it runs it is waited for, however little it brings.
+    // A running process is waited for, even if it makes no progress.
     let waits = tokio::time::timeout(Duration::from_secs(1), bench.pull_ok(&name)).await;
-    assert!(waits.is_err() && asked(&server, &model) == 0);
+    assert!(waits.is_err() && requested(&server, &model) == 0);
     process.stop();
     tokio::time::timeout(Duration::from_secs(20), bench.pull_ok(&name)).await.expect("it goes on");
     assert_eq!(bench.store.verify_blob(&model.weights), Ok(3 << 20));
-    assert_eq!(asked(&server, &model), (2 << 20) - 1000, "what is noted comes once");
+    assert_eq!(requested(&server, &model), (2 << 20) - 1000, "what is noted comes once");
     assert!(left() == before, "what is the other's stays as it was");
-    assert_eq!(beside(&bench), 0);
-    // It goes on, and has the same bytes in the end.
+    assert_eq!(bypass_file_count(&bench), 0);
+    // The stopped process continues and gets the same bytes.
     let file = fs::File::options().write(true).open(partial.data()).unwrap();
-    crate::file::write_at(&file, blob, 0).unwrap();
+    crate::download::positioned_io::write_at(&file, blob, 0).unwrap();
     other.finish_partial(&partial, &model.weights).unwrap();
     drop(lock);
     bench.assert_has(&model, &name);
@@ -308,21 +310,21 @@ async fn beside_a_process_that_is_stopped_a_pull_goes_on_with_what_that_has_note
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn what_a_stopped_process_has_damaged_is_fetched_anew_beside_it() {
+async fn damaged_bytes_of_a_stopped_process_are_fetched_again() {
     let model = Model::new(3 << 20);
     let server = Server::of(&model).await;
-    let bench = Bench::with(|settings| settings.still = Duration::from_millis(100));
-    let (other, process) = (Store::open(bench.root()).unwrap(), Sleeper::new());
-    let _lock = held_by(&other, &model, &process, &[&[0; 1 << 20]]);
+    let bench = Bench::with(|settings| settings.lock_holder_timeout = Duration::from_millis(100));
+    let (other, process) = (Store::open(bench.root()).unwrap(), SleepingProcess::new());
+    let _lock = locked_by(&other, &model, &process, &[&[0; 1 << 20]]);
     process.stop();
     let name = server.model();
     tokio::time::timeout(Duration::from_secs(20), bench.pull_ok(&name)).await.expect("it goes on");
     assert_eq!(bench.store.verify_blob(&model.weights), Ok(3 << 20));
-    assert_eq!((asked(&server, &model), beside(&bench)), (5 << 20, 0));
+    assert_eq!((requested(&server, &model), bypass_file_count(&bench)), (5 << 20, 0));
 }
 
 #[tokio::test]
-async fn who_is_waited_for_is_said_at_once_and_what_it_brings_is_shown() {
+async fn the_lock_holder_is_named_at_once_and_its_progress_is_shown() {
     let model = Model::new(3 << 20);
     let server = Server::of(&model).await;
     let bench = Bench::new();
@@ -337,7 +339,7 @@ async fn who_is_waited_for_is_said_at_once_and_what_it_brings_is_shown() {
     let said = async {
         let mut seen = Vec::new();
         while let Some(line) = lines.recv().await {
-            if line.status.starts_with(WAITING) {
+            if line.status.starts_with(WAITING_PREFIX) {
                 seen.push(line.status);
                 break;
             }
@@ -351,7 +353,7 @@ async fn who_is_waited_for_is_said_at_once_and_what_it_brings_is_shown() {
                 break;
             }
         }
-        // Holes are no bytes: what follows has to fetch all of it.
+        // The bytes were never written: the next download must fetch all of them.
         fs::write(partial.part(0), note(0)).unwrap();
         drop(lock);
         while let Some(line) = lines.recv().await {
@@ -367,14 +369,14 @@ async fn who_is_waited_for_is_said_at_once_and_what_it_brings_is_shown() {
         assert_eq!(seen[0], format!("waiting for process {}{fetches}", std::process::id()));
     }
     assert!(
-        !seen[1..].iter().any(|status| status.starts_with(WAITING)),
+        !seen[1..].iter().any(|status| status.starts_with(WAITING_PREFIX)),
         "it is said once: {seen:?}"
     );
     bench.assert_has(&model, &server.model());
 }
 
 #[tokio::test]
-async fn a_server_that_forgot_ranges_makes_a_resumed_download_begin_anew() {
+async fn a_server_without_range_requests_restarts_a_resumed_download() {
     let model = Model::new(3 << 20);
     let served = model.clone();
     let server = Server::start(move |mut seen| {

@@ -1,26 +1,27 @@
-//! Reads grammars in llama.cpp's form (GBNF): `name ::= alternatives`, one rule a line, beginning with `root`.
+//! Parses llama.cpp's grammars (GBNF): `name ::= alternatives`, one rule a line, with the start
+//! rule `root`.
 
 use std::collections::HashMap;
 
-/// Nested parentheses at most.
+/// Maximum depth of nested parentheses.
 const DEPTH_MAX: usize = 100;
-/// Suffixes of one item at most.
+/// Maximum number of suffixes on one item.
 const SUFFIXES_MAX: usize = 4;
-/// Repetitions at most; more than that as an upper bound is none.
+/// Maximum number of repetitions. A larger upper bound counts as none.
 const REPEAT_MAX: u32 = 2000;
 
-/// A grammar: what its rules say, by number.
+/// A grammar. Rules refer to each other by number.
 #[derive(Debug, PartialEq)]
 pub struct Grammar {
     pub rules: Vec<Expr>,
     pub root: usize,
 }
 
-/// What a rule may say.
+/// Right side of a rule.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Expr {
     Text(String),
-    /// One character of some ranges, or of none of them.
+    /// One character within some ranges, or within none of them.
     Class {
         ranges: Vec<(char, char)>,
         negated: bool,
@@ -38,15 +39,15 @@ pub enum Expr {
     },
 }
 
-/// A token of the vocabulary, or every other.
+/// A token of the vocabulary, or any other token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Token {
-    /// `<name>` or `<[id]>`, as it is written.
+    /// `<name>` or `<[id]>` as in the grammar.
     pub written: String,
     pub negated: bool,
 }
 
-/// Reads a grammar.
+/// Parses a grammar.
 ///
 /// # Errors
 /// What was expected, and where.
@@ -63,7 +64,7 @@ struct Reader<'a> {
     text: &'a str,
     at: usize,
     names: HashMap<&'a str, usize>,
-    /// Rules that were mentioned; `None` until they are defined.
+    /// Rules by number. `None` until a rule is defined.
     rules: Vec<Option<Expr>>,
 }
 
@@ -119,7 +120,7 @@ impl<'a> Reader<'a> {
                 if suffixes > SUFFIXES_MAX {
                     return Err(format!(
                         "more than {SUFFIXES_MAX} repetitions of each other at {}",
-                        self.place()
+                        self.position()
                     ));
                 }
                 items.push(self.repeated(what)?);
@@ -165,14 +166,14 @@ impl<'a> Reader<'a> {
             b'*' => (0, None),
             b'+' => (1, None),
             b'?' => (0, Some(1)),
-            _ => return self.counted(what),
+            _ => return self.counted_repeat(what),
         };
         self.at += 1;
         Ok(Expr::Repeat { what: Box::new(what), least, most })
     }
 
-    /// `{m}`, `{m,}` or `{m,n}`.
-    fn counted(&mut self, what: Expr) -> Result<Expr, String> {
+    /// Parses `{m}`, `{m,}` or `{m,n}`.
+    fn counted_repeat(&mut self, what: Expr) -> Result<Expr, String> {
         let start = self.at;
         self.at += 1;
         self.space(true);
@@ -198,7 +199,7 @@ impl<'a> Reader<'a> {
             let found = format!(
                 "number of repetitions exceeds sane defaults (at most {REPEAT_MAX}, rising)"
             );
-            return Err(format!("{found} at {}", self.place()));
+            return Err(format!("{found} at {}", self.position()));
         }
         Ok(Expr::Repeat { what: Box::new(what), least, most })
     }
@@ -237,18 +238,18 @@ impl<'a> Reader<'a> {
                 false => first,
             };
             if last < first {
-                return Err(format!("a range that ends before it begins at {}", self.place()));
+                return Err(format!("a range that ends before it begins at {}", self.position()));
             }
             ranges.push((first, last));
         }
         match (ranges.is_empty(), negated) {
             (true, true) => Ok(Expr::Any),
-            (true, false) => Err(format!("a class without characters at {}", self.place())),
+            (true, false) => Err(format!("a class without characters at {}", self.position())),
             (false, _) => Ok(Expr::Class { ranges, negated }),
         }
     }
 
-    /// A character of a literal or a class, which may be escaped.
+    /// Parses a character of a literal or a class, which may be escaped.
     fn character(&mut self) -> Result<char, String> {
         let mut chars = self.rest().chars();
         let first = chars.next().ok_or("unexpected end of input")?;
@@ -266,12 +267,13 @@ impl<'a> Reader<'a> {
             'r' => '\r',
             'n' => '\n',
             '\\' | '"' | '[' | ']' | '-' => kind,
-            _ => return Err(format!("unknown escape \\{kind} at {}", self.place())),
+            _ => return Err(format!("unknown escape \\{kind} at {}", self.position())),
         })
     }
 
     fn hex(&mut self, digits: usize) -> Result<char, String> {
-        let wrong = || format!("expecting {digits} hex chars of a character at {}", self.place());
+        let wrong =
+            || format!("expecting {digits} hex chars of a character at {}", self.position());
         let text = self.rest().get(..digits).filter(|t| t.bytes().all(|b| b.is_ascii_hexdigit()));
         let code = text.and_then(|t| u32::from_str_radix(t, 16).ok()).and_then(char::from_u32);
         let found = code.ok_or_else(wrong)?;
@@ -279,15 +281,15 @@ impl<'a> Reader<'a> {
         Ok(found)
     }
 
-    /// `<name>`, `<[id]>`, or one of them behind `!`.
+    /// Parses `<name>` or `<[id]>`, optionally after `!`.
     fn token(&mut self) -> Result<Token, String> {
         let negated = self.eat("!");
         let end = self.rest().find(['>', '\n']).filter(|end| self.rest().as_bytes()[*end] == b'>');
         match end {
-            // The name's number is not known here.
+            // The number of the name is not known here.
             Some(end) if negated && end > 1 && !self.rest().starts_with("<[") => Err(format!(
                 "a token that may not come must be given by its number, as !<[id]>, at {}",
-                self.place()
+                self.position()
             )),
             Some(end) if self.rest().starts_with('<') && end > 1 => {
                 let written = self.rest()[..=end].to_owned();
@@ -317,7 +319,7 @@ impl<'a> Reader<'a> {
         index
     }
 
-    /// Skips blanks and comments, and line breaks where they mean nothing.
+    /// Skips blanks and comments, and line breaks if `breaks` is set.
     fn space(&mut self, breaks: bool) {
         loop {
             let rest = self.rest();
@@ -347,11 +349,11 @@ impl<'a> Reader<'a> {
     fn expecting(&self, what: &str) -> String {
         match self.rest().is_empty() {
             true => format!("expecting {what} at the end of the grammar"),
-            false => format!("expecting {what} at {}", self.place()),
+            false => format!("expecting {what} at {}", self.position()),
         }
     }
 
-    fn place(&self) -> String {
+    fn position(&self) -> String {
         let before = &self.text[..self.at];
         let line_start = before.rfind('\n').map_or(0, |i| i + 1);
         let line = before.matches('\n').count() + 1;

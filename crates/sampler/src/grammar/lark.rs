@@ -1,28 +1,30 @@
-//! Writes a GBNF grammar in the form of Lark.
+//! Translates a GBNF grammar to Lark.
 //!
-//! The two differ in one thing: GBNF describes characters, Lark tells *terminals* apart, which are regular expressions
-//! matched as far as they reach, from the rules above them. So as much as possible of a grammar becomes a terminal: every
-//! rule that does not come back to itself is a regular expression, and so is every run of such rules, literals and classes
-//! inside of one that does. A grammar without recursion is one single expression, for which nothing differs. In others a
-//! terminal may take characters that GBNF would have left to what follows, so that texts are refused which it allows;
-//! never the other way round.
+//! The two differ in one respect. GBNF describes characters. Lark separates rules from *terminals*,
+//! which are regular expressions that match as far as possible. So the translation makes terminals
+//! as large as possible. Every rule without recursion becomes a regular expression, and so does
+//! every run of regular rules, literals and classes within a recursive rule. A grammar without
+//! recursion becomes a single expression, and then both forms accept the same texts. In a recursive
+//! grammar a terminal may consume characters that GBNF would leave to what follows. The translation
+//! then rejects texts that GBNF accepts, never the other way round.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
 use super::gbnf::{Expr, Grammar};
 
-/// Bytes of a regular expression at most: rules that mention others twice, and these others, double with each.
+/// Maximum number of bytes of a regular expression. Rules that mention others twice double their
+/// size with each level.
 const REGEX_BYTES_MAX: usize = 64 << 10;
-/// Bytes of the regular expressions of all rules at most.
+/// Maximum number of bytes of all rules' regular expressions.
 const PATTERNS_BYTES_MAX: usize = 4 << 20;
-/// Bytes of the result at most.
+/// Maximum number of bytes of the result.
 const LARK_BYTES_MAX: usize = 4 << 20;
 
-/// The same grammar for `llguidance`.
+/// Translates a grammar to Lark for `llguidance`.
 ///
 /// # Errors
-/// One that grows out of all proportion.
+/// The result is too large.
 pub fn write(grammar: &Grammar) -> Result<String, String> {
     let regular = regular_rules(&grammar.rules);
     let mut writer = Writer { regular, terminals: HashMap::new(), definitions: String::new() };
@@ -43,7 +45,7 @@ pub fn write(grammar: &Grammar) -> Result<String, String> {
             wanted.extend(mentioned.into_iter().filter(new));
         }
     }
-    // The root may mention itself.
+    // The root may refer to itself.
     if writer.regular[grammar.root].is_none() {
         let _ = writeln!(rules, "{}: start", rule_name(grammar.root));
     }
@@ -54,17 +56,17 @@ fn rule_name(index: usize) -> String {
     format!("r{index}")
 }
 
-/// A regular expression and what is to be known of it.
+/// A regular expression.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Regular {
-    /// In Rust's dialect; can be repeated and put beside others as it is.
+    /// In Rust's syntax, grouped: it can be repeated and concatenated.
     pattern: String,
-    /// It matches the empty text.
+    /// Whether it matches the empty text.
     nullable: bool,
 }
 
-/// The regular expressions of the rules that have one. Rules are done when all that they mention are, so that those which
-/// come back to themselves never are.
+/// Regular expressions of the rules that have one. Visits a rule after all rules that it mentions,
+/// so recursive rules are never visited.
 fn regular_rules(rules: &[Expr]) -> Vec<Option<Regular>> {
     let mut done: Vec<Option<Regular>> = vec![None; rules.len()];
     let mut users: Vec<Vec<usize>> = vec![Vec::new(); rules.len()];
@@ -101,10 +103,10 @@ fn mentions(expr: &Expr, found: &mut Vec<usize>) {
     }
 }
 
-/// An expression as a regular one, if it is one and not too long.
+/// Converts an expression to a regular one, if it is regular and not too long.
 fn regular(expr: &Expr, rules: &[Option<Regular>]) -> Option<Regular> {
     let found = match expr {
-        Expr::Text(_) | Expr::Class { .. } | Expr::Any => leaf(expr),
+        Expr::Text(_) | Expr::Class { .. } | Expr::Any => character_pattern(expr),
         Expr::Rule(index) => rules[*index].clone()?,
         Expr::Token(_) => return None,
         Expr::Sequence(list) => {
@@ -140,8 +142,8 @@ fn regular(expr: &Expr, rules: &[Option<Regular>]) -> Option<Regular> {
     (found.pattern.len() <= REGEX_BYTES_MAX).then_some(found)
 }
 
-/// What stands for characters.
-fn leaf(expr: &Expr) -> Regular {
+/// Regular expression of a literal or a class.
+fn character_pattern(expr: &Expr) -> Regular {
     match expr {
         Expr::Text(text) => {
             let pattern: String = text.chars().map(escaped).collect();
@@ -159,10 +161,10 @@ fn leaf(expr: &Expr) -> Regular {
 }
 
 impl Regular {
-    /// The empty text.
+    /// Matches the empty text.
     const EMPTY: Self = Self { pattern: String::new(), nullable: true };
 
-    /// This and then another, unless that is too long.
+    /// Concatenates two expressions. `None` if the result is too long.
     fn then(mut self, between: &str, next: &Self) -> Option<Self> {
         self.pattern.push_str(between);
         self.pattern.push_str(&next.pattern);
@@ -189,7 +191,7 @@ fn times(least: u32, most: Option<u32>) -> String {
     }
 }
 
-/// A character for any place of a pattern, also between the slashes of Lark.
+/// Escapes a character for any position of a pattern, including between the slashes of Lark.
 pub(super) fn escaped(c: char) -> String {
     match c.is_ascii_alphanumeric() {
         true => c.to_string(),
@@ -199,13 +201,13 @@ pub(super) fn escaped(c: char) -> String {
 
 struct Writer {
     regular: Vec<Option<Regular>>,
-    /// Names of terminals by their patterns.
+    /// Numbers of terminals by their patterns.
     terminals: HashMap<String, usize>,
     definitions: String,
 }
 
 impl Writer {
-    /// An expression of a rule; empty for the empty text.
+    /// Writes an expression of a rule. Returns an empty string for the empty text.
     fn expr(&mut self, expr: &Expr) -> String {
         if let Some(found) = regular(expr, &self.regular) {
             return self.terminal(&found);
@@ -222,12 +224,14 @@ impl Writer {
             Expr::Repeat { what, least, most } => {
                 format!("({}){}", self.expr(what), times(*least, *most))
             }
-            // Too long for an expression that others repeat, but not for a terminal.
-            Expr::Text(_) | Expr::Class { .. } | Expr::Any => self.terminal(&leaf(expr)),
+            // Too long as part of another expression, but not for a terminal.
+            Expr::Text(_) | Expr::Class { .. } | Expr::Any => {
+                self.terminal(&character_pattern(expr))
+            }
         }
     }
 
-    /// Runs of what is regular become one terminal each.
+    /// Writes a sequence. Each run of regular expressions becomes one terminal.
     fn sequence(&mut self, list: &[Expr]) -> String {
         let (mut parts, mut run) = (Vec::new(), None::<Regular>);
         for expr in list {
@@ -250,7 +254,8 @@ impl Writer {
         parts.join(" ")
     }
 
-    /// The name of an expression. A terminal never matches the empty text, so that one which may is optional.
+    /// Name of a terminal. Terminals never match the empty text, so a nullable one becomes
+    /// optional.
     fn terminal(&mut self, found: &Regular) -> String {
         let next = self.terminals.len();
         let index = *self.terminals.entry(found.pattern.clone()).or_insert(next);
@@ -262,7 +267,7 @@ impl Writer {
     }
 }
 
-/// `<[5]>` without 5 is `<[^5]>`.
+/// The negation of `<[5]>` is `<[^5]>`.
 fn token_name(written: &str, negated: bool) -> String {
     match (negated, written.strip_prefix("<[")) {
         (true, Some(rest)) => format!("<[^{rest}"),

@@ -1,84 +1,85 @@
-//! Grammars: which tokens an answer of a certain form may go on with.
+//! Constrained decoding: computes the tokens that may follow in an answer.
 //!
-//! A [`Constraint`] is what a request asks for. [`Grammars`] knows the texts of a vocabulary's tokens and makes a [`Grammar`]
-//! of a constraint, which then follows one sequence: [`Grammar::mask`] before a draw, [`Grammar::accept`] after it. Schemas,
-//! regular expressions and Lark grammars are run by `llguidance`; GBNF is translated ([`gbnf`]).
+//! A request has a [`Constraint`]. A [`GrammarCompiler`] knows the tokens of a vocabulary and
+//! compiles constraints to a [`Grammar`]. The grammar then follows one sequence: [`Grammar::mask`]
+//! before a draw, [`Grammar::accept`] after it. `llguidance` runs schemas, regular expressions and
+//! Lark grammars. GBNF is translated to Lark ([`gbnf`], [`lark`]).
 //!
-//! Constraints come from strangers: sizes are bounded here, the work of a step by `llguidance`'s own limits, and what
-//! cannot be enforced is refused rather than ignored.
+//! Constraints come from untrusted clients. Their size is limited here, and the work of a step by
+//! `llguidance`'s limits. Constraints that cannot be enforced are rejected, not ignored.
 
-mod alternatives;
-mod bounds;
-mod closing;
+mod first_bytes;
 mod gbnf;
 mod lark;
-mod multiples;
-mod reason;
+mod library_error;
+mod multiple_of;
+mod number_bounds;
+mod one_of;
 mod schema;
+mod shortest_end;
 #[cfg(test)]
 mod tests;
-mod text;
-mod trial;
+mod unquoted_string;
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use crate::schema::JsonSchema;
-pub(crate) use alternatives::Overlaps;
-pub use alternatives::check_one_of;
-use closing::{BYTES_MAX, Closing, EndError, ITEMS_MAX, NumberTokens, STRING_BYTES_MAX};
+use library_error::{NO_TEXT_ALLOWED, reason, too_complex};
 use llguidance::api::{GrammarInit, GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory, TokenParser};
-use reason::{NOTHING, reason, too_hard};
+pub(crate) use one_of::OverlapChecker;
+pub use one_of::check_one_of;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-pub(crate) use text::format as format_pattern;
-pub use text::{BareText, pattern_without};
+use shortest_end::{BYTES_MAX, EndError, EndTracker, ITEMS_MAX, NumberTokens, STRING_BYTES_MAX};
+pub(crate) use unquoted_string::format as format_pattern;
+pub use unquoted_string::{UnquotedString, pattern_excluding};
 
-/// Bytes of a constraint at most. The largest schemas in use are about half of it.
+/// Maximum number of bytes of a constraint. The largest schemas in use have about half of it.
 pub const CONSTRAINT_BYTES_MAX: usize = 256 << 10;
-/// Bytes of the stack on which constraints are read: the library calls itself as deep as rules mention each other, and of
-/// the shortest rules so many fit into a constraint. Only what is used of it is memory.
+/// Stack size of the thread that compiles constraints. The library recurses as deep as rules refer
+/// to each other, and a constraint has room for many short rules. Only used pages take memory.
 const STACK_BYTES: usize = 512 << 20;
-/// States of a grammar's expressions at most. Each takes one or two kilobytes, and hostile expressions find new ones with every
-/// token; the largest schemas in use come to a few thousand.
+/// Maximum number of lexer states of a grammar. Each takes one or two kilobytes, and hostile
+/// expressions reach new states with every token. The largest schemas in use have a few thousand.
 const STATES_MAX: usize = 50_000;
-/// Marks a token that is no text, as `llguidance` has it: a byte that occurs in no UTF-8.
+/// Marks a control token, as in `llguidance`: a byte that never occurs in UTF-8.
 const SPECIAL: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
 
-/// The form that an answer must have.
+/// The format that an answer must have.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Constraint {
     /// Any JSON object.
     Json,
-    /// JSON that a JSON Schema describes.
+    /// JSON that fits a JSON Schema.
     Schema(JsonSchema),
-    /// A text that a regular expression (Rust's dialect) matches as a whole.
+    /// A text that a regular expression in Rust's syntax matches as a whole.
     Regex(String),
-    /// A grammar in the form of Lark, as `llguidance` takes it.
+    /// A Lark grammar in `llguidance`'s dialect.
     Lark(String),
-    /// A grammar in llama.cpp's form.
+    /// A grammar in llama.cpp's format (GBNF).
     Gbnf(String),
 }
 
 impl Constraint {
-    /// JSON that a JSON Schema describes.
+    /// A constraint from a JSON Schema.
     pub fn schema(schema: Value) -> Self {
         Self::Schema(schema.into())
     }
 
-    /// How much of it there is to read.
+    /// Size of the constraint in bytes.
     pub fn bytes(&self) -> usize {
         match self {
             Self::Json => 0,
-            Self::Schema(schema) => schema.given().to_string().len(),
+            Self::Schema(schema) => schema.value().to_string().len(),
             Self::Regex(text) | Self::Lark(text) | Self::Gbnf(text) => text.len(),
         }
     }
 }
 
-/// A schema for a `%json` of a Lark grammar, read as [`Constraint::Schema`] reads it.
+/// A schema as a `%json` of a Lark grammar, with the meaning of [`Constraint::Schema`].
 ///
 /// # Errors
 /// [`GrammarError::Schema`]
@@ -86,37 +87,37 @@ pub fn lark_json(schema: &JsonSchema) -> Result<String, GrammarError> {
     schema::prepare(schema).map(|schema| format!("%json {schema}")).map_err(GrammarError::Schema)
 }
 
-/// Why there is no grammar, or no way on in one.
+/// Why a constraint cannot be compiled, or a sequence cannot continue.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
-    /// A schema that cannot be enforced.
+    /// The schema cannot be enforced.
     #[error("invalid JSON schema in format: {0}")]
     Schema(String),
-    /// A regular expression that is none.
+    /// The regular expression is invalid.
     #[error("invalid regular expression: {0}")]
     Regex(String),
-    /// A grammar that is none.
+    /// The grammar is invalid.
     #[error("invalid grammar: {0}")]
     Grammar(String),
-    /// A constraint that is too large.
+    /// The constraint is too large.
     #[error("a grammar or schema of {0} bytes is too large: {CONSTRAINT_BYTES_MAX} are possible")]
     TooLarge(usize),
-    /// A vocabulary without a token that ends a text.
+    /// The vocabulary has no token that ends a text.
     #[error("this model has no token that ends a text, which grammars need")]
-    NoEnd,
-    /// The system gives no thread to read a constraint.
+    NoEndToken,
+    /// The operating system provides no thread to compile a constraint.
     #[error("there is no thread to read the form of the answer: {0}")]
-    NoThread(String),
+    ThreadFailed(String),
     /// The grammar cannot follow the sequence any further.
     #[error("the grammar cannot be followed: {0}")]
-    Stuck(String),
-    /// A text that the grammar allows only where it is written with tokens that the model does not have, or never draws.
+    CannotContinue(String),
+    /// The grammar allows only texts that need tokens which the model lacks or never draws.
     #[error(
         "no token of this model fits the form of the answer behind what it has written: the form asks for a text that the \
          model has no tokens for, or that a bias forbids"
     )]
     NoToken,
-    /// The shortest answer of a form that must be whole is longer than what can be followed.
+    /// The shortest answer of the constraint is longer than the limit for complete answers.
     #[error(
         "the shortest answer of this form has at least {tokens} tokens ({bytes} bytes), but answers of up to {BYTES_MAX} bytes \
          can be completed: ask for less (const, minLength, minItems)"
@@ -124,82 +125,82 @@ pub enum GrammarError {
     TooLong {
         /// Bytes of the shortest answer.
         bytes: u64,
-        /// Tokens that it has at least.
+        /// Least number of its tokens.
         tokens: u64,
     },
-    /// The end of a form that must be whole is not found.
+    /// The end of a constraint that must be complete is not found.
     #[error(
         "an answer of this form might be cut: a string of it needs more than {STRING_BYTES_MAX} bytes, or its end takes too \
          much work to find; ask for shorter strings (const, minLength, pattern), or make the form simpler"
     )]
-    NoEndKnown,
-    /// Finding what may come next takes more work than is allowed.
+    EndNotFound,
+    /// Computing the next tokens takes more work than allowed.
     #[error(
         "the form of the answer takes too much work ({0}); make it simpler: with smaller repetitions, fewer alternatives that \
          begin alike, and no .* in front of them"
     )]
-    TooHard(String),
+    TooComplex(String),
 }
 
-/// A token as grammars see it.
+/// A token for a grammar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Spelling<'a> {
-    /// Its bytes; for one that is no text its name, such as `<|im_end|>`.
+pub struct GrammarToken<'a> {
+    /// Bytes of a text token; name of a control token, such as `<|im_end|>`.
     pub bytes: &'a [u8],
-    /// Whether it is text.
+    /// Whether the token is text.
     pub is_text: bool,
 }
 
-/// Makes grammars for one vocabulary. Made once a model: it sorts all tokens.
-pub struct Grammars {
+/// Compiles constraints for one vocabulary. Made once per model, since it sorts all tokens.
+pub struct GrammarCompiler {
     factory: ParserFactory,
     numbers: OnceLock<Arc<NumberTokens>>,
 }
 
-impl Grammars {
-    /// For the tokens `0..`; `ends` are those that end a text.
+impl GrammarCompiler {
+    /// Makes a compiler for the tokens `0..`. `ends` are the tokens that end a text.
     ///
     /// # Errors
-    /// [`GrammarError::NoEnd`] for a vocabulary that has none.
+    /// [`GrammarError::NoEndToken`] if `ends` is empty.
     pub fn new<'a>(
-        tokens: impl Iterator<Item = Spelling<'a>>,
+        tokens: impl Iterator<Item = GrammarToken<'a>>,
         ends: &[u32],
     ) -> Result<Self, GrammarError> {
-        let words: Vec<Vec<u8>> = tokens.map(word).collect();
+        let words: Vec<Vec<u8>> = tokens.map(trie_bytes).collect();
         let ends: Vec<u32> =
             ends.iter().copied().filter(|end| (*end as usize) < words.len()).collect();
-        let first = *ends.first().ok_or(GrammarError::NoEnd)?;
+        let first = *ends.first().ok_or(GrammarError::NoEndToken)?;
         let count = u32::try_from(words.len()).map_err(|_| GrammarError::TooLarge(words.len()))?;
         let trie = TokTrie::from(&TokRxInfo::new(count, first), &words).with_eos_tokens(&ends);
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let mut factory =
             ParserFactory::new_simple(&env).map_err(|e| GrammarError::Grammar(reason(&e, true)))?;
         factory.quiet();
-        // A request's text does not belong into messages.
+        // The text of a request must not appear in log messages.
         factory.limits_mut().verbose_errors = false;
         factory.limits_mut().max_lexer_states = STATES_MAX;
         factory.limits_mut().max_items_in_row = ITEMS_MAX;
         Ok(Self { factory, numbers: OnceLock::new() })
     }
 
-    /// The grammar of a constraint, at its beginning.
+    /// Compiles a constraint to a grammar at the start of a text.
     ///
     /// # Errors
-    /// What is wrong with the constraint, as a sentence for whoever wrote it.
+    /// What is wrong with the constraint, as a sentence for its author.
     pub fn compile(&self, constraint: &Constraint) -> Result<Grammar, GrammarError> {
         self.compile_as(constraint, false)
     }
 
-    /// The same for an answer that must be whole: the grammar knows its [shortest end](Grammar::shortest_end) at every place,
-    /// and bounds the digits of numbers.
+    /// Compiles a constraint for an answer that must be complete. The grammar knows its [shortest
+    /// end](Grammar::shortest_end) at every position, and limits the digits of numbers.
     ///
     /// # Errors
-    /// As [`Grammars::compile`], and for a form of which no end is known.
-    pub fn compile_whole(&self, constraint: &Constraint) -> Result<Grammar, GrammarError> {
+    /// Like [`GrammarCompiler::compile`], and if no end of the constraint is known.
+    pub fn compile_with_end(&self, constraint: &Constraint) -> Result<Grammar, GrammarError> {
         self.compile_as(constraint, true)
     }
 
-    fn compile_as(&self, constraint: &Constraint, whole: bool) -> Result<Grammar, GrammarError> {
+    fn compile_as(&self, constraint: &Constraint, with_end: bool) -> Result<Grammar, GrammarError> {
         let bytes = constraint.bytes();
         if bytes > CONSTRAINT_BYTES_MAX {
             return Err(GrammarError::TooLarge(bytes));
@@ -207,22 +208,26 @@ impl Grammars {
         std::thread::scope(|scope| {
             let thread =
                 std::thread::Builder::new().name("puna-grammar".into()).stack_size(STACK_BYTES);
-            let begun = thread.spawn_scoped(scope, || self.begin(constraint, whole));
-            let thread = begun.map_err(|e| GrammarError::NoThread(e.to_string()))?;
-            thread.join().unwrap_or_else(|_| Err(GrammarError::NoThread("it has ended".into())))
+            let begun = thread.spawn_scoped(scope, || self.compile_here(constraint, with_end));
+            let thread = begun.map_err(|e| GrammarError::ThreadFailed(e.to_string()))?;
+            thread.join().unwrap_or_else(|_| Err(GrammarError::ThreadFailed("it has ended".into())))
         })
     }
 
-    fn begin(&self, constraint: &Constraint, whole: bool) -> Result<Grammar, GrammarError> {
+    fn compile_here(
+        &self,
+        constraint: &Constraint,
+        with_end: bool,
+    ) -> Result<Grammar, GrammarError> {
         let own = matches!(constraint, Constraint::Lark(_));
-        let (source, blame): (_, fn(String) -> GrammarError) = match constraint {
+        let (source, into_error): (_, fn(String) -> GrammarError) = match constraint {
             Constraint::Json => (json(schema::any_object()), GrammarError::Schema),
             Constraint::Schema(schema) => {
                 (json(schema::prepare(schema).map_err(GrammarError::Schema)?), GrammarError::Schema)
             }
             Constraint::Regex(pattern) => (regex(pattern)?, GrammarError::Regex),
             Constraint::Lark(text) => {
-                schema::check_within(text).map_err(GrammarError::Grammar)?;
+                schema::check_lark(text).map_err(GrammarError::Grammar)?;
                 (TopLevelGrammar::from_lark(text.clone()), GrammarError::Grammar)
             }
             Constraint::Gbnf(text) => {
@@ -233,131 +238,144 @@ impl Grammars {
                 )
             }
         };
-        let parts = trial::parts(&self.factory, source, own).map_err(blame)?;
-        trial::begins_soon(&self.factory, &parts.1)?;
+        let parts = first_bytes::load(&self.factory, source, own).map_err(into_error)?;
+        first_bytes::check_first_bytes(&self.factory, &parts.1)?;
         let parts = GrammarInit::Internal(parts.0, parts.1);
         let parser = self
             .factory
             .create_parser_from_init_default(parts)
-            .map_err(|e| blame(reason(&e, own)))?;
-        let closing =
-            whole.then(|| self.closing(&parser)).transpose().map_err(|e| end_error(e, blame))?;
-        let closing = closing.map(Box::new);
-        let mut grammar =
-            Grammar { matcher: Matcher::new(Ok(parser)), next: None, closing, has_failed: false };
-        // Some things are found only where the first token is looked for. No end replaces it where the library fails.
-        let first = grammar.next_of_library().map_err(|error| match error {
-            GrammarError::Stuck(reason) => blame(reason),
-            GrammarError::NoToken => blame(NOTHING.into()),
+            .map_err(|e| into_error(reason(&e, own)))?;
+        let end_tracker = with_end
+            .then(|| self.end_tracker(&parser))
+            .transpose()
+            .map_err(|e| end_error(e, into_error))?;
+        let end_tracker = end_tracker.map(Box::new);
+        let mut grammar = Grammar {
+            matcher: Matcher::new(Ok(parser)),
+            next: None,
+            end_tracker,
+            has_failed: false,
+        };
+        // The library finds some errors only when it computes the first token. The shortest end
+        // does not replace a token here.
+        let first = grammar.compute_next_by_library().map_err(|error| match error {
+            GrammarError::CannotContinue(reason) => into_error(reason),
+            GrammarError::NoToken => into_error(NO_TEXT_ALLOWED.into()),
             other => other,
         })?;
         if first.is_zero() {
-            return Err(blame(NOTHING.into()));
+            return Err(into_error(NO_TEXT_ALLOWED.into()));
         }
         grammar.next = Some(first);
-        if whole && (grammar.ending().is_none() || grammar.must_end()) {
-            let error =
-                grammar.closing.as_mut().map_or(EndError::Unknown, |closing| closing.error());
-            return Err(end_error(error, blame));
+        if with_end && (grammar.end_tokens().is_none() || grammar.must_end()) {
+            let error = grammar
+                .end_tracker
+                .as_mut()
+                .map_or(EndError::NotFound, |end_tracker| end_tracker.error());
+            return Err(end_error(error, into_error));
         }
         Ok(grammar)
     }
 
-    fn closing(&self, parser: &TokenParser) -> Result<Closing, EndError> {
-        let trie = || Arc::new(NumberTokens::of(self.factory.tok_env().tok_trie()));
-        let numbers = Arc::clone(self.numbers.get_or_init(trie));
-        Closing::new(&self.factory, parser.parser.grammar(), numbers)
+    fn end_tracker(&self, parser: &TokenParser) -> Result<EndTracker, EndError> {
+        let tokens = || Arc::new(NumberTokens::from_trie(self.factory.tok_env().tok_trie()));
+        let numbers = Arc::clone(self.numbers.get_or_init(tokens));
+        EndTracker::new(&self.factory, parser.parser.grammar(), numbers)
     }
 }
 
-impl fmt::Debug for Grammars {
+impl fmt::Debug for GrammarCompiler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tokens = self.factory.tok_env().tok_trie().vocab_size();
-        f.debug_struct("Grammars").field("tokens", &tokens).finish()
+        f.debug_struct("GrammarCompiler").field("tokens", &tokens).finish()
     }
 }
 
-/// A grammar and how far a text has come in it.
+/// A compiled constraint with the position of a text in it.
 pub struct Grammar {
     matcher: Matcher,
-    /// Tokens that may come next, once they are known.
+    /// Tokens that may follow, once they are computed.
     next: Option<SimpleVob>,
-    /// Knows the shortest end of a text that must be whole.
-    closing: Option<Box<Closing>>,
-    /// The library cannot follow the text any further, so that the shortest end completes it.
+    /// Tracks the shortest end of a text that must be complete.
+    end_tracker: Option<Box<EndTracker>>,
+    /// The library has failed, and the shortest end completes the text.
     has_failed: bool,
 }
 
 impl Grammar {
-    /// Finds the tokens that may come next, so that [`Grammar::mask`] need not: for a thread that has nothing else to do.
+    /// Computes the tokens that may follow, so that [`Grammar::mask`] is fast. Meant for a thread
+    /// that would otherwise wait.
     pub fn prepare(&mut self) {
         if self.next.is_none() {
-            // Who asks for the mask is told.
-            self.next = self.find_next().ok();
+            // [`Grammar::mask`] reports an error.
+            self.next = self.compute_next().ok();
         }
     }
 
-    /// Hides the tokens that may not come next: their logits become −∞.
+    /// Sets the logits of all tokens that may not follow to −∞.
     ///
     /// # Errors
-    /// [`GrammarError::TooHard`] where a step would take too much work, [`GrammarError::NoToken`] where nothing may come.
+    /// [`GrammarError::TooComplex`] if a step takes too much work, [`GrammarError::NoToken`] if no
+    /// token may follow.
     pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), GrammarError> {
         let next = match self.next.take() {
             Some(next) => next,
-            None => self.find_next()?,
+            None => self.compute_next()?,
         };
-        hide(&next, logits);
+        mask_logits(&next, logits);
         self.next = Some(next);
         Ok(())
     }
 
-    /// Goes on by a token.
+    /// Advances by a token.
     ///
     /// # Errors
-    /// [`GrammarError::Stuck`] for one that may not come next.
+    /// [`GrammarError::CannotContinue`] for a token that may not follow.
     pub fn accept(&mut self, token: u32) -> Result<(), GrammarError> {
         self.next = None;
         if self.matcher.is_stopped() && !self.matcher.is_error() {
-            // Only the end can come after the end.
+            // Only end tokens follow the end.
             return Ok(());
         }
         let consumed = match self.has_failed {
             true => Ok(()),
-            false => self.matcher.consume_token(token).map_err(|e| Self::stuck(&e)),
+            false => self.matcher.consume_token(token).map_err(|e| Self::library_error(&e)),
         };
-        if let Some(closing) = &mut self.closing {
-            closing.accept(token);
+        if let Some(end_tracker) = &mut self.end_tracker {
+            end_tracker.accept(token);
         }
         consumed.or_else(|error| self.fall_back(error).map(drop))
     }
 
-    /// How many tokens the shortest end of the text has from here, an end token among them; `None` where it is not known.
+    /// Number of tokens in the shortest end from here, including an end token. `None` if it is not
+    /// known.
     pub fn shortest_end(&mut self) -> Option<usize> {
-        self.ending().map(|path| path.len() + 1)
+        self.end_tokens().map(|path| path.len() + 1)
     }
 
-    /// The first token of the shortest end of the text.
-    pub fn next_of_end(&mut self) -> Option<u32> {
-        let next = self.ending()?.last().copied();
-        next.or_else(|| self.closing.as_ref().map(|closing| closing.end_token()))
+    /// First token of the shortest end.
+    pub fn next_end_token(&mut self) -> Option<u32> {
+        let next = self.end_tokens()?.last().copied();
+        next.or_else(|| self.end_tracker.as_ref().map(|end_tracker| end_tracker.end_token()))
     }
 
-    /// Whether the text should be ended by its [shortest end](Self::next_of_end), since it is about to use up what may be
-    /// kept or worked out for it.
+    /// Whether the text should be completed by its [shortest end](Self::next_end_token) now,
+    /// because limits are nearly exhausted.
     pub fn must_end(&self) -> bool {
-        self.has_failed || self.closing.as_ref().is_some_and(|closing| closing.must_end())
+        self.has_failed
+            || self.end_tracker.as_ref().is_some_and(|end_tracker| end_tracker.must_end())
     }
 
-    /// Whether the text is known to have an end within `left` tokens of which `token` is the first. Where the text cannot be
-    /// followed, there is room for any.
-    pub fn has_room_for(&mut self, token: u32, left: usize) -> bool {
-        self.closing.as_mut().is_none_or(|closing| closing.has_room_behind(token, left))
+    /// Whether the text has a known end within `left` tokens, of which `token` is the first.
+    /// Returns `true` if the text is not tracked.
+    pub fn can_end_within(&mut self, token: u32, left: usize) -> bool {
+        self.end_tracker.as_mut().is_none_or(|end_tracker| end_tracker.can_end_within(token, left))
     }
 
-    /// The tokens of the shortest end, the last one first, without the end token.
-    fn ending(&mut self) -> Option<&[u32]> {
+    /// Tokens of the shortest end in reverse order, without the end token.
+    fn end_tokens(&mut self) -> Option<&[u32]> {
         let (matcher, has_failed) = (&self.matcher, self.has_failed);
-        self.closing.as_mut()?.path(|path| {
+        self.end_tracker.as_mut()?.end_tokens(|path| {
             if has_failed {
                 return true;
             }
@@ -371,62 +389,64 @@ impl Grammar {
     /// Whether the text may end here.
     pub fn is_complete(&mut self) -> bool {
         if self.has_failed {
-            return self.ending().is_some_and(<[u32]>::is_empty);
+            return self.end_tokens().is_some_and(<[u32]>::is_empty);
         }
         !self.matcher.is_error()
             && (self.matcher.is_stopped() || self.matcher.is_accepting().unwrap_or(false))
     }
 
-    fn find_next(&mut self) -> Result<SimpleVob, GrammarError> {
-        // Nothing but the end comes any more.
+    fn compute_next(&mut self) -> Result<SimpleVob, GrammarError> {
+        // Only the shortest end may follow.
         if self.must_end()
-            && let Some(token) = self.next_of_end()
-            && let Some(closing) = &self.closing
+            && let Some(token) = self.next_end_token()
+            && let Some(end_tracker) = &self.end_tracker
         {
-            return Ok(closing.only(token));
+            return Ok(end_tracker.single_token_set(token));
         }
-        self.next_of_library().or_else(|error| self.fall_back(error))
+        self.compute_next_by_library().or_else(|error| self.fall_back(error))
     }
 
-    /// The tokens that the library allows next.
-    fn next_of_library(&mut self) -> Result<SimpleVob, GrammarError> {
-        let mut next = self.matcher.compute_mask_or_eos().map_err(|error| Self::stuck(&error))?;
-        if let Some(closing) = &mut self.closing {
-            closing.restrict_numbers(&mut next);
+    /// Tokens that the library allows next.
+    fn compute_next_by_library(&mut self) -> Result<SimpleVob, GrammarError> {
+        let mut next =
+            self.matcher.compute_mask_or_eos().map_err(|error| Self::library_error(&error))?;
+        if let Some(end_tracker) = &mut self.end_tracker {
+            end_tracker.restrict_numbers(&mut next);
         }
         Ok(next)
     }
 
-    /// Goes on by the shortest end alone where the library has failed; the token that may come next.
+    /// Continues with the shortest end after a failure of the library. Returns the token that may
+    /// follow.
     fn fall_back(&mut self, error: GrammarError) -> Result<SimpleVob, GrammarError> {
         if error == GrammarError::NoToken {
             return Err(error);
         }
         self.has_failed = true;
-        match (self.next_of_end(), &self.closing) {
-            (Some(token), Some(closing)) => Ok(closing.only(token)),
+        match (self.next_end_token(), &self.end_tracker) {
+            (Some(token), Some(end_tracker)) => Ok(end_tracker.single_token_set(token)),
             _ => Err(error),
         }
     }
 
-    fn stuck(error: &dyn fmt::Display) -> GrammarError {
+    fn library_error(error: &dyn fmt::Display) -> GrammarError {
         let reason = reason(error, true);
-        if reason == NOTHING {
+        if reason == NO_TEXT_ALLOWED {
             return GrammarError::NoToken;
         }
-        // What it has failed of is known by its text only, once it has failed.
-        match too_hard(&reason) {
-            Some(what) => GrammarError::TooHard(what.into()),
-            None => GrammarError::Stuck(reason),
+        // The cause of a failed matcher is only in its message.
+        match too_complex(&reason) {
+            Some(what) => GrammarError::TooComplex(what.into()),
+            None => GrammarError::CannotContinue(reason),
         }
     }
 }
 
-/// Independent of the original, also in what it has cached.
+/// The clone is independent of the original and shares no caches with it.
 impl Clone for Grammar {
     fn clone(&self) -> Self {
-        let (next, closing) = (self.next.clone(), self.closing.clone());
-        Self { matcher: self.matcher.deep_clone(), next, closing, has_failed: self.has_failed }
+        let (next, end_tracker) = (self.next.clone(), self.end_tracker.clone());
+        Self { matcher: self.matcher.deep_clone(), next, end_tracker, has_failed: self.has_failed }
     }
 }
 
@@ -438,16 +458,16 @@ impl fmt::Debug for Grammar {
     }
 }
 
-/// A token's bytes with the mark of those that are no text. One without bytes can never be written.
-fn word(token: Spelling<'_>) -> Vec<u8> {
+/// Bytes of a token for the trie. Control tokens get a mark. A token without bytes never matches.
+fn trie_bytes(token: GrammarToken<'_>) -> Vec<u8> {
     match token.is_text {
         true => token.bytes.to_vec(),
         false => [&[SPECIAL], token.bytes].concat(),
     }
 }
 
-/// Hides what is not in a set, and logits beyond it: they only fill up the matrix.
-fn hide(allowed: &SimpleVob, logits: &mut [f32]) {
+/// Sets logits outside of a set to −∞, including padding logits beyond the vocabulary.
+fn mask_logits(allowed: &SimpleVob, logits: &mut [f32]) {
     let words = allowed.as_slice().iter().copied().chain(std::iter::repeat(0));
     for (word, logits) in words.zip(logits.chunks_mut(u32::BITS as usize)) {
         match word {
@@ -461,13 +481,13 @@ fn hide(allowed: &SimpleVob, logits: &mut [f32]) {
     }
 }
 
-fn end_error(error: EndError, blame: fn(String) -> GrammarError) -> GrammarError {
+fn end_error(error: EndError, into_error: fn(String) -> GrammarError) -> GrammarError {
     match error {
-        EndError::Endless => {
-            blame("no finite value fits it: each part of it asks for another one".into())
+        EndError::Infinite => {
+            into_error("no finite value fits it: each part of it asks for another one".into())
         }
         EndError::TooLong { bytes, tokens } => GrammarError::TooLong { bytes, tokens },
-        EndError::Unknown => GrammarError::NoEndKnown,
+        EndError::NotFound => GrammarError::EndNotFound,
         EndError::NoToken => GrammarError::NoToken,
     }
 }

@@ -1,75 +1,78 @@
-//! JSON Schemas as requests bring them, made ready for `llguidance`.
+//! Prepares JSON Schemas of requests for `llguidance`.
 
 use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
-use super::{bounds, multiples};
+use super::{multiple_of, number_bounds};
 use crate::schema::JsonSchema;
 
-/// White space between the parts of a JSON text: none, one space, or a line break or two with an indentation. Without
-/// a bound, a model that is not sure how to go on may write white space for ever.
+/// White space between the tokens of a JSON text: none, one space, or one or two line breaks with
+/// indentation. Without a bound, an uncertain model may write white space forever.
 const WHITE_SPACE: &str = r" |\n{1,2}[ \t]{0,20}";
 
 /// Keywords that hold one schema.
-pub(super) const ONE: [&str; 3] = ["items", "additionalItems", "additionalProperties"];
-/// Keywords that hold a list of schemas.
-pub(super) const LIST: [&str; 2] = ["prefixItems", "items"];
-/// Keywords that hold schemas of the same value. Where they stand beside each other, or beside `properties`, all of them
-/// hold at once, so that closing one would shut out the properties of the others.
-pub(super) const SAME: [&str; 3] = ["anyOf", "oneOf", "allOf"];
+pub(super) const SINGLE_SCHEMA: [&str; 3] = ["items", "additionalItems", "additionalProperties"];
+/// Keywords that hold a list of schemas for different values.
+pub(super) const SCHEMA_LISTS: [&str; 2] = ["prefixItems", "items"];
+/// Keywords that hold schemas for the same value. If several of them or `properties` occur
+/// together, all apply at once. Closing one of them would then exclude the properties of the
+/// others.
+pub(super) const SAME_VALUE_SCHEMAS: [&str; 3] = ["anyOf", "oneOf", "allOf"];
 /// Keywords that hold schemas by name.
-pub(super) const NAMED: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
+pub(super) const NAMED_SCHEMAS: [&str; 4] =
+    ["properties", "patternProperties", "$defs", "definitions"];
 
-/// The schema of any JSON object.
+/// Schema of any JSON object.
 pub fn any_object() -> Value {
     json!({ "type": "object", "x-guidance": options() })
 }
 
-/// A request's schema: objects that list their properties have no others unless the schema says so, as Ollama and
-/// llama.cpp read it.
+/// Prepares a request's schema. Objects that list properties allow no others unless the schema says
+/// so, as in Ollama and llama.cpp.
 ///
 /// # Errors
-/// A sentence about a schema that is no object or asks for what nobody may set from outside.
+/// A sentence about a schema that is not an object, or that contains a keyword reserved for this
+/// server.
 pub fn prepare(schema: &JsonSchema) -> Result<Value, String> {
-    let Value::Object(given) = schema.given() else { return Err("it must be an object".into()) };
+    let Value::Object(given) = schema.value() else { return Err("it must be an object".into()) };
     if given.contains_key("x-guidance") {
         return Err("the keyword \"x-guidance\" is not for requests".into());
     }
     let mut schema = schema.enforceable()?.clone();
-    each(&mut schema, "#", &mut |schema, place| {
-        multiples::spell(schema);
-        bounds::check_values(schema, place)?;
-        bounds::tame(schema, place)
+    visit_schemas(&mut schema, "#", &mut |schema, place| {
+        multiple_of::adjust_fraction(schema);
+        number_bounds::check_values(schema, place)?;
+        number_bounds::limit_bounds(schema, place)
     })?;
-    multiples::check(&schema)?;
+    multiple_of::check(&schema)?;
     let mut shared = HashSet::new();
     find_shared(&schema, false, &mut shared);
-    close(&mut schema, false, "#", &shared);
+    close_objects(&mut schema, false, "#", &shared);
     if let Value::Object(map) = &mut schema {
         map.insert("x-guidance".into(), options());
     }
     Ok(schema)
 }
 
-/// Looks at the schemas within a Lark grammar, which nobody else reads but the library.
+/// Checks the schemas in a Lark grammar, which only the library reads.
 ///
 /// # Errors
-/// A sentence about what the library would count wrongly.
-pub fn check_within(lark: &str) -> Result<(), String> {
+/// A sentence about a number that the library would compute wrongly.
+pub fn check_lark(lark: &str) -> Result<(), String> {
     for (at, mark) in lark.match_indices("%json") {
         let mut schemas =
             serde_json::Deserializer::from_str(&lark[at + mark.len()..]).into_iter::<Value>();
-        // What cannot be read is found by whoever compiles it, or is no schema.
+        // An unreadable schema is reported by the compiler, or is not a schema.
         if let Some(Ok(schema)) = schemas.next() {
-            multiples::check(&schema)?;
+            multiple_of::check(&schema)?;
         }
     }
     Ok(())
 }
 
-/// `oneOf` is read as `anyOf` where its branches cannot be told apart: references to objects with a `const` to tell them
-/// apart, as most libraries write them, are among these.
+/// Options for the library. It reads `oneOf` as `anyOf` if it cannot tell the branches apart. This
+/// includes references to objects with a distinguishing `const`, which most libraries generate.
 fn options() -> Value {
     json!({
         "whitespace_pattern": WHITE_SPACE,
@@ -78,8 +81,8 @@ fn options() -> Value {
     })
 }
 
-/// Changes a schema and those inside of it. `place` is where it stands, as a `$ref` would name it.
-fn each(
+/// Calls `change` on a schema and its subschemas. `place` is the location, in the syntax of `$ref`.
+fn visit_schemas(
     schema: &mut Value,
     place: &str,
     change: &mut impl FnMut(&mut Map<String, Value>, &str) -> Result<(), String>,
@@ -90,15 +93,19 @@ fn each(
         let place = || format!("{place}/{keyword}");
         let keyword = keyword.as_str();
         match value {
-            Value::Object(_) if ONE.contains(&keyword) => each(value, &place(), change)?,
-            Value::Object(named) if NAMED.contains(&keyword) => {
+            Value::Object(_) if SINGLE_SCHEMA.contains(&keyword) => {
+                visit_schemas(value, &place(), change)?
+            }
+            Value::Object(named) if NAMED_SCHEMAS.contains(&keyword) => {
                 for (name, schema) in named {
-                    each(schema, &format!("{}/{name}", place()), change)?;
+                    visit_schemas(schema, &format!("{}/{name}", place()), change)?;
                 }
             }
-            Value::Array(list) if LIST.contains(&keyword) || SAME.contains(&keyword) => {
+            Value::Array(list)
+                if SCHEMA_LISTS.contains(&keyword) || SAME_VALUE_SCHEMAS.contains(&keyword) =>
+            {
                 for (i, schema) in list.iter_mut().enumerate() {
-                    each(schema, &format!("{}/{i}", place()), change)?;
+                    visit_schemas(schema, &format!("{}/{i}", place()), change)?;
                 }
             }
             _ => {}
@@ -107,7 +114,7 @@ fn each(
     Ok(())
 }
 
-/// Whether a schema says more than one thing about the properties of a value.
+/// Whether several keywords of a schema describe the properties of one value.
 fn is_composed(map: &Map<String, Value>) -> bool {
     let parts = ["properties", "$ref", "anyOf", "oneOf"]
         .into_iter()
@@ -116,18 +123,21 @@ fn is_composed(map: &Map<String, Value>) -> bool {
     map.contains_key("allOf") || parts > 1
 }
 
-/// The schemas that are referred to as a part of others: `#/$defs/…`. `part`: this one is a part itself.
-fn find_shared(schema: &Value, part: bool, found: &mut HashSet<String>) {
+/// Collects definitions that are referenced from a subschema of the same value: `#/$defs/…`.
+/// `is_part`: this schema is one of several for the same value.
+fn find_shared(schema: &Value, is_part: bool, found: &mut HashSet<String>) {
     let Value::Object(map) = schema else { return };
-    let part = part || is_composed(map);
-    if let (true, Some(Value::String(name))) = (part, map.get("$ref")) {
+    let is_part = is_part || is_composed(map);
+    if let (true, Some(Value::String(name))) = (is_part, map.get("$ref")) {
         found.insert(name.clone());
     }
     for (keyword, value) in map {
-        let part = part && SAME.contains(&keyword.as_str());
+        let is_part = is_part && SAME_VALUE_SCHEMAS.contains(&keyword.as_str());
         match value {
-            Value::Array(list) => list.iter().for_each(|schema| find_shared(schema, part, found)),
-            Value::Object(map) if NAMED.contains(&keyword.as_str()) => {
+            Value::Array(list) => {
+                list.iter().for_each(|schema| find_shared(schema, is_part, found))
+            }
+            Value::Object(map) if NAMED_SCHEMAS.contains(&keyword.as_str()) => {
                 map.values().for_each(|schema| find_shared(schema, false, found));
             }
             _ => find_shared(value, false, found),
@@ -135,27 +145,32 @@ fn find_shared(schema: &Value, part: bool, found: &mut HashSet<String>) {
     }
 }
 
-/// Closes the objects of a schema, but not those that are a part of what is said about a value. It is no deeper than what
-/// JSON from outside may be.
-fn close(schema: &mut Value, part: bool, place: &str, shared: &HashSet<String>) {
+/// Closes the objects of a schema, except schemas that are one of several for the same value. The
+/// depth is that of the request's JSON, which is limited.
+fn close_objects(schema: &mut Value, is_part: bool, place: &str, shared: &HashSet<String>) {
     let Value::Object(map) = schema else { return };
-    let part = part || is_composed(map) || shared.contains(place);
-    for keyword in ONE {
-        map.get_mut(keyword).into_iter().for_each(|schema| close(schema, false, "", shared));
+    let is_part = is_part || is_composed(map) || shared.contains(place);
+    for keyword in SINGLE_SCHEMA {
+        map.get_mut(keyword)
+            .into_iter()
+            .for_each(|schema| close_objects(schema, false, "", shared));
     }
-    for (keyword, part) in LIST.map(|k| (k, false)).into_iter().chain(SAME.map(|k| (k, part))) {
+    for (keyword, is_part) in
+        SCHEMA_LISTS.map(|k| (k, false)).into_iter().chain(SAME_VALUE_SCHEMAS.map(|k| (k, is_part)))
+    {
         let list = map.get_mut(keyword).and_then(Value::as_array_mut).into_iter().flatten();
-        list.for_each(|schema| close(schema, part, "", shared));
+        list.for_each(|schema| close_objects(schema, is_part, "", shared));
     }
-    for keyword in NAMED {
+    for keyword in NAMED_SCHEMAS {
         for (name, schema) in
             map.get_mut(keyword).and_then(Value::as_object_mut).into_iter().flatten()
         {
-            close(schema, false, &format!("{place}/{keyword}/{name}"), shared);
+            close_objects(schema, false, &format!("{place}/{keyword}/{name}"), shared);
         }
     }
     let says = |keyword: &str| map.contains_key(keyword);
-    if !part && says("properties") && !says("additionalProperties") && !says("patternProperties") {
+    if !is_part && says("properties") && !says("additionalProperties") && !says("patternProperties")
+    {
         map.insert("additionalProperties".into(), Value::Bool(false));
     }
 }

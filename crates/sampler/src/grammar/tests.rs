@@ -1,9 +1,9 @@
-mod closing;
 mod finite;
 mod gbnf;
 mod limits;
 mod schemas;
-mod texts;
+mod shortest_end;
+mod unquoted_strings;
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -12,19 +12,19 @@ use serde_json::json;
 
 use super::*;
 
-/// Every byte is a token, then some longer ones, a mark that is no text, and two ends.
+/// Tokens: every byte, some longer ones, a control token, and two end tokens.
 const LONGER: [&str; 6] = ["{\"", "\":", "true", " \n", "\u{e4}b", "}}"];
 const MARK: u32 = 256 + LONGER.len() as u32;
 const ENDS: [u32; 2] = [MARK + 1, MARK + 2];
 const TOKENS: usize = ENDS[1] as usize + 1;
 
-fn grammars() -> Grammars {
+fn grammars() -> GrammarCompiler {
     let bytes: Vec<Vec<u8>> = (0..=255u8).map(|b| vec![b]).collect();
     let texts = bytes.iter().map(Vec::as_slice).chain(LONGER.map(str::as_bytes));
-    let texts = texts.map(|bytes| Spelling { bytes, is_text: true });
+    let texts = texts.map(|bytes| GrammarToken { bytes, is_text: true });
     let others = ["<mark>", "<end>", "<eot>"]
-        .map(|name| Spelling { bytes: name.as_bytes(), is_text: false });
-    Grammars::new(texts.chain(others), &ENDS).unwrap()
+        .map(|name| GrammarToken { bytes: name.as_bytes(), is_text: false });
+    GrammarCompiler::new(texts.chain(others), &ENDS).unwrap()
 }
 
 fn compile(constraint: &Constraint) -> Result<Grammar, GrammarError> {
@@ -41,8 +41,8 @@ fn allowed(grammar: &mut Grammar) -> BTreeSet<u32> {
     (0..).zip(&logits).filter(|(_, l)| **l == 0.0).map(|(id, _)| id).collect()
 }
 
-/// How many bytes of a text a grammar takes, and whether the text may end there.
-fn take(grammar: &mut Grammar, text: &str) -> (usize, bool) {
+/// Number of bytes of a text that a grammar accepts, and whether the text may end there.
+fn accept_text(grammar: &mut Grammar, text: &str) -> (usize, bool) {
     for (at, byte) in text.bytes().enumerate() {
         if !allowed(grammar).contains(&u32::from(byte)) {
             return (at, false);
@@ -54,26 +54,26 @@ fn take(grammar: &mut Grammar, text: &str) -> (usize, bool) {
     (text.len(), ends)
 }
 
-fn takes(grammar: &Grammar, text: &str) -> bool {
-    take(&mut grammar.clone(), text) == (text.len(), true)
+fn accepts(grammar: &Grammar, text: &str) -> bool {
+    accept_text(&mut grammar.clone(), text) == (text.len(), true)
 }
 
 #[track_caller]
 fn check(grammar: &Grammar, yes: &[&str], no: &[&str]) {
     for text in yes {
         assert!(
-            takes(grammar, text),
+            accepts(grammar, text),
             "{text:?} was refused at {:?}",
-            take(&mut grammar.clone(), text)
+            accept_text(&mut grammar.clone(), text)
         );
     }
     for text in no {
-        assert!(!takes(grammar, text), "{text:?} was taken");
+        assert!(!accepts(grammar, text), "{text:?} was taken");
     }
 }
 
 #[test]
-fn any_json_object_is_one_and_nothing_else() {
+fn json_constraint_accepts_objects_only() {
     let grammar = compile(&Constraint::Json).unwrap();
     check(
         &grammar,
@@ -98,42 +98,42 @@ fn any_json_object_is_one_and_nothing_else() {
         ],
     );
     let mut endless = grammar.clone();
-    let (taken, _) = take(&mut endless, &format!("{{{}", "\n".repeat(100)));
+    let (taken, _) = accept_text(&mut endless, &format!("{{{}", "\n".repeat(100)));
     assert!(taken < 30, "white space without end: {taken}");
 }
 
 #[test]
-fn a_text_ends_only_where_the_grammar_does_and_with_any_of_the_ends() {
+fn a_text_ends_only_at_the_grammars_end_with_any_end_token() {
     let mut grammar = compile(&Constraint::Regex("yes|yesterday".into())).unwrap();
     assert!(ENDS.iter().all(|end| !allowed(&mut grammar).contains(end)));
-    assert_eq!(take(&mut grammar, "yes"), (3, true));
+    assert_eq!(accept_text(&mut grammar, "yes"), (3, true));
     assert!(allowed(&mut grammar).contains(&u32::from(b't')));
     grammar.accept(ENDS[1]).unwrap();
-    // What comes behind the end does not matter any more.
+    // Tokens after the end are ignored.
     assert_eq!(allowed(&mut grammar), ENDS.into());
     let mut done = compile(&Constraint::Regex("no".into())).unwrap();
-    assert_eq!(take(&mut done, "no"), (2, true));
+    assert_eq!(accept_text(&mut done, "no"), (2, true));
     assert_eq!(allowed(&mut done), ENDS.into());
 }
 
 #[test]
-fn longer_tokens_fit_as_a_whole_or_not_at_all_and_marks_never_do() {
+fn multi_byte_tokens_must_fit_entirely_and_control_tokens_never_fit() {
     let mut grammar = schema(
         json!({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}),
     );
     let first = allowed(&mut grammar);
     assert_eq!(first, [u32::from(b'{'), 256].into(), "only the brace, alone or with the quote");
     grammar.accept(256).unwrap();
-    assert_eq!(take(&mut grammar, "a"), (1, false));
+    assert_eq!(accept_text(&mut grammar, "a"), (1, false));
     grammar.accept(257).unwrap();
     grammar.accept(258).unwrap();
-    assert_eq!(take(&mut grammar, "}"), (1, true));
+    assert_eq!(accept_text(&mut grammar, "}"), (1, true));
     let mut text = compile(&Constraint::Regex("(?s:.)*".into())).unwrap();
     assert!(!allowed(&mut text).contains(&MARK));
 }
 
 #[test]
-fn reasons_name_what_is_wrong_without_the_insides() {
+fn error_messages_name_the_cause_without_library_internals() {
     let schema = |schema| Constraint::schema(schema);
     let cases: [(Constraint, &[&str]); 8] = [
         (Constraint::Regex("(?=a)b".into()), &["\"(?=a)b\"", "look-ahead", "not supported"]),
@@ -163,23 +163,26 @@ fn reasons_name_what_is_wrong_without_the_insides() {
 }
 
 #[test]
-fn a_form_that_becomes_too_much_work_says_so() {
-    // Which one does depends on the vocabulary; this is what the library says.
-    let error = Grammar::stuck(&"lexer error: too many expressions constructed");
-    assert_eq!(error, GrammarError::TooHard("its expressions grow too large".into()));
+fn library_limits_become_too_complex_errors() {
+    // Which limit applies depends on the vocabulary. These are the library's messages.
+    let error = Grammar::library_error(&"lexer error: too many expressions constructed");
+    assert_eq!(error, GrammarError::TooComplex("its expressions grow too large".into()));
     assert!(error.to_string().contains("make it simpler"), "{error}");
-    let error = Grammar::stuck(
+    let error = Grammar::library_error(
         &"Parser Error: Current row has 5999 items; max is 2000; consider a left-recursive grammar",
     );
     assert!(
-        matches!(error, GrammarError::TooHard(_)) && !error.to_string().contains("row"),
+        matches!(error, GrammarError::TooComplex(_)) && !error.to_string().contains("row"),
         "{error}"
     );
-    assert!(matches!(Grammar::stuck(&"Parser Error: token \"x\""), GrammarError::Stuck(_)));
+    assert!(matches!(
+        Grammar::library_error(&"Parser Error: token \"x\""),
+        GrammarError::CannotContinue(_)
+    ));
 }
 
 #[test]
-fn expressions_and_grammars_that_are_none_are_refused() {
+fn invalid_expressions_and_grammars_are_refused() {
     let refused = [
         Constraint::Regex("(".into()),
         Constraint::Regex(String::new()),
@@ -195,11 +198,11 @@ fn expressions_and_grammars_that_are_none_are_refused() {
         let refused = compile(&constraint);
         assert!(refused.is_err(), "{constraint:?}");
     }
-    assert!(matches!(Grammars::new(std::iter::empty(), &[]), Err(GrammarError::NoEnd)));
+    assert!(matches!(GrammarCompiler::new(std::iter::empty(), &[]), Err(GrammarError::NoEndToken)));
 }
 
 #[test]
-fn hostile_constraints_end_soon() {
+fn hostile_constraints_take_bounded_time() {
     let doubling = |n: usize| {
         let rules: String = (1..n).map(|i| format!("a{i} ::= a{0} a{0}\n", i - 1)).collect();
         format!("root ::= a{}\na0 ::= \"a\"\n{rules}", n - 1)
@@ -289,10 +292,10 @@ fn hostile_constraints_end_soon() {
 }
 
 #[test]
-fn a_text_that_the_vocabulary_cannot_write_is_told_where_it_comes() {
+fn a_text_without_tokens_is_reported_at_its_position() {
     let tokens = ["a", "b", "<end>"]
-        .map(|name| Spelling { bytes: name.as_bytes(), is_text: name.len() == 1 });
-    let grammars = Grammars::new(tokens.into_iter(), &[2]).unwrap();
+        .map(|name| GrammarToken { bytes: name.as_bytes(), is_text: name.len() == 1 });
+    let grammars = GrammarCompiler::new(tokens.into_iter(), &[2]).unwrap();
     let mut grammar = grammars.compile(&Constraint::Regex("ab\u{2603}".into())).unwrap();
     for token in [0, 1] {
         grammar.mask(&mut [0.0; 3]).unwrap();
@@ -302,7 +305,7 @@ fn a_text_that_the_vocabulary_cannot_write_is_told_where_it_comes() {
 }
 
 #[test]
-fn a_form_that_is_in_a_new_state_with_every_token_is_given_up_before_it_fills_the_memory() {
+fn a_grammar_with_ever_new_states_fails_within_bounded_memory() {
     let mut grammar = compile(&Constraint::Regex(".*(a|e).{20}zz".into())).unwrap();
     let mut bits = 88_172_645_463_325_252_u64;
     let refused = (0..2 * STATES_MAX).find_map(|_| {
@@ -313,24 +316,24 @@ fn a_form_that_is_in_a_new_state_with_every_token_is_given_up_before_it_fills_th
         grammar.mask(&mut [0.0; TOKENS]).and_then(|()| grammar.accept(byte.into())).err()
     });
     assert!(
-        matches!(&refused, Some(GrammarError::TooHard(what)) if what.contains("states")),
+        matches!(&refused, Some(GrammarError::TooComplex(what)) if what.contains("states")),
         "{refused:?}"
     );
 }
 
 #[test]
-fn copies_go_their_own_ways() {
+fn clones_are_independent() {
     let mut one = compile(&Constraint::Regex("ab|cd".into())).unwrap();
     let mut other = one.clone();
-    assert_eq!(take(&mut one, "a"), (1, false));
-    assert_eq!(take(&mut other, "cd"), (2, true));
-    assert_eq!(take(&mut one, "b"), (1, true));
+    assert_eq!(accept_text(&mut one, "a"), (1, false));
+    assert_eq!(accept_text(&mut other, "cd"), (2, true));
+    assert_eq!(accept_text(&mut one, "b"), (1, true));
 }
 
 #[test]
-fn a_token_that_does_not_fit_is_an_error_and_no_panic() {
+fn a_refused_token_is_an_error() {
     let mut grammar = compile(&Constraint::Regex("ab".into())).unwrap();
-    assert!(matches!(grammar.accept(u32::from(b'x')), Err(GrammarError::Stuck(_))));
+    assert!(matches!(grammar.accept(u32::from(b'x')), Err(GrammarError::CannotContinue(_))));
     assert!(grammar.mask(&mut [0.0; TOKENS]).is_err() && !grammar.is_complete());
     let mut far = compile(&Constraint::Regex("ab".into())).unwrap();
     assert!(far.accept(u32::MAX).is_err());

@@ -1,22 +1,24 @@
-//! What can be told of a translated pattern without running it.
+//! Analyses translated patterns without running them.
 
 use regex_syntax::ParserBuilder;
 use regex_syntax::hir::{Hir, HirKind, Look};
 
-/// How deep an expression may be nested.
+/// Maximum nesting depth of an expression.
 const NEST_MAX: u32 = 200;
 
-/// Whether some text may fit a pattern, for all that its anchors say: `$^a` fits none. Patterns that are not read may fit.
+/// Whether some text may match a pattern, considering its anchors: `$^a` matches none. Returns
+/// `true` for patterns that cannot be parsed.
 pub(super) fn may_fit(pattern: &str) -> bool {
-    read(pattern).is_none_or(|expression| !matches(&expression).is_empty())
+    parse(pattern).is_none_or(|expression| !match_shapes(&expression).is_empty())
 }
 
-/// States that an automaton of a pattern has, roughly; `None` for patterns with look-around or back references.
+/// Approximate number of automaton states of a pattern. `None` for patterns with look-around or
+/// back references.
 pub(super) fn states(pattern: &str) -> Option<usize> {
-    read(pattern).map(|expression| size(&expression))
+    parse(pattern).map(|expression| size(&expression))
 }
 
-fn read(pattern: &str) -> Option<Hir> {
+fn parse(pattern: &str) -> Option<Hir> {
     ParserBuilder::new().nest_limit(NEST_MAX).build().parse(pattern).ok()
 }
 
@@ -34,45 +36,45 @@ fn size(expression: &Hir) -> usize {
     }
 }
 
-/// One way in which a part of an expression matches.
+/// Shape of a match of a part of an expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Match {
+struct MatchShape {
     is_empty: bool,
-    /// It matches at the start of the text only.
+    /// The match must begin at the start of the text.
     at_start: bool,
-    /// It matches at the end of the text only.
+    /// The match must end at the end of the text.
     at_end: bool,
 }
 
-const EMPTY: Match = Match { is_empty: true, at_start: false, at_end: false };
+const EMPTY: MatchShape = MatchShape { is_empty: true, at_start: false, at_end: false };
 
-/// All ways in which a part of an expression matches; none where it never does.
-fn matches(expression: &Hir) -> Vec<Match> {
+/// All shapes of matches of an expression. Empty if it never matches.
+fn match_shapes(expression: &Hir) -> Vec<MatchShape> {
     match expression.kind() {
         HirKind::Empty => vec![EMPTY],
-        HirKind::Literal(_) => vec![Match { is_empty: false, ..EMPTY }],
+        HirKind::Literal(_) => vec![MatchShape { is_empty: false, ..EMPTY }],
         HirKind::Class(class) if class.minimum_len().is_none() => Vec::new(),
-        HirKind::Class(_) => vec![Match { is_empty: false, ..EMPTY }],
-        HirKind::Look(Look::Start) => vec![Match { at_start: true, ..EMPTY }],
-        HirKind::Look(Look::End) => vec![Match { at_end: true, ..EMPTY }],
+        HirKind::Class(_) => vec![MatchShape { is_empty: false, ..EMPTY }],
+        HirKind::Look(Look::Start) => vec![MatchShape { at_start: true, ..EMPTY }],
+        HirKind::Look(Look::End) => vec![MatchShape { at_end: true, ..EMPTY }],
         HirKind::Look(_) => vec![EMPTY],
-        HirKind::Capture(capture) => matches(&capture.sub),
-        HirKind::Concat(parts) => {
-            parts.iter().fold(vec![EMPTY], |before, part| in_sequence(&before, &matches(part)))
-        }
+        HirKind::Capture(capture) => match_shapes(&capture.sub),
+        HirKind::Concat(parts) => parts
+            .iter()
+            .fold(vec![EMPTY], |before, part| concatenated(&before, &match_shapes(part))),
         HirKind::Alternation(parts) => {
             let mut all = Vec::new();
-            parts.iter().flat_map(matches).for_each(|one| add(&mut all, one));
+            parts.iter().flat_map(match_shapes).for_each(|one| add(&mut all, one));
             all
         }
         HirKind::Repetition(repetition) => {
-            let once = matches(&repetition.sub);
+            let once = match_shapes(&repetition.sub);
             let mut all = if repetition.min == 0 { vec![EMPTY] } else { once.clone() };
             if repetition.max != Some(0) {
                 once.iter().for_each(|one| add(&mut all, *one));
-                // Two repetitions show all that more of them can.
+                // Two repetitions show every shape that more repetitions can have.
                 if repetition.max != Some(1) {
-                    let twice = in_sequence(&once, &once);
+                    let twice = concatenated(&once, &once);
                     match repetition.min {
                         0 | 1 => twice.into_iter().for_each(|one| add(&mut all, one)),
                         _ => all = twice,
@@ -84,15 +86,15 @@ fn matches(expression: &Hir) -> Vec<Match> {
     }
 }
 
-/// The ways in which one part matches behind another one.
-fn in_sequence(first: &[Match], second: &[Match]) -> Vec<Match> {
+/// Shapes of a match of `first` followed by a match of `second`.
+fn concatenated(first: &[MatchShape], second: &[MatchShape]) -> Vec<MatchShape> {
     let mut all = Vec::new();
     for one in first {
         for other in second {
             if other.at_start && !one.is_empty || one.at_end && !other.is_empty {
                 continue;
             }
-            let both = Match {
+            let both = MatchShape {
                 is_empty: one.is_empty && other.is_empty,
                 at_start: one.at_start || other.at_start,
                 at_end: one.at_end || other.at_end,
@@ -103,7 +105,7 @@ fn in_sequence(first: &[Match], second: &[Match]) -> Vec<Match> {
     all
 }
 
-fn add(all: &mut Vec<Match>, one: Match) {
+fn add(all: &mut Vec<MatchShape>, one: MatchShape) {
     if !all.contains(&one) {
         all.push(one);
     }
@@ -114,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_whose_anchors_contradict_fit_nothing() {
+    fn contradicting_anchors_match_nothing() {
         for pattern in [
             "$^a",
             "a^",

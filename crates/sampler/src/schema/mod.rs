@@ -1,4 +1,5 @@
-//! JSON Schemas: what of them a grammar enforces, and the check of the rest on the finished answer.
+//! JSON Schemas: the part that a grammar enforces, and validation of the rest on the finished
+//! answer.
 
 mod expressions;
 mod patterns;
@@ -18,15 +19,15 @@ use serde_json::Value;
 use crate::grammar::check_one_of;
 use references::References;
 use relax::{RelaxedSchema, relax};
-pub use validate::TooMuchWork;
 use validate::Validator;
+pub use validate::WorkLimitExceeded;
 
-/// A keyword of a schema that is not enforced while the answer is written, but checked on the finished answer.
+/// A keyword that is not enforced during generation, but checked on the finished answer.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UnenforcedKeyword {
     /// The keyword.
     pub keyword: String,
-    /// Where the schema that has it stands, as a `$ref` would name it.
+    /// Location of its schema, in the syntax of `$ref`.
     pub place: String,
 }
 
@@ -36,22 +37,22 @@ impl fmt::Display for UnenforcedKeyword {
     }
 }
 
-/// A JSON Schema as a request has it. What a grammar enforces of it is worked out once, when it is first asked for.
+/// JSON Schema of a request. Its enforceable part is computed once, on first use.
 #[derive(Clone)]
-pub struct JsonSchema(Arc<Parts>);
+pub struct JsonSchema(Arc<SharedSchema>);
 
-struct Parts {
-    given: Value,
+struct SharedSchema {
+    value: Value,
     relaxed: OnceLock<Result<RelaxedSchema, String>>,
 }
 
 impl JsonSchema {
-    /// The schema as it is given.
-    pub fn given(&self) -> &Value {
-        &self.0.given
+    /// The schema as in the request.
+    pub fn value(&self) -> &Value {
+        &self.0.value
     }
 
-    /// The parts of the schema that a grammar enforces, as a schema of keywords that grammars know.
+    /// The part of the schema that a grammar enforces, with keywords that grammars support.
     ///
     /// # Errors
     /// A sentence about a schema that no value fits, or that is too large.
@@ -59,21 +60,21 @@ impl JsonSchema {
         Ok(&self.relaxed()?.schema)
     }
 
-    /// The check of answers to the schema; `None` where everything that it asks for is enforced while the answer is written.
+    /// Returns a check for finished answers. `None` if generation enforces all keywords.
     ///
     /// # Errors
-    /// A sentence about a schema that cannot be read.
+    /// A sentence about an invalid schema.
     pub fn check(&self) -> Result<Option<SchemaCheck>, String> {
         let is_checked = !self.relaxed()?.unenforced.is_empty();
         Ok(is_checked.then(|| SchemaCheck(self.clone())))
     }
 
-    /// Refuses a schema of which not everything is enforced while the answer is written: the rule of `strict: true`.
+    /// Rejects a schema that generation cannot enforce completely: the rule of `strict: true`.
     ///
     /// # Errors
-    /// A sentence that names the keyword and its place, and what to do.
+    /// A sentence that names the keyword, its location, and what to do.
     pub fn check_strict(&self) -> Result<(), String> {
-        check_one_of(self.given())?;
+        check_one_of(self.value())?;
         match self.relaxed()?.unenforced.first() {
             None => Ok(()),
             Some(first) => Err(format!(
@@ -84,25 +85,25 @@ impl JsonSchema {
     }
 
     fn relaxed(&self) -> Result<&RelaxedSchema, String> {
-        self.0.relaxed.get_or_init(|| relax(self.given())).as_ref().map_err(Clone::clone)
+        self.0.relaxed.get_or_init(|| relax(self.value())).as_ref().map_err(Clone::clone)
     }
 }
 
 impl From<Value> for JsonSchema {
-    fn from(given: Value) -> Self {
-        Self(Arc::new(Parts { given, relaxed: OnceLock::new() }))
+    fn from(value: Value) -> Self {
+        Self(Arc::new(SharedSchema { value, relaxed: OnceLock::new() }))
     }
 }
 
 impl PartialEq for JsonSchema {
     fn eq(&self, other: &Self) -> bool {
-        self.given() == other.given()
+        self.value() == other.value()
     }
 }
 
 impl Serialize for JsonSchema {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.given().serialize(serializer)
+        self.value().serialize(serializer)
     }
 }
 
@@ -114,11 +115,11 @@ impl<'de> Deserialize<'de> for JsonSchema {
 
 impl fmt::Debug for JsonSchema {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.given().fmt(f)
+        self.value().fmt(f)
     }
 }
 
-/// The keywords of one schema that are checked on the finished answer.
+/// Check of finished answers against the unenforced keywords of a schema.
 #[derive(Debug, Clone)]
 pub struct SchemaCheck(JsonSchema);
 
@@ -128,12 +129,12 @@ impl SchemaCheck {
         self.0.relaxed().map_or(&[], |relaxed| &relaxed.unenforced)
     }
 
-    /// Those keywords that an answer does not keep to.
+    /// The checked keywords that an answer violates.
     ///
     /// # Errors
-    /// The check would take too much work.
-    pub fn violations(&self, answer: &Value) -> Result<Vec<UnenforcedKeyword>, TooMuchWork> {
-        let schema = self.0.given();
+    /// The check takes too much work.
+    pub fn violations(&self, answer: &Value) -> Result<Vec<UnenforcedKeyword>, WorkLimitExceeded> {
+        let schema = self.0.value();
         let references = References::new(schema);
         let failures = Validator::new(&references).failures(schema, "", answer)?;
         let failed = failures.into_iter().map(|failure| {

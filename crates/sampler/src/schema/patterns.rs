@@ -1,8 +1,9 @@
-//! Regular expressions of JSON Schemas (ECMA 262), written for the engines that run them here.
+//! Translates regular expressions of JSON Schemas (ECMA 262) for the engines that run them.
 //!
-//! Grammars run expressions without look-around and back references ([`for_grammar`]). What they cannot run is run on the
-//! finished answer by an engine that backtracks ([`Patterns`]), within a limit. [`widened`] leaves out what a grammar
-//! cannot run, so that the rest still holds while the answer is written.
+//! Grammars support expressions without look-around and back references ([`for_grammar`]). A
+//! backtracking engine ([`PatternCache`]) runs other expressions on the finished answer, with
+//! limited work. [`widened`] removes unsupported parts of an expression, so that generation still
+//! enforces the rest.
 
 use std::collections::HashMap;
 
@@ -12,49 +13,50 @@ use llguidance::regex_to_lark;
 
 use super::expressions;
 
-/// Characters of a quantifier at most; longer ones are text.
+/// Maximum number of characters of a quantifier. A longer one is literal text.
 const QUANTIFIER_CHARS: usize = 24;
 
-/// Steps that one search may go back at most.
+/// Maximum number of backtracking steps of one search.
 const BACKTRACK_MAX: usize = 20_000;
-/// Bytes of a compiled expression at most.
+/// Maximum number of bytes of a compiled expression.
 const COMPILED_MAX: usize = 1 << 20;
-/// Bytes of a text and states of an expression that a search takes in one step of a check.
+/// Bytes of text and automaton states that count as one step of a check.
 const TEXT_BYTES_A_STEP: usize = 16;
 const STATES_A_STEP: usize = 128;
-/// Steps of a search that goes back in the text, and of compiling an expression.
+/// Steps that a backtracking search, and compiling an expression, count as.
 const BACKTRACKING_STEPS: usize = BACKTRACK_MAX / 100;
 const COMPILING_STEPS: usize = 64;
-/// Work of finding whether an expression has a text.
+/// Work budget for deciding whether an expression matches any text.
 const SEARCH_FUEL: u64 = 10_000;
 
-/// The formats that are enforced. Any other `format` is an annotation.
+/// Enforced formats. Any other `format` is an annotation.
 pub(crate) const FORMATS: [&str; 10] =
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
 
-/// A pattern as a grammar can run it; `None` where it has look-around, back references or anchors in its middle, or is no
-/// expression at all.
+/// Translates a pattern for a grammar. `None` if it has look-around, back references or inner
+/// anchors, or is invalid.
 pub(crate) fn for_grammar(pattern: &str) -> Option<String> {
-    Some(translated(pattern, false)).filter(|pattern| runs_in_grammar(pattern))
+    Some(translate(pattern, false)).filter(|pattern| runs_in_grammar(pattern))
 }
 
-/// A pattern that a grammar can run and that fits every text that `pattern` fits, and others. `lengths`: the least and the
-/// most characters that the texts may have besides.
+/// A pattern for a grammar that matches every text that `pattern` matches, and more. `lengths`:
+/// minimum and maximum number of characters of the texts.
 pub(crate) fn widened(pattern: &str, lengths: (u64, Option<u64>)) -> Option<String> {
-    let pattern = translated(pattern, false);
-    let plain = without(&pattern, false);
+    let pattern = translate(pattern, false);
+    let plain = without_unsupported(&pattern, false);
     let plain = Some(plain).filter(|pattern| runs_in_grammar(pattern));
-    let plain =
-        plain.or_else(|| Some(without(&pattern, true)).filter(|pattern| runs_in_grammar(pattern)));
+    let plain = plain.or_else(|| {
+        Some(without_unsupported(&pattern, true)).filter(|pattern| runs_in_grammar(pattern))
+    });
     plain.filter(|pattern| pattern != "(?:)" && has_text(pattern, lengths))
 }
 
-/// Whether some text may fit a pattern, for all that its anchors say.
+/// Whether some text may match a pattern, considering its anchors.
 pub(crate) fn may_fit(pattern: &str) -> bool {
-    expressions::may_fit(&without(&translated(pattern, false), false))
+    expressions::may_fit(&without_unsupported(&translate(pattern, false), false))
 }
 
-/// Whether a pattern is an expression that can be run on a finished answer.
+/// Whether a pattern is a valid expression for the finished answer.
 pub(crate) fn is_pattern(pattern: &str) -> bool {
     compile(pattern).is_some()
 }
@@ -64,7 +66,7 @@ fn runs_in_grammar(pattern: &str) -> bool {
     derivre::RegexBuilder::new().mk_regex_for_serach(&lark).is_ok()
 }
 
-/// Whether there is a text that fits, and that can be found soon.
+/// Whether a matching text of a given length exists and is found within the budget.
 fn has_text(pattern: &str, (least, most): (u64, Option<u64>)) -> bool {
     let search = RegexAst::SearchRegex(regex_to_lark(pattern, "dw"));
     let most = most.map_or(String::new(), |most| most.to_string());
@@ -75,35 +77,35 @@ fn has_text(pattern: &str, (least, most): (u64, Option<u64>)) -> bool {
 }
 
 fn compile(pattern: &str) -> Option<Regex> {
-    let pattern = translated(pattern, true);
+    let pattern = translate(pattern, true);
     let mut builder = RegexBuilder::new(&pattern);
     builder.backtrack_limit(BACKTRACK_MAX).delegate_size_limit(COMPILED_MAX).build().ok()
 }
 
-/// Compiled expressions, each once; `None` for what is no expression.
+/// Cache of compiled expressions. `None` for invalid expressions.
 #[derive(Debug, Default)]
-pub(crate) struct Patterns(HashMap<String, Option<Compiled>>);
+pub(crate) struct PatternCache(HashMap<String, Option<CompiledPattern>>);
 
 #[derive(Debug)]
-struct Compiled {
+struct CompiledPattern {
     regex: Regex,
-    /// States of its automaton; `None` where it goes back in the text.
+    /// Number of automaton states. `None` if the engine backtracks.
     states: Option<usize>,
 }
 
-impl Patterns {
-    fn compiled(&mut self, pattern: &str) -> Option<&Compiled> {
+impl PatternCache {
+    fn compiled(&mut self, pattern: &str) -> Option<&CompiledPattern> {
         if !self.0.contains_key(pattern) {
             let compiled = compile(pattern).map(|regex| {
-                let states = expressions::states(&translated(pattern, true));
-                Compiled { regex, states }
+                let states = expressions::states(&translate(pattern, true));
+                CompiledPattern { regex, states }
             });
             self.0.insert(pattern.to_owned(), compiled);
         }
         self.0.get(pattern)?.as_ref()
     }
 
-    /// The work of comparing a text of some bytes with a pattern, in steps of a check.
+    /// Work of matching a text of `bytes` bytes, in steps of a check.
     pub(crate) fn steps(&mut self, pattern: &str, bytes: usize) -> usize {
         let compiling =
             if self.0.contains_key(pattern) { 0 } else { COMPILING_STEPS + pattern.len() / 4 };
@@ -116,8 +118,8 @@ impl Patterns {
         searching.saturating_add(compiling)
     }
 
-    /// Whether a text fits a pattern of a schema; `None` where that takes too much work. What is no expression fits every
-    /// text.
+    /// Whether a text matches a pattern. `None` if that takes too much work. Invalid expressions
+    /// match every text.
     pub(crate) fn fits(&mut self, pattern: &str, text: &str) -> Option<bool> {
         match self.compiled(pattern) {
             Some(compiled) => compiled.regex.is_match(text).ok(),
@@ -125,8 +127,8 @@ impl Patterns {
         }
     }
 
-    /// The pattern of a format; `None` for one that is not enforced.
-    pub(crate) fn of_format(format: &str) -> Option<String> {
+    /// Pattern of a format. `None` for formats that are not enforced.
+    pub(crate) fn for_format(format: &str) -> Option<String> {
         let date = "[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])";
         let time =
             "[0-2][0-9]:[0-5][0-9]:[0-6][0-9](?:\\.[0-9]+)?(?:[zZ]|[+-][0-2][0-9]:[0-5][0-9])";
@@ -141,8 +143,9 @@ impl Patterns {
     }
 }
 
-/// An expression of ECMA 262 in the syntax of Rust. `keeps_names`: of groups, which back references may need.
-fn translated(pattern: &str, keeps_names: bool) -> String {
+/// Translates an ECMA 262 expression to Rust's syntax. `keeps_names`: keeps group names, which back
+/// references may need.
+fn translate(pattern: &str, keeps_names: bool) -> String {
     let chars: Vec<char> = pattern.chars().collect();
     let mut translator =
         Translator { chars: &chars, at: 0, out: String::with_capacity(pattern.len()) };
@@ -177,14 +180,14 @@ impl Translator<'_> {
         self.chars.get(self.at + ahead).copied()
     }
 
-    /// Writes the next characters as they are.
+    /// Copies the next characters.
     fn take(&mut self, count: usize) {
         let end = (self.at + count).min(self.chars.len());
         self.out.extend(&self.chars[self.at..end]);
         self.at = end;
     }
 
-    /// Writes something else in the place of the next characters.
+    /// Writes other text for the next characters.
     fn replace(&mut self, count: usize, text: &str) {
         self.at += count;
         self.out.push_str(text);
@@ -196,7 +199,7 @@ impl Translator<'_> {
         self.take(count);
     }
 
-    /// Begins a class of characters, and says whether it goes on.
+    /// Starts a character class. Returns whether it continues.
     fn begin_class(&mut self) -> bool {
         match (self.peek(1), self.peek(2)) {
             (Some(']'), _) => {
@@ -218,7 +221,7 @@ impl Translator<'_> {
         }
     }
 
-    /// Sets, differences and classes within a class are Rust's alone.
+    /// Escapes set operations and nested classes, which only Rust has.
     fn in_class(&mut self, c: char) {
         match c {
             '[' => self.replace(1, "\\["),
@@ -243,7 +246,7 @@ impl Translator<'_> {
         }
     }
 
-    /// Whether the brace is that of `{1}`, `{1,}` or `{1,2}`.
+    /// Whether the brace starts a quantifier `{1}`, `{1,}` or `{1,2}`.
     fn is_quantifier(&self) -> bool {
         let inside = self.chars[self.at + 1..].iter().take(QUANTIFIER_CHARS);
         let inside: String = inside.take_while(|c| **c != '}').collect();
@@ -276,13 +279,13 @@ impl Translator<'_> {
                 self.take(2)
             }
             '1'..='9' => self.take(2),
-            // A letter that means nothing else is itself, and so is any sign.
+            // An escaped letter without a meaning stands for itself, like an escaped sign.
             c if c.is_ascii_punctuation() && c != '<' && c != '>' && c != '/' => self.take(2),
             c => self.replace(2, c.encode_utf8(&mut [0; 4])),
         }
     }
 
-    /// `\uXXXX`, or two of them that are one character.
+    /// Translates `\uXXXX`, or a surrogate pair of two.
     fn code_unit(&mut self) {
         let unit = |at: usize| {
             let digits: String = self.chars.get(at + 2..at + 6)?.iter().collect();
@@ -300,8 +303,9 @@ impl Translator<'_> {
     }
 }
 
-/// A translated expression without look-around, word bounds and back references, and without `anchors` if that is asked for.
-fn without(pattern: &str, anchors: bool) -> String {
+/// Removes look-around, word boundaries and back references from a translated expression, and with
+/// `anchors` also anchors.
+fn without_unsupported(pattern: &str, anchors: bool) -> String {
     let chars: Vec<char> = pattern.chars().collect();
     let starts = |at: usize, text: &str| {
         text.chars().enumerate().all(|(i, c)| chars.get(at + i) == Some(&c))
@@ -352,7 +356,7 @@ fn without(pattern: &str, anchors: bool) -> String {
     out
 }
 
-/// The place behind the group that begins at a place.
+/// Position after the group that begins at `begin`.
 fn group_end(chars: &[char], begin: usize) -> usize {
     let (mut depth, mut at) = (0, begin);
     while at < chars.len() {
@@ -369,7 +373,7 @@ fn group_end(chars: &[char], begin: usize) -> usize {
     chars.len()
 }
 
-/// The place behind the class that begins at a place. Translated classes may hold others.
+/// Position after the class that begins at `begin`. Translated classes may be nested.
 fn class_end(chars: &[char], begin: usize) -> usize {
     let (mut depth, mut at) = (0, begin);
     while at < chars.len() {
@@ -390,11 +394,13 @@ mod tests {
     use super::*;
 
     fn fits(pattern: &str, text: &str) -> bool {
-        Patterns::default().fits(pattern, text).unwrap_or_else(|| panic!("{pattern} is not run"))
+        PatternCache::default()
+            .fits(pattern, text)
+            .unwrap_or_else(|| panic!("{pattern} is not run"))
     }
 
     #[test]
-    fn expressions_of_ecma_are_read_as_such() {
+    fn ecma_expressions_are_translated() {
         for (pattern, yes, no) in [
             (r"^\d{2}$", "12", "\u{664}\u{664}"),
             (r"^[\d.-]+$", "1.2-", "a"),
@@ -417,14 +423,14 @@ mod tests {
             assert!(
                 fits(pattern, yes) && !fits(pattern, no),
                 "{pattern}: {}",
-                translated(pattern, true)
+                translate(pattern, true)
             );
         }
         assert!(!is_pattern("(") && fits("(", "what is no expression"));
     }
 
     #[test]
-    fn what_grammars_cannot_run_is_left_out_of_a_wider_pattern() {
+    fn widened_patterns_leave_out_unsupported_parts() {
         for (pattern, wide) in [
             (r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$", Some(r"^(?:)[+-]?0*[0-9]*\.?[0-9]*$")),
             (r"^(?=[)(])a(?<!b(c))$", Some("^(?:)a(?:)$")),
@@ -436,15 +442,15 @@ mod tests {
             assert_eq!(for_grammar(pattern), None, "{pattern}");
             assert_eq!(widened(pattern, (0, None)).as_deref(), wide, "{pattern}");
         }
-        // Nothing of it is left, or no text has such a length.
+        // Nothing remains of it, or no matching text has this length.
         assert_eq!(widened("(?=a)", (0, None)), None);
         assert_eq!(widened("^(?=a)abc$", (0, Some(2))), None);
         assert_eq!(for_grammar("^(?<a>b)$").as_deref(), Some("^(b)$"));
     }
 
     #[test]
-    fn a_search_that_goes_back_for_ever_is_given_up() {
+    fn excessive_backtracking_is_given_up() {
         let text = "a".repeat(2000);
-        assert_eq!(Patterns::default().fits(r"^(?:(a+)\1?)+b$", &text), None);
+        assert_eq!(PatternCache::default().fits(r"^(?:(a+)\1?)+b$", &text), None);
     }
 }

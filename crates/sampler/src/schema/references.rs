@@ -1,24 +1,24 @@
-//! References between the parts of a JSON Schema: pointers, anchors and ids.
+//! Resolves references in a JSON Schema: pointers, anchors and ids.
 
 use std::collections::HashMap;
 
 use serde_json::Value;
 
-/// Keywords that hold values and no schemas.
+/// Keywords that hold values, not schemas.
 const VALUES: [&str; 5] = ["const", "enum", "default", "examples", "example"];
 
-/// The parts of a schema that a `$ref` can name.
+/// Targets of `$ref` in a schema.
 #[derive(Debug)]
 pub(crate) struct References<'a> {
     root: &'a Value,
-    /// JSON pointers of schemas by their `$id`, and by the last segment of its path.
+    /// JSON pointers of schemas by `$id`, and by the last path segment of `$id`.
     ids: HashMap<&'a str, String>,
-    /// JSON pointers of schemas by their `$anchor` or `$dynamicAnchor`. The outermost one counts.
+    /// JSON pointers of schemas by `$anchor` or `$dynamicAnchor`. The outermost one wins.
     anchors: HashMap<&'a str, String>,
 }
 
 impl<'a> References<'a> {
-    /// Reads the ids and anchors of a schema.
+    /// Collects the ids and anchors of a schema.
     pub(crate) fn new(root: &'a Value) -> Self {
         let mut references = Self { root, ids: HashMap::new(), anchors: HashMap::new() };
         references.read(root, &mut String::new());
@@ -62,7 +62,8 @@ impl<'a> References<'a> {
         }
     }
 
-    /// The JSON pointer of the schema that a `$ref` names, and the schema; `None` for one that is not in this document.
+    /// Resolves a `$ref` to a JSON pointer and a schema. `None` for targets outside of this
+    /// document.
     pub(crate) fn resolve(&self, reference: &str) -> Option<(String, &'a Value)> {
         let (base, fragment) = reference.split_once('#').unwrap_or((reference, ""));
         let base = match base {
@@ -73,7 +74,7 @@ impl<'a> References<'a> {
             "" => base.to_owned(),
             path if path.starts_with('/') => {
                 let path = percent_decoded(path);
-                // Some generators write a name as it is, others escape it.
+                // Some generators escape names in pointers, others do not.
                 let pointers = [format!("{base}{path}"), format!("{base}{fragment}")];
                 pointers.into_iter().find(|pointer| self.root.pointer(pointer).is_some())?
             }
@@ -83,8 +84,8 @@ impl<'a> References<'a> {
         Some((pointer, target))
     }
 
-    /// The reference in a schema, by whatever keyword: `$ref`, `$dynamicRef` or `$recursiveRef`.
-    pub(crate) fn of(map: &serde_json::Map<String, Value>) -> Option<&str> {
+    /// The reference in a schema: `$ref`, `$dynamicRef` or `$recursiveRef`.
+    pub(crate) fn reference_in(map: &serde_json::Map<String, Value>) -> Option<&str> {
         ["$ref", "$dynamicRef", "$recursiveRef"]
             .iter()
             .find_map(|keyword| map.get(*keyword)?.as_str())

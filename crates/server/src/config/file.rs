@@ -1,5 +1,5 @@
-//! The configuration file: `key = value` in TOML, one setting a line; keys with a dot may stand in a group. Beside the
-//! settings there are tables of single [hosts](super::hosts).
+//! Parses the configuration file: `key = value` in TOML, one setting per line. Keys with a dot may
+//! stand in a table. Further tables hold settings of single [hosts](super::hosts).
 
 use std::path::{Path, PathBuf};
 
@@ -7,9 +7,9 @@ use toml::de::{DeTable, DeValue};
 
 use super::ConfigError;
 use super::hosts;
-use super::keys::{Kind, keys, setting};
+use super::setting_keys::{ValueKind, keys, setting};
 
-/// A file's settings as text, as a variable would hold them.
+/// Settings of a file as text, in the form that a variable would hold.
 #[derive(Debug, Default)]
 pub struct File {
     pub path: PathBuf,
@@ -17,7 +17,7 @@ pub struct File {
     pub hosts: Vec<HostTable>,
 }
 
-/// What is set for one host.
+/// Settings of one host.
 #[derive(Debug)]
 pub struct HostTable {
     pub host: String,
@@ -37,7 +37,8 @@ impl File {
     /// Reads a file.
     ///
     /// # Errors
-    /// It cannot be read, is no TOML, or has a key or a kind of value that means nothing here.
+    /// The file cannot be read, is not valid TOML, or has an unknown key or a value of the wrong
+    /// type.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let wrong = |line, text| ConfigError::File { path: path.to_owned(), line, text };
         let source = std::fs::read_to_string(path).map_err(|e| ConfigError::Unreadable {
@@ -56,7 +57,7 @@ impl File {
             for (name, value) in table {
                 let line = line_of(name.span().start);
                 let key = format!("{group}{}", name.get_ref());
-                // A group such as `[tls]`, whose keys begin with its name.
+                // A table such as `[tls]`, whose name is the prefix of its keys.
                 let is_group = keys()
                     .any(|known| known.split_once('.').is_some_and(|(group, _)| group == key));
                 let value = match value.into_inner() {
@@ -82,7 +83,7 @@ impl File {
     }
 }
 
-/// The tables `[registry.hosts."HOST"]`; or what is wrong in which line.
+/// Reads the tables `[registry.hosts."HOST"]`. Errors are the line and the problem.
 fn host_tables(
     group: DeTable<'_>,
     line_of: &dyn Fn(usize) -> usize,
@@ -108,20 +109,21 @@ fn host_tables(
     Ok(tables)
 }
 
-/// A value as a variable would hold it, lists of texts separated by commas; or what it is, and what it must be.
-fn text_of(kind: Kind, value: &DeValue<'_>) -> Result<String, (&'static str, &'static str)> {
+/// Converts a value to the text that a variable would hold, with commas between list items. Errors
+/// are the actual and the required type.
+fn text_of(kind: ValueKind, value: &DeValue<'_>) -> Result<String, (&'static str, &'static str)> {
     let want = match kind {
-        Kind::Text => "a text in quotes",
-        Kind::List => "a list of texts",
-        Kind::Any => "a text, a whole number, true or false",
+        ValueKind::Text => "a text in quotes",
+        ValueKind::List => "a list of texts",
+        ValueKind::Any => "a text, a whole number, true or false",
     };
     let what = match (value, kind) {
         (DeValue::String(text), _) => return Ok(text.to_string()),
-        (DeValue::Integer(number), Kind::Any) if number.radix() == 10 => {
+        (DeValue::Integer(number), ValueKind::Any) if number.radix() == 10 => {
             return Ok(number.as_str().to_owned());
         }
-        (DeValue::Boolean(switch), Kind::Any) => return Ok(switch.to_string()),
-        (DeValue::Array(list), Kind::List) => {
+        (DeValue::Boolean(switch), ValueKind::Any) => return Ok(switch.to_string()),
+        (DeValue::Array(list), ValueKind::List) => {
             let texts = list.iter().map(|item| match item.get_ref() {
                 DeValue::String(text) if !text.contains(',') => Some(text.to_string()),
                 _ => None,
@@ -131,7 +133,7 @@ fn text_of(kind: Kind, value: &DeValue<'_>) -> Result<String, (&'static str, &'s
                 None => "a list of other things than texts without commas",
             }
         }
-        (DeValue::Integer(_), Kind::Any) => "a number that is not decimal",
+        (DeValue::Integer(_), ValueKind::Any) => "a number that is not decimal",
         (DeValue::Integer(_), _) => "a number",
         (DeValue::Boolean(_), _) => "true or false",
         (DeValue::Float(_), _) => "a number with a fraction",

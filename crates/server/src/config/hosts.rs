@@ -1,4 +1,4 @@
-//! What is set for single registries: the tables `[registry.hosts."HOST"]` of the configuration file.
+//! Settings of single registries: the tables `[registry.hosts."HOST"]` of the configuration file.
 
 use std::path::{Path, PathBuf};
 
@@ -6,44 +6,45 @@ use puna_api::parse_rate;
 use puna_registry::{Credentials, Host, Hosts, Secret};
 
 use super::file::{Entry, File, HostTable};
-use super::keys::{Kind, SLIPS, nearest};
-use super::places::expanded;
+use super::paths::expanded;
 use super::reader::quoted;
+use super::setting_keys::{MAX_TYPOS, ValueKind, nearest};
 use super::{ConfigError, MAX_STREAMS, Setting, Source};
 
-/// What the tables stand in.
+/// Name of the parent table.
 pub const GROUP: &str = "registry.hosts";
 
-/// The hub, by its two names.
-const HUB: [&str; 2] = ["hf.co", "huggingface.co"];
+/// Host names of the Hugging Face hub.
+const HUB_HOSTS: [&str; 2] = ["hf.co", "huggingface.co"];
 
-/// Every setting of a host, and what it may be. The manual has each of them (`docs/registry.md`; a test asks).
-pub const HOST_SETTINGS: [(&str, Kind); 15] = [
-    ("http", Kind::Any),
-    ("ca", Kind::Text),
-    ("username", Kind::Text),
-    ("password", Kind::Text),
-    ("password_file", Kind::Text),
-    ("password_env", Kind::Text),
-    ("token", Kind::Text),
-    ("token_file", Kind::Text),
-    ("token_env", Kind::Text),
-    ("token_host", Kind::Text),
-    ("mirrors", Kind::List),
-    ("limit_rate", Kind::Any),
-    ("streams", Kind::Any),
-    ("anonymous", Kind::Any),
-    ("hub", Kind::Any),
+/// All settings of a host with their value types. A test checks that the manual
+/// (`docs/registry.md`) names each.
+pub const HOST_SETTINGS: [(&str, ValueKind); 15] = [
+    ("http", ValueKind::Any),
+    ("ca", ValueKind::Text),
+    ("username", ValueKind::Text),
+    ("password", ValueKind::Text),
+    ("password_file", ValueKind::Text),
+    ("password_env", ValueKind::Text),
+    ("token", ValueKind::Text),
+    ("token_file", ValueKind::Text),
+    ("token_env", ValueKind::Text),
+    ("token_host", ValueKind::Text),
+    ("mirrors", ValueKind::List),
+    ("limit_rate", ValueKind::Any),
+    ("streams", ValueKind::Any),
+    ("anonymous", ValueKind::Any),
+    ("hub", ValueKind::Any),
 ];
 
-/// The setting of a key.
+/// Finds a host setting by its key.
 ///
 /// # Errors
-/// There is none.
-pub fn key(name: &str) -> Result<(&'static str, Kind), String> {
+/// There is no such setting.
+pub fn key(name: &str) -> Result<(&'static str, ValueKind), String> {
     HOST_SETTINGS.iter().find(|(key, _)| *key == name).copied().ok_or_else(|| {
-        // Some are so short that any other word is near.
-        let slips = SLIPS.min(name.len() / 2);
+        // Short keys allow fewer typos, or any word would be near.
+        let slips = MAX_TYPOS.min(name.len() / 2);
         if let Some(nearest) = nearest(name, HOST_SETTINGS.iter().map(|(key, _)| *key), slips) {
             return format!("there is no setting {name:?} of a host: did you mean {nearest:?}?");
         }
@@ -52,20 +53,21 @@ pub fn key(name: &str) -> Result<(&'static str, Kind), String> {
     })
 }
 
-/// Settings that nothing shows.
-const SECRETS: [&str; 2] = ["password", "token"];
+/// Settings whose values are never shown.
+const SECRET_SETTINGS: [&str; 2] = ["password", "token"];
 
-/// What is set for one host, as it is in effect.
+/// Settings of one host in effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostSettings {
-    /// Its name, with a port where it has one.
+    /// Host name, with a port if there is one.
     pub host: String,
-    /// What is set. A password or token that stands there itself has no value here.
+    /// The settings. Passwords and tokens have no value here.
     pub settings: Vec<Setting>,
 }
 
-/// What is to be shown of the file's hosts, in their order, and of the hub's token where the usual places have one.
-pub fn shown(
+/// Settings to show for the hosts of the file, in file order, and the hub's token if one is found
+/// in its usual locations.
+pub fn effective_settings(
     file: &File,
     variable: &dyn Fn(&str) -> Option<String>,
     home: Option<&Path>,
@@ -73,9 +75,9 @@ pub fn shown(
     let one = |table: &HostTable| {
         let setting = |entry: &Entry| Setting {
             key: entry.key,
-            value: (!SECRETS.contains(&entry.key)).then(|| as_toml(entry)),
+            value: (!SECRET_SETTINGS.contains(&entry.key)).then(|| as_toml(entry)),
             source: Source::File(file.path.clone(), entry.line),
-            hidden: SECRETS.contains(&entry.key),
+            hidden: SECRET_SETTINGS.contains(&entry.key),
         };
         let mut entries: Vec<&Entry> = table.entries.iter().collect();
         entries.sort_by_key(|entry| entry.line);
@@ -88,7 +90,7 @@ pub fn shown(
     tables.sort_by_key(|table| table.line);
     let mut all: Vec<HostSettings> = tables.into_iter().map(one).collect();
     let Some(token) = hub_token(variable, home) else { return all };
-    for host in HUB {
+    for host in HUB_HOSTS {
         let at = all.iter().position(|known| known.host.eq_ignore_ascii_case(host));
         let at = at.unwrap_or_else(|| {
             all.push(HostSettings { host: host.to_owned(), settings: Vec::new() });
@@ -98,37 +100,38 @@ pub fn shown(
         let replaced = |setting: &Setting| match setting.key {
             "token_host" => false,
             "anonymous" => setting.value.as_deref() == Some("true"),
-            key => SECRETS.iter().any(|secret| key.starts_with(secret)),
+            key => SECRET_SETTINGS.iter().any(|secret| key.starts_with(secret)),
         };
         if !settings.iter().any(replaced) {
-            settings.push(token.shown());
+            settings.push(token.as_setting());
         }
     }
     all
 }
 
-/// A value as the file would have it.
+/// Formats a value as in the file.
 fn as_toml(entry: &Entry) -> String {
     let plain = |text: &str| text.parse::<u64>().is_ok() || text.parse::<bool>().is_ok();
-    let is_any = HOST_SETTINGS.iter().any(|(key, kind)| *key == entry.key && *kind == Kind::Any);
+    let is_any =
+        HOST_SETTINGS.iter().any(|(key, kind)| *key == entry.key && *kind == ValueKind::Any);
     if is_any && plain(&entry.text) { entry.text.clone() } else { quoted(&entry.text) }
 }
 
-/// What the file says of hosts, and the hub's token where the usual places have one.
+/// Reads the host settings of the file, and the hub's token from its usual locations.
 pub fn read(
     file: &File,
     variable: &dyn Fn(&str) -> Option<String>,
     home: Option<&Path>,
 ) -> Result<Hosts, ConfigError> {
     let mut hosts = Hosts::default();
-    for name in HUB {
+    for name in HUB_HOSTS {
         if let Some(token) = hub_token(variable, home) {
             let credentials = Some(Credentials::Token(token.secret()));
             hosts.set(name, Host { credentials, ..Host::default() });
         }
     }
     for table in &file.hosts {
-        let read = Table { table, variable, home };
+        let read = HostTableReader { table, variable, home };
         let host = read.host();
         let host =
             host.map_err(|(line, text)| ConfigError::File { path: file.path.clone(), line, text })?;
@@ -144,9 +147,9 @@ pub fn read(
     Ok(hosts)
 }
 
-/// Where the hub's own tools keep their token.
+/// Where a token of the hub's own tools was found.
 enum HubToken {
-    /// A variable, and what it holds.
+    /// A variable and its value.
     Variable(&'static str, String),
     File(PathBuf),
 }
@@ -159,8 +162,8 @@ impl HubToken {
         }
     }
 
-    /// As a setting that would have it from the same place.
-    fn shown(&self) -> Setting {
+    /// Shows the token as the equivalent setting.
+    fn as_setting(&self) -> Setting {
         match self {
             Self::Variable(name, _) => Setting {
                 key: "token_env",
@@ -178,7 +181,7 @@ impl HubToken {
     }
 }
 
-/// The token of the hub's own tools: in the environment, or where they keep it.
+/// Finds the token of the hub's own tools: in the environment, else in their file.
 fn hub_token(variable: &dyn Fn(&str) -> Option<String>, home: Option<&Path>) -> Option<HubToken> {
     let given = |name: &str| variable(name).map(|t| t.trim().to_owned()).filter(|t| !t.is_empty());
     for name in ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"] {
@@ -192,15 +195,15 @@ fn hub_token(variable: &dyn Fn(&str) -> Option<String>, home: Option<&Path>) -> 
     path.is_file().then_some(HubToken::File(path))
 }
 
-struct Table<'a> {
+struct HostTableReader<'a> {
     table: &'a HostTable,
     variable: &'a dyn Fn(&str) -> Option<String>,
     home: Option<&'a Path>,
 }
 
-type Wrong = (usize, String);
+type LineError = (usize, String);
 
-impl Table<'_> {
+impl HostTableReader<'_> {
     fn entry(&self, key: &str) -> Option<&Entry> {
         self.table.entries.iter().find(|entry| entry.key == key)
     }
@@ -217,7 +220,7 @@ impl Table<'_> {
         &self,
         key: &str,
         parse: impl Fn(&str) -> Result<T, String>,
-    ) -> Result<Option<T>, Wrong> {
+    ) -> Result<Option<T>, LineError> {
         let parsed = |entry: &Entry| {
             let wrong = |problem| (entry.line, format!("{key} is {:?}: {problem}", entry.text));
             parse(&entry.text).map_err(wrong)
@@ -225,7 +228,7 @@ impl Table<'_> {
         self.entry(key).map(parsed).transpose()
     }
 
-    fn switch(&self, key: &str) -> Result<bool, Wrong> {
+    fn switch(&self, key: &str) -> Result<bool, LineError> {
         let parse = |text: &str| text.parse().map_err(|_| "it must be true or false".to_owned());
         Ok(self.parsed(key, parse)?.unwrap_or(false))
     }
@@ -234,7 +237,7 @@ impl Table<'_> {
         self.text(key).map(|text| expanded(Path::new(&text), self.home))
     }
 
-    fn host(&self) -> Result<Host, Wrong> {
+    fn host(&self) -> Result<Host, LineError> {
         let streams = |text: &str| match text.parse::<usize>() {
             Ok(n) if (1..=MAX_STREAMS as usize).contains(&n) => Ok(n),
             _ => Err(format!("it must be a whole number from 1 to {MAX_STREAMS}")),
@@ -253,7 +256,7 @@ impl Table<'_> {
         })
     }
 
-    fn credentials(&self) -> Result<Option<Credentials>, Wrong> {
+    fn credentials(&self) -> Result<Option<Credentials>, LineError> {
         let anonymous = self.switch("anonymous")?;
         let line = self.table.line;
         let (password, token) = (self.secret("password")?, self.secret("token")?);
@@ -276,8 +279,8 @@ impl Table<'_> {
         }
     }
 
-    /// `key`, `key_file` or `key_env`.
-    fn secret(&self, key: &str) -> Result<Option<Secret>, Wrong> {
+    /// Reads a secret from the setting `key`, `key_file` or `key_env`.
+    fn secret(&self, key: &str) -> Result<Option<Secret>, LineError> {
         let (file, env) = (format!("{key}_file"), format!("{key}_env"));
         let set: Vec<&Entry> =
             [key, &file, &env].into_iter().filter_map(|key| self.entry(key)).collect();

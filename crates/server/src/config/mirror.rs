@@ -1,48 +1,50 @@
-//! How the mirror behaves.
+//! Configuration of the mirror.
 
 use std::time::Duration;
 
 use puna_api::{Address, parse_bytes};
-use puna_mirror::{Quota, Rule, Storage, Upstreams, check_namespace};
+use puna_mirror::{Quota, Rule, S3Location, Upstreams, check_namespace};
 
-use super::reader::{Reader, quoted};
+use super::reader::{SettingsReader, quoted};
 use super::storage;
 
-/// Where a mirror listens that is not told otherwise.
+/// Default address of a standalone mirror.
 const ADDRESS: &str = "127.0.0.1:5000";
 
-/// How long a mirror serves a tag without asking whether it has moved.
+/// Default time for which a mirror serves an upstream tag without checking for changes.
 const FRESH: Duration = Duration::from_secs(60 * 60);
 
-/// How the [mirror](crate::mirror) behaves.
+/// Configuration of the [mirror](crate::mirror).
 #[derive(Debug, Clone)]
 pub struct MirrorConfig {
-    /// `PUNA_MIRROR_SERVE`: whether `serve` is a registry, too.
+    /// `PUNA_MIRROR_SERVE`: whether `serve` also serves the registry API.
     pub serve: bool,
-    /// `PUNA_MIRROR_HOST`: where a mirror that runs alone listens.
+    /// `PUNA_MIRROR_HOST`: address of a standalone mirror.
     pub address: Address,
-    /// `PUNA_MIRROR_ANONYMOUS`: whether everybody may pull, though there are keys.
+    /// `PUNA_MIRROR_ANONYMOUS`: whether clients may pull without a key even if there are keys.
     pub anonymous: bool,
-    /// `PUNA_MIRROR_PUSH`: whether everybody may push, as long as there are no keys.
+    /// `PUNA_MIRROR_PUSH`: whether all clients may push while there are no keys.
     pub push: bool,
-    /// `PUNA_MIRROR_DELETE`: whether what is here may be removed: with keys by those of scope `admin`, else by those who may push.
+    /// `PUNA_MIRROR_DELETE`: whether deletion is allowed: with keys, for scope `admin`; without,
+    /// for clients that may push.
     pub delete: bool,
-    /// `PUNA_MIRROR_ANNOUNCE`: whether a mirror that runs alone announces itself on the network.
+    /// `PUNA_MIRROR_ANNOUNCE`: whether a standalone mirror announces itself on the local network.
     pub announce: bool,
-    /// `PUNA_MIRROR_NAMES`: the hosts under which clients reach it; any, where there are none.
+    /// `PUNA_MIRROR_NAMES`: host names by which clients reach the mirror; empty allows any.
     pub names: Vec<String>,
-    /// `PUNA_MIRROR_STORAGE` …: where its library lies; `None` is the folder of models.
-    pub storage: Option<Storage>,
-    /// `PUNA_MIRROR_QUOTAS`: how many bytes namespaces may have.
+    /// `PUNA_MIRROR_STORAGE` …: object storage of the library; `None` uses the models directory.
+    pub storage: Option<S3Location>,
+    /// `PUNA_MIRROR_QUOTAS`: maximum bytes of namespaces.
     pub quotas: Vec<Quota>,
-    /// `PUNA_MIRROR_RETENTION`: what stays.
+    /// `PUNA_MIRROR_RETENTION`: rules for the tags to keep.
     pub retention: Vec<Rule>,
-    /// `PUNA_MIRROR_UPSTREAMS`, `PUNA_MIRROR_PRIVATE`, `PUNA_MIRROR_FRESH`, `PUNA_MIRROR_FETCH` …: what is fetched from others.
+    /// `PUNA_MIRROR_UPSTREAMS`, `PUNA_MIRROR_PRIVATE`, `PUNA_MIRROR_FRESH`, `PUNA_MIRROR_FETCH` …:
+    /// upstream registries and what may be fetched from them.
     pub upstreams: Upstreams,
 }
 
 impl MirrorConfig {
-    pub(super) fn read(read: &mut Reader<'_>) -> Self {
+    pub(super) fn read(read: &mut SettingsReader<'_>) -> Self {
         Self {
             serve: read.switch("mirror.serve"),
             address: read.address("mirror.host", ADDRESS).0,
@@ -60,14 +62,14 @@ impl MirrorConfig {
                 fresh: read.time("mirror.fresh", FRESH),
                 fetch: read.repositories("mirror.fetch"),
                 fetch_limit: read.bytes("mirror.fetch_limit"),
-                fetch_parallel: read.at_once("mirror.fetch_parallel"),
+                fetch_parallel: read.count("mirror.fetch_parallel"),
             },
         }
     }
 }
 
-impl Reader<'_> {
-    /// Namespaces and how many bytes they may have, `NAMESPACE=BYTES` each.
+impl SettingsReader<'_> {
+    /// Reads quotas, `NAMESPACE=BYTES` each.
     fn quotas(&mut self, key: &'static str) -> Vec<Quota> {
         let one = |text: &str| {
             let problem = || {
@@ -95,7 +97,7 @@ impl Reader<'_> {
         self.strict(key, Vec::new(), parse, show)
     }
 
-    /// What stays of repositories, `NAMESPACE=WORDS` each.
+    /// Reads retention rules, `NAMESPACE=WORDS` each.
     fn rules(&mut self, key: &'static str) -> Vec<Rule> {
         let parse = |text: &str| {
             let rules = text.split(',').map(str::trim).filter(|rule| !rule.is_empty());
@@ -108,13 +110,13 @@ impl Reader<'_> {
         self.strict(key, Vec::new(), parse, show)
     }
 
-    /// Namespaces or repositories, of which the last letter may be `*`.
+    /// Reads namespaces or repositories, which may end with `*`.
     fn repositories(&mut self, key: &'static str) -> Vec<String> {
         let says = "it must be a namespace or a repository, and a * at its end stands for more: library, hf.co/user/*";
         self.list(key, |one| check_namespace(one).is_ok(), says)
     }
 
-    /// So many bytes; `None` is without a limit.
+    /// Reads a number of bytes; `None` is no limit.
     fn bytes(&mut self, key: &'static str) -> Option<u64> {
         let parse = |text: &str| {
             let bytes = parse_bytes(text).map(Some);
@@ -125,8 +127,8 @@ impl Reader<'_> {
         self.strict(key, None, parse, |bytes| bytes.map(|bytes| bytes.to_string()))
     }
 
-    /// So many things; `None` is without a limit.
-    fn at_once(&mut self, key: &'static str) -> Option<usize> {
+    /// Reads a count; `None` is no limit.
+    fn count(&mut self, key: &'static str) -> Option<usize> {
         let parse = |text: &str| {
             let count = text.parse().ok().filter(|count| *count > 0).map(Some);
             count.ok_or_else(|| format!("is {text:?}: it must be a whole number from 1 up"))

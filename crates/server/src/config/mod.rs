@@ -1,19 +1,20 @@
-//! The configuration: the only place that reads the environment.
+//! The configuration. Only this module reads the environment.
 //!
-//! A setting has a key ([`SETTINGS`]). It is taken from the command line, else from the variable `PUNA_KEY`, else from
-//! `OLLAMA_KEY`, which has Ollama's name, else from the configuration file, and else it has a default.
+//! A setting has a key ([`SETTINGS`]). Its value comes from the command line, else from the
+//! variable `PUNA_KEY`, else from `OLLAMA_KEY` with Ollama's name, else from the configuration
+//! file, else from a default.
 
 mod file;
 mod hosts;
-mod keys;
 mod mirror;
 pub mod origins;
-mod places;
+mod paths;
 mod reader;
+mod setting_keys;
 mod storage;
 #[cfg(test)]
 mod tests;
-mod unknown;
+mod unknown_variables;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,23 +25,23 @@ use puna_registry::{Hosts, Proxies};
 use puna_store::{Store, StoreError};
 
 pub use hosts::HostSettings;
-pub use keys::{Kind, SETTINGS, check_key};
 pub use mirror::MirrorConfig;
 pub use reader::{Setting, Source};
+pub use setting_keys::{SETTINGS, ValueKind, check_key};
 
 use self::origins::Origins;
-use crate::speculate::Wish;
+use crate::speculate::SpeculateSetting;
 
 use file::File;
-use reader::{Reader, Sources};
+use reader::{SettingsReader, Sources};
 
-/// Connections of one download at most.
+/// Maximum connections of one download.
 const MAX_STREAMS: u32 = 64;
 
-/// Where a server listens that is not told otherwise.
+/// Default address of the server; empty stands for the default host and port.
 const DEFAULT_ADDRESS: &str = "";
 
-/// Something that was set is wrong.
+/// A setting is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// There is no home folder for the models.
@@ -54,17 +55,17 @@ pub enum ConfigError {
         /// The system's reason.
         reason: String,
     },
-    /// Of a certificate and its key only one is there.
+    /// Only one of certificate and key is set.
     #[error("{set} is set ({by}), but not {missing}: TLS needs both, or neither")]
-    HalfTls {
-        /// The one that is there.
+    IncompleteTls {
+        /// The setting that is set.
         set: &'static str,
-        /// Where it is set.
+        /// Its source.
         by: Source,
-        /// The other.
+        /// The missing setting.
         missing: &'static str,
     },
-    /// A line of the configuration file means nothing.
+    /// A line of the configuration file is invalid.
     #[error("{}, line {line}: {text}", path.display())]
     File {
         /// The file.
@@ -74,15 +75,15 @@ pub enum ConfigError {
         /// What is wrong with it.
         text: String,
     },
-    /// A variable has a value that means nothing, and nothing could stand for it.
+    /// A variable has an invalid value for which no default is safe.
     #[error("{variable} {text}")]
     Variable {
-        /// Its whole name.
+        /// Full name of the variable.
         variable: String,
         /// What is wrong with its value.
         text: String,
     },
-    /// A value on the command line means nothing.
+    /// A command-line value is invalid.
     #[error("the setting {key} {text}")]
     Flag {
         /// The setting.
@@ -92,126 +93,133 @@ pub enum ConfigError {
     },
 }
 
-/// The files that a server needs to speak TLS, in PEM form.
+/// Certificate and key files for TLS, in PEM format.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The server's certificate, and those that lead to the authority.
+    /// Certificate chain, the server's certificate first.
     pub certificate: PathBuf,
-    /// Its private key.
+    /// Private key of the certificate.
     pub key: PathBuf,
 }
 
-/// Something that no debug text shows.
+/// A value that `Debug` does not show.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct Hidden<T>(pub T);
+pub struct Redacted<T>(pub T);
 
-impl<T> std::fmt::Debug for Hidden<T> {
+impl<T> std::fmt::Debug for Redacted<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("(hidden)")
     }
 }
 
-/// Everything that can be set.
+/// All settings.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// `OLLAMA_HOST`: where the server listens, and commands look for it.
+    /// `OLLAMA_HOST`: address on which the server listens and at which commands look for it.
     pub address: Address,
-    /// `OLLAMA_MODELS`: the folder of the store.
+    /// `OLLAMA_MODELS`: models directory of the store.
     pub models: PathBuf,
-    /// `PUNA_SEARCH_PATHS`: further folders of models, which are only read.
+    /// `PUNA_SEARCH_PATHS`: additional read-only models directories.
     pub search_paths: Vec<PathBuf>,
-    /// `OLLAMA_ORIGINS`: web origins that may call beside those of this machine.
+    /// `OLLAMA_ORIGINS`: allowed web origins besides local ones.
     pub origins: Origins,
     /// `PUNA_KEYS`: the file of [API keys](crate::keys).
     pub keys: PathBuf,
-    /// `PUNA_TLS_CERTIFICATE` and `PUNA_TLS_KEY`; `None` is without TLS.
+    /// `PUNA_TLS_CERTIFICATE` and `PUNA_TLS_KEY`; `None` disables TLS.
     pub tls: Option<TlsFiles>,
-    /// `PUNA_MIRROR_…`: the registry.
+    /// `PUNA_MIRROR_…`: the mirror.
     pub mirror: MirrorConfig,
-    /// `PUNA_API_KEY`, `OLLAMA_API_KEY`: the key that commands show to a server.
-    pub api_key: Hidden<Option<String>>,
-    /// `OLLAMA_KEEP_ALIVE`: how long a model stays in memory after its last request, where that does not say so itself.
+    /// `PUNA_API_KEY`, `OLLAMA_API_KEY`: API key that commands send to a server.
+    pub api_key: Redacted<Option<String>>,
+    /// `OLLAMA_KEEP_ALIVE`: how long a model stays loaded after its last request, unless the
+    /// request sets it.
     pub keep_alive: KeepAlive,
-    /// `OLLAMA_LOAD_TIMEOUT`: how long a load may stall; `None` is for ever.
+    /// `OLLAMA_LOAD_TIMEOUT`: how long a load may stall; `None` is no limit.
     pub load_timeout: Option<Duration>,
-    /// `PUNA_STEP_TIMEOUT`: how long a single step of a model may take; `None` is for ever. The first steps read the
-    /// weights from the disk, so that it must not be short.
+    /// `PUNA_STEP_TIMEOUT`: how long one step of a model may take; `None` is no limit. The first
+    /// steps read the weights from disk, so it must not be short.
     pub step_timeout: Option<Duration>,
-    /// `PUNA_WRITE_TIMEOUT`: how long a client may take nothing of its answer before it is given up; `None` is for ever.
+    /// `PUNA_WRITE_TIMEOUT`: how long a client may read nothing of its response before it is
+    /// disconnected; `None` is no limit.
     pub write_timeout: Option<Duration>,
-    /// `OLLAMA_CONTEXT_LENGTH`: tokens of context of requests and models that say nothing; `None`: as many as the model has.
+    /// `OLLAMA_CONTEXT_LENGTH`: default context in tokens; `None` is the model's full context.
     pub context_length: Option<u32>,
-    /// `OLLAMA_NUM_PARALLEL`: conversations of one model at once; `None` is automatic.
+    /// `OLLAMA_NUM_PARALLEL`: maximum concurrent conversations per model; `None` is automatic.
     pub num_parallel: Option<u32>,
-    /// `OLLAMA_MAX_LOADED_MODELS`: models in memory at once; models of the same weights are one.
+    /// `OLLAMA_MAX_LOADED_MODELS`: maximum models in memory; models with the same weights count
+    /// once.
     pub max_loaded_models: usize,
-    /// `OLLAMA_MAX_QUEUE`: requests that may wait for models that are not loaded; further ones are refused.
+    /// `OLLAMA_MAX_QUEUE`: maximum requests that wait for a model to be loaded; further ones are
+    /// rejected.
     pub max_queue: usize,
     /// `OLLAMA_KV_CACHE_TYPE`: `f16`, `q8_0` …
     pub kv_cache_type: String,
-    /// `OLLAMA_GO_TEMPLATE`: prefer the Go template (`true`) or the file's Jinja template (`false`).
+    /// `OLLAMA_GO_TEMPLATE`: prefer the Go template (`true`) or the Jinja template of the file
+    /// (`false`).
     pub go_template: Option<bool>,
-    /// `OLLAMA_NOPRUNE`: whether blobs are kept that no model uses any more.
+    /// `OLLAMA_NOPRUNE`: whether unreferenced blobs are kept.
     pub no_prune: bool,
     /// `OLLAMA_DEBUG`: 0, 1 (debug) or 2 (trace).
     pub debug: u8,
-    /// `OLLAMA_MAX_TRANSFER_STREAMS`: connections of one download at once.
+    /// `OLLAMA_MAX_TRANSFER_STREAMS`: concurrent connections of one download.
     pub max_transfer_streams: usize,
-    /// `PUNA_IMAGE_URLS`: whether images are fetched that requests name by address.
+    /// `PUNA_IMAGE_URLS`: whether the server fetches images that requests name by URL.
     pub image_urls: bool,
-    /// `PUNA_IMAGE_HOSTS`: hosts (`name` or `name:port`) that images are fetched from though not everybody can reach them.
+    /// `PUNA_IMAGE_HOSTS`: hosts (`name` or `name:port`) from which images are fetched although
+    /// their addresses are not public.
     pub image_hosts: Vec<String>,
-    /// `PUNA_REMOTES`, `OLLAMA_REMOTES`: servers (`name`, `name:port`, with `http://` or `https://` before it or not) that models
-    /// of other servers may be asked at.
+    /// `PUNA_REMOTES`, `OLLAMA_REMOTES`: servers that remote models may use (`name` or `name:port`,
+    /// optionally with `http://` or `https://`).
     pub remotes: Vec<String>,
-    /// `PUNA_REMOTE_KEYS`: such servers, and the keys that they are shown.
-    pub remote_keys: Hidden<Vec<(String, String)>>,
-    /// `PUNA_REMOTE_TIMEOUT`: how long such a server may be silent; `None` is for ever.
+    /// `PUNA_REMOTE_KEYS`: API keys for these servers.
+    pub remote_keys: Redacted<Vec<(String, String)>>,
+    /// `PUNA_REMOTE_TIMEOUT`: how long a remote server may be silent; `None` is no limit.
     pub remote_timeout: Option<Duration>,
-    /// The key that registries are shown; `None` where there is no home folder.
+    /// Private key for registries; `None` without a home directory.
     pub registry_key: Option<PathBuf>,
-    /// `PUNA_REGISTRY_DEFAULT`: the address that is asked in the place of Ollama's registry.
+    /// `PUNA_REGISTRY_DEFAULT`: registry used instead of Ollama's.
     pub registry_default: Option<String>,
-    /// `PUNA_REGISTRY_MIRRORS`: addresses that are asked before it.
+    /// `PUNA_REGISTRY_MIRRORS`: registries tried before it.
     pub registry_mirrors: Vec<String>,
-    /// `PUNA_REGISTRY_LIMIT_RATE`: bytes a second at most, of all pulls and pushes together.
+    /// `PUNA_REGISTRY_LIMIT_RATE`: maximum bytes per second of all pulls and pushes together.
     pub registry_limit_rate: Option<u64>,
-    /// What the file sets for single registries.
+    /// Settings of single registries.
     pub registry_hosts: Hosts,
-    /// Docker's `config.json`, where `docker login` leaves credentials.
+    /// Docker's `config.json`, where `docker login` stores credentials.
     pub docker_config: Option<PathBuf>,
     /// `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`, for pulls and pushes.
     pub proxies: Proxies,
-    /// `PUNA_RUNNER`: the runner whose manifest is preferred where a name stands for several.
+    /// `PUNA_RUNNER`: preferred runner where a name has manifests for several runners.
     pub runner: Option<String>,
-    /// `PUNA_KERNELS`: the level of kernels to use instead of the best.
+    /// `PUNA_KERNELS`: kernel level to use instead of the best one.
     pub kernels: Option<String>,
-    /// `PUNA_THREADS`: threads of a model instead of one a core.
+    /// `PUNA_THREADS`: threads per model instead of one per core.
     pub threads: Option<usize>,
-    /// `PUNA_DETERMINISTIC`: whether answers do not depend on what else is computed.
+    /// `PUNA_DETERMINISTIC`: whether answers are independent of other requests in the batch.
     pub deterministic: bool,
-    /// `PUNA_SPECULATE`: `auto`, `off`, `ngram`, `always`, or the draft model of all models that it fits.
-    pub speculate: Wish,
-    /// `OLLAMA_NOHISTORY`: whether what is typed is forgotten.
+    /// `PUNA_SPECULATE`: `auto`, `off`, `ngram`, `always`, or a draft model for all models that it
+    /// fits.
+    pub speculate: SpeculateSetting,
+    /// `OLLAMA_NOHISTORY`: whether interactive input is not saved.
     pub no_history: bool,
-    /// `OLLAMA_EDITOR`, else `VISUAL`, else `EDITOR`: the program in which prompts are edited.
+    /// `OLLAMA_EDITOR`, else `VISUAL`, else `EDITOR`: program for editing prompts.
     pub editor: String,
-    /// Values that could not be understood, for the log.
+    /// Warnings about invalid values, for the log.
     pub warnings: Vec<Warning>,
     /// The configuration file that was read.
     pub file: Option<PathBuf>,
-    /// Every setting as it is in effect, in the order of [`SETTINGS`].
+    /// All settings in effect, in the order of [`SETTINGS`].
     pub settings: Vec<Setting>,
-    /// What is set for single registries: the tables `[registry.hosts."HOST"]`.
+    /// Settings of single registries: the tables `[registry.hosts."HOST"]`.
     pub host_settings: Vec<HostSettings>,
 }
 
-/// A variable whose value could not be understood.
+/// A variable with an invalid value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Warning {
-    /// Its whole name.
+    /// Full name of the variable.
     pub variable: String,
-    /// What is wrong with its value, what is allowed, and what is used instead.
+    /// The problem, the allowed values, and the value used instead.
     pub text: String,
 }
 
@@ -227,19 +235,19 @@ impl Config {
         Self::with_flags(&[])
     }
 
-    /// The same with settings of the command line, which win.
+    /// The same with settings from the command line, which take precedence.
     pub fn with_flags(flags: &[(&'static str, String)]) -> Result<Self, ConfigError> {
         let mut config = Self::read(
             flags,
             &|name| std::env::var(name).ok(),
-            Some(Path::new(places::SYSTEM_FILE)),
+            Some(Path::new(paths::SYSTEM_FILE)),
         )?;
         let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-        config.warnings.extend(unknown::warnings(names));
+        config.warnings.extend(unknown_variables::warnings(names));
         Ok(config)
     }
 
-    /// Reads variables from elsewhere.
+    /// Reads variables from a function instead of the environment.
     pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
         Self::read(&[], &get, None)
     }
@@ -250,41 +258,47 @@ impl Config {
         system_file: Option<&Path>,
     ) -> Result<Self, ConfigError> {
         let file =
-            places::find_file(variable, system_file).map(|path| File::read(&path)).transpose()?;
+            paths::find_file(variable, system_file).map(|path| File::read(&path)).transpose()?;
         let path = file.as_ref().map(|file| file.path.clone());
-        let home = places::home(variable);
+        let home = paths::home(variable);
         let file = file.unwrap_or_default();
         let registry_hosts = hosts::read(&file, variable, home.as_deref())?;
-        let host_settings = hosts::shown(&file, variable, home.as_deref());
-        let mut read = Reader::new(Sources { flags, variable, file, home });
-        let (mut config, half) = Self::values(&mut read, path, registry_hosts, host_settings);
-        // Values first: a pair is judged by what it is made of.
-        if let Some(error) = read.error.or(half) {
+        let host_settings = hosts::effective_settings(&file, variable, home.as_deref());
+        let mut read = SettingsReader::new(Sources { flags, variable, file, home });
+        let (mut config, incomplete_tls) =
+            Self::values(&mut read, path, registry_hosts, host_settings);
+        // Errors of single values come first; a pair depends on its values.
+        if let Some(error) = read.error.or(incomplete_tls) {
             return Err(error);
         }
         if config.models.as_os_str().is_empty() {
             return Err(ConfigError::NoHome);
         }
-        config.settings.sort_by_key(|setting| keys::keys().position(|key| key == setting.key));
-        if config.file.is_some() && config.settings.iter().any(Setting::hides_the_file) {
-            // What is hidden now counts when the variable is gone: what is wrong with it is said at once.
-            let places = |name: &str| variable(name).filter(|_| places::is_place(name));
-            if let Err(error @ ConfigError::File { .. }) = Self::read(&[], &places, system_file) {
+        config
+            .settings
+            .sort_by_key(|setting| setting_keys::keys().position(|key| key == setting.key));
+        if config.file.is_some() && config.settings.iter().any(Setting::overrides_file) {
+            // Values of the file that a variable overrides are checked too: they apply when the
+            // variable is unset.
+            let locations =
+                |name: &str| variable(name).filter(|_| paths::is_location_variable(name));
+            if let Err(error @ ConfigError::File { .. }) = Self::read(&[], &locations, system_file)
+            {
                 return Err(error);
             }
         }
         Ok(config)
     }
 
-    /// All values, and what is wrong with two of them together.
+    /// Reads all values. The error concerns two values that belong together.
     fn values(
-        read: &mut Reader<'_>,
+        read: &mut SettingsReader<'_>,
         file: Option<PathBuf>,
         registry_hosts: Hosts,
         host_settings: Vec<HostSettings>,
     ) -> (Self, Option<ConfigError>) {
         let (variable, home) = (read.sources.variable, read.sources.home.clone());
-        let (address, tls, half) = listening(read);
+        let (address, tls, incomplete_tls) = listen_settings(read);
         let config = Self {
             address,
             models: models_folder(read),
@@ -294,7 +308,7 @@ impl Config {
             keys: keys_file(read),
             tls,
             mirror: MirrorConfig::read(read),
-            api_key: Hidden(read.secret("api_key")),
+            api_key: Redacted(read.secret("api_key")),
             keep_alive: read.keep_alive(Duration::from_secs(300)),
             load_timeout: read.timeout("load_timeout", Duration::from_secs(300)),
             write_timeout: read.timeout("write_timeout", Duration::from_secs(60)),
@@ -302,7 +316,7 @@ impl Config {
             context_length: Some(read.number("context_length", 0, u32::MAX)).filter(|n| *n > 0),
             num_parallel: Some(read.number("num_parallel", 0, u32::MAX)).filter(|n| *n > 0),
             max_loaded_models: match read.number("max_loaded_models", 0, u32::MAX) {
-                // Three a graphics card; three without any.
+                // Ollama's default is three per GPU, or three without one.
                 0 => 3,
                 n => n as usize,
             },
@@ -317,14 +331,14 @@ impl Config {
             registry_mirrors: read.registries("registry.mirrors"),
             registry_limit_rate: read.rate("registry.limit_rate"),
             registry_hosts,
-            docker_config: places::docker_config(variable),
+            docker_config: paths::docker_config(variable),
             image_urls: read.switch("image_urls"),
             image_hosts: read.hosts("image_hosts"),
             remotes: read.servers("remotes"),
-            remote_keys: Hidden(read.keys_of_servers("remote_keys")),
+            remote_keys: Redacted(read.keys_of_servers("remote_keys")),
             remote_timeout: read.timeout("remote_timeout", Duration::from_secs(600)),
             registry_key: home.as_ref().map(|home| home.join(".ollama").join("id_ed25519")),
-            proxies: places::proxies(variable),
+            proxies: paths::proxies(variable),
             kernels: read.kernels(),
             threads: Some(read.number("threads", 0, u32::MAX) as usize).filter(|n| *n > 0),
             deterministic: read.on("deterministic"),
@@ -336,19 +350,20 @@ impl Config {
             settings: std::mem::take(&mut read.settings),
             host_settings,
         };
-        (config, half)
+        (config, incomplete_tls)
     }
 
-    /// Opens the store of models.
+    /// Opens the store.
     ///
     /// # Errors
-    /// Its folder is none, or cannot be read.
+    /// The models directory is not a directory, or cannot be read.
     pub fn store(&self) -> Result<Store, StoreError> {
-        let store = Store::open(&self.models)?.with_others(self.search_paths.iter().cloned());
+        let store =
+            Store::open(&self.models)?.with_read_only_dirs(self.search_paths.iter().cloned());
         Ok(store.with_runner(self.runner.clone()))
     }
 
-    /// Where a setting comes from.
+    /// Source of a setting's value.
     pub fn source(&self, key: &str) -> &Source {
         self.settings
             .iter()
@@ -356,21 +371,24 @@ impl Config {
             .map_or(&Source::Default, |found| &found.source)
     }
 
-    /// A configuration for tests and for programs that bring their own: defaults, with models in a folder.
+    /// Default configuration with a models directory, for tests and for programs that embed the
+    /// server.
     pub fn with_models(models: &Path) -> Self {
         let variables = |name: &str| match name {
             "OLLAMA_MODELS" => Some(models.display().to_string()),
             "PUNA_KEYS" => Some(models.join("keys.toml").display().to_string()),
             _ => None,
         };
-        // Without a list of origins nothing can fail.
+        // Default values are valid.
         Self::from_variables(variables)
             .unwrap_or_else(|e| unreachable!("the defaults are wrong: {e}"))
     }
 }
 
-/// Where a server listens, with what certificate, and what is wrong with that.
-fn listening(read: &mut Reader<'_>) -> (Address, Option<TlsFiles>, Option<ConfigError>) {
+/// Reads the address and the TLS files. The error concerns an incomplete pair of TLS files.
+fn listen_settings(
+    read: &mut SettingsReader<'_>,
+) -> (Address, Option<TlsFiles>, Option<ConfigError>) {
     let (mut address, scheme) = read.address("host", DEFAULT_ADDRESS);
     match tls(read) {
         Ok(files) => {
@@ -379,31 +397,31 @@ fn listening(read: &mut Reader<'_>) -> (Address, Option<TlsFiles>, Option<Config
             }
             (address, files, None)
         }
-        Err(half) => (address, None, Some(half)),
+        Err(incomplete_tls) => (address, None, Some(incomplete_tls)),
     }
 }
 
-/// The folder of models; none where there is no home folder to have it.
-fn models_folder(read: &mut Reader<'_>) -> PathBuf {
+/// The models directory; empty without a home directory.
+fn models_folder(read: &mut SettingsReader<'_>) -> PathBuf {
     let home = read.sources.home.as_deref();
     let usual = home.map(|home| puna_store::default_root(None, Some(home)).display().to_string());
     read.path("models", usual.as_deref()).unwrap_or_default()
 }
 
-fn keys_file(read: &mut Reader<'_>) -> PathBuf {
-    let folder = places::config_folder(read.sources.variable);
+fn keys_file(read: &mut SettingsReader<'_>) -> PathBuf {
+    let folder = paths::config_folder(read.sources.variable);
     let usual = folder.map(|folder| folder.join("keys.toml").display().to_string());
     read.path("keys", usual.as_deref()).unwrap_or_default()
 }
 
-fn editor(read: &mut Reader<'_>) -> String {
+fn editor(read: &mut SettingsReader<'_>) -> String {
     let others = ["VISUAL", "EDITOR"].into_iter().find_map(|name| read.raw(name));
     let usual = others.unwrap_or_else(|| if cfg!(windows) { "edit" } else { "vi" }.into());
     read.text("editor", Some(&usual)).unwrap_or_default()
 }
 
-/// A certificate and its key: both or neither.
-fn tls(read: &mut Reader<'_>) -> Result<Option<TlsFiles>, ConfigError> {
+/// Reads certificate and key: both or neither.
+fn tls(read: &mut SettingsReader<'_>) -> Result<Option<TlsFiles>, ConfigError> {
     let (certificate, key) = (read.path("tls.certificate", None), read.path("tls.key", None));
     let (set, missing) = match (certificate, key) {
         (None, None) => return Ok(None),
@@ -411,5 +429,5 @@ fn tls(read: &mut Reader<'_>) -> Result<Option<TlsFiles>, ConfigError> {
         (Some(_), None) => ("tls.certificate", "tls.key"),
         (None, Some(_)) => ("tls.key", "tls.certificate"),
     };
-    Err(ConfigError::HalfTls { set, by: read.source(set), missing })
+    Err(ConfigError::IncompleteTls { set, by: read.source(set), missing })
 }

@@ -1,6 +1,6 @@
-//! Which web pages may call the server.
+//! Allowed web origins (CORS).
 
-/// An entry of the list of origins is wrong.
+/// An entry of the origin list is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OriginsError {
     /// Neither a pattern nor a URL.
@@ -30,14 +30,14 @@ const SCHEMES: [&str; 6] = [
 ];
 
 impl Default for Origins {
-    /// The local ones.
+    /// The local origins.
     fn default() -> Self {
         Self::with(Vec::new())
     }
 }
 
 impl Origins {
-    /// Reads a comma-separated list; the local origins are always allowed besides.
+    /// Parses a comma-separated list. Local origins are always allowed.
     pub fn parse(list: &str) -> Result<Self, OriginsError> {
         let mut patterns = Vec::new();
         for entry in list.split(',').map(str::trim).filter(|e| !e.is_empty()) {
@@ -52,7 +52,7 @@ impl Origins {
         Ok(Self::with(patterns))
     }
 
-    /// These besides the local ones.
+    /// Adds the local origins to `patterns`.
     fn with(mut patterns: Vec<String>) -> Self {
         for host in ["localhost", "127.0.0.1", "0.0.0.0"] {
             for scheme in ["http", "https"] {
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_mean_nothing_are_refused() {
+    fn invalid_entries_are_rejected() {
         assert_eq!(Origins::parse("example.com"), Err(OriginsError::Scheme("example.com".into())));
         assert_eq!(
             Origins::parse("http://*.a.*"),

@@ -1,4 +1,4 @@
-//! Reads settings from where they may be set, and takes note of what was found.
+//! Reads settings from all sources and records the values in effect.
 
 use std::fmt;
 use std::net::Ipv6Addr;
@@ -7,22 +7,22 @@ use std::time::Duration;
 
 use puna_api::{Address, KeepAlive, format_duration, parse_duration, parse_rate};
 use puna_graph::KvType;
-use puna_mirror::Storage;
+use puna_mirror::S3Location;
 
 use super::file::File;
 use super::origins::Origins;
-use super::places::expanded;
+use super::paths::expanded;
 use super::{ConfigError, Warning};
-use crate::speculate::Wish;
+use crate::speculate::SpeculateSetting;
 
-/// Where a setting's value came from.
+/// Source of a setting's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// Nobody said anything.
+    /// The default.
     Default,
     /// A line of the configuration file.
     File(PathBuf, usize),
-    /// A variable of the environment, by its whole name.
+    /// An environment variable, with its full name.
     Variable(String),
     /// The command line.
     Flag,
@@ -39,36 +39,37 @@ impl fmt::Display for Source {
     }
 }
 
-/// A setting as it is in effect.
+/// A setting in effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
     /// Its key.
     pub key: &'static str,
-    /// Its value as the configuration file would have it; `None` is automatic, or nothing.
+    /// Value as the configuration file would hold it; `None` is automatic or unset.
     pub value: Option<String>,
-    /// Where that came from.
+    /// Source of the value.
     pub source: Source,
-    /// Whether it has a value that nothing shows.
+    /// Whether the setting has a value that is not shown.
     pub hidden: bool,
 }
 
 impl Setting {
-    /// Whether what the file may say of it does not count.
-    pub(super) fn hides_the_file(&self) -> bool {
+    /// Whether the value overrides one of the file.
+    pub(super) fn overrides_file(&self) -> bool {
         matches!(self.source, Source::Variable(_) | Source::Flag)
     }
 }
 
-/// What may be set, in the order of who wins: the command line, variables, the file.
+/// Sources in order of precedence: the command line, variables, the file.
 pub struct Sources<'a> {
     pub flags: &'a [(&'static str, String)],
     pub variable: &'a dyn Fn(&str) -> Option<String>,
     pub file: File,
-    /// What `~` stands for.
+    /// Home directory, for `~`.
     pub home: Option<PathBuf>,
 }
 
-/// Whether a text is a name or an IP address, with a port or without; IPv6 has brackets.
+/// Whether a text is a host name or IP address, optionally with a port. IPv6 addresses are in
+/// brackets.
 fn is_host(text: &str) -> bool {
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if !text.ends_with(']') => (host, Some(port)),
@@ -81,71 +82,78 @@ fn is_host(text: &str) -> bool {
         && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0))
 }
 
-/// Whether a text is a host, perhaps with a scheme of the web before it.
+/// Whether a text is a host, optionally with `http://` or `https://`.
 fn is_server(text: &str) -> bool {
     is_host(without_scheme(text).trim_end_matches('/'))
 }
 
-/// An address without the scheme of the web before it.
+/// Removes `http://` or `https://`.
 fn without_scheme(text: &str) -> &str {
     text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).unwrap_or(text)
 }
 
-/// A value that was found.
-struct Found {
+/// Text of a value with its source.
+struct RawValue {
     text: String,
     source: Source,
 }
 
 /// Reads settings one by one.
-pub struct Reader<'a> {
+pub struct SettingsReader<'a> {
     pub sources: Sources<'a>,
     pub settings: Vec<Setting>,
     pub warnings: Vec<Warning>,
-    /// The first value of a flag or of the file that could not be understood.
+    /// Error of the first invalid value of a flag or of the file.
     pub error: Option<ConfigError>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> SettingsReader<'a> {
     pub fn new(sources: Sources<'a>) -> Self {
         Self { sources, settings: Vec::new(), warnings: Vec::new(), error: None }
     }
 
-    /// A variable by its whole name; blanks and quotes around it removed, empty is absent.
+    /// Reads a variable by its full name, without surrounding blanks and quotes. An empty value
+    /// counts as absent.
     pub fn raw(&self, name: &str) -> Option<String> {
         clean(&(self.sources.variable)(name)?)
     }
 
-    fn find(&self, key: &'static str) -> Option<Found> {
+    fn find(&self, key: &'static str) -> Option<RawValue> {
         if let Some((_, text)) = self.sources.flags.iter().rev().find(|(k, _)| *k == key) {
-            return Some(Found { text: text.clone(), source: Source::Flag });
+            return Some(RawValue { text: text.clone(), source: Source::Flag });
         }
         for prefix in ["PUNA", "OLLAMA"] {
             let variable = format!("{prefix}_{}", key.to_uppercase().replace('.', "_"));
             if let Some(text) = self.raw(&variable) {
-                return Some(Found { text, source: Source::Variable(variable) });
+                return Some(RawValue { text, source: Source::Variable(variable) });
             }
         }
         let entry = self.sources.file.entries.iter().find(|entry| entry.key == key)?;
         let source = Source::File(self.sources.file.path.clone(), entry.line);
-        clean(&entry.text).map(|text| Found { text, source })
+        clean(&entry.text).map(|text| RawValue { text, source })
     }
 
-    /// Notes what is in effect.
+    /// Records a value in effect.
     fn note(&mut self, key: &'static str, value: Option<String>, source: Source) {
         let value = value.map(|value| without_users(&value));
         self.settings.push(Setting { key, value, source, hidden: false });
     }
 
-    /// Where a setting that was read comes from.
+    /// Source of a setting that was read already.
     pub fn source(&self, key: &str) -> Source {
         let found = self.settings.iter().find(|setting| setting.key == key);
         found.map_or(Source::Default, |setting| setting.source.clone())
     }
 
-    /// A value that could not be understood: where the environment has it, which Ollama's users have for years, a warning
-    /// with what is done instead, and an error elsewhere.
-    fn wrong(&mut self, key: &'static str, source: &Source, problem: String, instead: &str) {
+    /// Reports an invalid value. In a variable it is a warning that names the replacement, as in
+    /// Ollama; elsewhere it is an error.
+    fn warn_or_refuse(
+        &mut self,
+        key: &'static str,
+        source: &Source,
+        problem: String,
+        instead: &str,
+    ) {
         match source {
             Source::Variable(variable) => {
                 let text = without_users(&format!("{problem}; {instead}"));
@@ -155,7 +163,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A value that nothing could stand for.
+    /// Reports an invalid value that has no safe replacement.
     fn refuse(&mut self, key: &'static str, source: &Source, text: String) {
         let text = without_users(&text);
         let error = match source.clone() {
@@ -168,20 +176,20 @@ impl<'a> Reader<'a> {
         self.error.get_or_insert(error);
     }
 
-    /// A text; `default` where nothing is said.
+    /// Reads a text.
     pub fn text(&mut self, key: &'static str, default: Option<&str>) -> Option<String> {
         let (text, source) = match self.find(key) {
-            Some(Found { text, source }) => (Some(text), source),
+            Some(RawValue { text, source }) => (Some(text), source),
             None => (default.map(str::to_owned), Source::Default),
         };
         self.note(key, text.as_deref().map(quoted), source);
         text
     }
 
-    /// A path, in which `~` is the home folder; `default` where nothing is said.
+    /// Reads a path and expands `~`.
     pub fn path(&mut self, key: &'static str, default: Option<&str>) -> Option<PathBuf> {
         let (text, source) = match self.find(key) {
-            Some(Found { text, source }) => (Some(self.expand(&text)), source),
+            Some(RawValue { text, source }) => (Some(self.expand(&text)), source),
             None => (default.map(str::to_owned), Source::Default),
         };
         self.note(key, text.as_deref().map(quoted), source);
@@ -192,7 +200,7 @@ impl<'a> Reader<'a> {
         expanded(Path::new(path), self.sources.home.as_deref()).to_string_lossy().into_owned()
     }
 
-    /// A text that is not shown, and goes into a header.
+    /// Reads a text for a header, which is not shown.
     pub fn secret(&mut self, key: &'static str) -> Option<String> {
         let found = self.find(key);
         let source = found.as_ref().map_or(Source::Default, |found| found.source.clone());
@@ -204,7 +212,7 @@ impl<'a> Reader<'a> {
         found.map(|found| found.text)
     }
 
-    /// A value that must be what it says, since nothing could stand for it.
+    /// Reads a value that must be valid, because no default is safe.
     pub(super) fn strict<T>(
         &mut self,
         key: &'static str,
@@ -217,7 +225,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// A value that `parse` understands, or else says what is wrong with it.
+    /// Reads a value. An invalid one is handled by [`Self::warn_or_refuse`].
     fn parsed<T>(
         &mut self,
         key: &'static str,
@@ -227,11 +235,11 @@ impl<'a> Reader<'a> {
     ) -> T {
         self.value(key, default, parse, &show, |read, source, problem, default| {
             let used = show(default).map_or("the default".into(), |shown| shown.replace('"', ""));
-            read.wrong(key, source, problem, &format!("using {used}"));
+            read.warn_or_refuse(key, source, problem, &format!("using {used}"));
         })
     }
 
-    /// The value that is said, noted with where it comes from; the default, once `wrong` has been told, where it is no value.
+    /// Reads and records a value. If it is invalid, calls `wrong` and uses the default.
     fn value<T>(
         &mut self,
         key: &'static str,
@@ -242,7 +250,7 @@ impl<'a> Reader<'a> {
     ) -> T {
         let (value, source) = match self.find(key) {
             None => (default, Source::Default),
-            Some(Found { text, source }) => match parse(&text) {
+            Some(RawValue { text, source }) => match parse(&text) {
                 Ok(value) => (value, source),
                 Err(problem) => {
                     wrong(self, &source, problem, &default);
@@ -254,7 +262,7 @@ impl<'a> Reader<'a> {
         value
     }
 
-    /// A number up to `most`; 0 is automatic where that is the default.
+    /// Reads a number up to `most`. If the default is 0, it means automatic.
     pub fn number(&mut self, key: &'static str, default: u32, most: u32) -> u32 {
         let parse = |text: &str| match text.parse() {
             Ok(number) if number <= most => Ok(number),
@@ -266,17 +274,17 @@ impl<'a> Reader<'a> {
         self.parsed(key, default, parse, |n| (*n > 0 || default > 0).then(|| n.to_string()))
     }
 
-    /// An address, and whether it says itself how to speak there.
+    /// Reads an address, and whether it has an explicit scheme.
     pub fn address(&mut self, key: &'static str, default: &str) -> (Address, bool) {
         let found = self.find(key);
-        let said = found.is_some();
-        let Found { text, source } =
-            found.unwrap_or(Found { text: default.to_owned(), source: Source::Default });
+        let is_set = found.is_some();
+        let RawValue { text, source } =
+            found.unwrap_or(RawValue { text: default.to_owned(), source: Source::Default });
         let (address, problem) = Address::parse_at(&text, Address::parse(default).0.port);
         let scheme = text.contains("://");
-        let shown = if !said || problem.is_some() { address.authority() } else { text };
+        let shown = if !is_set || problem.is_some() { address.authority() } else { text };
         if let Some(problem) = problem {
-            self.wrong(key, &source, problem, &format!("using {}", address.port));
+            self.warn_or_refuse(key, &source, problem, &format!("using {}", address.port));
         }
         if let Some(problem) = address.problem() {
             self.refuse(key, &source, problem);
@@ -285,7 +293,7 @@ impl<'a> Reader<'a> {
         (address, scheme)
     }
 
-    /// Web origins.
+    /// Reads the web origins.
     pub fn origins(&mut self) -> Origins {
         let parse = |text: &str| match Origins::parse(text) {
             Ok(origins) => Ok((origins, Some(text.to_owned()))),
@@ -295,7 +303,7 @@ impl<'a> Reader<'a> {
         self.strict("origins", none, parse, |(_, text)| text.as_deref().map(quoted)).0
     }
 
-    /// What a list has, each of which must fit; or else what such a thing is.
+    /// Reads a list. `says` describes valid items in the error message.
     pub(super) fn list(
         &mut self,
         key: &'static str,
@@ -313,13 +321,13 @@ impl<'a> Reader<'a> {
         self.strict(key, Vec::new(), parse, |all| (!all.is_empty()).then(|| quoted(&all.join(","))))
     }
 
-    /// Hosts by name or number, with a port or without.
+    /// Reads host names or IP addresses, optionally with ports.
     pub fn hosts(&mut self, key: &'static str) -> Vec<String> {
         let says = "a host is a name or number, with a port or without (intra.example:8080), no address and no pattern";
         self.list(key, is_host, says)
     }
 
-    /// Registries that names of models can begin with.
+    /// Reads registry hosts with which model names can begin.
     pub fn upstreams(&mut self, key: &'static str) -> Vec<String> {
         let says = "a registry whose models have names has a dot or a port in its own (registry.ollama.ai, hub:5000), and no brackets";
         let fits =
@@ -327,27 +335,27 @@ impl<'a> Reader<'a> {
         self.list(key, fits, says)
     }
 
-    /// Servers by name or number, with a port or without, perhaps with how they are spoken to.
+    /// Reads servers: host names or IP addresses, optionally with scheme and port.
     pub fn servers(&mut self, key: &'static str) -> Vec<String> {
         let says = "a server is a host with a port or without (gpu1:8000), or an address without a path (https://gpu1:8000)";
         self.list(key, is_server, says)
     }
 
-    /// Addresses of registries, with a path or without.
+    /// Reads registry addresses, optionally with a path.
     pub fn registries(&mut self, key: &'static str) -> Vec<String> {
         let says = "a registry is a host with a port or without (registry.intra:5000), or an address (http://registry.intra:5000)";
         let host = |text: &str| without_scheme(text).split('/').next().is_some_and(is_host);
         self.list(key, host, says)
     }
 
-    /// Namespaces of models, of which the last letter may be `*`.
+    /// Reads namespaces, which may end with `*`.
     pub fn namespaces(&mut self, key: &'static str) -> Vec<String> {
         let says = "a namespace is a word of letters, digits, - and _, and a * at its end stands for more of them";
         let fits = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
         self.list(key, |one| one.strip_suffix('*').unwrap_or(one).chars().all(fits), says)
     }
 
-    /// Servers and their keys, `SERVER=KEY` each; not shown.
+    /// Reads servers and their API keys, `SERVER=KEY` each; not shown.
     pub fn keys_of_servers(&mut self, key: &'static str) -> Vec<(String, String)> {
         let text = self.secret(key).unwrap_or_default();
         let mut keys = Vec::new();
@@ -356,7 +364,7 @@ impl<'a> Reader<'a> {
                 Some((server, shown)) if is_server(server) && !shown.is_empty() => {
                     keys.push((server.to_owned(), shown.to_owned()));
                 }
-                // What stands there may be a key.
+                // The text may be a key, so the message does not show it.
                 _ => {
                     let problem =
                         format!("has an entry, number {}, that is not like gpu1:8000=KEY", at + 1);
@@ -368,17 +376,18 @@ impl<'a> Reader<'a> {
         keys
     }
 
-    /// A bucket and what keys in it begin with.
-    pub fn storage(&mut self, key: &'static str) -> Option<Storage> {
-        let parse = |text: &str| match Storage::parse(text) {
+    /// Reads a bucket with an optional key prefix.
+    pub fn storage(&mut self, key: &'static str) -> Option<S3Location> {
+        let parse = |text: &str| match S3Location::parse(text) {
             Ok(storage) => Ok(Some((storage, text.to_owned()))),
             Err(problem) => Err(format!("is {text:?}: {problem}")),
         };
-        let show = |found: &Option<(Storage, String)>| found.as_ref().map(|(_, text)| quoted(text));
+        let show =
+            |found: &Option<(S3Location, String)>| found.as_ref().map(|(_, text)| quoted(text));
         self.strict(key, None, parse, show).map(|(storage, _)| storage)
     }
 
-    /// The address of a service, with its scheme and without a path.
+    /// Reads the address of a service, with a scheme and without a path.
     pub fn endpoint(&mut self, key: &'static str) -> Option<String> {
         let parse = |text: &str| {
             let text = text.trim_end_matches('/');
@@ -392,7 +401,7 @@ impl<'a> Reader<'a> {
         self.strict(key, None, parse, |found| found.as_deref().map(quoted))
     }
 
-    /// Bytes a second; `None` is without a limit.
+    /// Reads a rate in bytes per second; `None` is no limit.
     pub fn rate(&mut self, key: &'static str) -> Option<u64> {
         let parse = |text: &str| {
             parse_rate(text).map(Some).map_err(|problem| format!("is {text:?}: {problem}"))
@@ -400,14 +409,14 @@ impl<'a> Reader<'a> {
         self.strict(key, None, parse, |rate| rate.map(|rate| rate.to_string()))
     }
 
-    /// Folders, by whole paths or from the home folder.
+    /// Reads directories: absolute paths, or paths that begin with `~/`.
     pub fn folders(&mut self, key: &'static str) -> Vec<PathBuf> {
         let home = self.sources.home.clone();
         let parse = |text: &str| {
             let folders = text.split(',').map(str::trim).filter(|folder| !folder.is_empty());
             let folder = |text: &str| {
                 let path = expanded(Path::new(text), home.as_deref());
-                // One that is not there may be mounted later.
+                // A missing directory may be mounted later.
                 match path.is_absolute() {
                     false => {
                         Err(format!("has {text:?}: a folder is a whole path, or begins with ~/"))
@@ -428,7 +437,7 @@ impl<'a> Reader<'a> {
         self.strict(key, Vec::new(), parse, show)
     }
 
-    /// How keys and values are stored: the name of a type.
+    /// Reads the type of the KV cache.
     pub fn cache_type(&mut self) -> String {
         let parse = |text: &str| match text.parse::<KvType>() {
             Ok(kind) => Ok(kind.name().to_owned()),
@@ -442,7 +451,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// A level of kernels that this machine has.
+    /// Reads a kernel level that this machine supports.
     pub fn kernels(&mut self) -> Option<String> {
         let parse = |text: &str| match puna_cpu::kernels::level(text) {
             Ok(level) => Ok(Some(level.name.to_owned())),
@@ -451,7 +460,7 @@ impl<'a> Reader<'a> {
         self.strict("kernels", None, parse, |name| name.as_deref().map(quoted))
     }
 
-    /// The runner whose manifest is preferred.
+    /// Reads the preferred runner.
     pub fn runner(&mut self) -> Option<String> {
         let parse = |text: &str| {
             let is_plain = text.bytes().all(|c| c.is_ascii_alphanumeric() || b"-_.".contains(&c));
@@ -463,29 +472,37 @@ impl<'a> Reader<'a> {
         self.strict("runner", None, parse, |name| name.as_deref().map(quoted))
     }
 
-    /// How to guess ahead.
-    pub fn speculate(&mut self) -> Wish {
-        let Some(Found { text, source }) = self.find("speculate") else {
+    /// Reads the speculation setting.
+    pub fn speculate(&mut self) -> SpeculateSetting {
+        let Some(RawValue { text, source }) = self.find("speculate") else {
             self.note("speculate", Some(quoted("auto")), Source::Default);
-            return Wish::default();
+            return SpeculateSetting::default();
         };
         let text = self.expand(&text);
         let problem = if boolean(&text).is_some() && !text.eq_ignore_ascii_case("off") {
-            Err(format!("it must be one of {}, or the name of a draft model", Wish::MODES))
+            Err(format!(
+                "it must be one of {}, or the name of a draft model",
+                SpeculateSetting::MODES
+            ))
         } else {
-            Wish::parse_checked(&text)
+            SpeculateSetting::parse_checked(&text)
         };
-        let wish = problem.unwrap_or_else(|problem| {
-            self.wrong("speculate", &source, format!("is {text:?}: {problem}"), "using auto");
-            Wish::default()
+        let setting = problem.unwrap_or_else(|problem| {
+            self.warn_or_refuse(
+                "speculate",
+                &source,
+                format!("is {text:?}: {problem}"),
+                "using auto",
+            );
+            SpeculateSetting::default()
         });
-        let shown = if wish == Wish::default() { "auto" } else { &text };
+        let shown = if setting == SpeculateSetting::default() { "auto" } else { &text };
         self.note("speculate", Some(quoted(shown)), source);
-        wish
+        setting
     }
 
     pub fn keep_alive(&mut self, default: Duration) -> KeepAlive {
-        let parse = |text: &str| KeepAlive::parse(text).map_err(|_| not_a_time(text));
+        let parse = |text: &str| KeepAlive::parse(text).map_err(|_| invalid_duration(text));
         let show = |kept: &KeepAlive| match kept {
             KeepAlive::For(time) => Some(quoted(&format_duration(*time))),
             KeepAlive::Forever => Some("-1".into()),
@@ -493,7 +510,7 @@ impl<'a> Reader<'a> {
         self.parsed("keep_alive", KeepAlive::For(default), parse, show)
     }
 
-    /// Seconds or a duration; what is not positive is for ever.
+    /// Reads seconds or a duration; `None` (no limit) if it is not positive.
     pub fn timeout(&mut self, key: &'static str, default: Duration) -> Option<Duration> {
         let parse = |text: &str| {
             let nanos = nanoseconds(text)?;
@@ -505,7 +522,7 @@ impl<'a> Reader<'a> {
         self.parsed(key, Some(default), parse, show)
     }
 
-    /// Seconds or a duration, which may be none at all.
+    /// Reads seconds or a duration, which may be zero.
     pub fn time(&mut self, key: &'static str, default: Duration) -> Duration {
         let parse = |text: &str| {
             let nanos = u64::try_from(nanoseconds(text)?)
@@ -515,28 +532,28 @@ impl<'a> Reader<'a> {
         self.strict(key, default, parse, |time| Some(quoted(&format_duration(*time))))
     }
 
-    /// Whether something is on, which is off where nothing is said.
+    /// Reads a switch that is off by default.
     pub fn on(&mut self, key: &'static str) -> bool {
         self.flag(key, Some(false)).unwrap_or(false)
     }
 
-    /// Whether something is on; `default` where nothing is said. Text that says neither counts as on, as it does for Ollama.
+    /// Reads a switch. Text that is not a boolean counts as on, as in Ollama.
     pub fn flag(&mut self, key: &'static str, default: Option<bool>) -> Option<bool> {
-        let Some(Found { text, source }) = self.find(key) else {
+        let Some(RawValue { text, source }) = self.find(key) else {
             self.note(key, default.map(|on| on.to_string()), Source::Default);
             return default;
         };
         let found = boolean(&text);
         if found.is_none() {
             let problem = "it must be on (1, true, yes) or off (0, false, no)";
-            self.wrong(key, &source, format!("is {text:?}: {problem}"), "it counts as on");
+            self.warn_or_refuse(key, &source, format!("is {text:?}: {problem}"), "it counts as on");
         }
         let on = found.unwrap_or(true);
         self.note(key, Some(on.to_string()), source);
         Some(on)
     }
 
-    /// Whether something is on that opens a door: only where that is said.
+    /// Reads a switch that grants access: off unless it is explicitly on.
     pub fn switch(&mut self, key: &'static str) -> bool {
         let parse = |text: &str| {
             boolean(text)
@@ -545,7 +562,7 @@ impl<'a> Reader<'a> {
         self.strict(key, false, parse, |on| Some(on.to_string()))
     }
 
-    /// 0, 1 or 2; or a switch.
+    /// Reads the debug level: 0, 1, 2, or a switch.
     pub fn debug(&mut self) -> u8 {
         let level = self
             .find("debug")
@@ -571,12 +588,12 @@ fn clean(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// A text as TOML has it.
+/// Quotes a text as TOML.
 pub fn quoted(text: &str) -> String {
     toml::Value::String(text.to_owned()).to_string()
 }
 
-/// A text whose addresses show nobody's name and password.
+/// Hides user names and passwords in URLs.
 fn without_users(text: &str) -> String {
     let mut parts = text.split("://");
     let mut shown = parts.next().unwrap_or_default().to_owned();
@@ -592,17 +609,17 @@ fn without_users(text: &str) -> String {
     shown
 }
 
-/// Of seconds or a duration.
+/// Parses seconds or a duration.
 fn nanoseconds(text: &str) -> Result<i64, String> {
     let seconds = text.parse::<i64>().map(|s| s.saturating_mul(1_000_000_000));
-    seconds.or_else(|_| parse_duration(text)).map_err(|_| not_a_time(text))
+    seconds.or_else(|_| parse_duration(text)).map_err(|_| invalid_duration(text))
 }
 
-fn not_a_time(text: &str) -> String {
+fn invalid_duration(text: &str) -> String {
     format!("is {text:?}: it must be a time such as 90s, 5m or 1h30m, or a number of seconds")
 }
 
-/// Go's booleans and the words that people use for them, in any case.
+/// Parses Go's booleans and common words, ignoring case.
 fn boolean(text: &str) -> Option<bool> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "t" | "true" | "y" | "yes" | "on" => Some(true),

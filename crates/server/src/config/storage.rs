@@ -1,10 +1,11 @@
-//! Where the mirror's library lies, if not in the folder of models.
+//! Object storage of the mirror's library.
 
-use puna_mirror::Storage;
+use puna_mirror::S3Location;
 
-use super::reader::Reader;
+use super::reader::SettingsReader;
 
-/// Variables of Amazon's tools, which services of others are used with, too. Ours win.
+/// Variables of Amazon's tools, which other S3 services use too. Puna's own settings take
+/// precedence.
 const VARIABLES: [(&str, &str); 10] = [
     ("AWS_REGION", "aws_region"),
     ("AWS_DEFAULT_REGION", "aws_default_region"),
@@ -18,8 +19,8 @@ const VARIABLES: [(&str, &str); 10] = [
     ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "aws_container_authorization_token_file"),
 ];
 
-/// `PUNA_MIRROR_STORAGE` and what belongs to it.
-pub(super) fn read(read: &mut Reader<'_>) -> Option<Storage> {
+/// Reads `PUNA_MIRROR_STORAGE` and its related settings.
+pub(super) fn read(read: &mut SettingsReader<'_>) -> Option<S3Location> {
     let storage = read.storage("mirror.storage");
     let endpoint = read.endpoint("mirror.storage_endpoint");
     let region = read.text("mirror.storage_region", None);

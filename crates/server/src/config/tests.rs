@@ -1,4 +1,4 @@
-//! What can be set where, and what is said of what cannot.
+//! Sources of settings, and errors of invalid values.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn config(variables: &[(&str, &str)]) -> Config {
 }
 
 #[test]
-fn values_lose_blanks_and_quotes_and_punas_names_win() {
+fn values_are_trimmed_and_punas_names_take_precedence() {
     let c = config(&[
         ("OLLAMA_MODELS", " \"/a b\" "),
         ("OLLAMA_MAX_QUEUE", "'7'"),
@@ -57,7 +57,7 @@ fn a_warning_names_the_variable_that_was_read() {
 }
 
 #[test]
-fn models_never_go_to_the_working_folder_for_want_of_a_home() {
+fn without_a_home_the_models_directory_is_an_error() {
     assert_eq!(config(&[("HOME", "/h")]).models, Path::new("/h/.ollama/models"));
     match Config::from_variables(|name| (name == "HOME").then(String::new)) {
         Ok(config) => assert!(config.models.is_absolute(), "{:?}", config.models),
@@ -66,7 +66,7 @@ fn models_never_go_to_the_working_folder_for_want_of_a_home() {
 }
 
 #[test]
-fn times_are_seconds_or_durations_and_negative_ones_are_for_ever() {
+fn times_are_seconds_or_durations_and_negative_ones_are_unlimited() {
     assert_eq!(config(&[("OLLAMA_KEEP_ALIVE", "-1")]).keep_alive, KeepAlive::Forever);
     assert_eq!(
         config(&[("OLLAMA_KEEP_ALIVE", "10m")]).keep_alive,
@@ -84,7 +84,7 @@ fn times_are_seconds_or_durations_and_negative_ones_are_for_ever() {
 }
 
 #[test]
-fn with_a_certificate_an_address_is_spoken_to_by_tls_unless_it_says_otherwise() {
+fn a_certificate_implies_https_unless_the_address_has_a_scheme() {
     let both = [("PUNA_TLS_CERTIFICATE", "/c.pem"), ("PUNA_TLS_KEY", "/k.pem")];
     let c = config(&both);
     assert_eq!(c.address.url(), "https://127.0.0.1:11434");
@@ -100,7 +100,7 @@ fn with_a_certificate_an_address_is_spoken_to_by_tls_unless_it_says_otherwise() 
 }
 
 #[test]
-fn what_a_variable_hides_must_be_right_too() {
+fn file_values_overridden_by_variables_are_checked_too() {
     let file = "max_queue = \"banana\"\ntls.key = \"/k.pem\"";
     let tls = ("PUNA_TLS_CERTIFICATE", "/c.pem");
     for flags in [&[][..], &[("max_queue", "4")][..]] {
@@ -115,7 +115,7 @@ fn what_a_variable_hides_must_be_right_too() {
 }
 
 #[test]
-fn images_are_fetched_only_where_that_is_switched_on() {
+fn image_urls_are_off_by_default() {
     let c = config(&[]);
     assert!(!c.image_urls && c.image_hosts.is_empty());
     let c =
@@ -141,7 +141,7 @@ fn images_are_fetched_only_where_that_is_switched_on() {
 }
 
 #[test]
-fn switches_take_the_usual_words_in_any_case_and_others_are_on_with_a_warning() {
+fn switches_accept_common_words_and_others_are_on_with_a_warning() {
     for on in ["1", "true", "TRUE", "t", "yes", "On"] {
         assert!(config(&[("PUNA_DETERMINISTIC", on)]).deterministic, "{on}");
     }
@@ -170,7 +170,7 @@ fn switches_take_the_usual_words_in_any_case_and_others_are_on_with_a_warning() 
     }
 }
 
-/// A configuration with a file of this text, and some variables.
+/// A configuration from a file with this text and some variables.
 fn with_file(
     text: &str,
     variables: &[(&str, &str)],
@@ -191,7 +191,7 @@ fn with_file(
 }
 
 #[test]
-fn the_command_line_wins_over_variables_and_these_over_the_file() {
+fn the_command_line_overrides_variables_which_override_the_file() {
     let file = "# ours\nmax_queue = 3\nkeep_alive = \"10m\"\ndeterministic = true\nhost = \"h:1\"\norigins = [\"http://a\", \"http://b\"]\n";
     let c =
         with_file(file, &[("OLLAMA_KEEP_ALIVE", "20m"), ("PUNA_HOST", "h:2")], &[("host", "h:3")])
@@ -215,7 +215,7 @@ fn the_command_line_wins_over_variables_and_these_over_the_file() {
 }
 
 #[test]
-fn what_is_shown_of_the_settings_is_a_file_that_says_the_same() {
+fn shown_settings_form_an_equivalent_file() {
     let variables = [
         ("OLLAMA_HOST", "0.0.0.0:99"),
         ("OLLAMA_KEEP_ALIVE", "-1"),
@@ -227,7 +227,7 @@ fn what_is_shown_of_the_settings_is_a_file_that_says_the_same() {
     let c = with_file("", &variables, &[]).unwrap();
     assert_eq!(
         c.settings.iter().map(|s| s.key).collect::<Vec<_>>(),
-        keys::keys().collect::<Vec<_>>()
+        setting_keys::keys().collect::<Vec<_>>()
     );
     let line = |s: &Setting| s.value.as_ref().map(|value| format!("{} = {value}\n", s.key));
     let file: String = c.settings.iter().filter_map(line).collect();
@@ -354,7 +354,7 @@ fn no_password_of_an_address_is_shown() {
 }
 
 #[test]
-fn what_nothing_could_stand_for_is_an_error_in_variables_too() {
+fn invalid_values_without_a_safe_default_are_errors_in_variables_too() {
     for (variable, value, want) in [
         (
             "OLLAMA_KV_CACHE_TYPE",
@@ -416,8 +416,8 @@ fn a_tilde_is_the_home_folder_in_files_and_variables() {
     assert!(text.starts_with("cannot read the configuration file /home/me/p.toml: "), "{text}");
 }
 
-/// The variables of the table in docs/serve.md, as they stand in the first column.
-fn documented() -> Vec<String> {
+/// Variables in the first column of the table in docs/serve.md.
+fn documented_variables() -> Vec<String> {
     let manual = include_str!("../../../../docs/serve.md");
     let rows = manual
         .lines()
@@ -428,12 +428,12 @@ fn documented() -> Vec<String> {
 
 #[test]
 fn the_manual_has_every_setting_and_no_other() {
-    let documented = documented();
+    let documented_variables = documented_variables();
     let without_prefix =
         |name: &str| name.trim_start_matches("PUNA_").trim_start_matches("OLLAMA_").to_owned();
-    let names: Vec<String> = documented.iter().map(|name| without_prefix(name)).collect();
+    let names: Vec<String> = documented_variables.iter().map(|name| without_prefix(name)).collect();
     let variables: Vec<String> =
-        keys::keys().map(|key| key.to_uppercase().replace('.', "_")).collect();
+        setting_keys::keys().map(|key| key.to_uppercase().replace('.', "_")).collect();
     for variable in &variables {
         assert!(names.contains(variable), "docs/serve.md has no row for {variable}");
     }
@@ -446,7 +446,7 @@ fn the_manual_has_every_setting_and_no_other() {
 }
 
 #[test]
-fn single_registries_have_settings_of_their_own() {
+fn single_registries_have_their_own_settings() {
     let text = r#"
         [registry]
         mirrors = ["http://m:5000", "harbor.example/p"]
@@ -486,7 +486,7 @@ fn single_registries_have_settings_of_their_own() {
 }
 
 #[test]
-fn what_is_shown_of_single_registries_says_the_same_without_secrets() {
+fn shown_registry_settings_are_equivalent_without_secrets() {
     let text = "[registry.hosts.\"b:5\"]\nhttp = true\nusername = \"ci\"\npassword = \"s3cret\"\nstreams = 2\n\
                 [registry.hosts.a]\nmirrors = [\"m:1\", \"m:2\"]\ntoken_env = \"T\"\nlimit_rate = \"2MB\"\n";
     let c = with_file(text, &[("T", "t0ken"), ("HF_TOKEN", "hf_x")], &[]).unwrap();
@@ -513,7 +513,7 @@ fn what_is_shown_of_single_registries_says_the_same_without_secrets() {
 }
 
 #[test]
-fn what_is_wrong_with_a_registry_is_told_with_its_line() {
+fn errors_of_registry_settings_name_the_line() {
     let wrong = |lines: &str| {
         let text = format!("[registry.hosts.h]\n{lines}\n");
         with_file(&text, &[], &[]).unwrap_err().to_string()
@@ -548,7 +548,7 @@ fn what_is_wrong_with_a_registry_is_told_with_its_line() {
 }
 
 #[test]
-fn upstreams_are_hosts_that_names_can_begin_with() {
+fn upstreams_are_registry_hosts() {
     let set = |hosts: &str| with_file(&format!("[mirror]\nupstreams = [{hosts}]"), &[], &[]);
     let all =
         set(r#""registry.ollama.ai", "hub:5000", "10.0.0.1:5000""#).unwrap().mirror.upstreams.hosts;
@@ -571,7 +571,7 @@ fn the_manual_has_every_setting_of_a_host() {
 }
 
 #[test]
-fn folders_that_are_searched_are_whole_paths() {
+fn search_paths_are_absolute() {
     let c = with_file("search_paths = [\"/srv/models\", \"~/more\"]", &[("HOME", "/home/me")], &[])
         .unwrap();
     assert_eq!(c.search_paths, [Path::new("/srv/models"), Path::new("/home/me/more")]);
@@ -591,7 +591,7 @@ fn folders_that_are_searched_are_whole_paths() {
 }
 
 #[test]
-fn what_a_mirror_keeps_and_fetches_is_said_in_lists() {
+fn retention_and_fetch_settings_are_lists() {
     let text = r#"
         [mirror]
         retention = ["team-*=last:5 keep:latest", "library=pulled:4w"]
@@ -605,7 +605,7 @@ fn what_a_mirror_keeps_and_fetches_is_said_in_lists() {
     let upstreams = &c.mirror.upstreams;
     assert_eq!(upstreams.fetch, ["library", "hf.co/user/*"]);
     assert_eq!((upstreams.fetch_limit, upstreams.fetch_parallel), (Some(40_000_000_000), Some(4)));
-    // What opens a door or removes something is never guessed.
+    // Settings that grant access or delete data have no fallback.
     for (variable, value) in [
         ("PUNA_MIRROR_RETENTION", "library=pulled:soon"),
         ("PUNA_MIRROR_FETCH", "lib rary"),
@@ -618,7 +618,7 @@ fn what_a_mirror_keeps_and_fetches_is_said_in_lists() {
 }
 
 #[test]
-fn a_mirror_may_ask_each_time_but_no_sooner() {
+fn mirror_fresh_may_be_zero_but_not_negative() {
     let fresh = |text: &str| with_file(&format!("[mirror]\nfresh = {text}"), &[], &[]);
     for (text, time) in
         [("0", Duration::ZERO), ("\"0s\"", Duration::ZERO), ("\"2m\"", Duration::from_secs(120))]

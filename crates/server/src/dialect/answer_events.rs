@@ -9,9 +9,9 @@ use std::collections::{HashSet, VecDeque};
 use puna_api::native::{PromptLogprob, ToolCall, ToolCallFunction};
 use serde_json::{Map, Value};
 
-use crate::canonical::{CallOutcome, Done, Event, Failure, Piece};
+use crate::canonical::{ApiError, CallOutcome, Event, GenerationSummary, Piece};
 use crate::dialect::unparsed_arguments;
-use crate::ids;
+use crate::random_ids;
 
 /// An event of an answer.
 #[derive(Debug)]
@@ -51,9 +51,9 @@ pub(crate) enum AnswerEvent {
     /// The end: the rendered prompt.
     Rendered(String),
     /// The end of a generation.
-    Done(Box<Done>),
+    Done(Box<GenerationSummary>),
     /// The end, by an error.
-    Error(Failure),
+    Error(ApiError),
 }
 
 /// The id of a tool call, as sent to the client once.
@@ -228,7 +228,7 @@ impl AnswerEvents {
     fn start_call(&mut self, number: usize, id: String, name: String) {
         let mut id = id;
         while id.is_empty() || !self.ids.insert(id.clone()) {
-            id = ids::call();
+            id = random_ids::tool_call();
         }
         let index = self.calls;
         self.calls += 1;

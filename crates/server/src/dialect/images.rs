@@ -5,7 +5,7 @@ use puna_prompt::Adaptation;
 use puna_store::Model;
 
 use super::has;
-use crate::canonical::Failure;
+use crate::canonical::ApiError;
 use crate::http::note_adapted;
 
 /// The text that stands in the prompt for an image that the model cannot see.
@@ -14,24 +14,24 @@ const HIDDEN_IMAGE: &str = "[image: this model cannot see images]";
 const UNREADABLE_IMAGE: &str = "[image: it could not be read]";
 
 /// Refuses images where the model has no vision. A model on another server sees images there.
-pub(crate) fn check_images(model: &Model, count: usize) -> Result<(), Failure> {
+pub(crate) fn check_images(model: &Model, count: usize) -> Result<(), ApiError> {
     let (sees, is_remote) = (has(model, "vision"), !model.config.remote_host.is_empty());
     if count == 0 || (sees && is_remote) {
         return Ok(());
     }
-    Err(Failure::bad_request(match sees {
+    Err(ApiError::bad_request(match sees {
         false => "model does not support image input",
         true => "image input is not supported yet",
     }))
 }
 
 /// Refuses images that could not be read.
-pub(crate) fn check_readable(images: &[Image]) -> Result<(), Failure> {
+pub(crate) fn check_readable(images: &[Image]) -> Result<(), ApiError> {
     let unreadable = images.iter().find_map(|image| match image {
         Image::Unreadable(reason) => Some(reason),
         Image::Bytes(_) => None,
     });
-    unreadable.map_or(Ok(()), |reason| Err(Failure::bad_request(reason)))
+    unreadable.map_or(Ok(()), |reason| Err(ApiError::bad_request(reason)))
 }
 
 /// Puts a text in place of each image of earlier turns and of tool results that could not be read. The conversation
@@ -39,7 +39,7 @@ pub(crate) fn check_readable(images: &[Image]) -> Result<(), Failure> {
 ///
 /// # Errors
 /// A message of the newest turn has an image that could not be read.
-pub(crate) fn hide_unreadable_images(messages: &mut [Message]) -> Result<(), Failure> {
+pub(crate) fn hide_unreadable_images(messages: &mut [Message]) -> Result<(), ApiError> {
     newest_turn(messages).try_for_each(|message| check_readable(&message.images))?;
     messages.iter_mut().for_each(|message| {
         hide(message, UNREADABLE_IMAGE, |image| matches!(image, Image::Unreadable(_)))
@@ -51,7 +51,7 @@ pub(crate) fn hide_unreadable_images(messages: &mut [Message]) -> Result<(), Fai
 ///
 /// # Errors
 /// A message of the newest turn has an image: the answer would be about something else.
-pub(crate) fn hide_old_images(model: &Model, messages: &mut [Message]) -> Result<(), Failure> {
+pub(crate) fn hide_old_images(model: &Model, messages: &mut [Message]) -> Result<(), ApiError> {
     check_images(model, newest_turn(messages).map(|message| message.images.len()).sum())?;
     if check_images(model, 1).is_err() {
         messages.iter_mut().for_each(|message| hide(message, HIDDEN_IMAGE, |_| true));

@@ -36,17 +36,19 @@ pub(crate) use waiting::respond_when;
 
 use answer_events::AnswerEvents;
 
-use crate::app::Running;
-use crate::canonical::{Done, Event, Failure, ModelText};
+use crate::app::RunningTask;
+use crate::canonical::{ApiError, Event, GenerationSummary, PromptConfig};
 use crate::config::Config;
-use crate::http::{Wire, note_adapted, note_ignored, note_unenforced, note_violations, stream};
+use crate::http::{
+    StreamFormat, note_adapted, note_ignored, note_unenforced, note_violations, stream,
+};
 use crate::lock::lock;
-use crate::names::Name;
+use crate::model_names::Name;
 
 /// Turns events into the bytes of a stream.
 pub(crate) trait Encoder: Send + 'static {
     /// Form of the stream.
-    const WIRE: Wire;
+    const WIRE: StreamFormat;
 
     /// What is sent while nothing happens, for clients that give up on silence.
     const PING: &'static [u8] = &[];
@@ -69,12 +71,12 @@ pub(crate) trait Encoder: Send + 'static {
     fn rendered(&self, prompt: String) -> Response;
 
     /// Whether a stream that fails before anything else is answered with status 200, and the failure in the stream.
-    fn fails_in_stream(&self, _: &Failure) -> bool {
+    fn fails_in_stream(&self, _: &ApiError) -> bool {
         false
     }
 
     /// The end of a stream that fails before the answer begins.
-    fn broken(&mut self, failure: Failure) -> Vec<u8> {
+    fn broken(&mut self, failure: ApiError) -> Vec<u8> {
         let mut out = Vec::new();
         self.encode(0, AnswerEvent::Error(failure), Times::default(), &mut out);
         out
@@ -92,8 +94,8 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    pub(crate) fn of(running: &Running) -> Self {
-        Self { total: nanos(running.total()), load: nanos(running.load()) }
+    pub(crate) fn of(running: &RunningTask) -> Self {
+        Self { total: nanos(running.total()), load: nanos(running.load_time()) }
     }
 }
 
@@ -133,12 +135,12 @@ pub(crate) fn go_type(value: &Value) -> &'static str {
 
 /// A generation, and its events in the order in which they can be sent.
 struct Answer {
-    running: Running,
+    running: RunningTask,
     events: AnswerEvents,
 }
 
 impl Answer {
-    fn new(running: Running) -> Self {
+    fn new(running: RunningTask) -> Self {
         Self { running, events: AnswerEvents::default() }
     }
 
@@ -170,7 +172,7 @@ struct Several {
 }
 
 impl Several {
-    fn new(running: Vec<Running>) -> Self {
+    fn new(running: Vec<RunningTask>) -> Self {
         Self { running: running.into_iter().map(Answer::new).collect(), first: 0 }
     }
 
@@ -205,17 +207,17 @@ type SharedEncoder<E> = Arc<Mutex<E>>;
 
 /// Answers with a stream. What fails before the first piece is an error with its own status.
 pub(crate) async fn respond<E: Encoder>(
-    running: Vec<Running>,
+    running: Vec<RunningTask>,
     encoder: E,
-) -> Result<Response, Failure> {
+) -> Result<Response, ApiError> {
     begin(running, Arc::new(Mutex::new(encoder))).await
 }
 
 /// The same, with an encoder that may have sent something before.
 async fn begin<E: Encoder>(
-    running: Vec<Running>,
+    running: Vec<RunningTask>,
     encoder: SharedEncoder<E>,
-) -> Result<Response, Failure> {
+) -> Result<Response, ApiError> {
     let mut several = Several::new(running);
     let mut out = Vec::new();
     while out.is_empty() {
@@ -264,12 +266,12 @@ pub(crate) struct Collected {
     /// How many of the log-probabilities, at their head, are of thoughts.
     pub(crate) thought_tokens: usize,
     pub(crate) rendered: Option<String>,
-    pub(crate) done: Option<Box<Done>>,
+    pub(crate) done: Option<Box<GenerationSummary>>,
     pub(crate) times: Times,
 }
 
 /// Waits for the end.
-pub(crate) async fn collect(running: Running) -> Result<Collected, Failure> {
+pub(crate) async fn collect(running: RunningTask) -> Result<Collected, ApiError> {
     let (mut all, mut answer, mut open) = (Collected::default(), Answer::new(running), None);
     while let Some(event) = answer.next().await {
         match event {
@@ -302,12 +304,12 @@ pub(crate) async fn collect(running: Running) -> Result<Collected, Failure> {
 }
 
 /// Waits for the ends of several generations, in their order; one that fails ends them all.
-pub(crate) async fn collect_all(running: Vec<Running>) -> Result<Vec<Collected>, Failure> {
+pub(crate) async fn collect_all(running: Vec<RunningTask>) -> Result<Vec<Collected>, ApiError> {
     try_join_all(running.into_iter().map(collect)).await
 }
 
 /// The figures of a finished generation.
-pub(crate) fn metrics(done: &Done, times: Times) -> Metrics {
+pub(crate) fn metrics(done: &GenerationSummary, times: Times) -> Metrics {
     Metrics {
         total_duration: times.total,
         load_duration: times.load,
@@ -326,12 +328,12 @@ pub(crate) fn metrics(done: &Done, times: Times) -> Metrics {
 }
 
 /// What a model's manifest says about prompts.
-pub(crate) fn model_text(model: &Model, config: &Config) -> ModelText {
+pub(crate) fn model_text(model: &Model, config: &Config) -> PromptConfig {
     let messages =
         model.messages.iter().filter_map(|m| serde_json::from_value(m.clone()).ok()).collect();
     let renderer = model.config.renderer.as_str();
     let size = model.details().parameter_size;
-    ModelText {
+    PromptConfig {
         renderer: (!renderer.is_empty())
             .then(|| Renderer::resolve(renderer, &model.name.to_string(), &size).to_owned()),
         template: model.template.clone(),
@@ -350,19 +352,19 @@ pub(crate) fn has(model: &Model, capability: &str) -> bool {
 }
 
 /// Refuses a model that cannot generate text; `verb` is what was wanted.
-pub(crate) fn check_completion(model: &Model, name: &Name, verb: &str) -> Result<(), Failure> {
+pub(crate) fn check_completion(model: &Model, name: &Name, verb: &str) -> Result<(), ApiError> {
     if has(model, "completion") {
         return Ok(());
     }
     let facts = &model.facts;
     let does = match facts.pooling {
-        Some(Facts::RANK) => "; it ranks texts: POST /api/rerank".to_owned(),
+        Some(Facts::RANK_POOLING) => "; it ranks texts: POST /api/rerank".to_owned(),
         _ if facts.is_draft() => format!(
             "; `{}` is a draft model, which guesses ahead for another: name it with --speculate or draft_model, or as DRAFT in \
              the other's Modelfile",
             facts.architecture
         ),
-        _ if facts.is_sound() => {
+        _ if facts.is_audio() => {
             let architecture = &facts.architecture;
             format!(
                 "; `{architecture}` is a model of sound: what it makes is for a vocoder, and no text"
@@ -370,15 +372,19 @@ pub(crate) fn check_completion(model: &Model, name: &Name, verb: &str) -> Result
         }
         _ => String::new(),
     };
-    Err(Failure::bad_request(format!("{:?} does not support {verb}{does}", name.given)))
+    Err(ApiError::bad_request(format!("{:?} does not support {verb}{does}", name.given)))
 }
 
 /// Refuses a wish to think where the model cannot.
-pub(crate) fn check_think(model: &Model, name: &Name, think: Option<Think>) -> Result<(), Failure> {
+pub(crate) fn check_think(
+    model: &Model,
+    name: &Name,
+    think: Option<Think>,
+) -> Result<(), ApiError> {
     if has(model, "thinking") || matches!(think, None | Some(Think::Off)) {
         return Ok(());
     }
-    Err(Failure::bad_request(format!("{:?} does not support thinking", name.given)))
+    Err(ApiError::bad_request(format!("{:?} does not support thinking", name.given)))
 }
 
 /// Refuses what needs a capability that the model lacks, by the model's full name.
@@ -386,15 +392,15 @@ pub(crate) fn check_capability(
     model: &Model,
     wanted: bool,
     capability: &str,
-) -> Result<(), Failure> {
+) -> Result<(), ApiError> {
     if !wanted || has(model, capability) {
         return Ok(());
     }
-    Err(Failure::bad_request(format!("{} does not support {capability}", model.name.full())))
+    Err(ApiError::bad_request(format!("{} does not support {capability}", model.name.full())))
 }
 
 /// How many alternatives to report with each token, if any. Without `logprobs` there are none, as Ollama has it.
-pub(crate) fn logprobs(wanted: bool, top: i64) -> Result<Option<usize>, Failure> {
+pub(crate) fn logprobs(wanted: bool, top: i64) -> Result<Option<usize>, ApiError> {
     match usize::try_from(top) {
         Ok(top @ 0..=20) => {
             if top > 0 && !wanted {
@@ -402,22 +408,22 @@ pub(crate) fn logprobs(wanted: bool, top: i64) -> Result<Option<usize>, Failure>
             }
             Ok(wanted.then_some(top))
         }
-        _ => Err(Failure::bad_request("top_logprobs must be between 0 and 20")),
+        _ => Err(ApiError::bad_request("top_logprobs must be between 0 and 20")),
     }
 }
 
 /// How many alternatives to report with each token of the prompt, if any.
-pub(crate) fn prompt_logprobs(wanted: Option<i64>) -> Result<Option<usize>, Failure> {
+pub(crate) fn prompt_logprobs(wanted: Option<i64>) -> Result<Option<usize>, ApiError> {
     match wanted.map(usize::try_from) {
         None => Ok(None),
         Some(Ok(top @ 0..=20)) => Ok(Some(top)),
-        Some(_) => Err(Failure::bad_request("prompt_logprobs must be between 0 and 20")),
+        Some(_) => Err(ApiError::bad_request("prompt_logprobs must be between 0 and 20")),
     }
 }
 
 /// The form of the answer that `format` asks for: `"json"`, a JSON Schema, or one of
 /// `{"type": "regex", "pattern": …}`, `{"type": "gbnf" or "lark", "grammar": …}`, which no schema can be.
-pub(crate) fn format(value: Option<&Value>) -> Result<Option<Constraint>, Failure> {
+pub(crate) fn format(value: Option<&Value>) -> Result<Option<Constraint>, ApiError> {
     match value {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) if text.is_empty() => Ok(None),
@@ -434,7 +440,7 @@ pub(crate) fn format(value: Option<&Value>) -> Result<Option<Constraint>, Failur
             let text = format!(
                 "invalid format: {shown:?}; expected \"json\" or a valid JSON Schema object"
             );
-            Err(Failure::bad_request(text))
+            Err(ApiError::bad_request(text))
         }
     }
 }
@@ -444,13 +450,13 @@ pub(crate) fn grammar_format(
     kind: &str,
     pattern: Option<String>,
     grammar: Option<String>,
-) -> Result<Constraint, Failure> {
+) -> Result<Constraint, ApiError> {
     let (field, text, make): (_, _, fn(String) -> Constraint) = match kind {
         "regex" => ("pattern", pattern, Constraint::Regex),
         "gbnf" => ("grammar", grammar, Constraint::Gbnf),
         _ => ("grammar", grammar, Constraint::Lark),
     };
     let missing =
-        || Failure::bad_request(format!("invalid format: type {kind} needs the text in {field}"));
+        || ApiError::bad_request(format!("invalid format: type {kind} needs the text in {field}"));
     text.map(make).ok_or_else(missing)
 }

@@ -13,15 +13,15 @@ use super::{
     AnswerEvent, Collected, CollectedCall, Encoder, Times, check_readable, format,
     hide_unreadable_images, logprobs, metrics, prompt_logprobs,
 };
-use crate::canonical::{Done, Failure, Input, Overflow, Prompt};
-use crate::http::{Wire, error_body, json};
+use crate::canonical::{ApiError, GenerationSummary, Input, Overflow, Prompt};
+use crate::http::{StreamFormat, error_body, json};
 use crate::options::RequestOptions;
 use crate::request::GenerationRequest;
 
 /// The request of `POST /api/generate`.
-pub(crate) fn generate(request: GenerateRequest) -> Result<GenerationRequest, Failure> {
+pub(crate) fn generate(request: GenerateRequest) -> Result<GenerationRequest, ApiError> {
     let wrong =
-        |_| Failure::bad_request("context must be a list of token numbers from an earlier answer");
+        |_| ApiError::bad_request("context must be a list of token numbers from an earlier answer");
     let tokens = request.context.unwrap_or_default().into_iter().map(u32::try_from);
     let context = tokens.collect::<Result<Vec<u32>, _>>().map_err(wrong)?;
     let text = |text: String| Some(text).filter(|t| !t.is_empty());
@@ -52,7 +52,7 @@ pub(crate) fn generate(request: GenerateRequest) -> Result<GenerationRequest, Fa
 }
 
 /// The request of `POST /api/chat`.
-pub(crate) fn chat(request: ChatRequest) -> Result<GenerationRequest, Failure> {
+pub(crate) fn chat(request: ChatRequest) -> Result<GenerationRequest, ApiError> {
     let mut messages = request.messages;
     for message in &mut messages {
         message.role = message.role.to_lowercase();
@@ -123,7 +123,7 @@ impl GenerateEncoder {
         }
     }
 
-    fn end(&self, done: Done, times: Times) -> GenerateResponse {
+    fn end(&self, done: GenerationSummary, times: Times) -> GenerateResponse {
         GenerateResponse {
             done: true,
             done_reason: done.reason.as_str().into(),
@@ -160,7 +160,7 @@ impl GenerateEncoder {
 }
 
 impl Encoder for GenerateEncoder {
-    const WIRE: Wire = Wire::Ndjson;
+    const WIRE: StreamFormat = StreamFormat::Ndjson;
 
     fn encode(&mut self, _: usize, event: AnswerEvent, times: Times, out: &mut Vec<u8>) {
         let line = match event {
@@ -231,7 +231,7 @@ impl ChatEncoder {
         }
     }
 
-    fn end(&self, done: &Done, times: Times) -> ChatResponse {
+    fn end(&self, done: &GenerationSummary, times: Times) -> ChatResponse {
         let (done_reason, metrics) = (done.reason.as_str().into(), metrics(done, times));
         ChatResponse { done: true, done_reason, metrics, ..self.object() }
     }
@@ -263,7 +263,7 @@ impl ChatEncoder {
 }
 
 impl Encoder for ChatEncoder {
-    const WIRE: Wire = Wire::Ndjson;
+    const WIRE: StreamFormat = StreamFormat::Ndjson;
 
     fn encode(&mut self, _: usize, event: AnswerEvent, times: Times, out: &mut Vec<u8>) {
         let mut line = self.object();

@@ -13,7 +13,7 @@ use super::anthropic::MessagesEncoder;
 use super::native::ChatEncoder;
 use super::openai::responses::ResponseEncoder;
 use super::{AnswerEvent, Encoder, Times, openai};
-use crate::canonical::{CallOutcome, Done, Event, Failure, Piece, Reason};
+use crate::canonical::{ApiError, CallOutcome, Event, FinishReason, GenerationSummary, Piece};
 
 /// Orders that are tried of each of the two kinds.
 const CASES: u32 = 5_000;
@@ -195,8 +195,8 @@ const DIALECTS: [Dialect; 4] = [
     ("native", of_native),
 ];
 
-fn end(reason: Reason) -> Event {
-    Event::Done(Box::new(Done {
+fn end(reason: FinishReason) -> Event {
+    Event::Done(Box::new(GenerationSummary {
         reason,
         stop: None,
         has_usage: true,
@@ -319,7 +319,7 @@ proptest! {
         texts in vec(select(vec!["a", "b\n", " ", "ç"]), 0..5),
         thoughts in vec(select(vec!["hm", "\n"]), 0..3),
         choices in vec(any::<Index>(), 1..40),
-        reason in select(vec![Reason::Stop, Reason::Length]),
+        reason in select(vec![FinishReason::Stop, FinishReason::Length]),
     ) {
         let mut rows: Vec<_> = sources.iter().enumerate().map(|(index, source)| events_of(index, source)).collect();
         rows.push(texts.iter().map(|text| Event::Content(piece(text))).collect());
@@ -361,7 +361,7 @@ proptest! {
         fails in any::<bool>(),
     ) {
         let mut events = events;
-        events.push(if fails { Event::Error(Failure::internal("broken")) } else { end(Reason::Stop) });
+        events.push(if fails { Event::Error(ApiError::internal("broken")) } else { end(FinishReason::Stop) });
         let text = |is: fn(&Event) -> Option<&Piece>| -> String {
             events.iter().filter_map(is).map(|piece| piece.text.as_str()).collect()
         };

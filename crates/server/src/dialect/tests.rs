@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::answer_events::{AnswerEvents, EndedCall};
 use super::native::{ChatEncoder, GenerateEncoder};
 use super::{AnswerEvent, Encoder, Times, openai};
-use crate::canonical::{CallOutcome, Done, Event, Failure, Piece, Reason};
+use crate::canonical::{ApiError, CallOutcome, Event, FinishReason, GenerationSummary, Piece};
 
 const TIMES: Times = Times { total: 938162812, load: 1941720 };
 
@@ -30,8 +30,8 @@ fn call() -> [Event; 2] {
     ]
 }
 
-fn done(reason: Reason) -> Event {
-    Event::Done(Box::new(Done {
+fn done(reason: FinishReason) -> Event {
+    Event::Done(Box::new(GenerationSummary {
         reason,
         stop: None,
         has_usage: true,
@@ -81,7 +81,7 @@ fn sse(text: &str) -> Vec<Value> {
 
 #[test]
 fn a_native_chat_has_pieces_and_then_figures() {
-    let events = [content("Hello"), content(""), content(" there"), done(Reason::Length)];
+    let events = [content("Hello"), content(""), content(" there"), done(FinishReason::Length)];
     assert_eq!(
         lines(&text(ChatEncoder::new("tiny".into()), events)),
         [
@@ -107,20 +107,21 @@ fn native_thoughts_and_calls_have_their_own_fields() {
 #[test]
 fn a_generated_text_ends_with_its_context() {
     let encoder = GenerateEncoder::new("tiny".into(), true);
-    let got = lines(&text(encoder, [content("Hello"), done(Reason::Stop)]));
+    let got = lines(&text(encoder, [content("Hello"), done(FinishReason::Stop)]));
     assert_eq!(got[0], r#"{"model":"tiny","created_at":"…","response":"Hello","done":false}"#);
     assert_eq!(
         got[1],
         r#"{"model":"tiny","created_at":"…","response":"","done":true,"done_reason":"stop","context":[1,4093,198],"total_duration":938162812,"load_duration":1941720,"prompt_eval_count":12,"prompt_eval_duration":173884000,"eval_count":2,"eval_duration":748000000}"#
     );
     let raw = GenerateEncoder::new("tiny".into(), false);
-    assert!(!text(raw, [done(Reason::Stop)]).contains("context"));
+    assert!(!text(raw, [done(FinishReason::Stop)]).contains("context"));
 }
 
 #[test]
 fn a_broken_stream_ends_with_its_error_in_every_dialect() {
-    let failure =
-        || Event::Error(Failure { lengths: Some((310, 128)), ..Failure::bad_request("too long") });
+    let failure = || {
+        Event::Error(ApiError { lengths: Some((310, 128)), ..ApiError::bad_request("too long") })
+    };
     let line = "{\"error\":\"too long\",\"n_prompt_tokens\":310,\"n_ctx\":128}\n";
     assert_eq!(text(ChatEncoder::new("m".into()), [failure()]), line);
     assert_eq!(text(GenerateEncoder::new("m".into(), true), [failure()]), line);
@@ -133,7 +134,7 @@ fn a_broken_stream_ends_with_its_error_in_every_dialect() {
 
 #[test]
 fn an_openai_stream_names_the_role_once_and_ends_with_done() {
-    let events = [content("Hello"), content(" there"), done(Reason::Length)];
+    let events = [content("Hello"), content(" there"), done(FinishReason::Length)];
     let got = sse(&text(openai::ChatEncoder::new("tiny".into(), true, 1), events));
     assert_eq!(
         got[0]["choices"],
@@ -157,8 +158,8 @@ fn an_openai_stream_names_the_role_once_and_ends_with_done() {
 #[test]
 fn several_openai_choices_begin_in_the_order_of_their_indices() {
     for first in [
-        vec![(2, content("c")), (0, content("a")), (1, done(Reason::Stop))],
-        vec![(1, done(Reason::Stop)), (2, content("c"))],
+        vec![(2, content("c")), (0, content("a")), (1, done(FinishReason::Stop))],
+        vec![(1, done(FinishReason::Stop)), (2, content("c"))],
     ] {
         let (mut encoder, mut out) =
             (openai::ChatEncoder::new("tiny".into(), false, 3), Vec::new());
@@ -184,7 +185,7 @@ fn several_openai_choices_begin_in_the_order_of_their_indices() {
 
 #[test]
 fn openai_usage_tells_what_was_left_out_of_the_prompt() {
-    let Event::Done(mut cut) = done(Reason::Stop) else { panic!("no end") };
+    let Event::Done(mut cut) = done(FinishReason::Stop) else { panic!("no end") };
     (cut.dropped_messages, cut.dropped_tokens) = (2, 244);
     let got = sse(&text(openai::ChatEncoder::new("tiny".into(), true, 1), [Event::Done(cut)]));
     let usage = got.iter().find(|chunk| chunk["usage"].is_object()).unwrap();
@@ -195,7 +196,7 @@ fn openai_usage_tells_what_was_left_out_of_the_prompt() {
 #[test]
 fn openai_usage_counts_what_the_cache_had_before_the_request_and_not_what_its_answers_share() {
     let end = |cached| {
-        let Event::Done(mut done) = done(Reason::Stop) else { panic!("no end") };
+        let Event::Done(mut done) = done(FinishReason::Stop) else { panic!("no end") };
         done.cached_tokens = cached;
         AnswerEvent::Done(done)
     };
@@ -218,7 +219,7 @@ fn openai_usage_counts_what_the_cache_had_before_the_request_and_not_what_its_an
 fn openai_calls_change_the_reason_and_carry_their_arguments_as_text() {
     let got = sse(&text(
         openai::ChatEncoder::new("m".into(), false, 1),
-        [thinking("hm")].into_iter().chain(call()).chain([done(Reason::Stop)]),
+        [thinking("hm")].into_iter().chain(call()).chain([done(FinishReason::Stop)]),
     ));
     assert_eq!(
         got[0]["choices"][0]["delta"],
@@ -231,7 +232,8 @@ fn openai_calls_change_the_reason_and_carry_their_arguments_as_text() {
 
 #[test]
 fn an_empty_openai_answer_still_has_a_first_chunk() {
-    let got = sse(&text(openai::ChatEncoder::new("m".into(), false, 1), [done(Reason::Stop)]));
+    let got =
+        sse(&text(openai::ChatEncoder::new("m".into(), false, 1), [done(FinishReason::Stop)]));
     assert_eq!(got[0]["choices"][0]["delta"], json!({"role":"assistant","content":""}));
     assert_eq!(got.len(), 3);
 }
@@ -360,7 +362,7 @@ fn the_store_knows_the_renderers_that_there_are_and_what_they_can_do() {
         puna_store::RENDERERS.iter().map(|one| (one.name, one.tools, one.thinking)).collect();
     let there: Vec<_> = puna_prompt::Renderer::names()
         .map(|name| {
-            let able = puna_prompt::Template::parse(puna_prompt::Kind::BuiltIn, name)
+            let able = puna_prompt::Template::parse(puna_prompt::TemplateFormat::BuiltIn, name)
                 .unwrap()
                 .capabilities();
             (name, able.tools, able.thinking)

@@ -18,12 +18,12 @@ use futures_util::stream::unfold;
 use tokio::time::timeout;
 
 use super::{Encoder, SharedEncoder, begin};
-use crate::app::{App, Running};
-use crate::canonical::Failure;
-use crate::http::room::Held;
+use crate::app::{App, RunningTask};
+use crate::canonical::ApiError;
+use crate::http::body_budget::HeldReservation;
 use crate::http::stream;
 use crate::lock::lock;
-use crate::scheduler::{Key, Phase};
+use crate::scheduler::{ModelKey, Phase};
 
 /// How long a request is waited for before its stream begins without it, and how often the stream says something then. What
 /// goes wrong before has a status of its own.
@@ -50,7 +50,7 @@ impl Reading {
 }
 
 /// What a stream waits for.
-type Begun = Pin<Box<dyn Future<Output = Result<Response, Failure>> + Send>>;
+type Begun = Pin<Box<dyn Future<Output = Result<Response, ApiError>> + Send>>;
 
 /// Where a stream is.
 enum Stage {
@@ -66,18 +66,18 @@ enum Stage {
 /// stream.
 pub(crate) async fn respond_when<R, T, E: Encoder>(
     app: &App,
-    key: Option<Key>,
-    started: impl Future<Output = Result<(R, T), Failure>> + Send + 'static,
+    key: Option<ModelKey>,
+    started: impl Future<Output = Result<(R, T), ApiError>> + Send + 'static,
     encoder: E,
     prepare: impl FnOnce(&mut E, T) + Send + 'static,
-) -> Result<Response, Failure>
+) -> Result<Response, ApiError>
 where
-    R: Into<Vec<Running>> + Send + 'static,
+    R: Into<Vec<RunningTask>> + Send + 'static,
     T: Send + 'static,
 {
     let encoder = Arc::new(Mutex::new(encoder));
     let of_answer = encoder.clone();
-    let mut begun: Begun = Box::pin(Held::passed_on(async move {
+    let mut begun: Begun = Box::pin(HeldReservation::carry_over(async move {
         let (running, found) = started.await?;
         prepare(&mut lock(&of_answer), found);
         begin(running.into(), of_answer).await
@@ -99,7 +99,10 @@ where
 }
 
 /// The answer to a request that fails before its stream begins.
-fn refused<E: Encoder>(failure: Failure, encoder: &SharedEncoder<E>) -> Result<Response, Failure> {
+fn refused<E: Encoder>(
+    failure: ApiError,
+    encoder: &SharedEncoder<E>,
+) -> Result<Response, ApiError> {
     let mut encoder = lock(encoder);
     if !encoder.fails_in_stream(&failure) {
         return Err(failure);
@@ -111,7 +114,7 @@ fn refused<E: Encoder>(failure: Failure, encoder: &SharedEncoder<E>) -> Result<R
 /// The next piece of a stream, and where it is then; nothing is its end.
 async fn next<E: Encoder>(
     app: &App,
-    key: &Key,
+    key: &ModelKey,
     encoder: &SharedEncoder<E>,
     stage: Stage,
 ) -> Option<(Bytes, Option<Stage>)> {
@@ -128,7 +131,7 @@ async fn next<E: Encoder>(
 }
 
 /// What is sent while the answer has not begun: how far the model is.
-async fn wait<E: Encoder>(app: &App, key: &Key, encoder: &SharedEncoder<E>) -> Bytes {
+async fn wait<E: Encoder>(app: &App, key: &ModelKey, encoder: &SharedEncoder<E>) -> Bytes {
     let all = app.models().list().await;
     let phase = all.iter().find(|model| model.key == *key).map(|model| model.phase);
     let phase = match phase {

@@ -1,4 +1,4 @@
-//! Who asks, as far as fairness goes.
+//! Identifies the client of a request for fair scheduling.
 
 use std::convert::Infallible;
 use std::net::IpAddr;
@@ -6,13 +6,14 @@ use std::net::IpAddr;
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 
-/// The one that a request comes from: requests of the same client share what a client gets of a busy model. It is
-/// its API key, else the address at the other end of the connection.
+/// Client of a request, which shares one part of a busy model: the API key, else the IP address of
+/// the connection.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Client(pub(crate) u64);
 
 impl Client {
-    /// The client at an address. Version 6 hands whole networks of 64 bits to one household.
+    /// The client at an address. An IPv6 client is its /64 network, which one household usually
+    /// has.
     pub(crate) fn at(address: IpAddr) -> Self {
         match address.to_canonical() {
             IpAddr::V4(v4) => Self(u32::from(v4).into()),
@@ -29,7 +30,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Client {
     }
 }
 
-/// The key that a request came with, by its number; `None` where none is asked for.
+/// Number of the request's API key; `None` if no key is required.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Owner(pub(crate) Option<u64>);
 
@@ -46,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_one_household_are_one_client() {
+    fn addresses_of_one_network_are_one_client() {
         let at = |text: &str| Client::at(text.parse().unwrap());
         assert_eq!(at("::ffff:10.0.0.1"), at("10.0.0.1"));
         assert_ne!(at("10.0.0.2"), at("10.0.0.1"));

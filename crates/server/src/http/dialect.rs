@@ -1,17 +1,17 @@
-//! The dialects that routes speak: the table of routes names one for each.
+//! API dialects. The route table names the dialect of each route.
 
 use axum::response::{IntoResponse, Response};
 
-use super::reply::{Anthropic, Native, OpenAi, Refused};
-use crate::canonical::Failure;
+use super::response::{Anthropic, ErrorResponse, Native, OpenAi};
+use crate::canonical::ApiError;
 
-/// Whose words a route speaks.
+/// API dialect of a route.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Dialect {
     Ollama,
     OpenAi,
     Anthropic,
-    /// Of its own, with Ollama's errors; also what has no route.
+    /// Puna's own API with Ollama's error format; also for paths without a route.
     #[default]
     Puna,
 }
@@ -30,12 +30,12 @@ impl Dialect {
         }
     }
 
-    /// The answer to a failed request.
-    pub(crate) fn error(self, failure: Failure) -> Response {
+    /// Converts an error to a response in this dialect.
+    pub(crate) fn error(self, failure: ApiError) -> Response {
         match self {
-            Self::Ollama | Self::Puna => Refused::<Native>::from(failure).into_response(),
-            Self::OpenAi => Refused::<OpenAi>::from(failure).into_response(),
-            Self::Anthropic => Refused::<Anthropic>::from(failure).into_response(),
+            Self::Ollama | Self::Puna => ErrorResponse::<Native>::from(failure).into_response(),
+            Self::OpenAi => ErrorResponse::<OpenAi>::from(failure).into_response(),
+            Self::Anthropic => ErrorResponse::<Anthropic>::from(failure).into_response(),
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Lists of names in headers of answers.
+//! Formats lists of names as response headers.
 
 use axum::http::HeaderValue;
 
-/// The names with commas between them, each cut after `longest` characters; `None` if there are none. What a header cannot
-/// hold is percent-encoded, as in a URI.
+/// Joins names with commas, each cut after `longest` characters; `None` if there are none.
+/// Characters that a header cannot hold are percent-encoded.
 pub(super) fn list_value(names: &[String], longest: usize) -> Option<HeaderValue> {
     let encoded = |name: &String| {
         let mut text = String::new();

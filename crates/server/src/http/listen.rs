@@ -1,4 +1,4 @@
-//! Opening the server's address, and what is said where that cannot be.
+//! Opens the listener, and explains failures.
 
 use std::io;
 use std::time::Duration;
@@ -7,58 +7,58 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-use super::tls::PLAIN;
+use super::tls::PLAIN_HTTP_ERROR;
 use crate::config::Address;
 
-/// The server cannot listen.
+/// The listener cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Somebody else has the port.
+    /// Another program uses the port.
     #[error(
         "listen tcp {address}: bind: address already in use: {by} is running there already{hint}"
     )]
     InUse {
         /// The address.
         address: String,
-        /// Who.
+        /// Name of the program.
         by: String,
-        /// The way out.
+        /// What to do.
         hint: String,
     },
-    /// Another reason.
+    /// Any other error.
     #[error("listen tcp {address}: bind: {error}{hint}")]
     Other {
         /// The address.
         address: String,
-        /// The reason.
+        /// The system's error.
         error: io::Error,
-        /// The way out, where one is known.
+        /// What to do, if known.
         hint: String,
     },
 }
 
-/// Opens an address; `setting` is the variable that it can be set by.
+/// Opens a listener. `setting` is the variable that sets the address.
 ///
 /// # Errors
-/// Why it cannot be had, and the way out.
+/// Why it failed and what to do.
 pub async fn listen(address: &Address, setting: &str) -> Result<TcpListener, ListenError> {
     let authority = address.authority();
     match TcpListener::bind(&authority).await {
         Ok(listener) => Ok(listener),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            let (by, hint) = who(address, setting).await;
+            let (by, hint) = identify_listener(address, setting).await;
             Err(ListenError::InUse { address: authority, by, hint })
         }
         Err(error) => Err(ListenError::Other {
             address: authority,
-            hint: way_out(error.kind(), setting),
+            hint: bind_hint(error.kind(), setting),
             error,
         }),
     }
 }
 
-/// What to do about an address that cannot be had, behind the reason.
-fn way_out(reason: io::ErrorKind, setting: &str) -> String {
+/// Hint appended to the error of a failed bind.
+fn bind_hint(reason: io::ErrorKind, setting: &str) -> String {
     match reason {
         io::ErrorKind::PermissionDenied => {
             format!(": ports below 1024 are for root alone; take a higher one ({setting})")
@@ -70,14 +70,14 @@ fn way_out(reason: io::ErrorKind, setting: &str) -> String {
     }
 }
 
-/// Who listens at an address.
-async fn who(address: &Address, setting: &str) -> (String, String) {
+/// Identifies the program that listens at an address. Returns its name and a hint.
+async fn identify_listener(address: &Address, setting: &str) -> (String, String) {
     let elsewhere =
         format!(": stop it, or set {setting} to another address (such as 127.0.0.1:11500)");
-    let Some(root) = ask(address, "/").await else {
+    let Some(root) = http_get(address, "/").await else {
         return ("a program that does not speak HTTP".into(), elsewhere);
     };
-    let version = ask(address, "/api/version").await.unwrap_or_default().body;
+    let version = http_get(address, "/api/version").await.unwrap_or_default().body;
     let version: puna_api::native::VersionResponse =
         serde_json::from_str(&version).unwrap_or_default();
     if !version.puna.is_empty() {
@@ -86,29 +86,29 @@ async fn who(address: &Address, setting: &str) -> (String, String) {
             ": it can be used as it is, or stopped first".into(),
         );
     }
-    if root.body.starts_with(PLAIN) {
+    if root.body.starts_with(PLAIN_HTTP_ERROR) {
         return ("a Puna with TLS".into(), ": it can be used at https://, or stopped first".into());
     }
     if root.body.starts_with("Ollama is running") {
         return (format!("Ollama {}", version.version).trim_end().to_owned(), elsewhere);
     }
-    // It leads to its page.
+    // A mirror redirects `/` to its page.
     if root.head.to_ascii_lowercase().contains("\r\nlocation: /mirror\r\n") {
         return ("a mirror of Puna's".into(), elsewhere);
     }
     ("another HTTP server".into(), elsewhere)
 }
 
-/// What a server says.
+/// An HTTP response.
 #[derive(Default)]
-struct Answer {
-    /// Its status and headers, each line with its end.
+struct HttpResponse {
+    /// Status line and headers, each with its line end.
     head: String,
     body: String,
 }
 
-/// What a server answers to a GET, if it speaks HTTP and does so soon.
-async fn ask(address: &Address, path: &str) -> Option<Answer> {
+/// Sends a GET request. `None` if the server does not answer in HTTP within two seconds.
+async fn http_get(address: &Address, path: &str) -> Option<HttpResponse> {
     let url = address.url();
     let target = url.split("://").nth(1)?.split('/').next()?.to_owned();
     let exchange = async {
@@ -119,7 +119,7 @@ async fn ask(address: &Address, path: &str) -> Option<Answer> {
         stream.take(64 << 10).read_to_end(&mut answer).await.ok()?;
         let answer = String::from_utf8_lossy(&answer).into_owned();
         let (head, body) = answer.split_once("\r\n\r\n").filter(|_| answer.starts_with("HTTP/"))?;
-        Some(Answer { head: format!("{head}\r\n"), body: body.to_owned() })
+        Some(HttpResponse { head: format!("{head}\r\n"), body: body.to_owned() })
     };
     timeout(Duration::from_secs(2), exchange).await.ok().flatten()
 }
@@ -129,8 +129,8 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_address_of_another_machine_is_refused_with_the_way_out() {
-        // Kept for documentation: nobody has it.
+    async fn an_address_of_another_machine_fails_with_a_hint() {
+        // Reserved for documentation (RFC 5737), so no interface has it.
         let address = Address::parse("192.0.2.1:0").0;
         let error = listen(&address, "OLLAMA_HOST").await.unwrap_err().to_string();
         assert!(
@@ -140,18 +140,18 @@ mod tests {
     }
 
     #[test]
-    fn ports_that_are_roots_are_told_from_other_reasons() {
-        let told = |kind| {
+    fn privileged_ports_have_a_hint_and_other_errors_have_none() {
+        let message = |kind| {
             let (address, error) = ("127.0.0.1:80".to_owned(), io::Error::from(kind));
-            ListenError::Other { address, error, hint: way_out(kind, "OLLAMA_HOST") }.to_string()
+            ListenError::Other { address, error, hint: bind_hint(kind, "OLLAMA_HOST") }.to_string()
         };
         assert_eq!(
-            told(io::ErrorKind::PermissionDenied),
+            message(io::ErrorKind::PermissionDenied),
             "listen tcp 127.0.0.1:80: bind: permission denied: ports below 1024 are for root alone; take a higher one \
              (OLLAMA_HOST)"
         );
         assert_eq!(
-            told(io::ErrorKind::OutOfMemory),
+            message(io::ErrorKind::OutOfMemory),
             "listen tcp 127.0.0.1:80: bind: out of memory"
         );
     }

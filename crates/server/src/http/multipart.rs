@@ -1,9 +1,9 @@
-//! Forms with files in request bodies (`multipart/form-data`).
+//! Parses forms with files in request bodies (`multipart/form-data`).
 
-/// Fields of a form at most.
+/// Maximum number of fields.
 const MAX_FIELDS: usize = 64;
 
-/// The boundary that a `Content-Type` names; `None` if it is of no such form.
+/// The boundary in a `Content-Type`; `None` for other types.
 pub(crate) fn boundary(content_type: &str) -> Option<String> {
     let (kind, parameters) = content_type.split_once(';')?;
     if !kind.trim().eq_ignore_ascii_case("multipart/form-data") {
@@ -16,7 +16,7 @@ pub(crate) fn boundary(content_type: &str) -> Option<String> {
 /// Why a form cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FormError {
-    /// It has no end, or its parts no heads.
+    /// The form or the header of a part is incomplete.
     #[error("unexpected EOF")]
     Cut,
     /// More than [`MAX_FIELDS`].
@@ -24,13 +24,13 @@ pub(crate) enum FormError {
     TooMany,
 }
 
-/// The fields of a form by name, in their order.
+/// Returns the fields with their names, in order.
 pub(crate) fn fields<'a>(
     body: &'a [u8],
     boundary: &str,
 ) -> Result<Vec<(String, &'a [u8])>, FormError> {
     let mark = format!("--{boundary}");
-    // The first boundary may stand without a line before it.
+    // The first boundary need not follow a line break.
     let begin = find(body, mark.as_bytes()).ok_or(FormError::Cut)?;
     let mut rest = &body[begin + mark.len()..];
     let mark = format!("\r\n--{boundary}");
@@ -46,14 +46,14 @@ pub(crate) fn fields<'a>(
     Ok(all)
 }
 
-/// A field by name, and what is behind the mark at its end.
-type Part<'a> = ((String, &'a [u8]), &'a [u8]);
+/// A field with its name, and the input after the boundary at its end.
+type ParsedPart<'a> = ((String, &'a [u8]), &'a [u8]);
 
-/// The part that `rest` begins with.
-fn part<'a>(rest: &'a [u8], mark: &str) -> Option<Part<'a>> {
+/// Parses the part at the start of `rest`.
+fn part<'a>(rest: &'a [u8], mark: &str) -> Option<ParsedPart<'a>> {
     let head_end = find(rest, b"\r\n\r\n")?;
     let (head, content) = (std::str::from_utf8(&rest[..head_end]).ok()?, &rest[head_end + 4..]);
-    // A part without content ends with the line that ends its head.
+    // In a part without content, the line break of its header belongs to the boundary.
     let end = match content.starts_with(&mark.as_bytes()[2..]) {
         true => 0,
         false => find(content, mark.as_bytes())?,
@@ -68,7 +68,7 @@ fn part<'a>(rest: &'a [u8], mark: &str) -> Option<Part<'a>> {
     Some(((parameter(parameters, "name")?, &content[..end]), content.get(next..)?))
 }
 
-/// A parameter of a header, without its quotes.
+/// Value of a header parameter, without quotes.
 fn parameter(parameters: &str, name: &str) -> Option<String> {
     parameters.split(';').find_map(|parameter| {
         let (key, value) = parameter.split_once('=')?;
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn forms_that_are_cut_off_are_refused() {
+    fn incomplete_forms_are_rejected() {
         let body =
             b"--x\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nmodel\r\n--x--\r\n";
         let whole = body.len() - 2 - 2;

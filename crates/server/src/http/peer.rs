@@ -1,13 +1,13 @@
-//! The other end of a connection.
+//! The remote end of a connection.
 
 use std::net::{IpAddr, Ipv4Addr};
 
 use axum::extract::Request;
 use axum::http::header;
 
-use super::hosts::{Host, judge};
+use super::host_check::{HostKind, classify_host};
 
-/// The address at the other end of a connection.
+/// IP address of the remote end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Peer(pub(crate) IpAddr);
 
@@ -15,8 +15,8 @@ pub(crate) fn peer(request: &Request) -> IpAddr {
     request.extensions().get().map_or(Ipv4Addr::LOCALHOST.into(), |Peer(ip)| ip.to_canonical())
 }
 
-/// Whether a request comes from this machine and was meant for it: no page that has made its own name one of this
-/// machine's, nobody behind a proxy.
+/// Whether a request comes from this machine and is meant for it. Requests through a proxy, or of a
+/// page that resolves its own name to this machine, are not.
 pub(crate) fn is_local(request: &Request, machine: &str) -> bool {
     let forwarded = [
         "forwarded",
@@ -27,11 +27,12 @@ pub(crate) fn is_local(request: &Request, machine: &str) -> bool {
         "via",
     ];
     peer(request).is_loopback()
-        && !matches!(judge(host(request), machine), Host::Foreign)
+        && !matches!(classify_host(host(request), machine), HostKind::Foreign)
         && !forwarded.iter().any(|name| request.headers().contains_key(*name))
 }
 
-/// The host that is asked for: that of a whole address in the first line goes before the header (RFC 9112, 3.2.2).
+/// The requested host. The authority of an absolute request target precedes the header (RFC 9112,
+/// 3.2.2).
 pub(crate) fn host(request: &Request) -> &str {
     let header = || request.headers().get(header::HOST).map(|h| h.to_str().unwrap_or("?"));
     request.uri().authority().map(|a| a.as_str()).or_else(header).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Keywords of an answer's schema that are checked on the finished answer, for the answer's headers to name.
+//! Response headers that name the schema keywords checked on the finished answer.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex};
@@ -8,20 +8,20 @@ use axum::http::HeaderMap;
 use super::header_list::list_value;
 use crate::lock::lock;
 
-/// Names the keywords that are not enforced while the answer is written.
+/// Header with the keywords that the grammar does not enforce.
 const UNENFORCED: &str = "x-puna-schema-unenforced";
-/// Names those of them that the finished answer does not keep to.
+/// Header with the keywords that the finished answer violates.
 const VIOLATIONS: &str = "x-puna-schema-violations";
-/// Keywords that a header names at most.
+/// Maximum keywords per header.
 const NAMES_MAX: usize = 32;
-/// Characters of one of them at most.
+/// Maximum characters per keyword.
 const NAME_MAX: usize = 200;
 
 tokio::task_local! {
     static NOTES: SchemaNotes;
 }
 
-/// What the headers of one answer say about its schema.
+/// Notes on the schema of one response.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SchemaNotes(Arc<Mutex<Notes>>);
 
@@ -31,12 +31,12 @@ struct Notes {
     violations: Vec<String>,
 }
 
-/// Notes keywords that are not enforced while the answer of the current request is written.
+/// Records unenforced keywords for the current request.
 pub(crate) fn note_unenforced(keywords: Vec<String>) {
     let _ = NOTES.try_with(|notes| add(&mut lock(&notes.0).unenforced, keywords));
 }
 
-/// Notes keywords that the answer of the current request does not keep to.
+/// Records violated keywords for the current request.
 pub(crate) fn note_violations(keywords: Vec<String>) {
     let _ = NOTES.try_with(|notes| add(&mut lock(&notes.0).violations, keywords));
 }
@@ -50,12 +50,12 @@ fn add(names: &mut Vec<String>, more: Vec<String>) {
 }
 
 impl SchemaNotes {
-    /// Waits for an answer; what is noted until then is in here.
-    pub(crate) async fn during<T>(&self, answer: impl Future<Output = T>) -> T {
+    /// Awaits a response and collects the notes made meanwhile.
+    pub(crate) async fn scope<T>(&self, answer: impl Future<Output = T>) -> T {
         NOTES.scope(self.clone(), answer).await
     }
 
-    /// Adds the headers, where there is something to say.
+    /// Adds the headers that have content.
     pub(crate) fn write(&self, headers: &mut HeaderMap) {
         let notes = lock(&self.0);
         for (name, keywords) in [(UNENFORCED, &notes.unenforced), (VIOLATIONS, &notes.violations)] {
@@ -71,22 +71,20 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn headers_name_keywords_once_and_encode_their_places() {
+    async fn headers_name_keywords_once_and_encode_their_locations() {
         let notes = SchemaNotes::default();
         let place = "uniqueItems at #/properties/a, \u{e4}".to_owned();
         notes
-            .during(async {
-                note_unenforced(vec![place.clone(), "not at #".into(), place.clone()])
-            })
+            .scope(async { note_unenforced(vec![place.clone(), "not at #".into(), place.clone()]) })
             .await;
         let mut headers = HeaderMap::new();
         notes.write(&mut headers);
         assert_eq!(headers.len(), 1);
         assert_eq!(headers[UNENFORCED], "uniqueItems at #/properties/a%2C %C3%A4, not at #");
-        notes.during(async { note_violations(vec!["not at #".into()]) }).await;
+        notes.scope(async { note_violations(vec!["not at #".into()]) }).await;
         notes.write(&mut headers);
         assert_eq!(headers[VIOLATIONS], "not at #");
-        // Outside of a request there is nobody to tell.
+        // Outside of a request a note has no effect.
         note_violations(vec!["not at #".into()]);
     }
 }

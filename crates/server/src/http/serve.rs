@@ -1,4 +1,4 @@
-//! Answering connections until the end, and the end.
+//! Serves connections until shutdown, then shuts down gracefully.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,188 +11,193 @@ use futures_util::future::BoxFuture;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
-use puna_mirror::Secure;
+use puna_mirror::TlsConnection;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::timeout;
 
 use super::client::Client;
-use super::ending::Ending;
-use super::patient::Patient;
+use super::graceful_shutdown::RequestTracker;
 use super::peer::Peer;
 use super::tls::{MAX_HANDSHAKES, Tls};
+use super::write_timeout::WriteTimeoutStream;
 
-/// How long a client may take to send the head of a request.
-const HEAD_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 1000 } else { 30_000 });
+/// Maximum time for a client to send the head of a request.
+const HEADER_READ_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 1000 } else { 30_000 });
 
-/// How often connections that cannot be accepted are worth a line in the log.
-const COMPLAIN: Duration = Duration::from_secs(10);
+/// Minimum interval between log warnings about failed accepts.
+const ACCEPT_WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How long running requests may go on after the end was asked for.
-const GRACE: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 5000 });
+/// Time that running requests have after shutdown starts.
+const SHUTDOWN_GRACE: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 5000 });
 
-/// How long the error may take that ends the others.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Time to send the error that ends the remaining requests.
+const FINAL_ERROR_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long the last bytes of an answer may take to the system.
-const FLUSH: Duration = Duration::from_millis(100);
+/// Time to pass the last response bytes to the system.
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Who answers requests.
-pub(crate) trait Desk: Send + Sync {
+/// Answers the requests of a server.
+pub(crate) trait RequestHandler: Send + Sync {
     /// Answers a request.
     fn answer(&self, request: Request) -> BoxFuture<'static, Response>;
 
-    /// Looks at its files again.
+    /// Checks its files for changes.
     fn reload(&self);
 }
 
-/// How connections are answered.
-pub(crate) struct Manner {
-    /// Who answers requests.
-    pub(crate) desk: Arc<dyn Desk>,
-    /// With TLS, by this certificate.
+/// Configuration of connections.
+pub(crate) struct ConnectionConfig {
+    /// Answers the requests.
+    pub(crate) handler: Arc<dyn RequestHandler>,
+    /// Certificate; `None` serves plain HTTP.
     pub(crate) tls: Option<Arc<Tls>>,
-    /// A client that takes nothing of its answer for so long loses it; `None` is for ever.
+    /// Time without progress after which a response is aborted; `None` is no limit.
     pub(crate) write_timeout: Option<Duration>,
 }
 
-/// Answers connections until `end` is ready; running requests then have a few seconds, until `last` tells those that are
-/// left why they end. At each `reload` keys and certificate are looked at.
+/// Serves connections until `shutdown` is ready. Running requests then have a few seconds, until
+/// `final_step` sends the remaining ones an error. Each `reload` checks keys and certificate.
 pub(crate) async fn run(
     listener: TcpListener,
-    manner: Manner,
+    config: ConnectionConfig,
     mut reload: mpsc::Receiver<()>,
-    end: impl Future<Output = ()>,
-    last: impl Future<Output = ()>,
+    shutdown: impl Future<Output = ()>,
+    final_step: impl Future<Output = ()>,
 ) {
     let graceful = GracefulShutdown::new();
-    let ending = Ending::new();
-    let places = manner.tls.as_ref().map(|_| Arc::new(Semaphore::new(MAX_HANDSHAKES)));
-    let mut complained: Option<Instant> = None;
-    tokio::pin!(end);
+    let tracker = RequestTracker::new();
+    let handshake_slots = config.tls.as_ref().map(|_| Arc::new(Semaphore::new(MAX_HANDSHAKES)));
+    let mut warned: Option<Instant> = None;
+    tokio::pin!(shutdown);
     loop {
         let accepted = tokio::select! {
-            () = &mut end => break,
+            () = &mut shutdown => break,
             Some(()) = reload.recv() => {
                 tracing::info!("asked to read keys and certificate again");
-                manner.desk.reload();
-                manner.tls.iter().for_each(|tls| tls.reload());
+                config.handler.reload();
+                config.tls.iter().for_each(|tls| tls.reload());
                 continue;
             }
-            accepted = accept(&listener, places.as_ref()) => accepted,
+            accepted = accept(&listener, handshake_slots.as_ref()) => accepted,
         };
         match accepted {
-            Ok((stream, peer, place)) => {
-                // Pieces of an answer are small and must not wait for each other.
+            Ok((stream, peer, slot)) => {
+                // Streamed chunks are small and must not wait for each other.
                 let _ = stream.set_nodelay(true);
-                let answers = Answers {
+                let service = ConnectionService {
                     peer,
-                    desk: manner.desk.clone(),
-                    secure: Secure(manner.tls.is_some()),
+                    handler: config.handler.clone(),
+                    secure: TlsConnection(config.tls.is_some()),
                     watcher: graceful.watcher(),
-                    ending: ending.clone(),
+                    tracker: tracker.clone(),
                 };
                 puna_tasks::spawn(connection(
                     stream,
-                    place,
-                    manner.tls.clone(),
-                    manner.write_timeout,
-                    answers,
+                    slot,
+                    config.tls.clone(),
+                    config.write_timeout,
+                    service,
                 ));
             }
             Err(error) => {
-                // Out of file handles, mostly: others have to end first. The log needs to hear it once in a while only.
-                if complained.is_none_or(|at| at.elapsed() > COMPLAIN) {
+                // Usually the process is out of file descriptors until other connections close. The
+                // log gets one line per interval.
+                if warned.is_none_or(|at| at.elapsed() > ACCEPT_WARNING_INTERVAL) {
                     tracing::warn!(%error, "a connection could not be accepted");
-                    complained = Some(Instant::now());
+                    warned = Some(Instant::now());
                 }
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
     }
     drop(listener);
-    finish(graceful, &ending, last).await;
+    finish(graceful, &tracker, final_step).await;
 }
 
-/// Gives running requests a few seconds, then tells those that are left why they end.
-async fn finish(graceful: GracefulShutdown, ending: &Ending, last: impl Future<Output = ()>) {
-    ending.begin();
+/// Gives running requests a few seconds, then ends the remaining ones with an error.
+async fn finish(
+    graceful: GracefulShutdown,
+    tracker: &RequestTracker,
+    final_step: impl Future<Output = ()>,
+) {
+    tracker.start_shutdown();
     let closed = graceful.shutdown();
     tokio::pin!(closed);
-    // Connections without a request, or with half a one, are not waited for.
+    // Idle connections and incomplete request heads do not delay shutdown.
     let idle = tokio::select! {
-        // Done: it must not be asked again.
-        () = &mut closed => return last.await,
-        idle = timeout(GRACE, ending.idle()) => idle,
+        // A completed future must not be polled again.
+        () = &mut closed => return final_step.await,
+        idle = timeout(SHUTDOWN_GRACE, tracker.wait_until_idle()) => idle,
     };
     if idle.is_err() {
         tracing::warn!("requests that did not end in time are broken off");
     }
-    last.await;
-    let _ = timeout(LAST_WORDS, ending.idle()).await;
-    let _ = timeout(FLUSH, closed).await;
+    final_step.await;
+    let _ = timeout(FINAL_ERROR_TIMEOUT, tracker.wait_until_idle()).await;
+    let _ = timeout(FLUSH_TIMEOUT, closed).await;
 }
 
-/// The next connection, once there is a place for its handshake if it needs one.
+/// Accepts the next connection, with TLS after a handshake slot is free.
 async fn accept(
     listener: &TcpListener,
-    places: Option<&Arc<Semaphore>>,
+    handshake_slots: Option<&Arc<Semaphore>>,
 ) -> io::Result<(TcpStream, SocketAddr, Option<OwnedSemaphorePermit>)> {
-    let place = match places {
-        Some(places) => Arc::clone(places).acquire_owned().await.ok(),
+    let slot = match handshake_slots {
+        Some(handshake_slots) => Arc::clone(handshake_slots).acquire_owned().await.ok(),
         None => None,
     };
     let (stream, peer) = listener.accept().await?;
-    Ok((stream, peer, place))
+    Ok((stream, peer, slot))
 }
 
 async fn connection(
     stream: TcpStream,
-    place: Option<OwnedSemaphorePermit>,
+    slot: Option<OwnedSemaphorePermit>,
     tls: Option<Arc<Tls>>,
     write_timeout: Option<Duration>,
-    answers: Answers,
+    service: ConnectionService,
 ) {
     match tls {
-        None => answers.to(Patient::new(stream, write_timeout)).await,
+        None => service.serve(WriteTimeoutStream::new(stream, write_timeout)).await,
         Some(tls) => {
             let stream = tls.accept(stream, write_timeout).await;
-            drop(place);
+            drop(slot);
             if let Some(stream) = stream {
-                answers.to(stream).await;
+                service.serve(stream).await;
             }
         }
     }
 }
 
-/// What answers the requests of a connection.
-struct Answers {
+/// Serves the requests of one connection.
+struct ConnectionService {
     peer: SocketAddr,
-    desk: Arc<dyn Desk>,
-    secure: Secure,
+    handler: Arc<dyn RequestHandler>,
+    secure: TlsConnection,
     watcher: Watcher,
-    ending: Ending,
+    tracker: RequestTracker,
 }
 
-impl Answers {
-    async fn to(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
-        let Self { peer, desk, secure, watcher, ending } = self;
+impl ConnectionService {
+    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+        let Self { peer, handler, secure, watcher, tracker } = self;
         let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
-            let (desk, ending) = (desk.clone(), ending.clone());
+            let (handler, tracker) = (handler.clone(), tracker.clone());
             async move {
-                let counted = ending.count();
-                let mut request = ending.request(request);
+                let active = tracker.start_request();
+                let mut request = tracker.wrap_request(request);
                 request.extensions_mut().insert(Client::at(peer.ip()));
                 request.extensions_mut().insert(Peer(peer.ip()));
                 request.extensions_mut().insert(secure);
-                let response = desk.answer(request).await;
-                Ok::<_, std::convert::Infallible>(counted.until_sent(response))
+                let response = handler.answer(request).await;
+                Ok::<_, std::convert::Infallible>(active.attach_to_body(response))
             }
         });
         let connection = hyper::server::conn::http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIMEOUT)
+            .header_read_timeout(HEADER_READ_TIMEOUT)
             .max_buf_size(256 << 10)
             .serve_connection(TokioIo::new(stream), service);
         if let Err(error) = watcher.watch(connection).await {

@@ -1,4 +1,4 @@
-//! The server on real sockets, with a fake engine: clients that do not read, and the server's end.
+//! The server on real sockets with a fake engine: clients that do not read, and shutdown.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ use crate::runner::tests::{Fake, FakeLauncher};
 
 const LIMIT: Duration = Duration::from_millis(500);
 
-/// A server, and its address.
+/// Starts a server and returns its address.
 async fn server(models: &std::path::Path) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -31,8 +31,9 @@ async fn server(models: &std::path::Path) -> std::net::SocketAddr {
     address
 }
 
-/// What a client reads that looks for an answer only when everything is sent, as many do; an error is one of sending.
-async fn stubborn(
+/// Response read by a client that reads only after sending everything, as many do. Errors are those
+/// of sending.
+async fn send_then_read(
     address: std::net::SocketAddr,
     head: &str,
     filler: usize,
@@ -46,7 +47,7 @@ async fn stubborn(
         tokio::task::yield_now().await;
     }
     stream.write_all(tail.as_bytes()).await?;
-    // The answer, or that the connection was reset, has long come.
+    // By now the response or a reset has arrived.
     tokio::time::sleep(Duration::from_millis(50)).await;
     let mut answer = vec![0; 64 << 10];
     let length = stream.read(&mut answer).await?;
@@ -54,13 +55,13 @@ async fn stubborn(
 }
 
 #[tokio::test]
-async fn an_early_refusal_is_read_by_clients_that_send_on() {
+async fn an_early_error_reaches_clients_that_still_send() {
     let models = tempfile::tempdir().unwrap();
     let address = server(models.path()).await;
     let size = 8 << 20;
     let sized = format!("Content-Length: {size}\r\n");
     for (line, more, status) in [
-        // Told to wait, yet sending.
+        // Sends without waiting for `100 Continue`.
         ("POST /api/blobs/sha256:00", format!("Expect: 100-continue\r\n{sized}"), "400"),
         ("POST /nowhere", format!("Expect: 100-continue\r\n{sized}"), "404"),
         ("POST /api/blobs/sha256:00", sized.clone(), "400"),
@@ -69,7 +70,7 @@ async fn an_early_refusal_is_read_by_clients_that_send_on() {
         ("GARBAGE", sized.clone(), "400"),
     ] {
         let head = format!("{line} HTTP/1.1\r\nHost: localhost\r\n{more}\r\n");
-        let answer = stubborn(address, &head, size, "")
+        let answer = send_then_read(address, &head, size, "")
             .await
             .unwrap_or_else(|e| panic!("{line} {more}: {e}"));
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{line} {more}: {answer}");
@@ -83,7 +84,7 @@ async fn a_request_with_two_hosts_is_refused() {
     for second in ["localhost", "evil.test"] {
         let head =
             format!("GET /api/version HTTP/1.1\r\nHost: localhost\r\nHost: {second}\r\n\r\n");
-        let answer = stubborn(address, &head, 0, "").await.unwrap();
+        let answer = send_then_read(address, &head, 0, "").await.unwrap();
         assert!(
             answer.starts_with("HTTP/1.1 400 ") && answer.ends_with("too many Host headers"),
             "{answer}"
@@ -92,7 +93,7 @@ async fn a_request_with_two_hosts_is_refused() {
 }
 
 #[tokio::test]
-async fn whom_a_request_is_for_cannot_be_said_twice() {
+async fn conflicting_hosts_and_origins_are_rejected() {
     let models = tempfile::tempdir().unwrap();
     let address = server(models.path()).await;
     let page = "Origin: http://localhost\r\n";
@@ -103,13 +104,13 @@ async fn whom_a_request_is_for_cannot_be_said_twice() {
         ("/api/version", &format!("{page}Origin: http://evil.test\r\n"), "403"),
     ] {
         let head = format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n");
-        let answer = stubborn(address, &head, 0, "").await.unwrap();
+        let answer = send_then_read(address, &head, 0, "").await.unwrap();
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{head}{answer}");
     }
 }
 
 #[tokio::test]
-async fn floods_of_headers_are_refused_and_the_refusal_is_read() {
+async fn oversized_headers_are_rejected_with_a_readable_error() {
     let models = tempfile::tempdir().unwrap();
     let address = server(models.path()).await;
     let start = "GET / HTTP/1.1\r\nHost: localhost\r\n";
@@ -119,7 +120,7 @@ async fn floods_of_headers_are_refused_and_the_refusal_is_read() {
         (format!("{start}{many}"), 0, "\r\n"),
         ("GET /".to_owned(), 8 << 20, " HTTP/1.1\r\n\r\n"),
     ] {
-        let answer = stubborn(address, &head, filler, tail).await.unwrap();
+        let answer = send_then_read(address, &head, filler, tail).await.unwrap();
         let status = answer.split(' ').nth(1).unwrap_or_default();
         assert!(
             ["400", "414", "431"].contains(&status),
@@ -127,11 +128,11 @@ async fn floods_of_headers_are_refused_and_the_refusal_is_read() {
             &head[..40.min(head.len())]
         );
     }
-    assert!(stubborn(address, start, 0, "\r\n").await.unwrap().starts_with("HTTP/1.1 200 "));
+    assert!(send_then_read(address, start, 0, "\r\n").await.unwrap().starts_with("HTTP/1.1 200 "));
 }
 
 #[tokio::test]
-async fn a_head_that_does_not_come_is_waited_for_only_so_long() {
+async fn an_incomplete_request_head_times_out() {
     let models = tempfile::tempdir().unwrap();
     let address = server(models.path()).await;
     let mut clients = Vec::new();
@@ -145,7 +146,7 @@ async fn a_head_that_does_not_come_is_waited_for_only_so_long() {
         client.write_all(sent.as_bytes()).await.unwrap();
         clients.push(client);
     }
-    // One that sends a little all the time is no better.
+    // A client that drips bytes times out as well.
     let mut dripping = TcpStream::connect(address).await.unwrap();
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(5) && dripping.write_all(b"G").await.is_ok() {
@@ -160,7 +161,7 @@ async fn a_head_that_does_not_come_is_waited_for_only_so_long() {
     }
 }
 
-/// A server whose sockets hold little, and a client of the same kind that has asked for an endless answer.
+/// A server with small socket buffers, and a client like it that has requested an endless response.
 async fn endless_answer(fake: &Arc<Fake>, models: &std::path::Path) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_send_buffer_size(8 << 10).unwrap();
@@ -205,7 +206,7 @@ async fn a_client_that_stops_reading_loses_its_sequence() {
 async fn a_client_that_reads_slowly_keeps_its_sequence() {
     let (fake, models) = (Arc::<Fake>::default(), tempfile::tempdir().unwrap());
     let mut client = endless_answer(&fake, models.path()).await;
-    // As long as it takes to fill all buffers, and then three limits.
+    // The time to fill all buffers, then three limits.
     let mut buffer = vec![0; 8 << 10];
     let start = Instant::now();
     while start.elapsed() < 5 * LIMIT {
@@ -215,7 +216,7 @@ async fn a_client_that_reads_slowly_keeps_its_sequence() {
     assert!(fake.works.load(Ordering::Relaxed) > 0);
 }
 
-/// What is waited for at the end is ready in any order, drawn anew each time: many rounds see all orders.
+/// The futures awaited at shutdown become ready in random order; many rounds cover all orders.
 #[tokio::test]
 async fn a_server_ends_cleanly_with_and_without_connections() {
     let (fake, models) = (Arc::<Fake>::default(), tempfile::tempdir().unwrap());
@@ -245,9 +246,9 @@ async fn a_server_ends_cleanly_with_and_without_connections() {
     }
 }
 
-/// A keeper of models that cannot go on is no reason to refuse everything for ever: the server ends and says why.
+/// The server ends with the reason when its model manager panics, instead of rejecting everything.
 #[tokio::test]
-async fn a_server_that_has_lost_its_models_ends_with_the_reason() {
+async fn a_server_without_its_model_manager_ends_with_the_reason() {
     struct Panics;
     impl Launcher for Panics {
         fn plan(&self, _: &LoadSpec) -> Result<MemoryParts, LoadError> {
@@ -280,8 +281,9 @@ async fn a_server_that_has_lost_its_models_ends_with_the_reason() {
     assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
 }
 
-/// Another server, in both roles: a registry that never answers, and a model's host that begins an answer and says no more.
-async fn stuck() -> std::net::SocketAddr {
+/// An unresponsive server in two roles: a registry that never answers, and a remote server that
+/// starts a response and stalls.
+async fn unresponsive_server() -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -302,7 +304,7 @@ async fn stuck() -> std::net::SocketAddr {
     address
 }
 
-/// A request whose answer's end is that of its connection.
+/// Sends a request whose response ends with the connection.
 async fn ask(address: std::net::SocketAddr, path: &str, body: serde_json::Value) -> TcpStream {
     let mut client = TcpStream::connect(address).await.unwrap();
     let (body, mut head) =
@@ -320,8 +322,8 @@ async fn rest(mut client: TcpStream) -> String {
 }
 
 #[tokio::test]
-async fn answers_that_no_runner_ends_are_told_that_the_server_does() {
-    let (models, other) = (tempfile::tempdir().unwrap(), stuck().await);
+async fn responses_without_a_runner_end_with_a_shutdown_error() {
+    let (models, other) = (tempfile::tempdir().unwrap(), unresponsive_server().await);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let config =
@@ -360,7 +362,7 @@ async fn answers_that_no_runner_ends_are_told_that_the_server_does() {
         asked.push((path, client, ends));
     }
     let whole = ask(address, "/api/pull", pull(false)).await;
-    // Only what was heard is answered.
+    // The server must have read the request.
     tokio::time::sleep(Duration::from_millis(100)).await;
     end.send(()).unwrap();
     for (path, client, ends) in asked {

@@ -1,4 +1,4 @@
-//! TLS: the certificate and key of the server, read again when their files change.
+//! TLS with a certificate and key that are reloaded when their files change.
 
 use std::fs::File;
 use std::io::Read;
@@ -16,27 +16,28 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::patient::Patient;
+use super::write_timeout::WriteTimeoutStream;
 use crate::config::TlsFiles;
 use crate::lock::lock;
 
-/// Bytes of a certificate's or key's file at most.
-const MAX_FILE: u64 = 1 << 20;
+/// Maximum bytes of a certificate or key file.
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// How often the files are looked at again while connections come.
-const LOOK: Duration = Duration::from_secs(1);
+/// Minimum interval between checks of the files, which connections trigger.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long a client may take for its part of the handshake.
-const HANDSHAKE: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 10_000 });
+/// Maximum duration of a handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 10_000 });
 
-/// Handshakes at a time; further connections wait in the system's line.
+/// Maximum concurrent handshakes; further connections wait in the system's backlog.
 pub(crate) const MAX_HANDSHAKES: usize = if cfg!(test) { 4 } else { 128 };
 
-/// How every message of a handshake begins.
+/// First byte of a TLS handshake record.
 const HANDSHAKE_RECORD: u8 = 22;
 
-/// What is said to clients that speak without TLS; others than clients know this server by its beginning.
-pub(crate) const PLAIN: &str = "Puna speaks HTTPS here: put https:// in front of the address";
+/// Response to plain HTTP requests. Other Puna programs recognize this server by its start.
+pub(crate) const PLAIN_HTTP_ERROR: &str =
+    "Puna speaks HTTPS here: put https:// in front of the address";
 
 /// The certificate or its key cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -51,17 +52,17 @@ pub enum TlsError {
         /// The system's reason.
         reason: String,
     },
-    /// A file has something else in it.
+    /// A file has invalid content.
     #[error("{setting} {} is no use: {reason}", path.display())]
     Content {
         /// The setting that names it.
         setting: &'static str,
         /// The file.
         path: PathBuf,
-        /// What is wrong, and the way out.
+        /// What is wrong and what to do.
         reason: String,
     },
-    /// Two files that have nothing to do with each other.
+    /// The key does not belong to the certificate.
     #[error(
         "tls.key {} does not belong to tls.certificate {}: take the key that the certificate was made with, and a file whose \
          first certificate is the server's own",
@@ -76,58 +77,58 @@ pub enum TlsError {
     },
 }
 
-/// Knows the certificate and key.
+/// The TLS certificate and key of a server.
 pub(crate) struct Tls {
     files: TlsFiles,
-    known: Mutex<Known>,
+    loaded: Mutex<LoadedCertificate>,
 }
 
-struct Known {
+struct LoadedCertificate {
     config: Arc<ServerConfig>,
-    /// The files' state when they were read or complained about last.
-    seen: [State; 2],
-    looked: Instant,
+    /// Stamps of the files when they were last loaded or reported as broken.
+    stamps: [FileStamp; 2],
+    checked_at: Instant,
 }
 
-/// What tells that a file was written anew; `None` if it is not there.
-type State = Option<(SystemTime, u64)>;
+/// Modification time and size of a file; `None` if it does not exist.
+type FileStamp = Option<(SystemTime, u64)>;
 
 impl Tls {
-    /// Reads the files.
+    /// Loads the files.
     ///
     /// # Errors
-    /// They cannot be used.
+    /// A file cannot be used.
     pub(crate) fn new(files: &TlsFiles) -> Result<Self, TlsError> {
-        let seen = states(files);
-        let config = read(files)?;
+        let stamps = file_stamps(files);
+        let config = server_config(files)?;
         warn_of_open_key(&files.key);
-        let known = Mutex::new(Known { config, seen, looked: Instant::now() });
-        Ok(Self { files: files.clone(), known })
+        let loaded = Mutex::new(LoadedCertificate { config, stamps, checked_at: Instant::now() });
+        Ok(Self { files: files.clone(), loaded })
     }
 
-    /// Looks at the files now; new ones that cannot be used leave the old certificate in use.
+    /// Checks the files now. If new ones are invalid, the old certificate stays in use.
     pub(crate) fn reload(&self) {
-        self.look(&mut lock(&self.known));
+        self.reload_if_changed(&mut lock(&self.loaded));
     }
 
     fn config(&self) -> Arc<ServerConfig> {
-        let mut known = lock(&self.known);
-        if known.looked.elapsed() >= LOOK {
-            self.look(&mut known);
+        let mut loaded = lock(&self.loaded);
+        if loaded.checked_at.elapsed() >= RELOAD_INTERVAL {
+            self.reload_if_changed(&mut loaded);
         }
-        Arc::clone(&known.config)
+        Arc::clone(&loaded.config)
     }
 
-    fn look(&self, known: &mut Known) {
-        known.looked = Instant::now();
-        let now = states(&self.files);
-        if now == known.seen {
+    fn reload_if_changed(&self, loaded: &mut LoadedCertificate) {
+        loaded.checked_at = Instant::now();
+        let now = file_stamps(&self.files);
+        if now == loaded.stamps {
             return;
         }
-        known.seen = now;
-        match read(&self.files) {
+        loaded.stamps = now;
+        match server_config(&self.files) {
             Ok(config) => {
-                known.config = config;
+                loaded.config = config;
                 tracing::info!(certificate = %self.files.certificate.display(), "the certificate was read again");
             }
             Err(error) => {
@@ -136,26 +137,28 @@ impl Tls {
         }
     }
 
-    /// Comes to terms with a client; `None` if that fails or takes too long, or the client has been told what is wrong.
+    /// Performs the handshake. `None` if it fails or times out, or after a plain HTTP request was
+    /// answered.
     pub(crate) async fn accept(
         &self,
         stream: TcpStream,
         write_timeout: Option<Duration>,
-    ) -> Option<TlsStream<Patient<TcpStream>>> {
+    ) -> Option<TlsStream<WriteTimeoutStream<TcpStream>>> {
         let handshake = async {
             let mut first = [0];
             if stream.peek(&mut first).await? == 1 && first[0] != HANDSHAKE_RECORD {
-                refuse(stream).await?;
+                refuse_plain_http(stream).await?;
                 return Ok(None);
             }
-            let accepted =
-                TlsAcceptor::from(self.config()).accept(Patient::new(stream, write_timeout)).await;
+            let accepted = TlsAcceptor::from(self.config())
+                .accept(WriteTimeoutStream::new(stream, write_timeout))
+                .await;
             accepted.map(Some)
         };
-        match timeout(HANDSHAKE, handshake).await {
+        match timeout(HANDSHAKE_TIMEOUT, handshake).await {
             Ok(Ok(stream)) => stream,
             Ok(Err(error)) => {
-                // Mostly a client that does not know who has signed the certificate.
+                // Usually the client does not trust the issuer of the certificate.
                 tracing::debug!(%error, "a TLS handshake failed");
                 None
             }
@@ -164,28 +167,28 @@ impl Tls {
     }
 }
 
-/// Answers a request that came without TLS, of which nothing is looked at.
-async fn refuse(mut stream: TcpStream) -> std::io::Result<()> {
+/// Answers a plain HTTP request without parsing it.
+async fn refuse_plain_http(mut stream: TcpStream) -> std::io::Result<()> {
     let answer = format!(
-        "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{PLAIN}",
-        PLAIN.len()
+        "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{PLAIN_HTTP_ERROR}",
+        PLAIN_HTTP_ERROR.len()
     );
     stream.write_all(answer.as_bytes()).await?;
     stream.shutdown().await?;
-    // What is not read when the connection closes would take the answer back.
-    let mut rest = stream.take(MAX_FILE);
+    // Unread input at close would reset the connection and discard the response.
+    let mut rest = stream.take(MAX_FILE_BYTES);
     tokio::io::copy(&mut rest, &mut tokio::io::sink()).await.map(drop)
 }
 
-fn states(files: &TlsFiles) -> [State; 2] {
+fn file_stamps(files: &TlsFiles) -> [FileStamp; 2] {
     [&files.certificate, &files.key].map(|path| {
         let meta = std::fs::metadata(path).ok()?;
         Some((meta.modified().ok()?, meta.len()))
     })
 }
 
-/// What connections need of the two files.
-fn read(files: &TlsFiles) -> Result<Arc<ServerConfig>, TlsError> {
+/// Builds the TLS configuration from the two files.
+fn server_config(files: &TlsFiles) -> Result<Arc<ServerConfig>, TlsError> {
     let certificates = certificates(&files.certificate)?;
     let key = key(&files.key)?;
     let wrong = |setting, path: &Path, reason: String| TlsError::Content {
@@ -224,7 +227,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
         path: path.to_owned(),
         reason,
     };
-    let text = text("tls.certificate", path)?;
+    let text = read_file("tls.certificate", path)?;
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     let all = all.map_err(|e| content(format!("it is no PEM file ({e})")))?;
     if all.is_empty() {
@@ -236,7 +239,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
 }
 
 fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
-    let text = text("tls.key", path)?;
+    let text = read_file("tls.key", path)?;
     PrivateKeyDer::from_pem_slice(&text).map_err(|error| {
         let has = |part: &str| text.windows(part.len()).any(|window| window == part.as_bytes());
         let reason = if has("ENCRYPTED") {
@@ -251,19 +254,19 @@ fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     })
 }
 
-/// A file of sensible size.
-fn text(setting: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
+/// Reads a file of limited size.
+fn read_file(setting: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {
     let failed = |reason: String| TlsError::Unreadable { setting, path: path.to_owned(), reason };
     let mut text = Vec::new();
     let file = File::open(path).map_err(|e| failed(e.to_string()))?;
-    file.take(MAX_FILE + 1).read_to_end(&mut text).map_err(|e| failed(e.to_string()))?;
-    if text.len() as u64 > MAX_FILE {
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut text).map_err(|e| failed(e.to_string()))?;
+    if text.len() as u64 > MAX_FILE_BYTES {
         return Err(failed("it is larger than 1 MiB".into()));
     }
     Ok(text)
 }
 
-/// Says so when everybody on this machine can read the key.
+/// Logs a warning if all users of this machine can read the key.
 fn warn_of_open_key(path: &Path) {
     #[cfg(unix)]
     {

@@ -1,4 +1,4 @@
-//! The file of keys.
+//! The key file.
 
 use std::fs::File;
 use std::io::Write;
@@ -10,90 +10,92 @@ use serde::{Deserialize, Serialize};
 
 use super::Scope;
 
-/// What every key begins with, so that people and scanners know what it is.
+/// Prefix of all keys, by which people and secret scanners recognize them.
 const PREFIX: &str = "puna-";
 
-/// A file without keys may be one that a full disk has emptied.
+/// Error of a file without keys: a full disk may have emptied it.
 const NO_KEYS: &str = "there is no key in it: restore it, or remove it if nobody is to be asked for a key, and start again";
 
-/// Random bytes of a key. As many as that cannot be guessed, so that a plain hash keeps them.
+/// Random bytes of a key. They cannot be guessed, so a plain hash protects them.
 const RANDOM_BYTES: usize = 32;
 
-/// A key cannot be made, found or kept.
+/// Errors of the key file.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The file cannot be read or written.
     #[error("cannot {what} the file of API keys {}: {reason}", path.display())]
     File {
-        /// What was to be done with it: `read`, `write` or `lock`.
+        /// The operation: `read`, `write` or `lock`.
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why that failed.
+        /// The reason.
         reason: String,
     },
-    /// There is a key of that name.
+    /// A key with this name exists already.
     #[error("there is a key named {0:?} already: remove it first, or take another name")]
     Exists(String),
-    /// There is none of that name.
+    /// There is no key with this name.
     #[error("there is no key named {0:?}")]
     Unknown(String),
-    /// A name that nobody could type.
+    /// The name has invalid characters or length.
     #[error("{0:?} cannot be the name of a key: take 1 to 64 letters, digits, dots, - and _")]
     Name(String),
-    /// The system has no random numbers.
+    /// The system provides no random numbers.
     #[error("the system gives no random numbers")]
     Random,
 }
 
-/// A key without the key itself.
+/// A key entry, without the secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Key {
-    /// Whose or what for.
+    /// Name of the key.
     pub name: String,
-    /// SHA-256 of the key, in hexadecimal digits.
+    /// SHA-256 of the secret, in hexadecimal digits.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub hash: String,
-    /// What it is for.
+    /// Granted scopes.
     pub scopes: Vec<Scope>,
-    /// When it was made.
+    /// Time of creation.
     pub created: String,
-    /// Requests a minute at most.
+    /// Maximum requests per minute.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests_per_minute: Option<u32>,
-    /// Requests at once at most.
+    /// Maximum concurrent requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub concurrent: Option<u32>,
-    /// The public half of an Ed25519 key, as OpenSSH writes it, by which registries know their clients; then there is no hash.
+    /// Ed25519 public key in OpenSSH format, by which the mirror identifies a client. Such a key
+    /// has no hash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub public: Option<String>,
-    /// Namespaces of the registry that it is for: `name`, or `name*`. Without any, all of them.
+    /// Mirror namespaces that the key may use: `name` or `name*`; empty allows all.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub namespaces: Vec<String>,
 }
 
 impl Key {
-    /// Whether it may do what needs a scope.
+    /// Whether the key grants a scope.
     pub fn may(&self, wanted: Scope) -> bool {
         self.scopes.iter().any(|scope| *scope == wanted || *scope == Scope::Admin)
     }
 }
 
-/// All keys.
+/// Content of the key file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyFile {
-    /// Nobody is asked for a key, though there is a file: its last key was removed. Without this a file without keys is a broken one.
+    /// No key is required although the file exists: the last key was removed. Without this flag a
+    /// file without keys is invalid.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub open: bool,
-    /// In the order in which they were made.
+    /// Keys in order of creation.
     #[serde(default, rename = "key")]
     pub keys: Vec<Key>,
 }
 
 impl KeyFile {
-    /// Reads a file; one that is not there has no keys.
+    /// Reads a file. A missing file has no keys.
     ///
     /// # Errors
     /// [`KeyError::File`]
@@ -111,10 +113,11 @@ impl KeyFile {
         }
     }
 
-    /// Reads a file, changes it, and writes it; of several at once each sees what the one before wrote.
+    /// Reads, changes and writes a file under a lock, so that concurrent changes do not overwrite
+    /// each other.
     ///
     /// # Errors
-    /// [`KeyError::File`], and what the change returns; nothing is written then.
+    /// [`KeyError::File`], and errors of `change`, after which nothing is written.
     pub fn change<T, E: From<KeyError>>(
         path: &Path,
         change: impl FnOnce(&mut Self) -> Result<T, E>,
@@ -124,15 +127,16 @@ impl KeyFile {
             path: path.to_owned(),
             reason: e.to_string(),
         };
-        // Beside the file, which is replaced as a whole. It goes with this process.
-        let _lock = locked(path).map_err(failed)?;
+        // The lock file is separate because the key file is replaced as a whole. The lock ends with
+        // this process at the latest.
+        let _lock = lock_file(path).map_err(failed)?;
         let mut file = Self::read(path)?;
         let done = change(&mut file)?;
         file.write(path)?;
         Ok(done)
     }
 
-    /// Writes the file as a whole; only its owner can read it.
+    /// Replaces the file atomically; only its owner can read it.
     ///
     /// # Errors
     /// [`KeyError::File`]
@@ -143,7 +147,7 @@ impl KeyFile {
         let replace = || {
             let folder = folder(path);
             std::fs::create_dir_all(folder)?;
-            // Made with access for its owner alone.
+            // Temporary files are created with access for their owner only.
             let mut file = tempfile::NamedTempFile::new_in(folder)?;
             file.write_all(
                 b"# API keys of Puna; `puna key` writes this file. The keys themselves are not in it.\n\n",
@@ -155,7 +159,7 @@ impl KeyFile {
         replace().map_err(|e: std::io::Error| failed(e.to_string()))
     }
 
-    /// Makes a key; it is told only here.
+    /// Creates a key and returns its secret, which is not stored.
     ///
     /// # Errors
     /// [`KeyError::Exists`], [`KeyError::Name`], [`KeyError::Random`]
@@ -199,7 +203,7 @@ impl KeyFile {
         if self.keys.len() == before { Err(KeyError::Unknown(name.to_owned())) } else { Ok(()) }
     }
 
-    /// The key that somebody shows. Hashes are compared, of which no time tells anything.
+    /// Finds the key of a secret. It compares hashes, so timing reveals nothing about a secret.
     pub fn find(&self, secret: &str) -> Option<&Key> {
         let hash = hash(secret);
         self.keys.iter().find(|key| key.hash.eq_ignore_ascii_case(&hash))
@@ -210,8 +214,8 @@ fn folder(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Waits until nobody else changes a file.
-fn locked(path: &Path) -> std::io::Result<File> {
+/// Takes the lock for changes of a file.
+fn lock_file(path: &Path) -> std::io::Result<File> {
     std::fs::create_dir_all(folder(path))?;
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");

@@ -1,25 +1,25 @@
-//! API keys: who may do what.
+//! API keys and access rights.
 //!
-//! [`KeyFile`] is the file of them, which `puna key` writes; it holds hashes, so that nobody who reads it can use them.
-//! A server asks it at every request.
+//! [`KeyFile`] is the key file that `puna key` writes. It holds hashes, so that reading it reveals
+//! no keys. The server checks every request against it.
 
+pub(crate) mod authorizer;
 mod file;
-pub(crate) mod guard;
+mod rate_limits;
 #[cfg(test)]
 mod tests;
-mod usage;
 
 pub use file::{Key, KeyError, KeyFile};
 
 use serde::{Deserialize, Serialize};
 
-/// What a key is for.
+/// Access right of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scope {
-    /// Generating, embedding, and looking at what there is.
+    /// Generating, embedding, and listing models.
     Inference,
-    /// Making, fetching, copying and removing models.
+    /// Creating, pulling, copying and deleting models.
     Models,
     /// Everything.
     Admin,
@@ -29,7 +29,7 @@ impl Scope {
     /// All scopes.
     pub const ALL: [Self; 3] = [Self::Inference, Self::Models, Self::Admin];
 
-    /// As it is written.
+    /// Name of the scope.
     pub fn name(self) -> &'static str {
         match self {
             Self::Inference => "inference",
@@ -38,17 +38,17 @@ impl Scope {
         }
     }
 
-    /// By its name.
+    /// Finds a scope by its name.
     pub fn by_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|scope| scope.name() == name)
     }
 }
 
-/// What a route asks for. Every route says it, so that none is open by omission.
+/// Access that a route requires. Every route states it, so that none is open by omission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Nothing: it tells nobody anything.
+    /// No key: the route reveals nothing about the server.
     Open,
-    /// A key with a scope, where there are keys.
-    Needs(Scope),
+    /// A key with this scope, if the server has keys.
+    Requires(Scope),
 }

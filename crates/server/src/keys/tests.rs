@@ -1,6 +1,6 @@
 use axum::http::{HeaderMap, HeaderValue};
 
-use super::guard::{Guard, others_may_read};
+use super::authorizer::{Authorizer, others_may_read};
 use super::{Access, KeyError, KeyFile, Scope};
 
 const HERE: &str = "127.0.0.1";
@@ -14,7 +14,7 @@ fn bearer(key: &str) -> HeaderMap {
     headers("authorization", &format!("Bearer {key}"))
 }
 
-/// What the route of a path asks for.
+/// Access that the route of a path requires.
 fn access(path: &str) -> Access {
     let routes = crate::routes::all();
     routes
@@ -24,23 +24,23 @@ fn access(path: &str) -> Access {
         .access
 }
 
-/// The status of a refusal, 200 otherwise.
-fn status(guard: &Guard, path: &str, headers: &HeaderMap, from: &str) -> u16 {
-    guard
-        .admit(access(path), headers, from == HERE)
+/// Status of a denied request; 200 otherwise.
+fn status(authorizer: &Authorizer, path: &str, headers: &HeaderMap, from: &str) -> u16 {
+    authorizer
+        .authorize(access(path), headers, from == HERE)
         .map_or_else(|refusal| refusal.failure.status, |_| 200)
 }
 
 #[test]
-fn what_changes_models_or_looks_into_the_server_asks_for_more_than_use() {
+fn routes_that_change_models_or_show_metrics_require_more_than_inference() {
     let of = |access: Access| {
         let routes = crate::routes::all().into_iter().filter(move |route| route.access == access);
         routes.map(|route| route.path).collect::<Vec<_>>()
     };
     assert_eq!(of(Access::Open), ["/", "/openapi.json", "/docs", "/health", "/api/version"]);
-    assert_eq!(of(Access::Needs(Scope::Admin)), ["/metrics"]);
+    assert_eq!(of(Access::Requires(Scope::Admin)), ["/metrics"]);
     assert_eq!(
-        of(Access::Needs(Scope::Models)),
+        of(Access::Requires(Scope::Models)),
         [
             "/api/create",
             "/api/copy",
@@ -55,7 +55,7 @@ fn what_changes_models_or_looks_into_the_server_asks_for_more_than_use() {
 }
 
 #[test]
-fn of_keys_made_at_the_same_time_none_is_lost() {
+fn concurrent_changes_lose_no_key() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("new").join("keys.toml");
     std::thread::scope(|scope| {
@@ -68,25 +68,25 @@ fn of_keys_made_at_the_same_time_none_is_lost() {
     });
     let file = KeyFile::read(&path).unwrap();
     assert_eq!(file.keys.len(), 8);
-    // What fails writes nothing.
+    // A failed change writes nothing.
     KeyFile::change(&path, |file| file.remove("k1").and(file.remove("nobody"))).unwrap_err();
     assert_eq!(KeyFile::read(&path).unwrap(), file);
 }
 
 #[test]
-fn a_file_that_lost_its_keys_opens_no_door_but_one_whose_last_key_was_removed_does() {
+fn an_emptied_file_grants_no_access_but_removing_the_last_key_does() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keys.toml");
     KeyFile::change(&path, |file| file.add("one", vec![])).unwrap();
-    let guard = Guard::new(&path).unwrap();
+    let authorizer = Authorizer::new(&path).unwrap();
     let status = || {
-        guard.reload();
-        status(&guard, "/api/tags", &HeaderMap::new(), HERE)
+        authorizer.reload();
+        status(&authorizer, "/api/tags", &HeaderMap::new(), HERE)
     };
     for emptied in ["", "# nothing\n", "key = []\n"] {
         std::fs::write(&path, emptied).unwrap();
         assert_eq!(status(), 401, "{emptied:?}");
-        let refused = Guard::new(&path).err().expect("a server starts").to_string();
+        let refused = Authorizer::new(&path).err().expect("a server starts").to_string();
         assert!(refused.contains("there is no key in it"), "{refused}");
     }
     std::fs::remove_file(&path).unwrap();
@@ -94,13 +94,13 @@ fn a_file_that_lost_its_keys_opens_no_door_but_one_whose_last_key_was_removed_do
     assert_eq!(status(), 401);
     KeyFile::change(&path, |file| file.remove("two")).unwrap();
     assert_eq!(status(), 200);
-    Guard::new(&path).unwrap();
+    Authorizer::new(&path).unwrap();
     KeyFile::change(&path, |file| file.add("three", vec![])).unwrap();
     assert_eq!(status(), 401);
 }
 
 #[test]
-fn keys_are_kept_as_hashes_in_a_file_of_their_owner_alone() {
+fn keys_are_stored_as_hashes_in_a_file_readable_by_its_owner_only() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("new").join("keys.toml");
     let mut file = KeyFile::read(&path).unwrap();
@@ -131,7 +131,7 @@ fn keys_are_kept_as_hashes_in_a_file_of_their_owner_alone() {
 }
 
 #[test]
-fn names_are_taken_once_and_can_be_typed() {
+fn key_names_are_unique_and_restricted() {
     let mut file = KeyFile::default();
     file.add("a.b-c_9", vec![]).unwrap();
     assert!(matches!(file.add("a.b-c_9", vec![]), Err(KeyError::Exists(_))));
@@ -142,12 +142,12 @@ fn names_are_taken_once_and_can_be_typed() {
 }
 
 #[test]
-fn without_keys_all_may_use_and_only_this_machine_may_change_and_look_inside() {
+fn without_keys_all_may_infer_and_only_this_machine_may_change_models() {
     let folder = tempfile::tempdir().unwrap();
-    let guard = Guard::new(&folder.path().join("keys.toml")).unwrap();
+    let authorizer = Authorizer::new(&folder.path().join("keys.toml")).unwrap();
     let none = HeaderMap::new();
     for from in [HERE, ELSEWHERE] {
-        assert_eq!(status(&guard, "/api/chat", &none, from), 200);
+        assert_eq!(status(&authorizer, "/api/chat", &none, from), 200);
         let may_change = from == HERE;
         for path in [
             "/api/create",
@@ -158,28 +158,28 @@ fn without_keys_all_may_use_and_only_this_machine_may_change_and_look_inside() {
             "/api/blobs/{digest}",
             "/metrics",
         ] {
-            assert_eq!(status(&guard, path, &none, from) == 200, may_change, "{from} {path}");
+            assert_eq!(status(&authorizer, path, &none, from) == 200, may_change, "{from} {path}");
         }
     }
 }
 
 #[test]
-fn with_keys_nobody_gets_in_without_one_that_fits() {
+fn with_keys_every_request_needs_a_valid_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keys.toml");
     let mut file = KeyFile::default();
     let secrets = Scope::ALL.map(|scope| file.add(scope.name(), vec![scope]).unwrap());
     file.write(&path).unwrap();
-    let guard = Guard::new(&path).unwrap();
+    let authorizer = Authorizer::new(&path).unwrap();
     for from in [HERE, ELSEWHERE] {
         for path in ["/", "/health", "/api/version"] {
-            assert_eq!(status(&guard, path, &HeaderMap::new(), from), 200);
+            assert_eq!(status(&authorizer, path, &HeaderMap::new(), from), 200);
         }
         for path in ["/api/chat", "/v1/messages", "/api/tags", "/api/delete", "/metrics"] {
-            assert_eq!(status(&guard, path, &HeaderMap::new(), from), 401, "{path}");
-            assert_eq!(status(&guard, path, &bearer("puna-0"), from), 401, "{path}");
+            assert_eq!(status(&authorizer, path, &HeaderMap::new(), from), 401, "{path}");
+            assert_eq!(status(&authorizer, path, &bearer("puna-0"), from), 401, "{path}");
             assert_eq!(
-                status(&guard, path, &headers("authorization", &secrets[2]), from),
+                status(&authorizer, path, &headers("authorization", &secrets[2]), from),
                 401,
                 "no Bearer"
             );
@@ -187,22 +187,23 @@ fn with_keys_nobody_gets_in_without_one_that_fits() {
     }
     let may = |secret: &str| {
         ["/v1/chat/completions", "/api/pull", "/metrics"]
-            .map(|path| status(&guard, path, &bearer(secret), HERE))
+            .map(|path| status(&authorizer, path, &bearer(secret), HERE))
     };
     assert_eq!(may(&secrets[0]), [200, 403, 403]);
     assert_eq!(may(&secrets[1]), [403, 200, 403]);
     assert_eq!(may(&secrets[2]), [200, 200, 200]);
-    assert_eq!(status(&guard, "/v1/messages", &headers("x-api-key", &secrets[0]), HERE), 200);
+    assert_eq!(status(&authorizer, "/v1/messages", &headers("x-api-key", &secrets[0]), HERE), 200);
     assert_eq!(
         status(
-            &guard,
+            &authorizer,
             "/api/chat",
             &headers("authorization", &format!("bearer  {} ", secrets[0])),
             HERE
         ),
         200
     );
-    let refused = guard.admit(access("/api/pull"), &bearer(&secrets[0]), true).unwrap_err();
+    let refused =
+        authorizer.authorize(access("/api/pull"), &bearer(&secrets[0]), true).unwrap_err();
     assert!(
         refused.failure.message.contains("\"inference\"")
             && refused.failure.message.contains("scope models")
@@ -210,54 +211,54 @@ fn with_keys_nobody_gets_in_without_one_that_fits() {
 }
 
 #[test]
-fn keys_come_and_go_while_the_server_runs_and_a_broken_file_changes_nothing() {
+fn keys_are_reloaded_and_a_broken_file_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keys.toml");
-    let guard = Guard::new(&path).unwrap();
+    let authorizer = Authorizer::new(&path).unwrap();
     let seen = |headers: &HeaderMap| {
         std::thread::sleep(std::time::Duration::from_millis(1100));
-        status(&guard, "/api/chat", headers, HERE)
+        status(&authorizer, "/api/chat", headers, HERE)
     };
     assert_eq!(seen(&HeaderMap::new()), 200);
     let mut file = KeyFile::default();
     let secret = file.add("a", vec![Scope::Inference]).unwrap();
     file.write(&path).unwrap();
     assert_eq!(
-        (seen(&HeaderMap::new()), status(&guard, "/api/chat", &bearer(&secret), HERE)),
+        (seen(&HeaderMap::new()), status(&authorizer, "/api/chat", &bearer(&secret), HERE)),
         (401, 200)
     );
     std::fs::write(&path, "[[key]]\nname = 5").unwrap();
     assert_eq!(
-        (seen(&HeaderMap::new()), status(&guard, "/api/chat", &bearer(&secret), HERE)),
+        (seen(&HeaderMap::new()), status(&authorizer, "/api/chat", &bearer(&secret), HERE)),
         (401, 200)
     );
-    // Nor does one that is gone, until it is back.
+    // Nor does a missing file, until it is back.
     std::fs::remove_file(&path).unwrap();
     assert_eq!(
-        (seen(&HeaderMap::new()), status(&guard, "/api/chat", &bearer(&secret), HERE)),
+        (seen(&HeaderMap::new()), status(&authorizer, "/api/chat", &bearer(&secret), HERE)),
         (401, 200)
     );
     KeyFile { open: true, ..KeyFile::default() }.write(&path).unwrap();
     assert_eq!(seen(&HeaderMap::new()), 200);
     std::fs::write(&path, "[[key]]\nname = 5").unwrap();
-    let error = Guard::new(&path).err().unwrap().to_string();
+    let error = Authorizer::new(&path).err().unwrap().to_string();
     assert!(error.starts_with("cannot read the file of API keys "), "{error}");
 }
 
 #[test]
-fn a_limit_says_when_to_come_again() {
+fn an_exceeded_limit_has_a_retry_after() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keys.toml");
     let mut file = KeyFile::default();
     let secret = file.add("a", vec![Scope::Inference]).unwrap();
     file.keys[0].concurrent = Some(1);
     file.write(&path).unwrap();
-    let guard = Guard::new(&path).unwrap();
-    let admit = || guard.admit(access("/api/chat"), &bearer(&secret), true);
-    let first = admit().unwrap();
-    let refused = admit().unwrap_err();
+    let authorizer = Authorizer::new(&path).unwrap();
+    let authorize = || authorizer.authorize(access("/api/chat"), &bearer(&secret), true);
+    let first = authorize().unwrap();
+    let refused = authorize().unwrap_err();
     assert_eq!((refused.failure.status, refused.retry_after), (429, Some(1)));
     assert!(refused.failure.message.contains("1 at once"), "{}", refused.failure.message);
     drop(first);
-    assert!(admit().unwrap().client.is_some());
+    assert!(authorize().unwrap().client.is_some());
 }

@@ -4,18 +4,18 @@ use super::*;
 use crate::runner::tests::{Fake, FakeLauncher};
 use crate::scheduler::LoadOptions;
 
-const PATIENCE: Patience = Patience { load: None, step: None };
+const TIMEOUTS: RunnerTimeouts = RunnerTimeouts { load: None, step: None };
 
 fn limits() -> Limits {
     Limits { max_loaded: 3, max_queue: 512, keep_alive: KeepAlive::Forever }
 }
 
-fn models(memory: MemorySource) -> Models {
+fn models(memory: MemorySource) -> ModelManager {
     let launcher = Arc::new(FakeLauncher(Arc::<Fake>::default()));
-    Models::start(limits(), launcher, memory, PATIENCE, Arc::default())
+    ModelManager::start(limits(), launcher, memory, TIMEOUTS, Arc::default())
 }
 
-fn ask(model: &str) -> Ask {
+fn acquire_request(model: &str) -> AcquireRequest {
     let spec = LoadSpec {
         weights: None,
         adapters: Vec::new(),
@@ -29,30 +29,30 @@ fn ask(model: &str) -> Ask {
         kernels: None,
         threads: None,
     };
-    Ask {
+    AcquireRequest {
         client: 1,
-        key: Key(model.into()),
+        key: ModelKey(model.into()),
         spec,
         num_ctx: None,
         keep_alive: None,
-        about: About::default(),
+        listing: ModelListing::default(),
     }
 }
 
 #[tokio::test]
-async fn the_systems_memory_is_read_when_a_model_is_loaded_and_not_for_one_that_is_there() {
+async fn the_systems_memory_is_read_only_to_load_a_model() {
     static READ: AtomicU64 = AtomicU64::new(0);
     let models = models(|| {
         READ.fetch_add(1, Ordering::Relaxed);
         Memory { total: u64::MAX, available: u64::MAX }
     });
-    drop(models.acquire(ask("a")).await.unwrap());
+    drop(models.acquire(acquire_request("a")).await.unwrap());
     let loaded = READ.load(Ordering::Relaxed);
     assert!(loaded > 0);
     for _ in 0..100 {
-        drop(models.acquire(ask("a")).await.unwrap());
+        drop(models.acquire(acquire_request("a")).await.unwrap());
     }
     assert_eq!(READ.load(Ordering::Relaxed), loaded);
-    drop(models.acquire(ask("b")).await.unwrap());
+    drop(models.acquire(acquire_request("b")).await.unwrap());
     assert!(READ.load(Ordering::Relaxed) > loaded);
 }

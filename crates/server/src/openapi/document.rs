@@ -10,7 +10,7 @@ use super::operation::{Body, Content, Operation, SchemaOf, State};
 use super::operations;
 use crate::http::Dialect;
 use crate::keys::Access;
-use crate::table::Route;
+use crate::route_table::Route;
 use crate::version::VERSION;
 
 /// Where the schemas are.
@@ -107,7 +107,7 @@ fn describe(operation: &Operation, route: &Route, types: &mut Types) -> Value {
     match route.access {
         Access::Open => described["security"] = json!([]),
         // Without keys everybody may come.
-        Access::Needs(scope) => {
+        Access::Requires(scope) => {
             described["security"] = json!([{}, {"bearer": []}, {"key": []}]);
             described["x-puna-scope"] = scope.name().into();
         }
@@ -278,6 +278,7 @@ impl Types {
             refer(&mut schema, &|name| names.get(name).cloned().unwrap_or_default());
             all.insert(names[&name].clone(), schema);
         }
+        all.values_mut().for_each(join_description_lines);
         all.values_mut().for_each(tidy);
         all.sort_keys();
         (all, names)
@@ -345,6 +346,21 @@ fn make_nullable(schema: &mut Value) {
             _ => {}
         }
     });
+}
+
+/// Joins the lines of descriptions, which are wrapped as comments in the source.
+fn join_description_lines(schema: &mut Value) {
+    match schema {
+        Value::Object(map) => map.iter_mut().for_each(|(key, value)| match value {
+            Value::String(text) if key == "description" => {
+                let paragraphs = text.split("\n\n").map(|text| text.replace('\n', " "));
+                *text = paragraphs.collect::<Vec<_>>().join("\n\n");
+            }
+            value => join_description_lines(value),
+        }),
+        Value::Array(list) => list.iter_mut().for_each(join_description_lines),
+        _ => {}
+    }
 }
 
 /// Marks additions and refusals, and leaves out defaults that say nothing.

@@ -10,7 +10,7 @@ use super::shapes::{
     Recommendations, WebFetch, WebSearch,
 };
 use crate::http::Dialect;
-use crate::table::Route;
+use crate::route_table::Route;
 
 /// The whole table.
 pub(crate) fn all() -> Vec<Operation> {
@@ -360,7 +360,7 @@ fn puna() -> Vec<Operation> {
 /// The error object of a route.
 pub(crate) fn error_of(route: &Route) -> SchemaOf {
     match route.dialect {
-        _ if route.shared => of::<AnyError>,
+        _ if route.shared_with_anthropic => of::<AnyError>,
         Dialect::Ollama | Dialect::Puna => of::<ErrorBody>,
         Dialect::OpenAi => of::<openai::ErrorBody>,
         Dialect::Anthropic => of::<anthropic::ErrorBody>,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use puna_registry::hide;
+use puna_registry::redact;
 use reqwest::header::{ACCEPT_ENCODING, RETRY_AFTER};
 use reqwest::redirect::Policy;
 use reqwest::{Client, Response};
@@ -16,11 +16,11 @@ use super::describe::Descriptions;
 use super::hosts::{Allowed, Host, Protocol, instance};
 use super::lines::Lines;
 use super::remote_error::RemoteError;
-use crate::canonical::Failure;
+use crate::canonical::ApiError;
 use crate::config::Config;
-use crate::end::End;
 use crate::http::VIA_HEADER;
 use crate::lock::lock;
+use crate::shutdown::ShutdownSignal;
 
 /// How long a connection may take to be made.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -44,7 +44,7 @@ pub(crate) struct Remotes {
     /// What servers say of their models.
     pub(super) descriptions: Descriptions,
     /// The end of this server.
-    pub(super) end: End,
+    pub(super) end: ShutdownSignal,
 }
 
 /// What a host does for this server.
@@ -55,7 +55,7 @@ struct Load {
 }
 
 impl Remotes {
-    pub(crate) fn new(config: &Config, end: End) -> Arc<Self> {
+    pub(crate) fn new(config: &Config, end: ShutdownSignal) -> Arc<Self> {
         let allowed = Allowed::all(&config.remotes, &config.remote_keys.0);
         let http = if allowed.is_empty() { None } else { client() };
         Arc::new(Self {
@@ -131,8 +131,8 @@ pub(super) struct Answer {
 
 impl Answer {
     /// The error of a server that fails amid its answer, in its words.
-    pub(super) fn failure(&self, error: &RemoteError) -> Failure {
-        let said = hide(&error.text, self.key.as_deref());
+    pub(super) fn failure(&self, error: &RemoteError) -> ApiError {
+        let said = redact(&error.text, self.key.as_deref());
         error.failure(502, format!("the remote server failed: {said}"))
     }
 }
@@ -141,11 +141,11 @@ impl Upstream {
     /// Sends a request, made for the protocol of each host, to the best of them; where none can be connected to, to the next.
     pub(super) async fn ask(
         &self,
-        form: impl Fn(Protocol) -> Result<(&'static str, Value), Failure>,
-    ) -> Result<Answer, Failure> {
+        form: impl Fn(Protocol) -> Result<(&'static str, Value), ApiError>,
+    ) -> Result<Answer, ApiError> {
         let http = self.remotes.http.as_ref();
         let http =
-            http.ok_or_else(|| Failure::internal("no connections to remote servers can be made"))?;
+            http.ok_or_else(|| ApiError::internal("no connections to remote servers can be made"))?;
         let mut unreachable = Vec::new();
         for host in self.remotes.order(&self.hosts) {
             let (path, body) = form(host.protocol)?;
@@ -162,7 +162,7 @@ impl Upstream {
                 Some(silence) => timeout(silence, request.send()).await.map_err(|_| {
                     let text =
                         format!("{} has not answered for {} s", host.base, silence.as_secs());
-                    Failure::new(504, text)
+                    ApiError::new(504, text)
                 })?,
             };
             match sent {
@@ -184,7 +184,7 @@ impl Upstream {
                 Err(error) => return Err(broken(&error)),
             }
         }
-        Err(Failure::new(
+        Err(ApiError::new(
             502,
             format!("no remote server can be reached: {}", unreachable.join("; ")),
         ))
@@ -196,7 +196,7 @@ impl Upstream {
     }
 
     /// The lines of an answer, if it is one.
-    async fn accepted(&self, host: &Host, response: Response) -> Result<Lines, Failure> {
+    async fn accepted(&self, host: &Host, response: Response) -> Result<Lines, ApiError> {
         let status = response.status();
         let wait = response
             .headers()
@@ -210,19 +210,19 @@ impl Upstream {
         }
         let base = &host.base;
         if status.is_redirection() {
-            let to = hide(&to.unwrap_or_default(), host.key.as_deref());
+            let to = redact(&to.unwrap_or_default(), host.key.as_deref());
             let to: String = to.chars().take(SHOWN).collect();
             let text = format!(
                 "{base} redirects to {to:?}, which is not followed: name that server in the model"
             );
-            return Err(Failure::new(502, text));
+            return Err(ApiError::new(502, text));
         }
         let text = lines.text(ERROR_BYTES_MAX).await;
         let error = serde_json::from_str(&text).ok().and_then(|value| RemoteError::of(&value));
         let error = error.unwrap_or_else(|| RemoteError::of_text(text));
         let said: String =
-            hide(error.text.trim(), host.key.as_deref()).chars().take(SHOWN).collect();
-        let failure = |status, text| Failure { retry_after: wait, ..error.failure(status, text) };
+            redact(error.text.trim(), host.key.as_deref()).chars().take(SHOWN).collect();
+        let failure = |status, text| ApiError { retry_after: wait, ..error.failure(status, text) };
         Err(match status.as_u16() {
             _ if error.exceeds_context() => failure(400, format!("{base}: {said}")),
             401 | 403 if host.key.is_some() => failure(
@@ -244,7 +244,7 @@ impl Upstream {
 }
 
 /// A connection that ended before the answer did.
-pub(super) fn broken(error: &reqwest::Error) -> Failure {
+pub(super) fn broken(error: &reqwest::Error) -> ApiError {
     let cause = puna_registry::root_cause(error);
-    Failure::new(502, format!("the connection to the remote server broke: {cause}"))
+    ApiError::new(502, format!("the connection to the remote server broke: {cause}"))
 }

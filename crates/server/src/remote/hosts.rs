@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 use reqwest::Url;
 
 use super::ask::Remotes;
-use crate::canonical::Failure;
-use crate::ids;
+use crate::canonical::ApiError;
+use crate::random_ids;
 
 /// Hosts of one model at most.
 const HOSTS: usize = 64;
@@ -72,23 +72,23 @@ impl Allowed {
 
 impl Remotes {
     /// Whether a config may name these hosts.
-    pub(crate) fn check(&self, text: &str) -> Result<(), Failure> {
+    pub(crate) fn check(&self, text: &str) -> Result<(), ApiError> {
         self.hosts(text).map(drop)
     }
 
     /// The hosts of a config's `remote_host`, separated by commas.
-    pub(super) fn hosts(&self, text: &str) -> Result<Vec<Host>, Failure> {
+    pub(super) fn hosts(&self, text: &str) -> Result<Vec<Host>, ApiError> {
         let parts: Vec<&str> =
             text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
         if parts.is_empty() || parts.len() > HOSTS {
-            return Err(Failure::bad_request(format!(
+            return Err(ApiError::bad_request(format!(
                 "a remote model has between 1 and {HOSTS} hosts"
             )));
         }
         parts.into_iter().map(|part| self.host(part)).collect()
     }
 
-    fn host(&self, text: &str) -> Result<Host, Failure> {
+    fn host(&self, text: &str) -> Result<Host, ApiError> {
         let wrong = || {
             // What stands before an @ is a password.
             let shown = match (text.find("://"), text.rfind('@')) {
@@ -97,7 +97,7 @@ impl Remotes {
                 }
                 _ => text.to_owned(),
             };
-            Failure::bad_request(format!(
+            ApiError::bad_request(format!(
                 "bad remote: {shown:?} is no address of a server; it is like https://host:8000/v1, and keys stand in \
                  PUNA_REMOTE_KEYS"
             ))
@@ -110,7 +110,7 @@ impl Remotes {
         // The first that admits it: those with keys come first.
         let Some(allowed) = self.allowed().iter().find(|allowed| allowed.admits(&url)) else {
             let shown = url.origin().ascii_serialization();
-            return Err(Failure::bad_request(format!(
+            return Err(ApiError::bad_request(format!(
                 "this server cannot run this remote model: {shown} is not among its remotes; whoever runs the server \
                  allows it with PUNA_REMOTES={shown}"
             )));
@@ -128,13 +128,13 @@ impl Remotes {
 /// What this server calls itself in requests to others.
 pub(super) fn instance() -> &'static str {
     static INSTANCE: OnceLock<String> = OnceLock::new();
-    INSTANCE.get_or_init(|| ids::hex("puna_"))
+    INSTANCE.get_or_init(|| random_ids::hex("puna_"))
 }
 
 /// Refuses a request that came through this server before, or through too many.
-pub(super) fn check_loop(via: &[String], model: &str) -> Result<(), Failure> {
+pub(super) fn check_loop(via: &[String], model: &str) -> Result<(), ApiError> {
     if via.iter().any(|server| server == instance()) || via.len() > HOPS {
-        return Err(Failure::new(
+        return Err(ApiError::new(
             508,
             format!(
                 "the remote model {model} leads back to this server, or through too many others"
@@ -148,7 +148,7 @@ pub(super) fn check_loop(via: &[String], model: &str) -> Result<(), Failure> {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::end::End;
+    use crate::shutdown::ShutdownSignal;
 
     fn remotes(names: &str, keys: &str) -> std::sync::Arc<Remotes> {
         let config = Config::from_variables(|name| match name {
@@ -157,7 +157,7 @@ mod tests {
             "PUNA_REMOTE_KEYS" => Some(keys.into()),
             _ => None,
         });
-        Remotes::new(&config.unwrap(), End::default())
+        Remotes::new(&config.unwrap(), ShutdownSignal::default())
     }
 
     #[test]

@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use super::ask::broken;
-use crate::canonical::Failure;
+use crate::canonical::ApiError;
 
 /// Bytes of a line, or of an answer in one piece, at most.
 const MOST: usize = 64 << 20;
@@ -34,14 +34,14 @@ impl Lines {
         Self { response, silence, buffer: Vec::new(), taken: 0, searched: 0, ended: false }
     }
 
-    async fn more(&mut self) -> Result<bool, Failure> {
+    async fn more(&mut self) -> Result<bool, ApiError> {
         let chunk = self.response.chunk();
         let chunk = match self.silence {
             None => chunk.await,
             Some(silence) => timeout(silence, chunk).await.map_err(|_| {
                 let text =
                     format!("the remote server has sent nothing for {} s", silence.as_secs());
-                Failure::new(504, text)
+                ApiError::new(504, text)
             })?,
         };
         let Some(chunk) = chunk.map_err(|error| broken(&error))? else { return Ok(false) };
@@ -55,7 +55,7 @@ impl Lines {
     }
 
     /// The next line, without its end; `None` at the end.
-    pub(super) async fn next(&mut self) -> Result<Option<&[u8]>, Failure> {
+    pub(super) async fn next(&mut self) -> Result<Option<&[u8]>, ApiError> {
         loop {
             let from = self.taken + self.searched;
             if let Some(at) = self.buffer[from..].iter().position(|&byte| byte == b'\n') {
@@ -76,7 +76,7 @@ impl Lines {
 
     /// The data of the next server-sent event; `None` at the end, which `[DONE]` is too. An answer in one piece, of servers
     /// that do not stream, counts as an event. An event ends once its data is complete, as some servers send no empty line.
-    pub(super) async fn event(&mut self) -> Result<Option<Value>, Failure> {
+    pub(super) async fn event(&mut self) -> Result<Option<Value>, ApiError> {
         let (mut data, mut is_bare) = (Vec::new(), false);
         // Long data is read again only once it is twice as long, so that it is read a few times only.
         let mut read_from = 0;
@@ -118,7 +118,7 @@ impl Lines {
     }
 
     /// The next line of objects.
-    pub(super) async fn object(&mut self) -> Result<Option<Value>, Failure> {
+    pub(super) async fn object(&mut self) -> Result<Option<Value>, ApiError> {
         while let Some(line) = self.next().await? {
             if !line.is_empty() {
                 return object(line).map(Some);
@@ -128,7 +128,7 @@ impl Lines {
     }
 
     /// All of the answer as one object.
-    pub(super) async fn whole(mut self) -> Result<Value, Failure> {
+    pub(super) async fn whole(mut self) -> Result<Value, ApiError> {
         while self.more().await? {}
         object(&self.buffer)
     }
@@ -141,16 +141,16 @@ impl Lines {
     }
 }
 
-fn object(bytes: &[u8]) -> Result<Value, Failure> {
+fn object(bytes: &[u8]) -> Result<Value, ApiError> {
     serde_json::from_slice(bytes).map_err(|error| nonsense(&error))
 }
 
-fn nonsense(error: &serde_json::Error) -> Failure {
-    Failure::new(502, format!("the remote server's answer makes no sense: {error}"))
+fn nonsense(error: &serde_json::Error) -> ApiError {
+    ApiError::new(502, format!("the remote server's answer makes no sense: {error}"))
 }
 
-fn too_long() -> Failure {
-    Failure::new(502, format!("the remote server sent a line of more than {} MiB", MOST >> 20))
+fn too_long() -> ApiError {
+    ApiError::new(502, format!("the remote server sent a line of more than {} MiB", MOST >> 20))
 }
 
 #[cfg(test)]
@@ -159,7 +159,7 @@ mod tests {
 
     use super::*;
 
-    async fn events(text: &'static str) -> Result<Vec<Value>, Failure> {
+    async fn events(text: &'static str) -> Result<Vec<Value>, ApiError> {
         let mut lines = Lines::new(axum::http::Response::new(text).into(), None);
         let mut events = Vec::new();
         while let Some(event) = lines.event().await? {

@@ -36,9 +36,9 @@ pub(crate) use ask::Remotes;
 pub(crate) use describe::Description;
 pub(crate) use openai::has_option;
 
-use crate::canonical::{Event, Failure, Generate, Input, Overflow, Task};
+use crate::canonical::{ApiError, Event, Generate, Input, Overflow, Task};
+use crate::http::body_budget::BodyReservation;
 use crate::http::note_ignored;
-use crate::http::room::Share;
 use hosts::{Host, Protocol};
 
 /// Events that wait for a slow client.
@@ -66,7 +66,7 @@ impl Remotes {
         model: &Model,
         via: Vec<String>,
         keep_alive: Option<KeepAlive>,
-    ) -> Result<Option<Upstream>, Failure> {
+    ) -> Result<Option<Upstream>, ApiError> {
         let config = &model.config;
         if config.remote_host.is_empty() {
             return Ok(None);
@@ -101,7 +101,7 @@ impl Upstream {
     pub(crate) fn submit(
         self: &Arc<Self>,
         task: Task,
-        share: Option<Arc<Share>>,
+        share: Option<Arc<BodyReservation>>,
     ) -> mpsc::Receiver<Event> {
         let (to, events) = mpsc::channel(WINDOW);
         let upstream = self.clone();
@@ -110,14 +110,14 @@ impl Upstream {
             let last = tokio::select! {
                 () = to.closed() => return,
                 end = upstream.answer(task, &to) => end.unwrap_or_else(Event::Error),
-                failure = upstream.remotes.end.come() => Event::Error(failure),
+                failure = upstream.remotes.end.wait() => Event::Error(failure),
             };
             let _ = to.send(last).await;
         });
         events
     }
 
-    async fn answer(&self, task: Task, to: &mpsc::Sender<Event>) -> Result<Event, Failure> {
+    async fn answer(&self, task: Task, to: &mpsc::Sender<Event>) -> Result<Event, ApiError> {
         match task {
             Task::Generate(generate) => {
                 check(&generate)?;
@@ -180,12 +180,12 @@ pub(crate) fn note_unheard(model: &Model, keep_alive: Option<KeepAlive>) {
 }
 
 /// What a remote model cannot be asked for.
-fn cannot(what: &str) -> Failure {
-    Failure::bad_request(format!("the model is on another server: {what}"))
+fn cannot(what: &str) -> ApiError {
+    ApiError::bad_request(format!("the model is on another server: {what}"))
 }
 
 /// Refuses what needs the model at hand.
-fn check(generate: &Generate) -> Result<(), Failure> {
+fn check(generate: &Generate) -> Result<(), ApiError> {
     match generate {
         Generate { render_only: true, .. } => Err(cannot("its prompts are rendered there")),
         Generate { prompt_logprobs: Some(_), .. } => {
@@ -200,7 +200,7 @@ fn check(generate: &Generate) -> Result<(), Failure> {
 
 /// Refuses a message with an unknown role and a result whose call is not in the conversation, as for local models. Ollama's
 /// dialect takes both: its clients leave out the oldest messages themselves.
-fn check_messages(generate: &Generate) -> Result<(), Failure> {
+fn check_messages(generate: &Generate) -> Result<(), ApiError> {
     let Input::Chat { messages, .. } = &generate.input else { return Ok(()) };
     if generate.overflow == Overflow::DropMessages {
         return Ok(());
@@ -216,7 +216,9 @@ fn check_messages(generate: &Generate) -> Result<(), Failure> {
     });
     let checked = roles.and_then(|()| check_results(&all));
     // The place is that in the request.
-    checked.map_err(|error| Failure::bad_request(error.behind(stored.len()).to_string()))
+    checked.map_err(|error| {
+        ApiError::bad_request(error.without_leading_messages(stored.len()).to_string())
+    })
 }
 
 /// A conversation with what the manifest says before it: stored messages, and the system message where there is none.

@@ -15,17 +15,17 @@ use super::openai::checked;
 use super::remote_error::RemoteError;
 use super::{cannot, conversation};
 use crate::canonical::{
-    CallOutcome, Done, Embed, EmbedText, Embedded, Event, Failure, Generate, Input, Overflow,
-    Piece, Prompt, Reason, RunOptions,
+    ApiError, CallOutcome, Embed, EmbedResult, EmbedText, Event, FinishReason, Generate,
+    GenerationSummary, Input, Overflow, Piece, Prompt, RunOptions,
 };
-use crate::ids;
+use crate::random_ids;
 use crate::runner::protocol::CALLS_MAX;
 
 /// Path and body of a generation.
 pub(super) fn generation(
     generate: &Generate,
     model: &str,
-) -> Result<(&'static str, Value), Failure> {
+) -> Result<(&'static str, Value), ApiError> {
     let stored = &generate.model.messages;
     let (messages, tools) = match &generate.input {
         Input::Chat { messages, tools } => (conversation(generate, None, messages), tools.clone()),
@@ -107,7 +107,7 @@ fn options(options: &RunOptions) -> Option<Map<String, Value>> {
 fn format(format: &Constraint) -> Value {
     match format {
         Constraint::Json => "json".into(),
-        Constraint::Schema(schema) => schema.given().clone(),
+        Constraint::Schema(schema) => schema.value().clone(),
         Constraint::Regex(pattern) => json!({"type": "regex", "pattern": pattern}),
         Constraint::Lark(grammar) => json!({"type": "lark", "grammar": grammar}),
         Constraint::Gbnf(grammar) => json!({"type": "gbnf", "grammar": grammar}),
@@ -115,14 +115,14 @@ fn format(format: &Constraint) -> Value {
 }
 
 /// Reads an answer's lines; returns its end.
-pub(super) async fn read(mut answer: Answer, to: &Sender<Event>) -> Result<Event, Failure> {
+pub(super) async fn read(mut answer: Answer, to: &Sender<Event>) -> Result<Event, ApiError> {
     let mut calls = 0;
     while let Some(line) = answer.lines.object().await? {
         if let Some(error) = RemoteError::of(&line) {
             return Err(answer.failure(&error));
         }
         let wrong = |error| {
-            Failure::new(502, format!("the remote server's answer makes no sense: {error}"))
+            ApiError::new(502, format!("the remote server's answer makes no sense: {error}"))
         };
         let line = match line.get("message").is_some() {
             true => serde_json::from_value::<ChatResponse>(line).map_err(wrong)?,
@@ -140,12 +140,12 @@ pub(super) async fn read(mut answer: Answer, to: &Sender<Event>) -> Result<Event
         }
         for mut call in tool_calls {
             if call.id.is_empty() {
-                call.id = ids::call();
+                call.id = random_ids::tool_call();
             }
             call.function.index = calls;
             calls += 1;
             if calls > CALLS_MAX as i64 {
-                return Err(Failure::new(
+                return Err(ApiError::new(
                     502,
                     format!("the remote server makes more than {CALLS_MAX} calls"),
                 ));
@@ -162,7 +162,7 @@ pub(super) async fn read(mut answer: Answer, to: &Sender<Event>) -> Result<Event
             return Ok(Event::Done(Box::new(end(&line.done_reason, &line.metrics))));
         }
     }
-    Err(Failure::new(502, "the remote server ended its answer before it was complete"))
+    Err(ApiError::new(502, "the remote server ended its answer before it was complete"))
 }
 
 /// A line of the other form as one of a chat.
@@ -183,9 +183,9 @@ fn of_generate(line: GenerateResponse) -> ChatResponse {
     }
 }
 
-fn end(reason: &str, metrics: &Metrics) -> Done {
-    Done {
-        reason: if reason == "length" { Reason::Length } else { Reason::Stop },
+fn end(reason: &str, metrics: &Metrics) -> GenerationSummary {
+    GenerationSummary {
+        reason: if reason == "length" { FinishReason::Length } else { FinishReason::Stop },
         stop: None,
         has_usage: true,
         prompt_tokens: metrics.prompt_eval_count,
@@ -203,7 +203,7 @@ fn end(reason: &str, metrics: &Metrics) -> Done {
 }
 
 /// Path and body of a request for vectors.
-pub(super) fn embedding(embed: &Embed, model: &str) -> Result<(&'static str, Value), Failure> {
+pub(super) fn embedding(embed: &Embed, model: &str) -> Result<(&'static str, Value), ApiError> {
     let text = |text: &EmbedText| match text {
         EmbedText::Text(text) => Ok(text.clone()),
         EmbedText::Tokens(_) => Err(cannot("texts of tokens cannot be sent")),
@@ -217,14 +217,14 @@ pub(super) fn embedding(embed: &Embed, model: &str) -> Result<(&'static str, Val
 }
 
 /// Reads vectors.
-pub(super) async fn vectors(answer: Answer, count: usize) -> Result<Embedded, Failure> {
+pub(super) async fn vectors(answer: Answer, count: usize) -> Result<EmbedResult, ApiError> {
     let body = answer.lines.whole().await?;
     let body: EmbedResponse = serde_json::from_value(body).map_err(|error| {
-        Failure::new(502, format!("the remote server's answer makes no sense: {error}"))
+        ApiError::new(502, format!("the remote server's answer makes no sense: {error}"))
     })?;
     let mut vectors = body.embeddings;
     vectors.resize(count, Vec::new());
-    checked(Embedded { vectors, tokens: body.prompt_eval_count, cut: Vec::new() })
+    checked(EmbedResult { vectors, tokens: body.prompt_eval_count, cut: Vec::new() })
 }
 
 #[cfg(test)]
@@ -239,7 +239,10 @@ mod tests {
         });
         let line: ChatResponse = serde_json::from_value(line).unwrap();
         let done = end(&line.done_reason, &line.metrics);
-        assert_eq!((done.reason, done.prompt_tokens, done.cached_tokens), (Reason::Length, 9, 7));
+        assert_eq!(
+            (done.reason, done.prompt_tokens, done.cached_tokens),
+            (FinishReason::Length, 9, 7)
+        );
         assert_eq!((done.generated_tokens, done.dropped_messages, done.dropped_tokens), (2, 3, 40));
     }
 }

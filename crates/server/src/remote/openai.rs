@@ -14,7 +14,9 @@ pub(super) use reader::read;
 use super::adapt::adapted;
 use super::ask::Answer;
 use super::{cannot, conversation};
-use crate::canonical::{Embed, EmbedText, Embedded, Failure, Generate, Input, Prompt, RunOptions};
+use crate::canonical::{
+    ApiError, Embed, EmbedResult, EmbedText, Generate, Input, Prompt, RunOptions,
+};
 
 /// Options that have the same name there. `top_k` and those behind it are additions of vLLM, SGLang and llama.cpp; a server
 /// that does not know them may say so.
@@ -68,7 +70,7 @@ impl<'a> AdaptedChat<'a> {
 pub(super) fn generation(
     given: &AdaptedChat<'_>,
     model: &str,
-) -> Result<(&'static str, Value), Failure> {
+) -> Result<(&'static str, Value), ApiError> {
     let generate = given.generate;
     let mut body =
         json!({"model": model, "stream": true, "stream_options": {"include_usage": true}});
@@ -177,7 +179,7 @@ fn options(body: &mut Value, options: &RunOptions) {
 }
 
 /// The form of the answer, with name and strictness as the client gave them. Servers demand a name.
-fn form(body: &mut Value, generate: &Generate) -> Result<(), Failure> {
+fn form(body: &mut Value, generate: &Generate) -> Result<(), ApiError> {
     body["response_format"] = match &generate.format {
         None => return Ok(()),
         Some(Constraint::Json) => json!({"type": "json_object"}),
@@ -249,7 +251,7 @@ fn content(message: &Message) -> Value {
 }
 
 /// Path and body of a request for vectors.
-pub(super) fn embedding(embed: &Embed, model: &str) -> Result<(&'static str, Value), Failure> {
+pub(super) fn embedding(embed: &Embed, model: &str) -> Result<(&'static str, Value), ApiError> {
     let input = |text: &EmbedText| match text {
         EmbedText::Text(text) => Value::from(text.as_str()),
         EmbedText::Tokens(tokens) => json!(tokens),
@@ -259,7 +261,7 @@ pub(super) fn embedding(embed: &Embed, model: &str) -> Result<(&'static str, Val
 }
 
 /// Reads vectors, which may come in any order.
-pub(super) async fn vectors(answer: Answer, count: usize) -> Result<Embedded, Failure> {
+pub(super) async fn vectors(answer: Answer, count: usize) -> Result<EmbedResult, ApiError> {
     let body = answer.lines.whole().await?;
     let mut vectors = vec![Vec::new(); count];
     for (at, one) in body["data"].as_array().into_iter().flatten().enumerate() {
@@ -269,14 +271,14 @@ pub(super) async fn vectors(answer: Answer, count: usize) -> Result<Embedded, Fa
         }
     }
     let tokens = body["usage"]["prompt_tokens"].as_u64().unwrap_or(0);
-    checked(Embedded { vectors, tokens, cut: Vec::new() })
+    checked(EmbedResult { vectors, tokens, cut: Vec::new() })
 }
 
 /// Refuses vectors that are none.
-pub(super) fn checked(embedded: Embedded) -> Result<Embedded, Failure> {
+pub(super) fn checked(embedded: EmbedResult) -> Result<EmbedResult, ApiError> {
     let is_vector = |vector: &Vec<f32>| !vector.is_empty() && vector.iter().all(|x| x.is_finite());
     match embedded.vectors.iter().all(is_vector) {
         true => Ok(embedded),
-        false => Err(Failure::new(502, "the remote server sent no vector for some of the texts")),
+        false => Err(ApiError::new(502, "the remote server sent no vector for some of the texts")),
     }
 }

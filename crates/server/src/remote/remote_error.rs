@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::canonical::Failure;
+use crate::canonical::ApiError;
 
 /// The error that another server reports.
 #[derive(Debug, Default, PartialEq)]
@@ -48,10 +48,10 @@ impl RemoteError {
     }
 
     /// The failure of a request. A request that is too long is the client's error, whatever the server's status is.
-    pub(super) fn failure(&self, status: u16, message: String) -> Failure {
+    pub(super) fn failure(&self, status: u16, message: String) -> ApiError {
         let status = if self.exceeds_context { 400 } else { status };
         let is_too_long = self.exceeds_context && self.lengths.is_none();
-        Failure { lengths: self.lengths, is_too_long, ..Failure::new(status, message) }
+        ApiError { lengths: self.lengths, is_too_long, ..ApiError::new(status, message) }
     }
 
     /// Whether the request is too long for the context.
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
     use crate::http::{anthropic_error, openai_error};
 
-    fn failure(error: Value) -> Failure {
+    fn failure(error: Value) -> ApiError {
         let error = RemoteError::of(&error).unwrap();
         error.failure(502, error.text.clone())
     }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::*;
 use crate::canonical::{Embed, EmbedText, Prompt, RunOptions};
 use crate::config::Config;
-use crate::end::End;
+use crate::shutdown::ShutdownSignal;
 
 fn generate(given: Value) -> Generate {
     let Value::Object(given) = given else { panic!() };
@@ -38,7 +38,7 @@ fn generate(given: Value) -> Generate {
 fn upstream(keep_alive: Option<KeepAlive>) -> Upstream {
     let config = Config::with_models(std::path::Path::new("/tmp"));
     Upstream {
-        remotes: Remotes::new(&config, End::default()),
+        remotes: Remotes::new(&config, ShutdownSignal::default()),
         hosts: Vec::new(),
         model: "m".into(),
         via: Vec::new(),

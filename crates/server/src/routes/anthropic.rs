@@ -12,13 +12,13 @@ use puna_store::Entry;
 
 use super::{chat, rfc3339};
 use crate::app::{App, key};
-use crate::canonical::Failure;
+use crate::canonical::ApiError;
 use crate::dialect::anthropic::{MessagesEncoder, SEARCH, left_out, to_request, wishes_to_think};
 use crate::dialect::{collect, has, respond_when};
-use crate::http::{Anthropic, Client, Json, Refused, json_plain, note_ignored};
-use crate::links::{self, Author};
-use crate::names::Name;
-use crate::plans::Size;
+use crate::http::{Anthropic, Client, ErrorResponse, Json, json_plain, note_ignored};
+use crate::image_urls::{self, Author};
+use crate::memory_plans::ModelSize;
+use crate::model_names::Name;
 use crate::request::GenerationRequest;
 
 /// `POST /v1/messages`
@@ -26,10 +26,10 @@ pub(super) async fn messages(
     State(app): State<App>,
     client: Client,
     Json(request, _): Json<Anthropic, MessagesRequest>,
-) -> Result<Response, Refused<Anthropic>> {
+) -> Result<Response, ErrorResponse<Anthropic>> {
     left_out(&request.tools).into_iter().for_each(note_ignored);
     if !request.model.is_empty() && request.max_tokens < 1 {
-        return Err(Failure::bad_request("max_tokens is required and must be positive").into());
+        return Err(ApiError::bad_request("max_tokens is required and must be positive").into());
     }
     let stop = request.stop_sequences.clone().unwrap_or_default();
     let searches = request.tools.iter().any(|tool| tool.kind.starts_with(SEARCH));
@@ -55,7 +55,7 @@ pub(super) async fn count_tokens(
     State(app): State<App>,
     client: Client,
     Json(request, _): Json<Anthropic, MessagesRequest>,
-) -> Result<Response, Refused<Anthropic>> {
+) -> Result<Response, ErrorResponse<Anthropic>> {
     let (name, model, request) = checked(&app, request).await?;
     let input_tokens = chat::prepare(&app, client, request, &name, &model).await?.count().await?;
     Ok(json_plain(StatusCode::OK, &CountResponse { input_tokens }))
@@ -65,14 +65,14 @@ pub(super) async fn count_tokens(
 async fn checked(
     app: &App,
     mut request: MessagesRequest,
-) -> Result<(Name, Arc<puna_store::Model>, GenerationRequest), Failure> {
+) -> Result<(Name, Arc<puna_store::Model>, GenerationRequest), ApiError> {
     if request.model.is_empty() {
-        return Err(Failure::bad_request("model is required"));
+        return Err(ApiError::bad_request("model is required"));
     }
     check_thread(request.thread.as_ref())?;
     let contents = request.messages.iter_mut();
     let contents = contents.map(|message| (Author::of_role(&message.role), &mut message.content));
-    chat::fetch_images(app, &request.model, links::in_messages(contents.collect())).await?;
+    chat::fetch_images(app, &request.model, image_urls::in_anthropic(contents.collect())).await?;
     let wishes = wishes_to_think(&request);
     let mut request = to_request(request)?;
     let (name, model) = chat::find(app, &request.model).await?;
@@ -85,12 +85,12 @@ async fn checked(
 }
 
 /// Refuses to continue a stored conversation: none is stored, and the request has only its newest messages.
-fn check_thread(thread: Option<&Thread>) -> Result<(), Failure> {
+fn check_thread(thread: Option<&Thread>) -> Result<(), ApiError> {
     if thread.is_none_or(|thread| thread.kind != "continue") {
         return Ok(());
     }
     let text = "thread: this server stores no conversations: send all messages, without thread";
-    Err(Failure { code: Some(THREAD_NOT_FOUND.into()), ..Failure::new(404, text) })
+    Err(ApiError { code: Some(THREAD_NOT_FOUND.into()), ..ApiError::new(404, text) })
 }
 
 /// A page of `GET /v1/models`.
@@ -106,11 +106,15 @@ pub(super) struct Page {
 const PAGE: usize = 20;
 
 /// `GET /v1/models` in the form of this dialect.
-pub(super) async fn models(app: &App, entries: &[Entry], page: &Page) -> Result<Response, Failure> {
+pub(super) async fn models(
+    app: &App,
+    entries: &[Entry],
+    page: &Page,
+) -> Result<Response, ApiError> {
     let limit = page.limit.as_deref().map_or(Ok(PAGE), str::parse);
     let limit = limit.ok().filter(|limit| (1..=1000).contains(limit));
     let limit =
-        limit.ok_or_else(|| Failure::bad_request("limit must be a number from 1 to 1000"))?;
+        limit.ok_or_else(|| ApiError::bad_request("limit must be a number from 1 to 1000"))?;
     let at = |id: &Option<String>| {
         let id = id.as_ref()?;
         entries.iter().position(|entry| entry.name.to_string() == *id)
@@ -134,7 +138,7 @@ pub(super) async fn models(app: &App, entries: &[Entry], page: &Page) -> Result<
 }
 
 /// A model in the form of this dialect.
-pub(super) fn model(entry: &Entry, id: String, size: &Size) -> Model {
+pub(super) fn model(entry: &Entry, id: String, size: &ModelSize) -> Model {
     let created_at = rfc3339(entry.modified);
     Model {
         kind: "model".into(),

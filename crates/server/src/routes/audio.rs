@@ -6,16 +6,16 @@ use axum::response::Response;
 
 use super::chat;
 use crate::app::App;
-use crate::canonical::Failure;
+use crate::canonical::ApiError;
 use crate::dialect::has;
-use crate::http::{OpenAi, Refused, multipart, read_body};
+use crate::http::{ErrorResponse, OpenAi, multipart, read_body};
 
 pub(super) async fn transcriptions(
     State(app): State<App>,
     request: Request,
-) -> Result<Response, Refused<OpenAi>> {
+) -> Result<Response, ErrorResponse<OpenAi>> {
     let refused =
-        |reason: &str| Failure::bad_request(format!("failed to parse multipart form: {reason}"));
+        |reason: &str| ApiError::bad_request(format!("failed to parse multipart form: {reason}"));
     let kind = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
     let boundary = kind.and_then(multipart::boundary);
     let boundary =
@@ -26,14 +26,14 @@ pub(super) async fn transcriptions(
     let field =
         |name: &str| fields.iter().find(|(field, _)| field == name).map(|(_, value)| *value);
     let model = field("model").map(String::from_utf8_lossy).filter(|model| !model.is_empty());
-    let model = model.ok_or_else(|| Failure::bad_request("model is required"))?;
+    let model = model.ok_or_else(|| ApiError::bad_request("model is required"))?;
     let file = field("file")
-        .ok_or_else(|| Failure::bad_request("file is required: http: no such file"))?;
+        .ok_or_else(|| ApiError::bad_request("file is required: http: no such file"))?;
     if file.is_empty() {
-        return Err(Failure::bad_request("audio file is empty").into());
+        return Err(ApiError::bad_request("audio file is empty").into());
     }
     let (name, model) = chat::find(&app, &model).await?;
-    Err(Failure::bad_request(match has(&model, "audio") {
+    Err(ApiError::bad_request(match has(&model, "audio") {
         false => format!("{:?} does not support audio input", name.given),
         true => "audio input is not supported yet".into(),
     })

@@ -7,9 +7,9 @@ use bytes::Bytes;
 use puna_store::{Digest, StoreError};
 use tokio::sync::mpsc;
 
-use crate::app::{App, store_failure};
-use crate::canonical::Failure;
-use crate::http::{Native, Pieces, Refused};
+use crate::app::{App, store_error};
+use crate::canonical::ApiError;
+use crate::http::{BodyReader, ErrorResponse, Native};
 
 /// Pieces of an upload that may wait for the disk.
 const WAITING_PIECES: usize = 16;
@@ -18,11 +18,11 @@ const WAITING_PIECES: usize = 16;
 pub(super) async fn head(
     State(app): State<App>,
     Path(digest): Path<String>,
-) -> Result<Response, Refused<Native>> {
+) -> Result<Response, ErrorResponse<Native>> {
     let wanted = parse(&digest)?;
     match app.store(move |store| store.has_blob(&wanted)).await? {
         true => Ok(StatusCode::OK.into_response()),
-        false => Err(Failure::not_found(format!("blob {digest:?} not found")).into()),
+        false => Err(ApiError::not_found(format!("blob {digest:?} not found")).into()),
     }
 }
 
@@ -31,7 +31,7 @@ pub(super) async fn upload(
     State(app): State<App>,
     Path(digest): Path<String>,
     request: Request,
-) -> Result<Response, Refused<Native>> {
+) -> Result<Response, ErrorResponse<Native>> {
     let digest = parse(&digest)?;
     // A damaged one is replaced.
     if app.store(move |store| store.verify_blob(&digest).is_ok()).await? {
@@ -43,17 +43,17 @@ pub(super) async fn upload(
     sent?;
     match stored? {
         Ok(()) => Ok(StatusCode::CREATED.into_response()),
-        Err(error) => Err(store_failure(&error).into()),
+        Err(error) => Err(store_error(&error).into()),
     }
 }
 
-fn parse(digest: &str) -> Result<Digest, Failure> {
-    digest.parse::<Digest>().map_err(|_| Failure::bad_request("invalid digest format"))
+fn parse(digest: &str) -> Result<Digest, ApiError> {
+    digest.parse::<Digest>().map_err(|_| ApiError::bad_request("invalid digest format"))
 }
 
 /// Passes the body on; `None` stands for its proper end.
-async fn send(request: Request, to: mpsc::Sender<Option<Bytes>>) -> Result<(), Failure> {
-    let mut pieces = Pieces::of(request.into_body());
+async fn send(request: Request, to: mpsc::Sender<Option<Bytes>>) -> Result<(), ApiError> {
+    let mut pieces = BodyReader::new(request.into_body());
     while let Some(data) = pieces.next().await? {
         if to.send(Some(data)).await.is_err() {
             // The writer has failed and says why.

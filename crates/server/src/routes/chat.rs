@@ -8,13 +8,13 @@ use puna_api::KeepAlive;
 use puna_api::native::{ChatRequest, Think};
 use puna_store::Model;
 
-use crate::app::{App, Loaded, Running, key};
-use crate::canonical::{Event, Failure, Generate, Task};
+use crate::app::{AcquiredModel, App, RunningTask, key};
+use crate::canonical::{ApiError, Event, Generate, Task};
 use crate::dialect::native::{self, ChatEncoder};
 use crate::dialect::{check_images, collect, has, respond};
-use crate::http::{Client, Json, Native, Refused, note_ignored};
-use crate::links::Place;
-use crate::names::Name;
+use crate::http::{Client, ErrorResponse, Json, Native, note_ignored};
+use crate::image_urls::ImageUrl;
+use crate::model_names::Name;
 use crate::options::{self, RequestOptions};
 use crate::remote::{has_option, note_unheard};
 use crate::request::GenerationRequest;
@@ -23,7 +23,7 @@ pub(super) async fn chat(
     State(app): State<App>,
     client: Client,
     Json(request, _): Json<Native, ChatRequest>,
-) -> Result<Response, Refused<Native>> {
+) -> Result<Response, ErrorResponse<Native>> {
     let (stream, return_adapted) = (request.stream.unwrap_or(true), request.return_adapted);
     let request = native::chat(request)?;
     let (name, model) = find(&app, &request.model).await?;
@@ -49,7 +49,7 @@ pub(super) async fn leaves(
     model: &Model,
     keep_alive: Option<KeepAlive>,
     options: &RequestOptions,
-) -> Result<bool, Failure> {
+) -> Result<bool, ApiError> {
     note_unheard(model, keep_alive);
     if !keep_alive.is_some_and(KeepAlive::is_zero) {
         return Ok(false);
@@ -69,11 +69,11 @@ pub(super) fn drop_wish_to_think(request: &mut GenerationRequest, model: &Model,
 }
 
 /// The model of a chat.
-pub(super) async fn find(app: &App, given: &str) -> Result<(Name, Arc<Model>), Failure> {
+pub(super) async fn find(app: &App, given: &str) -> Result<(Name, Arc<Model>), ApiError> {
     if given.is_empty() {
-        return Err(Failure::bad_request("model is required"));
+        return Err(ApiError::bad_request("model is required"));
     }
-    let name = Name::to_run(given)?;
+    let name = Name::parse_runnable(given)?;
     let model = app.find(&name, || format!("model '{given}' not found")).await?;
     Ok((name, model))
 }
@@ -86,10 +86,10 @@ pub(super) async fn find(app: &App, given: &str) -> Result<(Name, Arc<Model>), F
 pub(super) async fn fetch_images(
     app: &App,
     model: &str,
-    places: Vec<Place<'_>>,
-) -> Result<(), Failure> {
-    let Some(links) = app.links().filter(|_| !places.is_empty()) else { return Ok(()) };
-    let name = Name::to_run(model)?;
+    places: Vec<ImageUrl<'_>>,
+) -> Result<(), ApiError> {
+    let Some(links) = app.image_fetcher().filter(|_| !places.is_empty()) else { return Ok(()) };
+    let name = Name::parse_runnable(model)?;
     let model = app.find(&name, || format!("model '{}' not found", name.given)).await?;
     check_images(&model, places.iter().filter(|place| place.is_newest()).count())?;
     if check_images(&model, 1).is_err() {
@@ -100,12 +100,12 @@ pub(super) async fn fetch_images(
 
 /// A chat whose model is in memory.
 pub(super) struct Prepared {
-    loaded: Loaded,
+    loaded: AcquiredModel,
     generate: Box<Generate>,
 }
 
 impl Prepared {
-    pub(super) async fn start(self) -> Running {
+    pub(super) async fn start(self) -> RunningTask {
         self.loaded.run(Task::Generate(self.generate)).await
     }
 
@@ -113,18 +113,18 @@ impl Prepared {
     ///
     /// # Errors
     /// Together they would be too large.
-    pub(super) async fn start_several(self, answers: usize) -> Result<Vec<Running>, Failure> {
-        let mut several = self.generate.several(answers)?;
+    pub(super) async fn start_several(self, answers: usize) -> Result<Vec<RunningTask>, ApiError> {
+        let mut several = self.generate.replicate(answers)?;
         // The prompt's own are the same for all answers, and to score it is to compute it.
         several.iter_mut().skip(1).for_each(|generate| generate.prompt_logprobs = None);
         self.loaded.run_all(several).await
     }
 
     /// Counts the prompt's tokens instead.
-    pub(super) async fn count(self) -> Result<u64, Failure> {
-        match self.loaded.run(Task::Count(self.generate)).await.end().await? {
+    pub(super) async fn count(self) -> Result<u64, ApiError> {
+        match self.loaded.run(Task::Count(self.generate)).await.result().await? {
             Event::Counted(tokens) => Ok(tokens),
-            _ => Err(Failure::internal("the model runner counted nothing")),
+            _ => Err(ApiError::internal("the model runner counted nothing")),
         }
     }
 }
@@ -146,7 +146,7 @@ pub(super) async fn prepare(
     request: GenerationRequest,
     name: &Name,
     model: &Model,
-) -> Result<Prepared, Failure> {
+) -> Result<Prepared, ApiError> {
     request.check_chat(model, name)?;
     let (load, run) = app.options(model, &request.options).await?;
     let (keep_alive, num_ctx) = (request.keep_alive, run.num_ctx);

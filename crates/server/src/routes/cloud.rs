@@ -4,8 +4,8 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json as value};
 
-use crate::canonical::Failure;
-use crate::http::{ErrorForm, Json, Native, json};
+use crate::canonical::ApiError;
+use crate::http::{ErrorFormat, Json, Native, json};
 
 /// `GET /api/status`
 pub(super) async fn status() -> Response {
@@ -14,17 +14,17 @@ pub(super) async fn status() -> Response {
 
 /// Accounts: `POST /api/me`, `POST /api/signout`, `DELETE /api/user/keys/…`
 pub(super) async fn account() -> Response {
-    Native::error(&Failure::new(501, "not supported: ollama.com accounts"))
+    Native::error(&ApiError::new(501, "not supported: ollama.com accounts"))
 }
 
 /// `POST /api/experimental/web_search`
 pub(super) async fn web_search(_: Json<Native, Value>) -> Response {
-    Native::error(&Failure::new(403, "ollama cloud is disabled: web search is unavailable"))
+    Native::error(&ApiError::new(403, "ollama cloud is disabled: web search is unavailable"))
 }
 
 /// `POST /api/experimental/web_fetch`
 pub(super) async fn web_fetch(_: Json<Native, Value>) -> Response {
-    Native::error(&Failure::new(403, "ollama cloud is disabled: web fetch is unavailable"))
+    Native::error(&ApiError::new(403, "ollama cloud is disabled: web fetch is unavailable"))
 }
 
 /// `GET /api/experimental/model-recommendations`

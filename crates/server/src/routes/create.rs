@@ -5,16 +5,16 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use puna_api::native::{CreateRequest, Progress};
-use puna_store::{Hooks, ModelName, ModelRef, Source, Store, StoreError};
+use puna_store::{CreateHooks, ModelName, ModelRef, ModelSource, Store, StoreError};
 use serde_json::{Map, Value, json as value};
 use tokio::sync::mpsc;
 
 use super::lines::{self, Line, WAITING};
 use super::transfer;
-use crate::app::{App, store_failure};
-use crate::canonical::{Failure, RunOptions};
+use crate::app::{App, store_error};
+use crate::canonical::{ApiError, RunOptions};
 use crate::dialect::check_readable;
-use crate::http::{Json, Native, Refused, note_ignored};
+use crate::http::{ErrorResponse, Json, Native, note_ignored};
 use crate::options::{self, RequestOptions};
 use crate::runner::{check_draft, check_model, check_template, detect_template};
 use crate::scheduler::LoadOptions;
@@ -23,12 +23,12 @@ use crate::version::OLLAMA_VERSION;
 pub(super) async fn create(
     State(app): State<App>,
     Json(request, _): Json<Native, CreateRequest>,
-) -> Result<Response, Refused<Native>> {
+) -> Result<Response, ErrorResponse<Native>> {
     let given = if request.model.is_empty() { &request.name } else { &request.model };
     let ModelRef { name, runner, .. } =
-        ModelRef::parse(given).map_err(|_| Failure::bad_request("invalid model name"))?;
+        ModelRef::parse(given).map_err(|_| ApiError::bad_request("invalid model name"))?;
     if runner.is_some() {
-        return Err(Failure::bad_request(
+        return Err(ApiError::bad_request(
             "invalid model name: a new model has no runner, leave it out",
         )
         .into());
@@ -41,9 +41,9 @@ pub(super) async fn create(
     check_parameters(request.parameters.as_ref())?;
     request.messages.iter().try_for_each(|message| check_readable(&message.images))?;
     let ranges = request.parameters.as_ref().map_or(Ok(()), puna_store::check_ranges);
-    ranges.map_err(|e| Failure::bad_request(e.to_string()))?;
+    ranges.map_err(|e| ApiError::bad_request(e.to_string()))?;
     let wanted = store_request(request);
-    if let Some(remote) = wanted.remote().map_err(|e| store_failure(&e))? {
+    if let Some(remote) = wanted.remote().map_err(|e| store_error(&e))? {
         app.remotes().check(&remote.host)?;
     }
     let (to, lines) = mpsc::channel::<Line>(WAITING);
@@ -63,14 +63,14 @@ async fn make_or_fetch(
     name: ModelName,
     wanted: puna_store::CreateRequest,
     to: &mpsc::Sender<Line>,
-) -> Result<(), Failure> {
+) -> Result<(), ApiError> {
     let wanted = Arc::new(wanted);
     let missing = match attempt(app, &name, &wanted, to).await? {
         Err(error @ StoreError::NotFound(_)) => error,
         made => return made.map_err(|e| create_failure(&e)),
     };
     let from = wanted.from.as_deref().and_then(|from| ModelRef::parse(from).ok());
-    let Some(from) = from.filter(|from| from.source == Source::Any) else {
+    let Some(from) = from.filter(|from| from.source == ModelSource::Any) else {
         return Err(create_failure(&missing));
     };
     transfer::fetch(app, &from, to).await?;
@@ -82,7 +82,7 @@ async fn attempt(
     name: &ModelName,
     wanted: &Arc<puna_store::CreateRequest>,
     to: &mpsc::Sender<Line>,
-) -> Result<Result<(), StoreError>, Failure> {
+) -> Result<Result<(), StoreError>, ApiError> {
     let (name, wanted, to, keep_unused) =
         (name.clone(), wanted.clone(), to.clone(), app.config().no_prune);
     app.store(move |store| make(store, &name, &wanted, keep_unused, &to)).await
@@ -104,11 +104,11 @@ fn make(
         };
         let _ = to.blocking_send(Ok(line));
     };
-    store.create(name, request, &Hooks { keep_unused, ..hooks() }, &mut progress)
+    store.create(name, request, &CreateHooks { keep_unused, ..hooks() }, &mut progress)
 }
 
 /// Refuses parameters that every request to the model would fail with.
-pub(super) fn check_parameters(parameters: Option<&Map<String, Value>>) -> Result<(), Failure> {
+pub(super) fn check_parameters(parameters: Option<&Map<String, Value>>) -> Result<(), ApiError> {
     let (mut load, mut run) = (LoadOptions::default(), RunOptions::default());
     let mut unknown = |name: &str| note_ignored(format!("parameters.{name}"));
     options::apply(
@@ -120,31 +120,31 @@ pub(super) fn check_parameters(parameters: Option<&Map<String, Value>>) -> Resul
     )?;
     run.sampling
         .normalize(run.num_ctx.unwrap_or(u32::MAX))
-        .map_err(|e| Failure::bad_request(e.to_string()))
+        .map_err(|e| ApiError::bad_request(e.to_string()))
 }
 
 /// What the store asks of the crates that know templates and versions.
-fn hooks() -> Hooks<'static> {
-    Hooks {
+fn hooks() -> CreateHooks<'static> {
+    CreateHooks {
         check_template: Some(&check_template),
         check_model: Some(&check_model),
         check_draft: Some(&check_draft),
         detect_template: Some(&detect_template),
         version: Some(OLLAMA_VERSION),
-        ..Hooks::default()
+        ..CreateHooks::default()
     }
 }
 
 /// Something that cannot be made is the client's fault, a store that cannot be written is not.
-fn create_failure(error: &StoreError) -> Failure {
+fn create_failure(error: &StoreError) -> ApiError {
     match error {
         StoreError::NotFound(name) => {
-            Failure::internal(format!("pull model manifest: {name}: file does not exist"))
+            ApiError::internal(format!("pull model manifest: {name}: file does not exist"))
         }
         StoreError::QuantizeSource | StoreError::QuantizeType(_) => {
-            Failure::bad_request(error.to_string())
+            ApiError::bad_request(error.to_string())
         }
-        error => store_failure(error),
+        error => store_error(error),
     }
 }
 

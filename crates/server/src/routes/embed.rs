@@ -10,11 +10,11 @@ use puna_api::native::{
 use puna_store::Facts;
 use serde_json::{Map, Value};
 
-use crate::app::{App, Running};
-use crate::canonical::{Embed, EmbedText, Embedded, Event, Failure, Task};
+use crate::app::{App, RunningTask};
+use crate::canonical::{ApiError, Embed, EmbedResult, EmbedText, Event, Task};
 use crate::dialect::{Times, has};
-use crate::http::{Client, Json, Native, Refused, json, note_ignored};
-use crate::names::Name;
+use crate::http::{Client, ErrorResponse, Json, Native, json, note_ignored};
+use crate::model_names::Name;
 use crate::options::RequestOptions;
 use crate::remote::note_unheard;
 
@@ -22,13 +22,13 @@ pub(super) async fn embed(
     State(app): State<App>,
     client: Client,
     Json(request, _): Json<Native, EmbedRequest>,
-) -> Result<Response, Refused<Native>> {
+) -> Result<Response, ErrorResponse<Native>> {
     if request.model.is_empty() {
-        return Err(Failure::not_found("model '' not found").into());
+        return Err(ApiError::not_found("model '' not found").into());
     }
-    let name = Name::to_run(&request.model)?;
+    let name = Name::parse_runnable(&request.model)?;
     let inputs = EmbedInput::from_value(&request.input)
-        .ok_or_else(|| Failure::bad_request("invalid input type"))?;
+        .ok_or_else(|| ApiError::bad_request("invalid input type"))?;
     let wanted = Wanted {
         inputs: inputs.0.into_iter().map(EmbedText::Text).collect(),
         too_long: request.truncate.map_or(TooLong::Cut, TooLong::Asked),
@@ -54,11 +54,11 @@ pub(super) async fn embeddings(
     State(app): State<App>,
     client: Client,
     Json(request, _): Json<Native, EmbeddingsRequest>,
-) -> Result<Response, Refused<Native>> {
+) -> Result<Response, ErrorResponse<Native>> {
     if request.model.is_empty() {
-        return Err(Failure::bad_request("model is required").into());
+        return Err(ApiError::bad_request("model is required").into());
     }
-    let name = Name::to_run(&request.model)?;
+    let name = Name::parse_runnable(&request.model)?;
     let inputs =
         if request.prompt.is_empty() { Vec::new() } else { vec![EmbedText::Text(request.prompt)] };
     let (options, keep_alive, too_long) = (request.options, request.keep_alive, TooLong::Refuse);
@@ -111,17 +111,17 @@ pub(super) async fn vectors(
     client: Client,
     name: &Name,
     wanted: Wanted,
-) -> Result<Vectors, Failure> {
+) -> Result<Vectors, ApiError> {
     let missing = || format!("model {:?} not found, try pulling it first", name.given);
     let model = app.find(name, missing).await?;
-    if model.facts.pooling == Some(Facts::RANK) {
-        return Err(Failure::bad_request(format!(
+    if model.facts.pooling == Some(Facts::RANK_POOLING) {
+        return Err(ApiError::bad_request(format!(
             "{:?} does not support embeddings; it ranks texts: POST /api/rerank",
             name.given
         )));
     }
     if !has(&model, "embedding") {
-        return Err(Failure::bad_request(format!("{:?} does not support embeddings", name.given)));
+        return Err(ApiError::bad_request(format!("{:?} does not support embeddings", name.given)));
     }
     let options = RequestOptions::named(wanted.options.as_ref());
     let (load, run) = app.options(&model, &options).await?;
@@ -141,17 +141,17 @@ pub(super) async fn vectors(
     finish(loaded.run(Task::Embed(embed)).await).await
 }
 
-async fn finish(mut running: Running) -> Result<Vectors, Failure> {
+async fn finish(mut running: RunningTask) -> Result<Vectors, ApiError> {
     while let Some(event) = running.next().await {
         match event {
-            Event::Embedded(Embedded { vectors, tokens, cut }) => {
+            Event::Embedded(EmbedResult { vectors, tokens, cut }) => {
                 return Ok(Vectors { vectors, tokens, cut, times: Times::of(&running) });
             }
             Event::Error(failure) => return Err(failure),
             _ => {}
         }
     }
-    Err(Failure::internal("the model runner sent no vectors"))
+    Err(ApiError::internal("the model runner sent no vectors"))
 }
 
 /// Brings vectors to so many components and to norm 1. A number that no vector can have leaves them whole, as Ollama has

@@ -9,20 +9,20 @@ use puna_api::native::GenerateRequest;
 use puna_store::Model;
 
 use super::chat::{leaves, note_lost};
-use crate::app::{App, Loaded, key};
-use crate::canonical::{Failure, Generate, Input, Task};
+use crate::app::{AcquiredModel, App, key};
+use crate::canonical::{ApiError, Generate, Input, Task};
 use crate::dialect::native::{self, GenerateEncoder};
 use crate::dialect::{collect, respond};
-use crate::http::{Client, Json, Native, Refused};
-use crate::names::Name;
+use crate::http::{Client, ErrorResponse, Json, Native};
+use crate::model_names::Name;
 use crate::request::GenerationRequest;
-use crate::scheduler::{Key, LoadOptions};
+use crate::scheduler::{LoadOptions, ModelKey};
 
 pub(super) async fn generate(
     State(app): State<App>,
     client: Client,
     Json(request, _): Json<Native, GenerateRequest>,
-) -> Result<Response, Refused<Native>> {
+) -> Result<Response, ErrorResponse<Native>> {
     let stream = request.stream.unwrap_or(true);
     let with_context = !request.raw;
     let encoder = GenerateEncoder::new(request.model.clone(), with_context);
@@ -62,23 +62,23 @@ pub(super) struct Needed {
 
 impl Needed {
     /// What it is told apart by.
-    pub(super) fn key(&self) -> Key {
+    pub(super) fn key(&self) -> ModelKey {
         key(&self.model)
     }
 
     /// Waits for it.
-    pub(super) async fn load(self, app: &App, client: Client) -> Result<Loaded, Failure> {
+    pub(super) async fn load(self, app: &App, client: Client) -> Result<AcquiredModel, ApiError> {
         app.load(&self.model, (self.load, self.num_ctx), self.keep_alive, client).await
     }
 }
 
 /// Checks a request in the original's order.
-pub(super) async fn check(app: &App, request: GenerationRequest) -> Result<Checked, Failure> {
+pub(super) async fn check(app: &App, request: GenerationRequest) -> Result<Checked, ApiError> {
     let missing = |name: &str| format!("model '{name}' not found");
     if request.model.is_empty() {
-        return Err(Failure::not_found(missing("")));
+        return Err(ApiError::not_found(missing("")));
     }
-    let name = Name::to_run(&request.model)?;
+    let name = Name::parse_runnable(&request.model)?;
     let model = app.find(&name, || missing(&name.given)).await?;
     let keep_alive = request.keep_alive;
     let empty = matches!(&request.input, Input::Prompt(prompt) if prompt.text.is_empty());

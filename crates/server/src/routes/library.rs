@@ -8,35 +8,35 @@ use puna_api::native::{
     CopyRequest, DeleteRequest, DeleteResponse, ListResponse, ModelDetails, ModelSummary,
     ShowRequest,
 };
-use puna_store::{Deleted, Entry, Listed, ModelRef, Store, StoreError};
+use puna_store::{DeleteOutcome, Entry, Listing, ModelRef, Store, StoreError};
 
 use super::create::check_parameters;
 use super::rfc3339;
 use super::show;
-use crate::app::{App, api_details, store_failure};
-use crate::canonical::Failure;
-use crate::http::{JSON, Json, Native, Refused, json};
-use crate::names::Name;
+use crate::app::{App, api_details, store_error};
+use crate::canonical::ApiError;
+use crate::http::{ErrorResponse, JSON, Json, Native, json};
+use crate::model_names::Name;
 use crate::remote::Description;
 
 /// `GET /api/tags`
-pub(super) async fn tags(State(app): State<App>) -> Result<Response, Refused<Native>> {
+pub(super) async fn tags(State(app): State<App>) -> Result<Response, ErrorResponse<Native>> {
     let at = app.clone();
     let told = app.store(move |store| {
-        let listed = store.listed()?;
-        if let Some(answer) = at.told().of(&listed) {
+        let listed = store.listing()?;
+        if let Some(answer) = at.tags_cache().get(&listed) {
             return Ok(Some(answer));
         }
         let (list, is_whole) = told_of(store, &listed);
         let answer = serde_json::to_vec(&list).ok().map(Bytes::from);
         if let Some(answer) = answer.clone().filter(|_| is_whole) {
-            at.told().keep(listed, answer);
+            at.tags_cache().insert(listed, answer);
         }
         Ok(answer)
     });
-    let answer = told.await?.map_err(|e: StoreError| store_failure(&e))?;
+    let answer = told.await?.map_err(|e: StoreError| store_error(&e))?;
     let answer = answer
-        .ok_or_else(|| Failure::internal("the list of models cannot be written".to_owned()))?;
+        .ok_or_else(|| ApiError::internal("the list of models cannot be written".to_owned()))?;
     Ok(([(header::CONTENT_TYPE, JSON)], answer).into_response())
 }
 
@@ -45,12 +45,12 @@ pub(super) async fn tags(State(app): State<App>) -> Result<Response, Refused<Nat
 /// # Errors
 /// The store cannot be read.
 pub fn stored_models(store: &Store) -> Result<ListResponse, StoreError> {
-    let listed = store.listed()?;
+    let listed = store.listing()?;
     Ok(told_of(store, &listed).0)
 }
 
 /// What is told of a list, and whether something could be told of each model.
-fn told_of(store: &Store, listed: &Listed) -> (ListResponse, bool) {
+fn told_of(store: &Store, listed: &Listing) -> (ListResponse, bool) {
     let mut is_whole = true;
     // A name that stands for several manifests has a row for each that is stored, as with Ollama.
     let mut models = Vec::with_capacity(listed.entries.len());
@@ -62,14 +62,14 @@ fn told_of(store: &Store, listed: &Listed) -> (ListResponse, bool) {
             }
         }
     }
-    store.keep_lists();
+    store.save_list_cache();
     let way_out = |error: &StoreError| match error {
-        StoreError::Silent { .. } => error.to_string(),
+        StoreError::Unresponsive { .. } => error.to_string(),
         _ => format!(
             "{error}: repair or delete that file; until then the space of removed models is not freed"
         ),
     };
-    (ListResponse { models, warnings: listed.broken.iter().map(way_out).collect() }, is_whole)
+    (ListResponse { models, warnings: listed.errors.iter().map(way_out).collect() }, is_whole)
 }
 
 /// What the list says of a model. One whose parts are missing is listed all the same, so that it can be deleted.
@@ -101,7 +101,7 @@ fn summary(store: &Store, entry: &Entry, is_whole: &mut bool) -> ModelSummary {
         Err(error) => {
             summary.details.runner.clone_from(&entry.runner);
             *is_whole = false;
-            if store.is_news(&error.to_string()) {
+            if store.is_first_report(&error.to_string()) {
                 tracing::warn!(model = summary.name, %error, "a stored model is broken");
             }
         }
@@ -114,10 +114,10 @@ pub(super) async fn show(
     State(app): State<App>,
     headers: HeaderMap,
     Json(request, _): Json<Native, ShowRequest>,
-) -> Result<Response, Refused<Native>> {
+) -> Result<Response, ErrorResponse<Native>> {
     let given = if request.model.is_empty() { &request.name } else { &request.model };
     if given.is_empty() {
-        return Err(Failure::bad_request("model is required").into());
+        return Err(ApiError::bad_request("model is required").into());
     }
     check_parameters(request.options.as_ref())?;
     let name = Name::parse(given, "remote model details are unavailable")?;
@@ -141,16 +141,16 @@ pub(super) async fn show(
 pub(super) async fn copy(
     State(app): State<App>,
     Json(request, _): Json<Native, CopyRequest>,
-) -> Result<Response, Refused<Native>> {
+) -> Result<Response, ErrorResponse<Native>> {
     let parse = |what: &str, text: &str| {
-        let invalid = |_| Failure::bad_request(format!("{what} {text:?} is invalid"));
+        let invalid = |_| ApiError::bad_request(format!("{what} {text:?} is invalid"));
         ModelRef::parse(text).map_err(invalid)
     };
     let source = parse("source", &request.source)?;
     let destination = parse("destination", &request.destination)?;
     if destination.runner.is_some() {
         let what = &request.destination;
-        return Err(Failure::bad_request(format!(
+        return Err(ApiError::bad_request(format!(
             "destination {what:?} is invalid: leave out the runner"
         ))
         .into());
@@ -161,9 +161,9 @@ pub(super) async fn copy(
     match app.store(copy).await? {
         Ok(()) => Ok(StatusCode::OK.into_response()),
         Err(StoreError::NotFound(_)) => {
-            Err(Failure::not_found(format!("model {:?} not found", request.source)).into())
+            Err(ApiError::not_found(format!("model {:?} not found", request.source)).into())
         }
-        Err(error) => Err(store_failure(&error).into()),
+        Err(error) => Err(store_error(&error).into()),
     }
 }
 
@@ -171,44 +171,44 @@ pub(super) async fn copy(
 pub(super) async fn delete(
     State(app): State<App>,
     Json(request, _): Json<Native, DeleteRequest>,
-) -> Result<Response, Refused<Native>> {
+) -> Result<Response, ErrorResponse<Native>> {
     let given = if request.model.is_empty() { request.name } else { request.model };
     if given.is_empty() {
-        return Err(Failure::bad_request("model is required").into());
+        return Err(ApiError::bad_request("model is required").into());
     }
-    let invalid = |_| Failure::bad_request(format!("name {given:?} is invalid"));
+    let invalid = |_| ApiError::bad_request(format!("name {given:?} is invalid"));
     let ModelRef { name, runner, .. } = ModelRef::parse(&given).map_err(invalid)?;
     if runner.is_some() {
         let reason =
             format!("{name} is removed with the manifests for all runners: leave out the runner");
-        return Err(Failure::bad_request(reason).into());
+        return Err(ApiError::bad_request(reason).into());
     }
     let deleted = name.to_string();
     let done = app.store(move |store| store.delete(&name)).await?;
     if done.is_ok() {
         // Nobody could ask for its end by name any more.
         let running = app.models().list().await.into_iter();
-        for model in running.filter(|model| model.about.name.eq_ignore_ascii_case(&deleted)) {
+        for model in running.filter(|model| model.listing.name.eq_ignore_ascii_case(&deleted)) {
             app.models().expire(model.key).await;
         }
     }
     match done {
-        Ok(Deleted { blocked_by: None, removed_for_good: None }) => {
+        Ok(DeleteOutcome { blocked_by: None, trash_error: None }) => {
             Ok(StatusCode::OK.into_response())
         }
-        Ok(Deleted { blocked_by: Some(error), .. }) => {
+        Ok(DeleteOutcome { blocked_by: Some(error), .. }) => {
             let warning = format!("the space of the model was not freed: {error}");
             Ok(json(StatusCode::OK, &DeleteResponse { warning }))
         }
-        Ok(Deleted { removed_for_good: Some(reason), .. }) => {
+        Ok(DeleteOutcome { trash_error: Some(reason), .. }) => {
             let warning = format!(
                 "the model is removed for good, and `puna prune --undo` cannot bring it back: {reason}"
             );
             Ok(json(StatusCode::OK, &DeleteResponse { warning }))
         }
         Err(StoreError::NotFound(_)) => {
-            Err(Failure::not_found(format!("model '{given}' not found")).into())
+            Err(ApiError::not_found(format!("model '{given}' not found")).into())
         }
-        Err(error) => Err(store_failure(&error).into()),
+        Err(error) => Err(store_error(&error).into()),
     }
 }

@@ -11,10 +11,10 @@ use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 
 use crate::app::App;
-use crate::canonical::Failure;
+use crate::canonical::ApiError;
 use crate::dialect::native::push_line;
-use crate::end::End;
-use crate::http::{Native, Refused, Wire, error_body, json_plain, stream};
+use crate::http::{ErrorResponse, Native, StreamFormat, error_body, json_plain, stream};
+use crate::shutdown::ShutdownSignal;
 
 /// Lines of progress that may wait for the client.
 pub(super) const WAITING: usize = 64;
@@ -23,7 +23,7 @@ pub(super) const WAITING: usize = 64;
 const SUCCESS: &str = "success";
 
 /// A line, or why there are no more.
-pub(super) type Line = Result<Progress, Failure>;
+pub(super) type Line = Result<Progress, ApiError>;
 
 /// Lines as they come; or, if the client wants one object, the last of them. A failure before the first line is the
 /// answer's status, a later one is the last line.
@@ -31,8 +31,8 @@ pub(super) async fn answer(
     app: &App,
     lines: mpsc::Receiver<Line>,
     whole: bool,
-) -> Result<Response, Refused<Native>> {
-    let mut lines = Lines { lines, end: app.end().clone(), done: false, over: false };
+) -> Result<Response, ErrorResponse<Native>> {
+    let mut lines = Lines { lines, end: app.shutdown_signal().clone(), done: false, over: false };
     if whole {
         let mut last = Progress::default();
         while let Some(line) = lines.next().await {
@@ -45,7 +45,7 @@ pub(super) async fn answer(
         first => {
             let rest =
                 unfold(lines, async |mut lines| lines.next().await.map(|line| (line, lines)));
-            Ok(stream(Wire::Ndjson, tokio_stream::iter(first).chain(rest).map(encode)))
+            Ok(stream(StreamFormat::Ndjson, tokio_stream::iter(first).chain(rest).map(encode)))
         }
     }
 }
@@ -53,7 +53,7 @@ pub(super) async fn answer(
 /// The lines of work, and an error in the place of an end that does not come.
 struct Lines {
     lines: mpsc::Receiver<Line>,
-    end: End,
+    end: ShutdownSignal,
     /// The last line said that the work is done.
     done: bool,
     over: bool,
@@ -67,12 +67,12 @@ impl Lines {
         let line = tokio::select! {
             biased;
             line = self.lines.recv() => line,
-            failure = self.end.come() => Some(Err(failure)),
+            failure = self.end.wait() => Some(Err(failure)),
         };
         let line = match line {
             None if !self.done => {
                 let text = "the work broke off; this is an error in Puna, and the log of the server says more";
-                Some(Err(Failure::internal(text)))
+                Some(Err(ApiError::internal(text)))
             }
             line => line,
         };
@@ -102,7 +102,7 @@ mod tests {
         of.iter().for_each(|status| {
             to.try_send(Ok(Progress { status: (*status).into(), ..Progress::default() })).unwrap()
         });
-        Lines { lines, end: End::default(), done: false, over: false }
+        Lines { lines, end: ShutdownSignal::default(), done: false, over: false }
     }
 
     #[tokio::test]

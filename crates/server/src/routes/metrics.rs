@@ -5,16 +5,16 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
 use crate::app::App;
-use crate::figures::{Count, Figures, Histogram, OfModel, Outcome};
-use crate::manager::{OfRunners, Runners};
-use crate::prometheus::{self, COUNTER, GAUGE, Text};
+use crate::manager::{RunnerTotals, RunnersSnapshot};
+use crate::metrics::{Counter, Histogram, ModelMetrics, Outcome, ServerMetrics};
+use crate::prometheus::{self, COUNTER, GAUGE, MetricsText};
 use crate::runner::protocol::Pulse;
-use crate::scheduler::Unload;
+use crate::scheduler::UnloadReason;
 use crate::version::VERSION;
 
 pub(super) async fn metrics(State(app): State<App>) -> Response {
     let runners = app.models().runners().await;
-    let mut text = text(app.figures(), &runners);
+    let mut text = text(app.metrics(), &runners);
     if let Some(mirror) = app.mirror() {
         match mirror.metrics().await {
             Ok(more) => text += &more,
@@ -24,8 +24,8 @@ pub(super) async fn metrics(State(app): State<App>) -> Response {
     ([(header::CONTENT_TYPE, prometheus::CONTENT_TYPE)], text).into_response()
 }
 
-fn text(figures: &Figures, runners: &Runners) -> String {
-    let mut out = Text::default();
+fn text(figures: &ServerMetrics, runners: &RunnersSnapshot) -> String {
+    let mut out = MetricsText::default();
     out.family("puna_build_info", GAUGE, "The version of the server; always 1.");
     out.sample("", &[("version", VERSION)], 1);
     out.family(
@@ -33,7 +33,7 @@ fn text(figures: &Figures, runners: &Runners) -> String {
         COUNTER,
         "Requests by route, method and status of the answer.",
     );
-    for (answered, count) in figures.answers() {
+    for (answered, count) in figures.response_counts() {
         let status = answered.status.to_string();
         out.sample(
             "",
@@ -48,16 +48,20 @@ fn text(figures: &Figures, runners: &Runners) -> String {
     requests(&mut out, figures);
     runners_counts(&mut out, runners);
     runners_now(&mut out, runners);
-    out.end()
+    out.finish()
 }
 
 /// What is counted by the requested model.
-fn requests(out: &mut Text, figures: &Figures) {
+fn requests(out: &mut MetricsText, figures: &ServerMetrics) {
     let models = figures.models();
     out.family("puna_model_requests_total", COUNTER, "Requests to models that ended, by outcome.");
     for (model, of) in &models {
         for outcome in Outcome::ALL {
-            out.sample("", &[("model", model), ("outcome", outcome.name())], of.outcomes(outcome));
+            out.sample(
+                "",
+                &[("model", model), ("outcome", outcome.name())],
+                of.outcome_count(outcome),
+            );
         }
     }
     for (name, help, count) in COUNTS {
@@ -66,8 +70,8 @@ fn requests(out: &mut Text, figures: &Figures) {
     }
     out.family("puna_model_unloads_total", COUNTER, "Models told to leave memory, by reason.");
     for (model, of) in &models {
-        for why in Unload::ALL {
-            out.sample("", &[("model", model), ("reason", why.name())], of.unloads(why));
+        for why in UnloadReason::ALL {
+            out.sample("", &[("model", model), ("reason", why.name())], of.unload_count(why));
         }
     }
     for (name, help, histogram) in TIMES {
@@ -77,9 +81,9 @@ fn requests(out: &mut Text, figures: &Figures) {
 }
 
 /// Something that is counted of a model.
-type Of<T> = fn(&OfModel) -> &T;
+type Of<T> = fn(&ModelMetrics) -> &T;
 
-const COUNTS: [(&str, &str, Of<Count>); 4] = [
+const COUNTS: [(&str, &str, Of<Counter>); 4] = [
     (
         "puna_cached_prompt_tokens_total",
         "Prompt tokens of finished generations that were found in the cache.",
@@ -105,7 +109,7 @@ const TIMES: [(&str, &str, Of<Histogram>); 5] = [
     (
         "puna_queue_wait_seconds",
         "From a model being in memory until a request's prompt is begun with.",
-        |of| &of.line_wait,
+        |of| &of.queue_wait,
     ),
     (
         "puna_time_to_first_token_seconds",
@@ -123,8 +127,8 @@ const TIMES: [(&str, &str, Of<Histogram>); 5] = [
 ];
 
 /// What runners have done, also those that are gone.
-fn runners_counts(out: &mut Text, runners: &Runners) {
-    type Values = fn(&OfRunners) -> Vec<(&'static str, u64)>;
+fn runners_counts(out: &mut MetricsText, runners: &RunnersSnapshot) {
+    type Values = fn(&RunnerTotals) -> Vec<(&'static str, u64)>;
     let counts: [(&str, &str, &str, Values); 6] = [
         ("puna_prompt_tokens_total", "Prompt tokens computed, without cached ones.", "", |of| {
             vec![("", of.counts.prompt_tokens)]
@@ -161,13 +165,13 @@ fn runners_counts(out: &mut Text, runners: &Runners) {
         for (model, of) in &runners.models {
             values(of)
                 .into_iter()
-                .for_each(|(value_of, n)| out.of_model(model, label, value_of, n));
+                .for_each(|(value_of, n)| out.model_sample(model, label, value_of, n));
         }
     }
 }
 
 /// What runners are doing.
-fn runners_now(out: &mut Text, runners: &Runners) {
+fn runners_now(out: &mut MetricsText, runners: &RunnersSnapshot) {
     type Values = fn(&Pulse) -> Vec<(&'static str, u64)>;
     let gauges: [(&str, &str, &str, Values); 7] = [
         ("puna_running_sequences", "Sequences that share the steps of a model.", "", |p| {
@@ -214,11 +218,11 @@ fn runners_now(out: &mut Text, runners: &Runners) {
         out.family(name, GAUGE, help);
         for (model, of) in &runners.models {
             // Two versions of a name may be in memory, while one of them leaves.
-            let Some(mut sums) = of.now.first().map(values) else { continue };
-            for pulse in &of.now[1..] {
+            let Some(mut sums) = of.current.first().map(values) else { continue };
+            for pulse in &of.current[1..] {
                 sums.iter_mut().zip(values(pulse)).for_each(|(sum, (_, n))| sum.1 += n);
             }
-            sums.into_iter().for_each(|(value_of, n)| out.of_model(model, label, value_of, n));
+            sums.into_iter().for_each(|(value_of, n)| out.model_sample(model, label, value_of, n));
         }
     }
 }
@@ -227,10 +231,10 @@ fn runners_now(out: &mut Text, runners: &Runners) {
 mod tests {
     use super::*;
     use crate::runner::protocol::{Counts, MemoryParts};
-    use crate::speculate::Guesses;
+    use crate::speculate::DraftCounts;
 
-    fn runners(model: &str) -> Runners {
-        let guesses = Guesses { ngram: 9, ngram_accepted: 7, model: 5, model_accepted: 2 };
+    fn runners(model: &str) -> RunnersSnapshot {
+        let guesses = DraftCounts { ngram: 9, ngram_accepted: 7, model: 5, model_accepted: 2 };
         let counts =
             Counts { prompt_tokens: 100, generated_tokens: 50, guesses, steps: 40, preempted: 1 };
         let memory = MemoryParts { weights: 10, draft: 3, ..MemoryParts::default() };
@@ -244,8 +248,8 @@ mod tests {
             recent_pages: [30, 9, 4],
             ..Pulse::default()
         };
-        let of = OfRunners { counts, now: vec![pulse] };
-        Runners { waiting: 4, models: [(model.to_owned(), of)].into() }
+        let of = RunnerTotals { counts, current: vec![pulse] };
+        RunnersSnapshot { waiting: 4, models: [(model.to_owned(), of)].into() }
     }
 
     fn assert_lines(text: &str, lines: &[&str]) {
@@ -256,7 +260,7 @@ mod tests {
 
     #[test]
     fn every_model_has_the_figures_of_its_runners() {
-        let text = text(&Figures::default(), &runners("a\"b:latest"));
+        let text = text(&ServerMetrics::default(), &runners("a\"b:latest"));
         assert_lines(
             &text,
             &[
@@ -284,8 +288,8 @@ mod tests {
     #[test]
     fn a_model_that_is_gone_keeps_its_counts_and_loses_its_gauges() {
         let mut runners = runners("m:latest");
-        runners.models.get_mut("m:latest").unwrap().now.clear();
-        let text = text(&Figures::default(), &runners);
+        runners.models.get_mut("m:latest").unwrap().current.clear();
+        let text = text(&ServerMetrics::default(), &runners);
         assert_lines(&text, &["puna_generated_tokens_total{model=\"m:latest\"} 50"]);
         assert!(!text.contains("puna_kv_pages{"), "{text}");
     }
@@ -294,21 +298,21 @@ mod tests {
     fn the_gauges_of_two_runners_of_a_name_are_added() {
         let mut runners = runners("m:latest");
         let of = runners.models.get_mut("m:latest").unwrap();
-        of.now.push(of.now[0]);
-        let text = text(&Figures::default(), &runners);
+        of.current.push(of.current[0]);
+        let text = text(&ServerMetrics::default(), &runners);
         assert_lines(&text, &["puna_kv_pages_in_use{model=\"m:latest\",by=\"cache\"} 16"]);
     }
 
     #[test]
     fn times_are_in_buckets_that_add_up() {
-        let figures = Figures::default();
-        let of = figures.of("m:latest");
+        let figures = ServerMetrics::default();
+        let of = figures.model("m:latest");
         [20, 30, 400_000]
             .into_iter()
             .for_each(|ms| of.loads.observe(std::time::Duration::from_millis(ms)));
-        of.unloaded(Unload::Room);
+        of.record_unload(UnloadReason::Room);
         of.crashes.add(2);
-        let text = text(&figures, &Runners::default());
+        let text = text(&figures, &RunnersSnapshot::default());
         assert_lines(
             &text,
             &[

@@ -30,7 +30,7 @@ use axum::routing::{delete, get, post};
 
 use crate::http::{Dialect, Native, OpenAi};
 use crate::keys::{Access, Scope};
-use crate::table::Route;
+use crate::route_table::Route;
 
 /// All routes. HEAD is answered where the table names it; the rest of the methods are 405.
 pub(crate) fn all() -> Vec<Route> {
@@ -39,9 +39,9 @@ pub(crate) fn all() -> Vec<Route> {
     const ANTHROPIC: Dialect = Dialect::Anthropic;
     const PUNA: Dialect = Dialect::Puna;
     const OPEN: Access = Access::Open;
-    const USE: Access = Access::Needs(Scope::Inference);
-    const MODELS: Access = Access::Needs(Scope::Models);
-    const ADMIN: Access = Access::Needs(Scope::Admin);
+    const USE: Access = Access::Requires(Scope::Inference);
+    const MODELS: Access = Access::Requires(Scope::Models);
+    const ADMIN: Access = Access::Requires(Scope::Admin);
     const READ: &[&str] = &["HEAD", "GET"];
     const GET: &[&str] = &["GET"];
     const POST: &[&str] = &["POST"];
@@ -115,8 +115,9 @@ pub(crate) fn all() -> Vec<Route> {
             post(anthropic::count_tokens),
         ),
         Route::new(OPENAI, USE, "/v1/embeddings", POST, post(openai::embeddings)),
-        Route::new(OPENAI, USE, "/v1/models", GET, get(openai::models)).shared(),
-        Route::new(OPENAI, USE, "/v1/models/{*model}", GET, get(openai::model)).shared(),
+        Route::new(OPENAI, USE, "/v1/models", GET, get(openai::models)).shared_with_anthropic(),
+        Route::new(OPENAI, USE, "/v1/models/{*model}", GET, get(openai::model))
+            .shared_with_anthropic(),
     ]
 }
 

@@ -17,25 +17,25 @@ use serde_json::Value;
 use super::embed::{TooLong, Wanted, shorten_all, vectors};
 use super::generate::{self, Checked};
 use super::{anthropic, chat};
-use crate::app::{App, key, store_failure};
-use crate::canonical::{EmbedText, Failure};
+use crate::app::{App, key, store_error};
+use crate::canonical::{ApiError, EmbedText};
 use crate::dialect::openai::completions::{self, CompletionEncoder};
 use crate::dialect::openai::{self, ChatEncoder, to_request};
 use crate::dialect::{Encoder, collect_all, respond_when};
-use crate::http::{Client, Dialect, Json, OpenAi, Refused, json_plain};
-use crate::links::{self, Author};
-use crate::names::Name;
-use crate::plans::Size;
+use crate::http::{Client, Dialect, ErrorResponse, Json, OpenAi, json_plain};
+use crate::image_urls::{self, Author};
+use crate::memory_plans::ModelSize;
+use crate::model_names::Name;
 
 /// `POST /v1/chat/completions`
 pub(super) async fn chat_completions(
     State(app): State<App>,
     client: Client,
     Json(mut request, _): Json<OpenAi, ChatCompletionRequest>,
-) -> Result<Response, Refused<OpenAi>> {
+) -> Result<Response, ErrorResponse<OpenAi>> {
     let contents = request.messages.iter_mut();
     let contents = contents.map(|message| (Author::of_role(&message.role), &mut message.content));
-    chat::fetch_images(&app, &request.model, links::in_openai(contents.collect())).await?;
+    chat::fetch_images(&app, &request.model, image_urls::in_openai(contents.collect())).await?;
     let stream = request.stream;
     let include_usage = request.stream_options.is_some_and(|o| o.include_usage);
     let answers = openai::count("n", request.n)?;
@@ -45,7 +45,7 @@ pub(super) async fn chat_completions(
     let mut request = to_request(request)?;
     let (name, model) = chat::find(&app, &request.model).await?;
     if sounds {
-        return Err(Failure::bad_request("model does not support audio input").into());
+        return Err(ApiError::bad_request("model does not support audio input").into());
     }
     openai::set_defaults(&mut request.options, &model, &[openai::TEMPERATURE, openai::TOP_P]);
     chat::drop_wish_to_think(&mut request, &model, &wishes);
@@ -70,7 +70,7 @@ pub(super) async fn completions(
     State(app): State<App>,
     client: Client,
     Json(request, _): Json<OpenAi, CompletionRequest>,
-) -> Result<Response, Refused<OpenAi>> {
+) -> Result<Response, ErrorResponse<OpenAi>> {
     let stream = request.stream;
     let include_usage = request.stream_options.is_some_and(|o| o.include_usage);
     let (mut request, wanted) = completions::to_request(request)?;
@@ -116,7 +116,7 @@ pub(super) async fn embeddings(
     State(app): State<App>,
     client: Client,
     Json(request, _): Json<OpenAi, EmbedRequest>,
-) -> Result<Response, Refused<OpenAi>> {
+) -> Result<Response, ErrorResponse<OpenAi>> {
     let base64 = match request.encoding_format.to_lowercase().as_str() {
         "" | "float" => false,
         "base64" => true,
@@ -125,7 +125,7 @@ pub(super) async fn embeddings(
             let text = format!(
                 "Invalid value for 'encoding_format' = {given}. Supported values: ['float', 'base64']."
             );
-            return Err(Failure::bad_request(text).into());
+            return Err(ApiError::bad_request(text).into());
         }
     };
     let inputs = match &request.input {
@@ -133,17 +133,17 @@ pub(super) async fn embeddings(
         Value::String(text) => vec![EmbedText::Text(text.clone())],
         Value::Null => Vec::new(),
         Value::Array(list) => {
-            embed_texts(list).ok_or_else(|| Failure::bad_request("invalid input type"))?
+            embed_texts(list).ok_or_else(|| ApiError::bad_request("invalid input type"))?
         }
-        _ => return Err(Failure::bad_request("invalid input type").into()),
+        _ => return Err(ApiError::bad_request("invalid input type").into()),
     };
     if inputs.is_empty() {
-        return Err(Failure::bad_request("invalid input").into());
+        return Err(ApiError::bad_request("invalid input").into());
     }
     if request.model.is_empty() {
-        return Err(Failure::not_found("model '' not found").into());
+        return Err(ApiError::not_found("model '' not found").into());
     }
-    let name = Name::to_run(&request.model)?;
+    let name = Name::parse_runnable(&request.model)?;
     let wanted = Wanted { inputs, too_long: TooLong::Cut, options: None, keep_alive: None };
     let mut answer = vectors(&app, client, &name, wanted).await?;
     shorten_all(&mut answer.vectors, request.dimensions);
@@ -205,10 +205,10 @@ async fn list(
     app: &App,
     dialect: Dialect,
     page: Result<Query<anthropic::Page>, QueryRejection>,
-) -> Result<Response, Failure> {
-    let entries = app.store(|store| store.list()).await?.map_err(|e| store_failure(&e))?;
+) -> Result<Response, ApiError> {
+    let entries = app.store(|store| store.list()).await?.map_err(|e| store_error(&e))?;
     if dialect == Dialect::Anthropic {
-        let Query(page) = page.map_err(|error| Failure::bad_request(error.body_text()))?;
+        let Query(page) = page.map_err(|error| ApiError::bad_request(error.body_text()))?;
         return anthropic::models(app, &entries, &page).await;
     }
     let sizes = app.sizes(&entries).await;
@@ -227,12 +227,11 @@ pub(super) async fn model(
     find(&app, dialect, given).await.unwrap_or_else(|failure| dialect.error(failure))
 }
 
-async fn find(app: &App, dialect: Dialect, given: String) -> Result<Response, Failure> {
+async fn find(app: &App, dialect: Dialect, given: String) -> Result<Response, ApiError> {
     let name = Name::parse(&given, "remote model details are unavailable")?;
     let stored = name.stored.clone();
-    let found =
-        app.store(move |store| store.find(&stored)).await?.map_err(|e| store_failure(&e))?;
-    let missing = || Failure::not_found(format!("model '{}' not found", name.stored));
+    let found = app.store(move |store| store.find(&stored)).await?.map_err(|e| store_error(&e))?;
+    let missing = || ApiError::not_found(format!("model '{}' not found", name.stored));
     let entry = found.ok_or_else(missing)?;
     let size = app.size_of(&entry).await;
     Ok(match dialect {
@@ -241,9 +240,9 @@ async fn find(app: &App, dialect: Dialect, given: String) -> Result<Response, Fa
     })
 }
 
-fn wire_model(entry: &Entry, id: String, size: Size) -> Model {
+fn wire_model(entry: &Entry, id: String, size: ModelSize) -> Model {
     let created = jiff::Timestamp::try_from(entry.modified).map_or(0, |t| t.as_second());
-    let Size { n_ctx, n_ctx_train, n_params, bytes, n_vocab, n_embd } = size;
+    let ModelSize { n_ctx, n_ctx_train, n_params, bytes, n_vocab, n_embd } = size;
     Model {
         id,
         object: "model".into(),

@@ -19,16 +19,16 @@ pub(super) async fn ps(State(app): State<App>) -> Response {
     let never = SystemTime::now() + NEVER;
     let mut running = app.models().list().await;
     running.sort_by_key(|model| std::cmp::Reverse(model.expires.unwrap_or(never)));
-    let one = |model: crate::manager::Resident| RunningModel {
-        name: model.about.name.clone(),
-        model: model.about.name,
+    let one = |model: crate::manager::ResidentModel| RunningModel {
+        name: model.listing.name.clone(),
+        model: model.listing.name,
         size: model.size,
-        digest: model.about.digest,
-        details: model.about.details,
+        digest: model.listing.digest,
+        details: model.listing.details,
         expires_at: rfc3339(model.expires.unwrap_or(never)),
         size_vram: 0,
         context_length: model.context.into(),
-        also: model.also,
+        also: model.aliases,
         state: (model.phase != Phase::Ready).then(|| model.phase.name().to_owned()),
     };
     json(StatusCode::OK, &ProcessResponse { models: running.into_iter().map(one).collect() })

@@ -11,17 +11,17 @@ use puna_store::{Facts, Model};
 
 use super::chat;
 use crate::app::App;
-use crate::canonical::{Event, Failure, Rank, Ranked, Task};
+use crate::canonical::{ApiError, Event, Rank, RankResult, Task};
 use crate::dialect::{Times, has};
-use crate::http::{Client, ErrorForm, Json, Refused, json};
-use crate::ids;
+use crate::http::{Client, ErrorFormat, ErrorResponse, Json, json};
 use crate::options::RequestOptions;
+use crate::random_ids;
 
-pub(super) async fn rerank<D: ErrorForm>(
+pub(super) async fn rerank<D: ErrorFormat>(
     State(app): State<App>,
     client: Client,
     Json(request, _): Json<D, RerankRequest>,
-) -> Result<Response, Refused<D>> {
+) -> Result<Response, ErrorResponse<D>> {
     let (name, model) = chat::find(&app, &request.model).await?;
     check(&model, &name.given)?;
     let (load, run) = app.options(&model, &RequestOptions::named(request.options.as_ref())).await?;
@@ -31,15 +31,15 @@ pub(super) async fn rerank<D: ErrorForm>(
     let documents = wish.return_documents.then(|| task.documents.clone());
     let loaded = app.load(&model, (load, run.num_ctx), keep_alive, client).await?;
     let mut running = loaded.run(Task::Rank(task)).await;
-    let Event::Ranked(ranked) = running.end().await? else {
-        return Err(Failure::internal("the model runner sent no scores").into());
+    let Event::Ranked(ranked) = running.result().await? else {
+        return Err(ApiError::internal("the model runner sent no scores").into());
     };
     Ok(json(StatusCode::OK, &wish.answer(ranked, documents, Times::of(&running))))
 }
 
 /// Refuses a model that does not rank, and says what it does.
-fn check(model: &Model, given: &str) -> Result<(), Failure> {
-    if model.facts.pooling == Some(Facts::RANK) {
+fn check(model: &Model, given: &str) -> Result<(), ApiError> {
+    if model.facts.pooling == Some(Facts::RANK_POOLING) {
         return Ok(());
     }
     let does = match (has(model, "embedding"), has(model, "completion")) {
@@ -47,16 +47,17 @@ fn check(model: &Model, given: &str) -> Result<(), Failure> {
         (_, true) => "it generates text: POST /api/chat or /api/generate",
         _ => "see its capabilities by POST /api/show",
     };
-    Err(Failure::bad_request(format!(
+    Err(ApiError::bad_request(format!(
         "{given:?} does not support reranking; {does}. A reranker's file has a classifier and pooling type {}",
-        Facts::RANK
+        Facts::RANK_POOLING
     )))
 }
 
-fn task(request: RerankRequest) -> Result<Rank, Failure> {
-    let query = request.query.ok_or_else(|| Failure::bad_request("query is required"))?.into_text();
+fn task(request: RerankRequest) -> Result<Rank, ApiError> {
+    let query =
+        request.query.ok_or_else(|| ApiError::bad_request("query is required"))?.into_text();
     if request.documents.is_empty() {
-        return Err(Failure::bad_request(
+        return Err(ApiError::bad_request(
             "documents is required: a list of texts, with at least one",
         ));
     }
@@ -75,11 +76,11 @@ fn task(request: RerankRequest) -> Result<Rank, Failure> {
     })
 }
 
-fn positive(field: &str, value: Option<i64>) -> Result<Option<usize>, Failure> {
+fn positive(field: &str, value: Option<i64>) -> Result<Option<usize>, ApiError> {
     match value.map(usize::try_from) {
         None => Ok(None),
         Some(Ok(n @ 1..)) => Ok(Some(n)),
-        Some(_) => Err(Failure::bad_request(format!("{field} must be at least 1"))),
+        Some(_) => Err(ApiError::bad_request(format!("{field} must be at least 1"))),
     }
 }
 
@@ -92,7 +93,7 @@ struct Wish {
 }
 
 impl Wish {
-    fn of(request: &RerankRequest) -> Result<Self, Failure> {
+    fn of(request: &RerankRequest) -> Result<Self, ApiError> {
         Ok(Self {
             model: request.model.clone(),
             top_n: positive("top_n", request.top_n)?,
@@ -103,7 +104,7 @@ impl Wish {
 
     fn answer(
         self,
-        ranked: Ranked,
+        ranked: RankResult,
         documents: Option<Vec<String>>,
         times: Times,
     ) -> RerankResponse {
@@ -131,7 +132,7 @@ impl Wish {
         }
         let tokens = ranked.tokens;
         RerankResponse {
-            id: ids::hex("rerank-"),
+            id: random_ids::hex("rerank-"),
             object: "list".into(),
             model: self.model,
             results,

@@ -11,14 +11,16 @@ use serde_json::{Value, json};
 
 use super::chat;
 use crate::app::{App, key};
-use crate::canonical::Failure;
+use crate::canonical::ApiError;
 use crate::dialect::openai;
 use crate::dialect::openai::responses::{
     Keep, ResponseEncoder, left_out, replay, take_additional_tools, to_request,
 };
 use crate::dialect::{collect, respond_when};
-use crate::http::{self, Client, Json, OpenAi, Owner, Refused, Wire, json_plain, note_ignored};
-use crate::links::{self, Author, Content};
+use crate::http::{
+    self, Client, ErrorResponse, Json, OpenAi, Owner, StreamFormat, json_plain, note_ignored,
+};
+use crate::image_urls::{self, Author, MessageContent};
 use crate::request::GenerationRequest;
 
 /// `POST /v1/responses`
@@ -27,7 +29,7 @@ pub(super) async fn create(
     client: Client,
     owner: Owner,
     Json(mut request, _): Json<OpenAi, ResponsesRequest>,
-) -> Result<Response, Refused<OpenAi>> {
+) -> Result<Response, ErrorResponse<OpenAi>> {
     let mut chat = to_chat(&app, &mut request, owner).await?;
     left_out(&request.tools).into_iter().for_each(note_ignored);
     let (name, model) = chat::find(&app, &request.model).await?;
@@ -61,7 +63,7 @@ pub(super) async fn input_tokens(
     client: Client,
     owner: Owner,
     Json(mut request, _): Json<OpenAi, ResponsesRequest>,
-) -> Result<Response, Refused<OpenAi>> {
+) -> Result<Response, ErrorResponse<OpenAi>> {
     let chat = to_chat(&app, &mut request, owner).await?;
     let (name, model) = chat::find(&app, &request.model).await?;
     let input_tokens = chat::prepare(&app, client, chat, &name, &model).await?.count().await?;
@@ -74,9 +76,9 @@ async fn to_chat(
     app: &App,
     request: &mut ResponsesRequest,
     owner: Owner,
-) -> Result<GenerationRequest, Failure> {
+) -> Result<GenerationRequest, ApiError> {
     if request.model.is_empty() {
-        return Err(Failure::bad_request("model is required"));
+        return Err(ApiError::bad_request("model is required"));
     }
     take_additional_tools(request);
     let earlier = earlier(app, request.previous_response_id.as_deref(), owner)?;
@@ -91,7 +93,7 @@ async fn to_chat(
         }
     }
     let contents = request.input.as_array_mut().into_iter().flatten().flat_map(item_contents);
-    chat::fetch_images(app, &request.model, links::in_openai(contents.collect())).await?;
+    chat::fetch_images(app, &request.model, image_urls::in_openai(contents.collect())).await?;
     let chat = to_request(request, &earlier)?;
     // What was said is in there; the answer repeats the rest.
     request.input = Value::Null;
@@ -99,7 +101,7 @@ async fn to_chat(
 }
 
 /// What an item of the input says, and who says it.
-fn item_contents(item: &mut Value) -> impl Iterator<Item = Content<'_>> {
+fn item_contents(item: &mut Value) -> impl Iterator<Item = MessageContent<'_>> {
     let kind = item["type"].as_str().unwrap_or_default();
     let author = match kind {
         _ if kind.ends_with("_output") => Author::Tool,
@@ -114,18 +116,18 @@ fn item_contents(item: &mut Value) -> impl Iterator<Item = Content<'_>> {
 }
 
 /// The conversation that a request goes on from.
-fn earlier(app: &App, id: Option<&str>, owner: Owner) -> Result<Vec<Message>, Failure> {
+fn earlier(app: &App, id: Option<&str>, owner: Owner) -> Result<Vec<Message>, ApiError> {
     let Some(id) = id else { return Ok(Vec::new()) };
     match app.responses().get(id, owner) {
         Some(kept) => Ok(kept.messages.clone()),
-        None => Err(Failure::bad_request(format!(
+        None => Err(ApiError::bad_request(format!(
             "previous response {id:?} not found: it was not stored, or has made room for newer ones"
         ))),
     }
 }
 
-fn missing(id: &str) -> Failure {
-    Failure::not_found(format!("response {id:?} not found"))
+fn missing(id: &str) -> ApiError {
+    ApiError::not_found(format!("response {id:?} not found"))
 }
 
 /// `GET /v1/responses/…`
@@ -134,28 +136,28 @@ pub(super) async fn retrieve(
     owner: Owner,
     Path(id): Path<String>,
     query: Result<Query<Vec<(String, String)>>, QueryRejection>,
-) -> Result<Response, Refused<OpenAi>> {
-    let Query(fields) = query.map_err(|error| Failure::bad_request(error.body_text()))?;
+) -> Result<Response, ErrorResponse<OpenAi>> {
+    let Query(fields) = query.map_err(|error| ApiError::bad_request(error.body_text()))?;
     let (stream, after) = read_query(fields)?;
     let kept = app.responses().get(&id, owner).ok_or_else(|| missing(&id))?;
     if !stream {
         return Ok(json_plain(StatusCode::OK, &kept.response));
     }
     let events = Ok(Bytes::from(replay(&kept, after)));
-    Ok(http::stream(Wire::NamedSse, tokio_stream::iter([events])))
+    Ok(http::stream(StreamFormat::NamedSse, tokio_stream::iter([events])))
 }
 
 /// Whether events are wanted, and behind which one. What says nothing here is named as ignored.
-fn read_query(fields: Vec<(String, String)>) -> Result<(bool, Option<u64>), Failure> {
+fn read_query(fields: Vec<(String, String)>) -> Result<(bool, Option<u64>), ApiError> {
     let (mut stream, mut after) = (false, None);
     for (name, value) in fields {
         match (&*name, &*value) {
             ("stream", "true" | "True" | "1") => stream = true,
             ("stream", "false" | "False" | "0" | "") => stream = false,
-            ("stream", _) => return Err(Failure::bad_request("stream must be true or false")),
+            ("stream", _) => return Err(ApiError::bad_request("stream must be true or false")),
             ("starting_after", number) => {
                 let wrong = |_| {
-                    Failure::bad_request("starting_after must be the sequence_number of an event")
+                    ApiError::bad_request("starting_after must be the sequence_number of an event")
                 };
                 after = Some(number.parse().map_err(wrong)?);
             }
@@ -173,7 +175,7 @@ pub(super) async fn delete(
     State(app): State<App>,
     owner: Owner,
     Path(id): Path<String>,
-) -> Result<Response, Refused<OpenAi>> {
+) -> Result<Response, ErrorResponse<OpenAi>> {
     if !app.responses().delete(&id, owner) {
         return Err(missing(&id).into());
     }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::rfc3339;
 use crate::app::details;
-use crate::canonical::Failure;
+use crate::canonical::ApiError;
 use crate::remote::Description;
 use crate::runner::templates::PLAIN_TEMPLATE;
 
@@ -21,14 +21,14 @@ pub(crate) fn show(
     prefer_jinja: bool,
     basename: Option<String>,
     description: &Description,
-) -> Result<ShowResponse, Failure> {
+) -> Result<ShowResponse, ApiError> {
     let gguf = match &model.weights {
         Weights::File(path) => Some(Gguf::open(path)),
         Weights::Embedded => Some(Gguf::from_bytes(embedded::weights())),
         Weights::Remote => None,
     };
     let gguf = gguf.transpose().map_err(|e| {
-        Failure::internal(format!("the weights of {} cannot be read: {e}", model.name))
+        ApiError::internal(format!("the weights of {} cannot be read: {e}", model.name))
     })?;
     let system = Some(request.system.as_str()).filter(|s| !s.is_empty());
     let none = Map::new();

@@ -9,27 +9,27 @@ use serde_json::{Map, Value};
 
 use super::chat;
 use crate::app::App;
-use crate::canonical::{Event, Failure, Task, Tokenize};
+use crate::canonical::{ApiError, Event, Task, Tokenize};
 use crate::dialect::Times;
-use crate::http::{Client, Json, Native, Refused, json};
+use crate::http::{Client, ErrorResponse, Json, Native, json};
 use crate::options::RequestOptions;
 
 pub(super) async fn tokenize(
     State(app): State<App>,
     client: Client,
     Json(request, _): Json<Native, TokenizeRequest>,
-) -> Result<Response, Refused<Native>> {
+) -> Result<Response, ErrorResponse<Native>> {
     let TokenizeRequest { model, text, content, add_special, parse_special, keep_alive, options } =
         request;
     if !model.is_empty() && text.is_some() && content.is_some() {
-        return Err(Failure::bad_request("text and content are the same: give one of them").into());
+        return Err(ApiError::bad_request("text and content are the same: give one of them").into());
     }
     let missing = || missing(&model, "text");
     let text = text.or(content).map_or_else(missing, Ok)?;
     let task = Task::Tokenize(Tokenize { text, add_special, parse_special });
     let (event, times) = run(&app, client, &model, options, keep_alive, task).await?;
     let Event::Tokens(tokens) = event else {
-        return Err(Failure::internal("the model runner sent no tokens").into());
+        return Err(ApiError::internal("the model runner sent no tokens").into());
     };
     let (total_duration, load_duration) = (times.total, times.load);
     Ok(json(StatusCode::OK, &TokenizeResponse { model, tokens, total_duration, load_duration }))
@@ -39,21 +39,21 @@ pub(super) async fn detokenize(
     State(app): State<App>,
     client: Client,
     Json(request, _): Json<Native, DetokenizeRequest>,
-) -> Result<Response, Refused<Native>> {
+) -> Result<Response, ErrorResponse<Native>> {
     let DetokenizeRequest { model, tokens, keep_alive, options } = request;
     let task = Task::Detokenize(tokens.map_or_else(|| missing(&model, "tokens"), Ok)?);
     let (event, times) = run(&app, client, &model, options, keep_alive, task).await?;
     let Event::Text(text) = event else {
-        return Err(Failure::internal("the model runner sent no text").into());
+        return Err(ApiError::internal("the model runner sent no text").into());
     };
     let (total_duration, load_duration) = (times.total, times.load);
     Ok(json(StatusCode::OK, &DetokenizeResponse { model, text, total_duration, load_duration }))
 }
 
 /// Refuses a request without what it is about; first of all that is the model.
-fn missing<T>(model: &str, field: &str) -> Result<T, Failure> {
+fn missing<T>(model: &str, field: &str) -> Result<T, ApiError> {
     let field = if model.is_empty() { "model" } else { field };
-    Err(Failure::bad_request(format!("{field} is required")))
+    Err(ApiError::bad_request(format!("{field} is required")))
 }
 
 /// Has a task done by a model; its end and how long it took.
@@ -64,11 +64,11 @@ async fn run(
     options: Option<Map<String, Value>>,
     keep_alive: Option<KeepAlive>,
     task: Task,
-) -> Result<(Event, Times), Failure> {
+) -> Result<(Event, Times), ApiError> {
     let (_, model) = chat::find(app, model).await?;
     let (load, run) = app.options(&model, &RequestOptions::named(options.as_ref())).await?;
     let mut running =
         app.load(&model, (load, run.num_ctx), keep_alive, client).await?.run(task).await;
-    let event = running.end().await?;
+    let event = running.result().await?;
     Ok((event, Times::of(&running)))
 }

@@ -9,18 +9,18 @@ use tokio::sync::mpsc;
 
 use super::lines::{self, Line, WAITING};
 use crate::app::App;
-use crate::canonical::Failure;
-use crate::http::{Json, Native, Refused};
-use crate::names::{REMOTE, reference};
+use crate::canonical::ApiError;
+use crate::http::{ErrorResponse, Json, Native};
+use crate::model_names::{REMOTE_UNAVAILABLE, reference};
 
 /// `POST /api/pull`
 pub(super) async fn pull(
     State(app): State<App>,
     Json(request, _): Json<Native, PullRequest>,
-) -> Result<Response, Refused<Native>> {
+) -> Result<Response, ErrorResponse<Native>> {
     let given = if request.model.is_empty() { &request.name } else { &request.model };
     if let Some(file) = FileUrl::parse(given) {
-        let file = file.map_err(Failure::bad_request)?;
+        let file = file.map_err(ApiError::bad_request)?;
         let (whole, options) = (request.stream == Some(false), options(&app, request)?);
         let work = app.clone();
         let lines = report(async move |report| {
@@ -40,16 +40,16 @@ pub(super) async fn pull(
 pub(super) async fn push(
     State(app): State<App>,
     Json(request, _): Json<Native, PullRequest>,
-) -> Result<Response, Refused<Native>> {
+) -> Result<Response, ErrorResponse<Native>> {
     if request.model.is_empty() && request.name.is_empty() {
-        return Err(Failure::bad_request("model is required").into());
+        return Err(ApiError::bad_request("model is required").into());
     }
     let (reference, whole, options) = read(&app, request)?;
     if reference.runner.is_some() && options.format == puna_registry::Format::Ollama {
         let what = reference.name;
         let reason =
             format!("{what} is pushed with the manifests for all runners: leave out the runner");
-        return Err(Failure::bad_request(reason).into());
+        return Err(ApiError::bad_request(reason).into());
     }
     let work = app.clone();
     let lines = report(async move |report| {
@@ -63,7 +63,7 @@ pub(super) async fn fetch(
     app: &App,
     from: &ModelRef,
     to: &mpsc::Sender<Line>,
-) -> Result<(), Failure> {
+) -> Result<(), ApiError> {
     let (report, mut progress) = mpsc::channel::<puna_registry::Progress>(WAITING);
     let runner = from.runner.clone();
     let options = Options { keep_unused: app.config().no_prune, runner, ..Options::default() };
@@ -76,26 +76,26 @@ pub(super) async fn fetch(
         }
     };
     let pulled = app.registry().pull(app.shared_store(), from, &options, report);
-    tokio::join!(pulled, forward).0.map_err(|error| Failure::internal(error.to_string()))
+    tokio::join!(pulled, forward).0.map_err(|error| ApiError::internal(error.to_string()))
 }
 
 /// The model, whether one object is wanted instead of lines, and how to go about it.
-fn read(app: &App, request: PullRequest) -> Result<(ModelRef, bool, Options), Failure> {
+fn read(app: &App, request: PullRequest) -> Result<(ModelRef, bool, Options), ApiError> {
     let given = if request.model.is_empty() { &request.name } else { &request.model };
-    let reference = reference(given, REMOTE)?;
+    let reference = reference(given, REMOTE_UNAVAILABLE)?;
     let whole = request.stream == Some(false);
     let options = Options { runner: reference.runner.clone(), ..options(app, request)? };
     Ok((reference, whole, options))
 }
 
 /// How to go about it.
-fn options(app: &App, request: PullRequest) -> Result<Options, Failure> {
+fn options(app: &App, request: PullRequest) -> Result<Options, ApiError> {
     Ok(Options {
         insecure: request.insecure,
         keep_unused: app.config().no_prune,
         mirror: request.mirror,
         limit_rate: request.limit_rate.filter(|rate| *rate > 0),
-        format: request.format.parse().map_err(|problem: String| Failure::bad_request(problem))?,
+        format: request.format.parse().map_err(|problem: String| ApiError::bad_request(problem))?,
         via: None,
         runner: None,
         all_runners: request.all_runners,
@@ -121,7 +121,7 @@ where
             () = to.closed() => return,
         };
         if let Err(error) = done {
-            let _ = to.send(Err(Failure::internal(error.to_string()))).await;
+            let _ = to.send(Err(ApiError::internal(error.to_string()))).await;
         }
     });
     lines

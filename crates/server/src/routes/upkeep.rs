@@ -13,17 +13,17 @@ use puna_api::native::{
     Download, DownloadsResponse, Leftover, Progress, PruneRequest, PruneResponse, VerifyRequest,
 };
 use puna_store::{
-    DEFAULT_HOST, Damage, Digest, Entry, Layer, LeftoverKind, Manifest, ModelName, ModelRef, Place,
-    PruneOptions, Pruned, Store, StoreError, StoredChild, Unusable,
+    DEFAULT_HOST, Damage, Digest, Entry, InvalidManifest, Layer, LeftoverKind, Manifest,
+    ModelLocation, ModelName, ModelRef, PruneOptions, PruneOutcome, Store, StoreError, StoredChild,
 };
 use tokio::sync::mpsc;
 
 use super::lines::{self, Line, WAITING};
 use super::{rfc3339, transfer};
-use crate::app::{App, store_failure};
-use crate::canonical::Failure;
-use crate::http::{Json, Native, Refused, json};
-use crate::names::{REMOTE, reference};
+use crate::app::{App, store_error};
+use crate::canonical::ApiError;
+use crate::http::{ErrorResponse, Json, Native, json};
+use crate::model_names::{REMOTE_UNAVAILABLE, reference};
 
 /// Progress is told this often.
 const TICK: Duration = Duration::from_millis(60);
@@ -32,10 +32,10 @@ const TICK: Duration = Duration::from_millis(60);
 pub(super) async fn verify(
     State(app): State<App>,
     Json(request, _): Json<Native, VerifyRequest>,
-) -> Result<Response, Refused<Native>> {
+) -> Result<Response, ErrorResponse<Native>> {
     let model = match request.model.as_str() {
         "" => None,
-        given => Some(reference(given, REMOTE)?.name),
+        given => Some(reference(given, REMOTE_UNAVAILABLE)?.name),
     };
     let whole = request.stream == Some(false);
     let repair = request.repair.then_some(Repair { insecure: request.insecure });
@@ -66,7 +66,7 @@ async fn check(
     model: Option<ModelName>,
     repair: Option<Repair>,
     to: &mpsc::Sender<Line>,
-) -> Result<(), Failure> {
+) -> Result<(), ApiError> {
     let mut unusable = unusable(app, model.as_ref(), to).await?;
     let mut entries = Vec::new();
     if unusable.is_empty() || model.is_none() {
@@ -120,16 +120,16 @@ async fn check(
 }
 
 /// The models that are to be read.
-async fn wanted(app: &App, model: Option<ModelName>) -> Result<Vec<Entry>, Failure> {
+async fn wanted(app: &App, model: Option<ModelName>) -> Result<Vec<Entry>, ApiError> {
     let entries = app.store(move |store| match model {
         Some(name) => store.get(&name).map(|entry| vec![entry]),
         None => store.list(),
     });
     entries.await?.map_err(|error| match error {
         puna_store::StoreError::NotFound(name) => {
-            Failure::not_found(format!("model '{name}' not found"))
+            ApiError::not_found(format!("model '{name}' not found"))
         }
-        error => store_failure(&error),
+        error => store_error(&error),
     })
 }
 
@@ -138,10 +138,10 @@ async fn unusable(
     app: &App,
     model: Option<&ModelName>,
     to: &mpsc::Sender<Line>,
-) -> Result<Vec<Unusable>, Failure> {
+) -> Result<Vec<InvalidManifest>, ApiError> {
     let found =
-        app.store(|store| store.unusable()).await?.map_err(|error| store_failure(&error))?;
-    let is_meant = |file: &Unusable| match model {
+        app.store(|store| store.invalid_manifests()).await?.map_err(|error| store_error(&error))?;
+    let is_meant = |file: &InvalidManifest| match model {
         Some(model) => file.name.as_ref().is_some_and(|name| name.same(model)),
         None => true,
     };
@@ -155,7 +155,7 @@ async fn unusable(
 /// Pulls a model whose manifest is of no use again, and says which.
 async fn again(
     app: &App,
-    file: &Unusable,
+    file: &InvalidManifest,
     repair: Repair,
     to: &mpsc::Sender<Line>,
 ) -> Option<ModelName> {
@@ -172,10 +172,10 @@ async fn again(
 }
 
 /// The model as it is stored now, if it is.
-async fn stored(app: &App, name: &ModelName) -> Result<Vec<Entry>, Failure> {
+async fn stored(app: &App, name: &ModelName) -> Result<Vec<Entry>, ApiError> {
     let name = name.clone();
     let found = app.store(move |store| store.find(&name)).await?;
-    Ok(found.map_err(|error| store_failure(&error))?.into_iter().collect())
+    Ok(found.map_err(|error| store_error(&error))?.into_iter().collect())
 }
 
 /// Reads the parts of models and tells which are damaged, as they are found.
@@ -183,7 +183,7 @@ async fn damaged(
     app: &App,
     entries: Vec<Entry>,
     to: &mpsc::Sender<Line>,
-) -> Result<Damaged, Failure> {
+) -> Result<Damaged, ApiError> {
     let entries: Vec<_> = entries.into_iter().filter(|entry| !entry.is_embedded()).collect();
     let line = match &entries[..] {
         [one] => format!("verifying {}", one.name),
@@ -219,7 +219,7 @@ fn read(
     let total = sizes.values().fold(0, |sum: u64, size| sum.saturating_add(*size));
     let (done, last) = (AtomicU64::new(0), std::sync::Mutex::new(Instant::now()));
     let at = |completed| Progress { status: line.clone(), total, completed, ..Progress::default() };
-    let damages = store.damages(layers, &|bytes| {
+    let damages = store.find_damage(layers, &|bytes| {
         let done = done.fetch_add(bytes, Ordering::Relaxed) + bytes;
         // Whoever finds it taken leaves the telling to the other.
         if let Ok(mut last) = last.try_lock()
@@ -242,18 +242,19 @@ async fn mend(
     damages: &HashMap<Digest, Damage>,
     repair: Repair,
     to: &mpsc::Sender<Line>,
-) -> Result<(), Failure> {
-    if let Place::Other(folder) = &entry.place {
+) -> Result<(), ApiError> {
+    if let ModelLocation::ReadOnly(folder) = &entry.location {
         let folder = folder.display();
-        return Err(Failure::bad_request(format!(
+        return Err(ApiError::bad_request(format!(
             "{folder} is only read: repair it where it is written"
         )));
     }
     let store: Arc<Store> = app.shared_store().clone();
     let digests: Vec<_> = damages.keys().copied().collect();
-    let aside =
-        move || digests.iter().map(|digest| store.set_aside(digest)).collect::<Result<Vec<_>, _>>();
-    let aside = app.store(move |_| aside()).await?.map_err(|error| store_failure(&error))?;
+    let aside = move || {
+        digests.iter().map(|digest| store.displace_blob(digest)).collect::<Result<Vec<_>, _>>()
+    };
+    let aside = app.store(move |_| aside()).await?.map_err(|error| store_error(&error))?;
     let mut fetched = Ok(());
     for runner in damaged_runners(entry, damages) {
         let from = ModelRef { http: repair.insecure, runner, ..ModelRef::of(entry.name.clone()) };
@@ -281,14 +282,14 @@ fn damaged_runners(entry: &Entry, damages: &HashMap<Digest, Damage>) -> Vec<Opti
 }
 
 /// What is still damaged, and the way out.
-fn verdict(left: &Damaged, unusable: &[Unusable], repair: Option<Repair>) -> Failure {
+fn verdict(left: &Damaged, unusable: &[InvalidManifest], repair: Option<Repair>) -> ApiError {
     let nameless = unusable.iter().filter(|file| file.name.is_none());
     let nameless: Vec<_> = nameless.map(|file| file.error.to_string()).collect();
     let named = unusable.iter().filter_map(|file| file.name.as_ref());
     let models: Vec<&ModelName> = left.iter().map(|(entry, _)| &entry.name).chain(named).collect();
     let names: Vec<_> = models.iter().map(ToString::to_string).collect();
     if names.is_empty() {
-        return Failure::internal(format!("{}: move it away", nameless.join("; ")));
+        return ApiError::internal(format!("{}: move it away", nameless.join("; ")));
     }
     let way_out = match repair {
         Some(_) => "create them again, or remove them with `rm`",
@@ -303,7 +304,7 @@ fn verdict(left: &Damaged, unusable: &[Unusable], repair: Option<Repair>) -> Fai
         }
     };
     let what = if names.len() == 1 { "is" } else { "are" };
-    Failure::internal(format!("{} {what} damaged: {way_out}{more}", names.join(", ")))
+    ApiError::internal(format!("{} {what} damaged: {way_out}{more}", names.join(", ")))
 }
 
 async fn tell(to: &mpsc::Sender<Line>, progress: Progress) {
@@ -318,9 +319,9 @@ fn status(status: impl Into<String>) -> Progress {
 pub(super) async fn prune(
     State(app): State<App>,
     Json(request, _): Json<Native, PruneRequest>,
-) -> Result<Response, Refused<Native>> {
+) -> Result<Response, ErrorResponse<Native>> {
     let answer =
-        app.store(move |store| collect(store, &request)).await?.map_err(|e| store_failure(&e))?;
+        app.store(move |store| collect(store, &request)).await?.map_err(|e| store_error(&e))?;
     Ok(json(StatusCode::OK, &answer))
 }
 
@@ -331,7 +332,7 @@ fn collect(store: &Store, request: &PruneRequest) -> Result<PruneResponse, Store
         let restored = store.restore_trash(dry_run)?;
         let paths =
             |paths: &[PathBuf]| paths.iter().map(|path| path.display().to_string()).collect();
-        let (back, taken) = (paths(&restored.files), paths(&restored.taken));
+        let (back, taken) = (paths(&restored.files), paths(&restored.skipped_names));
         return Ok(PruneResponse {
             restored: back,
             taken,
@@ -347,7 +348,7 @@ fn collect(store: &Store, request: &PruneRequest) -> Result<PruneResponse, Store
     Ok(PruneResponse { trash: store.trash_bytes(), ..told(&pruned) })
 }
 
-fn told(pruned: &Pruned) -> PruneResponse {
+fn told(pruned: &PruneOutcome) -> PruneResponse {
     let kind = |kind| match kind {
         LeftoverKind::Blob => ("blob", "no name needs it"),
         LeftoverKind::Download => {
@@ -368,7 +369,7 @@ fn told(pruned: &Pruned) -> PruneResponse {
         removed: pruned.removed.iter().map(leftover).collect(),
         bytes: pruned.bytes(),
         young: pruned.young,
-        held: pruned.held,
+        held: pruned.in_use,
         warning: pruned
             .blocked_by
             .as_ref()
@@ -379,9 +380,9 @@ fn told(pruned: &Pruned) -> PruneResponse {
 }
 
 /// `GET /api/downloads`
-pub(super) async fn downloads(State(app): State<App>) -> Result<Response, Refused<Native>> {
-    let pulls = app.store(|store| store.pulls()).await?.map_err(|e| store_failure(&e))?;
-    let download = |pull: puna_store::Pull| Download {
+pub(super) async fn downloads(State(app): State<App>) -> Result<Response, ErrorResponse<Native>> {
+    let pulls = app.store(|store| store.pulls()).await?.map_err(|e| store_error(&e))?;
+    let download = |pull: puna_store::UnfinishedPull| Download {
         model: pull.name.to_string(),
         total: pull.total,
         completed: pull.completed,

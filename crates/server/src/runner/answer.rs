@@ -8,7 +8,7 @@ use puna_api::native::{Logprob, PromptLogprob, PromptTopLogprob, TopLogprob};
 use puna_engine::{
     Event as EngineEvent, Finish, Piece as EnginePiece, PromptToken, Sink, Stage, Summary,
 };
-use puna_prompt::{FunctionCall, OutputParser, Part, Stage as Place};
+use puna_prompt::{FunctionCall, OutputParser, OutputPart, OutputStage as Place};
 use puna_sampler::TokenLogprobs;
 use serde_json::{Value, json};
 
@@ -16,9 +16,9 @@ use super::generator::Generator;
 use super::protocol::CALLS_MAX;
 use super::schema_check::AnswerChecks;
 use super::worker::Handle;
-use crate::canonical::{CallOutcome, Done, Event, Failure, Piece, Reason};
-use crate::ids;
-use crate::speculate::Guesses;
+use crate::canonical::{ApiError, CallOutcome, Event, FinishReason, GenerationSummary, Piece};
+use crate::random_ids;
+use crate::speculate::DraftCounts;
 
 /// A model that says the same more often than this, token for token, is not going to say anything else.
 const REPEATS: u32 = 30;
@@ -207,7 +207,7 @@ impl Answer {
                 self.thought += u64::from(before || parser.is_thinking());
                 parts
             }
-            _ => vec![Part::Content(text)],
+            _ => vec![OutputPart::Content(text)],
         };
         self.send_parts(parts, logprobs)
     }
@@ -223,7 +223,7 @@ impl Answer {
 
     /// Sends what a text was taken for. The log-probabilities of its token go with the first part that is text, or
     /// without any.
-    fn send_parts(&mut self, parts: Vec<Part>, mut logprobs: Vec<Logprob>) -> bool {
+    fn send_parts(&mut self, parts: Vec<OutputPart>, mut logprobs: Vec<Logprob>) -> bool {
         let mut texts: Vec<(bool, String)> = Vec::new();
         let mut listened = !self.handle.state.is_cancelled();
         for part in parts {
@@ -231,31 +231,31 @@ impl Answer {
                 continue;
             }
             let open = match part {
-                Part::CallBegins(_) | Part::Arguments(_) => None,
+                OutputPart::CallStart(_) | OutputPart::CallArguments(_) => None,
                 _ => self.open_call.take(),
             };
-            if let Some(index) = open.filter(|_| !matches!(part, Part::Call(_))) {
+            if let Some(index) = open.filter(|_| !matches!(part, OutputPart::Call(_))) {
                 let outcome =
                     if self.is_cut_off { CallOutcome::CutOff } else { CallOutcome::Invalid(None) };
                 listened = self.handle.send(Event::CallEnd { index, outcome });
             }
             let (is_thought, text) = match part {
-                Part::Thinking(text) => (true, text),
-                Part::Content(text) => (false, text),
-                Part::CallBegins(_) if self.holds_calls() => continue,
-                Part::CallBegins(name) => {
+                OutputPart::Thinking(text) => (true, text),
+                OutputPart::Content(text) => (false, text),
+                OutputPart::CallStart(_) if self.holds_calls() => continue,
+                OutputPart::CallStart(name) => {
                     listened = self.send_texts(&mut texts, &mut logprobs);
                     listened &= self.begin_call(name);
                     continue;
                 }
-                Part::Arguments(text) => {
+                OutputPart::CallArguments(text) => {
                     if let Some(index) = self.open_call {
                         listened &= self.handle.send(Event::CallArguments { index, text });
                     }
                     continue;
                 }
-                Part::Call(call) if self.repeats_call(&call) => continue,
-                Part::Call(call)
+                OutputPart::Call(call) if self.repeats_call(&call) => continue,
+                OutputPart::Call(call)
                     if (open.is_some() || self.numbers < CALLS_MAX) && is_shallow(&call) =>
                 {
                     self.calls += 1;
@@ -272,20 +272,20 @@ impl Answer {
                     listened &= self.handle.send(Event::CallEnd { index, outcome });
                     continue;
                 }
-                Part::Call(_) if open.is_some() => {
+                OutputPart::Call(_) if open.is_some() => {
                     let (index, outcome) = (open.unwrap_or_default(), CallOutcome::Invalid(None));
                     listened &= self.handle.send(Event::CallEnd { index, outcome });
                     continue;
                 }
-                Part::Call(call) => {
+                OutputPart::Call(call) => {
                     (false, json!({"name": call.name, "arguments": call.arguments}).to_string())
                 }
                 // The client has the start of the call and gets nothing of it twice, or a call was held back.
-                Part::Malformed { error, .. } if open.is_some() || self.holds_calls() => {
+                OutputPart::Malformed { error, .. } if open.is_some() || self.holds_calls() => {
                     tracing::warn!(task = self.handle.id, %error, "a tool call has ended before it was complete");
                     continue;
                 }
-                Part::Malformed { text, error } => {
+                OutputPart::Malformed { text, error } => {
                     tracing::warn!(task = self.handle.id, %error, "a tool call cannot be read; its text is passed on");
                     // An answer that has a form begins with nothing else: what came before it was thought. One that had to
                     // be a call has that form.
@@ -311,7 +311,7 @@ impl Answer {
         let index = self.numbers;
         self.numbers += 1;
         self.open_call = Some(index);
-        self.handle.send(Event::CallStart { index, id: ids::call(), name })
+        self.handle.send(Event::CallStart { index, id: random_ids::tool_call(), name })
     }
 
     fn send_texts(&mut self, texts: &mut Vec<(bool, String)>, logprobs: &mut Vec<Logprob>) -> bool {
@@ -341,7 +341,7 @@ impl Answer {
         }
         if let Some(parser) = &mut self.parser {
             self.is_cut_off = *finish != Finish::End;
-            let parts = if self.is_cut_off { parser.break_off() } else { parser.finish() };
+            let parts = if self.is_cut_off { parser.finish_truncated() } else { parser.finish() };
             self.send_parts(parts, Vec::new());
         }
     }
@@ -399,7 +399,7 @@ impl Answer {
     }
 
     /// Sends the end of the answer. A check may take as long as some steps of the engine, so that it has a thread of its own.
-    fn end(&mut self, mut done: Done) -> bool {
+    fn end(&mut self, mut done: GenerationSummary) -> bool {
         let Some(checks) = self.checks.take() else {
             return self.handle.send(Event::Done(Box::new(done)));
         };
@@ -412,16 +412,16 @@ impl Answer {
         if let Err(error) = &thread {
             let message =
                 format!("the answer could not be checked: there is no thread for it: {error}");
-            return self.handle.send(Event::Error(Failure::internal(message)));
+            return self.handle.send(Event::Error(ApiError::internal(message)));
         }
         !self.handle.state.is_cancelled()
     }
 
-    fn done(&self, summary: Summary) -> Done {
-        Done {
+    fn done(&self, summary: Summary) -> GenerationSummary {
+        GenerationSummary {
             reason: match summary.finish {
-                Finish::End | Finish::Stop(_) => Reason::Stop,
-                Finish::Length => Reason::Length,
+                Finish::End | Finish::Stop(_) => FinishReason::Stop,
+                Finish::Length => FinishReason::Length,
             },
             stop: match summary.finish {
                 Finish::Stop(index) => self.stop.get(index).cloned(),
@@ -469,9 +469,9 @@ fn is_shallow(call: &FunctionCall) -> bool {
 }
 
 /// The figures of an answer to this prompt of which nothing was wanted.
-pub(super) fn no_tokens(answer: &Answer, prompt: Vec<u32>) -> Done {
-    Done {
-        reason: Reason::Length,
+pub(super) fn no_tokens(answer: &Answer, prompt: Vec<u32>) -> GenerationSummary {
+    GenerationSummary {
+        reason: FinishReason::Length,
         stop: None,
         has_usage: true,
         prompt_tokens: prompt.len() as u64,
@@ -480,7 +480,7 @@ pub(super) fn no_tokens(answer: &Answer, prompt: Vec<u32>) -> Done {
         generated_tokens: 0,
         thought_tokens: 0,
         decode: Duration::ZERO,
-        guesses: Guesses::default(),
+        guesses: DraftCounts::default(),
         dropped_messages: answer.dropped_messages,
         dropped_tokens: answer.cut_tokens,
         context: answer.without_bos(prompt),
@@ -523,7 +523,7 @@ impl Sink for Answer {
             };
         }
         let content = parser.peek(text).into_iter().filter_map(|part| match part {
-            Part::Content(text) => Some(text),
+            OutputPart::Content(text) => Some(text),
             _ => None,
         });
         let content: String = content.collect();
@@ -556,7 +556,7 @@ impl Sink for Answer {
     }
 
     fn end_thought(&mut self) -> Vec<u32> {
-        let Some(end) = self.parser.as_ref().and_then(OutputParser::thought_end) else {
+        let Some(end) = self.parser.as_ref().and_then(OutputParser::reasoning_end) else {
             if !std::mem::replace(&mut self.told_endless, true) {
                 let task = self.handle.id;
                 tracing::warn!(
@@ -576,7 +576,7 @@ impl Sink for Answer {
     }
 
     fn answer_ends_thought(&self) -> bool {
-        let end = self.parser.as_ref().and_then(OutputParser::thought_end);
+        let end = self.parser.as_ref().and_then(OutputParser::reasoning_end);
         let (Some(beginning), Some(end)) = (&self.forced, end) else { return false };
         begins_with_end(beginning, &end)
     }
@@ -616,10 +616,10 @@ impl Sink for Answer {
             EngineEvent::Failed(message) => {
                 let message =
                     format!("an error was encountered while running the model: {message}");
-                self.handle.send(Event::Error(Failure::internal(message)))
+                self.handle.send(Event::Error(ApiError::internal(message)))
             }
             EngineEvent::Refused(message) => {
-                self.handle.send(Event::Error(Failure::bad_request(message)))
+                self.handle.send(Event::Error(ApiError::bad_request(message)))
             }
         }
     }

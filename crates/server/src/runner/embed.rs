@@ -4,19 +4,19 @@ use puna_engine::EngineError;
 
 use super::prepare::{Preparer, listening, told};
 use super::worker::Handle;
-use crate::canonical::{Embed, EmbedText, Embedded, Event, Failure};
+use crate::canonical::{ApiError, Embed, EmbedResult, EmbedText, Event};
 
 impl Preparer {
     /// Makes vectors of the texts of a task.
-    pub(super) fn embed(&self, handle: Handle, task: Embed) -> Result<(), Failure> {
+    pub(super) fn embed(&self, handle: Handle, task: Embed) -> Result<(), ApiError> {
         if !self.generator.facts().embeds {
-            return Err(Failure::bad_request(match self.generator.facts().ranks {
+            return Err(ApiError::bad_request(match self.generator.facts().ranks {
                 Some(_) => "this model ranks texts and does not support embeddings",
                 None => "this model does not support embeddings",
             }));
         }
         let (mut inputs, mut embedded) =
-            (Vec::with_capacity(task.inputs.len()), Embedded::default());
+            (Vec::with_capacity(task.inputs.len()), EmbedResult::default());
         for (i, text) in task.inputs.iter().enumerate() {
             listening(&handle)?;
             let (tokens, cut) = self.embed_tokens(text, &task)?;
@@ -30,9 +30,9 @@ impl Preparer {
             let broken = |vectors: &Vec<Vec<f32>>| vectors.iter().flatten().any(|x| !x.is_finite());
             answer.send(match result {
                 Ok(vectors) if broken(&vectors) => {
-                    Event::Error(Failure::bad_request("embedding contains NaN or Inf values"))
+                    Event::Error(ApiError::bad_request("embedding contains NaN or Inf values"))
                 }
-                Ok(vectors) => Event::Embedded(Embedded { vectors, ..embedded }),
+                Ok(vectors) => Event::Embedded(EmbedResult { vectors, ..embedded }),
                 Err(error) => Event::Error(told(error)),
             });
         };
@@ -41,14 +41,14 @@ impl Preparer {
 
     /// Tokens of a text to embed, and how many it lost: what is too long loses its end, but not the token that ends every
     /// text.
-    fn embed_tokens(&self, text: &EmbedText, task: &Embed) -> Result<(Vec<u32>, usize), Failure> {
+    fn embed_tokens(&self, text: &EmbedText, task: &Embed) -> Result<(Vec<u32>, usize), ApiError> {
         let limit = self.context(task.num_ctx) as usize;
         let mut tokens = match text {
             EmbedText::Text(text) => self.generator.encode(text),
             EmbedText::Tokens(tokens) => self.known(tokens).map(|()| tokens.clone())?,
         };
         if tokens.is_empty() {
-            return Err(Failure::bad_request(
+            return Err(ApiError::bad_request(
                 "the input is empty, and the model has no token that begins every text",
             ));
         }
@@ -57,7 +57,7 @@ impl Preparer {
             return Ok((tokens, 0));
         }
         if !task.truncate {
-            return Err(Failure::bad_request("the input length exceeds the context length"));
+            return Err(ApiError::bad_request("the input length exceeds the context length"));
         }
         let frame = self.generator.encode("");
         let ends =

@@ -4,11 +4,11 @@ mod schemas;
 mod written;
 
 use puna_api::native::{Tool, ToolChoice};
-use puna_prompt::{Arguments, CallForm, OutputParser, Part, ValueKind};
+use puna_prompt::{ArgumentsFormat, CallFormat, OutputParser, OutputPart, ValueKind};
 use puna_sampler::{CONSTRAINT_BYTES_MAX, Constraint, JsonSchema, lark_json};
 use serde_json::{Value, json};
 
-use crate::canonical::{Failure, Generate, Input};
+use crate::canonical::{ApiError, Generate, Input};
 
 /// A tool of which a call is forced.
 #[derive(Debug, Clone)]
@@ -21,7 +21,7 @@ pub(super) struct ForcedTool<'t> {
 impl<'t> ForcedTool<'t> {
     /// # Errors
     /// The parameters are no schema of an object, or ask for what cannot be enforced with `strict`.
-    pub(super) fn new(tool: &'t Tool) -> Result<Self, Failure> {
+    pub(super) fn new(tool: &'t Tool) -> Result<Self, ApiError> {
         let schema = parameters(tool).map_err(|e| unfit(tool, &e))?;
         Ok(Self { tool, schema })
     }
@@ -34,11 +34,11 @@ impl<'t> ForcedTool<'t> {
 /// The constraint of an answer that is a call of one of some tools, or of several. `tags` are control tokens that may stand in
 /// a call, with their texts.
 pub(super) fn constraint(
-    form: &CallForm,
+    form: &CallFormat,
     tools: &[ForcedTool<'_>],
     several: bool,
     tags: &[(String, u32)],
-) -> Result<Constraint, Failure> {
+) -> Result<Constraint, ApiError> {
     let mut lark =
         String::from(if several { "start: call (/[ \\n]+/? call)*\n" } else { "start: call\n" });
     let names: Vec<String> = (0..tools.len()).map(|i| format!("c{i}")).collect();
@@ -46,13 +46,13 @@ pub(super) fn constraint(
     for (i, tool) in tools.iter().enumerate() {
         let before = format!("{}{}", form.before, tool.name());
         match &form.arguments {
-            Arguments::Object { between, after } => {
+            ArgumentsFormat::Object { between, after } => {
                 let arguments =
                     lark_json(&tool.schema).map_err(|e| unfit(tool.tool, &e.to_string()))?;
                 let (before, after) = (literal(&(before + between), tags), literal(after, tags));
                 lark += &format!("c{i}: {before} a{i} {after}\na{i}: {arguments}\n");
             }
-            Arguments::Written(written) => {
+            ArgumentsFormat::List(written) => {
                 let schema = tool.schema.enforceable().map_err(|e| unfit(tool.tool, &e))?;
                 let rules = written::rules(&format!("a{i}"), i, written, schema, tags);
                 lark += &format!("c{i}: {} a{i}\n", literal(&before, tags));
@@ -98,10 +98,10 @@ fn parameters(tool: &Tool) -> Result<JsonSchema, String> {
     Ok(schema)
 }
 
-fn unfit(tool: &Tool, reason: &str) -> Failure {
+fn unfit(tool: &Tool, reason: &str) -> ApiError {
     let reason = reason.strip_prefix("invalid JSON schema in format: ").unwrap_or(reason);
     let name = tool.name();
-    Failure::bad_request(format!(
+    ApiError::bad_request(format!(
         "tools: a call of {name:?} cannot be forced with these parameters: {reason}"
     ))
 }
@@ -109,11 +109,11 @@ fn unfit(tool: &Tool, reason: &str) -> Failure {
 /// Names the tool for which there is no grammar: the first of `suspects` whose parameters alone are refused, by themselves or
 /// in the form of calls.
 pub(super) fn blame(
-    form: &CallForm,
+    form: &CallFormat,
     suspects: &[ForcedTool<'_>],
     error: &str,
     refused: impl Fn(&Constraint) -> Option<String>,
-) -> Failure {
+) -> ApiError {
     for tool in suspects {
         let alone = std::slice::from_ref(tool);
         let alone = || constraint(form, alone, false, &[]).ok().and_then(|alone| refused(&alone));
@@ -121,13 +121,13 @@ pub(super) fn blame(
             return unfit(tool.tool, &reason);
         }
     }
-    Failure::bad_request(format!("tools: calls of these tools cannot be forced: {error}"))
+    ApiError::bad_request(format!("tools: calls of these tools cannot be forced: {error}"))
 }
 
 /// Refuses tools that nobody could call.
-pub(super) fn check_named(tools: &[Tool]) -> Result<(), Failure> {
+pub(super) fn check_named(tools: &[Tool]) -> Result<(), ApiError> {
     match tools.iter().position(|tool| tool.name().is_empty()) {
-        Some(i) => Err(Failure::bad_request(format!(
+        Some(i) => Err(ApiError::bad_request(format!(
             "tools[{i}] has no name, by which it would be called"
         ))),
         None => Ok(()),
@@ -136,10 +136,10 @@ pub(super) fn check_named(tools: &[Tool]) -> Result<(), Failure> {
 
 /// Refuses names of tools and of their arguments that would not be read in a call as they are written.
 pub(super) fn check_names(
-    form: &CallForm,
+    form: &CallFormat,
     tools: &[ForcedTool<'_>],
     parser: impl Fn() -> Option<OutputParser>,
-) -> Result<(), Failure> {
+) -> Result<(), ApiError> {
     let is_plain =
         |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c));
     let reads = |tool: &str, rest: &str, argument: Option<&str>| {
@@ -147,26 +147,26 @@ pub(super) fn check_names(
         let mut parts = parser.push(&format!("{}{tool}{rest}", form.before));
         parts.extend(parser.finish());
         parts.iter().any(|part| match part {
-            Part::Call(call) => {
+            OutputPart::Call(call) => {
                 call.name == tool && call.arguments.keys().map(String::as_str).eq(argument)
             }
             _ => false,
         })
     };
     let refused = |what: &str, name: &str| {
-        Failure::bad_request(format!(
+        ApiError::bad_request(format!(
             "tools: calls of this model cannot carry {what} {name:?}; use letters, digits, _ and -"
         ))
     };
     for tool in tools {
         let none = match &form.arguments {
-            Arguments::Object { between, after } => format!("{between}{{}}{after}"),
-            Arguments::Written(written) => written.empty.clone(),
+            ArgumentsFormat::Object { between, after } => format!("{between}{{}}{after}"),
+            ArgumentsFormat::List(written) => written.empty.clone(),
         };
         if !is_plain(tool.name()) && !reads(tool.name(), &none, None) {
             return Err(refused("the name", tool.name()));
         }
-        let (Arguments::Written(written), Ok(schema)) =
+        let (ArgumentsFormat::List(written), Ok(schema)) =
             (&form.arguments, tool.schema.enforceable())
         else {
             continue;
@@ -185,7 +185,7 @@ pub(super) fn check_names(
 ///
 /// # Errors
 /// As [`ForcedTool::new`].
-pub(super) fn forced_tools(task: &Generate) -> Result<Vec<ForcedTool<'_>>, Failure> {
+pub(super) fn forced_tools(task: &Generate) -> Result<Vec<ForcedTool<'_>>, ApiError> {
     let Input::Chat { tools, .. } = &task.input else { return Ok(Vec::new()) };
     let is_forced = |tool: &&Tool| match &task.tool_choice {
         // Allowed tools are the only ones that a task has.

@@ -6,7 +6,7 @@ use puna_sampler::{Constraint, Grammar};
 use super::answer::begins_with_end;
 use super::prepare::{Preparer, listening};
 use super::worker::Handle;
-use crate::canonical::{Failure, Generate};
+use crate::canonical::{ApiError, Generate};
 
 /// What bounds an answer.
 #[derive(Debug, Clone, Copy)]
@@ -21,9 +21,9 @@ pub(super) struct Limits {
 
 impl Limits {
     /// Refuses an answer of at least so many tokens where the limits are smaller.
-    fn check(self, least: usize) -> Result<(), Failure> {
+    fn check(self, least: usize) -> Result<(), ApiError> {
         if let Some(limit) = self.tokens.filter(|limit| *limit < least) {
-            return Err(Failure::bad_request(format!(
+            return Err(ApiError::bad_request(format!(
                 "the shortest answer of this form has {least} tokens, but the request allows {limit}: allow at least {least} \
                  (num_predict, max_tokens, max_output_tokens)"
             )));
@@ -32,7 +32,7 @@ impl Limits {
         // The last token of an answer need not be computed.
         let left = (context + 1).saturating_sub(self.prompt);
         if left < least {
-            return Err(Failure::bad_request(format!(
+            return Err(ApiError::bad_request(format!(
                 "the shortest answer of this form has {least} tokens, but a context of {context} has room for {left} behind a \
                  prompt of {}: shorten the prompt, or use a larger context",
                 self.prompt
@@ -52,12 +52,12 @@ impl Preparer {
         call: Option<(Grammar, String)>,
         parser: Option<&OutputParser>,
         limits: Limits,
-    ) -> Result<(Option<Grammar>, Option<String>), Failure> {
+    ) -> Result<(Option<Grammar>, Option<String>), ApiError> {
         let (call, beginning) = call.unzip();
         let format = task.format.as_ref().filter(|_| call.is_none());
         let is_whole = |form: &Constraint| matches!(form, Constraint::Schema(_));
         let format = format.map(|form| self.generator.grammar(form, is_whole(form))).transpose();
-        let mut grammar = call.or(format.map_err(Failure::bad_request)?);
+        let mut grammar = call.or(format.map_err(ApiError::bad_request)?);
         listening(handle)?;
         // Who asks for the prompt's log-probabilities may want no answer.
         let shortest = grammar.as_mut().filter(|_| task.prompt_logprobs.is_none());
@@ -70,7 +70,8 @@ impl Preparer {
     /// Tokens that end the thought which the prompt leaves open, where the answer, which begins with `beginning` if it is a
     /// forced tool call, does not end it itself.
     fn thought_end_tokens(&self, parser: Option<&OutputParser>, beginning: Option<&str>) -> usize {
-        let end = parser.filter(|parser| parser.is_thinking()).and_then(OutputParser::thought_end);
+        let end =
+            parser.filter(|parser| parser.is_thinking()).and_then(OutputParser::reasoning_end);
         let end =
             end.filter(|end| !beginning.is_some_and(|beginning| begins_with_end(beginning, end)));
         end.map_or(0, |end| self.generator.encode_parts(&[(&end, true)]).len())

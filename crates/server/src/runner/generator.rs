@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use puna_engine::{EngineError, Job, Sink};
+use puna_engine::{EngineError, Request, Sink};
 use puna_sampler::{Constraint, Grammar};
 
 use super::protocol::{LoadSpec, MemoryParts, Pulse};
@@ -122,16 +122,19 @@ pub trait Generator: Send + Sync {
     ///
     /// # Errors
     /// The prompt is empty or longer than the context, or the model cannot give what is asked for.
-    fn check_job(&self, job: &Job) -> Result<(), EngineError>;
+    fn check_request(&self, job: &Request) -> Result<(), EngineError>;
 
     /// Starts a generation.
     ///
     /// # Errors
-    /// As [`Generator::check_job`], or the engine has stopped.
-    fn submit(&self, job: Job, sink: Box<dyn Sink>) -> Result<u64, EngineError>;
+    /// As [`Generator::check_request`], or the engine has stopped.
+    fn submit(&self, job: Request, sink: Box<dyn Sink>) -> Result<u64, EngineError>;
 
     /// Ends a generation or an embedding at the next step; it reports nothing more.
     fn cancel(&self, job: u64);
+
+    /// A sink that was not ready may be ready now.
+    fn wake(&self) {}
 
     /// Starts to turn token lists into vectors, as the model's pooling gives them.
     ///

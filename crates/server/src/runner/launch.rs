@@ -20,7 +20,7 @@ use super::local::LocalLoader;
 use super::protocol::{LoadSpec, MemoryParts, is_out_of_memory};
 use super::worker::guarded;
 use crate::lock::lock;
-use crate::scheduler::Exit;
+use crate::scheduler::RunnerExit;
 
 /// Bytes of a line of a runner's log that are kept.
 const MAX_LINE: usize = 8 << 10;
@@ -49,7 +49,7 @@ pub struct Launched {
     /// Ends it at once, if it still runs.
     pub kill: oneshot::Sender<()>,
     /// Why it ended, once it has.
-    pub exit: Pin<Box<dyn Future<Output = Exit> + Send>>,
+    pub exit: Pin<Box<dyn Future<Output = RunnerExit> + Send>>,
 }
 
 /// Starts runners as child processes of this one.
@@ -146,7 +146,7 @@ async fn next_line(log: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<V
     }
 }
 
-fn describe(status: io::Result<ExitStatus>, last_words: &str) -> Exit {
+fn describe(status: io::Result<ExitStatus>, last_words: &str) -> RunnerExit {
     let ending = match status {
         Err(e) => format!("its end could not be observed: {e}"),
         Ok(status) => match (status.signal(), status.code()) {
@@ -156,7 +156,7 @@ fn describe(status: io::Result<ExitStatus>, last_words: &str) -> Exit {
     };
     let reason = if last_words.is_empty() { ending } else { format!("{ending}: {last_words}") };
     let out_of_memory = is_out_of_memory(last_words);
-    Exit { reason, out_of_memory }
+    RunnerExit { reason, out_of_memory }
 }
 
 fn signal_name(signal: i32) -> String {

@@ -5,8 +5,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use super::worker::Handle;
 use crate::canonical::Task;
+use crate::fair_queue::ServiceCounts;
 use crate::lock::lock;
-use crate::turns::Turns;
 
 /// A line of tasks, in order of arrival.
 #[derive(Default)]
@@ -18,7 +18,7 @@ pub(super) struct Line {
 #[derive(Default)]
 struct Inside {
     waiting: Vec<(Handle, Task)>,
-    turns: Turns,
+    turns: ServiceCounts,
     closed: bool,
 }
 
@@ -32,8 +32,10 @@ impl Line {
             }
             let clients = inside.waiting.iter().map(|(handle, _)| handle.client).enumerate();
             // The first of equals: the one that waits for longest.
-            if let Some((at, client)) = clients.min_by_key(|(_, client)| inside.turns.of(*client)) {
-                inside.turns.had(client);
+            if let Some((at, client)) =
+                clients.min_by_key(|(_, client)| inside.turns.count(*client))
+            {
+                inside.turns.record(client);
                 return Some(inside.waiting.remove(at));
             }
             inside = self.changes.wait(inside).unwrap_or_else(PoisonError::into_inner);
@@ -52,7 +54,7 @@ impl Entrance {
     pub(super) fn push(&self, handle: Handle, task: Task) {
         let mut inside = lock(&self.0.inside);
         let Inside { waiting, turns, .. } = &mut *inside;
-        turns.comes(handle.client, waiting.iter().map(|(handle, _)| handle.client));
+        turns.join(handle.client, waiting.iter().map(|(handle, _)| handle.client));
         waiting.push((handle, task));
         drop(inside);
         self.0.changes.notify_one();

@@ -20,11 +20,11 @@ use super::protocol::{
     CALLS_MAX, Counts, FromRunner, LoadSpec, Loaded, MemoryParts, Pulse, ToRunner, VERSION, WINDOW,
     frame, read_async,
 };
-use crate::canonical::{Done, Event, Failure, Task};
-use crate::http::room::Share;
+use crate::bounded_channel::{self, Receiver, SendPermit, Sender};
+use crate::canonical::{ApiError, Event, GenerationSummary, Task};
+use crate::http::body_budget::BodyReservation;
 use crate::lock::lock;
-use crate::places::{self, Place, Receiver, Sender};
-use crate::scheduler::Exit;
+use crate::scheduler::RunnerExit;
 
 /// A loaded runner that says nothing for so long is taken for dead: it sends a sign of life every two seconds. Before,
 /// it may have to wait for as long as other models need to leave, and the manager watches how long it loads.
@@ -56,7 +56,7 @@ pub(crate) enum Notice {
     /// It is ready.
     Loaded(Loaded),
     /// It has ended.
-    Exited(Exit),
+    Exited(RunnerExit),
 }
 
 /// Receives notices.
@@ -81,20 +81,20 @@ struct Shared {
 }
 
 /// A message on its way, and the memory that it holds.
-type Outgoing = (ToRunner, Option<Arc<Share>>);
+type Outgoing = (ToRunner, Option<Arc<BodyReservation>>);
 
 /// A task that has not ended.
 struct Open {
     events: mpsc::Sender<Event>,
     /// The memory of its request, until the runner's first word about it: before, it may wait there as it is.
-    share: Option<Arc<Share>>,
+    share: Option<Arc<BodyReservation>>,
 }
 
 #[derive(Default)]
 struct Tasks {
     open: HashMap<u64, Open>,
     /// Why there will be no more.
-    ended: Option<Failure>,
+    ended: Option<ApiError>,
 }
 
 impl Link {
@@ -105,7 +105,7 @@ impl Link {
         step_timeout: Option<Duration>,
         on_notice: OnNotice,
     ) -> Self {
-        let (out, outgoing) = places::channel(PLACES);
+        let (out, outgoing) = bounded_channel::channel(PLACES);
         let link = Self(Arc::new(Shared {
             out,
             tasks: Mutex::default(),
@@ -143,7 +143,7 @@ impl Link {
     }
 
     /// Tells all tasks why they end, then ends the runner at once.
-    pub(crate) fn dismiss(&self, failure: &Failure) {
+    pub(crate) fn dismiss(&self, failure: &ApiError) {
         self.end_tasks(failure);
         self.kill();
     }
@@ -175,18 +175,18 @@ impl Link {
         &self,
         client: u64,
         task: Task,
-        share: Option<Arc<Share>>,
+        share: Option<Arc<BodyReservation>>,
     ) -> Events {
-        let place = self.0.out.place().await;
+        let place = self.0.out.reserve().await;
         self.submit_at(place, client, task, share)
     }
 
     fn submit_at(
         &self,
-        place: Place,
+        place: SendPermit,
         client: u64,
         task: Task,
-        share: Option<Arc<Share>>,
+        share: Option<Arc<BodyReservation>>,
     ) -> Events {
         let id = self.0.next_task.fetch_add(1, Ordering::Relaxed);
         // More than the window: what comes with the last token (a piece and what was held back, each in up to two
@@ -199,7 +199,7 @@ impl Link {
             None => {
                 tasks.open.insert(id, Open { events: tx, share: share.clone() });
                 // A runner that is gone has told its tasks so.
-                self.0.out.put(place, (ToRunner::Submit { id, client, task }, share));
+                self.0.out.send_reserved(place, (ToRunner::Submit { id, client, task }, share));
             }
         }
         drop(tasks);
@@ -207,7 +207,7 @@ impl Link {
     }
 
     fn send(&self, message: ToRunner) {
-        self.0.out.push((message, None));
+        self.0.out.send_unbounded((message, None));
     }
 
     fn deliver(&self, id: u64, event: Event) {
@@ -232,7 +232,7 @@ impl Link {
         }
     }
 
-    fn end_tasks(&self, failure: &Failure) {
+    fn end_tasks(&self, failure: &ApiError) {
         let mut tasks = lock(&self.0.tasks);
         tasks.ended.get_or_insert_with(|| failure.clone());
         for (_, task) in tasks.open.drain() {
@@ -241,7 +241,7 @@ impl Link {
     }
 }
 
-fn counts(done: &Done) -> Counts {
+fn counts(done: &GenerationSummary) -> Counts {
     // A prompt of which no answer was wanted is counted, and not computed.
     let computed =
         if done.generated_tokens == 0 && done.prefill.is_zero() { 0 } else { done.prompt_tokens };
@@ -266,7 +266,7 @@ async fn send_all(mut outgoing: Receiver<Outgoing>, mut write: OwnedWriteHalf, l
             (Err(error), Some(id)) => {
                 if let Some(shared) = link.upgrade() {
                     let text = format!("the request is too large for the model runner: {error}");
-                    Link(shared).deliver(id, Event::Error(Failure::new(413, text)));
+                    Link(shared).deliver(id, Event::Error(ApiError::new(413, text)));
                 }
                 continue;
             }
@@ -297,7 +297,7 @@ async fn framed(message: ToRunner) -> io::Result<Vec<u8>> {
 struct Reader {
     link: Link,
     /// The runner's own account of why it ends.
-    failed: Option<Exit>,
+    failed: Option<RunnerExit>,
     loaded: bool,
     watch: StepWatch,
 }
@@ -352,7 +352,12 @@ async fn hear(
 }
 
 impl Reader {
-    async fn run(mut self, read: OwnedReadHalf, mut exit: JoinHandle<Exit>, on_notice: OnNotice) {
+    async fn run(
+        mut self,
+        read: OwnedReadHalf,
+        mut exit: JoinHandle<RunnerExit>,
+        on_notice: OnNotice,
+    ) {
         // Tokens are short: one call to the system brings head and body.
         let mut read = BufReader::new(read);
         let silent = loop {
@@ -383,18 +388,18 @@ impl Reader {
                 exit.await
             }
         };
-        let ended = ended.unwrap_or_else(|e| Exit {
+        let ended = ended.unwrap_or_else(|e| RunnerExit {
             reason: format!("its end was not seen: {e}"),
             out_of_memory: false,
         });
         let exit = match (self.failed, silent) {
             (Some(failed), _) => failed,
-            (None, Some(reason)) => Exit { reason, ..ended },
+            (None, Some(reason)) => RunnerExit { reason, ..ended },
             (None, None) => ended,
         };
         let text = "model runner has unexpectedly stopped, this may be due to resource limitations or an internal error, \
                     check the log of the Puna server for details";
-        self.link.end_tasks(&Failure::internal(format!("{text}: {}", exit.reason)));
+        self.link.end_tasks(&ApiError::internal(format!("{text}: {}", exit.reason)));
         on_notice(Notice::Exited(exit));
     }
 
@@ -413,7 +418,7 @@ impl Reader {
                 on_notice(Notice::Loaded(loaded));
             }
             FromRunner::Failed { message, out_of_memory } => {
-                self.failed = Some(Exit { reason: message, out_of_memory });
+                self.failed = Some(RunnerExit { reason: message, out_of_memory });
             }
             FromRunner::Event(id, event) => self.link.deliver(id, event),
             FromRunner::Heartbeat(pulse) => {
@@ -444,7 +449,7 @@ impl Events {
         let Some(event) = ready!(self.rx.poll_recv(cx)) else {
             self.ended = true;
             let lost = "the model runner gave this request up; this is an error in the server";
-            return Poll::Ready(Some(Event::Error(Failure::internal(lost))));
+            return Poll::Ready(Some(Event::Error(ApiError::internal(lost))));
         };
         self.ended = event.is_end();
         self.taken += 1;
@@ -460,7 +465,7 @@ impl Events {
 impl Link {
     pub(crate) fn submit(&self, client: u64, task: Task) -> Events {
         let place =
-            futures_util::FutureExt::now_or_never(self.0.out.place()).expect("a place is free");
+            futures_util::FutureExt::now_or_never(self.0.out.reserve()).expect("a place is free");
         self.submit_at(place, client, task, None)
     }
 }

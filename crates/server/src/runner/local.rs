@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use puna_cpu::{Config, CpuBackend};
 use puna_engine::{
-    Adapter, DraftModel, Engine, EngineError, EngineOptions, Job, ModelError, PAGE_TOKENS, Pooling,
-    Sink, plan_memory, plan_memory_with_draft,
+    Adapter, DraftModel, Engine, EngineError, EngineOptions, ModelError, PAGE_TOKENS, Pooling,
+    Request, Sink, plan_memory, plan_memory_with_draft,
 };
 use puna_gguf::{Gguf, View};
 use puna_graph::{BackendError, KvType};
 use puna_sampler::{Constraint, Grammar};
 use puna_store::embedded;
-use puna_tokenizer::{Encode, Tokenizer, TokenizerError};
+use puna_tokenizer::{EncodeOptions, Tokenizer, TokenizerError};
 
 use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader, PairForm, RankDone};
 use super::protocol::{Counts, LoadSpec, MemoryParts, Pulse, is_out_of_memory};
@@ -170,7 +170,7 @@ fn draft_error(draft: &Draft, error: EngineError, options: &EngineOptions) -> Lo
             | EngineError::EncoderDraft { .. }
             | EngineError::DiffusionDraft { .. }
             | EngineError::DraftCacheType { .. }
-            | EngineError::Model(ModelError::Companion { .. } | ModelError::UnreadLayer { .. })
+            | EngineError::Model(ModelError::Companion { .. } | ModelError::UnreadableLayer { .. })
     );
     let its_own = only_a_drafts || alone().is_some_and(|found| found == error);
     let error = engine_error(error);
@@ -313,8 +313,10 @@ impl Generator for Local {
 
     fn tokenize(&self, text: &Tokenize) -> Vec<u32> {
         let Tokenize { text, add_special, parse_special } = text;
-        self.tokenizer()
-            .encode(text, Encode { add_special: *add_special, parse_special: *parse_special })
+        self.tokenizer().encode(
+            text,
+            EncodeOptions { add_special: *add_special, parse_special: *parse_special },
+        )
     }
 
     fn encode_parts(&self, parts: &[(&str, bool)]) -> Vec<u32> {
@@ -354,16 +356,20 @@ impl Generator for Local {
         found.map_err(|e| e.to_string())
     }
 
-    fn check_job(&self, job: &Job) -> Result<(), EngineError> {
+    fn check_request(&self, job: &Request) -> Result<(), EngineError> {
         self.engine.check(job)
     }
 
-    fn submit(&self, job: Job, sink: Box<dyn Sink>) -> Result<u64, EngineError> {
+    fn submit(&self, job: Request, sink: Box<dyn Sink>) -> Result<u64, EngineError> {
         self.engine.submit(job, sink).map(|id| id.0)
     }
 
     fn cancel(&self, job: u64) {
-        self.engine.cancel(puna_engine::JobId(job));
+        self.engine.cancel(puna_engine::RequestId(job));
+    }
+
+    fn wake(&self) {
+        self.engine.wake();
     }
 
     fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, EngineError> {

@@ -87,7 +87,9 @@ pub(crate) fn check_draft(weights: &Path, draft: &Path) -> Result<(), String> {
 
 /// Tests a Go template: the reason why it is none.
 pub(crate) fn check_template(text: &str) -> Result<(), String> {
-    puna_prompt::Template::parse(puna_prompt::Kind::Go, text).map(drop).map_err(|e| e.to_string())
+    puna_prompt::Template::parse(puna_prompt::TemplateFormat::Go, text)
+        .map(drop)
+        .map_err(|e| e.to_string())
 }
 
 /// The template that the program knows by what stands in a file of weights.

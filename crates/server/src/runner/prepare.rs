@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use puna_api::native::{self, ToolChoice};
-use puna_engine::{AdapterScales, EngineError, Job, Speculation};
-use puna_prompt::{CallForm, OutputParser, ParserInput, Stage, Template};
+use puna_engine::{AdapterScales, EngineError, Request, Speculation};
+use puna_prompt::{CallFormat, OutputParser, OutputStage, ParserInput, Template};
 use puna_sampler::{CONSTRAINT_BYTES_MAX, Grammar, Params};
 
 use super::answer::{Answer, no_tokens};
@@ -15,8 +15,8 @@ use super::prompt::{Text, think};
 use super::schema_check::AnswerChecks;
 use super::templates::Templates;
 use super::worker::Handle;
-use crate::canonical::{Event, Failure, Generate, Overflow, RunOptions, Task};
-use crate::speculate::Mode;
+use crate::canonical::{ApiError, Event, Generate, Overflow, RunOptions, Task};
+use crate::speculate::SpeculationMode;
 
 /// Tokens of a thought at the level `low`, for models that know no levels.
 const LOW_BUDGET: u64 = 1024;
@@ -46,7 +46,7 @@ impl Preparer {
     }
 
     /// Starts a task; its events go to `handle`.
-    pub(crate) fn start(&self, handle: Handle, task: Task) -> Result<(), Failure> {
+    pub(crate) fn start(&self, handle: Handle, task: Task) -> Result<(), ApiError> {
         match task {
             Task::Generate(generate) => self.generate(handle, *generate),
             Task::Count(generate) => self.count(&handle, *generate),
@@ -62,7 +62,7 @@ impl Preparer {
         }
     }
 
-    fn generate(&self, handle: Handle, mut task: Generate) -> Result<(), Failure> {
+    fn generate(&self, handle: Handle, mut task: Generate) -> Result<(), ApiError> {
         task.options.stop.retain(|stop| !stop.is_empty());
         let text = self.text(&handle, &task)?;
         listening(&handle)?;
@@ -85,7 +85,7 @@ impl Preparer {
         let adapter_scales = self.adapter_scales(task.options.adapters.as_deref())?;
         let parser = parser_of(&task, &text);
         let parser =
-            if task.stream_calls { parser.map(OutputParser::telling_early) } else { parser };
+            if task.stream_calls { parser.map(OutputParser::with_call_streaming) } else { parser };
         let tags = self.control_tags(parser.as_ref());
         let (answer, grammar) = self.answer(&handle, &task, &text, parser, &tags, limits)?;
         let answer = answer.with_dropped(text.dropped_messages, text.dropped_tokens + tokens.cut);
@@ -93,7 +93,7 @@ impl Preparer {
             handle.send(Event::Done(Box::new(no_tokens(&answer, tokens.tokens))));
             return Ok(());
         }
-        let job = Job {
+        let job = Request {
             prompt: tokens.tokens,
             sampling,
             max_tokens: limits.tokens,
@@ -110,23 +110,23 @@ impl Preparer {
             grammar,
             diffusion: task.options.diffusion.into(),
         };
-        self.generator.check_job(&job).map_err(told)?;
+        self.generator.check_request(&job).map_err(told)?;
         // Before the job is there, so that nothing of it comes first. What could still refuse it was looked at.
         handle.send(Event::Started { prompt_tokens: job.prompt.len() as u64 });
         self.begun(&handle, self.generator.submit(job, Box::new(answer)))
     }
 
     /// The settings of the sampler, checked against the model's vocabulary and the context.
-    fn sampling(&self, options: &RunOptions, num_ctx: u32) -> Result<Params, Failure> {
+    fn sampling(&self, options: &RunOptions, num_ctx: u32) -> Result<Params, ApiError> {
         let mut sampling = options.sampling.clone();
         self.check_biases(&sampling.logit_bias)?;
-        sampling.normalize(num_ctx).map_err(|e| Failure::bad_request(e.to_string()))?;
+        sampling.normalize(num_ctx).map_err(|e| ApiError::bad_request(e.to_string()))?;
         Ok(sampling)
     }
 
     /// The texts that the parser must see and that are control tokens of the model, with these tokens.
     fn control_tags(&self, parser: Option<&OutputParser>) -> Vec<(String, u32)> {
-        let texts = parser.into_iter().flat_map(OutputParser::preserved);
+        let texts = parser.into_iter().flat_map(OutputParser::preserved_tokens);
         texts
             .filter_map(|text| self.generator.control_token(&text).map(|token| (text, token)))
             .collect()
@@ -141,7 +141,7 @@ impl Preparer {
         parser: Option<OutputParser>,
         tags: &[(String, u32)],
         limits: Limits,
-    ) -> Result<(Answer, Option<Grammar>), Failure> {
+    ) -> Result<(Answer, Option<Grammar>), ApiError> {
         let think_budget = self.think_budget(task, text)?;
         listening(handle)?;
         let tools = forced::forced_tools(task)?;
@@ -153,7 +153,7 @@ impl Preparer {
         }
         let answer = Answer::new(handle.clone(), self.generator.clone(), parser)
             .with_form(grammar.is_some())
-            .with_stop(&task.options.stop, task.options.has_own_stops)
+            .with_stop(&task.options.stop, task.options.has_request_stops)
             .with_forced(beginning)
             .with_calls_max(calls_max(task))
             .with_think_budget(think_budget)
@@ -166,7 +166,7 @@ impl Preparer {
         &self,
         handle: &Handle,
         job: Result<u64, EngineError>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ApiError> {
         let job = job.map_err(told)?;
         if !handle.started(job) {
             self.generator.cancel(job);
@@ -184,15 +184,15 @@ impl Preparer {
 
     /// How to guess ahead. What the configuration says of all models is no wish of one that guesses nothing.
     fn speculation(&self, options: &RunOptions) -> Speculation {
-        let is_meant = options.speculate_said || !self.generator.facts().unmasks;
-        let mode = if is_meant { options.speculate } else { Mode::Off };
+        let is_meant = options.speculate_explicit || !self.generator.facts().unmasks;
+        let mode = if is_meant { options.speculate } else { SpeculationMode::Off };
         mode.speculation(options.draft_num_predict)
     }
 
     /// Tokens that the thought may have, unless it is one that cannot be ended.
-    fn think_budget(&self, task: &Generate, text: &Text) -> Result<Option<u64>, Failure> {
+    fn think_budget(&self, task: &Generate, text: &Text) -> Result<Option<u64>, ApiError> {
         match think_budget(task, text) {
-            Some(_) if self.generator.facts().unmasks => Err(Failure::bad_request(ENDLESS)),
+            Some(_) if self.generator.facts().unmasks => Err(ApiError::bad_request(ENDLESS)),
             budget => Ok(budget),
         }
     }
@@ -205,19 +205,20 @@ impl Preparer {
         text: &Text,
         tags: &[(String, u32)],
         tools: &[ForcedTool<'_>],
-    ) -> Result<Option<(Grammar, String)>, Failure> {
+    ) -> Result<Option<(Grammar, String)>, ApiError> {
         let (false, Some(template)) = (tools.is_empty(), &text.template) else { return Ok(None) };
         let facts = self.generator.facts();
         let parser = task.model.parser.as_deref().filter(|_| !text.own);
-        let form = CallForm::of(template, parser, template.think_tags().as_ref(), &facts.ends);
+        let form = CallFormat::probe(template, parser, template.think_tags().as_ref(), &facts.ends);
         let form = form.ok_or_else(|| {
-            Failure::bad_request(
+            ApiError::bad_request(
                 "tool_choice: the form in which this model's template writes calls cannot be forced; use \"auto\"",
             )
         })?;
-        let answers = parser_of(task, text).is_some_and(|parser| parser.stage() != Stage::Thinking);
+        let answers =
+            parser_of(task, text).is_some_and(|parser| parser.stage() != OutputStage::Thinking);
         let form =
-            if answers { form.without_thought_end(template.think_tags().as_ref()) } else { form };
+            if answers { form.without_reasoning_end(template.think_tags().as_ref()) } else { form };
         // The names are read behind whatever the form begins with.
         forced::check_names(&form, tools, || {
             parser_after(task, text, if answers { &text.prompt } else { "" })
@@ -236,7 +237,7 @@ impl Preparer {
     }
 
     /// Counts a prompt's tokens, as many as they are.
-    fn count(&self, handle: &Handle, task: Generate) -> Result<(), Failure> {
+    fn count(&self, handle: &Handle, task: Generate) -> Result<(), ApiError> {
         let task = Generate { overflow: Overflow::Refuse, ..task };
         let text = self.text(handle, &task)?;
         listening(handle)?;
@@ -249,25 +250,25 @@ impl Preparer {
         asked.map_or(most, |tokens| tokens.min(most))
     }
 
-    fn end(&self, handle: &Handle, event: Event) -> Result<(), Failure> {
+    fn end(&self, handle: &Handle, event: Event) -> Result<(), ApiError> {
         handle.send(event);
         Ok(())
     }
 
     /// Refuses tokens that the model does not have.
-    pub(super) fn known(&self, tokens: &[u32]) -> Result<(), Failure> {
+    pub(super) fn known(&self, tokens: &[u32]) -> Result<(), ApiError> {
         let known = self.generator.vocab_size();
         match tokens.iter().find(|token| **token as usize >= known) {
-            Some(token) => Err(Failure::bad_request(format!("this model has no token {token}"))),
+            Some(token) => Err(ApiError::bad_request(format!("this model has no token {token}"))),
             None => Ok(()),
         }
     }
 
     /// Refuses biases of tokens that the model does not have.
-    fn check_biases(&self, biases: &[(u32, f32)]) -> Result<(), Failure> {
+    fn check_biases(&self, biases: &[(u32, f32)]) -> Result<(), ApiError> {
         let known = self.generator.vocab_size();
         match biases.iter().find(|(token, _)| *token as usize >= known) {
-            Some((token, _)) => Err(Failure::bad_request(format!(
+            Some((token, _)) => Err(ApiError::bad_request(format!(
                 "logit_bias: this model has no token {token}: its vocabulary has {known} tokens, numbered from 0"
             ))),
             None => Ok(()),
@@ -275,14 +276,14 @@ impl Preparer {
     }
 
     /// How much of each adapter there is to be: nothing of those that are not named, where some are.
-    fn adapter_scales(&self, asked: Option<&[(u32, f32)]>) -> Result<AdapterScales, Failure> {
+    fn adapter_scales(&self, asked: Option<&[(u32, f32)]>) -> Result<AdapterScales, ApiError> {
         let Some(asked) = asked else { return Ok(AdapterScales::default()) };
         let known = self.generator.facts().adapters;
         let mut factors = vec![0.0; known];
         for &(id, scale) in asked {
             let factor = factors.get_mut(id as usize).ok_or_else(|| {
                 let order = "numbered from 0 in the order of its ADAPTER lines";
-                Failure::bad_request(format!(
+                ApiError::bad_request(format!(
                     "adapters: this model has no adapter {id}; it has {known}, {order}"
                 ))
             })?;
@@ -293,21 +294,21 @@ impl Preparer {
 }
 
 /// Fails where nobody waits for the task any more: the rest of the work is for nothing. Nobody hears the failure either.
-pub(super) fn listening(handle: &Handle) -> Result<(), Failure> {
+pub(super) fn listening(handle: &Handle) -> Result<(), ApiError> {
     match handle.state.is_cancelled() {
-        true => Err(Failure::new(Failure::LEFT, "the client has gone")),
+        true => Err(ApiError::new(ApiError::CLIENT_CLOSED_REQUEST, "the client has gone")),
         false => Ok(()),
     }
 }
 
 /// What a client is told of an error of the engine: mostly that its request asks for what cannot be.
-pub(super) fn told(error: EngineError) -> Failure {
+pub(super) fn told(error: EngineError) -> ApiError {
     match error {
         EngineError::Stopped
         | EngineError::Backend(_)
         | EngineError::Model(_)
-        | EngineError::Tokenizer(_) => Failure::internal(error.to_string()),
-        _ => Failure::bad_request(error.to_string()),
+        | EngineError::Tokenizer(_) => ApiError::internal(error.to_string()),
+        _ => ApiError::bad_request(error.to_string()),
     }
 }
 
@@ -326,7 +327,7 @@ fn parser_after(task: &Generate, text: &Text, prompt: &str) -> Option<OutputPars
         think: think.as_ref(),
         last: text.last.as_ref(),
         prompt,
-        formed: task.format.is_some()
+        constrained: task.format.is_some()
             && !matches!(task.tool_choice, ToolChoice::Required | ToolChoice::Named(_)),
     };
     let name = task.model.parser.as_deref().filter(|_| !text.own);
@@ -338,12 +339,12 @@ fn parser_after(task: &Generate, text: &Text, prompt: &str) -> Option<OutputPars
 }
 
 /// Refuses what would be too much of an answer.
-fn check_prompt_logprobs(task: &Generate, tokens: usize) -> Result<(), Failure> {
+fn check_prompt_logprobs(task: &Generate, tokens: usize) -> Result<(), ApiError> {
     let Some(top) = task.prompt_logprobs else { return Ok(()) };
     if tokens.saturating_mul(top + 1) <= PROMPT_LOGPROBS {
         return Ok(());
     }
-    Err(Failure::bad_request(format!(
+    Err(ApiError::bad_request(format!(
         "prompt_logprobs: {top} alternatives for each of {tokens} tokens are too many: together they may be {PROMPT_LOGPROBS}"
     )))
 }

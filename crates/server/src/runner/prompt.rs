@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use puna_api::native::{self, Tool, ToolChoice};
 use puna_prompt::{
-    Adaptations, Chat, FunctionCall, Kind, Message, PromptError, Template, Think, ToolCall,
-    check_results, conversation, fit, fit_turns, generation, is_marked, mark_written, marked_parts,
-    prefer_jinja, render, render_adapted, render_insert, strip_past_thoughts, unmarked,
+    Adaptations, Chat, FunctionCall, Message, PromptError, Template, TemplateFormat, Think,
+    ToolCall, check_results, conversation, fit, fit_turns, generate_conversation, is_marked,
+    mark_untrusted, prefer_jinja, render, render_adapted, render_insert, split_at_marks,
+    strip_past_reasoning, without_marks,
 };
 use serde_json::Value;
 
@@ -14,7 +15,7 @@ use super::forced;
 use super::prepare::{Preparer, listening};
 use super::templates::PLAIN_TEMPLATE;
 use super::worker::Handle;
-use crate::canonical::{Failure, Generate, Input, ModelText, Overflow, Prompt};
+use crate::canonical::{ApiError, Generate, Input, Overflow, Prompt, PromptConfig};
 
 /// A prompt as text and what was left out of it.
 pub(super) struct Text {
@@ -64,7 +65,7 @@ impl Text {
 }
 
 impl Preparer {
-    pub(super) fn text(&self, handle: &Handle, task: &Generate) -> Result<Text, Failure> {
+    pub(super) fn text(&self, handle: &Handle, task: &Generate) -> Result<Text, ApiError> {
         match &task.input {
             Input::Chat { messages, tools } => {
                 let offered =
@@ -83,17 +84,17 @@ impl Preparer {
         task: &Generate,
         messages: &[native::Message],
         tools: &[Tool],
-    ) -> Result<Text, Failure> {
+    ) -> Result<Text, ApiError> {
         let template = self.template(&task.model)?;
         let (stored, messages) = (prompt_messages(&task.model.messages), prompt_messages(messages));
         let mut all = conversation(task.model.system.as_deref(), &stored, &messages);
         if task.model.strip_thoughts {
-            strip_past_thoughts(&mut all);
+            strip_past_reasoning(&mut all);
         }
         let mut tools: Vec<_> = tools.iter().map(|tool| tool.0.clone()).collect();
         let mut variables = task.variables.clone();
         let beside = tools.iter_mut().chain(variables.values_mut());
-        mark_written(&mut all, beside, |text| self.generator.controls_in(text));
+        mark_untrusted(&mut all, beside, |text| self.generator.controls_in(text));
         let rules = Some(self.templates.rules(&template));
         let chat = Chat { tools: &tools, variables, rules, ..Chat::new(&all) };
         // Ollama's dialect takes results whose calls are gone: its clients leave out the oldest messages themselves.
@@ -104,11 +105,11 @@ impl Preparer {
         // Places are those of the request's messages.
         let before = all.len() - messages.len();
         let fitted = checked.and_then(|()| self.fitted(handle, task, template, &chat, ""));
-        fitted.map_err(|error| failure(error.behind(before)))
+        fitted.map_err(|error| failure(error.without_leading_messages(before)))
     }
 
     /// The prompt of a single text.
-    fn prompt(&self, handle: &Handle, task: &Generate, prompt: &Prompt) -> Result<Text, Failure> {
+    fn prompt(&self, handle: &Handle, task: &Generate, prompt: &Prompt) -> Result<Text, ApiError> {
         if let Some(tokens) = &prompt.tokens {
             self.known(tokens)?;
             return Ok(Text::new(self.generator.decode(tokens), None));
@@ -117,7 +118,8 @@ impl Preparer {
             return Ok(Text::new(prompt.text.clone(), None));
         }
         // Not kept: clients could push the models' own templates out.
-        let own = prompt.template.as_deref().map(|source| Template::parse(Kind::Go, source));
+        let own =
+            prompt.template.as_deref().map(|source| Template::parse(TemplateFormat::Go, source));
         let own = own.transpose().map_err(failure)?.map(Arc::new);
         let template = match &own {
             Some(own) => own.clone(),
@@ -138,7 +140,7 @@ impl Preparer {
             prompt_messages(&task.model.messages)
         };
         let system = prompt.system.as_deref().or(task.model.system.as_deref());
-        let messages = generation(system, &stored, &prompt.text, &[]);
+        let messages = generate_conversation(system, &stored, &prompt.text, &[]);
         let chat = Chat { variables: task.variables.clone(), ..Chat::new(&messages) };
         if own.is_some() {
             let chat = self.template_input(task, &chat);
@@ -149,9 +151,9 @@ impl Preparer {
     }
 
     /// The text of an earlier answer's tokens.
-    fn earlier(&self, context: Option<&[u32]>) -> Result<String, Failure> {
+    fn earlier(&self, context: Option<&[u32]>) -> Result<String, ApiError> {
         let Some(tokens) = context else { return Ok(String::new()) };
-        self.known(tokens).map_err(|e| Failure::bad_request(format!("context: {}", e.message)))?;
+        self.known(tokens).map_err(|e| ApiError::bad_request(format!("context: {}", e.message)))?;
         Ok(self.generator.decode(tokens))
     }
 
@@ -191,7 +193,7 @@ impl Preparer {
         let (tools, last) = (chat.tools.to_vec(), chat.messages.last().cloned());
         let mut text = Text::new(format!("{before}{prompt}"), Some(template));
         if may_be_marked(task) && is_marked(&text.prompt) {
-            let prompt = unmarked(&text.prompt);
+            let prompt = without_marks(&text.prompt);
             text.marked = Some(std::mem::replace(&mut text.prompt, prompt));
         }
         Ok(Text { tools, last, dropped_messages, dropped_tokens, adaptations, ..text })
@@ -203,22 +205,24 @@ impl Preparer {
     }
 
     /// The template of a model: its renderer, Go's or the file's own.
-    fn template(&self, model: &ModelText) -> Result<Arc<Template>, Failure> {
+    fn template(&self, model: &PromptConfig) -> Result<Arc<Template>, ApiError> {
         if let Some(renderer) = &model.renderer {
-            return self.parsed(Kind::BuiltIn, renderer);
+            return self.parsed(TemplateFormat::BuiltIn, renderer);
         }
         let jinja = self.generator.facts().chat_template.as_deref();
         match (model.template.as_deref(), jinja) {
-            (None, None) => self.parsed(Kind::Go, PLAIN_TEMPLATE),
-            (Some(go), None) => self.parsed(Kind::Go, go),
-            (None, Some(jinja)) => self.parsed(Kind::Jinja, jinja),
-            (Some(go), Some(_)) if model.go_template == Some(true) => self.parsed(Kind::Go, go),
+            (None, None) => self.parsed(TemplateFormat::Go, PLAIN_TEMPLATE),
+            (Some(go), None) => self.parsed(TemplateFormat::Go, go),
+            (None, Some(jinja)) => self.parsed(TemplateFormat::Jinja, jinja),
+            (Some(go), Some(_)) if model.go_template == Some(true) => {
+                self.parsed(TemplateFormat::Go, go)
+            }
             (Some(_), Some(jinja)) if model.go_template == Some(false) => {
-                self.parsed(Kind::Jinja, jinja)
+                self.parsed(TemplateFormat::Jinja, jinja)
             }
             (Some(go), Some(jinja)) => {
-                let go = self.parsed(Kind::Go, go)?;
-                match self.parsed(Kind::Jinja, jinja) {
+                let go = self.parsed(TemplateFormat::Go, go)?;
+                match self.parsed(TemplateFormat::Jinja, jinja) {
                     Ok(jinja) if prefer_jinja(&jinja, &go) => Ok(jinja),
                     _ => Ok(go),
                 }
@@ -227,14 +231,14 @@ impl Preparer {
     }
 
     /// The template that fills gaps: only Go's can, even where another one renders conversations.
-    fn insert_template(&self, model: &ModelText) -> Result<Arc<Template>, Failure> {
+    fn insert_template(&self, model: &PromptConfig) -> Result<Arc<Template>, ApiError> {
         match &model.template {
-            Some(go) => self.parsed(Kind::Go, go),
+            Some(go) => self.parsed(TemplateFormat::Go, go),
             None => self.template(model),
         }
     }
 
-    fn parsed(&self, kind: Kind, source: &str) -> Result<Arc<Template>, Failure> {
+    fn parsed(&self, kind: TemplateFormat, source: &str) -> Result<Arc<Template>, ApiError> {
         self.templates.get(kind, source).map_err(failure)
     }
 
@@ -252,19 +256,19 @@ impl Preparer {
 
     /// Tokens of a text that a template wrote.
     fn encode(&self, task: &Generate, text: &str, template: Option<&Template>) -> Vec<u32> {
-        let parts = if may_be_marked(task) { marked_parts(text) } else { vec![(text, true)] };
+        let parts = if may_be_marked(task) { split_at_marks(text) } else { vec![(text, true)] };
         self.generator.encode_prompt(&parts, template.map_or("", Template::leading_bos))
     }
 
     /// A prompt whose tokens are too many for the context is cut in the middle, or refused.
-    pub(super) fn tokens(&self, mut tokens: Vec<u32>, task: &Generate) -> Result<Tokens, Failure> {
+    pub(super) fn tokens(&self, mut tokens: Vec<u32>, task: &Generate) -> Result<Tokens, ApiError> {
         let (length, num_ctx) = (tokens.len(), self.context(task.options.num_ctx) as usize);
         let bos = usize::from(tokens.first().is_some_and(|t| self.generator.is_bos(*t)));
         let keep = usize::try_from(task.options.num_keep)
             .map_or(length, |n| n.saturating_add(bos))
             .min(length);
         if length == 0 {
-            return Err(Failure::bad_request("the prompt is empty"));
+            return Err(ApiError::bad_request("the prompt is empty"));
         }
         if length < num_ctx {
             return Ok(Tokens { tokens, cut: 0, keep });
@@ -272,12 +276,12 @@ impl Preparer {
         let lengths = Some((length as u64, num_ctx as u64));
         if matches!(task.overflow, Overflow::Refuse | Overflow::DropTurns) {
             let message = format!("prompt is too long: {length} tokens, context is {num_ctx}");
-            return Err(Failure { lengths, ..Failure::bad_request(message) });
+            return Err(ApiError { lengths, ..ApiError::bad_request(message) });
         }
         if !task.shift {
             let message = "the prompt is longer than the context length currently available to the model; shorten the \
                            prompt, adjust the context length in settings, or use a model with a longer context length";
-            return Err(Failure { lengths, ..Failure::bad_request(message) });
+            return Err(ApiError { lengths, ..ApiError::bad_request(message) });
         }
         let keep = keep.min(num_ctx.saturating_sub(2));
         let left = num_ctx - ((num_ctx - keep) / 2).max(1);
@@ -327,6 +331,6 @@ pub(crate) fn prompt_message(message: &native::Message) -> Message {
 }
 
 /// A template that refuses a conversation is the client's matter, like one that the client brought.
-fn failure(error: PromptError) -> Failure {
-    Failure::bad_request(error.to_string())
+fn failure(error: PromptError) -> ApiError {
+    ApiError::bad_request(error.to_string())
 }

@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::canonical::{Event, Task};
 use crate::scheduler::LoadOptions;
-use crate::speculate::Guesses;
+use crate::speculate::DraftCounts;
 
 /// Both sides are the same program; the number guards against one that was replaced while the server ran.
 pub const VERSION: u32 = 13;
@@ -137,7 +137,7 @@ pub struct Counts {
     /// Tokens generated.
     pub generated_tokens: u64,
     /// Tokens guessed ahead.
-    pub guesses: Guesses,
+    pub guesses: DraftCounts,
     /// Steps of the model.
     pub steps: u64,
     /// Sequences sent back to wait for want of pages.
@@ -159,7 +159,7 @@ impl Counts {
         Self {
             prompt_tokens: of(self.prompt_tokens, other.prompt_tokens),
             generated_tokens: of(self.generated_tokens, other.generated_tokens),
-            guesses: Guesses {
+            guesses: DraftCounts {
                 ngram: of(self.guesses.ngram, other.guesses.ngram),
                 ngram_accepted: of(self.guesses.ngram_accepted, other.guesses.ngram_accepted),
                 model: of(self.guesses.model, other.guesses.model),

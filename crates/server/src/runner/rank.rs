@@ -10,7 +10,7 @@ use puna_engine::EngineError;
 use super::generator::{Generator, PairForm};
 use super::prepare::{Preparer, listening, told};
 use super::worker::Handle;
-use crate::canonical::{Event, Failure, Rank, Ranked, Tokenize};
+use crate::canonical::{ApiError, Event, Rank, RankResult, Tokenize};
 
 /// How often a document is cut anew at most, as its end may become other tokens in its template.
 const CUTS: usize = 8;
@@ -27,24 +27,24 @@ struct Pair {
 
 impl Preparer {
     /// Scores the documents of a task.
-    pub(super) fn rank(&self, handle: Handle, task: Rank) -> Result<(), Failure> {
+    pub(super) fn rank(&self, handle: Handle, task: Rank) -> Result<(), ApiError> {
         let facts = self.generator.facts();
         let form = facts
             .ranks
             .as_ref()
-            .ok_or_else(|| Failure::bad_request("this model does not rank texts"))?;
+            .ok_or_else(|| ApiError::bad_request("this model does not rank texts"))?;
         let context = self.context(task.num_ctx) as usize;
         let pairs = Pairs::new(&*self.generator, form, &task.query, context);
         let (mut inputs, mut ranked) =
-            (Vec::with_capacity(task.documents.len()), Ranked::default());
+            (Vec::with_capacity(task.documents.len()), RankResult::default());
         for (i, document) in task.documents.iter().enumerate() {
             listening(&handle)?;
             let pair = pairs
                 .fitting(document, &task)
-                .map_err(|reason| Failure::bad_request(format!("document {i} {reason}")))?;
+                .map_err(|reason| ApiError::bad_request(format!("document {i} {reason}")))?;
             ranked.tokens += pair.tokens.len() as u64;
             if ranked.tokens > TOKENS_MAX {
-                return Err(Failure::bad_request(format!(
+                return Err(ApiError::bad_request(format!(
                     "the documents with the query have more than {TOKENS_MAX} tokens: ask for fewer at once"
                 )));
             }
@@ -58,9 +58,9 @@ impl Preparer {
             answer.send(match result {
                 // JSON has no numbers for them, and the message would break the connection.
                 Ok(scores) if scores.iter().any(|score| !score.is_finite()) => Event::Error(
-                    Failure::internal("a score is not a number: the file may be damaged"),
+                    ApiError::internal("a score is not a number: the file may be damaged"),
                 ),
-                Ok(scores) => Event::Ranked(Ranked { scores, ..ranked }),
+                Ok(scores) => Event::Ranked(RankResult { scores, ..ranked }),
                 Err(error) => Event::Error(told(error)),
             });
         };

@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use puna_engine::{EngineError, Event, Job, Sink, Speculation, Stage, Summary};
+use puna_engine::{EngineError, Event, Request, Sink, Speculation, Stage, Summary};
 use puna_sampler::{Constraint, Grammar};
 
 use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader, RankDone};
 use super::local::LocalLoader;
 use super::protocol::{LoadSpec, MemoryParts, Pulse};
 use crate::canonical::Tokenize;
-use crate::script::{Answer, Conversation, Player, ScriptError, ScriptFile, Step};
+use crate::script::{Answer, Conversation, ScriptError, ScriptFile, ScriptPlayer, Step};
 
 /// What begins and ends a thought of the scripted model.
 const THOUGHT: (&str, &str) = ("<think>\n", "\n</think>\n\n");
@@ -31,7 +31,7 @@ pub(super) struct ScriptLoader {
 
 impl ScriptLoader {
     pub(super) fn open(path: PathBuf) -> Result<Self, ScriptError> {
-        let (script, _) = ScriptFile::open(path, Player::Model)?;
+        let (script, _) = ScriptFile::open(path, ScriptPlayer::Model)?;
         Ok(Self { script: Arc::new(script) })
     }
 }
@@ -291,13 +291,13 @@ impl Sink for ScriptedSink {
 }
 
 impl Generator for ScriptedModel {
-    fn submit(&self, mut job: Job, mut sink: Box<dyn Sink>) -> Result<u64, EngineError> {
+    fn submit(&self, mut job: Request, mut sink: Box<dyn Sink>) -> Result<u64, EngineError> {
         let prompt = self.model.decode(&job.prompt);
         let conversation = Conversation::of_prompt(prompt);
         let answer = match self.script.answer(&conversation) {
             Ok(answer) => answer,
             Err(error) => {
-                self.model.check_job(&job)?;
+                self.model.check_request(&job)?;
                 sink.send(Event::Failed(error.to_string()));
                 return Ok(REFUSED);
             }
@@ -364,8 +364,8 @@ impl Generator for ScriptedModel {
         self.model.grammar(form, whole)
     }
 
-    fn check_job(&self, job: &Job) -> Result<(), EngineError> {
-        self.model.check_job(job)
+    fn check_request(&self, job: &Request) -> Result<(), EngineError> {
+        self.model.check_request(job)
     }
 
     fn cancel(&self, job: u64) {

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use puna_prompt::{Kind, MessageRules, PromptError, Template};
+use puna_prompt::{MessageRules, PromptError, Template, TemplateFormat};
 
 use crate::lock::lock;
 
@@ -24,7 +24,11 @@ struct ParsedTemplate {
 }
 
 impl Templates {
-    pub(super) fn get(&self, kind: Kind, source: &str) -> Result<Arc<Template>, PromptError> {
+    pub(super) fn get(
+        &self,
+        kind: TemplateFormat,
+        source: &str,
+    ) -> Result<Arc<Template>, PromptError> {
         self.get_or(kind, source, || Template::parse(kind, source))
     }
 
@@ -34,7 +38,7 @@ impl Templates {
         let found = lock(&self.0).iter_mut().find(is_same).and_then(|known| known.rules);
         found.unwrap_or_else(|| {
             // This takes long, and others do not wait for it.
-            let rules = MessageRules::of(template);
+            let rules = MessageRules::probe(template);
             if let Some(known) = lock(&self.0).iter_mut().find(is_same) {
                 known.rules = Some(rules);
             }
@@ -45,12 +49,12 @@ impl Templates {
     /// As [`Templates::get`]. While a new template is parsed, which may take long, others can be had.
     fn get_or(
         &self,
-        kind: Kind,
+        kind: TemplateFormat,
         source: &str,
         parse: impl FnOnce() -> Result<Template, PromptError>,
     ) -> Result<Arc<Template>, PromptError> {
         let is_it = |known: &ParsedTemplate| {
-            known.template.kind() == kind && known.template.source() == source
+            known.template.format() == kind && known.template.source() == source
         };
         let find = |all: &mut Vec<ParsedTemplate>| {
             let at = all.iter().position(is_it)?;
@@ -83,22 +87,29 @@ mod tests {
     #[test]
     fn others_get_their_templates_while_one_is_parsed() {
         let templates = Templates::default();
-        let first = templates.get(Kind::Go, "{{ .Prompt }}").unwrap();
-        let slow = templates.get_or(Kind::Go, "{{ .System }}", || {
+        let first = templates.get(TemplateFormat::Go, "{{ .Prompt }}").unwrap();
+        let slow = templates.get_or(TemplateFormat::Go, "{{ .System }}", || {
             // A lock that was held here would never be had.
             let meanwhile = templates.0.try_lock().map(|known| known.len());
             assert_eq!(meanwhile.unwrap(), 1);
-            assert!(Arc::ptr_eq(&templates.get(Kind::Go, "{{ .Prompt }}").unwrap(), &first));
-            Template::parse(Kind::Go, "{{ .System }}")
+            assert!(Arc::ptr_eq(
+                &templates.get(TemplateFormat::Go, "{{ .Prompt }}").unwrap(),
+                &first
+            ));
+            Template::parse(TemplateFormat::Go, "{{ .System }}")
         });
-        assert!(Arc::ptr_eq(&templates.get(Kind::Go, "{{ .System }}").unwrap(), &slow.unwrap()));
+        assert!(Arc::ptr_eq(
+            &templates.get(TemplateFormat::Go, "{{ .System }}").unwrap(),
+            &slow.unwrap()
+        ));
         for i in 0..2 * TEMPLATES {
-            templates.get(Kind::Go, &format!("{i}{{{{ .Prompt }}}}")).unwrap();
+            templates.get(TemplateFormat::Go, &format!("{i}{{{{ .Prompt }}}}")).unwrap();
         }
         assert_eq!(lock(&templates.0).len(), TEMPLATES);
         // Rules stand beside their template, and go with it.
-        let last =
-            templates.get(Kind::Go, &format!("{}{{{{ .Prompt }}}}", 2 * TEMPLATES - 1)).unwrap();
+        let last = templates
+            .get(TemplateFormat::Go, &format!("{}{{{{ .Prompt }}}}", 2 * TEMPLATES - 1))
+            .unwrap();
         let rules = templates.rules(&last);
         assert_eq!(lock(&templates.0).last().unwrap().rules, Some(rules));
         templates.rules(&first);

@@ -20,13 +20,13 @@ use super::launch::{Launched, Launcher};
 use super::link::{Events, Link};
 use super::protocol::{LoadSpec, WINDOW};
 use crate::canonical::{
-    EmbedText, Event, Generate, Input, ModelText, Overflow, Prompt, RunOptions, Task, Tokenize,
+    EmbedText, Event, Generate, Input, Overflow, Prompt, PromptConfig, RunOptions, Task, Tokenize,
 };
 
 fn task(text: &str, num_predict: i64, num_keep: i64, truncate: bool, shift: bool) -> Task {
     let prompt = Prompt { text: text.into(), raw: true, ..Prompt::default() };
     Task::Generate(Box::new(Generate {
-        model: ModelText::default(),
+        model: PromptConfig::default(),
         input: Input::Prompt(prompt),
         options: RunOptions { num_predict, num_keep, ..RunOptions::default() },
         think: None,
@@ -99,7 +99,7 @@ fn question(renderer: &str, render_only: bool) -> Task {
     };
     let Task::Generate(generate) = task("", 1, 4, true, true) else { panic!() };
     Task::Generate(Box::new(Generate {
-        model: ModelText { renderer: Some(renderer.into()), ..ModelText::default() },
+        model: PromptConfig { renderer: Some(renderer.into()), ..PromptConfig::default() },
         input: Input::Chat { messages: vec![message], tools: Vec::new() },
         render_only,
         ..*generate
@@ -299,7 +299,7 @@ async fn an_answer_that_repeats_itself_ends_with_the_figures_of_the_engine() {
     fake.cached.store(3, Ordering::Relaxed);
     let link = loaded(&fake, 128).await;
     let Event::Done(done) = end(&link, task("again", 1000, 4, true, true)).await else { panic!() };
-    assert_eq!((done.reason, done.cached_tokens), (crate::canonical::Reason::Stop, 3));
+    assert_eq!((done.reason, done.cached_tokens), (crate::canonical::FinishReason::Stop, 3));
     assert!(done.generated_tokens < 100, "{}", done.generated_tokens);
     assert_eq!(done.context.len() as u64, done.prompt_tokens + done.generated_tokens);
 }

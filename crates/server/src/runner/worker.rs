@@ -16,9 +16,9 @@ use super::prepare::Preparer;
 use super::protocol::{
     FromRunner, LoadSpec, Loaded, ToRunner, VERSION, WINDOW, frame, is_out_of_memory, read, write,
 };
-use crate::canonical::{Event, Failure};
+use crate::canonical::{ApiError, Event};
 use crate::lock::lock;
-use crate::panics::text_of;
+use crate::panic_message::panic_message;
 
 /// How often a sign of life is sent.
 const HEARTBEAT: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });
@@ -83,7 +83,7 @@ pub fn run(socket: UnixStream, loader: &dyn Loader) -> io::Result<()> {
 /// A panic of the loader is an error like any other: it has a message and a request that waits for it.
 pub(super) fn guarded<T>(load: impl FnOnce() -> Result<T, LoadError>) -> Result<T, LoadError> {
     catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|panic| {
-        let message = format!("internal error while loading: {}", text_of(&*panic));
+        let message = format!("internal error while loading: {}", panic_message(&*panic));
         Err(LoadError { out_of_memory: is_out_of_memory(&message), message })
     })
 }
@@ -138,7 +138,7 @@ fn put(socket: &mut BufWriter<UnixStream>, message: &FromRunner) -> io::Result<(
         (Ok(bytes), _) => socket.write_all(&bytes),
         (Err(e), FromRunner::Event(id, _)) => {
             let failure =
-                Failure::internal(format!("the answer is too large: {e}; ask for less at once"));
+                ApiError::internal(format!("the answer is too large: {e}; ask for less at once"));
             write(socket, &FromRunner::Event(*id, Event::Error(failure)))
         }
         (Err(e), _) => Err(e),
@@ -241,7 +241,7 @@ fn serve(
                 let state = Arc::new(TaskState::new());
                 lock(&tasks).insert(id, state.clone());
                 let handle = Handle { id, client, state, out: out.clone(), tasks: tasks.clone() };
-                let queue = match (task.has_form(), task.text_bytes() > LARGE) {
+                let queue = match (task.has_constraint(), task.text_bytes() > LARGE) {
                     (false, false) => &ordinary,
                     (false, true) => &large,
                     (true, false) => &forms,
@@ -252,6 +252,7 @@ fn serve(
             ToRunner::Credit(id, more) => {
                 if let Some(task) = lock(&tasks).get(&id) {
                     task.credit.fetch_add(more.into(), Ordering::AcqRel);
+                    generator.wake();
                 }
             }
             ToRunner::Cancel(id) => {
@@ -307,7 +308,7 @@ fn prepare_all(preparer: &Preparer, line: &Line) {
             Ok(Err(failure)) => drop(end.send(Event::Error(failure))),
             Err(_) => {
                 let text = "an internal error happened while the prompt was made; the log of the server says more";
-                end.send(Event::Error(Failure::internal(text)));
+                end.send(Event::Error(ApiError::internal(text)));
             }
         }
     }

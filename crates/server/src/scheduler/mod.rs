@@ -1,24 +1,26 @@
-//! Which models are in memory, and which request runs on which of them.
+//! Scheduler of loaded models: which models are in memory, and which request runs on which of them.
 //!
-//! [`Scheduler`] is a pure state machine: events go in, actions come out, and time is an argument. It knows models
-//! only as a key, load options, bytes of memory, the requests that run on them and how long they stay. The task that
-//! drives it is in `manager`.
+//! [`Scheduler`] is a pure state machine: it maps events to actions, and time is an argument. It
+//! knows of each model only a key, load options, bytes of memory, its running requests and its
+//! keep-alive time. The task that drives it is in `manager`.
 //!
-//! - Requests for a model that is ready are granted at once. All others wait in one queue. Clients take turns in it, and
-//!   within a client the oldest request is first.
-//! - At most one model is loaded at a time. A new runner first reports how much memory it is going to need; only when
-//!   that fits does it load. While one waits for room, smaller ones that fit may pass it for a while.
-//! - Room is made by unloading idle models, first what is quickly loaded again and was not used for long. Where none is
-//!   idle, one takes no new requests and goes when its last one has ended.
-//! - A model that was just loaded stays for a few times what that took while it is used, and is not sent away in the moment
-//!   between two requests: models with requests for both are not loaded in turn for every single one. Nobody waits
-//!   longer for that than some seconds.
+//! - A request for a ready model is granted at once. All others wait in one queue, which is fair
+//!   between clients and first-in first-out within a client.
+//! - At most one model is loaded at a time. A new runner first plans how much memory it needs, and
+//!   loads only if that fits. While one model waits for memory, smaller ones that fit may overtake
+//!   it for a limited time.
+//! - The scheduler evicts idle models to free memory: first those that load quickly and were not
+//!   used for long. If no model is idle, one accepts no new requests and is unloaded after its last
+//!   one.
+//! - A model that was just loaded stays for a few times its load time while it is used, and is not
+//!   evicted right between two requests. Two busy models therefore do not evict each other for
+//!   every request. This delays other requests by some seconds at most.
 
-mod fit;
-mod machine;
+mod memory_fit;
 mod options;
 mod queue;
-mod run;
+mod runner_state;
+mod state_machine;
 #[cfg(test)]
 mod tests;
 
@@ -26,147 +28,147 @@ use std::time::Instant;
 
 use puna_api::KeepAlive;
 
-pub use fit::planned_context;
-pub use machine::Scheduler;
+pub use memory_fit::planned_context;
 pub use options::LoadOptions;
+pub use state_machine::Scheduler;
 
-/// A request's number.
+/// Number of a request.
 pub type RequestId = u64;
 
-/// The number of one runner; never used again for another.
-pub type RunId = u64;
+/// Number of a runner, never reused.
+pub type RunnerId = u64;
 
-/// What models are told apart by: the weights.
+/// Identifies a model in memory: its weights and adapters.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key(pub String);
+pub struct ModelKey(pub String);
 
-/// Limits of the whole server.
+/// Limits of the server.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Models in memory at once.
+    /// Maximum models in memory.
     pub max_loaded: usize,
-    /// Requests that may wait for a model that is not ready.
+    /// Maximum requests that wait for a model.
     pub max_queue: usize,
-    /// How long a model stays unless a request says otherwise.
+    /// Default time that an idle model stays loaded.
     pub keep_alive: KeepAlive,
 }
 
 /// A request that needs a model.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// Its number.
+    /// Number of the request.
     pub id: RequestId,
-    /// Who asks. Clients take turns.
+    /// Client of the request, for fair queueing.
     pub client: u64,
     /// The model.
-    pub key: Key,
-    /// How the model is to be loaded.
+    pub key: ModelKey,
+    /// Options to load the model with.
     pub options: LoadOptions,
-    /// Tokens of its own context at most, if it says so. It does not matter for loading.
+    /// Context limit of the request in tokens, if it sets one. Loading does not depend on it.
     pub num_ctx: Option<u32>,
-    /// How long it stays afterwards.
+    /// How long the model stays loaded afterwards.
     pub keep_alive: Option<KeepAlive>,
 }
 
-/// What happens to the scheduler.
+/// Input of the scheduler.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// Somebody needs a model.
+    /// A request needs a model.
     Request(Request),
-    /// A request has ended, or whoever waits for it has gone.
+    /// A request has ended, or its client has disconnected.
     Finished(RequestId),
-    /// A runner knows how much memory it is going to need.
-    Planned(RunId, Need),
-    /// A runner is ready, with this context length and this many bytes.
-    Loaded(RunId, u32, u64),
-    /// A runner has ended, wanted or not.
-    Exited(RunId, Exit),
-    /// A model is to go as soon as it is idle.
-    Expire(Key),
-    /// How much memory the machine has.
+    /// A runner has planned its memory.
+    Planned(RunnerId, MemoryNeed),
+    /// A runner is ready, with this context length in tokens and this many bytes.
+    Loaded(RunnerId, u32, u64),
+    /// A runner has exited, expectedly or not.
+    Exited(RunnerId, RunnerExit),
+    /// Unload a model as soon as it is idle.
+    Expire(ModelKey),
+    /// A reading of the machine's memory.
     Memory(Memory),
     /// Time has passed.
     Tick,
 }
 
-/// Why a runner ended.
+/// Reason of a runner's exit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Exit {
-    /// In words.
+pub struct RunnerExit {
+    /// Message of the reason.
     pub reason: String,
-    /// Whether it was for want of memory.
+    /// Whether memory was insufficient.
     pub out_of_memory: bool,
 }
 
-/// Bytes that a runner is going to need.
+/// Planned memory of a runner in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Need {
-    /// All together.
+pub struct MemoryNeed {
+    /// Total bytes.
     pub total: u64,
-    /// Those for contexts, of which there could be fewer.
+    /// Bytes of the KV cache, which can be reduced.
     pub cache: u64,
 }
 
 /// The machine's memory in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory {
-    /// All that this process and its runners may use.
+    /// Total memory that this process and its runners may use.
     pub total: u64,
-    /// What could be had now without swapping.
+    /// Memory available now without swapping.
     pub available: u64,
 }
 
-/// What the driver is to do.
+/// Output of the scheduler, which the driver executes.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
-    /// The request runs on this runner.
-    Grant(RequestId, RunId),
-    /// The request gets an error.
+    /// Run the request on this runner.
+    Grant(RequestId, RunnerId),
+    /// Reject the request.
     Refuse(RequestId, Refusal),
     /// Start a runner and have it plan its memory.
-    Start(RunId, Key, LoadOptions),
-    /// Have a runner plan anew, with other options.
-    Replan(RunId, LoadOptions),
-    /// The planned memory fits: load.
-    Load(RunId),
-    /// End a runner.
-    Stop(RunId),
+    Start(RunnerId, ModelKey, LoadOptions),
+    /// Let a runner plan again with other options.
+    Replan(RunnerId, LoadOptions),
+    /// Let a runner load, since its plan fits.
+    Load(RunnerId),
+    /// Stop a runner.
+    Stop(RunnerId),
 }
 
-/// Why a request gets no model.
+/// Reason of a rejected request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// Too many requests wait.
+    /// The queue is full.
     Busy,
     /// The model is larger than the memory.
     TooLarge {
-        /// Bytes it needs.
+        /// Bytes that the model needs.
         need: u64,
-        /// Bytes there are.
+        /// Bytes available.
         available: u64,
     },
-    /// The runner ended before it was ready.
-    LoadFailed(Exit),
+    /// The runner exited before it was ready.
+    LoadFailed(RunnerExit),
 }
 
-/// Why a runner is told to end.
+/// Reason of an unload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unload {
-    /// Its time is over, or somebody asked for it.
+pub enum UnloadReason {
+    /// Its keep-alive time is over, or an unload was requested.
     Idle,
-    /// Another model needs its room.
+    /// Another model needs its memory.
     Room,
-    /// It is to be loaded anew with other options.
+    /// It is loaded again with other options.
     Reload,
-    /// It was not ready yet, and nobody waits for it any more or it is too large.
+    /// It was not ready yet, and no request waits for it or it is too large.
     Unwanted,
 }
 
-impl Unload {
-    /// All of them.
+impl UnloadReason {
+    /// All reasons.
     pub const ALL: [Self; 4] = [Self::Idle, Self::Room, Self::Reload, Self::Unwanted];
 
-    /// In a word.
+    /// Name in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -177,42 +179,42 @@ impl Unload {
     }
 }
 
-/// A model that is or will be in memory, as others see it.
+/// A model in memory or on its way there, for listings.
 #[derive(Debug, Clone, PartialEq)]
-pub struct View {
-    /// Which.
-    pub key: Key,
-    /// Its runner.
-    pub run: RunId,
-    /// Bytes it uses, or is going to use.
+pub struct ModelView {
+    /// Identifies the model.
+    pub key: ModelKey,
+    /// Number of its runner.
+    pub runner_id: RunnerId,
+    /// Bytes that it uses or will use.
     pub size: u64,
-    /// Tokens of one conversation at most, as the last request had it.
+    /// Tokens of one conversation, limited by the most recent request.
     pub context: u32,
-    /// Tokens of one conversation at most where a request sets no limit.
+    /// Tokens of one conversation where a request sets no limit.
     pub window: u32,
-    /// When it goes unless it is used; `None` is never.
+    /// When it is unloaded unless a request uses it; `None` is never.
     pub expires: Option<Instant>,
-    /// How far it is.
+    /// Loading phase.
     pub phase: Phase,
-    /// Requests that run on it.
+    /// Number of running requests.
     pub in_flight: usize,
 }
 
-/// How far a model is on its way into memory.
+/// Loading phase of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Its runner finds out how much memory it needs.
+    /// Its runner plans its memory.
     Planning,
-    /// There is no room for it yet.
+    /// It waits for memory.
     Waiting,
     /// Its runner loads it.
     Loading,
-    /// It takes requests.
+    /// It accepts requests.
     Ready,
 }
 
 impl Phase {
-    /// In a word.
+    /// Name in listings.
     pub fn name(self) -> &'static str {
         match self {
             Self::Planning => "planning",
@@ -224,13 +226,13 @@ impl Phase {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// Its memory plan is awaited.
+enum RunnerState {
+    /// The runner plans its memory.
     Planning,
-    /// Its memory plan waits for others to leave.
+    /// The plan is complete and waits for memory.
     Waiting,
     Loading,
     Ready,
-    /// Told to end, and still there.
+    /// Told to exit, and still running.
     Stopping,
 }

@@ -1,61 +1,61 @@
-//! What a loaded model depends on, and when another request needs it loaded anew.
+//! Load options, and when a request needs a model to be loaded again.
 
 use serde::{Deserialize, Serialize};
 
 use crate::speculate::Draft;
 
-/// Contexts to which one is reduced when memory did not suffice after all, in order.
+/// Contexts in tokens that are tried in order when a load runs out of memory.
 const REDUCED_CONTEXTS: [u32; 2] = [32768, 4096];
 
-/// Contexts are not made smaller than this: with less, conversations are cut that nobody would call long.
-const LEAST_CONTEXT: u32 = 4096;
+/// Minimum reduced context in tokens. Less would truncate conversations of ordinary length.
+const MIN_CONTEXT: u32 = 4096;
 
 /// Options that are fixed when a model is loaded.
 ///
-/// The context is none of them as far as requests go: what a request names is a limit of its own. Here it is what the
-/// runner is to have room for, which is all that the model was trained with, or as much as memory has.
+/// A request's own context limit is not among them. `num_ctx` is the context that the runner
+/// reserves memory for: the model's full training context, or as much as memory allows.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadOptions {
-    /// Tokens of one conversation at most.
+    /// Maximum tokens of one conversation.
     pub num_ctx: u32,
-    /// Tokens of all conversations together, and of what is kept of earlier ones; at least `num_ctx`.
+    /// KV cache size in tokens of all conversations and cached prefixes; at least `num_ctx`.
     pub cache: u32,
-    /// Prompt tokens a step; `None` is automatic.
+    /// Maximum prompt tokens per step; `None` is automatic.
     pub num_batch: Option<u32>,
     /// Threads; 0 is automatic.
     pub num_thread: u32,
-    /// Conversations at once; `None` is as many as there is room for.
+    /// Maximum concurrent conversations; `None` is limited by memory only.
     pub parallel: Option<u32>,
-    /// Whether answers do not depend on what else is computed.
+    /// Whether answers are independent of other requests in the batch.
     pub deterministic: bool,
-    /// A small model that guesses ahead.
+    /// The draft model.
     pub draft: Option<Draft>,
 }
 
 impl LoadOptions {
-    /// Whether a model that was loaded with `self` must be loaded anew for a request with `wanted`. Room for contexts does
-    /// not count: it is as much as could be had.
+    /// Whether a model loaded with `self` must be loaded again for a request with `wanted`. Context
+    /// sizes do not count, because they are as large as memory allows.
     pub fn needs_reload(&self, wanted: &Self) -> bool {
         self.num_batch != wanted.num_batch
             || self.num_thread != wanted.num_thread
             || self.deterministic != wanted.deterministic
-            // One that nobody wants does no harm.
+            // A loaded draft model that the request does not want does no harm.
             || (wanted.draft.is_some() && wanted.draft != self.draft)
     }
 
-    /// Whether there is room for contexts longer than most conversations.
-    pub fn is_generous(&self) -> bool {
+    /// Whether the context is longer than most conversations need.
+    pub fn has_long_context(&self) -> bool {
         self.num_ctx > REDUCED_CONTEXTS[0]
     }
 
-    /// Takes less memory: first without a draft model that nobody asked for, then with less room beside one conversation,
-    /// then with half of the context. Returns whether that was possible.
+    /// Reduces memory by one step: drops an optional draft model, else halves the cache beyond one
+    /// conversation, else halves the context. Returns whether that was possible.
     pub fn reduce(&mut self) -> bool {
         if self.draft.as_ref().is_some_and(|draft| draft.optional) {
             self.draft = None;
         } else if self.cache > self.num_ctx {
             self.cache = (self.cache / 2).max(self.num_ctx);
-        } else if self.num_ctx > LEAST_CONTEXT {
+        } else if self.num_ctx > MIN_CONTEXT {
             self.halve_context();
         } else {
             return false;
@@ -63,13 +63,13 @@ impl LoadOptions {
         true
     }
 
-    /// Has room for half of the context.
+    /// Halves the context.
     pub fn halve_context(&mut self) {
-        self.num_ctx = (self.num_ctx.next_power_of_two() / 2).max(LEAST_CONTEXT).min(self.num_ctx);
+        self.num_ctx = (self.num_ctx.next_power_of_two() / 2).max(MIN_CONTEXT).min(self.num_ctx);
         self.cache = self.num_ctx;
     }
 
-    /// Takes much less memory, as what was planned did not suffice. Returns whether that was possible.
+    /// Reduces memory strongly after a load ran out of it. Returns whether that was possible.
     pub fn reduce_once(&mut self) -> bool {
         let before = self.clone();
         self.draft = self.draft.take().filter(|draft| !draft.optional);
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn room_for_contexts_is_no_reason_to_load_anew() {
+    fn other_context_sizes_need_no_reload() {
         assert!(!loaded().needs_reload(&LoadOptions {
             num_ctx: 262144,
             cache: 262144,
@@ -101,14 +101,14 @@ mod tests {
     }
 
     #[test]
-    fn batches_threads_and_determinism_count() {
+    fn other_batches_threads_and_determinism_need_a_reload() {
         assert!(loaded().needs_reload(&LoadOptions { num_batch: Some(512), ..loaded() }));
         assert!(loaded().needs_reload(&LoadOptions { num_thread: 2, ..loaded() }));
         assert!(loaded().needs_reload(&LoadOptions { deterministic: true, ..loaded() }));
     }
 
     #[test]
-    fn a_draft_model_is_loaded_when_wanted_kept_when_not_and_given_up_first() {
+    fn a_draft_model_is_loaded_on_request_and_dropped_first() {
         let draft =
             |name: &str, optional| Some(Draft { name: name.into(), weights: None, optional });
         let with = LoadOptions { draft: draft("a", true), ..loaded() };
@@ -121,7 +121,7 @@ mod tests {
         assert!(!asked.reduce() && asked.draft.is_some());
     }
 
-    /// Contexts and tokens of all conversations as they are reduced.
+    /// Context and cache sizes after each reduction.
     fn steps(num_ctx: u32, cache: u32) -> Vec<(u32, u32)> {
         let mut options = LoadOptions { num_ctx, cache, ..loaded() };
         let steps =
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn room_beside_one_conversation_is_given_up_before_its_context() {
+    fn cache_beyond_one_conversation_is_reduced_before_its_context() {
         let expected = [(8192, 8192), (4096, 4096)];
         assert_eq!(steps(8192, 16384), expected);
         assert_eq!(steps(2048, 16384), [(2048, 8192), (2048, 4096), (2048, 2048)]);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_suffice_is_reduced_to_32768_or_4096_at_once() {
+    fn a_failed_load_reduces_the_context_to_32768_or_4096() {
         let reduced = |num_ctx| {
             let mut options = LoadOptions { num_ctx, cache: num_ctx.max(16384), ..loaded() };
             options.reduce_once().then_some((options.num_ctx, options.cache))

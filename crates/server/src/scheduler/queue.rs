@@ -1,29 +1,30 @@
-//! Requests that wait for a model, and whose turn it is.
+//! Queue of requests that wait for a model, fair between clients.
 //!
-//! A turn is a load: what a request causes by being the next. Turns go to the client that has had fewest, so that one
-//! with many requests for many models holds up nobody else; among the requests of a client the oldest is first.
+//! The served unit is one model load. The client with the fewest loads is next, so that a client
+//! with many requests for many models does not delay others. Within a client the oldest request is
+//! first.
 
 use std::time::Instant;
 
 use super::{LoadOptions, Request, RequestId};
-use crate::turns::Turns;
+use crate::fair_queue::ServiceCounts;
 
-/// A request that waits.
+/// A waiting request.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct WaitingRequest {
     pub(super) request: Request,
     pub(super) since: Instant,
-    /// What is loaded for it instead, since what it asked for was too much.
+    /// Reduced options to load with, after the requested ones ran out of memory.
     pub(super) reduced: Option<LoadOptions>,
-    /// Its model was too large to be loaded while another request waited for room.
-    pub(super) stays_behind: bool,
+    /// Whether its model was too large to overtake another request that waits for memory.
+    pub(super) cannot_overtake: bool,
 }
 
-/// Those that wait, in order of arrival.
+/// Waiting requests in order of arrival.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    waiting: Vec<Waiting>,
-    turns: Turns,
+    waiting: Vec<WaitingRequest>,
+    service: ServiceCounts,
 }
 
 impl Queue {
@@ -32,56 +33,68 @@ impl Queue {
     }
 
     pub(super) fn push(&mut self, now: Instant, request: Request) {
-        self.turns.comes(request.client, self.waiting.iter().map(|w| w.request.client));
-        self.waiting.push(Waiting { request, since: now, reduced: None, stays_behind: false });
+        self.service.join(request.client, self.waiting.iter().map(|w| w.request.client));
+        self.waiting.push(WaitingRequest {
+            request,
+            since: now,
+            reduced: None,
+            cannot_overtake: false,
+        });
     }
 
-    /// Counts a turn of a client.
-    pub(super) fn had_turn(&mut self, client: u64) {
-        self.turns.had(client);
+    /// Counts one load for a client.
+    pub(super) fn record_service(&mut self, client: u64) {
+        self.service.record(client);
     }
 
-    /// Who waits, the next one first.
-    pub(super) fn in_turn(&self) -> Vec<RequestId> {
-        let mut order: Vec<_> =
-            self.waiting.iter().map(|w| (self.turns.of(w.request.client), w.request.id)).collect();
-        // Stable: within the same number of turns the order of arrival stays.
-        order.sort_by_key(|(turns, _)| *turns);
+    /// Waiting requests, the next one first.
+    pub(super) fn service_order(&self) -> Vec<RequestId> {
+        let mut order: Vec<_> = self
+            .waiting
+            .iter()
+            .map(|w| (self.service.count(w.request.client), w.request.id))
+            .collect();
+        // The sort is stable: requests with equal counts keep their order of arrival.
+        order.sort_by_key(|(count, _)| *count);
         order.into_iter().map(|(_, id)| id).collect()
     }
 
-    pub(super) fn get(&self, id: RequestId) -> Option<&Waiting> {
+    pub(super) fn get(&self, id: RequestId) -> Option<&WaitingRequest> {
         self.waiting.iter().find(|w| w.request.id == id)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Waiting> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &WaitingRequest> {
         self.waiting.iter()
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Waiting> {
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut WaitingRequest> {
         self.waiting.iter_mut()
     }
 
-    pub(super) fn remove(&mut self, id: RequestId) -> Option<Waiting> {
+    pub(super) fn remove(&mut self, id: RequestId) -> Option<WaitingRequest> {
         let at = self.waiting.iter().position(|w| w.request.id == id)?;
         Some(self.waiting.remove(at))
     }
 
-    /// Takes out those for which that is so, in order of arrival.
-    pub(super) fn remove_if(&mut self, is_so: impl FnMut(&mut Waiting) -> bool) -> Vec<Waiting> {
-        self.waiting.extract_if(.., is_so).collect()
+    /// Removes and returns matching requests in order of arrival.
+    pub(super) fn remove_if(
+        &mut self,
+        matches: impl FnMut(&mut WaitingRequest) -> bool,
+    ) -> Vec<WaitingRequest> {
+        self.waiting.extract_if(.., matches).collect()
     }
 
-    /// The request that makes place for one of `client` where no more may wait: the newest of the client that has most,
-    /// if that would still have as many. `except` is not sent away.
-    pub(super) fn makes_place_for(
+    /// Finds the request to reject so that one of `client` can wait in a full queue: the newest
+    /// request of the client with the most, if that client keeps at least as many. Never returns
+    /// `except`.
+    pub(super) fn request_to_displace(
         &self,
         client: u64,
         except: Option<RequestId>,
     ) -> Option<RequestId> {
         let waits = |client| self.waiting.iter().filter(|w| w.request.client == client).count();
         let others = self.waiting.iter().filter(|w| Some(w.request.id) != except);
-        // The last of equals: the newest.
+        // `max_by_key` returns the last of equal elements, which is the newest.
         let most = others.max_by_key(|w| waits(w.request.client))?;
         (waits(most.request.client) > waits(client) + 1).then_some(most.request.id)
     }

@@ -1,4 +1,4 @@
-//! Scripted models for tests: a file says what a model answers to which request.
+//! Scripted models for tests of clients: a file determines the answer to each request.
 //!
 //! A script is a JSON document:
 //!
@@ -6,18 +6,30 @@
 //! {
 //!   "window": 131072,
 //!   "answers": [
-//!     {"when": {"contains": ["TASK-1"], "assistant_turns": 0}, "steps": [{"thinking": "I look."}, {"call": {"name": "bash", "arguments": {"command": "ls"}}}]},
-//!     {"when": {"last": "README"}, "times": 1, "steps": [{"text": "There is "}, {"wait": 200}, {"fail": "the disk is gone"}]},
+//!     {
+//!       "when": {"contains": ["TASK-1"], "assistant_turns": 0},
+//!       "steps": [
+//!         {"thinking": "I look."},
+//!         {"call": {"name": "bash", "arguments": {"command": "ls"}}}
+//!       ]
+//!     },
+//!     {
+//!       "when": {"last": "README"},
+//!       "times": 1,
+//!       "steps": [{"text": "There is "}, {"wait": 200}, {"fail": "the disk is gone"}]
+//!     },
 //!     {"steps": [{"text": "Done."}]}
 //!   ]
 //! }
 //! ```
 //!
-//! The first answer with conditions that all hold, and that was not given `times` times yet, is given. The file is read again
-//! whenever it has changed, and all counts begin anew; the window is that of the start.
+//! The server sends the first answer whose conditions all hold and that was used fewer than
+//! `times` times. A changed file is read again and resets all counts, but the window remains that
+//! of the start.
 //!
-//! The script has two players: a server with the model [`MODEL`], which computes each prompt and generates the
-//! script's tokens (`runner::scripted`), and an upstream server of OpenAI's chat dialect ([`upstream`]).
+//! Two players execute scripts: a server with the model [`MODEL`], which computes each prompt and
+//! generates the script's tokens (`runner::scripted`), and an upstream server of OpenAI's chat
+//! dialect ([`upstream`]).
 
 mod model;
 #[cfg(test)]
@@ -35,77 +47,78 @@ pub(crate) use model::install;
 
 use crate::lock::lock;
 
-/// Tokens of a scripted model's context unless the script says otherwise.
-const WINDOW: u32 = 131_072;
+/// Default context of a scripted model in tokens.
+const DEFAULT_WINDOW: u32 = 131_072;
 
 /// A script.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Script {
-    /// Tokens of the context.
+    /// Context in tokens.
     #[serde(default = "default_window")]
     pub(crate) window: u32,
-    /// The answers, in the order in which they are tried.
+    /// Answers, in the order in which they are tried.
     pub(crate) answers: Vec<Answer>,
 }
 
 fn default_window() -> u32 {
-    WINDOW
+    DEFAULT_WINDOW
 }
 
 /// An answer of a script.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Answer {
-    /// The requests that it answers.
+    /// Condition on the request.
     pub(crate) when: Condition,
-    /// How often it is given at most.
+    /// Maximum number of uses; `None` is unlimited.
     pub(crate) times: Option<u64>,
-    /// What is generated, in order.
+    /// Steps of the answer.
     pub(crate) steps: Vec<Step>,
-    /// The finish reason, where it is not the usual one. The scripted model knows `length`, an upstream any text.
+    /// Finish reason, if not the usual one. The scripted model knows `length`; an upstream accepts
+    /// any text.
     pub(crate) finish: Option<String>,
     /// Milliseconds between two tokens, or between two chunks of an upstream.
     pub(crate) pace: u64,
-    /// An upstream reports no usage.
+    /// Whether an upstream omits usage.
     pub(crate) without_usage: bool,
 }
 
-/// What a request must be like. Without any condition every request is.
+/// Condition on a request. All set fields must hold; an empty condition always holds.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Condition {
-    /// Its number since the script was read, from 1.
+    /// Number of the request since the script was read, from 1.
     pub(crate) request: Option<u64>,
-    /// How many messages of the conversation are the model's.
+    /// Number of assistant messages in the conversation.
     pub(crate) assistant_turns: Option<usize>,
-    /// Texts that the prompt contains.
+    /// Texts that the prompt must contain.
     pub(crate) contains: Vec<String>,
-    /// A text that the last message contains.
+    /// Text that the last message must contain.
     pub(crate) last: Option<String>,
 }
 
-/// A part of an answer.
+/// A step of an answer.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Step {
     /// Text.
     Text(String),
-    /// A thought.
+    /// Reasoning text.
     Thinking(String),
     /// A tool call.
     Call(Call),
     /// Parallel tool calls. An upstream opens all of them and interleaves their arguments.
     Calls(Vec<Call>),
-    /// The scripted model's text as it is, in which special tokens are read as such.
+    /// Raw output of the scripted model, in which special tokens are parsed.
     Raw(String),
-    /// A delta of an upstream as it is.
+    /// A raw delta of an upstream.
     Delta(Value),
-    /// Milliseconds in which nothing comes.
+    /// A pause in milliseconds.
     Wait(u64),
-    /// The answer ends with this error.
+    /// Ends the answer with this error.
     Fail(String),
-    /// The runner's process ends, or the upstream's connection.
+    /// Ends the runner process, or the connection of an upstream.
     Crash,
 }
 
@@ -113,11 +126,11 @@ pub(crate) enum Step {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Call {
-    /// The tool.
+    /// Name of the tool.
     pub(crate) name: String,
-    /// Its arguments; a text is written as it is.
+    /// Arguments of the call. A text is sent unchanged.
     pub(crate) arguments: Value,
-    /// Its id, with an upstream.
+    /// Identifier of the call, for an upstream.
     #[serde(default)]
     pub(crate) id: Option<String>,
 }
@@ -132,23 +145,23 @@ impl Call {
     }
 }
 
-/// What conditions are compared with.
+/// Conversation of a request, for conditions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Conversation {
     /// The whole prompt.
     pub(crate) prompt: String,
-    /// Where the last message begins in it.
+    /// Byte offset of the last message in the prompt.
     pub(crate) last: usize,
-    /// Messages of the model.
+    /// Number of assistant messages.
     pub(crate) assistant_turns: usize,
 }
 
 impl Conversation {
-    /// A conversation as the template of [`MODEL`] writes it.
+    /// Parses a prompt in the template of [`MODEL`].
     pub(crate) fn of_prompt(prompt: String) -> Self {
         const BEGIN: &str = "<|im_start|>";
         const ASSISTANT: &str = "<|im_start|>assistant";
-        // The last turn is the one that the model is to write.
+        // The last turn is the empty one that the model is about to write.
         let written = prompt.rfind(BEGIN).unwrap_or(prompt.len());
         let last = prompt[..written].rfind(BEGIN).unwrap_or(0);
         let assistant_turns = prompt[..written].matches(ASSISTANT).count();
@@ -157,7 +170,7 @@ impl Conversation {
 }
 
 impl Condition {
-    fn holds(&self, conversation: &Conversation, request: u64) -> bool {
+    fn matches(&self, conversation: &Conversation, request: u64) -> bool {
         let Conversation { prompt, last, assistant_turns } = conversation;
         self.request.is_none_or(|number| number == request)
             && self.assistant_turns.is_none_or(|turns| turns == *assistant_turns)
@@ -166,10 +179,10 @@ impl Condition {
     }
 }
 
-/// A script cannot be played.
+/// Errors of scripts.
 #[derive(Debug, thiserror::Error)]
 pub enum ScriptError {
-    /// Its file cannot be read.
+    /// The script file cannot be read.
     #[error("cannot read the script {}: {error}", path.display())]
     Unreadable {
         /// The file.
@@ -177,7 +190,7 @@ pub enum ScriptError {
         /// Why.
         error: std::io::Error,
     },
-    /// It is no script.
+    /// The file is not a valid script.
     #[error("{} is not a script: {error}", path.display())]
     Malformed {
         /// The file.
@@ -185,56 +198,56 @@ pub enum ScriptError {
         /// Why.
         error: serde_json::Error,
     },
-    /// A step is for the other player.
+    /// A step is not supported by this player.
     #[error("{}: answer {answer} has a step that this player does not know: {step}", path.display())]
     Step {
         /// The file.
         path: PathBuf,
-        /// The answer's number, from 0.
+        /// Index of the answer, from 0.
         answer: usize,
         /// The step.
         step: &'static str,
     },
-    /// The file of its model cannot be made.
+    /// The model file cannot be created.
     #[error("cannot make the file of the scripted model: {0}")]
     Weights(#[from] puna_gguf::GgufError),
-    /// No answer is left for a request.
+    /// No answer matches a request.
     #[error("the script {} has no answer to request {request}", path.display())]
     NoAnswer {
         /// The file.
         path: PathBuf,
-        /// The request's number.
+        /// Number of the request.
         request: u64,
     },
 }
 
-/// Who plays a script.
+/// What executes a script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Player {
+pub(crate) enum ScriptPlayer {
     /// The scripted model.
     Model,
     /// The upstream server.
     Upstream,
 }
 
-/// A file with a script, and which of its answers were given.
+/// A script file, with the number of uses of each answer.
 pub(crate) struct ScriptFile {
     path: PathBuf,
-    player: Player,
-    state: Mutex<State>,
+    player: ScriptPlayer,
+    state: Mutex<PlayState>,
 }
 
 #[derive(Default)]
-struct State {
+struct PlayState {
     text: String,
     answers: Vec<Answer>,
-    given: Vec<u64>,
+    use_counts: Vec<u64>,
     requests: u64,
 }
 
 impl ScriptFile {
     /// Reads a script.
-    pub(crate) fn open(path: PathBuf, player: Player) -> Result<(Self, Script), ScriptError> {
+    pub(crate) fn open(path: PathBuf, player: ScriptPlayer) -> Result<(Self, Script), ScriptError> {
         let file = Self { path, player, state: Mutex::default() };
         let script = file.parse(&file.read()?)?;
         Ok((file, script))
@@ -251,8 +264,8 @@ impl ScriptFile {
         for (number, answer) in script.answers.iter().enumerate() {
             for step in &answer.steps {
                 let step = match (step, self.player) {
-                    (Step::Raw(_), Player::Upstream) => "raw",
-                    (Step::Delta(_), Player::Model) => "delta",
+                    (Step::Raw(_), ScriptPlayer::Upstream) => "raw",
+                    (Step::Delta(_), ScriptPlayer::Model) => "delta",
                     _ => continue,
                 };
                 return Err(ScriptError::Step { path: self.path.clone(), answer: number, step });
@@ -261,24 +274,24 @@ impl ScriptFile {
         Ok(script)
     }
 
-    /// The answer to a request.
+    /// Returns the answer to a request.
     pub(crate) fn answer(&self, conversation: &Conversation) -> Result<Answer, ScriptError> {
         let text = self.read()?;
         let mut state = lock(&self.state);
         if state.text != text {
             let answers = self.parse(&text)?.answers;
-            *state = State { text, given: vec![0; answers.len()], answers, requests: 0 };
+            *state = PlayState { text, use_counts: vec![0; answers.len()], answers, requests: 0 };
         }
         state.requests += 1;
         let request = state.requests;
         let fits = |(answer, given): (&Answer, &u64)| {
             answer.times.is_none_or(|times| *given < times)
-                && answer.when.holds(conversation, request)
+                && answer.when.matches(conversation, request)
         };
-        let Some(at) = state.answers.iter().zip(&state.given).position(fits) else {
+        let Some(at) = state.answers.iter().zip(&state.use_counts).position(fits) else {
             return Err(ScriptError::NoAnswer { path: self.path.clone(), request });
         };
-        state.given[at] += 1;
+        state.use_counts[at] += 1;
         tracing::info!(request, answer = at, "scripted request");
         Ok(state.answers[at].clone())
     }

@@ -1,7 +1,8 @@
-//! The scripted model's file: the vocabulary and the template of cria, and a graph that costs next to nothing.
+//! The model file of the scripted model: vocabulary and template of cria, with a graph of minimal
+//! cost.
 
 use puna_gguf::{Gguf, GgufError, Writer};
-use puna_store::{CreateRequest, Hooks, ModelName, Store, StoreError, embedded};
+use puna_store::{CreateHooks, CreateRequest, ModelName, Store, StoreError, embedded};
 use serde_json::json;
 
 use super::ScriptError;
@@ -10,11 +11,11 @@ use crate::error::ServeError;
 /// The name of the scripted model.
 pub const MODEL: &str = "script";
 
-/// Columns of its only layer and of its only head. Attention to a prompt of 24,000 tokens takes a second or two with these, and
-/// eight times as long with those of cria.
+/// Width of its single layer and single head. Attention over a prompt of 24,000 tokens takes one to
+/// two seconds with it, and eight times as long with cria's width.
 const WIDTH: u64 = 32;
 
-/// Stores the scripted model with a context of this many tokens.
+/// Stores the scripted model with a context of `window` tokens.
 pub(crate) fn install(store: &Store, window: u32) -> Result<(), ServeError> {
     let weights = weights(window).map_err(ScriptError::from)?;
     let digest = store.add_blob(&weights)?.digest.to_string();
@@ -28,11 +29,11 @@ pub(crate) fn install(store: &Store, window: u32) -> Result<(), ServeError> {
         ..CreateRequest::default()
     };
     let name = ModelName::parse(MODEL).map_err(StoreError::from)?;
-    store.create(&name, &request, &Hooks::default(), &mut |_| ())?;
+    store.create(&name, &request, &CreateHooks::default(), &mut |_| ())?;
     Ok(())
 }
 
-/// A model of one narrow layer in which every matrix is zero: what it would say is of no interest.
+/// Writes a model with one narrow layer of zero matrices. Its output is not used.
 fn weights(window: u32) -> Result<Vec<u8>, GgufError> {
     let cria = Gguf::from_bytes(embedded::weights())?;
     let (width, metadata) = (WIDTH as u32, cria.metadata().clone());

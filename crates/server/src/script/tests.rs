@@ -11,7 +11,10 @@ fn written(folder: &tempfile::TempDir, script: &Value) -> PathBuf {
     path
 }
 
-fn open(script: &Value, player: Player) -> Result<(tempfile::TempDir, ScriptFile, Script), String> {
+fn open(
+    script: &Value,
+    player: ScriptPlayer,
+) -> Result<(tempfile::TempDir, ScriptFile, Script), String> {
     let folder = tempfile::tempdir().unwrap();
     let (file, script) =
         ScriptFile::open(written(&folder, script), player).map_err(|e| e.to_string())?;
@@ -26,14 +29,14 @@ fn text_of(answer: Result<Answer, ScriptError>) -> String {
 }
 
 #[test]
-fn the_first_answer_fits_whose_conditions_hold_and_that_is_not_used_up() {
+fn the_first_matching_answer_with_uses_left_is_chosen() {
     let script = json!({"answers": [
         {"when": {"request": 2}, "steps": [{"text": "second"}]},
         {"when": {"contains": ["TASK", "tool"], "assistant_turns": 1}, "steps": [{"text": "tool"}]},
         {"when": {"last": "TASK"}, "times": 1, "steps": [{"text": "once"}]},
         {"when": {"contains": ["TASK"]}, "steps": [{"text": "task"}]},
     ]});
-    let (folder, file, read) = open(&script, Player::Model).unwrap();
+    let (folder, file, read) = open(&script, ScriptPlayer::Model).unwrap();
     assert_eq!(read.window, 131_072);
     let ask = |prompt: &str| text_of(file.answer(&Conversation::of_prompt(prompt.to_owned())));
     let first = "<|im_start|>user\nTASK<|im_end|>\n<|im_start|>assistant\n";
@@ -43,7 +46,7 @@ fn the_first_answer_fits_whose_conditions_hold_and_that_is_not_used_up() {
     assert_eq!(ask(first), r#"Text("task")"#);
     assert_eq!(ask(later), r#"Text("tool")"#);
     assert!(ask("else").ends_with("has no answer to request 5"));
-    // A changed file begins anew.
+    // A changed file resets all counts.
     written(&folder, &json!({"answers": [{"when": {"request": 1}, "steps": [{"text": "new"}]}]}));
     assert_eq!(ask("else"), r#"Text("new")"#);
     written(&folder, &json!({"answers": 1}));
@@ -51,25 +54,28 @@ fn the_first_answer_fits_whose_conditions_hold_and_that_is_not_used_up() {
 }
 
 #[test]
-fn scripts_that_nobody_can_play_are_refused() {
+fn invalid_scripts_are_rejected() {
     let refused = |script: Value, player| open(&script, player).map(|_| ()).unwrap_err();
     let step = |step: Value| json!({"answers": [{"steps": [step]}]});
-    assert!(refused(json!({"answers": [], "windows": 1}), Player::Model).contains("unknown field"));
-    assert!(refused(step(json!({"say": "x"})), Player::Model).contains("unknown variant"));
-    let delta = refused(step(json!({"delta": {}})), Player::Model);
+    assert!(
+        refused(json!({"answers": [], "windows": 1}), ScriptPlayer::Model)
+            .contains("unknown field")
+    );
+    assert!(refused(step(json!({"say": "x"})), ScriptPlayer::Model).contains("unknown variant"));
+    let delta = refused(step(json!({"delta": {}})), ScriptPlayer::Model);
     assert!(
         delta.ends_with("answer 0 has a step that this player does not know: delta"),
         "{delta}"
     );
-    assert!(refused(step(json!({"raw": "x"})), Player::Upstream).ends_with(": raw"));
-    assert!(open(&step(json!("crash")), Player::Model).is_ok());
+    assert!(refused(step(json!({"raw": "x"})), ScriptPlayer::Upstream).ends_with(": raw"));
+    assert!(open(&step(json!("crash")), ScriptPlayer::Model).is_ok());
 }
 
 async fn streamed(answer: Value) -> (Vec<Value>, String) {
     let answer: Answer = serde_json::from_value(answer).unwrap();
     let chunks = upstream::chunks_of(&answer, 7, &AtomicU64::new(0));
     let (mut events, mut end) = (Vec::new(), String::new());
-    let mut stream = Box::pin(upstream::play(chunks, std::time::Duration::ZERO));
+    let mut stream = Box::pin(upstream::stream_chunks(chunks, std::time::Duration::ZERO));
     while let Some(piece) = stream.next().await {
         match piece {
             Err(error) => end = error.to_string(),

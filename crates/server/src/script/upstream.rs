@@ -16,47 +16,45 @@ use futures_util::stream::{self, Stream};
 use serde_json::{Value, json};
 
 use super::{Answer, Call, Conversation, MODEL, ScriptFile, Step};
-use crate::http::serve::Desk;
+use crate::http::serve::RequestHandler;
 
-/// Bytes of a request at most.
-const MAX_BODY: usize = 64 << 20;
+/// Maximum bytes of a request.
+const MAX_BODY_BYTES: usize = 64 << 20;
 
-/// Characters of a streamed piece of text.
-const PIECE: usize = 12;
+/// Characters per streamed piece of text.
+const PIECE_CHARS: usize = 12;
 
-/// Bytes of text that count as a token.
-const TOKEN: usize = 4;
+/// Bytes of text counted as one token.
+const TOKEN_BYTES: usize = 4;
 
 /// The scripted upstream server.
-pub(crate) struct Upstream {
+pub(crate) struct ScriptedUpstream {
     script: Arc<ScriptFile>,
     window: u32,
     calls: Arc<AtomicU64>,
 }
 
-impl Upstream {
+impl ScriptedUpstream {
     pub(crate) fn new(script: ScriptFile, window: u32) -> Self {
         Self { script: Arc::new(script), window, calls: Arc::default() }
     }
 }
 
-impl Desk for Upstream {
+impl RequestHandler for ScriptedUpstream {
     fn answer(&self, request: Request) -> BoxFuture<'static, Response> {
         let (script, window, calls) = (self.script.clone(), self.window, self.calls.clone());
         Box::pin(async move {
             match (request.method(), request.uri().path()) {
                 (&Method::GET, "/v1/models") => models(window),
                 (&Method::POST, "/v1/chat/completions") => {
-                    match to_bytes(request.into_body(), MAX_BODY).await {
+                    match to_bytes(request.into_body(), MAX_BODY_BYTES).await {
                         Ok(body) => chat(&script, window, &calls, &body),
-                        Err(error) => {
-                            refused(StatusCode::PAYLOAD_TOO_LARGE, "too_large", &error.to_string())
-                        }
+                        Err(e) => error(StatusCode::PAYLOAD_TOO_LARGE, "too_large", &e.to_string()),
                     }
                 }
                 (method, path) => {
                     let message = format!("the scripted upstream does not answer {method} {path}");
-                    refused(StatusCode::NOT_FOUND, "not_found", &message)
+                    error(StatusCode::NOT_FOUND, "not_found", &message)
                 }
             }
         })
@@ -71,7 +69,7 @@ fn models(window: u32) -> Response {
     axum::Json(json!({"object": "list", "data": [model]})).into_response()
 }
 
-fn refused(status: StatusCode, code: &str, message: &str) -> Response {
+fn error(status: StatusCode, code: &str, message: &str) -> Response {
     let error = json!({"message": message, "type": "invalid_request_error", "code": code});
     (status, axum::Json(json!({"error": error}))).into_response()
 }
@@ -79,35 +77,35 @@ fn refused(status: StatusCode, code: &str, message: &str) -> Response {
 fn chat(script: &ScriptFile, window: u32, calls: &AtomicU64, body: &[u8]) -> Response {
     let request: Value = match serde_json::from_slice(body) {
         Ok(request) => request,
-        Err(error) => return refused(StatusCode::BAD_REQUEST, "bad_json", &error.to_string()),
+        Err(e) => return error(StatusCode::BAD_REQUEST, "bad_json", &e.to_string()),
     };
     if request["stream"] != true {
-        return refused(
+        return error(
             StatusCode::BAD_REQUEST,
             "stream",
             "the scripted upstream only streams: set stream",
         );
     }
     let conversation = conversation_of(&request);
-    let tokens = body.len().div_ceil(TOKEN);
+    let tokens = body.len().div_ceil(TOKEN_BYTES);
     if tokens > window as usize {
         let message = format!(
             "This model's maximum context length is {window} tokens, and the messages have {tokens} tokens."
         );
-        return refused(StatusCode::BAD_REQUEST, "context_length_exceeded", &message);
+        return error(StatusCode::BAD_REQUEST, "context_length_exceeded", &message);
     }
     let answer = match script.answer(&conversation) {
         Ok(answer) => answer,
-        Err(error) => {
-            return refused(StatusCode::INTERNAL_SERVER_ERROR, "no_answer", &error.to_string());
+        Err(e) => {
+            return error(StatusCode::INTERNAL_SERVER_ERROR, "no_answer", &e.to_string());
         }
     };
     let chunks = chunks_of(&answer, tokens, calls);
-    let stream = Body::from_stream(play(chunks, Duration::from_millis(answer.pace)));
+    let stream = Body::from_stream(stream_chunks(chunks, Duration::from_millis(answer.pace)));
     ([(header::CONTENT_TYPE, "text/event-stream")], stream).into_response()
 }
 
-/// The conversation of a request. What stands beside the messages, such as tools, belongs to the prompt.
+/// Conversation of a request. Other fields such as tools count as part of the prompt.
 fn conversation_of(request: &Value) -> Conversation {
     let messages = request["messages"].as_array().map_or(&[][..], Vec::as_slice);
     let mut prompt = format!("{}\n", request["tools"]);
@@ -127,16 +125,16 @@ fn conversation_of(request: &Value) -> Conversation {
     Conversation { prompt, last, assistant_turns }
 }
 
-/// What the upstream does next.
+/// Next action of the upstream.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Chunk {
     Data(String),
     Wait(Duration),
-    /// The connection ends in the middle of the answer.
+    /// Ends the connection in the middle of the answer.
     Cut,
 }
 
-/// The chunks of an answer to a prompt of so many tokens.
+/// Chunks of an answer to a prompt of this many tokens.
 pub(super) fn chunks_of(
     answer: &Answer,
     prompt_tokens: usize,
@@ -206,7 +204,7 @@ pub(super) fn chunks_of(
     all
 }
 
-/// The deltas of calls that are open at the same time: first the beginning of each, then a piece of each in turn.
+/// Deltas of parallel calls: first the start of each, then their pieces in rotation.
 fn call_deltas(parallel: &[&Call], index: &mut usize, calls: &AtomicU64) -> Vec<Value> {
     let first = *index;
     *index += parallel.len();
@@ -236,16 +234,16 @@ fn call_deltas(parallel: &[&Call], index: &mut usize, calls: &AtomicU64) -> Vec<
 fn pieces(text: &str) -> impl Iterator<Item = String> {
     let characters: Vec<char> = text.chars().collect();
     let pieces: Vec<String> =
-        characters.chunks(PIECE).map(|piece| piece.iter().collect()).collect();
+        characters.chunks(PIECE_CHARS).map(|piece| piece.iter().collect()).collect();
     pieces.into_iter()
 }
 
-/// An answer that is being sent.
-struct Sending {
+/// An answer being sent. Logs if the client disconnects early.
+struct SendingAnswer {
     chunks: VecDeque<Chunk>,
 }
 
-impl Drop for Sending {
+impl Drop for SendingAnswer {
     fn drop(&mut self) {
         if !self.chunks.is_empty() {
             tracing::info!(left = self.chunks.len(), "the client of a scripted answer has left");
@@ -253,12 +251,12 @@ impl Drop for Sending {
     }
 }
 
-/// The bytes of an answer, each chunk in its time.
-pub(super) fn play(
+/// Streams the chunks of an answer at its pace.
+pub(super) fn stream_chunks(
     chunks: VecDeque<Chunk>,
     pace: Duration,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    stream::unfold(Sending { chunks }, move |mut sending| async move {
+    stream::unfold(SendingAnswer { chunks }, move |mut sending| async move {
         loop {
             match sending.chunks.pop_front()? {
                 Chunk::Wait(time) => tokio::time::sleep(time).await,

@@ -1,14 +1,14 @@
-//! Checks of a request before anything is done.
+//! Checks of a create request before any work.
 
 use serde_json::{Map, Value};
 
-use super::request::{CreateRequest, Hooks};
-use crate::builtin::{BuiltIn, PARSERS, RENDERERS};
+use super::request::{CreateHooks, CreateRequest};
+use crate::builtin::{BuiltInFormat, PARSERS, RENDERERS};
 use crate::error::StoreError;
 use crate::manifest::Config;
 use crate::remote::Remote;
 
-/// The model of another server that a request names, if it does.
+/// The remote model that a request names, if any.
 pub(super) fn remote(request: &CreateRequest) -> Result<Option<Remote>, StoreError> {
     let from = request.from.as_deref().unwrap_or_default();
     match request.remote_host.as_deref().filter(|host| !host.is_empty()) {
@@ -20,7 +20,7 @@ pub(super) fn remote(request: &CreateRequest) -> Result<Option<Remote>, StoreErr
     }
 }
 
-/// Refuses what nobody can do with a model that another server runs.
+/// Rejects options that a remote model cannot have.
 pub(super) fn for_remote(request: &CreateRequest) -> Result<(), StoreError> {
     if !request.draft_files.is_empty() {
         return Err(StoreError::DraftRemote);
@@ -46,7 +46,7 @@ pub(super) fn for_remote(request: &CreateRequest) -> Result<(), StoreError> {
     Err(StoreError::BadRemote(reason))
 }
 
-pub(super) fn check(request: &CreateRequest, hooks: &Hooks<'_>) -> Result<(), StoreError> {
+pub(super) fn check(request: &CreateRequest, hooks: &CreateHooks<'_>) -> Result<(), StoreError> {
     let files = request.files.iter().flatten().chain(&request.adapters).chain(&request.draft_files);
     for (name, digest) in files {
         if !is_relative(name) {
@@ -61,7 +61,7 @@ pub(super) fn check(request: &CreateRequest, hooks: &Hooks<'_>) -> Result<(), St
     {
         return Err(StoreError::DraftQuantize);
     }
-    // Before the name behind it is looked at.
+    // This check comes before the check of the name.
     let names_host = request.remote_host.as_ref().is_some_and(|host| !host.is_empty());
     if !request.draft_files.is_empty() && names_host {
         return Err(StoreError::DraftRemote);
@@ -80,7 +80,7 @@ pub(super) fn check(request: &CreateRequest, hooks: &Hooks<'_>) -> Result<(), St
     }
     let kind = |kind: &Option<String>| kind.clone().filter(|kind| !kind.is_empty());
     if request.imatrix.is_some() && kind(&request.quantize).is_none() {
-        return Err(StoreError::ImatrixAlone);
+        return Err(StoreError::ImatrixWithoutQuantize);
     }
     for (kind, has_imatrix) in [
         (kind(&request.quantize), request.imatrix.is_some()),
@@ -92,14 +92,17 @@ pub(super) fn check(request: &CreateRequest, hooks: &Hooks<'_>) -> Result<(), St
     if let (Some(wanted), Some(ours)) = (&request.requires, hooks.version)
         && core(wanted) > core(ours)
     {
-        return Err(StoreError::TooNew { wanted: crate::name::shown(wanted), ours });
+        return Err(StoreError::RequiresNewerVersion {
+            wanted: crate::name::escape_for_message(wanted),
+            ours,
+        });
     }
-    known("renderer", request.renderer.as_deref(), RENDERERS)?;
-    known("parser", request.parser.as_deref(), PARSERS)?;
+    check_known_name("renderer", request.renderer.as_deref(), RENDERERS)?;
+    check_known_name("parser", request.parser.as_deref(), PARSERS)?;
     apply_info(&mut Config::default(), &request.info)
 }
 
-/// Refuses what is no version.
+/// Rejects an invalid version.
 pub(super) fn requires(version: &str) -> Result<(), StoreError> {
     match version.is_empty() || is_semver(version) {
         true => Ok(()),
@@ -107,13 +110,17 @@ pub(super) fn requires(version: &str) -> Result<(), StoreError> {
     }
 }
 
-fn known(what: &'static str, name: Option<&str>, known: &[BuiltIn]) -> Result<(), StoreError> {
+fn check_known_name(
+    what: &'static str,
+    name: Option<&str>,
+    known: &[BuiltInFormat],
+) -> Result<(), StoreError> {
     let names: Vec<&str> = known.iter().map(|one| one.name).collect();
     match name {
         Some(name) if !name.is_empty() && !names.contains(&name) => {
             Err(StoreError::UnknownBuiltIn {
                 what,
-                name: crate::name::shown(name),
+                name: crate::name::escape_for_message(name),
                 known: names.join(", "),
             })
         }
@@ -121,14 +128,15 @@ fn known(what: &'static str, name: Option<&str>, known: &[BuiltIn]) -> Result<()
     }
 }
 
-/// A path of plain names between single slashes.
+/// Whether a path consists of plain names between single slashes.
 fn is_relative(path: &str) -> bool {
     !path.is_empty()
         && !path.contains(['\\', '\0'])
         && path.split('/').all(|part| !matches!(part, "" | "." | ".."))
 }
 
-/// `1.2.3`, perhaps with a leading `v`, a pre-release and build data.
+/// Whether a text is a version such as `1.2.3`, with an optional leading `v`, pre-release and build
+/// data.
 fn is_semver(text: &str) -> bool {
     let text = text.strip_prefix('v').unwrap_or(text);
     let core = text.split(['-', '+']).next().unwrap_or_default();
@@ -140,17 +148,18 @@ fn is_semver(text: &str) -> bool {
     core.split('.').count() == 3 && core.split('.').all(number)
 }
 
-/// The three numbers of a version that [`is_semver`]; numbers beyond all measure are the largest.
+/// The three numbers of a valid version. Numbers beyond `u64` become the largest one.
 fn core(version: &str) -> Vec<u64> {
     let version = version.strip_prefix('v').unwrap_or(version);
     let core = version.split(['-', '+']).next().unwrap_or_default();
     core.split('.').map(|part| part.parse().unwrap_or(u64::MAX)).collect()
 }
 
-/// Sets the fields of a config that the request's `info` gives.
+/// Sets the fields of a config that the request's `info` contains.
 pub(super) fn apply_info(config: &mut Config, info: &Map<String, Value>) -> Result<(), StoreError> {
     for (field, value) in info {
-        let bad = |want| StoreError::Info { field: crate::name::shown(field), want };
+        let bad =
+            |want| StoreError::InfoField { field: crate::name::escape_for_message(field), want };
         let text = || value.as_str().map(str::to_owned).ok_or(bad("a string"));
         let number = || {
             let number = value.as_f64().ok_or(bad("a number"))?;

@@ -1,4 +1,4 @@
-//! Uploaded files: which kind they are, and the layers they become.
+//! Uploaded files: detects their kinds and turns them into layers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use puna_gguf::{Gguf, GgufError, View};
 
-use super::request::{FileTemplate, Pace, Progress};
-use super::{ProgressFn, split, stored};
+use super::request::{FileTemplate, Progress, ProgressThrottle};
+use super::{ProgressFn, pin_uploaded_blob, split};
 use crate::blobs::NewBlob;
 use crate::digest::Digest;
 use crate::error::StoreError;
@@ -17,39 +17,41 @@ use crate::facts::Facts;
 use crate::files::read_limited;
 use crate::import::{self, ImportError, ImportFile};
 use crate::manifest::{Layer, media};
-use crate::requantize::{FileType, Imatrix, QuantizeOptions, fallbacks, requantize, unmatched};
+use crate::requantize::{
+    FileType, Imatrix, QuantizeOptions, fallbacks, requantize, unmatched_tensors,
+};
 use crate::store::Store;
 
-/// More than any `sentence_bert_config.json` has.
-const SENTENCE_CONFIG_BYTES: u64 = 1 << 20;
+/// Largest size of `sentence_bert_config.json` in bytes.
+const MAX_SENTENCE_CONFIG_BYTES: u64 = 1 << 20;
 
-/// What stands for a blob that is not there yet in lines about the work on it, since clients tell bars apart by digests.
-/// The first is Ollama's own.
-const QUANTIZING: &str = "0000000000000000000";
-const CONVERTING: &str = "1111111111111111111";
-const READING: &str = "3333333333333333333";
-const JOINING: &str = "4444444444444444444";
+/// Stand-ins for digests of unfinished blobs in progress messages, by which clients distinguish
+/// progress bars. The first is Ollama's.
+const QUANTIZING_DIGEST: &str = "0000000000000000000";
+const CONVERTING_DIGEST: &str = "1111111111111111111";
+const READING_DIGEST: &str = "3333333333333333333";
+const JOINING_DIGEST: &str = "4444444444444444444";
 
 /// Name and digest of a file.
-type Given = (String, String);
+type NamedDigest = (String, String);
 
-/// The files of a model.
+/// The uploaded files of a model.
 #[derive(Default)]
-pub(super) struct Sources {
-    gguf: Vec<Given>,
-    /// A folder of safetensors, to be converted.
-    folder: Vec<Given>,
+pub(super) struct UploadedFiles {
+    gguf: Vec<NamedDigest>,
+    /// The files of a safetensors folder, to be converted.
+    folder: Vec<NamedDigest>,
 }
 
-/// A file as a layer.
-pub(super) struct SourceFile {
+/// A layer made from a file.
+pub(super) struct FileLayer {
     pub(super) layer: Layer,
     pub(super) is_new: bool,
     pub(super) facts: Arc<Facts>,
 }
 
-impl Sources {
-    /// Tells the kinds by the names, and where they do not say it by the first bytes.
+impl UploadedFiles {
+    /// Detects the kinds of files by their names, or else by their first bytes.
     pub(super) fn of<'a>(
         store: &Store,
         files: impl IntoIterator<Item = (&'a String, &'a String)>,
@@ -58,7 +60,7 @@ impl Sources {
             files.into_iter().map(|(name, digest)| (name.clone(), digest.clone())).collect();
         let is = |name: &str, suffix: &str| name.to_ascii_lowercase().ends_with(suffix);
         if files.iter().any(|(name, _)| is(name, ".safetensors")) {
-            // A GGUF file beside them is the projector of their model, or another one.
+            // A GGUF file next to safetensors is the projector of their model, or another model.
             let (gguf, folder) = files.into_iter().partition(|(name, _)| is(name, ".gguf"));
             return Ok(Self { gguf, folder });
         }
@@ -66,7 +68,7 @@ impl Sources {
             return Ok(Self { gguf: files, folder: Vec::new() });
         }
         for (_, digest) in &files {
-            let path = store.blob_path(&stored(store, digest)?);
+            let path = store.blob_path(&pin_uploaded_blob(store, digest)?);
             let mut magic = [0; 4];
             let read = File::open(&path).and_then(|mut file| file.read(&mut magic));
             read.map_err(|e| StoreError::io("read", &path, &e))?;
@@ -75,34 +77,37 @@ impl Sources {
             }
         }
         Err(StoreError::UnknownFiles {
-            files: files.iter().map(|(name, _)| crate::name::shown(name)).collect(),
+            files: files.iter().map(|(name, _)| crate::name::escape_for_message(name)).collect(),
         })
     }
 
-    /// Refuses weights of more than one model. Files that cannot be read are left to those that read them.
+    /// Rejects weights of more than one model. Unreadable files are left to the later steps.
     pub(super) fn check_one_model(&self, store: &Store) -> Result<(), StoreError> {
         let (single, groups) = split::group(&self.gguf);
         let mut models: Vec<String> = groups.into_keys().map(|(prefix, _)| prefix).collect();
         models.extend((!self.folder.is_empty()).then(|| "a folder of safetensors".to_owned()));
         for (name, digest) in single {
-            let Ok(digest) = stored(store, digest) else { continue };
+            let Ok(digest) = pin_uploaded_blob(store, digest) else { continue };
             let Ok(facts) = store.facts(&digest, &store.blob_path(&digest)) else { continue };
             if media_type(&facts) == media::MODEL {
-                models.push(crate::name::shown(name));
+                models.push(crate::name::escape_for_message(name));
             }
         }
-        if models.len() > 1 { Err(StoreError::ManyModels { files: models }) } else { Ok(()) }
+        if models.len() > 1 { Err(StoreError::SeveralModels { files: models }) } else { Ok(()) }
     }
 
-    /// Tokens that a sentence encoder was trained to read, where its folder says so. Its position table is often longer, but
-    /// sentence-transformers cuts texts there.
+    /// The trained length of a sentence encoder in tokens, if its folder states it. Its position
+    /// table is often longer, but sentence-transformers truncates texts at this length.
     pub(super) fn sentence_limit(&self, store: &Store) -> Result<Option<u64>, StoreError> {
         let Some((name, digest)) =
             self.folder.iter().find(|(name, _)| name == "sentence_bert_config.json")
         else {
             return Ok(None);
         };
-        let bytes = read_limited(&store.blob_path(&stored(store, digest)?), SENTENCE_CONFIG_BYTES)?;
+        let bytes = read_limited(
+            &store.blob_path(&pin_uploaded_blob(store, digest)?),
+            MAX_SENTENCE_CONFIG_BYTES,
+        )?;
         let config: serde_json::Value = serde_json::from_slice(&bytes)
             .map_err(|e| ImportError::Json { file: name.clone(), reason: e.to_string() })?;
         Ok(config.get("max_seq_length").and_then(serde_json::Value::as_u64).filter(|&n| n > 0))
@@ -112,7 +117,7 @@ impl Sources {
         self,
         store: &Store,
         progress: ProgressFn<'_>,
-    ) -> Result<Vec<SourceFile>, StoreError> {
+    ) -> Result<Vec<FileLayer>, StoreError> {
         let mut layers = Vec::new();
         if !self.folder.is_empty() {
             layers.push(converted_layer(store, &self.folder, progress)?);
@@ -124,7 +129,7 @@ impl Sources {
         for ((prefix, count), parts) in groups {
             progress(Progress::status("parsing GGUF"));
             let blob = split::merge(store, &prefix, count, &parts, &mut |done, total| {
-                progress(Progress::bytes("joining parts", JOINING, done, total));
+                progress(Progress::bytes("joining parts", JOINING_DIGEST, done, total));
             })?;
             layers.push(new_layer(store, &blob)?);
         }
@@ -132,38 +137,43 @@ impl Sources {
     }
 }
 
-/// The blob of a GGUF file stays as it is; it is read, which finds everything that is wrong with its header.
+/// A GGUF file is used as it is. Reading its facts validates the header.
 fn gguf_layer(
     store: &Store,
     file: &(String, String),
     progress: ProgressFn<'_>,
-) -> Result<SourceFile, StoreError> {
+) -> Result<FileLayer, StoreError> {
     let (name, digest) = file;
     progress(Progress::status("parsing GGUF"));
-    let digest = stored(store, digest)?;
+    let digest = pin_uploaded_blob(store, digest)?;
     let path = store.blob_path(&digest);
     let facts = match store.facts(&digest, &path) {
         Err(StoreError::GgufFile {
             error: error @ (GgufError::BadMagic { .. } | GgufError::TruncatedHeader { .. }),
             ..
-        }) => return Err(StoreError::NotGgufFile { file: crate::name::shown(name), error }),
-        // The name that the client gave says more than the blob's.
+        }) => {
+            return Err(StoreError::NotGgufFile {
+                file: crate::name::escape_for_message(name),
+                error,
+            });
+        }
+        // The client's file name says more than the blob's.
         Err(StoreError::GgufFile { error, .. }) => {
             return Err(StoreError::BadFile { file: name.clone(), error });
         }
         facts => facts?,
     };
     if media_type(&facts) == media::MODEL && facts.parameter_count == 0 {
-        return Err(StoreError::NoTensors { file: crate::name::shown(name) });
+        return Err(StoreError::NoTensors { file: crate::name::escape_for_message(name) });
     }
-    Ok(SourceFile {
+    Ok(FileLayer {
         layer: Layer::new(media_type(&facts), digest, size(store, &digest)?),
         is_new: false,
         facts,
     })
 }
 
-/// The part that a GGUF file plays in a model.
+/// The layer type of a GGUF file.
 fn media_type(facts: &Facts) -> &'static str {
     match facts.kind.as_str() {
         "adapter" => media::ADAPTER,
@@ -177,19 +187,26 @@ fn converted_layer(
     store: &Store,
     files: &[(String, String)],
     progress: ProgressFn<'_>,
-) -> Result<SourceFile, StoreError> {
+) -> Result<FileLayer, StoreError> {
     progress(Progress::status("converting model"));
     let file = |(name, digest): &(String, String)| -> Result<ImportFile, StoreError> {
-        Ok(ImportFile { name: name.clone(), path: store.blob_path(&stored(store, digest)?) })
+        Ok(ImportFile {
+            name: name.clone(),
+            path: store.blob_path(&pin_uploaded_blob(store, digest)?),
+        })
     };
     let files = files.iter().map(file).collect::<Result<Vec<_>, _>>()?;
     let mut blob = store.blob_writer()?;
-    let mut pace = Pace::new();
+    let mut throttle = ProgressThrottle::new();
     import::convert(&files, &mut blob, &mut |status, done, total| {
-        if pace.is_due(done >= total) {
+        if throttle.is_due(done >= total) {
             progress(Progress::bytes(
                 status,
-                if status == import::CONVERTING { CONVERTING } else { READING },
+                if status == import::CONVERTING_STATUS {
+                    CONVERTING_DIGEST
+                } else {
+                    READING_DIGEST
+                },
                 done,
                 total,
             ));
@@ -198,13 +215,13 @@ fn converted_layer(
     new_layer(store, &blob.finish(None)?)
 }
 
-/// The layers of adapters: GGUF files, and folders of PEFT's, which are converted for the model that they are for.
+/// The layers of adapters: GGUF files, and PEFT folders, which are converted for their model.
 pub(super) fn adapter_layers(
     store: &Store,
     files: &BTreeMap<String, String>,
     model: Option<&Layer>,
     progress: ProgressFn<'_>,
-) -> Result<Vec<SourceFile>, StoreError> {
+) -> Result<Vec<FileLayer>, StoreError> {
     let dir = |name: &str| name.rsplit_once('/').map_or("", |(dir, _)| dir).to_owned();
     let weights = files.keys().filter(|name| name.ends_with(".safetensors"));
     let folders: BTreeSet<String> = weights.map(|name| dir(name)).collect();
@@ -213,16 +230,16 @@ pub(super) fn adapter_layers(
         files.iter().filter(|(name, _)| is_gguf(name) || !folders.contains(&dir(name))).collect();
     let mut layers = match single.is_empty() {
         true => Vec::new(),
-        false => Sources::of(store, single)?.into_layers(store, progress)?,
+        false => UploadedFiles::of(store, single)?.into_layers(store, progress)?,
     };
     for folder in folders {
         progress(Progress::status("converting adapter"));
-        let model = model.ok_or(StoreError::AdapterAlone)?;
+        let model = model.ok_or(StoreError::AdapterWithoutModel)?;
         let view = View::new(Arc::new(Gguf::open(&store.layer_path(model)?)?))?;
         let inside = files.iter().filter(|(name, _)| dir(name) == folder && !is_gguf(name));
         let file = |(name, digest): (&String, &String)| -> Result<ImportFile, StoreError> {
             let name = name.rsplit('/').next().unwrap_or(name).to_owned();
-            Ok(ImportFile { name, path: store.blob_path(&stored(store, digest)?) })
+            Ok(ImportFile { name, path: store.blob_path(&pin_uploaded_blob(store, digest)?) })
         };
         let inside = inside.map(file).collect::<Result<Vec<_>, _>>()?;
         let mut blob = store.blob_writer()?;
@@ -233,13 +250,13 @@ pub(super) fn adapter_layers(
 }
 
 /// The layer of a GGUF file that was written here.
-fn new_layer(store: &Store, blob: &NewBlob) -> Result<SourceFile, StoreError> {
+fn new_layer(store: &Store, blob: &NewBlob) -> Result<FileLayer, StoreError> {
     let facts = store.facts(&blob.digest, &store.blob_path(&blob.digest))?;
     let layer = Layer::new(media_type(&facts), blob.digest, blob.size);
-    Ok(SourceFile { layer, is_new: blob.is_new, facts })
+    Ok(FileLayer { layer, is_new: blob.is_new, facts })
 }
 
-/// The Jinja template of a layer's file, with the texts of the tokens that it may write.
+/// The Jinja template of a layer's file, with the texts of its BOS and EOS tokens.
 pub(super) fn template(
     store: &Store,
     layer: &Layer,
@@ -259,8 +276,8 @@ pub(super) fn template(
     Ok(Some(FileTemplate { source, bos, eos }))
 }
 
-/// Refuses an adapter that is made for another architecture than a model's, in whichever form the model's file names it.
-/// Control vectors do not name any.
+/// Rejects an adapter of another architecture than the model's. The names in the file and in the
+/// compatibility view both count. Control vectors name no architecture.
 pub(super) fn check_adapter(
     store: &Store,
     adapter: &Layer,
@@ -285,7 +302,7 @@ fn size(store: &Store, digest: &Digest) -> Result<u64, StoreError> {
     std::fs::metadata(&path).map(|meta| meta.len()).map_err(|e| StoreError::io("read", &path, &e))
 }
 
-/// Types that `create` quantizes to: those that need no importance matrix.
+/// Types that need no importance matrix.
 pub(crate) const QUANTIZE_TYPES: [&str; 20] = [
     "F32",
     "F16",
@@ -309,13 +326,13 @@ pub(crate) const QUANTIZE_TYPES: [&str; 20] = [
     "MXFP4_MOE",
 ];
 
-/// Further types, that are worth it with an importance matrix alone.
+/// Types that need an importance matrix.
 pub(crate) const IMATRIX_TYPES: [&str; 11] = [
     "Q2_K_S", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS",
     "IQ1_M", "IQ1_S",
 ];
 
-/// Refuses a type that nothing is quantized to.
+/// Rejects an unsupported quantization type.
 ///
 /// # Errors
 /// [`StoreError::QuantizeType`]
@@ -323,7 +340,7 @@ pub fn check_quantize_type(name: &str, has_imatrix: bool) -> Result<(), StoreErr
     quantize_type(name, has_imatrix).map(drop)
 }
 
-/// The type that a request asks for.
+/// The file type that a request names.
 pub(super) fn quantize_type(name: &str, has_imatrix: bool) -> Result<FileType, StoreError> {
     let known = |ty: &FileType| {
         QUANTIZE_TYPES.contains(&ty.name()) || has_imatrix && IMATRIX_TYPES.contains(&ty.name())
@@ -334,17 +351,18 @@ pub(super) fn quantize_type(name: &str, has_imatrix: bool) -> Result<FileType, S
 
 /// The importance matrix that a request names.
 pub(super) fn imatrix(store: &Store, digest: &str) -> Result<Imatrix, StoreError> {
-    Imatrix::open(&store.blob_path(&stored(store, digest)?))
+    Imatrix::open(&store.blob_path(&pin_uploaded_blob(store, digest)?))
 }
 
-/// The layer of a model in another type; only files that were never quantized are good enough for it.
+/// Quantizes the layer of a model, whose weights must be unquantized. `None` if it already has the
+/// type.
 pub(super) fn quantized_layer(
     store: &Store,
     layer: &Layer,
     target: FileType,
     imatrix: Option<&Imatrix>,
     progress: ProgressFn<'_>,
-) -> Result<Option<SourceFile>, StoreError> {
+) -> Result<Option<FileLayer>, StoreError> {
     let path = store.layer_path(layer)?;
     let facts = store.facts(&layer.digest, &path)?;
     if !matches!(facts.file_type.as_str(), "F32" | "F16" | "BF16") {
@@ -358,15 +376,15 @@ pub(super) fn quantized_layer(
     for fallback in fallbacks(&gguf, target, imatrix.is_some()) {
         progress(Progress::status(fallback.to_string()));
     }
-    if let Some(unmatched) = imatrix.and_then(|matrix| unmatched(&gguf, target, matrix)) {
+    if let Some(unmatched) = imatrix.and_then(|matrix| unmatched_tensors(&gguf, target, matrix)) {
         progress(Progress::status(unmatched.to_string()));
     }
     let mut blob = store.blob_writer()?;
-    let mut pace = Pace::new();
+    let mut throttle = ProgressThrottle::new();
     let options = QuantizeOptions { imatrix, ..QuantizeOptions::default() };
     requantize(&gguf, target, &options, &mut blob, &mut |done, total| {
-        if pace.is_due(done >= total) {
-            progress(Progress::bytes(&status, QUANTIZING, done, total));
+        if throttle.is_due(done >= total) {
+            progress(Progress::bytes(&status, QUANTIZING_DIGEST, done, total));
         }
     })?;
     progress(Progress::status("verifying conversion"));

@@ -1,5 +1,5 @@
-//! The client's side of `create`: a Modelfile and the local files it names become a request and a list of files to
-//! upload.
+//! The client's side of `create`: turns a Modelfile and its local files into a request and a list
+//! of files to upload.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -9,58 +9,60 @@ use std::path::{Component, Path, PathBuf};
 use puna_gguf::{Gguf, GgufError};
 use serde_json::Value;
 
-use super::request::{CreateRequest, Pace, Progress};
+use super::request::{CreateRequest, Progress, ProgressThrottle};
 use super::split;
 use crate::digest::Digest;
 use crate::error::StoreError;
-use crate::home::home_of;
+use crate::home_dir::user_home_dir;
 use crate::import::ImportError;
 use crate::modelfile::{Instruction, Modelfile, parse_parameter};
 use crate::remote::Remote;
 
-/// A file that the request refers to by its digest.
+/// A file that the request references by digest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalFile {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
     /// The digest of its content.
     pub digest: Digest,
-    /// Its bytes.
+    /// Its size in bytes.
     pub size: u64,
 }
 
 impl LocalFile {
-    /// Reads a file to its end for its digest.
+    /// Hashes a file.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub fn read(path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Self, StoreError> {
         match fs::metadata(path) {
-            Err(e) if is_absent(&e) => return Err(StoreError::NoFile { path: path.to_owned() }),
+            Err(e) if is_absent(&e) => {
+                return Err(StoreError::FileNotFound { path: path.to_owned() });
+            }
             Ok(meta) if !meta.is_file() => {
                 return Err(StoreError::NotRegular { path: path.to_owned() });
             }
             _ => {}
         }
-        let mut hashing = Hashing::of([path])?;
-        hashing.read(path, progress)
+        let mut hasher = FileHasher::of([path])?;
+        hasher.read(path, progress)
     }
 }
 
-/// Files that are read for their digests, one after the other, with one bar for all of them.
-struct Hashing {
+/// Hashes several files with one progress bar.
+struct FileHasher {
     total: u64,
     done: u64,
-    pace: Pace,
+    throttle: ProgressThrottle,
 }
 
-impl Hashing {
+impl FileHasher {
     fn of<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Result<Self, StoreError> {
         let mut total = 0;
         for path in paths {
             total += fs::metadata(path).map_err(|e| StoreError::io("read", path, &e))?.len();
         }
-        Ok(Self { total, done: 0, pace: Pace::new() })
+        Ok(Self { total, done: 0, throttle: ProgressThrottle::new() })
     }
 
     fn read(
@@ -69,82 +71,83 @@ impl Hashing {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<LocalFile, StoreError> {
         let (before, total) = (self.done, self.total);
-        let mut tell = |read: u64| {
+        let mut report = |read: u64| {
             let done = before + read;
-            if self.pace.is_due(done >= total) {
+            if self.throttle.is_due(done >= total) {
                 progress(Progress::bytes(
                     "gathering model components",
-                    GATHERING,
+                    GATHERING_DIGEST,
                     done.min(total),
                     total,
                 ));
             }
         };
-        let mut read = || Digest::of_reader_with(&mut File::open(path)?, &mut tell);
+        let mut read = || Digest::of_reader_with(&mut File::open(path)?, &mut report);
         let (digest, size) = read().map_err(|e| StoreError::io("read", path, &e))?;
         self.done += size;
         Ok(LocalFile { path: path.to_owned(), digest, size })
     }
 }
 
-/// Stands for a blob in lines about reading files.
-const GATHERING: &str = "2222222222222222222";
+/// Stand-in for a blob's digest in progress messages about hashing.
+const GATHERING_DIGEST: &str = "2222222222222222222";
 
-/// A request and what must be uploaded before it.
+/// A request with the files to upload before it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct LocalPlan {
     /// The request.
     pub request: CreateRequest,
-    /// The files, each once.
+    /// The files, each content once.
     pub files: Vec<LocalFile>,
-    /// Deprecated parameters that were left out.
+    /// Deprecated parameters that were skipped.
     pub deprecated: Vec<String>,
 }
 
-/// Makes a request of a Modelfile whose paths are relative to `base`. `home` is what `~` stands for.
+/// Makes a request from a Modelfile. Paths are relative to `base`, and `~` stands for `home`.
 ///
 /// # Errors
-/// Files that cannot be read, folders without a model, values of the wrong type.
+/// A file cannot be read, a folder contains no model, or a value has the wrong type.
 pub fn plan_local(
     modelfile: &Modelfile,
     base: &Path,
     home: Option<&Path>,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<LocalPlan, StoreError> {
-    let mut planning = Planning::new(Places { base, home });
+    let mut builder = RequestBuilder::new(PathResolver { base, home });
     for (number, instruction) in modelfile.instructions.iter().enumerate() {
-        let taken = planning.take(instruction);
+        let taken = builder.take(instruction);
         taken.map_err(|error| match modelfile.lines.get(number) {
             Some(&line) => StoreError::Line { line, error: Box::new(error) },
             None => error,
         })?;
     }
-    planning.finish(progress)
+    builder.finish(progress)
 }
 
-/// A request in the making.
-struct Planning<'a> {
-    places: Places<'a>,
+/// Builds the request and collects the files.
+struct RequestBuilder<'a> {
+    resolver: PathResolver<'a>,
     plan: LocalPlan,
-    sources: Files,
-    drafts: Files,
-    adapters: Files,
-    /// Values of parameters, in the order of their first.
+    sources: FileDigests,
+    drafts: FileDigests,
+    adapters: FileDigests,
+    /// Values of each parameter, in the order of first occurrence.
     values: Vec<(&'a str, Vec<&'a str>)>,
 }
 
-impl<'a> Planning<'a> {
-    fn new(places: Places<'a>) -> Self {
-        let (sources, drafts, adapters) = (Files::new(), Files::new(), Files::new());
-        Self { places, plan: LocalPlan::default(), sources, drafts, adapters, values: Vec::new() }
+impl<'a> RequestBuilder<'a> {
+    fn new(resolver: PathResolver<'a>) -> Self {
+        let (sources, drafts, adapters) =
+            (FileDigests::new(), FileDigests::new(), FileDigests::new());
+        Self { resolver, plan: LocalPlan::default(), sources, drafts, adapters, values: Vec::new() }
     }
 
     fn take(&mut self, instruction: &'a Instruction) -> Result<(), StoreError> {
         let request = &mut self.plan.request;
         match instruction {
             Instruction::From(text) => self.take_source(text)?,
-            Instruction::Adapter(text) => self.adapters.extend(self.places.files(text)?),
-            Instruction::Draft(text) => self.drafts.extend(self.places.files(text)?),
+            Instruction::Adapter(text) => self.adapters.extend(self.resolver.files(text)?),
+            Instruction::Draft(text) => self.drafts.extend(self.resolver.files(text)?),
             Instruction::Template(text) => request.template = Some(text.clone()),
             Instruction::System(text) => request.system = Some(text.clone()),
             Instruction::License(text) => request.license.push(text.clone()),
@@ -161,7 +164,8 @@ impl<'a> Planning<'a> {
                 request.messages.push(Value::Object(message.into_iter().collect()));
             }
             Instruction::Parameter { name, value } => {
-                // Read again with those of the same name; what is wrong with it is told of its line.
+                // The values are parsed again together. Parsing each here reports errors with their
+                // line.
                 parse_parameter(name, &[value])?;
                 match self.values.iter_mut().find(|row| row.0 == name) {
                     Some(row) => row.1.push(value),
@@ -173,23 +177,23 @@ impl<'a> Planning<'a> {
     }
 
     fn take_source(&mut self, text: &str) -> Result<(), StoreError> {
-        match self.places.find(text)? {
-            Source::Name => {
+        match self.resolver.find(text)? {
+            FromSource::Name => {
                 let from = &mut self.plan.request.from;
                 let is_remote = |text: &str| matches!(Remote::parse(text), Ok(Some(_)));
                 *from = Some(match from.take() {
                     None => text.to_owned(),
-                    // Several servers of one model.
+                    // Several servers of one remote model.
                     Some(before) if is_remote(&before) && is_remote(text) => {
                         format!("{before},{text}")
                     }
                     Some(before) => {
-                        let models = [before.as_str(), text].map(crate::name::shown);
-                        return Err(StoreError::ManyModels { files: models.into() });
+                        let models = [before.as_str(), text].map(crate::name::escape_for_message);
+                        return Err(StoreError::SeveralModels { files: models.into() });
                     }
                 });
             }
-            Source::Files(files) => self.sources.extend(files),
+            FromSource::Files(files) => self.sources.extend(files),
         }
         Ok(())
     }
@@ -197,13 +201,13 @@ impl<'a> Planning<'a> {
     fn finish(self, progress: &mut dyn FnMut(Progress)) -> Result<LocalPlan, StoreError> {
         let Self { mut plan, mut sources, mut drafts, mut adapters, values, .. } = self;
         if let (Some(name), Some(path)) = (&plan.request.from, sources.keys().next()) {
-            return Err(StoreError::FromBoth {
-                name: crate::name::shown(name),
+            return Err(StoreError::FromNameAndFile {
+                name: crate::name::escape_for_message(name),
                 path: path.clone(),
             });
         }
         if let Some(Ok(Some(_))) = plan.request.from.as_deref().map(Remote::parse) {
-            // Before any file is read: of these the names are enough.
+            // Reject files for a remote model before any is read: the names are enough.
             let named = |path: &PathBuf| (path.display().to_string(), String::new());
             super::check::for_remote(&CreateRequest {
                 adapters: adapters.keys().map(named).collect(),
@@ -212,8 +216,8 @@ impl<'a> Planning<'a> {
             })?;
         }
         [&sources, &drafts, &adapters].into_iter().try_for_each(split::check_whole)?;
-        plan.files = hash([&mut sources, &mut drafts, &mut adapters], progress)?;
-        // Digests stand under one name, whatever they are of.
+        plan.files = hash_files([&mut sources, &mut drafts, &mut adapters], progress)?;
+        // One digest under several names is still one file.
         let same =
             |path: &&PathBuf| sources.get(*path).is_some_and(|digest| drafts[*path] == *digest);
         if let Some(path) = drafts.keys().find(same) {
@@ -234,23 +238,23 @@ impl<'a> Planning<'a> {
     }
 }
 
-/// Files by their paths, with their digests where these are known.
-type Files = BTreeMap<PathBuf, Option<Digest>>;
+/// Files by path, with their digests if known.
+type FileDigests = BTreeMap<PathBuf, Option<Digest>>;
 
-/// Finds out the digests of all files, and lists each content once.
-fn hash(
-    sets: [&mut Files; 3],
+/// Computes the missing digests, and lists each content once.
+fn hash_files(
+    sets: [&mut FileDigests; 3],
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Vec<LocalFile>, StoreError> {
-    let unknown = |files: &Files| -> Vec<PathBuf> {
+    let unhashed = |files: &FileDigests| -> Vec<PathBuf> {
         files.iter().filter(|(_, digest)| digest.is_none()).map(|(path, _)| path.clone()).collect()
     };
-    let paths: BTreeSet<PathBuf> = sets.iter().flat_map(|files| unknown(files)).collect();
-    let mut hashing = Hashing::of(paths.iter().map(PathBuf::as_path))?;
+    let paths: BTreeSet<PathBuf> = sets.iter().flat_map(|files| unhashed(files)).collect();
+    let mut hasher = FileHasher::of(paths.iter().map(PathBuf::as_path))?;
     let mut found = BTreeMap::new();
     let mut files: Vec<LocalFile> = Vec::new();
     for path in &paths {
-        let file = hashing.read(path, progress)?;
+        let file = hasher.read(path, progress)?;
         found.insert(path, file.digest);
         if !files.iter().any(|other| other.digest == file.digest) {
             files.push(file);
@@ -262,33 +266,33 @@ fn hash(
     Ok(files)
 }
 
-/// What a `FROM` stands for.
-enum Source {
-    /// Nothing local.
+/// The meaning of a `FROM` value.
+enum FromSource {
+    /// The name of a model.
     Name,
-    /// Files, perhaps with their digests.
-    Files(Files),
+    /// Local files, with known digests for blobs on the server.
+    Files(FileDigests),
 }
 
-/// Where paths begin.
-struct Places<'a> {
+/// Resolves paths in a Modelfile.
+struct PathResolver<'a> {
     base: &'a Path,
     home: Option<&'a Path>,
 }
 
-impl Places<'_> {
-    /// The files that a text means, which can mean nothing else.
-    fn files(&self, text: &str) -> Result<Files, StoreError> {
+impl PathResolver<'_> {
+    /// The files that a value names. A value that names no file is an error.
+    fn files(&self, text: &str) -> Result<FileDigests, StoreError> {
         match self.find(text)? {
-            Source::Name => Err(StoreError::NoFile { path: PathBuf::from(text) }),
-            Source::Files(files) => Ok(files),
+            FromSource::Name => Err(StoreError::FileNotFound { path: PathBuf::from(text) }),
+            FromSource::Files(files) => Ok(files),
         }
     }
 
-    fn find(&self, text: &str) -> Result<Source, StoreError> {
-        // A digest names a blob that the server has already.
+    fn find(&self, text: &str) -> Result<FromSource, StoreError> {
+        // A digest names a blob that the server has.
         if let Ok(digest) = text.trim_start_matches('@').parse::<Digest>() {
-            return Ok(Source::Files(
+            return Ok(FromSource::Files(
                 [(PathBuf::from(format!("{}.gguf", digest.short())), Some(digest))].into(),
             ));
         }
@@ -296,9 +300,9 @@ impl Places<'_> {
         let meta = match fs::metadata(&path) {
             Ok(meta) => meta,
             Err(e) if is_absent(&e) && is_path(text) => {
-                return Err(StoreError::NoFile { path: PathBuf::from(text) });
+                return Err(StoreError::FileNotFound { path: PathBuf::from(text) });
             }
-            Err(e) if is_absent(&e) => return Ok(Source::Name),
+            Err(e) if is_absent(&e) => return Ok(FromSource::Name),
             Err(e) => return Err(StoreError::io("read", &path, &e)),
         };
         let real = path.canonicalize().map_err(|e| StoreError::io("read", &path, &e))?;
@@ -308,30 +312,33 @@ impl Places<'_> {
         let files = match (meta.is_file(), path.file_name()) {
             (true, Some(name)) => {
                 check_weights(&path, text)?;
-                // A link's name may say which part of a model it is, what it leads to need not.
+                // The name of a link may identify a part of a split model; the name of its target
+                // need not.
                 let dir = path.parent().and_then(|dir| dir.canonicalize().ok());
                 split::parts(&dir.map_or(real, |dir| dir.join(name)))
             }
             (true, None) => vec![real],
-            (false, _) => select(&real)?,
+            (false, _) => model_files(&real)?,
         };
-        Ok(Source::Files(files.into_iter().map(|file| (file, None)).collect()))
+        Ok(FromSource::Files(files.into_iter().map(|file| (file, None)).collect()))
     }
 
-    /// The path that a text means: `~` is the home folder, all else is relative to the Modelfile.
+    /// The path of a value: `~` is the home folder, everything else is relative to the Modelfile's
+    /// folder.
     fn expand(&self, text: &str) -> Result<PathBuf, StoreError> {
         let Some(rest) = text.strip_prefix('~') else { return Ok(self.base.join(text)) };
         let (user, rest) = rest.split_once('/').unwrap_or((rest, ""));
-        let home = if user.is_empty() { self.home.map(Path::to_owned) } else { home_of(user) };
+        let home =
+            if user.is_empty() { self.home.map(Path::to_owned) } else { user_home_dir(user) };
         let home = home.ok_or_else(|| StoreError::Import(ImportError::NoHome(user.to_owned())))?;
         Ok(home.join(rest))
     }
 }
 
-/// Refuses a single file that is no weights, before it is read to its end and sent.
+/// Rejects a single file that contains no weights, before it is hashed and sent.
 fn check_weights(path: &Path, text: &str) -> Result<(), StoreError> {
     let lower = text.to_ascii_lowercase();
-    // Files of a folder may be named one by one.
+    // The files of a model's folder may be listed one by one.
     if [".safetensors", ".json", ".model", ".txt", ".jinja"].iter().any(|end| lower.ends_with(end))
     {
         return Ok(());
@@ -340,26 +347,26 @@ fn check_weights(path: &Path, text: &str) -> Result<(), StoreError> {
         Err(error @ (GgufError::BadMagic { .. } | GgufError::TruncatedHeader { .. })) => {
             Err(StoreError::NotWeights { path: PathBuf::from(text), error })
         }
-        // What else is wrong is the server's to say, which may know more.
+        // The server reports other errors: it may support newer formats.
         _ => Ok(()),
     }
 }
 
-/// Whether a text cannot be meant as a model's name.
+/// Whether a text cannot be a model name.
 fn is_path(text: &str) -> bool {
     let lower = text.to_ascii_lowercase();
     let is_file = lower.ends_with(".gguf") || lower.ends_with(".safetensors");
     is_file || text.starts_with(['/', '.', '~']) || text.contains('\\')
 }
 
-/// Whether nothing is at a path, be it that the text cannot be one.
+/// Whether an error means that nothing is at a path, or that the path is invalid.
 fn is_absent(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::*;
     matches!(error.kind(), NotFound | NotADirectory | InvalidFilename | InvalidInput)
 }
 
-/// The names under which files are sent: relative to the deepest folder that holds all of them.
-fn named(files: &Files) -> BTreeMap<String, String> {
+/// Names of files in the request: paths relative to their deepest common folder.
+fn named(files: &FileDigests) -> BTreeMap<String, String> {
     let common =
         files.keys().map(|path| path.parent().unwrap_or(path).to_owned()).reduce(|a, b| {
             a.components()
@@ -383,8 +390,9 @@ fn named(files: &Files) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Weights that a folder may hold, best first: a pattern of the name, and whether folders below count too.
-const WEIGHTS: [(&str, &str, bool); 8] = [
+/// Weight files in a folder, most preferred first: prefix and suffix of the name, and whether
+/// subfolders count.
+const WEIGHT_FILES: [(&str, &str, bool); 8] = [
     ("model", ".safetensors", true),
     ("consolidated", ".safetensors", false),
     ("adapter_model", ".safetensors", false),
@@ -395,9 +403,9 @@ const WEIGHTS: [(&str, &str, bool); 8] = [
     ("", ".bin", false),
 ];
 
-/// Files of templates and vocabularies that are neither JSON nor SentencePiece's, tiktoken's, and SentencePiece's under the name that T5
-/// gives it.
-const BESIDE: [&str; 9] = [
+/// Files of templates and vocabularies that are neither JSON nor `tokenizer*.model`: tiktoken
+/// vocabularies, and T5's name for a SentencePiece model.
+const TOKENIZER_FILES: [&str; 9] = [
     "chat_template.jinja",
     "vocab.txt",
     "merges.txt",
@@ -409,9 +417,9 @@ const BESIDE: [&str; 9] = [
     "tiktoken.model",
 ];
 
-/// The files of a model's folder: weights of one kind, its JSON files, its vocabulary.
-fn select(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
-    let (top, below) = listing(dir)?;
+/// The files of a model's folder: weights of one format, JSON files and the vocabulary.
+fn model_files(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
+    let (top, below) = list_files(dir)?;
     let matching = |prefix: &str, suffix: &str, deep: bool| {
         let files = top.iter().chain(below.iter().filter(|_| deep));
         let hit = |path: &&PathBuf| {
@@ -420,7 +428,7 @@ fn select(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
         };
         files.filter(hit).cloned().collect::<Vec<_>>()
     };
-    let group = WEIGHTS.iter().find_map(|&(prefix, suffix, deep)| {
+    let group = WEIGHT_FILES.iter().find_map(|&(prefix, suffix, deep)| {
         let files = matching(prefix, suffix, deep);
         let fits = files.iter().all(|path| has_content_of(path, suffix));
         (!files.is_empty() && fits).then_some((suffix, files))
@@ -434,7 +442,7 @@ fn select(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
     }
     if suffix == ".safetensors" {
         files.extend(matching("", ".json", true));
-        for name in BESIDE {
+        for name in TOKENIZER_FILES {
             files.extend(top.iter().filter(|path| path.ends_with(name)).cloned());
         }
         let mut model = matching("tokenizer", ".model", false);
@@ -443,11 +451,11 @@ fn select(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
         }
         files.extend(model);
     }
-    files.into_iter().map(|path| within(dir, &path)).collect()
+    files.into_iter().map(|path| resolve_within(dir, &path)).collect()
 }
 
-/// The files of a folder and those of its folders, in order.
-fn listing(dir: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), StoreError> {
+/// The files of a folder, and those of its subfolders, sorted.
+fn list_files(dir: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), StoreError> {
     let read = |dir: &Path| -> std::io::Result<Vec<PathBuf>> {
         let mut paths =
             fs::read_dir(dir)?.map(|e| Ok(e?.path())).collect::<std::io::Result<Vec<_>>>()?;
@@ -456,7 +464,7 @@ fn listing(dir: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), StoreError> {
     };
     let all = read(dir).map_err(|e| StoreError::io("read the folder", dir, &e))?;
     let (dirs, mut top): (Vec<_>, Vec<_>) = all.into_iter().partition(|path| path.is_dir());
-    // A link that leads nowhere stays: what it stands for is missing, and is to be told.
+    // A dangling link stays, so that the missing file is reported.
     top.retain(|path| fs::metadata(path).map_or(true, |meta| meta.is_file()));
     let below = dirs
         .iter()
@@ -467,7 +475,7 @@ fn listing(dir: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), StoreError> {
     Ok((top, below))
 }
 
-/// Whether a file of weights is what its name says, not the text that stands for a file in version control.
+/// Whether a weight file has the content that its name promises, and is not a Git LFS pointer.
 fn has_content_of(path: &Path, suffix: &str) -> bool {
     let mut head = Vec::new();
     let read = File::open(path).and_then(|file| file.take(512).read_to_end(&mut head));
@@ -480,8 +488,8 @@ fn has_content_of(path: &Path, suffix: &str) -> bool {
     }
 }
 
-/// A file of a folder, links resolved; one that leads out of the folder is refused.
-fn within(dir: &Path, path: &Path) -> Result<PathBuf, StoreError> {
+/// Resolves the links of a file in a folder. A target outside the folder is an error.
+fn resolve_within(dir: &Path, path: &Path) -> Result<PathBuf, StoreError> {
     let real = path.canonicalize().map_err(|e| StoreError::io("read", path, &e))?;
     if real.starts_with(dir) {
         return Ok(real);

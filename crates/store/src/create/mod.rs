@@ -1,4 +1,4 @@
-//! Creating models: from files or another model to layers, config and manifest.
+//! Creates models from files or from another model: layers, config and manifest.
 
 mod check;
 mod files;
@@ -13,8 +13,8 @@ use serde_json::{Map, Value};
 pub use files::check_quantize_type;
 pub use local::{LocalFile, LocalPlan, plan_local};
 pub use request::{
-    CheckDraft, CheckModel, CheckTemplate, CreateRequest, DetectTemplate, FileTemplate, Hooks,
-    NamedTemplate, Progress,
+    CheckDraft, CheckModel, CheckTemplate, CreateHooks, CreateRequest, DetectTemplate,
+    FileTemplate, NamedTemplate, Progress,
 };
 
 use crate::builtin;
@@ -29,112 +29,114 @@ use crate::name::{ModelName, ModelRef};
 use crate::remote::Remote;
 use crate::requantize::Imatrix;
 use crate::store::Store;
+use files::{FileLayer, UploadedFiles};
 pub(crate) use files::{IMATRIX_TYPES, QUANTIZE_TYPES};
-use files::{SourceFile, Sources};
 
-/// Where progress goes.
+/// Receives progress messages.
 pub type ProgressFn<'a> = &'a mut dyn FnMut(Progress);
 
 impl Store {
-    /// Creates a model, or replaces one of the same name. An error before the first line of progress means that
-    /// nothing was done; later ones leave blobs that the next [`Store::prune`] clears away. The manifest comes last, so
-    /// the model is there whole or not at all.
+    /// Creates or replaces a model. If an error occurs before the first progress message, nothing
+    /// was changed. A later error may leave blobs, which [`Store::prune`] removes. The manifest is
+    /// written last, so the model is complete or absent.
     ///
     /// # Errors
-    /// What is wrong with the request, [`StoreError::NotFound`] for the model that it is made `from` (callers with a
+    /// The request is invalid, [`StoreError::NotFound`] for the `from` model (callers with a
     /// network may pull it and try again), or the store cannot be written.
     pub fn create(
         &self,
         name: &ModelName,
         request: &CreateRequest,
-        hooks: &Hooks<'_>,
+        hooks: &CreateHooks<'_>,
         progress: ProgressFn<'_>,
     ) -> Result<(), StoreError> {
         check::check(request, hooks)?;
-        let _work = self.work();
-        let mut draft = Draft::default();
-        let made = self.make(name, request, hooks, progress, &mut draft);
-        // Whatever came of it: what a manifest uses needs no pin any more, and the rest may go.
+        let _work = self.begin_work();
+        let mut builder = ModelBuilder::default();
+        let made = self.build(name, request, hooks, progress, &mut builder);
+        // Blobs in a manifest need no pin, and the others may be removed, also after an error.
         let files =
             request.files.iter().flatten().chain(&request.adapters).chain(&request.draft_files);
         let files = files.map(|(_, digest)| digest).chain(&request.imatrix);
         let files = files.filter_map(|digest| digest.parse().ok());
-        self.release(files.chain(draft.taken).chain(draft.layers.iter().map(|l| l.layer.digest)));
+        self.unpin(
+            files.chain(builder.pinned).chain(builder.layers.iter().map(|l| l.layer.digest)),
+        );
         made
     }
 
-    fn make(
+    fn build(
         &self,
         name: &ModelName,
         request: &CreateRequest,
-        hooks: &Hooks<'_>,
+        hooks: &CreateHooks<'_>,
         progress: ProgressFn<'_>,
-        draft: &mut Draft,
+        builder: &mut ModelBuilder,
     ) -> Result<(), StoreError> {
         let name = self.spelling(name)?;
-        // Read first: it is small, and what it is made for is not.
+        // Read the small importance matrix before the large weights.
         let imatrix =
             request.imatrix.as_deref().map(|digest| files::imatrix(self, digest)).transpose()?;
         let remote = check::remote(request)?;
         match (remote, request.from.as_deref().filter(|from| !from.is_empty())) {
             (Some(Remote { host, model }), _) => {
-                draft.config =
+                builder.config =
                     Config { remote_host: host, remote_model: model, ..Config::default() };
             }
             (None, Some(from)) => {
-                draft.take_model(self, from)?;
-                if !draft.config.remote_host.is_empty() {
+                builder.take_model(self, from)?;
+                if !builder.config.remote_host.is_empty() {
                     check::for_remote(request)?;
                 }
             }
-            (None, None) => draft.take_files(self, request, hooks, progress)?,
+            (None, None) => builder.take_files(self, request, hooks, progress)?,
         }
-        draft.take_adapters(self, request, progress)?;
-        draft.take_draft_files(self, request, progress)?;
-        draft.check_new(self, request, hooks, progress)?;
-        draft.quantize(
+        builder.take_adapters(self, request, progress)?;
+        builder.take_draft_files(self, request, progress)?;
+        builder.check_loadable(self, request, hooks, progress)?;
+        builder.quantize(
             self,
             request.quantize.as_deref(),
             imatrix.as_ref(),
             media::MODEL,
             progress,
         )?;
-        draft.quantize(self, request.draft_quantize.as_deref(), None, media::DRAFT, progress)?;
-        draft.assume_formats(self, request)?;
-        draft.edit(self, request)?;
-        draft.describe(self, request)?;
-        for layer in &draft.layers {
+        builder.quantize(self, request.draft_quantize.as_deref(), None, media::DRAFT, progress)?;
+        builder.set_default_formats(self, request)?;
+        builder.apply_request(self, request)?;
+        builder.set_config(self, request)?;
+        for layer in &builder.layers {
             progress(Progress::status(layer.status()));
         }
-        let config = draft.config.to_bytes();
+        let config = builder.config.to_bytes();
         let blob = self.add_blob(&config)?;
         let manifest = Manifest {
             config: Some(Layer::new(media::CONFIG, blob.digest, blob.size)),
-            layers: draft
+            layers: builder
                 .layers
                 .iter()
                 .map(|layer| &layer.layer)
-                .chain(&request.beside)
+                .chain(&request.extra_layers)
                 .cloned()
                 .collect(),
         };
         progress(Progress::status("writing manifest"));
         self.write_manifest(&name, &manifest.to_bytes(), hooks.keep_unused)
-            .inspect_err(|_| self.release([blob.digest]))?;
+            .inspect_err(|_| self.unpin([blob.digest]))?;
         progress(Progress::status("success"));
         Ok(())
     }
 }
 
-/// A layer of the model in the making.
-struct DraftLayer {
+/// A layer of the model that is being created.
+struct PendingLayer {
     layer: Layer,
     is_new: bool,
-    /// Said of it instead of whether it is new.
+    /// Progress message that replaces the usual one.
     status: Option<String>,
 }
 
-impl DraftLayer {
+impl PendingLayer {
     fn status(&self) -> String {
         match (&self.status, self.is_new) {
             (Some(status), _) => status.clone(),
@@ -144,28 +146,28 @@ impl DraftLayer {
     }
 }
 
-/// The model in the making.
+/// The model that is being created.
 #[derive(Default)]
-struct Draft {
-    layers: Vec<DraftLayer>,
+struct ModelBuilder {
+    layers: Vec<PendingLayer>,
     config: Config,
     params: Map<String, Value>,
-    /// Blobs of the model that it is made from.
-    taken: Vec<Digest>,
+    /// Pinned blobs of the `from` model.
+    pinned: Vec<Digest>,
 }
 
-impl Draft {
-    /// Takes over all layers of a model.
+impl ModelBuilder {
+    /// Copies all layers of a model.
     fn take_model(&mut self, store: &Store, from: &str) -> Result<(), StoreError> {
         let ModelRef { name, runner, .. } = ModelRef::parse(from)?;
-        let entry = store.hold(&name, runner.as_deref())?;
-        self.taken = entry.manifest.blobs().map(|layer| layer.digest).collect();
+        let entry = store.pin_model(&name, runner.as_deref())?;
+        self.pinned = entry.manifest.blobs().map(|layer| layer.digest).collect();
         let model = store.resolve_entry(&entry)?;
         let short = entry.name.to_string();
         let take = |layer: &Layer| {
             store.touch_blob(&layer.digest);
             let layer = Layer { from: Some(short.clone()), ..layer.clone() };
-            DraftLayer { layer, is_new: false, status: None }
+            PendingLayer { layer, is_new: false, status: None }
         };
         self.layers = entry.manifest.layers.iter().map(take).collect();
         let config = model.config;
@@ -184,25 +186,25 @@ impl Draft {
         Ok(())
     }
 
-    /// Makes layers of uploaded files; a Jinja template that is known adds its Go form.
+    /// Makes layers of uploaded files. A known Jinja template adds its Go equivalent.
     fn take_files(
         &mut self,
         store: &Store,
         request: &CreateRequest,
-        hooks: &Hooks<'_>,
+        hooks: &CreateHooks<'_>,
         progress: ProgressFn<'_>,
     ) -> Result<(), StoreError> {
-        let sources = Sources::of(store, request.files.iter().flatten())?;
+        let sources = UploadedFiles::of(store, request.files.iter().flatten())?;
         sources.check_one_model(store)?;
         if let Some(limit) = sources.sentence_limit(store)? {
             self.params.insert("num_ctx".into(), limit.into());
         }
         let mut file_template = None;
-        for SourceFile { layer, is_new, facts } in sources.into_layers(store, progress)? {
+        for FileLayer { layer, is_new, facts } in sources.into_layers(store, progress)? {
             if layer.media_type == media::MODEL && hooks.detect_template.is_some() {
                 file_template = files::template(store, &layer, &facts)?;
             }
-            self.layers.push(DraftLayer { layer, is_new, status: None });
+            self.layers.push(PendingLayer { layer, is_new, status: None });
         }
         if let (Some(detect), Some(template)) = (hooks.detect_template, file_template)
             && let Some(found) = detect(&template)
@@ -218,7 +220,7 @@ impl Draft {
         Ok(())
     }
 
-    /// Makes the layers of adapters, behind those that the model had before.
+    /// Makes the layers of adapters, after those that the model already has.
     fn take_adapters(
         &mut self,
         store: &Store,
@@ -229,15 +231,16 @@ impl Draft {
             let model =
                 self.layers.iter().rfind(|l| l.layer.media_type == media::MODEL).map(|l| &l.layer);
             let files = files::adapter_layers(store, &request.adapters, model, progress)?;
-            for SourceFile { layer, is_new, .. } in files {
+            for FileLayer { layer, is_new, .. } in files {
                 if layer.media_type != media::ADAPTER {
                     let is_it = |digest: &str| digest.parse() == Ok(layer.digest);
                     let named = request.adapters.iter().find(|(_, digest)| is_it(digest));
-                    let file =
-                        named.map_or("a file".to_owned(), |(name, _)| crate::name::shown(name));
+                    let file = named.map_or("a file".to_owned(), |(name, _)| {
+                        crate::name::escape_for_message(name)
+                    });
                     return Err(StoreError::NotAnAdapter { file });
                 }
-                self.layers.push(DraftLayer { layer, is_new, status: None });
+                self.layers.push(PendingLayer { layer, is_new, status: None });
             }
         }
         let of_type =
@@ -249,7 +252,7 @@ impl Draft {
         Ok(())
     }
 
-    /// Makes the layer of the draft model, which replaces one that the model had before.
+    /// Makes the layer of the draft model, which replaces an earlier one.
     fn take_draft_files(
         &mut self,
         store: &Store,
@@ -259,10 +262,11 @@ impl Draft {
         if request.draft_files.is_empty() {
             return Ok(());
         }
-        let mut files = Sources::of(store, &request.draft_files)?.into_layers(store, progress)?;
-        let (Some(SourceFile { mut layer, is_new, facts }), []) = (files.pop(), files.as_slice())
+        let mut files =
+            UploadedFiles::of(store, &request.draft_files)?.into_layers(store, progress)?;
+        let (Some(FileLayer { mut layer, is_new, facts }), []) = (files.pop(), files.as_slice())
         else {
-            return Err(StoreError::ManyDrafts { files: files.len() + 1 });
+            return Err(StoreError::SeveralDrafts { files: files.len() + 1 });
         };
         if layer.media_type != media::MODEL || facts.pooling.is_some() {
             let kind =
@@ -271,16 +275,17 @@ impl Draft {
         }
         layer.media_type = media::DRAFT.into();
         self.layers.retain(|l| l.layer.media_type != media::DRAFT);
-        self.layers.push(DraftLayer { layer, is_new, status: None });
+        self.layers.push(PendingLayer { layer, is_new, status: None });
         Ok(())
     }
 
-    /// Refuses new weights and adapters that the program could not load: nobody would learn of it before the first question.
-    fn check_new(
+    /// Rejects new weights and adapters that the program cannot load. Otherwise the first request
+    /// would fail.
+    fn check_loadable(
         &self,
         store: &Store,
         request: &CreateRequest,
-        hooks: &Hooks<'_>,
+        hooks: &CreateHooks<'_>,
         progress: ProgressFn<'_>,
     ) -> Result<(), StoreError> {
         let path = |ty: &str| -> Result<Option<PathBuf>, StoreError> {
@@ -304,12 +309,12 @@ impl Draft {
             && let Some(check) = hooks.check_draft
             && let (Some(weights), Some(draft)) = (path(media::MODEL)?, path(media::DRAFT)?)
         {
-            check(&weights, &draft).map_err(|reason| StoreError::NotADraftOfIt { reason })?;
+            check(&weights, &draft).map_err(|reason| StoreError::DraftNotForModel { reason })?;
         }
         Ok(())
     }
 
-    /// Replaces the weights of the model or its draft model by their quantized form, where the request asks for it.
+    /// Quantizes the weights of the model or of its draft model, if the request asks for it.
     fn quantize(
         &mut self,
         store: &Store,
@@ -321,18 +326,18 @@ impl Draft {
         let Some(kind) = kind.filter(|kind| !kind.is_empty()) else { return Ok(()) };
         let target = files::quantize_type(kind, imatrix.is_some())?;
         for draft in self.layers.iter_mut().filter(|l| l.layer.media_type == media_type) {
-            if let Some(SourceFile { layer, is_new, .. }) =
+            if let Some(FileLayer { layer, is_new, .. }) =
                 files::quantized_layer(store, &draft.layer, target, imatrix, progress)?
             {
                 let layer = Layer { media_type: media_type.into(), ..layer };
-                *draft = DraftLayer { layer, is_new, status: None };
+                *draft = PendingLayer { layer, is_new, status: None };
             }
         }
         Ok(())
     }
 
-    /// What the request says about texts and options. Parameters go behind the other texts, as Ollama has them.
-    fn edit(&mut self, store: &Store, request: &CreateRequest) -> Result<(), StoreError> {
+    /// Applies the request's texts and options. Parameters follow the other texts, as in Ollama.
+    fn apply_request(&mut self, store: &Store, request: &CreateRequest) -> Result<(), StoreError> {
         let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         if let Some(template) = given(&request.template) {
             self.layers.retain(|l| l.layer.media_type != media::PROMPT);
@@ -356,8 +361,12 @@ impl Draft {
         Ok(())
     }
 
-    /// Architectures with a built-in renderer and parser have them unless other ones are given.
-    fn assume_formats(&mut self, store: &Store, request: &CreateRequest) -> Result<(), StoreError> {
+    /// Sets the built-in renderer and parser of the architecture, unless the model has others.
+    fn set_default_formats(
+        &mut self,
+        store: &Store,
+        request: &CreateRequest,
+    ) -> Result<(), StoreError> {
         let is_set = |own: &str, given: &Option<String>| {
             !own.is_empty() || given.as_ref().is_some_and(|given| !given.is_empty())
         };
@@ -383,12 +392,12 @@ impl Draft {
         Ok(())
     }
 
-    /// The config: what the weights say, then what the request overrides.
-    fn describe(&mut self, store: &Store, request: &CreateRequest) -> Result<(), StoreError> {
+    /// Sets the config: facts of the weights, then the request's overrides.
+    fn set_config(&mut self, store: &Store, request: &CreateRequest) -> Result<(), StoreError> {
         let config = &mut self.config;
         let mut families = Vec::new();
         let mut model: Option<std::sync::Arc<Facts>> = None;
-        for DraftLayer { layer, .. } in
+        for PendingLayer { layer, .. } in
             self.layers.iter().filter(|l| l.layer.media_type == media::MODEL)
         {
             let facts = store.facts(&layer.digest, &store.layer_path(layer)?)?;
@@ -401,8 +410,8 @@ impl Draft {
         let has = |ty: &str| self.layers.iter().any(|l| l.layer.media_type == ty);
         let Some(model) = model else {
             return Err(match () {
-                () if has(media::ADAPTER) => StoreError::AdapterAlone,
-                () if has(media::PROJECTOR) => StoreError::ProjectorAlone,
+                () if has(media::ADAPTER) => StoreError::AdapterWithoutModel,
+                () if has(media::PROJECTOR) => StoreError::ProjectorWithoutModel,
                 () => StoreError::NotGguf,
             });
         };
@@ -434,13 +443,13 @@ impl Draft {
     fn push(&mut self, store: &Store, media_type: &str, bytes: &[u8]) -> Result<(), StoreError> {
         let blob = store.add_blob(bytes)?;
         let layer = Layer::new(media_type, blob.digest, blob.size);
-        self.layers.push(DraftLayer { layer, is_new: blob.is_new, status: None });
+        self.layers.push(PendingLayer { layer, is_new: blob.is_new, status: None });
         Ok(())
     }
 }
 
-/// The digest that a request gives for a file, which must be in the store.
-fn stored(store: &Store, digest: &str) -> Result<Digest, StoreError> {
+/// Parses the digest of an uploaded file, which must be in the store, and pins it.
+fn pin_uploaded_blob(store: &Store, digest: &str) -> Result<Digest, StoreError> {
     let digest: Digest = digest.parse()?;
     store.pin(&digest);
     store.touch_blob(&digest);

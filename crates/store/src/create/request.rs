@@ -1,4 +1,4 @@
-//! What creating a model takes and reports.
+//! Requests, progress messages and callbacks of model creation.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,49 +10,50 @@ use crate::error::StoreError;
 use crate::manifest::Layer;
 use crate::remote::Remote;
 
-/// A body of `/api/create`, checked for types only. File names map to digests of blobs that were stored before.
+/// A body of `/api/create`, checked for types only. File names map to digests of blobs that were
+/// uploaded before.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CreateRequest {
-    /// A model of the store.
+    /// Name of the model to start from.
     pub from: Option<String>,
     /// Weights: GGUF files, or the files of a safetensors folder by their relative paths.
     pub files: Option<BTreeMap<String, String>>,
-    /// LoRA adapters, which all apply, in the order of their names.
+    /// LoRA adapters. All apply, in the order of their names.
     pub adapters: BTreeMap<String, String>,
-    /// A draft model.
+    /// Files of a draft model.
     pub draft_files: BTreeMap<String, String>,
-    /// Quantization of the draft model.
+    /// Quantization type of the draft model.
     pub draft_quantize: Option<String>,
-    /// A Go template.
+    /// Go template.
     pub template: Option<String>,
-    /// The system message.
+    /// System message.
     pub system: Option<String>,
-    /// Licences, which are added to those that are there.
+    /// Licences, added to existing ones.
     pub license: Vec<String>,
-    /// Options, which are merged over those that are there.
+    /// Options, merged over existing ones.
     pub parameters: Map<String, Value>,
     /// Messages: objects with `role` and `content`.
     pub messages: Vec<Value>,
-    /// Quantize to this type.
+    /// Quantization type.
     pub quantize: Option<String>,
-    /// Digest of the importance matrix to quantize with.
+    /// Digest of the importance matrix for quantization.
     pub imatrix: Option<String>,
-    /// Built-in prompt renderer.
+    /// Built-in renderer.
     pub renderer: Option<String>,
     /// Built-in output parser.
     pub parser: Option<String>,
-    /// Oldest version that runs the model.
+    /// Oldest version of Ollama that runs the model.
     pub requires: Option<String>,
-    /// Somebody else's server.
+    /// Server of a remote model.
     pub remote_host: Option<String>,
-    /// Overrides of what is found out about the model.
+    /// Overrides of detected properties of the model.
     pub info: Map<String, Value>,
-    /// Layers that the model keeps beside its own, such as what it was made of.
-    pub beside: Vec<Layer>,
+    /// Additional layers, such as the manifest that the model was converted from.
+    pub extra_layers: Vec<Layer>,
 }
 
 impl CreateRequest {
-    /// The model of another server that the request names, if it does.
+    /// The remote model that the request names, if any.
     ///
     /// # Errors
     /// [`StoreError::BadRemote`]
@@ -61,48 +62,49 @@ impl CreateRequest {
     }
 }
 
-/// A line of progress.
+/// A progress message.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// What is being done, in Ollama's words.
+    /// Description of the step, in Ollama's words.
     pub status: String,
-    /// The blob that it is done to.
+    /// The blob that the step works on.
     pub digest: Option<String>,
-    /// Bytes in all.
+    /// Total bytes.
     pub total: Option<u64>,
-    /// Bytes that are done.
+    /// Processed bytes.
     pub completed: Option<u64>,
 }
 
 impl Progress {
-    /// A line about so many bytes of so many. Lines that a bar shows have a digest, of a blob or standing for one.
+    /// A message with byte counts. Clients show a bar for messages with a digest, of a blob or a
+    /// stand-in.
     pub(crate) fn bytes(status: &str, digest: &str, completed: u64, total: u64) -> Self {
         let (total, completed) = (Some(total), Some(completed));
         Self { status: status.to_owned(), digest: Some(digest.to_owned()), total, completed }
     }
 
-    /// A line without figures.
+    /// A message without byte counts.
     pub fn status(status: impl Into<String>) -> Self {
         Self { status: status.into(), ..Self::default() }
     }
 }
 
-/// Lines of progress that come so often that nobody could read them; all but the last of some work may be left out.
-pub(crate) struct Pace {
+/// Limits the rate of progress messages. The last message of a step is never dropped.
+pub(crate) struct ProgressThrottle {
     last: Option<Instant>,
 }
 
-impl Pace {
-    /// The time between two lines.
-    const STEP: Duration = Duration::from_millis(100);
+impl ProgressThrottle {
+    /// Least time between two messages.
+    const INTERVAL: Duration = Duration::from_millis(100);
 
     pub(crate) fn new() -> Self {
         Self { last: None }
     }
 
-    /// Whether it is time for a line on work that is done or not.
+    /// Whether to send a message now. A step that `is_done` always sends one.
     pub(crate) fn is_due(&mut self, is_done: bool) -> bool {
-        let due = is_done || self.last.is_none_or(|last| last.elapsed() >= Self::STEP);
+        let due = is_done || self.last.is_none_or(|last| last.elapsed() >= Self::INTERVAL);
         if due {
             self.last = Some(Instant::now());
         }
@@ -110,53 +112,54 @@ impl Pace {
     }
 }
 
-/// A Go template that goes with a known Jinja template.
+/// A Go template that is equivalent to a known Jinja template.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedTemplate {
-    /// Such as `chatml`.
+    /// Its name, such as `chatml`.
     pub name: String,
     /// The Go template.
     pub template: String,
-    /// Stop strings that go with it.
+    /// Stop strings of the template.
     pub stop: Vec<String>,
 }
 
-/// A test of a Go template: the reason why it is none.
+/// Checks a Go template; the error is the reason why it is invalid.
 pub type CheckTemplate<'a> = &'a dyn Fn(&str) -> Result<(), String>;
-/// The Jinja template of a file, with the texts of the tokens that it may write.
+/// The Jinja template of a file, with its BOS and EOS tokens.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FileTemplate {
     /// The template.
     pub source: String,
-    /// Text of the token that begins a prompt, empty where there is none.
+    /// Text of the BOS token, or empty.
     pub bos: String,
-    /// Text of the token that ends an answer, empty where there is none.
+    /// Text of the EOS token, or empty.
     pub eos: String,
 }
 
-/// A search for the known template that the Jinja template of a file is.
+/// Finds the Go equivalent of a file's Jinja template.
 pub type DetectTemplate<'a> = &'a dyn Fn(&FileTemplate) -> Option<NamedTemplate>;
 
-/// A test of a file of weights with its adapters: the reason why the program cannot load them. Of a kind of model that the program
-/// does not know it says so: another one on the same folder may know it.
+/// Checks whether the program can load a file of weights with its adapters; the error is the
+/// reason. For an unknown architecture it returns a remark instead, because another program on the
+/// same store may know it.
 pub type CheckModel<'a> = &'a dyn Fn(&Path, &[PathBuf]) -> Result<Option<String>, String>;
 
-/// A test of a file of weights with that of a draft model: the reason why this cannot guess for it.
+/// Checks whether a draft model (second path) fits a model; the error is the reason.
 pub type CheckDraft<'a> = &'a dyn Fn(&Path, &Path) -> Result<(), String>;
 
-/// What other crates know and the store does not.
+/// Callbacks and settings from crates that the store does not depend on.
 #[derive(Clone, Copy, Default)]
-pub struct Hooks<'a> {
-    /// Tests the `template` of a request.
+pub struct CreateHooks<'a> {
+    /// Checks the `template` of a request.
     pub check_template: Option<CheckTemplate<'a>>,
-    /// Tests weights and adapters that are new to the model.
+    /// Checks new weights and adapters.
     pub check_model: Option<CheckModel<'a>>,
-    /// Tests a draft model that is new, or whose model is.
+    /// Checks the draft model if it or its target is new.
     pub check_draft: Option<CheckDraft<'a>>,
     /// Finds a Go template for the Jinja template of a GGUF file.
     pub detect_template: Option<DetectTemplate<'a>>,
-    /// The version of Ollama that the program is compatible with; models that require a newer one are refused.
+    /// The compatible version of Ollama. Models that require a newer one are rejected.
     pub version: Option<&'static str>,
-    /// Keep blobs that the replaced model alone used (`OLLAMA_NOPRUNE`).
+    /// Keep blobs that only the replaced model used (`OLLAMA_NOPRUNE`).
     pub keep_unused: bool,
 }

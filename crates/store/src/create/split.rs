@@ -1,4 +1,4 @@
-//! Split GGUF files become one blob, as every program that reads the store expects.
+//! Merges split GGUF files into one blob, as programs that read the store expect.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,27 +6,27 @@ use std::path::{Path, PathBuf};
 
 use puna_gguf::{Gguf, GgufError, PartName, Writer};
 
-use super::request::Pace;
-use super::stored;
+use super::pin_uploaded_blob;
+use super::request::ProgressThrottle;
 use crate::blobs::NewBlob;
 use crate::error::StoreError;
 use crate::files::{TEMP_DIR, TempFile};
 use crate::store::Store;
 
-/// Parts of one model: file names and digests by their number, which counts from 1.
-pub(super) type Parts = BTreeMap<u32, (String, String)>;
+/// SplitParts of one model: file names and digests by part number, from 1.
+pub(super) type SplitParts = BTreeMap<u32, (String, String)>;
 
-/// The prefix and the number of parts that names of parts state.
+/// Prefix and part count in the names of parts.
 pub(super) type SplitName = (String, u32);
 
-/// Files that stand alone, and the parts of split models put together.
+/// Separates single files from the parts of split models.
 pub(super) fn group(
     files: &[(String, String)],
-) -> (Vec<&(String, String)>, BTreeMap<SplitName, Parts>) {
+) -> (Vec<&(String, String)>, BTreeMap<SplitName, SplitParts>) {
     let mut single = Vec::new();
-    let mut groups = BTreeMap::<_, Parts>::new();
+    let mut groups = BTreeMap::<_, SplitParts>::new();
     for file in files {
-        match PartName::of(&file.0) {
+        match PartName::parse(&file.0) {
             Some(PartName { prefix, number, count }) => {
                 groups.entry((prefix.to_owned(), count)).or_default().insert(number, file.clone());
             }
@@ -36,19 +36,19 @@ pub(super) fn group(
     (single, groups)
 }
 
-/// The file, and if its name is that of a part, the other parts that are beside it.
+/// The file and, if its name is that of a part, the other existing parts in its folder.
 pub(super) fn parts(path: &Path) -> Vec<PathBuf> {
     let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
-    let Some(name) = PartName::of(&name) else { return vec![path.to_owned()] };
+    let Some(name) = PartName::parse(&name) else { return vec![path.to_owned()] };
     let part = |number| path.with_file_name(name.other(number));
     (1..=name.count).map(part).filter(|other| other == path || other.is_file()).collect()
 }
 
-/// Refuses files that are some of the parts of a model, but not all.
+/// Rejects an incomplete set of parts.
 pub(super) fn check_whole<T>(files: &BTreeMap<PathBuf, T>) -> Result<(), StoreError> {
     for path in files.keys() {
         let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
-        let Some(part) = PartName::of(&name) else { continue };
+        let Some(part) = PartName::parse(&name) else { continue };
         let (count, is_missing) =
             (part.count, |other: &String| !files.contains_key(&path.with_file_name(other)));
         let missing: Vec<String> =
@@ -67,12 +67,12 @@ pub(super) fn check_whole<T>(files: &BTreeMap<PathBuf, T>) -> Result<(), StoreEr
     Ok(())
 }
 
-/// Writes the parts of a model into one blob.
+/// Merges the parts of a model into one blob.
 pub(super) fn merge(
     store: &Store,
     prefix: &str,
     count: u32,
-    parts: &Parts,
+    parts: &SplitParts,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<NewBlob, StoreError> {
     if !parts.contains_key(&1) {
@@ -84,16 +84,16 @@ pub(super) fn merge(
             parts.len()
         )));
     }
-    // Links under the names that belong to parts: the reader of split files finds them by those.
+    // Links with the names of parts, by which the GGUF reader finds the others.
     let (dir, link) = (LinkDir::new(store)?, PartName { prefix: "part", number: 1, count });
     for (number, (_, digest)) in parts {
         let target = dir.path.join(link.other(*number));
-        let source = store.blob_path(&stored(store, digest)?);
+        let source = store.blob_path(&pin_uploaded_blob(store, digest)?);
         let linked =
             fs::hard_link(&source, &target).or_else(|_| fs::copy(&source, &target).map(|_| ()));
         linked.map_err(|e| StoreError::io("link", &source, &e))?;
     }
-    // Nobody knows the links.
+    // Error messages must name the user's files, not the links.
     let named = |error: GgufError| {
         let link = |number: &u32| dir.path.join(link.other(*number)).display().to_string();
         let said = error.to_string();
@@ -117,11 +117,11 @@ pub(super) fn merge(
     }
     let mut blob = store.blob_writer()?;
     let mut body = writer.start(&mut blob)?;
-    let (mut done, mut pace) = (0, Pace::new());
+    let (mut done, mut throttle) = (0, ProgressThrottle::new());
     for tensor in gguf.tensors() {
         body.write(gguf.data(tensor))?;
         done += tensor.size;
-        if pace.is_due(done >= gguf.tensor_bytes()) {
+        if throttle.is_due(done >= gguf.tensor_bytes()) {
             progress(done, gguf.tensor_bytes());
         }
     }
@@ -129,7 +129,7 @@ pub(super) fn merge(
     blob.finish(None)
 }
 
-/// A folder that goes when it is dropped.
+/// A temporary folder, removed when dropped.
 struct LinkDir {
     path: PathBuf,
 }

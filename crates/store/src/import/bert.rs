@@ -1,5 +1,6 @@
-//! BERT and XLM-RoBERTa encoders: names of tensors, keys, and the pooling of sentence-transformers. Matrices become F16, as Ollama
-//! writes them; vectors and the tables of positions and token types stay F32.
+//! BERT and XLM-RoBERTa encoders: tensor names, metadata, and pooling of sentence-transformers.
+//! Matrices become F16, as Ollama writes them; vectors and embeddings of positions and token types
+//! stay F32.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -7,20 +8,20 @@ use std::io::Write;
 use puna_gguf::{Value, Writer};
 use puna_quant::TensorType;
 
-use super::config::Json;
-use super::plan::{self, Order, Output, Step};
+use super::config::Config;
+use super::output::{self, OutputTensor, RowMapping, RowOrder};
 use super::safetensors::Dtype;
 use super::vocabulary::Vocabulary;
 use super::weights::Weights;
 use super::wordpiece::WordPiece;
-use super::{Folder, ImportError, Report};
+use super::{ImportError, ModelFolder, ProgressReport};
 use crate::error::StoreError;
 
-/// `general.file_type` of files whose matrices are F16.
+/// Value of `general.file_type` for F16 matrices.
 const FILE_TYPE_F16: u32 = 1;
 
-/// Sizes of the network.
-struct Shape {
+/// Sizes of the encoder.
+struct EncoderSizes {
     width: u64,
     layers: u32,
     inner: u64,
@@ -28,37 +29,44 @@ struct Shape {
     context: u64,
     types: u64,
     rows: u64,
-    /// Rows of the table of positions that stand for no place in a text, where there are such.
+    /// Number of rows before the first position in the position embedding, for RoBERTa.
     padding: Option<u64>,
 }
 
-/// A vocabulary.
-enum Words {
-    Pieces(WordPiece),
-    Unigram(Box<Vocabulary>),
+/// Vocabulary of an encoder.
+enum BertVocabulary {
+    WordPiece(WordPiece),
+    NormalizerSettings(Box<Vocabulary>),
 }
 
 pub(super) fn convert(
-    folder: &Folder<'_>,
-    config: &Json,
+    folder: &ModelFolder<'_>,
+    config: &Config,
     out: &mut dyn Write,
-    report: Report<'_>,
+    report: ProgressReport<'_>,
 ) -> Result<(), StoreError> {
     let class = config.architecture()?;
     let is_classifier = class.ends_with("ForSequenceClassification");
     if let Some(act) = config.text("hidden_act").filter(|act| !act.starts_with("gelu")) {
-        let (file, found) =
-            ("config.json".to_owned(), format!("with activation {}", crate::name::shown(act)));
-        return Err(ImportError::Architecture { file, found, known: super::BERT.join(", ") }.into());
+        let (file, found) = (
+            "config.json".to_owned(),
+            format!("with activation {}", crate::name::escape_for_message(act)),
+        );
+        return Err(ImportError::Architecture {
+            file,
+            found,
+            known: super::BERT_CLASSES.join(", "),
+        }
+        .into());
     }
     let padding = match class.contains("Roberta") {
-        // Positions count from behind the one of padding.
+        // The position of the padding token is the last before that of the first token.
         true => {
             Some(config.value("pad_token_id").and_then(serde_json::Value::as_u64).unwrap_or(1) + 1)
         }
         false => None,
     };
-    let shape = Shape {
+    let shape = EncoderSizes {
         width: config.count("hidden_size")?.into(),
         layers: config.count("num_hidden_layers")?,
         inner: config.count("intermediate_size")?.into(),
@@ -67,35 +75,37 @@ pub(super) fn convert(
             .checked_sub(padding.unwrap_or(0))
             .filter(|&n| n > 0)
             .ok_or_else(|| {
-                config.wrong("max_position_embeddings", "more than the number of padding")
+                config.invalid("max_position_embeddings", "more than the number of padding")
             })?,
         padding,
         types: config.opt_count("type_vocab_size")?.unwrap_or(1).into(),
         rows: config.count("vocab_size")?.into(),
     };
     let files = folder.safetensors()?;
-    let mut outputs = outputs(Weights::of(&files, config, "")?, &shape, is_classifier)?;
-    plan::settle(&mut outputs, report)?;
+    let mut outputs = outputs(Weights::from_files(&files, config, "")?, &shape, is_classifier)?;
+    output::widen_overflowing(&mut outputs, report)?;
     let vocabulary = match padding {
-        Some(_) => Words::Unigram(Box::new(Vocabulary::read(folder, config, false, shape.rows)?)),
-        None => Words::Pieces(WordPiece::read(folder, shape.rows as u32)?),
+        Some(_) => BertVocabulary::NormalizerSettings(Box::new(Vocabulary::read(
+            folder, config, false, shape.rows,
+        )?)),
+        None => BertVocabulary::WordPiece(WordPiece::read(folder, shape.rows as u32)?),
     };
 
     let mut writer = Writer::new();
     write_keys(&mut writer, folder, config, &shape, is_classifier)?;
     writer.set("tokenizer.ggml.token_type_count", shape.types as u32);
     match vocabulary {
-        Words::Unigram(vocabulary) => vocabulary.write("bert", &mut writer),
-        Words::Pieces(vocabulary) => vocabulary.write(&mut writer),
+        BertVocabulary::NormalizerSettings(vocabulary) => vocabulary.write("bert", &mut writer),
+        BertVocabulary::WordPiece(vocabulary) => vocabulary.write(&mut writer),
     }
-    plan::write(writer, &outputs, out, report)
+    output::write_file(writer, &outputs, out, report)
 }
 
 fn write_keys(
     writer: &mut Writer,
-    folder: &Folder<'_>,
-    config: &Json,
-    shape: &Shape,
+    folder: &ModelFolder<'_>,
+    config: &Config,
+    shape: &EncoderSizes,
     is_classifier: bool,
 ) -> Result<(), StoreError> {
     writer.set("general.architecture", "bert").set("general.type", "model");
@@ -113,7 +123,7 @@ fn write_keys(
         .set("bert.embedding_length", shape.width as u32)
         .set("bert.feed_forward_length", shape.inner as u32)
         .set("bert.attention.head_count", shape.heads)
-        .set("bert.attention.layer_norm_epsilon", config.float("layer_norm_eps", 1e-12)?)
+        .set("bert.attention.layer_norm_epsilon", config.float_or("layer_norm_eps", 1e-12)?)
         .set("bert.attention.causal", false);
     let (pooling, normalize) = if is_classifier { (4u32, false) } else { pooling(folder)? };
     writer.set("bert.pooling_type", pooling).set("bert.normalize_embeddings", normalize);
@@ -133,9 +143,10 @@ fn write_keys(
     Ok(())
 }
 
-/// Pooling type and whether vectors are normalised, from the modules of sentence-transformers. A folder without them
-/// pools by the mean, as sentence-transformers then does.
-pub(super) fn pooling(folder: &Folder<'_>) -> Result<(u32, bool), StoreError> {
+/// Pooling type, and whether embeddings are normalized, from `modules.json` of
+/// sentence-transformers. Without that file, sentence-transformers uses the mean, and so does this
+/// function.
+pub(super) fn pooling(folder: &ModelFolder<'_>) -> Result<(u32, bool), StoreError> {
     let Some(modules) = folder.json("modules.json")? else { return Ok((1, true)) };
     let (mut pooling, mut normalize) = (1, false);
     for module in modules.as_array().into_iter().flatten() {
@@ -143,7 +154,7 @@ pub(super) fn pooling(folder: &Folder<'_>) -> Result<(u32, bool), StoreError> {
         let path = module.get("path").and_then(|p| p.as_str()).unwrap_or_default();
         match kind.rsplit('.').next().unwrap_or_default() {
             "Pooling" => {
-                pooling = pooling_of(&Json::read(folder, &format!("{path}/config.json"))?, path)?
+                pooling = pooling_of(&Config::read(folder, &format!("{path}/config.json"))?, path)?
             }
             "Normalize" => normalize = true,
             _ => {}
@@ -152,7 +163,7 @@ pub(super) fn pooling(folder: &Folder<'_>) -> Result<(u32, bool), StoreError> {
     Ok((pooling, normalize))
 }
 
-fn pooling_of(config: &Json, path: &str) -> Result<u32, ImportError> {
+fn pooling_of(config: &Config, path: &str) -> Result<u32, ImportError> {
     let modes = [
         ("pooling_mode_mean_tokens", Some(1)),
         ("pooling_mode_cls_token", Some(2)),
@@ -176,8 +187,12 @@ fn pooling_of(config: &Json, path: &str) -> Result<u32, ImportError> {
     }
 }
 
-/// Names and shapes (slowest dimension first) of all tensors that the file must have.
-fn expected(shape: &Shape, is_classifier: bool) -> BTreeMap<String, (String, Option<Vec<u64>>)> {
+/// Source names of all tensors that the folder must have, with target name and shape (slowest
+/// dimension first).
+fn expected(
+    shape: &EncoderSizes,
+    is_classifier: bool,
+) -> BTreeMap<String, (String, Option<Vec<u64>>)> {
     let mut all = BTreeMap::new();
     let (d, inner) = (shape.width, shape.inner);
     let mut add = |hf: String, gguf: String, dims: Option<Vec<u64>>| {
@@ -221,21 +236,21 @@ fn expected(shape: &Shape, is_classifier: bool) -> BTreeMap<String, (String, Opt
             None => ("pooler.dense", "classifier"),
         };
         pair(dense.into(), "cls".into(), Some([d, d]));
-        // As many rows as there are labels.
+        // The number of labels varies.
         add(format!("{output}.weight"), "cls.output.weight".into(), None);
         add(format!("{output}.bias"), "cls.output.bias".into(), None);
     }
     all
 }
 
-/// Finds every expected tensor under one of the names that published files have.
+/// Maps all expected tensors, whose names vary among published folders.
 fn outputs<'a>(
     mut weights: Weights<'a>,
-    shape: &Shape,
+    shape: &EncoderSizes,
     is_classifier: bool,
-) -> Result<Vec<Output<'a>>, StoreError> {
-    // Each layer has two tensors of every name: a claimed number of layers beyond the tensors there are is refused
-    // before anything grows with it.
+) -> Result<Vec<OutputTensor<'a>>, StoreError> {
+    // Each layer has two tensors of every name. A larger number of layers is rejected before any
+    // memory depends on it.
     if shape.layers as usize > weights.len() {
         return Err(ImportError::TensorMissing {
             name: format!("encoder.layer.{}.*", shape.layers - 1),
@@ -254,7 +269,10 @@ fn outputs<'a>(
             if is_unused(&name) {
                 continue;
             }
-            return Err(ImportError::TensorUnknown { name: crate::name::shown(&given) }.into());
+            return Err(ImportError::TensorUnknown {
+                name: crate::name::escape_for_message(&given),
+            }
+            .into());
         };
         if dims.as_ref().is_some_and(|want| *want != tensor.entry.shape) {
             let (found, want) = (tensor.entry.shape.clone(), dims.unwrap_or_default());
@@ -266,20 +284,20 @@ fn outputs<'a>(
         let is_table = matches!(gguf.as_str(), "position_embd.weight" | "token_types.weight");
         let ty = if tensor.is_matrix() && !is_table { TensorType::F16 } else { TensorType::F32 };
         let mut dims = tensor.entry.shape.clone();
-        let mut order = Order::SAME;
+        let mut order = RowOrder::SAME;
         if let (Some(first), "position_embd.weight") = (shape.padding, gguf.as_str()) {
-            (dims[0], order) = (shape.context, Order::of(Step::From { first }));
+            (dims[0], order) = (shape.context, RowOrder::of(RowMapping::Offset { rows: first }));
         }
-        outputs.push(Output::rows(gguf, ty, dims, tensor, order));
+        outputs.push(OutputTensor::rows(gguf, ty, dims, tensor, order));
     }
     if let Some(name) = missing.into_keys().next() {
         return Err(ImportError::TensorMissing { name }.into());
     }
-    plan::sort(&mut outputs);
+    output::sort_by_layer(&mut outputs);
     Ok(outputs)
 }
 
-/// Tensors of training that embedding does not need.
+/// Training tensors that an embedding model does not need.
 fn is_unused(name: &str) -> bool {
     name.starts_with("cls.predictions.")
         || name.starts_with("cls.seq_relationship.")

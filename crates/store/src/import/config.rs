@@ -1,24 +1,24 @@
-//! Typed access to `config.json` and its like.
+//! Typed access to `config.json` and other JSON settings.
 
 use serde_json::Value;
 
-use super::{Folder, ImportError};
+use super::{ImportError, ModelFolder};
 use crate::error::StoreError;
 
-/// A JSON object with the name of its file, for messages.
-pub(super) struct Json {
+/// A JSON object and the name of its file, which error messages show.
+pub(super) struct Config {
     file: String,
     value: Value,
 }
 
-impl Json {
-    pub(super) fn read(folder: &Folder<'_>, file: &str) -> Result<Self, StoreError> {
+impl Config {
+    pub(super) fn read(folder: &ModelFolder<'_>, file: &str) -> Result<Self, StoreError> {
         let value = folder.json(file)?.ok_or_else(|| ImportError::FileMissing(file.to_owned()))?;
         Ok(Self { file: file.to_owned(), value })
     }
 
-    /// The part about text of a model that also sees or hears, with what stands beside it.
-    pub(super) fn of_text(mut self) -> Self {
+    /// Merges the section about the text model of a multimodal configuration into the top level.
+    pub(super) fn merge_text_config(mut self) -> Self {
         let text = ["text_config", "language_config"]
             .iter()
             .find_map(|key| self.value.get(key)?.as_object());
@@ -31,44 +31,46 @@ impl Json {
         self
     }
 
-    /// What is said about positions: of old `rope_scaling`, now `rope_parameters`.
-    pub(super) fn rope(&self) -> Self {
-        let of = |key| self.value.get(key).filter(|value| value.is_object());
-        let value = of("rope_parameters").or(of("rope_scaling")).cloned().unwrap_or_default();
+    /// The section about rotary embeddings: `rope_parameters`, or `rope_scaling` in older
+    /// configurations.
+    pub(super) fn rope_parameters(&self) -> Self {
+        let object = |key| self.value.get(key).filter(|value| value.is_object());
+        let value =
+            object("rope_parameters").or(object("rope_scaling")).cloned().unwrap_or_default();
         Self { file: self.file.clone(), value }
     }
 
-    /// An object within, if there is one.
-    pub(super) fn section_if(&self, key: &str) -> Option<Self> {
+    /// The object under a key, if there is one.
+    pub(super) fn opt_section(&self, key: &str) -> Option<Self> {
         let value = self.value.get(key).filter(|value| value.is_object())?.clone();
         Some(Self { file: self.file.clone(), value })
     }
 
-    /// An object within, or the whole.
-    pub(super) fn section(&self, key: &str) -> Self {
+    /// The object under a key, or the whole object if there is none.
+    pub(super) fn section_or_self(&self, key: &str) -> Self {
         let value =
             self.value.get(key).filter(|value| value.is_object()).unwrap_or(&self.value).clone();
         Self { file: self.file.clone(), value }
     }
 
-    pub(super) fn wrong(&self, key: &str, want: &'static str) -> ImportError {
+    pub(super) fn invalid(&self, key: &str, want: &'static str) -> ImportError {
         ImportError::Key { file: self.file.clone(), key: key.to_owned(), want }
     }
 
-    pub(super) fn wrong_value(&self, key: &str, found: String) -> ImportError {
+    pub(super) fn invalid_value(&self, key: &str, found: String) -> ImportError {
         ImportError::KeyValue { file: self.file.clone(), key: key.to_owned(), found }
     }
 
-    /// The first of `architectures`.
+    /// The first entry of `architectures`.
     pub(super) fn architecture(&self) -> Result<String, ImportError> {
         let first =
             self.value.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
-        first.map(str::to_owned).ok_or_else(|| self.wrong("architectures", "a list of names"))
+        first.map(str::to_owned).ok_or_else(|| self.invalid("architectures", "a list of names"))
     }
 
-    /// A whole number between 1 and 2^31.
+    /// A whole number from 1 to 2^31 - 1.
     pub(super) fn count(&self, key: &str) -> Result<u32, ImportError> {
-        self.opt_count(key)?.ok_or_else(|| self.wrong(key, "a positive number"))
+        self.opt_count(key)?.ok_or_else(|| self.invalid(key, "a positive number"))
     }
 
     pub(super) fn opt_count(&self, key: &str) -> Result<Option<u32>, ImportError> {
@@ -76,36 +78,36 @@ impl Json {
             return Ok(None);
         };
         let count = value.as_u64().filter(|n| (1..1 << 31).contains(n));
-        count.map(|n| Some(n as u32)).ok_or_else(|| self.wrong(key, "a positive number"))
+        count.map(|n| Some(n as u32)).ok_or_else(|| self.invalid(key, "a positive number"))
     }
 
-    /// A whole number that may be none.
-    pub(super) fn opt_number(&self, key: &str) -> Result<Option<u32>, ImportError> {
+    /// A whole number from 0 to 2^31 - 1.
+    pub(super) fn opt_count_or_zero(&self, key: &str) -> Result<Option<u32>, ImportError> {
         match self.value.get(key) {
             Some(value) if value.as_u64() == Some(0) => Ok(Some(0)),
             _ => self.opt_count(key),
         }
     }
 
-    /// Whole numbers, one for each layer.
+    /// A list of whole numbers.
     pub(super) fn numbers(&self, key: &str) -> Result<Vec<u32>, ImportError> {
         let list = self.value.get(key).and_then(Value::as_array);
         let number = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
         let numbers = list.and_then(|list| list.iter().map(number).collect());
-        numbers.ok_or_else(|| self.wrong(key, "a list of whole numbers"))
+        numbers.ok_or_else(|| self.invalid(key, "a list of whole numbers"))
     }
 
-    /// The first key of several that is there.
-    pub(super) fn first_number(&self, keys: &[&str]) -> Result<Option<u32>, ImportError> {
+    /// The value of the first key that is present.
+    pub(super) fn first_count_or_zero(&self, keys: &[&str]) -> Result<Option<u32>, ImportError> {
         for key in keys {
-            if let Some(number) = self.opt_number(key)? {
+            if let Some(number) = self.opt_count_or_zero(key)? {
                 return Ok(Some(number));
             }
         }
         Ok(None)
     }
 
-    /// The first key of several that is there.
+    /// The value of the first key that is present.
     pub(super) fn first_count(&self, keys: &[&str]) -> Result<Option<u32>, ImportError> {
         for key in keys {
             if let Some(count) = self.opt_count(key)? {
@@ -115,13 +117,14 @@ impl Json {
         Ok(None)
     }
 
-    /// The first key of several that is there, which one must be.
-    pub(super) fn one_of(&self, keys: &[&str]) -> Result<u32, ImportError> {
-        let missing = || self.wrong(keys.first().copied().unwrap_or_default(), "a positive number");
+    /// The value of the first key that is present; an error if none is.
+    pub(super) fn first_required_count(&self, keys: &[&str]) -> Result<u32, ImportError> {
+        let missing =
+            || self.invalid(keys.first().copied().unwrap_or_default(), "a positive number");
         self.first_count(keys)?.ok_or_else(missing)
     }
 
-    /// The first key of several that is there.
+    /// The value of the first key that is present.
     pub(super) fn first_float(&self, keys: &[&str]) -> Result<Option<f32>, ImportError> {
         for key in keys {
             if let Some(number) = self.opt_float(key)? {
@@ -131,7 +134,7 @@ impl Json {
         Ok(None)
     }
 
-    pub(super) fn float(&self, key: &str, default: f32) -> Result<f32, ImportError> {
+    pub(super) fn float_or(&self, key: &str, default: f32) -> Result<f32, ImportError> {
         Ok(self.opt_float(key)?.unwrap_or(default))
     }
 
@@ -140,7 +143,7 @@ impl Json {
             None => Ok(None),
             Some(value) => {
                 let number = value.as_f64().map(|x| x as f32).filter(|x| x.is_finite());
-                number.map(Some).ok_or_else(|| self.wrong(key, "a number"))
+                number.map(Some).ok_or_else(|| self.invalid(key, "a number"))
             }
         }
     }
@@ -149,7 +152,7 @@ impl Json {
         let list = self.value.get(key).and_then(Value::as_array);
         let number = |x: &Value| x.as_f64().map(|x| x as f32).filter(|x| x.is_finite());
         let numbers = list.and_then(|list| list.iter().map(number).collect());
-        numbers.ok_or_else(|| self.wrong(key, "a list of numbers"))
+        numbers.ok_or_else(|| self.invalid(key, "a list of numbers"))
     }
 
     pub(super) fn strings(&self, key: &str) -> Option<Vec<String>> {

@@ -1,28 +1,32 @@
-//! Models in the form of Hugging Face: a folder of safetensors and JSON files becomes one GGUF file.
+//! Converts a Hugging Face model folder (safetensors and JSON files) to one GGUF file.
+//!
+//! [`convert`] reads `config.json`, finds the model's family by its class, and maps the folder's
+//! tensors, metadata and vocabulary by the family's rules. `convert_adapter` does the same for LoRA
+//! adapters of PEFT. `create` and [`Store::import`] call them.
 
 mod bert;
-mod bytewise;
 mod config;
-mod decoder;
 mod families;
-mod keys;
+mod family_vocabulary;
 mod lora;
-mod pieces;
-mod plamo;
-mod plan;
+mod metadata;
+mod model;
+mod output;
+mod plamo_vocabulary;
 mod pretokenizer;
-mod ranks;
 mod rope;
 mod rules;
+mod rwkv_vocabulary;
 mod safetensors;
 mod sentencepiece;
-mod source;
-mod special;
+mod special_tokens;
+mod tensor_data;
+mod tensor_mapper;
+mod tiktoken;
 mod unigram;
 mod vocabulary;
 mod weights;
 mod wordpiece;
-mod words;
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -33,19 +37,19 @@ use crate::store::Store;
 pub(crate) use lora::convert as convert_adapter;
 pub use safetensors::{Dtype, SafeTensors, TensorEntry};
 
-/// A file of the folder.
+/// A file of a model folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImportFile {
-    /// Its path within the folder, with `/`.
+    /// Path within the folder, with `/` as separator.
     pub name: String,
-    /// Where its content is.
+    /// Path of its content.
     pub path: PathBuf,
 }
 
-/// Why a folder cannot be imported.
+/// Reason why a folder cannot be imported.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-#[allow(missing_docs)] // the message of a variant is its documentation, the fields are what it prints
+#[allow(missing_docs)] // the message of a variant documents it and prints its fields
 pub enum ImportError {
     #[error("no Modelfile or safetensors files found in {}: the folder of a model has *.gguf or *.safetensors; name it with FROM", dir.display())]
     NoModel { dir: PathBuf },
@@ -83,26 +87,28 @@ pub enum ImportError {
     Tokenizer { file: String, reason: String },
 }
 
-/// The most bytes of a vocabulary, and of a file of settings, which none comes near.
-const TEXT_LIMIT: u64 = 256 << 20;
-const SETTINGS_LIMIT: u64 = 16 << 20;
+/// Size limits of vocabularies and indices, and of settings files. Real files are far smaller.
+const MAX_VOCABULARY_BYTES: u64 = 256 << 20;
+const MAX_SETTINGS_BYTES: u64 = 16 << 20;
 
-/// The files of a model's folder.
-pub(crate) struct Folder<'a> {
+/// The files of a model folder.
+pub(crate) struct ModelFolder<'a> {
     files: &'a [ImportFile],
 }
 
-impl Folder<'_> {
+impl ModelFolder<'_> {
     fn path(&self, name: &str) -> Option<&Path> {
         self.files.iter().find(|file| file.name == name).map(|file| file.path.as_path())
     }
 
-    /// A JSON file, if it is there.
+    /// Reads a JSON file; `None` if the folder does not have it.
     fn json(&self, name: &str) -> Result<Option<serde_json::Value>, crate::StoreError> {
         let Some(path) = self.path(name) else { return Ok(None) };
-        // A parsed file takes many times its bytes: vocabularies and indices alone may be large.
+        // A parsed file takes many times its size in memory, so only vocabularies and indices may
+        // be large.
         let is_large = name.starts_with("tokenizer") || name.ends_with(".index.json");
-        let bytes = read_limited(path, if is_large { TEXT_LIMIT } else { SETTINGS_LIMIT })?;
+        let bytes =
+            read_limited(path, if is_large { MAX_VOCABULARY_BYTES } else { MAX_SETTINGS_BYTES })?;
         let value = serde_json::from_slice(&bytes);
         Ok(Some(
             value
@@ -110,13 +116,14 @@ impl Folder<'_> {
         ))
     }
 
-    /// A text file, if it is there.
+    /// Reads a text file; `None` if the folder does not have it.
     fn text(&self, name: &str) -> Result<Option<String>, crate::StoreError> {
         let Some(path) = self.path(name) else { return Ok(None) };
-        Ok(Some(String::from_utf8_lossy(&read_limited(path, TEXT_LIMIT)?).into_owned()))
+        Ok(Some(String::from_utf8_lossy(&read_limited(path, MAX_VOCABULARY_BYTES)?).into_owned()))
     }
 
-    /// The files of weights: those at the top, where there are some, since folders below hold other forms of the same.
+    /// Opens the weight files. If the top folder has some, subfolders are ignored: they hold the
+    /// same weights in other formats.
     fn safetensors(&self) -> Result<Vec<SafeTensors>, crate::StoreError> {
         let is_weights = |file: &&ImportFile| file.name.ends_with(".safetensors");
         let has_top = self.files.iter().filter(is_weights).any(|file| !file.name.contains('/'));
@@ -129,7 +136,7 @@ impl Folder<'_> {
         files.map(|file| Ok(SafeTensors::open(&file.name, &file.path)?)).collect()
     }
 
-    /// Every file that the index names must be there.
+    /// Checks that all files named in the index exist.
     fn check_index(&self) -> Result<(), crate::StoreError> {
         let file = "model.safetensors.index.json";
         let Some(index) = self.json(file)? else { return Ok(()) };
@@ -137,17 +144,18 @@ impl Folder<'_> {
         let mut names =
             names.into_iter().flat_map(|map| map.values()).filter_map(serde_json::Value::as_str);
         match names.find(|name| self.path(name).is_none()) {
-            Some(name) => {
-                Err(ImportError::Shard { file: file.to_owned(), missing: crate::name::shown(name) }
-                    .into())
+            Some(name) => Err(ImportError::Shard {
+                file: file.to_owned(),
+                missing: crate::name::escape_for_message(name),
             }
+            .into()),
             None => Ok(()),
         }
     }
 }
 
-/// Classes of encoders that can be imported, by the name in `config.json`.
-const BERT: [&str; 7] = [
+/// Classes in `config.json` that `bert::convert` handles.
+const BERT_CLASSES: [&str; 7] = [
     "BertModel",
     "BertForMaskedLM",
     "BertForSequenceClassification",
@@ -157,49 +165,52 @@ const BERT: [&str; 7] = [
     "RobertaForSequenceClassification",
 ];
 
-/// The architectures (`general.architecture`) of the files that folders of safetensors become.
+/// The values of `general.architecture` that imported folders can get.
 #[must_use]
 pub fn imported_architectures() -> BTreeSet<&'static str> {
-    families::made().collect()
+    families::gguf_architectures().collect()
 }
 
-/// Where it is told what is done, to how many bytes, and of how many.
-pub(crate) type Report<'a> = &'a mut dyn FnMut(&'static str, u64, u64);
+/// Called with a status text, the number of bytes done, and the total.
+pub(crate) type ProgressReport<'a> = &'a mut dyn FnMut(&'static str, u64, u64);
 
-/// What writing the file is called.
-pub(crate) const CONVERTING: &str = "converting model";
+/// Status text of the phase that writes the file.
+pub(crate) const CONVERTING_STATUS: &str = "converting model";
 
-/// Writes the GGUF file of a folder.
+/// Writes the GGUF file of a model folder.
 ///
 /// # Errors
-/// What is missing or not understood.
+/// A file, key or tensor is missing, or the import does not support it.
 pub(crate) fn convert(
     files: &[ImportFile],
     out: &mut dyn Write,
-    report: Report<'_>,
+    report: ProgressReport<'_>,
 ) -> Result<(), crate::StoreError> {
-    let folder = Folder { files };
+    let folder = ModelFolder { files };
     if !folder.has("config.json") && folder.has(lora::CONFIG) {
-        return Err(crate::StoreError::AdapterAlone);
+        return Err(crate::StoreError::AdapterWithoutModel);
     }
-    let config = config::Json::read(&folder, "config.json")?;
+    let config = config::Config::read(&folder, "config.json")?;
     let class = config.architecture()?;
-    let config = config.of_text();
-    match families::of_class(&class, &config) {
-        Some(family) => decoder::convert(&folder, &config, family, out, report),
-        None if BERT.contains(&class.as_str()) => bert::convert(&folder, &config, out, report),
+    let config = config.merge_text_config();
+    match families::find_by_class(&class, &config) {
+        Some(family) => model::convert(&folder, &config, family, out, report),
+        None if BERT_CLASSES.contains(&class.as_str()) => {
+            bert::convert(&folder, &config, out, report)
+        }
         None => {
-            let (file, found) = ("config.json".to_owned(), crate::name::shown(&class));
-            Err(ImportError::Architecture { file, found, known: families::known() }.into())
+            let (file, found) = ("config.json".to_owned(), crate::name::escape_for_message(&class));
+            Err(ImportError::Architecture { file, found, known: families::supported_class_list() }
+                .into())
         }
     }
 }
 
 impl Store {
-    /// Converts a folder of safetensors into a GGUF blob.
+    /// Converts a model folder to a GGUF blob.
     ///
     /// # Errors
-    /// What is missing or not understood, or the store cannot be written.
+    /// A file, key or tensor is missing or not supported, or the store cannot be written.
     pub fn import(&self, files: &[ImportFile]) -> Result<crate::NewBlob, crate::StoreError> {
         let mut blob = self.blob_writer()?;
         convert(files, &mut blob, &mut |_, _, _| {})?;

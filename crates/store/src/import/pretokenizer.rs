@@ -1,15 +1,16 @@
-//! The name of a pre-tokenizer. GGUF files name the rules that cut a text into words, `tokenizer.json` spells them out: so
-//! the rules are brought to one spelling and looked up. Rules that are not in the table are refused, since a model that
-//! reads its words cut in another way than in its training answers worse, and nobody would see why.
+//! Name of a pre-tokenizer. GGUF files name the rules that split a text into words;
+//! `tokenizer.json` has them as regular expressions. So this module brings expressions to one
+//! spelling and looks them up. Unknown rules are rejected: a model whose text is split differently
+//! than in training answers worse, without a visible reason.
 
 use serde_json::Value;
 
-/// What GPT-2 cuts by, which the step `ByteLevel` does unless it is told not to.
+/// GPT-2's expression, which the step `ByteLevel` applies unless `use_regex` is false.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
 const DIGIT: &str = r"\p{N}";
 const DIGITS: &str = r"\p{N}+";
 const PUNCTUATION: &str = "punctuation";
-/// Llama 3's and OpenAI's expression of a hundred thousand words.
+/// Expression of Llama 3 and of OpenAI's cl100k.
 const CL100K: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)";
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)";
 const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)";
@@ -22,18 +23,18 @@ const DEEPSEEK_WORDS: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+
 const DEEPSEEK_HAN: &str = "[一-龥\u{3040}-ゟ゠-ヿ]+";
 const DEEPSEEK_LETTERS: &str = r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
 const DEEPSEEK_MARKS: &str = r"\s?[!-/:-~！-／：-～‘-‟　-。]+";
-/// Han, and what an inexact range took with it.
+/// Han characters, and further ranges that a mistake in the expression includes.
 const DEEPSEEK_OLD_HAN: &str = r"[一-龥ࠀ-一가-퟿]+";
 const JAIS2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}";
 const EXAONE_MOE: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+";
 const UFAKZEKA: &str =
     r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const SPARK: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+"##;
-/// Digits in threes from the right.
-const THREES: &str = r"\d{1,3}(?=(?:\d{3})*\b)";
+/// Digits in groups of three from the right.
+const DIGIT_TRIPLES: &str = r"\d{1,3}(?=(?:\d{3})*\b)";
 
-/// The rules, whether whole words that are tokens are left alone (where it matters), and the name.
-const KNOWN: &[(&[&str], Option<bool>, &str)] = &[
+/// Expressions, value of `ignore_merges` (if it matters), and name of the pre-tokenizer.
+const PRETOKENIZERS: &[(&[&str], Option<bool>, &str)] = &[
     (&[CL100K], Some(true), "llama-bpe"),
     (&[CL100K], Some(false), "dbrx"),
     (&[r"\p{N}{1,3}", DEEPSEEK_HAN, DEEPSEEK_WORDS], None, "deepseek-v3"),
@@ -67,81 +68,86 @@ const KNOWN: &[(&[&str], Option<bool>, &str)] = &[
     (&[JAIS2], None, "jais-2"),
     (&[EXAONE_MOE], None, "exaone-moe"),
     (&[UFAKZEKA], None, "ufakzeka"),
-    (&[THREES, O200K], None, "tiny_aya"),
+    (&[DIGIT_TRIPLES, O200K], None, "tiny_aya"),
     (&[DIGITS, r"(?=(\d{3})+(?!\d))"], None, "superbpe"),
 ];
 
-/// The name of the rules of a `tokenizer.json` with merges of bytes.
-pub(super) fn of(json: &Value) -> Result<&'static str, String> {
-    let mut rules = Vec::new();
+/// Name of the pre-tokenizer of a `tokenizer.json` with byte-level merges.
+pub(super) fn name_of(json: &Value) -> Result<&'static str, String> {
+    let mut patterns = Vec::new();
     if let Some(step) = json.get("pre_tokenizer").filter(|step| !step.is_null()) {
-        collect(step, &mut rules)?;
+        collect_patterns(step, &mut patterns)?;
     }
-    let spelled: Vec<String> = rules.iter().map(|rule| plain(rule)).collect();
-    let whole =
+    let normalized: Vec<String> =
+        patterns.iter().map(|pattern| normalize_pattern(pattern)).collect();
+    let ignores_merges =
         json.get("model").and_then(|model| model.get("ignore_merges")).and_then(Value::as_bool);
-    let whole = whole.unwrap_or(false);
-    let known = KNOWN.iter().find(|(rules, ignores, _)| {
-        ignores.is_none_or(|ignores| ignores == whole)
-            && rules.iter().map(|rule| plain(rule)).eq(spelled.iter().cloned())
+    let ignores_merges = ignores_merges.unwrap_or(false);
+    let known = PRETOKENIZERS.iter().find(|(patterns, ignores, _)| {
+        ignores.is_none_or(|ignores| ignores == ignores_merges)
+            && patterns
+                .iter()
+                .map(|pattern| normalize_pattern(pattern))
+                .eq(normalized.iter().cloned())
     });
     known.map(|known| known.2).ok_or_else(|| {
-        let rules = rules.iter().map(|rule| format!("`{}`", crate::name::shown(rule))).collect::<Vec<_>>().join(", then ");
-        let rules = if rules.is_empty() { "nothing".to_owned() } else { rules };
+        let patterns = patterns.iter().map(|pattern| format!("`{}`", crate::name::escape_for_message(pattern))).collect::<Vec<_>>().join(", then ");
+        let patterns = if patterns.is_empty() { "nothing".to_owned() } else { patterns };
         format!(
-            "it cuts texts by {rules}, which no pre-tokenizer of GGUF files does; if llama.cpp can convert the model, import \
+            "it cuts texts by {patterns}, which no pre-tokenizer of GGUF files does; if llama.cpp can convert the model, import \
              the GGUF file that it makes"
         )
     })
 }
 
-/// The expressions of a step and the steps within it.
-fn collect(step: &Value, rules: &mut Vec<String>) -> Result<(), String> {
+/// Collects the expressions of a step and of the steps inside it.
+fn collect_patterns(step: &Value, patterns: &mut Vec<String>) -> Result<(), String> {
     let flag = |key: &str| step.get(key).and_then(Value::as_bool);
     match step.get("type").and_then(Value::as_str).unwrap_or_default() {
         "Sequence" => {
             for step in step.get("pretokenizers").and_then(Value::as_array).into_iter().flatten() {
-                collect(step, rules)?;
+                collect_patterns(step, patterns)?;
             }
         }
         "ByteLevel" if flag("use_regex") == Some(false) => {}
-        "ByteLevel" => rules.push(GPT2.to_owned()),
-        "Digits" if flag("individual_digits") == Some(true) => rules.push(DIGIT.to_owned()),
-        "Digits" => rules.push(DIGITS.to_owned()),
-        "Punctuation" => rules.push(PUNCTUATION.to_owned()),
+        "ByteLevel" => patterns.push(GPT2.to_owned()),
+        "Digits" if flag("individual_digits") == Some(true) => patterns.push(DIGIT.to_owned()),
+        "Digits" => patterns.push(DIGITS.to_owned()),
+        "Punctuation" => patterns.push(PUNCTUATION.to_owned()),
         "Split" => {
             let pattern = step.get("pattern").ok_or("a Split without a pattern")?;
             let regex = pattern.get("Regex").and_then(Value::as_str).map(str::to_owned);
             let text =
                 || pattern.get("String").and_then(Value::as_str).map(|text| format!("text {text}"));
-            rules.push(regex.or_else(text).ok_or("a Split with an unknown pattern")?);
+            patterns.push(regex.or_else(text).ok_or("a Split with an unknown pattern")?);
         }
-        other => rules.push(format!("step {other}")),
+        other => patterns.push(format!("step {other}")),
     }
     Ok(())
 }
 
-/// One spelling of expressions that mean the same.
-fn plain(rule: &str) -> String {
-    let rule = rule
+/// Brings equivalent expressions to one spelling.
+fn normalize_pattern(pattern: &str) -> String {
+    let pattern = pattern
         .replace(
             "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])",
             "(?i:'s|'t|'re|'ve|'m|'ll|'d)",
         )
         .replace("'(?i:[sdmt]|ll|ve|re)", "(?i:'s|'t|'re|'ve|'m|'ll|'d)")
         .replace("(?i:[sdmt]|ll|ve|re)", "(?i:'s|'t|'re|'ve|'m|'ll|'d)")
-        // Possessive forms change the speed only: what follows never begins with what they hold.
+        // Possessive quantifiers only change the speed here: no following part matches what they
+        // consume.
         .replace("?+\\p{L}", "?\\p{L}")
         .replace("]++[", "]+[")
         .replace("\\p{N}{1}", "\\p{N}")
         .replace("[0-9]{3}", "[0-9][0-9][0-9]");
-    // What nothing else matches is cut off as it is: a last alternative of blanks says nothing new.
-    let rule = rule.strip_suffix("|\\s+").map_or(rule.clone(), str::to_owned);
-    rule.strip_suffix("|\\s").map_or(rule.clone(), str::to_owned)
+    // Unmatched text is split off as it is, so a final alternative for spaces is redundant.
+    let pattern = pattern.strip_suffix("|\\s+").map_or(pattern.clone(), str::to_owned);
+    pattern.strip_suffix("|\\s").map_or(pattern.clone(), str::to_owned)
 }
 
-/// Whether a text gets a space before its first word, in a vocabulary with scores.
-pub(super) fn has_prefix(json: &Value) -> bool {
+/// Whether a space is added before the first word, for vocabularies with scores.
+pub(super) fn adds_space_prefix(json: &Value) -> bool {
     let normalizer = json.get("normalizer").unwrap_or(&Value::Null);
     let list = normalizer.get("normalizers").and_then(Value::as_array);
     let prepends = |step: &Value| step.get("type").is_some_and(|t| t == "Prepend");
@@ -173,12 +179,12 @@ mod tests {
 
     fn named(steps: Vec<Value>, ignore_merges: bool) -> Result<&'static str, String> {
         let sequence = json!({"type": "Sequence", "pretokenizers": steps});
-        of(&json!({"pre_tokenizer": sequence, "model": {"ignore_merges": ignore_merges}}))
+        name_of(&json!({"pre_tokenizer": sequence, "model": {"ignore_merges": ignore_merges}}))
     }
 
     /// Expressions as published tokenizers spell them.
     #[test]
-    fn rules_of_published_tokenizers_have_their_names() {
+    fn published_patterns_have_pretokenizer_names() {
         let llama = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
         let qwen = llama.replace("{1,3}", "");
         let digits = json!({"type": "Digits", "individual_digits": true});
@@ -192,27 +198,27 @@ mod tests {
         ] {
             assert_eq!(named(steps, ignore), Ok(want));
         }
-        assert_eq!(of(&json!({"pre_tokenizer": bytes(true), "model": {}})), Ok("gpt-2"));
+        assert_eq!(name_of(&json!({"pre_tokenizer": bytes(true), "model": {}})), Ok("gpt-2"));
     }
 
     #[test]
-    fn unknown_rules_are_refused_and_named() {
+    fn unknown_patterns_are_rejected_with_their_text() {
         let error = named(vec![split("[aeiou]+"), bytes(false)], false).unwrap_err();
         assert!(error.contains("[aeiou]+") && error.contains("llama.cpp"), "{error}");
         assert!(named(vec![], false).unwrap_err().contains("by nothing"));
     }
 
     #[test]
-    fn a_space_comes_first_where_the_file_says_so() {
-        assert!(has_prefix(
+    fn space_prefix_follows_the_file() {
+        assert!(adds_space_prefix(
             &json!({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend"}]}})
         ));
-        assert!(has_prefix(
+        assert!(adds_space_prefix(
             &json!({"pre_tokenizer": {"type": "Metaspace", "prepend_scheme": "first"}})
         ));
-        assert!(!has_prefix(
+        assert!(!adds_space_prefix(
             &json!({"pre_tokenizer": {"type": "Metaspace", "prepend_scheme": "never"}})
         ));
-        assert!(!has_prefix(&json!({"normalizer": {"type": "Replace"}})));
+        assert!(!adds_space_prefix(&json!({"normalizer": {"type": "Replace"}})));
     }
 }

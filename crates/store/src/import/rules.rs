@@ -1,182 +1,219 @@
-//! Rules: what a tensor of Hugging Face's name is called in a GGUF file, and what becomes of its rows. A family's rules are
-//! lists of these; the first that knows a name counts.
+//! Tensor rules: how a tensor of a Hugging Face folder is called in a GGUF file, and how its rows
+//! are split or reordered. A family has lists of rules; the first rule that matches a name applies.
 
-use super::plan::Step;
+use super::output::RowMapping;
 
-/// One rule. Names are those of modules: `.weight` and `.bias` behind them stay what they are, and a tensor that has
-/// neither there is a weight here.
+/// One rule. Names are module names: a suffix `.weight` or `.bias` behind them stays. A tensor with
+/// neither suffix gets `.weight` in the GGUF file.
 #[derive(Clone, Copy)]
-pub(super) struct Rule {
-    /// The name there, within its layer where it is of one; `{}` is the number of an expert or of a head.
-    pub(super) there: &'static str,
-    /// The name here; with a dot in it, the whole of it, which may end there.
-    pub(super) here: &'static str,
-    /// Names of the pieces, where it becomes several.
-    pub(super) pieces: &'static [&'static str],
-    pub(super) cut: Cut,
-    pub(super) form: Form,
+pub(super) struct TensorRule {
+    /// Name in the folder, without the layer's prefix; `{}` is the number of an expert or head.
+    pub(super) source: &'static str,
+    /// Name in the GGUF file. A name with a dot is complete and gets no suffix; a final dot is
+    /// removed. An empty name means that the tensor is not imported.
+    pub(super) target: &'static str,
+    /// Names in the GGUF file if the tensor becomes several; `target` is empty then.
+    pub(super) targets: &'static [&'static str],
+    pub(super) split: RowSplit,
+    pub(super) layout: SourceLayout,
 }
 
-/// What stands where within the rows of a tensor.
+/// How the rows of a tensor are split into parts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Cut {
-    /// One thing.
-    Whole,
-    /// Pieces of one size, one behind the other.
-    Behind,
-    /// Pieces in turns, row by row.
-    Turns,
+pub(super) enum RowSplit {
+    /// One part in its own order.
+    Unsplit,
+    /// Consecutive parts of equal size, one for each target.
+    EqualParts,
+    /// Row `i` belongs to target `i % targets`.
+    Interleaved,
     /// All queries, all keys, all values.
     Qkv,
-    /// The same behind gates, of which there are as many as queries.
+    /// All gates (as many rows as queries), all queries, all keys, all values.
     GatedQkv,
-    /// For each key head its queries, its key and its value.
-    Grouped,
-    /// Heads of queries in turns: the first of each key head, then the second of each.
-    Crossed,
+    /// For each key head: its query heads, its key, its value.
+    QkvPerKvHead,
+    /// Query heads interleaved by key head: the first of each key head, then the second of each.
+    InterleavedQueryHeads,
 }
 
-/// What lies how.
+/// How the values of a tensor are laid out in the folder, relative to rows of outputs by columns of
+/// inputs.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Form {
+pub(super) enum SourceLayout {
     Plain,
-    /// Inputs before outputs.
-    Turned,
-    /// What is cut and changes places are columns.
-    Across,
-    /// The matrices of all experts as one, their rows one behind the other.
-    Stacked,
-    /// The same, inputs before outputs.
-    StackedTurned,
-    /// Without dimensions of one.
+    /// Dimensions are inputs, outputs.
+    Transposed,
+    /// The split applies to columns instead of rows.
+    ColumnWise,
+    /// The matrices of all experts are one matrix, stacked by rows.
+    StackedExperts,
+    /// The same, each expert's matrix with dimensions inputs, outputs.
+    StackedExpertsTransposed,
+    /// Dimensions of size one are removed.
     Squeezed,
-    /// Without dimensions of one, between two of one.
-    Lifted,
-    /// A vector as a column.
-    Column,
-    /// A vector as a row for each group.
-    Grouped,
-    /// All values as one vector.
-    Flat,
+    /// Dimensions of size one are removed, then `[rows, columns]` becomes `[1, rows, 1, columns]`.
+    SqueezedToRank4,
+    /// A vector becomes a matrix of one column.
+    ColumnVector,
+    /// A vector becomes a matrix of one row a group.
+    GroupRows,
+    /// All values become one vector.
+    Flattened,
 }
 
-/// Sizes that tensors are checked against and cut by.
+/// Dimensions of a model that tensors are checked against and split by.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Sizes {
+pub(super) struct Dimensions {
     pub(super) layers: u32,
     pub(super) heads: u32,
     pub(super) kv_heads: u32,
-    /// Values of a head.
-    pub(super) head: u32,
-    /// Groups of states.
+    /// Values of an attention head.
+    pub(super) head_dim: u32,
+    /// Groups of a state-space layer (`mamba_n_groups`).
     pub(super) groups: u32,
     pub(super) experts: u32,
 }
 
-/// A tensor under its own name.
-pub(super) const fn one(there: &'static str, here: &'static str) -> Rule {
-    Rule { there, here, pieces: &[], cut: Cut::Whole, form: Form::Plain }
+/// A tensor that only gets another name.
+pub(super) const fn rename(source: &'static str, target: &'static str) -> TensorRule {
+    TensorRule {
+        source,
+        target,
+        targets: &[],
+        split: RowSplit::Unsplit,
+        layout: SourceLayout::Plain,
+    }
 }
 
 /// A tensor that becomes several.
-pub(super) const fn pieces(there: &'static str, cut: Cut, pieces: &'static [&'static str]) -> Rule {
-    Rule { there, here: "", pieces, cut, form: Form::Plain }
+pub(super) const fn split(
+    source: &'static str,
+    split: RowSplit,
+    targets: &'static [&'static str],
+) -> TensorRule {
+    TensorRule { source, target: "", targets, split, layout: SourceLayout::Plain }
 }
 
-/// A tensor whose parts come behind one another here.
-pub(super) const fn gathered(there: &'static str, cut: Cut, here: &'static str) -> Rule {
-    Rule { there, here, pieces: &[], cut, form: Form::Plain }
+/// A tensor whose parts are concatenated in the order of `split` in one target.
+pub(super) const fn reorder(
+    source: &'static str,
+    split: RowSplit,
+    target: &'static str,
+) -> TensorRule {
+    TensorRule { source, target, targets: &[], split, layout: SourceLayout::Plain }
 }
 
-/// A tensor that is not needed.
-pub(super) const fn aside(there: &'static str) -> Rule {
-    one(there, "")
+/// A tensor that is not imported.
+pub(super) const fn ignore(source: &'static str) -> TensorRule {
+    rename(source, "")
 }
 
 /// Some rows of a tensor.
-pub(super) struct Slice {
+pub(super) struct RowSlice {
+    /// Number of rows.
     pub(super) rows: u64,
-    pub(super) step: Step,
+    pub(super) mapping: RowMapping,
 }
 
-impl Rule {
-    pub(super) const fn form(self, form: Form) -> Self {
-        Self { form, ..self }
+impl TensorRule {
+    pub(super) const fn with_layout(self, layout: SourceLayout) -> Self {
+        Self { layout, ..self }
     }
 
-    /// Whether it is about one tensor of many, each with a number.
+    /// Whether the rule matches many tensors that differ by a number.
     pub(super) fn is_numbered(&self) -> bool {
-        self.there.contains("{}")
+        self.source.contains("{}")
     }
 
-    /// What stands behind the name there, where the rule knows it.
-    pub(super) fn end<'n>(&self, name: &'n str) -> Option<&'n str> {
-        match name.strip_prefix(self.there)? {
+    /// The suffix (`.weight` or `.bias`) of a source name that the rule matches.
+    pub(super) fn suffix<'n>(&self, name: &'n str) -> Option<&'n str> {
+        match name.strip_prefix(self.source)? {
             "" => Some(".weight"),
-            end @ (".weight" | ".bias") => Some(end),
+            suffix @ (".weight" | ".bias") => Some(suffix),
             _ => None,
         }
     }
 
-    /// The names here of a tensor with such an end.
-    pub(super) fn names(&self, end: &str) -> Vec<String> {
-        let whole = std::slice::from_ref(&self.here);
-        let names = if self.pieces.is_empty() { whole } else { self.pieces };
+    /// The names in the GGUF file of a source tensor with a suffix.
+    pub(super) fn target_names(&self, suffix: &str) -> Vec<String> {
+        let single = std::slice::from_ref(&self.target);
+        let names = if self.targets.is_empty() { single } else { self.targets };
         let full = |name: &&str| match name.strip_suffix('.') {
             Some(name) => name.to_owned(),
             None if name.contains('.') => (*name).to_owned(),
-            None => format!("{name}{end}"),
+            None => format!("{name}{suffix}"),
         };
         names.iter().filter(|name| !name.is_empty()).map(full).collect()
     }
 
-    /// What its rows, so many of each matrix, are cut into; nothing where they do not go up.
-    pub(super) fn slices(&self, rows: u64, sizes: &Sizes) -> Option<Vec<Slice>> {
-        let window = |each: u64, from: u64, take: u64| Step::Window { each, from, take };
-        let head = u64::from(sizes.head);
-        let (queries, keys) = (u64::from(sizes.heads) * head, u64::from(sizes.kv_heads) * head);
-        let slices: Vec<Slice> = match self.cut {
-            Cut::Whole => return Some(vec![Slice { rows, step: Step::Same }]),
-            Cut::Behind => {
-                let take = rows / self.pieces.len().max(1) as u64;
-                let of = |i| Slice { rows: take, step: window(rows, i * take, take) };
-                (0..self.pieces.len() as u64).map(of).collect()
+    /// Splits a matrix of `rows` rows. Returns `None` if the split does not cover the rows exactly.
+    pub(super) fn row_slices(&self, rows: u64, dims: &Dimensions) -> Option<Vec<RowSlice>> {
+        let window =
+            |period: u64, offset: u64, count: u64| RowMapping::Window { period, offset, count };
+        let head_dim = u64::from(dims.head_dim);
+        let (queries, keys) =
+            (u64::from(dims.heads) * head_dim, u64::from(dims.kv_heads) * head_dim);
+        let slices: Vec<RowSlice> = match self.split {
+            RowSplit::Unsplit => {
+                return Some(vec![RowSlice { rows, mapping: RowMapping::Identity }]);
             }
-            Cut::Turns => {
-                let step = self.pieces.len().max(1) as u64;
-                let of = |first| Slice { rows: rows / step, step: Step::Every { step, first } };
-                (0..step).map(of).collect()
+            RowSplit::EqualParts => {
+                let count = rows / self.targets.len().max(1) as u64;
+                let part = |i| RowSlice { rows: count, mapping: window(rows, i * count, count) };
+                (0..self.targets.len() as u64).map(part).collect()
             }
-            Cut::Qkv => [(0, queries), (queries, keys), (queries + keys, keys)]
-                .map(|(from, take)| Slice { rows: take, step: window(rows, from, take) })
+            RowSplit::Interleaved => {
+                let step = self.targets.len().max(1) as u64;
+                let part = |first| RowSlice {
+                    rows: rows / step,
+                    mapping: RowMapping::Strided { step, first },
+                };
+                (0..step).map(part).collect()
+            }
+            RowSplit::Qkv => [(0, queries), (queries, keys), (queries + keys, keys)]
+                .map(|(offset, count)| RowSlice {
+                    rows: count,
+                    mapping: window(rows, offset, count),
+                })
                 .into(),
-            Cut::GatedQkv => {
-                let each = [queries, queries, keys, keys];
-                let from = |at: usize| each[..at].iter().sum::<u64>();
+            RowSplit::GatedQkv => {
+                let counts = [queries, queries, keys, keys];
+                let offset = |at: usize| counts[..at].iter().sum::<u64>();
                 (0..4)
-                    .map(|at| Slice { rows: each[at], step: window(rows, from(at), each[at]) })
+                    .map(|at| RowSlice {
+                        rows: counts[at],
+                        mapping: window(rows, offset(at), counts[at]),
+                    })
                     .collect()
             }
-            Cut::Crossed => {
-                let groups = u64::from(sizes.kv_heads);
-                let each = u64::from(sizes.heads) / groups.max(1);
-                let is_whole = queries == rows && groups * each == u64::from(sizes.heads);
-                let slice = Slice { rows, step: Step::Crossed { groups, each, head } };
-                return is_whole.then(|| vec![slice]).filter(|_| rows > 0);
+            RowSplit::InterleavedQueryHeads => {
+                let groups = u64::from(dims.kv_heads);
+                let heads_per_group = u64::from(dims.heads) / groups.max(1);
+                let fits = queries == rows && groups * heads_per_group == u64::from(dims.heads);
+                let mapping = RowMapping::GroupHeads { groups, heads_per_group, head_dim };
+                return fits.then(|| vec![RowSlice { rows, mapping }]).filter(|_| rows > 0);
             }
-            Cut::Grouped => {
-                if sizes.kv_heads == 0 || !sizes.heads.is_multiple_of(sizes.kv_heads) {
+            RowSplit::QkvPerKvHead => {
+                if dims.kv_heads == 0 || !dims.heads.is_multiple_of(dims.kv_heads) {
                     return None;
                 }
-                let group = queries / u64::from(sizes.kv_heads);
-                let each = group + 2 * head;
-                [(0, group, queries), (group, head, keys), (group + head, head, keys)]
-                    .map(|(from, take, rows)| Slice { rows, step: window(each, from, take) })
-                    .into()
+                let group_queries = queries / u64::from(dims.kv_heads);
+                let period = group_queries + 2 * head_dim;
+                [
+                    (0, group_queries, queries),
+                    (group_queries, head_dim, keys),
+                    (group_queries + head_dim, head_dim, keys),
+                ]
+                .map(|(offset, count, rows)| RowSlice {
+                    rows,
+                    mapping: window(period, offset, count),
+                })
+                .into()
             }
         };
-        let goes_up = slices.iter().map(|slice| slice.rows).sum::<u64>() == rows;
-        (goes_up && slices.iter().all(|slice| slice.rows > 0)).then_some(slices)
+        let covers_rows = slices.iter().map(|slice| slice.rows).sum::<u64>() == rows;
+        (covers_rows && slices.iter().all(|slice| slice.rows > 0)).then_some(slices)
     }
 }
 
@@ -185,47 +222,55 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_keep_their_ends() {
-        let rule = one("attn.q", "attn_q");
-        assert_eq!(rule.end("attn.q.bias"), Some(".bias"));
-        assert_eq!(rule.end("attn.q"), Some(".weight"));
-        assert_eq!((rule.end("attn.q_norm.weight"), rule.end("attn.q.scales")), (None, None));
-        assert_eq!(rule.names(".bias"), ["attn_q.bias"]);
+    fn names_keep_their_suffixes() {
+        let rule = rename("attn.q", "attn_q");
+        assert_eq!(rule.suffix("attn.q.bias"), Some(".bias"));
+        assert_eq!(rule.suffix("attn.q"), Some(".weight"));
+        assert_eq!((rule.suffix("attn.q_norm.weight"), rule.suffix("attn.q.scales")), (None, None));
+        assert_eq!(rule.target_names(".bias"), ["attn_q.bias"]);
         assert_eq!(
-            one("gate.expert_bias", "exp_probs_b.bias").names(".weight"),
+            rename("gate.expert_bias", "exp_probs_b.bias").target_names(".weight"),
             ["exp_probs_b.bias"]
         );
-        assert_eq!(one("bias", "exp_probs_b.").names(".weight"), ["exp_probs_b"]);
+        assert_eq!(rename("bias", "exp_probs_b.").target_names(".weight"), ["exp_probs_b"]);
         assert_eq!(
-            pieces("up", Cut::Behind, &["a", "b"]).names(".weight"),
+            split("up", RowSplit::EqualParts, &["a", "b"]).target_names(".weight"),
             ["a.weight", "b.weight"]
         );
-        assert!(aside("x").names(".weight").is_empty());
+        assert!(ignore("x").target_names(".weight").is_empty());
     }
 
     #[test]
-    fn rows_are_cut_where_they_go_up() {
-        let sizes = Sizes { heads: 4, kv_heads: 2, head: 8, ..Sizes::default() };
-        let of = |cut, rows| {
-            let slices = pieces("x", cut, &["q", "k", "v"]).slices(rows, &sizes)?;
-            Some(slices.iter().map(|slice| (slice.rows, slice.step)).collect::<Vec<_>>())
+    fn splits_cover_all_rows_or_are_rejected() {
+        let dims = Dimensions { heads: 4, kv_heads: 2, head_dim: 8, ..Dimensions::default() };
+        let split_rows = |kind, rows| {
+            let slices = split("x", kind, &["q", "k", "v"]).row_slices(rows, &dims)?;
+            Some(slices.iter().map(|slice| (slice.rows, slice.mapping)).collect::<Vec<_>>())
         };
-        let window = |each, from, take| Step::Window { each, from, take };
+        let window = |period, offset, count| RowMapping::Window { period, offset, count };
         let qkv = vec![(32, window(64, 0, 32)), (16, window(64, 32, 16)), (16, window(64, 48, 16))];
-        assert_eq!(of(Cut::Qkv, 64), Some(qkv));
+        assert_eq!(split_rows(RowSplit::Qkv, 64), Some(qkv));
         let grouped =
             vec![(32, window(32, 0, 16)), (16, window(32, 16, 8)), (16, window(32, 24, 8))];
-        assert_eq!(of(Cut::Grouped, 64), Some(grouped));
-        let slices = pieces("x", Cut::GatedQkv, &["g", "q", "k", "v"]).slices(96, &sizes).unwrap();
-        let gated: Vec<_> = slices.iter().map(|slice| (slice.rows, slice.step)).collect();
+        assert_eq!(split_rows(RowSplit::QkvPerKvHead, 64), Some(grouped));
+        let slices =
+            split("x", RowSplit::GatedQkv, &["g", "q", "k", "v"]).row_slices(96, &dims).unwrap();
+        let gated: Vec<_> = slices.iter().map(|slice| (slice.rows, slice.mapping)).collect();
         let parts = [(0, 32), (32, 32), (64, 16), (80, 16)];
-        assert_eq!(gated, parts.map(|(from, take)| (take, window(96, from, take))));
-        let odd = Sizes { heads: 1, kv_heads: 2, head: 1, ..Sizes::default() };
-        assert!(gathered("x", Cut::Grouped, "y").slices(5, &odd).is_none());
+        assert_eq!(gated, parts.map(|(offset, count)| (count, window(96, offset, count))));
+        let uneven = Dimensions { heads: 1, kv_heads: 2, head_dim: 1, ..Dimensions::default() };
+        assert!(reorder("x", RowSplit::QkvPerKvHead, "y").row_slices(5, &uneven).is_none());
         assert_eq!(
-            (of(Cut::Grouped, 60), of(Cut::Behind, 64), of(Cut::Qkv, 0)),
+            (
+                split_rows(RowSplit::QkvPerKvHead, 60),
+                split_rows(RowSplit::EqualParts, 64),
+                split_rows(RowSplit::Qkv, 0)
+            ),
             (None, None, None)
         );
-        assert_eq!(of(Cut::Turns, 6).unwrap()[1], (2, Step::Every { step: 3, first: 1 }));
+        assert_eq!(
+            split_rows(RowSplit::Interleaved, 6).unwrap()[1],
+            (2, RowMapping::Strided { step: 3, first: 1 })
+        );
     }
 }

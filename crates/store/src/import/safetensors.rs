@@ -1,8 +1,9 @@
-//! Reading safetensors: a header of JSON, then the data of all tensors without gaps.
+//! Reader of safetensors files: a JSON header, then the data of all tensors without gaps.
 //!
 //! ```text
 //! u64     length of the header, little-endian, at most 100 MB
-//! header  {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, …, "__metadata__": {…}}
+//! header  {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, …,
+//!          "__metadata__": {…}}
 //! data    offsets count from here
 //! ```
 
@@ -17,10 +18,10 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use super::ImportError;
 
-/// The most bytes of a header, which other readers have too.
+/// Size limit of a header, as in other readers of the format.
 const HEADER_LIMIT: u64 = 100_000_000;
 
-/// Types of elements.
+/// Element types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[allow(missing_docs, non_camel_case_types)] // the format's own names
 pub enum Dtype {
@@ -43,7 +44,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Bytes of an element.
+    /// Size of an element in bytes.
     pub fn size(self) -> u64 {
         use Dtype::*;
         match self {
@@ -58,15 +59,15 @@ impl Dtype {
 /// A tensor of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorEntry {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its type.
+    /// Element type.
     pub dtype: Dtype,
-    /// Its dimensions, slowest first.
+    /// Dimensions, slowest first.
     pub shape: Vec<u64>,
-    /// Bytes from the start of the data.
+    /// Offset in bytes from the start of the data section.
     pub start: u64,
-    /// Bytes of its data.
+    /// Size of the data in bytes.
     pub size: u64,
 }
 
@@ -77,7 +78,7 @@ impl TensorEntry {
     }
 }
 
-/// An open file whose header has been checked against its length.
+/// An open file with a validated header.
 #[derive(Debug)]
 pub struct SafeTensors {
     name: String,
@@ -86,7 +87,7 @@ pub struct SafeTensors {
     tensors: BTreeMap<String, TensorEntry>,
 }
 
-/// What the header says of a tensor.
+/// A tensor's entry in the header.
 #[derive(Deserialize)]
 struct RawEntry {
     dtype: Dtype,
@@ -94,7 +95,7 @@ struct RawEntry {
     data_offsets: (u64, u64),
 }
 
-/// The header's entries in the order of the file, so that a name which occurs twice is seen.
+/// Entries in the order of the header, to detect duplicate names.
 struct Entries(Vec<(String, RawEntry)>);
 
 impl<'de> Deserialize<'de> for Entries {
@@ -124,10 +125,10 @@ impl<'de> Deserialize<'de> for Entries {
 }
 
 impl SafeTensors {
-    /// Opens a file; `name` is what messages call it.
+    /// Opens a file; error messages show `name`.
     ///
     /// # Errors
-    /// Everything in the header that does not fit the file.
+    /// The file cannot be read, or its header is invalid or does not match the file's size.
     pub fn open(name: &str, path: &Path) -> Result<Self, ImportError> {
         let bad = |reason: String| ImportError::Safetensors { file: name.to_owned(), reason };
         let mut file = File::open(path).map_err(|e| bad(e.to_string()))?;
@@ -154,7 +155,7 @@ impl SafeTensors {
         })
     }
 
-    /// What messages call it.
+    /// The name that error messages show.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -170,10 +171,10 @@ impl SafeTensors {
         self.tensors.get(name)
     }
 
-    /// Fills a buffer with a tensor's bytes from one on.
+    /// Fills a buffer with a tensor's bytes, beginning at `from`.
     ///
     /// # Errors
-    /// The tensor has not so many, or the file cannot be read (any more).
+    /// The tensor is too small, or the file cannot be read.
     pub fn read_at(
         &self,
         tensor: &TensorEntry,
@@ -193,10 +194,10 @@ impl SafeTensors {
         file.read_exact(out).map_err(|e| bad(e.to_string()))
     }
 
-    /// Hands out a tensor's bytes in pieces of whole elements.
+    /// Passes a tensor's bytes to `take` in chunks of whole elements.
     ///
     /// # Errors
-    /// The file cannot be read (any more), or `take` fails.
+    /// The file cannot be read, or `take` fails.
     pub fn read<E: From<ImportError>>(
         &self,
         tensor: &TensorEntry,
@@ -220,7 +221,7 @@ impl SafeTensors {
     }
 }
 
-/// Sizes follow from shapes, and the tensors fill the data exactly.
+/// Checks that sizes match shapes, and that the tensors fill the data section exactly.
 fn check(
     entries: Vec<(String, RawEntry)>,
     data_len: u64,
@@ -228,7 +229,7 @@ fn check(
     let mut tensors = BTreeMap::new();
     for (name, RawEntry { dtype, shape, data_offsets: (start, end) }) in entries {
         let size = shape.iter().try_fold(dtype.size(), |size, &dim| size.checked_mul(dim));
-        let label = crate::name::shown(&name);
+        let label = crate::name::escape_for_message(&name);
         let size = size.ok_or_else(|| {
             format!("tensor {label}: the size of {shape:?} does not fit in 64 bits")
         })?;
@@ -251,7 +252,7 @@ fn check(
     order.sort_by_key(|tensor| (tensor.start, tensor.size));
     let mut at = 0;
     for tensor in order {
-        let label = crate::name::shown(&tensor.name);
+        let label = crate::name::escape_for_message(&tensor.name);
         match tensor.start {
             start if start > at => {
                 return Err(format!(

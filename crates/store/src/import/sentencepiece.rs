@@ -1,76 +1,78 @@
-//! `tokenizer.model`: a message in protocol buffers' encoding, of which few fields matter.
+//! Reads `tokenizer.model`, a protocol-buffer message. Only these fields are read:
 //!
 //! ```text
-//! 1  piece, repeated: { 1 text, 2 score (f32), 3 kind (1 where it is not there) }
-//! 2  trainer:         { 3 how it cuts (1, by the sum of scores, where it is not there) }
-//! 3  normalizer:      { 2 replacements, 3 whether a space comes first, 4 whether blanks side by side are one (both true where
-//!                       they are not there) }
+//! 1  piece, repeated: { 1 text, 2 score (f32), 3 type (default 1) }
+//! 2  trainer:         { 3 model type (1 unigram, the default; 2 byte-pair encoding) }
+//! 3  normalizer:      { 2 precompiled character map, 3 add a space prefix (default true),
+//!                       4 merge consecutive spaces (default true) }
 //! ```
 
-use super::unigram::Unigram;
+use super::unigram::NormalizerSettings;
 use super::vocabulary::{NORMAL, Token};
-use super::{Folder, ImportError};
+use super::{ImportError, ModelFolder};
 use crate::error::StoreError;
 use crate::files::read_limited;
 
-/// More than any vocabulary has.
-const LIMIT_BYTES: u64 = 256 << 20;
+/// Size limit of the file; real ones are far smaller.
+const MAX_FILE_BYTES: u64 = 256 << 20;
 
-/// What else such a file says.
+/// Settings of the tokenizer.
 #[derive(Debug, PartialEq)]
-pub(super) struct Found {
-    /// What becomes of a text before it is cut.
-    pub(super) normalizer: Unigram,
-    /// Whether a text is cut by the sum of scores.
+pub(super) struct TokenizerSettings {
+    /// Normalization of a text before it is tokenized.
+    pub(super) normalizer: NormalizerSettings,
+    /// Whether the model type is unigram.
     pub(super) is_unigram: bool,
 }
 
-/// The tokens of an embedding of so many rows, and what else the file says.
+/// Reads the tokens of an embedding with `rows` rows, and the settings.
 pub(super) fn read(
-    folder: &Folder<'_>,
+    folder: &ModelFolder<'_>,
     file: &str,
     rows: usize,
-) -> Result<(Vec<Option<Token>>, Found), StoreError> {
+) -> Result<(Vec<Option<Token>>, TokenizerSettings), StoreError> {
     let file = file.to_owned();
     let path = folder.path(&file).ok_or_else(|| ImportError::FileMissing(file.clone()))?;
-    let bytes = read_limited(path, LIMIT_BYTES)?;
+    let bytes = read_limited(path, MAX_FILE_BYTES)?;
     parse(&bytes, rows).ok_or_else(|| {
         let reason = "not a vocabulary of SentencePiece, or cut short".to_owned();
         ImportError::Tokenizer { file, reason }.into()
     })
 }
 
-fn parse(bytes: &[u8], rows: usize) -> Option<(Vec<Option<Token>>, Found)> {
+fn parse(bytes: &[u8], rows: usize) -> Option<(Vec<Option<Token>>, TokenizerSettings)> {
     let mut tokens = vec![None; rows];
-    let normalizer = Unigram { has_prefix: true, merges_spaces: true, charsmap: None };
-    let (mut count, mut found) = (0, Found { normalizer, is_unigram: true });
-    let mut fields = Fields(bytes);
+    let normalizer = NormalizerSettings { has_prefix: true, merges_spaces: true, charsmap: None };
+    let (mut count, mut found) = (0, TokenizerSettings { normalizer, is_unigram: true });
+    let mut fields = ProtobufFields(bytes);
     while let Some((number, field)) = fields.next()? {
         match (number, field) {
-            (1, Field::Bytes(piece)) => {
-                // Pieces beyond the embedding are ones that the model never sees.
+            (1, ProtobufValue::Bytes(piece)) => {
+                // The model cannot produce ids beyond its embedding.
                 if let Some(slot) = tokens.get_mut(count) {
-                    *slot = Some(token(piece)?);
+                    *slot = Some(parse_token(piece)?);
                 }
                 count += 1;
             }
-            (2, Field::Bytes(trainer)) => {
-                let mut fields = Fields(trainer);
+            (2, ProtobufValue::Bytes(trainer)) => {
+                let mut fields = ProtobufFields(trainer);
                 while let Some((number, field)) = fields.next()? {
-                    if let (3, Field::Number(kind)) = (number, field) {
+                    if let (3, ProtobufValue::Number(kind)) = (number, field) {
                         found.is_unigram = kind == 1;
                     }
                 }
             }
-            (3, Field::Bytes(normalizer)) => {
-                let mut fields = Fields(normalizer);
+            (3, ProtobufValue::Bytes(normalizer)) => {
+                let mut fields = ProtobufFields(normalizer);
                 while let Some((number, field)) = fields.next()? {
                     match (number, field) {
-                        (2, Field::Bytes(map)) if !map.is_empty() => {
+                        (2, ProtobufValue::Bytes(map)) if !map.is_empty() => {
                             found.normalizer.charsmap = Some(map.to_vec());
                         }
-                        (3, Field::Number(flag)) => found.normalizer.has_prefix = flag != 0,
-                        (4, Field::Number(flag)) => found.normalizer.merges_spaces = flag != 0,
+                        (3, ProtobufValue::Number(flag)) => found.normalizer.has_prefix = flag != 0,
+                        (4, ProtobufValue::Number(flag)) => {
+                            found.normalizer.merges_spaces = flag != 0
+                        }
                         _ => {}
                     }
                 }
@@ -81,14 +83,16 @@ fn parse(bytes: &[u8], rows: usize) -> Option<(Vec<Option<Token>>, Found)> {
     (count > 0).then_some((tokens, found))
 }
 
-fn token(piece: &[u8]) -> Option<Token> {
+fn parse_token(piece: &[u8]) -> Option<Token> {
     let mut token = Token { text: String::new(), kind: NORMAL, score: 0.0 };
-    let mut fields = Fields(piece);
+    let mut fields = ProtobufFields(piece);
     while let Some((number, field)) = fields.next()? {
         match (number, field) {
-            (1, Field::Bytes(text)) => token.text = std::str::from_utf8(text).ok()?.to_owned(),
-            (2, Field::Word(bits)) => token.score = f32::from_bits(bits),
-            (3, Field::Number(kind)) => {
+            (1, ProtobufValue::Bytes(text)) => {
+                token.text = std::str::from_utf8(text).ok()?.to_owned()
+            }
+            (2, ProtobufValue::Word(bits)) => token.score = f32::from_bits(bits),
+            (3, ProtobufValue::Number(kind)) => {
                 token.kind = i32::try_from(kind).ok().filter(|k| (1..=6).contains(k))?
             }
             _ => {}
@@ -97,35 +101,36 @@ fn token(piece: &[u8]) -> Option<Token> {
     Some(token)
 }
 
-/// A value of a message.
-enum Field<'a> {
+/// A value of a protocol-buffer field.
+enum ProtobufValue<'a> {
     Number(u64),
     Word(u32),
     Bytes(&'a [u8]),
     Other,
 }
 
-/// The fields of a message that are left.
-struct Fields<'a>(&'a [u8]);
+/// The unread fields of a message.
+struct ProtobufFields<'a>(&'a [u8]);
 
-impl<'a> Fields<'a> {
-    /// The next field and its number; outer nothing for bytes that are no message, inner nothing at the end.
-    fn next(&mut self) -> Option<Option<(u64, Field<'a>)>> {
+impl<'a> ProtobufFields<'a> {
+    /// Reads the next field and its number. Returns `Some(None)` at the end, and `None` for an
+    /// invalid message.
+    fn next(&mut self) -> Option<Option<(u64, ProtobufValue<'a>)>> {
         if self.0.is_empty() {
             return Some(None);
         }
         let key = self.number()?;
         let field = match key & 7 {
-            0 => Field::Number(self.number()?),
+            0 => ProtobufValue::Number(self.number()?),
             1 => {
                 self.bytes(8)?;
-                Field::Other
+                ProtobufValue::Other
             }
             2 => {
                 let len = usize::try_from(self.number()?).ok()?;
-                Field::Bytes(self.bytes(len)?)
+                ProtobufValue::Bytes(self.bytes(len)?)
             }
-            5 => Field::Word(u32::from_le_bytes(self.bytes(4)?.try_into().ok()?)),
+            5 => ProtobufValue::Word(u32::from_le_bytes(self.bytes(4)?.try_into().ok()?)),
             _ => return None,
         };
         Some(Some((key >> 3, field)))
@@ -137,7 +142,7 @@ impl<'a> Fields<'a> {
         Some(bytes)
     }
 
-    /// Seven bits a byte, the lowest first.
+    /// A varint: seven bits a byte, the lowest first.
     fn number(&mut self) -> Option<u64> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {
@@ -169,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_have_texts_scores_and_kinds() {
+    fn tokens_have_texts_scores_and_types() {
         let file = [piece("<unk>", 0.0, Some(2)), piece("▁a", -1.5, None), field(3, &[3 << 3, 0])]
             .concat();
         let (tokens, found) = parse(&file, 3).unwrap();
@@ -196,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_refused() {
+    fn invalid_messages_are_rejected() {
         for bytes in [&b""[..], b"\x0a\x7f", b"IQ== 0\nIg== 1\n", &[0xff; 12]] {
             assert_eq!(parse(bytes, 4), None);
         }

@@ -1,5 +1,5 @@
-//! Unigram vocabularies of `tokenizer.json`, as XLM-R and the embedders made of it have them: pieces with scores, and
-//! tables that normalise a text.
+//! Unigram vocabularies of `tokenizer.json`, which XLM-R and embedding models derived from it have:
+//! tokens with scores, and normalization of texts.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -7,19 +7,22 @@ use serde_json::Value as JsonValue;
 
 use super::vocabulary::{NORMAL, Token, UNKNOWN};
 
-/// What else such a vocabulary says.
+/// Normalization of texts.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Unigram {
-    /// Whether a blank comes first.
+pub(super) struct NormalizerSettings {
+    /// Whether a space is added before the text.
     pub(super) has_prefix: bool,
-    /// Whether blanks side by side are one.
+    /// Whether consecutive spaces become one.
     pub(super) merges_spaces: bool,
-    /// Replacements of characters, in SentencePiece's own form.
+    /// Precompiled character map in SentencePiece's format.
     pub(super) charsmap: Option<Vec<u8>>,
 }
 
-/// The tokens of an embedding of so many rows.
-pub(super) fn read(json: &JsonValue, rows: usize) -> Result<(Vec<Option<Token>>, Unigram), String> {
+/// Reads the tokens of an embedding with `rows` rows, and the normalization.
+pub(super) fn read(
+    json: &JsonValue,
+    rows: usize,
+) -> Result<(Vec<Option<Token>>, NormalizerSettings), String> {
     let model = json.get("model").ok_or("`model` is missing")?;
     let vocab =
         model.get("vocab").and_then(JsonValue::as_array).ok_or("`model.vocab` is no list")?;
@@ -45,9 +48,9 @@ pub(super) fn read(json: &JsonValue, rows: usize) -> Result<(Vec<Option<Token>>,
                 .into(),
         );
     }
-    let mut found = Unigram::default();
+    let mut found = NormalizerSettings::default();
     for step in steps(json.get("normalizer"), "normalizers") {
-        normalizer(step, &mut found)?;
+        apply_normalizer(step, &mut found)?;
     }
     for step in steps(json.get("pre_tokenizer"), "pretokenizers") {
         match kind(step) {
@@ -56,7 +59,7 @@ pub(super) fn read(json: &JsonValue, rows: usize) -> Result<(Vec<Option<Token>>,
             other => {
                 return Err(format!(
                     "its pre-tokenizer {} is not known",
-                    crate::name::shown(other)
+                    crate::name::escape_for_message(other)
                 ));
             }
         }
@@ -64,25 +67,30 @@ pub(super) fn read(json: &JsonValue, rows: usize) -> Result<(Vec<Option<Token>>,
     Ok((tokens, found))
 }
 
-fn normalizer(step: &JsonValue, found: &mut Unigram) -> Result<(), String> {
+fn apply_normalizer(step: &JsonValue, found: &mut NormalizerSettings) -> Result<(), String> {
     match kind(step) {
         "Precompiled" => {
             let text = step.get("precompiled_charsmap").and_then(JsonValue::as_str);
             let bytes = text.and_then(|text| STANDARD.decode(text).ok());
             found.charsmap = Some(bytes.ok_or("`precompiled_charsmap` is no base64")?);
         }
-        // Blanks side by side become one.
+        // Consecutive spaces become one.
         "Replace" if step.pointer("/pattern/Regex").is_some_and(|regex| regex == " {2,}") => {
             found.merges_spaces = true;
         }
-        // Blanks around the text fall away when those side by side do.
+        // Merging consecutive spaces also removes spaces around the text.
         "Strip" => {}
-        other => return Err(format!("its normalizer {} is not known", crate::name::shown(other))),
+        other => {
+            return Err(format!(
+                "its normalizer {} is not known",
+                crate::name::escape_for_message(other)
+            ));
+        }
     }
     Ok(())
 }
 
-/// A step, or the steps of a sequence.
+/// The steps of a sequence, or the single step.
 fn steps<'a>(value: Option<&'a JsonValue>, list: &str) -> Vec<&'a JsonValue> {
     let Some(value) = value.filter(|value| !value.is_null()) else { return Vec::new() };
     match value.get(list).and_then(JsonValue::as_array) {
@@ -95,7 +103,7 @@ fn kind(step: &JsonValue) -> &str {
     step.get("type").and_then(JsonValue::as_str).unwrap_or_default()
 }
 
-/// Newer files say when a blank comes first, older ones whether it does.
+/// Newer files have `prepend_scheme`, older ones a boolean.
 fn has_prefix(step: &JsonValue) -> bool {
     match step.get("prepend_scheme").and_then(JsonValue::as_str) {
         Some(scheme) => scheme != "never",
@@ -121,10 +129,13 @@ mod tests {
     }
 
     #[test]
-    fn pieces_scores_and_tables_are_read() {
+    fn tokens_and_normalization_are_read() {
         let (tokens, unigram) = read(&tokenizer(|_| {}), 4).unwrap();
-        let found =
-            Unigram { has_prefix: true, merges_spaces: true, charsmap: Some(vec![1, 2, 3]) };
+        let found = NormalizerSettings {
+            has_prefix: true,
+            merges_spaces: true,
+            charsmap: Some(vec![1, 2, 3]),
+        };
         assert_eq!(unigram, found);
         let of = |text: &str, kind, score| Some(Token { text: text.into(), kind, score });
         assert_eq!(
@@ -140,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused() {
+    fn unsupported_content_is_rejected() {
         type Edit = fn(&mut JsonValue);
         let cases: [(Edit, &str); 6] = [
             (|json| json["model"]["vocab"] = json!([["a"]]), "no text with its score, at 0"),

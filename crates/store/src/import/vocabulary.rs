@@ -1,4 +1,5 @@
-//! The vocabulary of a decoder: tokens with their kinds, merges or scores, from `tokenizer.model` or `tokenizer.json`.
+//! Vocabulary of a decoder: tokens with types, merges or scores, from `tokenizer.json`,
+//! `tokenizer.model` or other files.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -7,12 +8,12 @@ use std::io::Read;
 use puna_gguf::{Value, Writer};
 use serde_json::Value as JsonValue;
 
-use super::config::Json;
-use super::families::{Family, Words};
-use super::ranks::{self, Ranks};
-use super::special::Special;
-use super::unigram::{self, Unigram};
-use super::{Folder, ImportError, plamo, pretokenizer, sentencepiece};
+use super::config::Config;
+use super::families::{Family, VocabularyKind};
+use super::special_tokens::SpecialTokens;
+use super::tiktoken::{self, TiktokenVocabulary};
+use super::unigram::{self, NormalizerSettings};
+use super::{ImportError, ModelFolder, plamo_vocabulary, pretokenizer, sentencepiece};
 use crate::error::StoreError;
 
 pub(super) const NORMAL: i32 = 1;
@@ -22,14 +23,15 @@ const UNUSED: i32 = 5;
 pub(super) const BYTE: i32 = 6;
 pub(super) const UNKNOWN: i32 = 2;
 
-/// No vocabulary has more tokens.
-const LIMIT: u64 = 1 << 24;
-/// The score of tokens that were added to a vocabulary with scores, and of those that stand for nothing.
+/// Largest number of tokens.
+const MAX_TOKENS: u64 = 1 << 24;
+/// Scores of added tokens and of unused ids, in vocabularies with scores.
 const ADDED_SCORE: f32 = -1000.0;
 const UNUSED_SCORE: f32 = -10000.0;
 
-/// Tokens of Gemma 4 around thoughts and calls, which whoever reads an answer must see.
-const GEMMA4_SHOWN: [&str; 7] = [
+/// Gemma 4's tokens around reasoning and tool calls. Output parsers must see them, so they are not
+/// control tokens.
+const GEMMA4_VISIBLE: [&str; 7] = [
     "<|channel>",
     "<channel|>",
     "<|tool_call>",
@@ -39,7 +41,7 @@ const GEMMA4_SHOWN: [&str; 7] = [
     "<|\"|>",
 ];
 
-/// A token.
+/// A token of a vocabulary.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Token {
     pub(super) text: String,
@@ -47,86 +49,95 @@ pub(super) struct Token {
     pub(super) score: f32,
 }
 
-/// A vocabulary.
+/// Tokens, tokenizer model and special tokens.
 pub(super) struct Vocabulary {
     tokens: Vec<Token>,
-    form: Form,
-    special: Special,
+    model: TokenizerModel,
+    special: SpecialTokens,
 }
 
-/// How texts are cut into tokens.
-enum Form {
-    /// Pairs of neighbours are joined in the order of a list, within words that an expression finds.
-    Merges { pre: &'static str, merges: Vec<String> },
-    /// Neighbours are joined to the token of the best score.
-    Scores { has_prefix: bool },
-    /// Of all ways to cut a text, the one whose scores have the greatest sum.
-    Unigram(Unigram),
-    /// PLaMo's, where scores of the pieces of a text have the greatest sum, too.
+/// Tokenizer model and its data.
+enum TokenizerModel {
+    /// Byte-level byte-pair encoding: a pre-tokenizer and ranked merges.
+    ByteBpe { pre: &'static str, merges: Vec<String> },
+    /// SentencePiece byte-pair encoding: neighbours are joined to the token of the highest score.
+    ScoredBpe { has_prefix: bool },
+    /// Unigram: the segmentation with the highest sum of scores.
+    Unigram(NormalizerSettings),
+    /// PLaMo's model, which also maximizes the sum of scores.
     Plamo,
-    /// Pairs of neighbours are joined in the order of a list, from characters on.
-    Characters { merges: Vec<String> },
+    /// Byte-pair encoding that starts from characters, with ranked merges.
+    CharacterBpe { merges: Vec<String> },
 }
 
 impl Vocabulary {
-    /// Reads the vocabulary of an embedding of so many rows.
+    /// Reads the vocabulary of an embedding with `rows` rows.
     pub(super) fn read(
-        folder: &Folder<'_>,
-        config: &Json,
-        bare_start: bool,
+        folder: &ModelFolder<'_>,
+        config: &Config,
+        omits_space_prefix: bool,
         rows: u64,
     ) -> Result<Self, StoreError> {
-        Self::read_as(folder, config, Words::Usual, (bare_start, None), rows)
+        Self::read_as(folder, config, VocabularyKind::Standard, (omits_space_prefix, None), rows)
     }
 
-    /// The same, of a family with such a kind of vocabulary, and with a name for how ranks cut texts.
+    /// Like [`Vocabulary::read`], for a kind of vocabulary and with the name of the pre-tokenizer
+    /// of tiktoken files.
     pub(super) fn read_as(
-        folder: &Folder<'_>,
-        config: &Json,
-        words: Words,
-        (bare_start, named): (bool, Option<&'static str>),
+        folder: &ModelFolder<'_>,
+        config: &Config,
+        vocabulary_kind: VocabularyKind,
+        (omits_space_prefix, tiktoken_pretokenizer): (bool, Option<&'static str>),
         rows: u64,
     ) -> Result<Self, StoreError> {
         let json = folder.json("tokenizer.json")?;
         let settings = folder.json("tokenizer_config.json")?.unwrap_or_default();
         let bad =
             |reason: String| ImportError::Tokenizer { file: "tokenizer.json".to_owned(), reason };
-        let rows = usize::try_from(rows.min(LIMIT)).unwrap_or(usize::MAX);
-        let (mut tokens, form) =
-            if let Some(file) = pieces(folder, words, json.is_some() || named.is_some())? {
-                let (tokens, found) = sentencepiece::read(folder, file, rows)?;
-                let is_unigram = words == Words::Encoder && found.is_unigram;
-                let form = match is_unigram {
-                    true => Form::Unigram(found.normalizer),
-                    false => Form::Scores { has_prefix: found.normalizer.has_prefix },
-                };
-                (tokens, form)
-            } else if words == Words::Usual && json.is_none() && folder.has(plamo::FILE) {
-                (plamo::read(folder, rows)?, Form::Plamo)
-            } else if words == Words::Usual
-                && json.is_none()
-                && let Some(Ranks { tokens, merges, pre }) = ranks::read(folder, named, rows)?
-            {
-                (tokens, Form::Merges { pre, merges })
-            } else {
-                let json = json.as_ref();
-                let json = json.ok_or_else(|| {
-                    ImportError::FileMissing("tokenizer.json or tokenizer.model".into())
-                })?;
-                from_json(json, words, rows).map_err(bad)?
+        let rows = usize::try_from(rows.min(MAX_TOKENS)).unwrap_or(usize::MAX);
+        let (mut tokens, model) = if let Some(file) = sentencepiece_file(
+            folder,
+            vocabulary_kind,
+            json.is_some() || tiktoken_pretokenizer.is_some(),
+        )? {
+            let (tokens, found) = sentencepiece::read(folder, file, rows)?;
+            let is_unigram = vocabulary_kind == VocabularyKind::Encoder && found.is_unigram;
+            let model = match is_unigram {
+                true => TokenizerModel::Unigram(found.normalizer),
+                false => TokenizerModel::ScoredBpe { has_prefix: found.normalizer.has_prefix },
             };
-        let has_scores = matches!(form, Form::Scores { .. } | Form::Characters { .. });
-        for (id, text, special) in added(folder, json.as_ref(), &settings)? {
-            add(&mut tokens, id, text, special, has_scores);
+            (tokens, model)
+        } else if vocabulary_kind == VocabularyKind::Standard
+            && json.is_none()
+            && folder.has(plamo_vocabulary::FILE)
+        {
+            (plamo_vocabulary::read(folder, rows)?, TokenizerModel::Plamo)
+        } else if vocabulary_kind == VocabularyKind::Standard
+            && json.is_none()
+            && let Some(TiktokenVocabulary { tokens, merges, pre }) =
+                tiktoken::read(folder, tiktoken_pretokenizer, rows)?
+        {
+            (tokens, TokenizerModel::ByteBpe { pre, merges })
+        } else {
+            let json = json.as_ref();
+            let json = json.ok_or_else(|| {
+                ImportError::FileMissing("tokenizer.json or tokenizer.model".into())
+            })?;
+            from_json(json, vocabulary_kind, rows).map_err(bad)?
+        };
+        let has_scores =
+            matches!(model, TokenizerModel::ScoredBpe { .. } | TokenizerModel::CharacterBpe { .. });
+        for (id, text, special) in added_tokens(folder, json.as_ref(), &settings)? {
+            add_token(&mut tokens, id, text, special, has_scores);
         }
-        if words == Words::Gemma4 {
+        if vocabulary_kind == VocabularyKind::Gemma4 {
             for token in
-                tokens.iter_mut().flatten().filter(|token| GEMMA4_SHOWN.contains(&&*token.text))
+                tokens.iter_mut().flatten().filter(|token| GEMMA4_VISIBLE.contains(&&*token.text))
             {
                 token.kind = USER_DEFINED;
             }
         }
-        let filled: Vec<Token> = tokens
+        let all_tokens: Vec<Token> = tokens
             .into_iter()
             .enumerate()
             .map(|(id, token)| {
@@ -135,27 +146,29 @@ impl Vocabulary {
                 token.unwrap_or_else(unused)
             })
             .collect();
-        let special = Special::read(folder, config, json.as_ref(), settings, &filled)?;
-        let form = match form {
-            Form::Scores { has_prefix } => Form::Scores { has_prefix: has_prefix && !bare_start },
+        let special = SpecialTokens::read(folder, config, json.as_ref(), settings, &all_tokens)?;
+        let model = match model {
+            TokenizerModel::ScoredBpe { has_prefix } => {
+                TokenizerModel::ScoredBpe { has_prefix: has_prefix && !omits_space_prefix }
+            }
             other => other,
         };
-        Ok(Self { tokens: filled, form, special })
+        Ok(Self { tokens: all_tokens, model, special })
     }
 
-    /// With what is known of a family: the name of its pre-tokenizer, tokens that end an answer.
-    pub(super) fn of(mut self, family: &Family, config: &Json) -> Self {
-        if let Form::Merges { pre, .. } = &mut self.form {
-            *pre = (family.pre)(pre);
+    /// Applies what the family defines: name of the pre-tokenizer, end token, special tokens.
+    pub(super) fn with_family(mut self, family: &Family, config: &Config) -> Self {
+        if let TokenizerModel::ByteBpe { pre, .. } = &mut self.model {
+            *pre = (family.pretokenizer)(pre);
         }
-        let end = family.end_key.and_then(|key| config.value(key)?.as_u64());
+        let end = family.eos_key.and_then(|key| config.value(key)?.as_u64());
         if let Some(id) = end
             .and_then(|id| u32::try_from(id).ok())
             .filter(|&id| (id as usize) < self.tokens.len())
         {
-            self.special.end_with(id);
+            self.special.set_eos(id);
         }
-        for (key, text) in family.ends {
+        for (key, text) in family.extra_special_tokens {
             let found = self.tokens.iter().position(|token| token.text == *text);
             if let Some(id) = found.and_then(|id| u32::try_from(id).ok()) {
                 self.special.add(key, id);
@@ -164,31 +177,31 @@ impl Vocabulary {
         self
     }
 
-    /// Writes the keys.
+    /// Writes the metadata keys.
     pub(super) fn write(&self, architecture: &str, writer: &mut Writer) {
         let tokens = Value::strings(self.tokens.iter().map(|token| &token.text));
         let kinds: Vec<i32> = self.tokens.iter().map(|token| token.kind).collect();
-        match &self.form {
-            Form::Merges { pre, merges } => {
+        match &self.model {
+            TokenizerModel::ByteBpe { pre, merges } => {
                 writer.set("tokenizer.ggml.model", "gpt2").set("tokenizer.ggml.pre", *pre);
                 writer.set("tokenizer.ggml.tokens", tokens).set("tokenizer.ggml.token_type", kinds);
                 writer.set("tokenizer.ggml.merges", Value::strings(merges));
             }
-            Form::Scores { has_prefix } => {
+            TokenizerModel::ScoredBpe { has_prefix } => {
                 let scores: Vec<f32> = self.tokens.iter().map(|token| token.score).collect();
                 writer.set("tokenizer.ggml.model", "llama").set("tokenizer.ggml.pre", "default");
                 writer.set("tokenizer.ggml.tokens", tokens).set("tokenizer.ggml.scores", scores);
                 writer.set("tokenizer.ggml.token_type", kinds);
                 writer.set("tokenizer.ggml.add_space_prefix", *has_prefix);
             }
-            Form::Plamo => {
+            TokenizerModel::Plamo => {
                 let scores: Vec<f32> = self.tokens.iter().map(|token| token.score).collect();
                 writer.set("tokenizer.ggml.model", "plamo2").set("tokenizer.ggml.pre", "default");
                 writer.set("tokenizer.ggml.tokens", tokens).set("tokenizer.ggml.scores", scores);
                 writer.set("tokenizer.ggml.token_type", kinds);
                 writer.set("tokenizer.ggml.add_space_prefix", false);
             }
-            Form::Unigram(unigram) => {
+            TokenizerModel::Unigram(unigram) => {
                 let scores: Vec<f32> = self.tokens.iter().map(|token| token.score).collect();
                 writer.set("tokenizer.ggml.model", "t5").set("tokenizer.ggml.pre", "default");
                 writer.set("tokenizer.ggml.tokens", tokens).set("tokenizer.ggml.scores", scores);
@@ -199,7 +212,7 @@ impl Vocabulary {
                     writer.set("tokenizer.ggml.precompiled_charsmap", &charsmap[..]);
                 }
             }
-            Form::Characters { merges } => {
+            TokenizerModel::CharacterBpe { merges } => {
                 let scores: Vec<f32> = self.tokens.iter().map(|token| token.score).collect();
                 writer.set("tokenizer.ggml.model", "gemma4").set("tokenizer.ggml.tokens", tokens);
                 writer.set("tokenizer.ggml.scores", scores).set("tokenizer.ggml.token_type", kinds);
@@ -208,14 +221,14 @@ impl Vocabulary {
             }
         }
         self.special.write(writer);
-        if matches!(self.form, Form::Characters { .. }) {
+        if matches!(self.model, TokenizerModel::CharacterBpe { .. }) {
             writer.set("tokenizer.ggml.add_bos_token", true);
         }
-        // Granite's and SmolLM's vocabulary begins with nothing, whatever its files say.
+        // Vocabularies of Granite and SmolLM add no first token, although their settings say so.
         if architecture == "llama" && self.tokens.len() == 49152 {
             writer.set("tokenizer.ggml.add_bos_token", false);
         }
-        // Code Llama's places in the middle of a text are in none of its files.
+        // Code Llama's infill tokens are not marked in any of its files.
         if architecture == "llama" && self.tokens.len() == 32016 {
             for (key, id) in
                 [("prefix", 32007u32), ("suffix", 32008), ("middle", 32009), ("eot", 32010)]
@@ -226,24 +239,25 @@ impl Vocabulary {
     }
 }
 
-/// The file of SentencePiece that a vocabulary of such a kind is read from, which may be none where there is another way to read it.
-fn pieces(
-    folder: &Folder<'_>,
-    words: Words,
+/// The SentencePiece file to read. Returns `None` if there is none, or if another file is
+/// preferred.
+fn sentencepiece_file(
+    folder: &ModelFolder<'_>,
+    vocabulary_kind: VocabularyKind,
     has_other: bool,
 ) -> Result<Option<&'static str>, StoreError> {
     let file = ["tokenizer.model", "spiece.model"].into_iter().find(|file| folder.has(file));
-    let file = match words {
-        Words::Usual => file.filter(|file| *file == "tokenizer.model"),
-        Words::Encoder => file.filter(|_| !has_other),
+    let file = match vocabulary_kind {
+        VocabularyKind::Standard => file.filter(|file| *file == "tokenizer.model"),
+        VocabularyKind::Encoder => file.filter(|_| !has_other),
         _ => None,
     };
-    // Some folders have tiktoken's form under this name.
+    // Some folders have a tiktoken vocabulary under this name.
     let Some(path) = file.and_then(|file| folder.path(file)) else { return Ok(None) };
     let mut start = Vec::new();
     let read = File::open(path).and_then(|file| file.take(4096).read_to_end(&mut start));
     read.map_err(|e| StoreError::io("read", path, &e))?;
-    match ranks::is_of(&start) {
+    match tiktoken::is_tiktoken(&start) {
         false => Ok(file),
         true if has_other => Ok(None),
         true => {
@@ -254,10 +268,10 @@ fn pieces(
     }
 }
 
-fn add(tokens: &mut [Option<Token>], id: u64, text: String, special: bool, has_scores: bool) {
-    // Beyond the embedding stand tokens that the model never sees.
+fn add_token(tokens: &mut [Option<Token>], id: u64, text: String, special: bool, has_scores: bool) {
+    // The model cannot produce ids beyond its embedding.
     let Some(slot) = usize::try_from(id).ok().and_then(|id| tokens.get_mut(id)) else { return };
-    // Unknown and single bytes keep their kind under their own name.
+    // The unknown token and byte tokens keep their type.
     if slot.as_ref().is_some_and(|old| matches!(old.kind, BYTE | UNKNOWN) && old.text == text) {
         return;
     }
@@ -269,7 +283,7 @@ fn add(tokens: &mut [Option<Token>], id: u64, text: String, special: bool, has_s
     });
 }
 
-/// Added tokens that are marked as text in some files, and never are.
+/// Added tokens that are control tokens, although some files mark them as text.
 fn looks_special(text: &str) -> bool {
     let within = |start: &str, end: &str| text.starts_with(start) && text.ends_with(end);
     matches!(text, "<pad>" | "<mask>" | "<2mass>" | "[@BOS@]")
@@ -278,16 +292,16 @@ fn looks_special(text: &str) -> bool {
         || within("<unused", ">")
 }
 
-/// Id, text, and whether it is no text.
-type Added = (u64, String, bool);
+/// Id, text, and whether it is a control token.
+type AddedToken = (u64, String, bool);
 
-/// Tokens that stand beside the vocabulary, in all places where they are listed.
-fn added(
-    folder: &Folder<'_>,
+/// Added tokens from all files that list them.
+fn added_tokens(
+    folder: &ModelFolder<'_>,
     json: Option<&JsonValue>,
     settings: &JsonValue,
-) -> Result<Vec<Added>, StoreError> {
-    let mut found: Vec<Added> = Vec::new();
+) -> Result<Vec<AddedToken>, StoreError> {
+    let mut found: Vec<AddedToken> = Vec::new();
     if let Some(JsonValue::Object(list)) = folder.json("added_tokens.json")? {
         found.extend(list.into_iter().filter_map(|(text, id)| Some((id.as_u64()?, text, false))));
     }
@@ -306,28 +320,28 @@ fn added(
     Ok(found)
 }
 
-/// Tokens by their ids, and what else a vocabulary of merges says.
+/// Reads tokens by id and the tokenizer model from `tokenizer.json`.
 fn from_json(
     json: &JsonValue,
-    words: Words,
+    vocabulary_kind: VocabularyKind,
     rows: usize,
-) -> Result<(Vec<Option<Token>>, Form), String> {
+) -> Result<(Vec<Option<Token>>, TokenizerModel), String> {
     let model = json.get("model").ok_or("`model` is missing")?;
-    // Old files do not say it.
+    // Older files omit the type.
     let kind = model.get("type").and_then(JsonValue::as_str).unwrap_or("BPE");
     if kind == "Unigram" {
         let (tokens, unigram) = unigram::read(json, rows)?;
-        return Ok((tokens, Form::Unigram(unigram)));
+        return Ok((tokens, TokenizerModel::Unigram(unigram)));
     }
     if kind != "BPE" {
-        let kind = crate::name::shown(kind);
+        let kind = crate::name::escape_for_message(kind);
         return Err(format!("a vocabulary of type {kind} needs a tokenizer.model beside it"));
     }
     let vocab =
         model.get("vocab").and_then(JsonValue::as_object).ok_or("`model.vocab` is no object")?;
     let mut tokens: Vec<Option<Token>> = vec![None; rows];
     for (text, id) in vocab {
-        let shown = || crate::name::shown(text);
+        let shown = || crate::name::escape_for_message(text);
         let id = id.as_u64().ok_or_else(|| format!("the id of {} is no number", shown()))?;
         let Some(slot) = usize::try_from(id).ok().and_then(|id| tokens.get_mut(id)) else {
             return Err(format!(
@@ -337,36 +351,41 @@ fn from_json(
         };
         *slot = Some(Token { text: text.clone(), kind: NORMAL, score: 0.0 });
     }
-    let merges = merges(model.get("merges"))?;
-    let falls_back = model.get("byte_fallback").and_then(JsonValue::as_bool) == Some(true);
-    if words == Words::Gemma4 {
+    let merges = parse_merges(model.get("merges"))?;
+    let has_byte_fallback = model.get("byte_fallback").and_then(JsonValue::as_bool) == Some(true);
+    if vocabulary_kind == VocabularyKind::Gemma4 {
         for token in tokens.iter_mut().flatten() {
             token.kind = if is_byte(&token.text) { BYTE } else { NORMAL };
             token.score = ADDED_SCORE;
         }
-        let merges =
-            merges.iter().map(|(left, right)| format!("{} {}", escaped(left), escaped(right)));
-        return Ok((tokens, Form::Characters { merges: merges.collect() }));
+        let merges = merges
+            .iter()
+            .map(|(left, right)| format!("{} {}", escape_spaces(left), escape_spaces(right)));
+        return Ok((tokens, TokenizerModel::CharacterBpe { merges: merges.collect() }));
     }
-    if falls_back {
-        score(&mut tokens, &merges, model.get("unk_token").and_then(JsonValue::as_str));
-        let has_prefix = pretokenizer::has_prefix(json);
-        return Ok((tokens, Form::Scores { has_prefix }));
+    if has_byte_fallback {
+        score_by_merge_rank(
+            &mut tokens,
+            &merges,
+            model.get("unk_token").and_then(JsonValue::as_str),
+        );
+        let has_prefix = pretokenizer::adds_space_prefix(json);
+        return Ok((tokens, TokenizerModel::ScoredBpe { has_prefix }));
     }
     let merges = merges
         .iter()
-        .map(|(left, right)| format!("{} {}", escaped(left), escaped(right)))
+        .map(|(left, right)| format!("{} {}", escape_spaces(left), escape_spaces(right)))
         .collect();
-    Ok((tokens, Form::Merges { pre: pretokenizer::of(json)?, merges }))
+    Ok((tokens, TokenizerModel::ByteBpe { pre: pretokenizer::name_of(json)?, merges }))
 }
 
-/// A blank within a part would be taken for the one between parts.
-fn escaped(part: &str) -> String {
+/// Replaces spaces in a part of a merge, because a space separates the parts.
+fn escape_spaces(part: &str) -> String {
     part.replace(' ', "Ġ")
 }
 
-/// Pairs, in either of the two ways in which they are written.
-fn merges(list: Option<&JsonValue>) -> Result<Vec<(String, String)>, String> {
+/// Parses merges, which are pairs or strings with a space.
+fn parse_merges(list: Option<&JsonValue>) -> Result<Vec<(String, String)>, String> {
     let list = list.and_then(JsonValue::as_array).ok_or("`model.merges` is no list")?;
     let pair = |entry: &JsonValue| match entry {
         JsonValue::String(text) => text.split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned())),
@@ -383,13 +402,17 @@ fn merges(list: Option<&JsonValue>) -> Result<Vec<(String, String)>, String> {
         .collect()
 }
 
-/// Whether a token stands for a byte.
+/// Whether the token stands for one byte.
 fn is_byte(text: &str) -> bool {
     text.len() == 6 && text.starts_with("<0x") && text.ends_with('>')
 }
 
-/// Scores that make the best neighbours those which the list of merges joins first.
-fn score(tokens: &mut [Option<Token>], merges: &[(String, String)], unknown: Option<&str>) {
+/// Assigns scores so that the highest score is the merge of the lowest rank.
+fn score_by_merge_rank(
+    tokens: &mut [Option<Token>],
+    merges: &[(String, String)],
+    unknown: Option<&str>,
+) {
     let mut rank: HashMap<String, usize> = HashMap::with_capacity(merges.len());
     for (at, (left, right)) in merges.iter().enumerate() {
         rank.entry(format!("{left}{right}")).or_insert(at + 1);
@@ -401,7 +424,7 @@ fn score(tokens: &mut [Option<Token>], merges: &[(String, String)], unknown: Opt
             () if is_byte => BYTE,
             () => NORMAL,
         };
-        // What no merge makes is not joined, whatever its score.
+        // A token that no merge produces must never be joined.
         token.score =
             rank.get(&token.text).map_or(if is_byte { 0.0 } else { -1e6 }, |&at| -(at as f32));
     }
@@ -417,7 +440,7 @@ mod tests {
         let json = json!({"model": {"type": "BPE", "byte_fallback": true, "unk_token": "<unk>",
             "vocab": {"<unk>": 0, "<0x0A>": 1, "a": 2, "b": 3, "ab": 4, "▁ab": 5, "▁": 6},
             "merges": ["a b", ["▁", "ab"]]}});
-        let (tokens, form) = from_json(&json, Words::Usual, 8).unwrap();
+        let (tokens, model) = from_json(&json, VocabularyKind::Standard, 8).unwrap();
         let tokens: Vec<_> = tokens.into_iter().map(|t| t.map(|t| (t.kind, t.score))).collect();
         assert_eq!(tokens[0], Some((UNKNOWN, -1e6)));
         assert_eq!(tokens[1], Some((BYTE, 0.0)));
@@ -425,7 +448,7 @@ mod tests {
             (tokens[4], tokens[5], tokens[7]),
             (Some((NORMAL, -1.0)), Some((NORMAL, -2.0)), None)
         );
-        assert!(matches!(form, Form::Scores { has_prefix: false }));
+        assert!(matches!(model, TokenizerModel::ScoredBpe { has_prefix: false }));
     }
 
     #[test]
@@ -439,7 +462,7 @@ mod tests {
             (3, "x", true),
             (9, "y", true),
         ] {
-            add(&mut tokens, id, text.to_owned(), special, true);
+            add_token(&mut tokens, id, text.to_owned(), special, true);
         }
         let found: Vec<_> = tokens.into_iter().flatten().map(|t| (t.text, t.kind)).collect();
         let want = [("<unk>", UNKNOWN), ("<|end|>", CONTROL), ("  ", USER_DEFINED), ("x", CONTROL)];
@@ -447,14 +470,14 @@ mod tests {
     }
 
     #[test]
-    fn vocabularies_that_do_not_fit_are_refused() {
+    fn unsuitable_vocabularies_are_rejected() {
         for (json, want) in [
             (json!({"model": {"type": "WordLevel"}}), "needs a tokenizer.model"),
             (json!({"model": {"type": "BPE", "vocab": {"a": 5}, "merges": []}}), "has the id 5"),
             (json!({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a"]}}), "no pair"),
             (json!({}), "`model` is missing"),
         ] {
-            let error = from_json(&json, Words::Usual, 3).map(|_| ()).unwrap_err();
+            let error = from_json(&json, VocabularyKind::Standard, 3).map(|_| ()).unwrap_err();
             assert!(error.contains(want), "{error}");
         }
     }

@@ -1,47 +1,49 @@
-//! The tensors of a folder under plain names, read by rows as f32. Weights of 8 bits are multiplied by their scales, and so are
-//! those of BitNet's three values.
+//! The source tensors of a folder, read as rows of f32. FP8 weights are multiplied by their block
+//! scales, BitNet's ternary weights by their scale.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use super::config::Json;
+use super::config::Config;
 use super::safetensors::{Dtype, SafeTensors, TensorEntry};
-use super::source::{self, Source};
-use super::{Folder, ImportError};
+use super::tensor_data::{self, TensorData};
+use super::{ImportError, ModelFolder};
 use crate::error::StoreError;
 
-/// A tensor and where its values are.
+/// A source tensor and the location of its values.
 #[derive(Clone)]
-pub(super) struct Tensor<'a> {
-    source: Source<'a>,
-    /// What it is, which has more rows or columns than in its file where bytes hold several values, or several files parts of it.
+pub(super) struct SourceTensor<'a> {
+    data: TensorData<'a>,
+    /// Name, type and shape. The shape differs from that in the file for packed and for sharded
+    /// tensors.
     pub(super) entry: Cow<'a, TensorEntry>,
-    scale: Option<Scale>,
+    scale: Option<BlockScales>,
 }
 
-/// Factors of the blocks of a matrix.
+/// Scales of the blocks of a matrix.
 #[derive(Clone)]
-struct Scale {
+struct BlockScales {
     values: Vec<f32>,
     /// Rows and columns of a block.
     block: [u64; 2],
     /// Blocks in a row.
-    across: u64,
-    /// Rows with blocks of their own: no block reaches from one of these parts into the next.
-    part: u64,
+    blocks_per_row: u64,
+    /// Number of rows of a part. A matrix consists of `parts` parts of equal size, and no block
+    /// crosses their borders.
+    rows_per_part: u64,
     parts: u64,
 }
 
-/// All tensors that a model is made of.
+/// All source tensors of a model by name, without the root prefix.
 pub(super) struct Weights<'a> {
-    tensors: BTreeMap<String, Tensor<'a>>,
-    /// Whether the weights are in 8 bits.
+    tensors: BTreeMap<String, SourceTensor<'a>>,
+    /// Whether weights have block scales, as FP8 weights do.
     pub(super) has_scales: bool,
 }
 
-/// Parts of names that stand for what is not imported: encoders of pictures and sounds, and what training left.
-const ASIDE: &[&str] = &[
+/// Parts of the names of tensors that are not imported: image and audio encoders, training state.
+const IGNORED_NAME_PARTS: &[&str] = &[
     "visual.",
     "vision.",
     "vision_",
@@ -61,18 +63,19 @@ const ASIDE: &[&str] = &[
     "input_scale",
 ];
 
-/// Beginnings of such names.
-const ASIDE_FIRST: [&str; 7] =
+/// Prefixes of the names of tensors that are not imported.
+const IGNORED_PREFIXES: [&str; 7] =
     ["vit.", "vpm.", "resampler.", "merger.", "mtp.", "model.mtp.", "model.mtp_layers."];
 
-/// Stands in the name of a tensor from which something else is computed, the module before it, the tensor behind.
-pub(super) const PARAMETRIZED: &str = ".parametrizations.";
+/// Part of a name behind the module whose weight is computed from the tensor
+/// (`torch.nn.utils.parametrize`).
+pub(super) const PARAMETRIZATIONS: &str = ".parametrizations.";
 
-/// The ends of the names of matrices whose columns are split where several devices have parts of them; of others it is the rows.
-const SPLIT_BY_COLUMNS: [&str; 1] = [".w2.weight"];
+/// Suffixes of matrices that are sharded by columns among devices; others are sharded by rows.
+const COLUMN_SHARDED_SUFFIXES: [&str; 1] = [".w2.weight"];
 
-/// The ends of the names of scales, and what they are put in place of.
-const SCALES: [(&str, &str); 4] = [
+/// Suffixes of the names of scales, and the suffix of their weight.
+const SCALE_SUFFIXES: [(&str, &str); 4] = [
     (".weight_scale_inv", ".weight"),
     (".weight_scale", ".weight"),
     ("_scale_inv", ""),
@@ -80,28 +83,28 @@ const SCALES: [(&str, &str); 4] = [
 ];
 
 impl<'a> Weights<'a> {
-    /// Takes the tensors of all files, without the root in front of their names where it is there.
-    pub(super) fn of(
+    /// Collects the tensors of all files and removes the root prefix from their names.
+    pub(super) fn from_files(
         files: &'a [SafeTensors],
-        config: &Json,
+        config: &Config,
         root: &str,
     ) -> Result<Self, StoreError> {
-        let mut tensors: BTreeMap<String, Tensor<'a>> = BTreeMap::new();
+        let mut tensors: BTreeMap<String, SourceTensor<'a>> = BTreeMap::new();
         for (file, entry) in
             files.iter().flat_map(|file| file.tensors().map(move |entry| (file, entry)))
         {
-            let is_aside = ASIDE.iter().any(|part| entry.name.contains(part));
-            // What holds nothing stands for nothing, whatever dimensions it claims.
-            if is_aside
+            let is_ignored = IGNORED_NAME_PARTS.iter().any(|part| entry.name.contains(part));
+            // A tensor without elements is ignored, whatever shape it claims.
+            if is_ignored
                 || entry.elements() == 0
-                || ASIDE_FIRST.iter().any(|part| entry.name.starts_with(part))
+                || IGNORED_PREFIXES.iter().any(|part| entry.name.starts_with(part))
             {
                 continue;
             }
             let mut name = entry.name.replace("language_model.", "").replace("text_model.", "");
-            // What is computed out of parts is called by what it was computed of.
+            // The original of a parametrized weight gets the name of that weight.
             if let Some((module, part)) =
-                name.strip_suffix(".original").and_then(|n| n.split_once(PARAMETRIZED))
+                name.strip_suffix(".original").and_then(|n| n.split_once(PARAMETRIZATIONS))
             {
                 name = format!("{module}.{part}");
             }
@@ -109,71 +112,72 @@ impl<'a> Weights<'a> {
                 name.drain(..root.len());
             }
             match tensors.entry(name) {
-                Entry::Vacant(place) => {
-                    let source = Source::of(file, entry);
-                    place.insert(Tensor { source, entry: Cow::Borrowed(entry), scale: None });
+                Entry::Vacant(slot) => {
+                    let data = TensorData::new(file, entry);
+                    slot.insert(SourceTensor { data, entry: Cow::Borrowed(entry), scale: None });
                 }
-                Entry::Occupied(mut place) => {
-                    if !place.get_mut().source.add(file, entry) {
-                        return Err(twice(entry).into());
+                Entry::Occupied(mut slot) => {
+                    if !slot.get_mut().data.add_shard(file, entry) {
+                        return Err(duplicate_error(entry).into());
                     }
                 }
             }
         }
-        let packing = Packing::of(config)?;
+        let packing = TernaryScale::from_config(config)?;
         for (name, tensor) in &mut tensors {
-            let by_columns = SPLIT_BY_COLUMNS.iter().any(|end| name.ends_with(end));
-            let other = match tensor.source.join(by_columns)? {
-                None if packing.is_some() => tensor.source.unpack(),
-                other => other,
+            let by_columns = COLUMN_SHARDED_SUFFIXES.iter().any(|suffix| name.ends_with(suffix));
+            let entry = match tensor.data.join_shards(by_columns)? {
+                None if packing.is_some() => tensor.data.unpack(),
+                entry => entry,
             };
-            if let Some(other) = other {
-                tensor.entry = Cow::Owned(other);
+            if let Some(entry) = entry {
+                tensor.entry = Cow::Owned(entry);
             }
         }
-        let has_scales = attach_scales(&mut tensors, config, packing == Some(Packing::Divided))?;
+        let has_scales =
+            attach_scales(&mut tensors, config, packing == Some(TernaryScale::Reciprocal))?;
         Ok(Self { tensors, has_scales })
     }
 
-    /// Takes a tensor out.
-    pub(super) fn take(&mut self, name: &str) -> Option<Tensor<'a>> {
+    /// Removes and returns a tensor.
+    pub(super) fn take(&mut self, name: &str) -> Option<SourceTensor<'a>> {
         self.tensors.remove(name)
     }
 
-    /// Takes a tensor out that is as wanted.
+    /// Removes and returns a tensor that satisfies a condition.
     pub(super) fn take_if(
         &mut self,
         name: &str,
-        is_wanted: impl Fn(&Tensor<'_>) -> bool,
-    ) -> Option<Tensor<'a>> {
+        is_wanted: impl Fn(&SourceTensor<'_>) -> bool,
+    ) -> Option<SourceTensor<'a>> {
         self.tensors.get(name).is_some_and(is_wanted).then(|| self.tensors.remove(name))?
     }
 
-    pub(super) fn get(&self, name: &str) -> Option<&Tensor<'a>> {
+    pub(super) fn get(&self, name: &str) -> Option<&SourceTensor<'a>> {
         self.tensors.get(name)
     }
 
-    /// Gives tensors other names, none of which two may have.
+    /// Renames tensors. Fails if two get the same name.
     pub(super) fn rename(&mut self, name: impl Fn(&str) -> String) -> Result<(), ImportError> {
         for (old, tensor) in std::mem::take(&mut self.tensors) {
-            let entry = tensor.source.first();
+            let entry = tensor.data.first();
             if self.tensors.insert(name(&old), tensor).is_some() {
-                return Err(twice(entry));
+                return Err(duplicate_error(entry));
             }
         }
         Ok(())
     }
 
-    /// Leaves out tensors by their names.
-    pub(super) fn leave(&mut self, is_left: impl Fn(&str) -> bool) {
-        self.tensors.retain(|name, _| !is_left(name));
+    /// Removes tensors by name.
+    pub(super) fn discard(&mut self, is_discarded: impl Fn(&str) -> bool) {
+        self.tensors.retain(|name, _| !is_discarded(name));
     }
 
     pub(super) fn names(&self) -> impl Iterator<Item = &String> {
         self.tensors.keys()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&String, &Tensor<'a>)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&String, &SourceTensor<'a>)> {
         self.tensors.iter()
     }
 
@@ -182,38 +186,43 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// Takes the scales out and gives them to the weights that they are of.
+/// Removes the scales and attaches them to their weights.
 fn attach_scales(
-    tensors: &mut BTreeMap<String, Tensor<'_>>,
-    config: &Json,
-    divides: bool,
+    tensors: &mut BTreeMap<String, SourceTensor<'_>>,
+    config: &Config,
+    is_reciprocal: bool,
 ) -> Result<bool, StoreError> {
     let block = config
         .value("quantization_config")
         .and_then(|q| q.get("weight_block_size")?.as_array().cloned());
     let block =
         block.map(|sizes| sizes.iter().filter_map(serde_json::Value::as_u64).collect::<Vec<_>>());
-    // MiMo's, as the devices had them that it was trained on: the most of them that the number of scales allows.
-    let is_parted = config.architecture().is_ok_and(|class| class.starts_with("MiMoV2"));
+    // MiMo's matrices have separate blocks for each training device. The number of scales implies
+    // the number of devices.
+    let is_sharded = config.architecture().is_ok_and(|class| class.starts_with("MiMoV2"));
     let names: Vec<(String, String)> = tensors
         .keys()
         .filter_map(|name| {
-            let (end, weight) = SCALES.iter().find(|(end, _)| name.ends_with(end))?;
-            let of = format!("{}{weight}", name.strip_suffix(end)?);
-            // So are other things called, too, and what belongs to packed weights.
-            let is_eight =
-                |weight: &Tensor<'_>| matches!(weight.entry.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2);
-            (*end != ".scale" || tensors.get(&of).is_some_and(is_eight)).then(|| (name.clone(), of))
+            let (suffix, weight) =
+                SCALE_SUFFIXES.iter().find(|(suffix, _)| name.ends_with(suffix))?;
+            let weight_name = format!("{}{weight}", name.strip_suffix(suffix)?);
+            // Other tensors have the suffix `.scale`, too, such as those of MXFP4 weights.
+            let is_f8 = |weight: &SourceTensor<'_>| {
+                matches!(weight.entry.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2)
+            };
+            (*suffix != ".scale" || tensors.get(&weight_name).is_some_and(is_f8))
+                .then(|| (name.clone(), weight_name))
         })
         .collect();
-    for (name, of) in &names {
+    for (name, weight_name) in &names {
         let Some(scales) = tensors.remove(name) else { continue };
-        let weight =
-            tensors.get_mut(of).ok_or_else(|| ImportError::TensorMissing { name: of.clone() })?;
-        let parted: &[u64] =
-            if is_parted && of.ends_with(".qkv_proj.weight") { &[8, 4] } else { &[] };
-        let mut scale = Scale::of(&scales, &weight.entry, block.as_deref(), parted)?;
-        if divides {
+        let weight = tensors
+            .get_mut(weight_name)
+            .ok_or_else(|| ImportError::TensorMissing { name: weight_name.clone() })?;
+        let shard_counts: &[u64] =
+            if is_sharded && weight_name.ends_with(".qkv_proj.weight") { &[8, 4] } else { &[] };
+        let mut scale = BlockScales::new(&scales, &weight.entry, block.as_deref(), shard_counts)?;
+        if is_reciprocal {
             scale.values.iter_mut().for_each(|value| *value = value.recip());
         }
         weight.scale = Some(scale);
@@ -221,43 +230,45 @@ fn attach_scales(
     Ok(!names.is_empty())
 }
 
-/// What is done with the one scale of a matrix of three values.
+/// How the scale of a ternary matrix is stored.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Packing {
-    Multiplied,
-    Divided,
+enum TernaryScale {
+    Factor,
+    Reciprocal,
 }
 
-impl Packing {
-    /// How such matrices are stored, where the configuration says that there are some.
-    fn of(config: &Json) -> Result<Option<Self>, ImportError> {
-        let Some(said) = config.section_if("quantization_config") else { return Ok(None) };
-        if said.text("quant_method") != Some("bitnet") {
+impl TernaryScale {
+    /// Reads from the configuration whether there are ternary matrices, and how their scale is
+    /// stored.
+    fn from_config(config: &Config) -> Result<Option<Self>, ImportError> {
+        let Some(quantization) = config.opt_section("quantization_config") else { return Ok(None) };
+        if quantization.text("quant_method") != Some("bitnet") {
             return Ok(None);
         }
-        if said.flag("use_rms_norm") == Some(true) {
+        if quantization.flag("use_rms_norm") == Some(true) {
             let found = "true, and a GGUF file has no norm before each matrix".to_owned();
-            return Err(said.wrong_value("use_rms_norm", found));
+            return Err(quantization.invalid_value("use_rms_norm", found));
         }
-        let multiplies = said.text("linear_class") == Some("autobitlinear");
-        Ok(Some(if multiplies { Self::Multiplied } else { Self::Divided }))
+        let is_factor = quantization.text("linear_class") == Some("autobitlinear");
+        Ok(Some(if is_factor { Self::Factor } else { Self::Reciprocal }))
     }
 }
 
-fn twice(entry: &TensorEntry) -> ImportError {
-    let reason = format!("tensor {} occurs twice", crate::name::shown(&entry.name));
+fn duplicate_error(entry: &TensorEntry) -> ImportError {
+    let reason = format!("tensor {} occurs twice", crate::name::escape_for_message(&entry.name));
     ImportError::Safetensors { file: "the folder".to_owned(), reason }
 }
 
-impl Scale {
-    /// The factors of a weight, which may have been cut into one of these numbers of parts before.
-    fn of(
-        scales: &Tensor<'_>,
+impl BlockScales {
+    /// Reads the scales of a weight. The weight may consist of one of the numbers of parts in
+    /// `shard_counts`.
+    fn new(
+        scales: &SourceTensor<'_>,
         weight: &TensorEntry,
         block: Option<&[u64]>,
-        parted: &[u64],
+        shard_counts: &[u64],
     ) -> Result<Self, StoreError> {
-        let wrong = || ImportError::TensorShape {
+        let shape_error = || ImportError::TensorShape {
             name: scales.entry.name.clone(),
             found: scales.entry.shape.clone(),
             want: weight.shape.clone(),
@@ -265,44 +276,50 @@ impl Scale {
         let columns = weight.shape.last().copied().unwrap_or(1).max(1);
         let rows = (weight.elements() / columns).max(1);
         let mut parts = 1;
-        let (block, across) = match scales.entry.shape[..] {
+        let (block, blocks_per_row) = match scales.entry.shape[..] {
             _ if scales.entry.elements() == 1 => ([rows, columns], 1),
             [n] | [n, 1] if n == rows => ([1, columns], 1),
             // A stack of matrices has a stack of scales.
-            [ref around @ .., down, across] => {
+            [ref stack_shape @ .., block_rows, blocks_per_row] => {
                 let block = match block {
                     Some(&[rows, columns]) if rows > 0 && columns > 0 => [rows, columns],
                     _ => [128, 128],
                 };
-                let stack = around.iter().product::<u64>().max(1);
+                let stack = stack_shape.iter().product::<u64>().max(1);
                 let fits = |n: &u64| {
-                    rows.is_multiple_of(*n) && stack * down == n * (rows / n).div_ceil(block[0])
+                    rows.is_multiple_of(*n)
+                        && stack * block_rows == n * (rows / n).div_ceil(block[0])
                 };
-                parts = parted.iter().copied().chain([stack]).find(fits).ok_or_else(wrong)?;
-                let is_like =
-                    weight.shape.len() == around.len() + 2 && weight.shape.starts_with(around);
-                if !is_like || across != columns.div_ceil(block[1]) {
-                    return Err(wrong().into());
+                parts = shard_counts
+                    .iter()
+                    .copied()
+                    .chain([stack])
+                    .find(fits)
+                    .ok_or_else(shape_error)?;
+                let has_shape = weight.shape.len() == stack_shape.len() + 2
+                    && weight.shape.starts_with(stack_shape);
+                if !has_shape || blocks_per_row != columns.div_ceil(block[1]) {
+                    return Err(shape_error().into());
                 }
-                (block, across)
+                (block, blocks_per_row)
             }
-            _ => return Err(wrong().into()),
+            _ => return Err(shape_error().into()),
         };
         let count = scales.entry.elements();
-        let values = scales.source.floats(0, count)?;
-        Ok(Self { values, block, across, part: rows / parts, parts })
+        let values = scales.data.floats(0, count)?;
+        Ok(Self { values, block, blocks_per_row, rows_per_part: rows / parts, parts })
     }
 
-    /// The first factor of a row.
-    fn start(&self, row: u64) -> usize {
-        let before = row / self.part * self.part.div_ceil(self.block[0]);
-        let start = (before + row % self.part / self.block[0]) * self.across;
+    /// Index of the first scale of a row.
+    fn row_start(&self, row: u64) -> usize {
+        let before = row / self.rows_per_part * self.rows_per_part.div_ceil(self.block[0]);
+        let start = (before + row % self.rows_per_part / self.block[0]) * self.blocks_per_row;
         usize::try_from(start).map_or(self.values.len(), |start| start.min(self.values.len()))
     }
 
-    /// The factor of one value.
-    fn at(&self, row: u64, column: u64) -> f32 {
-        let values = &self.values[self.start(row)..];
+    /// Scale of one value.
+    fn factor(&self, row: u64, column: u64) -> f32 {
+        let values = &self.values[self.row_start(row)..];
         usize::try_from(column / self.block[1])
             .ok()
             .and_then(|at| values.get(at))
@@ -310,17 +327,17 @@ impl Scale {
             .unwrap_or(1.0)
     }
 
-    /// Multiplies a row.
+    /// Multiplies a row by its scales.
     fn apply(&self, row: u64, values: &mut [f32]) {
         let width = usize::try_from(self.block[1]).unwrap_or(usize::MAX);
-        for (values, scale) in values.chunks_mut(width).zip(&self.values[self.start(row)..]) {
+        for (values, scale) in values.chunks_mut(width).zip(&self.values[self.row_start(row)..]) {
             values.iter_mut().for_each(|x| *x *= scale);
         }
     }
 }
 
-impl Tensor<'_> {
-    /// Values of the last dimension.
+impl SourceTensor<'_> {
+    /// Size of the last dimension.
     pub(super) fn columns(&self) -> u64 {
         self.entry.shape.last().copied().unwrap_or(1)
     }
@@ -329,49 +346,54 @@ impl Tensor<'_> {
         self.entry.shape.len() > 1
     }
 
-    /// How many parts with blocks of their own its rows are, one behind the other.
-    pub(super) fn parts(&self) -> u64 {
+    /// Number of row ranges with separate blocks of scales.
+    pub(super) fn scale_parts(&self) -> u64 {
         self.scale.as_ref().map_or(1, |scale| scale.parts)
     }
 
-    /// Whether it is one of three values.
-    pub(super) fn is_packed(&self) -> bool {
-        self.source.is_packed()
+    /// Whether the values are packed ternary weights.
+    pub(super) fn is_packed_ternary(&self) -> bool {
+        self.data.is_packed_ternary()
     }
 
-    /// Whether the bytes stand for themselves.
-    pub(super) fn is_plain(&self, dtype: Dtype) -> bool {
-        self.entry.dtype == dtype && self.scale.is_none() && self.source.is_whole()
+    /// Whether the file stores the values in this type, without scales, packing or shards.
+    pub(super) fn is_stored_as(&self, dtype: Dtype) -> bool {
+        self.entry.dtype == dtype && self.scale.is_none() && self.data.is_single()
     }
 
-    /// Bytes from the place of an element on.
+    /// Reads bytes, beginning at an element.
     pub(super) fn bytes(&self, element: u64, out: &mut [u8]) -> Result<(), ImportError> {
-        self.source.bytes(element, out)
+        self.data.bytes(element, out)
     }
 
     pub(super) fn bad_type(&self) -> ImportError {
-        source::bad_type(&self.entry)
+        tensor_data::bad_type(&self.entry)
     }
 
-    /// Values of one row of the last dimension, from a column on, with scales.
-    pub(super) fn span(&self, row: u64, from: u64, count: u64) -> Result<Vec<f32>, ImportError> {
-        let mut values = self.source.floats(row * self.columns() + from, count)?;
+    /// Reads `count` values of one row, beginning at a column, and applies scales.
+    pub(super) fn row_values(
+        &self,
+        row: u64,
+        from: u64,
+        count: u64,
+    ) -> Result<Vec<f32>, ImportError> {
+        let mut values = self.data.floats(row * self.columns() + from, count)?;
         if let Some(scale) = &self.scale {
             for (column, value) in (from..).zip(&mut values) {
-                *value *= scale.at(row, column);
+                *value *= scale.factor(row, column);
             }
         }
         Ok(values)
     }
 
-    /// Rows of so many columns, with scales.
+    /// Reads rows of `columns` values and applies scales.
     pub(super) fn rows(
         &self,
         from: u64,
         count: u64,
         columns: u64,
     ) -> Result<Vec<f32>, ImportError> {
-        let mut values = self.source.floats(from * columns, count * columns)?;
+        let mut values = self.data.floats(from * columns, count * columns)?;
         if let Some(scale) = &self.scale {
             for (row, values) in (from..).zip(values.chunks_exact_mut(columns.max(1) as usize)) {
                 scale.apply(row, values);
@@ -381,8 +403,8 @@ impl Tensor<'_> {
     }
 }
 
-impl Folder<'_> {
-    /// Whether a file of the name is there.
+impl ModelFolder<'_> {
+    /// Whether the folder has a file of this name.
     pub(super) fn has(&self, name: &str) -> bool {
         self.path(name).is_some()
     }

@@ -1,20 +1,20 @@
-//! The vocabulary of BERT: pieces as the GGUF form has them, where `▁` marks the start of a word instead of `##` its
-//! inside.
+//! WordPiece vocabulary of BERT. GGUF marks the start of a word with `▁`; folders mark the inside
+//! of a word with `##`.
 
-use puna_gguf::{Value as Field, Writer};
+use puna_gguf::{Value as MetadataValue, Writer};
 use serde_json::Value;
 
-use super::{Folder, ImportError};
+use super::{ImportError, ModelFolder};
 use crate::error::StoreError;
 
-/// Kinds of tokens, as `tokenizer.ggml.token_type` numbers them.
+/// Token types of `tokenizer.ggml.token_type`.
 const NORMAL: i32 = 1;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 
-/// No vocabulary has more tokens.
-const LIMIT: u64 = 1 << 24;
+/// Largest number of tokens.
+const MAX_TOKENS: u64 = 1 << 24;
 
 /// A WordPiece vocabulary.
 #[derive(Debug, PartialEq)]
@@ -23,11 +23,11 @@ pub(super) struct WordPiece {
     pub(super) types: Vec<i32>,
     pub(super) lowercase: bool,
     pub(super) strip_accents: bool,
-    /// `cls`, `seperator`, `unknown`, `padding`, `mask` and their ids.
+    /// Ids of `cls`, `seperator`, `unknown`, `padding` and `mask` tokens.
     pub(super) special: Vec<(&'static str, u32)>,
 }
 
-/// The special tokens: key in the GGUF file, key in `tokenizer_config.json`, text where that says nothing.
+/// Special tokens: key in the GGUF file, key in `tokenizer_config.json`, default text.
 const SPECIAL: [(&str, &str, &str); 5] = [
     ("cls", "cls_token", "[CLS]"),
     ("seperator", "sep_token", "[SEP]"),
@@ -37,9 +37,9 @@ const SPECIAL: [(&str, &str, &str); 5] = [
 ];
 
 impl WordPiece {
-    /// Reads `tokenizer.json`, else `vocab.txt`, with what `tokenizer_config.json` adds. `rows` is the number of rows
-    /// of the embedding: ids that no piece has are filled up.
-    pub(super) fn read(folder: &Folder<'_>, rows: u32) -> Result<Self, StoreError> {
+    /// Reads `tokenizer.json`, else `vocab.txt`, and the settings of `tokenizer_config.json`. Ids
+    /// below `rows`, the number of rows of the embedding, that no token has are filled.
+    pub(super) fn read(folder: &ModelFolder<'_>, rows: u32) -> Result<Self, StoreError> {
         let config = folder.json("tokenizer_config.json")?.unwrap_or_default();
         let mut pieces: Vec<Option<(String, i32)>> = vec![None; rows as usize];
         let json = folder.json("tokenizer.json")?;
@@ -59,32 +59,32 @@ impl WordPiece {
                     ImportError::FileMissing("tokenizer.json or vocab.txt".into())
                 })?;
                 for (id, piece) in text.lines().enumerate() {
-                    put(&mut pieces, id as u64, piece.trim_end_matches('\r'), NORMAL)
+                    insert_piece(&mut pieces, id as u64, piece.trim_end_matches('\r'), NORMAL)
                         .map_err(bad)?;
                 }
             }
         }
-        let special = special(&config, &mut pieces);
+        let special = find_special_tokens(&config, &mut pieces);
         let lowercase = normalizer.and_then(|n| n.get("lowercase")).or(config.get("do_lower_case"));
         let lowercase = lowercase.and_then(Value::as_bool).unwrap_or(true);
         let strip = normalizer.and_then(|n| n.get("strip_accents")).or(config.get("strip_accents"));
-        // Where nothing is said about accents, they follow the case.
+        // By default, accents are stripped if text is lowercased.
         let strip_accents = strip.and_then(Value::as_bool).unwrap_or(lowercase);
         let (mut tokens, mut types) = (Vec::new(), Vec::new());
         for (id, piece) in pieces.into_iter().enumerate() {
             let (text, kind) = piece.unwrap_or_else(|| (format!("[PAD{id}]"), UNUSED));
-            tokens.push(if kind == CONTROL { text } else { gguf_form(&text) });
+            tokens.push(if kind == CONTROL { text } else { gguf_spelling(&text) });
             types.push(kind);
         }
         Ok(Self { tokens, types, lowercase, strip_accents, special })
     }
 
-    /// Writes the keys.
+    /// Writes the metadata keys.
     pub(super) fn write(&self, writer: &mut Writer) {
         writer
             .set("tokenizer.ggml.model", "bert")
             .set("tokenizer.ggml.pre", "default")
-            .set("tokenizer.ggml.tokens", Field::strings(&self.tokens))
+            .set("tokenizer.ggml.tokens", MetadataValue::strings(&self.tokens))
             .set("tokenizer.ggml.token_type", &self.types[..])
             .set("tokenizer.ggml.normalizer.lowercase", self.lowercase)
             .set("tokenizer.ggml.normalizer.strip_accents", self.strip_accents);
@@ -95,21 +95,26 @@ impl WordPiece {
 }
 
 /// `##ing` becomes `ing`, and `word` becomes `▁word`.
-fn gguf_form(piece: &str) -> String {
+fn gguf_spelling(piece: &str) -> String {
     match piece.strip_prefix("##") {
         Some(inside) => inside.to_owned(),
         None => format!("▁{piece}"),
     }
 }
 
-fn put(pieces: &mut [Option<(String, i32)>], id: u64, text: &str, kind: i32) -> Result<(), String> {
-    if id >= LIMIT {
-        return Err(format!("token {} has the id {id}", crate::name::shown(text)));
+fn insert_piece(
+    pieces: &mut [Option<(String, i32)>],
+    id: u64,
+    text: &str,
+    kind: i32,
+) -> Result<(), String> {
+    if id >= MAX_TOKENS {
+        return Err(format!("token {} has the id {id}", crate::name::escape_for_message(text)));
     }
     let Some(slot) = pieces.get_mut(id as usize) else {
         return Err(format!(
             "token {} has the id {id}, but the embedding has {} rows",
-            crate::name::shown(text),
+            crate::name::escape_for_message(text),
             pieces.len()
         ));
     };
@@ -123,29 +128,32 @@ fn read_json(json: &Value, pieces: &mut [Option<(String, i32)>]) -> Result<(), S
     if kind != "WordPiece" {
         return Err(format!(
             "a vocabulary of type {}, where WordPiece is expected",
-            crate::name::shown(kind)
+            crate::name::escape_for_message(kind)
         ));
     }
     let vocab =
         model.get("vocab").and_then(Value::as_object).ok_or("`model.vocab` is no object")?;
     for (text, id) in vocab {
-        let id = id
-            .as_u64()
-            .ok_or_else(|| format!("the id of {} is no number", crate::name::shown(text)))?;
-        put(pieces, id, text, NORMAL)?;
+        let id = id.as_u64().ok_or_else(|| {
+            format!("the id of {} is no number", crate::name::escape_for_message(text))
+        })?;
+        insert_piece(pieces, id, text, NORMAL)?;
     }
     for added in json.get("added_tokens").and_then(Value::as_array).into_iter().flatten() {
         let text = added.get("content").and_then(Value::as_str);
         if let (Some(text), Some(id)) = (text, added.get("id").and_then(Value::as_u64)) {
             let is_special = added.get("special").and_then(Value::as_bool) == Some(true);
-            put(pieces, id, text, if is_special { CONTROL } else { USER_DEFINED })?;
+            insert_piece(pieces, id, text, if is_special { CONTROL } else { USER_DEFINED })?;
         }
     }
     Ok(())
 }
 
-/// Finds the special tokens and marks them as control tokens, which `vocab.txt` does not say.
-fn special(config: &Value, pieces: &mut [Option<(String, i32)>]) -> Vec<(&'static str, u32)> {
+/// Finds the special tokens and marks them as control tokens, because `vocab.txt` has no types.
+fn find_special_tokens(
+    config: &Value,
+    pieces: &mut [Option<(String, i32)>],
+) -> Vec<(&'static str, u32)> {
     let mut found = Vec::new();
     for (key, config_key, default) in SPECIAL {
         let stated = config.get(config_key);
@@ -178,7 +186,7 @@ mod tests {
                 ImportFile { name: (*name).into(), path: dir.path().join(name) }
             })
             .collect();
-        WordPiece::read(&Folder { files: &files }, rows).map_err(|e| e.to_string())
+        WordPiece::read(&ModelFolder { files: &files }, rows).map_err(|e| e.to_string())
     }
 
     #[test]
@@ -196,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn case_follows_the_configuration() {
+    fn lowercasing_follows_the_configuration() {
         let config = r#"{"do_lower_case":false,"cls_token":{"content":"<c>"}}"#;
         let read =
             read(&[("vocab.txt", "a\n<c>\n"), ("tokenizer_config.json", config)], 2).unwrap();
@@ -205,11 +213,11 @@ mod tests {
     }
 
     #[test]
-    fn vocabularies_that_do_not_fit_are_refused() {
+    fn unsuitable_vocabularies_are_rejected() {
         let bpe = r#"{"model":{"type":"BPE","vocab":{}}}"#;
-        let far = r#"{"model":{"vocab":{"a":18446744073709551615}}}"#;
+        let huge_id = r#"{"model":{"vocab":{"a":18446744073709551615}}}"#;
         assert!(read(&[("tokenizer.json", bpe)], 1).unwrap_err().contains("type BPE"));
-        assert!(read(&[("tokenizer.json", far)], 1).unwrap_err().contains("has the id"));
+        assert!(read(&[("tokenizer.json", huge_id)], 1).unwrap_err().contains("has the id"));
         assert!(read(&[("vocab.txt", "a\nb")], 1).unwrap_err().contains("has 1 rows"));
         assert!(read(&[], 1).unwrap_err().contains("tokenizer.json or vocab.txt is missing"));
     }

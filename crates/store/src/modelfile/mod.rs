@@ -1,4 +1,4 @@
-//! Modelfiles: the text from which a model is created, and which `show --modelfile` prints.
+//! Modelfiles: the recipes from which models are created, and which `show --modelfile` prints.
 
 pub(crate) mod params;
 mod parse;
@@ -8,23 +8,23 @@ use std::fmt;
 
 pub use params::{check_ranges, format_parameters, parse_parameter};
 
-/// A Modelfile, its instructions in order.
+/// A Modelfile.
 #[derive(Debug, Clone, Default)]
 pub struct Modelfile {
-    /// What it says.
+    /// The instructions, in order.
     pub instructions: Vec<Instruction>,
-    /// The line on which each begins, from 1; empty for one that was not read from a text.
+    /// The line of each instruction, from 1; empty if the Modelfile was not parsed from a text.
     pub lines: Vec<usize>,
 }
 
-/// Two texts that say the same are the same Modelfile.
+/// Line numbers do not count.
 impl PartialEq for Modelfile {
     fn eq(&self, other: &Self) -> bool {
         self.instructions == other.instructions
     }
 }
 
-/// The names of the instructions.
+/// Names of the instructions.
 pub(crate) const KEYWORDS: [&str; 11] = [
     "FROM",
     "LICENSE",
@@ -56,7 +56,7 @@ pub enum Instruction {
     Message { role: String, content: String },
 }
 
-/// What is wrong with a Modelfile.
+/// An error in a Modelfile.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the message of a variant is its documentation, the fields are what it prints
@@ -64,7 +64,7 @@ pub enum ModelfileError {
     #[error("(line {line}): {problem}")]
     Line { line: usize, problem: LineProblem },
     #[error("unexpected EOF{} (line {line}: {wanted})", if text.is_empty() { String::new() } else { format!(": {text}") })]
-    UnexpectedEnd { line: usize, text: String, wanted: Wanted },
+    UnexpectedEnd { line: usize, text: String, wanted: ExpectedInput },
     #[error(
         "no FROM line: a Modelfile names what the model is made from, such as `FROM llama3.2` or `FROM ./model.gguf`"
     )]
@@ -77,45 +77,49 @@ pub enum ModelfileError {
     ParameterRange { name: &'static str, want: &'static str, value: String },
 }
 
-/// What is wrong on a line.
+/// An error on a line of a Modelfile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LineProblem {
-    /// No such instruction.
-    Command {
-        /// What stands there.
+    /// The instruction does not exist.
+    UnknownInstruction {
+        /// The word in the text.
         found: String,
-        /// What may be meant.
-        meant: Option<&'static str>,
+        /// The most similar instruction.
+        suggestion: Option<&'static str>,
     },
-    /// No such role.
-    Role {
-        /// What stands there.
+    /// The role does not exist.
+    UnknownRole {
+        /// The word in the text.
         found: String,
     },
-    /// An instruction with nothing behind it.
-    Bare(Wanted),
+    /// The instruction has no value on its line.
+    MissingValue(ExpectedInput),
 }
 
-/// What should have come.
+/// Text that the parser expected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
-    /// What the instruction of this name needs.
+pub enum ExpectedInput {
+    /// The value of the instruction with this name.
     Value(&'static str),
-    /// The end of a text in quotes.
-    Quotes,
+    /// The end of a quoted text.
+    ClosingQuotes,
 }
 
-impl fmt::Display for Wanted {
+impl fmt::Display for ExpectedInput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Wanted::Value("PARAMETER") => {
+            ExpectedInput::Value("PARAMETER") => {
                 f.write_str("PARAMETER needs a name and a value, such as `PARAMETER num_ctx 4096`")
             }
-            Wanted::Value("MESSAGE") => {
+            ExpectedInput::Value("MESSAGE") => {
                 f.write_str("MESSAGE needs a role and a text, such as `MESSAGE user Hello`")
             }
-            Wanted::Value(name) => write!(f, "{name} needs a value behind it on the same line"),
-            Wanted::Quotes => f.write_str("the quotes that open there are not closed"),
+            ExpectedInput::Value(name) => {
+                write!(f, "{name} needs a value behind it on the same line")
+            }
+            ExpectedInput::ClosingQuotes => {
+                f.write_str("the quotes that open there are not closed")
+            }
         }
     }
 }
@@ -123,19 +127,19 @@ impl fmt::Display for Wanted {
 impl fmt::Display for LineProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            LineProblem::Command { found, meant } => {
+            LineProblem::UnknownInstruction { found, suggestion } => {
                 f.write_str(
                     "command must be one of \"from\", \"license\", \"template\", \"system\", \"adapter\", \"draft\", \
                      \"renderer\", \"parser\", \"parameter\", \"message\", or \"requires\"",
                 )?;
                 write!(f, ", and \"{found}\" is none of them")?;
-                meant.map_or(Ok(()), |meant| write!(f, ": did you mean {meant}?"))
+                suggestion.map_or(Ok(()), |suggestion| write!(f, ": did you mean {suggestion}?"))
             }
-            LineProblem::Role { found } => write!(
+            LineProblem::UnknownRole { found } => write!(
                 f,
                 "message role must be one of \"system\", \"user\", or \"assistant\", and \"{found}\" is none of them"
             ),
-            LineProblem::Bare(wanted) => wanted.fmt(f),
+            LineProblem::MissingValue(wanted) => wanted.fmt(f),
         }
     }
 }

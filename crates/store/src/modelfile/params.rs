@@ -1,4 +1,4 @@
-//! The parameters of `PARAMETER`: their types, and how `show` prints them.
+//! The parameters of `PARAMETER`: their types, their ranges, and how `show` prints them.
 
 use serde_json::{Map, Value};
 
@@ -6,7 +6,7 @@ use super::ModelfileError;
 use crate::gojson;
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum ParameterType {
     Int,
     Float,
     Bool,
@@ -15,38 +15,38 @@ enum Kind {
 }
 
 /// Every parameter with its type.
-const PARAMETERS: [(&str, Kind); 27] = [
-    ("num_ctx", Kind::Int),
-    ("num_batch", Kind::Int),
-    ("num_gpu", Kind::Int),
-    ("main_gpu", Kind::Int),
-    ("use_mmap", Kind::Bool),
-    ("num_thread", Kind::Int),
-    ("deterministic", Kind::Bool),
-    ("draft_num_predict", Kind::Int),
-    // Not in the original.
-    ("draft_model", Kind::Text),
-    ("speculate", Kind::Text),
-    ("think_budget", Kind::Int),
-    ("diffusion_steps", Kind::Int),
-    ("diffusion_block_length", Kind::Int),
-    ("diffusion_algorithm", Kind::Text),
-    ("num_keep", Kind::Int),
-    ("seed", Kind::Int),
-    ("num_predict", Kind::Int),
-    ("top_k", Kind::Int),
-    ("top_p", Kind::Float),
-    ("min_p", Kind::Float),
-    ("typical_p", Kind::Float),
-    ("repeat_last_n", Kind::Int),
-    ("temperature", Kind::Float),
-    ("repeat_penalty", Kind::Float),
-    ("presence_penalty", Kind::Float),
-    ("frequency_penalty", Kind::Float),
-    ("stop", Kind::Strings),
+const PARAMETERS: [(&str, ParameterType); 27] = [
+    ("num_ctx", ParameterType::Int),
+    ("num_batch", ParameterType::Int),
+    ("num_gpu", ParameterType::Int),
+    ("main_gpu", ParameterType::Int),
+    ("use_mmap", ParameterType::Bool),
+    ("num_thread", ParameterType::Int),
+    ("deterministic", ParameterType::Bool),
+    ("draft_num_predict", ParameterType::Int),
+    // The following six are Puna's own.
+    ("draft_model", ParameterType::Text),
+    ("speculate", ParameterType::Text),
+    ("think_budget", ParameterType::Int),
+    ("diffusion_steps", ParameterType::Int),
+    ("diffusion_block_length", ParameterType::Int),
+    ("diffusion_algorithm", ParameterType::Text),
+    ("num_keep", ParameterType::Int),
+    ("seed", ParameterType::Int),
+    ("num_predict", ParameterType::Int),
+    ("top_k", ParameterType::Int),
+    ("top_p", ParameterType::Float),
+    ("min_p", ParameterType::Float),
+    ("typical_p", ParameterType::Float),
+    ("repeat_last_n", ParameterType::Int),
+    ("temperature", ParameterType::Float),
+    ("repeat_penalty", ParameterType::Float),
+    ("presence_penalty", ParameterType::Float),
+    ("frequency_penalty", ParameterType::Float),
+    ("stop", ParameterType::Strings),
 ];
 
-/// Once known, without effect now: skipped with a warning.
+/// Former parameters without effect, which are skipped with a warning.
 const DEPRECATED: [&str; 9] = [
     "penalize_newline",
     "low_vram",
@@ -59,26 +59,29 @@ const DEPRECATED: [&str; 9] = [
     "mirostat_eta",
 ];
 
-/// Reads a parameter's values into what requests hold. The last value counts, except for `stop`, which collects.
-/// `None` for a parameter that is deprecated and skipped.
+/// Parses a parameter's values into the JSON value of a request. The last value counts, except for
+/// `stop`, which collects all. `None` for a deprecated parameter.
 ///
 /// # Errors
-/// An unknown name, or a value of the wrong type.
+/// The name is unknown, or a value has the wrong type or range.
 pub fn parse_parameter(name: &str, values: &[&str]) -> Result<Option<Value>, ModelfileError> {
     if DEPRECATED.contains(&name) {
         return Ok(None);
     }
     let Some(&(row, kind)) = PARAMETERS.iter().find(|row| row.0 == name) else {
-        return Err(ModelfileError::UnknownParameter(crate::name::shown(name)));
+        return Err(ModelfileError::UnknownParameter(crate::name::escape_for_message(name)));
     };
     let last = values.last().copied().unwrap_or_default();
-    let bad = |kind| ModelfileError::ParameterValue { kind, value: crate::name::shown(last) };
+    let bad = |kind| ModelfileError::ParameterValue {
+        kind,
+        value: crate::name::escape_for_message(last),
+    };
     if let Ok(number) = last.parse() {
-        range(row, number, last)?;
+        check_range(row, number, last)?;
     }
     Ok(Some(match kind {
-        Kind::Int => last.parse::<i64>().map_err(|_| bad("int"))?.into(),
-        Kind::Float => {
+        ParameterType::Int => last.parse::<i64>().map_err(|_| bad("int"))?.into(),
+        ParameterType::Float => {
             let number =
                 last.parse::<f64>().ok().filter(|x| x.is_finite()).ok_or_else(|| bad("float"))?;
             if number.fract() == 0.0 && number.abs() < 1e15 {
@@ -87,32 +90,31 @@ pub fn parse_parameter(name: &str, values: &[&str]) -> Result<Option<Value>, Mod
                 Value::from(number)
             }
         }
-        Kind::Bool => match last {
+        ParameterType::Bool => match last {
             "1" | "t" | "T" | "true" | "TRUE" | "True" => true.into(),
             "0" | "f" | "F" | "false" | "FALSE" | "False" => false.into(),
             _ => return Err(bad("bool")),
         },
-        Kind::Text => last.into(),
-        Kind::Strings => values.iter().copied().collect(),
+        ParameterType::Text => last.into(),
+        ParameterType::Strings => values.iter().copied().collect(),
     }))
 }
 
-/// Refuses numbers that no model could be meant to have, as they come in the parameters of a request. Names and types are not looked
-/// at.
+/// Rejects numbers out of range in the parameters of a request. Names and types are not checked.
 ///
 /// # Errors
 /// [`ModelfileError::ParameterRange`]
 pub fn check_ranges(parameters: &Map<String, Value>) -> Result<(), ModelfileError> {
     for (name, _) in PARAMETERS {
         if let Some(number) = parameters.get(name).and_then(Value::as_f64) {
-            range(name, number, &number.to_string())?;
+            check_range(name, number, &number.to_string())?;
         }
     }
     Ok(())
 }
 
-/// Refuses a number that every request would fail with, or that means nothing.
-fn range(name: &'static str, number: f64, value: &str) -> Result<(), ModelfileError> {
+/// Rejects a number that is meaningless or would make every request fail.
+fn check_range(name: &'static str, number: f64, value: &str) -> Result<(), ModelfileError> {
     let (fits, want) = match name {
         "repeat_penalty" => (number > 0.0 && (1.0 / number as f32).is_finite(), "greater than 0"),
         "num_ctx" | "num_batch" => (number >= 1.0, "at least 1"),
@@ -123,8 +125,8 @@ fn range(name: &'static str, number: f64, value: &str) -> Result<(), ModelfileEr
         "top_p" | "min_p" | "typical_p" => ((0.0..=1.0).contains(&number), "between 0 and 1"),
         _ => (true, ""),
     };
-    let given = || crate::name::shown(value);
-    // What is no number at all is told by its type.
+    let given = || crate::name::escape_for_message(value);
+    // The type check reports values that are not numbers.
     if !fits && !number.is_nan() {
         return Err(ModelfileError::ParameterRange { name, want, value: given() });
     }
@@ -138,7 +140,7 @@ fn range(name: &'static str, number: f64, value: &str) -> Result<(), ModelfileEr
     Ok(())
 }
 
-/// Every value of a parameter as its own instruction would say it.
+/// The values of a parameter, each as the text of a `PARAMETER` instruction.
 pub(crate) fn values(value: &Value) -> Vec<String> {
     match value {
         Value::Array(items) => items.iter().flat_map(values).collect(),
@@ -160,7 +162,7 @@ pub fn format_parameters(params: &Map<String, Value>) -> String {
         };
         for item in items {
             let text = match item {
-                Value::String(text) => go_quoted(text),
+                Value::String(text) => go_string_literal(text),
                 Value::Number(number) => gojson::number(number),
                 other => other.to_string(),
             };
@@ -170,8 +172,8 @@ pub fn format_parameters(params: &Map<String, Value>) -> String {
     lines.join("\n")
 }
 
-/// A string literal of Go.
-fn go_quoted(text: &str) -> String {
+/// Formats a text as a Go string literal.
+fn go_string_literal(text: &str) -> String {
     let mut out = String::from('"');
     for c in text.chars() {
         match c {
@@ -223,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_no_request_could_run_with_are_refused() {
+    fn parameters_out_of_range_are_rejected() {
         let of =
             |name: &str, value: &str| parse_parameter(name, &[value]).map_err(|e| e.to_string());
         let refused = [

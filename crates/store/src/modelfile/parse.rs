@@ -1,24 +1,24 @@
-//! Reading a Modelfile, character by character: values may span lines, and quotes have no escapes.
+//! Parses Modelfiles character by character. Values may span lines, and quotes have no escapes.
 
-use super::{Instruction, KEYWORDS, LineProblem, Modelfile, ModelfileError, Wanted};
-use crate::name::shown;
+use super::{ExpectedInput, Instruction, KEYWORDS, LineProblem, Modelfile, ModelfileError};
+use crate::name::escape_for_message;
 
-/// Slips of the finger in the name of an instruction that is still recognised.
-const SLIPS: usize = 2;
+/// Largest edit distance between a mistyped instruction and the one suggested.
+const MAX_EDIT_DISTANCE: usize = 2;
 
 impl Modelfile {
-    /// Reads a file's bytes: UTF-8, or UTF-16 with a byte order mark.
+    /// Parses a file's bytes: UTF-8, or UTF-16 with a byte order mark.
     ///
     /// # Errors
-    /// The first thing that is wrong, with its line; [`ModelfileError::NoFrom`] comes last.
+    /// The first error, with its line; [`ModelfileError::NoFrom`] comes last.
     pub fn parse_bytes(bytes: &[u8]) -> Result<Self, ModelfileError> {
         Self::parse(&decode(bytes))
     }
 
-    /// Reads a text.
+    /// Parses a text.
     ///
     /// # Errors
-    /// As [`Modelfile::parse_bytes`].
+    /// Those of [`Modelfile::parse_bytes`].
     pub fn parse(text: &str) -> Result<Self, ModelfileError> {
         let mut reader = Reader { rest: text, line: 1 };
         let (mut instructions, mut lines) = (Vec::new(), Vec::new());
@@ -33,7 +33,7 @@ impl Modelfile {
     }
 }
 
-/// The text of a file: what a byte order mark says, else UTF-8 with replacement characters.
+/// Decodes a file by its byte order mark, or as UTF-8 with replacement characters.
 fn decode(bytes: &[u8]) -> String {
     let wide = |bytes: &[u8], read: fn([u8; 2]) -> u16| {
         let units: Vec<u16> =
@@ -57,12 +57,13 @@ impl<'a> Reader<'a> {
     fn next(&mut self) -> Option<char> {
         let c = self.rest.chars().next()?;
         self.rest = &self.rest[c.len_utf8()..];
-        // CR and LF are counted each, as in the original: tools that read the messages expect its numbers.
+        // CR and LF count as one line each, as in Ollama: tools that parse the messages expect its
+        // numbers.
         self.line += usize::from(is_newline(c));
         Some(c)
     }
 
-    /// Moves behind blanks, empty lines and comments; whether anything follows.
+    /// Skips blanks, empty lines and comments. Returns whether anything follows.
     fn skip_to_instruction(&mut self) -> bool {
         while let Some(c) = self.rest.chars().next() {
             match c {
@@ -76,8 +77,9 @@ impl<'a> Reader<'a> {
         false
     }
 
-    /// Collects what `admits`, up to the blank that must follow, which is consumed. The character that ended it
-    /// instead, or nothing at the end of the file, is the error.
+    /// Reads a word of characters that `admits` accepts, and the blank that must follow. The error
+    /// is the character that ended the word instead, or `None` at the end of the file, with the
+    /// word.
     fn word(&mut self, admits: fn(char) -> bool) -> Result<&'a str, (Option<char>, &'a str)> {
         let start = self.rest;
         let taken = |reader: &Self| &start[..start.len() - reader.rest.len()];
@@ -110,24 +112,24 @@ impl<'a> Reader<'a> {
             "MESSAGE" => {
                 let role = self.argument(keyword, |c| c.is_ascii_alphabetic())?.to_owned();
                 if !["system", "user", "assistant"].contains(&role.as_str()) {
-                    let problem = LineProblem::Role { found: shown(&role) };
+                    let problem = LineProblem::UnknownRole { found: escape_for_message(&role) };
                     return Err(ModelfileError::Line { line: self.line, problem });
                 }
                 return Ok(Instruction::Message { role, content: self.value()? });
             }
-            // The last one that is known.
+            // `REQUIRES`, the only other keyword.
             _ => Instruction::Requires,
         };
         Ok(of(self.value()?))
     }
 
-    /// The name of an instruction, and the blank behind it.
+    /// Reads the name of an instruction and the blank after it.
     fn keyword(&mut self) -> Result<&'static str, ModelfileError> {
         let (line, text) = (self.line, self.rest);
         let known =
             |name: &str| KEYWORDS.into_iter().find(|known| known.eq_ignore_ascii_case(name));
         let word = self.word(|c| c.is_ascii_alphabetic());
-        let wanted = |name| known(name).map(Wanted::Value);
+        let wanted = |name| known(name).map(ExpectedInput::Value);
         let problem = match word {
             Ok(name) => match known(name) {
                 Some(keyword) => return Ok(keyword),
@@ -144,14 +146,14 @@ impl<'a> Reader<'a> {
                 None => unknown(text),
             },
             Err((Some(end), name)) if is_newline(end) => {
-                wanted(name).map_or_else(|| unknown(text), LineProblem::Bare)
+                wanted(name).map_or_else(|| unknown(text), LineProblem::MissingValue)
             }
             Err(_) => unknown(text),
         };
         Err(ModelfileError::Line { line, problem })
     }
 
-    /// A parameter's name or a message's role.
+    /// Reads a parameter's name or a message's role.
     fn argument(
         &mut self,
         keyword: &'static str,
@@ -164,11 +166,11 @@ impl<'a> Reader<'a> {
         self.word(admits).map_err(|(end, word)| ModelfileError::UnexpectedEnd {
             line,
             text: if end.is_some() { word.to_owned() } else { String::new() },
-            wanted: Wanted::Value(keyword),
+            wanted: ExpectedInput::Value(keyword),
         })
     }
 
-    /// A value: ends with the first line at whose end all quotes are closed.
+    /// Reads a value. It ends with the first line at whose end all quotes are closed.
     fn value(&mut self) -> Result<String, ModelfileError> {
         let (line, start) = (self.line, self.rest);
         loop {
@@ -179,7 +181,7 @@ impl<'a> Reader<'a> {
                     (Some(value), _) => return Ok(printable(value)),
                     (None, Some(_)) => {}
                     (None, None) => {
-                        let (text, wanted) = (String::new(), Wanted::Quotes);
+                        let (text, wanted) = (String::new(), ExpectedInput::ClosingQuotes);
                         return Err(ModelfileError::UnexpectedEnd { line, text, wanted });
                     }
                 },
@@ -188,16 +190,17 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What stands where an instruction should, with the one that it is most like.
+/// The error for an unknown instruction, with the most similar known one.
 fn unknown(text: &str) -> LineProblem {
     let found = text.split_whitespace().next().unwrap_or_default();
     let upper = found.chars().take(20).collect::<String>().to_ascii_uppercase();
     let slips = |known: &&str| strsim::osa_distance(known, &upper);
-    let meant = KEYWORDS.into_iter().min_by_key(slips).filter(|known| slips(known) <= SLIPS);
-    LineProblem::Command { found: shown(found), meant }
+    let suggestion =
+        KEYWORDS.into_iter().min_by_key(slips).filter(|known| slips(known) <= MAX_EDIT_DISTANCE);
+    LineProblem::UnknownInstruction { found: escape_for_message(found), suggestion }
 }
 
-/// The text within quotes, the text itself where there are none, nothing where they are not closed.
+/// The text within quotes, or the whole text if it has none. `None` if the quotes are not closed.
 fn unquote(text: &str) -> Option<&str> {
     if let Some(inner) = text.strip_prefix("\"\"\"") {
         return inner.strip_suffix("\"\"\"");
@@ -208,7 +211,8 @@ fn unquote(text: &str) -> Option<&str> {
     }
 }
 
-/// Without control characters, which would reach terminals and prompts unseen; tabs and line ends stay.
+/// Removes control characters, which would reach terminals and prompts unseen. Tabs and line ends
+/// stay.
 fn printable(text: &str) -> String {
     text.chars().filter(|&c| !c.is_ascii_control() || matches!(c, '\t' | '\n' | '\r')).collect()
 }
@@ -234,7 +238,7 @@ mod tests {
         Parameter { name: name.into(), value: value.into() }
     }
 
-    /// What follows a `FROM foo` line.
+    /// The instructions after a `FROM foo` line.
     fn after_from(text: &str) -> Result<Vec<Instruction>, String> {
         parse(&format!("FROM foo\n{text}")).map(|mut all| all.split_off(1))
     }
@@ -325,10 +329,10 @@ mod tests {
 
     #[test]
     fn unknown_instructions_and_roles_are_named_by_line() {
-        let command = |found: &str, meant| {
-            LineProblem::Command { found: found.to_owned(), meant }.to_string()
+        let command = |found: &str, suggestion| {
+            LineProblem::UnknownInstruction { found: found.to_owned(), suggestion }.to_string()
         };
-        for (text, line, found, meant) in [
+        for (text, line, found, suggestion) in [
             ("FROM foo\n\nBADCOMMAND x\n", 3, "BADCOMMAND", None),
             ("FROM foo\nBAD1 x\n", 2, "BAD1", None),
             ("FROM foo\nFRUM x\n", 2, "FRUM", Some("FROM")),
@@ -338,7 +342,7 @@ mod tests {
         ] {
             assert_eq!(
                 parse(text),
-                Err(format!("(line {line}): {}", command(found, meant))),
+                Err(format!("(line {line}): {}", command(found, suggestion))),
                 "{text:?}"
             );
         }
@@ -347,7 +351,7 @@ mod tests {
                 .starts_with("command must be one of \"from\", \"license\", ")
         );
         assert!(command("x", Some("FROM")).ends_with("\"x\" is none of them: did you mean FROM?"));
-        let role = LineProblem::Role { found: "badguy".into() };
+        let role = LineProblem::UnknownRole { found: "badguy".into() };
         assert_eq!(after_from("MESSAGE badguy I'm a bad guy"), Err(format!("(line 2): {role}")));
     }
 

@@ -1,4 +1,4 @@
-//! Writing a Modelfile so that reading it gives the same again.
+//! Prints Modelfiles so that parsing the text yields the same instructions.
 
 use std::fmt;
 
@@ -13,40 +13,41 @@ impl fmt::Display for Modelfile {
 impl fmt::Display for Instruction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Instruction::From(value) => write!(f, "FROM {}", Path(value)),
-            Instruction::License(value) => write!(f, "LICENSE {}", Quoted(value)),
-            Instruction::Template(value) => write!(f, "TEMPLATE {}", Quoted(value)),
-            Instruction::System(value) => write!(f, "SYSTEM {}", Quoted(value)),
-            Instruction::Adapter(value) => write!(f, "ADAPTER {}", Path(value)),
-            Instruction::Draft(value) => write!(f, "DRAFT {}", Path(value)),
-            Instruction::Renderer(value) => write!(f, "RENDERER {}", Quoted(value)),
-            Instruction::Parser(value) => write!(f, "PARSER {}", Quoted(value)),
-            Instruction::Requires(value) => write!(f, "REQUIRES {}", Quoted(value)),
+            Instruction::From(value) => write!(f, "FROM {}", PathText(value)),
+            Instruction::License(value) => write!(f, "LICENSE {}", QuotedText(value)),
+            Instruction::Template(value) => write!(f, "TEMPLATE {}", QuotedText(value)),
+            Instruction::System(value) => write!(f, "SYSTEM {}", QuotedText(value)),
+            Instruction::Adapter(value) => write!(f, "ADAPTER {}", PathText(value)),
+            Instruction::Draft(value) => write!(f, "DRAFT {}", PathText(value)),
+            Instruction::Renderer(value) => write!(f, "RENDERER {}", QuotedText(value)),
+            Instruction::Parser(value) => write!(f, "PARSER {}", QuotedText(value)),
+            Instruction::Requires(value) => write!(f, "REQUIRES {}", QuotedText(value)),
             Instruction::Parameter { name, value } => {
-                write!(f, "PARAMETER {name} {}", Quoted(value))
+                write!(f, "PARAMETER {name} {}", QuotedText(value))
             }
             Instruction::Message { role, content } => {
-                write!(f, "MESSAGE {role} {}", Quoted(content))
+                write!(f, "MESSAGE {role} {}", QuotedText(content))
             }
         }
     }
 }
 
-/// A path or a name: without quotes, which other readers take for a part of it, unless it would be read as something else.
-struct Path<'a>(&'a str);
+/// A path or a name. It is quoted only if it would be parsed differently, because other programs
+/// take quotes as part of a path.
+struct PathText<'a>(&'a str);
 
-impl fmt::Display for Path<'_> {
+impl fmt::Display for PathText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plain =
             !self.0.contains(['\n', '\r']) && !self.0.starts_with('"') && self.0.trim() == self.0;
-        if plain { f.write_str(self.0) } else { write!(f, "{}", Quoted(self.0)) }
+        if plain { f.write_str(self.0) } else { write!(f, "{}", QuotedText(self.0)) }
     }
 }
 
-/// A value, in quotes where it needs them.
-struct Quoted<'a>(&'a str);
+/// A value, quoted if necessary.
+struct QuotedText<'a>(&'a str);
 
-impl fmt::Display for Quoted<'_> {
+impl fmt::Display for QuotedText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = self.0;
         let at_an_end = |test: fn(char) -> bool| text.starts_with(test) || text.ends_with(test);
@@ -83,8 +84,8 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn what_is_printed_reads_back_the_same(text in "([a-z ]| |\n|\"|\t|é|#){0,20}") {
-            // Three quotes within a text have no form in the language that holds everywhere.
+        fn printed_modelfiles_parse_back_to_the_same(text in "([a-z ]| |\n|\"|\t|é|#){0,20}") {
+            // A value with three quotes cannot be written in every position.
             proptest::prop_assume!(!text.contains("\"\"\""));
             let instructions = vec![
                 Instruction::From(text.clone()),

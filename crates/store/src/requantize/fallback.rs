@@ -1,4 +1,4 @@
-//! Tensors that get another type than their mixture asks for, and how they are told: few lines, every name.
+//! Tensors that get another type than their file type prescribes, and messages about them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,32 +8,36 @@ use puna_quant::TensorType;
 
 use super::{FileType, rules};
 
-/// Tensors that get another type than the mixture asks for, since their rows do not fill its blocks.
+/// Tensors that get another type than the file type prescribes, because their rows do not fill its
+/// blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fallback {
-    /// The type that the mixture asks for.
+pub struct TypeFallback {
+    /// The prescribed type.
     pub wanted: TensorType,
-    /// The type that they get.
+    /// The actual type.
     pub got: TensorType,
-    /// Values of a row.
+    /// Values in a row.
     pub row: u64,
-    /// The tensors' names.
+    /// Names of the tensors.
     pub tensors: Vec<String>,
 }
 
-/// The tensors of a file that get another type than the mixture asks for, those of one reason together.
-pub fn fallbacks(gguf: &Gguf, target: FileType, has_imatrix: bool) -> Vec<Fallback> {
-    let mut found: Vec<Fallback> = Vec::new();
-    for (tensor, choice) in gguf.tensors().iter().zip(rules::choose(gguf, target, has_imatrix)) {
+/// The tensors of a file that get another type than prescribed, grouped by types and row length.
+pub fn fallbacks(gguf: &Gguf, target: FileType, has_imatrix: bool) -> Vec<TypeFallback> {
+    let mut found: Vec<TypeFallback> = Vec::new();
+    for (tensor, choice) in
+        gguf.tensors().iter().zip(rules::choose_types(gguf, target, has_imatrix))
+    {
         if choice.ty == choice.wanted {
             continue;
         }
         let row = tensor.shape.first().copied().unwrap_or(0);
-        let same =
-            |one: &&mut Fallback| (one.wanted, one.got, one.row) == (choice.wanted, choice.ty, row);
+        let same = |one: &&mut TypeFallback| {
+            (one.wanted, one.got, one.row) == (choice.wanted, choice.ty, row)
+        };
         match found.iter_mut().find(same) {
             Some(one) => one.tensors.push(tensor.name.to_string()),
-            None => found.push(Fallback {
+            None => found.push(TypeFallback {
                 wanted: choice.wanted,
                 got: choice.ty,
                 row,
@@ -44,7 +48,7 @@ pub fn fallbacks(gguf: &Gguf, target: FileType, has_imatrix: bool) -> Vec<Fallba
     found
 }
 
-impl fmt::Display for Fallback {
+impl fmt::Display for TypeFallback {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { wanted, got, row, tensors } = self;
         let (count, block) = (tensors.len(), wanted.block_values());
@@ -58,7 +62,7 @@ impl fmt::Display for Fallback {
     }
 }
 
-/// Names with those of all layers in one: `blk.0-29.attn_q.weight`.
+/// Merges the names of a tensor in several layers into one: `blk.0-29.attn_q.weight`.
 pub(super) fn short_names<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut short: Vec<(&str, BTreeSet<u32>)> = Vec::new();
     let mut places = BTreeMap::new();
@@ -81,7 +85,7 @@ pub(super) fn short_names<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Strin
     short.into_iter().map(name).collect()
 }
 
-/// `0-3,7`
+/// Formats numbers as ranges: `0-3,7`.
 fn ranges(numbers: &BTreeSet<u32>) -> String {
     let mut ranges: Vec<(u32, u32)> = Vec::new();
     for &number in numbers {
@@ -101,7 +105,7 @@ fn ranges(numbers: &BTreeSet<u32>) -> String {
 mod tests {
     use super::*;
 
-    /// A model of two layers whose rows have 96 values, but for one matrix.
+    /// A model of two layers. Most rows have 96 values.
     fn narrow() -> Gguf {
         let mut writer = puna_gguf::Writer::new();
         writer.set("general.architecture", "llama").set("llama.block_count", 2u32);
@@ -120,10 +124,10 @@ mod tests {
     }
 
     #[test]
-    fn tensors_whose_rows_do_not_fit_are_told_with_the_reason() {
+    fn tensors_whose_rows_do_not_fit_are_reported_with_the_reason() {
         let told = |kind: &str| -> Vec<String> {
             let target = FileType::from_name(kind).unwrap();
-            fallbacks(&narrow(), target, false).iter().map(Fallback::to_string).collect()
+            fallbacks(&narrow(), target, false).iter().map(TypeFallback::to_string).collect()
         };
         assert_eq!(
             told("Q4_K_M"),
@@ -140,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_told_in_ranges() {
+    fn layers_are_reported_as_ranges() {
         let names = ["blk.0.a", "b", "blk.1.a", "blk.7.a", "blk.x.a", "a", "blk.3.c", "blk.2.a"];
         assert_eq!(short_names(names.into_iter()), ["blk.0-2,7.a", "b", "blk.x.a", "a", "blk.3.c"]);
     }

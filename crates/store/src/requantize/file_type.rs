@@ -1,17 +1,17 @@
-//! Mixtures by name.
+//! File types by name.
 
 use puna_quant::TensorType::{self, *};
 
 use crate::facts::file_type_name;
 
-/// What a whole file is quantized to: a name such as `Q4_K_M`, which stands for types of tensors.
+/// A file type such as `Q4_K_M`: the mix of tensor types in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileType {
     id: u32,
     base: TensorType,
 }
 
-/// Number in `general.file_type`, and the type that most tensors get.
+/// Number in `general.file_type`, and the type of most tensors.
 const TYPES: [(u32, TensorType); 35] = [
     (0, F32),
     (1, F16),
@@ -51,7 +51,8 @@ const TYPES: [(u32, TensorType); 35] = [
 ];
 
 impl FileType {
-    /// A mixture by its name in any case; `Q4_K` and the like mean the middle one, `MXFP4` that of experts.
+    /// A file type by its name in any case. `Q4_K` and the like mean the `_M` variant, `MXFP4`
+    /// means `MXFP4_MOE`.
     pub fn from_name(name: &str) -> Option<Self> {
         let name = name.to_ascii_uppercase();
         let name = match name.as_str() {
@@ -63,7 +64,7 @@ impl FileType {
         found.map(|&(id, base)| Self { id, base })
     }
 
-    /// All names.
+    /// Names of all file types.
     pub fn names() -> Vec<&'static str> {
         TYPES.iter().map(|(id, _)| file_type_name(*id)).collect()
     }
@@ -78,7 +79,7 @@ impl FileType {
         file_type_name(self.id)
     }
 
-    /// The type that most tensors get.
+    /// The type of most tensors.
     pub fn base(self) -> TensorType {
         self.base
     }

@@ -1,8 +1,9 @@
-//! Importance matrices, in the GGUF form of llama.cpp: for each tensor the sums of squares of its inputs, and over how
-//! many tokens they are. The form that it had before is read, too:
+//! Importance matrices in llama.cpp's GGUF format: for each tensor the sums of squares of its
+//! inputs, and the numbers of tokens. The older binary format is read, too:
 //!
 //! ```text
-//! i32 entries, then for each: i32 length, name; i32 calls; i32 values, each f32: a mean times the calls
+//! i32 entries, then for each: i32 length, name; i32 calls; i32 values, each f32: a mean times the
+//!                             calls
 //! ```
 
 use std::collections::HashMap;
@@ -19,25 +20,25 @@ use super::{FileType, rules};
 use crate::error::StoreError;
 use crate::files::read_limited;
 
-/// More than any file of the old form has.
-const LEGACY_LIMIT: u64 = 1 << 30;
+/// Largest size of a file in the older format, in bytes.
+const MAX_LEGACY_BYTES: u64 = 1 << 30;
 
-/// Tensors of which most matrices say nothing: what is looked up, and what makes logits.
+/// Tensors that most matrices omit: token embeddings and the output layer.
 const SELDOM_MEASURED: [&str; 3] =
     ["token_embd.weight", "per_layer_token_embd.weight", "output.weight"];
 
-/// Sums of squares of a tensor's inputs, for each matrix of a stack one row.
+/// Sums of squares of a tensor's inputs; one row for each matrix of a stack of experts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ImatrixRow {
     /// The tensor's name.
     pub tensor: String,
     /// The sums.
     pub squares: Vec<f32>,
-    /// Over how many tokens, for each matrix.
+    /// Number of tokens for each matrix.
     pub counts: Vec<u64>,
 }
 
-/// Writes an importance matrix that was made of so many chunks of so many tokens of a text.
+/// Writes an importance matrix that was computed on `chunks` chunks of `chunk_tokens` tokens.
 ///
 /// # Errors
 /// The output cannot be written.
@@ -73,12 +74,12 @@ pub fn write_imatrix(
     Ok(())
 }
 
-/// How much the columns of tensors matter.
+/// Weights of the columns of tensors.
 pub struct Imatrix {
-    /// What it is called in messages and in files that are made with it.
+    /// The file's name, for messages and for the metadata of quantized files.
     name: String,
     weights: HashMap<String, Vec<f32>>,
-    /// The text that it was made of, and how many chunks of that.
+    /// Name and number of chunks of the text.
     dataset: Option<String>,
     chunks: Option<u32>,
 }
@@ -87,15 +88,18 @@ impl Imatrix {
     /// Reads a file.
     ///
     /// # Errors
-    /// It is no importance matrix.
+    /// The file is no importance matrix.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let bad =
             |reason: &str| StoreError::Imatrix { name: name.clone(), reason: reason.to_owned() };
         if !is_gguf(path)? {
             let len = std::fs::metadata(path).map_err(|e| StoreError::io("read", path, &e))?.len();
-            let bytes =
-                if len > LEGACY_LIMIT { Vec::new() } else { read_limited(path, LEGACY_LIMIT)? };
+            let bytes = if len > MAX_LEGACY_BYTES {
+                Vec::new()
+            } else {
+                read_limited(path, MAX_LEGACY_BYTES)?
+            };
             let weights =
                 parse_legacy(&bytes).ok_or_else(|| bad("it is cut short or of another form"))?;
             return Ok(Self { name, weights, dataset: None, chunks: None });
@@ -115,10 +119,10 @@ impl Imatrix {
                 words.map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect()
             };
             let (mut sums, counts) = (floats(sums), floats(counts));
-            // A row for each expert, with a count of its own.
+            // One row and one count for each expert.
             let each = sums.len() / counts.len().max(1);
             for (row, count) in sums.chunks_mut(each.max(1)).zip(&counts) {
-                // An expert that was never used matters as much in every column.
+                // All columns of an unused expert weigh the same.
                 row.iter_mut().for_each(|sum| *sum = if *count > 0.0 { *sum / count } else { 1.0 });
             }
             weights.insert(name.to_owned(), sums);
@@ -138,17 +142,18 @@ impl Imatrix {
         })
     }
 
-    /// The weights of a tensor's columns, for stacks one row after the other.
+    /// The column weights of a tensor; for a stack of experts one row after the other.
     ///
     /// # Errors
-    /// It has another number of columns.
+    /// The number of columns differs.
     pub(super) fn of(&self, tensor: &TensorInfo) -> Result<Option<&[f32]>, StoreError> {
         let Some(found) = self.weights.get(&*tensor.name) else { return Ok(None) };
         let want =
             tensor.shape.first().unwrap_or(&1) * tensor.shape.iter().skip(2).product::<u64>();
         match found.len() as u64 == want {
             true => Ok(Some(found)),
-            // Tokens are looked up, not multiplied: what a matrix says of their table may be of the output's columns.
+            // Token embeddings are looked up, not multiplied: the weights may be those of the tied
+            // output layer.
             false if &*tensor.name == "token_embd.weight" => Ok(None),
             false => {
                 let (name, tensor, found) =
@@ -158,21 +163,25 @@ impl Imatrix {
         }
     }
 
-    /// Refuses a matrix that has nothing to say about any of the tensors that are quantized.
+    /// Rejects a matrix without weights for any of the quantized tensors.
     pub(super) fn check(
         &self,
         tensors: &[TensorInfo],
         types: &[TensorType],
     ) -> Result<(), StoreError> {
-        let unmatched = self.unmatched(tensors, types);
+        let unmatched = self.unmatched_tensors(tensors, types);
         match unmatched.filter(|unmatched| unmatched.tensors.len() == unmatched.quantized) {
             None => Ok(()),
-            Some(_) => Err(StoreError::ImatrixOther { name: self.name.clone() }),
+            Some(_) => Err(StoreError::ImatrixMismatch { name: self.name.clone() }),
         }
     }
 
-    /// The tensors that get these types without a word from the matrix.
-    fn unmatched(&self, tensors: &[TensorInfo], types: &[TensorType]) -> Option<Unmatched> {
+    /// The quantized tensors without weights in the matrix.
+    fn unmatched_tensors(
+        &self,
+        tensors: &[TensorInfo],
+        types: &[TensorType],
+    ) -> Option<UnmatchedTensors> {
         let is_meant = |tensor: &TensorInfo, ty: TensorType| {
             ty.is_quantized() && tensor.ty != ty && !SELDOM_MEASURED.contains(&&*tensor.name)
         };
@@ -182,10 +191,14 @@ impl Imatrix {
             .partition(|name| self.weights.contains_key(*name));
         let tensors: Vec<_> = unknown.into_iter().map(str::to_owned).collect();
         let quantized = known.len() + tensors.len();
-        (!tensors.is_empty()).then(|| Unmatched { matrix: self.name.clone(), quantized, tensors })
+        (!tensors.is_empty()).then(|| UnmatchedTensors {
+            matrix: self.name.clone(),
+            quantized,
+            tensors,
+        })
     }
 
-    /// The keys by which a file says that it was made with this matrix, as llama-quantize writes them.
+    /// Adds the metadata about the matrix that llama-quantize writes.
     pub(super) fn describe(&self, metadata: &mut Metadata) {
         metadata.set("quantize.imatrix.file", self.name.as_str());
         if let Some(dataset) = &self.dataset {
@@ -201,25 +214,30 @@ impl Imatrix {
     }
 }
 
-/// Tensors that are quantized without a word from the importance matrix.
+/// Tensors that are quantized without weights from the importance matrix.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unmatched {
-    /// The matrix.
+pub struct UnmatchedTensors {
+    /// The matrix's file name.
     pub matrix: String,
-    /// How many tensors are quantized in all.
+    /// Number of all quantized tensors.
     pub quantized: usize,
-    /// Those that it does not know.
+    /// Names of the tensors without weights.
     pub tensors: Vec<String>,
 }
 
-/// What an importance matrix says nothing about, though it is to be quantized; `None`: it knows all of that.
-pub fn unmatched(gguf: &Gguf, target: FileType, matrix: &Imatrix) -> Option<Unmatched> {
+/// The tensors that are to be quantized and have no weights in the matrix; `None` if all have
+/// weights.
+pub fn unmatched_tensors(
+    gguf: &Gguf,
+    target: FileType,
+    matrix: &Imatrix,
+) -> Option<UnmatchedTensors> {
     let types: Vec<_> =
-        rules::choose(gguf, target, true).into_iter().map(|choice| choice.ty).collect();
-    matrix.unmatched(gguf.tensors(), &types)
+        rules::choose_types(gguf, target, true).into_iter().map(|choice| choice.ty).collect();
+    matrix.unmatched_tensors(gguf.tensors(), &types)
 }
 
-impl fmt::Display for Unmatched {
+impl fmt::Display for UnmatchedTensors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { matrix, quantized, tensors } = self;
         let names = short_names(tensors.iter().map(String::as_str)).join(", ");
@@ -267,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_as_means() {
+    fn written_sums_are_read_as_means() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("imatrix.gguf");
         let row = |tensor: &str, squares: Vec<f32>, counts: Vec<u64>| ImatrixRow {
@@ -282,7 +300,7 @@ mod tests {
         std::fs::write(&path, file).unwrap();
         let matrix = Imatrix::open(&path).unwrap();
         assert_eq!(matrix.of(&tensor("b", &[2, 5])).unwrap(), Some(&[1.0, 2.0][..]));
-        // An expert that no token took counts every column alike.
+        // All columns of an unused expert weigh the same.
         assert_eq!(matrix.of(&tensor("a", &[2, 5, 2])).unwrap(), Some(&[1.0, 2.0, 1.0, 1.0][..]));
         assert_eq!(matrix.of(&tensor("c", &[2, 5])).unwrap(), None);
         let mut made = Metadata::new();
@@ -321,16 +339,16 @@ mod tests {
         );
         assert_eq!(matrix.of(&tensor("token_embd.weight", &[3, 2])), Ok(None));
         let check = |tensors: &[TensorInfo], ty| matrix.check(tensors, &vec![ty; tensors.len()]);
-        let other = Err(StoreError::ImatrixOther { name: "imatrix.gguf".into() });
+        let other = Err(StoreError::ImatrixMismatch { name: "imatrix.gguf".into() });
         assert_eq!(check(&[a.clone(), b.clone()], TensorType::Q8_0), Ok(()));
         assert_eq!(check(&[], TensorType::Q8_0), Ok(()));
         assert_eq!(check(std::slice::from_ref(&b), TensorType::Q8_0), other);
-        // That it knows the table of tokens, which every model has, is no sign.
+        // Token embeddings exist in every model, so their weights prove nothing.
         let table = tensor("token_embd.weight", &[2, 2]);
         assert_eq!(check(&[b.clone(), table], TensorType::Q8_0), other);
         assert_eq!(check(std::slice::from_ref(&b), TensorType::F16), Ok(()));
         let types = [TensorType::Q8_0; 2];
-        let told = matrix.unmatched(&[a, b], &types).unwrap().to_string();
+        let told = matrix.unmatched_tensors(&[a, b], &types).unwrap().to_string();
         assert!(
             told.contains("says nothing about 1 of 2 tensors") && told.contains("(b)"),
             "{told}"
@@ -338,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn the_old_form_is_read() {
+    fn the_older_format_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("imatrix.dat");
         let mut file: Vec<u8> = Vec::new();

@@ -1,4 +1,4 @@
-//! Quantizing a GGUF file: the mixtures of types that llama-quantize makes, tensor by tensor, over all cores.
+//! Quantizes GGUF files to the file types of llama-quantize, tensor by tensor, on all cores.
 
 mod fallback;
 mod file_type;
@@ -12,29 +12,31 @@ use std::ops::Range;
 use puna_gguf::{Gguf, Metadata, TensorInfo, Writer};
 use puna_quant::{TensorType, dequantize, quantize};
 
-pub use fallback::{Fallback, fallbacks};
+pub use fallback::{TypeFallback, fallbacks};
 pub use file_type::FileType;
-pub use imatrix::{Imatrix, ImatrixRow, Unmatched, unmatched, write_imatrix};
+pub use imatrix::{Imatrix, ImatrixRow, UnmatchedTensors, unmatched_tensors, write_imatrix};
 
 use crate::error::StoreError;
-use crate::inorder;
+use crate::ordered_tasks;
 
-/// Values of a piece of work.
+/// Values in a task.
 const PIECE_VALUES: u64 = 1 << 18;
 
-/// How to quantize.
+/// Options of [`requantize`].
 #[derive(Default)]
 pub struct QuantizeOptions<'a> {
-    /// Threads; 0 is one a core.
+    /// Number of threads; 0 means one for each core.
     pub threads: usize,
-    /// How much each column of each tensor matters.
+    /// Importance matrix.
     pub imatrix: Option<&'a Imatrix>,
 }
 
-/// Writes a file's model in another type; `progress` gets the bytes of the source that are done, and all of them.
+/// Writes a model in another file type. `progress` receives the processed and the total bytes of
+/// the source.
 ///
 /// # Errors
-/// A type that needs an importance matrix and has none, values that no type holds, or the output cannot be written.
+/// A type needs an importance matrix, a value cannot be represented, or the output cannot be
+/// written.
 pub fn requantize(
     gguf: &Gguf,
     target: FileType,
@@ -42,7 +44,7 @@ pub fn requantize(
     out: &mut dyn Write,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), StoreError> {
-    let mut metadata = described(gguf, target, options);
+    let mut metadata = quantized_metadata(gguf, target, options);
     for key in SPLIT_KEYS {
         metadata.remove(key);
     }
@@ -52,11 +54,11 @@ pub fn requantize(
     write(gguf, metadata, &tensors, options, out, &mut |done| progress(done, total))
 }
 
-/// Writes one part of a split file's model in another type, with the tensors that this part of the source holds; `part`
-/// counts from 0. Progress is that of [`requantize`] for the part.
+/// Writes one part of a split model in another file type, with the tensors of this part of the
+/// source. `part` counts from 0. `progress` counts the bytes of the part.
 ///
 /// # Errors
-/// As those of [`requantize`].
+/// Those of [`requantize`].
 pub fn requantize_part(
     gguf: &Gguf,
     part: usize,
@@ -65,12 +67,13 @@ pub fn requantize_part(
     out: &mut dyn Write,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), StoreError> {
-    let mut metadata = if part == 0 { described(gguf, target, options) } else { Metadata::new() };
+    let mut metadata =
+        if part == 0 { quantized_metadata(gguf, target, options) } else { Metadata::new() };
     let as_split = |error: std::num::TryFromIntError| StoreError::Split(error.to_string());
     metadata.set(SPLIT_KEYS[0], u16::try_from(part).map_err(as_split)?);
     metadata.set(SPLIT_KEYS[1], u16::try_from(gguf.part_count()).map_err(as_split)?);
     metadata.set(SPLIT_KEYS[2], i32::try_from(gguf.tensors().len()).map_err(as_split)?);
-    // What a tensor becomes depends on all of them.
+    // The type of a tensor depends on all tensors of the model.
     let types = types(gguf, target, options)?;
     let tensors: Vec<_> = gguf
         .tensors()
@@ -82,13 +85,13 @@ pub fn requantize_part(
     write(gguf, metadata, &tensors, options, out, &mut |done| progress(done, total))
 }
 
-/// What each tensor becomes.
+/// The type of each tensor.
 fn types(
     gguf: &Gguf,
     target: FileType,
     options: &QuantizeOptions<'_>,
 ) -> Result<Vec<TensorType>, StoreError> {
-    let choices = rules::choose(gguf, target, options.imatrix.is_some());
+    let choices = rules::choose_types(gguf, target, options.imatrix.is_some());
     let types: Vec<_> = choices.into_iter().map(|choice| choice.ty).collect();
     if let Some(matrix) = options.imatrix {
         matrix.check(gguf.tensors(), &types)?;
@@ -96,11 +99,11 @@ fn types(
     Ok(types)
 }
 
-/// The number of a part, how many there are, and how many tensors all of them have.
+/// Metadata keys: number of the part, number of parts, number of tensors in all parts.
 const SPLIT_KEYS: [&str; 3] = ["split.no", "split.count", "split.tensors.count"];
 
-/// The metadata of a file, for its model in another type.
-fn described(gguf: &Gguf, target: FileType, options: &QuantizeOptions<'_>) -> Metadata {
+/// The metadata of the quantized file.
+fn quantized_metadata(gguf: &Gguf, target: FileType, options: &QuantizeOptions<'_>) -> Metadata {
     let mut metadata = gguf.metadata().clone();
     if let Some(matrix) = options.imatrix {
         matrix.describe(&mut metadata);
@@ -128,9 +131,9 @@ fn write(
             Some(matrix) => matrix.of(tensor)?,
             None => None,
         };
-        jobs.push(Job { tensor, data: gguf.data(tensor), ty, importance });
+        jobs.push(TensorJob { tensor, data: gguf.data(tensor), ty, importance });
     }
-    let pieces: Vec<(&Job<'_>, Range<u64>)> =
+    let pieces: Vec<(&TensorJob<'_>, Range<u64>)> =
         jobs.iter().flat_map(|job| job.pieces().map(move |rows| (job, rows))).collect();
     let mut body = writer.start(out)?;
     let mut done = 0;
@@ -138,31 +141,36 @@ fn write(
         let (job, rows) = &pieces[at];
         job.rows(rows.clone())
     };
-    inorder::each(inorder::threads(options.threads), pieces.len(), make, |at, bytes| {
-        let (job, rows) = &pieces[at];
-        body.write(&bytes)?;
-        done += job.source_bytes(rows);
-        progress(done);
-        Ok(())
-    })?;
+    ordered_tasks::run_in_order(
+        ordered_tasks::thread_count(options.threads),
+        pieces.len(),
+        make,
+        |at, bytes| {
+            let (job, rows) = &pieces[at];
+            body.write(&bytes)?;
+            done += job.source_bytes(rows);
+            progress(done);
+            Ok(())
+        },
+    )?;
     body.finish()?;
     Ok(())
 }
 
-/// One tensor's way from one type to another.
-struct Job<'a> {
+/// Conversion of one tensor.
+struct TensorJob<'a> {
     tensor: &'a TensorInfo,
     data: &'a [u8],
     ty: TensorType,
     importance: Option<&'a [f32]>,
 }
 
-impl<'a> Job<'a> {
+impl<'a> TensorJob<'a> {
     fn columns(&self) -> u64 {
         self.tensor.shape.first().copied().unwrap_or(1)
     }
 
-    /// Ranges of rows to work on, of about one size.
+    /// Ranges of rows of about equal size.
     fn pieces(&self) -> impl Iterator<Item = Range<u64>> + use<> {
         let rows = self.tensor.rows();
         let step = (PIECE_VALUES / self.columns().max(1)).max(1);
@@ -172,12 +180,12 @@ impl<'a> Job<'a> {
             .map(move |from| from..(from + step).min(rows))
     }
 
-    /// Bytes of the source that rows have.
+    /// Bytes of some rows in the source.
     fn source_bytes(&self, rows: &Range<u64>) -> u64 {
         self.tensor.size / self.tensor.rows().max(1) * (rows.end - rows.start)
     }
 
-    /// The new data of rows, each matrix of a stack of experts with its own importance.
+    /// Converts rows. Each expert of a stack has its own column weights.
     fn rows(&self, rows: Range<u64>) -> Result<Cow<'a, [u8]>, StoreError> {
         if self.tensor.ty == self.ty || self.tensor.size == 0 {
             let start = self.source_bytes(&(0..rows.start)) as usize;

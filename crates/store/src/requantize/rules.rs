@@ -1,16 +1,16 @@
-//! Which tensor gets which type: the choices of llama-quantize, so that a file of a name is what its name says
-//! everywhere.
+//! Chooses the type of each tensor as llama-quantize does, so that files of the same file type are
+//! alike.
 
-mod mixture;
+mod type_mix;
 
 use puna_gguf::{Gguf, TensorInfo};
 use puna_quant::TensorType::{self, *};
 
 use super::FileType;
-use mixture::mixture;
+use type_mix::type_in_mix;
 
-/// Tensors that keep their type, by a part of their name.
-const KEPT_PARTS: [&str; 20] = [
+/// Name parts of tensors that keep their type.
+const UNQUANTIZED_NAME_PARTS: [&str; 20] = [
     "altup",
     "laurel",
     "per_layer_model_proj",
@@ -19,8 +19,8 @@ const KEPT_PARTS: [&str; 20] = [
     "indexer.k_proj.weight",
     "indexer.q_proj.weight",
     "attn_rel_b.weight",
-    // What weighs residual streams, and what is added to gates: they are small, and everything hangs on them. Where streams are read by
-    // gates, their matrices are not small.
+    // Weights of hyper-connections and additions to gates are small and sensitive. The matrices of
+    // gated residual streams are larger, and are quantized.
     "hc_attn_fn",
     "hc_ffn_fn",
     "output_hc_fn",
@@ -34,23 +34,24 @@ const KEPT_PARTS: [&str; 20] = [
     ".patch_merger",
     "a.rvq.codebook",
 ];
-/// … by the end of their name.
-const KEPT_ENDS: [&str; 3] = ["_norm.weight", "ffn_gate_inp.weight", "ffn_gate_tid2eid.weight"];
+/// Name ends of tensors that keep their type.
+const UNQUANTIZED_NAME_ENDS: [&str; 3] =
+    ["_norm.weight", "ffn_gate_inp.weight", "ffn_gate_tid2eid.weight"];
 
-/// What a tensor becomes.
+/// The type of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Choice {
+pub(super) struct TypeChoice {
     pub(super) ty: TensorType,
-    /// What the mixture asks for: another type where its blocks do not fit the rows.
+    /// The type that the file type prescribes. It differs if its blocks do not fit the rows.
     pub(super) wanted: TensorType,
 }
 
-/// The type of each tensor, in the order of the file.
-pub(super) fn choose(gguf: &Gguf, target: FileType, has_imatrix: bool) -> Vec<Choice> {
+/// Chooses the type of each tensor, in the order of the file.
+pub(super) fn choose_types(gguf: &Gguf, target: FileType, has_imatrix: bool) -> Vec<TypeChoice> {
     let facts = ModelFacts::of(gguf);
-    let keep = |tensor: &TensorInfo| Choice { ty: tensor.ty, wanted: tensor.ty };
-    let mut choices: Vec<Choice> = gguf.tensors().iter().map(keep).collect();
-    // Counters run over the layers in order, names within a layer in theirs.
+    let keep = |tensor: &TensorInfo| TypeChoice { ty: tensor.ty, wanted: tensor.ty };
+    let mut choices: Vec<TypeChoice> = gguf.tensors().iter().map(keep).collect();
+    // Counters run over the layers in order, and over the names within a layer in order.
     let mut order: Vec<usize> = (0..choices.len()).collect();
     order.sort_by_key(|&i| {
         let name = &gguf.tensors()[i].name;
@@ -64,20 +65,23 @@ pub(super) fn choose(gguf: &Gguf, target: FileType, has_imatrix: bool) -> Vec<Ch
         }
         let base = target.base();
         choices[i] = if base.is_quantized() {
-            let wanted = mixture(tensor, target, &facts, has_imatrix, &mut counters);
-            Choice { ty: fitting(tensor, wanted, base, facts.is_output(&tensor.name)), wanted }
+            let wanted = type_in_mix(tensor, target, &facts, has_imatrix, &mut counters);
+            TypeChoice {
+                ty: type_for_rows(tensor, wanted, base, facts.is_output(&tensor.name)),
+                wanted,
+            }
         } else {
-            Choice { ty: base, wanted: base }
+            TypeChoice { ty: base, wanted: base }
         };
     }
     choices
 }
 
-/// What the rules ask of the model.
+/// Metadata that the rules depend on.
 struct ModelFacts {
     architecture: String,
     layers: u32,
-    /// Query heads for each head of keys.
+    /// Query heads for each key–value head.
     gqa: u32,
     experts: u32,
     tied: bool,
@@ -90,7 +94,7 @@ impl ModelFacts {
         let architecture = meta.architecture().unwrap_or_default().to_owned();
         let number = |key: &str| {
             let key = format!("{architecture}.{key}");
-            // Per-layer lists count by their largest.
+            // Of a list with one value for each layer, the largest counts.
             let list = || meta.u32s(&key).ok().flatten().and_then(|list| list.into_iter().max());
             meta.opt_u32(&key).ok().flatten().or_else(list)
         };
@@ -107,7 +111,7 @@ impl ModelFacts {
         }
     }
 
-    /// Whether a tensor makes logits: a model without one of its own for that takes the table of its tokens.
+    /// Whether a tensor is the output layer. A model without one uses its token embeddings.
     fn is_output(&self, name: &str) -> bool {
         name == "output.weight"
             || (self.tied && matches!(name, "token_embd.weight" | "per_layer_token_embd.weight"))
@@ -122,12 +126,12 @@ struct Counters {
     ffn_up: u32,
 }
 
-/// The number in `blk.<number>.…`.
+/// The layer number in `blk.<number>.…`.
 fn layer(name: &str) -> Option<u32> {
     name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
 }
 
-/// Whether a tensor is touched at all.
+/// Whether a tensor is quantized at all.
 fn is_quantized(tensor: &TensorInfo, architecture: &str) -> bool {
     let name = &*tensor.name;
     let time_mix = name.contains("time_mix_") && {
@@ -150,20 +154,21 @@ fn is_quantized(tensor: &TensorInfo, architecture: &str) -> bool {
         ];
         kept.iter().any(|part| name.contains(&format!("time_mix_{part}.weight")))
     };
-    // Projectors and encoders beside the text model stay as they are.
+    // Projectors and encoders keep their type.
     let beside = ["v.", "a.", "mm.", "s.", "mtp."].iter().any(|prefix| name.starts_with(prefix));
     tensor.shape.len() >= 2
         && name.ends_with("weight")
-        && !KEPT_ENDS.iter().any(|end| name.ends_with(end))
-        && !KEPT_PARTS.iter().any(|part| name.contains(part))
+        && !UNQUANTIZED_NAME_ENDS.iter().any(|end| name.ends_with(end))
+        && !UNQUANTIZED_NAME_PARTS.iter().any(|part| name.contains(part))
         && !matches!(name, "position_embd.weight" | "token_types.weight")
         && !time_mix
         && !(beside && architecture != "clip")
         && !matches!(tensor.ty, I8 | I16 | I32 | I64 | F64)
 }
 
-/// The type whose blocks fit the rows. What makes logits is not made worse for that.
-fn fitting(
+/// A type whose blocks fit the rows. The output layer gets at least Q8_0 if the base type does not
+/// fit.
+fn type_for_rows(
     tensor: &TensorInfo,
     wanted: TensorType,
     base: TensorType,
@@ -192,12 +197,13 @@ mod tests {
     use crate::facts::file_type_name;
     use std::path::{Path, PathBuf};
 
-    /// The rules need names and shapes only: applied to a file that llama-quantize made, they must find its types.
+    /// The rules need only names and shapes: for a file of llama-quantize, they must yield its
+    /// types.
     fn check(path: &Path) {
         let gguf = Gguf::open(path).unwrap();
         let id = gguf.metadata().u32("general.file_type").unwrap();
         let target = FileType::from_name(file_type_name(id)).unwrap();
-        for (tensor, chosen) in gguf.tensors().iter().zip(choose(&gguf, target, false)) {
+        for (tensor, chosen) in gguf.tensors().iter().zip(choose_types(&gguf, target, false)) {
             assert_eq!(
                 chosen.ty,
                 tensor.ty,
@@ -210,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_weighs_streams_stays_and_their_gates_do_not() {
+    fn hyper_connection_weights_keep_their_type_and_gates_do_not() {
         let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
         for (name, part, stays) in [
             ("hy_v4", "hc_attn_fn.weight", true),
@@ -222,7 +228,7 @@ mod tests {
             ("qwen4exp", "indexer.q_proj.weight", true),
         ] {
             let gguf = Gguf::open(&zoo.join(format!("{name}.gguf"))).unwrap();
-            let chosen = choose(&gguf, FileType::from_name("q8_0").unwrap(), false);
+            let chosen = choose_types(&gguf, FileType::from_name("q8_0").unwrap(), false);
             let mut types =
                 gguf.tensors().iter().zip(chosen).filter(|(tensor, _)| tensor.name.ends_with(part));
             let (tensor, choice) = types.next().unwrap();
@@ -245,7 +251,7 @@ mod tests {
         check(&zoo.join("qwen3-q4_k_m.gguf"));
     }
 
-    /// As llama-quantize chooses for a file of these shapes.
+    /// llama-quantize chooses these types for a file of these shapes.
     #[test]
     fn eight_experts_change_what_attention_gets() {
         let mut writer = puna_gguf::Writer::new();
@@ -256,16 +262,16 @@ mod tests {
         for (name, want) in
             [("Q3_K_L", Q3_K), ("Q3_K_M", Q5_K), ("Q4_K_M", Q5_K), ("Q5_K_M", Q5_K), ("Q6_K", Q6_K)]
         {
-            let chosen = choose(&gguf, FileType::from_name(name).unwrap(), false);
-            assert_eq!(chosen, [Choice { ty: want, wanted: want }], "{name}");
+            let chosen = choose_types(&gguf, FileType::from_name(name).unwrap(), false);
+            assert_eq!(chosen, [TypeChoice { ty: want, wanted: want }], "{name}");
         }
     }
 
     #[test]
-    fn of_mxfp4_the_experts_alone_are() {
+    fn only_experts_become_mxfp4() {
         let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
         let gguf = Gguf::open(&zoo.join("gpt-oss.gguf")).unwrap();
-        let types = choose(&gguf, FileType::from_name("MXFP4").unwrap(), false);
+        let types = choose_types(&gguf, FileType::from_name("MXFP4").unwrap(), false);
         let of =
             |name: &str| types[gguf.tensors().iter().position(|t| &*t.name == name).unwrap()].ty;
         assert_eq!(of("blk.0.ffn_up_exps.weight"), MXFP4);

@@ -1,10 +1,10 @@
-//! Adapters: how they come into a model, and what comes back out.
+//! Tests of adapters: creating models with them and printing their Modelfiles.
 
 use super::{Kit, from_files, from_model, name};
 use crate::manifest::media;
 use crate::{CreateRequest, Digest, Modelfile, StoreError, plan_local};
 
-/// A GGUF file that says it is an adapter.
+/// A GGUF file of type `adapter`.
 fn adapter(architecture: &str, alpha: f32) -> Vec<u8> {
     let mut writer = puna_gguf::Writer::new();
     writer.set("general.architecture", architecture).set("general.type", "adapter");
@@ -34,7 +34,7 @@ fn adapters_are_layers_that_show_prints_and_other_models_inherit() {
         blobs[..2].iter().map(|d| kit.store.blob_path(d)).collect::<Vec<_>>()
     );
 
-    // What is printed makes the model again.
+    // The printed Modelfile makes the same model.
     let printed = made.modelfile(None, &Default::default()).to_string();
     let plan = plan_local(&Modelfile::parse(&printed).unwrap(), kit.dir.path(), None, &mut |_| {})
         .unwrap();
@@ -42,18 +42,19 @@ fn adapters_are_layers_that_show_prints_and_other_models_inherit() {
     kit.create("again", &plan.request).unwrap();
     assert_eq!(kit.store.resolve(&name("again")).unwrap().adapters.len(), 2);
 
-    // One more comes behind those that are there.
+    // Another adapter follows the existing ones.
     kit.create("child", &with_adapters(from_model("m"), &blobs[2..])).unwrap();
     let child = kit.store.get(&name("child")).unwrap();
     assert_eq!(child.manifest.all(media::ADAPTER).map(|l| l.digest).collect::<Vec<_>>(), blobs);
-    // The embedded model takes adapters too, and an adapter among the files of FROM is one.
+    // The embedded model takes adapters too. A GGUF adapter among the files of FROM becomes an
+    // adapter.
     kit.create("tuned", &with_adapters(from_model("cria"), &blobs[..1])).unwrap();
     kit.create("files", &from_files(&[("m.gguf", model), ("l.gguf", blobs[0])])).unwrap();
     assert_eq!(kit.store.resolve(&name("files")).unwrap().adapters.len(), 1);
 }
 
 #[test]
-fn what_cannot_be_an_adapter_of_a_model_is_refused_when_it_is_made() {
+fn an_incompatible_adapter_is_rejected_on_creation() {
     let kit = Kit::new();
     let model = kit.upload(1).digest;
     let other = kit.store.add_blob(&adapter("qwen3", 1.0)).unwrap().digest;
@@ -62,7 +63,7 @@ fn what_cannot_be_an_adapter_of_a_model_is_refused_when_it_is_made() {
         refused(&with_adapters(from_model("cria"), &[model])),
         StoreError::NotAnAdapter { file: "0.gguf".into() }
     );
-    assert_eq!(refused(&from_files(&[("l.gguf", other)])), StoreError::AdapterAlone);
+    assert_eq!(refused(&from_files(&[("l.gguf", other)])), StoreError::AdapterWithoutModel);
     let error = refused(&with_adapters(from_model("cria"), &[other]));
     assert_eq!(
         error.to_string(),

@@ -1,11 +1,12 @@
-//! Crashes at every step that changes the disk: each model is then the old one or the new one, never a half.
+//! Tests of crashes at every disk write: each model is then the old one or the new one, never a
+//! mix.
 
 use super::{Kit, from_files, from_model, name};
 use crate::files::crash_after;
 use crate::{CreateRequest, Digest, Store, StoreError};
 
-/// Runs `work` with a crash after 0, 1, 2 … steps until it gets through; `check` looks at what a new process would
-/// find, and says whether the work had come into effect.
+/// Runs `work` with a crash after 0, 1, 2 … disk writes until it succeeds. `check` inspects the
+/// store as a new process finds it, and returns whether the work took effect.
 fn at_every_step(prepare: fn(&Kit), work: fn(&Store) -> bool, check: fn(&Store) -> bool) {
     let mut effects = Vec::new();
     for steps in 0.. {
@@ -18,7 +19,7 @@ fn at_every_step(prepare: fn(&Kit), work: fn(&Store) -> bool, check: fn(&Store) 
         let fresh = Store::open(kit.root()).unwrap();
         effects.push(check(&fresh));
         every_model_is_whole(&fresh);
-        // And a second attempt succeeds on what is left.
+        // A second attempt succeeds after the crash.
         assert!(work(&fresh) || effects[steps], "after {steps} steps");
         every_model_is_whole(&fresh);
         if done {
@@ -39,7 +40,7 @@ fn every_model_is_whole(store: &Store) {
 }
 
 fn create(store: &Store, model: &str, request: &CreateRequest) -> bool {
-    store.create(&name(model), request, &crate::Hooks::default(), &mut |_| {}).is_ok()
+    store.create(&name(model), request, &crate::CreateHooks::default(), &mut |_| {}).is_ok()
 }
 
 #[test]
@@ -99,7 +100,7 @@ fn a_crash_while_a_model_is_deleted_leaves_the_others_whole() {
 }
 
 #[test]
-fn what_a_crash_leaves_behind_is_cleared_away_later() {
+fn leftovers_of_a_crash_are_removed_later() {
     let kit = Kit::new();
     crash_after(Some(3));
     assert!(kit.store.add_blob(b"some content").is_err());

@@ -1,4 +1,4 @@
-//! Creating models, and what `show` makes of them.
+//! Tests of creating models, and of the Modelfiles that `show` prints.
 
 use std::fs;
 
@@ -7,8 +7,8 @@ use serde_json::json;
 use super::{Kit, from_files, from_model, gguf, name};
 use crate::manifest::media;
 use crate::{
-    CreateRequest, Digest, FileTemplate, Hooks, Modelfile, NamedTemplate, StoreError, embedded,
-    plan_local,
+    CreateHooks, CreateRequest, Digest, FileTemplate, Modelfile, NamedTemplate, StoreError,
+    embedded, plan_local,
 };
 
 #[test]
@@ -58,7 +58,8 @@ fn texts_and_parameters_are_layers_in_the_order_of_ollama() {
     assert_eq!(model.parent, "base:latest");
     assert_eq!(model.licenses, ["MIT", "Second licence"]);
 
-    // Again from that: parameters merge, the system message is replaced, licences add up.
+    // A second model from the first: parameters merge, the system message is replaced, licences add
+    // up.
     let mut request = from_model("chat");
     request.system = Some("Be kind.".into());
     request.license = vec!["Third".into()];
@@ -94,7 +95,7 @@ fn digests_of_created_layers_are_those_that_ollama_recorded() {
         );
     }
     request = from_model("base");
-    // Recorded with the stop strings of the template that Ollama had found before.
+    // Recorded with the stop strings of the template that Ollama had detected before.
     request.parameters =
         json!({"temperature": 0.5, "stop": ["a", "b"]}).as_object().unwrap().clone();
     let lines = kit.create("m", &request).unwrap();
@@ -103,7 +104,7 @@ fn digests_of_created_layers_are_those_that_ollama_recorded() {
 }
 
 #[test]
-fn weights_are_quantized_on_the_way() {
+fn weights_are_quantized_during_creation() {
     let kit = Kit::new();
     let zoo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
     let blob = kit.store.add_file(&zoo.join("llama-f16.gguf")).unwrap();
@@ -134,7 +135,7 @@ fn replacing_a_model_removes_what_only_the_old_one_used() {
     let new = kit.model("m", 2);
     assert!(!kit.store.has_blob(&old) && kit.store.has_blob(&new));
     let blob = kit.upload(3);
-    let hooks = Hooks { keep_unused: true, ..Hooks::default() };
+    let hooks = CreateHooks { keep_unused: true, ..CreateHooks::default() };
     kit.store
         .create(&name("m"), &from_files(&[("m.gguf", blob.digest)]), &hooks, &mut |_| {})
         .unwrap();
@@ -167,7 +168,7 @@ fn a_known_chat_template_adds_its_go_form() {
         (file.source.contains("messages") && (&*file.bos, &*file.eos) == ("<s>", "</s>"))
             .then(|| named.clone())
     };
-    let hooks = Hooks { detect_template: Some(&detect), ..Hooks::default() };
+    let hooks = CreateHooks { detect_template: Some(&detect), ..CreateHooks::default() };
     let mut lines = Vec::new();
     let request = from_files(&[("m.gguf", blob.digest)]);
     kit.store.create(&name("m"), &request, &hooks, &mut |p| lines.push(p.status)).unwrap();
@@ -200,10 +201,10 @@ fn requests_that_cannot_work_fail_before_anything_is_done() {
     let requires =
         |version: &str| CreateRequest { requires: Some(version.into()), ..from_model("cria") };
     let template = CreateRequest { template: Some("{{ if".into()), ..from_model("cria") };
-    let hooks = Hooks {
+    let hooks = CreateHooks {
         check_template: Some(&|_| Err("template: :1: unclosed action".into())),
         version: Some("0.34.2"),
-        ..Hooks::default()
+        ..CreateHooks::default()
     };
     for (request, want) in [
         (empty.clone(), "neither 'from' or 'files' was specified"),
@@ -243,7 +244,7 @@ fn requests_that_cannot_work_fail_before_anything_is_done() {
 }
 
 #[test]
-fn new_weights_and_adapters_must_be_such_as_the_program_can_load() {
+fn new_weights_and_adapters_must_be_loadable() {
     let kit = Kit::new();
     let (asked, pairs) = (std::cell::RefCell::new(Vec::new()), std::cell::RefCell::new(Vec::new()));
     let check = |weights: &std::path::Path, adapters: &[std::path::PathBuf]| {
@@ -255,8 +256,11 @@ fn new_weights_and_adapters_must_be_such_as_the_program_can_load() {
             pairs.borrow_mut().push((weights.to_owned(), draft.to_owned()));
             if pairs.borrow().len() == 1 { Ok(()) } else { Err("they differ".to_owned()) }
         };
-        let hooks =
-            Hooks { check_model: Some(check), check_draft: Some(&check_draft), ..Hooks::default() };
+        let hooks = CreateHooks {
+            check_model: Some(check),
+            check_draft: Some(&check_draft),
+            ..CreateHooks::default()
+        };
         let mut lines = Vec::new();
         kit.store.create(&name("m"), request, &hooks, &mut |p| lines.push(p.status)).map(|()| lines)
     };
@@ -264,7 +268,7 @@ fn new_weights_and_adapters_must_be_such_as_the_program_can_load() {
     let lines = create(&from_files(&[("m.gguf", weights)]), &check).unwrap();
     assert!(lines.contains(&"warning: not for us".to_owned()), "{lines:?}");
     assert_eq!(asked.take(), [(kit.store.blob_path(&weights), 0)]);
-    // What is stored was looked at, or is what somebody else made of it.
+    // Stored weights were checked before, or another program made them.
     create(&CreateRequest { system: Some("x".into()), ..from_model("m") }, &check).unwrap();
     assert_eq!(asked.take(), []);
     assert_eq!(pairs.take(), []);
@@ -298,14 +302,14 @@ fn names_of_built_in_formats_and_versions_up_to_ours_are_kept() {
         requires: Some("v0.34.2-rc1".into()),
         ..from_model("cria")
     };
-    let hooks = Hooks { version: Some("0.34.2"), ..Hooks::default() };
+    let hooks = CreateHooks { version: Some("0.34.2"), ..CreateHooks::default() };
     kit.store.create(&name("m"), &request, &hooks, &mut |_| {}).unwrap();
     let config = kit.store.resolve(&name("m")).unwrap().config;
     let stored = (config.renderer.as_str(), config.parser.as_str(), config.requires.as_str());
     assert_eq!(stored, ("deepseek3", "harmony", "0.34.2-rc1"));
 }
 
-/// A model of an architecture, created by a request.
+/// Creates a model of an architecture.
 fn of_architecture(architecture: &str, change: impl FnOnce(&mut CreateRequest)) -> crate::Model {
     let kit = Kit::new();
     let mut writer = puna_gguf::Writer::new();
@@ -351,7 +355,7 @@ fn architectures_with_a_built_in_format_get_it_unless_another_is_given() {
 }
 
 #[test]
-fn a_renderer_or_parser_tells_what_a_model_can_do() {
+fn renderers_and_parsers_determine_capabilities() {
     let kit = Kit::new();
     let able = |renderer: &str, parser: &str| {
         let text = |name: &str| Some(name.to_owned()).filter(|name| !name.is_empty());
@@ -360,18 +364,18 @@ fn a_renderer_or_parser_tells_what_a_model_can_do() {
         kit.create("m", &request).unwrap();
         kit.store.resolve(&name("m")).unwrap().capabilities().join(" ")
     };
-    // Filling gaps is always a matter of the Go template.
+    // Only a Go template can support `insert`.
     assert_eq!(able("", ""), "completion tools insert thinking");
     assert_eq!(able("qwen3-coder", ""), "completion tools insert");
     assert_eq!(able("olmo3-think", "olmo3-think"), "completion insert thinking");
     assert_eq!(able("gemma4", "gemma4-no-thinking"), "completion tools insert");
     assert_eq!(able("qwen3-vl-instruct", "qwen3-vl-thinking"), "completion tools insert thinking");
-    // A parser alone takes nothing away from what the template can.
+    // A parser alone does not remove capabilities of the template.
     assert_eq!(able("", "qwen3"), "completion tools insert thinking");
 }
 
 #[test]
-fn blobs_of_a_model_that_was_not_made_are_let_go() {
+fn blobs_of_a_failed_create_are_unpinned() {
     let kit = Kit::new();
     let weights = kit.model("m", 1);
     let other = kit.upload(2).digest;
@@ -427,7 +431,8 @@ fn one_part_of_a_split_model_stands_for_all_of_them() {
     fs::create_dir(dir.join("cache")).unwrap();
     for number in 1..=3 {
         fs::write(dir.join(format!("cache/{number}")), gguf(number as u32)).unwrap();
-        // As the hub's cache has them: links whose names say more than what they lead to.
+        // Links as in the Hugging Face cache: their names identify parts, those of their targets do
+        // not.
         #[cfg(unix)]
         std::os::unix::fs::symlink(dir.join(format!("cache/{number}")), dir.join(part(number)))
             .unwrap();
@@ -492,7 +497,7 @@ fn several_from_lines_are_files_of_one_model() {
     }
     kit.create("seeing", &both.request).unwrap();
     assert_eq!(types("seeing"), [media::MODEL, media::PROJECTOR]);
-    // As digests of blobs that are there.
+    // Digests of blobs that the server has.
     let (a, b) = (Digest::of(&gguf(1)), Digest::of(&projector));
     kit.create("again", &plan(&format!("FROM {a}\nFROM @{b}")).unwrap().request).unwrap();
     let mut again = types("again");
@@ -600,7 +605,7 @@ fn a_local_modelfile_becomes_a_request_and_uploads() {
 }
 
 #[test]
-fn pointers_of_version_control_are_not_taken_for_weights() {
+fn git_lfs_pointers_are_not_weights() {
     let kit = Kit::new();
     let dir = kit.dir.path();
     fs::write(dir.join("m.gguf"), "version https://git-lfs.github.com/spec/v1").unwrap();

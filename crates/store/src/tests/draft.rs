@@ -1,4 +1,4 @@
-//! Draft models: how they come into a model, and what comes back out.
+//! Tests of draft models: creating models with them and printing their Modelfiles.
 
 use super::{Kit, from_files, from_model, name};
 use crate::manifest::media;
@@ -27,7 +27,7 @@ fn a_draft_model_is_a_layer_that_show_prints_and_other_models_inherit() {
 
     kit.create("child", &from_model("m")).unwrap();
     assert_eq!(kit.store.resolve(&name("child")).unwrap().draft, made.draft);
-    // Another one takes its place.
+    // A new draft model replaces the old one.
     let other = kit.upload(3);
     kit.create("child", &with_draft(from_model("m"), other.digest)).unwrap();
     let child = kit.store.get(&name("child")).unwrap();
@@ -36,7 +36,7 @@ fn a_draft_model_is_a_layer_that_show_prints_and_other_models_inherit() {
 }
 
 #[test]
-fn what_show_prints_of_a_draft_model_makes_the_model_again() {
+fn the_printed_modelfile_of_a_model_with_a_draft_recreates_it() {
     let kit = Kit::new();
     let (model, draft) = (kit.upload(1), kit.upload(2));
     kit.create("m", &with_draft(from_files(&[("m.gguf", model.digest)]), draft.digest)).unwrap();
@@ -51,7 +51,7 @@ fn what_show_prints_of_a_draft_model_makes_the_model_again() {
 }
 
 #[test]
-fn a_draft_line_names_a_file_that_is_there_and_is_not_the_model() {
+fn a_draft_must_exist_and_differ_from_the_model() {
     let kit = Kit::new();
     std::fs::write(kit.dir.path().join("m.gguf"), super::gguf(1)).unwrap();
     let plan = |text: &str| {
@@ -75,7 +75,7 @@ fn draft_models_are_one_model_that_generates_and_are_quantized_apart() {
     assert!(matches!(encoder, Err(StoreError::NotADraft { .. })), "{encoder:?}");
     let mut two = with_draft(request(), kit.upload(2).digest);
     two.draft_files.insert("e.gguf".into(), kit.upload(3).digest.to_string());
-    assert_eq!(kit.create("m", &two), Err(StoreError::ManyDrafts { files: 2 }));
+    assert_eq!(kit.create("m", &two), Err(StoreError::SeveralDrafts { files: 2 }));
     let remote = CreateRequest { remote_host: Some("https://x".into()), ..two };
     assert_eq!(kit.create("m", &remote), Err(StoreError::DraftRemote));
     let quantize = CreateRequest { draft_quantize: Some("q8_0".into()), ..request() };

@@ -1,5 +1,5 @@
-//! Crashes at every step of changes to a store that Puna shares with Ollama 0.17 and 0.40: no name is lost, and no blob
-//! stays that nothing needs.
+//! Tests of crashes at every disk write in a store that Puna shares with Ollama 0.17 and 0.40: no
+//! name is lost, and no unreferenced blob stays.
 
 use std::fs;
 use std::path::Path;
@@ -12,9 +12,9 @@ use crate::{Digest, Store, media};
 /// A change of the name `m`.
 type Change = fn(&Store) -> bool;
 
-/// Runs a change with a crash after 0, 1, 2 … steps until it gets through. After each crash the name `other` and, but
-/// for removals, `m` must load for every program, whatever Ollama 0.17 removes then; and cleaning up leaves no blob
-/// that nothing needs.
+/// Runs a change with a crash after 0, 1, 2 … disk writes until it succeeds. After each crash,
+/// every program must be able to load the name `other` and, except after removals, `m`, whatever
+/// Ollama 0.17 removes then. Cleaning up leaves no unreferenced blob.
 fn at_every_step(is_linked: bool, prepare: fn(&Path), change: Change, removes: bool) {
     for steps in 0.. {
         let dir = folder();
@@ -34,9 +34,9 @@ fn at_every_step(is_linked: bool, prepare: fn(&Path), change: Change, removes: b
         let fresh = Store::open(root).unwrap();
         let must_load = was_there && !removes;
         check_loads(root, &fresh, must_load, steps);
-        check_no_blob_too_many(root, steps);
+        check_no_unreferenced_blobs(root, steps);
         check_loads(root, &fresh, must_load, steps);
-        // What an older version removes at its start is not what a name needs.
+        // The blobs that an older version removes at its start are not those that a name needs.
         Ollama017::new(root).prune().unwrap();
         check_loads(root, &fresh, must_load, steps);
         assert!(
@@ -69,11 +69,11 @@ fn check_loads(root: &Path, store: &Store, must_load: bool, steps: usize) {
             "0.40: {name} after {steps} steps"
         );
     }
-    assert!(store.listed().unwrap().broken.is_empty(), "after {steps} steps");
+    assert!(store.listing().unwrap().errors.is_empty(), "after {steps} steps");
 }
 
 /// Another process starts a day later and cleans up.
-fn check_no_blob_too_many(root: &Path, steps: usize) {
+fn check_no_unreferenced_blobs(root: &Path, steps: usize) {
     age_blobs(root, DAYS).unwrap();
     let fresh = Store::open(root).unwrap();
     assert_eq!(fresh.clean_up().unwrap().blocked_by, None, "after {steps} steps");
@@ -99,8 +99,8 @@ fn pull(store: &Store) -> bool {
 }
 
 fn pull_list(store: &Store) -> bool {
-    // The blobs come first, as with a pull; what is tested is the name.
-    let steps = crate::files::steps_left();
+    // The blobs come first, as in a pull; this tests writing the name.
+    let steps = crate::files::writes_left();
     crash_after(None);
     let list = list_of(store, &[4, 5, 7], 3);
     crash_after(steps);

@@ -1,4 +1,5 @@
-//! Listing, looking up, copying, deleting, pruning; stores that others wrote or broke.
+//! Tests of listing, lookups, copying, deleting and pruning, also in stores that other programs
+//! wrote or damaged.
 
 use std::fs::{self, File};
 use std::time::{Duration, SystemTime};
@@ -6,12 +7,12 @@ use std::time::{Duration, SystemTime};
 use super::{Kit, from_model, name};
 use crate::manifest::{Layer, Manifest, media};
 use crate::{
-    Digest, Leftover, LeftoverKind, PruneOptions, Pruned, Seat, Store, StoreError, Weights,
-    embedded,
+    Digest, Leftover, LeftoverKind, PartialPath, PruneOptions, PruneOutcome, Store, StoreError,
+    Weights, embedded,
 };
 
 #[test]
-fn a_store_that_is_not_there_is_empty_and_is_not_made_by_reading() {
+fn reading_an_absent_store_finds_it_empty_and_creates_nothing() {
     let kit = Kit::new();
     assert_eq!(kit.names(), ["cria:latest"]);
     assert_eq!(kit.store.find(&name("m")), Ok(None));
@@ -25,7 +26,7 @@ fn a_store_that_is_not_there_is_empty_and_is_not_made_by_reading() {
 #[test]
 fn a_store_written_by_another_program_is_read() {
     let kit = Kit::new();
-    // Bytes as a registry may send them: spaces, unknown keys, another order.
+    // A manifest as a registry may send it: spaces, unknown keys, another order.
     let blob = kit.upload(1);
     let text = format!(
         r#"{{ "layers": [{{"size":{}, "digest":"{}","mediaType":"{}","annotations":{{"x":"y"}}}}], "schemaVersion": 2 }}"#,
@@ -47,7 +48,7 @@ fn a_store_written_by_another_program_is_read() {
 }
 
 #[test]
-fn names_are_found_in_any_case_and_keep_the_first() {
+fn names_are_found_in_any_case_and_keep_their_first_spelling() {
     let kit = Kit::new();
     kit.model("Up/Case:TAG", 1);
     assert_eq!(kit.store.get(&name("up/case:tag")).unwrap().name.to_string(), "Up/Case:TAG");
@@ -93,7 +94,7 @@ fn a_blob_goes_with_the_last_model_that_uses_it() {
 }
 
 #[test]
-fn broken_manifests_are_skipped_hold_blobs_and_can_be_removed() {
+fn broken_manifests_are_skipped_block_pruning_and_can_be_removed() {
     let kit = Kit::new();
     let blob = kit.model("a", 1);
     let broken = kit.root().join("manifests/registry.ollama.ai/library/bad/latest");
@@ -118,11 +119,11 @@ fn files_that_are_no_manifests_are_left_alone() {
     fs::create_dir_all(library.join("a/deep/er")).unwrap();
     fs::write(library.join("a/deep/er/file"), "x").unwrap();
     assert_eq!(kit.names(), ["a:latest", "cria:latest"]);
-    assert!(kit.store.listed().unwrap().broken.is_empty());
-    // A folder in the place of a manifest is not known, so that blobs stay.
+    assert!(kit.store.listing().unwrap().errors.is_empty());
+    // A folder in place of a manifest is unknown, so blobs stay.
     let deleted = kit.store.delete(&name("a")).unwrap();
     let path = library.join("a/deep");
-    assert_eq!(deleted.blocked_by, Some(StoreError::Unknown { path }));
+    assert_eq!(deleted.blocked_by, Some(StoreError::UnknownEntry { path }));
     assert!(library.join("a/.DS_Store").exists());
 }
 
@@ -196,12 +197,12 @@ fn hostile_layers_are_errors_of_their_model_alone() {
     assert_eq!(kit.names().len(), 7);
 }
 
-fn prune(kit: &Kit) -> Pruned {
+fn prune(kit: &Kit) -> PruneOutcome {
     kit.store.prune(PruneOptions::default()).unwrap()
 }
 
 #[test]
-fn interrupted_downloads_go_when_they_are_meant() {
+fn interrupted_downloads_are_pruned_on_request() {
     let kit = Kit::new();
     let (idle, running) = (Digest::of(b"idle"), Digest::of(b"running"));
     for digest in [&idle, &running] {
@@ -217,19 +218,19 @@ fn interrupted_downloads_go_when_they_are_meant() {
     assert_eq!(prune(&kit).removed.len(), 0);
     let pruned =
         kit.store.prune(PruneOptions { partial: true, ..PruneOptions::default() }).unwrap();
-    assert_eq!((pruned.removed.len(), pruned.held), (2, 2));
+    assert_eq!((pruned.removed.len(), pruned.in_use), (2, 2));
     assert!(!kit.store.partial(&idle).unwrap().data().exists());
     assert!(kit.store.partial(&running).unwrap().data().exists());
 }
 
 #[test]
-fn a_download_beside_another_goes_as_an_interrupted_one_does() {
+fn secondary_downloads_are_pruned_like_interrupted_ones() {
     let kit = Kit::new();
     let (idle, running) = (Digest::of(b"idle"), Digest::of(b"running"));
-    let _lock = kit.store.lock_download_at(&running, Seat::Beside).unwrap();
+    let _lock = kit.store.lock_download_at(&running, PartialPath::Secondary).unwrap();
     let made = |seconds: u64| {
         for digest in [&idle, &running] {
-            let partial = kit.store.partial_at(digest, Seat::Beside).unwrap();
+            let partial = kit.store.partial_at(digest, PartialPath::Secondary).unwrap();
             fs::write(partial.data(), "x").unwrap();
             partial.write_part(0, b"{}").unwrap();
             [partial.data().to_owned(), partial.part(0)]
@@ -238,7 +239,7 @@ fn a_download_beside_another_goes_as_an_interrupted_one_does() {
         }
     };
     let there = |digest| {
-        let partial = kit.store.partial_at(digest, Seat::Beside).unwrap();
+        let partial = kit.store.partial_at(digest, PartialPath::Secondary).unwrap();
         (partial.data().exists(), partial.parts().unwrap().len())
     };
     let week = 7 * 24 * 3600;
@@ -254,7 +255,7 @@ fn a_download_beside_another_goes_as_an_interrupted_one_does() {
 }
 
 #[test]
-fn what_failed_work_has_left_goes_when_it_is_meant_and_nobody_is_at_it() {
+fn leftovers_of_failed_work_are_pruned_on_request_unless_locked() {
     let kit = Kit::new();
     let blob = kit.store.blob_path(&kit.upload(1).digest);
     let temp = crate::files::TempFile::new(&kit.root()).unwrap();
@@ -273,12 +274,12 @@ fn what_failed_work_has_left_goes_when_it_is_meant_and_nobody_is_at_it() {
     make_older();
     let partial = PruneOptions { partial: true, ..PruneOptions::default() };
     let sweep = |options| {
-        kit.store.prune(options).map(|pruned| (pruned.removed.len(), pruned.young, pruned.held))
+        kit.store.prune(options).map(|pruned| (pruned.removed.len(), pruned.young, pruned.in_use))
     };
     assert_eq!(sweep(PruneOptions::default()), Ok((0, 1, 0)));
-    // As another process, which has pinned nothing here.
+    // Stands for another process, which has pinned nothing here.
     let other = Store::open(kit.root()).unwrap();
-    let work = other.work();
+    let work = other.begin_work();
     assert_eq!(sweep(partial), Ok((1, 0, 1)), "what is left of a file that was being written");
     assert!(!left.exists() && blob.exists());
     drop(work);
@@ -288,13 +289,13 @@ fn what_failed_work_has_left_goes_when_it_is_meant_and_nobody_is_at_it() {
     drop(temp);
 }
 
-/// Makes a file so many seconds old.
+/// Sets a file's time to some seconds ago.
 fn make_old(path: &std::path::Path, seconds: u64) {
     let time = SystemTime::now() - Duration::from_secs(seconds);
     File::options().append(true).open(path).unwrap().set_modified(time).unwrap();
 }
 
-/// The files of those who are at work.
+/// The lock files of running work.
 fn works(kit: &Kit) -> Vec<std::path::PathBuf> {
     let entries = fs::read_dir(kit.root().join("puna-tmp")).unwrap();
     let paths = entries.map(|entry| entry.unwrap().path());
@@ -302,14 +303,14 @@ fn works(kit: &Kit) -> Vec<std::path::PathBuf> {
 }
 
 #[test]
-fn what_running_work_needs_stays_however_long_it_takes() {
+fn blobs_of_running_work_stay_for_its_whole_duration() {
     let kit = Kit::new();
     let hour = 3600;
     // Another process has been importing for five hours.
     let other = Store::open(kit.root()).unwrap();
-    let work = other.work();
+    let work = other.begin_work();
     make_old(&works(&kit)[0], 5 * hour);
-    let _later = other.work();
+    let _later = other.begin_work();
     let blobs = kit.root().join("blobs");
     fs::create_dir_all(&blobs).unwrap();
     let orphan = |bytes: &[u8], hours: u64| {
@@ -321,20 +322,20 @@ fn what_running_work_needs_stays_however_long_it_takes() {
     let (before, since) = (orphan(b"before", 7), orphan(b"since", 4));
     let pruned = prune(&kit);
     assert!(!before.exists() && since.exists());
-    assert_eq!((pruned.removed.len(), pruned.held, pruned.young), (1, 1, 0));
-    // Of the two who are left only one is there.
+    assert_eq!((pruned.removed.len(), pruned.in_use, pruned.young), (1, 1, 0));
+    // A killed process has left its lock file; only one work is running.
     let left = kit.root().join("puna-tmp/killed.work");
     fs::write(&left, "").unwrap();
     make_old(&left, 5 * hour);
     drop(work);
     let pruned = prune(&kit);
     assert!(!since.exists() && !left.exists());
-    assert_eq!((pruned.removed.len(), pruned.held), (2, 0));
+    assert_eq!((pruned.removed.len(), pruned.in_use), (2, 0));
     assert_eq!(works(&kit).len(), 1, "who works on is left alone");
 }
 
 #[test]
-fn what_is_noted_of_an_upload_goes_when_it_is_meant_and_nobody_is_at_it() {
+fn upload_notes_are_pruned_on_request_unless_locked() {
     let kit = Kit::new();
     let key = Digest::of(b"an upload");
     let note = kit.store.upload_note(&key).unwrap().unwrap();
@@ -376,11 +377,11 @@ fn pruning_keeps_what_is_used_young_or_not_ours() {
     for path in [&aged, &partial, &stranger, &kit.store.blob_path(&used)] {
         old(path, 2);
     }
-    // What is not known may need anything.
+    // An unknown entry may need any blob.
     let blocked = prune(&kit);
     assert_eq!(
         (blocked.removed, blocked.blocked_by),
-        (vec![], Some(StoreError::Unknown { path: stranger.clone() }))
+        (vec![], Some(StoreError::UnknownEntry { path: stranger.clone() }))
     );
     assert!(aged.exists() && ancient.exists());
     fs::remove_file(&stranger).unwrap();
@@ -398,7 +399,7 @@ fn pruning_keeps_what_is_used_young_or_not_ours() {
     );
     old(&partial, 24 * 15);
     assert_eq!(prune(&kit).removed.len(), 1);
-    // One manifest that cannot be read stops it.
+    // One unreadable manifest blocks pruning.
     old(&young, 2);
     fs::write(kit.root().join("manifests/registry.ollama.ai/library/a/bad"), "{").unwrap();
     assert_eq!(prune(&kit).removed.len(), 0);
@@ -406,7 +407,7 @@ fn pruning_keeps_what_is_used_young_or_not_ours() {
 }
 
 #[test]
-fn what_an_interrupted_pull_has_finished_stays_as_long_as_the_rest_of_it() {
+fn finished_blobs_of_an_interrupted_pull_stay_with_it() {
     let kit = Kit::new();
     let (here, coming) = (kit.store.add_blob(b"here").unwrap().digest, Digest::of(b"to come"));
     let layers = vec![Layer::new(media::MODEL, coming, 7), Layer::new(media::PROJECTOR, here, 4)];
@@ -420,7 +421,7 @@ fn what_an_interrupted_pull_has_finished_stays_as_long_as_the_rest_of_it() {
     assert_eq!(prune(&kit).removed, []);
     old(24 * 15);
     assert_eq!(prune(&kit).removed.len(), 1);
-    // Who wants interrupted downloads gone means all of them.
+    // With `partial`, all interrupted downloads are removed.
     assert_eq!(kit.store.add_blob(b"here").unwrap().digest, here);
     old(2);
     assert_eq!(prune(&kit).removed, []);
@@ -429,7 +430,7 @@ fn what_an_interrupted_pull_has_finished_stays_as_long_as_the_rest_of_it() {
 }
 
 #[test]
-fn a_store_that_cannot_be_used_says_what_to_do() {
+fn an_unusable_store_reports_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     fs::write(&file, "x").unwrap();
@@ -446,7 +447,7 @@ fn a_store_that_cannot_be_used_says_what_to_do() {
 fn a_blob_that_is_being_used_is_not_removed_by_a_delete() {
     let kit = Kit::new();
     let blob = kit.model("a", 1);
-    // Somebody uploads the same weights for a model to come, while the only one with them is deleted.
+    // The same weights are uploaded for a new model while the only model with them is deleted.
     assert!(!kit.upload(1).is_new);
     kit.store.delete(&name("a")).unwrap();
     assert!(kit.store.has_blob(&blob));
@@ -478,7 +479,7 @@ fn many_writers_on_one_folder_leave_every_model_whole() {
         for worker in 0..4u32 {
             let root = root.clone();
             scope.spawn(move || {
-                // A store each, as processes have.
+                // Each thread has its own store, like a process.
                 let store = Store::open(root).unwrap();
                 for round in 0..8u32 {
                     let own = name(&format!("own-{worker}"));
@@ -486,10 +487,14 @@ fn many_writers_on_one_folder_leave_every_model_whole() {
                     request.system = Some(format!("{}", (worker + round) % 3));
                     let shared = name("shared");
                     for target in [&own, &shared] {
-                        // Another worker may have removed a blob between its upload and the manifest: then it is said,
-                        // and nothing is half.
-                        match store.create(target, &request, &crate::Hooks::default(), &mut |_| {})
-                        {
+                        // Another thread may have removed a blob between its upload and the
+                        // manifest. The error must say so, and no model is incomplete.
+                        match store.create(
+                            target,
+                            &request,
+                            &crate::CreateHooks::default(),
+                            &mut |_| {},
+                        ) {
                             Ok(()) | Err(StoreError::BlobMissing(_)) => {}
                             Err(error) => panic!("{error}"),
                         }
@@ -513,7 +518,7 @@ fn many_writers_on_one_folder_leave_every_model_whole() {
 
 #[cfg(unix)]
 #[test]
-fn what_cannot_be_a_manifest_is_told_at_once_and_can_be_removed() {
+fn files_that_cannot_be_manifests_are_reported_and_can_be_removed() {
     let kit = Kit::new();
     kit.model("a", 1);
     let path = kit.root().join("manifests/registry.ollama.ai/library/a/latest");
@@ -538,18 +543,18 @@ fn what_cannot_be_a_manifest_is_told_at_once_and_can_be_removed() {
 }
 
 #[test]
-fn a_manifest_that_cannot_be_read_is_told_when_it_keeps_space() {
+fn an_unreadable_manifest_that_blocks_pruning_is_reported() {
     let kit = Kit::new();
     let weights = kit.model("a", 1);
     kit.model("bad", 2);
     let path = kit.root().join("manifests/registry.ollama.ai/library/bad/latest");
     std::fs::write(&path, "{").unwrap();
-    let listed = kit.store.listed().unwrap();
-    let (entries, broken) = (&listed.entries, &listed.broken);
+    let listed = kit.store.listing().unwrap();
+    let (entries, broken) = (&listed.entries, &listed.errors);
     assert_eq!((entries.len(), broken.len()), (2, 1));
     let kept = kit.store.delete(&name("a")).unwrap().blocked_by.expect("it was kept");
     assert!(kept.to_string().contains("bad/latest: bad manifest"), "{kept}");
     assert!(kit.store.has_blob(&weights));
     assert_eq!(kit.store.delete(&name("bad")).unwrap().blocked_by, None);
-    assert!(kit.store.is_news("x") && !kit.store.is_news("x"));
+    assert!(kit.store.is_first_report("x") && !kit.store.is_first_report("x"));
 }

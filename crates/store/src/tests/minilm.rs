@@ -1,4 +1,5 @@
-//! Importing BERT: a small network made here, and all-MiniLM-L6-v2 where the test models are.
+//! Tests of importing BERT: a small network made here, and all-MiniLM-L6-v2 if the test models are
+//! present.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +10,7 @@ use serde_json::json;
 use super::{Kit, name};
 use crate::{ImportFile, Modelfile, SafeTensors, plan_local};
 
-/// A folder of a BERT with one layer, its tensors filled with their number.
+/// A folder of a BERT with one layer. Each tensor is filled with its number.
 fn tiny_bert(
     dir: &Path,
     edit: impl Fn(&mut serde_json::Value, &mut Vec<(String, Vec<u64>)>),
@@ -62,7 +63,7 @@ fn tiny_bert(
     files.into_iter().map(file).collect()
 }
 
-/// A file of tensors, the values of each of which begin with its number.
+/// A safetensors file. The values of each tensor begin with its number.
 fn numbered(tensors: &[(String, Vec<u64>)]) -> Vec<u8> {
     let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
     for (i, (name, shape)) in tensors.iter().enumerate() {
@@ -91,7 +92,7 @@ fn a_bert_folder_becomes_a_gguf_file() {
         meta.strings("tokenizer.ggml.tokens").unwrap().unwrap().collect::<Vec<_>>(),
         [&b"[PAD]"[..], "▁word".as_bytes(), b"s"]
     );
-    // Matrices are F16 with the row length first, tables and vectors F32.
+    // Matrices are F16 with the row length first; embeddings and vectors are F32.
     let up = gguf.tensor("blk.0.ffn_up.weight").unwrap();
     assert_eq!((up.ty, up.shape.as_slice()), (TensorType::F16, &[2, 4][..]));
     let positions = gguf.tensor("position_embd.weight").unwrap();
@@ -155,7 +156,7 @@ fn tiny_roberta(dir: &Path, rows: u64, tokenizer: &serde_json::Value) -> Vec<Imp
     files
 }
 
-/// A vocabulary as XLM-RoBERTa's files have it.
+/// A vocabulary as in XLM-RoBERTa's files.
 fn unigram(vocab: &[(String, f32)], charsmap: &str) -> serde_json::Value {
     let special = |(id, text): (usize, &str)| json!({"id": id, "content": text, "special": true});
     let special: Vec<_> =
@@ -182,7 +183,7 @@ fn an_xlm_roberta_folder_becomes_a_gguf_file() {
     let gguf = Gguf::open(&kit.store.blob_path(&blob.digest)).unwrap();
     let meta = gguf.metadata();
     assert_eq!((meta.architecture(), meta.u32("bert.context_length")), (Ok("bert"), Ok(6)));
-    // Two rows of the table of positions stand for no place in a text.
+    // Two rows of the position table stand for no position.
     let positions = gguf.tensor("position_embd.weight").unwrap();
     assert_eq!((positions.ty, positions.shape.as_slice()), (TensorType::F32, &[2, 6][..]));
     assert_eq!(
@@ -201,7 +202,7 @@ fn an_xlm_roberta_folder_becomes_a_gguf_file() {
     assert_eq!(meta.u8s("tokenizer.ggml.precompiled_charsmap").unwrap().unwrap(), [0; 4]);
 }
 
-/// The vocabulary of a file that llama.cpp's converter made, as the files have it that it was made of.
+/// Compares with the vocabulary of a file made by llama.cpp's converter from the same source.
 #[test]
 fn the_vocabulary_of_xlm_roberta_is_what_llama_cpp_makes_of_it() {
     let path = test_models().join("vocab/ggml-vocab-nomic-bert-moe.gguf");
@@ -215,7 +216,7 @@ fn the_vocabulary_of_xlm_roberta_is_what_llama_cpp_makes_of_it() {
     let texts = texts.map(|text| String::from_utf8(text.to_owned()).unwrap());
     let scores = meta.f32s("tokenizer.ggml.scores").unwrap().unwrap();
     let kinds = meta.i32s("tokenizer.ggml.token_type").unwrap().unwrap();
-    // What fills the table up is in no file, and the mask is beside the vocabulary.
+    // Padding tokens are in no source file, and the mask token follows the vocabulary.
     let used = kinds.iter().rposition(|&kind| kind == 1).unwrap() + 1;
     let vocab: Vec<(String, f32)> = texts.zip(scores.iter().copied()).take(used).collect();
     let charsmap = meta.u8s("tokenizer.ggml.precompiled_charsmap").unwrap().unwrap();
@@ -239,7 +240,7 @@ fn the_vocabulary_of_xlm_roberta_is_what_llama_cpp_makes_of_it() {
         let key = format!("tokenizer.ggml.{key}");
         assert!(made.metadata().get(&key) == meta.get(&key), "{key}");
     }
-    // Up to the mask: that file's fillers are numbered from one less.
+    // Compare up to the mask token: the padding tokens of that file are numbered from one less.
     let texts = |gguf: &Gguf| -> Vec<Vec<u8>> {
         let texts = gguf.metadata().strings("tokenizer.ggml.tokens").unwrap().unwrap();
         texts.take(used + 1).map(<[u8]>::to_vec).collect()

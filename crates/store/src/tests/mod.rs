@@ -9,11 +9,11 @@ mod interrupted;
 mod layout;
 mod minilm;
 mod ollama;
-mod others;
 mod peft;
 mod quantize;
 mod races;
-mod refused;
+mod read_only_dirs;
+mod rejected_creates;
 mod shared;
 
 use std::collections::BTreeMap;
@@ -22,15 +22,15 @@ use std::path::PathBuf;
 use puna_gguf::{Value, Writer};
 use puna_quant::TensorType;
 
-use crate::{CreateRequest, Digest, Hooks, ModelName, NewBlob, Progress, Store, StoreError};
+use crate::{CreateHooks, CreateRequest, Digest, ModelName, NewBlob, Progress, Store, StoreError};
 
-/// How many temporary files there are in a store. Notes about blobs lie in folders of their own.
+/// Number of temporary files in a store. Notes about blobs are in subfolders and do not count.
 pub(crate) fn temp_files(root: &std::path::Path) -> usize {
     let entries = std::fs::read_dir(root.join("puna-tmp")).into_iter().flatten().flatten();
     entries.filter(|entry| entry.path().is_file()).count()
 }
 
-/// A store in a folder that goes with it.
+/// A store in a temporary folder.
 struct Kit {
     dir: tempfile::TempDir,
     store: Store,
@@ -55,10 +55,12 @@ impl Kit {
     fn create(&self, model: &str, request: &CreateRequest) -> Result<Vec<String>, StoreError> {
         let mut lines = Vec::new();
         let mut progress = |p: Progress| lines.push(p.status);
-        self.store.create(&name(model), request, &Hooks::default(), &mut progress).map(|()| lines)
+        self.store
+            .create(&name(model), request, &CreateHooks::default(), &mut progress)
+            .map(|()| lines)
     }
 
-    /// A model of its own weights.
+    /// Creates a model with its own weights.
     fn model(&self, model: &str, seed: u32) -> Digest {
         let blob = self.upload(seed);
         self.create(model, &from_files(&[("m.gguf", blob.digest)])).unwrap();
@@ -91,7 +93,7 @@ fn from_model(model: &str) -> CreateRequest {
     CreateRequest { from: Some(model.to_owned()), ..CreateRequest::default() }
 }
 
-/// A GGUF file that no other seed gives.
+/// A GGUF file that is unique to the seed.
 fn gguf(seed: u32) -> Vec<u8> {
     let mut writer = Writer::new();
     writer.set("general.architecture", "llama").set("general.file_type", 0u32);

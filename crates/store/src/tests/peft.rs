@@ -6,11 +6,11 @@ use puna_gguf::Gguf;
 use serde_json::{Value, json};
 
 use super::Kit;
-use super::import::{Stored, bytes, safetensors, values};
+use super::import::{StoredTensor, bytes, safetensors, values};
 use crate::StoreError;
 
 /// A folder as PEFT writes it, for queries and values of the first layer.
-fn adapter(kit: &Kit, edit: impl Fn(&mut Value, &mut Vec<Stored>)) -> PathBuf {
+fn adapter(kit: &Kit, edit: impl Fn(&mut Value, &mut Vec<StoredTensor>)) -> PathBuf {
     let dir = kit.dir.path().join("adapter");
     std::fs::create_dir_all(&dir).unwrap();
     let mut config = json!({"peft_type": "LORA", "r": 2, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]});
@@ -115,7 +115,7 @@ fn an_adapter_of_a_matrix_that_became_three_becomes_three() {
 #[test]
 fn adapters_that_cannot_be_kept_are_refused() {
     let kit = Kit::new();
-    let refused = |edit: &dyn Fn(&mut Value, &mut Vec<Stored>)| {
+    let refused = |edit: &dyn Fn(&mut Value, &mut Vec<StoredTensor>)| {
         with_adapter(&kit, &adapter(&kit, edit)).map(|_| ()).unwrap_err()
     };
     for (key, value, want) in [
@@ -166,5 +166,5 @@ fn adapters_that_cannot_be_kept_are_refused() {
     for file in &plan.files {
         kit.store.add_file(&file.path).unwrap();
     }
-    assert_eq!(kit.create("alone", &plan.request), Err(StoreError::AdapterAlone));
+    assert_eq!(kit.create("alone", &plan.request), Err(StoreError::AdapterWithoutModel));
 }

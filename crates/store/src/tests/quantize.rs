@@ -1,17 +1,17 @@
-//! Quantizing on the way into the store: importance matrices, and what is told meanwhile.
+//! Tests of quantization during creation: importance matrices and messages.
 
 use std::path::Path;
 
 use puna_gguf::Gguf;
 
 use super::{Kit, from_files, from_model, name};
-use crate::{CreateRequest, Digest, Hooks, ImatrixRow, Progress, StoreError, write_imatrix};
+use crate::{CreateHooks, CreateRequest, Digest, ImatrixRow, Progress, StoreError, write_imatrix};
 
 fn zoo(name: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo").join(name)
 }
 
-/// A matrix for all tensors of a file; the first columns matter most.
+/// A matrix for all tensors of a file; the first columns have the largest weights.
 fn matrix(kit: &Kit, gguf: &Gguf) -> Digest {
     matrix_for(kit, gguf, |_| true)
 }
@@ -30,7 +30,7 @@ fn matrix_for(kit: &Kit, gguf: &Gguf, is_known: fn(&str) -> bool) -> Digest {
     kit.store.add_blob(&file).unwrap().digest
 }
 
-/// The weights that a request makes of a model.
+/// The weights of the model that a request creates.
 fn made(kit: &Kit, request: &CreateRequest) -> Gguf {
     kit.create("made", request).unwrap();
     Gguf::open(&kit.store.blob_path(&kit.store.resolve(&name("made")).unwrap().weights_digest))
@@ -68,19 +68,19 @@ fn an_importance_matrix_decides_which_weights_are_kept_best() {
     assert_eq!(meta.str("quantize.imatrix.dataset"), Ok("text.txt"));
     assert_eq!(meta.str("quantize.imatrix.file"), Ok(&*digest.file_name()));
     assert!(!plain.metadata().contains("quantize.imatrix.file"));
-    // Types that are nothing without one.
+    // Types that need an importance matrix.
     assert_eq!(
         made(&kit, &with("iq2_xs", Some(digest))).metadata().u32("general.file_type"),
         Ok(20)
     );
     let refused = |request: &CreateRequest| kit.create("bad", request).unwrap_err();
     assert_eq!(refused(&with("iq2_xs", None)), StoreError::QuantizeType("IQ2_XS".into()));
-    // What it was made for stays, it goes with the next cleaning up.
+    // The matrix itself stays until the next garbage collection.
     assert_eq!(kit.store.resolve(&name("made")).unwrap().details().quantization_level, "IQ2_XS");
 }
 
 #[test]
-fn what_is_no_matrix_of_the_model_is_refused_before_anything_is_made() {
+fn a_foreign_importance_matrix_is_rejected_before_any_work() {
     let kit = Kit::new();
     let model = kit.store.add_file(&zoo("llama-f16.gguf")).unwrap().digest;
     let other = matrix(&kit, &Gguf::open(&zoo("gemma3.gguf")).unwrap());
@@ -92,7 +92,7 @@ fn what_is_no_matrix_of_the_model_is_refused_before_anything_is_made() {
         assert!(error.is_bad_request(), "{error}");
         error
     };
-    assert_eq!(refused(other.to_string(), None), StoreError::ImatrixAlone);
+    assert_eq!(refused(other.to_string(), None), StoreError::ImatrixWithoutQuantize);
     let absent = Digest::of(b"absent");
     assert_eq!(refused(absent.to_string(), Some("q8_0")), StoreError::BlobMissing(absent));
     assert!(matches!(refused("text.gguf".into(), Some("q8_0")), StoreError::Digest(_)));
@@ -104,7 +104,7 @@ fn what_is_no_matrix_of_the_model_is_refused_before_anything_is_made() {
 }
 
 #[test]
-fn what_a_matrix_does_not_know_is_told_and_a_strangers_matrix_refused() {
+fn tensors_missing_in_a_matrix_are_reported_and_a_foreign_matrix_is_rejected() {
     let kit = Kit::new();
     let source = Gguf::open(&zoo("llama-f16.gguf")).unwrap();
     let model = kit.store.add_file(&zoo("llama-f16.gguf")).unwrap().digest;
@@ -124,18 +124,18 @@ fn what_a_matrix_does_not_know_is_told_and_a_strangers_matrix_refused() {
         "{told}"
     );
     let none = matrix_for(&kit, &source, |name| name == "token_embd.weight");
-    assert!(matches!(kit.create("m", &with(none)), Err(StoreError::ImatrixOther { .. })));
+    assert!(matches!(kit.create("m", &with(none)), Err(StoreError::ImatrixMismatch { .. })));
 }
 
 #[test]
-fn long_work_tells_how_much_of_it_is_done() {
+fn long_steps_report_progress() {
     let kit = Kit::new();
     let digest = kit.store.add_file(&zoo("llama-f16.gguf")).unwrap().digest;
     kit.create("whole", &from_files(&[("m.gguf", digest)])).unwrap();
     let mut lines: Vec<Progress> = Vec::new();
     let request = CreateRequest { quantize: Some("q8_0".into()), ..from_model("whole") };
     kit.store
-        .create(&name("small"), &request, &Hooks::default(), &mut |line| lines.push(line))
+        .create(&name("small"), &request, &CreateHooks::default(), &mut |line| lines.push(line))
         .unwrap();
     let work: Vec<_> =
         lines.iter().filter(|line| line.status == "quantizing F16 model to Q8_0").collect();
@@ -145,7 +145,7 @@ fn long_work_tells_how_much_of_it_is_done() {
 }
 
 #[test]
-fn tensors_that_get_another_type_are_told() {
+fn tensors_with_another_type_are_reported() {
     let kit = Kit::new();
     let mut writer = puna_gguf::Writer::new();
     writer

@@ -1,9 +1,9 @@
-//! Several at work on one store at once.
+//! Tests of concurrent work on one store.
 
 use super::{Kit, from_files, name};
 use crate::{CreateRequest, StoreError};
 
-/// A model made from another one, with a system text that others have too.
+/// A request for a model made from another one, with a system message that other models share.
 fn child(system: &str) -> CreateRequest {
     CreateRequest {
         from: Some("base".into()),
@@ -32,7 +32,7 @@ fn layers_that_models_share_outlive_the_removal_of_any_of_them() {
             });
         }
     });
-    // Nothing is kept for anybody any more.
+    // No blob is pinned any more.
     kit.create("last", &child("the same for all")).unwrap();
     let before = kit.blob_count();
     kit.store.delete(&name("last")).unwrap();
@@ -41,7 +41,7 @@ fn layers_that_models_share_outlive_the_removal_of_any_of_them() {
 }
 
 #[test]
-fn a_model_that_goes_while_it_is_looked_at_is_not_there() {
+fn a_model_removed_during_a_lookup_is_not_found() {
     let kit = Kit::new();
     kit.model("base", 1);
     let gone = |error: StoreError| assert!(matches!(error, StoreError::NotFound(_)), "{error}");
@@ -66,14 +66,14 @@ fn a_model_that_goes_while_it_is_looked_at_is_not_there() {
             });
         }
     });
-    // What was copied is whole.
+    // Copied models are complete.
     for entry in kit.store.list().unwrap() {
         kit.store.resolve_entry(&entry).unwrap();
     }
 }
 
 #[test]
-fn a_model_that_misses_a_blob_says_so_and_is_no_source() {
+fn an_incomplete_model_cannot_be_copied() {
     let kit = Kit::new();
     let weights = kit.model("m", 1);
     std::fs::remove_file(kit.store.blob_path(&weights)).unwrap();
@@ -91,19 +91,19 @@ fn a_model_that_misses_a_blob_says_so_and_is_no_source() {
 }
 
 #[test]
-fn what_another_process_may_count_on_outlives_the_removal_of_a_model() {
+fn blobs_that_another_process_may_use_survive_the_removal_of_a_model() {
     let kit = Kit::new();
-    // Its own work and pins, like a process of its own.
+    // This store has its own pins and work, like another process.
     let other = crate::Store::open(kit.root()).unwrap();
     let weights = kit.model("base", 1);
-    let work = other.work();
-    assert!(other.hold_blob(&weights, super::gguf(1).len() as u64));
+    let work = other.begin_work();
+    assert!(other.pin_blob(&weights, super::gguf(1).len() as u64));
     kit.store.delete(&name("base")).unwrap();
     assert!(kit.store.has_blob(&weights), "an import of another process needs it");
     drop(work);
-    // Nobody else is at work, and what this process works on does not need it.
+    // No other process is working, and the work of this process does not need the blob.
     kit.model("base", 1);
-    let _own = kit.store.work();
+    let _own = kit.store.begin_work();
     kit.store.delete(&name("base")).unwrap();
     assert!(!kit.store.has_blob(&weights));
 }

@@ -1,4 +1,5 @@
-//! Stores that Puna shares with Ollama 0.17 and 0.40: nothing that one of them names is lost, and all of it is seen.
+//! Tests of stores that Puna shares with Ollama 0.17 and 0.40: each program keeps the models of the
+//! others and lists them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,12 +9,15 @@ use std::time::Duration;
 use super::name;
 use super::ollama::{Content, Link, Ollama017, Ollama040, Operation, Random, age_blobs, alive};
 use crate::manifest_list::{Child, ManifestList};
-use crate::names::{NameFolder, is_shadow};
-use crate::{Digest, Document, Entry, Manifest, ModelName, PruneOptions, Store, StoreError, media};
+use crate::name_files::{NameFolder, is_shadow};
+use crate::{
+    Digest, Entry, Manifest, ManifestDocument, ModelName, PruneOptions, Store, StoreError, media,
+};
 
 pub(super) const DAYS: Duration = Duration::from_secs(40 * 24 * 60 * 60);
 
-/// A folder in memory where the system has one: these tests write much, and flush what they write.
+/// A temporary folder, in memory if the system has such a folder: these tests write and flush a
+/// lot.
 pub(super) fn folder() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     tempfile::Builder::new()
@@ -21,7 +25,7 @@ pub(super) fn folder() -> tempfile::TempDir {
         .unwrap()
 }
 
-/// A store with a name in every state that Ollama leaves one in.
+/// A store with a name in every state that Ollama can leave.
 fn every_state(root: &Path) {
     let content = Content::sample;
     let (old, new) = (Ollama017::new(root), Ollama040::new(root));
@@ -52,14 +56,14 @@ fn every_state(root: &Path) {
     // A name in both folders, as after a pull by an older version.
     new.create("both", &content(12)).unwrap();
     old.pull("both", &content(13)).unwrap();
-    // A download that goes on, and a file beside a blob.
+    // A running download, and another file next to a blob.
     let blobs = root.join("blobs");
     fs::write(blobs.join(format!("{}-partial", Digest::of(b"x").file_name())), "part").unwrap();
     fs::write(blobs.join(format!("{}-partial-0", Digest::of(b"x").file_name())), "{}").unwrap();
     fs::write(blobs.join("sha256-123456789"), "temporary").unwrap();
 }
 
-/// The digests of the blobs on the disk.
+/// The digests of the blobs on disk.
 pub(super) fn on_disk(root: &Path) -> BTreeSet<Digest> {
     let entries = fs::read_dir(root.join("blobs")).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
@@ -70,7 +74,7 @@ pub(super) fn short(name: &str) -> ModelName {
 }
 
 #[test]
-fn every_state_of_ollamas_stores_survives_whatever_puna_does() {
+fn puna_preserves_every_state_of_ollamas_stores() {
     let dir = folder();
     let root = dir.path();
     every_state(root);
@@ -98,7 +102,7 @@ fn every_state_of_ollamas_stores_survives_whatever_puna_does() {
     assert_eq!(store.clean_up().unwrap().removed, []);
     let pruned = store.prune(PruneOptions { partial: true, dry_run: false }).unwrap();
     assert_eq!(pruned.blocked_by, None);
-    // What is of no name, and a part of no download: Ollama's own.
+    // Files of Ollama that belong to no name and no download.
     let kinds: Vec<_> = pruned.removed.iter().map(|leftover| leftover.kind).collect();
     assert_eq!(kinds, [crate::LeftoverKind::Download; 2]);
     store.store_manifest(&short("pulled"), &manifest_of(&store, 20), false, &mut || ()).unwrap();
@@ -107,12 +111,12 @@ fn every_state_of_ollamas_stores_survives_whatever_puna_does() {
     store.delete(&short("list-copy")).unwrap();
     let lost: Vec<_> = (&before - &on_disk(root)).into_iter().collect();
     assert_eq!(lost, []);
-    // What is removed frees what it alone needed, and nothing else.
+    // Removing a name frees only the blobs that it alone needs.
     store.delete(&short("whole-list")).unwrap();
     assert_eq!(&alive(root).unwrap() & &before, &before & &on_disk(root));
 }
 
-/// The manifest of a model whose blobs the store has now.
+/// The manifest of a model whose blobs are now in the store.
 pub(super) fn manifest_of(store: &Store, seed: u32) -> Vec<u8> {
     let content = Content::sample(seed);
     let layer = |kind: &str, bytes: &[u8]| {
@@ -124,7 +128,7 @@ pub(super) fn manifest_of(store: &Store, seed: u32) -> Vec<u8> {
     Manifest { config: Some(layer(media::CONFIG, content.config.as_bytes())), layers }.to_bytes()
 }
 
-/// The list of the manifests of some seeds, those with a set bit in `present` in the store.
+/// The manifest list of some seeds. Those with a set bit in `present` are in the store.
 pub(super) fn list_of(store: &Store, seeds: &[u32], present: usize) -> Vec<u8> {
     let runners = [("llamacpp", "gguf"), ("ggml", "gguf"), ("mlx", "safetensors")];
     let child = |(at, seed): (usize, &u32)| {
@@ -141,7 +145,7 @@ pub(super) fn list_of(store: &Store, seeds: &[u32], present: usize) -> Vec<u8> {
     ManifestList { children: seeds.iter().enumerate().map(child).collect() }.to_bytes()
 }
 
-/// Something in a store that is not known, and that may need any blob.
+/// An unknown entry of a store, which may need any blob.
 type Unknown = (&'static str, fn(&Path));
 
 fn v2(root: &Path, model: &str) -> PathBuf {
@@ -211,13 +215,13 @@ const UNKNOWN: [Unknown; 14] = [
 
 #[cfg(unix)]
 #[test]
-fn nothing_is_removed_while_something_is_not_understood() {
+fn nothing_is_removed_while_an_entry_is_unknown() {
     for (what, make) in UNKNOWN {
         let dir = folder();
         let root = dir.path();
         every_state(root);
         let store = Store::open(root).unwrap();
-        // A blob that Puna has begun with, one that nothing names, and a name that goes.
+        // A blob noted by Puna, an unreferenced one, and a name that is removed.
         store.add_blob(b"begun").unwrap();
         fs::write(root.join("blobs").join(Digest::of(b"orphan").file_name()), "orphan").unwrap();
         make(root);
@@ -235,12 +239,12 @@ fn nothing_is_removed_while_something_is_not_understood() {
         store
             .store_manifest(&short("created"), &manifest_of(&store, 30), false, &mut || ())
             .unwrap();
-        store.delete_seen(&[]).unwrap();
+        store.delete_unchanged(&[]).unwrap();
         let lost: Vec<_> = before.difference(&on_disk(root)).copied().collect();
         assert_eq!(lost, [], "{what}");
-        // What was read before can be read still.
+        // Models that could be read before can still be read.
         assert!(store.resolve(&short("list")).is_ok(), "{what}");
-        // Removing the name that is not understood is possible, and makes it understood.
+        // The unknown name can be removed, and then blocks nothing.
         if v2(root, "u").symlink_metadata().is_ok_and(|meta| !meta.is_dir()) {
             store.delete(&short("u")).unwrap();
             assert_eq!(store.prune(PruneOptions::default()).unwrap().blocked_by, None, "{what}");
@@ -256,10 +260,11 @@ fn lists_show_what_ollama_shows() {
     assert_eq!(rows(&Store::open(root).unwrap()), ollamas_rows(root));
 }
 
-/// Names, digests and runners as Puna lists them. Ollama has a default where a manifest does not say its runner.
+/// Names, digests and runners as Puna lists them. Ollama has a default for manifests without a
+/// runner.
 fn rows(store: &Store) -> BTreeSet<(String, Digest, String)> {
     let entries = store.list().unwrap().into_iter().filter(|entry| !entry.is_embedded());
-    // Ollama does not list a name of which a config is missing.
+    // Ollama does not list a name whose config is missing.
     let has_config =
         |row: &Entry| row.manifest.config.iter().all(|config| store.has_blob(&config.digest));
     let whole = entries.filter(|entry| entry.rows().iter().all(has_config));
@@ -274,7 +279,8 @@ fn rows(store: &Store) -> BTreeSet<(String, Digest, String)> {
         .collect()
 }
 
-/// Whether `manifests` has a name under both spellings of the public host. Ollama 0.40 lists one and runs the other.
+/// Whether `manifests` has a name under both spellings of the public host. Ollama 0.40 lists one
+/// and runs the other.
 fn is_ambiguous(root: &Path, name: &ModelName) -> bool {
     let dir =
         |host: &str| root.join("manifests").join(host).join(name.namespace()).join(name.model());
@@ -287,12 +293,13 @@ fn ollamas_rows(root: &Path) -> BTreeSet<(String, Digest, String)> {
     let mut rows = BTreeSet::new();
     for row in Ollama040::new(root).rows().unwrap() {
         let name = short(&row.name);
-        // Ollama 0.40.0 lists tags that only keep blobs for older versions as models, which is a fault of it.
+        // Ollama 0.40.0 wrongly lists shadow tags, which only keep blobs for older versions, as
+        // models.
         if is_shadow(&name) || is_ambiguous(root, &name) {
             continue;
         }
         let entry = fs::read(NameFolder::ManifestsV2.path(root, &name)).unwrap_or_default();
-        let is_list = matches!(Document::parse(&entry), Ok(Document::List(_)));
+        let is_list = matches!(ManifestDocument::parse(&entry), Ok(ManifestDocument::List(_)));
         rows.insert((
             name.to_string(),
             row.digest,
@@ -302,7 +309,7 @@ fn ollamas_rows(root: &Path) -> BTreeSet<(String, Digest, String)> {
     rows
 }
 
-/// An operation of Puna's.
+/// An operation of Puna.
 #[derive(Debug, Clone)]
 enum Own {
     Pull(String, u32),
@@ -331,7 +338,7 @@ impl Own {
         }
     }
 
-    /// The names that it writes or removes.
+    /// The names that the operation writes or removes.
     fn targets(&self) -> Vec<ModelName> {
         match self {
             Self::Pull(name, _)
@@ -344,7 +351,7 @@ impl Own {
         }
     }
 
-    /// Whether it copies a model onto itself, which changes nothing.
+    /// Whether the operation copies a model to itself, which changes nothing.
     fn is_idle(&self) -> bool {
         matches!(self, Self::Copy(from, to) if short(from) == short(to))
     }
@@ -357,9 +364,9 @@ impl Own {
             Self::PullList(to, seeds, present) => {
                 let list = list_of(store, &distinct(seeds), *present);
                 let done = store.store_manifest(&short(to), &list, false, &mut || ());
-                // A pull that fails lets go of what it has fetched.
+                // A failed pull unpins the blobs that it has fetched.
                 if done.is_err() {
-                    store.let_go(on_disk(store.root()));
+                    store.unpin_blobs(on_disk(store.root()));
                 }
                 done.map(drop)
             }
@@ -372,14 +379,14 @@ impl Own {
     }
 }
 
-/// Manifests of different seeds: a list may not have one twice.
+/// Manifests of different seeds: a list must not contain a manifest twice.
 fn distinct(seeds: &[u32; 3]) -> Vec<u32> {
     let mut found = Vec::new();
     seeds.iter().for_each(|seed| found.extend((!found.contains(seed)).then_some(*seed)));
     found
 }
 
-/// The names that an operation of Ollama's writes or removes.
+/// The names that an operation of Ollama writes or removes.
 fn targets(operation: &Operation) -> Vec<ModelName> {
     use Operation::*;
     match operation {
@@ -398,7 +405,7 @@ fn targets(operation: &Operation) -> Vec<ModelName> {
     }
 }
 
-/// A sequence of operations of all three programs on one store.
+/// Runs a sequence of operations of all three programs on one store.
 fn run_sequence(seed: u64) {
     let dir = folder();
     let root = dir.path();
@@ -443,7 +450,7 @@ fn run_sequence(seed: u64) {
         }
         check_written(root, &store, &written, seed, &log);
     }
-    check_nothing_is_left_over(root, &store, seed, &log);
+    check_prune_leaves_only_referenced_files(root, &store, seed, &log);
 }
 
 fn check_written(
@@ -475,13 +482,13 @@ fn check_written(
     }
 }
 
-/// When everything is understood, a user's prune leaves what names need, and nothing more.
-fn check_nothing_is_left_over(root: &Path, store: &Store, seed: u64, log: &[String]) {
+/// If no entry is unknown, [`Store::prune`] leaves exactly the referenced blobs.
+fn check_prune_leaves_only_referenced_files(root: &Path, store: &Store, seed: u64, log: &[String]) {
     if !root.join("blobs").is_dir() {
         return;
     }
-    store.let_go(on_disk(root));
-    // A second link to a blob in the trash makes the blob look young.
+    store.unpin_blobs(on_disk(root));
+    // A second link to a blob in the trash would make the blob look young.
     store.empty_trash(Duration::ZERO);
     age_blobs(root, DAYS).unwrap();
     let pruned = store.prune(PruneOptions { partial: true, dry_run: false }).unwrap();
@@ -489,8 +496,9 @@ fn check_nothing_is_left_over(root: &Path, store: &Store, seed: u64, log: &[Stri
         let left: Vec<_> = (&on_disk(root) - &alive(root).unwrap()).into_iter().collect();
         assert_eq!(left, [], "seed {seed}: left over after {log:#?}");
     }
-    // Where Ollama 0.40 has never been, a list of manifests is its anchor, which 0.40 would take for one manifest.
-    if store.listed().unwrap().broken.is_empty() && root.join("manifests-v2").is_dir() {
+    // In a store without `manifests-v2`, an anchor stands for a manifest list, and 0.40 would take
+    // it for one manifest.
+    if store.listing().unwrap().errors.is_empty() && root.join("manifests-v2").is_dir() {
         assert_eq!(rows(store), ollamas_rows(root), "seed {seed}: after {log:#?}");
     }
 }
@@ -521,14 +529,15 @@ fn random_operations_of_three_programs_lose_nothing_4() {
 }
 
 #[test]
-fn a_list_of_a_folder_that_is_only_read_can_be_copied() {
+fn a_manifest_list_of_a_read_only_folder_can_be_copied() {
     for is_linked in [true, false] {
         let [own, theirs] = [folder(), folder()];
         every_state(theirs.path());
         if is_linked {
             fs::create_dir_all(own.path().join("manifests-v2")).unwrap();
         }
-        let store = Store::open(own.path()).unwrap().with_others([theirs.path().to_owned()]);
+        let store =
+            Store::open(own.path()).unwrap().with_read_only_dirs([theirs.path().to_owned()]);
         store.copy(&short("whole-list"), &short("copy")).unwrap();
         let (of, copy) =
             (store.get(&short("whole-list")).unwrap(), store.get(&short("copy")).unwrap());
@@ -542,7 +551,7 @@ fn a_list_of_a_folder_that_is_only_read_can_be_copied() {
 }
 
 #[test]
-fn an_undo_leaves_what_it_does_not_bring_back_in_the_trash() {
+fn files_that_are_not_restored_stay_in_the_trash() {
     for is_linked in [true, false] {
         let dir = folder();
         let root = dir.path();
@@ -561,9 +570,9 @@ fn an_undo_leaves_what_it_does_not_bring_back_in_the_trash() {
         store.delete(&short("m")).unwrap();
         put(2);
         let new = weights();
-        let taken = store.restore_trash(false).unwrap().taken;
+        let taken = store.restore_trash(false).unwrap().skipped_names;
         assert_eq!((taken.len(), weights()), (if is_linked { 2 } else { 1 }, new));
-        // The newest removal wins, also within one second.
+        // The newest removal wins, even within one second.
         store.delete(&short("m")).unwrap();
         store.restore_trash(false).unwrap();
         assert_eq!(weights(), new);
@@ -592,12 +601,12 @@ fn a_name_in_two_spellings_is_one_name() {
 }
 
 #[test]
-fn names_that_only_keep_blobs_are_neither_made_nor_removed() {
+fn shadow_names_are_neither_created_nor_removed() {
     let dir = folder();
     let root = dir.path();
     every_state(root);
     let store = Store::open(root).unwrap();
-    let scan = crate::names::NameScan::of(root).unwrap();
+    let scan = crate::name_files::NameScan::of(root).unwrap();
     let shadow = scan.files.into_iter().find(|file| is_shadow(&file.name)).unwrap();
     assert!(matches!(store.delete(&shadow.name), Err(StoreError::NotFound(_))));
     assert!(shadow.path.exists());
@@ -644,7 +653,7 @@ fn a_runner_can_be_chosen() {
     assert!(error.contains("pull list:latest@mlx"), "{error}");
     let ggml = Store::open(root).unwrap().with_runner(Some("ggml".into()));
     assert_eq!(ggml.get(&short("whole-list")).unwrap().runner, "ggml");
-    // One that is not in the store is not preferred to one that is.
+    // A child that is not in the store is not preferred to one that is.
     assert_eq!(ggml.get(&short("list")).unwrap().runner, "llamacpp");
     let listed = ggml.list().unwrap();
     let entry = listed.iter().find(|entry| entry.name == name("whole-list")).unwrap();

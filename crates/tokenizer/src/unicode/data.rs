@@ -1,7 +1,8 @@
 //! General categories of Unicode 16.0.0, as ranges.
 //!
-//! Each number is `first code point << 4 | group`; a range ends where the next one begins. The groups are numbered in
-//! [`GROUPS`](super::GROUPS). Checked code point by code point against the regex crate's tables in the tests.
+//! Each number is `first code point << 4 | group`. A range ends where the next one begins.
+//! [`GROUPS`](super::GROUPS) lists the groups. Tests check every code point against the regex
+//! crate's tables.
 
 #[rustfmt::skip]
 pub(super) const RANGES: &[u32] = &[

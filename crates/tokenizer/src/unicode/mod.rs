@@ -1,13 +1,14 @@
-//! Character classes: what `\p{L}`, `\p{N}`, `\s` … mean to the pre-tokenizers.
+//! Character classes: the meaning of `\p{L}`, `\p{N}`, `\s` and others in pre-tokenizers.
 //!
-//! ASCII is answered from a table of 128 entries; the rest from a two-stage table built from [`data::RANGES`] at first
-//! use (about 4,400 blocks of 256 code points, most of them uniform and shared).
+//! ASCII uses a table of 128 entries. Other code points use a two-stage table, built from
+//! [`data::RANGES`] on first use: about 4,400 blocks of 256 code points, most of which are uniform
+//! and shared.
 
 mod data;
 
 use std::sync::LazyLock;
 
-/// A set of character classes; a character's own class has exactly one bit.
+/// A set of character classes. The class of a character has exactly one bit.
 pub(crate) type Class = u16;
 
 pub(crate) const LU: Class = 1;
@@ -15,9 +16,9 @@ pub(crate) const LL: Class = 1 << 1;
 pub(crate) const LT: Class = 1 << 2;
 pub(crate) const LM: Class = 1 << 3;
 pub(crate) const LO: Class = 1 << 4;
-/// `\p{Mn}`: marks that take no room.
+/// `\p{Mn}`: nonspacing marks.
 pub(crate) const MN: Class = 1 << 5;
-/// The other marks.
+/// Other marks.
 const MC: Class = 1 << 12;
 /// `\p{M}`: marks.
 pub(crate) const M: Class = MN | MC;
@@ -29,7 +30,7 @@ pub(crate) const P: Class = 1 << 7;
 pub(crate) const S: Class = 1 << 8;
 /// `\s`: the property White_Space.
 pub(crate) const WS: Class = 1 << 9;
-/// Controls that are not white space, format characters, private use and surrogates.
+/// Controls other than white space, format characters, private use, and surrogates.
 pub(crate) const C: Class = 1 << 10;
 /// Unassigned.
 pub(crate) const CN: Class = 1 << 11;
@@ -38,30 +39,30 @@ pub(crate) const L: Class = LU | LL | LT | LM | LO;
 /// Every character.
 pub(crate) const ANY: Class = (1 << 13) - 1;
 
-/// The groups of the ranges in `data.rs`, by number: Cn, Cc, Cf, Co, Cs, Lu, Ll, Lt, Lm, Lo, Mn, Mc and Me, N, P, S, Z.
-/// All of Z is white space; of Cc some is, which [`Table::build`] corrects.
+/// Groups of the ranges in `data.rs`, by number: Cn, Cc, Cf, Co, Cs, Lu, Ll, Lt, Lm, Lo, Mn, Mc and
+/// Me, N, P, S, Z. All of Z is white space, and some of Cc, which [`ClassTable::build`] corrects.
 const GROUPS: [Class; 16] = [CN, C, C, C, C, LU, LL, LT, LM, LO, MN, MC, N, P, S, WS];
 
 const BLOCK: usize = 256;
 const CODE_POINTS: usize = 0x11_0000;
 
 /// Classes of all code points.
-pub(crate) struct Table {
+pub(crate) struct ClassTable {
     ascii: [Class; 128],
     blocks: Vec<u16>,
     classes: Vec<Class>,
 }
 
-static TABLE: LazyLock<Table> = LazyLock::new(Table::build);
+static TABLE: LazyLock<ClassTable> = LazyLock::new(ClassTable::build);
 
 /// The table of this process.
-pub(crate) fn table() -> &'static Table {
+pub(crate) fn table() -> &'static ClassTable {
     &TABLE
 }
 
-impl Table {
-    fn build() -> Table {
-        // One shared block a group, then the mixed ones.
+impl ClassTable {
+    fn build() -> ClassTable {
+        // One shared block per group, then blocks with several groups.
         let mut classes: Vec<Class> = GROUPS.iter().flat_map(|&g| [g; BLOCK]).collect();
         let mut blocks = Vec::with_capacity(CODE_POINTS / BLOCK);
         let mut range = 0;
@@ -85,7 +86,7 @@ impl Table {
                 classes.push(GROUPS[group_of(r)]);
             }
         }
-        let mut table = Table { ascii: [0; 128], blocks, classes };
+        let mut table = ClassTable { ascii: [0; 128], blocks, classes };
         for c in (9..14).chain([0x85]) {
             let at = table.index(c);
             table.classes[at] = WS;
@@ -98,7 +99,7 @@ impl Table {
         usize::from(self.blocks[c as usize / BLOCK]) * BLOCK + c as usize % BLOCK
     }
 
-    /// The class of a code point; 0 beyond the last one.
+    /// Class of a code point; 0 beyond the last one.
     pub(crate) fn class(&self, c: u32) -> Class {
         if c < 128 {
             self.ascii[c as usize]
@@ -110,11 +111,11 @@ impl Table {
     }
 }
 
-/// A piece of text that a splitter reads: valid UTF-8, addressed by byte.
+/// A piece of text to scan: valid UTF-8, addressed by byte.
 #[derive(Clone, Copy)]
 pub(crate) struct Scan<'a> {
     bytes: &'a [u8],
-    table: &'static Table,
+    table: &'static ClassTable,
 }
 
 impl<'a> Scan<'a> {
@@ -122,7 +123,7 @@ impl<'a> Scan<'a> {
         Scan { bytes: text.as_bytes(), table: table() }
     }
 
-    /// Only the part from `start` to `end`, which must be character boundaries.
+    /// The part from `start` to `end`, which must be character boundaries.
     pub(crate) fn part(self, start: usize, end: usize) -> Self {
         Scan { bytes: &self.bytes[start..end], ..self }
     }
@@ -131,7 +132,7 @@ impl<'a> Scan<'a> {
         self.bytes.len()
     }
 
-    /// The byte at `pos`; 0 at and beyond the end.
+    /// Byte at `pos`; 0 at and beyond the end.
     #[inline]
     pub(crate) fn byte(self, pos: usize) -> u8 {
         self.bytes.get(pos).copied().unwrap_or(0)
@@ -155,7 +156,7 @@ impl<'a> Scan<'a> {
         self.at(pos).0
     }
 
-    /// Code point and length of the character at `pos`; `None` at the end.
+    /// Code point and length in bytes of the character at `pos`. `None` at the end.
     #[inline]
     pub(crate) fn char(self, pos: usize) -> Option<(u32, usize)> {
         match self.bytes.get(pos) {
@@ -177,7 +178,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// The same, of at most `limit` characters.
+    /// End of the longest run of at most `limit` characters of `class` from `pos`.
     #[inline]
     pub(crate) fn run_of(self, mut pos: usize, class: Class, limit: usize) -> usize {
         for _ in 0..limit {
@@ -207,7 +208,8 @@ fn decode(bytes: &[u8], pos: usize) -> (u32, usize) {
     }
 }
 
-/// Han ideographs as llama.cpp's splitter for Kimi K2 knows them: whole blocks, without radicals and iteration marks.
+/// Han ideographs of llama.cpp's scanner for Kimi K2: whole blocks, without radicals and iteration
+/// marks.
 pub(crate) fn is_han(c: u32) -> bool {
     matches!(c, 0x3400..=0x4DBF | 0x4E00..=0x9FFF | 0xF900..=0xFAFF | 0x20000..=0x2A6DF | 0x2A700..=0x2EBEF
         | 0x2F800..=0x2FA1F)

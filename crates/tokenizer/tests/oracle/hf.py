@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What Hugging Face `tokenizers` makes of text: the reference of tests/hugging_face.rs.
+"""Tokenizes text with Hugging Face `tokenizers`: the reference of tests/hugging_face.rs.
 
     pip install tokenizers
     hf.py live KIND FILE CHARACTERS     texts and ids as JSON lines, to standard output
-    hf.py live published NAME CHARACTERS  the same for the pre-tokenizer of this name; a small vocabulary comes first
+    hf.py live published NAME CHARACTERS  the same for the pre-tokenizer NAME; prints a small vocabulary first
     hf.py fixture NAME=KIND=FILE...          fixtures/hugging-face.json, to standard output
 
-KIND: `json` (a tokenizer.json), `smollm` and `gemma` (a GGUF file, from whose vocabulary the tokenizer is rebuilt the
-way its publisher describes it). CHARACTERS of random Unicode are followed by as many of source code.
+KIND: `json` (a tokenizer.json), `smollm` and `gemma` (a GGUF file; rebuilds the tokenizer from its vocabulary by the
+publisher's description). Uses CHARACTERS characters of random Unicode and as many of source code.
 """
 
 import json
@@ -21,8 +21,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 
-# Assigned in Unicode 3.2, which every Python knows, and emoji: the tables of BERT's normaliser are from Unicode 8.
-# Three marks and signs have changed their category since.
+# Characters of Unicode 3.2, which every Python supports, and emoji. BERT's normalizer uses Unicode 8.
+# Excludes three characters whose category has changed since.
 CHARACTERS = [
     chr(c)
     for c in range(1, 0x30000)
@@ -194,7 +194,7 @@ PUBLISHED = {
 
 
 def published(name, training):
-    """A small byte-level vocabulary whose merges reach over all borders, and the publisher's pre-tokenizer."""
+    """A small byte-level vocabulary whose merges cross all word borders, and the publisher's pre-tokenizer."""
     steps = next(steps for names, steps in PUBLISHED.items() if name in names.split())
     spelt = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer = Tokenizer(models.BPE())
@@ -227,8 +227,8 @@ def live(kind, path, characters):
 
 
 def spellable(tokenizer):
-    """Removes the characters that a byte-level vocabulary cannot spell: SmolLM2 has no token for some control bytes.
-    They are lost here as in llama.cpp, but here their neighbours may merge and there they may not."""
+    """Removes characters without tokens in a byte-level vocabulary: SmolLM2 lacks some control bytes. Both this library
+    and llama.cpp drop them, but only here may their neighbours merge."""
     if not isinstance(tokenizer.model, models.BPE) or tokenizer.model.byte_fallback:
         return lambda text: text
     shown = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -1,7 +1,7 @@
-// What llama.cpp makes of text, for oracle/llama.py:
+// Tokenizes text with llama.cpp, for oracle/llama.py:
 //   cc -O1 llama.c -I$L/include -I$L/ggml/include -L$L/build/bin -lllama -lggml -lggml-base -Wl,-rpath,$L/build/bin -o llama
-// with L = a checkout of llama.cpp, built. `llama VOCABULARY.gguf` reads records "FLAGS LENGTH\n" and LENGTH bytes of text,
-// and writes for each a line of ids. FLAGS: 1 adds special tokens, 2 reads them in the text.
+// L is a built checkout of llama.cpp. `llama VOCABULARY.gguf` reads records "FLAGS LENGTH\n" and LENGTH bytes of text,
+// and writes a line of ids for each. FLAGS: 1 adds special tokens, 2 parses them in the text.
 
 #include "llama.h"
 

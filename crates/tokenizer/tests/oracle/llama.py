@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Makes fixtures/llama-cpp.json: the hashes of llama.cpp's ids on the vocabularies of tests/data/zoo.
+"""Makes fixtures/llama-cpp.json: hashes of llama.cpp's ids on the vocabularies of tests/data/zoo, and on
+artificial vocabularies for models without a file there. The fixture contains the artificial ones.
 
     pip install tokenizers gguf
     llama.py LLAMA > ../fixtures/llama-cpp.json
 
-and of vocabularies made up here, which the fixture holds, for the models that no file of the zoo has.
-
-LLAMA: the program of llama.c, built against llama.cpp of August 2026. Texts are random Unicode and source code; for
-WordPiece only characters that llama.cpp normalises as BERT does: those that do not decompose in several, no marks
-with room of their own, no vertical tab, form feed or U+0085. Characters are of Unicode 15.1, as llama.cpp's tables.
+LLAMA: the program of llama.c, built against llama.cpp of August 2026. Texts are random Unicode and source code. For
+WordPiece they have only characters that llama.cpp normalizes like BERT: no multi-character decompositions, no spacing
+marks, no vertical tab, form feed or U+0085. Characters are those of Unicode 15.1, like llama.cpp's tables.
 """
 
 import json
@@ -35,7 +34,7 @@ NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 
 
 def pieces_of(texts, rng, count, most):
-    """Parts of the texts, up to `most` characters long."""
+    """Pieces of the texts, at most `most` characters long."""
     found = set()
     while len(found) < count:
         text = rng.choice(texts)
@@ -57,14 +56,14 @@ def vocabularies(texts):
     out["plamo2"] = {
         "tokens": special + BYTES + pieces,
         "types": [UNKNOWN, *[CONTROL] * 3, *[BYTE] * 256, *[NORMAL] * len(pieces)],
-        # Some are never to be used, some have the same score.
+        # Some tokens are unused, some have equal scores.
         "scores": [0.0] * 260 + [-3000.0 if at % 50 == 0 else float(round(score)) if at % 3 == 0 else score for at, score in enumerate(scores)],
     }
 
     words = sorted({piece.replace(" ", "▁") for piece in pieces})
     out["t5"] = {
         "tokens": ["<pad>", "</s>", "<unk>", *words],
-        # None of the user's: llama.cpp takes what such a token begins with for all of it.
+        # No user-defined tokens: llama.cpp takes the start of such a token for the whole token.
         "types": [CONTROL, CONTROL, UNKNOWN, *[NORMAL] * len(words)],
         "scores": [0.0, 0.0, 0.0, *scores[: len(words)]],
     }

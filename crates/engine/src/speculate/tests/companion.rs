@@ -1,20 +1,20 @@
-//! Draft models that guess with parts of their model.
+//! Draft models that draft with parts of their model.
 
 use puna_gguf::{Metadata, Writer};
 use puna_graph::{KvType, StepInput};
-use puna_models::{Adapter, Guesses, Want};
+use puna_models::{Adapter, DraftMethod, StepKind};
 use puna_quant::TensorType;
 use serde_json::Value;
 
 use super::*;
 use crate::executor::ModelExecutor;
 use crate::pages::{Pages, PrefixTreeKey};
-use crate::sequence::JobId;
+use crate::sequence::RequestId;
 use crate::sequence_pages::SequencePages;
-use crate::speculate::blocks::Blocks;
-use crate::speculate::chain::Chain;
+use crate::speculate::blocks::BlockDrafter;
+use crate::speculate::chain::ChainDrafter;
+use crate::speculate::draft_source::StepRows;
 use crate::speculate::model::DraftRequest;
-use crate::speculate::source::Computed;
 
 const GEMMA: &str = "tests/data/zoo/gemma4.gguf";
 const ASSISTANT: &str = "tests/data/drafts/gemma4-assistant.gguf";
@@ -50,15 +50,17 @@ fn changes_no_answer(model: &str, draft: &str) {
     for sampling in [greedy(), Params { seed: 3, temperature: 0.6, ..Params::default() }] {
         // Longer than a page with the answer, and than the window; two that share pages, and one of a single token.
         let prompts = [prompt(n, 50, 3), prompt(n, 130, 7), prompt(n, 132, 7), prompt(n, 1, 1)];
-        let jobs = prompts.map(|prompt| Job {
+        let requests = prompts.map(|prompt| Request {
             max_tokens: Some(40),
-            ..Job::new(prompt, endless(&engine, sampling.clone()))
+            ..Request::new(prompt, endless(&engine, sampling.clone()))
         });
-        let alone = jobs.each_ref().map(|job| run(&engine, job, Speculation::OFF).0);
+        let alone = requests.each_ref().map(|request| run(&engine, request, Speculation::OFF).0);
         for speculation in [MODEL, ALWAYS, Speculation::AUTO] {
-            let jobs =
-                jobs.each_ref().map(|job| Job { speculation: Some(speculation), ..job.clone() });
-            let together = jobs.each_ref().map(|job| start(&engine, job)).each_ref().map(hear);
+            let requests = requests
+                .each_ref()
+                .map(|request| Request { speculation: Some(speculation), ..request.clone() });
+            let together =
+                requests.each_ref().map(|request| start(&engine, request)).each_ref().map(hear);
             together.iter().for_each(|(_, c)| all.model.drafted += c.model.drafted);
             assert_eq!(together.map(|(heard, _)| heard), alone, "{draft}, {speculation:?}");
         }
@@ -81,15 +83,17 @@ fn nobody_is_sent_away_for_a_block_and_contexts_are_filled_and_shifted_as_withou
             open_with_draft(GEMMA, &format!("tests/data/drafts/{name}.gguf"), &options).unwrap();
         let n = engine.info().n_vocab as u32;
         let sampling = endless(&engine, greedy());
-        let jobs = [3, 7].map(|step| Job {
+        let requests = [3, 7].map(|step| Request {
             max_tokens: Some(2 * PAGE_TOKENS - 31),
-            ..Job::new(prompt(n, 30, step), sampling.clone())
+            ..Request::new(prompt(n, 30, step), sampling.clone())
         });
-        let alone = jobs.each_ref().map(|job| run(&engine, job, Speculation::OFF).0);
-        let started = jobs.map(|job| start(&engine, &Job { speculation: Some(MODEL), ..job }));
+        let alone = requests.each_ref().map(|request| run(&engine, request, Speculation::OFF).0);
+        let started = requests
+            .map(|request| start(&engine, &Request { speculation: Some(MODEL), ..request }));
         assert_eq!(started.each_ref().map(|events| hear(events).0), alone, "{name}");
         assert_eq!(engine.stats().preempted, 0, "{name}");
-        let long = Job { max_tokens: Some(300), keep: 4, ..Job::new(prompt(n, 60, 5), sampling) };
+        let long =
+            Request { max_tokens: Some(300), keep: 4, ..Request::new(prompt(n, 60, 5), sampling) };
         let (plain, _) = run(&engine, &long, Speculation::OFF);
         let (guessed, counts) = run(&engine, &long, MODEL);
         assert_eq!(guessed, plain, "{name}");
@@ -121,14 +125,16 @@ fn draft_models_guess_beside_adapters_and_see_what_those_make_of_the_model() {
         let path = format!("tests/data/drafts/{name}.gguf");
         let engine = open_with_draft(GEMMA, &path, &options).unwrap();
         let n = engine.info().n_vocab as u32;
-        let job =
-            Job { max_tokens: Some(40), ..Job::new(prompt(n, 50, 3), endless(&engine, greedy())) };
-        let adapted = run(&engine, &job, Speculation::OFF).0;
-        let (guessed, counts) = run(&engine, &job, MODEL);
+        let request = Request {
+            max_tokens: Some(40),
+            ..Request::new(prompt(n, 50, 3), endless(&engine, greedy()))
+        };
+        let adapted = run(&engine, &request, Speculation::OFF).0;
+        let (guessed, counts) = run(&engine, &request, MODEL);
         assert_eq!(guessed, adapted, "{name}");
         assert!(counts.model.drafted > 10, "{name}: {counts:?}");
         let without = open_with_draft(GEMMA, &path, &plain).unwrap();
-        assert_ne!(run(&without, &job, MODEL).0, adapted, "the adapter does something");
+        assert_ne!(run(&without, &request, MODEL).0, adapted, "the adapter does something");
     }
 }
 
@@ -140,9 +146,11 @@ fn a_model_with_states_leaves_its_draft_model_and_takes_no_memory_for_it() {
     let engine = open_with_draft(model, draft, &options).unwrap();
     assert_eq!(engine.memory(), plan_memory(&view(model), backend(), &options).unwrap());
     let n = engine.info().n_vocab as u32;
-    let job =
-        Job { max_tokens: Some(20), ..Job::new(prompt(n, 30, 3), endless(&engine, greedy())) };
-    assert_eq!(run(&engine, &job, ALWAYS).1.model, Drafted::default());
+    let request = Request {
+        max_tokens: Some(20),
+        ..Request::new(prompt(n, 30, 3), endless(&engine, greedy()))
+    };
+    assert_eq!(run(&engine, &request, ALWAYS).1.model, DraftCounts::default());
 }
 
 #[test]
@@ -225,25 +233,28 @@ fn an_assistant_that_is_right_is_right_all_the_time_and_goes_on_from_its_own_sta
     assert!(counts.steps < 40, "{counts:?}");
 }
 
-/// Has a draft model guess for a model, all of whose tokens come true: over two borders of pages, and beyond the context.
+/// Has a draft model draft for a model, all of whose tokens come true: over two borders of pages, and beyond the context.
 fn is_right_all_the_time(model: View, draft: View) -> Speculated {
     let draft = DraftModel { view: draft, backend: backend() };
     let options = EngineOptions { num_ctx: Some(200), ..EngineOptions::default() };
     let engine = Engine::open_with_draft(model, backend(), &options, draft).unwrap();
     let n = engine.info().n_vocab as u32;
-    let job = Job {
+    let request = Request {
         max_tokens: Some(100),
-        ..Job::new(prompt(n, 60, 5), endless(&engine, Params { repeat_penalty: 1.0, ..greedy() }))
+        ..Request::new(
+            prompt(n, 60, 5),
+            endless(&engine, Params { repeat_penalty: 1.0, ..greedy() }),
+        )
     };
-    let (plain, _) = run(&engine, &job, Speculation::OFF);
-    let (guessed, counts) = run(&engine, &job, MODEL);
+    let (plain, _) = run(&engine, &request, Speculation::OFF);
+    let (guessed, counts) = run(&engine, &request, MODEL);
     assert_eq!(guessed, plain);
     assert!(
         counts.model.drafted > 60 && counts.model.accepted == counts.model.drafted,
         "{counts:?}"
     );
     // Beyond the context, and again with what is known of the text.
-    let long = Job { max_tokens: Some(300), keep: 4, ..job };
+    let long = Request { max_tokens: Some(300), keep: 4, ..request };
     let (plain, _) = run(&engine, &long, Speculation::OFF);
     assert_eq!(run(&engine, &long, MODEL).0, plain);
     counts
@@ -256,13 +267,14 @@ fn linking(name: &str, count: usize, rows: &dyn Fn(&str) -> Vec<f32>) -> Option<
         "markov_w1.weight" => {
             let norm = rows("output_norm.weight");
             let short = |row: &[f32]| {
-                row[..SHORT].iter().zip(&norm).map(|(x, w)| x * w).collect::<Vec<_>>()
+                row[..SHORT_GRAM].iter().zip(&norm).map(|(x, w)| x * w).collect::<Vec<_>>()
             };
             Some(rows("token_embd.weight").chunks_exact(QWEN_WIDTH).flat_map(short).collect())
         }
         // Far more than what masks say.
         "markov_w2.weight" => {
-            let short = |row: &[f32]| row[..SHORT].iter().map(|x| 1000.0 * x).collect::<Vec<_>>();
+            let short =
+                |row: &[f32]| row[..SHORT_GRAM].iter().map(|x| 1000.0 * x).collect::<Vec<_>>();
             Some(rows("output.weight").chunks_exact(QWEN_WIDTH).flat_map(short).collect())
         }
         "conf_proj.weight" => Some(vec![0.0; count]),
@@ -274,7 +286,7 @@ fn linking(name: &str, count: usize, rows: &dyn Fn(&str) -> Vec<f32>) -> Option<
 const QWEN: &str = "tests/data/zoo/qwen3.gguf";
 const QWEN_WIDTH: usize = 48;
 /// Features of a short vector.
-const SHORT: usize = 8;
+const SHORT_GRAM: usize = 8;
 
 #[test]
 fn a_block_that_is_right_is_right_all_the_time_over_borders_of_pages_and_contexts() {
@@ -287,7 +299,7 @@ fn a_block_that_is_right_is_right_all_the_time_over_borders_of_pages_and_context
         if name == "token_embd.weight" {
             all.iter_mut()
                 .enumerate()
-                .filter(|(i, _)| i % QWEN_WIDTH >= SHORT)
+                .filter(|(i, _)| i % QWEN_WIDTH >= SHORT_GRAM)
                 .for_each(|(_, x)| *x = 0.0);
         }
         all
@@ -352,18 +364,18 @@ fn an_assistant_of_another_model_or_vocabulary_is_refused() {
 }
 
 /// A sequence in a real cache, as the loop keeps it.
-struct Kept {
-    id: JobId,
-    held: SequencePages,
+struct TestSequence {
+    id: RequestId,
+    pages: SequencePages,
     tokens: Vec<u32>,
     computed: usize,
 }
 
-impl Kept {
+impl TestSequence {
     /// What comes behind the token behind those that are computed.
-    fn question(&self, most: usize) -> DraftRequest<'_> {
+    fn request(&self, max_tokens: usize) -> DraftRequest<'_> {
         let tokens = &self.tokens[..self.computed + 1];
-        DraftRequest { id: self.id, tokens, most, always: true, held: &self.held }
+        DraftRequest { id: self.id, tokens, max_tokens, always: true, pages: &self.pages }
     }
 }
 
@@ -371,8 +383,8 @@ impl Kept {
 struct Bench {
     executor: ModelExecutor,
     pages: Pages,
-    chain: Option<Chain>,
-    both: [Kept; 2],
+    chain: Option<ChainDrafter>,
+    both: [TestSequence; 2],
 }
 
 impl Bench {
@@ -387,9 +399,9 @@ impl Bench {
         let executor =
             ModelExecutor::accompanied(&model, backend(), &options, Some(&draft)).unwrap();
         let pages = Pages::of(&executor.model, &options);
-        let kept = |id| Kept {
-            id: JobId(id),
-            held: SequencePages::default(),
+        let kept = |id| TestSequence {
+            id: RequestId(id),
+            pages: SequencePages::default(),
             tokens: Vec::new(),
             computed: 0,
         };
@@ -398,15 +410,17 @@ impl Bench {
 
     /// Begins anew, with a text that goes on behind what is computed, and the reference's.
     fn begin(&mut self, tokens: &[u32]) {
-        self.chain = match self.executor.model.guesses().unwrap() {
-            Guesses::Chain { state, sees } => Some(Chain::new(*state, *sees)),
-            Guesses::Block(_) => None,
+        self.chain = match self.executor.model.draft_method().unwrap() {
+            DraftMethod::Chain { state_dim: state, cache: sees } => {
+                Some(ChainDrafter::new(*state, *sees))
+            }
+            DraftMethod::Block(_) => None,
         };
         let other: Vec<u32> = (0..90).map(|i| 9 + i * 7 % 300).collect();
         for (s, tokens) in self.both.iter_mut().zip([&other[..], tokens]) {
-            std::mem::take(&mut s.held).release(&mut self.pages, &[]);
+            std::mem::take(&mut s.pages).release(&mut self.pages, &[]);
             (s.tokens, s.computed) = (tokens.to_vec(), 0);
-            (s.held, _) = SequencePages::find(
+            (s.pages, _) = SequencePages::find(
                 &mut self.pages,
                 &mut *self.executor.backend,
                 &PrefixTreeKey::default(),
@@ -421,46 +435,47 @@ impl Bench {
         let mut input = StepInput::default();
         let mut firsts = Vec::new();
         for (s, &count) in self.both.iter_mut().zip(&counts) {
-            assert!(s.held.grow(&mut self.pages, s.computed + count));
+            assert!(s.pages.grow(&mut self.pages, s.computed + count));
             let first = input.tokens.len();
             firsts.push(first);
             input.tokens.extend_from_slice(&s.tokens[s.computed..s.computed + count]);
             input.positions.extend((s.computed..s.computed + count).map(|p| p as u32));
             input.outputs.push((first + count - 1) as u32);
-            input.segments.push(s.held.segment(&self.pages, first, count, s.computed));
+            input.segments.push(s.pages.segment(&self.pages, first, count, s.computed));
         }
-        self.executor.run(Want::Logits, &input).unwrap();
+        self.executor.run(StepKind::Logits, &input).unwrap();
         for (row, ((s, &count), first)) in self.both.iter_mut().zip(&counts).zip(firsts).enumerate()
         {
-            let step = Computed { past: s.computed, first, output: Some(row) };
+            let step = StepRows { past: s.computed, first, output: Some(row) };
             s.computed += count;
             if let Some(chain) = &mut self.chain {
-                chain.computed(s.id, s.computed, self.executor.backend.extra_output(0), step);
+                chain.record_step(s.id, s.computed, self.executor.backend.extra_output(0), step);
             }
         }
-        let found =
-            |id: JobId| self.both.iter().find(|s| s.id == id).map(|s| (&s.tokens[..], &s.held));
+        let found = |id: RequestId| {
+            self.both.iter().find(|s| s.id == id).map(|s| (&s.tokens[..], &s.pages))
+        };
         if let Some(chain) = &mut self.chain {
-            chain.follow(found, (&mut self.executor, &self.pages)).unwrap();
+            chain.update_cache(found, (&mut self.executor, &self.pages)).unwrap();
         }
     }
 
-    /// What is guessed behind what is computed of both, `most` tokens of the reference's.
-    fn ask(&mut self, most: usize) -> Vec<Vec<u32>> {
-        let ahead = self.executor.model.guesses().unwrap().rows();
+    /// What is guessed behind what is computed of both, `max_tokens` tokens of the reference's.
+    fn ask(&mut self, max_tokens: usize) -> Vec<Vec<u32>> {
+        let ahead = self.executor.model.draft_method().unwrap().rows();
         self.both
             .iter_mut()
-            .for_each(|s| assert!(s.held.grow(&mut self.pages, s.computed + ahead)));
-        let questions = [self.both[0].question(3), self.both[1].question(most)];
+            .for_each(|s| assert!(s.pages.grow(&mut self.pages, s.computed + ahead)));
+        let requests = [self.both[0].request(3), self.both[1].request(max_tokens)];
         let model = (&mut self.executor, &self.pages);
-        let answers = match (&mut self.chain, model.0.model.guesses().cloned()) {
-            (Some(chain), _) => chain.ask(&questions, model, |_| false),
-            (None, Some(Guesses::Block(form))) => {
-                Blocks::new(form).ask(&questions, model, |_| false)
+        let result = match (&mut self.chain, model.0.model.draft_method().cloned()) {
+            (Some(chain), _) => chain.draft(&requests, model, |_| false),
+            (None, Some(DraftMethod::Block(form))) => {
+                BlockDrafter::new(form).draft(&requests, model, |_| false)
             }
-            (None, _) => panic!("a draft model guesses"),
+            (None, _) => panic!("a draft model drafts"),
         };
-        answers.unwrap().guesses
+        result.unwrap().drafts
     }
 }
 
@@ -485,10 +500,10 @@ fn guesses_in_pages_beside_others_are_the_references() {
         let mut bench = Bench::open(name, json["model"].as_str().unwrap());
         for check in json["checks"].as_array().unwrap() {
             let known = check["tokens"].as_u64().unwrap() as usize;
-            let want: Vec<u32> = match check["guesses"].as_array() {
-                // Each says the token that it was asked behind.
-                Some(guesses) => guesses[1..].iter().map(|guess| token(&guess["token"])).collect(),
-                None => list(&check["blocks"][0]["guess"]),
+            let want: Vec<u32> = match check["drafts"].as_array() {
+                // Each says the token that it was in_progress behind.
+                Some(drafts) => drafts[1..].iter().map(|draft| token(&draft["token"])).collect(),
+                None => list(&check["blocks"][0]["draft"]),
             };
             bench.begin(&tokens[..known]);
             let half = ((known - 1) / 2).max(1);
@@ -498,9 +513,9 @@ fn guesses_in_pages_beside_others_are_the_references() {
             if known - 1 > half {
                 bench.compute([20, known - 1 - half]);
             }
-            let guesses = bench.ask(want.len());
-            assert_eq!(guesses[1], want, "{name} behind {known} tokens");
-            assert_eq!(guesses[0].len(), 3);
+            let drafts = bench.ask(want.len());
+            assert_eq!(drafts[1], want, "{name} behind {known} tokens");
+            assert_eq!(drafts[0].len(), 3);
         }
     }
 }

@@ -1,4 +1,4 @@
-mod lists;
+mod manifest_lists;
 mod races;
 
 use std::path::Path;
@@ -9,15 +9,15 @@ use std::time::{Duration, SystemTime};
 use puna_store::{Digest, Store};
 
 use super::plan::{Plan, plan};
-use super::{Rule, retain};
-use crate::history::{By, DAY, History, Times};
-use crate::holding::{Holding, Shown, Whose};
-use crate::library::{Library, StoreLibrary};
-use crate::manifest::{Manifest, OCI_MANIFEST};
-use crate::name::{Reference, Repository};
+use super::{Rule, apply_retention};
+use crate::retention::usage_log::{ChangeSource, SECONDS_PER_DAY, UsageLog, UsageTimes};
+use crate::storage::{FileStorage, Storage};
+use crate::types::manifest::{Manifest, OCI_MANIFEST};
+use crate::types::repository::{Reference, Repository};
+use crate::types::stored_object::{Owner, StoredObject, TagEntry};
 
-/// Seconds since 1970: some day.
-const NOW: u64 = 20_000 * DAY;
+/// An arbitrary day, in seconds since 1970.
+const NOW: u64 = 20_000 * SECONDS_PER_DAY;
 
 fn named(name: &str) -> Repository {
     Repository::parse(name).unwrap()
@@ -32,7 +32,7 @@ fn digest(of: &str) -> Digest {
 }
 
 #[test]
-fn rules_say_what_stays_and_are_shown_as_they_are_read() {
+fn rules_round_trip_through_text() {
     for text in
         ["team-*=last:5 pulled:30d keep:latest keep:v* own", "anna=all", "hf.co/u/r*=last:1"]
     {
@@ -67,33 +67,45 @@ fn rules_say_what_stays_and_are_shown_as_they_are_read() {
     }
 }
 
-/// What is in a library: tags of repositories that were used so many days ago.
+/// Contents of a storage: tags that were used a number of days ago.
 #[derive(Default)]
-struct Shelf {
-    shown: Vec<Shown>,
-    holdings: Vec<Holding>,
-    used: Vec<(Repository, Option<String>, u64)>,
+struct Contents {
+    entries: Vec<TagEntry>,
+    stored_objects: Vec<StoredObject>,
+    last_used: Vec<(Repository, Option<String>, u64)>,
     brought: bool,
 }
 
-impl Shelf {
-    /// A tag that came and was used so many days ago.
-    fn tag(&mut self, name: &str, tag: &str, of: &str, days: u64) -> &mut Shown {
+impl Contents {
+    /// Adds a tag that arrived and was used `days` days ago.
+    fn tag(&mut self, name: &str, tag: &str, of: &str, days: u64) -> &mut TagEntry {
         let (name, digest) = (named(name), digest(of));
-        if !self.holdings.iter().any(|held| held.manifest == Some(digest) && held.name == name) {
+        if !self
+            .stored_objects
+            .iter()
+            .any(|held| held.manifest == Some(digest) && held.name == name)
+        {
             self.manifest(name.as_str(), of);
         }
-        self.used.push((name.clone(), Some(tag.to_owned()), days));
-        let (tag, size, whose) = (tag.to_owned(), 100, Whose::Registry);
-        self.shown.push(Shown { name, tag, digest, size, completed: None, whose, written: None });
-        self.shown.last_mut().unwrap()
+        self.last_used.push((name.clone(), Some(tag.to_owned()), days));
+        let (tag, size, owner) = (tag.to_owned(), 100, Owner::Registry);
+        self.entries.push(TagEntry {
+            name,
+            tag,
+            digest,
+            size,
+            completed: None,
+            owner,
+            written: None,
+        });
+        self.entries.last_mut().unwrap()
     }
 
-    /// A manifest with a blob of its own, and one that all have.
-    fn manifest(&mut self, name: &str, of: &str) -> &mut Holding {
+    /// Adds a manifest with one blob of its own and one shared blob.
+    fn manifest(&mut self, name: &str, of: &str) -> &mut StoredObject {
         let (name, manifest) = (named(name), Some(digest(of)));
         let blobs = vec![(digest(&format!("{of}'s weights")), 100), (digest("license"), 7)];
-        self.holdings.push(Holding {
+        self.stored_objects.push(StoredObject {
             name,
             manifest,
             blobs,
@@ -102,7 +114,7 @@ impl Shelf {
             subject: None,
             written: None,
         });
-        self.holdings.last_mut().unwrap()
+        self.stored_objects.last_mut().unwrap()
     }
 
     fn plan(&self, texts: &[&str]) -> Plan {
@@ -110,13 +122,17 @@ impl Shelf {
             let is = |known: &&(Repository, Option<String>, u64)| {
                 known.0 == *name && known.1.as_deref() == tag
             };
-            let days = self.used.iter().find(is).map_or(0, |known| known.2);
-            Times { arrived: NOW - days * DAY, used: NOW - days * DAY, is_brought: self.brought }
+            let days = self.last_used.iter().find(is).map_or(0, |known| known.2);
+            UsageTimes {
+                arrived: NOW - days * SECONDS_PER_DAY,
+                last_used: NOW - days * SECONDS_PER_DAY,
+                is_from_mirror: self.brought,
+            }
         };
-        plan(&rules(texts), &self.shown, &self.holdings, NOW, &ask)
+        plan(&rules(texts), &self.entries, &self.stored_objects, NOW, &ask)
     }
 
-    /// The tags that go, and the bytes that they free.
+    /// Tags that the rules remove, and the bytes each frees.
     fn gone(&self, texts: &[&str]) -> Vec<(String, u64)> {
         let removals = self.plan(texts).removals;
         removals
@@ -130,110 +146,113 @@ fn gone(tags: &[(&str, u64)]) -> Vec<(String, u64)> {
     tags.iter().map(|(tag, bytes)| ((*tag).to_owned(), *bytes)).collect()
 }
 
-/// `v1` is the oldest of seven, and `latest` stands for the newest of them.
-fn seven() -> Shelf {
-    let mut shelf = Shelf::default();
+/// `v1` is the oldest of seven tags, and `latest` points to the manifest of the newest one.
+fn seven() -> Contents {
+    let mut contents = Contents::default();
     for n in 1..=7 {
-        shelf.tag("team/m", &format!("v{n}"), &format!("m{n}"), 80 - 10 * n);
+        contents.tag("team/m", &format!("v{n}"), &format!("m{n}"), 80 - 10 * n);
     }
-    shelf.tag("team/m", "latest", "m7", 10);
-    shelf
+    contents.tag("team/m", "latest", "m7", 10);
+    contents
 }
 
 #[test]
-fn nothing_goes_that_no_rule_names() {
-    let mut shelf = seven();
-    shelf.tag("teams/m", "old", "t", 900);
-    assert_eq!(shelf.gone(&[]), []);
-    assert_eq!(shelf.gone(&["te=last:1", "other*=last:1"]), []);
-    // The first that fits counts.
-    assert_eq!(shelf.gone(&["team/m=all", "teams=last:1", "*=last:1"]), []);
-    assert_eq!(shelf.gone(&["team=all", "*=pulled:30d"]), gone(&[("old", 100)]));
+fn repositories_without_a_rule_keep_everything() {
+    let mut contents = seven();
+    contents.tag("teams/m", "old", "t", 900);
+    assert_eq!(contents.gone(&[]), []);
+    assert_eq!(contents.gone(&["te=last:1", "other*=last:1"]), []);
+    // The first matching rule applies.
+    assert_eq!(contents.gone(&["team/m=all", "teams=last:1", "*=last:1"]), []);
+    assert_eq!(contents.gone(&["team=all", "*=pulled:30d"]), gone(&[("old", 100)]));
 }
 
 #[test]
 fn the_newest_tags_stay() {
-    // Both names of the newest are among the three.
+    // Both tags of the newest manifest count among the three.
     let all = [("v1", 100), ("v2", 100), ("v3", 100), ("v4", 100), ("v5", 100)];
     assert_eq!(seven().gone(&["team=last:3"]), gone(&all));
-    // What is kept by its name takes no place.
+    // A tag that is kept by its name does not count among the newest.
     assert_eq!(seven().gone(&["team=last:3 keep:latest keep:v2"]), gone(&[all[0], all[2], all[3]]));
     assert_eq!(seven().gone(&["team=last:9"]), []);
     assert_eq!(seven().plan(&["team=last:3"]).removals[0].reason, "not among the newest 3");
-    // Of what came at the same time, that stays which was written last.
-    let mut shelf = Shelf::default();
+    // Of tags that arrived at the same time, the one written last stays.
+    let mut contents = Contents::default();
     for (tag, written) in [("a", 3), ("b", 9), ("c", 5)] {
         let at = SystemTime::UNIX_EPOCH + Duration::from_secs(written);
-        shelf.tag("team/m", tag, tag, 2).written = Some(at);
+        contents.tag("team/m", tag, tag, 2).written = Some(at);
     }
-    assert_eq!(shelf.gone(&["team=last:1"]), gone(&[("a", 100), ("c", 100)]));
+    assert_eq!(contents.gone(&["team=last:1"]), gone(&[("a", 100), ("c", 100)]));
 }
 
 #[test]
-fn what_was_pulled_stays_beside_the_newest() {
+fn recently_pulled_tags_stay_besides_the_newest() {
     assert_eq!(
         seven().gone(&["team=pulled:30d"]),
         gone(&[("v1", 100), ("v2", 100), ("v3", 100), ("v4", 100), ("v5", 100)])
     );
-    // Five are newer than v2, which was pulled 60 days ago.
+    // Five tags are newer than v2, which was pulled 60 days ago.
     assert_eq!(seven().gone(&["team=last:5 pulled:65d"]), gone(&[("v1", 100)]));
     let plan = seven().plan(&["team=last:5 pulled:65d"]);
     assert_eq!(plan.removals[0].reason, "not among the newest 5, not pulled for 70 days");
-    // A day goes before anything does.
-    let mut shelf = Shelf::default();
+    // Nothing is removed within its first day.
+    let mut contents = Contents::default();
     for tag in ["a", "b", "c"] {
-        shelf.tag("ci/m", tag, tag, 0);
+        contents.tag("ci/m", tag, tag, 0);
     }
-    assert_eq!(shelf.gone(&["ci=last:1"]), []);
+    assert_eq!(contents.gone(&["ci=last:1"]), []);
 }
 
 #[test]
-fn models_of_the_machines_user_stay_unless_a_rule_says_own() {
-    let mut shelf = Shelf::default();
-    for (tag, whose) in
-        [("mine", Whose::Store), ("share", Whose::Elsewhere), ("pushed", Whose::Registry)]
+fn models_of_the_user_stay_unless_a_rule_has_own() {
+    let mut contents = Contents::default();
+    for (tag, owner) in
+        [("mine", Owner::Store), ("share", Owner::ReadOnly), ("pushed", Owner::Registry)]
     {
-        shelf.tag("library/m", tag, tag, 90).whose = whose;
+        contents.tag("library/m", tag, tag, 90).owner = owner;
     }
-    for held in &mut shelf.holdings {
+    for held in &mut contents.stored_objects {
         held.is_model = held.manifest != Some(digest("pushed"));
     }
-    let plan = shelf.plan(&["library=pulled:30d"]);
+    let plan = contents.plan(&["library=pulled:30d"]);
     assert_eq!((plan.removals.len(), plan.own), (1, 1));
-    assert_eq!(shelf.gone(&["library=pulled:30d own"]), gone(&[("mine", 100), ("pushed", 100)]));
-    // Brought by a mirror it is the mirror's, unless somebody wrote it again.
-    shelf.brought = true;
-    assert_eq!(shelf.plan(&["library=pulled:30d"]).removals.len(), 2);
-    shelf.shown[0].written = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(NOW - 80 * DAY));
-    assert_eq!(shelf.plan(&["library=pulled:30d"]).own, 1);
+    assert_eq!(contents.gone(&["library=pulled:30d own"]), gone(&[("mine", 100), ("pushed", 100)]));
+    // A model that a mirror has fetched is the mirror's, unless another program wrote it later.
+    contents.brought = true;
+    assert_eq!(contents.plan(&["library=pulled:30d"]).removals.len(), 2);
+    contents.entries[0].written =
+        Some(SystemTime::UNIX_EPOCH + Duration::from_secs(NOW - 80 * SECONDS_PER_DAY));
+    assert_eq!(contents.plan(&["library=pulled:30d"]).own, 1);
 }
 
 #[test]
-fn what_is_being_fetched_stays() {
-    let mut shelf = seven();
-    shelf.tag("team/m", "v1", "new", 0).completed = Some(5);
-    assert_eq!(shelf.gone(&["team=last:5"]), gone(&[("v2", 100), ("v3", 100)]));
+fn tags_in_flight_stay() {
+    let mut contents = seven();
+    contents.tag("team/m", "v1", "new", 0).completed = Some(5);
+    assert_eq!(contents.gone(&["team=last:5"]), gone(&[("v2", 100), ("v3", 100)]));
 }
 
 #[test]
-fn a_manifest_goes_with_its_last_tag_unless_a_list_needs_it() {
-    let mut shelf = Shelf::default();
-    shelf.tag("a/m", "old", "m", 50);
-    shelf.tag("a/m", "older", "m", 60);
-    shelf.tag("a/m", "child", "c", 60);
-    shelf.tag("a/m", "list", "l", 2);
-    shelf.holdings.last_mut().unwrap().children = vec![digest("c"), digest("deep")];
-    shelf.manifest("a/m", "deep");
-    shelf.manifest("a/m", "signature").subject = Some(digest("deep"));
-    shelf.manifest("a/m", "lost");
-    shelf.manifest("a/m", "note of m").subject = Some(digest("m"));
+fn manifests_are_removed_with_their_last_tag_unless_a_list_needs_them() {
+    let mut contents = Contents::default();
+    contents.tag("a/m", "old", "m", 50);
+    contents.tag("a/m", "older", "m", 60);
+    contents.tag("a/m", "child", "c", 60);
+    contents.tag("a/m", "list", "l", 2);
+    contents.stored_objects.last_mut().unwrap().children = vec![digest("c"), digest("deep")];
+    contents.manifest("a/m", "deep");
+    contents.manifest("a/m", "signature").subject = Some(digest("deep"));
+    contents.manifest("a/m", "lost");
+    contents.manifest("a/m", "note of m").subject = Some(digest("m"));
     for digest_of in ["deep", "signature", "lost", "note of m"] {
-        assert!(shelf.holdings.iter().any(|held| held.manifest == Some(digest(digest_of))));
+        assert!(
+            contents.stored_objects.iter().any(|held| held.manifest == Some(digest(digest_of)))
+        );
     }
-    shelf.used.push((named("a/m"), None, 40));
-    let plan = shelf.plan(&["a=pulled:30d"]);
+    contents.last_used.push((named("a/m"), None, 40));
+    let plan = contents.plan(&["a=pulled:30d"]);
     let found: Vec<_> =
-        plan.removals.iter().map(|r| (r.tag.as_deref(), r.is_last, r.bytes)).collect();
+        plan.removals.iter().map(|r| (r.tag.as_deref(), r.removes_manifest, r.bytes)).collect();
     let expected = [
         (Some("child"), false, 0),
         (Some("old"), false, 0),
@@ -247,42 +266,46 @@ fn a_manifest_goes_with_its_last_tag_unless_a_list_needs_it() {
 
 #[test]
 fn a_long_chain_of_references_is_followed_once() {
-    let mut shelf = Shelf::default();
-    shelf.tag("a/m", "t", "0", 0);
+    let mut contents = Contents::default();
+    contents.tag("a/m", "t", "0", 0);
     for n in (1..2000).rev() {
-        shelf.manifest("a/m", &n.to_string()).subject = Some(digest(&(n - 1).to_string()));
+        contents.manifest("a/m", &n.to_string()).subject = Some(digest(&(n - 1).to_string()));
     }
-    shelf.used.push((named("a/m"), None, 40));
-    assert_eq!(shelf.gone(&["a=pulled:30d"]), []);
+    contents.last_used.push((named("a/m"), None, 40));
+    assert_eq!(contents.gone(&["a=pulled:30d"]), []);
 }
 
-/// A library in a folder, with a clock that a test moves.
-struct Desk {
-    library: Arc<StoreLibrary>,
-    history: History,
+/// File storage with a clock that the test controls.
+struct TestStorage {
+    storage: Arc<FileStorage>,
+    usage_log: UsageLog,
     time: Arc<AtomicU64>,
 }
 
-impl Desk {
+impl TestStorage {
     fn open(dir: &Path, time: &Arc<AtomicU64>) -> Self {
-        let library = Arc::new(StoreLibrary::new(Arc::new(Store::open(dir).unwrap())));
+        let storage = Arc::new(FileStorage::new(Arc::new(Store::open(dir).unwrap())));
         let told = time.clone();
         let clock = move || SystemTime::UNIX_EPOCH + Duration::from_secs(told.load(Relaxed));
-        Self { library, history: History::with_clock(Arc::new(clock)).unwrap(), time: time.clone() }
+        Self {
+            storage,
+            usage_log: UsageLog::with_clock(Arc::new(clock)).unwrap(),
+            time: time.clone(),
+        }
     }
 
     fn pass(&self, days: u64) {
-        self.time.fetch_add(days * DAY, Relaxed);
+        self.time.fetch_add(days * SECONDS_PER_DAY, Relaxed);
     }
 
     async fn upload(&self, name: &Repository, content: &str) -> Digest {
         let blob = digest(content);
-        let id = self.library.begin(name, "").await.unwrap();
+        let id = self.storage.begin(name, "").await.unwrap();
         let bytes = bytes::Bytes::copy_from_slice(content.as_bytes());
         let body = Box::pin(futures_util::stream::iter([Ok(bytes)]));
-        let part = crate::library::Part { at: None, len: None, body };
-        self.library.append(name, &id, part).await.unwrap();
-        self.library.finish(name, &id, blob).await.unwrap();
+        let part = crate::storage::UploadPart { at: None, len: None, body };
+        self.storage.append(name, &id, part).await.unwrap();
+        self.storage.finish(name, &id, blob).await.unwrap();
         blob
     }
 
@@ -294,98 +317,115 @@ impl Desk {
             r#"{{"mediaType":"{OCI_MANIFEST}","layers":[{{"mediaType":"x","digest":"{blob}","size":{size}}}]}}"#
         );
         let manifest = Manifest::parse(text.into_bytes().into(), None).unwrap();
-        self.library
+        self.storage
             .put_manifest(name, &Reference::Tag(tag.into()), manifest.clone())
             .await
             .unwrap();
-        self.history.arrived(name, &Reference::Tag(tag.into()), manifest.digest, By::Push, None);
+        self.usage_log.record_arrival(
+            name,
+            &Reference::Tag(tag.into()),
+            manifest.digest,
+            ChangeSource::Push,
+            None,
+        );
         manifest
     }
 
-    async fn retain(&self, texts: &[&str], dry_run: bool) -> Vec<(Option<String>, u64)> {
-        let retained = retain(&*self.library, &self.history, &rules(texts), dry_run).await.unwrap();
+    async fn apply_retention(&self, texts: &[&str], dry_run: bool) -> Vec<(Option<String>, u64)> {
+        let retained =
+            apply_retention(&*self.storage, &self.usage_log, &rules(texts), dry_run).await.unwrap();
         assert_eq!(retained.failed, [""; 0]);
         retained.removals.into_iter().map(|removal| (removal.tag, removal.bytes)).collect()
     }
 }
 
-/// Today: files are written by the system's clock.
+/// The current time, because the system clock dates files.
 fn today() -> Arc<AtomicU64> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
     Arc::new(AtomicU64::new(now))
 }
 
 #[tokio::test]
-async fn what_nobody_pulls_goes_and_the_rest_is_served() {
+async fn unused_tags_are_removed_and_others_stay_served() {
     let dir = tempfile::tempdir().unwrap();
     let time = today();
-    let desk = Desk::open(dir.path(), &time);
+    let test = TestStorage::open(dir.path(), &time);
     let name = named("team/thing");
-    let (old, used) =
-        (desk.push(&name, "old", "old weights").await, desk.push(&name, "used", "weights").await);
-    desk.pass(40);
-    desk.history.pulled(&name, &Reference::Digest(used.digest));
+    let (old, last_used) =
+        (test.push(&name, "old", "old weights").await, test.push(&name, "used", "weights").await);
+    test.pass(40);
+    test.usage_log.record_pull(&name, &Reference::Digest(last_used.digest));
     let rule = ["team=pulled:30d"];
     let expected = [(Some("old".to_owned()), 11)];
-    assert_eq!(desk.retain(&rule, true).await, expected);
-    assert!(desk.library.manifest(&name, &Reference::Tag("old".into())).await.unwrap().is_some());
-    assert_eq!(desk.retain(&rule, false).await, expected);
-    assert_eq!(desk.retain(&rule, false).await, []);
+    assert_eq!(test.apply_retention(&rule, true).await, expected);
+    assert!(test.storage.manifest(&name, &Reference::Tag("old".into())).await.unwrap().is_some());
+    assert_eq!(test.apply_retention(&rule, false).await, expected);
+    assert_eq!(test.apply_retention(&rule, false).await, []);
     for reference in [Reference::Tag("old".into()), Reference::Digest(old.digest)] {
-        assert_eq!(desk.library.manifest(&name, &reference).await.unwrap(), None);
+        assert_eq!(test.storage.manifest(&name, &reference).await.unwrap(), None);
     }
     assert_eq!(
-        desk.library.manifest(&name, &Reference::Tag("used".into())).await.unwrap(),
-        Some(used)
+        test.storage.manifest(&name, &Reference::Tag("used".into())).await.unwrap(),
+        Some(last_used)
     );
 }
 
 #[tokio::test]
-async fn what_is_known_outlives_its_process_and_that_of_others() {
+async fn usage_records_survive_restarts() {
     let dir = tempfile::tempdir().unwrap();
     let time = today();
     let name = named("team/thing");
-    let one = Desk::open(dir.path(), &time);
+    let one = TestStorage::open(dir.path(), &time);
     one.push(&name, "a", "weights of a").await;
     one.push(&name, "b", "weights of b").await;
-    one.history.write(one.library.notes()).await.unwrap();
-    // Another one, which has seen neither come, sees one of them pulled.
-    let other = Desk::open(dir.path(), &time);
+    one.usage_log.write(one.storage.usage_notes()).await.unwrap();
+    // Another mirror saw neither arrival, but one pull.
+    let other = TestStorage::open(dir.path(), &time);
     one.pass(20);
-    other.history.pulled(&name, &Reference::Tag("b".into()));
-    other.history.write(other.library.notes()).await.unwrap();
-    one.history.pulled(&name, &Reference::Tag("c".into()));
-    one.history.write(one.library.notes()).await.unwrap();
-    assert_eq!(one.library.notes().list().await.unwrap().len(), 2);
+    other.usage_log.record_pull(&name, &Reference::Tag("b".into()));
+    other.usage_log.write(other.storage.usage_notes()).await.unwrap();
+    one.usage_log.record_pull(&name, &Reference::Tag("c".into()));
+    one.usage_log.write(one.storage.usage_notes()).await.unwrap();
+    assert_eq!(one.storage.usage_notes().list().await.unwrap().len(), 2);
     one.pass(20);
-    let third = Desk::open(dir.path(), &time);
-    assert_eq!(third.retain(&["team=pulled:30d"], false).await, [(Some("a".to_owned()), 12)]);
-    // Nobody has seen this one come: it came now.
+    let third = TestStorage::open(dir.path(), &time);
+    assert_eq!(
+        third.apply_retention(&["team=pulled:30d"], false).await,
+        [(Some("a".to_owned()), 12)]
+    );
+    // No mirror saw this arrival, so it counts as now.
     let name = named("team/unknown");
-    let strange = Desk::open(dir.path(), &time);
+    let strange = TestStorage::open(dir.path(), &time);
     strange.push(&name, "x", "?").await;
-    assert_eq!(third.retain(&["team=pulled:10d"], false).await, [(Some("b".to_owned()), 12)]);
+    assert_eq!(
+        third.apply_retention(&["team=pulled:10d"], false).await,
+        [(Some("b".to_owned()), 12)]
+    );
     third.pass(11);
-    assert_eq!(third.retain(&["team=pulled:10d"], false).await, [(Some("x".to_owned()), 1)]);
+    assert_eq!(
+        third.apply_retention(&["team=pulled:10d"], false).await,
+        [(Some("x".to_owned()), 1)]
+    );
 }
 
 #[tokio::test]
 async fn two_runs_at_once_remove_each_thing_and_nothing_that_moved() {
     let dir = tempfile::tempdir().unwrap();
     let time = today();
-    let (one, other) = (Desk::open(dir.path(), &time), Desk::open(dir.path(), &time));
+    let (one, other) = (TestStorage::open(dir.path(), &time), TestStorage::open(dir.path(), &time));
     let name = named("team/thing");
     for n in 0..20 {
         one.push(&name, &format!("t{n}"), &format!("weights {n}")).await;
     }
-    one.history.write(one.library.notes()).await.unwrap();
+    one.usage_log.write(one.storage.usage_notes()).await.unwrap();
     one.pass(40);
     let rule = ["team=pulled:30d keep:t7"];
-    let (a, b) = tokio::join!(one.retain(&rule, false), other.retain(&rule, false));
+    let (a, b) =
+        tokio::join!(one.apply_retention(&rule, false), other.apply_retention(&rule, false));
     assert!(a.len() + b.len() >= 19, "{a:?} {b:?}");
-    assert_eq!(one.library.tags(&name).await.unwrap().unwrap(), ["t7"]);
+    assert_eq!(one.storage.tags(&name).await.unwrap().unwrap(), ["t7"]);
     let moved = one.push(&name, "t7", "new weights").await;
     assert!(
-        one.library.manifest(&name, &Reference::Tag("t7".into())).await.unwrap() == Some(moved)
+        one.storage.manifest(&name, &Reference::Tag("t7".into())).await.unwrap() == Some(moved)
     );
 }

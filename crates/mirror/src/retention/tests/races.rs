@@ -1,14 +1,14 @@
-//! What is removed while others push, pull and remove; and how long much of it takes.
+//! Retention during concurrent pushes, pulls and removals, and its speed with many items.
 
 use super::*;
-use crate::holding::Doomed;
-use crate::library::seen;
-use crate::manifest::OCI_INDEX;
-use crate::retention::run::{Retained, remove};
+use crate::retention::run::{RetentionReport, remove_batch};
+use crate::storage::conditional_removal;
+use crate::types::manifest::OCI_INDEX;
+use crate::types::stored_object::ConditionalRemoval;
 
-/// A model of Ollama's form, which becomes one of the store.
-async fn push_model(desk: &Desk, name: &Repository, tag: &str, content: &str) -> Manifest {
-    let blob = desk.upload(name, content).await;
+/// Pushes a model in Ollama's format, which becomes a model of the store.
+async fn push_model(test: &TestStorage, name: &Repository, tag: &str, content: &str) -> Manifest {
+    let blob = test.upload(name, content).await;
     let layer = format!(
         r#"{{"mediaType":"application/vnd.ollama.image.model","digest":"{blob}","size":{}}}"#,
         content.len()
@@ -18,84 +18,93 @@ async fn push_model(desk: &Desk, name: &Repository, tag: &str, content: &str) ->
         puna_store::media::MANIFEST
     );
     let manifest = Manifest::parse(text.into_bytes().into(), None).unwrap();
-    put(desk, name, Some(tag), &manifest).await;
+    put(test, name, Some(tag), &manifest).await;
     manifest
 }
 
-/// As a request does it.
-async fn put(desk: &Desk, name: &Repository, tag: Option<&str>, manifest: &Manifest) {
+/// Stores a manifest as the HTTP handler does.
+async fn put(test: &TestStorage, name: &Repository, tag: Option<&str>, manifest: &Manifest) {
     let of = tag.map_or(Reference::Digest(manifest.digest), |tag| Reference::Tag(tag.to_owned()));
-    let replaced = desk.library.put_manifest(name, &of, manifest.clone()).await.unwrap();
-    let notes = desk.library.notes();
-    desk.history.came(notes, name, &of, manifest.digest, By::Push, replaced.as_ref()).await;
+    let replaced = test.storage.put_manifest(name, &of, manifest.clone()).await.unwrap();
+    let notes = test.storage.usage_notes();
+    test.usage_log
+        .record_arrival_after_sync(
+            notes,
+            name,
+            &of,
+            manifest.digest,
+            ChangeSource::Push,
+            replaced.as_ref(),
+        )
+        .await;
 }
 
-async fn retire(desk: &Desk, doomed: Doomed) -> bool {
-    desk.library.retire(vec![doomed]).await.unwrap().remove(0).unwrap()
+async fn remove_unchanged(test: &TestStorage, removal: ConditionalRemoval) -> bool {
+    test.storage.remove_unchanged(vec![removal]).await.unwrap().remove(0).unwrap()
 }
 
 #[tokio::test]
-async fn what_was_pushed_again_since_it_was_seen_stays() {
+async fn tags_pushed_again_since_planning_stay() {
     let dir = tempfile::tempdir().unwrap();
     let time = today();
     // Two processes.
-    let (one, other) = (Desk::open(dir.path(), &time), Desk::open(dir.path(), &time));
+    let (one, other) = (TestStorage::open(dir.path(), &time), TestStorage::open(dir.path(), &time));
     let (images, models) = (named("team/deep/thing"), named("team/model"));
     let image = one.push(&images, "v1", "an image").await;
     let model = push_model(&one, &models, "v1", "a model").await;
     let bare = one.push(&images, "gone", "a manifest alone").await;
-    one.library.remove_manifest(&images, &Reference::Tag("gone".into())).await.unwrap();
+    one.storage.remove_manifest(&images, &Reference::Tag("gone".into())).await.unwrap();
     for (name, tag, manifest) in
         [(&images, Some("v1"), &image), (&models, Some("v1"), &model), (&images, None, &bare)]
     {
-        let doomed = seen(&*one.library, name, tag, manifest.digest).await;
+        let removals = conditional_removal(&*one.storage, name, tag, manifest.digest).await;
         std::thread::sleep(Duration::from_millis(20));
         put(&other, name, tag, manifest).await;
-        assert!(!retire(&one, doomed).await, "{tag:?} of {name}");
+        assert!(!remove_unchanged(&one, removals).await, "{tag:?} of {name}");
         let of =
             tag.map_or(Reference::Digest(manifest.digest), |tag| Reference::Tag(tag.to_owned()));
-        assert_eq!(one.library.manifest(name, &of).await.unwrap().as_ref(), Some(manifest));
-        // As it is seen now it goes.
-        let doomed = seen(&*one.library, name, tag, manifest.digest).await;
-        assert!(retire(&one, doomed.clone()).await, "{tag:?} of {name}");
-        assert!(!retire(&one, doomed).await, "it is gone");
+        assert_eq!(one.storage.manifest(name, &of).await.unwrap().as_ref(), Some(manifest));
+        // With its current state it is removed.
+        let removals = conditional_removal(&*one.storage, name, tag, manifest.digest).await;
+        assert!(remove_unchanged(&one, removals.clone()).await, "{tag:?} of {name}");
+        assert!(!remove_unchanged(&one, removals).await, "it is gone");
         assert_eq!(
-            one.library.manifest(name, &Reference::Digest(manifest.digest)).await.unwrap(),
+            one.storage.manifest(name, &Reference::Digest(manifest.digest)).await.unwrap(),
             None
         );
     }
 }
 
 #[tokio::test]
-async fn nobody_writes_a_manifest_while_another_process_looks() {
+async fn pushes_wait_for_the_lock_of_another_process() {
     let dir = tempfile::tempdir().unwrap();
-    let desk = Desk::open(dir.path(), &today());
+    let test = TestStorage::open(dir.path(), &today());
     let (images, models) = (named("team/deep/thing"), named("team/model"));
-    let image = desk.push(&images, "v1", "an image").await;
-    let model = push_model(&desk, &models, "v1", "a model").await;
-    let doomed = seen(&*desk.library, &images, Some("v1"), image.digest).await;
-    // What another process holds.
+    let image = test.push(&images, "v1", "an image").await;
+    let model = push_model(&test, &models, "v1", "a model").await;
+    let removals = conditional_removal(&*test.storage, &images, Some("v1"), image.digest).await;
+    // Lock that another process holds.
     let theirs = puna_store::lock_file(&dir.path().join("puna-registry/lock")).unwrap();
-    let library = &desk.library;
+    let storage = &test.storage;
     let tag = Reference::Tag("v1".into());
     let mut works: Vec<(&str, futures_util::future::BoxFuture<'_, ()>)> = vec![
         (
             "a push",
             Box::pin(async {
-                _ = library.put_manifest(&images, &tag, image.clone()).await.unwrap()
+                _ = storage.put_manifest(&images, &tag, image.clone()).await.unwrap()
             }),
         ),
         (
             "a model",
             Box::pin(async {
-                _ = library.put_manifest(&models, &tag, model.clone()).await.unwrap()
+                _ = storage.put_manifest(&models, &tag, model.clone()).await.unwrap()
             }),
         ),
         (
             "a removal by a rule",
-            Box::pin(async { _ = library.retire(vec![doomed]).await.unwrap() }),
+            Box::pin(async { _ = storage.remove_unchanged(vec![removals]).await.unwrap() }),
         ),
-        ("clearing away", Box::pin(async { library.tidy().await.unwrap() })),
+        ("clearing away", Box::pin(async { storage.collect_garbage().await.unwrap() })),
     ];
     for (what, work) in &mut works {
         let done = tokio::time::timeout(Duration::from_millis(60), work.as_mut()).await;
@@ -108,12 +117,12 @@ async fn nobody_writes_a_manifest_while_another_process_looks() {
 }
 
 #[tokio::test]
-async fn what_a_list_names_that_came_since_stays() {
+async fn children_of_lists_pushed_since_planning_stay() {
     let dir = tempfile::tempdir().unwrap();
-    let desk = Desk::open(dir.path(), &today());
+    let test = TestStorage::open(dir.path(), &today());
     let name = named("team/thing");
-    let child = desk.push(&name, "v1", "weights").await;
-    let doomed = seen(&*desk.library, &name, Some("v1"), child.digest).await;
+    let child = test.push(&name, "v1", "weights").await;
+    let removals = conditional_removal(&*test.storage, &name, Some("v1"), child.digest).await;
     let list = |of: &Manifest| {
         let text = format!(
             r#"{{"mediaType":"{OCI_INDEX}","manifests":[{{"mediaType":"{OCI_MANIFEST}","digest":"{}","size":1}}]}}"#,
@@ -122,105 +131,112 @@ async fn what_a_list_names_that_came_since_stays() {
         Manifest::parse(text.into_bytes().into(), None).unwrap()
     };
     let (list, outer) = (list(&child), list(&list(&child)));
-    put(&desk, &name, None, &list).await;
-    put(&desk, &name, Some("all"), &outer).await;
-    let bare = seen(&*desk.library, &name, None, list.digest).await;
-    let removed = desk.library.retire(vec![doomed, bare]).await.unwrap();
+    put(&test, &name, None, &list).await;
+    put(&test, &name, Some("all"), &outer).await;
+    let bare = conditional_removal(&*test.storage, &name, None, list.digest).await;
+    let removed = test.storage.remove_unchanged(vec![removals, bare]).await.unwrap();
     assert_eq!(removed, [Ok(true), Ok(false)], "the tag alone");
     for digest in [child.digest, list.digest, outer.digest] {
-        assert!(desk.library.manifest(&name, &Reference::Digest(digest)).await.unwrap().is_some());
+        assert!(test.storage.manifest(&name, &Reference::Digest(digest)).await.unwrap().is_some());
     }
 }
 
 #[tokio::test]
-async fn what_comes_by_its_digest_stays_until_its_list_comes() {
+async fn manifests_pushed_by_digest_stay_until_their_list_arrives() {
     let dir = tempfile::tempdir().unwrap();
     let time = today();
-    let desk = Desk::open(dir.path(), &time);
+    let test = TestStorage::open(dir.path(), &time);
     let name = named("team/thing");
-    let child = desk.push(&name, "v1", "weights").await;
-    desk.library.remove_manifest(&name, &Reference::Tag("v1".into())).await.unwrap();
-    assert_eq!(desk.retain(&["team=last:1"], false).await, []);
-    desk.pass(40);
-    put(&desk, &name, None, &child).await;
-    assert_eq!(desk.retain(&["team=last:1"], false).await, [], "it has just come again");
-    desk.pass(2);
-    assert_eq!(desk.retain(&["team=last:1"], false).await, [(None, 7)]);
+    let child = test.push(&name, "v1", "weights").await;
+    test.storage.remove_manifest(&name, &Reference::Tag("v1".into())).await.unwrap();
+    assert_eq!(test.apply_retention(&["team=last:1"], false).await, []);
+    test.pass(40);
+    put(&test, &name, None, &child).await;
+    assert_eq!(test.apply_retention(&["team=last:1"], false).await, [], "it has just come again");
+    test.pass(2);
+    assert_eq!(test.apply_retention(&["team=last:1"], false).await, [(None, 7)]);
 }
 
 #[tokio::test]
-async fn the_same_pushed_over_a_model_of_the_user_leaves_it_his() {
+async fn pushing_an_equal_model_leaves_it_to_the_user() {
     let dir = tempfile::tempdir().unwrap();
     let time = today();
-    let desk = Desk::open(dir.path(), &time);
+    let test = TestStorage::open(dir.path(), &time);
     let name = named("library/m");
-    let text = push_model(&desk, &name, "his", "his weights").await;
-    // As he makes it himself: nobody has noted that it came.
-    let desk = Desk::open(dir.path(), &time);
-    put(&desk, &name, Some("his"), &text).await;
-    push_model(&desk, &name, "ours", "weights").await;
-    desk.pass(40);
-    assert_eq!(desk.retain(&["library=pulled:30d"], false).await, [(Some("ours".to_owned()), 7)]);
-    assert!(desk.library.manifest(&name, &Reference::Tag("his".into())).await.unwrap().is_some());
+    let text = push_model(&test, &name, "his", "his weights").await;
+    // The user creates the model, so that no mirror records its arrival.
+    let test = TestStorage::open(dir.path(), &time);
+    put(&test, &name, Some("his"), &text).await;
+    push_model(&test, &name, "ours", "weights").await;
+    test.pass(40);
+    assert_eq!(
+        test.apply_retention(&["library=pulled:30d"], false).await,
+        [(Some("ours".to_owned()), 7)]
+    );
+    assert!(test.storage.manifest(&name, &Reference::Tag("his".into())).await.unwrap().is_some());
 }
 
 #[tokio::test]
-async fn a_pull_elsewhere_that_is_noted_before_the_removal_counts() {
+async fn pulls_on_other_mirrors_prevent_removal() {
     let dir = tempfile::tempdir().unwrap();
     let time = today();
-    let (one, other) = (Desk::open(dir.path(), &time), Desk::open(dir.path(), &time));
+    let (one, other) = (TestStorage::open(dir.path(), &time), TestStorage::open(dir.path(), &time));
     let name = named("team/thing");
     for tag in ["a", "b"] {
         one.push(&name, tag, tag).await;
     }
     one.pass(40);
-    let judged =
-        retain(&*one.library, &one.history, &rules(&["team=pulled:30d"]), true).await.unwrap();
+    let judged = apply_retention(&*one.storage, &one.usage_log, &rules(&["team=pulled:30d"]), true)
+        .await
+        .unwrap();
     assert_eq!(judged.removals.len(), 2);
-    other.history.pulled(&name, &Reference::Tag("b".into()));
-    other.history.write(other.library.notes()).await.unwrap();
-    let mut retained = Retained::default();
-    remove(&*one.library, &one.history, judged.removals, &mut retained).await.unwrap();
+    other.usage_log.record_pull(&name, &Reference::Tag("b".into()));
+    other.usage_log.write(other.storage.usage_notes()).await.unwrap();
+    let mut retained = RetentionReport::default();
+    remove_batch(&*one.storage, &one.usage_log, judged.removals, &mut retained).await.unwrap();
     assert_eq!(retained.removals.iter().map(|r| r.tag.as_deref()).collect::<Vec<_>>(), [Some("a")]);
-    assert_eq!(one.library.tags(&name).await.unwrap().unwrap(), ["b"]);
+    assert_eq!(one.storage.tags(&name).await.unwrap().unwrap(), ["b"]);
 }
 
 #[tokio::test]
-async fn what_is_known_of_things_that_are_gone_is_forgotten_without_a_rule() {
+async fn records_of_missing_items_expire_without_a_rule() {
     let dir = tempfile::tempdir().unwrap();
     let time = today();
-    let desk = Desk::open(dir.path(), &time);
+    let test = TestStorage::open(dir.path(), &time);
     let name = named("team/thing");
-    let kept = desk.push(&name, "kept", "weights").await;
+    let kept = test.push(&name, "kept", "weights").await;
     let gone = Reference::Digest(digest("gone"));
     for of in [&gone, &Reference::Tag("kept".into())] {
-        desk.history.pulled(&name, of);
+        test.usage_log.record_pull(&name, of);
     }
-    desk.pass(2);
-    assert_eq!(desk.retain(&[], false).await, []);
-    assert_eq!(desk.history.last_pull(&name, "none", &digest("gone")), None);
-    assert!(desk.history.last_pull(&name, "kept", &kept.digest).is_some());
-    let notes = desk.library.notes().list().await.unwrap();
+    test.pass(2);
+    assert_eq!(test.apply_retention(&[], false).await, []);
+    assert_eq!(test.usage_log.last_pull(&name, "none", &digest("gone")), None);
+    assert!(test.usage_log.last_pull(&name, "kept", &kept.digest).is_some());
+    let notes = test.storage.usage_notes().list().await.unwrap();
     assert_eq!(notes.len(), 1, "and written so");
 }
 
 #[tokio::test]
-async fn hundreds_go_in_a_moment() {
+async fn hundreds_of_tags_are_removed_quickly() {
     const MANY: usize = 300;
     let dir = tempfile::tempdir().unwrap();
-    let desk = Desk::open(dir.path(), &today());
+    let test = TestStorage::open(dir.path(), &today());
     let images = named("team/deep/thing");
     for n in 0..MANY {
-        push_model(&desk, &named(&format!("team/m{n}")), "v1", &format!("model {n}")).await;
-        desk.push(&images, &format!("v{n}"), &format!("image {n}")).await;
+        push_model(&test, &named(&format!("team/m{n}")), "v1", &format!("model {n}")).await;
+        test.push(&images, &format!("v{n}"), &format!("image {n}")).await;
     }
-    desk.pass(40);
+    test.pass(40);
     let begun = std::time::Instant::now();
-    assert_eq!(desk.retain(&["team*=pulled:30d keep:v7"], false).await.len(), 2 * MANY - 1);
+    assert_eq!(
+        test.apply_retention(&["team*=pulled:30d keep:v7"], false).await.len(),
+        2 * MANY - 1
+    );
     let took = begun.elapsed();
-    assert_eq!(desk.library.tags(&images).await.unwrap().unwrap(), ["v7"]);
+    assert_eq!(test.storage.tags(&images).await.unwrap().unwrap(), ["v7"]);
     let blobs = std::fs::read_dir(dir.path().join("blobs")).unwrap().count();
     assert_eq!(blobs, 0, "all models are gone, with all that is theirs");
-    // Reading all manifests and tags for each of them takes a minute.
+    // Reading all manifests and tags once for each removal would take a minute.
     assert!(took < Duration::from_secs(8), "{took:?}");
 }

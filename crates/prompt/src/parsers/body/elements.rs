@@ -1,24 +1,29 @@
-//! Calls written with an element for every argument, named as the argument.
+//! Calls with an XML element for each argument; the element has the name of the argument.
 
 use serde_json::{Map, Value as Json};
 
-use super::super::call::CallError;
+use super::super::output_part::CallError;
 use super::super::tools::Tools;
 use super::call;
 use crate::message::FunctionCall;
 
-const FORM: CallError = CallError::Form("<invoke name=\"NAME\"><KEY>VALUE</KEY></invoke>");
+const SYNTAX_ERROR: CallError =
+    CallError::Syntax("<invoke name=\"NAME\"><KEY>VALUE</KEY></invoke>");
 
-/// Elements in elements are read so deep.
-const DEPTH: usize = 64;
+/// Deepest nesting of elements.
+const MAX_NESTING_DEPTH: usize = 64;
 
-/// The name of the elements of a list.
-const ITEM: &str = "item";
+/// Name of list elements.
+const ITEM_TAG: &str = "item";
 
-/// Reads calls; `mark` stands before every tag.
-pub(super) fn read(mark: &str, text: &str, tools: &Tools) -> Result<Vec<FunctionCall>, CallError> {
-    let open = format!("{mark}<");
-    // The inside of every tag, and the text behind it up to the next one.
+/// Reads calls. `tag_prefix` precedes every tag.
+pub(super) fn read(
+    tag_prefix: &str,
+    text: &str,
+    tools: &Tools,
+) -> Result<Vec<FunctionCall>, CallError> {
+    let open = format!("{tag_prefix}<");
+    // The content of every tag, and the text between it and the next tag.
     let tags: Vec<Tag<'_>> =
         text.split(open.as_str()).skip(1).filter_map(|part| part.split_once('>')).collect();
     let mut calls: Vec<FunctionCall> = Vec::new();
@@ -41,14 +46,15 @@ pub(super) fn read(mark: &str, text: &str, tools: &Tools) -> Result<Vec<Function
         let value = value.unwrap_or_else(|| tools.value(&current.name, tag, inside));
         current.arguments.insert(tag.to_owned(), value);
     }
-    if calls.is_empty() { Err(FORM) } else { Ok(calls) }
+    if calls.is_empty() { Err(SYNTAX_ERROR) } else { Ok(calls) }
 }
 
-/// The inside of a tag, and the text behind it.
+/// The content of a tag, and the text behind the tag.
 type Tag<'t> = (&'t str, &'t str);
 
-/// The list or object in an element whose opening tag stands before `at`, `None` if there is only a text, and where the
-/// tag behind its closing one is; nothing for an element that lacks its end.
+/// Reads the element `name`, whose content starts at tag `at`. Returns its list or object, or
+/// `None` for plain text, and the index of the tag behind its closing tag. An element without
+/// closing tag is `None`.
 fn element(
     tags: &[Tag<'_>],
     mut at: usize,
@@ -60,15 +66,15 @@ fn element(
         let (tag, inside) = *tags.get(at)?;
         at += 1;
         if let Some(closed) = tag.strip_prefix('/') {
-            return (closed == name).then(|| (inner(list, object), at));
+            return (closed == name).then(|| (composite_value(list, object), at));
         }
-        if tag.starts_with("invoke ") || depth == DEPTH {
+        if tag.starts_with("invoke ") || depth == MAX_NESTING_DEPTH {
             return None;
         }
         let (value, behind) = element(tags, at, tag, depth + 1)?;
         at = behind;
-        let value = value.unwrap_or_else(|| leaf(inside));
-        if tag == ITEM {
+        let value = value.unwrap_or_else(|| parse_leaf(inside));
+        if tag == ITEM_TAG {
             list.push(value);
         } else {
             object.insert(tag.to_owned(), value);
@@ -76,23 +82,23 @@ fn element(
     }
 }
 
-/// What elements in an element are.
-fn inner(mut list: Vec<Json>, mut object: Map<String, Json>) -> Option<Json> {
+/// The value of an element that contains elements.
+fn composite_value(mut list: Vec<Json>, mut object: Map<String, Json>) -> Option<Json> {
     match (list.is_empty(), object.is_empty()) {
         (true, true) => None,
         (false, true) => Some(list.into()),
-        // Beside others one of that name is a key as they are.
+        // Beside other elements, `item` is an ordinary key.
         _ => {
             if let Some(item) = list.pop() {
-                object.insert(ITEM.to_owned(), item);
+                object.insert(ITEM_TAG.to_owned(), item);
             }
             Some(object.into())
         }
     }
 }
 
-/// A value deep inside, of which no tool says what it is: a number or a truth value where it reads as one.
-fn leaf(text: &str) -> Json {
+/// A nested value without a declared type: a number, boolean or null if it parses as one.
+fn parse_leaf(text: &str) -> Json {
     match serde_json::from_str(text) {
         Ok(value @ (Json::Number(_) | Json::Bool(_) | Json::Null)) => value,
         _ => text.into(),

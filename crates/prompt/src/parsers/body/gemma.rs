@@ -1,47 +1,49 @@
-//! Calls as the Gemma models write them: like JSON, with bare keys and a quote of their own.
+//! Calls of the Gemma models: like JSON, with bare keys and special quotes.
 
 use serde_json::{Map, Value as Json};
 
-use super::super::call::CallError;
+use super::super::output_part::CallError;
 use super::super::tools::{Tools, number};
-use super::{Text, call};
+use super::{TagText, call};
 use crate::message::FunctionCall;
 
-/// Lists in lists are read so deep.
-const DEPTH: usize = 64;
+/// Deepest nesting of lists and objects.
+const MAX_NESTING_DEPTH: usize = 64;
 
 /// `call:f{a:<quote>x<quote>,n:2}`.
 #[derive(Debug, Clone)]
 pub(in super::super) struct Gemma {
-    /// Before and after a string.
-    pub(in super::super) quote: Text,
+    /// Text before and behind a string.
+    pub(in super::super) quote: TagText,
 }
 
 impl Gemma {
-    /// What models get wrong is repaired: other quotes, a missing closing quote or brace, strings without quotes.
+    /// Reads a call and repairs frequent errors of models: other quotes, a missing closing quote or
+    /// brace, strings without quotes.
     pub(super) fn read(&self, text: &str, tools: &Tools) -> Result<FunctionCall, CallError> {
-        let form = || CallError::Form("call:NAME{KEY:VALUE,…}");
+        let format = || CallError::Syntax("call:NAME{KEY:VALUE,…}");
         let (name, inside) = text
             .trim()
             .strip_prefix("call:")
             .and_then(|text| text.split_once('{'))
-            .ok_or_else(form)?;
+            .ok_or_else(format)?;
         let name = name.trim();
         let is_text = |key: &str| tools.is_text(name, key);
-        let mut reader = Reader { quote: &self.quote, rest: inside.trim_start() };
-        let arguments = reader.object(0, &is_text).ok_or_else(form)?;
+        let mut parser = Parser { quote: &self.quote, rest: inside.trim_start() };
+        let arguments = parser.object(0, &is_text).ok_or_else(format)?;
         Ok(call(name, arguments))
     }
 }
 
-struct Reader<'t> {
+struct Parser<'t> {
     quote: &'t str,
-    /// Without white space in front.
+    /// Remaining text without leading white space.
     rest: &'t str,
 }
 
-impl<'t> Reader<'t> {
-    /// The inside of an object, and its closing brace unless the text ends.
+impl<'t> Parser<'t> {
+    /// Reads an object behind its opening brace. The closing brace may be missing at the end of the
+    /// text.
     fn object(
         &mut self,
         depth: usize,
@@ -72,7 +74,7 @@ impl<'t> Reader<'t> {
         if let Some(text) = self.quoted() {
             return Some(text.into());
         }
-        if depth == DEPTH {
+        if depth == MAX_NESTING_DEPTH {
             return None;
         }
         if self.eat("{") {
@@ -92,7 +94,7 @@ impl<'t> Reader<'t> {
         let end = self.rest.find([',', '}', ']']).unwrap_or(self.rest.len());
         let word = self.rest[..end].trim_end();
         self.advance(end);
-        // Without this, a stray bracket would be read for ever.
+        // An unexpected bracket would otherwise loop forever.
         if word.is_empty() {
             return None;
         }
@@ -104,7 +106,7 @@ impl<'t> Reader<'t> {
         })
     }
 
-    /// A value that must be a string: without quotes it goes to the next key or the end.
+    /// Reads a string value. Without quotes, it extends to the next key or the end.
     fn text(&mut self) -> Json {
         if let Some(text) = self.quoted() {
             return text.into();
@@ -129,7 +131,8 @@ impl<'t> Reader<'t> {
         if word == "null" { Json::Null } else { word.into() }
     }
 
-    /// A string in the model's quotes or in those of others. One that is not closed goes to the last brace.
+    /// Reads a string in the model's quotes or in ordinary ones. An unclosed string extends to the
+    /// last brace.
     fn quoted(&mut self) -> Option<&'t str> {
         let own = self.quote;
         let quote = [own, "'", "\""].into_iter().find(|quote| self.rest.starts_with(quote))?;
@@ -149,8 +152,8 @@ impl<'t> Reader<'t> {
         }
     }
 
-    fn eat(&mut self, mark: &str) -> bool {
-        match self.rest.strip_prefix(mark) {
+    fn eat(&mut self, tag_prefix: &str) -> bool {
+        match self.rest.strip_prefix(tag_prefix) {
             Some(rest) => {
                 self.rest = rest.trim_start();
                 true

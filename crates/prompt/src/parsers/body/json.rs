@@ -1,15 +1,15 @@
-//! Calls written as JSON objects.
+//! Calls as JSON objects.
 
 use serde_json::{Map, Value as Json};
 
-use super::super::call::CallError;
+use super::super::output_part::CallError;
 use super::super::tools::Tools;
 use super::call;
 use crate::message::FunctionCall;
 
-const FORM: CallError = CallError::Form("{\"name\": \"f\", \"arguments\": {…}}");
+const SYNTAX_ERROR: CallError = CallError::Syntax("{\"name\": \"f\", \"arguments\": {…}}");
 
-/// Objects one behind the other, or in lists.
+/// Reads a sequence of objects or lists of objects.
 pub(super) fn read(text: &str, tools: &Tools) -> Result<Vec<FunctionCall>, CallError> {
     let mut calls = Vec::new();
     for value in serde_json::Deserializer::from_str(text).into_iter::<Json>() {
@@ -22,16 +22,16 @@ pub(super) fn read(text: &str, tools: &Tools) -> Result<Vec<FunctionCall>, CallE
             one => calls.push(object_call(one, tools)?),
         }
     }
-    if calls.is_empty() { Err(FORM) } else { Ok(calls) }
+    if calls.is_empty() { Err(SYNTAX_ERROR) } else { Ok(calls) }
 }
 
-/// `{"name", "arguments"}`, also with the keys `tool_name` and `parameters`, inside of a `function` object, or as
-/// `{"f": {…}}` where a tool has that name.
+/// Reads a call of the form `{"name", "arguments"}`. Variants: the keys `tool_name` and
+/// `parameters`, a surrounding `function` object, and `{"f": {…}}` if `f` is a declared tool.
 pub(in super::super) fn object_call(value: Json, tools: &Tools) -> Result<FunctionCall, CallError> {
-    let Json::Object(mut object) = value else { return Err(FORM) };
+    let Json::Object(mut object) = value else { return Err(SYNTAX_ERROR) };
     if let Some(Json::Object(_)) = object.get("function") {
-        let inner = object.remove("function").unwrap_or_default();
-        return object_call(inner, tools);
+        let composite_value = object.remove("function").unwrap_or_default();
+        return object_call(composite_value, tools);
     }
     if object.len() == 1
         && let Some((name, Json::Object(_))) = object.iter().next()
@@ -50,7 +50,7 @@ pub(in super::super) fn object_call(value: Json, tools: &Tools) -> Result<Functi
     Ok(call(name, arguments(given.unwrap_or_default())?))
 }
 
-/// An object, the JSON text of one, or nothing.
+/// Reads arguments from an object, from the JSON text of an object, or from null.
 pub(in super::super) fn arguments(value: Json) -> Result<Map<String, Json>, CallError> {
     match value {
         Json::Object(object) => Ok(object),
@@ -59,6 +59,6 @@ pub(in super::super) fn arguments(value: Json) -> Result<Map<String, Json>, Call
         Json::String(text) => {
             serde_json::from_str(&text).map_err(|e| CallError::Json(e.to_string()))
         }
-        _ => Err(FORM),
+        _ => Err(SYNTAX_ERROR),
     }
 }

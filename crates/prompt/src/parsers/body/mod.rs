@@ -1,4 +1,4 @@
-//! The forms that the inside of a tool call has. Each reads the text of one call, or of a list of calls.
+//! Syntaxes of the text inside a tool call. Each parses the text of one call or of a list of calls.
 
 mod elements;
 mod gemma;
@@ -17,26 +17,27 @@ pub(super) use pairs::{Pairs, read as read_pairs};
 pub(super) use python::literal as python_literal;
 pub(super) use xml::Xml;
 
-use super::call::CallError;
-use super::pending::Brackets;
+use super::argument_list::ValueStyle;
+use super::output_part::CallError;
+use super::pending::BracketMatcher;
 use super::tools::Tools;
-use super::written::Style;
 use crate::message::FunctionCall;
 
-/// A tag or separator: of a family's table, or found in a template.
-pub(super) type Text = Cow<'static, str>;
+/// A tag or separator, either constant or taken from a template.
+pub(super) type TagText = Cow<'static, str>;
 
-/// The form of a call's inside.
+/// Syntax of the text inside a call.
 #[derive(Debug, Clone)]
-pub(super) enum Body {
-    /// `{"name": "f", "arguments": {…}}` with several spellings of the keys, or a list of such objects.
+pub(super) enum CallBody {
+    /// `{"name": "f", "arguments": {…}}` with several spellings of the keys, or a list of these
+    /// objects.
     Json,
     /// `f<separator>{…}`.
     NameJson(NameJson),
-    /// `<function=f><parameter=a>x</parameter></function>` and its relatives.
+    /// `<function=f><parameter=a>x</parameter></function>` and variants.
     Xml(Xml),
-    /// `<invoke name="f"><a>x</a></invoke>`, with a text before every tag that is left out.
-    Elements(Text),
+    /// `<invoke name="f"><a>x</a></invoke>`, with a prefix before every tag.
+    Elements(TagText),
     /// `f<arg_key>a</arg_key><arg_value>x</arg_value>`.
     Pairs(Pairs),
     /// `[f(a="x", n=2), g()]`, or one call a line.
@@ -45,16 +46,16 @@ pub(super) enum Body {
     Gemma(Gemma),
 }
 
-impl Body {
+impl CallBody {
     pub(super) fn read(&self, text: &str, tools: &Tools) -> Result<Vec<FunctionCall>, CallError> {
         let calls = match self {
             Self::Json => json::read(text, tools)?,
-            Self::NameJson(form) => vec![form.read(text)?],
-            Self::Xml(form) => form.read(text, tools)?,
-            Self::Elements(mark) => elements::read(mark, text, tools)?,
+            Self::NameJson(format) => vec![format.read(text)?],
+            Self::Xml(format) => format.read(text, tools)?,
+            Self::Elements(tag_prefix) => elements::read(tag_prefix, text, tools)?,
             Self::Pairs(tags) => vec![read_pairs(tags, text, tools)?],
             Self::Python => python::read(text)?,
-            Self::Gemma(form) => vec![form.read(text, tools)?],
+            Self::Gemma(format) => vec![format.read(text, tools)?],
         };
         if calls.iter().any(|call| call.name.is_empty()) {
             return Err(CallError::NoName);
@@ -62,62 +63,67 @@ impl Body {
         Ok(calls)
     }
 
-    /// How values are written where arguments are no JSON object, and what none of them can hold.
-    pub(super) fn values(&self) -> Option<(Style, Vec<String>)> {
-        let bare =
-            |barred: &[&str]| (Style::Bare, barred.iter().map(|tag| (*tag).to_owned()).collect());
+    /// How values are written if arguments are not a JSON object, and the texts that a value must
+    /// not contain.
+    pub(super) fn value_style(&self) -> Option<(ValueStyle, Vec<String>)> {
+        let bare = |forbidden: &[&str]| {
+            (ValueStyle::Bare, forbidden.iter().map(|tag| (*tag).to_owned()).collect())
+        };
         Some(match self {
             Self::Json | Self::NameJson(_) => return None,
-            Self::Xml(form) => bare(&[&form.end]),
-            Self::Elements(mark) => bare(&[&format!("{mark}<")]),
+            Self::Xml(format) => bare(&[&format.end]),
+            Self::Elements(tag_prefix) => bare(&[&format!("{tag_prefix}<")]),
             Self::Pairs(tags) => bare(&tags.all()),
-            Self::Python => (Style::Json, Vec::new()),
-            Self::Gemma(form) => {
-                (Style::Quoted(form.quote.to_string()), vec![form.quote.to_string()])
+            Self::Python => (ValueStyle::Json, Vec::new()),
+            Self::Gemma(format) => {
+                (ValueStyle::Quoted(format.quote.to_string()), vec![format.quote.to_string()])
             }
         })
     }
 
-    /// Whether a text that is part of a call ends inside of a value: a tag behind it may belong to that.
+    /// Returns true if `text`, the start of a call, ends inside a value. A closing tag behind it
+    /// may then be part of the value.
     pub(super) fn ends_in_value(&self, text: &str) -> bool {
         let last = |tag: &str| text.rfind(tag).map_or(0, |at| at + 1);
         match self {
-            Self::Json => Brackets::end_in_string(text),
-            Self::NameJson(form) => {
-                form.head(text).is_some_and(|(_, from)| Brackets::end_in_string(&text[from..]))
-            }
-            Self::Xml(form) => last(&form.argument) > last(&form.end),
+            Self::Json => BracketMatcher::ends_in_string(text),
+            Self::NameJson(format) => format
+                .head(text)
+                .is_some_and(|(_, from)| BracketMatcher::ends_in_string(&text[from..])),
+            Self::Xml(format) => last(&format.argument) > last(&format.end),
             Self::Pairs(tags) => last(&tags.value.0) > last(&tags.value.1),
-            Self::Gemma(form) => text.matches(form.quote.as_ref()).count() % 2 == 1,
+            Self::Gemma(format) => text.matches(format.quote.as_ref()).count() % 2 == 1,
             Self::Elements(_) | Self::Python => false,
         }
     }
 
-    /// The tag that ends a value, and those that begin another or another call; `None` where values are quoted.
+    /// The tag that ends a value, and the tags that start another argument or call. `None` if
+    /// values are quoted.
     pub(super) fn value_tags(&self) -> Option<(&str, Vec<&str>)> {
         match self {
-            Self::Xml(form) => Some((&form.end, vec![&form.argument, &form.call])),
+            Self::Xml(format) => Some((&format.end, vec![&format.argument, &format.call])),
             Self::Pairs(tags) => Some((&tags.value.1, vec![&tags.key.0, &tags.value.0])),
             _ => None,
         }
     }
 
-    /// Its tags, which may be special tokens.
+    /// Tags of the syntax, which may be special tokens.
     pub(super) fn tags(&self) -> Vec<&str> {
         match self {
             Self::Json | Self::Python => Vec::new(),
-            Self::NameJson(form) => form.tags(),
-            Self::Xml(form) => form.tags(),
-            Self::Elements(mark) => vec![mark],
+            Self::NameJson(format) => format.tags(),
+            Self::Xml(format) => format.tags(),
+            Self::Elements(tag_prefix) => vec![tag_prefix],
             Self::Pairs(tags) => tags.all().to_vec(),
-            Self::Gemma(form) => vec![&form.quote],
+            Self::Gemma(format) => vec![&format.quote],
         }
     }
 }
 
-/// The value between two tags. Some formats put it on lines of its own; others write it as it is, and it has line ends of
-/// its own (`bare`) unless they come on both sides.
-fn value_in(text: &str, bare: bool) -> &str {
+/// Removes line breaks around a value between two tags. In formats that put values on their own
+/// lines, each line break is optional. With `bare`, line breaks belong to the value unless they
+/// stand on both sides.
+fn trim_value(text: &str, bare: bool) -> &str {
     let within = text.strip_prefix('\n');
     if bare {
         return within.and_then(|text| text.strip_suffix('\n')).unwrap_or(text);
@@ -126,7 +132,7 @@ fn value_in(text: &str, bare: bool) -> &str {
     text.strip_suffix('\n').unwrap_or(text)
 }
 
-/// A call without a number.
+/// A call with index 0.
 pub(super) fn call(
     name: impl Into<String>,
     arguments: serde_json::Map<String, serde_json::Value>,

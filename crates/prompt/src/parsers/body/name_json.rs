@@ -1,38 +1,38 @@
-//! Calls that are a name, a separator and a JSON object.
+//! Calls that consist of a name, a separator and a JSON object.
 
-use super::super::call::CallError;
-use super::{Text, call};
+use super::super::output_part::CallError;
+use super::{TagText, call};
 use crate::message::FunctionCall;
 
 /// `f<separator>{…}`.
 #[derive(Debug, Clone, Default)]
 pub(in super::super) struct NameJson {
-    /// What stands before the name ends with this, if anything does.
-    pub(in super::super) before: Option<Text>,
-    /// Between name and arguments.
-    pub(in super::super) separator: Text,
-    /// Between the name and an id that nobody needs.
-    pub(in super::super) id: Option<Text>,
-    /// After the arguments.
-    pub(in super::super) after: Option<Text>,
+    /// Text before the name ends with this tag.
+    pub(in super::super) before: Option<TagText>,
+    /// Separator between name and arguments.
+    pub(in super::super) separator: TagText,
+    /// Tag between the name and an id, which is ignored.
+    pub(in super::super) id: Option<TagText>,
+    /// Tag behind the arguments.
+    pub(in super::super) after: Option<TagText>,
     /// The name is written as `functions.f:0`.
     pub(in super::super) numbered: bool,
 }
 
 impl NameJson {
     pub(super) fn read(&self, text: &str) -> Result<FunctionCall, CallError> {
-        let form = || CallError::Form("NAME, a separator, {…}");
-        let (name, from) = self.head(text).ok_or_else(form)?;
+        let format = || CallError::Syntax("NAME, a separator, {…}");
+        let (name, from) = self.head(text).ok_or_else(format)?;
         let mut rest = &text[from..];
         if let Some(after) = &self.after {
-            rest = rest.rsplit_once(after.as_ref()).ok_or_else(form)?.0;
+            rest = rest.rsplit_once(after.as_ref()).ok_or_else(format)?.0;
         }
         let arguments = serde_json::from_str(rest.trim())
             .map_err(|e: serde_json::Error| CallError::Json(e.to_string()))?;
         Ok(call(name, arguments))
     }
 
-    /// The name, and where what is behind the separator begins; `None` without one.
+    /// The name, and the offset behind the separator. `None` without separator.
     pub(in super::super) fn head<'t>(&self, text: &'t str) -> Option<(&'t str, usize)> {
         let from = match &self.before {
             Some(before) => text.find(before.as_ref())? + before.len(),

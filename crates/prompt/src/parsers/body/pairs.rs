@@ -1,23 +1,23 @@
-//! Calls written as a name and pairs of tagged keys and values.
+//! Calls that consist of a name and pairs of tagged keys and values.
 
 use serde_json::Map;
 
-use super::super::call::CallError;
-use super::super::pending::{Found, first_tag};
+use super::super::output_part::CallError;
+use super::super::pending::{TagMatch, first_tag};
 use super::super::tools::Tools;
-use super::{Text, call, value_in};
+use super::{TagText, call, trim_value};
 use crate::message::FunctionCall;
 
 /// Opening and closing tags of keys and values.
 #[derive(Debug, Clone)]
 pub(in super::super) struct Pairs {
-    pub(in super::super) key: (Text, Text),
-    pub(in super::super) value: (Text, Text),
-    /// The tag after the name, where there is one.
-    pub(in super::super) separator: Option<Text>,
-    /// Nothing is repaired: pairs that lack a tag are left out.
+    pub(in super::super) key: (TagText, TagText),
+    pub(in super::super) value: (TagText, TagText),
+    /// Tag behind the name.
+    pub(in super::super) separator: Option<TagText>,
+    /// Pairs with a missing tag are ignored instead of repaired.
     pub(in super::super) strict: bool,
-    /// Values stand between their tags as they are, not on lines of their own.
+    /// Values are not on their own lines.
     pub(in super::super) bare: bool,
 }
 
@@ -39,7 +39,7 @@ impl Pairs {
     }
 }
 
-/// Models leave out tags: what stands where a key or a value is due counts as one.
+/// Reads a call. Models omit tags: a text at the position of a key or value counts as one.
 pub(in super::super) fn read(
     tags: &Pairs,
     text: &str,
@@ -47,7 +47,7 @@ pub(in super::super) fn read(
 ) -> Result<FunctionCall, CallError> {
     let all = tags.all();
     let next = |from| match first_tag(text, from, &all) {
-        Found::Tag { at, tag } => Some((at, tag)),
+        TagMatch::Tag { at, tag } => Some((at, tag)),
         _ => None,
     };
     let mut found = next(0);
@@ -56,7 +56,7 @@ pub(in super::super) fn read(
         name = name.split_once(separator.as_ref()).map_or(name, |(name, _)| name).trim();
     }
     let mut key = None;
-    // With the first key's opening tag left out, its text stands behind the name.
+    // If the opening tag of the first key is missing, the key follows the name.
     if found.is_some_and(|(_, tag)| tag != 0 && !tags.strict)
         && let Some((first, rest)) = name.split_once(char::is_whitespace)
     {
@@ -67,7 +67,7 @@ pub(in super::super) fn read(
     }
     let mut arguments = Map::new();
     let mut set = |key: &str, value: &str| {
-        arguments.insert(key.to_owned(), tools.value(name, key, value_in(value, tags.bare)));
+        arguments.insert(key.to_owned(), tools.value(name, key, trim_value(value, tags.bare)));
     };
     while let Some((at, tag)) = found {
         let from = at + all[tag].len();
@@ -79,12 +79,12 @@ pub(in super::super) fn read(
             (0 | 2, _) if tags.strict && !closed => key = None,
             (1 | 3, _) if tags.strict => {}
             (0, _) => key = Some(inside.trim()),
-            (2, Some(known)) => {
-                set(known, inside);
+            (2, Some(found)) => {
+                set(found, inside);
                 key = None;
             }
-            (1, Some(known)) if !blank => {
-                set(known, inside.trim());
+            (1, Some(found)) if !blank => {
+                set(found, inside.trim());
                 key = None;
             }
             (3, None) if !blank => key = Some(inside.trim()),

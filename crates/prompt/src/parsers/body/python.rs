@@ -1,50 +1,50 @@
-//! Calls written as Python: `f(a="x", n=2)`.
+//! Calls in Python syntax: `f(a="x", n=2)`.
 
 use serde_json::{Map, Value as Json};
 
-use super::super::call::CallError;
+use super::super::output_part::CallError;
 use super::super::tools::number;
 use super::call;
 use crate::message::FunctionCall;
 
-/// Lists in lists are read so deep.
-const DEPTH: usize = 64;
+/// Deepest nesting of lists and dicts.
+const MAX_NESTING_DEPTH: usize = 64;
 
-const FORM: CallError = CallError::Form("NAME(KEY=VALUE, …)");
+const SYNTAX_ERROR: CallError = CallError::Syntax("NAME(KEY=VALUE, …)");
 
-/// Calls in brackets, or one after the other.
+/// Reads calls in brackets, or one after the other.
 pub(in super::super) fn read(text: &str) -> Result<Vec<FunctionCall>, CallError> {
     let text = text.trim();
     let text = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
-    let mut reader = Reader { rest: text.trim() };
+    let mut parser = Parser { rest: text.trim() };
     let mut calls = Vec::new();
-    while !reader.rest.is_empty() {
-        calls.push(reader.call().ok_or(FORM)?);
-        let separated = reader.eat(',');
-        if !separated && !reader.rest.is_empty() && !reader.rest.starts_with(is_name) {
-            return Err(FORM);
+    while !parser.rest.is_empty() {
+        calls.push(parser.call().ok_or(SYNTAX_ERROR)?);
+        let separated = parser.eat(',');
+        if !separated && !parser.rest.is_empty() && !parser.rest.starts_with(is_name) {
+            return Err(SYNTAX_ERROR);
         }
     }
-    if calls.is_empty() { Err(FORM) } else { Ok(calls) }
+    if calls.is_empty() { Err(SYNTAX_ERROR) } else { Ok(calls) }
 }
 
-/// A list or object as Python writes it.
+/// Parses a Python list or dict.
 pub(in super::super) fn literal(text: &str) -> Option<Json> {
-    let mut reader = Reader { rest: text.trim() };
-    let value = reader.value(0)?;
-    reader.rest.is_empty().then_some(value)
+    let mut parser = Parser { rest: text.trim() };
+    let value = parser.value(0)?;
+    parser.rest.is_empty().then_some(value)
 }
 
 fn is_name(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-struct Reader<'t> {
-    /// Without white space in front.
+struct Parser<'t> {
+    /// Remaining text without leading white space.
     rest: &'t str,
 }
 
-impl<'t> Reader<'t> {
+impl<'t> Parser<'t> {
     fn call(&mut self) -> Option<FunctionCall> {
         let name = self.word(|c| is_name(c) || c == '.' || c == '-');
         if name.is_empty() || !self.eat('(') {
@@ -68,7 +68,7 @@ impl<'t> Reader<'t> {
     fn value(&mut self, depth: usize) -> Option<Json> {
         match self.rest.chars().next()? {
             quote @ ('"' | '\'') => self.string(quote).map(Json::String),
-            '[' | '(' | '{' if depth == DEPTH => None,
+            '[' | '(' | '{' if depth == MAX_NESTING_DEPTH => None,
             open @ ('[' | '(') => {
                 self.eat(open);
                 let close = if open == '[' { ']' } else { ')' };
@@ -164,7 +164,8 @@ impl<'t> Reader<'t> {
     }
 }
 
-/// The character that a text begins with as `\\u` and four digits, or two such for one of the rarer ones, and the length.
+/// Decodes `\\uXXXX`, or a surrogate pair of two escapes, at the start of a text. Returns the
+/// character and the length in bytes.
 fn escaped(text: &str) -> Option<(char, usize)> {
     let unit = |from: usize| {
         let digits = text.get(from..from + 6)?.strip_prefix("\\u")?;

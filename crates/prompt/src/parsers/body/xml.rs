@@ -1,42 +1,42 @@
-//! Calls written with an element for the function and one for every argument.
+//! Calls with an XML element for the function and one for each argument.
 
 use serde_json::{Map, Value as Json};
 
-use super::super::call::CallError;
+use super::super::output_part::CallError;
 use super::super::tools::Tools;
-use super::{Text, call, value_in};
+use super::{TagText, call, trim_value};
 use crate::message::FunctionCall;
 
 /// `<function=f><parameter=a>x</parameter></function>` or `<invoke name="f"><parameter name="a">x</parameter></invoke>`.
 #[derive(Debug, Clone)]
 pub(in super::super) struct Xml {
-    /// What opens a call, up to the name: `<function`.
-    pub(in super::super) call: Text,
-    /// What opens an argument, up to its name: `<parameter`.
-    pub(in super::super) argument: Text,
-    /// What ends an opening tag.
-    pub(in super::super) head_end: Text,
-    /// What closes an argument.
-    pub(in super::super) end: Text,
-    /// Values stand between their tags as they are, not on lines of their own.
+    /// Start of a call's opening tag, before the name: `<function`.
+    pub(in super::super) call: TagText,
+    /// Start of an argument's opening tag, before its name: `<parameter`.
+    pub(in super::super) argument: TagText,
+    /// End of an opening tag.
+    pub(in super::super) head_end: TagText,
+    /// Closing tag of an argument.
+    pub(in super::super) end: TagText,
+    /// Values are not on their own lines.
     pub(in super::super) bare: bool,
-    /// Lists and objects may be written as Python does.
+    /// Lists and objects may be written in Python syntax.
     pub(in super::super) python: bool,
 }
 
 impl Xml {
     pub(in super::super) const FUNCTION: Xml = Xml {
-        call: Text::Borrowed("<function"),
-        argument: Text::Borrowed("<parameter"),
-        head_end: Text::Borrowed(">"),
-        end: Text::Borrowed("</parameter>"),
+        call: TagText::Borrowed("<function"),
+        argument: TagText::Borrowed("<parameter"),
+        head_end: TagText::Borrowed(">"),
+        end: TagText::Borrowed("</parameter>"),
         bare: false,
         python: false,
     };
 
     /// `<invoke name="f"><parameter name="a">x</parameter></invoke>`.
     pub(in super::super) const INVOKE: Xml =
-        Xml { call: Text::Borrowed("<invoke"), ..Xml::FUNCTION };
+        Xml { call: TagText::Borrowed("<invoke"), ..Xml::FUNCTION };
 
     pub(in super::super) fn read(
         &self,
@@ -44,22 +44,22 @@ impl Xml {
         tools: &Tools,
     ) -> Result<Vec<FunctionCall>, CallError> {
         let mut calls = Vec::new();
-        let mut reader = Reader {
+        let mut parser = Parser {
             text,
             at: 0,
             head_end: &self.head_end,
-            call: Next::new(&self.call),
-            argument: Next::new(&self.argument),
-            end: Next::new(&self.end),
-            form: self,
-            closing: Next::new("</"),
+            call: NextMatch::new(&self.call),
+            argument: NextMatch::new(&self.argument),
+            end: NextMatch::new(&self.end),
+            format: self,
+            closing: NextMatch::new("</"),
         };
-        while let Some(head) = reader.head(|r| r.call.from(text, r.at)) {
-            let name = name_in(head).ok_or(CallError::NoName)?;
-            calls.push(call(name, reader.arguments(name, tools)));
+        while let Some(head) = parser.head(|r| r.call.from(text, r.at)) {
+            let name = name_attribute(head).ok_or(CallError::NoName)?;
+            calls.push(call(name, parser.arguments(name, tools)));
         }
         if calls.is_empty() {
-            Err(CallError::Form("<function=NAME>…</function>"))
+            Err(CallError::Syntax("<function=NAME>…</function>"))
         } else {
             Ok(calls)
         }
@@ -70,20 +70,21 @@ impl Xml {
     }
 }
 
-/// Walks through the elements; every byte is looked at a few times, however many elements lack their end.
-struct Reader<'t> {
+/// Walks through the elements. Every byte is examined a constant number of times, even if closing
+/// tags are missing.
+struct Parser<'t> {
     text: &'t str,
-    form: &'t Xml,
+    format: &'t Xml,
     at: usize,
     head_end: &'t str,
-    call: Next<'t>,
-    argument: Next<'t>,
-    end: Next<'t>,
-    closing: Next<'t>,
+    call: NextMatch<'t>,
+    argument: NextMatch<'t>,
+    end: NextMatch<'t>,
+    closing: NextMatch<'t>,
 }
 
-impl<'t> Reader<'t> {
-    /// Goes behind an opening tag; what stands in it.
+impl<'t> Parser<'t> {
+    /// Moves behind an opening tag. Returns the text in the tag.
     fn head(&mut self, find: impl Fn(&mut Self) -> Option<(usize, usize)>) -> Option<&'t str> {
         let (_, from) = find(self)?;
         let (head, _) = self.text[from..].split_once(self.head_end)?;
@@ -91,8 +92,8 @@ impl<'t> Reader<'t> {
         Some(head)
     }
 
-    /// The arguments before the next call. A value ends with its closing tag; if there is none, with the next argument,
-    /// another closing tag or the text.
+    /// Reads the arguments before the next call. A value ends at its closing tag. Without one, it
+    /// ends at the next argument, at another closing tag, or at the end of the text.
     fn arguments(&mut self, name: &str, tools: &Tools) -> Map<String, Json> {
         let mut arguments = Map::new();
         loop {
@@ -109,8 +110,8 @@ impl<'t> Reader<'t> {
                 next.map_or((self.text.len(), self.text.len()), |(at, _)| (at, at))
             });
             self.at = behind;
-            let Some(key) = name_in(head) else { continue };
-            let value = value_in(&self.text[from..end], self.form.bare);
+            let Some(key) = name_attribute(head) else { continue };
+            let value = trim_value(&self.text[from..end], self.format.bare);
             let literal =
                 value.strip_prefix("<![CDATA[").and_then(|value| value.strip_suffix("]]>"));
             let value = literal.unwrap_or(value);
@@ -120,7 +121,7 @@ impl<'t> Reader<'t> {
                     serde_json::from_str(value.trim()).unwrap_or_else(|_| value.into())
                 }
                 _ => match tools.value(name, key, value) {
-                    Json::String(text) if self.form.python => {
+                    Json::String(text) if self.format.python => {
                         tools.python_value(name, key, &text).unwrap_or(Json::String(text))
                     }
                     other => other,
@@ -131,31 +132,31 @@ impl<'t> Reader<'t> {
     }
 }
 
-/// Where a text comes next, looked up once for each place.
-struct Next<'n> {
+/// Finds the next occurrence of a text. Each occurrence is searched once.
+struct NextMatch<'n> {
     needle: &'n str,
-    /// The place found last; `None` when there is no further one.
-    known: Option<usize>,
+    /// The last occurrence found; `None` if there is no further one.
+    found: Option<usize>,
     searched: bool,
 }
 
-impl<'n> Next<'n> {
+impl<'n> NextMatch<'n> {
     fn new(needle: &'n str) -> Self {
-        Self { needle, known: None, searched: false }
+        Self { needle, found: None, searched: false }
     }
 
-    /// Beginning and end of the next one that does not begin before `from`.
+    /// Start and end of the next occurrence that starts at or behind `from`.
     fn from(&mut self, text: &str, from: usize) -> Option<(usize, usize)> {
-        if !self.searched || self.known.is_some_and(|at| at < from) {
-            self.known = text[from..].find(self.needle).map(|at| from + at);
+        if !self.searched || self.found.is_some_and(|at| at < from) {
+            self.found = text[from..].find(self.needle).map(|at| from + at);
             self.searched = true;
         }
-        self.known.map(|at| (at, at + self.needle.len()))
+        self.found.map(|at| (at, at + self.needle.len()))
     }
 }
 
-/// The name in the rest of an opening tag: `=f` or ` name="f"`.
-fn name_in(head: &str) -> Option<&str> {
+/// The name in an opening tag: `=f` or ` name="f"`.
+fn name_attribute(head: &str) -> Option<&str> {
     let name = match head.strip_prefix('=') {
         Some(name) => name.trim().trim_matches(['"', '\'']),
         None => ["name", "tool", "key"].iter().find_map(|key| attribute(head, key))?,

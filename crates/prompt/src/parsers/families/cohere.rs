@@ -1,10 +1,10 @@
-//! Cohere: blocks of text, of thoughts, and of calls as a JSON list, each between its tags.
+//! Cohere: tagged blocks of text, of reasoning, and of calls as a JSON list.
 
-use super::super::body::{Body, object_call};
-use super::super::call::{CallError, Out};
-use super::super::pending::{Brackets, Pending};
+use super::super::body::{CallBody, object_call};
+use super::super::output_part::{CallError, PartSink};
+use super::super::pending::{BracketMatcher, PendingText};
 use super::super::tools::Tools;
-use super::super::{Grammar, ParserInput, Stage};
+use super::super::{FormatParser, OutputStage, ParserInput};
 
 const END_THINKING: &str = "<|END_THINKING|>";
 const START_ACTION: &str = "<|START_ACTION|>";
@@ -14,7 +14,7 @@ const OPENING: [&str; 4] = ["<|START_TEXT|>", "<|START_RESPONSE|>", START_ACTION
 const CLOSING: [&str; 3] = ["<|END_TEXT|>", "<|END_RESPONSE|>", END_OF_TURN];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum CohereState {
     Thinking,
     /// Between blocks.
     Between,
@@ -25,45 +25,45 @@ enum State {
 /// The parser of Command models.
 #[derive(Debug, Clone)]
 pub(super) struct Cohere {
-    state: State,
+    state: CohereState,
     tools: Tools,
 }
 
 impl Cohere {
     pub(super) fn new(input: &ParserInput<'_>) -> Self {
-        let state = match input.thinks_unless_told() {
-            _ if input.continues() => State::Content,
-            true => State::Thinking,
-            false => State::Between,
+        let state = match input.thinks_by_default() {
+            _ if input.continues() => CohereState::Content,
+            true => CohereState::Thinking,
+            false => CohereState::Between,
         };
         Self { state, tools: Tools::new(input.tools) }
     }
 
-    fn thinking(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
-        let flow = text.flow(&[END_THINKING]);
-        if flow.tag.is_some() {
-            out.thinking(flow.text.trim_end());
-            self.state = State::Between;
+    fn thinking(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
+        let released = text.release(&[END_THINKING]);
+        if released.tag.is_some() {
+            out.thinking(released.text.trim_end());
+            self.state = CohereState::Between;
             return true;
         }
-        out.thinking(&flow.text);
+        out.thinking(&released.text);
         if end {
             out.thinking(text.take_all().trim_end());
         }
         false
     }
 
-    /// Text before a block is none of the answer, but if no block comes it is all there is.
-    fn between(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
-        use super::super::pending::Found;
+    /// Text before a block is dropped. If no block follows, this text is the answer.
+    fn between(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
+        use super::super::pending::TagMatch;
         match text.find(&OPENING) {
-            Found::Tag { at, tag } => {
+            TagMatch::Tag { at, tag } => {
                 let before = text.take(at).trim().to_owned();
                 text.take(OPENING[tag].len());
                 match OPENING[tag] {
-                    START_ACTION => self.state = State::Action,
+                    START_ACTION => self.state = CohereState::Action,
                     END_OF_TURN => out.content(&before),
-                    _ => self.state = State::Content,
+                    _ => self.state = CohereState::Content,
                 }
                 true
             }
@@ -76,37 +76,37 @@ impl Cohere {
         }
     }
 
-    fn content(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
-        let flow = text.flow_blank(&CLOSING);
-        out.content(&flow.text);
-        if flow.tag.is_some() {
-            self.state = State::Between;
+    fn content(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
+        let released = text.release_with_blanks(&CLOSING);
+        out.content(&released.text);
+        if released.tag.is_some() {
+            self.state = CohereState::Between;
         } else if end {
             out.content(&text.take_all());
         }
-        flow.tag.is_some()
+        released.tag.is_some()
     }
 
-    fn action(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
+    fn action(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
         let list = match text.take_through(END_ACTION) {
             Some(list) => list,
             None if end => text.take_all(),
             None => return false,
         };
-        self.state = State::Between;
-        match Body::Json.read(&list, &self.tools) {
+        self.state = CohereState::Between;
+        match CallBody::Json.read(&list, &self.tools) {
             Ok(calls) => out.calls(Ok(calls), |_| String::new()),
-            Err(error) => self.rescue(&list, error, out),
+            Err(error) => self.read_calls_separately(&list, error, out),
         }
         true
     }
 
-    /// One bad call does not spoil the others of a list.
-    fn rescue(&self, list: &str, error: CallError, out: &mut Out) {
+    /// Reads the calls of an invalid list one by one, so that valid calls are kept.
+    fn read_calls_separately(&self, list: &str, error: CallError, out: &mut PartSink) {
         let mut rest = list;
         let mut found = false;
         while let Some(at) = rest.find('{') {
-            let length = Brackets::default().end(&rest[at..]).unwrap_or(rest.len() - at);
+            let length = BracketMatcher::default().find_end(&rest[at..]).unwrap_or(rest.len() - at);
             let object = &rest[at..at + length];
             let value = serde_json::from_str(object).map_err(|e| CallError::Json(e.to_string()));
             let read =
@@ -121,32 +121,36 @@ impl Cohere {
     }
 }
 
-impl Grammar for Cohere {
-    fn step(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
+impl FormatParser for Cohere {
+    fn step(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
         if text.is_empty() {
             return false;
         }
         match self.state {
-            State::Thinking => self.thinking(text, end, out),
-            State::Between => self.between(text, end, out),
-            State::Content => self.content(text, end, out),
-            State::Action => self.action(text, end, out),
+            CohereState::Thinking => self.thinking(text, end, out),
+            CohereState::Between => self.between(text, end, out),
+            CohereState::Content => self.content(text, end, out),
+            CohereState::Action => self.action(text, end, out),
         }
     }
 
-    fn stage(&self) -> Stage {
-        if self.state == State::Thinking { Stage::Thinking } else { Stage::Answer }
+    fn stage(&self) -> OutputStage {
+        if self.state == CohereState::Thinking {
+            OutputStage::Thinking
+        } else {
+            OutputStage::Answer
+        }
     }
 
-    fn thought_end(&self) -> Option<String> {
-        (self.state == State::Thinking).then(|| END_THINKING.to_owned())
+    fn reasoning_end(&self) -> Option<String> {
+        (self.state == CohereState::Thinking).then(|| END_THINKING.to_owned())
     }
 
-    fn boxed(&self) -> Box<dyn Grammar> {
+    fn clone_box(&self) -> Box<dyn FormatParser> {
         Box::new(self.clone())
     }
 
-    fn preserved(&self) -> Vec<String> {
+    fn preserved_tokens(&self) -> Vec<String> {
         let all = ["<|START_THINKING|>", END_THINKING, END_ACTION];
         all.iter().chain(&OPENING[..3]).chain(&CLOSING[..2]).map(|tag| (*tag).to_owned()).collect()
     }

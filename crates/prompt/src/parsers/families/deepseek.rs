@@ -1,31 +1,39 @@
 //! DeepSeek 3 and Cogito: a section of calls, each a name, a separator and JSON.
 
 use super::super::ParserInput;
-use super::super::body::{Body, NameJson, Text};
-use super::super::tagged::{Calls, Rules, Start, Thought};
+use super::super::body::{CallBody, NameJson, TagText};
+use super::super::tagged::{CallsFormat, ReasoningFormat, ReasoningStart, TaggedFormat};
 
-/// Around all calls.
-const SECTION: (Text, Text) =
-    (Text::Borrowed("<｜tool▁calls▁begin｜>"), Text::Borrowed("<｜tool▁calls▁end｜>"));
+/// Tags around all calls.
+const SECTION: (TagText, TagText) =
+    (TagText::Borrowed("<｜tool▁calls▁begin｜>"), TagText::Borrowed("<｜tool▁calls▁end｜>"));
 
-pub(in super::super) fn calls(form: NameJson) -> Calls {
-    Calls {
+pub(in super::super) fn calls(format: NameJson) -> CallsFormat {
+    CallsFormat {
         section: Some(SECTION),
-        ..Calls::between("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", Body::NameJson(form))
+        ..CallsFormat::between(
+            "<｜tool▁call▁begin｜>",
+            "<｜tool▁call▁end｜>",
+            CallBody::NameJson(format),
+        )
     }
 }
 
-/// `f<｜tool▁sep｜>{…}`. Made-up results of tools are part of the answer.
-pub(super) fn deepseek3(input: &ParserInput<'_>) -> Rules {
-    let start = if input.thinks() && !input.continues() { Start::Thought } else { Start::Answer };
-    Rules {
-        think: Some(Thought::tags("<think>", "</think>", start)),
+/// `f<｜tool▁sep｜>{…}`. Tool results invented by the model are part of the answer.
+pub(super) fn deepseek3(input: &ParserInput<'_>) -> TaggedFormat {
+    let start = if input.thinks() && !input.continues() {
+        ReasoningStart::InReasoning
+    } else {
+        ReasoningStart::Answer
+    };
+    TaggedFormat {
+        think: Some(ReasoningFormat::tags("<think>", "</think>", start)),
         calls: Some(calls(NameJson {
             separator: "<｜tool▁sep｜>".into(), ..NameJson::default()
         })),
         dropped: &["<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"],
         keep_tail: true,
-        ..Rules::PLAIN
+        ..TaggedFormat::PLAIN
     }
 }
 
@@ -39,19 +47,19 @@ pub(in super::super) fn in_code_block() -> NameJson {
     }
 }
 
-/// Made-up results of tools are left out; with tools it does not think.
-pub(super) fn cogito(input: &ParserInput<'_>) -> Rules {
+/// Tool results invented by the model are removed. With tools, the model does not reason.
+pub(super) fn cogito(input: &ParserInput<'_>) -> TaggedFormat {
     let thinks = input.thinks() && input.tools.is_empty() && !input.continues();
-    Rules {
-        think: Some(Thought::tags(
+    TaggedFormat {
+        think: Some(ReasoningFormat::tags(
             "<think>",
             "</think>",
-            if thinks { Start::Thought } else { Start::Answer },
+            if thinks { ReasoningStart::InReasoning } else { ReasoningStart::Answer },
         )),
         calls: Some(calls(in_code_block())),
-        swallowed: Some(("<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>")),
+        discarded: Some(("<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>")),
         keep_tail: true,
-        preserved: &["<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"],
-        ..Rules::PLAIN
+        preserved_tokens: &["<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"],
+        ..TaggedFormat::PLAIN
     }
 }

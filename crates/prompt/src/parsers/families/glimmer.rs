@@ -1,15 +1,16 @@
-//! Glimmer: messages to a recipient, ` to=user<|message|>…<|eot|>`; a message to a tool is a call in XML.
+//! Glimmer: messages to a recipient, ` to=user<|message|>…<|eot|>`. A message to a tool is an XML
+//! call.
 
 use super::super::body::{Xml, call};
-use super::super::call::{CallError, Out};
-use super::super::pending::{Found, Pending, first_tag};
+use super::super::output_part::{CallError, PartSink};
+use super::super::pending::{PendingText, TagMatch, first_tag};
 use super::super::tools::Tools;
-use super::super::{FunctionCall, Grammar, ParserInput, Stage, is_free_of};
+use super::super::{FormatParser, FunctionCall, OutputStage, ParserInput, is_free_of};
 
 const START: &str = "<|start|>";
 const HEADER: &str = "<|start|>assistant";
 const MESSAGE: &str = "<|message|>";
-/// What begins an answer behind the prompt, which ends with [`HEADER`].
+/// Header of an answer. The prompt ends with [`HEADER`].
 const TO_USER: &str = " to=user<|message|>";
 const ENDS: [&str; 3] = ["<|eom|>", "<|eot|>", HEADER];
 const OPEN: &str = "<atem:function_calls>";
@@ -25,11 +26,11 @@ const XML: Xml = Xml {
 };
 
 #[derive(Debug, Clone, PartialEq)]
-enum State {
+enum GlimmerState {
     Header,
     Thinking,
     Content,
-    /// A message to the user that may be nothing but a call.
+    /// A message to the user that may consist of a call only.
     MayCall,
     /// A message to this tool.
     Call(String),
@@ -38,41 +39,41 @@ enum State {
 /// The parser of Glimmer.
 #[derive(Debug, Clone)]
 pub(in super::super) struct Glimmer {
-    state: State,
+    state: GlimmerState,
     tools: Tools,
-    shows: bool,
+    shows_reasoning: bool,
     answers: bool,
-    /// The call of the current message has been closed.
+    /// The closing tag of the current call has arrived.
     closed: bool,
-    /// What would begin an answer in place of the next header; empty once that has begun.
+    /// Text that would start an answer instead of the next header; empty once a header has started.
     answer: String,
 }
 
 impl Glimmer {
     pub(in super::super) fn new(input: &ParserInput<'_>) -> Self {
-        let (tools, shows) = (Tools::new(input.tools), input.thinks_unless_told());
+        let (tools, shows_reasoning) = (Tools::new(input.tools), input.thinks_by_default());
         Self {
-            state: State::Header,
+            state: GlimmerState::Header,
             tools,
-            shows,
+            shows_reasoning,
             answers: false,
             closed: false,
             answer: TO_USER.into(),
         }
     }
 
-    fn header(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
+    fn header(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
         match text.take_through(MESSAGE) {
             Some(header) => {
                 let header = header.strip_prefix(HEADER).unwrap_or(&header).trim();
                 let recipient = header.strip_prefix("to=").unwrap_or(header).trim();
                 self.state = match self.declared(recipient) {
-                    _ if recipient == "self" => State::Thinking,
-                    Some(tool) => State::Call(tool),
-                    None if self.tools.is_empty() => State::Content,
-                    None => State::MayCall,
+                    _ if recipient == "self" => GlimmerState::Thinking,
+                    Some(tool) => GlimmerState::Call(tool),
+                    None if self.tools.is_empty() => GlimmerState::Content,
+                    None => GlimmerState::MayCall,
                 };
-                self.answers |= self.state != State::Thinking;
+                self.answers |= self.state != GlimmerState::Thinking;
                 self.answer = format!("{}{HEADER}{TO_USER}", ENDS[0]);
                 true
             }
@@ -99,74 +100,76 @@ impl Glimmer {
         (self.tools.has(name) && namespace == own).then(|| name.to_owned())
     }
 
-    fn body(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
-        let flow = text.flow_blank(&ENDS);
-        let body =
-            flow.text + &if end && flow.tag.is_none() { text.take_all() } else { String::new() };
+    fn body(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
+        let released = text.release_with_blanks(&ENDS);
+        let body = released.text
+            + &if end && released.tag.is_none() { text.take_all() } else { String::new() };
         match self.state {
-            State::Thinking if self.shows => out.thinking(&body),
-            State::Thinking => {}
+            GlimmerState::Thinking if self.shows_reasoning => out.thinking(&body),
+            GlimmerState::Thinking => {}
             _ => out.content(&body),
         }
-        if let Some(tag) = flow.tag {
-            self.state = State::Header;
+        if let Some(tag) = released.tag {
+            self.state = GlimmerState::Header;
             self.answer =
                 if ENDS[tag] == HEADER { TO_USER.into() } else { format!("{HEADER}{TO_USER}") };
         }
-        flow.tag.is_some()
+        released.tag.is_some()
     }
 
-    /// Whether a message to the user is a call shows at its beginning.
-    fn may_call(&mut self, text: &mut Pending, end: bool) -> bool {
-        let start = text.first_solid();
+    /// Checks at its start whether a message to the user is a call.
+    fn may_call(&mut self, text: &mut PendingText, end: bool) -> bool {
+        let start = text.first_non_blank();
         let rest = start.map_or("", |at| &text.rest()[at..]);
         if rest.starts_with(OPEN) {
-            text.set_seen(0);
-            self.state = State::Call(String::new());
+            text.set_search_position(0);
+            self.state = GlimmerState::Call(String::new());
             return true;
         }
         if OPEN.starts_with(rest) && !end {
             return false;
         }
-        text.set_seen(0);
-        self.state = State::Content;
+        text.set_search_position(0);
+        self.state = GlimmerState::Content;
         true
     }
 
-    fn call(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
-        // Values may hold anything, the tags of messages too.
+    fn call(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
+        // Values may contain any text, also message tags.
         if !self.closed {
             match text.find(&[CLOSE]) {
-                Found::Tag { at, .. } => {
-                    text.set_seen(at + CLOSE.len());
+                TagMatch::Tag { at, .. } => {
+                    text.set_search_position(at + CLOSE.len());
                     self.closed = true;
                 }
                 _ if end => {}
                 _ => return false,
             }
         }
-        let from = if self.closed { text.seen() } else { 0 };
+        let from = if self.closed { text.search_position() } else { 0 };
         let (length, tag) = match first_tag(text.rest(), from, &ENDS) {
-            Found::Tag { at, tag } => (at, ENDS[tag].len()),
+            TagMatch::Tag { at, tag } => (at, ENDS[tag].len()),
             _ if end => (text.rest().len(), 0),
             _ => {
                 let back = HEADER.len().min(text.rest().len() - from);
-                let mut seen = text.rest().len() - back;
-                while !text.rest().is_char_boundary(seen) {
-                    seen -= 1;
+                let mut searched = text.rest().len() - back;
+                while !text.rest().is_char_boundary(searched) {
+                    searched -= 1;
                 }
-                text.set_seen(seen.max(from));
+                text.set_search_position(searched.max(from));
                 return false;
             }
         };
-        let State::Call(recipient) = std::mem::replace(&mut self.state, State::Header) else {
+        let GlimmerState::Call(recipient) =
+            std::mem::replace(&mut self.state, GlimmerState::Header)
+        else {
             return true;
         };
         self.closed = false;
         let body = text.take(length).to_owned();
         text.take(tag);
         match self.read(&recipient, body.trim()) {
-            // It was an answer after all.
+            // The message was an answer, not a call.
             Err(_) if recipient.is_empty() => out.content(&body),
             read => out.calls(read, |_| format!("to={recipient}{MESSAGE}{body}")),
         }
@@ -174,10 +177,11 @@ impl Glimmer {
     }
 
     fn read(&self, recipient: &str, body: &str) -> Result<Vec<FunctionCall>, CallError> {
-        let form = CallError::Form("<atem:function_calls>…</atem:function_calls>");
+        let format = CallError::Syntax("<atem:function_calls>…</atem:function_calls>");
         let inside =
-            body.strip_prefix(OPEN).and_then(|body| body.strip_suffix(CLOSE)).ok_or(form)?;
-        // The model's slips: the tag of a message instead of, or before, the end of the opening tag.
+            body.strip_prefix(OPEN).and_then(|body| body.strip_suffix(CLOSE)).ok_or(format)?;
+        // Frequent errors of the model: a message tag instead of, or before, the end of the opening
+        // tag.
         let inside = inside.replace(&format!("{MESSAGE}\">"), "\">").replace(MESSAGE, "\">");
         let mut calls = Vec::new();
         for one in XML.read(&inside, &self.tools)? {
@@ -195,38 +199,38 @@ impl Glimmer {
     }
 }
 
-impl Grammar for Glimmer {
-    fn step(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
+impl FormatParser for Glimmer {
+    fn step(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
         if text.is_empty() {
             return false;
         }
         match self.state {
-            State::Header => self.header(text, end, out),
-            State::Thinking | State::Content => self.body(text, end, out),
-            State::MayCall => self.may_call(text, end),
-            State::Call(_) => self.call(text, end, out),
+            GlimmerState::Header => self.header(text, end, out),
+            GlimmerState::Thinking | GlimmerState::Content => self.body(text, end, out),
+            GlimmerState::MayCall => self.may_call(text, end),
+            GlimmerState::Call(_) => self.call(text, end, out),
         }
     }
 
-    fn stage(&self) -> Stage {
-        if self.answers { Stage::Answer } else { Stage::Thinking }
+    fn stage(&self) -> OutputStage {
+        if self.answers { OutputStage::Answer } else { OutputStage::Thinking }
     }
 
-    fn thought_end(&self) -> Option<String> {
-        let between =
-            matches!(self.state, State::Header | State::Thinking) && !self.answer.is_empty();
+    fn reasoning_end(&self) -> Option<String> {
+        let between = matches!(self.state, GlimmerState::Header | GlimmerState::Thinking)
+            && !self.answer.is_empty();
         Some(self.answer.clone()).filter(|_| between && !self.answers)
     }
 
     fn keeps_thinking(&self, piece: &str) -> bool {
-        self.state == State::Thinking && is_free_of(piece, ENDS.into_iter())
+        self.state == GlimmerState::Thinking && is_free_of(piece, ENDS.into_iter())
     }
 
-    fn boxed(&self) -> Box<dyn Grammar> {
+    fn clone_box(&self) -> Box<dyn FormatParser> {
         Box::new(self.clone())
     }
 
-    fn preserved(&self) -> Vec<String> {
+    fn preserved_tokens(&self) -> Vec<String> {
         [START, MESSAGE, ENDS[0], ENDS[1]].map(str::to_owned).to_vec()
     }
 }

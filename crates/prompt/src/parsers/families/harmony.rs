@@ -1,11 +1,11 @@
-//! gpt-oss: messages of a header and a body, `<|start|>assistant<|channel|>final<|message|>…<|end|>`.
+//! gpt-oss: messages with header and body, `<|start|>assistant<|channel|>final<|message|>…<|end|>`.
 
 use super::super::body::call;
-use super::super::call::{CallError, Out};
-use super::super::early::Form;
-use super::super::pending::{Found, Pending};
+use super::super::call_stream::StreamedFormat;
+use super::super::output_part::{CallError, PartSink};
+use super::super::pending::{PendingText, TagMatch};
 use super::super::tools::Tools;
-use super::super::{Grammar, ParserInput, Stage, is_free_of};
+use super::super::{FormatParser, OutputStage, ParserInput, is_free_of};
 
 const START: &str = "<|start|>";
 const MESSAGE: &str = "<|message|>";
@@ -15,96 +15,98 @@ const CHANNEL: &str = "<|channel|>";
 const CONSTRAIN: &str = "<|constrain|>";
 
 #[derive(Debug, Clone, PartialEq)]
-enum State {
+enum HarmonyState {
     /// Between messages.
     Outside,
     Header,
     Thinking,
     Content,
-    /// The arguments of a call of this recipient.
+    /// In the arguments of a call to this recipient.
     Call(String),
 }
 
 /// The parser of gpt-oss.
 #[derive(Debug, Clone)]
 pub(in super::super) struct Harmony {
-    state: State,
+    state: HarmonyState,
     /// The answer has begun.
     answers: bool,
     tools: Tools,
 }
 
 impl Harmony {
-    /// The output goes on behind `<|start|>assistant`, or behind what the last message has of the answer.
+    /// The output continues behind `<|start|>assistant`, or behind the unfinished last message.
     pub(in super::super) fn new(input: &ParserInput<'_>) -> Self {
         let last = input.last.filter(|last| last.role == "assistant");
         let thinks = last.is_some_and(|last| last.thinking.as_ref().is_some_and(|t| !t.is_empty()));
         let state = match last {
-            Some(last) if !last.content.is_empty() => State::Content,
-            Some(_) if thinks => State::Thinking,
-            _ => State::Header,
+            Some(last) if !last.content.is_empty() => HarmonyState::Content,
+            Some(_) if thinks => HarmonyState::Thinking,
+            _ => HarmonyState::Header,
         };
-        Self { answers: state == State::Content, state, tools: Tools::new(input.tools) }
+        Self { answers: state == HarmonyState::Content, state, tools: Tools::new(input.tools) }
     }
 
-    fn outside(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
+    fn outside(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
         let (stray, found) = match text.take_through(START) {
             Some(stray) => (stray, true),
             None if end => (text.take_all(), false),
             None => return false,
         };
         if !stray.trim().is_empty() {
-            out.malformed(stray, CallError::Form("<|start|>HEADER<|message|>BODY"));
+            out.malformed(stray, CallError::Syntax("<|start|>HEADER<|message|>BODY"));
         }
         if found {
-            self.state = State::Header;
+            self.state = HarmonyState::Header;
         }
         found
     }
 
-    fn header(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
+    fn header(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
         if let Some(header) = text.take_through(MESSAGE) {
             self.state = state_of(&header);
-            self.answers |= !matches!(self.state, State::Thinking);
+            self.answers |= !matches!(self.state, HarmonyState::Thinking);
             return true;
         }
         if end {
-            out.malformed(text.take_all(), CallError::Form("<|start|>HEADER<|message|>BODY"));
+            out.malformed(text.take_all(), CallError::Syntax("<|start|>HEADER<|message|>BODY"));
         }
         false
     }
 
-    fn body(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
-        let flow = text.flow_blank(&[END]);
-        let done = flow.tag.is_some();
-        let body = flow.text + &if end && !done { text.take_all() } else { String::new() };
-        if self.state == State::Thinking {
+    fn body(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
+        let released = text.release_with_blanks(&[END]);
+        let done = released.tag.is_some();
+        let body = released.text + &if end && !done { text.take_all() } else { String::new() };
+        if self.state == HarmonyState::Thinking {
             out.thinking(&body)
         } else {
             out.content(&body)
         }
         if done {
-            self.state = State::Outside;
+            self.state = HarmonyState::Outside;
         }
         done
     }
 
-    fn call(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
+    fn call(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
         let found = text.find(&[END, CALL]);
         let known = match found {
-            Found::Tag { at, .. } | Found::Perhaps(at) => at,
-            Found::None => text.rest().len(),
+            TagMatch::Tag { at, .. } | TagMatch::Partial(at) => at,
+            TagMatch::None => text.rest().len(),
         };
-        if let State::Call(recipient) = &self.state {
+        if let HarmonyState::Call(recipient) = &self.state {
             let name = self.declared(recipient.strip_prefix("functions.").unwrap_or(recipient));
-            out.follow(Form::Arguments(&name), &text.rest()[..known], &self.tools);
+            out.stream_call(StreamedFormat::Arguments(&name), &text.rest()[..known], &self.tools);
         }
         let (length, tag) = match found {
-            Found::Tag { at, tag } => (at, [END, CALL][tag].len()),
+            TagMatch::Tag { at, tag } => (at, [END, CALL][tag].len()),
             _ if end => (text.rest().len(), 0),
             _ => return false,
         };
-        let State::Call(recipient) = std::mem::replace(&mut self.state, State::Outside) else {
+        let HarmonyState::Call(recipient) =
+            std::mem::replace(&mut self.state, HarmonyState::Outside)
+        else {
             return true;
         };
         let json = text.take(length).to_owned();
@@ -116,7 +118,7 @@ impl Harmony {
         true
     }
 
-    /// The tool that the model knows by a name which follows its rules.
+    /// The declared tool of a name in the model's spelling.
     fn declared(&self, name: &str) -> String {
         if self.tools.has(name)
             || matches!(name, "python" | "browser.open" | "browser.search" | "browser.find")
@@ -157,8 +159,9 @@ fn plain_name(name: &str) -> String {
     }
 }
 
-/// What a header announces: role, recipient, channel and content type, the recipient before or after the channel.
-fn state_of(header: &str) -> State {
+/// Derives the state from a header: role, recipient, channel and content type. The recipient stands
+/// before or behind the channel.
+fn state_of(header: &str) -> HarmonyState {
     let header = header.replacen(CONSTRAIN, &format!(" {CONSTRAIN}"), 1);
     let (channel, words) = match header.split_once(CHANNEL) {
         Some((before, after)) => {
@@ -169,43 +172,43 @@ fn state_of(header: &str) -> State {
     };
     let recipient = words.split_whitespace().find_map(|word| word.strip_prefix("to="));
     match (channel, recipient.filter(|r| !r.is_empty())) {
-        ("analysis" | "commentary", Some(recipient)) => State::Call(recipient.to_owned()),
-        ("analysis", None) => State::Thinking,
-        _ => State::Content,
+        ("analysis" | "commentary", Some(recipient)) => HarmonyState::Call(recipient.to_owned()),
+        ("analysis", None) => HarmonyState::Thinking,
+        _ => HarmonyState::Content,
     }
 }
 
-impl Grammar for Harmony {
-    fn step(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
-        if text.is_empty() && !matches!(self.state, State::Call(_)) {
+impl FormatParser for Harmony {
+    fn step(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
+        if text.is_empty() && !matches!(self.state, HarmonyState::Call(_)) {
             return false;
         }
         match self.state {
-            State::Outside => self.outside(text, end, out),
-            State::Header => self.header(text, end, out),
-            State::Thinking | State::Content => self.body(text, end, out),
-            State::Call(_) => self.call(text, end, out),
+            HarmonyState::Outside => self.outside(text, end, out),
+            HarmonyState::Header => self.header(text, end, out),
+            HarmonyState::Thinking | HarmonyState::Content => self.body(text, end, out),
+            HarmonyState::Call(_) => self.call(text, end, out),
         }
     }
 
-    fn stage(&self) -> Stage {
-        if self.answers { Stage::Answer } else { Stage::Thinking }
+    fn stage(&self) -> OutputStage {
+        if self.answers { OutputStage::Answer } else { OutputStage::Thinking }
     }
 
-    fn thought_end(&self) -> Option<String> {
-        let thinks = self.state == State::Thinking;
+    fn reasoning_end(&self) -> Option<String> {
+        let thinks = self.state == HarmonyState::Thinking;
         thinks.then(|| format!("{END}{START}assistant{CHANNEL}final{MESSAGE}"))
     }
 
     fn keeps_thinking(&self, piece: &str) -> bool {
-        self.state == State::Thinking && is_free_of(piece, [END].into_iter())
+        self.state == HarmonyState::Thinking && is_free_of(piece, [END].into_iter())
     }
 
-    fn boxed(&self) -> Box<dyn Grammar> {
+    fn clone_box(&self) -> Box<dyn FormatParser> {
         Box::new(self.clone())
     }
 
-    fn preserved(&self) -> Vec<String> {
+    fn preserved_tokens(&self) -> Vec<String> {
         [START, END, MESSAGE, CHANNEL, CONSTRAIN].map(str::to_owned).to_vec()
     }
 }

@@ -1,10 +1,11 @@
-//! Laguna and Poolside: GLM's calls, or JSON, in `<tool_call>`; with tools also calls without that tag.
+//! Laguna and Poolside: calls as with GLM, or JSON, in `<tool_call>`. With tools, calls without
+//! this tag are recognized.
 
 use super::super::body::{Pairs, arguments, call, object_call, read_pairs};
-use super::super::call::{CallError, Out};
-use super::super::pending::{Brackets, Found, Pending};
+use super::super::output_part::{CallError, PartSink};
+use super::super::pending::{BracketMatcher, PendingText, TagMatch};
 use super::super::tools::Tools;
-use super::super::{FunctionCall, Grammar, ParserInput, Stage, Style};
+use super::super::{FormatParser, FunctionCall, OutputStage, ParserInput, ValueStyle};
 
 const THINK: &str = "<think>";
 const END_THINK: &str = "</think>";
@@ -14,7 +15,7 @@ const USER: &str = "<user>";
 const END_USER: &str = "</user>";
 const PAIRS: [&str; 4] = ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"];
 
-/// Names that the model takes for others.
+/// Names that the model uses for other tools.
 const ALIASES: [(&str, &str); 4] = [
     ("read_file", "read"),
     ("write_file", "write"),
@@ -23,17 +24,17 @@ const ALIASES: [(&str, &str); 4] = [
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// In a thought that the model may open once more.
+enum LagunaState {
+    /// In reasoning; the model may repeat the opening tag.
     Start,
     Thinking,
-    /// An answer begins: the end of a thought that was none is left out.
+    /// At the start of an answer; a closing think tag is dropped.
     Opening,
     Content,
     Call,
-    /// Behind `<user>`, which stands for a call now and then.
+    /// Behind `<user>`, which the model sometimes writes instead of a call tag.
     User,
-    /// Behind a brace, before its first key.
+    /// Behind a brace, before the first key.
     Brace,
     /// In an object that may be a call.
     Object,
@@ -42,39 +43,46 @@ enum State {
 /// The parser of Laguna models.
 #[derive(Debug, Clone)]
 pub(super) struct Laguna {
-    state: State,
+    state: LagunaState,
     tools: Tools,
-    shows: bool,
+    shows_reasoning: bool,
     /// Calls may come without their tag.
     untagged: bool,
-    /// White space is dropped until something else comes.
+    /// White space is dropped until other text arrives.
     trim: bool,
-    /// White space that belongs to the answer if what follows does.
+    /// White space that belongs to the answer if the text behind it does.
     blank: String,
-    brackets: Brackets,
+    brackets: BracketMatcher,
 }
 
 impl Laguna {
     pub(super) fn new(input: &ParserInput<'_>, prefilled: bool) -> Self {
-        let shows = input.thinks();
-        let state = if shows && !prefilled { State::Start } else { State::Opening };
+        let shows_reasoning = input.thinks();
+        let state =
+            if shows_reasoning && !prefilled { LagunaState::Start } else { LagunaState::Opening };
         Self {
             state,
             tools: Tools::new(input.tools),
-            shows,
-            untagged: !input.tools.is_empty() && !input.formed,
+            shows_reasoning,
+            untagged: !input.tools.is_empty() && !input.constrained,
             trim: true,
             blank: String::new(),
-            brackets: Brackets::default(),
+            brackets: BracketMatcher::default(),
         }
     }
 
-    fn go(&mut self, state: State, trim: bool) -> bool {
-        (self.state, self.trim, self.brackets) = (state, trim, Brackets::default());
+    fn go(&mut self, state: LagunaState, trim: bool) -> bool {
+        (self.state, self.trim, self.brackets) = (state, trim, BracketMatcher::default());
         true
     }
 
-    fn opening(&mut self, text: &mut Pending, end: bool, tag: &str, then: (State, State)) -> bool {
+    fn opening(
+        &mut self,
+        text: &mut PendingText,
+        end: bool,
+        tag: &str,
+        then: (LagunaState, LagunaState),
+    ) -> bool {
         match Self::leading(text, end, tag) {
             Some(true) => self.go(then.0, true),
             Some(false) => self.go(then.1, false),
@@ -82,8 +90,8 @@ impl Laguna {
         }
     }
 
-    /// Goes on behind `tag` if the text begins with it; `None` if that cannot be told yet.
-    fn leading(text: &mut Pending, end: bool, tag: &str) -> Option<bool> {
+    /// Consumes `tag` at the start of the text. `None` if more text is needed.
+    fn leading(text: &mut PendingText, end: bool, tag: &str) -> Option<bool> {
         if text.rest().starts_with(tag) {
             text.take(tag.len());
             return Some(true);
@@ -91,50 +99,50 @@ impl Laguna {
         (end || !tag.starts_with(text.rest())).then_some(false)
     }
 
-    fn thinking(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
-        let flow = text.flow(&[END_THINK, CALL]);
-        let tail = if end && flow.tag.is_none() { text.take_all() } else { String::new() };
-        let thought = flow.text + &tail;
-        if self.shows {
-            out.thinking(if end || flow.tag.is_some() { thought.trim_end() } else { &thought });
+    fn thinking(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
+        let released = text.release(&[END_THINK, CALL]);
+        let tail = if end && released.tag.is_none() { text.take_all() } else { String::new() };
+        let thought = released.text + &tail;
+        if self.shows_reasoning {
+            out.thinking(if end || released.tag.is_some() { thought.trim_end() } else { &thought });
         }
-        match flow.tag {
-            Some(0) => self.go(State::Opening, true),
-            Some(_) => self.go(State::Call, true),
+        match released.tag {
+            Some(0) => self.go(LagunaState::Opening, true),
+            Some(_) => self.go(LagunaState::Call, true),
             None => false,
         }
     }
 
-    fn content(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
+    fn content(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
         let tags: &[&str] = if !self.untagged { &[THINK, CALL] } else { &[THINK, CALL, USER, "{"] };
-        let flow = text.flow(tags);
-        match flow.tag.map(|tag| tags[tag]) {
+        let released = text.release(tags);
+        match released.tag.map(|tag| tags[tag]) {
             None => {
-                out.content(&flow.text);
+                out.content(&released.text);
                 if end {
                     out.content(text.take_all().trim_end());
                 }
                 false
             }
             Some(THINK) => {
-                out.content(&flow.text);
-                self.go(State::Thinking, true)
+                out.content(&released.text);
+                self.go(LagunaState::Thinking, true)
             }
             Some(CALL) => {
-                out.content(flow.text.trim_end());
-                self.go(State::Call, true)
+                out.content(released.text.trim_end());
+                self.go(LagunaState::Call, true)
             }
-            // What these turn out to be decides about the white space before them.
+            // The white space before these tags belongs to the answer if no call follows.
             Some(tag) => {
-                let solid = flow.text.trim_end().len();
-                out.content(&flow.text[..solid]);
-                flow.text[solid..].clone_into(&mut self.blank);
-                self.go(if tag == USER { State::User } else { State::Brace }, false)
+                let content_end = released.text.trim_end().len();
+                out.content(&released.text[..content_end]);
+                released.text[content_end..].clone_into(&mut self.blank);
+                self.go(if tag == USER { LagunaState::User } else { LagunaState::Brace }, false)
             }
         }
     }
 
-    fn user(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
+    fn user(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
         let Some(inside) = text.take_through(END_USER) else {
             if end {
                 let rest = text.take_all();
@@ -143,7 +151,7 @@ impl Laguna {
                     std::mem::take(&mut self.blank),
                     rest.trim_end()
                 ));
-                self.go(State::Content, false);
+                self.go(LagunaState::Content, false);
             }
             return false;
         };
@@ -151,38 +159,39 @@ impl Laguna {
             Some(call) => {
                 out.calls(Ok(vec![call]), |_| String::new());
                 self.blank.clear();
-                self.go(State::Opening, true)
+                self.go(LagunaState::Opening, true)
             }
             None => {
                 out.content(&format!(
                     "{}{USER}{inside}{END_USER}",
                     std::mem::take(&mut self.blank)
                 ));
-                self.go(State::Content, false)
+                self.go(LagunaState::Content, false)
             }
         }
     }
 
-    /// Code has braces, too: what is to become a call begins with a key.
-    fn brace(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
-        match text.first_solid().map(|at| text.rest()[at..].starts_with('"')) {
+    /// Code also contains braces: the object of a call starts with a key.
+    fn brace(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
+        match text.first_non_blank().map(|at| text.rest()[at..].starts_with('"')) {
             Some(true) => {
-                text.set_seen(0);
-                self.go(State::Object, false);
-                self.brackets.end("{").is_none()
+                text.set_search_position(0);
+                self.go(LagunaState::Object, false);
+                self.brackets.find_end("{").is_none()
             }
             None if !end => false,
             _ => self.no_call(text, 0, out),
         }
     }
 
-    /// An object counts as a call if it names a tool; the brace itself has been taken.
-    fn object(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
-        let seen = text.seen();
-        let Some(length) = self.brackets.end(&text.rest()[seen..]).map(|length| seen + length)
+    /// An object is a call if it names a tool. The opening brace was already consumed.
+    fn object(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
+        let searched = text.search_position();
+        let Some(length) =
+            self.brackets.find_end(&text.rest()[searched..]).map(|length| searched + length)
         else {
             let length = text.rest().len();
-            text.set_seen(length);
+            text.set_search_position(length);
             return end && self.no_call(text, length, out);
         };
         let json = format!("{{{}", &text.rest()[..length]);
@@ -193,21 +202,21 @@ impl Laguna {
                 out.calls(Ok(vec![call]), |_| String::new());
                 self.blank.clear();
                 text.take(length);
-                self.go(State::Opening, true)
+                self.go(LagunaState::Opening, true)
             }
             None => self.no_call(text, length, out),
         }
     }
 
-    fn no_call(&mut self, text: &mut Pending, length: usize, out: &mut Out) -> bool {
+    fn no_call(&mut self, text: &mut PendingText, length: usize, out: &mut PartSink) -> bool {
         out.content(&format!("{}{{", std::mem::take(&mut self.blank)));
         out.content(text.take(length));
-        self.go(State::Content, false)
+        self.go(LagunaState::Content, false)
     }
 
-    fn call(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
+    fn call(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
         let (inside, close) = match text.find(&[END_CALL]) {
-            Found::Tag { at, .. } => {
+            TagMatch::Tag { at, .. } => {
                 let inside = text.take(at).to_owned();
                 text.take(END_CALL.len());
                 (inside, END_CALL)
@@ -215,12 +224,12 @@ impl Laguna {
             _ if end => (text.take_all(), ""),
             _ => return false,
         };
-        let read = match close.is_empty() && text.is_cut() {
+        let read = match close.is_empty() && text.is_truncated() {
             true => Err(CallError::Unclosed),
             false => self.read(&inside).map(|call| vec![call]),
         };
         out.calls(read, |_| format!("{CALL}{inside}{close}"));
-        self.go(State::Opening, true)
+        self.go(LagunaState::Opening, true)
     }
 
     /// `f<arg_key>…`, `f{…}` or `{"name": "f", …}`.
@@ -245,7 +254,7 @@ impl Laguna {
         if name.is_empty() {
             return Err(CallError::NoName);
         }
-        // The types are those of the tool that is meant.
+        // Argument types are those of the tool behind the alias.
         read_pairs(&pairs, &format!("{}{}", named(name), &text[key..]), &self.tools)
     }
 
@@ -259,45 +268,52 @@ impl Laguna {
     }
 }
 
-impl Grammar for Laguna {
-    fn step(&mut self, text: &mut Pending, end: bool, out: &mut Out) -> bool {
-        // A call that was cut right behind its tag is text, too.
-        let is_bare_tag = end && text.is_cut() && self.state == State::Call;
-        if !text.trimmed(&mut self.trim) && !is_bare_tag {
+impl FormatParser for Laguna {
+    fn step(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
+        // A call that was cut directly behind its tag is reported as malformed text.
+        let is_bare_tag = end && text.is_truncated() && self.state == LagunaState::Call;
+        if !text.trim_start_if(&mut self.trim) && !is_bare_tag {
             return false;
         }
         match self.state {
-            State::Start => self.opening(text, end, THINK, (State::Thinking, State::Thinking)),
-            State::Thinking => self.thinking(text, end, out),
-            State::Opening => self.opening(text, end, END_THINK, (State::Opening, State::Content)),
-            State::Content => self.content(text, end, out),
-            State::Call => self.call(text, end, out),
-            State::User => self.user(text, end, out),
-            State::Brace => self.brace(text, end, out),
-            State::Object => self.object(text, end, out),
+            LagunaState::Start => {
+                self.opening(text, end, THINK, (LagunaState::Thinking, LagunaState::Thinking))
+            }
+            LagunaState::Thinking => self.thinking(text, end, out),
+            LagunaState::Opening => {
+                self.opening(text, end, END_THINK, (LagunaState::Opening, LagunaState::Content))
+            }
+            LagunaState::Content => self.content(text, end, out),
+            LagunaState::Call => self.call(text, end, out),
+            LagunaState::User => self.user(text, end, out),
+            LagunaState::Brace => self.brace(text, end, out),
+            LagunaState::Object => self.object(text, end, out),
         }
     }
 
-    fn stage(&self) -> Stage {
+    fn stage(&self) -> OutputStage {
         match self.state {
-            State::Start | State::Thinking => Stage::Thinking,
-            _ => Stage::Answer,
+            LagunaState::Start | LagunaState::Thinking => OutputStage::Thinking,
+            _ => OutputStage::Answer,
         }
     }
 
-    fn thought_end(&self) -> Option<String> {
-        (self.stage() == Stage::Thinking).then(|| format!("\n{END_THINK}\n\n"))
+    fn reasoning_end(&self) -> Option<String> {
+        (self.stage() == OutputStage::Thinking).then(|| format!("\n{END_THINK}\n\n"))
     }
 
-    fn values(&self) -> Option<(Style, Vec<String>)> {
-        Some((Style::Bare, PAIRS.iter().chain(&[END_CALL]).map(|tag| (*tag).to_owned()).collect()))
+    fn value_style(&self) -> Option<(ValueStyle, Vec<String>)> {
+        Some((
+            ValueStyle::Bare,
+            PAIRS.iter().chain(&[END_CALL]).map(|tag| (*tag).to_owned()).collect(),
+        ))
     }
 
-    fn boxed(&self) -> Box<dyn Grammar> {
+    fn clone_box(&self) -> Box<dyn FormatParser> {
         Box::new(self.clone())
     }
 
-    fn preserved(&self) -> Vec<String> {
+    fn preserved_tokens(&self) -> Vec<String> {
         let tags = [THINK, END_THINK, CALL, END_CALL, USER, END_USER];
         tags.iter().chain(&PAIRS).map(|tag| (*tag).to_owned()).collect()
     }

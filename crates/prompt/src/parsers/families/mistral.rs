@@ -1,16 +1,22 @@
-//! Ministral: `[TOOL_CALLS]f[ARGS]{…}`, thoughts between `[THINK]` and `[/THINK]` anywhere.
+//! Ministral: `[TOOL_CALLS]f[ARGS]{…}`, reasoning anywhere between `[THINK]` and `[/THINK]`.
 
-use super::super::body::{Body, NameJson};
-use super::super::tagged::{Calls, End, Rules, Start, Thought};
+use super::super::body::{CallBody, NameJson};
+use super::super::tagged::{CallEnd, CallsFormat, ReasoningFormat, ReasoningStart, TaggedFormat};
 
-pub(super) fn ministral() -> Rules {
-    let form = NameJson {
+pub(super) fn ministral() -> TaggedFormat {
+    let format = NameJson {
         separator: "[ARGS]".into(),
         id: Some("[CALL_ID]".into()),
         ..NameJson::default()
     };
-    let end = End::Json(Some("[ARGS]".into()));
-    let calls = Calls { declared: true, ..Calls::new("[TOOL_CALLS]", end, Body::NameJson(form)) };
-    let think = Thought { anywhere: true, ..Thought::tags("[THINK]", "[/THINK]", Start::Answer) };
-    Rules { think: Some(think), calls: Some(calls), ..Rules::PLAIN }
+    let end = CallEnd::Json(Some("[ARGS]".into()));
+    let calls = CallsFormat {
+        only_declared: true,
+        ..CallsFormat::new("[TOOL_CALLS]", end, CallBody::NameJson(format))
+    };
+    let think = ReasoningFormat {
+        anywhere: true,
+        ..ReasoningFormat::tags("[THINK]", "[/THINK]", ReasoningStart::Answer)
+    };
+    TaggedFormat { think: Some(think), calls: Some(calls), ..TaggedFormat::PLAIN }
 }

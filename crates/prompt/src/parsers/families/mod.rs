@@ -1,4 +1,4 @@
-//! Parsers by name: one file a family.
+//! Parsers by name, with one file for each model family.
 
 mod cohere;
 pub(super) mod deepseek;
@@ -17,14 +17,14 @@ pub(super) use functionary::Functionary;
 pub(super) use glimmer::Glimmer;
 pub(super) use harmony::Harmony;
 
-use super::tagged::{Rules, Tagged};
+use super::tagged::{TaggedFormat, TaggedParser};
 use super::tools::Tools;
-use super::{Grammar, ParserInput};
+use super::{FormatParser, ParserInput};
 
-type Make = fn(&ParserInput<'_>) -> Box<dyn Grammar>;
+type ParserConstructor = fn(&ParserInput<'_>) -> Box<dyn FormatParser>;
 
-/// The table of a Modelfile's `PARSER`.
-const TABLE: [(&str, Make); 27] = [
+/// Parsers by their name in a Modelfile's `PARSER`.
+const PARSERS: [(&str, ParserConstructor); 27] = [
     ("cogito", |input| tagged(deepseek::cogito(input), input)),
     ("cohere", |input| Box::new(cohere::Cohere::new(input))),
     ("deepseek3", |input| tagged(deepseek::deepseek3(input), input)),
@@ -32,7 +32,7 @@ const TABLE: [(&str, Make); 27] = [
     ("gemma4", |input| tagged(gemma::gemma4(input, true), input)),
     ("gemma4-no-thinking", |input| tagged(gemma::gemma4(input, false), input)),
     ("glimmer", |input| Box::new(Glimmer::new(input))),
-    ("glm-4.7", |input| tagged(glm::glm(input.thinks_unless_told()), input)),
+    ("glm-4.7", |input| tagged(glm::glm(input.thinks_by_default()), input)),
     ("glm-ocr", |input| tagged(glm::glm(false), input)),
     ("harmony", |input| Box::new(Harmony::new(input))),
     ("laguna", |input| Box::new(laguna::Laguna::new(input, input.is_prefilled()))),
@@ -44,7 +44,7 @@ const TABLE: [(&str, Make); 27] = [
     ("olmo3", |input| tagged(olmo3::olmo3(), input)),
     ("olmo3-think", |input| tagged(olmo3::think(input), input)),
     ("ornith", |input| tagged(qwen::qwen35(input), input)),
-    ("passthrough", |input| tagged(Rules { keep_tail: true, ..Rules::PLAIN }, input)),
+    ("passthrough", |input| tagged(TaggedFormat { keep_tail: true, ..TaggedFormat::PLAIN }, input)),
     ("poolside-v1", |input| Box::new(laguna::Laguna::new(input, false))),
     ("qwen3", |input| tagged(qwen::qwen3(), input)),
     ("qwen3-coder", |input| tagged(qwen::coder(), input)),
@@ -54,14 +54,14 @@ const TABLE: [(&str, Make); 27] = [
     ("qwen3.5", |input| tagged(qwen::qwen35(input), input)),
 ];
 
-fn tagged(rules: Rules, input: &ParserInput<'_>) -> Box<dyn Grammar> {
-    Box::new(Tagged::new(rules, Tools::new(input.tools)))
+fn tagged(rules: TaggedFormat, input: &ParserInput<'_>) -> Box<dyn FormatParser> {
+    Box::new(TaggedParser::new(rules, Tools::new(input.tools)))
 }
 
-pub(super) fn by_name(name: &str, input: &ParserInput<'_>) -> Option<Box<dyn Grammar>> {
-    TABLE.iter().find(|(known, _)| *known == name).map(|(_, make)| make(input))
+pub(super) fn by_name(name: &str, input: &ParserInput<'_>) -> Option<Box<dyn FormatParser>> {
+    PARSERS.iter().find(|(known, _)| *known == name).map(|(_, make)| make(input))
 }
 
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
-    TABLE.iter().map(|(name, _)| *name)
+    PARSERS.iter().map(|(name, _)| *name)
 }

@@ -1,22 +1,23 @@
-//! OLMo 3: Python calls, one a line, between tags; its thinking sister calls nothing.
+//! OLMo 3: Python calls between tags, one a line. The reasoning variant does not call tools.
 
 use super::super::ParserInput;
-use super::super::body::Body;
-use super::super::tagged::{Calls, Rules, Start, Thought};
+use super::super::body::CallBody;
+use super::super::tagged::{CallsFormat, ReasoningFormat, ReasoningStart, TaggedFormat};
 
-pub(super) fn olmo3() -> Rules {
-    let calls = Calls {
+pub(super) fn olmo3() -> TaggedFormat {
+    let calls = CallsFormat {
         keep_blank: true,
-        ..Calls::between("<function_calls>", "</function_calls>", Body::Python)
+        ..CallsFormat::between("<function_calls>", "</function_calls>", CallBody::Python)
     };
-    Rules { calls: Some(calls), keep_tail: true, ..Rules::PLAIN }
+    TaggedFormat { calls: Some(calls), keep_tail: true, ..TaggedFormat::PLAIN }
 }
 
-pub(super) fn think(input: &ParserInput<'_>) -> Rules {
-    let start = if input.continues() { Start::Answer } else { Start::Thought };
-    Rules {
-        think: Some(Thought::tags("<think>", "</think>", start)),
+pub(super) fn think(input: &ParserInput<'_>) -> TaggedFormat {
+    let start =
+        if input.continues() { ReasoningStart::Answer } else { ReasoningStart::InReasoning };
+    TaggedFormat {
+        think: Some(ReasoningFormat::tags("<think>", "</think>", start)),
         keep_tail: true,
-        ..Rules::PLAIN
+        ..TaggedFormat::PLAIN
     }
 }

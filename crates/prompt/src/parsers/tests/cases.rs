@@ -1,24 +1,24 @@
-//! `tests/data/cases/parsers.jsonl`, recorded from Ollama's parsers: every row in every chunking that it lists, cut in
-//! two at every place, and in single characters.
+//! `tests/data/cases/parsers.jsonl`, recorded from Ollama's parsers. Every row is parsed in every
+//! chunking that it lists, split in two at every offset, and in single characters.
 
 use super::super::tools::Tools;
 use super::*;
 use crate::GoTemplate;
 
-/// Rows whose recorded result depends on how the text was cut, although they are not marked so, with the result that the
-/// same text gives as a whole.
-const CUT: [(&str, &str, &str); 4] = [
-    // A line feed after the tag that came in a piece of its own.
+/// Rows whose recorded result depends on the chunks without being marked so, with the result of the
+/// whole text.
+const CHUNK_DEPENDENT_ROWS: [(&str, &str, &str); 4] = [
+    // A line break behind the tag came in a chunk of its own.
     ("p0316", "Idea", "Outcome <toast>"),
-    // The tags came in pieces and went unseen.
+    // The tags came in several chunks and were not recognized.
     ("p0321", "", "y"),
     ("p0325", "", "a"),
-    // White space before tags that came in pieces.
+    // White space before tags that came in several chunks.
     ("p0326", "think", "out"),
 ];
 
-/// A call that cannot be read counts as malformed here and not as the call of a function without a name.
-const NAMELESS: &str = "p0153";
+/// An unreadable call is malformed here; the reference reports a call without a name.
+const CALL_WITHOUT_NAME_ROW: &str = "p0153";
 
 fn rows() -> Vec<Json> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/cases/parsers.jsonl");
@@ -51,8 +51,8 @@ fn is_artefact(row: &Json) -> bool {
     row["note"].as_str().is_some_and(|note| note.contains("reference artefact"))
 }
 
-/// Runs a row's parser over some chunks.
-fn run(row: &Json, chunks: &[&str]) -> Whole {
+/// Parses chunks with the parser of a row.
+fn run(row: &Json, chunks: &[&str]) -> JoinedOutput {
     let name = row["parser"].as_str().expect("a parser");
     let tools = row["tools"].as_array().cloned().unwrap_or_default();
     let think = row["think"].as_bool().map(Think::Switch);
@@ -66,17 +66,17 @@ fn run(row: &Json, chunks: &[&str]) -> Whole {
         ..ParserInput::default()
     };
     let parser = OutputParser::by_name(name, &input).unwrap_or_else(|| panic!("parser {name}"));
-    Whole::of(parser, chunks.iter().copied())
+    JoinedOutput::of(parser, chunks.iter().copied())
 }
 
-/// Fails if the result is not the one that `row` expects.
-fn check(row: &Json, got: &Whole, how: &str) {
+/// Fails if the result differs from the one that `row` expects.
+fn check(row: &Json, got: &JoinedOutput, how: &str) {
     let what = format!("{} ({}) {how}: {}", row["id"], row["parser"], text_of(row));
     let expect = &row["expect"];
     if let Some(error) = expect["error"].as_str() {
         let (_, found, content, thinking) =
             got.malformed.first().unwrap_or_else(|| panic!("no error: {what}"));
-        // What is wrong with JSON everybody says in other words.
+        // Implementations report JSON errors in different words.
         if !error.contains("invalid character")
             && !error.contains("unexpected end")
             && error != "EOF"
@@ -92,7 +92,7 @@ fn check(row: &Json, got: &Whole, how: &str) {
         }
         return;
     }
-    let cut = CUT.iter().find(|(id, ..)| row["id"] == *id);
+    let cut = CHUNK_DEPENDENT_ROWS.iter().find(|(id, ..)| row["id"] == *id);
     let thinking = cut.map_or_else(
         || expect["thinking"].as_str().expect("thoughts"),
         |(_, thinking, _)| thinking,
@@ -113,7 +113,7 @@ fn check(row: &Json, got: &Whole, how: &str) {
             (call["name"].as_str().unwrap_or_default().to_owned(), call["arguments"].clone())
         })
         .collect();
-    if row["id"] == NAMELESS {
+    if row["id"] == CALL_WITHOUT_NAME_ROW {
         calls.clear();
         assert_eq!(got.malformed[0].0, "<start_function_call>garbage<end_function_call>");
     }
@@ -121,13 +121,13 @@ fn check(row: &Json, got: &Whole, how: &str) {
 }
 
 #[test]
-fn every_recorded_case_comes_out_in_its_chunkings_and_cut_everywhere() {
+fn every_recorded_case_matches_in_all_chunkings() {
     let (mut cases, mut cuts) = (0, 0);
     let all = rows();
     for row in
         all.iter().filter(|row| !row["parser"].as_str().is_some_and(|name| name.starts_with('@')))
     {
-        // The result that counts for a text is the one of the row that has it in one piece.
+        // The expected result of a text is that of the row with the text in one chunk.
         let whole = |other: &&Json| {
             !is_artefact(other)
                 && ["parser", "think", "tools", "text"].iter().all(|key| other[*key] == row[*key])
@@ -166,14 +166,14 @@ fn every_recorded_case_comes_out_in_its_chunkings_and_cut_everywhere() {
     assert!(cuts > 20_000, "{cuts}");
 }
 
-/// Of each chunk and the end: text of the answer, of the thought, and how many calls.
+/// For each chunk and the end: text of the answer, text of the reasoning, number of calls.
 fn steps(mut parser: OutputParser, chunks: &[String]) -> Vec<Json> {
-    let count = |parts: Vec<Part>| {
-        let mut whole = Whole::default();
+    let count = |parts: Vec<OutputPart>| {
+        let mut whole = JoinedOutput::default();
         let mut calls = 0;
         for part in parts {
             match part {
-                Part::Call(_) => calls += 1,
+                OutputPart::Call(_) => calls += 1,
                 other => whole.add(vec![other]),
             }
         }
@@ -185,13 +185,13 @@ fn steps(mut parser: OutputParser, chunks: &[String]) -> Vec<Json> {
 }
 
 #[test]
-fn text_comes_out_as_early_as_recorded() {
+fn text_is_returned_as_early_as_recorded() {
     let mut seen = 0;
     for row in
         rows().iter().filter(|row| row.get("chunks").is_some() && row.get("last_message").is_none())
     {
         let name = row["parser"].as_str().expect("a parser");
-        if name.starts_with('@') || CUT.iter().any(|(id, ..)| row["id"] == *id) {
+        if name.starts_with('@') || CHUNK_DEPENDENT_ROWS.iter().any(|(id, ..)| row["id"] == *id) {
             continue;
         }
         let tools = row["tools"].as_array().cloned().unwrap_or_default();
@@ -206,7 +206,7 @@ fn text_comes_out_as_early_as_recorded() {
         );
         seen += 1;
     }
-    assert_eq!(seen, 15 - CUT.len());
+    assert_eq!(seen, 15 - CHUNK_DEPENDENT_ROWS.len());
 }
 
 fn thinking(row: &Json) -> OutputParser {
@@ -221,27 +221,27 @@ fn thinking(row: &Json) -> OutputParser {
 }
 
 #[test]
-fn every_case_of_the_thinking_parser_splits_step_by_step_as_recorded_and_cut_everywhere() {
+fn every_case_of_the_thinking_parser_matches_step_by_step_and_in_all_chunkings() {
     let rows = rows_of("@thinking");
     assert_eq!(rows.len(), 8);
     for row in rows {
         let mut got = steps(thinking(&row), &chunks_of(&row));
-        // What comes at the end was not recorded.
+        // The recording does not contain the output at the end.
         got.pop();
         let both: Vec<Json> =
             got.iter().map(|step| serde_json::json!([step[0], step[1]])).collect();
         assert_eq!(Json::from(both), row["expect"]["steps"], "{}", row["id"]);
-        cut_everywhere(&row, || thinking(&row));
+        check_all_chunkings(&row, || thinking(&row));
     }
 }
 
-/// The text as a whole, in characters and cut in two gives the same.
-fn cut_everywhere(row: &Json, parser: impl Fn() -> OutputParser) -> Whole {
+/// Checks that the whole text, single characters, and all splits in two give the same result.
+fn check_all_chunkings(row: &Json, parser: impl Fn() -> OutputParser) -> JoinedOutput {
     let text = text_of(row);
-    let whole = Whole::of(parser(), [text.as_str()]);
-    assert_eq!(Whole::of(parser(), pieces(&text, 1)), whole, "{} in characters", row["id"]);
+    let whole = JoinedOutput::of(parser(), [text.as_str()]);
+    assert_eq!(JoinedOutput::of(parser(), pieces(&text, 1)), whole, "{} in characters", row["id"]);
     for (at, _) in text.char_indices() {
-        let got = Whole::of(parser(), [&text[..at], &text[at..]]);
+        let got = JoinedOutput::of(parser(), [&text[..at], &text[at..]]);
         assert_eq!(got, whole, "{} cut at {at}", row["id"]);
     }
     whole
@@ -251,17 +251,17 @@ fn scan(row: &Json) -> OutputParser {
     let tools = row["tools"].as_array().cloned().unwrap_or_default();
     let tag = row["tag"].as_str().expect("a tag").to_owned();
     OutputParser::new(
-        Box::new(generic::Generic::new(
+        Box::new(generic::GenericParser::new(
             None,
             "",
-            Some(generic::Scan::new(tag, Tools::new(&tools))),
+            Some(generic::CallScanner::new(tag, Tools::new(&tools))),
         )),
         &tools,
     )
 }
 
 #[test]
-fn every_case_of_the_tool_parser_comes_out_step_by_step_as_recorded_and_cut_everywhere() {
+fn every_case_of_the_tool_parser_matches_step_by_step_and_in_all_chunkings() {
     let rows = rows_of("@tools");
     assert_eq!(rows.len(), 15);
     for row in rows {
@@ -269,12 +269,12 @@ fn every_case_of_the_tool_parser_comes_out_step_by_step_as_recorded_and_cut_ever
         let got: Vec<Json> = chunks_of(&row)
             .iter()
             .map(|chunk| {
-                let mut whole = Whole::default();
+                let mut whole = JoinedOutput::default();
                 let (mut calls, mut text) = (0, String::new());
                 for part in parser.push(chunk) {
                     match part {
-                        Part::Call(_) => calls += 1,
-                        Part::Content(new) => text += &new,
+                        OutputPart::Call(_) => calls += 1,
+                        OutputPart::Content(new) => text += &new,
                         other => whole.add(vec![other]),
                     }
                 }
@@ -282,10 +282,10 @@ fn every_case_of_the_tool_parser_comes_out_step_by_step_as_recorded_and_cut_ever
             })
             .collect();
         assert_eq!(Json::from(got), row["expect"]["steps"], "{}", row["id"]);
-        let whole = cut_everywhere(&row, || scan(&row));
+        let whole = check_all_chunkings(&row, || scan(&row));
         let expect = &row["expect"];
         let text = |key: &str| expect[key].as_str().expect("text").to_owned();
-        // The reference would say this text twice.
+        // The reference would return this text twice.
         let end = if row["id"] == "p0345" { String::new() } else { text("content_at_end") };
         assert_eq!(whole.content, text("content") + &end, "{}", row["id"]);
         let calls = expect["tool_calls"].as_array().expect("calls").iter();

@@ -1,11 +1,11 @@
-//! Parsers meet texts that nobody means well with.
+//! Hostile texts for all parsers.
 
 use std::time::{Duration, Instant};
 
 use super::*;
 
-/// Tags and bits of all families, and what stands between them.
-pub(super) const BITS: [&str; 62] = [
+/// Tags and other pieces of all families.
+pub(super) const PIECES: [&str; 62] = [
     "<think>",
     "</think>",
     "<tool_call>",
@@ -77,7 +77,7 @@ fn tools() -> Vec<Json> {
     ]
 }
 
-/// Every parser there is, with and without thoughts.
+/// All parsers, with and without reasoning.
 fn every_parser(tools: &[Json]) -> Vec<(String, OutputParser)> {
     let mut all = Vec::new();
     for think in [true, false] {
@@ -91,7 +91,7 @@ fn every_parser(tools: &[Json]) -> Vec<(String, OutputParser)> {
         }
         for source in ["{{ if .ToolCalls }}<tool_call>{{ end }}", "{{ if .ToolCalls }}{ {{ end }}"]
         {
-            let template = Template::parse(crate::Kind::Go, source).expect("a template");
+            let template = Template::parse(crate::TemplateFormat::Go, source).expect("a template");
             let tags = ThinkTags { open: "<think>".into(), close: "</think>".into() };
             all.push((source.into(), OutputParser::for_template(&template, Some(tags), &input)));
         }
@@ -99,7 +99,7 @@ fn every_parser(tools: &[Json]) -> Vec<(String, OutputParser)> {
     all
 }
 
-/// A random sequence, the same every time.
+/// A reproducible random sequence.
 struct Random(u64);
 
 impl Random {
@@ -111,17 +111,17 @@ impl Random {
 }
 
 #[test]
-fn random_texts_come_out_the_same_however_they_are_cut_and_nothing_is_made_up() {
+fn random_texts_parse_the_same_in_all_chunkings_without_invented_text() {
     let tools = tools();
     let mut random = Random(7);
     for round in 0..150 {
         let text: String =
-            (0..1 + random.below(14)).map(|_| BITS[random.below(BITS.len())]).collect();
+            (0..1 + random.below(14)).map(|_| PIECES[random.below(PIECES.len())]).collect();
         let size = 1 + random.below(9);
         for ((name, whole), (_, cut)) in every_parser(&tools).into_iter().zip(every_parser(&tools))
         {
-            let whole = Whole::of(whole, [text.as_str()]);
-            let cut = Whole::of(cut, pieces(&text, size));
+            let whole = JoinedOutput::of(whole, [text.as_str()]);
+            let cut = JoinedOutput::of(cut, pieces(&text, size));
             assert_eq!(cut, whole, "round {round}, {name} in pieces of {size}: {text}");
             let written = whole.content.len() + whole.thinking.len();
             assert!(written <= text.len(), "round {round}, {name}: {text}");
@@ -130,7 +130,7 @@ fn random_texts_come_out_the_same_however_they_are_cut_and_nothing_is_made_up() 
 }
 
 #[test]
-fn time_and_memory_grow_with_the_text_and_no_faster() {
+fn time_and_memory_are_linear_in_the_text() {
     const LENGTH: usize = 256 << 10;
     let tools = tools();
     let starts = [
@@ -175,14 +175,14 @@ fn time_and_memory_grow_with_the_text_and_no_faster() {
 }
 
 #[test]
-fn a_megabyte_in_single_characters_is_read_at_once() {
+fn a_megabyte_in_single_characters_is_parsed_fast() {
     let text = "a < b ".repeat((1 << 20) / 6);
     let tools = tools();
     for name in ["qwen3.5", "laguna", "harmony", "gemma4"] {
         let input = ParserInput { tools: &tools, ..ParserInput::default() };
         let mut parser = OutputParser::by_name(name, &input).expect("a name");
         let started = Instant::now();
-        let mut whole = Whole::default();
+        let mut whole = JoinedOutput::default();
         for piece in pieces(&text, 1) {
             whole.add(parser.push(piece));
         }
@@ -191,18 +191,20 @@ fn a_megabyte_in_single_characters_is_read_at_once() {
 }
 
 #[test]
-fn behind_a_call_of_no_tool_the_answer_goes_on() {
+fn the_answer_continues_behind_a_call_of_an_unknown_tool() {
     let tools = tools();
     let input = ParserInput { tools: &tools, ..ParserInput::default() };
     let source = "{{ if .ToolCalls }}<tool_call>{{ end }}";
-    let template = Template::parse(crate::Kind::Go, source).expect("a template");
+    let template = Template::parse(crate::TemplateFormat::Go, source).expect("a template");
     let no_tool = "<tool_call>{\"name\": \"g\", \"arguments\": {}}</tool_call>";
     let text = format!(
         "{no_tool}{no_tool} Well. <tool_call>{{\"name\": \"f\", \"arguments\": {{}}}}</tool_call>"
     );
     for size in [1, 2, 1000] {
-        let whole =
-            Whole::of(OutputParser::for_template(&template, None, &input), pieces(&text, size));
+        let whole = JoinedOutput::of(
+            OutputParser::for_template(&template, None, &input),
+            pieces(&text, size),
+        );
         let lost: Vec<&str> = whole.malformed.iter().map(|(text, ..)| text.as_str()).collect();
         assert_eq!(
             (lost, whole.content.as_str(), whole.calls.len()),
@@ -212,7 +214,7 @@ fn behind_a_call_of_no_tool_the_answer_goes_on() {
 }
 
 #[test]
-fn what_cannot_be_read_as_a_call_is_not_lost() {
+fn text_of_unreadable_calls_is_not_lost() {
     let tools = tools();
     let input = ParserInput { tools: &tools, ..ParserInput::default() };
     for (name, text) in [
@@ -229,7 +231,7 @@ fn what_cannot_be_read_as_a_call_is_not_lost() {
         ("harmony", "<|channel|>commentary to=functions.f<|message|>{\"a\":"),
     ] {
         let parser = OutputParser::by_name(name, &input).expect("a name");
-        let whole = Whole::of(parser, [text]);
+        let whole = JoinedOutput::of(parser, [text]);
         let [(lost, error, ..)] = &whole.malformed[..] else { panic!("{name}: {whole:?}") };
         assert!(!error.is_empty() && whole.calls.is_empty());
         let body = lost.rsplit(['>', 'e']).next().unwrap_or_default();

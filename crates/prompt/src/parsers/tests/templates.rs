@@ -1,7 +1,7 @@
 //! Calls as chat templates write them: `tests/data/cases/jinja.jsonl`, rendered by Jinja2.
 
 use super::*;
-use crate::{JinjaTemplate, Kind};
+use crate::{JinjaTemplate, TemplateFormat};
 
 fn rows() -> Vec<Json> {
     rows_of("jinja.jsonl")
@@ -14,7 +14,8 @@ fn rows_of(name: &str) -> Vec<Json> {
     text.lines().map(|line| serde_json::from_str(line).expect("a row is one JSON object")).collect()
 }
 
-/// `templates` beside the test models: the folder `models/templates` of llama.cpp, as the cases name it.
+/// `templates` beside the test models: the folder `models/templates` of llama.cpp, under the names
+/// of the cases.
 fn source(file: &str) -> Option<String> {
     let models = std::env::var_os("PUNA_TEST_MODELS").map(std::path::PathBuf::from);
     let models = models
@@ -40,23 +41,23 @@ fn the_call_that_a_template_writes_is_read_back() {
         let Some(text) = row["expect"].as_str() else { continue };
         let Some((_, after)) = text.rsplit_once("Tides at Wick for 2 days?") else { continue };
         let Some(source) = source(file) else { return };
-        let template = Template::parse(Kind::Jinja, &source).expect("it parses");
+        let template = Template::parse(TemplateFormat::Jinja, &source).expect("it parses");
         if !after.contains("tide_table") || !after.contains("Wick") {
             silent += 1;
             continue;
         }
         let input = ParserInput { tools: &tools, ..ParserInput::default() };
-        // Behind the header of the answer, where the format has messages with recipients.
+        // Behind the header of the answer, in formats whose messages have recipients.
         let after = after.split_once("<|start|>assistant").map_or(after, |(_, after)| after);
-        // Without a result, which would be text behind the call, and may be another object.
+        // Without the result of the call, which may contain another object.
         let after = after.split("{\"high\"").next().expect("a first part");
         let whole = |text: &str, cut: usize| {
             let parser = OutputParser::for_template(&template, template.think_tags(), &input);
-            Whole::of(parser, pieces(text, cut))
+            JoinedOutput::of(parser, pieces(text, cut))
         };
         let expect =
             vec![("tide_table".to_owned(), serde_json::json!({"harbour": "Wick", "days": 2}))];
-        // Bare JSON counts only where the answer begins.
+        // Bare JSON is a call only at the start of the answer.
         let bare = after
             .find("{\"name\": \"tide_table\", \"parameters\"")
             .map_or(after, |at| &after[at..]);
@@ -69,7 +70,7 @@ fn the_call_that_a_template_writes_is_read_back() {
 }
 
 #[test]
-fn a_call_in_the_form_of_a_template_is_read_back() {
+fn a_call_in_the_format_of_a_template_is_read_back() {
     const ENDS: [&str; 14] = [
         "<|im_end|>",
         "<|eot_id|>",
@@ -93,16 +94,16 @@ fn a_call_in_the_form_of_a_template_is_read_back() {
         rows.iter().filter_map(|row| row["file"].as_str()).collect();
     for file in files {
         let Some(source) = source(file) else { return };
-        let Ok(template) = Template::parse(Kind::Jinja, &source) else { continue };
+        let Ok(template) = Template::parse(TemplateFormat::Jinja, &source) else { continue };
         let tags = template.think_tags();
-        let form = crate::CallForm::of(&template, None, tags.as_ref(), &ends);
-        let Some(crate::CallForm { before, arguments }) = form else {
+        let format = crate::CallFormat::probe(&template, None, tags.as_ref(), &ends);
+        let Some(crate::CallFormat { before, arguments }) = format else {
             none.push(file);
             continue;
         };
         let (between, after) = match arguments {
-            crate::Arguments::Object { between, after } => (between, after),
-            crate::Arguments::Written(written) => {
+            crate::ArgumentsFormat::Object { between, after } => (between, after),
+            crate::ArgumentsFormat::List(written) => {
                 check_written(file, &template, &before, &written);
                 free += 1;
                 continue;
@@ -115,15 +116,20 @@ fn a_call_in_the_form_of_a_template_is_read_back() {
         let arguments = serde_json::json!({"harbour": "Wick", "deep": {"a": [1, "}"]}});
         let text = format!("{before}tide_table{between}{arguments}{after}");
         let whole =
-            Whole::of(OutputParser::for_template(&template, tags, &input), pieces(&text, 3));
+            JoinedOutput::of(OutputParser::for_template(&template, tags, &input), pieces(&text, 3));
         assert_eq!(whole.calls, [("tide_table".to_owned(), arguments)], "{file}: {text}");
         json += 1;
     }
     assert!(json >= 23 && free >= 20, "{json} with JSON, {free} without, none of {none:?}");
 }
 
-/// Calls with values of all kinds, written as the template does, are read back.
-fn check_written(file: &str, template: &Template, before: &str, written: &crate::Written) {
+/// Checks that calls with values of all kinds, written as the template does, are read back.
+fn check_written(
+    file: &str,
+    template: &Template,
+    before: &str,
+    written: &crate::ArgumentListFormat,
+) {
     use crate::ValueKind::*;
     let properties = serde_json::json!({
         "harbour": {"type": "string"}, "days": {"$ref": "#/$defs/days"}, "deep": {"type": "boolean"},
@@ -135,7 +141,7 @@ fn check_written(file: &str, template: &Template, before: &str, written: &crate:
     let tools = [serde_json::json!({"type": "function", "function": function})];
     let input = ParserInput { tools: &tools, ..ParserInput::default() };
     let (list, map) = match written.style {
-        crate::Style::Quoted(ref quote) => {
+        crate::ValueStyle::Quoted(ref quote) => {
             (format!("[1,{quote}a{quote}]"), format!("{{a:[{quote}b{quote}]}}"))
         }
         _ => ("[1, \"a\"]".to_owned(), "{\"a\": [\"b\"]}".to_owned()),
@@ -152,7 +158,8 @@ fn check_written(file: &str, template: &Template, before: &str, written: &crate:
     for range in [0..0, 0..1, 1..2, 0..2, 2..6, 0..6] {
         let text = format!("{before}tide_table{}", written.write(&all[range.clone()]));
         let tags = template.think_tags();
-        let whole = Whole::of(OutputParser::for_template(template, tags, &input), pieces(&text, 3));
+        let whole =
+            JoinedOutput::of(OutputParser::for_template(template, tags, &input), pieces(&text, 3));
         let some = expect.as_object().unwrap().iter().skip(range.start).take(range.len());
         let some: serde_json::Map<_, _> =
             some.map(|(key, value)| (key.clone(), value.clone())).collect();
@@ -161,7 +168,7 @@ fn check_written(file: &str, template: &Template, before: &str, written: &crate:
 }
 
 #[test]
-fn what_a_template_only_mentions_is_read_as_well() {
+fn formats_that_a_template_only_mentions_are_detected() {
     let tools =
         vec![serde_json::json!({"type": "function", "function": {"name": "f", "parameters": {}}})];
     let input = ParserInput { tools: &tools, ..ParserInput::default() };
@@ -173,26 +180,26 @@ fn what_a_template_only_mentions_is_read_as_well() {
         ("LFM2-8B-A1B.jinja", "<|tool_call_start|>[f()]<|tool_call_end|>"),
     ] {
         let Some(source) = source(file) else { return };
-        let template = Template::parse(Kind::Jinja, &source).expect("it parses");
-        let whole = Whole::of(OutputParser::for_template(&template, None, &input), [text]);
+        let template = Template::parse(TemplateFormat::Jinja, &source).expect("it parses");
+        let whole = JoinedOutput::of(OutputParser::for_template(&template, None, &input), [text]);
         assert_eq!(whole.calls, [("f".to_owned(), serde_json::json!({}))], "{file}");
     }
 }
 
 #[test]
-fn recipients_of_functionary_get_what_is_theirs() {
-    // What tells the format, as the template of version 3.2 writes it.
+fn functionary_messages_go_to_their_recipients() {
+    // The texts that identify the format in the template of version 3.2.
     let source = "Respond in this format:\n>>>${recipient}\n${content}\n{% for m in messages %}<{{ m.role }}>\
                   {% if m.content %}{{ '>>>all\n' + m.content if m.role == 'assistant' else m.content }}{% endif %}\
                   {% for c in m.tool_calls or [] %}{{ '>>>' + c.function.name + '\n' + c.function.arguments }}{% endfor %}<|eot_id|>\
                   {% endfor %}{% if add_generation_prompt %}<assistant>>>>{% endif %}";
-    let template = Template::parse(Kind::Jinja, source).expect("it parses");
+    let template = Template::parse(TemplateFormat::Jinja, source).expect("it parses");
     let tools = ["f", "all_of"]
         .map(|name| serde_json::json!({"type": "function", "function": {"name": name, "parameters": {}}}));
     let offered = ParserInput { tools: &tools, ..ParserInput::default() };
     let read = |text: &str, input: &ParserInput<'_>| {
         let whole = |cut: usize| {
-            Whole::of(OutputParser::for_template(&template, None, input), pieces(text, cut))
+            JoinedOutput::of(OutputParser::for_template(&template, None, input), pieces(text, cut))
         };
         assert_eq!(whole(1000), whole(1), "{text}");
         whole(1)
@@ -232,32 +239,33 @@ fn recipients_of_functionary_get_what_is_theirs() {
         assert!(whole.calls.is_empty() && whole.malformed[0].1.starts_with(error), "{whole:?}");
         assert_eq!(whole.malformed[0].0.clone() + &whole.content, text);
     }
-    let form = crate::CallForm::of(&template, None, None, &["<|eot_id|>".to_owned()])
+    let format = crate::CallFormat::probe(&template, None, None, &["<|eot_id|>".to_owned()])
         .expect("it writes calls");
-    let arguments = crate::Arguments::Object { between: "\n".into(), after: String::new() };
-    assert_eq!(form, crate::CallForm { before: String::new(), arguments });
+    let arguments = crate::ArgumentsFormat::Object { between: "\n".into(), after: String::new() };
+    assert_eq!(format, crate::CallFormat { before: String::new(), arguments });
 }
 
 #[test]
-fn a_template_of_an_unknown_form_is_searched_for_json_behind_its_tag() {
+fn in_an_unknown_format_json_behind_the_tag_is_a_call() {
     let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}\
                   %%call%% {\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\
                   {% endfor %}</{{ m.role }}>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
-    let template = Template::parse(Kind::Jinja, source).expect("it parses");
+    let template = Template::parse(TemplateFormat::Jinja, source).expect("it parses");
     let tools =
         vec![serde_json::json!({"type": "function", "function": {"name": "f", "parameters": {}}})];
     let input = ParserInput { tools: &tools, ..ParserInput::default() };
     let text = "I look. %%call%% {\"name\": \"f\", \"arguments\": {\"a\": 1}}";
-    let whole = Whole::of(OutputParser::for_template(&template, None, &input), pieces(text, 2));
+    let whole =
+        JoinedOutput::of(OutputParser::for_template(&template, None, &input), pieces(text, 2));
     assert_eq!((whole.content.as_str(), whole.calls.len()), ("I look. ", 1), "{whole:?}");
     let Template::Jinja(jinja) = &template else { unreachable!() };
-    let found = JinjaTemplate::habits(jinja).calls.get().cloned();
-    assert_eq!(found, Some(super::super::Found::Tag("%%call%%".into())));
+    let found = JinjaTemplate::probe_results(jinja).call_format.get().cloned();
+    assert_eq!(found, Some(super::super::DetectedCalls::Tag("%%call%%".into())));
 }
 
-/// `jinja-calls.jsonl`: thoughts, text and calls with difficult values, as templates write them.
+/// `jinja-calls.jsonl`: reasoning, text and calls with difficult values, as templates write them.
 #[test]
-fn answers_with_difficult_values_are_read_back_however_they_are_cut() {
+fn answers_with_difficult_values_are_read_back_in_all_chunkings() {
     let rows = rows_of("jinja-calls.jsonl");
     let tools = rows[0]["tools"].as_array().expect("the first row holds the tools");
     let mut wrong = Vec::new();
@@ -266,11 +274,14 @@ fn answers_with_difficult_values_are_read_back_however_they_are_cut() {
         let (file, text) =
             (row["file"].as_str().expect("a file"), row["text"].as_str().expect("a text"));
         let Some(source) = source(file) else { return };
-        let template = Template::parse(Kind::Jinja, &source).expect("it parses");
+        let template = Template::parse(TemplateFormat::Jinja, &source).expect("it parses");
         let prompt = row["prompt"].as_str().expect("a prompt");
         let input = ParserInput { tools, prompt, ..ParserInput::default() };
         let parse = |chunks: Vec<&str>| {
-            Whole::of(OutputParser::for_template(&template, template.think_tags(), &input), chunks)
+            JoinedOutput::of(
+                OutputParser::for_template(&template, template.think_tags(), &input),
+                chunks,
+            )
         };
         let whole = parse(vec![text]);
         assert_eq!(parse(pieces(text, 1)), whole, "{file}: {text}");

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use puna_graph::{Capacity, Op, Plan, Rows};
-use puna_models::{LoadOptions, Model, Want};
+use puna_models::{LoadOptions, Model, StepKind};
 use serde_json::{Value, json};
 
 use crate::local::ModelFile;
@@ -14,7 +14,7 @@ use crate::{format, out};
 pub fn run(model: &str, tokens: usize, dot: Option<&Path>, as_json: bool) -> Result<()> {
     let file = ModelFile::open(model)?;
     let model = Model::load(&file.view, LoadOptions::default())?;
-    let want = if model.shape().has_logits { Want::Logits } else { Want::Hidden };
+    let want = if model.shape().has_logits { StepKind::Logits } else { StepKind::Hidden };
     let graph = model.graph(want).context("the model has no graph")?;
     let plan = Plan::new(graph, Capacity { tokens: tokens.max(1), outputs: 1 });
     let nodes: Vec<Value> =

@@ -1,7 +1,7 @@
 //! `puna debug parse`: what an output parser makes of a model's text.
 
 use anyhow::{Context, Result};
-use puna_prompt::{OutputParser, ParserInput, Part, Think, ThinkTags};
+use puna_prompt::{OutputParser, OutputPart, ParserInput, Think, ThinkTags};
 use serde_json::{Value, json};
 
 use crate::cli::ParseArgs;
@@ -39,17 +39,17 @@ fn parser(args: &ParseArgs, tools: &[Value]) -> Result<OutputParser> {
     })
 }
 
-fn show(parts: Vec<Part>, as_json: bool) -> Result<()> {
+fn show(parts: Vec<OutputPart>, as_json: bool) -> Result<()> {
     let (mut content, mut thinking, mut calls, mut malformed) =
         (String::new(), String::new(), Vec::new(), Vec::new());
     for part in parts {
         match part {
-            Part::Thinking(text) => thinking.push_str(&text),
-            Part::Content(text) => content.push_str(&text),
-            Part::Call(call) => calls.push(json!({"function": call})),
+            OutputPart::Thinking(text) => thinking.push_str(&text),
+            OutputPart::Content(text) => content.push_str(&text),
+            OutputPart::Call(call) => calls.push(json!({"function": call})),
             // Calls are told of when they are complete.
-            Part::CallBegins(_) | Part::Arguments(_) => {}
-            Part::Malformed { text, error } => {
+            OutputPart::CallStart(_) | OutputPart::CallArguments(_) => {}
+            OutputPart::Malformed { text, error } => {
                 malformed.push(json!({"text": text, "error": error.to_string()}))
             }
         }

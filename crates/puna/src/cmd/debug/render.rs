@@ -2,9 +2,9 @@
 
 use anyhow::{Context, Result, anyhow, bail};
 use puna_prompt::{
-    Adaptation, Adaptations, Chat, Kind, Message, MessageRules, Renderer, Template, Think,
-    conversation, fit, generation, mark_written, marked_parts, prefer_jinja, render_insert,
-    unmarked,
+    Adaptation, Adaptations, Chat, Message, MessageRules, Renderer, Template, TemplateFormat,
+    Think, conversation, fit, generate_conversation, mark_untrusted, prefer_jinja, render_insert,
+    split_at_marks, without_marks,
 };
 use puna_tokenizer::Tokenizer;
 use serde_json::{Value, json};
@@ -51,7 +51,7 @@ pub fn run(args: &RenderArgs) -> Result<()> {
 /// The given renderer or template, else that of the stored model, else that of the file.
 fn template(args: &RenderArgs, file: Option<&ModelFile>) -> Result<Template> {
     if let Some(name) = &args.renderer {
-        return Template::parse(Kind::BuiltIn, name).map_err(|e| {
+        return Template::parse(TemplateFormat::BuiltIn, name).map_err(|e| {
             anyhow!("{e}: known are {}", Renderer::names().collect::<Vec<_>>().join(", "))
         });
     }
@@ -60,10 +60,10 @@ fn template(args: &RenderArgs, file: Option<&ModelFile>) -> Result<Template> {
             .with_context(|| format!("cannot read {}", path.display()))?;
         let name = path.extension().unwrap_or_default().to_string_lossy();
         let kind = match args.kind {
-            Some(TemplateKind::Jinja) => Kind::Jinja,
-            Some(TemplateKind::Go) => Kind::Go,
-            None if matches!(&*name, "jinja" | "jinja2" | "j2") => Kind::Jinja,
-            None if matches!(&*name, "gotmpl" | "tmpl" | "go") => Kind::Go,
+            Some(TemplateKind::Jinja) => TemplateFormat::Jinja,
+            Some(TemplateKind::Go) => TemplateFormat::Go,
+            None if matches!(&*name, "jinja" | "jinja2" | "j2") => TemplateFormat::Jinja,
+            None if matches!(&*name, "gotmpl" | "tmpl" | "go") => TemplateFormat::Go,
             None => {
                 return Err(usage::wrong(format!(
                     "{}: say --kind jinja or --kind go",
@@ -81,15 +81,15 @@ fn template(args: &RenderArgs, file: Option<&ModelFile>) -> Result<Template> {
     if let Some(model) = renderer {
         let size = model.details().parameter_size;
         let name = Renderer::resolve(&model.config.renderer, &model.name.to_string(), &size);
-        return Ok(Template::parse(Kind::BuiltIn, name)?);
+        return Ok(Template::parse(TemplateFormat::BuiltIn, name)?);
     }
     let go = file.stored.as_ref().and_then(|model| model.template.as_deref());
     let facts = puna_store::Facts::of(&file.gguf);
     let (kind, source) = match (go, facts.chat_template.as_deref(), args.kind) {
         (Some(go), Some(jinja), None) => return preferred(go, jinja),
-        (Some(go), _, None | Some(TemplateKind::Go)) => (Kind::Go, go),
-        (_, Some(jinja), None | Some(TemplateKind::Jinja)) => (Kind::Jinja, jinja),
-        (_, _, None) => (Kind::Go, "{{ .Prompt }}"),
+        (Some(go), _, None | Some(TemplateKind::Go)) => (TemplateFormat::Go, go),
+        (_, Some(jinja), None | Some(TemplateKind::Jinja)) => (TemplateFormat::Jinja, jinja),
+        (_, _, None) => (TemplateFormat::Go, "{{ .Prompt }}"),
         (_, _, Some(_)) => bail!("{} has no template of this kind", file.shown),
     };
     Ok(Template::parse(kind, source)?)
@@ -97,7 +97,8 @@ fn template(args: &RenderArgs, file: Option<&ModelFile>) -> Result<Template> {
 
 /// Which of two templates a server would use.
 fn preferred(go: &str, jinja: &str) -> Result<Template> {
-    let parsed = (Template::parse(Kind::Go, go), Template::parse(Kind::Jinja, jinja));
+    let parsed =
+        (Template::parse(TemplateFormat::Go, go), Template::parse(TemplateFormat::Jinja, jinja));
     match (puna_server::Config::from_env()?.go_template, parsed) {
         (Some(true), (go, _)) => Ok(go?),
         (Some(false), (_, jinja)) => Ok(jinja?),
@@ -127,14 +128,14 @@ impl<'a> Rendered<'a> {
 
     /// The same as people read it.
     fn shown(self) -> Self {
-        let prompt = if self.may_be_marked { unmarked(&self.prompt) } else { self.prompt };
+        let prompt = if self.may_be_marked { without_marks(&self.prompt) } else { self.prompt };
         Self { prompt, ..self }
     }
 }
 
 /// A prompt in parts, and whether control tokens are read in each.
 fn parts(prompt: &str, may_be_marked: bool) -> Vec<(&str, bool)> {
-    if may_be_marked { marked_parts(prompt) } else { vec![(prompt, true)] }
+    if may_be_marked { split_at_marks(prompt) } else { vec![(prompt, true)] }
 }
 
 fn render<'a>(
@@ -160,10 +161,15 @@ fn render<'a>(
     let all = if may_be_marked {
         let mut all = conversation(system, &own, &field::<Vec<Message>>(request, "messages")?);
         let controls_in = |text: &str| tokenizer.map_or_else(Vec::new, |t| t.controls_in(text));
-        mark_written(&mut all, &mut tools, controls_in);
+        mark_untrusted(&mut all, &mut tools, controls_in);
         all
     } else {
-        generation(text("system").or(system), &own, text("prompt").unwrap_or_default(), &[])
+        generate_conversation(
+            text("system").or(system),
+            &own,
+            text("prompt").unwrap_or_default(),
+            &[],
+        )
     };
     let piece = |id: Option<u32>| {
         let bytes = id.zip(tokenizer).map(|(id, tokenizer)| tokenizer.piece(id).to_vec());
@@ -171,7 +177,7 @@ fn render<'a>(
     };
     let (bos, eos) =
         (piece(tokenizer.and_then(Tokenizer::bos)), piece(tokenizer.and_then(Tokenizer::eos)));
-    let rules = may_be_marked.then(|| MessageRules::of(template));
+    let rules = may_be_marked.then(|| MessageRules::probe(template));
     let chat = Chat { tools: &tools, think, bos: &bos, eos: &eos, rules, ..Chat::new(&all) };
     // Without a vocabulary nothing is too long.
     let limit = request

@@ -1,4 +1,4 @@
-//! Schemas that only infinite values fit.
+//! Schemas without finite values.
 
 use super::*;
 
@@ -38,14 +38,14 @@ fn schemas_without_a_finite_value_are_refused_with_their_place() {
 }
 
 #[test]
-fn recursive_schemas_with_a_finite_value_are_taken() {
+fn recursive_schemas_with_a_finite_value_are_accepted() {
     let nullable = json!({"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["next"]});
     let optional = json!({"type": "object", "properties": {"next": {"$ref": "#"}}});
     let list = json!({"type": "array", "items": {"$ref": "#"}});
     check(&schema(nullable), &["{\"next\":{\"next\":null}}"], &["{\"next\":{}}"]);
     check(&schema(optional), &["{\"next\":{}}"], &["{\"next\":1}"]);
     check(&schema(list), &["[[],[[]]]"], &["[1]"]);
-    // A part that no answer needs may have no finite value.
+    // An optional part may have no finite value.
     let unused = json!({
         "$defs": {"endless": {"type": "array", "items": {"$ref": "#/$defs/endless"}, "minItems": 1}},
         "type": "object",

@@ -1,10 +1,10 @@
-//! GBNF against its definition.
+//! Compares translated GBNF grammars with a direct implementation of GBNF.
 
 use super::*;
 use crate::grammar::gbnf::{self, Expr};
 
 #[test]
-fn gbnf_mistakes_are_named_with_their_place() {
+fn gbnf_errors_name_their_position() {
     let cases = [
         ("", "there is no rule named root"),
         ("root = \"a\"", "expecting ::= at line 1, column 6"),
@@ -33,7 +33,8 @@ fn gbnf_mistakes_are_named_with_their_place() {
     }
 }
 
-/// Where a GBNF expression can end that begins at a place of a text: the definition, without any thought for speed.
+/// All positions where a GBNF expression that starts at `at` can end. Direct implementation,
+/// without regard to speed.
 fn ends(rules: &[Expr], expr: &Expr, text: &[char], at: usize, depth: usize) -> BTreeSet<usize> {
     if depth > 200 {
         return BTreeSet::new();
@@ -80,7 +81,7 @@ fn ends(rules: &[Expr], expr: &Expr, text: &[char], at: usize, depth: usize) -> 
 }
 
 #[test]
-fn translated_grammars_take_what_gbnf_takes() {
+fn translated_grammars_accept_what_gbnf_accepts() {
     let cases: [(&str, &[&str]); 9] = [
         ("root ::= \"yes\" | \"no\"", &["yes", "no", "ye", "yesno", ""]),
         ("root ::= ", &["", "a"]),
@@ -134,7 +135,7 @@ fn translated_grammars_take_what_gbnf_takes() {
             let chars: Vec<char> = text.chars().collect();
             let root = &parsed.rules[parsed.root];
             let wanted = ends(&parsed.rules, root, &chars, 0, 0).contains(&chars.len());
-            assert_eq!(takes(&grammar, text), wanted, "{source}\n{text:?}");
+            assert_eq!(accepts(&grammar, text), wanted, "{source}\n{text:?}");
             *verdicts.entry(wanted).or_insert(0) += 1;
         }
         assert_eq!(verdicts.len(), 2, "{source}: a case that cannot fail");

@@ -1,4 +1,4 @@
-//! What schemas mean.
+//! Meaning of JSON Schemas.
 
 use super::*;
 
@@ -86,7 +86,7 @@ fn formats_patterns_bounds_and_unions_are_enforced() {
 }
 
 #[test]
-fn parts_of_one_object_do_not_shut_each_other_out() {
+fn subschemas_of_one_object_do_not_exclude_each_other() {
     let part = |name: &str| json!({"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]});
     let cases: [(Value, &[&str], &[&str]); 3] = [
         (
@@ -99,7 +99,7 @@ fn parts_of_one_object_do_not_shut_each_other_out() {
             &["{\"kind\":\"x\",\"x\":1}", "{\"kind\":\"x\",\"y\":1}"],
             &["{\"kind\":\"x\"}"],
         ),
-        // Alone, a definition and the branches of a choice are closed.
+        // On their own, a definition and the branches of a choice are closed.
         (
             json!({"$defs": {"A": part("a")}, "anyOf": [{"$ref": "#/$defs/A"}, part("b")]}),
             &["{\"a\":1}", "{\"b\":1}"],
@@ -112,7 +112,7 @@ fn parts_of_one_object_do_not_shut_each_other_out() {
 }
 
 #[test]
-fn what_cannot_be_enforced_is_refused_by_name() {
+fn unsupported_schemas_are_refused_by_name() {
     let refused = [
         (json!({"not": {}}), "no value fits"),
         (json!({"type": "integer", "minimum": 1e19}), "minimum"),
@@ -144,7 +144,7 @@ fn what_cannot_be_enforced_is_refused_by_name() {
 }
 
 #[test]
-fn formats_that_nobody_knows_are_remarks() {
+fn unknown_formats_are_annotations() {
     let others = [
         "password",
         "binary",
@@ -178,7 +178,7 @@ fn formats_that_nobody_knows_are_remarks() {
 }
 
 #[test]
-fn bounds_of_the_types_of_other_languages_are_kept() {
+fn integer_and_float_type_bounds_are_enforced() {
     let cases: [(Value, &[&str], &[&str]); 9] = [
         (
             json!({"type": "integer", "minimum": i64::MIN, "maximum": i64::MAX}),
@@ -235,7 +235,7 @@ fn one_of_is_read_as_any_of_where_its_branches_overlap() {
 }
 
 #[test]
-fn dialects_that_nobody_knows_are_read_as_the_newest() {
+fn unknown_dialects_are_read_as_the_newest() {
     for dialect in [
         "http://json-schema.org/schema#",
         "https://json-schema.org/draft-07/schema#",

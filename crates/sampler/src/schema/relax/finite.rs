@@ -1,7 +1,8 @@
-//! Schemas that no finite value fits: each value would have to hold another one of the same schema.
+//! Finds schemas without finite values: each value would contain another one of the same schema.
 //!
-//! The check reads a relaxed schema as a graph of conditions. A schema has a finite value when all conditions of an
-//! "and" node hold, or one condition of an "or" node. Conditions that never become true depend on each other in a cycle.
+//! The check reads a relaxed schema as a graph of conditions. A schema has a finite value when all
+//! conditions of an "and" node hold, or one condition of an "or" node. Conditions that never become
+//! true depend on each other in a cycle.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,11 +13,11 @@ use super::{Object, allows, child};
 /// Types of values that hold no other values.
 const PLAIN_TYPES: [&str; 5] = ["null", "boolean", "number", "integer", "string"];
 
-/// Refuses a relaxed schema that no finite value fits. `pointers` are the pointers that the request's schema has for
-/// the definitions, by the references to them. `unfit` is the reason where no part leads back to itself.
+/// Rejects a relaxed schema without finite values. `pointers` maps references to definitions to the
+/// JSON pointers in the request's schema. `unfit` is the reason if there is no cycle.
 ///
 /// # Errors
-/// A sentence that names the schema and the part that leads back to it.
+/// A sentence that names the schema, and the subschema that leads back to it.
 pub(super) fn check_finite(
     root: &Value,
     pointers: &HashMap<&str, &str>,
@@ -27,20 +28,20 @@ pub(super) fn check_finite(
     while let Some((number, schema)) = graph.unread.pop() {
         graph.read(number, schema, pointers);
     }
-    let finite = graph.finite();
+    let finite = graph.finite_nodes();
     match finite[start] {
         true => Ok(()),
         false => graph.cycle(start, &finite).or(unfit).map_or(Ok(()), Err),
     }
 }
 
-/// A condition of other conditions.
+/// A condition that depends on other conditions.
 #[derive(Default)]
 struct Node {
-    /// One of the conditions is enough; otherwise all of them are needed.
+    /// One of the conditions suffices. Otherwise all are needed.
     is_choice: bool,
     needs: Vec<usize>,
-    /// The JSON pointer of a schema; `None` for a condition within a schema.
+    /// JSON pointer of a schema. `None` for a condition within a schema.
     pointer: Option<String>,
     /// The schema describes a property or an item.
     is_part: bool,
@@ -49,7 +50,7 @@ struct Node {
 struct Graph<'a> {
     root: &'a Value,
     nodes: Vec<Node>,
-    /// The nodes of schemas by their addresses.
+    /// Nodes of schemas by their addresses.
     schemas: HashMap<*const Value, usize>,
     unread: Vec<(usize, &'a Value)>,
 }
@@ -60,7 +61,7 @@ impl<'a> Graph<'a> {
         self.nodes.len() - 1
     }
 
-    /// The node of a schema, which is read later.
+    /// Returns the node of a schema. The schema is read later.
     fn schema(&mut self, schema: &'a Value, pointer: String) -> usize {
         let address = std::ptr::from_ref(schema);
         if let Some(&known) = self.schemas.get(&address) {
@@ -73,7 +74,7 @@ impl<'a> Graph<'a> {
         number
     }
 
-    /// The node of a schema of a property or an item.
+    /// Returns the node of a property's or item's schema.
     fn part(&mut self, schema: &'a Value, pointer: String) -> usize {
         let number = self.schema(schema, pointer);
         self.nodes[number].is_part = true;
@@ -115,7 +116,7 @@ impl<'a> Graph<'a> {
         self.nodes[number].needs = needs;
     }
 
-    /// The items that a list must have.
+    /// Condition for the items that an array must have.
     fn items(&mut self, map: &'a Object, pointer: &str) -> usize {
         let least = map.get("minItems").and_then(Value::as_u64).unwrap_or(0);
         let (keyword, first) = match (map.get("prefixItems"), map.get("items")) {
@@ -136,7 +137,7 @@ impl<'a> Graph<'a> {
         self.add(false, needs)
     }
 
-    /// The properties that an object must have.
+    /// Condition for the properties that an object must have.
     fn properties(&mut self, map: &'a Object, pointer: &str) -> usize {
         let declared = map.get("properties").and_then(Value::as_object);
         let others =
@@ -170,8 +171,8 @@ impl<'a> Graph<'a> {
         self.add(false, needs)
     }
 
-    /// Which nodes hold, by their numbers.
-    fn finite(&self) -> Vec<bool> {
+    /// For each node: whether it holds.
+    fn finite_nodes(&self) -> Vec<bool> {
         let mut dependents: Vec<Vec<usize>> = vec![Vec::new(); self.nodes.len()];
         let mut missing = Vec::with_capacity(self.nodes.len());
         let mut holding = Vec::new();
@@ -197,7 +198,8 @@ impl<'a> Graph<'a> {
         finite
     }
 
-    /// Describes a cycle of conditions that do not hold; `None` where a condition fails without a cycle.
+    /// Describes a cycle of conditions that do not hold. `None` if a condition fails without a
+    /// cycle.
     fn cycle(&self, start: usize, finite: &[bool]) -> Option<String> {
         let (mut path, mut positions) = (vec![start], HashMap::from([(start, 0)]));
         let begin = loop {

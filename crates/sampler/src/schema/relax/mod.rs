@@ -1,18 +1,20 @@
-//! A JSON Schema as a grammar can enforce it, and the keywords of which that is not all.
+//! Relaxes a JSON Schema to what a grammar can enforce, and lists the keywords that are not fully
+//! enforced.
 //!
-//! The relaxed schema has only keywords that grammars know. What can be said with those in another way is written so
-//! (`propertyNames`, `nullable`, `{"not": {}}`). What cannot be enforced token by token is left out and listed: it is
-//! checked on the finished answer. References lead to `$defs` or `definitions` of the root.
+//! The relaxed schema has only keywords that grammars support. Other keywords are expressed by
+//! those where possible (`propertyNames`, `nullable`, `{"not": {}}`). Keywords that cannot be
+//! enforced token by token are removed and listed for a check of the finished answer. References
+//! point to `$defs` or `definitions` of the root.
 
-mod choices;
-mod counts;
+mod arrays;
+mod conditions;
 mod finite;
-mod lists;
-mod names;
 mod objects;
-mod texts;
+mod property_counts;
+mod property_names;
+mod strings;
 mod unevaluated;
-mod values;
+mod value_kinds;
 
 use std::collections::{HashMap, HashSet};
 
@@ -22,25 +24,27 @@ use serde_json::{Map, Value, json};
 use super::UnenforcedKeyword;
 use super::references::{References, child};
 use super::validate::Validator;
-use crate::grammar::{CONSTRAINT_BYTES_MAX, Overlaps};
+use crate::grammar::{CONSTRAINT_BYTES_MAX, OverlapChecker};
 
 type Object = Map<String, Value>;
 
-/// Schemas that are written at most. No more fit into a constraint, but a part may be written more than once.
+/// Maximum number of schemas written. A constraint has room for no more, but some may be written
+/// repeatedly.
 const SCHEMAS_MAX: usize = 200_000;
-/// Schemas within each other that are written at most. Those of requests are less deep, but a part may stand within itself.
+/// Maximum nesting depth of written schemas. Requests are less deep, but a schema may contain
+/// itself.
 const DEPTH_MAX: usize = 128;
-/// Bytes of the stack on which schemas are read; only what is used of it is memory.
+/// Stack size of the thread that reads schemas. Only used pages take memory.
 const STACK_BYTES: usize = 64 << 20;
-/// Characters, items and properties that are counted at most. No answer has more.
-const COUNTED_MAX: u64 = 1 << 31;
-/// Keywords that are listed at most.
+/// Maximum count of characters, items and properties. No answer has more.
+const COUNT_MAX: u64 = 1 << 31;
+/// Maximum number of listed unenforced keywords.
 const UNENFORCED_MAX: usize = 256;
-/// References that are followed from one to the next at most.
+/// Maximum length of a chain of references.
 const REFERENCES_MAX: usize = 16;
 
-/// Keywords that are written as they are.
-const KEPT: [&str; 14] = [
+/// Keywords that are copied.
+const COPIED: [&str; 14] = [
     "const",
     "enum",
     "minLength",
@@ -67,12 +71,12 @@ const COUNTS: [&str; 8] = [
     "minContains",
     "maxContains",
 ];
-/// Keywords that hold one schema of a part of a value.
-const PART: [&str; 2] = ["additionalProperties", "additionalItems"];
-/// Keywords that hold several schemas of the same value.
-const SAME: [&str; 3] = ["allOf", "anyOf", "oneOf"];
-/// Keywords that are read elsewhere than in their turn.
-const NARROWING: [&str; 18] = [
+/// Keywords that hold one schema of a property or item.
+const PART_SCHEMAS: [&str; 2] = ["additionalProperties", "additionalItems"];
+/// Keywords that hold several schemas for the same value.
+const SAME_VALUE_SCHEMAS: [&str; 3] = ["allOf", "anyOf", "oneOf"];
+/// Keywords that have their own translation.
+const OTHER_ASSERTIONS: [&str; 18] = [
     "nullable",
     "pattern",
     "format",
@@ -95,9 +99,10 @@ const NARROWING: [&str; 18] = [
 
 /// A schema that a grammar can enforce.
 pub(crate) struct RelaxedSchema {
-    /// The schema; what fits the original fits it as well, but for what only widens an object that lists its properties.
+    /// The relaxed schema. Every value that fits the original fits it, except objects with
+    /// undeclared properties where the original lists properties.
     pub(crate) schema: Value,
-    /// The keywords of the original that it does not say all of.
+    /// Keywords of the original that it does not fully enforce.
     pub(crate) unenforced: Vec<UnenforcedKeyword>,
 }
 
@@ -124,14 +129,14 @@ fn relax_here(root: &Value) -> Result<RelaxedSchema, String> {
     let mut relaxer = Relaxer {
         references: &references,
         validator: Validator::new(&references),
-        overlaps: Overlaps::new(root),
+        overlaps: OverlapChecker::new(root),
         shared: HashSet::new(),
         unenforced: IndexSet::new(),
-        quiet: 0,
+        suppress_notes: 0,
         definitions: HashMap::new(),
         own_names: own_names.into_iter().flatten().map(|(name, _)| name.as_str()).collect(),
         names: 0,
-        waiting: Vec::new(),
+        pending_definitions: Vec::new(),
         schemas: 0,
         depth: 0,
         branches: 0,
@@ -146,7 +151,7 @@ fn relax_here(root: &Value) -> Result<RelaxedSchema, String> {
             return Err(unfit.unwrap_or_else(denied));
         }
     };
-    while let Some((pointer, target, keyword, name)) = relaxer.waiting.pop() {
+    while let Some((pointer, target, keyword, name)) = relaxer.pending_definitions.pop() {
         let relaxed = relaxer.schema(target, &pointer, false)?;
         let definitions = schema.entry(keyword).or_insert_with(|| json!({}));
         if let Value::Object(definitions) = definitions {
@@ -163,40 +168,42 @@ fn relax_here(root: &Value) -> Result<RelaxedSchema, String> {
 struct Relaxer<'a> {
     references: &'a References<'a>,
     validator: Validator<'a>,
-    overlaps: Overlaps<'a>,
-    /// Pointers of schemas that are referred to as a part of what is said about a value.
+    overlaps: OverlapChecker<'a>,
+    /// Pointers of definitions that are referenced from one of several schemas for the same value.
     shared: HashSet<String>,
     unenforced: IndexSet<UnenforcedKeyword>,
-    /// More than 0: nothing is listed.
-    quiet: usize,
-    /// References by the pointers of what they lead to.
+    /// If above 0, keywords are not listed.
+    suppress_notes: usize,
+    /// Written references by the pointers of their targets.
     definitions: HashMap<String, String>,
     /// Names in the schema's own `$defs`.
     own_names: HashSet<&'a str>,
-    /// Names that were made for definitions.
+    /// Number of generated definition names.
     names: usize,
     /// Definitions to write: pointer, schema, keyword and name.
-    waiting: Vec<(String, &'a Value, &'static str, String)>,
+    pending_definitions: Vec<(String, &'a Value, &'static str, String)>,
     schemas: usize,
-    /// How many schemas the one that is written stands within.
+    /// Nesting depth of the current schema.
     depth: usize,
-    /// Branches that were written for counts of properties.
+    /// Number of branches written for property counts.
     branches: usize,
-    /// A sentence about the first pattern that no text fits: the reason where no value fits the whole schema.
+    /// Sentence about the first pattern that no text matches. It is the reason if no value fits the
+    /// whole schema.
     unfit_pattern: Option<String>,
 }
 
 impl<'a> Relaxer<'a> {
-    /// Lists a keyword of which the relaxed schema does not say all.
+    /// Lists a keyword that the relaxed schema does not fully enforce.
     fn note(&mut self, keyword: &str, pointer: &str) {
         let noted = UnenforcedKeyword { keyword: keyword.to_owned(), place: format!("#{pointer}") };
-        if self.quiet == 0 && self.unenforced.len() < UNENFORCED_MAX {
+        if self.suppress_notes == 0 && self.unenforced.len() < UNENFORCED_MAX {
             self.unenforced.insert(noted);
         }
     }
 
-    /// Relaxes one schema. `part`: it is a part of what is said about a value, so that its objects stay open.
-    fn schema(&mut self, schema: &'a Value, pointer: &str, part: bool) -> Result<Value, String> {
+    /// Relaxes one schema. `is_part`: it is one of several schemas for the same value, so its
+    /// objects stay open.
+    fn schema(&mut self, schema: &'a Value, pointer: &str, is_part: bool) -> Result<Value, String> {
         self.schemas += 1;
         if self.schemas > SCHEMAS_MAX {
             return Err("its parts refer to each other too often".into());
@@ -208,7 +215,7 @@ impl<'a> Relaxer<'a> {
             ));
         }
         self.depth += 1;
-        let relaxed = self.object_schema(schema, map, pointer, part);
+        let relaxed = self.object_schema(schema, map, pointer, is_part);
         self.depth -= 1;
         relaxed
     }
@@ -218,13 +225,13 @@ impl<'a> Relaxer<'a> {
         schema: &'a Value,
         map: &'a Object,
         pointer: &str,
-        part: bool,
+        is_part: bool,
     ) -> Result<Value, String> {
-        values::check_kinds(map, pointer)?;
-        let part = part || self.is_composed(map) || self.shared.contains(pointer);
+        value_kinds::check_kinds(map, pointer)?;
+        let is_part = is_part || self.is_composed(map) || self.shared.contains(pointer);
         let relaxed = match self.only_part(map) {
-            Some(only) => self.schema(only, &child(&child(pointer, "allOf"), "0"), part)?,
-            None => self.keywords(schema, map, pointer, part)?,
+            Some(only) => self.schema(only, &child(&child(pointer, "allOf"), "0"), is_part)?,
+            None => self.keywords(schema, map, pointer, is_part)?,
         };
         let is_nullable = map.get("nullable") == Some(&Value::Bool(true));
         Ok(if is_nullable { nullable(relaxed) } else { relaxed })
@@ -235,49 +242,49 @@ impl<'a> Relaxer<'a> {
         schema: &'a Value,
         map: &'a Object,
         pointer: &str,
-        part: bool,
+        is_part: bool,
     ) -> Result<Value, String> {
         let (listed, branches) = (self.unenforced.len(), self.branches);
         let mut out = Object::new();
-        if let Some(reference) = References::of(map) {
+        if let Some(reference) = References::reference_in(map) {
             match self.reference(reference) {
                 Some(reference) => drop(out.insert("$ref".into(), reference.into())),
                 None => return Ok(Value::Bool(false)),
             }
         }
         for (keyword, value) in map {
-            if let Some(value) = self.keyword(map, keyword, value, pointer, part)? {
+            if let Some(value) = self.keyword(map, keyword, value, pointer, is_part)? {
                 out.insert(keyword.clone(), value);
             }
         }
-        let has_texts = self.texts(map, pointer, &mut out);
-        self.lists(map, pointer, &mut out)?;
-        self.objects(map, pointer, part, &mut out)?;
-        self.count_properties(pointer, part, self.branches > branches, &mut out)?;
-        let is_left = self.denials(map, pointer, &mut out)?;
-        if !is_left || !has_texts && !texts::remove_strings(map, &mut out) {
+        let allows_strings = self.relax_strings(map, pointer, &mut out);
+        self.relax_arrays(map, pointer, &mut out)?;
+        self.relax_objects(map, pointer, is_part, &mut out)?;
+        self.count_properties(pointer, is_part, self.branches > branches, &mut out)?;
+        let allows_values = self.relax_not(map, pointer, &mut out)?;
+        if !allows_values || !allows_strings && !strings::remove_strings(map, &mut out) {
             return Ok(Value::Bool(false));
         }
-        self.condition(map, pointer);
+        self.note_condition(map, pointer);
         self.filter_values(schema, pointer, listed, &mut out);
         Ok(Value::Object(out))
     }
 
-    /// What a keyword is written as; `None` for one that is left out, or written elsewhere.
+    /// Translates a keyword. `None` if it is removed or translated elsewhere.
     fn keyword(
         &mut self,
         map: &'a Object,
         keyword: &str,
         value: &'a Value,
         pointer: &str,
-        part: bool,
+        is_part: bool,
     ) -> Result<Option<Value>, String> {
         let inner = child(pointer, keyword);
         Ok(Some(match (keyword, value) {
-            ("type", _) if self.is_said_by_reference(map, value) => return Ok(None),
+            ("type", _) if self.is_implied_by_reference(map, value) => return Ok(None),
             ("type", _) => value.clone(),
             ("items", Value::Array(list)) | ("prefixItems", Value::Array(list)) => {
-                self.listed(list, &inner, false)?
+                self.schema_list(list, &inner, false)?
             }
             ("items", _) => self.schema(value, &inner, false)?,
             ("properties", Value::Object(named)) => {
@@ -295,14 +302,14 @@ impl<'a> Relaxer<'a> {
                 if !self.overlaps.exclude_each_other(list) {
                     self.note("oneOf", pointer);
                 }
-                self.listed(list, &inner, part)?
+                self.schema_list(list, &inner, is_part)?
             }
-            (_, Value::Array(list)) if SAME.contains(&keyword) => {
-                self.listed(list, &inner, part)?
+            (_, Value::Array(list)) if SAME_VALUE_SCHEMAS.contains(&keyword) => {
+                self.schema_list(list, &inner, is_part)?
             }
-            _ if KEPT.contains(&keyword) && COUNTS.contains(&keyword) => {
+            _ if COPIED.contains(&keyword) && COUNTS.contains(&keyword) => {
                 match count(map, keyword) {
-                    Some(count) if count <= COUNTED_MAX => count.into(),
+                    Some(count) if count <= COUNT_MAX => count.into(),
                     _ if keyword.starts_with("max") => return Ok(None),
                     _ => {
                         return Err(format!(
@@ -311,26 +318,33 @@ impl<'a> Relaxer<'a> {
                     }
                 }
             }
-            _ if SAME.contains(&keyword) || KEPT.contains(&keyword) => value.clone(),
-            _ if PART.contains(&keyword) => self.schema(value, &inner, false)?,
+            _ if SAME_VALUE_SCHEMAS.contains(&keyword) || COPIED.contains(&keyword) => {
+                value.clone()
+            }
+            _ if PART_SCHEMAS.contains(&keyword) => self.schema(value, &inner, false)?,
             _ => return Ok(None),
         }))
     }
 
-    fn listed(&mut self, list: &'a [Value], pointer: &str, part: bool) -> Result<Value, String> {
+    fn schema_list(
+        &mut self,
+        list: &'a [Value],
+        pointer: &str,
+        is_part: bool,
+    ) -> Result<Value, String> {
         let schemas = list.iter().enumerate();
-        let schemas =
-            schemas.map(|(i, schema)| self.schema(schema, &child(pointer, &i.to_string()), part));
+        let schemas = schemas
+            .map(|(i, schema)| self.schema(schema, &child(pointer, &i.to_string()), is_part));
         Ok(Value::Array(schemas.collect::<Result<_, _>>()?))
     }
 
-    /// The reference to write for one; `None` where no value fits what it leads to.
+    /// Translates a reference. `None` if no value fits its target.
     fn reference(&mut self, reference: &str) -> Option<String> {
-        // Whoever compiles the schema says that it leads nowhere.
+        // The compiler of the schema reports the missing target.
         let Some((pointer, target)) = self.references.resolve(reference) else {
             return Some(reference.to_owned());
         };
-        if fits_nothing(target) || self.has_no_text(target, &pointer) {
+        if fits_nothing(target) || self.matches_no_string(target, &pointer) {
             return None;
         }
         if pointer.is_empty() {
@@ -352,11 +366,11 @@ impl<'a> Relaxer<'a> {
         };
         let written = format!("#/{keyword}/{name}");
         self.definitions.insert(pointer.clone(), written.clone());
-        self.waiting.push((pointer, target, keyword, name));
+        self.pending_definitions.push((pointer, target, keyword, name));
         Some(written)
     }
 
-    /// A name for a definition that the schema does not have itself.
+    /// A definition name that the schema does not use.
     fn free_name(&mut self) -> String {
         loop {
             let name = format!("puna-{}", self.names);
@@ -367,11 +381,11 @@ impl<'a> Relaxer<'a> {
         }
     }
 
-    /// The schema that another one refers to and says nothing more than, if it does.
+    /// Follows references from schemas that contain nothing else.
     fn referred(&self, schema: &'a Value) -> &'a Value {
         let mut schema = schema;
         for _ in 0..REFERENCES_MAX {
-            let Some(reference) = schema.as_object().and_then(References::of) else {
+            let Some(reference) = schema.as_object().and_then(References::reference_in) else {
                 return schema;
             };
             let Some((_, target)) = self.references.resolve(reference) else { return schema };
@@ -380,7 +394,7 @@ impl<'a> Relaxer<'a> {
         schema
     }
 
-    /// The only schema of `allOf`, where nothing but that is said about a value.
+    /// The only schema of `allOf`, if the schema has no other assertion.
     fn only_part(&self, map: &'a Object) -> Option<&'a Value> {
         let [only] = map.get("allOf")?.as_array()?.as_slice() else { return None };
         let says_nothing = |(keyword, value): (&String, &Value)| match keyword.as_str() {
@@ -391,22 +405,23 @@ impl<'a> Relaxer<'a> {
         map.iter().all(says_nothing).then_some(only)
     }
 
-    /// Whether the type beside a reference is that of what it leads to. Recursive references may not have anything beside
-    /// them.
-    fn is_said_by_reference(&self, map: &'a Object, types: &Value) -> bool {
-        let target = References::of(map).and_then(|reference| self.references.resolve(reference));
+    /// Whether the type beside a reference equals the target's type. Recursive references allow no
+    /// keywords beside them.
+    fn is_implied_by_reference(&self, map: &'a Object, types: &Value) -> bool {
+        let target =
+            References::reference_in(map).and_then(|reference| self.references.resolve(reference));
         target.is_some_and(|(_, target)| target.get("type") == Some(types))
     }
 
-    /// Whether a schema says more than one thing about the properties of a value.
+    /// Whether several keywords of a schema describe the properties of one value.
     fn is_composed(&self, map: &'a Object) -> bool {
         let parts =
             ["properties", "anyOf", "oneOf"].into_iter().filter(|k| map.contains_key(*k)).count();
-        let parts = parts + usize::from(References::of(map).is_some());
+        let parts = parts + usize::from(References::reference_in(map).is_some());
         map.contains_key("allOf") && self.only_part(map).is_none() || parts > 1
     }
 
-    fn find_shared(&mut self, schema: &'a Value, part: bool) {
+    fn find_shared(&mut self, schema: &'a Value, is_part: bool) {
         let Value::Object(map) = schema else {
             return schema
                 .as_array()
@@ -414,16 +429,16 @@ impl<'a> Relaxer<'a> {
                 .flatten()
                 .for_each(|one| self.find_shared(one, false));
         };
-        let part = part || self.is_composed(map);
-        if let (true, Some(reference)) = (part, References::of(map)) {
+        let is_part = is_part || self.is_composed(map);
+        if let (true, Some(reference)) = (is_part, References::reference_in(map)) {
             self.shared.extend(self.references.resolve(reference).map(|(pointer, _)| pointer));
         }
         for (keyword, value) in map {
             match value {
-                Value::Array(list) if SAME.contains(&keyword.as_str()) => {
-                    list.iter().for_each(|schema| self.find_shared(schema, part));
+                Value::Array(list) if SAME_VALUE_SCHEMAS.contains(&keyword.as_str()) => {
+                    list.iter().for_each(|schema| self.find_shared(schema, is_part));
                 }
-                // Properties may be called like keywords.
+                // Properties may have the names of keywords.
                 Value::Object(named)
                     if ["properties", "$defs", "definitions"].contains(&keyword.as_str()) =>
                 {
@@ -436,22 +451,24 @@ impl<'a> Relaxer<'a> {
     }
 }
 
-/// A count, which may be written as a fraction of which nothing is left, such as 2.0.
+/// Reads a count, which may be written as a whole fraction such as 2.0.
 fn count(map: &Object, keyword: &str) -> Option<u64> {
     let value = map.get(keyword)?;
     let is_whole =
-        |number: &f64| number.fract() == 0.0 && (0.0..=COUNTED_MAX as f64 + 1.0).contains(number);
+        |number: &f64| number.fract() == 0.0 && (0.0..=COUNT_MAX as f64 + 1.0).contains(number);
     value.as_u64().or_else(|| value.as_f64().filter(is_whole).map(|number| number as u64))
 }
 
-/// Whether a keyword says something about values.
+/// Whether a keyword restricts values.
 fn is_known(keyword: &str) -> bool {
     let others = ["type", "items", "prefixItems", "properties", "patternProperties", "$dynamicRef"];
-    [&KEPT[..], &PART, &SAME, &NARROWING, &others].iter().any(|known| known.contains(&keyword))
+    [&COPIED[..], &PART_SCHEMAS, &SAME_VALUE_SCHEMAS, &OTHER_ASSERTIONS, &others]
+        .iter()
+        .any(|known| known.contains(&keyword))
         || keyword == "$recursiveRef"
 }
 
-/// Whether a schema says nothing about values.
+/// Whether a schema restricts nothing.
 fn fits_everything(schema: &Value) -> bool {
     match schema {
         Value::Bool(fits) => *fits,
@@ -460,7 +477,7 @@ fn fits_everything(schema: &Value) -> bool {
     }
 }
 
-/// Whether it is plain that no value fits a schema.
+/// Whether a schema obviously accepts no value.
 fn fits_nothing(schema: &Value) -> bool {
     *schema == Value::Bool(false) || schema.get("not").is_some_and(fits_everything)
 }
@@ -474,7 +491,7 @@ fn allows(map: &Object, kind: &str) -> bool {
     }
 }
 
-/// A schema that `null` fits as well.
+/// A schema that also accepts `null`.
 fn nullable(schema: Value) -> Value {
     let Value::Object(mut map) = schema else {
         return json!({"anyOf": [schema, {"type": "null"}]});
@@ -494,7 +511,7 @@ fn nullable(schema: Value) -> Value {
             Value::Object(map)
         }
         _ => {
-            // Definitions stay where references find them.
+            // Definitions stay at the location that references point to.
             json!({"anyOf": [map, {"type": "null"}]})
         }
     }

@@ -1,4 +1,4 @@
-//! Keywords of objects, but for names and counts of properties.
+//! Keywords of objects, except property names and counts.
 
 use std::collections::HashSet;
 
@@ -7,15 +7,15 @@ use serde_json::Value;
 use super::{Object, Relaxer, allows, child};
 use crate::schema::patterns::{for_grammar, is_pattern};
 
-/// Properties that one object lists at most: where all may be left out, each of them may follow each other one.
+/// Maximum number of properties of one object. If all are optional, each may follow each other one.
 const PROPERTIES_MAX: usize = 2000;
 
 impl<'a> Relaxer<'a> {
-    pub(super) fn objects(
+    pub(super) fn relax_objects(
         &mut self,
         map: &'a Object,
         pointer: &str,
-        part: bool,
+        is_part: bool,
         out: &mut Object,
     ) -> Result<(), String> {
         if !allows(map, "object") {
@@ -29,13 +29,13 @@ impl<'a> Relaxer<'a> {
             ));
         }
         self.pattern_properties(map, pointer, out)?;
-        self.property_names(map, pointer, part, out);
+        self.property_names(map, pointer, is_part, out);
         for keyword in ["dependentRequired", "dependentSchemas", "dependencies"] {
             if map.get(keyword).and_then(Value::as_object).is_some_and(|all| !all.is_empty()) {
                 self.note(keyword, pointer);
             }
         }
-        if will_close(out, part) {
+        if will_close(out, is_part) {
             let conditional = self.conditional_properties(map, pointer)?;
             let required = out.get("required").and_then(Value::as_array).into_iter().flatten();
             let required: Vec<String> =
@@ -49,7 +49,7 @@ impl<'a> Relaxer<'a> {
                         None => drop(properties.insert(name, schema)),
                     }
                 }
-                // A name that is required and not declared stands for any value.
+                // A required but undeclared property accepts any value.
                 for name in required {
                     properties.entry(name).or_insert(Value::Bool(true));
                 }
@@ -58,7 +58,8 @@ impl<'a> Relaxer<'a> {
         self.unevaluated_properties(map, pointer, out)
     }
 
-    /// Writes `patternProperties`. Where grammars cannot run a pattern, its schema is that of all names that are not declared.
+    /// Translates `patternProperties`. If grammars do not support a pattern, its schema applies to
+    /// all undeclared names.
     fn pattern_properties(
         &mut self,
         map: &'a Object,
@@ -67,13 +68,16 @@ impl<'a> Relaxer<'a> {
     ) -> Result<(), String> {
         let Some(Value::Object(named)) = map.get("patternProperties") else { return Ok(()) };
         let inner = child(pointer, "patternProperties");
-        let (mut written, mut loose): (Object, Option<Value>) = (Object::new(), None);
+        let (mut written, mut unsupported): (Object, Option<Value>) = (Object::new(), None);
         for (pattern, schema) in named {
             let schema = self.schema(schema, &child(&inner, pattern), false)?;
             match for_grammar(pattern) {
                 None if is_pattern(pattern) => {
                     self.note("patternProperties", pointer);
-                    loose = Some(loose.map_or(schema.clone(), |loose| either(loose, schema)));
+                    unsupported = Some(
+                        unsupported
+                            .map_or(schema.clone(), |unsupported| either(unsupported, schema)),
+                    );
                 }
                 translated => {
                     let pattern = translated.unwrap_or_else(|| pattern.clone());
@@ -87,10 +91,10 @@ impl<'a> Relaxer<'a> {
         if !written.is_empty() {
             out.insert("patternProperties".into(), Value::Object(written));
         }
-        if let Some(loose) = loose {
+        if let Some(unsupported) = unsupported {
             let others = match out.shift_remove("additionalProperties") {
-                None | Some(Value::Bool(_)) => loose,
-                Some(others) => either(loose, others),
+                None | Some(Value::Bool(_)) => unsupported,
+                Some(others) => either(unsupported, others),
             };
             out.insert("additionalProperties".into(), others);
         }
@@ -98,17 +102,17 @@ impl<'a> Relaxer<'a> {
     }
 }
 
-/// Whether a relaxed object will be closed since it lists its properties and says nothing of others.
-pub(super) fn will_close(out: &Object, part: bool) -> bool {
+/// Whether a relaxed object will be closed, since it lists properties and does not mention others.
+pub(super) fn will_close(out: &Object, is_part: bool) -> bool {
     let says = |keyword: &str| out.contains_key(keyword);
-    !part && says("properties") && !says("additionalProperties") && !says("patternProperties")
+    !is_part && says("properties") && !says("additionalProperties") && !says("patternProperties")
 }
 
 fn either(one: Value, other: Value) -> Value {
     if one == other { one } else { join("anyOf", one, other) }
 }
 
-/// Both schemas in one list; `one` may be such a list already.
+/// Joins two schemas in a list. `one` may already be a list.
 fn join(keyword: &str, mut one: Value, other: Value) -> Value {
     if let Value::Object(map) = &mut one
         && map.len() == 1

@@ -1,4 +1,4 @@
-//! `unevaluatedProperties`: enforced where it can be told which properties are evaluated.
+//! `unevaluatedProperties`: enforced if the evaluated properties are known.
 
 use std::collections::HashSet;
 
@@ -7,19 +7,19 @@ use serde_json::Value;
 use super::{Object, Relaxer, child};
 use crate::schema::references::References;
 
-/// Schemas that are looked at for it.
+/// Maximum number of schemas visited.
 const STEPS_MAX: usize = 2000;
 
-/// The properties that schemas of a value evaluate.
+/// Properties that the schemas of a value evaluate.
 #[derive(Default)]
 struct EvaluatedNames {
     names: Vec<String>,
     /// Some schema evaluates properties that it does not name.
     has_others: bool,
-    /// Some of them are evaluated on a condition only.
+    /// Some properties are evaluated only conditionally.
     has_conditions: bool,
     steps: usize,
-    /// Schemas that were looked at.
+    /// Visited schemas.
     seen: HashSet<*const Object>,
 }
 
@@ -61,7 +61,8 @@ impl<'a> Relaxer<'a> {
         Ok(())
     }
 
-    /// Collects what a schema evaluates; `false` where that takes too long. `is_own`: it is the schema that asks.
+    /// Collects the properties that a schema evaluates. Returns `false` if that takes too long.
+    /// `is_own`: the schema itself has the `unevaluatedProperties`.
     fn evaluated_names(&self, map: &'a Object, is_own: bool, found: &mut EvaluatedNames) -> bool {
         if !found.seen.insert(std::ptr::from_ref(map)) {
             return true;
@@ -76,7 +77,8 @@ impl<'a> Relaxer<'a> {
         let others = if is_own { &others[..1] } else { &others[..] };
         found.has_others |= others.iter().any(|keyword| map.contains_key(*keyword));
         let list = |keyword: &str| map.get(keyword).and_then(Value::as_array).into_iter().flatten();
-        let referred = References::of(map).and_then(|reference| self.references.resolve(reference));
+        let referred =
+            References::reference_in(map).and_then(|reference| self.references.resolve(reference));
         let all = referred.map(|(_, schema)| schema).into_iter().chain(list("allOf"));
         let mut is_known = true;
         for part in all.filter_map(Value::as_object) {
@@ -96,10 +98,12 @@ impl<'a> Relaxer<'a> {
         is_known
     }
 
-    /// Whether a schema that stands beside a reference is reached from there again: such a circle has no grammar.
+    /// Whether a schema with a reference is reachable from that reference. No grammar exists for
+    /// such a cycle.
     fn refers_to_itself(&self, map: &'a Object, pointer: &str) -> bool {
         let mut left: Vec<&'a Value> = Vec::new();
-        let own = References::of(map).and_then(|reference| self.references.resolve(reference));
+        let own =
+            References::reference_in(map).and_then(|reference| self.references.resolve(reference));
         let (mut seen, mut steps) = (HashSet::new(), 0);
         left.extend(own.map(|(_, schema)| schema));
         left.extend(["allOf", "anyOf", "oneOf"].iter().filter_map(|keyword| map.get(*keyword)));
@@ -112,7 +116,7 @@ impl<'a> Relaxer<'a> {
                 Value::Array(list) => left.extend(list),
                 Value::Object(map) => {
                     left.extend(map.values());
-                    let Some(reference) = References::of(map) else { continue };
+                    let Some(reference) = References::reference_in(map) else { continue };
                     let Some((target, schema)) = self.references.resolve(reference) else {
                         continue;
                     };

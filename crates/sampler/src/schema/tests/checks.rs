@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A schema, the keyword that is listed, an answer that keeps to it and one that does not.
+/// Schema, listed keyword, a valid answer and an invalid one.
 #[test]
 fn keywords_are_listed_and_checked() {
     let list = |more: Value| {
@@ -122,19 +122,19 @@ fn keywords_are_listed_and_checked() {
     ];
     for (keyword, schema, good, bad) in cases {
         let listed = format!("{keyword} at #");
-        assert_eq!(noted(&schema), [listed.as_str()], "{schema}");
+        assert_eq!(unenforced(&schema), [listed.as_str()], "{schema}");
         assert_eq!(violated(&schema, &good), [""; 0], "{schema}");
         assert_eq!(violated(&schema, &bad), [listed.as_str()], "{schema}");
-        // The grammar does not shut out what is right.
+        // The grammar accepts the valid answer.
         let grammar = compile(&schema).unwrap_or_else(|error| panic!("{schema}: {error}"));
-        assert!(takes(&grammar, &good.to_string()), "{schema}: {good}");
-        let error = of(&schema).check_strict().unwrap_err();
+        assert!(accepts(&grammar, &good.to_string()), "{schema}: {good}");
+        let error = json_schema(&schema).check_strict().unwrap_err();
         assert!(error.contains(keyword) && error.contains("at #"), "{error}");
     }
 }
 
 #[test]
-fn places_are_named_and_choices_are_followed() {
+fn failures_name_their_location_and_branches_are_followed() {
     let schema = json!({
         "type": "object",
         "properties": {
@@ -144,7 +144,7 @@ fn places_are_named_and_choices_are_followed() {
         "required": ["a/b", "c"],
         "$defs": {"set": {"type": "array", "items": {"type": "integer"}, "uniqueItems": true}, "unused": {"not": {"minimum": 1}}},
     });
-    assert_eq!(noted(&schema), ["uniqueItems at #/$defs/set"]);
+    assert_eq!(unenforced(&schema), ["uniqueItems at #/$defs/set"]);
     assert_eq!(violated(&schema, &json!({"a/b": [[1]], "c": null})), [""; 0]);
     assert_eq!(
         violated(&schema, &json!({"a/b": [[1, 1]], "c": null})),
@@ -153,11 +153,11 @@ fn places_are_named_and_choices_are_followed() {
     assert_eq!(violated(&schema, &json!({"a/b": [], "c": [2, 2]})), ["uniqueItems at #/$defs/set"]);
     let schema =
         json!({"type": "object", "properties": {"a/b": {"type": "array", "uniqueItems": true}}});
-    assert_eq!(noted(&schema), ["uniqueItems at #/properties/a~1b"]);
+    assert_eq!(unenforced(&schema), ["uniqueItems at #/properties/a~1b"]);
 }
 
 #[test]
-fn what_changes_nothing_is_not_listed() {
+fn keywords_without_effect_are_not_listed() {
     for schema in [
         json!({"type": "array", "uniqueItems": false}),
         json!({"type": "array", "uniqueItems": true, "maxItems": 1}),
@@ -174,24 +174,27 @@ fn what_changes_nothing_is_not_listed() {
         json!({"type": "array", "items": {"const": 1}, "unevaluatedItems": false}),
         json!({"type": "string", "format": "emoji", "x-anything": {"not": {}}, "deprecated": true}),
     ] {
-        assert_eq!(noted(&schema), [""; 0], "{schema}");
-        assert!(compile(&schema).is_ok() && of(&schema).check_strict().is_ok(), "{schema}");
+        assert_eq!(unenforced(&schema), [""; 0], "{schema}");
+        assert!(
+            compile(&schema).is_ok() && json_schema(&schema).check_strict().is_ok(),
+            "{schema}"
+        );
     }
 }
 
 #[test]
-fn patterns_with_look_around_are_enforced_as_far_as_they_can() {
+fn patterns_with_look_around_are_enforced_in_part() {
     let decimal = json!({"type": "string", "pattern": "^(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*$"});
     enforced(&decimal, &["\"1.5\"", "\"-3\""], &["\"a\""]);
     assert_eq!(violated(&decimal, &json!("1.5")), [""; 0]);
     assert_eq!(violated(&decimal, &json!("-")), ["pattern at #"]);
-    // A format that is enforced is enough.
+    // An enforced format suffices.
     let duration = json!({
         "type": "string", "format": "duration",
         "pattern": "^P(?:(\\d+W)|(?!.*W)(?=\\d|T\\d)(\\d+Y)?(\\d+M)?(\\d+D)?(T(?=\\d)(\\d+H)?(\\d+M)?(\\d+([.,]\\d+)?S)?)?)$",
     });
     enforced(&duration, &["\"P3D\"", "\"PT5M\""], &["\"3 days\"", "\"P\""]);
-    assert_eq!(noted(&duration), ["pattern at #"]);
+    assert_eq!(unenforced(&duration), ["pattern at #"]);
     assert_eq!(violated(&duration, &json!("P3D")), [""; 0]);
 }
 
@@ -210,13 +213,13 @@ fn properties_of_conditions_can_be_written() {
         &["{\"kind\":\"a\",\"x\":1}", "{\"kind\":\"b\",\"y\":\"q\",\"z\":[]}"],
         &["{\"kind\":\"a\",\"x\":\"1\"}", "{\"kind\":\"a\",\"w\":1}"],
     );
-    assert_eq!(noted(&schema), ["if at #"]);
+    assert_eq!(unenforced(&schema), ["if at #"]);
     assert_eq!(violated(&schema, &json!({"kind": "a"})), ["if at #"]);
     assert_eq!(violated(&schema, &json!({"kind": "b", "y": "", "z": 1})), [""; 0]);
 }
 
 #[test]
-fn recursive_schemas_of_openapi_end() {
+fn recursive_openapi_schemas_terminate() {
     let schema = json!({
         "type": "object",
         "properties": {"v": {"$ref": "#/definitions/N"}},
@@ -239,7 +242,7 @@ fn recursive_schemas_of_openapi_end() {
             "{\"v\":{\"v\":1,\"next\":{\"v\":10,\"next\":null}}}",
         ],
     );
-    assert_eq!(noted(&schema), [""; 0]);
+    assert_eq!(unenforced(&schema), [""; 0]);
 }
 
 #[test]
@@ -261,43 +264,49 @@ fn numbers_texts_and_order_are_compared_by_value() {
 #[test]
 fn hostile_schemas_and_answers_take_bounded_work() {
     let check = |schema: &Value, answer: &Value| {
-        of(schema).check().unwrap().unwrap().violations(answer).map(|violated| violated.len())
+        json_schema(schema)
+            .check()
+            .unwrap()
+            .unwrap()
+            .violations(answer)
+            .map(|violated| violated.len())
     };
-    // References in a circle, and ones that double with each step.
+    // Circular references, and references that double with each level.
     let circle = json!({"not": {"$ref": "#/$defs/a"}, "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}});
-    assert_eq!(check(&circle, &json!(1)), Err(TooMuchWork));
+    assert_eq!(check(&circle, &json!(1)), Err(WorkLimitExceeded));
     let mut doubled = json!({"$defs": {}, "not": {"$ref": "#/$defs/0"}});
     for i in 0..64 {
         let next = json!({"$ref": format!("#/$defs/{}", i + 1)});
         doubled["$defs"][i.to_string()] = json!({"allOf": [next, next], "minimum": 1});
     }
-    assert_eq!(check(&doubled, &json!(1)), Err(TooMuchWork));
+    assert_eq!(check(&doubled, &json!(1)), Err(WorkLimitExceeded));
     let pattern = json!({"type": "string", "pattern": "^(?:(a+)\\1?)+b$"});
-    assert_eq!(check(&pattern, &json!("a".repeat(5000))), Err(TooMuchWork));
+    assert_eq!(check(&pattern, &json!("a".repeat(5000))), Err(WorkLimitExceeded));
     let long: Vec<Value> = (0..400_000).map(|i| json!(i)).collect();
     assert_eq!(
         check(&json!({"type": "array", "uniqueItems": true}), &json!(long)),
-        Err(TooMuchWork)
+        Err(WorkLimitExceeded)
     );
     // As deep as a request may be.
     let deep = (0..120)
         .fold(json!({"uniqueItems": true}), |inner, _| json!({"items": inner, "type": "array"}));
     let answer = (0..120).fold(json!([1, 1]), |inner, _| json!([inner]));
     assert_eq!(check(&deep, &answer), Ok(1));
-    // Parts that refer to each other's insides.
+    // Schemas that refer into each other.
     let mut schema = json!({"type": "integer"});
     for i in 0..100 {
         let path = "/properties/a".repeat(i % 20);
         schema = json!({"properties": {"a": schema, "b": {"$ref": format!("#{path}")}}, "not": {"const": 1}});
     }
-    assert!(of(&schema).check().is_ok());
+    assert!(json_schema(&schema).check().is_ok());
 }
 
 #[test]
 fn hostile_patterns_and_keywords_take_bounded_time() {
     let begun = std::time::Instant::now();
-    let check =
-        |schema: &Value, answer: &Value| of(schema).check().unwrap().unwrap().violations(answer);
+    let check = |schema: &Value, answer: &Value| {
+        json_schema(schema).check().unwrap().unwrap().violations(answer)
+    };
     let texts = |count: usize, bytes: usize| -> Value {
         (0..count).map(|n| json!(format!("{n}{}", "ab".repeat(bytes / 2)))).collect()
     };
@@ -312,8 +321,8 @@ fn hostile_patterns_and_keywords_take_bounded_time() {
     let mut keywords = json!({"const": 1});
     keywords.as_object_mut().unwrap().extend(many);
     let schema = json!({"type": "array", "uniqueItems": true, "not": {"contains": keywords}});
-    assert_eq!(check(&schema, &texts(1000, 4)), Err(TooMuchWork));
+    assert_eq!(check(&schema, &texts(1000, 4)), Err(WorkLimitExceeded));
     let lengths = json!({"type": "array", "uniqueItems": true, "not": {"contains": {"not": {"anyOf": vec![json!({"maxLength": 1}); 500]}}}});
-    assert_eq!(check(&lengths, &texts(10, 400_000)), Err(TooMuchWork));
+    assert_eq!(check(&lengths, &texts(10, 400_000)), Err(WorkLimitExceeded));
     assert!(begun.elapsed().as_secs() < 120, "{:?}", begun.elapsed());
 }

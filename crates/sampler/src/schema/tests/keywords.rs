@@ -1,8 +1,8 @@
-//! Each keyword with an answer that it changes.
+//! Every keyword, with an answer that it rejects.
 
 use super::*;
 
-/// Keyword, schema, texts that fit and texts that do not.
+/// Keyword, schema, valid texts and invalid texts.
 type Case = (&'static str, Value, &'static [&'static str], &'static [&'static str]);
 
 #[test]
@@ -128,7 +128,7 @@ fn keywords_of_lists_are_enforced() {
             &["[1]"],
             &["[1,2]"],
         ),
-        // No more items can differ than there are values.
+        // Unique items cannot outnumber the possible values.
         (
             "uniqueItems",
             json!({"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": true}),
@@ -274,15 +274,15 @@ fn names_of_properties_are_enforced() {
     for (names, yes, no) in cases {
         let schema = map(names);
         enforced(&schema, yes, no);
-        assert_eq!(noted(&schema), [""; 0], "{schema}");
+        assert_eq!(unenforced(&schema), [""; 0], "{schema}");
     }
-    // By a reference, as for keys that are enumerations.
+    // By reference, as generated for keys of enumerations.
     let schema = json!({
         "type": "object", "propertyNames": {"$ref": "#/$defs/color"}, "additionalProperties": {"type": "integer"},
         "$defs": {"color": {"enum": ["red", "blue"]}},
     });
     enforced(&schema, &["{\"red\":1}"], &["{\"green\":1}"]);
-    // Beside properties that are declared.
+    // Beside declared properties.
     let schema = json!({
         "type": "object", "properties": {"a1": {"type": "string"}, "b": {}}, "propertyNames": {"pattern": "^a"},
         "additionalProperties": true,
@@ -324,12 +324,12 @@ fn check_enforced<const N: usize>(cases: [Case; N]) {
             "contains" => &["contains at #"],
             _ => &[],
         };
-        assert_eq!(noted(&schema), expected, "{keyword}");
+        assert_eq!(unenforced(&schema), expected, "{keyword}");
     }
 }
 
 #[test]
-fn schemas_that_no_value_fits_are_refused_by_name() {
+fn unsatisfiable_schemas_are_refused_by_name() {
     for (schema, word) in [
         (json!({"not": {}}), "no value fits"),
         (json!({"type": "object", "properties": {"a": {"not": {}}}, "required": ["a"]}), "'a'"),
@@ -387,7 +387,7 @@ fn counts_may_be_written_as_whole_fractions() {
 }
 
 #[test]
-fn a_pattern_that_no_text_fits_leaves_what_is_no_text() {
+fn an_unsatisfiable_pattern_leaves_values_other_than_strings() {
     let unfit = json!({"type": "string", "pattern": "$^a"});
     let integer = json!({"type": "integer"});
     enforced(&json!({"anyOf": [unfit, integer]}), &["1"], &["\"a\"", "\"\"", "null"]);
@@ -436,7 +436,7 @@ fn objects_of_too_many_properties_are_refused_by_name() {
 }
 
 #[test]
-fn names_of_definitions_that_are_made_are_not_those_of_the_schema() {
+fn generated_definition_names_are_unused_ones() {
     let schema = json!({
         "type": "object",
         "properties": {"x": {"$ref": "#/$defs/a~1b"}, "y": {"$ref": "#/$defs/puna-0"}, "z": {"$ref": "#/$defs/puna-1"}},

@@ -1,13 +1,13 @@
-//! Schemas that libraries write for types of ours.
+//! Schemas that libraries generate for Rust, Python and TypeScript types.
 
 use super::*;
 
-/// Schemas with the library and the type, and texts that fit and do not fit where they are known.
+/// Files of schemas with library and type, and valid and invalid texts where known.
 const FILES: [&str; 2] =
     [include_str!("data/typescript.json"), include_str!("data/python-and-rust.json")];
 
 #[test]
-fn schemas_of_libraries_are_taken() {
+fn schemas_of_libraries_are_accepted() {
     let grammars = grammars();
     let (mut count, mut failed) = (0, Vec::new());
     for file in FILES {
@@ -25,14 +25,14 @@ fn schemas_of_libraries_are_taken() {
             };
             for (key, is_expected) in [("yes", true), ("no", false)] {
                 for text in case[key].as_array().into_iter().flatten().filter_map(Value::as_str) {
-                    if takes(&grammar, text) != is_expected {
+                    if accepts(&grammar, text) != is_expected {
                         failed.push(format!("{name}: {text} is {key}: {schema}"));
                     }
                 }
             }
-            let strict = of(schema).check_strict();
-            if strict.is_ok() != noted(schema).is_empty() {
-                failed.push(format!("{name}: strict {strict:?} with {:?}", noted(schema)));
+            let strict = json_schema(schema).check_strict();
+            if strict.is_ok() != unenforced(schema).is_empty() {
+                failed.push(format!("{name}: strict {strict:?} with {:?}", unenforced(schema)));
             }
         }
     }

@@ -1,22 +1,22 @@
-//! Which properties and items of a value some keyword has looked at, for `unevaluatedProperties` and `unevaluatedItems`.
+//! Evaluated properties and items of a value, for `unevaluatedProperties` and `unevaluatedItems`.
 
 use std::collections::BTreeSet;
 
-/// Properties and items of one value that were looked at by schemas that it fits.
+/// Properties and items of a value that a matching schema has evaluated.
 #[derive(Debug, Default)]
-pub(super) struct Evaluated {
-    /// Names of properties.
+pub(super) struct EvaluatedParts {
+    /// Names of evaluated properties.
     pub(super) properties: BTreeSet<String>,
-    /// All properties.
+    /// Whether all properties are evaluated.
     pub(super) all_properties: bool,
-    /// How many items at the head of the list.
+    /// Number of leading items that are evaluated.
     pub(super) items: usize,
-    /// Further items, by number.
+    /// Indices of further evaluated items.
     pub(super) others: BTreeSet<usize>,
 }
 
-impl Evaluated {
-    /// Adds what another schema of the same value has looked at.
+impl EvaluatedParts {
+    /// Adds the evaluated parts of another schema for the same value.
     pub(super) fn add(&mut self, other: Self) {
         self.properties.extend(other.properties);
         self.all_properties |= other.all_properties;

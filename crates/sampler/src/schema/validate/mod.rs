@@ -1,69 +1,70 @@
-//! Checks a JSON value against a JSON Schema, with bounded work.
+//! Validates a JSON value against a JSON Schema, with limited work.
 //!
-//! All keywords of 2020-12, draft 7 and OpenAPI 3.0 that describe values are read, since a `not` or an `if` may hold any of
-//! them. What a schema asks of an answer is enforced while the answer is written, but for a few keywords; the caller picks
-//! the failures of those.
+//! Supports all assertion keywords of 2020-12, draft 7 and OpenAPI 3.0, since `not` and `if` may
+//! contain any of them. Generation enforces most keywords of an answer. The caller selects failures
+//! of the others.
 
-mod applied;
+mod applicators;
+mod assertions;
 mod evaluated;
-mod plain;
 
 use serde_json::{Map, Value};
 
-use super::patterns::Patterns;
+use super::patterns::PatternCache;
 use super::references::{References, child};
-use evaluated::Evaluated;
+use evaluated::EvaluatedParts;
 
-/// Steps of one check at most: a schema or a keyword that is looked at, a value that is compared, or a part of a text.
+/// Maximum number of steps of one check. A step is a visited schema or keyword, a compared value,
+/// or a piece of text.
 const STEPS_MAX: usize = 300_000;
-/// Bytes of a text that are compared or counted in one step.
+/// Bytes of text compared or counted per step.
 const TEXT_BYTES_A_STEP: usize = 16;
-/// Bytes of a pointer that are copied in one step.
+/// Bytes of a pointer copied per step.
 const POINTER_BYTES_A_STEP: usize = 256;
-/// Schemas that are followed from one to the next at most. Values are nested less deep, references may go in a circle.
+/// Maximum depth of visited schemas. Values are less deep, but references may be circular.
 const DEPTH_MAX: usize = 400;
-/// Failures that are kept.
+/// Maximum number of recorded failures.
 const FAILURES_MAX: usize = 1000;
 
-/// The check would take too much work.
+/// The check takes too much work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the check takes too much work")]
-pub struct TooMuchWork;
+pub struct WorkLimitExceeded;
 
-/// A keyword that a value does not keep to.
+/// A keyword that a value violates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KeywordFailure {
     /// The keyword.
     pub(crate) keyword: String,
-    /// The JSON pointer of the schema that has it.
+    /// JSON pointer of its schema.
     pub(crate) pointer: String,
 }
 
-/// Checks values against the schemas of one document.
+/// Validates values against the schemas of one document.
 pub(crate) struct Validator<'a> {
     references: &'a References<'a>,
-    patterns: Patterns,
+    patterns: PatternCache,
     steps: usize,
     depth: usize,
-    /// How many of the schemas that are being looked at may fail without that being a failure of the value.
-    trials: usize,
+    /// Number of enclosing schemas that may fail without a failure of the value.
+    suppressed: usize,
     failures: Vec<KeywordFailure>,
 }
 
 impl<'a> Validator<'a> {
     pub(crate) fn new(references: &'a References<'a>) -> Self {
-        let (patterns, failures) = (Patterns::default(), Vec::new());
-        Self { references, patterns, steps: 0, depth: 0, trials: 0, failures }
+        let (patterns, failures) = (PatternCache::default(), Vec::new());
+        Self { references, patterns, steps: 0, depth: 0, suppressed: 0, failures }
     }
 
-    /// The keywords that a value does not keep to, the innermost of each place. Where no branch of a choice fits, those of
-    /// all branches are among them.
+    /// Keywords that a value violates, the innermost of each location. If no branch of a choice
+    /// fits, includes the failures of all branches.
     pub(crate) fn failures(
         &mut self,
         schema: &'a Value,
         pointer: &str,
         value: &Value,
-    ) -> Result<Vec<KeywordFailure>, TooMuchWork> {
+    ) -> Result<Vec<KeywordFailure>, WorkLimitExceeded> {
         self.failures.clear();
         self.check(schema, pointer, value)?;
         Ok(std::mem::take(&mut self.failures))
@@ -75,29 +76,29 @@ impl<'a> Validator<'a> {
         schema: &'a Value,
         pointer: &str,
         value: &Value,
-    ) -> Result<bool, TooMuchWork> {
-        self.tries(schema, pointer, value).map(|evaluated| evaluated.is_some())
+    ) -> Result<bool, WorkLimitExceeded> {
+        self.try_schema(schema, pointer, value).map(|evaluated| evaluated.is_some())
     }
 
-    fn step(&mut self, count: usize) -> Result<(), TooMuchWork> {
+    fn step(&mut self, count: usize) -> Result<(), WorkLimitExceeded> {
         self.steps = self.steps.saturating_add(count);
-        if self.steps > STEPS_MAX { Err(TooMuchWork) } else { Ok(()) }
+        if self.steps > STEPS_MAX { Err(WorkLimitExceeded) } else { Ok(()) }
     }
 
     fn fail(&mut self, keyword: &str, pointer: &str) {
-        if self.trials == 0 && self.failures.len() < FAILURES_MAX {
+        if self.suppressed == 0 && self.failures.len() < FAILURES_MAX {
             self.failures
                 .push(KeywordFailure { keyword: keyword.to_owned(), pointer: pointer.to_owned() });
         }
     }
 
-    /// What a value's parts were looked at by if it fits, and failures that count if not.
+    /// Checks a schema and records failures. Returns the evaluated parts of the value if it fits.
     fn check(
         &mut self,
         schema: &'a Value,
         pointer: &str,
         value: &Value,
-    ) -> Result<Option<Evaluated>, TooMuchWork> {
+    ) -> Result<Option<EvaluatedParts>, WorkLimitExceeded> {
         self.step(1 + pointer.len() / POINTER_BYTES_A_STEP)?;
         let map = match schema {
             Value::Bool(false) => {
@@ -105,13 +106,13 @@ impl<'a> Validator<'a> {
                 return Ok(None);
             }
             Value::Object(map) => map,
-            _ => return Ok(Some(Evaluated::default())),
+            _ => return Ok(Some(EvaluatedParts::default())),
         };
         if self.depth == DEPTH_MAX {
-            return Err(TooMuchWork);
+            return Err(WorkLimitExceeded);
         }
         if value.is_null() && map.get("nullable") == Some(&Value::Bool(true)) {
-            return Ok(Some(Evaluated::default()));
+            return Ok(Some(EvaluatedParts::default()));
         }
         self.depth += 1;
         let checked = self.keywords(map, pointer, value);
@@ -119,16 +120,16 @@ impl<'a> Validator<'a> {
         checked
     }
 
-    /// The same for a schema that a value need not fit.
-    fn tries(
+    /// Like [`Self::check`], but records no failures.
+    fn try_schema(
         &mut self,
         schema: &'a Value,
         pointer: &str,
         value: &Value,
-    ) -> Result<Option<Evaluated>, TooMuchWork> {
-        self.trials += 1;
+    ) -> Result<Option<EvaluatedParts>, WorkLimitExceeded> {
+        self.suppressed += 1;
         let checked = self.check(schema, pointer, value);
-        self.trials -= 1;
+        self.suppressed -= 1;
         checked
     }
 
@@ -137,36 +138,38 @@ impl<'a> Validator<'a> {
         map: &'a Map<String, Value>,
         pointer: &str,
         value: &Value,
-    ) -> Result<Option<Evaluated>, TooMuchWork> {
-        let mut is_kept = true;
+    ) -> Result<Option<EvaluatedParts>, WorkLimitExceeded> {
+        let mut is_valid = true;
         self.step(map.len())?;
         for (keyword, given) in map {
-            if !self.keeps_plain(keyword, given, map, value)? {
+            if !self.check_assertion(keyword, given, map, value)? {
                 self.fail(keyword, pointer);
-                is_kept = false;
+                is_valid = false;
             }
         }
-        let mut evaluated = Evaluated::default();
-        is_kept &= self.in_place(map, pointer, value, &mut evaluated)?;
+        let mut evaluated = EvaluatedParts::default();
+        is_valid &= self.check_in_place(map, pointer, value, &mut evaluated)?;
         match value {
             Value::Object(object) => {
-                is_kept &= self.object(map, pointer, object, &mut evaluated)?
+                is_valid &= self.check_object(map, pointer, object, &mut evaluated)?
             }
-            Value::Array(list) => is_kept &= self.list(map, pointer, list, &mut evaluated)?,
+            Value::Array(list) => {
+                is_valid &= self.check_array(map, pointer, list, &mut evaluated)?
+            }
             _ => {}
         }
-        Ok(is_kept.then_some(evaluated))
+        Ok(is_valid.then_some(evaluated))
     }
 
-    /// Whether a text fits a pattern. A pattern that is no expression fits every text.
-    fn fits_pattern(&mut self, pattern: &str, text: &str) -> Result<bool, TooMuchWork> {
+    /// Whether a text matches a pattern. Invalid patterns match every text.
+    fn fits_pattern(&mut self, pattern: &str, text: &str) -> Result<bool, WorkLimitExceeded> {
         let steps = self.patterns.steps(pattern, text.len());
         self.step(steps)?;
-        self.patterns.fits(pattern, text).ok_or(TooMuchWork)
+        self.patterns.fits(pattern, text).ok_or(WorkLimitExceeded)
     }
 }
 
-/// The pointer of a schema that is one of several by name or number.
+/// Pointer of a schema in a named or numbered collection.
 fn within(pointer: &str, keyword: &str, name: &str) -> String {
     child(&child(pointer, keyword), name)
 }

@@ -9,12 +9,12 @@ use puna_api::native::{DebugInfo, ToolCall};
 use serde_json::{Map, Value, json as value};
 
 use super::SEARCH;
-use crate::canonical::{CallOutcome, Done, Reason};
+use crate::canonical::{CallOutcome, FinishReason, GenerationSummary};
 use crate::dialect::answer_events::{CallId, EndedCall};
 use crate::dialect::waiting::Reading;
 use crate::dialect::{AnswerEvent, Collected, CollectedCall, Encoder, Times, push_named};
-use crate::http::{Wire, anthropic_error, json_plain};
-use crate::ids;
+use crate::http::{StreamFormat, anthropic_error, json_plain};
+use crate::random_ids;
 
 /// The signature of thoughts. Clients send thoughts back only if they have one; it is not read.
 const SIGNATURE: &str = "cHVuYQ==";
@@ -50,7 +50,7 @@ enum Open {
 
 impl MessagesEncoder {
     pub(crate) fn new(model: String, stop: Vec<String>, searches: bool) -> Self {
-        let id = ids::hex("msg_");
+        let id = random_ids::hex("msg_");
         let (started, called, was_cut_off, reading) = (false, false, false, Reading::default());
         Self {
             id,
@@ -77,14 +77,14 @@ impl MessagesEncoder {
     }
 
     /// Why an answer ended, and the sequence that ended it.
-    fn end_reason(&self, done: &Done, called: bool) -> (&'static str, Option<String>) {
+    fn end_reason(&self, done: &GenerationSummary, called: bool) -> (&'static str, Option<String>) {
         let stop = done.stop.as_ref().filter(|stop| self.stop.contains(stop));
         match (done.reason, stop) {
-            (Reason::ContentFilter, _) => ("refusal", None),
+            (FinishReason::ContentFilter, _) => ("refusal", None),
             _ if called => ("tool_use", None),
-            (Reason::Length, _) => ("max_tokens", None),
-            (Reason::Stop, Some(stop)) => ("stop_sequence", Some(stop.clone())),
-            (Reason::Stop, None) => ("end_turn", None),
+            (FinishReason::Length, _) => ("max_tokens", None),
+            (FinishReason::Stop, Some(stop)) => ("stop_sequence", Some(stop.clone())),
+            (FinishReason::Stop, None) => ("end_turn", None),
         }
     }
 
@@ -231,7 +231,7 @@ impl MessagesEncoder {
         self.stop(out);
     }
 
-    fn end(&mut self, done: &Done, out: &mut Vec<u8>) {
+    fn end(&mut self, done: &GenerationSummary, out: &mut Vec<u8>) {
         self.close(out);
         let (stop_reason, stop_sequence) = self.end_reason(done, self.called && !self.was_cut_off);
         let delta = value!({"stop_reason": stop_reason, "stop_sequence": stop_sequence});
@@ -247,7 +247,7 @@ impl MessagesEncoder {
 
 /// A search on the web that the server should have done, and its failure.
 fn failed_search(arguments: Map<String, Value>) -> [Block; 2] {
-    let id = ids::hex("srvtoolu_");
+    let id = random_ids::hex("srvtoolu_");
     let content = value!({"type": "web_search_tool_result_error", "error_code": "unavailable"});
     [
         Block::ServerToolUse { id: id.clone(), name: SEARCH.into(), input: arguments },
@@ -255,7 +255,7 @@ fn failed_search(arguments: Map<String, Value>) -> [Block; 2] {
     ]
 }
 
-fn usage(done: &Done) -> Usage {
+fn usage(done: &GenerationSummary) -> Usage {
     Usage {
         input_tokens: done.prompt_tokens.saturating_sub(done.cached_tokens),
         cache_read_input_tokens: done.cached_tokens,
@@ -267,7 +267,7 @@ fn usage(done: &Done) -> Usage {
 }
 
 impl Encoder for MessagesEncoder {
-    const WIRE: Wire = Wire::NamedSse;
+    const WIRE: StreamFormat = StreamFormat::NamedSse;
     const PING: &'static [u8] = b"event: ping\ndata: {\"type\":\"ping\"}\n\n";
 
     fn wait(&mut self, phase: &str, out: &mut Vec<u8>) {

@@ -2,17 +2,17 @@
 
 use serde_json::Value;
 
-use crate::canonical::Failure;
+use crate::canonical::ApiError;
 
 /// The text that stands for a document.
-pub(super) fn document(block: &Value) -> Result<String, Failure> {
+pub(super) fn document(block: &Value) -> Result<String, ApiError> {
     let source = &block["source"];
     let text = match source["type"].as_str().unwrap_or_default() {
         "text" => source["data"].as_str().unwrap_or_default().to_owned(),
         "content" => content(&source["content"])?,
         "base64" => decoded(source)?,
         kind => {
-            return Err(Failure::bad_request(format!(
+            return Err(ApiError::bad_request(format!(
                 "a document's source of type {kind:?} is not supported: send its text"
             )));
         }
@@ -21,45 +21,45 @@ pub(super) fn document(block: &Value) -> Result<String, Failure> {
 }
 
 /// The text that stands for the result of a search.
-pub(super) fn search_result(block: &Value) -> Result<String, Failure> {
+pub(super) fn search_result(block: &Value) -> Result<String, ApiError> {
     let text = content(&block["content"])?;
     Ok(framed("search_result", &[("title", &block["title"]), ("source", &block["source"])], &text))
 }
 
 /// A text, or a list of blocks of text.
-fn content(content: &Value) -> Result<String, Failure> {
+fn content(content: &Value) -> Result<String, ApiError> {
     match content {
         Value::String(text) => Ok(text.clone()),
         Value::Array(blocks) => {
             let one = |block: &Value| match block["text"].as_str() {
                 Some(text) if block["type"] == "text" => Ok(text.to_owned()),
-                _ => Err(Failure::bad_request(format!(
+                _ => Err(ApiError::bad_request(format!(
                     "content of type {} in a document is not supported: only text is read",
                     block["type"]
                 ))),
             };
             blocks.iter().map(one).collect()
         }
-        _ => Err(Failure::bad_request(
+        _ => Err(ApiError::bad_request(
             "a document's content must be a string or a list of text blocks",
         )),
     }
 }
 
-fn decoded(source: &Value) -> Result<String, Failure> {
+fn decoded(source: &Value) -> Result<String, ApiError> {
     let kind = source["media_type"].as_str().unwrap_or_default();
     if !kind.starts_with("text/") {
-        return Err(Failure::bad_request(format!(
+        return Err(ApiError::bad_request(format!(
             "documents of type {kind} are not supported: send their text, as text/plain"
         )));
     }
     let bytes =
         puna_api::base64_decode(source["data"].as_str().unwrap_or_default()).map_err(|at| {
-            Failure::bad_request(format!(
+            ApiError::bad_request(format!(
                 "invalid base64 document data: illegal base64 data at input byte {at}"
             ))
         })?;
-    String::from_utf8(bytes).map_err(|_| Failure::bad_request("a document's text is not UTF-8"))
+    String::from_utf8(bytes).map_err(|_| ApiError::bad_request("a document's text is not UTF-8"))
 }
 
 /// A text between tags, with what is known about it.

@@ -8,11 +8,11 @@ use puna_sampler::Constraint;
 use serde_json::{Map, Value, json as value};
 
 use super::{defined, documents};
-use crate::canonical::Failure;
+use crate::canonical::ApiError;
 use crate::dialect::{
     go_type, grammar_format, hide_unreadable_images, read_arguments, repaired_arguments,
 };
-use crate::links::OFF;
+use crate::image_urls::IMAGE_URLS_OFF;
 use crate::options::RequestOptions;
 use crate::paragraphs::append_paragraph;
 use crate::request::GenerationRequest;
@@ -21,13 +21,13 @@ use crate::request::GenerationRequest;
 pub(crate) const SEARCH: &str = "web_search";
 
 /// The request of a message.
-pub(crate) fn to_request(request: MessagesRequest) -> Result<GenerationRequest, Failure> {
+pub(crate) fn to_request(request: MessagesRequest) -> Result<GenerationRequest, ApiError> {
     for (field, given) in [
         ("mcp_servers", !request.mcp_servers.is_empty()),
         ("container", request.container.is_some()),
     ] {
         if given {
-            return Err(Failure::bad_request(format!("{field} is not supported")));
+            return Err(ApiError::bad_request(format!("{field} is not supported")));
         }
     }
     let options = options(&request)?;
@@ -39,7 +39,7 @@ pub(crate) fn to_request(request: MessagesRequest) -> Result<GenerationRequest, 
         convert(message, &calls, &mut messages)?;
     }
     if messages.len() == before {
-        return Err(Failure::bad_request("messages is required"));
+        return Err(ApiError::bad_request("messages is required"));
     }
     hide_unreadable_images(&mut messages)?;
     let config = request.output_config.unwrap_or_default();
@@ -60,11 +60,11 @@ pub(crate) fn to_request(request: MessagesRequest) -> Result<GenerationRequest, 
 }
 
 /// Only what the client said, so that the model's own values hold otherwise.
-fn options(request: &MessagesRequest) -> Result<RequestOptions, Failure> {
+fn options(request: &MessagesRequest) -> Result<RequestOptions, ApiError> {
     let budget = request.thinking.as_ref().filter(|thinking| thinking.kind == "enabled");
     let budget = budget.and_then(|thinking| thinking.budget_tokens);
     if budget.is_some_and(|tokens| tokens < 1) {
-        return Err(Failure::bad_request("thinking.budget_tokens must be at least 1"));
+        return Err(ApiError::bad_request("thinking.budget_tokens must be at least 1"));
     }
     Ok(RequestOptions {
         num_predict: (request.max_tokens > 0).then_some(request.max_tokens),
@@ -77,7 +77,7 @@ fn options(request: &MessagesRequest) -> Result<RequestOptions, Failure> {
     })
 }
 
-fn think(request: &MessagesRequest) -> Result<Option<Think>, Failure> {
+fn think(request: &MessagesRequest) -> Result<Option<Think>, ApiError> {
     let effort = request.output_config.as_ref().map_or("", |config| &config.effort).to_lowercase();
     let level = match effort.as_str() {
         "" => None,
@@ -88,7 +88,7 @@ fn think(request: &MessagesRequest) -> Result<Option<Think>, Failure> {
         _ => {
             let text =
                 "output_config.effort: Input should be 'low', 'medium', 'high', 'xhigh' or 'max'";
-            return Err(Failure::bad_request(text));
+            return Err(ApiError::bad_request(text));
         }
     };
     match request.thinking.as_ref().map(|thinking| thinking.kind.as_str()) {
@@ -96,9 +96,9 @@ fn think(request: &MessagesRequest) -> Result<Option<Think>, Failure> {
         Some("enabled") => Ok(Some(Think::On)),
         Some("disabled") => Ok(Some(Think::Off)),
         Some("") => {
-            Err(Failure::bad_request("thinking: Unable to extract tag using discriminator 'type'"))
+            Err(ApiError::bad_request("thinking: Unable to extract tag using discriminator 'type'"))
         }
-        Some(other) => Err(Failure::bad_request(format!(
+        Some(other) => Err(ApiError::bad_request(format!(
             "thinking: Input tag '{other}' found using 'type' does not match any of the expected tags: 'adaptive', \
              'disabled', 'enabled'"
         ))),
@@ -113,26 +113,26 @@ pub(crate) fn wishes_to_think(request: &MessagesRequest) -> Vec<&'static str> {
     fields.into_iter().filter(|(_, asked)| *asked).map(|(field, _)| field).collect()
 }
 
-fn format(format: OutputFormat) -> Result<Option<Constraint>, Failure> {
+fn format(format: OutputFormat) -> Result<Option<Constraint>, ApiError> {
     match format.schema {
         _ if matches!(format.kind.as_str(), "" | "text") => Ok(None),
         _ if format.kind == "json_object" => Ok(Some(Constraint::Json)),
         _ if matches!(format.kind.as_str(), "regex" | "gbnf" | "lark") => {
             grammar_format(&format.kind, format.pattern, format.grammar).map(Some)
         }
-        _ if format.kind != "json_schema" => Err(Failure::bad_request(format!(
+        _ if format.kind != "json_schema" => Err(ApiError::bad_request(format!(
             "the form of the answer: there is no type {:?}: use text, json_object, json_schema, regex, gbnf or lark",
             format.kind
         ))),
         schema @ Value::Object(_) => Ok(Some(Constraint::schema(schema))),
-        other => Err(Failure::bad_request(format!(
+        other => Err(ApiError::bad_request(format!(
             "the form of the answer: schema must be an object, but is of type {}",
             go_type(&other)
         ))),
     }
 }
 
-fn tools(tools: &[Tool]) -> Result<Vec<native::Tool>, Failure> {
+fn tools(tools: &[Tool]) -> Result<Vec<native::Tool>, ApiError> {
     let searches = |tool: &Tool| tool.kind.starts_with(SEARCH);
     let any_searches = tools.iter().any(searches);
     let offered =
@@ -141,12 +141,12 @@ fn tools(tools: &[Tool]) -> Result<Vec<native::Tool>, Failure> {
     offered.map(|tool| if searches(tool) { Ok(search()) } else { function(tool) }).collect()
 }
 
-fn function(tool: &Tool) -> Result<native::Tool, Failure> {
+fn function(tool: &Tool) -> Result<native::Tool, ApiError> {
     if tool.name.is_empty() {
-        return Err(Failure::bad_request("a tool has no name"));
+        return Err(ApiError::bad_request("a tool has no name"));
     }
     let wrong = |text: String| {
-        Failure::bad_request(format!("invalid input_schema for tool {:?}: {text}", tool.name))
+        ApiError::bad_request(format!("invalid input_schema for tool {:?}: {text}", tool.name))
     };
     let known = defined::described(&tool.kind).filter(|_| tool.input_schema.is_null());
     let description =
@@ -191,21 +191,21 @@ fn is_volatile(text: &str) -> bool {
 }
 
 /// The system message: its blocks with a blank line between, but for volatile ones.
-fn system(system: &Value) -> Result<Option<native::Message>, Failure> {
+fn system(system: &Value) -> Result<Option<native::Message>, ApiError> {
     let text = match system {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),
         Value::Array(blocks) => {
             let text = |block: &Value| match (block["type"].as_str(), block["text"].as_str()) {
                 (Some("text"), Some(text)) => Ok(text.to_owned()),
-                _ => Err(Failure::bad_request("system: every block must be of type text")),
+                _ => Err(ApiError::bad_request("system: every block must be of type text")),
             };
             let texts = blocks.iter().map(text).collect::<Result<Vec<_>, _>>()?;
             let lasting: Vec<String> =
                 texts.into_iter().filter(|text| !is_volatile(text)).collect();
             lasting.join("\n\n")
         }
-        _ => return Err(Failure::bad_request("system must be a string or a list of text blocks")),
+        _ => return Err(ApiError::bad_request("system must be a string or a list of text blocks")),
     };
     Ok(Some(text).filter(|text| !text.is_empty()).map(|text| native::Message::text("system", text)))
 }
@@ -225,11 +225,11 @@ fn convert(
     message: &Message,
     calls: &HashMap<&str, &str>,
     out: &mut Vec<native::Message>,
-) -> Result<(), Failure> {
+) -> Result<(), ApiError> {
     let mut parts = Parts::default();
     parts.message.role = message.role.to_lowercase();
     match &message.content {
-        Value::Null => return Err(Failure::bad_request("unexpected end of JSON input")),
+        Value::Null => return Err(ApiError::bad_request("unexpected end of JSON input")),
         Value::String(text) => parts.message.content.clone_from(text),
         Value::Array(blocks) => {
             for block in blocks {
@@ -240,7 +240,7 @@ fn convert(
             let text =
                 "into Go struct field MessagesRequest.messages of type []anthropic.ContentBlock";
             let kind = puna_api::decode::kind(other);
-            return Err(Failure::bad_request(format!("json: cannot unmarshal {kind} {text}")));
+            return Err(ApiError::bad_request(format!("json: cannot unmarshal {kind} {text}")));
         }
     }
     let user = parts.message.role == "user";
@@ -253,7 +253,7 @@ fn convert(
 }
 
 impl Parts {
-    fn add(&mut self, block: &Value, calls: &HashMap<&str, &str>) -> Result<(), Failure> {
+    fn add(&mut self, block: &Value, calls: &HashMap<&str, &str>) -> Result<(), ApiError> {
         let text = |field: &str| block[field].as_str().unwrap_or_default();
         let follows_text = std::mem::replace(&mut self.follows_text, text("type") == "text");
         match text("type") {
@@ -289,9 +289,9 @@ impl Parts {
                 result.tool_name = SEARCH.into();
                 self.results.push(result);
             }
-            "" => return Err(Failure::bad_request("a content block has no type")),
+            "" => return Err(ApiError::bad_request("a content block has no type")),
             other => {
-                return Err(Failure::bad_request(format!(
+                return Err(ApiError::bad_request(format!(
                     "content blocks of type {other} are not supported"
                 )));
             }
@@ -299,10 +299,10 @@ impl Parts {
         Ok(())
     }
 
-    fn call(&mut self, kind: &str, block: &Value) -> Result<(), Failure> {
+    fn call(&mut self, kind: &str, block: &Value) -> Result<(), ApiError> {
         let field = |field: &str| {
             let missing =
-                || Failure::bad_request(format!("{kind} block missing required '{field}' field"));
+                || ApiError::bad_request(format!("{kind} block missing required '{field}' field"));
             block[field]
                 .as_str()
                 .filter(|text| !text.is_empty())
@@ -331,7 +331,7 @@ fn called(messages: &[Message]) -> HashMap<&str, &str> {
     calls.filter_map(|call| Some((call["id"].as_str()?, call["name"].as_str()?))).collect()
 }
 
-fn tool_result(content: &Value, result: &mut native::Message) -> Result<(), Failure> {
+fn tool_result(content: &Value, result: &mut native::Message) -> Result<(), ApiError> {
     match content {
         Value::Null => {}
         Value::String(text) => result.content.clone_from(text),
@@ -354,13 +354,13 @@ fn tool_result(content: &Value, result: &mut native::Message) -> Result<(), Fail
                     kind => {
                         let text =
                             format!("tool_result: content of type {kind:?} is not supported");
-                        return Err(Failure::bad_request(text));
+                        return Err(ApiError::bad_request(text));
                     }
                 }
             }
         }
         _ => {
-            return Err(Failure::bad_request(
+            return Err(ApiError::bad_request(
                 "tool_result: content must be a string or a list of blocks",
             ));
         }
@@ -388,8 +388,8 @@ fn found(content: &Value) -> String {
     }
 }
 
-fn image(block: &Value, missing: &str) -> Result<Image, Failure> {
-    let source = block["source"].as_object().ok_or_else(|| Failure::bad_request(missing))?;
+fn image(block: &Value, missing: &str) -> Result<Image, ApiError> {
+    let source = block["source"].as_object().ok_or_else(|| ApiError::bad_request(missing))?;
     let text = |field: &str| source.get(field).and_then(Value::as_str).unwrap_or_default();
     Ok(match text("type") {
         "base64" => match Image::from_base64(text("data")) {
@@ -399,7 +399,7 @@ fn image(block: &Value, missing: &str) -> Result<Image, Failure> {
             image => image,
         },
         "url" => Image::Unreadable(format!(
-            "invalid image source type: url. Only base64 images are supported: {OFF}"
+            "invalid image source type: url. Only base64 images are supported: {IMAGE_URLS_OFF}"
         )),
         other => Image::Unreadable(format!(
             "invalid image source type: {other}. Only base64 images are supported."

@@ -7,7 +7,7 @@ use puna_sampler::Constraint;
 use serde_json::{Value, json};
 
 use super::{MessagesEncoder, left_out, to_request};
-use crate::canonical::{CallOutcome, Done, Event, Failure, Piece, Reason};
+use crate::canonical::{ApiError, CallOutcome, Event, FinishReason, GenerationSummary, Piece};
 use crate::dialect::answer_events::AnswerEvents;
 use crate::dialect::{AnswerEvent, Collected, CollectedCall, Encoder, Times};
 use crate::request::GenerationRequest;
@@ -326,8 +326,8 @@ fn call(name: &str) -> [Event; 2] {
     ]
 }
 
-fn done(reason: Reason, stop: Option<&str>) -> Event {
-    Event::Done(Box::new(Done {
+fn done(reason: FinishReason, stop: Option<&str>) -> Event {
+    Event::Done(Box::new(GenerationSummary {
         reason,
         stop: stop.map(str::to_owned),
         has_usage: true,
@@ -368,7 +368,8 @@ fn stream(events: impl IntoIterator<Item = Event>) -> Vec<Value> {
 
 #[test]
 fn thoughts_and_text_are_blocks_of_a_stream() {
-    let got = stream([thinking("o"), thinking("k"), content("Hello"), done(Reason::Stop, None)]);
+    let got =
+        stream([thinking("o"), thinking("k"), content("Hello"), done(FinishReason::Stop, None)]);
     let message = &got[0]["message"];
     assert_eq!(message["id"].as_str().unwrap().len(), "msg_".len() + 24);
     assert_eq!(
@@ -402,7 +403,7 @@ fn a_call_is_a_block_and_text_after_it_another() {
         [content("a")]
             .into_iter()
             .chain(call("get_weather"))
-            .chain([content("b"), done(Reason::Length, None)]),
+            .chain([content("b"), done(FinishReason::Length, None)]),
     );
     let kinds: Vec<_> = got
         .iter()
@@ -419,7 +420,7 @@ fn a_call_is_a_block_and_text_after_it_another() {
     );
     assert_eq!(got[10]["delta"]["stop_reason"], "tool_use", "also when cut by length");
     let filtered =
-        stream(call("get_weather").into_iter().chain([done(Reason::ContentFilter, None)]));
+        stream(call("get_weather").into_iter().chain([done(FinishReason::ContentFilter, None)]));
     let end = filtered.iter().find(|event| event["type"] == "message_delta").unwrap();
     assert_eq!(end["delta"]["stop_reason"], "refusal");
 }
@@ -427,7 +428,10 @@ fn a_call_is_a_block_and_text_after_it_another() {
 #[test]
 fn a_search_that_the_server_cannot_do_has_failed_and_the_turn_is_over() {
     let got = stream(
-        call("web_search").into_iter().chain(call("web_search")).chain([done(Reason::Stop, None)]),
+        call("web_search")
+            .into_iter()
+            .chain(call("web_search"))
+            .chain([done(FinishReason::Stop, None)]),
     );
     let blocks: Vec<_> =
         got.iter().map(|e| &e["content_block"]).filter(|block| block.is_object()).collect();
@@ -449,7 +453,7 @@ async fn a_call_that_a_filter_cuts_off_is_a_refusal_whole_and_streamed() {
         Event::CallStart { index: 0, id: "t1".into(), name: name() },
         Event::CallArguments { index: 0, text: "{\"x\"".into() },
         Event::CallEnd { index: 0, outcome: CallOutcome::CutOff },
-        done(Reason::ContentFilter, None),
+        done(FinishReason::ContentFilter, None),
     ];
     let mut row = AnswerEvents::default();
     events.clone().into_iter().for_each(|event| row.push(event));
@@ -482,18 +486,21 @@ fn reasons_tell_which_sequence_of_the_request_matched() {
         got[1]["delta"].clone()
     };
     let reason = |reason: &str, stop: Value| json!({"stop_reason": reason, "stop_sequence": stop});
-    assert_eq!(delta([done(Reason::Stop, Some("END"))]), reason("stop_sequence", json!("END")));
     assert_eq!(
-        delta([done(Reason::Stop, Some("<|im_end|>"))]),
+        delta([done(FinishReason::Stop, Some("END"))]),
+        reason("stop_sequence", json!("END"))
+    );
+    assert_eq!(
+        delta([done(FinishReason::Stop, Some("<|im_end|>"))]),
         reason("end_turn", Value::Null),
         "the model's own"
     );
-    assert_eq!(delta([done(Reason::Length, None)]), reason("max_tokens", Value::Null));
+    assert_eq!(delta([done(FinishReason::Length, None)]), reason("max_tokens", Value::Null));
 }
 
 #[test]
 fn the_end_tells_what_was_left_out_and_shifted_out() {
-    let Event::Done(mut end) = done(Reason::Stop, None) else { unreachable!() };
+    let Event::Done(mut end) = done(FinishReason::Stop, None) else { unreachable!() };
     (end.dropped_messages, end.dropped_tokens) = (2, 40);
     let got = stream([content("a"), Event::Done(end)]);
     let usage = &got[got.len() - 2]["usage"];
@@ -502,7 +509,7 @@ fn the_end_tells_what_was_left_out_and_shifted_out() {
 
 #[test]
 fn a_stream_that_breaks_ends_with_an_event_that_says_so() {
-    let got = stream([content("a"), Event::Error(Failure::internal("broken"))]);
+    let got = stream([content("a"), Event::Error(ApiError::internal("broken"))]);
     let want = json!({"type": "error", "error": {"type": "api_error", "message": "broken"}});
     assert_eq!(got.last().unwrap(), &want);
 }

@@ -10,12 +10,12 @@ use puna_api::openai::{
 };
 
 use super::{DONE, add_usage, finish_reason, push_event, push_failure, wire_call, wire_prompt};
-use crate::canonical::{Done, Piece};
+use crate::canonical::{GenerationSummary, Piece};
 use crate::dialect::answer_events::{CallId, EndedCall};
 use crate::dialect::waiting::Reading;
 use crate::dialect::{AnswerEvent, Collected, CollectedCall, Encoder, Times};
-use crate::http::{Wire, json_plain, stream};
-use crate::ids;
+use crate::http::{StreamFormat, json_plain, stream};
+use crate::random_ids;
 
 /// Encodes the answer to `POST /v1/chat/completions`.
 pub(crate) struct ChatEncoder {
@@ -47,7 +47,7 @@ struct State {
 
 impl ChatEncoder {
     pub(crate) fn new(model: String, include_usage: bool, answers: usize) -> Self {
-        let (id, created) = (ids::new("chatcmpl-"), Timestamp::now().as_second());
+        let (id, created) = (random_ids::alphanumeric("chatcmpl-"), Timestamp::now().as_second());
         let choices = (0..answers).map(|_| State::default()).collect();
         let (usage, reading) = (None, Reading::default());
         let custom_names = Vec::new();
@@ -144,7 +144,7 @@ impl ChatEncoder {
         self.delta(from, Delta { tool_calls: vec![call], ..Delta::default() }, Vec::new(), out);
     }
 
-    fn end(&mut self, from: usize, done: &Done, out: &mut Vec<u8>) {
+    fn end(&mut self, from: usize, done: &GenerationSummary, out: &mut Vec<u8>) {
         if self.choices.len() > 1 && !self.choices[from].started {
             self.send_roles(out);
         }
@@ -225,7 +225,7 @@ fn wire_logprobs(logprobs: Vec<Logprob>) -> Option<ChoiceLogprobs> {
 }
 
 impl Encoder for ChatEncoder {
-    const WIRE: Wire = Wire::Sse;
+    const WIRE: StreamFormat = StreamFormat::Sse;
 
     fn encode(&mut self, from: usize, event: AnswerEvent, _: Times, out: &mut Vec<u8>) {
         let empty = |piece: &Piece| piece.text.is_empty() && piece.logprobs.is_empty();
@@ -280,6 +280,6 @@ impl Encoder for ChatEncoder {
         let chunk = self.chunk(vec![ChunkChoice { delta, ..ChunkChoice::default() }]);
         let mut out = Vec::new();
         push_event(&ChatCompletionChunk { debug_info, ..chunk }, &mut out);
-        stream(Wire::Sse, futures_util::stream::iter([Ok(out.into())]))
+        stream(StreamFormat::Sse, futures_util::stream::iter([Ok(out.into())]))
     }
 }

@@ -16,12 +16,12 @@ use super::{
     DONE, MAX_ANSWERS, add_usage, count, push_event, push_failure, stop_texts, whole_only,
     wire_prompt,
 };
-use crate::canonical::{Failure, Generate, Input, Overflow, Prompt};
+use crate::canonical::{ApiError, Generate, Input, Overflow, Prompt};
 use crate::dialect::waiting::Reading;
 use crate::dialect::{AnswerEvent, Collected, Encoder, Times, logprobs, prompt_logprobs};
-use crate::http::{Wire, json_plain};
-use crate::ids;
+use crate::http::{StreamFormat, json_plain};
 use crate::options::RequestOptions;
+use crate::random_ids;
 use crate::request::GenerationRequest;
 
 /// What is asked for besides a generation.
@@ -47,10 +47,10 @@ enum Wish {
 /// The request of a completion, with the first of its prompts.
 pub(crate) fn to_request(
     request: CompletionRequest,
-) -> Result<(GenerationRequest, Wanted), Failure> {
+) -> Result<(GenerationRequest, Wanted), ApiError> {
     let prompts = prompts(&request.prompt)?;
     let (answers, of) = (count("n", request.n)?, count("best_of", request.best_of.or(request.n))?);
-    let wrong = |text: String| Err(Failure::bad_request(text));
+    let wrong = |text: String| Err(ApiError::bad_request(text));
     if of < answers {
         return wrong(format!("best_of must be at least n, but is {of} of {answers}"));
     }
@@ -112,9 +112,9 @@ pub(crate) fn to_request(
 }
 
 /// A text, a list of them, the tokens of one, or a list of those.
-fn prompts(prompt: &Value) -> Result<Vec<Wish>, Failure> {
+fn prompts(prompt: &Value) -> Result<Vec<Wish>, ApiError> {
     let wrong = |kind: &str| {
-        Failure::bad_request(format!(
+        ApiError::bad_request(format!(
             "json: cannot unmarshal {kind} into Go struct field CompletionRequest.prompt of type string"
         ))
     };
@@ -125,7 +125,7 @@ fn prompts(prompt: &Value) -> Result<Vec<Wish>, Failure> {
         other => return Err(wrong(puna_api::decode::kind(other))),
     };
     match list.first() {
-        None => Err(Failure::bad_request("prompt: the list is empty")),
+        None => Err(ApiError::bad_request("prompt: the list is empty")),
         Some(Value::Number(_)) => Ok(vec![Wish::Tokens(tokens(list)?)]),
         Some(_) => {
             let one = |prompt: &Value| match prompt {
@@ -138,15 +138,15 @@ fn prompts(prompt: &Value) -> Result<Vec<Wish>, Failure> {
     }
 }
 
-fn tokens(list: &[Value]) -> Result<Vec<u32>, Failure> {
+fn tokens(list: &[Value]) -> Result<Vec<u32>, ApiError> {
     let token = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
     let tokens = list.iter().map(token).collect::<Option<_>>();
     tokens.ok_or_else(|| {
-        Failure::bad_request("prompt: a list of tokens may hold nothing but their numbers")
+        ApiError::bad_request("prompt: a list of tokens may hold nothing but their numbers")
     })
 }
 
-fn options(request: &CompletionRequest) -> Result<RequestOptions, Failure> {
+fn options(request: &CompletionRequest) -> Result<RequestOptions, ApiError> {
     Ok(RequestOptions {
         num_predict: request.max_tokens,
         seed: request.seed,
@@ -171,7 +171,7 @@ impl Wanted {
     }
 
     /// All generations: those of the first prompt, then those of the second …
-    pub(crate) fn generations(&self, first: &Generate) -> Result<Vec<Generate>, Failure> {
+    pub(crate) fn generations(&self, first: &Generate) -> Result<Vec<Generate>, ApiError> {
         let of_prompt = |prompt: &Wish| {
             let mut generate = first.clone();
             if let Input::Prompt(native) = &mut generate.input {
@@ -184,7 +184,7 @@ impl Wanted {
             }
             generate
         };
-        let several = self.prompts.iter().map(|prompt| of_prompt(prompt).several(self.of));
+        let several = self.prompts.iter().map(|prompt| of_prompt(prompt).replicate(self.of));
         let mut several = several.collect::<Result<Vec<_>, _>>()?;
         if !self.stream {
             // What the prompt's tokens have is the same for all answers, and to score it is to compute it.
@@ -237,7 +237,8 @@ impl CompletionEncoder {
             Wish::Tokens(_) => Echo { text: String::new(), of_tokens: true },
         };
         let echoes: Vec<_> = wanted.prompts.iter().map(echo).collect();
-        let (id, sent) = (ids::new("cmpl-"), vec![None; wanted.prompts.len() * wanted.of]);
+        let (id, sent) =
+            (random_ids::alphanumeric("cmpl-"), vec![None; wanted.prompts.len() * wanted.of]);
         let (usage, cached) = (None, vec![None; wanted.prompts.len()]);
         let told = vec![Told::default(); sent.len()];
         let (ended, reading) = (0, Reading::default());
@@ -405,7 +406,7 @@ fn add_prompt(
 }
 
 impl Encoder for CompletionEncoder {
-    const WIRE: Wire = Wire::Sse;
+    const WIRE: StreamFormat = StreamFormat::Sse;
 
     fn encode(&mut self, from: usize, event: AnswerEvent, _: Times, out: &mut Vec<u8>) {
         let echo = &self.echoes[from / self.wanted.of];

@@ -6,7 +6,7 @@ use puna_api::native::Tool;
 use serde_json::{Map, Value, json};
 
 use super::hosted::ignored_kind;
-use crate::canonical::Failure;
+use crate::canonical::ApiError;
 use crate::http::note_ignored;
 
 /// The argument of such a function.
@@ -99,14 +99,14 @@ pub(crate) fn name_of(tool: &Tool) -> Option<&str> {
 }
 
 /// A chat's tools as functions, without those that are ignored.
-pub(super) fn as_functions(tools: Vec<Tool>) -> Result<Vec<Tool>, Failure> {
+pub(super) fn as_functions(tools: Vec<Tool>) -> Result<Vec<Tool>, ApiError> {
     let (mut all, mut names) = (Vec::with_capacity(tools.len()), ToolNames::default());
     for (at, tool) in tools.into_iter().enumerate() {
         if let Some(kind) = ignored_kind(&tool) {
             note_ignored(format!("tools.{kind}"));
             continue;
         }
-        let wrong = |text: String| Failure::bad_request(format!("tools[{at}]: {text}"));
+        let wrong = |text: String| ApiError::bad_request(format!("tools[{at}]: {text}"));
         let is_custom = tool.0["type"] == "custom";
         let function = match is_custom {
             true => {

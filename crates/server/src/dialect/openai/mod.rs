@@ -21,7 +21,7 @@ pub(crate) use chat::ChatEncoder;
 pub(crate) use request::image as request_image;
 pub(crate) use request::{has_sound, to_request, wishes_to_think};
 
-use crate::canonical::{Done, Failure};
+use crate::canonical::{ApiError, GenerationSummary};
 use crate::dialect::{CollectedCall, go_type};
 use crate::http::openai_error;
 use crate::options::RequestOptions;
@@ -30,34 +30,34 @@ use crate::options::RequestOptions;
 const MAX_ANSWERS: i64 = 128;
 
 /// A number of answers: one unless given, and not too many.
-pub(crate) fn count(field: &str, count: Option<i64>) -> Result<usize, Failure> {
+pub(crate) fn count(field: &str, count: Option<i64>) -> Result<usize, ApiError> {
     match count.unwrap_or(1) {
         n @ 1..=MAX_ANSWERS => Ok(n as usize),
-        n if n < 1 => Err(Failure::bad_request(format!("{field} must be at least 1, but is {n}"))),
+        n if n < 1 => Err(ApiError::bad_request(format!("{field} must be at least 1, but is {n}"))),
         n => {
-            Err(Failure::bad_request(format!("{field} must be at most {MAX_ANSWERS}, but is {n}")))
+            Err(ApiError::bad_request(format!("{field} must be at most {MAX_ANSWERS}, but is {n}")))
         }
     }
 }
 
 /// The texts that end an answer: one, or a list of them.
-fn stop_texts(stop: Option<&Value>) -> Result<Option<Vec<String>>, Failure> {
+fn stop_texts(stop: Option<&Value>) -> Result<Option<Vec<String>>, ApiError> {
     let wrong = |other: &Value| {
-        Failure::bad_request(format!("invalid type for 'stop' field: {}", go_type(other)))
+        ApiError::bad_request(format!("invalid type for 'stop' field: {}", go_type(other)))
     };
     let text = |text: &Value| text.as_str().map(str::to_owned).ok_or_else(|| wrong(text));
     match stop {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(vec![text.clone()])),
         Some(Value::Array(list)) => list.iter().map(text).collect::<Result<_, _>>().map(Some),
-        Some(_) => Err(Failure::bad_request("stop must be a string or a list of strings")),
+        Some(_) => Err(ApiError::bad_request("stop must be a string or a list of strings")),
     }
 }
 
 /// Adds a generation to a request's token counts, where they are known. A prompt counts once, however many answers it has, and so does what was
 /// found of it in the cache: `cached` is what the least lucky of its generations so far found, as the others may have
 /// found what that one computed.
-fn add_usage(usage: &mut Option<Usage>, done: &Done, cached: &mut Option<u64>) {
+fn add_usage(usage: &mut Option<Usage>, done: &GenerationSummary, cached: &mut Option<u64>) {
     if !done.has_usage {
         return;
     }
@@ -106,9 +106,9 @@ pub(crate) fn set_defaults(
 }
 
 /// Refuses log-probabilities of the prompt in a stream, which has no place for them.
-fn whole_only(prompt_logprobs: Option<i64>, stream: bool) -> Result<Option<i64>, Failure> {
+fn whole_only(prompt_logprobs: Option<i64>, stream: bool) -> Result<Option<i64>, ApiError> {
     match prompt_logprobs {
-        Some(_) if stream => Err(Failure::bad_request(
+        Some(_) if stream => Err(ApiError::bad_request(
             "prompt_logprobs are not told in a stream: set stream to false",
         )),
         other => Ok(other),
@@ -145,7 +145,7 @@ fn wire_call(CollectedCall { id, call }: CollectedCall, custom_names: &[String])
     ToolCall { id, index, kind: "function".into(), function, custom: None }
 }
 
-fn finish_reason(done: &Done, called: bool) -> String {
+fn finish_reason(done: &GenerationSummary, called: bool) -> String {
     match done.reason.as_str() {
         "stop" if called => "tool_calls".into(),
         reason => reason.into(),
@@ -153,7 +153,7 @@ fn finish_reason(done: &Done, called: bool) -> String {
 }
 
 /// Ends a stream with an error: what went wrong, and the end that clients wait for.
-fn push_failure(failure: Failure, out: &mut Vec<u8>) {
+fn push_failure(failure: ApiError, out: &mut Vec<u8>) {
     push_event(&openai_error(&failure), out);
     out.extend_from_slice(DONE);
 }

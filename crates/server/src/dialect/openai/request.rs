@@ -11,18 +11,18 @@ use serde_json::Value;
 
 use super::custom::{arguments_of, as_functions};
 use super::{stop_texts, whole_only};
-use crate::canonical::{Failure, SchemaLabel};
+use crate::canonical::{ApiError, SchemaLabel};
 use crate::dialect::{
     go_type, grammar_format, hide_unreadable_images, logprobs, prompt_logprobs, read_arguments,
 };
-use crate::links::{OFF, is_link};
+use crate::image_urls::{IMAGE_URLS_OFF, is_http_url};
 use crate::options::{RequestOptions, effort};
 use crate::request::GenerationRequest;
 
 /// The request of a chat completion.
-pub(crate) fn to_request(request: ChatCompletionRequest) -> Result<GenerationRequest, Failure> {
+pub(crate) fn to_request(request: ChatCompletionRequest) -> Result<GenerationRequest, ApiError> {
     if request.messages.is_empty() {
-        return Err(Failure::bad_request("[] is too short - 'messages'"));
+        return Err(ApiError::bad_request("[] is too short - 'messages'"));
     }
     let mut messages = messages(&request.messages)?;
     hide_unreadable_images(&mut messages)?;
@@ -30,7 +30,7 @@ pub(crate) fn to_request(request: ChatCompletionRequest) -> Result<GenerationReq
     let top_logprobs = request.top_logprobs;
     let logprobs = logprobs(request.logprobs.unwrap_or(false), top_logprobs)?;
     if logprobs.is_none() && top_logprobs > 0 {
-        return Err(Failure::bad_request("top_logprobs needs logprobs: true"));
+        return Err(ApiError::bad_request("top_logprobs needs logprobs: true"));
     }
     let (format, schema_label) = match request.response_format {
         Some(wanted) => format(wanted)?,
@@ -58,7 +58,7 @@ pub(crate) fn to_request(request: ChatCompletionRequest) -> Result<GenerationReq
 }
 
 /// The constraint of a form of the answer, and what else the client says of its schema.
-fn format(format: ResponseFormat) -> Result<(Option<Constraint>, SchemaLabel), Failure> {
+fn format(format: ResponseFormat) -> Result<(Option<Constraint>, SchemaLabel), ApiError> {
     let constraint = match format.kind.trim().to_lowercase().as_str() {
         "" | "text" => None,
         "json_object" => Some(Constraint::Json),
@@ -67,7 +67,7 @@ fn format(format: ResponseFormat) -> Result<(Option<Constraint>, SchemaLabel), F
         }
         "json_schema" => return json_schema(format.json_schema),
         other => {
-            return Err(Failure::bad_request(format!(
+            return Err(ApiError::bad_request(format!(
                 "response_format: there is no type {other:?}: use text, json_object, json_schema, regex, gbnf or lark"
             )));
         }
@@ -75,16 +75,16 @@ fn format(format: ResponseFormat) -> Result<(Option<Constraint>, SchemaLabel), F
     Ok((constraint, SchemaLabel::default()))
 }
 
-fn json_schema(given: Option<JsonSchema>) -> Result<(Option<Constraint>, SchemaLabel), Failure> {
+fn json_schema(given: Option<JsonSchema>) -> Result<(Option<Constraint>, SchemaLabel), ApiError> {
     let missing = "response_format: type json_schema needs the schema in json_schema.schema";
     let Some(JsonSchema { name, description, strict, schema }) = given else {
-        return Err(Failure::bad_request(missing));
+        return Err(ApiError::bad_request(missing));
     };
     match &schema {
         Value::Object(_) => {}
-        Value::Null => return Err(Failure::bad_request(missing)),
+        Value::Null => return Err(ApiError::bad_request(missing)),
         other => {
-            return Err(Failure::bad_request(format!(
+            return Err(ApiError::bad_request(format!(
                 "response_format: json_schema.schema must be an object, but is of type {}",
                 go_type(other)
             )));
@@ -93,7 +93,7 @@ fn json_schema(given: Option<JsonSchema>) -> Result<(Option<Constraint>, SchemaL
     let schema = puna_sampler::JsonSchema::from(schema);
     if strict == Some(true) {
         let wrong = |error| format!("response_format: json_schema.schema: {error}");
-        schema.check_strict().map_err(|error| Failure::bad_request(wrong(error)))?;
+        schema.check_strict().map_err(|error| ApiError::bad_request(wrong(error)))?;
     }
     let name = Some(name).filter(|name| !name.is_empty());
     Ok((Some(Constraint::Schema(schema)), SchemaLabel { name, description, strict }))
@@ -103,7 +103,7 @@ fn json_schema(given: Option<JsonSchema>) -> Result<(Option<Constraint>, SchemaL
 pub(super) fn think(
     newer: Option<String>,
     older: Option<String>,
-) -> Result<Option<Think>, Failure> {
+) -> Result<Option<Think>, ApiError> {
     effort(&newer.filter(|e| !e.is_empty()).or(older).unwrap_or_default())
 }
 
@@ -129,7 +129,7 @@ fn switch(thinking: Option<&ThinkingSwitch>, enabled: Option<bool>) -> Option<Th
     on.map(|on| if on { Think::On } else { Think::Off })
 }
 
-fn options(request: &ChatCompletionRequest) -> Result<RequestOptions, Failure> {
+fn options(request: &ChatCompletionRequest) -> Result<RequestOptions, ApiError> {
     // The newer name wins.
     let limits = [
         ("max_completion_tokens", request.max_completion_tokens),
@@ -138,7 +138,7 @@ fn options(request: &ChatCompletionRequest) -> Result<RequestOptions, Failure> {
     let limit = limits.into_iter().find_map(|(name, n)| Some((name, n?)));
     // Less than none is how other servers are told that there is no limit.
     if let Some((name, 0)) = limit {
-        return Err(Failure::bad_request(format!("{name} must be at least 1")));
+        return Err(ApiError::bad_request(format!("{name} must be at least 1")));
     }
     Ok(RequestOptions {
         num_predict: limit.map(|(_, n)| n),
@@ -153,7 +153,7 @@ fn options(request: &ChatCompletionRequest) -> Result<RequestOptions, Failure> {
     })
 }
 
-fn messages(messages: &[Message]) -> Result<Vec<native::Message>, Failure> {
+fn messages(messages: &[Message]) -> Result<Vec<native::Message>, ApiError> {
     let mut all = Vec::with_capacity(messages.len());
     // The last call with an id counts.
     let calls = messages.iter().flat_map(|m| &m.tool_calls);
@@ -189,7 +189,7 @@ fn messages(messages: &[Message]) -> Result<Vec<native::Message>, Failure> {
             Value::Null if !message.tool_calls.is_empty() => {}
             other => {
                 let text = format!("invalid message content type: {}", go_type(other));
-                return Err(Failure::bad_request(text));
+                return Err(ApiError::bad_request(text));
             }
         }
         all.push(native);
@@ -198,9 +198,9 @@ fn messages(messages: &[Message]) -> Result<Vec<native::Message>, Failure> {
 }
 
 /// The calls of the message at a position.
-fn tool_calls(message: usize, calls: &[ToolCall]) -> Result<Vec<native::ToolCall>, Failure> {
+fn tool_calls(message: usize, calls: &[ToolCall]) -> Result<Vec<native::ToolCall>, ApiError> {
     let wrong = |at: usize, text: String| {
-        Failure::bad_request(format!("messages[{message}].tool_calls[{at}]: {text}"))
+        ApiError::bad_request(format!("messages[{message}].tool_calls[{at}]: {text}"))
     };
     let call = |(at, call)| tool_call(call).map_err(|text| wrong(at, text));
     calls.iter().enumerate().map(call).collect()
@@ -237,8 +237,8 @@ pub(crate) fn has_sound(messages: &[Message]) -> bool {
 }
 
 /// Text parts joined by a blank line, images and sounds in their order.
-fn content_parts(parts: &[Value], message: &mut native::Message) -> Result<(), Failure> {
-    let wrong = || Failure::bad_request("invalid message format");
+fn content_parts(parts: &[Value], message: &mut native::Message) -> Result<(), ApiError> {
+    let wrong = || ApiError::bad_request("invalid message format");
     let mut texts = Vec::new();
     for part in parts {
         match part["type"].as_str().ok_or_else(wrong)? {
@@ -260,9 +260,9 @@ fn content_parts(parts: &[Value], message: &mut native::Message) -> Result<(), F
 
 /// The image that an `image_url` brings.
 pub(crate) fn image(url: &str) -> Image {
-    if is_link(url) {
+    if is_http_url(url) {
         let text = "image URLs are not currently supported, please use base64 encoded data instead";
-        return Image::Unreadable(format!("{text}: {OFF}"));
+        return Image::Unreadable(format!("{text}: {IMAGE_URLS_OFF}"));
     }
     let kinds = ["image/jpeg", "image/jpg", "image/png", "image/webp", ""];
     let data = kinds.iter().find_map(|kind| url.strip_prefix(&format!("data:{kind};base64,")));
@@ -270,13 +270,13 @@ pub(crate) fn image(url: &str) -> Image {
     bytes.map_or_else(|| Image::Unreadable("invalid image input".into()), Image::Bytes)
 }
 
-fn audio(part: &Value) -> Result<Image, Failure> {
+fn audio(part: &Value) -> Result<Image, ApiError> {
     if !part.is_object() {
-        return Err(Failure::bad_request("invalid input_audio format"));
+        return Err(ApiError::bad_request("invalid input_audio format"));
     }
     let data = part["data"].as_str().filter(|d| !d.is_empty());
     let data =
-        data.ok_or_else(|| Failure::bad_request("invalid input_audio format: missing data"))?;
+        data.ok_or_else(|| ApiError::bad_request("invalid input_audio format: missing data"))?;
     Ok(match Image::from_base64(data) {
         Image::Unreadable(reason) => {
             Image::Unreadable(format!("invalid input_audio base64 data: {reason}"))

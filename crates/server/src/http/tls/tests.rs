@@ -1,4 +1,4 @@
-//! A server with TLS on real sockets, and clients of several kinds.
+//! A TLS server on real sockets, and several kinds of clients.
 
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use rustls::pki_types::ServerName;
@@ -11,14 +11,14 @@ use super::*;
 use crate::config::Config;
 use crate::runner::tests::FakeLauncher;
 
-/// A server and the folder of its certificate and key.
-struct Bench {
+/// A server and the directory of its certificate and key.
+struct TestServer {
     folder: tempfile::TempDir,
     address: std::net::SocketAddr,
     reload: tokio::sync::mpsc::Sender<()>,
 }
 
-/// Writes a new certificate for `localhost` and its key; who is to be trusted then.
+/// Writes a new certificate for `localhost` with its key, and returns the certificate to trust.
 fn write_pair(folder: &Path) -> CertificateDer<'static> {
     let CertifiedKey { cert, signing_key } =
         generate_simple_self_signed(vec!["localhost".into()]).unwrap();
@@ -32,7 +32,7 @@ fn files(folder: &Path) -> TlsFiles {
     TlsFiles { certificate: folder.join("cert.pem"), key: folder.join("key.pem") }
 }
 
-async fn bench() -> (Bench, CertificateDer<'static>) {
+async fn test_server() -> (TestServer, CertificateDer<'static>) {
     let folder = tempfile::tempdir().unwrap();
     let trusted = write_pair(folder.path());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -41,12 +41,12 @@ async fn bench() -> (Bench, CertificateDer<'static>) {
     let (reload, orders) = tokio::sync::mpsc::channel(1);
     let launcher = Arc::new(FakeLauncher(Arc::default()));
     let app = crate::app::App::new(config, launcher).unwrap();
-    tokio::spawn(crate::answer(app, listener, std::future::pending(), orders));
-    (Bench { folder, address, reload }, trusted)
+    tokio::spawn(crate::run_app(app, listener, std::future::pending(), orders));
+    (TestServer { folder, address, reload }, trusted)
 }
 
-impl Bench {
-    /// A connection of a client that trusts one certificate.
+impl TestServer {
+    /// Connects as a client that trusts one certificate.
     async fn connect(
         &self,
         trusted: &CertificateDer<'static>,
@@ -64,14 +64,14 @@ impl Bench {
         TlsConnector::from(Arc::new(config)).connect(name, stream).await
     }
 
-    /// Asks for a new look at the files, and waits until that is done.
+    /// Requests a reload and waits until it is done.
     async fn reload(&self) {
         self.reload.send(()).await.unwrap();
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-/// The answer to a request on a connection that ends with it.
+/// Sends a request and reads the response up to the end of the connection.
 async fn ask(mut stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin) -> String {
     stream
         .write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
@@ -84,8 +84,8 @@ async fn ask(mut stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unp
 
 #[tokio::test]
 async fn requests_are_answered_over_tls_in_http_1() {
-    let (bench, trusted) = bench().await;
-    let stream = bench.connect(&trusted).await.unwrap();
+    let (server, trusted) = test_server().await;
+    let stream = server.connect(&trusted).await.unwrap();
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
     let answer = ask(stream).await;
     assert!(
@@ -95,64 +95,65 @@ async fn requests_are_answered_over_tls_in_http_1() {
 }
 
 #[tokio::test]
-async fn who_speaks_without_tls_is_told_so() {
-    let (bench, _) = bench().await;
-    let answer = ask(TcpStream::connect(bench.address).await.unwrap()).await;
-    assert!(answer.starts_with("HTTP/1.1 400 ") && answer.ends_with(PLAIN), "{answer}");
-    let address = crate::Address::parse(&bench.address.to_string()).0;
+async fn plain_http_gets_an_error() {
+    let (server, _) = test_server().await;
+    let answer = ask(TcpStream::connect(server.address).await.unwrap()).await;
+    assert!(answer.starts_with("HTTP/1.1 400 ") && answer.ends_with(PLAIN_HTTP_ERROR), "{answer}");
+    let address = crate::Address::parse(&server.address.to_string()).0;
     let error = crate::listen(&address, "OLLAMA_HOST").await.unwrap_err().to_string();
     assert!(error.contains("a Puna with TLS is running there already"), "{error}");
 }
 
 #[tokio::test]
 async fn a_new_certificate_is_used_and_a_broken_one_is_not() {
-    let (bench, first) = bench().await;
-    let open = bench.connect(&first).await.unwrap();
-    let second = write_pair(bench.folder.path());
-    bench.reload().await;
-    assert!(bench.connect(&first).await.is_err(), "the old certificate is still shown");
-    bench.connect(&second).await.unwrap();
-    // What was open stays so.
+    let (server, first) = test_server().await;
+    let open = server.connect(&first).await.unwrap();
+    let second = write_pair(server.folder.path());
+    server.reload().await;
+    assert!(server.connect(&first).await.is_err(), "the old certificate is still shown");
+    server.connect(&second).await.unwrap();
+    // Open connections continue.
     assert!(ask(open).await.ends_with("Ollama is running"));
-    let files = files(bench.folder.path());
+    let files = files(server.folder.path());
     let good = std::fs::read(&files.key).unwrap();
     for broken in [&b"nonsense"[..], b"", &good[..good.len() / 2]] {
         std::fs::write(&files.key, broken).unwrap();
-        bench.reload().await;
-        bench.connect(&second).await.unwrap();
+        server.reload().await;
+        server.connect(&second).await.unwrap();
     }
     std::fs::remove_file(&files.certificate).unwrap();
-    bench.reload().await;
-    bench.connect(&second).await.unwrap();
-    // Without being told, too.
-    let third = write_pair(bench.folder.path());
-    tokio::time::sleep(LOOK + Duration::from_millis(100)).await;
-    bench.connect(&third).await.unwrap();
+    server.reload().await;
+    server.connect(&second).await.unwrap();
+    // The server also reloads on its own.
+    let third = write_pair(server.folder.path());
+    tokio::time::sleep(RELOAD_INTERVAL + Duration::from_millis(100)).await;
+    server.connect(&third).await.unwrap();
 }
 
 #[tokio::test]
-async fn handshakes_that_do_not_end_are_given_up_and_others_wait_for_their_place() {
-    let (bench, trusted) = bench().await;
+async fn unfinished_handshakes_time_out_and_others_wait_for_a_slot() {
+    let (server, trusted) = test_server().await;
     let start = Instant::now();
     let mut slow = Vec::new();
     for _ in 0..MAX_HANDSHAKES {
-        slow.push(TcpStream::connect(bench.address).await.unwrap());
+        slow.push(TcpStream::connect(server.address).await.unwrap());
     }
-    // One that has begun is no better.
+    // A started handshake is treated alike.
     slow[0].write_all(&[HANDSHAKE_RECORD, 3, 1]).await.unwrap();
     tokio::time::sleep(Duration::from_millis(50)).await;
-    let answer = ask(bench.connect(&trusted).await.unwrap()).await;
+    let answer = ask(server.connect(&trusted).await.unwrap()).await;
     assert!(answer.ends_with("Ollama is running"), "{answer}");
     let waited = start.elapsed();
-    assert!(waited >= HANDSHAKE && waited < 3 * HANDSHAKE, "{waited:?}");
+    assert!(waited >= HANDSHAKE_TIMEOUT && waited < 3 * HANDSHAKE_TIMEOUT, "{waited:?}");
     for mut stream in slow {
-        let ended = timeout(HANDSHAKE, stream.read(&mut [0; 64])).await.expect("it is closed");
+        let ended =
+            timeout(HANDSHAKE_TIMEOUT, stream.read(&mut [0; 64])).await.expect("it is closed");
         assert!(matches!(ended, Ok(0) | Err(_)), "{ended:?}");
     }
 }
 
 #[test]
-fn what_is_wrong_with_the_files_is_said_by_name_with_the_way_out() {
+fn errors_name_the_file_and_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let files = files(folder.path());
     let error = || Tls::new(&files).err().unwrap().to_string();

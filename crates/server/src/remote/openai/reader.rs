@@ -5,8 +5,10 @@ use puna_prompt::JsonPrefix;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::Sender;
 
-use crate::canonical::{CallOutcome, Done, Event, Failure, Generate, Piece, Reason};
-use crate::ids;
+use crate::canonical::{
+    ApiError, CallOutcome, Event, FinishReason, Generate, GenerationSummary, Piece,
+};
+use crate::random_ids;
 use crate::remote::ask::Answer;
 use crate::remote::remote_error::RemoteError;
 use crate::runner::protocol::CALLS_MAX;
@@ -128,7 +130,7 @@ pub(in crate::remote) async fn read(
     mut answer: Answer,
     generate: &Generate,
     to: &Sender<Event>,
-) -> Result<Event, Failure> {
+) -> Result<Event, ApiError> {
     let mut reader = Reader::new(to, generate.logprobs.is_some());
     let mut first = None;
     let mut failed = loop {
@@ -146,14 +148,14 @@ pub(in crate::remote) async fn read(
     let reason = match reader.finish.as_deref() {
         _ if failed.is_some() => None,
         None => None,
-        Some("length") => Some(Reason::Length),
-        Some("content_filter") => Some(Reason::ContentFilter),
+        Some("length") => Some(FinishReason::Length),
+        Some("content_filter") => Some(FinishReason::ContentFilter),
         Some("abort" | "error") => {
             failed =
                 Some(answer.failure(&RemoteError::of_text("it has aborted the answer".to_owned())));
             None
         }
-        Some(_) => Some(Reason::Stop),
+        Some(_) => Some(FinishReason::Stop),
     };
     // Also of an answer that fails.
     reader.end_calls(reason).await;
@@ -161,11 +163,14 @@ pub(in crate::remote) async fn read(
         return Err(failure);
     }
     let Some(reason) = reason else {
-        return Err(Failure::new(502, "the remote server ended its answer before it was complete"));
+        return Err(ApiError::new(
+            502,
+            "the remote server ended its answer before it was complete",
+        ));
     };
     let (whole, first) = (answer.asked.elapsed(), first.unwrap_or_default());
     let count = |pointer: &str| reader.usage.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
-    Ok(Event::Done(Box::new(Done {
+    Ok(Event::Done(Box::new(GenerationSummary {
         reason,
         stop: reader.stop,
         has_usage: reader.usage.is_object(),
@@ -244,7 +249,7 @@ impl<'a> Reader<'a> {
             _ => {
                 if let Some(at) = open {
                     let call = self.calls.remove(at);
-                    self.end_call(call, Some(Reason::Stop)).await;
+                    self.end_call(call, Some(FinishReason::Stop)).await;
                 }
                 self.end_complete_calls().await;
                 self.begin_call(&part)
@@ -281,7 +286,7 @@ impl<'a> Reader<'a> {
 
     /// Adds the call of a part to the open calls; returns its place there.
     fn begin_call(&mut self, part: &CallPart) -> usize {
-        let id = part.id.clone().unwrap_or_else(ids::call);
+        let id = part.id.clone().unwrap_or_else(random_ids::tool_call);
         let (name, arguments, json) = (String::new(), String::new(), JsonPrefix::default());
         let (has_own_id, number) = (part.id.is_some(), part.number());
         self.past_calls
@@ -334,12 +339,12 @@ impl<'a> Reader<'a> {
             |call: &Call| call.json.is_complete() && call.sent == call.arguments.len();
         while let Some(at) = self.calls.iter().position(is_complete) {
             let call = self.calls.remove(at);
-            self.end_call(call, Some(Reason::Stop)).await;
+            self.end_call(call, Some(FinishReason::Stop)).await;
         }
     }
 
     /// Ends all calls with the answer.
-    async fn end_calls(&mut self, reason: Option<Reason>) {
+    async fn end_calls(&mut self, reason: Option<FinishReason>) {
         for call in std::mem::take(&mut self.calls) {
             self.end_call(call, reason).await;
         }
@@ -347,7 +352,7 @@ impl<'a> Reader<'a> {
 
     /// Ends a call; `reason` is that of the answer's end, or `None` where the answer broke off. A call that has not begun is
     /// none, and its text is content.
-    async fn end_call(&mut self, call: Call, reason: Option<Reason>) {
+    async fn end_call(&mut self, call: Call, reason: Option<FinishReason>) {
         let Call { index, id, has_own_id, number, name, arguments, .. } = call;
         let Some(index) = index else {
             let error = match name.as_str() {
@@ -359,12 +364,14 @@ impl<'a> Reader<'a> {
             return self.send(Event::Content(Piece { text, logprobs: Vec::new() })).await;
         };
         let read = match (arguments.trim(), reason) {
-            ("" | "null", Some(Reason::Stop)) => Ok(Map::new()),
+            ("" | "null", Some(FinishReason::Stop)) => Ok(Map::new()),
             (text, _) => serde_json::from_str(text),
         };
         let outcome = match (read, reason) {
             (Ok(arguments), _) => CallOutcome::Complete(arguments),
-            (Err(_), None | Some(Reason::Length | Reason::ContentFilter)) => CallOutcome::CutOff,
+            (Err(_), None | Some(FinishReason::Length | FinishReason::ContentFilter)) => {
+                CallOutcome::CutOff
+            }
             (Err(error), Some(_)) => {
                 tracing::warn!(%error, "the arguments of a remote server's tool call are not a JSON object");
                 CallOutcome::Invalid(Some(arguments.clone()))

@@ -250,8 +250,8 @@ async fn sound_is_refused_with_what_is_wrong() {
 #[tokio::test]
 async fn what_waits_for_its_model_counts_among_the_bodies() {
     let b = Bench::new();
-    let all = crate::http::room::ROOM as u64;
-    let is_free = || b.door.room().share().check(all).is_ok();
+    let all = crate::http::body_budget::BODY_BUDGET_BYTES as u64;
+    let is_free = || b.door.body_budget().reservation().check_available(all).is_ok();
     let until = async |what: &str, is_so: &dyn Fn() -> bool| {
         for _ in 0..2000 {
             if is_so() {
@@ -278,7 +278,7 @@ async fn what_waits_for_its_model_counts_among_the_bodies() {
             () = until("it is read", &is_read) => {}
         }
         // The text of the second answer's prompt, too.
-        assert!(b.door.room().share().check(all - 1_000_000).is_err());
+        assert!(b.door.body_budget().reservation().check_available(all - 1_000_000).is_err());
         // Taken, it holds nothing more, however long it goes on.
         b.fake.hangs.store(true, Ordering::Relaxed);
         b.fake.dawdles.store(false, Ordering::Relaxed);

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use super::{Answer, Bench};
 use crate::http::Dialect;
 use crate::keys::{Access, KeyFile, Scope};
+use crate::route_table::Route;
 use crate::routes;
-use crate::table::Route;
 
 /// Whether an error has the form of a dialect.
 fn is_of(dialect: Dialect, error: &Value) -> bool {
@@ -51,7 +51,8 @@ async fn who_shows_no_key_is_told_so_in_the_routes_own_dialect() {
                 route.dialect != Dialect::Anthropic
             );
             let named = send(&b, method, route, &[("anthropic-version", "2023-06-01")]).await;
-            let dialect = if route.shared { Dialect::Anthropic } else { route.dialect };
+            let dialect =
+                if route.shared_with_anthropic { Dialect::Anthropic } else { route.dialect };
             assert!(is_of(dialect, &named.json()), "{method} {}: {}", route.path, named.body);
         }
     }

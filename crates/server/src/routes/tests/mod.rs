@@ -32,13 +32,13 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::config::Config;
-use crate::door::Door;
-use crate::keys::guard::Guard;
+use crate::keys::authorizer::Authorizer;
+use crate::middleware::Middleware;
 use crate::routes;
 use crate::runner::tests::{Fake, FakeLauncher};
 
 struct Bench {
-    door: Door,
+    door: Middleware,
     fake: Arc<Fake>,
     _models: tempfile::TempDir,
 }
@@ -73,10 +73,16 @@ impl Bench {
         let fake = Arc::<Fake>::default();
         let mut config = Config::with_models(models.path());
         change(&mut config);
-        let guard = Guard::new(&config.keys).unwrap();
+        let guard = Authorizer::new(&config.keys).unwrap();
         let app = App::new(config, Arc::new(FakeLauncher(fake.clone()))).unwrap();
         Self {
-            door: Door::new(app, routes::all(), guard.into(), ([127, 0, 0, 1], 11434).into(), None),
+            door: Middleware::new(
+                app,
+                routes::all(),
+                guard.into(),
+                ([127, 0, 0, 1], 11434).into(),
+                None,
+            ),
             fake,
             _models: models,
         }

@@ -98,7 +98,13 @@ async fn native_streams_have_nothing_but_their_lines() {
 async fn what_a_stream_waits_with_counts_among_the_bodies() {
     let b = Bench::new();
     b.fake.slow.store(1500, Ordering::Relaxed);
-    let is_free = || b.door.room().share().check(crate::http::room::ROOM as u64).is_ok();
+    let is_free = || {
+        b.door
+            .body_budget()
+            .reservation()
+            .check_available(crate::http::body_budget::BODY_BUDGET_BYTES as u64)
+            .is_ok()
+    };
     let body =
         json!({"model": "cria", "prompt": "x".repeat(400_000), "max_tokens": 1, "stream": true});
     let asked = b.post("/v1/completions", body);

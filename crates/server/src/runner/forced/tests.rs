@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use puna_prompt::{Kind, ParserInput, Template};
-use puna_sampler::{Grammar, Grammars, Spelling};
+use puna_prompt::{ParserInput, Template, TemplateFormat};
+use puna_sampler::{Grammar, GrammarCompiler, GrammarToken};
 
 use super::*;
 
@@ -13,7 +13,7 @@ const NAME: &str = "tide_table";
 /// A form with its parser, and what its texts are made of.
 struct Case {
     title: String,
-    form: CallForm,
+    form: CallFormat,
     template: Template,
     parser: Option<&'static str>,
 }
@@ -39,9 +39,9 @@ fn case(title: &str, template: Template, parser: Option<&'static str>) -> Option
         "<start_function_response>",
     ];
     let ends = ends.map(str::to_owned);
-    let form = CallForm::of(&template, parser, template.think_tags().as_ref(), &ends)?;
+    let form = CallFormat::probe(&template, parser, template.think_tags().as_ref(), &ends)?;
     let title = title.to_owned();
-    matches!(form.arguments, Arguments::Written(_)).then_some(Case {
+    matches!(form.arguments, ArgumentsFormat::List(_)).then_some(Case {
         title,
         form,
         template,
@@ -63,7 +63,7 @@ fn cases() -> Vec<Case> {
         ("olmo3", "olmo3"),
     ];
     for (renderer, parser) in renderers {
-        let template = Template::parse(Kind::BuiltIn, renderer).unwrap();
+        let template = Template::parse(TemplateFormat::BuiltIn, renderer).unwrap();
         all.push(case(renderer, template, Some(parser)).unwrap_or_else(|| panic!("{renderer}")));
     }
     let folder = std::env::var_os("PUNA_TEST_MODELS").map(std::path::PathBuf::from);
@@ -78,7 +78,7 @@ fn cases() -> Vec<Case> {
     let before = all.len();
     for (name, path) in files {
         let source = std::fs::read_to_string(path).unwrap();
-        let template = Template::parse(Kind::Jinja, &source).ok();
+        let template = Template::parse(TemplateFormat::Jinja, &source).ok();
         all.extend(template.and_then(|template| case(&name.to_string_lossy(), template, None)));
     }
     assert!(all.len() >= before + 20, "{}", all.len() - before);
@@ -86,13 +86,13 @@ fn cases() -> Vec<Case> {
 }
 
 /// Every byte is a token, then come control tokens, then the end.
-fn grammars(tags: &[(String, u32)]) -> Grammars {
+fn grammars(tags: &[(String, u32)]) -> GrammarCompiler {
     let bytes: Vec<[u8; 1]> = (0..=255).map(|byte| [byte]).collect();
-    let texts = bytes.iter().map(|bytes| Spelling { bytes, is_text: true });
-    let tags = tags.iter().map(|(tag, _)| Spelling { bytes: tag.as_bytes(), is_text: false });
-    let end = Spelling { bytes: b"<end>", is_text: false };
+    let texts = bytes.iter().map(|bytes| GrammarToken { bytes, is_text: true });
+    let tags = tags.iter().map(|(tag, _)| GrammarToken { bytes: tag.as_bytes(), is_text: false });
+    let end = GrammarToken { bytes: b"<end>", is_text: false };
     let count = 256 + tags.len() as u32;
-    Grammars::new(texts.chain(tags).chain([end]), &[count]).unwrap()
+    GrammarCompiler::new(texts.chain(tags).chain([end]), &[count]).unwrap()
 }
 
 /// Draws texts from a grammar.
@@ -299,8 +299,8 @@ fn check(case: &Case, schema: &Value, tags: &[(String, u32)], seed: u64, draws: 
         Some(name) => OutputParser::by_name(name, &input).unwrap(),
         None => OutputParser::for_template(&case.template, None, &input),
     };
-    let form = if parser().stage() != puna_prompt::Stage::Thinking {
-        case.form.clone().without_thought_end(case.template.think_tags().as_ref())
+    let form = if parser().stage() != puna_prompt::OutputStage::Thinking {
+        case.form.clone().without_reasoning_end(case.template.think_tags().as_ref())
     } else {
         case.form.clone()
     };
@@ -308,9 +308,9 @@ fn check(case: &Case, schema: &Value, tags: &[(String, u32)], seed: u64, draws: 
     let constraint = constraint(&form, &[ForcedTool::new(&tool).unwrap()], false, tags)
         .unwrap_or_else(|e| panic!("{title}: {}", e.message));
     let grammar = grammars(tags)
-        .compile_whole(&constraint)
+        .compile_with_end(&constraint)
         .unwrap_or_else(|e| panic!("{title}: {schema}: {e}\n{constraint:?}"));
-    let Arguments::Written(written) = &case.form.arguments else { panic!() };
+    let ArgumentsFormat::List(written) = &case.form.arguments else { panic!() };
     let ends =
         written::names(schema).into_iter().map(|name| written.frame(ValueKind::Text).after(&name));
     let mut likely: Vec<String> = ends.collect();
@@ -318,8 +318,8 @@ fn check(case: &Case, schema: &Value, tags: &[(String, u32)], seed: u64, draws: 
         ["a", " ", "\n", "7", "null", "true", "x y", "<", "\"", "[", "{", "]", "}", "ABCD", "m"]
             .map(str::to_owned),
     );
-    likely.extend([written.link.clone(), written.close.clone(), written.barred[0..].concat()]);
-    likely.extend(written.barred.clone());
+    likely.extend([written.link.clone(), written.close.clone(), written.forbidden[0..].concat()]);
+    likely.extend(written.forbidden.clone());
     likely.retain(|text| !text.is_empty());
     let mut draw = Draw { tags, likely, seed };
     let mut ended = 0;
@@ -331,15 +331,15 @@ fn check(case: &Case, schema: &Value, tags: &[(String, u32)], seed: u64, draws: 
         let calls: Vec<_> = parts
             .iter()
             .filter_map(|part| match part {
-                Part::Call(call) => Some(call),
+                OutputPart::Call(call) => Some(call),
                 _ => None,
             })
             .collect();
         // What some templates write around a call is none of it.
         let is_around = |text: &str| written.close.ends_with(text) || form.before.contains(text);
         let alone = parts.iter().all(|part| match part {
-            Part::Content(text) => is_around(text),
-            part => matches!(part, Part::Call(_)),
+            OutputPart::Content(text) => is_around(text),
+            part => matches!(part, OutputPart::Call(_)),
         });
         assert!(calls.len() == 1 && alone && calls[0].name == NAME, "{title}: {text:?}: {parts:?}");
         let arguments = Value::Object(calls[0].arguments.clone());
@@ -377,8 +377,8 @@ fn calls_in_the_other_half_of_all_forms_have_the_arguments_that_the_schema_descr
 #[test]
 fn tags_that_are_control_tokens_end_values() {
     for (number, case) in cases().iter().enumerate().take(8) {
-        let Arguments::Written(written) = &case.form.arguments else { panic!() };
-        let mut names = written.barred.clone();
+        let ArgumentsFormat::List(written) = &case.form.arguments else { panic!() };
+        let mut names = written.forbidden.clone();
         names.extend(["<tool_call>".to_owned(), "</tool_call>".to_owned()]);
         names.sort();
         names.dedup();
@@ -399,7 +399,7 @@ fn a_missing_or_repeated_or_invented_argument_is_not_let_through() {
     let schema = json!({"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}, "c": {"enum": ["x", "y"]}}, "required": ["a", "b"]});
     let tool = Tool(json!({"type": "function", "function": {"name": NAME, "parameters": schema}}));
     for case in [coder, glm] {
-        let Arguments::Written(written) = &case.form.arguments else { panic!() };
+        let ArgumentsFormat::List(written) = &case.form.arguments else { panic!() };
         let grammar = grammars(&[])
             .compile(
                 &constraint(&case.form, &[ForcedTool::new(&tool).unwrap()], false, &[]).unwrap(),
@@ -435,7 +435,7 @@ fn a_missing_or_repeated_or_invented_argument_is_not_let_through() {
 fn formats_of_bare_strings_are_kept() {
     let draw = Draw { tags: &[], likely: Vec::new(), seed: 1 };
     let all = cases();
-    let Arguments::Written(written) = &all[0].form.arguments else { panic!() };
+    let ArgumentsFormat::List(written) = &all[0].form.arguments else { panic!() };
     let cases: [(&str, &[&str], &[&str]); 10] = [
         ("date", &["2026-02-28"], &["2026-13-01", "soon"]),
         ("time", &["23:59:00Z", "01:00:00.5+02:00"], &["24:00:00Z", "1:00"]),

@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use puna_prompt::{Frame, Style, ValueKind, Written};
-use puna_sampler::{BareText, lark_json, pattern_without};
+use puna_prompt::{ArgumentListFormat, ValueFrame, ValueKind, ValueStyle};
+use puna_sampler::{UnquotedString, lark_json, pattern_excluding};
 use serde_json::{Value, json};
 
 use super::literal;
@@ -38,7 +38,7 @@ struct Around<'a> {
 }
 
 pub(super) struct Rules<'a> {
-    written: &'a Written,
+    written: &'a ArgumentListFormat,
     schemas: Schemas<'a>,
     tags: &'a [(String, u32)],
     /// Before the numbers of rules and terminals.
@@ -58,14 +58,14 @@ pub(super) struct Rules<'a> {
 pub(super) fn rules(
     name: &str,
     tool: usize,
-    written: &Written,
+    written: &ArgumentListFormat,
     parameters: &Value,
     tags: &[(String, u32)],
 ) -> Result<String, String> {
     let schemas = Schemas::new(parameters);
     let (lark, known) = (String::new(), HashMap::new());
     let mut rules = Rules { written, schemas, tags, tool, lark, count: 0, known, depth: 0 };
-    let Written { head, link, close, empty, .. } = written;
+    let ArgumentListFormat { head, link, close, empty, .. } = written;
     let around = Around { head, link, close, empty, is_outer: true };
     let body = rules.objects(&rules.schemas.choices(parameters)?, &around)?;
     Ok(format!("{name}: {body}\n{}", rules.lark))
@@ -87,7 +87,7 @@ impl Rules<'_> {
     }
 
     /// A terminal, which may be left out if it would be empty.
-    fn text(&mut self, text: &BareText<'_>) -> Result<String, String> {
+    fn text(&mut self, text: &UnquotedString<'_>) -> Result<String, String> {
         let (body, may_be_empty) = text.lark()?;
         let name = format!("T{}X{}", self.tool, self.count);
         self.count += 1;
@@ -156,8 +156,9 @@ impl Rules<'_> {
         around: &Around<'_>,
     ) -> Result<Option<String>, String> {
         if around.is_outer {
-            let prefix =
-                |rules: &Self, frame: &Frame| rules.literal(&format!("{name}{}", frame.before));
+            let prefix = |rules: &Self, frame: &ValueFrame| {
+                rules.literal(&format!("{name}{}", frame.before))
+            };
             return self.framed(schema, name, &prefix);
         }
         if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c))
@@ -187,8 +188,9 @@ impl Rules<'_> {
         self.count += 1;
         let _ = writeln!(self.lark, "{key}: /{OTHER_NAME}/{known}");
         if around.is_outer {
-            let prefix =
-                |rules: &Self, frame: &Frame| format!("{key} {}", rules.literal(&frame.before));
+            let prefix = |rules: &Self, frame: &ValueFrame| {
+                format!("{key} {}", rules.literal(&frame.before))
+            };
             return self.framed(schema, "", &prefix);
         }
         let value = self.value(schema)?;
@@ -200,14 +202,14 @@ impl Rules<'_> {
         &mut self,
         schema: &Value,
         name: &str,
-        prefix: &dyn Fn(&Self, &Frame) -> String,
+        prefix: &dyn Fn(&Self, &ValueFrame) -> String,
     ) -> Result<Option<String>, String> {
         let written = self.written;
-        if written.style == Style::Bare {
+        if written.style == ValueStyle::Bare {
             return self.bare(schema, name, prefix);
         }
         let value = match written.style {
-            Style::Json => Some(self.json(schema)?),
+            ValueStyle::Json => Some(self.json(schema)?),
             _ => self.value(schema)?,
         };
         let frame = written.frame(ValueKind::Text);
@@ -222,9 +224,9 @@ impl Rules<'_> {
             Value::Bool(true) => json!({}),
             other => self.schemas.with_definitions(other.clone()),
         };
-        let schema = match self.written.barred.as_slice() {
+        let schema = match self.written.forbidden.as_slice() {
             [] => schema,
-            barred => bind_strings(schema, &pattern_without(barred)),
+            barred => bind_strings(schema, &pattern_excluding(barred)),
         };
         let json = lark_json(&schema.into()).map_err(|e| e.to_string())?;
         Ok(self.rule(&json))
@@ -235,7 +237,7 @@ impl Rules<'_> {
         &mut self,
         schema: &Value,
         name: &str,
-        prefix: &dyn Fn(&Self, &Frame) -> String,
+        prefix: &dyn Fn(&Self, &ValueFrame) -> String,
     ) -> Result<Option<String>, String> {
         let written = self.written;
         let choices = self.schemas.choices(schema)?;
@@ -283,11 +285,16 @@ impl Rules<'_> {
         after: &str,
     ) -> Result<String, String> {
         let (end, rest) = self.split_at_tag(after);
-        let plain = BareText { schemas, ..BareText::default() };
-        let patterns = if plain.is_bound() { &unlike.bound } else { &unlike.free };
+        let plain = UnquotedString { schemas, ..UnquotedString::default() };
+        let patterns = if plain.is_constrained() { &unlike.bound } else { &unlike.free };
         let patterns: Vec<&str> = patterns.iter().map(|pattern| &**pattern).collect();
-        let barred = &self.written.barred;
-        let text = self.text(&BareText { schemas, unlike: &patterns, barred, end })?;
+        let barred = &self.written.forbidden;
+        let text = self.text(&UnquotedString {
+            schemas,
+            excluded_patterns: &patterns,
+            excluded_texts: barred,
+            end,
+        })?;
         Ok(format!("{text} {}", self.literal(rest)))
     }
 
@@ -387,11 +394,16 @@ impl Rules<'_> {
     }
 
     fn quoted(&mut self, choice: &Choice) -> Result<String, String> {
-        let Style::Quoted(quote) = &self.written.style else {
+        let ValueStyle::Quoted(quote) = &self.written.style else {
             return Err("strings have no quotes".into());
         };
         let (end, rest) = self.split_at_tag(quote);
-        let text = BareText { schemas: &choice.0, unlike: &[], barred: &self.written.barred, end };
+        let text = UnquotedString {
+            schemas: &choice.0,
+            excluded_patterns: &[],
+            excluded_texts: &self.written.forbidden,
+            end,
+        };
         let text = self.text(&text)?;
         Ok(format!("{} {text} {}", self.literal(quote), self.literal(rest)))
     }
@@ -442,7 +454,7 @@ struct Unlike {
     bound: Vec<String>,
 }
 
-fn unlike(frame: &Frame, name: &str, types: &[&str]) -> Unlike {
+fn unlike(frame: &ValueFrame, name: &str, types: &[&str]) -> Unlike {
     let may_be = |names: &[&str]| names.iter().any(|name| types.contains(name));
     let words = [
         (true, NULL),

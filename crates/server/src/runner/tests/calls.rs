@@ -4,7 +4,7 @@ use puna_api::native::Tool;
 use serde_json::json;
 
 use super::*;
-use crate::canonical::{CallOutcome, Failure, Reason};
+use crate::canonical::{ApiError, CallOutcome, FinishReason};
 use crate::runner::protocol::CALLS_MAX;
 
 /// Asks a model with this parser, which says these pieces; what came before the end.
@@ -211,7 +211,7 @@ async fn where_one_call_is_wanted_the_answer_ends_behind_it() {
             // The token that ends it is the only one more.
             assert_eq!(
                 (done.generated_tokens as usize, done.reason),
-                (call.len() + 1, Reason::Stop)
+                (call.len() + 1, FinishReason::Stop)
             );
             return;
         }
@@ -309,7 +309,7 @@ async fn a_forced_answer_ends_where_a_call_comes_again() {
 }
 
 /// Demands a call of the embedded model: what comes of it.
-async fn demand(link: &Link, functions: Vec<serde_json::Value>) -> Result<Vec<Event>, Failure> {
+async fn demand(link: &Link, functions: Vec<serde_json::Value>) -> Result<Vec<Event>, ApiError> {
     let Task::Generate(mut generate) = task("", 60, 4, true, true) else { panic!() };
     let content = "What is the weather in Paris?".into();
     let question = puna_api::native::Message { role: "user".into(), content, ..Default::default() };

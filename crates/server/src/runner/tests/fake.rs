@@ -13,9 +13,9 @@ use std::thread;
 use std::time::Duration;
 
 use puna_engine::{
-    EngineError, Event as EngineEvent, Finish, Job, Piece, PromptToken, Sink, Summary,
+    EngineError, Event as EngineEvent, Finish, Piece, PromptToken, Request, Sink, Summary,
 };
-use puna_sampler::{Constraint, Grammar, Grammars, Spelling, TokenLogprobs};
+use puna_sampler::{Constraint, Grammar, GrammarCompiler, GrammarToken, TokenLogprobs};
 use tokio::sync::oneshot;
 
 use crate::canonical::Tokenize;
@@ -25,7 +25,7 @@ use crate::runner::generator::{
 use crate::runner::launch::{Launched, Launcher};
 use crate::runner::protocol::{LoadSpec, MemoryParts, Pulse};
 use crate::runner::worker;
-use crate::scheduler::Exit;
+use crate::scheduler::RunnerExit;
 
 /// What the fake does; shared with the test.
 #[derive(Default)]
@@ -119,9 +119,9 @@ pub(super) fn in_threads(
         let _ = killed.await;
         let _ = cut.shutdown(Shutdown::Both);
     });
-    let exit: Pin<Box<dyn Future<Output = Exit> + Send>> = Box::pin(async move {
+    let exit: Pin<Box<dyn Future<Output = RunnerExit> + Send>> = Box::pin(async move {
         let _ = end.await;
-        Exit { reason: "signal: 9, killed".into(), out_of_memory: false }
+        RunnerExit { reason: "signal: 9, killed".into(), out_of_memory: false }
     });
     Ok((Launched { pid: 0, stream: tokio::net::UnixStream::from_std(ours)?, kill, exit }, socket))
 }
@@ -234,22 +234,22 @@ impl Generator for FakeEngine {
         thread::sleep(Duration::from_millis(self.fake.form_ms.load(Ordering::Relaxed)));
         self.fake.forms.fetch_add(1, Ordering::Relaxed);
         let bytes: Vec<[u8; 1]> = (0..=255).map(|byte| [byte]).collect();
-        let texts = bytes.iter().map(|bytes| Spelling { bytes, is_text: true });
+        let texts = bytes.iter().map(|bytes| GrammarToken { bytes, is_text: true });
         let is_read = self.fake.reads_forms.load(Ordering::Relaxed);
         match form {
             form if is_read || matches!(form, Constraint::Regex(pattern) if pattern == FORM) => {
-                let grammars = Grammars::new(texts, &[END.1]).map_err(|e| e.to_string())?;
+                let grammars = GrammarCompiler::new(texts, &[END.1]).map_err(|e| e.to_string())?;
                 grammars.compile(form).map_err(|e| e.to_string())
             }
             _ => Err("no forms here".into()),
         }
     }
 
-    fn check_job(&self, _: &Job) -> Result<(), EngineError> {
+    fn check_request(&self, _: &Request) -> Result<(), EngineError> {
         Ok(())
     }
 
-    fn submit(&self, job: Job, mut sink: Box<dyn Sink>) -> Result<u64, EngineError> {
+    fn submit(&self, job: Request, mut sink: Box<dyn Sink>) -> Result<u64, EngineError> {
         self.check()?;
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let cancelled = Arc::new(AtomicBool::new(false));

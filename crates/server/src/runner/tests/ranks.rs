@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use puna_gguf::{Gguf, Value, Writer};
 
 use super::*;
-use crate::canonical::{Rank, Ranked};
+use crate::canonical::{Rank, RankResult};
 
 fn zoo(name: &str) -> Gguf {
     let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
@@ -76,7 +76,7 @@ fn wish(query: &str, documents: &[&str]) -> Rank {
     }
 }
 
-async fn ranked(link: &Link, rank: Rank) -> Ranked {
+async fn ranked(link: &Link, rank: Rank) -> RankResult {
     match end(link, Task::Rank(rank)).await {
         Event::Ranked(ranked) => ranked,
         other => panic!("{other:?}"),

@@ -14,7 +14,7 @@ fn question(change: impl FnOnce(&mut Generate)) -> Task {
         content: "What's 13 + 8 + 34?".into(),
         ..Message::default()
     };
-    generate.model = ModelText { thinking: true, ..ModelText::default() };
+    generate.model = PromptConfig { thinking: true, ..PromptConfig::default() };
     generate.input = Input::Chat { messages: vec![question], tools: Vec::new() };
     generate.think = Some(Think::On);
     generate.options.sampling.temperature = 0.0;

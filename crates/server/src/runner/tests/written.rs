@@ -16,7 +16,7 @@ fn conversation(role: &str, text: &str, change: impl Fn(&mut Generate)) -> Task 
         content: content.into(),
         ..Message::default()
     };
-    generate.model = ModelText::default();
+    generate.model = PromptConfig::default();
     let mut messages = vec![message(role, text), message("user", "Q?")];
     if role == "tool" {
         let function = ToolCallFunction { name: "look".into(), ..ToolCallFunction::default() };

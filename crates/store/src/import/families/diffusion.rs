@@ -1,101 +1,114 @@
-//! Diffusion models: decoders of other families whose tokens see all of a text, with a token that masks others.
+//! Diffusion language models: decoders of other families with bidirectional attention and a mask
+//! token.
 
-use super::super::config::Json;
-use super::super::keys::{Keys, Shape};
-use super::super::rules::{Rule, one};
-use super::names::{ATTENTION, BEFORE, EXPERTS};
-use super::{Alike, Family, PLAIN, qwen};
+use super::super::config::Config;
+use super::super::metadata::{HyperParameters, MetadataWriter};
+use super::super::rules::{TensorRule, rename};
+use super::common_rules::{ATTENTION, EXPERTS, PRE_FFN_NORM};
+use super::{DEFAULT, Family, LayerUniformity, qwen};
 use crate::error::StoreError;
 
-/// The mask of LLaDA-MoE, of which its folder has no word.
+/// Mask token of LLaDA-MoE, which its folder does not define.
 const LLADA_MOE_MASK: u32 = 156_895;
 
 pub(super) const DREAM: Family = Family {
     architecture: "dream",
     classes: &["DreamModel"],
-    keys: |keys| {
-        keys.usual()?;
-        sees_all(keys);
+    write_metadata: |metadata| {
+        metadata.write_common()?;
+        set_bidirectional(metadata);
         Ok(())
     },
-    ..PLAIN
+    ..DEFAULT
 };
 
 pub(super) const RND1: Family = Family {
     architecture: "rnd1",
     classes: &["RND1"],
-    keys: |keys| {
-        (qwen::QWEN3MOE.keys)(keys)?;
-        sees_all(keys);
+    write_metadata: |metadata| {
+        (qwen::QWEN3MOE.write_metadata)(metadata)?;
+        set_bidirectional(metadata);
         Ok(())
     },
     ..qwen::QWEN3MOE
 };
 
-const LLADA_WHOLE: [Rule; 3] =
-    [one("wte", "token_embd"), one("ln_f", "output_norm"), one("ff_out", "output")];
-const LLADA_LAYER: [Rule; 9] = [
-    one("attn_norm", "attn_norm"),
-    one("q_proj", "attn_q"),
-    one("k_proj", "attn_k"),
-    one("v_proj", "attn_v"),
-    one("attn_out", "attn_output"),
-    one("ff_norm", "ffn_norm"),
-    one("ff_proj", "ffn_gate"),
-    one("up_proj", "ffn_up"),
-    one("ff_out", "ffn_down"),
+const LLADA_GLOBAL: [TensorRule; 3] =
+    [rename("wte", "token_embd"), rename("ln_f", "output_norm"), rename("ff_out", "output")];
+const LLADA_LAYER: [TensorRule; 9] = [
+    rename("attn_norm", "attn_norm"),
+    rename("q_proj", "attn_q"),
+    rename("k_proj", "attn_k"),
+    rename("v_proj", "attn_v"),
+    rename("attn_out", "attn_output"),
+    rename("ff_norm", "ffn_norm"),
+    rename("ff_proj", "ffn_gate"),
+    rename("up_proj", "ffn_up"),
+    rename("ff_out", "ffn_down"),
 ];
 
-/// A Llama with the names of OLMo's first code.
+/// Llama with the tensor names of the first OLMo code.
 pub(super) const LLADA: Family = Family {
     architecture: "llada",
     classes: &["LLaDAModelLM"],
-    root: "model.transformer.",
-    layers: "blocks.",
-    whole: &[&LLADA_WHOLE],
-    layer: &[&LLADA_LAYER],
-    pairs: true,
-    shape: |config| wide_as(config, "mlp_hidden_size", "max_sequence_length"),
-    keys: |keys| {
-        keys.usual()?;
-        keys.turns_whole();
-        keys.set_whole("tokenizer.ggml.add_bos_token", true);
-        tells_own(keys);
+    root_prefix: "model.transformer.",
+    layer_prefix: "blocks.",
+    global_rules: &[&LLADA_GLOBAL],
+    layer_rules: &[&LLADA_LAYER],
+    interleaves_rope_pairs: true,
+    hyper_parameters: |config| {
+        parameters_with_keys(config, "mlp_hidden_size", "max_sequence_length")
+    },
+    write_metadata: |metadata| {
+        metadata.write_common()?;
+        metadata.set_full_rope_dim();
+        metadata.set_global("tokenizer.ggml.add_bos_token", true);
+        set_unshifted_logits(metadata);
         Ok(())
     },
-    ..PLAIN
+    ..DEFAULT
 };
 
-/// Experts as Qwen 3 names them.
+/// Experts have Qwen 3's names.
 pub(super) const LLADA_MOE: Family = Family {
     architecture: "llada-moe",
     classes: &["LLaDAMoEModel", "LLaDAMoEModelLM"],
-    layer: &[&ATTENTION, &BEFORE, &EXPERTS],
-    alike: Alike::Kinds,
-    shape: |config| wide_as(config, "dense_intermediate_size", "max_position_embeddings"),
-    keys: |keys| {
-        keys.usual()?;
-        keys.count_if("expert_feed_forward_length", &["expert_intermediate_size"])?;
-        tells_own(keys);
-        if keys.config.opt_count("mask_token_id")?.is_none() {
-            keys.set_whole("tokenizer.ggml.mask_token_id", LLADA_MOE_MASK);
+    layer_rules: &[&ATTENTION, &PRE_FFN_NORM, &EXPERTS],
+    layer_uniformity: LayerUniformity::SeveralKinds,
+    hyper_parameters: |config| {
+        parameters_with_keys(config, "dense_intermediate_size", "max_position_embeddings")
+    },
+    write_metadata: |metadata| {
+        metadata.write_common()?;
+        metadata.set_opt_count("expert_feed_forward_length", &["expert_intermediate_size"])?;
+        set_unshifted_logits(metadata);
+        if metadata.config.opt_count("mask_token_id")?.is_none() {
+            metadata.set_global("tokenizer.ggml.mask_token_id", LLADA_MOE_MASK);
         }
         Ok(())
     },
-    ..PLAIN
+    ..DEFAULT
 };
 
-/// The usual shape with its inside and its context under these names.
-fn wide_as(config: &Json, inner: &'static str, context: &'static str) -> Result<Shape, StoreError> {
-    Shape::of(config, config.one_of(&[context])?, config.one_of(&[inner])?)
+/// Hyperparameters with these configuration keys for feed-forward length and context length.
+fn parameters_with_keys(
+    config: &Config,
+    inner: &'static str,
+    context: &'static str,
+) -> Result<HyperParameters, StoreError> {
+    HyperParameters::with_sizes(
+        config,
+        config.first_required_count(&[context])?,
+        config.first_required_count(&[inner])?,
+    )
 }
 
-fn sees_all(keys: &mut Keys<'_>) {
-    keys.set("attention.causal", false);
+fn set_bidirectional(metadata: &mut MetadataWriter<'_>) {
+    metadata.set("attention.causal", false);
 }
 
-/// A token's own row says what it is, rather than that of the token before.
-fn tells_own(keys: &mut Keys<'_>) {
-    sees_all(keys);
-    keys.set_whole("diffusion.shift_logits", false);
+/// The logits of a position predict its own token instead of the next.
+fn set_unshifted_logits(metadata: &mut MetadataWriter<'_>) {
+    set_bidirectional(metadata);
+    metadata.set_global("diffusion.shift_logits", false);
 }

@@ -1,68 +1,69 @@
-//! Encoders, which see the whole of a text at once and make vectors of it.
+//! Encoders with bidirectional attention, for embeddings.
 
-use super::super::config::Json;
-use super::super::keys::{Keys, Shape};
-use super::super::rules::{Form, Rule, Sizes, aside, one};
-use super::super::weights::{PARAMETRIZED, Weights};
-use super::{Alike, Family, PLAIN, Words, gemma, llama};
+use super::super::config::Config;
+use super::super::metadata::{HyperParameters, MetadataWriter};
+use super::super::rules::{Dimensions, SourceLayout, TensorRule, ignore, rename};
+use super::super::weights::{PARAMETRIZATIONS, Weights};
+use super::{DEFAULT, Family, LayerUniformity, VocabularyKind, gemma, llama};
 use crate::error::StoreError;
 
-const EMBEDDINGS: [Rule; 7] = [
-    one("embeddings.word_embeddings", "token_embd"),
-    one("embeddings.token_type_embeddings", "token_types"),
-    one("emb_ln", "token_embd_norm"),
-    one("embeddings.LayerNorm", "token_embd_norm"),
-    aside("pooler.dense"),
-    aside("embeddings.position_ids"),
-    one("embeddings.position_embeddings", "position_embd"),
+const EMBEDDINGS: [TensorRule; 7] = [
+    rename("embeddings.word_embeddings", "token_embd"),
+    rename("embeddings.token_type_embeddings", "token_types"),
+    rename("emb_ln", "token_embd_norm"),
+    rename("embeddings.LayerNorm", "token_embd_norm"),
+    ignore("pooler.dense"),
+    ignore("embeddings.position_ids"),
+    rename("embeddings.position_embeddings", "position_embd"),
 ];
-const NOMIC_LAYER: [Rule; 11] = [
-    one("attn.Wqkv", "attn_qkv"),
-    one("attn.out_proj", "attn_output"),
-    one("norm1", "attn_output_norm"),
-    one("norm2", "layer_output_norm"),
-    one("mlp.fc11", "ffn_up"),
-    one("mlp.fc12", "ffn_gate"),
-    one("mlp.fc1", "ffn_up"),
-    one("mlp.fc2", "ffn_down"),
-    one("mlp.router.layer", "ffn_gate_inp"),
-    one("mlp.experts.mlp.w1", "ffn_up_exps").form(Form::Stacked),
-    one("mlp.experts.mlp.w2", "ffn_down_exps").form(Form::StackedTurned),
+const NOMIC_LAYER: [TensorRule; 11] = [
+    rename("attn.Wqkv", "attn_qkv"),
+    rename("attn.out_proj", "attn_output"),
+    rename("norm1", "attn_output_norm"),
+    rename("norm2", "layer_output_norm"),
+    rename("mlp.fc11", "ffn_up"),
+    rename("mlp.fc12", "ffn_gate"),
+    rename("mlp.fc1", "ffn_up"),
+    rename("mlp.fc2", "ffn_down"),
+    rename("mlp.router.layer", "ffn_gate_inp"),
+    rename("mlp.experts.mlp.w1", "ffn_up_exps").with_layout(SourceLayout::StackedExperts),
+    rename("mlp.experts.mlp.w2", "ffn_down_exps")
+        .with_layout(SourceLayout::StackedExpertsTransposed),
 ];
-/// What adds to experts, which the network of files does without.
-const NOMIC_BIAS: [Rule; 1] = [aside("mlp.experts.bias")];
+/// Biases of experts, which the GGUF architecture does not have.
+const NOMIC_BIAS: [TensorRule; 1] = [ignore("mlp.experts.bias")];
 
-/// An encoder like most of them.
+/// Defaults of encoders.
 const ENCODER: Family = Family {
-    root: "",
-    words: Words::Encoder,
-    alike: Alike::Nothing,
-    takes_adapters: false,
-    ..PLAIN
+    root_prefix: "",
+    vocabulary: VocabularyKind::Encoder,
+    layer_uniformity: LayerUniformity::Arbitrary,
+    supports_adapters: false,
+    ..DEFAULT
 };
 
 pub(super) const NOMIC_BERT: Family = Family {
     architecture: "nomic-bert",
     classes: &["NomicBertModel"],
-    layers: "encoder.layers.",
-    whole: &[&EMBEDDINGS],
-    layer: &[&NOMIC_LAYER, &NOMIC_BIAS],
-    fits: |config| !has_experts(config),
-    shape: |config| {
-        let mut shape = Shape::usual(config)?;
-        // Trained on shorter texts than its positions have room for.
+    layer_prefix: "encoder.layers.",
+    global_rules: &[&EMBEDDINGS],
+    layer_rules: &[&NOMIC_LAYER, &NOMIC_BIAS],
+    matches: |config| !has_experts(config),
+    hyper_parameters: |config| {
+        let mut params = HyperParameters::from_config(config)?;
+        // The model was trained on shorter texts than it has positions for.
         let trained = config.opt_count("max_trained_positions")?.unwrap_or(2048);
-        shape.context = match (shape.context, trained) {
+        params.context_length = match (params.context_length, trained) {
             (2048, 2048) => 512,
             (positions, trained) => positions.min(trained),
         };
-        Ok(shape)
+        Ok(params)
     },
-    keys: |keys| {
-        keys.encoder_sizes();
-        keys.norms()?;
-        keys.rope_of(Some(10000.0))?;
-        keys.set("attention.causal", false);
+    write_metadata: |metadata| {
+        metadata.write_encoder_sizes();
+        metadata.write_norm_epsilons()?;
+        metadata.write_rope_with_base(Some(10000.0))?;
+        metadata.set("attention.causal", false);
         Ok(())
     },
     ..ENCODER
@@ -70,146 +71,154 @@ pub(super) const NOMIC_BERT: Family = Family {
 
 pub(super) const NOMIC_BERT_MOE: Family = Family {
     architecture: "nomic-bert-moe",
-    fits: has_experts,
-    keys: |keys| {
-        (NOMIC_BERT.keys)(keys)?;
-        keys.set("expert_count", keys.shape.sizes.experts);
-        keys.count("moe_every_n_layers", &["moe_every_n_layers"])?;
-        keys.count("expert_used_count", &["moe_top_k"])
+    matches: has_experts,
+    write_metadata: |metadata| {
+        (NOMIC_BERT.write_metadata)(metadata)?;
+        metadata.set("expert_count", metadata.params.dims.experts);
+        metadata.set_count("moe_every_n_layers", &["moe_every_n_layers"])?;
+        metadata.set_count("expert_used_count", &["moe_top_k"])
     },
     ..NOMIC_BERT
 };
 
-fn has_experts(config: &Json) -> bool {
+fn has_experts(config: &Config) -> bool {
     config
         .value("moe_every_n_layers")
         .and_then(serde_json::Value::as_u64)
         .is_some_and(|every| every > 0)
 }
 
-const JINA_LAYER: [Rule; 17] = [
-    one("attention.self.query", "attn_q"),
-    one("attention.self.key", "attn_k"),
-    one("attention.self.value", "attn_v"),
-    one("attention.self.layer_norm_q", "attn_q_norm"),
-    one("attention.self.layer_norm_k", "attn_k_norm"),
-    one("attention.output.dense", "attn_output"),
-    one("attention.output.LayerNorm", "attn_output_norm"),
-    one("mlp.layernorm", "layer_output_norm"),
-    one("layer_norm_1", "attn_norm_2"),
-    one("layer_norm_2", "layer_output_norm"),
-    one("mlp.gated_layers", "ffn_up"),
-    one("mlp.up_gated_layer", "ffn_up"),
-    one("mlp.gated_layers_v", "ffn_up"),
-    one("mlp.gated_layers_w", "ffn_gate"),
-    one("mlp.wo", "ffn_down"),
-    one("mlp.down_layer", "ffn_down"),
-    aside("attention.self.alibi"),
+const JINA_LAYER: [TensorRule; 17] = [
+    rename("attention.self.query", "attn_q"),
+    rename("attention.self.key", "attn_k"),
+    rename("attention.self.value", "attn_v"),
+    rename("attention.self.layer_norm_q", "attn_q_norm"),
+    rename("attention.self.layer_norm_k", "attn_k_norm"),
+    rename("attention.output.dense", "attn_output"),
+    rename("attention.output.LayerNorm", "attn_output_norm"),
+    rename("mlp.layernorm", "layer_output_norm"),
+    rename("layer_norm_1", "attn_norm_2"),
+    rename("layer_norm_2", "layer_output_norm"),
+    rename("mlp.gated_layers", "ffn_up"),
+    rename("mlp.up_gated_layer", "ffn_up"),
+    rename("mlp.gated_layers_v", "ffn_up"),
+    rename("mlp.gated_layers_w", "ffn_gate"),
+    rename("mlp.wo", "ffn_down"),
+    rename("mlp.down_layer", "ffn_down"),
+    ignore("attention.self.alibi"),
 ];
 
 pub(super) const JINA_BERT_V2: Family = Family {
     architecture: "jina-bert-v2",
     classes: &["JinaBertModel", "JinaBertForMaskedLM"],
-    layers: "encoder.layer.",
-    whole: &[&EMBEDDINGS],
-    layer: &[&JINA_LAYER],
-    odd: Some(|_, weights, _| {
+    layer_prefix: "encoder.layer.",
+    global_rules: &[&EMBEDDINGS],
+    layer_rules: &[&JINA_LAYER],
+    custom_tensors: Some(|_, weights, _| {
         weights.rename(|name| name.strip_prefix("bert.").unwrap_or(name).to_owned())?;
-        weights.leave(|name| name.starts_with("cls."));
+        weights.discard(|name| name.starts_with("cls."));
         Ok(())
     }),
-    keys: |keys| {
-        keys.encoder_sizes();
-        keys.set("attention.layer_norm_epsilon", keys.config.float("layer_norm_eps", 1e-12)?);
-        keys.set("attention.causal", false);
+    write_metadata: |metadata| {
+        metadata.write_encoder_sizes();
+        metadata.set(
+            "attention.layer_norm_epsilon",
+            metadata.config.float_or("layer_norm_eps", 1e-12)?,
+        );
+        metadata.set("attention.causal", false);
         Ok(())
     },
     ..ENCODER
 };
 
-const JINA3_LAYER: [Rule; 6] = [
-    one("mixer.Wqkv", "attn_qkv"),
-    one("mixer.out_proj", "attn_output"),
-    one("norm1", "attn_output_norm"),
-    one("norm2", "layer_output_norm"),
-    one("mlp.fc1", "ffn_up"),
-    one("mlp.fc2", "ffn_down"),
+const JINA3_LAYER: [TensorRule; 6] = [
+    rename("mixer.Wqkv", "attn_qkv"),
+    rename("mixer.out_proj", "attn_output"),
+    rename("norm1", "attn_output_norm"),
+    rename("norm2", "layer_output_norm"),
+    rename("mlp.fc1", "ffn_up"),
+    rename("mlp.fc2", "ffn_down"),
 ];
 
-/// The model alone, without what adapts it to tasks.
+/// The base model without its task adapters.
 pub(super) const JINA_BERT_V3: Family = Family {
     architecture: "jina-bert-v3",
     classes: &["XLMRobertaModel"],
-    fits: |config| config.strings("lora_adaptations").is_some_and(|tasks| !tasks.is_empty()),
-    root: "roberta.",
-    layers: "encoder.layers.",
-    whole: &[&EMBEDDINGS],
-    layer: &[&JINA3_LAYER],
-    odd: Some(|_, weights, _| {
-        weights.leave(|name| name.contains(PARAMETRIZED));
+    matches: |config| config.strings("lora_adaptations").is_some_and(|tasks| !tasks.is_empty()),
+    root_prefix: "roberta.",
+    layer_prefix: "encoder.layers.",
+    global_rules: &[&EMBEDDINGS],
+    layer_rules: &[&JINA3_LAYER],
+    custom_tensors: Some(|_, weights, _| {
+        weights.discard(|name| name.contains(PARAMETRIZATIONS));
         Ok(())
     }),
-    shape: |config| {
-        let mut shape = Shape::usual(config)?;
-        // Positions count from behind the one of padding.
-        let padding = config.opt_number("pad_token_id")?.unwrap_or(1);
-        let context = shape.context.checked_sub(padding.saturating_add(1)).filter(|&n| n > 0);
-        let wrong = || config.wrong("max_position_embeddings", "more than the number of padding");
-        shape.context = context.ok_or_else(wrong)?;
-        Ok(shape)
+    hyper_parameters: |config| {
+        let mut params = HyperParameters::from_config(config)?;
+        // The position of the padding token is the last before that of the first token.
+        let padding = config.opt_count_or_zero("pad_token_id")?.unwrap_or(1);
+        let context =
+            params.context_length.checked_sub(padding.saturating_add(1)).filter(|&n| n > 0);
+        let wrong = || config.invalid("max_position_embeddings", "more than the number of padding");
+        params.context_length = context.ok_or_else(wrong)?;
+        Ok(params)
     },
-    keys: |keys| {
-        keys.encoder_sizes();
-        keys.set("attention.layer_norm_epsilon", keys.config.float("layer_norm_eps", 1e-12)?);
-        keys.rope_of(Some(10000.0))?;
-        keys.set("attention.causal", false);
+    write_metadata: |metadata| {
+        metadata.write_encoder_sizes();
+        metadata.set(
+            "attention.layer_norm_epsilon",
+            metadata.config.float_or("layer_norm_eps", 1e-12)?,
+        );
+        metadata.write_rope_with_base(Some(10000.0))?;
+        metadata.set("attention.causal", false);
         Ok(())
     },
     ..ENCODER
 };
 
-const MODERN_WHOLE: [Rule; 3] = [
-    one("embeddings.tok_embeddings", "token_embd"),
-    one("embeddings.norm", "token_embd_norm"),
-    one("final_norm", "output_norm"),
+const MODERN_GLOBAL: [TensorRule; 3] = [
+    rename("embeddings.tok_embeddings", "token_embd"),
+    rename("embeddings.norm", "token_embd_norm"),
+    rename("final_norm", "output_norm"),
 ];
-const MODERN_LAYER: [Rule; 6] = [
-    one("attn_norm", "attn_norm"),
-    one("attn.Wqkv", "attn_qkv"),
-    one("attn.Wo", "attn_output"),
-    one("mlp_norm", "ffn_norm"),
-    one("mlp.Wi", "ffn_up"),
-    one("mlp.Wo", "ffn_down"),
+const MODERN_LAYER: [TensorRule; 6] = [
+    rename("attn_norm", "attn_norm"),
+    rename("attn.Wqkv", "attn_qkv"),
+    rename("attn.Wo", "attn_output"),
+    rename("mlp_norm", "ffn_norm"),
+    rename("mlp.Wi", "ffn_up"),
+    rename("mlp.Wo", "ffn_down"),
 ];
 
 pub(super) const MODERN_BERT: Family = Family {
     architecture: "modern-bert",
     classes: &["ModernBertModel", "ModernBertForMaskedLM"],
-    root: "model.",
-    whole: &[&MODERN_WHOLE],
-    layer: &[&MODERN_LAYER],
-    words: Words::Usual,
-    odd: Some(|_, weights, _| {
-        // What guesses hidden words.
-        weights.leave(|name| name.starts_with("head.") || name.starts_with("decoder."));
+    root_prefix: "model.",
+    global_rules: &[&MODERN_GLOBAL],
+    layer_rules: &[&MODERN_LAYER],
+    vocabulary: VocabularyKind::Standard,
+    custom_tensors: Some(|_, weights, _| {
+        // The head of masked language modelling.
+        weights.discard(|name| name.starts_with("head.") || name.starts_with("decoder."));
         Ok(())
     }),
-    keys: |keys| {
-        let config = keys.config;
-        keys.encoder_sizes();
-        keys.norms()?;
+    write_metadata: |metadata| {
+        let config = metadata.config;
+        metadata.write_encoder_sizes();
+        metadata.write_norm_epsilons()?;
         if config.first_float(&["layer_norm_eps"])?.is_none() {
-            keys.set("attention.layer_norm_epsilon", config.float("norm_eps", 1e-5)?);
+            metadata.set("attention.layer_norm_epsilon", config.float_or("norm_eps", 1e-5)?);
         }
-        keys.rope_of(Some(160_000.0))?;
-        keys.count("attention.sliding_window", &["local_attention"])?;
-        keys.count_if("attention.sliding_window_pattern", &["global_attn_every_n_layers"])?;
-        keys.set_rows();
+        metadata.write_rope_with_base(Some(160_000.0))?;
+        metadata.set_count("attention.sliding_window", &["local_attention"])?;
+        metadata
+            .set_opt_count("attention.sliding_window_pattern", &["global_attn_every_n_layers"])?;
+        metadata.write_vocab_size();
         if let Some(activation) = config.text("hidden_activation") {
-            keys.set("hidden_activation", activation);
+            metadata.set("hidden_activation", activation);
         }
-        keys.around(true);
-        encoder(keys)
+        metadata.set_add_special_tokens(true);
+        write_encoder_metadata(metadata)
     },
     ..ENCODER
 };
@@ -217,98 +226,106 @@ pub(super) const MODERN_BERT: Family = Family {
 pub(super) const EUROBERT: Family = Family {
     architecture: "eurobert",
     classes: &["EuroBertModel"],
-    whole: PLAIN.whole,
-    root: "model.",
-    words: Words::Usual,
-    alike: Alike::All,
-    keys: |keys| {
-        keys.usual()?;
-        keys.around(false);
-        encoder(keys)
+    global_rules: DEFAULT.global_rules,
+    root_prefix: "model.",
+    vocabulary: VocabularyKind::Standard,
+    layer_uniformity: LayerUniformity::Identical,
+    write_metadata: |metadata| {
+        metadata.write_common()?;
+        metadata.set_add_special_tokens(false);
+        write_encoder_metadata(metadata)
     },
     ..ENCODER
 };
 
-/// What encoders with rotary positions write.
-fn encoder(keys: &mut Keys<'_>) -> Result<(), StoreError> {
-    keys.set("attention.causal", false);
-    keys.set("rope.scaling.type", "none");
-    match keys.config.text("classifier_pooling") {
-        Some("mean") => keys.set("classifier.pooling_type", 1u32),
-        Some("cls") => keys.set("classifier.pooling_type", 2u32),
+/// Writes the keys of encoders with rotary embedding.
+fn write_encoder_metadata(metadata: &mut MetadataWriter<'_>) -> Result<(), StoreError> {
+    metadata.set("attention.causal", false);
+    metadata.set("rope.scaling.type", "none");
+    match metadata.config.text("classifier_pooling") {
+        Some("mean") => metadata.set("classifier.pooling_type", 1u32),
+        Some("cls") => metadata.set("classifier.pooling_type", 2u32),
         _ => {}
     }
     Ok(())
 }
 
-const NEO_WHOLE: [Rule; 3] =
-    [one("encoder", "token_embd"), one("layer_norm", "enc.output_norm.weight"), aside("decoder")];
-const NEO_LAYER: [Rule; 6] = [
-    one("attention_norm", "attn_norm"),
-    one("qkv", "attn_qkv"),
-    one("wo", "attn_output"),
-    one("ffn_norm", "ffn_norm"),
-    one("ffn.w12", "ffn_up"),
-    one("ffn.w3", "ffn_down"),
+const NEO_GLOBAL: [TensorRule; 3] = [
+    rename("encoder", "token_embd"),
+    rename("layer_norm", "enc.output_norm.weight"),
+    ignore("decoder"),
+];
+const NEO_LAYER: [TensorRule; 6] = [
+    rename("attention_norm", "attn_norm"),
+    rename("qkv", "attn_qkv"),
+    rename("wo", "attn_output"),
+    rename("ffn_norm", "ffn_norm"),
+    rename("ffn.w12", "ffn_up"),
+    rename("ffn.w3", "ffn_down"),
 ];
 
 pub(super) const NEO_BERT: Family = Family {
     architecture: "neo-bert",
     classes: &["NeoBERT", "NeoBERTLMHead"],
-    root: "model.",
-    layers: "transformer_encoder.",
-    whole: &[&NEO_WHOLE],
-    layer: &[&NEO_LAYER],
-    shape: |config| {
-        // Two thirds of what is said, since there is a gate.
+    root_prefix: "model.",
+    layer_prefix: "transformer_encoder.",
+    global_rules: &[&NEO_GLOBAL],
+    layer_rules: &[&NEO_LAYER],
+    hyper_parameters: |config| {
+        // Two thirds of the configured width, because of the gate.
         let inner = u64::from(config.count("intermediate_size")?) * 2 / 3;
-        Shape::of(config, config.one_of(&["max_position_embeddings", "max_length"])?, inner as u32)
+        HyperParameters::with_sizes(
+            config,
+            config.first_required_count(&["max_position_embeddings", "max_length"])?,
+            inner as u32,
+        )
     },
-    keys: |keys| {
-        keys.encoder_sizes();
-        keys.set("attention.layer_norm_rms_epsilon", keys.config.float("norm_eps", 1e-6)?);
-        keys.set("rope.freq_base", 10000.0f32);
-        keys.set("pooling_type", 2u32);
-        keys.set_whole("tokenizer.ggml.token_type_count", 1u32);
-        encoder(keys)
+    write_metadata: |metadata| {
+        metadata.write_encoder_sizes();
+        metadata
+            .set("attention.layer_norm_rms_epsilon", metadata.config.float_or("norm_eps", 1e-6)?);
+        metadata.set("rope.freq_base", 10000.0f32);
+        metadata.set("pooling_type", 2u32);
+        metadata.set_global("tokenizer.ggml.token_type_count", 1u32);
+        write_encoder_metadata(metadata)
     },
     ..ENCODER
 };
 
-const DISTIL_WHOLE: [Rule; 3] = [
-    one("embeddings.word_embeddings", "token_embd"),
-    one("embeddings.position_embeddings", "position_embd"),
-    one("embeddings.LayerNorm", "token_embd_norm"),
+const DISTIL_GLOBAL: [TensorRule; 3] = [
+    rename("embeddings.word_embeddings", "token_embd"),
+    rename("embeddings.position_embeddings", "position_embd"),
+    rename("embeddings.LayerNorm", "token_embd_norm"),
 ];
-const DISTIL_LAYER: [Rule; 8] = [
-    one("attention.q_lin", "attn_q"),
-    one("attention.k_lin", "attn_k"),
-    one("attention.v_lin", "attn_v"),
-    one("attention.out_lin", "attn_output"),
-    one("sa_layer_norm", "attn_output_norm"),
-    one("ffn.lin1", "ffn_up"),
-    one("ffn.lin2", "ffn_down"),
-    one("output_layer_norm", "layer_output_norm"),
+const DISTIL_LAYER: [TensorRule; 8] = [
+    rename("attention.q_lin", "attn_q"),
+    rename("attention.k_lin", "attn_k"),
+    rename("attention.v_lin", "attn_v"),
+    rename("attention.out_lin", "attn_output"),
+    rename("sa_layer_norm", "attn_output_norm"),
+    rename("ffn.lin1", "ffn_up"),
+    rename("ffn.lin2", "ffn_down"),
+    rename("output_layer_norm", "layer_output_norm"),
 ];
 
-/// BERT with half of its layers, and texts that are not told apart.
+/// BERT with half of the layers and without token types.
 pub(super) const DISTIL_BERT: Family = Family {
     architecture: "bert",
     classes: &["DistilBertModel", "DistilBertForMaskedLM"],
-    root: "distilbert.",
-    layers: "transformer.layer.",
-    whole: &[&DISTIL_WHOLE],
-    layer: &[&DISTIL_LAYER],
-    odd: Some(|_, weights, _| {
-        // What guesses hidden words.
-        weights.leave(|name| name.starts_with("vocab_"));
+    root_prefix: "distilbert.",
+    layer_prefix: "transformer.layer.",
+    global_rules: &[&DISTIL_GLOBAL],
+    layer_rules: &[&DISTIL_LAYER],
+    custom_tensors: Some(|_, weights, _| {
+        // The head of masked language modelling.
+        weights.discard(|name| name.starts_with("vocab_"));
         Ok(())
     }),
-    keys: |keys| {
-        keys.encoder_sizes();
-        keys.set("attention.layer_norm_epsilon", 1e-12f32);
-        keys.set("attention.causal", false);
-        keys.set_whole("tokenizer.ggml.token_type_count", 1u32);
+    write_metadata: |metadata| {
+        metadata.write_encoder_sizes();
+        metadata.set("attention.layer_norm_epsilon", 1e-12f32);
+        metadata.set("attention.causal", false);
+        metadata.set_global("tokenizer.ggml.token_type_count", 1u32);
         Ok(())
     },
     ..ENCODER
@@ -317,77 +334,87 @@ pub(super) const DISTIL_BERT: Family = Family {
 pub(super) const GEMMA_EMBEDDING: Family =
     Family { architecture: "gemma-embedding", classes: &["Gemma3TextModel"], ..gemma::GEMMA3 };
 
-/// Llama that sees the whole of a text.
+/// Llama with bidirectional attention.
 pub(super) const LLAMA_EMBED: Family = Family {
     architecture: "llama-embed",
     classes: &["LlamaBidirectionalModel"],
-    takes_adapters: false,
-    keys: |keys| {
-        (llama::LLAMA.keys)(keys)?;
-        keys.set("attention.causal", false);
+    supports_adapters: false,
+    write_metadata: |metadata| {
+        (llama::LLAMA.write_metadata)(metadata)?;
+        metadata.set("attention.causal", false);
         Ok(())
     },
     ..llama::LLAMA
 };
 
-const T5_WHOLE: [Rule; 2] =
-    [one("shared", "token_embd"), one("encoder.final_layer_norm", "enc.output_norm.weight")];
-const T5_LAYER: [Rule; 11] = [
-    one("layer.0.SelfAttention.q", "attn_q"),
-    one("layer.0.SelfAttention.k", "attn_k"),
-    one("layer.0.SelfAttention.v", "attn_v"),
-    one("layer.0.SelfAttention.o", "attn_o"),
-    one("layer.0.SelfAttention.relative_attention_bias", "attn_rel_b"),
-    one("layer.0.layer_norm", "attn_norm"),
-    one("layer.1.DenseReluDense.wi_0", "ffn_gate"),
-    one("layer.1.DenseReluDense.wi_1", "ffn_up"),
-    one("layer.1.DenseReluDense.wi", "ffn_up"),
-    one("layer.1.DenseReluDense.wo", "ffn_down"),
-    one("layer.1.layer_norm", "ffn_norm"),
+const T5_GLOBAL: [TensorRule; 2] =
+    [rename("shared", "token_embd"), rename("encoder.final_layer_norm", "enc.output_norm.weight")];
+const T5_LAYER: [TensorRule; 11] = [
+    rename("layer.0.SelfAttention.q", "attn_q"),
+    rename("layer.0.SelfAttention.k", "attn_k"),
+    rename("layer.0.SelfAttention.v", "attn_v"),
+    rename("layer.0.SelfAttention.o", "attn_o"),
+    rename("layer.0.SelfAttention.relative_attention_bias", "attn_rel_b"),
+    rename("layer.0.layer_norm", "attn_norm"),
+    rename("layer.1.DenseReluDense.wi_0", "ffn_gate"),
+    rename("layer.1.DenseReluDense.wi_1", "ffn_up"),
+    rename("layer.1.DenseReluDense.wi", "ffn_up"),
+    rename("layer.1.DenseReluDense.wo", "ffn_down"),
+    rename("layer.1.layer_norm", "ffn_norm"),
 ];
 
 pub(super) const T5_ENCODER: Family = Family {
     architecture: "t5encoder",
     classes: &["T5EncoderModel"],
-    layers: "encoder.block.",
-    blocks: "enc.blk.",
-    whole: &[&T5_WHOLE],
-    layer: &[&T5_LAYER],
-    shape: t5_shape,
-    odd: Some(|_, weights, _| {
-        leave_twin(weights);
+    layer_prefix: "encoder.block.",
+    gguf_layer_prefix: "enc.blk.",
+    global_rules: &[&T5_GLOBAL],
+    layer_rules: &[&T5_LAYER],
+    hyper_parameters: t5_parameters,
+    custom_tensors: Some(|_, weights, _| {
+        discard_decoder(weights);
         Ok(())
     }),
-    keys: t5_keys,
+    write_metadata: write_t5_encoder,
     ..ENCODER
 };
 
-/// What a T5's configuration says about its encoder.
-pub(super) fn t5_shape(config: &Json) -> Result<Shape, StoreError> {
+/// Hyperparameters of T5's encoder.
+pub(super) fn t5_parameters(config: &Config) -> Result<HyperParameters, StoreError> {
     let heads = config.count("num_heads")?;
     let layers = config.count("num_layers")?;
-    let sizes =
-        Sizes { layers, heads, kv_heads: heads, head: config.count("d_kv")?, ..Sizes::default() };
+    let dims = Dimensions {
+        layers,
+        heads,
+        kv_heads: heads,
+        head_dim: config.count("d_kv")?,
+        ..Dimensions::default()
+    };
     let context = config.opt_count("n_positions")?.unwrap_or(512);
-    Ok(Shape { sizes, width: config.count("d_model")?, context, inner: config.count("d_ff")? })
+    Ok(HyperParameters {
+        dims,
+        hidden_size: config.count("d_model")?,
+        context_length: context,
+        feed_forward_length: config.count("d_ff")?,
+    })
 }
 
-/// The keys of its encoder.
-pub(super) fn t5_keys(keys: &mut Keys<'_>) -> Result<(), StoreError> {
-    let config = keys.config;
-    keys.set("context_length", keys.shape.context);
-    keys.set("embedding_length", keys.shape.width);
-    keys.count("feed_forward_length", &["d_ff"])?;
-    keys.count("block_count", &["num_layers"])?;
-    keys.set("attention.head_count", keys.shape.sizes.heads);
-    keys.head_sizes();
-    let eps = config.float("layer_norm_epsilon", 1e-6)?;
-    keys.set("attention.layer_norm_epsilon", eps);
-    keys.set("attention.layer_norm_rms_epsilon", eps);
-    keys.count("attention.relative_buckets_count", &["relative_attention_num_buckets"])
+/// Writes the metadata of T5's encoder.
+pub(super) fn write_t5_encoder(metadata: &mut MetadataWriter<'_>) -> Result<(), StoreError> {
+    let config = metadata.config;
+    metadata.set("context_length", metadata.params.context_length);
+    metadata.set("embedding_length", metadata.params.hidden_size);
+    metadata.set_count("feed_forward_length", &["d_ff"])?;
+    metadata.set_count("block_count", &["num_layers"])?;
+    metadata.set("attention.head_count", metadata.params.dims.heads);
+    metadata.write_head_sizes();
+    let eps = config.float_or("layer_norm_epsilon", 1e-6)?;
+    metadata.set("attention.layer_norm_epsilon", eps);
+    metadata.set("attention.layer_norm_rms_epsilon", eps);
+    metadata.set_count("attention.relative_buckets_count", &["relative_attention_num_buckets"])
 }
 
-/// The table of tokens may be there twice.
-fn leave_twin(weights: &mut Weights<'_>) {
-    weights.leave(|name| name == "encoder.embed_tokens.weight" || name.starts_with("decoder."));
+/// Ignores the decoder and the second copy of the token embedding.
+fn discard_decoder(weights: &mut Weights<'_>) {
+    weights.discard(|name| name == "encoder.embed_tokens.weight" || name.starts_with("decoder."));
 }

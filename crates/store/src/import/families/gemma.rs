@@ -1,32 +1,37 @@
-//! Gemma: norms are stored as what differs from one, and the output is the table of tokens.
+//! Gemma 1 to 3: norms are stored as the difference from one, and the output is the token
+//! embedding.
 
-use super::super::keys::{Keys, Shape, Usual};
-use super::super::rules::{Rule, one};
-use super::names::{ATTENTION, BEHIND, GATED};
-use super::{Family, PLAIN, from_one};
+use super::super::metadata::{Defaults, HyperParameters, MetadataWriter};
+use super::super::rules::{TensorRule, rename};
+use super::common_rules::{ATTENTION, GATED_FFN, POST_NORMS};
+use super::{DEFAULT, Family, add_one_to_norms};
 use crate::error::StoreError;
 
-/// Norms before and behind both parts.
-pub(super) const NORMS: [Rule; 1] = [one("pre_feedforward_layernorm", "ffn_norm")];
+/// The norm before the feed-forward network; [`POST_NORMS`] are behind both blocks.
+pub(super) const NORMS: [TensorRule; 1] = [rename("pre_feedforward_layernorm", "ffn_norm")];
 
 const BASE: Family = Family {
-    layer: &[&ATTENTION, &GATED, &NORMS, &BEHIND],
-    tied: true,
-    bare_start: true,
-    change: from_one,
-    keys: |keys| gemma(keys, None),
-    ..PLAIN
+    layer_rules: &[&ATTENTION, &GATED_FFN, &NORMS, &POST_NORMS],
+    ties_output: true,
+    omits_space_prefix: true,
+    value_transform: add_one_to_norms,
+    write_metadata: |metadata| gemma(metadata, None),
+    ..DEFAULT
 };
 
-pub(super) const GEMMA: Family =
-    Family { architecture: "gemma", classes: &["GemmaForCausalLM"], layer: PLAIN.layer, ..BASE };
+pub(super) const GEMMA: Family = Family {
+    architecture: "gemma",
+    classes: &["GemmaForCausalLM"],
+    layer_rules: DEFAULT.layer_rules,
+    ..BASE
+};
 
 pub(super) const GEMMA2: Family = Family {
     architecture: "gemma2",
     classes: &["Gemma2ForCausalLM"],
-    keys: |keys| {
-        gemma(keys, None)?;
-        keys.count("attention.sliding_window", &["sliding_window"])
+    write_metadata: |metadata| {
+        gemma(metadata, None)?;
+        metadata.set_count("attention.sliding_window", &["sliding_window"])
     },
     ..BASE
 };
@@ -34,28 +39,35 @@ pub(super) const GEMMA2: Family = Family {
 pub(super) const GEMMA3: Family = Family {
     architecture: "gemma3",
     classes: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
-    // The configuration leaves out what is usual there.
-    shape: |config| {
+    // Configurations omit parameters with default values.
+    hyper_parameters: |config| {
         let inner = config.count("intermediate_size")?;
-        let usual = Usual { heads: 8, kv_heads: 4, head: 256, context: 131_072, inner };
-        Shape::with(config, &usual)
+        let default = Defaults {
+            heads: 8,
+            kv_heads: 4,
+            head_dim: 256,
+            context_length: 131_072,
+            feed_forward_length: inner,
+        };
+        HyperParameters::with_defaults(config, &default)
     },
-    keys: |keys| {
-        gemma(keys, Some(1e6))?;
-        if keys.config.opt_count("sliding_window_pattern")? == Some(1) {
+    write_metadata: |metadata| {
+        gemma(metadata, Some(1e6))?;
+        if metadata.config.opt_count("sliding_window_pattern")? == Some(1) {
             return Ok(());
         }
-        keys.count("attention.sliding_window", &["sliding_window"])
+        metadata.set_count("attention.sliding_window", &["sliding_window"])
     },
     ..BASE
 };
 
-fn gemma(keys: &mut Keys<'_>, base: Option<f32>) -> Result<(), StoreError> {
-    keys.sizes();
-    keys.head_sizes();
-    keys.experts()?;
-    keys.set("attention.layer_norm_rms_epsilon", keys.config.float("rms_norm_eps", 1e-6)?);
-    keys.float_if("attn_logit_softcapping", &["attn_logit_softcapping"])?;
-    keys.float_if("final_logit_softcapping", &["final_logit_softcapping"])?;
-    keys.rope_of(base)
+fn gemma(metadata: &mut MetadataWriter<'_>, base: Option<f32>) -> Result<(), StoreError> {
+    metadata.write_sizes();
+    metadata.write_head_sizes();
+    metadata.write_experts()?;
+    metadata
+        .set("attention.layer_norm_rms_epsilon", metadata.config.float_or("rms_norm_eps", 1e-6)?);
+    metadata.set_opt_float("attn_logit_softcapping", &["attn_logit_softcapping"])?;
+    metadata.set_opt_float("final_logit_softcapping", &["final_logit_softcapping"])?;
+    metadata.write_rope_with_base(base)
 }

@@ -1,32 +1,32 @@
-//! gpt-oss: experts come all in one, gate and up in turns, inputs before outputs; or packed in blocks of four bits, outputs
-//! before inputs.
+//! gpt-oss: stacked experts with rows of gate and up interleaved. Plain weights have dimensions
+//! inputs, outputs; MXFP4 blocks have outputs, inputs.
 
-use super::super::rules::{Cut, Form, Rule, one, pieces};
-use super::names::ATTENTION;
-use super::{Family, PLAIN};
+use super::super::rules::{RowSplit, SourceLayout, TensorRule, rename, split};
+use super::common_rules::ATTENTION;
+use super::{DEFAULT, Family};
 
-const EXPERTS: [Rule; 6] = [
-    one("post_attention_layernorm", "post_attention_norm"),
-    one("mlp.router", "ffn_gate_inp"),
-    pieces("mlp.experts.gate_up_proj", Cut::Turns, &["ffn_gate_exps", "ffn_up_exps"])
-        .form(Form::Turned),
-    pieces(
+const EXPERTS: [TensorRule; 6] = [
+    rename("post_attention_layernorm", "post_attention_norm"),
+    rename("mlp.router", "ffn_gate_inp"),
+    split("mlp.experts.gate_up_proj", RowSplit::Interleaved, &["ffn_gate_exps", "ffn_up_exps"])
+        .with_layout(SourceLayout::Transposed),
+    split(
         "mlp.experts.gate_up_proj_bias",
-        Cut::Turns,
+        RowSplit::Interleaved,
         &["ffn_gate_exps.bias", "ffn_up_exps.bias"],
     ),
-    one("mlp.experts.down_proj", "ffn_down_exps").form(Form::Turned),
-    one("mlp.experts.down_proj_bias", "ffn_down_exps.bias"),
+    rename("mlp.experts.down_proj", "ffn_down_exps").with_layout(SourceLayout::Transposed),
+    rename("mlp.experts.down_proj_bias", "ffn_down_exps.bias"),
 ];
 
 pub(super) const GPT_OSS: Family = Family {
     architecture: "gpt-oss",
     classes: &["GptOssForCausalLM"],
-    layer: &[&ATTENTION, &EXPERTS],
-    keys: |keys| {
-        keys.usual()?;
-        keys.count("expert_feed_forward_length", &["intermediate_size"])?;
-        keys.count("attention.sliding_window", &["sliding_window"])
+    layer_rules: &[&ATTENTION, &EXPERTS],
+    write_metadata: |metadata| {
+        metadata.write_common()?;
+        metadata.set_count("expert_feed_forward_length", &["intermediate_size"])?;
+        metadata.set_count("attention.sliding_window", &["sliding_window"])
     },
-    ..PLAIN
+    ..DEFAULT
 };

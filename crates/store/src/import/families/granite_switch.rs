@@ -1,29 +1,30 @@
-//! Granite Switch: a granite with adapters in it, each with a token that switches to it.
+//! Granite Switch: Granite with built-in LoRA adapters, each of which is activated by a token.
 
 use super::super::ImportError;
-use super::super::keys::{Keys, Shape};
-use super::super::pieces::Cutter;
-use super::super::plan::{Content, Order, Output, Part, Step};
-use super::super::rules::{Cut, Rule, aside, one, pieces};
-use super::super::weights::{Tensor, Weights};
+use super::super::metadata::{HyperParameters, MetadataWriter};
+use super::super::output::{OutputTensor, RowMapping, RowOrder, TensorContent, TensorRows};
+use super::super::rules::{RowSplit, TensorRule, ignore, rename, split};
+use super::super::tensor_mapper::TensorMapper;
+use super::super::weights::{SourceTensor, Weights};
+use super::common_rules::{GLOBAL, PRE_FFN_NORM};
 use super::granite::granite;
-use super::names::{BEFORE, WHOLE};
-use super::{Family, PLAIN};
+use super::{DEFAULT, Family};
 use crate::error::StoreError;
 
-/// What is a matrix of the model itself.
-const LAYER: [Rule; 4] = [
-    one("input_layernorm", "attn_norm"),
-    one("self_attn.o_proj.base_layer", "attn_output"),
-    pieces("shared_mlp.input_linear.base_layer", Cut::Behind, &["ffn_gate", "ffn_up"]),
-    one("shared_mlp.output_linear.base_layer", "ffn_down"),
+/// Matrices of the base model.
+const LAYER: [TensorRule; 4] = [
+    rename("input_layernorm", "attn_norm"),
+    rename("self_attn.o_proj.base_layer", "attn_output"),
+    split("shared_mlp.input_linear.base_layer", RowSplit::EqualParts, &["ffn_gate", "ffn_up"]),
+    rename("shared_mlp.output_linear.base_layer", "ffn_down"),
 ];
 
-/// Lists that follow from the configuration.
-const LISTS: [Rule; 2] = [aside("adapter_token_ids"), aside("control_to_substitute_lut")];
+/// Lists that also follow from the configuration.
+const IGNORED_LISTS: [TensorRule; 2] =
+    [ignore("adapter_token_ids"), ignore("control_to_substitute_lut")];
 
-/// The module with adapters, what stands behind `lora_A` and `lora_B`, and what they are of.
-const ADAPTED: [(&str, &str, &str); 7] = [
+/// Modules with adapters: source module, suffix behind `lora_A` and `lora_B`, target.
+const ADAPTED_MODULES: [(&str, &str, &str); 7] = [
     ("self_attn.qkv_proj", "_slices.0", "attn_q"),
     ("self_attn.qkv_proj", "_slices.1", "attn_k"),
     ("self_attn.qkv_proj", "_slices.2", "attn_v"),
@@ -36,64 +37,65 @@ const ADAPTED: [(&str, &str, &str); 7] = [
 pub(super) const GRANITE_SWITCH: Family = Family {
     architecture: "graniteswitch",
     classes: &["GraniteSwitchForCausalLM"],
-    whole: &[&WHOLE, &LISTS],
-    layer: &[&LAYER, &BEFORE],
-    // The output is the table of tokens.
-    tied: true,
-    pairs: true,
-    takes_adapters: false,
-    odd: Some(adapters),
-    shape: |config| {
-        let mut shape = Shape::usual(config)?;
-        // One of its layers only finds out which adapter a token has.
-        shape.sizes.layers = shape.sizes.layers.saturating_sub(1);
-        shape.sizes.head = config.opt_count("projection_head_dim")?.unwrap_or(shape.sizes.head);
-        shape.inner = config.count("shared_intermediate_size")?;
-        Ok(shape)
+    global_rules: &[&GLOBAL, &IGNORED_LISTS],
+    layer_rules: &[&LAYER, &PRE_FFN_NORM],
+    // The output is the token embedding.
+    ties_output: true,
+    interleaves_rope_pairs: true,
+    supports_adapters: false,
+    custom_tensors: Some(map_adapters),
+    hyper_parameters: |config| {
+        let mut params = HyperParameters::from_config(config)?;
+        // One layer only determines the adapter of a token.
+        params.dims.layers = params.dims.layers.saturating_sub(1);
+        params.dims.head_dim =
+            config.opt_count("projection_head_dim")?.unwrap_or(params.dims.head_dim);
+        params.feed_forward_length = config.count("shared_intermediate_size")?;
+        Ok(params)
     },
-    keys: switched,
-    ..PLAIN
+    write_metadata: write_switch_metadata,
+    ..DEFAULT
 };
 
-fn switched(keys: &mut Keys<'_>) -> Result<(), StoreError> {
-    granite(keys)?;
-    let config = keys.config;
-    keys.head_sizes();
+fn write_switch_metadata(metadata: &mut MetadataWriter<'_>) -> Result<(), StoreError> {
+    granite(metadata)?;
+    let config = metadata.config;
+    metadata.write_head_sizes();
     let count = config.count("num_adapters")?;
-    keys.set("adapters.count", count);
-    keys.count("adapters.lora_rank", &["max_lora_rank"])?;
-    for (key, there) in [
+    metadata.set("adapters.count", count);
+    metadata.set_count("adapters.lora_rank", &["max_lora_rank"])?;
+    for (key, source) in [
         ("adapters.token_ids_activate", "adapter_token_ids"),
         ("adapters.token_ids_substitute", "adapter_substitute_token_ids"),
     ] {
-        let ids = config.numbers(there)?;
+        let ids = config.numbers(source)?;
         if ids.len() != count as usize {
             return Err(config
-                .wrong(there, "a list with a token for each of `num_adapters`")
+                .invalid(source, "a list with a token for each of `num_adapters`")
                 .into());
         }
-        keys.set(key, ids);
+        metadata.set(key, ids);
     }
-    keys.set("adapters.router_gain", config.float("control_token_gain", 15.0)?);
+    metadata.set("adapters.router_gain", config.float_or("control_token_gain", 15.0)?);
     Ok(())
 }
 
-/// Matrices of adapters, behind those of none; and the matrix of queries, keys and values, the rows of which stay in one while those that
-/// turn together come side by side.
-fn adapters<'a>(
-    cutter: &Cutter<'_>,
+/// Maps the adapters' matrices, and the matrix of queries, keys and values, which stays in one but
+/// with interleaved rotary pairs.
+fn map_adapters<'a>(
+    mapper: &TensorMapper<'_>,
     weights: &mut Weights<'a>,
-    outputs: &mut Vec<Output<'a>>,
+    outputs: &mut Vec<OutputTensor<'a>>,
 ) -> Result<(), StoreError> {
-    weights.leave(|name| name.starts_with("switch."));
-    let sizes = cutter.sizes;
-    let head = u64::from(sizes.head);
-    if head == 0 || !head.is_multiple_of(2) {
-        return Err(cutter.config.wrong("head_dim", "an even number").into());
+    weights.discard(|name| name.starts_with("switch."));
+    let dims = mapper.dims;
+    let head_dim = u64::from(dims.head_dim);
+    if head_dim == 0 || !head_dim.is_multiple_of(2) {
+        return Err(mapper.config.invalid("head_dim", "an even number").into());
     }
-    let [queries, keys] = [sizes.heads, sizes.kv_heads].map(|heads| u64::from(heads) * head);
-    for layer in 0..sizes.layers {
-        let prefix = format!("{}{layer}.", cutter.family.layers);
+    let [queries, keys] = [dims.heads, dims.kv_heads].map(|heads| u64::from(heads) * head_dim);
+    for layer in 0..dims.layers {
+        let prefix = format!("{}{layer}.", mapper.family.layer_prefix);
         let mut take = |name: String| {
             let tensor = weights.take(&name);
             tensor.ok_or_else(|| StoreError::from(ImportError::TensorMissing { name }))
@@ -104,21 +106,27 @@ fn adapters<'a>(
             let (name, found) = (fused.entry.name.clone(), fused.entry.shape.clone());
             return Err(ImportError::TensorShape { name, found, want: vec![all] }.into());
         }
-        let window = |from, take| Order::of(Step::Window { each: all, from, take });
+        let window = |from, take| {
+            RowOrder::of(RowMapping::Window { period: all, offset: from, count: take })
+        };
         let parts = [
-            (queries, window(0, queries).after(Step::Paired { head })),
-            (keys, window(queries, keys).after(Step::Paired { head })),
+            (queries, window(0, queries).preceded_by(RowMapping::InterleaveHalves { head_dim })),
+            (keys, window(queries, keys).preceded_by(RowMapping::InterleaveHalves { head_dim })),
             (keys, window(queries + keys, keys)),
         ];
-        outputs.push(cutter.gathered(layer, "attn_qkv.weight", &fused, &parts)?);
-        for (module, slice, here) in ADAPTED {
-            for (there, end) in [("lora_A", "lora_a"), ("lora_B", "lora_b")] {
-                let turns = end == "lora_b" && matches!(here, "attn_q" | "attn_k");
-                let order = if turns { Order::of(Step::Paired { head }) } else { Order::SAME };
-                let tensor = take(format!("{prefix}{module}.{there}{slice}"))?;
-                outputs.push(behind_none(
-                    cutter,
-                    (layer, &format!("{here}.{end}")),
+        outputs.push(mapper.gather_rows(layer, "attn_qkv.weight", &fused, &parts)?);
+        for (module, slice, target) in ADAPTED_MODULES {
+            for (source, end) in [("lora_A", "lora_a"), ("lora_B", "lora_b")] {
+                let is_rotated = end == "lora_b" && matches!(target, "attn_q" | "attn_k");
+                let order = if is_rotated {
+                    RowOrder::of(RowMapping::InterleaveHalves { head_dim })
+                } else {
+                    RowOrder::SAME
+                };
+                let tensor = take(format!("{prefix}{module}.{source}{slice}"))?;
+                outputs.push(with_zero_adapter(
+                    mapper,
+                    (layer, &format!("{target}.{end}")),
                     tensor,
                     order,
                 )?);
@@ -128,15 +136,15 @@ fn adapters<'a>(
     Ok(())
 }
 
-/// The matrices of all adapters, behind one of zeros.
-fn behind_none<'a>(
-    cutter: &Cutter<'_>,
+/// Matrices of all adapters, behind one of zeros, which stands for no adapter.
+fn with_zero_adapter<'a>(
+    mapper: &TensorMapper<'_>,
     (layer, name): (u32, &str),
-    tensor: Tensor<'a>,
-    order: Order,
-) -> Result<Output<'a>, StoreError> {
+    tensor: SourceTensor<'a>,
+    order: RowOrder,
+) -> Result<OutputTensor<'a>, StoreError> {
     let (found, adapters) =
-        (tensor.entry.shape.clone(), u64::from(cutter.config.count("num_adapters")?));
+        (tensor.entry.shape.clone(), u64::from(mapper.config.count("num_adapters")?));
     let (rows, columns) = match found[..] {
         [count, 1, rows, columns] if count == adapters => (rows, columns),
         _ => {
@@ -144,8 +152,13 @@ fn behind_none<'a>(
             return Err(ImportError::TensorShape { name, found, want }.into());
         }
     };
-    let part = Part { tensor, rows: adapters * rows, order };
-    let content = Content::Behind { zeros: rows, part, columns };
+    let part = TensorRows { tensor, rows: adapters * rows, order };
+    let content = TensorContent::ZerosThenRows { zero_rows: rows, rows: part, columns };
     let shape = vec![adapters + 1, rows, columns];
-    Ok(Output { name: cutter.full(Some(layer), name), ty: cutter.matrices, shape, content })
+    Ok(OutputTensor {
+        name: mapper.full_name(Some(layer), name),
+        ty: mapper.matrix_type,
+        shape,
+        content,
+    })
 }

@@ -1,64 +1,74 @@
-//! HRM-Text: two stacks of layers, the lower first, which are gone through several times.
+//! HRM-Text: two stacks of layers, the low-level one first, which the model runs several times.
 
-use super::super::keys::Shape;
-use super::super::pieces::Cutter;
-use super::super::plan::Output;
-use super::super::rules::{Cut, Rule, one, pieces};
+use super::super::metadata::HyperParameters;
+use super::super::output::OutputTensor;
+use super::super::rules::{RowSplit, TensorRule, rename, split};
+use super::super::tensor_mapper::TensorMapper;
 use super::super::weights::Weights;
-use super::names::{ATTENTION, GATED};
-use super::{Family, PLAIN};
+use super::common_rules::{ATTENTION, GATED_FFN};
+use super::{DEFAULT, Family};
 use crate::error::StoreError;
 
-const WHOLE: [Rule; 3] =
-    [one("embed_tokens", "token_embd"), one("lm_head", "output"), one("z_L_init", "hrm.z_l_init.")];
-const LAYER: [Rule; 4] = [
-    pieces("attn.gqkv_proj", Cut::GatedQkv, &["attn_gate", "attn_q", "attn_k", "attn_v"]),
-    one("attn.o_proj", "attn_output"),
-    pieces("mlp.gate_up_proj", Cut::Behind, &["ffn_gate", "ffn_up"]),
-    one("self_attn.gate_proj", "attn_gate"),
+const GLOBAL: [TensorRule; 3] = [
+    rename("embed_tokens", "token_embd"),
+    rename("lm_head", "output"),
+    rename("z_L_init", "hrm.z_l_init."),
 ];
-/// Layers of a stack: of old the number of layers said it, which now counts them as often as they are passed.
-const DEPTH: [&str; 2] = ["num_layers_per_stack", "num_hidden_layers"];
+const LAYER: [TensorRule; 4] = [
+    split("attn.gqkv_proj", RowSplit::GatedQkv, &["attn_gate", "attn_q", "attn_k", "attn_v"]),
+    rename("attn.o_proj", "attn_output"),
+    split("mlp.gate_up_proj", RowSplit::EqualParts, &["ffn_gate", "ffn_up"]),
+    rename("self_attn.gate_proj", "attn_gate"),
+];
+/// Keys of the number of layers in a stack. Older configurations have it as the number of layers;
+/// newer ones count each pass.
+const LAYERS_PER_STACK: [&str; 2] = ["num_layers_per_stack", "num_hidden_layers"];
 
 pub(super) const HRM_TEXT: Family = Family {
     architecture: "hrm_text",
     classes: &["HrmTextForCausalLM"],
-    whole: &[&WHOLE],
-    layer: &[&LAYER, &ATTENTION, &GATED],
-    odd: Some(stacked),
-    shape: |config| {
-        let mut shape = Shape::of_layers(config, config.one_of(&DEPTH)?.saturating_mul(2))?;
-        shape.inner = config.count("intermediate_size")?;
-        Ok(shape)
+    global_rules: &[&GLOBAL],
+    layer_rules: &[&LAYER, &ATTENTION, &GATED_FFN],
+    custom_tensors: Some(number_stacks),
+    hyper_parameters: |config| {
+        let mut params = HyperParameters::with_layer_count(
+            config,
+            config.first_required_count(&LAYERS_PER_STACK)?.saturating_mul(2),
+        )?;
+        params.feed_forward_length = config.count("intermediate_size")?;
+        Ok(params)
     },
-    keys: |keys| {
-        let config = keys.config;
-        let (depth, high, low) =
-            (config.one_of(&DEPTH)?, config.count("H_cycles")?, config.count("L_cycles")?);
+    write_metadata: |metadata| {
+        let config = metadata.config;
+        let (depth, high, low) = (
+            config.first_required_count(&LAYERS_PER_STACK)?,
+            config.count("H_cycles")?,
+            config.count("L_cycles")?,
+        );
         let passed = depth.checked_mul(high).and_then(|n| n.checked_mul(low.checked_add(1)?));
         let passed = passed
-            .ok_or_else(|| config.wrong("H_cycles", "a number of passes that can be counted"))?;
-        keys.usual()?;
-        keys.turns_whole();
-        keys.set("block_count", passed);
-        let usual = 1.0 / config.float("initializer_range", 0.02)?;
-        keys.set("embedding_scale", config.float("embedding_scale", usual)?);
-        keys.set("hrm.layers_per_stack", depth);
-        keys.set("hrm.h_cycles", high);
-        keys.set("hrm.l_cycles", low);
-        keys.set("hrm.prefix_lm", config.flag("prefix_lm").unwrap_or(false));
+            .ok_or_else(|| config.invalid("H_cycles", "a number of passes that can be counted"))?;
+        metadata.write_common()?;
+        metadata.set_full_rope_dim();
+        metadata.set("block_count", passed);
+        let default = 1.0 / config.float_or("initializer_range", 0.02)?;
+        metadata.set("embedding_scale", config.float_or("embedding_scale", default)?);
+        metadata.set("hrm.layers_per_stack", depth);
+        metadata.set("hrm.h_cycles", high);
+        metadata.set("hrm.l_cycles", low);
+        metadata.set("hrm.prefix_lm", config.flag("prefix_lm").unwrap_or(false));
         Ok(())
     },
-    ..PLAIN
+    ..DEFAULT
 };
 
-/// Numbers the layers of both stacks together.
-fn stacked<'a>(
-    cutter: &Cutter<'_>,
+/// Numbers the layers of both stacks consecutively.
+fn number_stacks<'a>(
+    mapper: &TensorMapper<'_>,
     weights: &mut Weights<'a>,
-    _: &mut Vec<Output<'a>>,
+    _: &mut Vec<OutputTensor<'a>>,
 ) -> Result<(), StoreError> {
-    let depth = cutter.sizes.layers / 2;
+    let depth = mapper.dims.layers / 2;
     let numbered = |name: &str| {
         let (stack, rest) = name.split_once("_module.layers.")?;
         let (layer, part) = rest.split_once('.')?;
@@ -68,7 +78,7 @@ fn stacked<'a>(
             "H" => depth,
             _ => return None,
         };
-        Some(format!("{}{}.{part}", cutter.family.layers, first + layer))
+        Some(format!("{}{}.{part}", mapper.family.layer_prefix, first + layer))
     };
     Ok(weights.rename(|name| numbered(name).unwrap_or_else(|| name.to_owned()))?)
 }

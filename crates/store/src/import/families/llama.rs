@@ -1,9 +1,9 @@
-//! Llama and those that differ from it in little.
+//! Llama and families with small differences from it.
 
-use super::super::keys::{Keys, Shape};
-use super::super::rules::{Cut, Form, Rule, aside, one, pieces};
-use super::names::{ATTENTION, BEFORE, BEHIND, EXPERTS, GATED, MIXTRAL};
-use super::{Alike, Family, PLAIN};
+use super::super::metadata::{HyperParameters, MetadataWriter};
+use super::super::rules::{RowSplit, SourceLayout, TensorRule, ignore, rename, split};
+use super::common_rules::{ATTENTION, EXPERTS, GATED_FFN, MIXTRAL, POST_NORMS, PRE_FFN_NORM};
+use super::{DEFAULT, Family, LayerUniformity};
 use crate::error::StoreError;
 
 pub(super) const LLAMA: Family = Family {
@@ -17,397 +17,420 @@ pub(super) const LLAMA: Family = Family {
         "IQuestCoderForCausalLM",
         "InternLM3ForCausalLM",
     ],
-    layer: &[&ATTENTION, &GATED, &BEFORE, &MIXTRAL, &EXPERTS],
-    pairs: true,
-    keys: turning,
-    ..PLAIN
+    layer_rules: &[&ATTENTION, &GATED_FFN, &PRE_FFN_NORM, &MIXTRAL, &EXPERTS],
+    interleaves_rope_pairs: true,
+    write_metadata: write_with_full_rope,
+    ..DEFAULT
 };
 
 pub(super) const SMOLLM3: Family = Family {
     architecture: "smollm3",
     classes: &["SmolLM3ForCausalLM"],
-    pairs: true,
-    keys: |keys| {
-        turning(keys)?;
-        // Files have no word for it.
-        match keys.config.opt_count("no_rope_layer_interval")? {
+    interleaves_rope_pairs: true,
+    write_metadata: |metadata| {
+        write_with_full_rope(metadata)?;
+        // GGUF files have no key for it.
+        match metadata.config.opt_count("no_rope_layer_interval")? {
             Some(every) if every != 4 => {
                 let found = format!("{every}: in a GGUF file it is 4");
-                Err(keys.config.wrong_value("no_rope_layer_interval", found).into())
+                Err(metadata.config.invalid_value("no_rope_layer_interval", found).into())
             }
             _ => Ok(()),
         }
     },
-    ..PLAIN
+    ..DEFAULT
 };
 
 pub(super) const ARCEE: Family = Family {
     architecture: "arcee",
     classes: &["ArceeForCausalLM"],
-    pairs: true,
-    keys: turning,
-    ..PLAIN
+    interleaves_rope_pairs: true,
+    write_metadata: write_with_full_rope,
+    ..DEFAULT
 };
 
 pub(super) const SEED_OSS: Family = Family {
     architecture: "seed_oss",
     classes: &["SeedOssForCausalLM"],
-    layer: &[&ATTENTION, &GATED, &BEHIND],
-    ..PLAIN
+    layer_rules: &[&ATTENTION, &GATED_FFN, &POST_NORMS],
+    ..DEFAULT
 };
 
 pub(super) const ERNIE4_5: Family = Family {
     architecture: "ernie4_5",
     classes: &["Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"],
-    ..PLAIN
+    ..DEFAULT
 };
 
-/// The language model of PaddleOCR-VL.
+/// Text model of PaddleOCR-VL.
 pub(super) const PADDLE_OCR: Family = Family {
     architecture: "paddleocr",
     classes: &["PaddleOCRVLForConditionalGeneration"],
-    odd: Some(|_, weights, _| {
-        weights.leave(|name| name.starts_with("mlp_AR."));
+    custom_tensors: Some(|_, weights, _| {
+        weights.discard(|name| name.starts_with("mlp_AR."));
         Ok(())
     }),
-    ..PLAIN
+    ..DEFAULT
 };
 
-/// Norms of heads by mean and variance, with weights of each.
-const CHAMELEON_NORMS: [Rule; 2] = [
-    one("self_attn.q_norm", "attn_q_norm").form(Form::Across),
-    one("self_attn.k_norm", "attn_k_norm").form(Form::Across),
+/// Layer norms of heads, with separate weights for each head.
+const CHAMELEON_NORMS: [TensorRule; 2] = [
+    rename("self_attn.q_norm", "attn_q_norm").with_layout(SourceLayout::ColumnWise),
+    rename("self_attn.k_norm", "attn_k_norm").with_layout(SourceLayout::ColumnWise),
 ];
 
 pub(super) const CHAMELEON: Family = Family {
     architecture: "chameleon",
     classes: &["ChameleonForConditionalGeneration", "ChameleonForCausalLM"],
-    layer: &[&CHAMELEON_NORMS, &ATTENTION, &GATED, &BEFORE],
-    pairs: true,
-    odd: Some(|_, weights, _| {
-        weights.leave(|name| name.starts_with("vqmodel."));
+    layer_rules: &[&CHAMELEON_NORMS, &ATTENTION, &GATED_FFN, &PRE_FFN_NORM],
+    interleaves_rope_pairs: true,
+    custom_tensors: Some(|_, weights, _| {
+        weights.discard(|name| name.starts_with("vqmodel."));
         Ok(())
     }),
-    keys: |keys| {
-        turning(keys)?;
-        keys.set("swin_norm", keys.config.flag("swin_norm").unwrap_or(false));
+    write_metadata: |metadata| {
+        write_with_full_rope(metadata)?;
+        metadata.set("swin_norm", metadata.config.flag("swin_norm").unwrap_or(false));
         Ok(())
     },
-    ..PLAIN
+    ..DEFAULT
 };
 
-/// Beside each matrix there is another for what images say, which is left aside as all of images is.
-const COGVLM_LAYER: [Rule; 6] = [
-    one("input_layernorm", "attn_norm"),
-    one("self_attn.language_expert_query_key_value", "attn_qkv"),
-    one("self_attn.language_expert_dense", "attn_output"),
-    one("mlp.language_mlp.gate_proj", "ffn_gate"),
-    one("mlp.language_mlp.up_proj", "ffn_up"),
-    one("mlp.language_mlp.down_proj", "ffn_down"),
+/// The language matrices. The image matrices beside them are ignored.
+const COGVLM_LAYER: [TensorRule; 6] = [
+    rename("input_layernorm", "attn_norm"),
+    rename("self_attn.language_expert_query_key_value", "attn_qkv"),
+    rename("self_attn.language_expert_dense", "attn_output"),
+    rename("mlp.language_mlp.gate_proj", "ffn_gate"),
+    rename("mlp.language_mlp.up_proj", "ffn_up"),
+    rename("mlp.language_mlp.down_proj", "ffn_down"),
 ];
 
 pub(super) const COGVLM: Family = Family {
     architecture: "cogvlm",
     classes: &["CogVLMForCausalLM"],
-    layer: &[&COGVLM_LAYER, &BEFORE],
-    shape: |config| {
-        let mut shape = Shape::usual(config)?;
-        shape.sizes.kv_heads =
-            config.opt_count("num_multi_query_heads")?.unwrap_or(shape.sizes.kv_heads);
-        Ok(shape)
+    layer_rules: &[&COGVLM_LAYER, &PRE_FFN_NORM],
+    hyper_parameters: |config| {
+        let mut params = HyperParameters::from_config(config)?;
+        params.dims.kv_heads =
+            config.opt_count("num_multi_query_heads")?.unwrap_or(params.dims.kv_heads);
+        Ok(params)
     },
-    keys: turning,
-    ..PLAIN
+    write_metadata: write_with_full_rope,
+    ..DEFAULT
 };
 
-/// All layers are gone through several times.
+/// The model runs all layers several times.
 pub(super) const NANBEIGE: Family = Family {
     architecture: "nanbeige",
     classes: &["NanbeigeForCausalLM"],
-    pairs: true,
-    keys: |keys| {
-        turning(keys)?;
-        keys.set("num_loops", keys.config.opt_count("num_loops")?.unwrap_or(1));
-        keys.set("skip_loop_final_norm", keys.config.flag("skip_loop_final_norm").unwrap_or(false));
+    interleaves_rope_pairs: true,
+    write_metadata: |metadata| {
+        write_with_full_rope(metadata)?;
+        metadata.set("num_loops", metadata.config.opt_count("num_loops")?.unwrap_or(1));
+        metadata.set(
+            "skip_loop_final_norm",
+            metadata.config.flag("skip_loop_final_norm").unwrap_or(false),
+        );
         Ok(())
     },
-    ..PLAIN
+    ..DEFAULT
 };
 
-/// Ministral and Mistral Small 3: positions by YaRN, scores that grow with the position.
+/// Ministral and Mistral Small 3: YaRN, and an attention temperature that depends on the position.
 pub(super) const MISTRAL3: Family = Family {
     architecture: "mistral3",
     classes: &["Mistral3ForConditionalGeneration", "Ministral3ForCausalLM"],
-    fits: |config| config.text("model_type") != Some("mistral4"),
-    pairs: true,
-    keys: |keys| {
-        turning(keys)?;
-        let rope = keys.config.rope();
-        for (there, here) in [
+    matches: |config| config.text("model_type") != Some("mistral4"),
+    interleaves_rope_pairs: true,
+    write_metadata: |metadata| {
+        write_with_full_rope(metadata)?;
+        let rope = metadata.config.rope_parameters();
+        for (source, target) in [
             ("mscale_all_dim", "rope.scaling.yarn_log_multiplier"),
             ("llama_4_scaling_beta", "attention.temperature_scale"),
         ] {
-            if let Some(number) = rope.opt_float(there)? {
-                keys.set(here, number);
+            if let Some(number) = rope.opt_float(source)? {
+                metadata.set(target, number);
             }
         }
         Ok(())
     },
-    ..PLAIN
+    ..DEFAULT
 };
 
-/// Llama 4's networks and experts, which come all in one, inputs before outputs.
-const LLAMA4_PARTS: [Rule; 9] = [
-    one("feed_forward.gate_proj", "ffn_gate"),
-    one("feed_forward.up_proj", "ffn_up"),
-    one("feed_forward.down_proj", "ffn_down"),
-    one("feed_forward.router", "ffn_gate_inp"),
-    pieces("feed_forward.experts.gate_up_proj", Cut::Behind, &["ffn_gate_exps", "ffn_up_exps"])
-        .form(Form::Turned),
-    one("feed_forward.experts.down_proj", "ffn_down_exps").form(Form::Turned),
-    one("feed_forward.shared_expert.gate_proj", "ffn_gate_shexp"),
-    one("feed_forward.shared_expert.up_proj", "ffn_up_shexp"),
-    one("feed_forward.shared_expert.down_proj", "ffn_down_shexp"),
+/// Llama 4's networks and stacked experts with dimensions inputs, outputs.
+const LLAMA4_LAYER: [TensorRule; 9] = [
+    rename("feed_forward.gate_proj", "ffn_gate"),
+    rename("feed_forward.up_proj", "ffn_up"),
+    rename("feed_forward.down_proj", "ffn_down"),
+    rename("feed_forward.router", "ffn_gate_inp"),
+    split(
+        "feed_forward.experts.gate_up_proj",
+        RowSplit::EqualParts,
+        &["ffn_gate_exps", "ffn_up_exps"],
+    )
+    .with_layout(SourceLayout::Transposed),
+    rename("feed_forward.experts.down_proj", "ffn_down_exps").with_layout(SourceLayout::Transposed),
+    rename("feed_forward.shared_expert.gate_proj", "ffn_gate_shexp"),
+    rename("feed_forward.shared_expert.up_proj", "ffn_up_shexp"),
+    rename("feed_forward.shared_expert.down_proj", "ffn_down_shexp"),
 ];
 
 pub(super) const LLAMA4: Family = Family {
     architecture: "llama4",
     classes: &["Llama4ForConditionalGeneration", "Llama4ForCausalLM"],
-    layer: &[&ATTENTION, &BEFORE, &LLAMA4_PARTS],
-    alike: Alike::Kinds,
-    keys: |keys| {
-        turning(keys)?;
-        keys.count("feed_forward_length", &["intermediate_size_mlp"])?;
-        keys.count("expert_feed_forward_length", &["intermediate_size"])?;
-        keys.count("interleave_moe_layer_step", &["interleave_moe_layer_step"])?;
-        // Where all layers see everything no window is meant.
-        let kinds = keys.config.strings("layer_types");
+    layer_rules: &[&ATTENTION, &PRE_FFN_NORM, &LLAMA4_LAYER],
+    layer_uniformity: LayerUniformity::SeveralKinds,
+    write_metadata: |metadata| {
+        write_with_full_rope(metadata)?;
+        metadata.set_count("feed_forward_length", &["intermediate_size_mlp"])?;
+        metadata.set_count("expert_feed_forward_length", &["intermediate_size"])?;
+        metadata.set_count("interleave_moe_layer_step", &["interleave_moe_layer_step"])?;
+        // If all layers have full attention, there is no window.
+        let kinds = metadata.config.strings("layer_types");
         if kinds.is_some_and(|kinds| kinds.iter().all(|kind| kind == "full_attention")) {
-            keys.set("attention.sliding_window", 0u32);
+            metadata.set("attention.sliding_window", 0u32);
         }
         Ok(())
     },
-    ..PLAIN
+    ..DEFAULT
 };
 
 pub(super) const XVERSE: Family = Family {
     architecture: "xverse",
     classes: &["XverseForCausalLM"],
-    pairs: true,
-    keys: turning,
-    ..PLAIN
+    interleaves_rope_pairs: true,
+    write_metadata: write_with_full_rope,
+    ..DEFAULT
 };
 
 pub(super) const BAICHUAN: Family = Family {
     architecture: "baichuan",
     classes: &["BaichuanForCausalLM", "BaiChuanForCausalLM"],
-    layer: &[
-        &[pieces("self_attn.W_pack", Cut::Behind, &["attn_q", "attn_k", "attn_v"])],
+    layer_rules: &[
+        &[split("self_attn.W_pack", RowSplit::EqualParts, &["attn_q", "attn_k", "attn_v"])],
         &ATTENTION,
-        &GATED,
-        &BEFORE,
+        &GATED_FFN,
+        &PRE_FFN_NORM,
     ],
-    pairs: true,
-    keys: turning,
-    ..PLAIN
+    interleaves_rope_pairs: true,
+    write_metadata: write_with_full_rope,
+    ..DEFAULT
 };
 
-const INTERNLM2_WHOLE: [Rule; 3] =
-    [one("tok_embeddings", "token_embd"), one("norm", "output_norm"), one("output", "output")];
+const INTERNLM2_GLOBAL: [TensorRule; 3] = [
+    rename("tok_embeddings", "token_embd"),
+    rename("norm", "output_norm"),
+    rename("output", "output"),
+];
 
-const INTERNLM2_PARTS: [Rule; 7] = [
-    one("attention_norm", "attn_norm"),
-    pieces("attention.wqkv", Cut::Grouped, &["attn_q", "attn_k", "attn_v"]),
-    one("attention.wo", "attn_output"),
-    one("ffn_norm", "ffn_norm"),
-    one("feed_forward.w1", "ffn_gate"),
-    one("feed_forward.w3", "ffn_up"),
-    one("feed_forward.w2", "ffn_down"),
+const INTERNLM2_LAYER: [TensorRule; 7] = [
+    rename("attention_norm", "attn_norm"),
+    split("attention.wqkv", RowSplit::QkvPerKvHead, &["attn_q", "attn_k", "attn_v"]),
+    rename("attention.wo", "attn_output"),
+    rename("ffn_norm", "ffn_norm"),
+    rename("feed_forward.w1", "ffn_gate"),
+    rename("feed_forward.w3", "ffn_up"),
+    rename("feed_forward.w2", "ffn_down"),
 ];
 
 pub(super) const INTERNLM2: Family = Family {
     architecture: "internlm2",
     classes: &["InternLM2ForCausalLM"],
-    whole: &[&INTERNLM2_WHOLE],
-    layer: &[&INTERNLM2_PARTS],
-    pairs: true,
-    ..PLAIN
+    global_rules: &[&INTERNLM2_GLOBAL],
+    layer_rules: &[&INTERNLM2_LAYER],
+    interleaves_rope_pairs: true,
+    ..DEFAULT
 };
 
-/// Layer norms, whose epsilon is said to be another's.
+/// Layer norms; their epsilon has the key of RMS norms.
 pub(super) const ORION: Family = Family {
     architecture: "orion",
     classes: &["OrionForCausalLM"],
-    keys: |keys| {
-        keys.usual()?;
-        keys.count_if("context_length", &["max_sequence_length"])?;
-        keys.set("attention.layer_norm_epsilon", keys.config.float("rms_norm_eps", 1e-5)?);
+    write_metadata: |metadata| {
+        metadata.write_common()?;
+        metadata.set_opt_count("context_length", &["max_sequence_length"])?;
+        metadata
+            .set("attention.layer_norm_epsilon", metadata.config.float_or("rms_norm_eps", 1e-5)?);
         Ok(())
     },
-    ..PLAIN
+    ..DEFAULT
 };
 
 /// Norms without weights.
 pub(super) const OLMO: Family = Family {
     architecture: "olmo",
     classes: &["OlmoForCausalLM", "OLMoForCausalLM"],
-    whole: &[&[one("embed_tokens", "token_embd"), one("lm_head", "output")]],
-    pairs: true,
-    keys: |keys| {
-        keys.sizes();
-        if keys.config.opt_count("head_dim")?.is_some() {
-            keys.head_sizes();
+    global_rules: &[&[rename("embed_tokens", "token_embd"), rename("lm_head", "output")]],
+    interleaves_rope_pairs: true,
+    write_metadata: |metadata| {
+        metadata.write_sizes();
+        if metadata.config.opt_count("head_dim")?.is_some() {
+            metadata.write_head_sizes();
         }
-        keys.rope()?;
-        keys.set("attention.layer_norm_epsilon", 1e-5f32);
-        keys.float_if("attention.clamp_kqv", &["clip_qkv"])
+        metadata.write_rope()?;
+        metadata.set("attention.layer_norm_epsilon", 1e-5f32);
+        metadata.set_opt_float("attention.clamp_kqv", &["clip_qkv"])
     },
-    ..PLAIN
+    ..DEFAULT
 };
 
-/// What is multiplied is said by other numbers.
+/// Scales are computed from other parameters.
 pub(super) const MINICPM: Family = Family {
     architecture: "minicpm",
     classes: &["MiniCPMForCausalLM"],
-    pairs: true,
-    keys: |keys| {
-        turning(keys)?;
-        keys.float_if("embedding_scale", &["scale_emb"])?;
-        let (layers, width) = (keys.shape.sizes.layers as f32, keys.shape.width as f32);
-        if let Some(depth) = keys.config.opt_float("scale_depth")? {
-            keys.set("residual_scale", depth / layers.sqrt());
+    interleaves_rope_pairs: true,
+    write_metadata: |metadata| {
+        write_with_full_rope(metadata)?;
+        metadata.set_opt_float("embedding_scale", &["scale_emb"])?;
+        let (layers, width) =
+            (metadata.params.dims.layers as f32, metadata.params.hidden_size as f32);
+        if let Some(depth) = metadata.config.opt_float("scale_depth")? {
+            metadata.set("residual_scale", depth / layers.sqrt());
         }
-        let base = keys.config.opt_float("dim_model_base")?.filter(|base| *base > 0.0);
+        let base = metadata.config.opt_float("dim_model_base")?.filter(|base| *base > 0.0);
         if let Some(base) = base {
-            keys.set("logit_scale", width / base);
+            metadata.set("logit_scale", width / base);
         }
         Ok(())
     },
-    ..PLAIN
+    ..DEFAULT
 };
 
 pub(super) const PANGU: Family = Family {
     architecture: "pangu-embedded",
     classes: &["PanguEmbeddedForCausalLM"],
-    keys: |keys| {
-        turning(keys)?;
-        keys.head_sizes();
+    write_metadata: |metadata| {
+        write_with_full_rope(metadata)?;
+        metadata.write_head_sizes();
         Ok(())
     },
-    ..PLAIN
+    ..DEFAULT
 };
 
 pub(super) const MAINCODER: Family = Family {
     architecture: "maincoder",
     classes: &["MaincoderForCausalLM"],
-    keys: turning,
-    ..PLAIN
+    write_metadata: write_with_full_rope,
+    ..DEFAULT
 };
 
-const EXAONE_PARTS: [Rule; 9] = [
-    one("ln_1", "attn_norm"),
-    one("attn.attention.q_proj", "attn_q"),
-    one("attn.attention.k_proj", "attn_k"),
-    one("attn.attention.v_proj", "attn_v"),
-    one("attn.attention.out_proj", "attn_output"),
-    one("ln_2", "ffn_norm"),
-    one("mlp.c_fc_0", "ffn_gate"),
-    one("mlp.c_fc_1", "ffn_up"),
-    one("mlp.c_proj", "ffn_down"),
+const EXAONE_LAYER: [TensorRule; 9] = [
+    rename("ln_1", "attn_norm"),
+    rename("attn.attention.q_proj", "attn_q"),
+    rename("attn.attention.k_proj", "attn_k"),
+    rename("attn.attention.v_proj", "attn_v"),
+    rename("attn.attention.out_proj", "attn_output"),
+    rename("ln_2", "ffn_norm"),
+    rename("mlp.c_fc_0", "ffn_gate"),
+    rename("mlp.c_fc_1", "ffn_up"),
+    rename("mlp.c_proj", "ffn_down"),
 ];
 
 pub(super) const EXAONE: Family = Family {
     architecture: "exaone",
     classes: &["ExaoneForCausalLM"],
-    root: "transformer.",
-    layers: "h.",
-    whole: &[&[one("wte", "token_embd"), one("ln_f", "output_norm"), one("lm_head", "output")]],
-    layer: &[&EXAONE_PARTS, &[aside("attn.attention.rotary.inv_freq")]],
-    keys: |keys| {
-        keys.usual()?;
-        keys.set(
+    root_prefix: "transformer.",
+    layer_prefix: "h.",
+    global_rules: &[&[
+        rename("wte", "token_embd"),
+        rename("ln_f", "output_norm"),
+        rename("lm_head", "output"),
+    ]],
+    layer_rules: &[&EXAONE_LAYER, &[ignore("attn.attention.rotary.inv_freq")]],
+    write_metadata: |metadata| {
+        metadata.write_common()?;
+        metadata.set(
             "attention.layer_norm_rms_epsilon",
-            keys.config.float("layer_norm_epsilon", 1e-5)?,
+            metadata.config.float_or("layer_norm_epsilon", 1e-5)?,
         );
-        let turning = keys.turning(1.0)?;
-        keys.set("rope.dimension_count", turning);
+        let rope_dim = metadata.rope_dim(1.0)?;
+        metadata.set("rope.dimension_count", rope_dim);
         Ok(())
     },
-    ..PLAIN
+    ..DEFAULT
 };
 
-/// Layer norms around a network without a gate.
+/// Layer norms and an ungated network.
 pub(super) const NEMOTRON: Family = Family {
     architecture: "nemotron",
     classes: &["NemotronForCausalLM"],
-    change: super::from_one,
-    keys: |keys| {
-        keys.usual()?;
-        let eps = keys.config.first_float(&["layer_norm_eps", "norm_eps"])?;
-        keys.set("attention.layer_norm_epsilon", eps.unwrap_or(1e-5));
-        let turning = keys.turning(0.5)?;
-        keys.set("rope.dimension_count", turning);
-        let factor = keys.config.opt_float("factor")?.or(keys.config.rope().opt_float("factor")?);
-        keys.set("rope.scaling.type", if factor.is_some() { "linear" } else { "none" });
+    value_transform: super::add_one_to_norms,
+    write_metadata: |metadata| {
+        metadata.write_common()?;
+        let eps = metadata.config.first_float(&["layer_norm_eps", "norm_eps"])?;
+        metadata.set("attention.layer_norm_epsilon", eps.unwrap_or(1e-5));
+        let rope_dim = metadata.rope_dim(0.5)?;
+        metadata.set("rope.dimension_count", rope_dim);
+        let factor = metadata
+            .config
+            .opt_float("factor")?
+            .or(metadata.config.rope_parameters().opt_float("factor")?);
+        metadata.set("rope.scaling.type", if factor.is_some() { "linear" } else { "none" });
         if let Some(factor) = factor {
-            keys.set("rope.scaling.factor", factor);
+            metadata.set("rope.scaling.factor", factor);
         }
         Ok(())
     },
-    ..PLAIN
+    ..DEFAULT
 };
 
-pub(super) const JAIS2: Family =
-    Family { architecture: "jais2", classes: &["Jais2ForCausalLM"], keys: turning, ..PLAIN };
+pub(super) const JAIS2: Family = Family {
+    architecture: "jais2",
+    classes: &["Jais2ForCausalLM"],
+    write_metadata: write_with_full_rope,
+    ..DEFAULT
+};
 
-/// The norms of single heads, of which one tensor is made.
-const HEAD_NORMS: [Rule; 2] = [
-    one("self_attn.q_layernorm.norms.{}", "attn_q_norm"),
-    one("self_attn.k_layernorm.norms.{}", "attn_k_norm"),
+/// Norms of single heads, which become one tensor.
+const HEAD_NORMS: [TensorRule; 2] = [
+    rename("self_attn.q_layernorm.norms.{}", "attn_q_norm"),
+    rename("self_attn.k_layernorm.norms.{}", "attn_k_norm"),
 ];
 
 pub(super) const STABLELM: Family = Family {
     architecture: "stablelm",
     classes: &["StableLmForCausalLM", "StableLMEpochForCausalLM"],
-    layer: &[&ATTENTION, &GATED, &BEFORE, &HEAD_NORMS],
-    keys: |keys| {
-        keys.usual()?;
-        let eps = keys.config.first_float(&["layer_norm_eps", "norm_eps"])?;
-        keys.set("attention.layer_norm_epsilon", eps.unwrap_or(1e-5));
-        let turning = keys.turning(0.25)?;
-        keys.set("rope.dimension_count", turning);
-        let is_parallel = keys.config.flag("use_parallel_residual").unwrap_or(false);
-        keys.set("use_parallel_residual", is_parallel);
+    layer_rules: &[&ATTENTION, &GATED_FFN, &PRE_FFN_NORM, &HEAD_NORMS],
+    write_metadata: |metadata| {
+        metadata.write_common()?;
+        let eps = metadata.config.first_float(&["layer_norm_eps", "norm_eps"])?;
+        metadata.set("attention.layer_norm_epsilon", eps.unwrap_or(1e-5));
+        let rope_dim = metadata.rope_dim(0.25)?;
+        metadata.set("rope.dimension_count", rope_dim);
+        let is_parallel = metadata.config.flag("use_parallel_residual").unwrap_or(false);
+        metadata.set("use_parallel_residual", is_parallel);
         Ok(())
     },
-    ..PLAIN
+    ..DEFAULT
 };
 
-const APERTUS_PARTS: [Rule; 4] = [
-    one("attention_layernorm", "attn_norm"),
-    one("feedforward_layernorm", "ffn_norm"),
-    one("attention.query_layernorm", "attn_q_norm"),
-    one("attention.key_layernorm", "attn_k_norm"),
+const APERTUS_LAYER: [TensorRule; 4] = [
+    rename("attention_layernorm", "attn_norm"),
+    rename("feedforward_layernorm", "ffn_norm"),
+    rename("attention.query_layernorm", "attn_q_norm"),
+    rename("attention.key_layernorm", "attn_k_norm"),
 ];
 
-/// An activation with numbers that were learnt.
+/// An activation with learned parameters.
 pub(super) const APERTUS: Family = Family {
     architecture: "apertus",
     classes: &["ApertusForCausalLM"],
-    layer: &[&APERTUS_PARTS, &ATTENTION, &GATED],
-    scalars: &[
+    layer_rules: &[&APERTUS_LAYER, &ATTENTION, &GATED_FFN],
+    layer_scalars: &[
         ("mlp.act_fn.alpha_p", "xielu.alpha_p"),
         ("mlp.act_fn.alpha_n", "xielu.alpha_n"),
         ("mlp.act_fn.beta", "xielu.beta"),
         ("mlp.act_fn.eps", "xielu.eps"),
     ],
-    keys: turning,
-    ..PLAIN
+    write_metadata: write_with_full_rope,
+    ..DEFAULT
 };
 
-/// The usual keys, and that all of a head turns.
-pub(super) fn turning(keys: &mut Keys<'_>) -> Result<(), StoreError> {
-    keys.usual()?;
-    keys.turns_whole();
+/// Writes the common keys, and rotates the whole head.
+pub(super) fn write_with_full_rope(metadata: &mut MetadataWriter<'_>) -> Result<(), StoreError> {
+    metadata.write_common()?;
+    metadata.set_full_rope_dim();
     Ok(())
 }

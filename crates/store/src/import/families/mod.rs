@@ -1,16 +1,16 @@
-//! Families of decoders: what sets one apart from the others, as data. A family is a constant in a file beside this one,
-//! with the rules of its tensors and a function for its keys, and a line in [`FAMILIES`].
+//! Model families: the differences between families, as data. A family is a constant in a file of
+//! this folder, with rules for its tensors and a function for its metadata. [`FAMILIES`] lists all
+//! of them.
 
-mod behind;
 mod bitnet;
 mod cohere;
-mod delta;
+mod common_rules;
 mod diffusion;
 mod dots3_note;
 mod encoders;
-mod gated;
+mod gated_delta;
 mod gemma;
-mod gemma_late;
+mod gemma3n_gemma4;
 mod glm;
 mod gpt;
 mod gpt_oss;
@@ -18,154 +18,165 @@ mod granite;
 mod granite_switch;
 mod hrm_text;
 mod hunyuan;
-mod hyper;
+mod hyper_connections;
 mod kda;
-mod latent;
-mod layered;
+mod latent_attention;
 mod lfm2;
 mod llama;
+mod mamba;
 mod minimax;
-mod mixture;
-mod names;
+mod moe;
 mod nemotron_h;
+mod per_layer_sizes;
 mod phi;
+mod post_norm;
 mod qwen;
 mod qwen4;
 mod rwkv;
 mod rwkv7;
-mod state;
+mod sliding_window;
 mod t5;
 mod talkie;
 
 use std::collections::BTreeSet;
 
-use super::config::Json;
-use super::keys::{Keys, Shape};
-use super::pieces::Cutter;
-use super::plan::{Change, Output};
-use super::rules::Rule;
+use super::config::Config;
+use super::metadata::{HyperParameters, MetadataWriter};
+use super::output::{OutputTensor, ValueTransform};
+use super::rules::TensorRule;
+use super::tensor_mapper::TensorMapper;
 use super::weights::Weights;
 use crate::error::StoreError;
 
-/// What sets a family apart from the others.
+/// Everything that distinguishes a family from others.
 pub(super) struct Family {
-    /// Its name in a GGUF file.
+    /// Value of `general.architecture`.
     pub(super) architecture: &'static str,
-    /// The names of its classes in `config.json`.
+    /// Names of its classes in `config.json`.
     pub(super) classes: &'static [&'static str],
-    /// Whether a configuration with such a class is of this family: some classes are of several.
-    pub(super) fits: fn(&Json) -> bool,
-    /// What stands in front of all names but the output's, where anything does.
-    pub(super) root: &'static str,
-    /// What stands in front of the number of a layer.
-    pub(super) layers: &'static str,
-    /// Tensors that are of no layer.
-    pub(super) whole: &'static [&'static [Rule]],
-    /// Tensors of a layer.
-    pub(super) layer: &'static [&'static [Rule]],
-    /// Tensors of one number in a layer, and the lists that they become under whole keys.
-    pub(super) scalars: &'static [(&'static str, &'static str)],
-    /// Tensors of one number that are of no layer, and the keys that they become.
-    pub(super) numbers: &'static [(&'static str, &'static str)],
-    /// Writes keys of what tensors hold, and takes these out.
-    pub(super) told: Told,
-    /// How much layers have in common.
-    pub(super) alike: Alike,
-    /// Whether pairs of features that turn together stand side by side, in the rows of queries and keys.
-    pub(super) pairs: bool,
-    /// Whether the output is the table of tokens, whatever else the folder has.
-    pub(super) tied: bool,
-    /// Whether an unknown first word gets no space before it, whatever the vocabulary says.
-    pub(super) bare_start: bool,
-    /// The name of its pre-tokenizer, where one that cuts in the same way has another: tokens around texts differ by it.
-    pub(super) pre: fn(&'static str) -> &'static str,
-    /// Tokens with a task of which its files do not say so, most of which end an answer: the key, the text.
-    pub(super) ends: &'static [(&'static str, &'static str)],
-    /// The key of the configuration for the token that ends a text, where the usual one says another.
-    pub(super) end_key: Option<&'static str>,
-    /// What the way to cut texts of a `tokenizer.model` is called that is tiktoken's, where that is known.
-    pub(super) ranks: Option<&'static str>,
-    /// What the vocabulary is.
-    pub(super) words: Words,
-    /// What stands in front of the number of a layer here.
-    pub(super) blocks: &'static str,
-    /// Whether an adapter's matrices can go where those of the model go.
-    pub(super) takes_adapters: bool,
-    /// Takes tensors that rules do not tell.
-    pub(super) odd: Option<Odd>,
-    /// What is added to values, or what they are multiplied by, by the name here.
-    pub(super) change: fn(&Json, &str) -> Result<Change, StoreError>,
-    /// What the configuration says about the network.
-    pub(super) shape: fn(&Json) -> Result<Shape, StoreError>,
-    /// Writes its keys.
-    pub(super) keys: fn(&mut Keys<'_>) -> Result<(), StoreError>,
+    /// Whether a configuration with one of the classes belongs to the family: several families
+    /// share a class.
+    pub(super) matches: fn(&Config) -> bool,
+    /// Prefix of all source names except the output's; may be empty.
+    pub(super) root_prefix: &'static str,
+    /// Prefix of a layer's number in source names, behind the root prefix.
+    pub(super) layer_prefix: &'static str,
+    /// Rules for tensors outside of layers.
+    pub(super) global_rules: &'static [&'static [TensorRule]],
+    /// Rules for tensors of a layer.
+    pub(super) layer_rules: &'static [&'static [TensorRule]],
+    /// Source tensors of one value in each layer, and the metadata key (without architecture
+    /// prefix) of the list of these values.
+    pub(super) layer_scalars: &'static [(&'static str, &'static str)],
+    /// Source tensors of one value outside of layers, and their metadata keys.
+    pub(super) global_scalars: &'static [(&'static str, &'static str)],
+    /// Writes metadata that follows from the values of tensors, and removes these tensors.
+    pub(super) metadata_from_tensors: MetadataFromTensors,
+    /// Which layers must have the same tensors.
+    pub(super) layer_uniformity: LayerUniformity,
+    /// Whether the GGUF file has the two features of a rotary pair in adjacent rows of queries and
+    /// keys. Folders have them half a head apart.
+    pub(super) interleaves_rope_pairs: bool,
+    /// Whether the output matrix is always the token embedding.
+    pub(super) ties_output: bool,
+    /// Whether no space is added before a text, regardless of the vocabulary's settings.
+    pub(super) omits_space_prefix: bool,
+    /// Maps the name of a pre-tokenizer to the family's name for it. Names with the same splitting
+    /// rules differ in the tokens that are added around a text.
+    pub(super) pretokenizer: fn(&'static str) -> &'static str,
+    /// Special tokens that the folder's files do not mark, most of which end a generation: role in
+    /// GGUF, text.
+    pub(super) extra_special_tokens: &'static [(&'static str, &'static str)],
+    /// Configuration key of the end token, if the usual key has another token.
+    pub(super) eos_key: Option<&'static str>,
+    /// Name of the pre-tokenizer, if `tokenizer.model` is a tiktoken vocabulary.
+    pub(super) tiktoken_pretokenizer: Option<&'static str>,
+    /// Kind of vocabulary.
+    pub(super) vocabulary: VocabularyKind,
+    /// Prefix of a layer's number in GGUF names.
+    pub(super) gguf_layer_prefix: &'static str,
+    /// Whether LoRA adapters for the family can be converted.
+    pub(super) supports_adapters: bool,
+    /// Maps tensors that no rule can describe. It runs before the rules.
+    pub(super) custom_tensors: Option<CustomTensors>,
+    /// Function that is applied to the values of a target tensor.
+    pub(super) value_transform: fn(&Config, &str) -> Result<ValueTransform, StoreError>,
+    /// Reads the hyperparameters from the configuration.
+    pub(super) hyper_parameters: fn(&Config) -> Result<HyperParameters, StoreError>,
+    /// Writes the metadata keys.
+    pub(super) write_metadata: fn(&mut MetadataWriter<'_>) -> Result<(), StoreError>,
 }
 
-/// What the layers of a family have in common.
+/// Which layers of a family must have the same tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Alike {
-    /// All tensors of the first.
-    All,
-    /// Not all tensors: some have experts, or something else in place of attention.
-    Kinds,
-    /// Each has what it has, or nothing.
-    Nothing,
+pub(super) enum LayerUniformity {
+    /// All layers have the tensors of the first.
+    Identical,
+    /// Layers may differ, for example in experts or attention, but each set of tensors must occur
+    /// twice or in the last layer.
+    SeveralKinds,
+    /// Not checked.
+    Arbitrary,
 }
 
 impl Family {
-    /// Whether it tells texts apart by a table of their own.
+    /// Whether the model has an embedding of token types.
     pub(super) fn has_token_types(&self) -> bool {
-        self.whole.iter().copied().flatten().any(|rule| rule.here == "token_types")
+        self.global_rules.iter().copied().flatten().any(|rule| rule.target == "token_types")
     }
 }
 
-/// The kind of a family's vocabulary.
+/// Kind of a family's vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Words {
-    /// What its files say.
-    Usual,
-    /// Merges of characters, with bytes to fall back on: Gemma 4's own form.
+pub(super) enum VocabularyKind {
+    /// The files of the folder decide.
+    Standard,
+    /// Gemma 4's format: merges of characters, with byte fallback.
     Gemma4,
-    /// WordPiece, or Unigram if that is what the file has.
+    /// WordPiece, or Unigram if the file has that.
     Encoder,
-    /// RWKV's list of bytes.
-    Bytes,
+    /// RWKV's vocabulary of byte strings.
+    Rwkv,
 }
 
-/// Writes keys of what tensors hold.
-pub(super) type Told = fn(&mut Keys<'_>, &mut Weights<'_>) -> Result<(), StoreError>;
+/// Writes metadata that follows from the values of tensors.
+pub(super) type MetadataFromTensors =
+    fn(&mut MetadataWriter<'_>, &mut Weights<'_>) -> Result<(), StoreError>;
 
-/// Takes tensors that rules do not tell.
-pub(super) type Odd =
-    for<'a> fn(&Cutter<'_>, &mut Weights<'a>, &mut Vec<Output<'a>>) -> Result<(), StoreError>;
+/// Maps tensors that no rule can describe.
+pub(super) type CustomTensors = for<'a> fn(
+    &TensorMapper<'_>,
+    &mut Weights<'a>,
+    &mut Vec<OutputTensor<'a>>,
+) -> Result<(), StoreError>;
 
-/// A family like most of them.
-const PLAIN: Family = Family {
+/// Defaults for all fields: a decoder with Llama's tensor names.
+const DEFAULT: Family = Family {
     architecture: "",
     classes: &[],
-    fits: |_| true,
-    root: "model.",
-    layers: "layers.",
-    whole: &[&names::WHOLE],
-    layer: &[&names::ATTENTION, &names::GATED, &names::BEFORE],
-    scalars: &[],
-    numbers: &[],
-    told: |_, _| Ok(()),
-    alike: Alike::All,
-    pairs: false,
-    tied: false,
-    bare_start: false,
-    pre: |name| name,
-    ends: &[],
-    end_key: None,
-    ranks: None,
-    words: Words::Usual,
-    blocks: "blk.",
-    takes_adapters: true,
-    odd: None,
-    change: |_, _| Ok(Change::None),
-    shape: Shape::usual,
-    keys: |keys| keys.usual(),
+    matches: |_| true,
+    root_prefix: "model.",
+    layer_prefix: "layers.",
+    global_rules: &[&common_rules::GLOBAL],
+    layer_rules: &[&common_rules::ATTENTION, &common_rules::GATED_FFN, &common_rules::PRE_FFN_NORM],
+    layer_scalars: &[],
+    global_scalars: &[],
+    metadata_from_tensors: |_, _| Ok(()),
+    layer_uniformity: LayerUniformity::Identical,
+    interleaves_rope_pairs: false,
+    ties_output: false,
+    omits_space_prefix: false,
+    pretokenizer: |name| name,
+    extra_special_tokens: &[],
+    eos_key: None,
+    tiktoken_pretokenizer: None,
+    vocabulary: VocabularyKind::Standard,
+    gguf_layer_prefix: "blk.",
+    supports_adapters: true,
+    custom_tensors: None,
+    value_transform: |_, _| Ok(ValueTransform::None),
+    hyper_parameters: HyperParameters::from_config,
+    write_metadata: |metadata| metadata.write_common(),
 };
 
 /// All families.
@@ -204,44 +215,44 @@ pub(super) const FAMILIES: &[&Family] = &[
     &llama::NEMOTRON,
     &llama::STABLELM,
     &llama::EXAONE,
-    &behind::EXAONE4,
-    &mixture::EXAONE_MOE,
+    &post_norm::EXAONE4,
+    &moe::EXAONE_MOE,
     &llama::OLMO,
-    &behind::OLMO2,
+    &post_norm::OLMO2,
     &qwen::OLMOE,
     &cohere::COMMAND_R,
     &cohere::COHERE2,
     &cohere::COHERE2MOE,
     &llama::ERNIE4_5,
-    &mixture::ERNIE4_5_MOE,
+    &moe::ERNIE4_5_MOE,
     &hunyuan::DENSE,
     &hunyuan::MOE_V1,
     &hunyuan::VL,
     &hunyuan::HY_V3,
-    &hyper::HY_V4,
-    &hyper::DEEPSEEK4,
-    &mixture::DEEPSEEK,
-    &mixture::DEEPSEEK_OCR,
-    &mixture::DOTS1,
-    &mixture::GROVEMOE,
-    &mixture::BAILINGMOE,
-    &mixture::BAILINGMOE2,
+    &hyper_connections::HY_V4,
+    &hyper_connections::DEEPSEEK4,
+    &moe::DEEPSEEK,
+    &moe::DEEPSEEK_OCR,
+    &moe::DOTS1,
+    &moe::GROVEMOE,
+    &moe::BAILINGMOE,
+    &moe::BAILINGMOE2,
     &minimax::MINIMAX_01,
     &minimax::MINIMAX_M2,
     &minimax::MINIMAX_M3,
-    &mixture::SMALLTHINKER,
-    &mixture::AFMOE,
-    &mixture::MELLUM,
-    &mixture::LAGUNA,
-    &mixture::DBRX,
-    &mixture::ARCTIC,
-    &gated::SPARK2_5,
-    &gated::MAPLE,
-    &gated::MUSE_GLIMMER,
-    &gated::MIMO2,
-    &gated::STEP35,
-    &gated::PLAMO3,
-    &mixture::GROK,
+    &moe::SMALLTHINKER,
+    &moe::AFMOE,
+    &moe::MELLUM,
+    &moe::LAGUNA,
+    &moe::DBRX,
+    &moe::ARCTIC,
+    &sliding_window::SPARK2_5,
+    &sliding_window::MAPLE,
+    &sliding_window::MUSE_GLIMMER,
+    &sliding_window::MIMO2,
+    &sliding_window::STEP35,
+    &sliding_window::PLAMO3,
+    &moe::GROK,
     &llama::BAICHUAN,
     &llama::INTERNLM2,
     &llama::XVERSE,
@@ -263,14 +274,14 @@ pub(super) const FAMILIES: &[&Family] = &[
     &gpt::MPT,
     &gpt::JAIS,
     &gpt::REFACT,
-    &layered::DECI,
-    &layered::OPENELM,
-    &layered::PLAMO,
-    &state::MAMBA,
-    &state::MAMBA2,
-    &state::JAMBA,
-    &state::FALCON_H1,
-    &state::PLAMO2,
+    &per_layer_sizes::DECI,
+    &per_layer_sizes::OPENELM,
+    &per_layer_sizes::PLAMO,
+    &mamba::MAMBA,
+    &mamba::MAMBA2,
+    &mamba::JAMBA,
+    &mamba::FALCON_H1,
+    &mamba::PLAMO2,
     &granite::GRANITE_HYBRID,
     &granite::GRANITE_HYBRID_DENSE,
     &granite::GRANITE_4,
@@ -279,19 +290,19 @@ pub(super) const FAMILIES: &[&Family] = &[
     &nemotron_h::NEMOTRON_H_MOE,
     &lfm2::LFM2,
     &lfm2::LFM2MOE,
-    &delta::QWEN3NEXT,
-    &delta::QWEN35,
-    &delta::QWEN35MOE,
+    &gated_delta::QWEN3NEXT,
+    &gated_delta::QWEN35,
+    &gated_delta::QWEN35MOE,
     &qwen4::QWEN4EXP,
-    &latent::DEEPSEEK2,
-    &latent::DEEPSEEK32,
-    &latent::GLM_DSA,
+    &latent_attention::DEEPSEEK2,
+    &latent_attention::DEEPSEEK32,
+    &latent_attention::GLM_DSA,
     &dots3_note::DOTS3_NOTE,
-    &latent::GLM4_MOE_LITE,
-    &latent::MISTRAL4,
-    &latent::MINICPM3,
-    &latent::PLM,
-    &latent::KIMI_LINEAR,
+    &latent_attention::GLM4_MOE_LITE,
+    &latent_attention::MISTRAL4,
+    &latent_attention::MINICPM3,
+    &latent_attention::PLM,
+    &latent_attention::KIMI_LINEAR,
     &kda::KIMI_K3,
     &kda::BAILINGMOE3,
     &kda::GLM5_NEXT,
@@ -299,8 +310,8 @@ pub(super) const FAMILIES: &[&Family] = &[
     &rwkv::RWKV6_QWEN2,
     &rwkv7::RWKV7,
     &rwkv7::ARWKV7,
-    &gemma_late::GEMMA3N,
-    &gemma_late::GEMMA4,
+    &gemma3n_gemma4::GEMMA3N,
+    &gemma3n_gemma4::GEMMA4,
     &bitnet::BITNET,
     &bitnet::BITNET_158,
     &talkie::TALKIE,
@@ -323,44 +334,45 @@ pub(super) const FAMILIES: &[&Family] = &[
     &t5::T5,
 ];
 
-/// The family of a class, with such a configuration.
-pub(super) fn of_class(class: &str, config: &Json) -> Option<&'static Family> {
-    let is = |family: &&Family| family.classes.contains(&class) && (family.fits)(config);
+/// The family of a class with this configuration.
+pub(super) fn find_by_class(class: &str, config: &Config) -> Option<&'static Family> {
+    let is = |family: &&Family| family.classes.contains(&class) && (family.matches)(config);
     FAMILIES.iter().copied().find(is)
 }
 
-/// Families whose adapters can be imported.
+/// Families whose LoRA adapters can be converted.
 fn with_adapters() -> impl Iterator<Item = &'static Family> {
-    FAMILIES.iter().copied().filter(|family| family.takes_adapters)
+    FAMILIES.iter().copied().filter(|family| family.supports_adapters)
 }
 
-/// The family of a GGUF architecture whose adapters can be imported.
-pub(super) fn of_architecture(architecture: &str) -> Option<&'static Family> {
+/// The family of a GGUF architecture, if its LoRA adapters can be converted.
+pub(super) fn find_by_architecture(architecture: &str) -> Option<&'static Family> {
     with_adapters().find(|family| family.architecture == architecture)
 }
 
-/// The architectures whose adapters can be imported, for messages.
-pub(super) fn architectures() -> String {
+/// Architectures whose LoRA adapters can be converted, for messages.
+pub(super) fn adapter_architecture_list() -> String {
     let names: BTreeSet<&str> = with_adapters().map(|family| family.architecture).collect();
     names.into_iter().collect::<Vec<_>>().join(", ")
 }
 
-/// The architectures of files that are made of folders.
-pub(super) fn made() -> impl Iterator<Item = &'static str> {
+/// Architectures of the GGUF files that folders are converted to.
+pub(super) fn gguf_architectures() -> impl Iterator<Item = &'static str> {
     FAMILIES.iter().map(|family| family.architecture).chain(["bert"])
 }
 
-/// The classes that can be imported.
-pub(super) fn known() -> String {
+/// Classes of models that can be imported, for messages.
+pub(super) fn supported_class_list() -> String {
     let classes = FAMILIES.iter().flat_map(|family| family.classes).copied();
-    let mut told = BTreeSet::new();
-    let all = super::BERT.iter().copied().chain(classes).filter(|class| told.insert(*class));
+    let mut seen = BTreeSet::new();
+    let all =
+        super::BERT_CLASSES.iter().copied().chain(classes).filter(|class| seen.insert(*class));
     all.collect::<Vec<_>>().join(", ")
 }
 
-/// One is added to the weights of norms, which are stored as what differs from it.
-fn from_one(_: &Json, name: &str) -> Result<Change, StoreError> {
-    Ok(if name.ends_with("norm.weight") { Change::Add(1.0) } else { Change::None })
+/// Adds one to the weights of norms, which the folder stores as the difference from one.
+fn add_one_to_norms(_: &Config, name: &str) -> Result<ValueTransform, StoreError> {
+    Ok(if name.ends_with("norm.weight") { ValueTransform::Add(1.0) } else { ValueTransform::None })
 }
 
 #[cfg(test)]
@@ -368,15 +380,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_and_rules_are_told_apart() {
-        let always = |family: &&Family| std::ptr::fn_addr_eq(family.fits, PLAIN.fits);
-        let sure = FAMILIES.iter().copied().filter(always);
-        let classes: Vec<&str> = sure.flat_map(|family| family.classes).copied().collect();
+    fn classes_are_unique_and_rules_have_names() {
+        let always = |family: &&Family| std::ptr::fn_addr_eq(family.matches, DEFAULT.matches);
+        let unambiguous = FAMILIES.iter().copied().filter(always);
+        let classes: Vec<&str> = unambiguous.flat_map(|family| family.classes).copied().collect();
         assert_eq!(classes.iter().collect::<BTreeSet<_>>().len(), classes.len());
         for family in FAMILIES {
-            for rules in [family.whole, family.layer] {
+            for rules in [family.global_rules, family.layer_rules] {
                 let names: Vec<&str> =
-                    rules.iter().copied().flatten().map(|rule| rule.there).collect();
+                    rules.iter().copied().flatten().map(|rule| rule.source).collect();
                 assert!(!names.is_empty() && !names.contains(&""), "{}", family.architecture);
             }
         }

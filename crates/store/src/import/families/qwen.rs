@@ -1,67 +1,71 @@
-//! Qwen, and what is built like it.
+//! Qwen 1 to 3 and models with similar layers.
 
 use super::super::ImportError;
-use super::super::keys::Keys;
-use super::super::pieces::Cutter;
-use super::super::plan::Output;
-use super::super::rules::{Cut, Form, Rule, one, pieces};
+use super::super::metadata::MetadataWriter;
+use super::super::output::OutputTensor;
+use super::super::rules::{RowSplit, SourceLayout, TensorRule, rename, split};
+use super::super::tensor_mapper::TensorMapper;
 use super::super::weights::Weights;
-use super::names::{ATTENTION, BEFORE, EXPERTS, GATED, OLD_NORMS, OLD_WHOLE};
-use super::{Alike, Family, PLAIN};
+use super::common_rules::{ATTENTION, EXPERTS, GATED_FFN, GPT2_GLOBAL, GPT2_NORMS, PRE_FFN_NORM};
+use super::{DEFAULT, Family, LayerUniformity};
 use crate::error::StoreError;
 
-/// The expert that all tokens meet.
-pub(super) const SHARED: [Rule; 4] = [
-    one("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
-    one("mlp.shared_expert.up_proj", "ffn_up_shexp"),
-    one("mlp.shared_expert.down_proj", "ffn_down_shexp"),
-    one("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+/// The shared expert.
+pub(super) const SHARED_EXPERT: [TensorRule; 4] = [
+    rename("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    rename("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    rename("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+    rename("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
 ];
 
-/// KORMo's names of the norms.
-const KORMO: [Rule; 2] =
-    [one("pre_attention_layernorm", "attn_norm"), one("pre_mlp_layernorm", "ffn_norm")];
+/// Names of the norms in KORMo.
+const KORMO: [TensorRule; 2] =
+    [rename("pre_attention_layernorm", "attn_norm"), rename("pre_mlp_layernorm", "ffn_norm")];
 
 pub(super) const QWEN2: Family = Family {
     architecture: "qwen2",
     classes: &["Qwen2ForCausalLM", "Qwen2Model", "KORMoForCausalLM"],
-    layer: &[&ATTENTION, &GATED, &BEFORE, &KORMO],
-    ..PLAIN
+    layer_rules: &[&ATTENTION, &GATED_FFN, &PRE_FFN_NORM, &KORMO],
+    ..DEFAULT
 };
 
-/// The first Qwen: one matrix of queries, keys and values, with a bias.
+/// Qwen 1: one matrix of queries, keys and values, with a bias.
 pub(super) const QWEN: Family = Family {
     architecture: "qwen",
     classes: &["QWenLMHeadModel"],
-    root: "transformer.",
-    layers: "h.",
-    whole: &[&OLD_WHOLE],
-    layer: &[&OLD_NORMS, &QWEN_1],
-    ends: &[("bos", "<|endoftext|>"), ("eos", "<|endoftext|>"), ("unknown", "<|endoftext|>")],
-    keys: |keys| {
-        keys.sizes();
-        // The two halves of the network are as wide as this together.
-        keys.set("feed_forward_length", keys.shape.inner / 2);
-        keys.set(
+    root_prefix: "transformer.",
+    layer_prefix: "h.",
+    global_rules: &[&GPT2_GLOBAL],
+    layer_rules: &[&GPT2_NORMS, &QWEN1_LAYER],
+    extra_special_tokens: &[
+        ("bos", "<|endoftext|>"),
+        ("eos", "<|endoftext|>"),
+        ("unknown", "<|endoftext|>"),
+    ],
+    write_metadata: |metadata| {
+        metadata.write_sizes();
+        // The configuration has the sum of the widths of gate and up projection.
+        metadata.set("feed_forward_length", metadata.params.feed_forward_length / 2);
+        metadata.set(
             "attention.layer_norm_rms_epsilon",
-            keys.config.float("layer_norm_epsilon", 1e-6)?,
+            metadata.config.float_or("layer_norm_epsilon", 1e-6)?,
         );
-        keys.rope()?;
-        keys.set("rope.dimension_count", keys.head());
+        metadata.write_rope()?;
+        metadata.set("rope.dimension_count", metadata.head_dim());
         Ok(())
     },
-    ..PLAIN
+    ..DEFAULT
 };
 
-const QWEN_1: [Rule; 5] = [
-    one("attn.c_attn", "attn_qkv"),
-    one("attn.c_proj", "attn_output"),
-    one("mlp.w2", "ffn_gate"),
-    one("mlp.w1", "ffn_up"),
-    one("mlp.c_proj", "ffn_down"),
+const QWEN1_LAYER: [TensorRule; 5] = [
+    rename("attn.c_attn", "attn_qkv"),
+    rename("attn.c_proj", "attn_output"),
+    rename("mlp.w2", "ffn_gate"),
+    rename("mlp.w1", "ffn_up"),
+    rename("mlp.c_proj", "ffn_down"),
 ];
 
-/// Texts of a model that also sees.
+/// Text model of Qwen 2 VL.
 pub(super) const QWEN2VL: Family = Family {
     architecture: "qwen2vl",
     classes: &[
@@ -69,36 +73,37 @@ pub(super) const QWEN2VL: Family = Family {
         "Qwen2_5_VLForConditionalGeneration",
         "Qwen2VLModel",
     ],
-    ..PLAIN
+    ..DEFAULT
 };
 
 pub(super) const QWEN3VL: Family = Family {
     architecture: "qwen3vl",
     classes: &["Qwen3VLForConditionalGeneration"],
-    keys: |keys| {
-        keys.usual()?;
-        deepstack(keys);
+    write_metadata: |metadata| {
+        metadata.write_common()?;
+        write_deepstack(metadata);
         Ok(())
     },
-    ..PLAIN
+    ..DEFAULT
 };
 
-/// Experts come all in one, inputs before outputs.
-const QWEN3VL_EXPERTS: [Rule; 2] = [
-    pieces("mlp.experts.gate_up_proj", Cut::Behind, &["ffn_gate_exps", "ffn_up_exps"])
-        .form(Form::Turned),
-    one("mlp.experts.down_proj", "ffn_down_exps").form(Form::Turned),
+/// Stacked experts with dimensions inputs, outputs.
+const QWEN3VL_EXPERTS: [TensorRule; 2] = [
+    split("mlp.experts.gate_up_proj", RowSplit::EqualParts, &["ffn_gate_exps", "ffn_up_exps"])
+        .with_layout(SourceLayout::Transposed),
+    rename("mlp.experts.down_proj", "ffn_down_exps").with_layout(SourceLayout::Transposed),
 ];
 
-/// Later programs store the same tensors with outputs before inputs: the way back tells which it is.
-fn experts<'a>(
-    cutter: &Cutter<'_>,
+/// Later versions of transformers store stacked experts with dimensions outputs, inputs. The shape
+/// of the down projection shows which it is.
+fn map_untransposed_experts<'a>(
+    mapper: &TensorMapper<'_>,
     weights: &mut Weights<'a>,
-    outputs: &mut Vec<Output<'a>>,
+    outputs: &mut Vec<OutputTensor<'a>>,
 ) -> Result<(), StoreError> {
-    let width = u64::from(cutter.config.count("hidden_size")?);
-    let inner = u64::from(cutter.config.count("moe_intermediate_size")?);
-    for layer in 0..cutter.sizes.layers {
+    let width = u64::from(mapper.config.count("hidden_size")?);
+    let inner = u64::from(mapper.config.count("moe_intermediate_size")?);
+    for layer in 0..mapper.dims.layers {
         let name = |part: &str| format!("layers.{layer}.mlp.experts.{part}");
         let down = weights.get(&name("down_proj"));
         if down
@@ -107,10 +112,16 @@ fn experts<'a>(
             continue;
         }
         for rule in QWEN3VL_EXPERTS {
-            let part = rule.there.trim_start_matches("mlp.experts.");
+            let part = rule.source.trim_start_matches("mlp.experts.");
             let tensor = weights.take(&name(part));
             let tensor = tensor.ok_or_else(|| ImportError::TensorMissing { name: name(part) })?;
-            cutter.cut(&rule.form(Form::Plain), Some(layer), ".weight", &tensor, outputs)?;
+            mapper.map_tensor(
+                &rule.with_layout(SourceLayout::Plain),
+                Some(layer),
+                ".weight",
+                &tensor,
+                outputs,
+            )?;
         }
     }
     Ok(())
@@ -119,59 +130,60 @@ fn experts<'a>(
 pub(super) const QWEN3VLMOE: Family = Family {
     architecture: "qwen3vlmoe",
     classes: &["Qwen3VLMoeForConditionalGeneration"],
-    layer: &[&ATTENTION, &GATED, &BEFORE, &QWEN3VL_EXPERTS, &EXPERTS],
-    alike: Alike::Kinds,
-    odd: Some(experts),
-    keys: |keys| {
-        keys.usual()?;
-        deepstack(keys);
-        keys.count("expert_feed_forward_length", &["moe_intermediate_size"])
+    layer_rules: &[&ATTENTION, &GATED_FFN, &PRE_FFN_NORM, &QWEN3VL_EXPERTS, &EXPERTS],
+    layer_uniformity: LayerUniformity::SeveralKinds,
+    custom_tensors: Some(map_untransposed_experts),
+    write_metadata: |metadata| {
+        metadata.write_common()?;
+        write_deepstack(metadata);
+        metadata.set_count("expert_feed_forward_length", &["moe_intermediate_size"])
     },
-    ..PLAIN
+    ..DEFAULT
 };
 
-/// How many layers take something of a picture.
-fn deepstack(keys: &mut Keys<'_>) {
-    let vision = keys.config.section("vision_config");
+/// Number of layers that receive image features.
+fn write_deepstack(metadata: &mut MetadataWriter<'_>) {
+    let vision = metadata.config.section_or_self("vision_config");
     let layers = vision
         .value("deepstack_visual_indexes")
         .and_then(|list| list.as_array())
         .map_or(0, Vec::len);
-    keys.set("n_deepstack_layers", u32::try_from(layers).unwrap_or(0));
+    metadata.set("n_deepstack_layers", u32::try_from(layers).unwrap_or(0));
 }
 
 pub(super) const QWEN3: Family =
-    Family { architecture: "qwen3", classes: &["Qwen3ForCausalLM", "Qwen3Model"], ..PLAIN };
+    Family { architecture: "qwen3", classes: &["Qwen3ForCausalLM", "Qwen3Model"], ..DEFAULT };
 
 pub(super) const QWEN3MOE: Family = Family {
     architecture: "qwen3moe",
     classes: &["Qwen3MoeForCausalLM"],
-    layer: &[&ATTENTION, &GATED, &BEFORE, &EXPERTS],
-    // Some may have no experts.
-    alike: Alike::Kinds,
-    keys: |keys| {
-        keys.usual()?;
-        keys.count("expert_feed_forward_length", &["moe_intermediate_size"])
+    layer_rules: &[&ATTENTION, &GATED_FFN, &PRE_FFN_NORM, &EXPERTS],
+    // Some layers may have no experts.
+    layer_uniformity: LayerUniformity::SeveralKinds,
+    write_metadata: |metadata| {
+        metadata.write_common()?;
+        metadata.set_count("expert_feed_forward_length", &["moe_intermediate_size"])
     },
-    ..PLAIN
+    ..DEFAULT
 };
 
 pub(super) const QWEN2MOE: Family = Family {
     architecture: "qwen2moe",
     classes: &["Qwen2MoeForCausalLM"],
-    layer: &[&ATTENTION, &GATED, &BEFORE, &EXPERTS, &SHARED],
-    alike: Alike::Kinds,
-    keys: |keys| {
-        keys.usual()?;
-        keys.count("expert_feed_forward_length", &["moe_intermediate_size"])?;
-        keys.count("expert_shared_feed_forward_length", &["shared_expert_intermediate_size"])
+    layer_rules: &[&ATTENTION, &GATED_FFN, &PRE_FFN_NORM, &EXPERTS, &SHARED_EXPERT],
+    layer_uniformity: LayerUniformity::SeveralKinds,
+    write_metadata: |metadata| {
+        metadata.write_common()?;
+        metadata.set_count("expert_feed_forward_length", &["moe_intermediate_size"])?;
+        metadata
+            .set_count("expert_shared_feed_forward_length", &["shared_expert_intermediate_size"])
     },
-    ..PLAIN
+    ..DEFAULT
 };
 
 pub(super) const OLMOE: Family = Family {
     architecture: "olmoe",
     classes: &["OlmoeForCausalLM"],
-    layer: &[&ATTENTION, &BEFORE, &EXPERTS],
-    ..PLAIN
+    layer_rules: &[&ATTENTION, &PRE_FFN_NORM, &EXPERTS],
+    ..DEFAULT
 };

@@ -1,111 +1,124 @@
-//! Qwen 4 Exp: the layers of Qwen 3.5 with experts, between several residual streams, with blocks of tokens that an indexer chooses, and with
-//! n-grams before one of them, whose table comes in many parts.
+//! Qwen 4 Exp: layers of Qwen 3.5 with experts, hyper-connections, block-sparse attention with an
+//! indexer, and an n-gram embedding in one layer, whose table is sharded.
 
 use super::super::ImportError;
-use super::super::config::Json;
-use super::super::keys::Keys;
-use super::super::pieces::Cutter;
-use super::super::plan::{Change, Content, Order, Output, Part, Step};
-use super::super::rules::{Form, Rule, one};
+use super::super::config::Config;
+use super::super::metadata::MetadataWriter;
+use super::super::output::{
+    OutputTensor, RowMapping, RowOrder, TensorContent, TensorRows, ValueTransform,
+};
+use super::super::rules::{SourceLayout, TensorRule, rename};
 use super::super::safetensors::Dtype;
-use super::super::weights::{Tensor, Weights};
+use super::super::tensor_mapper::TensorMapper;
+use super::super::weights::{SourceTensor, Weights};
 use super::Family;
-use super::delta::{self, LINEAR, QWEN35MOE, TILED_OUT};
-use super::names::{ATTENTION, EXPERTS};
-use super::qwen::SHARED;
+use super::common_rules::{ATTENTION, EXPERTS};
+use super::gated_delta::{self, DELTA_RULE, QWEN35MOE, TILED_OUT_PROJECTION};
+use super::qwen::SHARED_EXPERT;
 use crate::error::StoreError;
 
-const WHOLE: [Rule; 5] = [
-    one("embed_tokens", "token_embd"),
-    one("lm_head", "output"),
-    one("hyper_connection_mixer.hc_norm", "output_hc_norm"),
-    one("hyper_connection_mixer.input_mix_weight_down", "output_hc_down"),
-    one("hyper_connection_mixer.input_mix_weight_up", "output_hc_up"),
+const GLOBAL: [TensorRule; 5] = [
+    rename("embed_tokens", "token_embd"),
+    rename("lm_head", "output"),
+    rename("hyper_connection_mixer.hc_norm", "output_hc_norm"),
+    rename("hyper_connection_mixer.input_mix_weight_down", "output_hc_down"),
+    rename("hyper_connection_mixer.input_mix_weight_up", "output_hc_up"),
 ];
 
-/// How layers are connected to the streams.
-const LINKS: [Rule; 8] = [
-    one("attn_hyper_connection.hc_norm", "hc_attn_norm"),
-    one("attn_hyper_connection.input_mix_weight_down", "hc_attn_down"),
-    one("attn_hyper_connection.input_mix_weight_up", "hc_attn_up"),
-    one("attn_hyper_connection.block_inject_weight", "hc_attn_inject"),
-    one("mlp_hyper_connection.hc_norm", "hc_ffn_norm"),
-    one("mlp_hyper_connection.input_mix_weight_down", "hc_ffn_down"),
-    one("mlp_hyper_connection.input_mix_weight_up", "hc_ffn_up"),
-    one("mlp_hyper_connection.block_inject_weight", "hc_ffn_inject"),
+/// Hyper-connections of a layer.
+const HYPER_CONNECTIONS: [TensorRule; 8] = [
+    rename("attn_hyper_connection.hc_norm", "hc_attn_norm"),
+    rename("attn_hyper_connection.input_mix_weight_down", "hc_attn_down"),
+    rename("attn_hyper_connection.input_mix_weight_up", "hc_attn_up"),
+    rename("attn_hyper_connection.block_inject_weight", "hc_attn_inject"),
+    rename("mlp_hyper_connection.hc_norm", "hc_ffn_norm"),
+    rename("mlp_hyper_connection.input_mix_weight_down", "hc_ffn_down"),
+    rename("mlp_hyper_connection.input_mix_weight_up", "hc_ffn_up"),
+    rename("mlp_hyper_connection.block_inject_weight", "hc_ffn_inject"),
 ];
 
-const INDEXER: [Rule; 2] = [
-    one("self_attn.indexer.q_layernorm", "indexer.q_norm.weight"),
-    one("self_attn.indexer.k_layernorm", "indexer.k_norm.weight"),
+const INDEXER: [TensorRule; 2] = [
+    rename("self_attn.indexer.q_layernorm", "indexer.q_norm.weight"),
+    rename("self_attn.indexer.k_layernorm", "indexer.k_norm.weight"),
 ];
 
-/// What n-grams say to a layer.
-const GRAMS: [Rule; 6] = [
-    one("ple.key_proj", "ple_key"),
-    one("ple.value_proj", "ple_value"),
-    one("ple.norm_key", "ple_norm_key"),
-    one("ple.norm_query", "ple_norm_query"),
-    one("ple.norm_conv", "ple_norm_conv"),
-    one("ple.conv1d", "ple_conv1d").form(Form::Squeezed),
+/// The n-gram embedding of a layer.
+const NGRAM_EMBEDDING: [TensorRule; 6] = [
+    rename("ple.key_proj", "ple_key"),
+    rename("ple.value_proj", "ple_value"),
+    rename("ple.norm_key", "ple_norm_key"),
+    rename("ple.norm_query", "ple_norm_query"),
+    rename("ple.norm_conv", "ple_norm_conv"),
+    rename("ple.conv1d", "ple_conv1d").with_layout(SourceLayout::Squeezed),
 ];
 
 pub(super) const QWEN4EXP: Family = Family {
     architecture: "qwen4exp",
     classes: &["Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"],
-    whole: &[&WHOLE],
-    layer: &[&ATTENTION, &LINEAR, &TILED_OUT, &LINKS, &INDEXER, &GRAMS, &EXPERTS, &SHARED],
-    told: hashes,
-    odd: Some(odd),
-    change: |config, name| match name {
+    global_rules: &[&GLOBAL],
+    layer_rules: &[
+        &ATTENTION,
+        &DELTA_RULE,
+        &TILED_OUT_PROJECTION,
+        &HYPER_CONNECTIONS,
+        &INDEXER,
+        &NGRAM_EMBEDDING,
+        &EXPERTS,
+        &SHARED_EXPERT,
+    ],
+    metadata_from_tensors: write_hash_parameters,
+    custom_tensors: Some(custom_tensors),
+    value_transform: |config, name| match name {
         "ple_norm_key.weight" | "ple_norm_query.weight" | "ple_norm_conv.weight" => {
-            Ok(Change::Add(1.0))
+            Ok(ValueTransform::Add(1.0))
         }
-        name => delta::change(config, name),
+        name => gated_delta::transform(config, name),
     },
-    keys: |keys| {
-        delta::qwen35moe(keys)?;
-        keys.count("hyper_connection.count", &["hc_count"])?;
-        keys.count("hyper_connection.low_rank", &["hc_lowrank"])?;
-        check_gates(keys.config)?;
-        blocks(keys)?;
-        grams(keys)
+    write_metadata: |metadata| {
+        gated_delta::qwen35moe(metadata)?;
+        metadata.set_count("hyper_connection.count", &["hc_count"])?;
+        metadata.set_count("hyper_connection.low_rank", &["hc_lowrank"])?;
+        check_gates(metadata.config)?;
+        write_block_indexer(metadata)?;
+        write_ngrams(metadata)
     },
     ..QWEN35MOE
 };
 
-/// Gates of the delta rule are sigmoids.
-fn check_gates(config: &Json) -> Result<(), ImportError> {
+/// Checks that the gates of the delta rule are sigmoids.
+fn check_gates(config: &Config) -> Result<(), ImportError> {
     const KEY: &str = "output_gate_type";
-    let said = [KEY, "hidden_act"].into_iter().find_map(|key| Some((key, config.text(key)?)));
-    match said.unwrap_or((KEY, "absent")) {
+    let gate_type = [KEY, "hidden_act"].into_iter().find_map(|key| Some((key, config.text(key)?)));
+    match gate_type.unwrap_or((KEY, "absent")) {
         (_, "sigmoid") => Ok(()),
         (key, gate) => {
-            let gate = crate::name::shown(gate);
+            let gate = crate::name::escape_for_message(gate);
             let found = format!("{gate}, and in a GGUF file of qwen4exp gates are sigmoids");
-            Err(config.wrong_value(key, found))
+            Err(config.invalid_value(key, found))
         }
     }
 }
 
-/// What the indexer of each layer that attends chooses.
-fn blocks(keys: &mut Keys<'_>) -> Result<(), StoreError> {
-    keys.count("attention.indexer.head_count", &["indexer_n_heads"])?;
-    keys.count("attention.indexer.key_length", &["indexer_head_dim"])?;
-    keys.count("attention.indexer.top_k", &["indexer_budget"])?;
-    let block = keys.config.count("indexer_compress_ratio")?;
-    let kinds = keys.config.strings("layer_types");
-    let kinds = kinds
-        .ok_or_else(|| keys.config.wrong("layer_types", "a list with a word for each layer"))?;
-    // Transformers calls layers with an indexer by a name of their own.
-    let attends = |kind: &str| ["full_attention", "indexed_attention"].contains(&kind);
-    let blocks: Vec<u32> = kinds.iter().map(|kind| if attends(kind) { block } else { 0 }).collect();
-    keys.set("attention.compress_ratios", blocks);
+/// Writes the parameters of the indexers in attention layers.
+fn write_block_indexer(metadata: &mut MetadataWriter<'_>) -> Result<(), StoreError> {
+    metadata.set_count("attention.indexer.head_count", &["indexer_n_heads"])?;
+    metadata.set_count("attention.indexer.key_length", &["indexer_head_dim"])?;
+    metadata.set_count("attention.indexer.top_k", &["indexer_budget"])?;
+    let block = metadata.config.count("indexer_compress_ratio")?;
+    let kinds = metadata.config.strings("layer_types");
+    let kinds = kinds.ok_or_else(|| {
+        metadata.config.invalid("layer_types", "a list with a word for each layer")
+    })?;
+    // Transformers has another name for layers with an indexer.
+    let has_attention = |kind: &str| ["full_attention", "indexed_attention"].contains(&kind);
+    let ratios: Vec<u32> =
+        kinds.iter().map(|kind| if has_attention(kind) { block } else { 0 }).collect();
+    metadata.set("attention.compress_ratios", ratios);
     Ok(())
 }
 
-/// The layer that n-grams speak to, if there is one: configurations count from one.
-fn layer(config: &Json) -> Result<Option<u32>, ImportError> {
+/// The layer with the n-gram embedding, if there is one. The configuration counts from one.
+fn ngram_layer(config: &Config) -> Result<Option<u32>, ImportError> {
     const KEY: &str = "ple_layer_ids";
     if config.value(KEY).is_none_or(serde_json::Value::is_null) {
         return Ok(None);
@@ -114,61 +127,64 @@ fn layer(config: &Json) -> Result<Option<u32>, ImportError> {
     match config.numbers(KEY)?[..] {
         [] => Ok(None),
         [layer] if (1..=layers).contains(&layer) => Ok(Some(layer - 1)),
-        _ => Err(config.wrong(KEY, "a list of one layer at most, counted from one")),
+        _ => Err(config.invalid(KEY, "a list of one layer at most, counted from one")),
     }
 }
 
-fn grams(keys: &mut Keys<'_>) -> Result<(), StoreError> {
-    let config = keys.config;
-    let Some(layer) = layer(config)? else { return Ok(()) };
-    keys.set("ple.layers", vec![layer]);
-    keys.count("ple.ngram_size", &["ngram_size"])?;
-    keys.count("ple.heads_per_ngram", &["heads_per_ngram"])?;
-    keys.count("ple.conv_kernel", &["ple_conv_kernel_size"])?;
-    keys.number_if("ple.image_token_id", &["image_token_id"])?;
-    // Of several that end a text the last one.
+fn write_ngrams(metadata: &mut MetadataWriter<'_>) -> Result<(), StoreError> {
+    let config = metadata.config;
+    let Some(layer) = ngram_layer(config)? else { return Ok(()) };
+    metadata.set("ple.layers", vec![layer]);
+    metadata.set_count("ple.ngram_size", &["ngram_size"])?;
+    metadata.set_count("ple.heads_per_ngram", &["heads_per_ngram"])?;
+    metadata.set_count("ple.conv_kernel", &["ple_conv_kernel_size"])?;
+    metadata.set_opt_count_or_zero("ple.image_token_id", &["image_token_id"])?;
+    // If several tokens end a text, n-grams end at the last of them.
     const END: &str = "eos_token_id";
     let end = match config.value(END) {
         Some(value) if value.is_array() => config.numbers(END)?.last().copied(),
-        _ => config.opt_number(END)?,
+        _ => config.opt_count_or_zero(END)?,
     };
-    let end = end.ok_or_else(|| config.wrong(END, "there: n-grams end at this token"))?;
-    keys.set("ple.eos_token_id", end);
+    let end = end.ok_or_else(|| config.invalid(END, "there: n-grams end at this token"))?;
+    metadata.set("ple.eos_token_id", end);
     Ok(())
 }
 
-/// Numbers of 64 bits that tensors hold, and how wide the rows of the table are.
-fn hashes(keys: &mut Keys<'_>, weights: &mut Weights<'_>) -> Result<(), StoreError> {
-    let config = keys.config;
-    let Some(layer) = layer(config)? else { return Ok(()) };
+/// Writes the hash parameters, which are I64 tensors, and the width of the table's rows.
+fn write_hash_parameters(
+    metadata: &mut MetadataWriter<'_>,
+    weights: &mut Weights<'_>,
+) -> Result<(), StoreError> {
+    let config = metadata.config;
+    let Some(layer) = ngram_layer(config)? else { return Ok(()) };
     let (longest, each) =
         (u64::from(config.count("ngram_size")?), u64::from(config.count("heads_per_ngram")?));
     let heads = (longest - 1) * each;
-    for (there, key, want) in [
+    for (source, key, want) in [
         ("layer_multipliers", "ple.layer_multipliers", longest),
         ("ngram_heads_offsets", "ple.head_offsets", heads),
         ("ngram_heads_vocab_sizes", "ple.head_vocab_sizes", heads),
     ] {
-        let name = format!("layers.{layer}.ple.ple_embedding.{there}");
+        let name = format!("layers.{layer}.ple.ple_embedding.{source}");
         let tensor = weights.take(&name).ok_or(ImportError::TensorMissing { name })?;
-        keys.set(key, numbers(&tensor, want)?);
+        metadata.set(key, read_u64s(&tensor, want)?);
     }
-    let name = part(layer, 0);
+    let name = table_shard_name(layer, 0);
     let first = weights.get(&name).ok_or(ImportError::TensorMissing { name })?;
-    keys.set(
+    metadata.set(
         "embedding_length_per_layer_input",
         u32::try_from(first.columns()).unwrap_or(u32::MAX),
     );
     Ok(())
 }
 
-/// So many numbers that are not negative.
-fn numbers(tensor: &Tensor<'_>, count: u64) -> Result<Vec<u64>, ImportError> {
+/// Reads `count` non-negative I64 numbers.
+fn read_u64s(tensor: &SourceTensor<'_>, count: u64) -> Result<Vec<u64>, ImportError> {
     if tensor.entry.shape != [count] {
         let (name, found) = (tensor.entry.name.clone(), tensor.entry.shape.clone());
         return Err(ImportError::TensorShape { name, found, want: vec![count] });
     }
-    if !tensor.is_plain(Dtype::I64) {
+    if !tensor.is_stored_as(Dtype::I64) {
         return Err(tensor.bad_type());
     }
     let mut bytes = vec![0; (8 * count) as usize];
@@ -178,87 +194,87 @@ fn numbers(tensor: &Tensor<'_>, count: u64) -> Result<Vec<u64>, ImportError> {
     numbers.collect::<Result<_, _>>().map_err(|_| tensor.bad_type())
 }
 
-/// The name of a part of the table.
-fn part(layer: u32, number: u32) -> String {
+/// Name of a shard of the table.
+fn table_shard_name(layer: u32, number: u32) -> String {
     format!("layers.{layer}.ple.ple_embedding.ngram_embedding.shard_{number}.weight")
 }
 
-fn odd<'a>(
-    cutter: &Cutter<'_>,
+fn custom_tensors<'a>(
+    mapper: &TensorMapper<'_>,
     weights: &mut Weights<'a>,
-    outputs: &mut Vec<Output<'a>>,
+    outputs: &mut Vec<OutputTensor<'a>>,
 ) -> Result<(), StoreError> {
-    delta::tile(cutter, weights, outputs)?;
-    queries_and_keys(cutter, weights, outputs)?;
-    let Some(layer) = layer(cutter.config)? else { return Ok(()) };
-    for rule in &GRAMS {
-        let name = format!("layers.{layer}.{}.weight", rule.there);
+    gated_delta::tile_heads(mapper, weights, outputs)?;
+    split_indexer_qk(mapper, weights, outputs)?;
+    let Some(layer) = ngram_layer(mapper.config)? else { return Ok(()) };
+    for rule in &NGRAM_EMBEDDING {
+        let name = format!("layers.{layer}.{}.weight", rule.source);
         if weights.get(&name).is_none() {
             return Err(ImportError::TensorMissing { name }.into());
         }
     }
-    outputs.push(table(cutter, weights, layer)?);
+    outputs.push(ngram_table(mapper, weights, layer)?);
     Ok(())
 }
 
-/// The indexer's queries, and the one key behind them.
-fn queries_and_keys<'a>(
-    cutter: &Cutter<'_>,
+/// Splits the matrix of the indexer's queries and its one key.
+fn split_indexer_qk<'a>(
+    mapper: &TensorMapper<'_>,
     weights: &mut Weights<'a>,
-    outputs: &mut Vec<Output<'a>>,
+    outputs: &mut Vec<OutputTensor<'a>>,
 ) -> Result<(), StoreError> {
-    let config = cutter.config;
+    let config = mapper.config;
     let key = u64::from(config.count("indexer_head_dim")?);
     let queries = u64::from(config.count("indexer_n_heads")?) * key;
-    for layer in 0..cutter.sizes.layers {
-        let there = format!("layers.{layer}.self_attn.indexer.index_qk_proj.weight");
-        let Some(both) = weights.take(&there) else { continue };
+    for layer in 0..mapper.dims.layers {
+        let source = format!("layers.{layer}.self_attn.indexer.index_qk_proj.weight");
+        let Some(both) = weights.take(&source) else { continue };
         let want = vec![queries + key, u64::from(config.count("hidden_size")?)];
         if both.entry.shape != want {
             let (name, found) = (both.entry.name.clone(), both.entry.shape.clone());
             return Err(ImportError::TensorShape { name, found, want }.into());
         }
-        let keys = Order::of(Step::From { first: queries });
-        outputs.push(cutter.gathered(
+        let keys = RowOrder::of(RowMapping::Offset { rows: queries });
+        outputs.push(mapper.gather_rows(
             layer,
             "indexer.q_proj.weight",
             &both,
-            &[(queries, Order::SAME)],
+            &[(queries, RowOrder::SAME)],
         )?);
-        outputs.push(cutter.gathered(layer, "indexer.k_proj.weight", &both, &[(key, keys)])?);
+        outputs.push(mapper.gather_rows(layer, "indexer.k_proj.weight", &both, &[(key, keys)])?);
     }
     Ok(())
 }
 
-/// The table of n-grams, whose parts come one behind the other.
-fn table<'a>(
-    cutter: &Cutter<'_>,
+/// Concatenates the shards of the n-gram table.
+fn ngram_table<'a>(
+    mapper: &TensorMapper<'_>,
     weights: &mut Weights<'a>,
     layer: u32,
-) -> Result<Output<'a>, StoreError> {
+) -> Result<OutputTensor<'a>, StoreError> {
     const NAME: &str = "per_layer_token_embd.weight";
-    let mut parts: Vec<Part<'a>> = Vec::new();
+    let mut parts: Vec<TensorRows<'a>> = Vec::new();
     let mut columns = 0;
-    for number in 0..cutter.config.count("split_ngram_parts")? {
-        let name = part(layer, number);
+    for number in 0..mapper.config.count("split_ngram_parts")? {
+        let name = table_shard_name(layer, number);
         let tensor = weights.take(&name).ok_or(ImportError::TensorMissing { name })?;
         columns = parts.first().map_or(tensor.columns(), |first| first.tensor.columns());
         let rows = match tensor.entry.shape[..] {
-            [rows, here] if here == columns => rows,
+            [rows, target] if target == columns => rows,
             ref found => {
                 let (name, found) = (tensor.entry.name.clone(), found.to_vec());
                 let want = vec![found.first().copied().unwrap_or(1), columns];
                 return Err(ImportError::TensorShape { name, found, want }.into());
             }
         };
-        parts.push(Part { tensor, rows, order: Order::SAME });
+        parts.push(TensorRows { tensor, rows, order: RowOrder::SAME });
     }
     let shape = vec![parts.iter().map(|part| part.rows).sum(), columns];
-    let ty = cutter.type_of(NAME, &shape);
-    Ok(Output {
+    let ty = mapper.tensor_type(NAME, &shape);
+    Ok(OutputTensor {
         name: NAME.to_owned(),
         ty,
         shape,
-        content: Content::Rows { parts, columns, change: Change::None },
+        content: TensorContent::Rows { parts, columns, transform: ValueTransform::None },
     })
 }

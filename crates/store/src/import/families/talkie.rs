@@ -1,46 +1,46 @@
-//! Talkie: factors of their own for heads and for what goes back to the stream, and positions that turn the other way.
+//! Talkie: gains of heads and of block outputs, and rotary embedding in the opposite direction.
 
-use super::super::plan::Change;
-use super::super::rules::{Form, Rule, one};
-use super::{Family, PLAIN};
+use super::super::output::ValueTransform;
+use super::super::rules::{SourceLayout, TensorRule, rename};
+use super::{DEFAULT, Family};
 
-const WHOLE: [Rule; 2] = [one("embed", "token_embd"), one("lm_head", "output")];
-const LAYER: [Rule; 11] = [
-    one("attn.attn_query", "attn_q"),
-    one("attn.attn_key", "attn_k"),
-    one("attn.attn_value", "attn_v"),
-    one("attn.attn_resid", "attn_output"),
-    one("attn.head_gain.head_g", "attn_q_norm").form(Form::Column),
-    one("attn_gain.a_g", "attn_output.scale"),
-    one("mlp.mlp_gate", "ffn_gate"),
-    one("mlp.mlp_linear", "ffn_up"),
-    one("mlp.mlp_resid", "ffn_down"),
-    one("mlp_gain.a_g", "ffn_down.scale"),
-    one("embed_skip.a_g", "layer_output_scale"),
+const GLOBAL: [TensorRule; 2] = [rename("embed", "token_embd"), rename("lm_head", "output")];
+const LAYER: [TensorRule; 11] = [
+    rename("attn.attn_query", "attn_q"),
+    rename("attn.attn_key", "attn_k"),
+    rename("attn.attn_value", "attn_v"),
+    rename("attn.attn_resid", "attn_output"),
+    rename("attn.head_gain.head_g", "attn_q_norm").with_layout(SourceLayout::ColumnVector),
+    rename("attn_gain.a_g", "attn_output.scale"),
+    rename("mlp.mlp_gate", "ffn_gate"),
+    rename("mlp.mlp_linear", "ffn_up"),
+    rename("mlp.mlp_resid", "ffn_down"),
+    rename("mlp_gain.a_g", "ffn_down.scale"),
+    rename("embed_skip.a_g", "layer_output_scale"),
 ];
 
 pub(super) const TALKIE: Family = Family {
     architecture: "talkie",
     classes: &["TalkieForCausalLM"],
-    layers: "blocks.",
-    whole: &[&WHOLE],
-    layer: &[&LAYER],
-    numbers: &[("lm_head_gain.w_g", "logit_scale")],
-    // What is added to weights would have to change its signs as they do.
-    takes_adapters: false,
-    change: |config, name| {
+    layer_prefix: "blocks.",
+    global_rules: &[&GLOBAL],
+    layer_rules: &[&LAYER],
+    global_scalars: &[("lm_head_gain.w_g", "logit_scale")],
+    // An adapter's update would need the same change of signs.
+    supports_adapters: false,
+    value_transform: |config, name| {
         Ok(match name {
             "attn_q.weight" | "attn_k.weight" => {
-                Change::Opposed { head: config.count("head_dim")?.into() }
+                ValueTransform::NegateSecondHalves { head_dim: config.count("head_dim")?.into() }
             }
-            _ => Change::None,
+            _ => ValueTransform::None,
         })
     },
-    keys: |keys| {
-        keys.usual()?;
-        // Its norms say nothing else.
-        keys.set("attention.layer_norm_rms_epsilon", f32::EPSILON);
+    write_metadata: |metadata| {
+        metadata.write_common()?;
+        // PyTorch's default epsilon.
+        metadata.set("attention.layer_norm_rms_epsilon", f32::EPSILON);
         Ok(())
     },
-    ..PLAIN
+    ..DEFAULT
 };

@@ -1,15 +1,15 @@
-//! The configuration of a folder.
+//! `config.json` of a folder.
 
 use puna_gguf::Gguf;
 use serde_json::{Value, json};
 
-use super::kit::values;
+use super::fixtures::values;
 
-/// The configuration that transformers writes for such a model.
-pub(super) fn config_there(gguf: &Gguf, class: &str, llama3: Option<Value>) -> Value {
+/// The configuration that transformers writes for a model.
+pub(super) fn folder_config(gguf: &Gguf, class: &str, llama3: Option<Value>) -> Value {
     let meta = gguf.metadata();
     let arch = meta.architecture().unwrap();
-    // What differs from layer to layer has other names there.
+    // Parameters that vary by layer have other keys in the folder.
     let number = |key: &str| meta.opt_u32(&format!("{arch}.{key}")).ok().flatten();
     let float = |key: &str| meta.opt_f32(&format!("{arch}.{key}")).unwrap();
     let token = |key: &str| meta.opt_u32(&format!("tokenizer.ggml.{key}_token_id")).unwrap();
@@ -37,13 +37,14 @@ pub(super) fn config_there(gguf: &Gguf, class: &str, llama3: Option<Value>) -> V
     if let Some(local) = float("rope.freq_base_swa") {
         rope = json!({"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": local}});
     }
-    let layer_types =
-        meta.bools(&format!("{arch}.attention.sliding_window_pattern")).ok().flatten().map(
-            |slides| {
-                let kind = |slides| if slides { "sliding_attention" } else { "full_attention" };
-                slides.into_iter().map(kind).collect::<Vec<_>>()
-            },
-        );
+    let layer_types = meta
+        .bools(&format!("{arch}.attention.sliding_window_pattern"))
+        .ok()
+        .flatten()
+        .map(|is_sliding| {
+            let kind = |is_sliding| if is_sliding { "sliding_attention" } else { "full_attention" };
+            is_sliding.into_iter().map(kind).collect::<Vec<_>>()
+        });
     json!({
         "architectures": [class], "hidden_size": number("embedding_length"), "num_hidden_layers": number("block_count"),
         "intermediate_size": number("feed_forward_length"), "num_attention_heads": number("attention.head_count"),

@@ -1,18 +1,18 @@
-//! Diffusion models.
+//! Diffusion language models.
 
 use serde_json::json;
 
 use super::families::case;
-use super::kit::Stored;
-use super::model::Model;
-use super::there::{like_llama, with_experts};
+use super::fixtures::StoredTensor;
+use super::folder_tensors::{llama_names, llama_names_with_experts};
+use super::zoo_model::ZooModel;
 
-/// The tensors of a zoo file as the folder of its family has them.
-pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
+/// The tensors of a zoo file under the names of a folder.
+pub(super) fn tensors(mut model: ZooModel<'_>) -> Vec<StoredTensor> {
     match &*model.arch.clone() {
-        "dream" => like_llama(model, &[]),
+        "dream" => llama_names(model, &[]),
         "llada" => {
-            model.unpair();
+            model.deinterleave_rope_pairs();
             let whole = [
                 ("token_embd", "model.transformer.wte"),
                 ("output_norm", "model.transformer.ln_f"),
@@ -29,18 +29,18 @@ pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
                 ("ffn_up", "up_proj"),
                 ("ffn_down", "ff_out"),
             ];
-            model.named(&whole, "model.transformer.blocks.", &names)
+            model.into_folder_tensors(&whole, "model.transformer.blocks.", &names)
         }
-        _ => with_experts(model, &[]),
+        _ => llama_names_with_experts(model, &[]),
     }
 }
 
 #[test]
-fn diffusion_models_become_what_llama_cpp_makes_of_them() {
+fn diffusion_models_convert_to_the_files_of_llama_cpp() {
     let mask = json!({"mask_token_id": 318});
-    case("dream", "DreamModel").fixed(mask.clone()).check();
-    case("rnd1", "RND1").fixed(mask).but(&["rope.dimension_count"]).check();
-    // Its configuration has names of its own.
+    case("dream", "DreamModel").config(mask.clone()).check();
+    case("rnd1", "RND1").config(mask).ignoring(&["rope.dimension_count"]).check();
+    // LLaDA's configuration has its own keys.
     let sizes = [
         ("d_model", "embedding_length"),
         ("n_layers", "block_count"),
@@ -51,9 +51,9 @@ fn diffusion_models_become_what_llama_cpp_makes_of_them() {
     ];
     let not = json!({"mask_token_id": 318, "hidden_size": null, "num_hidden_layers": null, "num_attention_heads": null,
         "num_key_value_heads": null, "intermediate_size": null, "max_position_embeddings": null});
-    case("llada", "LLaDAModelLM").keys(&sizes).fixed(not).check();
+    case("llada", "LLaDAModelLM").keys(&sizes).config(not).check();
     case("llada-moe", "LLaDAMoEModelLM")
         .keys(&[("dense_intermediate_size", "feed_forward_length")])
-        .fixed(json!({"mask_token_id": 318, "intermediate_size": null}))
+        .config(json!({"mask_token_id": 318, "intermediate_size": null}))
         .check();
 }

@@ -1,37 +1,38 @@
-//! Folders that claim what they are not: each is refused by name, before anything grows with the claim.
+//! Folders with false claims: the import rejects each with its name, before memory use depends on
+//! the claim.
 
 use std::fs::File;
 
 use serde_json::{Value, json};
 
-use super::config::config_there;
-use super::kit::{Folder, Stored, bytes, zoo};
-use super::plain::tensors_there;
+use super::config::folder_config;
+use super::fixtures::{Folder, StoredTensor, bytes, zoo};
+use super::llama_like::llama_like_tensors;
 use super::{Kit, folder_of};
 
-/// What importing a folder of a zoo file says after its tensors and its configuration were edited.
-fn refused(name: &str, class: &str, edit: &dyn Fn(&mut Vec<Stored>, &mut Value)) -> String {
+/// The error for a zoo file's folder with edited tensors and configuration.
+fn refused(name: &str, class: &str, edit: &dyn Fn(&mut Vec<StoredTensor>, &mut Value)) -> String {
     let (kit, gguf) = (Kit::new(), zoo(name));
-    let (mut tensors, mut config) = (tensors_there(&gguf), config_there(&gguf, class, None));
+    let (mut tensors, mut config) = (llama_like_tensors(&gguf), folder_config(&gguf, class, None));
     edit(&mut tensors, &mut config);
     let folder = folder_of(&kit, "hostile", &gguf, &tensors, config);
     kit.store.import(&folder.files).unwrap_err().to_string()
 }
 
-fn llama(edit: &dyn Fn(&mut Vec<Stored>, &mut Value)) -> String {
+fn llama(edit: &dyn Fn(&mut Vec<StoredTensor>, &mut Value)) -> String {
     refused("llama", "LlamaForCausalLM", edit)
 }
 
-fn one(name: &str, shape: Vec<u64>) -> Stored {
+fn f32_tensor(name: &str, shape: Vec<u64>) -> StoredTensor {
     let count = shape.iter().product::<u64>() as usize;
     (name.to_owned(), "F32", shape, bytes(&vec![0.5; count], "F32"))
 }
 
 #[test]
-fn numbers_of_a_configuration_make_nothing_grow() {
+fn huge_numbers_in_a_configuration_are_rejected() {
     let error = llama(&|_, config| config["num_hidden_layers"] = (1u32 << 30).into());
     assert!(error.contains("model.layers.1073741823.* is missing"), "{error}");
-    // Factors of frequencies are made of the size of a head alone.
+    // Rotary factors are created from the head size alone.
     let error = llama(&|_, config| {
         config["head_dim"] = 2_147_483_646u32.into();
         config["rope_parameters"] =
@@ -51,8 +52,8 @@ fn numbers_of_a_configuration_make_nothing_grow() {
 }
 
 #[test]
-fn tensors_without_values_are_not_there() {
-    // As many rows as no file has, of nothing: the vocabulary has no such number of tokens.
+fn tensors_without_values_count_as_missing() {
+    // A huge number of empty rows must not become the size of the vocabulary.
     let error = llama(&|tensors, _| {
         let table = tensors.iter_mut().find(|tensor| tensor.0.contains("embed_tokens")).unwrap();
         (table.2, table.3) = (vec![u64::MAX >> 3, 0], Vec::new());
@@ -60,61 +61,66 @@ fn tensors_without_values_are_not_there() {
     assert!(error.contains("model.embed_tokens.weight is missing"), "{error}");
     let error = llama(&|tensors, _| {
         let table = tensors.iter_mut().find(|tensor| tensor.0.contains("embed_tokens")).unwrap();
-        *table = one(&table.0.clone(), vec![320]);
+        *table = f32_tensor(&table.0.clone(), vec![320]);
     });
     assert!(error.contains("embed_tokens.weight has shape [320]"), "{error}");
 }
 
 #[test]
-fn a_tensor_has_one_name_and_one_source() {
-    let error =
-        llama(&|tensors, _| tensors.push(one("model.layers.+1.mlp.up_proj.weight", vec![4, 4])));
+fn ambiguous_tensor_names_are_rejected() {
+    let error = llama(&|tensors, _| {
+        tensors.push(f32_tensor("model.layers.+1.mlp.up_proj.weight", vec![4, 4]))
+    });
     assert!(error.contains("layers.+1.mlp") && error.contains("not known"), "{error}");
-    let error =
-        llama(&|tensors, _| tensors.push(one("model.layers.01.mlp.up_proj.weight", vec![4, 4])));
+    let error = llama(&|tensors, _| {
+        tensors.push(f32_tensor("model.layers.01.mlp.up_proj.weight", vec![4, 4]))
+    });
     assert!(error.contains("layers.01.mlp") && error.contains("not known"), "{error}");
     let error = llama(&|tensors, _| {
-        for there in ["mlp.gate.e_score_correction_bias", "mlp.gate.expert_bias"] {
-            tensors.push(one(&format!("model.layers.0.{there}"), vec![4]));
+        for source in ["mlp.gate.e_score_correction_bias", "mlp.gate.expert_bias"] {
+            tensors.push(f32_tensor(&format!("model.layers.0.{source}"), vec![4]));
         }
     });
     assert!(error.contains("two of its tensors would become blk.0.exp_probs_b.bias"), "{error}");
     let error =
-        llama(&|tensors, _| tensors.push(one("language_model.model.norm.weight", vec![48])));
+        llama(&|tensors, _| tensors.push(f32_tensor("language_model.model.norm.weight", vec![48])));
     assert!(error.contains("model.norm.weight occurs twice"), "{error}");
-    // Of two spellings of the memory of the seventh version one would be lost.
+    // Two spellings of one tensor's name in RWKV 7.
     let (kit, gguf) = (Kit::new(), zoo("rwkv7"));
-    let spelled = |within: &str| one(&format!("model.layers.0.{within}.k_k"), vec![64]);
-    let tensors =
-        [spelled("attention"), spelled("self_attn"), one("model.embeddings.weight", vec![320, 64])];
+    let spelled = |within: &str| f32_tensor(&format!("model.layers.0.{within}.k_k"), vec![64]);
+    let tensors = [
+        spelled("attention"),
+        spelled("self_attn"),
+        f32_tensor("model.embeddings.weight", vec![320, 64]),
+    ];
     let config = json!({"architectures": ["RWKV7ForCausalLM"], "num_hidden_layers": 1, "hidden_size": 64, "head_dim": 64});
     let mut folder = folder_of(&kit, "rwkv7", &gguf, &tensors, config);
-    let (name, text) = super::memory::vocabulary();
+    let (name, text) = super::rwkv::vocabulary();
     folder.put(name, text);
     let error = kit.store.import(&folder.files).unwrap_err().to_string();
     assert!(error.contains("k_k occurs twice"), "{error}");
 }
 
 #[test]
-fn a_row_is_not_wider_than_any_model_has() {
+fn too_wide_rows_are_rejected() {
     let (kit, gguf) = (Kit::new(), zoo("llama"));
-    let mut tensors = tensors_there(&gguf);
+    let mut tensors = llama_like_tensors(&gguf);
     tensors.retain(|tensor| tensor.0 != "model.norm.weight");
     let mut folder =
-        folder_of(&kit, "wide", &gguf, &tensors, config_there(&gguf, "LlamaForCausalLM", None));
-    // A vector, which is read at once.
+        folder_of(&kit, "wide", &gguf, &tensors, folder_config(&gguf, "LlamaForCausalLM", None));
+    // A vector, which is read as one row.
     put_wide(&mut folder, "model.norm.weight", &[(1 << 26) + 1]);
     let error = kit.store.import(&folder.files).unwrap_err().to_string();
     assert!(error.contains("output_norm.weight has shape [67108865]"), "{error}");
 }
 
-/// Matrices of BitNet are read once before they are written.
+/// BitNet's matrices are read once before they are written.
 #[test]
-fn a_row_is_as_wide_where_it_is_read_before_its_file_is_planned() {
+fn too_wide_rows_of_ternary_matrices_are_rejected() {
     let (kit, gguf) = (Kit::new(), zoo("llama"));
-    let mut tensors = tensors_there(&gguf);
+    let mut tensors = llama_like_tensors(&gguf);
     tensors.retain(|tensor| tensor.0 != "model.layers.1.mlp.up_proj.weight");
-    let mut config = config_there(&gguf, "BitnetForCausalLM", None);
+    let mut config = folder_config(&gguf, "BitnetForCausalLM", None);
     config["hidden_act"] = "silu".into();
     let mut folder = folder_of(&kit, "wide", &gguf, &tensors, config);
     put_wide(&mut folder, "model.layers.1.mlp.up_proj.weight", &[1, (1 << 26) + 1]);
@@ -125,7 +131,7 @@ fn a_row_is_as_wide_where_it_is_read_before_its_file_is_planned() {
     );
 }
 
-/// A file with a tensor of two bytes a value; it has holes, so that it takes no place.
+/// Writes a sparse file with a tensor of two bytes a value.
 fn put_wide(folder: &mut Folder, tensor: &str, shape: &[u64]) {
     let size = 2 * shape.iter().product::<u64>();
     let header =
@@ -137,7 +143,7 @@ fn put_wide(folder: &mut Folder, tensor: &str, shape: &[u64]) {
 }
 
 #[test]
-fn files_of_settings_are_read_up_to_a_bound() {
+fn settings_files_have_a_size_limit() {
     let (kit, gguf) = (Kit::new(), zoo("llama"));
     let mut folder = super::folder(&kit, "long", &gguf, "LlamaForCausalLM", None);
     folder.files.retain(|file| file.name != "config.json");
@@ -149,7 +155,7 @@ fn files_of_settings_are_read_up_to_a_bound() {
 }
 
 #[test]
-fn ways_to_quantize_that_are_not_known_are_named() {
+fn unknown_quantization_methods_are_named() {
     let error = llama(&|tensors, config| {
         tensors.push((
             "model.layers.0.mlp.up_proj.qweight".into(),

@@ -1,26 +1,29 @@
-//! The way back to folders of models with delta attention whose fading has a bound, and what such folders become.
+//! Folders of models with bounded delta attention, made from zoo files, and their conversion.
 
 use serde_json::{Value, json};
 
 use super::families::{Case, GROUPED, ROUTED, WEIGHTED, case};
-use super::kit::Stored;
-use super::latent::{DEEPSEEK, INDEXER, KIMI, LATENT, LAYERS, SIZES, USUAL, both_ways, with};
-use super::model::{Model, Numbers};
+use super::fixtures::StoredTensor;
+use super::latent_attention::{
+    DEEPSEEK, INDEXER, KIMI, LATENT, LAYERS, SIZES, STANDARD_GLOBAL, join_kv_b, merged,
+};
+use super::zoo_model::{TensorValues, ZooModel};
 
-/// With its own names in front of all, of what parts heed a norm beside other weights, and a layer with the largest number that there is.
-pub(super) fn kimi_3(mut model: Model<'_>) -> Vec<Stored> {
+/// Kimi K3: names with a common prefix, norms and projections of attention residuals apart, and a
+/// tensor of a layer with the largest number.
+pub(super) fn kimi_3(mut model: ZooModel<'_>) -> Vec<StoredTensor> {
     const ROOT: &str = "language_model.model.layers.";
-    let halved = |model: &mut Model<'_>, name: String, (shape, numbers): Numbers| {
+    let halved = |model: &mut ZooModel<'_>, name: String, (shape, numbers): TensorValues| {
         let half = numbers.iter().map(|x| x / 2.0).collect();
         model.put(format!("{name}_norm.weight"), (shape.clone(), vec![2.0; numbers.len()]));
         model.put(format!("{name}_proj.weight"), (vec![1, shape[0]], half));
     };
     for layer in 0..model.layers {
-        for (here, there) in
+        for (target, source) in
             [("attn_res_score", "self_attention_res"), ("ffn_res_score", "mlp_res")]
         {
-            let numbers = model.take(layer, &format!("{here}.weight")).unwrap();
-            halved(&mut model, format!("{ROOT}{layer}.{there}"), numbers);
+            let numbers = model.take(layer, &format!("{target}.weight")).unwrap();
+            halved(&mut model, format!("{ROOT}{layer}.{source}"), numbers);
         }
     }
     let numbers = model.take_whole("output_res_score.weight").unwrap();
@@ -39,12 +42,13 @@ pub(super) fn kimi_3(mut model: Model<'_>) -> Vec<Stored> {
         ("ffn_routed_up", "block_sparse_moe.routed_expert_up_proj"),
         ("ffn_routed_norm", "block_sparse_moe.routed_expert_norm"),
     ];
-    model.named(&whole, ROOT, &[&own, LATENT, KIMI].concat())
+    model.into_folder_tensors(&whole, ROOT, &[&own, LATENT, KIMI].concat())
 }
 
-/// Gates of one name, whatever they weigh, and what guesses further tokens behind all layers, as far as numbers go.
-pub(super) fn ling_3(mut model: Model<'_>) -> Vec<Stored> {
-    both_ways(&mut model);
+/// Ling 3: one name for the gates of both kinds of layers, and multi-token prediction in layers
+/// with huge numbers.
+pub(super) fn ling_3(mut model: ZooModel<'_>) -> Vec<StoredTensor> {
+    join_kv_b(&mut model);
     model.experts(
         LAYERS,
         &[
@@ -53,7 +57,7 @@ pub(super) fn ling_3(mut model: Model<'_>) -> Vec<Stored> {
             ("ffn_down_exps", "mlp.experts.{}.down_proj"),
         ],
     );
-    model.all(&|name, (shape, numbers)| {
+    model.for_all(&|name, (shape, numbers)| {
         if name.ends_with("ssm_a") {
             numbers.iter_mut().for_each(|x| *x = x.ln());
             *shape = vec![numbers.len() as u64];
@@ -79,15 +83,16 @@ pub(super) fn ling_3(mut model: Model<'_>) -> Vec<Stored> {
     let names: Vec<(&str, String)> = [&own, LATENT, DEEPSEEK, KIMI]
         .concat()
         .into_iter()
-        .map(|(here, there)| (here, there.replace("self_attn.", "attention.")))
+        .map(|(target, source)| (target, source.replace("self_attn.", "attention.")))
         .collect();
-    let names: Vec<(&str, &str)> = names.iter().map(|(here, there)| (*here, &**there)).collect();
-    model.named(&whole, LAYERS, &names)
+    let names: Vec<(&str, &str)> =
+        names.iter().map(|(target, source)| (*target, &**source)).collect();
+    model.into_folder_tensors(&whole, LAYERS, &names)
 }
 
-/// Streams under names of their own, and what it sees with.
-pub(super) fn glm_5_next(mut model: Model<'_>) -> Vec<Stored> {
-    both_ways(&mut model);
+/// GLM 5 Next: its own names of hyper-connections, and an image encoder.
+pub(super) fn glm_5_next(mut model: ZooModel<'_>) -> Vec<StoredTensor> {
+    join_kv_b(&mut model);
     model.experts(
         LAYERS,
         &[
@@ -96,7 +101,7 @@ pub(super) fn glm_5_next(mut model: Model<'_>) -> Vec<Stored> {
             ("ffn_down_exps", "mlp.experts.{}.down_proj"),
         ],
     );
-    model.all(&|name, (shape, numbers)| {
+    model.for_all(&|name, (shape, numbers)| {
         if name.ends_with("ssm_a") {
             numbers.iter_mut().for_each(|x| *x = (-*x).ln());
             *shape = vec![1, 1, numbers.len() as u64, 1];
@@ -116,11 +121,15 @@ pub(super) fn glm_5_next(mut model: Model<'_>) -> Vec<Stored> {
         ("indexer_compressor_gate.weight", "self_attn.indexer.index_kpool_compress_gate"),
         ("indexer_compressor_ape.weight", "self_attn.indexer.index_kpool_compress_ape"),
     ];
-    model.named(USUAL, LAYERS, &[&own, LATENT, DEEPSEEK, INDEXER, KIMI].concat())
+    model.into_folder_tensors(
+        STANDARD_GLOBAL,
+        LAYERS,
+        &[&own, LATENT, DEEPSEEK, INDEXER, KIMI].concat(),
+    )
 }
 
 #[test]
-fn delta_attention_with_a_bound_becomes_what_llama_cpp_makes_of_it() {
+fn bounded_delta_attention_converts_to_the_files_of_llama_cpp() {
     let heads = || json!({"num_key_value_heads": 3, "qk_nope_head_dim": 12, "head_dim": null});
     let sizes = [
         SIZES,
@@ -141,13 +150,13 @@ fn delta_attention_with_a_bound_becomes_what_llama_cpp_makes_of_it() {
     ];
     case("kimi-k3", "KimiK3ForConditionalGeneration")
         .keys(&[&sizes[..], &situ].concat())
-        .fixed(with(
+        .config(merged(
             heads(),
             json!({"moe_router_activation_func": "sigmoid", "hidden_act": "situ", "linear_attn_config": {
             "full_attn_layers": [3, 5], "kda_layers": [1, 2, 4], "head_dim": 16, "num_heads": 3,
             "short_conv_kernel_size": 4, "gate_lower_bound": -3.0}}),
         ))
-        .but(&["tokenizer.ggml.pre"])
+        .ignoring(&["tokenizer.ggml.pre"])
         .check();
     let own = [
         ("short_conv_kernel_size", "ssm.conv_kernel"),
@@ -157,11 +166,11 @@ fn delta_attention_with_a_bound_becomes_what_llama_cpp_makes_of_it() {
     let ling = |sizes: &[(&'static str, &'static str)], name, class, more: Value| {
         let fixed = json!({"score_function": "sigmoid", "head_dim": 16, "layer_group_size": 2, "no_kda_lora": true,
             "kda_safe_gate": true, "gated_attention_proj_granularity_type": "head_wise"});
-        let fixed = with(with(heads(), fixed), more);
+        let fixed = merged(merged(heads(), fixed), more);
         case(name, class)
             .keys(&[sizes, GROUPED, &own].concat())
-            .fixed(fixed)
-            .but(&["tokenizer.ggml.pre", "value_length"])
+            .config(fixed)
+            .ignoring(&["tokenizer.ggml.pre", "value_length"])
             .check();
     };
     let limits = json!({"expert_swiglu_limit_list": [null, 0.3, null, 0.2, 0.5], "share_expert_swiglu_limit_list": [0.4, null, 0.3, 0.25]});
@@ -176,7 +185,7 @@ fn delta_attention_with_a_bound_becomes_what_llama_cpp_makes_of_it() {
 }
 
 #[test]
-fn glm_5_next_becomes_what_llama_cpp_makes_of_it() {
+fn glm_5_next_converts_to_the_file_of_llama_cpp() {
     glm_5().check();
 }
 
@@ -200,9 +209,9 @@ pub(super) fn glm_5() -> Case {
     let (delta, latent) = ("linear_attention", "full_attention");
     case("glm5-next", "Glm5NextForConditionalGeneration")
         .keys(&keys)
-        .fixed(json!({"num_key_value_heads": 3, "qk_nope_head_dim": 20, "head_dim": null, "scoring_func": "sigmoid",
+        .config(json!({"num_key_value_heads": 3, "qk_nope_head_dim": 20, "head_dim": null, "scoring_func": "sigmoid",
             "layer_types": [delta, latent, delta, latent, latent], "indexer_types": ["full", "full", "full", "full", "shared"],
             "swiglu_limit": 0.4, "linear_attn_config": {"head_dim": 16, "num_heads": 3, "short_conv_kernel_size": 4,
                 "gate_lower_bound": -3.0}}))
-        .but(&["tokenizer.ggml.pre", "unknown_token_id", "swiglu_clamp_shexp"])
+        .ignoring(&["tokenizer.ggml.pre", "unknown_token_id", "swiglu_clamp_shexp"])
 }

@@ -1,28 +1,28 @@
-//! Importing decoders. The files of `tests/data/zoo` were made by llama.cpp's converter from folders of Hugging Face's
-//! transformers: folders made back from them must become the same tensors and keys again. The way back is written here on
-//! its own.
+//! Tests of the conversion of model folders. llama.cpp's converter made the files of
+//! `tests/data/zoo` from folders of transformers. These tests make folders from the files with
+//! independent code, and the import must restore the same tensors and metadata.
 
-mod alone;
 mod config;
+mod deepseek4;
+mod device_shards;
 mod diffusion;
 mod families;
+mod fixtures;
+mod folder_tensors;
+mod gpt_style;
 mod hostile;
-mod hyper;
 mod kda;
-mod kit;
-mod late;
-mod latent;
-mod memory;
-mod model;
-mod newest;
-mod old;
-mod parts;
-mod plain;
+mod latent_attention;
+mod llama_like;
+mod mamba_and_hybrids;
 mod qwen4;
-mod states;
-mod there;
+mod rwkv;
+mod t5_grovemoe_cogvlm;
+mod talkie_bitnet_hrm;
+mod tensors_only;
 mod tiktoken;
 mod vocabulary;
+mod zoo_model;
 
 use std::path::Path;
 
@@ -30,24 +30,30 @@ use puna_gguf::Gguf;
 use puna_quant::TensorType;
 use serde_json::{Value, json};
 
-use self::config::config_there;
-use self::kit::{Folder, zoo};
-pub(super) use self::kit::{Stored, bytes, safetensors, values};
-use self::plain::tensors_there;
+use self::config::folder_config;
+use self::fixtures::{Folder, zoo};
+pub(super) use self::fixtures::{StoredTensor, bytes, safetensors, values};
+use self::llama_like::llama_like_tensors;
 use self::vocabulary::put_vocabulary;
 use super::Kit;
 use crate::{ImportFile, StoreError};
 
 fn folder(kit: &Kit, name: &str, gguf: &Gguf, class: &str, llama3: Option<Value>) -> Folder {
-    folder_of(kit, name, gguf, &tensors_there(gguf), config_there(gguf, class, llama3))
+    folder_of(kit, name, gguf, &llama_like_tensors(gguf), folder_config(gguf, class, llama3))
 }
 
-/// A folder with these tensors and this configuration, and the vocabulary of a file.
-fn folder_of(kit: &Kit, name: &str, gguf: &Gguf, tensors: &[Stored], config: Value) -> Folder {
+/// A folder with given tensors and configuration, and the vocabulary of a file.
+fn folder_of(
+    kit: &Kit,
+    name: &str,
+    gguf: &Gguf,
+    tensors: &[StoredTensor],
+    config: Value,
+) -> Folder {
     let dir = kit.dir.path().join(name);
     std::fs::create_dir_all(&dir).unwrap();
     let mut folder = Folder { dir, files: Vec::new() };
-    // Two files, as large models have them.
+    // Two weight files, as in folders of large models.
     let (one, two) = tensors.split_at(tensors.len() / 2);
     folder.put("model-00001-of-00002.safetensors", safetensors(one));
     folder.put("model-00002-of-00002.safetensors", safetensors(two));
@@ -56,8 +62,8 @@ fn folder_of(kit: &Kit, name: &str, gguf: &Gguf, tensors: &[Stored], config: Val
     folder
 }
 
-/// Names of pre-tokenizers that cut as others do; importing knows them by what they do.
-const ALIKE: &[(&str, &str)] = &[
+/// Pre-tokenizers with the same splitting rules: name in the zoo's file, name by the import.
+const SAME_PRETOKENIZER: &[(&str, &str)] = &[
     ("olmo", "gpt-2"),
     ("exaone4", "gpt-2"),
     ("refact", "smollm"),
@@ -77,8 +83,8 @@ const ALIKE: &[(&str, &str)] = &[
     ("lfm2", "llama-bpe"),
 ];
 
-/// Files whose weights are computed from those of folders, and may be rounded otherwise.
-const ROUNDED: [&str; 10] = [
+/// Files with weights that the import computes, which may round differently.
+const ROUNDED_FILES: [&str; 10] = [
     "gemma",
     "minimax-m3",
     "muse",
@@ -91,8 +97,8 @@ const ROUNDED: [&str; 10] = [
     "qwen4exp",
 ];
 
-/// Keys that only llama.cpp's converter writes, or writes about another file,
-/// or that it writes into every file of Gemma, whatever stands at that place.
+/// Suffixes of keys that only llama.cpp's converter writes, that describe the file instead of the
+/// model, or that it writes for every Gemma model.
 const NOT_COMPARED: [&str; 5] =
     ["general.name", "general.size_label", "general.file_type", "add_sep_token", "eot_token_id"];
 
@@ -102,31 +108,33 @@ fn check(name: &str, class: &str, llama3: Option<Value>) {
     compare(&kit, name, &want, &folder, &[]);
 }
 
-/// What becomes of a folder has the keys and tensors of a file; those with some ends may say something else.
-fn compare(kit: &Kit, name: &str, want: &Gguf, folder: &Folder, but: &[&str]) {
+/// Compares metadata and tensors of the converted folder with a file, except names with a suffix in
+/// `ignored`.
+fn compare(kit: &Kit, name: &str, want: &Gguf, folder: &Folder, ignored: &[&str]) {
     let blob = kit.store.import(&folder.files).unwrap_or_else(|e| panic!("{name}: {e}"));
     let made = Gguf::open(&kit.store.blob_path(&blob.digest)).unwrap();
     for (key, value) in want.metadata().iter() {
-        if NOT_COMPARED.iter().chain(but).any(|end| key.ends_with(end)) {
+        if NOT_COMPARED.iter().chain(ignored).any(|end| key.ends_with(end)) {
             continue;
         }
         let found = made.metadata().get(key);
-        let near = found.and_then(|f| f.as_float()).zip(value.as_float());
-        let near = near.is_some_and(|(a, b)| (a - b).abs() <= b.abs() * 1e-6);
+        let assert_close = found.and_then(|f| f.as_float()).zip(value.as_float());
+        let assert_close = assert_close.is_some_and(|(a, b)| (a - b).abs() <= b.abs() * 1e-6);
         let text = |value: Option<&puna_gguf::Value>| {
             value.and_then(|v| v.as_str()).unwrap_or_default().to_owned()
         };
-        let is_alike = ALIKE.contains(&(&text(Some(value)), &text(found)));
+        let is_alike = SAME_PRETOKENIZER.contains(&(&text(Some(value)), &text(found)));
         let lists =
             made.metadata().i32s(key).ok().flatten().zip(want.metadata().i32s(key).ok().flatten());
         let floats =
             made.metadata().f32s(key).ok().flatten().zip(want.metadata().f32s(key).ok().flatten());
-        let near =
-            near || lists.is_some_and(|(a, b)| a == b) || floats.is_some_and(|(a, b)| a == b);
-        let near = near || key == "tokenizer.ggml.pre" && is_alike;
-        assert!(near || found == Some(value), "{name}: {key} is {found:?} for {value:?}");
+        let assert_close = assert_close
+            || lists.is_some_and(|(a, b)| a == b)
+            || floats.is_some_and(|(a, b)| a == b);
+        let assert_close = assert_close || key == "tokenizer.ggml.pre" && is_alike;
+        assert!(assert_close || found == Some(value), "{name}: {key} is {found:?} for {value:?}");
     }
-    // Dimensions of one behind all others mean nothing.
+    // Trailing dimensions of one have no meaning.
     let shape = |shape: &[u64]| {
         let end = shape.iter().rposition(|&n| n != 1).map_or(1, |last| last + 1);
         shape[..end].to_vec()
@@ -136,7 +144,7 @@ fn compare(kit: &Kit, name: &str, want: &Gguf, folder: &Folder, but: &[&str]) {
         whole.map(|tensor| (tensor.name.to_string(), shape(&tensor.shape))).collect();
     let mut all: Vec<_> =
         want.tensors().iter().map(|t| (t.name.to_string(), shape(&t.shape))).collect();
-    all.retain(|(name, _)| !in_pieces(&made, name) && !in_whole(&made, name));
+    all.retain(|(name, _)| !is_split(&made, name) && !is_joined(&made, name));
     names.sort();
     all.sort();
     assert_eq!(names, all, "{name}");
@@ -144,13 +152,13 @@ fn compare(kit: &Kit, name: &str, want: &Gguf, folder: &Folder, but: &[&str]) {
         want.tensors().iter().any(|t| matches!(t.ty, TensorType::F16 | TensorType::BF16));
     for tensor in made.tensors() {
         let Some(source) = want.tensor(&tensor.name) else {
-            check_piece(name, want, &made, &tensor.name);
+            check_part(name, want, &made, &tensor.name);
             continue;
         };
-        if but.iter().any(|end| tensor.name.ends_with(end)) {
+        if ignored.iter().any(|end| tensor.name.ends_with(end)) {
             continue;
         }
-        let is_computed = ROUNDED.iter().any(|start| name.starts_with(start))
+        let is_computed = ROUNDED_FILES.iter().any(|start| name.starts_with(start))
             && source.ty == TensorType::F32
             || tensor.name.ends_with("ssm_a")
             || tensor.name.starts_with("rope");
@@ -165,27 +173,27 @@ fn compare(kit: &Kit, name: &str, want: &Gguf, folder: &Folder, but: &[&str]) {
             tensor.ty
         );
         for (a, b) in values(&made, tensor).into_iter().zip(values(want, source)) {
-            let near = (a - b).abs() <= b.abs() * 1e-3 + 1e-6;
-            assert!(near, "{name}: {} has {a} for {b}", tensor.name);
+            let assert_close = (a - b).abs() <= b.abs() * 1e-3 + 1e-6;
+            assert!(assert_close, "{name}: {} has {a} for {b}", tensor.name);
         }
     }
 }
 
-/// Names of what is one tensor in some files, and of its pieces.
+/// Tensors that some files have whole and others split: name of the whole, names of the parts.
 const PIECES: [(&str, &[&str]); 2] = [
     ("ffn_gate_up_exps", &["ffn_gate_exps", "ffn_up_exps"]),
     ("attn_qkv", &["attn_q", "attn_k", "attn_v"]),
 ];
 
-/// Whether a tensor has become several.
-fn in_pieces(made: &Gguf, name: &str) -> bool {
+/// Whether the import has split a tensor of the file.
+fn is_split(made: &Gguf, name: &str) -> bool {
     let pieces = PIECES.iter().find(|(whole, _)| name.contains(whole));
-    let there = |piece: &&str| made.tensor(&name.replace(pieces.unwrap().0, piece)).is_some();
-    made.tensor(name).is_none() && pieces.is_some_and(|(_, pieces)| pieces.iter().all(there))
+    let source = |piece: &&str| made.tensor(&name.replace(pieces.unwrap().0, piece)).is_some();
+    made.tensor(name).is_none() && pieces.is_some_and(|(_, pieces)| pieces.iter().all(source))
 }
 
-/// Whether a tensor has become part of another.
-fn in_whole(made: &Gguf, name: &str) -> bool {
+/// Whether the import has joined a tensor of the file with others.
+fn is_joined(made: &Gguf, name: &str) -> bool {
     let is_piece = |whole: &str, piece: &str| {
         name.contains(&format!(".{piece}.")) && made.tensor(&name.replace(piece, whole)).is_some()
     };
@@ -194,8 +202,9 @@ fn in_whole(made: &Gguf, name: &str) -> bool {
     made.tensor(name).is_none() && all.any(|(whole, piece)| is_piece(whole, piece))
 }
 
-/// A tensor is the piece of another that its name says, or all of its pieces.
-fn check_piece(name: &str, want: &Gguf, made: &Gguf, tensor: &str) {
+/// Checks a tensor against the matching part of the file's tensor, or against all parts that the
+/// file has.
+fn check_part(name: &str, want: &Gguf, made: &Gguf, tensor: &str) {
     let part = tensor.split('.').nth(2).unwrap();
     if let Some((_, pieces)) = PIECES.iter().find(|(whole, _)| *whole == part) {
         let piece = |piece: &&str| want.tensor(&tensor.replace(part, piece)).expect(tensor);
@@ -211,7 +220,7 @@ fn check_piece(name: &str, want: &Gguf, made: &Gguf, tensor: &str) {
     let source = want.tensor(&tensor.replace(part, whole)).expect(tensor);
     let shape = source.shape.iter().rev().copied().collect();
     let at = pieces.iter().position(|piece| *piece == part).unwrap();
-    let (shape, numbers) = model::piece(&(shape, values(want, source)), at, pieces.len());
+    let (shape, numbers) = zoo_model::piece(&(shape, values(want, source)), at, pieces.len());
     let found = made.tensor(tensor).unwrap();
     assert_eq!(found.shape.iter().rev().copied().collect::<Vec<u64>>(), shape, "{name}: {tensor}");
     for (a, b) in values(made, found).into_iter().zip(numbers) {
@@ -220,7 +229,7 @@ fn check_piece(name: &str, want: &Gguf, made: &Gguf, tensor: &str) {
 }
 
 #[test]
-fn folders_of_every_family_become_what_llama_cpp_makes_of_them() {
+fn folders_convert_to_the_files_of_llama_cpp() {
     for (name, class) in [
         ("llama", "LlamaForCausalLM"),
         ("llama-f16", "LlamaForCausalLM"),
@@ -263,14 +272,14 @@ fn folders_of_every_family_become_what_llama_cpp_makes_of_them() {
     check("llama-rope-llama3", "LlamaForCausalLM", Some(llama3));
 }
 
-/// The vocabulary and the settings are cria's own, as they were published; the weights those of its GGUF file.
+/// Vocabulary and settings are cria's published files; the weights come from its GGUF file.
 #[test]
-fn crias_folder_becomes_its_gguf_file() {
+fn cria_folder_converts_to_its_gguf_file() {
     let kit = Kit::new();
     let cria = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/cria");
     let want = Gguf::open(&cria.join("cria-q8_0.gguf")).unwrap();
     let mut folder = Folder { dir: kit.dir.path().to_owned(), files: Vec::new() };
-    let mut tensors = tensors_there(&want);
+    let mut tensors = llama_like_tensors(&want);
     for (_, dtype, _, data) in &mut tensors {
         let numbers: Vec<f32> =
             data.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect();
@@ -289,7 +298,7 @@ fn crias_folder_becomes_its_gguf_file() {
     let blob = kit.store.import(&folder.files).unwrap();
     let made = Gguf::open(&kit.store.blob_path(&blob.digest)).unwrap();
     for (key, value) in want.metadata().iter() {
-        // About the published file, not the model.
+        // These keys describe the published file instead of the model.
         if key.starts_with("general.") && key != "general.architecture" {
             continue;
         }
@@ -302,21 +311,21 @@ fn crias_folder_becomes_its_gguf_file() {
 }
 
 #[test]
-fn weights_of_eight_bits_are_multiplied_by_their_scales() {
+fn fp8_weights_are_multiplied_by_their_scales() {
     let kit = Kit::new();
     let gguf = zoo("llama");
     let mut folder = folder(&kit, "fp8", &gguf, "LlamaForCausalLM", None);
-    let mut tensors = tensors_there(&gguf);
+    let mut tensors = llama_like_tensors(&gguf);
     let (name, dtype, shape, data) =
         tensors.iter_mut().find(|t| t.0.contains("layers.1.mlp.up_proj")).unwrap();
     assert_eq!(shape[..], [96, 48]);
-    // Ones, by blocks of 64 rows and 32 columns: two blocks down and two across.
+    // All values are one. Blocks of 64 rows and 32 columns: two blocks down, two across.
     (*dtype, *data) = ("F8_E4M3", vec![0x38; 96 * 48]);
     let scale = format!("{name}_scale_inv");
     tensors.push((scale, "F32", vec![2, 2], bytes(&[1.0, 2.0, 3.0, 4.0], "F32")));
     folder.files.retain(|file| !file.name.ends_with(".safetensors"));
     folder.put("model.safetensors", safetensors(&tensors));
-    let mut config = config_there(&gguf, "LlamaForCausalLM", None);
+    let mut config = folder_config(&gguf, "LlamaForCausalLM", None);
     config["quantization_config"] = json!({"quant_method": "fp8", "weight_block_size": [64, 32]});
     folder.files.retain(|file| file.name != "config.json");
     folder.put("config.json", config.to_string());
@@ -329,7 +338,7 @@ fn weights_of_eight_bits_are_multiplied_by_their_scales() {
 }
 
 #[test]
-fn what_is_wrong_with_a_folder_is_said() {
+fn errors_name_the_defect_of_a_folder() {
     let kit = Kit::new();
     let gguf = zoo("llama");
     let import = |edit: &dyn Fn(&mut Folder)| {

@@ -1,13 +1,13 @@
-//! The way back to folders of Qwen 4 Exp, and what such folders become.
+//! Folders of Qwen 4 Exp, made from zoo files, and their conversion.
 
 use serde_json::{Value, json};
 
 use super::families::{Case, case};
-use super::kit::{Stored, zoo};
-use super::model::Model;
+use super::fixtures::{StoredTensor, zoo};
+use super::zoo_model::ZooModel;
 
 const LAYERS: &str = "model.layers.";
-const WHOLE: &[(&str, &str)] = &[
+const GLOBAL: &[(&str, &str)] = &[
     ("token_embd", "model.embed_tokens"),
     ("output", "lm_head"),
     ("output_hc_norm", "model.hyper_connection_mixer.hc_norm"),
@@ -35,14 +35,14 @@ const LAYER: &[(&str, &str)] = &[
     ("ple_conv1d", "ple.conv1d"),
 ];
 
-/// Parts of the table of n-grams in a folder.
+/// Number of shards of the n-gram table in a folder.
 const PARTS: usize = 4;
 
-/// The tensors of a zoo file as the folder of its family has them.
-pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
-    super::states::undo(&mut model);
-    model.join(&["indexer.q_proj", "indexer.k_proj"], "indexer.qk");
-    model.all(&|name, (shape, numbers)| {
+/// The tensors of a zoo file under the names of a folder.
+pub(super) fn tensors(mut model: ZooModel<'_>) -> Vec<StoredTensor> {
+    super::mamba_and_hybrids::undo_mamba_transforms(&mut model);
+    model.join_rows(&["indexer.q_proj", "indexer.k_proj"], "indexer.qk");
+    model.for_all(&|name, (shape, numbers)| {
         if name.contains("ple_norm_") {
             numbers.iter_mut().for_each(|x| *x -= 1.0);
         } else if name.contains("ple_conv1d") {
@@ -53,14 +53,14 @@ pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
     let meta = model.gguf.metadata();
     if let Some(layers) = meta.u32s("qwen4exp.ple.layers").unwrap() {
         let prefix = format!("{LAYERS}{}.ple.ple_embedding", layers[0]);
-        for (there, here) in [
+        for (source, target) in [
             ("layer_multipliers", "layer_multipliers"),
             ("ngram_heads_offsets", "head_offsets"),
             ("ngram_heads_vocab_sizes", "head_vocab_sizes"),
         ] {
-            let numbers = meta.u64s(&format!("qwen4exp.ple.{here}")).unwrap().unwrap();
+            let numbers = meta.u64s(&format!("qwen4exp.ple.{target}")).unwrap().unwrap();
             let bytes = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-            hashes.push((format!("{prefix}.{there}"), "I64", vec![numbers.len() as u64], bytes));
+            hashes.push((format!("{prefix}.{source}"), "I64", vec![numbers.len() as u64], bytes));
         }
         let (shape, numbers) = model.take_whole("per_layer_token_embd.weight").unwrap();
         let each = shape[0] / PARTS as u64;
@@ -69,7 +69,7 @@ pub(super) fn tensors(mut model: Model<'_>) -> Vec<Stored> {
             model.put(name, (vec![each, shape[1]], part.to_vec()));
         }
     }
-    let mut stored = super::states::delta_with(model, WHOLE, LAYER);
+    let mut stored = super::mamba_and_hybrids::delta_with(model, GLOBAL, LAYER);
     stored.append(&mut hashes);
     stored
 }
@@ -90,7 +90,7 @@ fn qwen4(name: &'static str) -> Case {
         ("indexer_budget", "attention.indexer.top_k"),
     ];
     let kinds = ["linear_attention", "full_attention", "linear_attention", "indexed_attention"];
-    case(name, "Qwen4ExpForCausalLM").keys(&keys).fixed(json!({
+    case(name, "Qwen4ExpForCausalLM").keys(&keys).config(json!({
         "layer_types": kinds, "linear_value_head_dim": 16, "rope_parameters": rope, "output_gate_type": "sigmoid",
         "indexer_compress_ratio": 4, "indexer_kv_heads": 1, "ngram_size": 4, "heads_per_ngram": 2,
         "ple_conv_kernel_size": 3, "split_ngram_parts": PARTS, "image_token_id": 318,
@@ -99,12 +99,12 @@ fn qwen4(name: &'static str) -> Case {
 }
 
 #[test]
-fn qwen_4_exp_becomes_what_llama_cpp_makes_of_it() {
+fn qwen_4_exp_converts_to_the_file_of_llama_cpp() {
     for name in ["qwen4exp", "qwen4exp-blocks"] {
         qwen4(name).check();
     }
-    // Of several tokens that end a text n-grams end at the last.
-    let several = qwen4("qwen4exp").says(
+    // With several end tokens, n-grams end at the last.
+    let several = qwen4("qwen4exp").with_config(
         json!({"eos_token_id": [3, 316], "architectures": ["Qwen4ExpForConditionalGeneration"]}),
     );
     let (_kit, made) = several.import().unwrap();
@@ -112,8 +112,8 @@ fn qwen_4_exp_becomes_what_llama_cpp_makes_of_it() {
 }
 
 #[test]
-fn what_n_grams_and_streams_need_is_named() {
-    let refused = |says: Value| qwen4("qwen4exp").says(says).import().map(drop).unwrap_err();
+fn missing_parameters_of_n_grams_and_streams_are_named() {
+    let refused = |says: Value| qwen4("qwen4exp").with_config(says).import().map(drop).unwrap_err();
     for (says, reason) in [
         (json!({"output_gate_type": "silu"}), "`output_gate_type` is silu, and in a GGUF file"),
         (json!({"output_gate_type": null}), "`output_gate_type` is absent, and in a GGUF file"),

@@ -1,23 +1,23 @@
-//! Folders whose only vocabulary is a file of tiktoken: tokens and merges are those that its ranks mean.
+//! Folders with only a tiktoken vocabulary: the import derives tokens and merges from the ranks.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use puna_gguf::Gguf;
 use serde_json::{Value, json};
 
-use super::config::config_there;
-use super::kit::{Folder, bytes, safetensors, zoo};
-use super::model::Model;
-use super::plain::tensors_there;
+use super::config::folder_config;
+use super::fixtures::{Folder, bytes, safetensors, zoo};
+use super::llama_like::llama_like_tensors;
+use super::zoo_model::ZooModel;
 use super::{Kit, compare, folder_of};
 
-/// Texts of a key.
+/// The strings of a metadata key.
 fn texts(gguf: &Gguf, key: &str) -> Vec<String> {
     let texts = gguf.metadata().strings(&format!("tokenizer.ggml.{key}")).unwrap().unwrap();
     texts.map(|text| String::from_utf8(text.to_vec()).unwrap()).collect()
 }
 
-/// The bytes of a token of a vocabulary of bytes.
+/// The bytes of a token in a byte-level vocabulary.
 fn bytes_of(text: &str) -> Vec<u8> {
     let plain = |c: u32| matches!(c, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     let hidden: Vec<u32> = (0..256).filter(|&byte| !plain(byte)).collect();
@@ -25,7 +25,7 @@ fn bytes_of(text: &str) -> Vec<u8> {
     text.chars().map(byte).collect()
 }
 
-/// A file with these tokens, whose ranks are their places.
+/// A tiktoken file with these tokens in the order of their ranks.
 fn ranks(tokens: &[String]) -> String {
     let line =
         |(rank, text): (usize, &String)| format!("{} {rank}\n", STANDARD.encode(bytes_of(text)));
@@ -37,17 +37,17 @@ fn import(kit: &Kit, folder: &Folder) -> Result<Gguf, String> {
     Ok(Gguf::open(&kit.store.blob_path(&blob.digest)).unwrap())
 }
 
-/// Kimi's folders list the tokens with a task beside the file, in the settings.
+/// Kimi's folders list special tokens in their settings.
 #[test]
-fn merges_of_a_vocabulary_of_ranks_are_those_that_it_was_made_by() {
+fn merges_are_derived_from_ranks() {
     let (kit, want) = (Kit::new(), zoo("qwen2"));
     let tokens = texts(&want, "tokens");
     let mut folder = folder_of(
         &kit,
         "kimi",
         &want,
-        &tensors_there(&want),
-        config_there(&want, "Qwen2ForCausalLM", None),
+        &llama_like_tensors(&want),
+        folder_config(&want, "Qwen2ForCausalLM", None),
     );
     folder.files.retain(|file| !file.name.starts_with("tokenizer"));
     let missing = import(&kit, &folder).err().unwrap();
@@ -73,9 +73,9 @@ fn merges_of_a_vocabulary_of_ranks_are_those_that_it_was_made_by() {
     assert_eq!(meta.u32("tokenizer.ggml.eos_token_id"), Ok(316));
 }
 
-/// The first Qwen's tokens with a task stand in its program alone.
+/// Only the code of Qwen 1 defines its special tokens.
 #[test]
-fn the_first_qwen_has_the_tokens_of_its_program() {
+fn qwen_1_has_the_special_tokens_of_its_code() {
     let kit = Kit::new();
     let tokens: Vec<String> = texts(&zoo("qwen2"), "tokens")[..260].to_vec();
     let rows = 260 + 3 + 205 + 1;
@@ -124,16 +124,17 @@ fn the_first_qwen_has_the_tokens_of_its_program() {
     assert_eq!(texts(&made, "merges").len(), 4);
 }
 
-/// Some folders have such a file under SentencePiece's name: beside a `tokenizer.json` nothing is read of it.
+/// Some folders have a tiktoken file named `tokenizer.model`; the import ignores it if there is a
+/// `tokenizer.json`.
 #[test]
-fn ranks_under_the_name_of_pieces_do_not_stand_in_the_way() {
+fn tiktoken_file_named_tokenizer_model_is_ignored() {
     let (kit, want) = (Kit::new(), zoo("qwen2"));
     let mut folder = folder_of(
         &kit,
         "named",
         &want,
-        &tensors_there(&want),
-        config_there(&want, "Qwen2ForCausalLM", None),
+        &llama_like_tensors(&want),
+        folder_config(&want, "Qwen2ForCausalLM", None),
     );
     folder.put("tokenizer.model", ranks(&texts(&want, "tokens")[..315]));
     let made = import(&kit, &folder).unwrap();
@@ -143,12 +144,12 @@ fn ranks_under_the_name_of_pieces_do_not_stand_in_the_way() {
     assert!(error.contains("tokenizer.model: a vocabulary of tiktoken"), "{error}");
 }
 
-/// The first names of GLM 4, with ranks under the name of pieces.
+/// GLM 4 with its first tensor names, and a tiktoken file named `tokenizer.model`.
 #[test]
-fn glm_under_its_first_names_becomes_what_it_is() {
+fn glm_4_with_its_first_tensor_names_converts() {
     let (kit, want) = (Kit::new(), zoo("chatglm"));
-    let mut model = Model::of(&want);
-    model.join(&["attn_q", "attn_k", "attn_v"], "attn_qkv");
+    let mut model = ZooModel::of(&want);
+    model.join_rows(&["attn_q", "attn_k", "attn_v"], "attn_qkv");
     let whole = [
         ("token_embd", "transformer.embedding.word_embeddings"),
         ("output_norm", "transformer.encoder.final_layernorm"),
@@ -171,7 +172,7 @@ fn glm_under_its_first_names_becomes_what_it_is() {
     let mut folder = Folder { dir: kit.dir.path().to_owned(), files: Vec::new() };
     folder.put(
         "model.safetensors",
-        safetensors(&model.named(&whole, "transformer.encoder.layers.", &own)),
+        safetensors(&model.into_folder_tensors(&whole, "transformer.encoder.layers.", &own)),
     );
     folder.put("config.json", config.to_string());
     let tokens = texts(&want, "tokens");

@@ -1,9 +1,9 @@
-//! The vocabulary of a folder.
+//! Vocabulary files of a folder.
 
 use puna_gguf::Gguf;
 use serde_json::{Map, Value, json};
 
-use super::kit::Folder;
+use super::fixtures::Folder;
 
 const DEEPSEEK_LETTERS: &str = r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
 const DEEPSEEK_MARKS: &str = r"\s?[!-/:-~！-／：-～‘-‟　-。]+";
@@ -12,22 +12,22 @@ fn steps_of(steps: Vec<Value>) -> Value {
     json!({"type": "Sequence", "pretokenizers": steps})
 }
 
-/// Names of pre-tokenizers that leave words alone which are tokens.
+/// Pre-tokenizers of vocabularies with `ignore_merges`.
 const WHOLE_WORDS: [&str; 4] = ["llama-bpe", "pixtral", "falcon-h1", "lfm2"];
 
-/// BERT's pieces, of which those within words begin with signs there.
-fn put_pieces(tokens: &[String], kinds: &[i32], folder: &mut Folder) {
-    let there = |(text, kind): (&String, &i32)| match text.strip_prefix('▁') {
+/// WordPiece tokens; folders mark the inside of words with `##`.
+fn put_wordpiece(tokens: &[String], kinds: &[i32], folder: &mut Folder) {
+    let source = |(text, kind): (&String, &i32)| match text.strip_prefix('▁') {
         Some(start) => start.to_owned(),
         None if *kind == 3 => text.clone(),
         None => format!("##{text}"),
     };
-    let lines: Vec<String> = tokens.iter().zip(kinds).map(there).collect();
+    let lines: Vec<String> = tokens.iter().zip(kinds).map(source).collect();
     folder.put("vocab.txt", lines.join("\n"));
 }
 
-/// Merges of characters with bytes to fall back on.
-fn put_characters(gguf: &Gguf, tokens: &[String], kinds: &[i32], folder: &mut Folder) {
+/// Merges of characters with byte fallback.
+fn put_character_merges(gguf: &Gguf, tokens: &[String], kinds: &[i32], folder: &mut Folder) {
     let merges = gguf.metadata().strings("tokenizer.ggml.merges").unwrap().unwrap();
     let merges: Vec<_> = merges.map(|merge| String::from_utf8(merge.to_vec()).unwrap()).collect();
     let vocab: Map<String, Value> =
@@ -40,7 +40,7 @@ fn put_characters(gguf: &Gguf, tokens: &[String], kinds: &[i32], folder: &mut Fo
     folder.put("tokenizer.json", json!({"added_tokens": added, "model": model}).to_string());
 }
 
-/// The expressions behind names of pre-tokenizers.
+/// The regular expressions behind the names of pre-tokenizers.
 pub(super) fn steps(pre: &str) -> Value {
     let words = |digits: &str| {
         format!(
@@ -64,7 +64,7 @@ pub(super) fn steps(pre: &str) -> Value {
             split(r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##.to_owned())]),
         "deepseek-llm" => steps_of([r"[\r\n]", DEEPSEEK_LETTERS, DEEPSEEK_MARKS, r"\s+$", "[一-龥ࠀ-一가-퟿]+"].map(|text| split(text.to_owned()))
             .into_iter().chain([json!({"type": "Digits", "individual_digits": true})]).collect()),
-        // Its original is not known: what it is called is not compared.
+        // The original expression is unknown; the test does not compare the name.
         "afmoe" => steps("qwen2"),
         "smaug-bpe" | "glm4" | "chatglm-bpe" => steps("llama-bpe"),
         "stablelm2" | "hunyuan" | "kimi-k2" => steps("qwen2"),
@@ -95,8 +95,8 @@ pub(super) fn put_vocabulary(gguf: &Gguf, folder: &mut Folder) {
         "chat_template": meta.opt_str("tokenizer.chat_template").unwrap()});
     folder.put("tokenizer_config.json", settings.to_string());
     match meta.str("tokenizer.ggml.model").unwrap() {
-        "bert" => return put_pieces(&tokens, &kinds, folder),
-        "gemma4" => return put_characters(gguf, &tokens, &kinds, folder),
+        "bert" => return put_wordpiece(&tokens, &kinds, folder),
+        "gemma4" => return put_character_merges(gguf, &tokens, &kinds, folder),
         _ => {}
     }
     if let Some(scores) = meta.f32s("tokenizer.ggml.scores").unwrap() {

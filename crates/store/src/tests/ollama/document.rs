@@ -55,7 +55,7 @@ impl Layer {
 /// A manifest, a manifest list, or a reference to a manifest inside a list.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct Document {
+pub struct ManifestDocument {
     pub schema_version: i64,
     pub media_type: String,
     #[serde(deserialize_with = "null_as_default")]
@@ -65,11 +65,11 @@ pub struct Document {
     pub runner: String,
     pub format: String,
     #[serde(deserialize_with = "null_as_default")]
-    pub manifests: Vec<Document>,
+    pub manifests: Vec<ManifestDocument>,
     pub digest: String,
 }
 
-impl Document {
+impl ManifestDocument {
     pub fn parse(bytes: &[u8]) -> io::Result<Self> {
         let document: Self = serde_json::from_slice(bytes)?;
         if document.is_list() && document.manifests.iter().any(Self::is_list) {

@@ -20,7 +20,7 @@ pub use v017::Ollama017;
 pub use v040::{Link, Ollama040, Row};
 
 use crate::Digest;
-use document::{CONFIG, Document, Layer, MODEL, TEMPLATE, parse_digest};
+use document::{CONFIG, Layer, MODEL, ManifestDocument, TEMPLATE, parse_digest};
 
 /// The blobs of a model.
 #[derive(Clone, PartialEq, Eq)]
@@ -56,11 +56,11 @@ impl Content {
     }
 
     /// The manifest of this content; nothing is written.
-    fn manifest(&self, runner: &str, format: &str) -> Document {
+    fn manifest(&self, runner: &str, format: &str) -> ManifestDocument {
         let layer = |kind: &str, bytes: &[u8]| Layer::new(kind, Digest::of(bytes), bytes.len());
         let mut layers = vec![layer(MODEL, &self.weights)];
         layers.extend(self.template.as_ref().map(|template| layer(TEMPLATE, template)));
-        Document::manifest(layer(CONFIG, self.config.as_bytes()), layers, runner, format)
+        ManifestDocument::manifest(layer(CONFIG, self.config.as_bytes()), layers, runner, format)
     }
 
     fn write_blobs(&self, blobs: &Blobs) -> io::Result<()> {
@@ -131,7 +131,7 @@ impl Blobs {
     }
 
     /// The files that loading a manifest opens, or none where one is missing or damaged.
-    fn files_of(&self, manifest: &Document) -> Option<Vec<PathBuf>> {
+    fn files_of(&self, manifest: &ManifestDocument) -> Option<Vec<PathBuf>> {
         let layers = manifest
             .layers_and_config()
             .filter(|layer| !layer.is_manifest() && !layer.digest.is_empty());
@@ -163,7 +163,7 @@ pub fn alive(root: &Path) -> io::Result<BTreeSet<Digest>> {
 
 /// Adds a manifest blob and every digest that it names, directly or through other manifest blobs.
 fn add_alive(blobs: &Blobs, own: Digest, bytes: &[u8], digests: &mut BTreeSet<Digest>) {
-    let Ok(document) = Document::parse(bytes) else { return };
+    let Ok(document) = ManifestDocument::parse(bytes) else { return };
     digests.insert(own);
     let mut linked = Vec::new();
     for manifest in [&document].into_iter().chain(&document.manifests) {

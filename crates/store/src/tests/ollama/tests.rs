@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::document::Document;
+use super::document::ManifestDocument;
 use super::name::Name;
 use super::{Blobs, Content, Link, Ollama017, Ollama040, Operation, Random, Row, age_blobs, alive};
 use crate::Digest;
@@ -115,8 +115,8 @@ fn json_has_the_field_order_of_ollama() {
         config, weights
     );
     assert_eq!(manifest.to_json(), json);
-    let reference = Document::reference(weights, "mlx", "");
-    let list = Document::list(vec![reference]).to_json();
+    let reference = ManifestDocument::reference(weights, "mlx", "");
+    let list = ManifestDocument::list(vec![reference]).to_json();
     let expected = format!(
         concat!(
             r#"{{"schemaVersion":2,"mediaType":"application/vnd.ollama.manifest.list.v2+json","#,
@@ -126,7 +126,7 @@ fn json_has_the_field_order_of_ollama() {
         weights
     );
     assert_eq!(list, expected);
-    assert_eq!(Document::parse(list.as_bytes()).unwrap().to_json(), list);
+    assert_eq!(ManifestDocument::parse(list.as_bytes()).unwrap().to_json(), list);
 }
 
 #[test]

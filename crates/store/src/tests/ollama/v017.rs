@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::document::{Document, parse_digest};
+use super::document::{ManifestDocument, parse_digest};
 use super::name::Name;
 use super::{Blobs, Content, entries, names_in, prune_directory, write_file};
 
@@ -63,7 +63,8 @@ impl Ollama017 {
         if self.manifests(false).is_err() { Ok(()) } else { self.prune() }
     }
 
-    /// Removes every file in `blobs/` that no readable manifest names, at any age, and empty directories.
+    /// Removes every file in `blobs/` that no readable manifest names, at any age, and empty
+    /// directories.
     pub fn prune(&self) -> io::Result<()> {
         let in_use = self.digests_in_use()?;
         for file in names_in(&self.blobs.dir)? {
@@ -87,11 +88,11 @@ impl Ollama017 {
         Ok(manifest.ok().and_then(|manifest| self.blobs.files_of(&manifest)))
     }
 
-    fn read(&self, name: &Name) -> io::Result<Document> {
+    fn read(&self, name: &Name) -> io::Result<ManifestDocument> {
         Ok(serde_json::from_slice(&fs::read(name.legacy_path(&self.root))?)?)
     }
 
-    fn manifests(&self, skips_unreadable: bool) -> io::Result<BTreeMap<Name, Document>> {
+    fn manifests(&self, skips_unreadable: bool) -> io::Result<BTreeMap<Name, ManifestDocument>> {
         let mut manifests = BTreeMap::new();
         let folder = self.root.join("manifests");
         for parts in entries(&folder)? {
@@ -129,7 +130,7 @@ impl Ollama017 {
     }
 }
 
-fn digests_of(manifest: &Document) -> Vec<String> {
+fn digests_of(manifest: &ManifestDocument) -> Vec<String> {
     let layers = manifest.layers_and_config().filter(|layer| !layer.digest.is_empty());
     layers.map(|layer| layer.digest.clone()).collect()
 }

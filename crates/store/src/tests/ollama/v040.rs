@@ -1,4 +1,5 @@
-//! The store as Ollama 0.40 treats it: entries in `manifests-v2/`, manifest lists, and downgrade anchors.
+//! The store as Ollama 0.40 treats it: entries in `manifests-v2/`, manifest lists, and downgrade
+//! anchors.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -6,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use super::document::{Document, LIST, Layer, MANIFEST, MODEL, parse_digest};
+use super::document::{LIST, Layer, MANIFEST, MODEL, ManifestDocument, parse_digest};
 use super::name::{LEGACY_PUBLIC_HOST, Name, V2_PUBLIC_HOST};
 use super::{Blobs, Content, entries, names_in, prune_directory, remove_if_exists, write_file};
 use crate::Digest;
@@ -71,7 +72,8 @@ impl Ollama040 {
         self.remove_unreferenced(&candidates)
     }
 
-    /// Writes a list of references to `(runner, format, content)`, and stores the children in `fetched`.
+    /// Writes a list of references to `(runner, format, content)`, and stores the children in
+    /// `fetched`.
     pub fn pull_list(
         &self,
         name: &str,
@@ -87,9 +89,13 @@ impl Ollama040 {
                 content.write_blobs(&self.blobs)?;
                 self.blobs.write_manifest(json.as_bytes())?;
             }
-            references.push(Document::reference(Digest::of(json.as_bytes()), runner, format));
+            references.push(ManifestDocument::reference(
+                Digest::of(json.as_bytes()),
+                runner,
+                format,
+            ));
         }
-        let list = Document::list(references);
+        let list = ManifestDocument::list(references);
         let digest = self.write_entry(&name, list.to_json().as_bytes())?;
         if let Some((child, manifest)) = self.select(&list, None) {
             self.write_anchor(&name, &manifest, &[digest, child])?;
@@ -110,7 +116,7 @@ impl Ollama040 {
         }
         let manifests =
             children.iter().map(|(runner, format, content)| content.manifest(runner, format));
-        let list = Document::list(manifests.collect());
+        let list = ManifestDocument::list(manifests.collect());
         let digest = self.write_entry(&name, list.to_json().as_bytes())?;
         if let Some((_, manifest)) = self.select(&list, None) {
             self.write_anchor(&name, &manifest, &[digest])?;
@@ -142,10 +148,11 @@ impl Ollama040 {
 
     /// Converts a `ggml` model for `llamacpp`; returns whether the name has a converted child then.
     ///
-    /// The list names both children, the anchor is the source, and a shadow tag names the converted child.
+    /// The list names both children, the anchor is the source, and a shadow tag names the converted
+    /// child.
     pub fn migrate(&self, name: &str) -> io::Result<bool> {
         let name = Name::parse(name)?;
-        let parent = Document::parse(&self.read(&name)?.0)?;
+        let parent = ManifestDocument::parse(&self.read(&name)?.0)?;
         let children = if parent.is_list() { parent.manifests } else { vec![parent] };
         let (mut source, mut references, mut linked) = (None, Vec::new(), Vec::new());
         for child in children {
@@ -166,7 +173,11 @@ impl Ollama040 {
                 continue;
             }
             let digest = self.blobs.write_manifest(manifest.to_json().as_bytes())?;
-            references.push(Document::reference(digest, &manifest.runner, &manifest.format));
+            references.push(ManifestDocument::reference(
+                digest,
+                &manifest.runner,
+                &manifest.format,
+            ));
             if source.is_none()
                 && manifest.runner == "ggml"
                 && manifest.format == "gguf"
@@ -181,16 +192,18 @@ impl Ollama040 {
         let converted = self.blobs.write_manifest(json.as_bytes())?;
         let shadow = Name::parse(&format!("llamacpp:{}", converted.hex()))?;
         write_file(&shadow.legacy_path(&self.root), json.as_bytes())?;
-        references.push(Document::reference(converted, "llamacpp", "gguf"));
+        references.push(ManifestDocument::reference(converted, "llamacpp", "gguf"));
         linked.push(converted);
-        let list = self.blobs.write_manifest(Document::list(references).to_json().as_bytes())?;
+        let list =
+            self.blobs.write_manifest(ManifestDocument::list(references).to_json().as_bytes())?;
         self.link(&name, list)?;
         linked.insert(0, list);
         self.write_anchor(&name, &source, &linked)?;
         Ok(true)
     }
 
-    /// Starts the server: it removes old files in `blobs/` that no entry keeps, and empty directories.
+    /// Starts the server: it removes old files in `blobs/` that no entry keeps, and empty
+    /// directories.
     pub fn start(&self) -> io::Result<()> {
         let retained = self.retained_digests()?;
         let limit = SystemTime::now() - GRACE;
@@ -221,15 +234,17 @@ impl Ollama040 {
         Ok(rows)
     }
 
-    /// The files of the child for a runner, or none where no child fits or a file is missing or damaged.
+    /// The files of the child for a runner, or none where no child fits or a file is missing or
+    /// damaged.
     pub fn load(&self, name: &str, runner: Option<&str>) -> io::Result<Option<Vec<PathBuf>>> {
         let Ok((bytes, _)) = self.read(&Name::parse(name)?) else { return Ok(None) };
-        let manifest =
-            Document::parse(&bytes).ok().and_then(|document| self.select(&document, runner));
+        let manifest = ManifestDocument::parse(&bytes)
+            .ok()
+            .and_then(|document| self.select(&document, runner));
         Ok(manifest.and_then(|(_, manifest)| self.blobs.files_of(&manifest)))
     }
 
-    fn rows_of(&self, name: &Name, own: Digest, document: &Document) -> Option<Vec<Row>> {
+    fn rows_of(&self, name: &Name, own: Digest, document: &ManifestDocument) -> Option<Vec<Row>> {
         let children: Vec<_> = if document.is_list() {
             document
                 .manifests
@@ -285,19 +300,26 @@ impl Ollama040 {
         fs::hard_link(blob, path)
     }
 
-    /// Writes the runnable manifest to `manifests/`, with layers that keep the given manifest blobs.
-    fn write_anchor(&self, name: &Name, manifest: &Document, linked: &[Digest]) -> io::Result<()> {
+    /// Writes the runnable manifest to `manifests/`, with layers that keep the given manifest
+    /// blobs.
+    fn write_anchor(
+        &self,
+        name: &Name,
+        manifest: &ManifestDocument,
+        linked: &[Digest],
+    ) -> io::Result<()> {
         let mut anchor = manifest.clone();
         for digest in linked {
             let bytes = self.blobs.read(*digest)?;
-            let media_type = if Document::parse(&bytes)?.is_list() { LIST } else { MANIFEST };
+            let media_type =
+                if ManifestDocument::parse(&bytes)?.is_list() { LIST } else { MANIFEST };
             anchor.layers.push(Layer::new(media_type, *digest, bytes.len()));
         }
         write_file(&name.legacy_path(&self.root), anchor.to_json().as_bytes())
     }
 
     /// Converts the weights of a source; template and config stay the same.
-    fn convert(&self, source: &Document) -> io::Result<Document> {
+    fn convert(&self, source: &ManifestDocument) -> io::Result<ManifestDocument> {
         let mut converted = source.clone();
         converted.runner = "llamacpp".to_owned();
         for layer in converted.layers.iter_mut().filter(|layer| layer.media_type == MODEL) {
@@ -308,8 +330,12 @@ impl Ollama040 {
         Ok(converted)
     }
 
-    /// The runner and the format of manifests without these fields, by the config's format of weights.
-    fn default_metadata(&self, manifest: &Document) -> Option<(&'static str, &'static str)> {
+    /// The runner and the format of manifests without these fields, by the config's format of
+    /// weights.
+    fn default_metadata(
+        &self,
+        manifest: &ManifestDocument,
+    ) -> Option<(&'static str, &'static str)> {
         if manifest.config.digest.is_empty() {
             return Some(("ggml", "gguf"));
         }
@@ -321,7 +347,7 @@ impl Ollama040 {
     }
 
     /// Completes a manifest, without the layers that only an anchor has.
-    fn with_metadata(&self, mut manifest: Document) -> Option<Document> {
+    fn with_metadata(&self, mut manifest: ManifestDocument) -> Option<ManifestDocument> {
         let (runner, format) = self.default_metadata(&manifest)?;
         for (field, default) in [(&mut manifest.runner, runner), (&mut manifest.format, format)] {
             *field = if field.is_empty() { default.to_owned() } else { field.to_lowercase() };
@@ -330,13 +356,15 @@ impl Ollama040 {
         Some(manifest)
     }
 
-    /// The manifest of a list's child, with the runner and the format of the list; none where it is missing.
-    fn resolve_child(&self, child: &Document) -> Option<Document> {
+    /// The manifest of a list's child, with the runner and the format of the list; none where it is
+    /// missing.
+    fn resolve_child(&self, child: &ManifestDocument) -> Option<ManifestDocument> {
         if !child.is_reference() {
             return Some(child.clone());
         }
         let bytes = self.blobs.read(parse_digest(&child.digest).ok()?).ok()?;
-        let mut manifest = Document::parse(&bytes).ok().filter(|manifest| !manifest.is_list())?;
+        let mut manifest =
+            ManifestDocument::parse(&bytes).ok().filter(|manifest| !manifest.is_list())?;
         for (field, of_list) in
             [(&mut manifest.runner, &child.runner), (&mut manifest.format, &child.format)]
         {
@@ -347,8 +375,13 @@ impl Ollama040 {
         Some(manifest)
     }
 
-    /// The local child for a runner, or the first one by preference; a plain manifest is its own child.
-    fn select(&self, document: &Document, runner: Option<&str>) -> Option<(Digest, Document)> {
+    /// The local child for a runner, or the first one by preference; a plain manifest is its own
+    /// child.
+    fn select(
+        &self,
+        document: &ManifestDocument,
+        runner: Option<&str>,
+    ) -> Option<(Digest, ManifestDocument)> {
         if !document.is_list() {
             let has_runner = document.runner.is_empty()
                 || runner.is_none_or(|runner| document.runner.eq_ignore_ascii_case(runner));
@@ -412,10 +445,10 @@ impl Ollama040 {
     }
 
     /// All models that have a child to run.
-    fn models(&self) -> io::Result<BTreeMap<Name, (Digest, Document)>> {
+    fn models(&self) -> io::Result<BTreeMap<Name, (Digest, ManifestDocument)>> {
         let readable = self.collect()?.into_iter().filter_map(|(name, path)| {
             let (bytes, digest) = self.read_entry(&path).ok()?;
-            let document = Document::parse(&bytes).ok()?;
+            let document = ManifestDocument::parse(&bytes).ok()?;
             self.select(&document, None)?;
             Some((name, (digest, document)))
         });
@@ -429,7 +462,7 @@ impl Ollama040 {
 
     /// The digests that an entry keeps; a list keeps the blobs of its local children.
     fn digests_of(&self, own: Digest, bytes: &[u8]) -> io::Result<Vec<Digest>> {
-        let document = Document::parse(bytes)?;
+        let document = ManifestDocument::parse(bytes)?;
         let mut digests = vec![own];
         let mut manifests = Vec::new();
         if document.is_list() {
@@ -440,7 +473,7 @@ impl Ollama040 {
         } else {
             manifests.push(document);
         }
-        for layer in manifests.iter().flat_map(Document::layers_and_config) {
+        for layer in manifests.iter().flat_map(ManifestDocument::layers_and_config) {
             if !layer.digest.is_empty() {
                 digests.push(parse_digest(&layer.digest)?);
             }

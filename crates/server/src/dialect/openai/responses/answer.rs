@@ -15,19 +15,19 @@ use serde_json::{Value, json as value};
 use super::items::{CallHead, Kind, Told, done, whole};
 use super::replay::push;
 use super::tools::{Form, ToolName};
-use crate::canonical::{CallOutcome, Done, Failure, Piece, Reason};
+use crate::canonical::{ApiError, CallOutcome, FinishReason, GenerationSummary, Piece};
 use crate::dialect::answer_events::EndedCall;
 use crate::dialect::waiting::Reading;
 use crate::dialect::{AnswerEvent, Collected, CollectedCall, Encoder, Times};
-use crate::http::{Owner, Wire, json_plain};
-use crate::ids;
-use crate::kept::{Kept, Responses};
+use crate::http::{Owner, StreamFormat, json_plain};
 use crate::paragraphs::append_paragraph;
+use crate::random_ids;
+use crate::response_store::{ResponseStore, StoredResponse};
 
 /// Where a response is to be kept, and the conversation that it answers, without the instructions.
 pub(crate) struct Keep {
     pub(crate) owner: Owner,
-    pub(crate) responses: Arc<Responses>,
+    pub(crate) responses: Arc<ResponseStore>,
     pub(crate) messages: Vec<Message>,
 }
 
@@ -70,7 +70,7 @@ struct Open {
 impl ResponseEncoder {
     pub(crate) fn new(request: ResponsesRequest, keep: Option<Keep>) -> Self {
         Self {
-            id: ids::new("resp_"),
+            id: random_ids::alphanumeric("resp_"),
             created: Timestamp::now().as_second(),
             request,
             stored: keep.is_some(),
@@ -88,7 +88,7 @@ impl ResponseEncoder {
     }
 
     /// The response as it stands.
-    fn response(&self, status: &str, done: Option<&Done>) -> Value {
+    fn response(&self, status: &str, done: Option<&GenerationSummary>) -> Value {
         let request = &self.request;
         let ended = matches!(status, "completed" | "incomplete");
         // Without a word from the client what does not fit is cut, and the answer says so.
@@ -102,7 +102,7 @@ impl ResponseEncoder {
             "completed_at": ended.then(|| Timestamp::now().as_second()),
             "status": status,
             "incomplete_details": (status == "incomplete").then(|| value!({"reason": match done {
-                Some(Done { reason: Reason::ContentFilter, .. }) => "content_filter",
+                Some(GenerationSummary { reason: FinishReason::ContentFilter, .. }) => "content_filter",
                 _ => "max_output_tokens",
             }})),
             "model": request.model,
@@ -214,7 +214,7 @@ impl ResponseEncoder {
             return;
         }
         self.close(out);
-        let id = ids::new(if kind == Kind::Message { "msg_" } else { "rs_" });
+        let id = random_ids::alphanumeric(if kind == Kind::Message { "msg_" } else { "rs_" });
         self.open_item(kind, id, CallHead::default(), String::new(), out);
     }
 
@@ -279,7 +279,7 @@ impl ResponseEncoder {
         self.close(out);
         let call = CallHead { id: call_id, tool: ToolName::of(&self.request.tools, &name) };
         let form = Form::of(&self.request.tools, &name);
-        let (kind, id) = (Kind::Call, ids::new(form.prefix()));
+        let (kind, id) = (Kind::Call, random_ids::alphanumeric(form.prefix()));
         match form {
             Form::Function => self.open_item(kind, id, call, name, out),
             _ => {
@@ -329,10 +329,12 @@ impl ResponseEncoder {
         self.close(out);
     }
 
-    fn end(&mut self, done: &Done, out: &mut Vec<u8>) {
+    fn end(&mut self, done: &GenerationSummary, out: &mut Vec<u8>) {
         let (status, name) = match done.reason {
-            Reason::Length | Reason::ContentFilter => ("incomplete", "response.incomplete"),
-            Reason::Stop => ("completed", "response.completed"),
+            FinishReason::Length | FinishReason::ContentFilter => {
+                ("incomplete", "response.incomplete")
+            }
+            FinishReason::Stop => ("completed", "response.completed"),
         };
         if self.open.is_none() && self.output.is_empty() {
             self.begin(Kind::Message, out);
@@ -343,7 +345,8 @@ impl ResponseEncoder {
             messages.push(std::mem::take(&mut self.said));
             let pieces = std::mem::take(&mut self.pieces);
             let heartbeats = std::mem::take(&mut self.heartbeats);
-            let kept = Kept { owner, response: response.clone(), messages, pieces, heartbeats };
+            let kept =
+                StoredResponse { owner, response: response.clone(), messages, pieces, heartbeats };
             // One that is too large is not there later.
             response["store"] = responses.put(&self.id, kept).into();
         }
@@ -355,7 +358,7 @@ impl ResponseEncoder {
         self.complete = Some(response);
     }
 
-    fn fail(&mut self, failure: &Failure, out: &mut Vec<u8>) {
+    fn fail(&mut self, failure: &ApiError, out: &mut Vec<u8>) {
         self.close_as("incomplete", out);
         // It is not kept.
         self.stored = false;
@@ -371,7 +374,7 @@ impl ResponseEncoder {
 }
 
 /// Token counts, and what was left out, where something was.
-fn usage(done: &Done) -> Value {
+fn usage(done: &GenerationSummary) -> Value {
     let mut usage = value!({
         "input_tokens": done.prompt_tokens,
         "output_tokens": done.generated_tokens,
@@ -399,7 +402,7 @@ fn tool(tool: &Value) -> Value {
 }
 
 impl Encoder for ResponseEncoder {
-    const WIRE: Wire = Wire::NamedSse;
+    const WIRE: StreamFormat = StreamFormat::NamedSse;
     fn wait(&mut self, phase: &str, out: &mut Vec<u8>) {
         out.extend_from_slice(format!(": {phase}\n\n").as_bytes());
         self.ping(out);
@@ -438,7 +441,7 @@ impl Encoder for ResponseEncoder {
     }
 
     /// Clients look for the code of a prompt that is too long in the stream.
-    fn fails_in_stream(&self, failure: &Failure) -> bool {
+    fn fails_in_stream(&self, failure: &ApiError) -> bool {
         failure.exceeds_context()
     }
 

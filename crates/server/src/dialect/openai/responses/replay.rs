@@ -5,7 +5,7 @@ use serde_json::{Value, json as value};
 use super::items::{CallHead, Kind, Told, done, whole};
 use super::tools::ToolName;
 use crate::dialect::push_named;
-use crate::kept::Kept;
+use crate::response_store::StoredResponse;
 
 /// Appends an event.
 pub(super) fn push((name, mut event): Told, number: u64, out: &mut Vec<u8>) {
@@ -15,7 +15,7 @@ pub(super) fn push((name, mut event): Told, number: u64, out: &mut Vec<u8>) {
 }
 
 /// The events behind that of a number, or all of them.
-pub(crate) fn replay(kept: &Kept, after: Option<u64>) -> Vec<u8> {
+pub(crate) fn replay(kept: &StoredResponse, after: Option<u64>) -> Vec<u8> {
     let mut out = Vec::new();
     let wanted = |number: u64| after.is_none_or(|after| number > after);
     for (number, told) in (0..).zip(told(kept)).filter(|(number, _)| wanted(*number)) {
@@ -24,7 +24,7 @@ pub(crate) fn replay(kept: &Kept, after: Option<u64>) -> Vec<u8> {
     out
 }
 
-fn told(kept: &Kept) -> Vec<Told> {
+fn told(kept: &StoredResponse) -> Vec<Told> {
     let response = &kept.response;
     let begun = begun(response);
     let mut told = vec![

@@ -8,7 +8,7 @@ use puna_sampler::{Constraint, JsonSchema};
 use serde_json::Value;
 
 use super::tools::{self, Form};
-use crate::canonical::{Failure, SchemaLabel};
+use crate::canonical::{ApiError, SchemaLabel};
 use crate::dialect::openai::request::image;
 use crate::dialect::{grammar_format, hide_unreadable_images};
 use crate::options::{RequestOptions, effort};
@@ -19,19 +19,19 @@ use crate::request::GenerationRequest;
 pub(crate) fn to_request(
     request: &ResponsesRequest,
     earlier: &[Message],
-) -> Result<GenerationRequest, Failure> {
+) -> Result<GenerationRequest, ApiError> {
     for (field, given) in [
         ("conversation", request.conversation.is_some()),
         ("background", request.background == Some(true)),
     ] {
         if given {
-            return Err(Failure::bad_request(format!("{field} is not supported")));
+            return Err(ApiError::bad_request(format!("{field} is not supported")));
         }
     }
     if let Some(other) =
         request.truncation.as_deref().filter(|how| !matches!(*how, "auto" | "disabled"))
     {
-        return Err(Failure::bad_request(format!(
+        return Err(ApiError::bad_request(format!(
             "truncation: there is no way {other:?}: use \"auto\" or \"disabled\""
         )));
     }
@@ -43,7 +43,7 @@ pub(crate) fn to_request(
         Conversation { messages: earlier.to_vec(), called, thinking: String::new() };
     let is_instructed = request.instructions.as_ref().is_some_and(|text| !text.is_empty());
     if request.input.as_array().is_some_and(Vec::is_empty) && earlier.is_empty() && !is_instructed {
-        return Err(Failure::bad_request(
+        return Err(ApiError::bad_request(
             "input must not be empty: give it a text or at least one item",
         ));
     }
@@ -74,9 +74,9 @@ pub(crate) fn to_request(
     Ok(chat)
 }
 
-fn options(request: &ResponsesRequest) -> Result<RequestOptions, Failure> {
+fn options(request: &ResponsesRequest) -> Result<RequestOptions, ApiError> {
     if request.max_output_tokens.is_some_and(|n| n < 1) {
-        return Err(Failure::bad_request("max_output_tokens must be at least 1"));
+        return Err(ApiError::bad_request("max_output_tokens must be at least 1"));
     }
     Ok(RequestOptions {
         num_predict: request.max_output_tokens,
@@ -87,7 +87,7 @@ fn options(request: &ResponsesRequest) -> Result<RequestOptions, Failure> {
 }
 
 /// The constraint of a form of the answer, and what else the client says of its schema.
-fn format(format: &Value) -> Result<(Option<Constraint>, SchemaLabel), Failure> {
+fn format(format: &Value) -> Result<(Option<Constraint>, SchemaLabel), ApiError> {
     let text = |field: &str| format[field].as_str().map(str::to_owned);
     let constraint = match (format["type"].as_str(), &format["schema"]) {
         (None | Some("text"), _) => None,
@@ -101,12 +101,12 @@ fn format(format: &Value) -> Result<(Option<Constraint>, SchemaLabel), Failure> 
                 Value::Bool(strict) => Some(*strict),
                 other => {
                     let text = format!("text.format: strict must be true or false, but is {other}");
-                    return Err(Failure::bad_request(text));
+                    return Err(ApiError::bad_request(text));
                 }
             };
             let schema = JsonSchema::from(schema.clone());
             if strict == Some(true) {
-                let wrong = |error| Failure::bad_request(format!("text.format: schema: {error}"));
+                let wrong = |error| ApiError::bad_request(format!("text.format: schema: {error}"));
                 schema.check_strict().map_err(wrong)?;
             }
             let label =
@@ -114,12 +114,12 @@ fn format(format: &Value) -> Result<(Option<Constraint>, SchemaLabel), Failure> 
             return Ok((Some(Constraint::Schema(schema)), label));
         }
         (Some("json_schema"), _) => {
-            return Err(Failure::bad_request(
+            return Err(ApiError::bad_request(
                 "text.format: type json_schema needs an object in schema",
             ));
         }
         (Some(other), _) => {
-            return Err(Failure::bad_request(format!(
+            return Err(ApiError::bad_request(format!(
                 "text.format: there is no type {other:?}: use text, json_object, json_schema, regex, gbnf or lark"
             )));
         }
@@ -137,7 +137,7 @@ struct Conversation {
 }
 
 impl Conversation {
-    fn input(&mut self, input: &Value) -> Result<(), Failure> {
+    fn input(&mut self, input: &Value) -> Result<(), ApiError> {
         match input {
             Value::Null => {}
             Value::String(text) if text.is_empty() => {}
@@ -149,7 +149,7 @@ impl Conversation {
             }
             other => {
                 let kind = puna_api::decode::kind(other);
-                return Err(Failure::bad_request(format!(
+                return Err(ApiError::bad_request(format!(
                     "input must be a string or array: json: cannot unmarshal {kind} into Go value of type []json.RawMessage"
                 )));
             }
@@ -161,8 +161,8 @@ impl Conversation {
         Ok(())
     }
 
-    fn item(&mut self, i: usize, item: &Value) -> Result<(), Failure> {
-        let wrong = |text: String| Err(Failure::bad_request(format!("input[{i}]: {text}")));
+    fn item(&mut self, i: usize, item: &Value) -> Result<(), ApiError> {
+        let wrong = |text: String| Err(ApiError::bad_request(format!("input[{i}]: {text}")));
         if !item.is_object() {
             let kind = puna_api::decode::kind(item);
             return wrong(format!(
@@ -197,7 +197,7 @@ impl Conversation {
         }
     }
 
-    fn message(&mut self, i: usize, role: &str, item: &Value) -> Result<(), Failure> {
+    fn message(&mut self, i: usize, role: &str, item: &Value) -> Result<(), ApiError> {
         let mut message = Message::text(role.to_lowercase(), "");
         content(i, &item["content"], &mut message)?;
         if message.role == "assistant" {
@@ -236,7 +236,7 @@ impl Conversation {
         Ok(())
     }
 
-    fn result(&mut self, i: usize, item: &Value) -> Result<(), Failure> {
+    fn result(&mut self, i: usize, item: &Value) -> Result<(), ApiError> {
         let id = item["call_id"].as_str().or(item["id"].as_str()).unwrap_or_default();
         let tool_name = self.called.get(id).cloned().unwrap_or_default();
         let mut message =
@@ -258,7 +258,7 @@ fn thoughts(item: &Value) -> String {
 }
 
 /// Text or a list of parts, into a message.
-fn content(i: usize, content: &Value, message: &mut Message) -> Result<(), Failure> {
+fn content(i: usize, content: &Value, message: &mut Message) -> Result<(), ApiError> {
     let parts = match content {
         Value::Null => return Ok(()),
         Value::String(text) => {
@@ -268,7 +268,7 @@ fn content(i: usize, content: &Value, message: &mut Message) -> Result<(), Failu
         Value::Array(parts) => parts,
         other => {
             let kind = puna_api::decode::kind(other);
-            return Err(Failure::bad_request(format!(
+            return Err(ApiError::bad_request(format!(
                 "input[{i}]: content must be a string or array, not a {kind}"
             )));
         }
@@ -287,11 +287,11 @@ fn content(i: usize, content: &Value, message: &mut Message) -> Result<(), Failu
                 }
             },
             "input_file" => {
-                return Err(Failure::bad_request("file inputs are not currently supported"));
+                return Err(ApiError::bad_request("file inputs are not currently supported"));
             }
             other => {
                 let text = format!("input[{i}]: content[{j}]: unknown content type: {other}");
-                return Err(Failure::bad_request(text));
+                return Err(ApiError::bad_request(text));
             }
         }
     }

@@ -8,12 +8,12 @@ use puna_sampler::Constraint;
 use serde_json::{Map, Value, json};
 
 use super::{Keep, ResponseEncoder, left_out, replay, to_request};
-use crate::canonical::{CallOutcome, Done, Event, Failure, Piece, Reason};
+use crate::canonical::{ApiError, CallOutcome, Event, FinishReason, GenerationSummary, Piece};
 use crate::dialect::answer_events::AnswerEvents;
 use crate::dialect::{AnswerEvent, Encoder, Times};
 use crate::http::Owner;
-use crate::kept::Responses;
 use crate::request::GenerationRequest;
+use crate::response_store::ResponseStore;
 
 fn request(extra: Value) -> Result<GenerationRequest, String> {
     let mut body = json!({"model": "m", "input": "hi"});
@@ -265,7 +265,7 @@ fn calls_have_the_form_of_their_tool() {
         let arguments = arguments.as_object().unwrap().clone();
         events(
             &mut encoder,
-            whole("call_1", name, arguments).into_iter().chain([done(Reason::Stop)]),
+            whole("call_1", name, arguments).into_iter().chain([done(FinishReason::Stop)]),
         )
     };
     let got = called("f", json!({"input": "a\nb"}));
@@ -316,7 +316,7 @@ fn a_tool_of_a_namespace_is_called_by_both_names() {
     let mut encoder = ResponseEncoder::new(request, None);
     let calls = whole("c2", "mcp__x.get", Map::new()).into_iter();
     let text = json!({"input": "a"}).as_object().unwrap().clone();
-    let calls = calls.chain(whole("c3", "mcp__x.patch", text)).chain([done(Reason::Stop)]);
+    let calls = calls.chain(whole("c3", "mcp__x.patch", text)).chain([done(FinishReason::Stop)]);
     let got = events(&mut encoder, calls);
     let output = got.last().unwrap()["response"]["output"].clone();
     let names =
@@ -353,7 +353,7 @@ fn a_choice_names_the_tool_of_its_namespace() {
     );
     let body = json!({"model": "m", "input": "x", "tools": tools, "tool_choice": tool("mcp__x")});
     let mut encoder = ResponseEncoder::new(puna_api::decode::from_value(&body).unwrap(), None);
-    let got = events(&mut encoder, [done(Reason::Stop)]);
+    let got = events(&mut encoder, [done(FinishReason::Stop)]);
     assert_eq!(got[0]["response"]["tool_choice"], tool("mcp__x"));
 }
 
@@ -374,8 +374,8 @@ fn call() -> [Event; 2] {
     whole("call_1", "f", Map::new())
 }
 
-fn done(reason: Reason) -> Event {
-    Event::Done(Box::new(Done {
+fn done(reason: FinishReason) -> Event {
+    Event::Done(Box::new(GenerationSummary {
         reason,
         stop: None,
         has_usage: true,
@@ -433,7 +433,7 @@ fn kinds(events: &[Value]) -> Vec<&str> {
 fn every_item_is_begun_filled_and_ended_before_the_next() {
     let texts =
         [Event::Thinking(piece("hm")), Event::Content(piece("a")), Event::Content(piece("b"))];
-    let events = texts.into_iter().chain(call()).chain([done(Reason::Stop)]);
+    let events = texts.into_iter().chain(call()).chain([done(FinishReason::Stop)]);
     let got = stream(events, None);
     let want = "created in_progress \
         output_item.added reasoning_summary_part.added reasoning_summary_text.delta reasoning_summary_text.done reasoning_summary_part.done output_item.done \
@@ -460,7 +460,7 @@ fn every_item_is_begun_filled_and_ended_before_the_next() {
 
 #[test]
 fn an_answer_of_nothing_is_an_empty_message_and_one_that_is_cut_is_incomplete() {
-    let got = stream([done(Reason::Length)], None);
+    let got = stream([done(FinishReason::Length)], None);
     let end = got.last().unwrap();
     assert_eq!(end["type"], "response.incomplete");
     let response = &end["response"];
@@ -474,7 +474,7 @@ fn an_answer_of_nothing_is_an_empty_message_and_one_that_is_cut_is_incomplete() 
 
 #[test]
 fn an_item_that_is_cut_is_incomplete() {
-    for reason in [Reason::Length, Reason::ContentFilter] {
+    for reason in [FinishReason::Length, FinishReason::ContentFilter] {
         let cut = [
             Event::CallStart { index: 1, id: "call_2".into(), name: "f".into() },
             Event::CallArguments { index: 1, text: "{\"x\"".into() },
@@ -504,7 +504,7 @@ fn an_item_that_is_cut_is_incomplete() {
     let cut = [
         Event::CallStart { index: 0, id: "call_1".into(), name: "c".into() },
         Event::CallEnd { index: 0, outcome: CallOutcome::CutOff },
-        done(Reason::Length),
+        done(FinishReason::Length),
     ];
     let got = events(&mut ResponseEncoder::new(request, None), cut);
     assert_eq!(got.last().unwrap()["response"]["output"][0]["status"], "incomplete");
@@ -527,8 +527,10 @@ fn how_much_of_the_prompt_was_read_is_a_comment_now_and_then() {
 #[test]
 fn a_response_that_breaks_off_has_failed() {
     let keep = Keep { owner: Owner(None), responses: Arc::default(), messages: Vec::new() };
-    let got =
-        stream([Event::Content(piece("a")), Event::Error(Failure::internal("broken"))], Some(keep));
+    let got = stream(
+        [Event::Content(piece("a")), Event::Error(ApiError::internal("broken"))],
+        Some(keep),
+    );
     let end = got.last().unwrap();
     assert_eq!(
         (&end["type"], &end["response"]["status"]),
@@ -542,7 +544,7 @@ fn a_response_that_breaks_off_has_failed() {
 fn a_request_that_is_too_long_fails_in_the_stream_with_its_code() {
     let request = puna_api::decode::from_value(&json!({"model": "m", "input": "x"})).unwrap();
     let mut encoder = ResponseEncoder::new(request, None);
-    let failure = Failure { is_too_long: true, ..Failure::bad_request("too long") };
+    let failure = ApiError { is_too_long: true, ..ApiError::bad_request("too long") };
     assert!(encoder.fails_in_stream(&failure));
     let got = events(&mut encoder, [Event::Error(failure)]);
     let error = &got.last().unwrap()["response"]["error"];
@@ -551,10 +553,12 @@ fn a_request_that_is_too_long_fails_in_the_stream_with_its_code() {
 
 #[test]
 fn a_response_that_is_too_large_to_be_kept_says_so() {
-    let responses = Arc::<Responses>::default();
+    let responses = Arc::<ResponseStore>::default();
     let keep = Keep { owner: Owner(None), responses: responses.clone(), messages: Vec::new() };
-    let got =
-        stream([Event::Content(piece(&"x".repeat(70 << 10))), done(Reason::Stop)], Some(keep));
+    let got = stream(
+        [Event::Content(piece(&"x".repeat(70 << 10))), done(FinishReason::Stop)],
+        Some(keep),
+    );
     let response = &got.last().unwrap()["response"];
     assert_eq!(response["store"], false);
     assert!(responses.get(response["id"].as_str().unwrap(), Owner(None)).is_none());
@@ -562,7 +566,7 @@ fn a_response_that_is_too_large_to_be_kept_says_so() {
 
 #[test]
 fn what_is_kept_is_the_conversation_with_the_answer() {
-    let responses = Arc::<Responses>::default();
+    let responses = Arc::<ResponseStore>::default();
     let keep = Keep {
         owner: Owner(None),
         responses: responses.clone(),
@@ -572,7 +576,7 @@ fn what_is_kept_is_the_conversation_with_the_answer() {
         [Event::Thinking(piece("hm")), Event::Content(piece("a"))]
             .into_iter()
             .chain(call())
-            .chain([done(Reason::Stop)]),
+            .chain([done(FinishReason::Stop)]),
         Some(keep),
     );
     let response = &got.last().unwrap()["response"];
@@ -599,7 +603,7 @@ fn a_kept_response_is_told_again_as_its_stream_told_it() {
     let arguments = |text: &str| Event::CallArguments { index: 1, text: text.into() };
     let whole_g = CallOutcome::Complete(json!({"a": 1}).as_object().unwrap().clone());
     let answers = [
-        vec![done(Reason::Stop)],
+        vec![done(FinishReason::Stop)],
         [
             vec![
                 Event::Thinking(piece("h")),
@@ -616,13 +620,13 @@ fn a_kept_response_is_told_again_as_its_stream_told_it() {
             ],
             named("c", json!({"input": "a\nb"})),
             named("local_shell", json!({"command": ["ls"]})),
-            vec![done(Reason::Stop)],
+            vec![done(FinishReason::Stop)],
         ]
         .concat(),
-        vec![Event::Content(piece("a")), starts(), arguments("{\"a"), done(Reason::Length)],
+        vec![Event::Content(piece("a")), starts(), arguments("{\"a"), done(FinishReason::Length)],
     ];
     for given in answers {
-        let responses = Arc::<Responses>::default();
+        let responses = Arc::<ResponseStore>::default();
         let keep = Keep { owner: Owner(None), responses: responses.clone(), messages: Vec::new() };
         let mut encoder =
             ResponseEncoder::new(puna_api::decode::from_value(&body).unwrap(), Some(keep));

@@ -7,7 +7,7 @@ use puna_api::native::{Tool, ToolCall, ToolChoice};
 use puna_api::responses::ResponsesRequest;
 use serde_json::{Map, Value, json as value};
 
-use crate::canonical::Failure;
+use crate::canonical::ApiError;
 use crate::dialect::openai::custom::{
     INPUT, ToolNames, arguments_of, check_strict_type, function_of, input_of,
 };
@@ -215,10 +215,10 @@ fn action(arguments: &Map<String, Value>) -> Value {
 }
 
 /// The functions that stand for a request's tools.
-pub(super) fn native(tools: &[Value]) -> Result<Vec<Tool>, Failure> {
+pub(super) fn native(tools: &[Value]) -> Result<Vec<Tool>, ApiError> {
     let (mut all, mut names) = (Vec::new(), ToolNames::default());
     for (i, tool) in tools.iter().enumerate() {
-        let wrong = |text: String| Failure::bad_request(format!("tools[{i}]: {text}"));
+        let wrong = |text: String| ApiError::bad_request(format!("tools[{i}]: {text}"));
         let mut offer = |tool: &Value, namespace: &str| {
             let is_custom = tool["type"] == "custom";
             let made = if is_custom { function_of(tool)? } else { tool.clone() };

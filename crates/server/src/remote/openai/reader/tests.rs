@@ -1,7 +1,7 @@
 use super::*;
 
 /// The events of an answer with these deltas that ends for this reason.
-async fn events_of(deltas: &[Value], reason: Option<Reason>) -> Vec<Event> {
+async fn events_of(deltas: &[Value], reason: Option<FinishReason>) -> Vec<Event> {
     let (to, mut from) = tokio::sync::mpsc::channel(8 * CALLS_MAX);
     let mut reader = Reader::new(&to, false);
     for delta in deltas {
@@ -18,7 +18,7 @@ async fn events_of(deltas: &[Value], reason: Option<Reason>) -> Vec<Event> {
 
 async fn events(parts: &[Value]) -> Vec<Event> {
     let deltas: Vec<_> = parts.iter().map(|part| json!({"tool_calls": [part]})).collect();
-    events_of(&deltas, Some(Reason::Stop)).await
+    events_of(&deltas, Some(FinishReason::Stop)).await
 }
 
 fn text(events: &[Event]) -> String {
@@ -118,7 +118,7 @@ async fn a_complete_call_ends_before_anything_else_comes() {
     for other in
         [json!({"content": "\n"}), json!({"reasoning_content": "hm"}), json!({"content": "so"})]
     {
-        let all = events_of(&[call.clone(), other.clone()], Some(Reason::Stop)).await;
+        let all = events_of(&[call.clone(), other.clone()], Some(FinishReason::Stop)).await;
         assert!(
             matches!(all[2], Event::CallEnd { index: 0, outcome: CallOutcome::Complete(_) }),
             "{all:?}"
@@ -128,23 +128,23 @@ async fn a_complete_call_ends_before_anything_else_comes() {
     }
     // What a server repeats of a call that has ended is nothing new.
     let deltas = [call, json!({"content": "so"}), json!({"tool_calls": [more(0, " ")]})];
-    assert_eq!(calls(&events_of(&deltas, Some(Reason::Stop)).await).len(), 1);
+    assert_eq!(calls(&events_of(&deltas, Some(FinishReason::Stop)).await).len(), 1);
 }
 
 #[tokio::test]
 async fn a_call_that_the_limit_or_a_filter_cuts_off_is_not_invalid() {
     let start = json!({"tool_calls": [part(0, "a", "f", "{\"x\": \"1")]});
-    for reason in [Some(Reason::Length), Some(Reason::ContentFilter), None] {
+    for reason in [Some(FinishReason::Length), Some(FinishReason::ContentFilter), None] {
         let all = events_of(std::slice::from_ref(&start), reason).await;
         assert_eq!(calls(&all)[0].2, Some(CallOutcome::CutOff));
     }
     let empty = json!({"tool_calls": [part(0, "a", "f", "")]});
-    let all = events_of(std::slice::from_ref(&empty), Some(Reason::Stop)).await;
+    let all = events_of(std::slice::from_ref(&empty), Some(FinishReason::Stop)).await;
     assert_eq!(calls(&all)[0].2, complete(json!({})));
     let null = json!({"tool_calls": [part(0, "a", "f", "null")]});
-    let all = events_of(&[null], Some(Reason::Stop)).await;
+    let all = events_of(&[null], Some(FinishReason::Stop)).await;
     assert_eq!(calls(&all)[0].2, complete(json!({})));
-    for reason in [Reason::Length, Reason::ContentFilter] {
+    for reason in [FinishReason::Length, FinishReason::ContentFilter] {
         let all = events_of(std::slice::from_ref(&empty), Some(reason)).await;
         assert_eq!(calls(&all)[0].2, Some(CallOutcome::CutOff));
     }
@@ -153,7 +153,7 @@ async fn a_call_that_the_limit_or_a_filter_cuts_off_is_not_invalid() {
 #[tokio::test]
 async fn content_may_be_a_list_of_parts() {
     let parts = json!({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]});
-    assert_eq!(text(&events_of(&[parts], Some(Reason::Stop)).await), "ab");
+    assert_eq!(text(&events_of(&[parts], Some(FinishReason::Stop)).await), "ab");
 }
 
 #[tokio::test]
@@ -200,7 +200,8 @@ async fn a_call_that_is_sent_once_more_is_one_call() {
             Some(_) => part.clone(),
             None => json!({"tool_calls": [part]}),
         };
-        let all = events_of(&parts.iter().map(delta).collect::<Vec<_>>(), Some(Reason::Stop)).await;
+        let all =
+            events_of(&parts.iter().map(delta).collect::<Vec<_>>(), Some(FinishReason::Stop)).await;
         assert_eq!(text(&all).trim(), "", "{all:?}");
         calls(&all)
     };
@@ -241,7 +242,7 @@ async fn a_call_of_the_older_form_is_a_call() {
             part(json!({"arguments": ":1}"})),
         ],
     ] {
-        assert_eq!(calls(&events_of(&deltas, Some(Reason::Stop)).await), f);
+        assert_eq!(calls(&events_of(&deltas, Some(FinishReason::Stop)).await), f);
     }
 }
 
@@ -249,7 +250,7 @@ async fn a_call_of_the_older_form_is_a_call() {
 async fn content_may_have_parts_of_thoughts() {
     let thinking = json!({"type": "thinking", "thinking": [{"type": "text", "text": "h"}, {"type": "text", "text": "m"}]});
     let delta = json!({"content": [thinking, {"type": "text", "text": "Hi"}]});
-    let all = events_of(&[delta], Some(Reason::Stop)).await;
+    let all = events_of(&[delta], Some(FinishReason::Stop)).await;
     assert!(matches!(&all[0], Event::Thinking(piece) if piece.text == "hm"), "{all:?}");
     assert_eq!((all.len(), text(&all)), (2, "Hi".to_owned()));
 }

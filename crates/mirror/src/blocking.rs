@@ -1,0 +1,17 @@
+//! Future type of storage operations, and a helper to run blocking file system work.
+
+use futures_util::future::BoxFuture;
+use puna_tasks::run_blocking;
+
+use crate::error::MirrorError;
+
+/// Future of a [`Storage`](crate::Storage) operation.
+pub type StorageFuture<'a, T> = BoxFuture<'a, Result<T, MirrorError>>;
+
+/// Runs blocking work on a thread of the blocking pool.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, MirrorError> + Send + 'static,
+) -> Result<T, MirrorError> {
+    let done = run_blocking(work).await;
+    done.unwrap_or_else(|e| Err(MirrorError::Internal(e.to_string())))
+}

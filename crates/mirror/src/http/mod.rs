@@ -1,0 +1,575 @@
+//! HTTP layer of the registry protocol: routes requests to the storage and builds responses.
+
+pub(crate) mod base_url;
+mod blobs;
+mod listings;
+mod manifests;
+mod range;
+pub(crate) mod target;
+mod uploads;
+mod web_ui;
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, HttpBody};
+use axum::extract::Request;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
+use http_body_util::BodyExt;
+use puna_store::{Digest, ModelName};
+use serde_json::json;
+
+use crate::auth::{Authenticator, Keys, Permission, Principal, RequestPermit, TOKEN_LIFETIME};
+use crate::error::MirrorError;
+use crate::http::base_url::{LocalRequest, header_text};
+use crate::http::target::{Target, WEB_UI_PATH, query_value, unescaped};
+use crate::locks::{KeyGuard, KeyedLocks};
+use crate::loop_detection::MirrorId;
+use crate::metrics::{Metric, Metrics};
+use crate::pull_through::Requester;
+use crate::quota::namespace_index::NamespaceIndex;
+use crate::retention::usage_log::{SECONDS_PER_DAY, UsageLog};
+use crate::retention::{RetentionReport, Rule, apply_retention};
+use crate::settings::Settings;
+use crate::storage::Storage;
+use crate::types::repository::{Reference, Repository};
+
+use web_ui::RecentPulls;
+
+pub use web_ui::ClientAddress;
+
+/// Header of every response that identifies the protocol version.
+const VERSION: (HeaderName, HeaderValue) = (
+    HeaderName::from_static("docker-distribution-api-version"),
+    HeaderValue::from_static("registry/2.0"),
+);
+
+/// Interval of garbage collection.
+const GARBAGE_COLLECTION_INTERVAL: Duration = Duration::from_secs(60 * 60);
+
+/// Delay before a background task restarts after a panic.
+const RESTART_DELAY: Duration = Duration::from_secs(60);
+
+/// Delay of the first retention run after the start. Later runs follow daily.
+const FIRST_RETENTION_DELAY: Duration = Duration::from_secs(5 * 60);
+
+pub(crate) const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
+
+/// The registry. Cheap to clone.
+#[derive(Clone)]
+pub struct Mirror(Arc<Inner>);
+
+struct Inner {
+    storage: Arc<dyn Storage>,
+    authenticator: Authenticator,
+    allow_delete: bool,
+    pulls: RecentPulls,
+    namespace_index: NamespaceIndex,
+    metrics: Metrics,
+    mirror_id: MirrorId,
+    usage_log: UsageLog,
+    retention: Vec<Rule>,
+    /// Locks for changing the manifests of a repository, by lowercase name.
+    repository_locks: KeyedLocks<String>,
+}
+
+/// Result of a request handler.
+type HandlerResult = Result<Response, MirrorError>;
+
+impl Mirror {
+    /// Creates a registry that serves a storage. `usage_log` records arrivals and pulls.
+    ///
+    /// # Errors
+    /// The system provides no random numbers.
+    pub fn new(
+        storage: Arc<dyn Storage>,
+        keys: Box<dyn Keys>,
+        settings: &Settings,
+        usage_log: UsageLog,
+    ) -> Result<Self, MirrorError> {
+        let authenticator = Authenticator::new(keys, settings)?;
+        let namespace_index = NamespaceIndex::new(settings.quotas.clone());
+        let (allow_delete, pulls) = (settings.delete, RecentPulls::default());
+        let (metrics, retention, mirror_id) =
+            (Metrics::default(), settings.retention.clone(), MirrorId::new()?);
+        let repository_locks = KeyedLocks::default();
+        let inner = Inner {
+            storage,
+            authenticator,
+            allow_delete,
+            pulls,
+            namespace_index,
+            metrics,
+            mirror_id,
+            usage_log,
+            retention,
+            repository_locks,
+        };
+        Ok(Self(Arc::new(inner)))
+    }
+
+    pub(crate) fn usage_log(&self) -> &UsageLog {
+        &self.0.usage_log
+    }
+
+    /// Records that a model of the store was used on this machine, which counts as a pull.
+    pub fn record_use(&self, model: &ModelName) {
+        if let Some(name) = Repository::from_model_name(model) {
+            self.usage_log().record_pull(&name, &Reference::Tag(model.tag().to_owned()));
+        }
+    }
+
+    pub(crate) fn pulls(&self) -> &RecentPulls {
+        &self.0.pulls
+    }
+
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.0.metrics
+    }
+
+    /// Returns all metrics.
+    ///
+    /// # Errors
+    /// The storage cannot be read.
+    pub async fn all_metrics(&self) -> Result<Vec<Metric>, MirrorError> {
+        let mut metrics = self.metrics().snapshot();
+        let fetch_stats = self.storage().fetch_stats().await;
+        metrics.extend([
+            Metric::counter(
+                "puna_mirror_hits_total",
+                "Tags of upstreams served as they are here.",
+                fetch_stats.hits,
+            ),
+            Metric::counter(
+                "puna_mirror_misses_total",
+                "Tags of upstreams that had to be fetched.",
+                fetch_stats.misses,
+            ),
+            Metric::counter(
+                "puna_mirror_fetch_failures_total",
+                "Models that could not be fetched.",
+                fetch_stats.failures,
+            ),
+            Metric::counter(
+                "puna_mirror_fetches_refused_total",
+                "Requests for models that mirror.fetch, fetch_limit or fetch_parallel did not let be fetched.",
+                fetch_stats.refused,
+            ),
+            Metric::counter(
+                "puna_mirror_fetched_bytes_total",
+                "Bytes fetched from upstreams.",
+                fetch_stats.bytes,
+            ),
+            Metric::gauge("puna_mirror_fetching", "Models that are being fetched.", fetch_stats.running),
+        ]);
+        metrics.extend(self.namespace_index().metrics(self.storage()).await?);
+        Ok(metrics)
+    }
+
+    /// Checks whether a request may read the metrics.
+    ///
+    /// # Errors
+    /// The request lacks the permission.
+    pub fn authorize_metrics(&self, head: &Parts) -> Result<(), MirrorError> {
+        self.authenticator().authorize_metrics(head)
+    }
+
+    /// Whether a `Host` header is one of the configured host names.
+    pub fn is_host_name(&self, host: &str) -> bool {
+        self.authenticator().is_host_name(host)
+    }
+
+    /// Converts an error to a response of the distribution specification.
+    pub fn error_response(error: &MirrorError) -> Response {
+        error_response(error)
+    }
+
+    /// Waits for the lock of a repository, so that no other request changes its manifests between a
+    /// check and a write.
+    async fn lock_repository(&self, name: &Repository) -> KeyGuard {
+        self.0.repository_locks.lock(name.to_string().to_ascii_lowercase()).await
+    }
+
+    pub(crate) fn namespace_index(&self) -> &NamespaceIndex {
+        &self.0.namespace_index
+    }
+
+    /// Whether a principal may know that a stored blob exists.
+    async fn can_see_blob(
+        &self,
+        principal: Option<&Principal>,
+        name: &Repository,
+        digest: Digest,
+    ) -> Result<bool, MirrorError> {
+        self.namespace_index().can_see_blob(self.storage(), principal, name, digest).await
+    }
+
+    pub(crate) fn authenticator(&self) -> &Authenticator {
+        &self.0.authenticator
+    }
+
+    pub(crate) fn storage(&self) -> &dyn Storage {
+        &*self.0.storage
+    }
+
+    /// Runs the background tasks forever: writing the usage log, garbage collection, retention. A
+    /// panic of one task does not affect the others.
+    pub async fn run_maintenance(&self) {
+        tokio::join!(
+            restart_on_panic("noting what is pulled", RESTART_DELAY, || self
+                .usage_log()
+                .run(self.storage().usage_notes())),
+            restart_on_panic("removing what nobody needs", RESTART_DELAY, || self
+                .collect_garbage_hourly()),
+            restart_on_panic("applying mirror.retention", RESTART_DELAY, || self
+                .apply_retention_daily()),
+        );
+    }
+
+    /// Writes unwritten usage records before shutdown.
+    pub async fn flush_usage_log(&self) {
+        if let Err(error) = self.usage_log().write(self.storage().usage_notes()).await {
+            tracing::warn!(%error, "when models were last pulled cannot be noted");
+        }
+    }
+
+    /// Removes everything that no rule keeps, the blobs that become unreferenced, and usage records
+    /// of missing items.
+    ///
+    /// # Errors
+    /// The storage cannot be read or written.
+    async fn apply_retention(&self) -> Result<RetentionReport, MirrorError> {
+        let retained =
+            apply_retention(self.storage(), self.usage_log(), &self.0.retention, false).await?;
+        if !retained.removals.is_empty() {
+            self.namespace_index().record_change();
+            self.metrics().count_removed(retained.removals.len() as u64, retained.bytes());
+            self.storage().collect_garbage().await?;
+        }
+        Ok(retained)
+    }
+
+    /// Runs retention daily. Without rules it only removes usage records of missing items.
+    async fn apply_retention_daily(&self) {
+        let has_rules = !self.0.retention.is_empty();
+        tokio::time::sleep(FIRST_RETENTION_DELAY).await;
+        loop {
+            match self.apply_retention().await {
+                Ok(retained) if has_rules => tracing::info!(
+                    removed = retained.removals.len(),
+                    bytes = retained.bytes(),
+                    own = retained.own,
+                    "mirror.retention was applied"
+                ),
+                Ok(_) => {}
+                Err(error) if has_rules => {
+                    tracing::warn!(%error, "mirror.retention cannot be applied")
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "notes of what is gone cannot be cleared away")
+                }
+            }
+            tokio::time::sleep(Duration::from_secs(SECONDS_PER_DAY)).await;
+        }
+    }
+
+    async fn collect_garbage_hourly(&self) {
+        let mut hours = tokio::time::interval(GARBAGE_COLLECTION_INTERVAL);
+        loop {
+            hours.tick().await;
+            if let Err(error) = self.storage().collect_garbage().await {
+                tracing::warn!(%error, "what nobody needs any more cannot be removed");
+            }
+        }
+    }
+
+    /// Whether a path belongs to the registry.
+    pub fn is_registry_path(path: &str) -> bool {
+        path == "/v2" || path == WEB_UI_PATH || path.starts_with("/v2/")
+    }
+
+    /// Handles a request for a path of the registry.
+    pub async fn answer(&self, request: Request) -> Response {
+        let head = request.method() == Method::HEAD;
+        let method = request.method().clone();
+        let path = unescaped(request.uri().path());
+        let target = path.and_then(|path| Target::parse(&path).ok());
+        let answered = match self.0.mirror_id.request_path(request.headers()) {
+            Ok(path) => path.scope(self.route(request)).await,
+            Err(error) => Err(error),
+        };
+        let mut response = answered.unwrap_or_else(|error| error_response(&error));
+        self.metrics().count_response(target.as_ref(), &method, response.status());
+        if let Some(target) = target.filter(|_| response.status() == StatusCode::METHOD_NOT_ALLOWED)
+        {
+            let allowed = target.methods().iter().filter(|allowed| **allowed != method.as_str());
+            // A client that may push may cancel its upload.
+            let may_delete = self.0.allow_delete || matches!(target, Target::Upload(..));
+            let allowed = allowed.filter(|allowed| may_delete || **allowed != "DELETE");
+            let allowed = header_value(&allowed.copied().collect::<Vec<_>>().join(", "));
+            response.headers_mut().insert(header::ALLOW, allowed);
+        }
+        let (name, version) = VERSION;
+        response.headers_mut().insert(name, version);
+        restrict_browsers(response.headers_mut());
+        if head {
+            // A HEAD response has the headers of the body.
+            *response.body_mut() = Body::empty();
+        }
+        response
+    }
+
+    async fn route(&self, request: Request) -> HandlerResult {
+        let (head, body) = request.into_parts();
+        let path = unescaped(head.uri.path()).ok_or(MirrorError::NoRoute)?;
+        let (mut target, method) = (Target::parse(&path)?, head.method.clone());
+        let reads = method == Method::GET || method == Method::HEAD;
+        if let Some(host) =
+            query_value(head.uri.query(), "ns").filter(|host| reads && !host.is_empty())
+        {
+            target = target.with_registry_host(&host)?;
+        }
+        let permission = match &target {
+            Target::Upload(..) => Permission::Write,
+            _ if reads => Permission::Read,
+            _ if method == Method::DELETE => Permission::Admin,
+            _ => Permission::Write,
+        };
+        let head = &head;
+        let principal = match self.authorize(head, &target, permission) {
+            Err(error @ MirrorError::Unauthorized(_)) => {
+                let challenge = match target {
+                    // Browsers then ask for a name and password.
+                    Target::WebUi => "Basic realm=\"the key is the password\"".to_owned(),
+                    _ => self.authenticator().challenge(head, permission, target.repository()),
+                };
+                let mut response = error_response(&error);
+                response.headers_mut().insert(header::WWW_AUTHENTICATE, header_value(&challenge));
+                return Ok(response);
+            }
+            admitted => admitted?,
+        };
+        let permit = self.authenticator().begin_request(head, principal.as_ref(), &target)?;
+        let answer = self.handle(target, head, body, principal.as_ref()).await?;
+        Ok(match permit {
+            Some(permit) => hold_permit(answer, permit),
+            None => answer,
+        })
+    }
+
+    /// Handles an authorized request.
+    async fn handle(
+        &self,
+        target: Target,
+        head: &Parts,
+        body: Body,
+        principal: Option<&Principal>,
+    ) -> HandlerResult {
+        let method = head.method.clone();
+        let reads = method == Method::GET || method == Method::HEAD;
+        match (target, method) {
+            (Target::WebUi, _) if reads => self.web_ui(head, principal).await,
+            (Target::Token, _) if reads => self.token(head),
+            (Target::Ping, _) if reads => Ok(json_response(StatusCode::OK, &json!({}))),
+            (Target::Catalog, _) if reads => self.catalog(head, principal).await,
+            (Target::Tags(name), _) if reads => self.tags(name, head).await,
+            (Target::Referrers(name, of), _) if reads => self.referrers(name, of, head).await,
+            (Target::Manifest(name, of), _) if reads => {
+                self.manifest(name, of, head, principal).await
+            }
+            (Target::Manifest(name, of), Method::PUT) => {
+                self.put_manifest(name, of, head, body, principal).await
+            }
+            (Target::Manifest(name, of), Method::DELETE) => {
+                self.remove_manifest(name, of, head).await
+            }
+            (Target::Blob(name, of), _) if reads => self.blob(name, of, head, principal).await,
+            (Target::Blob(name, of), Method::DELETE) => {
+                self.remove_blob(name, of, head, principal).await
+            }
+            (Target::Uploads(name), Method::POST) => self.begin(name, head, body, principal).await,
+            (Target::Upload(name, id), Method::GET) => self.upload_status(name, id, head).await,
+            (Target::Upload(name, id), Method::PATCH) => self.append(name, id, head, body).await,
+            (Target::Upload(name, id), Method::PUT) => self.finish(name, id, head, body).await,
+            (Target::Upload(name, id), Method::DELETE) => self.cancel(name, id).await,
+            (_, method) => Err(MirrorError::Unsupported(format!("{method} means nothing here"))),
+        }
+    }
+
+    /// Checks the permission of a request. The token endpoint checks credentials itself.
+    fn authorize(
+        &self,
+        head: &Parts,
+        target: &Target,
+        permission: Permission,
+    ) -> Result<Option<Principal>, MirrorError> {
+        if permission == Permission::Admin && !self.0.allow_delete {
+            return Err(MirrorError::Unsupported(
+                "nothing can be removed from this registry, unless mirror.delete is on".into(),
+            ));
+        }
+        let blob = match target {
+            Target::Token => return Ok(None),
+            Target::Blob(_, blob) => Some(blob),
+            _ => None,
+        };
+        self.authenticator().authorize(head, permission, target.repository(), blob)
+    }
+
+    fn token(&self, head: &Parts) -> HandlerResult {
+        let token = self.authenticator().token(head)?;
+        let seconds = TOKEN_LIFETIME.as_secs();
+        Ok(json_response(
+            StatusCode::OK,
+            &json!({"token": token, "access_token": token, "expires_in": seconds}),
+        ))
+    }
+}
+
+/// Runs a task to its end. Restarts it after a delay if it panics.
+async fn restart_on_panic<F: Future<Output = ()>>(
+    what: &str,
+    pause: Duration,
+    work: impl Fn() -> F,
+) {
+    while let Err(panic) = AssertUnwindSafe(work()).catch_unwind().await {
+        let error = MirrorError::from_panic(&*panic);
+        tracing::error!(what, %error, "it begins anew in a while");
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Default `Retry-After` in seconds.
+const RETRY_AFTER_SECONDS: u64 = 30;
+
+/// Returns the `Retry-After` of an error in seconds, if it is temporary.
+fn retry_after(error: &MirrorError) -> Option<u64> {
+    match error {
+        MirrorError::RetryLater(_) | MirrorError::TooManyRequests(_) => Some(RETRY_AFTER_SECONDS),
+        MirrorError::RateLimited(limit) => Some(limit.retry_after),
+        _ => None,
+    }
+}
+
+/// Converts an error to a response of the distribution specification.
+fn error_response(error: &MirrorError) -> Response {
+    let (status, code) = error.code();
+    let (retry_after, message) = (retry_after(error), error.public_message());
+    if status >= 500 && retry_after.is_none() || message != error.to_string() {
+        tracing::error!(%error, "a request to the registry failed");
+    }
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response =
+        json_response(status, &json!({"errors": [{"code": code, "message": message}]}));
+    if let Some(seconds) = retry_after {
+        response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+    }
+    restrict_browsers(response.headers_mut());
+    response
+}
+
+/// Prevents browsers from executing pushed content. It has the same origin as [the web
+/// page](Target::WebUi), where administrators enter their key. The page sets its own policy.
+fn restrict_browsers(headers: &mut HeaderMap) {
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    let nothing = HeaderValue::from_static("default-src 'none'; sandbox");
+    headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(nothing);
+}
+
+fn json_response(status: StatusCode, body: &serde_json::Value) -> Response {
+    let bytes = body.to_string();
+    (status, [(header::CONTENT_TYPE, "application/json")], bytes).into_response()
+}
+
+/// Attaches a permit to a response until its body is sent.
+fn hold_permit(answer: Response, permit: RequestPermit) -> Response {
+    let len = answer.body().size_hint().exact();
+    let mut answer = answer.map(|body| {
+        Body::new(body.map_frame(move |frame| {
+            // The closure owns the permit, so it lives as long as the body.
+            let _held = &permit;
+            frame
+        }))
+    });
+    // The mapped body has no known length, so the header states it.
+    if let Some(len) = len
+        && answer.status() != StatusCode::NO_CONTENT
+        && answer.status() != StatusCode::NOT_MODIFIED
+    {
+        answer.headers_mut().entry(header::CONTENT_LENGTH).or_insert(len.into());
+    }
+    answer
+}
+
+/// Returns a response without a body.
+fn empty_response(status: StatusCode) -> Response {
+    let mut response = status.into_response();
+    response.headers_mut().insert(header::CONTENT_LENGTH, 0.into());
+    response
+}
+
+/// Converts a text to a header value. Values here consist of names and digests, which are valid.
+fn header_value(text: &str) -> HeaderValue {
+    HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static(""))
+}
+
+/// Returns the kind of requester, which decides what may be fetched.
+fn requester(head: &Parts, principal: Option<&Principal>) -> Requester {
+    match principal.is_some() || head.extensions.get::<LocalRequest>().is_some() {
+        true => Requester::Trusted,
+        false => Requester::Anonymous,
+    }
+}
+
+/// Whether `If-None-Match` contains the current `ETag`.
+fn matches_etag(headers: &HeaderMap, etag: &str) -> bool {
+    let tags =
+        header_text(headers, header::IF_NONE_MATCH).unwrap_or_default().split(',').map(str::trim);
+    tags.into_iter().any(|tag| tag == "*" || tag.trim_start_matches("W/") == etag)
+}
+
+/// Checks `If-Match` against the current `ETag`; `None` if nothing exists.
+fn check_if_match(headers: &HeaderMap, etag: Option<&str>) -> Result<(), MirrorError> {
+    let mut lines = headers.get_all(header::IF_MATCH).iter().peekable();
+    if lines.peek().is_none() {
+        return Ok(());
+    }
+    // Weak tags never match (RFC 9110, 13.1.1).
+    let mut tags =
+        lines.filter_map(|line| line.to_str().ok()).flat_map(|line| line.split(',')).map(str::trim);
+    match etag.is_some_and(|etag| tags.any(|tag| tag == "*" || tag == etag)) {
+        true => Ok(()),
+        false => Err(MirrorError::PreconditionFailed(etag.unwrap_or("nothing").to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panicking_task_restarts_and_stops_no_other() {
+        let (permit, others) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let work = async || {
+            assert!(permit.fetch_add(1, Relaxed) >= 2, "a panic of a test, which is no failure")
+        };
+        let other = async || {
+            while permit.load(Relaxed) < 3 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            others.fetch_add(1, Relaxed);
+        };
+        let pause = Duration::from_millis(5);
+        tokio::join!(
+            restart_on_panic("one", pause, work),
+            restart_on_panic("the other", pause, other)
+        );
+        assert_eq!((permit.into_inner(), others.into_inner()), (3, 1));
+    }
+}

@@ -1,0 +1,360 @@
+//! Manifest lists of upstreams. The list is stored as it is; a child is fetched when a client asks
+//! for it.
+
+use std::collections::{HashMap, HashSet};
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use puna_registry::{Options, Registry, RegistryError, RegistryModel, TagContent};
+use puna_store::{Digest, ModelName, ModelRef, media};
+
+use super::tag_cache::{MissReason, TagCacheEntry, TagState};
+use super::tag_lookup::{TagRequest, is_not_found};
+use super::{Inner, fetch_error, with_model_name};
+use crate::blocking::blocking;
+use crate::error::MirrorError;
+use crate::locks::{KeyedLocks, lock};
+use crate::loop_detection;
+use crate::pull_through::upstreams::{FetchPermit, Requester};
+use crate::retention::usage_log::ChangeSource;
+use crate::types::manifest::{Manifest, ManifestKind};
+use crate::types::repository::{Reference, Repository};
+
+/// Any tag, to find the upstream of a repository.
+const UPSTREAM_LOOKUP_TAG: &str = "latest";
+/// Largest number of remembered children that failed, and of those that are stored.
+const MAX_REMEMBERED_CHILDREN: usize = 10_000;
+
+/// What an upstream has under a tag.
+pub enum UpstreamManifest {
+    /// A model.
+    Model(Box<RegistryModel>),
+    /// A manifest list, byte for byte.
+    List(Bytes),
+}
+
+/// Asks upstream registries for manifests.
+pub trait UpstreamLookup: Send + Sync + 'static {
+    /// Returns what a tag points to.
+    fn look_up_tag<'a>(
+        &'a self,
+        reference: &'a ModelRef,
+        options: &'a Options,
+    ) -> BoxFuture<'a, Result<UpstreamManifest, RegistryError>>;
+
+    /// Fetches a manifest of the model's repository by digest.
+    fn fetch_manifest<'a>(
+        &'a self,
+        reference: &'a ModelRef,
+        digest: Digest,
+        options: &'a Options,
+    ) -> BoxFuture<'a, Result<Bytes, RegistryError>>;
+}
+
+impl UpstreamLookup for Registry {
+    fn look_up_tag<'a>(
+        &'a self,
+        reference: &'a ModelRef,
+        options: &'a Options,
+    ) -> BoxFuture<'a, Result<UpstreamManifest, RegistryError>> {
+        Box::pin(async {
+            Ok(match Registry::look_up_tag(self, reference, options).await? {
+                TagContent::Model(found) => UpstreamManifest::Model(found),
+                TagContent::List(bytes) => UpstreamManifest::List(bytes),
+            })
+        })
+    }
+
+    fn fetch_manifest<'a>(
+        &'a self,
+        reference: &'a ModelRef,
+        digest: Digest,
+        options: &'a Options,
+    ) -> BoxFuture<'a, Result<Bytes, RegistryError>> {
+        Box::pin(Registry::fetch_manifest(self, reference, digest, options))
+    }
+}
+
+/// A child of a list in the repository of a model.
+type ChildKey = (ModelName, Digest);
+
+/// Children that are being fetched, have recently failed, or are stored.
+#[derive(Default)]
+pub(super) struct ListChildren {
+    /// Held while a request looks up a child; other requests for it wait.
+    locks: KeyedLocks<ChildKey>,
+    running: Mutex<HashMap<ChildKey, Manifest>>,
+    failed: Mutex<HashMap<ChildKey, (Instant, Option<MirrorError>)>>,
+    /// Children that are stored on their own.
+    stored: Mutex<HashSet<ChildKey>>,
+}
+
+impl ListChildren {
+    /// Number of children that are being fetched.
+    pub(super) fn running(&self) -> u64 {
+        lock(&self.running).len() as u64
+    }
+
+    fn manifest(&self, key: &ChildKey) -> Option<Manifest> {
+        lock(&self.running).get(key).cloned()
+    }
+
+    fn is_stored(&self, key: &ChildKey) -> bool {
+        lock(&self.stored).contains(key)
+    }
+
+    fn mark_stored(&self, key: ChildKey) {
+        let mut stored = lock(&self.stored);
+        if stored.len() >= MAX_REMEMBERED_CHILDREN {
+            stored.clear();
+        }
+        stored.insert(key);
+    }
+
+    /// Caches a failure; `None` means that the upstream does not have the child.
+    fn record_failure(&self, key: ChildKey, error: Option<MirrorError>) {
+        let mut failed = lock(&self.failed);
+        if failed.len() >= MAX_REMEMBERED_CHILDREN {
+            failed.clear();
+        }
+        failed.insert(key, (Instant::now(), error));
+    }
+}
+
+impl Inner {
+    /// Stores a list that an upstream has under a tag.
+    pub(super) async fn store_list(
+        &self,
+        tag: &Arc<TagCacheEntry>,
+        request: TagRequest<'_>,
+        bytes: Bytes,
+    ) -> Result<Option<Manifest>, MirrorError> {
+        let confirmation = self.confirm_now();
+        let list = match Manifest::parse(bytes, None) {
+            Ok(list) => list,
+            Err(error) => {
+                let error =
+                    with_model_name(&request.model, MirrorError::Upstream(error.to_string()));
+                return self.cache_miss(tag, request, MissReason::Failed(error));
+            }
+        };
+        if request.stored.as_ref().is_some_and(|stored| stored.digest == list.digest) {
+            tag.set(TagState::Confirmed(confirmation));
+            return Ok(self.count_hit(request.stored));
+        }
+        // The sizes are declared before the list is served.
+        let noted = self.declared_sizes.declare(&*self.storage, request.name, &list).await;
+        let kept = match noted {
+            Ok(()) => {
+                self.storage
+                    .put_upstream_list(request.name, request.model.tag(), list.clone())
+                    .await
+            }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = kept {
+            return self.cache_miss(tag, request, MissReason::Failed(error));
+        }
+        tracing::info!(model = %request.model, digest = %list.digest, "kept a manifest list");
+        let (notes, of) =
+            (self.storage.usage_notes(), Reference::Tag(request.model.tag().to_owned()));
+        self.usage_log
+            .record_arrival_after_sync(
+                notes,
+                request.name,
+                &of,
+                list.digest,
+                ChangeSource::Fetch,
+                None,
+            )
+            .await;
+        lock(&self.fetch_stats).misses += 1;
+        self.fetch_changes.fetch_add(1, Relaxed);
+        tag.set(TagState::Confirmed(confirmation));
+        Ok(Some(list))
+    }
+
+    /// Returns a manifest by digest. For a child of an upstream's list, starts to fetch what is
+    /// missing.
+    pub(super) async fn complete_child(
+        self: &Arc<Self>,
+        name: &Repository,
+        digest: Digest,
+        stored_child: Option<Manifest>,
+        requester: Requester,
+    ) -> Result<Option<Manifest>, MirrorError> {
+        let upstream = self
+            .upstreams
+            .model(name, UPSTREAM_LOOKUP_TAG)
+            .filter(|_| self.upstreams.may_fetch(name));
+        let Some(model) = upstream else { return Ok(stored_child) };
+        if self.storage.lists_containing(name, digest).await?.is_empty() {
+            return Ok(stored_child);
+        }
+        let key = (model, digest);
+        let _guard = self.list_children.locks.lock(key.clone()).await;
+        if let Some(running) = self.list_children.manifest(&key) {
+            return Ok(Some(running));
+        }
+        if let Some(stored_child) = &stored_child
+            && self.has_all_blobs(stored_child).await?
+        {
+            self.store_child(key, name, stored_child).await;
+            return Ok(Some(stored_child.clone()));
+        }
+        let failed = lock(&self.list_children.failed).get(&key).cloned();
+        if let Some((_, error)) =
+            failed.filter(|(since, _)| since.elapsed() < self.negative_cache_time)
+        {
+            return error.filter(|_| stored_child.is_none()).map_or(Ok(stored_child), Err);
+        }
+        let fetched = match stored_child {
+            Some(stored_child) => Ok(Some(stored_child)),
+            None => self.fetch_child(&key).await,
+        };
+        let Some(child) = fetched.inspect_err(|error| {
+            self.list_children.record_failure(key.clone(), Some(error.clone()))
+        })?
+        else {
+            self.list_children.record_failure(key, None);
+            return Ok(None);
+        };
+        if self.gate.is_too_large(child.size(), requester) {
+            return Err(self.gate.too_large_error(&key.0, child.size()));
+        }
+        let permit = self.gate.try_begin().ok_or_else(|| self.gate.limit_error(&key.0))?;
+        self.declared_sizes.declare(&*self.storage, name, &child).await?;
+        tracing::info!(model = %key.0, %digest, "fetching a child of a manifest list");
+        lock(&self.list_children.running).insert(key.clone(), child.clone());
+        lock(&self.fetch_stats).misses += 1;
+        self.fetch_changes.fetch_add(1, Relaxed);
+        let options = Options { via: loop_detection::via_header(), ..Options::default() };
+        puna_tasks::spawn(self.clone().run_child_fetch(
+            key,
+            name.clone(),
+            child.clone(),
+            options,
+            permit,
+        ));
+        Ok(Some(child))
+    }
+
+    /// Fetches the manifest of a child; `None` if the upstream does not have it.
+    async fn fetch_child(
+        &self,
+        (model, digest): &ChildKey,
+    ) -> Result<Option<Manifest>, MirrorError> {
+        let reference = ModelRef::of(model.clone());
+        let options = Options { via: loop_detection::via_header(), ..Options::default() };
+        let wrong = |why: String| {
+            with_model_name(model, MirrorError::Upstream(format!("the child {digest} {why}")))
+        };
+        let bytes = match self.lookup.fetch_manifest(&reference, *digest, &options).await {
+            Ok(bytes) => bytes,
+            Err(error) if is_not_found(&error) => return Ok(None),
+            Err(error) => return Err(with_model_name(model, fetch_error(error))),
+        };
+        let child = Manifest::parse(bytes.clone(), Some(media::MANIFEST))
+            .or_else(|_| Manifest::parse(bytes, None))
+            .map_err(|error| wrong(format!("is {error}")))?;
+        if child.digest != *digest {
+            return Err(wrong(format!("has the digest {}", child.digest)));
+        }
+        match child.kind {
+            ManifestKind::List | ManifestKind::Index => Err(wrong("is a list itself".into())),
+            _ => Ok(Some(child)),
+        }
+    }
+
+    /// Stores a complete child on its own, so that its blobs stay.
+    async fn store_child(&self, key: ChildKey, name: &Repository, child: &Manifest) {
+        if self.list_children.is_stored(&key) {
+            return;
+        }
+        let of = Reference::Digest(child.digest);
+        match self.storage.put_manifest(name, &of, child.clone()).await {
+            Ok(_) => self.list_children.mark_stored(key),
+            Err(error) => {
+                tracing::warn!(repository = %name, digest = %child.digest, %error, "a child of a manifest list is not kept")
+            }
+        }
+    }
+
+    async fn run_child_fetch(
+        self: Arc<Self>,
+        key: ChildKey,
+        name: Repository,
+        child: Manifest,
+        options: Options,
+        permit: FetchPermit,
+    ) {
+        let (model, digest) = (&key.0, key.1);
+        let fetched =
+            AssertUnwindSafe(self.fetch_blobs(model, &name, &child, &options)).catch_unwind().await;
+        let fetched = fetched.unwrap_or_else(|panic| Err(MirrorError::from_panic(&*panic)));
+        drop(permit);
+        match &fetched {
+            Ok(()) => tracing::info!(%model, %digest, "fetched"),
+            Err(error) => tracing::warn!(%model, %digest, %error, "fetching failed"),
+        }
+        lock(&self.fetch_stats).failures += u64::from(fetched.is_err());
+        lock(&self.list_children.running).remove(&key);
+        if let Err(error) = fetched {
+            let error = with_model_name(&key.0, error);
+            self.list_children.record_failure(key, Some(error));
+        }
+        self.fetch_changes.fetch_add(1, Relaxed);
+    }
+
+    /// Fetches the blobs of a child, smallest first, and stores the child.
+    async fn fetch_blobs(
+        &self,
+        model: &ModelName,
+        name: &Repository,
+        child: &Manifest,
+        options: &Options,
+    ) -> Result<(), MirrorError> {
+        let reference = ModelRef::of(model.clone());
+        let mut blobs: Vec<(u64, Digest)> = child
+            .blobs
+            .iter()
+            .map(|blob| (blob.size, blob.digest))
+            .collect::<HashSet<_>>()
+            .into_iter()
+            .collect();
+        blobs.sort_unstable();
+        let mut held = Vec::new();
+        for (size, digest) in blobs {
+            if self.storage.blob(digest).await?.is_some_and(|blob| blob.size() == size) {
+                continue;
+            }
+            let found = self
+                .registry
+                .look_up_blob(&reference, digest, options)
+                .await
+                .map_err(fetch_error)?;
+            if found.size() != size {
+                return Err(MirrorError::Upstream(format!(
+                    "the blob {digest} has {} bytes there, but its manifest says {size}",
+                    found.size()
+                )));
+            }
+            let before = found.completed(&self.store).await;
+            held.push(found.fetch(&self.store).await.map_err(fetch_error)?);
+            lock(&self.fetch_stats).bytes += size.saturating_sub(before);
+        }
+        let of = Reference::Digest(child.digest);
+        if !self.storage.adopt_model(name, &of, child.clone(), &self.store).await? {
+            return self.storage.put_manifest(name, &of, child.clone()).await.map(drop);
+        }
+        drop(held);
+        let (store, blobs) =
+            (self.store.clone(), child.blobs.iter().map(|blob| blob.digest).collect::<Vec<_>>());
+        blocking(move || Ok(store.discard_blobs(&blobs)?)).await
+    }
+}

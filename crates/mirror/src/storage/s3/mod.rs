@@ -1,0 +1,618 @@
+//! S3 driver: stores everything in a bucket that any number of mirrors may share.
+//!
+//! ```text
+//! blobs/sha256-<hex>              location and size of a blob's data
+//! data/<id>                       data of a blob
+//! repositories/<name>/            (`/` in names is `+`)
+//!     manifests/<hex>             a manifest, byte for byte
+//!     tags/<tag>                  the digest that a tag points to
+//!     referrers/<hex>/<hex>       manifests whose subject is another manifest
+//!     lists/<hex>/<hex>           manifest lists that have a manifest as their child
+//! brought/<name>/<hex>-<size>     push mark: the blob was recently pushed there
+//! retiring/<name>/<id>            a mirror is removing items of the repository
+//! uploads/<id>.json               record of an open upload
+//! uploads/<id>.<length>           its last bytes, fewer than a part
+//! history/<id>-<n>.json           usage log of one mirror
+//! trash/sha256-<hex>              location of a blob that was removed less than a day ago
+//! trash/manifest-<hex>            a manifest that was removed less than a day ago
+//! sizes/<name>/<hex>              blob sizes that a served upstream manifest declares
+//! ```
+//!
+//! The digest of a blob is known only after its last byte, and a bucket cannot rename. So the data
+//! is written to its final place, and the name is written once the digest is verified. Data without
+//! a name is invisible. Only immutable values are cached in memory, so mirrors need not know of
+//! each other.
+
+mod bucket;
+mod connection;
+#[cfg(test)]
+mod fault_tests;
+#[cfg(test)]
+mod faulty_service;
+mod inventory;
+mod manifest_lists;
+mod manifests;
+mod notes;
+mod removal;
+#[cfg(test)]
+mod tests;
+mod uploads;
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
+use object_store::path::Path;
+use puna_registry::Registry;
+use puna_store::{Digest, Store};
+use serde::{Deserialize, Serialize};
+
+use super::fs::BLOB_GRACE_PERIOD;
+use super::fs::blobs::FileBlob;
+use super::fs::inventory::GcRefusalLog;
+use super::{Blob, ByteStream, Storage, UploadPart};
+use crate::blocking::{StorageFuture, blocking};
+use crate::error::MirrorError;
+use crate::locks::lock;
+use crate::storage::note_store::{NoteStore, SIZE_NOTE_REFRESH, expired_size_notes};
+use crate::types::manifest::{Descriptor, Manifest};
+use crate::types::repository::{Reference, Repository};
+use crate::types::stored_object::{ConditionalRemoval, StoredObject, TagEntry};
+use crate::types::upload_id::UploadId;
+use bucket::{Bucket, ObjectInfo};
+use notes::S3Notes;
+use removal::REMOVAL_MARKERS_DIR;
+use uploads::UploadSessions;
+
+pub use connection::S3Location;
+
+/// Largest number of concurrent requests of an operation on many objects.
+const MAX_CONCURRENT_REQUESTS: usize = 16;
+/// Capacity of each cache: manifests, tags and blob locations.
+const MAX_CACHED: usize = 20_000;
+/// How long data may lack a name. Services date an object by the start of its upload.
+const UNNAMED_DATA_GRACE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+/// Folder of the size notes.
+const SIZES: &str = "sizes";
+
+/// Storage in a bucket.
+pub struct S3Storage {
+    bucket: Bucket,
+    usage_log: S3Notes,
+    uploads: UploadSessions,
+    /// Manifests by digest.
+    manifests: BoundedCache<Digest, Manifest>,
+    /// Digests of tags, by key and version of the tag object.
+    tags: BoundedCache<(String, String), Digest>,
+    /// Blob locations, by name and version of their objects.
+    locations: BoundedCache<(String, String), BlobLocation>,
+    /// Data that had no name at the last garbage collection.
+    unnamed: Mutex<HashSet<String>>,
+    refusal_log: GcRefusalLog,
+}
+
+/// Location of a blob's data.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct BlobLocation {
+    data: UploadId,
+    size: u64,
+}
+
+impl S3Storage {
+    /// Opens the bucket.
+    ///
+    /// # Errors
+    /// The service cannot be reached, rejects the credentials, or has no such bucket.
+    pub async fn open(location: &S3Location, client: &Registry) -> Result<Self, MirrorError> {
+        let service = Arc::new(location.open(client)?);
+        let storage = Self::of(Bucket::new(service, &location.prefix, location.to_string()));
+        // This request reports wrong settings at the start.
+        storage.bucket.has_any(&storage.bucket.key(["repositories"])).await?;
+        Ok(storage)
+    }
+
+    /// Creates a storage in memory.
+    #[cfg(test)]
+    pub(crate) fn in_memory() -> Self {
+        let service = Arc::new(object_store::memory::InMemory::new());
+        Self::of(Bucket::new(service, "models", "s3://test".into()))
+    }
+
+    fn of(bucket: Bucket) -> Self {
+        Self {
+            usage_log: S3Notes::new(bucket.clone(), bucket.key(["history"])),
+            uploads: UploadSessions::new(bucket.clone()),
+            bucket,
+            manifests: BoundedCache::default(),
+            tags: BoundedCache::default(),
+            locations: BoundedCache::default(),
+            unnamed: Mutex::default(),
+            refusal_log: GcRefusalLog::default(),
+        }
+    }
+
+    /// Returns the location of a blob; `None` if it is not stored. It is not cached, because
+    /// another mirror may have removed the blob.
+    async fn blob_location(&self, digest: &Digest) -> Result<Option<BlobLocation>, MirrorError> {
+        read_blob_location(&self.bucket, &blob_key(&self.bucket, digest)).await
+    }
+
+    /// Uploads the missing blobs of a manifest from a store, then stores the manifest.
+    async fn upload_from_store(
+        &self,
+        name: &Repository,
+        reference: &Reference,
+        manifest: Manifest,
+        store: &Store,
+    ) -> Result<(), MirrorError> {
+        let mut done = HashSet::new();
+        for blob in &manifest.blobs {
+            if !done.insert(blob.digest) || self.blob_location(&blob.digest).await?.is_some() {
+                continue;
+            }
+            let path = store.blob_path(&blob.digest);
+            let file = blocking(move || FileBlob::open(&path)).await?;
+            let file = file.ok_or(MirrorError::ManifestBlobUnknown(blob.digest))?;
+            let id = self.uploads.begin(name, "").await?;
+            let size = file.size();
+            let part = UploadPart { at: None, len: Some(size), body: Box::new(file).read(0..size) };
+            let kept = match self.uploads.append(name, &id, part).await {
+                Ok(_) => self.uploads.finish(name, &id, blob.digest).await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = kept {
+                let _ = self.uploads.cancel(name, &id).await;
+                return Err(error);
+            }
+        }
+        self.store_manifest(name, reference, manifest).await
+    }
+
+    /// Removes blobs that no manifest references, a day after they were pushed or named by a
+    /// manifest, and data without a name. Returns the number of removed objects.
+    async fn sweep(&self) -> Result<usize, MirrorError> {
+        // Blobs are listed before manifests are read. A manifest that arrives in between has
+        // renewed its blobs.
+        let blobs = self.bucket.list_objects(&self.bucket.key(["blobs"])).await?;
+        let data = self.bucket.list_objects(&self.bucket.key(["data"])).await?;
+        let (old, young): (Vec<_>, Vec<_>) =
+            blobs.into_iter().partition(|blob| blob.age() > BLOB_GRACE_PERIOD);
+        let Some(needed) = self.blobs_in_use().await? else { return Ok(0) };
+        let (mut gone, mut locations) = (Vec::new(), self.empty_trash().await?);
+        for (digest, location, age) in
+            map_concurrently(old.into_iter().chain(young), |blob| self.sweep_entry(blob)).await?
+        {
+            locations.insert(location.data.to_string());
+            if age > BLOB_GRACE_PERIOD && !needed.contains(&digest) && self.is_old(&digest).await? {
+                // Only the name is removed, because another mirror may be writing it again. The
+                // next run removes the data.
+                self.move_to_trash(&blob_key(&self.bucket, &digest), &digest.file_name()).await?;
+                gone.push((digest, location));
+            }
+        }
+        let mut removed = gone.len() - self.restore_needed_blobs(gone).await?;
+        // Data is removed only if it also lacked a name an hour ago, because another mirror may be
+        // restoring a name.
+        let unnamed = data
+            .into_iter()
+            .filter(|bytes| bytes.age() > UNNAMED_DATA_GRACE && !locations.contains(&bytes.name));
+        let unnamed: HashSet<_> = unnamed.map(|bytes| bytes.name).collect();
+        let before = std::mem::replace(&mut *lock(&self.unnamed), unnamed.clone());
+        for name in &unnamed {
+            if before.contains(name) {
+                self.bucket.remove(&self.bucket.key(["data", name])).await?;
+                removed += 1;
+            }
+        }
+        for kind in ["brought", REMOVAL_MARKERS_DIR] {
+            for (folder, mark, age) in self.bucket.list_nested(&self.bucket.key([kind])).await? {
+                if age > BLOB_GRACE_PERIOD {
+                    self.bucket.remove(&self.bucket.key([kind, &folder, &mark])).await?;
+                }
+            }
+        }
+        for (folder, note) in
+            expired_size_notes(self.bucket.list_nested(&self.bucket.key([SIZES])).await?)
+        {
+            let key = self.bucket.key([SIZES, &folder, &note]);
+            // The note may have been written again meanwhile.
+            if self.bucket.age(&key).await?.is_some_and(|age| age > SIZE_NOTE_REFRESH) {
+                self.bucket.remove(&key).await?;
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Restores names of removed blobs that a manifest needs. Such a manifest was pushed between
+    /// the check and the removal, and its client saw the blobs. A later push finds the blob missing
+    /// and fails. Returns the number of restored names.
+    async fn restore_needed_blobs(
+        &self,
+        gone: Vec<(Digest, BlobLocation)>,
+    ) -> Result<usize, MirrorError> {
+        if gone.is_empty() {
+            return Ok(0);
+        }
+        let needed = self.referenced_blobs().await?;
+        let mut back = 0;
+        for (digest, location) in gone.iter().filter(|(digest, _)| needed.contains(digest)) {
+            // The blob may have been pushed again, so an existing name stays.
+            self.bucket.create(&blob_key(&self.bucket, digest), to_json(location)?).await?;
+            back += 1;
+        }
+        Ok(back)
+    }
+
+    /// Returns what garbage collection needs of a blob, mostly from the cache.
+    async fn sweep_entry(
+        &self,
+        blob: ObjectInfo,
+    ) -> Result<Option<(Digest, BlobLocation, Duration)>, MirrorError> {
+        let Ok(digest) = blob.name.parse::<Digest>() else { return Ok(None) };
+        let age = blob.age();
+        let key = (blob.name, blob.version);
+        let location = match self.locations.get(&key) {
+            Some(location) => location,
+            None => {
+                let Some(location) = self.blob_location(&digest).await? else { return Ok(None) };
+                self.locations.put(key, location.clone());
+                location
+            }
+        };
+        Ok(Some((digest, location, age)))
+    }
+
+    async fn is_old(&self, digest: &Digest) -> Result<bool, MirrorError> {
+        let age = self.bucket.age(&blob_key(&self.bucket, digest)).await?;
+        Ok(age.is_some_and(|age| age > BLOB_GRACE_PERIOD))
+    }
+
+    /// Returns the blobs that all manifests reference.
+    async fn referenced_blobs(&self) -> Result<HashSet<Digest>, MirrorError> {
+        let blobs = |_, kept: Manifest, _| {
+            kept.blobs.into_iter().map(|blob| blob.digest).collect::<Vec<_>>()
+        };
+        Ok(self.map_manifests(|_| true, blobs).await?.into_iter().flatten().collect())
+    }
+
+    /// Returns manifests and recently pushed blobs of matching repositories.
+    async fn stored_objects_where(
+        &self,
+        is_wanted: impl Fn(&Repository) -> bool,
+    ) -> Result<Vec<StoredObject>, MirrorError> {
+        let stored_object =
+            |name, kept: Manifest, written| StoredObject::from_manifest(name, &kept, Some(written));
+        let mut stored_objects = self.map_manifests(&is_wanted, stored_object).await?;
+        for (folder, mark, _) in self.bucket.list_nested(&self.bucket.key(["brought"])).await? {
+            let name = Repository::from_dir_name(&folder).filter(&is_wanted);
+            stored_objects.extend(name.and_then(|name| StoredObject::from_push_mark(name, &mark)));
+        }
+        Ok(stored_objects)
+    }
+}
+
+fn blob_key(bucket: &Bucket, digest: &Digest) -> Path {
+    bucket.key(["blobs", &digest.file_name()])
+}
+
+/// Reads the location of a blob's data from its name object.
+async fn read_blob_location(
+    bucket: &Bucket,
+    key: &Path,
+) -> Result<Option<BlobLocation>, MirrorError> {
+    let Some(bytes) = bucket.read(key).await? else { return Ok(None) };
+    let location = serde_json::from_slice(&bytes);
+    location
+        .map(Some)
+        .map_err(|_| bucket.invalid_object(key, "it does not say where the blob lies"))
+}
+
+fn data_key(bucket: &Bucket, id: &UploadId) -> Path {
+    bucket.key(["data", id.as_str()])
+}
+
+/// A blob in the bucket.
+struct S3Blob {
+    bucket: Bucket,
+    location: BlobLocation,
+}
+
+impl Blob for S3Blob {
+    fn size(&self) -> u64 {
+        self.location.size
+    }
+
+    fn read(self: Box<Self>, range: Range<u64>) -> ByteStream {
+        self.bucket.stream(data_key(&self.bucket, &self.location.data), range)
+    }
+}
+
+/// Cache of immutable values. It is cleared when full.
+struct BoundedCache<K, V>(Mutex<HashMap<K, V>>);
+
+impl<K, V> Default for BoundedCache<K, V> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<K: Eq + std::hash::Hash, V: Clone> BoundedCache<K, V> {
+    fn get(&self, key: &K) -> Option<V> {
+        self.lock().get(key).cloned()
+    }
+
+    fn put(&self, key: K, value: V) {
+        let mut known = self.lock();
+        if known.len() >= MAX_CACHED {
+            known.clear();
+        }
+        known.insert(key, value);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<K, V>> {
+        lock(&self.0)
+    }
+}
+
+/// Runs work for many items, some concurrently. Results that are `None` are skipped.
+async fn map_concurrently<I, T, F>(
+    items: impl IntoIterator<Item = I>,
+    work: impl FnMut(I) -> F,
+) -> Result<Vec<T>, MirrorError>
+where
+    F: Future<Output = Result<Option<T>, MirrorError>> + Send,
+{
+    map_with_limit(items, MAX_CONCURRENT_REQUESTS, work).await
+}
+
+/// The same with a limit on concurrency.
+async fn map_with_limit<I, T, F>(
+    items: impl IntoIterator<Item = I>,
+    at_once: usize,
+    mut work: impl FnMut(I) -> F,
+) -> Result<Vec<T>, MirrorError>
+where
+    F: Future<Output = Result<Option<T>, MirrorError>> + Send,
+{
+    // Boxed futures let the queue's code be compiled once for each result type.
+    let done = stream::iter(items).map(|item| work(item).boxed()).buffer_unordered(at_once);
+    done.try_filter_map(|found| async { Ok(found) }).try_collect().await
+}
+
+impl Storage for S3Storage {
+    fn manifest<'a>(
+        &'a self,
+        name: &'a Repository,
+        reference: &'a Reference,
+    ) -> StorageFuture<'a, Option<Manifest>> {
+        Box::pin(async move {
+            match reference {
+                Reference::Digest(digest) => match self.stored_manifest(name, digest).await? {
+                    Some(manifest) => Ok(Some(manifest)),
+                    None => self.inline_child(name, digest).await,
+                },
+                Reference::Tag(tag) => match self.tag_digest(name, tag).await? {
+                    Some(digest) => self.stored_manifest(name, &digest).await,
+                    None => Ok(None),
+                },
+            }
+        })
+    }
+
+    fn put_manifest<'a>(
+        &'a self,
+        name: &'a Repository,
+        reference: &'a Reference,
+        manifest: Manifest,
+    ) -> StorageFuture<'a, Option<puna_store::Entry>> {
+        Box::pin(async move {
+            self.store_manifest(name, reference, manifest).await?;
+            // Models of this machine are not in the bucket.
+            Ok(None)
+        })
+    }
+
+    fn put_upstream_list<'a>(
+        &'a self,
+        name: &'a Repository,
+        tag: &'a str,
+        manifest: Manifest,
+    ) -> StorageFuture<'a, ()> {
+        Box::pin(self.store_upstream_list(name, tag, manifest))
+    }
+
+    fn is_remote_storage(&self) -> bool {
+        true
+    }
+
+    fn lists_containing<'a>(
+        &'a self,
+        name: &'a Repository,
+        child: Digest,
+    ) -> StorageFuture<'a, Vec<Digest>> {
+        Box::pin(async move {
+            let lists = self.lists_with_child(name, &child).await?;
+            Ok(lists.iter().map(|list| list.digest).collect())
+        })
+    }
+
+    fn adopt_model<'a>(
+        &'a self,
+        name: &'a Repository,
+        reference: &'a Reference,
+        manifest: Manifest,
+        store: &'a Store,
+    ) -> StorageFuture<'a, bool> {
+        Box::pin(async move {
+            self.upload_from_store(name, reference, manifest, store).await?;
+            Ok(true)
+        })
+    }
+
+    fn remove_manifest<'a>(
+        &'a self,
+        name: &'a Repository,
+        reference: &'a Reference,
+    ) -> StorageFuture<'a, bool> {
+        Box::pin(self.delete_manifest(name, reference))
+    }
+
+    fn remove_unchanged(
+        &self,
+        removals: Vec<ConditionalRemoval>,
+    ) -> StorageFuture<'_, Vec<Result<bool, MirrorError>>> {
+        Box::pin(self.remove_if_unchanged(removals))
+    }
+
+    fn usage_notes(&self) -> &dyn NoteStore {
+        &self.usage_log
+    }
+
+    fn size_notes(&self, name: &Repository) -> Box<dyn NoteStore> {
+        let folder = self.bucket.key([SIZES, &name.dir_name()]);
+        Box::new(S3Notes::new(self.bucket.clone(), folder))
+    }
+
+    fn tags<'a>(&'a self, name: &'a Repository) -> StorageFuture<'a, Option<Vec<String>>> {
+        Box::pin(async move {
+            let folder = self.repository_key(name);
+            let tags = self.bucket.list_objects(&folder.clone().join("tags")).await?;
+            if tags.is_empty() && !self.bucket.has_any(&folder).await? {
+                return Ok(None);
+            }
+            Ok(Some(tags.into_iter().map(|tag| tag.name).collect()))
+        })
+    }
+
+    fn stored_objects(&self) -> StorageFuture<'_, Vec<StoredObject>> {
+        Box::pin(self.stored_objects_where(|_| true))
+    }
+
+    fn stored_objects_in<'a>(&'a self, namespace: &'a str) -> StorageFuture<'a, Vec<StoredObject>> {
+        Box::pin(self.stored_objects_where(move |name| name.is_in(namespace)))
+    }
+
+    fn stored_objects_of<'a>(
+        &'a self,
+        name: &'a Repository,
+    ) -> StorageFuture<'a, Vec<StoredObject>> {
+        Box::pin(self.stored_objects_where(move |other| other == name))
+    }
+
+    fn references_blob<'a>(
+        &'a self,
+        name: &'a Repository,
+        digest: Digest,
+    ) -> StorageFuture<'a, bool> {
+        Box::pin(async move {
+            let marks =
+                self.bucket.list_objects(&self.bucket.key(["brought", &name.dir_name()])).await?;
+            let mut brought = marks
+                .iter()
+                .filter_map(|mark| StoredObject::from_push_mark(name.clone(), &mark.name));
+            if brought.any(|held| held.has_blob(&digest)) {
+                return Ok(true);
+            }
+            let manifests =
+                self.manifests_in(name, &self.repository_key(name).join("manifests")).await?;
+            Ok(manifests.iter().any(|kept| kept.blobs.iter().any(|blob| blob.digest == digest)))
+        })
+    }
+
+    fn repositories(&self) -> StorageFuture<'_, Vec<Repository>> {
+        Box::pin(self.all_repositories())
+    }
+
+    fn tag_entries(&self) -> StorageFuture<'_, Vec<TagEntry>> {
+        Box::pin(self.all_tags())
+    }
+
+    fn referrers<'a>(
+        &'a self,
+        name: &'a Repository,
+        subject: Digest,
+    ) -> StorageFuture<'a, Vec<Descriptor>> {
+        Box::pin(async move {
+            let folder = self.repository_key(name).join("referrers").join(subject.hex());
+            let found = self.manifests_in(name, &folder).await?;
+            Ok(found.iter().map(Manifest::descriptor).collect())
+        })
+    }
+
+    fn blob(&self, digest: Digest) -> StorageFuture<'_, Option<Box<dyn Blob>>> {
+        Box::pin(async move {
+            let location = self.blob_location(&digest).await?;
+            Ok(location.map(|location| {
+                Box::new(S3Blob { bucket: self.bucket.clone(), location }) as Box<dyn Blob>
+            }))
+        })
+    }
+
+    fn remove_blob(&self, digest: Digest) -> StorageFuture<'_, bool> {
+        Box::pin(async move {
+            if self.blob_location(&digest).await?.is_none() {
+                return Ok(false);
+            }
+            let needed = self
+                .blobs_in_use()
+                .await?
+                .ok_or_else(|| MirrorError::blob_usage_unknown(&digest))?;
+            if needed.contains(&digest) {
+                return Err(MirrorError::blob_in_use(&digest));
+            }
+            // The data stays as long as the name is in the trash.
+            self.move_to_trash(&blob_key(&self.bucket, &digest), &digest.file_name()).await?;
+            Ok(true)
+        })
+    }
+
+    fn begin<'a>(&'a self, name: &'a Repository, owner: &'a str) -> StorageFuture<'a, UploadId> {
+        Box::pin(self.uploads.begin(name, owner))
+    }
+
+    fn upload_size<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> StorageFuture<'a, u64> {
+        Box::pin(self.uploads.upload_size(name, id))
+    }
+
+    fn append<'a>(
+        &'a self,
+        name: &'a Repository,
+        id: &'a UploadId,
+        part: UploadPart,
+    ) -> StorageFuture<'a, u64> {
+        Box::pin(self.uploads.append(name, id, part))
+    }
+
+    fn finish<'a>(
+        &'a self,
+        name: &'a Repository,
+        id: &'a UploadId,
+        digest: Digest,
+    ) -> StorageFuture<'a, ()> {
+        Box::pin(self.uploads.finish(name, id, digest))
+    }
+
+    fn collect_garbage(&self) -> StorageFuture<'_, ()> {
+        Box::pin(async move {
+            self.uploads.remove_expired().await?;
+            let removed = self.sweep().await?;
+            if removed > 0 {
+                tracing::info!(removed, "blobs that no manifest needs were removed");
+            }
+            Ok(())
+        })
+    }
+
+    fn cancel<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> StorageFuture<'a, ()> {
+        Box::pin(self.uploads.cancel(name, id))
+    }
+}
+
+/// Serializes a value as JSON.
+fn to_json(value: &impl Serialize) -> Result<Bytes, MirrorError> {
+    serde_json::to_vec(value).map(Bytes::from).map_err(|e| MirrorError::Internal(e.to_string()))
+}

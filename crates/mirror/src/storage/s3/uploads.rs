@@ -1,0 +1,256 @@
+//! Upload sessions of the S3 driver. When a response states the progress of an upload, the bucket
+//! has all of its state. So the next part may go to another mirror, or to this one after a restart.
+
+mod memory_budget;
+mod open_uploads;
+mod record;
+mod writer;
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use bytes::Bytes;
+use object_store::path::Path;
+use puna_registry::ResumableSha256;
+use puna_store::Digest;
+
+use super::bucket::Bucket;
+use super::{BlobLocation, blob_key, data_key, read_blob_location, to_json};
+use crate::error::MirrorError;
+use crate::locks::{KeyGuard, KeyedLocks};
+use crate::storage::UploadPart;
+use crate::types::repository::Repository;
+use crate::types::stored_object::push_mark_name;
+use crate::types::upload_id::UploadId;
+use crate::uploads::admission::drop_candidates;
+use memory_budget::MemoryBudget;
+#[cfg(test)]
+pub(super) use open_uploads::DropOutcome;
+use open_uploads::OpenUploadSummary;
+use record::UploadRecord;
+use writer::Writer;
+
+/// Open uploads to a bucket.
+pub(super) struct UploadSessions {
+    bucket: Bucket,
+    /// Cached properties of open uploads.
+    summaries: Mutex<HashMap<UploadId, OpenUploadSummary>>,
+    /// Held while this process works on an upload.
+    upload_locks: KeyedLocks<UploadId>,
+    /// Held from counting the open uploads until the new one exists.
+    begin_lock: tokio::sync::Mutex<()>,
+    memory: MemoryBudget,
+}
+
+impl UploadSessions {
+    pub(super) fn new(bucket: Bucket) -> Self {
+        let (begin_lock, memory) = (tokio::sync::Mutex::default(), MemoryBudget::default());
+        Self {
+            bucket,
+            summaries: Mutex::default(),
+            upload_locks: KeyedLocks::default(),
+            begin_lock,
+            memory,
+        }
+    }
+
+    fn record_key(&self, id: &UploadId) -> Path {
+        self.bucket.key(["uploads", &format!("{id}.json")])
+    }
+
+    /// Key of the bytes behind the uploaded parts, for an upload of `len` bytes.
+    fn tail_key(&self, id: &UploadId, len: u64) -> Path {
+        self.bucket.key(["uploads", &format!("{id}.{len}")])
+    }
+
+    pub(super) async fn begin(
+        &self,
+        name: &Repository,
+        owner: &str,
+    ) -> Result<UploadId, MirrorError> {
+        let _beginning = self.begin_lock.lock().await;
+        let open = self.list_open().await?;
+        if let Some(drop_candidates) = drop_candidates(open, owner) {
+            self.drop_one(&drop_candidates).await?;
+        }
+        let id = UploadId::random()?;
+        self.bucket.write(&self.record_key(&id), to_json(&UploadRecord::new(name, owner))?).await?;
+        Ok(id)
+    }
+
+    /// Reads the record of an upload and its age; `None` if the upload does not exist.
+    async fn read_record(
+        &self,
+        id: &UploadId,
+    ) -> Result<Option<(UploadRecord, Duration)>, MirrorError> {
+        let key = self.record_key(id);
+        let Some((bytes, entry)) = self.bucket.read_entry(&key).await? else { return Ok(None) };
+        match serde_json::from_slice(&bytes) {
+            Ok(record) => Ok(Some((record, entry.age()))),
+            Err(_) => {
+                Err(self.bucket.invalid_object(&key, "it does not say how far the upload is"))
+            }
+        }
+    }
+
+    /// Locks an upload within this process and reads its record. If two mirrors append to one
+    /// upload at the same time, the record of one lacks parts of the other, and the service rejects
+    /// the object.
+    async fn lock_upload(
+        &self,
+        name: &Repository,
+        id: &UploadId,
+    ) -> Result<(KeyGuard, UploadRecord, Duration), MirrorError> {
+        let upload_locks = self.upload_locks.lock(id.clone()).await;
+        let noted =
+            self.read_record(id).await?.filter(|(record, _)| record.repository == name.as_str());
+        let (record, age) = noted.ok_or_else(|| MirrorError::UploadUnknown(id.to_string()))?;
+        Ok((upload_locks, record, age))
+    }
+
+    pub(super) async fn upload_size(
+        &self,
+        name: &Repository,
+        id: &UploadId,
+    ) -> Result<u64, MirrorError> {
+        Ok(self.lock_upload(name, id).await?.1.len)
+    }
+
+    pub(super) async fn append(
+        &self,
+        name: &Repository,
+        id: &UploadId,
+        part: UploadPart,
+    ) -> Result<u64, MirrorError> {
+        let (_held, record, age) = self.lock_upload(name, id).await?;
+        let first = part.at.unwrap_or(record.len);
+        // An interrupted part may be sent again from its beginning or continued.
+        if first != record.len && first != record.committed {
+            return Err(MirrorError::OutOfOrder { first, at: record.len });
+        }
+        let mut writer = Writer::new(self, id, (record, age), first, part.len);
+        let received = writer.receive(part).await;
+        // Bytes that the service did not accept are lost, so the upload stays at its last record. A
+        // dropped upload stays dropped.
+        if let Err(
+            error @ (MirrorError::StorageFailed { .. }
+            | MirrorError::Internal(_)
+            | MirrorError::UploadUnknown(_)),
+        ) = received
+        {
+            return Err(error);
+        }
+        // An interrupted part is recorded too, so that the client can continue it.
+        let kept = writer.flush(received.is_ok()).await;
+        received.and(kept)
+    }
+
+    pub(super) async fn finish(
+        &self,
+        name: &Repository,
+        id: &UploadId,
+        digest: Digest,
+    ) -> Result<(), MirrorError> {
+        let (_held, record, _) = self.lock_upload(name, id).await?;
+        if record.len > record.committed {
+            return Err(MirrorError::UploadInvalid(format!(
+                "the last part broke off at byte {}: send the rest of it, or all of it from byte {} on",
+                record.len, record.committed
+            )));
+        }
+        let _room = self.memory.reserve(record.tail).await?;
+        let result = self.make_blob(id, &record, digest).await;
+        // A failure of the service may be retried; a wrong digest stays wrong.
+        if !matches!(result, Err(MirrorError::StorageFailed { .. })) {
+            let keeps_data = matches!(result, Ok(true));
+            self.delete_upload(id, &record, keeps_data).await?;
+        }
+        result?;
+        // The client that pushed the bytes may name them in a manifest.
+        let mark =
+            self.bucket.key(["brought", &name.dir_name(), &push_mark_name(&digest, record.len)]);
+        self.bucket.write(&mark, "").await
+    }
+
+    /// Makes the blob. Returns whether the blob uses the data of this upload.
+    async fn make_blob(
+        &self,
+        id: &UploadId,
+        record: &UploadRecord,
+        digest: Digest,
+    ) -> Result<bool, MirrorError> {
+        let read_tail = self.read_tail(id, record).await?;
+        let mut sum = record.sum.as_ref().map(ResumableSha256::resume).unwrap_or_default();
+        sum.update(&read_tail);
+        let found = sum.finish();
+        if found != digest {
+            return Err(MirrorError::DigestMismatch { expected: digest, found });
+        }
+        let (name, data) = (blob_key(&self.bucket, &digest), data_key(&self.bucket, id));
+        if let Some(location) = read_blob_location(&self.bucket, &name).await? {
+            // Another upload was faster, or an earlier attempt of this one. Writing the name again
+            // renews its age.
+            self.bucket.write(&name, to_json(&location)?).await?;
+            return Ok(location.data == *id);
+        }
+        match &record.object {
+            None => self.bucket.write(&data, read_tail).await?,
+            // An earlier attempt may have come this far.
+            Some(_) if self.bucket.age(&data).await?.is_some() => {}
+            Some(object) => {
+                let mut parts = record.parts.clone();
+                if !read_tail.is_empty() {
+                    parts.push(
+                        self.bucket.put_part(&data, object, parts.len(), read_tail.into()).await?,
+                    );
+                }
+                self.bucket.complete_multipart(&data, object, parts).await?;
+            }
+        }
+        let location = to_json(&BlobLocation { data: id.clone(), size: record.len })?;
+        if self.bucket.create(&name, location).await? {
+            return Ok(true);
+        }
+        // The name may still be of this upload: a write that returned an error may have succeeded,
+        // so that the retry finds the name. Another mirror may also be finishing the same upload.
+        match read_blob_location(&self.bucket, &name).await? {
+            Some(location) if location.data == *id => Ok(true),
+            Some(_) => self.bucket.remove(&data).await.map(|()| true),
+            None => Err(self.bucket.invalid_object(
+                &name,
+                "somebody removed it while it came: finish the upload again",
+            )),
+        }
+    }
+
+    /// Reads the bytes behind the uploaded parts.
+    async fn read_tail(&self, id: &UploadId, record: &UploadRecord) -> Result<Bytes, MirrorError> {
+        match record.tail {
+            0 => Ok(Bytes::new()),
+            size => self.bucket.read_whole(self.tail_key(id, record.len), size).await,
+        }
+    }
+
+    pub(super) async fn cancel(&self, name: &Repository, id: &UploadId) -> Result<(), MirrorError> {
+        let (_held, record, _) = self.lock_upload(name, id).await?;
+        self.delete_upload(id, &record, false).await
+    }
+
+    /// Removes the record of an upload, and its data unless a blob uses it.
+    async fn delete_upload(
+        &self,
+        id: &UploadId,
+        record: &UploadRecord,
+        keeps_data: bool,
+    ) -> Result<(), MirrorError> {
+        if let (Some(object), false) = (&record.object, keeps_data) {
+            self.bucket.abort_multipart(&data_key(&self.bucket, id), object).await?;
+        }
+        self.bucket.remove(&self.record_key(id)).await?;
+        if record.tail > 0 {
+            self.bucket.remove(&self.tail_key(id, record.len)).await?;
+        }
+        Ok(())
+    }
+}

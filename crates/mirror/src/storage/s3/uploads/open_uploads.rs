@@ -1,0 +1,165 @@
+//! Lists open uploads and drops some of them.
+//!
+//! Other mirrors know an upload only by its record in the bucket. So a mirror that receives bytes
+//! renews the record periodically (`Writer::send_heartbeat`), and only an upload with an old record
+//! is idle.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use super::UploadSessions;
+use super::record::UploadRecord;
+use crate::error::MirrorError;
+use crate::locks::lock;
+use crate::types::upload_id::UploadId;
+use crate::uploads::admission::{DropCandidates, MAX_IDLE_TIME, OpenUpload};
+
+/// How long an upload without bytes is kept. A mirror of an older version, without heartbeats, may
+/// have bytes of a first part in its memory.
+const MAX_EMPTY_IDLE_TIME: Duration = Duration::from_secs(60 * 60);
+
+/// Cached properties of an upload, so that its record is not read again.
+#[derive(Clone)]
+pub(super) struct OpenUploadSummary {
+    owner: String,
+    has_bytes: bool,
+}
+
+impl OpenUploadSummary {
+    fn from_record(record: &UploadRecord) -> Self {
+        Self { owner: record.owner.clone(), has_bytes: record.has_bytes() }
+    }
+}
+
+/// Result of an attempt to drop an upload.
+#[derive(Debug, PartialEq, Eq)]
+pub(in super::super) enum DropOutcome {
+    /// The upload no longer exists.
+    Dropped,
+    /// A request uses the upload, or it may not be dropped.
+    Kept,
+    /// The record cannot be read or used.
+    Unreadable,
+}
+
+/// How long an idle upload is kept.
+fn max_idle(has_bytes: bool) -> Duration {
+    if has_bytes { MAX_IDLE_TIME } else { MAX_EMPTY_IDLE_TIME }
+}
+
+impl UploadSessions {
+    /// Drops an upload if a limit on open uploads is reached.
+    pub(super) async fn drop_one(
+        &self,
+        drop_candidates: &DropCandidates,
+    ) -> Result<(), MirrorError> {
+        for is_empty in [true, false] {
+            for (upload, min_idle) in drop_candidates.droppable(is_empty) {
+                let may_drop = |record: &UploadRecord, age: Duration| {
+                    record.has_bytes() != is_empty && age >= min_idle
+                };
+                if self.drop_upload_if(&upload.id, may_drop).await? == DropOutcome::Dropped {
+                    tracing::info!(
+                        owner = upload.owner,
+                        "an open upload is given up: there are too many"
+                    );
+                    return Ok(());
+                }
+            }
+        }
+        Err(drop_candidates.limit_error())
+    }
+
+    /// Removes an upload unless a request uses it. `may_drop` decides by the current record and its
+    /// age.
+    pub(in super::super) async fn drop_upload_if(
+        &self,
+        id: &UploadId,
+        may_drop: impl Fn(&UploadRecord, Duration) -> bool,
+    ) -> Result<DropOutcome, MirrorError> {
+        // The lock is held until nothing of the upload is left. A part that arrived meanwhile would
+        // be accepted and lost. The record of an upload that is in use here is outdated.
+        let Some(_guard) = self.upload_locks.try_lock(id.clone()) else {
+            return Ok(DropOutcome::Kept);
+        };
+        let (record, age) = match self.read_record(id).await {
+            Ok(Some(noted)) => noted,
+            Ok(None) => return Ok(DropOutcome::Dropped),
+            // Such an upload does not count against the limits.
+            Err(error) => {
+                tracing::warn!(%error, "an open upload cannot be given up");
+                return Ok(DropOutcome::Unreadable);
+            }
+        };
+        lock(&self.summaries).insert(id.clone(), OpenUploadSummary::from_record(&record));
+        if !may_drop(&record, age) {
+            return Ok(DropOutcome::Kept);
+        }
+        self.delete_upload(id, &record, false).await?;
+        Ok(DropOutcome::Dropped)
+    }
+
+    /// Removes expired uploads.
+    pub(in super::super) async fn remove_expired(&self) -> Result<(), MirrorError> {
+        self.list_open().await.map(drop)
+    }
+
+    /// Removes expired uploads and returns the others.
+    pub(super) async fn list_open(&self) -> Result<Vec<OpenUpload>, MirrorError> {
+        let objects = self.bucket.list_objects(&self.bucket.key(["uploads"])).await?;
+        let (mut open, mut alive) = (Vec::new(), HashSet::new());
+        for entry in &objects {
+            let Some(Ok(id)) = entry.name.strip_suffix(".json").map(UploadId::parse) else {
+                continue;
+            };
+            let age = entry.age();
+            let Some(OpenUploadSummary { owner, has_bytes }) = self.summary(&id, age).await? else {
+                continue;
+            };
+            let is_expired =
+                |record: &UploadRecord, age: Duration| age > max_idle(record.has_bytes());
+            if age <= max_idle(has_bytes)
+                || self.drop_upload_if(&id, is_expired).await? == DropOutcome::Kept
+            {
+                alive.insert(id.clone());
+                open.push(OpenUpload { id, owner, idle: age, has_bytes });
+            }
+        }
+        lock(&self.summaries).retain(|id, _| alive.contains(id));
+        // Leftovers of crashed processes.
+        for entry in objects
+            .iter()
+            .filter(|entry| entry.age() > MAX_IDLE_TIME && !entry.name.ends_with(".json"))
+        {
+            let id = entry.name.split('.').next().map(UploadId::parse);
+            if !id.is_some_and(|id| id.is_ok_and(|id| alive.contains(&id))) {
+                self.bucket.remove(&self.bucket.key(["uploads", &entry.name])).await?;
+            }
+        }
+        Ok(open)
+    }
+
+    /// Returns the properties of an upload; `None` if it does not exist. The record is read once,
+    /// and again when an upload without bytes may expire.
+    async fn summary(
+        &self,
+        id: &UploadId,
+        age: Duration,
+    ) -> Result<Option<OpenUploadSummary>, MirrorError> {
+        let summary = lock(&self.summaries).get(id).cloned();
+        if let Some(summary) =
+            summary.filter(|summary| summary.has_bytes || age <= MAX_EMPTY_IDLE_TIME)
+        {
+            return Ok(Some(summary));
+        }
+        let record = match self.read_record(id).await {
+            Ok(Some((record, _))) => record,
+            Ok(None) => return Ok(None),
+            // An upload that cannot be resumed does not count against an owner.
+            Err(_) => return Ok(Some(OpenUploadSummary { owner: String::new(), has_bytes: true })),
+        };
+        let summary = OpenUploadSummary::from_record(&record);
+        lock(&self.summaries).insert(id.clone(), summary.clone());
+        Ok(Some(summary))
+    }
+}

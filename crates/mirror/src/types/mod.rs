@@ -1,0 +1,9 @@
+//! Types of the registry protocol: repositories, references, manifests, upload ids and name
+//! patterns.
+
+pub(crate) mod manifest;
+pub(crate) mod manifest_list;
+pub(crate) mod name_pattern;
+pub(crate) mod repository;
+pub(crate) mod stored_object;
+pub(crate) mod upload_id;

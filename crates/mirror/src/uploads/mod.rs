@@ -1,0 +1,3 @@
+//! Rules for upload sessions that all storage drivers share.
+
+pub(crate) mod admission;

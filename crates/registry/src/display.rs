@@ -1,0 +1,41 @@
+//! Texts and URLs of other parties as messages show them.
+
+use base64::Engine;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
+use reqwest::{Method, Url};
+
+/// Host and port of a URL.
+pub(crate) fn authority(url: &Url) -> String {
+    let host = url.host_str().unwrap_or_default();
+    url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
+}
+
+/// A URL for messages: without its query, which may contain signatures, and without user and
+/// password.
+pub(crate) fn display_url(url: &Url) -> String {
+    format!("{}://{}{}", url.scheme(), authority(url), url.path())
+}
+
+/// A text as one line of at most `max_chars` characters, without control characters.
+pub(crate) fn single_line(text: &str, max_chars: usize) -> String {
+    let line = text.trim().replace(['\r', '\n', '\t'], " ");
+    line.chars().filter(|c| !c.is_control()).take(max_chars).collect()
+}
+
+/// Replaces secrets in a text, in plain form and in base64.
+pub fn redact<'a>(text: &str, secrets: impl IntoIterator<Item = &'a str>) -> String {
+    let forms = secrets.into_iter().filter(|secret| !secret.is_empty());
+    let forms = forms.flat_map(|secret| {
+        [STANDARD.encode(secret), STANDARD_NO_PAD.encode(secret), secret.to_owned()]
+    });
+    let mut forms: Vec<String> = forms.collect();
+    // Longer forms come first, so that no rest of a longer secret remains.
+    forms.sort_by_key(|form| std::cmp::Reverse(form.len()));
+    forms.iter().fold(text.to_owned(), |text, form| text.replace(form.as_str(), "…"))
+}
+
+/// A method as Ollama's errors write it, such as `Get`.
+pub(crate) fn method_name(method: &Method) -> String {
+    let name = method.as_str();
+    name.get(..1).unwrap_or_default().to_owned() + &name.get(1..).unwrap_or_default().to_lowercase()
+}

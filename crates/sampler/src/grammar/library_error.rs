@@ -1,0 +1,75 @@
+//! Turns errors of `llguidance` into sentences for the author of a constraint.
+
+use std::fmt;
+
+/// Maximum number of characters of a reason.
+const MAX_REASON_CHARS: usize = 400;
+/// Reason for a constraint that no text fits.
+pub const NO_TEXT_ALLOWED: &str = "there is no text that it allows; what refers only to itself, for instance, never comes to an end";
+
+/// Reason for a string whose expression is empty, or too complex to decide.
+const NO_STRING_ALLOWED: &str =
+    "no string was found that its pattern, format, minLength and maxLength allow all at once";
+
+/// The reason of an error chain. `own`: the client wrote the parsed text, so positions in it are
+/// meaningful.
+pub fn reason(error: &dyn fmt::Display, own: bool) -> String {
+    let whole = format!("{error:#}");
+    if whole.contains("NoExtensionBias") {
+        return NO_TEXT_ALLOWED.into();
+    }
+    if let Some((before, _)) = ["Regex is empty: ", "Unable to determine if regex is empty: "]
+        .iter()
+        .find_map(|inside| whole.split_once(inside))
+    {
+        let before: String = before.chars().take(MAX_REASON_CHARS).collect();
+        return before + NO_STRING_ALLOWED;
+    }
+    let line = whole.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("unknown");
+    let (place, line) = split_position(line);
+    let text = regex_error(&whole).unwrap_or_else(|| line.to_owned());
+    let text = if own { format!("{place}{text}") } else { text };
+    text.chars().take(MAX_REASON_CHARS).collect()
+}
+
+/// The exceeded limit, if an error is about one. The library's own wording is not meant for
+/// clients.
+pub fn too_complex(reason: &str) -> Option<&'static str> {
+    let of = |mark: &str| reason.split_once(mark).map(|(_, what)| what);
+    match of("lexer error: ").or_else(|| of("parser error: ")) {
+        Some(what) => Some(limit_message(what)),
+        None => {
+            of("Parser Error: ").filter(|what| what.contains(" items; max is ")).map(limit_message)
+        }
+    }
+}
+
+/// Describes a limit of the library for clients.
+pub fn limit_message(limit: &str) -> &'static str {
+    let has = |word: &str| limit.contains(word);
+    match () {
+        () if has("items") => "too many parts of it are possible at one place",
+        () if has("states") => "its strings have too many states",
+        () if has("expressions") => "its expressions grow too large",
+        () => "a token of it takes too much work",
+    }
+}
+
+/// Splits off the position `at 1(8): `, if present.
+fn split_position(line: &str) -> (&str, &str) {
+    let end = line.find("): ").filter(|end| {
+        let digits = |c: char| c.is_ascii_digit() || c == '(';
+        line.strip_prefix("at ").is_some_and(|rest| rest[..end - 3].chars().all(digits))
+    });
+    line.split_at(end.map_or(0, |end| end + 3))
+}
+
+/// The cause of an invalid regular expression. The library prints it after the indented expression
+/// and a marker line.
+fn regex_error(whole: &str) -> Option<String> {
+    let (_, report) = whole.split_once("regex parse error:")?;
+    let cause = report.lines().find_map(|line| line.trim().strip_prefix("error: "))?;
+    let pattern =
+        report.lines().find(|line| !line.trim().is_empty() && !line.trim().starts_with('~'))?;
+    Some(format!("the pattern {:?} cannot be used: {cause}", pattern.trim()))
+}

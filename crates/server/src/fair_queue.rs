@@ -1,0 +1,57 @@
+//! Fair queueing: serves the client with the least service so far.
+
+use std::collections::{HashMap, HashSet};
+
+/// Maximum clients with a stored count; above it, only waiting clients keep theirs.
+const MAX_CLIENTS: usize = 4096;
+
+/// Number of times each client was served. A new client starts with the lowest count of the waiting
+/// clients.
+#[derive(Debug, Default)]
+pub(crate) struct ServiceCounts(HashMap<u64, u64>);
+
+impl ServiceCounts {
+    /// Times that a client was served.
+    pub(crate) fn count(&self, client: u64) -> u64 {
+        self.0.get(&client).copied().unwrap_or(0)
+    }
+
+    /// Adds a client to those in `waiting`.
+    pub(crate) fn join(&mut self, client: u64, waiting: impl Iterator<Item = u64> + Clone) {
+        let Some(fewest) = waiting.clone().map(|other| self.count(other)).min() else {
+            // No other client waits, so earlier service no longer matters.
+            return self.0.clear();
+        };
+        let has = self.0.entry(client).or_insert(fewest);
+        *has = fewest.max(*has);
+        if self.0.len() > MAX_CLIENTS {
+            // A removed client that returns starts like a new one.
+            let waiting: HashSet<u64> = waiting.chain([client]).collect();
+            self.0.retain(|client, _| waiting.contains(client));
+        }
+    }
+
+    /// Counts one service of a client.
+    pub(crate) fn record(&mut self, client: u64) {
+        *self.0.entry(client).or_default() += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_absent_clients_are_removed() {
+        let mut counts = ServiceCounts::default();
+        for client in 1..20_000 {
+            // Client 0 waits all the time.
+            counts.join(client, [0].into_iter());
+            counts.record(client);
+        }
+        assert!(counts.0.len() <= MAX_CLIENTS, "{}", counts.0.len());
+        counts.record(0);
+        counts.join(7, [0].into_iter());
+        assert_eq!((counts.count(0), counts.count(7)), (1, 1), "a new client");
+    }
+}

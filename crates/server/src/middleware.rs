@@ -1,0 +1,411 @@
+//! Checks applied to every request before its route: origin (CORS), `Host` header, path and method,
+//! API key, in this order. Panics of the route become an error response.
+
+use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use http_body_util::BodyExt;
+use puna_mirror::{Mirror, MirrorError, unescaped};
+use tower::ServiceExt;
+
+use crate::app::App;
+use crate::canonical::ApiError;
+use crate::config::origins::Origins;
+use crate::http::access_log::{KeyName, LogEntry};
+use crate::http::body_budget::{BodyBudget, HeldReservation};
+use crate::http::host_check::{HostKind, classify_host, machine_name};
+use crate::http::peer::{host, is_local, peer};
+use crate::http::serve::RequestHandler;
+use crate::http::{Client, Dialect, Owner, RequestNotes, SchemaNotes};
+use crate::keys::Access;
+use crate::keys::authorizer::{AccessDenied, Authorizer};
+use crate::metrics::ServerMetrics;
+use crate::mirror::Registry;
+use crate::panic_message::panic_message;
+use crate::route_table::{Route, RouteMatch, RouteTable, with_decoded_path};
+
+/// Request headers that web pages may send.
+const ALLOWED_HEADERS: &str = "Authorization,Content-Type,User-Agent,Accept,X-Requested-With,Openai-Beta,\
+X-Stainless-Arch,X-Stainless-Async,X-Stainless-Custom-Poll-Interval,X-Stainless-Helper-Method,X-Stainless-Lang,\
+X-Stainless-Os,X-Stainless-Package-Version,X-Stainless-Poll-Helper,X-Stainless-Retry-Count,X-Stainless-Runtime,\
+X-Stainless-Runtime-Version,X-Stainless-Timeout,X-Api-Key,Anthropic-Version,Anthropic-Beta,\
+Anthropic-Dangerous-Direct-Browser-Access,X-Request-Id";
+
+/// Response headers that web pages may read.
+const EXPOSED_HEADERS: &str = "X-Request-Id,Request-Id,X-Puna-Ignored,X-Puna-Adapted,\
+     X-Puna-Schema-Unenforced,X-Puna-Schema-Violations,Retry-After";
+
+/// The middleware with the router behind it. Cheap to clone.
+#[derive(Clone)]
+pub struct Middleware(Arc<Inner>);
+
+struct Inner {
+    router: Router,
+    table: RouteTable,
+    metrics: Arc<ServerMetrics>,
+    origins: Origins,
+    /// Whether `Host` headers are checked, which is so on loopback addresses only.
+    checks_hosts: bool,
+    machine: String,
+    authorizer: Arc<Authorizer>,
+    body_budget: BodyBudget,
+    registry: Option<Registry>,
+}
+
+impl Middleware {
+    /// Creates the middleware of a server that listens at `listen`.
+    pub(crate) fn new(
+        app: App,
+        routes: Vec<Route>,
+        authorizer: Arc<Authorizer>,
+        listen: SocketAddr,
+        registry: Option<Registry>,
+    ) -> Self {
+        let table = RouteTable::new(&routes);
+        let metrics = app.metrics().clone();
+        let origins = app.config().origins.clone();
+        let router = routes
+            .into_iter()
+            .fold(Router::new(), |router, route| router.route(route.path, route.handler));
+        let checks_hosts = listen.ip().is_loopback();
+        Self(Arc::new(Inner {
+            router: router.with_state(app),
+            table,
+            metrics,
+            origins,
+            checks_hosts,
+            machine: machine_name(),
+            authorizer,
+            body_budget: BodyBudget::default(),
+            registry,
+        }))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn body_budget(&self) -> &BodyBudget {
+        &self.0.body_budget
+    }
+
+    /// Answers a request, counts it and logs it.
+    pub async fn answer(&self, request: Request) -> Response {
+        LogEntry::begin(&request, peer(&request)).record(self.answer_with_metrics(request)).await
+    }
+
+    async fn answer_with_metrics(&self, mut request: Request) -> Response {
+        let path = unescaped(request.uri().path());
+        let entry = path.as_deref().and_then(|path| self.0.table.entry(path));
+        let dialect = entry.map(|entry| entry.dialect_for(request.headers())).unwrap_or_default();
+        let pending = self.0.metrics.start_request(entry.map(|entry| entry.path), request.method());
+        request.extensions_mut().insert(dialect);
+        let mut response = self.check_origin_and_route(request, path.as_deref()).await;
+        pending.finish(response.status());
+        response.extensions_mut().insert(dialect);
+        response
+    }
+
+    /// Checks the origin and answers a request. `path` is the decoded path; `None` if it cannot be
+    /// decoded, which is answered with 404.
+    async fn check_origin_and_route(&self, request: Request, path: Option<&str>) -> Response {
+        if request.headers().get_all(header::HOST).iter().count() > 1 {
+            // A proxy in front may have checked a different `Host` header than this server would.
+            return plain_text(
+                StatusCode::BAD_REQUEST,
+                "400 Bad Request: too many Host headers",
+                request.method(),
+            );
+        }
+        let route_match = match path {
+            Some(path) => self.0.table.resolve(request.method(), path),
+            None => RouteMatch::NotFound,
+        };
+        let origin = self.origin(request.headers());
+        let mut response = match origin {
+            RequestOrigin::Refused => self.forbidden(
+                path.unwrap_or_default(),
+                "pages of this origin may not ask here: `origins` names those that may",
+            ),
+            RequestOrigin::Allowed(_) if request.method() == Method::OPTIONS => preflight(),
+            _ => self.check_host_and_route(request, path.unwrap_or_default(), &route_match).await,
+        };
+        if let RouteMatch::NotAllowed(allow) = &route_match
+            && let Ok(allow) = HeaderValue::from_str(allow)
+        {
+            response.headers_mut().insert(header::ALLOW, allow);
+        }
+        if let RequestOrigin::Allowed(origin) = origin {
+            self.add_cors_headers(response.headers_mut(), origin);
+        }
+        response
+    }
+
+    async fn check_host_and_route(
+        &self,
+        mut request: Request,
+        path: &str,
+        route_match: &RouteMatch,
+    ) -> Response {
+        if self.0.checks_hosts {
+            let host = host(&request);
+            match classify_host(host, &self.0.machine) {
+                // The mirror has host names of its own, which are valid for its paths only.
+                HostKind::Foreign
+                    if self.registry(path).is_some_and(|registry| registry.is_named(host)) => {}
+                HostKind::Foreign => {
+                    let why = "this server listens to its own machine alone, and answers to no other name: set `host`, or have the proxy say localhost";
+                    return self.forbidden(path, why);
+                }
+                HostKind::Name if request.method() == Method::OPTIONS => {
+                    return StatusCode::NO_CONTENT.into_response();
+                }
+                HostKind::Name | HostKind::Number => {}
+            }
+        }
+        match route_match {
+            RouteMatch::NotFound if let Some(registry) = self.registry(path) => {
+                registry.answer(request).await
+            }
+            RouteMatch::NotFound => {
+                plain_text(StatusCode::NOT_FOUND, "404 page not found", request.method())
+            }
+            RouteMatch::NotAllowed(_) => plain_text(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "405 method not allowed",
+                request.method(),
+            ),
+            RouteMatch::Redirect { status, path } => redirect(*status, path, &request),
+            RouteMatch::Route(access) => {
+                // The router must use the same path that was checked, however it was escaped.
+                if let Some(uri) = with_decoded_path(request.uri(), path) {
+                    *request.uri_mut() = uri;
+                }
+                self.authorize_and_route(request, *access).await
+            }
+        }
+    }
+
+    /// Checks the API key, and holds its permit until the response is sent.
+    async fn authorize_and_route(&self, mut request: Request, access: Access) -> Response {
+        let local = self.is_local(&request);
+        match self.0.authorizer.authorize(access, request.headers(), local) {
+            Err(refusal) => {
+                denied(request.extensions().get().copied().unwrap_or_default(), refusal)
+            }
+            Ok(authorized) => {
+                request.extensions_mut().insert(Owner(authorized.client));
+                if let Some(client) = authorized.client {
+                    request.extensions_mut().insert(Client(client));
+                }
+                let mut response = self.route(request).await;
+                let Some(permit) = authorized.permit else { return response };
+                response.extensions_mut().insert(KeyName(permit.key().to_owned()));
+                response.map(|body| {
+                    Body::new(body.map_frame(move |frame| {
+                        // The permit is dropped with the body.
+                        let _held = &permit;
+                        frame
+                    }))
+                })
+            }
+        }
+    }
+
+    /// Status 403: with an empty body as Ollama sends it, or an error of the mirror on its paths.
+    fn forbidden(&self, path: &str, why: &str) -> Response {
+        match self.registry(path) {
+            Some(_) => Mirror::error_response(&MirrorError::Denied(why.to_owned())),
+            None => StatusCode::FORBIDDEN.into_response(),
+        }
+    }
+
+    fn is_local(&self, request: &Request) -> bool {
+        is_local(request, &self.0.machine)
+    }
+
+    /// The mirror, if the path belongs to it.
+    fn registry(&self, path: &str) -> Option<&Registry> {
+        self.0.registry.as_ref().filter(|_| Mirror::is_registry_path(path))
+    }
+
+    /// Calls the route. Headers of the response name ignored fields and adaptations.
+    async fn route(&self, mut request: Request) -> Response {
+        let notes = RequestNotes::default();
+        request.extensions_mut().insert(self.0.body_budget.clone());
+        let schema_notes = SchemaNotes::default();
+        // The future is large and every wrapper would embed it, so it is boxed.
+        let handled = schema_notes.scope(HeldReservation::scope(Box::pin(self.handle(request))));
+        let mut response = notes.scope(handled).await;
+        schema_notes.write(response.headers_mut());
+        if let Some(fields) = notes.ignored_header() {
+            response.headers_mut().insert("x-puna-ignored", fields);
+        }
+        if let Some(kinds) = notes.adapted_header() {
+            response.headers_mut().insert("x-puna-adapted", kinds);
+        }
+        response
+    }
+
+    async fn handle(&self, request: Request) -> Response {
+        let what = format!("{} {}", request.method(), request.uri().path());
+        let dialect = request.extensions().get().copied().unwrap_or_default();
+        let answer = self.0.router.clone().oneshot(request);
+        catch_panic(dialect, &what, async { answer.await.unwrap_or_else(|never| match never {}) })
+            .await
+    }
+
+    fn origin(&self, headers: &HeaderMap) -> RequestOrigin {
+        if headers.get_all(header::ORIGIN).iter().count() > 1 {
+            return RequestOrigin::Refused;
+        }
+        let Some(origin) = headers.get(header::ORIGIN).filter(|o| !o.is_empty()) else {
+            return RequestOrigin::Same;
+        };
+        let host = headers.get(header::HOST).and_then(|h| h.to_str().ok()).unwrap_or_default();
+        match origin.to_str() {
+            Ok(text)
+                if text.strip_prefix("http://").or(text.strip_prefix("https://")) == Some(host) =>
+            {
+                RequestOrigin::Same
+            }
+            Ok(text) if self.0.origins.allows(text) => RequestOrigin::Allowed(origin.clone()),
+            _ => RequestOrigin::Refused,
+        }
+    }
+
+    fn add_cors_headers(&self, headers: &mut HeaderMap, origin: HeaderValue) {
+        headers.insert(
+            header::ACCESS_CONTROL_EXPOSE_HEADERS,
+            HeaderValue::from_static(EXPOSED_HEADERS),
+        );
+        if self.0.origins.allows_any() {
+            headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+            headers.remove(header::VARY);
+            return;
+        }
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        if !headers.contains_key(header::VARY) {
+            headers.insert(header::VARY, HeaderValue::from_static("Origin"));
+        }
+    }
+}
+
+impl RequestHandler for Middleware {
+    fn answer(&self, request: Request) -> BoxFuture<'static, Response> {
+        let middleware = self.clone();
+        Box::pin(async move { Middleware::answer(&middleware, request).await })
+    }
+
+    fn reload(&self) {
+        self.0.authorizer.reload();
+    }
+}
+
+/// Awaits a handler's response. A panic becomes an error in the route's dialect.
+async fn catch_panic(
+    dialect: Dialect,
+    what: &str,
+    answer: impl Future<Output = Response>,
+) -> Response {
+    match AssertUnwindSafe(answer).catch_unwind().await {
+        Ok(response) => response,
+        Err(panic) => {
+            tracing::error!("a handler panicked: {what}: {}", panic_message(&*panic));
+            dialect.error(ApiError::internal(
+                "an internal error happened; the log of the server says more",
+            ))
+        }
+    }
+}
+
+/// Error response of a denied request in the route's dialect.
+fn denied(dialect: Dialect, AccessDenied { failure, retry_after }: AccessDenied) -> Response {
+    let status = failure.status;
+    let mut response = dialect.error(failure);
+    if let Some(seconds) = retry_after {
+        response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+    }
+    if status == 401 {
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    response
+}
+
+/// Origin of a request.
+enum RequestOrigin {
+    /// No web page, or a page of this server.
+    Same,
+    Allowed(HeaderValue),
+    Refused,
+}
+
+fn preflight() -> Response {
+    let mut response = StatusCode::NO_CONTENT.into_response();
+    let headers = response.headers_mut();
+    let methods = HeaderValue::from_static("GET,POST,PUT,PATCH,DELETE,HEAD,OPTIONS");
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
+    headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static(ALLOWED_HEADERS));
+    headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("43200"));
+    for vary in ["Origin", "Access-Control-Request-Method", "Access-Control-Request-Headers"] {
+        headers.append(header::VARY, HeaderValue::from_static(vary));
+    }
+    response
+}
+
+fn plain_text(status: StatusCode, body: &'static str, method: &Method) -> Response {
+    let body = if method == Method::HEAD { Body::empty() } else { Body::from(body) };
+    (status, [(header::CONTENT_TYPE, "text/plain")], body).into_response()
+}
+
+fn redirect(status: u16, path: &str, request: &Request) -> Response {
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::TEMPORARY_REDIRECT);
+    let query = request.uri().query().map(|q| format!("?{q}")).unwrap_or_default();
+    let Ok(location) = HeaderValue::from_str(&format!("{path}{query}")) else {
+        return StatusCode::NOT_FOUND.into_response();
+    };
+    let mut response = if request.method() == Method::GET {
+        let reason = status.canonical_reason().unwrap_or_default();
+        let target = escaped(&format!("{path}{query}"));
+        let body = format!("<a href=\"{target}\">{reason}</a>.\n\n");
+        (status, [(header::CONTENT_TYPE, "text/html; charset=utf-8")], body).into_response()
+    } else {
+        status.into_response()
+    };
+    response.headers_mut().insert(header::LOCATION, location);
+    response
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&#34;")
+        .replace('\'', "&#39;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_becomes_an_error_of_the_dialect() {
+        for (dialect, field) in [
+            (Dialect::Ollama, "/error"),
+            (Dialect::OpenAi, "/error/message"),
+            (Dialect::Anthropic, "/error/message"),
+        ] {
+            let answer = catch_panic(dialect, "GET /", async { panic!("no") }).await;
+            assert_eq!(answer.status(), 500);
+            let body = answer.into_body().collect().await.unwrap().to_bytes();
+            let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+            let text = body.pointer(field).and_then(serde_json::Value::as_str).unwrap();
+            assert!(text.starts_with("an internal error"), "{body}");
+        }
+    }
+}

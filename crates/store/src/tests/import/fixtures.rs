@@ -1,0 +1,63 @@
+//! Builders of model folders and safetensors files.
+
+use std::path::{Path, PathBuf};
+
+use puna_gguf::{Gguf, TensorInfo};
+use puna_quant::dequantize;
+use serde_json::{Map, Value, json};
+
+use crate::ImportFile;
+
+/// A model folder that a test writes.
+pub(super) struct Folder {
+    pub(super) dir: PathBuf,
+    pub(super) files: Vec<ImportFile>,
+}
+
+impl Folder {
+    pub(super) fn put(&mut self, name: &str, bytes: impl AsRef<[u8]>) {
+        let path = self.dir.join(name);
+        std::fs::write(&path, bytes).unwrap();
+        self.files.push(ImportFile { name: name.to_owned(), path });
+    }
+}
+
+/// A tensor of a folder: name, type, dimensions, bytes.
+pub(in crate::tests) type StoredTensor = (String, &'static str, Vec<u64>, Vec<u8>);
+
+pub(in crate::tests) fn safetensors(tensors: &[StoredTensor]) -> Vec<u8> {
+    let (mut header, mut data) = (Map::new(), Vec::new());
+    for (name, dtype, shape, bytes) in tensors {
+        let start = data.len();
+        data.extend_from_slice(bytes);
+        header.insert(
+            name.clone(),
+            json!({"dtype": dtype, "shape": shape, "data_offsets": [start, data.len()]}),
+        );
+    }
+    let header = Value::Object(header).to_string();
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()
+}
+
+pub(super) fn zoo(name: &str) -> Gguf {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo").join(name);
+    Gguf::open(&path.with_extension("gguf")).unwrap()
+}
+
+pub(in crate::tests) fn values(gguf: &Gguf, tensor: &TensorInfo) -> Vec<f32> {
+    if tensor.ty == puna_quant::TensorType::I32 {
+        let words = gguf.data(tensor).as_chunks::<4>().0.iter();
+        return words.map(|word| i32::from_le_bytes(*word) as f32).collect();
+    }
+    let mut values = vec![0.0; tensor.elements() as usize];
+    dequantize(tensor.ty, gguf.data(tensor), &mut values).unwrap();
+    values
+}
+
+pub(in crate::tests) fn bytes(values: &[f32], dtype: &str) -> Vec<u8> {
+    match dtype {
+        "F32" => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        "F16" => values.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes()).collect(),
+        _ => values.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()).collect(),
+    }
+}
