@@ -280,6 +280,11 @@ impl Types {
         }
         all.values_mut().for_each(join_description_lines);
         all.values_mut().for_each(tidy);
+        // The former name of a type, for clients that are generated from the document.
+        all.insert(
+            "AdapterDose".into(),
+            json!({"$ref": format!("{COMPONENTS}AdapterScale"), "deprecated": true}),
+        );
         all.sort_keys();
         (all, names)
     }
