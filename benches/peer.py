@@ -1,4 +1,5 @@
-"""llama.cpp: fetched as the source package of its Python binding, built once a level, and run."""
+"""Fetches llama.cpp (in the source package of its Python binding), builds it once per CPU level,
+and runs it."""
 import json
 import os
 import pathlib
@@ -12,13 +13,13 @@ PACKAGE = "llama-cpp-python==0.3.36"
 TOOLS = ["llama-bench", "llama-batched-bench", "llama-completion", "llama-server", "llama-perplexity"]
 COMMON = ["-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=ON", "-DLLAMA_BUILD_UI=OFF"]
 AVX2 = ["-DGGML_NATIVE=OFF", *(f"-DGGML_{unit}=ON" for unit in ("AVX", "AVX2", "FMA", "F16C", "BMI2"))]
-# Switch of the build: flag of the processor.
+# Build switch: CPU flag.
 AVX512 = {"AVX512": "avx512f", "AVX512_VBMI": "avx512_vbmi", "AVX512_VNNI": "avx512_vnni", "AVX512_BF16": "avx512_bf16"}
 AMX = {"AMX_TILE": "amx_tile", "AMX_INT8": "amx_int8", "AMX_BF16": "amx_bf16"}
 
 
 class Failed(Exception):
-    """A program did not do what it was asked."""
+    """A program failed or gave an unusable result."""
 
 
 def cpu_flags(text=None):
@@ -34,7 +35,7 @@ def cpu_flags(text=None):
 
 
 def builds(flags, machine=None):
-    """Name and switches of every build that runs here, the simplest first."""
+    """Names and switches of all builds that run on this machine, the simplest first."""
     if (machine or platform.machine()) not in ("x86_64", "AMD64") or "avx2" not in flags:
         return {"native": ["-DGGML_NATIVE=ON"]}
     found = {"avx2": AVX2}
@@ -49,7 +50,7 @@ def builds(flags, machine=None):
 
 
 def fetch(cache, say):
-    """The folder of llama.cpp's source."""
+    """Path of llama.cpp's source, fetched if missing."""
     home = cache / "llama.cpp"
     found = next(iter(home.glob("*/vendor/llama.cpp/CMakeLists.txt")), None)
     if found:
@@ -70,7 +71,7 @@ def fetch(cache, say):
 
 
 def build(source, name, switches, tools_dir, say):
-    """The folder of a build's programs; built where they are missing."""
+    """Path of a build's programs, built if missing."""
     bin_ = source / f"build-{name}" / "bin"
     if all((bin_ / tool).exists() for tool in TOOLS):
         return bin_
@@ -85,7 +86,7 @@ def build(source, name, switches, tools_dir, say):
 
 
 def run(program, arguments, timeout):
-    """Standard output of a program."""
+    """Runs a program and returns its standard output."""
     try:
         done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
@@ -100,15 +101,16 @@ def run(program, arguments, timeout):
 
 
 def bench(bin_, file, threads, tests, repetitions, flash=("1",), timeout=7200):
-    """Samples (tokens a second) by (test, flash attention), of llama-bench. All tests lie behind the same depth."""
+    """llama-bench's samples (tokens per second) by test and flash attention. All tests share one
+    depth."""
     lengths = lambda key: ",".join(str(n) for n in sorted({getattr(t, key) for t in tests if getattr(t, key)})) or "0"
     arguments = ["-m", file, "-t", threads, "-p", lengths("prompt"), "-n", lengths("generate"), "-d", tests[0].depth, "-fa", ",".join(flash), "-r", repetitions, "-o", "json"]
     return parse_bench(run(bin_ / "llama-bench", arguments, timeout))
 
 
 def parse_bench(text):
-    """{(prompt, generate, depth, flash attention): samples}"""
-    # Loading may say something first.
+    """Maps (prompt, generate, depth, flash attention) to samples."""
+    # llama-bench may print text before the JSON while it loads the model.
     at = text.find("[")
     if at < 0:
         raise Failed("llama-bench printed no results")
@@ -120,7 +122,7 @@ def parse_bench(text):
 
 
 def batched(bin_, file, threads, tests, timeout=7200):
-    """Samples by number of sequences, of llama-batched-bench."""
+    """llama-batched-bench's samples by number of sequences."""
     counts = [t.sequences for t in tests]
     depth, generate = tests[0].depth, tests[0].generate
     context = max(counts) * (depth + generate)

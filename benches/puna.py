@@ -1,4 +1,4 @@
-"""Puna's own side: the built program, its measurements, its neighbours."""
+"""Builds Puna, runs its benchmarks and generates load."""
 import contextlib
 import json
 import os
@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def build(say):
-    """The release binary of this tree."""
+    """Builds the release binary of this tree and returns its path."""
     say("building puna")
     if subprocess.run(["cargo", "build", "--quiet", "--release", "--package", "puna"], cwd=ROOT).returncode:
         raise Failed("building puna failed")
@@ -23,13 +23,14 @@ def levels(program):
 
 
 def commit():
-    """The commit of this tree, with a + where files differ from it."""
+    """Short commit of this tree, with a + if tracked files differ from it."""
     git = lambda *arguments: subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     return (git("rev-parse", "--short", "HEAD") or "unknown") + ("+" if git("status", "--porcelain", "--untracked-files=no", "crates") else "")
 
 
 def bench(program, file, threads, tests, repetitions, level=None, extra=(), timeout=7200):
-    """The JSON of `puna bench`. All tests lie behind the same depth; without a number of threads, Puna chooses."""
+    """Output of `puna bench` as JSON. All tests share one depth. With 0 threads, Puna chooses the
+    number."""
     lengths = lambda key, least=0: ",".join(str(n) for n in sorted({getattr(t, key) for t in tests if getattr(t, key)})) or str(least)
     arguments = ["bench", file, *(["-t", threads] if threads else []), "-p", lengths("prompt"), "-n", lengths("generate"), "-d", tests[0].depth if tests else 0, "-b", lengths("sequences", 1), "-r", repetitions, "--json", *extra]
     if level:
@@ -38,13 +39,13 @@ def bench(program, file, threads, tests, repetitions, level=None, extra=(), time
 
 
 def samples(told):
-    """{(prompt, generate, depth, sequences): result}"""
+    """Maps (prompt, generate, depth, sequences) to results."""
     return {(r["n_prompt"], r["n_gen"], r["depth"], r["sequences"]): r for r in told["results"]}
 
 
 @contextlib.contextmanager
 def busy(program, threads):
-    """A process of ours with threads that spin, for as long as the block runs."""
+    """Runs a process with spinning threads during the block."""
     process = subprocess.Popen([program, "spin", str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         if not process.stdout.read(1):
@@ -56,7 +57,8 @@ def busy(program, threads):
 
 
 def fair_share(threads, busy_threads, cores):
-    """What `threads` keep of their speed beside as many busy ones, where `cores` are shared evenly."""
+    """Fraction of their speed that `threads` threads keep next to `busy_threads` others, if the
+    scheduler shares `cores` evenly."""
     each = lambda runnable: min(1.0, cores / max(runnable, 1))
     return each(threads + busy_threads) / each(threads)
 

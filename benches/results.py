@@ -1,4 +1,4 @@
-"""From samples to a table: medians, ratios, shares, verdicts; and where they are written."""
+"""Computes medians, ratios and verdicts from samples, formats them as a table, and stores results."""
 import json
 import re
 import statistics
@@ -11,10 +11,8 @@ def median(values):
 
 
 def evaluate(row, puna, peer, shares):
-    """What a row comes to. `puna` and `peer` are samples (the peer's by build or setting), `shares` those of the limit.
-
-    Samples are speeds, except seconds for `start` and bytes for `memory`.
-    """
+    """Result of a row. `puna` and `peer` are samples (the peer's by build or setting); `shares` are
+    fractions of the limit. Samples are speeds, except seconds for `start` and bytes for `memory`."""
     ours = median(puna)
     rivals = {name: median(samples) for name, samples in peer.items() if samples}
     less_is_better = row.how in ("start", "memory")
@@ -77,7 +75,7 @@ def share_target(row):
 def ratio_target(row):
     if row.ratio is None:
         return ""
-    # Times are compared the other way round by people.
+    # Readers expect a ratio of times to be below 1 for the faster program.
     return f"≤ {1 / row.ratio:g}× its time" if row.how == "start" else f"≥ {row.ratio:g}×"
 
 
@@ -102,13 +100,13 @@ def line(row, result):
 
 
 def table(rows, results, machine, commands, titles=()):
-    """The section as Markdown: machine, limits, a table for each group."""
+    """The section as Markdown: machine, limits, and a table for each group."""
     titles = dict(titles)
     done = [row for row in rows if row.id in results]
     measured = [results[row.id] for row in done if "puna" in results[row.id]]
     out = [f"Machine: {machine['cpu']}, {machine['threads']} threads of {machine['cores']} processors, {machine['memory_gb']:.0f} GB; {machine['os']}; {machine['date']}; commit {machine['commit']}.", ""]
     limits = machine.get("limits") or {}
-    # Rows such as the start measure no speed, and so probe nothing.
+    # Rows such as `start` measure no speed and probe no limits.
     if limits.get("read_gbs"):
         parts = [f"reading {span_text(limits['read_gbs'])} GB/s"]
         for level, units in sorted(limits.get("levels", {}).items()):
@@ -137,7 +135,7 @@ def span_text(values):
 
 
 def write_between(text, section):
-    """`text` with what lies between the markers replaced; with the markers at its end, where it has none."""
+    """Replaces the text between the markers, or appends the section with markers if there are none."""
     block = f"{BEGIN}\n## Puna beside llama.cpp\n\n{section}{END}"
     pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.S)
     if pattern.search(text):

@@ -1,9 +1,9 @@
-"""The rows of the table: what is measured on which file, and what it should reach."""
+"""Definition of the table's rows: files, tests and targets."""
 from dataclasses import dataclass, field
 
 import synth
 
-# What the speed of generating is measured on first; every other format follows.
+# Formats for which generation is measured first; the others follow.
 USUAL = ["Q4_K_M", "Q4_0", "Q8_0", "Q6_K", "MXFP4"]
 OTHERS = ["Q2_K", "Q3_K", "Q5_K", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0"]
 FLOATS = ["F16", "BF16"]
@@ -39,7 +39,7 @@ class Test:
 
 @dataclass(frozen=True)
 class File:
-    """A synthetic file, or a real one."""
+    """A synthetic or real model file."""
 
     shape: str
     kind: str
@@ -64,14 +64,15 @@ class Row:
     group: str
     file: File
     test: Test | None = None
-    # bench, batch, embed, busy, start, memory: how it is measured.
+    # Kind of measurement: bench, batch, embed, busy, start or memory.
     how: str = "bench"
-    # Times the peer's speed, and share of the limit, to be reached.
+    # Targets: ratio to the peer's speed, and fraction of the limit.
     ratio: float | None = None
     share: float | None = None
-    # Which limit: read, compute (the best unit), float (the best unit for bf16 or f32), single (one sequence), bytes.
+    # Limit: read, compute (the best unit), float (the best unit for bf16 or f32), single (one
+    # sequence) or bytes.
     limit: str = "read"
-    # Puna's kernels (None: the best) and the peer's build (None: whichever is faster).
+    # Puna's kernel level (None: the best) and the peer's build (None: the fastest).
     level: str | None = None
     build: str | None = None
 
@@ -108,7 +109,8 @@ class Job:
 
     @property
     def cost(self):
-        """Something like the seconds of a round: tokens, a generated one as twelve of a prompt, by the file's weight."""
+        """Estimated seconds of a round: weighted tokens (a generated token counts as twelve of a
+        prompt) times the file's size."""
         if self.how in ("embed", "start", "memory"):
             return 10
         tokens = self.depth + sum(2 * t.prompt + 24 * t.generate * (1 if t.sequences == 1 else t.sequences / 4) for t in self.tests)
@@ -121,7 +123,8 @@ class Job:
 
 
 def rows(levels, quick=False, moe_layers=None):
-    """All rows for a machine with these kernel levels. `moe_layers`: as many as memory allows."""
+    """All rows for a machine with these kernel levels. `moe_layers` is the number of layers that
+    fit in memory."""
     small = lambda kind: File(SMALL, kind)
     tg, out = Test(generate=64), []
     shapes = [SMALL] if quick else [SMALL, "qwen3-4b", "llama-3.1-8b"]
@@ -156,7 +159,7 @@ def rows(levels, quick=False, moe_layers=None):
 
 def prefill(levels, quick):
     out = []
-    # Level, the peer's build, ratio, share.
+    # Kernel level, build of the peer, target ratio, target fraction.
     held = [("avx512vnni", "avx512", 2.5, 0.55), ("avxvnni", "avxvnni", 1.5, 0.55), ("avx2", "avx2", 1.5, 0.55)]
     if "amx" in levels:
         held = [("amx", "avx512", 8.0, 0.45), ("amx", "amx", 1.5, 0.45), *held]
@@ -170,11 +173,11 @@ def prefill(levels, quick):
 
 
 def jobs(rows_):
-    """Rows by what one run of a program can measure together, files in the order in which they come."""
+    """Groups rows that one run of a program can measure, in the order of their files."""
     found = {}
     for row in rows_:
         depth = row.test.depth if row.test else 0
         key = (row.how, row.file, row.level, row.build, depth)
-        # What is slow to reach, and what has a context of its own, is measured alone.
+        # Tests at different depths run separately, because filling a deep context is slow.
         found.setdefault(key, Job(row.how, row.file, row.level, row.build, depth)).rows.append(row)
     return list(found.values())

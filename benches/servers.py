@@ -1,4 +1,4 @@
-"""What is measured from outside: servers of embeddings, and processes from their start."""
+"""Measurements from outside a program: embedding servers, and the time to a process's first output."""
 import contextlib
 import json
 import os
@@ -16,7 +16,7 @@ TEXTS, ROUNDS_WARM = 64, 1
 
 
 def texts(count=TEXTS, shortest=4, longest=180, seed=1):
-    """Texts of common words, as many short ones as long ones of each size, in no order."""
+    """Texts of common words, with lengths spread evenly on a logarithmic scale, in random order."""
     words = "the of and a to in is you that it he was for on are as with his they I at be this have from or one had by word but not what all were we when your can said there use an each which she do how their if will up other about out many then them these so some her would make like him into time has look two more write go see number no way could people my than first water been call who oil its now find long down day did get come made may part".split()
     rng = random.Random(seed)
     lengths = [round(shortest * (longest / shortest) ** (i / max(count - 1, 1))) for i in range(count)]
@@ -32,7 +32,8 @@ def free_port():
 
 @contextlib.contextmanager
 def server(command, port, ready, log, env=None, timeout=120):
-    """A server for as long as the block runs; `ready` is a path that answers when it can work."""
+    """Runs a server during the block. `ready` is a path that returns status 200 when the server can
+    work."""
     with open(log, "w") as out:
         process = subprocess.Popen([str(c) for c in command], stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env)
     try:
@@ -60,7 +61,7 @@ def server(command, port, ready, log, env=None, timeout=120):
 
 
 def embed(url, model, inputs, timeout=300):
-    """Seconds that a batch takes."""
+    """Seconds for one batch."""
     body = json.dumps({"model": model, "input": inputs}).encode()
     request = urllib.request.Request(f"{url}/v1/embeddings", body, {"Content-Type": "application/json"})
     start = time.monotonic()
@@ -76,7 +77,7 @@ def embed(url, model, inputs, timeout=300):
 
 
 def first_output(command, env=None, timeout=300):
-    """Seconds from starting a program to the first byte it prints."""
+    """Seconds from starting a program to its first byte of output."""
     start = time.monotonic()
     process = subprocess.Popen([str(c) for c in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env)
     try:

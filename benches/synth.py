@@ -37,7 +37,8 @@ SHAPES = {
     "qwen3-30b-a3b": Shape("qwen3moe", 48, 2048, 6144, 32, 4, 128, 151936, False, 40960, 128, 8, 768),
 }
 
-# Type: values and bytes of a block; where its 16-bit scales lie (offset, value). The rest of a block is random.
+# Block format: values and bytes of a block, and its 16-bit scales (offset, value). The rest of a
+# block is random.
 BLOCKS = {
     "Q8_0": (32, 34, [(0, 0.02 / 74)]),
     "Q4_0": (32, 18, [(0, 0.02 / 4.6)]),
@@ -67,7 +68,7 @@ TYPES = [*BLOCKS, "F16", "BF16", "Q4_K_M"]
 
 
 def tensors(shape, kind, layers=None):
-    """Name, rows, columns, type and experts of every tensor but the norms."""
+    """Name, rows, columns, type and experts of every tensor except norms."""
     s = SHAPES[shape]
     base = "Q4_K" if kind == "Q4_K_M" else kind
     fine = "Q6_K" if kind == "Q4_K_M" else base
@@ -92,12 +93,12 @@ def tensors(shape, kind, layers=None):
 
 
 def stored_as(kind, cols):
-    """The type that a row of this length can have."""
+    """Type in which a row of this length can be stored."""
     return "Q8_0" if kind in BLOCKS and cols % BLOCKS[kind][0] else kind
 
 
 def size(shape, kind, layers=None):
-    """Bytes of a file, without its vocabulary and norms."""
+    """Bytes of a file, without vocabulary and norms."""
     total = 0
     for _, rows, cols, kind_, experts in tensors(shape, kind, layers):
         kind_ = stored_as(kind_, cols)
@@ -107,7 +108,7 @@ def size(shape, kind, layers=None):
 
 
 def write(shape, kind, out, layers=None):
-    """Writes the file; it has its name only when it is whole."""
+    """Writes the file under a temporary name and renames it at the end."""
     import gguf
     import numpy as np
 
@@ -121,7 +122,8 @@ def write(shape, kind, out, layers=None):
         norms += [(f"blk.{i}.attn_norm.weight", s.hidden), (f"blk.{i}.ffn_norm.weight", s.hidden)]
         if s.arch.startswith("qwen3"):
             norms += [(f"blk.{i}.attn_q_norm.weight", s.head_dim), (f"blk.{i}.attn_k_norm.weight", s.head_dim)]
-    # Everything is declared before the first byte is written, and made when its turn comes.
+    # All tensors are declared before the first byte is written; each is generated when it is
+    # written.
     plan = []
     for name, n in norms:
         w.add_tensor_info(name, (n,), np.dtype(np.float32), n * 4)
@@ -158,7 +160,7 @@ def header(w, s, shape, layers):
         w.add_expert_count(s.experts)
         w.add_expert_used_count(s.used)
         w.add_expert_feed_forward_length(s.expert_ffn)
-    # A vocabulary of bytes, and numbered words up to its size.
+    # The vocabulary has a token per byte, and numbered words for the rest.
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = [chr(c) for c in printable] + [chr(256 + i) for i in range(256 - len(printable))]
     words = [t.encode() for t in letters]
@@ -173,7 +175,8 @@ def header(w, s, shape, layers):
 
 
 class Filler:
-    """Cuts tensors out of one pool of random blocks a type: fast, and no two tensors are the same."""
+    """Cuts tensors out of one pool of random blocks per type. This is fast, and no two tensors are
+    equal."""
 
     POOL = 1 << 14
 
@@ -187,7 +190,7 @@ class Filler:
         return rows * (cols // values) * size_
 
     def described(self, kind, rows, cols, experts):
-        """Shape in elements or bytes, element type and GGUF type, as the writer wants them."""
+        """Shape in elements or bytes, element type and GGUF type for the writer."""
         np = self.np
         lead = (experts, rows) if experts else (rows,)
         if kind in ("F32", "F16"):
@@ -213,23 +216,23 @@ class Filler:
         return self.pools[key]
 
     def blocks(self, kind, n):
-        """n random blocks, a row of bytes each."""
+        """Generates n random blocks, one per row of bytes."""
         np = self.np
         _, size_, scales = BLOCKS[kind]
         b = self.rng.integers(0, 256, (n, size_), dtype=np.uint8)
         for at, value in scales:
             b[:, at : at + 2] = np.frombuffer(np.float16(value).tobytes(), np.uint8)
         if kind == "MXFP4":
-            # An exponent in place of a scale.
+            # The format has an exponent instead of a scale.
             b[:, 0] = 127 - 7
         elif kind == "IQ1_M":
-            # The scale's four digits lie in the top digits of the four words of scales.
+            # The four hexadecimal digits of the scale are the top digits of the four scale words.
             bits = int(np.float16(0.02 / 7.6).view(np.uint16))
             words = b[:, 48:56].view(np.uint16)
             for i in range(4):
                 words[:, i] = (words[:, i] & 0x0FFF) | (((bits >> (4 * i)) & 0xF) << 12)
         elif kind == "TQ2_0":
-            # Codes are 0, 1 and 2.
+            # Valid codes are 0, 1 and 2.
             codes = self.rng.integers(0, 3, (n, 64, 4), dtype=np.uint8)
             b[:, :64] = codes[:, :, 0] | codes[:, :, 1] << 2 | codes[:, :, 2] << 4 | codes[:, :, 3] << 6
         return b

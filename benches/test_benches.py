@@ -1,4 +1,5 @@
-"""What the scripts of this folder compute, without running anything: python -m unittest discover benches."""
+"""Unit tests of the scripts in this folder, without benchmarks: python -m unittest discover
+benches."""
 import argparse
 import importlib.machinery
 import importlib.util
@@ -21,7 +22,7 @@ from rows import File, Row, Test
 
 
 def script(name):
-    """A program of this folder as a module."""
+    """Loads a script of this folder as a module."""
     loader = importlib.machinery.SourceFileLoader(name, str(pathlib.Path(__file__).resolve().parent / name))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
     sys.dont_write_bytecode = True

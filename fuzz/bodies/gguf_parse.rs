@@ -1,10 +1,10 @@
-//! What the fuzzer and `crates/gguf/tests/fuzz.rs` do with every input.
+//! Body of the GGUF fuzz target, shared with `crates/gguf/tests/fuzz.rs`.
 
 use std::sync::Arc;
 
 use puna_gguf::{Gguf, Value, View, Writer};
 
-/// Opens `data`, looks at everything in it, and writes it anew; what is read back must be the same.
+/// Parses `data`, reads all its values, writes it and parses the result, which must be equal.
 pub fn run(data: &[u8]) {
     let file = match Gguf::from_bytes(data.to_vec()) {
         Ok(file) => file,
@@ -31,7 +31,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// Asks for a value in every way.
+/// Reads a value with every accessor.
 fn look(key: &str, value: &Value, file: &Gguf) {
     let m = file.metadata();
     assert!(m.contains(key));
@@ -64,7 +64,7 @@ fn rewrite(file: &Gguf) {
     let data = file.tensors().iter().map(|tensor| file.data(tensor));
     let written = writer.to_vec(data).expect("a file that was read");
     let again = Gguf::from_bytes(written).expect("a file that was written");
-    // Floats may be NaN, which is not equal to itself: their text is.
+    // NaN is not equal to itself, so the debug texts are compared.
     assert_eq!(format!("{:?}", again.metadata()), format!("{:?}", file.metadata()));
     for (new, old) in again.tensors().iter().zip(file.tensors()) {
         assert_eq!(

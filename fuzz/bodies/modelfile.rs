@@ -1,8 +1,8 @@
-//! What the fuzzer does with every input: it is a Modelfile.
+//! Body of the Modelfile fuzz target.
 
 use puna_store::{Instruction, Modelfile, parse_parameter};
 
-/// Reads `data` as a Modelfile: one that is read can be written, and is the same then.
+/// Parses `data` as a Modelfile. A valid file must be equal after writing and parsing it again.
 pub fn run(data: &[u8]) {
     let file = match Modelfile::parse_bytes(data) {
         Ok(file) => file,
@@ -15,14 +15,14 @@ pub fn run(data: &[u8]) {
     }
     let written = file.to_string();
     assert!(written.len() <= 16 * data.len() + 64, "{} bytes became {}", data.len(), written.len());
-    // Three quotes within a text have no form in the language that holds everywhere.
+    // The Modelfile syntax cannot express a text with three quotes in every position.
     if file.instructions.iter().any(|instruction| text(instruction).contains("\"\"\"")) {
         return;
     }
     assert_eq!(Modelfile::parse(&written).as_ref(), Ok(&file), "{written}");
 }
 
-/// What an instruction says.
+/// Text of an instruction.
 fn text(instruction: &Instruction) -> &str {
     match instruction {
         Instruction::From(text)

@@ -1,4 +1,4 @@
-//! What the fuzzer does with every input: the first byte chooses the request, the rest is its body.
+//! Body of the request fuzz target: the first byte selects the request type, the rest is the body.
 
 use puna_api::decode::{MAX_IGNORED, from_slice, from_slice_with_ignored};
 use puna_api::{anthropic, json, native, openai, responses};
@@ -6,7 +6,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// Reads `data` as a body of every kind of request: one that is read can be written, and is the same then.
+/// Parses `data` as a request. A valid request must be equal after serialising and parsing it
+/// again.
 pub fn run(data: &[u8]) {
     let Some((choice, body)) = data.split_first() else { return };
     agrees(body);
@@ -30,7 +31,7 @@ pub fn run(data: &[u8]) {
     kinds[usize::from(*choice) % kinds.len()](body);
 }
 
-/// Whatever a strict reader takes, ours takes as the same.
+/// A body that the strict parser accepts must give the same value here, or exceed a limit.
 fn agrees(body: &[u8]) {
     let Ok(strict) = serde_json::from_slice::<Value>(body) else { return };
     match json::parse(body) {
@@ -42,7 +43,7 @@ fn agrees(body: &[u8]) {
     }
 }
 
-/// Whether values are equal, numbers whatever way they are kept.
+/// Whether two values are equal; numbers are compared by value and not by representation.
 fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => a.as_f64() == b.as_f64(),

@@ -1,11 +1,12 @@
-//! What the fuzzer does with every input: the first byte chooses the parser, the second the size of the pieces and whether
-//! to think, the rest is the model's text.
+//! Body of the output parser fuzz target. The first byte selects the parser; the second sets the
+//! size of the pieces and whether the model reasons; the rest is the model's text.
 
 use puna_prompt::{
     OutputParser, OutputPart, ParserInput, Template, TemplateFormat, Think, ThinkTags,
 };
 
-/// Parses `data` as a whole and in pieces: both give the same, and no text that was not there.
+/// Parses `data` as a whole and in pieces. Both must give the same parts, and only text of the
+/// input.
 pub fn run(data: &[u8]) {
     let [choice, how, text @ ..] = data else { return };
     let Ok(text) = std::str::from_utf8(text) else { return };
@@ -30,7 +31,7 @@ pub fn run(data: &[u8]) {
     assert!(whole.iter().map(length).sum::<usize>() <= text.len());
 }
 
-/// A named parser, or that of a Go template.
+/// A named parser, or the parser of a Go template.
 fn parser(choice: u8, input: &ParserInput<'_>) -> OutputParser {
     let names: Vec<&str> = OutputParser::names().collect();
     if let Some(parser) =
@@ -49,7 +50,7 @@ fn parser(choice: u8, input: &ParserInput<'_>) -> OutputParser {
     OutputParser::for_template(&template, Some(tags), input)
 }
 
-/// What comes out, texts of a kind that follow each other joined.
+/// Parts of the output, with adjacent texts of the same kind joined.
 fn parts<'t>(
     mut parser: OutputParser,
     pieces: impl IntoIterator<Item = &'t str>,

@@ -1,11 +1,12 @@
-//! What the fuzzer does with every input: the first byte chooses the language, the rest is a template.
+//! Body of the template fuzz target: the first byte selects the language, the rest is a template.
 
 use puna_prompt::{
     Chat, FunctionCall, Message, OutputParser, OutputPart, ParserInput, Template, TemplateFormat,
     Think, ToolCall, fit, render, render_insert,
 };
 
-/// Parses `data` as a template, renders a conversation with it, fits it, and splits its own output.
+/// Parses `data` as a template, renders a conversation with it, truncates the conversation, and
+/// parses the rendered output.
 pub fn run(data: &[u8]) {
     let Some((kind, source)) = data.split_first() else { return };
     let kind = if kind % 2 == 0 { TemplateFormat::Go } else { TemplateFormat::Jinja };

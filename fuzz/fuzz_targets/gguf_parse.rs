@@ -1,4 +1,5 @@
-//! Whatever the bytes are: a GGUF file or an error, never a panic, a wild read or memory in proportion to a claim.
+//! Any bytes give a GGUF file or an error, without panics, invalid reads, or allocations of a
+//! claimed size.
 #![no_main]
 
 #[path = "../bodies/gguf_parse.rs"]

@@ -1,4 +1,4 @@
-//! Whatever the bytes are: a Modelfile or an error, never a panic or endless work.
+//! Any bytes give a Modelfile or an error, without panics or unbounded work.
 #![no_main]
 
 #[path = "../bodies/modelfile.rs"]

@@ -1,4 +1,4 @@
-//! Whatever a body is: a request or an error, never a panic, a deep stack or memory beyond measure.
+//! Any body gives a request or an error, without panics, stack overflows, or unbounded memory.
 #![no_main]
 
 #[path = "../bodies/request.rs"]

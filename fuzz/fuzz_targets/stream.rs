@@ -1,4 +1,4 @@
-//! Whatever a model writes: the same parts however its text is cut, never a panic or endless work.
+//! Any text gives the same parts for every split into pieces, without panics or unbounded work.
 #![no_main]
 
 #[path = "../bodies/stream.rs"]

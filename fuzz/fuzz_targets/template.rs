@@ -1,4 +1,4 @@
-//! Whatever the template is: a prompt or an error, never a panic, a deep stack or endless work.
+//! Any template gives a prompt or an error, without panics, stack overflows, or unbounded work.
 #![no_main]
 
 #[path = "../bodies/template.rs"]

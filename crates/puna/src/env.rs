@@ -1,27 +1,28 @@
-//! Settings that commands need without a server.
+//! Settings that commands read without a server.
 
 use std::path::PathBuf;
 
 use puna_server::{Config, ConfigError};
 use puna_store::Store;
 
-/// The home folder.
+/// The user's home directory.
 pub fn home() -> Option<PathBuf> {
     puna_store::home_dir()
 }
 
-/// The store, with the folders that are only read.
+/// The model store, with its read-only folders.
 ///
 /// # Errors
-/// It is not set, and there is no home folder for it; something else that is set is wrong; it cannot be read.
+/// The store is not set and there is no home directory; another setting is invalid; or the store
+/// cannot be read.
 pub fn store() -> anyhow::Result<Store> {
     Ok(Config::from_env()?.store()?)
 }
 
-/// The kernel level that was asked for.
+/// The configured kernel level.
 ///
 /// # Errors
-/// Something that is set is wrong.
+/// A setting is invalid.
 pub fn kernels() -> Result<Option<String>, ConfigError> {
     Config::from_env().map(|config| config.kernels)
 }

@@ -1,4 +1,4 @@
-//! How numbers, times and tables are printed.
+//! Formatting of numbers, times and tables.
 
 use std::fmt::Write;
 use std::time::{Duration, SystemTime};
@@ -19,7 +19,7 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
-/// A time beside now: `2 days ago`, `4 minutes from now`; `never` for no time.
+/// A time relative to `now`: `2 days ago`, `4 minutes from now`; `never` if `at` is `None`.
 pub fn time(at: Option<SystemTime>, now: SystemTime, never: &str) -> String {
     let Some(at) = at else { return never.to_owned() };
     match at.duration_since(now) {
@@ -29,7 +29,7 @@ pub fn time(at: Option<SystemTime>, now: SystemTime, never: &str) -> String {
     }
 }
 
-/// A time of the API, as RFC 3339 has it; the zero of Go's clock is no time.
+/// Parses an RFC 3339 time of the API. Go's zero time gives `None`.
 pub fn parse_time(text: &str) -> Option<SystemTime> {
     let at: jiff::Timestamp = text.parse().ok()?;
     (at.as_second() > -2_208_988_800).then(|| at.into())
@@ -54,8 +54,9 @@ fn duration(d: Duration) -> String {
     }
 }
 
-/// A text of a file or a server as a terminal may have it: control characters, which would move the cursor or worse, are spelt out.
-fn harmless(text: &str) -> String {
+/// Makes a text from a file or server safe for a terminal: control characters, which could move the
+/// cursor, are escaped.
+fn escape_control(text: &str) -> String {
     let spelt = |c: char| match c.is_control() && c != '\n' && c != '\t' {
         true => c.escape_unicode().to_string(),
         false => c.to_string(),
@@ -63,13 +64,14 @@ fn harmless(text: &str) -> String {
     text.chars().map(spelt).collect()
 }
 
-/// Rows in columns, four blanks behind each; headings are as wide as what is below them.
+/// Formats rows in columns, with four blanks after each cell. Headings are padded to the width of
+/// their column.
 pub fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
     let rows: Vec<Vec<String>> =
-        rows.iter().map(|row| row.iter().map(|cell| harmless(cell)).collect()).collect();
+        rows.iter().map(|row| row.iter().map(|cell| escape_control(cell)).collect()).collect();
     let cells = |column: usize| rows.iter().filter_map(move |row| row.get(column));
     let width = |column: usize| {
-        let longest = cells(column).map(|cell| columns(cell)).max().unwrap_or(0);
+        let longest = cells(column).map(|cell| display_width(cell)).max().unwrap_or(0);
         longest.max(headings.get(column).map_or(0, |h| h.len()))
     };
     let count = rows.iter().map(Vec::len).max().unwrap_or(0).max(headings.len());
@@ -87,19 +89,19 @@ pub fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
         for (column, width) in widths.iter().enumerate() {
             let cell = row.get(column).map_or("", String::as_str);
             out.push_str(cell);
-            out.extend(std::iter::repeat_n(' ', width - columns(cell) + 4));
+            out.extend(std::iter::repeat_n(' ', width - display_width(cell) + 4));
         }
         out.push('\n');
     }
     out
 }
 
-/// Cells of a terminal that a text takes, near enough for names and numbers.
-fn columns(text: &str) -> usize {
+/// Terminal cells that a text occupies, approximately: enough for names and numbers.
+fn display_width(text: &str) -> usize {
     text.chars().count()
 }
 
-/// A section of `show`: a title, then rows behind an empty column.
+/// A section of `show`: a title, then rows indented by an empty column.
 pub fn section(title: &str, rows: &[Vec<String>]) -> String {
     let indented: Vec<Vec<String>> = rows
         .iter()
@@ -108,8 +110,8 @@ pub fn section(title: &str, rows: &[Vec<String>]) -> String {
     format!("  {title}\n{}\n", table(&[], &indented))
 }
 
-/// A number as Go's `%g` has it: all its digits, with an exponent from a million on.
-pub fn general(x: f64) -> String {
+/// A number as Go's `%g` prints it: all digits, and an exponent from one million on.
+pub fn format_g(x: f64) -> String {
     if x != 0.0 && !(1e-4..1e6).contains(&x.abs()) {
         let text = format!("{x:e}");
         let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
@@ -125,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_decimal_and_cut() {
+    fn bytes_use_decimal_units_and_are_truncated() {
         for (count, text) in [
             (0, "0 B"),
             (999, "999 B"),
@@ -141,13 +143,13 @@ mod tests {
     }
 
     #[test]
-    fn what_moves_the_cursor_is_spelt_out() {
+    fn control_characters_are_escaped() {
         let row = vec!["a\u{1b}[2Jb".to_owned(), "é\u{9b}".to_owned()];
         assert_eq!(table(&[], &[row]), "a\\u{1b}[2Jb    é\\u{9b}    \n");
     }
 
     #[test]
-    fn times_are_rounded_like_people_say_them() {
+    fn times_are_rounded_to_one_unit() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(10_000_000_000);
         let ago = |seconds: u64| time(Some(now - Duration::from_secs(seconds)), now, "Never");
         for (seconds, text) in [
@@ -174,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_look_like_those_of_ollama() {
+    fn tables_match_ollama() {
         let rows = [
             ["gemma3:latest", "a2af6cc3eb7f", "3.3 GB", "11 days ago"],
             ["smollm2:135m", "9077fe9d2ae1", "270 MB", "About a minute ago"],
@@ -199,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_look_like_those_of_go() {
+    fn numbers_match_go_percent_g() {
         for (x, text) in [
             (8e9, "8e+09"),
             (1_048_576.0, "1.048576e+06"),
@@ -208,7 +210,7 @@ mod tests {
             (0.0, "0"),
             (32768.0, "32768"),
         ] {
-            assert_eq!(general(x), text);
+            assert_eq!(format_g(x), text);
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The `puna` program: command line, terminal chat and progress; nothing that another crate could hold.
+//! The `puna` program: command line, terminal chat and progress display. Code that another crate
+//! could hold is not here.
 
 #![forbid(unsafe_code)]
 
@@ -18,20 +19,22 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-/// 0: done (also when the reader of the output went away), 1: the work failed, 2: wrong usage.
+/// Exit status: 0 for success (also when the reader closed the output), 1 for a failure, 2 for
+/// wrong usage.
 fn main() -> ExitCode {
     let args: Vec<String> =
         std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            let Some(text) = usage::text(&error, &args) else {
-                // Help goes to standard output, and nobody has to read all of it; unasked for, it is an error.
+            let Some(text) = usage::message(&error, &args) else {
+                // A reader may close the output before all of the help is read. Help after wrong
+                // usage is an error.
                 let _ = error.print();
-                return ExitCode::from(if error.use_stderr() { usage::STATUS } else { 0 });
+                return ExitCode::from(if error.use_stderr() { usage::EXIT_STATUS } else { 0 });
             };
             out::note(format_args!("Error: {text}"));
-            return ExitCode::from(usage::STATUS);
+            return ExitCode::from(usage::EXIT_STATUS);
         }
     };
     match cmd::run(cli) {
@@ -39,8 +42,8 @@ fn main() -> ExitCode {
         Err(error) if out::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             out::note(format_args!("Error: {error:#}"));
-            if error.is::<usage::WrongUsage>() {
-                ExitCode::from(usage::STATUS)
+            if error.is::<usage::UsageError>() {
+                ExitCode::from(usage::EXIT_STATUS)
             } else {
                 ExitCode::FAILURE
             }

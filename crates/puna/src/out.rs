@@ -1,4 +1,5 @@
-//! Standard output and error. A reader that goes away early, as `head` does, is no error.
+//! Standard output and standard error. A reader that closes the output early, as `head` does,
+//! causes no error.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -6,19 +7,19 @@ use std::io::{self, Write};
 use anyhow::Result;
 use serde::Serialize;
 
-/// Writes text.
+/// Writes a text.
 pub fn text(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     Ok(out.flush()?)
 }
 
-/// Writes text and a line end.
+/// Writes a text and a line end.
 pub fn line(line: &str) -> Result<()> {
     text(&format!("{line}\n"))
 }
 
-/// Writes a line to standard error, if anybody reads it; `eprintln!` would panic where nobody does.
+/// Writes a line to standard error and ignores errors; `eprintln!` would panic if it is closed.
 pub fn note(line: impl Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }
@@ -31,7 +32,7 @@ pub fn json(value: &impl Serialize) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Whether an error comes from standard output being closed.
+/// Whether an error is due to a closed standard output.
 pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let direct = cause.downcast_ref::<io::Error>().map(io::Error::kind);

@@ -1,4 +1,5 @@
-//! Long work on standard error: a line for each status, a bar where there is a size. Without a terminal, plain lines.
+//! Progress display on standard error: a line for each status, and a bar if the size is known.
+//! Without a terminal, it prints plain lines.
 
 use std::fmt::Write;
 use std::io::IsTerminal;
@@ -9,26 +10,26 @@ use puna_api::native::Progress;
 use puna_api::{ClientError, Stream};
 use puna_registry::WAITING_PREFIX;
 
-/// Shows statuses as they come; each finished one stays as a line.
-pub struct Display {
+/// Displays statuses in order; each finished one remains as a line.
+pub struct ProgressDisplay {
     bars: Option<MultiProgress>,
     current: Option<(String, ProgressBar)>,
     last: String,
 }
 
-impl Display {
-    /// For standard error.
+impl ProgressDisplay {
+    /// Creates a display on standard error.
     pub fn new() -> Self {
         let bars = std::io::stderr().is_terminal().then(MultiProgress::new);
         Self { bars, current: None, last: String::new() }
     }
 
-    /// Shows a status without figures.
+    /// Shows a status without numbers.
     pub fn status(&mut self, status: &str) {
         self.show(&Progress { status: status.to_owned(), ..Progress::default() });
     }
 
-    /// Shows a line of progress. The same status again moves its bar.
+    /// Shows a progress event. A repeated status moves its bar.
     pub fn show(&mut self, progress: &Progress) {
         let label = label(progress);
         let Some(bars) = &self.bars else {
@@ -40,7 +41,7 @@ impl Display {
         };
         if self.current.as_ref().is_none_or(|(shown, _)| *shown != label) {
             if let Some((_, bar)) = self.current.take() {
-                // Who is waited for has not done what was under way.
+                // A wait for another process does not complete the previous status.
                 finish(&bar, !label.starts_with(WAITING_PREFIX));
             }
             let bar = if progress.total > 0 {
@@ -50,7 +51,7 @@ impl Display {
             };
             bar.set_style(style(progress.total > 0));
             bar.set_message(label.clone());
-            // What an earlier run has brought says nothing about the speed of this one, and is not shown as such.
+            // Bytes of an earlier run are not counted in the speed of this run.
             bar.set_position(progress.completed);
             bar.tick();
             bar.reset_eta();
@@ -59,7 +60,7 @@ impl Display {
             self.current = Some((label, bar));
         }
         if let Some((_, bar)) = &self.current {
-            // The size of some work is known after it has begun.
+            // Some tasks report their size only after they started.
             if progress.total > 0 && bar.length() != Some(progress.total) {
                 bar.set_length(progress.total);
                 bar.set_style(style(true));
@@ -68,10 +69,10 @@ impl Display {
         }
     }
 
-    /// Shows lines of progress until there are no more.
+    /// Shows progress events until the stream ends.
     ///
     /// # Errors
-    /// The work failed, or the connection.
+    /// The work or the connection failed.
     pub async fn follow(&mut self, mut lines: Stream<Progress>) -> Result<(), ClientError> {
         while let Some(line) = lines.next().await {
             self.show(&line?);
@@ -79,7 +80,7 @@ impl Display {
         Ok(())
     }
 
-    /// Ends the last line.
+    /// Finishes the last line.
     pub fn done(mut self) {
         if let Some((_, bar)) = self.current.take() {
             finish(&bar, false);
@@ -87,7 +88,7 @@ impl Display {
     }
 }
 
-/// Leaves a line as it is, or as one of something that is done.
+/// Leaves a line as it is, or marks it as done.
 fn finish(bar: &ProgressBar, is_done: bool) {
     if bar.length().is_some_and(|length| length > 0) {
         if is_done { bar.finish() } else { bar.abandon() }
@@ -100,7 +101,7 @@ fn finish(bar: &ProgressBar, is_done: bool) {
     }
 }
 
-/// Downloads are told apart by the blob.
+/// Downloads are distinguished by their blob.
 fn label(progress: &Progress) -> String {
     match progress.status.strip_prefix("pulling ") {
         Some(digest) if progress.total > 0 => format!("pulling {digest}:"),
@@ -117,10 +118,10 @@ fn style(has_size: bool) -> ProgressStyle {
     ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .with_key("share", |state: &ProgressState, out: &mut dyn Write| {
-            let _ = out.write_str(&share(state.pos(), state.len().unwrap_or(0)));
+            let _ = out.write_str(&percentage(state.pos(), state.len().unwrap_or(0)));
         })
         .with_key("moved", |state: &ProgressState, out: &mut dyn Write| {
-            let _ = out.write_str(&moved(state.pos()));
+            let _ = out.write_str(&byte_count(state.pos()));
         })
         .with_key("rate", |state: &ProgressState, out: &mut dyn Write| {
             let _ = out.write_str(&rate(state.per_sec()));
@@ -133,8 +134,9 @@ fn style(has_size: bool) -> ProgressStyle {
         .tick_chars("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏ ")
 }
 
-/// Hundredths, with as many digits behind the point as are worth something. What is not done is not called so.
-fn share(done: u64, of: u64) -> String {
+/// Percentage with up to two decimals for small values. It rounds down, so that unfinished work
+/// never shows 100%.
+fn percentage(done: u64, of: u64) -> String {
     let hundredths = u128::from(done.min(of)) * 10_000 / u128::from(of.max(1));
     match hundredths {
         0..100 => format!("0.{hundredths:02}%"),
@@ -143,8 +145,8 @@ fn share(done: u64, of: u64) -> String {
     }
 }
 
-/// Bytes in a unit in which they are seen to grow, also on a slow line.
-fn moved(bytes: u64) -> String {
+/// Bytes in a unit small enough to show progress on a slow connection.
+fn byte_count(bytes: u64) -> String {
     match bytes {
         0..1_000 => format!("{bytes} B"),
         1_000..1_000_000 => format!("{:.1} kB", bytes as f64 / 1e3),
@@ -153,8 +155,8 @@ fn moved(bytes: u64) -> String {
     }
 }
 
-fn rate(bytes_a_second: f64) -> String {
-    let bytes = bytes_a_second.clamp(0.0, 1e18) as u64;
+fn rate(bytes_per_second: f64) -> String {
+    let bytes = bytes_per_second.clamp(0.0, 1e18) as u64;
     match bytes {
         0..1_000 => format!("{bytes} B/s"),
         1_000..1_000_000 => format!("{:.1} kB/s", bytes as f64 / 1e3),
@@ -163,12 +165,13 @@ fn rate(bytes_a_second: f64) -> String {
     }
 }
 
-/// How long bytes take at a speed: `12s`, `5m 3s`, `61h 7m`; nothing where none move.
-fn time_left(bytes: u64, a_second: f64) -> String {
-    if bytes == 0 || a_second.is_nan() || a_second < 1.0 {
+/// Remaining time for `bytes` at a speed in bytes per second: `12s`, `5m 3s`, `61h 7m`; empty below
+/// 1 byte per second.
+fn time_left(bytes: u64, bytes_per_second: f64) -> String {
+    if bytes == 0 || bytes_per_second.is_nan() || bytes_per_second < 1.0 {
         return String::new();
     }
-    let seconds = (bytes as f64 / a_second).ceil() as u64;
+    let seconds = (bytes as f64 / bytes_per_second).ceil() as u64;
     match seconds {
         0..60 => format!("{seconds}s"),
         60..3600 => format!("{}m {}s", seconds / 60, seconds % 60),
@@ -181,13 +184,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slow_line_is_seen_to_bring_something() {
+    fn progress_is_visible_on_a_slow_connection() {
         const SIZE: u64 = 4_000_000_000;
         assert_eq!(
             ["0.00%", "0.01%"].map(str::to_owned),
-            [share(300_000, SIZE), share(700_000, SIZE)]
+            [percentage(300_000, SIZE), percentage(700_000, SIZE)]
         );
-        assert_eq!((moved(19_300), moved(2_345_678)), ("19.3 kB".into(), "2.3 MB".into()));
+        assert_eq!(
+            (byte_count(19_300), byte_count(2_345_678)),
+            ("19.3 kB".into(), "2.3 MB".into())
+        );
         assert_eq!(
             (rate(15_321.7), rate(900.0), rate(0.0)),
             ("15.3 kB/s".into(), "900 B/s".into(), "0 B/s".into())
@@ -200,11 +206,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_done_is_not_called_so() {
-        assert_eq!(share(999_999, 1_000_000), "99%");
-        assert_eq!([share(0, 0), share(1, 1), share(u64::MAX, 3)], ["0.00%", "100%", "100%"]);
-        assert_eq!([share(15, 1000), share(150, 1000)], ["1.5%", "15%"]);
-        assert_eq!((moved(999), moved(12_345_678_901)), ("999 B".into(), "12.346 GB".into()));
+    fn unfinished_work_never_shows_100_percent() {
+        assert_eq!(percentage(999_999, 1_000_000), "99%");
+        assert_eq!(
+            [percentage(0, 0), percentage(1, 1), percentage(u64::MAX, 3)],
+            ["0.00%", "100%", "100%"]
+        );
+        assert_eq!([percentage(15, 1000), percentage(150, 1000)], ["1.5%", "15%"]);
+        assert_eq!(
+            (byte_count(999), byte_count(12_345_678_901)),
+            ("999 B".into(), "12.346 GB".into())
+        );
         assert_eq!((time_left(10, 3.0), time_left(900, 3.0)), ("4s".into(), "5m 0s".into()));
         assert_eq!((rate(2.5e6), rate(1e30)), ("2.5 MB/s".into(), "1000000000.00 GB/s".into()));
     }

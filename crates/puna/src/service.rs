@@ -1,4 +1,4 @@
-//! Finding a server, or being one: the commands that work on stored and running models speak with it over HTTP.
+//! Finds or starts a server. Commands that work on stored and running models use it over HTTP.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -16,49 +16,58 @@ use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// How long a server that was started in the background may take to answer.
+/// Time limit for the first answer of a server started in the background.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long a server that listens may take for its first answer, which costs it nothing.
-const CONTACT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit for a listening server's answer to the version request, which costs it nothing.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a draft model is called in the store that exists for a file alone: as its own file is, and other than that.
+/// Name of a draft model in the temporary store of a single file: its file name, made distinct from
+/// the model's name.
 pub fn draft_name(model: &Path, draft: &Path) -> ModelName {
     let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let (model, draft) = (name_of(&stem(model)), stem(draft));
-    let own = name_of(&draft);
-    if own.same(&model) { name_of(&format!("draft-{draft}")) } else { own }
+    let (model, draft) = (model_name_from(&stem(model)), stem(draft));
+    let name = model_name_from(&draft);
+    if name.same(&model) { model_name_from(&format!("draft-{draft}")) } else { name }
 }
 
-/// A server that answers, and the runtime on which to ask it.
+/// A connected server, and the runtime for requests to it.
 pub struct Service {
     client: Client,
-    own: Arc<Mutex<Option<OwnServer>>>,
+    in_process: Arc<Mutex<Option<InProcessServer>>>,
     runtime: Runtime,
-    /// Whether the server's address is one of this machine.
-    is_here: bool,
+    /// Whether the server's address is on this machine.
+    is_local: bool,
 }
 
 impl Service {
-    fn new(client: Client, own: Option<OwnServer>, runtime: Runtime, is_here: bool) -> Self {
-        let own = Arc::new(Mutex::new(own));
+    fn new(
+        client: Client,
+        in_process: Option<InProcessServer>,
+        runtime: Runtime,
+        is_local: bool,
+    ) -> Self {
+        let in_process = Arc::new(Mutex::new(in_process));
         #[cfg(unix)]
-        runtime.spawn(end_when_terminated(crate::terminal::Saved::now(), own.clone()));
-        Self { client, own, runtime, is_here }
+        runtime.spawn(shut_down_on_sigterm(
+            crate::terminal::SavedTerminal::capture(),
+            in_process.clone(),
+        ));
+        Self { client, in_process, runtime, is_local }
     }
 
-    /// The server that listens.
+    /// Connects to the listening server.
     ///
     /// # Errors
-    /// None does.
+    /// No server listens.
     pub fn connect() -> Result<Self> {
-        let Greeted { config, client, runtime, contact } = greet()?;
-        match contact {
-            Contact::Answers(_) => {
-                Ok(Self::new(client, None, runtime, is_this_machine(&config.address)))
+        let ServerProbe { config, client, runtime, probe } = probe_configured()?;
+        match probe {
+            ProbeResult::Server(_) => {
+                Ok(Self::new(client, None, runtime, is_local_address(&config.address)))
             }
-            Contact::Nobody(_) => {
-                let (url, set) = (config.address.url(), set_by(&config));
+            ProbeResult::NotListening(_) => {
+                let (url, set) = (config.address.url(), address_source(&config));
                 bail!(
                     "could not connect to a puna server at {url}{set}, run 'puna serve' to start it"
                 )
@@ -66,78 +75,90 @@ impl Service {
         }
     }
 
-    /// What the server that listens says of its version; `None` where none listens.
+    /// Version of the listening server; `None` if no server listens.
     pub fn version() -> Result<Option<VersionResponse>> {
-        match greet()?.contact {
-            Contact::Answers(version) => Ok(Some(version)),
-            Contact::Nobody(_) => Ok(None),
+        match probe_configured()?.probe {
+            ProbeResult::Server(version) => Ok(Some(version)),
+            ProbeResult::NotListening(_) => Ok(None),
         }
     }
 
-    /// The stored models: those of the server that listens; where none does at the usual address, those of the store, which needs
-    /// no server to be read.
+    /// Stored models of the listening server. If none listens at the default address, it reads the
+    /// store, which needs no server.
     ///
     /// # Errors
-    /// As [`Service::connect_or_own`].
+    /// As [`Service::connect_or_run_in_process`].
     pub fn stored_models() -> Result<ListResponse> {
-        // A question or two: no threads are worth that.
+        // One or two requests need no worker threads.
         let mut builder = tokio::runtime::Builder::new_current_thread();
         let runtime = builder.enable_all().build().context("cannot wait for a server")?;
-        let Greeted { config, client, runtime, contact } = greet_on(runtime)?;
-        match contact {
-            Contact::Answers(_) => Ok(runtime.block_on(client.list())?),
-            Contact::Nobody(_) if may_do_without(&config) => {
+        let ServerProbe { config, client, runtime, probe } = probe_configured_on(runtime)?;
+        match probe {
+            ProbeResult::Server(_) => Ok(runtime.block_on(client.list())?),
+            ProbeResult::NotListening(_) if can_use_local_store(&config) => {
                 Ok(puna_server::stored_models(&config.store()?)?)
             }
-            Contact::Nobody(error) => Err(nobody(&config, &error)),
+            ProbeResult::NotListening(error) => Err(not_listening_error(&config, &error)),
         }
     }
 
-    /// The server that listens; where none does at the usual address, a server in this process that ends with it.
+    /// Connects to the listening server. If none listens at the default address, starts one in this
+    /// process, which ends with it.
     ///
     /// # Errors
-    /// Nobody answers at an address that somebody has set: what is stored here may be something else than what is there.
-    pub fn connect_or_own() -> Result<Self> {
-        let Greeted { config, client, runtime, contact } = greet()?;
-        match contact {
-            Contact::Answers(_) => {
-                Ok(Self::new(client, None, runtime, is_this_machine(&config.address)))
+    /// No server listens at a configured address. The store of this machine may differ from that
+    /// server's.
+    pub fn connect_or_run_in_process() -> Result<Self> {
+        let ServerProbe { config, client, runtime, probe } = probe_configured()?;
+        match probe {
+            ProbeResult::Server(_) => {
+                Ok(Self::new(client, None, runtime, is_local_address(&config.address)))
             }
-            Contact::Nobody(_) if may_do_without(&config) => Self::own(config, runtime),
-            Contact::Nobody(error) => Err(nobody(&config, &error)),
+            ProbeResult::NotListening(_) if can_use_local_store(&config) => {
+                Self::in_process(config, runtime)
+            }
+            ProbeResult::NotListening(error) => Err(not_listening_error(&config, &error)),
         }
     }
 
-    fn own(config: Config, runtime: Runtime) -> Result<Self> {
+    fn in_process(config: Config, runtime: Runtime) -> Result<Self> {
         let key = config.api_key.0.clone();
-        let own = OwnServer::start(&runtime, config)?;
-        Ok(Self::new(Client::new(own.url.clone()).with_key(key), Some(own), runtime, true))
+        let in_process = InProcessServer::start(&runtime, config)?;
+        Ok(Self::new(
+            Client::new(in_process.url.clone()).with_key(key),
+            Some(in_process),
+            runtime,
+            true,
+        ))
     }
 
-    /// The server that listens; where none does on this machine, one that is started in the background and stays.
+    /// Connects to the listening server. If none listens on this machine, starts one in the
+    /// background, which keeps running.
     pub fn connect_or_start() -> Result<Self> {
-        let Greeted { config, client, runtime, contact } = greet()?;
-        match contact {
-            Contact::Answers(_) => {}
-            Contact::Nobody(_) if config.address.port == 0 => return Self::own(config, runtime),
-            Contact::Nobody(_) if is_this_machine(&config.address) => {
+        let ServerProbe { config, client, runtime, probe } = probe_configured()?;
+        match probe {
+            ProbeResult::Server(_) => {}
+            ProbeResult::NotListening(_) if config.address.port == 0 => {
+                return Self::in_process(config, runtime);
+            }
+            ProbeResult::NotListening(_) if is_local_address(&config.address) => {
                 let (mut child, log) = spawn_in_background()?;
                 runtime.block_on(wait_for(&client, &mut child, &log))?;
             }
-            Contact::Nobody(error) => return Err(nobody(&config, &error)),
+            ProbeResult::NotListening(error) => return Err(not_listening_error(&config, &error)),
         }
-        Ok(Self::new(client, None, runtime, is_this_machine(&config.address)))
+        Ok(Self::new(client, None, runtime, is_local_address(&config.address)))
     }
 
-    /// A server of its own for a file that is in no store, and the name that the model has there. The file of its draft
-    /// model is called [`draft_name`] there.
+    /// Starts a server in this process for a file outside the store, and returns the model's name
+    /// on it. The draft model's name there is [`draft_name`].
     pub fn for_file(path: &Path, draft: Option<&Path>) -> Result<(Self, String)> {
         crate::local::check_file(path)?;
-        // What is wrong with the file is said of the file, not of the model that it would be.
+        // The file is opened here so that an error names the file and not the model.
         puna_gguf::Gguf::open(path).with_context(|| path.display().to_string())?;
         let dir = tempfile::tempdir().context("cannot make a temporary folder")?;
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let name = name_of(&stem);
+        let name = model_name_from(&stem);
         let store = Store::open(dir.path())?;
         store.link_file(&name, path)?;
         if let Some(draft) = draft {
@@ -147,35 +168,38 @@ impl Service {
         }
         let mut config = Config::from_env()?;
         config.models = dir.path().to_owned();
-        // Nobody else is told where it listens; its keys would only stand in the way.
+        // Only this process knows the server's address, so it needs no API keys.
         config.keys = dir.path().join("no-keys.toml");
         let runtime = runtime()?;
-        let mut own = OwnServer::start(&runtime, config)?;
-        own.folder = Some(dir);
-        Ok((Self::new(Client::new(own.url.clone()), Some(own), runtime, true), name.to_string()))
+        let mut in_process = InProcessServer::start(&runtime, config)?;
+        in_process.folder = Some(dir);
+        Ok((
+            Self::new(Client::new(in_process.url.clone()), Some(in_process), runtime, true),
+            name.to_string(),
+        ))
     }
 
-    /// The server.
+    /// Client of the server.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
     /// Whether the server is on this machine.
-    pub fn is_here(&self) -> bool {
-        self.is_here
+    pub fn is_local(&self) -> bool {
+        self.is_local
     }
 
-    /// Whether the server is in this process, with this user's settings.
-    pub fn is_own(&self) -> bool {
-        self.own.lock().unwrap_or_else(std::sync::PoisonError::into_inner).is_some()
+    /// Whether the server runs in this process, with this user's settings.
+    pub fn is_in_process(&self) -> bool {
+        self.in_process.lock().unwrap_or_else(std::sync::PoisonError::into_inner).is_some()
     }
 
-    /// Where to ask it.
+    /// Runtime for requests to the server.
     pub fn runtime(&self) -> &Runtime {
         &self.runtime
     }
 
-    /// Waits for an answer.
+    /// Runs a request to completion.
     pub fn wait<T>(&self, work: impl Future<Output = Result<T, ClientError>>) -> Result<T> {
         Ok(self.runtime.block_on(work)?)
     }
@@ -183,8 +207,8 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        if let Some(own) = taken(&self.own) {
-            self.runtime.block_on(own.end());
+        if let Some(in_process) = take_server(&self.in_process) {
+            self.runtime.block_on(in_process.end());
         }
     }
 }
@@ -194,24 +218,24 @@ fn runtime() -> Result<Runtime> {
     builder.worker_threads(2).enable_all().build().context("cannot start threads")
 }
 
-/// A server in this process, on a port that only it knows.
-struct OwnServer {
+/// A server in this process, on a port that only this process knows.
+struct InProcessServer {
     url: String,
     end: oneshot::Sender<()>,
     task: JoinHandle<()>,
-    /// Models that exist for this server only.
+    /// Store with models that only this server has.
     folder: Option<tempfile::TempDir>,
 }
 
-impl OwnServer {
+impl InProcessServer {
     fn start(runtime: &Runtime, mut config: Config) -> Result<Self> {
-        // Nobody is between this process and itself.
+        // Both ends are in this process, so the connection needs no encryption.
         config.tls = None;
         let listener = runtime
             .block_on(TcpListener::bind("127.0.0.1:0"))
             .context("cannot listen on this machine")?;
         let url = format!("http://{}", listener.local_addr()?);
-        // What is wrong with the store is known now rather than with the first request.
+        // An invalid store is reported here and not at the first request.
         config.store()?;
         let (end, ended) = oneshot::channel();
         let task = runtime.spawn(async move {
@@ -233,24 +257,27 @@ impl OwnServer {
     }
 }
 
-fn taken(own: &Mutex<Option<OwnServer>>) -> Option<OwnServer> {
-    own.lock().unwrap_or_else(PoisonError::into_inner).take()
+fn take_server(in_process: &Mutex<Option<InProcessServer>>) -> Option<InProcessServer> {
+    in_process.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
-/// Leaves terminal and disk in order when something asks this process to end.
+/// Restores the terminal and removes temporary files when SIGTERM ends this process.
 #[cfg(unix)]
-async fn end_when_terminated(terminal: crate::terminal::Saved, own: Arc<Mutex<Option<OwnServer>>>) {
+async fn shut_down_on_sigterm(
+    terminal: crate::terminal::SavedTerminal,
+    in_process: Arc<Mutex<Option<InProcessServer>>>,
+) {
     use tokio::signal::unix::{SignalKind, signal};
     let Ok(mut terminated) = signal(SignalKind::terminate()) else { return };
     terminated.recv().await;
     terminal.restore();
-    if let Some(own) = taken(&own) {
-        own.end().await;
+    if let Some(in_process) = take_server(&in_process) {
+        in_process.end().await;
     }
     std::process::exit(128 + SignalKind::terminate().as_raw_value());
 }
 
-/// The configuration, after what is wrong with the part of it that concerns clients was told.
+/// Loads the configuration and prints the warnings about client settings.
 fn client_config() -> Result<Config> {
     let config = Config::from_env()?;
     for warning in config.warnings.iter().filter(|warning| warning.variable.ends_with("_HOST")) {
@@ -259,55 +286,55 @@ fn client_config() -> Result<Config> {
     Ok(config)
 }
 
-/// What is known after the first words to the address that is set.
-struct Greeted {
+/// Result of the version request to the configured address.
+struct ServerProbe {
     config: Config,
     client: Client,
     runtime: Runtime,
-    contact: Contact,
+    probe: ProbeResult,
 }
 
-/// Says hello to the server that is set.
+/// Sends the version request to the configured server.
 ///
 /// # Errors
-/// As [`contact`], or the configuration is wrong.
-fn greet() -> Result<Greeted> {
-    greet_on(runtime()?)
+/// As [`probe`], or the configuration is invalid.
+fn probe_configured() -> Result<ServerProbe> {
+    probe_configured_on(runtime()?)
 }
 
-/// The same on a runtime of one's own.
-fn greet_on(runtime: Runtime) -> Result<Greeted> {
+/// Like [`probe_configured`], on a given runtime.
+fn probe_configured_on(runtime: Runtime) -> Result<ServerProbe> {
     let config = client_config()?;
     let client = Client::new(config.address.url()).with_key(config.api_key.0.clone());
-    let contact = runtime.block_on(contact(&client, &config.address))?;
-    Ok(Greeted { config, client, runtime, contact })
+    let probe = runtime.block_on(probe(&client, &config.address))?;
+    Ok(ServerProbe { config, client, runtime, probe })
 }
 
-/// What the first words to an address came to.
-enum Contact {
+/// Result of the version request to an address.
+enum ProbeResult {
     /// A server of Puna or Ollama.
-    Answers(VersionResponse),
-    /// Nobody listens.
-    Nobody(ClientError),
+    Server(VersionResponse),
+    /// No process listens there.
+    NotListening(ClientError),
 }
 
-/// Says hello to a server.
+/// Sends the version request to a server.
 ///
 /// # Errors
-/// What listens is something else, or does not answer.
-async fn contact(client: &Client, address: &Address) -> Result<Contact> {
+/// The listener is not such a server, or does not answer.
+async fn probe(client: &Client, address: &Address) -> Result<ProbeResult> {
     let elsewhere = "stop it, or set OLLAMA_HOST to another address (such as 127.0.0.1:11500)";
-    match tokio::time::timeout(CONTACT_TIMEOUT, client.version()).await {
+    match tokio::time::timeout(PROBE_TIMEOUT, client.version()).await {
         Ok(Ok(version)) if !version.version.is_empty() || !version.puna.is_empty() => {
-            Ok(Contact::Answers(version))
+            Ok(ProbeResult::Server(version))
         }
-        Ok(Err(error @ ClientError::Unreachable { .. })) => Ok(Contact::Nobody(error)),
+        Ok(Err(error @ ClientError::Unreachable { .. })) => Ok(ProbeResult::NotListening(error)),
         Ok(Err(error @ ClientError::Tls { .. })) => Err(error.into()),
-        // It says so itself.
+        // The server's message itself says that it expects HTTPS.
         Ok(Err(ClientError::Status { status: 400, message })) if message.contains("HTTPS") => {
             bail!(message)
         }
-        // Something stands before the server, and says what it wants.
+        // A proxy in front of the server answered; its message tells what it requires.
         Ok(Err(error @ ClientError::Status { status: 401 | 403 | 407 | 500.., .. })) => {
             Err(error.into())
         }
@@ -317,8 +344,8 @@ async fn contact(client: &Client, address: &Address) -> Result<Contact> {
         Ok(Err(ClientError::Transport(_))) => {
             bail!("a program that does not speak HTTP is running at {}: {elsewhere}", address.url())
         }
-        Err(_) if is_this_machine(address) => {
-            let seconds = CONTACT_TIMEOUT.as_secs();
+        Err(_) if is_local_address(address) => {
+            let seconds = PROBE_TIMEOUT.as_secs();
             bail!(
                 "a program that does not speak HTTP is running at {} (no answer in {seconds} s): {elsewhere}",
                 address.url()
@@ -327,23 +354,23 @@ async fn contact(client: &Client, address: &Address) -> Result<Contact> {
         Err(_) => bail!(
             "no answer from {} in {} s: is OLLAMA_HOST right, and is the server running?",
             address.url(),
-            CONTACT_TIMEOUT.as_secs()
+            PROBE_TIMEOUT.as_secs()
         ),
     }
 }
 
-/// Whether a command that finds no server works on the models of this machine itself: where it would look unless told otherwise,
-/// and at port 0, where nobody can listen.
-fn may_do_without(config: &Config) -> bool {
+/// Whether a command without a server uses the models of this machine: at the default address, and
+/// at port 0, where no server can listen.
+fn can_use_local_store(config: &Config) -> bool {
     let is_usual = *config.source("host") == Source::Default
         || [0, DEFAULT_PORT].contains(&config.address.port);
-    is_usual && is_this_machine(&config.address)
+    is_usual && is_local_address(&config.address)
 }
 
-/// That nobody answers, with the one who said that somebody would.
-fn nobody(config: &Config, error: &ClientError) -> anyhow::Error {
-    let set = set_by(config);
-    match is_this_machine(&config.address) && !set.is_empty() {
+/// Error for an address at which no server listens, with the setting that named the address.
+fn not_listening_error(config: &Config, error: &ClientError) -> anyhow::Error {
+    let set = address_source(config);
+    match is_local_address(&config.address) && !set.is_empty() {
         true => anyhow!(
             "{error}{set}: start a server there with `puna serve`, or leave the setting out to work on the models of this machine \
              without one"
@@ -352,20 +379,20 @@ fn nobody(config: &Config, error: &ClientError) -> anyhow::Error {
     }
 }
 
-/// Who has set the address, as words behind it; none where nobody has.
-fn set_by(config: &Config) -> String {
+/// Suffix for an error message that names the setting of the address; empty for the default.
+fn address_source(config: &Config) -> String {
     match config.source("host") {
         Source::Default => String::new(),
         source => format!(" (the address is set by {source})"),
     }
 }
 
-fn is_this_machine(address: &Address) -> bool {
+fn is_local_address(address: &Address) -> bool {
     let ip = address.host.parse::<std::net::IpAddr>();
     address.host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback() || ip.is_unspecified())
 }
 
-/// Starts `puna serve` so that it outlives this process; its log goes to a file.
+/// Starts `puna serve` so that it outlives this process. Its log goes to a file.
 fn spawn_in_background() -> Result<(Child, PathBuf)> {
     let log = crate::env::home().unwrap_or_default().join(".ollama").join("logs").join("puna.log");
     let file = log.parent().map(std::fs::create_dir_all).and_then(|made| {
@@ -378,7 +405,7 @@ fn spawn_in_background() -> Result<(Child, PathBuf)> {
     command.stderr(file.map_or_else(Stdio::null, Stdio::from));
     #[cfg(unix)]
     {
-        // Ctrl-C here is not for the server.
+        // The process group keeps Ctrl-C in this terminal from reaching the server.
         use std::os::unix::process::CommandExt;
         command.process_group(0);
     }
@@ -393,7 +420,7 @@ async fn wait_for(client: &Client, child: &mut Child, log: &Path) -> Result<()> 
             return Ok(());
         }
         if let Some(status) = child.try_wait()? {
-            // Another process may have started one at the same moment.
+            // Another process may have started a server at the same moment.
             tokio::time::sleep(Duration::from_millis(100)).await;
             if client.root().await.is_ok() {
                 return Ok(());
@@ -411,8 +438,8 @@ async fn wait_for(client: &Client, child: &mut Child, log: &Path) -> Result<()> 
     }
 }
 
-/// A model name made of a file's name.
-fn name_of(stem: &str) -> ModelName {
+/// A valid model name made from a file name.
+fn model_name_from(stem: &str) -> ModelName {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     let clean: String = stem.chars().filter(|c| allowed(*c)).take(80).collect();
     let clean = clean.trim_start_matches(['-', '.']);
@@ -426,25 +453,25 @@ mod tests {
     #[test]
     fn every_file_name_gives_a_model_name() {
         assert_eq!(
-            name_of("SmolLM2-135M-Instruct.Q4_1").to_string(),
+            model_name_from("SmolLM2-135M-Instruct.Q4_1").to_string(),
             "SmolLM2-135M-Instruct.Q4_1:latest"
         );
-        assert_eq!(name_of("a b:c/é").to_string(), "abc:latest");
-        assert_eq!(name_of("..").to_string(), "file:latest");
-        assert_eq!(name_of(&"x".repeat(300)).model().len(), 80);
+        assert_eq!(model_name_from("a b:c/é").to_string(), "abc:latest");
+        assert_eq!(model_name_from("..").to_string(), "file:latest");
+        assert_eq!(model_name_from(&"x".repeat(300)).model().len(), 80);
     }
 
     #[test]
-    fn a_server_is_done_without_only_where_nobody_said_that_there_is_one() {
+    fn the_local_store_replaces_a_server_only_at_the_default_address() {
         let may = |host: &str| {
             let home = |name: &str| (name == "HOME").then(|| "/home/me".to_owned());
             let given =
                 |name: &str| (name == "OLLAMA_HOST" && !host.is_empty()).then(|| host.to_owned());
-            may_do_without(
+            can_use_local_store(
                 &Config::from_variables(|name| given(name).or_else(|| home(name))).unwrap(),
             )
         };
-        // What a server listens at need not be what a command is to ask.
+        // A server's listen address may differ from the address that a client uses.
         assert!(may("") && may("127.0.0.1") && may("0.0.0.0:11434") && may("127.0.0.1:0"));
         assert!(
             !may("127.0.0.1:11500")
@@ -455,8 +482,8 @@ mod tests {
     }
 
     #[test]
-    fn servers_elsewhere_are_not_started_here() {
-        let here = |text: &str| is_this_machine(&Address::parse(text).0);
+    fn only_local_addresses_can_start_a_server() {
+        let here = |text: &str| is_local_address(&Address::parse(text).0);
         assert!(here("") && here("localhost:1") && here("0.0.0.0") && here("[::1]:5"));
         assert!(!here("192.168.1.2") && !here("https://example.com"));
     }

@@ -1,7 +1,7 @@
-//! The terminal's settings, for the cases in which the line editor does not put them back.
+//! Restores terminal settings where the line editor does not.
 
 #[cfg(unix)]
-pub use unix::{Saved, discard_input};
+pub use unix::{SavedTerminal, discard_input};
 
 #[cfg(unix)]
 mod unix {
@@ -11,26 +11,27 @@ mod unix {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::termios::{OptionalActions, QueueSelector, Termios, tcflush, tcgetattr, tcsetattr};
 
-    /// A pause that tells what was pasted from what is typed after it.
-    const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
-    /// However much is pasted, not longer than this.
-    const LONGEST: Duration = Duration::from_secs(2);
+    /// Silence that separates pasted input from typed input.
+    const PASTE_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+    /// Maximum time for which pasted input is discarded.
+    const MAX_DISCARD_TIME: Duration = Duration::from_secs(2);
     const BRACKETED_PASTE_OFF: &[u8] = b"\x1b[?2004l\r\n";
 
-    /// How the terminal of standard input was at some time.
+    /// Terminal settings of standard input at some time.
     #[derive(Clone, Debug)]
-    pub struct Saved(Option<Termios>);
+    pub struct SavedTerminal(Option<Termios>);
 
-    impl Saved {
-        /// As it is now; nothing where standard input is no terminal.
-        pub fn now() -> Self {
+    impl SavedTerminal {
+        /// Reads the current settings; holds none if standard input is not a terminal.
+        pub fn capture() -> Self {
             Self(tcgetattr(io::stdin()).ok())
         }
 
-        /// Puts it back, and ends what a line editor may have switched on.
+        /// Restores the settings and disables bracketed paste, which a line editor may have
+        /// enabled.
         pub fn restore(&self) {
             let Some(settings) = &self.0 else { return };
-            // Whoever ends a process whose terminal is gone does not care.
+            // The process ends next, so a missing terminal does not matter.
             let _ = tcsetattr(io::stdin(), OptionalActions::Now, settings);
             let mut out = io::stdout();
             if out.is_terminal() {
@@ -39,18 +40,18 @@ mod unix {
         }
     }
 
-    /// Drops what is still to be read of a paste.
+    /// Discards the unread rest of a paste.
     pub fn discard_input() {
         let input = io::stdin();
         let Ok(before) = tcgetattr(&input) else { return };
-        // Otherwise the terminal holds back what has no line end yet.
+        // In line mode, the terminal would hold back input without a line end.
         let mut raw = before.clone();
         raw.make_raw();
         if tcsetattr(&input, OptionalActions::Now, &raw).is_err() {
             return;
         }
         let start = Instant::now();
-        while start.elapsed() < LONGEST
+        while start.elapsed() < MAX_DISCARD_TIME
             && is_readable(&input)
             && tcflush(&input, QueueSelector::IFlush).is_ok()
         {}
@@ -58,10 +59,11 @@ mod unix {
     }
 
     fn is_readable(input: &io::Stdin) -> bool {
-        poll(&mut [PollFd::new(input, PollFlags::IN)], Some(&PAUSE)).is_ok_and(|ready| ready > 0)
+        poll(&mut [PollFd::new(input, PollFlags::IN)], Some(&PASTE_PAUSE))
+            .is_ok_and(|ready| ready > 0)
     }
 }
 
-/// Elsewhere the line editor reads keys and not bytes, and nothing is left behind.
+/// On other systems the line editor reads key events and leaves no input behind.
 #[cfg(not(unix))]
 pub fn discard_input() {}

@@ -1,25 +1,25 @@
-//! Errors of usage, in the words that users of Ollama know.
+//! Usage errors, with the wording that users of Ollama know.
 
 use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::cli::Cli;
 
-/// The exit status of wrong usage.
-pub const STATUS: u8 = 2;
+/// Exit status of wrong usage.
+pub const EXIT_STATUS: u8 = 2;
 
-/// A flag or argument that clap took and that means nothing.
+/// A flag or argument that clap accepted but that has no meaning.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct WrongUsage(String);
+pub struct UsageError(String);
 
-/// An error of usage: the program ends with [`STATUS`].
-pub fn wrong(text: impl Into<String>) -> anyhow::Error {
-    WrongUsage(text.into()).into()
+/// Creates a usage error. The program then exits with [`EXIT_STATUS`].
+pub fn error(text: impl Into<String>) -> anyhow::Error {
+    UsageError(text.into()).into()
 }
 
-/// The text for what clap found; `None` where it is no error but help or a version, which clap prints itself.
-pub fn text(error: &clap::Error, args: &[String]) -> Option<String> {
+/// Message for a clap error; `None` for help and version output, which clap prints itself.
+pub fn message(error: &clap::Error, args: &[String]) -> Option<String> {
     let context = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.clone()),
         Some(ContextValue::Strings(list)) => Some(list.join(" ")),
@@ -38,7 +38,7 @@ pub fn text(error: &clap::Error, args: &[String]) -> Option<String> {
             }
             _ => arity(command, args),
         },
-        ErrorKind::MissingRequiredArgument if is_classic(command) => arity(command, args),
+        ErrorKind::MissingRequiredArgument if is_ollama_command(command) => arity(command, args),
         ErrorKind::InvalidSubcommand => {
             let name = context(ContextKind::InvalidSubcommand).unwrap_or_default();
             let root = Cli::command();
@@ -72,7 +72,7 @@ pub fn text(error: &clap::Error, args: &[String]) -> Option<String> {
     })
 }
 
-/// Commands that may be meant by a name: the nearest first, hidden ones never.
+/// Visible commands with names similar to `name`, the most similar first.
 fn similar(name: &str, table: &clap::Command) -> Vec<String> {
     let most = if name.chars().count() < 4 { 1 } else { 2 };
     let shown = table
@@ -80,15 +80,18 @@ fn similar(name: &str, table: &clap::Command) -> Vec<String> {
         .filter(|command| !command.is_hide_set())
         .map(clap::Command::get_name);
     let mut near: Vec<(usize, &str)> = shown
-        .map(|known| (slips(name, known), known))
-        .filter(|(slips, known)| *slips <= most || (name.len() > 1 && known.starts_with(name)))
+        .map(|known| (edit_distance(name, known), known))
+        .filter(|(distance, known)| {
+            *distance <= most || (name.len() > 1 && known.starts_with(name))
+        })
         .collect();
-    near.sort_by_key(|(slips, _)| *slips);
+    near.sort_by_key(|(distance, _)| *distance);
     near.into_iter().map(|(_, known)| known.to_owned()).collect()
 }
 
-/// Slips of the finger between two words: letters too many, missing, wrong, or two in the wrong order.
-fn slips(a: &str, b: &str) -> usize {
+/// Edit distance between two words: insertions, deletions, substitutions and transpositions of
+/// letters.
+fn edit_distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().take(64).collect(), b.chars().collect());
     let mut rows = vec![(0..=b.len()).collect::<Vec<usize>>()];
     for i in 1..=a.len() {
@@ -106,8 +109,8 @@ fn slips(a: &str, b: &str) -> usize {
     rows[a.len()][b.len()]
 }
 
-/// Commands that Ollama has too, with the number of arguments it says they take.
-fn is_classic(command: &str) -> bool {
+/// Whether Ollama has the command too. Errors for these state the number of arguments.
+fn is_ollama_command(command: &str) -> bool {
     matches!(
         command,
         "run" | "rm" | "show" | "stop" | "create" | "cp" | "list" | "ls" | "ps" | "serve" | "start"
@@ -115,7 +118,7 @@ fn is_classic(command: &str) -> bool {
 }
 
 fn arity(command: &str, args: &[String]) -> String {
-    // Flags of these commands that take a value of their own.
+    // Flags of these commands that take a value.
     const VALUED: [&str; 12] = [
         "-f",
         "--file",
@@ -156,7 +159,7 @@ mod tests {
     fn of(line: &str) -> String {
         let args: Vec<String> = line.split(' ').map(str::to_owned).collect();
         let error = Cli::try_parse_from(&args).unwrap_err();
-        text(&error, &args).unwrap_or_default()
+        message(&error, &args).unwrap_or_default()
     }
 
     #[test]
@@ -165,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_usage_have_the_words_of_ollama() {
+    fn usage_errors_match_ollama() {
         assert_eq!(of("puna run"), "requires at least 1 arg(s), only received 0");
         assert_eq!(of("puna show"), "accepts 1 arg(s), received 0");
         assert_eq!(of("puna show a b"), "accepts 1 arg(s), received 2");
@@ -194,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_of_nothing_are_refused() {
+    fn zero_counts_are_refused() {
         for line in [
             "puna bench m -r 0",
             "puna bench m -b 4,0",
@@ -205,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_some_and_not_many_times_the_processors() {
+    fn thread_counts_are_limited_by_the_processors() {
         for command in
             ["bench m -t", "bench m --busy", "perplexity m --file t -t", "debug logits m --threads"]
         {
@@ -222,13 +225,13 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn an_argument_that_is_no_text_is_named() {
+    fn a_non_utf8_argument_is_named() {
         use std::os::unix::ffi::OsStringExt;
         let args = [b"puna".to_vec(), b"inspect".to_vec(), b"caf\xe9.gguf".to_vec()];
         let args = args.map(std::ffi::OsString::from_vec);
         let error = Cli::try_parse_from(&args).unwrap_err();
         let args = args.map(|arg| arg.to_string_lossy().into_owned());
-        assert!(text(&error, &args).unwrap().contains("\"caf\u{fffd}.gguf\" is not UTF-8"));
+        assert!(message(&error, &args).unwrap().contains("\"caf\u{fffd}.gguf\" is not UTF-8"));
     }
 
     #[test]

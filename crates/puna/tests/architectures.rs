@@ -1,8 +1,9 @@
-//! What the engine runs is what folders of safetensors can become, and what the manual says.
+//! Checks that the engine, the import of safetensors folders and the manual list the same
+//! architectures.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Architectures of the engine of which no folder is imported, each with the reason.
+/// Architectures of the engine without import from safetensors folders, each with the reason.
 const WITHOUT_FOLDERS: &[(&str, &str)] = &[
     ("pockettts", "made of sound: nobody asks it for text"),
     ("qwen3tts", "made of sound: nobody asks it for text"),
@@ -10,14 +11,14 @@ const WITHOUT_FOLDERS: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn folders_become_files_of_every_architecture_that_the_engine_knows() {
+fn safetensors_import_covers_the_engine_architectures() {
     let known: BTreeSet<&str> = puna_models::known_architectures().into_iter().collect();
     let imported = puna_store::imported_architectures();
     let reasons: BTreeMap<&str, &str> = WITHOUT_FOLDERS.iter().copied().collect();
     assert!(reasons.values().all(|reason| !reason.is_empty()));
     let missing: BTreeSet<&str> = known.difference(&imported).copied().collect();
     assert_eq!(missing, reasons.keys().copied().collect(), "architectures without an importer");
-    // A file that nothing reads would be of no use.
+    // An imported file without a supporting engine would be useless.
     let unread: Vec<&&str> = imported.difference(&known).collect();
     assert!(unread.is_empty(), "{unread:?}");
 }
@@ -36,7 +37,7 @@ fn the_manual_names_every_architecture_and_no_other() {
 }
 
 #[test]
-fn the_store_knows_which_models_answer_nothing_themselves() {
+fn the_store_knows_which_models_are_drafts_only() {
     assert_eq!(puna_models::known_companions(), puna_store::Facts::DRAFT_ARCHITECTURES);
     let known = puna_models::known_architectures();
     assert!(puna_store::Facts::AUDIO_ARCHITECTURES.iter().all(|name| known.contains(name)));

@@ -1,4 +1,4 @@
-//! The program: its commands, its server, its list of architectures.
+//! Integration tests of the program: commands, server, list of architectures.
 
 mod architectures;
 #[path = "cli/main.rs"]

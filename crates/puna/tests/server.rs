@@ -1,4 +1,4 @@
-//! The commands that speak with a server, beside one that they start and without any.
+//! Tests of commands that use a server, with a running one, a started one, and none.
 
 use std::io::Write;
 use std::net::TcpListener;
@@ -26,7 +26,7 @@ fn a_fresh_machine_lists_and_shows_the_embedded_model_without_a_server() {
 }
 
 #[test]
-fn models_are_made_copied_and_removed() {
+fn models_are_created_copied_and_removed() {
     let puna = Puna::new();
     let modelfile =
         puna.write("Modelfile", "FROM cria\nSYSTEM You are a pirate.\nPARAMETER temperature 0.5\n");
@@ -52,8 +52,8 @@ fn models_are_made_copied_and_removed() {
 }
 
 #[test]
-fn a_gguf_file_is_made_a_model_through_a_server() {
-    let puna = Puna::serving();
+fn a_model_is_created_from_a_gguf_file_by_a_server() {
+    let puna = Puna::with_server();
     let gguf = data("zoo/llama-q4_k_m.gguf");
     let mut child = puna
         .command(&["create", "zoo", "-f", "-"])
@@ -74,7 +74,7 @@ fn a_gguf_file_is_made_a_model_through_a_server() {
 
 #[test]
 fn a_model_answers_and_is_listed_while_it_is_loaded() {
-    let puna = Puna::serving();
+    let puna = Puna::with_server();
     let output =
         puna.run(&["run", "cria", "What is the capital of France?", "--verbose", "--think=false"]);
     let (answer, stats) =
@@ -97,7 +97,7 @@ fn a_model_answers_and_is_listed_while_it_is_loaded() {
 
 #[test]
 fn a_prompt_may_come_through_a_pipe() {
-    let puna = Puna::serving();
+    let puna = Puna::with_server();
     let mut child = puna
         .command(&["run", "cria", "--think=false"])
         .stdin(Stdio::piped())
@@ -111,7 +111,7 @@ fn a_prompt_may_come_through_a_pipe() {
 }
 
 #[test]
-fn a_file_that_is_in_no_store_runs() {
+fn a_file_outside_the_store_runs() {
     let puna = Puna::new();
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/cria/cria-q8_0.gguf");
     let answer = puna.ok(&[
@@ -136,8 +136,8 @@ fn without_a_server_there_is_nothing_to_stop_or_to_list() {
 }
 
 #[test]
-fn a_port_that_is_taken_says_by_whom() {
-    let puna = Puna::serving();
+fn an_occupied_port_is_reported_with_its_user() {
+    let puna = Puna::with_server();
     let output = puna.run(&["serve"]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(
@@ -149,8 +149,8 @@ fn a_port_that_is_taken_says_by_whom() {
 }
 
 #[test]
-fn run_starts_a_server_that_stays() {
-    let puna = Puna::alone();
+fn run_starts_a_server_that_keeps_running() {
+    let puna = Puna::without_server();
     let answer = puna.ok(&["run", "cria", "What is the capital of France?", "--think=false"]);
     assert!(answer.contains("Paris"), "{answer:?}");
     assert!(puna.ok(&["ps"]).contains("cria:latest"));
@@ -159,7 +159,7 @@ fn run_starts_a_server_that_stays() {
 }
 
 #[test]
-fn a_listener_that_never_answers_and_a_wrong_server_are_told_apart_from_none() {
+fn silent_and_foreign_servers_have_their_own_errors() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let host = silent.local_addr().unwrap().to_string();
     let fails = |host: &str, args: &[&str]| {
@@ -199,7 +199,7 @@ fn a_listener_that_never_answers_and_a_wrong_server_are_told_apart_from_none() {
 }
 
 #[test]
-fn a_bad_port_is_warned_of() {
+fn an_invalid_port_gives_a_warning() {
     let output = Puna::new().command(&["ps"]).env("OLLAMA_HOST", "127.0.0.2:x").output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(
@@ -214,7 +214,7 @@ fn the_version_says_whether_a_server_runs() {
     let output = puna.run(&["-v"]);
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(text, "Warning: could not connect to a running Puna instance\n");
-    let serving = Puna::serving();
+    let serving = Puna::with_server();
     let output = serving.run(&["-v"]);
     let (out, text) =
         (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
@@ -225,7 +225,7 @@ fn the_version_says_whether_a_server_runs() {
 }
 
 #[test]
-fn what_a_modelfile_names_wrongly_is_said_of_the_file() {
+fn wrong_names_in_a_modelfile_are_reported_with_the_file() {
     let puna = Puna::new();
     let create = |from: &str| {
         let file = puna.write("Modelfile", &format!("FROM {from}\n"));
@@ -236,7 +236,7 @@ fn what_a_modelfile_names_wrongly_is_said_of_the_file() {
         create("./Modelfile")
             .starts_with("Error: (line 1): ./Modelfile is no model: not a GGUF file")
     );
-    // Nobody listens there.
+    // No server listens at this port.
     let text = create("http://127.0.0.1:1/x/nope");
     let last = text.lines().last().unwrap();
     let want = "Error: FROM http://127.0.0.1:1/x/nope cannot be pulled: pull model manifest: Get ";
@@ -277,7 +277,7 @@ fn models_do_not_go_to_the_working_folder_when_home_is_empty() {
 }
 
 #[test]
-fn a_broken_manifest_is_told_by_list_and_by_rm_that_cannot_free_space() {
+fn list_and_rm_report_a_broken_manifest() {
     let puna = Puna::new();
     puna.ok(&["cp", "cria", "mine"]);
     let bad =

@@ -1,8 +1,9 @@
-//! A server whose runners say what time it is, a given number of times a second: what HTTP adds can be measured without
-//! a model. `benches/load … layer` drives it.
+//! A server with a fake model that sends the time at a fixed rate, which measures the cost of HTTP
+//! without a model. `benches/load … layer` drives it.
 //!
-//! It takes its settings from the environment, as `puna serve` does. A stream has 20 pieces a second; those whose prompt is
-//! `together` have them at the same moments, as the sequences of an engine's step do.
+//! The environment sets its options, as for `puna serve`. A stream has 20 pieces a second. Streams
+//! with the prompt `together` send their pieces at the same moments, as sequences of one engine
+//! step do.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,68 +18,67 @@ use puna_engine::{EngineError, Event, Finish, Piece, Request, Sink, Summary};
 use puna_sampler::{Constraint, Grammar};
 use puna_server::canonical::Tokenize;
 use puna_server::runner::generator::{EmbedDone, Facts, Generator, LoadError, Loader, RankDone};
-use puna_server::runner::protocol::{LoadSpec, MemoryParts, Pulse};
+use puna_server::runner::protocol::{Heartbeat, LoadSpec, MemoryParts};
 use puna_server::runner::worker;
 
-/// Between two pieces of a stream.
-const PERIOD: Duration = Duration::from_millis(50);
+/// Time between two pieces of a stream.
+const PIECE_INTERVAL: Duration = Duration::from_millis(50);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     if std::env::args().nth(1).as_deref() == Some("runner") {
         let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
-        return Ok(worker::run(socket, &Clocks)?);
+        return Ok(worker::run(socket, &ClockLoader)?);
     }
     let config = puna_server::Config::from_env()?;
     tokio::runtime::Runtime::new()?.block_on(async {
         let listener = puna_server::listen(&config.address, "OLLAMA_HOST").await?;
-        let mut told = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-        Ok(puna_server::serve(
-            config,
-            listener,
-            async move { told.recv().await.unwrap_or_default() },
-        )
+        let mut terminated =
+            tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+        Ok(puna_server::serve(config, listener, async move {
+            terminated.recv().await.unwrap_or_default()
+        })
         .await?)
     })
 }
 
-struct Clocks;
+struct ClockLoader;
 
-impl Loader for Clocks {
+impl Loader for ClockLoader {
     fn plan(&self, _: &LoadSpec) -> Result<MemoryParts, LoadError> {
         Ok(MemoryParts::default())
     }
 
     fn load(&self, spec: &LoadSpec) -> Result<Box<dyn Generator>, LoadError> {
         let facts = Facts { num_ctx: spec.options.num_ctx, ..Facts::default() };
-        Ok(Box::new(Clock { facts, cancelled: Mutex::default(), next: AtomicU64::new(1) }))
+        Ok(Box::new(ClockGenerator { facts, cancelled: Mutex::default(), next: AtomicU64::new(1) }))
     }
 }
 
-/// Tokens are bytes.
-struct Clock {
+/// Model whose tokens are bytes.
+struct ClockGenerator {
     facts: Facts,
     cancelled: Mutex<HashMap<u64, Arc<AtomicBool>>>,
     next: AtomicU64,
 }
 
-/// The next of the moments that all streams share.
+/// Returns the next moment at which all synchronized streams send a piece.
 fn next_step() -> Instant {
     static FIRST: OnceLock<Instant> = OnceLock::new();
     let first = *FIRST.get_or_init(Instant::now);
-    let steps = first.elapsed().as_millis().div_ceil(PERIOD.as_millis());
-    first + PERIOD * u32::try_from(steps).unwrap_or(u32::MAX)
+    let steps = first.elapsed().as_millis().div_ceil(PIECE_INTERVAL.as_millis());
+    first + PIECE_INTERVAL * u32::try_from(steps).unwrap_or(u32::MAX)
 }
 
-/// Sends pieces until they are enough or nobody listens.
-fn tick(job: &Request, sink: &mut dyn Sink, cancelled: &AtomicBool) {
-    let wanted = job.max_tokens.unwrap_or(usize::MAX);
-    let begun = if job.prompt.iter().copied().eq("together".bytes().map(u32::from)) {
+/// Sends pieces until the requested number is reached or the client disconnects.
+fn send_times(request: &Request, sink: &mut dyn Sink, cancelled: &AtomicBool) {
+    let token_count = request.max_tokens.unwrap_or(usize::MAX);
+    let started = if request.prompt.iter().copied().eq("together".bytes().map(u32::from)) {
         next_step()
     } else {
         Instant::now()
     };
-    for n in 0..wanted {
-        let due = begun + PERIOD * u32::try_from(n).unwrap_or(u32::MAX);
+    for n in 0..token_count {
+        let due = started + PIECE_INTERVAL * u32::try_from(n).unwrap_or(u32::MAX);
         thread::sleep(due.saturating_duration_since(Instant::now()));
         while !sink.ready() && !cancelled.load(Ordering::Relaxed) {
             thread::sleep(Duration::from_millis(1));
@@ -91,19 +91,19 @@ fn tick(job: &Request, sink: &mut dyn Sink, cancelled: &AtomicBool) {
     }
     sink.send(Event::Done(Summary {
         finish: Finish::Length,
-        prompt_tokens: job.prompt.len(),
+        prompt_tokens: request.prompt.len(),
         cached_tokens: 0,
         prefill: Duration::ZERO,
-        generated_tokens: wanted,
-        decode: begun.elapsed(),
+        generated_tokens: token_count,
+        decode: started.elapsed(),
         queued: Duration::ZERO,
         speculated: Default::default(),
         shifted_tokens: 0,
-        tokens: job.prompt.clone(),
+        tokens: request.prompt.clone(),
     }));
 }
 
-impl Generator for Clock {
+impl Generator for ClockGenerator {
     fn facts(&self) -> &Facts {
         &self.facts
     }
@@ -156,16 +156,18 @@ impl Generator for Clock {
         Ok(())
     }
 
-    fn submit(&self, job: Request, mut sink: Box<dyn Sink>) -> Result<u64, EngineError> {
+    fn submit(&self, request: Request, mut sink: Box<dyn Sink>) -> Result<u64, EngineError> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let cancelled = Arc::<AtomicBool>::default();
         self.cancelled.lock().map_err(|_| EngineError::Stopped)?.insert(id, cancelled.clone());
-        thread::spawn(move || tick(&job, sink.as_mut(), &cancelled));
+        thread::spawn(move || send_times(&request, sink.as_mut(), &cancelled));
         Ok(id)
     }
 
-    fn cancel(&self, job: u64) {
-        if let Some(cancelled) = self.cancelled.lock().ok().and_then(|mut jobs| jobs.remove(&job)) {
+    fn cancel(&self, request: u64) {
+        if let Some(cancelled) =
+            self.cancelled.lock().ok().and_then(|mut jobs| jobs.remove(&request))
+        {
             cancelled.store(true, Ordering::Relaxed);
         }
     }
@@ -180,7 +182,7 @@ impl Generator for Clock {
         Ok(0)
     }
 
-    fn pulse(&self) -> Pulse {
-        Pulse::default()
+    fn heartbeat(&self) -> Heartbeat {
+        Heartbeat::default()
     }
 }

@@ -1,4 +1,5 @@
-//! The smallest program around the server: `serve [runner]`, configured by the environment like the real one.
+//! Minimal program around the server: `serve [runner]`, configured by the environment like `puna
+//! serve`.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();

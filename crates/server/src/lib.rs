@@ -113,7 +113,7 @@ pub async fn serve_scripted(
 ) -> Result<(), ServeError> {
     let (_, read) = script::ScriptFile::open(path.clone(), script::ScriptPlayer::Model)?;
     let mut launcher = runner::launch::ProcessLauncher::this_program()?;
-    launcher.args.extend([runner::SCRIPT.to_owned(), path.to_string_lossy().into_owned()]);
+    launcher.args.extend([runner::SCRIPT_FLAG.to_owned(), path.to_string_lossy().into_owned()]);
     let app = app::App::new(config, Arc::new(launcher))?;
     app.create_blobs_dir();
     script::install(app.shared_store(), read.window)?;

@@ -23,8 +23,8 @@ use crate::memory::human;
 use crate::metrics::ServerMetrics;
 use crate::panic_message::panic_message;
 use crate::runner::launch::Launcher;
-use crate::runner::link::{Events, Link, Notice};
-use crate::runner::protocol::{Counts, LoadSpec, Pulse};
+use crate::runner::link::{Events, Link, RunnerEvent};
+use crate::runner::protocol::{Counts, Heartbeat, LoadSpec};
 use crate::scheduler::{
     Action, Event, Limits, Memory, MemoryNeed, ModelKey, Phase, Refusal, Request, RequestId,
     RunnerExit, RunnerId, Scheduler, UnloadReason,
@@ -99,7 +99,7 @@ pub(crate) struct RunnerTotals {
     /// Sums over all runners of the model, including ended ones.
     pub(crate) counts: Counts,
     /// Latest heartbeat of each running runner.
-    pub(crate) current: Vec<Pulse>,
+    pub(crate) current: Vec<Heartbeat>,
 }
 
 /// Lease on a loaded model. The model stays loaded until the lease is dropped.
@@ -140,7 +140,7 @@ impl Drop for RequestGuard {
 enum Command {
     Acquire(RequestId, Box<AcquireRequest>, oneshot::Sender<Result<Lease, ApiError>>),
     Event(Event),
-    Notice(RunnerId, Notice),
+    RunnerEvent(RunnerId, RunnerEvent),
     Stalled(RunnerId, u32),
     List(oneshot::Sender<Vec<ResidentModel>>),
     Links(oneshot::Sender<Vec<Link>>),
@@ -337,7 +337,7 @@ impl ManagerTask {
         while !self.runners.is_empty()
             && let Some(command) = commands.recv().await
         {
-            if let Command::Notice(run, Notice::Exited(_)) = command {
+            if let Command::RunnerEvent(run, RunnerEvent::Exited(_)) = command {
                 self.runners.remove(&run);
             }
         }
@@ -359,7 +359,7 @@ impl ManagerTask {
                 }
                 self.handle_event(event);
             }
-            Command::Notice(run, Notice::Planned(memory)) => {
+            Command::RunnerEvent(run, RunnerEvent::Planned(memory)) => {
                 tracing::debug!(run, need = %human(memory.total()), weights = %human(memory.weights), "planned");
                 if let Some(runner) = self.runners.get_mut(&run) {
                     // The planning phase is over. Time that other models need to leave memory does
@@ -370,7 +370,7 @@ impl ManagerTask {
                 let need = MemoryNeed { total: memory.total(), cache: memory.kv };
                 self.handle_event(Event::Planned(run, need));
             }
-            Command::Notice(run, Notice::Loaded(loaded)) => {
+            Command::RunnerEvent(run, RunnerEvent::Loaded(loaded)) => {
                 if let Some(runner) = self.runners.get_mut(&run) {
                     runner.phase += 1;
                     runner.loaded = true;
@@ -381,7 +381,7 @@ impl ManagerTask {
                 }
                 self.handle_event(Event::Loaded(run, loaded.num_ctx, loaded.memory.total()));
             }
-            Command::Notice(run, Notice::Exited(exit)) => {
+            Command::RunnerEvent(run, RunnerEvent::Exited(exit)) => {
                 if let Some(runner) = self.remove(run).filter(|runner| !runner.stopping) {
                     if runner.loaded {
                         self.metrics.model(&runner.listing.name).crashes.add(1);
@@ -413,7 +413,7 @@ impl ManagerTask {
     fn remove(&mut self, run: RunnerId) -> Option<RunnerEntry> {
         let runner = self.runners.remove(&run)?;
         let totals = self.ended_totals.entry(runner.listing.name.clone()).or_default();
-        *totals = totals.plus(runner.link.pulse().counts);
+        *totals = totals.plus(runner.link.heartbeat().counts);
         Some(runner)
     }
 
@@ -511,8 +511,8 @@ impl ManagerTask {
         let pid = launched.pid;
         tracing::debug!(run, pid, model = listing.name, "starting a runner");
         let to = self.to.clone();
-        let on_notice = Box::new(move |notice| to.send_unbounded(Command::Notice(run, notice)));
-        let link = Link::new(launched, self.timeouts.step, on_notice);
+        let on_event = Box::new(move |event| to.send_unbounded(Command::RunnerEvent(run, event)));
+        let link = Link::new(launched, self.timeouts.step, on_event);
         link.plan(spec.clone());
         let started = Instant::now();
         let runner = RunnerEntry {
@@ -625,10 +625,10 @@ impl ManagerTask {
         });
         let mut models: BTreeMap<String, RunnerTotals> = ended.collect();
         for runner in self.runners.values() {
-            let (totals, pulse) =
-                (models.entry(runner.listing.name.clone()).or_default(), runner.link.pulse());
-            totals.counts = totals.counts.plus(pulse.counts);
-            totals.current.push(pulse);
+            let (totals, heartbeat) =
+                (models.entry(runner.listing.name.clone()).or_default(), runner.link.heartbeat());
+            totals.counts = totals.counts.plus(heartbeat.counts);
+            totals.current.push(heartbeat);
         }
         RunnersSnapshot { waiting: self.scheduler.waiting(), models }
     }

@@ -1,4 +1,4 @@
-//! Showing an answer: thinking, text and unwanted function calls, as they arrive.
+//! Prints an answer as it arrives: reasoning, text, and tool calls that the session cannot execute.
 
 use std::io::{self, Write};
 
@@ -11,10 +11,10 @@ const GREY: &str = "\x1b[38;5;245m";
 const BOLD: &str = "\x1b[1m";
 const RESET: &str = "\x1b[0m";
 
-/// Writes the events of one answer.
+/// Prints the events of one answer.
 #[derive(Debug, Default)]
 pub struct AnswerPrinter {
-    /// Colours for what is not the answer proper.
+    /// Whether to colour reasoning and tool calls.
     colour: bool,
     hide_thinking: bool,
     wrapper: Wrapper,
@@ -31,13 +31,13 @@ enum Thinking {
 }
 
 impl AnswerPrinter {
-    /// For an interactive session or a terminal `colour`; into a pipe none. With `hide_thinking`, only the answer
-    /// proper is shown.
+    /// Set `colour` for an interactive session or a terminal, and clear it for a pipe. With
+    /// `hide_thinking`, the printer shows the answer without its reasoning.
     pub fn new(colour: bool, hide_thinking: bool) -> Self {
         Self { colour, hide_thinking, ..Self::default() }
     }
 
-    /// Whether an event shows anything: the spinner stays until one does.
+    /// Whether the printer writes anything for an event. The spinner stays until an event is shown.
     pub fn shows(&self, event: &ChatEvent) -> bool {
         match event {
             ChatEvent::Thinking(text) => !self.hide_thinking && !text.is_empty(),
@@ -47,7 +47,8 @@ impl AnswerPrinter {
         }
     }
 
-    /// Writes an event. Lines are wrapped to a terminal of `width` columns; `None`: as they are.
+    /// Writes an event. Lines are wrapped to a terminal of `width` columns; `None` disables
+    /// wrapping.
     pub fn event(
         &mut self,
         event: &ChatEvent,
@@ -77,7 +78,7 @@ impl AnswerPrinter {
         }
     }
 
-    /// Ends an answer that broke off, so that nothing stays grey.
+    /// Ends an interrupted answer and resets the grey colour.
     pub fn break_off(&mut self, out: &mut dyn Write) -> io::Result<()> {
         match std::mem::take(&mut self.thinking) {
             Thinking::Open { .. } if self.colour => out.write_all(RESET.as_bytes()),
@@ -86,7 +87,7 @@ impl AnswerPrinter {
     }
 
     fn text(&mut self, text: &str, width: Option<usize>, out: &mut dyn Write) -> io::Result<()> {
-        // Into a pipe the text goes as it is; on a terminal it must not steer it.
+        // A pipe receives the text unchanged; a terminal must not receive control characters.
         let shown = if self.colour || width.is_some() {
             self.wrapper.push(text, width)
         } else {
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn thinking_stands_between_two_titles_and_ends_with_a_line_break() {
+    fn thinking_is_between_two_titles_and_ends_with_a_line_break() {
         let events = [
             thinking("Hm"),
             thinking(", yes"),
@@ -176,14 +177,14 @@ mod tests {
     }
 
     #[test]
-    fn hidden_thinking_leaves_nothing() {
+    fn hidden_thinking_prints_nothing() {
         let mut printer = AnswerPrinter::new(true, true);
         assert!(!printer.shows(&thinking("Hm")));
         assert_eq!(shown(&mut printer, &[thinking("Hm"), content("Yes.")]), "Yes.");
     }
 
     #[test]
-    fn a_broken_off_thought_does_not_leave_the_terminal_grey() {
+    fn interrupted_thinking_resets_the_colour() {
         let mut printer = AnswerPrinter::new(true, false);
         shown(&mut printer, &[thinking("Hm")]);
         let mut out = Vec::new();
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_call_is_told_with_its_arguments() {
+    fn a_tool_call_is_shown_with_its_arguments() {
         let mut call = ToolCall::default();
         call.function.name = "get\x1b_weather".into();
         call.function.arguments.insert("city".into(), "Paris".into());

@@ -1,4 +1,4 @@
-//! Files named in a prompt: images and sound for models that take them.
+//! Image and audio files named in a prompt, for multimodal models.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
@@ -6,30 +6,31 @@ use std::io::{self, ErrorKind, Read, Write};
 use anyhow::{Result, bail};
 use puna_api::native::Image;
 
-/// Largest file that is attached.
+/// Size limit of an attached file, in bytes.
 const MAX_BYTES: u64 = 100 << 20;
-/// Longest path, in characters: a bound on the work that a long text makes.
-const MAX_PATH: usize = 4096;
+/// Longest path, in characters. It bounds the work for a long text.
+const MAX_PATH_CHARS: usize = 4096;
 const EXTENSIONS: [&str; 5] = ["jpg", "jpeg", "png", "webp", "wav"];
-/// Characters that shells escape with a backslash when a file is dropped on the terminal.
-const ESCAPED: &str = " ()[]{}$&;'\\*?~";
+/// Characters that shells escape with a backslash when a user drops a file on the terminal.
+const ESCAPED_CHARACTERS: &str = " ()[]{}$&;'\\*?~";
 
-/// A prompt without the paths of its files, and the files.
+/// A prompt without the paths of its files, and the contents of the files.
 #[derive(Debug, Default, PartialEq)]
-pub struct Attached {
-    /// What is left of the text.
+pub struct Attachments {
+    /// Text of the prompt without the paths.
     pub text: String,
-    /// The files' contents, in the order in which the text names them.
+    /// Contents of the files, in the order in which the text names them.
     pub images: Vec<Image>,
 }
 
-/// Takes the files that a prompt names out of it. Says so on `err`; paths of no file stay in the text. A file that
-/// cannot be attached is an error, which is told on `err` too.
-pub fn attach_files(prompt: &str, err: &mut dyn Write) -> Result<Attached> {
-    let mut attached = Attached { text: prompt.to_owned(), images: Vec::new() };
+/// Removes the paths of attachable files from a prompt and reads the files. Prints each one on
+/// `err`. Paths of missing files stay in the text. A file that cannot be attached is printed on
+/// `err` and returned as an error.
+pub fn take_attachments(prompt: &str, err: &mut dyn Write) -> Result<Attachments> {
+    let mut attached = Attachments { text: prompt.to_owned(), images: Vec::new() };
     for found in paths(prompt) {
         let path = unescape(found);
-        let (bytes, kind) = match read_media(&path) {
+        let (bytes, kind) = match read_media_file(&path) {
             Ok(Some(media)) => media,
             Ok(None) => continue,
             Err(e) => {
@@ -47,13 +48,19 @@ pub fn attach_files(prompt: &str, err: &mut dyn Write) -> Result<Attached> {
     Ok(attached)
 }
 
-/// Whether a text contains, somewhere, the path of a kind of file that could be attached and that begins with `word`.
-pub(super) fn names_file(text: &str, word: &str) -> bool {
+/// Whether a text contains the path of an attachable file type that begins with `word`.
+pub(super) fn names_attachment(text: &str, word: &str) -> bool {
     paths(text).iter().any(|path| path.starts_with(word))
 }
 
-/// The parts of a text that look like paths of images or sound, left to right:
-/// `(?:[a-zA-Z]:)?(?:\./|/|\\)[\S\\ ]+?\.(?i:jpg|jpeg|png|webp|wav)\b`.
+/// Substrings of a text that look like paths of images or audio, from left to right:
+/// `(?:[a-zA-Z]:)?(?:\./
+/// /
+/// \\)[\S\\ ]+?\.(?i:jpg
+/// jpeg
+/// png
+/// webp
+/// wav)\b`.
 fn paths(text: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut at = 0;
@@ -69,7 +76,7 @@ fn paths(text: &str) -> Vec<&str> {
     found
 }
 
-/// Length of the path that a text begins with.
+/// Length of the path at the start of a text.
 fn path_length(text: &str) -> Option<usize> {
     let bytes = text.as_bytes();
     let drive = if bytes[0].is_ascii_alphabetic() && bytes.get(1) == Some(&b':') { 2 } else { 0 };
@@ -78,8 +85,8 @@ fn path_length(text: &str) -> Option<usize> {
         [b'/' | b'\\', ..] => drive + 1,
         _ => return None,
     };
-    // At least one character stands before the dot.
-    let mut rest = text[start..].char_indices().take(MAX_PATH).skip(1);
+    // At least one character precedes the dot.
+    let mut rest = text[start..].char_indices().take(MAX_PATH_CHARS).skip(1);
     let first = text[start..].chars().next()?;
     if !may_stand_in_path(first) {
         return None;
@@ -109,7 +116,7 @@ fn unescape(path: &str) -> String {
     let mut chars = path.chars().peekable();
     while let Some(ch) = chars.next() {
         match chars.peek() {
-            Some(&next) if ch == '\\' && ESCAPED.contains(next) => {
+            Some(&next) if ch == '\\' && ESCAPED_CHARACTERS.contains(next) => {
                 out.push(next);
                 chars.next();
             }
@@ -119,9 +126,9 @@ fn unescape(path: &str) -> String {
     out
 }
 
-/// The contents of an image or sound, and which of both it is; `None` if there is no such file.
-fn read_media(path: &str) -> Result<Option<(Vec<u8>, &'static str)>> {
-    // Looked at first: opening a pipe waits for its other end.
+/// Contents of an image or audio file, and the word for its kind; `None` if there is no such file.
+fn read_media_file(path: &str) -> Result<Option<(Vec<u8>, &'static str)>> {
+    // The metadata is checked first, because opening a pipe blocks until its other end opens.
     let opened = std::fs::metadata(path).and_then(|meta| match meta.is_file() {
         true => File::open(path),
         false => Err(std::io::Error::other("not a regular file")),
@@ -147,7 +154,7 @@ fn read_media(path: &str) -> Result<Option<(Vec<u8>, &'static str)>> {
     Ok(Some((bytes, kind)))
 }
 
-/// Text or not, as far as an error message needs it.
+/// MIME type for an error message: plain text or unknown binary data.
 fn content_type(bytes: &[u8]) -> &'static str {
     let head = &bytes[..bytes.len().min(512)];
     let binary = |b: &u8| *b < 0x20 && !matches!(*b, b'\t' | b'\n' | 0x0c | b'\r' | 0x1b);
@@ -169,39 +176,39 @@ mod tests {
     const PNG: &[u8] = b"\x89PNG\r\n\x1a\nrest";
 
     #[test]
-    fn paths_are_found_as_the_expression_says() {
+    fn paths_match_the_documented_expression() {
         assert_eq!(paths("what is ./a.png and /b c.JPG?"), ["./a.png", "/b c.JPG"]);
         assert_eq!(paths(r"see C:\pics\x.webp, C:/y.wav"), [r"C:\pics\x.webp", "C:/y.wav"]);
         assert_eq!(paths("/a.pngs /tmp/b.jpeg"), ["/a.pngs /tmp/b.jpeg"]);
         assert_eq!(paths("./é.png"), ["./é.png"]);
         assert_eq!(paths("a.png, /.png or /x\ny.png"), Vec::<&str>::new());
         assert_eq!(paths("1/2 of it"), Vec::<&str>::new());
-        assert!(names_file("/tmp/a.png what?", "/tmp/a.png"));
-        assert!(!names_file("/bye", "/bye"));
+        assert!(names_attachment("/tmp/a.png what?", "/tmp/a.png"));
+        assert!(!names_attachment("/bye", "/bye"));
     }
 
     #[test]
-    fn files_are_taken_out_of_the_text() {
+    fn file_paths_are_removed_from_the_text() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("my cat.png");
         std::fs::write(&path, PNG).expect("written");
         let escaped = path.display().to_string().replace(' ', "\\ ");
         let prompt = format!("describe '{escaped}' and /nowhere/x.jpg please");
         let mut told = Vec::new();
-        let attached = attach_files(&prompt, &mut told).expect("attached");
+        let attached = take_attachments(&prompt, &mut told).expect("attached");
         assert_eq!(attached.text, "describe  and /nowhere/x.jpg please");
         assert_eq!(attached.images, [Image::Bytes(PNG.to_vec())]);
         assert_eq!(String::from_utf8_lossy(&told), format!("Added image '{}'\n", path.display()));
     }
 
     #[test]
-    fn what_is_no_image_is_refused_with_its_type() {
+    fn other_file_types_are_refused_with_their_content_type() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("note.png");
         std::fs::write(&path, "just text").expect("written");
         let mut told = Vec::new();
         let error =
-            attach_files(&format!("see {}", path.display()), &mut told).expect_err("refused");
+            take_attachments(&format!("see {}", path.display()), &mut told).expect_err("refused");
         assert_eq!(error.to_string(), "invalid file type: text/plain; charset=utf-8");
         let told = String::from_utf8_lossy(&told).into_owned();
         assert_eq!(
@@ -211,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn backslashes_before_special_characters_are_undone_and_others_stay() {
+    fn escaped_special_characters_are_unescaped() {
         assert_eq!(unescape(r"/a\ b\(1\)\'s\\x\y.png"), r"/a b(1)'s\x\y.png");
     }
 }

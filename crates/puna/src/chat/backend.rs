@@ -1,4 +1,4 @@
-//! What a session needs of a server.
+//! Interface between a chat session and a server.
 
 use std::ops::ControlFlow;
 
@@ -9,11 +9,12 @@ use puna_api::native::{
 
 use super::Interrupt;
 
-/// Answers, loads, describes and stores models for a session. Over HTTP each method is one request; names are given as
-/// the user wrote them.
+/// Generates answers, and loads, describes and stores models for a session. Over HTTP, each method
+/// sends one request. Names are given as the user wrote them.
 pub trait Backend {
-    /// Streams the answer to a conversation into `on_event`. Ends early, without an error, when `on_event` breaks or
-    /// `interrupt` is raised; waiting for the first event must end by the latter too.
+    /// Streams the answer to a conversation into `on_event`. Returns early, without an error, when
+    /// `on_event` breaks or `interrupt` is raised. Raising `interrupt` also ends the wait for the
+    /// first event.
     fn chat(
         &mut self,
         request: ChatRequest,
@@ -21,7 +22,8 @@ pub trait Backend {
         on_event: &mut dyn FnMut(ChatEvent) -> ControlFlow<()>,
     ) -> Result<(), BackendError>;
 
-    /// Loads a model, so that the first answer comes at once, or fails for what it does not support.
+    /// Loads a model so that the first answer starts at once. Fails if the model does not support
+    /// the options.
     fn load(
         &mut self,
         model: &str,
@@ -29,45 +31,46 @@ pub trait Backend {
         interrupt: &Interrupt,
     ) -> Result<(), BackendError>;
 
-    /// What is known about a model.
+    /// Returns the details of a model.
     fn show(&mut self, request: ShowRequest) -> Result<ShowResponse, BackendError>;
 
-    /// Stores a model made from the session.
+    /// Stores a model created from the session.
     fn create(&mut self, request: CreateRequest) -> Result<(), BackendError>;
 
-    /// The table that `puna list PREFIX` prints.
+    /// Returns the table that `puna list PREFIX` prints.
     fn list_table(&mut self, prefix: Option<&str>) -> Result<String, BackendError>;
 
-    /// The text that `puna show MODEL` prints.
+    /// Returns the text that `puna show MODEL` prints.
     fn describe(&self, info: &ShowResponse) -> String;
 }
 
-/// A part of an answer.
+/// An event of an answer's stream.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ChatEvent {
-    /// A piece of what the model thinks before it answers.
+    /// A piece of the model's reasoning.
     Thinking(String),
     /// A piece of the answer.
     Content(String),
-    /// A function that the model wants to be called.
+    /// A tool call by the model.
     ToolCall(ToolCall),
-    /// The figures at the end.
+    /// Token counts and times at the end.
     Done(Metrics),
 }
 
-/// Why a request failed, as far as a session tells reasons apart.
+/// Reasons for a failed request that a session distinguishes.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
-    /// There is no such model.
+    /// The server has no model of this name.
     #[error("{0}")]
     NotFound(String),
-    /// The server refused or broke off: its words. The next request may well succeed.
+    /// The server refused the request or the connection broke. Holds the message; the next request
+    /// may succeed.
     #[error("{0}")]
     Refused(String),
-    /// Ctrl-C.
+    /// The user pressed Ctrl-C.
     #[error("interrupted")]
     Interrupted,
-    /// What happened on this side, such as an output that is closed.
+    /// A local failure, such as a closed output.
     #[error(transparent)]
     Other(#[from] anyhow::Error),
 }

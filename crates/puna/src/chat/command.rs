@@ -1,7 +1,7 @@
-//! Lines that begin with `/`.
+//! Parser of session commands, which are lines that begin with `/`.
 //!
-//! A command is recognised by the start of its line, so `/loadx` is `/load`; its arguments are what blanks separate
-//! from the first word.
+//! A command is recognised by the start of its line, so `/loadx` means `/load`. Blanks separate the
+//! arguments from the first word.
 
 /// A command to the session.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -9,19 +9,19 @@ pub(super) enum Command {
     Help(Topic),
     Leave,
     Clear,
-    /// With the prefix of the names wanted.
+    /// Prefix of the names to list.
     List(Option<String>),
-    /// `None`: not exactly one name was given.
+    /// `None` if the line does not contain exactly one name.
     Load(Option<String>),
-    /// `None`: not exactly one name was given.
+    /// `None` if the line does not contain exactly one name.
     Save(Option<String>),
     Set(Setting),
     Show(Item),
-    /// The first word of a line that is no command.
+    /// First word of a line that is no known command.
     Unknown(String),
 }
 
-/// A list of usage texts.
+/// Topic of a usage text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Topic {
     Commands,
@@ -29,20 +29,20 @@ pub(super) enum Topic {
     Show,
     Shortcuts,
     Parameters,
-    /// Asked for help on something that has none.
-    Nothing,
+    /// The user asked for help on an unknown topic.
+    Unknown,
 }
 
-/// What `/set` sets.
+/// Argument of `/set`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Setting {
     History(bool),
     WordWrap(bool),
     Verbose(bool),
-    /// With the level, if one was given.
+    /// Reasoning level, if the line names one.
     Think(Option<String>),
     NoThink,
-    /// Whether the format is one that there is.
+    /// Whether the line names a supported format.
     Format(bool),
     NoFormat,
     Parameter {
@@ -50,12 +50,12 @@ pub(super) enum Setting {
         values: Vec<String>,
     },
     System(String),
-    /// The start of a system message whose end (`"""`) is still to come.
+    /// Start of a system message; its closing `"""` is on a later line.
     SystemOpen(String),
     Unknown(String),
 }
 
-/// What `/show` shows.
+/// Argument of `/show`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Item {
     Info,
@@ -67,11 +67,11 @@ pub(super) enum Item {
     Unknown(String),
 }
 
-/// The mark around texts of several lines.
+/// Delimiter of texts that span several lines.
 pub(super) const QUOTES: &str = r#"""""#;
 
 impl Command {
-    /// The command on a line; `None` when the line is a message.
+    /// Parses the command on a line; `None` if the line is a message.
     pub(super) fn parse(line: &str) -> Option<Self> {
         if !line.starts_with('/') {
             return None;
@@ -111,7 +111,7 @@ impl Topic {
             Some("set" | "/set") => Self::Set,
             Some("show" | "/show") => Self::Show,
             Some("shortcut" | "shortcuts") => Self::Shortcuts,
-            Some(_) => Self::Nothing,
+            Some(_) => Self::Unknown,
         }
     }
 }
@@ -215,11 +215,11 @@ mod tests {
         assert_eq!(parse("/help set"), Command::Help(Topic::Set));
         assert_eq!(parse("/? /show"), Command::Help(Topic::Show));
         assert_eq!(parse("/? shortcuts"), Command::Help(Topic::Shortcuts));
-        assert_eq!(parse("/? weather"), Command::Help(Topic::Nothing));
+        assert_eq!(parse("/? weather"), Command::Help(Topic::Unknown));
     }
 
     #[test]
-    fn settings_without_what_they_need_give_usage() {
+    fn settings_without_arguments_print_usage() {
         assert_eq!(parse("/set"), Command::Help(Topic::Set));
         assert_eq!(parse("/set system"), Command::Help(Topic::Set));
         assert_eq!(parse("/set parameter"), Command::Help(Topic::Parameters));
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(setting("/set system be brief"), Setting::System("be brief".into()));
         assert_eq!(setting(r#"/set system """be brief""""#), Setting::System("be brief".into()));
         assert_eq!(setting(r#"/set system """be"#), Setting::SystemOpen("be".into()));
-        // Without quotes in front, those at the end are text.
+        // Without opening quotes, closing quotes are part of the text.
         assert_eq!(setting(r#"/set system be""""#), Setting::System(r#"be""""#.into()));
     }
 

@@ -1,9 +1,9 @@
-//! From lines to messages: blocks in `"""`, and texts that span several lines.
+//! Assembles messages and commands from input lines: `"""` blocks and pasted multi-line text.
 
 use super::command::{Command, QUOTES, Setting};
 
-/// Puts lines together. A line that starts with `"""` opens a block, a line that ends with `"""` closes it; line breaks
-/// inside are kept. `/set system """…` takes a block likewise.
+/// Assembles lines. A line that starts with `"""` opens a block, and a line that ends with `"""`
+/// closes it. Line breaks inside a block are preserved. `/set system """…` opens a block too.
 #[derive(Debug, Default)]
 pub(super) struct Composer {
     open: Option<Block>,
@@ -15,29 +15,34 @@ struct Block {
     is_system: bool,
 }
 
-/// What came of a line.
+/// Result of feeding a line.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Composed {
-    /// Nothing yet, or nothing at all.
+pub(super) enum ComposerOutput {
+    /// The line is empty, or a block is still open.
     Nothing,
     Message(String),
     Command(Command),
 }
 
 impl Composer {
-    /// Whether a block waits for its end.
+    /// Whether a block is open.
     pub(super) fn is_open(&self) -> bool {
         self.open.is_some()
     }
 
-    /// Forgets an open block.
+    /// Discards an open block.
     pub(super) fn discard(&mut self) {
         self.open = None;
     }
 
-    /// Takes a line, or several with line breaks in between (pasted, or typed with Ctrl-J). `is_attachment` says
-    /// whether a word that begins with `/` names a file that can be attached to a message: then it is no command.
-    pub(super) fn feed(&mut self, line: &str, is_attachment: impl Fn(&str) -> bool) -> Composed {
+    /// Processes a line, or several lines joined by line breaks (pasted, or typed with Ctrl-J).
+    /// `is_attachment` reports whether a word that begins with `/` names an attachable file. A line
+    /// with that word is a message and not a command.
+    pub(super) fn feed(
+        &mut self,
+        line: &str,
+        is_attachment: impl Fn(&str) -> bool,
+    ) -> ComposerOutput {
         if let Some(block) = &mut self.open {
             return match line.strip_suffix(QUOTES) {
                 Some(last) => {
@@ -47,7 +52,7 @@ impl Composer {
                 None => {
                     block.text.push_str(line);
                     block.text.push('\n');
-                    Composed::Nothing
+                    ComposerOutput::Nothing
                 }
             };
         }
@@ -57,38 +62,39 @@ impl Composer {
                 None => self.begin(format!("{rest}\n"), false),
             };
         }
-        // Of several lines only a system message is a command: a pasted text may well begin with a path.
+        // Multi-line input is a command only for `/set system`, because a pasted text may begin
+        // with a path.
         let may_be_command = !line.contains('\n') || line.starts_with("/set system ");
         match Command::parse(line).filter(|_| may_be_command) {
             Some(Command::Unknown(word)) if is_attachment(&word) => message(line),
-            // The line break after the first line is lost: models saved from sessions depend on the text being the
-            // same as with Ollama.
+            // The line break after the first line is dropped, as in Ollama, so that models saved
+            // from sessions have the same text.
             Some(Command::Set(Setting::SystemOpen(first))) => self.begin(first, true),
-            Some(command) => Composed::Command(command),
+            Some(command) => ComposerOutput::Command(command),
             None => message(line),
         }
     }
 
-    fn begin(&mut self, text: String, is_system: bool) -> Composed {
+    fn begin(&mut self, text: String, is_system: bool) -> ComposerOutput {
         self.open = Some(Block { text, is_system });
-        Composed::Nothing
+        ComposerOutput::Nothing
     }
 
-    fn close(&mut self) -> Composed {
+    fn close(&mut self) -> ComposerOutput {
         match self.open.take() {
             Some(Block { text, is_system: true }) => {
-                Composed::Command(Command::Set(Setting::System(text)))
+                ComposerOutput::Command(Command::Set(Setting::System(text)))
             }
             Some(Block { text, is_system: false }) => message(&text),
-            None => Composed::Nothing,
+            None => ComposerOutput::Nothing,
         }
     }
 }
 
-fn message(text: &str) -> Composed {
+fn message(text: &str) -> ComposerOutput {
     match text.trim().is_empty() {
-        true => Composed::Nothing,
-        false => Composed::Message(text.to_owned()),
+        true => ComposerOutput::Nothing,
+        false => ComposerOutput::Message(text.to_owned()),
     }
 }
 
@@ -96,12 +102,12 @@ fn message(text: &str) -> Composed {
 mod tests {
     use super::*;
 
-    /// What comes of the last of some lines; of all before it nothing does.
-    fn compose(lines: &[&str]) -> Composed {
+    /// Result of the last line; all earlier lines must give `Nothing`.
+    fn compose(lines: &[&str]) -> ComposerOutput {
         let mut composer = Composer::default();
         let (last, first) = lines.split_last().expect("at least one line");
         for line in first {
-            assert_eq!(composer.feed(line, |_| false), Composed::Nothing, "{line}");
+            assert_eq!(composer.feed(line, |_| false), ComposerOutput::Nothing, "{line}");
             assert!(composer.is_open());
         }
         let composed = composer.feed(last, |_| false);
@@ -109,19 +115,19 @@ mod tests {
         composed
     }
 
-    fn message(text: &str) -> Composed {
-        Composed::Message(text.into())
+    fn message(text: &str) -> ComposerOutput {
+        ComposerOutput::Message(text.into())
     }
 
-    fn system(text: &str) -> Composed {
-        Composed::Command(Command::Set(Setting::System(text.into())))
+    fn system(text: &str) -> ComposerOutput {
+        ComposerOutput::Command(Command::Set(Setting::System(text.into())))
     }
 
     #[test]
     fn a_plain_line_is_a_message_and_an_empty_one_is_nothing() {
         assert_eq!(compose(&["hello there"]), message("hello there"));
-        assert_eq!(compose(&[""]), Composed::Nothing);
-        assert_eq!(compose(&["  \t"]), Composed::Nothing);
+        assert_eq!(compose(&[""]), ComposerOutput::Nothing);
+        assert_eq!(compose(&["  \t"]), ComposerOutput::Nothing);
     }
 
     #[test]
@@ -129,7 +135,7 @@ mod tests {
         assert_eq!(compose(&[r#""""a"#, "", "b", r#"c""""#]), message("a\n\nb\nc"));
         assert_eq!(compose(&[r#"""""#, "a", r#"""""#]), message("\na\n"));
         assert_eq!(compose(&[r#""""a b""""#]), message("a b"));
-        assert_eq!(compose(&[r#""""""""#]), Composed::Nothing);
+        assert_eq!(compose(&[r#""""""""#]), ComposerOutput::Nothing);
     }
 
     #[test]
@@ -147,7 +153,7 @@ mod tests {
     fn several_lines_at_once_are_one_message_even_behind_a_slash() {
         assert_eq!(compose(&["/etc/hosts says\n127.0.0.1"]), message("/etc/hosts says\n127.0.0.1"));
         assert_eq!(compose(&["\"\"\"a\nb\"\"\""]), message("a\nb"));
-        assert_eq!(compose(&["/bye"]), Composed::Command(Command::Leave));
+        assert_eq!(compose(&["/bye"]), ComposerOutput::Command(Command::Leave));
     }
 
     #[test]
@@ -157,14 +163,14 @@ mod tests {
             composer.feed("/tmp/a.png what is it?", |w| w == "/tmp/a.png"),
             message("/tmp/a.png what is it?")
         );
-        let unknown = Composed::Command(Command::Unknown("/tmp/b".into()));
+        let unknown = ComposerOutput::Command(Command::Unknown("/tmp/b".into()));
         assert_eq!(composer.feed("/tmp/b", |w| w == "/tmp/a.png"), unknown);
     }
 
     #[test]
     fn a_discarded_block_leaves_nothing_behind() {
         let mut composer = Composer::default();
-        assert_eq!(composer.feed(r#""""half"#, |_| false), Composed::Nothing);
+        assert_eq!(composer.feed(r#""""half"#, |_| false), ComposerOutput::Nothing);
         composer.discard();
         assert_eq!(composer.feed("new", |_| false), message("new"));
     }

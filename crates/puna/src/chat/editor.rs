@@ -1,4 +1,4 @@
-//! The line editor: keys, prompts, placeholder, history.
+//! Line editor: key bindings, prompts, placeholder, history.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -22,7 +22,7 @@ use rustyline::{
 
 use super::Options;
 use super::history::History;
-use super::terminal::Waiting;
+use super::terminal::TypeaheadMode;
 use crate::terminal::discard_input;
 
 const PROMPT: &str = ">>> ";
@@ -31,52 +31,52 @@ const PLACEHOLDER: &str = "Send a message (/? for help)";
 const BLOCK_PLACEHOLDER: &str = r#"Use """ to end the message"#;
 const TAB: &str = "        ";
 
-/// Where lines come from.
+/// Source of input lines.
 pub(super) trait LineSource {
-    /// The next line, or what came instead.
+    /// Reads the next line, or reports an interrupt or the end of the input.
     fn read(&mut self, kind: PromptKind) -> Result<Line>;
     /// Adds a line to the history.
     fn record(&mut self, line: &str) -> Result<()>;
-    /// Whether the history goes to its file.
+    /// Sets whether new entries are written to the history file.
     fn save_history(&mut self, on: bool);
 }
 
-/// Which prompt stands before the line.
+/// Prompt before the line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PromptKind {
     Message,
     Continuation,
 }
 
-/// What reading a line gave.
+/// Result of reading a line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Line {
     Text(String),
-    /// Ctrl-C.
+    /// The user pressed Ctrl-C.
     Interrupted {
         was_empty: bool,
     },
-    /// Ctrl-D on an empty line, or the end of the input.
+    /// The user pressed Ctrl-D on an empty line, or the input ended.
     End,
 }
 
-/// Line editing on the terminal.
+/// Line editor on the terminal.
 pub(super) struct Editor {
     editor: rustyline::Editor<Placeholder, MemHistory>,
     history: History,
-    keys: Keys,
+    keys: KeyBindings,
     external: String,
-    terminal: Waiting,
+    terminal: TypeaheadMode,
 }
 
 impl Editor {
-    /// An editor with the history of earlier sessions.
+    /// Creates an editor with the history of earlier sessions.
     pub(super) fn new(options: &Options) -> Result<Self> {
         let config = Config::builder().max_history_size(100)?.bell_style(BellStyle::None).build();
         let entries = MemHistory::with_config(&config);
         let mut editor = rustyline::Editor::with_history(config, entries)?;
         editor.set_helper(Some(Placeholder { text: PLACEHOLDER, line: RefCell::default() }));
-        let keys = Keys::default();
+        let keys = KeyBindings::default();
         keys.bind(&mut editor);
         let history = History::load(options.history_file.clone(), options.save_history);
         let history = history.unwrap_or_else(|e| {
@@ -91,11 +91,12 @@ impl Editor {
             history,
             keys,
             external: options.editor.clone(),
-            terminal: Waiting::new(),
+            terminal: TypeaheadMode::new(),
         })
     }
 
-    /// Lets the user edit a text in another program; the text as it was when that fails.
+    /// Opens a text in an external editor and returns the edited text, or the original text on
+    /// failure.
     fn edit_externally(&self, text: String) -> String {
         self.terminal.leave();
         let edited = edit(&self.external, &text);
@@ -103,7 +104,7 @@ impl Editor {
         match edited {
             Ok(edited) => edited,
             Err(e) => {
-                // Nowhere to tell it if standard error is gone.
+                // The error of a closed standard error is ignored, because no other output remains.
                 let _ = writeln!(io::stderr(), "{e:#}");
                 text
             }
@@ -132,9 +133,11 @@ impl LineSource for Editor {
                 Err(ReadlineError::Eof) => return Ok(Line::End),
                 Err(ReadlineError::Signal(_)) => {}
                 Err(ReadlineError::Io(e)) if e.kind() == io::ErrorKind::InvalidData => {
-                    // What came with it is lost in the editor's buffer; the rest of a paste would be taken for keys.
+                    // The editor's buffer loses the rest of the input; a remaining paste would be
+                    // read as key presses.
                     discard_input();
-                    // Nowhere to tell it if standard error is gone.
+                    // The error of a closed standard error is ignored, because no other output
+                    // remains.
                     let _ = writeln!(io::stderr(), "that is not UTF-8 and was left out");
                     initial =
                         self.editor.helper().map(|helper| helper.line.take()).unwrap_or_default();
@@ -158,29 +161,29 @@ impl LineSource for Editor {
     }
 }
 
-/// A conversation does not need a history.
+/// Prints a warning, because a session works without a history file.
 fn warn_without_history(action: &str, path: Option<&Path>, error: &io::Error) {
     let path = path.map(|path| path.display().to_string()).unwrap_or_default();
-    // Nowhere to tell it if standard error is gone.
+    // The error of a closed standard error is ignored, because no other output remains.
     let _ = writeln!(
         io::stderr(),
         "warning: cannot {action} the history {path}: {error}: going on without it"
     );
 }
 
-/// What the keys with a meaning of their own left behind while a line was read.
+/// Flags that the bound keys set while a line is read.
 #[derive(Clone, Default)]
-struct Keys {
-    pressed: Arc<Mutex<Pressed>>,
+struct KeyBindings {
+    pressed: Arc<Mutex<PressedKeys>>,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Pressed {
+struct PressedKeys {
     editor: bool,
     interrupt_on_empty: bool,
 }
 
-impl Keys {
+impl KeyBindings {
     fn bind(&self, editor: &mut rustyline::Editor<Placeholder, MemHistory>) {
         let special = |key: char| KeyEvent(KeyCode::Char(key), Modifiers::CTRL);
         editor.bind_sequence(special('J'), Cmd::Newline);
@@ -192,7 +195,7 @@ impl Keys {
     }
 
     fn reset(&self) {
-        *self.lock() = Pressed::default();
+        *self.lock() = PressedKeys::default();
     }
 
     fn wants_editor(&self) -> bool {
@@ -203,12 +206,12 @@ impl Keys {
         self.lock().interrupt_on_empty
     }
 
-    fn lock(&self) -> MutexGuard<'_, Pressed> {
+    fn lock(&self) -> MutexGuard<'_, PressedKeys> {
         self.pressed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl ConditionalEventHandler for Keys {
+impl ConditionalEventHandler for KeyBindings {
     fn handle(
         &self,
         event: &Event,
@@ -230,10 +233,11 @@ impl ConditionalEventHandler for Keys {
     }
 }
 
-/// Grey text that stands in an empty line.
+/// Grey placeholder text in an empty line.
 struct Placeholder {
     text: &'static str,
-    /// The line as it was last: the editor shows it here at each change, and keeps it to itself when reading fails.
+    /// The latest line. The editor passes it here at each change but does not return it when
+    /// reading fails.
     line: RefCell<String>,
 }
 
@@ -246,7 +250,7 @@ impl Hinter for Placeholder {
     }
 }
 
-/// A hint that is only shown: no key takes it over.
+/// A hint that is displayed only; no key inserts it.
 struct PlaceholderHint(&'static str);
 
 impl rustyline::hint::Hint for PlaceholderHint {
@@ -273,7 +277,8 @@ impl Validator for Placeholder {}
 
 impl Helper for Placeholder {}
 
-/// Runs `editor` (a program and its arguments) on a file with the text, and returns what is in it afterwards.
+/// Runs `editor` (a program and its arguments) on a file with the text, and returns the edited
+/// text.
 fn edit(editor: &str, text: &str) -> Result<String> {
     let mut file = tempfile::Builder::new().prefix("puna-prompt-").suffix(".txt").tempfile()?;
     file.write_all(text.as_bytes())?;
@@ -299,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_editor_is_named_with_the_way_out() {
+    fn a_missing_editor_is_named_with_the_remedy() {
         let error = edit("no-such-editor-anywhere --wait", "text").expect_err("there is none");
         let want = "editor \"no-such-editor-anywhere\" not found, set OLLAMA_EDITOR to the path of your preferred editor";
         assert_eq!(error.to_string(), want);
@@ -308,7 +313,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn an_editor_changes_the_text_and_its_failure_is_told() {
+    fn an_editor_changes_the_text_and_its_failure_is_reported() {
         let folder = tempfile::tempdir().expect("a folder");
         let script = folder.path().join("ed.sh");
         std::fs::write(&script, "printf ' more\\n\\n' >> \"$1\"\n").expect("written");

@@ -1,8 +1,8 @@
-//! Usage texts.
+//! Usage texts of session commands.
 
 use super::command::Topic;
 
-/// The text of a topic; `None` where there is none.
+/// Usage text of a topic; `None` if the topic has no text.
 pub(super) fn text(topic: Topic, multimodal: bool) -> Option<String> {
     Some(match topic {
         Topic::Commands if multimodal => format!("{COMMANDS}\n{ATTACH}"),
@@ -11,7 +11,7 @@ pub(super) fn text(topic: Topic, multimodal: bool) -> Option<String> {
         Topic::Show => SHOW.to_owned(),
         Topic::Shortcuts => SHORTCUTS.to_owned(),
         Topic::Parameters => PARAMETERS.to_owned(),
-        Topic::Nothing => return None,
+        Topic::Unknown => return None,
     })
 }
 

@@ -1,16 +1,16 @@
-//! The history file: what was typed, a line each, shared with Ollama.
+//! History file of input lines, one entry per line, shared with Ollama.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
-/// Entries kept.
+/// Maximum number of entries.
 const MAX_ENTRIES: usize = 100;
-/// A history file larger than this is no history file.
+/// Size limit of a history file, in bytes. A larger file is not a history file.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// The last entries, in memory and, unless switched off, in a file.
+/// The latest entries, in memory and, unless disabled, in a file.
 #[derive(Debug, Default)]
 pub(super) struct History {
     path: Option<PathBuf>,
@@ -19,13 +19,14 @@ pub(super) struct History {
 }
 
 impl History {
-    /// Reads the file, if there is one. Without a path, or with `saves` false, nothing is written.
+    /// Reads the file if it exists. Without a path, or with `saves` false, the history stays in
+    /// memory.
     pub(super) fn load(path: Option<PathBuf>, saves: bool) -> io::Result<Self> {
         let mut history = Self { path, saves, entries: VecDeque::new() };
         let Some(path) = &history.path else { return Ok(history) };
         match fs::metadata(path).and_then(|meta| match meta.is_file() {
             true => File::open(path),
-            // A pipe would be waited for.
+            // Reading a pipe would block.
             false => Err(io::Error::other("not a regular file")),
         }) {
             Ok(file) => {
@@ -42,7 +43,7 @@ impl History {
         }
     }
 
-    /// The file.
+    /// Path of the history file.
     pub(super) fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
@@ -51,12 +52,13 @@ impl History {
         self.entries.iter().map(String::as_str)
     }
 
-    /// Whether new entries are written to the file.
+    /// Sets whether new entries are written to the file.
     pub(super) fn save(&mut self, on: bool) {
         self.saves = on;
     }
 
-    /// Adds an entry and rewrites the file. Line breaks stay, and make several entries of it when it is read again.
+    /// Adds an entry and rewrites the file. An entry with line breaks becomes several entries when
+    /// the file is read again.
     pub(super) fn add(&mut self, entry: &str) -> io::Result<()> {
         self.push(entry);
         match (&self.path, self.saves) {
@@ -75,7 +77,7 @@ impl History {
         self.entries.push_back(entry.to_owned());
     }
 
-    /// Writes a new file and puts it in the place of the old one, so that a crash loses neither.
+    /// Writes a new file and renames it over the old one, so that a crash loses neither.
     fn write(&self, path: PathBuf) -> io::Result<()> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
@@ -102,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_survive_and_those_of_several_lines_come_back_as_several() {
+    fn entries_persist_and_multi_line_entries_become_several() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("new/history");
         let mut history = History::load(Some(path.clone()), true).expect("no file is no error");
@@ -135,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn switched_off_nothing_is_written() {
+    fn a_disabled_history_writes_nothing() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("history");
         let mut history = History::load(Some(path.clone()), false).expect("read");
@@ -149,14 +151,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_not_read() {
+    fn only_regular_files_are_read() {
         let folder = tempfile::tempdir().expect("a folder");
         let error = History::load(Some(folder.path().to_owned()), true).expect_err("a folder");
         assert_eq!(error.to_string(), "not a regular file");
     }
 
     #[test]
-    fn a_file_that_is_no_text_does_no_harm() {
+    fn a_binary_file_is_tolerated() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("history");
         fs::write(&path, b"ok\n\xff\xfe\x00\r\n\n").expect("written");

@@ -1,4 +1,4 @@
-//! Ctrl-C while the model answers: it stops the answer, not the program.
+//! Ctrl-C during an answer: it stops the answer and not the program.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
-/// Presses nearer to each other than this are one that was meant.
-const BOUNCE: Duration = Duration::from_millis(300);
+/// Presses closer together than this count as one.
+const DEBOUNCE: Duration = Duration::from_millis(300);
 
-/// The status of a process that Ctrl-C ended.
-const STATUS: i32 = 130;
+/// Exit status of a process that Ctrl-C ended.
+const EXIT_STATUS: i32 = 130;
 
-/// A request to stop what is being done. Clones share it.
+/// Request to stop the current work. Clones share the flag.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt {
     shared: Arc<Shared>,
@@ -26,21 +26,21 @@ struct Shared {
 }
 
 impl Interrupt {
-    /// Raises it at every Ctrl-C from now on, which no longer ends the process; but one that comes while an earlier one
-    /// still has stopped nothing does.
+    /// Returns an interrupt that every later Ctrl-C raises, instead of ending the process. A second
+    /// Ctrl-C ends the process if the first one has not yet stopped the work.
     pub fn at_ctrl_c(runtime: &Handle) -> Self {
         let interrupt = Self::default();
         let clone = interrupt.clone();
         #[cfg(unix)]
-        let terminal = crate::terminal::Saved::now();
+        let terminal = crate::terminal::SavedTerminal::capture();
         runtime.spawn(async move {
             let mut last: Option<Instant> = None;
             while tokio::signal::ctrl_c().await.is_ok() {
-                if clone.is_unheard(last) {
+                if clone.is_pending(last) {
                     #[cfg(unix)]
                     terminal.restore();
                     crate::out::note("interrupted again: ending at once");
-                    std::process::exit(STATUS);
+                    std::process::exit(EXIT_STATUS);
                 }
                 last = Some(Instant::now());
                 clone.raise();
@@ -49,33 +49,34 @@ impl Interrupt {
         interrupt
     }
 
-    /// Asks for a stop.
+    /// Requests a stop.
     pub fn raise(&self) {
         self.shared.raised.store(true, Ordering::SeqCst);
         self.shared.wake.notify_waiters();
     }
 
-    /// Whether the stop asked for at `last` is still to come.
-    fn is_unheard(&self, last: Option<Instant>) -> bool {
-        self.is_raised() && last.is_some_and(|last| last.elapsed() > BOUNCE)
+    /// Whether the stop requested at `last` has not taken effect yet.
+    fn is_pending(&self, last: Option<Instant>) -> bool {
+        self.is_raised() && last.is_some_and(|last| last.elapsed() > DEBOUNCE)
     }
 
-    /// Forgets an earlier request: something new begins.
+    /// Clears an earlier request before new work begins.
     pub fn clear(&self) {
         self.shared.raised.store(false, Ordering::SeqCst);
     }
 
-    /// Whether a stop was asked for since the last [`Self::clear`].
+    /// Whether a stop was requested since the last [`Self::clear`].
     pub fn is_raised(&self) -> bool {
         self.shared.raised.load(Ordering::SeqCst)
     }
 
-    /// Returns when a stop is asked for, at once if it was: for `select!` beside a request.
+    /// Completes when a stop is requested, or at once if one was requested already. For `select!`
+    /// with a request.
     pub async fn raised(&self) {
         loop {
             let woken = self.shared.wake.notified();
             tokio::pin!(woken);
-            // Registered before the flag is read, so that no wake-up is lost in between.
+            // The waiter registers before it reads the flag, so that it misses no wake-up.
             woken.as_mut().enable();
             if self.is_raised() {
                 return;
@@ -90,16 +91,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_request_ends_the_program_only_where_the_first_stopped_nothing() {
+    fn a_second_interrupt_ends_the_program_only_if_the_first_is_pending() {
         let interrupt = Interrupt::default();
-        let long_ago = Instant::now().checked_sub(2 * BOUNCE);
+        let long_ago = Instant::now().checked_sub(2 * DEBOUNCE);
         assert!(
-            long_ago.is_some() && !interrupt.is_unheard(long_ago) && !interrupt.is_unheard(None)
+            long_ago.is_some() && !interrupt.is_pending(long_ago) && !interrupt.is_pending(None)
         );
         interrupt.raise();
-        assert!(interrupt.is_unheard(long_ago) && !interrupt.is_unheard(Some(Instant::now())));
+        assert!(interrupt.is_pending(long_ago) && !interrupt.is_pending(Some(Instant::now())));
         interrupt.clear();
-        assert!(!interrupt.is_unheard(long_ago));
+        assert!(!interrupt.is_pending(long_ago));
     }
 
     #[test]

@@ -4,8 +4,8 @@
 //! Editor (keys, history) ─ line ─> Composer (""" blocks) ─ message or Command ─> Session ─> Backend
 //! ```
 //!
-//! [`Backend`] is what the session needs of a server, so that it works over HTTP as well as in a test. The printers of
-//! answers ([`AnswerPrinter`]) and of statistics ([`write_stats`]) serve `puna run MODEL PROMPT` too.
+//! [`Backend`] is the session's interface to a server; HTTP and the tests implement it. `puna run
+//! MODEL PROMPT` also uses [`AnswerPrinter`] and [`write_stats`].
 
 mod answer;
 mod attach;
@@ -23,28 +23,28 @@ mod terminal;
 mod wrap;
 
 pub use answer::AnswerPrinter;
-pub use attach::attach_files;
+pub use attach::take_attachments;
 pub use backend::{Backend, BackendError, ChatEvent};
 pub use interrupt::Interrupt;
 pub use screen::Screen;
 pub use session::Options;
-pub use stats::{warn_of_cuts, write_stats};
+pub use stats::{warn_truncated, write_stats};
 
 use anyhow::Result;
 
-use compose::{Composed, Composer};
+use compose::{Composer, ComposerOutput};
 use editor::{Editor, Line, LineSource, PromptKind};
 use session::{Flow, Session};
 
-/// Loads the model and holds the conversation on the terminal until the user leaves. Text goes to standard output,
-/// usage and warnings to standard error.
+/// Loads the model and runs the session on the terminal until the user leaves. Text goes to
+/// standard output; usage texts and warnings go to standard error.
 pub fn run(options: Options, backend: &mut dyn Backend, interrupt: &Interrupt) -> Result<()> {
     let mut editor = Editor::new(&options)?;
     let mut session = Session::open(options, backend, interrupt, Screen::terminal())?;
     converse(&mut session, &mut editor)
 }
 
-/// Reads and executes until the end of the input or a command to leave.
+/// Reads and executes lines until the end of the input or a command to leave.
 fn converse(session: &mut Session<'_>, lines: &mut dyn LineSource) -> Result<()> {
     let mut composer = Composer::default();
     loop {
@@ -53,7 +53,7 @@ fn converse(session: &mut Session<'_>, lines: &mut dyn LineSource) -> Result<()>
             Line::Text(line) => line,
             Line::Interrupted { was_empty } => {
                 if was_empty && !composer.is_open() {
-                    session.say("Use Ctrl + d or /bye to exit.")?;
+                    session.print_line("Use Ctrl + d or /bye to exit.")?;
                 }
                 composer.discard();
                 continue;
@@ -64,9 +64,9 @@ fn converse(session: &mut Session<'_>, lines: &mut dyn LineSource) -> Result<()>
             lines.record(&line)?;
         }
         let flow = match composer.feed(&line, |word| session.is_attachment(&line, word)) {
-            Composed::Nothing => Flow::Stay,
-            Composed::Message(text) => session.send(text)?,
-            Composed::Command(command) => session.execute(command)?,
+            ComposerOutput::Nothing => Flow::Stay,
+            ComposerOutput::Message(text) => session.send(text)?,
+            ComposerOutput::Command(command) => session.execute(command)?,
         };
         match flow {
             Flow::Stay => {}

@@ -1,4 +1,4 @@
-//! Where a session writes, and the spinner that shows that something is under way.
+//! Outputs of a session, and the spinner that shows pending work.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
@@ -7,16 +7,16 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// The two outputs of a session.
 pub struct Screen {
-    /// Answers and confirmations.
+    /// Output for answers and confirmations.
     pub out: Box<dyn Write>,
-    /// Usage, warnings and statistics.
+    /// Output for usage texts, warnings and statistics.
     pub err: Box<dyn Write>,
     columns: fn() -> Option<usize>,
     spins: bool,
 }
 
 impl Screen {
-    /// Standard output and standard error.
+    /// Writes to standard output and standard error.
     pub fn terminal() -> Self {
         Self {
             out: Box::new(io::stdout()),
@@ -26,13 +26,13 @@ impl Screen {
         }
     }
 
-    /// Any two writers; no terminal, so no width and no spinner.
+    /// Writes to any two writers; without a terminal there is no width and no spinner.
     #[cfg(test)]
     pub fn new(out: Box<dyn Write>, err: Box<dyn Write>) -> Self {
         Self { out, err, columns: || None, spins: false }
     }
 
-    /// Columns of the terminal at this moment; `None` when there is no terminal.
+    /// Current width of the terminal in columns; `None` without a terminal.
     pub fn columns(&self) -> Option<usize> {
         (self.columns)()
     }
@@ -46,14 +46,14 @@ impl Screen {
     }
 }
 
-/// A spinner that turns until it is stopped or dropped, and leaves nothing behind.
+/// A spinner that runs until it is stopped or dropped, and then clears its line.
 #[derive(Debug)]
 pub struct Spinner {
     bar: Option<ProgressBar>,
 }
 
 impl Spinner {
-    /// Starts one; it stays invisible when standard error is no terminal.
+    /// Starts a spinner; it is invisible when standard error is not a terminal.
     pub fn start() -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
         let style = ProgressStyle::with_template("{spinner} ")
@@ -63,7 +63,7 @@ impl Spinner {
         Self { bar: Some(bar) }
     }
 
-    /// Stops and clears it; a second time does nothing.
+    /// Stops and clears the spinner. A second call has no effect.
     pub fn stop(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();

@@ -1,4 +1,4 @@
-//! The state of a conversation, and what messages and commands do to it.
+//! State of a conversation, and the effect of messages and commands on it.
 
 use std::io::Write;
 use std::ops::ControlFlow;
@@ -12,41 +12,41 @@ use puna_api::native::{
 use puna_store::{ModelName, parse_parameter};
 use serde_json::{Map, Value};
 
-use super::attach::{attach_files, names_file};
+use super::attach::{names_attachment, take_attachments};
 use super::command::{Command, Item, Setting, Topic};
 use super::{
-    AnswerPrinter, Backend, BackendError, ChatEvent, Interrupt, Screen, help, warn_of_cuts,
+    AnswerPrinter, Backend, BackendError, ChatEvent, Interrupt, Screen, help, warn_truncated,
     write_stats,
 };
 
-/// How a session begins.
+/// Initial settings of a session.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// The model's name as the user wrote it.
     pub model: String,
-    /// From `--think`; `None`: as the model likes.
+    /// From `--think`; `None` selects the model's default.
     pub think: Option<Think>,
     /// From `--hidethinking`.
     pub hide_thinking: bool,
-    /// From `--format`: `"json"` or a schema.
+    /// From `--format`: `"json"` or a JSON schema.
     pub format: Option<Value>,
     /// From `--keepalive`.
     pub keep_alive: Option<KeepAlive>,
-    /// Off by `--nowordwrap`.
+    /// Cleared by `--nowordwrap`.
     pub word_wrap: bool,
     /// From `--verbose`.
     pub verbose: bool,
-    /// Where the history of input is kept; `None`: nowhere.
+    /// Path of the input history; `None` disables the file.
     pub history_file: Option<PathBuf>,
-    /// Whether new entries go there; off by `OLLAMA_NOHISTORY`.
+    /// Whether new entries are written to the file. `OLLAMA_NOHISTORY` disables it.
     pub save_history: bool,
-    /// The program that Ctrl-G starts, with arguments.
+    /// Program that Ctrl-G starts, with arguments.
     pub editor: String,
-    /// Options that every request has from the start.
+    /// Model options sent with every request.
     pub parameters: Map<String, Value>,
 }
 
-/// What follows a message or a command.
+/// What the input loop does after a message or command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flow {
     Stay,
@@ -61,26 +61,26 @@ pub(super) struct Session<'a> {
     screen: Screen,
     options: Options,
     model: Model,
-    /// Whether the user has said how to think, so that another model does not change it.
+    /// Whether the user chose a reasoning level, which another model then does not change.
     think_is_explicit: bool,
-    /// The system message of the session; empty: the model's own.
+    /// System message of the session; empty selects the model's own.
     system: String,
-    /// Parameters set in the session.
+    /// Parameters set in the session, sent with every request.
     parameters: Map<String, Value>,
-    /// The conversation so far, without the messages that belong to the model.
+    /// Messages of the conversation, without those stored with the model.
     messages: Vec<Message>,
 }
 
-/// What the session needs to know about the loaded model.
+/// Properties of the loaded model that the session uses.
 #[derive(Clone, Debug, Default)]
 struct Model {
     name: String,
-    /// The model that it was made from, if that has a name.
+    /// Model from which it was created, if that has a valid name.
     parent: Option<String>,
-    /// Messages that precede every conversation with it.
+    /// Messages stored with the model, which precede every conversation.
     messages: Vec<Message>,
     thinks: bool,
-    /// Whether images or sound can be attached.
+    /// Whether the user can attach images or audio.
     is_multimodal: bool,
 }
 
@@ -101,7 +101,7 @@ impl Model {
 }
 
 impl<'a> Session<'a> {
-    /// Loads the model and shows the messages that belong to it.
+    /// Loads the model and shows the messages stored with it.
     pub(super) fn open(
         options: Options,
         backend: &'a mut dyn Backend,
@@ -126,34 +126,34 @@ impl<'a> Session<'a> {
         Ok(session)
     }
 
-    /// A line on standard output.
-    pub(super) fn say(&mut self, text: &str) -> Result<()> {
+    /// Writes a line to standard output.
+    pub(super) fn print_line(&mut self, text: &str) -> Result<()> {
         writeln!(self.screen.out, "{text}")?;
         Ok(self.screen.out.flush()?)
     }
 
-    /// Shows what the server said, after which the conversation goes on.
+    /// Shows the server's error message, so that the conversation can continue.
     ///
     /// # Errors
-    /// The trouble is on this side.
+    /// Returns a local failure ([`BackendError::Other`]).
     fn report(&mut self, error: BackendError) -> Result<()> {
         match error {
             BackendError::Other(e) => Err(e),
             BackendError::Interrupted => Ok(()),
-            e => self.say(&format!("error: {e}")),
+            e => self.print_line(&format!("error: {e}")),
         }
     }
 
-    /// Whether a line that begins with `word` names a file to attach there.
+    /// Whether `word` at the start of the line is the path of a file to attach.
     pub(super) fn is_attachment(&self, line: &str, word: &str) -> bool {
-        self.model.is_multimodal && names_file(line, word)
+        self.model.is_multimodal && names_attachment(line, word)
     }
 
     /// Sends a message and shows the answer.
     pub(super) fn send(&mut self, text: String) -> Result<Flow> {
         let mut message = Message::text("user", text);
         if self.model.is_multimodal {
-            let attached = attach_files(&message.content, &mut self.screen.err)?;
+            let attached = take_attachments(&message.content, &mut self.screen.err)?;
             (message.content, message.images) = (attached.text, attached.images);
         }
         self.messages.push(message);
@@ -186,14 +186,14 @@ impl<'a> Session<'a> {
             Command::Set(setting) => self.set(setting)?,
             Command::Show(item) => self.show(item)?,
             Command::Unknown(word) => {
-                self.say(&format!("Unknown command '{word}'. Type /? for help"))?
+                self.print_line(&format!("Unknown command '{word}'. Type /? for help"))?
             }
         }
         self.screen.out.flush()?;
         Ok(Flow::Stay)
     }
 
-    /// Streams the answer to the conversation; `None` when it was stopped.
+    /// Streams the answer to the conversation; `None` if the user stopped it.
     fn answer(&mut self) -> Result<Option<Message>, BackendError> {
         let request = self.request();
         let mut spinner = self.screen.spinner();
@@ -240,8 +240,8 @@ impl<'a> Session<'a> {
         if interrupt.is_raised() {
             return Ok(None);
         }
-        let way_out = "/set parameter num_ctx N";
-        let mut noted = warn_of_cuts(&metrics, way_out, &mut screen.err);
+        let remedy = "/set parameter num_ctx N";
+        let mut noted = warn_truncated(&metrics, remedy, &mut screen.err);
         if options.verbose {
             noted = noted.and_then(|()| write_stats(&metrics, &mut screen.err));
         }
@@ -261,7 +261,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Loads a model and makes it the session's; on failure the session keeps the one it has.
+    /// Loads a model and switches the session to it. On failure the session keeps its current
+    /// model.
     fn switch_to(&mut self, name: String) -> Result<(), BackendError> {
         let info =
             self.backend.show(ShowRequest { model: name.clone(), ..ShowRequest::default() })?;
@@ -280,7 +281,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Shows the messages of the model as if they had just been exchanged.
+    /// Shows the messages stored with the model as if they had just been exchanged.
     fn replay(&mut self) -> Result<()> {
         let columns = self.screen.columns().filter(|_| self.options.word_wrap);
         let out = &mut self.screen.out;
@@ -314,14 +315,16 @@ impl<'a> Session<'a> {
         if !self.system.is_empty() {
             self.messages.push(Message::text("system", self.system.clone()));
         }
-        self.say("Cleared session context")
+        self.print_line("Cleared session context")
     }
 
     fn load(&mut self, name: String) -> Result<()> {
-        self.say(&format!("Loading model '{name}'"))?;
+        self.print_line(&format!("Loading model '{name}'"))?;
         match self.switch_to(name.clone()) {
             Ok(()) => self.messages.clear(),
-            Err(BackendError::NotFound(_)) => self.say(&format!("Couldn't find model '{name}'"))?,
+            Err(BackendError::NotFound(_)) => {
+                self.print_line(&format!("Couldn't find model '{name}'"))?
+            }
             Err(e) => self.report(e)?,
         }
         Ok(())
@@ -329,7 +332,7 @@ impl<'a> Session<'a> {
 
     fn save(&mut self, name: String) -> Result<()> {
         if ModelName::parse(&name).is_err() {
-            return self.say(&format!("error: The model name '{name}' is invalid"));
+            return self.print_line(&format!("error: The model name '{name}' is invalid"));
         }
         let request = CreateRequest {
             model: name.clone(),
@@ -340,43 +343,44 @@ impl<'a> Session<'a> {
             ..CreateRequest::default()
         };
         match self.backend.create(request) {
-            Ok(()) => self.say(&format!("Created new model '{name}'")),
+            Ok(()) => self.print_line(&format!("Created new model '{name}'")),
             Err(e) => self.report(e),
         }
     }
 
     fn set(&mut self, setting: Setting) -> Result<()> {
         match setting {
-            // The loop has the history, and blocks end before they come here.
+            // The input loop owns the history, and the composer closes blocks before they arrive
+            // here.
             Setting::History(_) | Setting::SystemOpen(_) => Ok(()),
             Setting::WordWrap(on) => {
                 self.options.word_wrap = on;
-                self.say(if on { "Set 'wordwrap' mode." } else { "Set 'nowordwrap' mode." })
+                self.print_line(if on { "Set 'wordwrap' mode." } else { "Set 'nowordwrap' mode." })
             }
             Setting::Verbose(on) => {
                 self.options.verbose = on;
-                self.say(if on { "Set 'verbose' mode." } else { "Set 'quiet' mode." })
+                self.print_line(if on { "Set 'verbose' mode." } else { "Set 'quiet' mode." })
             }
             Setting::Think(level) => self.set_think(level),
             Setting::NoThink => {
                 self.choose_thinking(Think::Off)?;
-                self.say("Set 'nothink' mode.")
+                self.print_line("Set 'nothink' mode.")
             }
             Setting::Format(true) => {
                 self.options.format = Some("json".into());
-                self.say("Set format to 'json' mode.")
+                self.print_line("Set format to 'json' mode.")
             }
             Setting::Format(false) => {
-                self.say("Invalid or missing format. For 'json' mode use '/set format json'")
+                self.print_line("Invalid or missing format. For 'json' mode use '/set format json'")
             }
             Setting::NoFormat => {
                 self.options.format = None;
-                self.say("Disabled format.")
+                self.print_line("Disabled format.")
             }
             Setting::Parameter { name, values } => self.set_parameter(name, &values),
             Setting::System(text) => self.set_system(text),
             Setting::Unknown(word) => {
-                self.say(&format!("Unknown command '/set {word}'. Type /? for help"))
+                self.print_line(&format!("Unknown command '/set {word}'. Type /? for help"))
             }
         }
     }
@@ -387,12 +391,12 @@ impl<'a> Session<'a> {
             Some(level) => level.as_str().into(),
         };
         match serde_json::from_value(value) {
-            Err(e) => self.say(&format!("error: {e}")),
+            Err(e) => self.print_line(&format!("error: {e}")),
             Ok(think) => {
                 self.choose_thinking(think)?;
                 match level {
-                    Some(level) => self.say(&format!("Set 'think' mode to '{level}'.")),
-                    None => self.say("Set 'think' mode."),
+                    Some(level) => self.print_line(&format!("Set 'think' mode to '{level}'.")),
+                    None => self.print_line("Set 'think' mode."),
                 }
             }
         }
@@ -414,10 +418,10 @@ impl<'a> Session<'a> {
     fn set_parameter(&mut self, name: String, values: &[String]) -> Result<()> {
         let words: Vec<&str> = values.iter().map(String::as_str).collect();
         match parse_parameter(&name, &words) {
-            Err(e) => self.say(&format!("Couldn't set parameter: {:?}", e.to_string())),
-            Ok(None) => self.say(&format!("warning: parameter {name} is deprecated")),
+            Err(e) => self.print_line(&format!("Couldn't set parameter: {:?}", e.to_string())),
+            Ok(None) => self.print_line(&format!("warning: parameter {name} is deprecated")),
             Ok(Some(value)) => {
-                self.say(&format!("Set parameter '{name}' to '{}'", words.join(", ")))?;
+                self.print_line(&format!("Set parameter '{name}' to '{}'", words.join(", ")))?;
                 self.parameters.insert(name, value);
                 Ok(())
             }
@@ -430,7 +434,7 @@ impl<'a> Session<'a> {
         }
         self.messages.push(Message::text("system", text.clone()));
         self.system = text;
-        self.say("Set system message.")
+        self.print_line("Set system message.")
     }
 
     fn show(&mut self, item: Item) -> Result<()> {
@@ -450,7 +454,7 @@ impl<'a> Session<'a> {
                 Ok(write!(self.screen.err, "{text}")?)
             }
             Item::License => self.say_or(&info.license, "No license was specified for this model."),
-            Item::Modelfile => self.say(&info.modelfile),
+            Item::Modelfile => self.print_line(&info.modelfile),
             Item::Parameters => self.show_parameters(&info),
             Item::System => {
                 let text = [&self.system, &info.system].into_iter().find(|text| !text.is_empty());
@@ -461,13 +465,13 @@ impl<'a> Session<'a> {
                 self.say_or(&info.template, "No prompt template was specified for this model.")
             }
             Item::Unknown(word) => {
-                self.say(&format!("Unknown command '/show {word}'. Type /? for help"))
+                self.print_line(&format!("Unknown command '/show {word}'. Type /? for help"))
             }
         }
     }
 
     fn say_or(&mut self, text: &str, otherwise: &str) -> Result<()> {
-        self.say(if text.is_empty() { otherwise } else { text })
+        self.print_line(if text.is_empty() { otherwise } else { text })
     }
 
     fn show_parameters(&mut self, info: &ShowResponse) -> Result<()> {
@@ -491,7 +495,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// A value without quotes; lists in brackets.
+/// A value without quotes; a list in brackets.
 fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),

@@ -1,4 +1,4 @@
-//! The figures that `--verbose` shows after an answer.
+//! Statistics that `--verbose` shows after an answer.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use puna_api::format_duration;
 use puna_api::native::Metrics;
 
-/// Writes what is known: a figure of zero is not.
+/// Writes the statistics. A value of zero is unknown and is left out.
 pub fn write_stats(metrics: &Metrics, out: &mut dyn Write) -> io::Result<()> {
     let rate = |count: u64, nanos: u64| count as f64 / Duration::from_nanos(nanos).as_secs_f64();
     let Metrics { total_duration, load_duration, prompt_eval_count, prompt_eval_duration, .. } =
@@ -33,7 +33,7 @@ pub fn write_stats(metrics: &Metrics, out: &mut dyn Write) -> io::Result<()> {
             true,
             format_duration(Duration::from_nanos(prompt_eval_duration)),
         )?;
-        // Tokens from the cache took no time.
+        // Tokens from the prefix cache took no time.
         let computed = prompt_eval_count.saturating_sub(prompt_eval_cached_count);
         row(
             "prompt eval rate:",
@@ -67,8 +67,9 @@ pub fn write_stats(metrics: &Metrics, out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Says what was left out of a prompt or of the context, if anything was; `way_out` is how to get a larger context.
-pub fn warn_of_cuts(metrics: &Metrics, way_out: &str, out: &mut dyn Write) -> io::Result<()> {
+/// Warns if messages or tokens were cut from the prompt or the context. `remedy` tells the user
+/// how to get a larger context.
+pub fn warn_truncated(metrics: &Metrics, remedy: &str, out: &mut dyn Write) -> io::Result<()> {
     let Metrics { truncated_tokens, truncated_messages, prompt_eval_count, .. } = *metrics;
     let mut left_out = Vec::new();
     if truncated_messages > 0 {
@@ -84,7 +85,7 @@ pub fn warn_of_cuts(metrics: &Metrics, way_out: &str, out: &mut dyn Write) -> io
     writeln!(
         out,
         "warning: the context is too short: {left_out} left out, {prompt_eval_count} token(s) of the prompt read; \
-         for a longer one: {way_out}"
+         for a longer one: {remedy}"
     )
 }
 
@@ -93,10 +94,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_out_is_said_with_both_numbers_and_the_way_out() {
+    fn truncation_warnings_state_both_counts_and_the_remedy() {
         let said = |metrics: &Metrics| {
             let mut out = Vec::new();
-            warn_of_cuts(metrics, "num_ctx", &mut out).expect("writing to memory");
+            warn_truncated(metrics, "num_ctx", &mut out).expect("writing to memory");
             String::from_utf8(out).expect("text")
         };
         let cut = Metrics { prompt_eval_count: 66, truncated_tokens: 244, ..Metrics::default() };
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn statistics_look_as_ollama_prints_them() {
+    fn statistics_match_ollama() {
         let metrics = Metrics {
             total_duration: 4_648_158_584,
             load_duration: 4_071_084,
@@ -143,14 +144,14 @@ eval rate:            19.93 tokens/s
     }
 
     #[test]
-    fn guesses_are_shown_by_source_where_there_were_any() {
+    fn draft_tokens_are_shown_by_source() {
         let metrics =
             Metrics { ngram_draft_count: 40, ngram_accepted_count: 30, ..Metrics::default() };
         assert_eq!(stats(&metrics), "guessed from text:    40 token(s), 30 accepted (75 %)\n");
     }
 
     #[test]
-    fn figures_of_zero_are_left_out_and_cached_tokens_do_not_count_for_the_rate() {
+    fn zero_values_are_omitted_and_cached_tokens_are_not_in_the_rate() {
         assert_eq!(stats(&Metrics::default()), "");
         let metrics = Metrics {
             prompt_eval_count: 100,

@@ -1,24 +1,26 @@
-//! The terminal while nobody reads from it: what is typed into an answer waits, unseen and unchanged, for the next prompt.
+//! Terminal mode while the session does not read input: typed text waits, without echo and
+//! unchanged, for the next prompt.
 //!
-//! As programs find it, a terminal shows such text in the middle of the answer, and turns the Enter key into the
-//! character of Ctrl-J, which is a line within a message. Ctrl-C keeps its meaning.
+//! In its default mode, a terminal echoes this text in the middle of the answer. It also turns
+//! Enter into the character of Ctrl-J, which is a line break within a message. Ctrl-C works as
+//! usual.
 
-/// Holds the terminal in this state; dropping it puts back what was there before.
-pub(super) struct Waiting {
+/// Keeps the terminal in this mode. Dropping it restores the earlier settings.
+pub(super) struct TypeaheadMode {
     #[cfg(unix)]
     before: Option<rustix::termios::Termios>,
 }
 
 #[cfg(unix)]
-impl Waiting {
-    /// Of the terminal on standard input; nothing where there is none.
+impl TypeaheadMode {
+    /// Sets the mode on the terminal of standard input; has no effect without a terminal.
     pub(super) fn new() -> Self {
-        let waiting = Self { before: rustix::termios::tcgetattr(std::io::stdin()).ok() };
-        waiting.enter();
-        waiting
+        let mode = Self { before: rustix::termios::tcgetattr(std::io::stdin()).ok() };
+        mode.enter();
+        mode
     }
 
-    /// Takes the state up again.
+    /// Sets the mode again.
     pub(super) fn enter(&self) {
         use rustix::termios::{InputModes, LocalModes, SpecialCodeIndex};
         let Some(mut mode) = self.before.clone() else { return };
@@ -26,24 +28,24 @@ impl Waiting {
         mode.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
         mode.special_codes[SpecialCodeIndex::VMIN] = 1;
         mode.special_codes[SpecialCodeIndex::VTIME] = 0;
-        set(&mode);
+        apply(&mode);
     }
 
-    /// Puts back what was there before, for another program.
+    /// Restores the earlier settings for another program.
     pub(super) fn leave(&self) {
-        self.before.iter().for_each(set);
+        self.before.iter().for_each(apply);
     }
 }
 
-/// A terminal that went away is no trouble of ours.
+/// Applies settings; the error of a terminal that is gone is ignored.
 #[cfg(unix)]
-fn set(mode: &rustix::termios::Termios) {
+fn apply(mode: &rustix::termios::Termios) {
     let _ =
         rustix::termios::tcsetattr(std::io::stdin(), rustix::termios::OptionalActions::Now, mode);
 }
 
 #[cfg(not(unix))]
-impl Waiting {
+impl TypeaheadMode {
     pub(super) fn new() -> Self {
         Self {}
     }
@@ -53,7 +55,7 @@ impl Waiting {
     pub(super) fn leave(&self) {}
 }
 
-impl Drop for Waiting {
+impl Drop for TypeaheadMode {
     fn drop(&mut self) {
         self.leave();
     }

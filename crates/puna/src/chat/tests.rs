@@ -1,4 +1,4 @@
-//! Whole sessions: lines in, requests and text out.
+//! Whole sessions: input lines in, requests and output text out.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -16,21 +16,21 @@ use super::editor::{Line, LineSource, PromptKind};
 use super::session::{Options, Session};
 use super::{Backend, BackendError, ChatEvent, Interrupt, Screen, converse};
 
-/// A server that knows two models, answers in capitals, and remembers what it was asked.
+/// A server with two models. It answers in capitals and records its requests.
 #[derive(Default)]
-struct Fake {
+struct FakeBackend {
     chats: Vec<ChatRequest>,
     loads: Vec<(String, Option<Think>)>,
     shows: Vec<ShowRequest>,
     created: Vec<CreateRequest>,
     info: ShowResponse,
-    /// The error of the next chat.
+    /// Error that the next chat returns.
     fails: Option<BackendError>,
-    /// Raise the interrupt after this many events of each chat.
+    /// Number of events of each chat after which the interrupt is raised.
     interrupt_after: Option<usize>,
 }
 
-impl Backend for Fake {
+impl Backend for FakeBackend {
     fn chat(
         &mut self,
         request: ChatRequest,
@@ -88,7 +88,7 @@ impl Backend for Fake {
     }
 }
 
-/// Lines typed in advance.
+/// Input lines typed in advance.
 #[derive(Default)]
 struct Script {
     lines: VecDeque<Line>,
@@ -139,29 +139,29 @@ impl Buffer {
     }
 }
 
-/// What a session wrote to its two outputs, and how it ended.
-struct Ran {
+/// The two outputs of a session, and its result.
+struct SessionOutput {
     out: String,
     err: String,
     end: Result<()>,
 }
 
-fn run_with(backend: &mut Fake, options: Options, script: &mut Script) -> Ran {
+fn run_with(backend: &mut FakeBackend, options: Options, script: &mut Script) -> SessionOutput {
     let (out, err) = (Buffer::default(), Buffer::default());
     let interrupt = Interrupt::default();
     let screen = Screen::new(Box::new(out.clone()), Box::new(err.clone()));
     let options = Options { model: "small".into(), ..options };
     let end = Session::open(options, backend, &interrupt, screen)
         .and_then(|mut session| converse(&mut session, script));
-    Ran { out: out.text(), err: err.text(), end }
+    SessionOutput { out: out.text(), err: err.text(), end }
 }
 
-/// Runs lines in a session that must end well.
-fn run(backend: &mut Fake, lines: &[&str]) -> Ran {
+/// Runs lines in a session that must succeed.
+fn run(backend: &mut FakeBackend, lines: &[&str]) -> SessionOutput {
     let options = Options { hide_thinking: true, ..Options::default() };
-    let ran = run_with(backend, options, &mut Script::new(lines));
-    ran.end.as_ref().expect("the session ends well");
-    ran
+    let session = run_with(backend, options, &mut Script::new(lines));
+    session.end.as_ref().expect("the session ends well");
+    session
 }
 
 fn texts(messages: &[Message]) -> Vec<(&str, &str)> {
@@ -169,10 +169,10 @@ fn texts(messages: &[Message]) -> Vec<(&str, &str)> {
 }
 
 #[test]
-fn a_conversation_carries_all_that_was_said() {
-    let mut backend = Fake::default();
-    let ran = run(&mut backend, &["hello", "", "and you?"]);
-    assert_eq!(ran.out, "HELLO\n\nAND YOU?\n\n");
+fn each_request_contains_the_whole_conversation() {
+    let mut backend = FakeBackend::default();
+    let session = run(&mut backend, &["hello", "", "and you?"]);
+    assert_eq!(session.out, "HELLO\n\nAND YOU?\n\n");
     let second = texts(&backend.chats[1].messages);
     assert_eq!(second, [("user", "hello"), ("assistant", "HELLO"), ("user", "and you?")]);
     assert_eq!(backend.chats[1].messages[1].thinking, "hm");
@@ -181,19 +181,23 @@ fn a_conversation_carries_all_that_was_said() {
 
 #[test]
 fn thinking_is_shown_and_statistics_follow_when_asked_for() {
-    let mut backend = Fake::default();
-    let ran = run_with(
+    let mut backend = FakeBackend::default();
+    let session = run_with(
         &mut backend,
         Options { verbose: true, ..Options::default() },
         &mut Script::new(&["hi"]),
     );
-    assert!(ran.out.contains("Thinking...") && ran.out.ends_with("HI\n\n"), "{}", ran.out);
-    assert_eq!(ran.err, "eval count:           7 token(s)\n");
+    assert!(
+        session.out.contains("Thinking...") && session.out.ends_with("HI\n\n"),
+        "{}",
+        session.out
+    );
+    assert_eq!(session.err, "eval count:           7 token(s)\n");
 }
 
 #[test]
 fn a_block_in_quotes_is_one_message_with_its_own_prompt() {
-    let mut backend = Fake::default();
+    let mut backend = FakeBackend::default();
     let mut script = Script::new(&[r#""""one"#, "two", r#"""""#]);
     run_with(&mut backend, Options::default(), &mut script);
     assert_eq!(backend.chats[0].messages[0].content, "one\ntwo\n");
@@ -203,60 +207,61 @@ fn a_block_in_quotes_is_one_message_with_its_own_prompt() {
 
 #[test]
 fn ctrl_c_on_an_empty_line_says_how_to_leave_and_drops_an_open_block() {
-    let mut backend = Fake::default();
+    let mut backend = FakeBackend::default();
     let interrupted = |was_empty| Line::Interrupted { was_empty };
     let text = |text: &str| Line::Text(text.into());
     let lines =
         [interrupted(true), interrupted(false), text(r#""""half"#), interrupted(true), text("new")];
     let mut script = Script { lines: lines.into(), ..Script::default() };
-    let ran =
+    let session =
         run_with(&mut backend, Options { hide_thinking: true, ..Options::default() }, &mut script);
-    assert_eq!(ran.out, "Use Ctrl + d or /bye to exit.\nNEW\n\n");
+    assert_eq!(session.out, "Use Ctrl + d or /bye to exit.\nNEW\n\n");
     assert_eq!(texts(&backend.chats[0].messages), [("user", "new")]);
 }
 
 #[test]
-fn a_stopped_answer_keeps_the_session_and_is_forgotten() {
-    let mut backend = Fake { interrupt_after: Some(1), ..Fake::default() };
-    let ran = run(&mut backend, &["first", "second"]);
-    assert_eq!(ran.out, "\n\n\n\n");
+fn a_stopped_answer_is_dropped_and_the_session_continues() {
+    let mut backend = FakeBackend { interrupt_after: Some(1), ..FakeBackend::default() };
+    let session = run(&mut backend, &["first", "second"]);
+    assert_eq!(session.out, "\n\n\n\n");
     assert_eq!(texts(&backend.chats[1].messages), [("user", "first"), ("user", "second")]);
 }
 
 #[test]
-fn what_the_server_refuses_is_told_and_the_session_goes_on() {
+fn a_server_error_is_shown_and_the_session_continues() {
     for refusal in ["\"small\" does not support thinking", "grammar: no", "out of memory"] {
         let fails = Some(BackendError::Refused(refusal.into()));
-        let mut backend = Fake { fails, ..Fake::default() };
-        let ran = run(&mut backend, &["one", "two"]);
-        assert_eq!(ran.out, format!("error: {refusal}\nTWO\n\n"));
+        let mut backend = FakeBackend { fails, ..FakeBackend::default() };
+        let session = run(&mut backend, &["one", "two"]);
+        assert_eq!(session.out, format!("error: {refusal}\nTWO\n\n"));
         assert_eq!(texts(&backend.chats[1].messages), [("user", "two")]);
     }
     let gone = Some(BackendError::NotFound("model 'small' not found".into()));
-    let ran = run(&mut Fake { fails: gone, ..Fake::default() }, &["one", "/list"]);
-    assert_eq!(ran.out, "error: model 'small' not found\nNAME    all\n");
+    let session =
+        run(&mut FakeBackend { fails: gone, ..FakeBackend::default() }, &["one", "/list"]);
+    assert_eq!(session.out, "error: model 'small' not found\nNAME    all\n");
 }
 
 #[test]
-fn trouble_on_this_side_ends_the_session() {
+fn a_local_error_ends_the_session() {
     let fails = Some(BackendError::Other(anyhow::anyhow!("no output")));
-    let mut backend = Fake { fails, ..Fake::default() };
-    let ran = run_with(&mut backend, Options::default(), &mut Script::new(&["one", "two"]));
-    assert_eq!(ran.end.expect_err("it ends").to_string(), "no output");
+    let mut backend = FakeBackend { fails, ..FakeBackend::default() };
+    let session = run_with(&mut backend, Options::default(), &mut Script::new(&["one", "two"]));
+    assert_eq!(session.end.expect_err("it ends").to_string(), "no output");
     assert_eq!(backend.chats.len(), 1);
 }
 
 #[test]
 fn clearing_keeps_the_system_message() {
-    let mut backend = Fake::default();
-    let ran = run(&mut backend, &["/set system be brief", "hi", "/clear", "again"]);
-    assert_eq!(ran.out, "Set system message.\nHI\n\nCleared session context\nAGAIN\n\n");
+    let mut backend = FakeBackend::default();
+    let session = run(&mut backend, &["/set system be brief", "hi", "/clear", "again"]);
+    assert_eq!(session.out, "Set system message.\nHI\n\nCleared session context\nAGAIN\n\n");
     assert_eq!(texts(&backend.chats[1].messages), [("system", "be brief"), ("user", "again")]);
 }
 
 #[test]
 fn a_new_system_message_replaces_only_one_just_before_it() {
-    let mut backend = Fake::default();
+    let mut backend = FakeBackend::default();
     run(&mut backend, &["/set system a", "/set system b", "hi", "/set system c", "ho"]);
     let roles =
         [("system", "b"), ("user", "hi"), ("assistant", "HI"), ("system", "c"), ("user", "ho")];
@@ -264,29 +269,29 @@ fn a_new_system_message_replaces_only_one_just_before_it() {
 }
 
 #[test]
-fn loading_starts_anew_and_an_unknown_model_changes_nothing() {
-    let mut backend = Fake::default();
-    let ran = run(&mut backend, &["hi", "/load nope", "ho", "/load large", "new", "/load"]);
+fn loading_clears_the_conversation_and_an_unknown_model_changes_nothing() {
+    let mut backend = FakeBackend::default();
+    let session = run(&mut backend, &["hi", "/load nope", "ho", "/load large", "new", "/load"]);
     let loading = "Loading model 'nope'\nCouldn't find model 'nope'\n";
-    assert_eq!(ran.out, format!("HI\n\n{loading}HO\n\nLoading model 'large'\nNEW\n\n"));
-    assert_eq!(ran.err, "Usage:\n  /load <modelname>\n");
+    assert_eq!(session.out, format!("HI\n\n{loading}HO\n\nLoading model 'large'\nNEW\n\n"));
+    assert_eq!(session.err, "Usage:\n  /load <modelname>\n");
     assert_eq!((backend.chats[1].model.as_str(), backend.chats[1].messages.len()), ("small", 3));
     assert_eq!((backend.chats[2].model.as_str(), backend.chats[2].messages.len()), ("large", 1));
 }
 
 #[test]
-fn saving_makes_a_model_of_the_session() {
-    let mut backend = Fake::default();
+fn saving_creates_a_model_from_the_session() {
+    let mut backend = FakeBackend::default();
     backend.info.messages = vec![Message::text("user", "old")];
     backend.info.details.parent_model = "base:7b".into();
     let lines =
         ["/set parameter temperature 0.5", "/set system s", "hi", "/save mine", "/save no!"];
-    let ran = run(&mut backend, &lines);
-    assert!(ran.out.starts_with(">>> old\n"), "{}", ran.out);
+    let session = run(&mut backend, &lines);
+    assert!(session.out.starts_with(">>> old\n"), "{}", session.out);
     assert!(
-        ran.out.ends_with("Created new model 'mine'\nerror: The model name 'no!' is invalid\n"),
+        session.out.ends_with("Created new model 'mine'\nerror: The model name 'no!' is invalid\n"),
         "{}",
-        ran.out
+        session.out
     );
     let request = &backend.created[0];
     assert_eq!((request.from.as_str(), request.system.as_str()), ("base:7b", "s"));
@@ -296,8 +301,8 @@ fn saving_makes_a_model_of_the_session() {
 }
 
 #[test]
-fn a_parent_that_is_a_path_is_no_model_to_save_from() {
-    let mut backend = Fake::default();
+fn a_parent_path_is_not_used_as_the_base_of_a_saved_model() {
+    let mut backend = FakeBackend::default();
     backend.info.details.parent_model = "/home/somebody/.ollama/models/blobs/sha256-1234".into();
     run(&mut backend, &["/save mine"]);
     assert_eq!(backend.created[0].from, "small");
@@ -305,7 +310,7 @@ fn a_parent_that_is_a_path_is_no_model_to_save_from() {
 
 #[test]
 fn parameters_are_checked_and_sent_with_every_message() {
-    let mut backend = Fake::default();
+    let mut backend = FakeBackend::default();
     let lines = [
         "/set parameter stop a b",
         "/set parameter top_k 4k",
@@ -314,7 +319,7 @@ fn parameters_are_checked_and_sent_with_every_message() {
         "/show parameters",
     ];
     backend.info.parameters = "temperature    1\nseed    3".into();
-    let ran = run(&mut backend, &lines);
+    let session = run(&mut backend, &lines);
     let want = "\
 Set parameter 'stop' to 'a, b'
 Couldn't set parameter: \"invalid int value [4k]\"
@@ -329,13 +334,13 @@ User defined parameters:
   stop                           [a b]
 
 ";
-    assert_eq!(ran.out, want);
+    assert_eq!(session.out, want);
     assert_eq!(backend.chats[0].options, json!({"stop": ["a", "b"]}).as_object().cloned());
 }
 
 #[test]
 fn formats_and_modes_are_confirmed() {
-    let mut backend = Fake::default();
+    let mut backend = FakeBackend::default();
     let lines = [
         "/set format json",
         "x",
@@ -345,7 +350,7 @@ fn formats_and_modes_are_confirmed() {
         "/set quiet",
         "/set nowordwrap",
     ];
-    let ran = run(&mut backend, &lines);
+    let session = run(&mut backend, &lines);
     let want = "\
 Set format to 'json' mode.
 X
@@ -356,40 +361,40 @@ Set 'verbose' mode.
 Set 'quiet' mode.
 Set 'nowordwrap' mode.
 ";
-    assert_eq!(ran.out, want);
+    assert_eq!(session.out, want);
     assert_eq!(backend.chats[0].format, Some("json".into()));
 }
 
 #[test]
-fn thinking_is_on_for_models_that_can_and_set_by_level() {
-    let mut backend = Fake::default();
+fn thinking_is_on_by_default_for_capable_models_and_has_levels() {
+    let mut backend = FakeBackend::default();
     backend.info.capabilities = vec!["completion".into(), "thinking".into()];
-    let ran =
+    let session =
         run(&mut backend, &["a", "/set think high", "b", "/set nothink", "c", "/set think much"]);
     let thinks: Vec<_> = backend.chats.iter().map(|chat| chat.think).collect();
     assert_eq!(thinks, [Some(Think::On), Some(Think::High), Some(Think::Off)]);
     assert_eq!(backend.loads, [("small".to_owned(), Some(Think::On))]);
     assert!(
-        ran.out.contains("Set 'think' mode to 'high'.\n")
-            && ran.out.contains("Set 'nothink' mode.\n")
+        session.out.contains("Set 'think' mode to 'high'.\n")
+            && session.out.contains("Set 'nothink' mode.\n")
     );
-    assert!(ran.out.contains("error: invalid think value: \"much\""), "{}", ran.out);
-    assert_eq!(ran.err, "");
+    assert!(session.out.contains("error: invalid think value: \"much\""), "{}", session.out);
+    assert_eq!(session.err, "");
 }
 
 #[test]
 fn a_model_that_cannot_think_is_warned_about() {
-    let mut backend = Fake::default();
-    let ran = run(&mut backend, &["a", "/set think"]);
+    let mut backend = FakeBackend::default();
+    let session = run(&mut backend, &["a", "/set think"]);
     assert_eq!(backend.chats[0].think, None);
-    assert_eq!(ran.out, "A\n\nSet 'think' mode.\n");
-    assert_eq!(ran.err, "warning: model \"small\" does not support thinking output\n");
+    assert_eq!(session.out, "A\n\nSet 'think' mode.\n");
+    assert_eq!(session.err, "warning: model \"small\" does not support thinking output\n");
 }
 
 #[test]
-fn items_are_shown_or_said_to_be_missing() {
-    let mut backend = Fake::default();
-    let ran = run(
+fn items_are_shown_or_reported_missing() {
+    let mut backend = FakeBackend::default();
+    let session = run(
         &mut backend,
         &["/show license", "/show system", "/show template", "/show info", "/show x"],
     );
@@ -399,26 +404,26 @@ No system message was specified for this model.
 No prompt template was specified for this model.
 Unknown command '/show x'. Type /? for help
 ";
-    assert_eq!(ran.out, want);
-    assert_eq!(ran.err, "  Model \n");
+    assert_eq!(session.out, want);
+    assert_eq!(session.err, "  Model \n");
 
     backend.info.system = "model's".into();
     backend.info.template = "{{ .Prompt }}".into();
     let lines =
         ["/show system", "/set system mine", "/show system", "/show template", "/show modelfile"];
-    let ran = run(&mut backend, &lines);
-    assert_eq!(ran.out, "model's\n\nSet system message.\nmine\n\n{{ .Prompt }}\n\n");
+    let session = run(&mut backend, &lines);
+    assert_eq!(session.out, "model's\n\nSet system message.\nmine\n\n{{ .Prompt }}\n\n");
     assert_eq!(backend.shows.last().map(|show| show.system.as_str()), Some("mine"));
 }
 
 #[test]
 fn unknown_commands_point_to_help_and_help_goes_to_standard_error() {
-    let mut backend = Fake::default();
+    let mut backend = FakeBackend::default();
     let mut script =
         Script::new(&["/nope", "/set nope", "/list gem", "/?", "/set nohistory", "/bye", "never"]);
-    let ran = run_with(&mut backend, Options::default(), &mut script);
+    let session = run_with(&mut backend, Options::default(), &mut script);
     let unknown = |word: &str| format!("Unknown command '{word}'. Type /? for help\n");
-    assert_eq!(ran.out, unknown("/nope") + &unknown("/set nope") + "NAME    gem\n");
+    assert_eq!(session.out, unknown("/nope") + &unknown("/set nope") + "NAME    gem\n");
     let help = r#"Available Commands:
   /set            Set session variables
   /show           Show model information
@@ -432,25 +437,25 @@ fn unknown_commands_point_to_help_and_help_goes_to_standard_error() {
 Use """ to begin a multi-line message.
 
 "#;
-    assert_eq!(ran.err, help);
+    assert_eq!(session.err, help);
     assert!(backend.chats.is_empty());
     assert_eq!(script.saves, [false]);
     assert_eq!(script.recorded.last().map(String::as_str), Some("/bye"));
 }
 
 #[test]
-fn files_are_attached_for_models_that_see() {
+fn files_are_attached_for_multimodal_models() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("cat.png");
     std::fs::write(&path, b"\x89PNG\r\n\x1a\n").expect("written");
-    let mut backend = Fake::default();
+    let mut backend = FakeBackend::default();
     let line = format!("{} what is it?", path.display());
-    let ran = run(&mut backend, &[&line]);
-    assert!(ran.out.starts_with("Unknown command '/"), "{}", ran.out);
+    let session = run(&mut backend, &[&line]);
+    assert!(session.out.starts_with("Unknown command '/"), "{}", session.out);
 
     backend.info.capabilities = vec!["vision".into()];
-    let ran = run(&mut backend, &[&line]);
-    assert_eq!(ran.err, format!("Added image '{}'\n", path.display()));
+    let session = run(&mut backend, &[&line]);
+    assert_eq!(session.err, format!("Added image '{}'\n", path.display()));
     let message = &backend.chats[0].messages[0];
     assert_eq!((message.content.as_str(), message.images.len()), ("what is it?", 1));
 }

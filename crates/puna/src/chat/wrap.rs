@@ -1,30 +1,31 @@
-//! Breaking lines between words in text that arrives piece by piece.
+//! Word wrap for text that arrives in pieces.
 //!
-//! Text is shown as it comes. When a word turns out not to fit, the cursor goes back over it, the rest of the line is
-//! cleared, and the word is written again on the next line.
+//! The wrapper writes text at once. When a word does not fit, it moves the cursor to the start of
+//! the word, clears the rest of the line and writes the word on the next line.
 
 use std::fmt::Write;
 
 use unicode_width::UnicodeWidthChar;
 
-/// Columns left free at the right.
+/// Columns left free at the right edge.
 const MARGIN: usize = 5;
-/// Terminals narrower than this are not worth it.
+/// Narrowest terminal, in columns, for which text is wrapped.
 const MIN_WIDTH: usize = 10;
 const TAB: usize = 8;
 
-/// The state of the line being written.
+/// State of the current output line.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Wrapper {
     column: usize,
-    /// The word that the line ends with, and its columns.
+    /// Last word of the line, and its width in columns.
     word: String,
     word_columns: usize,
 }
 
 impl Wrapper {
-    /// What to write for a piece of text on a terminal of `width` columns; `None`: no wrapping. Control characters
-    /// other than line breaks and tabs are left out: a model must not steer the terminal.
+    /// Returns the output for a piece of text on a terminal of `width` columns; `None` disables
+    /// wrapping. Control characters other than line breaks and tabs are dropped, because a model
+    /// must not control the terminal.
     pub(super) fn push(&mut self, text: &str, width: Option<usize>) -> String {
         let width = width.filter(|&w| w >= MIN_WIDTH);
         let mut out = String::with_capacity(text.len());
@@ -51,7 +52,7 @@ impl Wrapper {
             && self.column + columns > width - MARGIN
         {
             if blank {
-                // The line break stands for it.
+                // The line break replaces the blank.
                 out.push('\n');
                 *self = Self::default();
                 return;
@@ -61,7 +62,7 @@ impl Wrapper {
         out.push(ch);
         self.column += columns;
         if blank || columns > 1 {
-            // Wide characters, as those of Chinese, may be followed by a line break anywhere.
+            // A line may break after any wide character, such as a Chinese one.
             (self.word, self.word_columns) = (String::new(), 0);
         } else {
             self.word.push(ch);
@@ -69,13 +70,13 @@ impl Wrapper {
         }
     }
 
-    /// Goes to the next line and takes the current word along, unless it is too long for that.
+    /// Starts the next line and moves the current word to it, unless the word is too long.
     fn break_line(&mut self, width: usize, out: &mut String) {
         if self.word_columns > width - MIN_WIDTH || self.word_columns >= self.column {
             (self.word, self.word_columns) = (String::new(), 0);
         }
         if self.word_columns > 0 {
-            // Writing to a String cannot fail.
+            // Writing to a `String` cannot fail.
             let _ = write!(out, "\x1b[{}D\x1b[K", self.word_columns);
         }
         out.push('\n');
@@ -93,7 +94,7 @@ mod tests {
         pieces.iter().map(|piece| wrapper.push(piece, Some(width))).collect()
     }
 
-    /// What a terminal shows: cursor movements applied, blanks at line ends dropped.
+    /// Content of a terminal: cursor movements applied, blanks at line ends dropped.
     fn screen(written: &str) -> Vec<String> {
         let mut lines = vec![Vec::<char>::new()];
         let mut chars = written.chars();
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn however_the_text_is_cut_the_screen_is_the_same_and_no_line_is_too_long() {
+    fn pieces_of_any_size_give_the_same_screen_and_no_long_line() {
         let text = "The quick brown fox jumps over the lazy dog, again and again, until nobody looks any more.\nThen rest.";
         for width in [20, 26, 33, 80] {
             let whole = screen(&wrap(width, &[text]));

@@ -1,4 +1,4 @@
-//! Arguments of the commands that carry models in files, and their help.
+//! Arguments and help of `puna export` and `puna import`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Arguments of the commands that quantize and measure models, and their help.
+//! Arguments and help of the commands that quantize and measure models.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
-//! The command line: every command with its flags and help, in one table from which parsing, help, completions and
-//! manual pages are made.
+//! Definition of the command line: one table of commands, flags and help texts. The parser, help,
+//! completions and manual pages are generated from it.
 
 mod bundle;
 mod debug;
@@ -287,12 +287,12 @@ pub enum Command {
     },
 }
 
-/// A count of something that there must be.
+/// Parses a count of at least 1.
 fn positive(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "it must be a number from 1 up".to_owned())
 }
 
-/// A number of threads that computes: more than a few times the processors only wait for each other.
+/// Parses a number of threads. More than a few per processor would only wait for each other.
 fn threads(text: &str) -> Result<usize, String> {
     let most = 4 * std::thread::available_parallelism().map_or(1, usize::from);
     let within = |n: &usize| (1..=most).contains(n);

@@ -1,4 +1,4 @@
-//! Arguments of the commands that set a server up.
+//! Arguments of the commands that configure and manage servers.
 
 use clap::{Args, Subcommand};
 

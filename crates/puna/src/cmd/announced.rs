@@ -1,4 +1,4 @@
-//! `--mirror auto`: a mirror that announces itself on the network, once somebody has said yes to it.
+//! `--mirror auto`: uses a mirror announced on the local network after the user agrees.
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::time::Duration;
@@ -7,27 +7,29 @@ use anyhow::{Result, bail};
 use puna_registry::{DiscoveredMirror, discover_mirrors};
 use puna_server::Config;
 
-/// How long mirrors are listened for.
-const WAIT: Duration = Duration::from_millis(1500);
+/// Time for which mirrors are searched.
+const DISCOVERY_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// The address of a mirror to use.
-pub fn mirror() -> Result<String> {
-    let found = discover_mirrors(WAIT)?;
+/// Address of the mirror to use.
+pub fn choose_mirror() -> Result<String> {
+    let found = discover_mirrors(DISCOVERY_TIMEOUT)?;
     let configured = Config::from_env()?.registry_mirrors;
     let stdin = std::io::stdin();
     let mut asked = stdin.is_terminal().then(|| stdin.lock());
     choose(found, &configured, asked.as_mut(), &mut std::io::stderr())
 }
 
-/// One that is configured, or that somebody says yes to; nobody can where there is no terminal.
+/// Chooses a configured mirror, or one that the user confirms. Without a terminal, no mirror can be
+/// confirmed.
 fn choose(
     found: Vec<DiscoveredMirror>,
     configured: &[String],
     terminal: Option<&mut impl BufRead>,
     screen: &mut impl Write,
 ) -> Result<String> {
-    let is_configured =
-        |mirror: &&DiscoveredMirror| configured.iter().any(|known| same(known, &mirror.address));
+    let is_configured = |mirror: &&DiscoveredMirror| {
+        configured.iter().any(|known| is_same_mirror(known, &mirror.address))
+    };
     if let Some(known) = found.iter().find(is_configured) {
         return Ok(known.address.clone());
     }
@@ -54,8 +56,8 @@ fn choose(
     bail!("no mirror was chosen: `puna pull` without --mirror asks the registry")
 }
 
-/// Whether two addresses are the same mirror, of which one may lack the scheme.
-fn same(configured: &str, found: &str) -> bool {
+/// Whether two addresses name the same mirror. One of them may lack the scheme.
+fn is_same_mirror(configured: &str, found: &str) -> bool {
     let bare = |text: &str| {
         text.split_once("://").map_or(text, |(_, rest)| rest).trim_end_matches('/').to_owned()
     };
@@ -68,7 +70,8 @@ fn same(configured: &str, found: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// What comes of the mirrors that are found, and what was asked; `None` for the answers: there is no terminal.
+    /// Runs the choice with the mirrors found and returns its result and the questions; `None` for
+    /// `answers` means no terminal.
     fn chosen(configured: &[&str], answers: Option<&str>) -> (Result<String, String>, String) {
         let one = |n: u8| DiscoveredMirror {
             name: format!("m{n}"),
@@ -81,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mirror_that_was_found_is_used_only_when_somebody_says_so() {
+    fn a_discovered_mirror_needs_confirmation() {
         let (first, second) = ("http://10.0.0.1:5000", "http://10.0.0.2:5000");
         let (none, asked) = chosen(&[], None);
         assert!(none.unwrap_err().contains(&format!("--mirror {first}")) && asked.is_empty());
@@ -98,7 +101,7 @@ mod tests {
                 "each is asked about: {asked}"
             );
         }
-        // One that the configuration names needs no question.
+        // A configured mirror needs no confirmation.
         assert_eq!(
             chosen(&["10.0.0.2:5000"], Some("n\nn\n")),
             (Ok(second.to_owned()), String::new())
@@ -106,10 +109,10 @@ mod tests {
     }
 
     #[test]
-    fn a_mirror_is_known_with_and_without_its_scheme() {
-        assert!(same("http://10.0.0.1:5000/", "http://10.0.0.1:5000"));
-        assert!(same("10.0.0.1:5000", "http://10.0.0.1:5000"));
-        assert!(!same("https://10.0.0.1:5000", "http://10.0.0.1:5000"));
-        assert!(!same("10.0.0.1:5001", "http://10.0.0.1:5000"));
+    fn a_mirror_matches_with_and_without_its_scheme() {
+        assert!(is_same_mirror("http://10.0.0.1:5000/", "http://10.0.0.1:5000"));
+        assert!(is_same_mirror("10.0.0.1:5000", "http://10.0.0.1:5000"));
+        assert!(!is_same_mirror("https://10.0.0.1:5000", "http://10.0.0.1:5000"));
+        assert!(!is_same_mirror("10.0.0.1:5001", "http://10.0.0.1:5000"));
     }
 }

@@ -1,4 +1,4 @@
-//! `puna export` and `puna import`: models as files, to carry to where no network leads.
+//! `puna export` and `puna import`: models as files, for machines without a network.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -17,12 +17,12 @@ use puna_store::{
 };
 
 use crate::cli::{ExportArgs, ImportArgs};
-use crate::local::{Output, check_file};
-use crate::progress::Display;
+use crate::local::{OutputFile, check_file};
+use crate::progress::ProgressDisplay;
 use crate::{format, out, usage};
 
-/// Bytes that are copied between two lines of progress.
-const STEP: u64 = 64 << 20;
+/// Bytes copied between two progress updates.
+const PROGRESS_BYTES: u64 = 64 << 20;
 
 /// Writes a bundle, or a model's GGUF files.
 pub fn export(args: &ExportArgs) -> Result<()> {
@@ -30,26 +30,26 @@ pub fn export(args: &ExportArgs) -> Result<()> {
         args.models.iter().map(|text| ModelRef::parse(text)).collect::<Result<Vec<_>, _>>()?;
     let store = store_for(&references)?;
     let names: Vec<ModelName> = references.into_iter().map(|reference| reference.name).collect();
-    let packaging: Format = args.format.parse().map_err(usage::wrong)?;
+    let packaging: Format = args.format.parse().map_err(usage::error)?;
     let end = args.output.extension().unwrap_or_default().to_ascii_lowercase();
     match (end.to_str(), names.as_slice()) {
         _ if args.output == Path::new("-") => export_to_pipe(&store, &names, packaging),
         (Some("tar"), _) => export_bundle(&store, &names, packaging, &args.output),
-        (Some("gguf"), _) if packaging != Format::Ollama => Err(usage::wrong(
+        (Some("gguf"), _) if packaging != Format::Ollama => Err(usage::error(
             "--format is how FILE.tar packages models: a GGUF file has nothing but the weights",
         )),
         (Some("gguf"), [name]) => export_files(&store, name, &args.output),
         (Some("gguf"), _) => {
-            Err(usage::wrong("a GGUF file has one model; several go into FILE.tar"))
+            Err(usage::error("a GGUF file has one model; several go into FILE.tar"))
         }
-        _ => Err(usage::wrong(format!(
+        _ => Err(usage::error(format!(
             "{}: FILE must end with .tar (models as they are) or .gguf (the weights of one)",
             args.output.display()
         ))),
     }
 }
 
-/// The store, which prefers the runner that the models are wanted for.
+/// Opens the store with the runner that the references name as the preferred one.
 fn store_for(references: &[ModelRef]) -> Result<Store> {
     let store = crate::env::store()?;
     let mut runners: Vec<&String> =
@@ -57,7 +57,7 @@ fn store_for(references: &[ModelRef]) -> Result<Store> {
     runners.dedup();
     let Some(runner) = runners.pop() else { return Ok(store) };
     if !runners.is_empty() || references.iter().any(|reference| reference.runner.is_none()) {
-        return Err(usage::wrong(
+        return Err(usage::error(
             "models that are exported together are for one runner: give all the same @runner",
         ));
     }
@@ -67,7 +67,7 @@ fn store_for(references: &[ModelRef]) -> Result<Store> {
     Ok(store.with_runner(Some(runner.clone())))
 }
 
-/// Stores the models of a bundle.
+/// Imports the models of a bundle into the store.
 pub fn import(args: &ImportArgs) -> Result<()> {
     let config = Config::from_env()?;
     let (store, registry) = (Arc::new(config.store()?), Registry::new(registry_settings(&config)));
@@ -87,9 +87,9 @@ pub fn import(args: &ImportArgs) -> Result<()> {
         let total = file.metadata().map_or(0, |meta| meta.len());
         (Box::new(file), total, shown)
     };
-    let mut display = Display::new();
+    let mut display = ProgressDisplay::new();
     let done = Cell::new(0);
-    let input = Counted { input, done: &done };
+    let input = CountingReader { input, done: &done };
     let mut progress = |_| show(&mut display, &format!("importing {shown}"), done.get(), total);
     let names = registry
         .read_bundle(&store, input, name.as_ref(), config.no_prune, &mut progress)
@@ -102,13 +102,13 @@ pub fn import(args: &ImportArgs) -> Result<()> {
     Ok(())
 }
 
-/// Counts what is read, which of a compressed file is less than what is in it.
-struct Counted<'a> {
+/// Counts the bytes read from the file. For a compressed file, they are fewer than its content.
+struct CountingReader<'a> {
     input: Box<dyn Read>,
     done: &'a Cell<u64>,
 }
 
-impl Read for Counted<'_> {
+impl Read for CountingReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let n = self.input.read(buffer)?;
         self.done.set(self.done.get() + n as u64);
@@ -116,20 +116,20 @@ impl Read for Counted<'_> {
     }
 }
 
-fn show(display: &mut Display, status: &str, completed: u64, total: u64) {
+fn show(display: &mut ProgressDisplay, status: &str, completed: u64, total: u64) {
     display.show(&Progress { status: status.to_owned(), completed, total, ..Progress::default() });
 }
 
 fn export_to_pipe(store: &Store, names: &[ModelName], packaging: Format) -> Result<()> {
     if io::stdout().is_terminal() {
-        return Err(usage::wrong("a bundle is nothing to look at: send it to a file or a pipe"));
+        return Err(usage::error("a bundle is nothing to look at: send it to a file or a pipe"));
     }
     let mut out = BufWriter::with_capacity(1 << 20, io::stdout().lock());
     bundle(store, names, packaging, &mut out, "exporting")
 }
 
 fn export_bundle(store: &Store, names: &[ModelName], packaging: Format, path: &Path) -> Result<()> {
-    let output = Output::create(path)?;
+    let output = OutputFile::create(path)?;
     let mut out = BufWriter::with_capacity(1 << 20, output.file());
     bundle(store, names, packaging, &mut out, &format!("exporting to {}", path.display()))
         .with_context(|| path.display().to_string())?;
@@ -144,21 +144,21 @@ fn bundle(
     out: &mut dyn Write,
     status: &str,
 ) -> Result<()> {
-    let mut display = Display::new();
+    let mut display = ProgressDisplay::new();
     let mut progress = |done, total| show(&mut display, status, done, total);
     write_bundle(store, names, packaging, out, &mut progress)?;
     display.done();
     Ok(())
 }
 
-/// Writes the weights as `path`, and what else of the model is in GGUF files beside it.
+/// Writes the weights to `path`, and the model's other GGUF files next to it.
 fn export_files(store: &Store, name: &ModelName, path: &Path) -> Result<()> {
     let model = store.resolve(name)?;
     let weights = match &model.weights {
         Weights::File(weights) => weights,
         Weights::Embedded => {
-            let output = Output::create(path)?;
-            output.file().write_all(embedded::weights()).with_context(|| unwritten(path))?;
+            let output = OutputFile::create(path)?;
+            output.file().write_all(embedded::weights()).with_context(|| write_error(path))?;
             return output.finish();
         }
         Weights::Remote => {
@@ -176,10 +176,11 @@ fn export_files(store: &Store, name: &ModelName, path: &Path) -> Result<()> {
         );
     }
     let mut files = vec![(weights.clone(), path.to_owned())];
-    files.extend(beside(&model, path));
+    files.extend(companion_files(&model, path));
     let digests = digests(store, name)?;
-    // None of them gets its name before all are whole: what is half there looks like the model.
-    let outputs = files.iter().map(|(_, to)| Output::create(to)).collect::<Result<Vec<_>>>()?;
+    // No file gets its final name before all are complete, because a partial set looks like the
+    // model.
+    let outputs = files.iter().map(|(_, to)| OutputFile::create(to)).collect::<Result<Vec<_>>>()?;
     for ((from, to), output) in files.iter().zip(&outputs) {
         let found = copy(from, to, output)?;
         if let Some(expected) = digests.get(from).filter(|expected| **expected != found) {
@@ -189,7 +190,7 @@ fn export_files(store: &Store, name: &ModelName, path: &Path) -> Result<()> {
             ));
         }
     }
-    outputs.into_iter().try_for_each(Output::finish)?;
+    outputs.into_iter().try_for_each(OutputFile::finish)?;
     if files.len() == 1 {
         return Ok(());
     }
@@ -199,8 +200,8 @@ fn export_files(store: &Store, name: &ModelName, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The other GGUF files of a model, and what they are to be called.
-fn beside(model: &Model, path: &Path) -> Vec<(PathBuf, PathBuf)> {
+/// The other GGUF files of a model, and their export paths.
+fn companion_files(model: &Model, path: &Path) -> Vec<(PathBuf, PathBuf)> {
     let named = |kind: &str, paths: &[PathBuf]| -> Vec<(PathBuf, PathBuf)> {
         let name = |number: usize| match paths.len() {
             1 => path.with_extension(format!("{kind}.gguf")),
@@ -217,28 +218,28 @@ fn beside(model: &Model, path: &Path) -> Vec<(PathBuf, PathBuf)> {
     .concat()
 }
 
-/// The files of a model, and what digest each must have.
+/// Files of a model with their expected digests.
 fn digests(store: &Store, name: &ModelName) -> Result<HashMap<PathBuf, Digest>> {
     let entry = store.get(name)?;
     let file = |layer: &Layer| -> Result<_> { Ok((store.layer_file(layer)?, layer.digest)) };
     entry.manifest.layers.iter().map(file).collect()
 }
 
-/// Copies a file; on file systems that can, both share the bytes. Says what digest they have.
-fn copy(from: &Path, to: &Path, output: &Output) -> Result<Digest> {
+/// Copies a file and returns its digest. File systems with copy-on-write share the data.
+fn copy(from: &Path, to: &Path, output: &OutputFile) -> Result<Digest> {
     let unread = || format!("cannot read {}", from.display());
     let mut input = File::open(from).with_context(unread)?;
     let mut again = File::open(from).with_context(unread)?;
     let total = input.metadata().map_or(0, |meta| meta.len());
-    let (mut display, mut done) = (Display::new(), 0);
+    let (mut display, mut done) = (ProgressDisplay::new(), 0);
     let (mut hasher, mut buffer) = (Hasher::default(), vec![0; 1 << 20]);
     loop {
-        let copied = io::copy(&mut (&mut input).take(STEP), &mut output.file());
-        match copied.with_context(|| unwritten(to))? {
+        let copied = io::copy(&mut (&mut input).take(PROGRESS_BYTES), &mut output.file());
+        match copied.with_context(|| write_error(to))? {
             0 => break,
             copied => done += copied,
         }
-        let mut copied = (&mut again).take(STEP);
+        let mut copied = (&mut again).take(PROGRESS_BYTES);
         loop {
             match copied.read(&mut buffer).with_context(unread)? {
                 0 => break,
@@ -251,6 +252,6 @@ fn copy(from: &Path, to: &Path, output: &Output) -> Result<Digest> {
     Ok(hasher.finish())
 }
 
-fn unwritten(path: &Path) -> String {
+fn write_error(path: &Path) -> String {
     format!("cannot write {}", path.display())
 }

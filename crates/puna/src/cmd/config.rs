@@ -1,4 +1,4 @@
-//! `puna config`: what is set, and where.
+//! `puna config`: shows the settings and their sources.
 
 use anyhow::{Result, bail};
 use puna_server::Config;
@@ -30,19 +30,19 @@ pub fn run(args: &ConfigArgs) -> Result<()> {
     out::text(&config.host_settings.iter().map(table).collect::<String>())
 }
 
-/// What is set for a registry, as the file could have it.
+/// Settings of a registry, in the syntax of the configuration file.
 fn table(host: &HostSettings) -> String {
-    // A user without the password, which is not shown, would be an error.
+    // A user name without its hidden password would be an invalid setting.
     let hidden = host.settings.iter().any(|setting| setting.hidden);
     let lines = host.settings.iter().map(|setting| {
         let aside = if hidden && setting.key == "username" { "# " } else { "" };
         format!("{aside}{}", line(setting))
     });
-    // A debug text of a host, which is ASCII, is a text of TOML.
+    // The debug format of a host, which is ASCII, is a valid TOML string.
     format!("\n[registry.hosts.{:?}]\n{}", host.host, lines.collect::<String>())
 }
 
-/// The configuration with settings of the command line, `flags` among them.
+/// Loads the configuration with the settings of the command line, including `flags`.
 pub fn load(args: &SettingArgs, mut flags: Vec<(&'static str, String)>) -> Result<Config> {
     for pair in &args.set {
         let Some((key, value)) = pair.split_once('=') else {
@@ -57,7 +57,7 @@ pub fn load(args: &SettingArgs, mut flags: Vec<(&'static str, String)>) -> Resul
     Ok(Config::with_flags(&flags)?)
 }
 
-/// A line that the configuration file could hold, and where it comes from unless that is the default.
+/// A setting in the syntax of the configuration file, with its source if it is not the default.
 fn line(setting: &Setting) -> String {
     let text = match &setting.value {
         Some(value) => format!("{} = {value}", setting.key),

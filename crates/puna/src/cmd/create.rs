@@ -1,4 +1,4 @@
-//! `puna create`: a Modelfile and the files it names become a model.
+//! `puna create`: creates a model from a Modelfile and the files that it names.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -17,20 +17,20 @@ use tokio::sync::watch;
 
 use crate::cli::CreateArgs;
 use crate::out;
-use crate::progress::Display;
+use crate::progress::ProgressDisplay;
 use crate::service::Service;
 use crate::usage;
 
-/// What is used where there is no Modelfile: the model of the folder.
-const THIS_FOLDER: &str = "FROM .\n";
-/// More than any Modelfile has.
-const MAX_BYTES: u64 = 64 << 20;
+/// Default Modelfile: the model in the current folder.
+const DEFAULT_MODELFILE: &str = "FROM .\n";
+/// Size limit of a Modelfile, in bytes.
+const MAX_MODELFILE_BYTES: u64 = 64 << 20;
 
 pub fn run(args: &CreateArgs) -> Result<()> {
     check(args)?;
     let Recipe { modelfile, base, shown: file } = read(&args.file)?;
-    let mut display = Display::new();
-    let mut show = |progress: puna_store::Progress| display.show(&shown(progress));
+    let mut display = ProgressDisplay::new();
+    let mut show = |progress: puna_store::Progress| display.show(&to_api_progress(progress));
     let plan = plan_local(&modelfile, &base, crate::env::home().as_deref(), &mut show);
     let plan = match file {
         Some(file) => plan.context(file)?,
@@ -41,13 +41,13 @@ pub fn run(args: &CreateArgs) -> Result<()> {
     for name in &plan.deprecated {
         out::note(format_args!("warning: parameter {name} is deprecated"));
     }
-    let service = Service::connect_or_own()?;
+    let service = Service::connect_or_run_in_process()?;
     service.runtime().block_on(create(args, &service, plan, imatrix, &mut display))?;
     display.done();
     Ok(())
 }
 
-/// Refuses what can be told to be wrong before anything is read.
+/// Refuses invalid arguments before any file is read.
 fn check(args: &CreateArgs) -> Result<()> {
     if !ModelRef::parse(&args.model).is_ok_and(|model| model.runner.is_none()) {
         bail!("invalid model name: {}", args.model);
@@ -55,7 +55,7 @@ fn check(args: &CreateArgs) -> Result<()> {
     for (flag, kind) in [("--quantize", &args.quantize), ("--draft-quantize", &args.draft_quantize)]
     {
         if kind.as_ref().is_some_and(|kind| kind.trim().is_empty()) {
-            return Err(usage::wrong(format!(
+            return Err(usage::error(format!(
                 "{flag} needs a type, such as Q4_K_M; leave it out to keep the weights as they are"
             )));
         }
@@ -63,27 +63,27 @@ fn check(args: &CreateArgs) -> Result<()> {
         kind.as_ref().map_or(Ok(()), |kind| check_quantize_type(kind, has_imatrix))?;
     }
     if args.imatrix.is_some() && args.quantize.is_none() {
-        return Err(usage::wrong(
+        return Err(usage::error(
             "--imatrix is for quantizing: name a type with --quantize, such as Q4_K_M",
         ));
     }
     Ok(())
 }
 
-/// Gets the files to the server, and has it make the model.
+/// Transfers the files to the server and creates the model there.
 async fn create(
     args: &CreateArgs,
     service: &Service,
     plan: LocalPlan,
     imatrix: Option<LocalFile>,
-    display: &mut Display,
+    display: &mut ProgressDisplay,
 ) -> Result<()> {
     for file in &plan.files {
-        give(service, file, args.reference, display).await?;
+        send_file(service, file, args.reference, display).await?;
     }
     if let Some(file) = &imatrix {
-        // Needed for this one time.
-        give(service, file, false, display).await?;
+        // The importance matrix is used only now and never referenced from the model.
+        send_file(service, file, false, display).await?;
     }
     let given: Vec<LocalFile> = plan.files.iter().chain(&imatrix).cloned().collect();
     let mut request = request(args, plan);
@@ -93,7 +93,7 @@ async fn create(
         Ok(()) => Ok(()),
         Err(error) if is_missing(service.client(), &request.from).await => {
             let from = &request.from;
-            // An address is no name of a file or a stored model.
+            // A URL is neither a file name nor the name of a stored model.
             if from.contains("://") {
                 bail!("FROM {from} cannot be pulled: {error}");
             }
@@ -102,16 +102,16 @@ async fn create(
                  pulled: {error}"
             )
         }
-        Err(error) => match with_names(&error.to_string(), &given) {
+        Err(error) => match replace_digests(&error.to_string(), &given) {
             Some(text) => bail!(text),
             None => Err(error.into()),
         },
     }
 }
 
-/// What a server says of files, with the names that they have here: it has some of them by their digests alone. `None` where it speaks of no
-/// digest of theirs.
-fn with_names(text: &str, files: &[LocalFile]) -> Option<String> {
+/// Replaces digests in a server's message by the local file names, because the server knows some
+/// files only by digest. `None` if the message names none of the digests.
+fn replace_digests(text: &str, files: &[LocalFile]) -> Option<String> {
     let named = files.iter().fold(text.to_owned(), |text, file| {
         let name = file.path.display().to_string();
         text.replace(&file.digest.file_name(), &name).replace(&file.digest.to_string(), &name)
@@ -119,8 +119,8 @@ fn with_names(text: &str, files: &[LocalFile]) -> Option<String> {
     (named != text).then_some(named)
 }
 
-/// A line of the store's as the server would send it.
-fn shown(progress: puna_store::Progress) -> Progress {
+/// Converts a progress event of the store to one of the API.
+fn to_api_progress(progress: puna_store::Progress) -> Progress {
     Progress {
         status: progress.status,
         digest: progress.digest.unwrap_or_default(),
@@ -129,23 +129,24 @@ fn shown(progress: puna_store::Progress) -> Progress {
     }
 }
 
-/// As much of a file as a Modelfile can have, and one byte more; of a GGUF file the first bytes.
-fn read_some(path: &Path) -> std::io::Result<Vec<u8>> {
+/// Reads at most one byte more than the size limit of a Modelfile; of a GGUF file only the first
+/// bytes.
+fn read_start(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut file = std::fs::File::open(path)?;
     let mut bytes = Vec::new();
     file.by_ref().take(4).read_to_end(&mut bytes)?;
     if bytes != b"GGUF" {
-        file.take(MAX_BYTES + 1 - bytes.len() as u64).read_to_end(&mut bytes)?;
+        file.take(MAX_MODELFILE_BYTES + 1 - bytes.len() as u64).read_to_end(&mut bytes)?;
     }
     Ok(bytes)
 }
 
-/// A Modelfile that was read.
+/// A Modelfile with its origin.
 struct Recipe {
     modelfile: Modelfile,
-    /// The folder to which its paths are relative.
+    /// Folder to which its paths are relative.
     base: PathBuf,
-    /// What it is called in errors; nothing, where there is no file.
+    /// Name for error messages; `None` if there is no Modelfile.
     shown: Option<String>,
 }
 
@@ -157,13 +158,16 @@ fn read(path: &Path) -> Result<Recipe> {
             .context("cannot read standard input")?;
         return Ok(Recipe { modelfile: Modelfile::parse_bytes(&bytes)?, base: here, shown: None });
     }
-    match read_some(path) {
+    match read_start(path) {
         Ok(bytes) if bytes.starts_with(b"GGUF") => {
             let shown = path.display();
             bail!("{shown} is a GGUF file, no Modelfile: write `FROM {shown}` into one")
         }
-        Ok(bytes) if bytes.len() as u64 > MAX_BYTES => {
-            bail!("{} is no Modelfile: it has more than {MAX_BYTES} bytes", path.display())
+        Ok(bytes) if bytes.len() as u64 > MAX_MODELFILE_BYTES => {
+            bail!(
+                "{} is no Modelfile: it has more than {MAX_MODELFILE_BYTES} bytes",
+                path.display()
+            )
         }
         Ok(bytes) => {
             let base = here.join(path).parent().map_or(here.clone(), Path::to_owned);
@@ -172,25 +176,27 @@ fn read(path: &Path) -> Result<Recipe> {
             Ok(Recipe { modelfile, base, shown: Some(shown) })
         }
         Err(e) if e.kind() == std::io::ErrorKind::NotFound && path == Path::new("Modelfile") => {
-            // No line of any file can be named.
-            let modelfile = Modelfile { lines: Vec::new(), ..Modelfile::parse(THIS_FOLDER)? };
+            // Without a Modelfile, errors have no line number.
+            let modelfile = Modelfile { lines: Vec::new(), ..Modelfile::parse(DEFAULT_MODELFILE)? };
             Ok(Recipe { modelfile, base: here, shown: None })
         }
         Err(e) => Err(e).with_context(|| format!("cannot read {}", path.display())),
     }
 }
 
-/// Gets a file into the server's store: shared with it where both use the same folder of models, else uploaded.
-async fn give(
+/// Transfers a file to the server's store. It is shared if both use the same model folder, and
+/// uploaded otherwise.
+async fn send_file(
     service: &Service,
     file: &LocalFile,
     refer: bool,
-    display: &mut Display,
+    display: &mut ProgressDisplay,
 ) -> Result<()> {
     let (client, digest) = (service.client(), file.digest.to_string());
     display.status(&format!("copying file {digest}"));
-    // First where both are on this machine: a blob that is there already is compared then.
-    if share(service, file, refer).await? || client.has_blob(&digest).await? {
+    // Sharing is tried first on the same machine, because it also checks a blob that exists
+    // already.
+    if share_file(service, file, refer).await? || client.has_blob(&digest).await? {
         return Ok(());
     }
     if refer {
@@ -200,20 +206,21 @@ async fn give(
         );
     }
     upload(client, file, display).await?;
-    if service.is_here() {
+    if service.is_local() {
         crate::env::store()?.restrict_blob_permissions(&file.digest, &file.path);
     }
     Ok(())
 }
 
-/// Takes a file into the folder of models of this user without copying it, if that is the server's folder, too.
-async fn share(service: &Service, file: &LocalFile, refer: bool) -> Result<bool> {
-    if !service.is_here() {
+/// Adds a file to this user's model folder without a copy. Returns whether the server then has the
+/// blob.
+async fn share_file(service: &Service, file: &LocalFile, refer: bool) -> Result<bool> {
+    if !service.is_local() {
         return Ok(false);
     }
     let store = crate::env::store()?;
-    // Nothing is made for a server that has its models elsewhere.
-    if !service.is_own() && !store.root().join("blobs").is_dir() {
+    // No folder is created for a server with its models elsewhere.
+    if !service.is_in_process() && !store.root().join("blobs").is_dir() {
         return Ok(false);
     }
     let how = if refer { AdoptMethod::Symlink } else { AdoptMethod::Share };
@@ -223,7 +230,7 @@ async fn share(service: &Service, file: &LocalFile, refer: bool) -> Result<bool>
             return Ok(service.client().has_blob(&file.digest.to_string()).await?);
         }
         Err(error @ StoreError::FileChanged { .. }) => return Err(error.into()),
-        // It is another user's, or on another disk.
+        // The file belongs to another user or is on another file system.
         Ok(_) | Err(_) => return Ok(false),
     }
     let is_there = service.client().has_blob(&file.digest.to_string()).await?;
@@ -233,12 +240,12 @@ async fn share(service: &Service, file: &LocalFile, refer: bool) -> Result<bool>
     Ok(is_there)
 }
 
-async fn upload(client: &Client, file: &LocalFile, display: &mut Display) -> Result<()> {
+async fn upload(client: &Client, file: &LocalFile, display: &mut ProgressDisplay) -> Result<()> {
     let digest = file.digest.to_string();
     let opened = tokio::fs::File::open(&file.path).await;
     let opened = opened.with_context(|| format!("cannot read {}", file.path.display()))?;
     let (report, mut sent) = watch::channel(0);
-    // Pieces of a size that keeps both ends busy.
+    // Pieces of 256 KiB keep both ends busy.
     let pieces =
         futures_util::stream::try_unfold((opened, report), move |(mut file, report)| async move {
             let mut piece = vec![0; 1 << 18];
@@ -261,7 +268,7 @@ async fn upload(client: &Client, file: &LocalFile, display: &mut Display) -> Res
     }
 }
 
-/// Whether a server lacks the model that another was to be made from.
+/// Whether the server lacks the base model of a creation.
 async fn is_missing(client: &Client, from: &str) -> bool {
     let request = ShowRequest { model: from.to_owned(), ..ShowRequest::default() };
     !from.is_empty()
@@ -302,7 +309,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_server_says_of_a_digest_is_said_of_the_file() {
+    fn digests_in_server_messages_become_file_names() {
         let file = |path: &str| LocalFile {
             path: path.into(),
             digest: Digest::of(path.as_bytes()),
@@ -313,7 +320,7 @@ mod tests {
         let said =
             format!("{}: not an importance matrix; blob {weights} is whole", matrix.file_name());
         let named = "matrix.gguf: not an importance matrix; blob a/weights.gguf is whole";
-        assert_eq!(with_names(&said, &files).as_deref(), Some(named));
-        assert_eq!(with_names(&format!("blob {} is missing", Digest::of(b"x")), &files), None);
+        assert_eq!(replace_digests(&said, &files).as_deref(), Some(named));
+        assert_eq!(replace_digests(&format!("blob {} is missing", Digest::of(b"x")), &files), None);
     }
 }

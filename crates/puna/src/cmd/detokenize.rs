@@ -1,4 +1,4 @@
-//! `puna detokenize`: text of ids.
+//! `puna detokenize`: converts token ids to text.
 
 use anyhow::{Result, bail};
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! `puna devices`: what can compute here.
+//! `puna devices`: lists the devices that can compute.
 
 use anyhow::Result;
 use puna_graph::Backend;
@@ -15,7 +15,7 @@ pub fn run(args: &JsonArgs) -> Result<()> {
     })?;
     let description = backend.describe();
     let memory = puna_server::memory();
-    let (total, free) = (known(memory.total), known(memory.available));
+    let (total, free) = (known_bytes(memory.total), known_bytes(memory.available));
     let reason = format!("{} threads, kernels {}", description.threads, description.kernels);
     if args.json {
         return out::json(&json!({"devices": [{
@@ -39,7 +39,7 @@ pub fn run(args: &JsonArgs) -> Result<()> {
     ))
 }
 
-/// Bytes, unless the system does not tell.
-fn known(bytes: u64) -> Option<u64> {
+/// Bytes; `None` for `u64::MAX`, which stands for an unknown size.
+fn known_bytes(bytes: u64) -> Option<u64> {
     Some(bytes).filter(|bytes| *bytes < u64::MAX)
 }

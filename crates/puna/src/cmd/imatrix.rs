@@ -1,4 +1,5 @@
-//! `puna imatrix`: how much each column of each matrix is used, while a model reads a text.
+//! `puna imatrix`: measures how strongly each column of each weight matrix is used while a model
+//! reads a text.
 
 use std::io::{BufWriter, Write};
 
@@ -8,21 +9,22 @@ use puna_store::{ImatrixRow, write_imatrix};
 use puna_tokenizer::{EncodeOptions, Tokenizer};
 
 use crate::cli::ImatrixArgs;
-use crate::local::{Compute, ModelFile, Output};
+use crate::local::{Compute, ModelFile, OutputFile};
 use crate::{out, usage};
 
-/// Rows that are computed at a time.
+/// Rows per step.
 const ROWS: usize = 128;
 
 pub fn run(args: &ImatrixArgs) -> Result<()> {
     if args.ctx == 0 {
-        return Err(usage::wrong("--ctx must be at least 1"));
+        return Err(usage::error("--ctx must be at least 1"));
     }
     let file = ModelFile::open(&args.model)?;
     let tokenizer = file.tokenizer()?;
     let chunks = chunks(args, &tokenizer)?;
-    // Begun first: a folder that cannot be written is no reason to compute for an hour.
-    let output = Output::create(&args.output)?;
+    // The output is created first, so that a folder without write permission fails before an hour
+    // of computation.
+    let output = OutputFile::create(&args.output)?;
     let mut evaluator = evaluator(args, &file)?;
     for (number, ids) in chunks.iter().enumerate() {
         evaluator.truncate(0, 0);
@@ -32,7 +34,7 @@ pub fn run(args: &ImatrixArgs) -> Result<()> {
         out::note(format_args!("[{}/{}]", number + 1, chunks.len()));
     }
     let rows = rows(&mut evaluator, args.process_output);
-    tell_unused(&rows);
+    warn_unused_experts(&rows);
     let mut writer = BufWriter::new(output.file());
     let dataset = args.file.file_name().unwrap_or_default().to_string_lossy();
     write_imatrix(&mut writer, &rows, &dataset, (chunks.len() as u32, args.ctx as u32))?;
@@ -41,7 +43,7 @@ pub fn run(args: &ImatrixArgs) -> Result<()> {
     output.finish()
 }
 
-/// The text in pieces of as many tokens as the context has.
+/// Splits the text into pieces of as many tokens as the context holds.
 fn chunks(args: &ImatrixArgs, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>> {
     let bytes = std::fs::read(&args.file)
         .with_context(|| format!("cannot read {}", args.file.display()))?;
@@ -51,7 +53,7 @@ fn chunks(args: &ImatrixArgs, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>> {
     let chunk = |tokens: &[u32]| {
         let mut ids = tokens.to_vec();
         if let Some(bos) = bos {
-            // Every chunk begins like a text.
+            // Every chunk begins with the begin-of-sequence token.
             ids[0] = bos;
         }
         ids
@@ -69,7 +71,7 @@ fn chunks(args: &ImatrixArgs, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>> {
     Ok(chunks)
 }
 
-/// The model, where what is looked for can be seen in it.
+/// Loads a model that continues text, and enables the observation of its matrix inputs.
 fn evaluator(args: &ImatrixArgs, file: &ModelFile) -> Result<Evaluator> {
     let compute = Compute {
         num_ctx: Some(args.ctx),
@@ -81,19 +83,19 @@ fn evaluator(args: &ImatrixArgs, file: &ModelFile) -> Result<Evaluator> {
     if !info.can_generate {
         bail!(
             "{} makes embeddings; importance is measured on models that generate text",
-            file.shown
+            file.display_name
         );
     }
     if info.start.is_some() {
         bail!(
             "{} reads prompts with an encoder; importance is measured on models that go on with a text",
-            file.shown
+            file.display_name
         );
     }
     if info.n_ctx < args.ctx {
         bail!(
             "{} was trained with a context of {}; use --ctx {}",
-            file.shown,
+            file.display_name,
             info.n_ctx_train,
             info.n_ctx
         );
@@ -101,7 +103,7 @@ fn evaluator(args: &ImatrixArgs, file: &ModelFile) -> Result<Evaluator> {
     Ok(evaluator)
 }
 
-/// What was seen of the matrices that are quantized.
+/// Observed columns of the matrices that are quantized.
 fn rows(evaluator: &mut Evaluator, with_output: bool) -> Vec<ImatrixRow> {
     let wanted = |name: &str| name.starts_with("blk.") || (with_output && name == "output.weight");
     let seen = evaluator.backend().observed().into_iter();
@@ -110,8 +112,8 @@ fn rows(evaluator: &mut Evaluator, with_output: bool) -> Vec<ImatrixRow> {
         .collect()
 }
 
-/// Tells of experts that no token came to.
-fn tell_unused(rows: &[ImatrixRow]) {
+/// Prints the experts that the router selected for no token.
+fn warn_unused_experts(rows: &[ImatrixRow]) {
     for row in rows {
         let (unused, all) =
             (row.counts.iter().filter(|&&count| count == 0).count(), row.counts.len());

@@ -1,4 +1,4 @@
-//! `puna inspect`: what a model file holds, and what it needs.
+//! `puna inspect`: shows the content of a model file and the memory that it needs.
 
 use std::collections::BTreeMap;
 
@@ -14,35 +14,35 @@ use crate::cli::InspectArgs;
 use crate::local::ModelFile;
 use crate::{format, out};
 
-/// Arrays that are longer are printed by their length, unless every key is asked for.
-const SHORT: usize = 64;
+/// Longest array whose elements are printed; `--keys` prints longer ones too.
+const MAX_PRINTED_ARRAY: usize = 64;
 
 pub fn run(args: &InspectArgs) -> Result<()> {
     let file = ModelFile::open(&args.model)?;
     let facts = Facts::of(&file.gguf);
     let capabilities =
         file.stored.as_ref().map_or_else(|| facts.capabilities(), |model| model.capabilities());
-    let memory = Memory::of(&file);
+    let memory = MemoryNeeds::of(&file);
     if args.json {
         return out::json(&document(args, &file, &facts, &capabilities, &memory));
     }
     out::text(&text(args, &file, &facts, &capabilities, &memory))
 }
 
-/// What loading needs, as far as the architecture is known.
-struct Memory {
+/// Memory that loading needs, in bytes. Some values require a known architecture.
+struct MemoryNeeds {
     weights: u64,
-    /// Of keys and values, for a token, at 16 bits.
+    /// KV cache per token at 16 bits per value.
     cache_token: Option<u64>,
-    /// The same of layers with a sliding window, and how many tokens these keep.
+    /// KV cache per token of layers with a sliding window, and the window in tokens.
     window: (u64, u64),
-    /// Of recurrent states, for a sequence.
+    /// Recurrent states per sequence.
     states: u64,
-    /// Why the rest is not known.
+    /// Reason for missing values.
     unknown: Option<String>,
 }
 
-impl Memory {
+impl MemoryNeeds {
     fn of(file: &ModelFile) -> Self {
         let weights = file.view.tensors().map(|tensor| tensor.size()).sum();
         match Model::load(&file.view, LoadOptions::default()) {
@@ -51,7 +51,8 @@ impl Memory {
                 let layers = model.cache_layers().to_vec();
                 let reach =
                     layers.iter().filter_map(|layer| layer.mask.reach()).max().unwrap_or(0) as u64;
-                // Rows that stand for several tokens lie one by one in pages.
+                // A row of the cache may cover several tokens, so the size per token is computed
+                // from a whole page.
                 let (page_tokens, pages, recent_pages) = (PAGE_TOKENS, 1, 1);
                 let spec =
                     CacheSpec { layers, key_type, value_type, page_tokens, pages, recent_pages };
@@ -75,7 +76,7 @@ fn document(
     file: &ModelFile,
     facts: &Facts,
     capabilities: &[String],
-    memory: &Memory,
+    memory: &MemoryNeeds,
 ) -> Value {
     let meta = file.gguf.metadata();
     let kv: Map<String, Value> =
@@ -132,11 +133,11 @@ fn kv_json(value: &Kv, full: bool) -> Value {
     match value {
         Kv::Bool(b) => json!(b),
         Kv::String(text) => json!(String::from_utf8_lossy(text.as_bytes())),
-        Kv::Array(array) if full || array.len() <= SHORT => (0..array.len())
+        Kv::Array(array) if full || array.len() <= MAX_PRINTED_ARRAY => (0..array.len())
             .map(|i| array.get(i).map_or(Value::Null, |item| kv_json(&item, full)))
             .collect(),
         Kv::Array(array) => json!({"array": array.element_type().name(), "length": array.len()}),
-        // Wide enough for every integer of the format, and exact for its floats.
+        // Both types hold every number of the format exactly.
         number => match (number.as_int(), number.as_float()) {
             (Some(int), _) => {
                 i64::try_from(int).map_or_else(|_| json!(int as u64), |int| json!(int))
@@ -163,7 +164,7 @@ fn text(
     file: &ModelFile,
     facts: &Facts,
     capabilities: &[String],
-    memory: &Memory,
+    memory: &MemoryNeeds,
 ) -> String {
     let meta = file.gguf.metadata();
     let mut out = format::section("Model", &facts_rows(file, facts, capabilities, memory));
@@ -194,12 +195,12 @@ fn text(
     out
 }
 
-/// What the file says of the model.
+/// Properties that the file states of the model.
 fn facts_rows(
     file: &ModelFile,
     facts: &Facts,
     capabilities: &[String],
-    memory: &Memory,
+    memory: &MemoryNeeds,
 ) -> Vec<Vec<String>> {
     let meta = file.gguf.metadata();
     let mut rows = Vec::new();
@@ -239,7 +240,7 @@ fn facts_rows(
     rows
 }
 
-/// What was read as the standard has it.
+/// Names and keys that the compatibility view translated.
 fn translated_rows(translation: &Translation) -> Vec<Vec<String>> {
     let list = |what: &str, items: &[String]| {
         vec![what.to_owned(), items.len().to_string(), items.join(" ")]
@@ -259,7 +260,7 @@ fn translated_rows(translation: &Translation) -> Vec<Vec<String>> {
     ]
 }
 
-/// How many tensors there are of each type, and their bytes.
+/// Number and bytes of the tensors of each type.
 fn type_rows(tensors: &[TensorInfo]) -> Vec<Vec<String>> {
     let mut types = BTreeMap::<&str, (u64, u64)>::new();
     for tensor in tensors {
@@ -272,7 +273,7 @@ fn type_rows(tensors: &[TensorInfo]) -> Vec<Vec<String>> {
     types.into_iter().map(row).collect()
 }
 
-fn memory_text(memory: &Memory, facts: &Facts) -> String {
+fn memory_text(memory: &MemoryNeeds, facts: &Facts) -> String {
     let mut weights = format!("{} of weights", format::bytes(memory.weights));
     if memory.states > 0 {
         weights += &format!(", {} of states a sequence", format::bytes(memory.states));
@@ -286,7 +287,7 @@ fn memory_text(memory: &Memory, facts: &Facts) -> String {
                 format::bytes(all.saturating_add(near.saturating_mul(tokens.min(window))))
             };
             let all = facts.context_length;
-            // A usual context first, where the model can have a longer one.
+            // A common context length is listed first if the model supports a longer one.
             let usual = if all > 4096 {
                 format!("{} of cache at 4096 tokens, ", cache(4096))
             } else {

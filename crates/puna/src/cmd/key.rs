@@ -1,4 +1,4 @@
-//! `puna key`: who may use the server.
+//! `puna key`: manages API keys.
 
 use anyhow::{Context, Result, bail};
 use puna_server::Config;
@@ -14,7 +14,7 @@ pub fn run(command: &KeyCommand) -> Result<()> {
         KeyCommand::Add(args) => {
             let scopes = scopes(args)?;
             args.namespace.iter().try_for_each(|one| puna_server::mirror::check_namespace(one))?;
-            let public = args.public_key.as_deref().map(public).transpose()?;
+            let public = args.public_key.as_deref().map(parse_public_key).transpose()?;
             let secret = KeyFile::change(&path, |file| {
                 let secret = file.add(&args.name, scopes)?;
                 if let Some(key) = file.keys.last_mut() {
@@ -71,8 +71,8 @@ pub fn run(command: &KeyCommand) -> Result<()> {
     }
 }
 
-/// The public key of a line or file of OpenSSH's.
-fn public(text: &str) -> Result<String> {
+/// Parses the public key of an OpenSSH line or file.
+fn parse_public_key(text: &str) -> Result<String> {
     let line = match text.contains("ssh-ed25519") || puna_server::mirror::is_public_key(text) {
         true => text.to_owned(),
         false => std::fs::read_to_string(text)

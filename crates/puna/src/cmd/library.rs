@@ -10,21 +10,22 @@ use crate::out;
 use crate::service::Service;
 
 pub fn copy(source: &str, destination: &str) -> Result<()> {
-    let service = Service::connect_or_own()?;
+    let service = Service::connect_or_run_in_process()?;
     service.wait(service.client().copy(source, destination))?;
     out::line(&format!("copied '{source}' to '{destination}'"))
 }
 
-/// Removes every model that can be removed; the others are named at the end.
+/// Removes every model that can be removed, and names the others at the end.
 pub fn remove(models: &[String]) -> Result<()> {
-    let service = Service::connect_or_own()?;
+    let service = Service::connect_or_run_in_process()?;
     let mut failed = Vec::new();
     for model in models {
-        // Only what is in memory needs to leave it; a broken model could not even be asked to.
+        // Only a loaded model needs to be unloaded; for a broken model that request would fail.
         if service.wait(is_loaded(service.client(), model)).unwrap_or(true) {
             match service.wait(unload(service.client(), model)) {
                 Ok(()) => {}
-                // A key that may remove models but not use them: the server has a removed model leave memory by itself.
+                // The key may remove models but not use them. The server unloads a removed model
+                // itself.
                 Err(error) if is_not_found(&error) || is_status(&error, 403) => {}
                 Err(_) => out::note(format_args!("Warning: unable to stop model '{model}'")),
             }
@@ -52,14 +53,14 @@ pub fn stop(model: &str) -> Result<()> {
     service.wait(unload(service.client(), model))
 }
 
-/// Whether a model is in memory.
+/// Whether a model is loaded.
 async fn is_loaded(client: &Client, model: &str) -> Result<bool, ClientError> {
     let Ok(wanted) = ModelRef::parse(model) else { return Ok(false) };
     let wanted = wanted.name.to_string();
     Ok(client.ps().await?.models.iter().any(|running| running.name.eq_ignore_ascii_case(&wanted)))
 }
 
-/// Has a model leave the memory; one that is not there is fine.
+/// Unloads a model. A model that does not exist is no error.
 async fn unload(client: &Client, model: &str) -> Result<(), ClientError> {
     let request = GenerateRequest {
         model: model.to_owned(),
@@ -74,7 +75,7 @@ async fn unload(client: &Client, model: &str) -> Result<(), ClientError> {
     Ok(())
 }
 
-/// Whether the server does not have the model.
+/// Whether an error says that the server does not have the model.
 pub fn is_not_found(error: &anyhow::Error) -> bool {
     is_status(error, 404)
 }

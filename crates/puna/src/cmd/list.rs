@@ -1,4 +1,4 @@
-//! `puna list` and `puna ps`: the stored models, and those in memory.
+//! `puna list` and `puna ps`: list the stored and the loaded models.
 
 use std::collections::HashMap;
 use std::time::SystemTime;
@@ -14,7 +14,7 @@ use crate::{format, out};
 
 pub fn run(args: &StoredArgs) -> Result<()> {
     if args.partial {
-        return partial(&args.list);
+        return list_partial(&args.list);
     }
     let args = &args.list;
     let mut list = Service::stored_models()?;
@@ -26,7 +26,7 @@ pub fn run(args: &StoredArgs) -> Result<()> {
     if args.json { out::json(&list) } else { out::text(&table(&list)) }
 }
 
-/// The table of stored models.
+/// Table of stored models.
 pub fn table(list: &ListResponse) -> String {
     let now = SystemTime::now();
     let mut rows_of: HashMap<&str, usize> = HashMap::new();
@@ -39,23 +39,23 @@ pub fn table(list: &ListResponse) -> String {
             let modified = format::time(format::parse_time(&model.modified_at), now, "Never");
             let size =
                 if model.remote_model.is_empty() { format::bytes(model.size) } else { "-".into() };
-            vec![shown_name(model, rows_of[model.name.as_str()] > 1), id, size, modified]
+            vec![display_name(model, rows_of[model.name.as_str()] > 1), id, size, modified]
         })
         .collect();
     format::table(&["NAME", "ID", "SIZE", "MODIFIED"], &rows)
 }
 
-/// A name, with the runner of the row where the name has several.
-fn shown_name(model: &ModelSummary, has_several: bool) -> String {
+/// Name of a model, with the row's runner if the name has several.
+fn display_name(model: &ModelSummary, has_several: bool) -> String {
     match model.details.runner.as_str() {
         runner if has_several && !runner.is_empty() => format!("{}@{runner}", model.name),
         _ => model.name.clone(),
     }
 }
 
-/// The pulls that are not finished.
-fn partial(args: &ListArgs) -> Result<()> {
-    let service = Service::connect_or_own()?;
+/// Lists the unfinished pulls.
+fn list_partial(args: &ListArgs) -> Result<()> {
+    let service = Service::connect_or_run_in_process()?;
     let mut list = service.wait(service.client().downloads())?;
     let prefix = args.prefix.as_deref().unwrap_or_default().to_lowercase();
     list.downloads.retain(|download| download.model.to_lowercase().starts_with(&prefix));
@@ -77,7 +77,7 @@ fn downloads_table(list: &DownloadsResponse) -> String {
 }
 
 pub fn ps(args: &ListArgs) -> Result<()> {
-    // Without a server no model is in memory, and one in this process would not have any either.
+    // Without a server no model is loaded, and a server in this process would have none either.
     let service = Service::connect()?;
     let mut list = service.wait(service.client().ps())?;
     let prefix = args.prefix.as_deref().unwrap_or_default();
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_processor_says_where_a_model_lies() {
+    fn the_processor_column_shows_the_model_location() {
         let of = |size, size_vram| {
             processor(&RunningModel { size, size_vram, ..RunningModel::default() })
         };
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn unfinished_pulls_say_how_far_they_are() {
+    fn unfinished_pulls_show_their_progress() {
         let download = Download {
             model: "big:1b".into(),
             total: 2_000_000_000,
@@ -150,7 +150,7 @@ mod tests {
         };
         let table = downloads_table(&DownloadsResponse { downloads: vec![download] });
         let row = table.lines().nth(1).unwrap();
-        // What is not whole is not called so.
+        // An unfinished pull must not show 100%.
         assert!(
             row.contains("99%") && row.contains("stopped") && row.contains("2 minutes ago"),
             "{table}"

@@ -1,4 +1,4 @@
-//! `puna manual`: manual pages, from the same table as the parser.
+//! `puna manual`: manual pages, generated from the parser's command table.
 
 use std::path::Path;
 

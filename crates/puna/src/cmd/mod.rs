@@ -33,14 +33,14 @@ use anyhow::Result;
 use crate::cli::{Cli, Command, MirrorCommand};
 use crate::out;
 
-/// Does what the command line says.
+/// Runs the command of the command line.
 pub fn run(cli: Cli) -> Result<ExitCode> {
     let Some(command) = cli.command else {
         let done = if cli.version { version() } else { help() };
         return done.map(|()| ExitCode::SUCCESS);
     };
     let done = match command {
-        // Its exit status is that of the program it starts.
+        // `launch` returns the exit status of the agent.
         Command::Launch(args) => return launch::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Tokenize(args) => tokenize::run(&args),
@@ -85,7 +85,7 @@ fn help() -> Result<()> {
     crate::out::text(&format!("{}\n", Cli::command().render_long_help()))
 }
 
-/// Our own version; what else answers where a server is expected is told beside it.
+/// Prints the program's version, and that of a different server at the configured address.
 fn version() -> Result<()> {
     let own = env!("CARGO_PKG_VERSION");
     crate::out::line(&format!("puna version is {own}"))?;

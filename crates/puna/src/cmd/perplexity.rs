@@ -1,4 +1,5 @@
-//! `puna perplexity`: how well a model predicts a text, and how far it is from another file of the same model.
+//! `puna perplexity`: measures how well a model predicts a text, and its divergence from another
+//! file of the same model.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};
@@ -12,17 +13,17 @@ use serde_json::{Value, json};
 
 use super::debug::kv_type;
 use crate::cli::PerplexityArgs;
-use crate::local::{Compute, ModelFile, Output};
+use crate::local::{Compute, ModelFile, OutputFile};
 use crate::{out, usage};
 
-/// Rows of logits that are computed at a time.
+/// Rows of logits computed at a time.
 const ROWS: usize = 32;
 
 pub fn run(args: &PerplexityArgs) -> Result<()> {
     if let (Some(base), Some(saved)) = (&args.kl_base, &args.save_logits)
         && (base == saved || same_file(base, saved))
     {
-        return Err(usage::wrong(format!(
+        return Err(usage::error(format!(
             "{} cannot be both --kl-base and --save-logits",
             base.display()
         )));
@@ -43,29 +44,29 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
     let mut evaluator = compute.evaluator(&file)?;
     let info = evaluator.info().clone();
     if !info.can_generate {
-        bail!("{} makes embeddings and predicts no text", file.shown);
+        bail!("{} makes embeddings and predicts no text", file.display_name);
     }
     if info.start.is_some() {
         bail!(
             "{} reads prompts with an encoder: it has no perplexity of a text that nothing was asked for",
-            file.shown
+            file.display_name
         );
     }
     if info.unmasking.is_some() {
         bail!(
             "{} fills masked places in any order: it predicts no next token, and has no perplexity",
-            file.shown
+            file.display_name
         );
     }
     if info.n_ctx < args.ctx {
         bail!(
             "{} was trained with a context of {}; use --ctx {}",
-            file.shown,
+            file.display_name,
             info.n_ctx_train,
             info.n_ctx
         );
     }
-    let head = Head::new(args, info.n_vocab, windows.len(), &tokens);
+    let head = LogitsHeader::new(args, info.n_vocab, windows.len(), &tokens);
     let mut saved = args.save_logits.as_ref().map(|path| Saver::create(path, head)).transpose()?;
     let mut base = args.kl_base.as_ref().map(|path| Base::open(path, head)).transpose()?;
     let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
@@ -73,7 +74,7 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
     for (number, window) in windows.iter().enumerate() {
         let mut ids = tokens[window.start..window.end].to_vec();
         if let Some(bos) = bos {
-            // Every window begins like a text.
+            // Every window begins with the begin-of-sequence token.
             ids[0] = bos;
         }
         let first = window.first - window.start;
@@ -98,7 +99,7 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
     print(args, &score)
 }
 
-/// A stretch of tokens that is fed together; predictions from `first` on are scored.
+/// A range of tokens fed together. Predictions from `first` on are scored.
 #[derive(Debug, PartialEq, Eq)]
 struct Window {
     start: usize,
@@ -109,17 +110,18 @@ struct Window {
 fn windows(tokens: usize, args: &PerplexityArgs) -> Result<Vec<Window>> {
     let ctx = args.ctx;
     if ctx < 4 {
-        return Err(usage::wrong("--ctx must be at least 4"));
+        return Err(usage::error("--ctx must be at least 4"));
     }
     let stride = args.stride.unwrap_or(ctx);
     if stride == 0 || stride > ctx {
-        return Err(usage::wrong(format!("--stride must be between 1 and --ctx ({ctx})")));
+        return Err(usage::error(format!("--stride must be between 1 and --ctx ({ctx})")));
     }
     let mut windows = Vec::new();
     let mut start = 0;
     while start + ctx <= tokens {
-        // Without a stride the second half of each window is scored; with one, predictions of the tokens that are new
-        // in it: the first of them is made by the token before, which a window of nothing but new ones lacks.
+        // Without a stride, the second half of each window is scored. With a stride, the
+        // predictions of the window's new tokens are scored. The first of them comes from the
+        // preceding token, which a window of only new tokens lacks.
         let first = match args.stride {
             None => start + ctx / 2,
             Some(_) if start == 0 => 0,
@@ -135,7 +137,7 @@ fn windows(tokens: usize, args: &PerplexityArgs) -> Result<Vec<Window>> {
     Ok(windows)
 }
 
-/// Feeds a window; `each` gets the logits at every scored position with the token that follows it.
+/// Feeds a window. `each` receives the logits at every scored position and the next token.
 fn feed(
     evaluator: &mut Evaluator,
     ids: &[u32],
@@ -143,7 +145,7 @@ fn feed(
     each: &mut dyn FnMut(&[f32], u32) -> Result<()>,
 ) -> Result<()> {
     let n_vocab = evaluator.info().n_vocab;
-    // What comes before the first scored prediction gives no logits.
+    // Tokens before the first scored prediction need no logits.
     for piece in ids[..first].chunks(512) {
         evaluator.logits(&[Feed { sequence: 0, tokens: piece, outputs: Outputs::None }])?;
     }
@@ -182,7 +184,7 @@ impl Score {
         self.nll_squares += nll * nll;
     }
 
-    /// Kullback–Leibler divergence of `ours` from `base`, both log-probabilities.
+    /// Adds the Kullback–Leibler divergence of `ours` from `base`; both are log-probabilities.
     fn compare(&mut self, base: &[f32], ours: &[f32]) {
         let terms = base.iter().zip(ours).map(|(&b, &o)| f64::from(b).exp() * f64::from(b - o));
         self.divergences.push(terms.sum::<f64>().max(0.0) as f32);
@@ -193,7 +195,7 @@ impl Score {
         (self.nll / self.count as f64).exp()
     }
 
-    /// The standard error of the perplexity.
+    /// Standard error of the perplexity.
     fn stderr(&self) -> f64 {
         let n = self.count as f64;
         let mean = self.nll / n;
@@ -209,7 +211,7 @@ impl Score {
         let mean = sorted.iter().map(|&x| f64::from(x)).sum::<f64>() / n as f64;
         let squares: f64 = sorted.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum();
         let stderr = (squares / (last as f64).max(1.0) / n as f64).sqrt();
-        // Linear between the neighbours, as most tools have it.
+        // Linear interpolation between the neighbours, as in most tools.
         let at = last as f64 * 0.99;
         let (low, high) = (sorted[at.floor() as usize], sorted[at.ceil() as usize]);
         let p99 = f64::from(low) + f64::from(high - low) * at.fract();
@@ -217,15 +219,15 @@ impl Score {
     }
 }
 
-/// Of all scored positions.
+/// Statistics of the divergence over all scored positions.
 #[derive(Debug, Clone, Copy)]
 struct Divergence {
     mean: f64,
-    /// The standard error of the mean.
+    /// Standard error of the mean.
     stderr: f64,
-    /// The 99th percentile.
+    /// 99th percentile.
     p99: f64,
-    /// The share of positions with the same most probable token.
+    /// Fraction of positions with the same most probable token.
     same: f64,
 }
 
@@ -265,27 +267,27 @@ fn print(args: &PerplexityArgs, score: &Score) -> Result<()> {
     out::text(&text)
 }
 
-/// What a file of saved logits begins with; it must be the same for the file that is compared.
+/// Header of a file of saved logits. It must be equal for the file that is compared.
 ///
 /// ```text
 /// "PUNALGT2"  u32 vocabulary  u32 windows  u64 tokens  u64 ctx  u64 stride, or 0  64 digits of the tokens' digest
 /// a row for each scored position: f32 smallest, f32 step, then u16 for each token: log p = smallest + step · value
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Head {
+struct LogitsHeader {
     n_vocab: u32,
     windows: u32,
     tokens: u64,
     ctx: u64,
-    /// 0: none.
+    /// 0 if no stride was given.
     stride: u64,
-    /// Of the numbers of all tokens.
+    /// Digest of the ids of all tokens.
     text: Digest,
 }
 
 const MAGIC: &[u8; 8] = b"PUNALGT2";
 
-impl Head {
+impl LogitsHeader {
     fn new(args: &PerplexityArgs, n_vocab: usize, windows: usize, tokens: &[u32]) -> Self {
         let numbers: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
         Self {
@@ -310,19 +312,19 @@ impl Head {
     }
 }
 
-/// Log-probabilities further below the best are all the same to a comparison.
-const DEPTH: f32 = 24.0;
+/// Log-probabilities further below the maximum are stored as equal.
+const LOG_PROB_RANGE: f32 = 24.0;
 
 struct Saver {
     out: BufWriter<File>,
-    whole: Output,
+    whole: OutputFile,
     shown: String,
 }
 
 impl Saver {
-    fn create(path: &Path, head: Head) -> Result<Self> {
+    fn create(path: &Path, head: LogitsHeader) -> Result<Self> {
         let shown = path.display().to_string();
-        let whole = Output::create(path)?;
+        let whole = OutputFile::create(path)?;
         let file = whole.file().try_clone().with_context(|| format!("cannot write {shown}"))?;
         let mut out = BufWriter::with_capacity(1 << 20, file);
         out.write_all(&head.bytes())?;
@@ -331,7 +333,7 @@ impl Saver {
 
     fn row(&mut self, log_probs: &[f32]) -> Result<()> {
         let max = log_probs.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let min = log_probs.iter().copied().fold(f32::INFINITY, f32::min).max(max - DEPTH);
+        let min = log_probs.iter().copied().fold(f32::INFINITY, f32::min).max(max - LOG_PROB_RANGE);
         let step = (max - min) / f32::from(u16::MAX);
         let mut bytes = Vec::with_capacity(8 + 2 * log_probs.len());
         bytes.extend_from_slice(&min.to_le_bytes());
@@ -356,7 +358,7 @@ struct Base {
 }
 
 impl Base {
-    fn open(path: &Path, want: Head) -> Result<Self> {
+    fn open(path: &Path, want: LogitsHeader) -> Result<Self> {
         let shown = path.display().to_string();
         let file = File::open(path).with_context(|| format!("cannot read {shown}"))?;
         let mut rows = BufReader::with_capacity(1 << 20, file);
@@ -419,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_cover_the_text_as_asked() {
+    fn windows_cover_the_text() {
         let bounds = |tokens, ctx, stride| -> Vec<_> {
             windows(tokens, &args(ctx, stride))
                 .unwrap()
@@ -439,16 +441,16 @@ mod tests {
             let windows = windows(41, &args(ctx, Some(stride))).unwrap();
             windows.iter().flat_map(|window| window.first + 1..window.end).collect()
         };
-        // Windows that share a token end at 8, 8 + stride …
+        // Windows with a common token end at 8, 8 + stride and so on.
         for (stride, end) in [(1, 41), (3, 41), (4, 40), (7, 36)] {
             assert_eq!(predicted(8, stride), (1..end).collect::<Vec<_>>(), "{stride}");
         }
-        // With nothing in common, nothing predicts the first token of a window.
+        // Without a common token, no position predicts the first token of a window.
         assert_eq!(predicted(8, 8), (1..40).filter(|token| token % 8 != 0).collect::<Vec<_>>());
     }
 
     #[test]
-    fn figures_are_those_of_the_definitions() {
+    fn statistics_match_their_definitions() {
         let mut score = Score::default();
         for p in [0.5f64, 0.25, 0.125] {
             score.token(-p.ln());
@@ -462,7 +464,7 @@ mod tests {
         assert_eq!(one.stderr, 0.0);
         score.divergences = vec![1.0, 2.0, 3.0, 6.0];
         let four = score.divergence().unwrap();
-        // The deviation is √(14/3), and its quotient by √4 the error of the mean.
+        // The standard deviation is √(14/3); divided by √4 it gives the error of the mean.
         assert!(
             (four.mean - 3.0).abs() < 1e-9 && (four.stderr - (14.0f64 / 12.0).sqrt()).abs() < 1e-9
         );
@@ -471,9 +473,9 @@ mod tests {
     }
 
     #[test]
-    fn saved_rows_come_back_nearly_the_same_and_only_for_the_same_text() {
+    fn saved_logits_round_trip_only_for_the_same_text() {
         let path = tempfile::NamedTempFile::new().unwrap();
-        let head = Head::new(&args(4, None), 5, 1, &[1, 2, 3, 4]);
+        let head = LogitsHeader::new(&args(4, None), 5, 1, &[1, 2, 3, 4]);
         let row = log_softmax(&[0.0, 3.0, -2.0, 1.0, -90.0]);
         let mut saver = Saver::create(path.path(), head).unwrap();
         saver.row(&row).unwrap();
@@ -484,10 +486,10 @@ mod tests {
         assert!(back[4].exp() < 1e-9);
         assert!(base.row().unwrap_err().to_string().contains("ends too early"));
         for other in [
-            Head::new(&args(4, None), 5, 1, &[1, 2, 4, 3]),
-            Head::new(&args(4, Some(2)), 5, 1, &[1, 2, 3, 4]),
-            Head::new(&args(5, None), 5, 1, &[1, 2, 3, 4]),
-            Head::new(&args(4, None), 5, 2, &[1, 2, 3, 4]),
+            LogitsHeader::new(&args(4, None), 5, 1, &[1, 2, 4, 3]),
+            LogitsHeader::new(&args(4, Some(2)), 5, 1, &[1, 2, 3, 4]),
+            LogitsHeader::new(&args(5, None), 5, 1, &[1, 2, 3, 4]),
+            LogitsHeader::new(&args(4, None), 5, 2, &[1, 2, 3, 4]),
         ] {
             let error = Base::open(path.path(), other).err().unwrap().to_string();
             assert!(

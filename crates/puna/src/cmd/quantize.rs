@@ -1,4 +1,4 @@
-//! `puna quantize`: a GGUF file in another type.
+//! `puna quantize`: converts a GGUF file to another block format.
 
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
@@ -12,14 +12,14 @@ use puna_store::{
 };
 
 use crate::cli::QuantizeArgs;
-use crate::local::{ModelFile, Output};
-use crate::progress::Display;
+use crate::local::{ModelFile, OutputFile};
+use crate::progress::ProgressDisplay;
 use crate::{out, usage};
 
 pub fn run(args: &QuantizeArgs) -> Result<()> {
     let Some(target) = FileType::from_name(&args.kind) else {
         let known = FileType::names().join(", ");
-        return Err(usage::wrong(format!("unknown type {}; known are {known}", args.kind)));
+        return Err(usage::error(format!("unknown type {}; known are {known}", args.kind)));
     };
     let file = ModelFile::open(&args.input)?;
     let outputs = outputs(args, file.gguf.part_count());
@@ -28,7 +28,7 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
             bail!("{} is the file that is read", output.display());
         }
     }
-    if let Some(from) = already(&file.gguf) {
+    if let Some(from) = quantized_type(&file.gguf) {
         out::note(format_args!(
             "warning: the model is quantized already ({from}): what was lost by that does not come back; take a file in F16, BF16 or F32 \
              where there is one"
@@ -44,10 +44,10 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
     {
         out::note(unmatched);
     }
-    let mut display = Display::new();
+    let mut display = ProgressDisplay::new();
     let mut made = Vec::new();
     for (part, output) in outputs.iter().enumerate() {
-        let whole = Output::create(output)?;
+        let whole = OutputFile::create(output)?;
         let mut out = BufWriter::with_capacity(1 << 20, whole.file());
         let mut status = format!("quantizing to {}", target.name());
         if outputs.len() > 1 {
@@ -65,24 +65,24 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
             1 => requantize(&file.gguf, target, &options, &mut out, &mut progress),
             _ => requantize_part(&file.gguf, part, target, &options, &mut out, &mut progress),
         };
-        done.with_context(|| format!("cannot quantize {}", file.shown))?;
+        done.with_context(|| format!("cannot quantize {}", file.display_name))?;
         out.flush().with_context(|| format!("cannot write {}", output.display()))?;
         drop(out);
         made.push(whole);
     }
     display.done();
-    made.into_iter().try_for_each(Output::finish)
+    made.into_iter().try_for_each(OutputFile::finish)
 }
 
-/// What a file is quantized to, whose weights are no floats any more.
-fn already(gguf: &Gguf) -> Option<String> {
+/// File type of a file that is quantized already; `None` if all its weights are floats.
+fn quantized_type(gguf: &Gguf) -> Option<String> {
     let packed = gguf.tensors().iter().filter(|tensor| tensor.ty.is_quantized());
     let largest = packed.max_by_key(|tensor| tensor.size)?.ty;
     let said = gguf.metadata().opt_u32("general.file_type").ok().flatten().map(file_type_name);
     Some(said.filter(|name| *name != "unknown").unwrap_or(largest.name()).to_owned())
 }
 
-/// The files to write.
+/// Paths of the output files.
 fn outputs(args: &QuantizeArgs, parts: usize) -> Vec<PathBuf> {
     if !args.keep_split || parts < 2 {
         return vec![args.output.clone()];

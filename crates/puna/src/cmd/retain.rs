@@ -1,4 +1,4 @@
-//! `puna mirror retain`: what the rules of `mirror.retention` leave.
+//! `puna mirror retain`: applies the rules of `mirror.retention`.
 
 use anyhow::{Result, bail};
 use puna_server::mirror::{Removal, RetentionReport, retain};
@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::cli::{RetainArgs, SettingArgs};
 use crate::{format, out};
 
-/// An error where something cannot be removed.
+/// Fails if something cannot be removed.
 pub fn run(args: RetainArgs) -> Result<()> {
     let settings = SettingArgs { host: None, set: args.set };
     let config = super::config::load(&settings, Vec::new())?;
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_summary_says_what_goes_and_what_a_word_more_would_take() {
+    fn the_summary_lists_removals_and_what_more_flags_would_remove() {
         assert_eq!(
             summary(&RetentionReport::default(), false),
             "0 manifests removed, 0 B that nothing else needs\n"

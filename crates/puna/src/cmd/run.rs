@@ -1,4 +1,4 @@
-//! `puna run`: one answer, or a conversation.
+//! `puna run`: one answer, or an interactive session.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Read, Write};
@@ -19,11 +19,11 @@ use super::library::is_not_found;
 use super::transfer::fetch;
 use super::{list, show};
 use crate::chat::{
-    AnswerPrinter, Backend, BackendError, ChatEvent, Interrupt, Options, Screen, attach_files,
-    warn_of_cuts, write_stats,
+    AnswerPrinter, Backend, BackendError, ChatEvent, Interrupt, Options, Screen, take_attachments,
+    warn_truncated, write_stats,
 };
 use crate::cli::RunArgs;
-use crate::local::is_a_path;
+use crate::local::is_path;
 use crate::service::{Service, draft_name};
 use crate::{out, usage};
 
@@ -31,7 +31,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
     let think = args.think.as_deref().map(parse_think).transpose()?;
     let keep_alive = args.keepalive.as_deref().map(puna_api::parse_duration).transpose();
     let keep_alive =
-        keep_alive.map_err(|error| usage::wrong(error.to_string()))?.map(KeepAlive::from_nanos);
+        keep_alive.map_err(|error| usage::error(error.to_string()))?.map(KeepAlive::from_nanos);
     let format = args.format.as_deref().map(parse_format).transpose()?;
     let piped = piped_input()?;
     let interactive = piped.is_none() && args.prompt.is_empty() && std::io::stdout().is_terminal();
@@ -48,19 +48,19 @@ pub fn run(args: &RunArgs) -> Result<()> {
         .as_deref()
         .filter(|how| matches!(SpeculateSetting::parse(how), SpeculateSetting::Model(_)));
     let parameters = parameters(args, draft)?;
-    let (service, model) = match (is_a_path(&args.model), draft) {
+    let (service, model) = match (is_path(&args.model), draft) {
         (true, draft) => {
             Service::for_file(path, draft.map(draft_file).transpose()?.flatten().as_deref())?
         }
-        (false, Some(draft)) if is_a_path(draft) => bail!(
+        (false, Some(draft)) if is_path(draft) => bail!(
             "--speculate {draft}: a stored model takes a stored draft model; store it with `puna create`, or write \
              DRAFT {draft} into a Modelfile"
         ),
         (false, _) => (Service::connect_or_start()?, args.model.clone()),
     };
-    let info = known(&service, &model, args.insecure)?;
+    let info = show_or_pull(&service, &model, args.insecure)?;
     let can = |capability: &str| info.capabilities.iter().any(|c| c == capability);
-    // What runs elsewhere may be said to do everything.
+    // A remote model may report every capability.
     if can("embedding") && !can("completion") {
         return embed(&service, &model, &prompt, args, keep_alive);
     }
@@ -83,7 +83,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
             editor: config.editor,
             parameters,
         };
-        return crate::chat::run(options, &mut Http { service: &service }, &interrupt);
+        return crate::chat::run(options, &mut HttpBackend { service: &service }, &interrupt);
     }
     let think = think.or_else(|| can("thinking").then_some(Think::On));
     let options = Some(parameters).filter(|parameters| !parameters.is_empty());
@@ -99,9 +99,10 @@ pub fn run(args: &RunArgs) -> Result<()> {
     answer_once(&service, request, can("vision") || can("audio"), args, &interrupt)
 }
 
-/// The file of a draft model for a model that is a file itself; none where every store has it.
+/// File of a draft model for a model given as a file; `None` for the embedded model, which every
+/// store has.
 fn draft_file(draft: &str) -> Result<Option<PathBuf>> {
-    if is_a_path(draft) {
+    if is_path(draft) {
         return Ok(Some(PathBuf::from(draft)));
     }
     let store = crate::env::store()?;
@@ -119,13 +120,14 @@ fn draft_file(draft: &str) -> Result<Option<PathBuf>> {
     }
 }
 
-/// Options that the command line sets. A draft model goes with what is said of how to guess, if that is.
+/// Model options of the command line. A draft model is combined with the speculation setting, if
+/// that is given.
 fn parameters(args: &RunArgs, draft: Option<&str>) -> Result<Map<String, Value>> {
     let mut parameters = named_parameters(&args.parameter)?;
     let Some(how) = args.speculate.as_deref() else { return Ok(parameters) };
     let how = match draft.map(Path::new) {
-        // In the store of a single file its draft model has a name of its own.
-        Some(file) if is_a_path(&args.model) => match draft_file(how)? {
+        // In the temporary store of a single file, the draft model has its own name.
+        Some(file) if is_path(&args.model) => match draft_file(how)? {
             Some(_) => draft_name(Path::new(&args.model), file).to_string(),
             None => how.to_owned(),
         },
@@ -139,12 +141,12 @@ fn parameters(args: &RunArgs, draft: Option<&str>) -> Result<Map<String, Value>>
     Ok(parameters)
 }
 
-/// What `--parameter NAME=VALUE` sets; values of one name are read together, as a Modelfile's are.
+/// Options of `--parameter NAME=VALUE`. Values of one name are parsed together, as in a Modelfile.
 fn named_parameters(given: &[String]) -> Result<Map<String, Value>> {
     let mut values: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for text in given {
         let (name, value) = text.split_once('=').ok_or_else(|| {
-            usage::wrong(format!("--parameter {text:?} must be NAME=VALUE, as in temperature=0"))
+            usage::error(format!("--parameter {text:?} must be NAME=VALUE, as in temperature=0"))
         })?;
         values.entry(name.trim()).or_default().push(value);
     }
@@ -155,13 +157,13 @@ fn named_parameters(given: &[String]) -> Result<Map<String, Value>> {
                 parameters.insert(name.to_owned(), value);
             }
             Ok(None) => writeln!(std::io::stderr(), "warning: parameter {name} is deprecated")?,
-            Err(error) => return Err(usage::wrong(format!("--parameter {name}: {error}"))),
+            Err(error) => return Err(usage::error(format!("--parameter {name}: {error}"))),
         }
     }
     Ok(parameters)
 }
 
-/// What comes through a pipe or from a file; `None` where a person types, or nothing came.
+/// Input from a pipe or file; `None` if standard input is a terminal or empty.
 fn piped_input() -> Result<Option<String>> {
     let mut stdin = std::io::stdin();
     if stdin.is_terminal() {
@@ -183,7 +185,7 @@ fn parse_think(value: &str) -> Result<Think> {
         "max" => Think::Max,
         _ => {
             let known = "must be true, false, high, medium, low, or max";
-            return Err(usage::wrong(format!("invalid value for --think: {value:?} ({known})")));
+            return Err(usage::error(format!("invalid value for --think: {value:?} ({known})")));
         }
     })
 }
@@ -194,12 +196,12 @@ fn parse_format(value: &str) -> Result<Value> {
     }
     let schema = serde_json::from_str::<Value>(value).ok().filter(Value::is_object);
     schema.ok_or_else(|| {
-        usage::wrong(format!("--format must be json or a JSON schema, not {value:?}"))
+        usage::error(format!("--format must be json or a JSON schema, not {value:?}"))
     })
 }
 
-/// What is known about a model; one that is not stored is fetched first.
-fn known(service: &Service, model: &str, insecure: bool) -> Result<ShowResponse> {
+/// Details of a model; a model that is not stored is pulled first.
+fn show_or_pull(service: &Service, model: &str, insecure: bool) -> Result<ShowResponse> {
     let request = ShowRequest { model: model.to_owned(), ..ShowRequest::default() };
     let missing = match service.wait(service.client().show(&request)) {
         Err(error) if is_not_found(&error) => error,
@@ -239,7 +241,7 @@ fn embed(
     }
 }
 
-/// Streams one answer to standard output. Without a prompt the model is only loaded.
+/// Streams one answer to standard output. Without a prompt, the model is only loaded.
 fn answer_once(
     service: &Service,
     mut request: GenerateRequest,
@@ -249,7 +251,7 @@ fn answer_once(
 ) -> Result<()> {
     let mut screen = Screen::terminal();
     if takes_files {
-        let attached = attach_files(&request.prompt, &mut screen.err)?;
+        let attached = take_attachments(&request.prompt, &mut screen.err)?;
         (request.prompt, request.images) = (attached.text, attached.images);
     }
     let on_terminal = std::io::stdout().is_terminal();
@@ -289,20 +291,20 @@ fn answer_once(
         screen.out.write_all(b"\n\n")?;
         screen.out.flush()?;
     }
-    let way_out = "OLLAMA_CONTEXT_LENGTH of `puna serve`, or `PARAMETER num_ctx` in a Modelfile";
-    warn_of_cuts(&metrics, way_out, &mut screen.err)?;
+    let remedy = "OLLAMA_CONTEXT_LENGTH of `puna serve`, or `PARAMETER num_ctx` in a Modelfile";
+    warn_truncated(&metrics, remedy, &mut screen.err)?;
     if args.verbose {
         write_stats(&metrics, &mut screen.err)?;
     }
     Ok(())
 }
 
-/// The server as a conversation needs it.
-struct Http<'a> {
+/// Implements the session's [`Backend`] over HTTP.
+struct HttpBackend<'a> {
     service: &'a Service,
 }
 
-impl Backend for Http<'_> {
+impl Backend for HttpBackend<'_> {
     fn chat(
         &mut self,
         request: ChatRequest,
@@ -387,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_are_checked_before_anything_is_done() {
+    fn flags_are_checked_before_any_work() {
         assert_eq!(parse_think("max").unwrap(), Think::Max);
         let error = parse_think("hard").unwrap_err().to_string();
         assert_eq!(

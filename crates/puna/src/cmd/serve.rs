@@ -1,4 +1,4 @@
-//! `puna serve`, and `puna runner`, which a server starts for each model.
+//! `puna serve`, and `puna runner`, which the server starts for each model.
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
@@ -16,26 +16,27 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     flags.extend(args.speculate.iter().map(|how| ("speculate", how.clone())));
     flags.extend(args.deterministic.then(|| ("deterministic", "true".into())));
     let config = super::config::load(&args.settings, flags)?;
-    log(config.debug);
+    init_logging(config.debug);
     check(&config)?;
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
-        // Before anybody can connect: from then on a signal is a wish, which does not kill.
-        let (end, reload) = (asked_to_end()?, asked_to_reload()?);
+        // The handlers are installed before a client can connect, so that from then on a signal
+        // shuts the server down cleanly.
+        let (end, reload) = (shutdown_signal()?, reload_signal()?);
         let listener = puna_server::listen(&config.address, "OLLAMA_HOST").await?;
         puna_server::serve_reloading(config, listener, end, reload).await?;
         Ok(())
     })
 }
 
-/// `puna mirror`: `--host` is where that listens.
+/// `puna mirror`: `--host` sets the mirror's listen address.
 pub fn mirror(mut args: SettingArgs) -> Result<()> {
     let flags = args.host.take().map(|host| ("mirror.host", host));
     let config = super::config::load(&args, flags.into_iter().collect())?;
-    log(config.debug);
+    init_logging(config.debug);
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
-        let (end, reload) = (asked_to_end()?, asked_to_reload()?);
+        let (end, reload) = (shutdown_signal()?, reload_signal()?);
         let listener = puna_server::listen(&config.mirror.address, "PUNA_MIRROR_HOST").await?;
         puna_server::mirror::serve(config, listener, end, reload).await?;
         Ok(())
@@ -45,10 +46,10 @@ pub fn mirror(mut args: SettingArgs) -> Result<()> {
 /// `puna debug script`.
 pub fn scripted(args: &SettingArgs, script: PathBuf, upstream: bool) -> Result<()> {
     let config = super::config::load(args, Vec::new())?;
-    log(config.debug);
+    init_logging(config.debug);
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
-        let end = asked_to_end()?;
+        let end = shutdown_signal()?;
         let listener = puna_server::listen(&config.address, "OLLAMA_HOST").await?;
         match upstream {
             true => puna_server::serve_scripted_upstream(listener, end, script).await?,
@@ -59,11 +60,11 @@ pub fn scripted(args: &SettingArgs, script: PathBuf, upstream: bool) -> Result<(
 }
 
 pub fn runner(args: &[String]) -> Result<()> {
-    log(Config::from_env().map_or(0, |config| config.debug));
+    init_logging(Config::from_env().map_or(0, |config| config.debug));
     Ok(puna_server::runner::main(args)?)
 }
 
-/// An address that is no way to speak as the certificate has it is refused before anybody connects.
+/// Refuses an address scheme that contradicts the certificate settings before a client connects.
 fn check(config: &Config) -> Result<()> {
     let by = || match config.source("host") {
         Source::Default => "host".to_owned(),
@@ -85,9 +86,9 @@ fn check(config: &Config) -> Result<()> {
     }
 }
 
-/// SIGHUP, by which service managers ask for settings to be read again.
+/// Receives SIGHUP, with which service managers request a reload of the settings.
 #[cfg(unix)]
-fn asked_to_reload() -> io::Result<mpsc::Receiver<()>> {
+fn reload_signal() -> io::Result<mpsc::Receiver<()>> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut hung_up = signal(SignalKind::hangup())?;
     let (sender, receiver) = mpsc::channel(1);
@@ -97,16 +98,16 @@ fn asked_to_reload() -> io::Result<mpsc::Receiver<()>> {
     Ok(receiver)
 }
 
-/// There is no such signal.
+/// The system has no SIGHUP.
 #[cfg(not(unix))]
-fn asked_to_reload() -> io::Result<mpsc::Receiver<()>> {
+fn reload_signal() -> io::Result<mpsc::Receiver<()>> {
     Ok(mpsc::channel(1).1)
 }
 
-/// Ctrl-C, or what `kill` sends; both are heard from the call on. What comes after the first ends the process at once; the
-/// models' processes see the end of their connections and follow.
+/// Completes at SIGINT or SIGTERM; the handlers are active when the call returns. A second signal
+/// ends the process at once. The runners exit when their connections close.
 #[cfg(unix)]
-fn asked_to_end() -> io::Result<impl Future<Output = ()>> {
+fn shutdown_signal() -> io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
     let (mut interrupted, mut terminated) =
         (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
@@ -130,9 +131,9 @@ fn asked_to_end() -> io::Result<impl Future<Output = ()>> {
     Ok(async { drop(heard.await) })
 }
 
-/// Ctrl-C.
+/// Completes at Ctrl-C.
 #[cfg(not(unix))]
-fn asked_to_end() -> io::Result<impl Future<Output = ()>> {
+fn shutdown_signal() -> io::Result<impl Future<Output = ()>> {
     let (first, heard) = oneshot::channel();
     tokio::spawn(async move {
         let _ = tokio::signal::ctrl_c().await;
@@ -144,22 +145,24 @@ fn asked_to_end() -> io::Result<impl Future<Output = ()>> {
     Ok(async { drop(heard.await) })
 }
 
-/// Logs to standard error: 0 what matters, 1 what helps to find errors, 2 everything.
-fn log(debug: u8) {
+/// Initialises logging to standard error: level 0 logs important events, 1 details for debugging, 2
+/// everything.
+fn init_logging(debug: u8) {
     let level = match debug {
         0 => "info",
         1 => "debug",
         _ => "trace",
     };
-    // Other people's crates are quiet until everything is asked for. Ours all have names that begin with `puna`.
+    // Other crates log only at level 2. All crates of this project have names that begin with
+    // `puna`.
     let filter =
         EnvFilter::new(if debug > 1 { level.to_owned() } else { format!("warn,puna={level}") });
-    // A second one, set by whoever embeds this, is fine.
+    // A program that embeds this one may have set a logger already.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
-        // They would go to standard error too, by a macro that panics where nobody reads it any more.
+        // Internal errors would go to standard error by a macro that panics if it is closed.
         .log_internal_errors(false)
         .try_init();
 }

@@ -1,4 +1,4 @@
-//! `puna show`: what is known about a model.
+//! `puna show`: prints details of a model.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,24 +9,24 @@ use puna_store::ModelRef;
 use serde_json::Value;
 
 use crate::cli::ShowArgs;
-use crate::format::{general, section};
-use crate::local::{check_file, looks_like_a_path};
+use crate::format::{format_g, section};
+use crate::local::{check_file, looks_like_path};
 use crate::service::Service;
 use crate::{out, usage};
 
 pub fn run(args: &ShowArgs) -> Result<()> {
     let chosen = [args.license, args.modelfile, args.parameters, args.system, args.template];
     if chosen.iter().filter(|flag| **flag).count() > 1 {
-        return Err(usage::wrong(
+        return Err(usage::error(
             "only one of '--license', '--modelfile', '--parameters', '--system', or '--template' can be specified",
         ));
     }
     let path = Path::new(&args.model);
-    if looks_like_a_path(&args.model) && (path.exists() || ModelRef::parse(&args.model).is_err()) {
+    if looks_like_path(&args.model) && (path.exists() || ModelRef::parse(&args.model).is_err()) {
         check_file(path)?;
         bail!("{0} is a file: `puna inspect {0}` shows what it holds", args.model);
     }
-    let service = Service::connect_or_own()?;
+    let service = Service::connect_or_run_in_process()?;
     let request =
         ShowRequest { model: args.model.clone(), verbose: args.verbose, ..ShowRequest::default() };
     let info = service.wait(service.client().show(&request))?;
@@ -40,7 +40,7 @@ pub fn run(args: &ShowArgs) -> Result<()> {
     }
 }
 
-/// The sections of the default view.
+/// Sections of the default view.
 pub fn describe(info: &ShowResponse, verbose: bool) -> String {
     let mut out = section("Model", &model_rows(info));
     let mut add = |title: &str, rows: Vec<Vec<String>>| {
@@ -56,7 +56,10 @@ pub fn describe(info: &ShowResponse, verbose: bool) -> String {
     if verbose {
         add(
             "Metadata",
-            info.model_info.iter().map(|(key, value)| vec![key.clone(), shown(value)]).collect(),
+            info.model_info
+                .iter()
+                .map(|(key, value)| vec![key.clone(), display_value(value)])
+                .collect(),
         );
         let tensor = |t: &puna_api::native::TensorInfo| {
             let shape: Vec<String> = t.shape.iter().map(u64::to_string).collect();
@@ -69,7 +72,7 @@ pub fn describe(info: &ShowResponse, verbose: bool) -> String {
     out
 }
 
-/// One of the manifests that the name stands for.
+/// A row for one of the runner manifests of a name.
 fn runner_row(manifest: &RunnerManifest) -> Vec<String> {
     let state = match manifest {
         RunnerManifest { chosen: true, .. } => "used",
@@ -113,9 +116,10 @@ fn model_rows(info: &ShowResponse) -> Vec<Vec<String>> {
     present.map(|(name, value)| vec![name.to_owned(), value]).collect()
 }
 
-/// Lengths are printed in full, not as `%g` would.
+/// Formats a number. Integers, such as the context length, are printed in full and not as `%g`
+/// would.
 fn general_number(value: &Value) -> String {
-    value.as_u64().map_or_else(|| shown(value), |n| n.to_string())
+    value.as_u64().map_or_else(|| display_value(value), |n| n.to_string())
 }
 
 fn projector_rows(info: &BTreeMap<String, Value>) -> Vec<Vec<String>> {
@@ -139,11 +143,11 @@ fn projector_rows(info: &BTreeMap<String, Value>) -> Vec<Vec<String>> {
     rows.into_iter().filter_map(|(name, value)| Some(vec![name.to_owned(), value?])).collect()
 }
 
-/// A value of the metadata, arrays cut to about ten columns.
-fn shown(value: &Value) -> String {
+/// Formats a metadata value; arrays are cut to about ten columns.
+fn display_value(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
-        Value::Number(number) => number.as_f64().map_or_else(|| number.to_string(), general),
+        Value::Number(number) => number.as_f64().map_or_else(|| number.to_string(), format_g),
         Value::Array(items) => {
             let (mut text, mut count) = (String::from("["), 0);
             for item in items {
@@ -153,7 +157,7 @@ fn shown(value: &Value) -> String {
                 if count > 0 {
                     text.push(' ');
                 }
-                text.push_str(&shown(item));
+                text.push_str(&display_value(item));
                 count += 1;
             }
             if count < items.len() {
@@ -167,7 +171,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// The first two lines that are not empty, wrapped, and whether there are more.
+/// The first two non-empty lines, wrapped, and a mark if more lines follow.
 fn first_lines(text: &str) -> Vec<Vec<String>> {
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     let mut rows: Vec<Vec<String>> =
@@ -178,7 +182,7 @@ fn first_lines(text: &str) -> Vec<Vec<String>> {
     rows
 }
 
-/// A line in pieces of at most 100 columns; what follows the first is indented by two.
+/// Wraps a line at 100 columns; continuation lines are indented by two blanks.
 fn wrapped(line: &str) -> Vec<String> {
     let mut rows = vec![String::new()];
     for word in line.split_whitespace() {
@@ -201,7 +205,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_default_view_is_that_of_ollama() {
+    fn the_default_view_matches_ollama() {
         let info: ShowResponse = serde_json::from_value(json!({
             "parameters": "stop                           \"<end_of_turn>\"\ntemperature                    1",
             "details": {"parameter_size": "268.10M", "quantization_level": "Q4_K_M", "family": "gemma3"},
@@ -225,8 +229,11 @@ mod tests {
 
     #[test]
     fn values_are_short() {
-        assert_eq!(shown(&json!(8e9)), "8e+09");
-        assert_eq!(shown(&json!(["<pad>", "<eos>", "<bos>", "x"])), "[<pad> <eos> ...+2 more]");
-        assert_eq!(shown(&json!([1, 2])), "[1 2]");
+        assert_eq!(display_value(&json!(8e9)), "8e+09");
+        assert_eq!(
+            display_value(&json!(["<pad>", "<eos>", "<bos>", "x"])),
+            "[<pad> <eos> ...+2 more]"
+        );
+        assert_eq!(display_value(&json!([1, 2])), "[1 2]");
     }
 }

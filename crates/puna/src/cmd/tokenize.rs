@@ -1,4 +1,4 @@
-//! `puna tokenize`: ids and pieces of a text.
+//! `puna tokenize`: prints the token ids and pieces of a text.
 
 use std::io::Read;
 

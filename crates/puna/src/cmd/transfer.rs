@@ -7,15 +7,15 @@ use puna_store::{DEFAULT_HOST, ModelRef};
 use super::announced;
 use crate::cli::{PullArgs, PushArgs, TransferArgs};
 use crate::out;
-use crate::progress::Display;
+use crate::progress::ProgressDisplay;
 use crate::service::Service;
 
 pub fn pull(args: &PullArgs) -> Result<()> {
-    let service = Service::connect_or_own()?;
-    // Two words of the command line are no addresses.
+    let service = Service::connect_or_run_in_process()?;
+    // The values `off` and `auto` are not addresses.
     let mirror = match args.mirror.as_deref() {
         Some("off") => Some(String::new()),
-        Some("auto") => Some(announced::mirror()?),
+        Some("auto") => Some(announced::choose_mirror()?),
         mirror => mirror.map(str::to_owned),
     };
     let mut request =
@@ -31,7 +31,7 @@ pub fn pull(args: &PullArgs) -> Result<()> {
     follow(&service, &request)
 }
 
-/// An address with the digest of its file behind it.
+/// Adds the digest of its file to an address.
 fn with_digest(address: &str, digest: &str) -> Result<String> {
     match address.split_once('#').filter(|(_, given)| !given.is_empty()) {
         Some((_, given)) => {
@@ -41,13 +41,13 @@ fn with_digest(address: &str, digest: &str) -> Result<String> {
     }
 }
 
-/// Has the server fetch a model, showing how far it is.
+/// Asks the server to pull a model and shows the progress.
 pub fn fetch(service: &Service, model: &str, insecure: bool) -> Result<()> {
     follow(service, &PullRequest { model: model.to_owned(), insecure, ..PullRequest::default() })
 }
 
 fn follow(service: &Service, request: &PullRequest) -> Result<()> {
-    let mut display = Display::new();
+    let mut display = ProgressDisplay::new();
     let pulled =
         service.wait(async { display.follow(service.client().pull(request).await?).await });
     display.done();
@@ -60,23 +60,24 @@ fn request(args: &TransferArgs) -> PullRequest {
 }
 
 pub fn push(args: &PushArgs) -> Result<()> {
-    let service = Service::connect_or_own()?;
-    // What a server of Ollama's does anyway is not mentioned to it.
+    let service = Service::connect_or_run_in_process()?;
+    // Ollama's format is the default of every server and is not sent.
     let format = Some(args.format.clone()).filter(|format| format != "ollama").unwrap_or_default();
     let request = PullRequest { format, ..request(&args.transfer) };
-    let mut display = Display::new();
+    let mut display = ProgressDisplay::new();
     let pushed = service.runtime().block_on(async {
         let lines = service.client().push(&request).await?;
         display.follow(lines).await
     });
     display.done();
     match pushed {
-        Ok(()) => {
-            out::text(&format!("\nYou can find your model at:\n\n\t{}\n", place(&request.model)))
-        }
+        Ok(()) => out::text(&format!(
+            "\nYou can find your model at:\n\n\t{}\n",
+            web_address(&request.model)
+        )),
         Err(error) if is_refused(&error.to_string()) => bail!(
             "you are not authorized to push to this namespace, create the model under a namespace you own{}",
-            words(&error.to_string())
+            registry_message(&error.to_string())
         ),
         Err(error) => Err(error.into()),
     }
@@ -86,13 +87,13 @@ fn is_refused(error: &str) -> bool {
     error.contains("access denied") || error.contains("unauthorized")
 }
 
-/// What the registry itself says of it.
-fn words(error: &str) -> String {
+/// The registry's own message in an error.
+fn registry_message(error: &str) -> String {
     error.split_once("access denied: ").map_or(String::new(), |(_, said)| format!(" ({said})"))
 }
 
-/// Where people find a model that was pushed.
-fn place(model: &str) -> String {
+/// Web page of a pushed model.
+fn web_address(model: &str) -> String {
     let Ok(ModelRef { name, .. }) = ModelRef::parse(model) else { return model.to_owned() };
     if name.host().eq_ignore_ascii_case(DEFAULT_HOST) {
         let short = name.to_string();
@@ -118,9 +119,9 @@ mod tests {
     }
 
     #[test]
-    fn a_pushed_model_is_found_where_its_name_says() {
-        assert_eq!(place("me/m"), "https://ollama.com/me/m");
-        assert_eq!(place("me/m:1b"), "https://ollama.com/me/m:1b");
-        assert_eq!(place("h:5000/me/m"), "h:5000/me/m:latest");
+    fn the_web_address_follows_from_the_model_name() {
+        assert_eq!(web_address("me/m"), "https://ollama.com/me/m");
+        assert_eq!(web_address("me/m:1b"), "https://ollama.com/me/m:1b");
+        assert_eq!(web_address("h:5000/me/m"), "h:5000/me/m:latest");
     }
 }

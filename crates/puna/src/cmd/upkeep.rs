@@ -1,4 +1,4 @@
-//! `puna verify` and `puna prune`: looking after the store.
+//! `puna verify` and `puna prune`: check and clean the store.
 
 use std::io::{BufRead, IsTerminal, Write};
 
@@ -6,26 +6,27 @@ use anyhow::Result;
 use puna_api::native::{Leftover, PruneRequest, PruneResponse, VerifyRequest};
 
 use crate::cli::{PruneArgs, VerifyArgs};
-use crate::progress::Display;
+use crate::progress::ProgressDisplay;
 use crate::service::Service;
 use crate::{format, out};
 
-/// An error where anything is damaged in the end.
+/// Fails if a model is still damaged at the end.
 pub fn verify(args: &VerifyArgs) -> Result<()> {
-    let service = Service::connect_or_own()?;
+    let service = Service::connect_or_run_in_process()?;
     let model = args.model.clone().unwrap_or_default();
     let request =
         VerifyRequest { model, repair: args.repair, insecure: args.insecure, stream: None };
-    let mut display = Display::new();
+    let mut display = ProgressDisplay::new();
     let verified =
         service.wait(async { display.follow(service.client().verify(&request).await?).await });
     display.done();
     verified
 }
 
-/// Lists what nothing needs, asks on a terminal, and removes it. An error where something in the store is not understood.
+/// Lists unused files, asks for confirmation on a terminal, and removes them. Fails if the store
+/// has content that cannot be parsed.
 pub fn prune(args: &PruneArgs) -> Result<()> {
-    let service = Service::connect_or_own()?;
+    let service = Service::connect_or_run_in_process()?;
     let request = PruneRequest {
         dry_run: args.dry_run,
         partial: args.partial,
@@ -46,8 +47,8 @@ pub fn prune(args: &PruneArgs) -> Result<()> {
         if planned.bytes == 0 && planned.removed.is_empty() {
             return out::text(&summary(&planned, args));
         }
-        out::text(&listed(&planned, args))?;
-        if !agrees(&planned, &mut stdin.lock(), &mut std::io::stderr())? {
+        out::text(&file_rows(&planned, args))?;
+        if !confirm(&planned, &mut stdin.lock(), &mut std::io::stderr())? {
             return out::text("nothing is removed\n");
         }
     }
@@ -61,8 +62,8 @@ pub fn prune(args: &PruneArgs) -> Result<()> {
     out::text(&text)
 }
 
-/// Asks whether what is listed is to be removed.
-fn agrees(
+/// Asks for confirmation to remove the listed files.
+fn confirm(
     planned: &PruneResponse,
     terminal: &mut impl BufRead,
     screen: &mut impl Write,
@@ -74,13 +75,13 @@ fn agrees(
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
-/// What is removed or brought back, and how much that is.
+/// Number and size of the files that are removed or restored.
 fn summary(done: &PruneResponse, args: &PruneArgs) -> String {
-    listed(done, args) + &totals(done, args)
+    file_rows(done, args) + &totals(done, args)
 }
 
-/// A row for each file that is removed or brought back.
-fn listed(done: &PruneResponse, args: &PruneArgs) -> String {
+/// A row for each file that is removed or restored.
+fn file_rows(done: &PruneResponse, args: &PruneArgs) -> String {
     if args.undo {
         let back = if args.dry_run { "would be brought back" } else { "brought back" };
         let restored = done.restored.iter().map(|path| format!("{back}: {path}\n"));
@@ -143,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_summary_says_what_went_and_what_stays() {
+    fn the_summary_lists_removed_and_remaining_files() {
         let file = Leftover {
             file: "blobs/sha256-ab".into(),
             kind: "blob".into(),
@@ -199,14 +200,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_removed_without_a_yes() {
+    fn nothing_is_removed_without_confirmation() {
         let planned = PruneResponse { bytes: 3_000_000, ..PruneResponse::default() };
         for (answer, agreed) in
             [("y\n", true), ("yes\n", true), ("", false), ("\n", false), ("n\n", false)]
         {
             let mut screen = Vec::new();
             assert_eq!(
-                agrees(&planned, &mut answer.as_bytes(), &mut screen).unwrap(),
+                confirm(&planned, &mut answer.as_bytes(), &mut screen).unwrap(),
                 agreed,
                 "{answer:?}"
             );

@@ -1,4 +1,4 @@
-//! What a MODEL on the command line stands for: a file, or a model of the store.
+//! Resolves a MODEL argument of the command line to a file or a stored model.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,23 +11,24 @@ use puna_tokenizer::Tokenizer;
 
 /// An opened model file.
 pub struct ModelFile {
-    /// The file, where it is one.
+    /// Path of the file, if the argument was a path.
     pub path: Option<PathBuf>,
-    /// The path or name, for people.
-    pub shown: String,
-    /// As it is.
+    /// Path or name for messages.
+    pub display_name: String,
+    /// The file without changes.
     pub gguf: Arc<Gguf>,
-    /// As its architecture wants it.
+    /// The file with the tensor names and keys that its architecture expects.
     pub view: View,
-    /// The model of the store, if it was given by name.
+    /// The stored model, if the argument was a name.
     pub stored: Option<Model>,
 }
 
 impl ModelFile {
-    /// Opens a path, else a name. A text that looks like a path is never a name.
+    /// Opens a path if the file exists, else a stored model. A text that looks like a path is never
+    /// a name.
     pub fn open(argument: &str) -> Result<Self> {
         let path = Path::new(argument);
-        if is_a_path(argument) {
+        if is_path(argument) {
             return Self::of_path(path);
         }
         let store = crate::env::store()?;
@@ -56,7 +57,7 @@ impl ModelFile {
         };
         let gguf = Arc::new(gguf);
         let view = View::new(gguf.clone())?;
-        Ok(Self { path, shown: model.name.to_string(), gguf, view, stored: Some(model) })
+        Ok(Self { path, display_name: model.name.to_string(), gguf, view, stored: Some(model) })
     }
 
     fn of_path(path: &Path) -> Result<Self> {
@@ -65,14 +66,14 @@ impl ModelFile {
         let view = View::new(gguf.clone()).with_context(|| path.display().to_string())?;
         Ok(Self {
             path: Some(path.to_owned()),
-            shown: path.display().to_string(),
+            display_name: path.display().to_string(),
             gguf,
             view,
             stored: None,
         })
     }
 
-    /// The adapters that the model of the store has.
+    /// Adapters of the stored model.
     pub fn adapters(&self) -> Result<Vec<Adapter>> {
         let paths = self.stored.iter().flat_map(|model| &model.adapters);
         let open = |path: &PathBuf| {
@@ -83,21 +84,21 @@ impl ModelFile {
         paths.map(open).collect()
     }
 
-    /// The tokenizer of the file.
+    /// Tokenizer of the file.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
-        Tokenizer::from_metadata(self.view.metadata()).with_context(|| self.shown.clone())
+        Tokenizer::from_metadata(self.view.metadata()).with_context(|| self.display_name.clone())
     }
 }
 
-/// Whether a MODEL is a path: it looks like one, or is that of a file.
-pub fn is_a_path(text: &str) -> bool {
-    looks_like_a_path(text) || std::fs::metadata(text).is_ok_and(|meta| !meta.is_dir())
+/// Whether a MODEL argument is a path: it looks like one, or a file has this path.
+pub fn is_path(text: &str) -> bool {
+    looks_like_path(text) || std::fs::metadata(text).is_ok_and(|meta| !meta.is_dir())
 }
 
-/// Looks at a path before it is opened, which a pipe would make wait for its other end.
+/// Checks a path before it is opened, because opening a pipe blocks until its other end opens.
 ///
 /// # Errors
-/// Nothing, or no regular file, is there.
+/// The path does not exist or is not a regular file.
 pub fn check_file(path: &Path) -> Result<()> {
     let shown = path.display();
     match std::fs::metadata(path) {
@@ -115,8 +116,8 @@ pub fn check_file(path: &Path) -> Result<()> {
     }
 }
 
-/// Whether a text cannot be meant as a name.
-pub fn looks_like_a_path(text: &str) -> bool {
+/// Whether a text is written like a path and so cannot be a name.
+pub fn looks_like_path(text: &str) -> bool {
     let lower = text.to_ascii_lowercase();
     lower.ends_with(".gguf") || text.starts_with(['/', '.', '~']) || text.contains('\\')
 }
@@ -126,17 +127,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_told_from_names() {
+    fn paths_are_distinguished_from_names() {
         for path in ["./m", "/m", "../m", "m.gguf", "dir/m.GGUF", "a\\b"] {
-            assert!(looks_like_a_path(path), "{path}");
+            assert!(looks_like_path(path), "{path}");
         }
         for name in ["m", "me/m", "m:8b", "hf.co/u/r-GGUF:Q4_K_M"] {
-            assert!(!looks_like_a_path(name), "{name}");
+            assert!(!looks_like_path(name), "{name}");
         }
     }
 
     #[test]
-    fn a_missing_file_and_a_missing_model_say_what_they_are() {
+    fn missing_files_and_missing_models_have_different_errors() {
         let error = |text: &str| format!("{:#}", ModelFile::open(text).map(|_| ()).unwrap_err());
         assert_eq!(error("./absent.gguf"), "./absent.gguf: there is no such file");
         assert!(error("absent-model").starts_with("model 'absent-model' not found: neither in"));

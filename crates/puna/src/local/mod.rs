@@ -1,4 +1,4 @@
-//! Working on a model in this process, without a server: for the commands that look inside, check and measure.
+//! Runs a model in this process, without a server, for commands that inspect, check and measure.
 
 mod file;
 mod output;
@@ -12,10 +12,10 @@ use puna_graph::{Backend, KvType};
 
 use crate::format;
 
-pub use file::{ModelFile, check_file, is_a_path, looks_like_a_path};
-pub use output::Output;
+pub use file::{ModelFile, check_file, is_path, looks_like_path};
+pub use output::OutputFile;
 
-/// The text of a file, or of standard input for `-`.
+/// Reads a text file, or standard input for `-`.
 pub fn read_text(path: &Path) -> Result<String> {
     let (text, shown) = match path == Path::new("-") {
         true => (std::io::read_to_string(std::io::stdin()), "standard input".to_owned()),
@@ -24,34 +24,34 @@ pub fn read_text(path: &Path) -> Result<String> {
     text.with_context(|| format!("cannot read {shown}"))
 }
 
-/// How to compute.
+/// Settings of the computation.
 #[derive(Debug, Clone)]
 pub struct Compute {
-    /// Threads; `None`: one a core.
+    /// Threads; `None` uses one per core.
     pub threads: Option<usize>,
-    /// Kernel level; `None`: the best, or what `PUNA_KERNELS` says.
+    /// Kernel level; `None` uses `PUNA_KERNELS`, or else the best one.
     pub kernels: Option<String>,
-    /// Whether each token's results are the same whatever is computed with it.
+    /// Whether the results of each token are independent of the other tokens in the step.
     pub deterministic: bool,
-    /// Storage of keys.
+    /// Storage type of keys in the KV cache.
     pub cache_k: KvType,
-    /// Storage of values.
+    /// Storage type of values in the KV cache.
     pub cache_v: KvType,
-    /// Tokens of a sequence; `None`: as the model was trained with.
+    /// Maximum tokens of a sequence; `None` uses the context length of the training.
     pub num_ctx: Option<usize>,
-    /// Tokens of a step.
+    /// Maximum tokens of a step.
     pub num_batch: usize,
-    /// Sequences that are kept apart.
+    /// Number of sequences in the KV cache.
     pub sequences: usize,
-    /// Whether what products read is summed up.
+    /// Whether to record the inputs of matrix products, as an importance matrix needs them.
     pub observe: bool,
 }
 
 impl Compute {
-    /// The CPU, 16-bit cache, one sequence.
+    /// Settings for the CPU with a 16-bit KV cache and one sequence.
     ///
     /// # Errors
-    /// Something that is set is wrong.
+    /// A setting is invalid.
     pub fn new(threads: Option<usize>, kernels: Option<String>) -> Result<Self> {
         let kernels = if kernels.is_some() { kernels } else { crate::env::kernels()? };
         let (cache_k, cache_v) = (KvType::F16, KvType::F16);
@@ -69,7 +69,7 @@ impl Compute {
         })
     }
 
-    /// The backend.
+    /// Creates the backend.
     pub fn backend(&self) -> Result<CpuBackend> {
         let backend = CpuBackend::new(&Config {
             threads: self.threads,
@@ -80,10 +80,11 @@ impl Compute {
         Ok(if self.observe { backend.observing() } else { backend })
     }
 
-    /// Loads a model with its adapters, to be fed by hand.
+    /// Loads a model with its adapters and returns an evaluator that takes tokens directly.
     ///
     /// # Errors
-    /// It cannot be loaded, or is larger than the memory that is free: it would be read from the disk again in every step.
+    /// The model cannot be loaded, or exceeds the free memory, so that every step would read it
+    /// from disk again.
     pub fn evaluator(&self, file: &ModelFile) -> Result<Evaluator> {
         let options = EngineOptions {
             num_ctx: self.num_ctx,
@@ -95,15 +96,16 @@ impl Compute {
             ..EngineOptions::default()
         };
         let backend: Box<dyn Backend> = Box::new(self.backend()?);
-        // Before it is opened: what it takes for its cache would count twice.
+        // The free memory is read before the model is opened, so that its cache is not counted
+        // twice.
         let available = puna_server::memory().available;
-        let evaluator =
-            Evaluator::open(&file.view, backend, &options).with_context(|| file.shown.clone())?;
+        let evaluator = Evaluator::open(&file.view, backend, &options)
+            .with_context(|| file.display_name.clone())?;
         let need = evaluator.memory().total();
         ensure!(
             need <= available,
             "{}: the model requires more memory ({}) than is available ({})",
-            file.shown,
+            file.display_name,
             format::bytes(need),
             format::bytes(available)
         );

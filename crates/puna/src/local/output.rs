@@ -1,4 +1,5 @@
-//! Files that take long to write: a half-written one must not look like a whole one, so it gets its name at the end.
+//! Output files that take long to write. They are renamed at the end, so that a partial file never
+//! looks complete.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
@@ -6,24 +7,27 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// What the name of an unfinished file ends with. Whoever finds one knows whose it is, and the next run takes it.
-const UNFINISHED: &str = ".puna-partial";
+/// Suffix of an unfinished file. It tells users which program wrote it; the next run replaces the
+/// file.
+const PARTIAL_SUFFIX: &str = ".puna-partial";
 
-/// A file that is being written under another name, beside the one that it will have. Dropped, it leaves nothing.
+/// A file written under a temporary name in the folder of its final path. Dropping it removes the
+/// temporary file.
 #[derive(Debug)]
-pub struct Output {
-    /// Held locked until it has its name.
+pub struct OutputFile {
+    /// Locked until the file has its final name.
     file: File,
     temporary: PathBuf,
     path: PathBuf,
     is_finished: bool,
 }
 
-impl Output {
-    /// Begins a file that will be at `path`, behind a link if there is one.
+impl OutputFile {
+    /// Creates the temporary file for `path`. If `path` is a link, the file replaces the link's
+    /// target.
     ///
     /// # Errors
-    /// The folder cannot be written, something is there that is no file, or somebody else is writing it.
+    /// The folder is not writable, `path` is not a regular file, or another process writes it.
     pub fn create(path: &Path) -> Result<Self> {
         let (path, replaced) = match std::fs::metadata(path) {
             Ok(meta) if !meta.is_file() => {
@@ -38,59 +42,61 @@ impl Output {
             Err(_) => (path.to_owned(), None),
         };
         let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(UNFINISHED);
+        name.push(PARTIAL_SUFFIX);
         let temporary = path.with_file_name(name);
         #[cfg(unix)]
-        interrupted::start();
-        let file = begin(&temporary).map_err(|error| match error.kind() {
+        signal_cleanup::start();
+        let file = create_locked(&temporary).map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => {
                 anyhow::anyhow!("cannot write {}: another puna is at it", path.display())
             }
             _ => anyhow::Error::new(error).context(format!("cannot write {}", temporary.display())),
         })?;
         if let Some(replaced) = replaced {
-            // Who could not read the old one is not to read the new one, nor what there is of it so far.
+            // The new file must not be readable for users who could not read the old one, not even
+            // while it is partial.
             file.set_permissions(replaced.permissions())
                 .with_context(|| format!("cannot write {}", temporary.display()))?;
         }
         #[cfg(unix)]
-        interrupted::watch_over(&temporary);
+        signal_cleanup::register(&temporary);
         Ok(Self { file, temporary, path, is_finished: false })
     }
 
-    /// What is written so far.
+    /// The file to write to.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Gives it its name, in place of what had it.
+    /// Renames the file to its final name and replaces an older file there.
     pub fn finish(mut self) -> Result<()> {
         let failed = || format!("cannot write {}", self.path.display());
         self.file.sync_all().with_context(failed)?;
         #[cfg(unix)]
-        let _watched = interrupted::let_go(&self.temporary);
+        let _guard = signal_cleanup::unregister(&self.temporary);
         std::fs::rename(&self.temporary, &self.path).with_context(failed)?;
         self.is_finished = true;
-        // The name is to outlive the machine's power, too; the path of a file here alone has no folder.
+        // The folder is synchronised so that the name survives a power failure. A bare file name
+        // has no parent folder.
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         puna_store::sync_dir(folder.unwrap_or(Path::new(".")));
         Ok(())
     }
 }
 
-impl Drop for Output {
+impl Drop for OutputFile {
     fn drop(&mut self) {
         if !self.is_finished {
             #[cfg(unix)]
-            let _watched = interrupted::let_go(&self.temporary);
+            let _guard = signal_cleanup::unregister(&self.temporary);
             let _ = std::fs::remove_file(&self.temporary);
         }
     }
 }
 
-/// What is unfinished goes when the process is asked to end, by Ctrl-C or as a service manager does it.
+/// Removes unfinished files when SIGINT or SIGTERM ends the process.
 #[cfg(unix)]
-mod interrupted {
+mod signal_cleanup {
     use std::path::{Path, PathBuf};
     use std::sync::mpsc::{Sender, channel};
     use std::sync::{Mutex, MutexGuard, Once, PoisonError};
@@ -103,31 +109,32 @@ mod interrupted {
         UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has a file removed with the process.
-    pub fn watch_over(path: &Path) {
+    /// Registers a file to be removed when a signal ends the process.
+    pub fn register(path: &Path) {
         unfinished().push(path.to_owned());
     }
 
-    /// Begins to mind signals.
+    /// Starts the signal thread, once.
     pub fn start() {
         static STARTED: Once = Once::new();
         STARTED.call_once(|| {
             let (ready, is_ready) = channel();
             let thread =
                 std::thread::Builder::new().name("signals".into()).spawn(move || wait(&ready));
-            // From here on a signal finds somebody who minds it.
+            // From here on the thread receives the signals.
             let _ = thread.map(|_| is_ready.recv());
         });
     }
 
-    /// Leaves a file to who made it. No signal ends the process before what is returned is dropped.
-    pub fn let_go(path: &Path) -> MutexGuard<'static, Vec<PathBuf>> {
+    /// Unregisters a file. While the returned guard exists, no signal ends the process.
+    pub fn unregister(path: &Path) -> MutexGuard<'static, Vec<PathBuf>> {
         let mut unfinished = unfinished();
         unfinished.retain(|other| other != path);
         unfinished
     }
 
-    /// Waits for a signal to end, and ends the process. Where the system has no way to wait, the signal does what it did.
+    /// Waits for a signal, removes the unfinished files and exits. If the handlers cannot be
+    /// installed, signals keep their default action.
     fn wait(ready: &Sender<()>) {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
             return;
@@ -140,7 +147,8 @@ mod interrupted {
                 _ = interrupt.recv() => kinds[0],
                 _ = terminate.recv() => kinds[1],
             };
-            // Held to the end: what is being finished has its name before, or goes.
+            // The lock is held until the exit: a file that is being finished is either renamed
+            // before, or removed.
             let unfinished = unfinished();
             unfinished.iter().for_each(|path| _ = std::fs::remove_file(path));
             std::process::exit(128 + kind.as_raw_value());
@@ -148,31 +156,32 @@ mod interrupted {
     }
 }
 
-/// A new file at a path, locked, with the permissions that new files have; one that was left there goes.
-fn begin(path: &Path) -> io::Result<File> {
+/// Creates and locks a new file with default permissions, and removes a stale file of that name.
+fn create_locked(path: &Path) -> io::Result<File> {
     loop {
-        match options().create_new(true).open(path) {
+        match open_options().create_new(true).open(path) {
             Ok(file) => {
-                locked(file.try_lock())?;
+                check_lock(file.try_lock())?;
                 return Ok(file);
             }
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             Err(_) => {}
         }
-        let left = match options().open(path) {
+        let left = match open_options().open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             left => left?,
         };
-        locked(left.try_lock())?;
-        // Whoever had it may have finished it between the two.
+        check_lock(left.try_lock())?;
+        // The earlier owner may have finished the file between the opening and the lock.
         if puna_store::is_file_at(&left, path)? {
             std::fs::remove_file(path)?;
         }
     }
 }
 
-/// Where the file system has no locks, nobody is at a file: who writes it beside this one goes without what he wrote.
-fn locked(tried: Result<(), TryLockError>) -> io::Result<()> {
+/// Treats a file system without locks as if the lock were free. Of two concurrent writers there,
+/// one loses its output.
+fn check_lock(tried: Result<(), TryLockError>) -> io::Result<()> {
     match tried {
         Err(TryLockError::WouldBlock) => Err(io::ErrorKind::WouldBlock.into()),
         Err(TryLockError::Error(error)) if !puna_store::is_lock_unsupported(&error) => Err(error),
@@ -180,8 +189,9 @@ fn locked(tried: Result<(), TryLockError>) -> io::Result<()> {
     }
 }
 
-/// For reading and writing, but not where a link leads that somebody has put there.
-fn options() -> OpenOptions {
+/// Options to read and write a file. `O_NOFOLLOW` refuses symbolic links, which an attacker could
+/// place there.
+fn open_options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).write(true);
     #[cfg(unix)]
@@ -199,41 +209,44 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_has_its_name_only_when_it_is_whole() {
+    fn a_file_gets_its_name_when_it_is_complete() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         std::fs::write(&path, "old").unwrap();
-        let half = Output::create(&path).unwrap();
+        let half = OutputFile::create(&path).unwrap();
         half.file().write_all(b"ha").unwrap();
         drop(half);
         assert_eq!(std::fs::read(&path).unwrap(), b"old");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
-        let whole = Output::create(&path).unwrap();
+        let whole = OutputFile::create(&path).unwrap();
         whole.file().write_all(b"new").unwrap();
         whole.finish().unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"new");
-        // What a killed run has left is taken, what somebody is writing is not.
+        // A file left by a killed run is replaced; a file that another writer has locked is not.
         let left = folder.path().join("file.puna-partial");
         std::fs::write(&left, "longer than new").unwrap();
-        let again = Output::create(&path).unwrap();
-        let busy = Output::create(&path).unwrap_err().to_string();
+        let again = OutputFile::create(&path).unwrap();
+        let busy = OutputFile::create(&path).unwrap_err().to_string();
         assert!(busy.ends_with("file: another puna is at it"), "{busy}");
         again.file().write_all(b"newer").unwrap();
         again.finish().unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"newer");
         assert!(!left.exists());
         assert!(
-            Output::create(folder.path()).unwrap_err().to_string().contains("not a regular file")
+            OutputFile::create(folder.path())
+                .unwrap_err()
+                .to_string()
+                .contains("not a regular file")
         );
     }
 
     #[cfg(unix)]
     #[test]
-    fn a_file_is_written_where_there_are_no_locks() {
+    fn a_file_is_written_on_file_systems_without_locks() {
         use rustix::io::Errno;
         let tried = |errno: Errno| {
             let error = io::Error::from_raw_os_error(errno.raw_os_error());
-            locked(Err(TryLockError::Error(error))).map_err(|error| error.kind())
+            check_lock(Err(TryLockError::Error(error))).map_err(|error| error.kind())
         };
         assert!(
             [Errno::NOSYS, Errno::OPNOTSUPP, Errno::NOLCK]
@@ -242,27 +255,27 @@ mod tests {
         );
         assert_eq!(tried(Errno::ACCESS), Err(io::ErrorKind::PermissionDenied));
         assert_eq!(
-            locked(Err(TryLockError::WouldBlock)).unwrap_err().kind(),
+            check_lock(Err(TryLockError::WouldBlock)).unwrap_err().kind(),
             io::ErrorKind::WouldBlock
         );
     }
 
     #[cfg(unix)]
     #[test]
-    fn a_file_has_the_permissions_of_new_files_or_of_the_one_that_it_replaces() {
+    fn a_file_has_default_permissions_or_those_of_the_replaced_file() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         let (new, path) = (folder.path().join("new"), folder.path().join("file"));
         std::fs::write(&new, "").unwrap();
-        // What an older run has left has its own.
+        // A file left by an older run has its own permissions.
         std::fs::write(folder.path().join("file.puna-partial"), "left").unwrap();
         let left = std::fs::Permissions::from_mode(0o600);
         std::fs::set_permissions(folder.path().join("file.puna-partial"), left).unwrap();
-        Output::create(&path).unwrap().finish().unwrap();
+        OutputFile::create(&path).unwrap().finish().unwrap();
         assert_eq!(mode(&path), mode(&new));
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
-        let output = Output::create(&path).unwrap();
+        let output = OutputFile::create(&path).unwrap();
         assert_eq!(mode(&folder.path().join("file.puna-partial")), 0o640);
         output.finish().unwrap();
         assert_eq!(mode(&path), 0o640);

@@ -3,7 +3,7 @@
 use crate::kit::{Puna, data};
 
 #[test]
-fn bench_states_speeds_as_shares_of_the_machine() {
+fn bench_reports_speeds_as_fractions_of_the_limits() {
     let puna = Puna::new();
     let plot = puna.home.path().join("p.svg");
     let args = [
@@ -47,7 +47,7 @@ fn bench_states_speeds_as_shares_of_the_machine() {
 }
 
 #[test]
-fn bench_measures_beside_a_busy_process_and_counts_memory() {
+fn bench_measures_next_to_a_busy_process_and_counts_memory() {
     let puna = Puna::new();
     let args =
         ["bench", "cria", "-p", "0", "-n", "4", "-r", "1", "--busy", "1", "--memory", "--json"];
@@ -61,7 +61,7 @@ fn bench_measures_beside_a_busy_process_and_counts_memory() {
         "{busy}"
     );
     if cfg!(target_os = "linux") {
-        // The smallest model: what is beyond it and its cache is the program itself, and little more.
+        // With the smallest model, the remaining memory is mostly that of the program itself.
         let beyond = result["memory"]["beyond"].as_u64().unwrap();
         assert!((1 << 20..256 << 20).contains(&beyond), "{}", result["memory"]);
     }
@@ -74,7 +74,7 @@ fn bench_measures_beside_a_busy_process_and_counts_memory() {
 }
 
 #[test]
-fn bench_refuses_numbers_beyond_the_model() {
+fn bench_refuses_numbers_above_the_context() {
     let puna = Puna::new();
     let most = u64::MAX.to_string();
     for numbers in [["-p", "8", "-d", &most], ["-p", &most, "-d", "1"], ["-p", "8", "-b", &most]] {

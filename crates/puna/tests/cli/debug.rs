@@ -4,8 +4,8 @@ use serde_json::Value;
 
 use crate::kit::{Puna, data};
 
-/// The zoo's reference logits, as another engine computed them.
-pub fn zoo(name: &str) -> (String, String, Value) {
+/// Input and reference logits of a small test model, computed by another engine.
+pub fn test_model(name: &str) -> (String, String, Value) {
     let path = data("zoo").join(name);
     let json: Value =
         serde_json::from_slice(&std::fs::read(path.with_extension("json")).unwrap()).unwrap();
@@ -14,21 +14,22 @@ pub fn zoo(name: &str) -> (String, String, Value) {
     (path.to_str().unwrap().into(), tokens.join(","), json)
 }
 
-fn worst(found: &Value, want: &Value, positions: &Value, std: f64) -> f64 {
-    let mut worst = 0.0f64;
+fn largest_deviation(found: &Value, want: &Value, positions: &Value, std: f64) -> f64 {
+    let mut largest_deviation = 0.0f64;
     for (at, position) in positions.as_array().unwrap().iter().enumerate() {
         let row = &found[position.as_u64().unwrap() as usize];
         for (x, y) in row.as_array().unwrap().iter().zip(want[at].as_array().unwrap()) {
-            worst = worst.max((x.as_f64().unwrap() - y.as_f64().unwrap()).abs() / std);
+            largest_deviation =
+                largest_deviation.max((x.as_f64().unwrap() - y.as_f64().unwrap()).abs() / std);
         }
     }
-    worst
+    largest_deviation
 }
 
 #[test]
-fn logits_are_those_of_the_reference_however_tokens_are_fed() {
+fn logits_match_the_reference_for_any_chunking() {
     let puna = Puna::new();
-    let (path, tokens, reference) = zoo("qwen3.gguf");
+    let (path, tokens, reference) = test_model("qwen3.gguf");
     let (std, limit) =
         (reference["logits_std"].as_f64().unwrap(), reference["tolerance"].as_f64().unwrap());
     let base = ["debug", "logits", &path, "--tokens", &tokens, "--kernels", "portable", "--json"];
@@ -37,7 +38,8 @@ fn logits_are_those_of_the_reference_however_tokens_are_fed() {
         [&["--split", "whole"][..], &["--split", "7"], &["--split", "one"], &["--parallel", "2"]]
     {
         let found = puna.json(&[&base[..], &f32_cache, how].concat());
-        let error = worst(&found["logits"], &reference["logits"], &reference["positions"], std);
+        let error =
+            largest_deviation(&found["logits"], &reference["logits"], &reference["positions"], std);
         assert!(error <= limit, "{how:?}: {error} > {limit}");
         assert_eq!(found["architecture"], "qwen3");
     }
@@ -46,9 +48,9 @@ fn logits_are_those_of_the_reference_however_tokens_are_fed() {
 }
 
 #[test]
-fn encoders_give_a_vector_for_each_token() {
+fn encoders_give_one_vector_per_token() {
     let puna = Puna::new();
-    let (path, tokens, reference) = zoo("bert-mean.gguf");
+    let (path, tokens, reference) = test_model("bert-mean.gguf");
     let (std, limit) =
         (reference["embeddings_std"].as_f64().unwrap(), reference["tolerance"].as_f64().unwrap());
     let found = puna.json(&[
@@ -61,13 +63,17 @@ fn encoders_give_a_vector_for_each_token() {
         "portable",
         "--json",
     ]);
-    let error =
-        worst(&found["embeddings"], &reference["token_embeddings"], &reference["positions"], std);
+    let error = largest_deviation(
+        &found["embeddings"],
+        &reference["token_embeddings"],
+        &reference["positions"],
+        std,
+    );
     assert!(error <= limit, "{error} > {limit}");
 }
 
 #[test]
-fn the_block_formats_can_be_tried_alone() {
+fn block_formats_can_be_tested_alone() {
     let puna = Puna::new();
     // Scale 1.0 and the codes 1, 2, … of Q8_0.
     let hex: String =
@@ -81,7 +87,7 @@ fn the_block_formats_can_be_tried_alone() {
 }
 
 #[test]
-fn kernels_that_the_machine_lacks_are_refused_with_those_it_has() {
+fn unavailable_kernels_are_refused_with_a_list() {
     let puna = Puna::new();
     let levels = puna.json(&["debug", "kernels", "--json"]);
     assert_eq!(levels["levels"][0], "portable");
@@ -122,7 +128,7 @@ fn the_graph_of_a_step_is_listed_with_its_memory() {
 }
 
 #[test]
-fn requests_are_rendered_as_the_models_template_says() {
+fn requests_are_rendered_by_the_models_template() {
     let puna = Puna::new();
     let request = puna.home.path().join("request.json");
     std::fs::write(&request, r#"{"messages":[{"role":"user","content":"Hi"}]}"#).unwrap();
@@ -147,7 +153,7 @@ fn requests_are_rendered_as_the_models_template_says() {
 }
 
 #[test]
-fn marks_in_messages_are_text_and_in_a_raw_prompt_what_they_are() {
+fn marks_in_messages_are_replaced_and_in_raw_prompts_kept() {
     let puna = Puna::new();
     let request = puna.home.path().join("request.json");
     let render = |body: serde_json::Value| {
@@ -172,7 +178,7 @@ fn marks_in_messages_are_text_and_in_a_raw_prompt_what_they_are() {
     let (_, end) = raw("<|im_end|>");
     let end = end.last().unwrap();
     let ends = |tokens: &[serde_json::Value]| tokens.iter().filter(|token| *token == end).count();
-    // The turn that the template ends is the only one.
+    // Only the end of turn that the template writes is a control token.
     let (prompt, tokens) = chat("\u{fdd1}<|im_end|>");
     assert!(prompt.contains("\u{fffd}<|im_end|><|im_end|>"), "{prompt}");
     assert_eq!(ends(&tokens), 1);
@@ -181,7 +187,7 @@ fn marks_in_messages_are_text_and_in_a_raw_prompt_what_they_are() {
 }
 
 #[test]
-fn output_parsers_can_be_tried_on_pieces_of_text() {
+fn output_parsers_can_be_tested_on_pieces_of_text() {
     let puna = Puna::new();
     let chunks = puna.home.path().join("chunks.json");
     std::fs::write(&chunks, r#"["<thi", "nk>so be", " it</think>\n\n", "Yes.", " <think>"]"#)

@@ -1,4 +1,4 @@
-//! The commands that need no server, run as users run them.
+//! Commands without a server, run as users run them.
 
 mod bench;
 mod debug;
@@ -33,7 +33,7 @@ fn wrong_usage_exits_with_2_and_failed_work_with_1() {
 }
 
 #[test]
-fn help_teaches() {
+fn help_lists_commands_and_variables() {
     let puna = Puna::new();
     let help = puna.ok(&["--help"]);
     for command in [
@@ -71,7 +71,7 @@ fn inspect_shows_what_the_embedded_model_holds() {
 }
 
 #[test]
-fn inspect_says_what_is_translated() {
+fn inspect_lists_translated_names() {
     let puna = Puna::new();
     let path = data("compat/gptoss.gguf");
     let model = puna.json(&["inspect", path.to_str().unwrap(), "--json"]);
@@ -85,7 +85,7 @@ fn inspect_says_what_is_translated() {
 }
 
 #[test]
-fn tokens_and_text_turn_into_each_other() {
+fn tokenize_and_detokenize_round_trip() {
     let puna = Puna::new();
     let text = "What is the capital of France?";
     let tokens = puna.json(&["tokenize", "cria", text, "--no-bos", "--json"]);
@@ -106,7 +106,7 @@ fn tokens_and_text_turn_into_each_other() {
 }
 
 #[test]
-fn text_comes_from_standard_input_too() {
+fn tokenize_reads_standard_input() {
     let puna = Puna::new();
     let mut child = puna
         .command(&["tokenize", "cria", "--no-bos", "--json"])
@@ -187,15 +187,15 @@ fn a_model_is_compared_with_its_saved_logits() {
 }
 
 #[test]
-fn a_draft_model_that_is_unknown_is_told_with_what_else_may_be_said() {
+fn an_unknown_draft_model_error_lists_the_modes() {
     let puna = Puna::new();
-    let model = debug::zoo("llama-f16.gguf").0;
+    let model = debug::test_model("llama-f16.gguf").0;
     let (status, error) = puna.fails(&["run", &model, "--speculate", "nobody", "x"]);
     assert!(status == 1 && error.contains("nobody is none of auto, off, ngram, always"), "{error}");
 }
 
 #[test]
-fn a_draft_model_of_one_model_runs_beside_it_and_says_so_alone() {
+fn a_companion_draft_runs_only_with_its_target_model() {
     let puna = Puna::new();
     let [model, draft, other] =
         ["zoo/gemma4.gguf", "drafts/gemma4-assistant.gguf", "zoo/gemma3.gguf"]
@@ -220,7 +220,8 @@ fn a_draft_model_of_one_model_runs_beside_it_and_says_so_alone() {
         status == 1 && error.contains("gemma4-assistant:latest cannot be a draft model"),
         "{error}"
     );
-    // How to guess is said beside it; the model's own file is a draft model, too.
+    // A parameter sets the speculation mode next to `--speculate`. A model's own file is a valid
+    // draft model too.
     let count = |said: &str| said.lines().any(|line| line.starts_with("guessed by draft:"));
     let always = |draft: &str| {
         let fixed = ["-p", "speculate=always", "-p", "temperature=0", "-p", "num_predict=30"];
@@ -277,7 +278,7 @@ fn a_file_is_quantized_and_still_answers() {
 }
 
 #[test]
-fn a_split_model_stays_split_where_that_is_asked_for() {
+fn keep_split_preserves_the_split() {
     let puna = Puna::new();
     let source = split_cria(puna.home.path());
     let source = source.to_str().unwrap();
@@ -288,7 +289,7 @@ fn a_split_model_stays_split_where_that_is_asked_for() {
     assert!(answer.contains("Paris"), "{answer}");
     let first = puna.home.path().join("small-00001-of-00002.gguf");
     assert!(puna.home.path().join("small-00002-of-00002.gguf").exists());
-    // What stays split says the same as what is put together.
+    // The split output has the same content as the merged one.
     puna.ok(&["quantize", source, out.to_str().unwrap(), "Q4_0"]);
     let logits = |model: &Path| {
         let model = model.to_str().unwrap();
@@ -319,7 +320,7 @@ fn a_split_model_stays_split_where_that_is_asked_for() {
     assert_eq!(types(&first), types(&out));
 }
 
-/// cria in two files, every second tensor in each.
+/// The model cria in two files, with alternate tensors in each.
 fn split_cria(folder: &Path) -> PathBuf {
     let cria = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/cria/cria-q8_0.gguf");
     let whole = puna_gguf::Gguf::open(&cria).unwrap();
@@ -342,7 +343,7 @@ fn split_cria(folder: &Path) -> PathBuf {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn a_closed_standard_output_is_no_error() {
     let puna = Puna::new();
     let mut child = puna
         .command(&["inspect", "cria", "--kv", "--json"])
@@ -358,7 +359,7 @@ fn a_reader_that_goes_away_is_no_error() {
 
 #[cfg(unix)]
 #[test]
-fn pipes_devices_and_folders_are_looked_at_before_they_are_opened() {
+fn pipes_devices_and_folders_are_refused_before_opening() {
     let puna = Puna::new();
     let path = |name: &str| puna.home.path().join(name).to_str().unwrap().to_owned();
     let (fifo, link, folder) = (path("fifo.gguf"), path("loop.gguf"), path("folder.gguf"));
@@ -382,7 +383,8 @@ fn pipes_devices_and_folders_are_looked_at_before_they_are_opened() {
     }
 }
 
-/// A model of as many layers as one may have, whose weights are a hole of 309 GB in the file.
+/// A model with the maximum number of layers. Its weights are a sparse region of 309 GB in the
+/// file.
 fn larger_than_memory(folder: &Path) -> PathBuf {
     const LAYERS: usize = 512;
     const WIDE: u64 = 1 << 20;
@@ -418,7 +420,7 @@ fn larger_than_memory(folder: &Path) -> PathBuf {
 }
 
 #[test]
-fn what_is_larger_than_memory_is_refused_with_the_numbers_before_it_is_read() {
+fn a_model_larger_than_memory_is_refused_before_it_is_read() {
     let puna = Puna::new();
     let model = larger_than_memory(puna.home.path());
     let model = model.to_str().unwrap();
@@ -430,7 +432,7 @@ fn what_is_larger_than_memory_is_refused_with_the_numbers_before_it_is_read() {
         &["bench", "-p", "16", "-n", "0", model],
         &["debug", "logits", model, "--tokens", "1,2"],
     ] {
-        // Reading the file takes minutes, and planning a few seconds unless other processes are busy.
+        // Reading the file would take minutes. Planning takes a few seconds on an idle machine.
         let started = std::time::Instant::now();
         let says = puna.error(command);
         assert!(started.elapsed().as_secs() < 100, "{command:?} took {:?}", started.elapsed());

@@ -1,4 +1,4 @@
-//! The program as users run it, in a home with a store and an address of its own.
+//! Runs the program as users do, in a home directory with its own store and address.
 
 #![allow(dead_code, reason = "each test program uses its part")]
 
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// A file of `tests/data`.
+/// Path of a file in `tests/data`.
 pub fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(name)
 }
 
-/// A home with a store and an address of its own.
+/// A home directory with its own store and address.
 pub struct Puna {
     pub home: tempfile::TempDir,
     pub port: u16,
@@ -22,22 +22,22 @@ pub struct Puna {
 }
 
 impl Puna {
-    /// No server is asked.
+    /// For commands that contact no server.
     pub fn new() -> Self {
         Self { home: tempfile::tempdir().unwrap(), port: 0, server: None }
     }
 
-    /// Nothing runs there, but may.
-    pub fn alone() -> Self {
+    /// No server runs at the address, but a command may start one.
+    pub fn without_server() -> Self {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let mut puna = Self::new();
         puna.port = port;
         puna
     }
 
-    /// A server runs there.
-    pub fn serving() -> Self {
-        let mut puna = Self::alone();
+    /// A server runs at the address.
+    pub fn with_server() -> Self {
+        let mut puna = Self::without_server();
         puna.server = Some(
             puna.command(&["serve"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap(),
         );
@@ -49,7 +49,7 @@ impl Puna {
         puna
     }
 
-    /// A command that sees nothing else of the environment.
+    /// A command with no other environment variables.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_puna"));
         let host = format!("127.0.0.1:{}", self.port);
@@ -62,7 +62,7 @@ impl Puna {
         command
     }
 
-    /// What came of a command.
+    /// Runs a command and returns its output.
     pub fn run(&self, args: &[&str]) -> Output {
         self.command(args).output().unwrap()
     }
@@ -74,19 +74,19 @@ impl Puna {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// The only document on standard output.
+    /// The only JSON document on standard output.
     pub fn json(&self, args: &[&str]) -> Value {
         serde_json::from_str(&self.ok(args)).unwrap()
     }
 
-    /// Exit status and standard error of a command that must fail; it prints nothing else.
+    /// Exit status and standard error of a command that must fail without other output.
     pub fn fails(&self, args: &[&str]) -> (i32, String) {
         let output = self.run(args);
         assert_eq!(String::from_utf8_lossy(&output.stdout), "", "{args:?}");
         (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
     }
 
-    /// The error of a command that must fail at its work.
+    /// Error message of a command that must fail with status 1.
     pub fn error(&self, args: &[&str]) -> String {
         let output = self.run(args);
         assert_eq!(output.status.code(), Some(1), "{args:?}");
@@ -94,7 +94,7 @@ impl Puna {
         text.lines().find(|line| line.starts_with("Error: ")).unwrap_or(&text).to_owned()
     }
 
-    /// The path of a file with a text.
+    /// Writes a file and returns its path.
     pub fn write(&self, name: &str, text: &str) -> String {
         let path = self.home.path().join(name);
         std::fs::write(&path, text).unwrap();
@@ -111,7 +111,7 @@ impl Drop for Puna {
         if self.port == 0 {
             return;
         }
-        // One that `run` started in the background is known by its address alone.
+        // A server that `run` started in the background is found only by its address.
         let address = format!("OLLAMA_HOST=127.0.0.1:{}\0", self.port);
         for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
             let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();

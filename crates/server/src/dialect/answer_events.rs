@@ -1,8 +1,9 @@
-//! The events of an answer in the order in which every dialect can send them.
+//! Ordering of the events of an answer, so that every dialect can send them.
 //!
-//! A source of [`Event`]s may have several tool calls open at once, and text between their arguments. [`AnswerEvents`] puts
-//! these in a row: from the start of a call to its end nothing else comes. Only [`AnswerEvent::CallStart`] has the id of a
-//! call, and the type of the id cannot be copied, so an encoder cannot send an id twice.
+//! A source of [`Event`]s may have several tool calls open at once, and text between their
+//! arguments. [`EventSequencer`] serializes the calls: between the start and the end of a call, it
+//! emits no other content. Only [`AnswerEvent::CallStart`] has the id of a call. The id type has no
+//! `Clone`, so an encoder cannot send an id twice.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -16,52 +17,52 @@ use crate::random_ids;
 /// An event of an answer.
 #[derive(Debug)]
 pub(crate) enum AnswerEvent {
-    /// The prompt is accepted.
+    /// The engine accepted the prompt.
     Started {
-        /// Its tokens.
+        /// Token count of the prompt.
         prompt_tokens: u64,
     },
-    /// The prompt is being read.
+    /// Progress of prompt processing.
     Progress {
-        /// Prompt tokens that are done.
+        /// Number of processed prompt tokens.
         done: u64,
-        /// Prompt tokens in all.
+        /// Total number of prompt tokens.
         total: u64,
     },
-    /// Log-probabilities of the prompt's next tokens.
+    /// Log-probabilities of the next tokens of the prompt.
     Prompt(Vec<PromptLogprob>),
-    /// A piece of what the model thinks.
+    /// A piece of the model's thinking.
     Thinking(Piece),
     /// A piece of the answer.
     Content(Piece),
     /// A tool call begins. Until its [`AnswerEvent::CallEnd`] only [`AnswerEvent::CallArguments`] and
     /// [`AnswerEvent::Progress`] follow.
     CallStart {
-        /// The call's number in the answer, from 0 without gaps.
+        /// Index of the call in the answer, from 0 without gaps.
         index: usize,
-        /// The call's id. No two calls of an answer have the same.
+        /// Id of the call, unique within the answer.
         id: CallId,
-        /// The name of the tool.
+        /// Name of the tool.
         name: String,
     },
-    /// The next part of the JSON text of the open call's arguments.
+    /// Next part of the JSON text of the open call's arguments.
     CallArguments(String),
-    /// The open call has ended.
+    /// End of the open call.
     CallEnd(EndedCall),
-    /// The end: the rendered prompt.
+    /// The rendered prompt. It is the last event.
     Rendered(String),
-    /// The end of a generation.
+    /// End of a generation. It is the last event.
     Done(Box<GenerationSummary>),
-    /// The end, by an error.
+    /// An error. It is the last event.
     Error(ApiError),
 }
 
-/// The id of a tool call, as sent to the client once.
+/// Id of a tool call. The client receives it once.
 #[derive(Debug)]
 pub(crate) struct CallId(String);
 
 impl CallId {
-    /// The id's text.
+    /// Returns the text of the id.
     pub(crate) fn into_string(self) -> String {
         self.0
     }
@@ -70,17 +71,19 @@ impl CallId {
 /// A tool call that has ended.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct EndedCall {
-    /// The call's number in the answer.
+    /// Index of the call in the answer.
     pub(crate) index: usize,
-    /// The name of the tool.
+    /// Name of the tool.
     pub(crate) name: String,
-    /// The JSON text of the arguments. For a complete call it is an object, otherwise it may be anything.
+    /// Text of the arguments. It is a JSON object if the call is complete; otherwise it may be any
+    /// text.
     pub(crate) text: String,
-    /// The part of the text that came in no [`AnswerEvent::CallArguments`].
+    /// Part of the text that no [`AnswerEvent::CallArguments`] contained.
     pub(crate) rest: String,
-    /// How it ended.
+    /// Outcome of the call.
     pub(crate) outcome: CallOutcome,
-    /// Whether the client is to handle the call: to run it, or to report to the model that its arguments are not JSON.
+    /// Whether the client must handle the call: run it, or report to the model that its arguments
+    /// are not JSON.
     pub(crate) requires_client_action: bool,
 }
 
@@ -90,7 +93,7 @@ impl EndedCall {
         matches!(self.outcome, CallOutcome::Complete(_))
     }
 
-    /// The arguments as an object: where they are none, their text as [`unparsed_arguments`].
+    /// Returns the arguments as an object. Other text becomes [`unparsed_arguments`].
     pub(crate) fn arguments(&self) -> Map<String, Value> {
         match &self.outcome {
             CallOutcome::Complete(arguments) => arguments.clone(),
@@ -106,12 +109,12 @@ fn is_object(text: &str) -> bool {
     serde_json::from_str::<Map<String, Value>>(text).is_ok()
 }
 
-/// A tool call of a whole answer.
+/// A tool call of a collected answer.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct CollectedCall {
-    /// The call's id.
+    /// Id of the call.
     pub(crate) id: String,
-    /// Everything else.
+    /// All other data of the call.
     pub(crate) call: EndedCall,
 }
 
@@ -123,46 +126,47 @@ impl From<CollectedCall> for ToolCall {
     }
 }
 
-/// Puts the events of one answer in a row.
+/// Serializes the tool calls of one answer.
 #[derive(Debug, Default)]
-pub(crate) struct AnswerEvents {
+pub(crate) struct EventSequencer {
     open: Option<OpenCall>,
-    /// Events that wait until the open call ends.
-    waiting: Vec<Event>,
+    /// Deferred events: they follow the end of the open call.
+    deferred: Vec<Event>,
     ready: VecDeque<AnswerEvent>,
-    /// Ids that were sent.
-    ids: HashSet<String>,
-    calls: usize,
+    /// Ids of the calls so far.
+    used_ids: HashSet<String>,
+    call_count: usize,
 }
 
-/// The call whose arguments are being sent.
+/// The open call. Its arguments are being sent.
 #[derive(Debug)]
 struct OpenCall {
-    /// The source's number of it.
-    number: usize,
+    /// Index of the call in the events of the source.
+    source_index: usize,
     index: usize,
     name: String,
-    /// The text of the arguments that was sent.
+    /// Text of the arguments sent so far.
     sent: String,
 }
 
-impl AnswerEvents {
-    /// Takes the source's next event.
+impl EventSequencer {
+    /// Accepts the next event of the source. The last event first ends all open calls as cut off.
     pub(crate) fn push(&mut self, event: Event) {
         if event.is_end() {
             self.close_all();
         }
-        self.take(event);
+        self.process(event);
     }
 
-    /// The next event for the client.
+    /// Returns the next event for the client, if one is ready.
     pub(crate) fn pop(&mut self) -> Option<AnswerEvent> {
         self.ready.pop_front()
     }
 
-    fn take(&mut self, event: Event) {
-        if self.has_to_wait(&event) {
-            return self.wait(event);
+    /// Converts an event, or defers it while another call is open.
+    fn process(&mut self, event: Event) {
+        if self.must_defer(&event) {
+            return self.defer(event);
         }
         match event {
             Event::Started { prompt_tokens } => {
@@ -178,12 +182,15 @@ impl AnswerEvents {
             Event::CallArguments { text, .. } => self.send_arguments(text),
             Event::CallEnd { outcome, .. } => {
                 self.end_call(outcome);
-                std::mem::take(&mut self.waiting).into_iter().for_each(|event| self.take(event));
+                std::mem::take(&mut self.deferred)
+                    .into_iter()
+                    .for_each(|event| self.process(event));
             }
             Event::Rendered(prompt) => self.ready.push_back(AnswerEvent::Rendered(prompt)),
             Event::Done(done) => self.ready.push_back(AnswerEvent::Done(done)),
             Event::Error(failure) => self.ready.push_back(AnswerEvent::Error(failure)),
-            // A part of the answer's head, and the ends of other tasks than generations.
+            // The first two belong to the HTTP headers; the others end tasks that are not
+            // generations.
             Event::Adapted(_)
             | Event::SchemaUnenforced(_)
             | Event::Embedded(_)
@@ -194,27 +201,31 @@ impl AnswerEvents {
         }
     }
 
-    fn has_to_wait(&self, event: &Event) -> bool {
+    /// Whether the event must follow the end of the open call. Events about progress and the end of
+    /// the answer never wait.
+    fn must_defer(&self, event: &Event) -> bool {
         let Some(open) = &self.open else { return false };
         match event {
             Event::CallArguments { index, .. } | Event::CallEnd { index, .. } => {
-                *index != open.number
+                *index != open.source_index
             }
             Event::CallStart { .. } | Event::Thinking(_) | Event::Content(_) => true,
             _ => false,
         }
     }
 
-    /// Keeps an event for later. Parts of the arguments of one call become one.
-    fn wait(&mut self, event: Event) {
+    /// Defers an event. Consecutive parts of the arguments of one call are joined.
+    fn defer(&mut self, event: Event) {
         if let Event::CallArguments { index, text } = &event {
-            for waiting in self.waiting.iter_mut().rev() {
-                match waiting {
-                    Event::CallArguments { index: of, text: before } if of == index => {
-                        return before.push_str(text);
+            for deferred in self.deferred.iter_mut().rev() {
+                match deferred {
+                    Event::CallArguments { index: other, text: deferred_text }
+                        if other == index =>
+                    {
+                        return deferred_text.push_str(text);
                     }
-                    Event::CallStart { index: of, .. } | Event::CallEnd { index: of, .. }
-                        if of == index =>
+                    Event::CallStart { index: other, .. } | Event::CallEnd { index: other, .. }
+                        if other == index =>
                     {
                         break;
                     }
@@ -222,23 +233,25 @@ impl AnswerEvents {
                 }
             }
         }
-        self.waiting.push(event);
+        self.deferred.push(event);
     }
 
-    fn start_call(&mut self, number: usize, id: String, name: String) {
+    /// Starts a call. An empty or repeated id is replaced by a random one.
+    fn start_call(&mut self, source_index: usize, id: String, name: String) {
         let mut id = id;
-        while id.is_empty() || !self.ids.insert(id.clone()) {
+        while id.is_empty() || !self.used_ids.insert(id.clone()) {
             id = random_ids::tool_call();
         }
-        let index = self.calls;
-        self.calls += 1;
+        let index = self.call_count;
+        self.call_count += 1;
         self.ready.push_back(AnswerEvent::CallStart { index, id: CallId(id), name: name.clone() });
-        self.open = Some(OpenCall { number, index, name, sent: String::new() });
+        self.open = Some(OpenCall { source_index, index, name, sent: String::new() });
     }
 
+    /// Emits a part of the arguments of the open call. The first part has no leading white space.
     fn send_arguments(&mut self, text: String) {
         let Some(open) = self.open.as_mut() else { return };
-        // Clients take a first part that is white space for invalid JSON.
+        // Clients treat a first part of only white space as invalid JSON.
         let text = if open.sent.is_empty() { text.trim_start().to_owned() } else { text };
         if text.is_empty() {
             return;
@@ -247,9 +260,10 @@ impl AnswerEvents {
         self.ready.push_back(AnswerEvent::CallArguments(text));
     }
 
+    /// Ends the open call and checks that its arguments are a JSON object.
     fn end_call(&mut self, outcome: CallOutcome) {
         let Some(OpenCall { index, name, sent, .. }) = self.open.take() else { return };
-        // The text is parsed here alone, and once.
+        // This function alone parses the text, once per call.
         let (rest, outcome, requires_client_action) = match outcome {
             CallOutcome::Complete(arguments) if sent.is_empty() => (
                 Value::Object(arguments.clone()).to_string(),
@@ -276,11 +290,11 @@ impl AnswerEvents {
         self.ready.push_back(AnswerEvent::CallEnd(ended));
     }
 
-    /// Ends the calls that are open, the waiting ones too: nothing comes of them any more.
+    /// Ends all open and deferred calls as cut off, because no further events arrive.
     fn close_all(&mut self) {
         while self.open.is_some() {
             self.end_call(CallOutcome::CutOff);
-            std::mem::take(&mut self.waiting).into_iter().for_each(|event| self.take(event));
+            std::mem::take(&mut self.deferred).into_iter().for_each(|event| self.process(event));
         }
     }
 }

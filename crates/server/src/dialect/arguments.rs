@@ -1,26 +1,27 @@
-//! The arguments of tool calls as clients send them back.
+//! Parsing of tool-call arguments that clients send back in a conversation.
 
 use puna_prompt::Adaptation;
 use serde_json::{Map, Value, json};
 
 use crate::http::note_adapted;
 
-/// The argument that holds the text of arguments that are not a JSON object.
+/// Name of the argument that holds text that is not a JSON object.
 const UNPARSED: &str = "unparsed_arguments";
 
-/// The arguments of a call whose text is not a JSON object: the text itself, as the argument `unparsed_arguments`.
+/// Wraps text that is not a JSON object as the single argument `unparsed_arguments`.
 pub(crate) fn unparsed_arguments(text: &str) -> Map<String, Value> {
     Map::from_iter([(UNPARSED.to_owned(), json!(text))])
 }
 
-/// The same for a call of a conversation: the answer's header says that it was changed.
+/// Wraps text like [`unparsed_arguments`] for a call of a conversation. The answer's header reports
+/// the change.
 pub(crate) fn repaired_arguments(text: &str) -> Map<String, Value> {
     note_adapted(Adaptation::Repaired.as_str().to_owned());
     unparsed_arguments(text)
 }
 
-/// Reads the JSON text of a call's arguments. An empty text is a call without arguments. A text that is no JSON object, such
-/// as that of a call that was cut off, is kept as [`unparsed_arguments`].
+/// Parses the JSON text of a call's arguments. Empty text means a call without arguments. Text that
+/// is not a JSON object, for example from a truncated call, becomes [`unparsed_arguments`].
 pub(crate) fn read_arguments(text: &str) -> Map<String, Value> {
     if text.trim().is_empty() {
         return Map::new();

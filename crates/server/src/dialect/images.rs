@@ -1,4 +1,5 @@
-//! Images that a model does not see: those of the newest turn are refused, and a text stands for those of earlier turns.
+//! Images that the model cannot process. The server rejects them in the newest turn and replaces
+//! them by placeholder text in earlier turns.
 
 use puna_api::native::{Image, Message};
 use puna_prompt::Adaptation;
@@ -8,24 +9,25 @@ use super::has;
 use crate::canonical::ApiError;
 use crate::http::note_adapted;
 
-/// The text that stands in the prompt for an image that the model cannot see.
+/// Placeholder in the prompt for an image that the model cannot see.
 const HIDDEN_IMAGE: &str = "[image: this model cannot see images]";
-/// The text that stands in the prompt for an image that is not there.
+/// Placeholder in the prompt for an image that the server could not read.
 const UNREADABLE_IMAGE: &str = "[image: it could not be read]";
 
-/// Refuses images where the model has no vision. A model on another server sees images there.
+/// Rejects images for a model without vision. The function accepts images for a remote model with
+/// vision because the remote server processes them.
 pub(crate) fn check_images(model: &Model, count: usize) -> Result<(), ApiError> {
-    let (sees, is_remote) = (has(model, "vision"), !model.config.remote_host.is_empty());
-    if count == 0 || (sees && is_remote) {
+    let (has_vision, is_remote) = (has(model, "vision"), !model.config.remote_host.is_empty());
+    if count == 0 || (has_vision && is_remote) {
         return Ok(());
     }
-    Err(ApiError::bad_request(match sees {
+    Err(ApiError::bad_request(match has_vision {
         false => "model does not support image input",
         true => "image input is not supported yet",
     }))
 }
 
-/// Refuses images that could not be read.
+/// Rejects images that the server could not read.
 pub(crate) fn check_readable(images: &[Image]) -> Result<(), ApiError> {
     let unreadable = images.iter().find_map(|image| match image {
         Image::Unreadable(reason) => Some(reason),
@@ -34,11 +36,11 @@ pub(crate) fn check_readable(images: &[Image]) -> Result<(), ApiError> {
     unreadable.map_or(Ok(()), |reason| Err(ApiError::bad_request(reason)))
 }
 
-/// Puts a text in place of each image of earlier turns and of tool results that could not be read. The conversation
-/// continues: its client sends the image again with every later turn.
+/// Replaces each unreadable image of earlier turns and tool results by placeholder text. Clients
+/// send these images again with every later turn, so an error would block the conversation.
 ///
 /// # Errors
-/// A message of the newest turn has an image that could not be read.
+/// A message of the newest turn has an unreadable image.
 pub(crate) fn hide_unreadable_images(messages: &mut [Message]) -> Result<(), ApiError> {
     newest_turn(messages).try_for_each(|message| check_readable(&message.images))?;
     messages.iter_mut().for_each(|message| {
@@ -47,10 +49,11 @@ pub(crate) fn hide_unreadable_images(messages: &mut [Message]) -> Result<(), Api
     Ok(())
 }
 
-/// Puts a text in place of each image of earlier turns and of tool results where the model cannot see images.
+/// Replaces each image of earlier turns and tool results by placeholder text if the model cannot
+/// see images.
 ///
 /// # Errors
-/// A message of the newest turn has an image: the answer would be about something else.
+/// A message of the newest turn has an image that the model cannot see. An answer would ignore it.
 pub(crate) fn hide_old_images(model: &Model, messages: &mut [Message]) -> Result<(), ApiError> {
     check_images(model, newest_turn(messages).map(|message| message.images.len()).sum())?;
     if check_images(model, 1).is_err() {
@@ -59,8 +62,8 @@ pub(crate) fn hide_old_images(model: &Model, messages: &mut [Message]) -> Result
     Ok(())
 }
 
-/// The messages that the model has not answered yet, without tool results. The beginning of an answer at the end of a
-/// conversation is no answer.
+/// Returns the messages that the model has not answered yet, without tool results. An assistant
+/// message at the end of the conversation is the start of an answer and counts as unanswered.
 fn newest_turn(messages: &[Message]) -> impl Iterator<Item = &Message> {
     let is_answer = |message: &&Message| message.role == "assistant";
     let unanswered =
@@ -68,7 +71,7 @@ fn newest_turn(messages: &[Message]) -> impl Iterator<Item = &Message> {
     unanswered.filter(|message| message.role != "tool")
 }
 
-/// Puts a text in place of those images of a message.
+/// Removes the images that match `is_hidden` and appends one placeholder for each.
 fn hide(message: &mut Message, placeholder: &str, is_hidden: impl Fn(&Image) -> bool) {
     let before = message.images.len();
     message.images.retain(|image| !is_hidden(image));
@@ -76,8 +79,8 @@ fn hide(message: &mut Message, placeholder: &str, is_hidden: impl Fn(&Image) -> 
     if hidden == 0 {
         return;
     }
-    let own = Some(std::mem::take(&mut message.content)).filter(|text| !text.is_empty());
+    let own_text = Some(std::mem::take(&mut message.content)).filter(|text| !text.is_empty());
     let texts = std::iter::repeat_n(placeholder.to_owned(), hidden);
-    message.content = own.into_iter().chain(texts).collect::<Vec<_>>().join("\n\n");
+    message.content = own_text.into_iter().chain(texts).collect::<Vec<_>>().join("\n\n");
     note_adapted(Adaptation::Placeholder.as_str().to_owned());
 }

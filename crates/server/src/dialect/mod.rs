@@ -1,4 +1,8 @@
-//! The dialects: requests to canonical ones, events to answers.
+//! HTTP API dialects of Ollama, OpenAI and Anthropic.
+//!
+//! Each dialect converts its requests to the canonical request and its [`Encoder`] writes the
+//! events of a generation as an answer. The routes call [`respond`] or [`respond_when`] for streams
+//! and [`collect`] or [`collect_all`] for whole answers.
 
 mod answer_events;
 pub(crate) mod anthropic;
@@ -8,9 +12,9 @@ pub(crate) mod native;
 pub(crate) mod openai;
 #[cfg(test)]
 mod order_tests;
+mod progress;
 #[cfg(test)]
 mod tests;
-mod waiting;
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex};
@@ -32,9 +36,9 @@ use tokio::time::{Instant, timeout_at};
 pub(crate) use answer_events::{AnswerEvent, CollectedCall};
 pub(crate) use arguments::{read_arguments, repaired_arguments, unparsed_arguments};
 pub(crate) use images::{check_images, check_readable, hide_old_images, hide_unreadable_images};
-pub(crate) use waiting::respond_when;
+pub(crate) use progress::respond_when;
 
-use answer_events::AnswerEvents;
+use answer_events::EventSequencer;
 
 use crate::app::RunningTask;
 use crate::canonical::{ApiError, Event, GenerationSummary, PromptConfig};
@@ -45,48 +49,51 @@ use crate::http::{
 use crate::lock::lock;
 use crate::model_names::Name;
 
-/// Turns events into the bytes of a stream.
+/// Writes the events of a generation as the bytes of a stream.
 pub(crate) trait Encoder: Send + 'static {
-    /// Form of the stream.
-    const WIRE: StreamFormat;
+    /// Format of the stream.
+    const STREAM_FORMAT: StreamFormat;
 
-    /// What is sent while nothing happens, for clients that give up on silence.
+    /// Bytes sent during silence, because some clients disconnect after a time without data.
     const PING: &'static [u8] = &[];
 
-    /// Appends what is sent while nothing happens.
+    /// Appends the ping that the server sends during silence.
     fn ping(&mut self, out: &mut Vec<u8>) {
         out.extend_from_slice(Self::PING);
     }
 
-    /// Appends what is sent while the answer has not begun: `phase` says what it waits for.
-    fn wait(&mut self, phase: &str, out: &mut Vec<u8>) {
+    /// Appends the comment that the server sends before the answer begins. `phase` names the
+    /// current step: waiting, loading the model or reading the prompt.
+    fn announce_phase(&mut self, phase: &str, out: &mut Vec<u8>) {
         out.extend_from_slice(format!(": {phase}\n\n").as_bytes());
     }
 
-    /// Appends what an event of a generation comes to; nothing is fine. `from` is the generation's number, 0 where there
-    /// is but one; `times` are the request's so far.
-    fn encode(&mut self, from: usize, event: AnswerEvent, times: Times, out: &mut Vec<u8>);
+    /// Appends the bytes for one event of a generation. An event may add no bytes.
+    ///
+    /// `generation` is the index of the generation within the request, from 0. `times` are the
+    /// durations of the request so far.
+    fn encode(&mut self, generation: usize, event: AnswerEvent, times: Times, out: &mut Vec<u8>);
 
-    /// The whole answer, where only the rendered prompt was asked for.
+    /// Returns the whole answer to a request that only renders the prompt.
     fn rendered(&self, prompt: String) -> Response;
 
-    /// Whether a stream that fails before anything else is answered with status 200, and the failure in the stream.
+    /// Whether a failure before the first piece ends a stream with status 200.
     fn fails_in_stream(&self, _: &ApiError) -> bool {
         false
     }
 
-    /// The end of a stream that fails before the answer begins.
-    fn broken(&mut self, failure: ApiError) -> Vec<u8> {
+    /// Returns the end of a stream that fails before the answer begins.
+    fn encode_failure(&mut self, failure: ApiError) -> Vec<u8> {
         let mut out = Vec::new();
         self.encode(0, AnswerEvent::Error(failure), Times::default(), &mut out);
         out
     }
 }
 
-/// Silence after which a [`Encoder::PING`] is sent.
-const SILENCE: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 15_000 });
+/// Duration of silence after which the server sends an [`Encoder::ping`].
+const PING_INTERVAL: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 15_000 });
 
-/// Times of a request in nanoseconds.
+/// Durations of a request in nanoseconds.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Times {
     pub(crate) total: u64,
@@ -103,12 +110,13 @@ pub(crate) fn nanos(time: std::time::Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Appends a server-sent event with a name.
+/// Appends a server-sent event with a name and JSON data.
 pub(crate) fn push_named(name: &str, data: &impl Serialize, out: &mut Vec<u8>) {
     push_between(&format!("event: {name}\ndata: "), data, "\n\n", out);
 }
 
-/// Appends an object between two texts; nothing where it cannot be written.
+/// Appends `head`, the JSON text of an object and `end`. If serialization fails, the function logs
+/// the error and appends nothing.
 pub(crate) fn push_between(head: &str, object: &impl Serialize, end: &str, out: &mut Vec<u8>) {
     let before = out.len();
     out.extend_from_slice(head.as_bytes());
@@ -121,7 +129,7 @@ pub(crate) fn push_between(head: &str, object: &impl Serialize, end: &str, out: 
     }
 }
 
-/// The kind of a JSON value, as the original names it.
+/// Returns the Go type name of a JSON value. Error messages use it for compatibility with Ollama.
 pub(crate) fn go_type(value: &Value) -> &'static str {
     match value {
         Value::Null => "<nil>",
@@ -133,15 +141,15 @@ pub(crate) fn go_type(value: &Value) -> &'static str {
     }
 }
 
-/// A generation, and its events in the order in which they can be sent.
-struct Answer {
+/// A generation and its events in an order that every dialect can send.
+struct AnswerStream {
     running: RunningTask,
-    events: AnswerEvents,
+    events: EventSequencer,
 }
 
-impl Answer {
+impl AnswerStream {
     fn new(running: RunningTask) -> Self {
-        Self { running, events: AnswerEvents::default() }
+        Self { running, events: EventSequencer::default() }
     }
 
     async fn next(&mut self) -> Option<AnswerEvent> {
@@ -163,35 +171,38 @@ impl Answer {
     }
 }
 
-/// Generations of one request side by side. Hand-made since `select_all` wakes its task once more for every event, and so
-/// another thread.
-struct Several {
-    running: Vec<Answer>,
-    /// Who is asked first: the one after the last that said something.
+/// Merges the events of several generations of one request.
+///
+/// `futures_util::stream::select_all` wakes its task once more for each event, and this wakes
+/// another thread. The merger polls all generations directly to avoid these wake-ups.
+struct EventMerger {
+    answers: Vec<AnswerStream>,
+    /// Index of the generation to poll first: the one after the source of the last event.
     first: usize,
 }
 
-impl Several {
+impl EventMerger {
     fn new(running: Vec<RunningTask>) -> Self {
-        Self { running: running.into_iter().map(Answer::new).collect(), first: 0 }
+        Self { answers: running.into_iter().map(AnswerStream::new).collect(), first: 0 }
     }
 
-    /// The next event and whose it is; `None` when all have ended.
+    /// Waits for the next event. Returns the index of its generation, the event and the durations
+    /// so far, or `None` after all generations end.
     async fn next(&mut self) -> Option<(usize, AnswerEvent, Times)> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<(usize, AnswerEvent, Times)>> {
-        let count = self.running.len();
+        let count = self.answers.len();
         let mut ended = 0;
-        for from in (self.first..self.first + count).map(|at| at % count) {
-            match self.running[from].poll_next(cx) {
+        for generation in (self.first..self.first + count).map(|at| at % count) {
+            match self.answers[generation].poll_next(cx) {
                 Poll::Ready(Some(event)) => {
-                    self.first = from + 1;
+                    self.first = generation + 1;
                     return Poll::Ready(Some((
-                        from,
+                        generation,
                         event,
-                        Times::of(&self.running[from].running),
+                        Times::of(&self.answers[generation].running),
                     )));
                 }
                 Poll::Ready(None) => ended += 1,
@@ -202,60 +213,62 @@ impl Several {
     }
 }
 
-/// An encoder that a stream has while its answer begins.
+/// An encoder shared by the stream and the task that starts the answer.
 type SharedEncoder<E> = Arc<Mutex<E>>;
 
-/// Answers with a stream. What fails before the first piece is an error with its own status.
+/// Responds with a stream. An error before the first piece becomes a response with its own status.
 pub(crate) async fn respond<E: Encoder>(
     running: Vec<RunningTask>,
     encoder: E,
 ) -> Result<Response, ApiError> {
-    begin(running, Arc::new(Mutex::new(encoder))).await
+    respond_with_shared(running, Arc::new(Mutex::new(encoder))).await
 }
 
-/// The same, with an encoder that may have sent something before.
-async fn begin<E: Encoder>(
+/// Responds as [`respond`] does, with an encoder that may already have sent bytes.
+async fn respond_with_shared<E: Encoder>(
     running: Vec<RunningTask>,
     encoder: SharedEncoder<E>,
 ) -> Result<Response, ApiError> {
-    let mut several = Several::new(running);
+    let mut merger = EventMerger::new(running);
     let mut out = Vec::new();
     while out.is_empty() {
-        match several.next().await {
+        match merger.next().await {
             None => break,
             Some((_, AnswerEvent::Error(failure), _)) => return Err(failure),
             Some((_, AnswerEvent::Rendered(prompt), _)) => {
                 return Ok(lock(&encoder).rendered(prompt));
             }
-            Some((from, event, times)) => lock(&encoder).encode(from, event, times, &mut out),
+            Some((generation, event, times)) => {
+                lock(&encoder).encode(generation, event, times, &mut out)
+            }
         }
     }
-    let pieces = unfold(Some((several, encoder, out)), |state| async {
-        let (mut several, encoder, mut out) = state?;
+    let pieces = unfold(Some((merger, encoder, out)), |state| async {
+        let (mut merger, encoder, mut out) = state?;
         let mut failed = false;
-        // The client hears nothing of most events while its prompt is read: they are silence, too.
-        let mut due = Instant::now() + SILENCE;
+        // Most events during prompt processing send no bytes. The client needs pings then, too.
+        let mut due = Instant::now() + PING_INTERVAL;
         while out.is_empty() {
-            match timeout_at(due, several.next()).await {
+            match timeout_at(due, merger.next()).await {
                 Ok(None) => return None,
-                Ok(Some((from, event, times))) => {
+                Ok(Some((generation, event, times))) => {
                     failed = matches!(event, AnswerEvent::Error(_));
-                    lock(&encoder).encode(from, event, times, &mut out);
+                    lock(&encoder).encode(generation, event, times, &mut out);
                 }
                 Err(_) => {
                     lock(&encoder).ping(&mut out);
-                    due = Instant::now() + SILENCE;
+                    due = Instant::now() + PING_INTERVAL;
                 }
             }
         }
         let piece = Bytes::from(std::mem::take(&mut out));
-        // One that fails ends them all.
-        Some((Ok(piece), (!failed).then_some((several, encoder, out))))
+        // The failure of one generation ends the whole stream.
+        Some((Ok(piece), (!failed).then_some((merger, encoder, out))))
     });
-    Ok(stream(E::WIRE, pieces))
+    Ok(stream(E::STREAM_FORMAT, pieces))
 }
 
-/// Everything that a request reported.
+/// All results of one generation.
 #[derive(Debug, Default)]
 pub(crate) struct Collected {
     pub(crate) thinking: String,
@@ -263,52 +276,58 @@ pub(crate) struct Collected {
     pub(crate) tool_calls: Vec<CollectedCall>,
     pub(crate) prompt_logprobs: Vec<PromptLogprob>,
     pub(crate) logprobs: Vec<Logprob>,
-    /// How many of the log-probabilities, at their head, are of thoughts.
+    /// Number of entries at the start of `logprobs` that belong to thinking tokens.
     pub(crate) thought_tokens: usize,
     pub(crate) rendered: Option<String>,
     pub(crate) done: Option<Box<GenerationSummary>>,
     pub(crate) times: Times,
 }
 
-/// Waits for the end.
+/// Waits for the end of a generation and collects its results.
+///
+/// # Errors
+/// The generation fails.
 pub(crate) async fn collect(running: RunningTask) -> Result<Collected, ApiError> {
-    let (mut all, mut answer, mut open) = (Collected::default(), Answer::new(running), None);
+    let (mut collected, mut answer, mut open_id) =
+        (Collected::default(), AnswerStream::new(running), None);
     while let Some(event) = answer.next().await {
         match event {
             AnswerEvent::Thinking(piece) => {
-                all.thinking.push_str(&piece.text);
-                all.thought_tokens += piece.logprobs.len();
-                all.logprobs.extend(piece.logprobs);
+                collected.thinking.push_str(&piece.text);
+                collected.thought_tokens += piece.logprobs.len();
+                collected.logprobs.extend(piece.logprobs);
             }
-            AnswerEvent::Prompt(tokens) => all.prompt_logprobs.extend(tokens),
+            AnswerEvent::Prompt(tokens) => collected.prompt_logprobs.extend(tokens),
             AnswerEvent::Content(piece) => {
-                all.content.push_str(&piece.text);
-                all.logprobs.extend(piece.logprobs);
+                collected.content.push_str(&piece.text);
+                collected.logprobs.extend(piece.logprobs);
             }
-            AnswerEvent::CallStart { id, .. } => open = Some(id),
+            AnswerEvent::CallStart { id, .. } => open_id = Some(id),
             AnswerEvent::CallEnd(call) => {
-                all.tool_calls
-                    .extend(open.take().map(|id| CollectedCall { id: id.into_string(), call }));
+                collected
+                    .tool_calls
+                    .extend(open_id.take().map(|id| CollectedCall { id: id.into_string(), call }));
             }
-            AnswerEvent::Rendered(prompt) => all.rendered = Some(prompt),
+            AnswerEvent::Rendered(prompt) => collected.rendered = Some(prompt),
             AnswerEvent::Done(done) => {
                 note_violations(done.schema_violations.clone().unwrap_or_default());
-                all.done = Some(done);
+                collected.done = Some(done);
             }
             AnswerEvent::Error(failure) => return Err(failure),
             _ => {}
         }
     }
-    all.times = Times::of(&answer.running);
-    Ok(all)
+    collected.times = Times::of(&answer.running);
+    Ok(collected)
 }
 
-/// Waits for the ends of several generations, in their order; one that fails ends them all.
+/// Waits for the ends of several generations and returns their results in the same order. If one
+/// generation fails, the function drops the others.
 pub(crate) async fn collect_all(running: Vec<RunningTask>) -> Result<Vec<Collected>, ApiError> {
     try_join_all(running.into_iter().map(collect)).await
 }
 
-/// The figures of a finished generation.
+/// Returns the durations and token counts of a finished generation.
 pub(crate) fn metrics(done: &GenerationSummary, times: Times) -> Metrics {
     Metrics {
         total_duration: times.total,
@@ -327,7 +346,7 @@ pub(crate) fn metrics(done: &GenerationSummary, times: Times) -> Metrics {
     }
 }
 
-/// What a model's manifest says about prompts.
+/// Returns the prompt settings from a model's manifest.
 pub(crate) fn model_text(model: &Model, config: &Config) -> PromptConfig {
     let messages =
         model.messages.iter().filter_map(|m| serde_json::from_value(m.clone()).ok()).collect();
@@ -346,12 +365,13 @@ pub(crate) fn model_text(model: &Model, config: &Config) -> PromptConfig {
     }
 }
 
-/// Whether a model can do something.
+/// Whether a model has a capability.
 pub(crate) fn has(model: &Model, capability: &str) -> bool {
     model.capabilities().iter().any(|c| c == capability)
 }
 
-/// Refuses a model that cannot generate text; `verb` is what was wanted.
+/// Rejects a model that cannot generate text. `verb` names the requested operation in the error
+/// message.
 pub(crate) fn check_completion(model: &Model, name: &Name, verb: &str) -> Result<(), ApiError> {
     if has(model, "completion") {
         return Ok(());
@@ -375,7 +395,7 @@ pub(crate) fn check_completion(model: &Model, name: &Name, verb: &str) -> Result
     Err(ApiError::bad_request(format!("{:?} does not support {verb}{does}", name.given)))
 }
 
-/// Refuses a wish to think where the model cannot.
+/// Rejects a request for thinking if the model does not support it.
 pub(crate) fn check_think(
     model: &Model,
     name: &Name,
@@ -387,7 +407,8 @@ pub(crate) fn check_think(
     Err(ApiError::bad_request(format!("{:?} does not support thinking", name.given)))
 }
 
-/// Refuses what needs a capability that the model lacks, by the model's full name.
+/// Rejects a request that needs a capability the model lacks. The error message has the model's
+/// full name.
 pub(crate) fn check_capability(
     model: &Model,
     wanted: bool,
@@ -399,7 +420,12 @@ pub(crate) fn check_capability(
     Err(ApiError::bad_request(format!("{} does not support {capability}", model.name.full())))
 }
 
-/// How many alternatives to report with each token, if any. Without `logprobs` there are none, as Ollama has it.
+/// Returns the number of alternatives to report with each token. `None` disables log-probabilities.
+/// As in Ollama, `top` has no effect unless `wanted` is set; the answer then lists `top_logprobs`
+/// as an ignored field.
+///
+/// # Errors
+/// `top` is outside 0..=20.
 pub(crate) fn logprobs(wanted: bool, top: i64) -> Result<Option<usize>, ApiError> {
     match usize::try_from(top) {
         Ok(top @ 0..=20) => {
@@ -412,7 +438,11 @@ pub(crate) fn logprobs(wanted: bool, top: i64) -> Result<Option<usize>, ApiError
     }
 }
 
-/// How many alternatives to report with each token of the prompt, if any.
+/// Returns the number of alternatives to report with each prompt token. `None` disables
+/// log-probabilities.
+///
+/// # Errors
+/// The number is outside 0..=20.
 pub(crate) fn prompt_logprobs(wanted: Option<i64>) -> Result<Option<usize>, ApiError> {
     match wanted.map(usize::try_from) {
         None => Ok(None),
@@ -421,8 +451,9 @@ pub(crate) fn prompt_logprobs(wanted: Option<i64>) -> Result<Option<usize>, ApiE
     }
 }
 
-/// The form of the answer that `format` asks for: `"json"`, a JSON Schema, or one of
-/// `{"type": "regex", "pattern": …}`, `{"type": "gbnf" or "lark", "grammar": …}`, which no schema can be.
+/// Returns the constraint for the field `format`. The field is `"json"`, a JSON Schema, `{"type":
+/// "regex", "pattern": …}`, or `{"type": "gbnf" or "lark", "grammar": …}`. The three types do not
+/// exist in JSON Schema, so the cases are distinct.
 pub(crate) fn format(value: Option<&Value>) -> Result<Option<Constraint>, ApiError> {
     match value {
         None | Some(Value::Null) => Ok(None),
@@ -445,7 +476,10 @@ pub(crate) fn format(value: Option<&Value>) -> Result<Option<Constraint>, ApiErr
     }
 }
 
-/// The constraint of a form of the type `regex`, `gbnf` or `lark`.
+/// Returns the constraint for a format of the type `regex`, `gbnf` or `lark`.
+///
+/// # Errors
+/// The field with the pattern or grammar is missing.
 pub(crate) fn grammar_format(
     kind: &str,
     pattern: Option<String>,

@@ -1,4 +1,4 @@
-//! Ollama's own dialect.
+//! Dialect of Ollama's `POST /api/generate` and `POST /api/chat`.
 
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -18,12 +18,12 @@ use crate::http::{StreamFormat, error_body, json};
 use crate::options::RequestOptions;
 use crate::request::GenerationRequest;
 
-/// The request of `POST /api/generate`.
+/// Converts a request of `POST /api/generate`.
 pub(crate) fn generate(request: GenerateRequest) -> Result<GenerationRequest, ApiError> {
-    let wrong =
+    let invalid =
         |_| ApiError::bad_request("context must be a list of token numbers from an earlier answer");
     let tokens = request.context.unwrap_or_default().into_iter().map(u32::try_from);
-    let context = tokens.collect::<Result<Vec<u32>, _>>().map_err(wrong)?;
+    let context = tokens.collect::<Result<Vec<u32>, _>>().map_err(invalid)?;
     let text = |text: String| Some(text).filter(|t| !t.is_empty());
     check_readable(&request.images)?;
     let prompt = Prompt {
@@ -51,7 +51,7 @@ pub(crate) fn generate(request: GenerateRequest) -> Result<GenerationRequest, Ap
     })
 }
 
-/// The request of `POST /api/chat`.
+/// Converts a request of `POST /api/chat`.
 pub(crate) fn chat(request: ChatRequest) -> Result<GenerationRequest, ApiError> {
     let mut messages = request.messages;
     for message in &mut messages {
@@ -77,17 +77,18 @@ pub(crate) fn chat(request: ChatRequest) -> Result<GenerationRequest, ApiError> 
     Ok(chat)
 }
 
-/// What happens to a prompt that is too long: it is cut, as Ollama does, unless the client wants it refused.
+/// Returns the handling of a prompt that exceeds the context. As in Ollama, the server drops
+/// messages unless the client sets `truncate` to false.
 fn overflow(truncate: Option<bool>) -> Overflow {
     if truncate == Some(false) { Overflow::Refuse } else { Overflow::DropMessages }
 }
 
-/// The time, as it stands in answers.
+/// Returns the current time in the format of answers (RFC 3339, UTC).
 pub(crate) fn now() -> String {
     Timestamp::now().to_string()
 }
 
-/// Appends an object and a line end.
+/// Appends the JSON text of an object and a line feed.
 pub(crate) fn push_line(object: &impl Serialize, out: &mut Vec<u8>) {
     super::push_between("", object, "\n", out);
 }
@@ -95,26 +96,28 @@ pub(crate) fn push_line(object: &impl Serialize, out: &mut Vec<u8>) {
 /// Encodes the answer to `POST /api/generate`.
 pub(crate) struct GenerateEncoder {
     model: String,
-    /// The final object lists the tokens.
+    /// Whether the final object lists the tokens of the context.
     with_context: bool,
-    /// The last line of a stream tells what of its schema the answer does not keep to.
+    /// Whether the last line of a stream lists the schema violations of the answer.
     with_violations: bool,
-    /// The id of the call that has not ended.
-    open: Option<CallId>,
+    /// Id of the open tool call.
+    open_call: Option<CallId>,
 }
 
 impl GenerateEncoder {
-    /// An encoder for a model; with `with_context` the final object lists the tokens.
+    /// Creates an encoder for a model. With `with_context`, the final object lists the tokens of
+    /// the context.
     pub(crate) fn new(model: String, with_context: bool) -> Self {
-        Self { model, with_context, with_violations: false, open: None }
+        Self { model, with_context, with_violations: false, open_call: None }
     }
 
-    /// Lets the last line of a stream tell what of its schema the answer does not keep to.
+    /// Sets whether the last line of a stream lists the schema violations of the answer.
     pub(crate) fn with_schema_violations(mut self, wanted: bool) -> Self {
         self.with_violations = wanted;
         self
     }
 
+    /// Returns an object with the model and the time only.
     fn object(&self) -> GenerateResponse {
         GenerateResponse {
             model: self.model.clone(),
@@ -123,6 +126,7 @@ impl GenerateEncoder {
         }
     }
 
+    /// Returns the final object: finish reason, metrics and context.
     fn end(&self, done: GenerationSummary, times: Times) -> GenerateResponse {
         GenerateResponse {
             done: true,
@@ -133,7 +137,7 @@ impl GenerateEncoder {
         }
     }
 
-    /// The answer in one object.
+    /// Returns the answer as one object.
     pub(crate) fn whole(&self, all: Collected) -> Response {
         if let Some(prompt) = all.rendered {
             return self.rendered(prompt);
@@ -150,7 +154,7 @@ impl GenerateEncoder {
         json(StatusCode::OK, &answer)
     }
 
-    /// The answer where nothing was to be generated.
+    /// Returns the answer to a request that generates no text, for example to load a model.
     pub(crate) fn empty(&self, reason: &str) -> Response {
         json(
             StatusCode::OK,
@@ -160,7 +164,7 @@ impl GenerateEncoder {
 }
 
 impl Encoder for GenerateEncoder {
-    const WIRE: StreamFormat = StreamFormat::Ndjson;
+    const STREAM_FORMAT: StreamFormat = StreamFormat::Ndjson;
 
     fn encode(&mut self, _: usize, event: AnswerEvent, times: Times, out: &mut Vec<u8>) {
         let line = match event {
@@ -173,9 +177,9 @@ impl Encoder for GenerateEncoder {
             AnswerEvent::Content(piece) => {
                 GenerateResponse { response: piece.text, logprobs: piece.logprobs, ..self.object() }
             }
-            AnswerEvent::CallStart { id, .. } => return self.open = Some(id),
+            AnswerEvent::CallStart { id, .. } => return self.open_call = Some(id),
             AnswerEvent::CallEnd(call) => GenerateResponse {
-                tool_calls: vec![whole_call(&mut self.open, call)],
+                tool_calls: vec![to_tool_call(&mut self.open_call, call)],
                 ..self.object()
             },
             AnswerEvent::Done(mut done) => {
@@ -198,29 +202,30 @@ impl Encoder for GenerateEncoder {
 /// Encodes the answer to `POST /api/chat`.
 pub(crate) struct ChatEncoder {
     model: String,
-    /// The last line of a stream tells what of its schema the answer does not keep to.
+    /// Whether the last line of a stream lists the schema violations of the answer.
     with_violations: bool,
-    /// The id of the call that has not ended.
-    open: Option<CallId>,
+    /// Id of the open tool call.
+    open_call: Option<CallId>,
 }
 
-/// A call that has ended, as the one object that this dialect has for it.
-fn whole_call(open: &mut Option<CallId>, call: EndedCall) -> ToolCall {
+/// Converts an ended call. This dialect sends each call as one object.
+fn to_tool_call(open: &mut Option<CallId>, call: EndedCall) -> ToolCall {
     let id = open.take().map(CallId::into_string).unwrap_or_default();
     CollectedCall { id, call }.into()
 }
 
 impl ChatEncoder {
     pub(crate) fn new(model: String) -> Self {
-        Self { model, with_violations: false, open: None }
+        Self { model, with_violations: false, open_call: None }
     }
 
-    /// Lets the last line of a stream tell what of its schema the answer does not keep to.
+    /// Sets whether the last line of a stream lists the schema violations of the answer.
     pub(crate) fn with_schema_violations(mut self, wanted: bool) -> Self {
         self.with_violations = wanted;
         self
     }
 
+    /// Returns an object with the model, the time and an empty message.
     fn object(&self) -> ChatResponse {
         let message = Message::text("assistant", "");
         ChatResponse {
@@ -231,12 +236,13 @@ impl ChatEncoder {
         }
     }
 
+    /// Returns the final object: finish reason and metrics.
     fn end(&self, done: &GenerationSummary, times: Times) -> ChatResponse {
         let (done_reason, metrics) = (done.reason.as_str().into(), metrics(done, times));
         ChatResponse { done: true, done_reason, metrics, ..self.object() }
     }
 
-    /// The answer in one object.
+    /// Returns the answer as one object.
     pub(crate) fn whole(&self, all: Collected) -> Response {
         if let Some(prompt) = all.rendered {
             return self.rendered(prompt);
@@ -253,7 +259,7 @@ impl ChatEncoder {
         json(StatusCode::OK, &answer)
     }
 
-    /// The answer where nothing was to be generated.
+    /// Returns the answer to a request that generates no text, for example to load a model.
     pub(crate) fn empty(&self, reason: &str) -> Response {
         json(
             StatusCode::OK,
@@ -263,7 +269,7 @@ impl ChatEncoder {
 }
 
 impl Encoder for ChatEncoder {
-    const WIRE: StreamFormat = StreamFormat::Ndjson;
+    const STREAM_FORMAT: StreamFormat = StreamFormat::Ndjson;
 
     fn encode(&mut self, _: usize, event: AnswerEvent, times: Times, out: &mut Vec<u8>) {
         let mut line = self.object();
@@ -277,9 +283,9 @@ impl Encoder for ChatEncoder {
                 line.message.content = piece.text;
                 line.logprobs = piece.logprobs;
             }
-            AnswerEvent::CallStart { id, .. } => return self.open = Some(id),
+            AnswerEvent::CallStart { id, .. } => return self.open_call = Some(id),
             AnswerEvent::CallEnd(call) => {
-                line.message.tool_calls = vec![whole_call(&mut self.open, call)]
+                line.message.tool_calls = vec![to_tool_call(&mut self.open_call, call)]
             }
             AnswerEvent::Done(done) => {
                 line = self.end(&done, times);
@@ -288,7 +294,7 @@ impl Encoder for ChatEncoder {
             AnswerEvent::Error(failure) => return push_line(&error_body(&failure), out),
             _ => return,
         }
-        // Here, unlike with generate, lines with nothing in them are not sent.
+        // Unlike `/api/generate`, `/api/chat` omits lines without content.
         let has_logprobs = !line.logprobs.is_empty() || !line.prompt_logprobs.is_empty();
         if line.done || !line.message.is_empty() || has_logprobs {
             push_line(&line, out);

@@ -1,4 +1,5 @@
-//! Every dialect sends each call once, whole and closed, in whatever order its events come.
+//! Property tests: each dialect sends every call once, complete and closed, for any order of
+//! events.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -8,20 +9,20 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use serde_json::{Map, Value, json};
 
-use super::answer_events::AnswerEvents;
+use super::answer_events::EventSequencer;
 use super::anthropic::MessagesEncoder;
 use super::native::ChatEncoder;
 use super::openai::responses::ResponseEncoder;
 use super::{AnswerEvent, Encoder, Times, openai};
 use crate::canonical::{ApiError, CallOutcome, Event, FinishReason, GenerationSummary, Piece};
 
-/// Orders that are tried of each of the two kinds.
+/// Number of cases for each of the two properties.
 const CASES: u32 = 5_000;
 
-/// A call as a client puts it together: id, tool, text of the arguments.
+/// A call as a client assembles it: id, tool, text of the arguments.
 type Call = (String, String, String);
 
-/// What a client gets of an answer.
+/// An answer as a client assembles it.
 #[derive(Debug, Default)]
 struct Answer {
     thinking: String,
@@ -31,10 +32,10 @@ struct Answer {
 }
 
 fn encoded<E: Encoder>(mut encoder: E, events: &[Event]) -> String {
-    let (mut row, mut out) = (AnswerEvents::default(), Vec::new());
+    let (mut sequencer, mut out) = (EventSequencer::default(), Vec::new());
     for event in events {
-        row.push(event.clone());
-        while let Some(event) = row.pop() {
+        sequencer.push(event.clone());
+        while let Some(event) = sequencer.pop() {
             encoder.encode(0, event, Times::default(), &mut out);
         }
     }
@@ -46,25 +47,25 @@ fn sse(text: &str) -> Vec<Value> {
     data.filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect()
 }
 
-fn text_of(value: &Value) -> String {
+fn string_of(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-fn of_messages(events: &[Event]) -> Answer {
+fn decode_messages(events: &[Event]) -> Answer {
     let (mut answer, mut open, mut blocks) = (Answer::default(), None, 0);
     for event in sse(&encoded(MessagesEncoder::new("m".into(), Vec::new(), false), events)) {
         match event["type"].as_str().unwrap() {
             "content_block_start" => {
                 assert_eq!(
-                    (open.replace(text_of(&event["content_block"]["type"])), &event["index"]),
+                    (open.replace(string_of(&event["content_block"]["type"])), &event["index"]),
                     (None, &json!(blocks))
                 );
                 blocks += 1;
                 let block = &event["content_block"];
                 if block["type"] == "tool_use" {
                     answer.calls.push((
-                        text_of(&block["id"]),
-                        text_of(&block["name"]),
+                        string_of(&block["id"]),
+                        string_of(&block["name"]),
                         String::new(),
                     ));
                 }
@@ -74,12 +75,12 @@ fn of_messages(events: &[Event]) -> Answer {
                 let (delta, kind) = (&event["delta"], open.as_deref().unwrap());
                 match (delta["type"].as_str().unwrap(), kind) {
                     ("thinking_delta", "thinking") => {
-                        answer.thinking += &text_of(&delta["thinking"])
+                        answer.thinking += &string_of(&delta["thinking"])
                     }
                     ("signature_delta", "thinking") => {}
-                    ("text_delta", "text") => answer.content += &text_of(&delta["text"]),
+                    ("text_delta", "text") => answer.content += &string_of(&delta["text"]),
                     ("input_json_delta", "tool_use") => {
-                        answer.calls.last_mut().unwrap().2 += &text_of(&delta["partial_json"]);
+                        answer.calls.last_mut().unwrap().2 += &string_of(&delta["partial_json"]);
                     }
                     other => panic!("{other:?}"),
                 }
@@ -98,7 +99,7 @@ fn of_messages(events: &[Event]) -> Answer {
     answer
 }
 
-fn of_responses(events: &[Event]) -> Answer {
+fn decode_responses(events: &[Event]) -> Answer {
     let request = puna_api::decode::from_value(&json!({"model": "m", "input": "x"})).unwrap();
     let (mut answer, mut open) = (Answer::default(), None);
     let mut items = 0;
@@ -112,8 +113,8 @@ fn of_responses(events: &[Event]) -> Answer {
                 );
                 if item["type"] == "function_call" {
                     answer.calls.push((
-                        text_of(&item["call_id"]),
-                        text_of(&item["name"]),
+                        string_of(&item["call_id"]),
+                        string_of(&item["name"]),
                         String::new(),
                     ));
                 }
@@ -126,16 +127,21 @@ fn of_responses(events: &[Event]) -> Answer {
                 items += 1;
                 if item["type"] == "function_call" {
                     let (id, name, arguments) = answer.calls.last().unwrap();
-                    assert_eq!((&text_of(&item["call_id"]), &text_of(&item["name"])), (id, name));
-                    assert_eq!(&text_of(&item["arguments"]), arguments);
+                    assert_eq!(
+                        (&string_of(&item["call_id"]), &string_of(&item["name"])),
+                        (id, name)
+                    );
+                    assert_eq!(&string_of(&item["arguments"]), arguments);
                 }
             }
             "response.function_call_arguments.delta" => {
                 assert_eq!(open.as_ref(), Some(&event["item_id"]));
-                answer.calls.last_mut().unwrap().2 += &text_of(&event["delta"]);
+                answer.calls.last_mut().unwrap().2 += &string_of(&event["delta"]);
             }
-            "response.output_text.delta" => answer.content += &text_of(&event["delta"]),
-            "response.reasoning_summary_text.delta" => answer.thinking += &text_of(&event["delta"]),
+            "response.output_text.delta" => answer.content += &string_of(&event["delta"]),
+            "response.reasoning_summary_text.delta" => {
+                answer.thinking += &string_of(&event["delta"])
+            }
             "response.failed" => answer.has_failed = true,
             _ => {}
         }
@@ -144,55 +150,55 @@ fn of_responses(events: &[Event]) -> Answer {
     answer
 }
 
-fn of_chat(events: &[Event]) -> Answer {
+fn decode_chat(events: &[Event]) -> Answer {
     let mut answer = Answer::default();
     for chunk in sse(&encoded(openai::ChatEncoder::new("m".into(), false, 1), events)) {
         answer.has_failed |= chunk["error"].is_object();
         let delta = &chunk["choices"][0]["delta"];
-        answer.thinking += &text_of(&delta["reasoning"]);
-        answer.content += &text_of(&delta["content"]);
+        answer.thinking += &string_of(&delta["reasoning"]);
+        answer.content += &string_of(&delta["content"]);
         for call in delta["tool_calls"].as_array().into_iter().flatten() {
             let index = call["index"].as_u64().unwrap() as usize;
             if call.get("id").is_some() {
                 assert_eq!(index, answer.calls.len());
                 answer.calls.push((
-                    text_of(&call["id"]),
-                    text_of(&call["function"]["name"]),
+                    string_of(&call["id"]),
+                    string_of(&call["function"]["name"]),
                     String::new(),
                 ));
             }
-            // Nothing of a call comes once the next has begun.
+            // No part of a call follows the start of the next call.
             assert_eq!(index + 1, answer.calls.len());
-            answer.calls[index].2 += &text_of(&call["function"]["arguments"]);
+            answer.calls[index].2 += &string_of(&call["function"]["arguments"]);
         }
     }
     answer
 }
 
-fn of_native(events: &[Event]) -> Answer {
+fn decode_native(events: &[Event]) -> Answer {
     let mut answer = Answer::default();
     for line in encoded(ChatEncoder::new("m".into()), events).lines() {
         let line: Value = serde_json::from_str(line).unwrap();
         answer.has_failed |= line.get("error").is_some();
-        answer.thinking += &text_of(&line["message"]["thinking"]);
-        answer.content += &text_of(&line["message"]["content"]);
+        answer.thinking += &string_of(&line["message"]["thinking"]);
+        answer.content += &string_of(&line["message"]["content"]);
         for call in line["message"]["tool_calls"].as_array().into_iter().flatten() {
             assert_eq!(call["function"]["index"], json!(answer.calls.len()));
             let (name, arguments) = (&call["function"]["name"], &call["function"]["arguments"]);
-            answer.calls.push((text_of(&call["id"]), text_of(name), arguments.to_string()));
+            answer.calls.push((string_of(&call["id"]), string_of(name), arguments.to_string()));
         }
     }
     answer
 }
 
-/// The name of a dialect, and what a client of it gets.
+/// Name of a dialect and the answer that its client receives.
 type Dialect = (&'static str, fn(&[Event]) -> Answer);
 
 const DIALECTS: [Dialect; 4] = [
-    ("messages", of_messages),
-    ("responses", of_responses),
-    ("chat", of_chat),
-    ("native", of_native),
+    ("messages", decode_messages),
+    ("responses", decode_responses),
+    ("chat", decode_chat),
+    ("native", decode_native),
 ];
 
 fn end(reason: FinishReason) -> Event {
@@ -218,15 +224,15 @@ fn piece(text: &str) -> Piece {
     Piece { text: text.to_owned(), logprobs: Vec::new() }
 }
 
-/// The arguments of a source's call: their text in pieces, and how it ends.
+/// A call of the source: the tool's name, the arguments in pieces and the outcome.
 #[derive(Debug, Clone)]
-struct Source {
+struct SourceCall {
     name: &'static str,
     pieces: Vec<String>,
     outcome: CallOutcome,
 }
 
-fn source() -> impl Strategy<Value = Source> {
+fn source_call() -> impl Strategy<Value = SourceCall> {
     let objects =
         ["{}", "{\"a\":1}", "{\"city\": \"Zürich\", \"n\": [1, null, {}]}", "{\"x\":\"\\\"}{\"}"];
     let cuts = vec(any::<Index>(), 0..4);
@@ -237,7 +243,7 @@ fn source() -> impl Strategy<Value = Source> {
             let mut cuts: Vec<usize> = cuts.iter().map(|cut| *cut.get(&ends)).collect();
             cuts.sort_unstable();
             let (sent, outcome) = match kind {
-                // A call that comes whole.
+                // The source sends the call complete, without pieces.
                 0 => ("", CallOutcome::Complete(arguments)),
                 1 => (&text[..cuts.last().copied().unwrap_or(0)], CallOutcome::CutOff),
                 2 => (
@@ -249,13 +255,13 @@ fn source() -> impl Strategy<Value = Source> {
             let cuts: Vec<usize> = cuts.into_iter().filter(|cut| *cut <= sent.len()).collect();
             let bounds = [&[0], cuts.as_slice(), &[sent.len()]].concat();
             let pieces = bounds.windows(2).map(|pair| sent[pair[0]..pair[1]].to_owned()).collect();
-            Source { name, pieces, outcome }
+            SourceCall { name, pieces, outcome }
         },
     )
 }
 
-/// The events of one call, in their order.
-fn events_of(index: usize, source: &Source) -> Vec<Event> {
+/// Returns the events of one call in order.
+fn events_of(index: usize, source: &SourceCall) -> Vec<Event> {
     let start = Event::CallStart { index, id: format!("c{index}"), name: source.name.into() };
     let arguments =
         source.pieces.iter().map(|text| Event::CallArguments { index, text: text.clone() });
@@ -263,7 +269,8 @@ fn events_of(index: usize, source: &Source) -> Vec<Event> {
     [start].into_iter().chain(arguments).chain([end]).collect()
 }
 
-/// Rows of events become one, each row in its order; `choices` say which row is next.
+/// Interleaves lists of events and keeps the order within each list. `choices` select the next
+/// list.
 fn interleaved(rows: Vec<Vec<Event>>, choices: &[Index]) -> Vec<Event> {
     let mut rows: Vec<_> = rows.into_iter().map(Vec::into_iter).map(Iterator::peekable).collect();
     let (mut all, mut choices) = (Vec::new(), choices.iter().cycle());
@@ -287,7 +294,7 @@ fn is_object(text: &str) -> bool {
     serde_json::from_str::<Map<String, Value>>(text).is_ok()
 }
 
-/// An event of no order at all.
+/// Generates a random event, regardless of any valid order.
 fn any_event() -> impl Strategy<Value = Event> {
     let texts = || select(vec!["", "{", "}", "{\"a\":1}", "so", "\n"]);
     let outcomes = select(vec![
@@ -314,8 +321,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: CASES, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_call_is_sent_once_with_its_arguments_however_events_are_interleaved(
-        sources in vec(source(), 0..5),
+    fn interleaved_calls_are_each_sent_once_with_their_arguments(
+        sources in vec(source_call(), 0..5),
         texts in vec(select(vec!["a", "b\n", " ", "ç"]), 0..5),
         thoughts in vec(select(vec!["hm", "\n"]), 0..3),
         choices in vec(any::<Index>(), 1..40),
@@ -356,7 +363,7 @@ proptest! {
     }
 
     #[test]
-    fn no_order_sends_an_id_twice_or_leaves_a_block_open(
+    fn no_event_order_repeats_an_id_or_leaves_a_block_open(
         events in vec(any_event(), 0..25),
         fails in any::<bool>(),
     ) {
@@ -377,7 +384,7 @@ proptest! {
 }
 
 #[test]
-fn the_first_part_of_arguments_is_not_white_space() {
+fn first_part_of_arguments_is_not_white_space() {
     let start = || Event::CallStart { index: 0, id: "a".into(), name: "f".into() };
     let part = |text: &str| Event::CallArguments { index: 0, text: text.into() };
     let complete = || CallOutcome::Complete(Map::from_iter([("x".to_owned(), json!(1))]));
@@ -388,11 +395,13 @@ fn the_first_part_of_arguments_is_not_white_space() {
         (vec![" "], complete()),
         (vec!["\n{"], CallOutcome::Invalid(Some("\n{\"x\":1}".into()))),
     ] {
-        let mut row = AnswerEvents::default();
+        let mut sequencer = EventSequencer::default();
         let events = [start()].into_iter().chain(parts.iter().map(|text| part(text)));
-        events.chain([Event::CallEnd { index: 0, outcome }]).for_each(|event| row.push(event));
+        events
+            .chain([Event::CallEnd { index: 0, outcome }])
+            .for_each(|event| sequencer.push(event));
         let mut sent = String::new();
-        while let Some(event) = row.pop() {
+        while let Some(event) = sequencer.pop() {
             match event {
                 AnswerEvent::CallArguments(text) => {
                     assert!(!text.trim().is_empty(), "{parts:?}");

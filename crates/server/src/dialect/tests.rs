@@ -1,4 +1,4 @@
-//! What events come to on the wire, against the exchanges of the protocol's description.
+//! Encoded answers of all dialects, compared with exchanges of the protocol descriptions.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use puna_api::native::{Logprob, Message};
 use puna_sampler::Constraint;
 use serde_json::{Value, json};
 
-use super::answer_events::{AnswerEvents, EndedCall};
+use super::answer_events::{EndedCall, EventSequencer};
 use super::native::{ChatEncoder, GenerateEncoder};
 use super::{AnswerEvent, Encoder, Times, openai};
 use crate::canonical::{ApiError, CallOutcome, Event, FinishReason, GenerationSummary, Piece};
@@ -50,17 +50,17 @@ fn done(reason: FinishReason) -> Event {
 }
 
 fn text(mut encoder: impl Encoder, events: impl IntoIterator<Item = Event>) -> String {
-    let (mut out, mut row) = (Vec::new(), AnswerEvents::default());
+    let (mut out, mut sequencer) = (Vec::new(), EventSequencer::default());
     for event in events {
-        row.push(event);
-        while let Some(event) = row.pop() {
+        sequencer.push(event);
+        while let Some(event) = sequencer.pop() {
             encoder.encode(0, event, TIMES, &mut out);
         }
     }
     String::from_utf8(out).unwrap()
 }
 
-/// Lines without their times, which differ.
+/// Returns the lines without timestamps, which differ between runs.
 fn lines(text: &str) -> Vec<String> {
     let line = |line: &str| {
         let mut object: Value = serde_json::from_str(line).unwrap();
@@ -80,7 +80,7 @@ fn sse(text: &str) -> Vec<Value> {
 }
 
 #[test]
-fn a_native_chat_has_pieces_and_then_figures() {
+fn native_chat_streams_pieces_then_metrics() {
     let events = [content("Hello"), content(""), content(" there"), done(FinishReason::Length)];
     assert_eq!(
         lines(&text(ChatEncoder::new("tiny".into()), events)),
@@ -93,7 +93,7 @@ fn a_native_chat_has_pieces_and_then_figures() {
 }
 
 #[test]
-fn native_thoughts_and_calls_have_their_own_fields() {
+fn native_thinking_and_calls_have_separate_fields() {
     let events = [thinking("hm")].into_iter().chain(call());
     assert_eq!(
         lines(&text(ChatEncoder::new("t".into()), events)),
@@ -105,7 +105,7 @@ fn native_thoughts_and_calls_have_their_own_fields() {
 }
 
 #[test]
-fn a_generated_text_ends_with_its_context() {
+fn generate_ends_with_context_tokens() {
     let encoder = GenerateEncoder::new("tiny".into(), true);
     let got = lines(&text(encoder, [content("Hello"), done(FinishReason::Stop)]));
     assert_eq!(got[0], r#"{"model":"tiny","created_at":"…","response":"Hello","done":false}"#);
@@ -118,7 +118,7 @@ fn a_generated_text_ends_with_its_context() {
 }
 
 #[test]
-fn a_broken_stream_ends_with_its_error_in_every_dialect() {
+fn failed_stream_ends_with_error_in_every_dialect() {
     let failure = || {
         Event::Error(ApiError { lengths: Some((310, 128)), ..ApiError::bad_request("too long") })
     };
@@ -133,7 +133,7 @@ fn a_broken_stream_ends_with_its_error_in_every_dialect() {
 }
 
 #[test]
-fn an_openai_stream_names_the_role_once_and_ends_with_done() {
+fn openai_stream_sends_role_once_and_ends_with_done() {
     let events = [content("Hello"), content(" there"), done(FinishReason::Length)];
     let got = sse(&text(openai::ChatEncoder::new("tiny".into(), true, 1), events));
     assert_eq!(
@@ -156,18 +156,18 @@ fn an_openai_stream_names_the_role_once_and_ends_with_done() {
 }
 
 #[test]
-fn several_openai_choices_begin_in_the_order_of_their_indices() {
+fn openai_choices_start_in_index_order() {
     for first in [
         vec![(2, content("c")), (0, content("a")), (1, done(FinishReason::Stop))],
         vec![(1, done(FinishReason::Stop)), (2, content("c"))],
     ] {
         let (mut encoder, mut out) =
             (openai::ChatEncoder::new("tiny".into(), false, 3), Vec::new());
-        for (from, event) in first {
-            let mut row = AnswerEvents::default();
-            row.push(event);
-            while let Some(event) = row.pop() {
-                encoder.encode(from, event, TIMES, &mut out);
+        for (generation, event) in first {
+            let mut sequencer = EventSequencer::default();
+            sequencer.push(event);
+            while let Some(event) = sequencer.pop() {
+                encoder.encode(generation, event, TIMES, &mut out);
             }
         }
         let chunks = sse(&String::from_utf8(out).unwrap());
@@ -184,7 +184,7 @@ fn several_openai_choices_begin_in_the_order_of_their_indices() {
 }
 
 #[test]
-fn openai_usage_tells_what_was_left_out_of_the_prompt() {
+fn openai_usage_reports_truncation() {
     let Event::Done(mut cut) = done(FinishReason::Stop) else { panic!("no end") };
     (cut.dropped_messages, cut.dropped_tokens) = (2, 244);
     let got = sse(&text(openai::ChatEncoder::new("tiny".into(), true, 1), [Event::Done(cut)]));
@@ -194,7 +194,7 @@ fn openai_usage_tells_what_was_left_out_of_the_prompt() {
 }
 
 #[test]
-fn openai_usage_counts_what_the_cache_had_before_the_request_and_not_what_its_answers_share() {
+fn openai_usage_excludes_tokens_cached_by_the_same_request() {
     let end = |cached| {
         let Event::Done(mut done) = done(FinishReason::Stop) else { panic!("no end") };
         done.cached_tokens = cached;
@@ -202,9 +202,9 @@ fn openai_usage_counts_what_the_cache_had_before_the_request_and_not_what_its_an
     };
     let usage = |cached: [u64; 3]| {
         let (mut encoder, mut out) = (openai::ChatEncoder::new("tiny".into(), true, 3), Vec::new());
-        (0..3)
-            .zip(cached)
-            .for_each(|(from, cached)| encoder.encode(from, end(cached), TIMES, &mut out));
+        (0..3).zip(cached).for_each(|(generation, cached)| {
+            encoder.encode(generation, end(cached), TIMES, &mut out)
+        });
         let chunks = sse(&String::from_utf8(out).unwrap());
         chunks.into_iter().find(|chunk| chunk["usage"].is_object()).unwrap()["usage"].clone()
     };
@@ -216,7 +216,7 @@ fn openai_usage_counts_what_the_cache_had_before_the_request_and_not_what_its_an
 }
 
 #[test]
-fn openai_calls_change_the_reason_and_carry_their_arguments_as_text() {
+fn openai_calls_set_finish_reason_and_send_arguments_as_text() {
     let got = sse(&text(
         openai::ChatEncoder::new("m".into(), false, 1),
         [thinking("hm")].into_iter().chain(call()).chain([done(FinishReason::Stop)]),
@@ -231,7 +231,7 @@ fn openai_calls_change_the_reason_and_carry_their_arguments_as_text() {
 }
 
 #[test]
-fn an_empty_openai_answer_still_has_a_first_chunk() {
+fn empty_openai_answer_has_a_first_chunk() {
     let got =
         sse(&text(openai::ChatEncoder::new("m".into(), false, 1), [done(FinishReason::Stop)]));
     assert_eq!(got[0]["choices"][0]["delta"], json!({"role":"assistant","content":""}));
@@ -239,7 +239,7 @@ fn an_empty_openai_answer_still_has_a_first_chunk() {
 }
 
 #[test]
-fn log_probabilities_ride_on_their_piece() {
+fn logprobs_are_sent_with_their_piece() {
     let logprob = Logprob {
         token: " x".into(),
         logprob: -0.5,
@@ -292,7 +292,7 @@ fn chat_completions_become_canonical_requests() {
 }
 
 #[test]
-fn images_of_earlier_turns_become_a_text_and_those_of_the_newest_are_refused() {
+fn images_are_replaced_in_earlier_turns_and_rejected_in_the_newest() {
     let folder = tempfile::tempdir().unwrap();
     let model =
         puna_store::Store::open(folder.path()).unwrap().resolve(&"cria".parse().unwrap()).unwrap();
@@ -306,17 +306,17 @@ fn images_of_earlier_turns_become_a_text_and_those_of_the_newest_are_refused() {
     let mut newest = vec![Message::text("assistant", "a"), seen("user")];
     let error = super::hide_old_images(&model, &mut newest).unwrap_err();
     assert_eq!(error.message, "model does not support image input");
-    // What a tool shows must not end the loop of an agent.
+    // An image in a tool result must not stop an agent.
     let mut result = vec![Message::text("assistant", "a"), seen("tool")];
     super::hide_old_images(&model, &mut result).unwrap();
     assert!(result[1].content.starts_with("look\n\n[image"));
-    // The beginning of an answer does not make its question an old one.
+    // A partial answer at the end does not make its question an earlier turn.
     let mut begun = vec![seen("user"), Message::text("assistant", "I see")];
     assert!(super::hide_old_images(&model, &mut begun).is_err());
 }
 
 #[test]
-fn unreadable_images_of_earlier_turns_become_a_text_and_those_of_the_newest_are_refused() {
+fn unreadable_images_are_replaced_in_earlier_turns_and_rejected_in_the_newest() {
     let request = |body: Value| {
         let request = puna_api::decode::from_value(&body).map_err(|e| e.to_string())?;
         openai::to_request(request).map_err(|f| f.message)
@@ -357,28 +357,29 @@ fn unreadable_images_of_earlier_turns_become_a_text_and_those_of_the_newest_are_
 }
 
 #[test]
-fn the_store_knows_the_renderers_that_there_are_and_what_they_can_do() {
-    let known: Vec<_> =
+fn store_lists_all_renderers_and_their_capabilities() {
+    let listed: Vec<_> =
         puna_store::RENDERERS.iter().map(|one| (one.name, one.tools, one.thinking)).collect();
-    let there: Vec<_> = puna_prompt::Renderer::names()
+    let implemented: Vec<_> = puna_prompt::Renderer::names()
         .map(|name| {
-            let able = puna_prompt::Template::parse(puna_prompt::TemplateFormat::BuiltIn, name)
-                .unwrap()
-                .capabilities();
-            (name, able.tools, able.thinking)
+            let capabilities =
+                puna_prompt::Template::parse(puna_prompt::TemplateFormat::BuiltIn, name)
+                    .unwrap()
+                    .capabilities();
+            (name, capabilities.tools, capabilities.thinking)
         })
         .collect();
-    assert_eq!(known, there);
+    assert_eq!(listed, implemented);
 }
 
 #[test]
-fn the_store_knows_the_parsers_that_there_are() {
-    let known: Vec<_> = puna_store::PARSERS.iter().map(|one| one.name).collect();
-    assert_eq!(known, puna_prompt::OutputParser::names().collect::<Vec<_>>());
+fn store_lists_all_parsers() {
+    let listed: Vec<_> = puna_store::PARSERS.iter().map(|one| one.name).collect();
+    assert_eq!(listed, puna_prompt::OutputParser::names().collect::<Vec<_>>());
 }
 
 #[test]
-fn malformed_tools_and_calls_of_chats_are_refused_with_their_position() {
+fn malformed_chat_tools_and_calls_are_rejected_with_their_index() {
     let body = |extra: Value| {
         let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -446,7 +447,7 @@ fn malformed_tools_and_calls_of_chats_are_refused_with_their_position() {
 }
 
 #[test]
-fn a_call_that_is_cut_behind_its_object_keeps_the_arguments() {
+fn call_cut_off_after_its_object_keeps_the_arguments() {
     let arguments = |text: &str| {
         let (name, text, rest) = ("f".to_owned(), text.to_owned(), String::new());
         let outcome = CallOutcome::CutOff;

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use crate::config::Config;
 use crate::runner::generator::LoadError;
-use crate::runner::launch::{Launched, Launcher};
+use crate::runner::launch::{Launcher, RunnerProcess};
 use crate::runner::protocol::{LoadSpec, MemoryParts};
 use crate::runner::tests::{Fake, FakeLauncher};
 
@@ -255,7 +255,7 @@ async fn a_server_without_its_model_manager_ends_with_the_reason() {
             Err(LoadError::default())
         }
 
-        fn launch(&self) -> std::io::Result<Launched> {
+        fn launch(&self) -> std::io::Result<RunnerProcess> {
             panic!("no runner at all");
         }
     }

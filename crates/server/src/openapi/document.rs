@@ -1,4 +1,4 @@
-//! The table of operations and the wire types to an OpenAPI document.
+//! Builds the OpenAPI document from the table of operations and the request and response types.
 
 use std::collections::BTreeMap;
 
@@ -6,44 +6,45 @@ use schemars::SchemaGenerator;
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-use super::operation::{Body, Content, Operation, SchemaOf, State};
+use super::operation::{Operation, RequestBody, ResponseBody, RouteStatus, SchemaOf};
 use super::operations;
 use crate::http::Dialect;
 use crate::keys::Access;
 use crate::route_table::Route;
 use crate::version::VERSION;
 
-/// Where the schemas are.
+/// JSON pointer of the object that holds the schemas.
 const COMPONENTS: &str = "#/components/schemas/";
 
-/// In front of names of types in answers, until they have got their final names.
-const ANSWER: &str = "answer:";
+/// Prefix of the names of response types until [`SchemaRegistry::into_schemas`] assigns the final
+/// names.
+const RESPONSE_PREFIX: &str = "answer:";
 
-const ABOUT: &str = "Three dialects on one port: Ollama's, OpenAI's and Anthropic's.
+const DESCRIPTION: &str = "Three dialects on one port: Ollama's, OpenAI's and Anthropic's.
 
 Bodies are JSON whatever their `Content-Type` says, may be compressed (`Content-Encoding: zstd`), and hold 128 MiB at most, 20 MiB \
 once decompressed. Names of fields are matched exactly, else in any case; `null` is as good as a field that is not there. Fields that \
 nobody looked at are named in the answer's header `X-Puna-Ignored`, 32 of them at most.";
 
-/// The document, by the routes that there are.
+/// Returns the OpenAPI document of the given routes.
 pub(crate) fn document(routes: &[Route]) -> Value {
-    let mut types = Types::new();
+    let mut types = SchemaRegistry::new();
     let mut paths = Map::new();
     for operation in operations::all() {
-        // A test sees that there is none.
+        // A test checks that every operation has a route.
         let Some(route) = routes.iter().find(|route| route.path == operation.path) else {
             continue;
         };
-        let described = describe(&operation, route, &mut types);
+        let described = describe_operation(&operation, route, &mut types);
         let path = paths.entry(public_path(operation.path)).or_insert_with(|| json!({}));
         if operation.method == "GET" && route.methods.contains(&"HEAD") {
-            path["head"] = head(&described);
+            path["head"] = head_operation(&described);
         }
         path[operation.method.to_lowercase()] = described;
     }
     let (schemas, names) = types.into_schemas();
     let mut paths = Value::Object(paths);
-    refer(&mut paths, &|name| match name.strip_prefix(ANSWER) {
+    rename_references(&mut paths, &|name| match name.strip_prefix(RESPONSE_PREFIX) {
         Some(answer) => names.get(answer).cloned().unwrap_or_default(),
         None => name.to_owned(),
     });
@@ -52,7 +53,7 @@ pub(crate) fn document(routes: &[Route]) -> Value {
         "info": {
             "title": "Puna",
             "version": VERSION,
-            "description": ABOUT,
+            "description": DESCRIPTION,
             "license": {"name": "MIT OR Apache-2.0", "identifier": "MIT OR Apache-2.0"},
         },
         "servers": [{"url": "/", "description": "This server."}],
@@ -74,18 +75,19 @@ pub(crate) fn document(routes: &[Route]) -> Value {
     })
 }
 
-/// `{*x}` is `{x}` to OpenAPI.
+/// Turns a route pattern into an OpenAPI path: `{*x}` becomes `{x}`.
 pub(super) fn public_path(pattern: &str) -> String {
     pattern.replace("{*", "{")
 }
 
-/// What HEAD answers where GET does.
-fn head(get: &Value) -> Value {
+/// Derives the HEAD operation from the GET operation of the same path: its responses have no
+/// content.
+fn head_operation(get: &Value) -> Value {
     let mut head = get.clone();
     head["operationId"] =
         format!("{}_head", get["operationId"].as_str().unwrap_or_default()).into();
     for answer in
-        head["responses"].as_object_mut().into_iter().flat_map(|answers| answers.values_mut())
+        head["responses"].as_object_mut().into_iter().flat_map(|responses| responses.values_mut())
     {
         if let Some(answer) = answer.as_object_mut() {
             answer.remove("content");
@@ -94,19 +96,19 @@ fn head(get: &Value) -> Value {
     head
 }
 
-fn describe(operation: &Operation, route: &Route, types: &mut Types) -> Value {
+fn describe_operation(operation: &Operation, route: &Route, types: &mut SchemaRegistry) -> Value {
     let mut described = json!({
         "operationId": operation.id,
         "tags": [route.dialect.name()],
         "summary": operation.summary,
         "x-puna-state": operation.state.name(),
     });
-    if !operation.about.is_empty() {
-        described["description"] = operation.about.into();
+    if !operation.description.is_empty() {
+        described["description"] = operation.description.into();
     }
     match route.access {
         Access::Open => described["security"] = json!([]),
-        // Without keys everybody may come.
+        // The empty object stands for servers without keys, where no authentication is needed.
         Access::Requires(scope) => {
             described["security"] = json!([{}, {"bearer": []}, {"key": []}]);
             described["x-puna-scope"] = scope.name().into();
@@ -118,28 +120,28 @@ fn describe(operation: &Operation, route: &Route, types: &mut Types) -> Value {
         .map(|parameter| {
             let schema: Value = serde_json::from_str(parameter.schema).unwrap_or(Value::Bool(true));
             json!({
-                "name": parameter.name, "in": parameter.place, "required": parameter.place == "path",
-                "description": parameter.about, "schema": schema,
+                "name": parameter.name, "in": parameter.location, "required": parameter.location == "path",
+                "description": parameter.description, "schema": schema,
             })
         })
         .collect();
     if !parameters.is_empty() {
         described["parameters"] = parameters.into();
     }
-    if let Some(body) = body(&operation.body, types) {
+    if let Some(body) = request_body(&operation.body, types) {
         described["requestBody"] = body;
     }
-    described["responses"] = answers(operation, route, types);
+    described["responses"] = responses(operation, route, types);
     described
 }
 
-fn body(body: &Body, types: &mut Types) -> Option<Value> {
+fn request_body(body: &RequestBody, types: &mut SchemaRegistry) -> Option<Value> {
     let (kind, content) = match body {
-        Body::Nothing => return None,
-        Body::Bytes => {
+        RequestBody::Nothing => return None,
+        RequestBody::Bytes => {
             ("application/octet-stream", json!({"schema": {"type": "string", "format": "binary"}}))
         }
-        Body::Json { schema, required, example } => {
+        RequestBody::Json { schema, required, example } => {
             let mut schema = types.request(*schema);
             if !required.is_empty() {
                 schema = json!({"allOf": [schema, {"type": "object", "required": required}]});
@@ -147,9 +149,9 @@ fn body(body: &Body, types: &mut Types) -> Option<Value> {
             let example: Value = serde_json::from_str(example).unwrap_or_default();
             ("application/json", json!({"schema": schema, "example": example}))
         }
-        Body::Form(fields) => {
-            let one = |(name, _, about): &(&str, bool, &str)| {
-                let mut schema = json!({"type": "string", "description": about});
+        RequestBody::Form(fields) => {
+            let one = |(name, _, description): &(&str, bool, &str)| {
+                let mut schema = json!({"type": "string", "description": description});
                 if *name == "file" {
                     schema["format"] = "binary".into();
                 }
@@ -168,51 +170,57 @@ fn body(body: &Body, types: &mut Types) -> Option<Value> {
     Some(json!({"required": true, "content": {kind: content}}))
 }
 
-fn answers(operation: &Operation, route: &Route, types: &mut Types) -> Value {
-    let mut answers = Map::new();
-    for (status, about, contents) in &operation.answers {
-        let mut answer = json!({"description": about});
+fn responses(operation: &Operation, route: &Route, types: &mut SchemaRegistry) -> Value {
+    let mut responses = Map::new();
+    for (status, description, contents) in &operation.responses {
+        let mut answer = json!({"description": description});
         for content in contents {
             let (kind, schema) = match content {
-                Content::Nothing => continue,
-                Content::Text(kind) => (*kind, json!({"schema": {"type": "string"}})),
-                Content::Json(schema) => {
-                    ("application/json", json!({"schema": types.answer(*schema)}))
+                ResponseBody::Nothing => continue,
+                ResponseBody::Text(kind) => (*kind, json!({"schema": {"type": "string"}})),
+                ResponseBody::Json(schema) => {
+                    ("application/json", json!({"schema": types.response(*schema)}))
                 }
-                Content::Lines(schema) => ("application/x-ndjson", lines(types.answer(*schema))),
-                Content::Events(schema) => ("text/event-stream", events(types.answer(*schema))),
+                ResponseBody::Lines(schema) => {
+                    ("application/x-ndjson", ndjson_content(types.response(*schema)))
+                }
+                ResponseBody::Events(schema) => {
+                    ("text/event-stream", sse_content(types.response(*schema)))
+                }
             };
             answer["content"][kind] = schema;
         }
-        if matches!(operation.body, Body::Json { .. }) {
+        if matches!(operation.body, RequestBody::Json { .. }) {
             answer["headers"]["X-Puna-Ignored"] = json!({
                 "description": "Fields of the request that nobody looked at.", "schema": {"type": "string"},
             });
         }
-        answers.insert(status.to_string(), answer);
+        responses.insert(status.to_string(), answer);
     }
-    let door: &[u16] = if route.access == Access::Open { &[] } else { &[401, 403, 429] };
-    let mut errors: Vec<u16> = operation.errors.iter().chain(door).copied().collect();
+    let auth_errors: &[u16] = if route.access == Access::Open { &[] } else { &[401, 403, 429] };
+    let mut errors: Vec<u16> = operation.errors.iter().chain(auth_errors).copied().collect();
     errors.sort_unstable();
     errors.dedup();
-    let schema = types.answer(operations::error_of(route));
+    let schema = types.response(operations::error_of(route));
     for status in errors {
-        let mut answer = json!({"description": meaning(status)});
+        let mut answer = json!({"description": status_description(status)});
         if operation.method != "HEAD" {
             answer["content"]["application/json"]["schema"] = schema.clone();
         }
-        answers.insert(status.to_string(), answer);
+        responses.insert(status.to_string(), answer);
     }
-    answers.into()
+    responses.into()
 }
 
-/// A stream of lines is a text to OpenAPI 3.1; what a line is, is said beside.
-fn lines(schema: Value) -> Value {
+/// Describes a stream of JSON lines. OpenAPI 3.1 sees a string; `x-puna-pieces` has the schema of a
+/// line.
+fn ndjson_content(schema: Value) -> Value {
     json!({"schema": {"type": "string"}, "x-puna-pieces": schema})
 }
 
-/// An event has a name and data, which are JSON; but for the last one in OpenAI's streams, `[DONE]`.
-fn events(schema: Value) -> Value {
+/// Describes a stream of server-sent events. An event has a name and JSON data. The last event of
+/// OpenAI's streams has the data `[DONE]`.
+fn sse_content(schema: Value) -> Value {
     let data =
         json!({"type": "string", "contentMediaType": "application/json", "contentSchema": schema});
     let data = json!({"anyOf": [{"const": "[DONE]"}, data]});
@@ -220,7 +228,7 @@ fn events(schema: Value) -> Value {
     json!({"schema": {"type": "object", "properties": properties, "required": ["data"]}, "x-puna-pieces": schema})
 }
 
-fn meaning(status: u16) -> &'static str {
+fn status_description(status: u16) -> &'static str {
     match status {
         400 => "The request is wrong.",
         401 => "The server has keys, and the request shows none of them.",
@@ -236,19 +244,19 @@ fn meaning(status: u16) -> &'static str {
     }
 }
 
-/// The schemas of all types, once as requests and once as answers.
-struct Types {
+/// Schemas of all types, generated separately for requests and for responses.
+struct SchemaRegistry {
     requests: SchemaGenerator,
-    answers: SchemaGenerator,
+    responses: SchemaGenerator,
 }
 
-impl Types {
+impl SchemaRegistry {
     fn new() -> Self {
         let settings = SchemaSettings::draft2020_12()
             .with(|settings| settings.definitions_path = "/components/schemas".into());
         Self {
             requests: settings.clone().into_generator(),
-            answers: settings.for_serialize().into_generator(),
+            responses: settings.for_serialize().into_generator(),
         }
     }
 
@@ -256,30 +264,31 @@ impl Types {
         schema(&mut self.requests).to_value()
     }
 
-    /// A reference to a type in an answer; its final name is found at the end.
-    fn answer(&mut self, schema: SchemaOf) -> Value {
-        let mut schema = schema(&mut self.answers).to_value();
-        refer(&mut schema, &|name| format!("{ANSWER}{name}"));
+    /// Returns a reference to a response type, with [`RESPONSE_PREFIX`] before its name. The caller
+    /// replaces it by the final name.
+    fn response(&mut self, schema: SchemaOf) -> Value {
+        let mut schema = schema(&mut self.responses).to_value();
+        rename_references(&mut schema, &|name| format!("{RESPONSE_PREFIX}{name}"));
         schema
     }
 
-    /// All of them by name, and the names that those of answers have got: their own, except where requests have a type
-    /// of that name too.
+    /// Returns all schemas by name, and the final names of the response types. A response type
+    /// keeps its name unless a request type has the same one; then `Answer` is appended.
     fn into_schemas(mut self) -> (Map<String, Value>, BTreeMap<String, String>) {
         let mut all = self.requests.take_definitions(true);
         all.values_mut().for_each(make_nullable);
-        let answers = self.answers.take_definitions(true);
+        let responses = self.responses.take_definitions(true);
         let name = |name: &String| {
             if all.contains_key(name) { format!("{name}Answer") } else { name.clone() }
         };
         let names: BTreeMap<String, String> =
-            answers.keys().map(|old| (old.clone(), name(old))).collect();
-        for (name, mut schema) in answers {
-            refer(&mut schema, &|name| names.get(name).cloned().unwrap_or_default());
+            responses.keys().map(|old| (old.clone(), name(old))).collect();
+        for (name, mut schema) in responses {
+            rename_references(&mut schema, &|name| names.get(name).cloned().unwrap_or_default());
             all.insert(names[&name].clone(), schema);
         }
         all.values_mut().for_each(join_description_lines);
-        all.values_mut().for_each(tidy);
+        all.values_mut().for_each(annotate_fields);
         // The former name of a type, for clients that are generated from the document.
         all.insert(
             "AdapterDose".into(),
@@ -290,8 +299,8 @@ impl Types {
     }
 }
 
-/// Renames the types that a schema refers to.
-fn refer(schema: &mut Value, renamed: &dyn Fn(&str) -> String) {
+/// Renames the types that a schema refers to, in place.
+fn rename_references(schema: &mut Value, renamed: &dyn Fn(&str) -> String) {
     match schema {
         Value::Object(map) => {
             for (key, value) in map {
@@ -301,16 +310,16 @@ fn refer(schema: &mut Value, renamed: &dyn Fn(&str) -> String) {
                             *text = format!("{COMPONENTS}{}", renamed(name));
                         }
                     }
-                    value => refer(value, renamed),
+                    value => rename_references(value, renamed),
                 }
             }
         }
-        Value::Array(list) => list.iter_mut().for_each(|value| refer(value, renamed)),
+        Value::Array(list) => list.iter_mut().for_each(|value| rename_references(value, renamed)),
         _ => {}
     }
 }
 
-/// In requests `null` is as good as a field that is not there.
+/// Allows `null` for the optional fields of a request: it means the same as an absent field.
 fn make_nullable(schema: &mut Value) {
     for_each_field(schema, &mut |field, required| {
         let null = json!("null");
@@ -368,8 +377,8 @@ fn join_description_lines(schema: &mut Value) {
     }
 }
 
-/// Marks additions and refusals, and leaves out defaults that say nothing.
-fn tidy(schema: &mut Value) {
+/// Marks the fields that Puna adds or refuses, and removes empty defaults.
+fn annotate_fields(schema: &mut Value) {
     for_each_field(schema, &mut |field, _| {
         let Some(map) = field.as_object_mut() else { return };
         let empty = |value: &Value| match value {
@@ -383,16 +392,17 @@ fn tidy(schema: &mut Value) {
         if map.get("default").is_some_and(empty) {
             map.remove("default");
         }
-        let about = map.get("description").and_then(Value::as_str).unwrap_or_default();
-        if about.contains("(Puna's addition)") {
-            map.insert("x-puna-state".into(), State::Additive.name().into());
-        } else if about.contains(": refused") {
-            map.insert("x-puna-state".into(), State::Refused.name().into());
+        let description = map.get("description").and_then(Value::as_str).unwrap_or_default();
+        if description.contains("(Puna's addition)") {
+            map.insert("x-puna-state".into(), RouteStatus::Additive.name().into());
+        } else if description.contains(": refused") {
+            map.insert("x-puna-state".into(), RouteStatus::Refused.name().into());
         }
     });
 }
 
-/// Does something with the fields of a schema and of those within it; the second argument is whether a field is required.
+/// Calls `work` with each field of a schema and of its nested schemas. The second argument says
+/// whether the field is required.
 fn for_each_field(schema: &mut Value, work: &mut dyn FnMut(&mut Value, bool)) {
     match schema {
         Value::Object(map) => {

@@ -1,27 +1,27 @@
-//! What one method of one route takes and answers.
+//! Description of one method of one route: request body, parameters and responses.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 
-/// Makes the schema of a type.
+/// Function that generates the schema of a type.
 pub(crate) type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
 
-/// The schema of a type, for the tables.
-pub(crate) fn of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+/// Generates the schema of `T`; the tables store it as a [`SchemaOf`].
+pub(crate) fn schema_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     generator.subschema_for::<T>()
 }
 
-/// How a route stands to the dialect's original.
+/// Relation of a route to the same route of the original API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
-    /// It does what the original does.
+pub(crate) enum RouteStatus {
+    /// The route does what the original does.
     Supported,
-    /// The original has none such.
+    /// The original has no such route: Puna adds it.
     Additive,
-    /// It is there to say no.
+    /// The route exists to answer with an error.
     Refused,
 }
 
-impl State {
+impl RouteStatus {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Supported => "supported",
@@ -31,61 +31,61 @@ impl State {
     }
 }
 
-/// What a request carries.
-pub(crate) enum Body {
+/// Body of a request.
+pub(crate) enum RequestBody {
     Nothing,
     Json {
         schema: SchemaOf,
-        /// Fields without which the request is refused.
+        /// Required fields: a request without one of them is refused.
         required: &'static [&'static str],
-        /// A request that works, in JSON.
+        /// Valid request in JSON.
         example: &'static str,
     },
-    /// Any bytes.
+    /// Any bytes, `application/octet-stream`.
     Bytes,
-    /// A form with files: names, whether they are required, and what they are.
+    /// `multipart/form-data`: name of each field, whether it is required, and its description.
     Form(&'static [(&'static str, bool, &'static str)]),
 }
 
-/// What an answer carries.
+/// Body of a response.
 #[derive(Clone, Copy)]
-pub(crate) enum Content {
+pub(crate) enum ResponseBody {
     Nothing,
     Text(&'static str),
     Json(SchemaOf),
-    /// `application/x-ndjson`: an object a line.
+    /// `application/x-ndjson`: one JSON object per line.
     Lines(SchemaOf),
-    /// `text/event-stream`: an object an event.
+    /// `text/event-stream`: one JSON object per event.
     Events(SchemaOf),
 }
 
-/// A parameter outside of the body.
+/// Parameter outside of the body.
 pub(crate) struct Parameter {
     pub(crate) name: &'static str,
     /// `path`, `query` or `header`.
-    pub(crate) place: &'static str,
-    pub(crate) about: &'static str,
-    /// Its schema in JSON.
+    pub(crate) location: &'static str,
+    pub(crate) description: &'static str,
+    /// Schema of the parameter in JSON.
     pub(crate) schema: &'static str,
 }
 
-/// A method of a route.
+/// One method of one route.
 pub(crate) struct Operation {
     pub(crate) method: &'static str,
-    /// The pattern in the table of routes.
+    /// Pattern of the path in the table of routes.
     pub(crate) path: &'static str,
-    /// A name in the document that no other operation has.
+    /// Unique `operationId` in the document.
     pub(crate) id: &'static str,
-    /// In a few words.
+    /// Summary in a few words.
     pub(crate) summary: &'static str,
-    /// More of them; may be empty.
-    pub(crate) about: &'static str,
-    pub(crate) state: State,
-    pub(crate) body: Body,
+    /// Longer description; may be empty.
+    pub(crate) description: &'static str,
+    pub(crate) state: RouteStatus,
+    pub(crate) body: RequestBody,
     pub(crate) parameters: Vec<Parameter>,
-    /// Status, words and contents of answers that are no errors.
-    pub(crate) answers: Vec<(u16, &'static str, Vec<Content>)>,
-    /// Statuses of errors.
+    /// Status, description and bodies of the successful responses.
+    pub(crate) responses: Vec<(u16, &'static str, Vec<ResponseBody>)>,
+    /// Status codes of the errors, sorted.
     pub(crate) errors: Vec<u16>,
 }
 
@@ -101,11 +101,11 @@ impl Operation {
             path,
             id,
             summary,
-            about: "",
-            state: State::Supported,
-            body: Body::Nothing,
+            description: "",
+            state: RouteStatus::Supported,
+            body: RequestBody::Nothing,
             parameters: Vec::new(),
-            answers: Vec::new(),
+            responses: Vec::new(),
             errors: Vec::new(),
         }
     }
@@ -122,54 +122,59 @@ impl Operation {
         Self::new("DELETE", path, id, summary)
     }
 
-    pub(crate) fn about(self, about: &'static str) -> Self {
-        Self { about, ..self }
+    pub(crate) fn description(self, description: &'static str) -> Self {
+        Self { description, ..self }
     }
 
-    /// The original has no such route.
+    /// Marks the route as an addition of Puna.
     pub(crate) fn additive(self) -> Self {
-        Self { state: State::Additive, ..self }
+        Self { state: RouteStatus::Additive, ..self }
     }
 
-    /// The route only says no, with this status.
+    /// Marks the route as one that only answers with this error status.
     pub(crate) fn refused(self, status: u16) -> Self {
-        Self { state: State::Refused, ..self }.errors(&[status])
+        Self { state: RouteStatus::Refused, ..self }.errors(&[status])
     }
 
-    /// A JSON body, and what comes of one that is none.
+    /// Sets a JSON body, and adds the errors of an invalid body.
     pub(crate) fn json<T: JsonSchema>(
         self,
         required: &'static [&'static str],
         example: &'static str,
     ) -> Self {
-        Self { body: Body::Json { schema: of::<T>, required, example }, ..self }
+        Self { body: RequestBody::Json { schema: schema_of::<T>, required, example }, ..self }
             .errors(&[400, 408, 413])
     }
 
-    /// Another body, and what comes of one that is none.
-    pub(crate) fn body(self, body: Body) -> Self {
+    /// Sets a body that is not JSON, and adds the errors of an invalid body.
+    pub(crate) fn body(self, body: RequestBody) -> Self {
         Self { body, ..self }.errors(&[400, 408, 413])
     }
 
     pub(crate) fn parameter(
         mut self,
-        place: &'static str,
+        location: &'static str,
         name: &'static str,
-        about: &'static str,
+        description: &'static str,
         schema: &'static str,
     ) -> Self {
-        self.parameters.push(Parameter { name, place, about, schema });
+        self.parameters.push(Parameter { name, location, description, schema });
         self
     }
 
-    pub(crate) fn answer(mut self, status: u16, about: &'static str, contents: &[Content]) -> Self {
-        self.answers.push((status, about, contents.to_vec()));
+    pub(crate) fn response(
+        mut self,
+        status: u16,
+        description: &'static str,
+        contents: &[ResponseBody],
+    ) -> Self {
+        self.responses.push((status, description, contents.to_vec()));
         self
     }
 
-    /// 200 with an object.
-    pub(crate) fn object<T: JsonSchema>(self, about: &'static str) -> Self {
-        self.answer(200, about, &[Content::Json(of::<T>)])
+    /// Adds the response 200 with one JSON object.
+    pub(crate) fn object<T: JsonSchema>(self, description: &'static str) -> Self {
+        self.response(200, description, &[ResponseBody::Json(schema_of::<T>)])
     }
 
     pub(crate) fn errors(mut self, statuses: &[u16]) -> Self {
@@ -179,8 +184,8 @@ impl Operation {
         self
     }
 
-    /// Errors of looking for a model and of loading it.
-    pub(crate) fn loads(self) -> Self {
+    /// Adds the errors of finding and loading a model.
+    pub(crate) fn loads_model(self) -> Self {
         self.errors(&[400, 403, 404, 500, 503])
     }
 }

@@ -1,10 +1,10 @@
-//! Every method of every route. A test compares this table with the routes themselves.
+//! Table of every method of every route. A test compares it with the table of routes.
 
 use puna_api::native::{self, ErrorBody};
 use puna_api::schema::{MessageEvent, Response, ResponseEvent};
 use puna_api::{anthropic, openai, responses};
 
-use super::operation::{Body, Content, Operation, SchemaOf, of};
+use super::operation::{Operation, RequestBody, ResponseBody, SchemaOf, schema_of};
 use super::shapes::{
     AnyError, AnyModel, AnyModelList, Cloud, CountedResponse, DeletedResponse, Health,
     Recommendations, WebFetch, WebSearch,
@@ -12,7 +12,7 @@ use super::shapes::{
 use crate::http::Dialect;
 use crate::route_table::Route;
 
-/// The whole table.
+/// Returns the whole table.
 pub(crate) fn all() -> Vec<Operation> {
     let mut all = generation();
     all.extend(library());
@@ -27,49 +27,49 @@ pub(crate) fn all() -> Vec<Operation> {
 fn generation() -> Vec<Operation> {
     vec![
         Operation::post("/api/generate", "generate", "Continue a prompt")
-            .about("Without a prompt the model is only loaded, or with `keep_alive` 0 unloaded.")
+            .description("Without a prompt the model is only loaded, or with `keep_alive` 0 unloaded.")
             .json::<native::GenerateRequest>(
                 &["model"],
                 r#"{"model": "cria", "prompt": "Why is the sky blue?", "options": {"num_predict": 20}}"#,
             )
-            .answer(
+            .response(
                 200,
                 "Pieces of text, one a line; with `stream` false one object.",
-                &[Content::Lines(of::<native::GenerateResponse>), Content::Json(of::<native::GenerateResponse>)],
+                &[ResponseBody::Lines(schema_of::<native::GenerateResponse>), ResponseBody::Json(schema_of::<native::GenerateResponse>)],
             )
-            .loads(),
+            .loads_model(),
         Operation::post("/api/chat", "chat", "Answer a conversation")
-            .about("Without messages the model is only loaded, or with `keep_alive` 0 unloaded.")
+            .description("Without messages the model is only loaded, or with `keep_alive` 0 unloaded.")
             .json::<native::ChatRequest>(
                 &["model"],
                 r#"{"model": "cria", "messages": [{"role": "user", "content": "Hello!"}], "options": {"num_predict": 20}}"#,
             )
-            .answer(
+            .response(
                 200,
                 "Pieces of a message, one a line; with `stream` false one object.",
-                &[Content::Lines(of::<native::ChatResponse>), Content::Json(of::<native::ChatResponse>)],
+                &[ResponseBody::Lines(schema_of::<native::ChatResponse>), ResponseBody::Json(schema_of::<native::ChatResponse>)],
             )
-            .loads(),
+            .loads_model(),
         Operation::post("/api/embed", "embed", "Texts to vectors")
-            .about("Vectors have norm 1. Without a text the model is only loaded.")
+            .description("Vectors have norm 1. Without a text the model is only loaded.")
             .json::<native::EmbedRequest>(&["model"], r#"{"model": "minilm", "input": ["one", "two"]}"#)
             .object::<native::EmbedResponse>("A vector for each text.")
-            .loads(),
+            .loads_model(),
         Operation::post("/api/embeddings", "embeddings", "A text to its vector, in the older form")
-            .about("The vector is as the model's pooling gives it.")
+            .description("The vector is as the model's pooling gives it.")
             .json::<native::EmbeddingsRequest>(&["model"], r#"{"model": "minilm", "prompt": "one"}"#)
             .object::<native::EmbeddingsResponse>("The vector.")
-            .loads(),
+            .loads_model(),
         Operation::post("/api/tokenize", "tokenize", "A text to its tokens")
             .additive()
             .json::<native::TokenizeRequest>(&["model"], r#"{"model": "cria", "text": "Hello!"}"#)
             .object::<native::TokenizeResponse>("The tokens.")
-            .loads(),
+            .loads_model(),
         Operation::post("/api/detokenize", "detokenize", "Tokens to their text")
             .additive()
             .json::<native::DetokenizeRequest>(&["model"], r#"{"model": "cria", "tokens": [1, 2, 3]}"#)
             .object::<native::DetokenizeResponse>("The text.")
-            .loads(),
+            .loads_model(),
     ]
 }
 
@@ -83,12 +83,15 @@ fn library() -> Vec<Operation> {
             DIGEST,
         )
     };
-    let progress = [Content::Lines(of::<native::Progress>), Content::Json(of::<native::Progress>)];
+    let progress = [
+        ResponseBody::Lines(schema_of::<native::Progress>),
+        ResponseBody::Json(schema_of::<native::Progress>),
+    ];
     vec![
-        Operation::get("/", "root", "Whether the server is there").answer(
+        Operation::get("/", "root", "Whether the server is there").response(
             200,
             "`Ollama is running`",
-            &[Content::Text("text/plain")],
+            &[ResponseBody::Text("text/plain")],
         ),
         Operation::get("/api/version", "version", "Versions").object::<native::VersionResponse>("Versions."),
         Operation::get("/api/tags", "tags", "What is stored")
@@ -101,12 +104,12 @@ fn library() -> Vec<Operation> {
         Operation::get("/api/ps", "ps", "What is loaded")
             .object::<native::ProcessResponse>("The models in memory, the one that stays longest first."),
         Operation::post("/api/create", "create", "Make a model")
-            .about("From a stored model (`from`) or from files that were uploaded to `/api/blobs/…` before.")
+            .description("From a stored model (`from`) or from files that were uploaded to `/api/blobs/…` before.")
             .json::<native::CreateRequest>(
                 &[],
                 r#"{"model": "polite", "from": "cria", "system": "Be polite."}"#,
             )
-            .answer(
+            .response(
                 200,
                 "What is being done, one line a step; with `stream` false the last of them.",
                 &progress,
@@ -117,30 +120,30 @@ fn library() -> Vec<Operation> {
                 &["source", "destination"],
                 r#"{"source": "cria", "destination": "me/cria:v2"}"#,
             )
-            .answer(200, "Done.", &[Content::Nothing])
+            .response(200, "Done.", &[ResponseBody::Nothing])
             .errors(&[404, 500]),
         Operation::delete("/api/delete", "delete", "Remove a model")
             .json::<native::DeleteRequest>(&[], r#"{"model": "me/cria:v2"}"#)
-            .answer(
+            .response(
                 200,
                 "Done. Nothing is said, unless the space was not freed: then why, in `warning` of an object.",
-                &[Content::Nothing],
+                &[ResponseBody::Nothing],
             )
             .errors(&[404, 500]),
         Operation::post("/api/pull", "pull", "Fetch a model from a registry")
             .json::<native::PullRequest>(&[], r#"{"model": "smollm2:135m"}"#)
-            .answer(200, "Progress, one line at a time; with `stream` false the last of them.", &progress)
+            .response(200, "Progress, one line at a time; with `stream` false the last of them.", &progress)
             .errors(&[403, 404, 500]),
         Operation::post("/api/push", "push", "Send a model to a registry")
             .json::<native::PullRequest>(&[], r#"{"model": "me/cria:v2"}"#)
-            .answer(200, "Progress, one line at a time; with `stream` false the last of them.", &progress)
+            .response(200, "Progress, one line at a time; with `stream` false the last of them.", &progress)
             .errors(&[403, 404, 500]),
         Operation::post("/api/verify", "verify", "Compare stored models with their digests")
-            .about(
+            .description(
                 "Damaged parts are told in lines of their own; if any are left in the end, that is an error.",
             )
             .json::<native::VerifyRequest>(&[], r#"{"model": "cria"}"#)
-            .answer(200, "Progress, one line at a time; with `stream` false the last of them.", &progress)
+            .response(200, "Progress, one line at a time; with `stream` false the last of them.", &progress)
             .errors(&[404, 500]),
         Operation::post("/api/prune", "prune", "Remove what no model uses")
             .json::<native::PruneRequest>(&[], r#"{"dry_run": true}"#)
@@ -150,12 +153,12 @@ fn library() -> Vec<Operation> {
             .object::<native::DownloadsResponse>("Those that go on and those that were interrupted.")
             .errors(&[500]),
         digest(Operation::new("HEAD", "/api/blobs/{digest}", "has_blob", "Whether a file was uploaded"))
-            .answer(200, "It is there.", &[Content::Nothing])
+            .response(200, "It is there.", &[ResponseBody::Nothing])
             .errors(&[400, 404]),
         digest(Operation::post("/api/blobs/{digest}", "upload_blob", "Upload a file"))
-            .body(Body::Bytes)
-            .answer(200, "It was there already.", &[Content::Nothing])
-            .answer(201, "It is stored.", &[Content::Nothing])
+            .body(RequestBody::Bytes)
+            .response(200, "It was there already.", &[ResponseBody::Nothing])
+            .response(201, "It is stored.", &[ResponseBody::Nothing])
             .errors(&[500]),
     ]
 }
@@ -164,16 +167,20 @@ fn cloud() -> Vec<Operation> {
     let offline = "Nothing here ever goes out to ollama.com.";
     vec![
         Operation::get("/api/status", "cloud_status", "Whether ollama.com is used")
-            .about("It is not.")
+            .description("It is not.")
             .object::<Cloud>("It is not."),
-        Operation::post("/api/me", "me", "The account at ollama.com").about(offline).refused(501),
-        Operation::post("/api/signout", "signout", "Leave ollama.com").about(offline).refused(501),
+        Operation::post("/api/me", "me", "The account at ollama.com")
+            .description(offline)
+            .refused(501),
+        Operation::post("/api/signout", "signout", "Leave ollama.com")
+            .description(offline)
+            .refused(501),
         Operation::delete(
             "/api/user/keys/{key}",
             "delete_user_key",
             "Leave ollama.com, in the older form",
         )
-        .about(offline)
+        .description(offline)
         .parameter("path", "key", "The key.", r#"{"type": "string", "minLength": 1}"#)
         .refused(501),
         Operation::post(
@@ -181,11 +188,11 @@ fn cloud() -> Vec<Operation> {
             "web_search",
             "Search the web by ollama.com",
         )
-        .about(offline)
+        .description(offline)
         .json::<WebSearch>(&[], r#"{"query": "weather"}"#)
         .refused(403),
         Operation::post("/api/experimental/web_fetch", "web_fetch", "Fetch a page by ollama.com")
-            .about(offline)
+            .description(offline)
             .json::<WebFetch>(&[], r#"{"url": "https://example.com"}"#)
             .refused(403),
         Operation::get(
@@ -221,45 +228,45 @@ fn openai() -> Vec<Operation> {
                 &["model", "messages"],
                 r#"{"model": "cria", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 20, "stream": true}"#,
             )
-            .answer(200, "The answer; with `stream` its pieces, and at the end `[DONE]`.", &[
-                Content::Json(of::<openai::ChatCompletion>),
-                Content::Events(of::<openai::ChatCompletionChunk>),
+            .response(200, "The answer; with `stream` its pieces, and at the end `[DONE]`.", &[
+                ResponseBody::Json(schema_of::<openai::ChatCompletion>),
+                ResponseBody::Events(schema_of::<openai::ChatCompletionChunk>),
             ])
-            .loads(),
+            .loads_model(),
         Operation::post("/v1/completions", "completions", "Answer a prompt, or several")
             .json::<openai::CompletionRequest>(
                 &["model"],
                 r#"{"model": "cria", "prompt": "Hello!", "max_tokens": 20, "stream": true}"#,
             )
-            .answer(200, "The answer; with `stream` its pieces, and at the end `[DONE]`.", &[
-                Content::Json(of::<openai::Completion>),
-                Content::Events(of::<openai::CompletionChunk>),
+            .response(200, "The answer; with `stream` its pieces, and at the end `[DONE]`.", &[
+                ResponseBody::Json(schema_of::<openai::Completion>),
+                ResponseBody::Events(schema_of::<openai::CompletionChunk>),
             ])
-            .loads(),
+            .loads_model(),
         Operation::post("/v1/embeddings", "openai_embeddings", "Texts to vectors")
             .json::<openai::EmbedRequest>(&["model", "input"], r#"{"model": "minilm", "input": ["one", "two"]}"#)
             .object::<openai::EmbeddingList>("A vector for each text.")
-            .loads(),
+            .loads_model(),
         Operation::post("/v1/responses", "create_response", "Answer items, and keep the answer")
             .json::<responses::ResponsesRequest>(
                 &["model"],
                 r#"{"model": "cria", "input": "Hello!", "max_output_tokens": 20, "stream": true}"#,
             )
-            .answer(200, "The response; with `stream` its events.", &[
-                Content::Json(of::<Response>),
-                Content::Events(of::<ResponseEvent>),
+            .response(200, "The response; with `stream` its events.", &[
+                ResponseBody::Json(schema_of::<Response>),
+                ResponseBody::Events(schema_of::<ResponseEvent>),
             ])
-            .loads(),
+            .loads_model(),
         Operation::post("/v1/responses/input_tokens", "count_response", "Count the tokens of a prompt")
-            .about("Of the very prompt that the model would get.")
+            .description("Of the very prompt that the model would get.")
             .json::<responses::ResponsesRequest>(&["model"], r#"{"model": "cria", "input": "Hello!"}"#)
             .object::<CountedResponse>("Their number.")
-            .loads(),
+            .loads_model(),
         id(Operation::get("/v1/responses/{id}", "get_response", "A response that was kept"))
-            .answer(
+            .response(
                 200,
                 "The response; with `stream` the events that told of it.",
-                &[Content::Json(of::<Response>), Content::Events(of::<ResponseEvent>)],
+                &[ResponseBody::Json(schema_of::<Response>), ResponseBody::Events(schema_of::<ResponseEvent>)],
             )
             .parameter("query", "stream", "Tell the events of its stream again.", r#"{"type": "boolean"}"#)
             .parameter("query", "starting_after", "With `stream`, only events behind that of this `sequence_number`.", r#"{"type": "integer", "minimum": 0}"#)
@@ -268,8 +275,8 @@ fn openai() -> Vec<Operation> {
             .object::<DeletedResponse>("It is forgotten.")
             .errors(&[404]),
         Operation::post("/v1/audio/transcriptions", "transcriptions", "Sound to text")
-            .about("No model here takes sound so far: a complete request is refused with 400.")
-            .body(Body::Form(&[
+            .description("No model here takes sound so far: a complete request is refused with 400.")
+            .body(RequestBody::Form(&[
                 ("file", true, "The sound."),
                 ("model", true, "The model's name."), ("response_format", false, "`text` or `json`."), ("language", false, "The language that is spoken."), ("prompt", false, "What was said before."),
             ]))
@@ -295,23 +302,23 @@ fn anthropic() -> Vec<Operation> {
                 &["model", "max_tokens", "messages"],
                 r#"{"model": "cria", "max_tokens": 20, "messages": [{"role": "user", "content": "Hello!"}], "stream": true}"#,
             )
-            .answer(200, "The message; with `stream` its events.", &[
-                Content::Json(of::<anthropic::MessagesResponse>),
-                Content::Events(of::<MessageEvent>),
+            .response(200, "The message; with `stream` its events.", &[
+                ResponseBody::Json(schema_of::<anthropic::MessagesResponse>),
+                ResponseBody::Events(schema_of::<MessageEvent>),
             ])
-            .loads(),
+            .loads_model(),
         Operation::post("/v1/messages/count_tokens", "count_tokens", "Count the tokens of a prompt")
-            .about("Of the very prompt that the model would get.")
+            .description("Of the very prompt that the model would get.")
             .json::<anthropic::MessagesRequest>(
                 &["model", "messages"],
                 r#"{"model": "cria", "messages": [{"role": "user", "content": "Hello!"}]}"#,
             )
             .object::<anthropic::CountResponse>("Their number.")
-            .loads(),
+            .loads_model(),
     ]
 }
 
-/// One route by the names that different services give it.
+/// Returns the rerank route under each of the paths that other services use.
 fn ranking() -> Vec<Operation> {
     let names = [
         ("/api/rerank", "rerank"),
@@ -327,7 +334,7 @@ fn ranking() -> Vec<Operation> {
                 r#"{"model": "reranker", "query": "What is a panda?", "documents": ["A bear.", "A car."]}"#,
             )
             .object::<native::RerankResponse>("Documents with their scores, the best first.")
-            .loads()
+            .loads_model()
     };
     names.map(one).into()
 }
@@ -337,32 +344,32 @@ fn puna() -> Vec<Operation> {
         Operation::get("/health", "health", "Whether requests are taken")
             .additive()
             .object::<Health>("They are."),
-        Operation::get("/metrics", "metrics", "Figures for Prometheus").additive().answer(
+        Operation::get("/metrics", "metrics", "Figures for Prometheus").additive().response(
             200,
             "Figures.",
-            &[Content::Text("text/plain")],
+            &[ResponseBody::Text("text/plain")],
         ),
         Operation::get("/openapi.json", "openapi", "This document")
             .additive()
-            .answer(
+            .response(
                 200,
                 "This document.",
-                &[Content::Json(|_| schemars::json_schema!({"type": "object"}))],
+                &[ResponseBody::Json(|_| schemars::json_schema!({"type": "object"}))],
             )
-            .answer(304, "It is the one that `If-None-Match` names.", &[Content::Nothing]),
+            .response(304, "It is the one that `If-None-Match` names.", &[ResponseBody::Nothing]),
         Operation::get("/docs", "docs", "This document to read, and to try")
             .additive()
-            .answer(200, "A page.", &[Content::Text("text/html")])
-            .answer(304, "It is the one that `If-None-Match` names.", &[Content::Nothing]),
+            .response(200, "A page.", &[ResponseBody::Text("text/html")])
+            .response(304, "It is the one that `If-None-Match` names.", &[ResponseBody::Nothing]),
     ]
 }
 
-/// The error object of a route.
+/// Returns the schema of a route's error object.
 pub(crate) fn error_of(route: &Route) -> SchemaOf {
     match route.dialect {
-        _ if route.shared_with_anthropic => of::<AnyError>,
-        Dialect::Ollama | Dialect::Puna => of::<ErrorBody>,
-        Dialect::OpenAi => of::<openai::ErrorBody>,
-        Dialect::Anthropic => of::<anthropic::ErrorBody>,
+        _ if route.shared_with_anthropic => schema_of::<AnyError>,
+        Dialect::Ollama | Dialect::Puna => schema_of::<ErrorBody>,
+        Dialect::OpenAi => schema_of::<openai::ErrorBody>,
+        Dialect::Anthropic => schema_of::<anthropic::ErrorBody>,
     }
 }

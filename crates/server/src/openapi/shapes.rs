@@ -1,4 +1,5 @@
-//! What is read or written by hand or has two forms: its shape, to be described.
+//! Schemas of JSON that the server reads or writes without a type of its own, or that has two
+//! variants.
 
 #![allow(dead_code, reason = "these types only describe JSON: nobody makes one")]
 

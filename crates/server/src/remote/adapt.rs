@@ -1,9 +1,10 @@
-//! Conversations as any server of OpenAI's dialect accepts them, whatever its template.
+//! Changes conversations so that every OpenAI-compatible server accepts them with any chat
+//! template.
 
 use puna_api::native::{self, Message};
 use puna_prompt::{FunctionCall, Image, MessageRules};
 
-/// Changes a conversation to what every template accepts, and says in which ways.
+/// Returns the conversation in the form that every template accepts, and the kinds of changes.
 pub(super) fn adapted(messages: &[Message]) -> (Vec<Message>, Vec<String>) {
     let mut images = Vec::new();
     let of_prompt: Vec<_> =
@@ -13,7 +14,7 @@ pub(super) fn adapted(messages: &[Message]) -> (Vec<Message>, Vec<String>) {
     (adapted, kinds.iter().map(ToString::to_string).collect())
 }
 
-/// A message whose images are their numbers in a list.
+/// Converts a message; each image becomes its index in `images`.
 fn prompt_message(message: &Message, images: &mut Vec<native::Image>) -> puna_prompt::Message {
     let first = images.len();
     images.extend(message.images.iter().cloned());
@@ -43,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_conversation_of_an_agent_has_turns_that_every_template_accepts() {
+    fn an_agent_s_conversation_is_adapted_for_every_template() {
         let picture = Message {
             images: vec![native::Image::Bytes(vec![1, 2])],
             ..Message::text("user", "see")

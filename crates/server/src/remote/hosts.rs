@@ -1,48 +1,48 @@
-//! Where a remote model may be asked: what its config says, as far as the configuration allows it.
+//! Hosts of a remote model: the addresses in its config that the server's configuration allows.
 
 use std::sync::OnceLock;
 
 use reqwest::Url;
 
-use super::ask::Remotes;
+use super::client::Remotes;
 use crate::canonical::ApiError;
 use crate::random_ids;
 
-/// Hosts of one model at most.
-const HOSTS: usize = 64;
+/// Largest number of hosts of one model.
+const MAX_HOSTS: usize = 64;
 
-/// Servers that a request may have come through.
-const HOPS: usize = 4;
+/// Largest number of servers that a request may have passed through.
+const MAX_HOPS: usize = 4;
 
-/// What a host speaks.
+/// API that a host has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Protocol {
-    /// `…/v1`: OpenAI's dialect.
+    /// OpenAI's dialect; the address ends with `/v1`.
     OpenAi,
     /// The dialect of Ollama and Puna.
     Native,
 }
 
-/// A server that a model may be asked at.
+/// A server that runs a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Host {
-    /// Without a slash at its end; with `/v1` where it speaks OpenAI's dialect.
+    /// Base URL without a slash at its end; with `/v1` for OpenAI's dialect.
     pub(super) base: String,
     pub(super) protocol: Protocol,
-    /// What it is shown; nothing of it may reach a message.
+    /// API key for the host; no part of it may reach a message.
     pub(super) key: Option<String>,
 }
 
-/// A host of the configuration: `[scheme://]name[:port]`.
+/// A host that the configuration allows: `[scheme://]name[:port]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Allowed {
+pub(super) struct AllowedHost {
     scheme: Option<String>,
     host: String,
     key: Option<String>,
 }
 
-impl Allowed {
-    /// The hosts of two settings: names, and names with their keys.
+impl AllowedHost {
+    /// Reads the two settings: names of hosts, and names with API keys. Hosts with keys come first.
     pub(super) fn all(names: &[String], keys: &[(String, String)]) -> Vec<Self> {
         let keyed = keys.iter().map(|(name, key)| Self::new(name, Some(key.clone())));
         keyed.chain(names.iter().map(|name| Self::new(name, None))).collect()
@@ -58,12 +58,13 @@ impl Allowed {
         Self { scheme, host, key }
     }
 
-    fn admits(&self, url: &Url) -> bool {
+    fn allows(&self, url: &Url) -> bool {
         let host = url.host_str().unwrap_or_default();
         let port = url.port_or_known_default().unwrap_or_default();
         let is_scheme = self.scheme.as_deref().is_none_or(|scheme| scheme == url.scheme());
-        // A name alone is a whole machine: a stranger's model must not choose which of its programs gets the key, nor have it sent
-        // in the clear.
+        // A name without a port allows all ports of a machine. With a key it allows only the
+        // default port, and HTTPS unless the setting names a scheme: a stranger's model must not
+        // choose which program gets the key, nor have it sent in plain text.
         let is_usual = url.port().is_none() && (self.scheme.is_some() || url.scheme() == "https");
         let is_own = self.key.is_none() || is_usual;
         is_scheme && (self.host == host && is_own || self.host == format!("{host}:{port}"))
@@ -71,18 +72,18 @@ impl Allowed {
 }
 
 impl Remotes {
-    /// Whether a config may name these hosts.
+    /// Checks that a config may name these hosts.
     pub(crate) fn check(&self, text: &str) -> Result<(), ApiError> {
         self.hosts(text).map(drop)
     }
 
-    /// The hosts of a config's `remote_host`, separated by commas.
+    /// Parses a config's `remote_host`: hosts separated by commas.
     pub(super) fn hosts(&self, text: &str) -> Result<Vec<Host>, ApiError> {
         let parts: Vec<&str> =
             text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
-        if parts.is_empty() || parts.len() > HOSTS {
+        if parts.is_empty() || parts.len() > MAX_HOSTS {
             return Err(ApiError::bad_request(format!(
-                "a remote model has between 1 and {HOSTS} hosts"
+                "a remote model has between 1 and {MAX_HOSTS} hosts"
             )));
         }
         parts.into_iter().map(|part| self.host(part)).collect()
@@ -90,7 +91,7 @@ impl Remotes {
 
     fn host(&self, text: &str) -> Result<Host, ApiError> {
         let wrong = || {
-            // What stands before an @ is a password.
+            // The part before the @ is a password.
             let shown = match (text.find("://"), text.rfind('@')) {
                 (Some(scheme), Some(at)) if scheme < at => {
                     format!("{}…{}", &text[..scheme + 3], &text[at..])
@@ -107,8 +108,8 @@ impl Remotes {
         if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() || !plain {
             return Err(wrong());
         }
-        // The first that admits it: those with keys come first.
-        let Some(allowed) = self.allowed().iter().find(|allowed| allowed.admits(&url)) else {
+        // The first match counts: hosts with keys come first.
+        let Some(allowed) = self.allowed().iter().find(|allowed| allowed.allows(&url)) else {
             let shown = url.origin().ascii_serialization();
             return Err(ApiError::bad_request(format!(
                 "this server cannot run this remote model: {shown} is not among its remotes; whoever runs the server \
@@ -125,15 +126,15 @@ impl Remotes {
     }
 }
 
-/// What this server calls itself in requests to others.
-pub(super) fn instance() -> &'static str {
-    static INSTANCE: OnceLock<String> = OnceLock::new();
-    INSTANCE.get_or_init(|| random_ids::hex("puna_"))
+/// Returns the random name of this server in the `Via` header of its requests.
+pub(super) fn server_id() -> &'static str {
+    static SERVER_ID: OnceLock<String> = OnceLock::new();
+    SERVER_ID.get_or_init(|| random_ids::hex("puna_"))
 }
 
-/// Refuses a request that came through this server before, or through too many.
+/// Refuses a request that has passed through this server before, or through too many servers.
 pub(super) fn check_loop(via: &[String], model: &str) -> Result<(), ApiError> {
-    if via.iter().any(|server| server == instance()) || via.len() > HOPS {
+    if via.iter().any(|server| server == server_id()) || via.len() > MAX_HOPS {
         return Err(ApiError::new(
             508,
             format!(
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn only_named_servers_are_asked_and_each_is_shown_its_own_key() {
+    fn only_configured_hosts_are_allowed_and_each_gets_its_own_key() {
         let remotes = remotes("gpu1:8000,https://far.example", "https://api.example=k=1");
         let hosts = remotes
             .hosts("http://gpu1:8000/v1, http://gpu1:8000/api,https://api.example/open/v1/")
@@ -202,9 +203,9 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_comes_back_is_refused() {
+    fn a_request_loop_is_refused() {
         assert!(check_loop(&["other".into()], "m").is_ok());
-        assert_eq!(check_loop(&["other".into(), instance().into()], "m").unwrap_err().status, 508);
-        assert!(check_loop(&vec!["other".to_owned(); HOPS + 1], "m").is_err());
+        assert_eq!(check_loop(&["other".into(), server_id().into()], "m").unwrap_err().status, 508);
+        assert!(check_loop(&vec!["other".to_owned(); MAX_HOPS + 1], "m").is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Streams of lines, with bounds on their length and on silence.
+//! Reads streams of lines and of server-sent events, with limits on their length and on silence.
 
 use std::time::Duration;
 
@@ -6,81 +6,94 @@ use reqwest::Response;
 use serde_json::Value;
 use tokio::time::timeout;
 
-use super::ask::broken;
+use super::client::connection_error;
 use crate::canonical::ApiError;
 
-/// Bytes of a line, or of an answer in one piece, at most.
-const MOST: usize = 64 << 20;
-/// Data of an event that is read with every further line, in bytes.
+/// Largest line, or response in one piece, in bytes.
+const MAX_LINE_BYTES: usize = 64 << 20;
+/// Size in bytes up to which an event's data is parsed after every line.
 const SHORT_BYTES: usize = 4096;
 
-/// Some servers begin a stream with this mark in UTF-8.
+/// UTF-8 byte order mark, with which some servers begin a stream.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
-/// The lines of an answer.
-pub(super) struct Lines {
+/// The lines of a response's body.
+pub(super) struct ResponseLines {
     response: Response,
-    silence: Option<Duration>,
+    silence_timeout: Option<Duration>,
     buffer: Vec<u8>,
-    /// Bytes of the buffer that were handed out.
-    taken: usize,
-    /// Bytes behind those in which there is no line end.
+    /// Bytes of the buffer that were returned as lines.
+    returned: usize,
+    /// Bytes after `returned` that were searched and have no line end.
     searched: usize,
-    ended: bool,
+    is_at_end: bool,
 }
 
-impl Lines {
-    pub(super) fn new(response: Response, silence: Option<Duration>) -> Self {
-        Self { response, silence, buffer: Vec::new(), taken: 0, searched: 0, ended: false }
+impl ResponseLines {
+    pub(super) fn new(response: Response, silence_timeout: Option<Duration>) -> Self {
+        Self {
+            response,
+            silence_timeout,
+            buffer: Vec::new(),
+            returned: 0,
+            searched: 0,
+            is_at_end: false,
+        }
     }
 
-    async fn more(&mut self) -> Result<bool, ApiError> {
+    async fn read_chunk(&mut self) -> Result<bool, ApiError> {
         let chunk = self.response.chunk();
-        let chunk = match self.silence {
+        let chunk = match self.silence_timeout {
             None => chunk.await,
-            Some(silence) => timeout(silence, chunk).await.map_err(|_| {
-                let text =
-                    format!("the remote server has sent nothing for {} s", silence.as_secs());
+            Some(silence_timeout) => timeout(silence_timeout, chunk).await.map_err(|_| {
+                let text = format!(
+                    "the remote server has sent nothing for {} s",
+                    silence_timeout.as_secs()
+                );
                 ApiError::new(504, text)
             })?,
         };
-        let Some(chunk) = chunk.map_err(|error| broken(&error))? else { return Ok(false) };
-        self.buffer.drain(..self.taken);
-        self.taken = 0;
-        if self.buffer.len() + chunk.len() > MOST {
+        let Some(chunk) = chunk.map_err(|error| connection_error(&error))? else {
+            return Ok(false);
+        };
+        self.buffer.drain(..self.returned);
+        self.returned = 0;
+        if self.buffer.len() + chunk.len() > MAX_LINE_BYTES {
             return Err(too_long());
         }
         self.buffer.extend_from_slice(&chunk);
         Ok(true)
     }
 
-    /// The next line, without its end; `None` at the end.
-    pub(super) async fn next(&mut self) -> Result<Option<&[u8]>, ApiError> {
+    /// Returns the next line without its end; `None` at the end of the stream.
+    pub(super) async fn next_line(&mut self) -> Result<Option<&[u8]>, ApiError> {
         loop {
-            let from = self.taken + self.searched;
+            let from = self.returned + self.searched;
             if let Some(at) = self.buffer[from..].iter().position(|&byte| byte == b'\n') {
-                let line = self.taken..from + at;
-                (self.taken, self.searched) = (line.end + 1, 0);
+                let line = self.returned..from + at;
+                (self.returned, self.searched) = (line.end + 1, 0);
                 return Ok(Some(self.buffer[line].trim_ascii_end()));
             }
-            self.searched = self.buffer.len() - self.taken;
-            if !self.ended && self.more().await? {
+            self.searched = self.buffer.len() - self.returned;
+            if !self.is_at_end && self.read_chunk().await? {
                 continue;
             }
-            self.ended = true;
-            let rest = self.taken..self.buffer.len();
-            (self.taken, self.searched) = (self.buffer.len(), 0);
+            self.is_at_end = true;
+            let rest = self.returned..self.buffer.len();
+            (self.returned, self.searched) = (self.buffer.len(), 0);
             return Ok(Some(self.buffer[rest].trim_ascii()).filter(|line| !line.is_empty()));
         }
     }
 
-    /// The data of the next server-sent event; `None` at the end, which `[DONE]` is too. An answer in one piece, of servers
-    /// that do not stream, counts as an event. An event ends once its data is complete, as some servers send no empty line.
-    pub(super) async fn event(&mut self) -> Result<Option<Value>, ApiError> {
+    /// Returns the data of the next server-sent event; `None` at the end of the stream and at
+    /// `[DONE]`. A response in one piece, from a server that does not stream, counts as one event.
+    /// An event ends once its data is complete JSON, because some servers send no empty line.
+    pub(super) async fn next_event(&mut self) -> Result<Option<Value>, ApiError> {
         let (mut data, mut is_bare) = (Vec::new(), false);
-        // Long data is read again only once it is twice as long, so that it is read a few times only.
+        // Long data is parsed again only once its length has doubled, which keeps the total cost
+        // linear.
         let mut read_from = 0;
-        while let Some(line) = self.next().await? {
+        while let Some(line) = self.next_line().await? {
             let line = line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(line);
             let part = match line.strip_prefix(b"data:") {
                 Some(part) => part.trim_ascii(),
@@ -90,7 +103,7 @@ impl Lines {
                     line
                 }
                 None if line.is_empty() && !data.is_empty() => break,
-                // Comments that keep connections open, names of events, ends of events.
+                // Comments that keep connections open, event names and ends of events are skipped.
                 None => continue,
             };
             if part.is_empty() {
@@ -100,7 +113,7 @@ impl Lines {
             if is_first && part == b"[DONE]" {
                 return Ok(None);
             }
-            if data.len() + part.len() > MOST {
+            if data.len() + part.len() > MAX_LINE_BYTES {
                 return Err(too_long());
             }
             data.extend_from_slice(part);
@@ -109,48 +122,51 @@ impl Lines {
                     Err(error) if error.is_eof() => {
                         read_from = if data.len() < SHORT_BYTES { 0 } else { 2 * data.len() }
                     }
-                    other => return other.map(Some).map_err(|error| nonsense(&error)),
+                    other => return other.map(Some).map_err(|error| invalid_json(&error)),
                 }
             }
             data.push(b'\n');
         }
-        if data.is_empty() { Ok(None) } else { object(&data).map(Some) }
+        if data.is_empty() { Ok(None) } else { parse_json(&data).map(Some) }
     }
 
-    /// The next line of objects.
-    pub(super) async fn object(&mut self) -> Result<Option<Value>, ApiError> {
-        while let Some(line) = self.next().await? {
+    /// Returns the JSON value of the next line that is not empty.
+    pub(super) async fn next_json(&mut self) -> Result<Option<Value>, ApiError> {
+        while let Some(line) = self.next_line().await? {
             if !line.is_empty() {
-                return object(line).map(Some);
+                return parse_json(line).map(Some);
             }
         }
         Ok(None)
     }
 
-    /// All of the answer as one object.
-    pub(super) async fn whole(mut self) -> Result<Value, ApiError> {
-        while self.more().await? {}
-        object(&self.buffer)
+    /// Reads the whole response as one JSON value.
+    pub(super) async fn into_json(mut self) -> Result<Value, ApiError> {
+        while self.read_chunk().await? {}
+        parse_json(&self.buffer)
     }
 
-    /// All of the answer, if it is short.
-    pub(super) async fn text(mut self, most: usize) -> String {
-        while self.buffer.len() < most && matches!(self.more().await, Ok(true)) {}
+    /// Reads the response as text, up to `most` bytes.
+    pub(super) async fn into_text(mut self, most: usize) -> String {
+        while self.buffer.len() < most && matches!(self.read_chunk().await, Ok(true)) {}
         self.buffer.truncate(most);
         String::from_utf8_lossy(&self.buffer).into_owned()
     }
 }
 
-fn object(bytes: &[u8]) -> Result<Value, ApiError> {
-    serde_json::from_slice(bytes).map_err(|error| nonsense(&error))
+fn parse_json(bytes: &[u8]) -> Result<Value, ApiError> {
+    serde_json::from_slice(bytes).map_err(|error| invalid_json(&error))
 }
 
-fn nonsense(error: &serde_json::Error) -> ApiError {
+fn invalid_json(error: &serde_json::Error) -> ApiError {
     ApiError::new(502, format!("the remote server's answer makes no sense: {error}"))
 }
 
 fn too_long() -> ApiError {
-    ApiError::new(502, format!("the remote server sent a line of more than {} MiB", MOST >> 20))
+    ApiError::new(
+        502,
+        format!("the remote server sent a line of more than {} MiB", MAX_LINE_BYTES >> 20),
+    )
 }
 
 #[cfg(test)]
@@ -160,9 +176,9 @@ mod tests {
     use super::*;
 
     async fn events(text: &'static str) -> Result<Vec<Value>, ApiError> {
-        let mut lines = Lines::new(axum::http::Response::new(text).into(), None);
+        let mut lines = ResponseLines::new(axum::http::Response::new(text).into(), None);
         let mut events = Vec::new();
-        while let Some(event) = lines.event().await? {
+        while let Some(event) = lines.next_event().await? {
             events.push(event);
         }
         Ok(events)

@@ -1,19 +1,20 @@
-//! Models that other servers run: a name stands for a model on an OpenAI-compatible server, on another Puna or on an Ollama.
-//! Such a model has no runner. Its tasks become requests to one of its hosts, and what comes back becomes the events that a
-//! runner would send, so that all dialects work on top.
+//! Remote models: a name stands for a model on an OpenAI-compatible server, another Puna or an
+//! Ollama. A remote model has no runner. Its tasks become requests to one of its hosts, and the
+//! responses become the events that a runner would send, so that all dialects work.
 //!
-//! - `hosts` finds where a model may be asked, and with which key;
-//! - `ask` sends requests, chooses between hosts, and says what went wrong;
+//! - `hosts` finds the addresses and the keys of a model's servers;
+//! - `client` sends requests, chooses between hosts, and reports errors;
 //! - `describe` asks servers for the sizes of their models;
-//! - `lines` reads streams with bounds;
-//! - `remote_error` reads their errors;
-//! - `openai` and `native` translate.
+//! - `lines` reads streams with limits on length and silence;
+//! - `remote_error` reads the servers' error objects;
+//! - `openai` and `native` translate requests and responses.
 //!
-//! A request goes only to hosts that the configuration names (`remotes`): a manifest from a stranger must not choose where
-//! prompts go. Keys stand in the configuration alone, are sent to no other host, and redirects are not followed.
+//! A request goes only to hosts that the configuration names (`remotes`): a manifest from a
+//! stranger must not choose where prompts go. Keys exist only in the configuration and are sent to
+//! no other host. Redirects are not followed.
 
 mod adapt;
-mod ask;
+mod client;
 mod describe;
 mod hosts;
 mod lines;
@@ -32,7 +33,7 @@ use puna_store::Model;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
-pub(crate) use ask::Remotes;
+pub(crate) use client::Remotes;
 pub(crate) use describe::Description;
 pub(crate) use openai::has_option;
 
@@ -41,26 +42,27 @@ use crate::http::body_budget::BodyReservation;
 use crate::http::note_ignored;
 use hosts::{Host, Protocol};
 
-/// Events that wait for a slow client.
-const WINDOW: usize = 64;
+/// Capacity, in events, of the channel to a slow client.
+const EVENT_CHANNEL_CAPACITY: usize = 64;
 
-/// A model somewhere else.
+/// A model on another server.
 pub(crate) struct Upstream {
     remotes: Arc<Remotes>,
     hosts: Vec<Host>,
-    /// What it is called there.
+    /// Name of the model on the other server.
     model: String,
-    /// The servers that the request came through.
+    /// Servers that the request has passed through, from its `Via` header.
     via: Vec<String>,
-    /// How long the model is to stay in memory there, if the request says so.
+    /// How long the other server keeps the model loaded, if the request says so.
     keep_alive: Option<KeepAlive>,
 }
 
 impl Remotes {
-    /// Where a model is; `None` for one of this server's own.
+    /// Returns the servers of a model; `None` for a local model.
     ///
     /// # Errors
-    /// The configuration allows none of its hosts, or the request came through this server before.
+    /// Fails if the configuration allows none of its hosts, or if the request has passed through
+    /// this server before.
     pub(crate) fn upstream(
         self: &Arc<Self>,
         model: &Model,
@@ -77,9 +79,9 @@ impl Remotes {
         Ok(Some(Upstream { remotes, hosts, model, via, keep_alive }))
     }
 
-    /// Names what a request says and a host with OpenAI's dialect will not hear, should the model have one: `fields` that
-    /// are there, and options that do not `pass`.
-    pub(crate) fn note_lost(
+    /// Reports the parts of a request that an OpenAI-compatible host ignores, if the model has such
+    /// a host: the `fields` that are present, and the options for which `pass` is false.
+    pub(crate) fn report_ignored_fields(
         &self,
         model: &Model,
         fields: &[(&str, bool)],
@@ -97,19 +99,20 @@ impl Remotes {
 }
 
 impl Upstream {
-    /// Has a task done, and holds its memory meanwhile. Dropping the receiver cancels it, there too.
+    /// Runs a task and holds its memory reservation until it ends. Dropping the receiver cancels
+    /// the task, also on the other server.
     pub(crate) fn submit(
         self: &Arc<Self>,
         task: Task,
-        share: Option<Arc<BodyReservation>>,
+        reservation: Option<Arc<BodyReservation>>,
     ) -> mpsc::Receiver<Event> {
-        let (to, events) = mpsc::channel(WINDOW);
+        let (to, events) = mpsc::channel(EVENT_CHANNEL_CAPACITY);
         let upstream = self.clone();
         puna_tasks::spawn(async move {
-            let _held = share;
+            let _reservation = reservation;
             let last = tokio::select! {
                 () = to.closed() => return,
-                end = upstream.answer(task, &to) => end.unwrap_or_else(Event::Error),
+                end = upstream.run_task(task, &to) => end.unwrap_or_else(Event::Error),
                 failure = upstream.remotes.end.wait() => Event::Error(failure),
             };
             let _ = to.send(last).await;
@@ -117,18 +120,17 @@ impl Upstream {
         events
     }
 
-    async fn answer(&self, task: Task, to: &mpsc::Sender<Event>) -> Result<Event, ApiError> {
+    async fn run_task(&self, task: Task, to: &mpsc::Sender<Event>) -> Result<Event, ApiError> {
         match task {
             Task::Generate(generate) => {
-                check(&generate)?;
+                check_supported(&generate)?;
                 let adapted = openai::AdaptedChat::new(&generate);
                 let form = |protocol| match protocol {
                     Protocol::OpenAi => openai::generation(&adapted, &self.model),
-                    Protocol::Native => {
-                        native::generation(&generate, &self.model).map(|form| self.staying(form))
-                    }
+                    Protocol::Native => native::generation(&generate, &self.model)
+                        .map(|form| self.with_keep_alive(form)),
                 };
-                let answer = self.ask(form).await?;
+                let answer = self.send_request(form).await?;
                 match answer.protocol {
                     Protocol::OpenAi => {
                         let kinds = adapted.kinds();
@@ -143,11 +145,10 @@ impl Upstream {
             Task::Embed(embed) => {
                 let form = |protocol| match protocol {
                     Protocol::OpenAi => openai::embedding(&embed, &self.model),
-                    Protocol::Native => {
-                        native::embedding(&embed, &self.model).map(|form| self.staying(form))
-                    }
+                    Protocol::Native => native::embedding(&embed, &self.model)
+                        .map(|form| self.with_keep_alive(form)),
                 };
-                let answer = self.ask(form).await?;
+                let answer = self.send_request(form).await?;
                 let vectors = match answer.protocol {
                     Protocol::OpenAi => openai::vectors(answer, embed.inputs.len()).await,
                     Protocol::Native => native::vectors(answer, embed.inputs.len()).await,
@@ -155,16 +156,16 @@ impl Upstream {
                 vectors.map(Event::Embedded)
             }
             Task::Count(_) | Task::Tokenize(_) | Task::Detokenize(_) => {
-                Err(cannot("its vocabulary is not here, so tokens cannot be counted or made"))
+                Err(unsupported("its vocabulary is not here, so tokens cannot be counted or made"))
             }
-            Task::Rank(_) => Err(cannot("documents cannot be ranked by it")),
+            Task::Rank(_) => Err(unsupported("documents cannot be ranked by it")),
         }
     }
 }
 
 impl Upstream {
-    /// Path and body of a native request, with how long the model is to stay.
-    fn staying(&self, (path, mut body): (&'static str, Value)) -> (&'static str, Value) {
+    /// Adds the request's `keep_alive` to the body of a native request.
+    fn with_keep_alive(&self, (path, mut body): (&'static str, Value)) -> (&'static str, Value) {
         if let Some(keep_alive) = self.keep_alive {
             body["keep_alive"] = json!(keep_alive);
         }
@@ -172,34 +173,36 @@ impl Upstream {
     }
 }
 
-/// Names a wish for how long a model stays, where nothing is asked of the server that has it.
-pub(crate) fn note_unheard(model: &Model, keep_alive: Option<KeepAlive>) {
+/// Reports `keep_alive` as ignored for a remote model, where the request sends nothing to the
+/// model's server.
+pub(crate) fn report_ignored_keep_alive(model: &Model, keep_alive: Option<KeepAlive>) {
     if keep_alive.is_some() && !model.config.remote_host.is_empty() {
         note_ignored("keep_alive".into());
     }
 }
 
-/// What a remote model cannot be asked for.
-fn cannot(what: &str) -> ApiError {
+/// Error for a request that a remote model cannot serve.
+fn unsupported(what: &str) -> ApiError {
     ApiError::bad_request(format!("the model is on another server: {what}"))
 }
 
-/// Refuses what needs the model at hand.
-fn check(generate: &Generate) -> Result<(), ApiError> {
+/// Refuses requests that need the model's vocabulary or weights on this server.
+fn check_supported(generate: &Generate) -> Result<(), ApiError> {
     match generate {
-        Generate { render_only: true, .. } => Err(cannot("its prompts are rendered there")),
+        Generate { render_only: true, .. } => Err(unsupported("its prompts are rendered there")),
         Generate { prompt_logprobs: Some(_), .. } => {
-            Err(cannot("prompt_logprobs cannot be asked for"))
+            Err(unsupported("prompt_logprobs cannot be asked for"))
         }
         Generate { options, .. } if options.num_predict == 0 => {
-            Err(cannot("an answer of no tokens (num_predict: 0) cannot be asked for"))
+            Err(unsupported("an answer of no tokens (num_predict: 0) cannot be asked for"))
         }
         _ => check_messages(generate),
     }
 }
 
-/// Refuses a message with an unknown role and a result whose call is not in the conversation, as for local models. Ollama's
-/// dialect takes both: its clients leave out the oldest messages themselves.
+/// Refuses a message with an unknown role, and a tool result without its call in the conversation,
+/// as for local models. Ollama's dialect accepts both: its clients drop the oldest messages
+/// themselves.
 fn check_messages(generate: &Generate) -> Result<(), ApiError> {
     let Input::Chat { messages, .. } = &generate.input else { return Ok(()) };
     if generate.overflow == Overflow::DropMessages {
@@ -215,13 +218,14 @@ fn check_messages(generate: &Generate) -> Result<(), ApiError> {
         Err(PromptError::Message { index, error })
     });
     let checked = roles.and_then(|()| check_results(&all));
-    // The place is that in the request.
+    // The error states the message's index in the request, without the stored messages.
     checked.map_err(|error| {
         ApiError::bad_request(error.without_leading_messages(stored.len()).to_string())
     })
 }
 
-/// A conversation with what the manifest says before it: stored messages, and the system message where there is none.
+/// Puts the messages of the manifest before the conversation: the stored messages, and the system
+/// message if the conversation has none.
 fn conversation(generate: &Generate, system: Option<&str>, messages: &[Message]) -> Vec<Message> {
     let mut all: Vec<Message> = generate.model.messages.iter().chain(messages).cloned().collect();
     let system = system.or(generate.model.system.as_deref()).filter(|text| !text.is_empty());

@@ -1,4 +1,4 @@
-//! The dialect of Ollama and Puna.
+//! Translates requests and responses for servers with the dialect of Ollama and Puna.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use puna_sampler::Constraint;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::Sender;
 
-use super::ask::Answer;
-use super::openai::checked;
+use super::client::RemoteResponse;
+use super::openai::check_vectors;
 use super::remote_error::RemoteError;
-use super::{cannot, conversation};
+use super::{conversation, unsupported};
 use crate::canonical::{
     ApiError, CallOutcome, Embed, EmbedResult, EmbedText, Event, FinishReason, Generate,
     GenerationSummary, Input, Overflow, Piece, Prompt, RunOptions,
@@ -21,7 +21,7 @@ use crate::canonical::{
 use crate::random_ids;
 use crate::runner::protocol::CALLS_MAX;
 
-/// Path and body of a generation.
+/// Returns path and body of the request for a generation.
 pub(super) fn generation(
     generate: &Generate,
     model: &str,
@@ -30,16 +30,16 @@ pub(super) fn generation(
     let (messages, tools) = match &generate.input {
         Input::Chat { messages, tools } => (conversation(generate, None, messages), tools.clone()),
         Input::Prompt(Prompt { tokens: Some(_), .. }) => {
-            return Err(cannot("prompts of tokens cannot be sent"));
+            return Err(unsupported("prompts of tokens cannot be sent"));
         }
-        // Messages that stand before every conversation have no place in the other form.
+        // `/api/generate` has no field for the stored messages, so the prompt becomes a chat.
         Input::Prompt(prompt) if !stored.is_empty() && !prompt.raw && prompt.context.is_none() => {
             let message =
                 Message { images: prompt.images.clone(), ..Message::text("user", &prompt.text) };
             (conversation(generate, prompt.system.as_deref(), &[message]), Vec::new())
         }
         Input::Prompt(prompt) => {
-            return Ok(("/api/generate", json!(continuation(generate, prompt, model))));
+            return Ok(("/api/generate", json!(generate_request(generate, prompt, model))));
         }
     };
     let request = ChatRequest {
@@ -48,15 +48,15 @@ pub(super) fn generation(
         tools,
         tool_choice: Some(generate.tool_choice.clone())
             .filter(|choice| *choice != ToolChoice::Auto),
-        parallel_tool_calls: off(generate.parallel_tool_calls),
+        parallel_tool_calls: unless_default(generate.parallel_tool_calls),
         stream: Some(true),
         format: generate.format.as_ref().map(format),
         options: options(&generate.options),
         think: generate.think,
         chat_template_kwargs: Some(generate.variables.clone())
             .filter(|variables| !variables.is_empty()),
-        truncate: off(generate.overflow != Overflow::Refuse),
-        shift: off(generate.shift),
+        truncate: unless_default(generate.overflow != Overflow::Refuse),
+        shift: unless_default(generate.shift),
         logprobs: generate.logprobs.is_some(),
         top_logprobs: generate.logprobs.unwrap_or(0) as i64,
         ..ChatRequest::default()
@@ -64,8 +64,8 @@ pub(super) fn generation(
     Ok(("/api/chat", json!(request)))
 }
 
-/// A prompt to continue.
-fn continuation(generate: &Generate, prompt: &Prompt, model: &str) -> GenerateRequest {
+/// Builds the `/api/generate` request of a prompt.
+fn generate_request(generate: &Generate, prompt: &Prompt, model: &str) -> GenerateRequest {
     let system = prompt.system.clone().or_else(|| generate.model.system.clone());
     let context = prompt.context.as_ref();
     GenerateRequest {
@@ -81,27 +81,27 @@ fn continuation(generate: &Generate, prompt: &Prompt, model: &str) -> GenerateRe
         images: prompt.images.clone(),
         options: options(&generate.options),
         think: generate.think,
-        truncate: off(generate.overflow != Overflow::Refuse),
-        shift: off(generate.shift),
+        truncate: unless_default(generate.overflow != Overflow::Refuse),
+        shift: unless_default(generate.shift),
         logprobs: generate.logprobs.is_some(),
         top_logprobs: generate.logprobs.unwrap_or(0) as i64,
         ..GenerateRequest::default()
     }
 }
 
-/// A switch that is on where nothing is said.
-fn off(switch: bool) -> Option<bool> {
+/// Value of a switch whose default is on: `None` for on, `Some(false)` for off.
+fn unless_default(switch: bool) -> Option<bool> {
     (!switch).then_some(false)
 }
 
-/// The options that somebody gave.
+/// Returns the options that the request or the model states.
 fn options(options: &RunOptions) -> Option<Map<String, Value>> {
-    let mut given = options.given.clone();
-    if given.contains_key("seed") {
-        // Each of several answers has its own.
-        given.insert("seed".into(), options.sampling.seed.into());
+    let mut explicit = options.given.clone();
+    if explicit.contains_key("seed") {
+        // Each of several choices has its own seed.
+        explicit.insert("seed".into(), options.sampling.seed.into());
     }
-    Some(given).filter(|given| !given.is_empty())
+    Some(explicit).filter(|explicit| !explicit.is_empty())
 }
 
 fn format(format: &Constraint) -> Value {
@@ -114,10 +114,13 @@ fn format(format: &Constraint) -> Value {
     }
 }
 
-/// Reads an answer's lines; returns its end.
-pub(super) async fn read(mut answer: Answer, to: &Sender<Event>) -> Result<Event, ApiError> {
+/// Reads the lines of a response, sends their events and returns the last event.
+pub(super) async fn read(
+    mut answer: RemoteResponse,
+    to: &Sender<Event>,
+) -> Result<Event, ApiError> {
     let mut calls = 0;
-    while let Some(line) = answer.lines.object().await? {
+    while let Some(line) = answer.lines.next_json().await? {
         if let Some(error) = RemoteError::of(&line) {
             return Err(answer.failure(&error));
         }
@@ -126,7 +129,7 @@ pub(super) async fn read(mut answer: Answer, to: &Sender<Event>) -> Result<Event
         };
         let line = match line.get("message").is_some() {
             true => serde_json::from_value::<ChatResponse>(line).map_err(wrong)?,
-            false => of_generate(serde_json::from_value(line).map_err(wrong)?),
+            false => to_chat_response(serde_json::from_value(line).map_err(wrong)?),
         };
         let Message { content, thinking, tool_calls, .. } = line.message;
         let (mut logprobs, mut events) = (line.logprobs, Vec::new());
@@ -159,14 +162,14 @@ pub(super) async fn read(mut answer: Answer, to: &Sender<Event>) -> Result<Event
             let _ = to.send(event).await;
         }
         if line.done {
-            return Ok(Event::Done(Box::new(end(&line.done_reason, &line.metrics))));
+            return Ok(Event::Done(Box::new(summary(&line.done_reason, &line.metrics))));
         }
     }
     Err(ApiError::new(502, "the remote server ended its answer before it was complete"))
 }
 
-/// A line of the other form as one of a chat.
-fn of_generate(line: GenerateResponse) -> ChatResponse {
+/// Converts a line of `/api/generate` to one of `/api/chat`.
+fn to_chat_response(line: GenerateResponse) -> ChatResponse {
     let message = Message {
         content: line.response,
         thinking: line.thinking,
@@ -183,7 +186,7 @@ fn of_generate(line: GenerateResponse) -> ChatResponse {
     }
 }
 
-fn end(reason: &str, metrics: &Metrics) -> GenerationSummary {
+fn summary(reason: &str, metrics: &Metrics) -> GenerationSummary {
     GenerationSummary {
         reason: if reason == "length" { FinishReason::Length } else { FinishReason::Stop },
         stop: None,
@@ -202,11 +205,11 @@ fn end(reason: &str, metrics: &Metrics) -> GenerationSummary {
     }
 }
 
-/// Path and body of a request for vectors.
+/// Returns path and body of the request for embeddings.
 pub(super) fn embedding(embed: &Embed, model: &str) -> Result<(&'static str, Value), ApiError> {
     let text = |text: &EmbedText| match text {
         EmbedText::Text(text) => Ok(text.clone()),
-        EmbedText::Tokens(_) => Err(cannot("texts of tokens cannot be sent")),
+        EmbedText::Tokens(_) => Err(unsupported("texts of tokens cannot be sent")),
     };
     let inputs = embed.inputs.iter().map(text).collect::<Result<Vec<_>, _>>()?;
     let mut body = json!({"model": model, "input": inputs, "truncate": embed.truncate});
@@ -216,15 +219,15 @@ pub(super) fn embedding(embed: &Embed, model: &str) -> Result<(&'static str, Val
     Ok(("/api/embed", body))
 }
 
-/// Reads vectors.
-pub(super) async fn vectors(answer: Answer, count: usize) -> Result<EmbedResult, ApiError> {
-    let body = answer.lines.whole().await?;
+/// Reads the response to a request for embeddings.
+pub(super) async fn vectors(answer: RemoteResponse, count: usize) -> Result<EmbedResult, ApiError> {
+    let body = answer.lines.into_json().await?;
     let body: EmbedResponse = serde_json::from_value(body).map_err(|error| {
         ApiError::new(502, format!("the remote server's answer makes no sense: {error}"))
     })?;
     let mut vectors = body.embeddings;
     vectors.resize(count, Vec::new());
-    checked(EmbedResult { vectors, tokens: body.prompt_eval_count, cut: Vec::new() })
+    check_vectors(EmbedResult { vectors, tokens: body.prompt_eval_count, cut: Vec::new() })
 }
 
 #[cfg(test)]
@@ -232,13 +235,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_of_another_puna_are_told_on() {
+    fn counts_of_another_puna_are_passed_on() {
         let line = json!({
             "done_reason": "length", "prompt_eval_count": 9, "prompt_eval_cached_count": 7, "eval_count": 2,
             "truncated_messages": 3, "truncated_tokens": 40,
         });
         let line: ChatResponse = serde_json::from_value(line).unwrap();
-        let done = end(&line.done_reason, &line.metrics);
+        let done = summary(&line.done_reason, &line.metrics);
         assert_eq!(
             (done.reason, done.prompt_tokens, done.cached_tokens),
             (FinishReason::Length, 9, 7)

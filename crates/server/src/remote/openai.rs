@@ -1,4 +1,5 @@
-//! OpenAI's dialect as other servers speak it: vLLM, SGLang, llama.cpp's server, OpenAI itself.
+//! Translates requests and responses for OpenAI-compatible servers: vLLM, SGLang, llama.cpp's
+//! server and OpenAI.
 
 mod reader;
 
@@ -12,15 +13,15 @@ use serde_json::{Value, json};
 pub(super) use reader::read;
 
 use super::adapt::adapted;
-use super::ask::Answer;
-use super::{cannot, conversation};
+use super::client::RemoteResponse;
+use super::{conversation, unsupported};
 use crate::canonical::{
     ApiError, Embed, EmbedResult, EmbedText, Generate, Input, Prompt, RunOptions,
 };
 
-/// Options that have the same name there. `top_k` and those behind it are additions of vLLM, SGLang and llama.cpp; a server
-/// that does not know them may say so.
-const SAME: [&str; 9] = [
+/// Options with the same name in OpenAI's dialect. `top_k` and the options after it are additions
+/// of vLLM, SGLang and llama.cpp; other servers may refuse them.
+const SAME_NAME_OPTIONS: [&str; 9] = [
     "temperature",
     "top_p",
     "presence_penalty",
@@ -32,16 +33,16 @@ const SAME: [&str; 9] = [
     "ignore_eos",
 ];
 
-/// Options that it has under other names.
-const RENAMED: [&str; 4] = ["repeat_penalty", "seed", "stop", "num_predict"];
+/// Options with another name in OpenAI's dialect.
+const RENAMED_OPTIONS: [&str; 4] = ["repeat_penalty", "seed", "stop", "num_predict"];
 
-/// Whether a server with this dialect is told of an option.
+/// Whether an option is sent to OpenAI-compatible servers.
 pub(crate) fn has_option(name: &str) -> bool {
-    SAME.contains(&name) || RENAMED.contains(&name)
+    SAME_NAME_OPTIONS.contains(&name) || RENAMED_OPTIONS.contains(&name)
 }
 
-/// The conversation of a generation as every server accepts it. It is adapted when the first server of this dialect is asked,
-/// and once for all of them.
+/// The conversation of a generation, adapted so that every server accepts it. It is adapted once,
+/// when the first server of this dialect is asked.
 pub(super) struct AdaptedChat<'a> {
     generate: &'a Generate,
     adapted: OnceLock<(Vec<Message>, Vec<String>)>,
@@ -52,7 +53,7 @@ impl<'a> AdaptedChat<'a> {
         Self { generate, adapted: OnceLock::new() }
     }
 
-    /// The messages, and the ways in which they were changed.
+    /// Returns the adapted messages and the kinds of changes.
     fn get(&self) -> &(Vec<Message>, Vec<String>) {
         self.adapted.get_or_init(|| match &self.generate.input {
             Input::Chat { messages, .. } => adapted(&conversation(self.generate, None, messages)),
@@ -60,13 +61,13 @@ impl<'a> AdaptedChat<'a> {
         })
     }
 
-    /// The ways in which the conversation was changed.
+    /// Returns the kinds of changes to the conversation.
     pub(super) fn kinds(&self) -> Vec<String> {
         self.get().1.clone()
     }
 }
 
-/// Path and body of a generation.
+/// Returns path and body of the request for a generation.
 pub(super) fn generation(
     given: &AdaptedChat<'_>,
     model: &str,
@@ -74,16 +75,16 @@ pub(super) fn generation(
     let generate = given.generate;
     let mut body =
         json!({"model": model, "stream": true, "stream_options": {"include_usage": true}});
-    options(&mut body, &generate.options);
+    set_options(&mut body, &generate.options);
     let prompt = match &generate.input {
         Input::Chat { tools, .. } => {
             let (messages, _) = given.get();
-            body["messages"] = chat(messages);
+            body["messages"] = chat_messages(messages);
             if messages
                 .last()
                 .is_some_and(|last| last.role == "assistant" && last.tool_calls.is_empty())
             {
-                // As vLLM and SGLang are asked to go on with a message instead of answering it.
+                // These fields make vLLM and SGLang continue the message instead of answering it.
                 body["add_generation_prompt"] = false.into();
                 body["continue_final_message"] = true.into();
             }
@@ -108,21 +109,22 @@ pub(super) fn generation(
             Some(prompt)
         }
         Input::Prompt(Prompt { template: Some(_), .. }) => {
-            return Err(cannot("a template cannot be sent along"));
+            return Err(unsupported("a template cannot be sent along"));
         }
         Input::Prompt(Prompt { context: Some(_), .. }) => {
-            return Err(cannot(
+            return Err(unsupported(
                 "`context` has tokens of no vocabulary that is here; use /api/chat",
             ));
         }
         Input::Prompt(prompt) => {
             let message =
                 Message { images: prompt.images.clone(), ..Message::text("user", &prompt.text) };
-            body["messages"] = chat(&conversation(generate, prompt.system.as_deref(), &[message]));
+            body["messages"] =
+                chat_messages(&conversation(generate, prompt.system.as_deref(), &[message]));
             None
         }
     };
-    form(&mut body, generate)?;
+    set_response_format(&mut body, generate)?;
     if let Some(prompt) = prompt {
         if !prompt.suffix.is_empty() {
             body["suffix"] = prompt.suffix.as_str().into();
@@ -135,18 +137,18 @@ pub(super) fn generation(
     if let Some(count) = generate.logprobs {
         (body["logprobs"], body["top_logprobs"]) = (true.into(), count.into());
     }
-    thinking(&mut body, generate);
+    set_reasoning(&mut body, generate);
     Ok(("/chat/completions", body))
 }
 
-/// Whether and how hard to think, and what else the template is told.
-fn thinking(body: &mut Value, generate: &Generate) {
+/// Sets the reasoning effort and the variables of the chat template.
+fn set_reasoning(body: &mut Value, generate: &Generate) {
     let mut variables = generate.variables.clone();
     match generate.think {
         None => {}
         Some(think @ (Think::On | Think::Off)) => {
             let on = think == Think::On;
-            // Templates call the switch one or the other.
+            // Templates use one of these two names for the switch.
             variables
                 .extend(["enable_thinking", "thinking"].map(|name| (name.to_owned(), on.into())));
         }
@@ -157,10 +159,10 @@ fn thinking(body: &mut Value, generate: &Generate) {
     }
 }
 
-/// The options that somebody gave; all others are the other server's to choose.
-fn options(body: &mut Value, options: &RunOptions) {
+/// Adds the options that the request or the model states; the other server chooses the rest.
+fn set_options(body: &mut Value, options: &RunOptions) {
     let given = &options.given;
-    for name in SAME.into_iter().filter(|name| given.contains_key(*name)) {
+    for name in SAME_NAME_OPTIONS.into_iter().filter(|name| given.contains_key(*name)) {
         body[name] = given[name].clone();
     }
     let is_given = |name: &str| given.contains_key(name);
@@ -178,8 +180,8 @@ fn options(body: &mut Value, options: &RunOptions) {
     }
 }
 
-/// The form of the answer, with name and strictness as the client gave them. Servers demand a name.
-fn form(body: &mut Value, generate: &Generate) -> Result<(), ApiError> {
+/// Adds the response format, with the client's name and strictness. Servers require a name.
+fn set_response_format(body: &mut Value, generate: &Generate) -> Result<(), ApiError> {
     body["response_format"] = match &generate.format {
         None => return Ok(()),
         Some(Constraint::Json) => json!({"type": "json_object"}),
@@ -196,7 +198,7 @@ fn form(body: &mut Value, generate: &Generate) -> Result<(), ApiError> {
             json!({"type": "json_schema", "json_schema": form})
         }
         Some(Constraint::Regex(_) | Constraint::Lark(_) | Constraint::Gbnf(_)) => {
-            return Err(cannot(
+            return Err(unsupported(
                 "OpenAI's dialect knows JSON and JSON Schema as forms of an answer, no other",
             ));
         }
@@ -204,11 +206,12 @@ fn form(body: &mut Value, generate: &Generate) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Messages in the form of chats. A call without a name of its own gets one, and the answers to calls are told by it.
-fn chat(messages: &[Message]) -> Value {
+/// Converts messages to OpenAI's form. A call without an id gets one, and tool results refer to
+/// their calls by id.
+fn chat_messages(messages: &[Message]) -> Value {
     let mut open: Vec<(String, String)> = Vec::new();
     let message = |(at, message): (usize, &Message)| {
-        let mut out = json!({"role": message.role, "content": content(message)});
+        let mut out = json!({"role": message.role, "content": content_parts(message)});
         if !message.tool_calls.is_empty() {
             let call = |(i, call): (usize, &ToolCall)| {
                 let id =
@@ -232,7 +235,7 @@ fn chat(messages: &[Message]) -> Value {
     messages.iter().enumerate().map(message).collect()
 }
 
-fn content(message: &Message) -> Value {
+fn content_parts(message: &Message) -> Value {
     if message.images.is_empty() {
         return message.content.as_str().into();
     }
@@ -250,7 +253,7 @@ fn content(message: &Message) -> Value {
     text.into_iter().chain(message.images.iter().map(image)).collect()
 }
 
-/// Path and body of a request for vectors.
+/// Returns path and body of the request for embeddings.
 pub(super) fn embedding(embed: &Embed, model: &str) -> Result<(&'static str, Value), ApiError> {
     let input = |text: &EmbedText| match text {
         EmbedText::Text(text) => Value::from(text.as_str()),
@@ -260,9 +263,9 @@ pub(super) fn embedding(embed: &Embed, model: &str) -> Result<(&'static str, Val
     Ok(("/embeddings", json!({"model": model, "input": inputs, "encoding_format": "float"})))
 }
 
-/// Reads vectors, which may come in any order.
-pub(super) async fn vectors(answer: Answer, count: usize) -> Result<EmbedResult, ApiError> {
-    let body = answer.lines.whole().await?;
+/// Reads the response to a request for embeddings; the vectors may come in any order.
+pub(super) async fn vectors(answer: RemoteResponse, count: usize) -> Result<EmbedResult, ApiError> {
+    let body = answer.lines.into_json().await?;
     let mut vectors = vec![Vec::new(); count];
     for (at, one) in body["data"].as_array().into_iter().flatten().enumerate() {
         let at = one["index"].as_u64().map_or(at, |index| index as usize);
@@ -271,11 +274,11 @@ pub(super) async fn vectors(answer: Answer, count: usize) -> Result<EmbedResult,
         }
     }
     let tokens = body["usage"]["prompt_tokens"].as_u64().unwrap_or(0);
-    checked(EmbedResult { vectors, tokens, cut: Vec::new() })
+    check_vectors(EmbedResult { vectors, tokens, cut: Vec::new() })
 }
 
-/// Refuses vectors that are none.
-pub(super) fn checked(embedded: EmbedResult) -> Result<EmbedResult, ApiError> {
+/// Refuses vectors that are empty or not finite.
+pub(super) fn check_vectors(embedded: EmbedResult) -> Result<EmbedResult, ApiError> {
     let is_vector = |vector: &Vec<f32>| !vector.is_empty() && vector.iter().all(|x| x.is_finite());
     match embedded.vectors.iter().all(is_vector) {
         true => Ok(embedded),

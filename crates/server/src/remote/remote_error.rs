@@ -1,26 +1,27 @@
-//! Error objects of other servers, in any dialect.
+//! Reads error objects of remote servers, in any dialect.
 
 use serde_json::Value;
 
 use crate::canonical::ApiError;
 
-/// The error that another server reports.
+/// An error that a remote server reports.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct RemoteError {
-    /// The server's message.
+    /// Message of the server.
     pub(super) text: String,
-    /// Tokens of the prompt and of the context, where the prompt is too long and the server says both.
+    /// Tokens of the prompt and of the context, if the prompt is too long and the server states
+    /// both.
     lengths: Option<(u64, u64)>,
-    /// The request is too long for the context.
+    /// Whether the request is too long for the context.
     exceeds_context: bool,
 }
 
 impl RemoteError {
-    /// The error that a JSON value is, if it is one.
+    /// Reads the error in a JSON value; `None` if it has none.
     pub(super) fn of(value: &Value) -> Option<Self> {
         let error = match value.get("error") {
             Some(error) => error,
-            // vLLM, before it took OpenAI's form.
+            // Older versions of vLLM have no `error` object.
             None if value["object"] == "error" => value,
             None => return None,
         };
@@ -29,7 +30,8 @@ impl RemoteError {
         }
         let text = error.as_str().or_else(|| error["message"].as_str()).map(str::to_owned);
         let text = text.unwrap_or_else(|| error.to_string());
-        // Puna and llama.cpp's server send these fields, Puna's native dialect beside the error.
+        // Puna and llama.cpp's server send these fields; in Puna's native dialect they are next to
+        // `error`.
         let number = |field: &str| error[field].as_u64().or_else(|| value[field].as_u64());
         let lengths =
             number("n_prompt_tokens").zip(number("n_ctx")).or_else(|| stated_lengths(&text));
@@ -42,12 +44,13 @@ impl RemoteError {
         Some(Self { text, lengths, exceeds_context })
     }
 
-    /// The error of a text that is not JSON.
+    /// Makes an error from a text that is not JSON.
     pub(super) fn of_text(text: String) -> Self {
         Self { text, ..Self::default() }
     }
 
-    /// The failure of a request. A request that is too long is the client's error, whatever the server's status is.
+    /// Returns the error to answer with. A request that is too long is the client's error, whatever
+    /// status the server sent.
     pub(super) fn failure(&self, status: u16, message: String) -> ApiError {
         let status = if self.exceeds_context { 400 } else { status };
         let is_too_long = self.exceeds_context && self.lengths.is_none();
@@ -60,7 +63,7 @@ impl RemoteError {
     }
 }
 
-/// Phrases in lower case of servers that report neither a code nor both lengths.
+/// Lower-case phrases of servers that report neither a code nor both lengths.
 const OVERFLOW_PHRASES: [&str; 5] = [
     "exceeds the available context size",
     "exceeds the context length",
@@ -69,7 +72,7 @@ const OVERFLOW_PHRASES: [&str; 5] = [
     "exceeded max context length",
 ];
 
-/// Phrases in lower case before the number of tokens that the context holds.
+/// Lower-case phrases before the number of tokens that the context holds.
 const BEFORE_CONTEXT: [&str; 8] = [
     "maximum context length is ",
     "maximum context length of ",
@@ -81,7 +84,7 @@ const BEFORE_CONTEXT: [&str; 8] = [
     "tokens allowed (",
 ];
 
-/// Phrases in lower case before the number of a prompt's tokens.
+/// Lower-case phrases before the number of a prompt's tokens.
 const BEFORE_PROMPT: [&str; 8] = [
     "resulted in ",
     "your request has ",
@@ -93,7 +96,7 @@ const BEFORE_PROMPT: [&str; 8] = [
     "input token count (",
 ];
 
-/// Phrases in lower case behind the number of a prompt's tokens.
+/// Lower-case phrases after the number of a prompt's tokens.
 const BEHIND_PROMPT: [&str; 5] = [
     " in the messages",
     " in your prompt",
@@ -102,11 +105,15 @@ const BEHIND_PROMPT: [&str; 5] = [
     " of text input",
 ];
 
-/// Phrases in lower case before a number of tokens that is the prompt's where the server names no other.
+/// Lower-case phrases before a number of tokens that counts as the prompt's if the server states no
+/// other.
 const BEFORE_REQUEST: [&str; 2] = ["you requested ", "you requested a total of "];
 
-/// The lengths in a sentence such as OpenAI's "This model's maximum context length is 8192 tokens. However, your messages
-/// resulted in 9000 tokens." A prompt that the context holds is not too long: the answer is.
+/// Reads the lengths of prompt and context in a sentence such as OpenAI's "This model's maximum
+/// context length is 8192 tokens. However, your messages resulted in 9000 tokens."
+///
+/// Returns `None` if the prompt fits into the context: then the requested output is too long, not
+/// the prompt.
 fn stated_lengths(text: &str) -> Option<(u64, u64)> {
     let text = text.to_lowercase();
     let behind = |phrase: &&str| number_at_start(text.split_once(*phrase)?.1);
@@ -123,7 +130,7 @@ fn number_at_start(text: &str) -> Option<u64> {
     text[..end].parse().ok()
 }
 
-/// The number at the end of a text, before the word "tokens" if that is there.
+/// Reads the number at the end of a text, before the word "tokens" if it is present.
 fn number_at_end(text: &str) -> Option<u64> {
     let text = text.strip_suffix(" tokens").unwrap_or(text);
     let start = text.rfind(|c: char| !c.is_ascii_digit()).map_or(0, |at| at + 1);
@@ -190,13 +197,13 @@ mod tests {
                 openai_error(&failure).error.code.as_deref(),
                 Some("context_length_exceeded")
             );
-            let told = anthropic_error(&failure, None).error.message;
-            assert_eq!(told, format!("prompt is too long: {}", failure.message));
+            let message = anthropic_error(&failure, None).error.message;
+            assert_eq!(message, format!("prompt is too long: {}", failure.message));
         }
     }
 
     #[test]
-    fn other_errors_are_not_taken_for_a_prompt_that_is_too_long() {
+    fn other_errors_do_not_count_as_a_prompt_that_is_too_long() {
         for text in [
             "'max_tokens' is too large: 9000. This model's maximum context length is 8192 tokens and your request has 200 input \
              tokens.",

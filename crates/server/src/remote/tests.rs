@@ -1,4 +1,4 @@
-//! What reaches other servers.
+//! Tests of the requests that remote servers receive.
 
 use puna_sampler::Params;
 use serde_json::{Map, Value, json};
@@ -47,17 +47,17 @@ fn upstream(keep_alive: Option<KeepAlive>) -> Upstream {
 }
 
 #[test]
-fn a_native_server_is_told_everything() {
+fn a_native_server_receives_every_field() {
     let keep_alive = serde_json::from_value(json!("7m")).unwrap();
     let (path, body) = upstream(Some(keep_alive))
-        .staying(native::generation(&generate(json!({"num_ctx": 9})), "m").unwrap());
+        .with_keep_alive(native::generation(&generate(json!({"num_ctx": 9})), "m").unwrap());
     let said = ["keep_alive", "truncate", "shift", "options"].map(|field| body[field].clone());
     assert_eq!(
         (path, said),
         ("/api/generate", [json!("7m0s"), json!(false), json!(false), json!({"num_ctx": 9})])
     );
     let (_, silent) =
-        upstream(None).staying(native::generation(&generate(json!({})), "m").unwrap());
+        upstream(None).with_keep_alive(native::generation(&generate(json!({})), "m").unwrap());
     assert!(silent.get("keep_alive").is_none() && silent.get("options").is_none(), "{silent}");
     let given = json!({"num_ctx": 9}).as_object().unwrap().clone();
     let embed =
@@ -70,7 +70,7 @@ fn openai_body(generate: &Generate) -> Value {
 }
 
 #[test]
-fn what_openai_s_dialect_has_no_word_for_is_known() {
+fn options_missing_in_openai_s_dialect_are_detected() {
     let body = |given| openai_body(&generate(given));
     let without = body(json!({}));
     let schema =
@@ -83,7 +83,7 @@ fn what_openai_s_dialect_has_no_word_for_is_known() {
 }
 
 #[test]
-fn a_schema_goes_out_with_the_name_and_strictness_that_the_client_gave() {
+fn a_schema_is_sent_with_the_client_s_name_and_strictness() {
     let schema = json!({"type": "object"});
     let sent = |label: crate::canonical::SchemaLabel| {
         let format = Some(puna_sampler::Constraint::schema(schema.clone()));
@@ -103,7 +103,7 @@ fn a_schema_goes_out_with_the_name_and_strictness_that_the_client_gave() {
 }
 
 #[test]
-fn an_assistant_s_last_message_is_to_be_continued() {
+fn a_last_assistant_message_is_continued() {
     let sent = |messages: &[(&str, &str)]| {
         let messages = messages
             .iter()
@@ -118,17 +118,17 @@ fn an_assistant_s_last_message_is_to_be_continued() {
 }
 
 #[test]
-fn an_answer_of_no_tokens_is_refused() {
+fn num_predict_zero_is_refused() {
     let limited = |num_predict| {
         let mut generate = generate(json!({}));
         generate.options.num_predict = num_predict;
-        check(&generate).map_err(|failure| failure.status)
+        check_supported(&generate).map_err(|failure| failure.status)
     };
     assert_eq!([limited(0), limited(1), limited(-1)], [Err(400), Ok(()), Ok(())]);
 }
 
 #[test]
-fn messages_that_local_models_refuse_are_refused_by_their_place() {
+fn messages_that_local_models_refuse_are_refused_with_their_index() {
     let call = json!({"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": {}}}]});
     let result = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": "r"});
     let checked = |stored: Value, messages: Value, overflow| {
@@ -136,7 +136,7 @@ fn messages_that_local_models_refuse_are_refused_by_their_place() {
         let input = Input::Chat { messages: read(messages), tools: Vec::new() };
         let mut generate = Generate { input, overflow, ..generate(json!({})) };
         generate.model.messages = read(stored);
-        check(&generate).map_err(|failure| (failure.status, failure.message))
+        check_supported(&generate).map_err(|failure| (failure.status, failure.message))
     };
     let user = json!({"role": "user", "content": "hi"});
     let bad = json!([user, call, result("a"), result("b")]);

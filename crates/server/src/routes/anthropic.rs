@@ -1,4 +1,4 @@
-//! Routes of Anthropic's dialect.
+//! Routes of Anthropic's dialect: messages, token counts and the list of models.
 
 use std::sync::Arc;
 
@@ -36,11 +36,11 @@ pub(super) async fn messages(
     let (model, stream, render_only) =
         (request.model.clone(), request.stream, request.debug_render_only);
     let encoder = move |()| MessagesEncoder::new(model, stop, searches);
-    let (name, model, request) = checked(&app, request).await?;
+    let (name, model, request) = check_request(&app, request).await?;
     let key = (!render_only).then(|| key(&model));
-    let own = app.clone();
+    let task_app = app.clone();
     let started = async move {
-        let prepared = chat::prepare(&own, client, request, &name, &model).await?;
+        let prepared = chat::prepare(&task_app, client, request, &name, &model).await?;
         Ok(([prepared.start().await], ()))
     };
     if stream {
@@ -56,13 +56,13 @@ pub(super) async fn count_tokens(
     client: Client,
     Json(request, _): Json<Anthropic, MessagesRequest>,
 ) -> Result<Response, ErrorResponse<Anthropic>> {
-    let (name, model, request) = checked(&app, request).await?;
+    let (name, model, request) = check_request(&app, request).await?;
     let input_tokens = chat::prepare(&app, client, request, &name, &model).await?.count().await?;
     Ok(json_plain(StatusCode::OK, &CountResponse { input_tokens }))
 }
 
-/// The request of a message, and its model.
-async fn checked(
+/// Checks a request; returns the model and the canonical request.
+async fn check_request(
     app: &App,
     mut request: MessagesRequest,
 ) -> Result<(Name, Arc<puna_store::Model>, GenerationRequest), ApiError> {
@@ -73,18 +73,19 @@ async fn checked(
     let contents = request.messages.iter_mut();
     let contents = contents.map(|message| (Author::of_role(&message.role), &mut message.content));
     chat::fetch_images(app, &request.model, image_urls::in_anthropic(contents.collect())).await?;
-    let wishes = wishes_to_think(&request);
+    let thinking_fields = wishes_to_think(&request);
     let mut request = to_request(request)?;
-    let (name, model) = chat::find(app, &request.model).await?;
-    // Unlike on other routes, a wish to think is no demand.
+    let (name, model) = chat::find_model(app, &request.model).await?;
+    // Unlike on other routes, a request to think does not fail on a model that cannot think.
     if !has(&model, "thinking") {
         request.think = None;
-        wishes.into_iter().for_each(|field| note_ignored(field.into()));
+        thinking_fields.into_iter().for_each(|field| note_ignored(field.into()));
     }
     Ok((name, model, request))
 }
 
-/// Refuses to continue a stored conversation: none is stored, and the request has only its newest messages.
+/// Refuses to continue a stored conversation: the server stores none, and the request has only the
+/// newest messages.
 fn check_thread(thread: Option<&Thread>) -> Result<(), ApiError> {
     if thread.is_none_or(|thread| thread.kind != "continue") {
         return Ok(());
@@ -93,25 +94,25 @@ fn check_thread(thread: Option<&Thread>) -> Result<(), ApiError> {
     Err(ApiError { code: Some(THREAD_NOT_FOUND.into()), ..ApiError::new(404, text) })
 }
 
-/// A page of `GET /v1/models`.
+/// Query of `GET /v1/models`: which page of the list is wanted.
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(default)]
-pub(super) struct Page {
+pub(super) struct PageQuery {
     limit: Option<String>,
     after_id: Option<String>,
     before_id: Option<String>,
 }
 
-/// Models on a page of a list.
-const PAGE: usize = 20;
+/// Default number of models on a page.
+const DEFAULT_PAGE_MODELS: usize = 20;
 
-/// `GET /v1/models` in the form of this dialect.
+/// `GET /v1/models` in Anthropic's dialect.
 pub(super) async fn models(
     app: &App,
     entries: &[Entry],
-    page: &Page,
+    page: &PageQuery,
 ) -> Result<Response, ApiError> {
-    let limit = page.limit.as_deref().map_or(Ok(PAGE), str::parse);
+    let limit = page.limit.as_deref().map_or(Ok(DEFAULT_PAGE_MODELS), str::parse);
     let limit = limit.ok().filter(|limit| (1..=1000).contains(limit));
     let limit =
         limit.ok_or_else(|| ApiError::bad_request("limit must be a number from 1 to 1000"))?;
@@ -137,7 +138,7 @@ pub(super) async fn models(
     Ok(json_plain(StatusCode::OK, &list))
 }
 
-/// A model in the form of this dialect.
+/// Describes a model in Anthropic's dialect.
 pub(super) fn model(entry: &Entry, id: String, size: &ModelSize) -> Model {
     let created_at = rfc3339(entry.modified);
     Model {

@@ -1,4 +1,5 @@
-//! `POST /v1/audio/transcriptions`: what is wrong with a request is told, and that no model takes sound so far.
+//! `POST /v1/audio/transcriptions`: checks the request and refuses it, because no model accepts
+//! audio input yet.
 
 use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
@@ -32,7 +33,7 @@ pub(super) async fn transcriptions(
     if file.is_empty() {
         return Err(ApiError::bad_request("audio file is empty").into());
     }
-    let (name, model) = chat::find(&app, &model).await?;
+    let (name, model) = chat::find_model(&app, &model).await?;
     Err(ApiError::bad_request(match has(&model, "audio") {
         false => format!("{:?} does not support audio input", name.given),
         true => "audio input is not supported yet".into(),

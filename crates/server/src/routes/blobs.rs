@@ -1,4 +1,4 @@
-//! Uploads of files that models are made of.
+//! Upload of the files that models are created from: `/api/blobs/{digest}`.
 
 use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
@@ -11,35 +11,35 @@ use crate::app::{App, store_error};
 use crate::canonical::ApiError;
 use crate::http::{BodyReader, ErrorResponse, Native};
 
-/// Pieces of an upload that may wait for the disk.
-const WAITING_PIECES: usize = 16;
+/// Number of pieces of an upload that may wait for the disk.
+const CHANNEL_PIECES: usize = 16;
 
 /// `HEAD /api/blobs/sha256:…`
 pub(super) async fn head(
     State(app): State<App>,
     Path(digest): Path<String>,
 ) -> Result<Response, ErrorResponse<Native>> {
-    let wanted = parse(&digest)?;
-    match app.store(move |store| store.has_blob(&wanted)).await? {
+    let parsed = parse(&digest)?;
+    match app.store(move |store| store.has_blob(&parsed)).await? {
         true => Ok(StatusCode::OK.into_response()),
         false => Err(ApiError::not_found(format!("blob {digest:?} not found")).into()),
     }
 }
 
-/// `POST /api/blobs/sha256:…`: the body is the file.
+/// `POST /api/blobs/sha256:…`: stores the body as a blob.
 pub(super) async fn upload(
     State(app): State<App>,
     Path(digest): Path<String>,
     request: Request,
 ) -> Result<Response, ErrorResponse<Native>> {
     let digest = parse(&digest)?;
-    // A damaged one is replaced.
+    // The upload replaces a damaged blob.
     if app.store(move |store| store.verify_blob(&digest).is_ok()).await? {
         return Ok(StatusCode::OK.into_response());
     }
-    let (pieces, received) = mpsc::channel(WAITING_PIECES);
-    let stored = app.store(move |store| write(store, received, &digest));
-    let (sent, stored) = tokio::join!(send(request, pieces), stored);
+    let (pieces, received) = mpsc::channel(CHANNEL_PIECES);
+    let stored = app.store(move |store| write_blob(store, received, &digest));
+    let (sent, stored) = tokio::join!(send_body(request, pieces), stored);
     sent?;
     match stored? {
         Ok(()) => Ok(StatusCode::CREATED.into_response()),
@@ -51,12 +51,12 @@ fn parse(digest: &str) -> Result<Digest, ApiError> {
     digest.parse::<Digest>().map_err(|_| ApiError::bad_request("invalid digest format"))
 }
 
-/// Passes the body on; `None` stands for its proper end.
-async fn send(request: Request, to: mpsc::Sender<Option<Bytes>>) -> Result<(), ApiError> {
+/// Sends the body's pieces to the writer, and `None` at the proper end.
+async fn send_body(request: Request, to: mpsc::Sender<Option<Bytes>>) -> Result<(), ApiError> {
     let mut pieces = BodyReader::new(request.into_body());
     while let Some(data) = pieces.next().await? {
         if to.send(Some(data)).await.is_err() {
-            // The writer has failed and says why.
+            // The writer has failed and reports the reason.
             return Ok(());
         }
     }
@@ -64,7 +64,7 @@ async fn send(request: Request, to: mpsc::Sender<Option<Bytes>>) -> Result<(), A
     Ok(())
 }
 
-fn write(
+fn write_blob(
     store: &puna_store::Store,
     mut from: mpsc::Receiver<Option<Bytes>>,
     digest: &Digest,
@@ -76,6 +76,6 @@ fn write(
             None => return writer.finish(Some(digest)).map(drop),
         }
     }
-    // Broken off: the writer removes what there is.
+    // The upload was interrupted: dropping the writer removes the partial file.
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `POST /api/chat`, and what chats of all dialects share.
+//! `POST /api/chat`, and the functions that the chat routes of all dialects share.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::http::{Client, ErrorResponse, Json, Native, note_ignored};
 use crate::image_urls::ImageUrl;
 use crate::model_names::Name;
 use crate::options::{self, RequestOptions};
-use crate::remote::{has_option, note_unheard};
+use crate::remote::{has_option, report_ignored_keep_alive};
 use crate::request::GenerationRequest;
 
 pub(super) async fn chat(
@@ -26,10 +26,10 @@ pub(super) async fn chat(
 ) -> Result<Response, ErrorResponse<Native>> {
     let (stream, return_adapted) = (request.stream.unwrap_or(true), request.return_adapted);
     let request = native::chat(request)?;
-    let (name, model) = find(&app, &request.model).await?;
+    let (name, model) = find_model(&app, &request.model).await?;
     let encoder = ChatEncoder::new(name.given.clone()).with_schema_violations(return_adapted);
     let empty = request.messages().is_empty();
-    if empty && leaves(&app, &model, request.keep_alive, &request.options).await? {
+    if empty && unload_if_requested(&app, &model, request.keep_alive, &request.options).await? {
         return Ok(encoder.empty("unload"));
     }
     let prepared = prepare(&app, client, request, &name, &model).await?;
@@ -43,14 +43,14 @@ pub(super) async fn chat(
     Ok(encoder.whole(collect(running).await?))
 }
 
-/// Whether a request without any text asks that its model leaves, which is seen to.
-pub(super) async fn leaves(
+/// Unloads the model if a request without text says so by `keep_alive: 0`; returns whether it does.
+pub(super) async fn unload_if_requested(
     app: &App,
     model: &Model,
     keep_alive: Option<KeepAlive>,
     options: &RequestOptions,
 ) -> Result<bool, ApiError> {
-    note_unheard(model, keep_alive);
+    report_ignored_keep_alive(model, keep_alive);
     if !keep_alive.is_some_and(KeepAlive::is_zero) {
         return Ok(false);
     }
@@ -59,8 +59,13 @@ pub(super) async fn leaves(
     Ok(true)
 }
 
-/// Leaves a wish to think out where the model cannot, and names the fields that had it.
-pub(super) fn drop_wish_to_think(request: &mut GenerationRequest, model: &Model, fields: &[&str]) {
+/// Removes the request to think if the model cannot, and reports the `fields` that contained it as
+/// ignored.
+pub(super) fn drop_unsupported_thinking(
+    request: &mut GenerationRequest,
+    model: &Model,
+    fields: &[&str],
+) {
     let is_asked = request.think.is_some_and(|think| think != Think::Off);
     if is_asked && !has(model, "thinking") {
         request.think = None;
@@ -68,8 +73,8 @@ pub(super) fn drop_wish_to_think(request: &mut GenerationRequest, model: &Model,
     }
 }
 
-/// The model of a chat.
-pub(super) async fn find(app: &App, given: &str) -> Result<(Name, Arc<Model>), ApiError> {
+/// Finds the model of a chat.
+pub(super) async fn find_model(app: &App, given: &str) -> Result<(Name, Arc<Model>), ApiError> {
     if given.is_empty() {
         return Err(ApiError::bad_request("model is required"));
     }
@@ -78,11 +83,12 @@ pub(super) async fn find(app: &App, given: &str) -> Result<(Name, Arc<Model>), A
     Ok((name, model))
 }
 
-/// Fetches the images that a request for a model names by address, if the configuration allows that and the model sees.
-/// Otherwise the addresses stay, and the dialect refuses them or puts a text in their place.
+/// Fetches the images that a request names by URL, if the configuration allows it and the model
+/// accepts images. Otherwise the URLs stay, and the dialect refuses them or replaces them by a
+/// text.
 ///
 /// # Errors
-/// The newest turn has an image, and the model sees none or the image cannot be fetched.
+/// Fails if the newest turn has an image that the model does not accept or that cannot be fetched.
 pub(super) async fn fetch_images(
     app: &App,
     model: &str,
@@ -98,29 +104,30 @@ pub(super) async fn fetch_images(
     links.fetch_all(places).await
 }
 
-/// A chat whose model is in memory.
-pub(super) struct Prepared {
+/// A checked request and its loaded model.
+pub(super) struct PreparedChat {
     loaded: AcquiredModel,
     generate: Box<Generate>,
 }
 
-impl Prepared {
+impl PreparedChat {
     pub(super) async fn start(self) -> RunningTask {
         self.loaded.run(Task::Generate(self.generate)).await
     }
 
-    /// Starts so many answers side by side.
+    /// Starts `answers` generations of the prompt concurrently.
     ///
     /// # Errors
-    /// Together they would be too large.
-    pub(super) async fn start_several(self, answers: usize) -> Result<Vec<RunningTask>, ApiError> {
+    /// Fails if the generations together are too large.
+    pub(super) async fn start_replicas(self, answers: usize) -> Result<Vec<RunningTask>, ApiError> {
         let mut several = self.generate.replicate(answers)?;
-        // The prompt's own are the same for all answers, and to score it is to compute it.
+        // The log-probabilities of the prompt are the same for all generations, and computing them
+        // costs a prefill without the prefix cache.
         several.iter_mut().skip(1).for_each(|generate| generate.prompt_logprobs = None);
         self.loaded.run_all(several).await
     }
 
-    /// Counts the prompt's tokens instead.
+    /// Counts the prompt's tokens instead of generating.
     pub(super) async fn count(self) -> Result<u64, ApiError> {
         match self.loaded.run(Task::Count(self.generate)).await.result().await? {
             Event::Counted(tokens) => Ok(tokens),
@@ -129,29 +136,29 @@ impl Prepared {
     }
 }
 
-/// Names the fields of a request that the server of a remote model is not told.
-pub(super) fn note_lost(app: &App, model: &Model, request: &GenerationRequest) {
+/// Reports the request fields that are not sent to the server of a remote model.
+pub(super) fn report_ignored_fields(app: &App, model: &Model, request: &GenerationRequest) {
     let fields = [
         ("keep_alive", request.keep_alive.is_some()),
         ("truncate", request.names_overflow),
         ("shift", request.shift.is_some()),
     ];
-    app.remotes().note_lost(model, &fields, &request.options.to_map(), has_option);
+    app.remotes().report_ignored_fields(model, &fields, &request.options.to_map(), has_option);
 }
 
-/// Checks a chat and waits for its model.
+/// Checks a request and waits until its model is loaded.
 pub(super) async fn prepare(
     app: &App,
     client: Client,
     request: GenerationRequest,
     name: &Name,
     model: &Model,
-) -> Result<Prepared, ApiError> {
+) -> Result<PreparedChat, ApiError> {
     request.check_chat(model, name)?;
     let (load, run) = app.options(model, &request.options).await?;
     let (keep_alive, num_ctx) = (request.keep_alive, run.num_ctx);
-    note_lost(app, model, &request);
+    report_ignored_fields(app, model, &request);
     let generate = Box::new(request.for_model(model, run, app.config())?);
     let loaded = app.load(model, (load, num_ctx), keep_alive, client).await?;
-    Ok(Prepared { loaded, generate })
+    Ok(PreparedChat { loaded, generate })
 }

@@ -1,4 +1,5 @@
-//! Routes that belong to ollama.com. Nothing here ever goes out to it.
+//! Routes of ollama.com's services. They refuse or return empty results; the server sends nothing
+//! to ollama.com.
 
 use axum::http::StatusCode;
 use axum::response::Response;

@@ -1,4 +1,4 @@
-//! Making models: `POST /api/create`.
+//! `POST /api/create`: creates models.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use puna_store::{CreateHooks, ModelName, ModelRef, ModelSource, Store, StoreErro
 use serde_json::{Map, Value, json as value};
 use tokio::sync::mpsc;
 
-use super::lines::{self, Line, WAITING};
+use super::progress_stream::{self, CHANNEL_LINES, ProgressLine};
 use super::transfer;
 use crate::app::{App, store_error};
 use crate::canonical::{ApiError, RunOptions};
@@ -33,67 +33,67 @@ pub(super) async fn create(
         )
         .into());
     }
-    let whole = request.stream == Some(false);
+    let last_only = request.stream == Some(false);
     if !request.from.is_empty() && request.files.is_some() {
-        // The weights are those of the other model.
+        // The weights come from the model in `from`.
         note_ignored("files".into());
     }
     check_parameters(request.parameters.as_ref())?;
     request.messages.iter().try_for_each(|message| check_readable(&message.images))?;
     let ranges = request.parameters.as_ref().map_or(Ok(()), puna_store::check_ranges);
     ranges.map_err(|e| ApiError::bad_request(e.to_string()))?;
-    let wanted = store_request(request);
-    if let Some(remote) = wanted.remote().map_err(|e| store_error(&e))? {
+    let request = store_request(request);
+    if let Some(remote) = request.remote().map_err(|e| store_error(&e))? {
         app.remotes().check(&remote.host)?;
     }
-    let (to, lines) = mpsc::channel::<Line>(WAITING);
-    // Goes on when the client leaves: what was asked for is made.
+    let (to, lines) = mpsc::channel::<ProgressLine>(CHANNEL_LINES);
+    // The task continues when the client disconnects, so that the model is created.
     let work = app.clone();
     puna_tasks::spawn(async move {
-        if let Err(failure) = make_or_fetch(&work, name, wanted, &to).await {
+        if let Err(failure) = create_or_pull(&work, name, request, &to).await {
             let _ = to.send(Err(failure)).await;
         }
     });
-    lines::answer(&app, lines, whole).await
+    progress_stream::respond(&app, lines, last_only).await
 }
 
-/// Makes the model; the one that it is made from is pulled where it is not stored.
-async fn make_or_fetch(
+/// Creates the model. If its base model is not stored, pulls that first.
+async fn create_or_pull(
     app: &App,
     name: ModelName,
-    wanted: puna_store::CreateRequest,
-    to: &mpsc::Sender<Line>,
+    request: puna_store::CreateRequest,
+    to: &mpsc::Sender<ProgressLine>,
 ) -> Result<(), ApiError> {
-    let wanted = Arc::new(wanted);
-    let missing = match attempt(app, &name, &wanted, to).await? {
+    let request = Arc::new(request);
+    let missing = match try_create(app, &name, &request, to).await? {
         Err(error @ StoreError::NotFound(_)) => error,
         made => return made.map_err(|e| create_failure(&e)),
     };
-    let from = wanted.from.as_deref().and_then(|from| ModelRef::parse(from).ok());
+    let from = request.from.as_deref().and_then(|from| ModelRef::parse(from).ok());
     let Some(from) = from.filter(|from| from.source == ModelSource::Any) else {
         return Err(create_failure(&missing));
     };
-    transfer::fetch(app, &from, to).await?;
-    attempt(app, &name, &wanted, to).await?.map_err(|e| create_failure(&e))
+    transfer::pull_model(app, &from, to).await?;
+    try_create(app, &name, &request, to).await?.map_err(|e| create_failure(&e))
 }
 
-async fn attempt(
+async fn try_create(
     app: &App,
     name: &ModelName,
-    wanted: &Arc<puna_store::CreateRequest>,
-    to: &mpsc::Sender<Line>,
+    request: &Arc<puna_store::CreateRequest>,
+    to: &mpsc::Sender<ProgressLine>,
 ) -> Result<Result<(), StoreError>, ApiError> {
-    let (name, wanted, to, keep_unused) =
-        (name.clone(), wanted.clone(), to.clone(), app.config().no_prune);
-    app.store(move |store| make(store, &name, &wanted, keep_unused, &to)).await
+    let (name, request, to, keep_unused) =
+        (name.clone(), request.clone(), to.clone(), app.config().no_prune);
+    app.store(move |store| create_model(store, &name, &request, keep_unused, &to)).await
 }
 
-fn make(
+fn create_model(
     store: &Store,
     name: &ModelName,
     request: &puna_store::CreateRequest,
     keep_unused: bool,
-    to: &mpsc::Sender<Line>,
+    to: &mpsc::Sender<ProgressLine>,
 ) -> Result<(), StoreError> {
     let mut progress = |line: puna_store::Progress| {
         let line = Progress {
@@ -107,7 +107,7 @@ fn make(
     store.create(name, request, &CreateHooks { keep_unused, ..hooks() }, &mut progress)
 }
 
-/// Refuses parameters that every request to the model would fail with.
+/// Refuses parameters with which every request to the model would fail.
 pub(super) fn check_parameters(parameters: Option<&Map<String, Value>>) -> Result<(), ApiError> {
     let (mut load, mut run) = (LoadOptions::default(), RunOptions::default());
     let mut unknown = |name: &str| note_ignored(format!("parameters.{name}"));
@@ -123,7 +123,8 @@ pub(super) fn check_parameters(parameters: Option<&Map<String, Value>>) -> Resul
         .map_err(|e| ApiError::bad_request(e.to_string()))
 }
 
-/// What the store asks of the crates that know templates and versions.
+/// Callbacks of the store for checks of templates, models and drafts, and the version for
+/// `requires`.
 fn hooks() -> CreateHooks<'static> {
     CreateHooks {
         check_template: Some(&check_template),
@@ -135,7 +136,8 @@ fn hooks() -> CreateHooks<'static> {
     }
 }
 
-/// Something that cannot be made is the client's fault, a store that cannot be written is not.
+/// Maps an error of the store: an impossible request is the client's error, a store that cannot be
+/// written is the server's.
 fn create_failure(error: &StoreError) -> ApiError {
     match error {
         StoreError::NotFound(name) => {

@@ -1,4 +1,4 @@
-//! `GET /openapi.json` and `GET /docs`: the routes, described.
+//! `GET /openapi.json` and `GET /docs`: the OpenAPI document and a page that shows it.
 
 use std::sync::LazyLock;
 
@@ -8,41 +8,41 @@ use ring::digest::{SHA256, digest};
 
 use crate::openapi;
 
-static DOCUMENT: LazyLock<Fixed> =
-    LazyLock::new(|| Fixed::new(openapi::DOCUMENT, "application/json"));
+static DOCUMENT: LazyLock<StaticContent> =
+    LazyLock::new(|| StaticContent::new(openapi::DOCUMENT, "application/json"));
 
-static PAGE: LazyLock<Fixed> = LazyLock::new(|| {
-    let page = Fixed::new(openapi::PAGE, "text/html; charset=utf-8");
-    Fixed { policy: policy(openapi::PAGE), ..page }
+static PAGE: LazyLock<StaticContent> = LazyLock::new(|| {
+    let page = StaticContent::new(openapi::PAGE, "text/html; charset=utf-8");
+    StaticContent { policy: content_security_policy(openapi::PAGE), ..page }
 });
 
 /// `GET /openapi.json`
 pub(super) async fn document(headers: HeaderMap) -> Response {
-    DOCUMENT.answer(&headers)
+    DOCUMENT.respond(&headers)
 }
 
 /// `GET /docs`
 pub(super) async fn page(headers: HeaderMap) -> Response {
-    PAGE.answer(&headers)
+    PAGE.respond(&headers)
 }
 
-/// Bytes that stay the same for as long as the server runs.
-struct Fixed {
+/// Static content with an entity tag, so that clients may cache it.
+struct StaticContent {
     bytes: &'static str,
     kind: &'static str,
     tag: String,
-    /// What a page may load and run.
+    /// Value of `Content-Security-Policy`.
     policy: String,
 }
 
-impl Fixed {
+impl StaticContent {
     fn new(bytes: &'static str, kind: &'static str) -> Self {
         let hash = digest(&SHA256, bytes.as_bytes());
         let tag: String = hash.as_ref()[..16].iter().map(|b| format!("{b:02x}")).collect();
         Self { bytes, kind, tag: format!("\"{tag}\""), policy: "default-src 'none'".into() }
     }
 
-    fn answer(&'static self, request: &HeaderMap) -> Response {
+    fn respond(&'static self, request: &HeaderMap) -> Response {
         let known = request.get(header::IF_NONE_MATCH).and_then(|tags| tags.to_str().ok());
         let known = known.is_some_and(|tags| {
             tags.split(',')
@@ -69,8 +69,9 @@ impl Fixed {
     }
 }
 
-/// The page's own style and script, requests to this server, and nothing else.
-fn policy(page: &str) -> String {
+/// Builds the `Content-Security-Policy` of the page: its own style and script by their hashes, and
+/// requests to this server.
+fn content_security_policy(page: &str) -> String {
     let hash = |tag: &str| {
         let inside = page
             .split_once(&format!("<{tag}>"))

@@ -1,4 +1,4 @@
-//! `POST /api/generate`
+//! `POST /api/generate`, and the check of prompts that `/v1/completions` shares.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use puna_api::KeepAlive;
 use puna_api::native::GenerateRequest;
 use puna_store::Model;
 
-use super::chat::{leaves, note_lost};
+use super::chat::{report_ignored_fields, unload_if_requested};
 use crate::app::{AcquiredModel, App, key};
 use crate::canonical::{ApiError, Generate, Input, Task};
 use crate::dialect::native::{self, GenerateEncoder};
@@ -28,13 +28,14 @@ pub(super) async fn generate(
     let encoder = GenerateEncoder::new(request.model.clone(), with_context);
     let encoder = encoder.with_schema_violations(request.return_adapted);
     Ok(match check(&app, native::generate(request)?).await? {
-        Checked::Unloaded => encoder.empty("unload"),
-        Checked::Load(needed) => {
-            needed.load(&app, client).await?;
+        CheckedRequest::Unloaded => encoder.empty("unload"),
+        CheckedRequest::Load(model_request) => {
+            model_request.load(&app, client).await?;
             encoder.empty("load")
         }
-        Checked::Generate(needed, generate) => {
-            let running = needed.load(&app, client).await?.run(Task::Generate(generate)).await;
+        CheckedRequest::Generate(model_request, generate) => {
+            let running =
+                model_request.load(&app, client).await?.run(Task::Generate(generate)).await;
             match stream {
                 true => respond(vec![running], encoder).await?,
                 false => encoder.whole(collect(running).await?),
@@ -43,37 +44,40 @@ pub(super) async fn generate(
     })
 }
 
-/// What a request asks for.
-pub(super) enum Checked {
-    /// That its model leaves, which was seen to.
+/// Action that a checked request asks for.
+pub(super) enum CheckedRequest {
+    /// Nothing more: [`check`] has unloaded the model.
     Unloaded,
-    /// That it comes, and nothing is generated.
-    Load(Needed),
-    Generate(Needed, Box<Generate>),
+    /// Load the model without generating.
+    Load(ModelRequest),
+    Generate(ModelRequest, Box<Generate>),
 }
 
-/// The model that a request needs.
-pub(super) struct Needed {
+/// The model that a request needs, with its load options.
+pub(super) struct ModelRequest {
     model: Arc<Model>,
     load: LoadOptions,
     num_ctx: Option<u32>,
     keep_alive: Option<KeepAlive>,
 }
 
-impl Needed {
-    /// What it is told apart by.
+impl ModelRequest {
+    /// Key of the model in the scheduler.
     pub(super) fn key(&self) -> ModelKey {
         key(&self.model)
     }
 
-    /// Waits for it.
+    /// Waits until the model is loaded.
     pub(super) async fn load(self, app: &App, client: Client) -> Result<AcquiredModel, ApiError> {
         app.load(&self.model, (self.load, self.num_ctx), self.keep_alive, client).await
     }
 }
 
-/// Checks a request in the original's order.
-pub(super) async fn check(app: &App, request: GenerationRequest) -> Result<Checked, ApiError> {
+/// Checks a request in Ollama's order of checks.
+pub(super) async fn check(
+    app: &App,
+    request: GenerationRequest,
+) -> Result<CheckedRequest, ApiError> {
     let missing = |name: &str| format!("model '{name}' not found");
     if request.model.is_empty() {
         return Err(ApiError::not_found(missing("")));
@@ -82,17 +86,17 @@ pub(super) async fn check(app: &App, request: GenerationRequest) -> Result<Check
     let model = app.find(&name, || missing(&name.given)).await?;
     let keep_alive = request.keep_alive;
     let empty = matches!(&request.input, Input::Prompt(prompt) if prompt.text.is_empty());
-    if empty && leaves(app, &model, keep_alive, &request.options).await? {
-        return Ok(Checked::Unloaded);
+    if empty && unload_if_requested(app, &model, keep_alive, &request.options).await? {
+        return Ok(CheckedRequest::Unloaded);
     }
     request.check_prompt(&model, &name)?;
     let (load, run) = app.options(&model, &request.options).await?;
     let num_ctx = run.num_ctx;
-    note_lost(app, &model, &request);
+    report_ignored_fields(app, &model, &request);
     let generate = request.for_model(&model, run, app.config())?;
-    let needed = Needed { model, load, num_ctx, keep_alive };
+    let model_request = ModelRequest { model, load, num_ctx, keep_alive };
     Ok(match empty {
-        true => Checked::Load(needed),
-        false => Checked::Generate(needed, Box::new(generate)),
+        true => CheckedRequest::Load(model_request),
+        false => CheckedRequest::Generate(model_request, Box::new(generate)),
     })
 }

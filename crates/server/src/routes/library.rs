@@ -1,4 +1,4 @@
-//! The stored models: tags, show, copy, delete.
+//! Routes for the stored models: list, show, copy and delete.
 
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -22,37 +22,37 @@ use crate::remote::Description;
 /// `GET /api/tags`
 pub(super) async fn tags(State(app): State<App>) -> Result<Response, ErrorResponse<Native>> {
     let at = app.clone();
-    let told = app.store(move |store| {
+    let response = app.store(move |store| {
         let listed = store.listing()?;
         if let Some(answer) = at.tags_cache().get(&listed) {
             return Ok(Some(answer));
         }
-        let (list, is_whole) = told_of(store, &listed);
+        let (list, is_whole) = summarize(store, &listed);
         let answer = serde_json::to_vec(&list).ok().map(Bytes::from);
         if let Some(answer) = answer.clone().filter(|_| is_whole) {
             at.tags_cache().insert(listed, answer);
         }
         Ok(answer)
     });
-    let answer = told.await?.map_err(|e: StoreError| store_error(&e))?;
+    let answer = response.await?.map_err(|e: StoreError| store_error(&e))?;
     let answer = answer
         .ok_or_else(|| ApiError::internal("the list of models cannot be written".to_owned()))?;
     Ok(([(header::CONTENT_TYPE, JSON)], answer).into_response())
 }
 
-/// What `GET /api/tags` answers, for who has the store at hand.
+/// Returns the response of `GET /api/tags`, for callers that have opened the store themselves.
 ///
 /// # Errors
-/// The store cannot be read.
+/// Fails if the store cannot be read.
 pub fn stored_models(store: &Store) -> Result<ListResponse, StoreError> {
     let listed = store.listing()?;
-    Ok(told_of(store, &listed).0)
+    Ok(summarize(store, &listed).0)
 }
 
-/// What is told of a list, and whether something could be told of each model.
-fn told_of(store: &Store, listed: &Listing) -> (ListResponse, bool) {
+/// Summarizes a listing; also returns whether every model could be read.
+fn summarize(store: &Store, listed: &Listing) -> (ListResponse, bool) {
     let mut is_whole = true;
-    // A name that stands for several manifests has a row for each that is stored, as with Ollama.
+    // A name with a manifest list has an entry for each stored manifest, as in Ollama.
     let mut models = Vec::with_capacity(listed.entries.len());
     for entry in &listed.entries {
         match entry.list {
@@ -63,16 +63,16 @@ fn told_of(store: &Store, listed: &Listing) -> (ListResponse, bool) {
         }
     }
     store.save_list_cache();
-    let way_out = |error: &StoreError| match error {
+    let with_advice = |error: &StoreError| match error {
         StoreError::Unresponsive { .. } => error.to_string(),
         _ => format!(
             "{error}: repair or delete that file; until then the space of removed models is not freed"
         ),
     };
-    (ListResponse { models, warnings: listed.errors.iter().map(way_out).collect() }, is_whole)
+    (ListResponse { models, warnings: listed.errors.iter().map(with_advice).collect() }, is_whole)
 }
 
-/// What the list says of a model. One whose parts are missing is listed all the same, so that it can be deleted.
+/// Summarizes one model. A model with missing blobs is listed too, so that it can be deleted.
 fn summary(store: &Store, entry: &Entry, is_whole: &mut bool) -> ModelSummary {
     let name = entry.name.to_string();
     let mut summary = ModelSummary {
@@ -94,7 +94,7 @@ fn summary(store: &Store, entry: &Entry, is_whole: &mut bool) -> ModelSummary {
             (summary.remote_model, summary.remote_host) =
                 (known.remote_model.clone(), known.remote_host.clone());
         }
-        // A model for another program is listed with what its manifest says.
+        // A model for another runner is listed with the facts from its manifest.
         Err(StoreError::NotRunnable { runner, format, .. }) => {
             summary.details = ModelDetails { runner, format, ..ModelDetails::default() };
         }
@@ -186,7 +186,7 @@ pub(super) async fn delete(
     let deleted = name.to_string();
     let done = app.store(move |store| store.delete(&name)).await?;
     if done.is_ok() {
-        // Nobody could ask for its end by name any more.
+        // A removed name cannot be used to unload the model later.
         let running = app.models().list().await.into_iter();
         for model in running.filter(|model| model.listing.name.eq_ignore_ascii_case(&deleted)) {
             app.models().expire(model.key).await;

@@ -1,4 +1,4 @@
-//! `GET /metrics`: what the server has done and does, in the text form of Prometheus.
+//! `GET /metrics`: counters and gauges of the server in the text format of Prometheus.
 
 use axum::extract::State;
 use axum::http::header;
@@ -8,7 +8,7 @@ use crate::app::App;
 use crate::manager::{RunnerTotals, RunnersSnapshot};
 use crate::metrics::{Counter, Histogram, ModelMetrics, Outcome, ServerMetrics};
 use crate::prometheus::{self, COUNTER, GAUGE, MetricsText};
-use crate::runner::protocol::Pulse;
+use crate::runner::protocol::Heartbeat;
 use crate::scheduler::UnloadReason;
 use crate::version::VERSION;
 
@@ -24,7 +24,7 @@ pub(super) async fn metrics(State(app): State<App>) -> Response {
     ([(header::CONTENT_TYPE, prometheus::CONTENT_TYPE)], text).into_response()
 }
 
-fn text(figures: &ServerMetrics, runners: &RunnersSnapshot) -> String {
+fn text(server_metrics: &ServerMetrics, runners: &RunnersSnapshot) -> String {
     let mut out = MetricsText::default();
     out.family("puna_build_info", GAUGE, "The version of the server; always 1.");
     out.sample("", &[("version", VERSION)], 1);
@@ -33,7 +33,7 @@ fn text(figures: &ServerMetrics, runners: &RunnersSnapshot) -> String {
         COUNTER,
         "Requests by route, method and status of the answer.",
     );
-    for (answered, count) in figures.response_counts() {
+    for (answered, count) in server_metrics.response_counts() {
         let status = answered.status.to_string();
         out.sample(
             "",
@@ -44,135 +44,159 @@ fn text(figures: &ServerMetrics, runners: &RunnersSnapshot) -> String {
     out.family("puna_queue_length", GAUGE, "Requests that wait for a model to be loaded.");
     out.sample("", &[], runners.waiting);
     out.family("puna_queue_refused_total", COUNTER, "Requests that found the queue full.");
-    out.sample("", &[], figures.refused.get());
-    requests(&mut out, figures);
+    out.sample("", &[], server_metrics.refused.get());
+    requests(&mut out, server_metrics);
     runners_counts(&mut out, runners);
     runners_now(&mut out, runners);
     out.finish()
 }
 
-/// What is counted by the requested model.
-fn requests(out: &mut MetricsText, figures: &ServerMetrics) {
-    let models = figures.models();
+/// Writes the metrics of requests, by requested model.
+fn requests(out: &mut MetricsText, server_metrics: &ServerMetrics) {
+    let models = server_metrics.models();
     out.family("puna_model_requests_total", COUNTER, "Requests to models that ended, by outcome.");
-    for (model, of) in &models {
+    for (model, per_model) in &models {
         for outcome in Outcome::ALL {
             out.sample(
                 "",
                 &[("model", model), ("outcome", outcome.name())],
-                of.outcome_count(outcome),
+                per_model.outcome_count(outcome),
             );
         }
     }
     for (name, help, count) in COUNTS {
         out.family(name, COUNTER, help);
-        models.iter().for_each(|(model, of)| out.sample("", &[("model", model)], count(of).get()));
+        models.iter().for_each(|(model, per_model)| {
+            out.sample("", &[("model", model)], count(per_model).get())
+        });
     }
     out.family("puna_model_unloads_total", COUNTER, "Models told to leave memory, by reason.");
-    for (model, of) in &models {
+    for (model, per_model) in &models {
         for why in UnloadReason::ALL {
-            out.sample("", &[("model", model), ("reason", why.name())], of.unload_count(why));
+            out.sample(
+                "",
+                &[("model", model), ("reason", why.name())],
+                per_model.unload_count(why),
+            );
         }
     }
     for (name, help, histogram) in TIMES {
         out.family(name, "histogram", help);
-        models.iter().for_each(|(model, of)| out.histogram(model, histogram(of)));
+        models.iter().for_each(|(model, per_model)| out.histogram(model, histogram(per_model)));
     }
 }
 
-/// Something that is counted of a model.
-type Of<T> = fn(&ModelMetrics) -> &T;
+/// Function that returns one metric of a model.
+type MetricGetter<T> = fn(&ModelMetrics) -> &T;
 
-const COUNTS: [(&str, &str, Of<Counter>); 4] = [
+const COUNTS: [(&str, &str, MetricGetter<Counter>); 4] = [
     (
         "puna_cached_prompt_tokens_total",
         "Prompt tokens of finished generations that were found in the cache.",
-        |of| &of.cached_tokens,
+        |per_model| &per_model.cached_tokens,
     ),
-    ("puna_embedded_tokens_total", "Tokens of texts that became vectors or scores.", |of| {
-        &of.embedded_tokens
+    ("puna_embedded_tokens_total", "Tokens of texts that became vectors or scores.", |per_model| {
+        &per_model.embedded_tokens
     }),
     (
         "puna_model_load_failures_total",
         "Requests that failed because the model could not be loaded.",
-        |of| &of.failed_loads,
+        |per_model| &per_model.failed_loads,
     ),
-    ("puna_runner_crashes_total", "Runners of loaded models that ended unexpectedly.", |of| {
-        &of.crashes
-    }),
+    (
+        "puna_runner_crashes_total",
+        "Runners of loaded models that ended unexpectedly.",
+        |per_model| &per_model.crashes,
+    ),
 ];
 
-const TIMES: [(&str, &str, Of<Histogram>); 5] = [
-    ("puna_model_wait_seconds", "From a request until its model is in memory.", |of| {
-        &of.model_wait
+const TIMES: [(&str, &str, MetricGetter<Histogram>); 5] = [
+    ("puna_model_wait_seconds", "From a request until its model is in memory.", |per_model| {
+        &per_model.model_wait
     }),
     (
         "puna_queue_wait_seconds",
         "From a model being in memory until a request's prompt is begun with.",
-        |of| &of.queue_wait,
+        |per_model| &per_model.queue_wait,
     ),
     (
         "puna_time_to_first_token_seconds",
         "From a request to the first token of its answer.",
-        |of| &of.first_token,
+        |per_model| &per_model.first_token,
     ),
     (
         "puna_time_per_token_seconds",
         "From one generated token to the next, the mean of each answer.",
-        |of| &of.per_token,
+        |per_model| &per_model.per_token,
     ),
-    ("puna_model_load_seconds", "From the start of a runner until its model is ready.", |of| {
-        &of.loads
-    }),
+    (
+        "puna_model_load_seconds",
+        "From the start of a runner until its model is ready.",
+        |per_model| &per_model.loads,
+    ),
 ];
 
-/// What runners have done, also those that are gone.
+/// Writes the counters of runners, including those that have ended.
 fn runners_counts(out: &mut MetricsText, runners: &RunnersSnapshot) {
     type Values = fn(&RunnerTotals) -> Vec<(&'static str, u64)>;
     let counts: [(&str, &str, &str, Values); 6] = [
-        ("puna_prompt_tokens_total", "Prompt tokens computed, without cached ones.", "", |of| {
-            vec![("", of.counts.prompt_tokens)]
-        }),
-        ("puna_generated_tokens_total", "Tokens generated.", "", |of| {
-            vec![("", of.counts.generated_tokens)]
+        (
+            "puna_prompt_tokens_total",
+            "Prompt tokens computed, without cached ones.",
+            "",
+            |per_model| vec![("", per_model.counts.prompt_tokens)],
+        ),
+        ("puna_generated_tokens_total", "Tokens generated.", "", |per_model| {
+            vec![("", per_model.counts.generated_tokens)]
         }),
         (
             "puna_draft_tokens_total",
             "Tokens guessed ahead and checked, by source.",
             "source",
-            |of| vec![("ngram", of.counts.guesses.ngram), ("model", of.counts.guesses.model)],
+            |per_model| {
+                vec![
+                    ("ngram", per_model.counts.guesses.ngram),
+                    ("model", per_model.counts.guesses.model),
+                ]
+            },
         ),
         (
             "puna_draft_accepted_tokens_total",
             "Guessed tokens that came true, by source.",
             "source",
-            |of| {
+            |per_model| {
                 vec![
-                    ("ngram", of.counts.guesses.ngram_accepted),
-                    ("model", of.counts.guesses.model_accepted),
+                    ("ngram", per_model.counts.guesses.ngram_accepted),
+                    ("model", per_model.counts.guesses.model_accepted),
                 ]
             },
         ),
-        ("puna_steps_total", "Steps of models, each for all sequences of a batch.", "", |of| {
-            vec![("", of.counts.steps)]
-        }),
-        ("puna_preemptions_total", "Sequences sent back to wait for want of pages.", "", |of| {
-            vec![("", of.counts.preempted)]
-        }),
+        (
+            "puna_steps_total",
+            "Steps of models, each for all sequences of a batch.",
+            "",
+            |per_model| vec![("", per_model.counts.steps)],
+        ),
+        (
+            "puna_preemptions_total",
+            "Sequences sent back to wait for want of pages.",
+            "",
+            |per_model| vec![("", per_model.counts.preempted)],
+        ),
     ];
     for (name, help, label, values) in counts {
         out.family(name, COUNTER, help);
-        for (model, of) in &runners.models {
-            values(of)
+        for (model, per_model) in &runners.models {
+            values(per_model)
                 .into_iter()
                 .for_each(|(value_of, n)| out.model_sample(model, label, value_of, n));
         }
     }
 }
 
-/// What runners are doing.
+/// Writes the current values of runners.
 fn runners_now(out: &mut MetricsText, runners: &RunnersSnapshot) {
-    type Values = fn(&Pulse) -> Vec<(&'static str, u64)>;
+    type Values = fn(&Heartbeat) -> Vec<(&'static str, u64)>;
     let gauges: [(&str, &str, &str, Values); 7] = [
         ("puna_running_sequences", "Sequences that share the steps of a model.", "", |p| {
             vec![("", p.running)]
@@ -216,11 +240,11 @@ fn runners_now(out: &mut MetricsText, runners: &RunnersSnapshot) {
     ];
     for (name, help, label, values) in gauges {
         out.family(name, GAUGE, help);
-        for (model, of) in &runners.models {
-            // Two versions of a name may be in memory, while one of them leaves.
-            let Some(mut sums) = of.current.first().map(values) else { continue };
-            for pulse in &of.current[1..] {
-                sums.iter_mut().zip(values(pulse)).for_each(|(sum, (_, n))| sum.1 += n);
+        for (model, per_model) in &runners.models {
+            // Two versions of a name may be loaded while one of them is being unloaded.
+            let Some(mut sums) = per_model.current.first().map(values) else { continue };
+            for heartbeat in &per_model.current[1..] {
+                sums.iter_mut().zip(values(heartbeat)).for_each(|(sum, (_, n))| sum.1 += n);
             }
             sums.into_iter().for_each(|(value_of, n)| out.model_sample(model, label, value_of, n));
         }
@@ -238,7 +262,7 @@ mod tests {
         let counts =
             Counts { prompt_tokens: 100, generated_tokens: 50, guesses, steps: 40, preempted: 1 };
         let memory = MemoryParts { weights: 10, draft: 3, ..MemoryParts::default() };
-        let pulse = Pulse {
+        let heartbeat = Heartbeat {
             memory,
             running: 3,
             waiting: 2,
@@ -246,10 +270,10 @@ mod tests {
             pages_in_use: 20,
             pages_held: 12,
             recent_pages: [30, 9, 4],
-            ..Pulse::default()
+            ..Heartbeat::default()
         };
-        let of = RunnerTotals { counts, current: vec![pulse] };
-        RunnersSnapshot { waiting: 4, models: [(model.to_owned(), of)].into() }
+        let per_model = RunnerTotals { counts, current: vec![heartbeat] };
+        RunnersSnapshot { waiting: 4, models: [(model.to_owned(), per_model)].into() }
     }
 
     fn assert_lines(text: &str, lines: &[&str]) {
@@ -297,22 +321,22 @@ mod tests {
     #[test]
     fn the_gauges_of_two_runners_of_a_name_are_added() {
         let mut runners = runners("m:latest");
-        let of = runners.models.get_mut("m:latest").unwrap();
-        of.current.push(of.current[0]);
+        let per_model = runners.models.get_mut("m:latest").unwrap();
+        per_model.current.push(per_model.current[0]);
         let text = text(&ServerMetrics::default(), &runners);
         assert_lines(&text, &["puna_kv_pages_in_use{model=\"m:latest\",by=\"cache\"} 16"]);
     }
 
     #[test]
-    fn times_are_in_buckets_that_add_up() {
-        let figures = ServerMetrics::default();
-        let of = figures.model("m:latest");
+    fn histogram_buckets_are_cumulative() {
+        let server_metrics = ServerMetrics::default();
+        let per_model = server_metrics.model("m:latest");
         [20, 30, 400_000]
             .into_iter()
-            .for_each(|ms| of.loads.observe(std::time::Duration::from_millis(ms)));
-        of.record_unload(UnloadReason::Room);
-        of.crashes.add(2);
-        let text = text(&figures, &RunnersSnapshot::default());
+            .for_each(|ms| per_model.loads.observe(std::time::Duration::from_millis(ms)));
+        per_model.record_unload(UnloadReason::Room);
+        per_model.crashes.add(2);
+        let text = text(&server_metrics, &RunnersSnapshot::default());
         assert_lines(
             &text,
             &[

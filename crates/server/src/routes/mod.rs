@@ -1,4 +1,4 @@
-//! The routes, one module a group.
+//! HTTP routes and their handlers, one module per group of routes.
 
 mod anthropic;
 mod audio;
@@ -10,9 +10,10 @@ mod description;
 mod embed;
 mod generate;
 mod library;
-mod lines;
+mod maintenance;
 mod metrics;
 mod openai;
+mod progress_stream;
 mod ps;
 mod rerank;
 mod responses;
@@ -22,7 +23,6 @@ mod show;
 mod tests;
 mod tokens;
 mod transfer;
-mod upkeep;
 
 pub use library::stored_models;
 
@@ -32,7 +32,8 @@ use crate::http::{Dialect, Native, OpenAi};
 use crate::keys::{Access, Scope};
 use crate::route_table::Route;
 
-/// All routes. HEAD is answered where the table names it; the rest of the methods are 405.
+/// Returns all routes. HEAD is allowed only where the table names it; every method that the table
+/// does not name gets 405.
 pub(crate) fn all() -> Vec<Route> {
     const OLLAMA: Dialect = Dialect::Ollama;
     const OPENAI: Dialect = Dialect::OpenAi;
@@ -72,9 +73,9 @@ pub(crate) fn all() -> Vec<Route> {
         Route::new(OLLAMA, MODELS, "/api/delete", DELETE, delete(library::delete)),
         Route::new(OLLAMA, MODELS, "/api/pull", POST, post(transfer::pull)),
         Route::new(OLLAMA, MODELS, "/api/push", POST, post(transfer::push)),
-        Route::new(OLLAMA, MODELS, "/api/verify", POST, post(upkeep::verify)),
-        Route::new(OLLAMA, MODELS, "/api/prune", POST, post(upkeep::prune)),
-        Route::new(OLLAMA, USE, "/api/downloads", GET, get(upkeep::downloads)),
+        Route::new(OLLAMA, MODELS, "/api/verify", POST, post(maintenance::verify)),
+        Route::new(OLLAMA, MODELS, "/api/prune", POST, post(maintenance::prune)),
+        Route::new(OLLAMA, USE, "/api/downloads", GET, get(maintenance::downloads)),
         Route::new(
             OLLAMA,
             MODELS,
@@ -121,7 +122,7 @@ pub(crate) fn all() -> Vec<Route> {
     ]
 }
 
-/// A time as it stands in answers.
+/// Formats a time for responses (RFC 3339).
 pub(crate) fn rfc3339(time: std::time::SystemTime) -> String {
     jiff::Timestamp::try_from(time).unwrap_or(jiff::Timestamp::MAX).to_string()
 }

@@ -1,4 +1,4 @@
-//! Routes of OpenAI's dialect.
+//! Routes of OpenAI's dialect: chat, completions, embeddings and models.
 
 use std::sync::Arc;
 
@@ -14,8 +14,10 @@ use puna_api::openai::{
 use puna_store::Entry;
 use serde_json::Value;
 
-use super::embed::{TooLong, Wanted, shorten_all, vectors};
-use super::generate::{self, Checked};
+use super::embed::{
+    EmbeddingRequest, TruncateMode, compute_embeddings, truncate_and_normalize_all,
+};
+use super::generate::{self, CheckedRequest};
 use super::{anthropic, chat};
 use crate::app::{App, key, store_error};
 use crate::canonical::{ApiError, EmbedText};
@@ -40,23 +42,23 @@ pub(super) async fn chat_completions(
     let include_usage = request.stream_options.is_some_and(|o| o.include_usage);
     let answers = openai::count("n", request.n)?;
     let sounds = openai::has_sound(&request.messages);
-    let wishes = openai::wishes_to_think(&request);
+    let thinking_fields = openai::wishes_to_think(&request);
     let custom_names = openai::custom_names(&request);
     let mut request = to_request(request)?;
-    let (name, model) = chat::find(&app, &request.model).await?;
+    let (name, model) = chat::find_model(&app, &request.model).await?;
     if sounds {
         return Err(ApiError::bad_request("model does not support audio input").into());
     }
     openai::set_defaults(&mut request.options, &model, &[openai::TEMPERATURE, openai::TOP_P]);
-    chat::drop_wish_to_think(&mut request, &model, &wishes);
+    chat::drop_unsupported_thinking(&mut request, &model, &thinking_fields);
     let key = (!request.render_only).then(|| key(&model));
     let given = name.given.clone();
     let encoder =
         move |()| ChatEncoder::new(given, include_usage, answers).with_custom_tools(custom_names);
-    let own = app.clone();
+    let task_app = app.clone();
     let started = async move {
-        let prepared = chat::prepare(&own, client, request, &name, &model).await?;
-        Ok((prepared.start_several(answers).await?, ()))
+        let prepared = chat::prepare(&task_app, client, request, &name, &model).await?;
+        Ok((prepared.start_replicas(answers).await?, ()))
     };
     if stream {
         return Ok(respond_when(&app, key, started, encoder(()), |_, ()| ()).await?);
@@ -74,25 +76,25 @@ pub(super) async fn completions(
     let stream = request.stream;
     let include_usage = request.stream_options.is_some_and(|o| o.include_usage);
     let (mut request, wanted) = completions::to_request(request)?;
-    if let Ok((_, model)) = chat::find(&app, &request.model).await {
+    if let Ok((_, model)) = chat::find_model(&app, &request.model).await {
         openai::set_defaults(&mut request.options, &model, &[openai::TEMPERATURE, openai::TOP_P]);
     }
     let (model, wanted, render_only) =
         (request.model.clone(), Arc::new(wanted), request.render_only);
     let all = wanted.clone();
     let mut encoder = CompletionEncoder::new(model, include_usage, all);
-    let (needed, first) = match generate::check(&app, request).await? {
-        Checked::Unloaded => return Ok(encoder.empty("unload")),
-        Checked::Load(needed) => {
-            needed.load(&app, client).await?;
+    let (model_request, first) = match generate::check(&app, request).await? {
+        CheckedRequest::Unloaded => return Ok(encoder.empty("unload")),
+        CheckedRequest::Load(model_request) => {
+            model_request.load(&app, client).await?;
             return Ok(encoder.empty("load"));
         }
-        Checked::Generate(needed, first) => (needed, first),
+        CheckedRequest::Generate(model_request, first) => (model_request, first),
     };
-    let key = (!render_only).then(|| needed.key());
-    let own = app.clone();
+    let key = (!render_only).then(|| model_request.key());
+    let task_app = app.clone();
     let started = async move {
-        let loaded = needed.load(&own, client).await?;
+        let loaded = model_request.load(&task_app, client).await?;
         let mut read = Vec::new();
         for (i, tokens) in wanted.unread() {
             read.push((i, loaded.text(tokens).await?));
@@ -129,7 +131,7 @@ pub(super) async fn embeddings(
         }
     };
     let inputs = match &request.input {
-        // Unlike the native route, an empty text is embedded.
+        // Unlike on the native route, an empty text is embedded.
         Value::String(text) => vec![EmbedText::Text(text.clone())],
         Value::Null => Vec::new(),
         Value::Array(list) => {
@@ -144,9 +146,14 @@ pub(super) async fn embeddings(
         return Err(ApiError::not_found("model '' not found").into());
     }
     let name = Name::parse_runnable(&request.model)?;
-    let wanted = Wanted { inputs, too_long: TooLong::Cut, options: None, keep_alive: None };
-    let mut answer = vectors(&app, client, &name, wanted).await?;
-    shorten_all(&mut answer.vectors, request.dimensions);
+    let wanted = EmbeddingRequest {
+        inputs,
+        truncate_mode: TruncateMode::TruncateByDefault,
+        options: None,
+        keep_alive: None,
+    };
+    let mut answer = compute_embeddings(&app, client, &name, wanted).await?;
+    truncate_and_normalize_all(&mut answer.vectors, request.dimensions);
     let usage = EmbeddingUsage {
         prompt_tokens: answer.tokens,
         total_tokens: answer.tokens,
@@ -175,7 +182,7 @@ pub(super) async fn embeddings(
     Ok(json_plain(StatusCode::OK, &answer))
 }
 
-/// A list of texts, the tokens of one text, or a list of those.
+/// Parses the input: a list of texts, the tokens of one text, or a list of token lists.
 fn embed_texts(list: &[Value]) -> Option<Vec<EmbedText>> {
     let tokens = |list: &[Value]| {
         let token = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
@@ -196,15 +203,15 @@ fn embed_texts(list: &[Value]) -> Option<Vec<EmbedText>> {
 pub(super) async fn models(
     State(app): State<App>,
     Extension(dialect): Extension<Dialect>,
-    page: Result<Query<anthropic::Page>, QueryRejection>,
+    page: Result<Query<anthropic::PageQuery>, QueryRejection>,
 ) -> Response {
-    list(&app, dialect, page).await.unwrap_or_else(|failure| dialect.error(failure))
+    list_models(&app, dialect, page).await.unwrap_or_else(|failure| dialect.error(failure))
 }
 
-async fn list(
+async fn list_models(
     app: &App,
     dialect: Dialect,
-    page: Result<Query<anthropic::Page>, QueryRejection>,
+    page: Result<Query<anthropic::PageQuery>, QueryRejection>,
 ) -> Result<Response, ApiError> {
     let entries = app.store(|store| store.list()).await?.map_err(|e| store_error(&e))?;
     if dialect == Dialect::Anthropic {
@@ -214,7 +221,7 @@ async fn list(
     let sizes = app.sizes(&entries).await;
     let models = entries.iter().zip(sizes);
     let data =
-        models.map(|(entry, size)| wire_model(entry, entry.name.to_string(), size)).collect();
+        models.map(|(entry, size)| model_object(entry, entry.name.to_string(), size)).collect();
     Ok(json_plain(StatusCode::OK, &ModelList { object: "list".into(), data }))
 }
 
@@ -224,10 +231,10 @@ pub(super) async fn model(
     Extension(dialect): Extension<Dialect>,
     Path(given): Path<String>,
 ) -> Response {
-    find(&app, dialect, given).await.unwrap_or_else(|failure| dialect.error(failure))
+    find_model(&app, dialect, given).await.unwrap_or_else(|failure| dialect.error(failure))
 }
 
-async fn find(app: &App, dialect: Dialect, given: String) -> Result<Response, ApiError> {
+async fn find_model(app: &App, dialect: Dialect, given: String) -> Result<Response, ApiError> {
     let name = Name::parse(&given, "remote model details are unavailable")?;
     let stored = name.stored.clone();
     let found = app.store(move |store| store.find(&stored)).await?.map_err(|e| store_error(&e))?;
@@ -236,11 +243,11 @@ async fn find(app: &App, dialect: Dialect, given: String) -> Result<Response, Ap
     let size = app.size_of(&entry).await;
     Ok(match dialect {
         Dialect::Anthropic => json_plain(StatusCode::OK, &anthropic::model(&entry, given, &size)),
-        _ => json_plain(StatusCode::OK, &wire_model(&entry, given, size)),
+        _ => json_plain(StatusCode::OK, &model_object(&entry, given, size)),
     })
 }
 
-fn wire_model(entry: &Entry, id: String, size: ModelSize) -> Model {
+fn model_object(entry: &Entry, id: String, size: ModelSize) -> Model {
     let created = jiff::Timestamp::try_from(entry.modified).map_or(0, |t| t.as_second());
     let ModelSize { n_ctx, n_ctx_train, n_params, bytes, n_vocab, n_embd } = size;
     Model {

@@ -1,4 +1,4 @@
-//! `GET /api/ps`
+//! `GET /api/ps`: the loaded models.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,7 +12,7 @@ use crate::app::App;
 use crate::http::json;
 use crate::scheduler::Phase;
 
-/// How far ahead "never" is.
+/// Time from now that stands for "never", about 292 years.
 const NEVER: Duration = Duration::from_nanos(i64::MAX as u64);
 
 pub(super) async fn ps(State(app): State<App>) -> Response {

@@ -1,4 +1,4 @@
-//! `POST /api/rerank` and its aliases: documents in the order of how well they answer a query.
+//! `POST /api/rerank` and its aliases: ranks documents by how well they answer a query.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -22,22 +22,22 @@ pub(super) async fn rerank<D: ErrorFormat>(
     client: Client,
     Json(request, _): Json<D, RerankRequest>,
 ) -> Result<Response, ErrorResponse<D>> {
-    let (name, model) = chat::find(&app, &request.model).await?;
+    let (name, model) = chat::find_model(&app, &request.model).await?;
     check(&model, &name.given)?;
     let (load, run) = app.options(&model, &RequestOptions::named(request.options.as_ref())).await?;
-    let wish = Wish::of(&request)?;
+    let response_options = ResponseOptions::of(&request)?;
     let keep_alive = request.keep_alive;
-    let task = Rank { num_ctx: run.num_ctx, ..task(request)? };
-    let documents = wish.return_documents.then(|| task.documents.clone());
+    let task = Rank { num_ctx: run.num_ctx, ..rank_task(request)? };
+    let documents = response_options.return_documents.then(|| task.documents.clone());
     let loaded = app.load(&model, (load, run.num_ctx), keep_alive, client).await?;
     let mut running = loaded.run(Task::Rank(task)).await;
     let Event::Ranked(ranked) = running.result().await? else {
         return Err(ApiError::internal("the model runner sent no scores").into());
     };
-    Ok(json(StatusCode::OK, &wish.answer(ranked, documents, Times::of(&running))))
+    Ok(json(StatusCode::OK, &response_options.answer(ranked, documents, Times::of(&running))))
 }
 
-/// Refuses a model that does not rank, and says what it does.
+/// Refuses a model that is no reranker; the message states what the model can do.
 fn check(model: &Model, given: &str) -> Result<(), ApiError> {
     if model.facts.pooling == Some(Facts::RANK_POOLING) {
         return Ok(());
@@ -53,7 +53,7 @@ fn check(model: &Model, given: &str) -> Result<(), ApiError> {
     )))
 }
 
-fn task(request: RerankRequest) -> Result<Rank, ApiError> {
+fn rank_task(request: RerankRequest) -> Result<Rank, ApiError> {
     let query =
         request.query.ok_or_else(|| ApiError::bad_request("query is required"))?.into_text();
     if request.documents.is_empty() {
@@ -62,7 +62,7 @@ fn task(request: RerankRequest) -> Result<Rank, ApiError> {
         ));
     }
     let pair_tokens = match request.truncate_prompt_tokens {
-        // What the context holds, whatever that is.
+        // -1 means the whole context.
         Some(-1) => Some(usize::MAX),
         other => positive("truncate_prompt_tokens", other)?,
     };
@@ -84,15 +84,15 @@ fn positive(field: &str, value: Option<i64>) -> Result<Option<usize>, ApiError> 
     }
 }
 
-/// What the answer is to have.
-struct Wish {
+/// The request's settings for the form of the response.
+struct ResponseOptions {
     model: String,
     top_n: Option<usize>,
     return_documents: bool,
     normalize: bool,
 }
 
-impl Wish {
+impl ResponseOptions {
     fn of(request: &RerankRequest) -> Result<Self, ApiError> {
         Ok(Self {
             model: request.model.clone(),
@@ -121,7 +121,7 @@ impl Wish {
                 result.truncated_tokens = tokens;
             }
         }
-        // A stable sort: of equals the first in the request comes first.
+        // The sort is stable: documents with equal scores stay in the order of the request.
         results.sort_by(|a, b| b.relevance_score.total_cmp(&a.relevance_score));
         results.truncate(self.top_n.unwrap_or(usize::MAX));
         if let Some(mut texts) = documents {

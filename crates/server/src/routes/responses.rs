@@ -1,4 +1,4 @@
-//! Routes of OpenAI's newer dialect.
+//! Routes of OpenAI's Responses API.
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
@@ -32,19 +32,19 @@ pub(super) async fn create(
 ) -> Result<Response, ErrorResponse<OpenAi>> {
     let mut chat = to_chat(&app, &mut request, owner).await?;
     left_out(&request.tools).into_iter().for_each(note_ignored);
-    let (name, model) = chat::find(&app, &request.model).await?;
+    let (name, model) = chat::find_model(&app, &request.model).await?;
     openai::set_defaults(&mut chat.options, &model, &[openai::TEMPERATURE]);
-    chat::drop_wish_to_think(&mut chat, &model, &["reasoning.effort"]);
-    // The instructions are this response's alone.
+    chat::drop_unsupported_thinking(&mut chat, &model, &["reasoning.effort"]);
+    // The instructions belong to this response only and are not stored.
     let instructed = request.instructions.as_ref().is_some_and(|text| !text.is_empty());
     let messages = chat.messages().iter().skip(usize::from(instructed)).cloned().collect();
-    let kept = || Keep { owner, responses: app.responses().clone(), messages };
-    let keep = (request.store != Some(false)).then(kept);
+    let new_keep = || Keep { owner, responses: app.responses().clone(), messages };
+    let keep = (request.store != Some(false)).then(new_keep);
     let (stream, empty) = (request.stream, chat.messages().is_empty());
     let key = (!request.debug_render_only).then(|| key(&model));
     let encoder = move |()| ResponseEncoder::new(request, keep);
-    let own = app.clone();
-    let prepared = async move { chat::prepare(&own, client, chat, &name, &model).await };
+    let task_app = app.clone();
+    let prepared = async move { chat::prepare(&task_app, client, chat, &name, &model).await };
     if empty {
         prepared.await?;
         return Ok(encoder(()).empty());
@@ -65,13 +65,13 @@ pub(super) async fn input_tokens(
     Json(mut request, _): Json<OpenAi, ResponsesRequest>,
 ) -> Result<Response, ErrorResponse<OpenAi>> {
     let chat = to_chat(&app, &mut request, owner).await?;
-    let (name, model) = chat::find(&app, &request.model).await?;
+    let (name, model) = chat::find_model(&app, &request.model).await?;
     let input_tokens = chat::prepare(&app, client, chat, &name, &model).await?.count().await?;
     let answer = json!({"object": "response.input_tokens", "input_tokens": input_tokens});
     Ok(json_plain(StatusCode::OK, &answer))
 }
 
-/// The request of a response, with the stored items and responses that it refers to.
+/// Converts the request to a canonical one and resolves references to stored items and responses.
 async fn to_chat(
     app: &App,
     request: &mut ResponsesRequest,
@@ -81,26 +81,26 @@ async fn to_chat(
         return Err(ApiError::bad_request("model is required"));
     }
     take_additional_tools(request);
-    let earlier = earlier(app, request.previous_response_id.as_deref(), owner)?;
+    let earlier = earlier_messages(app, request.previous_response_id.as_deref(), owner)?;
     for item in request.input.as_array_mut().into_iter().flatten() {
         let Some(id) = item["id"].as_str().filter(|_| item["type"] == "item_reference") else {
             continue;
         };
         match app.responses().item(id, owner) {
-            Some(kept) => *item = kept,
-            // What is missing is told where its place is known.
+            Some(stored) => *item = stored,
+            // `to_request` reports the missing item, because it knows the item's index.
             None => break,
         }
     }
     let contents = request.input.as_array_mut().into_iter().flatten().flat_map(item_contents);
     chat::fetch_images(app, &request.model, image_urls::in_openai(contents.collect())).await?;
     let chat = to_request(request, &earlier)?;
-    // What was said is in there; the answer repeats the rest.
+    // The input is part of `chat` now; the response repeats only the other fields.
     request.input = Value::Null;
     Ok(chat)
 }
 
-/// What an item of the input says, and who says it.
+/// Returns the content fields of an input item, with the author of each.
 fn item_contents(item: &mut Value) -> impl Iterator<Item = MessageContent<'_>> {
     let kind = item["type"].as_str().unwrap_or_default();
     let author = match kind {
@@ -109,17 +109,17 @@ fn item_contents(item: &mut Value) -> impl Iterator<Item = MessageContent<'_>> {
         _ => Author::of_role(item["role"].as_str().unwrap_or_default()),
     };
     let fields = item.as_object_mut().into_iter().flatten();
-    // The type of a call says that the assistant has answered.
+    // The `type` of a call shows that the assistant has answered.
     let fields =
         fields.filter(|(field, _)| matches!(field.as_str(), "content" | "output" | "type"));
     fields.map(move |(_, value)| (author, value))
 }
 
-/// The conversation that a request goes on from.
-fn earlier(app: &App, id: Option<&str>, owner: Owner) -> Result<Vec<Message>, ApiError> {
+/// Returns the messages of the response that a request continues.
+fn earlier_messages(app: &App, id: Option<&str>, owner: Owner) -> Result<Vec<Message>, ApiError> {
     let Some(id) = id else { return Ok(Vec::new()) };
     match app.responses().get(id, owner) {
-        Some(kept) => Ok(kept.messages.clone()),
+        Some(stored) => Ok(stored.messages.clone()),
         None => Err(ApiError::bad_request(format!(
             "previous response {id:?} not found: it was not stored, or has made room for newer ones"
         ))),
@@ -139,15 +139,16 @@ pub(super) async fn retrieve(
 ) -> Result<Response, ErrorResponse<OpenAi>> {
     let Query(fields) = query.map_err(|error| ApiError::bad_request(error.body_text()))?;
     let (stream, after) = read_query(fields)?;
-    let kept = app.responses().get(&id, owner).ok_or_else(|| missing(&id))?;
+    let stored = app.responses().get(&id, owner).ok_or_else(|| missing(&id))?;
     if !stream {
-        return Ok(json_plain(StatusCode::OK, &kept.response));
+        return Ok(json_plain(StatusCode::OK, &stored.response));
     }
-    let events = Ok(Bytes::from(replay(&kept, after)));
+    let events = Ok(Bytes::from(replay(&stored, after)));
     Ok(http::stream(StreamFormat::NamedSse, tokio_stream::iter([events])))
 }
 
-/// Whether events are wanted, and behind which one. What says nothing here is named as ignored.
+/// Parses the query: whether to stream, and after which event to start. Other fields are reported
+/// as ignored.
 fn read_query(fields: Vec<(String, String)>) -> Result<(bool, Option<u64>), ApiError> {
     let (mut stream, mut after) = (false, None);
     for (name, value) in fields {

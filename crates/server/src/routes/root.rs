@@ -1,4 +1,4 @@
-//! Signs of life.
+//! Routes for health checks and the version.
 
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -8,12 +8,12 @@ use serde_json::json as value;
 use crate::http::json;
 use crate::version::{OLLAMA_VERSION, VERSION};
 
-/// `GET /`: health checks of many tools compare the text.
+/// `GET /`: health checks of many tools compare this text.
 pub(super) async fn root() -> Response {
     ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], "Ollama is running").into_response()
 }
 
-/// `GET /health`: 200 for as long as requests are taken.
+/// `GET /health`: 200 while the server accepts requests.
 pub(super) async fn health() -> Response {
     json(StatusCode::OK, &value!({"status": "ok"}))
 }

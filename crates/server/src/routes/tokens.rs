@@ -24,10 +24,10 @@ pub(super) async fn tokenize(
     if !model.is_empty() && text.is_some() && content.is_some() {
         return Err(ApiError::bad_request("text and content are the same: give one of them").into());
     }
-    let missing = || missing(&model, "text");
+    let missing = || missing_field(&model, "text");
     let text = text.or(content).map_or_else(missing, Ok)?;
     let task = Task::Tokenize(Tokenize { text, add_special, parse_special });
-    let (event, times) = run(&app, client, &model, options, keep_alive, task).await?;
+    let (event, times) = run_task(&app, client, &model, options, keep_alive, task).await?;
     let Event::Tokens(tokens) = event else {
         return Err(ApiError::internal("the model runner sent no tokens").into());
     };
@@ -41,8 +41,8 @@ pub(super) async fn detokenize(
     Json(request, _): Json<Native, DetokenizeRequest>,
 ) -> Result<Response, ErrorResponse<Native>> {
     let DetokenizeRequest { model, tokens, keep_alive, options } = request;
-    let task = Task::Detokenize(tokens.map_or_else(|| missing(&model, "tokens"), Ok)?);
-    let (event, times) = run(&app, client, &model, options, keep_alive, task).await?;
+    let task = Task::Detokenize(tokens.map_or_else(|| missing_field(&model, "tokens"), Ok)?);
+    let (event, times) = run_task(&app, client, &model, options, keep_alive, task).await?;
     let Event::Text(text) = event else {
         return Err(ApiError::internal("the model runner sent no text").into());
     };
@@ -50,14 +50,14 @@ pub(super) async fn detokenize(
     Ok(json(StatusCode::OK, &DetokenizeResponse { model, text, total_duration, load_duration }))
 }
 
-/// Refuses a request without what it is about; first of all that is the model.
-fn missing<T>(model: &str, field: &str) -> Result<T, ApiError> {
+/// Error for a missing field; a missing `model` comes first.
+fn missing_field<T>(model: &str, field: &str) -> Result<T, ApiError> {
     let field = if model.is_empty() { "model" } else { field };
     Err(ApiError::bad_request(format!("{field} is required")))
 }
 
-/// Has a task done by a model; its end and how long it took.
-async fn run(
+/// Runs a task on a model; returns its last event and its times.
+async fn run_task(
     app: &App,
     client: Client,
     model: &str,
@@ -65,7 +65,7 @@ async fn run(
     keep_alive: Option<KeepAlive>,
     task: Task,
 ) -> Result<(Event, Times), ApiError> {
-    let (_, model) = chat::find(app, model).await?;
+    let (_, model) = chat::find_model(app, model).await?;
     let (load, run) = app.options(&model, &RequestOptions::named(options.as_ref())).await?;
     let mut running =
         app.load(&model, (load, run.num_ctx), keep_alive, client).await?.run(task).await;

@@ -1,4 +1,4 @@
-//! Models from and to registries: `POST /api/pull` and `POST /api/push`.
+//! `POST /api/pull` and `POST /api/push`: transfers of models from and to registries.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -7,7 +7,7 @@ use puna_registry::{FileUrl, Options, RegistryError, Report};
 use puna_store::ModelRef;
 use tokio::sync::mpsc;
 
-use super::lines::{self, Line, WAITING};
+use super::progress_stream::{self, CHANNEL_LINES, ProgressLine};
 use crate::app::App;
 use crate::canonical::ApiError;
 use crate::http::{ErrorResponse, Json, Native};
@@ -21,19 +21,19 @@ pub(super) async fn pull(
     let given = if request.model.is_empty() { &request.name } else { &request.model };
     if let Some(file) = FileUrl::parse(given) {
         let file = file.map_err(ApiError::bad_request)?;
-        let (whole, options) = (request.stream == Some(false), options(&app, request)?);
+        let (last_only, options) = (request.stream == Some(false), options(&app, request)?);
         let work = app.clone();
-        let lines = report(async move |report| {
+        let lines = spawn_reporting(async move |report| {
             work.registry().pull_file(work.shared_store(), &file, &options, report).await
         });
-        return lines::answer(&app, lines, whole).await;
+        return progress_stream::respond(&app, lines, last_only).await;
     }
-    let (reference, whole, options) = read(&app, request)?;
+    let (reference, last_only, options) = parse_request(&app, request)?;
     let work = app.clone();
-    let lines = report(async move |report| {
+    let lines = spawn_reporting(async move |report| {
         work.registry().pull(work.shared_store(), &reference, &options, report).await
     });
-    lines::answer(&app, lines, whole).await
+    progress_stream::respond(&app, lines, last_only).await
 }
 
 /// `POST /api/push`
@@ -44,7 +44,7 @@ pub(super) async fn push(
     if request.model.is_empty() && request.name.is_empty() {
         return Err(ApiError::bad_request("model is required").into());
     }
-    let (reference, whole, options) = read(&app, request)?;
+    let (reference, last_only, options) = parse_request(&app, request)?;
     if reference.runner.is_some() && options.format == puna_registry::Format::Ollama {
         let what = reference.name;
         let reason =
@@ -52,26 +52,27 @@ pub(super) async fn push(
         return Err(ApiError::bad_request(reason).into());
     }
     let work = app.clone();
-    let lines = report(async move |report| {
+    let lines = spawn_reporting(async move |report| {
         work.registry().push(work.shared_store(), &reference, &options, report).await
     });
-    lines::answer(&app, lines, whole).await
+    progress_stream::respond(&app, lines, last_only).await
 }
 
-/// Fetches a model for other work, telling it to a client that need not stay.
-pub(super) async fn fetch(
+/// Pulls a model as part of other work. Progress goes to the client, which may disconnect without
+/// cancelling the pull.
+pub(super) async fn pull_model(
     app: &App,
     from: &ModelRef,
-    to: &mpsc::Sender<Line>,
+    to: &mpsc::Sender<ProgressLine>,
 ) -> Result<(), ApiError> {
-    let (report, mut progress) = mpsc::channel::<puna_registry::Progress>(WAITING);
+    let (report, mut progress) = mpsc::channel::<puna_registry::Progress>(CHANNEL_LINES);
     let runner = from.runner.clone();
     let options = Options { keep_unused: app.config().no_prune, runner, ..Options::default() };
     let forward = async {
         while let Some(progress) = progress.recv().await {
-            // "success" is the end of the client's own work.
+            // "success" must be the last line of the client's own work.
             if progress.status != "success" {
-                let _ = to.send(Ok(line(progress))).await;
+                let _ = to.send(Ok(progress_line(progress))).await;
             }
         }
     };
@@ -79,16 +80,17 @@ pub(super) async fn fetch(
     tokio::join!(pulled, forward).0.map_err(|error| ApiError::internal(error.to_string()))
 }
 
-/// The model, whether one object is wanted instead of lines, and how to go about it.
-fn read(app: &App, request: PullRequest) -> Result<(ModelRef, bool, Options), ApiError> {
+/// Parses a request: the model, whether the client wants one object instead of lines, and the
+/// options.
+fn parse_request(app: &App, request: PullRequest) -> Result<(ModelRef, bool, Options), ApiError> {
     let given = if request.model.is_empty() { &request.name } else { &request.model };
     let reference = reference(given, REMOTE_UNAVAILABLE)?;
-    let whole = request.stream == Some(false);
+    let last_only = request.stream == Some(false);
     let options = Options { runner: reference.runner.clone(), ..options(app, request)? };
-    Ok((reference, whole, options))
+    Ok((reference, last_only, options))
 }
 
-/// How to go about it.
+/// Parses the options of a request.
 fn options(app: &App, request: PullRequest) -> Result<Options, ApiError> {
     Ok(Options {
         insecure: request.insecure,
@@ -102,17 +104,20 @@ fn options(app: &App, request: PullRequest) -> Result<Options, ApiError> {
     })
 }
 
-/// Has work done that reports; it is cancelled when nobody reads its lines any more.
-fn report<F>(work: impl FnOnce(Report) -> F + Send + 'static) -> mpsc::Receiver<Line>
+/// Runs work that reports progress, in a task. The task is cancelled when the receiver of the lines
+/// is dropped.
+fn spawn_reporting<F>(
+    work: impl FnOnce(Report) -> F + Send + 'static,
+) -> mpsc::Receiver<ProgressLine>
 where
     F: Future<Output = Result<(), RegistryError>> + Send,
 {
-    let (to, lines) = mpsc::channel::<Line>(WAITING);
+    let (to, lines) = mpsc::channel::<ProgressLine>(CHANNEL_LINES);
     puna_tasks::spawn(async move {
-        let (report, mut progress) = mpsc::channel(WAITING);
+        let (report, mut progress) = mpsc::channel(CHANNEL_LINES);
         let forward = async {
             while let Some(progress) = progress.recv().await {
-                let _ = to.send(Ok(line(progress))).await;
+                let _ = to.send(Ok(progress_line(progress))).await;
             }
         };
         let both = async { tokio::join!(work(report), forward).0 };
@@ -127,7 +132,7 @@ where
     lines
 }
 
-fn line(progress: puna_registry::Progress) -> Progress {
+fn progress_line(progress: puna_registry::Progress) -> Progress {
     Progress {
         status: progress.status,
         digest: progress.digest.map(|digest| digest.to_string()).unwrap_or_default(),

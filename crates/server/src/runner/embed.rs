@@ -1,51 +1,52 @@
-//! From texts to what an embedding model takes.
+//! Prepares the texts of embedding requests for the engine.
 
 use puna_engine::EngineError;
 
-use super::prepare::{Preparer, listening, told};
+use super::prepare::{Preparer, check_connected, to_api_error};
 use super::worker::Handle;
 use crate::canonical::{ApiError, Embed, EmbedResult, EmbedText, Event};
 
 impl Preparer {
-    /// Makes vectors of the texts of a task.
+    /// Tokenizes the texts of a task and starts their embedding.
     pub(super) fn embed(&self, handle: Handle, task: Embed) -> Result<(), ApiError> {
         if !self.generator.facts().embeds {
-            return Err(ApiError::bad_request(match self.generator.facts().ranks {
+            return Err(ApiError::bad_request(match self.generator.facts().pair_format {
                 Some(_) => "this model ranks texts and does not support embeddings",
                 None => "this model does not support embeddings",
             }));
         }
-        let (mut inputs, mut embedded) =
+        let (mut inputs, mut summary) =
             (Vec::with_capacity(task.inputs.len()), EmbedResult::default());
         for (i, text) in task.inputs.iter().enumerate() {
-            listening(&handle)?;
+            check_connected(&handle)?;
             let (tokens, cut) = self.embed_tokens(text, &task)?;
-            embedded.tokens += tokens.len() as u64;
-            embedded.cut.extend((cut > 0).then_some((i, cut as u64)));
+            summary.tokens += tokens.len() as u64;
+            summary.cut.extend((cut > 0).then_some((i, cut as u64)));
             inputs.push(tokens);
         }
         let answer = handle.clone();
-        let done = move |result: Result<Vec<Vec<f32>>, EngineError>| {
-            // JSON has no numbers for them, and the message would break the connection.
-            let broken = |vectors: &Vec<Vec<f32>>| vectors.iter().flatten().any(|x| !x.is_finite());
+        let on_done = move |result: Result<Vec<Vec<f32>>, EngineError>| {
+            // JSON has no NaN and no infinity, so this message would break the connection.
+            let has_non_finite =
+                |vectors: &Vec<Vec<f32>>| vectors.iter().flatten().any(|x| !x.is_finite());
             answer.send(match result {
-                Ok(vectors) if broken(&vectors) => {
+                Ok(vectors) if has_non_finite(&vectors) => {
                     Event::Error(ApiError::bad_request("embedding contains NaN or Inf values"))
                 }
-                Ok(vectors) => Event::Embedded(EmbedResult { vectors, ..embedded }),
-                Err(error) => Event::Error(told(error)),
+                Ok(vectors) => Event::Embedded(EmbedResult { vectors, ..summary }),
+                Err(error) => Event::Error(to_api_error(error)),
             });
         };
-        self.begun(&handle, self.generator.embed(inputs, Box::new(done)))
+        self.record_request(&handle, self.generator.embed(inputs, Box::new(on_done)))
     }
 
-    /// Tokens of a text to embed, and how many it lost: what is too long loses its end, but not the token that ends every
-    /// text.
+    /// Returns the tokens of a text, and how many were cut. A text that is too long loses tokens at
+    /// its end, but keeps the token that ends every text.
     fn embed_tokens(&self, text: &EmbedText, task: &Embed) -> Result<(Vec<u32>, usize), ApiError> {
         let limit = self.context(task.num_ctx) as usize;
         let mut tokens = match text {
             EmbedText::Text(text) => self.generator.encode(text),
-            EmbedText::Tokens(tokens) => self.known(tokens).map(|()| tokens.clone())?,
+            EmbedText::Tokens(tokens) => self.check_tokens(tokens).map(|()| tokens.clone())?,
         };
         if tokens.is_empty() {
             return Err(ApiError::bad_request(

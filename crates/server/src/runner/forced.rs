@@ -1,7 +1,7 @@
-//! A call that the request demands: the form of the answer is that of the call.
+//! Forced tool calls: builds a grammar that allows only calls of the requested tools.
 
+mod argument_list;
 mod schemas;
-mod written;
 
 use puna_api::native::{Tool, ToolChoice};
 use puna_prompt::{ArgumentsFormat, CallFormat, OutputParser, OutputPart, ValueKind};
@@ -10,19 +10,22 @@ use serde_json::{Value, json};
 
 use crate::canonical::{ApiError, Generate, Input};
 
-/// A tool of which a call is forced.
+/// Tool whose call is forced.
 #[derive(Debug, Clone)]
 pub(super) struct ForcedTool<'t> {
     tool: &'t Tool,
-    /// The schema of its arguments: an object in any case.
+    /// Schema of the arguments, which is always an object.
     pub(super) schema: JsonSchema,
 }
 
 impl<'t> ForcedTool<'t> {
+    /// Creates a forced tool with the schema of its parameters.
+    ///
     /// # Errors
-    /// The parameters are no schema of an object, or ask for what cannot be enforced with `strict`.
+    /// The parameters are not the schema of an object, or `strict` is set and they use keywords
+    /// that cannot be enforced.
     pub(super) fn new(tool: &'t Tool) -> Result<Self, ApiError> {
-        let schema = parameters(tool).map_err(|e| unfit(tool, &e))?;
+        let schema = parameters(tool).map_err(|e| unsupported_parameters(tool, &e))?;
         Ok(Self { tool, schema })
     }
 
@@ -31,8 +34,8 @@ impl<'t> ForcedTool<'t> {
     }
 }
 
-/// The constraint of an answer that is a call of one of some tools, or of several. `tags` are control tokens that may stand in
-/// a call, with their texts.
+/// Builds the constraint of an answer that calls one of the tools, or several if `several` is set.
+/// `tags` are the control tokens that a call may contain, with their texts.
 pub(super) fn constraint(
     form: &CallFormat,
     tools: &[ForcedTool<'_>],
@@ -47,30 +50,31 @@ pub(super) fn constraint(
         let before = format!("{}{}", form.before, tool.name());
         match &form.arguments {
             ArgumentsFormat::Object { between, after } => {
-                let arguments =
-                    lark_json(&tool.schema).map_err(|e| unfit(tool.tool, &e.to_string()))?;
+                let arguments = lark_json(&tool.schema)
+                    .map_err(|e| unsupported_parameters(tool.tool, &e.to_string()))?;
                 let (before, after) = (literal(&(before + between), tags), literal(after, tags));
                 lark += &format!("c{i}: {before} a{i} {after}\na{i}: {arguments}\n");
             }
-            ArgumentsFormat::List(written) => {
-                let schema = tool.schema.enforceable().map_err(|e| unfit(tool.tool, &e))?;
-                let rules = written::rules(&format!("a{i}"), i, written, schema, tags);
+            ArgumentsFormat::List(list_format) => {
+                let schema =
+                    tool.schema.enforceable().map_err(|e| unsupported_parameters(tool.tool, &e))?;
+                let rules = argument_list::rules(&format!("a{i}"), i, list_format, schema, tags);
                 lark += &format!("c{i}: {} a{i}\n", literal(&before, tags));
-                lark += &rules.map_err(|e| unfit(tool.tool, &e))?;
+                lark += &rules.map_err(|e| unsupported_parameters(tool.tool, &e))?;
             }
         }
     }
     Ok(Constraint::Lark(lark))
 }
 
-/// The schema of a call's arguments as the request has it: an object in any case.
+/// Returns the schema of a call's arguments, always with the type `object`.
 fn parameters(tool: &Tool) -> Result<JsonSchema, String> {
     let mut schema = match tool.0.pointer("/function/parameters") {
         None | Some(Value::Null | Value::Bool(true)) => json!({}),
         Some(Value::Object(map)) => Value::Object(map.clone()),
         Some(_) => return Err("a JSON Schema of an object was expected".into()),
     };
-    // Before it is taken apart.
+    // Check the size before the schema is processed.
     let bytes = schema.to_string().len();
     if bytes > CONSTRAINT_BYTES_MAX {
         return Err(format!("they have {bytes} bytes, of which {CONSTRAINT_BYTES_MAX} are read"));
@@ -87,7 +91,7 @@ fn parameters(tool: &Tool) -> Result<JsonSchema, String> {
             schema["type"]
         ));
     }
-    // A reference says it by itself, and may not allow it beside it.
+    // A schema with a reference has the type of its target, and may not allow a type of its own.
     if schema.get("$ref").is_none() {
         schema["type"] = json!("object");
     }
@@ -98,7 +102,7 @@ fn parameters(tool: &Tool) -> Result<JsonSchema, String> {
     Ok(schema)
 }
 
-fn unfit(tool: &Tool, reason: &str) -> ApiError {
+fn unsupported_parameters(tool: &Tool, reason: &str) -> ApiError {
     let reason = reason.strip_prefix("invalid JSON schema in format: ").unwrap_or(reason);
     let name = tool.name();
     ApiError::bad_request(format!(
@@ -106,26 +110,26 @@ fn unfit(tool: &Tool, reason: &str) -> ApiError {
     ))
 }
 
-/// Names the tool for which there is no grammar: the first of `suspects` whose parameters alone are refused, by themselves or
-/// in the form of calls.
-pub(super) fn blame(
+/// Returns an error that names the tool without a grammar: the first of `candidates` whose
+/// parameters are rejected, alone or in the call format.
+pub(super) fn rejected_tool_error(
     form: &CallFormat,
-    suspects: &[ForcedTool<'_>],
+    candidates: &[ForcedTool<'_>],
     error: &str,
     refused: impl Fn(&Constraint) -> Option<String>,
 ) -> ApiError {
-    for tool in suspects {
+    for tool in candidates {
         let alone = std::slice::from_ref(tool);
         let alone = || constraint(form, alone, false, &[]).ok().and_then(|alone| refused(&alone));
         if let Some(reason) = refused(&Constraint::Schema(tool.schema.clone())).or_else(alone) {
-            return unfit(tool.tool, &reason);
+            return unsupported_parameters(tool.tool, &reason);
         }
     }
     ApiError::bad_request(format!("tools: calls of these tools cannot be forced: {error}"))
 }
 
-/// Refuses tools that nobody could call.
-pub(super) fn check_named(tools: &[Tool]) -> Result<(), ApiError> {
+/// Rejects tools without a name.
+pub(super) fn check_tools_named(tools: &[Tool]) -> Result<(), ApiError> {
     match tools.iter().position(|tool| tool.name().is_empty()) {
         Some(i) => Err(ApiError::bad_request(format!(
             "tools[{i}] has no name, by which it would be called"
@@ -134,7 +138,7 @@ pub(super) fn check_named(tools: &[Tool]) -> Result<(), ApiError> {
     }
 }
 
-/// Refuses names of tools and of their arguments that would not be read in a call as they are written.
+/// Rejects names of tools and arguments that the parser does not read back from a call.
 pub(super) fn check_names(
     form: &CallFormat,
     tools: &[ForcedTool<'_>],
@@ -161,19 +165,22 @@ pub(super) fn check_names(
     for tool in tools {
         let none = match &form.arguments {
             ArgumentsFormat::Object { between, after } => format!("{between}{{}}{after}"),
-            ArgumentsFormat::List(written) => written.empty.clone(),
+            ArgumentsFormat::List(list_format) => list_format.empty.clone(),
         };
         if !is_plain(tool.name()) && !reads(tool.name(), &none, None) {
             return Err(refused("the name", tool.name()));
         }
-        let (ArgumentsFormat::List(written), Ok(schema)) =
+        let (ArgumentsFormat::List(list_format), Ok(schema)) =
             (&form.arguments, tool.schema.enforceable())
         else {
             continue;
         };
-        for name in written::names(schema).iter().filter(|name| !is_plain(name) || name.is_empty())
+        for name in argument_list::argument_names(schema)
+            .iter()
+            .filter(|name| !is_plain(name) || name.is_empty())
         {
-            if !reads(tool.name(), &written.write(&[(name, ValueKind::Text, "x")]), Some(name)) {
+            if !reads(tool.name(), &list_format.write(&[(name, ValueKind::Text, "x")]), Some(name))
+            {
                 return Err(refused("an argument of the name", name));
             }
         }
@@ -181,14 +188,14 @@ pub(super) fn check_names(
     Ok(())
 }
 
-/// The tools that a task demands a call of.
+/// Returns the tools that a task forces the model to call.
 ///
 /// # Errors
 /// As [`ForcedTool::new`].
 pub(super) fn forced_tools(task: &Generate) -> Result<Vec<ForcedTool<'_>>, ApiError> {
     let Input::Chat { tools, .. } = &task.input else { return Ok(Vec::new()) };
     let is_forced = |tool: &&Tool| match &task.tool_choice {
-        // Allowed tools are the only ones that a task has.
+        // A task with allowed tools contains only these tools.
         ToolChoice::Auto | ToolChoice::None | ToolChoice::Allowed { .. } => false,
         ToolChoice::Required => true,
         ToolChoice::Named(name) => tool.name() == name,
@@ -196,12 +203,12 @@ pub(super) fn forced_tools(task: &Generate) -> Result<Vec<ForcedTool<'_>>, ApiEr
     tools.iter().filter(is_forced).map(ForcedTool::new).collect()
 }
 
-/// A text for a place in a regular expression of Lark.
+/// Escapes a text for a regular expression in Lark.
 fn regex(text: &str) -> String {
     text.chars().map(|c| format!("\\x{{{:x}}}", u32::from(c))).collect()
 }
 
-/// A text as Lark has it: control tokens by number, the rest quoted.
+/// Writes a text in Lark: control tokens by number, the rest quoted.
 fn literal(text: &str, tags: &[(String, u32)]) -> String {
     let mut parts = Vec::new();
     let mut rest = text;

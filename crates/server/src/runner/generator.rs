@@ -1,153 +1,160 @@
-//! What a runner needs of an engine. The engine of this program is behind it, and in tests a fake.
+//! Interface of a runner to an engine. `local` implements it with this program's engine; tests use
+//! a fake.
 
 use std::ops::Range;
 
 use puna_engine::{EngineError, Request, Sink};
 use puna_sampler::{Constraint, Grammar};
 
-use super::protocol::{LoadSpec, MemoryParts, Pulse};
+use super::protocol::{Heartbeat, LoadSpec, MemoryParts};
 use crate::canonical::Tokenize;
 
-/// Loads models.
+/// Plans and loads models.
 pub trait Loader: Sync {
-    /// The bytes that a model is going to need, known from its file's header alone.
+    /// Returns the memory that a model needs, computed from the header of its file.
     ///
     /// # Errors
-    /// The file is none, or of a kind that is not known.
+    /// The file is not a model, or its architecture is unknown.
     fn plan(&self, spec: &LoadSpec) -> Result<MemoryParts, LoadError>;
 
     /// Loads a model.
     ///
     /// # Errors
-    /// As [`Loader::plan`], and want of memory.
+    /// As [`Loader::plan`], and a lack of memory.
     fn load(&self, spec: &LoadSpec) -> Result<Box<dyn Generator>, LoadError>;
 }
 
-/// A model cannot be loaded.
+/// Error of planning or loading a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LoadError {
-    /// Why.
+    /// Reason.
     pub message: String,
-    /// Whether for want of memory.
+    /// Whether the reason is a lack of memory.
     pub out_of_memory: bool,
 }
 
-/// What is known about a loaded model.
+/// Properties of a loaded model.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Facts {
-    /// Tokens of one conversation.
+    /// Tokens of one context.
     pub num_ctx: u32,
-    /// The Jinja template in the file.
+    /// Jinja template in the file.
     pub chat_template: Option<String>,
     /// Text of the token that begins every text.
     pub bos: String,
     /// Text of the token that ends a text.
     pub eos: String,
     /// Texts of all tokens that end an answer.
-    pub ends: Vec<String>,
-    /// Whether the model makes vectors of texts.
+    pub end_texts: Vec<String>,
+    /// Whether the model computes embeddings.
     pub embeds: bool,
-    /// How it wants a query and a document put together, if it scores such pairs.
-    pub ranks: Option<PairForm>,
-    /// How many adapters it was loaded with.
+    /// Layout of query–document pairs, if the model scores them.
+    pub pair_format: Option<PairFormat>,
+    /// Number of loaded adapters.
     pub adapters: usize,
-    /// Whether it is a diffusion model, whose answers are as long as they begin.
-    pub unmasks: bool,
+    /// Whether the model is a diffusion model, which fixes the length of an answer at its start.
+    pub is_diffusion: bool,
 }
 
-/// How a query and a document become a reranker's input.
+/// Layout of a query–document pair in the input of a reranker.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct PairForm {
-    /// The file's own template, in which `{query}` and `{document}` stand for the texts. Without one the texts come
-    /// between tokens.
+pub struct PairFormat {
+    /// Template of the file, with the placeholders `{query}` and `{document}`. Without one, the
+    /// token lists below surround the texts.
     pub template: Option<String>,
     /// Tokens before the query.
     pub before: Vec<u32>,
-    /// Tokens between the two.
+    /// Tokens between query and document.
     pub between: Vec<u32>,
-    /// Tokens behind the document.
+    /// Tokens after the document.
     pub after: Vec<u32>,
 }
 
-/// Receives the scores of a request.
+/// Callback that receives the scores of a request.
 pub type RankDone = Box<dyn FnOnce(Result<Vec<f32>, EngineError>) + Send>;
 
-/// Receives the vectors of a request.
+/// Callback that receives the vectors of a request.
 pub type EmbedDone = Box<dyn FnOnce(Result<Vec<Vec<f32>>, EngineError>) + Send>;
 
-/// A loaded model.
+/// Loaded model.
 pub trait Generator: Send + Sync {
-    /// What is known about it.
+    /// Returns the properties of the model.
     fn facts(&self) -> &Facts;
 
-    /// Tokens of a prompt: special tokens in the text are read as such; what the model wants before and after every
-    /// text is added unless it is there.
+    /// Tokenizes a prompt. Reads control tokens in the text as such, and adds the tokens that the
+    /// model wants before and after every text, unless the text has them.
     fn encode(&self, text: &str) -> Vec<u32>;
 
-    /// Tokens of any text, as asked for.
+    /// Tokenizes any text with the options of the request.
     fn tokenize(&self, text: &Tokenize) -> Vec<u32>;
 
-    /// Tokens of a text in parts, for each of which is said whether special tokens in it are read as such; nothing is added.
+    /// Tokenizes a text in parts and adds no tokens. The flag of a part says whether control tokens
+    /// in it are read as such.
     fn encode_parts(&self, parts: &[(&str, bool)]) -> Vec<u32>;
 
-    /// The same with what the model wants before and after every text, unless it is there. Where a first token comes by itself,
-    /// `leading_bos` is not read, the template's text for it, which the tokenizer could read as another token.
+    /// As [`Generator::encode_parts`], and adds the tokens that the model wants before and after
+    /// every text, unless the text has them. If the tokenizer adds a first token, it skips
+    /// `leading_bos`: the text that the template writes for that token and that the tokenizer could
+    /// read as another one.
     fn encode_prompt(&self, parts: &[(&str, bool)], leading_bos: &str) -> Vec<u32>;
 
-    /// Where special tokens are written in a text.
+    /// Returns the byte ranges of control tokens in a text.
     fn controls_in(&self, text: &str) -> Vec<Range<usize>>;
 
-    /// The text of tokens, special ones included.
+    /// Returns the text of tokens, including control tokens.
     fn decode(&self, tokens: &[u32]) -> String;
 
-    /// The bytes of one token's text.
+    /// Returns the bytes of one token.
     fn token_bytes(&self, token: u32) -> Vec<u8>;
 
-    /// The control token of a text, if there is one.
+    /// Returns the control token with this text.
     fn control_token(&self, text: &str) -> Option<u32>;
 
-    /// Whether a token is only there because every text begins with it.
+    /// Whether a token is the one that the tokenizer adds before every text.
     fn is_bos(&self, token: u32) -> bool;
 
-    /// Number of tokens there are.
+    /// Number of tokens in the vocabulary.
     fn vocab_size(&self) -> usize;
 
-    /// The grammar of an answer's form; `whole` for an answer that is ended before a limit could cut it.
+    /// Compiles the grammar of a constraint. `whole` is set for an answer that must end before a
+    /// limit could cut it.
     ///
     /// # Errors
-    /// What is wrong with the form.
-    fn grammar(&self, form: &Constraint, whole: bool) -> Result<Grammar, String>;
+    /// The reason why the constraint is invalid.
+    fn grammar(&self, constraint: &Constraint, whole: bool) -> Result<Grammar, String>;
 
-    /// Checks that a generation can be done.
+    /// Checks that the engine can run a generation.
     ///
     /// # Errors
-    /// The prompt is empty or longer than the context, or the model cannot give what is asked for.
-    fn check_request(&self, job: &Request) -> Result<(), EngineError>;
+    /// The prompt is empty or longer than the context, or the model lacks what the request asks
+    /// for.
+    fn check_request(&self, request: &Request) -> Result<(), EngineError>;
 
-    /// Starts a generation.
+    /// Starts a generation and returns its number.
     ///
     /// # Errors
     /// As [`Generator::check_request`], or the engine has stopped.
-    fn submit(&self, job: Request, sink: Box<dyn Sink>) -> Result<u64, EngineError>;
+    fn submit(&self, request: Request, sink: Box<dyn Sink>) -> Result<u64, EngineError>;
 
-    /// Ends a generation or an embedding at the next step; it reports nothing more.
-    fn cancel(&self, job: u64);
+    /// Ends a generation, embedding or scoring at the next step; it reports nothing more.
+    fn cancel(&self, request: u64);
 
-    /// A sink that was not ready may be ready now.
+    /// Tells the engine that a sink that was not ready may be ready now.
     fn wake(&self) {}
 
-    /// Starts to turn token lists into vectors, as the model's pooling gives them.
+    /// Starts the embedding of token lists, with the pooling of the model.
     ///
     /// # Errors
     /// An input is empty or longer than the context, or the engine has stopped.
     fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, EngineError>;
 
-    /// Starts to score pairs of texts, each as one list of tokens. It is ended by [`Generator::cancel`], too.
+    /// Starts the scoring of query–document pairs, each in one list of tokens.
+    /// [`Generator::cancel`] ends it.
     ///
     /// # Errors
     /// A pair is empty or longer than the context, or the engine has stopped.
     fn rank(&self, pairs: Vec<Vec<u32>>, done: RankDone) -> Result<u64, EngineError>;
 
-    /// Where the memory goes now, and whether there is progress.
-    fn pulse(&self) -> Pulse;
+    /// Returns the present memory use, load and counters.
+    fn heartbeat(&self) -> Heartbeat;
 }

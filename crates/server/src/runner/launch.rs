@@ -1,4 +1,4 @@
-//! Starting runner processes.
+//! Starts runner processes and observes their exit.
 
 use std::future::Future;
 use std::io;
@@ -18,53 +18,53 @@ use tokio::sync::oneshot;
 use super::generator::{LoadError, Loader};
 use super::local::LocalLoader;
 use super::protocol::{LoadSpec, MemoryParts, is_out_of_memory};
-use super::worker::guarded;
+use super::worker::catch_load_panic;
 use crate::lock::lock;
 use crate::scheduler::RunnerExit;
 
-/// Bytes of a line of a runner's log that are kept.
-const MAX_LINE: usize = 8 << 10;
+/// Maximum number of bytes kept of a line of a runner's log.
+const MAX_LOG_LINE_BYTES: usize = 8 << 10;
 
 /// Starts runners.
 pub trait Launcher: Send + Sync {
-    /// Starts one.
+    /// Starts a runner.
     ///
     /// # Errors
-    /// The system cannot.
-    fn launch(&self) -> io::Result<Launched>;
+    /// The system cannot start the process.
+    fn launch(&self) -> io::Result<RunnerProcess>;
 
-    /// The bytes that a runner would need, without starting one.
+    /// Returns the memory that a runner would need, without starting one.
     ///
     /// # Errors
     /// As [`Loader::plan`].
     fn plan(&self, spec: &LoadSpec) -> Result<MemoryParts, LoadError>;
 }
 
-/// A runner that was started.
-pub struct Launched {
-    /// Its process.
+/// Runner that was started.
+pub struct RunnerProcess {
+    /// Process id.
     pub pid: u32,
-    /// The connection to it.
+    /// Connection to the runner.
     pub stream: UnixStream,
-    /// Ends it at once, if it still runs.
+    /// Kills the process if it still runs.
     pub kill: oneshot::Sender<()>,
-    /// Why it ended, once it has.
+    /// Resolves to the reason of the exit once the process has ended.
     pub exit: Pin<Box<dyn Future<Output = RunnerExit> + Send>>,
 }
 
 /// Starts runners as child processes of this one.
 pub struct ProcessLauncher {
-    /// The program.
+    /// Path of the program.
     pub program: PathBuf,
-    /// Words that make it a runner.
+    /// Arguments that make the program a runner.
     pub args: Vec<String>,
 }
 
 impl ProcessLauncher {
-    /// This same program with the hidden subcommand `runner`.
+    /// Returns a launcher of this same program with the hidden subcommand `runner`.
     ///
     /// # Errors
-    /// The program's path is not known.
+    /// The path of the program is unknown.
     pub fn this_program() -> io::Result<Self> {
         Ok(Self { program: std::env::current_exe()?, args: vec!["runner".into()] })
     }
@@ -72,31 +72,34 @@ impl ProcessLauncher {
 
 impl Launcher for ProcessLauncher {
     fn plan(&self, spec: &LoadSpec) -> Result<MemoryParts, LoadError> {
-        guarded(|| LocalLoader.plan(spec))
+        catch_load_panic(|| LocalLoader.plan(spec))
     }
 
-    fn launch(&self) -> io::Result<Launched> {
-        let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
-        ours.set_nonblocking(true)?;
+    fn launch(&self) -> io::Result<RunnerProcess> {
+        let (server_stream, runner_stream) = std::os::unix::net::UnixStream::pair()?;
+        server_stream.set_nonblocking(true)?;
         let mut child = Command::new(&self.program)
             .args(&self.args)
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdin(Stdio::from(OwnedFd::from(runner_stream)))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .kill_on_drop(true)
-            // Ctrl-C in a terminal is for the server, which ends its runners itself.
+            // Ctrl-C in a terminal reaches the server alone, which ends its runners itself.
             .process_group(0)
             .spawn()?;
         let pid = child.id().unwrap_or_default();
-        let last_words = Arc::new(Mutex::new(String::new()));
-        let log =
-            child.stderr.take().map(|stderr| tokio::spawn(follow(stderr, pid, last_words.clone())));
+        let last_line = Arc::new(Mutex::new(String::new()));
+        let log = child
+            .stderr
+            .take()
+            .map(|stderr| tokio::spawn(forward_log(stderr, pid, last_line.clone())));
         let (kill, mut killed) = oneshot::channel();
         let exit = async move {
             let status = tokio::select! {
                 status = child.wait() => status,
                 _ = &mut killed => {
-                    // Either it is to be killed, or nobody is left who could say so.
+                    // A message requests the kill; a dropped sender means that no one can request
+                    // it any more.
                     let _ = child.start_kill();
                     child.wait().await
                 }
@@ -104,15 +107,20 @@ impl Launcher for ProcessLauncher {
             if let Some(log) = log {
                 let _ = tokio::time::timeout(Duration::from_millis(500), log).await;
             }
-            let words = lock(&last_words).clone();
-            describe(status, &words)
+            let last_line_text = lock(&last_line).clone();
+            describe_exit(status, &last_line_text)
         };
-        Ok(Launched { pid, stream: UnixStream::from_std(ours)?, kill, exit: Box::pin(exit) })
+        Ok(RunnerProcess {
+            pid,
+            stream: UnixStream::from_std(server_stream)?,
+            kill,
+            exit: Box::pin(exit),
+        })
     }
 }
 
-/// Passes a runner's log on to ours and keeps its last line.
-async fn follow(stderr: impl AsyncRead + Unpin, pid: u32, last: Arc<Mutex<String>>) {
+/// Forwards a runner's log to the server's log and keeps its last line.
+async fn forward_log(stderr: impl AsyncRead + Unpin, pid: u32, last: Arc<Mutex<String>>) {
     let mut log = BufReader::new(stderr);
     while let Ok(Some(line)) = next_line(&mut log).await {
         let line = String::from_utf8_lossy(&line).trim().to_owned();
@@ -120,14 +128,14 @@ async fn follow(stderr: impl AsyncRead + Unpin, pid: u32, last: Arc<Mutex<String
             continue;
         }
         tracing::info!(runner = pid, "{line}");
-        // A hint after the cause is not the cause.
+        // This hint follows the cause of a panic and must not replace it.
         if !line.starts_with("note: run with `RUST_BACKTRACE") {
             *lock(&last) = line;
         }
     }
 }
 
-/// The beginning of the next line, however long that is; `None` at the end.
+/// Reads a line and returns its first [`MAX_LOG_LINE_BYTES`] bytes; `None` at the end.
 async fn next_line(log: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     loop {
@@ -137,7 +145,7 @@ async fn next_line(log: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<V
         }
         let end = read.iter().position(|byte| *byte == b'\n');
         let piece = &read[..end.unwrap_or(read.len())];
-        line.extend_from_slice(&piece[..piece.len().min(MAX_LINE - line.len())]);
+        line.extend_from_slice(&piece[..piece.len().min(MAX_LOG_LINE_BYTES - line.len())]);
         let used = end.map_or(read.len(), |end| end + 1);
         log.consume(used);
         if end.is_some() {
@@ -146,16 +154,21 @@ async fn next_line(log: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<V
     }
 }
 
-fn describe(status: io::Result<ExitStatus>, last_words: &str) -> RunnerExit {
-    let ending = match status {
+/// Describes an exit by its status and the last line of the log.
+fn describe_exit(status: io::Result<ExitStatus>, last_line: &str) -> RunnerExit {
+    let exit_description = match status {
         Err(e) => format!("its end could not be observed: {e}"),
         Ok(status) => match (status.signal(), status.code()) {
             (Some(signal), _) => format!("signal: {}", signal_name(signal)),
             (_, code) => format!("exit status {}", code.unwrap_or(-1)),
         },
     };
-    let reason = if last_words.is_empty() { ending } else { format!("{ending}: {last_words}") };
-    let out_of_memory = is_out_of_memory(last_words);
+    let reason = if last_line.is_empty() {
+        exit_description
+    } else {
+        format!("{exit_description}: {last_line}")
+    };
+    let out_of_memory = is_out_of_memory(last_line);
     RunnerExit { reason, out_of_memory }
 }
 
@@ -178,8 +191,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn endings_are_described_with_the_runners_last_words() {
-        let exit = |raw, words: &str| describe(Ok(ExitStatus::from_raw(raw)), words);
+    fn exits_are_described_with_the_last_line_of_the_log() {
+        let exit = |raw, last_line_text: &str| {
+            describe_exit(Ok(ExitStatus::from_raw(raw)), last_line_text)
+        };
         assert_eq!(exit(11, "").reason, "signal: 11, segmentation fault");
         assert_eq!(exit(101 << 8, "panicked at x").reason, "exit status 101: panicked at x");
         assert!(exit(6, "memory allocation of 99999 bytes failed").out_of_memory);
@@ -189,28 +204,28 @@ mod tests {
 
     #[tokio::test]
     async fn lines_of_any_length_are_read_and_only_their_beginning_is_kept() {
-        let long = "x".repeat(3 * MAX_LINE + 7);
+        let long = "x".repeat(3 * MAX_LOG_LINE_BYTES + 7);
         let text = format!("one\n{long}\n\nlast");
         let mut log = BufReader::with_capacity(1000, text.as_bytes());
         let mut lines = Vec::new();
         while let Some(line) = next_line(&mut log).await.unwrap() {
-            assert!(line.capacity() <= 2 * MAX_LINE);
+            assert!(line.capacity() <= 2 * MAX_LOG_LINE_BYTES);
             lines.push(String::from_utf8(line).unwrap());
         }
-        assert_eq!(lines, ["one", &long[..MAX_LINE], "", "last"]);
+        assert_eq!(lines, ["one", &long[..MAX_LOG_LINE_BYTES], "", "last"]);
     }
 
     #[tokio::test]
-    async fn a_process_that_ends_is_reported_and_one_that_is_killed_too() {
+    async fn the_exit_of_a_process_is_reported_whether_it_ended_or_was_killed() {
         let shell = |script: &str| ProcessLauncher {
             program: "/bin/sh".into(),
             args: vec!["-c".into(), script.into()],
         };
-        let launched = shell("echo first >&2; echo last words >&2; exit 3").launch().unwrap();
-        assert_eq!(launched.exit.await.reason, "exit status 3: last words");
-        let launched = shell("sleep 60").launch().unwrap();
-        launched.kill.send(()).unwrap();
-        assert!(launched.exit.await.reason.starts_with("signal: 9"));
+        let process = shell("echo first >&2; echo last words >&2; exit 3").launch().unwrap();
+        assert_eq!(process.exit.await.reason, "exit status 3: last words");
+        let process = shell("sleep 60").launch().unwrap();
+        process.kill.send(()).unwrap();
+        assert!(process.exit.await.reason.starts_with("signal: 9"));
     }
 
     #[tokio::test]
@@ -219,8 +234,8 @@ mod tests {
             program: "/bin/sh".into(),
             args: vec!["-c".into(), "cat; exit 7".into()],
         };
-        let launched = shell.launch().unwrap();
-        drop(launched.stream);
-        assert_eq!(launched.exit.await.reason, "exit status 7");
+        let process = shell.launch().unwrap();
+        drop(process.stream);
+        assert_eq!(process.exit.await.reason, "exit status 7");
     }
 }

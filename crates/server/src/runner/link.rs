@@ -1,4 +1,4 @@
-//! The server's end of the connection to a runner.
+//! The server's side of the connection to a runner.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,10 +15,10 @@ use tokio::task::JoinHandle;
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
-use super::launch::Launched;
+use super::launch::RunnerProcess;
 use super::protocol::{
-    CALLS_MAX, Counts, FromRunner, LoadSpec, Loaded, MemoryParts, Pulse, ToRunner, VERSION, WINDOW,
-    frame, read_async,
+    CALLS_MAX, Counts, FromRunner, Heartbeat, LoadSpec, LoadedModel, MemoryParts, ToRunner,
+    VERSION, WINDOW, encode_message, read_async,
 };
 use crate::bounded_channel::{self, Receiver, SendPermit, Sender};
 use crate::canonical::{ApiError, Event, GenerationSummary, Task};
@@ -26,190 +26,207 @@ use crate::http::body_budget::BodyReservation;
 use crate::lock::lock;
 use crate::scheduler::RunnerExit;
 
-/// A loaded runner that says nothing for so long is taken for dead: it sends a sign of life every two seconds. Before,
-/// it may have to wait for as long as other models need to leave, and the manager watches how long it loads.
-const SILENCE: Duration = Duration::from_secs(60);
+/// Time without a message after which a loaded runner counts as dead; it sends a heartbeat every
+/// two seconds. The timeout does not apply before loading ends: the runner may wait until other
+/// models are unloaded, and the manager limits the loading time.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// More time than this does not pass between two signs of life, whatever the clock says.
-const BEAT_MAX: Duration = Duration::from_secs(5);
+/// Longest time counted between two heartbeats, even if the clock shows more.
+const MAX_HEARTBEAT_GAP: Duration = Duration::from_secs(5);
 
-/// Silence is measured in this many pieces.
-const PIECES: u32 = 4;
+/// Number of intervals that [`SILENCE_TIMEOUT`] is divided into.
+const SILENCE_CHECKS: u32 = 4;
 
-/// How long a runner may take to say what it is doing, where somebody wants to know now.
-const REFRESH: Duration = Duration::from_millis(200);
+/// How long [`Link::refresh`] waits for a heartbeat.
+const REFRESH_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Tasks and questions that wait to be sent.
-const PLACES: usize = 256;
+/// Number of messages that may wait to be sent.
+const SEND_QUEUE_CAPACITY: usize = 256;
 
-/// Bytes of a task that is written where it is sent.
-const LARGE: usize = 256 << 10;
+/// Tasks with more bytes than this are encoded on a blocking thread.
+const LARGE_TASK_BYTES: usize = 256 << 10;
 
-/// How long a runner whose connection has ended may take to end itself.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// How long a runner may take to exit after its connection has ended.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a runner reports about itself.
+/// Event in the life of a runner.
 #[derive(Debug)]
-pub(crate) enum Notice {
-    /// The memory it is going to need.
+pub(crate) enum RunnerEvent {
+    /// The runner has planned its memory.
     Planned(MemoryParts),
-    /// It is ready.
-    Loaded(Loaded),
-    /// It has ended.
+    /// The model is ready.
+    Loaded(LoadedModel),
+    /// The runner has exited.
     Exited(RunnerExit),
 }
 
-/// Receives notices.
-pub(crate) type OnNotice = Box<dyn Fn(Notice) + Send + Sync>;
+/// Callback that receives the events of a runner.
+pub(crate) type OnRunnerEvent = Box<dyn Fn(RunnerEvent) + Send + Sync>;
 
-/// A runner. Cheap to clone.
+/// Connection to a runner. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Link(Arc<Shared>);
 
+/// State that the clones of a connection share.
 struct Shared {
-    /// Tasks and questions wait for a place: a runner that reads nothing gets no more of them, and who gives up meanwhile
-    /// leaves nothing behind. What belongs to a task that had one follows it without.
+    /// Queue of messages to the runner. Tasks need a permit, so that a runner that does not read
+    /// receives no more of them, and a caller that stops waiting leaves nothing in the queue.
+    /// Further messages about a submitted task need no permit.
     out: Sender<Outgoing>,
     tasks: Mutex<Tasks>,
     kill: Mutex<Option<oneshot::Sender<()>>>,
-    pulse: Mutex<Pulse>,
-    /// What the generations it finished come to.
+    heartbeat: Mutex<Heartbeat>,
+    /// Counters summed over finished generations.
     finished: Mutex<Counts>,
     next_task: AtomicU64,
-    /// Told of every sign of life.
-    beats: Notify,
+    /// Notified of every heartbeat.
+    heartbeat_received: Notify,
 }
 
-/// A message on its way, and the memory that it holds.
+/// Message in the queue, and the memory reservation of its request.
 type Outgoing = (ToRunner, Option<Arc<BodyReservation>>);
 
-/// A task that has not ended.
-struct Open {
+/// Task that has not ended.
+struct OpenTask {
     events: mpsc::Sender<Event>,
-    /// The memory of its request, until the runner's first word about it: before, it may wait there as it is.
-    share: Option<Arc<BodyReservation>>,
+    /// Memory reservation of the request. The first event of the runner releases it; until then,
+    /// the request may wait in the runner in its original size.
+    reservation: Option<Arc<BodyReservation>>,
 }
 
+/// Tasks of a runner, by number.
 #[derive(Default)]
 struct Tasks {
-    open: HashMap<u64, Open>,
-    /// Why there will be no more.
+    open: HashMap<u64, OpenTask>,
+    /// Error of all further tasks, once the runner has ended.
     ended: Option<ApiError>,
 }
 
 impl Link {
-    /// Begins to speak with a runner that was just started. One whose model is busy with a single step for longer than
-    /// `step_timeout` is ended.
+    /// Opens the connection to a newly started runner. Kills a runner whose model is busy with a
+    /// single step for longer than `step_timeout`.
     pub(crate) fn new(
-        launched: Launched,
+        process: RunnerProcess,
         step_timeout: Option<Duration>,
-        on_notice: OnNotice,
+        on_event: OnRunnerEvent,
     ) -> Self {
-        let (out, outgoing) = bounded_channel::channel(PLACES);
+        let (out, outgoing) = bounded_channel::channel(SEND_QUEUE_CAPACITY);
         let link = Self(Arc::new(Shared {
             out,
             tasks: Mutex::default(),
-            kill: Mutex::new(Some(launched.kill)),
-            pulse: Mutex::default(),
+            kill: Mutex::new(Some(process.kill)),
+            heartbeat: Mutex::default(),
             finished: Mutex::default(),
             next_task: AtomicU64::new(1),
-            beats: Notify::new(),
+            heartbeat_received: Notify::new(),
         }));
-        let (read, write) = launched.stream.into_split();
+        let (read, write) = process.stream.into_split();
         puna_tasks::spawn(send_all(outgoing, write, Arc::downgrade(&link.0)));
-        let watch = StepWatch { limit: step_timeout, rounds: 0, seen: Duration::ZERO, last: None };
-        let reader = Reader { link: link.clone(), failed: None, loaded: false, watch };
-        // On its own, since it is what ends the process when that is asked for.
-        let exit = tokio::spawn(launched.exit);
-        puna_tasks::spawn(reader.run(read, exit, on_notice));
+        let watchdog = StepWatchdog {
+            limit: step_timeout,
+            rounds: 0,
+            busy_time: Duration::ZERO,
+            last_heartbeat: None,
+        };
+        let reader = Reader { link: link.clone(), failed: None, loaded: false, watchdog };
+        // A separate task, because this future kills the process when that is requested.
+        let exit = tokio::spawn(process.exit);
+        puna_tasks::spawn(reader.run(read, exit, on_event));
         link
     }
 
-    /// Asks for a plan of a model's memory.
+    /// Requests the memory plan of a model.
     pub(crate) fn plan(&self, spec: LoadSpec) {
         self.send(ToRunner::Plan(Box::new(spec)));
     }
 
-    /// Has the planned model loaded.
+    /// Requests that the runner load the planned model.
     pub(crate) fn load(&self) {
         self.send(ToRunner::Load);
     }
 
-    /// Ends the runner at once.
+    /// Kills the runner.
     pub(crate) fn kill(&self) {
         if let Some(kill) = lock(&self.0.kill).take() {
             let _ = kill.send(());
         }
     }
 
-    /// Tells all tasks why they end, then ends the runner at once.
+    /// Fails all tasks with this error, then kills the runner.
     pub(crate) fn dismiss(&self, failure: &ApiError) {
         self.end_tasks(failure);
         self.kill();
     }
 
-    /// Where its memory goes, as it last said.
+    /// Memory use in the latest heartbeat.
     pub(crate) fn memory(&self) -> MemoryParts {
-        lock(&self.0.pulse).memory
+        lock(&self.0.heartbeat).memory
     }
 
-    /// Asks what it is doing, and waits a moment for the answer.
+    /// Requests a heartbeat and waits at most [`REFRESH_TIMEOUT`] for it.
     pub(crate) async fn refresh(&self) {
-        let beats = self.0.beats.notified();
+        let heartbeat_received = self.0.heartbeat_received.notified();
         let answered = async {
             self.0.out.send((ToRunner::Beat, None)).await;
-            beats.await;
+            heartbeat_received.await;
         };
-        let _ = timeout(REFRESH, answered).await;
+        let _ = timeout(REFRESH_TIMEOUT, answered).await;
     }
 
-    /// What it said last about itself. What it has done is at least what finished generations tell, which come sooner.
-    pub(crate) fn pulse(&self) -> Pulse {
-        let pulse = *lock(&self.0.pulse);
-        Pulse { counts: pulse.counts.max(*lock(&self.0.finished)), ..pulse }
+    /// Returns the latest heartbeat. Its counters are at least those of finished generations, which
+    /// arrive earlier.
+    pub(crate) fn heartbeat(&self) -> Heartbeat {
+        let heartbeat = *lock(&self.0.heartbeat);
+        Heartbeat { counts: heartbeat.counts.max(*lock(&self.0.finished)), ..heartbeat }
     }
 
-    /// Has a task of a client done, and holds its memory until the runner has taken it. The runner gives it up when the
-    /// events are dropped.
+    /// Submits a task of a client, and holds its memory reservation until the runner has taken it.
+    /// Dropping the returned events cancels the task.
     pub(crate) async fn submit_holding(
         &self,
         client: u64,
         task: Task,
-        share: Option<Arc<BodyReservation>>,
+        reservation: Option<Arc<BodyReservation>>,
     ) -> Events {
-        let place = self.0.out.reserve().await;
-        self.submit_at(place, client, task, share)
+        let permit = self.0.out.reserve().await;
+        self.submit_with_permit(permit, client, task, reservation)
     }
 
-    fn submit_at(
+    fn submit_with_permit(
         &self,
-        place: SendPermit,
+        permit: SendPermit,
         client: u64,
         task: Task,
-        share: Option<Arc<BodyReservation>>,
+        reservation: Option<Arc<BodyReservation>>,
     ) -> Events {
         let id = self.0.next_task.fetch_add(1, Ordering::Relaxed);
-        // More than the window: what comes with the last token (a piece and what was held back, each in up to two
-        // parts), calls that come all at once (begun, with arguments, whole) with text between them, and an error that
-        // ends everything always find room.
-        let (tx, rx) = mpsc::channel(WINDOW as usize + 8 + 4 * CALLS_MAX);
+        // The capacity exceeds the window, so that three things always fit. First, the events of
+        // the last token: a piece and the text held back before it, each in up to two parts.
+        // Second, calls that arrive all at once (start, arguments, end) with text between them.
+        // Third, a final error.
+        let (sender, receiver) = mpsc::channel(WINDOW as usize + 8 + 4 * CALLS_MAX);
         let mut tasks = lock(&self.0.tasks);
         match &tasks.ended {
-            Some(failure) => drop(tx.try_send(Event::Error(failure.clone()))),
+            Some(failure) => drop(sender.try_send(Event::Error(failure.clone()))),
             None => {
-                tasks.open.insert(id, Open { events: tx, share: share.clone() });
-                // A runner that is gone has told its tasks so.
-                self.0.out.send_reserved(place, (ToRunner::Submit { id, client, task }, share));
+                tasks
+                    .open
+                    .insert(id, OpenTask { events: sender, reservation: reservation.clone() });
+                // A runner that has ended has already failed its tasks.
+                self.0
+                    .out
+                    .send_reserved(permit, (ToRunner::Submit { id, client, task }, reservation));
             }
         }
         drop(tasks);
-        Events { id, rx, link: self.clone(), taken: 0, ended: false }
+        Events { id, receiver, link: self.clone(), taken: 0, is_ended: false }
     }
 
     fn send(&self, message: ToRunner) {
         self.0.out.send_unbounded((message, None));
     }
 
+    /// Passes an event to its task, and closes the task at its final event.
     fn deliver(&self, id: u64, event: Event) {
         if let Event::Done(done) = &event {
             let mut finished = lock(&self.0.finished);
@@ -218,7 +235,7 @@ impl Link {
         let mut tasks = lock(&self.0.tasks);
         let end = event.is_end();
         let sent = tasks.open.get_mut(&id).is_none_or(|task| {
-            task.share = None;
+            task.reservation = None;
             task.events.try_send(event).is_ok()
         });
         if !sent {
@@ -232,6 +249,7 @@ impl Link {
         }
     }
 
+    /// Fails all open tasks and every later one.
     fn end_tasks(&self, failure: &ApiError) {
         let mut tasks = lock(&self.0.tasks);
         tasks.ended.get_or_insert_with(|| failure.clone());
@@ -241,8 +259,9 @@ impl Link {
     }
 }
 
+/// Returns the counters that a finished generation adds.
 fn counts(done: &GenerationSummary) -> Counts {
-    // A prompt of which no answer was wanted is counted, and not computed.
+    // A prompt without a requested answer is counted, but not computed.
     let computed =
         if done.generated_tokens == 0 && done.prefill.is_zero() { 0 } else { done.prompt_tokens };
     Counts {
@@ -253,15 +272,14 @@ fn counts(done: &GenerationSummary) -> Counts {
     }
 }
 
-/// Sends messages until nobody can give any more. A task that is too large costs its own request an error, and nobody else
-/// anything.
+/// Sends messages until all senders are gone. A task that is too large fails its own request only.
 async fn send_all(mut outgoing: Receiver<Outgoing>, mut write: OwnedWriteHalf, link: Weak<Shared>) {
     while let Some((message, _held)) = outgoing.recv().await {
         let task = match &message {
             ToRunner::Submit { id, .. } => Some(*id),
             _ => None,
         };
-        let bytes = match (framed(message).await, task) {
+        let bytes = match (encode_message_async(message).await, task) {
             (Ok(bytes), _) => bytes,
             (Err(error), Some(id)) => {
                 if let Some(shared) = link.upgrade() {
@@ -276,55 +294,60 @@ async fn send_all(mut outgoing: Receiver<Outgoing>, mut write: OwnedWriteHalf, l
             }
         };
         if let Err(error) = write.write_all(&bytes).await {
-            // The reader sees the end of the connection and says what happened.
+            // The reader sees the end of the connection and reports it.
             tracing::debug!(%error, "a message to a runner could not be sent");
             return;
         }
     }
 }
 
-/// A message as it is sent. One that is large is written where nobody else waits meanwhile.
-async fn framed(message: ToRunner) -> io::Result<Vec<u8>> {
+/// Encodes a message. Large tasks are encoded on a blocking thread, so that other connections do
+/// not wait.
+async fn encode_message_async(message: ToRunner) -> io::Result<Vec<u8>> {
     match &message {
-        ToRunner::Submit { task, .. } if task.text_bytes() > LARGE => {
-            let writing = puna_tasks::run_blocking(move || frame(&message));
+        ToRunner::Submit { task, .. } if task.text_bytes() > LARGE_TASK_BYTES => {
+            let writing = puna_tasks::run_blocking(move || encode_message(&message));
             writing.await.map_err(io::Error::other)?
         }
-        _ => frame(&message),
+        _ => encode_message(&message),
     }
 }
 
+/// Reads the messages of a runner until it exits.
 struct Reader {
     link: Link,
-    /// The runner's own account of why it ends.
+    /// Reason that the runner itself gave for its end.
     failed: Option<RunnerExit>,
     loaded: bool,
-    watch: StepWatch,
+    watchdog: StepWatchdog,
 }
 
-/// Notices that a runner's model does not get on.
-struct StepWatch {
+/// Detects a model whose step does not end.
+struct StepWatchdog {
     limit: Option<Duration>,
     rounds: u64,
-    /// For how long the present round has been seen, if there is work.
-    seen: Duration,
-    /// The last sign of life.
-    last: Option<Instant>,
+    /// How long the present round has lasted, while there is work.
+    busy_time: Duration,
+    /// Time of the latest heartbeat.
+    last_heartbeat: Option<Instant>,
 }
 
-impl StepWatch {
-    /// Takes a sign of life; the error is the reason to end the runner.
-    fn take(&mut self, now: Instant, pulse: &Pulse) -> Result<(), String> {
-        let passed = self.last.replace(now).map_or(Duration::ZERO, |last| now.duration_since(last));
-        if !pulse.works || pulse.rounds != self.rounds {
-            (self.rounds, self.seen) = (pulse.rounds, Duration::ZERO);
+impl StepWatchdog {
+    /// Processes a heartbeat. Returns an error with the reason if the runner must be killed.
+    fn observe(&mut self, now: Instant, heartbeat: &Heartbeat) -> Result<(), String> {
+        let passed = self
+            .last_heartbeat
+            .replace(now)
+            .map_or(Duration::ZERO, |last_heartbeat| now.duration_since(last_heartbeat));
+        if !heartbeat.works || heartbeat.rounds != self.rounds {
+            (self.rounds, self.busy_time) = (heartbeat.rounds, Duration::ZERO);
             return Ok(());
         }
-        // Signs of life are seconds apart: where more time has passed, one of the processes was stopped, and the clock has
-        // jumped for a model that did not hang.
-        self.seen += passed.min(BEAT_MAX);
+        // Heartbeats are seconds apart. A longer gap means that one of the processes was suspended
+        // and the clock has jumped, although the model did not hang.
+        self.busy_time += passed.min(MAX_HEARTBEAT_GAP);
         match self.limit {
-            Some(limit) if self.seen > limit => Err(format!(
+            Some(limit) if self.busy_time > limit => Err(format!(
                 "the model was busy with a single step for more than {} seconds and was ended; PUNA_STEP_TIMEOUT sets the limit",
                 limit.as_secs_f64().ceil()
             )),
@@ -333,9 +356,10 @@ impl StepWatch {
     }
 }
 
-/// The next message of a runner, which may say nothing for long until it is loaded. Silence is counted in pieces: a process
-/// that was itself stopped finds that one has passed, whatever the clock says, and then hears the runner again.
-async fn hear(
+/// Receives the next message. Until the model is loaded, the runner may stay silent for any time.
+/// The timeout is divided into intervals: a server process that was suspended finds one interval
+/// expired, whatever the clock shows, and then receives messages again.
+async fn receive(
     read: &mut BufReader<OwnedReadHalf>,
     loaded: bool,
 ) -> Result<io::Result<Option<FromRunner>>, Elapsed> {
@@ -343,45 +367,46 @@ async fn hear(
     if !loaded {
         return Ok(message.await);
     }
-    for _ in 1..PIECES {
-        if let Ok(heard) = timeout(SILENCE / PIECES, message.as_mut()).await {
-            return Ok(heard);
+    for _ in 1..SILENCE_CHECKS {
+        if let Ok(received) = timeout(SILENCE_TIMEOUT / SILENCE_CHECKS, message.as_mut()).await {
+            return Ok(received);
         }
     }
-    timeout(SILENCE / PIECES, message).await
+    timeout(SILENCE_TIMEOUT / SILENCE_CHECKS, message).await
 }
 
 impl Reader {
+    /// Reads messages until the runner ends, then fails its tasks and reports its exit.
     async fn run(
         mut self,
         read: OwnedReadHalf,
         mut exit: JoinHandle<RunnerExit>,
-        on_notice: OnNotice,
+        on_event: OnRunnerEvent,
     ) {
-        // Tokens are short: one call to the system brings head and body.
+        // Messages of tokens are short; the buffer reads length and body in one system call.
         let mut read = BufReader::new(read);
-        let silent = loop {
-            match hear(&mut read, self.loaded).await {
+        let failure_reason = loop {
+            match receive(&mut read, self.loaded).await {
                 Err(_) => {
                     break Some(format!(
                         "it gave no sign of life for {} seconds",
-                        SILENCE.as_secs()
+                        SILENCE_TIMEOUT.as_secs()
                     ));
                 }
                 Ok(Err(e)) if e.kind() == io::ErrorKind::InvalidData => {
                     break Some(format!("it sent nonsense: {e}"));
                 }
                 Ok(Err(_) | Ok(None)) => break None,
-                Ok(Ok(Some(message))) => match self.take(message, &on_notice) {
+                Ok(Ok(Some(message))) => match self.handle_message(message, &on_event) {
                     Ok(()) => {}
                     Err(reason) => break Some(reason),
                 },
             }
         };
-        if silent.is_some() {
+        if failure_reason.is_some() {
             self.link.kill();
         }
-        let ended = match timeout(FAREWELL, &mut exit).await {
+        let ended = match timeout(EXIT_TIMEOUT, &mut exit).await {
             Ok(ended) => ended,
             Err(_) => {
                 self.link.kill();
@@ -392,7 +417,7 @@ impl Reader {
             reason: format!("its end was not seen: {e}"),
             out_of_memory: false,
         });
-        let exit = match (self.failed, silent) {
+        let exit = match (self.failed, failure_reason) {
             (Some(failed), _) => failed,
             (None, Some(reason)) => RunnerExit { reason, ..ended },
             (None, None) => ended,
@@ -400,10 +425,15 @@ impl Reader {
         let text = "model runner has unexpectedly stopped, this may be due to resource limitations or an internal error, \
                     check the log of the Puna server for details";
         self.link.end_tasks(&ApiError::internal(format!("{text}: {}", exit.reason)));
-        on_notice(Notice::Exited(exit));
+        on_event(RunnerEvent::Exited(exit));
     }
 
-    fn take(&mut self, message: FromRunner, on_notice: &OnNotice) -> Result<(), String> {
+    /// Handles a message. Returns an error with the reason if the runner must be killed.
+    fn handle_message(
+        &mut self,
+        message: FromRunner,
+        on_event: &OnRunnerEvent,
+    ) -> Result<(), String> {
         match message {
             FromRunner::Hello { version: VERSION } => {}
             FromRunner::Hello { version } => {
@@ -411,49 +441,49 @@ impl Reader {
                     "it speaks version {version} of the protocol instead of {VERSION}: restart the server"
                 ));
             }
-            FromRunner::Planned(memory) => on_notice(Notice::Planned(memory)),
+            FromRunner::Planned(memory) => on_event(RunnerEvent::Planned(memory)),
             FromRunner::Loaded(loaded) => {
                 self.loaded = true;
-                lock(&self.link.0.pulse).memory = loaded.memory;
-                on_notice(Notice::Loaded(loaded));
+                lock(&self.link.0.heartbeat).memory = loaded.memory;
+                on_event(RunnerEvent::Loaded(loaded));
             }
             FromRunner::Failed { message, out_of_memory } => {
                 self.failed = Some(RunnerExit { reason: message, out_of_memory });
             }
             FromRunner::Event(id, event) => self.link.deliver(id, event),
-            FromRunner::Heartbeat(pulse) => {
-                *lock(&self.link.0.pulse) = pulse;
-                self.link.0.beats.notify_waiters();
-                self.watch.take(Instant::now(), &pulse)?;
+            FromRunner::Heartbeat(heartbeat) => {
+                *lock(&self.link.0.heartbeat) = heartbeat;
+                self.link.0.heartbeat_received.notify_waiters();
+                self.watchdog.observe(Instant::now(), &heartbeat)?;
             }
         }
         Ok(())
     }
 }
 
-/// The events of one task. Dropping it gives the task up.
+/// Events of one task. Dropping them cancels the task.
 pub(crate) struct Events {
     id: u64,
-    rx: mpsc::Receiver<Event>,
+    receiver: mpsc::Receiver<Event>,
     link: Link,
     taken: u32,
-    ended: bool,
+    is_ended: bool,
 }
 
 impl Events {
-    /// The next event; after an end there is none.
+    /// Polls the next event; `None` after the final event.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
-        if self.ended {
+        if self.is_ended {
             return Poll::Ready(None);
         }
-        let Some(event) = ready!(self.rx.poll_recv(cx)) else {
-            self.ended = true;
+        let Some(event) = ready!(self.receiver.poll_recv(cx)) else {
+            self.is_ended = true;
             let lost = "the model runner gave this request up; this is an error in the server";
             return Poll::Ready(Some(Event::Error(ApiError::internal(lost))));
         };
-        self.ended = event.is_end();
+        self.is_ended = event.is_end();
         self.taken += 1;
-        if self.taken >= WINDOW / 2 && !self.ended {
+        if self.taken >= WINDOW / 2 && !self.is_ended {
             self.link.send(ToRunner::Credit(self.id, self.taken));
             self.taken = 0;
         }
@@ -464,9 +494,9 @@ impl Events {
 #[cfg(test)]
 impl Link {
     pub(crate) fn submit(&self, client: u64, task: Task) -> Events {
-        let place =
+        let permit =
             futures_util::FutureExt::now_or_never(self.0.out.reserve()).expect("a place is free");
-        self.submit_at(place, client, task, None)
+        self.submit_with_permit(permit, client, task, None)
     }
 }
 
@@ -479,7 +509,7 @@ impl Events {
 
 impl Drop for Events {
     fn drop(&mut self) {
-        if !self.ended {
+        if !self.is_ended {
             lock(&self.link.0.tasks).open.remove(&self.id);
             self.link.send(ToRunner::Cancel(self.id));
         }
@@ -493,39 +523,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_for_which_a_process_was_stopped_is_no_step_that_hangs() {
+    fn time_while_a_process_is_suspended_does_not_count_as_a_hanging_step() {
         let limit = Some(Duration::from_secs(60));
-        let mut watch = StepWatch { limit, rounds: 0, seen: Duration::ZERO, last: None };
-        let pulse = Pulse { works: true, rounds: 7, ..Pulse::default() };
+        let mut watchdog =
+            StepWatchdog { limit, rounds: 0, busy_time: Duration::ZERO, last_heartbeat: None };
+        let heartbeat = Heartbeat { works: true, rounds: 7, ..Heartbeat::default() };
         let mut now = Instant::now();
         let mut after = |seconds| {
             now += Duration::from_secs(seconds);
-            watch.take(now, &pulse)
+            watchdog.observe(now, &heartbeat)
         };
         assert_eq!([after(0), after(2), after(3600), after(2)], [Ok(()), Ok(()), Ok(()), Ok(())]);
-        let told = (0..30).find_map(|_| after(2).err());
-        assert!(told.unwrap().contains("busy with a single step"), "it hangs all the same");
+        let error = (0..30).find_map(|_| after(2).err());
+        assert!(error.unwrap().contains("busy with a single step"), "it hangs all the same");
     }
 
     #[tokio::test]
-    async fn a_runner_that_reads_nothing_gets_so_many_tasks_and_loses_none() {
-        let (stream, theirs) = UnixStream::pair().unwrap();
+    async fn a_runner_that_does_not_read_gets_a_limited_number_of_tasks_and_loses_none() {
+        let (stream, runner_stream) = UnixStream::pair().unwrap();
         let (kill, _killed) = oneshot::channel();
         let exit = Box::pin(std::future::pending());
-        let link = Link::new(Launched { pid: 0, stream, kill, exit }, None, Box::new(|_| ()));
+        let link = Link::new(RunnerProcess { pid: 0, stream, kill, exit }, None, Box::new(|_| ()));
         let task = || Task::Detokenize(vec![12345; 2000]);
         let mut waiting = Vec::new();
         while let Ok(events) =
             timeout(Duration::from_millis(50), link.submit_holding(1, task(), None)).await
         {
             waiting.push(events);
-            assert!(waiting.len() < 4 * PLACES, "there is no end to it");
+            assert!(waiting.len() < 4 * SEND_QUEUE_CAPACITY, "there is no end to it");
         }
         let count = waiting.len() as u64;
-        assert!(waiting.len() >= PLACES);
-        // What gives a task up needs no place.
+        assert!(waiting.len() >= SEND_QUEUE_CAPACITY);
+        // Cancelling a task needs no permit.
         drop(waiting);
-        let mut read = BufReader::new(theirs);
+        let mut read = BufReader::new(runner_stream);
         let (mut submitted, mut cancelled) = (Vec::new(), Vec::new());
         while (cancelled.len() as u64) < count {
             match read_async::<ToRunner>(&mut read).await.unwrap().unwrap() {
@@ -541,18 +572,21 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_that_was_stopped_for_long_hears_its_runners_again() {
+    async fn a_server_that_was_suspended_receives_messages_of_its_runners_again() {
         let (server, mut runner) = UnixStream::pair().unwrap();
         let (read, _write) = server.into_split();
         let mut read = BufReader::new(read);
-        let hearing = tokio::spawn(async move { (hear(&mut read, true).await, read) });
+        let receiving = tokio::spawn(async move { (receive(&mut read, true).await, read) });
         tokio::task::yield_now().await;
-        tokio::time::advance(10 * SILENCE).await;
-        runner.write_all(&frame(&FromRunner::Hello { version: VERSION }).unwrap()).await.unwrap();
-        let (heard, mut read) = hearing.await.unwrap();
-        assert!(matches!(heard, Ok(Ok(Some(FromRunner::Hello { .. })))), "{heard:?}");
-        let began = tokio::time::Instant::now();
-        assert!(hear(&mut read, true).await.is_err(), "a silent runner is not waited for");
-        assert_eq!(began.elapsed().as_secs(), SILENCE.as_secs());
+        tokio::time::advance(10 * SILENCE_TIMEOUT).await;
+        runner
+            .write_all(&encode_message(&FromRunner::Hello { version: VERSION }).unwrap())
+            .await
+            .unwrap();
+        let (received, mut read) = receiving.await.unwrap();
+        assert!(matches!(received, Ok(Ok(Some(FromRunner::Hello { .. })))), "{received:?}");
+        let start = tokio::time::Instant::now();
+        assert!(receive(&mut read, true).await.is_err(), "a silent runner is not waited for");
+        assert_eq!(start.elapsed().as_secs(), SILENCE_TIMEOUT.as_secs());
     }
 }

@@ -1,4 +1,4 @@
-//! The engine of this program as a [`Generator`].
+//! Implements [`Generator`] with this program's engine on the CPU.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -15,38 +15,38 @@ use puna_sampler::{Constraint, Grammar};
 use puna_store::embedded;
 use puna_tokenizer::{EncodeOptions, Tokenizer, TokenizerError};
 
-use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader, PairForm, RankDone};
-use super::protocol::{Counts, LoadSpec, MemoryParts, Pulse, is_out_of_memory};
+use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader, PairFormat, RankDone};
+use super::protocol::{Counts, Heartbeat, LoadSpec, MemoryParts, is_out_of_memory};
 use crate::canonical::Tokenize;
 use crate::scheduler::LoadOptions;
 use crate::speculate::Draft;
 
-/// Prompt tokens of a step unless a request says otherwise.
-const BATCH: u32 = 512;
+/// Prompt tokens of a step if the request does not set a number.
+const DEFAULT_BATCH_TOKENS: u32 = 512;
 
-/// Larger batches than this only cost memory.
-const MAX_BATCH: u32 = 8192;
+/// Maximum number of prompt tokens of a step; larger batches only cost memory.
+const MAX_BATCH_TOKENS: u32 = 8192;
 
-/// Loads models into the engine of this program, on the CPU.
+/// Loads models into this program's engine, on the CPU.
 pub(crate) struct LocalLoader;
 
 impl Loader for LocalLoader {
     fn plan(&self, spec: &LoadSpec) -> Result<MemoryParts, LoadError> {
-        // Its threads would only be in the way.
+        // Planning computes nothing, so one thread suffices.
         let config =
             Config { threads: Some(1), kernels: spec.kernels.clone(), ..Config::default() };
-        let (view, options) = (view(spec.weights.as_deref())?, engine_options(spec)?);
+        let (view, options) = (open_view(spec.weights.as_deref())?, engine_options(spec)?);
         let Some(draft) = &spec.options.draft else {
             let report = plan_memory(&view, backend(&config)?, &options).map_err(engine_error)?;
-            return Ok(parts(&report));
+            return Ok(memory_parts(&report));
         };
-        let report = draft_model(draft, &config).and_then(|guesser| {
-            let report = plan_memory_with_draft(&view, backend(&config)?, &options, guesser);
+        let report = open_draft_model(draft, &config).and_then(|draft_model| {
+            let report = plan_memory_with_draft(&view, backend(&config)?, &options, draft_model);
             report.map_err(|error| draft_error(draft, error, &options))
         });
         match report {
-            Ok(report) => Ok(parts(&report)),
-            // Loading says so.
+            Ok(report) => Ok(memory_parts(&report)),
+            // `load` logs the reason.
             Err(error) if draft.optional && !error.out_of_memory => self.plan(&without_draft(spec)),
             Err(error) => Err(error),
         }
@@ -55,12 +55,12 @@ impl Loader for LocalLoader {
     fn load(&self, spec: &LoadSpec) -> Result<Box<dyn Generator>, LoadError> {
         let threads = spec.threads.or(Some(spec.options.num_thread as usize).filter(|n| *n > 0));
         let config = Config {
-            threads: threads.inspect(|wanted| warn_of_threads(*wanted)),
+            threads: threads.inspect(|wanted| warn_about_threads(*wanted)),
             capped: true,
             kernels: spec.kernels.clone(),
             deterministic: spec.options.deterministic,
         };
-        let (engine, templates) = open(spec, &config)?;
+        let (engine, templates) = open_engine(spec, &config)?;
         let tokenizer = engine.tokenizer();
         let text = |token: Option<u32>| {
             token
@@ -72,29 +72,31 @@ impl Loader for LocalLoader {
             chat_template: templates.chat.filter(|t| !t.is_empty()),
             bos: text(tokenizer.bos()),
             eos: text(tokenizer.eos()),
-            ends: tokenizer.eog().iter().map(|end| text(Some(*end))).collect(),
+            end_texts: tokenizer.eog().iter().map(|end| text(Some(*end))).collect(),
             embeds: !matches!(engine.info().pooling, Pooling::None | Pooling::Rank),
-            ranks: engine.info().can_rank.then(|| pair_form(tokenizer, templates.rerank)),
+            pair_format: engine.info().can_rank.then(|| pair_format(tokenizer, templates.rerank)),
             adapters: spec.adapters.len(),
-            unmasks: engine.info().unmasking.is_some(),
+            is_diffusion: engine.info().unmasking.is_some(),
         };
-        Ok(Box::new(Local { engine, facts }))
+        Ok(Box::new(LocalGenerator { engine, facts }))
     }
 }
 
-/// Why this program cannot load weights with their adapters. Of an architecture that it does not know it says so and no more:
-/// another program on the same folder of models may know it.
+/// Returns the reason why this program cannot load weights with their adapters. An unknown
+/// architecture or a missing vocabulary yields only a warning, because another program that uses
+/// the same model folder may support it.
 pub(super) fn check_model(weights: &Path, adapters: &[PathBuf]) -> Result<Option<String>, String> {
     let check = || {
-        let adapters = adapters.iter().map(|path| adapter(path)).collect::<Result<Vec<_>, _>>()?;
-        let view = view(Some(weights))?;
+        let adapters =
+            adapters.iter().map(|path| open_adapter(path)).collect::<Result<Vec<_>, _>>()?;
+        let view = open_view(Some(weights))?;
         match puna_engine::check_model(&view, &adapters) {
             Ok(()) => Ok(None),
-            Err(EngineError::Model(unknown @ ModelError::UnknownArchitecture { .. })) => {
-                Ok(Some(format!("warning: {unknown}; it cannot be run here")))
+            Err(EngineError::Model(error @ ModelError::UnknownArchitecture { .. })) => {
+                Ok(Some(format!("warning: {error}; it cannot be run here")))
             }
-            Err(EngineError::Tokenizer(none @ TokenizerError::NoVocabulary { .. })) => {
-                Ok(Some(format!("warning: {none}")))
+            Err(EngineError::Tokenizer(error @ TokenizerError::NoVocabulary { .. })) => {
+                Ok(Some(format!("warning: {error}")))
             }
             Err(error) => Err(engine_error(error)),
         }
@@ -102,19 +104,21 @@ pub(super) fn check_model(weights: &Path, adapters: &[PathBuf]) -> Result<Option
     check().map_err(|error: LoadError| error.message)
 }
 
-/// Why a draft model cannot guess for these weights.
+/// Returns the reason why a draft model does not fit these weights.
 pub(super) fn check_draft(weights: &Path, draft: &Path) -> Result<(), String> {
     let check = || {
-        puna_engine::check_draft(&view(Some(weights))?, &view(Some(draft))?).map_err(engine_error)
+        puna_engine::check_draft(&open_view(Some(weights))?, &open_view(Some(draft))?)
+            .map_err(engine_error)
     };
     check().map_err(|error: LoadError| error.message)
 }
 
-/// How a model takes pairs. The marks are llama.cpp's: each only where the file wants it around texts.
-fn pair_form(tokenizer: &Tokenizer, template: Option<String>) -> PairForm {
+/// Returns the layout of query–document pairs, as llama.cpp has it: each special token stands only
+/// if the file wants it around texts.
+fn pair_format(tokenizer: &Tokenizer, template: Option<String>) -> PairFormat {
     let end = tokenizer.eos().or(tokenizer.sep()).filter(|_| tokenizer.add_eos());
     let separator = tokenizer.sep().filter(|_| tokenizer.add_sep());
-    PairForm {
+    PairFormat {
         template: template.filter(|t| !t.is_empty()),
         before: tokenizer.bos().filter(|_| tokenizer.add_bos()).into_iter().collect(),
         between: end.into_iter().chain(separator).collect(),
@@ -122,8 +126,9 @@ fn pair_form(tokenizer: &Tokenizer, template: Option<String>) -> PairForm {
     }
 }
 
-/// More threads than processors only wait for each other, and a model made on a larger machine may ask for more.
-fn warn_of_threads(wanted: usize) {
+/// Warns about more threads than processors, which only wait for each other. A model made on a
+/// larger machine may ask for them.
+fn warn_about_threads(wanted: usize) {
     let processors = std::thread::available_parallelism().map_or(wanted, |n| n.get());
     if wanted > processors {
         tracing::warn!(
@@ -138,31 +143,33 @@ fn backend(config: &Config) -> Result<Box<CpuBackend>, LoadError> {
     CpuBackend::new(config).map(Box::new).map_err(load_error)
 }
 
-fn draft_model(draft: &Draft, config: &Config) -> Result<DraftModel, LoadError> {
-    let view = view(draft.weights.as_deref()).map_err(|error| of_draft(draft, error))?;
+fn open_draft_model(draft: &Draft, config: &Config) -> Result<DraftModel, LoadError> {
+    let view =
+        open_view(draft.weights.as_deref()).map_err(|error| name_draft_in_error(draft, error))?;
     Ok(DraftModel { view, backend: backend(config)? })
 }
 
-/// An error that is the draft model's own, which it names.
-fn of_draft(draft: &Draft, error: LoadError) -> LoadError {
+/// Adds the name of the draft model to its error.
+fn name_draft_in_error(draft: &Draft, error: LoadError) -> LoadError {
     LoadError {
         message: format!("{} cannot be a draft model: {}", draft.name, error.message),
         ..error
     }
 }
 
-/// An error of a model with its draft model. Which of them it is about is told by trying the draft model alone.
+/// Converts the error of a model with its draft model. Checks the draft model alone to find out
+/// which of the two caused the error.
 fn draft_error(draft: &Draft, error: EngineError, options: &EngineOptions) -> LoadError {
-    let alone = || {
-        let one = Config { threads: Some(1), ..Config::default() };
-        let draft = draft_model(draft, &one).ok()?;
+    let error_alone = || {
+        let single_thread = Config { threads: Some(1), ..Config::default() };
+        let draft = open_draft_model(draft, &single_thread).ok()?;
         match draft.is_companion() {
             true => puna_engine::check_model(&draft.view, &[]).err(),
             false => plan_memory(&draft.view, draft.backend, options).err(),
         }
     };
-    // A model is loaded whether it generates or not, a draft model only where it does.
-    let only_a_drafts = matches!(
+    // Only a draft model must be able to generate; a target model is loaded either way.
+    let is_draft_only_error = matches!(
         error,
         EngineError::CannotGenerate
             | EngineError::DraftVocabulary { .. }
@@ -172,23 +179,23 @@ fn draft_error(draft: &Draft, error: EngineError, options: &EngineOptions) -> Lo
             | EngineError::DraftCacheType { .. }
             | EngineError::Model(ModelError::Companion { .. } | ModelError::UnreadableLayer { .. })
     );
-    let its_own = only_a_drafts || alone().is_some_and(|found| found == error);
+    let is_of_draft = is_draft_only_error || error_alone().is_some_and(|found| found == error);
     let error = engine_error(error);
-    if its_own { of_draft(draft, error) } else { error }
+    if is_of_draft { name_draft_in_error(draft, error) } else { error }
 }
 
 fn without_draft(spec: &LoadSpec) -> LoadSpec {
     LoadSpec { options: LoadOptions { draft: None, ..spec.options.clone() }, ..spec.clone() }
 }
 
-/// Templates that a file brings.
-struct Templates {
+/// Templates in a model file.
+struct FileTemplates {
     chat: Option<String>,
-    /// For pairs of texts.
+    /// Template of query–document pairs.
     rerank: Option<String>,
 }
 
-impl Templates {
+impl FileTemplates {
     fn of(view: &View) -> Self {
         let text = |key| view.metadata().opt_str(key).ok().flatten().map(str::to_owned);
         Self {
@@ -198,33 +205,33 @@ impl Templates {
     }
 }
 
-/// Loads a model, with its draft model if it has one, and its file's templates. A draft that nobody asked for is left
-/// out where it cannot be used.
-fn open(spec: &LoadSpec, config: &Config) -> Result<(Engine, Templates), LoadError> {
-    let (view, options) = (view(spec.weights.as_deref())?, engine_options(spec)?);
-    let templates = Templates::of(&view);
+/// Loads a model with its draft model, if it has one, and the templates of its file. An optional
+/// draft model that cannot be used is left out.
+fn open_engine(spec: &LoadSpec, config: &Config) -> Result<(Engine, FileTemplates), LoadError> {
+    let (view, options) = (open_view(spec.weights.as_deref())?, engine_options(spec)?);
+    let templates = FileTemplates::of(&view);
     let Some(draft) = &spec.options.draft else {
         let engine = Engine::open(view, backend(config)?, &options).map_err(engine_error)?;
         return Ok((engine, templates));
     };
-    let engine = draft_model(draft, config).and_then(|guesser| {
-        let engine = Engine::open_with_draft(view, backend(config)?, &options, guesser);
+    let engine = open_draft_model(draft, config).and_then(|draft_model| {
+        let engine = Engine::open_with_draft(view, backend(config)?, &options, draft_model);
         engine.map_err(|error| draft_error(draft, error, &options))
     });
     match engine {
         Ok(engine) => Ok((engine, templates)),
-        // For want of memory the scheduler leaves it out, and knows.
+        // If memory is short, the scheduler leaves the draft model out and records that.
         Err(error) if draft.optional && !error.out_of_memory => {
-            let found = open(&without_draft(spec), config)?;
+            let result = open_engine(&without_draft(spec), config)?;
             tracing::warn!(draft = draft.name, "{}; going without", error.message);
-            Ok(found)
+            Ok(result)
         }
         Err(error) => Err(error),
     }
 }
 
-/// The file at a path; without one the model inside this program.
-fn view(weights: Option<&Path>) -> Result<View, LoadError> {
+/// Opens the file at a path, or the model embedded in this program if there is none.
+fn open_view(weights: Option<&Path>) -> Result<View, LoadError> {
     let gguf = match weights {
         Some(path) => Gguf::open(path),
         None => Gguf::from_bytes(embedded::weights()),
@@ -232,8 +239,9 @@ fn view(weights: Option<&Path>) -> Result<View, LoadError> {
     View::new(Arc::new(gguf.map_err(load_error)?)).map_err(load_error)
 }
 
-/// The adapter at a path, by the name that its file gives it, else the file's own.
-fn adapter(path: &Path) -> Result<Adapter, LoadError> {
+/// Opens the adapter at a path. Its name is `general.name` with the file name, or the file name
+/// alone.
+fn open_adapter(path: &Path) -> Result<Adapter, LoadError> {
     let file = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
     let gguf = Gguf::open(path).map_err(|error| load_error(format!("adapter {file}: {error}")))?;
     let name =
@@ -258,22 +266,25 @@ fn engine_options(spec: &LoadSpec) -> Result<EngineOptions, LoadError> {
     )?;
     Ok(EngineOptions {
         num_ctx: Some(options.num_ctx as usize),
-        num_batch: options.num_batch.unwrap_or(BATCH).clamp(1, MAX_BATCH) as usize,
+        num_batch: options.num_batch.unwrap_or(DEFAULT_BATCH_TOKENS).clamp(1, MAX_BATCH_TOKENS)
+            as usize,
         cache_k: kind,
         cache_v: kind,
         max_sequences: options.parallel.map(|most| most.max(1) as usize),
-        // One more, so that a sequence that shares all but its last page can still copy one.
+        // One additional page, so that a sequence that shares all pages but the last can copy that
+        // one.
         cache_pages: Some((options.cache.max(options.num_ctx) as usize).div_ceil(PAGE_TOKENS) + 1),
-        adapters: spec.adapters.iter().map(|path| adapter(path)).collect::<Result<_, _>>()?,
+        adapters: spec.adapters.iter().map(|path| open_adapter(path)).collect::<Result<_, _>>()?,
         ..EngineOptions::default()
     })
 }
 
-/// An error of the engine. Want of memory is told by its kind, so that another model can make room.
+/// Converts an error of the engine. Its type identifies a lack of memory, so that another model can
+/// be unloaded.
 fn engine_error(error: EngineError) -> LoadError {
     let out_of_memory = matches!(error, EngineError::Backend(BackendError::OutOfMemory { .. }));
-    let found = load_error(error);
-    LoadError { out_of_memory: out_of_memory || found.out_of_memory, ..found }
+    let result = load_error(error);
+    LoadError { out_of_memory: out_of_memory || result.out_of_memory, ..result }
 }
 
 fn load_error(error: impl std::fmt::Display) -> LoadError {
@@ -281,7 +292,7 @@ fn load_error(error: impl std::fmt::Display) -> LoadError {
     LoadError { out_of_memory: is_out_of_memory(&message), message }
 }
 
-fn parts(report: &puna_engine::MemoryReport) -> MemoryParts {
+fn memory_parts(report: &puna_engine::MemoryReport) -> MemoryParts {
     MemoryParts {
         weights: report.weights,
         kv: report.cache + report.states,
@@ -291,18 +302,19 @@ fn parts(report: &puna_engine::MemoryReport) -> MemoryParts {
     }
 }
 
-struct Local {
+/// Model loaded into this program's engine.
+struct LocalGenerator {
     engine: Engine,
     facts: Facts,
 }
 
-impl Local {
+impl LocalGenerator {
     fn tokenizer(&self) -> &Tokenizer {
         self.engine.tokenizer()
     }
 }
 
-impl Generator for Local {
+impl Generator for LocalGenerator {
     fn facts(&self) -> &Facts {
         &self.facts
     }
@@ -351,21 +363,25 @@ impl Generator for Local {
         self.tokenizer().vocab_size()
     }
 
-    fn grammar(&self, form: &Constraint, whole: bool) -> Result<Grammar, String> {
-        let found = if whole { self.engine.whole_grammar(form) } else { self.engine.grammar(form) };
-        found.map_err(|e| e.to_string())
+    fn grammar(&self, constraint: &Constraint, whole: bool) -> Result<Grammar, String> {
+        let result = if whole {
+            self.engine.whole_grammar(constraint)
+        } else {
+            self.engine.grammar(constraint)
+        };
+        result.map_err(|e| e.to_string())
     }
 
-    fn check_request(&self, job: &Request) -> Result<(), EngineError> {
-        self.engine.check(job)
+    fn check_request(&self, request: &Request) -> Result<(), EngineError> {
+        self.engine.check(request)
     }
 
-    fn submit(&self, job: Request, sink: Box<dyn Sink>) -> Result<u64, EngineError> {
-        self.engine.submit(job, sink).map(|id| id.0)
+    fn submit(&self, request: Request, sink: Box<dyn Sink>) -> Result<u64, EngineError> {
+        self.engine.submit(request, sink).map(|id| id.0)
     }
 
-    fn cancel(&self, job: u64) {
-        self.engine.cancel(puna_engine::RequestId(job));
+    fn cancel(&self, request: u64) {
+        self.engine.cancel(puna_engine::RequestId(request));
     }
 
     fn wake(&self) {
@@ -380,14 +396,14 @@ impl Generator for Local {
         self.engine.rank(pairs, done).map(|id| id.0)
     }
 
-    fn pulse(&self) -> Pulse {
+    fn heartbeat(&self) -> Heartbeat {
         let stats = self.engine.stats();
         let works = stats.running + stats.waiting > 0;
         let (prompt_tokens, generated_tokens) = (stats.prompt_tokens, stats.generated_tokens);
         let (steps, preempted) = (stats.steps, stats.preempted);
         let guesses = stats.speculated.into();
-        Pulse {
-            memory: parts(&self.engine.memory()),
+        Heartbeat {
+            memory: memory_parts(&self.engine.memory()),
             rounds: stats.rounds,
             works,
             running: stats.running as u64,
@@ -421,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_draft_that_is_no_model_is_left_out_unless_it_was_asked_for() {
+    fn a_draft_that_is_not_a_model_is_left_out_if_it_is_optional() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("passwd");
         std::fs::write(&path, "root:x:0:0:root:/root:/bin/sh\n").unwrap();
@@ -433,14 +449,14 @@ mod tests {
         let asked = spec(draft(false));
         let errors = [LocalLoader.plan(&asked).err(), LocalLoader.load(&asked).err()];
         for error in errors.map(Option::unwrap) {
-            let named =
+            let names_draft =
                 error.message.starts_with("some-draft cannot be a draft model: not a GGUF file");
-            assert!(named && !error.out_of_memory, "{error:?}");
+            assert!(names_draft && !error.out_of_memory, "{error:?}");
         }
     }
 
     #[test]
-    fn a_draft_of_another_kind_is_left_out_unless_it_was_asked_for() {
+    fn a_draft_of_an_unsuitable_kind_is_left_out_if_it_is_optional() {
         let path =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo/bert-mean.gguf");
         let draft =
@@ -451,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_draft_of_one_model_is_planned_with_it_and_what_is_wrong_with_it_is_said_of_it() {
+    fn a_companion_draft_is_planned_with_its_model_and_its_errors_name_it() {
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data");
         let path = data.join("drafts/gemma4-assistant.gguf");
         let draft =
@@ -472,10 +488,11 @@ mod tests {
         for error in
             [LocalLoader.plan(&other).err(), LocalLoader.load(&other).err()].map(Option::unwrap)
         {
-            let told = error.message.starts_with("an-assistant cannot be a draft model: ");
-            assert!(told && error.message.contains("gemma4-assistant"), "{error:?}");
+            let names_draft = error.message.starts_with("an-assistant cannot be a draft model: ");
+            assert!(names_draft && error.message.contains("gemma4-assistant"), "{error:?}");
         }
-        // A file that is cut lacks a tensor, which is not the model's.
+        // A truncated draft file lacks a tensor; the error must name the draft, not the target
+        // model.
         let folder = tempfile::tempdir().unwrap();
         let broken = folder.path().join("broken.gguf");
         let mut file = puna_gguf::Writer::new();
@@ -488,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_another_program_may_know_is_remarked_on_and_not_refused() {
+    fn a_model_of_an_unknown_architecture_gets_a_warning_and_no_error() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.gguf");
         let check = |architecture: &str, key: &str, value: &str| {
@@ -510,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_of_sound_without_a_vocabulary_is_remarked_on() {
+    fn an_audio_model_without_a_vocabulary_gets_a_warning() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../../tests/data/zoo/wavtokenizer-dec.gguf");
         let remark = check_model(&path, &[]).unwrap().unwrap();
@@ -521,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn the_backends_own_want_of_memory_is_told_from_other_errors() {
+    fn a_lack_of_memory_in_the_backend_is_distinguished_from_other_errors() {
         let mut backend =
             CpuBackend::new(&Config { threads: Some(1), ..Config::default() }).unwrap();
         let layers = vec![CacheLayer {

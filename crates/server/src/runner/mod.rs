@@ -1,26 +1,35 @@
-//! Runners: one child process for each loaded model.
+//! Runners: the server starts one child process for each loaded model.
 //!
-//! A runner is this same program, started with a hidden subcommand. Its standard input is one end of a pair of
-//! connected sockets that exists nowhere else; framed messages ([`protocol`]) go both ways. When the server ends, however
-//! it ends, the socket is closed and the runner ends too; when the runner ends, however it ends, its requests get an
-//! error that says why.
+//! A runner is this same program, started with the hidden subcommand `runner`. Its standard input
+//! is one end of a private socket pair. Framed messages ([`protocol`]) travel in both directions.
+//! When the server process ends for any reason, the socket closes and the runner exits. When the
+//! runner ends for any reason, the server fails its open requests with an error that states the
+//! cause.
 //!
-//! - server side: `launch` starts the process, `link` speaks with it;
-//! - runner side: [`worker`] takes tasks, `prepare` makes prompts of them by `templates` (`embed`: texts; `rank`: pairs of them),
-//!   `answer` makes events of what the
-//!   [`generator::Generator`] reports, `local` is the generator on the engine of this program, `scripted` the same with the tokens
+//! Server side:
+//! - `launch` starts the process.
+//! - `link` exchanges messages with it.
+//!
+//! Runner side:
+//! - [`worker`] receives tasks and sends their events.
+//! - `prepare_queue` holds the tasks until a thread prepares them.
+//! - `prepare` turns a task into an engine request; `prompt` and `templates` render its prompt.
+//! - `embed` and `rank` prepare texts to embed and query–document pairs to score.
+//! - `forced`, `answer_limits` and `schema_check` handle constraints of the answer.
+//! - `answer_sink` turns the reports of the [`generator::Generator`] into events.
+//! - `local` implements the generator with this program's engine; `scripted` generates the tokens
 //!   of a script.
 
-mod answer;
+mod answer_limits;
+mod answer_sink;
 mod embed;
 mod forced;
-mod form;
 pub mod generator;
 pub(crate) mod launch;
-mod line;
 pub(crate) mod link;
 mod local;
 mod prepare;
+mod prepare_queue;
 mod prompt;
 pub mod protocol;
 mod rank;
@@ -38,18 +47,21 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-/// The word before the path of the script that a runner's model plays.
-pub(crate) const SCRIPT: &str = "--script";
+/// Argument before the path of the script that the runner's model plays.
+pub(crate) const SCRIPT_FLAG: &str = "--script";
 
-/// Runs a runner on this process's standard input until the server closes it: what the hidden subcommand `runner` of
-/// the program does. `args` are the words after the subcommand: none, or those that name a script.
+/// Runs a runner on this process's standard input until the server closes it.
+///
+/// The hidden subcommand `runner` calls this function. `args` are the arguments after the
+/// subcommand: none, or `SCRIPT_FLAG` and the path of a script.
 ///
 /// # Errors
-/// Standard input is no socket, the server speaks another version of the protocol, or the script is none.
+/// Standard input is not a socket, the server speaks another version of the protocol, or the script
+/// cannot be read.
 pub fn main(args: &[String]) -> io::Result<()> {
     let loader: Box<dyn generator::Loader> = match args {
         [] => Box::new(local::LocalLoader),
-        [word, path] if word == SCRIPT => {
+        [word, path] if word == SCRIPT_FLAG => {
             Box::new(scripted::ScriptLoader::open(path.into()).map_err(io::Error::other)?)
         }
         [arg, ..] => {
@@ -58,48 +70,51 @@ pub fn main(args: &[String]) -> io::Result<()> {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
     };
-    end_with_the_engine();
+    abort_on_engine_panic();
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     worker::run(socket, &*loader)
 }
 
-/// A panic of the engine's thread ends the process: its requests would wait for ever. As it is, they hear the panic's
-/// message, and the next request finds a fresh runner.
-fn end_with_the_engine() {
-    let report = std::panic::take_hook();
+/// Makes a panic of the engine thread abort the process, because its requests would otherwise wait
+/// forever. The server reports the panic's message to them and starts a new runner for the next
+/// request.
+fn abort_on_engine_panic() {
+    let default_hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        report(panic);
+        default_hook(panic);
         if std::thread::current().name() == Some(puna_engine::THREAD) {
             std::process::abort();
         }
     }));
 }
 
-/// Tests a file of weights with its adapters: the reason why they cannot be loaded, or a remark.
+/// Checks that a weights file can be loaded with its adapters. Returns the reason if it cannot, or
+/// an optional warning.
 pub(crate) fn check_model(weights: &Path, adapters: &[PathBuf]) -> Result<Option<String>, String> {
     local::check_model(weights, adapters)
 }
 
-/// Tests a draft model beside a file of weights: the reason why it cannot guess for them.
+/// Checks that a draft model fits a weights file. Returns the reason if it does not.
 pub(crate) fn check_draft(weights: &Path, draft: &Path) -> Result<(), String> {
     local::check_draft(weights, draft)
 }
 
-/// Tests a Go template: the reason why it is none.
+/// Checks that a text is a valid Go template. Returns the parse error if it is not.
 pub(crate) fn check_template(text: &str) -> Result<(), String> {
     puna_prompt::Template::parse(puna_prompt::TemplateFormat::Go, text)
         .map(drop)
         .map_err(|e| e.to_string())
 }
 
-/// The template that the program knows by what stands in a file of weights.
+/// Returns the built-in template that matches the template and the special tokens of a weights
+/// file.
 pub(crate) fn detect_template(
     file: &puna_store::FileTemplate,
 ) -> Option<puna_store::NamedTemplate> {
-    let found = puna_prompt::NamedTemplate::detect(&file.source, &file.bos, &file.eos)?;
+    let template = puna_prompt::NamedTemplate::detect(&file.source, &file.bos, &file.eos)?;
     Some(puna_store::NamedTemplate {
-        name: found.name.to_owned(),
-        template: found.source.to_owned(),
-        stop: found.stop.iter().map(|&text| text.to_owned()).collect(),
+        name: template.name.to_owned(),
+        template: template.source.to_owned(),
+        stop: template.stop.iter().map(|&text| text.to_owned()).collect(),
     })
 }

@@ -1,4 +1,5 @@
-//! From the conversation or the text of a task to its prompt: template, truncation, tokens.
+//! Renders the conversation or the text of a task to a prompt: chooses the template, truncates, and
+//! tokenizes.
 
 use std::sync::Arc;
 
@@ -12,49 +13,50 @@ use puna_prompt::{
 use serde_json::Value;
 
 use super::forced;
-use super::prepare::{Preparer, listening};
+use super::prepare::{Preparer, check_connected};
 use super::templates::PLAIN_TEMPLATE;
 use super::worker::Handle;
 use crate::canonical::{ApiError, Generate, Input, Overflow, Prompt, PromptConfig};
 
-/// A prompt as text and what was left out of it.
-pub(super) struct Text {
+/// Prompt as text, with what was left out of it.
+pub(super) struct PromptText {
     pub(super) prompt: String,
-    /// The same with what users wrote marked, where that must be told from the template's own words.
+    /// Prompt with marks around the users' text, if that text contains control tokens and must be
+    /// distinguished from the template's own text.
     pub(super) marked: Option<String>,
     pub(super) template: Option<Arc<Template>>,
-    /// The template is the request's own.
-    pub(super) own: bool,
-    /// Tools that are offered.
+    /// Whether the template is part of the request.
+    pub(super) is_request_template: bool,
+    /// Tools that the prompt offers.
     pub(super) tools: Vec<Value>,
-    /// The last message, which the model may have to go on with.
+    /// The last message, which the model may have to continue.
     pub(super) last: Option<Message>,
     pub(super) dropped_messages: usize,
-    /// Tokens that were cut out of messages that stayed.
+    /// Number of tokens cut from messages that remain.
     pub(super) dropped_tokens: usize,
-    /// What was changed in the conversation for the template.
+    /// Changes of the conversation that the template required.
     pub(super) adaptations: Adaptations,
 }
 
-/// A prompt as tokens.
-pub(super) struct Tokens {
+/// Prompt as tokens.
+pub(super) struct PromptTokens {
     pub(super) tokens: Vec<u32>,
-    /// How many were cut out.
-    pub(super) cut: usize,
-    /// Tokens at its head that survive a context shift.
+    /// Number of tokens that were cut.
+    pub(super) cut_tokens: usize,
+    /// Number of tokens at the start that survive a context shift.
     pub(super) keep: usize,
 }
 
-impl Text {
+impl PromptText {
     fn new(prompt: String, template: Option<Arc<Template>>) -> Self {
-        let (marked, own, tools, last) = (None, false, Vec::new(), None);
+        let (marked, is_request_template, tools, last) = (None, false, Vec::new(), None);
         let adaptations = Adaptations::new();
         let (dropped_messages, dropped_tokens) = (0, 0);
         Self {
             prompt,
             marked,
             template,
-            own,
+            is_request_template,
             tools,
             last,
             dropped_messages,
@@ -65,26 +67,30 @@ impl Text {
 }
 
 impl Preparer {
-    pub(super) fn text(&self, handle: &Handle, task: &Generate) -> Result<Text, ApiError> {
+    pub(super) fn prompt_text(
+        &self,
+        handle: &Handle,
+        task: &Generate,
+    ) -> Result<PromptText, ApiError> {
         match &task.input {
             Input::Chat { messages, tools } => {
                 let offered =
                     if task.tool_choice == ToolChoice::None { &[] } else { tools.as_slice() };
-                forced::check_named(offered)?;
-                self.chat(handle, task, messages, offered)
+                forced::check_tools_named(offered)?;
+                self.chat_prompt(handle, task, messages, offered)
             }
-            Input::Prompt(prompt) => self.prompt(handle, task, prompt),
+            Input::Prompt(prompt) => self.plain_prompt(handle, task, prompt),
         }
     }
 
-    /// The prompt of a conversation: stored messages and those of the request.
-    fn chat(
+    /// Renders a conversation: the model's stored messages and those of the request.
+    fn chat_prompt(
         &self,
         handle: &Handle,
         task: &Generate,
         messages: &[native::Message],
         tools: &[Tool],
-    ) -> Result<Text, ApiError> {
+    ) -> Result<PromptText, ApiError> {
         let template = self.template(&task.model)?;
         let (stored, messages) = (prompt_messages(&task.model.messages), prompt_messages(messages));
         let mut all = conversation(task.model.system.as_deref(), &stored, &messages);
@@ -93,47 +99,56 @@ impl Preparer {
         }
         let mut tools: Vec<_> = tools.iter().map(|tool| tool.0.clone()).collect();
         let mut variables = task.variables.clone();
-        let beside = tools.iter_mut().chain(variables.values_mut());
-        mark_untrusted(&mut all, beside, |text| self.generator.controls_in(text));
+        let other_values = tools.iter_mut().chain(variables.values_mut());
+        mark_untrusted(&mut all, other_values, |text| self.generator.controls_in(text));
         let rules = Some(self.templates.rules(&template));
         let chat = Chat { tools: &tools, variables, rules, ..Chat::new(&all) };
-        // Ollama's dialect takes results whose calls are gone: its clients leave out the oldest messages themselves.
+        // Ollama's dialect accepts results whose calls are missing, because its clients drop the
+        // oldest messages themselves.
         let checked = match task.overflow {
             Overflow::DropMessages => Ok(()),
             Overflow::Refuse | Overflow::DropTurns => check_results(&all),
         };
-        // Places are those of the request's messages.
+        // Errors refer to positions in the request's messages.
         let before = all.len() - messages.len();
-        let fitted = checked.and_then(|()| self.fitted(handle, task, template, &chat, ""));
-        fitted.map_err(|error| failure(error.without_leading_messages(before)))
+        let fitted = checked.and_then(|()| self.render_fitting(handle, task, template, &chat, ""));
+        fitted.map_err(|error| to_api_error(error.without_leading_messages(before)))
     }
 
-    /// The prompt of a single text.
-    fn prompt(&self, handle: &Handle, task: &Generate, prompt: &Prompt) -> Result<Text, ApiError> {
+    /// Renders a single text.
+    fn plain_prompt(
+        &self,
+        handle: &Handle,
+        task: &Generate,
+        prompt: &Prompt,
+    ) -> Result<PromptText, ApiError> {
         if let Some(tokens) = &prompt.tokens {
-            self.known(tokens)?;
-            return Ok(Text::new(self.generator.decode(tokens), None));
+            self.check_tokens(tokens)?;
+            return Ok(PromptText::new(self.generator.decode(tokens), None));
         }
         if prompt.raw {
-            return Ok(Text::new(prompt.text.clone(), None));
+            return Ok(PromptText::new(prompt.text.clone(), None));
         }
-        // Not kept: clients could push the models' own templates out.
+        // Not cached, because clients could push the models' own templates out of the cache.
         let own =
             prompt.template.as_deref().map(|source| Template::parse(TemplateFormat::Go, source));
-        let own = own.transpose().map_err(failure)?.map(Arc::new);
+        let own = own.transpose().map_err(to_api_error)?.map(Arc::new);
         let template = match &own {
             Some(own) => own.clone(),
             None if !prompt.suffix.is_empty() => self.insert_template(&task.model)?,
             None => self.template(&task.model)?,
         };
-        let before = self.earlier(prompt.context.as_deref())?;
+        let before = self.context_text(prompt.context.as_deref())?;
         if !prompt.suffix.is_empty() {
             let think = think(task);
             let text = render_insert(&template, &prompt.text, &prompt.suffix, think.as_ref())
-                .map_err(failure)?;
-            return Ok(Text { own: own.is_some(), ..Text::new(before + &text, Some(template)) });
+                .map_err(to_api_error)?;
+            return Ok(PromptText {
+                is_request_template: own.is_some(),
+                ..PromptText::new(before + &text, Some(template))
+            });
         }
-        // Who goes on with an earlier answer has the stored messages in it already.
+        // The context of an earlier answer already contains the stored messages.
         let stored = if prompt.context.is_some() {
             Vec::new()
         } else {
@@ -144,40 +159,44 @@ impl Preparer {
         let chat = Chat { variables: task.variables.clone(), ..Chat::new(&messages) };
         if own.is_some() {
             let chat = self.template_input(task, &chat);
-            let text = render(&template, &chat).map_err(failure)?;
-            return Ok(Text { own: true, ..Text::new(before + &text, Some(template)) });
+            let text = render(&template, &chat).map_err(to_api_error)?;
+            return Ok(PromptText {
+                is_request_template: true,
+                ..PromptText::new(before + &text, Some(template))
+            });
         }
-        self.fitted(handle, task, template, &chat, &before).map_err(failure)
+        self.render_fitting(handle, task, template, &chat, &before).map_err(to_api_error)
     }
 
-    /// The text of an earlier answer's tokens.
-    fn earlier(&self, context: Option<&[u32]>) -> Result<String, ApiError> {
+    /// Returns the text of an earlier answer's tokens.
+    fn context_text(&self, context: Option<&[u32]>) -> Result<String, ApiError> {
         let Some(tokens) = context else { return Ok(String::new()) };
-        self.known(tokens).map_err(|e| ApiError::bad_request(format!("context: {}", e.message)))?;
+        self.check_tokens(tokens)
+            .map_err(|e| ApiError::bad_request(format!("context: {}", e.message)))?;
         Ok(self.generator.decode(tokens))
     }
 
-    /// Renders messages; leaves out the oldest until they fit, if that is allowed.
-    fn fitted(
+    /// Renders messages, and drops the oldest until they fit if the request allows that.
+    fn render_fitting(
         &self,
         handle: &Handle,
         task: &Generate,
         template: Arc<Template>,
         chat: &Chat<'_>,
         before: &str,
-    ) -> Result<Text, PromptError> {
+    ) -> Result<PromptText, PromptError> {
         let chat = self.template_input(task, chat);
         let (prompt, dropped_messages, dropped_tokens, adaptations) =
             if task.overflow != Overflow::Refuse {
                 let limit = self.context(task.options.num_ctx) as usize;
                 let mut count = |text: &str| {
-                    // Every attempt costs as much as the first.
-                    listening(handle).map_err(|gone| PromptError::Count(gone.message))?;
+                    // Every attempt costs as much as the first, so a disconnected client ends them.
+                    check_connected(handle).map_err(|gone| PromptError::Count(gone.message))?;
                     Ok(self.encode(task, &format!("{before}{text}"), Some(&template)).len())
                 };
                 let fitted = match task.overflow {
                     Overflow::DropTurns => {
-                        // What has to be cut anyway leaves room for an answer.
+                        // A prompt that must be cut anyway leaves room for an answer.
                         let room = u64::try_from(task.options.num_predict).unwrap_or(u64::MAX);
                         let room = room.min(limit as u64 / 8) as usize;
                         let most = limit.saturating_sub(1);
@@ -191,12 +210,12 @@ impl Preparer {
                 (rendered.prompt, 0, 0, rendered.adaptations)
             };
         let (tools, last) = (chat.tools.to_vec(), chat.messages.last().cloned());
-        let mut text = Text::new(format!("{before}{prompt}"), Some(template));
+        let mut text = PromptText::new(format!("{before}{prompt}"), Some(template));
         if may_be_marked(task) && is_marked(&text.prompt) {
             let prompt = without_marks(&text.prompt);
             text.marked = Some(std::mem::replace(&mut text.prompt, prompt));
         }
-        Ok(Text { tools, last, dropped_messages, dropped_tokens, adaptations, ..text })
+        Ok(PromptText { tools, last, dropped_messages, dropped_tokens, adaptations, ..text })
     }
 
     fn template_input<'a>(&'a self, task: &Generate, chat: &Chat<'a>) -> Chat<'a> {
@@ -204,25 +223,26 @@ impl Preparer {
         Chat { think: think(task), bos: &facts.bos, eos: &facts.eos, ..chat.clone() }
     }
 
-    /// The template of a model: its renderer, Go's or the file's own.
+    /// Returns the template of a model: its renderer, its Go template, or the Jinja template of its
+    /// file.
     fn template(&self, model: &PromptConfig) -> Result<Arc<Template>, ApiError> {
         if let Some(renderer) = &model.renderer {
-            return self.parsed(TemplateFormat::BuiltIn, renderer);
+            return self.parsed_template(TemplateFormat::BuiltIn, renderer);
         }
         let jinja = self.generator.facts().chat_template.as_deref();
         match (model.template.as_deref(), jinja) {
-            (None, None) => self.parsed(TemplateFormat::Go, PLAIN_TEMPLATE),
-            (Some(go), None) => self.parsed(TemplateFormat::Go, go),
-            (None, Some(jinja)) => self.parsed(TemplateFormat::Jinja, jinja),
+            (None, None) => self.parsed_template(TemplateFormat::Go, PLAIN_TEMPLATE),
+            (Some(go), None) => self.parsed_template(TemplateFormat::Go, go),
+            (None, Some(jinja)) => self.parsed_template(TemplateFormat::Jinja, jinja),
             (Some(go), Some(_)) if model.go_template == Some(true) => {
-                self.parsed(TemplateFormat::Go, go)
+                self.parsed_template(TemplateFormat::Go, go)
             }
             (Some(_), Some(jinja)) if model.go_template == Some(false) => {
-                self.parsed(TemplateFormat::Jinja, jinja)
+                self.parsed_template(TemplateFormat::Jinja, jinja)
             }
             (Some(go), Some(jinja)) => {
-                let go = self.parsed(TemplateFormat::Go, go)?;
-                match self.parsed(TemplateFormat::Jinja, jinja) {
+                let go = self.parsed_template(TemplateFormat::Go, go)?;
+                match self.parsed_template(TemplateFormat::Jinja, jinja) {
                     Ok(jinja) if prefer_jinja(&jinja, &go) => Ok(jinja),
                     _ => Ok(go),
                 }
@@ -230,20 +250,25 @@ impl Preparer {
         }
     }
 
-    /// The template that fills gaps: only Go's can, even where another one renders conversations.
+    /// Returns the template for fill-in-the-middle. Only a Go template supports that, even if
+    /// another template renders conversations.
     fn insert_template(&self, model: &PromptConfig) -> Result<Arc<Template>, ApiError> {
         match &model.template {
-            Some(go) => self.parsed(TemplateFormat::Go, go),
+            Some(go) => self.parsed_template(TemplateFormat::Go, go),
             None => self.template(model),
         }
     }
 
-    fn parsed(&self, kind: TemplateFormat, source: &str) -> Result<Arc<Template>, ApiError> {
-        self.templates.get(kind, source).map_err(failure)
+    fn parsed_template(
+        &self,
+        kind: TemplateFormat,
+        source: &str,
+    ) -> Result<Arc<Template>, ApiError> {
+        self.templates.get(kind, source).map_err(to_api_error)
     }
 
-    /// The tokens of a prompt: those of the request, if it brought some.
-    pub(super) fn prompt_tokens(&self, text: &Text, task: &Generate) -> Vec<u32> {
+    /// Returns the tokens of a prompt; a request may have brought its own.
+    pub(super) fn prompt_tokens(&self, text: &PromptText, task: &Generate) -> Vec<u32> {
         match &task.input {
             Input::Prompt(Prompt { tokens: Some(tokens), .. }) => tokens.clone(),
             _ => self.encode(
@@ -254,14 +279,18 @@ impl Preparer {
         }
     }
 
-    /// Tokens of a text that a template wrote.
+    /// Tokenizes a text that a template wrote.
     fn encode(&self, task: &Generate, text: &str, template: Option<&Template>) -> Vec<u32> {
         let parts = if may_be_marked(task) { split_at_marks(text) } else { vec![(text, true)] };
         self.generator.encode_prompt(&parts, template.map_or("", Template::leading_bos))
     }
 
-    /// A prompt whose tokens are too many for the context is cut in the middle, or refused.
-    pub(super) fn tokens(&self, mut tokens: Vec<u32>, task: &Generate) -> Result<Tokens, ApiError> {
+    /// Truncates a prompt that exceeds the context in the middle, or rejects it.
+    pub(super) fn truncate_tokens(
+        &self,
+        mut tokens: Vec<u32>,
+        task: &Generate,
+    ) -> Result<PromptTokens, ApiError> {
         let (length, num_ctx) = (tokens.len(), self.context(task.options.num_ctx) as usize);
         let bos = usize::from(tokens.first().is_some_and(|t| self.generator.is_bos(*t)));
         let keep = usize::try_from(task.options.num_keep)
@@ -271,7 +300,7 @@ impl Preparer {
             return Err(ApiError::bad_request("the prompt is empty"));
         }
         if length < num_ctx {
-            return Ok(Tokens { tokens, cut: 0, keep });
+            return Ok(PromptTokens { tokens, cut_tokens: 0, keep });
         }
         let lengths = Some((length as u64, num_ctx as u64));
         if matches!(task.overflow, Overflow::Refuse | Overflow::DropTurns) {
@@ -287,16 +316,18 @@ impl Preparer {
         let left = num_ctx - ((num_ctx - keep) / 2).max(1);
         let cut = length - left;
         tokens.drain(keep..keep + cut);
-        Ok(Tokens { tokens, cut, keep })
+        Ok(PromptTokens { tokens, cut_tokens: cut, keep })
     }
 }
 
-/// Whether a prompt may have marks of what users wrote. One of one's own may have the same letters, and they are no marks.
+/// Whether a prompt may contain marks around the users' text. In a raw prompt, the same characters
+/// are plain text.
 fn may_be_marked(task: &Generate) -> bool {
     matches!(task.input, Input::Chat { .. })
 }
 
-/// The thinking switch as templates take it: a model that thinks does so unless told otherwise.
+/// Returns the thinking option for the template. A thinking model thinks unless the request says
+/// otherwise.
 pub(super) fn think(task: &Generate) -> Option<Think> {
     match task.think {
         None => task.model.thinking.then_some(Think::Switch(true)),
@@ -310,7 +341,7 @@ fn prompt_messages(messages: &[native::Message]) -> Vec<Message> {
     messages.iter().map(prompt_message).collect()
 }
 
-/// A message as templates take it, without its images.
+/// Converts a message for templates, without its images.
 pub(crate) fn prompt_message(message: &native::Message) -> Message {
     let text = |text: &String| Some(text.clone()).filter(|t| !t.is_empty());
     let call = |call: &native::ToolCall| ToolCall {
@@ -330,7 +361,8 @@ pub(crate) fn prompt_message(message: &native::Message) -> Message {
     }
 }
 
-/// A template that refuses a conversation is the client's matter, like one that the client brought.
-fn failure(error: PromptError) -> ApiError {
+/// Converts the error of a template. A conversation that a template rejects is a fault of the
+/// request.
+fn to_api_error(error: PromptError) -> ApiError {
     ApiError::bad_request(error.to_string())
 }

@@ -1,4 +1,5 @@
-//! Messages between the server and a runner: a length in four bytes (little-endian), then JSON.
+//! Messages between the server and a runner. Each is a length in four bytes (little-endian),
+//! followed by JSON.
 
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
@@ -11,168 +12,171 @@ use crate::canonical::{Event, Task};
 use crate::scheduler::LoadOptions;
 use crate::speculate::DraftCounts;
 
-/// Both sides are the same program; the number guards against one that was replaced while the server ran.
+/// Version of the protocol. Both sides are the same program; the version detects a program file
+/// that was replaced while the server ran.
 pub const VERSION: u32 = 13;
 
-/// Bytes of a message at most: the largest request, its images in base64, and some room.
-pub(crate) const MAX_FRAME: usize = if cfg!(test) { 1 << 20 } else { 256 << 20 };
+/// Maximum size of a message in bytes: the largest request with its images in base64, and a margin.
+pub(crate) const MAX_MESSAGE_BYTES: usize = if cfg!(test) { 1 << 20 } else { 256 << 20 };
 
-/// Events that a runner may send for a request before the client has taken some of them.
+/// Number of events that a runner may send for a request before the client takes some of them.
 pub const WINDOW: u32 = 64;
 
-/// Calls of one answer; what a model calls beyond that is passed on as text. All of them can come at once.
+/// Maximum number of tool calls in one answer; further calls are passed on as text. A model may
+/// emit all of them at once.
 pub(crate) const CALLS_MAX: usize = 1024;
 
-/// To a runner.
+/// Message from the server to a runner.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ToRunner {
-    /// Plan the memory of a model. The first message.
+    /// Plan the memory of a model. This is the first message.
     Plan(Box<LoadSpec>),
-    /// Load what was planned.
+    /// Load the planned model.
     Load,
-    /// Do something; [`WINDOW`] events may come back without being asked for again.
+    /// Run a task. The runner may send [`WINDOW`] events before it needs more credit.
     Submit {
-        /// The request's number.
+        /// Number of the request.
         id: u64,
-        /// Who asks; the model is shared fairly between clients.
+        /// Client of the request; the runner shares the model fairly between clients.
         client: u64,
-        /// What to do.
+        /// Task to run.
         task: Task,
     },
-    /// This many more events of a request may come.
+    /// Allow this many more events of a request.
     Credit(u64, u32),
-    /// Nobody listens to a request any more.
+    /// Cancel a request whose client has disconnected.
     Cancel(u64),
-    /// A sign of life is wanted now.
+    /// Send a heartbeat now.
     Beat,
 }
 
-/// From a runner.
+/// Message from a runner to the server.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum FromRunner {
-    /// It is there. The first message.
+    /// The runner has started. This is the first message.
     Hello {
-        /// Its [`VERSION`].
+        /// [`VERSION`] of the runner.
         version: u32,
     },
-    /// How much memory the model is going to need.
+    /// Memory that the model needs.
     Planned(MemoryParts),
     /// The model is ready.
-    Loaded(Loaded),
-    /// The model cannot be planned or loaded; the runner ends.
+    Loaded(LoadedModel),
+    /// The model cannot be planned or loaded; the runner exits.
     Failed {
-        /// Why.
+        /// Reason.
         message: String,
-        /// Whether for want of memory.
+        /// Whether the reason is a lack of memory.
         out_of_memory: bool,
     },
-    /// Something happened to a request.
+    /// Event of a request.
     Event(u64, Event),
-    /// It is still there.
-    Heartbeat(Pulse),
+    /// Periodic report that shows that the runner is alive.
+    Heartbeat(Heartbeat),
 }
 
-/// What to load, and how.
+/// Which model to load, and its settings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadSpec {
-    /// The GGUF file; `None` is the model inside this program.
+    /// Path of the GGUF file; `None` selects the model embedded in this program.
     pub weights: Option<PathBuf>,
-    /// The GGUF files of its adapters.
+    /// Paths of the adapters' GGUF files.
     pub adapters: Vec<PathBuf>,
-    /// How.
+    /// Load options of the scheduler.
     pub options: LoadOptions,
-    /// Format of keys and values: `f16`, `q8_0` …
+    /// Storage type of the KV cache, such as `f16` or `q8_0`.
     pub kv_cache_type: String,
-    /// The level of kernels to use instead of the best.
+    /// Kernel level to use instead of the best one.
     pub kernels: Option<String>,
-    /// Threads instead of one a core.
+    /// Number of threads; `None` uses one for each core.
     pub threads: Option<usize>,
 }
 
-/// Where the memory goes, in bytes.
+/// Memory of a model by purpose, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryParts {
     /// Weights, mapped from the file.
     pub weights: u64,
-    /// Keys and values of contexts.
+    /// KV cache and recurrent states.
     pub kv: u64,
     /// Intermediate results.
     pub scratch: u64,
-    /// All of that for the draft model.
+    /// All memory of the draft model.
     pub draft: u64,
     /// Everything else.
     pub other: u64,
 }
 
-/// What a loaded runner says of itself now and then.
+/// State of a loaded runner, which it reports periodically.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pulse {
-    /// Where its memory goes.
+pub struct Heartbeat {
+    /// Memory by purpose.
     pub memory: MemoryParts,
-    /// A count that grows with every step of the model, and does not stand still while there is work.
+    /// Counter that grows with every round of the engine loop; it does not stand still while there
+    /// is work.
     pub rounds: u64,
-    /// Whether there is work.
+    /// Whether sequences run or wait.
     pub works: bool,
-    /// Sequences that share its steps.
+    /// Number of running sequences.
     pub running: u64,
-    /// Sequences and texts that wait in line.
+    /// Number of waiting sequences and texts.
     pub waiting: u64,
-    /// Pages of keys and values it has.
+    /// Number of KV pages.
     pub pages: u64,
-    /// Those that hold something.
+    /// Number of KV pages that hold data.
     pub pages_in_use: u64,
-    /// Those of running sequences.
+    /// Number of KV pages pinned by running sequences.
     pub pages_held: u64,
-    /// The same of pages of layers that only see what is near, where the model has such: all, in use, of running sequences.
+    /// Window pages, zero if no layer has a window: all, in use, pinned by running sequences.
     pub recent_pages: [u64; 3],
-    /// What it has done.
+    /// Counters since the model was loaded.
     pub counts: Counts,
 }
 
-/// What a runner has done since its model was loaded.
+/// Counters of a runner since its model was loaded.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Prompt tokens computed.
     pub prompt_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
-    /// Tokens guessed ahead.
+    /// Draft tokens proposed and accepted.
     pub guesses: DraftCounts,
     /// Steps of the model.
     pub steps: u64,
-    /// Sequences sent back to wait for want of pages.
+    /// Sequences preempted because KV pages ran out.
     pub preempted: u64,
 }
 
 impl Counts {
-    /// Both together.
-    pub(crate) fn plus(self, more: Self) -> Self {
-        self.each(more, u64::saturating_add)
+    /// Returns the sum of each counter.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        self.combine(other, u64::saturating_add)
     }
 
-    /// Of each count the larger one.
+    /// Returns the larger value of each counter.
     pub(crate) fn max(self, other: Self) -> Self {
-        self.each(other, u64::max)
+        self.combine(other, u64::max)
     }
 
-    fn each(self, other: Self, of: fn(u64, u64) -> u64) -> Self {
+    fn combine(self, other: Self, combine: fn(u64, u64) -> u64) -> Self {
         Self {
-            prompt_tokens: of(self.prompt_tokens, other.prompt_tokens),
-            generated_tokens: of(self.generated_tokens, other.generated_tokens),
+            prompt_tokens: combine(self.prompt_tokens, other.prompt_tokens),
+            generated_tokens: combine(self.generated_tokens, other.generated_tokens),
             guesses: DraftCounts {
-                ngram: of(self.guesses.ngram, other.guesses.ngram),
-                ngram_accepted: of(self.guesses.ngram_accepted, other.guesses.ngram_accepted),
-                model: of(self.guesses.model, other.guesses.model),
-                model_accepted: of(self.guesses.model_accepted, other.guesses.model_accepted),
+                ngram: combine(self.guesses.ngram, other.guesses.ngram),
+                ngram_accepted: combine(self.guesses.ngram_accepted, other.guesses.ngram_accepted),
+                model: combine(self.guesses.model, other.guesses.model),
+                model_accepted: combine(self.guesses.model_accepted, other.guesses.model_accepted),
             },
-            steps: of(self.steps, other.steps),
-            preempted: of(self.preempted, other.preempted),
+            steps: combine(self.steps, other.steps),
+            preempted: combine(self.preempted, other.preempted),
         }
     }
 }
 
 impl MemoryParts {
-    /// All together.
+    /// Returns the sum of all purposes in bytes.
     pub fn total(&self) -> u64 {
         [self.weights, self.kv, self.scratch, self.draft, self.other]
             .iter()
@@ -180,67 +184,68 @@ impl MemoryParts {
     }
 }
 
-/// What is known about a loaded model.
+/// Properties of a loaded model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Loaded {
-    /// Tokens of one conversation.
+pub struct LoadedModel {
+    /// Tokens of one context.
     pub num_ctx: u32,
-    /// Memory it uses.
+    /// Memory in use.
     pub memory: MemoryParts,
 }
 
-/// A message as it goes over the socket.
-pub(crate) fn frame(message: &impl Serialize) -> io::Result<Vec<u8>> {
+/// Encodes a message with its length, as it travels over the socket.
+pub(crate) fn encode_message(message: &impl Serialize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; 4];
     serde_json::to_writer(&mut bytes, message)?;
     let length = bytes.len() - 4;
-    if length > MAX_FRAME {
+    if length > MAX_MESSAGE_BYTES {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            format!("{length} bytes, and at most {MAX_FRAME} fit into a message"),
+            format!("{length} bytes, and at most {MAX_MESSAGE_BYTES} fit into a message"),
         ));
     }
     bytes[..4].copy_from_slice(&(length as u32).to_le_bytes());
     Ok(bytes)
 }
 
-/// Writes a message.
+/// Encodes and writes a message.
 pub(crate) fn write(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
-    to.write_all(&frame(message)?)
+    to.write_all(&encode_message(message)?)
 }
 
-/// Reads a message; `None` at the end.
+/// Reads a message; `None` at the end of the stream.
 pub(crate) fn read<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<Option<T>> {
-    let mut head = [0; 4];
-    match from.read_exact(&mut head) {
+    let mut header = [0; 4];
+    match from.read_exact(&mut header) {
         Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
         other => other?,
     }
     let mut body = Vec::new();
-    let length = checked(head)?;
-    // Grows as bytes arrive, whatever the length claims.
+    let length = message_length(header)?;
+    // The buffer grows as bytes arrive, so that a false length cannot allocate memory.
     from.take(length as u64).read_to_end(&mut body)?;
-    parse(&body, length).map(Some)
+    decode_message(&body, length).map(Some)
 }
 
-/// Reads a message without blocking; `None` at the end.
+/// Reads a message asynchronously; `None` at the end of the stream.
 pub(crate) async fn read_async<T: DeserializeOwned>(
     from: &mut (impl AsyncRead + Unpin),
 ) -> io::Result<Option<T>> {
-    let mut head = [0; 4];
-    match from.read_exact(&mut head).await {
+    let mut header = [0; 4];
+    match from.read_exact(&mut header).await {
         Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
         other => other?,
     };
     let mut body = Vec::new();
-    let length = checked(head)?;
+    let length = message_length(header)?;
     from.take(length as u64).read_to_end(&mut body).await?;
-    parse(&body, length).map(Some)
+    decode_message(&body, length).map(Some)
 }
 
-fn checked(head: [u8; 4]) -> io::Result<usize> {
-    let length = u32::from_le_bytes(head) as usize;
-    if length > MAX_FRAME {
+/// Decodes and checks the length of a message in bytes.
+fn message_length(header: [u8; 4]) -> io::Result<usize> {
+    let length = u32::from_le_bytes(header) as usize;
+    if length > MAX_MESSAGE_BYTES {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
             format!("a message claims {length} bytes"),
@@ -249,14 +254,14 @@ fn checked(head: [u8; 4]) -> io::Result<usize> {
     Ok(length)
 }
 
-fn parse<T: DeserializeOwned>(body: &[u8], length: usize) -> io::Result<T> {
+fn decode_message<T: DeserializeOwned>(body: &[u8], length: usize) -> io::Result<T> {
     if body.len() < length {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     serde_json::from_slice(body).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
 }
 
-/// Whether a text says that memory did not suffice: for processes that died and panics, of which only the text is left.
+/// Whether a text reports a lack of memory. Processes that died and panics leave nothing but text.
 pub(crate) fn is_out_of_memory(text: &str) -> bool {
     let text = text.to_lowercase();
     let phrases = [

@@ -1,106 +1,111 @@
-//! From a query and documents to the pairs that a reranker scores, in llama.cpp's form.
+//! Builds the query–document pairs that a reranker scores, in llama.cpp's layout.
 //!
-//! A file may bring a template for pairs. Without one a pair is the beginning of a text, the query, its end, a separator,
-//! the document and its end, each mark only where the file wants it around texts.
+//! A file may contain a template for pairs. Without one, a pair consists of the token that begins a
+//! text, the query, the end token, a separator, the document and the end token. Each special token
+//! stands only if the file wants it around texts.
 
 use std::ops::Range;
 
 use puna_engine::EngineError;
 
-use super::generator::{Generator, PairForm};
-use super::prepare::{Preparer, listening, told};
+use super::generator::{Generator, PairFormat};
+use super::prepare::{Preparer, check_connected, to_api_error};
 use super::worker::Handle;
 use crate::canonical::{ApiError, Event, Rank, RankResult, Tokenize};
 
-/// How often a document is cut anew at most, as its end may become other tokens in its template.
-const CUTS: usize = 8;
+/// Maximum number of attempts to cut a document, because its end may become other tokens inside the
+/// template.
+const MAX_CUT_ATTEMPTS: usize = 8;
 
-/// Tokens of all pairs of a request: the query comes again with each document, however short.
-const TOKENS_MAX: u64 = 32 << 20;
+/// Maximum number of tokens of all pairs of a request. The query is repeated with each document,
+/// even a short one.
+const MAX_REQUEST_TOKENS: u64 = 32 << 20;
 
-/// A pair as the model's input.
-struct Pair {
+/// Query–document pair as the model's input.
+struct PairInput {
     tokens: Vec<u32>,
-    /// Tokens that its document lost.
-    cut: usize,
+    /// Number of tokens cut from the document.
+    cut_tokens: usize,
 }
 
 impl Preparer {
-    /// Scores the documents of a task.
+    /// Builds the pairs of a task and starts their scoring.
     pub(super) fn rank(&self, handle: Handle, task: Rank) -> Result<(), ApiError> {
         let facts = self.generator.facts();
-        let form = facts
-            .ranks
+        let format = facts
+            .pair_format
             .as_ref()
             .ok_or_else(|| ApiError::bad_request("this model does not rank texts"))?;
         let context = self.context(task.num_ctx) as usize;
-        let pairs = Pairs::new(&*self.generator, form, &task.query, context);
-        let (mut inputs, mut ranked) =
+        let pairs = PairBuilder::new(&*self.generator, format, &task.query, context);
+        let (mut inputs, mut summary) =
             (Vec::with_capacity(task.documents.len()), RankResult::default());
         for (i, document) in task.documents.iter().enumerate() {
-            listening(&handle)?;
+            check_connected(&handle)?;
             let pair = pairs
-                .fitting(document, &task)
+                .build(document, &task)
                 .map_err(|reason| ApiError::bad_request(format!("document {i} {reason}")))?;
-            ranked.tokens += pair.tokens.len() as u64;
-            if ranked.tokens > TOKENS_MAX {
+            summary.tokens += pair.tokens.len() as u64;
+            if summary.tokens > MAX_REQUEST_TOKENS {
                 return Err(ApiError::bad_request(format!(
-                    "the documents with the query have more than {TOKENS_MAX} tokens: ask for fewer at once"
+                    "the documents with the query have more than {MAX_REQUEST_TOKENS} tokens: ask for fewer at once"
                 )));
             }
-            if pair.cut > 0 {
-                ranked.cut.push((i, pair.cut as u64));
+            if pair.cut_tokens > 0 {
+                summary.cut.push((i, pair.cut_tokens as u64));
             }
             inputs.push(pair.tokens);
         }
         let answer = handle.clone();
-        let done = move |result: Result<Vec<f32>, EngineError>| {
+        let on_done = move |result: Result<Vec<f32>, EngineError>| {
             answer.send(match result {
-                // JSON has no numbers for them, and the message would break the connection.
+                // JSON has no NaN and no infinity, so this message would break the connection.
                 Ok(scores) if scores.iter().any(|score| !score.is_finite()) => Event::Error(
                     ApiError::internal("a score is not a number: the file may be damaged"),
                 ),
-                Ok(scores) => Event::Ranked(RankResult { scores, ..ranked }),
-                Err(error) => Event::Error(told(error)),
+                Ok(scores) => Event::Ranked(RankResult { scores, ..summary }),
+                Err(error) => Event::Error(to_api_error(error)),
             });
         };
-        self.begun(&handle, self.generator.rank(inputs, Box::new(done)))
+        self.record_request(&handle, self.generator.rank(inputs, Box::new(on_done)))
     }
 }
 
-/// Makes the pairs of a query.
-struct Pairs<'a> {
+/// Builds the pairs of a query.
+struct PairBuilder<'a> {
     generator: &'a dyn Generator,
-    form: &'a PairForm,
+    format: &'a PairFormat,
     query: &'a str,
-    /// The query's tokens, where there is no template.
+    /// Tokens of the query; empty if there is a template.
     query_tokens: Vec<u32>,
-    /// Tokens of a pair at most.
+    /// Maximum number of tokens of a pair.
     context: usize,
 }
 
-impl<'a> Pairs<'a> {
+impl<'a> PairBuilder<'a> {
     fn new(
         generator: &'a dyn Generator,
-        form: &'a PairForm,
+        format: &'a PairFormat,
         query: &'a str,
         context: usize,
     ) -> Self {
-        let mut pairs = Self { generator, form, query, query_tokens: Vec::new(), context };
-        if form.template.is_none() {
-            pairs.query_tokens = pairs.words(query);
+        let mut pairs = Self { generator, format, query, query_tokens: Vec::new(), context };
+        if format.template.is_none() {
+            pairs.query_tokens = pairs.encode_plain(query);
         }
         pairs
     }
 
-    /// The pair with a document, cut as far as that is asked for.
-    fn fitting(&self, document: &str, task: &Rank) -> Result<Pair, String> {
+    /// Builds the pair with a document, cut to the limit if the request allows that.
+    fn build(&self, document: &str, task: &Rank) -> Result<PairInput, String> {
         let limit = task.pair_tokens.unwrap_or(self.context).min(self.context);
         let may_cut = task.truncate || task.pair_tokens.is_some();
-        let most = task.document_tokens.unwrap_or(usize::MAX);
-        let pair = match &self.form.template {
-            Some(template) => self.templated(template, document, limit, most, may_cut)?,
-            None => self.plain(document, limit, most, may_cut),
+        let max_document_tokens = task.document_tokens.unwrap_or(usize::MAX);
+        let pair = match &self.format.template {
+            Some(template) => {
+                self.build_from_template(template, document, limit, max_document_tokens, may_cut)?
+            }
+            None => self.build_plain(document, limit, max_document_tokens, may_cut),
         };
         match pair.tokens.len() {
             0 => {
@@ -118,68 +123,79 @@ impl<'a> Pairs<'a> {
         }
     }
 
-    fn plain(&self, document: &str, limit: usize, most: usize, may_cut: bool) -> Pair {
-        let PairForm { before, between, after, .. } = self.form;
-        let (query, mut words) = (&self.query_tokens, self.words(document));
-        let frame = before.len() + query.len() + between.len() + after.len();
-        let room = if may_cut { limit.saturating_sub(frame) } else { usize::MAX };
-        let whole = words.len();
-        words.truncate(room.min(most));
-        let cut = whole - words.len();
-        Pair {
-            tokens: [before, query, between, &words, after]
+    fn build_plain(
+        &self,
+        document: &str,
+        limit: usize,
+        max_document_tokens: usize,
+        may_cut: bool,
+    ) -> PairInput {
+        let PairFormat { before, between, after, .. } = self.format;
+        let (query, mut document_tokens) = (&self.query_tokens, self.encode_plain(document));
+        let frame_tokens = before.len() + query.len() + between.len() + after.len();
+        let available = if may_cut { limit.saturating_sub(frame_tokens) } else { usize::MAX };
+        let full_length = document_tokens.len();
+        document_tokens.truncate(available.min(max_document_tokens));
+        let cut = full_length - document_tokens.len();
+        PairInput {
+            tokens: [before, query, between, &document_tokens, after]
                 .into_iter()
                 .flatten()
                 .copied()
                 .collect(),
-            cut,
+            cut_tokens: cut,
         }
     }
 
-    fn templated(
+    fn build_from_template(
         &self,
         template: &str,
         document: &str,
         limit: usize,
-        most: usize,
+        max_document_tokens: usize,
         may_cut: bool,
-    ) -> Result<Pair, String> {
-        let words = self.words(document);
-        let (mut keep, mut text) = (words.len(), document.to_owned());
-        let shorten = |keep: usize| {
-            // A character may be cut through.
-            let text = self.generator.decode(&words[..keep]);
+    ) -> Result<PairInput, String> {
+        let document_tokens = self.encode_plain(document);
+        let (mut kept_tokens, mut text) = (document_tokens.len(), document.to_owned());
+        let decode_prefix = |kept_tokens: usize| {
+            // The cut may split a character.
+            let text = self.generator.decode(&document_tokens[..kept_tokens]);
             text.trim_end_matches('\u{FFFD}').to_owned()
         };
-        if keep > most {
-            keep = most;
-            text = shorten(keep);
+        if kept_tokens > max_document_tokens {
+            kept_tokens = max_document_tokens;
+            text = decode_prefix(kept_tokens);
         }
-        let mut tokens = self.generator.encode_parts(&parts(template, self.query, &text));
-        for _ in 0..CUTS {
+        let mut tokens = self.generator.encode_parts(&template_parts(template, self.query, &text));
+        for _ in 0..MAX_CUT_ATTEMPTS {
             let over = tokens.len().saturating_sub(limit);
-            if over == 0 || !may_cut || keep == 0 {
+            if over == 0 || !may_cut || kept_tokens == 0 {
                 break;
             }
-            keep = keep.saturating_sub(over);
-            text = shorten(keep);
-            tokens = self.generator.encode_parts(&parts(template, self.query, &text));
+            kept_tokens = kept_tokens.saturating_sub(over);
+            text = decode_prefix(kept_tokens);
+            tokens = self.generator.encode_parts(&template_parts(template, self.query, &text));
         }
-        Ok(Pair { tokens, cut: words.len() - keep })
+        Ok(PairInput { tokens, cut_tokens: document_tokens.len() - kept_tokens })
     }
 
-    /// The tokens of a text, nothing added and nothing in it special.
-    fn words(&self, text: &str) -> Vec<u32> {
+    /// Tokenizes a text without adding tokens or reading control tokens.
+    fn encode_plain(&self, text: &str) -> Vec<u32> {
         let text = Tokenize { text: text.to_owned(), add_special: false, parse_special: false };
         self.generator.tokenize(&text)
     }
 }
 
-/// A template with a query and a document in it, in parts; only its own text may hold special tokens.
-fn parts<'a>(template: &'a str, query: &'a str, document: &'a str) -> Vec<(&'a str, bool)> {
+/// Splits a template with its query and document into parts. Only the template's own text may
+/// contain control tokens.
+fn template_parts<'a>(
+    template: &'a str,
+    query: &'a str,
+    document: &'a str,
+) -> Vec<(&'a str, bool)> {
     let mut parts = Vec::new();
     let mut rest = template;
-    while let Some((place, text)) = next_place(rest, query, document) {
+    while let Some((place, text)) = next_placeholder(rest, query, document) {
         parts.extend([(&rest[..place.start], true), (text, false)]);
         rest = &rest[place.end..];
     }
@@ -187,8 +203,8 @@ fn parts<'a>(template: &'a str, query: &'a str, document: &'a str) -> Vec<(&'a s
     parts
 }
 
-/// The first place in a template that one of the texts goes to.
-fn next_place<'a>(
+/// Returns the first placeholder of a template, and its text.
+fn next_placeholder<'a>(
     template: &str,
     query: &'a str,
     document: &'a str,
@@ -206,8 +222,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_users_write_stays_text_in_a_template() {
-        let all = parts("<q>{query}<d>{document}</d>{query}", "{document}", "a {query}");
+    fn placeholders_in_texts_of_users_stay_text() {
+        let all = template_parts("<q>{query}<d>{document}</d>{query}", "{document}", "a {query}");
         let want = [
             ("<q>", true),
             ("{document}", false),

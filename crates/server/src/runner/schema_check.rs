@@ -1,4 +1,4 @@
-//! The check of a finished answer for what its schema asks for and no grammar enforces.
+//! Checks a finished answer against the parts of its schema that a grammar cannot enforce.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,17 +8,17 @@ use serde_json::{Map, Value};
 use super::forced::ForcedTool;
 use crate::canonical::Generate;
 
-/// Bytes of an answer that are kept for the check at most.
-const ANSWER_BYTES_MAX: usize = 16 << 20;
-/// What is reported of an answer that is no whole JSON text.
-const INCOMPLETE: &str = "the answer is not complete JSON";
+/// Maximum number of bytes of an answer that are kept for the check.
+const MAX_ANSWER_BYTES: usize = 16 << 20;
+/// Violation that is reported for an answer that is not complete JSON.
+const INCOMPLETE_JSON: &str = "the answer is not complete JSON";
 
-/// What is checked of one answer.
+/// Checks of one answer.
 #[derive(Debug, Default)]
 pub(super) struct AnswerChecks {
-    /// The check of the answer's text.
+    /// Check of the answer's text.
     text: Option<SchemaCheck>,
-    /// The checks of the arguments of forced calls, by the names of the tools.
+    /// Checks of the arguments of forced calls, by tool name.
     arguments: HashMap<String, SchemaCheck>,
     answer: String,
     is_too_long: bool,
@@ -26,8 +26,8 @@ pub(super) struct AnswerChecks {
 }
 
 impl AnswerChecks {
-    /// The checks that a request's schemas ask for; `None` where grammars enforce everything.
-    /// A schema that cannot be read is refused by the grammar, with all that is wrong.
+    /// Returns the checks that a request's schemas need; `None` if grammars enforce everything.
+    /// This function skips an invalid schema: compiling its grammar rejects it with all errors.
     pub(super) fn of(task: &Generate, tools: &[ForcedTool<'_>]) -> Option<Self> {
         let mut checks = Self::default();
         for tool in tools {
@@ -40,7 +40,7 @@ impl AnswerChecks {
         (checks.text.is_some() || !checks.arguments.is_empty()).then_some(checks)
     }
 
-    /// The keywords that are checked, with their places.
+    /// Returns the checked keywords with their positions in the schema.
     pub(super) fn keywords(&self) -> Vec<String> {
         let mut all: Vec<String> =
             self.text.iter().flat_map(SchemaCheck::keywords).map(ToString::to_string).collect();
@@ -49,19 +49,19 @@ impl AnswerChecks {
                 check
                     .keywords()
                     .iter()
-                    .map(|keyword| in_tool(tool, &keyword.keyword, &keyword.place)),
+                    .map(|keyword| tool_keyword(tool, &keyword.keyword, &keyword.place)),
             );
         }
         all.sort_unstable();
         all
     }
 
-    /// Keeps the next part of the answer's text.
+    /// Appends a part of the answer's text.
     pub(super) fn push_text(&mut self, text: &str) {
         if self.text.is_none() {
             return;
         }
-        self.is_too_long |= self.answer.len() + text.len() > ANSWER_BYTES_MAX;
+        self.is_too_long |= self.answer.len() + text.len() > MAX_ANSWER_BYTES;
         if !self.is_too_long {
             self.answer.push_str(text);
         }
@@ -74,7 +74,7 @@ impl AnswerChecks {
         }
     }
 
-    /// The keywords that the answer does not keep to, or why that is not known.
+    /// Returns the keywords that the answer violates, or the reason why the check failed.
     pub(super) fn violations(&self) -> Vec<String> {
         let mut all = Vec::new();
         if let Some(check) = &self.text {
@@ -86,14 +86,14 @@ impl AnswerChecks {
                 Err(_) if self.is_too_long => {
                     all.push("the answer is too long to be checked".into())
                 }
-                Err(_) => all.push(INCOMPLETE.into()),
+                Err(_) => all.push(INCOMPLETE_JSON.into()),
             }
         }
         for (tool, arguments) in &self.calls {
             let Some(check) = self.arguments.get(tool) else { continue };
             match check.violations(&Value::Object(arguments.clone())) {
                 Ok(violated) => {
-                    all.extend(violated.iter().map(|v| in_tool(tool, &v.keyword, &v.place)))
+                    all.extend(violated.iter().map(|v| tool_keyword(tool, &v.keyword, &v.place)))
                 }
                 Err(error) => all.push(format!("{error}, in the call of {tool}")),
             }
@@ -104,7 +104,7 @@ impl AnswerChecks {
     }
 }
 
-/// A keyword in the schema of a tool's arguments.
-fn in_tool(tool: &str, keyword: &str, place: &str) -> String {
+/// Describes a keyword in the schema of a tool's arguments.
+fn tool_keyword(tool: &str, keyword: &str, place: &str) -> String {
     format!("{keyword} at tools.{tool}{place}")
 }

@@ -1,4 +1,5 @@
-//! A model whose tokens are those of a script: prompts, cache and counts are the engine's.
+//! A model that generates the tokens of a script. The engine still computes the prompts, the cache
+//! and the counts.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -11,20 +12,20 @@ use puna_sampler::{Constraint, Grammar};
 
 use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader, RankDone};
 use super::local::LocalLoader;
-use super::protocol::{LoadSpec, MemoryParts, Pulse};
+use super::protocol::{Heartbeat, LoadSpec, MemoryParts};
 use crate::canonical::Tokenize;
 use crate::script::{Answer, Conversation, ScriptError, ScriptFile, ScriptPlayer, Step};
 
-/// What begins and ends a thought of the scripted model.
-const THOUGHT: (&str, &str) = ("<think>\n", "\n</think>\n\n");
+/// Tags around the scripted model's reasoning.
+const THINK_TAGS: (&str, &str) = ("<think>\n", "\n</think>\n\n");
 
-/// What begins and ends a tool call of the scripted model.
-const CALL: (&str, &str) = ("<tool_call>\n", "\n</tool_call>");
+/// Tags around a scripted tool call.
+const CALL_TAGS: (&str, &str) = ("<tool_call>\n", "\n</tool_call>");
 
-/// The number of a job that was refused, which the engine never gives.
-const REFUSED: u64 = u64::MAX;
+/// Request number of a rejected request, which the engine never assigns.
+const REJECTED_REQUEST: u64 = u64::MAX;
 
-/// Loads models that say what a script tells them.
+/// Loads models that generate the tokens of a script.
 pub(super) struct ScriptLoader {
     script: Arc<ScriptFile>,
 }
@@ -47,38 +48,39 @@ impl Loader for ScriptLoader {
     }
 }
 
-/// A model that generates the tokens of a script.
+/// Model that generates the tokens of a script.
 struct ScriptedModel {
     model: Box<dyn Generator>,
     script: Arc<ScriptFile>,
 }
 
 impl ScriptedModel {
-    /// The items of an answer to a prompt that may have begun a thought.
-    fn items(&self, answer: &Answer, prompt: &str) -> VecDeque<Item> {
-        let mut writer = Writer::new(prompt.ends_with(THOUGHT.0));
+    /// Returns the items of an answer. The prompt may end inside reasoning.
+    fn items(&self, answer: &Answer, prompt: &str) -> VecDeque<ScriptItem> {
+        let mut writer = StepWriter::new(prompt.ends_with(THINK_TAGS.0));
         for step in &answer.steps {
             writer.write(step);
         }
         let mut items = VecDeque::new();
         for written in writer.written {
             match written {
-                Written::Text(parts) => {
+                WrittenPart::Text(parts) => {
                     let parts: Vec<(&str, bool)> =
                         parts.iter().map(|(text, special)| (text.as_str(), *special)).collect();
                     let tokens = self.model.encode_parts(&parts);
-                    items.extend(self.characters(&tokens).into_iter().map(Item::Tokens));
+                    items.extend(self.characters(&tokens).into_iter().map(ScriptItem::Tokens));
                 }
-                Written::Item(item) => items.push_back(item),
+                WrittenPart::Item(item) => items.push_back(item),
             }
         }
         if !is_cut_off(answer) {
-            items.extend(self.end().map(|end| Item::Tokens(vec![end])));
+            items.extend(self.end_token().map(|end| ScriptItem::Tokens(vec![end])));
         }
         items
     }
 
-    /// Tokens in groups that are whole characters: the engine asks for none within a character.
+    /// Groups tokens into complete characters, because the engine asks for no forced tokens inside
+    /// a character.
     fn characters(&self, tokens: &[u32]) -> Vec<Vec<u32>> {
         let (mut groups, mut open, mut bytes) = (Vec::new(), Vec::new(), Vec::new());
         for &token in tokens {
@@ -93,132 +95,139 @@ impl ScriptedModel {
         groups
     }
 
-    fn end(&self) -> Option<u32> {
+    /// Returns the token that ends an answer.
+    fn end_token(&self) -> Option<u32> {
         let facts = self.model.facts();
-        [&facts.eos].into_iter().chain(&facts.ends).find_map(|end| self.model.control_token(end))
+        [&facts.eos]
+            .into_iter()
+            .chain(&facts.end_texts)
+            .find_map(|end| self.model.control_token(end))
     }
 }
 
-/// Whether an answer ends as if a limit had cut it off.
+/// Whether the answer ends as if a token limit had cut it.
 fn is_cut_off(answer: &Answer) -> bool {
     answer.finish.as_deref() == Some("length")
 }
 
-/// What an answer comes to.
+/// Item of an answer: tokens or an action.
 #[derive(Debug, PartialEq)]
-enum Item {
-    /// Tokens of one or more whole characters.
+enum ScriptItem {
+    /// Tokens of one or more complete characters.
     Tokens(Vec<u32>),
     Wait(Duration),
     Fail(String),
     Crash,
 }
 
-/// What was written of an answer so far.
-enum Written {
-    /// Texts, and whether special tokens in them are read as such.
+/// Part of a written answer.
+enum WrittenPart {
+    /// Texts, each with a flag that says whether control tokens in it are read as such.
     Text(Vec<(String, bool)>),
-    Item(Item),
+    Item(ScriptItem),
 }
 
-/// Writes steps in the scripted model's syntax.
-struct Writer {
-    written: Vec<Written>,
-    thinks: bool,
-    /// Something of the answer is written that a call stands below of.
+/// Writes the steps of a script in the scripted model's syntax.
+struct StepWriter {
+    written: Vec<WrittenPart>,
+    is_thinking: bool,
+    /// Whether the answer has text, so that a call starts on a new line.
     has_line: bool,
 }
 
-impl Writer {
-    fn new(thinks: bool) -> Self {
-        Self { written: Vec::new(), thinks, has_line: false }
+impl StepWriter {
+    fn new(is_thinking: bool) -> Self {
+        Self { written: Vec::new(), is_thinking, has_line: false }
     }
 
     fn push(&mut self, text: impl Into<String>, special: bool) {
         let part = (text.into(), special);
         match self.written.last_mut() {
-            Some(Written::Text(parts)) => parts.push(part),
-            _ => self.written.push(Written::Text(vec![part])),
+            Some(WrittenPart::Text(parts)) => parts.push(part),
+            _ => self.written.push(WrittenPart::Text(vec![part])),
         }
     }
 
-    fn think(&mut self, thinks: bool) {
-        if std::mem::replace(&mut self.thinks, thinks) != thinks {
-            self.push(if thinks { THOUGHT.0 } else { THOUGHT.1 }, true);
+    /// Writes the tag that starts or ends reasoning, if the state changes.
+    fn set_thinking(&mut self, is_thinking: bool) {
+        if std::mem::replace(&mut self.is_thinking, is_thinking) != is_thinking {
+            self.push(if is_thinking { THINK_TAGS.0 } else { THINK_TAGS.1 }, true);
         }
     }
 
     fn write(&mut self, step: &Step) {
         match step {
             Step::Thinking(text) => {
-                self.think(true);
+                self.set_thinking(true);
                 self.push(text, false);
             }
             Step::Text(text) => {
-                self.think(false);
+                self.set_thinking(false);
                 self.push(text, false);
                 self.has_line = true;
             }
-            Step::Call(call) => self.call(call),
-            Step::Calls(calls) => calls.iter().for_each(|call| self.call(call)),
+            Step::Call(call) => self.write_call(call),
+            Step::Calls(calls) => calls.iter().for_each(|call| self.write_call(call)),
             Step::Raw(text) => self.push(text, true),
             Step::Wait(time) => {
-                self.written.push(Written::Item(Item::Wait(Duration::from_millis(*time))))
+                self.written.push(WrittenPart::Item(ScriptItem::Wait(Duration::from_millis(*time))))
             }
-            Step::Fail(reason) => self.written.push(Written::Item(Item::Fail(reason.clone()))),
-            Step::Crash => self.written.push(Written::Item(Item::Crash)),
-            // Refused when the script is read.
+            Step::Fail(reason) => {
+                self.written.push(WrittenPart::Item(ScriptItem::Fail(reason.clone())))
+            }
+            Step::Crash => self.written.push(WrittenPart::Item(ScriptItem::Crash)),
+            // Reading the script rejects this step.
             Step::Delta(_) => {}
         }
     }
 
-    fn call(&mut self, call: &crate::script::Call) {
-        self.think(false);
+    fn write_call(&mut self, call: &crate::script::Call) {
+        self.set_thinking(false);
         if std::mem::replace(&mut self.has_line, true) {
             self.push("\n", false);
         }
-        self.push(CALL.0, true);
+        self.push(CALL_TAGS.0, true);
         let (name, arguments) =
             (serde_json::Value::from(call.name.as_str()), call.arguments_text());
         self.push(format!("{{\"name\": {name}, \"arguments\": {arguments}}}"), false);
-        self.push(CALL.1, true);
+        self.push(CALL_TAGS.1, true);
     }
 }
 
-/// Hands a script's tokens to the engine, and its events to the request.
+/// Passes a script's tokens to the engine, and the engine's events to the request.
 struct ScriptedSink {
     request: Box<dyn Sink>,
-    items: VecDeque<Item>,
+    items: VecDeque<ScriptItem>,
     pace: Duration,
-    /// Nothing comes before.
+    /// Time before which nothing is generated.
     resume: Option<Instant>,
 }
 
 impl ScriptedSink {
-    fn new(request: Box<dyn Sink>, items: VecDeque<Item>, pace: Duration) -> Self {
+    fn new(request: Box<dyn Sink>, items: VecDeque<ScriptItem>, pace: Duration) -> Self {
         let mut sink = Self { request, items, pace, resume: None };
-        sink.wait();
+        sink.take_pauses();
         sink
     }
 
-    /// Takes the pauses that are due.
-    fn wait(&mut self) {
-        while let Some(Item::Wait(time)) = self.items.front() {
+    /// Moves the pauses at the front into `resume`.
+    fn take_pauses(&mut self) {
+        while let Some(ScriptItem::Wait(time)) = self.items.front() {
             let from = self.resume.unwrap_or_else(Instant::now);
             self.resume = Some(from + *time);
             self.items.pop_front();
         }
     }
 
-    /// Does what stands before the next tokens; `false` ends the answer.
-    fn go_on(&mut self) -> bool {
-        self.wait();
+    /// Runs the actions before the next tokens; returns `false` if they end the answer.
+    fn run_next_step(&mut self) -> bool {
+        self.take_pauses();
         match self.items.front() {
-            Some(Item::Fail(reason)) => {
+            Some(ScriptItem::Fail(reason)) => {
                 self.request.send(Event::Failed(reason.clone()));
                 false
             }
-            Some(Item::Crash) => {
+            Some(ScriptItem::Crash) => {
                 tracing::error!("the script ends this process");
                 std::process::abort()
             }
@@ -244,14 +253,15 @@ impl Sink for ScriptedSink {
         self.request.stage(text)
     }
 
-    /// What the request wants, such as the end behind its only call, comes before the script.
+    /// Tokens that the request forces, such as the end after its only call, come before those of
+    /// the script.
     fn forced(&mut self) -> Vec<u32> {
         let wanted = self.request.forced();
         if !wanted.is_empty() {
             return wanted;
         }
-        match self.items.pop_front_if(|item| matches!(item, Item::Tokens(_))) {
-            Some(Item::Tokens(tokens)) => tokens,
+        match self.items.pop_front_if(|item| matches!(item, ScriptItem::Tokens(_))) {
+            Some(ScriptItem::Tokens(tokens)) => tokens,
             _ => Vec::new(),
         }
     }
@@ -286,34 +296,35 @@ impl Sink for ScriptedSink {
             self.resume =
                 Some(self.pace).filter(|pace| !pace.is_zero()).map(|pace| Instant::now() + pace);
         }
-        !(is_piece || is_read) || self.go_on()
+        !(is_piece || is_read) || self.run_next_step()
     }
 }
 
 impl Generator for ScriptedModel {
-    fn submit(&self, mut job: Request, mut sink: Box<dyn Sink>) -> Result<u64, EngineError> {
-        let prompt = self.model.decode(&job.prompt);
+    fn submit(&self, mut request: Request, mut sink: Box<dyn Sink>) -> Result<u64, EngineError> {
+        let prompt = self.model.decode(&request.prompt);
         let conversation = Conversation::of_prompt(prompt);
         let answer = match self.script.answer(&conversation) {
             Ok(answer) => answer,
             Err(error) => {
-                self.model.check_request(&job)?;
+                self.model.check_request(&request)?;
                 sink.send(Event::Failed(error.to_string()));
-                return Ok(REFUSED);
+                return Ok(REJECTED_REQUEST);
             }
         };
         let items = self.items(&answer, &conversation.prompt);
         if is_cut_off(&answer) {
-            let count =
-                |item: &Item| if let Item::Tokens(tokens) = item { tokens.len() } else { 0 };
+            let count = |item: &ScriptItem| {
+                if let ScriptItem::Tokens(tokens) = item { tokens.len() } else { 0 }
+            };
             let tokens = items.iter().map(count).sum();
-            job.max_tokens = Some(job.max_tokens.map_or(tokens, |most| most.min(tokens)));
+            request.max_tokens = Some(request.max_tokens.map_or(tokens, |most| most.min(tokens)));
         }
-        // The script has the word: whatever a grammar allows is not asked for.
-        job.grammar = None;
-        job.speculation = Some(Speculation::OFF);
+        // The script determines all tokens, so a grammar does not apply.
+        request.grammar = None;
+        request.speculation = Some(Speculation::OFF);
         let pace = Duration::from_millis(answer.pace);
-        self.model.submit(job, Box::new(ScriptedSink::new(sink, items, pace)))
+        self.model.submit(request, Box::new(ScriptedSink::new(sink, items, pace)))
     }
 
     fn facts(&self) -> &Facts {
@@ -360,16 +371,16 @@ impl Generator for ScriptedModel {
         self.model.vocab_size()
     }
 
-    fn grammar(&self, form: &Constraint, whole: bool) -> Result<Grammar, String> {
-        self.model.grammar(form, whole)
+    fn grammar(&self, constraint: &Constraint, whole: bool) -> Result<Grammar, String> {
+        self.model.grammar(constraint, whole)
     }
 
-    fn check_request(&self, job: &Request) -> Result<(), EngineError> {
-        self.model.check_request(job)
+    fn check_request(&self, request: &Request) -> Result<(), EngineError> {
+        self.model.check_request(request)
     }
 
-    fn cancel(&self, job: u64) {
-        self.model.cancel(job);
+    fn cancel(&self, request: u64) {
+        self.model.cancel(request);
     }
 
     fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, EngineError> {
@@ -380,7 +391,7 @@ impl Generator for ScriptedModel {
         self.model.rank(pairs, done)
     }
 
-    fn pulse(&self) -> Pulse {
-        self.model.pulse()
+    fn heartbeat(&self) -> Heartbeat {
+        self.model.heartbeat()
     }
 }

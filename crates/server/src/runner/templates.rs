@@ -1,4 +1,4 @@
-//! Templates of models, each parsed once.
+//! Cache of parsed chat templates.
 
 use std::sync::{Arc, Mutex};
 
@@ -6,76 +6,77 @@ use puna_prompt::{MessageRules, PromptError, Template, TemplateFormat};
 
 use crate::lock::lock;
 
-/// The template of a model that has none.
+/// Template of a model without one.
 pub(crate) const PLAIN_TEMPLATE: &str = "{{ .Prompt }}";
 
-/// Parsed templates that are kept.
-const TEMPLATES: usize = 8;
+/// Maximum number of cached templates.
+const MAX_CACHED_TEMPLATES: usize = 8;
 
-/// Templates of models, which are parsed once. The most recently used is the last.
+/// Cache of parsed templates; the most recently used one is last.
 #[derive(Default)]
-pub(super) struct Templates(Mutex<Vec<ParsedTemplate>>);
+pub(super) struct TemplateCache(Mutex<Vec<CachedTemplate>>);
 
-/// A template that was parsed.
-struct ParsedTemplate {
+/// Parsed template.
+struct CachedTemplate {
     template: Arc<Template>,
-    /// Which messages it accepts, once that was asked.
+    /// Rules for the messages that the template accepts, once computed.
     rules: Option<MessageRules>,
 }
 
-impl Templates {
+impl TemplateCache {
     pub(super) fn get(
         &self,
         kind: TemplateFormat,
         source: &str,
     ) -> Result<Arc<Template>, PromptError> {
-        self.get_or(kind, source, || Template::parse(kind, source))
+        self.get_or_parse(kind, source, || Template::parse(kind, source))
     }
 
-    /// Which messages a template accepts. That is found out once.
+    /// Returns the rules for the messages that a template accepts; computes them once.
     pub(super) fn rules(&self, template: &Arc<Template>) -> MessageRules {
-        let is_same = |known: &&mut ParsedTemplate| Arc::ptr_eq(&known.template, template);
-        let found = lock(&self.0).iter_mut().find(is_same).and_then(|known| known.rules);
+        let is_same = |cached: &&mut CachedTemplate| Arc::ptr_eq(&cached.template, template);
+        let found = lock(&self.0).iter_mut().find(is_same).and_then(|cached| cached.rules);
         found.unwrap_or_else(|| {
-            // This takes long, and others do not wait for it.
+            // The cache is not locked here, because probing takes long.
             let rules = MessageRules::probe(template);
-            if let Some(known) = lock(&self.0).iter_mut().find(is_same) {
-                known.rules = Some(rules);
+            if let Some(cached) = lock(&self.0).iter_mut().find(is_same) {
+                cached.rules = Some(rules);
             }
             rules
         })
     }
 
-    /// As [`Templates::get`]. While a new template is parsed, which may take long, others can be had.
-    fn get_or(
+    /// As [`TemplateCache::get`], with a given parser. The cache is not locked while the parser
+    /// runs, because that may take long.
+    fn get_or_parse(
         &self,
         kind: TemplateFormat,
         source: &str,
         parse: impl FnOnce() -> Result<Template, PromptError>,
     ) -> Result<Arc<Template>, PromptError> {
-        let is_it = |known: &ParsedTemplate| {
-            known.template.format() == kind && known.template.source() == source
+        let is_same_source = |cached: &CachedTemplate| {
+            cached.template.format() == kind && cached.template.source() == source
         };
-        let find = |all: &mut Vec<ParsedTemplate>| {
-            let at = all.iter().position(is_it)?;
-            let known = all.remove(at);
-            let template = known.template.clone();
-            all.push(known);
+        let find = |all: &mut Vec<CachedTemplate>| {
+            let at = all.iter().position(is_same_source)?;
+            let cached = all.remove(at);
+            let template = cached.template.clone();
+            all.push(cached);
             Some(template)
         };
         if let Some(template) = find(&mut lock(&self.0)) {
             return Ok(template);
         }
         let template = Arc::new(parse()?);
-        let mut known = lock(&self.0);
-        // Somebody else may have been faster.
-        if let Some(template) = find(&mut known) {
+        let mut cached = lock(&self.0);
+        // Another thread may have parsed the same template.
+        if let Some(template) = find(&mut cached) {
             return Ok(template);
         }
-        if known.len() == TEMPLATES {
-            known.remove(0);
+        if cached.len() == MAX_CACHED_TEMPLATES {
+            cached.remove(0);
         }
-        known.push(ParsedTemplate { template: template.clone(), rules: None });
+        cached.push(CachedTemplate { template: template.clone(), rules: None });
         Ok(template)
     }
 }
@@ -85,13 +86,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn others_get_their_templates_while_one_is_parsed() {
-        let templates = Templates::default();
+    fn cached_templates_are_available_while_another_one_is_parsed() {
+        let templates = TemplateCache::default();
         let first = templates.get(TemplateFormat::Go, "{{ .Prompt }}").unwrap();
-        let slow = templates.get_or(TemplateFormat::Go, "{{ .System }}", || {
-            // A lock that was held here would never be had.
-            let meanwhile = templates.0.try_lock().map(|known| known.len());
-            assert_eq!(meanwhile.unwrap(), 1);
+        let slow = templates.get_or_parse(TemplateFormat::Go, "{{ .System }}", || {
+            // If `get_or_parse` held the lock here, `try_lock` would fail.
+            let cached_while_parsing = templates.0.try_lock().map(|cached| cached.len());
+            assert_eq!(cached_while_parsing.unwrap(), 1);
             assert!(Arc::ptr_eq(
                 &templates.get(TemplateFormat::Go, "{{ .Prompt }}").unwrap(),
                 &first
@@ -102,17 +103,17 @@ mod tests {
             &templates.get(TemplateFormat::Go, "{{ .System }}").unwrap(),
             &slow.unwrap()
         ));
-        for i in 0..2 * TEMPLATES {
+        for i in 0..2 * MAX_CACHED_TEMPLATES {
             templates.get(TemplateFormat::Go, &format!("{i}{{{{ .Prompt }}}}")).unwrap();
         }
-        assert_eq!(lock(&templates.0).len(), TEMPLATES);
-        // Rules stand beside their template, and go with it.
+        assert_eq!(lock(&templates.0).len(), MAX_CACHED_TEMPLATES);
+        // Rules are stored with their template and removed with it.
         let last = templates
-            .get(TemplateFormat::Go, &format!("{}{{{{ .Prompt }}}}", 2 * TEMPLATES - 1))
+            .get(TemplateFormat::Go, &format!("{}{{{{ .Prompt }}}}", 2 * MAX_CACHED_TEMPLATES - 1))
             .unwrap();
         let rules = templates.rules(&last);
         assert_eq!(lock(&templates.0).last().unwrap().rules, Some(rules));
         templates.rules(&first);
-        assert_eq!(lock(&templates.0).iter().filter(|known| known.rules.is_some()).count(), 1);
+        assert_eq!(lock(&templates.0).iter().filter(|cached| cached.rules.is_some()).count(), 1);
     }
 }

@@ -1,12 +1,12 @@
-//! A fake engine behind the real protocol, in threads of this process.
+//! Tests of the runner with a fake engine behind the real protocol, in threads of this process.
 
 mod calls;
+mod control_marks;
 mod fake;
 mod ranks;
 mod schemas;
 mod scripted;
-mod thinks;
-mod written;
+mod think_budget;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ use fake::in_threads;
 pub(crate) use fake::{Fake, FakeLauncher};
 use puna_sampler::Constraint;
 
-use super::launch::{Launched, Launcher};
+use super::launch::{Launcher, RunnerProcess};
 use super::link::{Events, Link};
 use super::protocol::{LoadSpec, WINDOW};
 use crate::canonical::{
@@ -44,23 +44,28 @@ fn task(text: &str, num_predict: i64, num_keep: i64, truncate: bool, shift: bool
     }))
 }
 
-/// How long a step may take in these tests: a few signs of life.
-const STEP: Duration = Duration::from_millis(300);
+/// Step timeout in these tests: a few heartbeats.
+const STEP_TIMEOUT: Duration = Duration::from_millis(300);
 
 async fn loaded(fake: &Arc<Fake>, num_ctx: u32) -> Link {
-    let launched = FakeLauncher(fake.clone()).launch().unwrap();
-    loaded_by(launched, None, num_ctx).await
+    let process = FakeLauncher(fake.clone()).launch().unwrap();
+    loaded_by(process, None, num_ctx).await
 }
 
-/// The engine of this program with a file, or with the model inside it.
+/// Loads this program's engine with a file, or with the embedded model.
 async fn loaded_file(weights: Option<std::path::PathBuf>, num_ctx: u32) -> Link {
-    let (launched, _) = in_threads(super::local::LocalLoader).unwrap();
-    loaded_by(launched, weights, num_ctx).await
+    let (process, _) = in_threads(super::local::LocalLoader).unwrap();
+    loaded_by(process, weights, num_ctx).await
 }
 
-async fn loaded_by(launched: Launched, weights: Option<std::path::PathBuf>, num_ctx: u32) -> Link {
-    let (to, mut notices) = tokio::sync::mpsc::unbounded_channel();
-    let link = Link::new(launched, Some(STEP), Box::new(move |notice| drop(to.send(notice))));
+async fn loaded_by(
+    process: RunnerProcess,
+    weights: Option<std::path::PathBuf>,
+    num_ctx: u32,
+) -> Link {
+    let (to, mut events_of_runner) = tokio::sync::mpsc::unbounded_channel();
+    let link =
+        Link::new(process, Some(STEP_TIMEOUT), Box::new(move |notice| drop(to.send(notice))));
     let options = crate::scheduler::LoadOptions { num_ctx, ..Default::default() };
     let spec = LoadSpec {
         weights,
@@ -71,9 +76,9 @@ async fn loaded_by(launched: Launched, weights: Option<std::path::PathBuf>, num_
         threads: Some(1),
     };
     link.plan(spec);
-    assert!(matches!(notices.recv().await, Some(super::link::Notice::Planned(_))));
+    assert!(matches!(events_of_runner.recv().await, Some(super::link::RunnerEvent::Planned(_))));
     link.load();
-    assert!(matches!(notices.recv().await, Some(super::link::Notice::Loaded(_))));
+    assert!(matches!(events_of_runner.recv().await, Some(super::link::RunnerEvent::Loaded(_))));
     link
 }
 
@@ -90,7 +95,7 @@ async fn end_of(events: &mut Events) -> Event {
     }
 }
 
-/// A question to a model with a built-in renderer.
+/// Returns a question to a model with a built-in renderer.
 fn question(renderer: &str, render_only: bool) -> Task {
     let message = puna_api::native::Message {
         role: "user".into(),
@@ -123,7 +128,7 @@ async fn a_built_in_renderer_writes_the_prompt_but_not_a_first_token_that_the_to
 }
 
 #[tokio::test]
-async fn a_prompt_that_is_too_long_is_cut_in_the_middle_or_refused_with_the_numbers() {
+async fn a_prompt_that_is_too_long_is_cut_in_the_middle_or_rejected_with_its_length() {
     let link = loaded(&Arc::default(), 128).await;
     let text = "x".repeat(310);
     let Event::Done(done) = end(&link, task(&text, 1, 4, true, true)).await else { panic!() };
@@ -140,7 +145,7 @@ async fn a_prompt_that_is_too_long_is_cut_in_the_middle_or_refused_with_the_numb
 }
 
 #[tokio::test]
-async fn zero_tokens_are_no_tokens_and_endless_repetition_ends() {
+async fn zero_tokens_end_at_once_and_endless_repetition_ends() {
     let fake = Arc::default();
     let link = loaded(&fake, 128).await;
     let Event::Done(done) = end(&link, task("hi", 0, 4, true, true)).await else { panic!() };
@@ -150,7 +155,7 @@ async fn zero_tokens_are_no_tokens_and_endless_repetition_ends() {
 }
 
 #[tokio::test]
-async fn an_accepted_prompt_is_told_before_anything_else_and_a_stop_string_with_the_end() {
+async fn the_first_event_reports_the_prompt_and_the_last_one_the_stop_string() {
     let link = loaded(&Arc::default(), 128).await;
     let Task::Generate(mut generate) = task("hi", 10, 4, true, true) else { panic!() };
     generate.options.stop = vec![String::new(), "w9".into(), "w3".into()];
@@ -161,7 +166,7 @@ async fn an_accepted_prompt_is_told_before_anything_else_and_a_stop_string_with_
 }
 
 #[tokio::test]
-async fn tokens_are_counted_made_and_undone_without_generating() {
+async fn tokens_are_counted_encoded_and_decoded_without_generating() {
     let fake = Arc::<Fake>::default();
     let link = loaded(&fake, 8).await;
     let Task::Generate(generate) = task("much longer than the context", 10, 4, true, true) else {
@@ -232,8 +237,8 @@ async fn a_requests_own_context_is_its_limit_on_a_runner_that_has_more() {
         "no more than there is"
     );
     assert_eq!(lengths(limited(Some(64), true)).await, Ok((34, 66)), "what is cut is told");
-    let told = "prompt is too long: 100 tokens, context is 64".to_owned();
-    assert_eq!(lengths(limited(Some(64), false)).await, Err((400, told)));
+    let expected = "prompt is too long: 100 tokens, context is 64".to_owned();
+    assert_eq!(lengths(limited(Some(64), false)).await, Err((400, expected)));
     assert_eq!(lengths(limited(None, true)).await, Ok((100, 0)), "others have what they had");
 }
 
@@ -273,7 +278,7 @@ async fn a_crash_is_an_error_to_every_open_request_and_to_later_ones() {
 }
 
 #[tokio::test]
-async fn huge_prompts_hold_up_nobody_else_and_are_not_read_for_clients_that_have_gone() {
+async fn huge_prompts_do_not_delay_others_and_are_not_tokenized_for_disconnected_clients() {
     let fake = Arc::<Fake>::default();
     let link = loaded(&fake, 128).await;
     fake.dawdles.store(true, Ordering::Relaxed);
@@ -285,7 +290,7 @@ async fn huge_prompts_hold_up_nobody_else_and_are_not_read_for_clients_that_have
     }
     let mut last = huge.pop().unwrap();
     drop(huge);
-    // What comes after the cancellations on the same socket has seen them.
+    // Messages on one socket arrive in order, so this task starts after the cancellations.
     assert!(matches!(end(&link, task("hi", 5, 4, true, true)).await, Event::Done(_)));
     fake.dawdles.store(false, Ordering::Relaxed);
     assert!(matches!(end_of(&mut last).await, Event::Done(_)));
@@ -294,7 +299,7 @@ async fn huge_prompts_hold_up_nobody_else_and_are_not_read_for_clients_that_have
 }
 
 #[tokio::test]
-async fn an_answer_that_repeats_itself_ends_with_the_figures_of_the_engine() {
+async fn an_answer_that_repeats_itself_ends_with_the_counts_of_the_engine() {
     let fake = Arc::<Fake>::default();
     fake.cached.store(3, Ordering::Relaxed);
     let link = loaded(&fake, 128).await;
@@ -304,7 +309,7 @@ async fn an_answer_that_repeats_itself_ends_with_the_figures_of_the_engine() {
     assert_eq!(done.context.len() as u64, done.prompt_tokens + done.generated_tokens);
 }
 
-fn formed() -> Task {
+fn constrained_task() -> Task {
     let mut task = task("hi", 1, 4, true, true);
     if let Task::Generate(generate) = &mut task {
         generate.format = Some(Constraint::Json);
@@ -313,18 +318,18 @@ fn formed() -> Task {
 }
 
 #[tokio::test]
-async fn clients_take_turns_to_have_their_forms_read() {
+async fn constraints_of_different_clients_are_compiled_in_turn() {
     let fake = Arc::<Fake>::default();
     let link = loaded(&fake, 128).await;
     fake.form_ms.store(25, Ordering::Relaxed);
-    let mut many: Vec<Events> = (0..60).map(|_| link.submit(1, formed())).collect();
+    let mut many: Vec<Events> = (0..60).map(|_| link.submit(1, constrained_task())).collect();
     for client in 2..5 {
-        let mut one = link.submit(client, formed());
+        let mut one = link.submit(client, constrained_task());
         assert!(matches!(end_of(&mut one).await, Event::Error(_)));
     }
     let read = fake.forms.load(Ordering::Relaxed);
     assert!(read < 40, "{read} were read before those of others");
-    // Those of clients that have gone are not read at all.
+    // Constraints of disconnected clients are not compiled.
     let mut last = many.pop().unwrap();
     drop(many);
     assert!(matches!(end_of(&mut last).await, Event::Error(_)));
@@ -333,11 +338,11 @@ async fn clients_take_turns_to_have_their_forms_read() {
 }
 
 #[tokio::test]
-async fn forms_that_are_read_for_long_hold_up_nobody_who_asks_for_none() {
+async fn slow_constraints_do_not_delay_requests_without_one() {
     let fake = Arc::<Fake>::default();
     let link = loaded(&fake, 128).await;
     fake.dawdles.store(true, Ordering::Relaxed);
-    let mut waiting: Vec<Events> = (0..20).map(|_| link.submit(1, formed())).collect();
+    let mut waiting: Vec<Events> = (0..20).map(|_| link.submit(1, constrained_task())).collect();
     let plain = end(&link, task("hi", 5, 4, true, true));
     let plain = tokio::time::timeout(Duration::from_secs(20), plain).await;
     fake.dawdles.store(false, Ordering::Relaxed);
@@ -349,9 +354,9 @@ async fn forms_that_are_read_for_long_hold_up_nobody_who_asks_for_none() {
 }
 
 #[tokio::test]
-async fn a_request_that_is_too_large_for_a_message_is_an_error_and_others_go_on() {
+async fn a_request_that_is_too_large_for_a_message_fails_alone() {
     let link = loaded(&Arc::default(), 128).await;
-    let text = "x".repeat(super::protocol::MAX_FRAME);
+    let text = "x".repeat(super::protocol::MAX_MESSAGE_BYTES);
     let Event::Error(failure) = end(&link, task(&text, 1, 4, true, true)).await else { panic!() };
     assert!(
         failure.status == 413 && failure.message.starts_with("the request is too large"),
@@ -361,7 +366,7 @@ async fn a_request_that_is_too_large_for_a_message_is_an_error_and_others_go_on(
 }
 
 #[tokio::test]
-async fn a_step_that_hangs_ends_the_runner_and_its_requests_hear_why() {
+async fn a_step_that_hangs_ends_the_runner_and_its_requests_get_the_reason() {
     let fake = Arc::<Fake>::default();
     let link = loaded(&fake, 128).await;
     let mut events = link.submit(1, task("hi", 1_000_000, 4, true, true));
@@ -381,12 +386,12 @@ async fn a_step_that_hangs_ends_the_runner_and_its_requests_hear_why() {
 async fn neither_idleness_nor_a_long_prompt_nor_a_slow_client_is_taken_for_a_hanging_step() {
     let fake = Arc::<Fake>::default();
     let link = loaded(&fake, 128).await;
-    tokio::time::sleep(STEP * 3).await;
+    tokio::time::sleep(STEP_TIMEOUT * 3).await;
     fake.prefill.store(90, Ordering::Relaxed);
     assert!(matches!(end(&link, task("hi", 5, 4, true, true)).await, Event::Done(_)));
     let mut slow = link.submit(1, task("hi", 1000, 4, true, true));
     slow.next().await.unwrap();
-    tokio::time::sleep(STEP * 3).await;
+    tokio::time::sleep(STEP_TIMEOUT * 3).await;
     assert!(matches!(end_of(&mut slow).await, Event::Done(_)));
 }
 
@@ -411,7 +416,7 @@ async fn a_model_without_embeddings_says_so() {
 }
 
 #[tokio::test]
-async fn an_engine_that_has_stopped_is_not_the_clients_mistake() {
+async fn an_engine_that_has_stopped_is_an_internal_error() {
     let fake = Arc::<Fake>::default();
     for state in [&fake.embeds, &fake.ranks, &fake.stopped] {
         state.store(true, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The runner's side of the socket: takes tasks, sends what becomes of them.
+//! The runner's side of the socket: receives tasks and sends their events.
 
 use std::collections::HashMap;
 use std::io::{self, BufReader, BufWriter, Write};
@@ -11,38 +11,42 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::generator::{Generator, LoadError, Loader};
-use super::line::{Entrance, Line};
 use super::prepare::Preparer;
+use super::prepare_queue::{PrepareQueue, QueueSender};
 use super::protocol::{
-    FromRunner, LoadSpec, Loaded, ToRunner, VERSION, WINDOW, frame, is_out_of_memory, read, write,
+    FromRunner, LoadSpec, LoadedModel, ToRunner, VERSION, WINDOW, encode_message, is_out_of_memory,
+    read, write,
 };
 use crate::canonical::{ApiError, Event};
 use crate::lock::lock;
 use crate::panic_message::panic_message;
 
-/// How often a sign of life is sent.
-const HEARTBEAT: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });
+/// Time between two heartbeats.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });
 
-/// Between two writes of nothing but pieces of answers: a twentieth of what a reader can notice.
-const GATHERED: Duration = Duration::from_millis(1);
+/// Minimum time between two writes that hold only pieces of answers: a twentieth of what a reader
+/// can notice.
+const WRITE_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Threads that render and tokenize prompts of ordinary size: one a core, within these bounds.
-const PREPARERS: (usize, usize) = (2, 8);
+/// Minimum and maximum number of threads that render and tokenize prompts of ordinary size; between
+/// them, one for each core.
+const PREPARER_THREADS: (usize, usize) = (2, 8);
 
-/// Threads for prompts of more bytes than [`LARGE`], so that the others do not wait for them.
-const LARGE_PREPARERS: usize = 2;
+/// Threads for prompts of more bytes than [`LARGE_TASK_BYTES`], so that others do not wait for
+/// them.
+const LARGE_PREPARER_THREADS: usize = 2;
 
-/// Threads for tasks whose answers have a form: to read it may take long however small it is, and who asks for none never
-/// waits for it.
-const FORM_PREPARERS: usize = 2;
+/// Threads for tasks with a constraint. Compiling even a small constraint may take long, and tasks
+/// without one never wait for it.
+const CONSTRAINT_PREPARER_THREADS: usize = 2;
 
-/// Bytes that take a tokenizer some tens of milliseconds.
-const LARGE: usize = 256 << 10;
+/// Size in bytes that takes a tokenizer some tens of milliseconds.
+const LARGE_TASK_BYTES: usize = 256 << 10;
 
-/// Serves the server at the other end of a socket until it closes it.
+/// Serves the server at the other end of a socket until the server closes it.
 ///
 /// # Errors
-/// The socket breaks, or what comes is not the protocol.
+/// The socket breaks, or a message does not follow the protocol.
 pub fn run(socket: UnixStream, loader: &dyn Loader) -> io::Result<()> {
     let (out, outgoing) = mpsc::channel();
     let writer = socket.try_clone()?;
@@ -55,18 +59,19 @@ pub fn run(socket: UnixStream, loader: &dyn Loader) -> io::Result<()> {
     while let Some(message) = read::<ToRunner>(&mut incoming)? {
         match (message, &spec) {
             (ToRunner::Plan(planned), _) => {
-                let plan = guarded(|| loader.plan(&planned));
+                let plan = catch_load_panic(|| loader.plan(&planned));
                 spec = Some(*planned);
                 match plan {
                     Ok(memory) => send(FromRunner::Planned(memory))?,
                     Err(error) => return fail(error, out, sender),
                 }
             }
-            (ToRunner::Load, Some(spec)) => match guarded(|| loader.load(spec)) {
+            (ToRunner::Load, Some(spec)) => match catch_load_panic(|| loader.load(spec)) {
                 Ok(generator) => return serve(generator.into(), &mut incoming, out),
                 Err(error) => return fail(error, out, sender),
             },
-            // Meant for a model that is not loaded yet: a task that was given up in time.
+            // These messages refer to a model that is not loaded yet, such as a task cancelled
+            // before.
             (
                 ToRunner::Load
                 | ToRunner::Submit { .. }
@@ -80,14 +85,17 @@ pub fn run(socket: UnixStream, loader: &dyn Loader) -> io::Result<()> {
     Ok(())
 }
 
-/// A panic of the loader is an error like any other: it has a message and a request that waits for it.
-pub(super) fn guarded<T>(load: impl FnOnce() -> Result<T, LoadError>) -> Result<T, LoadError> {
+/// Runs the loader and turns its panic into an error, because a request waits for the result.
+pub(super) fn catch_load_panic<T>(
+    load: impl FnOnce() -> Result<T, LoadError>,
+) -> Result<T, LoadError> {
     catch_unwind(AssertUnwindSafe(load)).unwrap_or_else(|panic| {
         let message = format!("internal error while loading: {}", panic_message(&*panic));
         Err(LoadError { out_of_memory: is_out_of_memory(&message), message })
     })
 }
 
+/// Reports a loading error, waits until it is written, and ends the runner.
 fn fail(
     error: LoadError,
     out: Sender<FromRunner>,
@@ -100,14 +108,15 @@ fn fail(
     Ok(())
 }
 
-/// Writes messages as they come; several that wait go out in one piece. Pieces that follow others within [`GATHERED`] wait for
-/// the end of it: to wake a server costs more than what it is woken for.
+/// Writes messages in order; messages that wait are written together. A piece within
+/// [`WRITE_INTERVAL`] of the last write waits for the end of the interval, because waking the
+/// server costs more than processing a piece.
 fn send_all(socket: UnixStream, outgoing: &Receiver<FromRunner>) {
     let mut socket = BufWriter::new(socket);
     let mut next = Instant::now();
     while let Ok(mut message) = outgoing.recv() {
         loop {
-            if put(&mut socket, &message).is_err() {
+            if write_message(&mut socket, &message).is_err() {
                 return;
             }
             let wait = if is_piece(&message) {
@@ -123,18 +132,18 @@ fn send_all(socket: UnixStream, outgoing: &Receiver<FromRunner>) {
         if socket.flush().is_err() {
             return;
         }
-        next = Instant::now() + GATHERED;
+        next = Instant::now() + WRITE_INTERVAL;
     }
 }
 
-/// Whether more is to follow, so that nobody waits for this alone.
+/// Whether further events of the request follow, so that this message may wait.
 fn is_piece(message: &FromRunner) -> bool {
     matches!(message, FromRunner::Event(_, event) if !event.is_end())
 }
 
-/// Writes a message. An event that is too large costs its own request an error, and nobody else anything.
-fn put(socket: &mut BufWriter<UnixStream>, message: &FromRunner) -> io::Result<()> {
-    match (frame(message), message) {
+/// Writes a message. An event that is too large fails its own request only.
+fn write_message(socket: &mut BufWriter<UnixStream>, message: &FromRunner) -> io::Result<()> {
+    match (encode_message(message), message) {
         (Ok(bytes), _) => socket.write_all(&bytes),
         (Err(e), FromRunner::Event(id, _)) => {
             let failure =
@@ -145,13 +154,13 @@ fn put(socket: &mut BufWriter<UnixStream>, message: &FromRunner) -> io::Result<(
     }
 }
 
-/// What a task's threads share.
+/// State of a task that its threads share.
 pub(crate) struct TaskState {
-    /// Events that may still be sent.
+    /// Number of events that may still be sent.
     credit: AtomicI64,
     cancelled: AtomicBool,
-    /// The engine's number of the job, once it has one.
-    job: Mutex<Option<u64>>,
+    /// Number of the engine's request, once the engine has accepted it.
+    engine_request: Mutex<Option<u64>>,
 }
 
 impl TaskState {
@@ -159,21 +168,22 @@ impl TaskState {
         Self {
             credit: AtomicI64::new(WINDOW.into()),
             cancelled: AtomicBool::new(false),
-            job: Mutex::new(None),
+            engine_request: Mutex::new(None),
         }
     }
 
-    /// Whether so many more events that are not the end may be sent.
+    /// Whether this many more events may be sent before the final one.
     pub(crate) fn may_send(&self, events: i64) -> bool {
-        // What is held back until the end must find room then, too.
+        // Two events stay reserved for the text that is held back until the end, and for the end.
         self.credit.load(Ordering::Acquire) >= events + 2
     }
 
-    /// Events that may be sent now, as [`Self::may_send`] counts them.
+    /// Number of events that may be sent now, as [`Self::may_send`] counts them.
     pub(crate) fn room(&self) -> usize {
         usize::try_from(self.credit.load(Ordering::Acquire) - 2).unwrap_or(0)
     }
 
+    /// Counts an event that was sent.
     pub(crate) fn sent(&self) {
         self.credit.fetch_sub(1, Ordering::AcqRel);
     }
@@ -183,7 +193,7 @@ impl TaskState {
     }
 }
 
-/// A task as its threads know it.
+/// Task as its threads refer to it.
 #[derive(Clone)]
 pub(crate) struct Handle {
     pub(crate) id: u64,
@@ -193,10 +203,11 @@ pub(crate) struct Handle {
     tasks: Arc<Tasks>,
 }
 
+/// Tasks that have not ended, by number.
 type Tasks = Mutex<HashMap<u64, Arc<TaskState>>>;
 
 impl Handle {
-    /// Sends an event; `false` if nobody listens.
+    /// Sends an event; returns `false` if the task was cancelled.
     pub(crate) fn send(&self, event: Event) -> bool {
         if self.state.is_cancelled() {
             return false;
@@ -209,31 +220,35 @@ impl Handle {
         self.out.send(FromRunner::Event(self.id, event)).is_ok()
     }
 
-    /// Remembers the engine's number of the job; `false` if the task was cancelled meanwhile.
-    pub(crate) fn started(&self, job: u64) -> bool {
-        *lock(&self.state.job) = Some(job);
+    /// Stores the number of the engine's request; returns `false` if the task was cancelled in
+    /// between.
+    pub(crate) fn set_engine_request(&self, request: u64) -> bool {
+        *lock(&self.state.engine_request) = Some(request);
         !self.state.is_cancelled()
     }
 }
 
+/// Runs the tasks of a loaded model until the server closes the socket.
 fn serve(
     generator: Arc<dyn Generator>,
     incoming: &mut BufReader<UnixStream>,
     out: Sender<FromRunner>,
 ) -> io::Result<()> {
-    let loaded = Loaded { num_ctx: generator.facts().num_ctx, memory: generator.pulse().memory };
+    let loaded =
+        LoadedModel { num_ctx: generator.facts().num_ctx, memory: generator.heartbeat().memory };
     out.send(FromRunner::Loaded(loaded)).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
     let (stop, stopped) = mpsc::channel::<()>();
-    let (beating, to) = (generator.clone(), out.clone());
+    let (generator_for_heartbeats, to) = (generator.clone(), out.clone());
     thread::Builder::new()
         .name("heartbeat".into())
-        .spawn(move || heartbeat(beating.as_ref(), &to, &stopped))?;
+        .spawn(move || send_heartbeats(generator_for_heartbeats.as_ref(), &to, &stopped))?;
     let preparer = Arc::new(Preparer::new(generator.clone()));
-    let cores = thread::available_parallelism().map_or(PREPARERS.0, usize::from);
-    let ordinary = preparers("prepare", cores.clamp(PREPARERS.0, PREPARERS.1), &preparer)?;
-    let large = preparers("prepare large", LARGE_PREPARERS, &preparer)?;
-    let forms = preparers("prepare form", FORM_PREPARERS, &preparer)?;
-    let large_forms = preparers("large form", FORM_PREPARERS, &preparer)?;
+    let cores = thread::available_parallelism().map_or(PREPARER_THREADS.0, usize::from);
+    let ordinary =
+        spawn_preparers("prepare", cores.clamp(PREPARER_THREADS.0, PREPARER_THREADS.1), &preparer)?;
+    let large = spawn_preparers("prepare large", LARGE_PREPARER_THREADS, &preparer)?;
+    let constrained = spawn_preparers("prepare form", CONSTRAINT_PREPARER_THREADS, &preparer)?;
+    let large_constrained = spawn_preparers("large form", CONSTRAINT_PREPARER_THREADS, &preparer)?;
     let tasks = Arc::new(Tasks::default());
     while let Some(message) = read::<ToRunner>(incoming)? {
         match message {
@@ -241,11 +256,11 @@ fn serve(
                 let state = Arc::new(TaskState::new());
                 lock(&tasks).insert(id, state.clone());
                 let handle = Handle { id, client, state, out: out.clone(), tasks: tasks.clone() };
-                let queue = match (task.has_constraint(), task.text_bytes() > LARGE) {
+                let queue = match (task.has_constraint(), task.text_bytes() > LARGE_TASK_BYTES) {
                     (false, false) => &ordinary,
                     (false, true) => &large,
-                    (true, false) => &forms,
-                    (true, true) => &large_forms,
+                    (true, false) => &constrained,
+                    (true, true) => &large_constrained,
                 };
                 queue.push(handle, task);
             }
@@ -258,16 +273,16 @@ fn serve(
             ToRunner::Cancel(id) => {
                 if let Some(task) = lock(&tasks).remove(&id) {
                     task.cancelled.store(true, Ordering::Release);
-                    if let Some(job) = *lock(&task.job) {
-                        generator.cancel(job);
+                    if let Some(request) = *lock(&task.engine_request) {
+                        generator.cancel(request);
                     }
-                    [&ordinary, &large, &forms, &large_forms]
+                    [&ordinary, &large, &constrained, &large_constrained]
                         .into_iter()
-                        .for_each(|line| line.remove(id));
+                        .for_each(|queue| queue.remove(id));
                 }
             }
             ToRunner::Beat => {
-                let _ = out.send(FromRunner::Heartbeat(generator.pulse()));
+                let _ = out.send(FromRunner::Heartbeat(generator.heartbeat()));
             }
             ToRunner::Plan(_) | ToRunner::Load => {}
         }
@@ -276,28 +291,30 @@ fn serve(
     Ok(())
 }
 
-fn heartbeat(generator: &dyn Generator, out: &Sender<FromRunner>, stopped: &Receiver<()>) {
-    while stopped.recv_timeout(HEARTBEAT) == Err(RecvTimeoutError::Timeout) {
-        if out.send(FromRunner::Heartbeat(generator.pulse())).is_err() {
+/// Sends a heartbeat every [`HEARTBEAT_INTERVAL`] until `stopped` is dropped.
+fn send_heartbeats(generator: &dyn Generator, out: &Sender<FromRunner>, stopped: &Receiver<()>) {
+    while stopped.recv_timeout(HEARTBEAT_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+        if out.send(FromRunner::Heartbeat(generator.heartbeat())).is_err() {
             return;
         }
     }
 }
 
-/// Starts threads that share a line of tasks; they end with it.
-fn preparers(name: &str, count: usize, preparer: &Arc<Preparer>) -> io::Result<Entrance> {
-    let line = Arc::<Line>::default();
+/// Starts threads that share a queue of tasks. They exit when the queue closes.
+fn spawn_preparers(name: &str, count: usize, preparer: &Arc<Preparer>) -> io::Result<QueueSender> {
+    let queue = Arc::<PrepareQueue>::default();
     for i in 0..count {
-        let (preparer, line) = (preparer.clone(), line.clone());
+        let (preparer, queue) = (preparer.clone(), queue.clone());
         thread::Builder::new()
             .name(format!("{name} {i}"))
-            .spawn(move || prepare_all(&preparer, &line))?;
+            .spawn(move || prepare_all(&preparer, &queue))?;
     }
-    Ok(Entrance::of(&line))
+    Ok(QueueSender::new(&queue))
 }
 
-fn prepare_all(preparer: &Preparer, line: &Line) {
-    while let Some((handle, task)) = line.next() {
+/// Prepares tasks until the queue closes. A panic fails its own task only.
+fn prepare_all(preparer: &Preparer, queue: &PrepareQueue) {
+    while let Some((handle, task)) = queue.next() {
         if handle.state.is_cancelled() {
             continue;
         }

@@ -43,7 +43,7 @@ enum Progress {
     /// The state has changed: try again.
     Changed,
     /// A runner is planning, loading or exiting.
-    InProgress,
+    Busy,
     /// The request waits for memory.
     Blocked,
 }
@@ -339,10 +339,10 @@ impl Scheduler {
             self.head = Some(id);
             match self.advance_request(now, id) {
                 Progress::Changed => {}
-                Progress::InProgress => return,
+                Progress::Busy => return,
                 Progress::Blocked => match self.serve_overtaking(now, id) {
                     Progress::Changed => {}
-                    Progress::InProgress | Progress::Blocked => return,
+                    Progress::Busy | Progress::Blocked => return,
                 },
             }
         }
@@ -358,7 +358,7 @@ impl Scheduler {
                 Progress::Blocked
             }
             // Models load one at a time; an overtaking one is loading.
-            None if self.is_loading_any() => Progress::InProgress,
+            None if self.is_loading_any() => Progress::Busy,
             None => self.start(now, id),
             Some(RunnerState::Ready) => {
                 self.evict(now, since, &key, UnloadReason::Reload);
@@ -366,7 +366,7 @@ impl Scheduler {
             }
             Some(RunnerState::Waiting) => self.fit_in_memory(now, id, &key),
             Some(RunnerState::Planning | RunnerState::Loading | RunnerState::Stopping) => {
-                Progress::InProgress
+                Progress::Busy
             }
         }
     }
@@ -398,7 +398,7 @@ impl Scheduler {
                 }
                 Some((RunnerState::Waiting, runner, need)) if need <= self.available_to(&own) => {
                     self.load(&own, runner);
-                    return Progress::InProgress;
+                    return Progress::Busy;
                 }
                 Some((RunnerState::Waiting, ..)) => {
                     self.stop(&own);
@@ -406,7 +406,7 @@ impl Scheduler {
                         .iter_mut()
                         .filter(|w| w.request.key == own)
                         .for_each(|w| w.cannot_overtake = true);
-                    return Progress::InProgress;
+                    return Progress::Busy;
                 }
                 _ => {}
             }
@@ -426,7 +426,7 @@ impl Scheduler {
         self.actions.push(Action::Start(runner_id, key.clone(), runner.options.clone()));
         self.runners.insert(key, runner);
         self.queue.record_service(client);
-        Progress::InProgress
+        Progress::Busy
     }
 
     fn load(&mut self, key: &ModelKey, id: RunnerId) {
@@ -479,7 +479,7 @@ impl Scheduler {
                 if !is_busy {
                     self.load(key, runner_id);
                 }
-                return Progress::InProgress;
+                return Progress::Busy;
             }
             FitStep::EvictOthers => {
                 self.evict_one(now, since, key, need - room);
@@ -502,7 +502,7 @@ impl Scheduler {
             runner.state = RunnerState::Planning;
             self.actions.push(Action::Replan(runner.id, runner.options.clone()));
         }
-        Progress::InProgress
+        Progress::Busy
     }
 
     /// Evicts the model with the lowest eviction order, unless one is leaving already. Prefers an

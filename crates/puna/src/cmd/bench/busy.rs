@@ -1,14 +1,14 @@
-//! A busy neighbour: a process of ours whose threads do nothing but spin.
+//! Load generator for `--busy`: a child process whose threads spin.
 
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
 
-/// A process that keeps threads busy until this is dropped.
-pub struct Busy(Child);
+/// A process that keeps threads busy until it is dropped.
+pub struct BusyProcess(Child);
 
-impl Busy {
-    /// Starts it; every thread spins when this returns.
+impl BusyProcess {
+    /// Starts the process. All its threads spin when this returns.
     pub fn start(threads: usize) -> Result<Self> {
         let program = std::env::current_exe().context("cannot find this program")?;
         let mut child = Command::new(program)
@@ -17,7 +17,7 @@ impl Busy {
             .stdout(Stdio::piped())
             .spawn()
             .context("cannot start a busy process")?;
-        // It says a word when its threads are there.
+        // The process writes one byte when its threads run.
         let mut word = [0; 1];
         let out = child.stdout.take();
         let busy = Self(child);
@@ -29,15 +29,15 @@ impl Busy {
     }
 }
 
-impl Drop for Busy {
+impl Drop for BusyProcess {
     fn drop(&mut self) {
-        // It also ends by itself when its standard input does.
+        // The process also exits when its standard input closes.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The busy process itself: spins until standard input ends, which it does with whoever started it.
+/// Body of the busy process: spins until standard input ends, which happens when the parent exits.
 pub fn spin(threads: usize) -> Result<()> {
     for _ in 0..threads {
         std::thread::Builder::new()
@@ -52,11 +52,12 @@ pub fn spin(threads: usize) -> Result<()> {
     crate::out::text(".")?;
     let mut rest = Vec::new();
     let _ = std::io::Read::read_to_end(&mut std::io::stdin(), &mut rest);
-    // Threads end with the process.
+    // The threads end with the process.
     Ok(())
 }
 
-/// What `threads` keep of their speed beside as many `busy` ones, where `cores` are shared evenly.
+/// Fraction of their speed that `threads` threads keep next to `busy` other ones, if the scheduler
+/// shares `cores` evenly.
 pub fn fair_share(threads: usize, busy: usize, cores: usize) -> f64 {
     let each = |runnable: usize| (cores as f64 / runnable.max(1) as f64).min(1.0);
     each(threads + busy) / each(threads)
@@ -67,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fair_share_counts_only_cores_that_are_missing() {
+    fn the_fair_share_is_below_1_only_without_free_cores() {
         assert_eq!(fair_share(2, 2, 2), 0.5);
         assert_eq!(fair_share(2, 1, 2), 2.0 / 3.0);
         assert_eq!(fair_share(2, 2, 8), 1.0);

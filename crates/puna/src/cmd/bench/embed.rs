@@ -1,4 +1,4 @@
-//! Embeddings of a batch of texts of mixed lengths, as the server makes them.
+//! Benchmark of embeddings: batches of texts of mixed lengths, computed as the server does.
 
 use std::sync::mpsc::channel;
 
@@ -6,36 +6,38 @@ use anyhow::{Context, Result, bail};
 use puna_engine::{Engine, EngineOptions, Feed, Outputs};
 use puna_gguf::View;
 
-use super::measure::{self, Cost, Measured, Test, tokens};
+use super::measure::{self, RoundCost, Test, TestResult, tokens};
 use super::memory::{Resident, resident};
 use super::plan::Plan;
 use crate::local::ModelFile;
 
-/// Tokens of the shortest text.
-const SHORTEST: usize = 8;
+/// Length of the shortest text in tokens.
+const MIN_TEXT_TOKENS: usize = 8;
 
-/// Lengths of `count` texts from 8 tokens to `longest`, evenly spread over their logarithms and in no order.
+/// Lengths of `count` texts from 8 tokens to `longest`: evenly spaced on a logarithmic scale, in
+/// mixed order.
 pub fn lengths(count: usize, longest: usize) -> Vec<usize> {
-    let shortest = SHORTEST.min(longest);
+    let shortest = MIN_TEXT_TOKENS.min(longest);
     let ratio = longest as f64 / shortest.max(1) as f64;
-    // A step that shares no factor with most counts mixes long ones with short ones.
+    // A step without a common factor with most counts mixes long and short texts.
     let step = if count.is_multiple_of(37) { 1 } else { 37 };
     let part = |i: usize| (i * step % count) as f64 / (count.max(2) - 1) as f64;
     (0..count).map(|i| (shortest as f64 * ratio.powf(part(i))).round() as usize).collect()
 }
 
-/// The texts of a test, in tokens.
+/// The texts of a test as tokens.
 fn texts(test: &Test, n_vocab: usize) -> Vec<Vec<u32>> {
     let lengths = lengths(test.sequences, test.prompt);
     lengths.iter().enumerate().map(|(i, &n)| tokens(n, i + 7, n_vocab as u32)).collect()
 }
 
-/// Runs a test: the same steps once by hand, to count, once to warm up, then timed. Memory is that of the loaded model.
+/// Runs a test: once through the evaluator to count, once to warm up, then timed. Memory is that of
+/// the loaded model.
 pub fn run(
     file: &ModelFile,
     test: &Test,
     plan: &Plan,
-) -> Result<(Vec<Measured>, Option<Resident>)> {
+) -> Result<(Vec<TestResult>, Option<Resident>)> {
     let options = EngineOptions {
         num_ctx: plan.compute.num_ctx,
         num_batch: plan.compute.num_batch,
@@ -46,19 +48,19 @@ pub fn run(
     };
     let view = View::new(file.gguf.clone())?;
     let engine = Engine::open(view, Box::new(plan.compute.backend()?), &options);
-    let engine = engine.with_context(|| file.shown.clone())?;
+    let engine = engine.with_context(|| file.display_name.clone())?;
     let texts = texts(test, engine.info().n_vocab);
     let cost = count(file, &texts, plan)?;
     once(&engine, &texts)?;
     let measured = measure::repeat(test, plan, &cost, || once(&engine, &texts))?;
-    // Texts leave nothing in the cache.
+    // Texts leave no entries in the KV cache.
     Ok((measured, resident(file.gguf.paths(), 0)))
 }
 
 fn once(engine: &Engine, texts: &[Vec<u32>]) -> Result<()> {
     let (sender, receiver) = channel();
     let done = Box::new(move |vectors| {
-        // Nobody stops listening before the answer.
+        // The receiver waits for the answer, so the send cannot fail.
         let _ = sender.send(vectors);
     });
     engine.embed(texts.to_vec(), done)?;
@@ -69,8 +71,8 @@ fn once(engine: &Engine, texts: &[Vec<u32>]) -> Result<()> {
     Ok(())
 }
 
-/// Bytes and multiply-adds of a batch: as many texts a step as fit it.
-fn count(file: &ModelFile, texts: &[Vec<u32>], plan: &Plan) -> Result<Cost> {
+/// Bytes and multiply-adds of a batch, with as many texts per step as fit.
+fn count(file: &ModelFile, texts: &[Vec<u32>], plan: &Plan) -> Result<RoundCost> {
     let mut evaluator = plan.compute.evaluator(file)?;
     evaluator.measure(true);
     let mut left = texts;
@@ -87,7 +89,7 @@ fn count(file: &ModelFile, texts: &[Vec<u32>], plan: &Plan) -> Result<Cost> {
         evaluator.hidden(&feeds)?;
         left = rest;
     }
-    Ok(Cost { tokens: texts.iter().map(Vec::len).sum(), times: evaluator.measured() })
+    Ok(RoundCost { tokens: texts.iter().map(Vec::len).sum(), times: evaluator.measured() })
 }
 
 #[cfg(test)]
@@ -95,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_short_and_long_in_no_order() {
+    fn text_lengths_are_mixed() {
         let found = lengths(64, 256);
         let mut sorted = found.clone();
         sorted.sort_unstable();

@@ -1,4 +1,5 @@
-//! One test: prompts or generated tokens, at some depth, for some sequences at once; or a batch of texts to embed.
+//! Runs one test: prompt processing or generation at a depth, for several sequences at once; or a
+//! batch of texts to embed.
 
 use std::time::Instant;
 
@@ -6,23 +7,23 @@ use anyhow::Result;
 use puna_engine::{Evaluator, Feed, Outputs};
 use puna_graph::OpTime;
 
-use super::busy::Busy;
+use super::busy::BusyProcess;
 use super::plan::Plan;
 
-/// Tokens of a step.
-pub const BATCH: usize = 512;
+/// Tokens per step.
+pub const STEP_TOKENS: usize = 512;
 
-/// What is measured. Either `prompt` or `generate` is 0.
+/// Parameters of a test. Either `prompt` or `generate` is 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Test {
-    /// Tokens of a prompt; of the longest text, for embeddings.
+    /// Tokens of the prompt; for embeddings, of the longest text.
     pub prompt: usize,
     pub generate: usize,
     pub depth: usize,
-    /// Sequences at once; texts of a batch, for embeddings.
+    /// Concurrent sequences; for embeddings, texts of a batch.
     pub sequences: usize,
     pub embed: bool,
-    /// Threads that another process keeps busy meanwhile.
+    /// Threads that another process keeps busy during the test.
     pub busy: usize,
 }
 
@@ -36,7 +37,7 @@ impl Test {
         }
     }
 
-    /// The kind, with depth, sequences and neighbours where they are not the usual ones.
+    /// The kind, with depth, sequences and busy threads if these are not the defaults.
     pub fn name(&self) -> String {
         let depth = if self.depth > 0 { format!(" @ d{}", self.depth) } else { String::new() };
         let sequences =
@@ -46,40 +47,40 @@ impl Test {
     }
 }
 
-/// The outcome of a test.
+/// Result of a test.
 #[derive(Debug, Clone, Default)]
-pub struct Measured {
+pub struct TestResult {
     pub test: Test,
-    /// Tokens per second of each repetition, all sequences together.
+    /// Tokens per second of each repetition, for all sequences together.
     pub runs: Vec<f64>,
-    /// Weights and cache that a token had read for it.
+    /// Bytes of weights and KV cache read per token.
     pub bytes_per_token: f64,
-    /// Multiply-adds that a token took.
+    /// Multiply-adds per token.
     pub macs_per_token: f64,
-    /// For embeddings, one over the mean length.
+    /// For embeddings, the inverse of the mean length.
     pub texts_per_token: f64,
-    /// Beside a busy process: tokens per second without it.
-    pub quiet: Option<f64>,
-    /// By operation, most time first; empty unless asked for.
-    pub ops: Vec<Share>,
+    /// For a test next to a busy process: tokens per second without that process.
+    pub undisturbed: Option<f64>,
+    /// Time shares of operations, in descending order; empty unless requested.
+    pub ops: Vec<OpShare>,
 }
 
-/// An operation's part of the time.
+/// Share of an operation in the computing time.
 #[derive(Debug, Clone)]
-pub struct Share {
+pub struct OpShare {
     pub op: &'static str,
     pub share: f64,
     pub gbs: f64,
     pub gmacs: f64,
 }
 
-impl Measured {
-    /// The median.
+impl TestResult {
+    /// Median of the repetitions.
     pub fn tokens_per_second(&self) -> f64 {
         median(&self.runs)
     }
 
-    /// Half the distance between the slowest and the fastest repetition.
+    /// Half the range of the repetitions.
     pub fn spread(&self) -> f64 {
         let (min, max) =
             self.runs.iter().fold((f64::MAX, f64::MIN), |(lo, hi), &x| (lo.min(x), hi.max(x)));
@@ -87,7 +88,7 @@ impl Measured {
     }
 }
 
-/// The middle one, or the mean of the two in the middle; 0 of none.
+/// Median: the middle value, or the mean of the two middle ones; 0 without values.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -99,19 +100,19 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// What one round of a test costs.
-pub struct Cost {
+/// Tokens and operations of one repetition of a test.
+pub struct RoundCost {
     pub tokens: usize,
     pub times: Vec<OpTime>,
 }
 
-/// Repeats `once`; then again beside a busy process, if the plan has one.
+/// Repeats `once`, and again next to a busy process if the plan has one.
 pub fn repeat(
     test: &Test,
     plan: &Plan,
-    cost: &Cost,
+    cost: &RoundCost,
     mut once: impl FnMut() -> Result<()>,
-) -> Result<Vec<Measured>> {
+) -> Result<Vec<TestResult>> {
     let mut runs = || -> Result<Vec<f64>> {
         let run = |_| {
             let start = Instant::now();
@@ -121,21 +122,21 @@ pub fn repeat(
         (0..plan.repetitions).map(run).collect()
     };
     let per_token = |total: u64| total as f64 / cost.tokens as f64;
-    let quiet = Measured {
+    let quiet = TestResult {
         test: *test,
         runs: runs()?,
         bytes_per_token: per_token(cost.times.iter().map(|t| t.bytes).sum()),
         macs_per_token: per_token(cost.times.iter().map(|t| t.macs).sum()),
         texts_per_token: if test.embed { per_token(test.sequences as u64) } else { 0.0 },
-        quiet: None,
+        undisturbed: None,
         ops: if plan.with_ops { shares(&cost.times) } else { Vec::new() },
     };
     let Some(threads) = plan.busy else { return Ok(vec![quiet]) };
-    let neighbour = Busy::start(threads)?;
-    let busy = Measured {
+    let neighbour = BusyProcess::start(threads)?;
+    let busy = TestResult {
         test: Test { busy: threads, ..*test },
         runs: runs()?,
-        quiet: Some(quiet.tokens_per_second()),
+        undisturbed: Some(quiet.tokens_per_second()),
         ops: Vec::new(),
         ..quiet.clone()
     };
@@ -143,8 +144,9 @@ pub fn repeat(
     Ok(vec![quiet, busy])
 }
 
-/// Runs a test of prompts or generation: once to warm up and to count bytes and multiply-adds, then timed.
-pub fn run(evaluator: &mut Evaluator, test: &Test, plan: &Plan) -> Result<Vec<Measured>> {
+/// Runs a prompt or generation test: once to warm up and to count bytes and multiply-adds, then
+/// timed.
+pub fn run(evaluator: &mut Evaluator, test: &Test, plan: &Plan) -> Result<Vec<TestResult>> {
     let n_vocab = evaluator.info().n_vocab as u32;
     let is_encoded = evaluator.info().start.is_some();
     for sequence in 0..test.sequences {
@@ -154,7 +156,7 @@ pub fn run(evaluator: &mut Evaluator, test: &Test, plan: &Plan) -> Result<Vec<Me
             evaluator.encode(&[Feed { sequence, tokens, outputs: Outputs::None }])?;
             continue;
         }
-        for piece in tokens(test.depth, sequence, n_vocab).chunks(BATCH) {
+        for piece in tokens(test.depth, sequence, n_vocab).chunks(STEP_TOKENS) {
             evaluator.logits(&[Feed { sequence, tokens: piece, outputs: Outputs::None }])?;
         }
     }
@@ -162,7 +164,7 @@ pub fn run(evaluator: &mut Evaluator, test: &Test, plan: &Plan) -> Result<Vec<Me
     once(evaluator, test, n_vocab)?;
     let times = evaluator.measured();
     evaluator.measure(false);
-    let cost = Cost { tokens: (test.prompt + test.generate) * test.sequences, times };
+    let cost = RoundCost { tokens: (test.prompt + test.generate) * test.sequences, times };
     repeat(test, plan, &cost, || {
         (0..test.sequences).for_each(|sequence| evaluator.truncate(sequence, test.depth));
         once(evaluator, test, n_vocab)
@@ -172,12 +174,13 @@ pub fn run(evaluator: &mut Evaluator, test: &Test, plan: &Plan) -> Result<Vec<Me
 fn once(evaluator: &mut Evaluator, test: &Test, n_vocab: u32) -> Result<()> {
     let texts: Vec<Vec<u32>> =
         (0..test.sequences).map(|s| tokens(test.prompt + test.generate, s + 7, n_vocab)).collect();
-    // A prompt goes in steps of up to 512 tokens over all sequences, generated tokens one by one.
-    let step = if test.generate > 0 { 1 } else { (BATCH / test.sequences).max(1) };
+    // Prompts run in steps of up to 512 tokens over all sequences, generated tokens in steps of one
+    // per sequence.
+    let step = if test.generate > 0 { 1 } else { (STEP_TOKENS / test.sequences).max(1) };
     let length = test.prompt + test.generate;
     let mut first = 0;
     if evaluator.info().start.is_some() && test.prompt > 0 {
-        // An encoder reads prompts as a whole.
+        // An encoder reads a prompt in one step.
         first = test.prompt;
         let feed = |(sequence, text)| Feed { sequence, tokens: text, outputs: Outputs::None };
         let prompts = texts.iter().map(|text| &text[..first]);
@@ -195,7 +198,7 @@ fn once(evaluator: &mut Evaluator, test: &Test, n_vocab: u32) -> Result<()> {
     Ok(())
 }
 
-/// Tokens that stand for a text: the same in every run.
+/// Pseudo-random tokens that stand for a text; they are the same in every run.
 pub fn tokens(count: usize, seed: usize, n_vocab: u32) -> Vec<u32> {
     let mut state = seed as u64 + 1;
     let mut next = || {
@@ -206,15 +209,15 @@ pub fn tokens(count: usize, seed: usize, n_vocab: u32) -> Vec<u32> {
     (0..count).map(|_| next()).collect()
 }
 
-fn shares(times: &[OpTime]) -> Vec<Share> {
+fn shares(times: &[OpTime]) -> Vec<OpShare> {
     let total: f64 = times.iter().map(|t| t.seconds).sum();
-    let share = |t: &OpTime| Share {
+    let share = |t: &OpTime| OpShare {
         op: t.op,
         share: t.seconds / total,
         gbs: t.bytes as f64 / t.seconds / 1e9,
         gmacs: t.macs as f64 / t.seconds / 1e9,
     };
-    let mut shares: Vec<Share> = times.iter().filter(|t| t.seconds > 0.0).map(share).collect();
+    let mut shares: Vec<OpShare> = times.iter().filter(|t| t.seconds > 0.0).map(share).collect();
     shares.sort_by(|a, b| b.share.total_cmp(&a.share));
     shares
 }
@@ -226,7 +229,7 @@ mod tests {
     #[test]
     fn the_median_is_reported_and_names_are_those_of_llama_bench() {
         let test = Test { prompt: 512, sequences: 1, ..Test::default() };
-        let mut measured = Measured { test, runs: vec![3.0, 9.0, 1.0], ..Measured::default() };
+        let mut measured = TestResult { test, runs: vec![3.0, 9.0, 1.0], ..TestResult::default() };
         assert_eq!((measured.tokens_per_second(), measured.spread()), (3.0, 4.0));
         measured.runs.push(5.0);
         assert_eq!(measured.tokens_per_second(), 4.0);
@@ -242,9 +245,9 @@ mod tests {
     }
 
     #[test]
-    fn the_same_work_is_measured_alone_and_beside_others() {
+    fn tests_repeat_next_to_a_busy_process() {
         let times = vec![OpTime { op: "linear", seconds: 1.0, bytes: 40, macs: 80 }];
-        let cost = Cost { tokens: 20, times };
+        let cost = RoundCost { tokens: 20, times };
         let compute = crate::local::Compute::new(Some(1), None).unwrap();
         let plan = Plan { compute, tests: Vec::new(), repetitions: 3, with_ops: true, busy: None };
         let test = Test { generate: 20, sequences: 1, ..Test::default() };
@@ -254,7 +257,7 @@ mod tests {
             Ok(())
         };
         let found = repeat(&test, &plan, &cost, &mut measure).unwrap();
-        assert_eq!((found.len(), found[0].runs.len(), found[0].quiet), (1, 3, None));
+        assert_eq!((found.len(), found[0].runs.len(), found[0].undisturbed), (1, 3, None));
         assert_eq!((found[0].bytes_per_token, found[0].macs_per_token), (2.0, 4.0));
         assert_eq!((found[0].ops[0].share, rounds), (1.0, 3));
     }

@@ -1,34 +1,36 @@
-//! Resident memory by what it is: the mapped file, the cache, and everything else.
+//! Resident memory by kind: mapped model files, KV cache and the rest.
 
 use std::path::{Path, PathBuf};
 
 /// Resident bytes of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resident {
-    /// All of them.
+    /// All resident bytes.
     pub total: u64,
-    /// Pages of the model's files.
+    /// Bytes of the model's files.
     pub file: u64,
-    /// Keys and values: pages that were written.
+    /// Bytes of the KV cache that were written.
     pub cache: u64,
 }
 
 impl Resident {
-    /// What is neither.
-    pub fn beyond(self) -> u64 {
+    /// Bytes outside the model's files and the KV cache.
+    pub fn other_bytes(self) -> u64 {
         self.total.saturating_sub(self.file + self.cache)
     }
 }
 
-/// As it is now; `None` on systems that do not tell. `cache` is known to whoever filled it.
+/// Reads the current values; `None` on systems without `/proc/self/smaps`. The caller knows `cache`
+/// from its tests.
 pub fn resident<'a>(files: impl Iterator<Item = &'a Path>, cache: u64) -> Option<Resident> {
     let smaps = std::fs::read_to_string("/proc/self/smaps").ok()?;
     let files: Vec<PathBuf> = files.filter_map(|path| path.canonicalize().ok()).collect();
-    Some(sum(&smaps, &files, cache))
+    Some(parse_smaps(&smaps, &files, cache))
 }
 
-/// Adds up the mappings of an `smaps`: a line with addresses and the path, then lines of figures in kB.
-fn sum(smaps: &str, files: &[PathBuf], cache: u64) -> Resident {
+/// Sums the mappings of an `smaps` file: a line with addresses and path, followed by lines of
+/// values in kB.
+fn parse_smaps(smaps: &str, files: &[PathBuf], cache: u64) -> Resident {
     let mut found = Resident { total: 0, file: 0, cache };
     let mut of_file = false;
     for line in smaps.lines() {
@@ -39,7 +41,8 @@ fn sum(smaps: &str, files: &[PathBuf], cache: u64) -> Resident {
             found.total += bytes;
             found.file += if of_file { bytes } else { 0 };
         } else if first.contains('-') && !first.ends_with(':') {
-            // The path follows five fields of addresses, rights and numbers, and may have blanks in it.
+            // The path follows five fields (addresses, permissions, numbers) and may contain
+            // blanks.
             of_file = line
                 .find('/')
                 .is_some_and(|at| files.iter().any(|file| file == Path::new(&line[at..])));
@@ -53,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_neither_file_nor_cache_is_beyond_them() {
+    fn other_memory_excludes_file_and_cache() {
         let smaps = "\
 55d0c0000000-55d0c0100000 r-xp 00000000 fe:00 12   /usr/bin/puna
 Size:               1024 kB
@@ -66,15 +69,15 @@ VmFlags: rd mr
 7f1000000000-7f1010000000 rw-p 00000000 00:00 0
 Rss:                3000 kB
 ";
-        let found = sum(smaps, &[PathBuf::from("/models/a model.gguf")], 1024 * 1000);
+        let found = parse_smaps(smaps, &[PathBuf::from("/models/a model.gguf")], 1024 * 1000);
         assert_eq!(found, Resident { total: 43_100 * 1024, file: 40_000 * 1024, cache: 1_024_000 });
-        assert_eq!(found.beyond(), 2_100 * 1024);
+        assert_eq!(found.other_bytes(), 2_100 * 1024);
     }
 
     #[test]
-    fn this_process_is_looked_at_where_the_system_tells() {
+    fn memory_of_this_process_is_read_if_available() {
         let found = resident(std::iter::empty(), 0);
         assert_eq!(found.is_some(), cfg!(target_os = "linux"));
-        assert!(found.is_none_or(|found| found.beyond() > 1 << 20));
+        assert!(found.is_none_or(|found| found.other_bytes() > 1 << 20));
     }
 }

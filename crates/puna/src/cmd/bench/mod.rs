@@ -1,4 +1,4 @@
-//! `puna bench`: tokens per second, beside what the machine can do at most.
+//! `puna bench`: measures tokens per second and compares them with the limits of the machine.
 
 mod busy;
 mod compare;
@@ -25,17 +25,17 @@ use crate::cli::BenchArgs;
 use crate::local::ModelFile;
 use crate::out;
 use compare::Baseline;
-use measure::Measured;
+use measure::TestResult;
 use memory::Resident;
 use plan::Plan;
-use report::{Compared, Report};
+use report::{ComparedResult, Report};
 
 pub fn run(args: &BenchArgs) -> Result<()> {
     let baselines: Vec<Baseline> =
         args.compare.iter().map(|path| compare::read(path)).collect::<Result<_>>()?;
     let file = ModelFile::open(&args.model)?;
     for baseline in &baselines {
-        if let Some(other) = baseline.only_other_model(&file.shown) {
+        if let Some(other) = baseline.only_other_model(&file.display_name) {
             out::note(format_args!(
                 "{} has results of {other}: compared as if of this model",
                 baseline.name
@@ -43,22 +43,23 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         }
     }
     let plan = Plan::new(args, &file)?;
-    // Before minutes of measuring, not after them.
+    // The path is checked before minutes of measurement and not after them.
     if let Some(path) = &args.plot {
         check_chart(path)?;
     }
     if args.start && file.path.is_none() {
-        bail!("{} is a part of this program: --start needs a file", file.shown);
+        bail!("{} is a part of this program: --start needs a file", file.display_name);
     }
     let machine = plan.compute.backend()?.describe();
     out::note(format_args!("probing the machine: {}", report::machine(&machine)));
     let before = probe::limits(machine.threads, &machine.kernels)?;
     let (measured, resident) =
         if plan.embeds() { embeddings(&file, &plan)? } else { steps(&file, &plan)? };
-    // Others may have been busy at one end of the run: the machine can do what it did at its better one.
+    // Other processes may have been busy at one end of the run, so the better of both probes
+    // counts.
     let limits: Limits = before.best(probe::limits(machine.threads, &machine.kernels)?);
     let report = Report {
-        model: &file.shown,
+        model: &file.display_name,
         facts: facts(args, &file),
         limits,
         cores: std::thread::available_parallelism().map_or(machine.threads, usize::from),
@@ -74,7 +75,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     if args.json { out::json(&report.json()) } else { out::text(&report.text()) }
 }
 
-/// Refuses a place where no chart can be written, or where something else would be lost.
+/// Refuses a path where no chart can be written, or where another file would be overwritten.
 fn check_chart(path: &Path) -> Result<()> {
     let cannot = || format!("cannot write {}", path.display());
     match std::fs::metadata(path) {
@@ -93,22 +94,23 @@ fn check_chart(path: &Path) -> Result<()> {
         }
         Ok(_) => std::fs::OpenOptions::new().write(true).open(path).map(drop).with_context(cannot),
         Err(_) => {
-            // Made and removed again: nothing empty stays if the measuring is broken off.
+            // The file is created and removed again, so that an interrupted run leaves no empty
+            // file.
             std::fs::File::create_new(path).with_context(cannot)?;
             std::fs::remove_file(path).with_context(cannot)
         }
     }
 }
 
-/// Prompts and generation, fed by hand.
-fn steps(file: &ModelFile, plan: &Plan) -> Result<(Vec<Measured>, Option<Resident>)> {
+/// Prompt and generation tests, which use the evaluator directly.
+fn steps(file: &ModelFile, plan: &Plan) -> Result<(Vec<TestResult>, Option<Resident>)> {
     let mut evaluator = plan.compute.evaluator(file)?;
     if evaluator.info().unmasking.is_some()
         && plan.tests.iter().any(|t| t.generate > 0 || t.depth > 0)
     {
         bail!(
             "{} fills masked places of whole texts: its steps are prompts; use -n 0 and -d 0",
-            file.shown
+            file.display_name
         );
     }
     let mut results = Vec::new();
@@ -120,8 +122,8 @@ fn steps(file: &ModelFile, plan: &Plan) -> Result<(Vec<Measured>, Option<Residen
     Ok((results, resident))
 }
 
-/// Batches of texts, through the engine's own queue.
-fn embeddings(file: &ModelFile, plan: &Plan) -> Result<(Vec<Measured>, Option<Resident>)> {
+/// Embedding tests, which use the engine's queue.
+fn embeddings(file: &ModelFile, plan: &Plan) -> Result<(Vec<TestResult>, Option<Resident>)> {
     let (mut results, mut resident) = (Vec::new(), None);
     for test in &plan.tests {
         out::note(test.name());
@@ -132,10 +134,10 @@ fn embeddings(file: &ModelFile, plan: &Plan) -> Result<(Vec<Measured>, Option<Re
     Ok((results, resident))
 }
 
-/// Bytes of the cache that the tests have written: the pages of the longest one of each sequence.
+/// Bytes of the KV cache that the tests wrote: for each sequence, the pages of its longest test.
 fn cache_bytes(evaluator: &Evaluator, plan: &Plan) -> u64 {
     let pages_each = evaluator.info().n_ctx.div_ceil(PAGE_TOKENS);
-    // There is one page to spare.
+    // The cache has one spare page.
     let page = evaluator.memory().cache / (pages_each * plan.compute.sequences + 1) as u64;
     let written = |sequence: usize| {
         let tests = plan.tests.iter().filter(|test| test.sequences > sequence);
@@ -151,14 +153,14 @@ fn starts(args: &BenchArgs, file: &ModelFile) -> Result<Vec<f64>> {
     start::seconds(path, args.repetitions)
 }
 
-fn compared(measured: Measured, baselines: &[Baseline], file: &ModelFile) -> Compared {
-    let other = |b: &Baseline| (b.name.clone(), b.speed(&measured.test, &file.shown));
-    Compared { others: baselines.iter().map(other).collect(), measured }
+fn compared(measured: TestResult, baselines: &[Baseline], file: &ModelFile) -> ComparedResult {
+    let other = |b: &Baseline| (b.name.clone(), b.speed(&measured.test, &file.display_name));
+    ComparedResult { others: baselines.iter().map(other).collect(), measured }
 }
 
 fn facts(args: &BenchArgs, file: &ModelFile) -> serde_json::Value {
     json!({
-        "path": file.shown, "architecture": file.view.metadata().architecture().ok(),
+        "path": file.display_name, "architecture": file.view.metadata().architecture().ok(),
         "parameters": file.gguf.parameter_count(), "bytes": file.gguf.tensor_bytes(),
         "file_type": puna_store::Facts::of(&file.gguf).file_type,
         "cache_type_k": args.cache_type_k, "cache_type_v": args.cache_type_v,

@@ -1,19 +1,19 @@
-//! What a command line asks for.
+//! Converts the command line to a list of tests.
 
 use anyhow::{Result, bail};
 use puna_models::{LoadOptions, Model};
 
-use super::measure::{BATCH, Test};
+use super::measure::{STEP_TOKENS, Test};
 use crate::cli::BenchArgs;
 use crate::cmd::debug::kv_type;
 use crate::local::{Compute, ModelFile};
 use crate::usage;
 
-/// Texts of a batch of embeddings where nothing else is said.
-const TEXTS: usize = 64;
+/// Default number of texts in a batch of embeddings.
+const DEFAULT_TEXTS: usize = 64;
 
-/// More sequences or texts at once than this measure nothing but memory.
-const MOST_SEQUENCES: usize = 4096;
+/// Largest number of concurrent sequences or texts. Above it, a test measures only memory.
+const MAX_SEQUENCES: usize = 4096;
 
 /// The tests, and how to run them.
 pub struct Plan {
@@ -21,27 +21,27 @@ pub struct Plan {
     pub tests: Vec<Test>,
     pub repetitions: usize,
     pub with_ops: bool,
-    /// Threads of the neighbour beside which every test runs again.
+    /// Threads of the busy process for which every test runs again.
     pub busy: Option<usize>,
 }
 
 impl Plan {
-    /// Checks what was asked for against the model.
+    /// Checks the arguments against the model's limits.
     pub fn new(args: &BenchArgs, file: &ModelFile) -> Result<Self> {
         let model = Model::load(&file.view, LoadOptions::default())?;
         let embed = args.embed || !model.shape().has_logits;
         let n_ctx = model.shape().n_ctx;
         let tests = if embed { embeddings(args, n_ctx) } else { tests(args) };
         if tests.is_empty() && !args.start {
-            return Err(usage::wrong("nothing to measure: give -p or -n a number above 0"));
+            return Err(usage::error("nothing to measure: give -p or -n a number above 0"));
         }
         let longest = longest(&tests, n_ctx)?;
         let compute = Compute {
             deterministic: args.deterministic,
             cache_k: kv_type(&args.cache_type_k)?,
             cache_v: kv_type(&args.cache_type_v)?,
-            num_ctx: Some(longest.max(BATCH)),
-            num_batch: BATCH,
+            num_ctx: Some(longest.max(STEP_TOKENS)),
+            num_batch: STEP_TOKENS,
             sequences: tests.iter().map(|test| test.sequences).max().unwrap_or(1),
             ..Compute::new(args.threads, args.kernels.clone())?
         };
@@ -49,13 +49,14 @@ impl Plan {
         Ok(Self { compute, tests, repetitions, with_ops, busy })
     }
 
-    /// Whether texts are embedded.
+    /// Whether the tests embed texts.
     pub fn embeds(&self) -> bool {
         self.tests.iter().any(|test| test.embed)
     }
 }
 
-/// Tokens of the longest test, where all fit the model and the machine.
+/// Tokens of the longest test. Fails if a test exceeds the model's context or the limit of
+/// sequences.
 fn longest(tests: &[Test], n_ctx: usize) -> Result<usize> {
     let mut longest = 1;
     for test in tests {
@@ -63,9 +64,9 @@ fn longest(tests: &[Test], n_ctx: usize) -> Result<usize> {
         if tokens > n_ctx {
             bail!("{} needs more tokens than the context of {n_ctx} (-p, -n and -d)", test.name());
         }
-        if test.sequences > MOST_SEQUENCES {
+        if test.sequences > MAX_SEQUENCES {
             bail!(
-                "{} are more than {MOST_SEQUENCES} sequences or texts at once (-b)",
+                "{} are more than {MAX_SEQUENCES} sequences or texts at once (-b)",
                 test.sequences
             );
         }
@@ -74,7 +75,8 @@ fn longest(tests: &[Test], n_ctx: usize) -> Result<usize> {
     Ok(longest)
 }
 
-/// Every combination that was asked for: prompts and generations, at every depth and number of sequences.
+/// All combinations of the arguments: prompts and generations, at every depth and number of
+/// sequences.
 fn tests(args: &BenchArgs) -> Vec<Test> {
     let mut tests = Vec::new();
     let sequences = if args.sequences.is_empty() { &[1][..] } else { &args.sequences };
@@ -92,9 +94,9 @@ fn tests(args: &BenchArgs) -> Vec<Test> {
     tests
 }
 
-/// A batch for every number of texts and every length of the longest, which is no longer than the model takes.
+/// A batch for every number of texts and every longest length, limited to the model's context.
 fn embeddings(args: &BenchArgs, n_ctx: usize) -> Vec<Test> {
-    let sequences = if args.sequences.is_empty() { &[TEXTS][..] } else { &args.sequences };
+    let sequences = if args.sequences.is_empty() { &[DEFAULT_TEXTS][..] } else { &args.sequences };
     let mut longest: Vec<usize> =
         args.n_prompt.iter().filter(|n| **n > 0).map(|&n| n.min(n_ctx)).collect();
     longest.dedup();
@@ -133,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_beyond_the_model_and_the_machine_name_the_limit() {
+    fn numbers_above_a_limit_name_the_limit() {
         let most = usize::MAX.to_string();
         let found =
             |line: &str| longest(&super::tests(&args(line)), 256).map_err(|e| e.to_string());
@@ -160,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_no_longer_than_the_model_takes() {
+    fn texts_are_limited_to_the_context() {
         assert_eq!(names(&embeddings(&args(""), 256)), ["embed256 × 64"]);
         assert_eq!(
             names(&embeddings(&args("-p 64,512 -b 8"), 256)),

@@ -1,22 +1,22 @@
-//! The results as a chart in SVG: a panel for each kind of work with a scale of its own, a group of bars for each test,
-//! ours above those of others, a mark where the machine's limit lies.
+//! Draws the results as an SVG chart. Each kind of work has a panel with its own scale, and each
+//! test a group of bars. Puna's bar is the first, and a mark shows the machine's limit.
 
 use std::fmt::Write;
 
-use super::report::{Compared, Report, Shares, machine};
+use super::report::{ComparedResult, LimitShares, Report, machine};
 
 const WIDTH: f64 = 860.0;
-/// Where bars begin; test names stand left of it.
+/// Left end of the bars; test names are to its left.
 const LEFT: f64 = 200.0;
-/// What is kept free right of the longest bar for numbers.
+/// Space for numbers to the right of the longest bar.
 const RIGHT: f64 = 190.0;
 const BAR: f64 = 18.0;
 const GAP: f64 = 12.0;
 const HEADER: f64 = 92.0;
-/// Title and scale of a panel.
+/// Height of a panel's title and scale.
 const PANEL: f64 = 56.0;
 
-/// Colours for light and dark backgrounds; the bars of others take turns.
+/// Colours for light and dark backgrounds. Bars of other tools alternate between colours.
 const STYLE: &str = "\
 svg { font: 13px system-ui, sans-serif; --back: #fff; --ink: #1c2126; --soft: #5d6872; --grid: #e2e6ea; \
 --ours: #1f6fb2; --other0: #b9c2ca; --other1: #8f9ba6; --other2: #d3b98c; --limit: #c2410c; }
@@ -28,7 +28,7 @@ text { fill: var(--ink); } .soft { fill: var(--soft); } .title { font-size: 18px
 .back { fill: var(--back); } .ours { fill: var(--ours); } .other0 { fill: var(--other0); } .other1 { fill: var(--other1); } \
 .other2 { fill: var(--other2); }";
 
-/// The whole chart.
+/// Draws the whole chart.
 pub fn svg(report: &Report<'_>) -> String {
     let panels = panels(&report.results);
     let height = HEADER + panels.iter().map(Panel::height).sum::<f64>() + 8.0;
@@ -50,7 +50,7 @@ pub fn svg(report: &Report<'_>) -> String {
     out
 }
 
-/// Title, machine, date and what the colours mean.
+/// Draws the title, the machine, the date and the legend.
 fn header(out: &mut String, report: &Report<'_>) {
     let name = report.model.rsplit(['/', '\\']).next().unwrap_or(report.model);
     text(out, "title", 16.0, 28.0, name);
@@ -63,7 +63,7 @@ fn header(out: &mut String, report: &Report<'_>) {
     for (at, name) in ["puna"].into_iter().chain(names).enumerate() {
         rect(out, &class(at), x, 62.0, 12.0, 12.0);
         text(out, "soft", x + 18.0, 73.0, name);
-        // Letters have no widths here; this is enough for any.
+        // Text widths are unknown in SVG; this estimate is large enough for any name.
         x += 40.0 + 8.0 * name.chars().count() as f64;
     }
     line(out, "limit", (x + 6.0, 61.0), (x + 6.0, 75.0));
@@ -73,11 +73,11 @@ fn header(out: &mut String, report: &Report<'_>) {
 /// Bars of one kind of work.
 struct Panel<'a> {
     title: &'static str,
-    results: Vec<&'a Compared>,
+    results: Vec<&'a ComparedResult>,
 }
 
-fn panels(results: &[Compared]) -> Vec<Panel<'_>> {
-    let kind = |title, of: fn(&Compared) -> bool| Panel {
+fn panels(results: &[ComparedResult]) -> Vec<Panel<'_>> {
+    let kind = |title, of: fn(&ComparedResult) -> bool| Panel {
         title,
         results: results.iter().filter(|r| of(r)).collect(),
     };
@@ -91,14 +91,15 @@ fn panels(results: &[Compared]) -> Vec<Panel<'_>> {
     all.into_iter().filter(|panel| !panel.results.is_empty()).collect()
 }
 
-/// Place of the colour and length of every bar of a test: ours, then of those who have the test.
-fn bars(result: &Compared) -> Vec<(usize, f64)> {
+/// Colour index and speed of each bar of a test: Puna's first, then those of the other files with
+/// this test.
+fn bars(result: &ComparedResult) -> Vec<(usize, f64)> {
     let all = std::iter::once(Some(result.measured.tokens_per_second()));
     let all = all.chain(result.others.iter().map(|(_, other)| *other));
     all.enumerate().filter_map(|(at, speed)| Some((at, speed?))).collect()
 }
 
-fn group_height(result: &Compared) -> f64 {
+fn group_height(result: &ComparedResult) -> f64 {
     bars(result).len() as f64 * BAR + GAP
 }
 
@@ -107,8 +108,8 @@ impl Panel<'_> {
         PANEL + self.results.iter().map(|result| group_height(result)).sum::<f64>()
     }
 
-    /// The end of the scale: the fastest bar, and limits unless they are far beyond all bars.
-    fn most(&self, report: &Report<'_>) -> f64 {
+    /// End of the scale: the fastest bar, or a limit below three times that speed.
+    fn scale_end(&self, report: &Report<'_>) -> f64 {
         let speeds = self.results.iter().flat_map(|result| bars(result));
         let fastest = speeds.map(|(_, speed)| speed).fold(1e-9, f64::max);
         let limits = self.results.iter().filter_map(|r| limit(r, report));
@@ -116,7 +117,7 @@ impl Panel<'_> {
     }
 
     fn draw(&self, out: &mut String, top: f64, report: &Report<'_>) {
-        let most = self.most(report);
+        let most = self.scale_end(report);
         let scale = (WIDTH - LEFT - RIGHT) / most;
         let bottom = top + self.height() - GAP;
         text(out, "head", 16.0, top + 20.0, self.title);
@@ -133,8 +134,8 @@ impl Panel<'_> {
     }
 }
 
-/// Bars of one test.
-fn group(out: &mut String, top: f64, result: &Compared, scale: f64, report: &Report<'_>) {
+/// Draws the bars of one test.
+fn group(out: &mut String, top: f64, result: &ComparedResult, scale: f64, report: &Report<'_>) {
     let speed = result.measured.tokens_per_second();
     let height = group_height(result) - GAP;
     text(out, "end", LEFT - 10.0, top + height / 2.0 + 4.0, &result.measured.test.name());
@@ -145,7 +146,7 @@ fn group(out: &mut String, top: f64, result: &Compared, scale: f64, report: &Rep
             0 => format!("{} · {}", number(bar), share(result, report)),
             _ => format!("{} · puna {:.2}×", number(bar), speed / bar),
         };
-        // Right of the bar, and of the mark if that would stand in the way.
+        // The label is to the right of the bar, or of the limit's mark if they would overlap.
         let mark = limit(result, report).map_or(0.0, |x| x * scale);
         let end = if mark > bar * scale && mark < bar * scale + 150.0 { mark } else { bar * scale };
         text(
@@ -162,14 +163,14 @@ fn group(out: &mut String, top: f64, result: &Compared, scale: f64, report: &Rep
     }
 }
 
-/// Tokens per second at the limit that binds.
-fn limit(result: &Compared, report: &Report<'_>) -> Option<f64> {
-    let (_, share) = Shares::of(&result.measured, report.limits).binding();
+/// Tokens per second at the binding limit.
+fn limit(result: &ComparedResult, report: &Report<'_>) -> Option<f64> {
+    let (_, share) = LimitShares::of(&result.measured, report.limits).binding_limit();
     (share > 0.0).then(|| result.measured.tokens_per_second() / share)
 }
 
-fn share(result: &Compared, report: &Report<'_>) -> String {
-    let (name, share) = Shares::of(&result.measured, report.limits).binding();
+fn share(result: &ComparedResult, report: &Report<'_>) -> String {
+    let (name, share) = LimitShares::of(&result.measured, report.limits).binding_limit();
     format!("{:.0} % of {name}", share * 100.0)
 }
 
@@ -181,7 +182,7 @@ fn ticks(most: f64) -> Vec<f64> {
     (0..=(most / step + 1e-6) as usize).map(|i| i as f64 * step).collect()
 }
 
-/// Three figures.
+/// Formats a number with three significant digits.
 fn number(x: f64) -> String {
     match x {
         x if x >= 100.0 || x == x.round() => format!("{x:.0}"),
@@ -190,7 +191,7 @@ fn number(x: f64) -> String {
     }
 }
 
-/// Of the bar at a place in its group: ours is the first.
+/// CSS class of a bar by its index in the group; Puna's is the first.
 fn class(at: usize) -> String {
     if at == 0 { "ours".into() } else { format!("other{}", (at - 1) % 3) }
 }
@@ -229,7 +230,7 @@ mod tests {
     use super::*;
     use crate::cmd::bench::report::tests::report as example;
 
-    /// Walks through the elements: every one is closed in order, attributes are quoted, text holds no stray signs.
+    /// Checks the elements: each is closed in order, attributes are quoted, and text is escaped.
     fn check_xml(text: &str) {
         let mut open: Vec<&str> = Vec::new();
         let mut rest = text.trim_end();
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn the_chart_is_well_formed_and_says_everything() {
+    fn the_chart_is_well_formed_and_complete() {
         let report = example();
         let svg = svg(&report);
         check_xml(&svg);
@@ -302,12 +303,12 @@ mod tests {
         }
         assert!(!svg.contains("Embedding") && !svg.contains("NaN"));
         assert!(svg.contains(&jiff::Zoned::now().strftime("%Y").to_string()));
-        // One mark for each result and one that explains it.
+        // One mark per result and one in the legend.
         assert_eq!(svg.matches("<line class=\"limit\"").count(), report.results.len() + 1);
     }
 
     #[test]
-    fn every_bar_and_number_stays_on_the_sheet() {
+    fn every_bar_and_number_is_inside_the_chart() {
         let svg = svg(&example());
         for rect in svg.split("<rect class=\"o").skip(1) {
             let number = |key: &str| -> f64 {

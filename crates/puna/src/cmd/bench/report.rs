@@ -1,55 +1,55 @@
-//! What was measured, for people and as JSON.
+//! Prints results as text and as JSON.
 
 use puna_cpu::probe::Limits;
 use puna_graph::Description;
 use serde_json::{Value, json};
 
 use super::busy::fair_share;
-use super::measure::{Measured, median};
+use super::measure::{TestResult, median};
 use super::memory::Resident;
 use crate::format;
 
-/// Everything a run found.
+/// All results of a run.
 pub struct Report<'a> {
     pub model: &'a str,
-    /// What the model is, in JSON.
+    /// Description of the model in JSON.
     pub facts: Value,
     pub machine: Description,
     pub limits: Limits,
     /// Processors that this process may use.
     pub cores: usize,
-    pub results: Vec<Compared>,
-    /// Whether memory was asked for, and what was found.
+    pub results: Vec<ComparedResult>,
+    /// Outer `None`: not requested. Inner `None`: not available on this system.
     pub memory: Option<Option<Resident>>,
-    /// Seconds from a process's start to its first output.
+    /// Seconds from the start of a process to its first output.
     pub starts: Vec<f64>,
 }
 
-/// A result beside those of others.
-pub struct Compared {
-    pub measured: Measured,
-    /// Name and tokens per second of each file to compare with, where it has the test.
+/// A result with the same test of other files.
+pub struct ComparedResult {
+    pub measured: TestResult,
+    /// Name and tokens per second of each file to compare with; `None` if it lacks the test.
     pub others: Vec<(String, Option<f64>)>,
 }
 
-impl Compared {
-    /// How much faster than the best of the others.
+impl ComparedResult {
+    /// Speed relative to the fastest other result.
     pub fn ratio(&self) -> Option<f64> {
         let best = self.others.iter().filter_map(|(_, speed)| *speed).reduce(f64::max)?;
         Some(self.measured.tokens_per_second() / best)
     }
 }
 
-/// Shares of the machine's limits that a result reached.
+/// Fractions of the machine's limits that a result reached.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Shares {
+pub struct LimitShares {
     pub read: f64,
     pub int8: f64,
     pub bf16: f64,
 }
 
-impl Shares {
-    pub fn of(measured: &Measured, limits: Limits) -> Self {
+impl LimitShares {
+    pub fn of(measured: &TestResult, limits: Limits) -> Self {
         let tokens = measured.tokens_per_second() / 1e9;
         let macs = measured.macs_per_token * tokens;
         Self {
@@ -59,17 +59,18 @@ impl Shares {
         }
     }
 
-    /// The limit that binds, and the share of it: for arithmetic that of the best unit.
-    pub fn binding(self) -> (&'static str, f64) {
+    /// The binding limit and the fraction of it. For arithmetic, the best unit counts.
+    pub fn binding_limit(self) -> (&'static str, f64) {
         let compute = self.int8.min(self.bf16);
         if self.read >= compute { ("bandwidth", self.read) } else { ("compute", compute) }
     }
 }
 
 impl Report<'_> {
-    /// What a result kept of its quiet speed beside a busy process, and what it was due.
-    fn kept(&self, measured: &Measured) -> Option<(f64, f64)> {
-        let kept = measured.tokens_per_second() / measured.quiet?;
+    /// Fraction of the undisturbed speed that remained next to a busy process, and the fair
+    /// fraction.
+    fn busy_share(&self, measured: &TestResult) -> Option<(f64, f64)> {
+        let kept = measured.tokens_per_second() / measured.undisturbed?;
         Some((kept, fair_share(self.machine.threads, measured.test.busy, self.cores)))
     }
 
@@ -87,7 +88,7 @@ impl Report<'_> {
         if let Some(memory) = self.memory {
             value["memory"] = memory.map_or(
                 Value::Null,
-                |m| json!({"resident": m.total, "file": m.file, "cache": m.cache, "beyond": m.beyond()}),
+                |m| json!({"resident": m.total, "file": m.file, "cache": m.cache, "beyond": m.other_bytes()}),
             );
         }
         if !self.starts.is_empty() {
@@ -96,11 +97,11 @@ impl Report<'_> {
         value
     }
 
-    fn result_json(&self, result: &Compared) -> Value {
+    fn result_json(&self, result: &ComparedResult) -> Value {
         let measured = &result.measured;
         let test = &measured.test;
-        let shares = Shares::of(measured, self.limits);
-        let (limit, share) = shares.binding();
+        let shares = LimitShares::of(measured, self.limits);
+        let (limit, share) = shares.binding_limit();
         let mut value = json!({
             "test": test.name(), "n_prompt": test.prompt, "n_gen": test.generate, "depth": test.depth,
             "sequences": test.sequences, "embed": test.embed, "busy": test.busy,
@@ -113,12 +114,12 @@ impl Report<'_> {
             value["texts_per_second"] =
                 json!(measured.tokens_per_second() * measured.texts_per_token);
         }
-        if let Some((kept, fair)) = self.kept(measured) {
+        if let Some((kept, fair)) = self.busy_share(measured) {
             value["kept"] = json!(kept);
             value["fair_share"] = json!(fair);
         }
         if !measured.ops.is_empty() {
-            let op = |op: &super::measure::Share| json!({"op": op.op, "share": op.share, "gbs": op.gbs, "gmacs": op.gmacs});
+            let op = |op: &super::measure::OpShare| json!({"op": op.op, "share": op.share, "gbs": op.gbs, "gmacs": op.gmacs});
             value["ops"] = measured.ops.iter().map(op).collect();
         }
         if let Some(ratio) = result.ratio() {
@@ -146,7 +147,7 @@ impl Report<'_> {
                     "\nresident beyond the file ({}) and the cache ({}): {}\n",
                     format::bytes(m.file),
                     format::bytes(m.cache),
-                    format::bytes(m.beyond())
+                    format::bytes(m.other_bytes())
                 ),
                 None => "\nresident memory: this system does not tell\n".into(),
             });
@@ -162,23 +163,24 @@ impl Report<'_> {
     }
 
     fn speeds(&self) -> String {
-        let any = |has: fn(&Compared) -> bool| self.results.iter().any(has);
+        let any = |has: fn(&ComparedResult) -> bool| self.results.iter().any(has);
         let others: &[(String, Option<f64>)] = self.results.first().map_or(&[], |r| &r.others);
-        let (embeds, busy) = (any(|r| r.measured.test.embed), any(|r| r.measured.quiet.is_some()));
+        let (embeds, busy) =
+            (any(|r| r.measured.test.embed), any(|r| r.measured.undisturbed.is_some()));
         let mut headings = vec!["TEST", "DEPTH", "SEQUENCES", "TOKENS/S", "LIMIT", "SHARE"];
         headings.extend(embeds.then_some("TEXTS/S"));
         headings.extend(busy.then_some("BUSY").into_iter().chain(busy.then_some("KEPT (FAIR)")));
-        // One other needs no name.
+        // A single other file needs no name.
         let names: Vec<String> = match others {
             [_] => vec!["RATIO".into()],
             many => many.iter().map(|(name, _)| format!("OF {name}")).collect(),
         };
         headings.extend(names.iter().map(String::as_str));
         let dash = || "-".to_owned();
-        let row = |result: &Compared| {
+        let row = |result: &ComparedResult| {
             let measured = &result.measured;
             let (test, speed) = (&measured.test, measured.tokens_per_second());
-            let (limit, share) = Shares::of(measured, self.limits).binding();
+            let (limit, share) = LimitShares::of(measured, self.limits).binding_limit();
             let mut row = vec![
                 test.kind(),
                 test.depth.to_string(),
@@ -190,7 +192,7 @@ impl Report<'_> {
             row.extend(embeds.then(|| format!("{:.1}", speed * measured.texts_per_token)));
             if busy {
                 row.push(if test.busy > 0 { format!("{} threads", test.busy) } else { dash() });
-                let kept = self.kept(measured);
+                let kept = self.busy_share(measured);
                 row.push(kept.map_or_else(dash, |(kept, fair)| {
                     format!("{} ({})", percent(kept), percent(fair))
                 }));
@@ -205,7 +207,7 @@ impl Report<'_> {
     }
 }
 
-/// The processor and how it is used.
+/// Describes the processor, its kernels and the threads.
 pub fn machine(machine: &Description) -> String {
     format!("{}, {} threads, kernels {}", machine.device, machine.threads, machine.kernels)
 }
@@ -214,8 +216,8 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-fn ops(measured: &Measured) -> String {
-    let row = |op: &super::measure::Share| {
+fn ops(measured: &TestResult) -> String {
+    let row = |op: &super::measure::OpShare| {
         let numbers = [
             format!("{:.1} %", op.share * 100.0),
             format!("{:.1}", op.gbs),
@@ -234,13 +236,13 @@ pub(super) mod tests {
 
     pub fn report() -> Report<'static> {
         let limits = Limits { read_gbs: 20.0, int8_gmacs: 400.0, bf16_gmacs: 200.0 };
-        let result = |test, speed: f64, bytes, macs, other| Compared {
-            measured: Measured {
+        let result = |test, speed: f64, bytes, macs, other| ComparedResult {
+            measured: TestResult {
                 test,
                 runs: vec![speed],
                 bytes_per_token: bytes,
                 macs_per_token: macs,
-                ..Measured::default()
+                ..TestResult::default()
             },
             others: vec![("a".into(), Some(other)), ("b".into(), None)],
         };
@@ -249,7 +251,7 @@ pub(super) mod tests {
         let mut results = vec![result(pp, 200.0, 2e6, 1e9, 100.0), result(tg, 10.0, 1e9, 1e9, 8.0)];
         let quiet = results[1].measured.tokens_per_second();
         let mut busy = result(Test { busy: 2, ..tg }, 4.0, 1e9, 1e9, 1.0);
-        busy.measured.quiet = Some(quiet);
+        busy.measured.undisturbed = Some(quiet);
         results.push(busy);
         let machine = Description {
             name: "cpu".into(),
@@ -272,7 +274,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_result_stands_beside_its_limit_and_its_rivals() {
+    fn results_show_limits_and_comparisons() {
         let report = report();
         let json = report.json();
         let (pp, tg, busy) = (&json["results"][0], &json["results"][1], &json["results"][2]);

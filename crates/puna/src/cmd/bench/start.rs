@@ -1,4 +1,5 @@
-//! From the start of a process to its first output: what a person waits for who runs a model for the first time.
+//! Measures the time from the start of a process to its first output, as for a user's first run of
+//! a model.
 
 use std::io::Read;
 use std::path::Path;
@@ -7,8 +8,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-/// Seconds from starting `puna run FILE` to the first byte of its answer, of each repetition. The first run of all, which
-/// brings the file into the page cache, is not among them.
+/// Seconds from starting `puna run FILE` to the first byte of its answer, per repetition. An
+/// additional first run, which reads the file into the page cache, is not counted.
 pub fn seconds(file: &Path, repetitions: usize) -> Result<Vec<f64>> {
     once(file)?;
     (0..repetitions).map(|_| once(file)).collect()
@@ -19,7 +20,7 @@ fn once(file: &Path) -> Result<f64> {
     let start = Instant::now();
     let mut child = Command::new(program)
         .arg("run")
-        // A name with a folder is a path, whatever it looks like.
+        // A path with a folder is never read as a model name.
         .arg(std::path::absolute(file).unwrap_or_else(|_| file.to_owned()))
         .arg("Once upon a time")
         .stdin(Stdio::null())
@@ -46,7 +47,7 @@ fn once(file: &Path) -> Result<f64> {
     Ok(seconds)
 }
 
-/// Asks it to end, so that it takes its server and its temporary folder with it.
+/// Sends SIGTERM, so that the process removes its server and temporary folder.
 fn end(mut child: Child) -> Result<()> {
     #[cfg(unix)]
     {
@@ -57,7 +58,7 @@ fn end(mut child: Child) -> Result<()> {
     }
     #[cfg(not(unix))]
     child.kill()?;
-    // Nobody reads the rest; a full pipe must not keep it from ending.
+    // The pipe has no reader any more; a full one must not block the process.
     drop(child.stdout.take());
     drop(child.stderr.take());
     child.wait().map(|_| ()).context("cannot wait for puna run")

@@ -1,4 +1,4 @@
-//! `puna debug dequantize` and `quantize-error`: the block formats by themselves.
+//! `puna debug dequantize` and `quantize-error`: test single block formats.
 
 use anyhow::Result;
 use puna_quant::TensorType;
@@ -12,12 +12,12 @@ pub fn dequantize(ty: &str, hex: &str, as_json: bool) -> Result<()> {
     let size = ty.block_bytes();
     if bytes.is_empty() || !bytes.len().is_multiple_of(size) {
         let text = format!("{} bytes are no whole blocks of {ty}, which have {size}", bytes.len());
-        return Err(usage::wrong(text));
+        return Err(usage::error(text));
     }
     let mut values = vec![0.0f32; bytes.len() / size * ty.block_values()];
     puna_quant::dequantize(ty, &bytes, &mut values)?;
     if as_json {
-        // JSON has no numbers for infinities and the like.
+        // JSON cannot represent infinities and NaN as numbers.
         let number = |x: &f32| if x.is_finite() { json!(x) } else { Value::String(x.to_string()) };
         return out::json(&json!({"values": values.iter().map(number).collect::<Vec<_>>()}));
     }
@@ -39,7 +39,7 @@ pub fn quantize_error(ty: &str, as_json: bool) -> Result<()> {
 fn tensor_type(name: &str) -> Result<TensorType> {
     TensorType::from_name(name).ok_or_else(|| {
         let known: Vec<_> = TensorType::all().map(TensorType::name).collect();
-        usage::wrong(format!("unknown tensor type `{name}`; known are {}", known.join(", ")))
+        usage::error(format!("unknown tensor type `{name}`; known are {}", known.join(", ")))
     })
 }
 
@@ -48,11 +48,11 @@ fn parse_hex(text: &str) -> Result<Vec<u8>> {
         .chars()
         .filter(|c| !c.is_whitespace())
         .map(|c| {
-            c.to_digit(16).ok_or_else(|| usage::wrong(format!("`{c}` is no hexadecimal digit")))
+            c.to_digit(16).ok_or_else(|| usage::error(format!("`{c}` is no hexadecimal digit")))
         })
         .collect::<Result<_>>()?;
     if !digits.len().is_multiple_of(2) {
-        return Err(usage::wrong(format!(
+        return Err(usage::error(format!(
             "{} hexadecimal digits are no whole bytes",
             digits.len()
         )));

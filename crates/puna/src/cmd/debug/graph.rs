@@ -1,4 +1,4 @@
-//! `puna debug graph`: the operations of one step with their shapes and places.
+//! `puna debug graph`: the operations of one step with their shapes and memory offsets.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -23,7 +23,7 @@ pub fn run(model: &str, tokens: usize, dot: Option<&Path>, as_json: bool) -> Res
         std::fs::write(path, graphviz(&nodes))
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
-    // An arena is counted in floats.
+    // The plan gives the size of the arena in floats of 4 bytes.
     let scratch = plan.arena as u64 * 4;
     if as_json {
         return out::json(&json!({"nodes": nodes, "scratch_bytes": scratch}));
@@ -51,7 +51,7 @@ fn node(plan: &Plan, model: &Model, at: usize) -> Value {
     let place = plan.place(node.out);
     let name =
         node.layer.map_or_else(|| node.name.to_owned(), |layer| format!("{}-{layer}", node.name));
-    // Slices have no node of their own: they come from the node that fills their storage.
+    // A slice has no node of its own; it depends on the node that fills its storage.
     let storage = |id| plan.graph.value(id).storage;
     let origin = |id| plan.graph.nodes()[..at].iter().rfind(|n| storage(n.out) == storage(id));
     let inputs: Vec<usize> =
@@ -68,7 +68,7 @@ fn node(plan: &Plan, model: &Model, at: usize) -> Value {
     })
 }
 
-/// The tensors that an operation reads.
+/// Tensors that an operation reads.
 fn weights(op: &Op) -> Vec<usize> {
     let ids = match op {
         Op::Embed { table, .. } | Op::EmbedListed { table, .. } => vec![Some(*table)],

@@ -1,4 +1,4 @@
-//! `puna debug kernels`: the levels of this machine, and which one does what.
+//! `puna debug kernels`: the kernel levels of this machine, and the level that each operation uses.
 
 use anyhow::Result;
 use puna_cpu::kernels::{best, level, levels};

@@ -1,4 +1,4 @@
-//! `puna debug logits`: raw logits of given tokens, however they are fed.
+//! `puna debug logits`: raw logits of given tokens, fed in whole, in chunks or one by one.
 
 use anyhow::{Result, bail};
 use puna_engine::{Feed, Outputs};
@@ -11,7 +11,7 @@ use crate::{out, usage};
 
 pub fn run(args: &LogitsArgs) -> Result<()> {
     if args.backend != "cpu" {
-        return Err(usage::wrong(format!("no backend `{}`; this build has cpu", args.backend)));
+        return Err(usage::error(format!("no backend `{}`; this build has cpu", args.backend)));
     }
     let tokens = &args.tokens;
     let positions = positions(&args.positions, tokens.len())?;
@@ -19,7 +19,7 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
         "whole" => tokens.len(),
         "one" => 1,
         number => number.parse().ok().filter(|n| *n > 0).ok_or_else(|| {
-            usage::wrong(format!(
+            usage::error(format!(
                 "--split must be whole, one or a number of tokens, not `{number}`"
             ))
         })?,
@@ -37,9 +37,12 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
     let mut evaluator = compute.evaluator(&file)?;
     let info = evaluator.info().clone();
     if info.start.is_some() {
-        bail!("{} reads prompts with an encoder: it has no logits behind their tokens", file.shown);
+        bail!(
+            "{} reads prompts with an encoder: it has no logits behind their tokens",
+            file.display_name
+        );
     }
-    // An encoder sees all of a text at once.
+    // An encoder reads the whole text in one step.
     let chunk = if info.causal { chunk } else { tokens.len() };
     let sequences = sequences(tokens, copies, others);
     let mut rows = Vec::new();
@@ -52,7 +55,7 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
             true => (evaluator.logits(&feeds)?, info.n_vocab),
             false => (evaluator.hidden(&feeds)?, info.n_embd),
         };
-        // The first copy's rows come first.
+        // The rows of the first copy are first in the result.
         rows.extend(result.chunks_exact(columns).take(end - start).map(<[f32]>::to_vec));
     }
     let picked: Vec<&Vec<f32>> = positions.iter().map(|&p| &rows[p]).collect();
@@ -75,7 +78,7 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
     out::text(&text)
 }
 
-/// The copies, then as many sequences that differ from them.
+/// The copies, followed by as many sequences with other tokens.
 fn sequences(tokens: &[u32], copies: usize, others: usize) -> Vec<Vec<u32>> {
     let turned = |by: usize| {
         tokens.iter().cycle().skip(by % tokens.len()).take(tokens.len()).copied().collect()
@@ -91,12 +94,12 @@ fn positions(text: &str, tokens: usize) -> Result<Vec<usize>> {
             .split(',')
             .map(|item| {
                 let position: usize = item.trim().parse().map_err(|_| {
-                    usage::wrong(format!(
+                    usage::error(format!(
                         "--positions must be all, last or a list of numbers, not `{list}`"
                     ))
                 })?;
                 if position >= tokens {
-                    return Err(usage::wrong(format!(
+                    return Err(usage::error(format!(
                         "position {position} is beyond the {tokens} tokens"
                     )));
                 }
@@ -107,7 +110,7 @@ fn positions(text: &str, tokens: usize) -> Result<Vec<usize>> {
 }
 
 pub fn kv_type(name: &str) -> Result<KvType> {
-    name.parse::<KvType>().map_err(|error| usage::wrong(error.to_string()))
+    name.parse::<KvType>().map_err(|error| usage::error(error.to_string()))
 }
 
 fn number(x: f32) -> Value {
@@ -128,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn sequences_beside_the_copies_differ_from_them() {
+    fn additional_sequences_differ_from_the_copies() {
         assert_eq!(sequences(&[1, 2, 3], 2, 2), [[1, 2, 3], [1, 2, 3], [2, 3, 1], [3, 1, 2]]);
     }
 }

@@ -1,4 +1,4 @@
-//! `puna debug`: looking inside the engine.
+//! `puna debug`: inspects the engine.
 
 mod blocks;
 mod graph;

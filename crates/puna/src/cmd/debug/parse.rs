@@ -1,4 +1,4 @@
-//! `puna debug parse`: what an output parser makes of a model's text.
+//! `puna debug parse`: splits a model's text with an output parser.
 
 use anyhow::{Context, Result};
 use puna_prompt::{OutputParser, OutputPart, ParserInput, Think, ThinkTags};
@@ -35,7 +35,7 @@ fn parser(args: &ParseArgs, tools: &[Value]) -> Result<OutputParser> {
     let input = ParserInput { tools, think: think.as_ref(), ..ParserInput::default() };
     OutputParser::by_name(&args.parser, &input).ok_or_else(|| {
         let known: Vec<&str> = OutputParser::names().chain(["thinking"]).collect();
-        usage::wrong(format!("unknown parser {:?}; known are {}", args.parser, known.join(", ")))
+        usage::error(format!("unknown parser {:?}; known are {}", args.parser, known.join(", ")))
     })
 }
 
@@ -47,7 +47,7 @@ fn show(parts: Vec<OutputPart>, as_json: bool) -> Result<()> {
             OutputPart::Thinking(text) => thinking.push_str(&text),
             OutputPart::Content(text) => content.push_str(&text),
             OutputPart::Call(call) => calls.push(json!({"function": call})),
-            // Calls are told of when they are complete.
+            // A tool call is printed when it is complete.
             OutputPart::CallStart(_) | OutputPart::CallArguments(_) => {}
             OutputPart::Malformed { text, error } => {
                 malformed.push(json!({"text": text, "error": error.to_string()}))

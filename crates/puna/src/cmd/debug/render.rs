@@ -1,4 +1,4 @@
-//! `puna debug render`: the prompt that a request turns into.
+//! `puna debug render`: renders a request to a prompt.
 
 use anyhow::{Context, Result, anyhow, bail};
 use puna_prompt::{
@@ -22,13 +22,15 @@ pub fn run(args: &RenderArgs) -> Result<()> {
     let tokenizer = file.as_ref().map(ModelFile::tokenizer).transpose()?;
     let template = template(args, file.as_ref())?;
     let rendered = match (request.get("raw"), request.get("prompt").and_then(Value::as_str)) {
-        (Some(Value::Bool(true)), Some(prompt)) => Rendered::own(prompt.to_owned(), ""),
+        (Some(Value::Bool(true)), Some(prompt)) => {
+            Rendered::without_messages(prompt.to_owned(), "")
+        }
         _ => render(&template, &request, file.as_ref(), tokenizer.as_ref())
             .with_context(|| shown.to_string())?,
     };
     let parts = parts(&rendered.prompt, rendered.may_be_marked);
     let tokens = tokenizer.map(|t| t.encode_prompt_parts(&parts, rendered.leading_bos));
-    let rendered = rendered.shown();
+    let rendered = rendered.for_display();
     let adapted: Vec<&str> = rendered.adaptations.iter().map(|kind| kind.as_str()).collect();
     if args.json {
         return out::json(
@@ -48,7 +50,7 @@ pub fn run(args: &RenderArgs) -> Result<()> {
     out::text(&rendered.prompt)
 }
 
-/// The given renderer or template, else that of the stored model, else that of the file.
+/// Selects the given renderer or template, else that of the stored model, else that of the file.
 fn template(args: &RenderArgs, file: Option<&ModelFile>) -> Result<Template> {
     if let Some(name) = &args.renderer {
         return Template::parse(TemplateFormat::BuiltIn, name).map_err(|e| {
@@ -65,7 +67,7 @@ fn template(args: &RenderArgs, file: Option<&ModelFile>) -> Result<Template> {
             None if matches!(&*name, "jinja" | "jinja2" | "j2") => TemplateFormat::Jinja,
             None if matches!(&*name, "gotmpl" | "tmpl" | "go") => TemplateFormat::Go,
             None => {
-                return Err(usage::wrong(format!(
+                return Err(usage::error(format!(
                     "{}: say --kind jinja or --kind go",
                     path.display()
                 )));
@@ -86,17 +88,17 @@ fn template(args: &RenderArgs, file: Option<&ModelFile>) -> Result<Template> {
     let go = file.stored.as_ref().and_then(|model| model.template.as_deref());
     let facts = puna_store::Facts::of(&file.gguf);
     let (kind, source) = match (go, facts.chat_template.as_deref(), args.kind) {
-        (Some(go), Some(jinja), None) => return preferred(go, jinja),
+        (Some(go), Some(jinja), None) => return preferred_template(go, jinja),
         (Some(go), _, None | Some(TemplateKind::Go)) => (TemplateFormat::Go, go),
         (_, Some(jinja), None | Some(TemplateKind::Jinja)) => (TemplateFormat::Jinja, jinja),
         (_, _, None) => (TemplateFormat::Go, "{{ .Prompt }}"),
-        (_, _, Some(_)) => bail!("{} has no template of this kind", file.shown),
+        (_, _, Some(_)) => bail!("{} has no template of this kind", file.display_name),
     };
     Ok(Template::parse(kind, source)?)
 }
 
-/// Which of two templates a server would use.
-fn preferred(go: &str, jinja: &str) -> Result<Template> {
+/// Selects the template that a server would use.
+fn preferred_template(go: &str, jinja: &str) -> Result<Template> {
     let parsed =
         (Template::parse(TemplateFormat::Go, go), Template::parse(TemplateFormat::Jinja, jinja));
     match (puna_server::Config::from_env()?.go_template, parsed) {
@@ -107,33 +109,34 @@ fn preferred(go: &str, jinja: &str) -> Result<Template> {
     }
 }
 
-/// A prompt, and whether messages were left out of it.
+/// A prompt, and whether messages were cut from it.
 struct Rendered<'a> {
     prompt: String,
-    /// What the template writes for the first token, where it was one that wrote this.
+    /// Text that the template writes for the first token, if the template rendered this prompt.
     leading_bos: &'a str,
-    /// It is that of a conversation, whose marks say what users wrote. In one of one's own the same letters are no marks.
+    /// Whether marks in the prompt delimit users' text. They do in a conversation, and not in a raw
+    /// prompt.
     may_be_marked: bool,
     truncated: bool,
-    /// What was changed in the conversation for the template.
+    /// Adaptations of the conversation to the template.
     adaptations: Adaptations,
 }
 
 impl<'a> Rendered<'a> {
-    /// A prompt in which no message stands.
-    fn own(prompt: String, leading_bos: &'a str) -> Self {
+    /// A prompt without messages.
+    fn without_messages(prompt: String, leading_bos: &'a str) -> Self {
         let (may_be_marked, truncated, adaptations) = (false, false, Adaptations::new());
         Self { prompt, leading_bos, may_be_marked, truncated, adaptations }
     }
 
-    /// The same as people read it.
-    fn shown(self) -> Self {
+    /// Removes the marks for display.
+    fn for_display(self) -> Self {
         let prompt = if self.may_be_marked { without_marks(&self.prompt) } else { self.prompt };
         Self { prompt, ..self }
     }
 }
 
-/// A prompt in parts, and whether control tokens are read in each.
+/// Splits a prompt into parts, each with whether its control tokens are parsed.
 fn parts(prompt: &str, may_be_marked: bool) -> Vec<(&str, bool)> {
     if may_be_marked { split_at_marks(prompt) } else { vec![(prompt, true)] }
 }
@@ -149,7 +152,7 @@ fn render<'a>(
     if let Some(suffix) = text("suffix") {
         let prompt =
             render_insert(template, text("prompt").unwrap_or_default(), suffix, think.as_ref())?;
-        return Ok(Rendered::own(prompt, template.leading_bos()));
+        return Ok(Rendered::without_messages(prompt, template.leading_bos()));
     }
     let stored = file.and_then(|file| file.stored.as_ref());
     let system = stored.and_then(|model| model.system.as_deref());
@@ -179,7 +182,7 @@ fn render<'a>(
         (piece(tokenizer.and_then(Tokenizer::bos)), piece(tokenizer.and_then(Tokenizer::eos)));
     let rules = may_be_marked.then(|| MessageRules::probe(template));
     let chat = Chat { tools: &tools, think, bos: &bos, eos: &eos, rules, ..Chat::new(&all) };
-    // Without a vocabulary nothing is too long.
+    // Without a vocabulary the length cannot be limited.
     let limit = request
         .pointer("/options/num_ctx")
         .and_then(Value::as_u64)
@@ -194,7 +197,7 @@ fn render<'a>(
     Ok(Rendered { truncated, prompt: fitted.prompt, leading_bos, may_be_marked, adaptations })
 }
 
-/// A field that follows the API's rules for it.
+/// Reads a field of the request according to the API.
 fn field<T: serde::de::DeserializeOwned + Default>(request: &Value, key: &str) -> Result<T> {
     match request.get(key) {
         None | Some(Value::Null) => Ok(T::default()),

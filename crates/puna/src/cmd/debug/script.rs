@@ -1,4 +1,4 @@
-//! `puna debug script`: a server whose model says what a script tells it.
+//! `puna debug script`: a server with a scripted model, for tests of clients.
 
 use anyhow::Result;
 

@@ -1,4 +1,4 @@
-//! What all coding agents have in common, and the list of them.
+//! Common interface of all coding agents, and the list of agents.
 
 use std::path::Path;
 
@@ -11,64 +11,65 @@ use super::opencode::Opencode;
 use super::pi::Pi;
 use super::qwen::QwenCode;
 
-/// The server and the model that an agent is to use.
+/// Server and model for an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// The server's address, such as `http://127.0.0.1:11434`.
+    /// Address of the server, such as `http://127.0.0.1:11434`.
     pub url: String,
-    /// The API key; `none` where the server asks for none.
+    /// API key; `none` if the server requires none.
     pub key: String,
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// Tokens of its context window, where that is known.
+    /// Context window in tokens, if known.
     pub window: Option<u64>,
-    /// Whether it thinks before it answers.
+    /// Whether the model supports reasoning.
     pub thinks: bool,
-    /// Whether it takes images.
-    pub sees: bool,
+    /// Whether the model accepts images.
+    pub accepts_images: bool,
 }
 
 impl Target {
-    /// The address of OpenAI's dialect.
+    /// Base URL of the OpenAI dialect.
     pub fn openai_url(&self) -> String {
         format!("{}/v1", self.url)
     }
 
-    /// Tokens of one answer at most: an eighth of the window, since agents keep that much of it free.
+    /// Token limit of one answer: an eighth of the window, because agents keep that much free.
     pub fn output(&self) -> Option<u64> {
         self.window.map(|window| (window / 8).clamp(1024, 32_000).min(window / 2))
     }
 }
 
-/// How an agent is started.
+/// Environment, arguments and files with which an agent is started.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Setup {
-    /// Variables that are set.
+    /// Environment variables to set.
     pub set: Vec<(String, String)>,
-    /// Variables that are removed, as they would lead the agent to another server.
+    /// Environment variables to remove, because they would direct the agent to another server.
     pub removed: Vec<String>,
-    /// Arguments in front of the user's.
+    /// Arguments that precede the user's.
     pub arguments: Vec<String>,
-    /// Files that exist as long as the agent runs: their names in the folder of this run, and what they hold.
+    /// Files that exist while the agent runs: their names in the temporary folder, and their
+    /// contents.
     pub files: Vec<(String, String)>,
-    /// Keys in settings of the user that were taken over, which are not printed.
+    /// Secrets in the user's settings, which are never printed.
     pub secrets: Vec<String>,
 }
 
-/// Parts of the names of fields with secrets.
-const SECRET: [&str; 8] =
+/// Substrings of the names of fields with secrets.
+const SECRET_NAME_PARTS: [&str; 8] =
     ["key", "token", "secret", "password", "authorization", "credential", "cookie", "bearer"];
 
-/// Fields with texts of any kind, among them secrets.
+/// Fields with arbitrary texts, which may be secrets.
 const CONTAINERS: [&str; 5] = ["headers", "env", "environment", "args", "command"];
 
 impl Setup {
-    /// Sets a variable.
+    /// Sets an environment variable.
     pub fn set(&mut self, name: &str, value: impl Into<String>) {
         self.set.push((name.to_owned(), value.into()));
     }
 
-    /// Keeps the secrets in settings of the user out of what is printed.
+    /// Records the secrets in the user's settings, so that they are not printed.
     pub fn hide(&mut self, settings: &Value) {
         self.hide_in(settings, false);
     }
@@ -77,7 +78,7 @@ impl Setup {
         match value {
             Value::String(text)
                 if !text.is_empty()
-                    && !names_place(text)
+                    && !is_reference(text)
                     && (is_secret || has_secret_in_address(text)) =>
             {
                 self.secrets.push(text.clone());
@@ -98,58 +99,60 @@ impl Setup {
     }
 }
 
-/// Whether a text only names the place of a secret, as `{env:NAME}` and `{file:PATH}` do in opencode's configuration.
-fn names_place(text: &str) -> bool {
+/// Whether a text is a reference to a secret, such as `{env:NAME}` and `{file:PATH}` in opencode's
+/// configuration.
+fn is_reference(text: &str) -> bool {
     let inner = text.strip_prefix("{env:").or_else(|| text.strip_prefix("{file:"));
     inner.and_then(|inner| inner.strip_suffix('}')).is_some_and(|name| !name.contains(['{', '}']))
 }
 
-/// Whether a text is an address with a query or a user in it, which may be a key.
+/// Whether a text is a URL with a query or user, which may contain a key.
 fn has_secret_in_address(text: &str) -> bool {
     text.split_once("://").is_some_and(|(_, rest)| rest.contains(['?', '@']))
 }
 
-/// Whether a field of settings may hold secrets. `envKey` is the name of a variable.
+/// Whether a field of the settings may hold secrets. `envKey` is the name of a variable.
 fn holds_secrets(name: &str) -> bool {
     let name = name.to_lowercase();
-    let may_hold =
-        SECRET.iter().any(|part| name.contains(part)) || CONTAINERS.contains(&name.as_str());
+    let may_hold = SECRET_NAME_PARTS.iter().any(|part| name.contains(part))
+        || CONTAINERS.contains(&name.as_str());
     may_hold && !matches!(name.as_str(), "envkey" | "env_key")
 }
 
 /// A coding agent that Puna can start.
 pub trait Agent: Sync {
-    /// Its name on the command line of `puna launch`.
+    /// Name on the command line of `puna launch`.
     fn name(&self) -> &'static str;
 
-    /// Its name in messages.
+    /// Name in messages.
     fn title(&self) -> &'static str;
 
-    /// The program, as it is found on PATH.
+    /// Name of the executable on PATH.
     fn program(&self) -> &'static str;
 
-    /// The command that installs it.
+    /// Command that installs the agent.
     fn install(&self) -> &'static str;
 
-    /// Tokens of the smallest window in which it does some work: its first request, what it keeps free, and some files.
+    /// Smallest usable window in tokens: the agent's first request, its reserve, and some files.
     fn least_window(&self) -> u64;
 
-    /// How it is started. `folder` is where its files are going to be.
+    /// Describes how to start the agent. `folder` is the path for its files.
     ///
     /// # Errors
-    /// A file of the user that is needed cannot be read.
+    /// A required file of the user cannot be read.
     fn setup(&self, target: &Target, folder: &Path) -> Result<Setup>;
 }
 
 /// All agents.
 pub const AGENTS: [&dyn Agent; 5] = [&ClaudeCode, &Codex, &Opencode, &QwenCode, &Pi];
 
-/// The agent of a name.
+/// Finds an agent by name.
 pub fn agent(name: &str) -> Option<&'static dyn Agent> {
     AGENTS.into_iter().find(|agent| agent.name() == name)
 }
 
-/// A text in the syntax of JSON, which that of TOML has in common for texts without control characters.
+/// A text as a JSON string, which is also a valid TOML string if the text has no control
+/// characters.
 pub fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }

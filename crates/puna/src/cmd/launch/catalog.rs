@@ -1,52 +1,55 @@
-//! Models that are known to be good for coding agents: the list in `models.json`, and which of them fit a machine.
+//! Models recommended for coding agents: the list in `models.json`, and the selection of those that
+//! fit a machine.
 
 use serde::Deserialize;
 
-/// Windows up to this size may take all memory beside the weights, longer ones half of it, as in the server's memory plan.
-const GENEROUS: u64 = 32_768;
+/// Largest window, in tokens, that may use all memory left by the weights. Longer ones may use half
+/// of it, as in the server's memory plan.
+const FULL_MEMORY_WINDOW: u64 = 32_768;
 
-/// Bytes that a machine keeps for everything but the model, beside a tenth of its memory.
-const OTHER: u64 = 1 << 30;
+/// Bytes reserved for other uses, in addition to a tenth of the memory.
+const RESERVED_BYTES: u64 = 1 << 30;
 
-/// The smallest window that the server plans.
-const LEAST: u64 = 4096;
+/// Smallest window, in tokens, that the server plans.
+const MIN_WINDOW: u64 = 4096;
 
-/// A model of the list.
+/// A recommended model.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Suggestion {
-    /// Its name in Ollama's registry.
+    /// Name in Ollama's registry.
     pub name: String,
-    /// Bytes to fetch, rounded.
+    /// Download size in bytes, rounded.
     pub size: u64,
-    /// Tokens of the context that it was trained for.
+    /// Context length of the training, in tokens.
     pub context: u64,
-    /// Bytes of the cache for a token, in 16-bit floating point.
+    /// Bytes of KV cache per token, in 16-bit floating point.
     pub cache_per_token: u64,
-    /// What it is good for, and on which machines.
+    /// Recommended use and machines.
     pub purpose: String,
 }
 
 impl Suggestion {
-    /// The window that the model would have on a machine with so many bytes of memory; `None` where it does not fit.
+    /// Window of the model, in tokens, on a machine with `memory` bytes; `None` if the model does
+    /// not fit.
     pub fn window(&self, memory: u64) -> Option<u64> {
         self.window_beside(
-            memory.checked_sub(memory / 10)?.checked_sub(OTHER)?.checked_sub(self.size)?,
+            memory.checked_sub(memory / 10)?.checked_sub(RESERVED_BYTES)?.checked_sub(self.size)?,
         )
     }
 
-    /// The window for which so many bytes suffice beside the weights.
+    /// Largest window whose KV cache fits in `free` bytes.
     fn window_beside(&self, free: u64) -> Option<u64> {
         let mut window = self.context;
         loop {
-            let most = if window > GENEROUS { free / 2 } else { free };
+            let most = if window > FULL_MEMORY_WINDOW { free / 2 } else { free };
             if window.saturating_mul(self.cache_per_token) <= most {
                 return Some(window);
             }
-            if window <= LEAST {
+            if window <= MIN_WINDOW {
                 return None;
             }
-            window = (window.next_power_of_two() / 2).max(LEAST);
+            window = (window.next_power_of_two() / 2).max(MIN_WINDOW);
         }
     }
 }
@@ -57,7 +60,8 @@ pub fn suggestions() -> Vec<Suggestion> {
         .unwrap_or_else(|error| unreachable!("models.json: {error}"))
 }
 
-/// The models that have at least a window of `least` tokens in so many bytes of memory, the best first, with their windows.
+/// Models with a window of at least `least` tokens in `memory` bytes, the largest first, with their
+/// windows.
 pub fn fitting(memory: u64, least: u64) -> Vec<(Suggestion, u64)> {
     let with_window = |model: Suggestion| {
         let window = model.window(memory).filter(|window| *window >= least)?;

@@ -1,5 +1,5 @@
-//! Which model an agent gets: the one that is named, else the one that was launched last, else one that is loaded or stored; and where
-//! there is none, the offer to pull one that fits.
+//! Selects the model for an agent: the named one, else the last launched one, else a loaded or
+//! stored one. If there is none, it offers to pull one that fits.
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::PathBuf;
@@ -14,47 +14,47 @@ use crate::cmd::transfer::fetch;
 use crate::format;
 use crate::service::Service;
 
-/// Suggestions that are shown.
-const SHOWN: usize = 4;
+/// Number of suggestions in the menu.
+const MAX_SUGGESTIONS: usize = 4;
 
-/// A model with what is known of it.
-pub struct Chosen {
-    /// Its name.
+/// The selected model and its details.
+pub struct SelectedModel {
+    /// Name of the model.
     pub name: String,
-    /// What the server shows of it.
+    /// Details from the server.
     pub info: ShowResponse,
 }
 
-/// Chooses a model. With `asks` this offers to pull one that is missing.
+/// Selects a model. With `asks`, offers to pull a missing one.
 ///
 /// # Errors
-/// There is none, or the server does not answer.
+/// No model is available, or the server does not answer.
 pub fn choose(
     service: &Service,
     title: &str,
     least: u64,
     named: Option<&str>,
     asks: bool,
-) -> Result<Chosen> {
+) -> Result<SelectedModel> {
     if let Some(name) = named {
         return match show(service, name) {
             Err(error) if is_not_found(&error) => pull_named(service, name, asks),
-            info => Ok(Chosen { name: name.to_owned(), info: info? }),
+            info => Ok(SelectedModel { name: name.to_owned(), info: info? }),
         };
     }
     let last = last_used();
     for name in last.iter().cloned().chain(candidates(service)?) {
-        // One of the list may have been removed meanwhile, or be broken.
+        // A listed model may have been removed since, or be broken.
         let Ok(info) = show(service, &name) else { continue };
-        let is_large = trained(&info).is_none_or(|trained| trained >= least);
+        let is_large = trained_context(&info).is_none_or(|trained| trained >= least);
         if can(&info, "tools")
             && can(&info, "completion")
             && (is_large || last.as_ref() == Some(&name))
         {
-            return Ok(Chosen { name, info });
+            return Ok(SelectedModel { name, info });
         }
     }
-    offer(service, title, least, asks)
+    offer_pull(service, title, least, asks)
 }
 
 /// Whether a model has a capability.
@@ -67,18 +67,19 @@ fn show(service: &Service, name: &str) -> Result<ShowResponse> {
     service.wait(service.client().show(&request))
 }
 
-/// The context that a model was trained for, where that is known.
-fn trained(info: &ShowResponse) -> Option<u64> {
+/// Context length of the training, in tokens, if known.
+fn trained_context(info: &ShowResponse) -> Option<u64> {
     let architecture = info.model_info.get("general.architecture")?.as_str()?;
     info.model_info.get(&format!("{architecture}.context_length"))?.as_u64()
 }
 
-/// Names of models that may do, the most likely first: loaded ones, the last to be unloaded first, then stored ones, the newest first.
+/// Names of candidate models in order of preference: loaded ones, the last to be unloaded first,
+/// then stored ones, the newest first.
 fn candidates(service: &Service) -> Result<Vec<String>> {
     let mut loaded = service.wait(service.client().ps())?.models;
     loaded.sort_by(|a, b| b.expires_at.cmp(&a.expires_at));
     let stored = service.wait(service.client().list())?.models;
-    // A server that does not list capabilities shows them.
+    // A server without capabilities in its list reports them per model.
     let may_call = |model: &&ModelSummary| {
         model.capabilities.is_empty()
             || model.capabilities.iter().any(|capability| capability == "tools")
@@ -87,7 +88,7 @@ fn candidates(service: &Service) -> Result<Vec<String>> {
     Ok(loaded.into_iter().map(|model| model.name).chain(stored).collect())
 }
 
-fn pull_named(service: &Service, name: &str, asks: bool) -> Result<Chosen> {
+fn pull_named(service: &Service, name: &str, asks: bool) -> Result<SelectedModel> {
     if !asks {
         bail!("the model {name} is not stored: fetch it with `puna pull {name}`");
     }
@@ -96,19 +97,19 @@ fn pull_named(service: &Service, name: &str, asks: bool) -> Result<Chosen> {
     if !matches!(answer.as_str(), "y" | "Y" | "yes") {
         bail!("the model {name} is not stored");
     }
-    pulled(service, name)
+    pull_and_show(service, name)
 }
 
-fn pulled(service: &Service, name: &str) -> Result<Chosen> {
+fn pull_and_show(service: &Service, name: &str) -> Result<SelectedModel> {
     fetch(service, name, false)?;
-    Ok(Chosen { name: name.to_owned(), info: show(service, name)? })
+    Ok(SelectedModel { name: name.to_owned(), info: show(service, name)? })
 }
 
-/// Offers models of the list that fit this machine.
-fn offer(service: &Service, title: &str, least: u64, asks: bool) -> Result<Chosen> {
+/// Offers recommended models that fit this machine.
+fn offer_pull(service: &Service, title: &str, least: u64, asks: bool) -> Result<SelectedModel> {
     let none =
         format!("no stored model can call tools in a context of {least} tokens, as {title} needs");
-    if !service.is_here() {
+    if !service.is_local() {
         bail!(
             "{none}: pull one on the server {}, or name one with --model",
             service.client().base()
@@ -131,20 +132,20 @@ fn offer(service: &Service, title: &str, least: u64, asks: bool) -> Result<Chose
     }
     let text = format!("{}\n{}", sentence(&none), menu(memory, &fitting));
     let answer = ask(&text, &mut std::io::stdin().lock(), &mut std::io::stderr())?;
-    match picked(&answer, &fitting) {
-        Some(model) => pulled(service, &model.name),
+    match parse_selection(&answer, &fitting) {
+        Some(model) => pull_and_show(service, &model.name),
         None => bail!("{none}: name one with --model"),
     }
 }
 
-/// A message as a sentence.
+/// Formats a message as a sentence.
 fn sentence(message: &str) -> String {
     let mut letters = message.chars();
     let first = letters.next().map(|first| first.to_ascii_uppercase());
     first.into_iter().chain(letters).chain(['.']).collect()
 }
 
-/// The list of models that fit, and the question.
+/// The menu of models that fit, and the question.
 fn menu(memory: u64, fitting: &[(Suggestion, u64)]) -> String {
     let row = |(at, (model, window)): (usize, &(Suggestion, u64))| {
         let numbers = [
@@ -155,7 +156,8 @@ fn menu(memory: u64, fitting: &[(Suggestion, u64)]) -> String {
         ];
         numbers.into_iter().chain([model.purpose.clone()]).collect::<Vec<_>>()
     };
-    let rows: Vec<Vec<String>> = fitting.iter().take(SHOWN).enumerate().map(row).collect();
+    let rows: Vec<Vec<String>> =
+        fitting.iter().take(MAX_SUGGESTIONS).enumerate().map(row).collect();
     let table = format::table(&["", "NAME", "SIZE", "CONTEXT", "PURPOSE"], &rows);
     format!(
         "These fit this machine ({}):\n\n{table}\nPull which one? [1, or n] ",
@@ -163,18 +165,17 @@ fn menu(memory: u64, fitting: &[(Suggestion, u64)]) -> String {
     )
 }
 
-/// The model that an answer names by its number or its name; an empty answer is the first.
-fn picked<'a>(answer: &str, fitting: &'a [(Suggestion, u64)]) -> Option<&'a Suggestion> {
+/// The model that the user selected by number or name. An empty answer selects the first.
+fn parse_selection<'a>(answer: &str, fitting: &'a [(Suggestion, u64)]) -> Option<&'a Suggestion> {
     let answer = if answer.is_empty() { "1" } else { answer };
-    let by_number = answer
-        .parse::<usize>()
-        .ok()
-        .and_then(|number| fitting[..SHOWN.min(fitting.len())].get(number.checked_sub(1)?));
+    let by_number = answer.parse::<usize>().ok().and_then(|number| {
+        fitting[..MAX_SUGGESTIONS.min(fitting.len())].get(number.checked_sub(1)?)
+    });
     let by_name = || fitting.iter().find(|(model, _)| model.name == answer);
     by_number.or_else(by_name).map(|(model, _)| model)
 }
 
-/// A line that the user types in answer to a question.
+/// Prints a question and reads the answer line.
 fn ask(question: &str, terminal: &mut impl BufRead, screen: &mut impl Write) -> Result<String> {
     write!(screen, "{question}")?;
     screen.flush()?;
@@ -183,12 +184,12 @@ fn ask(question: &str, terminal: &mut impl BufRead, screen: &mut impl Write) -> 
     Ok(answer.trim().to_owned())
 }
 
-/// Whether somebody can be asked.
+/// Whether a user can answer questions on a terminal.
 pub fn has_terminal() -> bool {
     std::io::stdin().is_terminal() && std::io::stderr().is_terminal()
 }
 
-/// The file that has the name of the model that was launched last.
+/// File with the name of the last launched model.
 fn state_file() -> Option<PathBuf> {
     let given =
         std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
@@ -196,14 +197,14 @@ fn state_file() -> Option<PathBuf> {
     Some(folder.join("puna/launch.json"))
 }
 
-/// The model that was launched last.
+/// Name of the last launched model.
 fn last_used() -> Option<String> {
     let text = std::fs::read_to_string(state_file()?).ok()?;
     let state: Value = serde_json::from_str(&text).ok()?;
     state["model"].as_str().map(str::to_owned)
 }
 
-/// Remembers a model for the next launch.
+/// Stores the model's name for the next launch.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -225,9 +226,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_suggestion_is_picked_by_number_or_name() {
+    fn a_suggestion_is_selected_by_number_or_name() {
         let fitting = fitting(64_000_000_000, 32_768);
-        let name = |answer: &str| picked(answer, &fitting).map(|model| model.name.clone());
+        let name = |answer: &str| parse_selection(answer, &fitting).map(|model| model.name.clone());
         assert_eq!(name(""), Some(fitting[0].0.name.clone()));
         assert_eq!(name("2"), Some(fitting[1].0.name.clone()));
         assert_eq!(name("qwen3.5:9b"), Some("qwen3.5:9b".into()));

@@ -1,5 +1,6 @@
-//! Claude Code: everything is a variable of the environment. Variables in the settings of the user would go over these, so that they
-//! stand in a file of settings of this run too, which goes over those.
+//! Claude Code is configured by environment variables. Variables in the user's settings take
+//! precedence over them. This run's settings file therefore repeats them, and takes precedence over
+//! the user's.
 
 use std::path::Path;
 
@@ -8,14 +9,14 @@ use serde_json::{Map, Value, json};
 
 use super::agents::{Agent, Setup, Target};
 
-/// Milliseconds until it gives an answer up: a long first request takes a CPU many minutes.
+/// Request timeout in milliseconds: a long first request takes many minutes on a CPU.
 const TIMEOUT_MS: &str = "3600000";
 
-/// The file of this run.
-const FILE: &str = "claude-settings.json";
+/// Settings file of this run.
+const SETTINGS_FILE: &str = "claude-settings.json";
 
-/// Variables that would lead to another server, or send a key that is meant for one.
-const ELSEWHERE: [&str; 5] = [
+/// Variables that would direct it to another server, or send a key meant for another server.
+const CONFLICTING_VARIABLES: [&str; 5] = [
     "ANTHROPIC_API_KEY",
     "CLAUDE_CODE_OAUTH_TOKEN",
     "CLAUDE_CODE_USE_BEDROCK",
@@ -42,8 +43,8 @@ impl Agent for ClaudeCode {
         "npm install -g @anthropic-ai/claude-code"
     }
 
-    /// The first request has 19,000 tokens, and version 2.1 begins to compact 13,000 tokens before the end of the window less the
-    /// longest answer.
+    /// The first request has 19,000 tokens. Version 2.1 starts to compact 13,000 tokens before the
+    /// end of the window minus the longest answer.
     fn least_window(&self) -> u64 {
         49_152
     }
@@ -52,7 +53,7 @@ impl Agent for ClaudeCode {
         let mut setup = Setup::default();
         setup.set("ANTHROPIC_BASE_URL", &target.url);
         setup.set("ANTHROPIC_AUTH_TOKEN", &target.key);
-        // Each name by which it chooses a model, also for its helpers.
+        // Sets every variable from which it reads a model name, including those of its subagents.
         for name in [
             "ANTHROPIC_MODEL",
             "ANTHROPIC_SMALL_FAST_MODEL",
@@ -69,12 +70,13 @@ impl Agent for ClaudeCode {
         }
         setup.set("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1");
         setup.set("API_TIMEOUT_MS", TIMEOUT_MS);
-        setup.removed = ELSEWHERE.map(str::to_owned).to_vec();
-        let removed = ELSEWHERE.iter().map(|name| ((*name).to_owned(), Value::from("")));
+        setup.removed = CONFLICTING_VARIABLES.map(str::to_owned).to_vec();
+        let removed =
+            CONFLICTING_VARIABLES.iter().map(|name| ((*name).to_owned(), Value::from("")));
         let set = setup.set.iter().map(|(name, value)| (name.clone(), Value::from(value.clone())));
         let settings = json!({"env": removed.chain(set).collect::<Map<_, _>>()});
-        setup.files.push((FILE.to_owned(), format!("{settings:#}\n")));
-        setup.arguments(&["--settings", &folder.join(FILE).display().to_string()]);
+        setup.files.push((SETTINGS_FILE.to_owned(), format!("{settings:#}\n")));
+        setup.arguments(&["--settings", &folder.join(SETTINGS_FILE).display().to_string()]);
         Ok(setup)
     }
 }

@@ -1,4 +1,4 @@
-//! Codex: settings of its configuration file stand on the command line.
+//! Codex is configured on the command line, with overrides of its configuration file.
 
 use std::path::Path;
 
@@ -6,11 +6,11 @@ use anyhow::Result;
 
 use super::agents::{Agent, Setup, Target, quoted};
 
-/// The variable in which it finds the key.
-const KEY: &str = "PUNA_LAUNCH_KEY";
+/// Variable from which it reads the key.
+const KEY_VARIABLE: &str = "PUNA_LAUNCH_KEY";
 
-/// Milliseconds of silence after which it gives a stream up.
-const SILENCE_MS: &str = "3600000";
+/// Timeout of a silent stream, in milliseconds.
+const IDLE_TIMEOUT_MS: &str = "3600000";
 
 pub struct Codex;
 
@@ -38,15 +38,15 @@ impl Agent for Codex {
 
     fn setup(&self, target: &Target, _: &Path) -> Result<Setup> {
         let mut setup = Setup::default();
-        setup.set(KEY, &target.key);
+        setup.set(KEY_VARIABLE, &target.key);
         let mut settings = vec![
             ("model", quoted(&target.model)),
             ("model_provider", quoted("puna")),
             ("model_providers.puna.name", quoted("Puna")),
             ("model_providers.puna.base_url", quoted(&target.openai_url())),
-            ("model_providers.puna.env_key", quoted(KEY)),
+            ("model_providers.puna.env_key", quoted(KEY_VARIABLE)),
             ("model_providers.puna.wire_api", quoted("responses")),
-            ("model_providers.puna.stream_idle_timeout_ms", SILENCE_MS.to_owned()),
+            ("model_providers.puna.stream_idle_timeout_ms", IDLE_TIMEOUT_MS.to_owned()),
         ];
         if let (Some(window), Some(output)) = (target.window, target.output()) {
             settings.push(("model_context_window", window.to_string()));

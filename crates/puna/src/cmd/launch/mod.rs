@@ -1,4 +1,5 @@
-//! `puna launch`: starts a coding agent with this server, a model and its real context window, for that run alone.
+//! `puna launch`: starts a coding agent with this server, a model and its actual context window,
+//! for one run.
 
 mod agents;
 mod catalog;
@@ -25,36 +26,39 @@ use crate::cli::LaunchArgs;
 use crate::service::Service;
 use crate::{out, usage};
 use agents::{AGENTS, Agent, Target, agent};
-use choice::{Chosen, can};
+use choice::{SelectedModel, can};
 
-/// The context window in tokens that a client needs that Puna does not start: about that of the agents it does start.
-const USUAL_WINDOW: u64 = 32_768;
+/// Assumed context window, in tokens, of an unknown client; similar to that of the known agents.
+const DEFAULT_CLIENT_WINDOW: u64 = 32_768;
 
 pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
     let known = agent(&args.client);
     if known.is_none() && !args.print {
         let names = AGENTS.map(|agent| agent.name()).join(", ");
         let client = &args.client;
-        return Err(usage::wrong(format!(
+        return Err(usage::error(format!(
             "puna starts {names}, not {client:?}: `puna launch {client} --print` says what to set in it"
         )));
     }
-    let program = known.map(installed).transpose();
+    let program = known.map(find_agent_program).transpose();
     let (program, missing) = match program {
         Ok(program) => (program, None),
         Err(error) if args.print => (None, Some(error)),
         Err(error) => return Err(error),
     };
-    // Nothing is left behind by a plan, not even a server.
-    let service =
-        if args.print { Service::connect_or_own()? } else { Service::connect_or_start()? };
+    // Printing a plan has no lasting effect and starts no server.
+    let service = if args.print {
+        Service::connect_or_run_in_process()?
+    } else {
+        Service::connect_or_start()?
+    };
     let config = Config::from_env()?;
-    if !args.print && service.is_own() {
+    if !args.print && service.is_in_process() {
         bail!("an agent needs a server at an address: OLLAMA_HOST has the port 0");
     }
     let asks = !args.print && choice::has_terminal();
     let title = known.map_or(args.client.as_str(), |agent| agent.title());
-    let least = known.map_or(USUAL_WINDOW, |agent| agent.least_window());
+    let least = known.map_or(DEFAULT_CLIENT_WINDOW, |agent| agent.least_window());
     let chosen = choice::choose(&service, title, least, args.model.as_deref(), asks)?;
     let (target, meta) = target(&service, &config, &chosen)?;
     for warning in warnings(title, least, &target, &meta, &chosen.info) {
@@ -71,7 +75,7 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
         let setup = agent.setup(&target, &folder)?;
         return done(out::text(&plan::plan(agent, &target, &setup, &args.arguments, &folder)));
     }
-    // From here on signals are the agent's.
+    // From here on the agent receives the signals.
     drop(service);
     if let Err(error) = choice::remember(&target.model) {
         out::note(format_args!(
@@ -92,8 +96,8 @@ fn done(printed: Result<()>) -> Result<ExitCode> {
     printed.map(|()| ExitCode::SUCCESS)
 }
 
-/// The program of an agent.
-fn installed(agent: &'static dyn Agent) -> Result<PathBuf> {
+/// Finds the executable of an agent.
+fn find_agent_program(agent: &'static dyn Agent) -> Result<PathBuf> {
     let path = std::env::var_os("PATH");
     let (title, program, install) = (agent.title(), agent.program(), agent.install());
     process::find(program, path.as_deref()).ok_or_else(|| {
@@ -103,8 +107,12 @@ fn installed(agent: &'static dyn Agent) -> Result<PathBuf> {
     })
 }
 
-/// The server and the model for an agent, and what is known of the model's sizes.
-fn target(service: &Service, config: &Config, chosen: &Chosen) -> Result<(Target, ModelMeta)> {
+/// Server and model for an agent, and the sizes of the model.
+fn target(
+    service: &Service,
+    config: &Config,
+    chosen: &SelectedModel,
+) -> Result<(Target, ModelMeta)> {
     let about = service.wait(service.client().model(&chosen.name))?;
     let target = Target {
         url: config.address.url(),
@@ -112,12 +120,12 @@ fn target(service: &Service, config: &Config, chosen: &Chosen) -> Result<(Target
         model: chosen.name.clone(),
         window: about.context_length,
         thinks: can(&chosen.info, "thinking"),
-        sees: can(&chosen.info, "vision"),
+        accepts_images: can(&chosen.info, "vision"),
     };
     Ok((target, about.meta))
 }
 
-/// What keeps an agent from working well with a model, and what to do about it.
+/// Reasons why an agent works badly with a model, with remedies.
 fn warnings(
     title: &str,
     least: u64,
@@ -148,12 +156,12 @@ fn warnings(
         }
         _ if limited => format!(
             "`PARAMETER num_ctx` of the model sets that: make one with `FROM {model}` and `PARAMETER num_ctx {}` by `puna create`",
-            wanted(least, meta)
+            window_to_request(least, meta)
         ),
         _ => format!(
             "set OLLAMA_CONTEXT_LENGTH={} for `puna serve` if it has a smaller value; otherwise memory sets the limit, and \
              OLLAMA_KV_CACHE_TYPE=q8_0 or a smaller model makes room",
-            wanted(least, meta)
+            window_to_request(least, meta)
         ),
     };
     warnings.push(format!(
@@ -162,7 +170,7 @@ fn warnings(
     warnings
 }
 
-/// The window to ask for: twice the least one, as far as the model goes.
-fn wanted(least: u64, meta: &ModelMeta) -> u64 {
+/// Window to request: twice the smallest usable one, limited by the model.
+fn window_to_request(least: u64, meta: &ModelMeta) -> u64 {
     meta.n_ctx_train.map_or(2 * least, |trained| trained.min(2 * least))
 }

@@ -1,4 +1,5 @@
-//! opencode: a configuration of its own stands in a variable, and goes over the files of the user and the project.
+//! opencode reads its configuration from a variable, which takes precedence over the files of user
+//! and project.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -8,8 +9,8 @@ use serde_json::{Map, Value, json};
 
 use super::agents::{Agent, Setup, Target};
 
-/// The variable with a configuration.
-const CONFIG: &str = "OPENCODE_CONFIG_CONTENT";
+/// Variable with the configuration.
+const CONFIG_VARIABLE: &str = "OPENCODE_CONFIG_CONTENT";
 
 pub struct Opencode;
 
@@ -40,7 +41,7 @@ impl Agent for Opencode {
             "name": target.model,
             "tool_call": true,
             "reasoning": target.thinks,
-            "attachment": target.sees,
+            "attachment": target.accepts_images,
         });
         if let (Some(window), Some(output)) = (target.window, target.output()) {
             model["limit"] = json!({"context": window, "output": output});
@@ -52,34 +53,34 @@ impl Agent for Opencode {
             "options": {"baseURL": target.openai_url(), "apiKey": target.key, "timeout": false},
             "models": {(target.model.clone()): model},
         });
-        let given = given(std::env::var_os(CONFIG))?;
+        let user_config = user_config(std::env::var_os(CONFIG_VARIABLE))?;
         let mut setup = Setup::default();
-        setup.hide(&given);
-        let config = with_provider(given, &name, provider);
-        setup.set(CONFIG, config.to_string());
+        setup.hide(&user_config);
+        let config = with_provider(user_config, &name, provider);
+        setup.set(CONFIG_VARIABLE, config.to_string());
         Ok(setup)
     }
 }
 
-/// The configuration that the variable has already.
+/// Reads the configuration that the user has set in the variable.
 ///
 /// # Errors
-/// It is no JSON object: this run's configuration would replace it.
-fn given(content: Option<OsString>) -> Result<Value> {
+/// It is not a JSON object, and this run's configuration would replace it.
+fn user_config(content: Option<OsString>) -> Result<Value> {
     let Some(content) = content.filter(|content| !content.is_empty()) else { return Ok(json!({})) };
     let advice = "correct it, without comments in it, or unset it";
     let text = content
         .to_str()
-        .ok_or_else(|| anyhow!("cannot take over {CONFIG}: it is not UTF-8; {advice}"))?;
-    // The parser's own words may repeat the configuration, which may have keys in it.
+        .ok_or_else(|| anyhow!("cannot take over {CONFIG_VARIABLE}: it is not UTF-8; {advice}"))?;
+    // The parser's message may quote the configuration, which may contain keys.
     let config: Map<String, Value> = serde_json::from_str(text).map_err(|error| {
         let (line, column) = (error.line(), error.column());
-        anyhow!("cannot take over {CONFIG}: it is no JSON object (line {line}, column {column}); {advice}")
+        anyhow!("cannot take over {CONFIG_VARIABLE}: it is no JSON object (line {line}, column {column}); {advice}")
     })?;
     Ok(Value::Object(config))
 }
 
-/// A configuration with a provider of this run and its model.
+/// Adds a provider of this run and its model to a configuration.
 fn with_provider(mut config: Value, model: &str, provider: Value) -> Value {
     config["model"] = json!(model);
     config["small_model"] = json!(model);
@@ -95,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_configuration_that_is_there_is_kept() {
+    fn an_existing_configuration_is_preserved() {
         let config = with_provider(
             json!({"theme": "x", "provider": {"a": 1}, "model": "a/b"}),
             "puna/m",
@@ -110,13 +111,13 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_that_cannot_be_read_is_an_error() {
+    fn an_invalid_configuration_is_an_error() {
         for empty in [None, Some(OsString::new())] {
-            assert_eq!(given(empty).unwrap(), json!({}));
+            assert_eq!(user_config(empty).unwrap(), json!({}));
         }
-        assert_eq!(given(Some("{\"theme\": \"x\"}".into())).unwrap(), json!({"theme": "x"}));
+        assert_eq!(user_config(Some("{\"theme\": \"x\"}".into())).unwrap(), json!({"theme": "x"}));
         for wrong in ["{\"theme\": ", "[1]", "{} // mine", "\"{\\\"apiKey\\\": \\\"sk-own\\\"}\""] {
-            let error = given(Some(wrong.into())).unwrap_err().to_string();
+            let error = user_config(Some(wrong.into())).unwrap_err().to_string();
             assert!(
                 error.starts_with("cannot take over OPENCODE_CONFIG_CONTENT: it is no JSON object"),
                 "{error}"

@@ -1,4 +1,5 @@
-//! pi: an extension of this run registers the server, so that the user's own models and sessions stay as they are.
+//! pi loads an extension of this run that registers the server. The user's models and sessions
+//! remain unchanged.
 
 use std::path::Path;
 
@@ -7,11 +8,11 @@ use serde_json::json;
 
 use super::agents::{Agent, Setup, Target};
 
-/// The file of this run.
-const FILE: &str = "pi-puna.js";
+/// Extension file of this run.
+const EXTENSION_FILE: &str = "pi-puna.js";
 
-/// The variable in which it finds the key.
-const KEY: &str = "PUNA_LAUNCH_KEY";
+/// Variable from which it reads the key.
+const KEY_VARIABLE: &str = "PUNA_LAUNCH_KEY";
 
 pub struct Pi;
 
@@ -32,7 +33,8 @@ impl Agent for Pi {
         "npm install -g @mariozechner/pi-coding-agent"
     }
 
-    /// The first request has about 2,000 tokens; compaction keeps 16,384 free for the answer unless its settings say otherwise.
+    /// The first request has about 2,000 tokens. By default, compaction keeps 16,384 tokens free
+    /// for the answer.
     fn least_window(&self) -> u64 {
         32_768
     }
@@ -42,7 +44,7 @@ impl Agent for Pi {
             "id": target.model,
             "name": target.model,
             "reasoning": target.thinks,
-            "input": if target.sees { vec!["text", "image"] } else { vec!["text"] },
+            "input": if target.accepts_images { vec!["text", "image"] } else { vec!["text"] },
             "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
         });
         if let (Some(window), Some(output)) = (target.window, target.output()) {
@@ -52,16 +54,16 @@ impl Agent for Pi {
         let provider = json!({
             "name": "Puna",
             "baseUrl": target.openai_url(),
-            "apiKey": KEY,
+            "apiKey": KEY_VARIABLE,
             "api": "openai-completions",
             "models": [model],
         });
         let mut setup = Setup::default();
-        setup.set(KEY, &target.key);
+        setup.set(KEY_VARIABLE, &target.key);
         let extension =
             format!("export default (pi) => pi.registerProvider(\"puna\", {provider:#});\n");
-        setup.files.push((FILE.to_owned(), extension));
-        let path = folder.join(FILE).display().to_string();
+        setup.files.push((EXTENSION_FILE.to_owned(), extension));
+        let path = folder.join(EXTENSION_FILE).display().to_string();
         setup.arguments(&["--extension", &path, "--provider", "puna", "--model", &target.model]);
         Ok(setup)
     }

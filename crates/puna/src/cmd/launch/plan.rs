@@ -1,17 +1,17 @@
-//! What a launch does, as text that a person can read and a shell can run.
+//! Prints the effect of a launch as text that a shell can run.
 
 use std::fmt::Write;
 use std::path::Path;
 
 use super::agents::{Agent, Setup, Target, quoted};
 
-/// What stands for the key, which is not printed.
-const KEY: &str = "$PUNA_API_KEY";
+/// Placeholder for the key, which is not printed.
+const KEY_PLACEHOLDER: &str = "$PUNA_API_KEY";
 
-/// What stands for secrets in settings of the user.
-const HIDDEN: &str = "\"[hidden]\"";
+/// Placeholder for secrets in the user's settings.
+const SECRET_PLACEHOLDER: &str = "\"[hidden]\"";
 
-/// The files, the variables and the command of a launch.
+/// Prints the files, variables and command of a launch.
 pub fn plan(
     agent: &dyn Agent,
     target: &Target,
@@ -20,10 +20,10 @@ pub fn plan(
     folder: &Path,
 ) -> String {
     let mut text = about(target);
-    let hidden = |text: &str| hidden(&without_secrets(text, setup), target);
+    let hide = |text: &str| hide_key(&without_secrets(text, setup), target);
     for (name, content) in &setup.files {
         let path = folder.join(name);
-        let content = hidden(content);
+        let content = hide(content);
         let _ =
             write!(text, "\n# {}, as long as {} runs:\n{content}", path.display(), agent.title());
     }
@@ -32,20 +32,20 @@ pub fn plan(
         let _ = write!(text, " -u {name}");
     }
     for (name, value) in &setup.set {
-        let _ = write!(text, " \\\n  {name}={}", shell(&hidden(value)));
+        let _ = write!(text, " \\\n  {name}={}", shell_quote(&hide(value)));
     }
     let _ = write!(text, " \\\n  {}", agent.program());
     for argument in setup.arguments.iter().chain(arguments) {
-        let _ = write!(text, " {}", shell(&hidden(argument)));
+        let _ = write!(text, " {}", shell_quote(&hide(argument)));
     }
     text.push('\n');
     text
 }
 
-/// How any other client is told of the server and the model.
+/// Prints how to configure any other client.
 pub fn instructions(client: &str, target: &Target) -> String {
     let mut text = about(target);
-    let key = hidden(&target.key, target);
+    let key = hide_key(&target.key, target);
     let _ = write!(
         text,
         "\n{client} is not started by puna. In its settings, choose a server of one of these kinds:\n\n\
@@ -67,37 +67,42 @@ fn about(target: &Target) -> String {
     format!("# server {}, model {}, context window {window}\n", target.url, target.model)
 }
 
-/// A value without the key in it, as it is or as a part of JSON.
-fn hidden(value: &str, target: &Target) -> String {
+/// Replaces the key in a value, verbatim or inside JSON.
+fn hide_key(value: &str, target: &Target) -> String {
     if target.key == NO_KEY || target.key.is_empty() {
         return value.to_owned();
     }
     let escaped = quoted(&target.key);
-    value.replace(&escaped[1..escaped.len() - 1], KEY).replace(&target.key, KEY)
+    value
+        .replace(&escaped[1..escaped.len() - 1], KEY_PLACEHOLDER)
+        .replace(&target.key, KEY_PLACEHOLDER)
 }
 
-/// A text without the secrets of the user's settings, which are strings of JSON in it.
+/// Replaces the secrets of the user's settings, which are JSON strings in the text.
 fn without_secrets(text: &str, setup: &Setup) -> String {
-    setup.secrets.iter().fold(text.to_owned(), |text, secret| text.replace(&quoted(secret), HIDDEN))
+    setup
+        .secrets
+        .iter()
+        .fold(text.to_owned(), |text, secret| text.replace(&quoted(secret), SECRET_PLACEHOLDER))
 }
 
-/// The key where a server asks for none: some clients do not start without one.
+/// Key for a server without API keys: some clients require one.
 pub const NO_KEY: &str = "none";
 
-/// A word of a shell's command line. What stands for the key is left to the shell.
-fn shell(word: &str) -> String {
+/// Quotes a word for a shell. The shell expands the key's placeholder.
+fn shell_quote(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:@%+,=".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
         return word.to_owned();
     }
     let quoted = |part: &str| format!("'{}'", part.replace('\'', r"'\''"));
     let parts: Vec<String> = word
-        .split(KEY)
+        .split(KEY_PLACEHOLDER)
         .map(|part| if part.is_empty() { String::new() } else { quoted(part) })
         .collect();
     match parts.len() {
         1 => quoted(word),
-        _ => parts.join(&format!("\"{KEY}\"")),
+        _ => parts.join(&format!("\"{KEY_PLACEHOLDER}\"")),
     }
 }
 
@@ -107,11 +112,11 @@ mod tests {
 
     #[test]
     fn words_are_quoted_for_the_shell() {
-        assert_eq!(shell("http://h:1/v1"), "http://h:1/v1");
-        assert_eq!(shell(""), "''");
-        assert_eq!(shell("model=\"a b\""), "'model=\"a b\"'");
-        assert_eq!(shell("it's"), r"'it'\''s'");
-        assert_eq!(shell("$PUNA_API_KEY"), "\"$PUNA_API_KEY\"");
-        assert_eq!(shell("{\"k\":\"$PUNA_API_KEY\"}"), "'{\"k\":\"'\"$PUNA_API_KEY\"'\"}'");
+        assert_eq!(shell_quote("http://h:1/v1"), "http://h:1/v1");
+        assert_eq!(shell_quote(""), "''");
+        assert_eq!(shell_quote("model=\"a b\""), "'model=\"a b\"'");
+        assert_eq!(shell_quote("it's"), r"'it'\''s'");
+        assert_eq!(shell_quote("$PUNA_API_KEY"), "\"$PUNA_API_KEY\"");
+        assert_eq!(shell_quote("{\"k\":\"$PUNA_API_KEY\"}"), "'{\"k\":\"'\"$PUNA_API_KEY\"'\"}'");
     }
 }

@@ -1,4 +1,4 @@
-//! Running an agent: finding its program, passing signals on, and its exit status.
+//! Runs an agent: finds its executable, forwards signals, and returns its exit status.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::agents::Setup;
 
-/// The program of a name on the search path.
+/// Finds an executable on the search path.
 pub fn find(program: &str, path: Option<&OsStr>) -> Option<PathBuf> {
     std::env::split_paths(path?).map(|folder| folder.join(program)).find(|file| is_executable(file))
 }
@@ -25,7 +25,8 @@ fn is_executable(file: &Path) -> bool {
         .is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
 }
 
-/// Runs a program to its end, with its files in a folder. Returns its exit status, or 128 and the number of the signal that ended it.
+/// Runs a program with its files in a folder, and waits for its end. Returns its exit status, or
+/// 128 plus the number of the signal that ended it.
 ///
 /// # Errors
 /// The files cannot be written, or the program cannot be started.
@@ -56,13 +57,13 @@ async fn wait(mut command: Command, program: &Path) -> Result<u8> {
     let id = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
     let send = |to: Signal| {
         if let Some(id) = id {
-            // A child that has just ended gets none.
+            // Sending a signal to a child that has just ended fails.
             let _ = kill_process(id, to);
         }
     };
     loop {
         tokio::select! {
-            status = child.wait() => return status.map(code).context("cannot wait for the program"),
+            status = child.wait() => return status.map(shell_status).context("cannot wait for the program"),
             _ = terminate.recv() => send(Signal::TERM),
             _ = hang_up.recv() => send(Signal::HUP),
             _ = interrupt.recv() => if !is_from_terminal() { send(Signal::INT) },
@@ -71,15 +72,16 @@ async fn wait(mut command: Command, program: &Path) -> Result<u8> {
     }
 }
 
-/// Whether a terminal sends Ctrl-C and Ctrl-\ to this process, and so to the child, which is in the same process group. The
-/// streams say nothing about it: a process with a pipe as its input has a terminal, too.
+/// Whether a terminal sends Ctrl-C and Ctrl-\ to this process, and thus to the child in the same
+/// process group. The standard streams do not show this: a process with piped input may have a
+/// terminal too.
 fn is_from_terminal() -> bool {
     let foreground = File::open("/dev/tty").ok().and_then(|terminal| tcgetpgrp(terminal).ok());
     foreground == Some(getpgrp())
 }
 
-/// The exit status that a shell would have.
-fn code(status: ExitStatus) -> u8 {
+/// Exit status as a shell reports it.
+fn shell_status(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }

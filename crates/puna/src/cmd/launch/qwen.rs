@@ -1,4 +1,5 @@
-//! Qwen Code: server, key and model are variables; the window stands in a file of settings that go over the user's.
+//! Qwen Code reads server, key and model from variables. The window is in a settings file that
+//! takes precedence over the user's.
 
 use std::path::{Path, PathBuf};
 
@@ -7,13 +8,13 @@ use serde_json::{Map, Value, json};
 
 use super::agents::{Agent, Setup, Target};
 
-/// The variable that names the system's settings.
-const SETTINGS: &str = "QWEN_CODE_SYSTEM_SETTINGS_PATH";
+/// Variable with the path of the system settings.
+const SETTINGS_VARIABLE: &str = "QWEN_CODE_SYSTEM_SETTINGS_PATH";
 
-/// The file of this run.
-const FILE: &str = "qwen-settings.json";
+/// Settings file of this run.
+const SETTINGS_FILE: &str = "qwen-settings.json";
 
-/// Milliseconds until it gives an answer up.
+/// Request timeout in milliseconds.
 const TIMEOUT_MS: u64 = 3_600_000;
 
 pub struct QwenCode;
@@ -45,23 +46,23 @@ impl Agent for QwenCode {
         setup.set("OPENAI_API_KEY", &target.key);
         setup.set("OPENAI_BASE_URL", target.openai_url());
         setup.set("OPENAI_MODEL", &target.model);
-        setup.set(SETTINGS, folder.join(FILE).display().to_string());
+        setup.set(SETTINGS_VARIABLE, folder.join(SETTINGS_FILE).display().to_string());
         let system = system_settings()?;
         setup.hide(&system);
         let settings = with_model(system, target);
-        setup.files.push((FILE.to_owned(), format!("{settings:#}\n")));
+        setup.files.push((SETTINGS_FILE.to_owned(), format!("{settings:#}\n")));
         setup.arguments(&["--auth-type", "openai", "--model", &target.model]);
         Ok(setup)
     }
 }
 
-/// The settings of the system, which this run's file stands for.
+/// Reads the system settings, which this run's file replaces.
 fn system_settings() -> Result<Value> {
     let usual = match std::env::consts::OS {
         "macos" => "/Library/Application Support/QwenCode/settings.json",
         _ => "/etc/qwen-code/settings.json",
     };
-    let path = std::env::var_os(SETTINGS).filter(|path| !path.is_empty());
+    let path = std::env::var_os(SETTINGS_VARIABLE).filter(|path| !path.is_empty());
     let path = path.map_or_else(|| PathBuf::from(usual), PathBuf::from);
     let text = match std::fs::read_to_string(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(json!({})),
@@ -69,18 +70,19 @@ fn system_settings() -> Result<Value> {
             text.with_context(|| format!("cannot read Qwen Code's settings {}", path.display()))?
         }
     };
-    // The parser's own words may repeat the settings, which may have keys in them.
+    // The parser's message may quote the settings, which may contain keys.
     let advice = |error: serde_json::Error| {
         let (path, line, column) = (path.display(), error.line(), error.column());
         anyhow!(
             "cannot take over Qwen Code's settings {path}: they are no JSON object (line {line}, column {column}); \
-             name a file without comments in {SETTINGS}"
+             name a file without comments in {SETTINGS_VARIABLE}"
         )
     };
     serde_json::from_str::<Map<String, Value>>(&text).map(Value::Object).map_err(advice)
 }
 
-/// Settings with a model in them. Those of a provider's model go over all others that Qwen Code has.
+/// Adds the model to the settings. Settings of a provider's model take precedence over all others
+/// in Qwen Code.
 fn with_model(mut settings: Value, target: &Target) -> Value {
     let mut generation = json!({"timeout": TIMEOUT_MS});
     if let (Some(window), Some(output)) = (target.window, target.output()) {
@@ -113,7 +115,7 @@ mod tests {
     use crate::cmd::launch::tests::target;
 
     #[test]
-    fn settings_of_the_system_are_kept() {
+    fn system_settings_are_preserved() {
         let system = json!({"tools": {"exclude": ["x"]}, "modelProviders": {"openai": [{"id": "other"}, {"id": "qwen3"}], "gemini": []}});
         let settings = with_model(system, &target(Some(32768)));
         assert_eq!(settings["tools"]["exclude"][0], "x");

@@ -1,4 +1,4 @@
-//! What is printed for each agent, and what is said of windows that are too small.
+//! Tests of the printed plan of each agent, and of warnings about small windows.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::agents::{AGENTS, Setup, Target, agent};
 use super::{plan, warnings};
 
-/// A model on a server that asks for a key.
+/// A model on a server that requires a key.
 pub(super) fn target(window: Option<u64>) -> Target {
     Target {
         url: "http://127.0.0.1:11434".into(),
@@ -17,7 +17,7 @@ pub(super) fn target(window: Option<u64>) -> Target {
         model: "qwen3".into(),
         window,
         thinks: true,
-        sees: false,
+        accepts_images: false,
     }
 }
 
@@ -42,7 +42,7 @@ fn printed(name: &str, window: Option<u64>, arguments: &[&str]) -> String {
 }
 
 #[test]
-fn claude_code_is_told_by_variables() {
+fn claude_code_is_configured_by_variables() {
     let expected = "\
 env -u ANTHROPIC_API_KEY -u CLAUDE_CODE_OAUTH_TOKEN -u CLAUDE_CODE_USE_BEDROCK -u CLAUDE_CODE_USE_VERTEX -u CLAUDE_CODE_USE_FOUNDRY \\
   ANTHROPIC_BASE_URL=http://127.0.0.1:11434 \\
@@ -73,7 +73,7 @@ env -u ANTHROPIC_API_KEY -u CLAUDE_CODE_OAUTH_TOKEN -u CLAUDE_CODE_USE_BEDROCK -
 }
 
 #[test]
-fn codex_is_told_by_settings_on_its_command_line() {
+fn codex_is_configured_on_its_command_line() {
     let expected = "\
 # server http://127.0.0.1:11434, model qwen3, context window 32768 tokens
 
@@ -89,7 +89,7 @@ env \\
 }
 
 #[test]
-fn opencode_is_told_by_a_configuration_in_a_variable() {
+fn opencode_is_configured_by_a_variable() {
     let config = |window| -> Value {
         serde_json::from_str(
             variable(&setup("opencode", window), "OPENCODE_CONFIG_CONTENT").unwrap(),
@@ -109,7 +109,7 @@ fn opencode_is_told_by_a_configuration_in_a_variable() {
 }
 
 #[test]
-fn qwen_code_is_told_by_variables_and_a_file_of_settings() {
+fn qwen_code_is_configured_by_variables_and_a_settings_file() {
     let setup = setup("qwen", Some(65_536));
     assert_eq!(variable(&setup, "OPENAI_BASE_URL"), Some("http://127.0.0.1:11434/v1"));
     assert_eq!(variable(&setup, "OPENAI_API_KEY"), Some("sk-secret"));
@@ -129,7 +129,7 @@ fn qwen_code_is_told_by_variables_and_a_file_of_settings() {
 }
 
 #[test]
-fn pi_is_told_by_an_extension_of_this_run() {
+fn pi_is_configured_by_an_extension() {
     let setup = setup("pi", Some(65_536));
     let path = "/tmp/puna-launch/pi-puna.js";
     assert_eq!(setup.arguments, ["--extension", path, "--provider", "puna", "--model", "qwen3"]);
@@ -145,7 +145,7 @@ fn pi_is_told_by_an_extension_of_this_run() {
 }
 
 #[test]
-fn no_agent_is_told_a_window_that_is_not_known_and_none_prints_the_key() {
+fn plans_omit_an_unknown_window_and_the_key() {
     for agent in AGENTS {
         let text = printed(agent.name(), Some(98_304), &[]);
         assert!(text.contains("98304") && text.contains("\"$PUNA_API_KEY\""), "{text}");
@@ -156,7 +156,7 @@ fn no_agent_is_told_a_window_that_is_not_known_and_none_prints_the_key() {
 }
 
 #[test]
-fn no_agent_prints_a_key_that_is_escaped_or_one_in_the_users_own_settings() {
+fn plans_hide_escaped_keys_and_secrets_in_user_settings() {
     let key = "sk-\"quoted\\secret";
     let target = Target { key: key.into(), ..target(Some(65_536)) };
     let folder = Path::new("/tmp/puna-launch");
@@ -201,7 +201,7 @@ fn other_clients_get_instructions() {
 }
 
 #[test]
-fn a_window_that_is_too_small_is_named_with_what_to_set() {
+fn a_small_window_is_reported_with_the_setting_to_change() {
     let info = |parameters: &str| ShowResponse {
         parameters: parameters.into(),
         capabilities: vec!["completion".into(), "tools".into()],

@@ -1,44 +1,55 @@
-//! Documents and results of searches in a conversation: the text in them, which is all that can be read here.
+//! Documents and search results in a conversation. The server reads only their text.
 
 use serde_json::Value;
 
 use crate::canonical::ApiError;
 
-/// The text that stands for a document.
+/// Returns the prompt text for a document.
+///
+/// # Errors
+/// The source is not text.
 pub(super) fn document(block: &Value) -> Result<String, ApiError> {
     let source = &block["source"];
     let text = match source["type"].as_str().unwrap_or_default() {
         "text" => source["data"].as_str().unwrap_or_default().to_owned(),
-        "content" => content(&source["content"])?,
-        "base64" => decoded(source)?,
+        "content" => content_text(&source["content"])?,
+        "base64" => decode_text(source)?,
         kind => {
             return Err(ApiError::bad_request(format!(
                 "a document's source of type {kind:?} is not supported: send its text"
             )));
         }
     };
-    Ok(framed("document", &[("title", &block["title"]), ("context", &block["context"])], &text))
+    Ok(tagged_text(
+        "document",
+        &[("title", &block["title"]), ("context", &block["context"])],
+        &text,
+    ))
 }
 
-/// The text that stands for the result of a search.
+/// Returns the prompt text for a search result.
 pub(super) fn search_result(block: &Value) -> Result<String, ApiError> {
-    let text = content(&block["content"])?;
-    Ok(framed("search_result", &[("title", &block["title"]), ("source", &block["source"])], &text))
+    let text = content_text(&block["content"])?;
+    Ok(tagged_text(
+        "search_result",
+        &[("title", &block["title"]), ("source", &block["source"])],
+        &text,
+    ))
 }
 
-/// A text, or a list of blocks of text.
-fn content(content: &Value) -> Result<String, ApiError> {
+/// Returns the text of a string or of a list of text blocks.
+fn content_text(content: &Value) -> Result<String, ApiError> {
     match content {
         Value::String(text) => Ok(text.clone()),
         Value::Array(blocks) => {
-            let one = |block: &Value| match block["text"].as_str() {
+            let block_text = |block: &Value| match block["text"].as_str() {
                 Some(text) if block["type"] == "text" => Ok(text.to_owned()),
                 _ => Err(ApiError::bad_request(format!(
                     "content of type {} in a document is not supported: only text is read",
                     block["type"]
                 ))),
             };
-            blocks.iter().map(one).collect()
+            blocks.iter().map(block_text).collect()
         }
         _ => Err(ApiError::bad_request(
             "a document's content must be a string or a list of text blocks",
@@ -46,7 +57,8 @@ fn content(content: &Value) -> Result<String, ApiError> {
     }
 }
 
-fn decoded(source: &Value) -> Result<String, ApiError> {
+/// Decodes a base64 document of a `text/*` media type.
+fn decode_text(source: &Value) -> Result<String, ApiError> {
     let kind = source["media_type"].as_str().unwrap_or_default();
     if !kind.starts_with("text/") {
         return Err(ApiError::bad_request(format!(
@@ -62,8 +74,8 @@ fn decoded(source: &Value) -> Result<String, ApiError> {
     String::from_utf8(bytes).map_err(|_| ApiError::bad_request("a document's text is not UTF-8"))
 }
 
-/// A text between tags, with what is known about it.
-fn framed(tag: &str, attributes: &[(&str, &Value)], text: &str) -> String {
+/// Wraps text in a tag with attributes. Values that are not strings are left out.
+fn tagged_text(tag: &str, attributes: &[(&str, &Value)], text: &str) -> String {
     let attribute =
         |(name, value): &(&str, &Value)| value.as_str().map(|value| format!(" {name}={value:?}"));
     let attributes: String = attributes.iter().filter_map(attribute).collect();

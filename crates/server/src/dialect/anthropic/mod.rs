@@ -1,12 +1,12 @@
-//! Anthropic's dialect.
+//! Dialect of Anthropic's Messages API (`POST /v1/messages`).
 
 mod answer;
-mod defined;
 mod documents;
+mod predefined_tools;
 mod request;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use answer::MessagesEncoder;
-pub(crate) use defined::left_out;
+pub(crate) use predefined_tools::left_out;
 pub(crate) use request::{SEARCH, to_request, wishes_to_think};

@@ -1,4 +1,4 @@
-//! Requests for messages.
+//! Converts Messages API requests to the canonical request.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use puna_api::native::{self, Image, Think, ToolCall, ToolCallFunction};
 use puna_sampler::Constraint;
 use serde_json::{Map, Value, json as value};
 
-use super::{defined, documents};
+use super::{documents, predefined_tools};
 use crate::canonical::ApiError;
 use crate::dialect::{
     go_type, grammar_format, hide_unreadable_images, read_arguments, repaired_arguments,
@@ -17,10 +17,10 @@ use crate::options::RequestOptions;
 use crate::paragraphs::append_paragraph;
 use crate::request::GenerationRequest;
 
-/// The function that stands for the search on the web that the API itself would do.
+/// Name of the function for Anthropic's web search, which the service would run itself.
 pub(crate) const SEARCH: &str = "web_search";
 
-/// The request of a message.
+/// Converts a request of `POST /v1/messages`.
 pub(crate) fn to_request(request: MessagesRequest) -> Result<GenerationRequest, ApiError> {
     for (field, given) in [
         ("mcp_servers", !request.mcp_servers.is_empty()),
@@ -34,7 +34,7 @@ pub(crate) fn to_request(request: MessagesRequest) -> Result<GenerationRequest, 
     let think = think(&request)?;
     let mut messages: Vec<_> = system(&request.system)?.into_iter().collect();
     let before = messages.len();
-    let calls = called(&request.messages);
+    let calls = function_names(&request.messages);
     for message in &request.messages {
         convert(message, &calls, &mut messages)?;
     }
@@ -59,7 +59,7 @@ pub(crate) fn to_request(request: MessagesRequest) -> Result<GenerationRequest, 
     Ok(chat)
 }
 
-/// Only what the client said, so that the model's own values hold otherwise.
+/// Sets only the options that the client sent. The model's own values apply to the others.
 fn options(request: &MessagesRequest) -> Result<RequestOptions, ApiError> {
     let budget = request.thinking.as_ref().filter(|thinking| thinking.kind == "enabled");
     let budget = budget.and_then(|thinking| thinking.budget_tokens);
@@ -77,6 +77,7 @@ fn options(request: &MessagesRequest) -> Result<RequestOptions, ApiError> {
     })
 }
 
+/// Returns the thinking mode. `thinking` takes precedence over `output_config.effort`.
 fn think(request: &MessagesRequest) -> Result<Option<Think>, ApiError> {
     let effort = request.output_config.as_ref().map_or("", |config| &config.effort).to_lowercase();
     let level = match effort.as_str() {
@@ -105,7 +106,7 @@ fn think(request: &MessagesRequest) -> Result<Option<Think>, ApiError> {
     }
 }
 
-/// Fields that ask a model to think.
+/// Returns the names of the request fields that ask for thinking.
 pub(crate) fn wishes_to_think(request: &MessagesRequest) -> Vec<&'static str> {
     let enabled = request.thinking.as_ref().is_some_and(|thinking| thinking.kind == "enabled");
     let effort = request.output_config.as_ref().is_some_and(|config| !config.effort.is_empty());
@@ -113,6 +114,7 @@ pub(crate) fn wishes_to_think(request: &MessagesRequest) -> Vec<&'static str> {
     fields.into_iter().filter(|(_, asked)| *asked).map(|(field, _)| field).collect()
 }
 
+/// Returns the constraint of an output format.
 fn format(format: OutputFormat) -> Result<Option<Constraint>, ApiError> {
     match format.schema {
         _ if matches!(format.kind.as_str(), "" | "text") => Ok(None),
@@ -132,34 +134,39 @@ fn format(format: OutputFormat) -> Result<Option<Constraint>, ApiError> {
     }
 }
 
+/// Converts the tools. Web search hides a client function of the same name, and ignored tools are
+/// left out.
 fn tools(tools: &[Tool]) -> Result<Vec<native::Tool>, ApiError> {
     let searches = |tool: &Tool| tool.kind.starts_with(SEARCH);
     let any_searches = tools.iter().any(searches);
     let offered =
         tools.iter().filter(|tool| !any_searches || searches(tool) || tool.name != SEARCH);
-    let offered = offered.filter(|tool| !defined::is_left_out(tool));
-    offered.map(|tool| if searches(tool) { Ok(search()) } else { function(tool) }).collect()
+    let offered = offered.filter(|tool| !predefined_tools::is_ignored(tool));
+    offered
+        .map(|tool| if searches(tool) { Ok(search_tool()) } else { function_tool(tool) })
+        .collect()
 }
 
-fn function(tool: &Tool) -> Result<native::Tool, ApiError> {
+/// Converts a tool of the client. Predefined tools without a schema get the predefined one.
+fn function_tool(tool: &Tool) -> Result<native::Tool, ApiError> {
     if tool.name.is_empty() {
         return Err(ApiError::bad_request("a tool has no name"));
     }
-    let wrong = |text: String| {
+    let invalid = |text: String| {
         ApiError::bad_request(format!("invalid input_schema for tool {:?}: {text}", tool.name))
     };
-    let known = defined::described(&tool.kind).filter(|_| tool.input_schema.is_null());
+    let definition =
+        predefined_tools::definition(&tool.kind).filter(|_| tool.input_schema.is_null());
     let description =
-        known.as_ref().map_or(tool.description.as_str(), |(description, _)| description);
+        definition.as_ref().map_or(tool.description.as_str(), |(description, _)| description);
     let schema = match &tool.input_schema {
-        Value::Null => {
-            known.map_or_else(|| value!({"type": "object", "properties": {}}), |(_, schema)| schema)
-        }
+        Value::Null => definition
+            .map_or_else(|| value!({"type": "object", "properties": {}}), |(_, schema)| schema),
         schema @ Value::Object(_) => schema.clone(),
         other => {
             let error = puna_api::decode::kind(other);
             let want = "api.ToolFunctionParameters";
-            return Err(wrong(format!(
+            return Err(invalid(format!(
                 "json: cannot unmarshal {error} into Go value of type {want}"
             )));
         }
@@ -170,10 +177,11 @@ fn function(tool: &Tool) -> Result<native::Tool, ApiError> {
         function["strict"] = strict.into();
     }
     serde_json::from_value(value!({"type": "function", "function": function}))
-        .map_err(|e| wrong(e.to_string()))
+        .map_err(|e| invalid(e.to_string()))
 }
 
-fn search() -> native::Tool {
+/// Returns the function for Anthropic's web search.
+fn search_tool() -> native::Tool {
     let query = value!({"type": "string", "description": "What to search for"});
     let parameters =
         value!({"type": "object", "properties": {"query": query}, "required": ["query"]});
@@ -182,15 +190,15 @@ fn search() -> native::Tool {
     }}))
 }
 
-/// How texts of system blocks begin that change with every request and say nothing to the model: with them no prefix of the
-/// prompt would be found in the cache.
-const VOLATILE: [&str; 1] = ["x-anthropic-billing-header:"];
+/// Prefixes of volatile system blocks. These blocks change with every request and carry no
+/// information for the model. In the prompt, they would prevent every match in the prefix cache.
+const VOLATILE_PREFIXES: [&str; 1] = ["x-anthropic-billing-header:"];
 
 fn is_volatile(text: &str) -> bool {
-    VOLATILE.iter().any(|start| text.starts_with(start))
+    VOLATILE_PREFIXES.iter().any(|start| text.starts_with(start))
 }
 
-/// The system message: its blocks with a blank line between, but for volatile ones.
+/// Returns the system message: its blocks joined by blank lines, without volatile blocks.
 fn system(system: &Value) -> Result<Option<native::Message>, ApiError> {
     let text = match system {
         Value::Null => String::new(),
@@ -201,39 +209,40 @@ fn system(system: &Value) -> Result<Option<native::Message>, ApiError> {
                 _ => Err(ApiError::bad_request("system: every block must be of type text")),
             };
             let texts = blocks.iter().map(text).collect::<Result<Vec<_>, _>>()?;
-            let lasting: Vec<String> =
+            let stable_texts: Vec<String> =
                 texts.into_iter().filter(|text| !is_volatile(text)).collect();
-            lasting.join("\n\n")
+            stable_texts.join("\n\n")
         }
         _ => return Err(ApiError::bad_request("system must be a string or a list of text blocks")),
     };
     Ok(Some(text).filter(|text| !text.is_empty()).map(|text| native::Message::text("system", text)))
 }
 
-/// What one message is made of.
+/// Builder of the canonical messages for one message.
 #[derive(Default)]
-struct Parts {
+struct MessageBuilder {
     message: native::Message,
-    /// Answers to calls, which are messages of their own.
+    /// Results of tool calls, which become separate messages.
     results: Vec<native::Message>,
-    /// The block before was a text.
+    /// Whether the previous block was text.
     follows_text: bool,
 }
 
-/// Appends what a message comes to: itself, and the results of tools in it; before a user's words and after others'.
+/// Appends the canonical messages of one message. Tool results come before a user's own content and
+/// after the content of other roles.
 fn convert(
     message: &Message,
     calls: &HashMap<&str, &str>,
     out: &mut Vec<native::Message>,
 ) -> Result<(), ApiError> {
-    let mut parts = Parts::default();
-    parts.message.role = message.role.to_lowercase();
+    let mut builder = MessageBuilder::default();
+    builder.message.role = message.role.to_lowercase();
     match &message.content {
         Value::Null => return Err(ApiError::bad_request("unexpected end of JSON input")),
-        Value::String(text) => parts.message.content.clone_from(text),
+        Value::String(text) => builder.message.content.clone_from(text),
         Value::Array(blocks) => {
             for block in blocks {
-                parts.add(block, calls)?;
+                builder.add(block, calls)?;
             }
         }
         other => {
@@ -243,21 +252,23 @@ fn convert(
             return Err(ApiError::bad_request(format!("json: cannot unmarshal {kind} {text}")));
         }
     }
-    let user = parts.message.role == "user";
-    let itself = Some(parts.message).filter(|message| !message.is_empty());
-    match user {
-        true => out.extend(parts.results.into_iter().chain(itself)),
-        false => out.extend(itself.into_iter().chain(parts.results)),
+    let is_user = builder.message.role == "user";
+    let own_message = Some(builder.message).filter(|message| !message.is_empty());
+    match is_user {
+        true => out.extend(builder.results.into_iter().chain(own_message)),
+        false => out.extend(own_message.into_iter().chain(builder.results)),
     }
     Ok(())
 }
 
-impl Parts {
+impl MessageBuilder {
+    /// Adds a content block of the message.
     fn add(&mut self, block: &Value, calls: &HashMap<&str, &str>) -> Result<(), ApiError> {
         let text = |field: &str| block[field].as_str().unwrap_or_default();
         let follows_text = std::mem::replace(&mut self.follows_text, text("type") == "text");
         match text("type") {
-            // Neighbouring blocks of an answer are pieces of one text, such as those of a cited sentence.
+            // Adjacent text blocks of an answer are pieces of one text, for example of a cited
+            // sentence.
             "text" if follows_text && self.message.role == "assistant" => {
                 self.message.content.push_str(text("text"));
             }
@@ -268,9 +279,9 @@ impl Parts {
             }
             "image" => self.message.images.push(image(block, "invalid image source")?),
             "thinking" => append_paragraph(&mut self.message.thinking, text("thinking")),
-            // Nobody but the service that wrote it can read it.
+            // Only the service that wrote this block can decrypt it.
             "redacted_thinking" => {}
-            kind @ ("tool_use" | "server_tool_use") => self.call(kind, block)?,
+            kind @ ("tool_use" | "server_tool_use") => self.add_call(kind, block)?,
             "tool_result" => {
                 let mut result =
                     native::Message { role: "tool".into(), ..native::Message::default() };
@@ -279,12 +290,13 @@ impl Parts {
                     calls.get(result.tool_call_id.as_str()).copied().unwrap_or_default().to_owned();
                 tool_result(&block["content"], &mut result)?;
                 if block["is_error"] == true {
-                    result.content = failed(&result.content);
+                    result.content = error_text(&result.content);
                 }
                 self.results.push(result);
             }
             "web_search_tool_result" => {
-                let mut result = native::Message::text("tool", found(&block["content"]));
+                let mut result =
+                    native::Message::text("tool", search_results_text(&block["content"]));
                 result.tool_call_id = text("tool_use_id").to_owned();
                 result.tool_name = SEARCH.into();
                 self.results.push(result);
@@ -299,7 +311,8 @@ impl Parts {
         Ok(())
     }
 
-    fn call(&mut self, kind: &str, block: &Value) -> Result<(), ApiError> {
+    /// Adds a tool call of the message.
+    fn add_call(&mut self, kind: &str, block: &Value) -> Result<(), ApiError> {
         let field = |field: &str| {
             let missing =
                 || ApiError::bad_request(format!("{kind} block missing required '{field}' field"));
@@ -323,14 +336,15 @@ impl Parts {
     }
 }
 
-/// Functions by the ids of calls; the last call with an id counts.
-fn called(messages: &[Message]) -> HashMap<&str, &str> {
+/// Maps ids of calls to function names. The last call with an id wins.
+fn function_names(messages: &[Message]) -> HashMap<&str, &str> {
     let blocks = messages.iter().filter_map(|m| m.content.as_array()).flatten();
     let calls =
         blocks.filter(|b| b["type"].as_str().is_some_and(|kind| kind.ends_with("tool_use")));
     calls.filter_map(|call| Some((call["id"].as_str()?, call["name"].as_str()?))).collect()
 }
 
+/// Adds the content of a tool result to `result`.
 fn tool_result(content: &Value, result: &mut native::Message) -> Result<(), ApiError> {
     match content {
         Value::Null => {}
@@ -368,16 +382,16 @@ fn tool_result(content: &Value, result: &mut native::Message) -> Result<(), ApiE
     Ok(())
 }
 
-/// The result of a call that failed, which no template has a mark for.
-fn failed(text: &str) -> String {
+/// Marks the text of a failed call as an error, because chat templates have no field for failures.
+fn error_text(text: &str) -> String {
     match text.trim_start().get(..5).is_some_and(|start| start.eq_ignore_ascii_case("error")) {
         true => text.to_owned(),
         false => format!("Error: {text}").trim_end().to_owned(),
     }
 }
 
-/// What a search found, line by line.
-fn found(content: &Value) -> String {
+/// Returns the results of a web search, one line each.
+fn search_results_text(content: &Value) -> String {
     let line = |result: &Value| {
         let text = |field: &str| result[field].as_str().unwrap_or_default();
         format!("- {}: {}\n", text("title"), text("url"))
@@ -388,6 +402,8 @@ fn found(content: &Value) -> String {
     }
 }
 
+/// Decodes the image of a block. Unsupported sources become [`Image::Unreadable`]; a missing source
+/// is an error.
 fn image(block: &Value, missing: &str) -> Result<Image, ApiError> {
     let source = block["source"].as_object().ok_or_else(|| ApiError::bad_request(missing))?;
     let text = |field: &str| source.get(field).and_then(Value::as_str).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Requests and answers of Anthropic's dialect, against the protocol's description.
+//! Requests and answers of Anthropic's dialect, compared with the API description.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{MessagesEncoder, left_out, to_request};
 use crate::canonical::{ApiError, CallOutcome, Event, FinishReason, GenerationSummary, Piece};
-use crate::dialect::answer_events::AnswerEvents;
+use crate::dialect::answer_events::EventSequencer;
 use crate::dialect::{AnswerEvent, Collected, CollectedCall, Encoder, Times};
 use crate::request::GenerationRequest;
 
@@ -30,7 +30,7 @@ fn blocks(role: &str, blocks: Value) -> Result<Value, String> {
 }
 
 #[test]
-fn only_what_the_client_said_becomes_an_option() {
+fn only_options_in_the_request_are_set() {
     assert_eq!(
         Value::Object(request(json!({})).unwrap().options.to_map()),
         json!({"num_predict": 9})
@@ -42,7 +42,7 @@ fn only_what_the_client_said_becomes_an_option() {
 }
 
 #[test]
-fn thinking_decides_before_effort() {
+fn thinking_takes_precedence_over_effort() {
     let think = |extra| request(extra).unwrap().think;
     assert_eq!(
         think(json!({"thinking": {"type": "enabled", "budget_tokens": 1024}})),
@@ -59,13 +59,13 @@ fn thinking_decides_before_effort() {
 }
 
 #[test]
-fn the_system_text_comes_first_and_its_blocks_are_joined_with_a_blank_line() {
+fn system_blocks_become_the_first_message_joined_by_blank_lines() {
     let first = |system| request(json!({"system": system})).map(|chat| chat.messages()[0].clone());
     let want = puna_api::native::Message::text("system", "Be brief.");
     assert_eq!(first(json!("Be brief.")).unwrap(), want);
     let cached = json!([{"type": "text", "text": "Be", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "brief."}]);
     assert_eq!(first(cached).unwrap().content, "Be\n\nbrief.");
-    // A block that changes with every request would cost the prefix cache.
+    // A block that changes with every request would defeat the prefix cache.
     let header = json!([
         {"type": "text", "text": "x-anthropic-billing-header: cc_version=1.2.3; cch=0a1b2;"},
         {"type": "text", "text": "Be brief."},
@@ -100,7 +100,7 @@ fn blocks_of_a_message_become_one_message() {
 }
 
 #[test]
-fn results_come_before_a_user_s_words_and_know_their_function() {
+fn tool_results_precede_user_text_and_have_the_function_name() {
     let call = json!([{"type": "tool_use", "id": "t1", "name": "f", "input": {}}]);
     let result = |content| json!({"type": "tool_result", "tool_use_id": "t1", "content": content, "is_error": true});
     let got = |content| {
@@ -121,7 +121,7 @@ fn results_come_before_a_user_s_words_and_know_their_function() {
 }
 
 #[test]
-fn images_are_taken_in_base64_only() {
+fn only_base64_images_are_accepted() {
     let image = |source: Value| blocks("user", json!([{"type": "image", "source": source}]));
     let got = image(json!({"type": "base64", "media_type": "image/png", "data": "AAAA"}));
     assert_eq!(got.unwrap()[0]["images"], json!(["AAAA"]));
@@ -137,7 +137,7 @@ fn images_are_taken_in_base64_only() {
 }
 
 #[test]
-fn documents_are_the_text_in_them() {
+fn documents_become_their_text() {
     let text = json!({"type": "document", "title": "a.txt", "source": {"type": "text", "media_type": "text/plain", "data": "x\n"}});
     let base64 = json!({"type": "document", "source": {"type": "base64", "media_type": "text/plain", "data": "eQ=="}});
     let list = json!({"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "z"}]}});
@@ -155,7 +155,7 @@ fn documents_are_the_text_in_them() {
 }
 
 #[test]
-fn what_cannot_be_understood_is_refused_and_not_dropped() {
+fn unknown_content_is_rejected() {
     for (block, want) in [
         (
             json!({"type": "document"}),
@@ -200,7 +200,7 @@ fn what_cannot_be_understood_is_refused_and_not_dropped() {
 }
 
 #[test]
-fn tools_keep_their_schemas_and_bad_ones_are_named() {
+fn tools_keep_their_schemas_and_errors_name_invalid_tools() {
     let tools = |tools: Value| {
         request(json!({"tools": tools})).map(|r| serde_json::to_value(r.tools()).unwrap())
     };
@@ -276,7 +276,7 @@ fn tool_choice_has_four_forms() {
 }
 
 #[test]
-fn thinking_and_effort_have_no_other_values() {
+fn unknown_thinking_and_effort_values_are_rejected() {
     let think = |extra: Value| request(extra).map(|r| r.think);
     assert!(
         think(json!({"thinking": {"type": "zzz"}}))
@@ -292,7 +292,7 @@ fn thinking_and_effort_have_no_other_values() {
 }
 
 #[test]
-fn a_schema_is_found_in_both_of_its_places() {
+fn schema_is_read_from_both_fields() {
     let schema = json!({"type": "object"});
     let format = json!({"type": "json_schema", "schema": schema});
     for extra in [json!({"output_format": format}), json!({"output_config": {"format": format}})] {
@@ -345,13 +345,13 @@ fn done(reason: FinishReason, stop: Option<&str>) -> Event {
     }))
 }
 
-/// The events of a stream without pings; names and types agree.
+/// Returns the events of a stream without pings. Asserts that each event's name equals its type.
 fn stream(events: impl IntoIterator<Item = Event>) -> Vec<Value> {
     let mut encoder = MessagesEncoder::new("t".into(), vec!["END".into()], true);
-    let (mut out, mut row) = (Vec::new(), AnswerEvents::default());
+    let (mut out, mut sequencer) = (Vec::new(), EventSequencer::default());
     for event in [Event::Started { prompt_tokens: 100 }].into_iter().chain(events) {
-        row.push(event);
-        while let Some(event) = row.pop() {
+        sequencer.push(event);
+        while let Some(event) = sequencer.pop() {
             encoder.encode(0, event, Times::default(), &mut out);
         }
     }
@@ -367,7 +367,7 @@ fn stream(events: impl IntoIterator<Item = Event>) -> Vec<Value> {
 }
 
 #[test]
-fn thoughts_and_text_are_blocks_of_a_stream() {
+fn thinking_and_text_are_streamed_as_blocks() {
     let got =
         stream([thinking("o"), thinking("k"), content("Hello"), done(FinishReason::Stop, None)]);
     let message = &got[0]["message"];
@@ -398,7 +398,7 @@ fn thoughts_and_text_are_blocks_of_a_stream() {
 }
 
 #[test]
-fn a_call_is_a_block_and_text_after_it_another() {
+fn call_and_following_text_are_separate_blocks() {
     let got = stream(
         [content("a")]
             .into_iter()
@@ -426,7 +426,7 @@ fn a_call_is_a_block_and_text_after_it_another() {
 }
 
 #[test]
-fn a_search_that_the_server_cannot_do_has_failed_and_the_turn_is_over() {
+fn web_search_fails_and_ends_the_turn() {
     let got = stream(
         call("web_search")
             .into_iter()
@@ -447,7 +447,7 @@ fn a_search_that_the_server_cannot_do_has_failed_and_the_turn_is_over() {
 }
 
 #[tokio::test]
-async fn a_call_that_a_filter_cuts_off_is_a_refusal_whole_and_streamed() {
+async fn call_cut_off_by_content_filter_is_a_refusal() {
     let name = || "f".to_owned();
     let events = [
         Event::CallStart { index: 0, id: "t1".into(), name: name() },
@@ -455,10 +455,10 @@ async fn a_call_that_a_filter_cuts_off_is_a_refusal_whole_and_streamed() {
         Event::CallEnd { index: 0, outcome: CallOutcome::CutOff },
         done(FinishReason::ContentFilter, None),
     ];
-    let mut row = AnswerEvents::default();
-    events.clone().into_iter().for_each(|event| row.push(event));
+    let mut sequencer = EventSequencer::default();
+    events.clone().into_iter().for_each(|event| sequencer.push(event));
     let mut all = Collected::default();
-    while let Some(event) = row.pop() {
+    while let Some(event) = sequencer.pop() {
         match event {
             AnswerEvent::CallEnd(call) => {
                 all.tool_calls.push(CollectedCall { id: "t1".into(), call })
@@ -479,7 +479,7 @@ async fn a_call_that_a_filter_cuts_off_is_a_refusal_whole_and_streamed() {
 }
 
 #[test]
-fn reasons_tell_which_sequence_of_the_request_matched() {
+fn stop_reason_names_the_matching_stop_sequence_of_the_request() {
     let delta = |events: [Event; 1]| {
         let got = stream(events);
         assert_eq!(got.len(), 3, "without output there are no blocks");
@@ -499,7 +499,7 @@ fn reasons_tell_which_sequence_of_the_request_matched() {
 }
 
 #[test]
-fn the_end_tells_what_was_left_out_and_shifted_out() {
+fn end_reports_truncated_messages_and_tokens() {
     let Event::Done(mut end) = done(FinishReason::Stop, None) else { unreachable!() };
     (end.dropped_messages, end.dropped_tokens) = (2, 40);
     let got = stream([content("a"), Event::Done(end)]);
@@ -508,7 +508,7 @@ fn the_end_tells_what_was_left_out_and_shifted_out() {
 }
 
 #[test]
-fn a_stream_that_breaks_ends_with_an_event_that_says_so() {
+fn failed_stream_ends_with_an_error_event() {
     let got = stream([content("a"), Event::Error(ApiError::internal("broken"))]);
     let want = json!({"type": "error", "error": {"type": "api_error", "message": "broken"}});
     assert_eq!(got.last().unwrap(), &want);

@@ -1,4 +1,4 @@
-//! Events to chat completions, whole and in pieces.
+//! Encodes events as a chat completion, whole or streamed.
 
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -9,10 +9,12 @@ use puna_api::openai::{
     ToolCall, ToolCallFunction, Usage,
 };
 
-use super::{DONE, add_usage, finish_reason, push_event, push_failure, wire_call, wire_prompt};
+use super::{
+    DONE, add_usage, finish_reason, push_event, push_failure, to_tool_call, vllm_prompt_logprobs,
+};
 use crate::canonical::{GenerationSummary, Piece};
 use crate::dialect::answer_events::{CallId, EndedCall};
-use crate::dialect::waiting::Reading;
+use crate::dialect::progress::PromptProgress;
 use crate::dialect::{AnswerEvent, Collected, CollectedCall, Encoder, Times};
 use crate::http::{StreamFormat, json_plain, stream};
 use crate::random_ids;
@@ -23,33 +25,35 @@ pub(crate) struct ChatEncoder {
     created: i64,
     model: String,
     include_usage: bool,
-    /// The names of the request's custom tools.
+    /// Names of the request's custom tools.
     custom_names: Vec<String>,
-    choices: Vec<State>,
+    choices: Vec<ChoiceState>,
     usage: Option<Usage>,
-    /// Tokens of the prompt that were found in the cache.
+    /// Smallest number of cached prompt tokens among the answers so far.
     cached: Option<u64>,
-    ended: usize,
-    reading: Reading,
+    ended_count: usize,
+    prompt_progress: PromptProgress,
 }
 
-/// How far one of the answers is.
+/// State of one choice.
 #[derive(Debug, Default)]
-struct State {
+struct ChoiceState {
     started: bool,
-    /// There was a call that the client is to handle.
-    called: bool,
-    /// The number of the call whose arguments come.
-    open: usize,
-    /// Id and tool of a call of which nothing was sent yet: a call that comes whole is sent in one piece.
-    unsent: Option<(CallId, String)>,
+    /// Whether the choice has a call that the client must handle.
+    has_client_call: bool,
+    /// Index of the open call.
+    open_call_index: usize,
+    /// Id and tool of the open call until its first chunk. A call without partial arguments is sent
+    /// in one chunk.
+    unsent_call: Option<(CallId, String)>,
 }
 
 impl ChatEncoder {
+    /// Creates an encoder for a number of answers (choices).
     pub(crate) fn new(model: String, include_usage: bool, answers: usize) -> Self {
         let (id, created) = (random_ids::alphanumeric("chatcmpl-"), Timestamp::now().as_second());
-        let choices = (0..answers).map(|_| State::default()).collect();
-        let (usage, reading) = (None, Reading::default());
+        let choices = (0..answers).map(|_| ChoiceState::default()).collect();
+        let (usage, prompt_progress) = (None, PromptProgress::default());
         let custom_names = Vec::new();
         Self {
             id,
@@ -60,17 +64,18 @@ impl ChatEncoder {
             choices,
             usage,
             cached: None,
-            ended: 0,
-            reading,
+            ended_count: 0,
+            prompt_progress,
         }
     }
 
-    /// Sends calls of these tools in the form of custom tools.
+    /// Sets the names of custom tools. Calls of these tools get the custom format.
     pub(crate) fn with_custom_tools(mut self, names: Vec<String>) -> Self {
         self.custom_names = names;
         self
     }
 
+    /// Returns a chunk with these choices.
     fn chunk(&self, choices: Vec<ChunkChoice>) -> ChatCompletionChunk {
         ChatCompletionChunk {
             id: self.id.clone(),
@@ -83,8 +88,8 @@ impl ChatEncoder {
         }
     }
 
-    /// Sends the roles of several choices in the order of their indices. OpenAI's SDK requires that the first chunk of each
-    /// choice comes in this order.
+    /// Sends the first chunk (the role) of each choice in order of the indices. OpenAI's SDK
+    /// requires this order.
     fn send_roles(&mut self, out: &mut Vec<u8>) {
         for index in 0..self.choices.len() {
             self.choices[index].started = true;
@@ -98,71 +103,99 @@ impl ChatEncoder {
         }
     }
 
-    fn delta(&mut self, from: usize, mut delta: Delta, logprobs: Vec<Logprob>, out: &mut Vec<u8>) {
-        if self.choices.len() > 1 && !self.choices[from].started {
+    /// Sends a delta of a choice. The first delta of a choice has the role.
+    fn send_delta(
+        &mut self,
+        generation: usize,
+        mut delta: Delta,
+        logprobs: Vec<Logprob>,
+        out: &mut Vec<u8>,
+    ) {
+        if self.choices.len() > 1 && !self.choices[generation].started {
             self.send_roles(out);
         }
-        delta.role = (!self.choices[from].started).then(|| "assistant".into());
-        self.choices[from].started = true;
-        let logprobs = wire_logprobs(logprobs);
-        let choice = ChunkChoice { index: from as u32, delta, logprobs, ..ChunkChoice::default() };
+        delta.role = (!self.choices[generation].started).then(|| "assistant".into());
+        self.choices[generation].started = true;
+        let logprobs = choice_logprobs(logprobs);
+        let choice =
+            ChunkChoice { index: generation as u32, delta, logprobs, ..ChunkChoice::default() };
         push_event(&self.chunk(vec![choice]), out);
     }
 
-    /// Sends the start of the open call, unless that was sent.
-    fn start_call(&mut self, from: usize, arguments: String, out: &mut Vec<u8>) {
-        let Some((id, name)) = self.choices[from].unsent.take() else { return };
-        let (id, index) = (id.into_string(), self.choices[from].open as i64);
+    /// Sends the start of the open call, unless it was sent before.
+    fn start_call(&mut self, generation: usize, arguments: String, out: &mut Vec<u8>) {
+        let Some((id, name)) = self.choices[generation].unsent_call.take() else { return };
+        let (id, index) = (id.into_string(), self.choices[generation].open_call_index as i64);
         let function = ToolCallFunction { name, arguments };
         let call = ToolCall { id, index, kind: "function".into(), function, custom: None };
         let (content, tool_calls) = (Some(String::new()), vec![call]);
-        self.delta(from, Delta { content, tool_calls, ..Delta::default() }, Vec::new(), out);
+        self.send_delta(
+            generation,
+            Delta { content, tool_calls, ..Delta::default() },
+            Vec::new(),
+            out,
+        );
     }
 
-    /// Whether the open call is one of a custom tool, of which nothing was sent yet.
-    fn is_custom(&self, from: usize) -> bool {
-        let open = self.choices[from].unsent.as_ref();
+    /// Whether the open call is an unsent call of a custom tool.
+    fn is_custom(&self, generation: usize) -> bool {
+        let open = self.choices[generation].unsent_call.as_ref();
         open.is_some_and(|(_, name)| self.custom_names.contains(name))
     }
 
-    /// Sends a call of a custom tool in one piece.
-    fn custom_call(&mut self, from: usize, call: EndedCall, out: &mut Vec<u8>) {
-        let Some((id, _)) = self.choices[from].unsent.take() else { return };
-        let call = wire_call(CollectedCall { id: id.into_string(), call }, &self.custom_names);
+    /// Sends a call of a custom tool in one chunk.
+    fn send_custom_call(&mut self, generation: usize, call: EndedCall, out: &mut Vec<u8>) {
+        let Some((id, _)) = self.choices[generation].unsent_call.take() else { return };
+        let call = to_tool_call(CollectedCall { id: id.into_string(), call }, &self.custom_names);
         let (content, tool_calls) = (Some(String::new()), vec![call]);
-        self.delta(from, Delta { content, tool_calls, ..Delta::default() }, Vec::new(), out);
+        self.send_delta(
+            generation,
+            Delta { content, tool_calls, ..Delta::default() },
+            Vec::new(),
+            out,
+        );
     }
 
-    /// A part of the text of the open call's arguments.
-    fn arguments(&mut self, from: usize, arguments: String, out: &mut Vec<u8>) {
+    /// Sends a part of the open call's arguments.
+    fn send_arguments(&mut self, generation: usize, arguments: String, out: &mut Vec<u8>) {
         if arguments.is_empty() {
             return;
         }
         let function = ToolCallFunction { arguments, ..ToolCallFunction::default() };
-        let call =
-            ToolCall { index: self.choices[from].open as i64, function, ..ToolCall::default() };
-        self.delta(from, Delta { tool_calls: vec![call], ..Delta::default() }, Vec::new(), out);
+        let call = ToolCall {
+            index: self.choices[generation].open_call_index as i64,
+            function,
+            ..ToolCall::default()
+        };
+        self.send_delta(
+            generation,
+            Delta { tool_calls: vec![call], ..Delta::default() },
+            Vec::new(),
+            out,
+        );
     }
 
-    fn end(&mut self, from: usize, done: &GenerationSummary, out: &mut Vec<u8>) {
-        if self.choices.len() > 1 && !self.choices[from].started {
+    /// Sends the end of a choice. After the last choice, the usage and `[DONE]` follow.
+    fn end_choice(&mut self, generation: usize, done: &GenerationSummary, out: &mut Vec<u8>) {
+        if self.choices.len() > 1 && !self.choices[generation].started {
             self.send_roles(out);
         }
-        if !self.choices[from].started {
-            self.delta(
-                from,
+        if !self.choices[generation].started {
+            self.send_delta(
+                generation,
                 Delta { content: Some(String::new()), ..Delta::default() },
                 Vec::new(),
                 out,
             );
         }
-        let finish_reason = Some(finish_reason(done, self.choices[from].called));
-        let choice = ChunkChoice { index: from as u32, finish_reason, ..ChunkChoice::default() };
+        let finish_reason = Some(finish_reason(done, self.choices[generation].has_client_call));
+        let choice =
+            ChunkChoice { index: generation as u32, finish_reason, ..ChunkChoice::default() };
         let schema_violations = done.schema_violations.clone();
         push_event(&ChatCompletionChunk { schema_violations, ..self.chunk(vec![choice]) }, out);
         add_usage(&mut self.usage, done, &mut self.cached);
-        self.ended += 1;
-        if self.ended < self.choices.len() {
+        self.ended_count += 1;
+        if self.ended_count < self.choices.len() {
             return;
         }
         if self.include_usage && self.usage.is_some() {
@@ -172,14 +205,14 @@ impl ChatEncoder {
         out.extend_from_slice(DONE);
     }
 
-    /// The answers in one object.
+    /// Returns the answers as one object.
     pub(crate) fn whole(&self, answers: Vec<Collected>) -> Response {
         let (mut usage, mut cached) = (None, None);
         for done in answers.iter().filter_map(|answer| answer.done.as_deref()) {
             add_usage(&mut usage, done, &mut cached);
         }
         let prompt_logprobs =
-            answers.first().and_then(|answer| wire_prompt(&answer.prompt_logprobs));
+            answers.first().and_then(|answer| vllm_prompt_logprobs(&answer.prompt_logprobs));
         let rendered = answers.first().and_then(|answer| answer.rendered.clone());
         let answer = ChatCompletion {
             id: self.id.clone(),
@@ -187,7 +220,7 @@ impl ChatEncoder {
             created: self.created,
             model: self.model.clone(),
             system_fingerprint: "fp_ollama".into(),
-            // Where only the prompt was asked for, no token was counted.
+            // A request for the rendered prompt alone has no counted tokens.
             usage: usage.or_else(|| rendered.is_some().then(Usage::default)),
             prompt_logprobs,
             debug_info: rendered
@@ -197,14 +230,15 @@ impl ChatEncoder {
         json_plain(StatusCode::OK, &answer)
     }
 
-    /// One of the answers.
+    /// Converts one answer and its index.
     fn choice(&self, (answer, index): (Collected, u32)) -> Choice {
-        // Where only the prompt was asked for, nobody has answered.
+        // A request for the rendered prompt alone has no assistant message.
         let role = if answer.rendered.is_none() { "assistant" } else { "" };
-        let called = answer.tool_calls.iter().any(|one| one.call.requires_client_action);
+        let has_client_call =
+            answer.tool_calls.iter().any(|collected| collected.call.requires_client_action);
         Choice {
             index,
-            finish_reason: answer.done.as_deref().map(|done| finish_reason(done, called)),
+            finish_reason: answer.done.as_deref().map(|done| finish_reason(done, has_client_call)),
             message: AnswerMessage {
                 role: role.into(),
                 content: answer.content,
@@ -212,58 +246,64 @@ impl ChatEncoder {
                 tool_calls: answer
                     .tool_calls
                     .into_iter()
-                    .map(|call| wire_call(call, &self.custom_names))
+                    .map(|call| to_tool_call(call, &self.custom_names))
                     .collect(),
             },
-            logprobs: wire_logprobs(answer.logprobs),
+            logprobs: choice_logprobs(answer.logprobs),
         }
     }
 }
 
-fn wire_logprobs(logprobs: Vec<Logprob>) -> Option<ChoiceLogprobs> {
+fn choice_logprobs(logprobs: Vec<Logprob>) -> Option<ChoiceLogprobs> {
     (!logprobs.is_empty()).then_some(ChoiceLogprobs { content: logprobs })
 }
 
 impl Encoder for ChatEncoder {
-    const WIRE: StreamFormat = StreamFormat::Sse;
+    const STREAM_FORMAT: StreamFormat = StreamFormat::Sse;
 
-    fn encode(&mut self, from: usize, event: AnswerEvent, _: Times, out: &mut Vec<u8>) {
-        let empty = |piece: &Piece| piece.text.is_empty() && piece.logprobs.is_empty();
+    fn encode(&mut self, generation: usize, event: AnswerEvent, _: Times, out: &mut Vec<u8>) {
+        let is_empty = |piece: &Piece| piece.text.is_empty() && piece.logprobs.is_empty();
         match event {
-            AnswerEvent::Thinking(piece) | AnswerEvent::Content(piece) if empty(&piece) => {}
+            AnswerEvent::Thinking(piece) | AnswerEvent::Content(piece) if is_empty(&piece) => {}
             AnswerEvent::Thinking(Piece { text, logprobs }) => {
                 let delta = Delta {
                     content: Some(String::new()),
                     reasoning: Some(text),
                     ..Delta::default()
                 };
-                self.delta(from, delta, logprobs, out);
+                self.send_delta(generation, delta, logprobs, out);
             }
             AnswerEvent::Content(Piece { text, logprobs }) => {
-                self.delta(from, Delta { content: Some(text), ..Delta::default() }, logprobs, out);
+                self.send_delta(
+                    generation,
+                    Delta { content: Some(text), ..Delta::default() },
+                    logprobs,
+                    out,
+                );
             }
             AnswerEvent::CallStart { id, index, name } => {
-                (self.choices[from].open, self.choices[from].unsent) = (index, Some((id, name)));
+                (self.choices[generation].open_call_index, self.choices[generation].unsent_call) =
+                    (index, Some((id, name)));
             }
-            // The input of a custom tool is known at the end.
-            AnswerEvent::CallArguments(_) if self.is_custom(from) => {}
+            // The input of a custom tool is known only at the end of the call.
+            AnswerEvent::CallArguments(_) if self.is_custom(generation) => {}
             AnswerEvent::CallArguments(text) => {
-                self.start_call(from, String::new(), out);
-                self.arguments(from, text, out);
+                self.start_call(generation, String::new(), out);
+                self.send_arguments(generation, text, out);
             }
             AnswerEvent::CallEnd(call) => {
-                self.choices[from].called |= call.requires_client_action;
-                if self.is_custom(from) {
-                    return self.custom_call(from, call, out);
+                self.choices[generation].has_client_call |= call.requires_client_action;
+                if self.is_custom(generation) {
+                    return self.send_custom_call(generation, call, out);
                 }
-                match self.choices[from].unsent.is_some() {
-                    true => self.start_call(from, call.rest, out),
-                    false => self.arguments(from, call.rest, out),
+                match self.choices[generation].unsent_call.is_some() {
+                    true => self.start_call(generation, call.rest, out),
+                    false => self.send_arguments(generation, call.rest, out),
                 }
             }
-            AnswerEvent::Done(done) => self.end(from, &done, out),
-            AnswerEvent::Progress { done, total } if from == 0 => {
-                self.reading.progress(done, total, out)
+            AnswerEvent::Done(done) => self.end_choice(generation, &done, out),
+            AnswerEvent::Progress { done, total } if generation == 0 => {
+                self.prompt_progress.report(done, total, out)
             }
             AnswerEvent::Error(failure) => push_failure(failure, out),
             _ => {}

@@ -1,4 +1,5 @@
-//! Custom tools: tools that take free text. The model is offered a function of one text for each.
+//! Custom tools, which take free text. The model is offered a function with one text argument for
+//! each.
 
 use std::collections::HashMap;
 
@@ -9,10 +10,14 @@ use super::hosted::ignored_kind;
 use crate::canonical::ApiError;
 use crate::http::note_ignored;
 
-/// The argument of such a function.
+/// Name of the text argument of the function for a custom tool.
 pub(super) const INPUT: &str = "input";
 
-/// The function that stands for a custom tool with `name`, `description` and `format`. A grammar is a part of its description.
+/// Returns the function for a custom tool with `name`, `description` and `format`. The description
+/// includes the grammar.
+///
+/// # Errors
+/// The name is missing or the format is invalid.
 pub(super) fn function_of(tool: &Value) -> Result<Value, String> {
     if tool["name"].as_str().is_none_or(str::is_empty) {
         return Err("a custom tool has no name".into());
@@ -27,7 +32,7 @@ pub(super) fn function_of(tool: &Value) -> Result<Value, String> {
     Ok(json!({"name": tool["name"], "description": description, "parameters": parameters}))
 }
 
-/// Syntax and definition of the grammar of a custom tool's text, if it has one.
+/// Returns the syntax and the definition of the grammar of a custom tool, if it has one.
 fn grammar(format: &Value) -> Result<Option<(&str, &str)>, String> {
     let kind = match format {
         Value::Null => return Ok(None),
@@ -39,7 +44,7 @@ fn grammar(format: &Value) -> Result<Option<(&str, &str)>, String> {
         Some("grammar") => {}
         _ => return Err(format!("format: there is no type {kind}: use text or grammar")),
     }
-    // In chats the grammar is an object of its own.
+    // Chat completions nest the grammar in an object; responses do not.
     let grammar = format.get("grammar").unwrap_or(format);
     let definition = grammar["definition"].as_str().filter(|text| !text.is_empty());
     let definition = definition.ok_or("format: a grammar needs its text in definition")?;
@@ -52,7 +57,7 @@ fn grammar(format: &Value) -> Result<Option<(&str, &str)>, String> {
     }
 }
 
-/// Refuses a `strict` that is neither true nor false.
+/// Rejects a `strict` that is not a boolean.
 pub(super) fn check_strict_type(strict: &Value) -> Result<(), String> {
     match strict {
         Value::Null | Value::Bool(_) => Ok(()),
@@ -65,10 +70,10 @@ pub(super) fn check_strict_type(strict: &Value) -> Result<(), String> {
 pub(super) struct ToolNames(HashMap<String, (usize, bool)>);
 
 impl ToolNames {
-    /// Adds the name of the tool at a position.
+    /// Adds the name of the tool at an index.
     ///
     /// # Errors
-    /// A custom tool and a function have this name: a call could be of either.
+    /// A custom tool and a function share the name, so a call would be ambiguous.
     pub(super) fn add(&mut self, at: usize, name: &str, is_custom: bool) -> Result<(), String> {
         let (first, other) = *self.0.entry(name.to_owned()).or_insert((at, is_custom));
         if other == is_custom {
@@ -80,7 +85,7 @@ impl ToolNames {
     }
 }
 
-/// The input of a call, however the model wrote it.
+/// Returns the input of a call. If the model wrote other arguments, the input is their JSON text.
 pub(super) fn input_of(arguments: &Map<String, Value>) -> String {
     match arguments.get(INPUT) {
         Some(Value::String(text)) => text.clone(),
@@ -88,17 +93,18 @@ pub(super) fn input_of(arguments: &Map<String, Value>) -> String {
     }
 }
 
-/// The arguments of a call with this input.
+/// Returns the arguments of a call with this input.
 pub(super) fn arguments_of(input: &str) -> Map<String, Value> {
     Map::from_iter([(INPUT.to_owned(), input.into())])
 }
 
-/// The name of a custom tool of a chat; `None` for other tools.
+/// Returns the name of a custom tool of a chat, or `None` for other tools.
 pub(crate) fn name_of(tool: &Tool) -> Option<&str> {
     tool.0["custom"]["name"].as_str().filter(|_| tool.0["type"] == "custom")
 }
 
-/// A chat's tools as functions, without those that are ignored.
+/// Converts the tools of a chat to functions. Tools that only OpenAI's service can run are left
+/// out.
 pub(super) fn as_functions(tools: Vec<Tool>) -> Result<Vec<Tool>, ApiError> {
     let (mut all, mut names) = (Vec::with_capacity(tools.len()), ToolNames::default());
     for (at, tool) in tools.into_iter().enumerate() {
@@ -106,17 +112,17 @@ pub(super) fn as_functions(tools: Vec<Tool>) -> Result<Vec<Tool>, ApiError> {
             note_ignored(format!("tools.{kind}"));
             continue;
         }
-        let wrong = |text: String| ApiError::bad_request(format!("tools[{at}]: {text}"));
+        let invalid = |text: String| ApiError::bad_request(format!("tools[{at}]: {text}"));
         let is_custom = tool.0["type"] == "custom";
         let function = match is_custom {
             true => {
-                let function = function_of(&tool.0["custom"]).map_err(wrong)?;
+                let function = function_of(&tool.0["custom"]).map_err(invalid)?;
                 Tool(json!({"type": "function", "function": function}))
             }
             false => tool,
         };
-        check_strict_type(&function.0["function"]["strict"]).map_err(wrong)?;
-        names.add(at, function.name(), is_custom).map_err(wrong)?;
+        check_strict_type(&function.0["function"]["strict"]).map_err(invalid)?;
+        names.add(at, function.name(), is_custom).map_err(invalid)?;
         all.push(function);
     }
     Ok(all)

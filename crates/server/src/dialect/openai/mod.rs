@@ -1,4 +1,4 @@
-//! OpenAI's dialect.
+//! Dialect of OpenAI: chat completions, completions and responses.
 
 pub(crate) mod chat;
 pub(crate) mod completions;
@@ -26,10 +26,13 @@ use crate::dialect::{CollectedCall, go_type};
 use crate::http::openai_error;
 use crate::options::RequestOptions;
 
-/// Generations of one request at most.
+/// Maximum number of generations of one request.
 const MAX_ANSWERS: i64 = 128;
 
-/// A number of answers: one unless given, and not too many.
+/// Returns a number of answers, 1 by default.
+///
+/// # Errors
+/// The number is outside 1..=128.
 pub(crate) fn count(field: &str, count: Option<i64>) -> Result<usize, ApiError> {
     match count.unwrap_or(1) {
         n @ 1..=MAX_ANSWERS => Ok(n as usize),
@@ -40,12 +43,12 @@ pub(crate) fn count(field: &str, count: Option<i64>) -> Result<usize, ApiError> 
     }
 }
 
-/// The texts that end an answer: one, or a list of them.
+/// Returns the stop sequences: one text, or a list of texts.
 fn stop_texts(stop: Option<&Value>) -> Result<Option<Vec<String>>, ApiError> {
-    let wrong = |other: &Value| {
+    let invalid = |other: &Value| {
         ApiError::bad_request(format!("invalid type for 'stop' field: {}", go_type(other)))
     };
-    let text = |text: &Value| text.as_str().map(str::to_owned).ok_or_else(|| wrong(text));
+    let text = |text: &Value| text.as_str().map(str::to_owned).ok_or_else(|| invalid(text));
     match stop {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(vec![text.clone()])),
@@ -54,20 +57,22 @@ fn stop_texts(stop: Option<&Value>) -> Result<Option<Vec<String>>, ApiError> {
     }
 }
 
-/// Adds a generation to a request's token counts, where they are known. A prompt counts once, however many answers it has, and so does what was
-/// found of it in the cache: `cached` is what the least lucky of its generations so far found, as the others may have
-/// found what that one computed.
+/// Adds a generation to the token counts of a request, if its usage is known.
+///
+/// A prompt counts once regardless of its number of answers, and so do its cached tokens. `cached`
+/// is the smallest cached count of the prompt's generations so far, because the other generations
+/// may have found pages that the first one computed.
 fn add_usage(usage: &mut Option<Usage>, done: &GenerationSummary, cached: &mut Option<u64>) {
     if !done.has_usage {
         return;
     }
     let usage = usage.get_or_insert_default();
     let before = usage.prompt_tokens_details.map_or(0, |details| details.cached_tokens);
-    let found = cached.map_or(done.cached_tokens, |least| least.min(done.cached_tokens));
-    let cached_tokens = before - cached.unwrap_or(0) + found;
+    let smallest = cached.map_or(done.cached_tokens, |least| least.min(done.cached_tokens));
+    let cached_tokens = before - cached.unwrap_or(0) + smallest;
     usage.prompt_tokens_details =
         (cached_tokens > 0).then_some(PromptTokensDetails { cached_tokens });
-    if cached.replace(found).is_none() {
+    if cached.replace(smallest).is_none() {
         usage.prompt_tokens += done.prompt_tokens;
     }
     usage.completion_tokens += done.generated_tokens;
@@ -80,16 +85,17 @@ fn add_usage(usage: &mut Option<Usage>, done: &GenerationSummary, cached: &mut O
     usage.truncated_tokens = usage.truncated_tokens.max(done.dropped_tokens);
 }
 
-/// An option that is 1 in this dialect where nothing is said.
+/// An option with the default 1 in this dialect: its name and an accessor.
 pub(crate) type DefaultOption = (&'static str, fn(&mut RequestOptions) -> &mut Option<f64>);
 
-/// The temperature.
+/// Default of the temperature.
 pub(crate) const TEMPERATURE: DefaultOption = ("temperature", |options| &mut options.temperature);
 
-/// The nucleus.
+/// Default of `top_p` (nucleus sampling).
 pub(crate) const TOP_P: DefaultOption = ("top_p", |options| &mut options.top_p);
 
-/// Sets options to 1, as the dialect does, unless request or model say otherwise or the model is on another server.
+/// Sets options to OpenAI's default 1. Values of the request or the model take precedence, and
+/// remote models keep their server's defaults.
 pub(crate) fn set_defaults(
     options: &mut RequestOptions,
     model: &Model,
@@ -105,8 +111,8 @@ pub(crate) fn set_defaults(
     }
 }
 
-/// Refuses log-probabilities of the prompt in a stream, which has no place for them.
-fn whole_only(prompt_logprobs: Option<i64>, stream: bool) -> Result<Option<i64>, ApiError> {
+/// Rejects log-probabilities of the prompt in a stream because chunks have no field for them.
+fn reject_in_stream(prompt_logprobs: Option<i64>, stream: bool) -> Result<Option<i64>, ApiError> {
     match prompt_logprobs {
         Some(_) if stream => Err(ApiError::bad_request(
             "prompt_logprobs are not told in a stream: set stream to false",
@@ -115,26 +121,28 @@ fn whole_only(prompt_logprobs: Option<i64>, stream: bool) -> Result<Option<i64>,
     }
 }
 
-/// Log-probabilities of a prompt in vLLM's form, where there are any.
-fn wire_prompt(tokens: &[PromptLogprob]) -> Option<PromptLogprobs> {
+/// Returns the log-probabilities of a prompt in vLLM's format, if there are any.
+fn vllm_prompt_logprobs(tokens: &[PromptLogprob]) -> Option<PromptLogprobs> {
     let entry = |logprob: f32, rank: u32, token: &str| value!({"logprob": logprob, "rank": rank, "decoded_token": token});
-    let one = |of: &PromptLogprob| {
-        let own = (of.id, entry(of.logprob?, of.rank, &of.token));
-        let top = of.top_logprobs.iter().zip(1..);
+    let position = |prompt_token: &PromptLogprob| {
+        let own_entry =
+            (prompt_token.id, entry(prompt_token.logprob?, prompt_token.rank, &prompt_token.token));
+        let top = prompt_token.top_logprobs.iter().zip(1..);
         let top = top.map(|(top, rank)| (top.id, entry(top.logprob, rank, &top.token)));
-        // What the token itself has counts: of equals all have the rank of the first.
-        Some(top.chain([own]).map(|(id, entry)| (id.to_string(), entry)).collect())
+        // The entry of the prompt token replaces its entry among the alternatives, because it has
+        // the correct rank among equal values.
+        Some(top.chain([own_entry]).map(|(id, entry)| (id.to_string(), entry)).collect())
     };
-    (!tokens.is_empty()).then(|| tokens.iter().map(one).collect())
+    (!tokens.is_empty()).then(|| tokens.iter().map(position).collect())
 }
 
-/// The names of a chat's custom tools.
+/// Returns the names of a chat's custom tools.
 pub(crate) fn custom_names(request: &ChatCompletionRequest) -> Vec<String> {
     request.tools.iter().filter_map(custom::name_of).map(str::to_owned).collect()
 }
 
-/// A call; one of the custom tools of these names has their form.
-fn wire_call(CollectedCall { id, call }: CollectedCall, custom_names: &[String]) -> ToolCall {
+/// Converts a call. A call of a custom tool gets the custom format.
+fn to_tool_call(CollectedCall { id, call }: CollectedCall, custom_names: &[String]) -> ToolCall {
     let index = call.index as i64;
     if custom_names.contains(&call.name) {
         let input = custom::input_of(&call.arguments());
@@ -145,20 +153,20 @@ fn wire_call(CollectedCall { id, call }: CollectedCall, custom_names: &[String])
     ToolCall { id, index, kind: "function".into(), function, custom: None }
 }
 
-fn finish_reason(done: &GenerationSummary, called: bool) -> String {
+fn finish_reason(done: &GenerationSummary, has_client_call: bool) -> String {
     match done.reason.as_str() {
-        "stop" if called => "tool_calls".into(),
+        "stop" if has_client_call => "tool_calls".into(),
         reason => reason.into(),
     }
 }
 
-/// Ends a stream with an error: what went wrong, and the end that clients wait for.
+/// Ends a stream with the error and the `[DONE]` event, for which clients wait.
 fn push_failure(failure: ApiError, out: &mut Vec<u8>) {
     push_event(&openai_error(&failure), out);
     out.extend_from_slice(DONE);
 }
 
-/// The end of a stream of chunks.
+/// Last event of a stream of chunks.
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
 /// Appends a server-sent event.

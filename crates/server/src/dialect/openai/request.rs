@@ -1,4 +1,4 @@
-//! Requests for chat completions.
+//! Converts chat completion requests to the canonical request.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use puna_sampler::Constraint;
 use serde_json::Value;
 
 use super::custom::{arguments_of, as_functions};
-use super::{stop_texts, whole_only};
+use super::{reject_in_stream, stop_texts};
 use crate::canonical::{ApiError, SchemaLabel};
 use crate::dialect::{
     go_type, grammar_format, hide_unreadable_images, logprobs, prompt_logprobs, read_arguments,
@@ -19,7 +19,7 @@ use crate::image_urls::{IMAGE_URLS_OFF, is_http_url};
 use crate::options::{RequestOptions, effort};
 use crate::request::GenerationRequest;
 
-/// The request of a chat completion.
+/// Converts a request of `POST /v1/chat/completions`.
 pub(crate) fn to_request(request: ChatCompletionRequest) -> Result<GenerationRequest, ApiError> {
     if request.messages.is_empty() {
         return Err(ApiError::bad_request("[] is too short - 'messages'"));
@@ -49,7 +49,10 @@ pub(crate) fn to_request(request: ChatCompletionRequest) -> Result<GenerationReq
         variables: request.chat_template_kwargs.unwrap_or_default(),
         shift: request.shift,
         logprobs,
-        prompt_logprobs: prompt_logprobs(whole_only(request.prompt_logprobs, request.stream)?)?,
+        prompt_logprobs: prompt_logprobs(reject_in_stream(
+            request.prompt_logprobs,
+            request.stream,
+        )?)?,
         render_only: request.debug_render_only,
         ..GenerationRequest::chat(request.model, messages, request.truncate)
     };
@@ -57,7 +60,8 @@ pub(crate) fn to_request(request: ChatCompletionRequest) -> Result<GenerationReq
     Ok(chat)
 }
 
-/// The constraint of a form of the answer, and what else the client says of its schema.
+/// Returns the constraint of `response_format`, and the name, description and strictness of its
+/// schema.
 fn format(format: ResponseFormat) -> Result<(Option<Constraint>, SchemaLabel), ApiError> {
     let constraint = match format.kind.trim().to_lowercase().as_str() {
         "" | "text" => None,
@@ -75,6 +79,8 @@ fn format(format: ResponseFormat) -> Result<(Option<Constraint>, SchemaLabel), A
     Ok((constraint, SchemaLabel::default()))
 }
 
+/// Returns the constraint of the type `json_schema`. Every keyword of a strict schema must be
+/// enforceable during decoding.
 fn json_schema(given: Option<JsonSchema>) -> Result<(Option<Constraint>, SchemaLabel), ApiError> {
     let missing = "response_format: type json_schema needs the schema in json_schema.schema";
     let Some(JsonSchema { name, description, strict, schema }) = given else {
@@ -92,14 +98,14 @@ fn json_schema(given: Option<JsonSchema>) -> Result<(Option<Constraint>, SchemaL
     }
     let schema = puna_sampler::JsonSchema::from(schema);
     if strict == Some(true) {
-        let wrong = |error| format!("response_format: json_schema.schema: {error}");
-        schema.check_strict().map_err(|error| ApiError::bad_request(wrong(error)))?;
+        let invalid = |error| format!("response_format: json_schema.schema: {error}");
+        schema.check_strict().map_err(|error| ApiError::bad_request(invalid(error)))?;
     }
     let name = Some(name).filter(|name| !name.is_empty());
     Ok((Some(Constraint::Schema(schema)), SchemaLabel { name, description, strict }))
 }
 
-/// Whether and how hard to think, by the two places where that is said.
+/// Returns the thinking level from `reasoning.effort`, or else from `reasoning_effort`.
 pub(super) fn think(
     newer: Option<String>,
     older: Option<String>,
@@ -107,7 +113,7 @@ pub(super) fn think(
     effort(&newer.filter(|e| !e.is_empty()).or(older).unwrap_or_default())
 }
 
-/// The fields of a request that ask a model to think.
+/// Returns the names of the request fields that ask for thinking.
 pub(crate) fn wishes_to_think(request: &ChatCompletionRequest) -> Vec<&'static str> {
     let is_on = |switch: &ThinkingSwitch| switch.kind == "enabled";
     let fields = [
@@ -119,7 +125,8 @@ pub(crate) fn wishes_to_think(request: &ChatCompletionRequest) -> Vec<&'static s
     fields.into_iter().filter(|(_, is_asked)| *is_asked).map(|(field, _)| field).collect()
 }
 
-/// Whether to think, by the two places in which clients of other servers say it.
+/// Returns the thinking mode from `thinking` or `enable_thinking`, which clients of other servers
+/// send.
 fn switch(thinking: Option<&ThinkingSwitch>, enabled: Option<bool>) -> Option<Think> {
     let on = match thinking.map(|switch| switch.kind.as_str()) {
         Some("enabled") => Some(true),
@@ -130,13 +137,13 @@ fn switch(thinking: Option<&ThinkingSwitch>, enabled: Option<bool>) -> Option<Th
 }
 
 fn options(request: &ChatCompletionRequest) -> Result<RequestOptions, ApiError> {
-    // The newer name wins.
+    // The newer name takes precedence.
     let limits = [
         ("max_completion_tokens", request.max_completion_tokens),
         ("max_tokens", request.max_tokens),
     ];
     let limit = limits.into_iter().find_map(|(name, n)| Some((name, n?)));
-    // Less than none is how other servers are told that there is no limit.
+    // For other servers, a negative limit means no limit.
     if let Some((name, 0)) = limit {
         return Err(ApiError::bad_request(format!("{name} must be at least 1")));
     }
@@ -153,15 +160,16 @@ fn options(request: &ChatCompletionRequest) -> Result<RequestOptions, ApiError> 
     })
 }
 
+/// Converts the messages. A tool result without a name gets the name of its call.
 fn messages(messages: &[Message]) -> Result<Vec<native::Message>, ApiError> {
     let mut all = Vec::with_capacity(messages.len());
-    // The last call with an id counts.
+    // The last call with an id wins.
     let calls = messages.iter().flat_map(|m| &m.tool_calls);
     let name = |call: &ToolCall| match &call.custom {
         Some(custom) if call.kind != "function" && !custom.name.is_empty() => custom.name.clone(),
         _ => call.function.name.clone(),
     };
-    let called: HashMap<_, _> = calls.map(|call| (call.id.as_str(), name(call))).collect();
+    let function_names: HashMap<_, _> = calls.map(|call| (call.id.as_str(), name(call))).collect();
     for (at, message) in messages.iter().enumerate() {
         let mut native = native::Message {
             role: message.role.clone(),
@@ -177,12 +185,12 @@ fn messages(messages: &[Message]) -> Result<Vec<native::Message>, ApiError> {
         };
         if native.tool_name.is_empty() && message.role == "tool" {
             native.tool_name =
-                called.get(message.tool_call_id.as_str()).cloned().unwrap_or_default();
+                function_names.get(message.tool_call_id.as_str()).cloned().unwrap_or_default();
         }
         match &message.content {
             Value::String(text) => native.content.clone_from(text),
             Value::Array(parts) => content_parts(parts, &mut native)?,
-            // What was nothing but a thought or a refusal has no content either.
+            // A message with only thinking or a refusal has no content.
             Value::Null if message.role == "assistant" => {
                 native.content.clone_from(&message.refusal)
             }
@@ -197,15 +205,16 @@ fn messages(messages: &[Message]) -> Result<Vec<native::Message>, ApiError> {
     Ok(all)
 }
 
-/// The calls of the message at a position.
+/// Converts the calls of the message at index `message`.
 fn tool_calls(message: usize, calls: &[ToolCall]) -> Result<Vec<native::ToolCall>, ApiError> {
-    let wrong = |at: usize, text: String| {
+    let invalid = |at: usize, text: String| {
         ApiError::bad_request(format!("messages[{message}].tool_calls[{at}]: {text}"))
     };
-    let call = |(at, call)| tool_call(call).map_err(|text| wrong(at, text));
+    let call = |(at, call)| tool_call(call).map_err(|text| invalid(at, text));
     calls.iter().enumerate().map(call).collect()
 }
 
+/// Converts a call of a function or a custom tool.
 fn tool_call(call: &ToolCall) -> Result<native::ToolCall, String> {
     let (name, arguments) = match (call.kind.as_str(), &call.custom) {
         ("" | "custom", Some(custom)) if !custom.name.is_empty() => {
@@ -230,35 +239,35 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Whether there is sound in a conversation, which among images goes for one.
+/// Whether a conversation has audio. The canonical request lists audio among the images.
 pub(crate) fn has_sound(messages: &[Message]) -> bool {
     let parts = messages.iter().filter_map(|message| message.content.as_array()).flatten();
     parts.into_iter().any(|part| part["type"] == "input_audio")
 }
 
-/// Text parts joined by a blank line, images and sounds in their order.
+/// Joins text parts by blank lines and adds images and audio in order.
 fn content_parts(parts: &[Value], message: &mut native::Message) -> Result<(), ApiError> {
-    let wrong = || ApiError::bad_request("invalid message format");
+    let invalid = || ApiError::bad_request("invalid message format");
     let mut texts = Vec::new();
     for part in parts {
-        match part["type"].as_str().ok_or_else(wrong)? {
-            kind @ ("text" | "refusal") => texts.push(part[kind].as_str().ok_or_else(wrong)?),
+        match part["type"].as_str().ok_or_else(invalid)? {
+            kind @ ("text" | "refusal") => texts.push(part[kind].as_str().ok_or_else(invalid)?),
             "image_url" => {
                 let url = part["image_url"]["url"]
                     .as_str()
                     .or(part["image_url"].as_str())
-                    .ok_or_else(wrong)?;
+                    .ok_or_else(invalid)?;
                 message.images.push(image(url));
             }
             "input_audio" => message.images.push(audio(&part["input_audio"])?),
-            _ => return Err(wrong()),
+            _ => return Err(invalid()),
         }
     }
     message.content = texts.join("\n\n");
     Ok(())
 }
 
-/// The image that an `image_url` brings.
+/// Decodes the image of an `image_url`. Errors become [`Image::Unreadable`].
 pub(crate) fn image(url: &str) -> Image {
     if is_http_url(url) {
         let text = "image URLs are not currently supported, please use base64 encoded data instead";
@@ -270,6 +279,7 @@ pub(crate) fn image(url: &str) -> Image {
     bytes.map_or_else(|| Image::Unreadable("invalid image input".into()), Image::Bytes)
 }
 
+/// Decodes the audio of an `input_audio` part. Invalid base64 becomes [`Image::Unreadable`].
 fn audio(part: &Value) -> Result<Image, ApiError> {
     if !part.is_object() {
         return Err(ApiError::bad_request("invalid input_audio format"));

@@ -1,4 +1,4 @@
-//! Reads the answer of a server with OpenAI's dialect.
+//! Reads the streamed response of an OpenAI-compatible server.
 
 use puna_api::native::{Logprob, TopLogprob};
 use puna_prompt::JsonPrefix;
@@ -9,29 +9,30 @@ use crate::canonical::{
     ApiError, CallOutcome, Event, FinishReason, Generate, GenerationSummary, Piece,
 };
 use crate::random_ids;
-use crate::remote::ask::Answer;
+use crate::remote::client::RemoteResponse;
 use crate::remote::remote_error::RemoteError;
 use crate::runner::protocol::CALLS_MAX;
 
-/// A call whose arguments are coming.
-struct Call {
-    /// The number in the events, once the call has begun. It begins when its name is known.
+/// A tool call whose arguments are still arriving.
+struct OpenCall {
+    /// Index of the call in the events. It is `None` until the call begins, which is when its name
+    /// is known.
     index: Option<usize>,
     id: String,
     /// Whether the remote server sent the id.
     has_own_id: bool,
-    /// The remote server's number of it.
+    /// Number of the call in the remote server's stream.
     number: i64,
-    /// Empty while it is not known.
+    /// Function name; empty until it is known.
     name: String,
     arguments: String,
-    /// The part of the arguments that was sent on: as long as they may become JSON.
+    /// Parser of the arguments that were sent; only a prefix of valid JSON is sent.
     json: JsonPrefix,
     sent: usize,
 }
 
-impl Call {
-    /// Whether a part continues this call instead of beginning another with the same number.
+impl OpenCall {
+    /// Whether a part continues this call, or begins another call with the same number.
     fn is_continued_by(&self, part: &CallPart) -> bool {
         let is_named_again = part.name.is_some() && !self.name.is_empty();
         let has_other_name = is_named_again && part.name.as_ref() != Some(&self.name);
@@ -42,7 +43,7 @@ impl Call {
                 !has_other_name && (!has_more_arguments || self.has_arguments_of(part))
             }
             Some(_) => true,
-            // Without ids, names tell where calls begin.
+            // Without ids, a name marks the start of a call.
             None => !has_other_name && !has_more_arguments,
         }
     }
@@ -52,11 +53,11 @@ impl Call {
     }
 }
 
-/// A part of a call in a chunk of the stream.
+/// A part of a tool call in a chunk of the stream.
 struct CallPart {
-    /// The index in the chunk, if the server sent one.
+    /// Index in the chunk, if the server sent one.
     index: Option<i64>,
-    /// The position of the part in the chunk.
+    /// Position of the part in the chunk.
     position: i64,
     id: Option<String>,
     name: Option<String>,
@@ -70,7 +71,7 @@ impl CallPart {
         let arguments = match &part["function"]["arguments"] {
             Value::String(text) => text.clone(),
             Value::Null => String::new(),
-            // An object where a text should be.
+            // Some servers send an object instead of a string.
             other => other.to_string(),
         };
         let index = part["index"].as_i64().or_else(|| part["index"].as_str()?.parse().ok());
@@ -78,7 +79,7 @@ impl CallPart {
         Self { index, position: position as i64, id, name, arguments }
     }
 
-    /// The number of the part's call.
+    /// Number of the call that the part belongs to.
     fn number(&self) -> i64 {
         self.index.unwrap_or(self.position)
     }
@@ -88,13 +89,13 @@ impl CallPart {
     }
 }
 
-/// A call that ended before the answer did. Some servers send such a call once more.
+/// A call that ended before the response did. Some servers send it a second time.
 struct PastCall {
     number: i64,
     id: String,
     name: String,
     arguments: String,
-    /// The server has begun to send the call once more.
+    /// Whether the server has begun to send the call a second time.
     is_repeated: bool,
 }
 
@@ -110,42 +111,42 @@ impl PastCall {
     }
 }
 
-/// The parts of an answer that were read so far.
+/// State of reading a response.
 struct Reader<'a> {
     to: &'a Sender<Event>,
     logprobs: bool,
     /// Calls that have not ended, in the order of their starts.
-    calls: Vec<Call>,
-    /// Calls with ids of the server's own that have ended.
+    calls: Vec<OpenCall>,
+    /// Ended calls with ids that the server sent.
     past_calls: Vec<PastCall>,
-    /// Calls that have begun.
+    /// Number of calls that have begun.
     begun: usize,
-    finish: Option<String>,
+    finish_reason: Option<String>,
     stop: Option<String>,
     usage: Value,
 }
 
-/// Reads an answer's stream; returns its end.
+/// Reads a response's stream, sends its events and returns the last event.
 pub(in crate::remote) async fn read(
-    mut answer: Answer,
+    mut answer: RemoteResponse,
     generate: &Generate,
     to: &Sender<Event>,
 ) -> Result<Event, ApiError> {
     let mut reader = Reader::new(to, generate.logprobs.is_some());
     let mut first = None;
     let mut failed = loop {
-        let chunk = match answer.lines.event().await {
+        let chunk = match answer.lines.next_event().await {
             Ok(Some(chunk)) => chunk,
             Ok(None) => break None,
             Err(failure) => break Some(failure),
         };
-        first.get_or_insert_with(|| answer.asked.elapsed());
+        first.get_or_insert_with(|| answer.sent_at.elapsed());
         if let Some(error) = RemoteError::of(&chunk) {
             break Some(answer.failure(&error));
         }
         reader.chunk(&chunk).await;
     };
-    let reason = match reader.finish.as_deref() {
+    let reason = match reader.finish_reason.as_deref() {
         _ if failed.is_some() => None,
         None => None,
         Some("length") => Some(FinishReason::Length),
@@ -157,7 +158,7 @@ pub(in crate::remote) async fn read(
         }
         Some(_) => Some(FinishReason::Stop),
     };
-    // Also of an answer that fails.
+    // Calls also end when the response fails.
     reader.end_calls(reason).await;
     if let Some(failure) = failed {
         return Err(failure);
@@ -168,7 +169,7 @@ pub(in crate::remote) async fn read(
             "the remote server ended its answer before it was complete",
         ));
     };
-    let (whole, first) = (answer.asked.elapsed(), first.unwrap_or_default());
+    let (whole, first) = (answer.sent_at.elapsed(), first.unwrap_or_default());
     let count = |pointer: &str| reader.usage.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
     Ok(Event::Done(Box::new(GenerationSummary {
         reason,
@@ -191,12 +192,12 @@ pub(in crate::remote) async fn read(
 impl<'a> Reader<'a> {
     fn new(to: &'a Sender<Event>, logprobs: bool) -> Self {
         let (calls, past_calls) = (Vec::new(), Vec::new());
-        let (begun, finish, stop, usage) = (0, None, None, Value::Null);
-        Self { to, logprobs, calls, past_calls, begun, finish, stop, usage }
+        let (begun, finish_reason, stop, usage) = (0, None, None, Value::Null);
+        Self { to, logprobs, calls, past_calls, begun, finish_reason, stop, usage }
     }
 
     async fn send(&self, event: Event) {
-        // Nobody listens any more: the whole task is about to be dropped.
+        // Sending fails only if the receiver is gone; then the task is about to be dropped.
         let _ = self.to.send(event).await;
     }
 
@@ -217,29 +218,30 @@ impl<'a> Reader<'a> {
             self.end_complete_calls().await;
             self.send(Event::Thinking(Piece { text, logprobs: Vec::new() })).await;
         }
-        let said = text(&delta["content"])
+        let content = text(&delta["content"])
             .or_else(|| text(&delta["refusal"]))
             .or_else(|| text(&choice["text"]));
         let logprobs = if self.logprobs { logprobs(&choice["logprobs"]) } else { Vec::new() };
-        if said.is_some() || !logprobs.is_empty() {
+        if content.is_some() || !logprobs.is_empty() {
             self.end_complete_calls().await;
-            self.send(Event::Content(Piece { text: said.unwrap_or_default(), logprobs })).await;
+            self.send(Event::Content(Piece { text: content.unwrap_or_default(), logprobs })).await;
         }
         for (at, part) in delta["tool_calls"].as_array().into_iter().flatten().enumerate() {
             self.call(CallPart::new(part, at)).await;
         }
         if delta["function_call"].is_object() {
-            // The form of calls before there were several.
+            // Older form of a tool call, from before there were parallel calls.
             self.call(CallPart::new(&json!({"function": delta["function_call"]}), 0)).await;
         }
-        if let Some(finish) = text(&choice["finish_reason"]) {
-            self.finish = Some(finish);
+        if let Some(finish_reason) = text(&choice["finish_reason"]) {
+            self.finish_reason = Some(finish_reason);
             self.stop = text(&choice["stop_reason"]);
         }
     }
 
-    /// Reads a part of a call: its number and perhaps its id and name come first, then more and more of its arguments. Some
-    /// servers repeat id or name, or leave the number out, or send the call whole. Several calls may be open at once.
+    /// Reads a part of a call. The first part has the number and usually id and name; later parts
+    /// add arguments. Some servers repeat id or name, omit the number, or send the whole call at
+    /// once. Several calls may be open at once.
     async fn call(&mut self, part: CallPart) {
         let open = self.open_call(&part);
         let at = match open {
@@ -257,7 +259,7 @@ impl<'a> Reader<'a> {
         };
         let call = &mut self.calls[at];
         if part.name.is_some() && call.json.is_complete() && call.has_arguments_of(&part) {
-            // The server sends the whole call once more.
+            // The server sends the whole call a second time.
             return;
         }
         if let Some(id) = part.id.filter(|_| call.index.is_none()) {
@@ -270,7 +272,8 @@ impl<'a> Reader<'a> {
         self.send_call(at).await;
     }
 
-    /// The open call of a part's number. Without a number, the open call of its id comes first.
+    /// Finds the open call that has a part's number. For a part without an index, the open call
+    /// with its id comes first.
     fn open_call(&self, part: &CallPart) -> Option<usize> {
         let of_id =
             |id: &String| self.calls.iter().position(|call| call.has_own_id && call.id == *id);
@@ -284,7 +287,7 @@ impl<'a> Reader<'a> {
         past.map(|past| past.is_repeated = true).is_some()
     }
 
-    /// Adds the call of a part to the open calls; returns its place there.
+    /// Adds the call of a part to the open calls and returns its index there.
     fn begin_call(&mut self, part: &CallPart) -> usize {
         let id = part.id.clone().unwrap_or_else(random_ids::tool_call);
         let (name, arguments, json) = (String::new(), String::new(), JsonPrefix::default());
@@ -293,7 +296,7 @@ impl<'a> Reader<'a> {
             .iter_mut()
             .filter(|past| past.number == number)
             .for_each(|past| past.is_repeated = false);
-        self.calls.push(Call {
+        self.calls.push(OpenCall {
             index: None,
             id,
             has_own_id,
@@ -306,7 +309,8 @@ impl<'a> Reader<'a> {
         self.calls.len() - 1
     }
 
-    /// Sends a call as far as it has come, once its name is known: more of its arguments, as long as they may become JSON.
+    /// Sends the new arguments of a call once its name is known, as long as they are a prefix of
+    /// JSON.
     async fn send_call(&mut self, at: usize) {
         let call = &mut self.calls[at];
         let mut events = Vec::new();
@@ -322,10 +326,10 @@ impl<'a> Reader<'a> {
                 index
             }
         };
-        let more = &call.arguments[call.sent..];
-        let good = call.json.push(more);
+        let new_text = &call.arguments[call.sent..];
+        let good = call.json.push(new_text);
         if good > 0 {
-            events.push(Event::CallArguments { index, text: more[..good].to_owned() });
+            events.push(Event::CallArguments { index, text: new_text[..good].to_owned() });
         }
         call.sent += good;
         for event in events {
@@ -333,27 +337,27 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Ends the calls that are complete, before something else comes.
+    /// Ends the complete calls before the next event of another kind.
     async fn end_complete_calls(&mut self) {
         let is_complete =
-            |call: &Call| call.json.is_complete() && call.sent == call.arguments.len();
+            |call: &OpenCall| call.json.is_complete() && call.sent == call.arguments.len();
         while let Some(at) = self.calls.iter().position(is_complete) {
             let call = self.calls.remove(at);
             self.end_call(call, Some(FinishReason::Stop)).await;
         }
     }
 
-    /// Ends all calls with the answer.
+    /// Ends all calls at the end of the response.
     async fn end_calls(&mut self, reason: Option<FinishReason>) {
         for call in std::mem::take(&mut self.calls) {
             self.end_call(call, reason).await;
         }
     }
 
-    /// Ends a call; `reason` is that of the answer's end, or `None` where the answer broke off. A call that has not begun is
-    /// none, and its text is content.
-    async fn end_call(&mut self, call: Call, reason: Option<FinishReason>) {
-        let Call { index, id, has_own_id, number, name, arguments, .. } = call;
+    /// Ends a call. `reason` is the finish reason of the response, or `None` if the response was
+    /// interrupted. The text of a call that has not begun is sent as content.
+    async fn end_call(&mut self, call: OpenCall, reason: Option<FinishReason>) {
+        let OpenCall { index, id, has_own_id, number, name, arguments, .. } = call;
         let Some(index) = index else {
             let error = match name.as_str() {
                 "" => "it has no name".to_owned(),
@@ -384,7 +388,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The text of a message's content: a string, or a list of parts.
+/// Returns the text of a message's content: a string, or a list of parts.
 fn text_of(value: &Value) -> Option<String> {
     let part = |part: &Value| {
         part["text"].as_str().or_else(|| part["refusal"].as_str()).map(str::to_owned)
@@ -395,14 +399,14 @@ fn text_of(value: &Value) -> Option<String> {
     }
 }
 
-/// The thoughts in a message's content, as Mistral sends them.
+/// Returns the reasoning parts in a message's content, as Mistral sends them.
 fn thought_in(content: &Value) -> Option<String> {
     let parts = content.as_array()?.iter().filter(|part| part["type"] == "thinking");
     let text: String = parts.filter_map(|part| text_of(&part["thinking"])).collect();
     Some(text).filter(|text| !text.is_empty())
 }
 
-/// Log-probabilities of a chat's tokens, or of a completion's.
+/// Reads log-probabilities in the form of chats or in that of completions.
 fn logprobs(value: &Value) -> Vec<Logprob> {
     let number = |value: &Value| value.as_f64().unwrap_or(f64::from(f32::MIN)) as f32;
     let bytes = |entry: &Value, token: &str| match entry["bytes"].as_array() {

@@ -1,8 +1,8 @@
-//! `/v1/messages` and its neighbours behind the door.
+//! Tests of `/v1/messages` and the other Anthropic routes behind the middleware.
 
 use super::*;
 
-fn ask(extra: Value) -> Value {
+fn request(extra: Value) -> Value {
     let mut body = json!({
         "model": "cria", "max_tokens": 5, "thinking": {"type": "disabled"}, "messages": [{"role": "user", "content": "hi"}],
     });
@@ -11,9 +11,9 @@ fn ask(extra: Value) -> Value {
 }
 
 #[tokio::test]
-async fn messages_are_answered_whole_and_in_pieces() {
-    let b = Bench::new();
-    let whole = b.post("/v1/messages?beta=true", ask(json!({}))).await;
+async fn messages_are_answered_whole_and_streamed() {
+    let server = TestServer::new();
+    let whole = server.post("/v1/messages?beta=true", request(json!({}))).await;
     assert_eq!((whole.status.as_u16(), whole.header("content-type")), (200, "application/json"));
     let whole = whole.json();
     assert_eq!(
@@ -27,7 +27,7 @@ async fn messages_are_answered_whole_and_in_pieces() {
     assert_eq!(whole["usage"]["output_tokens"], 5);
     let text =
         whole["content"].as_array().unwrap().iter().find(|block| block["type"] == "text").unwrap();
-    let streamed = b.post("/v1/messages", ask(json!({"stream": true}))).await;
+    let streamed = server.post("/v1/messages", request(json!({"stream": true}))).await;
     assert_eq!(
         (streamed.header("content-type"), streamed.header("cache-control")),
         ("text/event-stream", "no-cache")
@@ -47,8 +47,9 @@ async fn messages_are_answered_whole_and_in_pieces() {
 
 #[tokio::test]
 async fn a_stop_sequence_is_reported() {
-    let b = Bench::new();
-    let answer = b.post("/v1/messages", ask(json!({"stop_sequences": ["w9", "w3"]}))).await.json();
+    let server = TestServer::new();
+    let answer =
+        server.post("/v1/messages", request(json!({"stop_sequences": ["w9", "w3"]}))).await.json();
     assert_eq!(
         (&answer["stop_reason"], &answer["stop_sequence"]),
         (&json!("stop_sequence"), &json!("w3"))
@@ -56,13 +57,13 @@ async fn a_stop_sequence_is_reported() {
 }
 
 #[tokio::test]
-async fn errors_have_their_form_also_when_a_stream_was_wanted() {
-    let b = Bench::new();
+async fn errors_have_anthropic_s_form_for_streams_too() {
+    let server = TestServer::new();
     let error = async |body: Value| {
-        let answer = b.post("/v1/messages", body).await;
+        let answer = server.post("/v1/messages", body).await;
         let json = answer.json();
         let id = json["request_id"].as_str().unwrap().strip_prefix("req_").unwrap();
-        assert!(id.len() == 24 && id.bytes().all(|b| b.is_ascii_hexdigit()));
+        assert!(id.len() == 24 && id.bytes().all(|server| server.is_ascii_hexdigit()));
         assert_eq!(json["type"], "error");
         (answer.status.as_u16(), json["error"].clone())
     };
@@ -70,23 +71,23 @@ async fn errors_have_their_form_also_when_a_stream_was_wanted() {
     assert_eq!(error(json!({"max_tokens": 0})).await, wrong("model is required"));
     let limit = "max_tokens is required and must be positive";
     assert_eq!(error(json!({"model": "cria"})).await, wrong(limit));
-    assert_eq!(error(ask(json!({"messages": []}))).await, wrong("messages is required"));
+    assert_eq!(error(request(json!({"messages": []}))).await, wrong("messages is required"));
     let missing = json!({"type": "not_found_error", "message": "model 'no-such' not found"});
-    assert_eq!(error(ask(json!({"model": "no-such", "stream": true}))).await, (404, missing));
+    assert_eq!(error(request(json!({"model": "no-such", "stream": true}))).await, (404, missing));
     let text =
         "json: cannot unmarshal string into Go struct field MessagesRequest.max_tokens of type int";
-    assert_eq!(error(ask(json!({"max_tokens": "5"}))).await, wrong(text));
+    assert_eq!(error(request(json!({"max_tokens": "5"}))).await, wrong(text));
 }
 
 #[tokio::test]
-async fn a_stored_conversation_is_not_found_so_that_clients_send_all_of_it() {
-    let b = Bench::new();
-    let created = b.post("/v1/messages", ask(json!({"thread": {"type": "create"}}))).await;
+async fn a_stored_thread_is_not_found() {
+    let server = TestServer::new();
+    let created = server.post("/v1/messages", request(json!({"thread": {"type": "create"}}))).await;
     assert_eq!(created.status, 200, "{}", created.body);
     for stream in [false, true] {
         let thread = json!({"type": "continue", "previous_message_id": "msg_1"});
         let refused =
-            b.post("/v1/messages", ask(json!({"thread": thread, "stream": stream}))).await;
+            server.post("/v1/messages", request(json!({"thread": thread, "stream": stream}))).await;
         assert_eq!(refused.status, 404, "{}", refused.body);
         let error = &refused.json()["error"];
         assert_eq!(
@@ -97,39 +98,40 @@ async fn a_stored_conversation_is_not_found_so_that_clients_send_all_of_it() {
 }
 
 #[tokio::test]
-async fn tokens_are_counted_without_a_limit_or_an_answer() {
-    let b = Bench::new();
-    let prompt = b.post("/v1/messages", ask(json!({"_debug_render_only": true}))).await.json();
+async fn tokens_are_counted_without_max_tokens() {
+    let server = TestServer::new();
+    let prompt =
+        server.post("/v1/messages", request(json!({"_debug_render_only": true}))).await.json();
     let prompt = prompt["_debug_info"]["rendered_template"].as_str().unwrap().len();
-    let mut count = ask(json!({}));
+    let mut count = request(json!({}));
     count.as_object_mut().unwrap().remove("max_tokens");
-    let answer = b.post("/v1/messages/count_tokens", count).await;
+    let answer = server.post("/v1/messages/count_tokens", count).await;
     assert_eq!(
         (answer.status.as_u16(), answer.json()),
         (200, json!({"input_tokens": prompt})),
         "{}",
         answer.body
     );
-    assert_eq!(b.fake.generated.load(Ordering::Relaxed), 0);
-    let missing = b.post("/v1/messages/count_tokens", json!({"model": "cria"})).await;
+    assert_eq!(server.fake.generated.load(Ordering::Relaxed), 0);
+    let missing = server.post("/v1/messages/count_tokens", json!({"model": "cria"})).await;
     assert_eq!(missing.json()["error"]["message"], "messages is required");
 }
 
 #[tokio::test]
-async fn clients_hear_from_the_server_while_the_prompt_is_read() {
-    let b = Bench::new();
-    b.fake.prefill.store(60, Ordering::Relaxed);
-    let answer = b.post("/v1/messages", ask(json!({"stream": true}))).await;
+async fn clients_receive_pings_during_the_prefill() {
+    let server = TestServer::new();
+    server.fake.prefill.store(60, Ordering::Relaxed);
+    let answer = server.post("/v1/messages", request(json!({"stream": true}))).await;
     let before = answer.body.split_once("content_block_start").unwrap().0;
     assert!(before.matches("event: ping\n").count() >= 2, "{before}");
 }
 
 #[tokio::test]
 async fn models_are_listed_in_the_form_that_the_client_s_header_asks_for() {
-    let b = Bench::new();
-    b.post("/api/copy", json!({"source": "cria", "destination": "twin"})).await;
+    let server = TestServer::new();
+    server.post("/api/copy", json!({"source": "cria", "destination": "twin"})).await;
     let get = async |path: &str| {
-        b.with_headers("GET", path, &[("anthropic-version", "2023-06-01")]).await.json()
+        server.with_headers("GET", path, &[("anthropic-version", "2023-06-01")]).await.json()
     };
     let list = get("/v1/models").await;
     let model = &list["data"][0];
@@ -146,40 +148,42 @@ async fn models_are_listed_in_the_form_that_the_client_s_header_asks_for() {
     assert_eq!(get("/v1/models?limit=0").await["error"]["type"], "invalid_request_error");
     assert_eq!(get("/v1/models/cria").await["type"], "model");
     assert_eq!(get("/v1/models/no-such").await["error"]["type"], "not_found_error");
-    assert_eq!(b.get("/v1/models/cria").await.json()["object"], "model");
+    assert_eq!(server.get("/v1/models/cria").await.json()["object"], "model");
 }
 
 #[tokio::test]
-async fn what_does_not_fit_is_told_and_refused_where_it_may_not_be_cut() {
-    let b = Bench::new();
+async fn a_prompt_that_is_too_long_is_refused_if_it_may_not_be_truncated() {
+    let server = TestServer::new();
     let turn = |role: &str, text: &str, times| json!({"role": role, "content": text.repeat(times)});
     let messages =
         json!([turn("user", "one ", 2), turn("assistant", "two ", 30), turn("user", "three ", 3)]);
     let long = |extra: Value| {
-        let mut body = ask(json!({"messages": messages, "options": {"num_ctx": 100}}));
+        let mut body = request(json!({"messages": messages, "options": {"num_ctx": 100}}));
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         body
     };
     let figures = |usage: &Value| {
         ["truncated_messages", "truncated_tokens"].map(|name| usage[name].as_u64().unwrap_or(0))
     };
-    let [messages, tokens] =
-        figures(&b.post("/v1/messages", long(json!({"truncate": true}))).await.json()["usage"]);
+    let [messages, tokens] = figures(
+        &server.post("/v1/messages", long(json!({"truncate": true}))).await.json()["usage"],
+    );
     assert_eq!((messages, tokens), (1, 0), "the task and the newest turn stay");
-    let stream = b.post("/v1/messages", long(json!({"stream": true, "truncate": true}))).await.body;
+    let stream =
+        server.post("/v1/messages", long(json!({"stream": true, "truncate": true}))).await.body;
     let events = stream
         .lines()
         .filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
     let end = events.into_iter().find(|event| event["type"] == "message_delta").unwrap();
     assert_eq!(figures(&end["usage"]), [messages, tokens]);
     for refused in [json!({}), json!({"truncate": false}), json!({"stream": true})] {
-        let refused = b.post("/v1/messages", long(refused)).await;
+        let refused = server.post("/v1/messages", long(refused)).await;
         let error = refused.json()["error"].clone();
         assert_eq!(
             (refused.status.as_u16(), &error["type"]),
             (400, &json!("invalid_request_error"))
         );
-        // Clients make room in the conversation by these words.
+        // Clients compact the conversation when the message has these words.
         let message = error["message"].as_str().unwrap();
         assert!(
             message.starts_with("prompt is too long: ")
@@ -187,20 +191,20 @@ async fn what_does_not_fit_is_told_and_refused_where_it_may_not_be_cut() {
             "{error}"
         );
     }
-    let fits = b.post("/v1/messages", ask(json!({"truncate": false}))).await;
+    let fits = server.post("/v1/messages", request(json!({"truncate": false}))).await;
     assert_eq!((fits.status.as_u16(), fits.header("x-puna-ignored")), (200, ""));
     assert!(fits.json()["usage"].get("truncated_tokens").is_none());
 }
 
 #[tokio::test]
-async fn a_model_that_cannot_think_answers_and_names_the_wish() {
-    let b = Bench::new();
+async fn thinking_is_ignored_and_named_for_a_model_without_it() {
+    let server = TestServer::new();
     let made = json!({"model": "plain", "from": "cria", "renderer": "qwen3-coder", "parser": "qwen3-coder", "stream": false});
-    assert_eq!(b.post("/api/create", made).await.status, 200);
+    assert_eq!(server.post("/api/create", made).await.status, 200);
     let ignored = async |extra: Value| {
-        let mut body = ask(extra);
+        let mut body = request(extra);
         body["model"] = json!("plain");
-        let answer = b.post("/v1/messages", body).await;
+        let answer = server.post("/v1/messages", body).await;
         assert_eq!(answer.status, 200, "{}", answer.body);
         answer.header("x-puna-ignored").to_owned()
     };
@@ -211,7 +215,7 @@ async fn a_model_that_cannot_think_answers_and_names_the_wish() {
     assert_eq!(ignored(json!({"output_config": {"effort": "high"}})).await, "output_config.effort");
     assert_eq!(ignored(json!({"thinking": {"type": "disabled"}})).await, "");
     let form = json!({"output_format": {"type": "regex", "pattern": "("}, "model": "cria"});
-    let refused = b.post("/v1/messages", ask(form)).await;
+    let refused = server.post("/v1/messages", request(form)).await;
     assert_eq!(
         (refused.status.as_u16(), refused.header("x-puna-ignored")),
         (400, ""),

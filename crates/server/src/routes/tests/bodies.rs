@@ -1,4 +1,5 @@
-//! Bodies that are compressed, forms, or hold more than is understood; and the small routes.
+//! Tests of request bodies that are compressed, multipart or have unknown fields, and of the small
+//! routes.
 
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -7,33 +8,40 @@ use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 
 use super::*;
 
-async fn zstd(b: &Bench, path: &str, body: Vec<u8>) -> Answer {
-    b.send(Request::post(path).header("content-encoding", "zstd").body(Body::from(body)).unwrap())
+async fn zstd(server: &TestServer, path: &str, body: Vec<u8>) -> TestResponse {
+    server
+        .send(
+            Request::post(path).header("content-encoding", "zstd").body(Body::from(body)).unwrap(),
+        )
         .await
 }
 
 #[tokio::test]
-async fn options_that_nobody_knows_are_named_in_every_dialect() {
-    let b = Bench::new();
+async fn unknown_options_are_named_in_every_dialect() {
+    let server = TestServer::new();
     let options = json!({"tempreture": 0, "num_predict": 2});
-    let native = b.post("/api/chat", chat(json!({"options": options}))).await;
+    let native = server.post("/api/chat", chat(json!({"options": options}))).await;
     assert_eq!(
         (native.status.as_u16(), native.header("x-puna-ignored")),
         (200, "options.tempreture")
     );
-    let openai = b.post("/v1/chat/completions", chat(json!({"options": options, "foo": 1}))).await;
+    let openai =
+        server.post("/v1/chat/completions", chat(json!({"options": options, "foo": 1}))).await;
     assert_eq!(openai.header("x-puna-ignored"), "foo, options.tempreture");
     let create = json!({"model": "m", "from": "cria", "parameters": {"speed": 1}, "stream": false});
-    assert_eq!(b.post("/api/create", create).await.header("x-puna-ignored"), "parameters.speed");
+    assert_eq!(
+        server.post("/api/create", create).await.header("x-puna-ignored"),
+        "parameters.speed"
+    );
 }
 
 #[tokio::test]
 async fn compressed_bodies_are_read_up_to_a_limit() {
-    let b = Bench::new();
+    let server = TestServer::new();
     let pack = |text: &[u8]| compress_to_vec(text, CompressionLevel::Fastest);
     let body = chat(json!({"model": "no-such"})).to_string();
     for path in ["/v1/chat/completions", "/api/chat"] {
-        let answer = zstd(&b, path, pack(body.as_bytes())).await;
+        let answer = zstd(&server, path, pack(body.as_bytes())).await;
         assert!(
             answer.status == 404 && answer.body.contains("model 'no-such' not found"),
             "{}",
@@ -41,7 +49,7 @@ async fn compressed_bodies_are_read_up_to_a_limit() {
         );
     }
     let error = async |body: Vec<u8>| {
-        let answer = zstd(&b, "/v1/responses", body).await;
+        let answer = zstd(&server, "/v1/responses", body).await;
         assert_eq!(answer.status, 400);
         answer.json()["error"]["message"].as_str().unwrap().to_owned()
     };
@@ -50,12 +58,12 @@ async fn compressed_bodies_are_read_up_to_a_limit() {
     assert_eq!(error(pack(&vec![b' '; 20 << 20])).await, "EOF", "the limit itself is allowed");
     let cut = pack(br#"{"model":"cria"}"#);
     assert!(error(cut[..cut.len() - 3].to_vec()).await.starts_with("invalid zstd body: "));
-    // A frame of no content that claims a window of 2^37 bytes.
+    // A frame without content that claims a window of 2^37 bytes.
     let claim = vec![0x28, 0xb5, 0x2f, 0xfd, 0, 27 << 3, 1, 0, 0];
     assert!(error(claim).await.starts_with("invalid zstd body: "));
     let gzip =
         Request::post("/api/chat").header("content-encoding", "gzip").body(Body::empty()).unwrap();
-    let answer = b.send(gzip).await;
+    let answer = server.send(gzip).await;
     assert!(
         answer.status == 400 && answer.body.contains("Content-Encoding gzip"),
         "{}",
@@ -63,26 +71,27 @@ async fn compressed_bodies_are_read_up_to_a_limit() {
     );
 }
 
-/// What was heard of `/health` from a large body's last byte to its answer.
-struct Beside {
+/// Responses of `/health` from a large body's last byte to its response.
+struct HealthTimes {
     asked: usize,
-    /// The longest time that an answer took.
+    /// The longest time that a response took.
     longest: Duration,
     whole: Duration,
-    answer: Answer,
+    answer: TestResponse,
 }
 
-/// Sends a large body, and asks all the while how the server is, on one thread.
-async fn beside(path: &str, text: String) -> Beside {
+/// Sends a large body while it requests `/health` repeatedly, on one thread.
+async fn health_during(path: &str, text: String) -> HealthTimes {
     const PIECE: usize = 64 << 10;
-    let (b, text, come) = (Bench::new(), bytes::Bytes::from(text), Arc::<AtomicBool>::default());
-    let (length, last) = (text.len(), come.clone());
+    let (server, text, last_byte_sent) =
+        (TestServer::new(), bytes::Bytes::from(text), Arc::<AtomicBool>::default());
+    let (length, last) = (text.len(), last_byte_sent.clone());
     let pieces = (0..length).step_by(PIECE).map(move |at| {
         last.store(at + PIECE >= length, Ordering::Relaxed);
         Ok::<_, std::io::Error>(text.slice(at..length.min(at + PIECE)))
     });
     let body = Body::from_stream(futures_util::stream::iter(pieces));
-    let large = b.send(Request::post(path).body(body).unwrap());
+    let large = server.send(Request::post(path).body(body).unwrap());
     tokio::pin!(large);
     let (mut asked, mut longest, mut begun) = (0, Duration::ZERO, None);
     loop {
@@ -91,36 +100,36 @@ async fn beside(path: &str, text: String) -> Beside {
             biased;
             answer = &mut large => {
                 let whole = begun.map_or(Duration::ZERO, |begun: Instant| begun.elapsed());
-                return Beside { asked, longest, whole, answer };
+                return HealthTimes { asked, longest, whole, answer };
             }
-            health = b.get("/health") => assert_eq!(health.status, 200),
+            health = server.get("/health") => assert_eq!(health.status, 200),
         }
         match begun {
             Some(_) => (asked, longest) = (asked + 1, longest.max(before.elapsed())),
-            None => begun = come.load(Ordering::Relaxed).then(Instant::now),
+            None => begun = last_byte_sent.load(Ordering::Relaxed).then(Instant::now),
         }
         tokio::task::yield_now().await;
     }
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn nobody_waits_while_a_large_body_is_decoded() {
-    // Broken at its end, so that there is nothing to do but to decode it.
+async fn decoding_a_large_body_does_not_block_other_requests() {
+    // The JSON is invalid at its end, so that the server only decodes it.
     let text = format!(r#"{{"model": "cria", "prompt": "{}" "#, "x".repeat(100_000_000));
-    let beside = beside("/api/generate", text).await;
-    assert_eq!(beside.answer.status, 400, "{}", beside.answer.body);
-    assert!(beside.asked > 10, "{}", beside.asked);
+    let health_times = health_during("/api/generate", text).await;
+    assert_eq!(health_times.answer.status, 400, "{}", health_times.answer.body);
+    assert!(health_times.asked > 10, "{}", health_times.asked);
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn nobody_waits_while_a_large_task_is_written_for_its_runner() {
+async fn encoding_a_large_task_does_not_block_other_requests() {
     let text = "x".repeat(50_000_000);
-    let beside = beside(
+    let health_times = health_during(
         "/api/chat",
         chat(json!({"messages": [{"role": "user", "content": text}]})).to_string(),
     );
-    let Beside { asked, longest, whole, answer } = beside.await;
-    // What is written is more than a message of the tests may have.
+    let HealthTimes { asked, longest, whole, answer } = health_times.await;
+    // The task is larger than a message may be in tests.
     assert!(
         answer.status == 413 && answer.body.contains("too large for the model runner"),
         "{}",
@@ -130,8 +139,8 @@ async fn nobody_waits_while_a_large_task_is_written_for_its_runner() {
 }
 
 #[tokio::test]
-async fn fields_that_nobody_understands_are_named_in_a_header_of_every_dialect() {
-    let b = Bench::new();
+async fn unknown_fields_are_named_in_a_header_of_every_dialect() {
+    let server = TestServer::new();
     let extra = json!({"frob": 1, "user": "u", "max_tokens": 3, "stream": false, "prompt": "x", "input": "x"});
     for (path, names) in [
         ("/api/chat", "options.frob, frob, user, max_tokens, prompt, input"),
@@ -139,38 +148,45 @@ async fn fields_that_nobody_understands_are_named_in_a_header_of_every_dialect()
         ("/v1/messages", "frob, user, prompt, input"),
         ("/v1/responses", "messages, frob, user, max_tokens, prompt"),
     ] {
-        let answer = b.post(path, chat(extra.clone())).await;
+        let answer = server.post(path, chat(extra.clone())).await;
         assert_eq!(answer.status, 200, "{path}: {}", answer.body);
         let got = answer.header("x-puna-ignored");
-        // Options are looked at one by one, elsewhere.
+        // Another part of the server checks the options one by one.
         assert_eq!(got, names.trim_start_matches("options.frob, "), "{path}");
     }
     let nested = json!({"messages": [{"role": "user", "content": "hi", "a,\u{e9}": 1}, {"role": "user", "content": "hi", "x": 1}]});
     assert_eq!(
-        b.post("/api/chat", chat(nested)).await.header("x-puna-ignored"),
+        server.post("/api/chat", chat(nested)).await.header("x-puna-ignored"),
         "messages.a%2C%C3%A9, messages.x"
     );
-    assert!(b.post("/api/chat", chat(json!({}))).await.headers.get("x-puna-ignored").is_none());
+    assert!(
+        server.post("/api/chat", chat(json!({}))).await.headers.get("x-puna-ignored").is_none()
+    );
 }
 
 #[tokio::test]
-async fn texts_become_tokens_and_tokens_texts() {
-    let b = Bench::new();
-    let tokens = b.post("/api/tokenize", json!({"model": "cria", "text": "ab"})).await.json();
+async fn texts_are_tokenized_and_tokens_detokenized() {
+    let server = TestServer::new();
+    let tokens = server.post("/api/tokenize", json!({"model": "cria", "text": "ab"})).await.json();
     assert_eq!((&tokens["model"], &tokens["tokens"]), (&json!("cria"), &json!([97, 98])));
-    let text = b.post("/api/detokenize", json!({"model": "cria", "tokens": [97, 98]})).await.json();
+    let text =
+        server.post("/api/detokenize", json!({"model": "cria", "tokens": [97, 98]})).await.json();
     assert_eq!(text["text"], "ab");
-    let unknown = b.post("/api/detokenize", json!({"model": "cria", "tokens": [97, 256]})).await;
+    let unknown =
+        server.post("/api/detokenize", json!({"model": "cria", "tokens": [97, 256]})).await;
     assert_eq!(
         (unknown.status.as_u16(), unknown.json()),
         (400, json!({"error": "this model has no token 256"}))
     );
     assert_eq!(
-        b.post("/api/tokenize", json!({"text": "x"})).await.json()["error"],
+        server.post("/api/tokenize", json!({"text": "x"})).await.json()["error"],
         "model is required"
     );
-    assert_eq!(b.post("/api/tokenize", json!({"model": "no-such", "text": "x"})).await.status, 404);
-    let content = b.post("/api/tokenize", json!({"model": "cria", "content": "ab"})).await;
+    assert_eq!(
+        server.post("/api/tokenize", json!({"model": "no-such", "text": "x"})).await.status,
+        404
+    );
+    let content = server.post("/api/tokenize", json!({"model": "cria", "content": "ab"})).await;
     assert_eq!(
         (&content.json()["tokens"], content.header("x-puna-ignored")),
         (&json!([97, 98]), "")
@@ -184,44 +200,45 @@ async fn texts_become_tokens_and_tokens_texts() {
             "text and content are the same: give one of them",
         ),
     ] {
-        let refused = b.post(path, body).await;
+        let refused = server.post(path, body).await;
         assert_eq!(
             (refused.status.as_u16(), &refused.json()["error"]),
             (400, &json!(error)),
             "{path}"
         );
     }
-    let nothing = b.post("/api/tokenize", json!({"model": "cria", "text": ""})).await;
+    let nothing = server.post("/api/tokenize", json!({"model": "cria", "text": ""})).await;
     assert_eq!((nothing.status.as_u16(), &nothing.json()["tokens"]), (200, &json!([])));
-    assert_eq!(b.fake.generated.load(Ordering::Relaxed), 0);
+    assert_eq!(server.fake.generated.load(Ordering::Relaxed), 0);
 }
 
 #[tokio::test]
-async fn what_alone_says_nothing_is_named_or_refused() {
-    let b = Bench::new();
+async fn fields_without_effect_alone_are_named_or_refused() {
+    let server = TestServer::new();
     let top = chat(json!({"top_logprobs": 2, "stream": false}));
-    let native = b.post("/api/chat", top.clone()).await;
+    let native = server.post("/api/chat", top.clone()).await;
     assert_eq!((native.status.as_u16(), native.header("x-puna-ignored")), (200, "top_logprobs"));
-    let openai = b.post("/v1/chat/completions", top).await;
+    let openai = server.post("/v1/chat/completions", top).await;
     assert_eq!(openai.status, 400);
     assert_eq!(openai.json()["error"]["message"], "top_logprobs needs logprobs: true");
-    let both =
-        b.post("/v1/chat/completions", chat(json!({"top_logprobs": 2, "logprobs": true}))).await;
+    let both = server
+        .post("/v1/chat/completions", chat(json!({"top_logprobs": 2, "logprobs": true})))
+        .await;
     assert_eq!(both.status, 200, "{}", both.body);
 }
 
 #[tokio::test]
-async fn health_is_told() {
-    let answer = Bench::new().get("/health").await;
+async fn health_is_reported() {
+    let answer = TestServer::new().get("/health").await;
     assert_eq!((answer.status.as_u16(), answer.json()), (200, json!({"status": "ok"})));
 }
 
 #[tokio::test]
-async fn sound_is_refused_with_what_is_wrong() {
-    let b = Bench::new();
+async fn audio_is_refused_with_the_reason() {
+    let server = TestServer::new();
     let ask = async |kind: &str, body: &str| {
         let request = Request::post("/v1/audio/transcriptions").header("content-type", kind);
-        let answer = b.send(request.body(Body::from(body.to_owned())).unwrap()).await;
+        let answer = server.send(request.body(Body::from(body.to_owned())).unwrap()).await;
         (answer.status.as_u16(), answer.json()["error"]["message"].as_str().unwrap().to_owned())
     };
     let form = "multipart/form-data; boundary=x";
@@ -248,10 +265,10 @@ async fn sound_is_refused_with_what_is_wrong() {
 }
 
 #[tokio::test]
-async fn what_waits_for_its_model_counts_among_the_bodies() {
-    let b = Bench::new();
+async fn a_waiting_request_s_body_counts_against_the_budget() {
+    let server = TestServer::new();
     let all = crate::http::body_budget::BODY_BUDGET_BYTES as u64;
-    let is_free = || b.door.body_budget().reservation().check_available(all).is_ok();
+    let is_free = || server.middleware.body_budget().reservation().check_available(all).is_ok();
     let until = async |what: &str, is_so: &dyn Fn() -> bool| {
         for _ in 0..2000 {
             if is_so() {
@@ -265,34 +282,36 @@ async fn what_waits_for_its_model_counts_among_the_bodies() {
         let prompt = "x".repeat(400_000);
         let body =
             json!({"model": "cria", "prompt": prompt, "max_tokens": 1, "n": n, "truncate": true});
-        b.post("/v1/completions", body)
+        server.post("/v1/completions", body)
     };
     assert!(is_free());
-    b.fake.dawdles.store(true, Ordering::Relaxed);
+    server.fake.dawdles.store(true, Ordering::Relaxed);
     {
         let asked = ask(2);
         tokio::pin!(asked);
-        let is_read = || b.fake.dawdled.load(Ordering::Relaxed) == 2;
+        let is_read = || server.fake.dawdled.load(Ordering::Relaxed) == 2;
         tokio::select! {
             _ = &mut asked => panic!("it waits"),
             () = until("it is read", &is_read) => {}
         }
-        // The text of the second answer's prompt, too.
-        assert!(b.door.body_budget().reservation().check_available(all - 1_000_000).is_err());
-        // Taken, it holds nothing more, however long it goes on.
-        b.fake.hangs.store(true, Ordering::Relaxed);
-        b.fake.dawdles.store(false, Ordering::Relaxed);
+        // The text of the second choice's prompt is reserved too.
+        assert!(
+            server.middleware.body_budget().reservation().check_available(all - 1_000_000).is_err()
+        );
+        // An accepted request holds no memory, however long it runs.
+        server.fake.hangs.store(true, Ordering::Relaxed);
+        server.fake.dawdles.store(false, Ordering::Relaxed);
         tokio::select! {
             _ = &mut asked => panic!("it hangs"),
             () = until("it is taken", &is_free) => {}
         }
-        b.fake.hangs.store(false, Ordering::Relaxed);
+        server.fake.hangs.store(false, Ordering::Relaxed);
         assert_eq!(asked.await.status, 200);
     }
-    // So does one that is given up.
-    b.fake.dawdles.store(true, Ordering::Relaxed);
+    // A cancelled request releases its memory too.
+    server.fake.dawdles.store(true, Ordering::Relaxed);
     let left = tokio::time::timeout(Duration::from_millis(200), ask(1)).await;
     assert!(left.is_err());
     until("it is given up", &is_free).await;
-    b.fake.dawdles.store(false, Ordering::Relaxed);
+    server.fake.dawdles.store(false, Ordering::Relaxed);
 }

@@ -1,31 +1,31 @@
-//! Streamed calls in each dialect, from what the model says in single characters.
+//! Tests of streamed tool calls in each dialect; the model generates single characters.
 
 use super::*;
 
 const CALL: &str = r#"<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>"#;
-/// It breaks off in its arguments.
+/// A call that ends within its arguments.
 const BROKEN: &str = r#"<tool_call>{"name": "f", "arguments": {"a": "#;
 
 fn parameters() -> Value {
     json!({"type": "object", "properties": {"a": {"type": "integer"}}})
 }
 
-/// The data of a stream's events.
+/// Returns the data of a stream's events.
 async fn events(path: &str, says: &str, body: Value) -> Vec<Value> {
-    events_of(&caller().await, path, says, body).await
+    events_of(&server_with_tools().await, path, says, body).await
 }
 
-async fn caller() -> Bench {
-    let b = Bench::new();
+async fn server_with_tools() -> TestServer {
+    let server = TestServer::new();
     let made =
         json!({"model": "caller", "from": "cria", "renderer": "qwen3-coder", "parser": "qwen3"});
-    assert_eq!(b.post("/api/create", made).await.status, 200);
-    b
+    assert_eq!(server.post("/api/create", made).await.status, 200);
+    server
 }
 
-async fn events_of(b: &Bench, path: &str, says: &str, body: Value) -> Vec<Value> {
-    *b.fake.says.lock().unwrap() = says.chars().map(String::from).collect();
-    let answer = b.post(path, body).await;
+async fn events_of(server: &TestServer, path: &str, says: &str, body: Value) -> Vec<Value> {
+    *server.fake.says.lock().unwrap() = says.chars().map(String::from).collect();
+    let answer = server.post(path, body).await;
     assert_eq!(answer.status, 200, "{}", answer.body);
     let data = answer.body.lines().filter_map(|line| line.strip_prefix("data: "));
     data.filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect()
@@ -46,7 +46,7 @@ async fn chat_deltas(says: &str) -> (Vec<Value>, Value) {
 }
 
 #[tokio::test]
-async fn a_chat_has_the_calls_head_first_and_then_pieces_of_its_arguments() {
+async fn chat_streams_the_call_s_name_and_then_its_arguments() {
     let (deltas, reason) = chat_deltas(&format!("{CALL}{CALL}")).await;
     assert_eq!(reason, "tool_calls");
     let mut calls: Vec<(Value, String)> = Vec::new();
@@ -76,7 +76,7 @@ async fn a_chat_has_the_calls_head_first_and_then_pieces_of_its_arguments() {
 }
 
 #[tokio::test]
-async fn a_chat_whose_call_breaks_off_has_half_of_its_arguments_for_the_client_to_report() {
+async fn chat_streams_the_arguments_of_a_truncated_call() {
     let (deltas, reason) = chat_deltas(BROKEN).await;
     let arguments: String =
         deltas.iter().map(|d| d["function"]["arguments"].as_str().unwrap()).collect();
@@ -84,7 +84,7 @@ async fn a_chat_whose_call_breaks_off_has_half_of_its_arguments_for_the_client_t
 }
 
 #[tokio::test]
-async fn a_message_has_a_block_of_each_call_that_is_filled_piece_by_piece() {
+async fn messages_stream_a_block_for_each_call() {
     let body = json!({"model": "caller", "max_tokens": 9, "stream": true,
         "messages": [{"role": "user", "content": "hi"}],
         "tools": [{"name": "f", "input_schema": parameters()}]});
@@ -109,7 +109,7 @@ async fn a_message_has_a_block_of_each_call_that_is_filled_piece_by_piece() {
 }
 
 #[tokio::test]
-async fn a_response_has_an_item_of_each_call_that_is_filled_piece_by_piece() {
+async fn responses_stream_an_item_for_each_call() {
     let body = json!({"model": "caller", "stream": true, "input": "hi",
         "tools": [{"type": "function", "name": "f", "parameters": parameters()}]});
     for (says, whole) in [(format!("{CALL}{CALL}"), true), (BROKEN.to_owned(), false)] {
@@ -139,8 +139,8 @@ async fn a_response_has_an_item_of_each_call_that_is_filled_piece_by_piece() {
     }
 }
 
-/// What a stream comes to: its text, its calls with whether they are complete, and why it ended.
-fn gathered(path: &str, events: &[Value]) -> (String, Vec<(String, bool)>, String) {
+/// Joins a stream: its text, its calls with whether each is complete, and the finish reason.
+fn join_stream(path: &str, events: &[Value]) -> (String, Vec<(String, bool)>, String) {
     let (mut text, mut calls, mut reason) =
         (String::new(), Vec::<(String, bool)>::new(), String::new());
     let said = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -191,8 +191,8 @@ fn gathered(path: &str, events: &[Value]) -> (String, Vec<(String, bool)>, Strin
 }
 
 #[tokio::test]
-async fn a_call_that_ends_at_any_byte_or_is_malformed_comes_once_in_every_dialect() {
-    let b = caller().await;
+async fn a_truncated_or_malformed_call_is_sent_once_in_every_dialect() {
+    let server = server_with_tools().await;
     let function = json!({"name": "f", "parameters": parameters()});
     let mut flat = function.clone();
     flat["type"] = "function".into();
@@ -221,12 +221,12 @@ async fn a_call_that_ends_at_any_byte_or_is_malformed_comes_once_in_every_dialec
             let mut body = body.clone();
             (body["model"], body["stream"]) = ("caller".into(), true.into());
             let (text, calls, reason) =
-                gathered(path, &events_of(&b, path, &says, body.clone()).await);
+                join_stream(path, &events_of(&server, path, &says, body.clone()).await);
             assert!(calls.len() <= 1, "{path} {says}: {calls:?}");
-            // Before it begins a call is text; then nothing of it is.
+            // Output before the start of a call is text; no part of a call is.
             let text = if calls.is_empty() { text == says } else { text.is_empty() };
             assert!(text, "{path} {says}: {calls:?}");
-            // What is sent of arguments is always the beginning of JSON.
+            // The arguments that are sent are always a prefix of JSON.
             assert!(
                 calls.iter().all(|(json, _)| r#"{"a": 1}"#.starts_with(json) || json == "{}"),
                 "{path} {says}: {calls:?}"
@@ -236,7 +236,7 @@ async fn a_call_that_ends_at_any_byte_or_is_malformed_comes_once_in_every_dialec
             let is_called = *path == "/v1/chat/completions" && is_reported;
             assert_eq!(reason.contains("tool"), is_called, "{path} {says}: {reason}");
             body["stream"] = false.into();
-            let whole = b.post(path, body).await;
+            let whole = server.post(path, body).await;
             assert_eq!(whole.status, 200, "{path} {says}: {}", whole.body);
             let whole: Value = serde_json::from_str(&whole.body).unwrap();
             let (text, call) = match *path {

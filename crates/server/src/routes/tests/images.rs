@@ -1,12 +1,12 @@
-//! Images by address behind the door: what is said where they are not fetched, and where the model would not see them.
+//! Tests of images by URL behind the middleware: the errors where they are not fetched, and where
+//! the model accepts no images.
 
 use tokio::net::TcpListener;
 
 use super::*;
 
 #[tokio::test]
-async fn images_by_address_are_refused_by_the_switch_s_name_or_for_want_of_eyes_and_nothing_is_fetched()
- {
+async fn image_urls_are_refused_by_setting_or_capability_and_not_fetched() {
     let host = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/a.png", host.local_addr().unwrap());
     let requests = [
@@ -36,8 +36,8 @@ async fn images_by_address_are_refused_by_the_switch_s_name_or_for_want_of_eyes_
             {"type": "image", "source": {"type": "url", "url": url}}]}]}),
         ),
     ];
-    let off = Bench::new();
-    let on = Bench::with(|config| {
+    let off = TestServer::new();
+    let on = TestServer::with(|config| {
         (config.image_urls, config.image_hosts) = (true, vec!["127.0.0.1".into()])
     });
     for (path, body) in requests {
@@ -52,7 +52,7 @@ async fn images_by_address_are_refused_by_the_switch_s_name_or_for_want_of_eyes_
 }
 
 #[tokio::test]
-async fn a_conversation_goes_on_after_an_image_that_nobody_could_read() {
+async fn a_conversation_continues_after_an_unreadable_image() {
     let (link, broken) = ("http://127.0.0.1:9/a.png", "data:image/png;base64,!!");
     let source = |url: &str| match url.split_once(',') {
         Some((_, data)) => json!({"type": "base64", "media_type": "image/png", "data": data}),
@@ -91,8 +91,8 @@ async fn a_conversation_goes_on_after_an_image_that_nobody_could_read() {
             ),
         ]
     };
-    let off = Bench::new();
-    let on = Bench::with(|config| {
+    let off = TestServer::new();
+    let on = TestServer::with(|config| {
         (config.image_urls, config.image_hosts) = (true, vec!["127.0.0.1".into()])
     });
     for (url, bench) in [(link, &off), (link, &on), (broken, &off)] {

@@ -1,4 +1,4 @@
-//! `GET /metrics`
+//! Tests of `GET /metrics`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use super::*;
 /// Samples by name and labels.
 type Samples = BTreeMap<(String, BTreeMap<String, String>), f64>;
 
-/// Reads the text form of Prometheus, and takes nothing that a strict reader would not.
+/// Parses the text format of Prometheus; panics where a strict parser would refuse it.
 fn parse(text: &str) -> Samples {
     assert!(text.ends_with('\n'));
     let (mut samples, mut families, mut lines) =
@@ -98,7 +98,7 @@ fn check_histograms(family: &str, samples: &Samples) {
     }
 }
 
-impl Bench {
+impl TestServer {
     async fn metrics(&self) -> Samples {
         let answer = self.get("/metrics").await;
         assert_eq!(answer.header("content-type"), "text/plain; version=0.0.4; charset=utf-8");
@@ -106,26 +106,34 @@ impl Bench {
     }
 }
 
-/// The sample with these labels; `None` is none.
-fn get(samples: &Samples, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+/// Returns the sample with these labels, if there is one.
+fn sample_value(samples: &Samples, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
     let labels = labels.iter().map(|(k, v)| (String::from(*k), String::from(*v))).collect();
     samples.get(&(name.to_owned(), labels)).copied()
 }
 
-fn of_cria(samples: &Samples, name: &str) -> Option<f64> {
-    get(samples, name, &[("model", "cria:latest")])
+fn cria_value(samples: &Samples, name: &str) -> Option<f64> {
+    sample_value(samples, name, &[("model", "cria:latest")])
 }
 
-fn outcome(samples: &Samples, outcome: &str) -> Option<f64> {
-    get(samples, "puna_model_requests_total", &[("model", "cria:latest"), ("outcome", outcome)])
+fn outcome_count(samples: &Samples, outcome: &str) -> Option<f64> {
+    sample_value(
+        samples,
+        "puna_model_requests_total",
+        &[("model", "cria:latest"), ("outcome", outcome)],
+    )
 }
 
-fn unloads(samples: &Samples, reason: &str) -> Option<f64> {
-    get(samples, "puna_model_unloads_total", &[("model", "cria:latest"), ("reason", reason)])
+fn unload_count(samples: &Samples, reason: &str) -> Option<f64> {
+    sample_value(
+        samples,
+        "puna_model_unloads_total",
+        &[("model", "cria:latest"), ("reason", reason)],
+    )
 }
 
-fn answers(samples: &Samples, route: &str, method: &str, status: &str) -> Option<f64> {
-    get(
+fn response_count(samples: &Samples, route: &str, method: &str, status: &str) -> Option<f64> {
+    sample_value(
         samples,
         "puna_http_requests_total",
         &[("route", route), ("method", method), ("status", status)],
@@ -134,108 +142,123 @@ fn answers(samples: &Samples, route: &str, method: &str, status: &str) -> Option
 
 #[tokio::test]
 async fn metrics_of_a_fresh_server_are_wellformed() {
-    let samples = Bench::new().metrics().await;
-    assert_eq!(get(&samples, "puna_build_info", &[("version", crate::VERSION)]), Some(1.0));
-    assert_eq!(get(&samples, "puna_queue_length", &[]), Some(0.0));
-    assert_eq!(get(&samples, "puna_queue_refused_total", &[]), Some(0.0));
+    let samples = TestServer::new().metrics().await;
+    assert_eq!(
+        sample_value(&samples, "puna_build_info", &[("version", crate::VERSION)]),
+        Some(1.0)
+    );
+    assert_eq!(sample_value(&samples, "puna_queue_length", &[]), Some(0.0));
+    assert_eq!(sample_value(&samples, "puna_queue_refused_total", &[]), Some(0.0));
 }
 
 #[tokio::test]
 async fn a_finished_request_is_counted_at_once_and_its_counts_outlive_its_runner() {
-    let b = Bench::new();
-    let usage = b.post("/api/chat", chat(json!({"stream": false}))).await.json();
+    let server = TestServer::new();
+    let usage = server.post("/api/chat", chat(json!({"stream": false}))).await.json();
     let prompt = usage["prompt_eval_count"].as_f64().unwrap();
-    let first = b.metrics().await;
-    assert_eq!(of_cria(&first, "puna_generated_tokens_total"), Some(5.0));
-    assert_eq!(of_cria(&first, "puna_prompt_tokens_total"), Some(prompt));
-    assert_eq!(of_cria(&first, "puna_cached_prompt_tokens_total"), Some(0.0));
-    assert_eq!(outcome(&first, "ok"), Some(1.0));
+    let first = server.metrics().await;
+    assert_eq!(cria_value(&first, "puna_generated_tokens_total"), Some(5.0));
+    assert_eq!(cria_value(&first, "puna_prompt_tokens_total"), Some(prompt));
+    assert_eq!(cria_value(&first, "puna_cached_prompt_tokens_total"), Some(0.0));
+    assert_eq!(outcome_count(&first, "ok"), Some(1.0));
     for times in ["time_to_first_token", "time_per_token", "model_wait", "queue_wait", "model_load"]
     {
-        assert_eq!(of_cria(&first, &format!("puna_{times}_seconds_count")), Some(1.0), "{times}");
+        assert_eq!(
+            cria_value(&first, &format!("puna_{times}_seconds_count")),
+            Some(1.0),
+            "{times}"
+        );
     }
-    assert_eq!(answers(&first, "/api/chat", "POST", "200"), Some(1.0));
-    assert!(of_cria(&first, "puna_kv_pages").is_some());
-    b.post("/api/chat", json!({"model": "cria", "messages": [], "keep_alive": 0})).await;
+    assert_eq!(response_count(&first, "/api/chat", "POST", "200"), Some(1.0));
+    assert!(cria_value(&first, "puna_kv_pages").is_some());
+    server.post("/api/chat", json!({"model": "cria", "messages": [], "keep_alive": 0})).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
-    let unloaded = b.metrics().await;
-    assert_eq!(of_cria(&unloaded, "puna_generated_tokens_total"), Some(5.0));
-    assert_eq!(of_cria(&unloaded, "puna_kv_pages"), None, "no runner, no gauge");
-    assert_eq!((unloads(&unloaded, "idle"), unloads(&unloaded, "room")), (Some(1.0), Some(0.0)));
-    b.post("/api/chat", chat(json!({}))).await;
-    let again = b.metrics().await;
-    assert_eq!(of_cria(&again, "puna_generated_tokens_total"), Some(10.0));
-    assert_eq!(of_cria(&again, "puna_prompt_tokens_total"), Some(2.0 * prompt));
-    assert_eq!(of_cria(&again, "puna_model_load_seconds_count"), Some(2.0));
-    assert_eq!(of_cria(&again, "puna_runner_crashes_total"), Some(0.0));
+    let unloaded = server.metrics().await;
+    assert_eq!(cria_value(&unloaded, "puna_generated_tokens_total"), Some(5.0));
+    assert_eq!(cria_value(&unloaded, "puna_kv_pages"), None, "no runner, no gauge");
+    assert_eq!(
+        (unload_count(&unloaded, "idle"), unload_count(&unloaded, "room")),
+        (Some(1.0), Some(0.0))
+    );
+    server.post("/api/chat", chat(json!({}))).await;
+    let again = server.metrics().await;
+    assert_eq!(cria_value(&again, "puna_generated_tokens_total"), Some(10.0));
+    assert_eq!(cria_value(&again, "puna_prompt_tokens_total"), Some(2.0 * prompt));
+    assert_eq!(cria_value(&again, "puna_model_load_seconds_count"), Some(2.0));
+    assert_eq!(cria_value(&again, "puna_runner_crashes_total"), Some(0.0));
 }
 
 #[tokio::test]
 async fn crashes_failed_loads_reloads_and_errors_are_counted() {
-    let b = Bench::new();
-    b.fake.broken.store(true, Ordering::Relaxed);
-    b.post("/api/chat", chat(json!({}))).await;
-    b.fake.broken.store(false, Ordering::Relaxed);
-    let failed = b.metrics().await;
-    assert_eq!(of_cria(&failed, "puna_model_load_failures_total"), Some(1.0));
-    assert_eq!(of_cria(&failed, "puna_runner_crashes_total"), Some(0.0));
+    let server = TestServer::new();
+    server.fake.broken.store(true, Ordering::Relaxed);
+    server.post("/api/chat", chat(json!({}))).await;
+    server.fake.broken.store(false, Ordering::Relaxed);
+    let failed = server.metrics().await;
+    assert_eq!(cria_value(&failed, "puna_model_load_failures_total"), Some(1.0));
+    assert_eq!(cria_value(&failed, "puna_runner_crashes_total"), Some(0.0));
     assert_eq!(
-        (outcome(&failed, "error"), answers(&failed, "/api/chat", "POST", "500")),
+        (outcome_count(&failed, "error"), response_count(&failed, "/api/chat", "POST", "500")),
         (Some(1.0), Some(1.0))
     );
 
-    b.post("/api/chat", chat(json!({"options": {"num_predict": 1, "num_thread": 1}}))).await;
-    b.post("/api/chat", chat(json!({"options": {"num_predict": 1, "num_thread": 2}}))).await;
-    assert_eq!(unloads(&b.metrics().await, "reload"), Some(1.0));
+    server.post("/api/chat", chat(json!({"options": {"num_predict": 1, "num_thread": 1}}))).await;
+    server.post("/api/chat", chat(json!({"options": {"num_predict": 1, "num_thread": 2}}))).await;
+    assert_eq!(unload_count(&server.metrics().await, "reload"), Some(1.0));
 
     let body = chat(json!({"options": {"num_predict": 1_000_000, "num_thread": 2}}));
     let request = Request::post("/api/chat").body(Body::from(body.to_string())).unwrap();
-    let mut body = b.door.answer(request).await.into_body();
+    let mut body = server.middleware.answer(request).await.into_body();
     body.frame().await.unwrap().unwrap();
-    b.fake.crash();
+    server.fake.crash();
     body.collect().await.unwrap();
     tokio::time::sleep(Duration::from_millis(50)).await;
-    let crashed = b.metrics().await;
-    assert_eq!(of_cria(&crashed, "puna_runner_crashes_total"), Some(1.0));
-    assert_eq!(outcome(&crashed, "error"), Some(2.0));
+    let crashed = server.metrics().await;
+    assert_eq!(cria_value(&crashed, "puna_runner_crashes_total"), Some(1.0));
+    assert_eq!(outcome_count(&crashed, "error"), Some(2.0));
     assert_eq!(
-        of_cria(&crashed, "puna_generated_tokens_total"),
+        cria_value(&crashed, "puna_generated_tokens_total"),
         Some(2.0),
         "of the two that were finished"
     );
 }
 
 #[tokio::test]
-async fn requests_that_are_left_count_as_cancelled_wherever_they_were() {
-    let b = Bench::new();
+async fn disconnected_requests_count_as_cancelled_at_every_stage() {
+    let server = TestServer::new();
     let body = chat(json!({"options": {"num_predict": 1_000_000}}));
     let request = || Request::post("/api/chat").body(Body::from(body.to_string())).unwrap();
-    let mut answer = b.door.answer(request()).await.into_body();
+    let mut answer = server.middleware.answer(request()).await.into_body();
     answer.frame().await.unwrap().unwrap();
     drop(answer);
-    assert_eq!(outcome(&b.metrics().await, "cancelled"), Some(1.0), "in its answer");
-    b.fake.prefill.store(1000, Ordering::Relaxed);
-    let left = tokio::time::timeout(Duration::from_millis(50), b.door.answer(request())).await;
+    assert_eq!(outcome_count(&server.metrics().await, "cancelled"), Some(1.0), "in its answer");
+    server.fake.prefill.store(1000, Ordering::Relaxed);
+    let left =
+        tokio::time::timeout(Duration::from_millis(50), server.middleware.answer(request())).await;
     assert!(left.is_err());
-    let samples = b.metrics().await;
-    assert_eq!(outcome(&samples, "cancelled"), Some(2.0), "before its answer");
-    assert_eq!(answers(&samples, "/api/chat", "POST", "499"), Some(1.0));
-    assert_eq!(outcome(&samples, "ok"), Some(0.0));
+    let samples = server.metrics().await;
+    assert_eq!(outcome_count(&samples, "cancelled"), Some(2.0), "before its answer");
+    assert_eq!(response_count(&samples, "/api/chat", "POST", "499"), Some(1.0));
+    assert_eq!(outcome_count(&samples, "ok"), Some(0.0));
 }
 
 #[tokio::test]
-async fn paths_without_a_route_are_one_and_wrong_methods_and_hosts_are_counted() {
-    let b = Bench::new();
+async fn unknown_paths_share_one_label_and_wrong_methods_and_hosts_are_counted() {
+    let server = TestServer::new();
     for path in ["/nope", "/nope/2", "/metrics%zz", "/V1/models"] {
-        b.get(path).await;
+        server.get(path).await;
     }
-    b.with_headers("BREW", "/api/tags", &[]).await;
-    b.with_headers("GET", "/api/tags", &[("host", "evil.test")]).await;
-    b.get("/v1/models/a/b").await;
-    let samples = b.metrics().await;
-    assert_eq!(answers(&samples, "other", "GET", "404"), Some(4.0));
-    assert_eq!(answers(&samples, "/api/tags", "other", "405"), Some(1.0));
-    assert_eq!(answers(&samples, "/api/tags", "GET", "403"), Some(1.0));
-    assert_eq!(answers(&samples, "/v1/models/{*model}", "GET", "404"), Some(1.0));
-    assert_eq!(answers(&b.metrics().await, "/metrics", "GET", "200"), Some(1.0), "the one before");
+    server.with_headers("BREW", "/api/tags", &[]).await;
+    server.with_headers("GET", "/api/tags", &[("host", "evil.test")]).await;
+    server.get("/v1/models/a/b").await;
+    let samples = server.metrics().await;
+    assert_eq!(response_count(&samples, "other", "GET", "404"), Some(4.0));
+    assert_eq!(response_count(&samples, "/api/tags", "other", "405"), Some(1.0));
+    assert_eq!(response_count(&samples, "/api/tags", "GET", "403"), Some(1.0));
+    assert_eq!(response_count(&samples, "/v1/models/{*model}", "GET", "404"), Some(1.0));
+    assert_eq!(
+        response_count(&server.metrics().await, "/metrics", "GET", "200"),
+        Some(1.0),
+        "the one before"
+    );
 }

@@ -1,13 +1,13 @@
-//! The routes behind the door, with the embedded model on a fake engine.
+//! Tests of the routes behind the middleware, with the embedded model on a fake engine.
 
 mod anthropic;
 mod bodies;
 mod calls;
+mod create;
 mod description;
 mod dialects;
 mod embeddings;
 mod images;
-mod making;
 mod metrics;
 mod mutations;
 mod openai;
@@ -37,19 +37,19 @@ use crate::middleware::Middleware;
 use crate::routes;
 use crate::runner::tests::{Fake, FakeLauncher};
 
-struct Bench {
-    door: Middleware,
+struct TestServer {
+    middleware: Middleware,
     fake: Arc<Fake>,
     _models: tempfile::TempDir,
 }
 
-struct Answer {
+struct TestResponse {
     status: StatusCode,
     headers: HeaderMap,
     body: String,
 }
 
-impl Answer {
+impl TestResponse {
     fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
     }
@@ -63,7 +63,7 @@ impl Answer {
     }
 }
 
-impl Bench {
+impl TestServer {
     fn new() -> Self {
         Self::with(|_| {})
     }
@@ -76,7 +76,7 @@ impl Bench {
         let guard = Authorizer::new(&config.keys).unwrap();
         let app = App::new(config, Arc::new(FakeLauncher(fake.clone()))).unwrap();
         Self {
-            door: Middleware::new(
+            middleware: Middleware::new(
                 app,
                 routes::all(),
                 guard.into(),
@@ -88,22 +88,22 @@ impl Bench {
         }
     }
 
-    async fn send(&self, request: Request<Body>) -> Answer {
-        let response = self.door.answer(request).await;
+    async fn send(&self, request: Request<Body>) -> TestResponse {
+        let response = self.middleware.answer(request).await;
         let (parts, body) = response.into_parts();
         let body = String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap();
-        Answer { status: parts.status, headers: parts.headers, body }
+        TestResponse { status: parts.status, headers: parts.headers, body }
     }
 
-    async fn get(&self, path: &str) -> Answer {
+    async fn get(&self, path: &str) -> TestResponse {
         self.send(Request::get(path).body(Body::empty()).unwrap()).await
     }
 
-    async fn post(&self, path: &str, body: Value) -> Answer {
+    async fn post(&self, path: &str, body: Value) -> TestResponse {
         self.send(Request::post(path).body(Body::from(body.to_string())).unwrap()).await
     }
 
-    /// Makes a model of one of the small files that tests have.
+    /// Creates a model from one of the small test files in `tests/data/zoo`.
     async fn store_zoo(&self, name: &str, file: &str) {
         let zoo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
         let bytes = std::fs::read(zoo.join(file)).unwrap();
@@ -114,7 +114,12 @@ impl Bench {
         assert_eq!(self.post("/api/create", made).await.status, 200);
     }
 
-    async fn with_headers(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+    async fn with_headers(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+    ) -> TestResponse {
         let request = headers
             .iter()
             .fold(Request::builder().method(method).uri(path), |r, (k, v)| r.header(*k, *v));
@@ -129,40 +134,41 @@ fn chat(extra: Value) -> Value {
 }
 
 #[tokio::test]
-async fn the_server_says_what_it_is() {
-    let b = Bench::new();
-    let root = b.get("/").await;
+async fn the_server_reports_its_version() {
+    let server = TestServer::new();
+    let root = server.get("/").await;
     assert_eq!((root.status, root.body.as_str()), (StatusCode::OK, "Ollama is running"));
-    let version = b.get("/api/version").await;
+    let version = server.get("/api/version").await;
     assert_eq!(version.json(), json!({"version": crate::OLLAMA_VERSION, "puna": crate::VERSION}));
-    let head = b.with_headers("HEAD", "/api/version", &[]).await;
+    let head = server.with_headers("HEAD", "/api/version", &[]).await;
     assert_eq!((head.status, head.body.as_str()), (StatusCode::OK, ""));
 }
 
 #[tokio::test]
-async fn every_request_has_a_name_and_a_client_may_give_it() {
-    let b = Bench::new();
-    let (one, two) = (b.get("/").await, b.get("/nope").await);
+async fn every_request_has_an_id_and_a_client_may_set_it() {
+    let server = TestServer::new();
+    let (one, two) = (server.get("/").await, server.get("/nope").await);
     let id = one.header("x-request-id");
     assert!(id.starts_with("req_") && id.len() == 28 && id != two.header("x-request-id"), "{id}");
-    let given = b.with_headers("GET", "/api/tags", &[("x-request-id", "trace-7/a")]).await;
+    let given = server.with_headers("GET", "/api/tags", &[("x-request-id", "trace-7/a")]).await;
     assert_eq!(given.header("x-request-id"), "trace-7/a");
     for bad in ["", "a b", &"x".repeat(129)] {
-        let named = b.with_headers("GET", "/", &[("x-request-id", bad)]).await;
+        let named = server.with_headers("GET", "/", &[("x-request-id", bad)]).await;
         assert!(named.header("x-request-id").starts_with("req_"), "{bad:?}");
     }
-    let refused =
-        b.post("/v1/messages", json!({"model": "nobody", "max_tokens": 1, "messages": []})).await;
+    let refused = server
+        .post("/v1/messages", json!({"model": "nobody", "max_tokens": 1, "messages": []}))
+        .await;
     assert_eq!(refused.json()["request_id"], refused.header("request-id"));
     assert_eq!(refused.header("request-id"), refused.header("x-request-id"));
 }
 
 #[tokio::test]
 async fn a_path_is_the_same_however_it_is_escaped() {
-    let b = Bench::new();
+    let server = TestServer::new();
     for path in ["/api/%67enerate", "/api%2fgenerate"] {
         let short = json!({"num_predict": 1});
-        let answer = b
+        let answer = server
             .post(path, json!({"model": "cria", "prompt": "hi", "stream": false, "options": short}))
             .await;
         assert_eq!(answer.status, StatusCode::OK, "{path}: {}", answer.body);
@@ -171,17 +177,21 @@ async fn a_path_is_the_same_however_it_is_escaped() {
 
 #[tokio::test]
 async fn origins_and_hosts_are_checked() {
-    let b = Bench::new();
-    let page = b.with_headers("GET", "/api/version", &[("origin", "http://localhost:3000")]).await;
+    let server = TestServer::new();
+    let page =
+        server.with_headers("GET", "/api/version", &[("origin", "http://localhost:3000")]).await;
     assert_eq!(
         (page.status.as_u16(), page.header("access-control-allow-origin"), page.header("vary")),
         (200, "http://localhost:3000", "Origin")
     );
     assert_eq!(
-        b.with_headers("GET", "/api/version", &[("origin", "http://example.com")]).await.status,
+        server
+            .with_headers("GET", "/api/version", &[("origin", "http://example.com")])
+            .await
+            .status,
         403
     );
-    let same = b
+    let same = server
         .with_headers(
             "GET",
             "/api/version",
@@ -194,24 +204,30 @@ async fn origins_and_hosts_are_checked() {
         ("host", "evil.test"),
         ("access-control-request-method", "POST"),
     ];
-    let preflight = b.with_headers("OPTIONS", "/nope", &preflight).await;
+    let preflight = server.with_headers("OPTIONS", "/nope", &preflight).await;
     assert_eq!(
         (preflight.status.as_u16(), preflight.header("access-control-max-age")),
         (204, "43200")
     );
     assert_eq!(preflight.headers.get_all("vary").iter().count(), 3);
-    assert_eq!(b.with_headers("GET", "/nope", &[("host", "evil.test")]).await.status, 403);
-    assert_eq!(b.with_headers("OPTIONS", "/api/chat", &[("host", "localhost")]).await.status, 204);
-    assert_eq!(b.with_headers("OPTIONS", "/api/chat", &[("host", "127.0.0.1")]).await.status, 405);
+    assert_eq!(server.with_headers("GET", "/nope", &[("host", "evil.test")]).await.status, 403);
+    assert_eq!(
+        server.with_headers("OPTIONS", "/api/chat", &[("host", "localhost")]).await.status,
+        204
+    );
+    assert_eq!(
+        server.with_headers("OPTIONS", "/api/chat", &[("host", "127.0.0.1")]).await.status,
+        405
+    );
 }
 
 #[tokio::test]
 async fn the_embedded_model_is_listed_and_shown() {
-    let b = Bench::new();
-    let tags = b.get("/api/tags").await.json();
+    let server = TestServer::new();
+    let tags = server.get("/api/tags").await.json();
     assert_eq!(tags["models"][0]["name"], "cria:latest");
     assert!(tags["models"][0]["details"]["context_length"].as_u64().unwrap() > 0);
-    let show = b.post("/api/show", json!({"model": "cria"})).await.json();
+    let show = server.post("/api/show", json!({"model": "cria"})).await.json();
     assert_eq!(show["details"]["format"], "gguf");
     assert_eq!(show["model_info"]["tokenizer.ggml.tokens"], Value::Null);
     assert!(show["model_info"]["general.parameter_count"].as_u64().unwrap() > 1_000_000);
@@ -222,7 +238,7 @@ async fn the_embedded_model_is_listed_and_shown() {
             .unwrap()
             .starts_with("# Modelfile generated by \"ollama show\"\n")
     );
-    let models = b.get("/v1/models").await.json();
+    let models = server.get("/v1/models").await.json();
     assert_eq!(
         (&models["data"][0]["id"], &models["data"][0]["owned_by"]),
         (&json!("cria:latest"), &json!("library"))
@@ -230,11 +246,11 @@ async fn the_embedded_model_is_listed_and_shown() {
 }
 
 #[tokio::test]
-async fn fields_that_another_makes_meaningless_are_named() {
-    let b = Bench::with(|config| config.go_template = Some(true));
+async fn fields_without_effect_beside_another_are_named() {
+    let server = TestServer::with(|config| config.go_template = Some(true));
     let template = "{{ .Prompt }}{{ .Suffix }}";
     let made = json!({"model": "gap", "from": "cria", "template": template, "files": {"a.gguf": "sha256:0"}, "stream": false});
-    let made = b.post("/api/create", made).await;
+    let made = server.post("/api/create", made).await;
     assert_eq!(
         (made.status.as_u16(), made.header("x-puna-ignored")),
         (200, "files"),
@@ -246,7 +262,7 @@ async fn fields_that_another_makes_meaningless_are_named() {
         "options": {"num_predict": 1}})
     };
     for (raw, named) in [(true, "suffix"), (false, "")] {
-        let answer = b.post("/api/generate", ask(raw)).await;
+        let answer = server.post("/api/generate", ask(raw)).await;
         assert_eq!(
             (answer.status.as_u16(), answer.header("x-puna-ignored")),
             (200, named),
@@ -254,10 +270,10 @@ async fn fields_that_another_makes_meaningless_are_named() {
             answer.body
         );
     }
-    // Where nothing is filled, nothing has to be able to.
+    // Without a suffix the model needs no fill-in-the-middle support.
     let mut plain = ask(true);
     plain["model"] = json!("cria");
-    let answer = b.post("/api/generate", plain).await;
+    let answer = server.post("/api/generate", plain).await;
     assert_eq!(
         (answer.status.as_u16(), answer.header("x-puna-ignored")),
         (200, "suffix"),
@@ -267,33 +283,33 @@ async fn fields_that_another_makes_meaningless_are_named() {
 }
 
 #[tokio::test]
-async fn streams_and_single_answers_say_the_same() {
-    let b = Bench::new();
-    let stream = b.post("/api/chat", chat(json!({}))).await;
+async fn streams_and_whole_responses_have_the_same_content() {
+    let server = TestServer::new();
+    let stream = server.post("/api/chat", chat(json!({}))).await;
     assert_eq!(stream.header("content-type"), "application/x-ndjson");
     let lines = stream.lines();
     let joined: String = lines.iter().map(|l| l["message"]["content"].as_str().unwrap()).collect();
     let (last, pieces) = lines.split_last().unwrap();
     assert!(pieces.iter().all(|l| l["done"] == false && l.get("eval_count").is_none()));
     assert_eq!((&last["done_reason"], &last["eval_count"]), (&json!("length"), &json!(5)));
-    let whole = b.post("/api/chat", chat(json!({"stream": false}))).await;
+    let whole = server.post("/api/chat", chat(json!({"stream": false}))).await;
     assert_eq!(whole.header("content-type"), "application/json; charset=utf-8");
     assert_eq!(whole.json()["message"]["content"], joined);
-    let openai = b.post("/v1/chat/completions", chat(json!({}))).await.json();
+    let openai = server.post("/v1/chat/completions", chat(json!({}))).await.json();
     assert_eq!(
         (&openai["choices"][0]["message"]["content"], &openai["object"]),
         (&json!(joined), &json!("chat.completion"))
     );
-    let openai = b.post("/v1/chat/completions", chat(json!({"stream": true}))).await;
+    let openai = server.post("/v1/chat/completions", chat(json!({"stream": true}))).await;
     assert!(openai.body.ends_with("data: [DONE]\n\n"), "{}", openai.body);
-    assert_eq!(b.fake.started.load(Ordering::Relaxed), 1, "all on one runner");
+    assert_eq!(server.fake.started.load(Ordering::Relaxed), 1, "all on one runner");
 }
 
 #[tokio::test]
-async fn names_that_are_wrong_or_unknown_have_their_texts() {
-    let b = Bench::new();
+async fn wrong_and_unknown_names_have_their_error_messages() {
+    let server = TestServer::new();
     let error = async |path: &str, body: Value| {
-        let answer = b.post(path, body).await;
+        let answer = server.post(path, body).await;
         (answer.status.as_u16(), answer.json()["error"].as_str().unwrap().to_owned())
     };
     let model = |name: &str| json!({"model": name, "prompt": "x", "messages": [{"role": "user"}], "input": "x"});
@@ -329,7 +345,7 @@ async fn names_that_are_wrong_or_unknown_have_their_texts() {
         error("/api/generate", json!({"model": "no-such", "top_logprobs": 21})).await.1,
         "top_logprobs must be between 0 and 20"
     );
-    let openai = b.post("/v1/chat/completions", model("no-such")).await;
+    let openai = server.post("/v1/chat/completions", model("no-such")).await;
     assert_eq!(
         openai.json()["error"],
         json!({"message": "invalid message content type: <nil>", "type": "invalid_request_error", "param": null, "code": null})
@@ -337,10 +353,10 @@ async fn names_that_are_wrong_or_unknown_have_their_texts() {
 }
 
 #[tokio::test]
-async fn bodies_that_are_no_requests_are_refused_and_the_server_goes_on() {
-    let b = Bench::new();
+async fn invalid_bodies_are_refused() {
+    let server = TestServer::new();
     let raw = async |path: &str, body: Vec<u8>| {
-        let answer = b.send(Request::post(path).body(Body::from(body)).unwrap()).await;
+        let answer = server.send(Request::post(path).body(Body::from(body)).unwrap()).await;
         (answer.status.as_u16(), answer.json()["error"].clone())
     };
     assert_eq!(raw("/api/chat", b" ".to_vec()).await, (400, json!("missing request body")));
@@ -349,31 +365,31 @@ async fn bodies_that_are_no_requests_are_refused_and_the_server_goes_on() {
     assert_eq!(raw("/api/chat", "[".repeat(1_000_000).into()).await.0, 400);
     let huge =
         Request::post("/api/chat").header("content-length", u64::MAX).body(Body::empty()).unwrap();
-    assert_eq!(b.send(huge).await.status, 413);
-    assert_eq!(b.get("/").await.status, 200);
+    assert_eq!(server.send(huge).await.status, 413);
+    assert_eq!(server.get("/").await.status, 200);
 }
 
 #[tokio::test]
-async fn bodies_that_do_not_arrive_are_waited_for_only_so_long() {
-    let b = Bench::new();
+async fn bodies_that_do_not_arrive_time_out() {
+    let server = TestServer::new();
     let blob = format!("/api/blobs/sha256:{}", puna_store::Digest::of(b"abc").hex());
     for path in [blob.as_str(), "/api/chat"] {
         let never =
             Body::from_stream(futures_util::stream::pending::<Result<Vec<u8>, std::io::Error>>());
-        let answer = b.send(Request::post(path).body(never).unwrap()).await;
+        let answer = server.send(Request::post(path).body(never).unwrap()).await;
         assert_eq!(answer.status, 408, "{path}");
         assert_eq!(answer.json()["error"], "the request body did not arrive in time");
     }
-    assert_eq!(b.with_headers("HEAD", &blob, &[]).await.status, 404);
+    assert_eq!(server.with_headers("HEAD", &blob, &[]).await.status, 404);
 }
 
 #[tokio::test]
-async fn fields_of_openai_that_change_the_answer_are_obeyed_or_refused() {
-    let b = Bench::new();
+async fn openai_fields_that_change_the_output_are_applied_or_refused() {
+    let server = TestServer::new();
     let ask = async |extra: Value| {
         let mut body = json!({"model": "cria", "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}]});
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-        let answer = b.post("/v1/chat/completions", body).await;
+        let answer = server.post("/v1/chat/completions", body).await;
         let json = answer.json();
         let text = json["error"]["message"].as_str().unwrap_or_default().to_owned();
         (answer.status.as_u16(), text)
@@ -419,14 +435,14 @@ async fn fields_of_openai_that_change_the_answer_are_obeyed_or_refused() {
 }
 
 #[tokio::test]
-async fn the_prompt_of_a_model_with_a_renderer_is_the_renderer_s() {
-    let b = Bench::new();
+async fn a_model_with_a_renderer_uses_its_prompt_format() {
+    let server = TestServer::new();
     let prompt = async |renderer: &str, model: &str| {
         let made = json!({"model": model, "from": "cria", "renderer": renderer, "system": "S."});
-        assert_eq!(b.post("/api/create", made).await.status, 200);
+        assert_eq!(server.post("/api/create", made).await.status, 200);
         let body = json!({"model": model, "think": false, "_debug_render_only": true,
             "messages": [{"role": "user", "content": "Q?"}]});
-        let answer = b.post("/api/chat", body).await;
+        let answer = server.post("/api/chat", body).await;
         answer.json()["_debug_info"]["rendered_template"]
             .as_str()
             .unwrap_or(&answer.body)
@@ -439,10 +455,10 @@ async fn the_prompt_of_a_model_with_a_renderer_is_the_renderer_s() {
     let small = "<bos><|turn>system\nS.<turn|>\n<|turn>user\nQ?<turn|>\n<|turn>model\n";
     assert_eq!(prompt("gemma4", "gem").await, small);
     assert_eq!(prompt("gemma4", "gem:31b").await, format!("{small}<|channel>thought\n<channel|>"));
-    let shown = b.post("/api/show", json!({"model": "coder"})).await.json();
+    let shown = server.post("/api/show", json!({"model": "coder"})).await.json();
     assert_eq!(shown["capabilities"], json!(["completion", "tools", "insert"]));
     let fill = json!({"model": "coder", "prompt": "a", "suffix": "b", "_debug_render_only": true});
-    let filled = b.post("/api/generate", fill).await.json();
+    let filled = server.post("/api/generate", fill).await.json();
     assert_eq!(
         filled["_debug_info"]["rendered_template"],
         "<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>"

@@ -1,7 +1,9 @@
-//! Requests with something odd at a place drawn at random: an answer or an error of the client's, on every route, never a panic
-//! or an error of the server. The fuzz target `request` goes as far as the wire types; this goes on to the runner's door.
+//! Sends requests with an invalid value at a random position. Every route must answer or report a
+//! client error, never panic or report a server error. The fuzz target `request` covers the request
+//! types; this test goes on to the runner's interface.
 //!
-//! `PUNA_MUTATION_SECONDS=60 cargo test -p puna-server odd_values` runs as long, from another beginning.
+//! `PUNA_MUTATION_SECONDS=60 cargo test -p puna-server invalid_values` runs for 60 s with another
+//! random seed.
 
 use std::path::Path;
 use std::time::Instant;
@@ -10,10 +12,10 @@ use serde_json::Map;
 
 use super::*;
 
-/// Requests of an ordinary run.
-const ORDINARY: u64 = 1000;
+/// Number of requests without `PUNA_MUTATION_SECONDS`.
+const DEFAULT_REQUESTS: u64 = 1000;
 
-/// The seeds of the fuzz target, and which route takes them.
+/// Seed files of the fuzz target, and the route of each.
 const ROUTES: [(&str, &str); 8] = [
     ("chat", "/api/chat"),
     ("generate", "/api/generate"),
@@ -25,10 +27,10 @@ const ROUTES: [(&str, &str); 8] = [
     ("embeddings", "/api/embeddings"),
 ];
 
-/// Marsaglia's xorshift: the same requests in every run.
-struct Dice(u64);
+/// Random numbers by Marsaglia's xorshift, the same in every run.
+struct Random(u64);
 
-impl Dice {
+impl Random {
     fn below(&mut self, n: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -37,8 +39,8 @@ impl Dice {
     }
 }
 
-/// Leaves out what this model, or the fake of it, refuses.
-fn plain(value: &mut Value) {
+/// Removes fields that the model or the fake engine refuses.
+fn remove_unsupported(value: &mut Value) {
     const REFUSED: [&str; 8] = [
         "images",
         "suffix",
@@ -54,11 +56,11 @@ fn plain(value: &mut Value) {
             map.retain(|key, value| {
                 !REFUSED.contains(&key.as_str()) || (key == "text" && value.is_string())
             });
-            map.values_mut().for_each(plain);
+            map.values_mut().for_each(remove_unsupported);
         }
         Value::Array(list) => {
             list.retain(|item| !item["type"].as_str().is_some_and(|kind| kind.contains("image")));
-            list.iter_mut().for_each(plain);
+            list.iter_mut().for_each(remove_unsupported);
         }
         Value::Bool(raw) => *raw = false,
         _ => {}
@@ -68,14 +70,14 @@ fn plain(value: &mut Value) {
 fn seeds() -> Vec<(&'static str, Value)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/request");
     let read = |(name, path): (&str, &'static str)| {
-        // The first byte is the fuzzer's choice of a type.
+        // The first byte selects the type for the fuzzer.
         let bytes = std::fs::read(folder.join(name)).unwrap();
         (path, serde_json::from_slice(&bytes[1..]).unwrap())
     };
     let mut seeds: Vec<(&'static str, Value)> = ROUTES.into_iter().map(read).collect();
     for at in 0..6 {
         let (path, mut value) = seeds[at].clone();
-        plain(&mut value);
+        remove_unsupported(&mut value);
         seeds.push((path, value));
     }
     seeds
@@ -87,8 +89,8 @@ fn seeds() -> Vec<(&'static str, Value)> {
     seeds
 }
 
-/// Values that are seldom what was expected.
-fn odd(dice: &mut Dice) -> Value {
+/// Returns a value that is seldom valid.
+fn invalid_value(random: &mut Random) -> Value {
     let all = [
         json!(null),
         json!(true),
@@ -114,15 +116,15 @@ fn odd(dice: &mut Dice) -> Value {
         json!({"type": "function", "function": {"name": ""}}),
         (0..40).fold(json!(1), |inner, _| json!([inner])),
     ];
-    all[dice.below(all.len())].clone()
+    all[random.below(all.len())].clone()
 }
 
-/// Paths of all values inside of one.
-fn places(value: &Value, at: &str, found: &mut Vec<String>) {
+/// Collects the JSON pointers of all values inside `value`.
+fn collect_pointers(value: &Value, at: &str, found: &mut Vec<String>) {
     let mut inside = |key: &str, value| {
         let place = format!("{at}/{}", key.replace('~', "~0").replace('/', "~1"));
         found.push(place.clone());
-        places(value, &place, found);
+        collect_pointers(value, &place, found);
     };
     match value {
         Value::Array(list) => list.iter().enumerate().for_each(|(i, v)| inside(&i.to_string(), v)),
@@ -131,27 +133,28 @@ fn places(value: &Value, at: &str, found: &mut Vec<String>) {
     }
 }
 
-/// Changes one place: to something odd, to what stands elsewhere, to nothing, or to several of it.
-fn mutate(body: &mut Value, all: &[(&'static str, Value)], dice: &mut Dice) {
+/// Changes one position: replaces the value by an invalid one or by one from another request,
+/// removes it, or repeats it.
+fn mutate(body: &mut Value, all: &[(&'static str, Value)], random: &mut Random) {
     let mut found = Vec::new();
-    places(body, "", &mut found);
-    let Some(place) = found.get(dice.below(found.len())).cloned() else { return };
+    collect_pointers(body, "", &mut found);
+    let Some(place) = found.get(random.below(found.len())).cloned() else { return };
     let (parent, key) = place.rsplit_once('/').unwrap();
-    let how = dice.below(6);
+    let how = random.below(6);
     if how == 0 {
         if let Some(Value::Object(map)) = body.pointer_mut(parent) {
             map.remove(key);
         }
         return;
     }
-    let elsewhere = &all[dice.below(all.len())].1;
+    let elsewhere = &all[random.below(all.len())].1;
     let mut others = Vec::new();
-    places(elsewhere, "", &mut others);
-    let other = others.get(dice.below(others.len())).and_then(|at| elsewhere.pointer(at));
+    collect_pointers(elsewhere, "", &mut others);
+    let other = others.get(random.below(others.len())).and_then(|at| elsewhere.pointer(at));
     if how == 1 {
-        // A field of another request.
+        // The field's name comes from another request.
         let name =
-            others[dice.below(others.len())].rsplit('/').next().unwrap_or_default().to_owned();
+            others[random.below(others.len())].rsplit('/').next().unwrap_or_default().to_owned();
         let value = other.cloned().unwrap_or_default();
         if let Some(map) = body.as_object_mut() {
             map.insert(name, value);
@@ -161,13 +164,13 @@ fn mutate(body: &mut Value, all: &[(&'static str, Value)], dice: &mut Dice) {
     let Some(target) = body.pointer_mut(&place) else { return };
     *target = match (how, other) {
         (2, Some(other)) => other.clone(),
-        (3, _) => Value::Array(vec![target.clone(); 1 + dice.below(3)]),
-        _ => odd(dice),
+        (3, _) => Value::Array(vec![target.clone(); 1 + random.below(3)]),
+        _ => invalid_value(random),
     };
 }
 
-/// Keeps answers short, where their limit is not of a wrong type.
-fn limit(path: &str, map: &mut Map<String, Value>) {
+/// Limits the length of the output, unless the limit has a wrong type.
+fn limit_output(path: &str, map: &mut Map<String, Value>) {
     let short = |map: &mut Map<String, Value>, field: &str| {
         if map.get(field).is_none_or(|given| given.is_number() || given.is_null()) {
             map.insert(field.into(), json!(3));
@@ -184,40 +187,41 @@ fn limit(path: &str, map: &mut Map<String, Value>) {
 }
 
 #[tokio::test]
-async fn odd_values_anywhere_are_answered_or_refused() {
+async fn invalid_values_anywhere_are_answered_or_refused() {
     let seconds: Option<u64> =
         std::env::var("PUNA_MUTATION_SECONDS").ok().and_then(|text| text.parse().ok());
-    let (b, seeds, start) = (Bench::new(), seeds(), Instant::now());
-    let mut dice = Dice(seconds.map_or(7, |_| std::process::id().into()) | 1);
+    let (server, seeds, start) = (TestServer::new(), seeds(), Instant::now());
+    let mut random = Random(seconds.map_or(7, |_| std::process::id().into()) | 1);
     let mut statuses = std::collections::BTreeMap::<u16, u64>::new();
     let mut count = 0;
-    while seconds.map_or(count < ORDINARY, |seconds| start.elapsed() < Duration::from_secs(seconds))
+    while seconds
+        .map_or(count < DEFAULT_REQUESTS, |seconds| start.elapsed() < Duration::from_secs(seconds))
     {
         count += 1;
-        let (path, seed) = &seeds[dice.below(seeds.len())];
+        let (path, seed) = &seeds[random.below(seeds.len())];
         let mut body = seed.clone();
-        for _ in 0..dice.below(4) {
-            mutate(&mut body, &seeds, &mut dice);
+        for _ in 0..random.below(4) {
+            mutate(&mut body, &seeds, &mut random);
         }
         if let Some(map) = body.as_object_mut() {
             map.insert("model".into(), json!("cria"));
-            // A model that leaves after each request takes most of the time.
-            match dice.below(8) {
-                0 => drop(map.insert("keep_alive".into(), odd(&mut dice))),
+            // Unloading the model after each request takes most of the time, so it is rare.
+            match random.below(8) {
+                0 => drop(map.insert("keep_alive".into(), invalid_value(&mut random))),
                 1 => {}
                 _ => drop(map.remove("keep_alive")),
             }
-            limit(path, map);
+            limit_output(path, map);
         }
         let (text, stays) = (body.to_string(), body.get("keep_alive").is_some());
-        let answer = b.post(path, body).await;
-        if stays || dice.below(16) == 0 {
-            // How long models stay is told too.
-            assert_eq!(b.get("/api/ps").await.status, 200, "{path} {text}");
+        let answer = server.post(path, body).await;
+        if stays || random.below(16) == 0 {
+            // `/api/ps` shows the `keep_alive` of the request.
+            assert_eq!(server.get("/api/ps").await.status, 200, "{path} {text}");
         }
         let status = answer.status.as_u16();
         *statuses.entry(status).or_default() += 1;
-        // What is not there says so.
+        // Only features that are not implemented may answer 501.
         assert!(status < 500 || status == 501, "{path} {text}: {status} {}", answer.body);
         if status >= 400 {
             assert!(

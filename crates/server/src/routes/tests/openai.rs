@@ -1,24 +1,25 @@
-//! `/v1/chat/completions` and `/v1/completions` behind the door: what is more than one plain answer.
+//! Tests of `/v1/chat/completions` and `/v1/completions` behind the middleware: several choices,
+//! log-probabilities, reasoning and template variables.
 
 use super::*;
 
-/// With a model that does not think: its answers are all there is.
-async fn plain() -> Bench {
-    let b = Bench::with(|config| config.go_template = Some(true));
+/// Starts a server whose model has no reasoning, so that all output is content.
+async fn start_server() -> TestServer {
+    let server = TestServer::with(|config| config.go_template = Some(true));
     let made =
         json!({"model": "plain", "from": "cria", "template": "{{ .Prompt }}", "stream": false});
-    assert_eq!(b.post("/api/create", made).await.status, 200);
-    b
+    assert_eq!(server.post("/api/create", made).await.status, 200);
+    server
 }
 
-async fn completion(b: &Bench, extra: Value) -> Answer {
+async fn completion(server: &TestServer, extra: Value) -> TestResponse {
     let mut body = json!({"model": "plain", "prompt": "hi", "max_tokens": 3});
     body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-    b.post("/v1/completions", body).await
+    server.post("/v1/completions", body).await
 }
 
-/// Chunks of a stream; the last is `[DONE]`.
-fn chunks(answer: &Answer) -> Vec<Value> {
+/// Returns the chunks of a stream and checks that it ends with `[DONE]`.
+fn chunks(answer: &TestResponse) -> Vec<Value> {
     assert_eq!(answer.header("content-type"), "text/event-stream", "{}", answer.body);
     let data: Vec<_> = answer.body.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
     let (last, chunks) = data.split_last().unwrap();
@@ -26,8 +27,8 @@ fn chunks(answer: &Answer) -> Vec<Value> {
     chunks.iter().map(|chunk| serde_json::from_str(chunk).unwrap()).collect()
 }
 
-/// Texts of a streamed answer by index, as a client puts them together.
-fn joined(chunks: &[Value], text: impl Fn(&Value) -> Option<&str>) -> Vec<String> {
+/// Joins the texts of a streamed response by choice index, as a client does.
+fn join_texts(chunks: &[Value], text: impl Fn(&Value) -> Option<&str>) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     for choice in chunks.iter().filter_map(|chunk| chunk["choices"].get(0)) {
         let index = choice["index"].as_u64().unwrap() as usize;
@@ -38,10 +39,10 @@ fn joined(chunks: &[Value], text: impl Fn(&Value) -> Option<&str>) -> Vec<String
 }
 
 #[tokio::test]
-async fn several_answers_to_a_chat_have_an_index_each_and_one_usage() {
-    let b = Bench::new();
+async fn several_choices_of_a_chat_have_an_index_each_and_one_usage() {
+    let server = TestServer::new();
     let n = json!({"n": 3, "reasoning_effort": "none"});
-    let whole = b.post("/v1/chat/completions", chat(n.clone())).await.json();
+    let whole = server.post("/v1/chat/completions", chat(n.clone())).await.json();
     let choices = whole["choices"].as_array().unwrap();
     let indexes: Vec<_> = choices.iter().map(|choice| choice["index"].as_u64().unwrap()).collect();
     assert_eq!(indexes, [0, 1, 2]);
@@ -50,7 +51,7 @@ async fn several_answers_to_a_chat_have_an_index_each_and_one_usage() {
         "{whole}"
     );
     let single =
-        b.post("/v1/chat/completions", chat(json!({"reasoning_effort": "none"}))).await.json();
+        server.post("/v1/chat/completions", chat(json!({"reasoning_effort": "none"}))).await.json();
     assert_eq!(
         whole["usage"]["prompt_tokens"], single["usage"]["prompt_tokens"],
         "the prompt counts once"
@@ -61,9 +62,9 @@ async fn several_answers_to_a_chat_have_an_index_each_and_one_usage() {
         ("stream".into(), json!(true)),
         ("stream_options".into(), json!({"include_usage": true})),
     ]);
-    let chunks = chunks(&b.post("/v1/chat/completions", streamed).await);
+    let chunks = chunks(&server.post("/v1/chat/completions", streamed).await);
     assert_eq!(
-        joined(&chunks, |choice| choice["delta"]["content"].as_str()),
+        join_texts(&chunks, |choice| choice["delta"]["content"].as_str()),
         ["w0 w1 w2 w3 w4 "; 3]
     );
     let count = |what: fn(&Value) -> bool| chunks.iter().filter(|chunk| what(chunk)).count();
@@ -74,9 +75,9 @@ async fn several_answers_to_a_chat_have_an_index_each_and_one_usage() {
 
 #[tokio::test]
 async fn several_prompts_are_answered_in_their_order() {
-    let b = plain().await;
+    let server = start_server().await;
     let prompts = json!({"prompt": ["one", "two"], "n": 2});
-    let whole = completion(&b, prompts).await.json();
+    let whole = completion(&server, prompts).await.json();
     let got: Vec<_> =
         whole["choices"].as_array().unwrap().iter().map(|c| (&c["index"], &c["text"])).collect();
     let text = json!("w0 w1 w2 ");
@@ -85,32 +86,33 @@ async fn several_prompts_are_answered_in_their_order() {
         [(&json!(0), &text), (&json!(1), &text), (&json!(2), &text), (&json!(3), &text)]
     );
     assert_eq!(whole["usage"]["completion_tokens"], 12);
-    let one = completion(&b, json!({"prompt": "one"})).await.json();
-    let two = completion(&b, json!({"prompt": ["two"]})).await.json();
+    let one = completion(&server, json!({"prompt": "one"})).await.json();
+    let two = completion(&server, json!({"prompt": ["two"]})).await.json();
     let tokens = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().unwrap();
     assert_eq!(tokens(&whole), tokens(&one) + tokens(&two));
-    let streamed = completion(&b, json!({"prompt": ["one", "two"], "stream": true})).await;
-    assert_eq!(joined(&chunks(&streamed), |choice| choice["text"].as_str()), ["w0 w1 w2 "; 2]);
+    let streamed = completion(&server, json!({"prompt": ["one", "two"], "stream": true})).await;
+    assert_eq!(join_texts(&chunks(&streamed), |choice| choice["text"].as_str()), ["w0 w1 w2 "; 2]);
 }
 
 #[tokio::test]
 async fn a_prompt_of_tokens_is_the_model_s_input_and_can_be_repeated() {
-    let b = plain().await;
-    let answer = completion(&b, json!({"prompt": [104, 105], "echo": true})).await.json();
+    let server = start_server().await;
+    let answer = completion(&server, json!({"prompt": [104, 105], "echo": true})).await.json();
     assert_eq!(
         (&answer["choices"][0]["text"], &answer["usage"]["prompt_tokens"]),
         (&json!("hiw0 w1 w2 "), &json!(2))
     );
-    let lists = completion(&b, json!({"prompt": [[104], [105, 105]]})).await.json();
+    let lists = completion(&server, json!({"prompt": [[104], [105, 105]]})).await.json();
     assert_eq!(
         (lists["choices"].as_array().unwrap().len(), &lists["usage"]["prompt_tokens"]),
         (2, &json!(3))
     );
-    let text = completion(&b, json!({"prompt": "hi", "echo": true, "stream": true})).await;
-    assert_eq!(joined(&chunks(&text), |choice| choice["text"].as_str()), ["hiw0 w1 w2 "]);
-    let only = completion(&b, json!({"prompt": "hi", "echo": true, "max_tokens": 0})).await.json();
+    let text = completion(&server, json!({"prompt": "hi", "echo": true, "stream": true})).await;
+    assert_eq!(join_texts(&chunks(&text), |choice| choice["text"].as_str()), ["hiw0 w1 w2 "]);
+    let only =
+        completion(&server, json!({"prompt": "hi", "echo": true, "max_tokens": 0})).await.json();
     assert_eq!(only["choices"][0]["text"], "hi");
-    let unknown = completion(&b, json!({"prompt": [104, 9999]})).await;
+    let unknown = completion(&server, json!({"prompt": [104, 9999]})).await;
     assert!(
         unknown.status == 400 && unknown.body.contains("this model has no token 9999"),
         "{}",
@@ -120,8 +122,8 @@ async fn a_prompt_of_tokens_is_the_model_s_input_and_can_be_repeated() {
 
 #[tokio::test]
 async fn log_probabilities_of_a_text_have_their_old_form() {
-    let b = plain().await;
-    let answer = completion(&b, json!({"logprobs": 1, "max_tokens": 2})).await.json();
+    let server = start_server().await;
+    let answer = completion(&server, json!({"logprobs": 1, "max_tokens": 2})).await.json();
     let logprobs = &answer["choices"][0]["logprobs"];
     let want = json!({
         "tokens": ["w", "w"], "token_logprobs": [-0.5, -0.5],
@@ -129,29 +131,29 @@ async fn log_probabilities_of_a_text_have_their_old_form() {
     });
     assert_eq!(logprobs, &want);
     let streamed =
-        chunks(&completion(&b, json!({"logprobs": 1, "max_tokens": 2, "stream": true})).await);
+        chunks(&completion(&server, json!({"logprobs": 1, "max_tokens": 2, "stream": true})).await);
     let offsets: Vec<_> = streamed
         .iter()
         .filter_map(|c| c["choices"][0]["logprobs"]["text_offset"][0].as_u64())
         .collect();
     assert_eq!(offsets, [0, 1]);
-    assert!(completion(&b, json!({})).await.json()["choices"][0].get("logprobs").is_none());
+    assert!(completion(&server, json!({})).await.json()["choices"][0].get("logprobs").is_none());
 }
 
 #[tokio::test]
-async fn of_more_answers_than_wanted_the_best_are_returned_and_all_are_counted() {
-    let b = plain().await;
-    let answer = completion(&b, json!({"n": 1, "best_of": 3})).await.json();
+async fn best_of_returns_the_best_choices_and_counts_all() {
+    let server = start_server().await;
+    let answer = completion(&server, json!({"n": 1, "best_of": 3})).await.json();
     assert_eq!(answer["choices"].as_array().unwrap().len(), 1);
     assert!(answer["choices"][0].get("logprobs").is_none(), "nobody asked for them");
     assert_eq!(answer["usage"]["completion_tokens"], 9);
 }
 
 #[tokio::test]
-async fn a_prompt_is_scored_without_an_answer_and_once_for_several() {
-    let b = plain().await;
+async fn a_prompt_is_scored_without_output_and_once_for_several_choices() {
+    let server = start_server().await;
     let ask = json!({"prompt": [97, 98], "echo": true, "logprobs": 1, "max_tokens": 0});
-    let answer = completion(&b, ask.clone()).await.json();
+    let answer = completion(&server, ask.clone()).await.json();
     let (choice, usage) = (&answer["choices"][0], &answer["usage"]);
     assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!("ab"), &json!("length")));
     let want = json!({"tokens": ["a", "b"], "token_logprobs": [null, -1.5], "top_logprobs": [null, {"w": -0.5}],
@@ -160,24 +162,25 @@ async fn a_prompt_is_scored_without_an_answer_and_once_for_several() {
     assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(2), &json!(0)));
     let mut streamed = ask.clone();
     streamed["stream"] = json!(true);
-    let chunks = chunks(&completion(&b, streamed).await);
-    assert_eq!(joined(&chunks, |choice| choice["text"].as_str()), ["ab"]);
+    let chunks = chunks(&completion(&server, streamed).await);
+    assert_eq!(join_texts(&chunks, |choice| choice["text"].as_str()), ["ab"]);
     let scored = chunks
         .iter()
         .find_map(|chunk| chunk["choices"][0]["logprobs"]["token_logprobs"].as_array());
     assert_eq!(scored, Some(&vec![json!(null), json!(-1.5)]));
-    // Without the prompt there is nothing to say, and it is said.
-    let none = completion(&b, json!({"max_tokens": 0})).await.json();
+    // Without the prompt the response has no text, but it is valid.
+    let none = completion(&server, json!({"max_tokens": 0})).await.json();
     assert_eq!(
         (&none["choices"][0]["text"], &none["choices"][0]["finish_reason"]),
         (&json!(""), &json!("length"))
     );
     assert_eq!(none["usage"]["completion_tokens"], 0);
-    // What several answers have in common is asked for once, and told with each.
-    let before = b.fake.scored.load(Ordering::Relaxed);
+    // Several choices share one computation of the prompt's log-probabilities, and each choice
+    // repeats them.
+    let before = server.fake.scored.load(Ordering::Relaxed);
     let several =
-        completion(&b, json!({"prompt": [97, 98], "n": 3, "prompt_logprobs": 1})).await.json();
-    assert_eq!(b.fake.scored.load(Ordering::Relaxed) - before, 2);
+        completion(&server, json!({"prompt": [97, 98], "n": 3, "prompt_logprobs": 1})).await.json();
+    assert_eq!(server.fake.scored.load(Ordering::Relaxed) - before, 2);
     let lists: Vec<_> =
         several["choices"].as_array().unwrap().iter().map(|c| &c["prompt_logprobs"]).collect();
     assert!(
@@ -187,14 +190,15 @@ async fn a_prompt_is_scored_without_an_answer_and_once_for_several() {
 }
 
 #[tokio::test]
-async fn thoughts_before_a_text_are_seen_and_can_be_switched_off() {
-    let b = Bench::new();
+async fn reasoning_is_returned_and_can_be_switched_off() {
+    let server = TestServer::new();
     let ask = |extra: Value| {
         let mut body = json!({"model": "cria", "prompt": "hi", "max_tokens": 3});
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-        b.post("/v1/completions", body)
+        server.post("/v1/completions", body)
     };
-    *b.fake.says.lock().unwrap() = ["why", "not", "</think>", "yes"].map(String::from).to_vec();
+    *server.fake.says.lock().unwrap() =
+        ["why", "not", "</think>", "yes"].map(String::from).to_vec();
     let choice = ask(json!({})).await.json()["choices"][0].clone();
     assert_eq!(
         (&choice["text"], &choice["reasoning"]),
@@ -202,13 +206,13 @@ async fn thoughts_before_a_text_are_seen_and_can_be_switched_off() {
         "{choice}"
     );
     let chunks = chunks(&ask(json!({"stream": true, "echo": true})).await);
-    assert_eq!(joined(&chunks, |choice| choice["text"].as_str()), ["hiyes"]);
-    assert_eq!(joined(&chunks, |choice| choice["reasoning"].as_str()), ["whynot"]);
-    // All that there was time for is a thought.
-    b.fake.says.lock().unwrap().truncate(2);
+    assert_eq!(join_texts(&chunks, |choice| choice["text"].as_str()), ["hiyes"]);
+    assert_eq!(join_texts(&chunks, |choice| choice["reasoning"].as_str()), ["whynot"]);
+    // The output ends within the reasoning.
+    server.fake.says.lock().unwrap().truncate(2);
     let choice = ask(json!({})).await.json()["choices"][0].clone();
     assert_eq!((&choice["text"], &choice["reasoning"]), (&json!(""), &json!("whynot")), "{choice}");
-    *b.fake.says.lock().unwrap() = vec!["yes".into()];
+    *server.fake.says.lock().unwrap() = vec!["yes".into()];
     for off in [
         json!({"think": false}),
         json!({"reasoning_effort": "none"}),
@@ -228,12 +232,12 @@ async fn thoughts_before_a_text_are_seen_and_can_be_switched_off() {
 }
 
 #[tokio::test]
-async fn variables_of_the_template_are_taken_as_other_servers_take_them() {
-    let b = Bench::new();
+async fn template_variables_are_accepted_as_by_other_servers() {
+    let server = TestServer::new();
     let prompt = async |extra: Value| {
         let mut body = json!({"model": "cria", "messages": [{"role": "user", "content": "Q?"}], "_debug_render_only": true});
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-        let answer = b.post("/v1/chat/completions", body).await;
+        let answer = server.post("/v1/chat/completions", body).await;
         assert_eq!(answer.header("x-puna-ignored"), "");
         answer.json()["_debug_info"]["rendered_template"].as_str().expect("a prompt").to_owned()
     };
@@ -245,15 +249,15 @@ async fn variables_of_the_template_are_taken_as_other_servers_take_them() {
         assert_eq!(kwargs(json!({name: false})).await, direct, "{name}");
         assert_eq!(kwargs(json!({name: true})).await, thinking, "{name}");
     }
-    // What says it in the dialect's own words wins.
+    // The dialect's own field takes precedence.
     let both =
         json!({"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": false}});
     assert_eq!(prompt(both).await, thinking);
 }
 
 #[tokio::test]
-async fn what_cannot_be_combined_is_refused() {
-    let b = plain().await;
+async fn incompatible_fields_are_refused() {
+    let server = start_server().await;
     for (extra, want) in [
         (json!({"n": 3, "best_of": 2}), "best_of must be at least n"),
         (json!({"best_of": 2, "stream": true}), "best_of greater than n cannot be streamed"),
@@ -270,7 +274,7 @@ async fn what_cannot_be_combined_is_refused() {
             "65 prompts with 2 answers each are more than 128",
         ),
     ] {
-        let answer = completion(&b, extra).await;
+        let answer = completion(&server, extra).await;
         assert!(answer.status == 400 && answer.body.contains(want), "{want}: {}", answer.body);
     }
 }

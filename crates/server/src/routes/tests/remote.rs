@@ -1,17 +1,17 @@
-//! Models on other servers, of which none can be reached.
+//! Tests of models on remote servers that cannot be reached.
 
 use super::*;
 
-async fn bench(dialect: &str) -> Bench {
-    let b = Bench::with(|config| config.remotes = vec!["127.0.0.1:9".into()]);
+async fn start_server(dialect: &str) -> TestServer {
+    let server = TestServer::with(|config| config.remotes = vec!["127.0.0.1:9".into()]);
     let made = json!({"model": "far", "from": "m", "remote_host": format!("http://127.0.0.1:9/{dialect}"), "stream": false});
-    let made = b.post("/api/create", made).await;
+    let made = server.post("/api/create", made).await;
     assert_eq!(made.status, 200, "{}", made.body);
-    b
+    server
 }
 
 #[tokio::test]
-async fn what_the_other_server_will_not_hear_is_named() {
+async fn fields_that_a_remote_server_ignores_are_named() {
     let options =
         json!({"num_ctx": 8, "temperature": 1, "mirostat": 1, "num_predict": 3, "dry_base": 2});
     let extra = json!({"model": "far", "keep_alive": "5m", "truncate": false, "shift": true, "options": options});
@@ -28,7 +28,7 @@ async fn what_the_other_server_will_not_hear_is_named() {
         ("/v1/chat/completions", json!({"messages": messages, "top_k": 4}), lost),
         ("/v1/messages", json!({"messages": messages, "max_tokens": 4}), lost),
     ];
-    let (openai, native) = (bench("v1").await, bench("api").await);
+    let (openai, native) = (start_server("v1").await, start_server("api").await);
     for (path, own, lost) in cases {
         let answer = openai.post(path, with(own.clone())).await;
         assert_eq!(
@@ -53,7 +53,7 @@ async fn what_the_other_server_will_not_hear_is_named() {
         answer.body
     );
     assert_eq!(native.post("/api/embed", embed).await.header("x-puna-ignored"), "");
-    // Nothing is asked of the other server here.
+    // These requests send nothing to the remote server.
     let unload = native.post("/api/chat", json!({"model": "far", "keep_alive": 0})).await;
     assert_eq!((unload.status.as_u16(), unload.header("x-puna-ignored")), (200, "keep_alive"));
 }

@@ -1,15 +1,16 @@
-//! `POST /api/rerank` and its aliases, on a fake whose scores are hundredths of a pair's length.
+//! Tests of `POST /api/rerank` and its aliases, on a fake engine. A score is a hundredth of the
+//! pair's length.
 
 use super::*;
 
-/// A bench with a stored reranker.
-async fn bench() -> Bench {
-    let b = Bench::new();
+/// Starts a server with a stored reranker.
+async fn start_server() -> TestServer {
+    let server = TestServer::new();
     for (name, file) in [("ranker", "bert-rank.gguf"), ("embedder", "bert-mean.gguf")] {
-        b.store_zoo(name, file).await;
+        server.store_zoo(name, file).await;
     }
-    b.fake.ranks.store(true, Ordering::Relaxed);
-    b
+    server.fake.ranks.store(true, Ordering::Relaxed);
+    server
 }
 
 fn rerank(extra: Value) -> Value {
@@ -24,15 +25,16 @@ fn indices(answer: &Value) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn documents_come_back_by_their_scores_on_every_route() {
-    let b = bench().await;
+async fn documents_are_sorted_by_score_on_every_route() {
+    let server = start_server().await;
     for path in ["/api/rerank", "/rerank", "/v1/rerank", "/v2/rerank"] {
-        let answer = b.post(path, rerank(json!({}))).await;
+        let answer = server.post(path, rerank(json!({}))).await;
         assert_eq!(answer.status, 200, "{path}: {}", answer.body);
         let answer = answer.json();
         assert_eq!(indices(&answer), [1, 3, 0, 2], "{path}");
         assert_eq!((&answer["model"], &answer["object"]), (&json!("ranker"), &json!("list")));
-        // Each pair is a mark, the query, a mark, the document and a mark.
+        // Each pair has a control token before the query, between query and document, and at the
+        // end.
         assert_eq!(answer["usage"], json!({"prompt_tokens": 26, "total_tokens": 26}));
         assert_eq!(answer["meta"], json!({"tokens": {"input_tokens": 26, "output_tokens": 0}}));
         let first = answer["results"][0].as_object().unwrap();
@@ -42,23 +44,23 @@ async fn documents_come_back_by_their_scores_on_every_route() {
 }
 
 #[tokio::test]
-async fn the_best_few_come_with_their_texts_and_as_shares_of_one_where_that_is_asked_for() {
-    let b = bench().await;
+async fn top_n_return_documents_and_normalize_are_applied() {
+    let server = start_server().await;
     let wish = json!({"top_n": 2, "return_documents": true, "normalize": true});
-    let answer = b.post("/v1/rerank", rerank(wish)).await.json();
+    let answer = server.post("/v1/rerank", rerank(wish)).await.json();
     assert_eq!(indices(&answer), [1, 3]);
     assert_eq!(answer["results"][0]["document"], json!({"text": "dddd"}));
     assert_eq!(answer["results"][1]["document"], json!({"text": "ccc"}));
     let score = answer["results"][0]["relevance_score"].as_f64().unwrap();
     assert!((score - 1.0 / (1.0 + (-0.08f64).exp())).abs() < 1e-6, "{score}");
-    let more = b.post("/v1/rerank", rerank(json!({"top_n": 99}))).await.json();
+    let more = server.post("/v1/rerank", rerank(json!({"top_n": 99}))).await.json();
     assert_eq!(indices(&more).len(), 4);
 }
 
 #[tokio::test]
-async fn what_was_cut_off_a_document_is_told() {
-    let b = bench().await;
-    let answer = b.post("/api/rerank", rerank(json!({"max_tokens_per_doc": 2}))).await.json();
+async fn truncated_tokens_of_documents_are_reported() {
+    let server = start_server().await;
+    let answer = server.post("/api/rerank", rerank(json!({"max_tokens_per_doc": 2}))).await.json();
     assert_eq!(answer["usage"]["truncated_documents"], 2);
     assert_eq!(answer["usage"]["truncated_tokens"], 3);
     let of = |index: u64| {
@@ -69,10 +71,10 @@ async fn what_was_cut_off_a_document_is_told() {
 }
 
 #[tokio::test]
-async fn wrong_requests_for_ranking_are_refused_with_what_to_do() {
-    let b = bench().await;
+async fn wrong_rerank_requests_are_refused_with_advice() {
+    let server = start_server().await;
     let error = async |path: &str, body: Value| {
-        let answer = b.post(path, body).await;
+        let answer = server.post(path, body).await;
         assert_eq!(answer.status, 400, "{}", answer.body);
         let json = answer.json();
         json["error"].as_str().or(json["error"]["message"].as_str()).unwrap().to_owned()
@@ -118,20 +120,20 @@ async fn wrong_requests_for_ranking_are_refused_with_what_to_do() {
         error("/v1/embeddings", embed).await,
         "\"ranker\" does not support embeddings; it ranks texts: POST /api/rerank"
     );
-    assert_eq!(b.fake.ranked.load(Ordering::Relaxed), 0);
-    let shown = b.post("/api/show", json!({"model": "ranker"})).await.json();
+    assert_eq!(server.fake.ranked.load(Ordering::Relaxed), 0);
+    let shown = server.post("/api/show", json!({"model": "ranker"})).await.json();
     assert_eq!(shown["capabilities"], json!(["rerank"]));
 }
 
 #[tokio::test]
-async fn a_context_that_is_asked_for_is_the_limit_of_a_pair() {
-    let b = bench().await;
+async fn num_ctx_limits_the_length_of_a_pair() {
+    let server = start_server().await;
     let small = |more: Value| {
         let mut body = rerank(json!({"options": {"num_ctx": 6}}));
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         body
     };
-    let answer = b.post("/v1/rerank", small(json!({}))).await;
+    let answer = server.post("/v1/rerank", small(json!({}))).await;
     assert_eq!(answer.status, 400, "{}", answer.body);
     assert!(
         answer.body.contains(
@@ -140,14 +142,14 @@ async fn a_context_that_is_asked_for_is_the_limit_of_a_pair() {
         "{}",
         answer.body
     );
-    let answer = b.post("/v1/rerank", small(json!({"truncate": true}))).await.json();
+    let answer = server.post("/v1/rerank", small(json!({"truncate": true}))).await.json();
     assert_eq!(
         (&answer["usage"]["truncated_documents"], &answer["usage"]["truncated_tokens"]),
         (&json!(2), &json!(3)),
         "{answer}"
     );
     assert_eq!(
-        b.post("/v1/rerank", rerank(json!({}))).await.status,
+        server.post("/v1/rerank", rerank(json!({}))).await.status,
         200,
         "only its own request is limited"
     );

@@ -1,30 +1,33 @@
-//! `/v1/responses` behind the door.
+//! Tests of `/v1/responses` behind the middleware.
 
 use std::collections::HashSet;
 
 use super::*;
 
-async fn respond(b: &Bench, extra: Value) -> Answer {
+async fn respond(server: &TestServer, extra: Value) -> TestResponse {
     let mut body = json!({"model": "cria", "input": "hi", "max_output_tokens": 3, "reasoning": {"effort": "none"}});
     body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-    b.post("/v1/responses", body).await
+    server.post("/v1/responses", body).await
 }
 
-/// The prompt that a request comes to.
-async fn prompt(b: &Bench, extra: Value) -> String {
+/// Returns the prompt that a request renders to.
+async fn rendered_prompt(server: &TestServer, extra: Value) -> String {
     let mut extra = extra;
     extra["_debug_render_only"] = json!(true);
-    respond(b, extra).await.json()["_debug_info"]["rendered_template"].as_str().unwrap().to_owned()
+    respond(server, extra).await.json()["_debug_info"]["rendered_template"]
+        .as_str()
+        .unwrap()
+        .to_owned()
 }
 
 #[tokio::test]
-async fn responses_are_given_whole_and_in_pieces() {
-    let b = Bench::new();
-    let whole = respond(&b, json!({})).await.json();
+async fn responses_are_answered_whole_and_streamed() {
+    let server = TestServer::new();
+    let whole = respond(&server, json!({})).await.json();
     assert_eq!((&whole["object"], &whole["status"]), (&json!("response"), &json!("incomplete")));
     assert_eq!(whole["output"][0]["content"][0]["text"], "w0 w1 w2 ");
     assert_eq!(whole["usage"]["output_tokens"], 3);
-    let streamed = respond(&b, json!({"stream": true})).await;
+    let streamed = respond(&server, json!({"stream": true})).await;
     assert_eq!(
         (streamed.header("content-type"), streamed.header("cache-control")),
         ("text/event-stream", "no-cache")
@@ -37,7 +40,7 @@ async fn responses_are_given_whole_and_in_pieces() {
         events.last().unwrap()["response"]["output"][0]["content"],
         whole["output"][0]["content"]
     );
-    let empty = respond(&b, json!({"input": ""})).await.json();
+    let empty = respond(&server, json!({"input": ""})).await.json();
     assert_eq!(
         (&empty["status"], &empty["output"][0]["content"][0]["text"]),
         (&json!("completed"), &json!(""))
@@ -45,28 +48,28 @@ async fn responses_are_given_whole_and_in_pieces() {
 }
 
 #[tokio::test]
-async fn a_response_goes_on_from_one_that_was_kept() {
-    let b = Bench::new();
-    let first = respond(&b, json!({"instructions": "Be brief."})).await.json();
+async fn a_response_continues_a_stored_response() {
+    let server = TestServer::new();
+    let first = respond(&server, json!({"instructions": "Be brief."})).await.json();
     let id = first["id"].as_str().unwrap();
     assert_eq!(first["store"], true);
     let next = json!({"input": "and?", "previous_response_id": id, "instructions": "Be long."});
-    let text = prompt(&b, next.clone()).await;
+    let text = rendered_prompt(&server, next.clone()).await;
     let places = ["Be long.", "hi", "w0 w1 w2 ", "and?"]
         .map(|part| text.find(part).unwrap_or_else(|| panic!("{part}: {text}")));
     assert!(places.is_sorted() && !text.contains("Be brief."), "{text}");
-    let second = respond(&b, next).await.json();
+    let second = respond(&server, next).await.json();
     assert_eq!(second["previous_response_id"], id);
     let third = json!({"input": "more", "previous_response_id": second["id"]});
-    let text = prompt(&b, third).await;
+    let text = rendered_prompt(&server, third).await;
     assert!(text.matches("w0 w1 w2 ").count() == 2 && !text.contains("Be "), "{text}");
-    assert_eq!(b.get(&format!("/v1/responses/{id}")).await.json(), first);
+    assert_eq!(server.get(&format!("/v1/responses/{id}")).await.json(), first);
 }
 
 #[tokio::test]
-async fn a_kept_response_is_told_as_a_whole_or_again_in_events() {
-    let b = Bench::new();
-    let told = respond(&b, json!({"stream": true})).await;
+async fn a_stored_response_is_returned_whole_or_as_events() {
+    let server = TestServer::new();
+    let told = respond(&server, json!({"stream": true})).await;
     let events: Vec<&str> =
         told.body.split_inclusive("\n\n").filter(|event| !event.starts_with(':')).collect();
     let data = |event: &str| -> Value {
@@ -74,67 +77,69 @@ async fn a_kept_response_is_told_as_a_whole_or_again_in_events() {
     };
     let kept = data(events.last().unwrap())["response"].clone();
     let path = format!("/v1/responses/{}", kept["id"].as_str().unwrap());
-    let whole = b.get(&format!("{path}?stream=false&include[]=x&starting_after=1")).await;
+    let whole = server.get(&format!("{path}?stream=false&include[]=x&starting_after=1")).await;
     assert_eq!(whole.header("x-puna-ignored"), "include[], starting_after");
     assert_eq!(whole.json(), kept);
-    assert_eq!(b.get(&format!("{path}?stream=yes")).await.status, 400);
-    let again = b.get(&format!("{path}?stream=true")).await;
+    assert_eq!(server.get(&format!("{path}?stream=yes")).await.status, 400);
+    let again = server.get(&format!("{path}?stream=true")).await;
     assert_eq!((again.status.as_u16(), again.header("content-type")), (200, "text/event-stream"));
     assert_eq!(again.body, events.concat());
-    let rest = b.get(&format!("{path}?stream=true&starting_after=4")).await;
+    let rest = server.get(&format!("{path}?stream=true&starting_after=4")).await;
     assert_eq!(rest.body, events[5..].concat());
-    let refused = b.get(&format!("{path}?stream=true&starting_after=x")).await;
+    let refused = server.get(&format!("{path}?stream=true&starting_after=x")).await;
     assert!(
         refused.status == 400 && refused.body.contains("starting_after must be"),
         "{}",
         refused.body
     );
-    assert_eq!(b.get("/v1/responses/resp_0?stream=true").await.status, 404);
-    // One that was answered as a whole has events, too.
-    let whole = respond(&b, json!({})).await.json();
-    let told = b.get(&format!("/v1/responses/{}?stream=true", whole["id"].as_str().unwrap())).await;
+    assert_eq!(server.get("/v1/responses/resp_0?stream=true").await.status, 404);
+    // A response that was not streamed can be replayed as events.
+    let whole = respond(&server, json!({})).await.json();
+    let told =
+        server.get(&format!("/v1/responses/{}?stream=true", whole["id"].as_str().unwrap())).await;
     assert_eq!(data(told.body.trim_end().rsplit("\n\n").next().unwrap())["response"], whole);
 }
 
 #[tokio::test]
-async fn a_response_that_is_not_to_be_kept_or_was_deleted_is_not_there() {
-    let b = Bench::new();
+async fn a_deleted_or_unstored_response_is_not_found() {
+    let server = TestServer::new();
     let gone = async |id: &str| {
-        let answer = respond(&b, json!({"previous_response_id": id})).await;
+        let answer = respond(&server, json!({"previous_response_id": id})).await;
         assert_eq!(answer.status, 400);
         assert!(answer.body.contains("not found: it was not stored"), "{}", answer.body);
-        assert_eq!(b.get(&format!("/v1/responses/{id}")).await.status, 404);
+        assert_eq!(server.get(&format!("/v1/responses/{id}")).await.status, 404);
     };
-    let unkept = respond(&b, json!({"store": false})).await.json();
+    let unkept = respond(&server, json!({"store": false})).await.json();
     assert_eq!(unkept["store"], false);
     gone(unkept["id"].as_str().unwrap()).await;
-    let kept = respond(&b, json!({"stream": false})).await.json();
+    let kept = respond(&server, json!({"stream": false})).await.json();
     let path = format!("/v1/responses/{}", kept["id"].as_str().unwrap());
-    let deleted = b.send(Request::delete(&path).body(Body::empty()).unwrap()).await;
+    let deleted = server.send(Request::delete(&path).body(Body::empty()).unwrap()).await;
     assert_eq!(deleted.json()["deleted"], true);
     gone(kept["id"].as_str().unwrap()).await;
-    assert_eq!(b.send(Request::delete(&path).body(Body::empty()).unwrap()).await.status, 404);
+    assert_eq!(server.send(Request::delete(&path).body(Body::empty()).unwrap()).await.status, 404);
 }
 
 #[tokio::test]
 async fn errors_before_the_first_event_have_their_own_status() {
-    let b = Bench::new();
-    let missing = respond(&b, json!({"model": "no-such", "stream": true})).await;
+    let server = TestServer::new();
+    let missing = respond(&server, json!({"model": "no-such", "stream": true})).await;
     assert_eq!(
         (missing.status.as_u16(), &missing.json()["error"]["type"]),
         (404, &json!("not_found_error"))
     );
-    let empty = b.post("/v1/responses", Value::Null).await;
+    let empty = server.post("/v1/responses", Value::Null).await;
     assert_eq!(
         (empty.status.as_u16(), &empty.json()["error"]["message"]),
         (400, &json!("model is required"))
     );
-    let files = respond(&b, json!({"tools": [{"type": "file_search"}]})).await;
+    let files = respond(&server, json!({"tools": [{"type": "file_search"}]})).await;
     assert_eq!(
         files.json()["error"]["message"],
         "tools[0]: tools of type \"file_search\" are not supported"
     );
-    let item = respond(&b, json!({"input": [{"type": "item_reference", "id": "msg_1"}]})).await;
+    let item =
+        respond(&server, json!({"input": [{"type": "item_reference", "id": "msg_1"}]})).await;
     assert!(
         item.json()["error"]["message"]
             .as_str()
@@ -144,9 +149,9 @@ async fn errors_before_the_first_event_have_their_own_status() {
 }
 
 #[tokio::test]
-async fn what_the_model_is_not_offered_is_named() {
-    let b = Bench::new();
-    let search = respond(&b, json!({"tools": [{"type": "web_search"}]})).await;
+async fn unsupported_tools_are_named() {
+    let server = TestServer::new();
+    let search = respond(&server, json!({"tools": [{"type": "web_search"}]})).await;
     assert_eq!(
         (search.status.as_u16(), search.header("x-puna-ignored")),
         (200, "tools.web_search")
@@ -155,19 +160,19 @@ async fn what_the_model_is_not_offered_is_named() {
 
 #[tokio::test]
 async fn tools_of_other_services_are_left_out_of_a_choice_as_they_are_of_the_tools() {
-    let b = Bench::new();
+    let server = TestServer::new();
     let chat = async |allowed: Value| {
         let function = json!({"type": "function", "function": {"name": "f"}});
         let allowed = json!({"mode": "auto", "tools": allowed});
         let body = json!({"model": "cria", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2,
             "tools": [function, {"type": "web_search"}],
             "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}});
-        b.post("/v1/chat/completions", body).await
+        server.post("/v1/chat/completions", body).await
     };
     let response_of = async |mode: &str, allowed: Value| {
         let tools = json!([{"type": "function", "name": "f"}, {"type": "web_search"}]);
         let choice = json!({"type": "allowed_tools", "mode": mode, "tools": allowed});
-        respond(&b, json!({"tools": tools, "tool_choice": choice})).await
+        respond(&server, json!({"tools": tools, "tool_choice": choice})).await
     };
     let response = async |allowed: Value| response_of("auto", allowed).await;
     let named = json!({"type": "function", "name": "f"});
@@ -182,7 +187,7 @@ async fn tools_of_other_services_are_left_out_of_a_choice_as_they_are_of_the_too
     assert_eq!(got.status, 200, "{}", got.body);
     let ignored: HashSet<&str> = got.header("x-puna-ignored").split(", ").collect();
     assert_eq!(ignored, HashSet::from(["tools.web_search", "tool_choice.web_search"]));
-    // The model may call nothing, but must not have to.
+    // A request is valid if no tool is left but none is required.
     assert_eq!(response(json!([search])).await.status, 200);
     assert_eq!(chat(json!([search])).await.status, 200);
     assert_eq!(response_of("required", json!([search])).await.status, 400);
@@ -193,32 +198,32 @@ async fn tools_of_other_services_are_left_out_of_a_choice_as_they_are_of_the_too
 }
 
 #[tokio::test]
-async fn items_of_kept_responses_are_referred_to_by_their_owner() {
-    let b = Bench::new();
-    let first = respond(&b, json!({})).await.json();
+async fn items_of_stored_responses_can_be_referenced_by_their_owner() {
+    let server = TestServer::new();
+    let first = respond(&server, json!({})).await.json();
     let id = &first["output"].as_array().unwrap().last().unwrap()["id"];
     let input = json!([{"type": "item_reference", "id": id}, {"role": "user", "content": "again"}]);
     let said = first["output"].as_array().unwrap().last().unwrap()["content"][0]["text"]
         .as_str()
         .unwrap()
         .trim();
-    let prompt = prompt(&b, json!({"input": input})).await;
+    let prompt = rendered_prompt(&server, json!({"input": input})).await;
     assert!(!said.is_empty() && prompt.contains(said), "{said:?} in {prompt:?}");
 }
 
 #[tokio::test]
 async fn tokens_are_counted_as_the_prompt_has_them() {
-    let b = Bench::new();
+    let server = TestServer::new();
     let body = json!({"model": "cria", "input": "hi", "instructions": "Be brief.", "max_output_tokens": 1});
-    let counted = b.post("/v1/responses/input_tokens", body.clone()).await.json();
-    let answered = b.post("/v1/responses", body).await.json();
+    let counted = server.post("/v1/responses/input_tokens", body.clone()).await.json();
+    let answered = server.post("/v1/responses", body).await.json();
     assert_eq!(
         counted,
         json!({"object": "response.input_tokens", "input_tokens": answered["usage"]["input_tokens"]})
     );
 }
 
-/// A request of two turns whose prompt does not fit into its context.
+/// Returns a request of two turns whose prompt exceeds the context.
 fn too_long() -> Value {
     let turn = |role: &str, text: &str, times| json!({"role": role, "content": text.repeat(times)});
     let input = [turn("user", "one ", 2), turn("assistant", "two ", 30), turn("user", "three ", 3)];
@@ -226,8 +231,8 @@ fn too_long() -> Value {
 }
 
 #[tokio::test]
-async fn what_does_not_fit_is_told_and_cut_only_where_that_is_allowed() {
-    let b = Bench::new();
+async fn a_prompt_that_is_too_long_is_truncated_only_if_the_request_allows_it() {
+    let server = TestServer::new();
     let with = |extra: Value| {
         let mut body = too_long();
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -237,17 +242,17 @@ async fn what_does_not_fit_is_told_and_cut_only_where_that_is_allowed() {
         ["truncated_messages", "truncated_tokens"]
             .map(|name| response["usage"][name].as_u64().unwrap_or(0))
     };
-    let whole = respond(&b, with(json!({"truncation": "auto"}))).await.json();
+    let whole = respond(&server, with(json!({"truncation": "auto"}))).await.json();
     let [messages, tokens] = figures(&whole);
     assert_eq!((messages, tokens), (1, 0), "{whole}");
     assert_eq!(whole["truncation"], "auto", "it was cut");
-    let stream = respond(&b, with(json!({"stream": true, "truncation": "auto"}))).await.body;
+    let stream = respond(&server, with(json!({"stream": true, "truncation": "auto"}))).await.body;
     let last = stream.lines().filter_map(|line| line.strip_prefix("data: ")).next_back().unwrap();
     let last: Value = serde_json::from_str(last).unwrap();
     assert_eq!(figures(&last["response"]), [messages, tokens]);
 
     for truncation in [json!("disabled"), Value::Null] {
-        let refused = respond(&b, with(json!({"truncation": truncation}))).await;
+        let refused = respond(&server, with(json!({"truncation": truncation}))).await;
         let error = &refused.json()["error"];
         assert_eq!(
             (refused.status.as_u16(), &error["type"]),
@@ -263,8 +268,9 @@ async fn what_does_not_fit_is_told_and_cut_only_where_that_is_allowed() {
             (&json!("context_length_exceeded"), &json!(100))
         );
         assert!(error["n_prompt_tokens"].as_u64().unwrap() > 100, "{error}");
-        // In a stream clients look for the code in its last event.
-        let stream = respond(&b, with(json!({"truncation": truncation, "stream": true}))).await;
+        // Clients read the code of a streamed error from the last event.
+        let stream =
+            respond(&server, with(json!({"truncation": truncation, "stream": true}))).await;
         let last =
             stream.body.lines().filter_map(|line| line.strip_prefix("data: ")).next_back().unwrap();
         let last: Value = serde_json::from_str(last).unwrap();
@@ -274,7 +280,7 @@ async fn what_does_not_fit_is_told_and_cut_only_where_that_is_allowed() {
     for (truncation, echoed) in
         [(json!("disabled"), "disabled"), (Value::Null, "disabled"), (json!("auto"), "auto")]
     {
-        let fits = respond(&b, json!({"truncation": truncation})).await.json();
+        let fits = respond(&server, json!({"truncation": truncation})).await.json();
         assert_eq!((&fits["truncation"], figures(&fits)), (&json!(echoed), [0, 0]));
         assert!(fits["usage"].get("truncated_tokens").is_none());
     }

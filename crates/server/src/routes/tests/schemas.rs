@@ -1,4 +1,5 @@
-//! Keywords of schemas that are checked on the finished answer.
+//! Tests of JSON Schema keywords that are checked on the finished output, not enforced by the
+//! grammar.
 
 use super::*;
 
@@ -14,22 +15,22 @@ fn schema() -> Value {
     })
 }
 
-/// A server whose model says a text.
-async fn saying(text: &str) -> Bench {
-    let b = Bench::with(|config| config.go_template = Some(true));
-    b.fake.reads_forms.store(true, Ordering::Relaxed);
+/// Starts a server on which the model generates `text`.
+async fn server_generating(text: &str) -> TestServer {
+    let server = TestServer::with(|config| config.go_template = Some(true));
+    server.fake.reads_forms.store(true, Ordering::Relaxed);
     let plain =
         json!({"model": "plain", "from": "cria", "template": "{{ .Prompt }}", "stream": false});
-    assert_eq!(b.post("/api/create", plain).await.status, 200);
-    say(&b, text);
-    b
+    assert_eq!(server.post("/api/create", plain).await.status, 200);
+    set_output(&server, text);
+    server
 }
 
-fn say(b: &Bench, text: &str) {
-    *b.fake.says.lock().unwrap() = text.chars().map(String::from).collect();
+fn set_output(server: &TestServer, text: &str) {
+    *server.fake.says.lock().unwrap() = text.chars().map(String::from).collect();
 }
 
-/// Requests with a schema, by their paths.
+/// Returns requests with a schema, by route.
 fn requests(schema: &Value, stream: bool) -> Vec<(&'static str, Value)> {
     let messages = json!([{"role": "user", "content": "go"}]);
     let form = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
@@ -53,24 +54,24 @@ fn requests(schema: &Value, stream: bool) -> Vec<(&'static str, Value)> {
     .collect()
 }
 
-/// The last object of a stream.
-fn last(answer: &Answer) -> Value {
+/// Returns the last JSON object of a stream.
+fn last_object(answer: &TestResponse) -> Value {
     let lines = answer.body.lines().map(|line| line.strip_prefix("data: ").unwrap_or(line));
     let mut objects = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
     objects.next_back().unwrap_or_else(|| panic!("{}", answer.body))
 }
 
 #[tokio::test]
-async fn headers_of_whole_answers_name_what_is_checked_and_what_fails() {
-    let b = saying("").await;
+async fn headers_name_checked_keywords_and_violations() {
+    let server = server_generating("").await;
     for (text, violations) in [
         (r#"{"tags": ["a", "b"]}"#, ""),
         (r#"{"tags": ["a", "a"]}"#, KEYWORD),
         (r#"{"tags": ["a""#, "the answer is not complete JSON"),
     ] {
-        say(&b, text);
+        set_output(&server, text);
         for (path, body) in requests(&schema(), false) {
-            let answer = b.post(path, body).await;
+            let answer = server.post(path, body).await;
             assert_eq!(answer.status, 200, "{path}: {}", answer.body);
             assert_eq!(
                 (answer.header(UNENFORCED), answer.header(VIOLATIONS)),
@@ -80,24 +81,24 @@ async fn headers_of_whole_answers_name_what_is_checked_and_what_fails() {
             assert!(!answer.body.contains("schema_violations"), "{path}: {}", answer.body);
         }
     }
-    // Where grammars enforce everything there is nothing to say.
+    // The headers are absent if the grammar enforces every keyword.
     let enforced = json!({"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "boolean"}});
-    say(&b, "{}");
+    set_output(&server, "{}");
     for (path, body) in requests(&enforced, false) {
-        let answer = b.post(path, body).await;
+        let answer = server.post(path, body).await;
         assert_eq!((answer.header(UNENFORCED), answer.header(VIOLATIONS)), ("", ""), "{path}");
     }
 }
 
 #[tokio::test]
-async fn the_last_event_of_a_stream_says_what_fails() {
-    let b = saying("").await;
+async fn the_last_event_of_a_stream_lists_the_violations() {
+    let server = server_generating("").await;
     for (text, violations) in
         [(r#"{"tags": ["a", "b"]}"#, json!([])), (r#"{"tags": ["a", "a"]}"#, json!([KEYWORD]))]
     {
-        say(&b, text);
+        set_output(&server, text);
         for (path, mut body) in requests(&schema(), true) {
-            let answer = b.post(path, body.clone()).await;
+            let answer = server.post(path, body.clone()).await;
             assert_eq!(
                 (answer.status.as_u16(), answer.header(UNENFORCED)),
                 (200, KEYWORD),
@@ -105,12 +106,17 @@ async fn the_last_event_of_a_stream_says_what_fails() {
             );
             let is_native = path.starts_with("/api");
             let expected = if is_native { Value::Null } else { violations.clone() };
-            assert_eq!(last(&answer)["schema_violations"], expected, "{path}: {}", answer.body);
+            assert_eq!(
+                last_object(&answer)["schema_violations"],
+                expected,
+                "{path}: {}",
+                answer.body
+            );
             if is_native {
                 body["return_adapted"] = json!(true);
-                let answer = b.post(path, body).await;
+                let answer = server.post(path, body).await;
                 assert_eq!(
-                    last(&answer)["schema_violations"],
+                    last_object(&answer)["schema_violations"],
                     violations,
                     "{path}: {}",
                     answer.body
@@ -120,16 +126,16 @@ async fn the_last_event_of_a_stream_says_what_fails() {
         }
     }
     let enforced = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
-    say(&b, "{}");
+    set_output(&server, "{}");
     for (path, body) in requests(&enforced, true) {
-        let answer = b.post(path, body).await;
+        let answer = server.post(path, body).await;
         assert!(!answer.body.contains("schema_violations"), "{path}: {}", answer.body);
     }
 }
 
 #[tokio::test]
-async fn strict_schemas_refuse_what_would_be_checked() {
-    let b = saying("{}").await;
+async fn strict_schemas_refuse_keywords_that_the_grammar_does_not_enforce() {
+    let server = server_generating("{}").await;
     let strict = [
         ("/v1/chat/completions", "/response_format/json_schema"),
         ("/v1/responses", "/text/format"),
@@ -138,7 +144,7 @@ async fn strict_schemas_refuse_what_would_be_checked() {
         let body = requests(&schema(), false).into_iter().find(|(of, _)| *of == path);
         let (_, mut body) = body.unwrap();
         body.pointer_mut(form).unwrap()["strict"] = json!(true);
-        let refused = b.post(path, body).await;
+        let refused = server.post(path, body).await;
         assert_eq!(refused.status, 400, "{path}: {}", refused.body);
         assert!(
             refused.body.contains(KEYWORD) && refused.body.contains("strict"),
@@ -150,9 +156,9 @@ async fn strict_schemas_refuse_what_would_be_checked() {
 
 #[tokio::test]
 async fn arguments_of_forced_calls_are_checked() {
-    let b = saying("").await;
+    let server = server_generating("").await;
     let made = json!({"model": "caller", "from": "cria", "renderer": "qwen3-coder", "parser": "qwen3-coder"});
-    assert_eq!(b.post("/api/create", made).await.status, 200);
+    assert_eq!(server.post("/api/create", made).await.status, 200);
     let request = |schema: Value, strict: bool| {
         let function = json!({"name": "f", "parameters": schema, "strict": strict});
         chat(json!({
@@ -162,8 +168,11 @@ async fn arguments_of_forced_calls_are_checked() {
     let named = "uniqueItems at tools.f#/properties/tags";
     for (tags, violations) in [(r#"["a"]"#, ""), (r#"["a", "a"]"#, named)] {
         let argument = format!("<parameter=tags>\n{tags}\n</parameter>");
-        say(&b, &format!("<tool_call>\n<function=f>\n{argument}\n</function>\n</tool_call>"));
-        let answer = b.post("/v1/chat/completions", request(schema(), false)).await;
+        set_output(
+            &server,
+            &format!("<tool_call>\n<function=f>\n{argument}\n</function>\n</tool_call>"),
+        );
+        let answer = server.post("/v1/chat/completions", request(schema(), false)).await;
         assert_eq!(answer.status, 200, "{}", answer.body);
         assert!(
             answer.json()["choices"][0]["message"]["tool_calls"][0].is_object(),
@@ -173,11 +182,11 @@ async fn arguments_of_forced_calls_are_checked() {
         assert_eq!((answer.header(UNENFORCED), answer.header(VIOLATIONS)), (named, violations));
         let mut streamed = request(schema(), false);
         streamed["stream"] = json!(true);
-        let answer = b.post("/v1/chat/completions", streamed).await;
+        let answer = server.post("/v1/chat/completions", streamed).await;
         let expected = if violations.is_empty() { json!([]) } else { json!([violations]) };
-        assert_eq!(last(&answer)["schema_violations"], expected, "{}", answer.body);
+        assert_eq!(last_object(&answer)["schema_violations"], expected, "{}", answer.body);
     }
-    let refused = b.post("/v1/chat/completions", request(schema(), true)).await;
+    let refused = server.post("/v1/chat/completions", request(schema(), true)).await;
     assert_eq!(refused.status, 400, "{}", refused.body);
     assert!(refused.body.contains("uniqueItems at #/properties/tags"), "{}", refused.body);
 }

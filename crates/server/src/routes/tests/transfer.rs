@@ -1,4 +1,5 @@
-//! Pull and push behind the door. What registries do is tested in the crate `registry`.
+//! Tests of pull and push behind the middleware. The crate `registry` tests the transfers
+//! themselves.
 
 use std::sync::Mutex;
 
@@ -6,7 +7,7 @@ use puna_store::{Digest, ModelName, Store};
 
 use super::*;
 
-/// A registry with one model of one blob; what it was asked.
+/// Starts a registry with one model of one blob; returns its address and its log of requests.
 async fn registry(pause: Duration) -> (String, Arc<Mutex<Vec<String>>>) {
     let blob = b"not weights, but bytes".to_vec();
     let digest = Digest::of(&blob).to_string();
@@ -35,18 +36,18 @@ async fn registry(pause: Duration) -> (String, Arc<Mutex<Vec<String>>>) {
     (host, asked)
 }
 
-fn stored(b: &Bench, name: &str) -> bool {
-    let store = Store::open(b._models.path()).unwrap();
+fn is_stored(server: &TestServer, name: &str) -> bool {
+    let store = Store::open(server._models.path()).unwrap();
     store.find(&ModelName::parse(name).unwrap()).unwrap().is_some()
 }
 
 #[tokio::test]
 async fn a_pull_streams_its_lines_or_answers_with_the_last() {
     let (host, _) = registry(Duration::ZERO).await;
-    let b = Bench::new();
+    let server = TestServer::new();
     let name = format!("{host}/me/m");
     let streamed =
-        b.post("/api/pull", json!({"name": name, "insecure": true, "username": "x"})).await;
+        server.post("/api/pull", json!({"name": name, "insecure": true, "username": "x"})).await;
     assert_eq!(
         (streamed.status, streamed.header("content-type")),
         (StatusCode::OK, "application/x-ndjson")
@@ -56,9 +57,9 @@ async fn a_pull_streams_its_lines_or_answers_with_the_last() {
     let blob = lines.iter().rfind(|line| line["total"] == 22).unwrap();
     assert_eq!(blob["completed"], 22);
     assert_eq!(lines.last().unwrap(), &json!({"status": "success"}));
-    assert!(stored(&b, &name));
+    assert!(is_stored(&server, &name));
     let whole =
-        b.post("/api/pull", json!({"model": name, "insecure": true, "stream": false})).await;
+        server.post("/api/pull", json!({"model": name, "insecure": true, "stream": false})).await;
     assert_eq!((whole.status, whole.header("content-type")), (StatusCode::OK, "application/json"));
     assert_eq!(whole.json(), json!({"status": "success"}));
 }
@@ -66,12 +67,13 @@ async fn a_pull_streams_its_lines_or_answers_with_the_last() {
 #[tokio::test]
 async fn failures_are_the_status_or_the_last_line() {
     let (host, _) = registry(Duration::ZERO).await;
-    let b = Bench::new();
+    let server = TestServer::new();
     let absent = json!({"model": format!("{host}/me/m:absent"), "insecure": true, "stream": false});
-    let answer = b.post("/api/pull", absent.clone()).await;
+    let answer = server.post("/api/pull", absent.clone()).await;
     assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
     assert_eq!(answer.json(), json!({"error": "pull model manifest: file does not exist"}));
-    let streamed = b.post("/api/pull", json!({"model": absent["model"], "insecure": true})).await;
+    let streamed =
+        server.post("/api/pull", json!({"model": absent["model"], "insecure": true})).await;
     assert_eq!(streamed.status, StatusCode::OK);
     assert_eq!(streamed.lines().last().unwrap(), &answer.json());
     for (path, body, status, error) in [
@@ -92,7 +94,7 @@ async fn failures_are_the_status_or_the_last_line() {
             "model 'me/none:latest' not found",
         ),
     ] {
-        let answer = b.post(path, body).await;
+        let answer = server.post(path, body).await;
         assert_eq!(
             (answer.status.as_u16(), answer.json()["error"].as_str().unwrap()),
             (status, error),
@@ -102,10 +104,10 @@ async fn failures_are_the_status_or_the_last_line() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_ends_its_pull() {
+async fn a_disconnect_cancels_the_pull() {
     let (host, asked) = registry(Duration::from_millis(200)).await;
     for stream in [true, false] {
-        let b = Bench::new();
+        let server = TestServer::new();
         let name = format!("{host}/me/m");
         let body = json!({"model": name, "insecure": true, "stream": stream});
         asked.lock().unwrap().clear();
@@ -116,25 +118,25 @@ async fn a_client_that_leaves_ends_its_pull() {
             }
         };
         tokio::select! {
-            _ = b.post("/api/pull", body) => panic!("it waits for the blob"),
+            _ = server.post("/api/pull", body) => panic!("it waits for the blob"),
             () = fetching => {}
         }
         tokio::time::sleep(Duration::from_millis(400)).await;
-        assert!(!stored(&b, &name));
+        assert!(!is_stored(&server, &name));
     }
 }
 
 #[tokio::test]
-async fn create_fetches_what_a_model_is_made_from() {
+async fn create_pulls_the_base_model() {
     let (host, asked) = registry(Duration::ZERO).await;
-    let b = Bench::new();
+    let server = TestServer::new();
     let from = format!("http://{host}/me/m");
-    let answer = b.post("/api/create", json!({"model": "mine", "from": from})).await;
+    let answer = server.post("/api/create", json!({"model": "mine", "from": from})).await;
     let lines = answer.lines();
     assert_eq!(lines[0], json!({"status": "pulling manifest"}));
     assert!(asked.lock().unwrap().iter().any(|line| line.contains("/blobs/")));
-    assert!(stored(&b, &from), "{lines:?}");
+    assert!(is_stored(&server, &from), "{lines:?}");
     let absent = json!({"model": "mine", "from": format!("{from}:absent"), "stream": false});
-    let answer = b.post("/api/create", absent).await;
+    let answer = server.post("/api/create", absent).await;
     assert_eq!(answer.json()["error"], "pull model manifest: file does not exist");
 }

@@ -1,4 +1,4 @@
-//! Streams whose model is not in memory yet.
+//! Tests of streams whose model is not loaded yet.
 
 use super::*;
 
@@ -12,18 +12,18 @@ fn requests() -> [(&'static str, Value); 4] {
     ]
 }
 
-async fn stream(b: &Bench, path: &str, body: &Value) -> Answer {
+async fn stream(server: &TestServer, path: &str, body: &Value) -> TestResponse {
     let mut body = body.clone();
     (body["model"], body["stream"]) = (json!("cria"), json!(true));
-    b.post(path, body).await
+    server.post(path, body).await
 }
 
 #[tokio::test]
-async fn event_streams_tell_that_the_model_loads_in_comments() {
+async fn event_streams_report_loading_in_comments() {
     for (path, body) in requests() {
-        let b = Bench::new();
-        b.fake.slow.store(1500, Ordering::Relaxed);
-        let answer = stream(&b, path, &body).await;
+        let server = TestServer::new();
+        server.fake.slow.store(1500, Ordering::Relaxed);
+        let answer = stream(&server, path, &body).await;
         assert_eq!(
             (answer.status.as_u16(), answer.header("content-type")),
             (200, "text/event-stream"),
@@ -37,22 +37,22 @@ async fn event_streams_tell_that_the_model_loads_in_comments() {
             "{path}: {}",
             answer.body
         );
-        // One that is in memory has no such thing to say.
-        let again = stream(&b, path, &body).await;
+        // A loaded model sends no such comments.
+        let again = stream(&server, path, &body).await;
         assert!(!again.body.contains(": loading"), "{path}: {}", again.body);
     }
 }
 
 #[tokio::test]
-async fn clients_that_count_events_only_get_events_while_the_model_loads() {
+async fn streams_of_responses_and_messages_send_events_during_loading() {
     let [_, _, responses, messages] = requests();
     for ((path, body), event, first) in [
         (responses, "response.in_progress", "response.created"),
         (messages, "ping", "message_start"),
     ] {
-        let b = Bench::new();
-        b.fake.slow.store(1500, Ordering::Relaxed);
-        let answer = stream(&b, path, &body).await;
+        let server = TestServer::new();
+        server.fake.slow.store(1500, Ordering::Relaxed);
+        let answer = stream(&server, path, &body).await;
         let events: Vec<_> =
             answer.body.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
         let loading = answer.body.rfind(": loading").unwrap();
@@ -63,13 +63,13 @@ async fn clients_that_count_events_only_get_events_while_the_model_loads() {
 }
 
 #[tokio::test]
-async fn a_load_that_fails_late_is_the_stream_s_end_and_one_that_fails_early_a_status() {
+async fn an_early_load_failure_sets_the_status_and_a_late_one_ends_the_stream() {
     for (path, body) in requests() {
-        let b = Bench::new();
-        b.fake.broken.store(true, Ordering::Relaxed);
-        assert_eq!(stream(&b, path, &body).await.status, 500, "{path}");
-        b.fake.slow.store(1000, Ordering::Relaxed);
-        let answer = stream(&b, path, &body).await;
+        let server = TestServer::new();
+        server.fake.broken.store(true, Ordering::Relaxed);
+        assert_eq!(stream(&server, path, &body).await.status, 500, "{path}");
+        server.fake.slow.store(1000, Ordering::Relaxed);
+        let answer = stream(&server, path, &body).await;
         assert_eq!(answer.status, 200, "{path}");
         let mut data = answer
             .body
@@ -87,19 +87,20 @@ async fn a_load_that_fails_late_is_the_stream_s_end_and_one_that_fails_early_a_s
 }
 
 #[tokio::test]
-async fn native_streams_have_nothing_but_their_lines() {
-    let b = Bench::new();
-    b.fake.slow.store(1500, Ordering::Relaxed);
-    let answer = b.post("/api/chat", chat(json!({}))).await;
+async fn native_streams_contain_only_json_lines() {
+    let server = TestServer::new();
+    server.fake.slow.store(1500, Ordering::Relaxed);
+    let answer = server.post("/api/chat", chat(json!({}))).await;
     assert!(answer.lines().iter().all(|line| line["message"].is_object()), "{}", answer.body);
 }
 
 #[tokio::test]
-async fn what_a_stream_waits_with_counts_among_the_bodies() {
-    let b = Bench::new();
-    b.fake.slow.store(1500, Ordering::Relaxed);
+async fn a_waiting_stream_s_body_counts_against_the_budget() {
+    let server = TestServer::new();
+    server.fake.slow.store(1500, Ordering::Relaxed);
     let is_free = || {
-        b.door
+        server
+            .middleware
             .body_budget()
             .reservation()
             .check_available(crate::http::body_budget::BODY_BUDGET_BYTES as u64)
@@ -107,9 +108,9 @@ async fn what_a_stream_waits_with_counts_among_the_bodies() {
     };
     let body =
         json!({"model": "cria", "prompt": "x".repeat(400_000), "max_tokens": 1, "stream": true});
-    let asked = b.post("/v1/completions", body);
+    let asked = server.post("/v1/completions", body);
     tokio::pin!(asked);
-    // The stream has begun by then, which needed the request until that; the model is still on its way.
+    // The stream has begun and holds the request while the model is still loading.
     tokio::select! {
         _ = &mut asked => panic!("it waits for its model"),
         () = tokio::time::sleep(Duration::from_millis(900)) => assert!(!is_free()),

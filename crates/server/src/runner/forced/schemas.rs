@@ -1,4 +1,5 @@
-//! JSON Schemas taken apart: what a value may be, as a choice of plain schemas.
+//! Splits JSON Schemas into alternatives: the schema of a value becomes a choice of plain schemas
+//! without references and compositions.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -7,17 +8,18 @@ use serde_json::{Map, Value, json};
 
 pub(super) type Schema = Map<String, Value>;
 
-/// Schemas refer to each other, and stand in each other, so deep.
-const DEPTH: usize = 32;
-/// Choices that a schema comes to at most.
-const CHOICES: usize = 64;
-/// Schemas that hold at once in one choice at most.
-const AT_ONCE: usize = 32;
-/// Steps in which the schemas of a tool are taken apart at most: they come from strangers.
-const STEPS: usize = 20_000;
+/// Maximum depth of references and compositions.
+const MAX_DEPTH: usize = 32;
+/// Maximum number of alternatives of a schema.
+const MAX_CHOICES: usize = 64;
+/// Maximum number of schemas that apply together in one alternative.
+const MAX_JOINED_SCHEMAS: usize = 32;
+/// Maximum number of steps to split the schemas of a tool, because schemas come from untrusted
+/// clients.
+const MAX_STEPS: usize = 20_000;
 
-/// Keywords that say something of an object which is not kept where arguments are written one by one.
-const NOT_KEPT: [&str; 14] = [
+/// Keywords about objects that the grammar cannot enforce if arguments are written one by one.
+const UNSUPPORTED_KEYWORDS: [&str; 14] = [
     "patternProperties",
     "propertyNames",
     "minProperties",
@@ -34,11 +36,11 @@ const NOT_KEPT: [&str; 14] = [
     "enum",
 ];
 
-/// What is taken care of by itself.
-const ELSEWHERE: [&str; 6] = ["$ref", "allOf", "anyOf", "oneOf", "$defs", "definitions"];
+/// Keywords that [`Schemas::choices`] resolves.
+const COMPOSITION_KEYWORDS: [&str; 6] = ["$ref", "allOf", "anyOf", "oneOf", "$defs", "definitions"];
 
-/// What says nothing of values.
-const REMARKS: [&str; 11] = [
+/// Keywords that do not restrict values.
+const ANNOTATION_KEYWORDS: [&str; 11] = [
     "title",
     "description",
     "default",
@@ -56,12 +58,12 @@ const REMARKS: [&str; 11] = [
 pub(super) const TYPES: [&str; 7] =
     ["string", "integer", "number", "boolean", "null", "array", "object"];
 
-/// One choice: plain schemas, without references and compositions, that hold at once.
+/// One alternative: plain schemas, without references and compositions, that all apply.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Choice(pub(super) Vec<Schema>);
+pub(super) struct SchemaChoice(pub(super) Vec<Schema>);
 
-impl Choice {
-    /// The types that a value may have; `None` where nothing is said of them.
+impl SchemaChoice {
+    /// Returns the types that a value may have; `None` if no schema restricts them.
     pub(super) fn types(&self) -> Option<Vec<&'static str>> {
         let mut all: Option<Vec<&'static str>> = None;
         for schema in &self.0 {
@@ -80,7 +82,7 @@ impl Choice {
         Self(all)
     }
 
-    /// The same as one schema, for values of these types only.
+    /// Returns one schema for this alternative, restricted to the given types.
     pub(super) fn schema(&self, types: &[&str]) -> Value {
         let only = |schema: &Schema| {
             let mut schema = schema.clone();
@@ -95,14 +97,15 @@ impl Choice {
     }
 }
 
-/// The types that a name stands for.
-fn named(name: &str) -> impl Iterator<Item = &'static str> {
+/// Returns the types that a type name includes.
+fn types_of_name(name: &str) -> impl Iterator<Item = &'static str> {
     TYPES
         .into_iter()
         .filter(move |known| *known == name || (name == "number" && *known == "integer"))
 }
 
-/// The types that one schema allows: those that it names, or that what it says is about.
+/// Returns the types that one schema allows: the named ones, or the ones that its keywords refer
+/// to.
 fn types(schema: &Schema) -> Option<Vec<&'static str>> {
     let of = |value: &Value| match value {
         Value::Null => "null",
@@ -119,15 +122,15 @@ fn types(schema: &Schema) -> Option<Vec<&'static str>> {
         _ => None,
     };
     let declared: Option<Vec<&'static str>> = match schema.get("type") {
-        Some(Value::String(name)) => Some(named(name).collect()),
+        Some(Value::String(name)) => Some(types_of_name(name).collect()),
         Some(Value::Array(names)) => {
             let names: HashSet<&str> =
-                names.iter().filter_map(Value::as_str).flat_map(named).collect();
+                names.iter().filter_map(Value::as_str).flat_map(types_of_name).collect();
             Some(TYPES.into_iter().filter(|name| names.contains(name)).collect())
         }
         _ => None,
     };
-    let says = |keys: &[&str]| keys.iter().any(|key| schema.contains_key(*key));
+    let has_keyword = |keys: &[&str]| keys.iter().any(|key| schema.contains_key(*key));
     match (declared, listed) {
         (Some(declared), Some(listed)) => {
             Some(declared.into_iter().filter(|name| listed.contains(name)).collect())
@@ -136,16 +139,18 @@ fn types(schema: &Schema) -> Option<Vec<&'static str>> {
         (None, Some(listed)) => {
             Some(TYPES.into_iter().filter(|name| listed.contains(name)).collect())
         }
-        (None, None) if says(&["properties", "additionalProperties"]) => Some(vec!["object"]),
-        (None, None) if says(&["items", "prefixItems"]) => Some(vec!["array"]),
-        (None, None) if says(&["minimum", "maximum", "multipleOf"]) => {
+        (None, None) if has_keyword(&["properties", "additionalProperties"]) => {
+            Some(vec!["object"])
+        }
+        (None, None) if has_keyword(&["items", "prefixItems"]) => Some(vec!["array"]),
+        (None, None) if has_keyword(&["minimum", "maximum", "multipleOf"]) => {
             Some(vec!["integer", "number"])
         }
         (None, None) => None,
     }
 }
 
-/// The schemas of one tool.
+/// Schemas of one tool, with the number of steps used.
 pub(super) struct Schemas<'a> {
     root: &'a Value,
     steps: Cell<usize>,
@@ -156,64 +161,71 @@ impl<'a> Schemas<'a> {
         Self { root, steps: Cell::new(0) }
     }
 
-    /// Counts what was done.
-    fn step(&self, steps: usize) -> Result<(), String> {
+    /// Counts steps and returns an error beyond [`MAX_STEPS`].
+    fn count_steps(&self, steps: usize) -> Result<(), String> {
         self.steps.set(self.steps.get().saturating_add(steps));
-        match self.steps.get() <= STEPS {
+        match self.steps.get() <= MAX_STEPS {
             true => Ok(()),
             false => Err(format!(
-                "their $ref, allOf, anyOf and oneOf take more than {STEPS} steps to follow"
+                "their $ref, allOf, anyOf and oneOf take more than {MAX_STEPS} steps to follow"
             )),
         }
     }
 
-    /// What a schema comes to.
-    pub(super) fn choices(&self, schema: &Value) -> Result<Vec<Choice>, String> {
+    /// Returns the alternatives of a schema.
+    pub(super) fn choices(&self, schema: &Value) -> Result<Vec<SchemaChoice>, String> {
         self.choices_at(schema, 0)
     }
 
-    fn choices_at(&self, schema: &Value, depth: usize) -> Result<Vec<Choice>, String> {
+    fn choices_at(&self, schema: &Value, depth: usize) -> Result<Vec<SchemaChoice>, String> {
         let map = match schema {
             Value::Object(map) => map,
-            Value::Bool(true) => return Ok(vec![Choice::default()]),
+            Value::Bool(true) => return Ok(vec![SchemaChoice::default()]),
             Value::Bool(false) => return Ok(Vec::new()),
             _ => return Err(format!("a schema was expected, but found {schema}")),
         };
-        if depth == DEPTH {
+        if depth == MAX_DEPTH {
             return Err(format!(
-                "$ref, allOf, anyOf and oneOf lead from one to the next more than {DEPTH} times"
+                "$ref, allOf, anyOf and oneOf lead from one to the next more than {MAX_DEPTH} times"
             ));
         }
-        self.step(1)?;
+        self.count_steps(1)?;
         let mut own = map.clone();
-        own.retain(|key, _| !REMARKS.contains(&key.as_str()) && !ELSEWHERE.contains(&key.as_str()));
-        let mut all = vec![Choice(if own.is_empty() { Vec::new() } else { vec![own] })];
-        let mut also = |more: Vec<Choice>| {
-            if all.len() * more.len() > CHOICES {
-                return Err(format!("anyOf and oneOf allow more than {CHOICES} forms together"));
+        own.retain(|key, _| {
+            !ANNOTATION_KEYWORDS.contains(&key.as_str())
+                && !COMPOSITION_KEYWORDS.contains(&key.as_str())
+        });
+        let mut all = vec![SchemaChoice(if own.is_empty() { Vec::new() } else { vec![own] })];
+        let mut join = |more: Vec<SchemaChoice>| {
+            if all.len() * more.len() > MAX_CHOICES {
+                return Err(format!(
+                    "anyOf and oneOf allow more than {MAX_CHOICES} forms together"
+                ));
             }
-            self.step(all.len() * more.len())?;
+            self.count_steps(all.len() * more.len())?;
             all = all.iter().flat_map(|one| more.iter().map(move |other| one.and(other))).collect();
-            match all.iter().all(|choice| choice.0.len() <= AT_ONCE) {
+            match all.iter().all(|choice| choice.0.len() <= MAX_JOINED_SCHEMAS) {
                 true => Ok(()),
-                false => Err(format!("allOf joins more than {AT_ONCE} schemas of one value")),
+                false => {
+                    Err(format!("allOf joins more than {MAX_JOINED_SCHEMAS} schemas of one value"))
+                }
             }
         };
         if let Some(name) = map.get("$ref") {
-            also(self.choices_at(self.target(name)?, depth + 1)?)?;
+            join(self.choices_at(self.target(name)?, depth + 1)?)?;
         }
         for part in list(map, "allOf") {
-            also(self.choices_at(part, depth + 1)?)?;
+            join(self.choices_at(part, depth + 1)?)?;
         }
         for keyword in ["anyOf", "oneOf"].into_iter().filter(|keyword| map.contains_key(*keyword)) {
             let mut choices = Vec::new();
             for part in list(map, keyword) {
                 choices.extend(self.choices_at(part, depth + 1)?);
-                if choices.len() > CHOICES {
-                    return Err(format!("{keyword} allows more than {CHOICES} forms"));
+                if choices.len() > MAX_CHOICES {
+                    return Err(format!("{keyword} allows more than {MAX_CHOICES} forms"));
                 }
             }
-            also(choices)?;
+            join(choices)?;
         }
         Ok(all)
     }
@@ -223,7 +235,7 @@ impl<'a> Schemas<'a> {
         target.ok_or_else(|| format!("$ref {name} refers to nothing in it"))
     }
 
-    /// The definitions that a schema within may refer to, put into it.
+    /// Copies the root's definitions into a schema that may refer to them.
     pub(super) fn with_definitions(&self, mut schema: Value) -> Value {
         if !schema.to_string().contains("\"$ref\"") {
             return schema;
@@ -242,8 +254,8 @@ fn list<'m>(map: &'m Schema, keyword: &str) -> impl Iterator<Item = &'m Value> {
     map.get(keyword).and_then(Value::as_array).into_iter().flatten()
 }
 
-/// One schema for several that hold at once. Those that are such themselves are taken apart, and each counts once: schemas that
-/// refer to themselves come to the same one again.
+/// Combines schemas that all apply into one `allOf`. Nested `allOf` schemas are flattened and
+/// duplicates removed, so that recursive schemas reach the same combination again.
 pub(super) fn all_of<'v>(schemas: impl IntoIterator<Item = &'v Value>) -> Value {
     let mut all: Vec<&Value> = Vec::new();
     for schema in schemas {
@@ -261,23 +273,26 @@ pub(super) fn all_of<'v>(schemas: impl IntoIterator<Item = &'v Value>) -> Value 
     }
 }
 
-/// An object whose properties are known.
+/// Schema of an object with known properties.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Record {
-    /// In the order in which they are written.
+pub(super) struct ObjectSchema {
+    /// Properties in the order in which they are written.
     pub(super) properties: Vec<(String, Value)>,
     required: HashSet<String>,
-    /// The schema of other properties, where there may be any.
-    pub(super) more: Option<Value>,
+    /// Schema of additional properties, if they are allowed.
+    pub(super) additional: Option<Value>,
 }
 
-impl Record {
-    /// What a choice says of an object. Properties that are not listed are none unless the schema says so, or lists none.
-    pub(super) fn of(choice: &Choice) -> Result<Self, String> {
-        let mut record = Self::default();
+impl ObjectSchema {
+    /// Returns the object that an alternative describes. Additional properties are allowed if the
+    /// schema says so, or if it lists no properties.
+    pub(super) fn of(choice: &SchemaChoice) -> Result<Self, String> {
+        let mut object = Self::default();
         let (mut lists, mut others) = (false, Vec::new());
         for schema in &choice.0 {
-            if let Some(keyword) = NOT_KEPT.iter().find(|keyword| schema.contains_key(**keyword)) {
+            if let Some(keyword) =
+                UNSUPPORTED_KEYWORDS.iter().find(|keyword| schema.contains_key(**keyword))
+            {
                 return Err(format!(
                     "{keyword} of an object cannot be kept in this model's form of calls"
                 ));
@@ -286,12 +301,12 @@ impl Record {
             for (name, property) in
                 schema.get("properties").and_then(Value::as_object).into_iter().flatten()
             {
-                match record.properties.iter_mut().find(|(known, _)| known == name) {
+                match object.properties.iter_mut().find(|(known, _)| known == name) {
                     Some((_, known)) => *known = all_of([&*known, property]),
-                    None => record.properties.push((name.clone(), property.clone())),
+                    None => object.properties.push((name.clone(), property.clone())),
                 }
             }
-            record
+            object
                 .required
                 .extend(list(schema, "required").filter_map(Value::as_str).map(str::to_owned));
             others.extend(schema.get("additionalProperties").map(|others| (others, schema)));
@@ -299,28 +314,28 @@ impl Record {
         for name in
             choice.0.iter().flat_map(|schema| list(schema, "required")).filter_map(Value::as_str)
         {
-            if !record.properties.iter().any(|(known, _)| known == name) {
-                record.properties.push((name.to_owned(), json!({})));
+            if !object.properties.iter().any(|(known, _)| known == name) {
+                object.properties.push((name.to_owned(), json!({})));
             }
         }
         for (others, schema) in &others {
             let is_listed =
                 |name: &str| schema.get("properties").is_some_and(|own| own.get(name).is_some());
-            let stranger = record.properties.iter().find(|(name, _)| !is_listed(name));
-            if let (false, Some((name, _))) = (**others == Value::Bool(true), stranger) {
+            let unlisted = object.properties.iter().find(|(name, _)| !is_listed(name));
+            if let (false, Some((name, _))) = (**others == Value::Bool(true), unlisted) {
                 return Err(format!(
                     "additionalProperties shuts out or binds {name:?}, which stands elsewhere"
                 ));
             }
         }
-        record.more = match others.as_slice() {
+        object.additional = match others.as_slice() {
             [] if lists => None,
             [] => Some(json!({})),
             [(others, _)] => Some((*others).clone()).filter(|others| *others != Value::Bool(false)),
             _ if others.iter().any(|(others, _)| **others == Value::Bool(false)) => None,
             _ => Some(all_of(others.iter().map(|(others, _)| *others))),
         };
-        Ok(record)
+        Ok(object)
     }
 
     pub(super) fn is_required(&self, name: &str) -> bool {
@@ -328,19 +343,19 @@ impl Record {
     }
 }
 
-/// The name of the schema of anything.
-const ANYTHING: &str = "puna-anything";
+/// Name of the definition of a schema that allows any value.
+const ANY_VALUE: &str = "puna-anything";
 
-/// Binds all strings in a schema to a pattern. What the schema says nothing about is bound as well.
+/// Adds a pattern to all strings in a schema, including places without a restriction.
 pub(super) fn bind_strings(mut schema: Value, pattern: &str) -> Value {
     bind(&mut schema, pattern);
     for keyword in ["$defs", "definitions"] {
         let definitions = schema.get_mut(keyword).and_then(Value::as_object_mut);
         definitions.into_iter().flat_map(Map::values_mut).for_each(|schema| bind(schema, pattern));
     }
-    if schema.to_string().contains(ANYTHING) {
-        let anything = json!({"$ref": format!("#/$defs/{ANYTHING}")});
-        schema["$defs"][ANYTHING] = json!({"anyOf": [
+    if schema.to_string().contains(ANY_VALUE) {
+        let anything = json!({"$ref": format!("#/$defs/{ANY_VALUE}")});
+        schema["$defs"][ANY_VALUE] = json!({"anyOf": [
             {"type": ["number", "boolean", "null"]},
             {"type": "string", "pattern": pattern},
             {"type": "array", "items": anything},
@@ -351,7 +366,7 @@ pub(super) fn bind_strings(mut schema: Value, pattern: &str) -> Value {
 }
 
 fn bind(schema: &mut Value, pattern: &str) {
-    let anything = || json!({"$ref": format!("#/$defs/{ANYTHING}")});
+    let anything = || json!({"$ref": format!("#/$defs/{ANY_VALUE}")});
     if *schema == Value::Bool(true) {
         *schema = anything();
     }
@@ -367,8 +382,8 @@ fn bind(schema: &mut Value, pattern: &str) {
         let listed = map.get_mut(keyword).and_then(Value::as_array_mut).into_iter();
         listed.flatten().for_each(|schema| bind(schema, pattern));
     }
-    let says = |keyword: &str| map.contains_key(keyword);
-    if ["$ref", "anyOf", "oneOf", "allOf", "enum", "const"].into_iter().any(says) {
+    let has_keyword = |keyword: &str| map.contains_key(keyword);
+    if ["$ref", "anyOf", "oneOf", "allOf", "enum", "const"].into_iter().any(has_keyword) {
         return;
     }
     let Some(types) = types(map) else {
@@ -378,7 +393,7 @@ fn bind(schema: &mut Value, pattern: &str) {
     if types.contains(&"array") && !map.contains_key("items") && !map.contains_key("prefixItems") {
         map.insert("items".into(), anything());
     }
-    // Names are strings as well.
+    // Property names are strings as well.
     if types.contains(&"object")
         && !map.contains_key("properties")
         && !map.contains_key("patternProperties")

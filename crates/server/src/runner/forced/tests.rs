@@ -1,5 +1,5 @@
-//! Calls that a grammar lets through are those that the schema describes: texts are drawn from grammars, read by the parser of
-//! the form, and looked at.
+//! Tests that the calls that a grammar allows follow the schema. The tests sample texts from
+//! grammars, parse them with the parser of the call format, and check the arguments.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::*;
 
 const NAME: &str = "tide_table";
 
-/// A form with its parser, and what its texts are made of.
+/// Call format with its template and parser.
 struct Case {
     title: String,
     form: CallFormat,
@@ -49,7 +49,7 @@ fn case(title: &str, template: Template, parser: Option<&'static str>) -> Option
     })
 }
 
-/// All renderers, templates made here, and those of `$PUNA_TEST_MODELS`.
+/// Returns all renderers with argument lists, and the templates in `$PUNA_TEST_MODELS`.
 fn cases() -> Vec<Case> {
     let mut all = Vec::new();
     let renderers: [(&str, &'static str); 8] = [
@@ -85,7 +85,7 @@ fn cases() -> Vec<Case> {
     all
 }
 
-/// Every byte is a token, then come control tokens, then the end.
+/// Creates a compiler whose tokens are all bytes, then the control tokens, then the end.
 fn grammars(tags: &[(String, u32)]) -> GrammarCompiler {
     let bytes: Vec<[u8; 1]> = (0..=255).map(|byte| [byte]).collect();
     let texts = bytes.iter().map(|bytes| GrammarToken { bytes, is_text: true });
@@ -95,16 +95,16 @@ fn grammars(tags: &[(String, u32)]) -> GrammarCompiler {
     GrammarCompiler::new(texts.chain(tags).chain([end]), &[count]).unwrap()
 }
 
-/// Draws texts from a grammar.
-struct Draw<'a> {
+/// Samples texts from a grammar.
+struct TextSampler<'a> {
     tags: &'a [(String, u32)],
     /// Texts that are tried before single bytes.
     likely: Vec<String>,
     seed: u64,
 }
 
-impl Draw<'_> {
-    fn below(&mut self, end: usize) -> usize {
+impl TextSampler<'_> {
+    fn random_below(&mut self, end: usize) -> usize {
         self.seed = self
             .seed
             .wrapping_mul(6_364_136_223_846_793_005)
@@ -118,7 +118,7 @@ impl Draw<'_> {
         (0..).zip(&logits).filter(|(_, logit)| **logit == 0.0).map(|(token, _)| token).collect()
     }
 
-    /// The tokens of a text: its control tokens where there are such.
+    /// Tokenizes a text, with its control tokens.
     fn tokens(&self, mut text: &str) -> Vec<u32> {
         let mut tokens = Vec::new();
         while let Some(first) = text.chars().next() {
@@ -148,7 +148,7 @@ impl Draw<'_> {
         Some(grammar)
     }
 
-    /// A whole text, if it comes to an end soon.
+    /// Samples a complete text; `None` if it does not end within 400 steps.
     fn text(&mut self, grammar: &Grammar) -> Option<String> {
         let (mut grammar, mut bytes) = (grammar.clone(), Vec::new());
         for step in 0..400 {
@@ -157,10 +157,10 @@ impl Draw<'_> {
             }
             let allowed = self.allowed(&mut grammar);
             let mut next = None;
-            // Later only what is likely to end it.
+            // After 40 steps, texts that are likely to end it are tried more often.
             let tries = if step < 40 { 4 } else { 60 };
             for _ in 0..tries {
-                let at = self.below(self.likely.len());
+                let at = self.random_below(self.likely.len());
                 let tokens = self.tokens(&self.likely[at]);
                 if !allowed.contains(&tokens[0]) {
                     continue;
@@ -174,7 +174,7 @@ impl Draw<'_> {
                 let ascii: Vec<u32> =
                     allowed.iter().copied().filter(|t| *t < 128 || *t > 255).collect();
                 let from = if ascii.is_empty() { &allowed } else { &ascii };
-                let token = from[self.below(from.len())];
+                let token = from[self.random_below(from.len())];
                 (self.takes(&grammar, &[token]).unwrap(), vec![token])
             });
             grammar = after;
@@ -285,7 +285,7 @@ fn schemas() -> Vec<Value> {
     ]
 }
 
-/// Draws calls in a form, and counts those that came to an end.
+/// Samples calls in a format, checks them, and returns the number of complete ones.
 fn check(case: &Case, schema: &Value, tags: &[(String, u32)], seed: u64, draws: usize) -> usize {
     let title = &case.title;
     let tool = Tool(json!({"type": "function", "function": {"name": NAME, "parameters": schema}}));
@@ -310,18 +310,23 @@ fn check(case: &Case, schema: &Value, tags: &[(String, u32)], seed: u64, draws: 
     let grammar = grammars(tags)
         .compile_with_end(&constraint)
         .unwrap_or_else(|e| panic!("{title}: {schema}: {e}\n{constraint:?}"));
-    let ArgumentsFormat::List(written) = &case.form.arguments else { panic!() };
-    let ends =
-        written::names(schema).into_iter().map(|name| written.frame(ValueKind::Text).after(&name));
+    let ArgumentsFormat::List(list_format) = &case.form.arguments else { panic!() };
+    let ends = argument_list::argument_names(schema)
+        .into_iter()
+        .map(|name| list_format.frame(ValueKind::Text).after(&name));
     let mut likely: Vec<String> = ends.collect();
     likely.extend(
         ["a", " ", "\n", "7", "null", "true", "x y", "<", "\"", "[", "{", "]", "}", "ABCD", "m"]
             .map(str::to_owned),
     );
-    likely.extend([written.link.clone(), written.close.clone(), written.forbidden[0..].concat()]);
-    likely.extend(written.forbidden.clone());
+    likely.extend([
+        list_format.link.clone(),
+        list_format.close.clone(),
+        list_format.forbidden[0..].concat(),
+    ]);
+    likely.extend(list_format.forbidden.clone());
     likely.retain(|text| !text.is_empty());
-    let mut draw = Draw { tags, likely, seed };
+    let mut draw = TextSampler { tags, likely, seed };
     let mut ended = 0;
     for _ in 0..draws {
         let Some(text) = draw.text(&grammar) else { continue };
@@ -335,8 +340,9 @@ fn check(case: &Case, schema: &Value, tags: &[(String, u32)], seed: u64, draws: 
                 _ => None,
             })
             .collect();
-        // What some templates write around a call is none of it.
-        let is_around = |text: &str| written.close.ends_with(text) || form.before.contains(text);
+        // The parser reports text that some templates write around a call as content.
+        let is_around =
+            |text: &str| list_format.close.ends_with(text) || form.before.contains(text);
         let alone = parts.iter().all(|part| match part {
             OutputPart::Content(text) => is_around(text),
             part => matches!(part, OutputPart::Call(_)),
@@ -349,8 +355,9 @@ fn check(case: &Case, schema: &Value, tags: &[(String, u32)], seed: u64, draws: 
     ended
 }
 
-/// Draws calls in every other form, from this one on. All of them take a processor the better part of a minute.
-fn calls_in_every_other_form(first: usize) {
+/// Samples calls in every second format, starting at `first`. All formats together take almost a
+/// minute of processor time.
+fn check_every_second_call_format(first: usize) {
     let mut drawn = 0;
     for (number, case) in cases().iter().enumerate().skip(first).step_by(2) {
         let mut ended = 0;
@@ -365,20 +372,20 @@ fn calls_in_every_other_form(first: usize) {
 }
 
 #[test]
-fn calls_in_one_half_of_all_forms_have_the_arguments_that_the_schema_describes() {
-    calls_in_every_other_form(0);
+fn calls_in_even_call_formats_follow_the_schema() {
+    check_every_second_call_format(0);
 }
 
 #[test]
-fn calls_in_the_other_half_of_all_forms_have_the_arguments_that_the_schema_describes() {
-    calls_in_every_other_form(1);
+fn calls_in_odd_call_formats_follow_the_schema() {
+    check_every_second_call_format(1);
 }
 
 #[test]
 fn tags_that_are_control_tokens_end_values() {
     for (number, case) in cases().iter().enumerate().take(8) {
-        let ArgumentsFormat::List(written) = &case.form.arguments else { panic!() };
-        let mut names = written.forbidden.clone();
+        let ArgumentsFormat::List(list_format) = &case.form.arguments else { panic!() };
+        let mut names = list_format.forbidden.clone();
         names.extend(["<tool_call>".to_owned(), "</tool_call>".to_owned()]);
         names.sort();
         names.dedup();
@@ -392,23 +399,23 @@ fn tags_that_are_control_tokens_end_values() {
 }
 
 #[test]
-fn a_missing_or_repeated_or_invented_argument_is_not_let_through() {
+fn missing_repeated_and_unknown_arguments_are_not_allowed() {
     let all = cases();
     let coder = &all[0];
     let glm = &all[3];
     let schema = json!({"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}, "c": {"enum": ["x", "y"]}}, "required": ["a", "b"]});
     let tool = Tool(json!({"type": "function", "function": {"name": NAME, "parameters": schema}}));
     for case in [coder, glm] {
-        let ArgumentsFormat::List(written) = &case.form.arguments else { panic!() };
+        let ArgumentsFormat::List(list_format) = &case.form.arguments else { panic!() };
         let grammar = grammars(&[])
             .compile(
                 &constraint(&case.form, &[ForcedTool::new(&tool).unwrap()], false, &[]).unwrap(),
             )
             .unwrap();
-        let draw = Draw { tags: &[], likely: Vec::new(), seed: 1 };
+        let draw = TextSampler { tags: &[], likely: Vec::new(), seed: 1 };
         use ValueKind::{Number, Text};
         let takes = |arguments: &[(&str, ValueKind, &str)]| {
-            let text = format!("{}{NAME}{}", case.form.before, written.write(arguments));
+            let text = format!("{}{NAME}{}", case.form.before, list_format.write(arguments));
             draw.takes(&grammar, &draw.tokens(&text))
                 .is_some_and(|mut grammar| grammar.is_complete())
         };
@@ -432,10 +439,10 @@ fn a_missing_or_repeated_or_invented_argument_is_not_let_through() {
 }
 
 #[test]
-fn formats_of_bare_strings_are_kept() {
-    let draw = Draw { tags: &[], likely: Vec::new(), seed: 1 };
+fn formats_of_unquoted_strings_are_enforced() {
+    let draw = TextSampler { tags: &[], likely: Vec::new(), seed: 1 };
     let all = cases();
-    let ArgumentsFormat::List(written) = &all[0].form.arguments else { panic!() };
+    let ArgumentsFormat::List(list_format) = &all[0].form.arguments else { panic!() };
     let cases: [(&str, &[&str], &[&str]); 10] = [
         ("date", &["2026-02-28"], &["2026-13-01", "soon"]),
         ("time", &["23:59:00Z", "01:00:00.5+02:00"], &["24:00:00Z", "1:00"]),
@@ -457,7 +464,7 @@ fn formats_of_bare_strings_are_kept() {
             constraint(&all[0].form, &[ForcedTool::new(&tool).unwrap()], false, &[]).unwrap();
         let grammar = grammars(&[]).compile(&constraint).unwrap();
         let takes = |value: &str| {
-            let call = written.write(&[("a", ValueKind::Text, value)]);
+            let call = list_format.write(&[("a", ValueKind::Text, value)]);
             let tokens = draw.tokens(&format!("{}{NAME}{call}", all[0].form.before));
             draw.takes(&grammar, &tokens).is_some_and(|mut grammar| grammar.is_complete())
         };
@@ -467,7 +474,7 @@ fn formats_of_bare_strings_are_kept() {
 }
 
 #[test]
-fn what_cannot_be_kept_is_refused_by_name() {
+fn keywords_that_cannot_be_enforced_are_rejected_by_name() {
     let all = cases();
     let refused = |case: &Case, parameters: Value| {
         let tool =
@@ -496,8 +503,8 @@ fn what_cannot_be_kept_is_refused_by_name() {
     assert!(refused(gemma, nested).contains("b c"));
 }
 
-/// Schemas of strangers that come to ever more, each in its way.
-fn hostile() -> Vec<(&'static str, Value)> {
+/// Returns hostile schemas that grow exponentially, each in another way.
+fn explosive_schemas() -> Vec<(&'static str, Value)> {
     let step = |keyword: &str, n: usize| json!({keyword: vec![json!({"$ref": format!("#/$defs/{n}")}); 50]});
     let tower = |keyword: &str, ground: Value| {
         let mut defs: serde_json::Map<String, Value> =
@@ -519,14 +526,14 @@ fn hostile() -> Vec<(&'static str, Value)> {
 }
 
 #[test]
-fn schemas_that_blow_up_take_bounded_time() {
-    let begun = std::time::Instant::now();
+fn exponentially_growing_schemas_take_bounded_time() {
+    let start = std::time::Instant::now();
     for case in cases() {
-        for (what, parameters) in hostile() {
+        for (what, parameters) in explosive_schemas() {
             let tool = Tool(
                 json!({"type": "function", "function": {"name": "f", "parameters": parameters}}),
             );
-            // Refused or not: it comes to an end.
+            // Whether it is rejected or not, the construction ends.
             let made =
                 ForcedTool::new(&tool).and_then(|tool| constraint(&case.form, &[tool], false, &[]));
             assert!(
@@ -536,11 +543,11 @@ fn schemas_that_blow_up_take_bounded_time() {
             );
         }
     }
-    assert!(begun.elapsed().as_secs() < 60, "{:?}", begun.elapsed());
+    assert!(start.elapsed().as_secs() < 60, "{:?}", start.elapsed());
 }
 
 #[test]
-fn schemas_that_contain_themselves_through_what_they_inherit_have_an_end() {
+fn recursive_schemas_with_inheritance_produce_a_finite_grammar() {
     let all = cases();
     let gemma = all.iter().find(|case| case.title == "gemma4-small").unwrap();
     let node = |own: Value| json!({"type": "object", "properties": {"children": {"type": "array", "items": own}}});

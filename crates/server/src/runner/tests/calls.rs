@@ -1,4 +1,4 @@
-//! Tool calls in the answers of a runner.
+//! Tests of tool calls in the answers of a runner.
 
 use puna_api::native::Tool;
 use serde_json::json;
@@ -7,7 +7,7 @@ use super::*;
 use crate::canonical::{ApiError, CallOutcome, FinishReason};
 use crate::runner::protocol::CALLS_MAX;
 
-/// Asks a model with this parser, which says these pieces; what came before the end.
+/// Runs a model with this parser that generates these pieces; returns the events before the end.
 async fn ask(parser: &str, says: Vec<String>) -> Vec<Event> {
     ask_with(parser, says, |_| {}).await
 }
@@ -48,7 +48,7 @@ fn content(events: &[Event]) -> String {
     events.iter().map(text).collect()
 }
 
-/// A complete call.
+/// Complete call.
 #[derive(Debug)]
 struct Call {
     id: String,
@@ -74,7 +74,7 @@ fn calls(events: &[Event]) -> Vec<Call> {
 }
 
 #[tokio::test]
-async fn calls_get_ids_and_numbers_and_what_cannot_be_read_comes_back_as_text() {
+async fn calls_get_ids_and_indices_and_malformed_ones_become_text() {
     let call = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>";
     let text = format!("Hm. {call}{call} <tool_call>{{bad</tool_call> and <tool_call>{{\"na");
     let events = ask("qwen3", text.chars().map(String::from).collect()).await;
@@ -93,7 +93,7 @@ async fn calls_get_ids_and_numbers_and_what_cannot_be_read_comes_back_as_text() 
 }
 
 #[tokio::test]
-async fn any_number_of_calls_may_come_at_once() {
+async fn calls_beyond_the_limit_become_text() {
     let one = "{\"tool_name\": \"f\", \"parameters\": {\"a\": 2}}";
     let list = vec![one; CALLS_MAX + 2].join(",");
     let text = format!("x<|END_THINKING|><|START_ACTION|>[{list}]<|END_ACTION|>");
@@ -103,14 +103,15 @@ async fn any_number_of_calls_may_come_at_once() {
     assert_eq!(content(&events), rest.repeat(2));
 }
 
-/// Calls of a stream: name and arguments as they came, and whether they were completed.
+/// Returns the calls of a stream: name, arguments as received, and whether the call was completed.
 fn streamed(events: &[Event]) -> Vec<(String, String, bool)> {
     let mut calls: Vec<(String, String, bool)> = Vec::new();
     let (mut open, mut ids) = (None, std::collections::HashSet::new());
     for event in events {
         match event {
             Event::CallStart { id, index, name } => {
-                // Clients put pieces together by it: no two calls may share one, broken or not.
+                // Clients assemble calls by index, so no two calls may share one, even if a call is
+                // incomplete.
                 assert_eq!((*index, open), (calls.len(), None));
                 assert!(ids.insert(id));
                 open = Some(*index);
@@ -138,7 +139,7 @@ fn streamed(events: &[Event]) -> Vec<(String, String, bool)> {
 }
 
 #[tokio::test]
-async fn arguments_come_while_they_are_written_where_that_is_asked_for() {
+async fn arguments_are_streamed_if_the_request_asks_for_it() {
     let call = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>";
     let broken = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": </tool_call>";
     let text = format!("Hm. {call}{broken} So {call}");
@@ -151,7 +152,7 @@ async fn arguments_come_while_they_are_written_where_that_is_asked_for() {
     assert!(
         events.iter().filter(|event| matches!(event, Event::CallArguments { .. })).count() > 15
     );
-    // Nothing of a call that has begun is content as well.
+    // Text of a started call is not repeated as content.
     assert_eq!(content(&events), "Hm. So");
     let plain = ask("qwen3", says).await;
     assert!(!plain.iter().any(|event| matches!(event, Event::CallArguments { .. })));
@@ -159,7 +160,7 @@ async fn arguments_come_while_they_are_written_where_that_is_asked_for() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_comes_as_thought_before_an_answer_that_has_a_form() {
+async fn malformed_calls_before_a_constrained_answer_become_reasoning() {
     let bad = "<tool_call>{bad</tool_call>";
     for stream in [false, true] {
         let says = format!("{bad}{{}}").chars().map(String::from).collect();
@@ -177,12 +178,13 @@ async fn what_cannot_be_read_comes_as_thought_before_an_answer_that_has_a_form()
 }
 
 #[tokio::test]
-async fn where_one_call_is_wanted_the_answer_ends_behind_it() {
+async fn an_answer_limited_to_one_call_ends_after_it() {
     let call = "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>";
     let list = "<tool_call>[{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"f\", \"arguments\": {\"a\": 2}}]</tool_call>";
     for text in [format!("Hm. {call}\n{call} So."), format!("Hm. {list}")] {
         let letters: Vec<String> = text.chars().map(String::from).collect();
-        // Letter by letter the second call is never written; in one piece it is there, and is not told.
+        // Token by token, the second call is never generated; in one piece, it is generated and
+        // dropped.
         for says in [letters, vec![text.clone()]] {
             for stream in [false, true] {
                 let events = ask_with("qwen3", says.clone(), |task| {
@@ -194,8 +196,9 @@ async fn where_one_call_is_wanted_the_answer_ends_behind_it() {
                     (1, "Hm."),
                     "{text}: {events:?}"
                 );
-                let begun = events.iter().filter(|event| matches!(event, Event::CallStart { .. }));
-                assert!(begun.count() <= 1, "{text}");
+                let started =
+                    events.iter().filter(|event| matches!(event, Event::CallStart { .. }));
+                assert!(started.count() <= 1, "{text}");
             }
         }
     }
@@ -208,7 +211,7 @@ async fn where_one_call_is_wanted_the_answer_ends_behind_it() {
     let mut events = link.submit(1, Task::Generate(generate));
     while let Some(event) = events.next().await {
         if let Event::Done(done) = event {
-            // The token that ends it is the only one more.
+            // The token that ends the answer is the only additional one.
             assert_eq!(
                 (done.generated_tokens as usize, done.reason),
                 (call.len() + 1, FinishReason::Stop)
@@ -220,22 +223,25 @@ async fn where_one_call_is_wanted_the_answer_ends_behind_it() {
 }
 
 #[tokio::test]
-async fn every_call_of_a_list_comes_while_it_is_written() {
+async fn every_call_of_a_list_is_streamed() {
     let call = |a| format!("{{\"name\": \"f\", \"arguments\": {{\"a\": {a}}}}}");
-    let told = |a| ("f".to_owned(), format!("{{\"a\": {a}}}"), true);
+    let expected_call = |a| ("f".to_owned(), format!("{{\"a\": {a}}}"), true);
     let text = format!("<tool_call>[{}, {},{}]</tool_call>", call(1), call(2), call(3));
     let stream = |text: String| {
         let says = text.chars().map(String::from).collect();
         ask_with("qwen3", says, |task| task.stream_calls = true)
     };
     let events = stream(text).await;
-    assert_eq!(streamed(&events), [told(1), told(2), told(3)]);
+    assert_eq!(streamed(&events), [expected_call(1), expected_call(2), expected_call(3)]);
     assert_eq!(calls(&events).len(), 3);
     assert!(content(&events).trim().is_empty(), "{}", content(&events));
-    // What breaks off behind complete ones is text, without them.
+    // An incomplete call after complete ones becomes text, without the complete ones.
     let events =
         stream(format!("<tool_call>[{}, {}, {{\"name\": \"f\", \"arg", call(1), call(2))).await;
-    assert_eq!((streamed(&events), calls(&events).len()), (vec![told(1), told(2)], 2));
+    assert_eq!(
+        (streamed(&events), calls(&events).len()),
+        (vec![expected_call(1), expected_call(2)], 2)
+    );
     assert_eq!(content(&events), "{\"name\": \"f\", \"arg");
 }
 
@@ -277,7 +283,7 @@ async fn a_forced_call_of_the_embedded_model_is_streamed() {
 }
 
 #[tokio::test]
-async fn a_forced_answer_ends_where_a_call_comes_again() {
+async fn a_forced_answer_ends_when_a_call_is_repeated() {
     use puna_api::native::ToolChoice::{Named, Required};
     let link = loaded_file(None, 2048).await;
     let schema = json!({"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]});
@@ -308,7 +314,7 @@ async fn a_forced_answer_ends_where_a_call_comes_again() {
     }
 }
 
-/// Demands a call of the embedded model: what comes of it.
+/// Forces a call of the embedded model; returns its events or the error.
 async fn demand(link: &Link, functions: Vec<serde_json::Value>) -> Result<Vec<Event>, ApiError> {
     let Task::Generate(mut generate) = task("", 60, 4, true, true) else { panic!() };
     let content = "What is the weather in Paris?".into();
@@ -331,7 +337,7 @@ async fn demand(link: &Link, functions: Vec<serde_json::Value>) -> Result<Vec<Ev
 }
 
 #[tokio::test]
-async fn tools_that_cannot_be_called_are_refused_by_name() {
+async fn tools_that_cannot_be_called_are_rejected_by_name() {
     let link = loaded_file(None, 512).await;
     let fine = json!({"name": "fine", "parameters": {"type": "object", "properties": {}}});
     let f = |parameters| json!({"name": "f", "parameters": parameters});

@@ -1,4 +1,4 @@
-//! Rerankers on the engine of this program, against llama.cpp.
+//! Tests of rerankers on this program's engine, against results of llama.cpp.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,8 +13,8 @@ fn zoo(name: &str) -> Gguf {
     Gguf::open(&zoo.join(name)).unwrap()
 }
 
-/// A copy of a file with other keys and one more tensor.
-fn changed(
+/// Returns a copy of a file with changed keys and one more tensor.
+fn modified(
     gguf: &Gguf,
     keys: Vec<(&str, Value)>,
     more: Option<(&str, [u64; 2], Vec<f32>)>,
@@ -36,16 +36,16 @@ fn changed(
     writer.to_vec(data.iter().map(Vec::as_slice)).unwrap()
 }
 
-/// A RoBERTa with a classifier whose file wants all marks.
+/// Returns a RoBERTa model with a classifier, whose file wants all special tokens.
 fn bert() -> Vec<u8> {
     let flags = ["bos", "eos", "sep"].map(|mark| format!("tokenizer.ggml.add_{mark}_token"));
     let mut keys: Vec<(&str, Value)> =
         flags.iter().map(|key| (key.as_str(), true.into())).collect();
     keys.push(("tokenizer.ggml.seperator_token_id", 316u32.into()));
-    changed(&zoo("bert-rank.gguf"), keys, None)
+    modified(&zoo("bert-rank.gguf"), keys, None)
 }
 
-/// A Qwen3 with the head and the template of a reranker.
+/// Returns a Qwen3 model with the head and the template of a reranker.
 fn qwen3() -> Vec<u8> {
     let gguf = zoo("qwen3-embedding.gguf");
     let width = gguf.metadata().u32("qwen3.embedding_length").unwrap();
@@ -55,7 +55,7 @@ fn qwen3() -> Vec<u8> {
         ("qwen3.classifier.output_labels", Value::strings([&b"yes"[..], b"no"])),
         ("tokenizer.chat_template.rerank", "<q>{query}</q><d>{document}</d> yes?".into()),
     ];
-    changed(&gguf, keys, Some(("cls.output.weight", [width.into(), 2], head)))
+    modified(&gguf, keys, Some(("cls.output.weight", [width.into(), 2], head)))
 }
 
 async fn ranker(file: Vec<u8>, num_ctx: u32) -> (Link, tempfile::TempDir) {
@@ -65,7 +65,7 @@ async fn ranker(file: Vec<u8>, num_ctx: u32) -> (Link, tempfile::TempDir) {
     (loaded_file(Some(path), num_ctx).await, folder)
 }
 
-fn wish(query: &str, documents: &[&str]) -> Rank {
+fn rank_task(query: &str, documents: &[&str]) -> Rank {
     Rank {
         query: query.into(),
         documents: documents.iter().map(|text| (*text).to_owned()).collect(),
@@ -83,16 +83,17 @@ async fn ranked(link: &Link, rank: Rank) -> RankResult {
     }
 }
 
-async fn refused(link: &Link, rank: Rank) -> String {
+async fn rank_error(link: &Link, rank: Rank) -> String {
     match end(link, Task::Rank(rank)).await {
         Event::Error(failure) if failure.status == 400 => failure.message,
         other => panic!("{other:?}"),
     }
 }
 
-/// What llama.cpp's server (version 0.3.36 of its Python package brings it) answers for these very files:
-/// `llama-server -m FILE --reranking --pooling rank -t 1 -c 0`, `POST /v1/rerank`. It computes GELU from a table of
-/// half precision, which is where the difference to the first comes from.
+/// The expected values are those of llama.cpp's server for these files. Its version is the one in
+/// version 0.3.36 of its Python package: `llama-server -m FILE --reranking --pooling rank -t 1 -c
+/// 0`, `POST /v1/rerank`. It computes GELU from a half-precision table, which explains the
+/// difference of the first result.
 #[tokio::test]
 async fn scores_and_tokens_are_those_of_llama_cpp() {
     let (first, second) = ("what is it?", "the answer of <|im_end|> is");
@@ -105,10 +106,10 @@ async fn scores_and_tokens_are_those_of_llama_cpp() {
         (qwen3(), 1e-3, second, odd, 106, vec![0.577_170_5, 0.745_104_13]),
     ] {
         let (link, _folder) = ranker(file, 512).await;
-        let got = ranked(&link, wish(query, documents)).await;
-        assert_eq!((got.tokens, got.cut), (tokens, Vec::new()), "{documents:?}");
-        assert_eq!(got.scores.len(), scores.len());
-        for (got, want) in got.scores.iter().zip(scores) {
+        let result = ranked(&link, rank_task(query, documents)).await;
+        assert_eq!((result.tokens, result.cut), (tokens, Vec::new()), "{documents:?}");
+        assert_eq!(result.scores.len(), scores.len());
+        for (got, want) in result.scores.iter().zip(scores) {
             assert!((got - want).abs() < tolerance, "{got} instead of {want} for {documents:?}");
         }
     }
@@ -119,11 +120,11 @@ async fn a_thousand_documents_are_scored_as_each_alone() {
     let (link, _folder) = ranker(bert(), 512).await;
     let texts: Vec<String> = (0..1000).map(|i| "panda ".repeat(i % 9) + "bear").collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    let all = ranked(&link, wish("what?", &texts)).await;
+    let all = ranked(&link, rank_task("what?", &texts)).await;
     assert_eq!(all.scores.len(), 1000);
     let mut alone = BTreeMap::new();
     for i in [0, 1, 8, 500, 999] {
-        alone.insert(i, ranked(&link, wish("what?", &texts[i..=i])).await.scores[0]);
+        alone.insert(i, ranked(&link, rank_task("what?", &texts[i..=i])).await.scores[0]);
     }
     for (i, score) in alone {
         assert!((all.scores[i] - score).abs() < 2e-3, "{i}: {} and alone {score}", all.scores[i]);
@@ -135,30 +136,30 @@ async fn a_client_that_leaves_ends_its_scoring() {
     let (link, _folder) = ranker(qwen3(), 512).await;
     let long = "a bear is no panda ".repeat(8);
     let texts = vec![long.as_str(); 6_000];
-    let mut events = link.submit(1, Task::Rank(wish("what?", &texts)));
+    let mut events = link.submit(1, Task::Rank(rank_task("what?", &texts)));
     let early = tokio::time::timeout(Duration::from_millis(300), events.next()).await;
     assert!(early.is_err(), "{early:?}");
     drop(events);
     let began = std::time::Instant::now();
-    ranked(&link, wish("what?", &["bear"])).await;
+    ranked(&link, rank_task("what?", &["bear"])).await;
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }
 
 #[tokio::test]
-async fn documents_that_are_too_long_are_cut_only_where_that_is_asked_for_and_it_is_told() {
+async fn documents_that_are_too_long_are_cut_only_on_request_and_the_cut_is_reported() {
     for file in [bert(), qwen3()] {
         let (link, _folder) = ranker(file, 60).await;
         let long = "the bear ".repeat(100);
         let texts = ["bear", long.as_str()];
-        let plain = wish("what?", &texts);
-        let message = refused(&link, plain.clone()).await;
+        let plain = rank_task("what?", &texts);
+        let message = rank_error(&link, plain.clone()).await;
         assert!(message.starts_with("document 1 is too long: with the query it has "), "{message}");
-        let short = ranked(&link, wish("what?", &texts[..1])).await;
+        let short = ranked(&link, rank_task("what?", &texts[..1])).await;
         let cut = ranked(&link, Rank { truncate: true, ..plain.clone() }).await;
         assert!((cut.scores[0] - short.scores[0]).abs() < 1e-3);
         assert_eq!(cut.cut.len(), 1);
         assert_eq!(cut.cut[0].0, 1);
-        // Nearly: a cut through a word can make fewer tokens in its place.
+        // A cut inside a word can produce fewer tokens than the limit.
         assert!(
             (short.tokens + 50..=short.tokens + 60).contains(&cut.tokens),
             "{} tokens",
@@ -168,8 +169,8 @@ async fn documents_that_are_too_long_are_cut_only_where_that_is_asked_for_and_it
         assert!(pairs.tokens <= short.tokens + 40, "{} tokens", pairs.tokens);
         let documents = ranked(&link, Rank { document_tokens: Some(3), ..plain.clone() }).await;
         assert!(documents.cut.iter().any(|(i, _)| *i == 1) && documents.tokens < cut.tokens);
-        let query = Rank { truncate: true, ..wish(&"why ".repeat(100), &texts) };
-        let message = refused(&link, query).await;
+        let query = Rank { truncate: true, ..rank_task(&"why ".repeat(100), &texts) };
+        let message = rank_error(&link, query).await;
         assert!(
             message.starts_with("document 0 cannot be cut to fit: the query and what stands"),
             "{message}"
@@ -180,7 +181,7 @@ async fn documents_that_are_too_long_are_cut_only_where_that_is_asked_for_and_it
 #[tokio::test]
 async fn models_that_do_not_rank_say_so() {
     let link = loaded_file(None, 64).await;
-    assert_eq!(refused(&link, wish("a", &["b"])).await, "this model does not rank texts");
+    assert_eq!(rank_error(&link, rank_task("a", &["b"])).await, "this model does not rank texts");
     let (link, _folder) = ranker(bert(), 64).await;
     let embed = crate::canonical::Embed {
         inputs: vec![EmbedText::Text("x".into())],

@@ -1,4 +1,5 @@
-//! Schemas as clients write them, with the embedded model: none is refused, and answers are checked.
+//! Tests that schemas as clients write them are accepted, and that answers are checked, with the
+//! embedded model.
 
 use puna_api::native::Message;
 use puna_sampler::Constraint;
@@ -6,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// A request for an answer of up to 300 tokens to a schema.
+/// Returns a request for an answer to a schema, of up to 300 tokens.
 fn request(schema: Value) -> Task {
     let Task::Generate(mut generate) = task("", 300, 4, true, true) else { panic!() };
     let question = Message { role: "user".into(), content: "go".into(), ..Message::default() };
@@ -16,7 +17,7 @@ fn request(schema: Value) -> Task {
     Task::Generate(generate)
 }
 
-/// An answer to a schema, with the keywords that are checked and those that it does not keep to.
+/// Returns the checked keywords, the answer to a schema, and the violated keywords.
 async fn answer(link: &Link, schema: Value) -> (Vec<String>, String, Option<Vec<String>>) {
     let mut events = link.submit(1, request(schema));
     let (mut keywords, mut content) = (Vec::new(), String::new());
@@ -32,7 +33,7 @@ async fn answer(link: &Link, schema: Value) -> (Vec<String>, String, Option<Vec<
 }
 
 #[tokio::test]
-async fn schemas_of_clients_are_taken_and_checked() {
+async fn schemas_of_clients_are_accepted_and_checked() {
     let link = loaded_file(None, 512).await;
     let object = |property: Value| json!({"type": "object", "properties": {"a": property}, "required": ["a"]});
     let duration = "^P(?:(\\d+W)|(?!.*W)(?=\\d|T\\d)(\\d+Y)?(\\d+M)?(\\d+D)?(T(?=\\d)(\\d+H)?(\\d+M)?(\\d+([.,]\\d+)?S)?)?)$";
@@ -84,7 +85,7 @@ async fn schemas_of_clients_are_taken_and_checked() {
 }
 
 #[tokio::test]
-async fn forms_that_could_only_be_cut_are_refused_with_the_reason() {
+async fn constraints_whose_shortest_answer_exceeds_the_limit_are_rejected() {
     let link = loaded_file(None, 512).await;
     let node = json!({"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "required": ["next"]});
     let cases = [

@@ -1,4 +1,4 @@
-//! The scripted model on the engine of this program.
+//! Tests of the scripted model on this program's engine.
 
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,13 @@ use super::fake::in_threads;
 use super::{loaded_by, task};
 use crate::canonical::Event;
 
-/// The events of an answer to a prompt.
+/// Runs a script on a prompt; returns the text and the final event.
 async fn play(answers: Value, prompt: &str) -> (String, Event) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("script.json");
     std::fs::write(&path, json!({"answers": answers}).to_string()).unwrap();
-    let (launched, _) = in_threads(ScriptLoader::open(path).unwrap()).unwrap();
-    let link = loaded_by(launched, None, 2048).await;
+    let (process, _) = in_threads(ScriptLoader::open(path).unwrap()).unwrap();
+    let link = loaded_by(process, None, 2048).await;
     let mut events = link.submit(1, task(prompt, 1000, 4, true, true));
     let mut text = String::new();
     loop {
@@ -35,7 +35,7 @@ async fn steps_are_written_in_the_models_syntax_and_counted_as_its_tokens() {
     let (text, end) = play(json!([{"steps": steps}]), "<|im_start|>user\nTASK<|im_end|>\n").await;
     let calls = "<tool_call>\n{\"name\": \"a\", \"arguments\": {\"x\":1}}\n</tool_call>\n<tool_call>\n{\"name\": \"b\", \"arguments\": {\"cut}\n</tool_call>";
     let Event::Done(done) = end else { panic!("{end:?}") };
-    // Control tokens are no text where nothing reads them.
+    // Without a parser, control tokens are not shown as text.
     let shown = text.replace("<think>", "").replace("</think>", "");
     assert_eq!(shown.trim_start(), format!("I look.\n\n\nHere: né 🦙\n{calls}"));
     assert_eq!(done.reason.as_str(), "stop");
@@ -43,7 +43,7 @@ async fn steps_are_written_in_the_models_syntax_and_counted_as_its_tokens() {
 }
 
 #[tokio::test]
-async fn an_answer_is_cut_off_paused_or_fails_as_told() {
+async fn an_answer_is_cut_off_paused_or_fails_as_the_script_says() {
     let prompt = "<|im_start|>user\nTASK<|im_end|>\n";
     let (text, end) =
         play(json!([{"steps": [{"text": "some words"}], "finish": "length"}]), prompt).await;

@@ -1,6 +1,7 @@
-//! Events to responses, whole and in pieces.
+//! Encodes events as a response, whole or streamed.
 //!
-//! A response is a row of items: thoughts, messages, calls. At most one is open; it is closed before the next begins.
+//! A response is a sequence of items: reasoning, messages, calls. At most one is open; the encoder
+//! closes it before the next begins.
 
 use std::sync::Arc;
 
@@ -12,19 +13,20 @@ use puna_api::openai::CONTEXT_LENGTH_EXCEEDED;
 use puna_api::responses::ResponsesRequest;
 use serde_json::{Value, json as value};
 
-use super::items::{CallHead, Kind, Told, done, whole};
-use super::replay::push;
-use super::tools::{Form, ToolName};
+use super::items::{CallHead, ItemKind, NamedEvent, done_event, whole_item_events};
+use super::replay::push_numbered_event;
+use super::tools::{CallFormat, ToolName};
 use crate::canonical::{ApiError, CallOutcome, FinishReason, GenerationSummary, Piece};
 use crate::dialect::answer_events::EndedCall;
-use crate::dialect::waiting::Reading;
+use crate::dialect::progress::PromptProgress;
 use crate::dialect::{AnswerEvent, Collected, CollectedCall, Encoder, Times};
 use crate::http::{Owner, StreamFormat, json_plain};
 use crate::paragraphs::append_paragraph;
 use crate::random_ids;
 use crate::response_store::{ResponseStore, StoredResponse};
 
-/// Where a response is to be kept, and the conversation that it answers, without the instructions.
+/// Storage of a response: the owner, the store, and the conversation that it answers, without the
+/// instructions.
 pub(crate) struct Keep {
     pub(crate) owner: Owner,
     pub(crate) responses: Arc<ResponseStore>,
@@ -37,61 +39,62 @@ pub(crate) struct ResponseEncoder {
     created: i64,
     request: ResponsesRequest,
     keep: Option<Keep>,
-    stored: bool,
+    is_stored: bool,
     started: bool,
-    /// The number of the next event.
-    sequence: u64,
-    /// The numbers of events that were only signs of life.
+    /// Sequence number of the next event.
+    next_sequence_number: u64,
+    /// Sequence numbers of heartbeat events.
     heartbeats: Vec<u64>,
-    /// Items that are complete.
+    /// Complete items.
     output: Vec<Value>,
-    /// The bytes of the pieces in which each came.
+    /// Byte lengths of the streamed pieces of each complete item.
     pieces: Vec<Vec<usize>>,
-    open: Option<Open>,
-    /// What the model said in all, for those who go on from here.
-    said: Message,
-    /// The response, once it is complete.
-    complete: Option<Value>,
-    reading: Reading,
+    open: Option<OpenItem>,
+    /// The assistant's message in total, for requests that continue the stored response.
+    message: Message,
+    /// The response, after it is complete.
+    complete_response: Option<Value>,
+    prompt_progress: PromptProgress,
 }
 
-/// An item that is still open.
-struct Open {
-    kind: Kind,
+/// The open item.
+struct OpenItem {
+    kind: ItemKind,
     id: String,
     text: String,
-    /// The bytes of its pieces.
+    /// Byte lengths of the pieces so far.
     pieces: Vec<usize>,
     call: CallHead,
-    /// The name by which the model calls the tool of a call.
-    called: String,
+    /// Function name of a call.
+    function_name: String,
 }
 
 impl ResponseEncoder {
+    /// Creates an encoder. With `keep`, the completed response is stored.
     pub(crate) fn new(request: ResponsesRequest, keep: Option<Keep>) -> Self {
         Self {
             id: random_ids::alphanumeric("resp_"),
             created: Timestamp::now().as_second(),
             request,
-            stored: keep.is_some(),
+            is_stored: keep.is_some(),
             keep,
             started: false,
-            sequence: 0,
+            next_sequence_number: 0,
             heartbeats: Vec::new(),
             output: Vec::new(),
             pieces: Vec::new(),
             open: None,
-            said: Message::text("assistant", ""),
-            complete: None,
-            reading: Reading::default(),
+            message: Message::text("assistant", ""),
+            complete_response: None,
+            prompt_progress: PromptProgress::default(),
         }
     }
 
-    /// The response as it stands.
+    /// Returns the current state of the response.
     fn response(&self, status: &str, done: Option<&GenerationSummary>) -> Value {
         let request = &self.request;
         let ended = matches!(status, "completed" | "incomplete");
-        // Without a word from the client what does not fit is cut, and the answer says so.
+        // By default, the server truncates a prompt that does not fit, and the answer reports this.
         let is_cut = done.is_some_and(|done| done.dropped_messages + done.dropped_tokens > 0);
         let text =
             request.text.as_ref().map(|text| &text.format).filter(|format| !format.is_null());
@@ -124,7 +127,7 @@ impl ResponseEncoder {
             "usage": done.filter(|done| done.has_usage).map(usage),
             "max_output_tokens": request.max_output_tokens,
             "max_tool_calls": null,
-            "store": self.stored,
+            "store": self.is_stored,
             "background": false,
             "service_tier": "default",
             "metadata": request.metadata.clone().unwrap_or_default(),
@@ -133,7 +136,7 @@ impl ResponseEncoder {
         })
     }
 
-    /// A choice of tools in this dialect's form.
+    /// Returns a tool choice in this dialect's format.
     fn choice(&self, choice: &ToolChoice) -> Value {
         let name = match choice {
             ToolChoice::Named(name) => name,
@@ -147,16 +150,16 @@ impl ResponseEncoder {
             other => return value!(other),
         };
         let tool = ToolName::of(&self.request.tools, name);
-        let mut choice = match Form::of(&self.request.tools, name) {
-            Form::Function => value!({"type": "function", "name": tool.name}),
-            Form::Custom => value!({"type": "custom", "name": tool.name}),
-            Form::Shell => value!({"type": name}),
+        let mut choice = match CallFormat::of(&self.request.tools, name) {
+            CallFormat::Function => value!({"type": "function", "name": tool.name}),
+            CallFormat::Custom => value!({"type": "custom", "name": tool.name}),
+            CallFormat::Shell => value!({"type": name}),
         };
         tool.add_namespace(&mut choice);
         choice
     }
 
-    /// The answer in one object.
+    /// Returns the answer as one object.
     pub(crate) fn whole(mut self, all: Collected) -> Response {
         if let Some(prompt) = all.rendered {
             return self.rendered(prompt);
@@ -167,20 +170,21 @@ impl ResponseEncoder {
             [AnswerEvent::Thinking(piece(all.thinking)), AnswerEvent::Content(piece(all.content))];
         texts.into_iter().for_each(|event| self.encode(0, event, all.times, &mut out));
         for CollectedCall { id, call } in all.tool_calls {
-            self.begin_call(id, call.name.clone(), &mut out);
+            self.start_call(id, call.name.clone(), &mut out);
             self.end_call(&EndedCall { rest: call.text.clone(), ..call }, &mut out);
         }
         if let Some(done) = all.done {
             self.encode(0, AnswerEvent::Done(done), all.times, &mut out);
         }
-        let response = self.complete.take().unwrap_or_else(|| self.response("failed", None));
+        let response =
+            self.complete_response.take().unwrap_or_else(|| self.response("failed", None));
         json_plain(StatusCode::OK, &response)
     }
 
-    /// The answer where nothing was to be generated.
+    /// Returns the answer to a request that generates no text, for example to load a model.
     pub(crate) fn empty(mut self) -> Response {
-        // There is nothing in it to go on from.
-        self.stored = false;
+        // An empty response cannot be continued.
+        self.is_stored = false;
         self.empty_message(&mut Vec::new());
         let mut response = self.response("completed", None);
         response["usage"] = value!({
@@ -190,13 +194,15 @@ impl ResponseEncoder {
         json_plain(StatusCode::OK, &response)
     }
 
-    fn send(&mut self, told: impl IntoIterator<Item = Told>, out: &mut Vec<u8>) {
-        for told in told {
-            push(told, self.sequence, out);
-            self.sequence += 1;
+    /// Appends events with consecutive sequence numbers.
+    fn send(&mut self, events: impl IntoIterator<Item = NamedEvent>, out: &mut Vec<u8>) {
+        for event in events {
+            push_numbered_event(event, self.next_sequence_number, out);
+            self.next_sequence_number += 1;
         }
     }
 
+    /// Sends the events at the start of a response, once.
     fn start(&mut self, out: &mut Vec<u8>) {
         if self.started {
             return;
@@ -208,50 +214,62 @@ impl ResponseEncoder {
         }
     }
 
-    /// Begins an item of a kind, unless one of it is open.
-    fn begin(&mut self, kind: Kind, out: &mut Vec<u8>) {
+    /// Begins an item of a type, unless an item of this type is open.
+    fn start_item(&mut self, kind: ItemKind, out: &mut Vec<u8>) {
         if self.open.as_ref().is_some_and(|open| open.kind == kind) {
             return;
         }
         self.close(out);
-        let id = random_ids::alphanumeric(if kind == Kind::Message { "msg_" } else { "rs_" });
+        let id = random_ids::alphanumeric(if kind == ItemKind::Message { "msg_" } else { "rs_" });
         self.open_item(kind, id, CallHead::default(), String::new(), out);
     }
 
+    /// Sends the start of an item and makes it the open item.
     fn open_item(
         &mut self,
-        kind: Kind,
+        kind: ItemKind,
         id: String,
         call: CallHead,
-        called: String,
+        function_name: String,
         out: &mut Vec<u8>,
     ) {
-        self.send(kind.begun(self.output.len(), &id, &call), out);
-        self.open = Some(Open { kind, id, text: String::new(), pieces: Vec::new(), call, called });
+        self.send(kind.start_events(self.output.len(), &id, &call), out);
+        self.open = Some(OpenItem {
+            kind,
+            id,
+            text: String::new(),
+            pieces: Vec::new(),
+            call,
+            function_name,
+        });
     }
 
-    fn piece(&mut self, kind: Kind, text: &str, out: &mut Vec<u8>) {
-        if kind != Kind::Call {
-            self.begin(kind, out);
+    /// Adds text to the open item and sends it. Text of calls other than functions is not sent
+    /// before their end.
+    fn add_piece(&mut self, kind: ItemKind, text: &str, out: &mut Vec<u8>) {
+        if kind != ItemKind::Call {
+            self.start_item(kind, out);
         }
         let index = self.output.len();
         let Some(open) = self.open.as_mut().filter(|open| open.kind == kind) else { return };
         let is_first = open.text.is_empty();
         open.text.push_str(text);
         open.pieces.push(text.len());
-        if kind == Kind::Call && Form::of(&self.request.tools, &open.called) != Form::Function {
+        if kind == ItemKind::Call
+            && CallFormat::of(&self.request.tools, &open.function_name) != CallFormat::Function
+        {
             return;
         }
-        let delta = kind.delta(index, &open.id, text);
-        let said = match kind {
-            Kind::Reasoning => Some(&mut self.said.thinking),
-            Kind::Message => Some(&mut self.said.content),
-            Kind::Call => None,
+        let delta = kind.delta_event(index, &open.id, text);
+        let message_text = match kind {
+            ItemKind::Reasoning => Some(&mut self.message.thinking),
+            ItemKind::Message => Some(&mut self.message.content),
+            ItemKind::Call => None,
         };
-        match said {
-            // As the items are read that a client sends back.
-            Some(said) if is_first => append_paragraph(said, text),
-            Some(said) => said.push_str(text),
+        match message_text {
+            // The first piece starts a paragraph, as items do that a client sends back.
+            Some(message_text) if is_first => append_paragraph(message_text, text),
+            Some(message_text) => message_text.push_str(text),
             None => {}
         }
         self.send([delta], out);
@@ -262,44 +280,48 @@ impl ResponseEncoder {
         self.close_as("completed", out);
     }
 
+    /// Ends the open item with a status.
     fn close_as(&mut self, status: &str, out: &mut Vec<u8>) {
-        let Some(Open { kind, id, text, pieces, call, .. }) = self.open.take() else { return };
-        self.send(kind.ended(self.output.len(), &id, &text), out);
-        self.item_done(kind.item(&id, status, &call, &text), pieces, out);
+        let Some(OpenItem { kind, id, text, pieces, call, .. }) = self.open.take() else { return };
+        self.send(kind.end_events(self.output.len(), &id, &text), out);
+        self.finish_item(kind.item(&id, status, &call, &text), pieces, out);
     }
 
-    fn item_done(&mut self, item: Value, pieces: Vec<usize>, out: &mut Vec<u8>) {
-        self.send([done(self.output.len(), &item)], out);
+    /// Sends the last event of an item and adds the item to the output.
+    fn finish_item(&mut self, item: Value, pieces: Vec<usize>, out: &mut Vec<u8>) {
+        self.send([done_event(self.output.len(), &item)], out);
         self.output.push(item);
         self.pieces.push(pieces);
     }
 
-    /// Begins the item of a call. Calls of tools that are no functions are sent once they are complete.
-    fn begin_call(&mut self, call_id: String, name: String, out: &mut Vec<u8>) {
+    /// Begins the item of a call. Calls of other tools than functions are sent after they are
+    /// complete.
+    fn start_call(&mut self, call_id: String, name: String, out: &mut Vec<u8>) {
         self.close(out);
         let call = CallHead { id: call_id, tool: ToolName::of(&self.request.tools, &name) };
-        let form = Form::of(&self.request.tools, &name);
-        let (kind, id) = (Kind::Call, random_ids::alphanumeric(form.prefix()));
-        match form {
-            Form::Function => self.open_item(kind, id, call, name, out),
+        let format = CallFormat::of(&self.request.tools, &name);
+        let (kind, id) = (ItemKind::Call, random_ids::alphanumeric(format.prefix()));
+        match format {
+            CallFormat::Function => self.open_item(kind, id, call, name, out),
             _ => {
                 let (text, pieces) = (String::new(), Vec::new());
-                self.open = Some(Open { kind, id, text, pieces, call, called: name });
+                self.open = Some(OpenItem { kind, id, text, pieces, call, function_name: name });
             }
         }
     }
 
-    /// Ends the item of the open call. The item of a call whose arguments are not all known is incomplete.
+    /// Ends the item of the open call. The status is `incomplete` if some arguments are unknown.
     fn end_call(&mut self, call: &EndedCall, out: &mut Vec<u8>) {
         if !call.rest.is_empty() {
-            self.piece(Kind::Call, &call.rest, out);
+            self.add_piece(ItemKind::Call, &call.rest, out);
         }
-        let Some(Open { kind, id, text, pieces, call: head, called }) = self.open.take() else {
+        let Some(OpenItem { kind, id, text, pieces, call: head, function_name }) = self.open.take()
+        else {
             return;
         };
         let function = ToolCallFunction {
             index: call.index as i64,
-            name: called.clone(),
+            name: function_name.clone(),
             arguments: call.arguments(),
         };
         let whole_call = ToolCall { id: head.id.clone(), function };
@@ -307,28 +329,29 @@ impl ResponseEncoder {
             CallOutcome::CutOff | CallOutcome::Invalid(None) => "incomplete",
             CallOutcome::Complete(_) | CallOutcome::Invalid(Some(_)) => "completed",
         };
-        match Form::of(&self.request.tools, &called) {
-            Form::Function => {
+        match CallFormat::of(&self.request.tools, &function_name) {
+            CallFormat::Function => {
                 if status == "completed" {
-                    self.send(kind.ended(self.output.len(), &id, &text), out);
+                    self.send(kind.end_events(self.output.len(), &id, &text), out);
                 }
-                self.item_done(kind.item(&id, status, &head, &text), pieces, out);
+                self.finish_item(kind.item(&id, status, &head, &text), pieces, out);
             }
-            form => {
-                let mut item = form.item(&id, &whole_call, &head.tool);
+            format => {
+                let mut item = format.call_item(&id, &whole_call, &head.tool);
                 item["status"] = status.into();
-                self.send(whole(self.output.len(), &item), out);
-                self.item_done(item, Vec::new(), out);
+                self.send(whole_item_events(self.output.len(), &item), out);
+                self.finish_item(item, Vec::new(), out);
             }
         }
-        self.said.tool_calls.push(whole_call);
+        self.message.tool_calls.push(whole_call);
     }
 
     fn empty_message(&mut self, out: &mut Vec<u8>) {
-        self.begin(Kind::Message, out);
+        self.start_item(ItemKind::Message, out);
         self.close(out);
     }
 
+    /// Ends the response and stores it, if requested.
     fn end(&mut self, done: &GenerationSummary, out: &mut Vec<u8>) {
         let (status, name) = match done.reason {
             FinishReason::Length | FinishReason::ContentFilter => {
@@ -337,31 +360,32 @@ impl ResponseEncoder {
             FinishReason::Stop => ("completed", "response.completed"),
         };
         if self.open.is_none() && self.output.is_empty() {
-            self.begin(Kind::Message, out);
+            self.start_item(ItemKind::Message, out);
         }
         self.close_as(status, out);
         let mut response = self.response(status, Some(done));
         if let Some(Keep { owner, responses, mut messages }) = self.keep.take() {
-            messages.push(std::mem::take(&mut self.said));
+            messages.push(std::mem::take(&mut self.message));
             let pieces = std::mem::take(&mut self.pieces);
             let heartbeats = std::mem::take(&mut self.heartbeats);
-            let kept =
+            let stored_response =
                 StoredResponse { owner, response: response.clone(), messages, pieces, heartbeats };
-            // One that is too large is not there later.
-            response["store"] = responses.put(&self.id, kept).into();
+            // The store rejects a response that is too large.
+            response["store"] = responses.put(&self.id, stored_response).into();
         }
         let mut event = value!({"response": response});
         if let Some(violations) = &done.schema_violations {
             event["schema_violations"] = value!(violations);
         }
         self.send([(name, event)], out);
-        self.complete = Some(response);
+        self.complete_response = Some(response);
     }
 
+    /// Ends the response with an error.
     fn fail(&mut self, failure: &ApiError, out: &mut Vec<u8>) {
         self.close_as("incomplete", out);
-        // It is not kept.
-        self.stored = false;
+        // The server does not store failed responses.
+        self.is_stored = false;
         let mut response = self.response("failed", None);
         let code = if failure.exceeds_context() { CONTEXT_LENGTH_EXCEEDED } else { "server_error" };
         response["error"] = value!({"code": code, "message": failure.message});
@@ -373,7 +397,7 @@ impl ResponseEncoder {
     }
 }
 
-/// Token counts, and what was left out, where something was.
+/// Returns the token counts, and the counts of truncated messages and tokens if not zero.
 fn usage(done: &GenerationSummary) -> Value {
     let mut usage = value!({
         "input_tokens": done.prompt_tokens,
@@ -390,7 +414,7 @@ fn usage(done: &GenerationSummary) -> Value {
     usage
 }
 
-/// A tool as answers repeat it: what was not said is null.
+/// Returns a tool as answers repeat it, with null for missing fields.
 fn tool(tool: &Value) -> Value {
     if tool["type"] != "function" {
         return tool.clone();
@@ -402,18 +426,19 @@ fn tool(tool: &Value) -> Value {
 }
 
 impl Encoder for ResponseEncoder {
-    const WIRE: StreamFormat = StreamFormat::NamedSse;
-    fn wait(&mut self, phase: &str, out: &mut Vec<u8>) {
+    const STREAM_FORMAT: StreamFormat = StreamFormat::NamedSse;
+    fn announce_phase(&mut self, phase: &str, out: &mut Vec<u8>) {
         out.extend_from_slice(format!(": {phase}\n\n").as_bytes());
         self.ping(out);
     }
 
-    /// An event once more, since some clients count events only as signs of life.
+    /// Repeats the `response.in_progress` event, because some clients count only events as signs of
+    /// life.
     fn ping(&mut self, out: &mut Vec<u8>) {
         if !self.started {
             return self.start(out);
         }
-        self.heartbeats.push(self.sequence);
+        self.heartbeats.push(self.next_sequence_number);
         let mut response = self.response("in_progress", None);
         response["output"] = value!([]);
         self.send([("response.in_progress", value!({"response": response}))], out);
@@ -425,22 +450,22 @@ impl Encoder for ResponseEncoder {
         }
         match event {
             AnswerEvent::Thinking(piece) if !piece.text.is_empty() => {
-                self.piece(Kind::Reasoning, &piece.text, out)
+                self.add_piece(ItemKind::Reasoning, &piece.text, out)
             }
             AnswerEvent::Content(piece) if !piece.text.is_empty() => {
-                self.piece(Kind::Message, &piece.text, out)
+                self.add_piece(ItemKind::Message, &piece.text, out)
             }
-            AnswerEvent::CallStart { id, name, .. } => self.begin_call(id.into_string(), name, out),
-            AnswerEvent::CallArguments(text) => self.piece(Kind::Call, &text, out),
+            AnswerEvent::CallStart { id, name, .. } => self.start_call(id.into_string(), name, out),
+            AnswerEvent::CallArguments(text) => self.add_piece(ItemKind::Call, &text, out),
             AnswerEvent::CallEnd(call) => self.end_call(&call, out),
             AnswerEvent::Done(done) => self.end(&done, out),
-            AnswerEvent::Progress { done, total } => self.reading.progress(done, total, out),
+            AnswerEvent::Progress { done, total } => self.prompt_progress.report(done, total, out),
             AnswerEvent::Error(failure) => self.fail(&failure, out),
             _ => {}
         }
     }
 
-    /// Clients look for the code of a prompt that is too long in the stream.
+    /// Clients look in the stream for the error code of a prompt that is too long.
     fn fails_in_stream(&self, failure: &ApiError) -> bool {
         failure.exceeds_context()
     }

@@ -1,31 +1,31 @@
-//! Items of a response, and the events that tell of them.
+//! Items of a response and the events that stream them.
 
 use serde_json::{Value, json as value};
 
 use super::tools::ToolName;
 
-/// What is known of a call when it begins; empty for other items.
+/// Data of a call that is known at its start; empty for other items.
 #[derive(Debug, Clone, Default)]
 pub(super) struct CallHead {
-    /// The call's own id.
+    /// Id of the call.
     pub(super) id: String,
-    /// Its tool.
+    /// Name of the tool.
     pub(super) tool: ToolName,
 }
 
-/// An event: its name and what it says, without its number.
-pub(super) type Told = (&'static str, Value);
+/// Name and data of an event, without the sequence number.
+pub(super) type NamedEvent = (&'static str, Value);
 
-/// Items that come piece by piece.
+/// Type of an item that is streamed in pieces.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ItemKind {
     Reasoning,
     Message,
     Call,
 }
 
-impl Kind {
-    /// What an item is.
+impl ItemKind {
+    /// Returns the type of an item, or `None` for items without pieces.
     pub(super) fn of_item(item: &Value) -> Option<Self> {
         match item["type"].as_str()? {
             "reasoning" => Some(Self::Reasoning),
@@ -35,7 +35,7 @@ impl Kind {
         }
     }
 
-    /// The text of an item.
+    /// Returns the text of an item.
     pub(super) fn text(self, item: &Value) -> &str {
         let text = match self {
             Self::Reasoning => &item["summary"][0]["text"],
@@ -45,32 +45,32 @@ impl Kind {
         text.as_str().unwrap_or_default()
     }
 
-    /// An item begins, with the call's own id and its function.
-    pub(super) fn begun(self, index: usize, id: &str, call: &CallHead) -> Vec<Told> {
+    /// Returns the events at the start of an item.
+    pub(super) fn start_events(self, index: usize, id: &str, call: &CallHead) -> Vec<NamedEvent> {
         let (item, part) = match self {
             Self::Reasoning => {
-                let part = place(index, id, "summary_index", "part", summary(""));
+                let part = part_event(index, id, "summary_index", "part", summary_part(""));
                 let item = value!({"id": id, "type": "reasoning", "summary": []});
                 (item, Some(("response.reasoning_summary_part.added", part)))
             }
             Self::Message => {
-                let part = place(index, id, "content_index", "part", part(""));
-                (message(id, "in_progress", None), Some(("response.content_part.added", part)))
+                let part = part_event(index, id, "content_index", "part", text_part(""));
+                (message_item(id, "in_progress", None), Some(("response.content_part.added", part)))
             }
-            Self::Call => (function_call(id, "in_progress", call, ""), None),
+            Self::Call => (function_call_item(id, "in_progress", call, ""), None),
         };
-        [added(index, item)].into_iter().chain(part).collect()
+        [added_event(index, item)].into_iter().chain(part).collect()
     }
 
-    /// A piece of its text.
-    pub(super) fn delta(self, index: usize, id: &str, text: &str) -> Told {
+    /// Returns the event for a piece of the text.
+    pub(super) fn delta_event(self, index: usize, id: &str, text: &str) -> NamedEvent {
         match self {
             Self::Reasoning => {
-                let delta = place(index, id, "summary_index", "delta", text.into());
+                let delta = part_event(index, id, "summary_index", "delta", text.into());
                 ("response.reasoning_summary_text.delta", delta)
             }
             Self::Message => {
-                let mut delta = place(index, id, "content_index", "delta", text.into());
+                let mut delta = part_event(index, id, "content_index", "delta", text.into());
                 delta["logprobs"] = value!([]);
                 ("response.output_text.delta", delta)
             }
@@ -81,21 +81,21 @@ impl Kind {
         }
     }
 
-    /// Its text ends. That of a call only ends if it is complete.
-    pub(super) fn ended(self, index: usize, id: &str, text: &str) -> Vec<Told> {
+    /// Returns the events at the end of the text. Callers skip them for an incomplete call.
+    pub(super) fn end_events(self, index: usize, id: &str, text: &str) -> Vec<NamedEvent> {
         match self {
             Self::Reasoning => {
-                let done = place(index, id, "summary_index", "text", text.into());
-                let part = place(index, id, "summary_index", "part", summary(text));
+                let done = part_event(index, id, "summary_index", "text", text.into());
+                let part = part_event(index, id, "summary_index", "part", summary_part(text));
                 vec![
                     ("response.reasoning_summary_text.done", done),
                     ("response.reasoning_summary_part.done", part),
                 ]
             }
             Self::Message => {
-                let mut done = place(index, id, "content_index", "text", text.into());
+                let mut done = part_event(index, id, "content_index", "text", text.into());
                 done["logprobs"] = value!([]);
-                let part = place(index, id, "content_index", "part", part(text));
+                let part = part_event(index, id, "content_index", "part", text_part(text));
                 vec![("response.output_text.done", done), ("response.content_part.done", part)]
             }
             Self::Call => vec![(
@@ -105,59 +105,60 @@ impl Kind {
         }
     }
 
-    /// The whole item.
+    /// Returns the whole item.
     pub(super) fn item(self, id: &str, status: &str, call: &CallHead, text: &str) -> Value {
         match self {
             Self::Reasoning => value!({
-                "id": id, "type": "reasoning", "summary": [summary(text)], "encrypted_content": text,
+                "id": id, "type": "reasoning", "summary": [summary_part(text)], "encrypted_content": text,
             }),
-            Self::Message => message(id, status, Some(text)),
-            Self::Call => function_call(id, status, call, text),
+            Self::Message => message_item(id, status, Some(text)),
+            Self::Call => function_call_item(id, status, call, text),
         }
     }
 }
 
-/// What is told of an item that comes at once, before it is done.
-pub(super) fn whole(index: usize, item: &Value) -> Vec<Told> {
-    let mut begun = item.clone();
-    begun["status"] = "in_progress".into();
+/// Returns the events, before the last one, of an item that is sent at once.
+pub(super) fn whole_item_events(index: usize, item: &Value) -> Vec<NamedEvent> {
+    let mut initial_item = item.clone();
+    initial_item["status"] = "in_progress".into();
     let text = item.get("input");
     if text.is_some() {
-        begun["input"] = "".into();
+        initial_item["input"] = "".into();
     }
-    let mut told = vec![added(index, begun)];
+    let mut events = vec![added_event(index, initial_item)];
     if let Some(text) = text {
         let id = &item["id"];
         let delta = value!({"item_id": id, "output_index": index, "delta": text});
         let done = value!({"item_id": id, "output_index": index, "input": text});
-        told.push(("response.custom_tool_call_input.delta", delta));
-        told.push(("response.custom_tool_call_input.done", done));
+        events.push(("response.custom_tool_call_input.delta", delta));
+        events.push(("response.custom_tool_call_input.done", done));
     }
-    told
+    events
 }
 
-/// An item is done.
-pub(super) fn done(index: usize, item: &Value) -> Told {
+/// Returns the last event of an item.
+pub(super) fn done_event(index: usize, item: &Value) -> NamedEvent {
     ("response.output_item.done", value!({"output_index": index, "item": item}))
 }
 
-fn added(index: usize, item: Value) -> Told {
+/// Returns the first event of an item.
+fn added_event(index: usize, item: Value) -> NamedEvent {
     ("response.output_item.added", value!({"output_index": index, "item": item}))
 }
 
-/// Something of the only part of an item.
-fn place(index: usize, id: &str, part: &str, field: &str, value: Value) -> Value {
+/// Returns an event about the only part of an item.
+fn part_event(index: usize, id: &str, part: &str, field: &str, value: Value) -> Value {
     let mut event = value!({"item_id": id, "output_index": index});
     (event[part], event[field]) = (0.into(), value);
     event
 }
 
-fn message(id: &str, status: &str, text: Option<&str>) -> Value {
-    let content: Vec<_> = text.map(part).into_iter().collect();
+fn message_item(id: &str, status: &str, text: Option<&str>) -> Value {
+    let content: Vec<_> = text.map(text_part).into_iter().collect();
     value!({"id": id, "type": "message", "status": status, "role": "assistant", "content": content})
 }
 
-fn function_call(id: &str, status: &str, call: &CallHead, arguments: &str) -> Value {
+fn function_call_item(id: &str, status: &str, call: &CallHead, arguments: &str) -> Value {
     let mut item = value!({
         "id": id, "type": "function_call", "status": status, "call_id": call.id, "name": call.tool.name,
         "arguments": arguments,
@@ -166,10 +167,10 @@ fn function_call(id: &str, status: &str, call: &CallHead, arguments: &str) -> Va
     item
 }
 
-fn part(text: &str) -> Value {
+fn text_part(text: &str) -> Value {
     value!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
 }
 
-fn summary(text: &str) -> Value {
+fn summary_part(text: &str) -> Value {
     value!({"type": "summary_text", "text": text})
 }

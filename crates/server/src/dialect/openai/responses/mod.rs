@@ -1,4 +1,5 @@
-//! OpenAI's newer dialect: items in, items out, and responses that are kept to go on from.
+//! Dialect of OpenAI's Responses API: items of input and output, and stored responses that a later
+//! request can continue.
 
 mod answer;
 mod items;

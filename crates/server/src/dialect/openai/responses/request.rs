@@ -1,4 +1,4 @@
-//! Requests for responses.
+//! Converts Responses API requests to the canonical request.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use puna_api::responses::ResponsesRequest;
 use puna_sampler::{Constraint, JsonSchema};
 use serde_json::Value;
 
-use super::tools::{self, Form};
+use super::tools::{self, CallFormat};
 use crate::canonical::{ApiError, SchemaLabel};
 use crate::dialect::openai::request::image;
 use crate::dialect::{grammar_format, hide_unreadable_images};
@@ -15,7 +15,8 @@ use crate::options::{RequestOptions, effort};
 use crate::paragraphs::append_paragraph;
 use crate::request::GenerationRequest;
 
-/// The request of a response, with the conversation that it goes on from. Without any message it only loads the model.
+/// Converts a request of `POST /v1/responses` after the `earlier` messages of its conversation. A
+/// request without any message only loads the model.
 pub(crate) fn to_request(
     request: &ResponsesRequest,
     earlier: &[Message],
@@ -35,19 +36,22 @@ pub(crate) fn to_request(
             "truncation: there is no way {other:?}: use \"auto\" or \"disabled\""
         )));
     }
-    let is_cut = request.truncation.as_deref() == Some("auto");
+    let truncates = request.truncation.as_deref() == Some("auto");
     let shift = (request.truncation.as_deref() == Some("disabled")).then_some(false);
     let calls = earlier.iter().flat_map(|m| &m.tool_calls);
-    let called = calls.map(|call| (call.id.clone(), call.function.name.clone())).collect();
+    let function_names = calls.map(|call| (call.id.clone(), call.function.name.clone())).collect();
     let mut conversation =
-        Conversation { messages: earlier.to_vec(), called, thinking: String::new() };
-    let is_instructed = request.instructions.as_ref().is_some_and(|text| !text.is_empty());
-    if request.input.as_array().is_some_and(Vec::is_empty) && earlier.is_empty() && !is_instructed {
+        ConversationBuilder { messages: earlier.to_vec(), function_names, thinking: String::new() };
+    let has_instructions = request.instructions.as_ref().is_some_and(|text| !text.is_empty());
+    if request.input.as_array().is_some_and(Vec::is_empty)
+        && earlier.is_empty()
+        && !has_instructions
+    {
         return Err(ApiError::bad_request(
             "input must not be empty: give it a text or at least one item",
         ));
     }
-    conversation.input(&request.input)?;
+    conversation.add_input(&request.input)?;
     let mut messages = conversation.messages;
     hide_unreadable_images(&mut messages)?;
     if let Some(text) =
@@ -55,7 +59,7 @@ pub(crate) fn to_request(
     {
         messages.insert(0, Message::text("system", text));
     }
-    let wanted = request.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_deref());
+    let effort_name = request.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_deref());
     let (format, schema_label) = format(&request.text.clone().unwrap_or_default().format)?;
     let mut chat = GenerationRequest {
         parallel_tool_calls: request.parallel_tool_calls.unwrap_or(true),
@@ -63,14 +67,14 @@ pub(crate) fn to_request(
         schema_label,
         keep_alive: request.keep_alive,
         options: options(request)?,
-        think: effort(wanted.unwrap_or_default())?,
+        think: effort(effort_name.unwrap_or_default())?,
         shift,
         render_only: request.debug_render_only,
-        ..GenerationRequest::chat(request.model.clone(), messages, is_cut.then_some(true))
+        ..GenerationRequest::chat(request.model.clone(), messages, truncates.then_some(true))
     };
     let choice =
-        tools::full_choice(request.tool_choice.clone().unwrap_or_default(), &request.tools);
-    chat.set_tools(tools::native(&request.tools)?, choice)?;
+        tools::resolve_choice(request.tool_choice.clone().unwrap_or_default(), &request.tools);
+    chat.set_tools(tools::to_functions(&request.tools)?, choice)?;
     Ok(chat)
 }
 
@@ -86,7 +90,7 @@ fn options(request: &ResponsesRequest) -> Result<RequestOptions, ApiError> {
     })
 }
 
-/// The constraint of a form of the answer, and what else the client says of its schema.
+/// Returns the constraint of `text.format`, and the name, description and strictness of its schema.
 fn format(format: &Value) -> Result<(Option<Constraint>, SchemaLabel), ApiError> {
     let text = |field: &str| format[field].as_str().map(str::to_owned);
     let constraint = match (format["type"].as_str(), &format["schema"]) {
@@ -106,8 +110,9 @@ fn format(format: &Value) -> Result<(Option<Constraint>, SchemaLabel), ApiError>
             };
             let schema = JsonSchema::from(schema.clone());
             if strict == Some(true) {
-                let wrong = |error| ApiError::bad_request(format!("text.format: schema: {error}"));
-                schema.check_strict().map_err(wrong)?;
+                let invalid =
+                    |error| ApiError::bad_request(format!("text.format: schema: {error}"));
+                schema.check_strict().map_err(invalid)?;
             }
             let label =
                 SchemaLabel { name: text("name"), description: text("description"), strict };
@@ -127,24 +132,25 @@ fn format(format: &Value) -> Result<(Option<Constraint>, SchemaLabel), ApiError>
     Ok((constraint, SchemaLabel::default()))
 }
 
-/// A conversation as its items come.
-struct Conversation {
+/// Builder of the messages from the input items.
+struct ConversationBuilder {
     messages: Vec<Message>,
-    /// Functions by the ids of calls; the last call with an id counts.
-    called: HashMap<String, String>,
-    /// Thoughts that belong to the assistant's next message.
+    /// Maps ids of calls to function names. The last call with an id wins.
+    function_names: HashMap<String, String>,
+    /// Thinking for the assistant's next message.
     thinking: String,
 }
 
-impl Conversation {
-    fn input(&mut self, input: &Value) -> Result<(), ApiError> {
+impl ConversationBuilder {
+    /// Adds the field `input`: a text or a list of items.
+    fn add_input(&mut self, input: &Value) -> Result<(), ApiError> {
         match input {
             Value::Null => {}
             Value::String(text) if text.is_empty() => {}
             Value::String(text) => self.messages.push(Message::text("user", text)),
             Value::Array(items) => {
                 for (i, item) in items.iter().enumerate() {
-                    self.item(i, item)?;
+                    self.add_item(i, item)?;
                 }
             }
             other => {
@@ -161,48 +167,51 @@ impl Conversation {
         Ok(())
     }
 
-    fn item(&mut self, i: usize, item: &Value) -> Result<(), ApiError> {
-        let wrong = |text: String| Err(ApiError::bad_request(format!("input[{i}]: {text}")));
+    /// Adds the input item at index `i`.
+    fn add_item(&mut self, i: usize, item: &Value) -> Result<(), ApiError> {
+        let invalid = |text: String| Err(ApiError::bad_request(format!("input[{i}]: {text}")));
         if !item.is_object() {
             let kind = puna_api::decode::kind(item);
-            return wrong(format!(
+            return invalid(format!(
                 "json: cannot unmarshal {kind} into an input item, which is an object"
             ));
         }
         let role = item["role"].as_str().unwrap_or_default();
         let kind = item["type"].as_str().unwrap_or_default();
-        if let Some(form) = Form::of_item(kind) {
+        if let Some(format) = CallFormat::of_item(kind) {
             if kind.ends_with("_output") {
-                return self.result(i, item);
+                return self.add_result(i, item);
             }
-            return self.call(form, item).or_else(wrong);
+            return self.add_call(format, item).or_else(invalid);
         }
         match kind {
-            "message" => self.message(i, role, item),
-            "" if !role.is_empty() => self.message(i, role, item),
-            "" => wrong("input item missing required 'type' field".into()),
+            "message" => self.add_message(i, role, item),
+            "" if !role.is_empty() => self.add_message(i, role, item),
+            "" => invalid("input item missing required 'type' field".into()),
             "reasoning" => {
-                append_paragraph(&mut self.thinking, &thoughts(item));
+                append_paragraph(&mut self.thinking, &reasoning_text(item));
                 Ok(())
             }
-            // What they brought was for the model that asked.
+            // The model that made these calls has already used their results.
             "web_search_call" | "image_generation_call" => Ok(()),
             "item_reference" => {
                 let id = item["id"].as_str().unwrap_or_default();
-                wrong(format!(
+                invalid(format!(
                     "item {id:?} not found: its response was not stored, or has made room for newer ones"
                 ))
             }
-            other => wrong(format!("unknown input item type: {other:?}")),
+            other => invalid(format!("unknown input item type: {other:?}")),
         }
     }
 
-    fn message(&mut self, i: usize, role: &str, item: &Value) -> Result<(), ApiError> {
+    /// Adds a message item. An assistant message after calls is merged into the message of the
+    /// calls.
+    fn add_message(&mut self, i: usize, role: &str, item: &Value) -> Result<(), ApiError> {
         let mut message = Message::text(role.to_lowercase(), "");
-        content(i, &item["content"], &mut message)?;
+        add_content(i, &item["content"], &mut message)?;
         if message.role == "assistant" {
             message.thinking = std::mem::take(&mut self.thinking);
-            // What was said beside calls.
+            // Joins text next to calls with the message of the calls.
             if let Some(last) = self
                 .messages
                 .last_mut()
@@ -218,8 +227,10 @@ impl Conversation {
         Ok(())
     }
 
-    fn call(&mut self, form: Form, item: &Value) -> Result<(), String> {
-        let (name, arguments) = form.call(item)?;
+    /// Adds a call to the last message if it is an assistant message. Otherwise, or after new
+    /// thinking, the call starts an assistant message.
+    fn add_call(&mut self, format: CallFormat, item: &Value) -> Result<(), String> {
+        let (name, arguments) = format.parse_call(item)?;
         let id = item["call_id"].as_str().or(item["id"].as_str()).unwrap_or_default().to_owned();
         if self.messages.last().is_none_or(|last| last.role != "assistant")
             || !self.thinking.is_empty()
@@ -229,26 +240,28 @@ impl Conversation {
         }
         if let Some(last) = self.messages.last_mut() {
             let index = last.tool_calls.len() as i64;
-            self.called.insert(id.clone(), name.clone());
+            self.function_names.insert(id.clone(), name.clone());
             last.tool_calls
                 .push(ToolCall { id, function: ToolCallFunction { index, name, arguments } });
         }
         Ok(())
     }
 
-    fn result(&mut self, i: usize, item: &Value) -> Result<(), ApiError> {
+    /// Adds the result of a call as a tool message.
+    fn add_result(&mut self, i: usize, item: &Value) -> Result<(), ApiError> {
         let id = item["call_id"].as_str().or(item["id"].as_str()).unwrap_or_default();
-        let tool_name = self.called.get(id).cloned().unwrap_or_default();
+        let tool_name = self.function_names.get(id).cloned().unwrap_or_default();
         let mut message =
             Message { tool_name, tool_call_id: id.to_owned(), ..Message::text("tool", "") };
-        content(i, &item["output"], &mut message)?;
+        add_content(i, &item["output"], &mut message)?;
         self.messages.push(message);
         Ok(())
     }
 }
 
-/// Thoughts in plain text where there are any: what another server has encrypted is of no use here.
-fn thoughts(item: &Value) -> String {
+/// Returns the plain text of a reasoning item. `encrypted_content` is the fallback: Puna's own
+/// items have plain text there, and the text of another server cannot be decrypted.
+fn reasoning_text(item: &Value) -> String {
     let texts = |field: &str| -> String {
         let parts = item[field].as_array().into_iter().flatten();
         parts.filter_map(|part| part["text"].as_str()).collect()
@@ -257,8 +270,8 @@ fn thoughts(item: &Value) -> String {
     plain.unwrap_or_else(|| item["encrypted_content"].as_str().unwrap_or_default().to_owned())
 }
 
-/// Text or a list of parts, into a message.
-fn content(i: usize, content: &Value, message: &mut Message) -> Result<(), ApiError> {
+/// Adds a text or a list of content parts to a message.
+fn add_content(i: usize, content: &Value, message: &mut Message) -> Result<(), ApiError> {
     let parts = match content {
         Value::Null => return Ok(()),
         Value::String(text) => {

@@ -1,4 +1,4 @@
-//! Items of requests, and the events of answers.
+//! Conversion of input items and encoding of answers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Keep, ResponseEncoder, left_out, replay, to_request};
 use crate::canonical::{ApiError, CallOutcome, Event, FinishReason, GenerationSummary, Piece};
-use crate::dialect::answer_events::AnswerEvents;
+use crate::dialect::answer_events::EventSequencer;
 use crate::dialect::{AnswerEvent, Encoder, Times};
 use crate::http::Owner;
 use crate::request::GenerationRequest;
@@ -37,20 +37,23 @@ fn items_become_messages() {
 }
 
 #[test]
-fn a_strict_schema_s_branches_exclude_each_other() {
-    let form = |strict: Value, other: &str| {
+fn strict_schema_branches_are_exclusive() {
+    let format_request = |strict: Value, other: &str| {
         let schema = json!({"oneOf": [{"type": "string"}, {"type": other}]});
         request(
             json!({"text": {"format": {"type": "json_schema", "name": "n", "strict": strict, "schema": schema}}}),
         )
     };
-    assert!(form(json!(true), "integer").is_ok() && form(json!(false), "string").is_ok());
-    let error = form(json!(true), "string").unwrap_err();
+    assert!(
+        format_request(json!(true), "integer").is_ok()
+            && format_request(json!(false), "string").is_ok()
+    );
+    let error = format_request(json!(true), "string").unwrap_err();
     assert!(error.starts_with("text.format: schema: \"oneOf\" at #: "), "{error}");
 }
 
 #[test]
-fn calls_their_results_and_thoughts_find_their_messages() {
+fn calls_results_and_reasoning_are_joined_to_their_messages() {
     let got = input(json!([
         {"role": "user", "content": "x"},
         {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "h"}, {"type": "summary_text", "text": "m"}]},
@@ -78,7 +81,7 @@ fn calls_their_results_and_thoughts_find_their_messages() {
 }
 
 #[test]
-fn items_that_cannot_be_understood_are_named() {
+fn errors_name_unknown_items() {
     for (given, want) in [
         (json!([{"type": "item_reference", "id": "msg_1"}]), "input[0]: item \"msg_1\" not found"),
         (json!(5), "input must be a string or array: json: cannot unmarshal number"),
@@ -115,7 +118,7 @@ fn items_that_cannot_be_understood_are_named() {
 }
 
 #[test]
-fn instructions_options_and_tools_have_their_places() {
+fn instructions_options_and_tools_are_converted() {
     let schema = json!({"type": "object", "properties": {}});
     let got = request(json!({
         "instructions": "Be brief.", "max_output_tokens": 5, "text": {"format": {"type": "json_schema", "schema": schema}},
@@ -143,14 +146,14 @@ fn instructions_options_and_tools_have_their_places() {
 
 #[test]
 fn a_schema_keeps_its_name_and_strictness() {
-    let form =
+    let format_request =
         json!({"type": "json_schema", "name": "n", "strict": false, "schema": {"type": "object"}});
-    let got = request(json!({"text": {"format": form}})).unwrap().schema_label;
+    let got = request(json!({"text": {"format": format_request}})).unwrap().schema_label;
     assert_eq!((got.name.as_deref(), got.description, got.strict), (Some("n"), None, Some(false)));
 }
 
 #[test]
-fn of_allowed_tools_only_those_are_offered() {
+fn model_is_offered_only_allowed_tools() {
     let tools =
         json!([{"type": "function", "name": "weather"}, {"type": "function", "name": "add"}]);
     let allow = |name: &str, mode: &str| {
@@ -167,7 +170,7 @@ fn of_allowed_tools_only_those_are_offered() {
 }
 
 #[test]
-fn tools_that_are_no_functions_are_offered_as_functions() {
+fn other_tools_are_offered_as_functions() {
     let grammar = json!({"type": "grammar", "syntax": "lark", "definition": "start: \"x\""});
     let tools = json!([
         {"type": "custom", "name": "patch", "description": "Patches.", "format": grammar},
@@ -211,7 +214,7 @@ fn tools_that_are_no_functions_are_offered_as_functions() {
 }
 
 #[test]
-fn malformed_tools_and_calls_are_refused_with_their_position() {
+fn malformed_tools_and_calls_are_rejected_with_their_index() {
     let function = json!({"type": "function", "name": "f"});
     for (tool, want) in [
         (json!({"type": "custom"}), "tools[1]: a custom tool has no name"),
@@ -247,7 +250,7 @@ fn malformed_tools_and_calls_are_refused_with_their_position() {
 }
 
 #[test]
-fn a_response_to_nothing_is_refused() {
+fn empty_input_is_rejected() {
     let error = request(json!({"input": []})).unwrap_err();
     assert!(error.starts_with("input must not be empty"), "{error}");
     assert!(request(json!({"input": [], "instructions": "Be brief."})).is_ok());
@@ -256,7 +259,7 @@ fn a_response_to_nothing_is_refused() {
 }
 
 #[test]
-fn calls_have_the_form_of_their_tool() {
+fn calls_have_the_format_of_their_tool() {
     let tools = json!([{"type": "custom", "name": "f"}, {"type": "local_shell"}]);
     let called = |name: &str, arguments: Value| {
         let request = json!({"model": "m", "input": "x", "tools": tools});
@@ -293,7 +296,7 @@ fn calls_have_the_form_of_their_tool() {
 }
 
 #[test]
-fn a_tool_of_a_namespace_is_called_by_both_names() {
+fn namespace_tool_is_called_by_namespace_and_name() {
     let group = json!({"type": "namespace", "name": "mcp__x", "tools": [
         {"type": "function", "name": "get", "parameters": {"type": "object"}},
         {"type": "custom", "name": "patch"},
@@ -328,7 +331,7 @@ fn a_tool_of_a_namespace_is_called_by_both_names() {
 }
 
 #[test]
-fn a_choice_names_the_tool_of_its_namespace() {
+fn tool_choice_resolves_names_in_namespaces() {
     let get = json!({"type": "function", "name": "get", "parameters": {"type": "object"}});
     let group = |name: &str| json!({"type": "namespace", "name": name, "tools": [get]});
     let tools = json!([get, group("mcp__x"), group("mcp__y")]);
@@ -361,7 +364,7 @@ fn piece(text: &str) -> Piece {
     Piece { text: text.into(), logprobs: Vec::new() }
 }
 
-/// A call that comes whole.
+/// Returns the events of a call without partial arguments.
 fn whole(id: &str, name: &str, arguments: Map<String, Value>) -> [Event; 2] {
     let (index, id, name) = (0, id.into(), name.into());
     [
@@ -398,7 +401,7 @@ fn stream(given: impl IntoIterator<Item = Event>, keep: Option<Keep>) -> Vec<Val
     events(&mut ResponseEncoder::new(request, keep), given)
 }
 
-/// What events come to.
+/// Returns the encoded events.
 fn events(encoder: &mut ResponseEncoder, given: impl IntoIterator<Item = Event>) -> Vec<Value> {
     let text = text(encoder, given);
     let one = |(number, event): (usize, &str)| {
@@ -410,12 +413,12 @@ fn events(encoder: &mut ResponseEncoder, given: impl IntoIterator<Item = Event>)
     text.strip_suffix("\n\n").unwrap().split("\n\n").enumerate().map(one).collect()
 }
 
-/// The same as it is sent.
+/// Returns the encoded stream as text.
 fn text(encoder: &mut ResponseEncoder, given: impl IntoIterator<Item = Event>) -> String {
-    let (mut out, mut row) = (Vec::new(), AnswerEvents::default());
+    let (mut out, mut sequencer) = (Vec::new(), EventSequencer::default());
     for event in [Event::Started { prompt_tokens: 10 }].into_iter().chain(given) {
-        row.push(event);
-        while let Some(event) = row.pop() {
+        sequencer.push(event);
+        while let Some(event) = sequencer.pop() {
             encoder.encode(0, event, Times::default(), &mut out);
         }
     }
@@ -430,7 +433,7 @@ fn kinds(events: &[Value]) -> Vec<&str> {
 }
 
 #[test]
-fn every_item_is_begun_filled_and_ended_before_the_next() {
+fn each_item_ends_before_the_next_starts() {
     let texts =
         [Event::Thinking(piece("hm")), Event::Content(piece("a")), Event::Content(piece("b"))];
     let events = texts.into_iter().chain(call()).chain([done(FinishReason::Stop)]);
@@ -459,7 +462,7 @@ fn every_item_is_begun_filled_and_ended_before_the_next() {
 }
 
 #[test]
-fn an_answer_of_nothing_is_an_empty_message_and_one_that_is_cut_is_incomplete() {
+fn empty_answer_is_an_empty_message_and_truncated_answer_is_incomplete() {
     let got = stream([done(FinishReason::Length)], None);
     let end = got.last().unwrap();
     assert_eq!(end["type"], "response.incomplete");
@@ -473,7 +476,7 @@ fn an_answer_of_nothing_is_an_empty_message_and_one_that_is_cut_is_incomplete() 
 }
 
 #[test]
-fn an_item_that_is_cut_is_incomplete() {
+fn truncated_item_is_incomplete() {
     for reason in [FinishReason::Length, FinishReason::ContentFilter] {
         let cut = [
             Event::CallStart { index: 1, id: "call_2".into(), name: "f".into() },
@@ -511,7 +514,7 @@ fn an_item_that_is_cut_is_incomplete() {
 }
 
 #[test]
-fn how_much_of_the_prompt_was_read_is_a_comment_now_and_then() {
+fn prompt_progress_is_sent_as_comments_at_intervals() {
     let request = puna_api::decode::from_value(&json!({"model": "m", "input": "x"})).unwrap();
     let (mut encoder, mut out) = (ResponseEncoder::new(request, None), Vec::new());
     for done in [1, 2, 3, 3] {
@@ -525,7 +528,7 @@ fn how_much_of_the_prompt_was_read_is_a_comment_now_and_then() {
 }
 
 #[test]
-fn a_response_that_breaks_off_has_failed() {
+fn failed_generation_ends_with_failed_response() {
     let keep = Keep { owner: Owner(None), responses: Arc::default(), messages: Vec::new() };
     let got = stream(
         [Event::Content(piece("a")), Event::Error(ApiError::internal("broken"))],
@@ -541,7 +544,7 @@ fn a_response_that_breaks_off_has_failed() {
 }
 
 #[test]
-fn a_request_that_is_too_long_fails_in_the_stream_with_its_code() {
+fn context_overflow_is_reported_in_the_stream_with_its_code() {
     let request = puna_api::decode::from_value(&json!({"model": "m", "input": "x"})).unwrap();
     let mut encoder = ResponseEncoder::new(request, None);
     let failure = ApiError { is_too_long: true, ..ApiError::bad_request("too long") };
@@ -552,7 +555,7 @@ fn a_request_that_is_too_long_fails_in_the_stream_with_its_code() {
 }
 
 #[test]
-fn a_response_that_is_too_large_to_be_kept_says_so() {
+fn response_too_large_to_store_reports_store_false() {
     let responses = Arc::<ResponseStore>::default();
     let keep = Keep { owner: Owner(None), responses: responses.clone(), messages: Vec::new() };
     let got = stream(
@@ -565,7 +568,7 @@ fn a_response_that_is_too_large_to_be_kept_says_so() {
 }
 
 #[test]
-fn what_is_kept_is_the_conversation_with_the_answer() {
+fn stored_response_has_the_conversation_and_the_answer() {
     let responses = Arc::<ResponseStore>::default();
     let keep = Keep {
         owner: Owner(None),
@@ -581,19 +584,19 @@ fn what_is_kept_is_the_conversation_with_the_answer() {
     );
     let response = &got.last().unwrap()["response"];
     assert_eq!((&response["store"], &got[0]["response"]["store"]), (&json!(true), &json!(true)));
-    let kept = responses.get(response["id"].as_str().unwrap(), Owner(None)).unwrap();
-    assert_eq!(&kept.response, response);
-    assert_eq!((kept.messages[0].content.as_str(), kept.messages.len()), ("x", 2));
-    let said = &kept.messages[1];
+    let stored = responses.get(response["id"].as_str().unwrap(), Owner(None)).unwrap();
+    assert_eq!(&stored.response, response);
+    assert_eq!((stored.messages[0].content.as_str(), stored.messages.len()), ("x", 2));
+    let answer = &stored.messages[1];
     assert_eq!(
-        (said.role.as_str(), said.thinking.as_str(), said.content.as_str()),
+        (answer.role.as_str(), answer.thinking.as_str(), answer.content.as_str()),
         ("assistant", "hm", "a")
     );
-    assert_eq!(said.tool_calls[0].id, "call_1");
+    assert_eq!(answer.tool_calls[0].id, "call_1");
 }
 
 #[test]
-fn a_kept_response_is_told_again_as_its_stream_told_it() {
+fn replay_equals_the_original_stream() {
     let tools = json!([{"type": "custom", "name": "c"}, {"type": "local_shell"}]);
     let body = json!({"model": "m", "input": "x", "tools": tools, "instructions": "Be brief.", "metadata": {"a": "b"}});
     let named = |name: &str, arguments: Value| {
@@ -630,13 +633,13 @@ fn a_kept_response_is_told_again_as_its_stream_told_it() {
         let keep = Keep { owner: Owner(None), responses: responses.clone(), messages: Vec::new() };
         let mut encoder =
             ResponseEncoder::new(puna_api::decode::from_value(&body).unwrap(), Some(keep));
-        let told = text(&mut encoder, given);
-        let last = told.trim_end().rsplit("\ndata: ").next().unwrap();
+        let original = text(&mut encoder, given);
+        let last = original.trim_end().rsplit("\ndata: ").next().unwrap();
         let last: Value = serde_json::from_str(last).unwrap();
-        let kept = responses.get(last["response"]["id"].as_str().unwrap(), Owner(None)).unwrap();
-        let again = |after| String::from_utf8(replay(&kept, after)).unwrap();
-        assert_eq!(again(None), told);
-        let events: Vec<_> = told.split_inclusive("\n\n").collect();
+        let stored = responses.get(last["response"]["id"].as_str().unwrap(), Owner(None)).unwrap();
+        let again = |after| String::from_utf8(replay(&stored, after)).unwrap();
+        assert_eq!(again(None), original);
+        let events: Vec<_> = original.split_inclusive("\n\n").collect();
         for after in [0, 3, events.len() - 1, 1000] {
             let rest = events.get(after + 1..).unwrap_or_default().concat();
             assert_eq!(again(Some(after as u64)), rest, "after {after}");

@@ -1,5 +1,6 @@
-//! Tools of the newer dialect, of which not all are functions. The model is offered a function for each that the client
-//! runs itself, and its calls go back in the form that the tool has.
+//! Tools of the Responses API, including types other than functions. The model is offered a
+//! function for each tool that the client runs. The answer sends a call in the format of the
+//! original tool.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,20 +15,20 @@ use crate::dialect::openai::custom::{
 use crate::dialect::openai::hosted::is_ignored;
 use crate::dialect::read_arguments;
 
-/// The function that stands for the client's shell.
+/// Name of the function for the client's shell.
 const SHELL: &str = "local_shell";
 
-/// The name of a tool: agents group tools, and call a group a namespace.
+/// Name of a tool. Agents group tools in namespaces.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct ToolName {
-    /// The namespace that it is in.
+    /// Namespace of the tool, if any.
     pub(super) namespace: Option<String>,
-    /// Its name there.
+    /// Name within the namespace.
     pub(super) name: String,
 }
 
 impl ToolName {
-    /// The tool that the model calls by a name.
+    /// Returns the tool name for the function name of a call.
     pub(super) fn of(tools: &[Value], name: &str) -> Self {
         let member = members(tools).find(|(namespace, tool)| full_name(namespace, tool) == name);
         match member.and_then(|(namespace, tool)| Some((namespace, tool["name"].as_str()?))) {
@@ -38,14 +39,14 @@ impl ToolName {
         }
     }
 
-    /// The tool of a call in a conversation.
+    /// Returns the tool name of a call item of the conversation.
     fn of_item(item: &Value) -> Self {
         let text =
             |field: &str| item[field].as_str().filter(|text| !text.is_empty()).map(str::to_owned);
         Self { namespace: text("namespace"), name: text("name").unwrap_or_default() }
     }
 
-    /// The name by which the model calls it.
+    /// Returns the function name, which the model uses.
     fn full(&self) -> String {
         match &self.namespace {
             Some(namespace) => format!("{namespace}.{}", self.name),
@@ -61,7 +62,7 @@ impl ToolName {
     }
 }
 
-/// Moves the tools that items of the conversation bring (`additional_tools`) to the tools of the request.
+/// Moves the tools of `additional_tools` items from the conversation to the tools of the request.
 pub(crate) fn take_additional_tools(request: &mut ResponsesRequest) {
     let Some(items) = request.input.as_array_mut() else { return };
     items.retain_mut(|item| {
@@ -74,10 +75,11 @@ pub(crate) fn take_additional_tools(request: &mut ResponsesRequest) {
     });
 }
 
-/// The choice of a tool by its name in a namespace becomes that by its full name, where it is the only one of this name.
-pub(super) fn full_choice(choice: ToolChoice, tools: &[Value]) -> ToolChoice {
+/// Replaces a name in a tool choice by the full name with its namespace, if exactly one tool has
+/// this name.
+pub(super) fn resolve_choice(choice: ToolChoice, tools: &[Value]) -> ToolChoice {
     let plain: HashSet<&str> = tools.iter().filter_map(|tool| tool["name"].as_str()).collect();
-    // `None` for a name in several namespaces.
+    // The value is `None` for a name in several namespaces.
     let mut full_names: HashMap<&str, Option<String>> = HashMap::new();
     for (namespace, tool) in members(tools) {
         let full = full_names.entry(tool["name"].as_str().unwrap_or_default());
@@ -97,7 +99,7 @@ pub(super) fn full_choice(choice: ToolChoice, tools: &[Value]) -> ToolChoice {
     }
 }
 
-/// The tools in namespaces, each with its namespace.
+/// Returns the tools in namespaces, each with its namespace.
 fn members(tools: &[Value]) -> impl Iterator<Item = (&str, &Value)> {
     tools.iter().filter(|tool| tool["type"] == "namespace").flat_map(|group| {
         let namespace = group["name"].as_str().unwrap_or_default();
@@ -105,24 +107,24 @@ fn members(tools: &[Value]) -> impl Iterator<Item = (&str, &Value)> {
     })
 }
 
-/// The name by which the model calls a tool in a namespace.
+/// Returns the function name of a tool in a namespace.
 fn full_name(namespace: &str, tool: &Value) -> String {
     format!("{namespace}.{}", tool["name"].as_str().unwrap_or_default())
 }
 
-/// The form of a tool's calls.
+/// Format of a tool's calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
-    /// Arguments as JSON.
+pub(super) enum CallFormat {
+    /// JSON arguments.
     Function,
-    /// A text.
+    /// Free text.
     Custom,
-    /// A command for the client's own shell.
+    /// A command for the client's shell.
     Shell,
 }
 
-impl Form {
-    /// The form of the tool that goes by a name.
+impl CallFormat {
+    /// Returns the call format of the tool with a function name.
     pub(super) fn of(tools: &[Value], name: &str) -> Self {
         let is_custom = tools.iter().any(|tool| tool["type"] == "custom" && tool["name"] == name)
             || members(tools)
@@ -134,7 +136,7 @@ impl Form {
         }
     }
 
-    /// The form of a call, or of the result of one, among the items of a conversation.
+    /// Returns the call format for the item type of a call or of its result.
     pub(super) fn of_item(kind: &str) -> Option<Self> {
         match kind.strip_suffix("_output").unwrap_or(kind) {
             "function_call" => Some(Self::Function),
@@ -144,7 +146,7 @@ impl Form {
         }
     }
 
-    /// How ids of its calls begin.
+    /// Returns the prefix of item ids.
     pub(super) fn prefix(self) -> &'static str {
         match self {
             Self::Function => "fc_",
@@ -153,13 +155,13 @@ impl Form {
         }
     }
 
-    /// A call as an item: with the command of a shell, or with a text.
-    pub(super) fn item(self, id: &str, call: &ToolCall, tool: &ToolName) -> Value {
+    /// Returns the item of a shell call or of a custom tool call.
+    pub(super) fn call_item(self, id: &str, call: &ToolCall, tool: &ToolName) -> Value {
         let ToolCall { id: call_id, function } = call;
         let mut item = match self {
             Self::Shell => value!({
                 "id": id, "type": "local_shell_call", "status": "completed", "call_id": call_id,
-                "action": action(&function.arguments),
+                "action": shell_action(&function.arguments),
             }),
             Self::Function | Self::Custom => value!({
                 "id": id, "type": "custom_tool_call", "status": "completed", "call_id": call_id,
@@ -170,11 +172,11 @@ impl Form {
         item
     }
 
-    /// Name and arguments of the call that an item of a conversation is.
+    /// Returns the function name and the arguments of a call item.
     ///
     /// # Errors
-    /// The call lacks its name, or the command of a shell.
-    pub(super) fn call(self, item: &Value) -> Result<(String, Map<String, Value>), String> {
+    /// The call lacks its name or its shell command.
+    pub(super) fn parse_call(self, item: &Value) -> Result<(String, Map<String, Value>), String> {
         let text = |field: &str| item[field].as_str().unwrap_or_default().to_owned();
         let name = ToolName::of_item(item);
         match self {
@@ -199,11 +201,12 @@ impl Form {
     }
 }
 
-fn action(arguments: &Map<String, Value>) -> Value {
+/// Returns the action of a `local_shell_call` item for the arguments that the model wrote.
+fn shell_action(arguments: &Map<String, Value>) -> Value {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let command = match arguments.get("command") {
         Some(Value::Array(words)) => words.iter().map(text).collect(),
-        // A line, as a model may write it in spite of everything.
+        // The model wrote a command line although the schema requires a list.
         Some(line) => vec!["sh".to_owned(), "-c".to_owned(), text(line)],
         None => Vec::new(),
     };
@@ -214,41 +217,45 @@ fn action(arguments: &Map<String, Value>) -> Value {
     })
 }
 
-/// The functions that stand for a request's tools.
-pub(super) fn native(tools: &[Value]) -> Result<Vec<Tool>, ApiError> {
+/// Returns the functions for a request's tools.
+///
+/// # Errors
+/// A tool is malformed, not supported, or shares its name with a tool of another type.
+pub(super) fn to_functions(tools: &[Value]) -> Result<Vec<Tool>, ApiError> {
     let (mut all, mut names) = (Vec::new(), ToolNames::default());
     for (i, tool) in tools.iter().enumerate() {
-        let wrong = |text: String| ApiError::bad_request(format!("tools[{i}]: {text}"));
-        let mut offer = |tool: &Value, namespace: &str| {
+        let invalid = |text: String| ApiError::bad_request(format!("tools[{i}]: {text}"));
+        let mut add_tool = |tool: &Value, namespace: &str| {
             let is_custom = tool["type"] == "custom";
-            let made = if is_custom { function_of(tool)? } else { tool.clone() };
-            let function = function(&made, namespace)?;
+            let plain_tool = if is_custom { function_of(tool)? } else { tool.clone() };
+            let function = function_tool(&plain_tool, namespace)?;
             names.add(i, function.name(), is_custom)?;
             all.push(function);
             Ok(())
         };
         match tool["type"].as_str().unwrap_or_default() {
-            "function" | "custom" => offer(tool, "").map_err(wrong)?,
+            "function" | "custom" => add_tool(tool, "").map_err(invalid)?,
             "namespace" => {
                 let prefix = tool["name"].as_str().unwrap_or_default();
                 let mut members = tool["tools"].as_array().into_iter().flatten();
-                members.try_for_each(|member| offer(member, prefix)).map_err(wrong)?;
+                members.try_for_each(|member| add_tool(member, prefix)).map_err(invalid)?;
             }
-            SHELL => offer(&shell(), "").map_err(wrong)?,
+            SHELL => add_tool(&shell_tool(), "").map_err(invalid)?,
             kind if is_ignored(kind) => {}
-            kind => return Err(wrong(format!("tools of type {kind:?} are not supported"))),
+            kind => return Err(invalid(format!("tools of type {kind:?} are not supported"))),
         }
     }
     Ok(all)
 }
 
-/// The tools of a request that the model is not offered.
+/// Returns the field names of the ignored tools of a request.
 pub(crate) fn left_out(tools: &[Value]) -> Vec<String> {
     let kinds = tools.iter().filter_map(|tool| tool["type"].as_str());
     kinds.filter(|kind| is_ignored(kind)).map(|kind| format!("tools.{kind}")).collect()
 }
 
-fn function(tool: &Value, namespace: &str) -> Result<Tool, String> {
+/// Converts a function, with its namespace as a prefix of the name.
+fn function_tool(tool: &Value, namespace: &str) -> Result<Tool, String> {
     let name =
         tool["name"].as_str().filter(|name| !name.is_empty()).ok_or("a function has no name")?;
     let name = if namespace.is_empty() { name.to_owned() } else { format!("{namespace}.{name}") };
@@ -263,7 +270,8 @@ fn function(tool: &Value, namespace: &str) -> Result<Tool, String> {
         .map_err(|e| e.to_string())
 }
 
-fn shell() -> Value {
+/// Returns the function for the client's shell.
+fn shell_tool() -> Value {
     let properties = value!({
         "command": {"type": "array", "items": {"type": "string"}, "description": "The program and its arguments"},
         "working_directory": {"type": "string", "description": "Where to run it"},

@@ -1,6 +1,6 @@
 use super::*;
 
-/// The events of an answer with these deltas that ends for this reason.
+/// Returns the events of a response with these deltas and this finish reason.
 async fn events_of(deltas: &[Value], reason: Option<FinishReason>) -> Vec<Event> {
     let (to, mut from) = tokio::sync::mpsc::channel(8 * CALLS_MAX);
     let mut reader = Reader::new(&to, false);
@@ -29,7 +29,7 @@ fn text(events: &[Event]) -> String {
     events.iter().map(text).collect()
 }
 
-/// Name, arguments as they were sent, and outcome of every call.
+/// Returns name, sent arguments and outcome of every call.
 fn calls(events: &[Event]) -> Vec<(String, String, Option<CallOutcome>)> {
     let mut calls = Vec::new();
     for event in events {
@@ -64,7 +64,7 @@ fn complete(arguments: Value) -> Option<CallOutcome> {
 }
 
 #[tokio::test]
-async fn arguments_that_are_no_object_stay_the_arguments_of_their_call() {
+async fn invalid_arguments_are_passed_on_with_their_call() {
     let good = part(1, "b", "g", "{}");
     for bad in ["{\"a\": bad}", "{\"a\": \"b", "[1]", "{\"a\"", "nothing"] {
         for cut in 0..=bad.len() {
@@ -113,7 +113,7 @@ async fn arguments_of_parallel_calls_go_to_their_calls() {
 }
 
 #[tokio::test]
-async fn a_complete_call_ends_before_anything_else_comes() {
+async fn a_complete_call_ends_before_the_next_event() {
     let call = json!({"tool_calls": [part(0, "a", "f", "{\"x\": 1}")]});
     for other in
         [json!({"content": "\n"}), json!({"reasoning_content": "hm"}), json!({"content": "so"})]
@@ -126,7 +126,7 @@ async fn a_complete_call_ends_before_anything_else_comes() {
         assert!(matches!(all[3], Event::Content(_) | Event::Thinking(_)), "{all:?}");
         assert_eq!(all.len(), 4, "{all:?}");
     }
-    // What a server repeats of a call that has ended is nothing new.
+    // Further parts of a call that has ended do not begin a new call.
     let deltas = [call, json!({"content": "so"}), json!({"tool_calls": [more(0, " ")]})];
     assert_eq!(calls(&events_of(&deltas, Some(FinishReason::Stop)).await).len(), 1);
 }
@@ -157,7 +157,7 @@ async fn content_may_be_a_list_of_parts() {
 }
 
 #[tokio::test]
-async fn without_ids_a_name_tells_where_the_next_call_begins() {
+async fn without_ids_a_name_starts_the_next_call() {
     let f = |x: u32| ("f".to_owned(), format!("{{\"x\":{x}}}"), complete(json!({"x": x})));
     let g = |x: u32| ("g".to_owned(), format!("{{\"x\":{x}}}"), complete(json!({"x": x})));
     let bare =
@@ -191,7 +191,7 @@ async fn without_ids_a_name_tells_where_the_next_call_begins() {
 }
 
 #[tokio::test]
-async fn a_call_that_is_sent_once_more_is_one_call() {
+async fn a_repeated_call_is_one_call() {
     let whole = part(0, "a", "f", "{\"x\":1}");
     let pause = json!({"content": "\n"});
     let once = [("f".to_owned(), "{\"x\":1}".to_owned(), complete(json!({"x": 1})))];
@@ -216,7 +216,7 @@ async fn a_call_that_is_sent_once_more_is_one_call() {
         assert_eq!(calls_of(&late).await, once, "{again:?}");
     }
     assert_eq!(calls_of(&[whole.clone(), whole.clone()]).await, once);
-    // Another number or other arguments are another call.
+    // A part with another number or other arguments begins another call.
     for other in [
         part(1, "a", "f", "{\"x\":1}"),
         part(0, "a", "f", "{\"x\":2}"),
@@ -231,7 +231,7 @@ async fn a_call_that_is_sent_once_more_is_one_call() {
 }
 
 #[tokio::test]
-async fn a_call_of_the_older_form_is_a_call() {
+async fn the_older_function_call_form_is_read() {
     let part = |call: Value| json!({"function_call": call});
     let f = [("f".to_owned(), "{\"x\":1}".to_owned(), complete(json!({"x": 1})))];
     for deltas in [
@@ -247,7 +247,7 @@ async fn a_call_of_the_older_form_is_a_call() {
 }
 
 #[tokio::test]
-async fn content_may_have_parts_of_thoughts() {
+async fn content_may_have_reasoning_parts() {
     let thinking = json!({"type": "thinking", "thinking": [{"type": "text", "text": "h"}, {"type": "text", "text": "m"}]});
     let delta = json!({"content": [thinking, {"type": "text", "text": "Hi"}]});
     let all = events_of(&[delta], Some(FinishReason::Stop)).await;

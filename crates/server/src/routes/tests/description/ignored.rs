@@ -1,6 +1,6 @@
-//! Fields that the dialects know and that change nothing here: they are accepted and named.
+//! Fields of the dialects that have no effect: the server accepts and reports them.
 
-/// Fields of the dialects that change nothing here; the answer's `X-Puna-Ignored` names them.
+/// Fields without effect by route; the response header `X-Puna-Ignored` names them.
 pub(super) const IGNORED: &[(&str, &[&str])] = &[
     ("/api/show", &["template"]),
     ("/api/pull", &["username", "password"]),

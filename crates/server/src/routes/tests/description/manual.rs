@@ -1,4 +1,5 @@
-//! `docs/fields.md`: the table of all routes and fields, from the document and from what is known to be left aside.
+//! Generates `docs/fields.md`, the table of all routes and fields, from the OpenAPI document and
+//! the lists of ignored and refused fields.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -8,9 +9,9 @@ use serde_json::Value;
 
 use super::ignored::IGNORED;
 use super::refused::REFUSED;
-use super::{document, resolved};
+use super::{document, resolve};
 use crate::http::Dialect;
-use crate::openapi::operation::{Body, Operation, State};
+use crate::openapi::operation::{Operation, RequestBody, RouteStatus};
 use crate::openapi::operations;
 
 const HEAD: &str = "# Routes and fields
@@ -41,7 +42,8 @@ fn the_openapi_document_describes_the_routes_and_types() {
     assert_current("crates/server/src/openapi/openapi.json", &format!("{document:#}\n"));
 }
 
-/// Compares a committed file with its generated text, or writes the file where `PUNA_WRITE_DOCS` is set.
+/// Compares a committed file with its generated text, or writes the file if `PUNA_WRITE_DOCS` is
+/// set.
 fn assert_current(file: &str, text: &str) {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../").to_owned() + file;
     if std::env::var_os("PUNA_WRITE_DOCS").is_some() {
@@ -93,7 +95,7 @@ fn manual(document: &Value) -> String {
     out
 }
 
-/// The types, and those that they consist of.
+/// Writes the tables of types and of the types that they refer to.
 fn objects(out: &mut String, document: &Value, mut types: BTreeSet<String>, must: &str) {
     let mut shown = BTreeSet::new();
     while let Some(name) = types.difference(&shown).next().cloned() {
@@ -102,7 +104,7 @@ fn objects(out: &mut String, document: &Value, mut types: BTreeSet<String>, must
     }
 }
 
-/// What a route answers where all goes well, and the statuses of its errors.
+/// Describes the successful responses of a route and the statuses of its errors.
 fn answer(document: &Value, operation: &Operation, types: &mut BTreeSet<String>) -> String {
     let mut answers = Vec::new();
     let mut errors = Vec::new();
@@ -137,7 +139,7 @@ fn described<'a>(document: &'a Value, operation: &Operation) -> &'a Value {
     &document["paths"][public(operation.path)][operation.method.to_lowercase()]
 }
 
-/// A route's fields and answers.
+/// Writes a route's fields and responses.
 fn route(
     out: &mut String,
     document: &Value,
@@ -147,20 +149,20 @@ fn route(
 ) {
     let mut rows = String::new();
     for parameter in &operation.parameters {
-        let place = if parameter.place == "header" { "header" } else { parameter.place };
+        let location = if parameter.location == "header" { "header" } else { parameter.location };
         let _ = writeln!(
             rows,
-            "| `{}` ({place}) | text | supported | {} |",
-            parameter.name, parameter.about
+            "| `{}` ({location}) | text | supported | {} |",
+            parameter.name, parameter.description
         );
     }
     match &operation.body {
-        Body::Json { required, .. } if operation.state != State::Refused => {
+        RequestBody::Json { required, .. } if operation.state != RouteStatus::Refused => {
             let content = &described(document, operation)["requestBody"]["content"];
-            let schema = resolved(&content["application/json"]["schema"], document);
+            let schema = resolve(&content["application/json"]["schema"], document);
             fields(&mut rows, &schema, required, "required", types);
         }
-        Body::Form(all) => {
+        RequestBody::Form(all) => {
             for (name, _, about) in *all {
                 let _ = writeln!(rows, "| `{name}` (form) | text | refused | {about} |");
             }
@@ -227,7 +229,7 @@ fn fields(
     }
 }
 
-/// A type in words.
+/// Describes a type in words.
 fn kind(schema: &Value, types: &mut BTreeSet<String>) -> String {
     if let Some(reference) = schema["$ref"].as_str() {
         let name = reference.trim_start_matches("#/components/schemas/");

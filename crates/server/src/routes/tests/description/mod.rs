@@ -1,4 +1,4 @@
-//! The OpenAPI document against the routes: what it says of fields is tried.
+//! Tests the OpenAPI document against the routes: sends requests with the fields that it describes.
 
 mod ignored;
 mod manual;
@@ -13,19 +13,20 @@ use serde_json::{Map, Value, json};
 use ignored::IGNORED;
 use refused::REFUSED;
 
-use super::Bench;
-use crate::openapi::operation::{self, Operation, State};
+use super::TestServer;
+use crate::openapi::operation::{self, Operation, RouteStatus};
 use crate::openapi::{self, operations};
 
 fn document() -> Value {
     openapi::document(&super::super::all())
 }
 
-/// Operations that take JSON and do something with it, and the schemas of their bodies.
+/// Returns the operations with a JSON body that are not refused, and the schemas of their bodies.
 fn with_bodies(document: &Value) -> Vec<(Operation, Value)> {
     let all = operations::all().into_iter();
-    let taking =
-        all.filter(|o| matches!(o.body, operation::Body::Json { .. }) && o.state != State::Refused);
+    let taking = all.filter(|o| {
+        matches!(o.body, operation::RequestBody::Json { .. }) && o.state != RouteStatus::Refused
+    });
     let schema = |o: &Operation| {
         let described = &document["paths"][o.path][o.method.to_lowercase()];
         described["requestBody"]["content"]["application/json"]["schema"].clone()
@@ -33,25 +34,25 @@ fn with_bodies(document: &Value) -> Vec<(Operation, Value)> {
     taking.map(|o| (schema(&o), o)).map(|(schema, o)| (o, schema)).collect()
 }
 
-fn described_at<'a>(document: &'a Value, operation: &Operation) -> &'a Value {
+fn described_operation<'a>(document: &'a Value, operation: &Operation) -> &'a Value {
     &document["paths"][operation.path.replace("{*", "{")][operation.method.to_lowercase()]
 }
 
-/// A schema without its reference and its parts: all of its fields in one object.
-fn resolved(schema: &Value, document: &Value) -> Value {
+/// Resolves references; of `allOf` it returns the first part, which has all fields.
+fn resolve(schema: &Value, document: &Value) -> Value {
     if let Some(name) = schema["$ref"].as_str() {
         let name = name.trim_start_matches("#/components/schemas/");
-        return resolved(&document["components"]["schemas"][name], document);
+        return resolve(&document["components"]["schemas"][name], document);
     }
     match schema["allOf"].as_array() {
-        Some(parts) => resolved(&parts[0], document),
+        Some(parts) => resolve(&parts[0], document),
         None => schema.clone(),
     }
 }
 
-/// Values of a schema: one for each of its forms, and in the objects all of their fields.
+/// Returns sample values of a schema: one for each variant; objects have all of their fields.
 fn samples(schema: &Value, document: &Value) -> Vec<Value> {
-    let schema = resolved(schema, document);
+    let schema = resolve(schema, document);
     if let Some(examples) = schema["examples"].as_array() {
         return examples.clone();
     }
@@ -86,7 +87,7 @@ fn samples(schema: &Value, document: &Value) -> Vec<Value> {
     }
 }
 
-/// Objects with all fields, as many as it takes to have each form of each field once.
+/// Returns objects with all fields, as many as needed to use each sample of each field once.
 fn objects(schema: &Value, document: &Value) -> Vec<Value> {
     let fields: Vec<(&String, Vec<Value>)> = schema["properties"]
         .as_object()
@@ -129,39 +130,40 @@ fn every_method_of_every_route_is_described_and_no_other() {
     let operations = operations::all();
     let ids: BTreeSet<_> = operations.iter().map(|o| o.id).collect();
     assert_eq!(ids.len(), operations.len(), "every operation has a name of its own");
-    let nowhere = operations.iter().find(|o| described_at(&document, o).is_null());
+    let nowhere = operations.iter().find(|o| described_operation(&document, o).is_null());
     assert!(nowhere.is_none(), "no route: {:?}", nowhere.map(|o| o.path));
 }
 
 #[tokio::test]
 async fn the_document_and_its_page_are_sent_once() {
-    let b = Bench::new();
+    let server = TestServer::new();
     for (path, kind) in
         [("/openapi.json", "application/json"), ("/docs", "text/html; charset=utf-8")]
     {
-        let whole = b.get(path).await;
+        let whole = server.get(path).await;
         assert_eq!((whole.status.as_u16(), whole.header("content-type")), (200, kind));
         let tag = whole.header("etag");
         assert!(tag.len() == 34 && tag.starts_with('"'), "{tag}");
-        let again =
-            b.with_headers("GET", path, &[("if-none-match", &format!("\"other\", W/{tag}"))]).await;
+        let again = server
+            .with_headers("GET", path, &[("if-none-match", &format!("\"other\", W/{tag}"))])
+            .await;
         assert_eq!(
             (again.status.as_u16(), again.body.as_str(), again.header("etag")),
             (304, "", tag)
         );
         assert_eq!(
-            b.with_headers("GET", path, &[("if-none-match", "\"other\"")]).await.status,
+            server.with_headers("GET", path, &[("if-none-match", "\"other\"")]).await.status,
             200
         );
-        let head = b.with_headers("HEAD", path, &[]).await;
+        let head = server.with_headers("HEAD", path, &[]).await;
         assert_eq!((head.status.as_u16(), head.body.as_str()), (200, ""));
         assert!(head.header("content-security-policy").starts_with("default-src 'none'"));
     }
 }
 
 #[tokio::test]
-async fn the_page_asks_nobody_else_for_anything() {
-    let page = Bench::new().get("/docs").await.body;
+async fn the_page_loads_nothing_from_other_servers() {
+    let page = TestServer::new().get("/docs").await.body;
     assert_eq!((page.matches("<script>").count(), page.matches("<style>").count()), (1, 1));
     for outside in
         ["src=", "href=\"http", "//cdn", "@import", "url(", "style=\"", "onclick=", "innerHTML"]
@@ -171,7 +173,7 @@ async fn the_page_asks_nobody_else_for_anything() {
 }
 
 #[test]
-fn names_of_types_are_unambiguous_and_references_lead_somewhere() {
+fn names_of_types_are_unique_and_references_resolve() {
     let document = document();
     let types = document["components"]["schemas"].as_object().unwrap();
     let numbered: Vec<_> =
@@ -192,17 +194,21 @@ fn names_of_types_are_unambiguous_and_references_lead_somewhere() {
     }
 }
 
-/// Fields that a route read a body without looking at.
-async fn ignored(b: &Bench, operation: &Operation, body: &Value) -> (u16, String, String) {
+/// Sends a body; returns the status, the ignored fields and the response's body.
+async fn send_for_ignored(
+    server: &TestServer,
+    operation: &Operation,
+    body: &Value,
+) -> (u16, String, String) {
     let request = Request::builder().method(operation.method).uri(operation.path);
-    let answer = b.send(request.body(Body::from(body.to_string())).unwrap()).await;
+    let answer = server.send(request.body(Body::from(body.to_string())).unwrap()).await;
     let header = answer.header("x-puna-ignored").to_owned();
     (answer.status.as_u16(), header, answer.body)
 }
 
 #[tokio::test]
-async fn every_field_that_is_described_is_looked_at() {
-    let b = Bench::new();
+async fn every_described_field_is_read() {
+    let server = TestServer::new();
     let document = document();
     for (operation, schema) in with_bodies(&document) {
         let bodies = samples(&schema, &document);
@@ -212,21 +218,21 @@ async fn every_field_that_is_described_is_looked_at() {
             operation.path
         );
         for mut body in bodies {
-            // Names that are none: everything is read, and nothing is done.
+            // Invalid model names make the routes read all fields and then do nothing.
             for name in ["model", "name", "source"] {
                 if !body[name].is_null() {
                     body[name] = "../x".into();
                 }
             }
-            // What is really not looked at proves that the rest was.
+            // The unknown field `zz` is reported, which proves that the other fields were read.
             body["zz"] = json!(1);
-            let (status, header, answer) = ignored(&b, &operation, &body).await;
+            let (status, header, answer) = send_for_ignored(&server, &operation, &body).await;
             assert_eq!(
                 header, "zz",
                 "{} {}: {status} {answer}\n{body:#}",
                 operation.method, operation.path
             );
-            // This one names no model, and does nothing in a store that is tidy.
+            // `/api/prune` names no model, and does nothing in a store without garbage.
             if operation.path != "/api/prune" {
                 assert!((400..=501).contains(&status), "{}: {status} {answer}", operation.path);
             }
@@ -235,15 +241,17 @@ async fn every_field_that_is_described_is_looked_at() {
 }
 
 #[tokio::test]
-async fn examples_work_and_fields_that_are_required_are() {
-    let b = Bench::new();
+async fn examples_work_and_required_fields_are_required() {
+    let server = TestServer::new();
     for (operation, _) in with_bodies(&document()) {
-        let operation::Body::Json { required, example, .. } = &operation.body else { continue };
+        let operation::RequestBody::Json { required, example, .. } = &operation.body else {
+            continue;
+        };
         let example: Value =
             serde_json::from_str(example).unwrap_or_else(|e| panic!("{}: {e}", operation.path));
         let elsewhere = ["/api/pull", "/api/push", "/api/delete"].contains(&operation.path);
         if !elsewhere && example["model"] != "minilm" && example["model"] != "reranker" {
-            let (status, header, answer) = ignored(&b, &operation, &example).await;
+            let (status, header, answer) = send_for_ignored(&server, &operation, &example).await;
             assert_eq!((status, header.as_str()), (200, ""), "{}: {answer}", operation.path);
         }
         for field in *required {
@@ -253,7 +261,7 @@ async fn examples_work_and_fields_that_are_required_are() {
                 "{}: {field}",
                 operation.path
             );
-            let (status, _, answer) = ignored(&b, &operation, &body).await;
+            let (status, _, answer) = send_for_ignored(&server, &operation, &body).await;
             assert!(
                 (400..500).contains(&status),
                 "{} without {field}: {status} {answer}",
@@ -264,41 +272,41 @@ async fn examples_work_and_fields_that_are_required_are() {
 }
 
 #[tokio::test]
-async fn what_nobody_looks_at_is_named() {
-    let b = Bench::new();
+async fn ignored_fields_are_named() {
+    let server = TestServer::new();
     let operations = operations::all();
     for (path, fields) in IGNORED {
         let operation = operations.iter().find(|o| o.path == *path && o.method == "POST").unwrap();
         for field in *fields {
             let mut body = json!({"model": "../x"});
-            set(&mut body, field);
-            let (status, header, answer) = ignored(&b, operation, &body).await;
+            set_field(&mut body, field);
+            let (status, header, answer) = send_for_ignored(&server, operation, &body).await;
             assert_eq!(header, *field, "{path}: {status} {answer}");
         }
     }
 }
 
-/// Puts a field into a body where objects and lists need it.
-fn set(body: &mut Value, path: &str) {
+/// Sets a field in a body, and creates objects and lists on its path.
+fn set_field(body: &mut Value, path: &str) {
     let lists = ["messages", "tools", "content", "input", "system"];
     match path.split_once('.') {
         None => body[path] = json!("x"),
         Some((outer, rest)) => {
             let mut inside = json!({});
-            set(&mut inside, rest);
+            set_field(&mut inside, rest);
             body[outer] = if lists.contains(&outer) { json!([inside]) } else { inside };
         }
     }
 }
 
 #[tokio::test]
-async fn what_is_refused_is_refused_in_these_words() {
-    let b = Bench::new();
+async fn refused_values_have_their_error_messages() {
+    let server = TestServer::new();
     let mut wrong = Vec::new();
     for refusal in REFUSED {
         let body: Value =
             serde_json::from_str(refusal.body).unwrap_or_else(|e| panic!("{}: {e}", refusal.body));
-        let answer = b.post(refusal.path, body).await;
+        let answer = server.post(refusal.path, body).await;
         let error = &answer.json()["error"];
         let text = error.as_str().or(error["message"].as_str()).unwrap_or_default().to_owned();
         if (answer.status.as_u16(), text.as_str()) != (refusal.status, refusal.text) {

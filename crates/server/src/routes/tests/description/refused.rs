@@ -1,11 +1,11 @@
-//! Values that the dialects know and that are refused here, each with its words.
+//! Values of the dialects that the server refuses, each with its error message.
 
-/// A value that is refused, where it stands, and how.
+/// A refused value: the route, a request, and the error.
 pub(super) struct Refusal {
     pub(super) path: &'static str,
     /// Field and value, for the manual.
     pub(super) what: &'static str,
-    /// A request with it.
+    /// Body of a request with the value.
     pub(super) body: &'static str,
     pub(super) status: u16,
     pub(super) text: &'static str,
@@ -30,7 +30,8 @@ const EMBEDDINGS: &str = "/v1/embeddings";
 const RESPONSES: &str = "/v1/responses";
 const MESSAGES: &str = "/v1/messages";
 
-/// Refusals that belong to fields; those of names and of JSON itself are the same everywhere.
+/// Refused values of fields. Errors of model names and of JSON itself are the same on all routes
+/// and are not listed.
 pub(super) const REFUSED: &[Refusal] = &[
     refusal(GENERATE, "`model` missing", r#"{"prompt": "x"}"#, 404, "model '' not found"),
     refusal(

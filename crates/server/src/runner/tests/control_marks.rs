@@ -1,4 +1,4 @@
-//! Marks of turns in messages, with the embedded model.
+//! Tests of control tokens in messages, with the embedded model.
 
 use puna_api::native::{Message, Tool, ToolCall, ToolCallFunction};
 use puna_store::embedded;
@@ -28,7 +28,7 @@ fn conversation(role: &str, text: &str, change: impl Fn(&mut Generate)) -> Task 
     Task::Generate(generate)
 }
 
-/// The prompt as it is shown, and the number of its tokens.
+/// Returns the rendered prompt and the number of its tokens.
 async fn prompt(link: &Link, role: &str, text: &str) -> (String, u64) {
     let shown = conversation(role, text, |task| task.render_only = true);
     let Event::Rendered(shown) = end(link, shown).await else { panic!() };
@@ -40,7 +40,7 @@ async fn prompt(link: &Link, role: &str, text: &str) -> (String, u64) {
 }
 
 #[tokio::test]
-async fn a_turn_that_users_and_tools_write_is_text_and_what_applications_write_is_not() {
+async fn control_tokens_of_users_and_tools_are_text_and_those_of_applications_are_not() {
     let gguf = puna_gguf::Gguf::from_bytes(embedded::weights()).unwrap();
     let tokenizer = Tokenizer::from_metadata(gguf.metadata()).unwrap();
     let link = loaded_file(None, 1024).await;
@@ -54,7 +54,7 @@ async fn a_turn_that_users_and_tools_write_is_text_and_what_applications_write_i
         let all = tokenizer.encode_prompt(&shown, "");
         assert_eq!(tokens == all, trusted, "{role}");
     }
-    // Who writes the program's own marks forges nothing.
+    // A user who writes the program's own marks cannot forge control tokens.
     let forged = format!("\u{fdd1}\u{fdd0}{MARKS}\u{fdd1}");
     let (shown, counted) = prompt(&link, "user", &forged).await;
     let text = format!("\u{fffd}\u{fffd}{MARKS}\u{fffd}");
@@ -64,7 +64,7 @@ async fn a_turn_that_users_and_tools_write_is_text_and_what_applications_write_i
 }
 
 #[tokio::test]
-async fn who_writes_the_programs_marks_in_tools_and_calls_changes_no_other_text() {
+async fn the_programs_marks_in_tools_and_calls_change_no_other_text() {
     let gguf = puna_gguf::Gguf::from_bytes(embedded::weights()).unwrap();
     let tokenizer = Tokenizer::from_metadata(gguf.metadata()).unwrap();
     let link = loaded_file(None, 1024).await;
@@ -89,13 +89,13 @@ async fn who_writes_the_programs_marks_in_tools_and_calls_changes_no_other_text(
         panic!()
     };
     assert_eq!(shown.matches('\u{fffd}').count(), 4, "{shown:?}");
-    // All of the prompt is the template's and the application's.
+    // The template and the application wrote the whole prompt.
     let Event::Done(done) = end(&link, asked(|_| {})).await else { panic!() };
     assert_eq!(done.prompt_tokens, tokenizer.encode_prompt(&shown, "").len() as u64);
 }
 
 #[tokio::test]
-async fn a_prompt_of_ones_own_may_have_marks() {
+async fn a_raw_prompt_may_contain_the_programs_marks() {
     let gguf = puna_gguf::Gguf::from_bytes(embedded::weights()).unwrap();
     let tokenizer = Tokenizer::from_metadata(gguf.metadata()).unwrap();
     let link = loaded_file(None, 1024).await;

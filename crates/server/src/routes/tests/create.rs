@@ -1,15 +1,15 @@
-//! Making models, copying and deleting them.
+//! Tests of creating, copying and deleting models.
 
 use super::*;
 
 #[tokio::test]
 async fn blobs_are_uploaded_once_and_checked() {
-    let b = Bench::new();
+    let server = TestServer::new();
     let digest = format!("sha256:{}", puna_store::Digest::of(b"abc").hex());
     let path = format!("/api/blobs/{digest}");
-    assert_eq!(b.with_headers("HEAD", &path, &[]).await.status, 404);
+    assert_eq!(server.with_headers("HEAD", &path, &[]).await.status, 404);
     let upload = async |path: &str, body: &'static str| {
-        b.send(Request::post(path).body(Body::from(body)).unwrap()).await
+        server.send(Request::post(path).body(Body::from(body)).unwrap()).await
     };
     let wrong = upload(&path, "abd").await;
     assert_eq!(wrong.status, 400);
@@ -21,45 +21,48 @@ async fn blobs_are_uploaded_once_and_checked() {
     );
     assert_eq!(upload(&path, "abc").await.status, 201);
     assert_eq!(upload(&path, "abc").await.status, 200);
-    assert_eq!(b.with_headers("HEAD", &path, &[]).await.status, 200);
+    assert_eq!(server.with_headers("HEAD", &path, &[]).await.status, 200);
     assert_eq!(upload("/api/blobs/sha256:00", "").await.json()["error"], "invalid digest format");
 }
 
 #[tokio::test]
 async fn models_are_made_copied_and_deleted() {
-    let b = Bench::new();
-    let made = b
+    let server = TestServer::new();
+    let made = server
         .post("/api/create", json!({"model": "mine", "from": "cria", "system": "Be brief."}))
         .await;
     assert_eq!(made.lines().last().unwrap(), &json!({"status": "success"}));
-    let show = b.post("/api/show", json!({"model": "mine"})).await.json();
+    let show = server.post("/api/show", json!({"model": "mine"})).await.json();
     assert_eq!(show["system"], "Be brief.");
     assert_eq!(
-        b.post("/api/copy", json!({"source": "mine", "destination": "me/other:v1"})).await.status,
+        server
+            .post("/api/copy", json!({"source": "mine", "destination": "me/other:v1"}))
+            .await
+            .status,
         200
     );
-    let tags = b.get("/api/tags").await.json();
+    let tags = server.get("/api/tags").await.json();
     assert!(tags["models"].as_array().unwrap().iter().any(|m| m["name"] == "me/other:v1"));
     let delete = async |model: &str| {
         let body = Body::from(json!({"model": model}).to_string());
-        b.send(Request::delete("/api/delete").body(body).unwrap()).await
+        server.send(Request::delete("/api/delete").body(body).unwrap()).await
     };
     assert_eq!(delete("mine").await.status, 200);
     assert_eq!(delete("mine").await.json()["error"], "model 'mine' not found");
-    let nothing = b.post("/api/create", json!({"model": "x"})).await;
+    let nothing = server.post("/api/create", json!({"model": "x"})).await;
     assert_eq!(
         (nothing.status.as_u16(), &nothing.json()["error"]),
         (400, &json!("neither 'from' or 'files' was specified"))
     );
-    let empty = b.post("/api/create", json!({"model": "x", "files": {}})).await;
+    let empty = server.post("/api/create", json!({"model": "x", "files": {}})).await;
     assert_eq!(empty.json()["error"], "unknown type");
 }
 
 #[tokio::test]
-async fn what_no_request_could_run_with_is_refused_when_a_model_is_made() {
-    let b = Bench::new();
+async fn create_refuses_parameters_that_no_request_can_run_with() {
+    let server = TestServer::new();
     let error = async |parameters: Value| {
-        let answer = b
+        let answer = server
             .post("/api/create", json!({"model": "m", "from": "cria", "parameters": parameters}))
             .await;
         assert_eq!(answer.status, 400, "{}", answer.body);
@@ -82,14 +85,15 @@ async fn what_no_request_could_run_with_is_refused_when_a_model_is_made() {
     );
     assert!(error(json!({"top_p": 1.5})).await.contains("between 0 and 1"));
     let renderer =
-        b.post("/api/create", json!({"model": "m", "from": "cria", "renderer": "nope"})).await;
+        server.post("/api/create", json!({"model": "m", "from": "cria", "renderer": "nope"})).await;
     assert!(
         renderer.status == 400 && renderer.body.contains("unknown renderer"),
         "{}",
         renderer.body
     );
-    let requires =
-        b.post("/api/create", json!({"model": "m", "from": "cria", "requires": "99.0.0"})).await;
+    let requires = server
+        .post("/api/create", json!({"model": "m", "from": "cria", "requires": "99.0.0"}))
+        .await;
     assert!(
         requires.status == 400 && requires.body.contains("requires version 99.0.0"),
         "{}",

@@ -1,4 +1,5 @@
-//! From what the engine reports to events: thoughts and answer apart, figures at the end.
+//! Turns the engine's reports about a generation into events: separates reasoning, answer and tool
+//! calls, and sends the summary at the end.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use puna_api::native::{Logprob, PromptLogprob, PromptTopLogprob, TopLogprob};
 use puna_engine::{
     Event as EngineEvent, Finish, Piece as EnginePiece, PromptToken, Sink, Stage, Summary,
 };
-use puna_prompt::{FunctionCall, OutputParser, OutputPart, OutputStage as Place};
+use puna_prompt::{FunctionCall, OutputParser, OutputPart, OutputStage};
 use puna_sampler::TokenLogprobs;
 use serde_json::{Value, json};
 
@@ -20,68 +21,69 @@ use crate::canonical::{ApiError, CallOutcome, Event, FinishReason, GenerationSum
 use crate::random_ids;
 use crate::speculate::DraftCounts;
 
-/// A model that says the same more often than this, token for token, is not going to say anything else.
-const REPEATS: u32 = 30;
+/// Number of repetitions of one token's text after which the answer ends: a model that repeats it
+/// more often does not stop.
+const MAX_REPEATED_PIECES: u32 = 30;
 
-/// Tokens on either side of the end of a cached prefix that the debug log shows.
-const CACHE_MISS_TOKENS: usize = 16;
+/// Number of tokens that the debug log shows on either side of the end of a cached prefix.
+const CACHE_MISS_CONTEXT_TOKENS: usize = 16;
 
-/// How often the progress of a prompt is reported at most.
-const PROGRESS: Duration = Duration::from_millis(100);
+/// Minimum time between two progress reports of a prompt.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Takes the events of a job.
-pub(super) struct Answer {
+/// Sink of a generation: receives the engine's events and sends those of the answer.
+pub(super) struct AnswerSink {
     handle: Handle,
     generator: Arc<dyn Generator>,
     parser: Option<OutputParser>,
-    /// The answer has a form.
-    formed: bool,
-    /// Calls so far.
+    /// Whether the answer has a constraint.
+    has_constraint: bool,
+    /// Number of complete calls.
     calls: usize,
-    /// Numbers that calls were given so far, also those that broke off.
-    numbers: usize,
-    /// The number of the call that has begun and is not complete.
+    /// Number of calls started, including incomplete ones.
+    started_calls: usize,
+    /// Index of the call that has started and is not complete.
     open_call: Option<usize>,
-    /// A limit or a stop string has ended the answer.
+    /// Whether a limit or a stop string has ended the answer.
     is_cut_off: bool,
-    /// Calls at most: the answer ends behind them.
+    /// Maximum number of calls; the answer ends after them.
     calls_max: usize,
-    /// Calls of an answer that must be one or several calls: it ends where one comes again.
+    /// Complete calls of a forced tool call; the answer ends when one of them is repeated.
     forced_calls: Vec<FunctionCall>,
-    /// Such a call has come again.
-    is_repeated: bool,
+    /// Whether a forced call was repeated.
+    has_repeated_call: bool,
     stop: Vec<String>,
-    /// Stop strings count in the answer only.
+    /// Whether stop strings apply to the answer only, not to the reasoning.
     stops_in_answer: bool,
-    /// There was text of the answer that is not blank.
+    /// Whether the answer has text that is not blank.
     has_answered: bool,
-    /// The answer must be a call, which begins like this.
-    forced: Option<String>,
-    /// The answer that has a form has begun.
-    begun: bool,
-    /// Tokens that thoughts may have.
+    /// Text that starts the forced tool call.
+    forced_prefix: Option<String>,
+    /// Whether the constrained part of the answer has begun.
+    has_begun: bool,
+    /// Maximum number of reasoning tokens.
     think_budget: Option<u64>,
-    /// The thought is being ended.
-    closing: bool,
-    /// It was said that it is not known how.
-    told_endless: bool,
-    /// What is checked of the finished answer.
+    /// Whether the sink is forcing the end of the reasoning.
+    is_closing_thought: bool,
+    /// Whether the log says that the end of the reasoning is unknown.
+    has_warned_endless: bool,
+    /// Checks of the finished answer against its schemas.
     checks: Option<AnswerChecks>,
     dropped_messages: u64,
     cut_tokens: u64,
-    /// The last piece, and how often it has come in a row.
-    last: String,
-    repeats: u32,
-    /// It has come too often.
-    enough: bool,
-    /// Tokens of thoughts, with the tags around them.
-    thought: u64,
-    /// There was a piece of the answer.
-    told: bool,
-    progress: Instant,
+    /// Text of the last piece, and how often it was repeated in a row.
+    last_piece: String,
+    repeated_pieces: u32,
+    /// Whether the last piece was repeated too often.
+    is_repeating: bool,
+    /// Number of reasoning tokens, including the tags around them.
+    thought_tokens: u64,
+    /// Whether a piece of the answer has arrived.
+    has_sent_piece: bool,
+    last_progress: Instant,
 }
 
-impl Answer {
+impl AnswerSink {
     pub(super) fn new(
         handle: Handle,
         generator: Arc<dyn Generator>,
@@ -91,120 +93,124 @@ impl Answer {
             handle,
             generator,
             parser,
-            formed: false,
+            has_constraint: false,
             calls: 0,
-            numbers: 0,
+            started_calls: 0,
             calls_max: usize::MAX,
             forced_calls: Vec::new(),
-            is_repeated: false,
+            has_repeated_call: false,
             open_call: None,
             is_cut_off: false,
             stop: Vec::new(),
             stops_in_answer: false,
             has_answered: false,
-            forced: None,
-            begun: false,
+            forced_prefix: None,
+            has_begun: false,
             think_budget: None,
-            closing: false,
-            told_endless: false,
+            is_closing_thought: false,
+            has_warned_endless: false,
             checks: None,
             dropped_messages: 0,
             cut_tokens: 0,
-            last: String::new(),
-            repeats: 0,
-            enough: false,
-            thought: 0,
-            told: false,
-            progress: Instant::now(),
+            last_piece: String::new(),
+            repeated_pieces: 0,
+            is_repeating: false,
+            thought_tokens: 0,
+            has_sent_piece: false,
+            last_progress: Instant::now(),
         }
     }
 
-    /// Remembers that the answer must be a call, and how that begins.
-    pub(super) fn with_forced(mut self, beginning: Option<String>) -> Self {
-        self.forced = beginning;
+    /// Sets the text that starts the forced tool call.
+    pub(super) fn with_forced_prefix(mut self, prefix: Option<String>) -> Self {
+        self.forced_prefix = prefix;
         self
     }
 
-    /// Remembers behind how many calls the answer ends.
-    pub(super) fn with_calls_max(mut self, most: usize) -> Self {
-        self.calls_max = most;
+    /// Sets the number of calls after which the answer ends.
+    pub(super) fn with_calls_max(mut self, calls_max: usize) -> Self {
+        self.calls_max = calls_max;
         self
     }
 
-    /// Whether all calls have come: nothing behind them is told.
+    /// Whether all calls are complete. Later text is dropped.
     fn has_called(&self) -> bool {
-        self.is_repeated || self.calls >= self.calls_max
+        self.has_repeated_call || self.calls >= self.calls_max
     }
 
-    /// Whether the start of a call is held back until the call is complete, since it may be one that the answer already has.
-    fn holds_calls(&self) -> bool {
-        self.forced.is_some() && self.calls > 0
+    /// Whether the start of a call is held back until the call is complete, because the call may be
+    /// a repetition.
+    fn holds_call_start(&self) -> bool {
+        self.forced_prefix.is_some() && self.calls > 0
     }
 
-    /// Whether a forced answer already has this call. A model that is made to call goes on to do so, as long as it may.
+    /// Whether a forced answer already has this call. A model that is forced to call repeats its
+    /// calls as long as the grammar allows.
     fn repeats_call(&mut self, call: &FunctionCall) -> bool {
-        if self.forced.is_none() {
+        if self.forced_prefix.is_none() {
             return false;
         }
         let is_same = |earlier: &FunctionCall| {
             earlier.name == call.name && earlier.arguments == call.arguments
         };
-        self.is_repeated = self.forced_calls.iter().any(is_same);
-        if !self.is_repeated {
+        self.has_repeated_call = self.forced_calls.iter().any(is_same);
+        if !self.has_repeated_call {
             self.forced_calls.push(call.clone());
         }
-        self.is_repeated
+        self.has_repeated_call
     }
 
-    /// Remembers how many tokens thoughts may have.
+    /// Sets the maximum number of reasoning tokens.
     pub(super) fn with_think_budget(mut self, budget: Option<u64>) -> Self {
         self.think_budget = budget;
         self
     }
 
-    /// Remembers what is checked of the finished answer.
+    /// Sets the checks of the finished answer.
     pub(super) fn with_checks(mut self, checks: Option<AnswerChecks>) -> Self {
         self.checks = checks;
         self
     }
 
-    /// Remembers what was left out of the prompt.
+    /// Sets the number of messages and tokens that were left out of the prompt.
     pub(super) fn with_dropped(mut self, messages: usize, tokens: usize) -> Self {
         self.dropped_messages = messages as u64;
         self.cut_tokens = tokens as u64;
         self
     }
 
-    /// Remembers whether the answer has a form.
-    pub(super) fn with_form(mut self, formed: bool) -> Self {
-        self.formed = formed;
+    /// Sets whether the answer has a constraint.
+    pub(super) fn with_constraint(mut self, has_constraint: bool) -> Self {
+        self.has_constraint = has_constraint;
         self
     }
 
-    /// Remembers the stop strings of the job, in its order, and whether they are the request's own.
+    /// Sets the stop strings in the order of the engine's request, and whether the client's request
+    /// named them.
     pub(super) fn with_stop(mut self, stop: &[String], is_of_request: bool) -> Self {
         (self.stop, self.stops_in_answer) = (stop.to_vec(), is_of_request);
         self
     }
 
-    fn piece(&mut self, piece: EnginePiece) -> bool {
+    /// Handles a piece of text. Returns `false` if the task was cancelled.
+    fn handle_piece(&mut self, piece: EnginePiece) -> bool {
         if self.has_called() {
             return !self.handle.state.is_cancelled();
         }
         let logprobs =
             piece.logprobs.map(|l| vec![self.logprob(piece.token, &l)]).unwrap_or_default();
-        self.enough = !self.begun && self.repeats_itself(&piece.text);
-        self.pieces(piece.text, logprobs)
+        self.is_repeating = !self.has_begun && self.repeats_itself(&piece.text);
+        self.send_text(piece.text, logprobs)
     }
 
-    /// Sends a text as thoughts, answer and calls.
-    fn pieces(&mut self, text: String, logprobs: Vec<Logprob>) -> bool {
-        let verbatim = self.is_verbatim();
+    /// Splits a text into reasoning, answer and calls, and sends them.
+    fn send_text(&mut self, text: String, logprobs: Vec<Logprob>) -> bool {
+        let is_verbatim = self.is_verbatim();
         let parts = match &mut self.parser {
-            Some(parser) if !verbatim => {
+            Some(parser) if !is_verbatim => {
                 let before = parser.is_thinking();
                 let parts = parser.push(&text);
-                self.thought += u64::from(before || parser.is_thinking());
+                self.thought_tokens += u64::from(before || parser.is_thinking());
                 parts
             }
             _ => vec![OutputPart::Content(text)],
@@ -216,16 +222,16 @@ impl Answer {
         self.parser.as_ref().is_some_and(OutputParser::is_thinking)
     }
 
-    /// Whether the answer is what its grammar allows, and nothing in it is a tag.
+    /// Whether the answer is exactly the text that its grammar allows, so that it holds no tags.
     fn is_verbatim(&self) -> bool {
-        self.begun && self.forced.is_none()
+        self.has_begun && self.forced_prefix.is_none()
     }
 
-    /// Sends what a text was taken for. The log-probabilities of its token go with the first part that is text, or
-    /// without any.
+    /// Sends the parsed parts of a text. The token's log-probabilities accompany the first part
+    /// that is text, or an empty text.
     fn send_parts(&mut self, parts: Vec<OutputPart>, mut logprobs: Vec<Logprob>) -> bool {
         let mut texts: Vec<(bool, String)> = Vec::new();
-        let mut listened = !self.handle.state.is_cancelled();
+        let mut is_open = !self.handle.state.is_cancelled();
         for part in parts {
             if self.has_called() {
                 continue;
@@ -237,85 +243,89 @@ impl Answer {
             if let Some(index) = open.filter(|_| !matches!(part, OutputPart::Call(_))) {
                 let outcome =
                     if self.is_cut_off { CallOutcome::CutOff } else { CallOutcome::Invalid(None) };
-                listened = self.handle.send(Event::CallEnd { index, outcome });
+                is_open = self.handle.send(Event::CallEnd { index, outcome });
             }
             let (is_thought, text) = match part {
                 OutputPart::Thinking(text) => (true, text),
                 OutputPart::Content(text) => (false, text),
-                OutputPart::CallStart(_) if self.holds_calls() => continue,
+                OutputPart::CallStart(_) if self.holds_call_start() => continue,
                 OutputPart::CallStart(name) => {
-                    listened = self.send_texts(&mut texts, &mut logprobs);
-                    listened &= self.begin_call(name);
+                    is_open = self.send_texts(&mut texts, &mut logprobs);
+                    is_open &= self.begin_call(name);
                     continue;
                 }
                 OutputPart::CallArguments(text) => {
                     if let Some(index) = self.open_call {
-                        listened &= self.handle.send(Event::CallArguments { index, text });
+                        is_open &= self.handle.send(Event::CallArguments { index, text });
                     }
                     continue;
                 }
                 OutputPart::Call(call) if self.repeats_call(&call) => continue,
                 OutputPart::Call(call)
-                    if (open.is_some() || self.numbers < CALLS_MAX) && is_shallow(&call) =>
+                    if (open.is_some() || self.started_calls < CALLS_MAX) && is_shallow(&call) =>
                 {
                     self.calls += 1;
-                    listened = self.send_texts(&mut texts, &mut logprobs);
+                    is_open = self.send_texts(&mut texts, &mut logprobs);
                     let name = call.name;
                     if open.is_none() {
-                        listened &= self.begin_call(name.clone());
+                        is_open &= self.begin_call(name.clone());
                     }
                     let index = open.or_else(|| self.open_call.take()).unwrap_or_default();
                     if let Some(checks) = &mut self.checks {
                         checks.push_call(&name, &call.arguments);
                     }
                     let outcome = CallOutcome::Complete(call.arguments);
-                    listened &= self.handle.send(Event::CallEnd { index, outcome });
+                    is_open &= self.handle.send(Event::CallEnd { index, outcome });
                     continue;
                 }
                 OutputPart::Call(_) if open.is_some() => {
                     let (index, outcome) = (open.unwrap_or_default(), CallOutcome::Invalid(None));
-                    listened &= self.handle.send(Event::CallEnd { index, outcome });
+                    is_open &= self.handle.send(Event::CallEnd { index, outcome });
                     continue;
                 }
                 OutputPart::Call(call) => {
                     (false, json!({"name": call.name, "arguments": call.arguments}).to_string())
                 }
-                // The client has the start of the call and gets nothing of it twice, or a call was held back.
-                OutputPart::Malformed { error, .. } if open.is_some() || self.holds_calls() => {
+                // The client already has the start of the call and must not receive it again as
+                // text, or the sink has held back the call.
+                OutputPart::Malformed { error, .. }
+                    if open.is_some() || self.holds_call_start() =>
+                {
                     tracing::warn!(task = self.handle.id, %error, "a tool call has ended before it was complete");
                     continue;
                 }
                 OutputPart::Malformed { text, error } => {
                     tracing::warn!(task = self.handle.id, %error, "a tool call cannot be read; its text is passed on");
-                    // An answer that has a form begins with nothing else: what came before it was thought. One that had to
-                    // be a call has that form.
-                    (self.formed && self.forced.is_none(), text)
+                    // A constrained answer starts with nothing else, so the text before it is
+                    // reasoning. A forced tool call always has a constraint.
+                    (self.has_constraint && self.forced_prefix.is_none(), text)
                 }
             };
             match texts.last_mut() {
-                Some((same, last)) if *same == is_thought => last.push_str(&text),
+                Some((same, last_piece)) if *same == is_thought => last_piece.push_str(&text),
                 _ => texts.push((is_thought, text)),
             }
         }
         if texts.is_empty() && !logprobs.is_empty() {
             texts.push((self.is_thinking(), String::new()));
         }
-        if texts.is_empty() { listened } else { self.send_texts(&mut texts, &mut logprobs) }
+        if texts.is_empty() { is_open } else { self.send_texts(&mut texts, &mut logprobs) }
     }
 
-    /// Sends the beginning of a call, unless there are too many.
+    /// Sends the start of a call, unless the answer has too many.
     fn begin_call(&mut self, name: String) -> bool {
-        if self.numbers >= CALLS_MAX {
+        if self.started_calls >= CALLS_MAX {
             return true;
         }
-        let index = self.numbers;
-        self.numbers += 1;
+        let index = self.started_calls;
+        self.started_calls += 1;
         self.open_call = Some(index);
         self.handle.send(Event::CallStart { index, id: random_ids::tool_call(), name })
     }
 
+    /// Sends collected texts; the flag of each says whether it is reasoning.
     fn send_texts(&mut self, texts: &mut Vec<(bool, String)>, logprobs: &mut Vec<Logprob>) -> bool {
-        let mut listened = !self.handle.state.is_cancelled();
+        let mut is_open = !self.handle.state.is_cancelled();
         for (is_thought, text) in texts.drain(..) {
             if text.is_empty() && logprobs.is_empty() {
                 continue;
@@ -325,16 +335,16 @@ impl Answer {
                 checks.push_text(&text);
             }
             let piece = Piece { text, logprobs: std::mem::take(logprobs) };
-            listened = self.handle.send(if is_thought {
+            is_open = self.handle.send(if is_thought {
                 Event::Thinking(piece)
             } else {
                 Event::Content(piece)
             });
         }
-        listened
+        is_open
     }
 
-    /// Sends what was held back because a tag might have begun.
+    /// Sends the text that the parser held back as a possible start of a tag.
     fn flush(&mut self, finish: &Finish) {
         if self.is_verbatim() {
             return;
@@ -346,13 +356,14 @@ impl Answer {
         }
     }
 
+    /// Counts repetitions; returns whether there are too many.
     fn repeats_itself(&mut self, text: &str) -> bool {
         let text = text.trim();
-        self.repeats = if text == self.last { self.repeats + 1 } else { 0 };
-        if self.repeats == 0 {
-            text.clone_into(&mut self.last);
+        self.repeated_pieces = if text == self.last_piece { self.repeated_pieces + 1 } else { 0 };
+        if self.repeated_pieces == 0 {
+            text.clone_into(&mut self.last_piece);
         }
-        self.repeats > REPEATS
+        self.repeated_pieces > MAX_REPEATED_PIECES
     }
 
     fn logprob(&self, token: u32, logprobs: &TokenLogprobs) -> Logprob {
@@ -369,37 +380,40 @@ impl Answer {
         Logprob { token, logprob: logprobs.logprob, bytes, top_logprobs }
     }
 
-    fn prompt_logprob(&self, of: &PromptToken) -> PromptLogprob {
+    fn prompt_logprob(&self, prompt_token: &PromptToken) -> PromptLogprob {
         let text = |token| String::from_utf8_lossy(&self.generator.token_bytes(token)).into_owned();
-        let top = of.logprobs.iter().flat_map(|logprobs| &logprobs.top);
+        let top = prompt_token.logprobs.iter().flat_map(|logprobs| &logprobs.top);
         let top = top.map(|&(id, logprob)| PromptTopLogprob { token: text(id), id, logprob });
         PromptLogprob {
-            token: text(of.token),
-            id: of.token,
-            logprob: of.logprobs.as_ref().map(|logprobs| logprobs.logprob),
-            rank: of.rank,
-            bytes: self.generator.token_bytes(of.token),
+            token: text(prompt_token.token),
+            id: prompt_token.token,
+            logprob: prompt_token.logprobs.as_ref().map(|logprobs| logprobs.logprob),
+            rank: prompt_token.rank,
+            bytes: self.generator.token_bytes(prompt_token.token),
             top_logprobs: top.collect(),
         }
     }
 
-    /// Logs where the part of the prompt that was found in the cache ended, for those who look for what changes at the head of
-    /// their prompts. Prompts are private: only the debug log has their text.
+    /// Logs where the cached prefix of the prompt ended, which helps users find what changes at the
+    /// start of their prompts. Prompts are private, so only the debug log shows their text.
     fn log_cache_miss(&self, summary: &Summary) {
         let (at, prompt) = (summary.cached_tokens, summary.prompt_tokens);
         let is_known = summary.shifted_tokens == 0 && at < prompt && prompt <= summary.tokens.len();
         if !is_known || !tracing::enabled!(tracing::Level::DEBUG) {
             return;
         }
-        let before =
-            self.generator.decode(&summary.tokens[at.saturating_sub(CACHE_MISS_TOKENS)..at]);
-        let behind = self.generator.decode(&summary.tokens[at..prompt.min(at + CACHE_MISS_TOKENS)]);
+        let before = self
+            .generator
+            .decode(&summary.tokens[at.saturating_sub(CACHE_MISS_CONTEXT_TOKENS)..at]);
+        let behind =
+            self.generator.decode(&summary.tokens[at..prompt.min(at + CACHE_MISS_CONTEXT_TOKENS)]);
         let task = self.handle.id;
         tracing::debug!(task, cache_miss_at = at, prompt, %before, %behind, "the cached prefix of a prompt ended");
     }
 
-    /// Sends the end of the answer. A check may take as long as some steps of the engine, so that it has a thread of its own.
-    fn end(&mut self, mut done: GenerationSummary) -> bool {
+    /// Sends the end of the answer. Checks run on their own thread, because they may take as long
+    /// as several engine steps.
+    fn send_done(&mut self, mut done: GenerationSummary) -> bool {
         let Some(checks) = self.checks.take() else {
             return self.handle.send(Event::Done(Box::new(done)));
         };
@@ -417,7 +431,7 @@ impl Answer {
         !self.handle.state.is_cancelled()
     }
 
-    fn done(&self, summary: Summary) -> GenerationSummary {
+    fn generation_summary(&self, summary: Summary) -> GenerationSummary {
         GenerationSummary {
             reason: match summary.finish {
                 Finish::End | Finish::Stop(_) => FinishReason::Stop,
@@ -432,7 +446,7 @@ impl Answer {
             cached_tokens: summary.cached_tokens as u64,
             prefill: summary.prefill,
             generated_tokens: summary.generated_tokens as u64,
-            thought_tokens: self.thought,
+            thought_tokens: self.thought_tokens,
             decode: summary.decode,
             guesses: summary.speculated.into(),
             dropped_messages: self.dropped_messages,
@@ -450,13 +464,14 @@ impl Answer {
     }
 }
 
-/// Whether a forced tool call, which begins like this, ends the thought before it by itself.
-pub(super) fn begins_with_end(beginning: &str, thought_end: &str) -> bool {
+/// Whether a forced tool call with this start ends the reasoning itself.
+pub(super) fn starts_with_reasoning_end(prefix: &str, thought_end: &str) -> bool {
     let end = thought_end.trim();
-    !end.is_empty() && beginning.trim_start().starts_with(end)
+    !end.is_empty() && prefix.trim_start().starts_with(end)
 }
 
-/// Whether a call's arguments can be sent on: what holds them may be nested no deeper than a request's.
+/// Whether the nesting depth of a call's arguments is below the limit for requests, so that they
+/// can be sent.
 fn is_shallow(call: &FunctionCall) -> bool {
     fn depth(value: &Value) -> usize {
         match value {
@@ -468,8 +483,8 @@ fn is_shallow(call: &FunctionCall) -> bool {
     call.arguments.values().map(depth).max().unwrap_or(0) < MAX_DEPTH
 }
 
-/// The figures of an answer to this prompt of which nothing was wanted.
-pub(super) fn no_tokens(answer: &Answer, prompt: Vec<u32>) -> GenerationSummary {
+/// Summary of a request that wants no tokens of an answer.
+pub(super) fn summary_without_tokens(answer: &AnswerSink, prompt: Vec<u32>) -> GenerationSummary {
     GenerationSummary {
         reason: FinishReason::Length,
         stop: None,
@@ -488,9 +503,9 @@ pub(super) fn no_tokens(answer: &Answer, prompt: Vec<u32>) -> GenerationSummary 
     }
 }
 
-impl Sink for Answer {
+impl Sink for AnswerSink {
     fn ready(&self) -> bool {
-        // A piece may come to two events.
+        // A piece may produce two events.
         self.handle.state.may_send(2)
     }
 
@@ -498,20 +513,21 @@ impl Sink for Answer {
         self.handle.state.room() / 2
     }
 
-    /// A token that ends the thought and goes on with the answer in one is passed over, and so is one that shows that what
-    /// was held back was no tag: what was drawn freely cannot be part of the answer.
+    /// A token that ends the reasoning and continues with answer text is rejected. So is a token
+    /// that shows that the held-back text was no tag. Text sampled without the grammar cannot be
+    /// part of the answer.
     fn stage(&self, text: &str) -> Stage {
         let Some(parser) = &self.parser else { return Stage::Answer };
         if !text.is_empty() && parser.keeps_thinking(text) {
             return Stage::Before;
         }
-        if let (Some(beginning), false) = (&self.forced, text.is_empty()) {
-            let solid = text.trim();
-            return match parser.peek_stage(text) == Place::Answer && !solid.is_empty() {
+        if let (Some(prefix), false) = (&self.forced_prefix, text.is_empty()) {
+            let trimmed = text.trim();
+            return match parser.peek_stage(text) == OutputStage::Answer && !trimmed.is_empty() {
                 false => Stage::Before,
                 true if !parser.is_thinking() => Stage::Answer,
-                // A call that ends the thought by itself would come twice.
-                true if beginning.trim_start().starts_with(solid) => Stage::Mixed,
+                // A call that ends the reasoning itself would be written twice.
+                true if prefix.trim_start().starts_with(trimmed) => Stage::Mixed,
                 true => Stage::Before,
             };
         }
@@ -534,30 +550,31 @@ impl Sink for Answer {
         }
     }
 
-    /// The end of the answer behind the only call, or that of a thought that has had its tokens, once; where that does not
-    /// end it, it goes on.
+    /// Returns the token that ends the answer after the last call, or the tokens that end a
+    /// reasoning over its budget. The latter are forced once; if they do not end the reasoning, it
+    /// continues.
     fn forced(&mut self) -> Vec<u32> {
         if self.has_called() {
-            let ends = self.generator.facts().ends.iter();
+            let ends = self.generator.facts().end_texts.iter();
             return ends.filter_map(|end| self.generator.control_token(end)).take(1).collect();
         }
-        let spent = self.think_budget.is_some_and(|budget| self.thought >= budget);
-        if !spent || !self.is_thinking() {
-            self.closing = false;
+        let is_spent = self.think_budget.is_some_and(|budget| self.thought_tokens >= budget);
+        if !is_spent || !self.is_thinking() {
+            self.is_closing_thought = false;
             return Vec::new();
         }
-        if self.closing {
+        if self.is_closing_thought {
             return Vec::new();
         }
-        // Between two messages, for instance, it may be known only later how.
+        // The end of the reasoning may be known only later, for instance between two messages.
         let end = self.end_thought();
-        self.closing = !end.is_empty();
+        self.is_closing_thought = !end.is_empty();
         end
     }
 
     fn end_thought(&mut self) -> Vec<u32> {
         let Some(end) = self.parser.as_ref().and_then(OutputParser::reasoning_end) else {
-            if !std::mem::replace(&mut self.told_endless, true) {
+            if !std::mem::replace(&mut self.has_warned_endless, true) {
                 let task = self.handle.id;
                 tracing::warn!(
                     task,
@@ -569,34 +586,39 @@ impl Sink for Answer {
         self.generator.encode_parts(&[(&end, true)])
     }
 
-    /// In a thought, and in the blanks behind it, which are no part of the answer.
+    /// Stop strings are ignored in the reasoning and in the blank text after it, which is not part
+    /// of the answer.
     fn ignores_stops(&self, text: &str) -> bool {
-        let is_behind_thought = self.thought > 0 && !self.has_answered && text.trim().is_empty();
+        let is_behind_thought =
+            self.thought_tokens > 0 && !self.has_answered && text.trim().is_empty();
         self.stops_in_answer && (self.is_thinking() || is_behind_thought)
     }
 
     fn answer_ends_thought(&self) -> bool {
         let end = self.parser.as_ref().and_then(OutputParser::reasoning_end);
-        let (Some(beginning), Some(end)) = (&self.forced, end) else { return false };
-        begins_with_end(beginning, &end)
+        let (Some(prefix), Some(end)) = (&self.forced_prefix, end) else { return false };
+        starts_with_reasoning_end(prefix, &end)
     }
 
     fn begin_answer(&mut self) {
-        self.begun = true;
+        self.has_begun = true;
     }
 
     fn has_enough(&self) -> bool {
-        self.enough
+        self.is_repeating
     }
 
     fn send(&mut self, event: EngineEvent) -> bool {
         match event {
             EngineEvent::Prefill { done, total } => {
                 // A diffusion model reads the prompt in every step.
-                if self.told || self.progress.elapsed() < PROGRESS || !self.ready() {
+                if self.has_sent_piece
+                    || self.last_progress.elapsed() < PROGRESS_INTERVAL
+                    || !self.ready()
+                {
                     return !self.handle.state.is_cancelled();
                 }
-                self.progress = Instant::now();
+                self.last_progress = Instant::now();
                 self.handle.send(Event::Progress { done: done as u64, total: total as u64 })
             }
             EngineEvent::Prompt(tokens) => {
@@ -604,14 +626,14 @@ impl Sink for Answer {
                 self.handle.send(Event::Prompt(tokens))
             }
             EngineEvent::Piece(piece) => {
-                self.told = true;
-                self.piece(piece)
+                self.has_sent_piece = true;
+                self.handle_piece(piece)
             }
             EngineEvent::Done(summary) => {
                 self.flush(&summary.finish);
                 self.log_cache_miss(&summary);
-                let done = self.done(summary);
-                self.end(done)
+                let done = self.generation_summary(summary);
+                self.send_done(done)
             }
             EngineEvent::Failed(message) => {
                 let message =

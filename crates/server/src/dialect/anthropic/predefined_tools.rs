@@ -1,28 +1,31 @@
-//! Tools that the dialect defines by name and version. Those that the client runs have the arguments of their description;
-//! those that the service itself would run are left out.
+//! Tools that Anthropic's API defines by name and version. The model is offered a function with a
+//! description and a schema for each tool that the client runs. Tools that Anthropic's service runs
+//! are ignored.
 
 use puna_api::anthropic::Tool;
 use serde_json::{Value, json as value};
 
-/// What the service would run, but for the search on the web, which fails when it is called.
-const LEFT_OUT: [&str; 5] =
+/// Type prefixes of ignored tools, which only the service can run. Web search is not among them:
+/// the model is offered it, and each call fails.
+const IGNORED: [&str; 5] =
     ["advisor_", "code_execution_", "mcp_toolset", "tool_search_tool_", "web_fetch_"];
 
-pub(super) fn is_left_out(tool: &Tool) -> bool {
-    LEFT_OUT.iter().any(|kind| tool.kind.starts_with(kind))
+/// Whether the model is not offered the tool because only the service can run it.
+pub(super) fn is_ignored(tool: &Tool) -> bool {
+    IGNORED.iter().any(|kind| tool.kind.starts_with(kind))
 }
 
-/// The tools of a request that the model is not offered.
+/// Returns the field names of the ignored tools of a request.
 pub(crate) fn left_out(tools: &[Tool]) -> Vec<String> {
     tools
         .iter()
-        .filter(|tool| is_left_out(tool))
+        .filter(|tool| is_ignored(tool))
         .map(|tool| format!("tools.{}", tool.kind))
         .collect()
 }
 
-/// What a tool that the client runs does, and the schema of its arguments.
-pub(super) fn described(kind: &str) -> Option<(&'static str, Value)> {
+/// Returns the description and the argument schema of a tool that the client runs.
+pub(super) fn definition(kind: &str) -> Option<(&'static str, Value)> {
     let text = |description: &str| value!({"type": "string", "description": description});
     let range = value!({
         "type": "array", "items": {"type": "integer"}, "description": "With view: the first line and the last one",

@@ -1,4 +1,4 @@
-//! Thoughts that may have so many tokens, with the embedded model.
+//! Tests of the thinking budget, with the embedded model.
 
 use puna_api::native::{Message, Think};
 use puna_sampler::Constraint;
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 
-/// A question that the model thinks about.
+/// Returns a question that makes the model think.
 fn question(change: impl FnOnce(&mut Generate)) -> Task {
     let Task::Generate(mut generate) = task("", 200, 4, true, true) else { panic!() };
     let question = Message {
@@ -22,7 +22,7 @@ fn question(change: impl FnOnce(&mut Generate)) -> Task {
     Task::Generate(generate)
 }
 
-/// The thought, the number of its events, the answer, and the tokens of all.
+/// Returns the reasoning, the number of its events, the answer, and the number of all tokens.
 async fn answer(link: &Link, task: Task) -> (String, usize, String, u64) {
     let mut events = link.submit(1, task);
     let (mut thought, mut pieces, mut content) = (String::new(), 0, String::new());
@@ -41,7 +41,7 @@ async fn answer(link: &Link, task: Task) -> (String, usize, String, u64) {
 }
 
 #[tokio::test]
-async fn a_thought_that_has_had_its_tokens_is_ended_and_the_answer_comes() {
+async fn reasoning_over_its_budget_is_ended_and_the_answer_follows() {
     let link = loaded_file(None, 512).await;
     let (whole, pieces, content, _) = answer(&link, question(|_| {})).await;
     assert!(
@@ -61,16 +61,16 @@ async fn a_thought_that_has_had_its_tokens_is_ended_and_the_answer_comes() {
 }
 
 #[tokio::test]
-async fn an_answer_of_a_form_follows_a_thought_that_was_ended() {
+async fn a_constrained_answer_follows_reasoning_that_was_ended() {
     let link = loaded_file(None, 512).await;
     let schema =
         json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]});
     for budget in [0, 5] {
-        let wish = question(|task| {
+        let task_with_schema = question(|task| {
             task.format = Some(Constraint::schema(schema.clone()));
             task.options.think_budget = Some(budget);
         });
-        let (thought, pieces, content, _) = answer(&link, wish).await;
+        let (thought, pieces, content, _) = answer(&link, task_with_schema).await;
         assert!(pieces <= budget as usize, "{thought:?}");
         let value: serde_json::Value =
             serde_json::from_str(&content).unwrap_or_else(|e| panic!("{e}: {content}"));
@@ -79,13 +79,13 @@ async fn an_answer_of_a_form_follows_a_thought_that_was_ended() {
 }
 
 #[tokio::test]
-async fn a_thought_that_repeats_itself_is_ended_where_an_answer_of_a_form_is_to_come() {
+async fn repeating_reasoning_before_a_constrained_answer_is_ended() {
     let link = loaded_file(None, 512).await;
     let schema =
         json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]});
     let circling = |format| {
         question(move |task| {
-            // A line end again and again.
+            // The bias makes the model repeat a line end.
             task.options.sampling.logit_bias = [(198, 100.0)].into_iter().collect();
             task.format = format;
         })
@@ -94,6 +94,6 @@ async fn a_thought_that_repeats_itself_is_ended_where_an_answer_of_a_form_is_to_
     let value: serde_json::Value =
         serde_json::from_str(&content).unwrap_or_else(|e| panic!("{e}: {content}"));
     assert!(value["sum"].is_i64() && tokens < 100, "{content}");
-    // Without a form it is the end.
+    // Without a constraint, the repetition ends the answer.
     assert_eq!(answer(&link, circling(None)).await.2, "");
 }

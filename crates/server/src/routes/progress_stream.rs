@@ -1,4 +1,4 @@
-//! Work that reports line by line: create, pull, push and verify.
+//! Progress streams of create, pull, push and verify: one JSON object per line.
 
 use std::convert::Infallible;
 
@@ -16,24 +16,29 @@ use crate::dialect::native::push_line;
 use crate::http::{ErrorResponse, Native, StreamFormat, error_body, json_plain, stream};
 use crate::shutdown::ShutdownSignal;
 
-/// Lines of progress that may wait for the client.
-pub(super) const WAITING: usize = 64;
+/// Capacity, in lines, of the channel to the client.
+pub(super) const CHANNEL_LINES: usize = 64;
 
-/// The last line of work that was done.
+/// Status of the last line of successful work.
 const SUCCESS: &str = "success";
 
-/// A line, or why there are no more.
-pub(super) type Line = Result<Progress, ApiError>;
+/// A progress line, or the error that ends the work.
+pub(super) type ProgressLine = Result<Progress, ApiError>;
 
-/// Lines as they come; or, if the client wants one object, the last of them. A failure before the first line is the
-/// answer's status, a later one is the last line.
-pub(super) async fn answer(
+/// Streams the lines, or returns the last one if `last_only` is set. An error before the first line
+/// becomes the response's status; a later error is the last line.
+pub(super) async fn respond(
     app: &App,
-    lines: mpsc::Receiver<Line>,
-    whole: bool,
+    lines: mpsc::Receiver<ProgressLine>,
+    last_only: bool,
 ) -> Result<Response, ErrorResponse<Native>> {
-    let mut lines = Lines { lines, end: app.shutdown_signal().clone(), done: false, over: false };
-    if whole {
+    let mut lines = ProgressStream {
+        lines,
+        shutdown: app.shutdown_signal().clone(),
+        has_succeeded: false,
+        is_over: false,
+    };
+    if last_only {
         let mut last = Progress::default();
         while let Some(line) = lines.next().await {
             last = line?;
@@ -50,41 +55,41 @@ pub(super) async fn answer(
     }
 }
 
-/// The lines of work, and an error in the place of an end that does not come.
-struct Lines {
-    lines: mpsc::Receiver<Line>,
-    end: ShutdownSignal,
-    /// The last line said that the work is done.
-    done: bool,
-    over: bool,
+/// The lines of the work. Adds an error at the end if the work ends without success.
+struct ProgressStream {
+    lines: mpsc::Receiver<ProgressLine>,
+    shutdown: ShutdownSignal,
+    /// Whether the last line reported success.
+    has_succeeded: bool,
+    is_over: bool,
 }
 
-impl Lines {
-    async fn next(&mut self) -> Option<Line> {
-        if self.over {
+impl ProgressStream {
+    async fn next(&mut self) -> Option<ProgressLine> {
+        if self.is_over {
             return None;
         }
         let line = tokio::select! {
             biased;
             line = self.lines.recv() => line,
-            failure = self.end.wait() => Some(Err(failure)),
+            failure = self.shutdown.wait() => Some(Err(failure)),
         };
         let line = match line {
-            None if !self.done => {
+            None if !self.has_succeeded => {
                 let text = "the work broke off; this is an error in Puna, and the log of the server says more";
                 Some(Err(ApiError::internal(text)))
             }
             line => line,
         };
         match &line {
-            Some(Ok(progress)) => self.done = progress.status == SUCCESS,
-            _ => self.over = true,
+            Some(Ok(progress)) => self.has_succeeded = progress.status == SUCCESS,
+            _ => self.is_over = true,
         }
         line
     }
 }
 
-fn encode(line: Line) -> Result<Bytes, Infallible> {
+fn encode(line: ProgressLine) -> Result<Bytes, Infallible> {
     let mut out = Vec::new();
     match line {
         Ok(progress) => push_line(&progress, &mut out),
@@ -97,12 +102,17 @@ fn encode(line: Line) -> Result<Bytes, Infallible> {
 mod tests {
     use super::*;
 
-    fn lines(of: &[&str]) -> Lines {
+    fn lines(of: &[&str]) -> ProgressStream {
         let (to, lines) = mpsc::channel(8);
         of.iter().for_each(|status| {
             to.try_send(Ok(Progress { status: (*status).into(), ..Progress::default() })).unwrap()
         });
-        Lines { lines, end: ShutdownSignal::default(), done: false, over: false }
+        ProgressStream {
+            lines,
+            shutdown: ShutdownSignal::default(),
+            has_succeeded: false,
+            is_over: false,
+        }
     }
 
     #[tokio::test]
@@ -116,7 +126,9 @@ mod tests {
             assert!(failure.status == 500 && failure.message.contains("broke off"), "{failure}");
             assert!(lines.next().await.is_none());
         }
-        let mut done = lines(&["success"]);
-        assert!(done.next().await.unwrap().is_ok() && done.next().await.is_none());
+        let mut has_succeeded = lines(&["success"]);
+        assert!(
+            has_succeeded.next().await.unwrap().is_ok() && has_succeeded.next().await.is_none()
+        );
     }
 }

@@ -1,7 +1,8 @@
-//! The grammar of arguments that are written one by one, as values of their schemas.
+//! Grammar of arguments that are written one by one, each as a value of its schema.
 //!
-//! Strings that stand bare in the text, and what may stand in their place, are single terminals together with what ends them:
-//! terminals are matched as far as they reach, so that a string would otherwise take its end for a part of it.
+//! An unquoted string forms a single terminal together with the text that ends it, and so does any
+//! value that may stand in its place. Lark matches terminals as far as possible, so a string alone
+//! would include its own end.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -11,74 +12,78 @@ use puna_sampler::{UnquotedString, lark_json, pattern_excluding};
 use serde_json::{Value, json};
 
 use super::literal;
-use super::schemas::{Choice, Record, Schema, Schemas, all_of, bind_strings};
+use super::schemas::{ObjectSchema, Schema, SchemaChoice, Schemas, all_of, bind_strings};
 
-/// Names of further properties.
+/// Pattern of the names of additional properties.
 const OTHER_NAME: &str = "[a-zA-Z_][a-zA-Z0-9_-]{0,63}";
 
-/// What readers of bare text take for something else than a string.
+/// Texts that a parser of unquoted values reads as something other than a string.
 const NUMBER: &str = "\\s*[+-]?(?:[0-9]+\\.?[0-9]*|\\.[0-9]+)(?:[eE][+-]?[0-9]+)?\\s*";
 const BOOLEAN: &str = "\\s*(?:[tT][rR][uU][eE]|[fF][aA][lL][sS][eE])\\s*";
 const NULL: &str = "\\s*[nN][uU][lL][lL]\\s*";
 const BRACKETS: &str = "\\s*[\\[{](?s:.)*";
 
-/// Values stand in each other so deep.
-const DEPTH: usize = 64;
-/// Values of different schemas at most.
-const VALUES: usize = 2000;
+/// Maximum nesting depth of values.
+const MAX_VALUE_DEPTH: usize = 64;
+/// Maximum number of values with different schemas.
+const MAX_VALUES: usize = 2000;
 
-/// What the parts of an object stand between.
-struct Around<'a> {
+/// Texts around and between the properties of an object.
+struct ObjectSyntax<'a> {
     head: &'a str,
     link: &'a str,
     close: &'a str,
     empty: &'a str,
-    /// The object is the arguments themselves.
+    /// Whether the object is the argument list itself.
     is_outer: bool,
 }
 
-pub(super) struct Rules<'a> {
-    written: &'a ArgumentListFormat,
+/// Writes the Lark rules of one tool's arguments.
+pub(super) struct GrammarWriter<'a> {
+    format: &'a ArgumentListFormat,
     schemas: Schemas<'a>,
     tags: &'a [(String, u32)],
-    /// Before the numbers of rules and terminals.
+    /// Number of the tool, part of the names of rules and terminals.
     tool: usize,
     lark: String,
     count: usize,
-    /// Rules of values that are written like JSON, by their schemas.
-    known: HashMap<String, String>,
-    /// How many values the one that is being made stands in.
+    /// Rules of values in JSON-like syntax, by their schemas.
+    value_rules: HashMap<String, String>,
+    /// Nesting depth of the value that is being written.
     depth: usize,
 }
 
-/// The rule `name` of what stands behind the name of the tool with this number, and the rules that it needs.
+/// Returns the rule `name` for the text after the name of tool number `tool`, and the rules that it
+/// needs.
 ///
 /// # Errors
-/// A sentence about parameters that there is no grammar for.
+/// A sentence about parameters that no grammar can express.
 pub(super) fn rules(
     name: &str,
     tool: usize,
-    written: &ArgumentListFormat,
+    format: &ArgumentListFormat,
     parameters: &Value,
     tags: &[(String, u32)],
 ) -> Result<String, String> {
     let schemas = Schemas::new(parameters);
-    let (lark, known) = (String::new(), HashMap::new());
-    let mut rules = Rules { written, schemas, tags, tool, lark, count: 0, known, depth: 0 };
-    let ArgumentListFormat { head, link, close, empty, .. } = written;
-    let around = Around { head, link, close, empty, is_outer: true };
-    let body = rules.objects(&rules.schemas.choices(parameters)?, &around)?;
+    let (lark, value_rules) = (String::new(), HashMap::new());
+    let mut rules =
+        GrammarWriter { format, schemas, tags, tool, lark, count: 0, value_rules, depth: 0 };
+    let ArgumentListFormat { head, link, close, empty, .. } = format;
+    let syntax = ObjectSyntax { head, link, close, empty, is_outer: true };
+    let body = rules.objects(&rules.schemas.choices(parameters)?, &syntax)?;
     Ok(format!("{name}: {body}\n{}", rules.lark))
 }
 
-/// The names of all arguments that are listed.
-pub(super) fn names(parameters: &Value) -> Vec<String> {
+/// Returns the names of all listed arguments.
+pub(super) fn argument_names(parameters: &Value) -> Vec<String> {
     let choices = Schemas::new(parameters).choices(parameters).unwrap_or_default();
-    let records = choices.iter().filter_map(|choice| Record::of(choice).ok());
-    records.flat_map(|record| record.properties).map(|(name, _)| name).collect()
+    let records = choices.iter().filter_map(|choice| ObjectSchema::of(choice).ok());
+    records.flat_map(|object| object.properties).map(|(name, _)| name).collect()
 }
 
-impl Rules<'_> {
+impl GrammarWriter<'_> {
+    /// Writes a rule and returns its name.
     fn rule(&mut self, body: &str) -> String {
         let name = format!("t{}r{}", self.tool, self.count);
         self.count += 1;
@@ -86,7 +91,7 @@ impl Rules<'_> {
         name
     }
 
-    /// A terminal, which may be left out if it would be empty.
+    /// Writes a terminal and returns its name, with `?` if it may be empty.
     fn text(&mut self, text: &UnquotedString<'_>) -> Result<String, String> {
         let (body, may_be_empty) = text.lark()?;
         let name = format!("T{}X{}", self.tool, self.count);
@@ -99,36 +104,45 @@ impl Rules<'_> {
         literal(text, self.tags)
     }
 
-    /// A text in two: up to the first control token, and from there on.
+    /// Splits a text before its first control token.
     fn split_at_tag<'t>(&self, text: &'t str) -> (&'t str, &'t str) {
         let at = self.tags.iter().filter_map(|(tag, _)| text.find(tag.as_str())).min();
         text.split_at(at.unwrap_or(text.len()))
     }
 
-    /// The choice of those that may be objects.
-    fn objects(&mut self, choices: &[Choice], around: &Around<'_>) -> Result<String, String> {
+    /// Writes the rule of a value that matches one of the alternatives that allow an object.
+    fn objects(
+        &mut self,
+        choices: &[SchemaChoice],
+        syntax: &ObjectSyntax<'_>,
+    ) -> Result<String, String> {
         let mut all = Vec::new();
         for choice in choices {
             if choice.types().is_none_or(|types| types.contains(&"object")) {
-                let record = Record::of(choice)?;
-                all.push(self.object(&record, around)?);
+                let object = ObjectSchema::of(choice)?;
+                all.push(self.object(&object, syntax)?);
             }
         }
         if all.is_empty() { Err("no object fits them".into()) } else { Ok(all.join(" | ")) }
     }
 
-    /// One property behind the other, in their order: `none` goes on where none has come yet, `some` behind one.
-    fn object(&mut self, record: &Record, around: &Around<'_>) -> Result<String, String> {
-        let mut some = self.literal(around.close);
-        let mut none = Some(self.literal(around.empty));
-        if let Some(more) = self.more(record, around)? {
-            let again = self.rule(&format!("({} {more})*", self.literal(around.link)));
-            let first = self.rule(&format!("{} {more} {again} {some}", self.literal(around.head)));
+    /// Writes the properties of an object in their order, from the last to the first. `none` is the
+    /// continuation if no property was written yet, `some` the continuation after one.
+    fn object(
+        &mut self,
+        object: &ObjectSchema,
+        syntax: &ObjectSyntax<'_>,
+    ) -> Result<String, String> {
+        let mut some = self.literal(syntax.close);
+        let mut none = Some(self.literal(syntax.empty));
+        if let Some(more) = self.additional_property(object, syntax)? {
+            let again = self.rule(&format!("({} {more})*", self.literal(syntax.link)));
+            let first = self.rule(&format!("{} {more} {again} {some}", self.literal(syntax.head)));
             none = none.map(|none| format!("{none} | {first}"));
             some = format!("{again} {some}");
         }
-        for (name, schema) in record.properties.iter().rev() {
-            let (item, is_required) = (self.item(name, schema, around)?, record.is_required(name));
+        for (name, schema) in object.properties.iter().rev() {
+            let (item, is_required) = (self.item(name, schema, syntax)?, object.is_required(name));
             let Some(item) = item else {
                 match is_required {
                     true => return Err(format!("no value fits {name:?}, which is required")),
@@ -136,26 +150,26 @@ impl Rules<'_> {
                 }
             };
             let after = self.rule(&some);
-            let first = format!("{} {item} {after}", self.literal(around.head));
+            let first = format!("{} {item} {after}", self.literal(syntax.head));
             none = match none {
                 _ if is_required => Some(first),
                 Some(none) => Some(format!("{first} | {}", self.rule(&none))),
                 None => Some(first),
             };
-            let next = format!("{} {item} {after}", self.literal(around.link));
+            let next = format!("{} {item} {after}", self.literal(syntax.link));
             some = if is_required { next } else { format!("{next} | {after}") };
         }
         Ok(self.rule(&none.unwrap_or_default()))
     }
 
-    /// A property with its value; `None` if there is no value for it.
+    /// Writes a property with its value; returns `None` if no value fits.
     fn item(
         &mut self,
         name: &str,
         schema: &Value,
-        around: &Around<'_>,
+        syntax: &ObjectSyntax<'_>,
     ) -> Result<Option<String>, String> {
-        if around.is_outer {
+        if syntax.is_outer {
             let prefix = |rules: &Self, frame: &ValueFrame| {
                 rules.literal(&format!("{name}{}", frame.before))
             };
@@ -171,23 +185,27 @@ impl Rules<'_> {
         Ok(value.map(|value| format!("{} {value}", self.literal(&format!("{name}:")))))
     }
 
-    /// A property that is not listed, with its value.
-    fn more(&mut self, record: &Record, around: &Around<'_>) -> Result<Option<String>, String> {
-        let Some(schema) = &record.more else { return Ok(None) };
-        let is_named_again = self.written.frame(ValueKind::Text).after("a")
-            != self.written.frame(ValueKind::Text).after("b");
-        // What is closed by its own name cannot have any.
-        if around.is_outer && is_named_again {
+    /// Writes an unlisted property with its value; returns `None` if there can be none.
+    fn additional_property(
+        &mut self,
+        object: &ObjectSchema,
+        syntax: &ObjectSyntax<'_>,
+    ) -> Result<Option<String>, String> {
+        let Some(schema) = &object.additional else { return Ok(None) };
+        let is_named_again = self.format.frame(ValueKind::Text).after("a")
+            != self.format.frame(ValueKind::Text).after("b");
+        // If the end of a value repeats its name, the grammar cannot express an unlisted name.
+        if syntax.is_outer && is_named_again {
             return Ok(None);
         }
-        let known: Vec<String> =
-            record.properties.iter().map(|(name, _)| super::regex(name)).collect();
-        let known =
-            if known.is_empty() { String::new() } else { format!(" & ~/{}/", known.join("|")) };
+        let listed: Vec<String> =
+            object.properties.iter().map(|(name, _)| super::regex(name)).collect();
+        let listed =
+            if listed.is_empty() { String::new() } else { format!(" & ~/{}/", listed.join("|")) };
         let key = format!("T{}X{}", self.tool, self.count);
         self.count += 1;
-        let _ = writeln!(self.lark, "{key}: /{OTHER_NAME}/{known}");
-        if around.is_outer {
+        let _ = writeln!(self.lark, "{key}: /{OTHER_NAME}/{listed}");
+        if syntax.is_outer {
             let prefix = |rules: &Self, frame: &ValueFrame| {
                 format!("{key} {}", rules.literal(&frame.before))
             };
@@ -197,68 +215,70 @@ impl Rules<'_> {
         Ok(value.map(|value| format!("{key} \":\" {value}")))
     }
 
-    /// An argument: its name, its value and what stands around that; `None` if there is no value for it.
+    /// Writes an argument with its name, its value and the text around them; returns `None` if no
+    /// value fits.
     fn framed(
         &mut self,
         schema: &Value,
         name: &str,
         prefix: &dyn Fn(&Self, &ValueFrame) -> String,
     ) -> Result<Option<String>, String> {
-        let written = self.written;
-        if written.style == ValueStyle::Bare {
+        let format = self.format;
+        if format.style == ValueStyle::Bare {
             return self.bare(schema, name, prefix);
         }
-        let value = match written.style {
+        let value = match format.style {
             ValueStyle::Json => Some(self.json(schema)?),
             _ => self.value(schema)?,
         };
-        let frame = written.frame(ValueKind::Text);
+        let frame = format.frame(ValueKind::Text);
         let value = value.map(|value| {
             format!("{} {value} {}", prefix(self, frame), self.literal(&frame.after(name)))
         });
         Ok(value.map(|value| self.rule(&value)))
     }
 
+    /// Writes a value in JSON.
     fn json(&mut self, schema: &Value) -> Result<String, String> {
         let schema = match schema {
             Value::Bool(true) => json!({}),
             other => self.schemas.with_definitions(other.clone()),
         };
-        let schema = match self.written.forbidden.as_slice() {
+        let schema = match self.format.forbidden.as_slice() {
             [] => schema,
-            barred => bind_strings(schema, &pattern_excluding(barred)),
+            forbidden => bind_strings(schema, &pattern_excluding(forbidden)),
         };
         let json = lark_json(&schema.into()).map_err(|e| e.to_string())?;
         Ok(self.rule(&json))
     }
 
-    /// An argument whose strings are bare.
+    /// Writes an argument whose strings are unquoted.
     fn bare(
         &mut self,
         schema: &Value,
         name: &str,
         prefix: &dyn Fn(&Self, &ValueFrame) -> String,
     ) -> Result<Option<String>, String> {
-        let written = self.written;
+        let format = self.format;
         let choices = self.schemas.choices(schema)?;
         let types: Vec<Vec<&str>> =
             choices.iter().map(|c| c.types().unwrap_or_else(|| vec!["string"])).collect();
         let all: Vec<&str> = types.concat();
-        let unlike = unlike(written.frame(ValueKind::Text), name, &all);
-        let mut found = Vec::new();
+        let excluded = excluded_patterns(format.frame(ValueKind::Text), name, &all);
+        let mut alternatives = Vec::new();
         for (choice, types) in choices.iter().zip(&types) {
             for kind in ValueKind::ALL {
                 let names: Vec<&str> =
                     types.iter().copied().filter(|name| kind_of(name) == kind).collect();
-                // The wider type says both.
+                // `number` includes `integer`.
                 let names = if names.contains(&"number") { vec!["number"] } else { names };
                 if names.is_empty() {
                     continue;
                 }
-                let frame = written.frame(kind);
+                let frame = format.frame(kind);
                 let (before, after) = (prefix(self, frame), frame.after(name));
                 let value = match kind {
-                    ValueKind::Text => Some(self.bare_text(&choice.0, &unlike, &after)?),
+                    ValueKind::Text => Some(self.bare_text(&choice.0, &excluded, &after)?),
                     ValueKind::List | ValueKind::Object => Some(format!(
                         "{} {}",
                         self.json(&choice.schema(&names))?,
@@ -271,37 +291,37 @@ impl Rules<'_> {
                         self.literal(&after)
                     )),
                 };
-                found.extend(value.map(|value| format!("{before} {value}")));
+                alternatives.extend(value.map(|value| format!("{before} {value}")));
             }
         }
-        Ok(if found.is_empty() { None } else { Some(self.rule(&found.join(" | "))) })
+        Ok(if alternatives.is_empty() { None } else { Some(self.rule(&alternatives.join(" | "))) })
     }
 
-    /// A bare string and what stands behind it.
+    /// Writes an unquoted string and the text after it.
     fn bare_text(
         &mut self,
         schemas: &[Schema],
-        unlike: &Unlike,
+        excluded: &ExcludedPatterns,
         after: &str,
     ) -> Result<String, String> {
         let (end, rest) = self.split_at_tag(after);
         let plain = UnquotedString { schemas, ..UnquotedString::default() };
-        let patterns = if plain.is_constrained() { &unlike.bound } else { &unlike.free };
+        let patterns = if plain.is_constrained() { &excluded.bound } else { &excluded.free };
         let patterns: Vec<&str> = patterns.iter().map(|pattern| &**pattern).collect();
-        let barred = &self.written.forbidden;
+        let forbidden = &self.format.forbidden;
         let text = self.text(&UnquotedString {
             schemas,
             excluded_patterns: &patterns,
-            excluded_texts: barred,
+            excluded_texts: forbidden,
             end,
         })?;
         Ok(format!("{text} {}", self.literal(rest)))
     }
 
-    /// A value that is one word, where a string could stand as well, and what stands behind it.
+    /// Writes a one-word value where a string could stand as well, and the text after it.
     fn bare_word(
         &mut self,
-        choice: &Choice,
+        choice: &SchemaChoice,
         name: &str,
         after: &str,
     ) -> Result<Option<String>, String> {
@@ -328,7 +348,7 @@ impl Rules<'_> {
             ("boolean", _) => "true|false".to_owned(),
             ("integer", _) if is_plain => "-?(?:0|[1-9][0-9]{0,17})".to_owned(),
             ("number", _) if is_plain => "-?(?:0|[1-9][0-9]{0,17})(?:\\.[0-9]{1,17})?".to_owned(),
-            // A string is written in its place.
+            // The alternative for strings covers this value.
             _ => return Ok(None),
         };
         if texts.is_empty() {
@@ -340,75 +360,77 @@ impl Rules<'_> {
         Ok(Some(format!("{name} {}", self.literal(rest))))
     }
 
-    /// A value as the style of quoted strings has it; `None` if there is none.
+    /// Writes a value in the style with quoted strings; returns `None` if no value fits.
     fn value(&mut self, schema: &Value) -> Result<Option<String>, String> {
         let key = schema.to_string();
-        if let Some(rule) = self.known.get(&key) {
+        if let Some(rule) = self.value_rules.get(&key) {
             return Ok(Some(rule.clone()));
         }
-        // Before it is made: it may mention itself.
-        let rule = format!("t{}v{}", self.tool, self.known.len());
-        self.known.insert(key, rule.clone());
-        if self.depth == DEPTH || self.known.len() > VALUES {
+        // Register the rule first, because the value may refer to itself.
+        let rule = format!("t{}v{}", self.tool, self.value_rules.len());
+        self.value_rules.insert(key, rule.clone());
+        if self.depth == MAX_VALUE_DEPTH || self.value_rules.len() > MAX_VALUES {
             return Err(format!(
-                "properties and items stand in each other more than {DEPTH} times, or are more than {VALUES}"
+                "properties and items stand in each other more than {MAX_VALUE_DEPTH} times, or are more than {MAX_VALUES}"
             ));
         }
         self.depth += 1;
-        let found = self.values(schema);
+        let alternatives = self.values(schema);
         self.depth -= 1;
-        let found = found?;
-        if found.is_empty() {
+        let alternatives = alternatives?;
+        if alternatives.is_empty() {
             return Ok(None);
         }
-        let _ = writeln!(self.lark, "{rule}: {}", found.join(" | "));
+        let _ = writeln!(self.lark, "{rule}: {}", alternatives.join(" | "));
         Ok(Some(rule))
     }
 
-    /// The forms of a value, by its choices and types.
+    /// Returns the alternatives of a value, by alternative of its schema and by type.
     fn values(&mut self, schema: &Value) -> Result<Vec<String>, String> {
-        let mut found = Vec::new();
+        let mut alternatives = Vec::new();
         for choice in self.schemas.choices(schema)? {
             let types = choice.types().unwrap_or_else(|| super::schemas::TYPES.to_vec());
             for name in
                 types.iter().filter(|name| **name != "integer" || !types.contains(&"number"))
             {
-                found.push(match *name {
+                alternatives.push(match *name {
                     "string" => self.quoted(&choice)?,
                     "array" => self.list(&choice)?,
                     "object" => {
-                        let around = Around {
+                        let syntax = ObjectSyntax {
                             head: "{",
                             link: ",",
                             close: "}",
                             empty: "{}",
                             is_outer: false,
                         };
-                        self.objects(std::slice::from_ref(&choice), &around)?
+                        self.objects(std::slice::from_ref(&choice), &syntax)?
                     }
                     scalar => self.json(&choice.schema(&[scalar]))?,
                 });
             }
         }
-        Ok(found)
+        Ok(alternatives)
     }
 
-    fn quoted(&mut self, choice: &Choice) -> Result<String, String> {
-        let ValueStyle::Quoted(quote) = &self.written.style else {
+    /// Writes a quoted string.
+    fn quoted(&mut self, choice: &SchemaChoice) -> Result<String, String> {
+        let ValueStyle::Quoted(quote) = &self.format.style else {
             return Err("strings have no quotes".into());
         };
         let (end, rest) = self.split_at_tag(quote);
         let text = UnquotedString {
             schemas: &choice.0,
             excluded_patterns: &[],
-            excluded_texts: &self.written.forbidden,
+            excluded_texts: &self.format.forbidden,
             end,
         };
         let text = self.text(&text)?;
         Ok(format!("{} {text} {}", self.literal(quote), self.literal(rest)))
     }
 
-    fn list(&mut self, choice: &Choice) -> Result<String, String> {
+    /// Writes a list in brackets.
+    fn list(&mut self, choice: &SchemaChoice) -> Result<String, String> {
         let not_kept = ["prefixItems", "contains", "additionalItems", "enum", "const"];
         if let Some(keyword) =
             not_kept.iter().find(|key| choice.0.iter().any(|s| s.contains_key(**key)))
@@ -441,20 +463,22 @@ impl Rules<'_> {
             (few, Some(more)) if few + more == 0 => String::new(),
             (few, Some(more)) => format!("{{{few},{}}}", few + more),
         };
-        let further = if times.is_empty() { times } else { format!("(\",\" {item}){times}") };
-        let full = format!("\"[\" {item} {further} \"]\"");
+        let following = if times.is_empty() { times } else { format!("(\",\" {item}){times}") };
+        let full = format!("\"[\" {item} {following} \"]\"");
         Ok(if least == 0 { format!("({empty} | {full})") } else { full })
     }
 }
 
-/// What a bare string may not be, or its reader takes it for something else.
-struct Unlike {
+/// Patterns that an unquoted string must not match, because its parser would read another type or
+/// drop a part.
+struct ExcludedPatterns {
     free: Vec<String>,
-    /// The same for strings that are bound to something, of which nothing may be taken away either.
+    /// Patterns for strings with a restriction, from which the parser must not strip anything
+    /// either.
     bound: Vec<String>,
 }
 
-fn unlike(frame: &ValueFrame, name: &str, types: &[&str]) -> Unlike {
+fn excluded_patterns(frame: &ValueFrame, name: &str, types: &[&str]) -> ExcludedPatterns {
     let may_be = |names: &[&str]| names.iter().any(|name| types.contains(name));
     let words = [
         (true, NULL),
@@ -472,7 +496,7 @@ fn unlike(frame: &ValueFrame, name: &str, types: &[&str]) -> Unlike {
     if !frame.after(name).starts_with('\n') {
         bound.push("(?s:.)*\\n".into());
     }
-    Unlike { free, bound }
+    ExcludedPatterns { free, bound }
 }
 
 fn kind_of(name: &str) -> ValueKind {

@@ -1,4 +1,4 @@
-//! Looking after the store: `POST /api/verify`, `POST /api/prune` and `GET /api/downloads`.
+//! Maintenance of the store: `POST /api/verify`, `POST /api/prune` and `GET /api/downloads`.
 
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
@@ -18,15 +18,15 @@ use puna_store::{
 };
 use tokio::sync::mpsc;
 
-use super::lines::{self, Line, WAITING};
+use super::progress_stream::{self, CHANNEL_LINES, ProgressLine};
 use super::{rfc3339, transfer};
 use crate::app::{App, store_error};
 use crate::canonical::ApiError;
 use crate::http::{ErrorResponse, Json, Native, json};
 use crate::model_names::{REMOTE_UNAVAILABLE, reference};
 
-/// Progress is told this often.
-const TICK: Duration = Duration::from_millis(60);
+/// Interval between progress lines.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(60);
 
 /// `POST /api/verify`
 pub(super) async fn verify(
@@ -37,72 +37,73 @@ pub(super) async fn verify(
         "" => None,
         given => Some(reference(given, REMOTE_UNAVAILABLE)?.name),
     };
-    let whole = request.stream == Some(false);
+    let last_only = request.stream == Some(false);
     let repair = request.repair.then_some(Repair { insecure: request.insecure });
-    let (to, lines) = mpsc::channel::<Line>(WAITING);
+    let (to, lines) = mpsc::channel::<ProgressLine>(CHANNEL_LINES);
     let work = app.clone();
     puna_tasks::spawn(async move {
-        let last = match check(&work, model, repair, &to).await {
+        let last = match verify_models(&work, model, repair, &to).await {
             Ok(()) => Ok(status("success")),
             Err(failure) => Err(failure),
         };
         let _ = to.send(last).await;
     });
-    lines::answer(&app, lines, whole).await
+    progress_stream::respond(&app, lines, last_only).await
 }
 
-/// How what is damaged is fetched again.
+/// Settings for fetching damaged blobs again.
 #[derive(Clone, Copy)]
 struct Repair {
-    /// By plain HTTP.
+    /// Whether plain HTTP is allowed.
     insecure: bool,
 }
 
-/// Damaged models, with the damage of each.
-type Damaged = Vec<(Entry, HashMap<Digest, Damage>)>;
+/// Damaged models, with the damaged blobs of each.
+type DamagedModels = Vec<(Entry, HashMap<Digest, Damage>)>;
 
-async fn check(
+async fn verify_models(
     app: &App,
     model: Option<ModelName>,
     repair: Option<Repair>,
-    to: &mpsc::Sender<Line>,
+    to: &mpsc::Sender<ProgressLine>,
 ) -> Result<(), ApiError> {
-    let mut unusable = unusable(app, model.as_ref(), to).await?;
+    let mut invalid = report_invalid_manifests(app, model.as_ref(), to).await?;
     let mut entries = Vec::new();
-    if unusable.is_empty() || model.is_none() {
-        entries = wanted(app, model.clone()).await?;
+    if invalid.is_empty() || model.is_none() {
+        entries = entries_to_verify(app, model.clone()).await?;
     }
     if let Some(repair) = repair {
         let mut remaining = Vec::new();
-        for file in unusable {
-            match again(app, &file, repair, to).await {
-                Some(name) => entries.extend(stored(app, &name).await?),
+        for file in invalid {
+            match pull_again(app, &file, repair, to).await {
+                Some(name) => entries.extend(stored_entry(app, &name).await?),
                 None => remaining.push(file),
             }
         }
-        unusable = remaining;
+        invalid = remaining;
     }
-    let mut left = damaged(app, entries, to).await?;
+    let mut still_damaged = find_damaged_models(app, entries, to).await?;
     if let Some(repair) = repair {
-        let (mut remaining, mut mended) = (Vec::new(), HashSet::new());
-        for (entry, mut damages) in left {
-            // What models share was mended with the first of them.
-            damages.retain(|digest, _| !mended.contains(digest));
+        let (mut remaining, mut repaired) = (Vec::new(), HashSet::new());
+        for (entry, mut damages) in still_damaged {
+            // Blobs that models share were repaired with the first of the models.
+            damages.retain(|digest, _| !repaired.contains(digest));
             if damages.is_empty() {
                 continue;
             }
-            tell(to, status(format!("repairing {}", entry.name))).await;
-            match mend(app, &entry, &damages, repair, to).await {
+            send_progress(to, status(format!("repairing {}", entry.name))).await;
+            match fetch_damaged_blobs(app, &entry, &damages, repair, to).await {
                 Ok(()) => {
-                    let still = damaged(app, stored(app, &entry.name).await?, to).await?;
+                    let still =
+                        find_damaged_models(app, stored_entry(app, &entry.name).await?, to).await?;
                     let is_still = |digest: &Digest| {
                         still.iter().any(|(_, damages)| damages.contains_key(digest))
                     };
-                    mended.extend(damages.into_keys().filter(|digest| !is_still(digest)));
+                    repaired.extend(damages.into_keys().filter(|digest| !is_still(digest)));
                     remaining.extend(still);
                 }
                 Err(failure) => {
-                    tell(
+                    send_progress(
                         to,
                         status(format!("{} is not repaired: {}", entry.name, failure.message)),
                     )
@@ -111,16 +112,16 @@ async fn check(
                 }
             }
         }
-        left = remaining;
+        still_damaged = remaining;
     }
-    match left.is_empty() && unusable.is_empty() {
+    match still_damaged.is_empty() && invalid.is_empty() {
         true => Ok(()),
-        false => Err(verdict(&left, &unusable, repair)),
+        false => Err(damage_error(&still_damaged, &invalid, repair)),
     }
 }
 
-/// The models that are to be read.
-async fn wanted(app: &App, model: Option<ModelName>) -> Result<Vec<Entry>, ApiError> {
+/// Returns the models to verify: one, or all.
+async fn entries_to_verify(app: &App, model: Option<ModelName>) -> Result<Vec<Entry>, ApiError> {
     let entries = app.store(move |store| match model {
         Some(name) => store.get(&name).map(|entry| vec![entry]),
         None => store.list(),
@@ -133,57 +134,57 @@ async fn wanted(app: &App, model: Option<ModelName>) -> Result<Vec<Entry>, ApiEr
     })
 }
 
-/// The files among the manifests that are no models, as they are found; of one model, if one is named.
-async fn unusable(
+/// Reports and returns the invalid manifest files: those of `model`, or all.
+async fn report_invalid_manifests(
     app: &App,
     model: Option<&ModelName>,
-    to: &mpsc::Sender<Line>,
+    to: &mpsc::Sender<ProgressLine>,
 ) -> Result<Vec<InvalidManifest>, ApiError> {
     let found =
         app.store(|store| store.invalid_manifests()).await?.map_err(|error| store_error(&error))?;
-    let is_meant = |file: &InvalidManifest| match model {
+    let is_selected = |file: &InvalidManifest| match model {
         Some(model) => file.name.as_ref().is_some_and(|name| name.same(model)),
         None => true,
     };
-    let found: Vec<_> = found.into_iter().filter(is_meant).collect();
+    let found: Vec<_> = found.into_iter().filter(is_selected).collect();
     for file in &found {
-        tell(to, status(file.error.to_string())).await;
+        send_progress(to, status(file.error.to_string())).await;
     }
     Ok(found)
 }
 
-/// Pulls a model whose manifest is of no use again, and says which.
-async fn again(
+/// Pulls a model with an invalid manifest again; returns its name on success.
+async fn pull_again(
     app: &App,
     file: &InvalidManifest,
     repair: Repair,
-    to: &mpsc::Sender<Line>,
+    to: &mpsc::Sender<ProgressLine>,
 ) -> Option<ModelName> {
     let name = file.name.clone()?;
-    tell(to, status(format!("repairing {name}"))).await;
+    send_progress(to, status(format!("repairing {name}"))).await;
     let from = ModelRef { http: repair.insecure, ..ModelRef::of(name.clone()) };
-    match transfer::fetch(app, &from, to).await {
+    match transfer::pull_model(app, &from, to).await {
         Ok(()) => Some(name),
         Err(failure) => {
-            tell(to, status(format!("{name} is not repaired: {}", failure.message))).await;
+            send_progress(to, status(format!("{name} is not repaired: {}", failure.message))).await;
             None
         }
     }
 }
 
-/// The model as it is stored now, if it is.
-async fn stored(app: &App, name: &ModelName) -> Result<Vec<Entry>, ApiError> {
+/// Returns the stored entry of a model; empty if it is not stored.
+async fn stored_entry(app: &App, name: &ModelName) -> Result<Vec<Entry>, ApiError> {
     let name = name.clone();
     let found = app.store(move |store| store.find(&name)).await?;
     Ok(found.map_err(|error| store_error(&error))?.into_iter().collect())
 }
 
-/// Reads the parts of models and tells which are damaged, as they are found.
-async fn damaged(
+/// Verifies the blobs of models, reports each damaged blob and returns the damaged models.
+async fn find_damaged_models(
     app: &App,
     entries: Vec<Entry>,
-    to: &mpsc::Sender<Line>,
-) -> Result<Damaged, ApiError> {
+    to: &mpsc::Sender<ProgressLine>,
+) -> Result<DamagedModels, ApiError> {
     let entries: Vec<_> = entries.into_iter().filter(|entry| !entry.is_embedded()).collect();
     let line = match &entries[..] {
         [one] => format!("verifying {}", one.name),
@@ -191,7 +192,7 @@ async fn damaged(
     };
     let layers: Vec<Layer> = entries.iter().flat_map(|entry| entry.blobs().cloned()).collect();
     let progress = to.clone();
-    let damages = app.store(move |store| read(store, &layers, line, &progress)).await?;
+    let damages = app.store(move |store| verify_blobs(store, &layers, line, &progress)).await?;
     let mut damaged = Vec::new();
     for entry in entries {
         let of_entry: HashMap<_, _> = entry
@@ -199,7 +200,7 @@ async fn damaged(
             .filter_map(|layer| Some((layer.digest, damages.get(&layer.digest)?.clone())))
             .collect();
         for (digest, damage) in &of_entry {
-            tell(to, status(format!("{}: {digest} {damage}", entry.name))).await;
+            send_progress(to, status(format!("{}: {digest} {damage}", entry.name))).await;
         }
         if !of_entry.is_empty() {
             damaged.push((entry, of_entry));
@@ -208,11 +209,11 @@ async fn damaged(
     Ok(damaged)
 }
 
-fn read(
+fn verify_blobs(
     store: &Store,
     layers: &[Layer],
     line: String,
-    to: &mpsc::Sender<Line>,
+    to: &mpsc::Sender<ProgressLine>,
 ) -> HashMap<Digest, Damage> {
     let sizes: HashMap<Digest, u64> =
         layers.iter().map(|layer| (layer.digest, layer.size)).collect();
@@ -221,12 +222,12 @@ fn read(
     let at = |completed| Progress { status: line.clone(), total, completed, ..Progress::default() };
     let damages = store.find_damage(layers, &|bytes| {
         let done = done.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        // Whoever finds it taken leaves the telling to the other.
+        // If another thread holds the lock, that thread sends the progress line.
         if let Ok(mut last) = last.try_lock()
-            && last.elapsed() >= TICK
+            && last.elapsed() >= PROGRESS_INTERVAL
         {
             *last = Instant::now();
-            // A reader that is slow misses lines.
+            // A slow client misses progress lines.
             let _ = to.try_send(Ok(at(done)));
         }
         !to.is_closed()
@@ -235,13 +236,13 @@ fn read(
     damages
 }
 
-/// Fetches the damaged parts of a model again.
-async fn mend(
+/// Fetches the damaged blobs of a model again.
+async fn fetch_damaged_blobs(
     app: &App,
     entry: &Entry,
     damages: &HashMap<Digest, Damage>,
     repair: Repair,
-    to: &mpsc::Sender<Line>,
+    to: &mpsc::Sender<ProgressLine>,
 ) -> Result<(), ApiError> {
     if let ModelLocation::ReadOnly(folder) = &entry.location {
         let folder = folder.display();
@@ -251,21 +252,22 @@ async fn mend(
     }
     let store: Arc<Store> = app.shared_store().clone();
     let digests: Vec<_> = damages.keys().copied().collect();
-    let aside = move || {
+    let displaced = move || {
         digests.iter().map(|digest| store.displace_blob(digest)).collect::<Result<Vec<_>, _>>()
     };
-    let aside = app.store(move |_| aside()).await?.map_err(|error| store_error(&error))?;
+    let displaced = app.store(move |_| displaced()).await?.map_err(|error| store_error(&error))?;
     let mut fetched = Ok(());
     for runner in damaged_runners(entry, damages) {
         let from = ModelRef { http: repair.insecure, runner, ..ModelRef::of(entry.name.clone()) };
-        fetched = fetched.and(transfer::fetch(app, &from, to).await);
+        fetched = fetched.and(transfer::pull_model(app, &from, to).await);
     }
-    // What nothing came for comes back: a damaged part may still be of use to its owner.
-    app.store(move |_| drop(aside)).await?;
+    // Blobs that were not fetched are put back: a damaged blob may still be useful to its owner.
+    app.store(move |_| drop(displaced)).await?;
     fetched
 }
 
-/// The runners of which a manifest of a list has damaged parts; for a single manifest that of none.
+/// Returns the runners with damaged blobs in a manifest list. A single manifest has one entry,
+/// `None`.
 fn damaged_runners(entry: &Entry, damages: &HashMap<Digest, Damage>) -> Vec<Option<String>> {
     let Some(list) = &entry.list else { return vec![None] };
     let is_damaged = |stored: &&StoredChild| {
@@ -281,33 +283,40 @@ fn damaged_runners(entry: &Entry, damages: &HashMap<Digest, Damage>) -> Vec<Opti
         .collect()
 }
 
-/// What is still damaged, and the way out.
-fn verdict(left: &Damaged, unusable: &[InvalidManifest], repair: Option<Repair>) -> ApiError {
-    let nameless = unusable.iter().filter(|file| file.name.is_none());
+/// Error that lists the damaged models and says what to do.
+fn damage_error(
+    still_damaged: &DamagedModels,
+    invalid: &[InvalidManifest],
+    repair: Option<Repair>,
+) -> ApiError {
+    let nameless = invalid.iter().filter(|file| file.name.is_none());
     let nameless: Vec<_> = nameless.map(|file| file.error.to_string()).collect();
-    let named = unusable.iter().filter_map(|file| file.name.as_ref());
-    let models: Vec<&ModelName> = left.iter().map(|(entry, _)| &entry.name).chain(named).collect();
+    let named = invalid.iter().filter_map(|file| file.name.as_ref());
+    let models: Vec<&ModelName> =
+        still_damaged.iter().map(|(entry, _)| &entry.name).chain(named).collect();
     let names: Vec<_> = models.iter().map(ToString::to_string).collect();
     if names.is_empty() {
         return ApiError::internal(format!("{}: move it away", nameless.join("; ")));
     }
-    let way_out = match repair {
+    let advice = match repair {
         Some(_) => "create them again, or remove them with `rm`",
         None => "`puna verify --repair` fetches again what came from a registry",
     };
-    // How a model was pulled is not noted; of Ollama's registry it is known.
+    // The store does not record whether a model was pulled by plain HTTP. Models of Ollama's
+    // registry never were.
     let is_secure = |model: &&ModelName| model.host().eq_ignore_ascii_case(DEFAULT_HOST);
-    let more = match repair.is_some_and(|repair| repair.insecure) || models.iter().all(is_secure) {
-        true => "",
-        false => {
-            "; what was pulled with --insecure is repaired by `puna verify --repair --insecure`"
-        }
-    };
+    let insecure_advice =
+        match repair.is_some_and(|repair| repair.insecure) || models.iter().all(is_secure) {
+            true => "",
+            false => {
+                "; what was pulled with --insecure is repaired by `puna verify --repair --insecure`"
+            }
+        };
     let what = if names.len() == 1 { "is" } else { "are" };
-    ApiError::internal(format!("{} {what} damaged: {way_out}{more}", names.join(", ")))
+    ApiError::internal(format!("{} {what} damaged: {advice}{insecure_advice}", names.join(", ")))
 }
 
-async fn tell(to: &mpsc::Sender<Line>, progress: Progress) {
+async fn send_progress(to: &mpsc::Sender<ProgressLine>, progress: Progress) {
     let _ = to.send(Ok(progress)).await;
 }
 
@@ -321,12 +330,12 @@ pub(super) async fn prune(
     Json(request, _): Json<Native, PruneRequest>,
 ) -> Result<Response, ErrorResponse<Native>> {
     let answer =
-        app.store(move |store| collect(store, &request)).await?.map_err(|e| store_error(&e))?;
+        app.store(move |store| run_prune(store, &request)).await?.map_err(|e| store_error(&e))?;
     Ok(json(StatusCode::OK, &answer))
 }
 
-/// Does what a request wants of garbage and trash.
-fn collect(store: &Store, request: &PruneRequest) -> Result<PruneResponse, StoreError> {
+/// Runs the requested action: restore or empty the trash, or remove garbage.
+fn run_prune(store: &Store, request: &PruneRequest) -> Result<PruneResponse, StoreError> {
     let dry_run = request.dry_run;
     if request.undo {
         let restored = store.restore_trash(dry_run)?;
@@ -345,10 +354,10 @@ fn collect(store: &Store, request: &PruneRequest) -> Result<PruneResponse, Store
         return Ok(PruneResponse { bytes, ..PruneResponse::default() });
     }
     let pruned = store.prune(PruneOptions { dry_run, partial: request.partial })?;
-    Ok(PruneResponse { trash: store.trash_bytes(), ..told(&pruned) })
+    Ok(PruneResponse { trash: store.trash_bytes(), ..prune_response(&pruned) })
 }
 
-fn told(pruned: &PruneOutcome) -> PruneResponse {
+fn prune_response(pruned: &PruneOutcome) -> PruneResponse {
     let kind = |kind| match kind {
         LeftoverKind::Blob => ("blob", "no name needs it"),
         LeftoverKind::Download => {
