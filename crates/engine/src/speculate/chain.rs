@@ -272,7 +272,7 @@ mod tests {
         let in_progress = chain.begin(0, &request(1, &[5, 6], 3)).unwrap();
         assert_eq!((in_progress.token, &in_progress.features[..]), (6, &[3.0, 4.0][..]));
         assert!(chain.begin(0, &request(1, &[5, 6, 7], 3)).is_none(), "a token more");
-        assert!(chain.begin(0, &request(1, &[5, 6], 0)).is_none(), "nothing is in_progress for");
+        assert!(chain.begin(0, &request(1, &[5, 6], 0)).is_none(), "no tokens are requested");
         chain.record_step(RequestId(1), 2, &[1.0, 2.0], output(0));
         assert_eq!(chain.begin(0, &request(1, &[5, 6, 7], 3)).unwrap().features, [1.0, 2.0]);
         chain.remove(RequestId(1));

@@ -32,7 +32,7 @@ fn logits(evaluator: &mut Evaluator, tokens: &[u32], depth: usize, rows: usize) 
     all
 }
 
-/// Logits of the tokens behind the first `depth`, each draft_sequences by drafts that are refused.
+/// Logits of the tokens behind the first `depth`, each verified with drafts that are rejected.
 fn with_refused(evaluator: &mut Evaluator, tokens: &[u32], depth: usize, rows: usize) -> Vec<u32> {
     let mut all = Vec::new();
     for (at, &token) in tokens.iter().enumerate().skip(depth) {

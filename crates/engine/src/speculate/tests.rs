@@ -1,4 +1,4 @@
-//! Speculation on real steps: result are those of plain decoding, whatever is guessed.
+//! Speculative decoding on real steps: results equal those of plain decoding, whatever the drafts are.
 
 mod companion;
 

@@ -500,10 +500,10 @@ fn guesses_in_pages_beside_others_are_the_references() {
         let mut bench = Bench::open(name, json["model"].as_str().unwrap());
         for check in json["checks"].as_array().unwrap() {
             let known = check["tokens"].as_u64().unwrap() as usize;
-            let want: Vec<u32> = match check["drafts"].as_array() {
-                // Each says the token that it was in_progress behind.
+            let want: Vec<u32> = match check["guesses"].as_array() {
+                // Each reference names the token that the drafter was called after.
                 Some(drafts) => drafts[1..].iter().map(|draft| token(&draft["token"])).collect(),
-                None => list(&check["blocks"][0]["draft"]),
+                None => list(&check["blocks"][0]["guess"]),
             };
             bench.begin(&tokens[..known]);
             let half = ((known - 1) / 2).max(1);
