@@ -1,5 +1,5 @@
-//! Certificates that the client trusts: those of the system's authorities, and servers'
-//! certificates in `SSL_CERT_FILE`.
+//! Trusted certificates of the client: the system's authorities, and server certificates in
+//! `SSL_CERT_FILE`.
 
 use std::error::Error;
 use std::sync::{Arc, OnceLock};

@@ -160,8 +160,9 @@ impl ModelExecutor {
             Ok(self.backend.scratch_bytes() as u64)
         };
         let largest = with(&|tokens| tokens)?;
-        // Steps of all size classes share buffers, except those that each class keeps for itself. Over all smaller classes
-        // (powers of two), what grows with the size sums to twice that of half the largest; what does not repeats in each.
+        // All size classes share buffers, and each class has a few private ones. The classes are powers of
+        // two: private bytes that grow with the size sum to twice those of half the largest class, and
+        // constant private bytes count once for each smaller class.
         let half = with(&|tokens| tokens.div_ceil(2))?;
         let one = with(&|_| 1)?;
         let tokens = kinds.iter().map(|(_, tokens, _)| tokens.next_power_of_two());

@@ -1,8 +1,8 @@
 //! Engine: sequences with continuous batching, a paged KV cache with a prefix tree, speculative decoding.
 //!
 //! [`Engine::open`] loads a model and starts its loop on a thread. [`Engine::submit`] generates,
-//! [`Engine::embed`] computes embeddings. All requests of a model share its steps; those of a diffusion
-//! model run one after the other ([`Diffusion`]). [`Evaluator`] runs single sequences for measurements.
+//! [`Engine::embed`] computes embeddings. All requests of a model share its steps, except that a step of a
+//! diffusion model computes one request ([`Diffusion`]). [`Evaluator`] runs single sequences for measurements.
 
 #![forbid(unsafe_code)]
 

@@ -83,7 +83,7 @@ pub struct EngineLoop {
 }
 
 /// Rows of one sequence in a step.
-struct Part {
+struct SequenceRows {
     running: usize,
     first_row: usize,
     rows: usize,
@@ -480,7 +480,7 @@ impl EngineLoop {
         &self,
         chosen: &[(RequestId, usize)],
         mut drafts: HashMap<RequestId, Draft>,
-    ) -> (StepInput, Vec<Part>) {
+    ) -> (StepInput, Vec<SequenceRows>) {
         let mut input = StepInput::default();
         let mut parts = Vec::new();
         for &(id, rows) in chosen {
@@ -505,7 +505,7 @@ impl EngineLoop {
             let (scores, outputs) = (first_score..first_output, first_output..input.outputs.len());
             input.segments.push(s.pages.segment(&self.pages, first_row, all, past));
             input.adapter_scales.push(s.request.adapter_scales.clone());
-            parts.push(Part {
+            parts.push(SequenceRows {
                 running,
                 first_row,
                 rows,

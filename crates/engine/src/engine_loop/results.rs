@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{EngineLoop, MASK_WAIT, Part};
+use super::{EngineLoop, MASK_WAIT, SequenceRows};
 use crate::error::EngineError;
 use crate::sequence::RequestId;
 use crate::speculate::draft_source::StepRows;
@@ -39,7 +39,7 @@ impl EngineLoop {
     /// Advances the sequences of a step. Returns the number of accepted draft tokens.
     pub(super) fn process_step_output(
         &mut self,
-        parts: &[Part],
+        parts: &[SequenceRows],
         cols: usize,
         prompt_rows: usize,
     ) -> Result<usize, EngineError> {
