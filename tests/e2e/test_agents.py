@@ -154,9 +154,12 @@ def test_a_conversation_is_resumed(model, proxy, kind, tmp_path):
 @pytest.mark.parametrize("kind", AGENTS)
 def test_a_real_model_answers(proxy, kind, gemma, tmp_path):
     agent = AGENTS[kind](tmp_path, gemma.url, proxy, model="gemma", window=32768, brief=True)
+    before = len(gemma.log.read_text())
     ran = agent.run("Say hello")
-    assert ran.status == 0 and ran.text.strip(), ran
-    assert not re.findall(r"status=[45]\d\d", gemma.log.read_text()), gemma.log.read_text()
+    log = gemma.log.read_text()[before:]
+    assert ran.status == 0 and ran.text.strip(), f"{ran}\n{log}"
+    # Status 499: a client that has its answer exits while the model still writes a title for the conversation.
+    assert not re.findall(r"status=(?!499)[45]\d\d", log), log
 
 
 @pytest.fixture(scope="module")
