@@ -1,4 +1,5 @@
-//! A question to a model in a file: `cargo run --release -p puna-engine --example answer -- MODEL.gguf "DraftRequest"`.
+//! A question to a model in a file:
+//! `cargo run --release -p puna-engine --example answer -- MODEL.gguf "QUESTION"`.
 
 use std::io::Write;
 use std::sync::{Arc, mpsc::channel};

@@ -1,9 +1,10 @@
 //! Constrained decoding: a grammar that applies from the beginning of the answer.
 //!
-//! Another thread computes the next token mask while the model runs the next step ([`MaskThreads`]). If the mask takes longer, the
-//! sequence stays out of steps until it is ready ([`Constrained::is_mask_ready`]), so that other sequences do not wait.
-//! Reasoning before the answer is not constrained: the sink determines where the answer begins ([`Stage`]), and the token
-//! that would begin it is sampled again with the mask.
+//! Another thread computes the next token mask while the model runs the next step
+//! ([`MaskThreads`]). If the mask takes longer, the sequence stays out of steps until it is ready
+//! ([`Constrained::is_mask_ready`]), so that other sequences do not wait. Reasoning before the
+//! answer is not constrained: the sink determines where the answer begins ([`Stage`]), and the
+//! token that would begin it is sampled again with the mask.
 
 use std::fmt;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -13,8 +14,8 @@ use std::time::{Duration, Instant};
 use puna_sampler::{Constraint, Grammar, GrammarCompiler, GrammarError, GrammarToken, Sampler};
 use puna_tokenizer::Tokenizer;
 
+use crate::error::NOT_A_NUMBER;
 use crate::request::Stage;
-use crate::sequence::NOT_A_NUMBER;
 
 /// Number of rejected tokens that mix reasoning and answer after which sampling fails.
 const MAX_MIXED_TOKENS: usize = 64;
@@ -205,8 +206,8 @@ impl Constrained {
         self.state = GrammarState::Ready(grammar);
     }
 
-    /// Samples a token: without mask before the answer, then with it. `stage` returns the part of the output that a token
-    /// would belong to.
+    /// Samples a token: without mask before the answer, then with it. `stage` returns the part of
+    /// the output that a token would belong to.
     ///
     /// # Errors
     ///
@@ -226,8 +227,9 @@ impl Constrained {
         self.draw_answer(logits, sampler, limits)
     }
 
-    /// Samples a token of the answer. If too few tokens would remain behind it to complete the answer, or the grammar has
-    /// reached its limits of memory or work, the next token of the shortest end is taken instead, regardless of biases.
+    /// Samples a token of the answer. If too few tokens would remain behind it to complete the
+    /// answer, or the grammar has reached its limits of memory or work, the next token of the
+    /// shortest end is taken instead, regardless of biases.
     ///
     /// # Errors
     ///
@@ -340,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn masks_are_awaited_until_a_deadline_and_slow_grammars_have_their_own_thread() {
+    fn token_masks_have_a_deadline_and_slow_grammars_have_their_own_thread() {
         let mut constrained = Constrained::new(grammar(), Arc::new(MaskThreads::new()));
         let soon = || Instant::now() + Duration::from_millis(1);
         assert!(constrained.is_mask_ready(soon()));

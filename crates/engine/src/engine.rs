@@ -11,16 +11,17 @@ use puna_models::check_architecture;
 use puna_sampler::{Constraint, Grammar, GrammarError};
 use puna_tokenizer::Tokenizer;
 
+use crate::config::{EngineOptions, MemoryReport, ModelInfo};
 use crate::constraint::{Constrained, MaskThreads};
 use crate::diffusion::{self, DiffusionSequence};
-use crate::embed::{Done, EmbedRequest, Scored};
+use crate::embed_queue::{Done, EmbedRequest, Scored};
 use crate::engine_loop::{Command, EngineLoop};
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
-use crate::options::{EngineOptions, MemoryReport, ModelInfo};
-use crate::pages::Pages;
-use crate::request::{Request, Sink};
-use crate::sequence::{RequestId, Sequence};
+use crate::generation::Generation;
+use crate::kv::Pages;
+use crate::request::{Request, RequestId, Sink};
+use crate::scheduler::{Scheduler, SchedulerLimits, SequenceState};
 use crate::speculate::draft_source::DraftSource;
 use crate::speculate::lookup::LookupDrafter;
 use crate::speculate::model::{DraftModel, ModelDrafter, check_companion_vocabulary, model_name};
@@ -30,6 +31,9 @@ use crate::stats::Stats;
 
 /// Name of the engine thread.
 pub const THREAD: &str = "puna-engine";
+
+/// Largest number of logits of a step that only score prompts.
+const MAX_SCORED_LOGITS: usize = 1 << 20;
 
 /// Makes the prompt lookup of a new sequence.
 pub(crate) type Drafters = Arc<dyn Fn() -> Box<dyn Drafter> + Send + Sync>;
@@ -72,7 +76,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// As [`Engine::open`], for both models; and [`EngineError::DraftVocabulary`], or [`ModelError::Companion`](puna_models::ModelError::Companion).
+    /// As [`Engine::open`], for both models; and [`EngineError::DraftVocabulary`], or
+    /// [`ModelError::Companion`](puna_models::ModelError::Companion).
     pub fn open_with_draft(
         view: View,
         backend: Box<dyn Backend>,
@@ -126,16 +131,23 @@ impl Engine {
         let device = executor.backend.describe();
         let exact = if info.recurrent { 1 } else { executor.backend.max_bit_exact_rows() };
         let speculator = Speculator::new(exact, source);
-        let pages = Pages::of(&executor.model, options);
+        let scheduler = Scheduler::new(
+            Pages::of(&executor.model, options),
+            SchedulerLimits {
+                num_batch: options.num_batch,
+                max_sequences: options.max_sequences,
+                output_rows: executor.output_rows(),
+                scored_rows: executor.scored_rows(MAX_SCORED_LOGITS),
+                max_bit_exact_rows: executor.backend.max_bit_exact_rows(),
+            },
+        );
         let stats = Arc::new(Mutex::new(Stats::default()));
         let (commands, receiver) = channel();
         let engine_loop = EngineLoop::new(
             executor,
             Arc::clone(&tokenizer),
             Arc::clone(&stats),
-            pages,
-            options.num_batch,
-            options.max_sequences,
+            scheduler,
             speculator,
         );
         let thread = std::thread::Builder::new()
@@ -175,7 +187,8 @@ impl Engine {
         &self.inner.device
     }
 
-    /// Compiles the grammar of a [`Request`]. The first one takes longer, since the vocabulary is sorted.
+    /// Compiles the grammar of a [`Request`]. The first one takes longer, since the vocabulary is
+    /// sorted.
     ///
     /// # Errors
     ///
@@ -184,8 +197,9 @@ impl Engine {
         self.inner.masks.grammar(constraint, &self.inner.tokenizer, false)
     }
 
-    /// Like [`Engine::grammar`], for an answer that must be complete: the engine ends it in time for the token limit, and when
-    /// it repeats itself. If the grammar's shortest end takes too much work to find, the answer can be cut.
+    /// Like [`Engine::grammar`], for an answer that must be complete: the engine ends it in time
+    /// for the token limit, and when it repeats itself. If the grammar's shortest end takes too
+    /// much work to find, the answer can be cut.
     ///
     /// # Errors
     ///
@@ -242,9 +256,10 @@ impl Engine {
         let masks = &self.inner.masks;
         let constrained =
             request.grammar.take().map(|grammar| Constrained::new(grammar, Arc::clone(masks)));
-        let sequence =
-            Sequence::new(id, request, sink, &self.inner.tokenizer, info, drafter, constrained);
-        self.send(Command::Submit(Box::new(sequence)))?;
+        let state = SequenceState::new(id, &request, info.n_ctx, info.start);
+        let tokenizer = &self.inner.tokenizer;
+        let generation = Generation::new(id, request, sink, tokenizer, info, drafter, constrained);
+        self.send(Command::Submit(Box::new((state, generation))))?;
         Ok(id)
     }
 
@@ -254,13 +269,15 @@ impl Engine {
         let _ = self.send(Command::Cancel(id));
     }
 
-    /// Tells the loop that a sink which was not ready may be ready now. Without it the loop asks again after 100 ms.
+    /// Tells the loop that a sink which was not ready may be ready now. Without it the loop asks
+    /// again after 100 ms.
     pub fn wake(&self) {
         // A stopped loop has no requests.
         let _ = self.send(Command::Wake);
     }
 
-    /// Computes one embedding for each input, with the model's pooling and without normalization; rerankers return their labels.
+    /// Computes one embedding for each input, with the model's pooling and without normalization;
+    /// rerankers return their labels.
     pub fn embed(&self, inputs: Vec<Vec<u32>>, done: Done) -> Result<RequestId, EngineError> {
         if self.inner.info.start.is_some() {
             return Err(EngineError::CannotEmbed);
@@ -269,13 +286,7 @@ impl Engine {
             self.check_vocabulary(input, self.inner.info.n_ctx)?;
         }
         let id = self.next_id();
-        self.send(Command::Embed(EmbedRequest {
-            id,
-            inputs,
-            vectors: Vec::new(),
-            done,
-            long: None,
-        }))?;
+        self.send(Command::Embed(EmbedRequest::new(id, inputs, done)))?;
         Ok(id)
     }
 

@@ -4,6 +4,10 @@ use puna_graph::{BackendError, KvType};
 use puna_models::ModelError;
 use puna_tokenizer::TokenizerError;
 
+/// Error for logits of which none is a number.
+pub const NOT_A_NUMBER: &str =
+    "the model's output is not a number anywhere: the file may be damaged";
+
 /// Error of an engine.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]

@@ -1,13 +1,14 @@
-//! Runs single steps for measurements, perplexity and debugging, without queue, prefix tree or sampling.
+//! Runs single steps for measurements, perplexity and debugging, without queue, prefix tree or
+//! sampling.
 
 use puna_gguf::View;
 use puna_graph::{Backend, OpTime, RecentPages, Segment, StepInput};
 use puna_models::StepKind;
 
+use crate::config::{EngineOptions, MemoryReport, ModelInfo};
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
-use crate::options::{EngineOptions, MemoryReport, ModelInfo};
-use crate::pages::PAGE_TOKENS;
+use crate::kv::PAGE_TOKENS;
 
 /// Output rows of a [`Feed`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +32,7 @@ pub struct Feed<'a> {
     pub outputs: Outputs,
 }
 
-/// A model whose caller runs each step.
+/// A model with steps that the caller runs.
 pub struct Evaluator {
     executor: ModelExecutor,
     lengths: Vec<usize>,
@@ -40,7 +41,8 @@ pub struct Evaluator {
 }
 
 impl Evaluator {
-    /// Loads a model. Every sequence has pages for a full context, regardless of [`EngineOptions::cache_pages`].
+    /// Loads a model. Every sequence has pages for a full context, regardless of
+    /// [`EngineOptions::cache_pages`].
     pub fn open(
         view: &View,
         backend: Box<dyn Backend>,
@@ -82,8 +84,8 @@ impl Evaluator {
         self.lengths.iter().all(|&n| n == 0)
     }
 
-    /// Truncates a sequence to its first `len` tokens. Recurrent states cannot be rolled back: they are reset if `len` is 0 and
-    /// unchanged otherwise.
+    /// Truncates a sequence to its first `len` tokens. Recurrent states cannot be rolled back: they
+    /// are reset if `len` is 0 and unchanged otherwise.
     pub fn truncate(&mut self, sequence: usize, len: usize) {
         // The encoder's input is kept as a whole or not at all.
         let len = if len < self.encoded[sequence] { 0 } else { len };
@@ -91,8 +93,8 @@ impl Evaluator {
         self.encoded[sequence] = self.encoded[sequence].min(len);
     }
 
-    /// Runs the encoder of an encoder–decoder model, and returns hidden states of all rows. The decoder's tokens then begin with
-    /// [`ModelInfo::start`].
+    /// Runs the encoder of an encoder–decoder model, and returns hidden states of all rows. The
+    /// decoder's tokens then begin with [`ModelInfo::start`].
     pub fn encode(&mut self, feeds: &[Feed<'_>]) -> Result<&[f32], EngineError> {
         for feed in feeds {
             self.truncate(feed.sequence, 0);
@@ -106,7 +108,8 @@ impl Evaluator {
         self.step(StepKind::Logits, feeds)?.ok_or(EngineError::CannotGenerate)
     }
 
-    /// Runs a step, and returns the final hidden states of all rows. Encoders reset the sequence afterwards.
+    /// Runs a step, and returns the final hidden states of all rows. Encoders reset the sequence
+    /// afterwards.
     pub fn hidden(&mut self, feeds: &[Feed<'_>]) -> Result<&[f32], EngineError> {
         self.step(StepKind::Hidden, feeds)?.ok_or(EngineError::CannotEmbed)
     }

@@ -7,9 +7,11 @@ use puna_models::{DraftMethod, LoadOptions, Model, StepKind};
 
 use puna_gguf::View;
 
+use crate::cache_plan::{cache_spec, context, state_spec};
+use crate::config::{EngineOptions, MemoryReport, ModelInfo};
 use crate::diffusion::longest_block;
 use crate::error::EngineError;
-use crate::options::{EngineOptions, MemoryReport, ModelInfo, cache_spec, state_spec};
+use crate::kv::CacheCopy;
 
 /// Number of logits that each step has room for if the number of sequences is open: 16 MiB.
 const OPEN_LOGITS: usize = 1 << 22;
@@ -22,9 +24,9 @@ pub struct ModelExecutor {
     pub model: Model,
     pub info: ModelInfo,
     pub planned: MemoryReport,
-    /// Number of output rows that every program has room for, so that it does not need further programs: one for each
-    /// sequence, and at least the rows of a step that verifies drafts; for a diffusion model one for each position of a
-    /// block.
+    /// Number of output rows that every program has room for, so that it does not need further
+    /// programs: one for each sequence, and at least the rows of a step that verifies drafts; for a
+    /// diffusion model one for each position of a block.
     output_rows: usize,
     programs: HashMap<(StepKind, Capacity), CompiledProgram>,
 }
@@ -48,7 +50,8 @@ impl CompiledProgram {
 }
 
 impl ModelExecutor {
-    /// Loads a model on a backend, and compiles its largest steps, so that unsupported operations fail here.
+    /// Loads a model on a backend, and compiles its largest steps, so that unsupported operations
+    /// fail here.
     pub fn new(
         view: &View,
         backend: Box<dyn Backend>,
@@ -87,7 +90,7 @@ impl ModelExecutor {
         let load = LoadOptions { n_ctx: options.num_ctx };
         let load = |companion| Model::load_with_draft(view, &options.adapters, load, companion);
         let mut model = load(companion)?;
-        let info = ModelInfo::of(&model, view, options);
+        let info = ModelInfo::of(&model, view, context(&model, options));
         if companion.is_some() && !info.takes_drafts() {
             // The companion fits, but the target cannot verify drafts.
             model = load(None)?;
@@ -107,7 +110,8 @@ impl ModelExecutor {
         Ok(Self { backend, model, info, planned, output_rows, programs: HashMap::new() })
     }
 
-    /// Memory of the model with its largest steps. Compiling them reserves addresses, but no memory before they run.
+    /// Memory of the model with its largest steps. Compiling them reserves addresses, but no memory
+    /// before they run.
     pub fn memory(&mut self, options: &EngineOptions) -> Result<MemoryReport, EngineError> {
         let [weights, draft]: [u64; 2] =
             self.model.weights_by_model().map(|all| all.iter().map(|w| w.data.size() as u64).sum());
@@ -160,9 +164,9 @@ impl ModelExecutor {
             Ok(self.backend.scratch_bytes() as u64)
         };
         let largest = with(&|tokens| tokens)?;
-        // All size classes share buffers, and each class has a few private ones. The classes are powers of
-        // two: private bytes that grow with the size sum to twice those of half the largest class, and
-        // constant private bytes count once for each smaller class.
+        // All size classes share buffers, and each class has a few private ones. The classes are
+        // powers of two: private bytes that grow with the size sum to twice the bytes of half the
+        // largest class, and constant private bytes count once for each smaller class.
         let half = with(&|tokens| tokens.div_ceil(2))?;
         let one = with(&|_| 1)?;
         let tokens = kinds.iter().map(|(_, tokens, _)| tokens.next_power_of_two());
@@ -182,7 +186,8 @@ impl ModelExecutor {
         self.output_rows
     }
 
-    /// Number of rows of a step whose logits can be read: the output rows, or as many as `logits` values allow.
+    /// Largest number of logits rows that can be read from a step: the output rows, or as many as
+    /// `logits` values allow.
     pub fn scored_rows(&self, logits: usize) -> usize {
         self.output_rows.max(logits / self.info.n_vocab.max(1))
     }
@@ -198,7 +203,23 @@ impl ModelExecutor {
         labels
     }
 
-    /// Runs a step, and returns the number of columns of its result; `None` if the model has no such result.
+    /// Makes copies within the caches, in order.
+    pub fn copy(&mut self, copies: Vec<CacheCopy>) {
+        for copy in copies {
+            match copy {
+                CacheCopy::Page { from, to } => {
+                    self.backend.copy_page(from.full, to.full);
+                    if let (Some(from), Some(to)) = (from.window, to.window) {
+                        self.backend.copy_recent_page(from, to);
+                    }
+                }
+                CacheCopy::State { from, to } => self.backend.copy_state(from, to),
+            }
+        }
+    }
+
+    /// Runs a step, and returns the number of columns of its result; `None` if the model does not
+    /// compute this kind.
     pub fn run(&mut self, want: StepKind, input: &StepInput) -> Result<Option<usize>, EngineError> {
         let Some((program, cols)) = self.prepare(want, input)? else { return Ok(None) };
         self.backend.run(program, input);

@@ -1,4 +1,5 @@
-//! Output of a sequence: detokenizes tokens, matches stop strings, and sends text and the end to the sink.
+//! Output of a sequence: detokenizes tokens, matches stop strings, and sends text and the end to
+//! the sink.
 
 use puna_sampler::{StopEvent, StopMatcher, TokenLogprobs};
 use puna_tokenizer::{StreamDecoder, Tokenizer};

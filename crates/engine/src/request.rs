@@ -3,10 +3,14 @@
 use std::time::Duration;
 
 use puna_graph::AdapterScales;
+use puna_models::UnmaskOrder;
 use puna_sampler::{Grammar, Params};
 
-use crate::diffusion::Diffusion;
 use crate::speculate::{Speculated, Speculation};
+
+/// Number of a request.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
 
 /// A generation request.
 #[derive(Debug, Clone)]
@@ -17,8 +21,8 @@ pub struct Request {
     pub sampling: Params,
     /// Stop strings; they are not part of the answer.
     pub stop: Vec<String>,
-    /// Largest number of generated tokens; `None` is limited by the context only. A diffusion model starts with this many masked
-    /// positions (`None`: 256), at most the context size.
+    /// Largest number of generated tokens; `None` is limited by the context only. A diffusion model
+    /// starts with this many masked positions (`None`: 256), at most the context size.
     pub max_tokens: Option<usize>,
     /// Control tokens that are part of the text; others are removed.
     pub shown: Vec<u32>,
@@ -30,16 +34,18 @@ pub struct Request {
     pub shift: bool,
     /// Number of alternatives in log-probabilities of generated tokens; `None` reports none.
     pub logprobs: Option<usize>,
-    /// Number of alternatives in log-probabilities of prompt tokens ([`Event::Prompt`]); `None` reports none. The whole prompt is then
-    /// computed, even if it is cached.
+    /// Number of alternatives in log-probabilities of prompt tokens ([`Event::Prompt`]); `None`
+    /// reports none. The whole prompt is then computed, even if it is cached.
     pub prompt_logprobs: Option<usize>,
     /// Client of the request, for fairness between clients.
     pub client: u64,
-    /// Adapter scales; 1 by default. Requests with different scales share steps, but not cached prefixes.
+    /// Adapter scales; 1 by default. Requests with different scales share steps, but not cached
+    /// prefixes.
     pub adapter_scales: AdapterScales,
     /// Speculative decoding; `None` uses the options of the engine.
     pub speculation: Option<Speculation>,
-    /// Grammar of the answer, from [`crate::Engine::grammar`]. It applies from where [`Sink::stage`] says that the answer begins.
+    /// Grammar of the answer, from [`crate::Engine::grammar`]. It applies from where
+    /// [`Sink::stage`] says that the answer begins.
     pub grammar: Option<Grammar>,
     /// Parameters of diffusion models.
     pub diffusion: Diffusion,
@@ -71,6 +77,17 @@ impl Request {
     pub(crate) fn context_in(&self, n_ctx: usize) -> usize {
         self.context.map_or(n_ctx, |tokens| tokens.clamp(1, n_ctx))
     }
+}
+
+/// Parameters of diffusion models; `None` uses the model's default.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Diffusion {
+    /// Number of steps for the whole answer; one per token by default.
+    pub steps: Option<usize>,
+    /// Block length in tokens; 0 is the whole answer.
+    pub block_length: Option<usize>,
+    /// Order of unmasking.
+    pub algorithm: Option<UnmaskOrder>,
 }
 
 /// Events of a request in order: progress, pieces of text, one end.
@@ -168,32 +185,35 @@ pub enum Stage {
 
 /// Receiver of the events of a request.
 pub trait Sink: Send {
-    /// Whether the receiver takes an event now. If not, the sequence pauses. The owner of the sink calls
-    /// [`crate::Engine::wake`] once it is ready again.
+    /// Whether the receiver takes an event now. If not, the sequence pauses. The owner of the sink
+    /// calls [`crate::Engine::wake`] once it is ready again.
     fn ready(&self) -> bool {
         true
     }
 
-    /// Number of pieces that the receiver takes now. It limits draft tokens, since accepted ones produce several pieces in one step.
+    /// Number of pieces that the receiver takes now. It limits draft tokens, since accepted ones
+    /// produce several pieces in one step.
     fn room(&self) -> usize {
         usize::MAX
     }
 
-    /// Part of the output that `text` would belong to as the next piece; for an empty text, whether the answer is due. The engine asks
-    /// for requests with a [`Request::grammar`] until the answer begins.
+    /// Part of the output that `text` would belong to as the next piece; for an empty text, whether
+    /// the answer is due. The engine asks for requests with a [`Request::grammar`] until the answer
+    /// begins.
     fn stage(&self, text: &str) -> Stage {
         let _ = text;
         Stage::Answer
     }
 
-    /// Tokens that must come next instead of sampled ones, such as the end of the reasoning. The engine asks before every sample, except
-    /// within a character.
+    /// Tokens that must come next instead of sampled ones, such as the end of the reasoning. The
+    /// engine asks before every sample, except within a character.
     fn forced(&mut self) -> Vec<u32> {
         Vec::new()
     }
 
-    /// Tokens that end the reasoning if the model would end the text without an answer. If empty, the end token is not sampled. The
-    /// engine asks once, for requests with a [`Request::grammar`].
+    /// Tokens that end the reasoning if the model would end the text without an answer. If empty,
+    /// the end token is not sampled. The engine asks once, for requests with a
+    /// [`Request::grammar`].
     fn end_thought(&mut self) -> Vec<u32> {
         Vec::new()
     }
@@ -203,11 +223,12 @@ pub trait Sink: Send {
         false
     }
 
-    /// The answer begins with the next piece; text held back before is not part of it. The engine calls it for requests with a
-    /// [`Request::grammar`].
+    /// The answer begins with the next piece; text held back before is excluded. The engine
+    /// calls it for requests with a [`Request::grammar`].
     fn begin_answer(&mut self) {}
 
-    /// Whether the output so far suffices, so that the generation ends as if the model had ended it. The engine asks after every piece.
+    /// Whether the output so far suffices, so that the generation ends as if the model had ended
+    /// it. The engine asks after every piece.
     fn has_enough(&self) -> bool {
         false
     }

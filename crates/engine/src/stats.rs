@@ -23,8 +23,8 @@ pub struct Stats {
     pub recent_pages_held: usize,
     /// Preemptions since the start.
     pub preempted: u64,
-    /// Iterations of the loop since the start. If the count stands still while there are requests, a step hangs. The loop
-    /// also iterates while all sinks are slow.
+    /// Iterations of the loop since the start. If the count stands still while there are requests,
+    /// a step hangs. The loop also iterates while all sinks are slow.
     pub rounds: u64,
     /// Steps since the start.
     pub steps: u64,

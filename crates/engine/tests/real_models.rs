@@ -1,8 +1,9 @@
-//! Real models against exact results: the portable level agrees with them, and every other level stays as close to the exact
-//! distribution as llama.cpp does.
+//! Real models against exact results: the portable level agrees with them, and every other level
+//! stays as close to the exact distribution as llama.cpp does.
 //!
-//! The files are looked for in `PUNA_TEST_MODELS`; without them the tests say so and pass. The whole text is read: llama.cpp's
-//! divergence is that of all of it, and parts differ by more than the two engines do.
+//! `PUNA_TEST_MODELS` is the folder of the files; without them the tests print a line and pass. The
+//! whole text is read, since llama.cpp's divergence is measured on the whole text, and its parts
+//! differ more than the two engines do.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,7 +43,7 @@ fn evaluator(path: &Path, level: &str) -> Evaluator {
     Evaluator::open(&view, Box::new(backend), &options).unwrap()
 }
 
-/// What `f` makes of each number below `n`, on all processors.
+/// Results of `f` for each number below `n`, computed on all processors.
 fn each<T: Send>(n: usize, f: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let (numbers, f) = ((0..n).collect::<Vec<usize>>(), &f);
@@ -90,7 +91,7 @@ impl<'a> Distribution<'a> {
     }
 }
 
-/// What a level's results differ by from the exact ones.
+/// Differences between a level's results and the exact results.
 #[derive(Default)]
 struct Score {
     /// The portable level's log-likelihood of the same tokens.
@@ -98,14 +99,15 @@ struct Score {
     positions: usize,
     agree: usize,
     kl: Vec<f64>,
-    /// Sum of the log-probabilities of the text's own tokens, and their number.
+    /// Sum of the log-probabilities of the text's tokens, and their number.
     log_likelihood: f64,
     predicted: usize,
 }
 
 impl Score {
-    /// Notes a row each position, beside the base's, if this is another; `exact` and `next` are the tokens that the exact
-    /// results like best and those that come next in the text.
+    /// Adds the rows of some positions. `base` has the rows of the base level and is empty for that
+    /// level. `exact` has the likeliest tokens of the exact results, `next` the next tokens of the
+    /// text.
     fn add(
         &mut self,
         rows: &[Distribution],
@@ -129,7 +131,7 @@ impl Score {
         (-self.log_likelihood / self.predicted as f64).exp()
     }
 
-    /// The portable level's of the same tokens.
+    /// Perplexity of the portable level for the same tokens.
     fn base_perplexity(&self) -> f64 {
         (-self.base_log_likelihood / self.predicted as f64).exp()
     }
@@ -144,7 +146,7 @@ impl Score {
     }
 }
 
-/// Levels in plain code take minutes for what others do in seconds: they get the first piece of the text.
+/// Levels in plain code are a hundred times slower, so they get only the first piece of the text.
 fn is_emulated(level: &str) -> bool {
     puna_cpu::kernels::emulated().iter().any(|emulated| emulated.name == level)
 }
@@ -224,7 +226,8 @@ fn check(file: &str, reference: &str) {
         }
         let (mean, p99) = (score.kl_mean(), score.kl_p99());
         let mean_limit = number("kl_mean");
-        // Of one piece of the text a hundredth is five tokens, which say nothing, and llama.cpp's perplexity is of more.
+        // One percent of a single piece is five tokens, too few for a limit, and llama.cpp's
+        // perplexity covers more text.
         let (theirs, p99_limit) = match is_emulated(level) {
             false => (perplexity_of(&reference, "logprob_llama_cpp"), number("kl_p99")),
             true => (score.base_perplexity(), f64::INFINITY),

@@ -1,19 +1,24 @@
-//! Scheduling of diffusion requests: one denoising step of one request in each iteration of the engine loop.
+//! Scheduling of diffusion requests: one denoising step of one request in each iteration of the
+//! engine loop.
 
 use std::collections::{HashMap, HashSet};
 
 use puna_models::StepKind;
+use puna_tokenizer::Tokenizer;
 
 use super::DiffusionSequence;
-use crate::engine_loop::EngineLoop;
 use crate::error::EngineError;
+use crate::executor::ModelExecutor;
+use crate::request::RequestId;
 
 /// The requests of a diffusion model.
 #[derive(Default)]
 pub struct DiffusionSequences {
     all: Vec<DiffusionSequence>,
-    turns: u64,
-    /// Number of the last step of each client with requests, so that a client's share does not grow with its requests.
+    /// Number of steps so far.
+    steps: u64,
+    /// Number of the last step of each client with requests, so that a client's share does not grow
+    /// with its requests.
     last: HashMap<u64, u64>,
 }
 
@@ -27,7 +32,7 @@ impl DiffusionSequences {
     }
 
     /// Removes a request.
-    pub fn cancel(&mut self, id: crate::sequence::RequestId) {
+    pub fn cancel(&mut self, id: RequestId) {
         self.all.retain(|sequence| sequence.id != id);
     }
 
@@ -42,8 +47,9 @@ impl DiffusionSequences {
         (begun, self.all.len() - begun)
     }
 
-    /// Index of the request for the next step: the least recently served one of the least recently served client; the earliest of
-    /// new ones. At most `max_running` requests run, and requests with slow sinks wait.
+    /// Index of the request for the next step: the least recently served one of the least recently
+    /// served client; the earliest of new ones. At most `max_running` requests run, and requests
+    /// with slow sinks wait.
     fn next(&mut self, max_running: usize) -> Option<usize> {
         let clients: HashSet<u64> =
             self.all.iter().map(|sequence| sequence.request.client).collect();
@@ -58,57 +64,69 @@ impl DiffusionSequences {
         all.min_by_key(|(_, sequence)| (last(sequence), sequence.last_step, sequence.id))
             .map(|(at, _)| at)
     }
-}
 
-impl EngineLoop {
-    /// Emits known tokens of all requests, and runs a step of one. Returns whether there was work.
-    pub fn denoising_step(&mut self) -> bool {
-        if self.diffusion.is_empty() {
-            return false;
+    /// Emits known tokens of all requests, and runs a step of one. Returns the work that was done.
+    pub fn step(
+        &mut self,
+        executor: &mut ModelExecutor,
+        tokenizer: &Tokenizer,
+        max_running: usize,
+    ) -> DenoisingWork {
+        let mut work = DenoisingWork::default();
+        if self.all.is_empty() {
+            return work;
         }
-        let told = self.emit_tokens();
-        let max_running = self.max_sequences().unwrap_or(usize::MAX);
-        let Some(at) = self.diffusion.next(max_running) else { return told };
-        if let Err(reason) = self.run_step(at) {
-            self.diffusion.all.remove(at).fail(&reason);
-            return true;
+        self.emit_tokens(tokenizer, &mut work);
+        let Some(at) = self.next(max_running) else { return work };
+        work.progressed = true;
+        match self.run_step(at, executor, &mut work) {
+            Ok(()) => self.emit_tokens(tokenizer, &mut work),
+            Err(reason) => self.all.remove(at).fail(&reason),
         }
-        self.emit_tokens();
-        true
+        work
     }
 
     /// Runs a step of one request.
-    fn run_step(&mut self, at: usize) -> Result<(), String> {
-        let sequence = &mut self.diffusion.all[at];
+    fn run_step(
+        &mut self,
+        at: usize,
+        executor: &mut ModelExecutor,
+        work: &mut DenoisingWork,
+    ) -> Result<(), String> {
+        let sequence = &mut self.all[at];
         let is_first = !sequence.has_begun();
-        self.diffusion.turns += 1;
-        sequence.last_step = self.diffusion.turns;
-        self.diffusion.last.insert(sequence.request.client, sequence.last_step);
+        self.steps += 1;
+        sequence.last_step = self.steps;
+        self.last.insert(sequence.request.client, sequence.last_step);
         let Some(input) = sequence.step() else { return Ok(()) };
-        let ran = self.executor.run(StepKind::Logits, &input).map_err(|error| error.to_string())?;
+        let ran = executor.run(StepKind::Logits, &input).map_err(|error| error.to_string())?;
         let cols = ran.ok_or_else(|| EngineError::CannotGenerate.to_string())?;
-        let sequence = &mut self.diffusion.all[at];
-        sequence.unmask(self.executor.backend.result(), cols)?;
-        let prompt = sequence.request.prompt.len() as u64;
+        sequence.unmask(executor.backend.result(), cols)?;
+        work.steps += 1;
+        work.prompt_tokens += if is_first { sequence.request.prompt.len() as u64 } else { 0 };
         if !sequence.progress() {
-            self.diffusion.all.remove(at);
+            self.all.remove(at);
         }
-        let mut stats = self.stats.lock().expect("nobody panics with the statistics");
-        stats.steps += 1;
-        stats.prompt_tokens += if is_first { prompt } else { 0 };
         Ok(())
     }
 
-    /// Emits tokens to ready sinks, and removes finished requests. Returns whether any token was emitted.
-    fn emit_tokens(&mut self) -> bool {
-        let (mut all, mut open) = (0, true);
-        self.diffusion.all.retain_mut(|sequence| {
-            let (told, goes_on) = sequence.emit_known(&self.tokenizer);
-            all += told as u64;
-            open &= goes_on;
-            goes_on
+    /// Emits tokens to ready sinks, and removes finished requests.
+    fn emit_tokens(&mut self, tokenizer: &Tokenizer, work: &mut DenoisingWork) {
+        self.all.retain_mut(|sequence| {
+            let (tokens, continues) = sequence.emit_known(tokenizer);
+            work.generated_tokens += tokens as u64;
+            work.progressed |= tokens > 0 || !continues;
+            continues
         });
-        self.stats.lock().expect("nobody panics with the statistics").generated_tokens += all;
-        all > 0 || !open
     }
+}
+
+/// Work of one call of [`DiffusionSequences::step`].
+#[derive(Debug, Default)]
+pub struct DenoisingWork {
+    /// Whether a step ran, or a token was emitted, or a request ended.
+    pub progressed: bool,
+    pub steps: u64,
+    pub prompt_tokens: u64,
+    pub generated_tokens: u64,
 }

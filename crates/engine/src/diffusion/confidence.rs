@@ -3,8 +3,8 @@
 use puna_models::UnmaskOrder;
 use puna_sampler::{Mt19937, log_probs};
 
-/// Confidence of a position with these logits and the sampled `token`; larger is more confident. It uses the model's own
-/// distribution, regardless of sampling parameters.
+/// Confidence of a position with these logits and the sampled `token`; larger is more confident. It
+/// uses the model's own distribution, regardless of sampling parameters.
 pub fn confidence(order: UnmaskOrder, logits: &[f32], token: u32, chances: &mut Mt19937) -> f64 {
     match order {
         UnmaskOrder::Confidence => log_probs(logits, token, 0).logprob.into(),
@@ -31,7 +31,8 @@ fn entropy(logits: &[f32]) -> f64 {
     sum.ln() - weighed / sum
 }
 
-/// Indices of the `count` most confident positions in the order of the text; the earlier of equal ones.
+/// Indices of the `count` most confident positions in the order of the text; the earlier of equal
+/// ones.
 pub fn most_confident(confidence: &[f64], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..confidence.len()).collect();
     order.sort_by(|&a, &b| confidence[b].total_cmp(&confidence[a]));

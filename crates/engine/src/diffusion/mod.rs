@@ -1,21 +1,22 @@
-//! Diffusion models: an answer begins as mask tokens, and each denoising step unmasks the positions with
-//! the highest confidence. An unmasked token stays. Tokens are emitted in order, up to the first mask.
+//! Diffusion models: an answer begins as mask tokens, and each denoising step unmasks the positions
+//! with the highest confidence. An unmasked token stays. Tokens are emitted in order, up to the
+//! first mask.
 //!
-//! Every step computes the whole text, since attention is bidirectional. There is therefore no KV cache,
-//! and a step computes one request: steps are large enough that batching would gain little, and the bits
-//! of an answer do not depend on other requests.
+//! Every step computes the whole text, since attention is bidirectional. There is therefore no KV
+//! cache, and a step computes one request: steps are large enough that batching would gain little,
+//! and the bits of an answer do not depend on other requests.
 
 mod batch;
 mod confidence;
 mod schedule;
 mod sequence;
 
-use puna_models::{UnmaskOrder, Unmasking};
+use puna_models::Unmasking;
 use puna_sampler::Params;
 
+use crate::config::ModelInfo;
 use crate::error::EngineError;
-use crate::options::ModelInfo;
-use crate::request::Request;
+use crate::request::{Diffusion, Request};
 use crate::speculate::Speculation;
 
 pub use batch::DiffusionSequences;
@@ -29,17 +30,6 @@ pub const CONTEXT: usize = 4096;
 const STEPS: usize = 1 << 16;
 /// Largest number of logits of a step, with a row for each position of a block: 256 MiB.
 const LOGITS: usize = 1 << 26;
-
-/// Parameters of diffusion models; `None` uses the model's default.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Diffusion {
-    /// Number of steps for the whole answer; one per token by default.
-    pub steps: Option<usize>,
-    /// Block length in tokens; 0 is the whole answer.
-    pub block_length: Option<usize>,
-    /// Order of unmasking.
-    pub algorithm: Option<UnmaskOrder>,
-}
 
 /// Longest block of a model with this vocabulary and context size, bounded by the logits of a step.
 pub fn longest_block(n_vocab: usize, n_ctx: usize) -> usize {

@@ -24,7 +24,8 @@ pub struct Blocks {
 enum StepDistribution {
     /// The same number in each step (LLaDA).
     Even,
-    /// A share of 1 − s/t of the masked positions in the step from time t to s; times fall linearly from 1 to almost 0 (Dream).
+    /// A share of 1 − s/t of the masked positions in the step from time t to s; times fall linearly
+    /// from 1 to almost 0 (Dream).
     Noise,
 }
 
@@ -75,7 +76,8 @@ impl Iterator for Blocks {
 }
 
 impl Block {
-    /// Number of the `masked` positions that the next step unmasks. Steps that unmask none are skipped, since they change nothing.
+    /// Number of the `masked` positions that the next step unmasks. Steps that unmask none are
+    /// skipped, since they change nothing.
     pub fn unmask_count(&mut self, masked: usize) -> usize {
         loop {
             let (step, last) = (self.step, self.step + 1 >= self.steps);
@@ -94,7 +96,8 @@ impl Block {
         }
     }
 
-    /// Number of `masked` positions that a step unmasks. In single precision like the reference, whose rounding matters.
+    /// Number of `masked` positions that a step unmasks. In single precision like the reference,
+    /// since the rounding matters.
     fn step_count(&self, step: usize, masked: usize) -> usize {
         let time = |step: usize| 1.0 - step as f32 / self.steps as f32 * (1.0 - LAST_NOISE);
         (masked as f32 * (1.0 - time(step + 1) / time(step))) as usize
@@ -120,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn even_blocks_share_steps_and_fill_what_is_over_first() {
+    fn even_blocks_share_steps_and_the_first_get_the_remainder() {
         assert_eq!(schedule(Blocks::even(8, 4, 6)), [vec![2, 1, 1], vec![2, 1, 1]]);
         assert_eq!(schedule(Blocks::even(10, 4, 5)), [vec![2, 2], vec![2, 2], vec![2]]);
         // Further steps than positions have no effect.
@@ -130,7 +133,7 @@ mod tests {
 
     /// Values of the reference formula: the first of eight steps of eight positions gives 0.999.
     #[test]
-    fn noise_falls_on_a_line_and_the_last_step_takes_the_rest() {
+    fn noise_decreases_linearly_and_the_last_step_unmasks_the_rest() {
         assert_eq!(schedule(Blocks::whole(8, 512, 8)), [vec![1, 1, 1, 1, 1, 1, 2]]);
         assert_eq!(schedule(Blocks::whole(64, 512, 4)), [vec![15, 16, 16, 17]]);
         assert_eq!(schedule(Blocks::whole(5, 512, 1)), [vec![5]]);
@@ -139,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_longer_than_a_block_may_be_comes_in_blocks_of_one_size() {
+    fn an_answer_longer_than_the_largest_block_is_split_into_equal_blocks() {
         let positions: Vec<_> = Blocks::whole(100, 40, 100).map(|block| block.positions).collect();
         assert_eq!(positions, [0..34, 34..68, 68..100]);
         assert_eq!(Blocks::whole(0, 40, 1).count(), 0);

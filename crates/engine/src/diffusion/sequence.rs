@@ -10,10 +10,11 @@ use puna_tokenizer::Tokenizer;
 
 use super::confidence::{confidence, most_confident};
 use super::schedule::{Block, Blocks};
-use crate::options::ModelInfo;
+use crate::config::ModelInfo;
+use crate::error::NOT_A_NUMBER;
+use crate::generation::sampler_of;
 use crate::output::{Emit, OutputStream};
-use crate::request::{Event, Finish, Request, Sink, Summary};
-use crate::sequence::{NOT_A_NUMBER, RequestId, sampler_of};
+use crate::request::{Event, Finish, Request, RequestId, Sink, Summary};
 use crate::speculate::Speculated;
 
 /// A request of a diffusion model.
@@ -101,8 +102,8 @@ impl DiffusionSequence {
         self.started.is_some()
     }
 
-    /// Input of the next step: the whole text, with an output row for each masked position of the block. `None` if no position
-    /// is masked.
+    /// Input of the next step: the whole text, with an output row for each masked position of the
+    /// block. `None` if no position is masked.
     pub fn step(&mut self) -> Option<StepInput> {
         let masked = self.masked_positions();
         if masked.is_empty() {
@@ -206,7 +207,8 @@ impl DiffusionSequence {
         Ok(SampledToken { position, token, logprobs })
     }
 
-    /// Emits tokens up to the first mask while the sink is ready. Returns their number, and whether the request continues.
+    /// Emits tokens up to the first mask while the sink is ready. Returns their number, and whether
+    /// the request continues.
     pub fn emit_known(&mut self, tokenizer: &Tokenizer) -> (usize, bool) {
         let before = self.emitted;
         let open = loop {
@@ -241,7 +243,8 @@ impl DiffusionSequence {
         (self.emitted - before, open)
     }
 
-    /// Sends the progress of the prefill, which is complete in every step. Returns `false` if the client has disconnected.
+    /// Sends the progress of the prefill, which is complete in every step. Returns `false` if the
+    /// client has disconnected.
     pub fn progress(&mut self) -> bool {
         let total = self.request.prompt.len();
         self.output.sink.send(Event::Prefill { done: total, total })

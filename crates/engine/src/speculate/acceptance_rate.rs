@@ -6,7 +6,8 @@ use super::DraftKind;
 const INITIAL_RATES: [f64; DraftKind::COUNT] = [0.3, 0.5, 0.8, 0.6];
 /// Weight of the prior rate, in draft tokens.
 const PRIOR_TOKENS: f64 = 3.0;
-/// Decay of counts with each draft: a sequence averages over about 10 drafts, the engine over about 100.
+/// Decay of counts with each draft: a sequence averages over about 10 drafts, the engine over about
+/// 100.
 const SEQUENCE_DECAY: f64 = 0.9;
 const ENGINE_DECAY: f64 = 0.99;
 
@@ -35,8 +36,8 @@ impl AcceptanceRates {
         Self { counts: Default::default(), decay: ENGINE_DECAY }
     }
 
-    /// Records a draft of `drafted` tokens of which the first `accepted` were accepted. Tokens behind the
-    /// first rejected one do not count, since they continue another text.
+    /// Records a draft of `drafted` tokens of which the first `accepted` were accepted. Tokens
+    /// behind the first rejected one do not count, since they continue another text.
     pub fn record(&mut self, kind: DraftKind, drafted: usize, accepted: usize) {
         let counts = &mut self.counts[kind as usize];
         let verified = accepted + usize::from(accepted < drafted);
@@ -44,7 +45,8 @@ impl AcceptanceRates {
         counts.accepted = counts.accepted * self.decay + accepted as f64;
     }
 
-    /// Probability that a draft token is accepted after all draft tokens before it were. `engine` is the prior.
+    /// Probability that a draft token is accepted after all draft tokens before it were. `engine`
+    /// is the prior.
     pub fn rate(&self, kind: DraftKind, engine: &AcceptanceRates) -> f64 {
         let prior = engine.with_prior(kind, INITIAL_RATES[kind as usize]);
         self.with_prior(kind, prior)
@@ -81,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_behind_the_first_rejected_one_do_not_count() {
+    fn tokens_after_the_first_rejected_one_do_not_count() {
         let all = AcceptanceRates::of_engine();
         let (mut one, mut ten) = (AcceptanceRates::of_sequence(), AcceptanceRates::of_sequence());
         one.record(DraftKind::Long, 1, 0);

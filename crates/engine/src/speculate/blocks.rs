@@ -1,8 +1,8 @@
 //! Drafts of a companion draft model that drafts a block of tokens in one step (DFlash).
 //!
 //! The rows of a draft step are the newest token and mask tokens for the following positions. They
-//! attend to keys and values that the target's steps have written for the companion. Heads that depend
-//! on the token before ([`TransitionHead`]) run token by token after it.
+//! attend to keys and values that the target's steps have written for the companion. Heads that
+//! depend on the token before ([`TransitionHead`]) run token by token after it.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use super::model::{DraftRequest, DraftTokens, TIMING_WINDOW, most_probable};
 use super::rolling_median::RollingMedian;
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
-use crate::pages::Pages;
+use crate::kv::Pages;
 
 /// A loaded companion.
 pub struct BlockDrafter {
@@ -52,7 +52,7 @@ struct BlockOutput {
 }
 
 impl BlockDrafter {
-    /// A companion that drafts such blocks.
+    /// Makes the drafter of a companion with this block.
     pub fn new(block: DraftBlock) -> Self {
         Self { block, block_times: RollingMedian::default(), head_times: RollingMedian::default() }
     }
@@ -120,7 +120,7 @@ impl BlockDrafter {
         Ok(result)
     }
 
-    /// Input of a block step for the requests whose pages have room for a block or a part of it.
+    /// Input of a block step for the requests that have pages for at least a part of a block.
     fn input(
         &self,
         requests: &[DraftRequest<'_>],
@@ -186,7 +186,8 @@ impl BlockDrafter {
             }
             let added = row_of(added, cols, row);
             for (entry, logit) in logits.iter_mut().enumerate() {
-                // The head may cover the target's whole vocabulary while the companion's is smaller.
+                // The head may cover the target's whole vocabulary while the companion's is
+                // smaller.
                 let at = if cols == output.cols {
                     entry
                 } else {

@@ -1,8 +1,8 @@
 //! Drafts of a companion draft model that drafts one token per step (MTP, EAGLE-3).
 //!
-//! The companion runs on the target's backend. Its input is the latest token and the hidden state that
-//! the target's step returned for it. A companion with its own KV cache also computes the keys and
-//! values of all tokens that the target computes.
+//! The companion runs on the target's backend. Its input is the latest token and the hidden state
+//! that the target's step returned for it. A companion with its own KV cache also computes the keys
+//! and values of all tokens that the target computes.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -15,9 +15,8 @@ use super::model::{DraftRequest, DraftTokens, TIMING_WINDOW, most_probable};
 use super::rolling_median::RollingMedian;
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
-use crate::pages::Pages;
-use crate::sequence::RequestId;
-use crate::sequence_pages::SequencePages;
+use crate::kv::{Pages, SequencePages};
+use crate::request::RequestId;
 
 /// A loaded companion with its state of all sequences.
 pub struct ChainDrafter {
@@ -26,7 +25,7 @@ pub struct ChainDrafter {
     sees: DraftCache,
     /// Hidden state of the latest computed token by sequence.
     states: HashMap<RequestId, TokenState>,
-    /// Rows of the latest step whose keys and values the companion has not computed yet.
+    /// Rows of the latest step that the companion has not added to its cache yet.
     pending: Vec<PendingRows>,
     /// Seconds of draft steps.
     times: RollingMedian,
@@ -39,7 +38,7 @@ struct TokenState {
     features: Vec<f32>,
 }
 
-/// Rows of a sequence whose keys and values are to be computed.
+/// Rows of a sequence that the companion will add to its cache.
 struct PendingRows {
     id: RequestId,
     /// Number of tokens before them.
@@ -81,7 +80,8 @@ impl ChainDrafter {
         self.times.median().unwrap_or(0.0)
     }
 
-    /// Records the hidden states that a step returned for a sequence with `computed` computed tokens.
+    /// Records the hidden states that a step returned for a sequence with `computed` computed
+    /// tokens.
     pub fn record_step(
         &mut self,
         id: RequestId,
@@ -101,7 +101,8 @@ impl ChainDrafter {
         let latest =
             self.states.entry(id).or_insert_with(|| TokenState { tokens: 0, features: Vec::new() });
         if self.sees == DraftCache::Own {
-            // No state precedes the first token, and the state of a token from the prefix cache is unknown.
+            // No state precedes the first token, and the state of a token from the prefix cache is
+            // unknown.
             let has_previous = latest.tokens == step.past && step.past > 0;
             let mut states =
                 if has_previous { std::mem::take(&mut latest.features) } else { vec![0.0; width] };
@@ -113,8 +114,9 @@ impl ChainDrafter {
         latest.features.extend_from_slice(&all[newest..]);
     }
 
-    /// Computes the companion's keys and values for the rows of the latest step, before other sequences can match the
-    /// pages in the prefix tree. `sequence` returns tokens and pages of a request.
+    /// Computes the companion's keys and values for the rows of the latest step, before other
+    /// sequences can match the pages in the prefix tree. `sequence` returns tokens and pages of a
+    /// request.
     pub fn update_cache<'a>(
         &mut self,
         sequence: impl Fn(RequestId) -> Option<(&'a [u32], &'a SequencePages)>,
@@ -177,8 +179,8 @@ impl ChainDrafter {
         Ok(result)
     }
 
-    /// Begins a draft, if the hidden state that the newest token was sampled from is known and the pages have room for
-    /// the keys and values of draft tokens.
+    /// Begins a draft, if the hidden state that the newest token was sampled from is known and the
+    /// pages have room for the keys and values of draft tokens.
     fn begin(&self, index: usize, request: &DraftRequest<'_>) -> Option<DraftInProgress> {
         let state = self.states.get(&request.id)?;
         let &token = request.tokens.last()?;
@@ -205,8 +207,9 @@ impl ChainDrafter {
         self.pending.retain(|pending| pending.id != id);
     }
 
-    /// Input of a draft step. With the target's cache, a row has the position of the newest token, and its segment ends
-    /// with the token before it, the last one in the cache. With an own cache, a row has its token's position.
+    /// Input of a draft step. With the target's cache, a row has the position of the newest token,
+    /// and its segment ends with the token before it, the last one in the cache. With an own cache,
+    /// a row has its token's position.
     fn input(
         &self,
         in_progress: &[DraftInProgress],
@@ -234,7 +237,8 @@ impl ChainDrafter {
     }
 }
 
-/// Segment of a sequence in the companion's cache. Its first position is masked, since no hidden state precedes it.
+/// Segment of a sequence in the companion's cache. Its first position is masked, since no hidden
+/// state precedes it.
 fn companion_segment(
     held: &SequencePages,
     pages: &Pages,

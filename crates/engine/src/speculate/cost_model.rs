@@ -1,10 +1,11 @@
 //! Cost model of speculative decoding: chooses how many draft tokens a step verifies.
 //!
-//! The unit of cost is the *plain step*: one row for each sequence of the batch. The cost of a larger
-//! step is its ratio to the plain step, a median of measurements, so that neither a growing context nor
-//! other load on the machine distorts it. A credit account bounds the loss where the estimates are wrong:
-//! each step adds a little credit, each verification adds or takes what it gained or lost, and without
-//! credit no drafts are verified. The caller measures all times; this module reads no clock.
+//! The unit of cost is the *plain step*: one row for each sequence of the batch. The cost of a
+//! larger step is its ratio to the plain step, a median of measurements, so that neither a growing
+//! context nor other load on the machine distorts it. A credit account bounds the loss where the
+//! estimates are wrong: each step adds a little credit, each verification adds or takes what it
+//! gained or lost, and without credit no drafts are verified. The caller measures all times; this
+//! module reads no clock.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -18,7 +19,7 @@ const CREDIT_PER_STEP: f64 = 0.012;
 /// Initial and largest credit, in plain steps.
 const INITIAL_CREDIT: f64 = 1.0;
 const MAX_CREDIT: f64 = 3.0;
-/// Least credit for a trial: a step whose cost is unknown or stale.
+/// Least credit for a trial: a step with unknown or stale cost.
 const MIN_TRIAL_CREDIT: f64 = 0.5;
 /// Number of steps with drafts after which a plain step is measured again.
 const PLAIN_STEP_INTERVAL: u32 = 48;
@@ -115,7 +116,8 @@ impl CostModel {
         }
     }
 
-    /// Number of tokens of each sequence's draft to verify in the next step. An empty proposal is a sequence without draft.
+    /// Number of tokens of each sequence's draft to verify in the next step. An empty proposal is a
+    /// sequence without draft.
     pub fn decide(&self, proposals: &[DraftProposal], bounds: StepLimits) -> Vec<usize> {
         let nothing = vec![0; proposals.len()];
         let Some(plain) = self.plain.median() else { return nothing };
@@ -162,7 +164,8 @@ impl CostModel {
         if self.credit < MIN_TRIAL_CREDIT { 0.0 } else { value / (cost + drafting) }
     }
 
-    /// Cost of a step of `rows` rows in plain steps of `n` sequences, and whether it was measured recently.
+    /// Cost of a step of `rows` rows in plain steps of `n` sequences, and whether it was measured
+    /// recently.
     fn cost(&self, n: usize, rows: usize) -> (f64, bool) {
         let more = (rows - n) as f64;
         let known = self
@@ -201,7 +204,8 @@ impl CostModel {
         }
     }
 
-    /// Records a step with drafts: number of sequences and rows, seconds of the step and of drafting, and accepted draft tokens.
+    /// Records a step with drafts: number of sequences and rows, seconds of the step and of
+    /// drafting, and accepted draft tokens.
     pub fn record_verification(
         &mut self,
         n: usize,
@@ -286,7 +290,8 @@ mod tests {
             (self.random >> 40) as f64 / (1u64 << 24) as f64
         }
 
-        /// Speed relative to decoding without drafts, for an answer of `tokens` tokens. `noise` is the share of steps that take three times as long.
+        /// Speed relative to decoding without drafts, for an answer of `tokens` tokens. `noise` is
+        /// the share of steps that take three times as long.
         fn answer(&mut self, tokens: usize, noise: f64) -> f64 {
             let (mut made, mut time) = (0, 0.0);
             self.model.set_batch(1);
@@ -364,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_step_and_one_now_and_then_are_plain() {
+    fn the_first_step_and_occasional_steps_have_no_draft() {
         let mut model = CostModel::default();
         model.set_batch(7);
         let proposal = [DraftProposal::new(3, 0.99)];

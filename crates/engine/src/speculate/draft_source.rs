@@ -7,8 +7,9 @@ use super::chain::ChainDrafter;
 use super::model::{DraftRequest, DraftTokens, ModelDrafter};
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
-use crate::pages::Pages;
-use crate::sequence::{RequestId, Sequence};
+use crate::kv::Pages;
+use crate::request::RequestId;
+use crate::scheduler::SequenceState;
 
 /// A loaded draft model.
 pub enum DraftSource {
@@ -69,8 +70,8 @@ impl DraftSource {
         }
     }
 
-    /// Seconds before the first token of a draft: to compute the tokens that the draft model has not seen yet
-    /// (beyond the prompt), or to compute a block.
+    /// Seconds before the first token of a draft: to compute the tokens that the draft model has
+    /// not seen yet (beyond the prompt), or to compute a block.
     pub fn setup_seconds(&self, id: RequestId, tokens: &[u32]) -> f64 {
         match self {
             Self::Model(drafter) => drafter.prefill_seconds(id, tokens),
@@ -94,17 +95,17 @@ impl DraftSource {
     }
 
     /// Records the hidden states (`extra_output`) that a step computed for a sequence.
-    pub fn record_step(&mut self, s: &Sequence, extra_output: &[f32], step: StepRows) {
+    pub fn record_step(&mut self, s: &SequenceState, extra_output: &[f32], step: StepRows) {
         if let Self::Chain(drafter) = self {
             drafter.record_step(s.id, s.computed, extra_output, step);
         }
     }
 
-    /// Computes the draft model's own keys and values for the rows of the step, before other sequences
-    /// can match its pages in the prefix tree.
+    /// Computes the draft model's own keys and values for the rows of the step, before other
+    /// sequences can match its pages in the prefix tree.
     pub fn update_cache(
         &mut self,
-        sequences: &[Sequence],
+        sequences: &[SequenceState],
         model: (&mut ModelExecutor, &Pages),
     ) -> Result<(), EngineError> {
         match self {

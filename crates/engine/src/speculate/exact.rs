@@ -21,7 +21,7 @@ fn open(path: &Path, level: &str) -> Evaluator {
     Evaluator::open(&view, Box::new(backend), &options).unwrap()
 }
 
-/// Logits of the tokens behind the first `depth`, which are in the cache, fed so many at a time.
+/// Logits of the tokens after the first `depth`, which are in the cache, in steps of `rows` tokens.
 fn logits(evaluator: &mut Evaluator, tokens: &[u32], depth: usize, rows: usize) -> Vec<u32> {
     evaluator.truncate(0, depth);
     let mut all = Vec::new();
@@ -50,7 +50,8 @@ fn with_refused(evaluator: &mut Evaluator, tokens: &[u32], depth: usize, rows: u
 fn differences(path: &Path, level: &str, depth: usize) -> (Vec<String>, usize) {
     let mut evaluator = open(path, level);
     let depth = depth.min(evaluator.info().n_ctx.saturating_sub(24));
-    // No drafts are made where a state could not take them back, nor where tokens see what comes after them.
+    // No drafts are made where a state could not take them back, nor where tokens see what comes
+    // after them.
     let info = evaluator.info();
     if !info.can_generate || info.recurrent || info.unmasking.is_some() {
         return (Vec::new(), 0);
@@ -77,7 +78,7 @@ fn differences(path: &Path, level: &str, depth: usize) -> (Vec<String>, usize) {
 }
 
 #[test]
-fn rows_of_small_steps_have_the_bits_that_they_have_alone() {
+fn rows_of_small_steps_are_bit_identical_to_single_rows() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let files =
         std::fs::read_dir(root.join("tests/data/zoo")).unwrap().map(|entry| entry.unwrap().path());
@@ -101,7 +102,7 @@ fn rows_of_small_steps_have_the_bits_that_they_have_alone() {
 }
 
 #[test]
-fn rows_of_small_steps_of_real_models_have_the_bits_that_they_have_alone() {
+fn rows_of_small_steps_of_real_models_are_bit_identical_to_single_rows() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let folder = std::env::var_os("PUNA_TEST_MODELS")
         .map_or_else(|| root.join(".cache/models"), PathBuf::from);

@@ -1,9 +1,9 @@
 //! Prompt lookup: drafts the tokens that followed an earlier occurrence of the newest tokens.
 //!
-//! Hash chains link the positions that follow the same two tokens, and those that follow the same four
-//! tokens, newest first, as in LZ77 compressors. A lookup follows a bounded number of links and takes
-//! the position with the longest match. A token takes at most 24 bytes: two links, and its share of the
-//! two head tables.
+//! Hash chains link the positions that follow the same two tokens, and those that follow the same
+//! four tokens, newest first, as in LZ77 compressors. A lookup follows a bounded number of links
+//! and takes the position with the longest match. A token takes at most 24 bytes: two links, and
+//! its share of the two head tables.
 
 use super::{Draft, DraftKind, Drafter};
 
@@ -42,7 +42,8 @@ impl Drafter for LookupDrafter {
         let (at, common) = found?;
         let mut draft: Vec<u32> = Vec::with_capacity(most);
         for i in at..at + most {
-            // Past the end of the text the draft repeats itself: the period may be shorter than the draft.
+            // Past the end of the text the draft repeats itself: the period may be shorter than the
+            // draft.
             draft.push(tokens.get(i).copied().unwrap_or_else(|| draft[i - tokens.len()]));
         }
         (most > 0).then(|| Draft { tokens: draft, kind: DraftKind::of_match(common) })
@@ -59,8 +60,8 @@ struct Chains {
     n: usize,
     /// Newest position by hash; 0 is none. The length is a power of two.
     heads: Vec<u32>,
-    /// Previous position in the chain by position; 0 ends the chain. A position is the number of tokens
-    /// links it, so the length is the number of indexed tokens.
+    /// Previous position in the chain by position; 0 ends the chain. A position is the number of
+    /// tokens links it, so the length is the number of indexed tokens.
     links: Vec<u32>,
 }
 
@@ -93,7 +94,8 @@ impl Chains {
         (hash >> 32) as usize & (self.heads.len() - 1)
     }
 
-    /// Position with the longest match to the end of the text, the newest of equals, and the match length.
+    /// Position with the longest match to the end of the text, the newest of equals, and the match
+    /// length.
     fn find(&self, tokens: &[u32], max_links: usize) -> Option<(usize, usize)> {
         let gram = tokens.len().checked_sub(self.n).map(|start| &tokens[start..])?;
         let mut at = self.heads[self.head_index(gram)] as usize;
@@ -127,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_followed_the_newest_tokens_before_is_guessed() {
+    fn the_continuation_of_an_earlier_match_is_drafted() {
         assert_eq!(draft(&[1, 2, 3, 4, 5, 6, 7, 9, 3, 4], 2), Some((vec![5, 6], DraftKind::Short)));
         assert_eq!(
             draft(&[1, 2, 3, 4, 5, 6, 7, 9, 2, 3, 4, 5], 2),
@@ -136,19 +138,19 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_common_past_wins_over_a_newer_shorter_one() {
+    fn the_longest_match_wins_over_a_newer_shorter_one() {
         let text = [1, 2, 3, 4, 70, 71, 8, 9, 3, 4, 80, 81, 5, 1, 2, 3, 4];
         assert_eq!(draft(&text, 2), Some((vec![70, 71], DraftKind::Medium)));
     }
 
     #[test]
-    fn of_equally_long_pasts_the_newest_wins() {
+    fn the_newest_of_equally_long_matches_wins() {
         let text = [1, 2, 70, 5, 1, 2, 80, 6, 1, 2];
         assert_eq!(draft(&text, 1), Some((vec![80], DraftKind::Short)));
     }
 
     #[test]
-    fn a_text_without_repetition_gives_no_guess() {
+    fn a_text_without_repetition_gives_no_draft() {
         assert_eq!(draft(&(0..500).collect::<Vec<_>>(), 4), None);
         assert_eq!(draft(&[], 4), None);
         assert_eq!(draft(&[1], 4), None);
@@ -156,13 +158,13 @@ mod tests {
     }
 
     #[test]
-    fn a_guess_goes_round_in_a_text_that_goes_round() {
+    fn a_draft_of_a_periodic_text_is_periodic() {
         assert_eq!(draft(&[7, 8, 9, 7, 8, 9, 7, 8], 7).unwrap().0, [9, 7, 8, 9, 7, 8, 9]);
         assert_eq!(draft(&[5, 5, 5], 4).unwrap().0, [5, 5, 5, 5]);
     }
 
     #[test]
-    fn a_forgotten_text_is_not_guessed_from() {
+    fn a_reset_drafter_finds_no_match_in_the_old_text() {
         let mut lookup = LookupDrafter::default();
         assert!(lookup.draft(&[1, 2, 3, 4, 1, 2], 2).is_some());
         lookup.reset();
@@ -187,7 +189,8 @@ mod tests {
             for end in 0..=text.len() {
                 let stepwise = lookup.draft(&text[..end], 3);
                 if end % 50 == 0 || end == text.len() {
-                    // Chains may be cut differently only by their max_links, which starts from the newest in both.
+                    // Chains may be cut differently only by their max_links, which starts from the
+                    // newest in both.
                     prop_assert_eq!(stepwise, LookupDrafter::default().draft(&text[..end], 3));
                 }
             }

@@ -5,12 +5,12 @@
 //! repeats, or from a small draft model.
 //!
 //! Draft tokens become further rows of the sequence's step. The sequence's own sampler then draws
-//! from the rows in order, and accepts draft tokens as long as each draw equals the draft token. The
-//! first draw that differs is kept as well, since its row saw accepted tokens only. The rows behind
-//! it are not counted as computed, and the next step overwrites them.
+//! from the rows in order, and accepts draft tokens as long as each draw equals the draft token.
+//! The first draw that differs is kept as well, since its row saw accepted tokens only. The rows
+//! behind it are not counted as computed, and the next step overwrites them.
 //!
-//! The answer equals that of plain decoding: the same draws, random numbers, penalties, stop strings
-//! and log-probabilities. It is bit-identical as long as a step has at most
+//! The answer equals that of plain decoding: the same draws, random numbers, penalties, stop
+//! strings and log-probabilities. It is bit-identical as long as a step has at most
 //! [`puna_graph::Backend::max_bit_exact_rows`] rows, which bounds every step with drafts.
 //!
 //! - [`lookup`]: drafts from the sequence's own text.
@@ -104,8 +104,8 @@ impl DraftKind {
 
 /// Drafts the continuation of one text.
 pub trait Drafter: Send {
-    /// Drafts at max_tokens `max_tokens` tokens after `tokens`. Between two calls `tokens` only grows, unless
-    /// [`Drafter::reset`] is called.
+    /// Drafts at max_tokens `max_tokens` tokens after `tokens`. Between two calls `tokens` only
+    /// grows, unless [`Drafter::reset`] is called.
     fn draft(&mut self, tokens: &[u32], max_tokens: usize) -> Option<Draft>;
 
     /// Discards the index, since earlier tokens have changed.

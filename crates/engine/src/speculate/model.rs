@@ -1,8 +1,9 @@
 //! Drafts of a separate, small draft model.
 //!
-//! The draft model has its own weights, KV cache and prefix tree. Before it drafts for a sequence, it
-//! computes the tokens that it has not seen yet. It then drafts greedily, one token per step, while the
-//! most probable token has at least `MIN_PROBABILITY`. KV entries of accepted draft tokens stay valid.
+//! The draft model has its own weights, KV cache and prefix tree. Before it drafts for a sequence,
+//! it computes the tokens that it has not seen yet. It then drafts greedily, one token per step,
+//! while the most probable token has at least `MIN_PROBABILITY`. KV entries of accepted draft
+//! tokens stay valid.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -14,12 +15,11 @@ use puna_tokenizer::Tokenizer;
 use puna_gguf::View;
 
 use super::rolling_median::RollingMedian;
+use crate::config::{EngineOptions, MemoryReport};
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
-use crate::options::{EngineOptions, MemoryReport};
-use crate::pages::{PAGE_TOKENS, Pages, PrefixTreeKey};
-use crate::sequence::RequestId;
-use crate::sequence_pages::SequencePages;
+use crate::kv::{PAGE_TOKENS, Pages, PrefixTreeKey, SequencePages};
+use crate::request::RequestId;
 use crate::speculate::Speculation;
 
 /// Drafts end before a token with a lower probability.
@@ -35,7 +35,8 @@ pub(super) const TIMING_WINDOW: usize = 9;
 pub struct DraftModel {
     /// View of its file.
     pub view: View,
-    /// Backend of a separate model. A companion does not use it, since it runs on the target's backend.
+    /// Backend of a separate model. A companion does not use it, since it runs on the target's
+    /// backend.
     pub backend: Box<dyn Backend>,
 }
 
@@ -101,7 +102,7 @@ struct DraftInProgress<'a> {
     index: usize,
     /// Tokens of the next step.
     input: Vec<u32>,
-    /// Tokens of the first step whose time counts as drafting.
+    /// Tokens of the first step that count as time of drafting.
     timed_tokens: usize,
     draft: Vec<u32>,
 }
@@ -116,8 +117,8 @@ pub struct DraftTokens {
 }
 
 impl DraftTokens {
-    /// Adds `token` to a draft. Stores the draft of request `index` and returns `false` if it ends here: without a
-    /// token, or with `max_tokens`.
+    /// Adds `token` to a draft. Stores the draft of request `index` and returns `false` if it ends
+    /// here: without a token, or with `max_tokens`.
     pub(super) fn continue_draft(
         &mut self,
         index: usize,
@@ -181,7 +182,8 @@ impl ModelDrafter {
         self.times.median().unwrap_or(0.0)
     }
 
-    /// Expected seconds to compute the tokens of a sequence that the draft model has not seen, beyond the prompt.
+    /// Expected seconds to compute the tokens of a sequence that the draft model has not seen,
+    /// beyond the prompt.
     pub fn prefill_seconds(&self, id: RequestId, tokens: &[u32]) -> f64 {
         let sequence = self.sequences.get(&id).filter(|sequence| sequence.is_prompt_computed);
         let missed =
@@ -243,7 +245,8 @@ impl ModelDrafter {
         Ok(result)
     }
 
-    /// Computes the tokens that the draft model has not seen yet. Sequences that are still behind, or without free pages, get no draft.
+    /// Computes the tokens that the draft model has not seen yet. Sequences that are still behind,
+    /// or without free pages, get no draft.
     fn compute_missed_tokens<'a>(
         &mut self,
         requests: &'a [DraftRequest<'a>],
@@ -262,14 +265,10 @@ impl ModelDrafter {
             let sequence = self.sequences.entry(request.id).or_insert_with(|| {
                 let known = &request.tokens[..n - 1];
                 // Adapters do not apply to the draft model.
-                let (pages, backend) = (&mut self.pages, &mut *self.executor.backend);
-                let (pages, computed) = SequencePages::find(
-                    pages,
-                    backend,
-                    &PrefixTreeKey::default(),
-                    known,
-                    std::iter::empty(),
-                );
+                let key = PrefixTreeKey::default();
+                let (pages, computed) =
+                    SequencePages::find(&mut self.pages, &key, known, std::iter::empty());
+                self.executor.copy(self.pages.take_copies());
                 DraftSequence { pages, computed, draft: Vec::new(), is_prompt_computed: false }
             });
             sequence.keep_accepted(request.tokens);
@@ -334,14 +333,15 @@ impl ModelDrafter {
 }
 
 impl DraftSequence {
-    /// Adds computed tokens: first those of the sequence, which has `n`, then draft tokens.
+    /// Adds computed tokens: first tokens of the sequence, which has `n`, then draft tokens.
     fn add_computed(&mut self, tokens: &[u32], n: usize) {
         let own = tokens.len().min(n - self.computed);
         self.computed += own;
         self.draft.extend_from_slice(&tokens[own..]);
     }
 
-    /// Keeps the draft tokens that the sequence accepted. The newest token is computed again, since its logits are needed.
+    /// Keeps the draft tokens that the sequence accepted. The newest token is computed again, since
+    /// its logits are needed.
     fn keep_accepted(&mut self, tokens: &[u32]) {
         let generated = &tokens[self.computed.min(tokens.len())..];
         let equal = self.draft.iter().zip(generated).take_while(|(a, b)| a == b).count();
@@ -362,7 +362,7 @@ pub(super) fn most_probable(logits: &[f32]) -> (u32, f32) {
     (best as u32, if sum >= 1.0 { 1.0 / sum } else { 0.0 })
 }
 
-/// Options of a draft model: those of its target without adapters and speculation.
+/// Options of a draft model: the options of its target without adapters and speculation.
 fn draft_options(options: &EngineOptions) -> EngineOptions {
     EngineOptions { speculation: Speculation::OFF, adapters: Vec::new(), ..options.clone() }
 }
@@ -376,7 +376,8 @@ fn check_autoregressive(executor: &ModelExecutor) -> Result<(), EngineError> {
     }
 }
 
-/// Rejects models whose state cannot be rolled back to before rejected draft tokens, and encoder–decoder models.
+/// Rejects models that cannot roll back rejected draft tokens, and
+/// encoder–decoder models.
 fn check_can_roll_back(executor: &ModelExecutor) -> Result<(), EngineError> {
     let architecture = executor.info.architecture;
     match executor.info.start {
@@ -398,7 +399,7 @@ pub(crate) fn check_companion_vocabulary(
     }
 }
 
-/// Checks that tokens of a draft model mean the same as those of its target, called `model`.
+/// Checks that a draft model has the vocabulary of its target, called `model`.
 pub(crate) fn check_vocabulary(
     draft: &View,
     model: &str,

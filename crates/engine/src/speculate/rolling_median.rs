@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_outlier_does_not_move_the_median_of_the_newest() {
+    fn one_outlier_does_not_move_the_rolling_median() {
         let mut timings = RollingMedian::default();
         assert_eq!(timings.median(), None);
         timings.push(4.0, 3);

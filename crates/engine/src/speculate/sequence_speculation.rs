@@ -3,7 +3,8 @@
 use super::acceptance_rate::AcceptanceRates;
 use super::{Draft, DraftKind, Drafter, Speculated, Speculation};
 
-/// A draft that no step verifies. The tokens that are generated show whether it would have been accepted.
+/// A draft that no step verifies. The tokens that are generated show whether it would have been
+/// accepted.
 #[derive(Debug)]
 struct UnverifiedDraft {
     draft: Draft,
@@ -26,7 +27,8 @@ impl SequenceSpeculation {
         Self { settings, lookup, rates, unverified: None, counts }
     }
 
-    /// Drafts at max_tokens `max_tokens` tokens by prompt lookup. The draft ends before an end token.
+    /// Drafts at max_tokens `max_tokens` tokens by prompt lookup. The draft ends before an end
+    /// token.
     pub fn look_up(
         &mut self,
         tokens: &[u32],

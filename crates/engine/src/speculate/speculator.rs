@@ -11,8 +11,10 @@ use super::model::DraftRequest;
 use super::{Draft, DraftKind, Speculated};
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
-use crate::pages::Pages;
-use crate::sequence::{RequestId, Sequence};
+use crate::generation::Generation;
+use crate::kv::Pages;
+use crate::request::RequestId;
+use crate::scheduler::SequenceState;
 
 /// Advantage in acceptance rate that the draft model needs over prompt lookup, which costs nothing.
 const MIN_MODEL_ADVANTAGE: f64 = 0.15;
@@ -20,8 +22,6 @@ const MIN_MODEL_ADVANTAGE: f64 = 0.15;
 /// Limits of a step with drafts.
 #[derive(Debug, Clone, Copy)]
 pub struct DraftLimits {
-    /// Context size in tokens.
-    pub n_ctx: usize,
     /// Largest number of rows.
     pub rows: usize,
     /// Longest step while several sequences wait for it.
@@ -37,12 +37,18 @@ pub struct StepTiming {
     pub accepted: usize,
 }
 
+/// A sequence that may get a draft.
+pub struct DraftingSequence<'a> {
+    pub state: &'a mut SequenceState,
+    pub generation: &'a mut Generation,
+}
+
 /// Drafts for all sequences of an engine.
 pub struct Speculator {
     cost_model: CostModel,
     rates: AcceptanceRates,
     source: Option<DraftSource>,
-    /// Largest number of rows whose results are bit-identical to those of single rows.
+    /// Largest batch for which each row's result is bit-identical to running that row alone.
     max_bit_exact_rows: usize,
     /// Seconds that the draft model took for the drafts of the current step.
     draft_seconds: f64,
@@ -65,15 +71,15 @@ impl Speculator {
         Self { cost_model, rates, source, max_bit_exact_rows, draft_seconds: 0.0, counts }
     }
 
-    /// Drafts for a step of `sequences`. Each has one token that is not computed, and a page for it. `model` is the
-    /// executor of the target model and its pages.
+    /// Drafts for a step of `sequences`. Each has one token that is not computed, and a page for
+    /// it. `model` is the executor of the target model and its pages.
     ///
     /// # Errors
     ///
     /// The draft model cannot be computed.
     pub fn draft(
         &mut self,
-        sequences: &mut [&mut Sequence],
+        sequences: &mut [DraftingSequence<'_>],
         tokenizer: &Tokenizer,
         limits: DraftLimits,
         model: (&mut ModelExecutor, &mut Pages),
@@ -87,34 +93,33 @@ impl Speculator {
         let mut proposals = Vec::with_capacity(n);
         let mut plans = Vec::with_capacity(n);
         for s in sequences.iter_mut() {
-            let max_tokens = s.max_draft_tokens(limits.n_ctx).min(rows - n);
+            let max_tokens = s.generation.max_draft_tokens(s.state).min(rows - n);
             let (plan, proposal) = self.plan(s, max_tokens, tokenizer);
             plans.push(plan);
             proposals.push(proposal);
         }
         self.cost_model.set_batch(
-            sequences.iter().fold(n as u64, |all, s| all.wrapping_mul(31).wrapping_add(s.id.0)),
+            sequences
+                .iter()
+                .fold(n as u64, |all, s| all.wrapping_mul(31).wrapping_add(s.state.id.0)),
         );
         let bounds = StepLimits { rows, target: limits.target };
-        let token_counts = match sequences.iter().all(|s| s.speculation.settings.always) {
+        let token_counts = match sequences.iter().all(|s| s.generation.speculation.settings.always)
+        {
             true => take_all(&proposals, rows),
             false => self.cost_model.decide(&proposals, bounds),
         };
-        self.run_draft_model(
-            sequences,
-            &mut plans,
-            &token_counts,
-            (tokenizer, limits.n_ctx),
-            model,
-        )?;
+        self.run_draft_model(sequences, &mut plans, &token_counts, tokenizer, model)?;
         let mut drafts = Vec::new();
         for ((s, plan), count) in sequences.iter_mut().zip(plans).zip(token_counts) {
             match plan {
                 DraftPlan::Ready(mut draft) if count > 0 => {
                     draft.tokens.truncate(count);
-                    drafts.push((s.id, draft));
+                    drafts.push((s.state.id, draft));
                 }
-                DraftPlan::Ready(draft) => s.speculation.keep_unverified(draft, &s.tokens),
+                DraftPlan::Ready(draft) => {
+                    s.generation.speculation.keep_unverified(draft, &s.state.tokens)
+                }
                 DraftPlan::None | DraftPlan::DraftModel => {}
             }
         }
@@ -124,15 +129,17 @@ impl Speculator {
     /// Chooses the source of a sequence's draft, and estimates its acceptance and cost.
     fn plan(
         &mut self,
-        s: &mut Sequence,
+        s: &mut DraftingSequence<'_>,
         max_tokens: usize,
         tokenizer: &Tokenizer,
     ) -> (DraftPlan, DraftProposal) {
-        s.speculation.compare_unverified(&s.tokens, &mut self.rates);
-        let found = s.speculation.look_up(&s.tokens, max_tokens, |token| tokenizer.is_eog(token));
-        let rate = |kind| s.speculation.rates.rate(kind, &self.rates);
+        let (id, tokens) = (s.state.id, &s.state.tokens);
+        let speculation = &mut s.generation.speculation;
+        speculation.compare_unverified(tokens, &mut self.rates);
+        let found = speculation.look_up(tokens, max_tokens, |token| tokenizer.is_eog(token));
+        let rate = |kind| speculation.rates.rate(kind, &self.rates);
         let lookup_rate = found.as_ref().map_or(0.0, |draft| rate(draft.kind));
-        let uses_model = s.speculation.settings.draft && max_tokens > 0;
+        let uses_model = speculation.settings.draft && max_tokens > 0;
         match (found, self.source.as_ref().filter(|_| uses_model)) {
             (found, Some(source))
                 if found.is_none()
@@ -141,7 +148,7 @@ impl Speculator {
                 let proposal =
                     DraftProposal::new(max_tokens.min(source.max_tokens()), rate(DraftKind::Model));
                 let token_seconds = source.token_seconds();
-                let setup_seconds = source.setup_seconds(s.id, &s.tokens);
+                let setup_seconds = source.setup_seconds(id, tokens);
                 (DraftPlan::DraftModel, DraftProposal { token_seconds, setup_seconds, ..proposal })
             }
             (Some(draft), _) => {
@@ -152,13 +159,13 @@ impl Speculator {
         }
     }
 
-    /// Runs the draft model for the sequences whose plan it is and that get draft tokens.
+    /// Runs the draft model for the sequences that it drafts for, if they get draft tokens.
     fn run_draft_model(
         &mut self,
-        sequences: &mut [&mut Sequence],
+        sequences: &mut [DraftingSequence<'_>],
         plans: &mut [DraftPlan],
         token_counts: &[usize],
-        (tokenizer, n_ctx): (&Tokenizer, usize),
+        tokenizer: &Tokenizer,
         (executor, pages): (&mut ModelExecutor, &mut Pages),
     ) -> Result<(), EngineError> {
         let Some(source) = &mut self.source else { return Ok(()) };
@@ -169,19 +176,18 @@ impl Speculator {
             return Ok(());
         }
         for &i in &indices {
-            let s = &mut sequences[i];
+            let s = &mut *sequences[i].state;
             // Without free pages the draft is shorter.
-            let wanted = (s.computed + source.lookahead()).min(s.context(n_ctx));
+            let wanted = (s.computed + source.lookahead()).min(s.context);
             s.pages.grow(pages, wanted);
         }
         let request = |&i: &usize| {
-            let s = &sequences[i];
-            let always = s.speculation.settings.always;
+            let s = &*sequences[i].state;
             DraftRequest {
                 id: s.id,
                 tokens: &s.tokens,
                 max_tokens: token_counts[i],
-                always,
+                always: sequences[i].generation.speculation.settings.always,
                 pages: &s.pages,
             }
         };
@@ -192,7 +198,7 @@ impl Speculator {
         self.draft_seconds = result.seconds;
         for (i, tokens) in indices.into_iter().zip(result.drafts) {
             // Pages that only the draft needed are free again.
-            let s = &mut sequences[i];
+            let s = &mut *sequences[i].state;
             s.pages.shrink(pages, s.computed + 1);
             if !tokens.is_empty() {
                 plans[i] = DraftPlan::Ready(Draft { tokens, kind: DraftKind::Model });
@@ -204,18 +210,18 @@ impl Speculator {
     /// Records how many tokens of a sequence's draft a step accepted.
     pub fn record_verified(
         &mut self,
-        s: &mut Sequence,
+        generation: &mut Generation,
         kind: DraftKind,
         drafted: usize,
         accepted: usize,
     ) {
         self.counts.add_draft(kind, drafted);
         self.counts.add_accepted(kind, accepted);
-        s.speculation.record_verified(kind, drafted, accepted, &mut self.rates);
+        generation.speculation.record_verified(kind, drafted, accepted, &mut self.rates);
     }
 
     /// See [`DraftSource::record_step`].
-    pub fn record_step(&mut self, s: &Sequence, extra_output: &[f32], step: StepRows) {
+    pub fn record_step(&mut self, s: &SequenceState, extra_output: &[f32], step: StepRows) {
         if let Some(source) = &mut self.source {
             source.record_step(s, extra_output, step);
         }
@@ -224,7 +230,7 @@ impl Speculator {
     /// See [`DraftSource::update_cache`].
     pub fn update_cache(
         &mut self,
-        sequences: &[Sequence],
+        sequences: &[SequenceState],
         model: (&mut ModelExecutor, &Pages),
     ) -> Result<(), EngineError> {
         self.source.as_mut().map_or(Ok(()), |source| source.update_cache(sequences, model))
@@ -247,9 +253,9 @@ impl Speculator {
     }
 
     /// Removes a sequence that has ended or is preempted.
-    pub fn remove(&mut self, s: &Sequence) {
+    pub fn remove(&mut self, id: RequestId, tokens: &[u32]) {
         if let Some(source) = &mut self.source {
-            source.remove(s.id, &s.tokens);
+            source.remove(id, tokens);
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Speculative decoding on real steps: results equal those of plain decoding, whatever the drafts are.
+//! Speculative decoding on real steps: results equal those of plain decoding, whatever the drafts
+//! are.
 
 mod companion;
 
@@ -16,7 +17,7 @@ use puna_tokenizer::EncodeOptions;
 use super::lookup::LookupDrafter;
 use super::{Draft, DraftCounts, DraftKind, Drafter, Speculated, Speculation};
 use crate::engine::Drafters;
-use crate::pages::PAGE_TOKENS;
+use crate::kv::PAGE_TOKENS;
 use crate::{
     DraftModel, Engine, EngineError, EngineOptions, Event, Finish, Request, plan_memory,
     plan_memory_with_draft,
@@ -142,7 +143,7 @@ fn greedy() -> Params {
     Params { temperature: 0.0, ..Params::default() }
 }
 
-/// Never ends by itself, and repeats itself as small models do.
+/// Parameters without an end token; a small model then repeats itself.
 fn endless(engine: &Engine, sampling: Params) -> Params {
     let tokenizer = engine.tokenizer();
     let ends = (0..tokenizer.vocab_size() as u32).filter(|&t| tokenizer.is_eog(t));
@@ -152,7 +153,7 @@ fn endless(engine: &Engine, sampling: Params) -> Params {
 const QUESTION: &str = "Repeat: one two three four, one two three four, one two three four.";
 
 #[test]
-fn guesses_from_the_text_change_no_answer_whatever_the_sampling() {
+fn prompt_lookup_changes_no_answer_with_any_sampler() {
     let engine = cria(&EngineOptions::default());
     let chains = [
         greedy(),
@@ -191,7 +192,7 @@ fn guesses_from_the_text_change_no_answer_whatever_the_sampling() {
 }
 
 #[test]
-fn guesses_that_are_always_right_or_wrong_change_no_answer() {
+fn drafts_that_are_always_accepted_or_rejected_change_no_answer() {
     let plain_engine = cria(&EngineOptions::default());
     let sampling =
         endless(&plain_engine, Params { seed: 3, temperature: 0.9, ..Params::default() });
@@ -217,7 +218,7 @@ fn guesses_that_are_always_right_or_wrong_change_no_answer() {
 }
 
 #[test]
-fn every_architecture_answers_the_same_with_guesses() {
+fn every_architecture_answers_the_same_with_drafts() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
     let mut accepted = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -251,7 +252,7 @@ fn every_architecture_answers_the_same_with_guesses() {
 }
 
 #[test]
-fn what_guesses_computed_and_draws_refused_is_never_found_by_later_prompts() {
+fn rejected_draft_tokens_are_never_found_by_later_prompts() {
     let options = EngineOptions { num_ctx: Some(6 * PAGE_TOKENS), ..EngineOptions::default() };
     let plain_engine = cria(&options);
     let sampling = endless(&plain_engine, greedy());
@@ -275,7 +276,7 @@ fn what_guesses_computed_and_draws_refused_is_never_found_by_later_prompts() {
 }
 
 #[test]
-fn limits_stop_strings_and_ends_hold_amid_a_guess() {
+fn limits_stop_strings_and_end_tokens_apply_within_a_draft() {
     let plain_engine = cria(&EngineOptions::default());
     let base = request(&plain_engine, "Count from 1 to 9.", greedy());
     let (whole, _) = run(&plain_engine, &base, Speculation::OFF);
@@ -298,7 +299,7 @@ fn limits_stop_strings_and_ends_hold_amid_a_guess() {
 }
 
 #[test]
-fn a_context_that_fills_up_amid_guesses_ends_or_shifts_as_without() {
+fn a_context_that_fills_up_within_a_draft_ends_or_shifts_as_without_drafts() {
     for shift in [false, true] {
         let options = EngineOptions { num_ctx: Some(70), ..EngineOptions::default() };
         let engine = cria(&options);
@@ -318,7 +319,7 @@ fn a_context_that_fills_up_amid_guesses_ends_or_shifts_as_without() {
 }
 
 #[test]
-fn jobs_that_run_together_guess_without_changing_each_other() {
+fn concurrent_sequences_with_drafts_do_not_change_each_other() {
     let engine = cria(&EngineOptions { max_sequences: Some(2), ..EngineOptions::default() });
     let requests =
         [QUESTION, "Count from 1 to 9."].map(|q| request(&engine, q, endless(&engine, greedy())));
@@ -331,7 +332,7 @@ fn jobs_that_run_together_guess_without_changing_each_other() {
 }
 
 #[test]
-fn scarce_pages_shorten_guesses_and_send_nobody_away() {
+fn scarce_pages_shorten_drafts_and_preempt_no_sequence() {
     let options = EngineOptions {
         num_ctx: Some(2 * PAGE_TOKENS),
         max_sequences: Some(2),
@@ -353,10 +354,11 @@ fn scarce_pages_shorten_guesses_and_send_nobody_away() {
 }
 
 #[test]
-fn guesses_are_made_by_default_and_not_when_switched_off() {
+fn speculation_is_on_by_default_and_can_be_switched_off() {
     let on = cria(&EngineOptions::default());
     let sampling = endless(&on, greedy());
-    // The default watches times, so that a test can only say that it drafts at all, if it is given long enough.
+    // The default watches times, so that a test can only say that it drafts at all, if it is given
+    // long enough.
     let request =
         Request { max_tokens: Some(300), speculation: None, ..request(&on, QUESTION, sampling) };
     let (plain, counts) = hear(&start(&on, &request));
@@ -370,7 +372,7 @@ fn guesses_are_made_by_default_and_not_when_switched_off() {
 const MODEL: Speculation = Speculation { lookup: false, ..ALWAYS };
 
 #[test]
-fn a_draft_model_that_is_the_model_itself_is_right_as_long_as_the_answer_is_greedy() {
+fn drafts_of_the_target_model_itself_are_all_accepted_with_greedy_sampling() {
     let options = EngineOptions::default();
     let engine = open_with_draft(CRIA, CRIA, &options).unwrap();
     let request = request(&engine, QUESTION, endless(&engine, greedy()));
@@ -390,7 +392,7 @@ fn a_draft_model_that_is_the_model_itself_is_right_as_long_as_the_answer_is_gree
 }
 
 #[test]
-fn a_draft_model_changes_no_answer_whatever_the_sampling_and_the_company() {
+fn a_draft_model_changes_no_answer_with_any_sampler_and_any_batch() {
     // The same vocabulary; weights that are not alike.
     let options =
         EngineOptions { max_sequences: Some(2), num_batch: 16, ..EngineOptions::default() };
@@ -461,7 +463,7 @@ fn a_draft_model_of_another_vocabulary_is_refused_with_both_names() {
 }
 
 #[test]
-fn a_draft_models_memory_is_planned_beside_the_models() {
+fn the_memory_plan_includes_the_draft_model() {
     let options = EngineOptions { num_ctx: Some(256), ..EngineOptions::default() };
     let engine = open_with_draft(CRIA, CRIA, &options).unwrap();
     let alone = plan_memory(&view(CRIA), backend(), &options).unwrap();
@@ -473,7 +475,7 @@ fn a_draft_models_memory_is_planned_beside_the_models() {
 }
 
 #[test]
-fn real_models_answer_the_same_with_guesses_at_the_best_level() {
+fn real_models_answer_the_same_with_drafts_at_the_best_kernel_level() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let folder =
         std::env::var_os("PUNA_TEST_MODELS").map_or_else(|| root.join(".cache/models"), Into::into);
@@ -490,7 +492,8 @@ fn real_models_answer_the_same_with_guesses_at_the_best_level() {
     let engine = Engine::open(view, backend, &options).unwrap();
     let text = std::fs::read_to_string(root.join("benches/prompts/free.txt")).unwrap();
     let request = Request { max_tokens: Some(100), ..request(&engine, &text, greedy()) };
-    // The first reads the prompt, in a larger step, and goes on across a page's end; the others find both in the cache.
+    // The first reads the prompt, in a larger step, and continues across the end of a page; the
+    // others find both in the cache.
     run(&engine, &Request { max_tokens: Some(40), ..request.clone() }, Speculation::OFF);
     let (plain, _) = run(&engine, &request, Speculation::OFF);
     let (guessed, counts) = run(&engine, &request, ALWAYS);

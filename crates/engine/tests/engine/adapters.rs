@@ -1,4 +1,5 @@
-//! Adapters whose adapter_scales requests choose: they share steps, and each finds in the cache what its own mix computed.
+//! Adapters with a scale per request: requests with different scales share steps, and the prefix
+//! cache keeps them apart.
 
 use puna_engine::{Adapter, AdapterScales};
 use puna_gguf::Writer;
@@ -6,7 +7,7 @@ use puna_quant::TensorType;
 
 use super::*;
 
-/// An adapter that turns the embedded model's last layer to nonsense.
+/// An adapter that makes the output of the embedded model's last layer random.
 fn wild() -> Adapter {
     let of = "blk.3.ffn_down.weight";
     let view = file("models/cria/cria-q8_0.gguf");
@@ -27,7 +28,7 @@ fn wild() -> Adapter {
     Adapter::new("wild", Arc::new(Gguf::from_bytes(bytes).unwrap()))
 }
 
-/// Each row has the same bits whatever rows come with it: nonsense is not robust.
+/// Opens a deterministic engine, because random output amplifies differences of rounding.
 fn adapted() -> Engine {
     let config = Config { threads: Some(2), deterministic: true, ..Config::default() };
     let options = EngineOptions { adapters: vec![wild()], ..EngineOptions::default() };
@@ -40,7 +41,7 @@ fn with_scale(engine: &Engine, text: &str, scale: f32) -> Request {
 }
 
 #[test]
-fn each_request_has_its_own_dose_also_beside_others() {
+fn requests_in_one_batch_have_their_own_adapter_scales() {
     let question = chat("What is the capital of France?");
     let engine = adapted();
     let alone =
@@ -58,7 +59,7 @@ fn each_request_has_its_own_dose_also_beside_others() {
 }
 
 #[test]
-fn what_one_dose_computed_is_found_by_the_same_dose_alone() {
+fn cached_prefixes_are_reused_only_with_the_same_adapter_scale() {
     let engine = adapted();
     let prompt = chat(&"Which of these is it? ".repeat(40));
     let ask = |scale| run(&engine, with_scale(&engine, &prompt, scale));

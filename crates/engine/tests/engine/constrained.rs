@@ -1,4 +1,4 @@
-//! DraftTokens of a given form.
+//! Constrained decoding, with reasoning before the answer.
 
 use std::sync::mpsc::{Sender, channel};
 
@@ -27,7 +27,7 @@ fn is_person(text: &str) -> bool {
 }
 
 #[test]
-fn answers_have_the_form_whatever_is_drawn() {
+fn answers_follow_the_constraint_for_all_samplers() {
     let engine = cria(&EngineOptions::default());
     let prompt = request(&engine, &chat("Tell me about Lima."));
     for (seed, temperature) in [(0, 0.0), (1, 0.8), (2, 5.0), (3, 50.0)] {
@@ -42,7 +42,7 @@ fn answers_have_the_form_whatever_is_drawn() {
         let (text, summary) =
             run(&engine, constrained(&engine, &person(), Request { sampling, ..prompt.clone() }));
         match summary.finish {
-            // Wild draws may make a number longer than the answer may be.
+            // At high temperatures, a number may be longer than the token limit.
             Finish::Length => assert!(temperature > 1.0, "{text}"),
             _ => assert!(is_person(&text) && summary.finish == Finish::End, "{text}"),
         }
@@ -50,7 +50,7 @@ fn answers_have_the_form_whatever_is_drawn() {
 }
 
 #[test]
-fn guesses_do_not_change_an_answer_of_a_form() {
+fn speculation_does_not_change_constrained_answers() {
     let engine = cria(&EngineOptions::default());
     let always = Speculation { always: true, ..Speculation::AUTO };
     let list = Constraint::Gbnf("root ::= \"[\" pair (\", \" pair){9} \"]\"\npair ::= \"[\" [0-9]{1,3} \", \\\"\" [a-z]{2,6} \"\\\"]\"".into());
@@ -67,7 +67,7 @@ fn guesses_do_not_change_an_answer_of_a_form() {
 }
 
 #[test]
-fn company_of_other_forms_changes_nothing() {
+fn sequences_with_different_constraints_are_independent() {
     let engine = cria(&EngineOptions::default());
     let (question, yes) = (chat("Is water wet?"), Constraint::Regex("yes|no".into()));
     let (alone, _) = run(&engine, request(&engine, &question));
@@ -79,7 +79,7 @@ fn company_of_other_forms_changes_nothing() {
     assert!(is_person(&finish(&long).0));
 }
 
-/// Takes the text up to a mark for a thought.
+/// Classifies the text before a mark as reasoning.
 struct Thinker {
     events: Sender<Event>,
     text: String,
@@ -110,7 +110,7 @@ impl Sink for Thinker {
 }
 
 #[test]
-fn a_thought_before_the_answer_is_free() {
+fn reasoning_is_not_constrained() {
     let engine = cria(&EngineOptions::default());
     let base = Request {
         max_tokens: Some(200),
@@ -130,10 +130,10 @@ fn a_thought_before_the_answer_is_free() {
     let (thought, answer) = text.split_at(text.len() - 3);
     assert!(thought == "Paris" && answer.bytes().all(|b| b.is_ascii_digit()), "{text}");
     assert_eq!(summary.finish, Finish::End);
-    // One that would be the end goes on, until its tokens are spent.
+    // Reasoning without its mark continues until the token limit.
     let (text, summary) = finish(&think("never said", None, &person()));
     assert!(text.starts_with("Paris.") && summary.finish == Finish::Length, "{text}");
-    // Or is ended, where it is known how.
+    // With the tokens of the mark, the engine ends the reasoning.
     let (text, summary) =
         finish(&think(" So:", Some(" So:"), &Constraint::Regex("[0-9]{3}".into())));
     let (thought, answer) = text.split_at(text.len() - 3);
@@ -148,7 +148,7 @@ fn whole(engine: &Engine, constraint: &Constraint, request: &Request) -> (Reques
 }
 
 #[test]
-fn an_answer_that_must_be_whole_is_so_within_any_limit() {
+fn complete_answers_fit_any_limit() {
     let engine = cria(&EngineOptions::default());
     let prompt = request(&engine, &chat("Tell me about Lima."));
     let (prompt, shortest) = whole(&engine, &person(), &prompt);
@@ -162,7 +162,7 @@ fn an_answer_that_must_be_whole_is_so_within_any_limit() {
         let (text, summary) = run(&engine, request.clone());
         assert!(is_person(&text) && summary.finish == Finish::End, "{limit}: {text}");
         assert!(summary.generated_tokens <= limit);
-        // The end of the context is a limit as well.
+        // The end of the context limits the answer, too.
         let context = Some(request.prompt.len() + limit - 1);
         let (text, summary) =
             run(&engine, Request { context, shift: false, max_tokens: None, ..request });
@@ -171,7 +171,7 @@ fn an_answer_that_must_be_whole_is_so_within_any_limit() {
 }
 
 #[test]
-fn biases_do_not_keep_an_answer_from_its_end() {
+fn biases_do_not_prevent_the_end_of_an_answer() {
     let engine = cria(&EngineOptions::default());
     let (base, shortest) =
         whole(&engine, &person(), &request(&engine, &chat("Tell me about Lima.")));
@@ -195,7 +195,7 @@ fn biases_do_not_keep_an_answer_from_its_end() {
 }
 
 #[test]
-fn an_answer_of_a_form_that_repeats_itself_is_ended() {
+fn repeating_constrained_answers_end() {
     let engine = cria(&EngineOptions::default());
     let text = Constraint::schema(
         json!({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}),
@@ -212,7 +212,7 @@ fn an_answer_of_a_form_that_repeats_itself_is_ended() {
 }
 
 #[test]
-fn a_thought_ends_while_the_shortest_answer_fits() {
+fn reasoning_ends_while_the_shortest_answer_fits() {
     let engine = cria(&EngineOptions::default());
     let base = request(&engine, &chat("What is the capital of France?"));
     let (base, shortest) = whole(&engine, &person(), &base);
@@ -234,13 +234,13 @@ fn a_thought_ends_while_the_shortest_answer_fits() {
 }
 
 #[test]
-fn constraints_that_are_none_are_told_before_anything_runs() {
+fn invalid_constraints_are_rejected_before_a_request_runs() {
     let engine = cria(&EngineOptions::default());
     let error = engine.grammar(&Constraint::schema(json!({"not": {}}))).unwrap_err();
     assert!(error.to_string().contains("not"), "{error}");
 }
 
-/// Neither thinks on nor ends its thought, whatever is drawn; until it is told that the answer begins.
+/// A sink that never decides whether reasoning has ended, until the engine begins the answer.
 struct Stubborn {
     events: Sender<Event>,
     answers: bool,
@@ -266,7 +266,7 @@ impl Sink for Stubborn {
 }
 
 #[test]
-fn a_thought_that_never_ends_is_ended_or_broken_off_and_the_answer_comes() {
+fn endless_reasoning_is_ended_before_the_answer() {
     let engine = cria(&EngineOptions::default());
     let base = request(&engine, &chat("What is the capital of France?"));
     let encode = EncodeOptions { add_special: false, parse_special: true };
@@ -286,7 +286,7 @@ fn a_thought_that_never_ends_is_ended_or_broken_off_and_the_answer_comes() {
 }
 
 #[test]
-fn a_form_that_no_token_fits_is_refused_and_no_fault_of_the_engine() {
+fn constraints_without_matching_tokens_are_refused() {
     let engine = cria(&EngineOptions::default());
     let has_digit = |id: &u32| engine.tokenizer().piece(*id).iter().any(u8::is_ascii_digit);
     let digits = (0..engine.tokenizer().vocab_size() as u32).filter(has_digit);

@@ -1,4 +1,4 @@
-//! The deterministic backend: results depend on nothing but the tokens before.
+//! The deterministic backend: results depend only on the tokens of the sequence.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use puna_engine::{EngineOptions, Evaluator, Feed, Outputs};
 
 use super::file;
 
-/// An evaluator at a level, with so many threads.
+/// Opens an evaluator at a kernel level with this number of threads.
 fn evaluator(path: &str, level: &str, threads: usize) -> Evaluator {
     let config = Config {
         threads: Some(threads),
@@ -20,7 +20,8 @@ fn evaluator(path: &str, level: &str, threads: usize) -> Evaluator {
     Evaluator::open(&file(path), Box::new(CpuBackend::new(&config).unwrap()), &options).unwrap()
 }
 
-/// Bits of the logits of the last token, fed so many tokens at a time, perhaps beside others.
+/// Bits of the logits of the last token, computed `chunk` tokens at a time, in steps with `company`
+/// other sequences.
 fn last(evaluator: &mut Evaluator, tokens: &[u32], chunk: usize, company: usize) -> Vec<u32> {
     let mut logits = Vec::new();
     (0..=company).for_each(|sequence| evaluator.truncate(sequence, 0));
@@ -38,7 +39,7 @@ fn last(evaluator: &mut Evaluator, tokens: &[u32], chunk: usize, company: usize)
 }
 
 #[test]
-fn results_depend_on_neither_threads_nor_chunks_nor_company() {
+fn results_are_independent_of_threads_chunks_and_other_sequences() {
     let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
     let names = std::fs::read_dir(zoo)
         .unwrap()
@@ -52,7 +53,7 @@ fn results_depend_on_neither_threads_nor_chunks_nor_company() {
     files.insert(0, "models/cria/cria-q8_0.gguf".into());
     let mut compared = 0;
     for (i, path) in files.iter().enumerate() {
-        // The best level for all files, the others for some.
+        // The best level runs for all files, the other levels for every fourth.
         let levels = kernels::levels();
         let levels = if i % 4 == 0 { levels } else { &levels[levels.len() - 1..] };
         compared += levels.iter().map(|level| compare(path, level.name)).sum::<usize>();
@@ -60,10 +61,11 @@ fn results_depend_on_neither_threads_nor_chunks_nor_company() {
     assert!(compared > 20, "{compared}");
 }
 
-/// Compares the results of one model at one level, and counts how many ways of feeding it there were.
+/// Compares the results of one model at one level for several ways of feeding it. Returns the
+/// number of comparisons.
 fn compare(path: &str, level: &str) -> usize {
     let mut one = evaluator(path, level, 1);
-    // The large one goes past the end of a span of attention.
+    // The large model exceeds a split of attention.
     let most = if path.contains("cria") { 600 } else { 150 };
     let (context, vocab) = (one.info().n_ctx.min(most), one.info().n_vocab as u32);
     if !one.info().can_generate {
@@ -74,7 +76,7 @@ fn compare(path: &str, level: &str) -> usize {
     let expected = last(&mut one, &tokens, 512, 0);
     let feeds = [(3, 512, 0), (2, 33, 2), (1, 7, 1)];
     for (threads, chunk, company) in feeds {
-        // One whose tokens see what lies behind is fed as a whole.
+        // Models with bidirectional attention get all tokens at once.
         let chunk = if one.info().causal { chunk } else { tokens.len() };
         let got = last(&mut evaluator(path, level, threads), &tokens, chunk, company);
         assert!(

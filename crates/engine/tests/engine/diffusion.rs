@@ -1,4 +1,4 @@
-//! Diffusion models: answers that begin as masks.
+//! Diffusion models: all positions of an answer start as mask tokens.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -18,7 +18,7 @@ fn prompt() -> Vec<u32> {
     vec![315, 40, 41, 42, 90, 17, 200, 8]
 }
 
-/// An answer of so many tokens that nothing ends early.
+/// A request for an answer of `length` tokens that does not end early.
 fn whole(length: usize) -> Request {
     let sampling = Params { ignore_eos: true, ..greedy() };
     Request { max_tokens: Some(length), ..Request::new(prompt(), sampling) }
@@ -28,17 +28,18 @@ fn diffusion(steps: usize, block_length: usize, algorithm: UnmaskOrder) -> Diffu
     Diffusion { steps: Some(steps), block_length: Some(block_length), algorithm: Some(algorithm) }
 }
 
-/// The tokens of an answer.
+/// The generated tokens.
 fn answer(engine: &Engine, request: Request) -> Vec<u32> {
     let prompt = request.prompt.len();
     run(engine, request).1.tokens.split_off(prompt)
 }
 
-/// Made with the llama.cpp of llama-cpp-python 0.3.36, in f32: what its `diffusion_generate` (examples/diffusion) draws, wherever the mask
-/// itself, which it may draw, makes no difference; and what comes of the loops that Dream's and LLaDA's authors publish
-/// (`generation_utils.py`, `generate.py`) at temperature 0, run on its logits.
+/// Expected tokens come from the llama.cpp of llama-cpp-python 0.3.36 in f32 (`diffusion_generate`
+/// of examples/diffusion), for cases in which it does not draw the mask itself. Further tokens come
+/// from the loops of Dream's and LLaDA's authors (`generation_utils.py`, `generate.py`) at
+/// temperature 0, run on its logits.
 #[test]
-fn masks_become_the_tokens_of_the_references() {
+fn unmasked_tokens_match_the_references() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/cases/diffusion.jsonl");
     let text = std::fs::read_to_string(path).unwrap();
     let engines = MODELS.map(|name| (name, model(name)));
@@ -79,7 +80,7 @@ fn masks_become_the_tokens_of_the_references() {
 }
 
 #[test]
-fn the_habits_of_a_model_are_those_of_its_authors() {
+fn default_settings_match_the_authors_settings() {
     for (name, block_length, algorithm) in [
         ("dream", 0, UnmaskOrder::Entropy),
         ("llada", 32, UnmaskOrder::Confidence),
@@ -89,14 +90,14 @@ fn the_habits_of_a_model_are_those_of_its_authors() {
         let engine = model(name);
         let told = Request { diffusion: diffusion(48, block_length, algorithm), ..whole(48) };
         assert_eq!(answer(&engine, whole(48)), answer(&engine, told), "{name}");
-        // Another habit would be seen.
+        // Other settings give another answer.
         let other = Request { diffusion: diffusion(6, 8, UnmaskOrder::Random), ..whole(48) };
         assert_ne!(answer(&engine, whole(48)), answer(&engine, other), "{name}");
     }
 }
 
 #[test]
-fn an_answer_is_as_long_as_was_asked_for_as_the_context_allows_or_256_tokens() {
+fn answer_length_follows_the_limit_the_context_or_256_tokens() {
     let engine = model("llada");
     let length = |max_tokens, context| {
         let quick = Diffusion { steps: Some(1), ..Diffusion::default() };
@@ -115,7 +116,7 @@ fn an_answer_is_as_long_as_was_asked_for_as_the_context_allows_or_256_tokens() {
 }
 
 #[test]
-fn tokens_are_told_in_order_as_soon_as_no_mask_is_before_them() {
+fn tokens_are_emitted_in_order_once_no_mask_precedes_them() {
     let engine = model("llada");
     let request = Request { diffusion: diffusion(24, 4, UnmaskOrder::Confidence), ..whole(24) };
     let prompt = request.prompt.len();
@@ -124,7 +125,7 @@ fn tokens_are_told_in_order_as_soon_as_no_mask_is_before_them() {
     let summary = loop {
         match events.recv_timeout(Duration::from_secs(20)).unwrap() {
             Event::Piece(piece) => tokens.push(piece.token),
-            // Comes with each step.
+            // Each step sends this event.
             Event::Prefill { done, total } => {
                 assert_eq!((done, total), (8, 8));
                 steps.push(tokens.len());
@@ -138,7 +139,7 @@ fn tokens_are_told_in_order_as_soon_as_no_mask_is_before_them() {
         (summary.prompt_tokens, summary.generated_tokens, summary.cached_tokens),
         (8, 24, 0)
     );
-    // Each block is there before the next one is begun.
+    // Each block is complete before the next block begins.
     for block in 1..6 {
         assert_eq!(steps[4 * block + 1..].iter().min(), Some(&(4 * block)), "{steps:?}");
     }
@@ -146,7 +147,7 @@ fn tokens_are_told_in_order_as_soon_as_no_mask_is_before_them() {
 }
 
 #[test]
-fn an_end_or_a_stop_string_spares_the_steps_behind_it() {
+fn an_end_token_or_stop_string_skips_later_steps() {
     let engine = model("llada");
     let base = Request { diffusion: diffusion(32, 4, UnmaskOrder::Confidence), ..whole(32) };
     let (text, all) = run(&engine, base.clone());
@@ -160,7 +161,7 @@ fn an_end_or_a_stop_string_spares_the_steps_behind_it() {
     let (cut, summary, taken) = steps(Request { stop: vec![stop], ..base.clone() });
     assert_eq!((cut.as_str(), summary.finish), (&text[..found], Finish::Stop(0)));
     assert!(taken < 32, "{taken} steps");
-    // The token in the middle of the first block is made an end.
+    // The end token is unmasked in the middle of the first block.
     let end = engine.tokenizer().eos().unwrap();
     let sampling = Params { logit_bias: vec![(end, 1e6)], ..greedy() };
     let (nothing, summary, taken) = steps(Request { sampling, ..base });
@@ -186,7 +187,7 @@ fn a_seed_reproduces_an_answer_and_another_differs() {
 }
 
 #[test]
-fn a_mask_is_never_drawn_and_log_probabilities_are_those_of_the_draw() {
+fn masks_are_never_sampled_and_log_probabilities_match_the_sample() {
     let engine = model("rnd1");
     let sampling = Params {
         logit_bias: vec![(318, 1e9)],
@@ -219,7 +220,7 @@ fn a_mask_is_never_drawn_and_log_probabilities_are_those_of_the_draw() {
 }
 
 #[test]
-fn answers_take_turns_and_are_what_they_are_alone() {
+fn concurrent_answers_equal_answers_alone() {
     let options = EngineOptions { max_sequences: Some(2), ..EngineOptions::default() };
     let (engine, lock, steps) = hanging("tests/data/zoo/llada.gguf", &options);
     let (sender, ended) = channel();
@@ -251,7 +252,7 @@ fn answers_take_turns_and_are_what_they_are_alone() {
 }
 
 #[test]
-fn jobs_of_one_step_keep_nobody_elses_waiting() {
+fn single_step_requests_do_not_starve_other_clients() {
     let (engine, lock, _) = hanging("tests/data/zoo/llada.gguf", &EngineOptions::default());
     let (sender, ended) = channel();
     let waits = lock.lock().unwrap();
@@ -269,20 +270,20 @@ fn jobs_of_one_step_keep_nobody_elses_waiting() {
     drop(waits);
     let names: Vec<_> =
         (0..21).map(|_| ended.recv_timeout(Duration::from_secs(20)).unwrap()).collect();
-    // Every other step is its.
+    // The long request gets every second step.
     let before = names.iter().position(|name| *name == "long").unwrap();
     assert!((7..=10).contains(&before), "{names:?}");
 }
 
 #[test]
-fn the_habit_of_a_model_fits_any_context() {
+fn default_settings_fit_any_context() {
     let options = EngineOptions { num_ctx: Some(24), ..EngineOptions::default() };
     let engine = open_at(Some("portable"), "tests/data/zoo/llada.gguf", &options);
     assert_eq!(engine.info().n_ctx, 24);
     assert_eq!(run(&engine, whole(100)).1.generated_tokens, 24 - 8);
 }
 
-/// A listener that takes nothing before it may.
+/// A sink that accepts nothing until it is opened.
 struct Shut {
     open: Arc<AtomicBool>,
     sender: std::sync::mpsc::Sender<Event>,
@@ -298,7 +299,7 @@ impl Sink for Shut {
 }
 
 #[test]
-fn a_listener_that_takes_nothing_waits_alone_and_one_that_leaves_ends_its_job() {
+fn slow_sinks_delay_only_their_request_and_closed_sinks_end_it() {
     let engine = model("llada");
     let open = Arc::new(AtomicBool::new(false));
     let (sender, slow) = channel();
@@ -320,7 +321,7 @@ fn a_listener_that_takes_nothing_waits_alone_and_one_that_leaves_ends_its_job() 
 }
 
 #[test]
-fn what_such_a_model_cannot_give_is_refused_by_name() {
+fn unsupported_options_are_refused_by_name() {
     let engine = model("dream");
     let refused =
         |request: Request| engine.submit(request, Box::new(|_| true)).unwrap_err().to_string();
@@ -353,7 +354,7 @@ fn what_such_a_model_cannot_give_is_refused_by_name() {
 }
 
 #[test]
-fn a_draft_model_goes_with_models_that_write_in_order_alone() {
+fn draft_models_are_refused_for_diffusion_models() {
     let backend =
         || Box::new(CpuBackend::new(&Config { threads: Some(1), ..Config::default() }).unwrap());
     let zoo = |name: &str| file(&format!("tests/data/zoo/{name}.gguf"));

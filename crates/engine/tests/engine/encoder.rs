@@ -1,7 +1,8 @@
-//! Models whose prompts an encoder reads: they answer as the reference does, take part in batches, find the same prompt again and no other,
-//! and keep to their context.
+//! Encoder–decoder models: answers match the reference, requests share batches, only an identical
+//! prompt is reused, and the context is a limit.
 //!
-//! The portable level computes a row the same way whoever is beside it, so that texts can be compared to the token.
+//! The portable level computes a row independently of the other rows of a step, so that texts can
+//! be compared token by token.
 
 use puna_engine::{DraftModel, Evaluator, Feed, Outputs, Speculation};
 use puna_graph::KvType;
@@ -18,7 +19,7 @@ fn portable(options: &EngineOptions) -> Engine {
     open_at(Some("portable"), PATH, options)
 }
 
-/// The reference's prompt, and its answer by always taking the likeliest token.
+/// The reference's prompt and its greedy answer.
 fn reference(name: &str) -> (Vec<u32>, Vec<u32>) {
     let path =
         Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/data/zoo/{name}.json"));
@@ -29,13 +30,13 @@ fn reference(name: &str) -> (Vec<u32>, Vec<u32>) {
     (list("encoder_tokens"), list("greedy")[1..].to_vec())
 }
 
-/// A request of its own client that ends only by its limit.
+/// A request of client `client` that ends only at its token limit.
 fn endless(prompt: Vec<u32>, tokens: usize, client: u64) -> Request {
     let params = Params { temperature: 1.0, seed: 5, ignore_eos: true, ..Params::default() };
     Request { max_tokens: Some(tokens), client, ..Request::new(prompt, params) }
 }
 
-/// `shared` tokens that all have, and some of its own.
+/// `shared` tokens that all prompts have, then `own` tokens that only prompt `n` has.
 fn nth(n: u32, shared: u32, own: u32) -> Vec<u32> {
     (0..shared + own).map(|t| 40 + if t < shared { t * 7 } else { t * 11 + n * 31 } % 250).collect()
 }
@@ -51,7 +52,7 @@ fn assert_all_given_back(engine: &Engine) {
 }
 
 #[test]
-fn the_likeliest_answer_is_the_references() {
+fn greedy_answers_match_the_reference() {
     for name in ["t5", "t5-umt5"] {
         let (prompt, answer) = reference(name);
         assert_eq!(answer.len(), 24);
@@ -65,12 +66,13 @@ fn the_likeliest_answer_is_the_references() {
             let beside: Vec<_> =
                 (0..3).map(|n| start(&engine, endless(nth(n, 20, 30), 20, 7))).collect();
             let (text, summary) = run(&engine, request);
-            // Of the vocabulary that scores pieces every one begins with a blank, and the answer with none.
+            // In the unigram vocabulary every piece begins with a blank; the answer begins with
+            // none.
             if name == "t5-umt5" {
                 let pieces: Vec<String> = answer.iter().map(|token| format!("t{token}")).collect();
                 assert_eq!(text, pieces.join(" "));
             }
-            // Prompt and answer, without the token that the answer begins with.
+            // Prompt and answer, without the start token of the answer.
             assert_eq!(summary.tokens, [&prompt[..], &answer].concat(), "{name}");
             assert_eq!(summary.prompt_tokens, prompt.len());
             beside.iter().for_each(|events| drop(finish(events)));
@@ -93,7 +95,7 @@ fn jobs_that_run_together_answer_as_if_alone() {
 }
 
 #[test]
-fn the_same_prompt_is_read_once_and_one_that_begins_like_it_anew() {
+fn only_identical_prompts_are_reused() {
     let engine = portable(&options());
     let prompt = nth(1, 0, 100);
     let (_, first) = run(&engine, endless(prompt.clone(), 20, 1));
@@ -104,7 +106,7 @@ fn the_same_prompt_is_read_once_and_one_that_begins_like_it_anew() {
     assert_eq!(first.tokens, second.tokens);
     wait_until_idle(&engine);
     assert_eq!(engine.stats().prompt_tokens, 102);
-    // The first page of each of these is the same.
+    // Both prompts share the first page with the earlier prompt.
     for other in [prompt[..99].to_vec(), [&prompt[..], &[41]].concat()] {
         let request = endless(other, 20, 3);
         let (_, summary) = run(&engine, request.clone());
@@ -114,7 +116,7 @@ fn the_same_prompt_is_read_once_and_one_that_begins_like_it_anew() {
 }
 
 #[test]
-fn several_answers_to_one_prompt_read_it_once() {
+fn several_answers_to_one_prompt_encode_it_once() {
     for tokens in [40, 100, 128] {
         let engine = portable(&options());
         let answer = |seed| {
@@ -128,13 +130,14 @@ fn several_answers_to_one_prompt_read_it_once() {
         }
         wait_until_idle(&engine);
         let read = engine.stats().prompt_tokens;
-        // Where it fills a page, the others wait for it. The token that the answer begins with each has for itself.
+        // Requests wait for an identical prompt that fills a page. Each request computes its own
+        // start token.
         assert!(read == u64::from(tokens) + 4 || tokens < 64, "{read} for {tokens} tokens");
     }
 }
 
 #[test]
-fn sequences_that_lost_their_pages_say_what_they_would_alone() {
+fn preempted_sequences_equal_sequences_alone() {
     let engine = portable(&EngineOptions { cache_pages: Some(5), ..options() });
     let requests: Vec<Request> =
         (0..4).map(|n| endless(nth(n, 40, 20), 100, u64::from(n))).collect();
@@ -151,7 +154,7 @@ fn sequences_that_lost_their_pages_say_what_they_would_alone() {
 }
 
 #[test]
-fn a_full_context_drops_of_the_answer_alone_or_ends() {
+fn context_shifts_drop_only_tokens_of_the_answer() {
     let engine = portable(&options());
     let n_ctx = engine.info().n_ctx;
     assert_eq!(n_ctx, 2 * 96);
@@ -164,7 +167,7 @@ fn a_full_context_drops_of_the_answer_alone_or_ends() {
     assert!(shifted.shifted_tokens > 0);
     assert_eq!(shifted.tokens[..150], prompt);
     assert_eq!(shifted.tokens.len() + shifted.shifted_tokens, 150 + 120);
-    // Where the prompt leaves room for one token, that one is the answer.
+    // If the prompt leaves one position, the answer has one token.
     let (_, full) =
         run(&engine, Request { shift: true, ..endless(nth(2, 0, n_ctx as u32 - 1), 50, 1) });
     assert_eq!((full.finish, full.generated_tokens, full.shifted_tokens), (Finish::Length, 1, 0));
@@ -172,7 +175,7 @@ fn a_full_context_drops_of_the_answer_alone_or_ends() {
 }
 
 #[test]
-fn a_listener_that_leaves_and_a_job_that_is_cancelled_give_back_their_pages() {
+fn closed_sinks_and_cancelled_requests_free_pages() {
     let engine = portable(&options());
     let (sender, receiver) = channel();
     let long = endless(nth(1, 0, 70), 10_000, 1);
@@ -188,11 +191,11 @@ fn a_listener_that_leaves_and_a_job_that_is_cancelled_give_back_their_pages() {
 }
 
 #[test]
-fn guesses_change_nothing() {
+fn speculation_does_not_change_answers() {
     let answer = |speculation| {
         let engine = portable(&EngineOptions { speculation, ..options() });
         let sampling = Params { ignore_eos: true, ..greedy() };
-        // It soon says the same again and again.
+        // The answer soon repeats, so that n-gram drafts are accepted.
         let request = Request { max_tokens: Some(80), ..Request::new(nth(3, 0, 40), sampling) };
         run(&engine, request).1
     };
@@ -203,7 +206,7 @@ fn guesses_change_nothing() {
 }
 
 #[test]
-fn what_an_encoder_cannot_do_is_refused() {
+fn unsupported_requests_are_refused() {
     let engine = portable(&options());
     let request = endless(nth(1, 0, 10), 3, 1);
     let refused = |request: Request| engine.submit(request, Box::new(|_| true)).unwrap_err();
@@ -215,11 +218,11 @@ fn what_an_encoder_cannot_do_is_refused() {
     assert_eq!(refused(whole), EngineError::PromptTooLong { tokens: 193, n_ctx: 192 });
     let embedded = engine.embed(vec![vec![50]], Box::new(|_| {}));
     assert_eq!(embedded, Err(EngineError::CannotEmbed));
-    // It neither guesses for others, nor do others guess for it.
+    // An encoder–decoder model is not a draft model, and has no draft model.
     let backend =
         || Box::new(CpuBackend::new(&Config { threads: Some(1), ..Config::default() }).unwrap());
     let draft = DraftModel { view: file(PATH), backend: backend() };
-    // Of the same vocabulary.
+    // A model with the same vocabulary.
     let other = file("tests/data/zoo/grovemoe.gguf");
     let opened = Engine::open_with_draft(other, backend(), &EngineOptions::default(), draft);
     assert_eq!(opened.err(), Some(EngineError::EncoderDraft { architecture: "t5" }));
@@ -229,7 +232,7 @@ fn what_an_encoder_cannot_do_is_refused() {
 }
 
 #[test]
-fn steps_by_hand_read_prompts_too() {
+fn the_evaluator_encodes_prompts() {
     let (prompt, answer) = reference("t5");
     let config = Config { threads: Some(2), kernels: Some("portable".into()), ..Config::default() };
     let backend = Box::new(CpuBackend::new(&config).unwrap());
@@ -245,7 +248,7 @@ fn steps_by_hand_read_prompts_too() {
         token = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32;
         assert_eq!(token, want);
     }
-    // Without anything read there is nothing to attend to, and still an answer.
+    // Without an encoded prompt, attention has no positions, but logits are finite.
     let logits = evaluator
         .logits(&[Feed { sequence: 0, tokens: &[start], outputs: Outputs::Last }])
         .unwrap();

@@ -1,11 +1,11 @@
-//! Who gets the next step: clients share a busy model, and so do the requests of one client.
+//! Fairness: clients share a busy model, and so do the requests of one client.
 
 use std::sync::mpsc::Sender;
 
 use super::progress::hanging;
 use super::*;
 
-/// Starts a request that says its name when it ends.
+/// Starts a request that sends `name` when it ends.
 fn named(engine: &Engine, request: Request, name: &'static str, ended: &Sender<&'static str>) {
     let ended = ended.clone();
     let sink = move |event| !matches!(event, Event::Done(_)) || ended.send(name).is_ok();
@@ -18,9 +18,9 @@ fn of(client: u64, tokens: u32) -> Request {
     Request { client, max_tokens: Some(4), ..Request::new(prompt, sampling) }
 }
 
-/// The order in which requests end that were all there when the first step began.
+/// Order in which requests end if all arrive before the first step.
 fn order(options: &EngineOptions, requests: Vec<(&'static str, Request)>) -> Vec<&'static str> {
-    // Its steps wait for the lock: the queue is full before anything happens.
+    // Steps wait for the lock, so that the queue is full before the first step.
     let (engine, lock, _) = hanging("tests/data/zoo/llama.gguf", options);
     let (sender, ended) = channel();
     let waits = lock.lock().unwrap();
@@ -33,7 +33,7 @@ fn order(options: &EngineOptions, requests: Vec<(&'static str, Request)>) -> Vec
 }
 
 #[test]
-fn a_client_with_one_request_does_not_wait_for_all_of_anothers() {
+fn a_client_with_one_request_does_not_wait_for_all_requests_of_another() {
     let options = EngineOptions { max_sequences: Some(2), ..EngineOptions::default() };
     let requests = vec![
         ("a1", of(1, 20)),
@@ -49,7 +49,7 @@ fn a_client_with_one_request_does_not_wait_for_all_of_anothers() {
 }
 
 #[test]
-fn a_short_prompt_does_not_wait_for_a_long_one_of_the_same_client_and_a_long_one_gets_on() {
+fn short_prompts_pass_long_ones_without_starving_them() {
     let options =
         EngineOptions { num_batch: 32, max_sequences: Some(2), ..EngineOptions::default() };
     let short =

@@ -1,4 +1,5 @@
-//! The engine on the embedded model: answers, prefix reuse, batching, stopping, shifting, embedding.
+//! The engine on the embedded model: answers, prefix reuse, batching, stopping, shifting,
+//! embedding.
 
 mod adapters;
 mod constrained;
@@ -63,14 +64,14 @@ fn chat(question: &str) -> String {
     format!("<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n")
 }
 
-/// Starts a request whose events arrive at a channel.
+/// Starts a request that sends its events to a channel.
 fn start(engine: &Engine, request: Request) -> Receiver<Event> {
     let (sender, receiver) = channel();
     engine.submit(request, Box::new(move |event| sender.send(event).is_ok())).unwrap();
     receiver
 }
 
-/// Waits for a request's end.
+/// Waits for the end of a request.
 fn finish(events: &Receiver<Event>) -> (String, Summary) {
     let mut text = String::new();
     loop {
@@ -83,7 +84,8 @@ fn finish(events: &Receiver<Event>) -> (String, Summary) {
     }
 }
 
-/// Jobs report their end a moment before the loop lets go of their pages.
+/// Waits until all pages are released. A request reports its end a moment before the loop releases
+/// its pages.
 fn wait_until_idle(engine: &Engine) {
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
     while (engine.stats().running > 0 || engine.stats().pages_held > 0)
@@ -106,13 +108,14 @@ fn the_embedded_model_answers() {
 }
 
 #[test]
-fn a_repeated_beginning_is_computed_once() {
+fn a_shared_prefix_is_computed_once() {
     let engine = cria(&EngineOptions::default());
     let system = format!("<|im_start|>system\n{}<|im_end|>\n", "Answer in one word. ".repeat(40));
     let (_, first) =
         run(&engine, request(&engine, &(system.clone() + &chat("What is the capital of France?"))));
     assert_eq!(first.cached_tokens, 0);
-    // One whose answer is clear: prompts in other pieces give logits that differ in their last digits.
+    // A question with a clear answer, since other chunks of the prompt give logits that differ in
+    // the last digits.
     let (text, second) =
         run(&engine, request(&engine, &(system.clone() + &chat("What is the capital of Japan?"))));
     let shared = engine
@@ -139,12 +142,13 @@ fn several_answers_to_one_prompt_compute_it_once() {
         let all = [7, 8, 9, 10].map(|seed| start(&engine, answer(seed)));
         let all = all.map(|events| finish(&events));
         wait_until_idle(&engine);
-        // All but the last token, whose logits each wants for itself.
+        // All requests share the prompt, except the last token, which each computes for its own
+        // logits.
         assert_eq!(engine.stats().prompt_tokens, 280 + 3, "in steps of {num_batch}");
         let mut cached = all.clone().map(|(_, summary)| summary.cached_tokens);
         cached.sort_unstable();
         assert_eq!(cached, [0, 279, 279, 279]);
-        // What one copied is what the other computed: the answers are those that the prompt gets alone.
+        // Copied pages equal computed pages: the answers match the answers of a request alone.
         for (seed, (text, _)) in [7, 8, 9, 10].into_iter().zip(all) {
             assert_eq!(run(&engine, answer(seed)).0, text, "{seed}");
         }
@@ -224,7 +228,7 @@ fn a_stop_string_across_tokens_ends_the_answer_before_it() {
 }
 
 #[test]
-fn a_limit_ends_with_length_and_zero_makes_nothing() {
+fn a_token_limit_ends_with_length_and_zero_generates_nothing() {
     let engine = cria(&EngineOptions::default());
     let (_, three) = run(
         &engine,
@@ -258,7 +262,7 @@ fn a_full_context_shifts_or_ends() {
 }
 
 #[test]
-fn a_jobs_own_context_is_its_limit_and_others_have_the_engines() {
+fn a_context_limit_applies_only_to_its_request() {
     let engine = cria(&EngineOptions { num_ctx: Some(256), ..EngineOptions::default() });
     let small = |shift| {
         let request = request(&engine, "1, 2, 3, 4,");
@@ -281,7 +285,7 @@ fn a_jobs_own_context_is_its_limit_and_others_have_the_engines() {
 }
 
 #[test]
-fn a_listener_that_leaves_ends_its_job_and_frees_its_pages() {
+fn a_closed_sink_ends_its_request_and_frees_pages() {
     let engine = cria(&EngineOptions::default());
     let (sender, receiver) = channel();
     let long = Request {
@@ -303,7 +307,7 @@ fn a_listener_that_leaves_ends_its_job_and_frees_its_pages() {
 }
 
 #[test]
-fn more_jobs_than_run_at_once_wait_for_their_turn() {
+fn requests_beyond_the_sequence_limit_wait() {
     let engine = cria(&EngineOptions {
         num_ctx: Some(2 * PAGE_TOKENS),
         max_sequences: Some(3),
@@ -357,7 +361,7 @@ fn embeddings_are_pooled_as_the_reference_does() {
 }
 
 #[test]
-fn a_character_that_the_limit_cuts_is_left_out() {
+fn a_character_cut_by_the_token_limit_is_omitted() {
     let engine = cria(&EngineOptions::default());
     let tokenizer = engine.tokenizer();
     let half = (0..tokenizer.vocab_size() as u32).find(|id| tokenizer.piece(*id) == [0xC3]);
@@ -367,6 +371,6 @@ fn a_character_that_the_limit_cuts_is_left_out() {
         Request { sampling, max_tokens: Some(max_tokens), ..request(&engine, "x") }
     };
     assert_eq!(run(&engine, biased(1)).0, "");
-    // What comes after a broken character shows that there was one.
+    // A second token shows that the character is incomplete, so that it is replaced.
     assert_eq!(run(&engine, biased(2)).0, "\u{FFFD}");
 }

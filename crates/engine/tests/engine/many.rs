@@ -1,4 +1,5 @@
-//! More sequences, and more texts to embed, than fit a step: nobody has a slot, everybody gets a turn.
+//! More sequences, and more texts to embed, than fit a step: there are no fixed slots, and every
+//! sequence makes progress.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +11,7 @@ use super::*;
 
 const ZOO: &str = "tests/data/zoo/llama.gguf";
 
-/// A request of some tokens that no other begins like.
+/// A request for `tokens` tokens with a prompt that shares no prefix with others.
 fn nth(n: u32, tokens: usize) -> Request {
     let sampling = Params { ignore_eos: true, ..greedy() };
     let prompt = vec![40 + n, 41 + (n * 7) % 250, 60 + (n * 31) % 200];
@@ -27,8 +28,8 @@ fn portable(num_batch: usize, pages: usize) -> Engine {
     open_at(Some("portable"), ZOO, &options)
 }
 
-/// Starts requests that are all there before the second step begins, and waits for their end. `seen` hears of each event, in the
-/// loop's own thread, with the number of its request.
+/// Starts requests that all arrive before the second step, and waits until they end. The loop's
+/// thread calls `seen` for each event with the number of the request.
 fn run_all(
     engine: &Arc<Engine>,
     lock: &Mutex<()>,
@@ -50,7 +51,7 @@ fn run_all(
 }
 
 #[test]
-fn as_many_run_at_once_as_there_are_pages_for() {
+fn concurrency_is_limited_by_pages() {
     for (pages, bounds) in [(201, 100..=100), (41, 30..=41)] {
         let options = EngineOptions {
             max_sequences: None,
@@ -73,7 +74,7 @@ fn as_many_run_at_once_as_there_are_pages_for() {
 }
 
 #[test]
-fn where_a_step_has_too_few_rows_all_get_on_alike() {
+fn sequences_progress_evenly_with_too_few_rows_per_step() {
     let options = EngineOptions {
         num_batch: 8,
         max_sequences: None,
@@ -94,13 +95,13 @@ fn where_a_step_has_too_few_rows_all_get_on_alike() {
     };
     run_all(&Arc::new(engine), &lock, (0..40).map(alike).collect(), count);
     let counts = counts.lock().unwrap().1.clone().unwrap();
-    // The first begin while the prompts of the others are read.
+    // The first requests generate while the prompts of the others are computed.
     let least = *counts.iter().min().unwrap();
     assert!(least >= 30, "when the first had 60 tokens, the others had {counts:?}");
 }
 
 #[test]
-fn answers_of_a_crowd_are_those_of_each_alone() {
+fn answers_of_many_sequences_equal_answers_alone() {
     let engine = portable(8, 64);
     let all: Vec<_> = (0..40).map(|n| start(&engine, nth(n, 20))).collect();
     for (n, events) in (0..).zip(&all) {
@@ -113,7 +114,8 @@ fn answers_of_a_crowd_are_those_of_each_alone() {
     }
 }
 
-/// Vectors of one text for each of several requests, which are all there when the second step begins.
+/// Embeds one text per request; all requests arrive before the second step. Returns the vectors and
+/// the number of steps.
 fn embed_together(path: &str, texts: &[Vec<u32>]) -> (Vec<Vec<f32>>, u64) {
     let (engine, lock, steps) = hanging(path, &EngineOptions::default());
     let held = lock.lock().unwrap();
@@ -141,7 +143,7 @@ fn texts_of_several_requests_are_embedded_in_one_step() {
         (0..12).map(|n| (0..10 + n).map(|t| 40 + (t * 7 + n * 31) % 250).collect()).collect();
     for path in ["tests/data/zoo/bert-mean.gguf", "tests/data/zoo/qwen3-embedding.gguf"] {
         let (together, steps) = embed_together(path, &texts);
-        // The first had begun before the others were there.
+        // The first text has its own step, since the others arrive later.
         assert!(steps <= 2, "{path}: {steps} steps for twelve texts");
         for (text, vector) in texts.iter().zip(&together) {
             let (alone, _) = embed_together(path, std::slice::from_ref(text));

@@ -1,10 +1,11 @@
-//! Planned memory against what steps of all sizes take.
+//! Planned memory compared with the memory that steps of all sizes take.
 
 use puna_engine::{Diffusion, plan_memory};
 
 use super::*;
 
-/// Embeds and generates in steps of every size; returns what was planned and what the backend has then.
+/// Embeds and generates in steps of every size. Returns the planned scratch bytes and the
+/// backend's.
 fn planned_and_taken(path: &str) -> (u64, u64) {
     let options =
         EngineOptions { num_batch: 128, max_sequences: Some(2), ..EngineOptions::default() };
@@ -16,7 +17,8 @@ fn planned_and_taken(path: &str) -> (u64, u64) {
     for tokens in [128, 64, 32, 16, 8, 4, 2, 1] {
         let prompt: Vec<u32> = (0..tokens).map(|t| 20 + (t * 7 + tokens) % 200).collect();
         if engine.info().can_generate {
-            // A text that is filled is computed as a whole, a short one and a long one.
+            // A diffusion model computes its whole text in each step: once a short one, once a long
+            // one.
             let is_filled = engine.info().unmasking.is_some();
             let diffusion = Diffusion { steps: is_filled.then_some(1), ..Diffusion::default() };
             let requests = [2, if is_filled { engine.info().n_ctx } else { 2 }].map(|tokens| {

@@ -1,8 +1,9 @@
-//! Files of every architecture with one thing wrong: a key or a tensor that is absent, of another type, shape, size or value. Each is
-//! refused by a message that names something of the file, or answers.
+//! Files of every architecture with one error: a missing key or tensor, or another type, shape,
+//! size or value. The engine rejects each file with a message that names the key or tensor, or it
+//! runs the model.
 //!
-//! There are some 300,000 of these, of which each run tries about a thousand, always the same ones. `PUNA_MUTATIONS=1` tries all, and
-//! `PUNA_MUTATIONS=N` every Nth.
+//! There are about 300,000 of these files. Each run tests about a thousand, always the same ones.
+//! `PUNA_MUTATIONS=1` tests all, and `PUNA_MUTATIONS=N` every Nth.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
@@ -16,17 +17,17 @@ use super::*;
 /// A tensor's name, type, shape and data.
 type Tensor = (String, TensorType, Vec<u64>, Vec<u8>);
 
-/// What is wrong.
+/// The error in a file.
 enum Change {
     Key(String, Option<Value>),
     Tensor(usize, Option<Tensor>),
 }
 
-/// One of so many is tried.
+/// Every `STRIDE`th file is tested.
 const STRIDE: usize = 307;
-/// Memory that a model may plan and still be run.
+/// Largest memory plan that is run, in bytes.
 const MOST_BYTES: u64 = 300 << 20;
-/// How long one file may take, on a machine that does much else.
+/// Time limit for one file on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn zoo() -> Vec<(String, Gguf)> {
@@ -40,7 +41,7 @@ fn zoo() -> Vec<(String, Gguf)> {
     files.iter().map(|path| (named(path), Gguf::open(path).unwrap())).collect()
 }
 
-/// Values of all types that a key may have instead.
+/// Values of all types, to replace a key's value.
 fn other_values(value: &Value) -> Vec<Value> {
     let mut all: Vec<Value> =
         [0u32, 1, 2, 3, 7, 255, 257, 65_537, 1 << 20, 1 << 31, u32::MAX].map(Value::U32).into();
@@ -139,7 +140,7 @@ fn other_tensors((name, ty, shape, _): &Tensor) -> Vec<Tensor> {
     .collect()
 }
 
-/// All that may be wrong with a file, with words for it. Made one by one: most are not tried.
+/// All errors of a file, with descriptions. An iterator, because most are not tested.
 fn changes<'a>(
     file: &'a Gguf,
     tensors: &'a [Tensor],
@@ -188,7 +189,7 @@ fn written(metadata: &Metadata, tensors: &[Tensor], change: &Change) -> Result<V
     writer.to_vec(data)
 }
 
-/// Loads a file and generates, or embeds, a few tokens. The error is what a user reads.
+/// Loads a file and generates or embeds a few tokens. The error is the message that a user reads.
 fn tried(bytes: Vec<u8>) -> Result<(), String> {
     let view = || View::new(Arc::new(Gguf::from_bytes(bytes.clone())?));
     check_model(&view().map_err(|e| e.to_string())?, &[]).map_err(|e| e.to_string())?;
@@ -210,7 +211,7 @@ fn tried(bytes: Vec<u8>) -> Result<(), String> {
     if engine.info().can_generate {
         let (sender, events) = channel();
         let request = Request { max_tokens: Some(3), ..Request::new(prompt.clone(), greedy()) };
-        // What cannot be asked for is refused by the same checks as of any other model.
+        // Invalid requests are rejected by the checks of valid models.
         if engine.submit(request, Box::new(move |event| sender.send(event).is_ok())).is_ok() {
             let ended = |event: &Event| {
                 matches!(event, Event::Done(_) | Event::Failed(_) | Event::Refused(_))
@@ -225,8 +226,9 @@ fn tried(bytes: Vec<u8>) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a message says in quotes what of the file is wrong: a key or a tensor of it, with or without the architecture before it, or one
-/// that it lacks: a matrix, or what would begin like those it has. Or the architecture, where that is what was changed.
+/// Whether a message quotes the error: a key or tensor of the file, with or without the
+/// architecture's prefix; a missing key or tensor with a prefix that the file has; any missing
+/// matrix; or a changed architecture.
 fn is_named(message: &str, file: &Gguf, change: &Change) -> bool {
     if matches!(change, Change::Key(key, _) if key == "general.architecture")
         && message.starts_with("unknown architecture `")
@@ -249,7 +251,7 @@ fn is_named(message: &str, file: &Gguf, change: &Change) -> bool {
 }
 
 #[test]
-fn a_file_with_one_thing_wrong_is_refused_by_a_name_or_answers() {
+fn files_with_one_error_are_refused_by_name_or_run() {
     let stride = std::env::var("PUNA_MUTATIONS").map_or(STRIDE, |n| match n.parse() {
         Ok(stride) if stride > 0 => stride,
         _ => panic!("PUNA_MUTATIONS is `{n}`; it is 1 for all, or N for every Nth"),
@@ -265,7 +267,7 @@ fn a_file_with_one_thing_wrong_is_refused_by_a_name_or_answers() {
             if number % stride != 0 {
                 continue;
             }
-            // What the writer refuses is no file.
+            // The writer rejects this file.
             let Ok(bytes) = written(file.metadata(), &tensors, &change) else { continue };
             let started = Instant::now();
             match catch_unwind(AssertUnwindSafe(|| tried(bytes))) {

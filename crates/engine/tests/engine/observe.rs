@@ -1,4 +1,4 @@
-//! What products read, for importance matrices: against sums made by hand from the file.
+//! Observed inputs of products, for importance matrices: compared with sums computed from the file.
 
 use puna_cpu::{Config, CpuBackend};
 use puna_engine::{EngineOptions, Evaluator, Feed, Outputs};
@@ -35,7 +35,7 @@ fn values(view: &View, name: &str) -> Vec<f32> {
     values
 }
 
-/// What the first layer reads of each token, by hand.
+/// The first layer's input for each token, computed from the file.
 fn normed(view: &View) -> Vec<Vec<f64>> {
     let (table, norm) = (values(view, "token_embd.weight"), values(view, "blk.0.attn_norm.weight"));
     let architecture = view.gguf().metadata().architecture().unwrap();
@@ -55,7 +55,7 @@ fn normed(view: &View) -> Vec<Vec<f64>> {
 }
 
 #[test]
-fn what_the_first_products_read_are_the_normed_tokens() {
+fn the_first_products_read_the_normed_tokens() {
     let (view, seen) = observed("tests/data/zoo/llama.gguf");
     let rows = normed(&view);
     let want =
@@ -66,13 +66,13 @@ fn what_the_first_products_read_are_the_normed_tokens() {
         assert!((f64::from(*found) - want).abs() <= want * 1e-4, "{found} for {want}");
     }
     assert_eq!(of(&seen, "blk.0.attn_v.weight").squares, query.squares);
-    // Rows of all tokens, in the last layer too.
+    // All tokens count, also in the last layer.
     assert_eq!(of(&seen, "blk.1.ffn_down.weight").counts, query.counts);
     assert!(of(&seen, "blk.1.ffn_down.weight").squares.iter().all(|sum| *sum > 0.0));
 }
 
 #[test]
-fn matrices_of_heads_read_what_is_of_their_head() {
+fn per_head_matrices_read_the_columns_of_their_head() {
     let (view, seen) = observed("tests/data/zoo/deepseek2-lite.gguf");
     let key = |key: &str| view.gguf().metadata().u32(&format!("deepseek2.{key}")).unwrap() as usize;
     let (heads, dim) = (key("attention.head_count"), key("attention.key_length_mla"));
@@ -96,7 +96,7 @@ fn matrices_of_heads_read_what_is_of_their_head() {
 }
 
 #[test]
-fn experts_read_what_their_tokens_give_them() {
+fn experts_read_the_inputs_of_their_tokens() {
     let (_, seen) = observed("tests/data/zoo/qwen3moe.gguf");
     let (up, down) =
         (of(&seen, "blk.0.ffn_up_exps.weight"), of(&seen, "blk.0.ffn_down_exps.weight"));
@@ -107,7 +107,7 @@ fn experts_read_what_their_tokens_give_them() {
         of(&seen, "blk.0.ffn_gate_exps.weight"),
         &Observed { name: "blk.0.ffn_gate_exps.weight".into(), ..up.clone() }
     );
-    // Each token goes to two experts: what all read is twice what the router read.
+    // Each token has two experts, so the experts' sums are twice the router's.
     let router = of(&seen, "blk.0.ffn_gate_inp.weight");
     for (column, want) in router.squares.iter().enumerate() {
         let found: f32 = up.squares.iter().skip(column).step_by(48).sum();

@@ -1,4 +1,4 @@
-//! What is seen from outside of a loop that works, waits, or hangs.
+//! Progress of the engine loop while it works, waits or hangs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -10,14 +10,14 @@ use puna_graph::{
 
 use super::*;
 
-/// A backend whose steps wait for a lock, and are counted.
+/// A backend with steps that wait for a lock and are counted.
 pub struct Hanging {
     inner: CpuBackend,
     lock: Arc<Mutex<()>>,
     steps: Arc<AtomicU64>,
 }
 
-/// An engine on such a backend.
+/// An engine on a [`Hanging`] backend, with the lock and the number of steps.
 pub fn hanging(path: &str, options: &EngineOptions) -> (Engine, Arc<Mutex<()>>, Arc<AtomicU64>) {
     let (lock, steps) = (Arc::new(Mutex::new(())), Arc::new(AtomicU64::new(0)));
     let inner =
@@ -71,7 +71,7 @@ impl Backend for Hanging {
 }
 
 #[test]
-fn a_step_that_hangs_is_work_whose_rounds_stand_still() {
+fn a_hanging_step_stops_the_round_counter() {
     let (engine, lock, _) = hanging("tests/data/zoo/llama.gguf", &EngineOptions::default());
     let held = lock.lock().unwrap();
     let events = start(&engine, Request { max_tokens: Some(3), ..request(&engine, "hello") });
@@ -100,7 +100,7 @@ impl puna_engine::Sink for Deaf {
 }
 
 #[test]
-fn rounds_go_on_while_every_listener_is_slow() {
+fn slow_sinks_do_not_stop_the_round_counter() {
     let engine = cria(&EngineOptions::default());
     let id = engine.submit(request(&engine, "Hello"), Box::new(Deaf)).unwrap();
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
@@ -154,7 +154,7 @@ fn a_long_text_that_is_embedded_can_be_cancelled_between_its_steps() {
 }
 
 #[test]
-fn a_text_embedded_in_several_steps_has_the_vector_of_one_step_and_others_get_their_turn() {
+fn embedding_in_several_steps_is_exact_and_lets_others_run() {
     let whole = EngineOptions { num_batch: 512, ..CHUNKED };
     let vector = |options: &EngineOptions, others: bool| {
         let engine = open("tests/data/zoo/qwen3-embedding.gguf", options);
@@ -180,7 +180,7 @@ fn a_text_embedded_in_several_steps_has_the_vector_of_one_step_and_others_get_th
     }
 }
 
-/// A listener that wants so many pieces.
+/// A sink that ends its request after this number of pieces.
 struct Few {
     left: usize,
     events: std::sync::mpsc::Sender<Event>,
@@ -198,7 +198,7 @@ impl puna_engine::Sink for Few {
 }
 
 #[test]
-fn a_listener_that_has_enough_gets_the_figures_of_what_it_had() {
+fn a_sink_that_has_enough_gets_the_counts_so_far() {
     let engine = cria(&EngineOptions { num_ctx: Some(256), ..EngineOptions::default() });
     let prompt: Vec<u32> = (0..100).map(|t| 40 + t).collect();
     let params = Params { temperature: 0.0, ignore_eos: true, ..Params::default() };

@@ -6,7 +6,7 @@ use super::*;
 
 struct Reference {
     tokens: Vec<u32>,
-    /// Places whose logits are known, with them.
+    /// Positions with the reference's logits.
     rows: Vec<(usize, Vec<f64>)>,
 }
 
@@ -23,7 +23,7 @@ fn reference(name: &str) -> Reference {
     Reference { tokens, rows: places.zip(rows).collect() }
 }
 
-/// Tokens of the prompt as reported, in all, and the end.
+/// All reported tokens of the prompt, and the summary.
 fn scored(engine: &Engine, request: Request) -> (Vec<PromptToken>, Summary) {
     scores(&start(engine, request))
 }
@@ -75,7 +75,7 @@ fn log_probabilities_of_a_prompt_are_the_reference_s_however_it_is_cut() {
                     (5, best),
                     "{name}, {at}"
                 );
-                // Ranks may differ by those that are as good as equal.
+                // Tokens with nearly equal logits may exchange ranks.
                 let above = |than: f64| logits.iter().filter(|l| **l > than).count();
                 let (least, most) = (above(logits[next] + 0.02) + 1, above(logits[next] - 0.02));
                 assert!(
@@ -89,7 +89,7 @@ fn log_probabilities_of_a_prompt_are_the_reference_s_however_it_is_cut() {
 }
 
 #[test]
-fn what_the_cache_holds_is_scored_all_the_same() {
+fn cached_prompts_are_scored() {
     let engine = cria(&EngineOptions::default());
     let prompt: Vec<u32> = (0..200).map(|t| 300 + (t * 7) % 900).collect();
     let (fresh, _) = scored(&engine, score_job(&prompt, 2, 1));
@@ -99,7 +99,7 @@ fn what_the_cache_holds_is_scored_all_the_same() {
         let (a, b) = (a.logprobs.as_ref().unwrap(), b.logprobs.as_ref().unwrap());
         assert!((a.logprob - b.logprob).abs() < 1e-3);
     }
-    // Whoever asks for none has the cache.
+    // A request without prompt log-probabilities uses the cache.
     let plain = Request { prompt_logprobs: None, ..score_job(&prompt, 0, 1) };
     let (none, summary) = scored(&engine, plain);
     assert!(none.is_empty() && summary.cached_tokens > 128);
@@ -116,7 +116,7 @@ fn a_prompt_of_one_token_and_an_answer_of_none_are_scored() {
 }
 
 #[test]
-fn several_prompts_that_take_turns_for_pages_are_each_scored_once() {
+fn preempted_prompts_are_scored_once() {
     let options =
         EngineOptions { cache_pages: Some(5), max_sequences: Some(4), ..EngineOptions::default() };
     let engine = cria(&options);

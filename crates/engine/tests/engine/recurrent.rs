@@ -1,12 +1,15 @@
-//! Models with recurrent states: they take part in batches, are continued from where a state was kept, and keep to their context.
+//! Models with recurrent states: they share batches, continue from state checkpoints, and keep to
+//! their context.
 //!
-//! The portable level computes a row the same way whoever is beside it, so that texts can be compared to the token.
+//! The portable level computes a row independently of the other rows of a step, so that texts can
+//! be compared token by token.
 
 use puna_engine::{DraftModel, Speculation, plan_memory};
 
 use super::*;
 
-/// Some that only have states, and some that attend as well; of the last, one also remembers ids, the other chooses blocks of tokens.
+/// Models with states only, and models that have attention, too. The last two also have n-gram
+/// embeddings; the last selects blocks of positions.
 const MODELS: [&str; 6] = [
     "tests/data/zoo/mamba2.gguf",
     "tests/data/zoo/granitehybrid.gguf",
@@ -24,13 +27,13 @@ fn options(num_ctx: usize) -> EngineOptions {
     EngineOptions { num_ctx: Some(num_ctx), ..EngineOptions::default() }
 }
 
-/// A request of its own client that ends only by its limit.
+/// A request of client `client` that ends only at its token limit.
 fn endless(prompt: Vec<u32>, tokens: usize, client: u64) -> Request {
     let params = Params { temperature: 1.0, seed: 5, ignore_eos: true, ..Params::default() };
     Request { max_tokens: Some(tokens), client, keep: 4, ..Request::new(prompt, params) }
 }
 
-/// `shared` tokens that all have, and some of its own.
+/// `shared` tokens that all prompts have, then `own` tokens that only prompt `n` has.
 fn nth(n: u32, shared: u32, own: u32) -> Vec<u32> {
     (0..shared + own).map(|t| 40 + if t < shared { t * 7 } else { t * 11 + n * 31 } % 250).collect()
 }
@@ -62,21 +65,21 @@ fn a_repeated_prompt_is_continued_from_the_state_at_its_end() {
 }
 
 #[test]
-fn what_follows_an_answer_is_continued_from_its_end() {
+fn a_continued_answer_starts_from_its_checkpoint() {
     for path in MODELS {
         let engine = portable(path, &options(1024));
         let (_, first) = run(&engine, endless(nth(1, 0, 100), 50, 1));
         wait_until_idle(&engine);
         let next = endless([first.tokens, nth(2, 0, 30)].concat(), 20, 1);
         let (_, second) = run(&engine, next.clone());
-        // All but the last token, which nobody has computed.
+        // All but the last token, which was sampled but not computed.
         assert_eq!(second.cached_tokens, 149, "{path}");
         assert_eq!(second.tokens, alone(path, 1024, &next), "{path}");
     }
 }
 
 #[test]
-fn where_two_prompts_part_a_third_finds_a_state() {
+fn checkpoints_are_kept_where_prompts_diverge() {
     for path in MODELS {
         let engine = portable(path, &options(1024));
         let cached = [1, 2, 3].map(|n| {
@@ -87,7 +90,8 @@ fn where_two_prompts_part_a_third_finds_a_state() {
             summary.cached_tokens
         });
         assert_eq!(cached, [0, 0, 192], "{path}");
-        // On the way through a longer one copies are made without anybody's having parted there.
+        // A long prompt gets checkpoints on its way, even if no other prompt has branched off
+        // there.
         let engine = portable(path, &options(2048));
         let cached = [1, 2].map(|n| {
             let (_, summary) = run(&engine, endless(nth(n, 700, 50), 2, u64::from(n)));
@@ -112,7 +116,7 @@ fn several_answers_to_one_prompt_compute_it_once() {
 }
 
 #[test]
-fn sequences_without_a_slot_wait_and_say_what_they_would_alone() {
+fn sequences_wait_for_state_slots() {
     for (path, slots) in
         MODELS.into_iter().flat_map(|path| [(path, 1), (path, 2), (path, 3), (path, 9)])
     {
@@ -132,7 +136,7 @@ fn sequences_without_a_slot_wait_and_say_what_they_would_alone() {
 }
 
 #[test]
-fn sequences_that_lost_their_pages_say_what_they_would_alone() {
+fn preempted_sequences_equal_sequences_alone() {
     for path in MODELS {
         let engine = portable(path, &EngineOptions { cache_pages: Some(7), ..options(256) });
         let requests: Vec<Request> =
@@ -159,7 +163,8 @@ fn a_full_context_shifts_by_computing_the_rest_anew() {
         assert_eq!((&summary.finish, summary.generated_tokens), (&Finish::Length, 200), "{path}");
         assert!(summary.shifted_tokens > 100, "{path}: {summary:?}");
         assert_all_given_back(&engine);
-        // What is left is what a prompt of it would give: a state remembers nothing of what was dropped.
+        // After a shift, the answer equals the answer to the remaining tokens as a prompt: states
+        // keep nothing of dropped tokens.
         let shifts = Request { max_tokens: Some(39), ..request };
         let (_, full) = run(&engine, shifts.clone());
         assert_eq!((full.tokens.len(), full.shifted_tokens), (129, 0), "{path}");
@@ -180,7 +185,7 @@ fn a_full_context_shifts_by_computing_the_rest_anew() {
 }
 
 #[test]
-fn nothing_is_guessed_that_a_state_could_not_take_back() {
+fn speculation_is_off_for_states_that_cannot_be_rolled_back() {
     for path in MODELS {
         let engine = portable(path, &options(512));
         let repeating: Vec<u32> = (0..120).map(|t| 40 + t % 6).collect();

@@ -1,6 +1,7 @@
-//! A cache too small for everybody: who loses their pages goes on later as if nothing had happened.
+//! A cache with too few pages: preempted sequences continue later with the same result.
 //!
-//! The portable level computes a row the same way whoever is beside it, so that texts can be compared to the token.
+//! The portable level computes a row independently of the other rows of a step, so that texts can
+//! be compared token by token.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
@@ -21,7 +22,7 @@ fn portable(path: &str, num_ctx: usize, pages: Option<usize>) -> Engine {
     open_at(Some("portable"), path, &options)
 }
 
-/// A request that ends only by its limit.
+/// A request that ends only at its token limit.
 fn endless(engine: &Engine, prompt: Vec<u32>, tokens: usize, temperature: f32) -> Request {
     let params = Params { temperature, seed: 5, ignore_eos: true, ..Params::default() };
     Request { prompt, sampling: params, max_tokens: Some(tokens), keep: 4, ..request(engine, "x") }
@@ -52,14 +53,14 @@ fn wait_until(engine: &Engine, what: &str, holds: impl Fn(&Stats) -> bool) {
     }
 }
 
-/// Nobody runs, nobody waits, and every page is free or kept for later.
+/// Waits until no request runs or waits, and every page is free or in the prefix tree.
 fn assert_all_given_back(engine: &Engine) {
     wait_until(engine, "everybody ends", |s| s.running == 0 && s.waiting == 0);
     wait_until(engine, "no page is held", |s| s.pages_held == 0);
 }
 
 #[test]
-fn sequences_that_lost_their_pages_say_what_they_would_alone() {
+fn preempted_sequences_equal_sequences_alone() {
     for temperature in [0.0, 1.3] {
         let engine = portable(ZOO, 256, Some(7));
         let requests: Vec<Request> =
@@ -124,7 +125,7 @@ fn contexts_shift_with_scarce_pages_as_with_plenty() {
     assert_all_given_back(&engine);
 }
 
-/// A listener that takes some events and then none until it is let.
+/// A sink that accepts some events, and the rest when it is opened.
 struct Gate {
     left: AtomicU64,
     open: Arc<AtomicBool>,
@@ -144,12 +145,13 @@ impl Sink for Gate {
 }
 
 #[test]
-fn a_job_can_be_cancelled_while_others_have_its_pages() {
+fn preempted_requests_can_be_cancelled() {
     let engine = portable(ZOO, 256, Some(4));
     let [first, second] = [0, 1].map(|i| endless(&engine, prompts()[i].clone(), 150, 0.0));
     let (events, heard) = channel();
     let open = Arc::new(AtomicBool::new(false));
-    // Enough for a third page of its own, so that the second sequence has to leave, and too little to end.
+    // The first sequence needs a third page, so that the second is preempted, but it cannot finish
+    // yet.
     let gate = Gate { left: 120.into(), open: open.clone(), events };
     engine.submit(first.clone(), Box::new(gate)).unwrap();
     let (sender, lost) = channel();

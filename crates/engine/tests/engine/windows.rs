@@ -1,6 +1,7 @@
-//! Models with layers that only see what is near: their pages come back behind the window, and nobody notices.
+//! Models with sliding windows: pages behind the window are released without an effect on results.
 //!
-//! The portable level computes a row the same way whoever is beside it, so that answers can be compared to the bit.
+//! The portable level computes a row independently of the other rows of a step, so that answers can
+//! be compared bit by bit.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -9,12 +10,12 @@ use puna_gguf::{Value, Writer};
 
 use super::*;
 
-/// Models, and windows for them of which a context has several: dense, with layers that read the keys of others, with experts
-/// and sinks, beside recurrent states, and beside pooled rows of what lies behind.
+/// Models with windows much shorter than the context: a dense model, layers that read keys of other
+/// layers, experts with sinks, recurrent states, and pooled rows of earlier positions.
 const MODELS: [(&str, u32); 5] =
     [("gemma3", 150), ("gemma4", 64), ("gpt-oss", 40), ("lfm2", 100), ("deepseek4", 90)];
 
-/// A model of the zoo with another window, and so many tokens of context.
+/// A model of the zoo with another window and a context of `n_ctx` tokens.
 fn model((name, window): (&str, u32), n_ctx: u32) -> View {
     let path =
         Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/data/zoo/{name}.gguf"));
@@ -39,18 +40,18 @@ fn open_model(of: (&str, u32), options: &EngineOptions) -> Engine {
     Engine::open(model(of, 4096), backend(), options).unwrap()
 }
 
-/// So many tokens of context, and no more pages for windows than there must be.
+/// Options with a context of `num_ctx` tokens and the least number of window pages.
 fn scarce(num_ctx: usize) -> EngineOptions {
     let (num_ctx, recent_pages) = (Some(num_ctx), Some(0));
     EngineOptions { num_ctx, recent_pages, num_batch: 100, ..EngineOptions::default() }
 }
 
-/// The same with pages for everything.
+/// The same options with window pages for all positions.
 fn plenty(num_ctx: usize) -> EngineOptions {
     EngineOptions { recent_pages: Some(usize::MAX), ..scarce(num_ctx) }
 }
 
-/// A request of its own client that ends only by its limit.
+/// A request of client `client` that ends only at its token limit.
 fn endless(prompt: Vec<u32>, tokens: usize, client: u64) -> Request {
     let params = Params { temperature: 1.0, seed: 5, ignore_eos: true, ..Params::default() };
     Request {
@@ -62,12 +63,12 @@ fn endless(prompt: Vec<u32>, tokens: usize, client: u64) -> Request {
     }
 }
 
-/// `shared` tokens that all have, and some of its own.
+/// `shared` tokens that all prompts have, then `own` tokens that only prompt `n` has.
 fn nth(n: u32, shared: u32, own: u32) -> Vec<u32> {
     (0..shared + own).map(|t| 40 + if t < shared { t * 7 } else { t * 11 + n * 31 } % 200).collect()
 }
 
-/// What a request said: its tokens, and what it drew them from as text, to the last digit.
+/// Log-probabilities of all tokens as text with all digits, and the summary.
 fn heard(events: &Receiver<Event>) -> (String, Summary) {
     let mut drawn = String::new();
     loop {
@@ -86,7 +87,7 @@ fn said(engine: &Engine, request: &Request) -> (String, Summary) {
     said
 }
 
-/// What a request says where all pages stay and nothing was computed before.
+/// The result of a request with all pages and an empty cache.
 fn alone(of: (&str, u32), num_ctx: usize, request: &Request) -> (String, Summary) {
     said(&open_model(of, &plenty(num_ctx)), request)
 }
@@ -102,13 +103,13 @@ fn assert_all_given_back(engine: &Engine) {
     assert_eq!([running, waiting, pages_held, recent_pages_held], [0; 4]);
 }
 
-/// Pages of 64 tokens that a window of so many sees at most, with rows behind it.
+/// Largest number of pages of 64 tokens that `rows` rows with this window see.
 fn seen(window: u32, rows: usize) -> usize {
     (window as usize + rows).div_ceil(PAGE_TOKENS) + 1
 }
 
 #[test]
-fn far_past_its_window_a_model_says_what_it_would_with_all_pages() {
+fn results_far_beyond_the_window_equal_results_with_all_pages() {
     for of in MODELS {
         let engine = open_model(of, &scarce(2048));
         let request = endless(nth(1, 0, 700), 500, 1);
@@ -132,7 +133,7 @@ fn far_past_its_window_a_model_says_what_it_would_with_all_pages() {
 }
 
 #[test]
-fn a_prefix_is_used_again_as_far_as_its_window_is_still_there() {
+fn a_prefix_is_reused_while_its_window_pages_are_cached() {
     for of in MODELS {
         let engine = open_model(
             of,
@@ -140,16 +141,16 @@ fn a_prefix_is_used_again_as_far_as_its_window_is_still_there() {
         );
         let request = endless(nth(1, 0, 500), 40, 1);
         let first = said(&engine, &request);
-        // The same prompt: its end was kept.
+        // The same prompt; its end is cached.
         let second = said(&engine, &request);
         assert_eq!((first.1.cached_tokens, second.1.cached_tokens), (0, 499), "{}", of.0);
         assert_same(of.0, &second, &first);
-        // What follows the answer.
+        // A request that continues the answer.
         let next = endless([second.1.tokens, nth(2, 0, 30)].concat(), 20, 1);
         let third = said(&engine, &next);
         assert_eq!(third.1.cached_tokens, 539, "{}", of.0);
         assert_same(of.0, &third, &alone(of, 2048, &next));
-        // Another's pages that are behind its window make room for it before the ends of texts do.
+        // Pages behind the window of another sequence are evicted before the ends of cached texts.
         said(&engine, &endless(nth(3, 0, 1500), 2, 1));
         assert_eq!(said(&engine, &request).1.cached_tokens, 499, "{}", of.0);
         (4..20).for_each(|n| drop(said(&engine, &endless(nth(n, 0, 300), 2, 1))));
@@ -164,7 +165,7 @@ fn a_prefix_is_used_again_as_far_as_its_window_is_still_there() {
 }
 
 #[test]
-fn where_prompts_part_what_the_place_sees_is_kept() {
+fn window_pages_are_kept_where_prompts_diverge() {
     for of in MODELS {
         let engine = open_model(
             of,
@@ -196,7 +197,7 @@ fn several_answers_to_one_prompt_compute_it_once() {
 }
 
 #[test]
-fn sequences_take_turns_for_pages_and_say_what_they_would_alone() {
+fn sequences_that_wait_for_pages_equal_sequences_alone() {
     for (of, more) in MODELS.into_iter().flat_map(|of| [(of, 0), (of, 3), (of, 9)]) {
         let recent_pages = Some(seen(of.1, 100) + more);
         let engine = open_model(of, &EngineOptions { recent_pages, ..scarce(1024) });
@@ -211,7 +212,7 @@ fn sequences_take_turns_for_pages_and_say_what_they_would_alone() {
 }
 
 #[test]
-fn sequences_that_lost_their_pages_say_what_they_would_alone() {
+fn preempted_sequences_equal_sequences_alone() {
     for of in MODELS {
         let engine = open_model(of, &EngineOptions { cache_pages: Some(7), ..scarce(256) });
         let requests: Vec<Request> =
@@ -230,7 +231,7 @@ fn sequences_that_lost_their_pages_say_what_they_would_alone() {
 }
 
 #[test]
-fn contexts_shift_and_listeners_leave_without_a_page_being_lost() {
+fn context_shifts_and_closed_sinks_leak_no_pages() {
     for of in MODELS {
         let engine = open_model(of, &scarce(512));
         let request = endless(nth(1, 0, 300), 600, 1);
@@ -248,7 +249,7 @@ fn contexts_shift_and_listeners_leave_without_a_page_being_lost() {
 }
 
 #[test]
-fn what_was_guessed_wrong_is_taken_back_also_at_the_windows_edge() {
+fn rejected_drafts_are_rolled_back_at_the_edge_of_a_window() {
     for of in &MODELS[..3] {
         let request = endless((0..400).map(|t| 40 + t % 9).collect(), 400, 1);
         let want =
@@ -260,7 +261,7 @@ fn what_was_guessed_wrong_is_taken_back_also_at_the_windows_edge() {
         let guessed = engine.stats().speculated.lookup;
         assert!(guessed.drafted > guessed.accepted, "{}: {guessed:?}", of.0);
         assert_all_given_back(&engine);
-        // A draft model with windows of its own, which follows the same way.
+        // A draft model with its own windows.
         let request =
             Request { speculation: Some(Speculation { lookup: false, ..always }), ..request };
         let drafted = |options: &EngineOptions| {
@@ -274,7 +275,8 @@ fn what_was_guessed_wrong_is_taken_back_also_at_the_windows_edge() {
         };
         let scarcely = drafted(&scarce(1024));
         assert!(scarcely.0 > 200, "{}: {scarcely:?}", of.0);
-        // It never lacks a page: with pages for everything it guesses neither more nor less.
+        // The draft model never lacks a page: it drafts the same number of tokens with pages for
+        // all positions.
         assert_eq!(scarcely, drafted(&plenty(1024)), "{}", of.0);
     }
 }
@@ -300,9 +302,9 @@ fn long_texts_are_embedded_with_the_pages_of_a_window() {
     }
 }
 
-/// A chunk of llama 4 is 8192 positions.
+/// A chunk of Llama 4 has 8192 positions.
 #[test]
-fn pages_come_back_where_a_chunk_begins() {
+fn pages_are_released_where_a_chunk_begins() {
     let open = |options: EngineOptions| {
         let config = Config { threads: Some(2), deterministic: true, ..Config::default() };
         let backend = Box::new(CpuBackend::new(&config).unwrap());
@@ -319,7 +321,7 @@ fn pages_come_back_where_a_chunk_begins() {
 }
 
 #[test]
-fn a_long_context_takes_what_windows_take() {
+fn long_contexts_need_only_window_pages() {
     let plan = |window: u32, num_ctx: usize, recent_pages| -> MemoryReport {
         let options =
             EngineOptions { max_sequences: Some(1), recent_pages, ..EngineOptions::default() };
@@ -328,11 +330,12 @@ fn a_long_context_takes_what_windows_take() {
     };
     for num_ctx in [1 << 15, 1 << 17] {
         let (all, near) = (plan(512, num_ctx, Some(usize::MAX)), plan(512, num_ctx, None));
-        // One layer of seven sees everything.
+        // One layer of seven has no window.
         let pages = (num_ctx / PAGE_TOKENS + 1) as u64;
         let layer = all.cache / 7 / pages;
         assert_eq!(all.cache, 7 * layer * pages);
-        // What one sequence and 16 that were kept see, ten pages each and one more, and a step's chunk.
+        // Window pages of one running sequence and 16 cached ones, eleven each, and the pages of a
+        // step's chunk.
         assert_eq!(near.cache, layer * pages + 6 * layer * (17 * 11 + 8), "{num_ctx}");
         assert_eq!(MemoryReport { cache: 0, ..near }, MemoryReport { cache: 0, ..all });
         let options = EngineOptions {
@@ -343,6 +346,6 @@ fn a_long_context_takes_what_windows_take() {
         let engine = Engine::open(model(("gemma3", 512), 1 << 17), backend(), &options);
         assert_eq!(engine.unwrap().memory(), near, "as planned");
     }
-    // A window as long as the context saves nothing, and takes nothing more.
+    // A window as long as the context needs the same memory as no window.
     assert_eq!(plan(1 << 15, 4096, None), plan(1 << 15, 4096, Some(usize::MAX)));
 }

@@ -8,9 +8,8 @@ use serde_json::Value;
 
 use super::*;
 use crate::executor::ModelExecutor;
-use crate::pages::{Pages, PrefixTreeKey};
-use crate::sequence::RequestId;
-use crate::sequence_pages::SequencePages;
+use crate::kv::{Pages, PrefixTreeKey, SequencePages};
+use crate::request::RequestId;
 use crate::speculate::blocks::BlockDrafter;
 use crate::speculate::chain::ChainDrafter;
 use crate::speculate::draft_source::StepRows;
@@ -24,7 +23,7 @@ fn prompt(n_vocab: u32, length: u32, step: u32) -> Vec<u32> {
 }
 
 #[test]
-fn no_draft_model_changes_an_answer_whatever_the_sampling_and_the_company() {
+fn no_companion_changes_an_answer_with_any_sampler_and_any_batch() {
     for name in [
         "gemma4-assistant",
         "eagle3",
@@ -48,7 +47,8 @@ fn changes_no_answer(model: &str, draft: &str) {
     let n = engine.info().n_vocab as u32;
     let mut all = Speculated::default();
     for sampling in [greedy(), Params { seed: 3, temperature: 0.6, ..Params::default() }] {
-        // Longer than a page with the answer, and than the window; two that share pages, and one of a single token.
+        // Longer than a page with the answer, and than the window; two that share pages, and one of
+        // a single token.
         let prompts = [prompt(n, 50, 3), prompt(n, 130, 7), prompt(n, 132, 7), prompt(n, 1, 1)];
         let requests = prompts.map(|prompt| Request {
             max_tokens: Some(40),
@@ -69,7 +69,7 @@ fn changes_no_answer(model: &str, draft: &str) {
 }
 
 #[test]
-fn nobody_is_sent_away_for_a_block_and_contexts_are_filled_and_shifted_as_without() {
+fn block_drafts_preempt_no_sequence_and_contexts_fill_and_shift_as_without_drafts() {
     for name in ["eagle3", "dflash"] {
         // As many pages as both sequences fill.
         let options = EngineOptions {
@@ -102,7 +102,7 @@ fn nobody_is_sent_away_for_a_block_and_contexts_are_filled_and_shifted_as_withou
 }
 
 #[test]
-fn draft_models_guess_beside_adapters_and_see_what_those_make_of_the_model() {
+fn companions_draft_with_adapters_and_read_the_adapted_hidden_states() {
     let of = "blk.3.attn_output.weight";
     let shape = view(GEMMA).tensor(of).unwrap().shape.to_vec();
     let mut writer = Writer::new();
@@ -139,7 +139,7 @@ fn draft_models_guess_beside_adapters_and_see_what_those_make_of_the_model() {
 }
 
 #[test]
-fn a_model_with_states_leaves_its_draft_model_and_takes_no_memory_for_it() {
+fn a_recurrent_model_ignores_its_draft_model_and_plans_no_memory_for_it() {
     let (model, draft) = ("tests/data/zoo/qwen35.gguf", "tests/data/drafts/dflash-mrope.gguf");
     let options =
         EngineOptions { num_ctx: Some(256), max_sequences: Some(1), ..EngineOptions::default() };
@@ -154,7 +154,7 @@ fn a_model_with_states_leaves_its_draft_model_and_takes_no_memory_for_it() {
 }
 
 #[test]
-fn a_cache_that_cannot_hold_the_draft_models_keys_is_refused_as_its_matter() {
+fn a_cache_type_that_does_not_fit_the_companions_keys_is_an_error_of_the_companion() {
     let options = EngineOptions { cache_k: KvType::Q8_0, ..EngineOptions::default() };
     let path = "tests/data/drafts/eagle3.gguf";
     let draft = DraftModel { view: view(path), backend: backend() };
@@ -188,15 +188,16 @@ fn changed(path: &str, tensor: &dyn Fn(&str, usize) -> Option<Vec<f32>>) -> View
     View::new(Arc::new(Gguf::from_bytes(data).unwrap())).unwrap()
 }
 
-/// A model whose layers add nothing to the stream, so that what follows a token is decided by that token alone.
+/// A model with layers that add nothing to the residual stream, so that each token alone determines
+/// the next one.
 fn without_layers(name: &str, count: usize) -> Option<Vec<f32>> {
     let parts = ["attn_output", "ffn_down", "proj.weight", "post_norm"];
     (name.starts_with("blk.") && parts.iter().any(|part| name.contains(part)))
         .then(|| vec![0.0; count])
 }
 
-/// An assistant of such a model that says the same: it knows the token, and its own embeddings stand for the model's in as many
-/// features as it has.
+/// A companion that drafts the same tokens as that model: its own embeddings hold the model's
+/// embeddings in its smaller number of features.
 fn knowing(name: &str, count: usize, table: &[f32], norm: &[f32]) -> Option<Vec<f32>> {
     const OWN: usize = 24;
     const WIDTH: usize = 32;
@@ -214,7 +215,7 @@ fn knowing(name: &str, count: usize, table: &[f32], norm: &[f32]) -> Option<Vec<
 }
 
 #[test]
-fn an_assistant_that_is_right_is_right_all_the_time_and_goes_on_from_its_own_states() {
+fn a_chain_companion_that_predicts_every_token_continues_from_its_own_states() {
     // The last features of embeddings are nought, so that the assistant's fewer ones say all.
     let tensor = |view: &View, name: &str| -> Vec<f32> {
         let bytes = view.tensor(name).unwrap().bytes();
@@ -233,7 +234,8 @@ fn an_assistant_that_is_right_is_right_all_the_time_and_goes_on_from_its_own_sta
     assert!(counts.steps < 40, "{counts:?}");
 }
 
-/// Has a draft model draft for a model, all of whose tokens come true: over two borders of pages, and beyond the context.
+/// Drafts with a companion that predicts every token: across two borders of pages, and beyond the
+/// context.
 fn is_right_all_the_time(model: View, draft: View) -> Speculated {
     let draft = DraftModel { view: draft, backend: backend() };
     let options = EngineOptions { num_ctx: Some(200), ..EngineOptions::default() };
@@ -253,14 +255,15 @@ fn is_right_all_the_time(model: View, draft: View) -> Speculated {
         counts.model.drafted > 60 && counts.model.accepted == counts.model.drafted,
         "{counts:?}"
     );
-    // Beyond the context, and again with what is known of the text.
+    // Beyond the context, and again with a cached prefix.
     let long = Request { max_tokens: Some(300), keep: 4, ..request };
     let (plain, _) = run(&engine, &long, Speculation::OFF);
     assert_eq!(run(&engine, &long, MODEL).0, plain);
     counts
 }
 
-/// A DSpark that says what such a model says: what follows a token is decided by its first features, which are the token's short vector.
+/// A DSpark companion that drafts the same tokens as that model: the first features of a token, its
+/// short vector, determine the next token.
 fn linking(name: &str, count: usize, rows: &dyn Fn(&str) -> Vec<f32>) -> Option<Vec<f32>> {
     match name {
         "output_norm.weight" => Some(rows("output_norm.weight")),
@@ -289,7 +292,7 @@ const QWEN_WIDTH: usize = 48;
 const SHORT_GRAM: usize = 8;
 
 #[test]
-fn a_block_that_is_right_is_right_all_the_time_over_borders_of_pages_and_contexts() {
+fn a_block_companion_that_predicts_every_token_crosses_pages_and_context_shifts() {
     let source = view(QWEN);
     let rows = |name: &str| -> Vec<f32> {
         let tensor = source.tensor(name).or_else(|| source.tensor("token_embd.weight")).unwrap();
@@ -314,11 +317,11 @@ fn a_block_that_is_right_is_right_all_the_time_over_borders_of_pages_and_context
 }
 
 #[test]
-fn the_cache_of_a_draft_models_own_layers_is_planned() {
+fn the_memory_plan_includes_the_cache_of_the_companions_layers() {
     let options =
         EngineOptions { num_ctx: Some(256), max_sequences: Some(1), ..EngineOptions::default() };
     let alone = plan_memory(&view(GEMMA), backend(), &options).unwrap();
-    // Layers with so many heads of keys, and of values, of so many features, of two bytes.
+    // Layers, heads and head size of the keys and of the values, of two bytes each.
     for (name, layers, heads, dim) in
         [("eagle3", 1, 2, 12), ("dflash", 2, 1, 10), ("dspark-bonus", 2, 1, 10)]
     {
@@ -335,7 +338,7 @@ fn the_cache_of_a_draft_models_own_layers_is_planned() {
 }
 
 #[test]
-fn an_assistants_memory_is_planned_and_it_needs_no_cache() {
+fn the_memory_plan_includes_a_companion_without_a_cache() {
     let options = EngineOptions { num_ctx: Some(256), ..EngineOptions::default() };
     let engine = open_with_draft(GEMMA, ASSISTANT, &options).unwrap();
     let draft = DraftModel { view: view(ASSISTANT), backend: backend() };
@@ -351,7 +354,7 @@ fn an_assistants_memory_is_planned_and_it_needs_no_cache() {
 }
 
 #[test]
-fn an_assistant_of_another_model_or_vocabulary_is_refused() {
+fn a_companion_of_another_model_or_vocabulary_is_an_error() {
     let refused = |model: &str, draft: &str| {
         open_with_draft(model, draft, &EngineOptions::default()).err().unwrap().to_string()
     };
@@ -379,7 +382,8 @@ impl TestSequence {
     }
 }
 
-/// A model with a draft model, and two sequences: one that goes over the border of a page, and one of the reference.
+/// A model with a draft model, and two sequences: the first crosses the border of a page, the
+/// second is the reference.
 struct Bench {
     executor: ModelExecutor,
     pages: Pages,
@@ -408,7 +412,7 @@ impl Bench {
         Self { executor, pages, chain: None, both: [kept(1), kept(2)] }
     }
 
-    /// Begins anew, with a text that goes on behind what is computed, and the reference's.
+    /// Begins again, with the reference sequence and another one.
     fn begin(&mut self, tokens: &[u32]) {
         self.chain = match self.executor.model.draft_method().unwrap() {
             DraftMethod::Chain { state_dim: state, cache: sees } => {
@@ -420,13 +424,8 @@ impl Bench {
         for (s, tokens) in self.both.iter_mut().zip([&other[..], tokens]) {
             std::mem::take(&mut s.pages).release(&mut self.pages, &[]);
             (s.tokens, s.computed) = (tokens.to_vec(), 0);
-            (s.pages, _) = SequencePages::find(
-                &mut self.pages,
-                &mut *self.executor.backend,
-                &PrefixTreeKey::default(),
-                &[],
-                [].into_iter(),
-            );
+            let key = PrefixTreeKey::default();
+            (s.pages, _) = SequencePages::find(&mut self.pages, &key, &[], [].into_iter());
         }
     }
 
@@ -460,7 +459,7 @@ impl Bench {
         }
     }
 
-    /// What is guessed behind what is computed of both, `max_tokens` tokens of the reference's.
+    /// Drafts for both sequences, `max_tokens` tokens for the reference.
     fn ask(&mut self, max_tokens: usize) -> Vec<Vec<u32>> {
         let ahead = self.executor.model.draft_method().unwrap().rows();
         self.both
@@ -480,7 +479,7 @@ impl Bench {
 }
 
 #[test]
-fn guesses_in_pages_beside_others_are_the_references() {
+fn drafts_in_a_batch_equal_the_drafts_of_the_reference() {
     for name in [
         "gemma4-assistant",
         "eagle3",
@@ -508,7 +507,7 @@ fn guesses_in_pages_beside_others_are_the_references() {
             bench.begin(&tokens[..known]);
             let half = ((known - 1) / 2).max(1);
             bench.compute([60, half]);
-            // What is guessed on the way leaves nothing behind.
+            // Drafts between the steps change nothing.
             bench.ask(2);
             if known - 1 > half {
                 bench.compute([20, known - 1 - half]);

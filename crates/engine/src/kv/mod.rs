@@ -1,0 +1,15 @@
+//! The KV cache: pages, the prefix tree, window pages, and state checkpoints.
+
+mod lru_list;
+mod node;
+mod page_pool;
+mod sequence_pages;
+mod state_checkpoints;
+mod state_slots;
+mod window_pages;
+mod windows;
+
+pub use node::{CacheCopy, NodeId, PAGE_TOKENS, Page, PrefixTreeKey};
+pub use page_pool::Pages;
+pub use sequence_pages::SequencePages;
+pub use windows::Windows;

@@ -1,0 +1,111 @@
+//! Pages, and the nodes of the prefix tree.
+
+use std::sync::Arc;
+
+use puna_graph::AdapterScales;
+
+/// Tokens per page.
+pub const PAGE_TOKENS: usize = 64;
+
+/// Number of a node of the prefix tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct NodeId(pub(super) usize);
+
+/// A page: memory for the keys and values of its tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Page {
+    /// Page of layers without a window.
+    pub full: u32,
+    /// Window page, if the model has layers with a window and it is not released.
+    pub window: Option<u32>,
+}
+
+/// A node of the prefix tree.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub page: u32,
+    pub window: Option<WindowPage>,
+    /// Tokens of the page; only leaves can have less than a full page.
+    pub tokens: Vec<u32>,
+    /// Page before, or root.
+    pub parent: Parent,
+    pub children: Vec<NodeId>,
+    /// State checkpoints within the page.
+    pub checkpoints: Vec<StateCheckpoint>,
+    /// Number of running sequences that pin the page.
+    pub users: usize,
+}
+
+/// Everything that keys and values depend on besides tokens; each key has its own tree.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PrefixTreeKey {
+    /// Adapter scales.
+    pub adapter_scales: AdapterScales,
+    /// The whole prompt, if an encoder has read it, since its result for the first token depends on
+    /// the last; else empty.
+    pub read: Arc<[u32]>,
+}
+
+impl From<AdapterScales> for PrefixTreeKey {
+    fn from(adapter_scales: AdapterScales) -> Self {
+        Self { adapter_scales, ..Self::default() }
+    }
+}
+
+/// Parent of a page in the tree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Parent {
+    /// The page before.
+    Node(NodeId),
+    /// Root of the tree with this key.
+    Root(PrefixTreeKey),
+}
+
+/// A copy within the caches of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheCopy {
+    /// A whole page, with its window page if both pages have one.
+    Page { from: Page, to: Page },
+    /// A recurrent state, by slots.
+    State { from: u32, to: u32 },
+}
+
+/// Window page of a node.
+#[derive(Debug)]
+pub(super) struct WindowPage {
+    pub page: u32,
+    /// Number of running sequences that pin it.
+    pub users: usize,
+    /// Whether other sequences are likely to continue here (end of a prompt, divergence); evicted
+    /// last.
+    pub keep_preferred: bool,
+}
+
+/// A state checkpoint of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct StateCheckpoint {
+    /// Position in the page: number of tokens before it.
+    pub tokens: usize,
+    pub slot: u32,
+}
+
+/// Cached prefix of a prompt.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Match {
+    /// Full pages, in order.
+    pub path: Vec<NodeId>,
+    /// Page that continues the prompt with its first tokens, and the number of these tokens.
+    pub partial: Option<(NodeId, usize)>,
+    /// State checkpoint after these tokens, if the model has recurrent layers.
+    pub state: Option<u32>,
+    /// Tokens in the tree, including tokens without the state or window pages to continue from; 0
+    /// if the model has neither.
+    pub seen: usize,
+}
+
+impl Match {
+    /// Length of the prefix in tokens.
+    pub fn tokens(&self) -> usize {
+        self.path.len() * PAGE_TOKENS + self.partial.map_or(0, |(_, tokens)| tokens)
+    }
+}

@@ -1,0 +1,106 @@
+//! Admission of waiting sequences: order by client, while pages and state slots suffice.
+
+use std::collections::HashMap;
+
+use super::{Scheduler, SequenceState, StepPlan};
+use crate::kv::{NodeId, PAGE_TOKENS};
+
+impl Scheduler {
+    /// Admits waiting sequences while pages and state slots suffice.
+    pub(super) fn admit(&mut self, plan: &mut StepPlan) {
+        while self.limits.max_sequences.is_none_or(|most| self.running.len() < most) {
+            let Some(at) = self.next_to_admit() else { return };
+            if !self.fits(&self.waiting[at]) || !self.has_free_state() {
+                return;
+            }
+            let Some(mut sequence) = self.waiting.remove(at) else { return };
+            // A preempted sequence keeps its age, so that the oldest always makes progress.
+            if sequence.admitted == 0 {
+                self.admissions += 1;
+                sequence.admitted = self.admissions;
+            }
+            plan.admitted.push(self.start(&mut sequence));
+            self.init_fair_share(&mut sequence);
+            self.running.push(sequence);
+        }
+    }
+
+    /// Whether a waiting sequence can start: its pages, and the pages that running sequences still
+    /// need, are free. A sequence alone always fits.
+    fn fits(&self, sequence: &SequenceState) -> bool {
+        if self.running.is_empty() && self.temporary_holders == 0 {
+            return true;
+        }
+        let tokens = sequence.tokens.len();
+        let cacheable = &sequence.tokens[..sequence.cacheable()];
+        let path = self.pages.find(&sequence.tree_key, cacheable).path;
+        let lacking = (tokens + 1).div_ceil(PAGE_TOKENS).saturating_sub(path.len());
+        !self.blocks_admission
+            && self.pages.available(&path) >= lacking + self.reserved_pages()
+            && !self.lacks_window_pages(&path, tokens)
+    }
+
+    /// Whether window pages are too few to admit a sequence of `tokens` tokens with a cached
+    /// `path`. Each sequence needs the window of its next token; prompts need more for the chunk of
+    /// a step.
+    fn lacks_window_pages(&self, path: &[NodeId], tokens: usize) -> bool {
+        if !self.pages.has_window_pages() {
+            return false;
+        }
+        let most = self.pages.windows().pages(1);
+        let needs = |tokens: usize| (tokens + 1).div_ceil(PAGE_TOKENS);
+        let seen = self.pages.seen_of(path, path.len() * PAGE_TOKENS);
+        let mut lacking = needs(tokens).min(most).saturating_sub(seen.len());
+        let beyond = |tokens: usize, computed: usize| {
+            needs(tokens).saturating_sub(most).min((tokens - computed).div_ceil(PAGE_TOKENS))
+        };
+        let mut chunk = beyond(tokens, path.len() * PAGE_TOKENS);
+        for s in &self.running {
+            let needed = needs(s.tokens.len()).min(most);
+            lacking += needed.saturating_sub(s.pages.recent_pages());
+            chunk += if s.is_decoding() { 0 } else { beyond(s.tokens.len(), s.computed) };
+        }
+        lacking += chunk.min(self.limits.num_batch.div_ceil(PAGE_TOKENS));
+        self.pages.window_pages_available(seen) < lacking
+    }
+
+    /// Starts the fair share of a new client at the smallest share of the other clients, and the
+    /// share of a sequence likewise within its client. So a new client does not block the others
+    /// until it has caught up. Forgets clients that have left.
+    fn init_fair_share(&mut self, sequence: &mut SequenceState) {
+        let client = sequence.client;
+        let (running, waiting) = (&self.running, &self.waiting);
+        self.served.retain(|c, _| running.iter().chain(waiting).any(|s| s.client == *c));
+        let least = running.iter().filter_map(|s| self.served.get(&s.client)).min().copied();
+        self.served.entry(client).or_insert(least.unwrap_or(0));
+        let others = running.iter().filter(|s| s.client == client && !s.is_decoding());
+        sequence.served = others.map(|s| s.served).min().unwrap_or(0);
+    }
+
+    /// The first waiting sequence of the client with the fewest running sequences. Skips sequences
+    /// that wait for a prefix in flight.
+    fn next_to_admit(&self) -> Option<usize> {
+        let mut running = HashMap::<u64, usize>::new();
+        self.running.iter().for_each(|s| *running.entry(s.client).or_default() += 1);
+        let mut all: Vec<usize> = (0..self.waiting.len()).collect();
+        all.sort_by_key(|&i| (running.get(&self.waiting[i].client), i));
+        all.into_iter().find(|&i| !self.is_prefix_in_flight(&self.waiting[i]))
+    }
+
+    /// Whether a running sequence of the same client is computing a prefix of `sequence` of at
+    /// least one page. So several requests with one prompt compute it once.
+    fn is_prefix_in_flight(&self, sequence: &SequenceState) -> bool {
+        let cacheable = &sequence.tokens[..sequence.cacheable()];
+        let more = |than: usize| {
+            let alike =
+                |s: &SequenceState| s.client == sequence.client && s.tree_key == sequence.tree_key;
+            let reads = |s: &&SequenceState| alike(s) && !s.is_decoding() && s.is_ready;
+            self.running.iter().filter(reads).any(|s| {
+                let common = s.tokens.iter().zip(cacheable).take_while(|(a, b)| a == b).count();
+                common >= PAGE_TOKENS && common > than.max(s.computed)
+            })
+        };
+        // A cheap test first: most sequences have no common prefix.
+        more(0) && more(self.pages.find(&sequence.tree_key, cacheable).tokens())
+    }
+}

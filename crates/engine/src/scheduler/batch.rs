@@ -1,0 +1,147 @@
+//! Selection of the rows of a step: one row for each decoding sequence, and the remaining rows for
+//! prompts, least-served client first.
+
+use std::time::Duration;
+
+use super::{PlannedRows, Scheduler, SequenceState, StepPlan};
+
+/// Target time of a step with prompt rows while sequences decode.
+pub const STEP_TARGET: Duration = Duration::from_millis(100);
+/// Rows of the first chunk, before the prefill rate is measured. Smaller chunks measure it badly.
+pub const FIRST_CHUNK: usize = 64;
+/// Target time of a step without decoding sequences. Commands are handled between steps.
+const PREFILL_STEP_TARGET: Duration = Duration::from_millis(700);
+/// Smallest chunk of prompt rows, so that prompts advance in every step.
+const MIN_CHUNK: usize = 16;
+/// Decoding sequences leave one in this many result rows to prompts that end in the step, so that
+/// new sequences start soon.
+const PROMPT_RESULT_SHARE: usize = 2;
+
+impl Scheduler {
+    /// Selects the rows of the step, and takes pages for them. A sequence without pages for its
+    /// rows takes no part.
+    pub(super) fn select_rows(&mut self, plan: &mut StepPlan) {
+        let unread = if self.encoded_last { Vec::new() } else { self.next_to_encode() };
+        let mut rows = if unread.is_empty() { self.next_rows() } else { Vec::new() };
+        if rows.is_empty() {
+            rows = if unread.is_empty() { self.next_to_encode() } else { unread };
+            plan.encodes = !rows.is_empty();
+        }
+        self.encoded_last = plan.encodes;
+        self.count_served(&rows);
+        for row in &rows {
+            let Some(s) = self.running.iter().find(|s| s.id == row.id) else { continue };
+            self.preempt_until_fits(row.id, s.computed + row.rows, plan);
+        }
+        // A sequence was preempted for an earlier one of this step, or its pages do not suffice.
+        let has_pages = |row: &PlannedRows| {
+            let s = self.running.iter().find(|s| s.id == row.id);
+            s.is_some_and(|s| s.pages.room() >= s.computed + row.rows)
+        };
+        plan.rows = rows.into_iter().filter(has_pages).collect();
+    }
+
+    /// Rows of a decoder step.
+    fn next_rows(&self) -> Vec<PlannedRows> {
+        let mut rows = self.next_tokens();
+        self.add_prompt_rows(&mut rows);
+        rows
+    }
+
+    /// Counts the prompt rows of a step for the fair shares, and numbers the turns.
+    fn count_served(&mut self, rows: &[PlannedRows]) {
+        for row in rows {
+            let Some(s) = self.running.iter_mut().find(|s| s.id == row.id) else { continue };
+            self.turns += 1;
+            s.last_turn = self.turns;
+            if !s.is_decoding() {
+                s.served += row.rows as u64;
+                *self.served.entry(s.client).or_default() += row.rows as u64;
+            }
+        }
+    }
+
+    /// Decoding sequences of the step: all, or the longest waiting ones if the step has fewer
+    /// result rows.
+    fn next_tokens(&self) -> Vec<PlannedRows> {
+        let (mut decoding, prompts): (Vec<&SequenceState>, Vec<&SequenceState>) =
+            self.running.iter().filter(|s| s.is_ready).partition(|s| s.is_decoding());
+        let results = self.limits.output_rows.min(self.limits.num_batch);
+        let most = (results - prompts.len().min(results / PROMPT_RESULT_SHARE)).max(1);
+        if decoding.len() > most {
+            decoding.sort_by_key(|s| (s.last_turn, s.admitted));
+            decoding.truncate(most);
+        }
+        decoding.into_iter().map(|s| PlannedRows { id: s.id, rows: 1 }).collect()
+    }
+
+    /// Adds prompt rows, least-served client first.
+    fn add_prompt_rows(&self, chosen: &mut Vec<PlannedRows>) {
+        let mut budget = self.prompt_row_budget(chosen.len());
+        let has_states = self.pages.has_states();
+        let exact = if has_states { 1 } else { self.limits.max_bit_exact_rows.max(1) };
+        let mut scores = self.limits.scored_rows.saturating_sub(chosen.len()).max(1);
+        let mut results = self.limits.output_rows.saturating_sub(chosen.len()).max(1);
+        let has_prompt = |s: &SequenceState| !s.is_decoding() && s.computed < s.tokens.len();
+        for s in self.least_served(|s| has_prompt(s) && s.unread() == 0) {
+            let left = s.tokens.len() - s.computed;
+            // The last token is computed in its own step, as it is after a cache hit, so that a
+            // repeated prompt gets the same bits.
+            let most = if left > exact { left - 1 } else { left };
+            let mut rows = most.min(budget);
+            if has_states {
+                // State checkpoints are made between steps.
+                let checkpoint = s.pages.next_checkpoint(s.computed, s.tokens.len());
+                rows = rows.min(checkpoint.saturating_sub(s.computed));
+            }
+            if s.has_prompt_logprobs_left() {
+                rows = rows.min(scores);
+                scores -= rows;
+            }
+            if rows == left {
+                rows -= usize::from(results == 0);
+                results = results.saturating_sub(1);
+            }
+            if rows > 0 {
+                budget -= rows;
+                chosen.push(PlannedRows { id: s.id, rows });
+            }
+        }
+    }
+
+    /// Prompts that the encoder reads next, each as a whole: as many as fit the step time, at least
+    /// one.
+    fn next_to_encode(&self) -> Vec<PlannedRows> {
+        let budget = self.prompt_row_budget(0);
+        let (mut rows, mut chosen) = (0, Vec::new());
+        for s in self.least_served(|s| s.unread() > 0) {
+            if rows > 0 && rows + s.unread() > budget {
+                break;
+            }
+            rows += s.unread();
+            chosen.push(PlannedRows { id: s.id, rows: s.unread() });
+        }
+        chosen
+    }
+
+    /// The ready sequences that pass `filter`, least-served client first.
+    fn least_served(&self, filter: impl Fn(&SequenceState) -> bool) -> Vec<&SequenceState> {
+        let mut sequences: Vec<_> =
+            self.running.iter().filter(|s| s.is_ready && filter(s)).collect();
+        let share = |client: u64| self.served.get(&client).copied().unwrap_or(0);
+        sequences.sort_by_key(|s| (share(s.client), s.served, s.admitted));
+        sequences
+    }
+
+    /// Rows for prompts in a step with `decoding` decoding sequences.
+    fn prompt_row_budget(&self, decoding: usize) -> usize {
+        let left = self.limits.num_batch.saturating_sub(decoding);
+        let (target, least) = match self.running.iter().any(SequenceState::is_decoding) {
+            true => (STEP_TARGET, MIN_CHUNK),
+            false => (PREFILL_STEP_TARGET, FIRST_CHUNK),
+        };
+        let quick = (self.prefill_rate * target.as_secs_f64()) as usize;
+        // At least one row, even if decoding sequences fill the batch.
+        left.min(quick.max(least)).max(1)
+    }
+}

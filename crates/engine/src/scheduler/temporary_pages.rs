@@ -1,0 +1,91 @@
+//! Pages and a state outside of the prefix tree, for texts that take a few steps: embeddings and
+//! draft models.
+
+use puna_graph::{RecentPages, Segment};
+
+use super::Scheduler;
+use crate::kv::{PAGE_TOKENS, Page, Windows};
+
+/// Pages and state of a text outside of the tree.
+#[derive(Debug, Default)]
+pub struct TemporaryPages {
+    pub pages: Vec<u32>,
+    /// Window pages, used as a ring.
+    pub recent: Vec<u32>,
+    /// Slot of the recurrent state, if the model has recurrent layers.
+    pub state: Option<u32>,
+}
+
+impl TemporaryPages {
+    /// The segment of a step that continues the text after `past` tokens.
+    pub fn segment(
+        &self,
+        windows: &Windows,
+        first_row: usize,
+        rows: usize,
+        past: usize,
+    ) -> Segment {
+        let (pages, state) = (self.pages.clone(), self.state.unwrap_or(0));
+        let mut recent = RecentPages::default();
+        if !self.recent.is_empty() {
+            recent.first = windows.first_seen(past) / PAGE_TOKENS;
+            let numbers = recent.first..(past + rows).div_ceil(PAGE_TOKENS);
+            recent.pages = numbers.map(|number| self.recent[number % self.recent.len()]).collect();
+        }
+        Segment { first_row, rows, past, pages, recent, encoded: 0, state }
+    }
+}
+
+impl Scheduler {
+    /// Takes pages and a state slot for a text of `tokens` tokens. Returns `None` if there are not
+    /// enough.
+    pub fn take_temporary_pages(&mut self, tokens: usize) -> Option<TemporaryPages> {
+        self.temporary_holders += 1;
+        let mut taken = TemporaryPages::default();
+        if self.fill_temporary_pages(&mut taken, tokens) {
+            return Some(taken);
+        }
+        self.release_temporary_pages(taken);
+        None
+    }
+
+    /// Takes pages and a state slot. Returns `false` if there are not enough.
+    fn fill_temporary_pages(&mut self, taken: &mut TemporaryPages, tokens: usize) -> bool {
+        while taken.pages.len() * PAGE_TOKENS < tokens {
+            let Some(page) = self.pages.take_full_page() else { return false };
+            taken.pages.push(page);
+        }
+        if self.pages.has_window_pages() {
+            let rows = self.limits.num_batch.min(tokens);
+            let most = self.pages.windows().pages(rows).min(taken.pages.len());
+            taken.recent.extend((0..most).map_while(|_| self.pages.take_window_page()));
+            if taken.recent.len() < most {
+                return false;
+            }
+        }
+        if self.pages.has_states() {
+            taken.state = self.has_free_state().then(|| self.pages.take_state()).flatten();
+            return taken.state.is_some();
+        }
+        true
+    }
+
+    /// Releases what [`Scheduler::take_temporary_pages`] took.
+    pub fn release_temporary_pages(&mut self, taken: TemporaryPages) {
+        self.temporary_holders -= 1;
+        let pages = taken.pages.into_iter().map(|full| Page { full, window: None });
+        pages.for_each(|page| self.pages.release_page(page));
+        taken.recent.into_iter().for_each(|page| self.pages.release_window_page(page));
+        taken.state.into_iter().for_each(|slot| self.pages.release_state(slot));
+    }
+
+    /// Whether a text outside of the prefix tree holds pages.
+    pub fn has_temporary_pages(&self) -> bool {
+        self.temporary_holders > 0
+    }
+
+    /// Blocks the admission of sequences while a text outside of the prefix tree waits for pages.
+    pub fn block_admission(&mut self, blocks: bool) {
+        self.blocks_admission = blocks;
+    }
+}
