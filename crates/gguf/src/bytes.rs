@@ -39,11 +39,11 @@ impl SharedBytes {
     /// Maps the first `len` bytes of `file`.
     pub(crate) fn map(file: &File, len: usize) -> std::io::Result<Self> {
         // SAFETY: the mapping is read-only and shared. Rust requires that bytes behind a `&[u8]` do
-        // not change. This holds as far as the operating system allows: models are written under
-        // another name, renamed into place, and never modified. `Gguf::check_unchanged` detects
-        // truncation. A change within the file can cause wrong numbers, not memory errors: the
-        // parser copies every length, count and discriminant out of the mapping when it checks
-        // them.
+        // not change. Puna keeps this promise for its own files: it writes a model under another
+        // name, renames it, and never modifies it. Other programs may break it.
+        // `Gguf::check_unchanged` detects truncation. A change within the file can cause wrong
+        // numbers, not memory errors: the parser copies every length, count and discriminant out of
+        // the mapping when it checks them.
         let map = unsafe { memmap2::MmapOptions::new().len(len).map(file)? };
         Ok(Self::whole(Backing::Mapped(map), len))
     }

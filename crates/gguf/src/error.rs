@@ -245,11 +245,22 @@ pub fn escape_for_display(bytes: &[u8]) -> String {
     // characters.
     let head = &bytes[..bytes.len().min(4 * 81)];
     let text = String::from_utf8_lossy(head);
-    let mut out: String = text.chars().take(80).flat_map(char::escape_debug).collect();
-    if bytes.len() > head.len() || text.chars().nth(80).is_some() {
+    format!("`{}`", escape_and_truncate(&text, 80))
+}
+
+/// Escapes control characters of an untrusted text and truncates it to 100 characters, for error
+/// messages.
+pub fn escape_for_message(text: &str) -> String {
+    escape_and_truncate(text, 100)
+}
+
+/// Escapes at most `max_chars` characters; an ellipsis stands for the rest.
+fn escape_and_truncate(text: &str, max_chars: usize) -> String {
+    let mut out: String = text.chars().take(max_chars).flat_map(char::escape_debug).collect();
+    if text.chars().nth(max_chars).is_some() {
         out.push('…');
     }
-    format!("`{out}`")
+    out
 }
 
 #[cfg(test)]

@@ -115,7 +115,7 @@ impl Gguf {
         self.alignment
     }
 
-    /// Keys and values. Of a split file, those of its first part.
+    /// Keys and values. For a split file, the keys and values of its first part.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
@@ -204,7 +204,7 @@ impl Gguf {
         advise(&part.bytes, start, end, advice);
     }
 
-    /// Checks that a tensor's data decodes to finite numbers. Reads all of it.
+    /// Checks that a tensor's data decodes to finite numbers. Reads all data.
     pub fn check_data(&self, tensor: &TensorInfo) -> Result<(), GgufError> {
         puna_quant::validate(tensor.ty, self.data(tensor)).map_err(|error| {
             GgufError::TensorDataInvalid {

@@ -7,7 +7,7 @@ use puna_quant::TensorType;
 use crate::error::GgufError;
 use crate::file::Gguf;
 
-/// Value of `general.file_type`, or a guess from the tensors if it is absent.
+/// Value of `general.file_type`. If the key is absent, the value is inferred from the tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileType {
     id: u32,
@@ -17,7 +17,7 @@ pub struct FileType {
 /// Flag that writers set if they guessed the value.
 const GUESSED: u32 = 1024;
 
-/// Number, name, and the tensor type whose prevalence suggests it.
+/// Number, name, and the tensor type that most tensors of a file of this type have.
 const TABLE: [(u32, &str, Option<TensorType>); 42] = {
     use TensorType::*;
     [
@@ -88,7 +88,7 @@ impl FileType {
         TABLE.get(self.id as usize).map_or("unknown", |row| row.1)
     }
 
-    /// Whether the value is a guess, of this program or of the file's writer.
+    /// Whether this program or the file's writer inferred the value from the tensors.
     pub fn is_guessed(self) -> bool {
         self.guessed
     }
@@ -114,7 +114,8 @@ pub struct TypeShare {
 }
 
 impl Gguf {
-    /// `general.file_type`, or a guess from the most frequent tensor type. `None` without tensors.
+    /// `general.file_type`, or else the type that the most frequent tensor type suggests. `None`
+    /// without tensors.
     pub fn file_type(&self) -> Result<Option<FileType>, GgufError> {
         if let Some(id) = self.metadata().opt_u32("general.file_type")? {
             return Ok(Some(FileType::from_id(id)));

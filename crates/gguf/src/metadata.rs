@@ -1,4 +1,4 @@
-//! Keys and values of a file in file order, with typed getters whose errors show the actual value.
+//! Keys and values of a file in file order, with typed getters. Their errors show the actual value.
 
 use crate::error::GgufError;
 use crate::value::{Array, Strings, Value};

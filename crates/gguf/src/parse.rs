@@ -12,15 +12,19 @@ use crate::value::{Array, GgufString, Value, ValueType, scalar};
 
 /// Limits far above the values of real files.
 mod limits {
+    /// Number of keys.
     pub(super) const KEYS: u64 = 65_536;
+    /// Number of tensors.
     pub(super) const TENSORS: u64 = 1_048_576;
     pub(super) const KEY_BYTES: u64 = 65_535;
     pub(super) const STRING_BYTES: u64 = 16 << 20;
     pub(super) const DOCUMENT_BYTES: u64 = 64 << 20;
     pub(super) const ARRAY_LEN: u64 = 64 << 20;
     pub(super) const METADATA_BYTES: u64 = 2 << 30;
+    /// Alignment of tensor data, in bytes.
     pub(super) const ALIGNMENT: u32 = 65_536;
     pub(super) const TENSOR_NAME_BYTES: u64 = 63;
+    /// Number of dimensions of a tensor.
     pub(super) const DIMS: u32 = 4;
 }
 
@@ -409,7 +413,7 @@ fn check_bounds(tensors: &[TensorInfo], start: u64, end: u64, len: u64) -> Resul
     if start.checked_add(end).is_none() {
         return Err(GgufError::DataSizeOverflow { name: last.name.to_string() });
     }
-    // No sum overflows, since none is larger than the one above.
+    // No sum overflows: none is larger than the checked sum of `start` and `end`.
     let ends_outside = |t: &&TensorInfo| start + t.offset + t.size > len;
     match tensors.iter().find(ends_outside) {
         Some(t) => Err(GgufError::TensorOutOfFile {
@@ -421,7 +425,7 @@ fn check_bounds(tensors: &[TensorInfo], start: u64, end: u64, len: u64) -> Resul
     }
 }
 
-/// What a file that is not GGUF seems to be, as the end of a sentence.
+/// Describes the probable format of a file that is not GGUF, as the end of a sentence.
 fn looks_like(file: &[u8]) -> &'static str {
     let text = String::from_utf8_lossy(&file[..file.len().min(64)]).to_ascii_lowercase();
     match file {

@@ -337,7 +337,7 @@ impl Array {
         Array { element: self.element, len, bytes: self.bytes.slice(0, end) }
     }
 
-    /// Scalars whose entry in `keeps` is `true`. `None` if the lengths differ.
+    /// Scalars with a `true` entry in `keeps`. `None` if the lengths differ.
     pub(crate) fn filtered(&self, keeps: &[bool]) -> Option<Array> {
         let size = self.element.size().filter(|_| keeps.len() == self.len)?;
         let filtered = self.bytes.chunks_exact(size).zip(keeps).filter(|(_, keeps)| **keeps);

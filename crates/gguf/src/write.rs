@@ -179,12 +179,12 @@ pub struct DataWriter<W: Write> {
 }
 
 impl<W: Write> DataWriter<W> {
-    /// The tensor whose data comes next. `None` after the last one.
+    /// The tensor to which the next data belongs. `None` after the last one.
     pub fn current(&self) -> Option<&TensorInfo> {
         self.tensors.get(self.next)
     }
 
-    /// Writes data of the current tensor, or a part of it. Must not extend into the next tensor.
+    /// Writes all or part of the current tensor's data. Must not extend into the next tensor.
     pub fn write(&mut self, data: &[u8]) -> Result<(), GgufError> {
         let Some(tensor) = self.tensors.get(self.next) else {
             return Err(GgufError::WriteNothingLeft { count: self.tensors.len() });

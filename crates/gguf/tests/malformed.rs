@@ -1,5 +1,6 @@
 //! Checks that every malformed input of the format's description is rejected with its code. The
-//! numbers are those of that list. 41 to 55 concern requirements of architectures and tokenizers.
+//! tests have the numbers of that list. 41 to 55 concern requirements of architectures and
+//! tokenizers.
 
 use crate::common::{RawFile, minimal};
 use puna_gguf::{Gguf, GgufError};

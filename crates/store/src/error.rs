@@ -3,10 +3,12 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use puna_convert::ConvertError;
+
 use crate::digest::{Digest, DigestError};
-use crate::import::ImportError;
 use crate::modelfile::ModelfileError;
 use crate::name::NameError;
+use crate::quantize_types::{IMATRIX_TYPES, QUANTIZE_TYPES};
 
 /// An error of the store. Messages about requests are Ollama's, so that clients recognise them.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -20,7 +22,7 @@ pub enum StoreError {
     #[error(transparent)]
     Modelfile(#[from] ModelfileError),
     #[error(transparent)]
-    Import(#[from] ImportError),
+    Convert(ConvertError),
 
     #[error("model '{0}' not found")]
     NotFound(String),
@@ -96,6 +98,14 @@ pub enum StoreError {
     #[error("{file}: {error}")]
     BadFile { file: String, error: puna_gguf::GgufError },
 
+    #[error("no Modelfile or safetensors files found in {}: the folder of a model has *.gguf or *.safetensors; name it with FROM", dir.display())]
+    NoModel { dir: PathBuf },
+    #[error("{}: weights of this form may run programs when they are read; convert them to safetensors first", path.display())]
+    Pickle { path: PathBuf },
+    #[error("insecure path: {}{}", path.display(), if *cached { " (use --local-dir <dir> when downloading model to disable caching)" } else { "" })]
+    InsecurePath { path: PathBuf, cached: bool },
+    #[error("failed to find user '{0}'")]
+    NoHome(String),
     #[error("neither 'from' or 'files' was specified")]
     NoSource,
     #[error("unknown type")]
@@ -134,8 +144,8 @@ pub enum StoreError {
     QuantizeSource,
     #[error(
         "unsupported quantization type {0} - supported types are {types}, and with an importance matrix (imatrix) {more}",
-        types = crate::create::QUANTIZE_TYPES.join(", "),
-        more = crate::create::IMATRIX_TYPES.join(", ")
+        types = QUANTIZE_TYPES.join(", "),
+        more = IMATRIX_TYPES.join(", ")
     )]
     QuantizeType(String),
     #[error("tensor {tensor}: {reason}")]
@@ -213,7 +223,11 @@ impl StoreError {
             Name(_)
                 | Digest(_)
                 | Modelfile(_)
-                | Import(_)
+                | Convert(_)
+                | NoModel { .. }
+                | Pickle { .. }
+                | InsecurePath { .. }
+                | NoHome(_)
                 | NoSource
                 | UnknownType
                 | PathNotRelative
@@ -289,6 +303,22 @@ impl StoreError {
             path: path.to_owned(),
             kind: error.kind(),
             reason: error.to_string(),
+        }
+    }
+}
+
+/// Failures of files, of the GGUF format and of quantization become the variants that the store
+/// has for them, because the request is not at fault for all of them.
+impl From<ConvertError> for StoreError {
+    fn from(error: ConvertError) -> Self {
+        match error {
+            ConvertError::Read { path, kind, reason } => {
+                StoreError::Io { action: "read", path, kind, reason }
+            }
+            ConvertError::Gguf(error) => StoreError::Gguf(error),
+            ConvertError::Quantize { tensor, reason } => StoreError::Quantize { tensor, reason },
+            ConvertError::AdapterWithoutModel => StoreError::AdapterWithoutModel,
+            error => StoreError::Convert(error),
         }
     }
 }

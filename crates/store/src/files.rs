@@ -145,7 +145,7 @@ pub fn lock_file(path: &Path) -> Result<File, StoreError> {
 
 fn lock_file_within(path: &Path, wait: Duration) -> Result<File, StoreError> {
     create_dir(path.parent().unwrap_or(Path::new(".")))?;
-    check_regular(path).map_err(|e| StoreError::io("lock", path, &e))?;
+    puna_gguf::check_regular(path).map_err(|e| StoreError::io("lock", path, &e))?;
     let open = File::options().write(true).create(true).truncate(false).open(path);
     let file = open.map_err(|e| StoreError::io("lock", path, &e))?;
     let begun = Instant::now();
@@ -164,16 +164,6 @@ fn lock_file_within(path: &Path, wait: Duration) -> Result<File, StoreError> {
             }
             Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_POLL_INTERVAL),
         }
-    }
-}
-
-/// Rejects everything but regular files: opening a pipe would block until its other end is opened.
-fn check_regular(path: &Path) -> io::Result<()> {
-    match fs::metadata(path) {
-        Ok(meta) if !meta.is_file() => {
-            Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"))
-        }
-        _ => Ok(()),
     }
 }
 
@@ -306,21 +296,7 @@ thread_local! {
 pub(crate) fn read_limited(path: &Path, limit: u64) -> Result<Vec<u8>, StoreError> {
     #[cfg(test)]
     READS.set(READS.get() + 1);
-    let read = || {
-        check_regular(path)?;
-        let file = File::open(path)?;
-        let len = file.metadata()?.len();
-        if len > limit {
-            return Err(io::Error::new(
-                io::ErrorKind::FileTooLarge,
-                format!("{len} bytes, at most {limit} are expected"),
-            ));
-        }
-        let mut bytes = Vec::with_capacity(len as usize);
-        io::Read::read_to_end(&mut io::Read::take(file, limit), &mut bytes)?;
-        Ok(bytes)
-    };
-    read().map_err(|e| StoreError::io("read", path, &e))
+    puna_gguf::read_limited(path, limit).map_err(|e| StoreError::io("read", path, &e))
 }
 
 #[cfg(not(test))]

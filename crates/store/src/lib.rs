@@ -44,7 +44,6 @@ mod files;
 mod fingerprint;
 mod gojson;
 mod home_dir;
-mod import;
 mod list_cache;
 mod listing;
 mod lock_holder;
@@ -56,10 +55,10 @@ mod modelfile;
 mod name;
 mod name_files;
 mod name_writer;
-mod ordered_tasks;
 mod pins;
 mod prune;
 mod pulls;
+mod quantize_types;
 mod references;
 mod remote;
 mod removal;
@@ -91,9 +90,6 @@ pub use files::{
 };
 pub use fingerprint::{FileFingerprint, same_file};
 pub use home_dir::{account_home_dir, home_dir};
-pub use import::{
-    Dtype, ImportError, ImportFile, SafeTensors, TensorEntry, imported_architectures,
-};
 pub use listing::Listing;
 pub use lock_holder::LockHolder;
 pub use manifest::{Config, Layer, Manifest, media};

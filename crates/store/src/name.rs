@@ -4,6 +4,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use puna_gguf::escape_for_message;
+
 /// Default host.
 pub const DEFAULT_HOST: &str = "registry.ollama.ai";
 /// Another host of the same registry, which Ollama 0.40 uses in `manifests-v2`.
@@ -255,16 +257,6 @@ fn split_last_slash(text: &str) -> (Option<&str>, &str) {
         Some((left, right)) => (Some(left), right),
         None => (None, text),
     }
-}
-
-/// Escapes control characters of an untrusted text and truncates it to 100 characters, for error
-/// messages.
-pub(crate) fn escape_for_message(text: &str) -> String {
-    let mut out: String = text.chars().take(100).flat_map(char::escape_debug).collect();
-    if text.chars().nth(100).is_some() {
-        out.push('…');
-    }
-    out
 }
 
 /// The shortest form: without the default host and namespace, always with the tag.

@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
+use puna_gguf::escape_for_message;
 use serde_json::Value;
 
 use crate::digest::Digest;
@@ -205,7 +206,7 @@ fn check_media_type(value: &Value) -> Result<(), String> {
     if !is_list && !MANIFEST_TYPES.contains(&media_type) {
         return Err(format!(
             "it has the unknown media type {:?}{UPGRADE_HINT}",
-            crate::name::escape_for_message(media_type)
+            escape_for_message(media_type)
         ));
     }
     if !is_list && value.get("manifests").is_some() {

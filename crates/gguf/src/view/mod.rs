@@ -2,10 +2,10 @@
 //! them.
 //!
 //! Models in Ollama's library differ from llama.cpp's layout: other key names, other tensor names,
-//! and tensors of an image encoder beside those of the language model. A [`View`] maps such a file
-//! to llama.cpp's layout. It does not rewrite the file. A tensor of the view is a tensor of the
-//! file, possibly renamed, or in a few layouts data derived from several tensors on access. A file
-//! in llama.cpp's layout is unchanged.
+//! and tensors of an image encoder in addition to the language model's. A [`View`] maps these files
+//! to llama.cpp's layout and does not rewrite them. A tensor of the view is a tensor of the file,
+//! possibly renamed, or in a few layouts data derived from several tensors on access. A file in
+//! llama.cpp's layout is unchanged.
 
 mod block_removal;
 mod layouts;

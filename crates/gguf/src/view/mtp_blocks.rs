@@ -25,7 +25,7 @@ pub(super) fn numbered<'a>(name: &'a str, prefix: &str) -> Option<(u32, &'a str)
 }
 
 impl ViewBuilder<'_> {
-    /// Numbers the prediction blocks after those of the model, and increases the block count. Adds
+    /// Numbers the prediction blocks after the model's blocks, and increases the block count. Adds
     /// one to their norm weights, which are stored without it.
     pub(super) fn rename_mtp_blocks(&mut self) {
         let is_named = self.has(|name| name.starts_with("blk.") && name.contains(".nextn."));

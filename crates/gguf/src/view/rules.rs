@@ -49,9 +49,9 @@ pub(super) enum Condition {
     Tensor(&'static str),
     /// The file lacks this tensor.
     NoTensor(&'static str),
-    /// The file has a tensor whose name starts with this prefix.
+    /// The file has a tensor with this name prefix.
     TensorPrefix(&'static str),
-    /// The file has a tensor whose name ends with this suffix.
+    /// The file has a tensor with this name suffix.
     TensorEnd(&'static str),
     /// Two tensors have different numbers of rows.
     RowsDiffer(&'static str, &'static str),
@@ -123,13 +123,13 @@ pub(super) enum Rule {
     RenameMtpBlocks,
     /// Removes the blocks in this list, and renumbers the others.
     SkipBlocks(&'static str),
-    /// Removes tensors whose names start with this prefix.
+    /// Removes tensors with this name prefix.
     Hide(&'static str),
     /// Replaces several tensors by one with their rows in order. All must exist with the same type
     /// and row length.
     Concat(&'static str, &'static [&'static str]),
     /// Replaces two tensors of the same type and shape by one: for each expert the rows of the
-    /// first, then those of the second. No effect if the result exists.
+    /// first, then the rows of the second. No effect if the result exists.
     Interleave(&'static str, [&'static str; 2]),
     /// Applies the rules to every block, with its number for `{b}`.
     EachBlock(&'static [Rule]),
@@ -164,10 +164,10 @@ pub(super) struct ViewEntry {
     pub shape: Vec<u64>,
     /// Size of the data in bytes.
     pub size: u64,
-    /// Index of the source among the file's tensors. With several sources, the one whose name it
-    /// has.
+    /// Index of the source among the file's tensors. With several sources, the source with the same
+    /// name.
     pub source: usize,
-    /// How the data is derived, if it is not that of the source.
+    /// How the data is derived, if it differs from the source's data.
     pub derived: Option<DerivedData>,
 }
 

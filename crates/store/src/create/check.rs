@@ -1,5 +1,6 @@
 //! Checks of a create request before any work.
 
+use puna_gguf::escape_for_message;
 use serde_json::{Map, Value};
 
 use super::request::{CreateHooks, CreateRequest};
@@ -92,10 +93,7 @@ pub(super) fn check(request: &CreateRequest, hooks: &CreateHooks<'_>) -> Result<
     if let (Some(wanted), Some(ours)) = (&request.requires, hooks.version)
         && core(wanted) > core(ours)
     {
-        return Err(StoreError::RequiresNewerVersion {
-            wanted: crate::name::escape_for_message(wanted),
-            ours,
-        });
+        return Err(StoreError::RequiresNewerVersion { wanted: escape_for_message(wanted), ours });
     }
     check_known_name("renderer", request.renderer.as_deref(), RENDERERS)?;
     check_known_name("parser", request.parser.as_deref(), PARSERS)?;
@@ -120,7 +118,7 @@ fn check_known_name(
         Some(name) if !name.is_empty() && !names.contains(&name) => {
             Err(StoreError::UnknownBuiltIn {
                 what,
-                name: crate::name::escape_for_message(name),
+                name: escape_for_message(name),
                 known: names.join(", "),
             })
         }
@@ -158,8 +156,7 @@ fn core(version: &str) -> Vec<u64> {
 /// Sets the fields of a config that the request's `info` contains.
 pub(super) fn apply_info(config: &mut Config, info: &Map<String, Value>) -> Result<(), StoreError> {
     for (field, value) in info {
-        let bad =
-            |want| StoreError::InfoField { field: crate::name::escape_for_message(field), want };
+        let bad = |want| StoreError::InfoField { field: escape_for_message(field), want };
         let text = || value.as_str().map(str::to_owned).ok_or(bad("a string"));
         let number = || {
             let number = value.as_f64().ok_or(bad("a number"))?;

@@ -6,7 +6,8 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use puna_gguf::{Gguf, GgufError, View};
+use puna_convert::{CONVERTING_STATUS, ConvertError, FolderFile, convert, convert_adapter};
+use puna_gguf::{Gguf, GgufError, View, escape_for_message};
 
 use super::request::{FileTemplate, Progress, ProgressThrottle};
 use super::{ProgressFn, pin_uploaded_blob, split};
@@ -15,8 +16,8 @@ use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::facts::Facts;
 use crate::files::read_limited;
-use crate::import::{self, ImportError, ImportFile};
 use crate::manifest::{Layer, media};
+use crate::quantize_types::{IMATRIX_TYPES, QUANTIZE_TYPES};
 use crate::requantize::{
     FileType, Imatrix, QuantizeOptions, fallbacks, requantize, unmatched_tensors,
 };
@@ -77,7 +78,7 @@ impl UploadedFiles {
             }
         }
         Err(StoreError::UnknownFiles {
-            files: files.iter().map(|(name, _)| crate::name::escape_for_message(name)).collect(),
+            files: files.iter().map(|(name, _)| escape_for_message(name)).collect(),
         })
     }
 
@@ -90,7 +91,7 @@ impl UploadedFiles {
             let Ok(digest) = pin_uploaded_blob(store, digest) else { continue };
             let Ok(facts) = store.facts(&digest, &store.blob_path(&digest)) else { continue };
             if media_type(&facts) == media::MODEL {
-                models.push(crate::name::escape_for_message(name));
+                models.push(escape_for_message(name));
             }
         }
         if models.len() > 1 { Err(StoreError::SeveralModels { files: models }) } else { Ok(()) }
@@ -109,7 +110,7 @@ impl UploadedFiles {
             MAX_SENTENCE_CONFIG_BYTES,
         )?;
         let config: serde_json::Value = serde_json::from_slice(&bytes)
-            .map_err(|e| ImportError::Json { file: name.clone(), reason: e.to_string() })?;
+            .map_err(|e| ConvertError::Json { file: name.clone(), reason: e.to_string() })?;
         Ok(config.get("max_seq_length").and_then(serde_json::Value::as_u64).filter(|&n| n > 0))
     }
 
@@ -152,10 +153,7 @@ fn gguf_layer(
             error: error @ (GgufError::BadMagic { .. } | GgufError::TruncatedHeader { .. }),
             ..
         }) => {
-            return Err(StoreError::NotGgufFile {
-                file: crate::name::escape_for_message(name),
-                error,
-            });
+            return Err(StoreError::NotGgufFile { file: escape_for_message(name), error });
         }
         // The client's file name says more than the blob's.
         Err(StoreError::GgufFile { error, .. }) => {
@@ -164,7 +162,7 @@ fn gguf_layer(
         facts => facts?,
     };
     if media_type(&facts) == media::MODEL && facts.parameter_count == 0 {
-        return Err(StoreError::NoTensors { file: crate::name::escape_for_message(name) });
+        return Err(StoreError::NoTensors { file: escape_for_message(name) });
     }
     Ok(FileLayer {
         layer: Layer::new(media_type(&facts), digest, size(store, &digest)?),
@@ -189,8 +187,8 @@ fn converted_layer(
     progress: ProgressFn<'_>,
 ) -> Result<FileLayer, StoreError> {
     progress(Progress::status("converting model"));
-    let file = |(name, digest): &(String, String)| -> Result<ImportFile, StoreError> {
-        Ok(ImportFile {
+    let file = |(name, digest): &(String, String)| -> Result<FolderFile, StoreError> {
+        Ok(FolderFile {
             name: name.clone(),
             path: store.blob_path(&pin_uploaded_blob(store, digest)?),
         })
@@ -198,15 +196,11 @@ fn converted_layer(
     let files = files.iter().map(file).collect::<Result<Vec<_>, _>>()?;
     let mut blob = store.blob_writer()?;
     let mut throttle = ProgressThrottle::new();
-    import::convert(&files, &mut blob, &mut |status, done, total| {
+    convert(&files, &mut blob, &mut |status, done, total| {
         if throttle.is_due(done >= total) {
             progress(Progress::bytes(
                 status,
-                if status == import::CONVERTING_STATUS {
-                    CONVERTING_DIGEST
-                } else {
-                    READING_DIGEST
-                },
+                if status == CONVERTING_STATUS { CONVERTING_DIGEST } else { READING_DIGEST },
                 done,
                 total,
             ));
@@ -237,13 +231,13 @@ pub(super) fn adapter_layers(
         let model = model.ok_or(StoreError::AdapterWithoutModel)?;
         let view = View::new(Arc::new(Gguf::open(&store.layer_path(model)?)?))?;
         let inside = files.iter().filter(|(name, _)| dir(name) == folder && !is_gguf(name));
-        let file = |(name, digest): (&String, &String)| -> Result<ImportFile, StoreError> {
+        let file = |(name, digest): (&String, &String)| -> Result<FolderFile, StoreError> {
             let name = name.rsplit('/').next().unwrap_or(name).to_owned();
-            Ok(ImportFile { name, path: store.blob_path(&pin_uploaded_blob(store, digest)?) })
+            Ok(FolderFile { name, path: store.blob_path(&pin_uploaded_blob(store, digest)?) })
         };
         let inside = inside.map(file).collect::<Result<Vec<_>, _>>()?;
         let mut blob = store.blob_writer()?;
-        import::convert_adapter(&inside, view.metadata(), &mut blob)?;
+        convert_adapter(&inside, view.metadata(), &mut blob)?;
         layers.push(new_layer(store, &blob.finish(None)?)?);
     }
     Ok(layers)
@@ -301,36 +295,6 @@ fn size(store: &Store, digest: &Digest) -> Result<u64, StoreError> {
     let path: PathBuf = store.blob_path(digest);
     std::fs::metadata(&path).map(|meta| meta.len()).map_err(|e| StoreError::io("read", &path, &e))
 }
-
-/// Types that need no importance matrix.
-pub(crate) const QUANTIZE_TYPES: [&str; 20] = [
-    "F32",
-    "F16",
-    "BF16",
-    "Q4_0",
-    "Q4_1",
-    "Q5_0",
-    "Q5_1",
-    "Q8_0",
-    "Q2_K",
-    "Q3_K_S",
-    "Q3_K_M",
-    "Q3_K_L",
-    "Q4_K_S",
-    "Q4_K_M",
-    "Q5_K_S",
-    "Q5_K_M",
-    "Q6_K",
-    "IQ4_NL",
-    "IQ4_XS",
-    "MXFP4_MOE",
-];
-
-/// Types that need an importance matrix.
-pub(crate) const IMATRIX_TYPES: [&str; 11] = [
-    "Q2_K_S", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS",
-    "IQ1_M", "IQ1_S",
-];
 
 /// Rejects an unsupported quantization type.
 ///

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
-use puna_gguf::{Gguf, GgufError};
+use puna_gguf::{Gguf, GgufError, escape_for_message};
 use serde_json::Value;
 
 use super::request::{CreateRequest, Progress, ProgressThrottle};
@@ -14,7 +14,6 @@ use super::split;
 use crate::digest::Digest;
 use crate::error::StoreError;
 use crate::home_dir::user_home_dir;
-use crate::import::ImportError;
 use crate::modelfile::{Instruction, Modelfile, parse_parameter};
 use crate::remote::Remote;
 
@@ -188,7 +187,7 @@ impl<'a> RequestBuilder<'a> {
                         format!("{before},{text}")
                     }
                     Some(before) => {
-                        let models = [before.as_str(), text].map(crate::name::escape_for_message);
+                        let models = [before.as_str(), text].map(escape_for_message);
                         return Err(StoreError::SeveralModels { files: models.into() });
                     }
                 });
@@ -202,7 +201,7 @@ impl<'a> RequestBuilder<'a> {
         let Self { mut plan, mut sources, mut drafts, mut adapters, values, .. } = self;
         if let (Some(name), Some(path)) = (&plan.request.from, sources.keys().next()) {
             return Err(StoreError::FromNameAndFile {
-                name: crate::name::escape_for_message(name),
+                name: escape_for_message(name),
                 path: path.clone(),
             });
         }
@@ -330,7 +329,7 @@ impl PathResolver<'_> {
         let (user, rest) = rest.split_once('/').unwrap_or((rest, ""));
         let home =
             if user.is_empty() { self.home.map(Path::to_owned) } else { user_home_dir(user) };
-        let home = home.ok_or_else(|| StoreError::Import(ImportError::NoHome(user.to_owned())))?;
+        let home = home.ok_or_else(|| StoreError::NoHome(user.to_owned()))?;
         Ok(home.join(rest))
     }
 }
@@ -434,11 +433,11 @@ fn model_files(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
         (!files.is_empty() && fits).then_some((suffix, files))
     });
     let Some((suffix, mut files)) = group else {
-        return Err(ImportError::NoModel { dir: dir.to_owned() }.into());
+        return Err(StoreError::NoModel { dir: dir.to_owned() });
     };
     match suffix {
         ".safetensors" | ".gguf" => {}
-        _ => return Err(ImportError::Pickle { path: files.remove(0) }.into()),
+        _ => return Err(StoreError::Pickle { path: files.remove(0) }),
     }
     if suffix == ".safetensors" {
         files.extend(matching("", ".json", true));
@@ -495,9 +494,5 @@ fn resolve_within(dir: &Path, path: &Path) -> Result<PathBuf, StoreError> {
         return Ok(real);
     }
     let shown = path.strip_prefix(dir).unwrap_or(path).to_owned();
-    Err(ImportError::InsecurePath {
-        path: shown,
-        cached: path.to_string_lossy().contains(".cache"),
-    }
-    .into())
+    Err(StoreError::InsecurePath { path: shown, cached: path.to_string_lossy().contains(".cache") })
 }

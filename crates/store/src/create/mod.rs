@@ -8,6 +8,7 @@ mod split;
 
 use std::path::PathBuf;
 
+use puna_gguf::escape_for_message;
 use serde_json::{Map, Value};
 
 pub use files::check_quantize_type;
@@ -30,7 +31,6 @@ use crate::remote::Remote;
 use crate::requantize::Imatrix;
 use crate::store::Store;
 use files::{FileLayer, UploadedFiles};
-pub(crate) use files::{IMATRIX_TYPES, QUANTIZE_TYPES};
 
 /// Receives progress messages.
 pub type ProgressFn<'a> = &'a mut dyn FnMut(Progress);
@@ -235,9 +235,8 @@ impl ModelBuilder {
                 if layer.media_type != media::ADAPTER {
                     let is_it = |digest: &str| digest.parse() == Ok(layer.digest);
                     let named = request.adapters.iter().find(|(_, digest)| is_it(digest));
-                    let file = named.map_or("a file".to_owned(), |(name, _)| {
-                        crate::name::escape_for_message(name)
-                    });
+                    let file =
+                        named.map_or("a file".to_owned(), |(name, _)| escape_for_message(name));
                     return Err(StoreError::NotAnAdapter { file });
                 }
                 self.layers.push(PendingLayer { layer, is_new, status: None });

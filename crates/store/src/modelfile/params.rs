@@ -1,5 +1,6 @@
 //! The parameters of `PARAMETER`: their types, their ranges, and how `show` prints them.
 
+use puna_gguf::escape_for_message;
 use serde_json::{Map, Value};
 
 use super::ModelfileError;
@@ -69,13 +70,10 @@ pub fn parse_parameter(name: &str, values: &[&str]) -> Result<Option<Value>, Mod
         return Ok(None);
     }
     let Some(&(row, kind)) = PARAMETERS.iter().find(|row| row.0 == name) else {
-        return Err(ModelfileError::UnknownParameter(crate::name::escape_for_message(name)));
+        return Err(ModelfileError::UnknownParameter(escape_for_message(name)));
     };
     let last = values.last().copied().unwrap_or_default();
-    let bad = |kind| ModelfileError::ParameterValue {
-        kind,
-        value: crate::name::escape_for_message(last),
-    };
+    let bad = |kind| ModelfileError::ParameterValue { kind, value: escape_for_message(last) };
     if let Ok(number) = last.parse() {
         check_range(row, number, last)?;
     }
@@ -125,7 +123,7 @@ fn check_range(name: &'static str, number: f64, value: &str) -> Result<(), Model
         "top_p" | "min_p" | "typical_p" => ((0.0..=1.0).contains(&number), "between 0 and 1"),
         _ => (true, ""),
     };
-    let given = || crate::name::escape_for_message(value);
+    let given = || escape_for_message(value);
     // The type check reports values that are not numbers.
     if !fits && !number.is_nan() {
         return Err(ModelfileError::ParameterRange { name, want, value: given() });

@@ -1,7 +1,8 @@
 //! Parses Modelfiles character by character. Values may span lines, and quotes have no escapes.
 
+use puna_gguf::escape_for_message;
+
 use super::{ExpectedInput, Instruction, KEYWORDS, LineProblem, Modelfile, ModelfileError};
-use crate::name::escape_for_message;
 
 /// Largest edit distance between a mistyped instruction and the one suggested.
 const MAX_EDIT_DISTANCE: usize = 2;

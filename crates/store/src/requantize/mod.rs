@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::io::Write;
 use std::ops::Range;
 
-use puna_gguf::{Gguf, Metadata, TensorInfo, Writer};
+use puna_gguf::{Gguf, Metadata, TensorInfo, Writer, ordered_tasks};
 use puna_quant::{TensorType, dequantize, quantize};
 
 pub use fallback::{TypeFallback, fallbacks};
@@ -17,7 +17,6 @@ pub use file_type::FileType;
 pub use imatrix::{Imatrix, ImatrixRow, UnmatchedTensors, unmatched_tensors, write_imatrix};
 
 use crate::error::StoreError;
-use crate::ordered_tasks;
 
 /// Values in a task.
 const PIECE_VALUES: u64 = 1 << 18;

@@ -612,7 +612,7 @@ fn git_lfs_pointers_are_not_weights() {
     let modelfile = Modelfile::parse("FROM .").unwrap();
     let error = plan_local(&modelfile, dir, None, &mut |_| {}).unwrap_err();
     let StoreError::Line { line: 1, error } = error else { panic!("{error}") };
-    assert!(matches!(*error, StoreError::Import(crate::ImportError::NoModel { .. })), "{error}");
+    assert!(matches!(*error, StoreError::NoModel { .. }), "{error}");
 }
 
 #[test]
