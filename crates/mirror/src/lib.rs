@@ -2,8 +2,8 @@
 //! Ollama, Puna and OCI clients.
 //!
 //! A request passes `http::target` (parses the path), `auth` (who may do it), `http` (headers,
-//! ranges, error bodies) and [`Storage`] (where manifests and blobs lie). [`PullThrough`] wraps a
-//! storage and fetches missing models from upstream registries on demand.
+//! ranges, error bodies), `quota`, and [`Storage`] (where manifests and blobs lie). [`PullThrough`]
+//! is a layer in front of a storage that fetches missing models from upstream registries on demand.
 //!
 //! [`FileStorage`] keeps everything in a model directory that an Ollama server may share:
 //!
@@ -48,21 +48,27 @@ mod uploads;
 
 pub use auth::{Keys, NoKeys, Permission, Principal, RateLimit, RequestPermit};
 pub use blocking::StorageFuture;
-pub use error::MirrorError;
+pub use error::{
+    AuthenticationError, BucketProblem, ChildProblem, Denial, InternalError, LimitReached,
+    LoopProblem, MirrorError, PendingFetch, SignatureProblem, UploadProblem, UpstreamProblem,
+};
 pub use http::base_url::{LocalRequest, TlsConnection};
 pub use http::target::unescaped;
 pub use http::{ClientAddress, Mirror};
 pub use metrics::Metric;
-pub use pull_through::{PullThrough, Requester, UpstreamLookup, UpstreamManifest, Upstreams};
+pub use pull_through::{PullThrough, UpstreamLookup, UpstreamManifest, Upstreams};
 pub use quota::Quota;
 pub use retention::usage_log::UsageLog;
 pub use retention::{Removal, RetentionReport, Rule, apply_retention};
 pub use settings::Settings;
 pub use storage::note_store::{NoteInfo, NoteStore};
 pub use storage::{
-    Blob, ByteStream, FetchStats, FileStorage, S3Location, S3Storage, Storage, UploadPart,
+    Blob, BlobStore, ByteStream, FileStorage, InventoryScope, ManifestStore, ObjectInventory,
+    S3Location, S3Storage, Storage, UploadPart, UploadStore,
 };
 pub use types::manifest::{Descriptor, Manifest, ManifestKind};
+pub use types::manifest_error::{ManifestError, ManifestProblem};
+pub use types::name_error::NameError;
 pub use types::name_pattern::check_namespace;
 pub use types::repository::{Reference, Repository};
 pub use types::stored_object::{Owner, StoredObject, TagEntry};

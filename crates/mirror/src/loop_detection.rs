@@ -5,7 +5,7 @@
 
 use axum::http::{HeaderMap, header};
 
-use crate::error::MirrorError;
+use crate::error::{LoopProblem, MirrorError};
 use crate::types::upload_id::UploadId;
 
 /// Prefix of mirror ids in `Via` headers.
@@ -40,14 +40,10 @@ impl MirrorId {
         let mut mirrors: Vec<&str> =
             names.filter(|name| name.starts_with(PREFIX) && name.len() <= MAX_NAME).collect();
         if mirrors.contains(&self.0.as_str()) {
-            return Err(MirrorError::Loop(
-                "this registry has been asked by itself: it is its own upstream, or that of one of its upstreams; mend mirror.upstreams, registry.default and registry.mirrors there and here".into(),
-            ));
+            return Err(LoopProblem::Own.into());
         }
         if mirrors.len() >= MAX_MIRRORS {
-            return Err(MirrorError::Loop(format!(
-                "more than {MAX_MIRRORS} mirrors stand one behind the other: name one nearer to the source in mirror.upstreams, registry.default or registry.mirrors"
-            )));
+            return Err(LoopProblem::TooManyMirrors { most: MAX_MIRRORS }.into());
         }
         mirrors.push(&self.0);
         let entries: Vec<_> = mirrors.iter().map(|name| format!("1.1 {name}")).collect();

@@ -19,8 +19,8 @@ use puna_store::{Digest, Store};
 use crate::quota::namespace_index::NamespaceIndex;
 use crate::types::manifest::OCI_MANIFEST;
 use crate::{
-    FileStorage, Mirror, NoKeys, Permission, Principal, Quota, Repository, Settings, Storage,
-    UsageLog,
+    FileStorage, InventoryScope, Mirror, NoKeys, Permission, Principal, Quota, Repository,
+    Settings, Storage, UsageLog,
 };
 
 struct TestServer {
@@ -40,15 +40,11 @@ fn start_in_dir(dir: tempfile::TempDir, quotas: Vec<Quota>) -> TestServer {
 
 /// A mirror of a store.
 fn start_with_store(store: Arc<Store>, dir: tempfile::TempDir, quotas: Vec<Quota>) -> TestServer {
-    start_with_storage(Arc::new(FileStorage::new(store)), dir, quotas)
+    start_with_storage(FileStorage::new(store).into(), dir, quotas)
 }
 
 /// A mirror of a storage.
-fn start_with_storage(
-    storage: Arc<dyn Storage>,
-    dir: tempfile::TempDir,
-    quotas: Vec<Quota>,
-) -> TestServer {
+fn start_with_storage(storage: Storage, dir: tempfile::TempDir, quotas: Vec<Quota>) -> TestServer {
     let settings = Settings { push: true, delete: true, quotas, ..Settings::default() };
     let usage_log = UsageLog::new().unwrap();
     TestServer {
@@ -223,7 +219,7 @@ async fn unsupported_methods_list_the_allowed_ones() {
         );
     }
     let settings = Settings { push: true, ..Settings::default() };
-    let storage = Arc::new(FileStorage::new(Arc::new(Store::open(server.dir.path()).unwrap())));
+    let storage = FileStorage::new(Arc::new(Store::open(server.dir.path()).unwrap())).into();
     let mirror =
         Mirror::new(storage, Box::new(NoKeys), &settings, UsageLog::new().unwrap()).unwrap();
     let server = TestServer { mirror, ..server };
@@ -481,7 +477,7 @@ async fn an_image_hides_a_model_of_a_read_only_directory() {
     let (status, _, said) = server.ask("PUT", path, Body::from(image.clone())).await;
     assert_eq!(status, 201, "{said:?}");
     assert_eq!(server.ask("GET", path, Body::empty()).await.2, image);
-    let shown = server.mirror.storage().tag_entries().await.unwrap();
+    let shown = server.mirror.storage().inventory.tag_entries().await.unwrap();
     assert_eq!(shown.len(), 1, "what is hidden is not shown: {shown:?}");
     // Without the image the model is visible again; it cannot be removed here.
     assert_eq!(server.ask("DELETE", path, Body::empty()).await.0, 202);
@@ -507,7 +503,7 @@ async fn a_blob_pushed_again_keeps_its_file() {
     std::fs::File::options().append(true).open(&pushed).unwrap().set_modified(old).unwrap();
     server.blob("other/x", b"weights").await;
     assert_eq!(inode(&pushed), inode(&stored), "one file with two names");
-    server.mirror.storage().collect_garbage().await.unwrap();
+    server.mirror.storage().inventory.collect_garbage().await.unwrap();
     assert!(pushed.exists(), "it waits for its manifest as if it had just come");
     assert_eq!(
         std::fs::read_dir(server.dir.path().join("puna-registry/uploads")).unwrap().count(),
@@ -541,7 +537,7 @@ async fn a_quota_check_reads_only_its_namespace() {
     let broken = server.dir.path().join("puna-registry/repositories/other+x/manifests");
     std::fs::create_dir_all(&broken).unwrap();
     std::fs::write(broken.join(Digest::of(b"x").hex()), b"no manifest").unwrap();
-    assert!(server.mirror.storage().stored_objects().await.is_err());
+    assert!(server.mirror.storage().inventory.stored_objects(InventoryScope::All).await.is_err());
     let digest = server.blob("Team/x", &[1; 600]).await;
     let text = manifest_of(false, digest, 600);
     assert_eq!(server.ask("PUT", "/v2/team/x/manifests/v1", Body::from(text)).await.0, 201);
@@ -563,9 +559,8 @@ async fn blob_visibility_is_checked_in_the_requested_repository_first() {
     // A new index without cached values for each call.
     let sees = async |name: &str, digest| {
         let name = Repository::parse(name).unwrap();
-        NamespaceIndex::default()
-            .can_see_blob(server.mirror.storage(), Some(&principal), &name, digest)
-            .await
+        let index = NamespaceIndex::new(Vec::new(), server.mirror.storage().clone(), None);
+        index.can_see_blob(Some(&principal), &name, digest).await
     };
     let digest = server.blob("team/x", b"weights").await;
     assert_eq!(sees("team/x", digest).await, Ok(true), "it was brought there");

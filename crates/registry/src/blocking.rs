@@ -5,13 +5,14 @@ use std::sync::Arc;
 use puna_store::{Store, WorkGuard};
 use puna_tasks::run_blocking;
 
-use crate::error::RegistryError;
+use crate::error::{RegistryError, SetupProblem};
 
 /// Runs a blocking operation on a thread of the blocking pool.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, RegistryError> + Send + 'static,
 ) -> Result<T, RegistryError> {
-    run_blocking(work).await.unwrap_or_else(|e| Err(RegistryError::Setup(e.to_string())))
+    let done = run_blocking(work).await;
+    done.unwrap_or_else(|e| Err(SetupProblem::Task { reason: e.to_string() }.into()))
 }
 
 /// Runs an operation while the store counts it as work in progress. Blobs pinned by it stay pinned

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use mdns_sd::{ServiceDaemon, ServiceEvent, ServiceInfo};
 
 use crate::display::single_line;
-use crate::error::RegistryError;
+use crate::error::{RegistryError, SetupProblem};
 
 /// DNS-SD service type of mirrors.
 pub const MIRROR_SERVICE: &str = "_puna-mirror._tcp.local.";
@@ -42,8 +42,7 @@ fn browse(
     daemon: mdns_sd::Result<ServiceDaemon>,
     wait: Duration,
 ) -> Result<Vec<DiscoveredMirror>, RegistryError> {
-    let error =
-        |e: mdns_sd::Error| RegistryError::Setup(format!("mirrors cannot be looked for: {e}"));
+    let error = |e: mdns_sd::Error| SetupProblem::Discovery { reason: e.to_string() };
     let daemon = daemon.map_err(error)?;
     let events = daemon.browse(MIRROR_SERVICE).map_err(error)?;
     let deadline = Instant::now() + wait;
@@ -99,8 +98,7 @@ fn register(
     port: u16,
     tls_host: Option<&str>,
 ) -> Result<Announcement, RegistryError> {
-    let error =
-        |e: mdns_sd::Error| RegistryError::Setup(format!("the mirror cannot be announced: {e}"));
+    let error = |e: mdns_sd::Error| SetupProblem::Announcement { reason: e.to_string() };
     let daemon = daemon.map_err(error)?;
     let label: String =
         name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(40).collect();

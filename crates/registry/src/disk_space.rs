@@ -1,4 +1,4 @@
-//! Checks for free disk space, and storing of input with such checks.
+//! Checks for free disk space, and stores input with these checks.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -88,6 +88,7 @@ pub(crate) fn allocated_bytes(path: &Path) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::BundleProblem;
 
     #[test]
     fn an_input_that_ends_early_is_cut_off() {
@@ -95,7 +96,9 @@ mod tests {
         let store = Store::open(dir.path()).unwrap();
         let store_input = |mut input: &[u8], size: u64| {
             let mut progress_bytes = 0;
-            let read_error = |error: io::Error| RegistryError::Bundle(error.to_string());
+            let read_error = |error: io::Error| {
+                RegistryError::from(BundleProblem::Input { reason: error.to_string() })
+            };
             let blob = store_bytes(&store, &mut input, size, "it", read_error, &mut |bytes| {
                 progress_bytes += bytes
             });
@@ -104,7 +107,7 @@ mod tests {
         assert_eq!(store_input(b"bytes and more", 5).unwrap(), (5, 5, 9));
         assert_eq!(store_input(b"", 0).unwrap(), (0, 0, 0));
         let error = store_input(b"bytes", 6).unwrap_err();
-        assert_eq!(error, RegistryError::Bundle("it is cut off".into()));
+        assert_eq!(error, BundleProblem::Input { reason: "it is cut off".into() }.into());
         assert!(matches!(store_input(b"", u64::MAX).unwrap_err(), RegistryError::Bundle(_)));
     }
 }

@@ -2,9 +2,12 @@
 //! serve a model, such as a model in several files.
 //!
 //! ```text
-//! GET /api/models/USER/REPO/refs                             {"branches":[{"name":"main","targetCommit":"…"}]}
-//! GET /api/models/USER/REPO/tree/COMMIT?recursive=true       [{"type":"file","path":"…","size":…,"lfs":{"oid":SHA-256,"size":…}}]
-//! GET /USER/REPO/resolve/COMMIT/PATH                         the file, after redirects
+//! GET /api/models/USER/REPO/refs
+//!     {"branches":[{"name":"main","targetCommit":"…"}]}
+//! GET /api/models/USER/REPO/tree/COMMIT?recursive=true
+//!     [{"type":"file","path":"…","size":…,"lfs":{"oid":SHA-256,"size":…}}]
+//! GET /USER/REPO/resolve/COMMIT/PATH
+//!     the file, after redirects
 //! ```
 //!
 //! The SHA-256 of a large file equals its blob digest. So the download is verified, and models
@@ -20,7 +23,7 @@ use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde_json::json;
 
 use crate::client::session::{RequestSpec, Session};
-use crate::error::RegistryError;
+use crate::error::{ListingProblem, ManifestProblem, RegistryError};
 use crate::packaging::{SourceManifest, check_name};
 
 /// Largest page of a listing, in bytes.
@@ -127,7 +130,8 @@ impl Session {
         let commit = main.map(|branch| branch.target_commit.clone());
         let is_commit =
             |text: &String| !text.is_empty() && text.bytes().all(|c| c.is_ascii_hexdigit());
-        let commit = commit.filter(is_commit).ok_or_else(|| listing_error("it names no commit"))?;
+        let commit =
+            commit.filter(is_commit).ok_or_else(|| listing_error(ListingProblem::NoCommit))?;
         let mut next = api(&["tree", &commit]);
         next.query_pairs_mut().append_pair("recursive", "true");
         let mut files: Vec<HubFile> = Vec::new();
@@ -135,9 +139,7 @@ impl Session {
             let (link, bytes) = self.get_listing(next.clone()).await?;
             files.extend(self.parse_json::<TreePage>(&bytes)?.0);
             if files.len() > MAX_FILES {
-                return Err(listing_error(&format!(
-                    "it has more than {MAX_FILES} files of weights"
-                )));
+                return Err(listing_error(ListingProblem::TooManyFiles { most: MAX_FILES }));
             }
             let Some(link) = link else {
                 files.sort_by(|a, b| a.path.cmp(&b.path));
@@ -145,10 +147,10 @@ impl Session {
             };
             next = self.next_hop(&next, &link)?;
             if next.origin() != self.endpoint().root.origin() {
-                return Err(listing_error("it goes on at another host"));
+                return Err(listing_error(ListingProblem::OtherHost));
             }
         }
-        Err(listing_error("it has too many pages"))
+        Err(listing_error(ListingProblem::TooManyPages))
     }
 
     /// Gets a page of a listing. Returns the link to the next page, and the body.
@@ -165,12 +167,12 @@ impl Session {
 
     fn parse_json<T: serde::de::DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, RegistryError> {
         serde_json::from_slice(bytes)
-            .map_err(|e| listing_error(&format!("it is not as documented: {e}")))
+            .map_err(|e| listing_error(ListingProblem::Json { reason: e.to_string() }))
     }
 }
 
-fn listing_error(what: &str) -> RegistryError {
-    RegistryError::NotAManifest(format!("the listing of the hub cannot be used: {what}"))
+fn listing_error(problem: ListingProblem) -> RegistryError {
+    ManifestProblem::Listing(problem).into()
 }
 
 /// Reads the link to the next page: `<address>; rel="next"`.
@@ -235,13 +237,13 @@ fn select_files(files: &[HubFile], tag: &str) -> Result<Vec<HubFile>, RegistryEr
     let Some(model) = model else {
         let names: Vec<&str> =
             models.iter().take(MAX_NAMED).map(|file| file_name(&file.path)).collect();
-        return Err(RegistryError::NotAManifest(match names.as_slice() {
-            [] => "the repository has no GGUF files: `create` makes a model of safetensors".into(),
-            names => format!(
-                "the repository has no file for the tag {tag:?}; it has {}",
-                names.join(", ")
-            ),
-        }));
+        return Err(match names.as_slice() {
+            [] => ManifestProblem::NoGgufFiles.into(),
+            names => {
+                let (tag, names) = (tag.to_owned(), names.join(", "));
+                ManifestProblem::NoFileForTag { tag, names }.into()
+            }
+        });
     };
     let mut selected = split_files(files, model)?;
     selected.extend(projector(files, model, tag).cloned());
@@ -273,11 +275,12 @@ fn has_tag(path: &str, tag: &str) -> bool {
 fn split_files(files: &[HubFile], first: &HubFile) -> Result<Vec<HubFile>, RegistryError> {
     let Some(name) = PartName::parse(&first.path) else { return Ok(vec![first.clone()]) };
     if name.count > MAX_SPLIT_FILES {
-        return Err(listing_error(&format!("{} is one of {} files", first.path, name.count)));
+        let (path, count) = (first.path.clone(), name.count);
+        return Err(listing_error(ListingProblem::FileCount { path, count }));
     }
     let part = |number: u32| {
         let path = name.other(number);
-        let missing = || listing_error(&format!("there is no {path}"));
+        let missing = || listing_error(ListingProblem::MissingPart { path: path.clone() });
         files.iter().find(|file| file.path == path).cloned().ok_or_else(missing)
     };
     (1..=name.count).map(part).collect()

@@ -64,7 +64,9 @@ pub use client::tls::config as tls_config;
 pub use discovery::{Announcement, DiscoveredMirror, MIRROR_SERVICE, announce, discover_mirrors};
 pub use display::redact;
 pub use download::resumable_sha256::{ResumableSha256, Sha256State};
-pub use error::RegistryError;
+pub use error::{
+    BundleProblem, ListingProblem, ManifestProblem, RegistryError, SetupProblem, UnpackProblem,
+};
 use lock::lock;
 pub use packaging::bundle::write_bundle;
 pub use packaging::{DetectTemplate, Format};

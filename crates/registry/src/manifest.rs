@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::client::session::{RequestSpec, Session};
 use crate::display::single_line;
-use crate::error::RegistryError;
+use crate::error::{ManifestProblem, RegistryError};
 use crate::push::manifest_media_type;
 
 /// Largest manifest, in bytes.
@@ -118,13 +118,10 @@ pub(crate) fn select_from_index(bytes: &[u8]) -> Result<Option<Digest>, Registry
     }
     let names: Vec<String> =
         candidates.iter().take(MAX_NAMED).map(|listed| listed.name()).collect();
-    Err(RegistryError::NotAManifest(match names.as_slice() {
-        [] => "it is an index without a model".into(),
-        names => format!(
-            "it is an index of several, and none is this machine's or the only model: {}; ask for a tag of one of them",
-            names.join(", ")
-        ),
-    }))
+    Err(match names.as_slice() {
+        [] => ManifestProblem::EmptyIndex.into(),
+        names => ManifestProblem::AmbiguousIndex { names: names.join(", ") }.into(),
+    })
 }
 
 impl Session {
@@ -244,23 +241,21 @@ fn check_is_model(manifest: Manifest) -> Result<Manifest, RegistryError> {
         |kind: &str| CONTAINER_LAYER_PREFIXES.iter().any(|start| kind.starts_with(start));
     let what = if kinds().any(is_container) { "a container image" } else { "something else" };
     let kinds: Vec<&str> = kinds().take(MAX_NAMED).collect();
-    Err(RegistryError::NotAManifest(format!(
-        "it is {what} and no model: it has layers of {}",
-        single_line(&kinds.join(", "), 400)
-    )))
+    let kinds = single_line(&kinds.join(", "), 400);
+    Err(ManifestProblem::NoModel { what, kinds }.into())
 }
 
 /// Parses a manifest that has layers.
 pub(crate) fn parse_with_layers(bytes: &[u8]) -> Result<Manifest, RegistryError> {
     let manifest = Manifest::parse(bytes, Path::new("")).map_err(|error| match error {
         StoreError::Manifest { reason, .. } if bytes.trim_ascii_start().starts_with(b"<") => {
-            RegistryError::NotAManifest(format!("it is a page for browsers ({reason})"))
+            RegistryError::from(ManifestProblem::WebPage { reason })
         }
-        StoreError::Manifest { reason, .. } => RegistryError::NotAManifest(reason),
+        StoreError::Manifest { reason, .. } => ManifestProblem::Invalid { reason }.into(),
         other => other.into(),
     })?;
     if manifest.layers.is_empty() {
-        return Err(RegistryError::NotAManifest("it has no layers".into()));
+        return Err(ManifestProblem::NoLayers.into());
     }
     Ok(manifest)
 }

@@ -21,7 +21,9 @@ use ring::rand::SystemRandom;
 use ring::signature::{ED25519, UnparsedPublicKey};
 
 use super::permissions::{Keys, Permission, Principal, RequestPermit};
-use crate::error::MirrorError;
+use crate::error::{
+    AuthenticationError, Denial, InternalError, LimitReached, MirrorError, SignatureProblem,
+};
 use crate::http::base_url::{self, HostNames, LocalRequest, header_text};
 use crate::http::target::{Target, query_value};
 use crate::locks::lock;
@@ -58,8 +60,7 @@ pub(crate) struct Authenticator {
 impl Authenticator {
     pub(crate) fn new(keys: Box<dyn Keys>, settings: &Settings) -> Result<Self, MirrorError> {
         let secret = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
-        let secret = secret
-            .map_err(|_| MirrorError::Internal("the system gives no random numbers".into()))?;
+        let secret = secret.map_err(|_| InternalError::NoRandomNumbers)?;
         let Settings { anonymous, push, .. } = *settings;
         let (host_names, started_at, nonces) =
             (HostNames::new(settings.names.clone()), Instant::now(), Mutex::default());
@@ -76,11 +77,12 @@ impl Authenticator {
         blob: Option<&Digest>,
     ) -> Result<Option<Principal>, MirrorError> {
         if !self.keys.has_keys() {
-            return match permission == Permission::Read || self.push || head.extensions.get::<LocalRequest>().is_some() {
+            return match permission == Permission::Read
+                || self.push
+                || head.extensions.get::<LocalRequest>().is_some()
+            {
                 true => Ok(None),
-                false => Err(MirrorError::Denied(
-                    "this registry has no keys, so only its own machine may push: make one there with `puna key add`".into(),
-                )),
+                false => Err(Denial::PushWithoutKeys.into()),
             };
         }
         if permission == Permission::Read
@@ -90,13 +92,12 @@ impl Authenticator {
         }
         match self.authenticate(head) {
             Some(principal) if principal.is_allowed(permission, name) => Ok(Some(principal)),
-            Some(principal) => Err(MirrorError::Denied(format!(
-                "the key {:?} may not do this{}",
-                principal.name,
-                name.map(|name| format!(" with {name}")).unwrap_or_default()
-            ))),
+            Some(principal) => {
+                let (key, repository) = (principal.name, name.cloned());
+                Err(Denial::KeyPermission { key, repository }.into())
+            }
             None if permission == Permission::Read && self.anonymous => Ok(None),
-            None => Err(MirrorError::Unauthorized("this registry wants to know who asks".into())),
+            None => Err(AuthenticationError::NoCredentials.into()),
         }
     }
 
@@ -110,13 +111,8 @@ impl Authenticator {
             {
                 Ok(())
             }
-            Some(principal) => Err(MirrorError::Denied(format!(
-                "the key {:?} may not see the figures: that takes the scope admin, without namespaces",
-                principal.name
-            ))),
-            None => Err(MirrorError::Unauthorized(
-                "these figures are for keys of the scope admin".into(),
-            )),
+            Some(principal) => Err(Denial::KeyMetrics { key: principal.name }.into()),
+            None => Err(AuthenticationError::NoMetricsKey.into()),
         }
     }
 
@@ -177,7 +173,7 @@ impl Authenticator {
             {
                 Ok(self.sign_token("", TOKEN_LIFETIME))
             }
-            None => Err(MirrorError::Unauthorized("this key is not known here".into())),
+            None => Err(AuthenticationError::UnknownKey.into()),
         }
     }
 
@@ -188,33 +184,28 @@ impl Authenticator {
         key: &str,
         signature: &str,
     ) -> Result<Option<Principal>, MirrorError> {
-        let invalid =
-            |why: &str| MirrorError::Unauthorized(format!("the signature of this request {why}"));
+        let invalid = |problem| MirrorError::from(AuthenticationError::Signature(problem));
         let Some(public) = parse_public_key(key) else {
-            return Err(invalid("comes with a key that is none"));
+            return Err(invalid(SignatureProblem::InvalidKey));
         };
-        let signature = STANDARD.decode(signature).map_err(|_| invalid("is none"))?;
+        let signature = STANDARD.decode(signature);
+        let signature = signature.map_err(|_| invalid(SignatureProblem::NotBase64))?;
         let parameter = |key| query_value(head.uri.query(), key).unwrap_or_default();
         let base_url = base_url::base_url(head);
         // A request that was signed for another host may be relayed by that host's operator.
         if !self.is_own_address(&base_url) {
-            return Err(invalid(&format!(
-                "is for {base_url}, and that is none of the names in mirror.names: whoever runs this registry can add it there"
-            )));
+            return Err(invalid(SignatureProblem::ForeignAddress { address: base_url }));
         }
         let url =
             format!("{base_url}{}", head.uri.path_and_query().map_or("", |path| path.as_str()));
         let message = format!("GET,{url},{EMPTY_BODY_HASH}");
         let verified =
             UnparsedPublicKey::new(&ED25519, &public).verify(message.as_bytes(), &signature);
-        verified.map_err(|_| {
-            invalid(&format!("is not one of {url}: is the address another one outside of a proxy?"))
-        })?;
-        let ts: u64 = parameter("ts").parse().map_err(|_| invalid("has no time"))?;
+        verified.map_err(|_| invalid(SignatureProblem::Mismatch { url }))?;
+        let ts = parameter("ts").parse::<u64>();
+        let ts = ts.map_err(|_| invalid(SignatureProblem::NoTimestamp))?;
         if ts.abs_diff(unix_seconds()) > MAX_CLOCK_SKEW_SECONDS {
-            return Err(invalid(
-                "is of another time: the clocks of the two machines are too far apart",
-            ));
+            return Err(invalid(SignatureProblem::ClockSkew));
         }
         // Nonces of unknown keys are not remembered, because strangers could fill the memory with
         // them.
@@ -238,24 +229,20 @@ impl Authenticator {
     /// Rejects a signed request whose nonce was used before. Nonces are remembered until their
     /// timestamp is too old.
     fn record_nonce(&self, nonce: &str, remembered: Duration) -> Result<(), MirrorError> {
-        let invalid = |why: &str| {
-            Err(MirrorError::Unauthorized(format!("the signature of this request {why}")))
-        };
+        let invalid = |problem| Err(AuthenticationError::Signature(problem).into());
         match nonce.len() {
-            0 => return invalid("has no nonce"),
+            0 => return invalid(SignatureProblem::NoNonce),
             1..=MAX_NONCE_BYTES => {}
-            _ => return invalid(&format!("has a nonce of more than {MAX_NONCE_BYTES} bytes")),
+            _ => return invalid(SignatureProblem::LongNonce { most: MAX_NONCE_BYTES }),
         }
         let mut nonces = lock(&self.nonces);
         nonces.retain(|_, at| at.elapsed() < remembered);
         if nonces.contains_key(nonce) {
-            return invalid("was used before");
+            return invalid(SignatureProblem::Reused);
         }
         if nonces.len() >= MAX_NONCES {
-            return Err(MirrorError::TooManyRequests(format!(
-                "{MAX_NONCES} signed requests came within {} minutes, and no more are told apart: come back later",
-                remembered.as_secs() / 60
-            )));
+            let minutes = remembered.as_secs() / 60;
+            return Err(LimitReached::SignedRequests { most: MAX_NONCES, minutes }.into());
         }
         nonces.insert(nonce.to_owned(), Instant::now());
         Ok(())

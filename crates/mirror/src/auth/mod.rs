@@ -1,7 +1,7 @@
 //! Authentication and authorization of requests to the registry.
 
 mod authenticator;
-mod permissions;
+pub(crate) mod permissions;
 
 pub(crate) use authenticator::{Authenticator, TOKEN_LIFETIME};
 pub use permissions::{Keys, NoKeys, Permission, Principal, RateLimit, RequestPermit};

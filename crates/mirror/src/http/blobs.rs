@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use puna_store::Digest;
 
 use super::{
-    CONTENT_DIGEST, HandlerResult, Mirror, check_if_match, empty_response, header_value,
+    CONTENT_DIGEST, HandlerResult, Mirror, check_if_match, empty_response, etag_of, header_value,
     matches_etag, requester,
 };
 use crate::auth::Principal;
@@ -27,18 +27,15 @@ impl Mirror {
         principal: Option<&Principal>,
     ) -> HandlerResult {
         let requester = requester(head, principal);
-        let blob = self
-            .storage()
-            .blob_for(&name, digest, requester)
-            .await?
-            .ok_or(MirrorError::BlobUnknown(digest))?;
-        if !self.can_see_blob(principal, &name, digest).await?
-            && !self.storage().upstream_confirms_blob(&name, digest).await?
+        let blob = self.find_blob(&name, digest, requester).await?;
+        let blob = blob.ok_or(MirrorError::BlobUnknown(digest))?;
+        if !self.namespace_index().can_see_blob(principal, &name, digest).await?
+            && !self.upstream_confirms_blob(&name, digest).await?
         {
             return Err(MirrorError::BlobUnknown(digest));
         }
-        let etag = format!("\"{digest}\"");
-        check_if_match(&head.headers, Some(&etag))?;
+        let etag = etag_of(&digest);
+        check_if_match(&head.headers, Some(digest))?;
         let (status, range) = requested_range(&head.headers, &etag, blob.size());
         let mut response = empty_response(status);
         let headers = response.headers_mut();
@@ -86,11 +83,11 @@ impl Mirror {
         head: &Parts,
         principal: Option<&Principal>,
     ) -> HandlerResult {
-        if !self.can_see_blob(principal, &name, digest).await? {
+        if !self.namespace_index().can_see_blob(principal, &name, digest).await? {
             return Err(MirrorError::BlobUnknown(digest));
         }
-        check_if_match(&head.headers, Some(&format!("\"{digest}\"")))?;
-        match self.storage().remove_blob(digest).await? {
+        check_if_match(&head.headers, Some(digest))?;
+        match self.storage().blobs.remove_blob(digest).await? {
             true => Ok(empty_response(StatusCode::ACCEPTED)),
             false => Err(MirrorError::BlobUnknown(digest)),
         }

@@ -30,7 +30,7 @@ impl Mirror {
         head: &Parts,
         principal: Option<&Principal>,
     ) -> HandlerResult {
-        let mut all = self.storage().repositories().await?;
+        let mut all = self.storage().inventory.repositories().await?;
         // Repositories that the principal may not read are not listed.
         all.retain(|name| {
             principal.is_none_or(|principal| principal.is_allowed(Permission::Read, Some(name)))
@@ -41,7 +41,7 @@ impl Mirror {
     }
 
     pub(super) async fn tags(&self, name: Repository, head: &Parts) -> HandlerResult {
-        let tags = self.storage().tags(&name).await?;
+        let tags = self.storage().manifests.tags(&name).await?;
         let tags = tags.ok_or_else(|| MirrorError::NameUnknown(name.clone()))?;
         let page = ListPage::from_request(tags, head)?;
         let answer =
@@ -55,7 +55,7 @@ impl Mirror {
         subject: Digest,
         head: &Parts,
     ) -> HandlerResult {
-        let mut found = self.storage().referrers(&name, subject).await?;
+        let mut found = self.storage().manifests.referrers(&name, subject).await?;
         let kind = query_value(head.uri.query(), "artifactType");
         if let Some(kind) = &kind {
             found.retain(|manifest| manifest.artifact_type.as_ref() == Some(kind));

@@ -7,7 +7,7 @@ use axum::response::Response;
 use http_body_util::{BodyExt, Limited};
 
 use super::{
-    CONTENT_DIGEST, HandlerResult, Mirror, check_if_match, empty_response, header_value,
+    CONTENT_DIGEST, HandlerResult, Mirror, check_if_match, empty_response, etag_of, header_value,
     matches_etag, requester,
 };
 use crate::auth::Principal;
@@ -16,6 +16,7 @@ use crate::http::base_url::header_text;
 use crate::pull_through::Requester;
 use crate::retention::usage_log::ChangeSource;
 use crate::types::manifest::{MAX_MANIFEST_BYTES, Manifest};
+use crate::types::manifest_error::ManifestError;
 use crate::types::manifest_list::{accepts_lists, default_child, describe};
 use crate::types::repository::{Reference, Repository};
 
@@ -30,8 +31,7 @@ impl Mirror {
         head: &Parts,
         principal: Option<&Principal>,
     ) -> HandlerResult {
-        let found =
-            self.storage().manifest_for(&name, &reference, requester(head, principal)).await?;
+        let found = self.find_manifest(&name, &reference, requester(head, principal)).await?;
         let unknown = || MirrorError::ManifestUnknown {
             name: name.clone(),
             reference: reference.to_string(),
@@ -43,8 +43,8 @@ impl Mirror {
                 .default_child(&name, &reference, &manifest, requester(head, principal))
                 .await?;
         }
-        let etag = format!("\"{}\"", manifest.digest);
-        check_if_match(&head.headers, Some(&etag))?;
+        let etag = etag_of(&manifest.digest);
+        check_if_match(&head.headers, Some(manifest.digest))?;
         if head.method == Method::GET {
             self.usage_log().record_pull(&name, &reference);
         }
@@ -84,8 +84,7 @@ impl Mirror {
             |child| MirrorError::ChildUnknown { name: name.clone(), tag: tag.to_string(), child };
         let Some(list) = &list.list else { return Ok(list.clone()) };
         let child = default_child(list).ok_or_else(|| unknown("default child".into()))?;
-        let found =
-            self.storage().manifest_for(name, &Reference::Digest(child.digest), requester).await?;
+        let found = self.find_manifest(name, &Reference::Digest(child.digest), requester).await?;
         found.ok_or_else(|| unknown(describe(list, child)))
     }
 
@@ -99,8 +98,8 @@ impl Mirror {
     ) -> HandlerResult {
         let read = Limited::new(body, MAX_MANIFEST_BYTES).collect().await;
         let bytes = read.map_err(|e| match e.is::<http_body_util::LengthLimitError>() {
-            true => MirrorError::ManifestTooLarge { most: MAX_MANIFEST_BYTES },
-            false => MirrorError::BodyInterrupted(e.to_string()),
+            true => ManifestError::TooLarge { most: MAX_MANIFEST_BYTES }.into(),
+            false => MirrorError::BodyInterrupted { reason: e.to_string() },
         })?;
         let manifest = Manifest::parse_pushed(
             bytes.to_bytes(),
@@ -115,7 +114,7 @@ impl Mirror {
             });
         }
         for blob in &manifest.blobs {
-            if !self.can_see_blob(principal, &name, blob.digest).await? {
+            if !self.namespace_index().can_see_blob(principal, &name, blob.digest).await? {
                 return Err(MirrorError::ManifestBlobUnknown(blob.digest));
             }
         }
@@ -123,11 +122,10 @@ impl Mirror {
         self.check_precondition(&name, &reference, head).await?;
         // Held until the manifest is stored. Otherwise two concurrent pushes could each use the
         // same remaining quota.
-        let _quota_guard =
-            self.namespace_index().check_manifest_quota(self.storage(), &name, &manifest).await?;
+        let _quota_guard = self.namespace_index().check_manifest_quota(&name, &manifest).await?;
         let (digest, subject) = (manifest.digest, manifest.subject);
-        let replaced = self.storage().put_manifest(&name, &reference, manifest).await?;
-        let notes = self.storage().usage_notes();
+        let replaced = self.storage().manifests.put_manifest(&name, &reference, manifest).await?;
+        let notes = self.storage().inventory.usage_notes();
         self.usage_log()
             .record_arrival_after_sync(
                 notes,
@@ -160,8 +158,8 @@ impl Mirror {
         if !head.headers.contains_key(header::IF_MATCH) {
             return Ok(());
         }
-        let here = self.storage().manifest(name, reference).await?;
-        check_if_match(&head.headers, here.map(|here| format!("\"{}\"", here.digest)).as_deref())
+        let here = self.storage().manifests.manifest(name, reference).await?;
+        check_if_match(&head.headers, here.map(|here| here.digest))
     }
 
     pub(super) async fn remove_manifest(
@@ -172,7 +170,7 @@ impl Mirror {
     ) -> HandlerResult {
         let _guard = self.lock_repository(&name).await;
         self.check_precondition(&name, &reference, head).await?;
-        if !self.storage().remove_manifest(&name, &reference).await? {
+        if !self.storage().manifests.remove_manifest(&name, &reference).await? {
             return Err(MirrorError::ManifestUnknown { name, reference: reference.to_string() });
         }
         self.namespace_index().record_change();

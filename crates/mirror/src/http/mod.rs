@@ -3,22 +3,21 @@
 pub(crate) mod base_url;
 mod blobs;
 mod listings;
+mod maintenance;
 mod manifests;
 mod range;
+mod recent_pulls;
 pub(crate) mod target;
 mod uploads;
 mod web_ui;
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use futures_util::FutureExt;
 use http_body_util::BodyExt;
 use puna_store::{Digest, ModelName};
 use serde_json::json;
@@ -30,32 +29,24 @@ use crate::http::target::{Target, WEB_UI_PATH, query_value, unescaped};
 use crate::locks::{KeyGuard, KeyedLocks};
 use crate::loop_detection::MirrorId;
 use crate::metrics::{Metric, Metrics};
-use crate::pull_through::Requester;
+use crate::pull_through::{FetchStats, PullThrough, Requester};
 use crate::quota::namespace_index::NamespaceIndex;
-use crate::retention::usage_log::{SECONDS_PER_DAY, UsageLog};
-use crate::retention::{RetentionReport, Rule, apply_retention};
+use crate::retention::Rule;
+use crate::retention::usage_log::UsageLog;
 use crate::settings::Settings;
-use crate::storage::Storage;
+use crate::storage::{Blob, Storage};
+use crate::types::manifest::Manifest;
 use crate::types::repository::{Reference, Repository};
 
-use web_ui::RecentPulls;
+use recent_pulls::RecentPulls;
 
-pub use web_ui::ClientAddress;
+pub use recent_pulls::ClientAddress;
 
 /// Header of every response that identifies the protocol version.
 const VERSION: (HeaderName, HeaderValue) = (
     HeaderName::from_static("docker-distribution-api-version"),
     HeaderValue::from_static("registry/2.0"),
 );
-
-/// Interval of garbage collection.
-const GARBAGE_COLLECTION_INTERVAL: Duration = Duration::from_secs(60 * 60);
-
-/// Delay before a background task restarts after a panic.
-const RESTART_DELAY: Duration = Duration::from_secs(60);
-
-/// Delay of the first retention run after the start. Later runs follow daily.
-const FIRST_RETENTION_DELAY: Duration = Duration::from_secs(5 * 60);
 
 pub(crate) const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
 
@@ -64,7 +55,9 @@ pub(crate) const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-co
 pub struct Mirror(Arc<Inner>);
 
 struct Inner {
-    storage: Arc<dyn Storage>,
+    storage: Storage,
+    /// The layer of `storage` that fetches from upstreams.
+    pull_through: Option<PullThrough>,
     authenticator: Authenticator,
     allow_delete: bool,
     pulls: RecentPulls,
@@ -86,19 +79,44 @@ impl Mirror {
     /// # Errors
     /// The system provides no random numbers.
     pub fn new(
-        storage: Arc<dyn Storage>,
+        storage: Storage,
+        keys: Box<dyn Keys>,
+        settings: &Settings,
+        usage_log: UsageLog,
+    ) -> Result<Self, MirrorError> {
+        Self::build(storage, None, keys, settings, usage_log)
+    }
+
+    /// Creates a registry that also serves what its upstreams have.
+    ///
+    /// # Errors
+    /// The system provides no random numbers.
+    pub fn with_pull_through(
+        pull_through: PullThrough,
+        keys: Box<dyn Keys>,
+        settings: &Settings,
+        usage_log: UsageLog,
+    ) -> Result<Self, MirrorError> {
+        Self::build(pull_through.storage(), Some(pull_through), keys, settings, usage_log)
+    }
+
+    fn build(
+        storage: Storage,
+        pull_through: Option<PullThrough>,
         keys: Box<dyn Keys>,
         settings: &Settings,
         usage_log: UsageLog,
     ) -> Result<Self, MirrorError> {
         let authenticator = Authenticator::new(keys, settings)?;
-        let namespace_index = NamespaceIndex::new(settings.quotas.clone());
+        let namespace_index =
+            NamespaceIndex::new(settings.quotas.clone(), storage.clone(), pull_through.clone());
         let (allow_delete, pulls) = (settings.delete, RecentPulls::default());
         let (metrics, retention, mirror_id) =
             (Metrics::default(), settings.retention.clone(), MirrorId::new()?);
         let repository_locks = KeyedLocks::default();
         let inner = Inner {
             storage,
+            pull_through,
             authenticator,
             allow_delete,
             pulls,
@@ -137,7 +155,10 @@ impl Mirror {
     /// The storage cannot be read.
     pub async fn all_metrics(&self) -> Result<Vec<Metric>, MirrorError> {
         let mut metrics = self.metrics().snapshot();
-        let fetch_stats = self.storage().fetch_stats().await;
+        let fetch_stats = match &self.0.pull_through {
+            Some(pull_through) => pull_through.fetch_stats().await,
+            None => FetchStats::default(),
+        };
         metrics.extend([
             Metric::counter(
                 "puna_mirror_hits_total",
@@ -166,7 +187,7 @@ impl Mirror {
             ),
             Metric::gauge("puna_mirror_fetching", "Models that are being fetched.", fetch_stats.running),
         ]);
-        metrics.extend(self.namespace_index().metrics(self.storage()).await?);
+        metrics.extend(self.namespace_index().metrics().await?);
         Ok(metrics)
     }
 
@@ -198,93 +219,51 @@ impl Mirror {
         &self.0.namespace_index
     }
 
-    /// Whether a principal may know that a stored blob exists.
-    async fn can_see_blob(
+    /// Returns a manifest. The requester decides whether a missing one may be fetched.
+    async fn find_manifest(
         &self,
-        principal: Option<&Principal>,
+        name: &Repository,
+        reference: &Reference,
+        requester: Requester,
+    ) -> Result<Option<Manifest>, MirrorError> {
+        match &self.0.pull_through {
+            Some(pull_through) => pull_through.manifest_for(name, reference, requester).await,
+            None => self.storage().manifests.manifest(name, reference).await,
+        }
+    }
+
+    /// Returns a blob for a request in a repository. The requester decides whether a missing one
+    /// may be fetched.
+    async fn find_blob(
+        &self,
+        name: &Repository,
+        digest: Digest,
+        requester: Requester,
+    ) -> Result<Option<Box<dyn Blob>>, MirrorError> {
+        match &self.0.pull_through {
+            Some(pull_through) => pull_through.blob_for(name, digest, requester).await,
+            None => self.storage().blobs.blob(digest).await,
+        }
+    }
+
+    /// Whether the upstream of a repository confirms that a blob belongs to it.
+    async fn upstream_confirms_blob(
+        &self,
         name: &Repository,
         digest: Digest,
     ) -> Result<bool, MirrorError> {
-        self.namespace_index().can_see_blob(self.storage(), principal, name, digest).await
+        match &self.0.pull_through {
+            Some(pull_through) => pull_through.upstream_confirms_blob(name, digest).await,
+            None => Ok(false),
+        }
     }
 
     pub(crate) fn authenticator(&self) -> &Authenticator {
         &self.0.authenticator
     }
 
-    pub(crate) fn storage(&self) -> &dyn Storage {
-        &*self.0.storage
-    }
-
-    /// Runs the background tasks forever: writing the usage log, garbage collection, retention. A
-    /// panic of one task does not affect the others.
-    pub async fn run_maintenance(&self) {
-        tokio::join!(
-            restart_on_panic("noting what is pulled", RESTART_DELAY, || self
-                .usage_log()
-                .run(self.storage().usage_notes())),
-            restart_on_panic("removing what nobody needs", RESTART_DELAY, || self
-                .collect_garbage_hourly()),
-            restart_on_panic("applying mirror.retention", RESTART_DELAY, || self
-                .apply_retention_daily()),
-        );
-    }
-
-    /// Writes unwritten usage records before shutdown.
-    pub async fn flush_usage_log(&self) {
-        if let Err(error) = self.usage_log().write(self.storage().usage_notes()).await {
-            tracing::warn!(%error, "when models were last pulled cannot be noted");
-        }
-    }
-
-    /// Removes everything that no rule keeps, the blobs that become unreferenced, and usage records
-    /// of missing items.
-    ///
-    /// # Errors
-    /// The storage cannot be read or written.
-    async fn apply_retention(&self) -> Result<RetentionReport, MirrorError> {
-        let retained =
-            apply_retention(self.storage(), self.usage_log(), &self.0.retention, false).await?;
-        if !retained.removals.is_empty() {
-            self.namespace_index().record_change();
-            self.metrics().count_removed(retained.removals.len() as u64, retained.bytes());
-            self.storage().collect_garbage().await?;
-        }
-        Ok(retained)
-    }
-
-    /// Runs retention daily. Without rules it only removes usage records of missing items.
-    async fn apply_retention_daily(&self) {
-        let has_rules = !self.0.retention.is_empty();
-        tokio::time::sleep(FIRST_RETENTION_DELAY).await;
-        loop {
-            match self.apply_retention().await {
-                Ok(retained) if has_rules => tracing::info!(
-                    removed = retained.removals.len(),
-                    bytes = retained.bytes(),
-                    own = retained.own,
-                    "mirror.retention was applied"
-                ),
-                Ok(_) => {}
-                Err(error) if has_rules => {
-                    tracing::warn!(%error, "mirror.retention cannot be applied")
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "notes of what is gone cannot be cleared away")
-                }
-            }
-            tokio::time::sleep(Duration::from_secs(SECONDS_PER_DAY)).await;
-        }
-    }
-
-    async fn collect_garbage_hourly(&self) {
-        let mut hours = tokio::time::interval(GARBAGE_COLLECTION_INTERVAL);
-        loop {
-            hours.tick().await;
-            if let Err(error) = self.storage().collect_garbage().await {
-                tracing::warn!(%error, "what nobody needs any more cannot be removed");
-            }
-        }
+    pub(crate) fn storage(&self) -> &Storage {
+        &self.0.storage
     }
 
     /// Whether a path belongs to the registry.
@@ -396,7 +375,7 @@ impl Mirror {
             (Target::Upload(name, id), Method::PATCH) => self.append(name, id, head, body).await,
             (Target::Upload(name, id), Method::PUT) => self.finish(name, id, head, body).await,
             (Target::Upload(name, id), Method::DELETE) => self.cancel(name, id).await,
-            (_, method) => Err(MirrorError::Unsupported(format!("{method} means nothing here"))),
+            (_, method) => Err(MirrorError::MethodNotAllowed(method)),
         }
     }
 
@@ -408,9 +387,7 @@ impl Mirror {
         permission: Permission,
     ) -> Result<Option<Principal>, MirrorError> {
         if permission == Permission::Admin && !self.0.allow_delete {
-            return Err(MirrorError::Unsupported(
-                "nothing can be removed from this registry, unless mirror.delete is on".into(),
-            ));
+            return Err(MirrorError::DeletionDisabled);
         }
         let blob = match target {
             Target::Token => return Ok(None),
@@ -427,19 +404,6 @@ impl Mirror {
             StatusCode::OK,
             &json!({"token": token, "access_token": token, "expires_in": seconds}),
         ))
-    }
-}
-
-/// Runs a task to its end. Restarts it after a delay if it panics.
-async fn restart_on_panic<F: Future<Output = ()>>(
-    what: &str,
-    pause: Duration,
-    work: impl Fn() -> F,
-) {
-    while let Err(panic) = AssertUnwindSafe(work()).catch_unwind().await {
-        let error = MirrorError::from_panic(&*panic);
-        tracing::error!(what, %error, "it begins anew in a while");
-        tokio::time::sleep(pause).await;
     }
 }
 
@@ -525,6 +489,11 @@ fn requester(head: &Parts, principal: Option<&Principal>) -> Requester {
     }
 }
 
+/// `ETag` of content with a digest.
+fn etag_of(digest: &Digest) -> String {
+    format!("\"{digest}\"")
+}
+
 /// Whether `If-None-Match` contains the current `ETag`.
 fn matches_etag(headers: &HeaderMap, etag: &str) -> bool {
     let tags =
@@ -532,8 +501,8 @@ fn matches_etag(headers: &HeaderMap, etag: &str) -> bool {
     tags.into_iter().any(|tag| tag == "*" || tag.trim_start_matches("W/") == etag)
 }
 
-/// Checks `If-Match` against the current `ETag`; `None` if nothing exists.
-fn check_if_match(headers: &HeaderMap, etag: Option<&str>) -> Result<(), MirrorError> {
+/// Checks `If-Match` against the current content; `None` if nothing exists.
+fn check_if_match(headers: &HeaderMap, current: Option<Digest>) -> Result<(), MirrorError> {
     let mut lines = headers.get_all(header::IF_MATCH).iter().peekable();
     if lines.peek().is_none() {
         return Ok(());
@@ -541,35 +510,9 @@ fn check_if_match(headers: &HeaderMap, etag: Option<&str>) -> Result<(), MirrorE
     // Weak tags never match (RFC 9110, 13.1.1).
     let mut tags =
         lines.filter_map(|line| line.to_str().ok()).flat_map(|line| line.split(',')).map(str::trim);
+    let etag = current.as_ref().map(etag_of);
     match etag.is_some_and(|etag| tags.any(|tag| tag == "*" || tag == etag)) {
         true => Ok(()),
-        false => Err(MirrorError::PreconditionFailed(etag.unwrap_or("nothing").to_owned())),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-
-    use super::*;
-
-    #[tokio::test]
-    async fn a_panicking_task_restarts_and_stops_no_other() {
-        let (permit, others) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let work = async || {
-            assert!(permit.fetch_add(1, Relaxed) >= 2, "a panic of a test, which is no failure")
-        };
-        let other = async || {
-            while permit.load(Relaxed) < 3 {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-            others.fetch_add(1, Relaxed);
-        };
-        let pause = Duration::from_millis(5);
-        tokio::join!(
-            restart_on_panic("one", pause, work),
-            restart_on_panic("the other", pause, other)
-        );
-        assert_eq!((permit.into_inner(), others.into_inner()), (3, 1));
+        false => Err(MirrorError::PreconditionFailed { current }),
     }
 }

@@ -11,11 +11,12 @@ use puna_store::Digest;
 
 use super::{CONTENT_DIGEST, ClientAddress, HandlerResult, Mirror, empty_response, header_value};
 use crate::auth::Principal;
-use crate::error::MirrorError;
+use crate::error::{MirrorError, UploadProblem};
 use crate::http::base_url::{self, header_text};
 use crate::http::target::query_value;
 use crate::quota::reservation::UploadReservation;
 use crate::storage::{ByteStream, UploadPart};
+use crate::types::name_error::NameError;
 use crate::types::repository::{Repository, digest};
 use crate::types::upload_id::UploadId;
 
@@ -38,13 +39,16 @@ impl Mirror {
         // Ollama's newer client sends a digest without a body to ask whether the blob exists.
         let existence_check = mounted.or(whole.filter(|whole| empty && *whole != Digest::of(b"")));
         if let Some(digest) = existence_check
-            && self.storage().blob(digest).await?.is_some()
-            && self.can_see_blob(principal, &name, digest).await?
-            && self.namespace_index().mount(self.storage(), &name, digest).await?
+            && self.storage().blobs.blob(digest).await?.is_some()
+            && self.namespace_index().can_see_blob(principal, &name, digest).await?
+            && self.namespace_index().mount(&name, digest).await?
         {
             return Ok(created(&name, &digest));
         }
-        let id = self.storage().begin(&name, &upload_owner(head, principal)).await?;
+        if let Some(pull_through) = &self.0.pull_through {
+            pull_through.check_not_mirrored(&name)?;
+        }
+        let id = self.storage().uploads.begin(&name, &upload_owner(head, principal)).await?;
         if let Some(digest) = whole.filter(|_| existence_check.is_none()) {
             return self.finish_with_body(name, id, digest, head, body).await;
         }
@@ -57,7 +61,7 @@ impl Mirror {
         id: UploadId,
         head: &Parts,
     ) -> HandlerResult {
-        let len = self.storage().upload_size(&name, &id).await?;
+        let len = self.storage().uploads.size(&name, &id).await?;
         Ok(accepted(StatusCode::NO_CONTENT, &base_url::base_url(head), &name, &id, len))
     }
 
@@ -97,7 +101,7 @@ impl Mirror {
         body: Content,
     ) -> HandlerResult {
         let text = query_value(head.uri.query(), "digest");
-        let digest = digest(&text.ok_or(MirrorError::Digest(String::new()))?)?;
+        let digest = digest(&text.ok_or(NameError::Digest(String::new()))?)?;
         self.finish_with_body(name, id, digest, head, body).await
     }
 
@@ -109,8 +113,7 @@ impl Mirror {
         id: &UploadId,
         mut part: UploadPart,
     ) -> Result<u64, MirrorError> {
-        let reservation =
-            self.namespace_index().reserve_upload(&self.0.storage, name, id).await?.map(Arc::new);
+        let reservation = self.namespace_index().reserve_upload(name, id).await?.map(Arc::new);
         if let Some(reservation) = &reservation {
             let received = reservation.received();
             let first = part.at.map_or(received, |at| at.min(received));
@@ -118,11 +121,11 @@ impl Mirror {
             part.body = reserve_pieces(reservation.clone(), first, part.body);
         }
         let body = self.metrics().count_received(part.body);
-        let added = self.storage().append(name, id, UploadPart { body, ..part }).await;
+        let added = self.storage().uploads.append(name, id, UploadPart { body, ..part }).await;
         match &added {
             Ok(len) => _ = reservation.inspect(|reservation| reservation.complete(*len)),
             Err(MirrorError::Quota { .. }) => {
-                self.namespace_index().cancel(self.storage(), name, id).await?
+                self.namespace_index().reservations.cancel(name, id).await?
             }
             Err(_) => {}
         }
@@ -141,12 +144,12 @@ impl Mirror {
         if !is_empty(&head.headers) {
             self.append_within_quota(&name, &id, part(head, body)?).await?;
         }
-        self.namespace_index().finish(&self.0.storage, &name, &id, digest).await?;
+        self.namespace_index().finish(&name, &id, digest).await?;
         Ok(created(&name, &digest))
     }
 
     pub(super) async fn cancel(&self, name: Repository, id: UploadId) -> HandlerResult {
-        self.namespace_index().cancel(self.storage(), &name, &id).await?;
+        self.namespace_index().reservations.cancel(&name, &id).await?;
         let mut response = empty_response(StatusCode::NO_CONTENT);
         response.headers_mut().remove(header::CONTENT_LENGTH);
         Ok(response)
@@ -179,11 +182,11 @@ fn part(head: &Parts, body: Content) -> Result<UploadPart, MirrorError> {
     if let (Some(len), Some(wanted)) = (len, wanted)
         && len != wanted
     {
-        return Err(MirrorError::SizeMismatch(len, wanted));
+        return Err(MirrorError::SizeMismatch { received: len, announced: wanted });
     }
     let body: ByteStream = body
         .into_data_stream()
-        .map(|piece| piece.map_err(|e| MirrorError::BodyInterrupted(e.to_string())))
+        .map(|piece| piece.map_err(|e| MirrorError::BodyInterrupted { reason: e.to_string() }))
         .boxed();
     Ok(UploadPart { at: range.map(|(first, _)| first), len: wanted.or(len), body })
 }
@@ -203,7 +206,7 @@ fn reserve_pieces(reservation: Arc<UploadReservation>, first: u64, body: ByteStr
 }
 
 /// Parses `first-last`. The distribution specification uses no unit here.
-fn content_range(text: &str) -> Result<(u64, u64), MirrorError> {
+fn content_range(text: &str) -> Result<(u64, u64), UploadProblem> {
     let read = || {
         let (first, last) = text.split_once('-')?;
         let digits = |text: &str| text.bytes().all(|c| c.is_ascii_digit());
@@ -213,11 +216,7 @@ fn content_range(text: &str) -> Result<(u64, u64), MirrorError> {
         );
         (first <= last && last < u64::MAX).then_some((first, last))
     };
-    read().ok_or_else(|| {
-        MirrorError::UploadInvalid(format!(
-            "Content-Range {text:?} is no place: write FIRST-LAST, such as 0-99"
-        ))
-    })
+    read().ok_or_else(|| UploadProblem::ContentRange(text.to_owned()))
 }
 
 fn accepted(

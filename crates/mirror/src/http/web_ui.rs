@@ -1,10 +1,7 @@
 //! Web page of the registry: models, fetches in progress, recent pulls, quotas, and how to pull. It
 //! loads no external resources.
 
-use std::collections::VecDeque;
-use std::net::{IpAddr, Ipv6Addr};
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::request::Parts;
@@ -13,8 +10,8 @@ use axum::response::{IntoResponse, Response};
 
 use super::{HandlerResult, Mirror};
 use crate::auth::{Permission, Principal};
-use crate::http::base_url::{self, header_text};
-use crate::locks::lock;
+use crate::http::base_url;
+use crate::http::recent_pulls::Pull;
 use crate::quota::namespace_index::QuotaUsage;
 use crate::retention::usage_log::UsageLog;
 use crate::types::repository::Repository;
@@ -22,11 +19,6 @@ use crate::types::stored_object::TagEntry;
 
 /// Largest number of rows in a table.
 const MAX_ROWS: usize = 1000;
-/// Number of recent pulls that are remembered.
-const MAX_PULLS: usize = 50;
-/// Number of characters of address and user agent that are kept.
-const MAX_CLIENT_CHARS: usize = 80;
-
 /// Content security policy of the page: only its own inline style.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -34,62 +26,6 @@ const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;mar
 pre,code{background:#f3f3f3;border-radius:4px;padding:.1em .3em}pre{padding:.6em;overflow:auto}\
 table{border-collapse:collapse;width:100%}td,th{text-align:left;padding:.25em .6em;border-bottom:1px solid #ddd}\
 @media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}pre,code{background:#2a2a2a}td,th{border-color:#444}}";
-
-/// Address of the client of a connection. The server adds it to the request extensions.
-#[derive(Debug, Clone)]
-pub struct ClientAddress(pub String);
-
-impl ClientAddress {
-    /// Network of the client for limits: the /64 prefix of an IPv6 address, since each client has
-    /// as many addresses in it as it likes, else the address.
-    pub(crate) fn network(&self) -> String {
-        match self.0.parse() {
-            Ok(IpAddr::V6(ip)) if ip.to_ipv4_mapped().is_none() => {
-                let net = Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX));
-                format!("{net}/64")
-            }
-            _ => self.0.clone(),
-        }
-    }
-}
-
-/// The most recent pulls, newest first.
-#[derive(Default)]
-pub(crate) struct RecentPulls(Mutex<VecDeque<Pull>>);
-
-#[derive(Clone)]
-struct Pull {
-    at: Instant,
-    name: Repository,
-    tag: String,
-    client: String,
-}
-
-impl RecentPulls {
-    /// Records that a client pulled a manifest.
-    pub(crate) fn record(&self, head: &Parts, name: &Repository, tag: &str) {
-        let forwarded =
-            head.headers.get("x-forwarded-for").and_then(|header_value| header_value.to_str().ok());
-        let forwarded =
-            forwarded.and_then(|all| all.split(',').next()).map(|one| one.trim().to_owned());
-        let caller = || head.extensions.get::<ClientAddress>().map(|caller| caller.0.clone());
-        let agent = header_text(&head.headers, header::USER_AGENT).unwrap_or_default();
-        let client = format!("{} {agent}", forwarded.or_else(caller).unwrap_or_default());
-        let client = client.trim().chars().take(MAX_CLIENT_CHARS).collect();
-        let mut pulls = lock(&self.0);
-        pulls.truncate(MAX_PULLS - 1);
-        pulls.push_front(Pull {
-            at: Instant::now(),
-            name: name.clone(),
-            tag: tag.to_owned(),
-            client,
-        });
-    }
-
-    fn all(&self) -> Vec<Pull> {
-        lock(&self.0).iter().cloned().collect()
-    }
-}
 
 impl Mirror {
     pub(super) async fn web_ui(
@@ -100,13 +36,13 @@ impl Mirror {
         let may = |name: &Repository| {
             principal.is_none_or(|principal| principal.is_allowed(Permission::Read, Some(name)))
         };
-        let entries = self.namespace_index().tag_entries(self.storage()).await?;
+        let entries = self.namespace_index().tag_entries().await?;
         let mut entries: Vec<&TagEntry> = entries.iter().filter(|entry| may(&entry.name)).collect();
         entries.sort_by(|a, b| (&a.name, &a.tag).cmp(&(&b.name, &b.tag)));
         let (fetched, here): (Vec<_>, Vec<_>) =
             entries.into_iter().partition(|entry| entry.completed.is_some());
-        self.usage_log().refresh_for_web_ui(self.storage().usage_notes()).await;
-        let mut uses = self.namespace_index().quota_usage(self.storage()).await?;
+        self.usage_log().refresh_for_web_ui(self.storage().inventory.usage_notes()).await;
+        let mut uses = self.namespace_index().quota_usage().await?;
         uses.retain(|of| {
             principal.is_none_or(|principal| principal.can_see_namespace(&of.namespace))
         });

@@ -15,9 +15,9 @@ use super::declared_sizes::DeclaredSize;
 use super::in_flight::{BlobFetch, FetchTarget, InFlightModel};
 use super::tag_cache::{MissReason, TagCacheEntry, TagState};
 use super::tag_lookup::TagRequest;
-use super::{Inner, fetch_error, with_model_name};
+use super::{Inner, with_model_name};
 use crate::blocking::blocking;
-use crate::error::MirrorError;
+use crate::error::{MirrorError, PendingFetch, UpstreamProblem};
 use crate::locks::lock;
 use crate::pull_through::in_flight_blob::InFlightBlob;
 use crate::pull_through::upstreams::FetchPermit;
@@ -44,8 +44,8 @@ impl Inner {
         let manifest = match manifest {
             Ok(manifest) => manifest,
             Err(error) => {
-                let error =
-                    with_model_name(&request.model, MirrorError::Upstream(error.to_string()));
+                let error = UpstreamProblem::Manifest(error).into();
+                let error = with_model_name(&request.model, error);
                 return self.cache_miss(tag, request, MissReason::Failed(error));
             }
         };
@@ -60,13 +60,13 @@ impl Inner {
             Ok(permit) => permit,
             Err(reason) => return self.cache_miss(tag, request, reason),
         };
-        let noted = self.declared_sizes.declare(&*self.storage, request.name, &manifest);
-        let (noted, remote_blobs) = tokio::join!(noted, self.blobs_in_remote_storage(&manifest));
+        let noted = self.declared_sizes.declare(&*self.storage.inventory, request.name, &manifest);
+        let (noted, bucket_blobs) = tokio::join!(noted, self.blobs_in_bucket(&manifest));
         if let Err(error) = noted {
             // The manifest is not served, because no note would declare its blob sizes.
             return self.cache_miss(tag, request, MissReason::Failed(error));
         }
-        let found = found.skip_blobs(remote_blobs?);
+        let found = found.skip_blobs(bucket_blobs?);
         tracing::info!(model = %request.model, digest = %manifest.digest, "fetching");
         let target = FetchTarget::new(&request, confirmation, found.completed(&self.store).await);
         let fetch = Arc::new(BlobFetch { target, found, manifest: manifest.clone() });
@@ -91,7 +91,7 @@ impl Inner {
         replaced: Option<Entry>,
     ) {
         let (tag, notes) =
-            (Reference::Tag(target.model.tag().to_owned()), self.storage.usage_notes());
+            (Reference::Tag(target.model.tag().to_owned()), self.storage.inventory.usage_notes());
         self.usage_log
             .record_arrival_after_sync(
                 notes,
@@ -157,54 +157,64 @@ impl Inner {
     async fn fetch_and_store(&self, fetch: &BlobFetch) -> Result<Option<Entry>, MirrorError> {
         let BlobFetch { target: FetchTarget { name, model, .. }, found, manifest } = fetch;
         let tag = Reference::Tag(model.tag().to_owned());
-        if manifest.kind == ManifestKind::Model && !self.storage.is_remote_storage() {
-            let replaced = found.fetch(&self.store).await.map_err(fetch_error)?;
-            let served = self.storage.manifest(name, &tag).await?;
+        if manifest.kind == ManifestKind::Model && self.bucket.is_none() {
+            let replaced = found.fetch(&self.store).await?;
+            let served = self.storage.manifests.manifest(name, &tag).await?;
             if served.is_some_and(|served| served.digest != manifest.digest) {
                 // The tag points to a list or an image, which would hide the model.
-                self.storage.put_manifest(name, &tag, manifest.clone()).await?;
+                self.storage.manifests.put_manifest(name, &tag, manifest.clone()).await?;
             }
             return Ok(replaced);
         }
-        let kept = found.fetch_blobs(&self.store).await.map_err(fetch_error)?;
-        if self.storage.adopt_model(name, &tag, manifest.clone(), &self.store).await? {
-            drop(kept);
-            let blobs: Vec<Digest> = manifest.blobs.iter().map(|blob| blob.digest).collect();
-            let store = self.store.clone();
-            blocking(move || Ok(store.discard_blobs(&blobs)?)).await?;
-            return Ok(None);
-        }
-        self.storage.put_manifest(name, &tag, manifest.clone()).await
+        let pins = found.fetch_blobs(&self.store).await?;
+        self.store_fetched(name, &tag, manifest, pins).await
     }
 
-    /// Returns the blobs of a manifest that a remote storage already has.
-    async fn blobs_in_remote_storage(
+    /// Stores a manifest whose blobs were fetched into the local store and are pinned there. If the
+    /// storage is a bucket, the blobs are copied to it and removed here. Returns the model that it
+    /// replaced.
+    pub(super) async fn store_fetched(
         &self,
+        name: &Repository,
+        reference: &Reference,
         manifest: &Manifest,
-    ) -> Result<HashSet<Digest>, MirrorError> {
+        pins: impl Send,
+    ) -> Result<Option<Entry>, MirrorError> {
+        let Some(bucket) = &self.bucket else {
+            return self.storage.manifests.put_manifest(name, reference, manifest.clone()).await;
+        };
+        bucket.upload_model(name, reference, manifest.clone(), &self.store).await?;
+        drop(pins);
+        let blobs: Vec<Digest> = manifest.blobs.iter().map(|blob| blob.digest).collect();
+        let store = self.store.clone();
+        blocking(move || Ok(store.discard_blobs(&blobs)?)).await?;
+        Ok(None)
+    }
+
+    /// Returns the blobs of a manifest that the bucket already has.
+    async fn blobs_in_bucket(&self, manifest: &Manifest) -> Result<HashSet<Digest>, MirrorError> {
         let mut present = HashSet::new();
-        if self.storage.is_remote_storage() {
+        if self.bucket.is_some() {
             for blob in &manifest.blobs {
-                let kept = self.storage.blob(blob.digest).await?;
+                let kept = self.storage.blobs.blob(blob.digest).await?;
                 present.extend(kept.filter(|kept| kept.size() == blob.size).map(|_| blob.digest));
             }
         }
         Ok(present)
     }
 
-    /// Moves a model of the store to the storage, if that lies elsewhere.
-    pub(super) async fn adopt_stored_model(
+    /// Moves a model of the local store to the bucket, if there is one.
+    pub(super) async fn move_to_bucket(
         &self,
         model: &ModelName,
         manifest: Manifest,
     ) -> Result<(), MirrorError> {
+        let Some(bucket) = &self.bucket else { return Ok(()) };
         let Some(name) = Repository::from_model_name(model) else { return Ok(()) };
         let tag = Reference::Tag(model.tag().to_owned());
-        if self.storage.adopt_model(&name, &tag, manifest, &self.store).await? {
-            let (store, model) = (self.store.clone(), model.clone());
-            blocking(move || Ok(store.delete(&model).map(drop)?)).await?;
-        }
-        Ok(())
+        bucket.upload_model(&name, &tag, manifest, &self.store).await?;
+        let (store, model) = (self.store.clone(), model.clone());
+        blocking(move || Ok(store.delete(&model).map(drop)?)).await
     }
 
     /// Waits while blobs of a pushed manifest are being fetched. The client was told that they
@@ -215,16 +225,14 @@ impl Inner {
                 let is_fetched = || {
                     self.find_blob_fetch(|fetch| fetch.found.size(&blob.digest).is_some()).is_some()
                 };
-                while self.storage.blob(blob.digest).await?.is_none() && is_fetched() {
+                while self.storage.blobs.blob(blob.digest).await?.is_none() && is_fetched() {
                     tokio::time::sleep(BLOB_POLL_INTERVAL).await;
                 }
             }
             Ok(())
         };
-        let late =
-            "blobs of this manifest are still being fetched from an upstream: ask again in a while";
         let arrived = tokio::time::timeout(BLOB_WAIT, arrived).await;
-        arrived.unwrap_or_else(|_| Err(MirrorError::RetryLater(late.into())))
+        arrived.unwrap_or_else(|_| Err(PendingFetch::Blobs.into()))
     }
 
     /// Returns a running fetch that satisfies a condition.
@@ -251,7 +259,7 @@ impl Inner {
         let fetch =
             self.find_blob_fetch(|fetch| fetch.manifest.digest == digest && is_of(&fetch.target));
         let Some(fetch) = fetch else { return Ok(None) };
-        self.declared_sizes.declare(&*self.storage, name, &fetch.manifest).await?;
+        self.declared_sizes.declare(&*self.storage.inventory, name, &fetch.manifest).await?;
         Ok(Some(fetch.manifest.clone()))
     }
 
@@ -283,7 +291,8 @@ impl Inner {
         name: &Repository,
         digest: Digest,
     ) -> Option<DeclaredSize> {
-        self.declared_sizes.get(&*self.storage, name, digest).await.unwrap_or_else(|error| {
+        let declared = self.declared_sizes.get(&*self.storage.inventory, name, digest).await;
+        declared.unwrap_or_else(|error| {
             tracing::warn!(repository = %name, %digest, %error, "how large blobs are cannot be read: this one is given when it is here");
             Some(DeclaredSize::Conflicting)
         })
@@ -297,7 +306,8 @@ impl Inner {
         running: DownloadReader,
         is_size_declared: bool,
     ) -> InFlightBlob {
-        InFlightBlob { storage: self.storage.clone(), digest, size, running, is_size_declared }
+        let (blobs, has_bucket) = (self.storage.blobs.clone(), self.bucket.is_some());
+        InFlightBlob { blobs, has_bucket, digest, size, running, is_size_declared }
     }
 
     /// Returns the running download of a blob, and its size.

@@ -27,10 +27,10 @@ use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use puna_store::Digest;
 
-use crate::error::MirrorError;
+use crate::error::{InternalError, MirrorError};
 use crate::locks::lock;
-use crate::storage::Storage;
 use crate::storage::note_store::{NoteStore, SIZE_NOTE_REFRESH};
+use crate::storage::{InventoryScope, ObjectInventory};
 use crate::types::manifest::Manifest;
 use crate::types::repository::Repository;
 
@@ -131,7 +131,7 @@ impl DeclaredSizes {
     /// Writes the declared sizes of a manifest to a note, before the manifest is served.
     pub(super) async fn declare(
         &self,
-        storage: &dyn Storage,
+        inventory: &dyn ObjectInventory,
         name: &Repository,
         manifest: &Manifest,
     ) -> Result<(), MirrorError> {
@@ -144,9 +144,8 @@ impl DeclaredSizes {
         let declared = manifest.blobs.iter().map(|blob| (blob.digest, blob.size)).collect();
         let declared: Option<Vec<(Digest, u64)>> =
             Some(declared).filter(|_| manifest.blobs.len() <= MAX_BLOBS_PER_NOTE);
-        let text =
-            serde_json::to_vec(&declared).map_err(|e| MirrorError::Internal(e.to_string()))?;
-        storage.size_notes(name).write(&note_name, text.into()).await?;
+        let text = serde_json::to_vec(&declared).map_err(InternalError::from)?;
+        inventory.size_notes(name).write(&note_name, text.into()).await?;
         self.with_repository(name, |sizes| {
             sizes.add_note(&note_name, Some(Instant::now()), declared)
         });
@@ -157,11 +156,11 @@ impl DeclaredSizes {
     /// for a blob.
     pub(super) async fn get(
         &self,
-        storage: &dyn Storage,
+        inventory: &dyn ObjectInventory,
         name: &Repository,
         digest: Digest,
     ) -> Result<Option<DeclaredSize>, MirrorError> {
-        let notes = storage.size_notes(name);
+        let notes = inventory.size_notes(name);
         for _ in 0..MAX_ATTEMPTS {
             if self.is_unknown(name) {
                 break;
@@ -175,7 +174,7 @@ impl DeclaredSizes {
                 (sizes.is_scanned(), new)
             });
             if !is_scanned {
-                self.scan_storage(storage, name).await?;
+                self.scan_storage(inventory, name).await?;
             }
             self.read_notes(&*notes, name, new).await?;
             // The view must be complete: after an eviction, the remaining sizes might hide a
@@ -194,11 +193,11 @@ impl DeclaredSizes {
     /// Adds the sizes of the stored manifests.
     async fn scan_storage(
         &self,
-        storage: &dyn Storage,
+        inventory: &dyn ObjectInventory,
         name: &Repository,
     ) -> Result<(), MirrorError> {
         let at = Instant::now();
-        let held = storage.stored_objects_of(name).await?;
+        let held = inventory.stored_objects(InventoryScope::Repository(name.clone())).await?;
         let declared =
             held.into_iter().filter(|held| held.manifest.is_some()).flat_map(|held| held.blobs);
         self.with_repository(name, |sizes| {

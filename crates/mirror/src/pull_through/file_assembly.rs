@@ -13,9 +13,9 @@ use tokio::sync::{MutexGuard, mpsc, watch};
 use super::in_flight::{FetchTarget, FileAssembly, InFlightModel, total_size};
 use super::tag_cache::{TagCacheEntry, TagState};
 use super::tag_lookup::TagRequest;
-use super::{Inner, fetch_error, with_model_name};
+use super::{Inner, with_model_name};
 use crate::blocking::blocking;
-use crate::error::MirrorError;
+use crate::error::{InternalError, MirrorError, PendingFetch};
 use crate::pull_through::upstreams::FetchPermit;
 use crate::types::manifest::Manifest;
 use crate::types::repository::Reference;
@@ -42,7 +42,7 @@ impl Inner {
         lookup_guard: MutexGuard<'_, ()>,
     ) -> Result<Option<Manifest>, MirrorError> {
         let confirmation = self.confirm_now();
-        // A remote storage has the model, but the store in which it was made does not.
+        // A bucket has the model, but the store in which it was made does not.
         if let Some(stored) = &request.stored
             && request.is_assembled_from(files.origin)
             && self.has_all_blobs(stored).await?
@@ -95,8 +95,8 @@ impl Inner {
         sender.send_replace(Some(result));
     }
 
-    /// Makes the model in the store and moves it to the storage. Returns its digest and the model
-    /// that it replaced.
+    /// Makes the model in the local store, and moves it to the bucket if there is one. Returns its
+    /// digest and the model that it replaced.
     async fn assemble(
         &self,
         reference: &ModelRef,
@@ -108,12 +108,12 @@ impl Inner {
         let (store, name) = (self.store.clone(), reference.name.clone());
         let replaced = blocking(move || Ok(store.find(&name).ok().flatten())).await?;
         let replaced = replaced.filter(|entry| entry.location == ModelLocation::Own);
-        self.registry.pull(&self.store, reference, &options, report).await.map_err(fetch_error)?;
+        self.registry.pull(&self.store, reference, &options, report).await?;
         let (store, name) = (self.store.clone(), reference.name.clone());
         let (_, bytes) = blocking(move || Ok(store.manifest_bytes(&name)?)).await?;
         let manifest = Manifest::parse(bytes.into(), Some(puna_store::media::MANIFEST))?;
         let digest = manifest.digest;
-        self.adopt_stored_model(&reference.name, manifest).await?;
+        self.move_to_bucket(&reference.name, manifest).await?;
         Ok((digest, replaced))
     }
 
@@ -132,18 +132,20 @@ impl Inner {
         }
         let mut outcome = assembly.outcome.clone();
         let outcome = tokio::time::timeout(ASSEMBLY_WAIT, outcome.wait_for(Option::is_some)).await;
-        let given_up = || Some(Err(MirrorError::Internal(format!("making {model} was given up"))));
+        let given_up = || {
+            let model = Box::new(model.clone());
+            Some(Err(InternalError::AssemblyGivenUp(model).into()))
+        };
         let outcome =
             outcome.map(|outcome| outcome.map_or_else(|_| given_up(), |outcome| outcome.clone()));
         match (outcome, stored) {
             (Ok(Some(Ok(()))), _) => {
-                self.storage.manifest(name, &Reference::Tag(model.tag().to_owned())).await
+                let tag = Reference::Tag(model.tag().to_owned());
+                self.storage.manifests.manifest(name, &tag).await
             }
             (_, Some(stored)) => Ok(Some(stored)),
             (Ok(Some(Err(error))), None) => Err(error),
-            (Ok(None) | Err(_), None) => Err(MirrorError::RetryLater(format!(
-                "{model} comes in several files, which are being fetched and made into one model: ask again in a while"
-            ))),
+            (Ok(None) | Err(_), None) => Err(PendingFetch::Files(Box::new(model)).into()),
         }
     }
 }

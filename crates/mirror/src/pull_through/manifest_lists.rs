@@ -15,9 +15,8 @@ use puna_store::{Digest, ModelName, ModelRef, media};
 
 use super::tag_cache::{MissReason, TagCacheEntry, TagState};
 use super::tag_lookup::{TagRequest, is_not_found};
-use super::{Inner, fetch_error, with_model_name};
-use crate::blocking::blocking;
-use crate::error::MirrorError;
+use super::{Inner, with_model_name};
+use crate::error::{ChildProblem, MirrorError, UpstreamProblem};
 use crate::locks::{KeyedLocks, lock};
 use crate::loop_detection;
 use crate::pull_through::upstreams::{FetchPermit, Requester};
@@ -138,8 +137,8 @@ impl Inner {
         let list = match Manifest::parse(bytes, None) {
             Ok(list) => list,
             Err(error) => {
-                let error =
-                    with_model_name(&request.model, MirrorError::Upstream(error.to_string()));
+                let error = UpstreamProblem::Manifest(error).into();
+                let error = with_model_name(&request.model, error);
                 return self.cache_miss(tag, request, MissReason::Failed(error));
             }
         };
@@ -148,10 +147,12 @@ impl Inner {
             return Ok(self.count_hit(request.stored));
         }
         // The sizes are declared before the list is served.
-        let noted = self.declared_sizes.declare(&*self.storage, request.name, &list).await;
+        let noted =
+            self.declared_sizes.declare(&*self.storage.inventory, request.name, &list).await;
         let kept = match noted {
             Ok(()) => {
                 self.storage
+                    .manifests
                     .put_upstream_list(request.name, request.model.tag(), list.clone())
                     .await
             }
@@ -162,7 +163,7 @@ impl Inner {
         }
         tracing::info!(model = %request.model, digest = %list.digest, "kept a manifest list");
         let (notes, of) =
-            (self.storage.usage_notes(), Reference::Tag(request.model.tag().to_owned()));
+            (self.storage.inventory.usage_notes(), Reference::Tag(request.model.tag().to_owned()));
         self.usage_log
             .record_arrival_after_sync(
                 notes,
@@ -193,7 +194,7 @@ impl Inner {
             .model(name, UPSTREAM_LOOKUP_TAG)
             .filter(|_| self.upstreams.may_fetch(name));
         let Some(model) = upstream else { return Ok(stored_child) };
-        if self.storage.lists_containing(name, digest).await?.is_empty() {
+        if self.storage.manifests.lists_containing(name, digest).await?.is_empty() {
             return Ok(stored_child);
         }
         let key = (model, digest);
@@ -228,7 +229,7 @@ impl Inner {
             return Err(self.gate.too_large_error(&key.0, child.size()));
         }
         let permit = self.gate.try_begin().ok_or_else(|| self.gate.limit_error(&key.0))?;
-        self.declared_sizes.declare(&*self.storage, name, &child).await?;
+        self.declared_sizes.declare(&*self.storage.inventory, name, &child).await?;
         tracing::info!(model = %key.0, %digest, "fetching a child of a manifest list");
         lock(&self.list_children.running).insert(key.clone(), child.clone());
         lock(&self.fetch_stats).misses += 1;
@@ -251,22 +252,22 @@ impl Inner {
     ) -> Result<Option<Manifest>, MirrorError> {
         let reference = ModelRef::of(model.clone());
         let options = Options { via: loop_detection::via_header(), ..Options::default() };
-        let wrong = |why: String| {
-            with_model_name(model, MirrorError::Upstream(format!("the child {digest} {why}")))
+        let wrong = |problem: ChildProblem| {
+            with_model_name(model, UpstreamProblem::Child { digest: *digest, problem }.into())
         };
         let bytes = match self.lookup.fetch_manifest(&reference, *digest, &options).await {
             Ok(bytes) => bytes,
             Err(error) if is_not_found(&error) => return Ok(None),
-            Err(error) => return Err(with_model_name(model, fetch_error(error))),
+            Err(error) => return Err(with_model_name(model, error.into())),
         };
         let child = Manifest::parse(bytes.clone(), Some(media::MANIFEST))
             .or_else(|_| Manifest::parse(bytes, None))
-            .map_err(|error| wrong(format!("is {error}")))?;
+            .map_err(|error| wrong(ChildProblem::Manifest(error)))?;
         if child.digest != *digest {
-            return Err(wrong(format!("has the digest {}", child.digest)));
+            return Err(wrong(ChildProblem::Digest(child.digest)));
         }
         match child.kind {
-            ManifestKind::List | ManifestKind::Index => Err(wrong("is a list itself".into())),
+            ManifestKind::List | ManifestKind::Index => Err(wrong(ChildProblem::List)),
             _ => Ok(Some(child)),
         }
     }
@@ -277,7 +278,7 @@ impl Inner {
             return;
         }
         let of = Reference::Digest(child.digest);
-        match self.storage.put_manifest(name, &of, child.clone()).await {
+        match self.storage.manifests.put_manifest(name, &of, child.clone()).await {
             Ok(_) => self.list_children.mark_stored(key),
             Err(error) => {
                 tracing::warn!(repository = %name, digest = %child.digest, %error, "a child of a manifest list is not kept")
@@ -330,31 +331,19 @@ impl Inner {
         blobs.sort_unstable();
         let mut held = Vec::new();
         for (size, digest) in blobs {
-            if self.storage.blob(digest).await?.is_some_and(|blob| blob.size() == size) {
+            if self.storage.blobs.blob(digest).await?.is_some_and(|blob| blob.size() == size) {
                 continue;
             }
-            let found = self
-                .registry
-                .look_up_blob(&reference, digest, options)
-                .await
-                .map_err(fetch_error)?;
+            let found = self.registry.look_up_blob(&reference, digest, options).await?;
             if found.size() != size {
-                return Err(MirrorError::Upstream(format!(
-                    "the blob {digest} has {} bytes there, but its manifest says {size}",
-                    found.size()
-                )));
+                let found = found.size();
+                return Err(UpstreamProblem::BlobSize { digest, found, declared: size }.into());
             }
             let before = found.completed(&self.store).await;
-            held.push(found.fetch(&self.store).await.map_err(fetch_error)?);
+            held.push(found.fetch(&self.store).await?);
             lock(&self.fetch_stats).bytes += size.saturating_sub(before);
         }
         let of = Reference::Digest(child.digest);
-        if !self.storage.adopt_model(name, &of, child.clone(), &self.store).await? {
-            return self.storage.put_manifest(name, &of, child.clone()).await.map(drop);
-        }
-        drop(held);
-        let (store, blobs) =
-            (self.store.clone(), child.blobs.iter().map(|blob| blob.digest).collect::<Vec<_>>());
-        blocking(move || Ok(store.discard_blobs(&blobs)?)).await
+        self.store_fetched(name, &of, child, held).await.map(drop)
     }
 }

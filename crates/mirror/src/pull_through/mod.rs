@@ -1,5 +1,5 @@
-//! Pull-through cache: a storage that fetches missing models from upstream registries and serves
-//! them while they arrive.
+//! Pull-through cache: a layer in front of a storage that fetches missing models from upstream
+//! registries and serves them while they arrive.
 
 mod blob_fetch;
 mod declared_sizes;
@@ -18,20 +18,20 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-use puna_registry::{Registry, RegistryError};
+use puna_registry::Registry;
 use puna_store::{Digest, Entry, ModelName, Store};
 
 use crate::blocking::StorageFuture;
-use crate::error::MirrorError;
+use crate::error::{Denial, LoopProblem, MirrorError, UpstreamProblem};
 use crate::locks::lock;
 use crate::retention::usage_log::UsageLog;
 use crate::storage::note_store::NoteStore;
-use crate::storage::{Blob, FetchStats, Storage, UploadPart};
+use crate::storage::{
+    Blob, BlobStore, InventoryScope, ManifestStore, ObjectInventory, S3Storage, Storage,
+};
 use crate::types::manifest::{Descriptor, Manifest};
 use crate::types::repository::{Reference, Repository};
 use crate::types::stored_object::{ConditionalRemoval, Owner, StoredObject, TagEntry};
-use crate::types::upload_id::UploadId;
 use declared_sizes::DeclaredSizes;
 use in_flight::InFlightModel;
 use manifest_lists::ListChildren;
@@ -41,16 +41,38 @@ use unreferenced::UnreferencedBlobs;
 use upstreams::FetchGate;
 
 pub use manifest_lists::{UpstreamLookup, UpstreamManifest};
-pub use upstreams::{Requester, Upstreams};
+pub(crate) use upstreams::Requester;
+pub use upstreams::Upstreams;
 
 /// How long a failed or negative lookup is cached.
 const NEGATIVE_CACHE_TIME: Duration = Duration::from_secs(20);
 
-/// Storage that fetches what it lacks from upstream registries.
+/// Fetches what a storage lacks from upstream registries. Cheap to clone.
+#[derive(Clone)]
 pub struct PullThrough(Arc<Inner>);
 
+/// Statistics of fetches from upstreams.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct FetchStats {
+    /// Tags served from the storage.
+    pub(crate) hits: u64,
+    /// Tags that had to be fetched.
+    pub(crate) misses: u64,
+    /// Models whose fetch failed.
+    pub(crate) failures: u64,
+    /// Requests that a limit did not allow to fetch a model.
+    pub(crate) refused: u64,
+    /// Models that are being fetched.
+    pub(crate) running: u64,
+    /// Fetched bytes.
+    pub(crate) bytes: u64,
+}
+
 struct Inner {
-    storage: Arc<dyn Storage>,
+    storage: Storage,
+    /// The bucket behind `storage`. Fetched models are copied to it; without a bucket they stay in
+    /// `store`.
+    bucket: Option<Arc<S3Storage>>,
     store: Arc<Store>,
     registry: Registry,
     lookup: Arc<dyn UpstreamLookup>,
@@ -69,9 +91,32 @@ struct Inner {
 }
 
 impl PullThrough {
-    /// Wraps a storage. Downloads go through `store`.
+    /// Puts the cache in front of the storage of `store`, where fetched models stay.
     pub fn new(
-        storage: Arc<dyn Storage>,
+        storage: Storage,
+        store: Arc<Store>,
+        registry: Registry,
+        upstreams: Upstreams,
+        usage_log: UsageLog,
+    ) -> Self {
+        Self::build(storage, None, store, registry, upstreams, usage_log)
+    }
+
+    /// Puts the cache in front of a bucket. Fetched models pass through `store`.
+    pub fn with_bucket(
+        bucket: Arc<S3Storage>,
+        store: Arc<Store>,
+        registry: Registry,
+        upstreams: Upstreams,
+        usage_log: UsageLog,
+    ) -> Self {
+        let storage = Storage::from(bucket.clone());
+        Self::build(storage, Some(bucket), store, registry, upstreams, usage_log)
+    }
+
+    fn build(
+        storage: Storage,
+        bucket: Option<Arc<S3Storage>>,
         store: Arc<Store>,
         registry: Registry,
         upstreams: Upstreams,
@@ -79,6 +124,7 @@ impl PullThrough {
     ) -> Self {
         Self(Arc::new(Inner {
             storage,
+            bucket,
             store,
             lookup: Arc::new(registry.clone()),
             registry,
@@ -104,14 +150,78 @@ impl PullThrough {
         self
     }
 
+    /// Storage with the cache in front. Uploads go to the wrapped storage.
+    pub(crate) fn storage(&self) -> Storage {
+        let layer = Arc::new(self.clone());
+        Storage {
+            manifests: layer.clone(),
+            blobs: layer.clone(),
+            uploads: self.0.storage.uploads.clone(),
+            inventory: layer,
+        }
+    }
+
+    /// Returns a manifest. The requester decides whether a missing one may be fetched.
+    pub(crate) async fn manifest_for(
+        &self,
+        name: &Repository,
+        reference: &Reference,
+        requester: Requester,
+    ) -> Result<Option<Manifest>, MirrorError> {
+        match reference {
+            Reference::Tag(tag) => self.0.manifest_of_tag(name, tag, requester).await,
+            Reference::Digest(digest) => {
+                let here = match self.0.storage.manifests.manifest(name, reference).await? {
+                    Some(manifest) => Some(manifest),
+                    None => self.0.in_flight_manifest(name, *digest).await?,
+                };
+                self.0.complete_child(name, *digest, here, requester).await
+            }
+        }
+    }
+
+    /// Returns a blob for a request in a repository. The requester decides whether a missing one
+    /// may be fetched.
+    pub(crate) async fn blob_for(
+        &self,
+        name: &Repository,
+        digest: Digest,
+        requester: Requester,
+    ) -> Result<Option<Box<dyn Blob>>, MirrorError> {
+        if let Some(blob) = self.0.blob(Some(name), digest).await? {
+            return Ok(Some(blob));
+        }
+        let blob = self.0.unreferenced_blob(name, digest, requester).await?;
+        Ok(blob.map(|blob| Box::new(blob) as Box<dyn Blob>))
+    }
+
+    /// Statistics of all fetches.
+    pub(crate) async fn fetch_stats(&self) -> FetchStats {
+        let (mut fetch_stats, in_flight) = {
+            let fetch_stats = lock(&self.0.fetch_stats);
+            (*fetch_stats, self.0.tags.all_in_flight())
+        };
+        fetch_stats.refused = self.0.gate.refused();
+        fetch_stats.running = in_flight.len() as u64 + self.0.list_children.running();
+        for one in &in_flight {
+            fetch_stats.bytes += one.fetched_bytes(&self.0.registry, &self.0.store).await;
+        }
+        fetch_stats
+    }
+
+    /// Counts fetches that have started or ended. The stored objects change each time.
+    pub(crate) fn fetch_change_count(&self) -> u64 {
+        self.0.fetch_changes.load(Relaxed)
+    }
+
     /// Fails for repositories that mirror an upstream: only the upstream decides what they contain.
-    fn check_not_mirrored(&self, name: &Repository) -> Result<(), MirrorError> {
+    pub(crate) fn check_not_mirrored(&self, name: &Repository) -> Result<(), MirrorError> {
         match self.0.upstreams.model(name, "latest") {
             None => Ok(()),
-            Some(model) => Err(MirrorError::Denied(format!(
-                "{name} is mirrored from {}, and only what is there is here: push to a namespace of mirror.private",
-                model.host()
-            ))),
+            Some(model) => {
+                let (name, host) = (name.clone(), model.host().to_owned());
+                Err(Denial::Mirrored { name, host }.into())
+            }
         }
     }
 }
@@ -136,92 +246,39 @@ impl Inner {
         name: Option<&Repository>,
         digest: Digest,
     ) -> Result<Option<Box<dyn Blob>>, MirrorError> {
-        if let Some(blob) = self.storage.blob(digest).await? {
+        if let Some(blob) = self.storage.blobs.blob(digest).await? {
             return Ok(Some(blob));
         }
         match self.in_flight_blob(name, digest).await? {
             Some(blob) => Ok(Some(Box::new(blob) as Box<dyn Blob>)),
             // The fetch may have ended between the two checks.
-            None => self.storage.blob(digest).await,
+            None => self.storage.blobs.blob(digest).await,
         }
-    }
-}
-
-/// Converts an error of a fetch. A local failure is not reported as one of the upstream.
-pub(super) fn fetch_error(error: RegistryError) -> MirrorError {
-    match error {
-        RegistryError::Store(error) => error.into(),
-        RegistryError::NoSpace { .. } => MirrorError::NoSpace(error.to_string()),
-        error if error.concerns_local_configuration() => MirrorError::Internal(error.to_string()),
-        error if error.is_loop() => MirrorError::Loop(error.to_string()),
-        error => MirrorError::Upstream(error.to_string()),
     }
 }
 
 /// Adds the name of the model to errors of the upstream, which clients see.
 fn with_model_name(model: &ModelName, error: MirrorError) -> MirrorError {
+    let of_model = |problem: UpstreamProblem| UpstreamProblem::OfModel {
+        model: Box::new(model.clone()),
+        problem: Box::new(problem),
+    };
     match error {
-        MirrorError::Upstream(said) => MirrorError::Upstream(format!("{model}: {said}")),
-        MirrorError::Loop(said) => MirrorError::Loop(format!("{model}: {said}")),
+        MirrorError::Upstream(problem) => of_model(problem).into(),
+        MirrorError::Loop(LoopProblem::Upstream(problem)) => {
+            LoopProblem::Upstream(of_model(problem)).into()
+        }
         error => error,
     }
 }
 
-impl Storage for PullThrough {
+impl ManifestStore for PullThrough {
     fn manifest<'a>(
         &'a self,
         name: &'a Repository,
         reference: &'a Reference,
     ) -> StorageFuture<'a, Option<Manifest>> {
-        self.manifest_for(name, reference, Requester::Trusted)
-    }
-
-    fn manifest_for<'a>(
-        &'a self,
-        name: &'a Repository,
-        reference: &'a Reference,
-        requester: Requester,
-    ) -> StorageFuture<'a, Option<Manifest>> {
-        Box::pin(async move {
-            match reference {
-                Reference::Tag(tag) => self.0.manifest_of_tag(name, tag, requester).await,
-                Reference::Digest(digest) => {
-                    let here = match self.0.storage.manifest(name, reference).await? {
-                        Some(manifest) => Some(manifest),
-                        None => self.0.in_flight_manifest(name, *digest).await?,
-                    };
-                    self.0.complete_child(name, *digest, here, requester).await
-                }
-            }
-        })
-    }
-
-    fn blob(&self, digest: Digest) -> StorageFuture<'_, Option<Box<dyn Blob>>> {
-        Box::pin(self.0.blob(None, digest))
-    }
-
-    fn blob_for<'a>(
-        &'a self,
-        name: &'a Repository,
-        digest: Digest,
-        requester: Requester,
-    ) -> StorageFuture<'a, Option<Box<dyn Blob>>> {
-        Box::pin(async move {
-            if let Some(blob) = self.0.blob(Some(name), digest).await? {
-                return Ok(Some(blob));
-            }
-            let unreferenced_blob = self.0.unreferenced_blob(name, digest, requester).await?;
-            Ok(unreferenced_blob
-                .map(|unreferenced_blob| Box::new(unreferenced_blob) as Box<dyn Blob>))
-        })
-    }
-
-    fn upstream_confirms_blob<'a>(
-        &'a self,
-        name: &'a Repository,
-        digest: Digest,
-    ) -> StorageFuture<'a, bool> {
-        Box::pin(self.0.upstream_confirms(name, digest))
+        Box::pin(self.manifest_for(name, reference, Requester::Trusted))
     }
 
     fn put_manifest<'a>(
@@ -233,7 +290,7 @@ impl Storage for PullThrough {
         Box::pin(async move {
             self.check_not_mirrored(name)?;
             self.0.wait_for_blobs(&manifest).await?;
-            self.0.storage.put_manifest(name, reference, manifest).await
+            self.0.storage.manifests.put_manifest(name, reference, manifest).await
         })
     }
 
@@ -243,7 +300,7 @@ impl Storage for PullThrough {
         tag: &'a str,
         manifest: Manifest,
     ) -> StorageFuture<'a, ()> {
-        self.0.storage.put_upstream_list(name, tag, manifest)
+        self.0.storage.manifests.put_upstream_list(name, tag, manifest)
     }
 
     fn lists_containing<'a>(
@@ -251,32 +308,19 @@ impl Storage for PullThrough {
         name: &'a Repository,
         child: Digest,
     ) -> StorageFuture<'a, Vec<Digest>> {
-        self.0.storage.lists_containing(name, child)
+        self.0.storage.manifests.lists_containing(name, child)
     }
 
-    fn adopt_model<'a>(
+    fn referrers<'a>(
         &'a self,
         name: &'a Repository,
-        reference: &'a Reference,
-        manifest: Manifest,
-        store: &'a Store,
-    ) -> StorageFuture<'a, bool> {
-        self.0.storage.adopt_model(name, reference, manifest, store)
+        subject: Digest,
+    ) -> StorageFuture<'a, Vec<Descriptor>> {
+        self.0.storage.manifests.referrers(name, subject)
     }
 
-    fn mount<'a>(&'a self, name: &'a Repository, digest: Digest) -> StorageFuture<'a, bool> {
-        Box::pin(async move {
-            self.check_not_mirrored(name)?;
-            // A blob in flight is not stored yet, so the client must push it.
-            self.0.storage.mount(name, digest).await
-        })
-    }
-
-    fn begin<'a>(&'a self, name: &'a Repository, owner: &'a str) -> StorageFuture<'a, UploadId> {
-        Box::pin(async move {
-            self.check_not_mirrored(name)?;
-            self.0.storage.begin(name, owner).await
-        })
+    fn tags<'a>(&'a self, name: &'a Repository) -> StorageFuture<'a, Option<Vec<String>>> {
+        self.0.storage.manifests.tags(name)
     }
 
     fn remove_manifest<'a>(
@@ -284,7 +328,7 @@ impl Storage for PullThrough {
         name: &'a Repository,
         reference: &'a Reference,
     ) -> StorageFuture<'a, bool> {
-        self.0.storage.remove_manifest(name, reference)
+        self.0.storage.manifests.remove_manifest(name, reference)
     }
 
     fn remove_unchanged(
@@ -303,99 +347,29 @@ impl Storage for PullThrough {
                 .zip(&in_flight)
                 .filter(|(_, in_flight)| !**in_flight)
                 .map(|(one, _)| one);
-            let mut done = self.0.storage.remove_unchanged(still.collect()).await?.into_iter();
+            let still = self.0.storage.manifests.remove_unchanged(still.collect()).await?;
+            let mut done = still.into_iter();
             let of = |in_flight| if in_flight { None } else { done.next() };
             Ok(in_flight.into_iter().map(of).map(|done| done.unwrap_or(Ok(false))).collect())
         })
     }
+}
 
-    fn usage_notes(&self) -> &dyn NoteStore {
-        self.0.storage.usage_notes()
+impl BlobStore for PullThrough {
+    fn blob(&self, digest: Digest) -> StorageFuture<'_, Option<Box<dyn Blob>>> {
+        Box::pin(self.0.blob(None, digest))
     }
 
-    fn size_notes(&self, name: &Repository) -> Box<dyn NoteStore> {
-        self.0.storage.size_notes(name)
-    }
-
-    fn tag_entries(&self) -> StorageFuture<'_, Vec<TagEntry>> {
+    fn mount<'a>(&'a self, name: &'a Repository, digest: Digest) -> StorageFuture<'a, bool> {
         Box::pin(async move {
-            let mut entries = self.0.storage.tag_entries().await?;
-            for in_flight in self.0.tags.all_in_flight() {
-                let model = &in_flight.target().model;
-                let Some(name) = Repository::from_model_name(model) else { continue };
-                let (tag, owner) = (model.tag().to_owned(), Owner::Registry);
-                let (digest, size) = (in_flight.digest(), in_flight.size());
-                let completed =
-                    Some(in_flight.present_bytes(&self.0.registry, &self.0.store).await);
-                entries.push(TagEntry { name, tag, digest, size, completed, owner, written: None });
-            }
-            Ok(entries)
+            self.check_not_mirrored(name)?;
+            // A blob in flight is not stored yet, so the client must push it.
+            self.0.storage.blobs.mount(name, digest).await
         })
     }
 
-    fn collect_garbage(&self) -> StorageFuture<'_, ()> {
-        self.0.storage.collect_garbage()
-    }
-
-    fn damaged_blob_count(&self) -> u64 {
-        self.0.storage.damaged_blob_count()
-    }
-
-    fn tags<'a>(&'a self, name: &'a Repository) -> StorageFuture<'a, Option<Vec<String>>> {
-        self.0.storage.tags(name)
-    }
-
-    fn fetch_stats(&self) -> BoxFuture<'_, FetchStats> {
-        Box::pin(async move {
-            let (mut fetch_stats, in_flight) = {
-                let fetch_stats = lock(&self.0.fetch_stats);
-                (*fetch_stats, self.0.tags.all_in_flight())
-            };
-            fetch_stats.refused = self.0.gate.refused();
-            fetch_stats.running = in_flight.len() as u64 + self.0.list_children.running();
-            for one in &in_flight {
-                fetch_stats.bytes += one.fetched_bytes(&self.0.registry, &self.0.store).await;
-            }
-            fetch_stats
-        })
-    }
-
-    fn fetch_change_count(&self) -> u64 {
-        self.0.fetch_changes.load(Relaxed)
-    }
-
-    fn stored_objects(&self) -> StorageFuture<'_, Vec<StoredObject>> {
-        Box::pin(async move {
-            let mut stored_objects = self.0.storage.stored_objects().await?;
-            stored_objects.extend(self.0.in_flight_objects());
-            Ok(stored_objects)
-        })
-    }
-
-    fn stored_objects_in<'a>(&'a self, namespace: &'a str) -> StorageFuture<'a, Vec<StoredObject>> {
-        Box::pin(async move {
-            let mut stored_objects = self.0.storage.stored_objects_in(namespace).await?;
-            stored_objects.extend(
-                self.0
-                    .in_flight_objects()
-                    .into_iter()
-                    .filter(|object| object.name.is_in(namespace)),
-            );
-            Ok(stored_objects)
-        })
-    }
-
-    fn stored_objects_of<'a>(
-        &'a self,
-        name: &'a Repository,
-    ) -> StorageFuture<'a, Vec<StoredObject>> {
-        Box::pin(async move {
-            let mut stored_objects = self.0.storage.stored_objects_of(name).await?;
-            stored_objects.extend(
-                self.0.in_flight_objects().into_iter().filter(|object| object.name == *name),
-            );
-            Ok(stored_objects)
-        })
+    fn remove_blob(&self, digest: Digest) -> StorageFuture<'_, bool> {
+        self.0.storage.blobs.remove_blob(digest)
     }
 
     fn references_blob<'a>(
@@ -410,49 +384,54 @@ impl Storage for PullThrough {
                     .iter()
                     .any(|object| object.name == *name && object.has_blob(&digest))
             };
-            Ok(self.0.storage.references_blob(name, digest).await? || comes())
+            Ok(self.0.storage.blobs.references_blob(name, digest).await? || comes())
+        })
+    }
+}
+
+impl ObjectInventory for PullThrough {
+    fn repositories(&self) -> StorageFuture<'_, Vec<Repository>> {
+        self.0.storage.inventory.repositories()
+    }
+
+    fn tag_entries(&self) -> StorageFuture<'_, Vec<TagEntry>> {
+        Box::pin(async move {
+            let mut entries = self.0.storage.inventory.tag_entries().await?;
+            for in_flight in self.0.tags.all_in_flight() {
+                let model = &in_flight.target().model;
+                let Some(name) = Repository::from_model_name(model) else { continue };
+                let (tag, owner) = (model.tag().to_owned(), Owner::Registry);
+                let (digest, size) = (in_flight.digest(), in_flight.size());
+                let completed =
+                    Some(in_flight.present_bytes(&self.0.registry, &self.0.store).await);
+                entries.push(TagEntry { name, tag, digest, size, completed, owner, written: None });
+            }
+            Ok(entries)
         })
     }
 
-    fn repositories(&self) -> StorageFuture<'_, Vec<Repository>> {
-        self.0.storage.repositories()
+    fn stored_objects(&self, scope: InventoryScope) -> StorageFuture<'_, Vec<StoredObject>> {
+        Box::pin(async move {
+            let mut objects = self.0.storage.inventory.stored_objects(scope.clone()).await?;
+            let in_flight = self.0.in_flight_objects().into_iter();
+            objects.extend(in_flight.filter(|object| scope.contains(&object.name)));
+            Ok(objects)
+        })
     }
 
-    fn referrers<'a>(
-        &'a self,
-        name: &'a Repository,
-        subject: Digest,
-    ) -> StorageFuture<'a, Vec<Descriptor>> {
-        self.0.storage.referrers(name, subject)
+    fn collect_garbage(&self) -> StorageFuture<'_, ()> {
+        self.0.storage.inventory.collect_garbage()
     }
 
-    fn remove_blob(&self, digest: Digest) -> StorageFuture<'_, bool> {
-        self.0.storage.remove_blob(digest)
+    fn damaged_blob_count(&self) -> u64 {
+        self.0.storage.inventory.damaged_blob_count()
     }
 
-    fn upload_size<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> StorageFuture<'a, u64> {
-        self.0.storage.upload_size(name, id)
+    fn usage_notes(&self) -> &dyn NoteStore {
+        self.0.storage.inventory.usage_notes()
     }
 
-    fn append<'a>(
-        &'a self,
-        name: &'a Repository,
-        id: &'a UploadId,
-        part: UploadPart,
-    ) -> StorageFuture<'a, u64> {
-        self.0.storage.append(name, id, part)
-    }
-
-    fn finish<'a>(
-        &'a self,
-        name: &'a Repository,
-        id: &'a UploadId,
-        digest: Digest,
-    ) -> StorageFuture<'a, ()> {
-        self.0.storage.finish(name, id, digest)
-    }
-
-    fn cancel<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> StorageFuture<'a, ()> {
-        self.0.storage.cancel(name, id)
+    fn size_notes(&self, name: &Repository) -> Box<dyn NoteStore> {
+        self.0.storage.inventory.size_notes(name)
     }
 }

@@ -11,7 +11,7 @@ use super::file_assembly::FileListing;
 use super::in_flight::InFlightModel;
 use super::manifest_lists::UpstreamManifest;
 use super::tag_cache::{Confirmation, MissReason, TagCacheEntry, TagState};
-use super::{Inner, fetch_error, with_model_name};
+use super::{Inner, with_model_name};
 use crate::error::MirrorError;
 use crate::locks::lock;
 use crate::loop_detection;
@@ -45,10 +45,10 @@ impl Inner {
     ) -> Result<Option<Manifest>, MirrorError> {
         let of = Reference::Tag(tag.to_owned());
         let Some(model) = self.upstreams.model(name, tag) else {
-            return self.storage.manifest(name, &of).await;
+            return self.storage.manifests.manifest(name, &of).await;
         };
         if !self.upstreams.may_fetch(name) {
-            let stored = self.storage.manifest(name, &of).await?;
+            let stored = self.storage.manifests.manifest(name, &of).await?;
             return stored.map(Some).ok_or_else(|| self.gate.not_allowed_error(name));
         }
         let tag = self.tags.entry(&model);
@@ -58,11 +58,11 @@ impl Inner {
         let in_flight = self.tags.in_flight(&model);
         if let Some(InFlightModel::Blobs(fetch)) = in_flight {
             // A model has several names, and its sizes may not have been declared for this one.
-            self.declared_sizes.declare(&*self.storage, name, &fetch.manifest).await?;
+            self.declared_sizes.declare(&*self.storage.inventory, name, &fetch.manifest).await?;
             return Ok(self.count_hit(Some(fetch.manifest.clone())));
         }
         let state = tag.state();
-        let stored = self.storage.manifest(name, &of).await?;
+        let stored = self.storage.manifests.manifest(name, &of).await?;
         let request = TagRequest { name, model, requester, stored };
         if let Some(InFlightModel::Files(assembly)) = in_flight {
             drop(lookup_lock);
@@ -94,12 +94,15 @@ impl Inner {
     /// forces a lookup.
     fn is_fresh(&self, confirmation: Confirmation) -> bool {
         confirmation.at.elapsed() < self.upstreams.fresh
-            && confirmation.damaged_blobs == self.storage.damaged_blob_count()
+            && confirmation.damaged_blobs == self.storage.inventory.damaged_blob_count()
     }
 
     /// Confirmation as of now.
     pub(super) fn confirm_now(&self) -> Confirmation {
-        Confirmation { at: Instant::now(), damaged_blobs: self.storage.damaged_blob_count() }
+        Confirmation {
+            at: Instant::now(),
+            damaged_blobs: self.storage.inventory.damaged_blob_count(),
+        }
     }
 
     /// Whether a cached reason applies to this request, too.
@@ -179,7 +182,7 @@ impl Inner {
             }
             Err(error) if is_not_found(&error) => self.cache_miss(tag, request, MissReason::Absent),
             Err(error) => {
-                let error = with_model_name(&request.model, fetch_error(error));
+                let error = with_model_name(&request.model, error.into());
                 self.cache_miss(tag, request, MissReason::Failed(error))
             }
         }
@@ -200,7 +203,7 @@ impl Inner {
     /// Whether all blobs of a model are stored and intact.
     pub(super) async fn has_all_blobs(&self, manifest: &Manifest) -> Result<bool, MirrorError> {
         for blob in &manifest.blobs {
-            if self.storage.blob(blob.digest).await?.is_none() {
+            if self.storage.blobs.blob(blob.digest).await?.is_none() {
                 return Ok(false);
             }
         }

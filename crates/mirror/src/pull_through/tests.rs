@@ -168,7 +168,7 @@ fn gguf(seed: u8) -> Bytes {
 /// A pull-through cache that asks the upstream for each request unless a negative result is cached.
 struct TestMirror {
     dir: Arc<tempfile::TempDir>,
-    through: Arc<PullThrough>,
+    through: PullThrough,
 }
 
 impl TestMirror {
@@ -178,7 +178,7 @@ impl TestMirror {
     }
 
     fn in_bucket(upstream: &Upstream, negative_cache_time: Duration) -> Self {
-        let bucket: Arc<dyn Storage> = Arc::new(S3Storage::in_memory());
+        let bucket = Arc::new(S3Storage::in_memory());
         Self::over(upstream, negative_cache_time, Upstreams::default(), Some(bucket))
     }
 
@@ -186,15 +186,10 @@ impl TestMirror {
         upstream: &Upstream,
         negative_cache_time: Duration,
         upstreams: Upstreams,
-        storage: Option<Arc<dyn Storage>>,
+        bucket: Option<Arc<S3Storage>>,
     ) -> Self {
-        Self::at(
-            Arc::new(tempfile::tempdir().unwrap()),
-            upstream,
-            negative_cache_time,
-            upstreams,
-            storage,
-        )
+        let dir = Arc::new(tempfile::tempdir().unwrap());
+        Self::at(dir, upstream, negative_cache_time, upstreams, bucket)
     }
 
     /// Another process with the same directory.
@@ -207,10 +202,9 @@ impl TestMirror {
         upstream: &Upstream,
         negative_cache_time: Duration,
         upstreams: Upstreams,
-        storage: Option<Arc<dyn Storage>>,
+        bucket: Option<Arc<S3Storage>>,
     ) -> Self {
         let store = Arc::new(Store::open(dir.path().join("models")).unwrap());
-        let storage = storage.unwrap_or_else(|| Arc::new(FileStorage::new(store.clone())));
         let mut settings = Settings {
             default_registry: Some(format!("http://{}", upstream.host)),
             retry_delay: Duration::from_millis(5),
@@ -219,10 +213,16 @@ impl TestMirror {
         settings.hosts.set(&upstream.host, Host { http: true, hub: true, ..Host::default() });
         let upstreams = Upstreams { hosts: vec![DEFAULT_HOST.into()], ..upstreams };
         let (registry, usage_log) = (Registry::new(settings), UsageLog::new().unwrap());
-        let mut through = PullThrough::new(storage, store, registry, upstreams, usage_log);
+        let mut through = match bucket {
+            Some(bucket) => PullThrough::with_bucket(bucket, store, registry, upstreams, usage_log),
+            None => {
+                let storage = FileStorage::new(store.clone()).into();
+                PullThrough::new(storage, store, registry, upstreams, usage_log)
+            }
+        };
         let inner = Arc::get_mut(&mut through.0).unwrap();
         (inner.negative_cache_time, inner.tags) = (negative_cache_time, TagCache::new(8));
-        Self { dir, through: Arc::new(through) }
+        Self { dir, through }
     }
 
     async fn ask(&self, name: &str, tag: &str, requester: Requester) -> TagResult {

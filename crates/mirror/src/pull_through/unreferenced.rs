@@ -13,9 +13,9 @@ use puna_store::{Digest, ModelName, ModelRef};
 use super::declared_sizes::DeclaredSize;
 use super::tag_cache::MissReason;
 use super::tag_lookup::is_not_found;
-use super::{Inner, fetch_error, with_model_name};
+use super::{Inner, PullThrough, with_model_name};
 use crate::blocking::blocking;
-use crate::error::MirrorError;
+use crate::error::{MirrorError, UpstreamProblem};
 use crate::locks::lock;
 use crate::loop_detection;
 use crate::pull_through::in_flight_blob::InFlightBlob;
@@ -26,7 +26,7 @@ use crate::types::repository::Repository;
 const MAX_REMEMBERED_BLOBS: usize = 10_000;
 /// How long the answer counts that an upstream has a blob.
 const FOUND_LIFETIME: Duration = Duration::from_secs(60 * 60);
-/// How long a blob stays in the local store after its last use, if the storage is remote.
+/// How long a blob stays in the local store after its last use, if the storage is a bucket.
 const KEEP_AFTER_LAST_USE: Duration = Duration::from_secs(10 * 60);
 /// Interval of checks whether it can be removed.
 const CLEANUP_POLL_INTERVAL: Duration = Duration::from_secs(30);
@@ -102,25 +102,28 @@ impl UnreferencedBlob {
     }
 }
 
-impl Inner {
-    /// Whether an upstream confirms that a blob belongs to a repository.
-    pub(super) async fn upstream_confirms(
+impl PullThrough {
+    /// Whether the upstream of a repository confirms that a blob belongs to it.
+    pub(crate) async fn upstream_confirms_blob(
         &self,
         name: &Repository,
         digest: Digest,
     ) -> Result<bool, MirrorError> {
-        let Some(model) = self
+        let inner = &self.0;
+        let Some(model) = inner
             .upstreams
             .model(name, UPSTREAM_LOOKUP_TAG)
-            .filter(|_| self.upstreams.may_fetch(name))
+            .filter(|_| inner.upstreams.may_fetch(name))
         else {
             return Ok(false);
         };
-        let blob = self.unreferenced.get(&model, digest);
+        let blob = inner.unreferenced.get(&model, digest);
         let _guard = blob.lookup_lock.lock().await;
-        Ok(self.look_up(&model, &blob, digest).await?.is_some())
+        Ok(inner.look_up(&model, &blob, digest).await?.is_some())
     }
+}
 
+impl Inner {
     /// Returns a blob from the upstream of its repository, if it is neither stored nor part of a
     /// model in flight.
     pub(super) async fn unreferenced_blob(
@@ -180,9 +183,9 @@ impl Inner {
     ) -> Result<bool, MirrorError> {
         match self.declared_size(name, digest).await {
             Some(DeclaredSize::Bytes(declared)) if declared != size => {
-                Err(MirrorError::Upstream(format!(
-                    "{name}: the blob {digest} has {size} bytes there, but its manifest says {declared}"
-                )))
+                let problem = UpstreamProblem::BlobSize { digest, found: size, declared };
+                let (name, problem) = (name.clone(), Box::new(problem));
+                Err(UpstreamProblem::OfRepository { name, problem }.into())
             }
             declared => Ok(matches!(declared, Some(DeclaredSize::Bytes(_)))),
         }
@@ -221,7 +224,7 @@ impl Inner {
                 (LookupState::NegativeCached(Instant::now(), MissReason::Absent), Ok(None))
             }
             Err(error) => {
-                let error = with_model_name(model, fetch_error(error));
+                let error = with_model_name(model, error.into());
                 (
                     LookupState::NegativeCached(Instant::now(), MissReason::Failed(error.clone())),
                     Err(error),
@@ -269,7 +272,7 @@ impl Inner {
         let state = match fetched {
             Ok(kept) => {
                 tracing::info!(%model, %digest, "fetched");
-                if self.storage.is_remote_storage() {
+                if self.bucket.is_some() {
                     self.keep_while_used(&blob, digest, kept).await;
                 }
                 LookupState::Found(Instant::now(), found)
@@ -278,20 +281,19 @@ impl Inner {
                 tracing::warn!(%model, %digest, %error, "fetching failed");
                 LookupState::NegativeCached(
                     Instant::now(),
-                    MissReason::Failed(with_model_name(&model, fetch_error(error))),
+                    MissReason::Failed(with_model_name(&model, error.into())),
                 )
             }
         };
         blob.set(state);
     }
 
-    /// Keeps a blob of a remote storage in the local store while it is used and until the storage
-    /// has it.
+    /// Keeps a blob in the local store while it is used and until the bucket has it.
     async fn keep_while_used(&self, blob: &UnreferencedBlob, digest: Digest, kept: PinGuard) {
         loop {
             tokio::time::sleep(CLEANUP_POLL_INTERVAL).await;
             let is_idle = matches!(blob.state(), LookupState::Fetching(last_used, _) if last_used.elapsed() > KEEP_AFTER_LAST_USE);
-            if is_idle || matches!(self.storage.blob(digest).await, Ok(Some(_))) {
+            if is_idle || matches!(self.storage.blobs.blob(digest).await, Ok(Some(_))) {
                 break;
             }
         }

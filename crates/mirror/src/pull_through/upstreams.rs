@@ -7,7 +7,7 @@ use std::time::Duration;
 use puna_store::{DEFAULT_HOST, ModelName};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::error::MirrorError;
+use crate::error::{Denial, LimitReached, MirrorError};
 use crate::types::name_pattern::{matches_pattern, repository_matches};
 use crate::types::repository::Repository;
 
@@ -31,7 +31,7 @@ pub struct Upstreams {
 
 /// Who makes a request, which decides what may be fetched for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Requester {
+pub(crate) enum Requester {
     /// A client with a key, or on this machine.
     Trusted,
     /// Any other client.
@@ -82,9 +82,7 @@ impl FetchGate {
 
     /// Error for a repository that the allow-list does not contain.
     pub(super) fn not_allowed_error(&self, name: &Repository) -> MirrorError {
-        self.count_refusal(MirrorError::Denied(format!(
-            "{name} is not here, and this mirror fetches nothing that mirror.fetch does not name"
-        )))
+        self.count_refusal(Denial::FetchNotAllowed(name.clone()))
     }
 
     /// Whether a size exceeds the limit of this requester.
@@ -94,10 +92,8 @@ impl FetchGate {
 
     /// Error for a model that is too large for an anonymous request.
     pub(super) fn too_large_error(&self, model: &ModelName, bytes: u64) -> MirrorError {
-        let limit = self.limit.unwrap_or(u64::MAX);
-        self.count_refusal(MirrorError::Denied(format!(
-            "{model} has {bytes} bytes, and without a key nobody has this mirror fetch more than {limit} (mirror.fetch_limit): pull it with a key"
-        )))
+        let (model, limit) = (Box::new(model.clone()), self.limit.unwrap_or(u64::MAX));
+        self.count_refusal(Denial::FetchTooLarge { model, bytes, limit })
     }
 
     /// Starts a fetch; `None` if the limit of concurrent fetches is reached.
@@ -113,12 +109,11 @@ impl FetchGate {
 
     /// Error while the limit of concurrent fetches is reached.
     pub(super) fn limit_error(&self, model: &ModelName) -> MirrorError {
-        self.count_refusal(MirrorError::TooManyRequests(format!(
-            "{model} is not here, and as many models are being fetched as may be (mirror.fetch_parallel): ask again in a while"
-        )))
+        self.count_refusal(LimitReached::Fetches(Box::new(model.clone())))
     }
 
-    fn count_refusal(&self, error: MirrorError) -> MirrorError {
+    fn count_refusal(&self, reason: impl Into<MirrorError>) -> MirrorError {
+        let error = reason.into();
         self.refused.fetch_add(1, Relaxed);
         tracing::warn!(%error, "nothing is fetched");
         error

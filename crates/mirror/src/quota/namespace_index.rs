@@ -16,10 +16,12 @@ use crate::auth::{Permission, Principal};
 use crate::error::MirrorError;
 use crate::locks::{KeyGuard, lock};
 use crate::metrics::Metric;
+use crate::pull_through::PullThrough;
 use crate::quota::reservation::{QuotaReservations, UploadReservation};
 use crate::quota::{Quota, check_quota};
-use crate::storage::Storage;
+use crate::storage::{InventoryScope, Storage};
 use crate::types::manifest::Manifest;
+use crate::types::manifest_error::ManifestProblem;
 use crate::types::name_pattern::matches_pattern;
 use crate::types::repository::Repository;
 use crate::types::stored_object::{StoredObject, TagEntry};
@@ -116,9 +118,10 @@ impl StoredObjectIndex {
     }
 }
 
-/// Cached view of the stored objects of all namespaces.
-#[derive(Default)]
+/// Cached view of the stored objects of all namespaces, and the operations that a quota limits.
 pub(crate) struct NamespaceIndex {
+    storage: Storage,
+    pull_through: Option<PullThrough>,
     quotas: Vec<Quota>,
     /// Number of manifests and blobs that were added or removed.
     change_count: AtomicU64,
@@ -128,28 +131,40 @@ pub(crate) struct NamespaceIndex {
     tag_entries: CachedScan<Vec<TagEntry>>,
     /// Blobs that a key may read, and when that was found.
     visible: Mutex<HashMap<(String, Digest), Instant>>,
-    reservations: Arc<QuotaReservations>,
+    pub(crate) reservations: Arc<QuotaReservations>,
 }
 
 impl NamespaceIndex {
-    pub(crate) fn new(quotas: Vec<Quota>) -> Self {
-        Self { quotas, ..Self::default() }
+    pub(crate) fn new(
+        quotas: Vec<Quota>,
+        storage: Storage,
+        pull_through: Option<PullThrough>,
+    ) -> Self {
+        Self {
+            quotas,
+            change_count: AtomicU64::default(),
+            stored_objects: CachedScan::default(),
+            namespaces: Mutex::default(),
+            tag_entries: CachedScan::default(),
+            visible: Mutex::default(),
+            reservations: Arc::new(QuotaReservations::new(storage.uploads.clone())),
+            storage,
+            pull_through,
+        }
     }
 
     /// Returns all stored objects, at most `age` old.
-    async fn stored_objects(
-        &self,
-        storage: &dyn Storage,
-        age: Duration,
-    ) -> Result<Arc<StoredObjectIndex>, MirrorError> {
-        let scan = || async { Ok(StoredObjectIndex::new(storage.stored_objects().await?)) };
-        self.stored_objects.get(|| self.change_count(storage), age, scan).await
+    async fn stored_objects(&self, age: Duration) -> Result<Arc<StoredObjectIndex>, MirrorError> {
+        let inventory = &self.storage.inventory;
+        let scan = || async {
+            Ok(StoredObjectIndex::new(inventory.stored_objects(InventoryScope::All).await?))
+        };
+        self.stored_objects.get(|| self.change_count(), age, scan).await
     }
 
     /// Returns the stored objects of one namespace, recent enough for a quota check.
     async fn stored_objects_in(
         &self,
-        storage: &dyn Storage,
         namespace: &str,
     ) -> Result<Arc<Vec<StoredObject>>, MirrorError> {
         let cached = {
@@ -159,27 +174,21 @@ impl NamespaceIndex {
             });
             namespaces.entry(namespace.to_ascii_lowercase()).or_default().clone()
         };
-        cached
-            .get(
-                || self.change_count(storage),
-                QUOTA_MAX_AGE,
-                || storage.stored_objects_in(namespace),
-            )
-            .await
+        let scope = InventoryScope::Namespace(namespace.to_owned());
+        let scan = || self.storage.inventory.stored_objects(scope);
+        cached.get(|| self.change_count(), QUOTA_MAX_AGE, scan).await
     }
 
     /// Returns all tags from a short-lived cache, because the web page reloads often.
-    pub(crate) async fn tag_entries(
-        &self,
-        storage: &dyn Storage,
-    ) -> Result<Arc<Vec<TagEntry>>, MirrorError> {
-        self.tag_entries
-            .get(|| self.change_count(storage), WEB_UI_MAX_AGE, || storage.tag_entries())
-            .await
+    pub(crate) async fn tag_entries(&self) -> Result<Arc<Vec<TagEntry>>, MirrorError> {
+        let scan = || self.storage.inventory.tag_entries();
+        self.tag_entries.get(|| self.change_count(), WEB_UI_MAX_AGE, scan).await
     }
 
-    fn change_count(&self, storage: &dyn Storage) -> u64 {
-        self.change_count.load(Relaxed) + storage.fetch_change_count()
+    /// Number of changes by clients and by fetches.
+    fn change_count(&self) -> u64 {
+        let fetches = self.pull_through.as_ref().map_or(0, PullThrough::fetch_change_count);
+        self.change_count.load(Relaxed) + fetches
     }
 
     /// Invalidates the cached scans after a manifest or blob was added or removed.
@@ -192,7 +201,6 @@ impl NamespaceIndex {
     /// fallback.
     pub(crate) async fn can_see_blob(
         &self,
-        storage: &dyn Storage,
         principal: Option<&Principal>,
         name: &Repository,
         digest: Digest,
@@ -205,13 +213,13 @@ impl NamespaceIndex {
             return Ok(true);
         }
         let may = |name: &Repository| principal.is_allowed(Permission::Read, Some(name));
-        let mut is_visible = may(name) && storage.references_blob(name, digest).await?;
+        let mut is_visible = may(name) && self.storage.blobs.references_blob(name, digest).await?;
         // A blob that the older scan does not show may be new, so a recent scan decides before the
         // request fails.
         for age in [METRICS_MAX_AGE, QUOTA_MAX_AGE] {
             if !is_visible {
                 is_visible = self
-                    .stored_objects(storage, age)
+                    .stored_objects(age)
                     .await?
                     .of_blob(&digest)
                     .any(|object| may(&object.name));
@@ -236,7 +244,6 @@ impl NamespaceIndex {
     /// pushed blobs and other open uploads count as used.
     pub(crate) async fn reserve_upload(
         &self,
-        storage: &Arc<dyn Storage>,
         name: &Repository,
         id: &UploadId,
     ) -> Result<Option<UploadReservation>, MirrorError> {
@@ -244,43 +251,42 @@ impl NamespaceIndex {
         let Some(quota) = self.quota(namespace) else { return Ok(None) };
         // This waits for the current request of the same upload before the namespace is locked, so
         // that other uploads need not wait.
-        let received = storage.upload_size(name, id).await?;
+        let received = self.storage.uploads.size(name, id).await?;
         let _guard = self.reservations.lock_namespace(namespace).await;
-        let used = sum(&self.namespace_blobs(&**storage, namespace, true).await?);
-        Ok(Some(self.reservations.open(storage, (name, id), received, quota, used)))
+        let used = sum(&self.namespace_blobs(namespace, true).await?);
+        Ok(Some(self.reservations.open((name, id), received, quota, used)))
     }
 
     /// Turns an upload into a blob. If the quota of the namespace is exceeded, the upload is
     /// removed.
     pub(crate) async fn finish(
         &self,
-        storage: &Arc<dyn Storage>,
         name: &Repository,
         id: &UploadId,
         digest: Digest,
     ) -> Result<(), MirrorError> {
-        let namespace = name.namespace();
+        let (namespace, uploads) = (name.namespace(), &self.storage.uploads);
         let Some(quota) = self.quota(namespace) else {
-            storage.finish(name, id, digest).await?;
+            uploads.finish(name, id, digest).await?;
             self.record_change();
             return Ok(());
         };
-        let received = storage.upload_size(name, id).await?;
+        let received = uploads.size(name, id).await?;
         // Under this lock, other requests count the bytes as an upload or as a blob, never as both
         // or neither.
         let _guard = self.reservations.lock_namespace(namespace).await;
-        let blobs = self.namespace_blobs(&**storage, namespace, true).await?;
-        let reservation = self.reservations.open(storage, (name, id), received, quota, sum(&blobs));
+        let blobs = self.namespace_blobs(namespace, true).await?;
+        let reservation = self.reservations.open((name, id), received, quota, sum(&blobs));
         if !blobs.contains_key(&digest)
             && let Err(refused) = reservation.reserve(received).await
         {
-            self.reservations.cancel(&**storage, name, id).await?;
+            self.reservations.cancel(name, id).await?;
             return Err(refused);
         }
-        let made = storage.finish(name, id, digest).await;
+        let made = uploads.finish(name, id, digest).await;
         self.record_change();
         if made.is_err()
-            && let Ok(received) = storage.upload_size(name, id).await
+            && let Ok(received) = uploads.size(name, id).await
         {
             // The client can retry after a failure of the disk or the object store.
             reservation.complete(received);
@@ -294,34 +300,23 @@ impl NamespaceIndex {
     /// blob is stored.
     pub(crate) async fn mount(
         &self,
-        storage: &dyn Storage,
         name: &Repository,
         digest: Digest,
     ) -> Result<bool, MirrorError> {
         let namespace = name.namespace();
         let mut guard = None;
         if let Some(quota) = self.quota(namespace) {
-            let Some(blob) = storage.blob(digest).await? else { return Ok(false) };
+            let Some(blob) = self.storage.blobs.blob(digest).await? else { return Ok(false) };
             guard = Some(self.reservations.lock_namespace(namespace).await);
-            let blobs = self.namespace_blobs(storage, namespace, true).await?;
+            let blobs = self.namespace_blobs(namespace, true).await?;
             if !blobs.contains_key(&digest) {
                 check_quota(namespace, quota, sum(&blobs), blob.size())?;
             }
         }
-        let mounted = storage.mount(name, digest).await?;
+        let mounted = self.storage.blobs.mount(name, digest).await?;
         self.record_change();
         drop(guard);
         Ok(mounted)
-    }
-
-    /// Cancels an upload.
-    pub(crate) async fn cancel(
-        &self,
-        storage: &dyn Storage,
-        name: &Repository,
-        id: &UploadId,
-    ) -> Result<(), MirrorError> {
-        self.reservations.cancel(storage, name, id).await
     }
 
     /// Fails if the blobs of a manifest would exceed the quota of its namespace. The caller holds
@@ -329,23 +324,21 @@ impl NamespaceIndex {
     /// it.
     pub(crate) async fn check_manifest_quota(
         &self,
-        storage: &dyn Storage,
         name: &Repository,
         manifest: &Manifest,
     ) -> Result<Option<KeyGuard>, MirrorError> {
         let namespace = name.namespace();
         let Some(quota) = self.quota(namespace) else { return Ok(None) };
         let guard = self.reservations.lock_namespace(namespace).await;
-        let blobs = self.namespace_blobs(storage, namespace, false).await?;
+        let blobs = self.namespace_blobs(namespace, false).await?;
         let new = manifest.blobs.iter().filter(|blob| !blobs.contains_key(&blob.digest));
         let new: HashMap<Digest, u64> = new.map(|blob| (blob.digest, blob.size)).collect();
         for (digest, stated) in &new {
             // The stated size is counted, so it must be the real one.
-            let actual = storage.blob(*digest).await?.map(|blob| blob.size());
+            let actual = self.storage.blobs.blob(*digest).await?.map(|blob| blob.size());
             if let Some(actual) = actual.filter(|actual| actual != stated) {
-                return Err(MirrorError::ManifestInvalid(format!(
-                    "it says that blob {digest} has {stated} bytes, but it has {actual}"
-                )));
+                let (digest, stated) = (*digest, *stated);
+                return Err(ManifestProblem::BlobSize { digest, stated, actual }.into());
             }
         }
         check_quota(namespace, quota, sum(&blobs), sum(&new))?;
@@ -356,11 +349,10 @@ impl NamespaceIndex {
     /// also recently pushed ones.
     async fn namespace_blobs(
         &self,
-        storage: &dyn Storage,
         namespace: &str,
         pushed: bool,
     ) -> Result<HashMap<Digest, u64>, MirrorError> {
-        let stored_objects = self.stored_objects_in(storage, namespace).await?;
+        let stored_objects = self.stored_objects_in(namespace).await?;
         let counts = |object: &&StoredObject| pushed || object.manifest.is_some();
         Ok(stored_objects
             .iter()
@@ -370,8 +362,8 @@ impl NamespaceIndex {
     }
 
     /// Metrics of the stored objects and quotas.
-    pub(crate) async fn metrics(&self, storage: &dyn Storage) -> Result<Vec<Metric>, MirrorError> {
-        let stored_objects = self.stored_objects(storage, METRICS_MAX_AGE).await?;
+    pub(crate) async fn metrics(&self) -> Result<Vec<Metric>, MirrorError> {
+        let stored_objects = self.stored_objects(METRICS_MAX_AGE).await?;
         let manifests = stored_objects.all.iter().filter(|object| object.manifest.is_some());
         let blobs: HashMap<Digest, u64> =
             manifests.clone().flat_map(|object| object.blobs.iter().copied()).collect();
@@ -387,7 +379,7 @@ impl NamespaceIndex {
                 sum(&blobs),
             ),
         ];
-        let uses = self.quota_usage(storage).await?;
+        let uses = self.quota_usage().await?;
         let of = |value: fn(&QuotaUsage) -> u64| {
             uses.iter().map(|of| (vec![("namespace", of.namespace.clone())], value(of))).collect()
         };
@@ -405,15 +397,12 @@ impl NamespaceIndex {
     }
 
     /// Returns the usage of all namespaces that have a quota.
-    pub(crate) async fn quota_usage(
-        &self,
-        storage: &dyn Storage,
-    ) -> Result<Vec<QuotaUsage>, MirrorError> {
+    pub(crate) async fn quota_usage(&self) -> Result<Vec<QuotaUsage>, MirrorError> {
         if self.quotas.is_empty() {
             return Ok(Vec::new());
         }
         let mut all: HashMap<String, HashMap<Digest, u64>> = HashMap::new();
-        let stored_objects = self.stored_objects(storage, METRICS_MAX_AGE).await?;
+        let stored_objects = self.stored_objects(METRICS_MAX_AGE).await?;
         for object in stored_objects.all.iter().filter(|object| object.manifest.is_some()) {
             let blobs = all.entry(object.name.namespace().to_ascii_lowercase()).or_default();
             blobs.extend(object.blobs.iter().copied());

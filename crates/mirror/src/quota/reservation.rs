@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::error::MirrorError;
 use crate::locks::{KeyGuard, KeyedLocks, lock};
 use crate::quota::check_quota;
-use crate::storage::Storage;
+use crate::storage::UploadStore;
 use crate::types::repository::Repository;
 use crate::types::upload_id::UploadId;
 use crate::uploads::admission::MAX_IDLE_TIME;
@@ -22,8 +22,8 @@ use crate::uploads::admission::MAX_IDLE_TIME;
 const MIN_IDLE_BEFORE_DROP: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
 
 /// Open uploads and their reserved bytes.
-#[derive(Default)]
 pub(crate) struct QuotaReservations {
+    store: Arc<dyn UploadStore>,
     uploads: Mutex<HashMap<UploadId, TrackedUpload>>,
     namespace_locks: KeyedLocks<String>,
 }
@@ -54,6 +54,10 @@ impl TrackedUpload {
 }
 
 impl QuotaReservations {
+    pub(crate) fn new(store: Arc<dyn UploadStore>) -> Self {
+        Self { store, uploads: Mutex::default(), namespace_locks: KeyedLocks::default() }
+    }
+
     /// Waits until no other request checks the quota or makes blobs of the namespace.
     pub(crate) async fn lock_namespace(&self, namespace: &str) -> KeyGuard {
         self.namespace_locks.lock(namespace.to_ascii_lowercase()).await
@@ -63,7 +67,6 @@ impl QuotaReservations {
     /// bytes and `blob_bytes` of them are in blobs.
     pub(crate) fn open(
         self: &Arc<Self>,
-        storage: &Arc<dyn Storage>,
         (name, id): (&Repository, &UploadId),
         received: u64,
         quota: u64,
@@ -84,7 +87,6 @@ impl QuotaReservations {
         upload.active_requests += 1;
         upload.bytes = upload.bytes.max(received);
         UploadReservation {
-            storage: storage.clone(),
             reservations: self.clone(),
             namespace: name.namespace().to_owned(),
             id: id.clone(),
@@ -96,13 +98,8 @@ impl QuotaReservations {
     }
 
     /// Cancels an upload in the storage and removes its reservation.
-    pub(crate) async fn cancel(
-        &self,
-        storage: &dyn Storage,
-        name: &Repository,
-        id: &UploadId,
-    ) -> Result<(), MirrorError> {
-        let cancelled = storage.cancel(name, id).await;
+    pub(crate) async fn cancel(&self, name: &Repository, id: &UploadId) -> Result<(), MirrorError> {
+        let cancelled = self.store.cancel(name, id).await;
         if matches!(cancelled, Ok(()) | Err(MirrorError::UploadUnknown(_))) {
             self.forget(name, id);
         }
@@ -120,7 +117,6 @@ impl QuotaReservations {
 
 /// Reserved bytes of an upload. The upload counts as active while this value exists.
 pub(crate) struct UploadReservation {
-    storage: Arc<dyn Storage>,
     reservations: Arc<QuotaReservations>,
     namespace: String,
     id: UploadId,
@@ -144,7 +140,7 @@ impl UploadReservation {
             let Err(refused) = self.try_reserve(end) else { return Ok(()) };
             let Some((name, id)) = self.oldest_droppable(end) else { return Err(refused) };
             tracing::info!(repository = %name, "an upload that nobody is at is given up: another one needs its room");
-            match self.reservations.cancel(&*self.storage, &name, &id).await {
+            match self.reservations.cancel(&name, &id).await {
                 Ok(()) | Err(MirrorError::UploadUnknown(_)) => {}
                 Err(error) => return Err(error),
             }

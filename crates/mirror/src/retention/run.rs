@@ -5,7 +5,7 @@ use super::rule::Rule;
 use crate::blocking::blocking;
 use crate::error::MirrorError;
 use crate::retention::usage_log::UsageLog;
-use crate::storage::Storage;
+use crate::storage::{InventoryScope, Storage};
 
 /// Number of tags and manifests that are removed together. The usage log is read again before each
 /// batch, so that recent pulls on other mirrors count.
@@ -37,16 +37,16 @@ impl RetentionReport {
 /// # Errors
 /// The storage or the usage notes cannot be read or written. A failed removal is no error.
 pub async fn apply_retention(
-    storage: &dyn Storage,
+    storage: &Storage,
     usage_log: &UsageLog,
     rules: &[Rule],
     dry_run: bool,
 ) -> Result<RetentionReport, MirrorError> {
     let started_at = usage_log.now();
     // Tags are read before manifests. A manifest that is tagged in between counts as new.
-    let (tag_entries, stored_objects) =
-        (storage.tag_entries().await?, storage.stored_objects().await?);
-    usage_log.read_other_notes(storage.usage_notes()).await?;
+    let tag_entries = storage.inventory.tag_entries().await?;
+    let stored_objects = storage.inventory.stored_objects(InventoryScope::All).await?;
+    usage_log.read_other_notes(storage.inventory.usage_notes()).await?;
     let (rules, log) = (rules.to_vec(), usage_log.clone());
     let planned = blocking(move || {
         let plan = plan(&rules, &tag_entries, &stored_objects, started_at, &|name, tag, digest| {
@@ -64,7 +64,7 @@ pub async fn apply_retention(
         remove_batch(storage, usage_log, batch, &mut report).await?;
     }
     usage_log.forget_missing(tag_entries, stored_objects).await?;
-    usage_log.write_and_adopt_notes(storage.usage_notes()).await?;
+    usage_log.write_and_adopt_notes(storage.inventory.usage_notes()).await?;
     Ok(report)
 }
 
@@ -86,21 +86,21 @@ fn batches(removals: Vec<Removal>) -> Vec<Vec<Removal>> {
 
 /// Removes the items of a batch that no mirror has used since they were planned.
 pub(super) async fn remove_batch(
-    storage: &dyn Storage,
+    storage: &Storage,
     usage_log: &UsageLog,
     mut batch: Vec<Removal>,
     report: &mut RetentionReport,
 ) -> Result<(), MirrorError> {
-    usage_log.read_other_notes(storage.usage_notes()).await?;
+    usage_log.read_other_notes(storage.inventory.usage_notes()).await?;
     batch.retain(|removal| {
         usage_log.times(&removal.name, removal.tag.as_deref(), removal.digest).last_used
             <= removal.last_used
     });
-    let done =
-        match storage.remove_unchanged(batch.iter().map(Removal::to_conditional).collect()).await {
-            Ok(done) => done,
-            Err(error) => vec![Err(error); batch.len()],
-        };
+    let conditional = batch.iter().map(Removal::to_conditional).collect();
+    let done = match storage.manifests.remove_unchanged(conditional).await {
+        Ok(done) => done,
+        Err(error) => vec![Err(error); batch.len()],
+    };
     for (removal, done) in batch.into_iter().zip(done) {
         let Removal { name, tag, digest, reason, bytes, .. } = &removal;
         match done {

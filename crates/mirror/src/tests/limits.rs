@@ -55,7 +55,7 @@ async fn uploads_without_bytes_expire_soon() {
             .open(uploads.join(path.rsplit('/').next().unwrap()));
         file.unwrap().set_modified(before).unwrap();
     }
-    server.mirror.storage().collect_garbage().await.unwrap();
+    server.mirror.storage().inventory.collect_garbage().await.unwrap();
     assert_eq!((server.is_open(&empty).await, server.is_open(&begun).await), (false, true));
 }
 
@@ -102,7 +102,7 @@ impl Keys for Counted {
 #[tokio::test]
 async fn requests_count_to_their_key_until_the_response_is_sent() {
     let dir = tempfile::tempdir().unwrap();
-    let storage = || Arc::new(FileStorage::new(Arc::new(Store::open(dir.path()).unwrap())));
+    let storage = || FileStorage::new(Arc::new(Store::open(dir.path()).unwrap())).into();
     let open = Mirror::new(
         storage(),
         Box::new(NoKeys),

@@ -15,7 +15,7 @@ const NEW_CLIENT: &str = "application/vnd.ollama.manifest.list.v2+json, applicat
 
 /// Mirrors with file storage and with S3 storage.
 fn both() -> [TestServer; 2] {
-    let bucket = Arc::new(S3Storage::in_memory());
+    let bucket = Arc::new(S3Storage::in_memory()).into();
     [start_mirror(Vec::new()), start_with_storage(bucket, tempfile::tempdir().unwrap(), Vec::new())]
 }
 
@@ -124,7 +124,7 @@ async fn a_list_counts_once_with_the_distinct_blobs_of_its_children() {
         let put =
             server.put(&format!("/v2/{name}/manifests/latest"), media::MANIFEST_LIST, &list).await;
         assert_eq!(put.0, 201, "{}", put.1);
-        let shown = server.mirror.storage().tag_entries().await.unwrap();
+        let shown = server.mirror.storage().inventory.tag_entries().await.unwrap();
         let sum: usize = weights.iter().map(|bytes| bytes.len()).sum();
         assert_eq!(shown.iter().map(|shown| shown.size).collect::<Vec<_>>(), [sum as u64]);
         assert_eq!(shown[0].digest, Digest::of(list.as_bytes()));
@@ -210,7 +210,7 @@ async fn children_of_lists_cannot_be_removed() {
             said.contains(&digest_of(&list)) && said.contains("remove the list first"),
             "{said}"
         );
-        server.mirror.storage().collect_garbage().await.unwrap();
+        server.mirror.storage().inventory.collect_garbage().await.unwrap();
         assert!(server.has(&of(&ggml)).await);
         // Without the list, the child can be removed.
         assert_eq!(server.ask("DELETE", &of(&list), Body::empty()).await.0, 202);
@@ -241,7 +241,8 @@ async fn a_pushed_list_is_a_model_of_the_store() {
         let (status, code, said) = server.refusal("DELETE", &of(child), Body::empty()).await;
         assert!(status == 403 && code == "DENIED" && said.contains(&digest_of(&list)), "{said}");
     }
-    let stored_objects = server.mirror.storage().stored_objects().await.unwrap();
+    let stored_objects =
+        server.mirror.storage().inventory.stored_objects(InventoryScope::All).await.unwrap();
     let sizes: Vec<Vec<u64>> = stored_objects
         .iter()
         .map(|held| held.blobs.iter().map(|(_, size)| *size).collect())

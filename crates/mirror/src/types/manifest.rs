@@ -8,7 +8,7 @@ use puna_store::{Child, Digest, ManifestList, media};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::error::MirrorError;
+use crate::types::manifest_error::{ManifestError, ManifestProblem};
 use crate::types::manifest_list;
 
 /// Largest size of a manifest in bytes.
@@ -113,7 +113,7 @@ impl Manifest {
     ///
     /// # Errors
     /// The bytes are no manifest, or state another media type.
-    pub fn parse(bytes: Bytes, content_type: Option<&str>) -> Result<Self, MirrorError> {
+    pub fn parse(bytes: Bytes, content_type: Option<&str>) -> Result<Self, ManifestError> {
         Self::read(bytes, content_type, false)
     }
 
@@ -122,7 +122,7 @@ impl Manifest {
     pub(crate) fn parse_pushed(
         bytes: Bytes,
         content_type: Option<&str>,
-    ) -> Result<Self, MirrorError> {
+    ) -> Result<Self, ManifestError> {
         Self::read(bytes, content_type, true)
     }
 
@@ -130,55 +130,25 @@ impl Manifest {
         bytes: Bytes,
         content_type: Option<&str>,
         is_pushed: bool,
-    ) -> Result<Self, MirrorError> {
-        let invalid = |reason: String| MirrorError::ManifestInvalid(reason);
+    ) -> Result<Self, ManifestError> {
         if bytes.len() > MAX_MANIFEST_BYTES {
-            return Err(MirrorError::ManifestTooLarge { most: MAX_MANIFEST_BYTES });
+            return Err(ManifestError::TooLarge { most: MAX_MANIFEST_BYTES });
         }
         if bytes.trim_ascii_start().first() != Some(&b'{') {
-            return Err(invalid("it is no JSON object".into()));
+            return Err(ManifestProblem::NotAnObject.into());
         }
-        let wire: ManifestJson =
-            serde_json::from_slice(&bytes).map_err(|e| invalid(e.to_string()))?;
-        let content_type = content_type
-            .map(|content_type| content_type.split(';').next().unwrap_or(content_type).trim())
-            .filter(|content_type| !content_type.is_empty());
-        let stated = wire.media_type.clone().filter(|stated| !stated.is_empty());
-        for kind in [stated.as_deref(), content_type].into_iter().flatten().filter(|_| is_pushed) {
-            if !is_manifest_media_type(kind) {
-                return Err(invalid(format!(
-                    "{:?} is no media type of manifests, such as {OCI_MANIFEST}",
-                    kind.chars().take(MAX_SHOWN_CHARS).collect::<String>()
-                )));
-            }
-        }
-        // Stored manifests from before this check, and those of upstreams, get a media type by
-        // their fields.
-        let media_type =
-            match (stated.filter(|stated| is_manifest_media_type(stated)), content_type) {
-                (Some(stated), Some(content_type))
-                    if stated != content_type && is_known_media_type(content_type) =>
-                {
-                    return Err(invalid(format!(
-                        "its mediaType is {stated:?}, but it came as {content_type:?}"
-                    )));
-                }
-                (Some(stated), _) => stated,
-                (None, Some(content_type)) if is_known_media_type(content_type) => {
-                    content_type.to_owned()
-                }
-                (None, _) if wire.manifests.is_some() => OCI_INDEX.to_owned(),
-                (None, _) => OCI_MANIFEST.to_owned(),
-            };
+        let wire: ManifestJson = serde_json::from_slice(&bytes)
+            .map_err(|e| ManifestProblem::Json { reason: e.to_string() })?;
+        let media_type = media_type(&wire, content_type, is_pushed)?;
         if media_type == media::MANIFEST_LIST {
             return Self::read_list(bytes, wire);
         }
         if wire.layers.is_none() && wire.manifests.is_none() && wire.config.is_none() {
-            return Err(invalid("it has neither layers nor manifests".into()));
+            return Err(ManifestProblem::Empty.into());
         }
         let config =
             wire.config.filter(has_digest).map(serde_json::from_value::<Descriptor>).transpose();
-        let config = config.map_err(|e| invalid(format!("config: {e}")))?;
+        let config = config.map_err(|e| ManifestProblem::Config { reason: e.to_string() })?;
         let layers = wire.layers.unwrap_or_default();
         let is_model =
             layers.iter().any(|layer| layer.descriptor.media_type.starts_with(OLLAMA_LAYER_PREFIX));
@@ -208,14 +178,11 @@ impl Manifest {
     }
 
     /// Parses an Ollama manifest list.
-    fn read_list(bytes: Bytes, wire: ManifestJson) -> Result<Self, MirrorError> {
+    fn read_list(bytes: Bytes, wire: ManifestJson) -> Result<Self, ManifestError> {
         if wire.media_type.is_none_or(|stated| stated.is_empty()) {
-            return Err(MirrorError::ManifestInvalid(format!(
-                "a manifest list must state its mediaType: {}",
-                media::MANIFEST_LIST
-            )));
+            return Err(ManifestProblem::UntypedList.into());
         }
-        let (list, blobs) = manifest_list::read(&bytes).map_err(MirrorError::ManifestInvalid)?;
+        let (list, blobs) = manifest_list::read(&bytes)?;
         Ok(Self {
             digest: Digest::of(&bytes),
             bytes,
@@ -231,7 +198,7 @@ impl Manifest {
     }
 
     /// Parses a manifest of the store. Without a media type it counts as a Docker manifest.
-    pub(crate) fn parse_stored(bytes: Bytes) -> Result<Self, MirrorError> {
+    pub(crate) fn parse_stored(bytes: Bytes) -> Result<Self, ManifestError> {
         match Self::parse(bytes.clone(), None) {
             Ok(manifest) if manifest.list.is_some() => Ok(manifest),
             _ => Self::parse(bytes, Some(media::MANIFEST)),
@@ -244,7 +211,7 @@ impl Manifest {
     }
 
     /// Returns the manifest of an inline child with a digest.
-    pub(crate) fn inline_child(&self, digest: &Digest) -> Result<Option<Self>, MirrorError> {
+    pub(crate) fn inline_child(&self, digest: &Digest) -> Result<Option<Self>, ManifestError> {
         self.child(digest).map(manifest_list::inline_manifest).transpose().map(Option::flatten)
     }
 
@@ -279,6 +246,39 @@ impl Manifest {
     }
 }
 
+/// Returns the media type of a manifest: the stated one, else the one that it came with, else one
+/// by its fields.
+fn media_type(
+    wire: &ManifestJson,
+    content_type: Option<&str>,
+    is_pushed: bool,
+) -> Result<String, ManifestProblem> {
+    let content_type = content_type
+        .map(|content_type| content_type.split(';').next().unwrap_or(content_type).trim())
+        .filter(|content_type| !content_type.is_empty());
+    let stated = wire.media_type.clone().filter(|stated| !stated.is_empty());
+    for kind in [stated.as_deref(), content_type].into_iter().flatten().filter(|_| is_pushed) {
+        if !is_manifest_media_type(kind) {
+            let stated = kind.chars().take(MAX_SHOWN_CHARS).collect();
+            return Err(ManifestProblem::MediaType { stated, example: OCI_MANIFEST });
+        }
+    }
+    // Stored manifests from before this check, and those of upstreams, get a media type by their
+    // fields.
+    Ok(match (stated.filter(|stated| is_manifest_media_type(stated)), content_type) {
+        (Some(stated), Some(content_type))
+            if stated != content_type && is_known_media_type(content_type) =>
+        {
+            let content_type = content_type.to_owned();
+            return Err(ManifestProblem::ContentType { stated, content_type });
+        }
+        (Some(stated), _) => stated,
+        (None, Some(content_type)) if is_known_media_type(content_type) => content_type.to_owned(),
+        (None, _) if wire.manifests.is_some() => OCI_INDEX.to_owned(),
+        (None, _) => OCI_MANIFEST.to_owned(),
+    })
+}
+
 /// Whether a media type is one of the known manifest types. Clients also send generic types.
 fn is_known_media_type(media_type: &str) -> bool {
     [OCI_MANIFEST, OCI_INDEX, media::MANIFEST, DOCKER_LIST, media::MANIFEST_LIST]
@@ -311,7 +311,7 @@ fn has_digest(config: &Value) -> bool {
 mod tests {
     use super::*;
 
-    fn parse(text: &str, content_type: Option<&str>) -> Result<Manifest, MirrorError> {
+    fn parse(text: &str, content_type: Option<&str>) -> Result<Manifest, ManifestError> {
         Manifest::parse(Bytes::copy_from_slice(text.as_bytes()), content_type)
     }
 
@@ -382,7 +382,7 @@ mod tests {
             ),
         ] {
             let error = parse(&list_of(&children), None).unwrap_err();
-            assert_eq!(error.code(), (400, "MANIFEST_INVALID"));
+            assert!(matches!(error, ManifestError::Invalid(_)), "{error}");
             assert!(error.to_string().contains(reason), "{error}");
         }
         let untyped = r#"{"manifests":[]}"#;
@@ -407,7 +407,7 @@ mod tests {
             parse(&text, Some(&format!("{OCI_MANIFEST}; charset=utf-8"))).unwrap().media_type,
             OCI_MANIFEST
         );
-        assert!(matches!(parse(&text, Some(OCI_INDEX)), Err(MirrorError::ManifestInvalid(_))));
+        assert!(matches!(parse(&text, Some(OCI_INDEX)), Err(ManifestError::Invalid(_))));
         assert_eq!(parse(&text, Some("application/json")).unwrap().media_type, OCI_MANIFEST);
         assert_eq!(
             parse(r#"{"layers":[]}"#, Some(media::MANIFEST)).unwrap().media_type,
@@ -448,10 +448,7 @@ mod tests {
                 Manifest::parse_pushed(plain(), Some(kind)),
                 Manifest::parse_pushed(stated(kind), None),
             ] {
-                assert!(
-                    matches!(refused, Err(MirrorError::ManifestInvalid(_))),
-                    "{kind}: {refused:?}"
-                );
+                assert!(matches!(refused, Err(ManifestError::Invalid(_))), "{kind}: {refused:?}");
             }
             // A manifest from before pushes were checked stays readable.
             assert_eq!(
@@ -473,10 +470,10 @@ mod tests {
             r#"{"layers":[{"digest":"sha256:zz","size":1}]}"#,
             r#"{"layers":{}}"#,
         ] {
-            assert!(matches!(parse(bad, None), Err(MirrorError::ManifestInvalid(_))), "{bad}");
+            assert!(matches!(parse(bad, None), Err(ManifestError::Invalid(_))), "{bad}");
         }
         let large = vec![b' '; MAX_MANIFEST_BYTES + 1];
         let error = Manifest::parse(large.into(), None).unwrap_err();
-        assert_eq!(error.code().0, 413);
+        assert_eq!(error, ManifestError::TooLarge { most: MAX_MANIFEST_BYTES });
     }
 }

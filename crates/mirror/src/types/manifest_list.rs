@@ -7,8 +7,8 @@ use axum::http::{HeaderMap, header};
 use bytes::Bytes;
 use puna_store::{Child, Digest, ManifestList, media};
 
-use crate::error::MirrorError;
 use crate::types::manifest::{Descriptor, Manifest};
+use crate::types::manifest_error::{ManifestError, ManifestProblem};
 
 /// Runners whose children the registry prefers, best first.
 const PREFERRED_RUNNERS: [&str; 3] = ["llamacpp", "ggml", "ollama"];
@@ -17,22 +17,22 @@ const PREFERRED_RUNNERS: [&str; 3] = ["llamacpp", "ggml", "ollama"];
 ///
 /// # Errors
 /// The list violates a rule of lists, or two children state different sizes of one blob.
-pub(crate) fn read(bytes: &[u8]) -> Result<(ManifestList, Vec<Descriptor>), String> {
-    let list = ManifestList::parse(bytes)?;
+pub(crate) fn read(bytes: &[u8]) -> Result<(ManifestList, Vec<Descriptor>), ManifestProblem> {
+    let list = ManifestList::parse(bytes).map_err(|reason| ManifestProblem::List { reason })?;
     let (mut blobs, mut sizes) = (Vec::new(), HashMap::new());
     for (at, child) in list.children.iter().enumerate() {
         let manifest = inline_manifest(child)
-            .map_err(|error| format!("child {} of the list: {error}", at + 1))?;
+            .map_err(|error| ManifestProblem::Child { number: at + 1, error: error.into() })?;
         for blob in manifest.into_iter().flat_map(|manifest| manifest.blobs) {
             match sizes.insert(blob.digest, blob.size) {
                 None => blobs.push(blob),
                 Some(other) if other != blob.size => {
-                    return Err(format!(
-                        "child {} of the list says that blob {} has {} bytes, but another child says {other}",
-                        at + 1,
-                        blob.digest,
-                        blob.size
-                    ));
+                    return Err(ManifestProblem::ChildBlobSize {
+                        number: at + 1,
+                        digest: blob.digest,
+                        size: blob.size,
+                        other,
+                    });
                 }
                 Some(_) => {}
             }
@@ -42,7 +42,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<(ManifestList, Vec<Descriptor>), Stri
 }
 
 /// Returns the manifest of an inline child; `None` for a reference.
-pub(crate) fn inline_manifest(child: &Child) -> Result<Option<Manifest>, MirrorError> {
+pub(crate) fn inline_manifest(child: &Child) -> Result<Option<Manifest>, ManifestError> {
     let text = child.inline.as_ref().map(|text| Bytes::copy_from_slice(text));
     text.map(|text| Manifest::parse(text, Some(media::MANIFEST))).transpose()
 }
@@ -185,7 +185,7 @@ pub(crate) mod tests {
         let (list, blobs) = read(text.as_bytes()).unwrap();
         assert_eq!((list.children.len(), blobs.len()), (3, 3));
         other["layers"][1]["size"] = 5.into();
-        let error = read(list_of(&[both, other]).as_bytes()).unwrap_err();
+        let error = read(list_of(&[both, other]).as_bytes()).unwrap_err().to_string();
         assert!(error.contains("child 2 of the list says") && error.contains("5 bytes"), "{error}");
     }
 }

@@ -2,7 +2,9 @@
 //! patterns.
 
 pub(crate) mod manifest;
+pub(crate) mod manifest_error;
 pub(crate) mod manifest_list;
+pub(crate) mod name_error;
 pub(crate) mod name_pattern;
 pub(crate) mod repository;
 pub(crate) mod stored_object;

@@ -1,6 +1,6 @@
 //! Patterns of namespaces and repositories: `name`, or `name*` for all names with that prefix.
 
-use crate::error::MirrorError;
+use crate::types::name_error::NameError;
 use crate::types::repository::Repository;
 
 /// Number of characters of an invalid pattern that an error shows.
@@ -17,7 +17,7 @@ pub(crate) fn matches_pattern(namespace: &str, pattern: &str) -> bool {
 ///
 /// # Errors
 /// No repository can be in such a namespace.
-pub fn check_namespace(text: &str) -> Result<(), MirrorError> {
+pub fn check_namespace(text: &str) -> Result<(), NameError> {
     let begins = |start: &str, rests: &[&str]| {
         rests.iter().any(|rest| Repository::parse(&format!("{start}{rest}")).is_ok())
     };
@@ -28,7 +28,7 @@ pub fn check_namespace(text: &str) -> Result<(), MirrorError> {
     };
     match is_one {
         true => Ok(()),
-        false => Err(MirrorError::Namespace(text.chars().take(MAX_SHOWN_CHARS).collect())),
+        false => Err(NameError::Namespace(text.chars().take(MAX_SHOWN_CHARS).collect())),
     }
 }
 

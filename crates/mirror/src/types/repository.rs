@@ -5,7 +5,7 @@ use std::fmt;
 
 use puna_store::{DEFAULT_HOST, Digest, ModelName};
 
-use crate::error::MirrorError;
+use crate::types::name_error::NameError;
 
 /// Largest length of a name in bytes. It becomes a directory name.
 const MAX_NAME_BYTES: usize = 240;
@@ -23,7 +23,7 @@ impl Repository {
     ///
     /// # Errors
     /// The text is no valid name.
-    pub fn parse(text: &str) -> Result<Self, MirrorError> {
+    pub fn parse(text: &str) -> Result<Self, NameError> {
         let words = match text.split_once('/') {
             Some((host, rest)) if rest.contains('/') && has_port(host) => rest,
             _ => text,
@@ -31,7 +31,7 @@ impl Repository {
         if text.len() <= MAX_NAME_BYTES && words.split('/').all(is_word) {
             return Ok(Self(text.to_owned()));
         }
-        Err(MirrorError::Name(text.chars().take(MAX_NAME_BYTES).collect()))
+        Err(NameError::Repository(text.chars().take(MAX_NAME_BYTES).collect()))
     }
 
     /// The name as text.
@@ -115,14 +115,14 @@ impl Reference {
     ///
     /// # Errors
     /// The text is neither.
-    pub fn parse(text: &str) -> Result<Self, MirrorError> {
+    pub fn parse(text: &str) -> Result<Self, NameError> {
         if text.contains(':') {
             return Ok(Self::Digest(digest(text)?));
         }
         if text.len() <= MAX_TAG_BYTES && is_word(text) {
             return Ok(Self::Tag(text.to_owned()));
         }
-        Err(MirrorError::Tag(text.chars().take(MAX_TAG_BYTES).collect()))
+        Err(NameError::Tag(text.chars().take(MAX_TAG_BYTES).collect()))
     }
 }
 
@@ -136,8 +136,8 @@ impl fmt::Display for Reference {
 }
 
 /// Parses a digest of a path or query.
-pub(crate) fn digest(text: &str) -> Result<Digest, MirrorError> {
-    text.parse().map_err(|_| MirrorError::Digest(text.chars().take(MAX_NAME_BYTES).collect()))
+pub(crate) fn digest(text: &str) -> Result<Digest, NameError> {
+    text.parse().map_err(|_| NameError::Digest(text.chars().take(MAX_NAME_BYTES).collect()))
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@ use std::fmt;
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
 
-use crate::error::MirrorError;
+use crate::error::InternalError;
+use crate::types::name_error::NameError;
 
 /// Id of an upload: 32 random hexadecimal digits, so that other clients cannot guess it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -17,10 +18,10 @@ const ID_HEX_DIGITS: usize = 32;
 
 impl UploadId {
     /// Generates a random id.
-    pub(crate) fn random() -> Result<Self, MirrorError> {
+    pub(crate) fn random() -> Result<Self, InternalError> {
         let mut bytes = [0; ID_HEX_DIGITS / 2];
         let filled = SystemRandom::new().fill(&mut bytes);
-        filled.map_err(|_| MirrorError::Internal("the system gives no random numbers".into()))?;
+        filled.map_err(|_| InternalError::NoRandomNumbers)?;
         Ok(Self(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
     }
 
@@ -28,11 +29,11 @@ impl UploadId {
     ///
     /// # Errors
     /// The text is no upload id.
-    pub fn parse(text: &str) -> Result<Self, MirrorError> {
+    pub fn parse(text: &str) -> Result<Self, NameError> {
         let digits = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c);
         match text.len() == ID_HEX_DIGITS && text.bytes().all(digits) {
             true => Ok(Self(text.to_owned())),
-            false => Err(MirrorError::UploadUnknown(text.chars().take(ID_HEX_DIGITS).collect())),
+            false => Err(NameError::UploadId(text.chars().take(ID_HEX_DIGITS).collect())),
         }
     }
 
@@ -43,9 +44,9 @@ impl UploadId {
 }
 
 impl TryFrom<String> for UploadId {
-    type Error = MirrorError;
+    type Error = NameError;
 
-    fn try_from(text: String) -> Result<Self, MirrorError> {
+    fn try_from(text: String) -> Result<Self, NameError> {
         Self::parse(&text)
     }
 }

@@ -10,7 +10,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use crate::error::MirrorError;
+use crate::error::LimitReached;
 use crate::types::upload_id::UploadId;
 
 /// Largest number of open uploads.
@@ -89,15 +89,11 @@ impl DropCandidates {
     }
 
     /// Error if no upload can be dropped.
-    pub(crate) fn limit_error(&self) -> MirrorError {
-        MirrorError::TooManyRequests(match self.is_owner_limit {
-            true => {
-                format!(
-                    "you have {MAX_UPLOADS_PER_OWNER} open uploads already: finish or cancel some, or come back later"
-                )
-            }
-            false => format!("{MAX_UPLOADS} uploads are open already: come back later"),
-        })
+    pub(crate) fn limit_error(&self) -> LimitReached {
+        match self.is_owner_limit {
+            true => LimitReached::OwnUploads { most: MAX_UPLOADS_PER_OWNER },
+            false => LimitReached::Uploads { most: MAX_UPLOADS },
+        }
     }
 }
 

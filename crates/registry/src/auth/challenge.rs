@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use crate::auth::identity::{EMPTY_BODY_HASH, Identity};
 use crate::display::{authority, display_url};
-use crate::error::RegistryError;
+use crate::error::{RegistryError, SetupProblem};
 
 /// Largest response of a token server, in bytes.
 pub(crate) const MAX_TOKEN_RESPONSE_BYTES: usize = 64 << 10;
@@ -199,7 +199,7 @@ impl Challenge {
     pub(crate) fn new_signed_token_url(&self, registry: &Url) -> Result<Url, RegistryError> {
         let mut nonce = [0; 16];
         let random = SystemRandom::new().fill(&mut nonce);
-        random.map_err(|_| RegistryError::Setup("no random numbers".into()))?;
+        random.map_err(|_| SetupProblem::NoRandomNumbers)?;
         let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         self.signed_token_url(registry, &URL_SAFE_NO_PAD.encode(nonce), seconds)
     }

@@ -95,7 +95,7 @@ fn entry_credentials(auth: &AuthEntry) -> Result<Option<Credentials>, &'static s
         return Ok(Some(basic(&auth.username, &auth.password)));
     }
     if auth.auth.is_empty() {
-        // A helper stores the secret of such an entry.
+        // A credential helper stores the secret of an entry without `auth`.
         return Ok(None);
     }
     let bytes = STANDARD.decode(auth.auth.trim()).map_err(|_| "is no base64")?;

@@ -6,7 +6,7 @@ use reqwest::Url;
 
 use crate::client::hosts::Host;
 use crate::client::settings::{Options, Settings};
-use crate::error::RegistryError;
+use crate::error::{RegistryError, SetupProblem};
 
 /// Docker Hub: its name, its URL, and the host of its token server.
 const DOCKER_HUB: (&str, &str, &str) =
@@ -38,7 +38,7 @@ impl Endpoint {
         text: &str,
         http: bool,
     ) -> Result<Self, RegistryError> {
-        let invalid = || RegistryError::Setup(format!("{text:?} is no address of a registry"));
+        let invalid = || SetupProblem::Address { address: text.to_owned() };
         let has_scheme = text.contains("://");
         let bare = text.split_once("://").map_or(text, |(_, rest)| rest);
         let host = bare.split_once('/').map_or(bare, |(host, _)| host).to_owned();
@@ -49,7 +49,7 @@ impl Endpoint {
         let is_bare =
             url.username().is_empty() && url.password().is_none() && url.query().is_none();
         if !is_bare || url.fragment().is_some() || !matches!(url.scheme(), "http" | "https") {
-            return Err(invalid());
+            return Err(invalid().into());
         }
         let prefix = url
             .path_segments()
@@ -61,7 +61,7 @@ impl Endpoint {
             || !crate::display::authority(&root)
                 .eq_ignore_ascii_case(&without_default_port(&host, &root))
         {
-            return Err(invalid());
+            return Err(invalid().into());
         }
         Ok(Self {
             root,
@@ -104,7 +104,7 @@ impl Endpoint {
         origin.settings.hub |= HUGGING_FACE_HOSTS.iter().any(|hub| host.eq_ignore_ascii_case(hub));
         match origin.prefix.is_empty() {
             true => Ok(origin),
-            false => Err(RegistryError::Setup(format!("{host:?} is no address of a registry"))),
+            false => Err(SetupProblem::Address { address: host.to_owned() }.into()),
         }
     }
 

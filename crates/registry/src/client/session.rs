@@ -27,7 +27,7 @@ use crate::client::settings::{
 };
 use crate::client::tls;
 use crate::display::{authority, display_url, method_name, redact, single_line};
-use crate::error::RegistryError;
+use crate::error::{RegistryError, SetupProblem};
 use crate::lock::lock;
 use authorization::token_refused_error;
 
@@ -76,7 +76,7 @@ fn build_client(
     ca: Option<&Path>,
     connect_timeout: Duration,
 ) -> Result<Client, RegistryError> {
-    let setup = |e: reqwest::Error| RegistryError::Setup(root_cause(&e));
+    let setup = |e: reqwest::Error| SetupProblem::Client { reason: root_cause(&e) };
     let mut builder = Client::builder()
         .user_agent(&settings.user_agent)
         .http1_only()
@@ -95,7 +95,7 @@ fn build_client(
         let to = Proxy::https(proxy).map_err(|e| invalid_proxy("HTTPS_PROXY", proxy, &e))?;
         builder = builder.proxy(to.no_proxy(direct()));
     }
-    builder.build().map_err(setup)
+    Ok(builder.build().map_err(setup)?)
 }
 
 /// Whether the URL's host is a loopback address, which no proxy serves.
@@ -214,7 +214,7 @@ impl Session {
         }
     }
 
-    /// Runs an operation and reports what it waits for. `has_progress` is called at every progress
+    /// Runs an operation and reports when it waits. `has_progress` is called at every progress
     /// interval. After `waiting_notice_delay` without progress, a report names the registry; it is
     /// repeated only if it changes.
     pub(crate) async fn with_waiting_notices<T>(
@@ -589,7 +589,8 @@ fn redirect(response: &Response) -> Option<&str> {
 
 /// Header value that logs do not show.
 pub(crate) fn sensitive(text: &str) -> Result<HeaderValue, RegistryError> {
-    let mut value = HeaderValue::from_str(text).map_err(|e| RegistryError::Setup(e.to_string()))?;
+    let value = HeaderValue::from_str(text);
+    let mut value = value.map_err(|e| SetupProblem::Header { reason: e.to_string() })?;
     value.set_sensitive(true);
     Ok(value)
 }

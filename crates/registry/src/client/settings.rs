@@ -43,10 +43,10 @@ pub struct Settings {
     pub checkpoint_interval: Duration,
     /// Time between two progress reports.
     pub progress_interval: Duration,
-    /// How long there is no progress before a report says what the operation waits for.
+    /// Time without progress after which a report names the cause of the wait.
     pub waiting_notice_delay: Duration,
     /// How long another process that downloads the same blob may make no progress before a report
-    /// says so. A stopped process is not waited for any longer than this.
+    /// says so. The download waits no longer than this for a stopped process.
     pub lock_holder_timeout: Duration,
     /// Smallest range of a download in bytes, except for the last one.
     pub min_range_bytes: u64,
@@ -120,8 +120,8 @@ pub struct Options {
     pub limit_rate: Option<u64>,
     /// How a pushed model is packaged.
     pub format: Format,
-    /// The runner whose child of a manifest list is used. `None`: the child that runs best on this
-    /// machine.
+    /// The runner that selects the child of a manifest list. `None`: the child that runs best on
+    /// this machine.
     pub runner: Option<String>,
     /// A pull of a manifest list fetches all of its children.
     pub all_runners: bool,
@@ -142,8 +142,7 @@ pub struct Progress {
     pub completed: u64,
 }
 
-/// Prefix of a status that says what the operation waits for. The earlier action is still in
-/// progress.
+/// Prefix of a status that names the cause of a wait. The earlier action is still in progress.
 pub const WAITING_PREFIX: &str = "waiting for ";
 
 impl Progress {

@@ -3,14 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use puna_trust::Named;
+use puna_trust::PinnedCertificateVerifier;
 use rustls::ClientConfig;
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
 use crate::client::hosts::read_text;
-use crate::error::RegistryError;
+use crate::error::{RegistryError, SetupProblem};
 
 /// Largest certificate file, in bytes.
 const MAX_FILE_BYTES: u64 = 4 << 20;
@@ -27,18 +27,18 @@ pub fn config() -> Result<ClientConfig, RegistryError> {
 
 /// Like [`config`], and also trusts the certificates of a PEM file: of authorities and of servers.
 pub(crate) fn config_with(ca: Option<&Path>) -> Result<ClientConfig, RegistryError> {
-    let setup = |e: rustls::Error| RegistryError::Setup(e.to_string());
+    let setup = |e: rustls::Error| SetupProblem::Tls { reason: e.to_string() };
     let provider = Arc::new(default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone());
     let builder = builder.with_safe_default_protocol_versions().map_err(setup)?;
     let extra = ca.map(read_certificates).transpose()?.unwrap_or_default();
-    let mut config = match Named::system(extra, provider) {
+    let mut config = match PinnedCertificateVerifier::system(extra, provider) {
         Ok(verifier) => builder
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(verifier))
             .with_no_client_auth(),
         // An error concerns the given file. Without a file, the system has no certificates.
-        Err(error) if ca.is_some() => return Err(setup(error)),
+        Err(error) if ca.is_some() => return Err(setup(error).into()),
         Err(error) => {
             tracing::info!(%error, "no certificates on this system: using the built-in ones");
             let roots =
@@ -52,15 +52,13 @@ pub(crate) fn config_with(ca: Option<&Path>) -> Result<ClientConfig, RegistryErr
 }
 
 /// Reads the certificates of a PEM file.
-fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, RegistryError> {
-    let error_for = |reason: String| {
-        RegistryError::Setup(format!("the certificates {}: {reason}", path.display()))
-    };
+fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, SetupProblem> {
+    let error_for = |reason: String| SetupProblem::Certificates { path: path.to_owned(), reason };
     let text = read_text(path, MAX_FILE_BYTES).map_err(|e| error_for(e.to_string()))?;
     let parsed: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text.as_bytes()).collect();
     match parsed {
         Ok(parsed) if !parsed.is_empty() => Ok(parsed),
-        Ok(_) => Err(error_for("there are none in it".into())),
+        Ok(_) => Err(SetupProblem::NoCertificates { path: path.to_owned() }),
         Err(e) => Err(error_for(e.to_string())),
     }
 }

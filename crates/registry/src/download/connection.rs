@@ -9,11 +9,11 @@ use bytes::Bytes;
 use reqwest::{Method, Response};
 use tokio::time::timeout;
 
-use super::{ActiveDownload, CHUNK_BYTES, IDLE_POLL_INTERVAL};
+use super::active::{ActiveDownload, IDLE_POLL_INTERVAL};
 use crate::blocking::blocking;
 use crate::client::session::{stalled_error, transport_error};
 use crate::display::display_url;
-use crate::download::positioned_io::write_at;
+use crate::download::positioned_io::{CHUNK_BYTES, write_at};
 use crate::download::range_table::RangeTable;
 use crate::download::source::RangeResponse;
 use crate::download::throughput::ThroughputMonitor;

@@ -5,14 +5,14 @@ use std::sync::atomic::Ordering;
 
 use puna_store::{Digest, StoreError};
 
-use super::{ActiveDownload, CHUNK_BYTES, IDLE_POLL_INTERVAL};
-use crate::download::positioned_io::{file_id, read_at};
+use super::active::{ActiveDownload, IDLE_POLL_INTERVAL};
+use crate::download::positioned_io::{CHUNK_BYTES, file_id, read_at};
 use crate::download::resumable_sha256::{ResumableSha256, Sha256State};
 use crate::error::RegistryError;
 use crate::lock::lock;
 
 impl ActiveDownload {
-    /// Computes the digest of the file as far as it is written. Returns `None` if the download
+    /// Computes the digest of the file while connections write it. Returns `None` if the download
     /// ended before completion.
     pub(super) fn hash(&self) -> Result<Option<Digest>, RegistryError> {
         let file = file_id(&self.file).unwrap_or(0);

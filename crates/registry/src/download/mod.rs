@@ -1,9 +1,11 @@
 //! Download of one blob: connections that fetch byte ranges, a thread that computes the digest, and
 //! records of the completed ranges on disk.
 
+mod active;
 mod concurrent;
 mod connection;
 mod connection_scaling;
+mod download_lock;
 mod hash;
 pub(crate) mod positioned_io;
 pub(crate) mod range_table;
@@ -15,124 +17,36 @@ mod tests;
 mod throughput;
 
 use std::fs::File;
-use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Instant;
 
-use puna_store::{BlobLock, Digest, PartialBlob, PartialPath, Store, StoreError};
+use puna_store::{BlobLock, Digest, PartialBlob, PartialPath, Store};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 use crate::blocking::blocking;
 use crate::client::session::Session;
-use crate::client::settings::Settings;
 use crate::disk_space::check_free_space;
 use crate::download::connection_scaling::{ConnectionScaling, INITIAL_CONNECTIONS};
 use crate::download::positioned_io::file_id;
 use crate::download::range_table::RangeTable;
-use crate::download::resumable_sha256::Sha256State;
 use crate::download::source::{BlobSource, DownloadSpec};
-use crate::error::RegistryError;
+use crate::error::{RegistryError, SetupProblem};
 use crate::lock::lock;
-use concurrent::{ConcurrentDownload, acquire_download_lock, copy_concurrent_partial};
+use active::ActiveDownload;
+pub(crate) use active::DownloadState;
+use concurrent::{copy_concurrent_partial, open_data};
+use download_lock::acquire_download_lock;
 use hash::StopHashingOnDrop;
 
-/// Bytes that are written or read at once.
-const CHUNK_BYTES: usize = 1 << 20;
 /// The first checkpoint comes after the checkpoint interval divided by this.
 const FIRST_CHECKPOINT_DIVISOR: u32 = 16;
 /// Additional connections for readers that wait for distant bytes.
 const READER_CONNECTIONS: usize = 2;
-/// How long an idle connection waits before it looks for a range again.
-const IDLE_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// State of a download, which its pulls and readers watch.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct DownloadState {
-    pub(crate) completed: u64,
-    /// Set at the end: the digest of the bytes, or the error.
-    pub(crate) result: Option<Result<Digest, RegistryError>>,
-    /// How often the received bytes were wrong and discarded.
-    pub(crate) generation: u64,
-    /// The running download, if there is one.
-    active: Weak<ActiveDownload>,
-    /// Description of the other process that this download waits for.
-    pub(crate) waiting_for: Option<String>,
-    /// Progress of another process that downloads the same blob.
-    concurrent: Option<Arc<ConcurrentDownload>>,
-    /// Another process stored the blob. It may be Ollama, which names blobs before it verifies
-    /// them.
-    pub(crate) is_unverified: bool,
-}
-
-impl DownloadState {
-    /// Whether this process is downloading.
-    pub(crate) fn is_at_work(&self) -> bool {
-        self.active.strong_count() > 0
-    }
-
-    /// Requests that a byte is fetched before others.
-    pub(crate) fn request_byte(&self, offset: u64) {
-        if let Some(active) = self.active.upgrade()
-            && active.table().request_byte(offset)
-        {
-            active.range_requested.notify_one();
-        }
-    }
-
-    /// The file that has contiguous bytes starting at `from`, and their end. `None`: the byte has
-    /// not arrived. The result is the file of this download, even if another file has its name by
-    /// now.
-    pub(crate) fn available_from(&self, from: u64) -> Option<(Arc<File>, u64)> {
-        let (file, until) = match (self.active.upgrade(), &self.concurrent) {
-            (Some(active), _) => (active.file.clone(), active.table().contiguous_end(from)),
-            (None, Some(concurrent)) => concurrent.available_from(from),
-            (None, None) => return None,
-        };
-        (until > from).then_some((file, until))
-    }
-
-    /// Starts a new generation: readers have seen wrong bytes.
-    fn restart(&mut self) {
-        (self.generation, self.active, self.concurrent) = (self.generation + 1, Weak::new(), None);
-    }
-}
-
-/// Running download, shared by its connections.
-pub(crate) struct ActiveDownload {
-    source: BlobSource,
-    store: Arc<Store>,
-    partial: PartialBlob,
-    file: Arc<File>,
-    digest: Digest,
-    verified: bool,
-    /// Lock of the download, held until the last byte is written, even if the download was
-    /// cancelled.
-    lock: Arc<BlobLock>,
-    table: Mutex<RangeTable>,
-    /// State of the digest's computation.
-    hash_state: Mutex<Option<Sha256State>>,
-    /// Bytes of the last hash state that is on disk.
-    saved_hash_bytes: AtomicU64,
-    /// Notified when bytes were written.
-    bytes_written: Condvar,
-    /// Notified at the first response, which shows whether the server supports ranges.
-    first_response: Notify,
-    /// The server does not support range requests.
-    ranges_unsupported: AtomicBool,
-    /// Tells the hashing thread to stop.
-    cancelled: AtomicBool,
-    connections: AtomicUsize,
-    started: Instant,
-    received_bytes: Mutex<u64>,
-    state: watch::Sender<DownloadState>,
-    /// Notified when a reader waits for distant bytes.
-    range_requested: Notify,
-}
-
-/// Downloads a blob into the store and resumes earlier downloads. Ends when nobody watches `state`
-/// any more.
+/// Downloads a blob into the store and resumes earlier downloads. Ends when `state` has no
+/// receivers left.
 pub(crate) async fn run_download(
     session: Arc<Session>,
     store: Arc<Store>,
@@ -203,7 +117,7 @@ struct PartialFile {
     partial: PartialBlob,
     table: RangeTable,
     file: File,
-    /// Id of the file whose bytes readers may have seen.
+    /// Id of the file from which readers may have seen bytes.
     file_id: Option<u64>,
 }
 
@@ -245,17 +159,6 @@ fn open_table(
         partial.remove_part(n)?;
     }
     Ok(table)
-}
-
-fn open_data(partial: &PartialBlob, total: u64) -> Result<File, StoreError> {
-    let path = partial.data();
-    let open = || {
-        let file =
-            File::options().read(true).write(true).create(true).truncate(false).open(path)?;
-        file.set_len(total)?;
-        Ok(file)
-    };
-    open().map_err(|e| StoreError::io("write", path, &e))
 }
 
 impl ActiveDownload {
@@ -306,11 +209,11 @@ impl ActiveDownload {
             }
         };
         // A disk read error ends the download at once.
-        let hashed = async { hashing.await.map_err(|e| RegistryError::Setup(e.to_string()))? };
+        let hashed = async { hashing.await.map_err(SetupProblem::from)? };
         let got = match tokio::try_join!(fetched, hashed) {
             Ok(((), got)) => got.unwrap_or_else(|| Digest::of(b"")),
             Err(error) => {
-                // The next attempt resumes from what has arrived.
+                // The next attempt resumes from the received bytes.
                 self.checkpoint().await?;
                 return Err(error);
             }
@@ -344,7 +247,7 @@ impl ActiveDownload {
                     None if self.table().is_complete() => return Ok(()),
                     // The last connection released a range that it could not fetch.
                     None => spawn(&mut connections),
-                    Some(done) => done.map_err(|e| RegistryError::Setup(e.to_string()))??,
+                    Some(done) => done.map_err(SetupProblem::from)??,
                 },
                 () = self.first_response.notified(), if is_single => {
                     is_single = false;
@@ -407,8 +310,7 @@ impl ActiveDownload {
             if let Some(hash_state) = hash_state.filter(|hash_state| {
                 hash_state.at > active.saved_hash_bytes.load(Ordering::Relaxed)
             }) {
-                let text = serde_json::to_vec(&hash_state)
-                    .map_err(|e| RegistryError::Setup(e.to_string()))?;
+                let text = serde_json::to_vec(&hash_state).map_err(SetupProblem::from)?;
                 active.partial.write_hash_state(&text)?;
                 active.saved_hash_bytes.store(hash_state.at, Ordering::Relaxed);
             }
@@ -425,17 +327,5 @@ impl ActiveDownload {
     fn publish_progress(&self) {
         let completed = self.table().completed();
         self.state.send_modify(|state| state.completed = completed);
-    }
-
-    fn table(&self) -> MutexGuard<'_, RangeTable> {
-        lock(&self.table)
-    }
-
-    fn settings(&self) -> &Settings {
-        self.source.session().settings()
-    }
-
-    fn io(&self, error: &io::Error) -> RegistryError {
-        StoreError::io("write", self.partial.data(), error).into()
     }
 }

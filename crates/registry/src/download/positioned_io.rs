@@ -3,6 +3,9 @@
 use std::fs::File;
 use std::io;
 
+/// Bytes that are written or read at once.
+pub(crate) const CHUNK_BYTES: usize = 1 << 20;
+
 /// Number that identifies the file in its file system (inode on Unix).
 pub(crate) fn file_id(file: &File) -> Option<u64> {
     #[cfg(unix)]

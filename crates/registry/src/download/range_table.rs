@@ -1,5 +1,5 @@
-//! Byte ranges of a download: which connection fetches which bytes, what has arrived, and the
-//! records of that on disk.
+//! Byte ranges of a download: the connection that fetches each range, the bytes that have arrived,
+//! and their records on disk.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::fs;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// Largest number of ranges in a new download's plan.
 const MAX_RANGES: u64 = 128;
-/// A range is split only if both halves of its missing part have at least this too_many_ranges bytes.
+/// A range is split only if both halves of its missing part have at least this many bytes.
 const MIN_HALF_BYTES: u64 = 2 << 20;
 /// Largest record, in bytes.
 const MAX_RECORD_BYTES: u64 = 4 << 10;
@@ -94,7 +94,7 @@ impl RangeTable {
         Self::plan(total, total)
     }
 
-    /// This table as the next generation of `old`, whose bytes do not count any more.
+    /// This table as the next generation of `old`, which invalidates the bytes of `old`.
     pub(crate) fn restarted_from(self, old: &Self) -> Self {
         Self { generation: old.generation + 1, ..self }
     }
@@ -238,8 +238,8 @@ impl RangeTable {
     }
 
     /// Claims a range to fetch and returns its offset. A range that a reader requested comes first,
-    /// then one that no connection fetches. Otherwise the range with the most missing bytes is
-    /// split in half.
+    /// then a range without a connection. Otherwise the range with the most missing bytes is split
+    /// in half.
     pub(crate) fn claim(&mut self) -> Option<u64> {
         while let Some(at) = self.requested.pop_front() {
             if let Some(offset) = self.claim_requested(at) {

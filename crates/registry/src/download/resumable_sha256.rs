@@ -1,5 +1,5 @@
-//! SHA-256 whose state can be saved and resumed, so that a resumed download does not read verified
-//! bytes again.
+//! SHA-256 with a state that can be saved and resumed, so that a resumed download does not read
+//! verified bytes again.
 //!
 //! `ring` and `sha2`'s own hasher do not expose their state. This module splits the input into
 //! blocks and adds the padding. `sha2` compresses the blocks, with the processor's SHA

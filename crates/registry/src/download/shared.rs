@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, Weak};
 use puna_store::{Digest, Store};
 use tokio::sync::watch;
 
-use super::{DownloadState, run_download};
+use super::active::DownloadState;
+use super::run_download;
 use crate::client::session::Session;
 use crate::download::source::DownloadSpec;
 use crate::error::RegistryError;

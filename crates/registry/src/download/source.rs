@@ -14,7 +14,7 @@ use crate::lock::lock;
 /// Attempts to ask for the size of a blob.
 const SIZE_ATTEMPTS: u32 = 3;
 
-/// What to download.
+/// Blob to download.
 #[derive(Debug, Clone)]
 pub(crate) struct DownloadSpec {
     /// Digest of the blob. For a file without a known digest, a digest of its URL and version.

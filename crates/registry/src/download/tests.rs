@@ -1,8 +1,9 @@
 //! Downloads to a disk that fails.
 
 use std::fs::File;
+use std::time::Duration;
 
-use puna_store::ModelRef;
+use puna_store::{ModelRef, StoreError};
 
 use super::*;
 use crate::Options;

@@ -29,8 +29,8 @@ const MODEL_PACK_PREFIXES: [&str; 2] =
     ["application/vnd.cncf.model.", "application/vnd.cnai.model."];
 /// Media type prefix of Docker Model Runner.
 const DOCKER_PREFIX: &str = "application/vnd.docker.ai.";
-/// Media type prefix of Ollama's layers. Packages of this program use them for what the other
-/// formats cannot express.
+/// Media type prefix of Ollama's layers. Packages of this program use them for content that the
+/// other formats cannot express.
 const OLLAMA_PREFIX: &str = "application/vnd.ollama.image.";
 /// Annotations with a layer's file path, current and former.
 const FILE_PATH_ANNOTATIONS: [&str; 2] = ["org.cncf.model.filepath", "org.cnai.model.filepath"];

@@ -14,7 +14,7 @@ use super::{
     Artifact, DOCKER_PREFIX, DetectTemplate, Format, MODEL_PACK_PREFIXES, OCI_MANIFEST,
     OLLAMA_PREFIX, SourceManifest,
 };
-use crate::error::RegistryError;
+use crate::error::{ManifestProblem, RegistryError};
 use crate::packaging::descriptor::Descriptor;
 
 /// Largest text layer, in bytes.
@@ -66,10 +66,8 @@ impl Package {
         if !roles.iter().any(|role| matches!(role, LayerRole::Weights(_))) {
             let kinds: Vec<&str> =
                 artifact.layers.iter().map(|l| l.media_type.as_str()).take(8).collect();
-            return Err(RegistryError::NotAManifest(format!(
-                "it is a package without weights in GGUF or safetensors; it has {}",
-                crate::display::single_line(&kinds.join(", "), 400)
-            )));
+            let kinds = crate::display::single_line(&kinds.join(", "), 400);
+            return Err(ManifestProblem::NoWeights { kinds }.into());
         }
         Ok(Some(Self { bytes: bytes.to_vec(), artifact, roles }))
     }
@@ -198,9 +196,8 @@ impl ModelBuilder {
     pub(crate) fn add_file(&mut self, name: String, digest: Digest) -> Result<(), RegistryError> {
         let files = self.request.files.get_or_insert_default();
         if files.contains_key(&name) {
-            let reason =
-                format!("it has two files called {:?}", crate::display::single_line(&name, 100));
-            return Err(RegistryError::NotAManifest(reason));
+            let name = crate::display::single_line(&name, 100);
+            return Err(ManifestProblem::DuplicateFile { name }.into());
         }
         files.insert(name, digest.to_string());
         Ok(())
@@ -208,9 +205,8 @@ impl ModelBuilder {
 
     /// Adds a layer that this program's own packages have with Ollama's media types.
     fn add_ollama_layer(&mut self, kind: &str, text: String) -> Result<(), RegistryError> {
-        let json = |what: &str| {
-            serde_json::from_str::<Value>(&text)
-                .map_err(|_| RegistryError::NotAManifest(format!("its {what} are no JSON")))
+        let json = |what: &'static str| {
+            serde_json::from_str::<Value>(&text).map_err(|_| ManifestProblem::NotJson { what })
         };
         match kind {
             media::TEMPLATE => self.request.template = Some(text),
@@ -273,18 +269,13 @@ fn extension(media_type: &str) -> &'static str {
 }
 
 fn read_text_layer(store: &Store, blob: &Descriptor) -> Result<String, RegistryError> {
-    let layer_error = |what: String| {
-        RegistryError::NotAManifest(format!("its layer {} {what}", blob.digest.short()))
-    };
-    if blob.size > MAX_TEXT_BYTES {
-        return Err(layer_error(format!(
-            "has {} bytes, more than a text of {MAX_TEXT_BYTES}",
-            blob.size
-        )));
+    let (layer, size) = (blob.digest, blob.size);
+    if size > MAX_TEXT_BYTES {
+        return Err(ManifestProblem::LongText { layer, size, most: MAX_TEXT_BYTES }.into());
     }
     let path = store.blob_path(&blob.digest);
     let bytes = std::fs::read(&path).map_err(|e| StoreError::io("read", &path, &e))?;
-    String::from_utf8(bytes).map_err(|_| layer_error("is no text".into()))
+    Ok(String::from_utf8(bytes).map_err(|_| ManifestProblem::NotText { layer })?)
 }
 
 /// The role of a layer by its media type.

@@ -1,5 +1,5 @@
-//! Reads and writes tar archives as far as regular files go: names and contents. Nothing in an
-//! archive becomes a file path. Sizes in headers are not trusted before the bytes have arrived.
+//! Reads and writes names and contents of regular files in tar archives. Nothing in an archive
+//! becomes a file path. Sizes in headers are not trusted before the bytes have arrived.
 //!
 //! ```text
 //! header (512 bytes): name[100] … size[12, octal or big-endian] … checksum[8] type[1] … "ustar" …
@@ -9,7 +9,7 @@
 
 use std::io::{self, Read, Write};
 
-/// Size of a header in bytes; data is padded to a multiple of it.
+/// Size of a header in bytes; data is padded to a multiple of this size.
 const BLOCK_BYTES: usize = 512;
 /// Largest long name, in bytes.
 const MAX_NAME_BYTES: u64 = 64 << 10;

@@ -8,7 +8,7 @@ use puna_store::{Digest, Store, StoreError};
 use ruzstd::decoding::StreamingDecoder;
 
 use crate::disk_space::store_bytes;
-use crate::error::RegistryError;
+use crate::error::{ManifestProblem, RegistryError, UnpackProblem};
 use crate::packaging::tar::TarReader;
 
 /// Largest number of files in a layer.
@@ -46,19 +46,19 @@ pub(crate) fn check_name(name: &str) -> Result<String, RegistryError> {
     let is_plain = |part: &str| !matches!(part, "" | "." | "..") && !part.contains(['\\', '\0']);
     match plain.split('/').all(is_plain) {
         true => Ok(plain.to_owned()),
-        false => Err(unpack_error(format!(
-            "a file is called {:?}",
-            crate::display::single_line(name, 100)
-        ))),
+        false => {
+            let name = crate::display::single_line(name, 100);
+            Err(unpack_error(UnpackProblem::FileName { name }))
+        }
     }
 }
 
-fn unpack_error(what: String) -> RegistryError {
-    RegistryError::NotAManifest(format!("its packed layer cannot be unpacked: {what}"))
+fn unpack_error(problem: UnpackProblem) -> RegistryError {
+    ManifestProblem::Unpack(problem).into()
 }
 
 fn read_error(error: io::Error) -> RegistryError {
-    unpack_error(error.to_string())
+    unpack_error(UnpackProblem::Input { reason: error.to_string() })
 }
 
 /// Stores the files of a layer as blobs.
@@ -81,12 +81,12 @@ pub(crate) fn unpack(
         }
         LayerEncoding::TarZstd => match StreamingDecoder::new(file) {
             Ok(decoder) => store_files(store, &mut BoundedReader::new(decoder, limit)),
-            Err(e) => Err(unpack_error(e.to_string())),
+            Err(e) => Err(unpack_error(UnpackProblem::Input { reason: e.to_string() })),
         },
     };
     found.map_err(|error| match error {
-        RegistryError::NotAManifest(what) => {
-            RegistryError::NotAManifest(format!("{what} (layer {})", layer.short()))
+        RegistryError::NotAManifest(problem) => {
+            ManifestProblem::InLayer { problem: Box::new(problem), layer: *layer }.into()
         }
         other => other,
     })
@@ -123,7 +123,7 @@ fn store_files(
     let mut files = Vec::new();
     while let Some(entry) = archive.next_file().map_err(read_error)? {
         if files.len() >= MAX_FILES {
-            return Err(unpack_error(format!("it has more than {MAX_FILES} files")));
+            return Err(unpack_error(UnpackProblem::TooManyFiles { most: MAX_FILES }));
         }
         let name = check_name(&entry.name)?;
         let what = "the files of a packed layer";
@@ -133,7 +133,7 @@ fn store_files(
     match archive.first_link().filter(|_| files.is_empty()) {
         Some(link) => {
             let link = crate::display::single_line(link, 100);
-            Err(unpack_error(format!("it has a link {link:?} in the place of a file")))
+            Err(unpack_error(UnpackProblem::Link { link }))
         }
         None => Ok(files),
     }

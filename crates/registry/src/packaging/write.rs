@@ -4,7 +4,7 @@ use puna_store::{Digest, Entry, Layer, Model, Store, StoreError, media};
 use serde_json::{Map, Value, json};
 
 use super::{Artifact, FILE_PATH_ANNOTATIONS, Format, OCI_MANIFEST};
-use crate::error::RegistryError;
+use crate::error::{RegistryError, SetupProblem};
 use crate::packaging::descriptor::Descriptor;
 
 /// Package to push.
@@ -88,8 +88,7 @@ pub(crate) fn package(
         },
         layers,
     };
-    let manifest =
-        serde_json::to_vec(&artifact).map_err(|e| RegistryError::Setup(e.to_string()))?;
+    let manifest = serde_json::to_vec(&artifact).map_err(SetupProblem::from)?;
     Ok(OutgoingPackage {
         manifest,
         layers: artifact_layers(&artifact),

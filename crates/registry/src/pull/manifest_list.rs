@@ -16,7 +16,7 @@ use crate::Registry;
 use crate::blocking::blocking;
 use crate::client::settings::{Options, Progress, Report, send_progress};
 use crate::display::single_line;
-use crate::error::RegistryError;
+use crate::error::{ManifestProblem, RegistryError};
 use crate::manifest::{MAX_MANIFEST_BYTES, read_any_manifest, read_manifest};
 
 /// The largest number of children that a message names.
@@ -135,7 +135,7 @@ impl Registry {
 
 /// Reads a manifest list.
 pub(super) fn read_list(bytes: &[u8]) -> Result<ManifestList, RegistryError> {
-    ManifestList::parse(bytes).map_err(RegistryError::NotAManifest)
+    Ok(ManifestList::parse(bytes).map_err(|reason| ManifestProblem::Invalid { reason })?)
 }
 
 /// Refuses a plain manifest that states another runner than the wanted one.
@@ -187,7 +187,7 @@ fn read_child(
     options: &Options,
 ) -> Result<ChildManifest, RegistryError> {
     if let Ok(ManifestDocument::List(_)) = ManifestDocument::parse(&text) {
-        return Err(RegistryError::NotAManifest("it is a list itself".into()));
+        return Err(ManifestProblem::NestedList.into());
     }
     let is_to_run = options.runner.is_none() && !options.all_runners;
     let manifest = if is_to_run { read_manifest(&text)? } else { read_any_manifest(&text)? };

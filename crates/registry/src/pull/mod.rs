@@ -25,7 +25,7 @@ use crate::disk_space::{allocated_bytes, check_free_space};
 use crate::download::range_table::RangeTable;
 use crate::download::shared::DownloadUpdate;
 use crate::download::source::DownloadSpec;
-use crate::error::RegistryError;
+use crate::error::{ManifestProblem, RegistryError};
 use crate::hub::{HubFile, HubModel};
 use crate::manifest::{is_manifest_list, read_manifest};
 use crate::packaging::{ModelBuilder, Package, is_created_from};
@@ -267,7 +267,7 @@ impl Registry {
         Ok(Session::new(self, name.clone(), endpoint, limits)?.with_via(options))
     }
 
-    /// Finds the manifest, or the listing of Hugging Face. Reports what the search waits for.
+    /// Finds the manifest, or the listing of Hugging Face. Reports when the search waits.
     async fn search_sources(
         &self,
         name: &ModelName,
@@ -295,7 +295,7 @@ impl Registry {
                 let hub = Arc::new(self.session(name, listing, options, &limits)?);
                 match with_optional_notices(&hub, report, hub.hub_model()).await {
                     Ok(model) => return Ok(PullSource::Files(hub, model)),
-                    // This error tells which files there are.
+                    // This error lists the files of the repository.
                     Err(better @ RegistryError::NotAManifest(_)) => return Err(better),
                     Err(other) => tracing::debug!(error = %other, "the hub lists no files"),
                 }
@@ -482,7 +482,7 @@ impl Sources {
     /// Moves on to the next endpoint after an error of the first one.
     ///
     /// # Errors
-    /// There is no other endpoint. The error includes those of the mirrors.
+    /// There is no other endpoint. The error includes the errors of the mirrors.
     pub(crate) fn advance_after(&mut self, error: RegistryError) -> Result<(), RegistryError> {
         if self.sessions.len() <= 1 {
             return Err(error.with_mirror_errors(&self.mirror_errors));
@@ -535,8 +535,8 @@ fn unique_blob_sizes(blobs: &[BlobSpec]) -> Result<HashMap<Digest, u64>, Registr
     for &BlobSpec { digest, size, .. } in blobs {
         let first = *sizes.entry(digest).or_insert(size);
         if first != size {
-            let reason = format!("the blob {digest} has two sizes, {first} and {size}");
-            return Err(RegistryError::NotAManifest(reason).while_pulling_manifest());
+            let problem = ManifestProblem::BlobSizes { digest, first, second: size };
+            return Err(RegistryError::from(problem).while_pulling_manifest());
         }
     }
     Ok(sizes)

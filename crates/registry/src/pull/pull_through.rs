@@ -31,7 +31,7 @@ pub struct RegistryModel {
     stored_elsewhere: HashSet<Digest>,
 }
 
-/// What a registry has under a tag.
+/// Content of a tag at a registry.
 pub enum TagContent {
     /// A model.
     Model(Box<RegistryModel>),
@@ -127,7 +127,7 @@ impl RegistryModel {
         &self.bytes
     }
 
-    /// The size of a blob of the model. `None`: the model has no such blob.
+    /// The size of a blob. `None`: the model does not contain this blob.
     pub fn size(&self, digest: &Digest) -> Option<u64> {
         self.manifest.blobs().find(|layer| layer.digest == *digest).map(|layer| layer.size)
     }
@@ -137,8 +137,8 @@ impl RegistryModel {
         Self { stored_elsewhere, ..self }
     }
 
-    /// Fetches all blobs, small ones first, then stores the model. Returns the model that it
-    /// replaced, whose blobs stay.
+    /// Fetches all blobs, small ones first, then stores the model. Returns the replaced model; its
+    /// blobs stay.
     ///
     /// # Errors
     /// An error of the registry or the store. The next attempt resumes from the received bytes.
@@ -179,8 +179,8 @@ impl RegistryModel {
         self.registry.completed(store, &local).await.saturating_add(elsewhere_bytes)
     }
 
-    /// A reader of a blob's download, which starts unless it is running. `None`: the model has no
-    /// such blob.
+    /// A reader of a blob's download, which starts unless it is running. `None`: the model does not
+    /// contain this blob.
     pub fn download_reader(&self, store: &Arc<Store>, digest: Digest) -> Option<DownloadReader> {
         DownloadReader::join_download(
             &self.registry,
@@ -236,7 +236,7 @@ async fn fetch_pinned(
     blobs: &[BlobSpec],
 ) -> Result<PinGuard, RegistryError> {
     let mut pinned = PinnedBlobs::new(store);
-    // Nobody reads the progress.
+    // The progress is not reported.
     let (report, _) = mpsc::channel(1);
     registry.pull_blobs(&mut sources.clone(), store, blobs, &report, &mut pinned).await?;
     Ok(PinGuard { _pinned: pinned })
@@ -395,7 +395,7 @@ impl DownloadReader {
         Ok(())
     }
 
-    /// The blob's file: the one that was read during the download, if there is one.
+    /// The blob's file: the file that was read during the download, if any.
     async fn open_blob(&mut self) -> Result<Arc<File>, RegistryError> {
         if let Some(file) = &self.file {
             return Ok(file.clone());

@@ -22,7 +22,7 @@ pub(super) struct AbsentChild {
     /// Description of the entry, for messages.
     description: String,
     digest: Digest,
-    /// Missing blobs of a child whose manifest is inline.
+    /// Missing blobs of a child with an inline manifest.
     inline_blobs: Option<Vec<Digest>>,
 }
 

@@ -20,7 +20,7 @@ use crate::blocking::blocking;
 use crate::client::rate_limit::RateLimit;
 use crate::client::session::{RequestSpec, Session, stalled_error};
 use crate::display::display_url;
-use crate::error::RegistryError;
+use crate::error::{RegistryError, SetupProblem};
 use crate::lock::lock;
 
 /// Size of a piece in bytes. Each piece is one request.
@@ -284,8 +284,7 @@ impl<'a> Upload<'a> {
         let Some(note) = note.cloned() else { return };
         let record = UploadRecord { url: url.to_string(), piece, stuck };
         let write = blocking(move || {
-            let text =
-                serde_json::to_vec(&record).map_err(|e| RegistryError::Setup(e.to_string()))?;
+            let text = serde_json::to_vec(&record).map_err(SetupProblem::from)?;
             Ok(note.write(&text)?)
         });
         if let Err(error) = write.await {
@@ -424,7 +423,7 @@ impl<'a> Upload<'a> {
         Ok((next, at, sum))
     }
 
-    /// Sends a request whose body is a part of the blob. Fails if no byte is sent for the stall
+    /// Sends a request with a part of the blob as its body. Fails if no byte is sent for the stall
     /// timeout.
     async fn send_bytes(
         &self,

@@ -271,6 +271,35 @@ async fn an_expired_token_is_renewed() {
 }
 
 #[tokio::test]
+async fn a_registry_that_does_not_know_the_key_is_reported_with_the_public_key() {
+    for (body, reason) in [
+        ("", ""),
+        (
+            r#"{"errors":[{"code":"UNAUTHORIZED","message":"this key is not known here"}]}"#,
+            ": this key is not known here",
+        ),
+    ] {
+        let server = Server::start(move |seen| match seen.path.as_str() {
+            "/token" => status(401, body),
+            _ => challenge(&format!("http://{}/token", seen.header("host"))),
+        })
+        .await;
+        let bench = Bench::new();
+        let text = bench.pull_err(&server.model()).await;
+        let key_file = bench.dir.path().join("id_ed25519");
+        let public = std::fs::read_to_string(key_file.with_extension("pub")).unwrap();
+        let public: Vec<&str> = public.split_whitespace().take(2).collect();
+        let (host, key_file) = (&server.host, key_file.display());
+        let want = format!(
+            "pull model manifest: unauthorized: access denied{reason}: ask the administrator of {host} to allow \
+             the public key of this machine, which is in {key_file}.pub: {}",
+            public.join(" ")
+        );
+        assert_eq!(text, want);
+    }
+}
+
+#[tokio::test]
 async fn a_wrong_clock_is_named() {
     let server = Server::start(|seen| match seen.path.as_str() {
         "/token" if seen.header("authorization").is_empty() => status(401, ""),

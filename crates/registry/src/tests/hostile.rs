@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A registry whose blob responses come from a function. `None` is the correct response.
+/// A registry that answers blob requests by a function. `None` is the correct response.
 async fn with_blobs(
     model: &Model,
     answer: impl Fn(&SeenRequest, &Bytes) -> Option<Response> + Send + Sync + 'static,

@@ -262,7 +262,7 @@ async fn an_external_storage_gets_the_bytes_but_no_credentials() {
 }
 
 #[tokio::test]
-async fn errors_quote_the_registrys_refusal() {
+async fn errors_quote_the_refusal_of_the_registry() {
     let model = Model::new(3000);
     for (code, location, want) in [
         (403, "", "403 Forbidden: DENIED"),
@@ -428,7 +428,7 @@ async fn a_killed_push_resumes() {
     push_until_stalled(&bench, &name, &registry_state, half).await;
     let before = server.seen().len();
 
-    // Another process knows only what is in the store.
+    // Another process knows only the contents of the store.
     let store = Arc::new(Store::open(bench.root()).unwrap());
     let again =
         Bench { dir: tempfile::tempdir().unwrap(), store, registry: bench.registry.clone() };
@@ -484,7 +484,7 @@ fn pieces(seen: &[SeenRequest]) -> Vec<String> {
 
 #[tokio::test]
 async fn an_upload_that_fails_repeatedly_starts_again() {
-    // The registry accepts no more bytes, or accepts all and stores no blob.
+    // The registry rejects further bytes, or accepts all and stores no blob.
     for (method, in_vain) in [("PATCH", 2), ("PUT", 3)] {
         let (half, model, registry_state) =
             (100_000, Model::new(300_000), UploadRegistry::default());

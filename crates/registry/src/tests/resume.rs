@@ -241,7 +241,7 @@ impl Drop for SleepingProcess {
     }
 }
 
-/// An interrupted download of 3 MiB whose lock another process holds. The given bytes are recorded
+/// An interrupted download of 3 MiB; another process holds its lock. The given bytes are recorded
 /// as complete.
 #[cfg(target_os = "linux")]
 fn locked_by(

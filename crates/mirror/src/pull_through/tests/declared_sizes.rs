@@ -13,21 +13,21 @@ use crate::pull_through::declared_sizes::DeclaredSize;
 impl TestMirror {
     /// A mirror that was restarted with the same storage.
     fn again(&self, upstream: &Upstream) -> Self {
-        let storage = self.through.0.storage.clone();
-        Self::at(self.dir.clone(), upstream, HOUR, Upstreams::default(), Some(storage))
+        let bucket = self.through.0.bucket.clone();
+        Self::at(self.dir.clone(), upstream, HOUR, Upstreams::default(), bucket)
     }
 
     /// Declares the sizes of a manifest as if it had been served.
     async fn declare(&self, name: &str, manifest: &Bytes) {
         let manifest = Manifest::parse(manifest.clone(), None).unwrap();
         let (inner, name) = (&self.through.0, Repository::parse(name).unwrap());
-        inner.declared_sizes.declare(&*inner.storage, &name, &manifest).await.unwrap();
+        inner.declared_sizes.declare(&*inner.storage.inventory, &name, &manifest).await.unwrap();
     }
 
     /// Size that the manifests of a repository declare for a blob.
     async fn declared_size(&self, name: &str, digest: Digest) -> Option<DeclaredSize> {
         let (inner, name) = (&self.through.0, Repository::parse(name).unwrap());
-        inner.declared_sizes.get(&*inner.storage, &name, digest).await.unwrap()
+        inner.declared_sizes.get(&*inner.storage.inventory, &name, digest).await.unwrap()
     }
 
     /// Number of size notes of the repositories `library/m0` to `library/m2`.
@@ -202,7 +202,9 @@ async fn blobs_are_served_in_flight_after_a_restart() {
         // The first process may put the blob into the bucket between two pieces; then the request
         // is repeated.
         let whole = match mirror.part(digest, 0..3 << 20).await {
-            Err(MirrorError::Upstream(reason)) if reason.contains("ask for all of it again") => {
+            Err(error @ MirrorError::Upstream(_))
+                if error.to_string().contains("ask for all of it again") =>
+            {
                 mirror.part(digest, 0..3 << 20).await
             }
             manifest_bytes => manifest_bytes,
@@ -441,7 +443,7 @@ async fn a_repository_with_too_many_manifests_is_read_once() {
         );
         let (inner, name) = (&mirror.through.0, Repository::parse("library/n").unwrap());
         assert!(
-            inner.declared_sizes.get(&*inner.storage, &name, digest).await.is_err(),
+            inner.declared_sizes.get(&*inner.storage.inventory, &name, digest).await.is_err(),
             "these are read each time"
         );
     }

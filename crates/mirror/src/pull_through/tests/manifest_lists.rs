@@ -27,10 +27,9 @@ struct ListTestMirror {
 impl ListTestMirror {
     fn of(server: TestMirror) -> Self {
         let settings = crate::Settings { push: true, delete: true, ..crate::Settings::default() };
-        let storage = server.through.clone();
-        let mirror =
-            Mirror::new(storage, Box::new(NoKeys), &settings, UsageLog::new().unwrap()).unwrap();
-        Self { server, mirror }
+        let (through, usage_log) = (server.through.clone(), UsageLog::new().unwrap());
+        let mirror = Mirror::with_pull_through(through, Box::new(NoKeys), &settings, usage_log);
+        Self { server, mirror: mirror.unwrap() }
     }
 
     /// With file storage and with S3 storage.
@@ -231,7 +230,7 @@ async fn serve(mirror: Mirror) -> String {
 
 /// A mirror with file storage that accepts pushes.
 fn first_mirror(dir: &tempfile::TempDir) -> Mirror {
-    let storage = Arc::new(FileStorage::new(Arc::new(Store::open(dir.path()).unwrap())));
+    let storage = FileStorage::new(Arc::new(Store::open(dir.path()).unwrap())).into();
     let settings = crate::Settings { push: true, ..crate::Settings::default() };
     Mirror::new(storage, Box::new(NoKeys), &settings, UsageLog::new().unwrap()).unwrap()
 }

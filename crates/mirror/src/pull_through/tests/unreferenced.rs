@@ -24,7 +24,7 @@ impl TestMirror {
 }
 
 async fn read(
-    through: Arc<PullThrough>,
+    through: PullThrough,
     name: String,
     digest: Digest,
     requester: Requester,
@@ -40,7 +40,7 @@ async fn read(
 async fn blobs_of_manifests_served_by_other_mirrors_are_fetched() {
     let (upstream, weights) = (Upstream::new().await, b"the weights");
     upstream.model("library/m", weights);
-    let bucket: Arc<dyn Storage> = Arc::new(S3Storage::in_memory());
+    let bucket = Arc::new(S3Storage::in_memory());
     let mirror = || TestMirror::over(&upstream, HOUR, Upstreams::default(), Some(bucket.clone()));
     let (one, other) = (mirror(), mirror());
     upstream.set_open(false);

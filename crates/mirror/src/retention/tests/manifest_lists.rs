@@ -12,7 +12,7 @@ async fn children_of_a_list_stay_and_go_with_it() {
     let put = async |tag: Option<&str>, manifest: &Manifest| {
         let of =
             tag.map_or(Reference::Digest(manifest.digest), |tag| Reference::Tag(tag.to_owned()));
-        test.storage.put_manifest(&name, &of, manifest.clone()).await.unwrap();
+        test.storage.manifests.put_manifest(&name, &of, manifest.clone()).await.unwrap();
         test.usage_log.record_arrival(&name, &of, manifest.digest, ChangeSource::Push, None);
     };
     for content in ["own", "shared", "whole"] {
@@ -42,7 +42,7 @@ async fn children_of_a_list_stay_and_go_with_it() {
         "the list with its inline child, and a child"
     );
     let is_there = async |digest| {
-        test.storage.manifest(&name, &Reference::Digest(digest)).await.unwrap().is_some()
+        test.storage.manifests.manifest(&name, &Reference::Digest(digest)).await.unwrap().is_some()
     };
     for digest in [first.digest, first.children[0], own.digest] {
         assert!(!is_there(digest).await, "{digest}");

@@ -277,14 +277,14 @@ fn a_long_chain_of_references_is_followed_once() {
 
 /// File storage with a clock that the test controls.
 struct TestStorage {
-    storage: Arc<FileStorage>,
+    storage: Storage,
     usage_log: UsageLog,
     time: Arc<AtomicU64>,
 }
 
 impl TestStorage {
     fn open(dir: &Path, time: &Arc<AtomicU64>) -> Self {
-        let storage = Arc::new(FileStorage::new(Arc::new(Store::open(dir).unwrap())));
+        let storage = FileStorage::new(Arc::new(Store::open(dir).unwrap())).into();
         let told = time.clone();
         let clock = move || SystemTime::UNIX_EPOCH + Duration::from_secs(told.load(Relaxed));
         Self {
@@ -300,12 +300,12 @@ impl TestStorage {
 
     async fn upload(&self, name: &Repository, content: &str) -> Digest {
         let blob = digest(content);
-        let id = self.storage.begin(name, "").await.unwrap();
+        let id = self.storage.uploads.begin(name, "").await.unwrap();
         let bytes = bytes::Bytes::copy_from_slice(content.as_bytes());
         let body = Box::pin(futures_util::stream::iter([Ok(bytes)]));
         let part = crate::storage::UploadPart { at: None, len: None, body };
-        self.storage.append(name, &id, part).await.unwrap();
-        self.storage.finish(name, &id, blob).await.unwrap();
+        self.storage.uploads.append(name, &id, part).await.unwrap();
+        self.storage.uploads.finish(name, &id, blob).await.unwrap();
         blob
     }
 
@@ -318,6 +318,7 @@ impl TestStorage {
         );
         let manifest = Manifest::parse(text.into_bytes().into(), None).unwrap();
         self.storage
+            .manifests
             .put_manifest(name, &Reference::Tag(tag.into()), manifest.clone())
             .await
             .unwrap();
@@ -333,7 +334,7 @@ impl TestStorage {
 
     async fn apply_retention(&self, texts: &[&str], dry_run: bool) -> Vec<(Option<String>, u64)> {
         let retained =
-            apply_retention(&*self.storage, &self.usage_log, &rules(texts), dry_run).await.unwrap();
+            apply_retention(&self.storage, &self.usage_log, &rules(texts), dry_run).await.unwrap();
         assert_eq!(retained.failed, [""; 0]);
         retained.removals.into_iter().map(|removal| (removal.tag, removal.bytes)).collect()
     }
@@ -358,14 +359,21 @@ async fn unused_tags_are_removed_and_others_stay_served() {
     let rule = ["team=pulled:30d"];
     let expected = [(Some("old".to_owned()), 11)];
     assert_eq!(test.apply_retention(&rule, true).await, expected);
-    assert!(test.storage.manifest(&name, &Reference::Tag("old".into())).await.unwrap().is_some());
+    assert!(
+        test.storage
+            .manifests
+            .manifest(&name, &Reference::Tag("old".into()))
+            .await
+            .unwrap()
+            .is_some()
+    );
     assert_eq!(test.apply_retention(&rule, false).await, expected);
     assert_eq!(test.apply_retention(&rule, false).await, []);
     for reference in [Reference::Tag("old".into()), Reference::Digest(old.digest)] {
-        assert_eq!(test.storage.manifest(&name, &reference).await.unwrap(), None);
+        assert_eq!(test.storage.manifests.manifest(&name, &reference).await.unwrap(), None);
     }
     assert_eq!(
-        test.storage.manifest(&name, &Reference::Tag("used".into())).await.unwrap(),
+        test.storage.manifests.manifest(&name, &Reference::Tag("used".into())).await.unwrap(),
         Some(last_used)
     );
 }
@@ -378,15 +386,15 @@ async fn usage_records_survive_restarts() {
     let one = TestStorage::open(dir.path(), &time);
     one.push(&name, "a", "weights of a").await;
     one.push(&name, "b", "weights of b").await;
-    one.usage_log.write(one.storage.usage_notes()).await.unwrap();
+    one.usage_log.write(one.storage.inventory.usage_notes()).await.unwrap();
     // Another mirror saw neither arrival, but one pull.
     let other = TestStorage::open(dir.path(), &time);
     one.pass(20);
     other.usage_log.record_pull(&name, &Reference::Tag("b".into()));
-    other.usage_log.write(other.storage.usage_notes()).await.unwrap();
+    other.usage_log.write(other.storage.inventory.usage_notes()).await.unwrap();
     one.usage_log.record_pull(&name, &Reference::Tag("c".into()));
-    one.usage_log.write(one.storage.usage_notes()).await.unwrap();
-    assert_eq!(one.storage.usage_notes().list().await.unwrap().len(), 2);
+    one.usage_log.write(one.storage.inventory.usage_notes()).await.unwrap();
+    assert_eq!(one.storage.inventory.usage_notes().list().await.unwrap().len(), 2);
     one.pass(20);
     let third = TestStorage::open(dir.path(), &time);
     assert_eq!(
@@ -417,15 +425,16 @@ async fn two_runs_at_once_remove_each_thing_and_nothing_that_moved() {
     for n in 0..20 {
         one.push(&name, &format!("t{n}"), &format!("weights {n}")).await;
     }
-    one.usage_log.write(one.storage.usage_notes()).await.unwrap();
+    one.usage_log.write(one.storage.inventory.usage_notes()).await.unwrap();
     one.pass(40);
     let rule = ["team=pulled:30d keep:t7"];
     let (a, b) =
         tokio::join!(one.apply_retention(&rule, false), other.apply_retention(&rule, false));
     assert!(a.len() + b.len() >= 19, "{a:?} {b:?}");
-    assert_eq!(one.storage.tags(&name).await.unwrap().unwrap(), ["t7"]);
+    assert_eq!(one.storage.manifests.tags(&name).await.unwrap().unwrap(), ["t7"]);
     let moved = one.push(&name, "t7", "new weights").await;
     assert!(
-        one.storage.manifest(&name, &Reference::Tag("t7".into())).await.unwrap() == Some(moved)
+        one.storage.manifests.manifest(&name, &Reference::Tag("t7".into())).await.unwrap()
+            == Some(moved)
     );
 }

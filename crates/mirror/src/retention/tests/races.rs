@@ -25,8 +25,8 @@ async fn push_model(test: &TestStorage, name: &Repository, tag: &str, content: &
 /// Stores a manifest as the HTTP handler does.
 async fn put(test: &TestStorage, name: &Repository, tag: Option<&str>, manifest: &Manifest) {
     let of = tag.map_or(Reference::Digest(manifest.digest), |tag| Reference::Tag(tag.to_owned()));
-    let replaced = test.storage.put_manifest(name, &of, manifest.clone()).await.unwrap();
-    let notes = test.storage.usage_notes();
+    let replaced = test.storage.manifests.put_manifest(name, &of, manifest.clone()).await.unwrap();
+    let notes = test.storage.inventory.usage_notes();
     test.usage_log
         .record_arrival_after_sync(
             notes,
@@ -40,7 +40,7 @@ async fn put(test: &TestStorage, name: &Repository, tag: Option<&str>, manifest:
 }
 
 async fn remove_unchanged(test: &TestStorage, removal: ConditionalRemoval) -> bool {
-    test.storage.remove_unchanged(vec![removal]).await.unwrap().remove(0).unwrap()
+    test.storage.manifests.remove_unchanged(vec![removal]).await.unwrap().remove(0).unwrap()
 }
 
 #[tokio::test]
@@ -53,23 +53,32 @@ async fn tags_pushed_again_since_planning_stay() {
     let image = one.push(&images, "v1", "an image").await;
     let model = push_model(&one, &models, "v1", "a model").await;
     let bare = one.push(&images, "gone", "a manifest alone").await;
-    one.storage.remove_manifest(&images, &Reference::Tag("gone".into())).await.unwrap();
+    one.storage.manifests.remove_manifest(&images, &Reference::Tag("gone".into())).await.unwrap();
     for (name, tag, manifest) in
         [(&images, Some("v1"), &image), (&models, Some("v1"), &model), (&images, None, &bare)]
     {
-        let removals = conditional_removal(&*one.storage, name, tag, manifest.digest).await;
+        let removals =
+            conditional_removal(&*one.storage.inventory, name, tag, manifest.digest).await;
         std::thread::sleep(Duration::from_millis(20));
         put(&other, name, tag, manifest).await;
         assert!(!remove_unchanged(&one, removals).await, "{tag:?} of {name}");
         let of =
             tag.map_or(Reference::Digest(manifest.digest), |tag| Reference::Tag(tag.to_owned()));
-        assert_eq!(one.storage.manifest(name, &of).await.unwrap().as_ref(), Some(manifest));
+        assert_eq!(
+            one.storage.manifests.manifest(name, &of).await.unwrap().as_ref(),
+            Some(manifest)
+        );
         // With its current state it is removed.
-        let removals = conditional_removal(&*one.storage, name, tag, manifest.digest).await;
+        let removals =
+            conditional_removal(&*one.storage.inventory, name, tag, manifest.digest).await;
         assert!(remove_unchanged(&one, removals.clone()).await, "{tag:?} of {name}");
         assert!(!remove_unchanged(&one, removals).await, "it is gone");
         assert_eq!(
-            one.storage.manifest(name, &Reference::Digest(manifest.digest)).await.unwrap(),
+            one.storage
+                .manifests
+                .manifest(name, &Reference::Digest(manifest.digest))
+                .await
+                .unwrap(),
             None
         );
     }
@@ -82,7 +91,8 @@ async fn pushes_wait_for_the_lock_of_another_process() {
     let (images, models) = (named("team/deep/thing"), named("team/model"));
     let image = test.push(&images, "v1", "an image").await;
     let model = push_model(&test, &models, "v1", "a model").await;
-    let removals = conditional_removal(&*test.storage, &images, Some("v1"), image.digest).await;
+    let removals =
+        conditional_removal(&*test.storage.inventory, &images, Some("v1"), image.digest).await;
     // Lock that another process holds.
     let theirs = puna_store::lock_file(&dir.path().join("puna-registry/lock")).unwrap();
     let storage = &test.storage;
@@ -91,20 +101,22 @@ async fn pushes_wait_for_the_lock_of_another_process() {
         (
             "a push",
             Box::pin(async {
-                _ = storage.put_manifest(&images, &tag, image.clone()).await.unwrap()
+                _ = storage.manifests.put_manifest(&images, &tag, image.clone()).await.unwrap()
             }),
         ),
         (
             "a model",
             Box::pin(async {
-                _ = storage.put_manifest(&models, &tag, model.clone()).await.unwrap()
+                _ = storage.manifests.put_manifest(&models, &tag, model.clone()).await.unwrap()
             }),
         ),
         (
             "a removal by a rule",
-            Box::pin(async { _ = storage.remove_unchanged(vec![removals]).await.unwrap() }),
+            Box::pin(async {
+                _ = storage.manifests.remove_unchanged(vec![removals]).await.unwrap()
+            }),
         ),
-        ("clearing away", Box::pin(async { storage.collect_garbage().await.unwrap() })),
+        ("clearing away", Box::pin(async { storage.inventory.collect_garbage().await.unwrap() })),
     ];
     for (what, work) in &mut works {
         let done = tokio::time::timeout(Duration::from_millis(60), work.as_mut()).await;
@@ -122,7 +134,8 @@ async fn children_of_lists_pushed_since_planning_stay() {
     let test = TestStorage::open(dir.path(), &today());
     let name = named("team/thing");
     let child = test.push(&name, "v1", "weights").await;
-    let removals = conditional_removal(&*test.storage, &name, Some("v1"), child.digest).await;
+    let removals =
+        conditional_removal(&*test.storage.inventory, &name, Some("v1"), child.digest).await;
     let list = |of: &Manifest| {
         let text = format!(
             r#"{{"mediaType":"{OCI_INDEX}","manifests":[{{"mediaType":"{OCI_MANIFEST}","digest":"{}","size":1}}]}}"#,
@@ -133,11 +146,18 @@ async fn children_of_lists_pushed_since_planning_stay() {
     let (list, outer) = (list(&child), list(&list(&child)));
     put(&test, &name, None, &list).await;
     put(&test, &name, Some("all"), &outer).await;
-    let bare = conditional_removal(&*test.storage, &name, None, list.digest).await;
-    let removed = test.storage.remove_unchanged(vec![removals, bare]).await.unwrap();
+    let bare = conditional_removal(&*test.storage.inventory, &name, None, list.digest).await;
+    let removed = test.storage.manifests.remove_unchanged(vec![removals, bare]).await.unwrap();
     assert_eq!(removed, [Ok(true), Ok(false)], "the tag alone");
     for digest in [child.digest, list.digest, outer.digest] {
-        assert!(test.storage.manifest(&name, &Reference::Digest(digest)).await.unwrap().is_some());
+        assert!(
+            test.storage
+                .manifests
+                .manifest(&name, &Reference::Digest(digest))
+                .await
+                .unwrap()
+                .is_some()
+        );
     }
 }
 
@@ -148,7 +168,7 @@ async fn manifests_pushed_by_digest_stay_until_their_list_arrives() {
     let test = TestStorage::open(dir.path(), &time);
     let name = named("team/thing");
     let child = test.push(&name, "v1", "weights").await;
-    test.storage.remove_manifest(&name, &Reference::Tag("v1".into())).await.unwrap();
+    test.storage.manifests.remove_manifest(&name, &Reference::Tag("v1".into())).await.unwrap();
     assert_eq!(test.apply_retention(&["team=last:1"], false).await, []);
     test.pass(40);
     put(&test, &name, None, &child).await;
@@ -173,7 +193,14 @@ async fn pushing_an_equal_model_leaves_it_to_the_user() {
         test.apply_retention(&["library=pulled:30d"], false).await,
         [(Some("ours".to_owned()), 7)]
     );
-    assert!(test.storage.manifest(&name, &Reference::Tag("his".into())).await.unwrap().is_some());
+    assert!(
+        test.storage
+            .manifests
+            .manifest(&name, &Reference::Tag("his".into()))
+            .await
+            .unwrap()
+            .is_some()
+    );
 }
 
 #[tokio::test]
@@ -186,16 +213,16 @@ async fn pulls_on_other_mirrors_prevent_removal() {
         one.push(&name, tag, tag).await;
     }
     one.pass(40);
-    let judged = apply_retention(&*one.storage, &one.usage_log, &rules(&["team=pulled:30d"]), true)
+    let judged = apply_retention(&one.storage, &one.usage_log, &rules(&["team=pulled:30d"]), true)
         .await
         .unwrap();
     assert_eq!(judged.removals.len(), 2);
     other.usage_log.record_pull(&name, &Reference::Tag("b".into()));
-    other.usage_log.write(other.storage.usage_notes()).await.unwrap();
+    other.usage_log.write(other.storage.inventory.usage_notes()).await.unwrap();
     let mut retained = RetentionReport::default();
-    remove_batch(&*one.storage, &one.usage_log, judged.removals, &mut retained).await.unwrap();
+    remove_batch(&one.storage, &one.usage_log, judged.removals, &mut retained).await.unwrap();
     assert_eq!(retained.removals.iter().map(|r| r.tag.as_deref()).collect::<Vec<_>>(), [Some("a")]);
-    assert_eq!(one.storage.tags(&name).await.unwrap().unwrap(), ["b"]);
+    assert_eq!(one.storage.manifests.tags(&name).await.unwrap().unwrap(), ["b"]);
 }
 
 #[tokio::test]
@@ -213,7 +240,7 @@ async fn records_of_missing_items_expire_without_a_rule() {
     assert_eq!(test.apply_retention(&[], false).await, []);
     assert_eq!(test.usage_log.last_pull(&name, "none", &digest("gone")), None);
     assert!(test.usage_log.last_pull(&name, "kept", &kept.digest).is_some());
-    let notes = test.storage.usage_notes().list().await.unwrap();
+    let notes = test.storage.inventory.usage_notes().list().await.unwrap();
     assert_eq!(notes.len(), 1, "and written so");
 }
 
@@ -234,7 +261,7 @@ async fn hundreds_of_tags_are_removed_quickly() {
         2 * MANY - 1
     );
     let took = begun.elapsed();
-    assert_eq!(test.storage.tags(&images).await.unwrap().unwrap(), ["v7"]);
+    assert_eq!(test.storage.manifests.tags(&images).await.unwrap().unwrap(), ["v7"]);
     let blobs = std::fs::read_dir(dir.path().join("blobs")).unwrap().count();
     assert_eq!(blobs, 0, "all models are gone, with all that is theirs");
     // Reading all manifests and tags once for each removal would take a minute.

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use super::record::{RECORDS_PER_LOCK, Record};
 use super::{SECONDS_PER_DAY, UsageLog, key, key_of_digest};
 use crate::blocking::blocking;
-use crate::error::MirrorError;
+use crate::error::{InternalError, MirrorError};
 use crate::locks::lock;
 use crate::storage::note_store::{NoteInfo, NoteStore};
 use crate::types::stored_object::{StoredObject, TagEntry};
@@ -177,8 +177,7 @@ impl UsageLog {
             after = records.last_key_value().map(|(key, _)| key.clone());
         }
         let Some((last, _)) = records.last_key_value() else { return Ok(None) };
-        let text =
-            serde_json::to_vec(&records).map_err(|e| MirrorError::Internal(e.to_string()))?;
+        let text = serde_json::to_vec(&records).map_err(InternalError::from)?;
         Ok(Some((text.into(), last.clone())))
     }
 

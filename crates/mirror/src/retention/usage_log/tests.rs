@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use puna_store::{Digest, Entry, ModelLocation, ModelName, Store};
 
 use super::*;
-use crate::storage::{FileStorage, Storage};
+use crate::storage::{FileStorage, ObjectInventory};
 
 fn usage_log(time: &Arc<AtomicU64>) -> UsageLog {
     let time = time.clone();

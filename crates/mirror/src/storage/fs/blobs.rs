@@ -14,7 +14,7 @@ use puna_store::{Digest, sync_dir};
 
 use super::registry_dir::{RegistryDir, io_error, none_if_absent};
 use crate::blocking::blocking;
-use crate::error::MirrorError;
+use crate::error::{Denial, InternalError, MirrorError};
 use crate::integrity::{BlobFile, IntegrityChecker, PendingCheck};
 use crate::storage::{Blob, ByteStream};
 use crate::types::repository::Repository;
@@ -86,10 +86,10 @@ impl RegistryDir {
     pub(crate) fn remove_blob(&self, digest: &Digest) -> Result<bool, MirrorError> {
         let _lock = self.lock_writes()?;
         let Some(blobs_in_use) = self.blobs_in_use() else {
-            return Err(MirrorError::blob_usage_unknown(digest));
+            return Err(Denial::BlobUsageUnknown(*digest).into());
         };
         if blobs_in_use.contains(digest) || self.store.has_blob(digest) {
-            return Err(MirrorError::blob_in_use(digest));
+            return Err(Denial::BlobInUse(*digest).into());
         }
         self.move_to_trash(&self.blob(digest), &digest.file_name())
     }
@@ -196,8 +196,7 @@ async fn readable_end(
         None => check.wait().await,
         Some(result) => result,
     };
-    result
-        .map_err(|why| MirrorError::Internal(format!("a blob is given out no further: {why}")))?;
+    result.map_err(|reason| InternalError::BlobNotVerified { reason })?;
     *pending = None;
     Ok(u64::MAX)
 }
@@ -223,7 +222,7 @@ fn read_from_page_cache(_: &File, _: u64, _: usize) -> Option<Bytes> {
 fn read_at(file: &File, at: u64, len: usize) -> Result<Bytes, MirrorError> {
     let mut bytes = BytesMut::zeroed(len);
     read_exact_at(file, &mut bytes, at)
-        .map_err(|e| MirrorError::Internal(format!("a blob cannot be read: {e}")))?;
+        .map_err(|e| InternalError::BlobUnreadable { reason: e.to_string() })?;
     Ok(bytes.freeze())
 }
 

@@ -5,11 +5,13 @@ use std::collections::HashSet;
 use bytes::Bytes;
 use puna_store::{Digest, Entry, ModelLocation, ModelName, media, runner_rank};
 
-use super::manifests::SOME_TAG;
 use super::registry_dir::{self, RegistryDir};
 use crate::error::MirrorError;
 use crate::types::manifest::{Manifest, ManifestKind};
 use crate::types::repository::{Reference, Repository};
+
+/// Any tag, to build a model name from a repository.
+pub(crate) const SOME_TAG: &str = "latest";
 
 /// Manifests and blobs of the complete children of a list.
 struct CompleteChildren {

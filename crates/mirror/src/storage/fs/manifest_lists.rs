@@ -7,8 +7,9 @@ use bytes::Bytes;
 use puna_store::Digest;
 
 use super::registry_dir::{self, RegistryDir};
-use crate::error::MirrorError;
-use crate::types::manifest::{Manifest, ManifestKind};
+use crate::error::{Denial, MirrorError};
+use crate::storage::check_child;
+use crate::types::manifest::Manifest;
 use crate::types::manifest_list::{describe, distinct_size};
 use crate::types::repository::Repository;
 
@@ -100,7 +101,7 @@ impl RegistryDir {
     ) -> Result<Option<Manifest>, MirrorError> {
         match list.child(digest) {
             None => Ok(None),
-            Some(child) if child.inline.is_some() => list.inline_child(digest),
+            Some(child) if child.inline.is_some() => Ok(list.inline_child(digest)?),
             Some(_) => {
                 let Some(bytes) = registry_dir::read_small_file(&self.store.blob_path(digest))?
                 else {
@@ -119,7 +120,10 @@ impl RegistryDir {
         digest: &Digest,
     ) -> Result<(), MirrorError> {
         match self.lists_containing(name, digest)?.first() {
-            Some(list) => Err(MirrorError::manifest_is_child(name, digest, list)),
+            Some(list) => {
+                let (name, digest, list) = (name.clone(), *digest, *list);
+                Err(Denial::ManifestIsChild { name, digest, list }.into())
+            }
             None => Ok(()),
         }
     }
@@ -141,21 +145,6 @@ impl RegistryDir {
     }
 }
 
-/// Checks the manifest that a list refers to.
-pub(crate) fn check_child(
-    name: &Repository,
-    found: Option<&Manifest>,
-    child: impl Fn() -> String,
-) -> Result<(), MirrorError> {
-    match found {
-        None => Err(MirrorError::ManifestChildUnknown { name: name.clone(), child: child() }),
-        Some(found) if matches!(found.kind, ManifestKind::List | ManifestKind::Index) => {
-            Err(MirrorError::ManifestInvalid(format!("{} of the list is a list itself", child())))
-        }
-        Some(_) => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -163,6 +152,7 @@ mod tests {
     use puna_store::Store;
 
     use super::*;
+    use crate::types::manifest::ManifestKind;
     use crate::types::manifest_list::tests::{child, inline, list_of, reference};
 
     #[test]

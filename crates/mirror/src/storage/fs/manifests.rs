@@ -6,17 +6,15 @@ use std::fs;
 use bytes::Bytes;
 use puna_store::{Digest, Entry, ModelLocation, ModelName, ModelVersion, StoreError};
 
-use super::list_models::{blobs_of, children_of};
+use super::list_models::{SOME_TAG, blobs_of, children_of};
 use super::registry_dir::{self, RegistryDir};
 use crate::error::MirrorError;
 use crate::types::manifest::{Descriptor, Manifest, ManifestKind};
+use crate::types::manifest_error::ManifestProblem;
 use crate::types::repository::{Reference, Repository};
 use crate::types::stored_object::{
     ConditionalRemoval, Owner, StoredObject, TagEntry, removable_manifests,
 };
-
-/// Any tag, to build a model name from a repository.
-pub(crate) const SOME_TAG: &str = "latest";
 
 impl RegistryDir {
     /// Returns a manifest of a repository.
@@ -80,7 +78,7 @@ impl RegistryDir {
         let Some(model) = name.model(tag) else { return Ok(None) };
         match self.store.manifest_bytes(&model) {
             Ok((entry, _)) if entry.is_embedded() => Ok(None),
-            Ok((_, bytes)) => Manifest::parse_stored(Bytes::from(bytes)).map(Some),
+            Ok((_, bytes)) => Ok(Some(Manifest::parse_stored(Bytes::from(bytes))?)),
             Err(StoreError::NotFound(_)) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -509,9 +507,9 @@ impl RegistryDir {
 fn as_client_error(error: StoreError) -> MirrorError {
     match error {
         StoreError::BlobMissing(digest) => MirrorError::ManifestBlobUnknown(digest),
-        StoreError::BlobSize { digest, expected, found } => MirrorError::ManifestInvalid(format!(
-            "it says that blob {digest} has {expected} bytes, but it has {found}"
-        )),
+        StoreError::BlobSize { digest, expected, found } => {
+            ManifestProblem::BlobSize { digest, stated: expected, actual: found }.into()
+        }
         error => error.into(),
     }
 }

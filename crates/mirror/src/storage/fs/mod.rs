@@ -24,18 +24,15 @@ use notes::FileNotes;
 use registry_dir::RegistryDir;
 use uploads::UploadSessions;
 
-use super::{Blob, Storage, UploadPart};
+use super::{Blob, BlobStore, InventoryScope, ManifestStore, ObjectInventory, Storage};
 use crate::blocking::{StorageFuture, blocking};
 use crate::error::MirrorError;
 use crate::integrity::IntegrityChecker;
+use crate::storage::collection_rules::BLOB_GRACE_PERIOD;
 use crate::storage::note_store::{NoteStore, SIZE_NOTE_REFRESH, expired_size_notes};
 use crate::types::manifest::{Descriptor, Manifest};
 use crate::types::repository::{Reference, Repository};
 use crate::types::stored_object::{ConditionalRemoval, StoredObject, TagEntry};
-use crate::types::upload_id::UploadId;
-
-/// How long a pushed blob may wait for its manifest.
-pub(crate) const BLOB_GRACE_PERIOD: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// How long damaged blobs are kept.
 const DAMAGED_RETENTION: Duration = Duration::from_secs(7 * 24 * 60 * 60);
@@ -55,8 +52,8 @@ impl FileStorage {
         let usage_log = FileNotes::new(registry.clone(), registry.usage_log());
         Self {
             checks: IntegrityChecker::new(registry.clone()),
+            uploads: UploadSessions::new(registry.clone()),
             registry,
-            uploads: UploadSessions::default(),
             usage_log,
         }
     }
@@ -175,11 +172,9 @@ impl RegistryDir {
         Ok(())
     }
 
-    /// Returns the manifests of matching repositories, and blobs that were recently pushed there.
-    fn stored_objects(
-        &self,
-        is_wanted: impl Fn(&Repository) -> bool,
-    ) -> Result<Vec<StoredObject>, MirrorError> {
+    /// Returns the manifests in a scope, and blobs that were recently pushed there.
+    fn stored_objects(&self, scope: &InventoryScope) -> Result<Vec<StoredObject>, MirrorError> {
+        let is_wanted = |name: &Repository| scope.contains(name);
         let models = self.store.list()?.into_iter().filter(|entry| !entry.is_embedded());
         let of_model = |entry: Entry| {
             let name = Repository::from_model_name(&entry.name).filter(&is_wanted)?;
@@ -250,7 +245,15 @@ fn elapsed_since(at: SystemTime) -> Duration {
     SystemTime::now().duration_since(at).unwrap_or_default()
 }
 
-impl Storage for FileStorage {
+impl From<FileStorage> for Storage {
+    fn from(driver: FileStorage) -> Self {
+        let uploads = Arc::new(driver.uploads.clone());
+        let driver = Arc::new(driver);
+        Self { manifests: driver.clone(), blobs: driver.clone(), uploads, inventory: driver }
+    }
+}
+
+impl ManifestStore for FileStorage {
     fn manifest<'a>(
         &'a self,
         name: &'a Repository,
@@ -293,15 +296,18 @@ impl Storage for FileStorage {
         Box::pin(self.run_blocking(move |registry| registry.lists_containing(&name, &child)))
     }
 
-    fn adopt_model<'a>(
+    fn referrers<'a>(
         &'a self,
-        _: &'a Repository,
-        _: &'a Reference,
-        _: Manifest,
-        _: &'a Store,
-    ) -> StorageFuture<'a, bool> {
-        // Models are fetched into the directory where they stay.
-        Box::pin(async { Ok(false) })
+        name: &'a Repository,
+        subject: Digest,
+    ) -> StorageFuture<'a, Vec<Descriptor>> {
+        let name = name.clone();
+        Box::pin(self.run_blocking(move |registry| registry.referrers_of(&name, &subject)))
+    }
+
+    fn tags<'a>(&'a self, name: &'a Repository) -> StorageFuture<'a, Option<Vec<String>>> {
+        let name = name.clone();
+        Box::pin(self.run_blocking(move |registry| registry.tags_of(&name)))
     }
 
     fn remove_manifest<'a>(
@@ -319,40 +325,25 @@ impl Storage for FileStorage {
     ) -> StorageFuture<'_, Vec<Result<bool, MirrorError>>> {
         Box::pin(self.run_blocking(move |registry| registry.remove_unchanged(&removals)))
     }
+}
 
-    fn usage_notes(&self) -> &dyn NoteStore {
-        &self.usage_log
+impl BlobStore for FileStorage {
+    fn blob(&self, digest: Digest) -> StorageFuture<'_, Option<Box<dyn Blob>>> {
+        let checks = self.checks.clone();
+        Box::pin(self.run_blocking(move |_| {
+            let blob = checks.open(&digest)?;
+            Ok(blob.map(|blob| Box::new(blob) as Box<dyn Blob>))
+        }))
     }
 
-    fn size_notes(&self, name: &Repository) -> Box<dyn NoteStore> {
-        let dir = self.registry.sizes().join(name.dir_name());
-        Box::new(FileNotes::new(self.registry.clone(), dir))
-    }
-
-    fn tags<'a>(&'a self, name: &'a Repository) -> StorageFuture<'a, Option<Vec<String>>> {
+    /// Also protects the blob from garbage collection like a pushed one.
+    fn mount<'a>(&'a self, name: &'a Repository, digest: Digest) -> StorageFuture<'a, bool> {
         let name = name.clone();
-        Box::pin(self.run_blocking(move |registry| registry.tags_of(&name)))
+        Box::pin(self.run_blocking(move |registry| registry.mount(&name, &digest)))
     }
 
-    fn stored_objects(&self) -> StorageFuture<'_, Vec<StoredObject>> {
-        Box::pin(self.run_blocking(|registry| registry.stored_objects(|_| true)))
-    }
-
-    fn stored_objects_in<'a>(&'a self, namespace: &'a str) -> StorageFuture<'a, Vec<StoredObject>> {
-        let namespace = namespace.to_owned();
-        Box::pin(
-            self.run_blocking(move |registry| {
-                registry.stored_objects(|name| name.is_in(&namespace))
-            }),
-        )
-    }
-
-    fn stored_objects_of<'a>(
-        &'a self,
-        name: &'a Repository,
-    ) -> StorageFuture<'a, Vec<StoredObject>> {
-        let name = name.clone();
-        Box::pin(self.run_blocking(move |registry| registry.stored_objects(|other| *other == name)))
+    fn remove_blob(&self, digest: Digest) -> StorageFuture<'_, bool> {
+        Box::pin(self.run_blocking(move |registry| registry.remove_blob(&digest)))
     }
 
     fn references_blob<'a>(
@@ -363,44 +354,25 @@ impl Storage for FileStorage {
         let name = name.clone();
         Box::pin(self.run_blocking(move |registry| registry.references_blob_in(&name, &digest)))
     }
+}
 
+impl ObjectInventory for FileStorage {
     fn repositories(&self) -> StorageFuture<'_, Vec<Repository>> {
         Box::pin(self.run_blocking(RegistryDir::all_repositories))
-    }
-
-    fn referrers<'a>(
-        &'a self,
-        name: &'a Repository,
-        subject: Digest,
-    ) -> StorageFuture<'a, Vec<Descriptor>> {
-        let name = name.clone();
-        Box::pin(self.run_blocking(move |registry| registry.referrers_of(&name, &subject)))
-    }
-
-    fn blob(&self, digest: Digest) -> StorageFuture<'_, Option<Box<dyn Blob>>> {
-        let checks = self.checks.clone();
-        Box::pin(self.run_blocking(move |_| {
-            let blob = checks.open(&digest)?;
-            Ok(blob.map(|blob| Box::new(blob) as Box<dyn Blob>))
-        }))
-    }
-
-    fn remove_blob(&self, digest: Digest) -> StorageFuture<'_, bool> {
-        Box::pin(self.run_blocking(move |registry| registry.remove_blob(&digest)))
     }
 
     fn tag_entries(&self) -> StorageFuture<'_, Vec<TagEntry>> {
         Box::pin(self.run_blocking(RegistryDir::tag_entries))
     }
 
-    fn damaged_blob_count(&self) -> u64 {
-        self.checks.damaged_blob_count()
+    fn stored_objects(&self, scope: InventoryScope) -> StorageFuture<'_, Vec<StoredObject>> {
+        Box::pin(self.run_blocking(move |registry| registry.stored_objects(&scope)))
     }
 
     fn collect_garbage(&self) -> StorageFuture<'_, ()> {
         Box::pin(async move {
             let uploads = self.uploads.clone();
-            self.run_blocking(move |registry| uploads.remove_expired(registry)).await?;
+            blocking(move || uploads.remove_expired()).await?;
             let (removed, bytes) = self.run_blocking(RegistryDir::sweep).await?;
             if removed > 0 {
                 tracing::info!(removed, bytes, "blobs that no manifest needs were removed");
@@ -409,40 +381,17 @@ impl Storage for FileStorage {
         })
     }
 
-    fn mount<'a>(&'a self, name: &'a Repository, digest: Digest) -> StorageFuture<'a, bool> {
-        let name = name.clone();
-        Box::pin(self.run_blocking(move |registry| registry.mount(&name, &digest)))
+    fn damaged_blob_count(&self) -> u64 {
+        self.checks.damaged_blob_count()
     }
 
-    fn begin<'a>(&'a self, name: &'a Repository, owner: &'a str) -> StorageFuture<'a, UploadId> {
-        let (uploads, name, owner) = (self.uploads.clone(), name.clone(), owner.to_owned());
-        Box::pin(self.run_blocking(move |registry| uploads.begin(registry, &name, &owner)))
+    fn usage_notes(&self) -> &dyn NoteStore {
+        &self.usage_log
     }
 
-    fn upload_size<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> StorageFuture<'a, u64> {
-        Box::pin(self.uploads.upload_size(&self.registry, name, id))
-    }
-
-    fn append<'a>(
-        &'a self,
-        name: &'a Repository,
-        id: &'a UploadId,
-        part: UploadPart,
-    ) -> StorageFuture<'a, u64> {
-        Box::pin(self.uploads.append(&self.registry, name, id, part))
-    }
-
-    fn finish<'a>(
-        &'a self,
-        name: &'a Repository,
-        id: &'a UploadId,
-        digest: Digest,
-    ) -> StorageFuture<'a, ()> {
-        Box::pin(self.uploads.finish(&self.registry, name, id, digest))
-    }
-
-    fn cancel<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> StorageFuture<'a, ()> {
-        Box::pin(self.uploads.cancel(&self.registry, name, id))
+    fn size_notes(&self, name: &Repository) -> Box<dyn NoteStore> {
+        let dir = self.registry.sizes().join(name.dir_name());
+        Box::new(FileNotes::new(self.registry.clone(), dir))
     }
 }
 
@@ -451,7 +400,6 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::types::manifest::OCI_MANIFEST;
 
     /// Runs a future while the only blocking thread is busy.
     async fn assert_uses_blocking_thread<T>(work: impl Future<Output = Result<T, MirrorError>>) {
@@ -467,18 +415,19 @@ mod tests {
     #[test]
     fn requests_do_not_block_on_the_disk() {
         let dir = tempfile::tempdir().unwrap();
-        let storage = || FileStorage::new(Arc::new(Store::open(dir.path()).unwrap()));
+        let storage =
+            || Storage::from(FileStorage::new(Arc::new(Store::open(dir.path()).unwrap())));
         let name = Repository::parse("a/b").unwrap();
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_all().max_blocking_threads(1).build().unwrap();
         runtime.block_on(async {
-            let id = storage().begin(&name, "").await.unwrap();
+            let id = storage().uploads.begin(&name, "").await.unwrap();
             // After a restart, the state of uploads is only on the disk.
             let storage = storage();
-            assert_uses_blocking_thread(storage.begin(&name, "")).await;
-            assert_uses_blocking_thread(storage.upload_size(&name, &id)).await;
-            assert_uses_blocking_thread(storage.cancel(&name, &id)).await;
-            assert_uses_blocking_thread(storage.collect_garbage()).await;
+            assert_uses_blocking_thread(storage.uploads.begin(&name, "")).await;
+            assert_uses_blocking_thread(storage.uploads.size(&name, &id)).await;
+            assert_uses_blocking_thread(storage.uploads.cancel(&name, &id)).await;
+            assert_uses_blocking_thread(storage.inventory.collect_garbage()).await;
         });
     }
 
@@ -498,42 +447,5 @@ mod tests {
         fs::write(path("again"), "[]").unwrap();
         registry.remove_size_notes(vec![of("old"), of("again"), of("gone")]).unwrap();
         assert_eq!(registry_dir::file_names(&path("")).unwrap(), ["again"]);
-    }
-
-    #[test]
-    fn unreferenced_blobs_are_removed_after_a_day() {
-        let dir = tempfile::tempdir().unwrap();
-        let registry = RegistryDir::new(Arc::new(Store::open(dir.path()).unwrap()));
-        fs::create_dir_all(registry.blobs()).unwrap();
-        let pushed = |content: &[u8], age: Duration| {
-            let digest = Digest::of(content);
-            fs::write(registry.blob(&digest), content).unwrap();
-            let file = fs::File::options().append(true).open(registry.blob(&digest)).unwrap();
-            file.set_modified(SystemTime::now() - age).unwrap();
-            digest
-        };
-        let (stored, old, new) = (
-            pushed(b"kept", 2 * BLOB_GRACE_PERIOD),
-            pushed(b"old", 2 * BLOB_GRACE_PERIOD),
-            pushed(b"new", BLOB_GRACE_PERIOD / 2),
-        );
-        let text = format!(
-            r#"{{"mediaType":"{OCI_MANIFEST}","layers":[{{"mediaType":"x","digest":"{stored}","size":4}}]}}"#
-        );
-        let manifest = Manifest::parse(text.into_bytes().into(), None).unwrap();
-        let name = Repository::parse("a/b").unwrap();
-        registry.put_manifest(&name, &Reference::Tag("t".into()), &manifest).unwrap();
-        fs::File::options()
-            .append(true)
-            .open(registry.blob(&stored))
-            .unwrap()
-            .set_modified(SystemTime::now() - 2 * BLOB_GRACE_PERIOD)
-            .unwrap();
-        assert_eq!(registry.sweep().unwrap(), (1, 3));
-        let there = [stored, old, new].map(|digest| registry.blob(&digest).exists());
-        assert_eq!(there, [true, false, true]);
-        assert!(registry.remove_manifest(&name, &Reference::Digest(manifest.digest)).unwrap());
-        assert_eq!(registry.tags_of(&name).unwrap(), None);
-        assert_eq!(registry.sweep().unwrap(), (1, 4));
     }
 }

@@ -8,9 +8,9 @@ use std::time::SystemTime;
 
 use puna_store::{Digest, Store, StoreError, lock_file, write_atomic};
 
-use super::inventory::GcRefusalLog;
 use crate::error::MirrorError;
 use crate::locks::lock;
+use crate::storage::collection_rules::GcRefusalLog;
 use crate::types::manifest::MAX_MANIFEST_BYTES;
 use crate::types::repository::Repository;
 

@@ -2,14 +2,13 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use super::registry_dir::{self, RegistryDir, io_error, none_if_absent};
 use crate::error::MirrorError;
 use crate::retention::usage_log::unix_seconds;
+use crate::storage::collection_rules::TRASH_LIFETIME;
 
-/// How long an item stays in the trash.
-pub(crate) const TRASH_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 /// Items go to the trash only if at least 1/`MIN_FREE_FRACTION` of the disk is free.
 #[cfg(target_os = "linux")]
 const MIN_FREE_FRACTION: u64 = 10;

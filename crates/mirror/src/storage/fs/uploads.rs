@@ -1,4 +1,4 @@
-//! Upload sessions of the file system driver. Received bytes survive a restart.
+//! Uploads of the file system driver. Received bytes survive a restart.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, Metadata};
@@ -15,27 +15,27 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::registry_dir::{self, RegistryDir, io_error, none_if_absent};
-use crate::blocking::blocking;
-use crate::error::MirrorError;
+use crate::blocking::{StorageFuture, blocking};
+use crate::error::{InternalError, MirrorError};
 use crate::locks::lock;
-use crate::storage::UploadPart;
+use crate::storage::{UploadPart, UploadStore};
+use crate::types::name_error::NameError;
 use crate::types::repository::Repository;
 use crate::types::upload_id::UploadId;
+use crate::uploads::PIECE_TIMEOUT;
 use crate::uploads::admission::{MAX_EMPTY_IDLE_TIME, MAX_IDLE_TIME, OpenUpload, drop_candidates};
 
 /// Bytes of the disk that uploads leave free.
 const MIN_FREE_BYTES: u64 = 256 << 20;
-/// Longest wait for the next piece of a body.
-pub(crate) const PIECE_TIMEOUT: Duration =
-    Duration::from_millis(if cfg!(test) { 300 } else { 60_000 });
 /// Number of received pieces that may wait for the disk.
 const QUEUED_PIECES: usize = 8;
 /// Bytes between two checks of the free space.
 const FREE_SPACE_CHECK_BYTES: u64 = 64 << 20;
 
-/// Upload sessions that this process has used. Cheap to clone.
-#[derive(Clone, Default)]
+/// Open uploads, and the sessions that this process has used. Cheap to clone.
+#[derive(Clone)]
 pub(crate) struct UploadSessions {
+    registry: RegistryDir,
     sessions: Arc<Mutex<SessionMap>>,
     /// Owners of open uploads. They never change.
     owners: Arc<Mutex<HashMap<UploadId, String>>>,
@@ -71,24 +71,23 @@ struct UploadSession {
 }
 
 impl UploadSessions {
-    /// Opens an upload. Blocks on the disk.
-    pub(crate) fn begin(
-        &self,
-        registry: &RegistryDir,
-        name: &Repository,
-        owner: &str,
-    ) -> Result<UploadId, MirrorError> {
-        let dir = registry.uploads();
+    pub(crate) fn new(registry: RegistryDir) -> Self {
+        let (sessions, owners, begin_lock) = (Arc::default(), Arc::default(), Arc::default());
+        Self { registry, sessions, owners, begin_lock }
+    }
+
+    /// Creates an upload with its session. Blocks on the disk.
+    fn create(&self, name: &Repository, owner: &str) -> Result<UploadId, MirrorError> {
+        let dir = self.registry.uploads();
         fs::create_dir_all(&dir).map_err(io_error("create the folder", &dir))?;
         let _beginning = lock(&self.begin_lock);
-        let open = self.list_open(registry)?;
-        self.drop_one_if_full(registry, open, owner)?;
+        self.drop_one_if_full(self.list_open()?, owner)?;
         let id = UploadId::random()?;
         let record =
             UploadRecord { repository: name.to_string(), owner: owner.to_owned(), committed: 0 };
-        let (data, record_path) = paths(registry, &id);
+        let (data, record_path) = paths(&self.registry, &id);
         File::create_new(&data).map_err(io_error("create", &data))?;
-        registry.write(&record_path, &to_bytes(&record)?)?;
+        self.registry.write(&record_path, &to_bytes(&record)?)?;
         let hasher = || Some(Hasher::default());
         let (hasher, committed) = (hasher(), hasher());
         let session = UploadSession {
@@ -109,15 +108,15 @@ impl UploadSessions {
     }
 
     /// Removes expired uploads. Blocks on the disk.
-    pub(crate) fn remove_expired(&self, registry: &RegistryDir) -> Result<(), MirrorError> {
-        self.list_open(registry).map(drop)
+    pub(crate) fn remove_expired(&self) -> Result<(), MirrorError> {
+        self.list_open().map(drop)
     }
 
     /// Removes expired uploads and returns the others.
-    fn list_open(&self, registry: &RegistryDir) -> Result<Vec<OpenUpload>, MirrorError> {
+    fn list_open(&self) -> Result<Vec<OpenUpload>, MirrorError> {
         let mut open = Vec::new();
-        for name in registry_dir::file_names(&registry.uploads())? {
-            let path = registry.uploads().join(&name);
+        for name in registry_dir::file_names(&self.registry.uploads())? {
+            let path = self.registry.uploads().join(&name);
             // The upload may have ended meanwhile.
             let Some(meta) = none_if_absent(fs::metadata(&path), "read", &path)? else { continue };
             let age = age(&meta);
@@ -136,8 +135,8 @@ impl UploadSessions {
             let is_expired = |len: u64, age: Duration| {
                 age > if len == 0 { MAX_EMPTY_IDLE_TIME } else { MAX_IDLE_TIME }
             };
-            if !is_expired(meta.len(), age) || !self.drop_upload_if(registry, &id, is_expired)? {
-                let owner = self.owner(registry, &id)?;
+            if !is_expired(meta.len(), age) || !self.drop_upload_if(&id, is_expired)? {
+                let owner = self.owner(&id)?;
                 open.push(OpenUpload { id, owner, idle: age, has_bytes: meta.len() > 0 });
             }
         }
@@ -147,18 +146,12 @@ impl UploadSessions {
     }
 
     /// Drops an upload if a limit on open uploads is reached.
-    fn drop_one_if_full(
-        &self,
-        registry: &RegistryDir,
-        open: Vec<OpenUpload>,
-        owner: &str,
-    ) -> Result<(), MirrorError> {
+    fn drop_one_if_full(&self, open: Vec<OpenUpload>, owner: &str) -> Result<(), MirrorError> {
         let Some(drop_candidates) = drop_candidates(open, owner) else { return Ok(()) };
         for is_empty in [true, false] {
             for (upload, min_idle) in drop_candidates.droppable(is_empty) {
-                if self.drop_upload_if(registry, &upload.id, |len, age| {
-                    (len == 0) == is_empty && age >= min_idle
-                })? {
+                let may_drop = |len: u64, age: Duration| (len == 0) == is_empty && age >= min_idle;
+                if self.drop_upload_if(&upload.id, may_drop)? {
                     tracing::info!(
                         owner = upload.owner,
                         "an open upload is given up: there are too many"
@@ -167,21 +160,20 @@ impl UploadSessions {
                 }
             }
         }
-        Err(drop_candidates.limit_error())
+        Err(drop_candidates.limit_error().into())
     }
 
     /// Removes an upload unless a request uses it. `may_drop` decides by its current bytes and idle
     /// time. Returns whether it was removed.
     fn drop_upload_if(
         &self,
-        registry: &RegistryDir,
         id: &UploadId,
         may_drop: impl Fn(u64, Duration) -> bool,
     ) -> Result<bool, MirrorError> {
-        let (data, record) = paths(registry, id);
+        let (data, record) = paths(&self.registry, id);
         // The lock is held until nothing of the upload is left. A part that arrived meanwhile would
         // be accepted and lost.
-        let session = self.session(registry, id)?;
+        let session = self.session(id)?;
         let held = session.as_ref().map(|session| session.try_lock());
         let mut held = match held.transpose() {
             Ok(held) => held,
@@ -202,11 +194,11 @@ impl UploadSessions {
     }
 
     /// Returns the owner of an open upload.
-    fn owner(&self, registry: &RegistryDir, id: &UploadId) -> Result<String, MirrorError> {
+    fn owner(&self, id: &UploadId) -> Result<String, MirrorError> {
         if let Some(owner) = lock(&self.owners).get(id) {
             return Ok(owner.clone());
         }
-        let record = registry_dir::read_small_file(&paths(registry, id).1)?;
+        let record = registry_dir::read_small_file(&paths(&self.registry, id).1)?;
         // The upload is just being opened, or its record is invalid, so that nobody can resume it.
         let Some(record) =
             record.and_then(|record| serde_json::from_slice::<UploadRecord>(&record).ok())
@@ -221,13 +213,12 @@ impl UploadSessions {
     /// of an earlier run.
     fn session(
         &self,
-        registry: &RegistryDir,
         id: &UploadId,
     ) -> Result<Option<Arc<tokio::sync::Mutex<UploadSession>>>, MirrorError> {
         if let Some(session) = self.sessions().get(id) {
             return Ok(Some(session.clone()));
         }
-        let (data, record_path) = paths(registry, id);
+        let (data, record_path) = paths(&self.registry, id);
         let record = registry_dir::read_small_file(&record_path)?
             .and_then(|record| serde_json::from_slice::<UploadRecord>(&record).ok());
         let meta = none_if_absent(fs::metadata(&data), "read", &data)?;
@@ -260,7 +251,6 @@ impl UploadSessions {
     /// Locks a session of a repository.
     async fn lock_session(
         &self,
-        registry: &RegistryDir,
         name: &Repository,
         id: &UploadId,
     ) -> Result<tokio::sync::OwnedMutexGuard<UploadSession>, MirrorError> {
@@ -268,8 +258,8 @@ impl UploadSessions {
         let session = match touched {
             Some(session) => session,
             None => {
-                let (uploads, registry, of) = (self.clone(), registry.clone(), id.clone());
-                let session = blocking(move || uploads.session(&registry, &of)).await?;
+                let (uploads, of) = (self.clone(), id.clone());
+                let session = blocking(move || uploads.session(&of)).await?;
                 session.ok_or_else(|| MirrorError::UploadUnknown(id.to_string()))?
             }
         };
@@ -279,74 +269,72 @@ impl UploadSessions {
             false => Ok(session),
         }
     }
+}
 
-    /// Returns the number of received bytes.
-    pub(crate) async fn upload_size(
-        &self,
-        registry: &RegistryDir,
-        name: &Repository,
-        id: &UploadId,
-    ) -> Result<u64, MirrorError> {
-        Ok(self.lock_session(registry, name, id).await?.len)
+impl UploadStore for UploadSessions {
+    fn begin<'a>(&'a self, name: &'a Repository, owner: &'a str) -> StorageFuture<'a, UploadId> {
+        let (uploads, name, owner) = (self.clone(), name.clone(), owner.to_owned());
+        Box::pin(blocking(move || uploads.create(&name, &owner)))
     }
 
-    /// Appends a part.
-    pub(crate) async fn append(
-        &self,
-        registry: &RegistryDir,
-        name: &Repository,
-        id: &UploadId,
+    fn append<'a>(
+        &'a self,
+        name: &'a Repository,
+        id: &'a UploadId,
         part: UploadPart,
-    ) -> Result<u64, MirrorError> {
-        let mut session = self.lock_session(registry, name, id).await?;
-        let (first, len) = (part.at.unwrap_or(session.len), part.len);
-        // An interrupted part may be sent again from its beginning or continued.
-        if first != session.len && first != session.record.committed {
-            return Err(MirrorError::OutOfOrder { first, at: session.len });
-        }
-        let (pieces, arriving) = mpsc::channel(QUEUED_PIECES);
-        let at = registry.clone();
-        let writing = tokio::task::spawn_blocking(move || session.write(&at, first, len, arriving));
-        let broken = forward(part.body, pieces).await;
-        match writing.await {
-            Ok(Ok(_)) if broken.is_some() => Err(broken.unwrap_or(MirrorError::NoRoute)),
-            Ok(written) => written,
-            Err(e) => Err(MirrorError::Internal(e.to_string())),
-        }
-    }
-
-    /// Turns the upload into a blob.
-    pub(crate) async fn finish(
-        &self,
-        registry: &RegistryDir,
-        name: &Repository,
-        id: &UploadId,
-        digest: Digest,
-    ) -> Result<(), MirrorError> {
-        let mut session = self.lock_session(registry, name, id).await?;
-        let registry = registry.clone();
-        let (is_finished, result) = blocking(move || {
-            let result = session.finish(&registry, digest);
-            Ok((session.is_finished, result))
+    ) -> StorageFuture<'a, u64> {
+        Box::pin(async move {
+            let mut session = self.lock_session(name, id).await?;
+            let (first, len) = (part.at.unwrap_or(session.len), part.len);
+            // An interrupted part may be sent again from its beginning or continued.
+            if first != session.len && first != session.record.committed {
+                return Err(MirrorError::OutOfOrder { first, at: session.len });
+            }
+            let (pieces, arriving) = mpsc::channel(QUEUED_PIECES);
+            let registry = self.registry.clone();
+            let writing =
+                tokio::task::spawn_blocking(move || session.write(&registry, first, len, arriving));
+            let broken = forward(part.body, pieces).await;
+            match writing.await {
+                Ok(Ok(_)) if broken.is_some() => Err(broken.unwrap_or(MirrorError::NoRoute)),
+                Ok(written) => written,
+                Err(e) => Err(InternalError::from(e).into()),
+            }
         })
-        .await?;
-        if is_finished {
-            self.sessions().remove(id);
-        }
-        result
     }
 
-    /// Cancels the upload.
-    pub(crate) async fn cancel(
-        &self,
-        registry: &RegistryDir,
-        name: &Repository,
-        id: &UploadId,
-    ) -> Result<(), MirrorError> {
-        let mut session = self.lock_session(registry, name, id).await?;
-        self.sessions().remove(id);
-        session.is_finished = true;
-        blocking(move || session.discard()).await
+    fn size<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> StorageFuture<'a, u64> {
+        Box::pin(async move { Ok(self.lock_session(name, id).await?.len) })
+    }
+
+    fn finish<'a>(
+        &'a self,
+        name: &'a Repository,
+        id: &'a UploadId,
+        digest: Digest,
+    ) -> StorageFuture<'a, ()> {
+        Box::pin(async move {
+            let mut session = self.lock_session(name, id).await?;
+            let registry = self.registry.clone();
+            let (is_finished, result) = blocking(move || {
+                let result = session.finish(&registry, digest);
+                Ok((session.is_finished, result))
+            })
+            .await?;
+            if is_finished {
+                self.sessions().remove(id);
+            }
+            result
+        })
+    }
+
+    fn cancel<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> StorageFuture<'a, ()> {
+        Box::pin(async move {
+            let mut session = self.lock_session(name, id).await?;
+            self.sessions().remove(id);
+            session.is_finished = true;
+            blocking(move || session.discard()).await
+        })
     }
 }
 
@@ -367,10 +355,7 @@ async fn forward(
                 return None;
             }
             Ok(Some(Err(error))) => error,
-            Err(_) => MirrorError::BodyInterrupted(format!(
-                "nothing came for {} seconds",
-                PIECE_TIMEOUT.as_secs()
-            )),
+            Err(_) => MirrorError::BodyStalled { seconds: PIECE_TIMEOUT.as_secs() },
         };
         return Some(error);
     }
@@ -387,8 +372,8 @@ fn paths(registry: &RegistryDir, id: &UploadId) -> (PathBuf, PathBuf) {
     (data.clone(), data.with_extension("json"))
 }
 
-fn to_bytes(record: &UploadRecord) -> Result<Vec<u8>, MirrorError> {
-    serde_json::to_vec(record).map_err(|e| MirrorError::Internal(e.to_string()))
+fn to_bytes(record: &UploadRecord) -> Result<Vec<u8>, InternalError> {
+    Ok(serde_json::to_vec(record)?)
 }
 
 impl UploadSession {
@@ -413,7 +398,8 @@ impl UploadSession {
             let Some(bytes) = piece else { return self.commit(registry, first, expected_len) };
             let after = self.len + bytes.len() as u64;
             if expected_len.is_some_and(|expected_len| after - first > expected_len) {
-                return Err(MirrorError::SizeMismatch(after - first, expected_len.unwrap_or(0)));
+                let (received, announced) = (after - first, expected_len.unwrap_or(0));
+                return Err(MirrorError::SizeMismatch { received, announced });
             }
             if after - checked_at >= FREE_SPACE_CHECK_BYTES {
                 checked_at = after;
@@ -441,7 +427,7 @@ impl UploadSession {
         if let Some(expected_len) = expected_len
             && expected_len != received
         {
-            return Err(MirrorError::SizeMismatch(received, expected_len));
+            return Err(MirrorError::SizeMismatch { received, announced: expected_len });
         }
         self.record.committed = self.len;
         self.committed = self.hasher.clone();
@@ -488,7 +474,7 @@ impl UploadSession {
         Ok(())
     }
 
-    fn repository(&self) -> Result<Repository, MirrorError> {
+    fn repository(&self) -> Result<Repository, NameError> {
         Repository::parse(&self.record.repository)
     }
 
@@ -520,9 +506,7 @@ fn check_free_space(registry: &RegistryDir, expected_len: u64) -> Result<(), Mir
     registry.store.empty_trash_until_free(expected_len.saturating_add(MIN_FREE_BYTES));
     match registry.store.free_bytes() {
         Some(free) if free < expected_len.saturating_add(MIN_FREE_BYTES) => {
-            Err(MirrorError::NoSpace(format!(
-                "there is not enough space for this upload: {free} bytes are free, {MIN_FREE_BYTES} of which are left for others"
-            )))
+            Err(MirrorError::NoSpace { free, reserved: MIN_FREE_BYTES })
         }
         _ => Ok(()),
     }
@@ -540,40 +524,23 @@ mod tests {
         (dir, registry)
     }
 
-    #[test]
-    fn concurrent_uploads_stay_within_the_limit() {
-        let ((_dir, registry), uploads) = (registry(), UploadSessions::default());
-        let name = Repository::parse("a/b").unwrap();
-        let begun: usize = std::thread::scope(|scope| {
-            let begin = || (0..8).filter(|_| uploads.begin(&registry, &name, "k").is_ok()).count();
-            let all: Vec<_> = (0..8).map(|_| scope.spawn(begin)).collect();
-            all.into_iter().map(|upload| upload.join().unwrap()).sum()
-        });
-        assert_eq!(begun, crate::uploads::admission::MAX_UPLOADS_PER_OWNER);
-        assert_eq!(registry_dir::file_names(&registry.uploads()).unwrap().len(), 2 * begun);
-    }
-
     #[tokio::test]
     async fn an_upload_in_use_is_not_dropped() {
         let ((_dir, registry), name) = (registry(), Repository::parse("a/b").unwrap());
         // An upload of this run, and one of an earlier run.
         for is_earlier in [false, true] {
-            let uploads = UploadSessions::default();
-            let id = uploads.begin(&registry, &name, "k").unwrap();
-            let held = uploads.lock_session(&registry, &name, &id).await.unwrap();
-            assert_eq!(
-                uploads.drop_upload_if(&registry, &id, |_, _| true),
-                Ok(false),
-                "somebody is at it"
-            );
+            let uploads = UploadSessions::new(registry.clone());
+            let id = uploads.create(&name, "k").unwrap();
+            let held = uploads.lock_session(&name, &id).await.unwrap();
+            assert_eq!(uploads.drop_upload_if(&id, |_, _| true), Ok(false), "somebody is at it");
             drop(held);
             if is_earlier {
                 uploads.sessions().clear();
             }
-            assert_eq!(uploads.drop_upload_if(&registry, &id, |_, _| false), Ok(false));
+            assert_eq!(uploads.drop_upload_if(&id, |_, _| false), Ok(false));
             let is_held = |uploads: &UploadSessions| uploads.sessions()[&id].try_lock().is_err();
-            assert_eq!(uploads.drop_upload_if(&registry, &id, |_, _| is_held(&uploads)), Ok(true));
-            let gone = uploads.lock_session(&registry, &name, &id).await;
+            assert_eq!(uploads.drop_upload_if(&id, |_, _| is_held(&uploads)), Ok(true));
+            let gone = uploads.lock_session(&name, &id).await;
             assert!(matches!(gone, Err(MirrorError::UploadUnknown(_))));
             assert_eq!(registry_dir::file_names(&registry.uploads()).unwrap(), [""; 0]);
         }

@@ -16,7 +16,7 @@ use object_store::{
 use puna_registry::root_cause;
 
 use super::super::ByteStream;
-use crate::error::MirrorError;
+use crate::error::{BucketProblem, MirrorError};
 use crate::types::manifest::MAX_MANIFEST_BYTES;
 
 /// Error codes by which services reject credentials or permissions.
@@ -279,30 +279,27 @@ impl Bucket {
     }
 
     /// Error for an object with invalid content.
-    pub(super) fn invalid_object(&self, key: &Path, what: &str) -> MirrorError {
-        MirrorError::StorageFailed {
-            location: self.location.to_string(),
-            reason: format!("{key}: {what}"),
-        }
+    pub(super) fn invalid_object(&self, key: &Path, what: &'static str) -> MirrorError {
+        self.failed(BucketProblem::InvalidObject { key: key.to_string(), what })
+    }
+
+    fn failed(&self, problem: BucketProblem) -> MirrorError {
+        MirrorError::StorageFailed { location: self.location.to_string(), problem }
     }
 
     /// Error of the service, with advice for the user.
     pub(super) fn service_error(&self, error: &Error) -> MirrorError {
-        let one_line_cause = one_line_cause(error);
-        let says = |codes: &[&str]| codes.iter().any(|code| one_line_cause.starts_with(code));
+        let cause = one_line_cause(error);
+        let says = |codes: &[&str]| codes.iter().any(|code| cause.starts_with(code));
         let refused =
             matches!(error, Error::Unauthenticated { .. } | Error::PermissionDenied { .. });
-        let reason = if refused || says(&AUTH_ERROR_CODES) {
-            format!(
-                "the service refuses these credentials: mend mirror.storage_key and mirror.storage_secret, or what they may do ({one_line_cause})"
-            )
+        self.failed(if refused || says(&AUTH_ERROR_CODES) {
+            BucketProblem::Credentials { cause }
         } else if matches!(error, Error::NotFound { .. }) || says(&["NoSuchBucket"]) {
-            "there is no such bucket, or what was there is gone: make it, or mend mirror.storage"
-                .to_owned()
+            BucketProblem::NoBucket
         } else {
-            format!("{one_line_cause} (is the service there, and mirror.storage_endpoint right?)")
-        };
-        MirrorError::StorageFailed { location: self.location.to_string(), reason }
+            BucketProblem::Service { cause }
+        })
     }
 }
 

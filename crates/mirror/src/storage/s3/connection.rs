@@ -15,7 +15,7 @@ use object_store::client::{
 use object_store::{BackoffConfig, RetryConfig};
 use puna_registry::{Registry, root_cause};
 
-use crate::error::MirrorError;
+use crate::error::{BucketProblem, MirrorError};
 use crate::locks::lock;
 
 /// Number of retries after a failed request.
@@ -81,8 +81,7 @@ impl S3Location {
 
     /// Creates the client. It sends no request yet.
     pub(super) fn open(&self, client: &Registry) -> Result<AmazonS3, MirrorError> {
-        let fail =
-            |reason: String| MirrorError::StorageFailed { location: self.to_string(), reason };
+        let fail = |problem| MirrorError::StorageFailed { location: self.to_string(), problem };
         let mut builder = AmazonS3Builder::new()
             .with_bucket_name(&self.bucket)
             .with_http_connector(Connector(client.clone()))
@@ -92,15 +91,16 @@ impl S3Location {
                 retry_timeout: RETRY_TIMEOUT,
             });
         for (name, value) in &self.options {
-            let key: AmazonS3ConfigKey =
-                name.parse().map_err(|_| fail(format!("{name} is no setting")))?;
+            let key: AmazonS3ConfigKey = name
+                .parse()
+                .map_err(|_| fail(BucketProblem::UnknownSetting { name: name.to_string() }))?;
             builder = builder.with_config(key, value);
         }
         if let Some(endpoint) = &self.endpoint {
             builder =
                 builder.with_endpoint(endpoint).with_allow_http(endpoint.starts_with("http://"));
         }
-        builder.build().map_err(|e| fail(root_cause(&e)))
+        builder.build().map_err(|e| fail(BucketProblem::Settings { cause: root_cause(&e) }))
     }
 }
 

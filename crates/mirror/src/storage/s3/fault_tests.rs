@@ -1,6 +1,7 @@
 //! The S3 driver loses nothing when the service fails or several mirrors work on the same objects.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use object_store::ObjectStoreExt;
@@ -10,11 +11,8 @@ use super::faulty_service::{Fault, FaultyService};
 use super::tests::{keys, manifest_of, noise, part, push, read};
 use super::uploads::DropOutcome;
 use super::*;
+use crate::storage::note_store::SIZE_NOTE_REFRESH;
 use crate::uploads::admission::{MAX_UPLOADS, MAX_UPLOADS_PER_OWNER};
-
-fn mirror_of(service: &FaultyService) -> S3Storage {
-    S3Storage::of(Bucket::new(Arc::new(service.clone()), "models", "s3://test".into()))
-}
 
 #[tokio::test]
 async fn a_name_written_despite_an_error_keeps_its_data() {
@@ -23,15 +21,15 @@ async fn a_name_written_despite_an_error_keeps_its_data() {
         .flat_map(|len| [Fault::AnswerOfPut, Fault::Repeated].map(|f| (len, f)))
     {
         let service = FaultyService::default();
-        let (one, name) = (mirror_of(&service), Repository::parse("team/thing").unwrap());
+        let (one, name) = (service.storage(), Repository::parse("team/thing").unwrap());
         let bytes = noise(len);
-        let (id, digest) = (one.begin(&name, "").await.unwrap(), Digest::of(&bytes));
-        one.append(&name, &id, part(None, &bytes, true)).await.unwrap();
+        let (id, digest) = (one.uploads.begin(&name, "").await.unwrap(), Digest::of(&bytes));
+        one.uploads.append(&name, &id, part(None, &bytes, true)).await.unwrap();
         service.fail(fault, "/blobs/", 0);
-        let finished = one.finish(&name, &id, digest).await;
+        let finished = one.uploads.finish(&name, &id, digest).await;
         if fault == Fault::AnswerOfPut {
             assert!(matches!(finished, Err(MirrorError::StorageFailed { .. })), "{finished:?}");
-            one.finish(&name, &id, digest).await.unwrap();
+            one.uploads.finish(&name, &id, digest).await.unwrap();
         }
         assert_eq!(read(&one, digest, 0..len as u64).await, bytes);
         assert!(keys(&service.inner).await.iter().all(|key| !key.contains("/uploads/")));
@@ -54,9 +52,12 @@ async fn two_mirrors_finishing_one_upload_keep_its_data() {
         };
         let (one, other, name) = (slow(), slow(), Repository::parse("team/thing").unwrap());
         let bytes = noise(len);
-        let (id, digest) = (one.begin(&name, "").await.unwrap(), Digest::of(&bytes));
-        one.append(&name, &id, part(None, &bytes, true)).await.unwrap();
-        let (a, b) = tokio::join!(one.finish(&name, &id, digest), other.finish(&name, &id, digest));
+        let (id, digest) = (one.uploads.begin(&name, "").await.unwrap(), Digest::of(&bytes));
+        one.uploads.append(&name, &id, part(None, &bytes, true)).await.unwrap();
+        let (a, b) = tokio::join!(
+            one.uploads.finish(&name, &id, digest),
+            other.uploads.finish(&name, &id, digest)
+        );
         assert!(a.is_ok() || b.is_ok(), "{a:?}, {b:?}");
         assert_eq!(read(&one, digest, 0..len as u64).await, bytes);
     }
@@ -65,9 +66,9 @@ async fn two_mirrors_finishing_one_upload_keep_its_data() {
 #[tokio::test]
 async fn a_failed_push_removes_nothing() {
     let service = FaultyService::default();
-    let (one, name) = (mirror_of(&service), Repository::parse("team/thing").unwrap());
+    let (one, name) = (service.storage(), Repository::parse("team/thing").unwrap());
     let (tag, blob) =
-        (Reference::Tag("v1".into()), push(&mirror_of(&service), &name, b"weights").await);
+        (Reference::Tag("v1".into()), push(&service.storage(), &name, b"weights").await);
     let manifest = manifest_of(&blob);
     one.put_manifest(&name, &tag, manifest.clone()).await.unwrap();
     // The service fails after the manifest was written.
@@ -90,7 +91,7 @@ fn slow_to_remove(service: &FaultyService) -> S3Storage {
 #[tokio::test]
 async fn blobs_named_during_garbage_collection_are_restored() {
     let service = FaultyService::default();
-    let (slow, other) = (slow_to_remove(&service), mirror_of(&service));
+    let (slow, other) = (slow_to_remove(&service), service.storage());
     let name = Repository::parse("team/thing").unwrap();
     let [needed, unneeded] =
         [push(&other, &name, b"weights").await, push(&other, &name, b"other").await];
@@ -121,7 +122,7 @@ async fn count_notes(mirror: &S3Storage, name: &str) -> usize {
 #[tokio::test]
 async fn the_number_of_old_size_notes_is_limited() {
     let service = FaultyService::default();
-    let mirror = mirror_of(&service);
+    let mirror = service.storage();
     write_notes(&mirror, "a/b", 7).await;
     write_notes(&mirror, "a/c", 7).await;
     for (age, left) in
@@ -136,7 +137,7 @@ async fn the_number_of_old_size_notes_is_limited() {
 #[tokio::test]
 async fn size_notes_written_again_during_cleanup_stay() {
     let service = FaultyService::default();
-    let (slow, other) = (slow_to_remove(&service), mirror_of(&service));
+    let (slow, other) = (slow_to_remove(&service), service.storage());
     write_notes(&other, "a/b", 5).await;
     service.age().await;
     let again = async {
@@ -153,7 +154,7 @@ async fn size_notes_written_again_during_cleanup_stay() {
 #[tokio::test]
 async fn unnamed_data_is_removed_after_an_hour() {
     let service = FaultyService::default();
-    let (one, name) = (mirror_of(&service), Repository::parse("team/thing").unwrap());
+    let (one, name) = (service.storage(), Repository::parse("team/thing").unwrap());
     push(&one, &name, b"weights").await;
     service.age().await;
     let bytes =
@@ -176,7 +177,7 @@ async fn unnamed_data_is_removed_after_an_hour() {
 #[tokio::test]
 async fn nothing_is_removed_from_a_bucket_with_unknown_objects() {
     let (service, name) = (FaultyService::default(), Repository::parse("team/thing").unwrap());
-    let one = mirror_of(&service);
+    let one = service.storage();
     let kept = push(&one, &name, b"weights").await;
     one.put_manifest(&name, &Reference::Tag("v1".into()), manifest_of(&kept)).await.unwrap();
     let unused = push(&one, &name, b"unused").await;
@@ -241,9 +242,10 @@ async fn uploads_in_progress_are_not_dropped_by_other_mirrors() {
     // does not list, so only the multipart upload shows that it has bytes.
     for (begun, piece, pause) in [(100, &b"x"[..], 200), (70_000, b"", 0)] {
         let (service, name) = (FaultyService::default(), Repository::parse("team/thing").unwrap());
-        let (one, other) = (mirror_of(&service), mirror_of(&service));
-        let (id, ends) = (one.begin(&name, "a").await.unwrap(), Arc::new(AtomicBool::new(false)));
-        let sent = one.append(&name, &id, trickling(&noise(begun), piece, ends.clone()));
+        let (one, other) = (service.storage(), service.storage());
+        let (id, ends) =
+            (one.uploads.begin(&name, "a").await.unwrap(), Arc::new(AtomicBool::new(false)));
+        let sent = one.uploads.append(&name, &id, trickling(&noise(begun), piece, ends.clone()));
         let looked = async {
             tokio::time::sleep(Duration::from_millis(100)).await;
             service.age_by(120 * MINUTE).await;
@@ -255,9 +257,9 @@ async fn uploads_in_progress_are_not_dropped_by_other_mirrors() {
         let (sent, looked) = tokio::join!(sent, looked);
         let len = sent.unwrap();
         looked.unwrap();
-        assert_eq!(other.uploads.upload_size(&name, &id).await, Ok(len));
+        assert_eq!(other.uploads.size(&name, &id).await, Ok(len));
         let bytes = [noise(begun), vec![b'x'; len as usize - begun]].concat();
-        one.finish(&name, &id, Digest::of(&bytes)).await.unwrap();
+        one.uploads.finish(&name, &id, Digest::of(&bytes)).await.unwrap();
         assert_eq!(read(&other, Digest::of(&bytes), 0..len).await, bytes);
     }
 }
@@ -265,24 +267,14 @@ async fn uploads_in_progress_are_not_dropped_by_other_mirrors() {
 #[tokio::test]
 async fn uploads_dropped_by_another_mirror_stay_dropped() {
     let (service, name) = (FaultyService::default(), Repository::parse("team/thing").unwrap());
-    let (one, other) = (mirror_of(&service), mirror_of(&service));
-    let (id, ends) = (one.begin(&name, "a").await.unwrap(), Arc::new(AtomicBool::new(false)));
-    let sent = one.append(&name, &id, trickling(&noise(100), b"x", ends.clone()));
-    let (sent, cancelled) = tokio::join!(sent, other.cancel(&name, &id));
+    let (one, other) = (service.storage(), service.storage());
+    let (id, ends) =
+        (one.uploads.begin(&name, "a").await.unwrap(), Arc::new(AtomicBool::new(false)));
+    let sent = one.uploads.append(&name, &id, trickling(&noise(100), b"x", ends.clone()));
+    let (sent, cancelled) = tokio::join!(sent, other.uploads.cancel(&name, &id));
     cancelled.unwrap();
     assert_eq!(sent, Err(MirrorError::UploadUnknown(id.to_string())));
     assert_eq!(keys(&service.inner).await, [""; 0]);
-}
-
-#[tokio::test]
-async fn concurrent_uploads_stay_within_the_limit() {
-    let pauses =
-        ThrottleConfig { wait_put_per_call: Duration::from_millis(2), ..ThrottleConfig::default() };
-    let service = Arc::new(ThrottledStore::new(FaultyService::default(), pauses));
-    let one = S3Storage::of(Bucket::new(service, "models", "s3://test".into()));
-    let name = Repository::parse("team/thing").unwrap();
-    let begun = join_all((0..3 * MAX_UPLOADS_PER_OWNER).map(|_| one.begin(&name, "a"))).await;
-    assert_eq!(begun.iter().filter(|begun| begun.is_ok()).count(), MAX_UPLOADS_PER_OWNER);
 }
 
 #[tokio::test]
@@ -296,24 +288,27 @@ async fn mirrors_share_the_upload_limit() {
     };
     let (mirrors, name) =
         ([mirror(), mirror(), mirror()], Repository::parse("team/thing").unwrap());
-    let all = mirrors
-        .iter()
-        .flat_map(|mirror| (0..2 * MAX_UPLOADS_PER_OWNER).map(|_| mirror.begin(&name, "a")));
+    let all = mirrors.iter().flat_map(|mirror| {
+        (0..2 * MAX_UPLOADS_PER_OWNER).map(|_| mirror.uploads.begin(&name, "a"))
+    });
     let begun = join_all(all).await.iter().filter(|begun| begun.is_ok()).count();
     assert!(
         (MAX_UPLOADS_PER_OWNER..MAX_UPLOADS_PER_OWNER + mirrors.len()).contains(&begun),
         "{begun}"
     );
     for mirror in &mirrors {
-        assert!(matches!(mirror.begin(&name, "a").await, Err(MirrorError::TooManyRequests(_))));
-        assert!(mirror.begin(&name, "b").await.is_ok(), "others are not kept out");
+        assert!(matches!(
+            mirror.uploads.begin(&name, "a").await,
+            Err(MirrorError::TooManyRequests(_))
+        ));
+        assert!(mirror.uploads.begin(&name, "b").await.is_ok(), "others are not kept out");
     }
 }
 
 #[tokio::test]
 async fn unreadable_records_do_not_block_uploads() {
     let (service, name) = (FaultyService::default(), Repository::parse("team/thing").unwrap());
-    let one = mirror_of(&service);
+    let one = service.storage();
     let unreadable = async |count| {
         for _ in 0..count {
             let key = one.bucket.key(["uploads", &format!("{}.json", UploadId::random().unwrap())]);
@@ -323,30 +318,30 @@ async fn unreadable_records_do_not_block_uploads() {
     // An upload past its time.
     unreadable(1).await;
     service.age().await;
-    let id = one.begin(&name, "a").await.unwrap();
+    let id = one.uploads.begin(&name, "a").await.unwrap();
     // The limit is reached, and one of the uploads can be dropped.
     unreadable(MAX_UPLOADS - 1).await;
     service.age_by(30 * MINUTE).await;
-    let next = one.begin(&name, "b").await.unwrap();
-    assert!(one.uploads.upload_size(&name, &id).await.is_err());
-    assert_eq!(one.uploads.upload_size(&name, &next).await, Ok(0));
+    let next = one.uploads.begin(&name, "b").await.unwrap();
+    assert!(one.uploads.size(&name, &id).await.is_err());
+    assert_eq!(one.uploads.size(&name, &next).await, Ok(0));
     service.age_by(30 * MINUTE).await;
-    let other = one.begin(&name, "c").await.unwrap();
+    let other = one.uploads.begin(&name, "c").await.unwrap();
     // An upload with bytes is not dropped at once, and the records of the others are unreadable.
-    one.append(&name, &other, part(None, b"bytes", true)).await.unwrap();
-    let refused = one.begin(&name, "d").await;
+    one.uploads.append(&name, &other, part(None, b"bytes", true)).await.unwrap();
+    let refused = one.uploads.begin(&name, "d").await;
     assert!(matches!(refused, Err(MirrorError::TooManyRequests(_))), "{refused:?}");
 }
 
 #[tokio::test]
 async fn an_upload_in_use_is_not_dropped() {
     let (service, name) = (FaultyService::default(), Repository::parse("team/thing").unwrap());
-    let one = mirror_of(&service);
-    let id = one.begin(&name, "a").await.unwrap();
+    let one = service.storage();
+    let id = one.uploads.begin(&name, "a").await.unwrap();
     let given_up = one.uploads.drop_upload_if(&id, |_, _| false).await;
     assert_eq!(given_up, Ok(DropOutcome::Kept));
     let ends = Arc::new(AtomicBool::new(false));
-    let sent = one.append(&name, &id, trickling(b"bytes", b"x", ends.clone()));
+    let sent = one.uploads.append(&name, &id, trickling(b"bytes", b"x", ends.clone()));
     let given_up = async {
         tokio::time::sleep(Duration::from_millis(20)).await;
         let given_up = one.uploads.drop_upload_if(&id, |_, _| true).await;
@@ -359,7 +354,7 @@ async fn an_upload_in_use_is_not_dropped() {
     let slow = slow_to_remove(&service);
     let late = async {
         tokio::time::sleep(Duration::from_millis(20)).await;
-        slow.append(&name, &id, part(None, b"more", true)).await
+        slow.uploads.append(&name, &id, part(None, b"more", true)).await
     };
     let (given_up, late) = tokio::join!(slow.uploads.drop_upload_if(&id, |_, _| true), late);
     assert_eq!(

@@ -11,16 +11,19 @@ use futures_util::{StreamExt, TryStreamExt};
 use object_store::memory::InMemory;
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
+use object_store::throttle::{ThrottleConfig, ThrottledStore};
 use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartId, MultipartUpload,
     ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 
+use super::S3Storage;
+use super::bucket::Bucket;
 use crate::locks::lock;
 
 /// Kind of an injected fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     /// A write succeeds but returns an error.
     AnswerOfPut,
     /// A write succeeds but its response is lost; the retry finds that the object exists.
@@ -31,8 +34,8 @@ pub(super) enum Fault {
 
 /// The object store.
 #[derive(Debug, Clone, Default)]
-pub(super) struct FaultyService {
-    pub(super) inner: InMemory,
+pub(crate) struct FaultyService {
+    pub(crate) inner: InMemory,
     /// Injected faults: kind, substring of the key, and number of matching requests that succeed
     /// first.
     faults: Arc<Mutex<Vec<(Fault, String, usize)>>>,
@@ -41,18 +44,31 @@ pub(super) struct FaultyService {
 }
 
 impl FaultyService {
+    /// Storage of one of the mirrors that share this service.
+    pub(crate) fn storage(&self) -> S3Storage {
+        S3Storage::of(Bucket::new(Arc::new(self.clone()), "models", "s3://test".into()))
+    }
+
+    /// Storage of a mirror that writes slowly.
+    pub(crate) fn storage_with_slow_writes(&self) -> S3Storage {
+        let wait_put_per_call = Duration::from_millis(2);
+        let pauses = ThrottleConfig { wait_put_per_call, ..ThrottleConfig::default() };
+        let slow = ThrottledStore::new(self.clone(), pauses);
+        S3Storage::of(Bucket::new(Arc::new(slow), "models", "s3://test".into()))
+    }
+
     /// Makes the request after `well` matching ones fail, for keys that contain `word`.
-    pub(super) fn fail(&self, fault: Fault, word: &str, well: usize) {
+    pub(crate) fn fail(&self, fault: Fault, word: &str, well: usize) {
         lock(&self.faults).push((fault, word.to_owned(), well));
     }
 
     /// Makes all present objects old.
-    pub(super) async fn age(&self) {
+    pub(crate) async fn age(&self) {
         self.age_by(Duration::from_secs(40 * 24 * 60 * 60)).await;
     }
 
     /// Makes all present objects appear older by `age`.
-    pub(super) async fn age_by(&self, age: Duration) {
+    pub(crate) async fn age_by(&self, age: Duration) {
         let all: Vec<ObjectMeta> = self.inner.list(None).try_collect().await.unwrap();
         lock(&self.old).extend(all.into_iter().map(|meta| (meta.location, age)));
     }

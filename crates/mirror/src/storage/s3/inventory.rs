@@ -10,8 +10,9 @@ use puna_store::Digest;
 
 use super::{S3Storage, map_concurrently, read_blob_location};
 use crate::error::MirrorError;
-use crate::storage::fs::inventory::{check_type, is_known, read_manifest, shorten};
-use crate::storage::fs::trash::TRASH_LIFETIME;
+use crate::storage::collection_rules::{
+    TRASH_LIFETIME, check_type, is_known, read_manifest, shorten,
+};
 use crate::types::manifest::Manifest;
 
 /// Folder of the trash.

@@ -5,8 +5,8 @@ use object_store::path::Path;
 use puna_store::{Child, Digest};
 
 use super::{S3Storage, map_concurrently};
-use crate::error::MirrorError;
-use crate::storage::fs::manifest_lists::check_child;
+use crate::error::{Denial, MirrorError};
+use crate::storage::check_child;
 use crate::types::manifest::Manifest;
 use crate::types::manifest_list::{describe, distinct_size};
 use crate::types::repository::Repository;
@@ -88,7 +88,10 @@ impl S3Storage {
         digest: &Digest,
     ) -> Result<(), MirrorError> {
         match self.lists_with_child(name, digest).await?.first() {
-            Some(list) => Err(MirrorError::manifest_is_child(name, digest, &list.digest)),
+            Some(list) => {
+                let (name, digest, list) = (name.clone(), *digest, list.digest);
+                Err(Denial::ManifestIsChild { name, digest, list }.into())
+            }
             None => Ok(()),
         }
     }

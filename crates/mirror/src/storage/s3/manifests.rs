@@ -8,7 +8,7 @@ use puna_store::Digest;
 use super::bucket::ObjectInfo;
 use super::{S3Storage, blob_key, map_concurrently};
 use crate::error::MirrorError;
-use crate::storage::fs::BLOB_GRACE_PERIOD;
+use crate::storage::collection_rules::BLOB_GRACE_PERIOD;
 use crate::types::manifest::Manifest;
 use crate::types::repository::{Reference, Repository};
 use crate::types::stored_object::{Owner, TagEntry};

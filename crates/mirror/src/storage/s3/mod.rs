@@ -28,7 +28,8 @@ mod connection;
 #[cfg(test)]
 mod fault_tests;
 #[cfg(test)]
-mod faulty_service;
+pub(crate) mod faulty_service;
+mod garbage_collection;
 mod inventory;
 mod manifest_lists;
 mod manifests;
@@ -41,7 +42,6 @@ mod uploads;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
@@ -50,21 +50,22 @@ use puna_registry::Registry;
 use puna_store::{Digest, Store};
 use serde::{Deserialize, Serialize};
 
-use super::fs::BLOB_GRACE_PERIOD;
 use super::fs::blobs::FileBlob;
-use super::fs::inventory::GcRefusalLog;
-use super::{Blob, ByteStream, Storage, UploadPart};
+use super::{
+    Blob, BlobStore, ByteStream, InventoryScope, ManifestStore, ObjectInventory, Storage,
+    UploadPart, UploadStore,
+};
 use crate::blocking::{StorageFuture, blocking};
-use crate::error::MirrorError;
+use crate::error::{Denial, InternalError, MirrorError};
 use crate::locks::lock;
-use crate::storage::note_store::{NoteStore, SIZE_NOTE_REFRESH, expired_size_notes};
+use crate::storage::collection_rules::GcRefusalLog;
+use crate::storage::note_store::NoteStore;
 use crate::types::manifest::{Descriptor, Manifest};
 use crate::types::repository::{Reference, Repository};
 use crate::types::stored_object::{ConditionalRemoval, StoredObject, TagEntry};
 use crate::types::upload_id::UploadId;
-use bucket::{Bucket, ObjectInfo};
+use bucket::Bucket;
 use notes::S3Notes;
-use removal::REMOVAL_MARKERS_DIR;
 use uploads::UploadSessions;
 
 pub use connection::S3Location;
@@ -73,8 +74,6 @@ pub use connection::S3Location;
 const MAX_CONCURRENT_REQUESTS: usize = 16;
 /// Capacity of each cache: manifests, tags and blob locations.
 const MAX_CACHED: usize = 20_000;
-/// How long data may lack a name. Services date an object by the start of its upload.
-const UNNAMED_DATA_GRACE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// Folder of the size notes.
 const SIZES: &str = "sizes";
@@ -83,7 +82,7 @@ const SIZES: &str = "sizes";
 pub struct S3Storage {
     bucket: Bucket,
     usage_log: S3Notes,
-    uploads: UploadSessions,
+    uploads: Arc<UploadSessions>,
     /// Manifests by digest.
     manifests: BoundedCache<Digest, Manifest>,
     /// Digests of tags, by key and version of the tag object.
@@ -118,14 +117,13 @@ impl S3Storage {
     /// Creates a storage in memory.
     #[cfg(test)]
     pub(crate) fn in_memory() -> Self {
-        let service = Arc::new(object_store::memory::InMemory::new());
-        Self::of(Bucket::new(service, "models", "s3://test".into()))
+        faulty_service::FaultyService::default().storage()
     }
 
     fn of(bucket: Bucket) -> Self {
         Self {
             usage_log: S3Notes::new(bucket.clone(), bucket.key(["history"])),
-            uploads: UploadSessions::new(bucket.clone()),
+            uploads: Arc::new(UploadSessions::new(bucket.clone())),
             bucket,
             manifests: BoundedCache::default(),
             tags: BoundedCache::default(),
@@ -141,8 +139,8 @@ impl S3Storage {
         read_blob_location(&self.bucket, &blob_key(&self.bucket, digest)).await
     }
 
-    /// Uploads the missing blobs of a manifest from a store, then stores the manifest.
-    async fn upload_from_store(
+    /// Copies a model from a store to the bucket: its missing blobs, then the manifest.
+    pub(crate) async fn upload_model(
         &self,
         name: &Repository,
         reference: &Reference,
@@ -172,118 +170,12 @@ impl S3Storage {
         self.store_manifest(name, reference, manifest).await
     }
 
-    /// Removes blobs that no manifest references, a day after they were pushed or named by a
-    /// manifest, and data without a name. Returns the number of removed objects.
-    async fn sweep(&self) -> Result<usize, MirrorError> {
-        // Blobs are listed before manifests are read. A manifest that arrives in between has
-        // renewed its blobs.
-        let blobs = self.bucket.list_objects(&self.bucket.key(["blobs"])).await?;
-        let data = self.bucket.list_objects(&self.bucket.key(["data"])).await?;
-        let (old, young): (Vec<_>, Vec<_>) =
-            blobs.into_iter().partition(|blob| blob.age() > BLOB_GRACE_PERIOD);
-        let Some(needed) = self.blobs_in_use().await? else { return Ok(0) };
-        let (mut gone, mut locations) = (Vec::new(), self.empty_trash().await?);
-        for (digest, location, age) in
-            map_concurrently(old.into_iter().chain(young), |blob| self.sweep_entry(blob)).await?
-        {
-            locations.insert(location.data.to_string());
-            if age > BLOB_GRACE_PERIOD && !needed.contains(&digest) && self.is_old(&digest).await? {
-                // Only the name is removed, because another mirror may be writing it again. The
-                // next run removes the data.
-                self.move_to_trash(&blob_key(&self.bucket, &digest), &digest.file_name()).await?;
-                gone.push((digest, location));
-            }
-        }
-        let mut removed = gone.len() - self.restore_needed_blobs(gone).await?;
-        // Data is removed only if it also lacked a name an hour ago, because another mirror may be
-        // restoring a name.
-        let unnamed = data
-            .into_iter()
-            .filter(|bytes| bytes.age() > UNNAMED_DATA_GRACE && !locations.contains(&bytes.name));
-        let unnamed: HashSet<_> = unnamed.map(|bytes| bytes.name).collect();
-        let before = std::mem::replace(&mut *lock(&self.unnamed), unnamed.clone());
-        for name in &unnamed {
-            if before.contains(name) {
-                self.bucket.remove(&self.bucket.key(["data", name])).await?;
-                removed += 1;
-            }
-        }
-        for kind in ["brought", REMOVAL_MARKERS_DIR] {
-            for (folder, mark, age) in self.bucket.list_nested(&self.bucket.key([kind])).await? {
-                if age > BLOB_GRACE_PERIOD {
-                    self.bucket.remove(&self.bucket.key([kind, &folder, &mark])).await?;
-                }
-            }
-        }
-        for (folder, note) in
-            expired_size_notes(self.bucket.list_nested(&self.bucket.key([SIZES])).await?)
-        {
-            let key = self.bucket.key([SIZES, &folder, &note]);
-            // The note may have been written again meanwhile.
-            if self.bucket.age(&key).await?.is_some_and(|age| age > SIZE_NOTE_REFRESH) {
-                self.bucket.remove(&key).await?;
-            }
-        }
-        Ok(removed)
-    }
-
-    /// Restores names of removed blobs that a manifest needs. Such a manifest was pushed between
-    /// the check and the removal, and its client saw the blobs. A later push finds the blob missing
-    /// and fails. Returns the number of restored names.
-    async fn restore_needed_blobs(
+    /// Returns the manifests and recently pushed blobs in a scope.
+    async fn stored_objects_in(
         &self,
-        gone: Vec<(Digest, BlobLocation)>,
-    ) -> Result<usize, MirrorError> {
-        if gone.is_empty() {
-            return Ok(0);
-        }
-        let needed = self.referenced_blobs().await?;
-        let mut back = 0;
-        for (digest, location) in gone.iter().filter(|(digest, _)| needed.contains(digest)) {
-            // The blob may have been pushed again, so an existing name stays.
-            self.bucket.create(&blob_key(&self.bucket, digest), to_json(location)?).await?;
-            back += 1;
-        }
-        Ok(back)
-    }
-
-    /// Returns what garbage collection needs of a blob, mostly from the cache.
-    async fn sweep_entry(
-        &self,
-        blob: ObjectInfo,
-    ) -> Result<Option<(Digest, BlobLocation, Duration)>, MirrorError> {
-        let Ok(digest) = blob.name.parse::<Digest>() else { return Ok(None) };
-        let age = blob.age();
-        let key = (blob.name, blob.version);
-        let location = match self.locations.get(&key) {
-            Some(location) => location,
-            None => {
-                let Some(location) = self.blob_location(&digest).await? else { return Ok(None) };
-                self.locations.put(key, location.clone());
-                location
-            }
-        };
-        Ok(Some((digest, location, age)))
-    }
-
-    async fn is_old(&self, digest: &Digest) -> Result<bool, MirrorError> {
-        let age = self.bucket.age(&blob_key(&self.bucket, digest)).await?;
-        Ok(age.is_some_and(|age| age > BLOB_GRACE_PERIOD))
-    }
-
-    /// Returns the blobs that all manifests reference.
-    async fn referenced_blobs(&self) -> Result<HashSet<Digest>, MirrorError> {
-        let blobs = |_, kept: Manifest, _| {
-            kept.blobs.into_iter().map(|blob| blob.digest).collect::<Vec<_>>()
-        };
-        Ok(self.map_manifests(|_| true, blobs).await?.into_iter().flatten().collect())
-    }
-
-    /// Returns manifests and recently pushed blobs of matching repositories.
-    async fn stored_objects_where(
-        &self,
-        is_wanted: impl Fn(&Repository) -> bool,
+        scope: InventoryScope,
     ) -> Result<Vec<StoredObject>, MirrorError> {
+        let is_wanted = |name: &Repository| scope.contains(name);
         let stored_object =
             |name, kept: Manifest, written| StoredObject::from_manifest(name, &kept, Some(written));
         let mut stored_objects = self.map_manifests(&is_wanted, stored_object).await?;
@@ -383,7 +275,18 @@ where
     done.try_filter_map(|found| async { Ok(found) }).try_collect().await
 }
 
-impl Storage for S3Storage {
+impl From<Arc<S3Storage>> for Storage {
+    fn from(driver: Arc<S3Storage>) -> Self {
+        Self {
+            manifests: driver.clone(),
+            blobs: driver.clone(),
+            uploads: driver.uploads.clone(),
+            inventory: driver,
+        }
+    }
+}
+
+impl ManifestStore for S3Storage {
     fn manifest<'a>(
         &'a self,
         name: &'a Repository,
@@ -425,10 +328,6 @@ impl Storage for S3Storage {
         Box::pin(self.store_upstream_list(name, tag, manifest))
     }
 
-    fn is_remote_storage(&self) -> bool {
-        true
-    }
-
     fn lists_containing<'a>(
         &'a self,
         name: &'a Repository,
@@ -440,16 +339,26 @@ impl Storage for S3Storage {
         })
     }
 
-    fn adopt_model<'a>(
+    fn referrers<'a>(
         &'a self,
         name: &'a Repository,
-        reference: &'a Reference,
-        manifest: Manifest,
-        store: &'a Store,
-    ) -> StorageFuture<'a, bool> {
+        subject: Digest,
+    ) -> StorageFuture<'a, Vec<Descriptor>> {
         Box::pin(async move {
-            self.upload_from_store(name, reference, manifest, store).await?;
-            Ok(true)
+            let folder = self.repository_key(name).join("referrers").join(subject.hex());
+            let found = self.manifests_in(name, &folder).await?;
+            Ok(found.iter().map(Manifest::descriptor).collect())
+        })
+    }
+
+    fn tags<'a>(&'a self, name: &'a Repository) -> StorageFuture<'a, Option<Vec<String>>> {
+        Box::pin(async move {
+            let folder = self.repository_key(name);
+            let tags = self.bucket.list_objects(&folder.clone().join("tags")).await?;
+            if tags.is_empty() && !self.bucket.has_any(&folder).await? {
+                return Ok(None);
+            }
+            Ok(Some(tags.into_iter().map(|tag| tag.name).collect()))
         })
     }
 
@@ -467,40 +376,37 @@ impl Storage for S3Storage {
     ) -> StorageFuture<'_, Vec<Result<bool, MirrorError>>> {
         Box::pin(self.remove_if_unchanged(removals))
     }
+}
 
-    fn usage_notes(&self) -> &dyn NoteStore {
-        &self.usage_log
-    }
-
-    fn size_notes(&self, name: &Repository) -> Box<dyn NoteStore> {
-        let folder = self.bucket.key([SIZES, &name.dir_name()]);
-        Box::new(S3Notes::new(self.bucket.clone(), folder))
-    }
-
-    fn tags<'a>(&'a self, name: &'a Repository) -> StorageFuture<'a, Option<Vec<String>>> {
+impl BlobStore for S3Storage {
+    fn blob(&self, digest: Digest) -> StorageFuture<'_, Option<Box<dyn Blob>>> {
         Box::pin(async move {
-            let folder = self.repository_key(name);
-            let tags = self.bucket.list_objects(&folder.clone().join("tags")).await?;
-            if tags.is_empty() && !self.bucket.has_any(&folder).await? {
-                return Ok(None);
-            }
-            Ok(Some(tags.into_iter().map(|tag| tag.name).collect()))
+            let location = self.blob_location(&digest).await?;
+            Ok(location.map(|location| {
+                Box::new(S3Blob { bucket: self.bucket.clone(), location }) as Box<dyn Blob>
+            }))
         })
     }
 
-    fn stored_objects(&self) -> StorageFuture<'_, Vec<StoredObject>> {
-        Box::pin(self.stored_objects_where(|_| true))
+    /// Writes nothing: every repository can read every blob of the bucket, and the manifest that
+    /// follows renews the blob.
+    fn mount<'a>(&'a self, _: &'a Repository, digest: Digest) -> StorageFuture<'a, bool> {
+        Box::pin(async move { Ok(self.blob_location(&digest).await?.is_some()) })
     }
 
-    fn stored_objects_in<'a>(&'a self, namespace: &'a str) -> StorageFuture<'a, Vec<StoredObject>> {
-        Box::pin(self.stored_objects_where(move |name| name.is_in(namespace)))
-    }
-
-    fn stored_objects_of<'a>(
-        &'a self,
-        name: &'a Repository,
-    ) -> StorageFuture<'a, Vec<StoredObject>> {
-        Box::pin(self.stored_objects_where(move |other| other == name))
+    fn remove_blob(&self, digest: Digest) -> StorageFuture<'_, bool> {
+        Box::pin(async move {
+            if self.blob_location(&digest).await?.is_none() {
+                return Ok(false);
+            }
+            let needed = self.blobs_in_use().await?.ok_or(Denial::BlobUsageUnknown(digest))?;
+            if needed.contains(&digest) {
+                return Err(Denial::BlobInUse(digest).into());
+            }
+            // The data stays as long as the name is in the trash.
+            self.move_to_trash(&blob_key(&self.bucket, &digest), &digest.file_name()).await?;
+            Ok(true)
+        })
     }
 
     fn references_blob<'a>(
@@ -522,7 +428,9 @@ impl Storage for S3Storage {
             Ok(manifests.iter().any(|kept| kept.blobs.iter().any(|blob| blob.digest == digest)))
         })
     }
+}
 
+impl ObjectInventory for S3Storage {
     fn repositories(&self) -> StorageFuture<'_, Vec<Repository>> {
         Box::pin(self.all_repositories())
     }
@@ -531,69 +439,8 @@ impl Storage for S3Storage {
         Box::pin(self.all_tags())
     }
 
-    fn referrers<'a>(
-        &'a self,
-        name: &'a Repository,
-        subject: Digest,
-    ) -> StorageFuture<'a, Vec<Descriptor>> {
-        Box::pin(async move {
-            let folder = self.repository_key(name).join("referrers").join(subject.hex());
-            let found = self.manifests_in(name, &folder).await?;
-            Ok(found.iter().map(Manifest::descriptor).collect())
-        })
-    }
-
-    fn blob(&self, digest: Digest) -> StorageFuture<'_, Option<Box<dyn Blob>>> {
-        Box::pin(async move {
-            let location = self.blob_location(&digest).await?;
-            Ok(location.map(|location| {
-                Box::new(S3Blob { bucket: self.bucket.clone(), location }) as Box<dyn Blob>
-            }))
-        })
-    }
-
-    fn remove_blob(&self, digest: Digest) -> StorageFuture<'_, bool> {
-        Box::pin(async move {
-            if self.blob_location(&digest).await?.is_none() {
-                return Ok(false);
-            }
-            let needed = self
-                .blobs_in_use()
-                .await?
-                .ok_or_else(|| MirrorError::blob_usage_unknown(&digest))?;
-            if needed.contains(&digest) {
-                return Err(MirrorError::blob_in_use(&digest));
-            }
-            // The data stays as long as the name is in the trash.
-            self.move_to_trash(&blob_key(&self.bucket, &digest), &digest.file_name()).await?;
-            Ok(true)
-        })
-    }
-
-    fn begin<'a>(&'a self, name: &'a Repository, owner: &'a str) -> StorageFuture<'a, UploadId> {
-        Box::pin(self.uploads.begin(name, owner))
-    }
-
-    fn upload_size<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> StorageFuture<'a, u64> {
-        Box::pin(self.uploads.upload_size(name, id))
-    }
-
-    fn append<'a>(
-        &'a self,
-        name: &'a Repository,
-        id: &'a UploadId,
-        part: UploadPart,
-    ) -> StorageFuture<'a, u64> {
-        Box::pin(self.uploads.append(name, id, part))
-    }
-
-    fn finish<'a>(
-        &'a self,
-        name: &'a Repository,
-        id: &'a UploadId,
-        digest: Digest,
-    ) -> StorageFuture<'a, ()> {
-        Box::pin(self.uploads.finish(name, id, digest))
+    fn stored_objects(&self, scope: InventoryScope) -> StorageFuture<'_, Vec<StoredObject>> {
+        Box::pin(self.stored_objects_in(scope))
     }
 
     fn collect_garbage(&self) -> StorageFuture<'_, ()> {
@@ -607,12 +454,22 @@ impl Storage for S3Storage {
         })
     }
 
-    fn cancel<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> StorageFuture<'a, ()> {
-        Box::pin(self.uploads.cancel(name, id))
+    /// Always 0: the service checks its data itself.
+    fn damaged_blob_count(&self) -> u64 {
+        0
+    }
+
+    fn usage_notes(&self) -> &dyn NoteStore {
+        &self.usage_log
+    }
+
+    fn size_notes(&self, name: &Repository) -> Box<dyn NoteStore> {
+        let folder = self.bucket.key([SIZES, &name.dir_name()]);
+        Box::new(S3Notes::new(self.bucket.clone(), folder))
     }
 }
 
 /// Serializes a value as JSON.
-fn to_json(value: &impl Serialize) -> Result<Bytes, MirrorError> {
-    serde_json::to_vec(value).map(Bytes::from).map_err(|e| MirrorError::Internal(e.to_string()))
+fn to_json(value: &impl Serialize) -> Result<Bytes, InternalError> {
+    Ok(serde_json::to_vec(value)?.into())
 }

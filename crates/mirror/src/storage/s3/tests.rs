@@ -1,5 +1,5 @@
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::{StreamExt, TryStreamExt, future, stream};
 use object_store::memory::InMemory;
@@ -10,13 +10,15 @@ use tokio::sync::Notify;
 use super::*;
 use crate::retention::usage_log::{ChangeSource, UsageLog};
 use crate::retention::{Rule, apply_retention};
-use crate::storage::{Storage, conditional_removal};
+use crate::storage::conditional_removal;
 use crate::types::manifest::OCI_MANIFEST;
 
-fn two_mirrors() -> (Arc<InMemory>, S3Storage, S3Storage) {
+fn two_mirrors() -> (Arc<InMemory>, Arc<S3Storage>, Arc<S3Storage>) {
     let service = Arc::new(InMemory::new());
-    let storage =
-        || S3Storage::of(Bucket::new(service.clone(), "office/models", "s3://test".into()));
+    let storage = || {
+        let bucket = Bucket::new(service.clone(), "office/models", "s3://test".into());
+        Arc::new(S3Storage::of(bucket))
+    };
     (service.clone(), storage(), storage())
 }
 
@@ -28,7 +30,7 @@ pub(super) fn noise(len: usize) -> Vec<u8> {
 pub(super) fn part(at: Option<u64>, bytes: &[u8], is_complete: bool) -> UploadPart {
     let pieces: Vec<_> =
         bytes.chunks(10_000).map(|piece| Ok(Bytes::copy_from_slice(piece))).collect();
-    let end = (!is_complete).then(|| Err(MirrorError::BodyInterrupted("gone".into())));
+    let end = (!is_complete).then(|| Err(MirrorError::BodyInterrupted { reason: "gone".into() }));
     UploadPart { at, len: None, body: stream::iter(pieces.into_iter().chain(end)).boxed() }
 }
 
@@ -53,9 +55,9 @@ pub(super) fn manifest_of(blob: &Digest) -> Manifest {
 }
 
 pub(super) async fn push(storage: &S3Storage, name: &Repository, bytes: &[u8]) -> Digest {
-    let id = storage.begin(name, "").await.unwrap();
-    storage.append(name, &id, part(None, bytes, true)).await.unwrap();
-    storage.finish(name, &id, Digest::of(bytes)).await.unwrap();
+    let id = storage.uploads.begin(name, "").await.unwrap();
+    storage.uploads.append(name, &id, part(None, bytes, true)).await.unwrap();
+    storage.uploads.finish(name, &id, Digest::of(bytes)).await.unwrap();
     Digest::of(bytes)
 }
 
@@ -64,20 +66,23 @@ async fn an_upload_continues_on_another_mirror() {
     let (service, one, other) = two_mirrors();
     let name = Repository::parse("team/thing").unwrap();
     for len in [0, 1, 65_535, 65_536, 65_537, 131_072, 300_000] {
-        let (bytes, id) = (noise(len), one.begin(&name, "").await.unwrap());
+        let (bytes, id) = (noise(len), one.uploads.begin(&name, "").await.unwrap());
         let (mut at, mut turn) = (0, 0);
         while at < len {
             let storage = if turn % 2 == 0 { &other } else { &one };
             let end = (at + 70_001).min(len);
             assert_eq!(
-                storage.append(&name, &id, part(Some(at as u64), &bytes[at..end], true)).await,
+                storage
+                    .uploads
+                    .append(&name, &id, part(Some(at as u64), &bytes[at..end], true))
+                    .await,
                 Ok(end as u64)
             );
             (at, turn) = (end, turn + 1);
         }
         let digest = Digest::of(&bytes);
         assert!(one.blob(digest).await.unwrap().is_none(), "nobody sees what is not verified");
-        other.finish(&name, &id, digest).await.unwrap();
+        other.uploads.finish(&name, &id, digest).await.unwrap();
         assert_eq!(read(&one, digest, 0..len as u64).await, bytes);
         if len > 100 {
             assert_eq!(read(&other, digest, 7..99).await, bytes[7..99]);
@@ -89,90 +94,34 @@ async fn an_upload_continues_on_another_mirror() {
 }
 
 #[tokio::test]
-async fn an_interrupted_part_can_be_resent_or_continued() {
+async fn an_interrupted_part_continues_on_another_mirror() {
     let (_, one, other) = two_mirrors();
     let name = Repository::parse("team/thing").unwrap();
-    for from in [100_000, 180_000] {
-        let (bytes, id) = (noise(250_000), one.begin(&name, "").await.unwrap());
-        one.append(&name, &id, part(None, &bytes[..100_000], true)).await.unwrap();
-        let broken = one.append(&name, &id, part(None, &bytes[100_000..180_000], false)).await;
-        assert!(matches!(broken, Err(MirrorError::BodyInterrupted(_))));
-        assert_eq!(other.upload_size(&name, &id).await, Ok(180_000));
-        let early = other.finish(&name, &id, Digest::of(&bytes[..180_000])).await;
-        assert!(matches!(early, Err(MirrorError::UploadInvalid(_))));
-        let elsewhere = other.append(&name, &id, part(Some(50_000), b"x", true)).await;
-        assert_eq!(elsewhere, Err(MirrorError::OutOfOrder { first: 50_000, at: 180_000 }));
-        let rest = part(Some(from as u64), &bytes[from..], true);
-        assert_eq!(other.append(&name, &id, rest).await, Ok(250_000));
-        one.finish(&name, &id, Digest::of(&bytes)).await.unwrap();
-        assert_eq!(read(&other, Digest::of(&bytes), 0..250_000).await, bytes);
-    }
+    let (bytes, id) = (noise(250_000), one.uploads.begin(&name, "").await.unwrap());
+    let broken = part(None, &bytes[..180_000], false);
+    assert!(one.uploads.append(&name, &id, broken).await.is_err());
+    let early = other.uploads.finish(&name, &id, Digest::of(&bytes[..180_000])).await;
+    assert!(matches!(early, Err(MirrorError::UploadInvalid(_))));
+    let rest = part(Some(180_000), &bytes[180_000..], true);
+    assert_eq!(other.uploads.append(&name, &id, rest).await, Ok(250_000));
+    one.uploads.finish(&name, &id, Digest::of(&bytes)).await.unwrap();
+    assert_eq!(read(&other, Digest::of(&bytes), 0..250_000).await, bytes);
 }
 
 #[tokio::test]
 async fn a_digest_mismatch_leaves_nothing() {
     let (service, one, other) = two_mirrors();
     let (name, elsewhere) = (Repository::parse("a/b").unwrap(), Repository::parse("a/c").unwrap());
-    let id = one.begin(&name, "").await.unwrap();
-    one.append(&name, &id, part(None, &noise(200_000), true)).await.unwrap();
-    assert!(other.upload_size(&elsewhere, &id).await.is_err(), "an upload is its repository's");
-    let invalid_object = other.finish(&name, &id, Digest::of(b"other")).await;
+    let id = one.uploads.begin(&name, "").await.unwrap();
+    one.uploads.append(&name, &id, part(None, &noise(200_000), true)).await.unwrap();
+    assert!(other.uploads.size(&elsewhere, &id).await.is_err(), "an upload is its repository's");
+    let invalid_object = other.uploads.finish(&name, &id, Digest::of(b"other")).await;
     assert!(matches!(invalid_object, Err(MirrorError::DigestMismatch { .. })));
-    assert!(matches!(one.upload_size(&name, &id).await, Err(MirrorError::UploadUnknown(_))));
-    let id = other.begin(&name, "").await.unwrap();
-    other.append(&name, &id, part(None, &noise(80_000), true)).await.unwrap();
-    one.cancel(&name, &id).await.unwrap();
+    assert!(matches!(one.uploads.size(&name, &id).await, Err(MirrorError::UploadUnknown(_))));
+    let id = other.uploads.begin(&name, "").await.unwrap();
+    other.uploads.append(&name, &id, part(None, &noise(80_000), true)).await.unwrap();
+    one.uploads.cancel(&name, &id).await.unwrap();
     assert_eq!(keys(&service).await, [""; 0]);
-}
-
-#[tokio::test]
-async fn manifests_and_tags_are_the_same_at_every_mirror() {
-    let (_, one, other) = two_mirrors();
-    let name = Repository::parse("team/thing").unwrap();
-    let tag = Reference::Tag("v1".into());
-    let missing = manifest_of(&Digest::of(b"nothing"));
-    let refused = one.put_manifest(&name, &tag, missing).await;
-    assert_eq!(refused, Err(MirrorError::ManifestBlobUnknown(Digest::of(b"nothing"))));
-    let manifest = manifest_of(&push(&one, &name, b"weights").await);
-    one.put_manifest(&name, &tag, manifest.clone()).await.unwrap();
-    for storage in [&one, &other] {
-        assert_eq!(storage.manifest(&name, &tag).await.unwrap().as_ref(), Some(&manifest));
-        assert_eq!(storage.tags(&name).await.unwrap().unwrap(), ["v1"]);
-        assert_eq!(storage.repositories().await.unwrap(), vec![name.clone()]);
-        assert_eq!(storage.tag_entries().await.unwrap()[0].digest, manifest.digest);
-        let needed = storage.remove_blob(Digest::of(b"weights")).await;
-        assert!(matches!(needed, Err(MirrorError::Denied(_))));
-    }
-    // A moved tag is moved for all mirrors at once.
-    let next = manifest_of(&push(&other, &name, b"other weights").await);
-    other.put_manifest(&name, &tag, next.clone()).await.unwrap();
-    assert_eq!(one.tag_entries().await.unwrap()[0].digest, next.digest);
-    assert_eq!(one.manifest(&name, &tag).await.unwrap(), Some(next.clone()));
-    assert!(other.remove_manifest(&name, &Reference::Digest(next.digest)).await.unwrap());
-    assert_eq!(one.manifest(&name, &tag).await.unwrap(), None);
-    assert!(one.remove_manifest(&name, &Reference::Digest(manifest.digest)).await.unwrap());
-    assert_eq!(other.tags(&name).await.unwrap(), None);
-    assert!(other.remove_blob(Digest::of(b"weights")).await.unwrap());
-    assert!(one.blob(Digest::of(b"weights")).await.unwrap().is_none());
-}
-
-#[tokio::test]
-async fn a_namespace_is_listed_without_reading_others() {
-    let (service, one, _) = two_mirrors();
-    let name = Repository::parse("Team/thing").unwrap();
-    let manifest = manifest_of(&push(&one, &name, b"weights").await);
-    one.put_manifest(&name, &Reference::Tag("v1".into()), manifest.clone()).await.unwrap();
-    let broken = format!("office/models/repositories/other+x/manifests/{}", Digest::of(b"x").hex());
-    service.put(&Path::from(broken), "no manifest".into()).await.unwrap();
-    assert!(one.stored_objects().await.is_err());
-    let held = one.stored_objects_in("team").await.unwrap();
-    let manifests: Vec<_> = held.iter().map(|held| (held.name.clone(), held.manifest)).collect();
-    assert_eq!(
-        manifests,
-        [(name.clone(), Some(manifest.digest)), (name, None)],
-        "and what was brought"
-    );
-    assert_eq!(one.stored_objects_in("thing").await.unwrap(), []);
 }
 
 #[tokio::test]
@@ -180,13 +129,17 @@ async fn a_blob_pushed_twice_is_stored_once() {
     let (service, one, other) = two_mirrors();
     let name = Repository::parse("team/thing").unwrap();
     let bytes = noise(150_000);
-    let (first, second) =
-        (one.begin(&name, "").await.unwrap(), other.begin(&name, "").await.unwrap());
-    one.append(&name, &first, part(None, &bytes, true)).await.unwrap();
-    other.append(&name, &second, part(None, &bytes, true)).await.unwrap();
+    let (first, second) = (
+        one.uploads.begin(&name, "").await.unwrap(),
+        other.uploads.begin(&name, "").await.unwrap(),
+    );
+    one.uploads.append(&name, &first, part(None, &bytes, true)).await.unwrap();
+    other.uploads.append(&name, &second, part(None, &bytes, true)).await.unwrap();
     let digest = Digest::of(&bytes);
-    let (a, b) =
-        tokio::join!(one.finish(&name, &first, digest), other.finish(&name, &second, digest));
+    let (a, b) = tokio::join!(
+        one.uploads.finish(&name, &first, digest),
+        other.uploads.finish(&name, &second, digest)
+    );
     assert_eq!((a, b), (Ok(()), Ok(())));
     let kept: Vec<_> =
         keys(&service).await.into_iter().filter(|key| !key.contains("/brought/")).collect();
@@ -195,14 +148,10 @@ async fn a_blob_pushed_twice_is_stored_once() {
 }
 
 #[tokio::test]
-async fn objects_changed_in_the_bucket_are_not_served() {
+async fn a_changed_blob_name_is_not_served() {
     let (service, one, _) = two_mirrors();
     let name = Repository::parse("team/thing").unwrap();
     let blob = push(&one, &name, b"weights").await;
-    let manifest = manifest_of(&blob);
-    let key = one.repository_key(&name).join("manifests").join(manifest.digest.hex());
-    service.put(&key, r#"{"layers":[]}"#.into()).await.unwrap();
-    assert_eq!(one.manifest(&name, &Reference::Digest(manifest.digest)).await.unwrap(), None);
     service.put(&blob_key(&one.bucket, &blob), "?".into()).await.unwrap();
     let Err(error) = one.blob(blob).await else { panic!("no blob lies there") };
     let text = error.to_string();
@@ -228,7 +177,7 @@ async fn repositories_are_listed_concurrently() {
     let storage = S3Storage::of(Bucket::new(Arc::new(slow), "office/models", "s3://test".into()));
     let begun = Instant::now();
     let kept = storage
-        .stored_objects()
+        .stored_objects(InventoryScope::All)
         .await
         .unwrap()
         .into_iter()
@@ -267,10 +216,10 @@ async fn slow_clients_hold_no_memory() {
         let (name, bytes) = (Repository::parse("team/thing").unwrap(), noise(200_000));
         let go_on = Arc::new(Notify::new());
         let slow = async || {
-            let id = one.begin(&name, "").await.unwrap();
+            let id = one.uploads.begin(&name, "").await.unwrap();
             let part = halting(&bytes[..begun], &bytes[begun..], go_on.clone());
-            assert_eq!(one.append(&name, &id, part).await, Ok(200_000));
-            one.finish(&name, &id, Digest::of(&bytes)).await
+            assert_eq!(one.uploads.append(&name, &id, part).await, Ok(200_000));
+            one.uploads.finish(&name, &id, Digest::of(&bytes)).await
         };
         let fast = async {
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -286,30 +235,6 @@ async fn slow_clients_hold_no_memory() {
         assert!(slow.iter().all(|done| *done == Ok(())), "{slow:?}");
         assert_eq!(read(&one, Digest::of(&bytes), 0..200_000).await, bytes);
     }
-}
-
-#[tokio::test]
-async fn a_tag_is_removed_only_if_unchanged() {
-    let (_, one, other) = two_mirrors();
-    let name = Repository::parse("team/thing").unwrap();
-    let tag = |tag: &str| Reference::Tag(tag.to_owned());
-    let old = manifest_of(&push(&one, &name, b"old weights").await);
-    let new = manifest_of(&push(&one, &name, b"new weights").await);
-    for of in ["v1", "v2"] {
-        one.put_manifest(&name, &tag(of), old.clone()).await.unwrap();
-    }
-    let first = conditional_removal(&one, &name, Some("v1"), old.digest).await;
-    other.put_manifest(&name, &tag("v1"), new.clone()).await.unwrap();
-    let bare = conditional_removal(&one, &name, None, old.digest).await;
-    let none = one.remove_unchanged(vec![first, bare]).await.unwrap();
-    assert_eq!(none, [Ok(false), Ok(false)], "the one has moved, v2 stands for the other");
-    let last = conditional_removal(&one, &name, Some("v2"), old.digest).await;
-    let (a, b) =
-        tokio::join!(one.remove_unchanged(vec![last.clone()]), other.remove_unchanged(vec![last]));
-    assert!([a.unwrap(), b.unwrap()].concat().contains(&Ok(true)));
-    assert_eq!(one.manifest(&name, &Reference::Digest(old.digest)).await.unwrap(), None);
-    assert_eq!(other.manifest(&name, &tag("v1")).await.unwrap(), Some(new));
-    assert_eq!(one.tags(&name).await.unwrap().unwrap(), ["v1"]);
 }
 
 #[tokio::test]
@@ -395,28 +320,9 @@ async fn children_of_a_list_pushed_during_their_removal_stay() {
 }
 
 #[tokio::test]
-async fn mirrors_read_each_others_notes() {
-    let (_, one, other) = two_mirrors();
-    let (notes, others) = (one.usage_notes(), other.usage_notes());
-    notes.write("a-0.json", "one".into()).await.unwrap();
-    others.write("b-0.json", "other".into()).await.unwrap();
-    let mut names: Vec<String> =
-        notes.list().await.unwrap().into_iter().map(|note| note.name).collect();
-    names.sort();
-    assert_eq!(names, ["a-0.json", "b-0.json"]);
-    assert_eq!(others.read("a-0.json").await.unwrap().as_deref(), Some(&b"one"[..]));
-    let version =
-        || async { notes.list().await.unwrap().into_iter().find(|note| note.name == "a-0.json") };
-    let before = version().await.unwrap().version;
-    notes.write("a-0.json", "more".into()).await.unwrap();
-    assert_ne!(version().await.unwrap().version, before);
-    others.remove("a-0.json").await.unwrap();
-    assert_eq!(notes.read("a-0.json").await.unwrap(), None);
-}
-
-#[tokio::test]
 async fn retention_removes_each_item_once() {
     let (service, one, other) = two_mirrors();
+    let [one_storage, other_storage] = [&one, &other].map(|storage| Storage::from(storage.clone()));
     let name = Repository::parse("team/thing").unwrap();
     let days = Duration::from_secs(40 * 24 * 60 * 60);
     let later = || UsageLog::with_clock(Arc::new(move || SystemTime::now() + days)).unwrap();
@@ -438,12 +344,12 @@ async fn retention_removes_each_item_once() {
     now.times(&name, None, lost.digest);
     now.write(one.usage_notes()).await.unwrap();
     let rules = ["team=last:1 pulled:30d".parse::<Rule>().unwrap()];
-    let young = apply_retention(&one, &now, &rules, false).await.unwrap();
+    let young = apply_retention(&one_storage, &now, &rules, false).await.unwrap();
     assert_eq!(young.removals, []);
     let (a, b) = (later(), later());
     let (a, b) = tokio::join!(
-        apply_retention(&one, &a, &rules, false),
-        apply_retention(&other, &b, &rules, false)
+        apply_retention(&one_storage, &a, &rules, false),
+        apply_retention(&other_storage, &b, &rules, false)
     );
     let (a, b) = (a.unwrap(), b.unwrap());
     assert!(a.failed.is_empty() && b.failed.is_empty());

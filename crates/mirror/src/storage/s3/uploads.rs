@@ -1,4 +1,4 @@
-//! Upload sessions of the S3 driver. When a response states the progress of an upload, the bucket
+//! Uploads of the S3 driver. When a response states the progress of an upload, the bucket
 //! has all of its state. So the next part may go to another mirror, or to this one after a restart.
 
 mod memory_budget;
@@ -17,9 +17,10 @@ use puna_store::Digest;
 
 use super::bucket::Bucket;
 use super::{BlobLocation, blob_key, data_key, read_blob_location, to_json};
-use crate::error::MirrorError;
+use crate::blocking::StorageFuture;
+use crate::error::{MirrorError, UploadProblem};
 use crate::locks::{KeyGuard, KeyedLocks};
-use crate::storage::UploadPart;
+use crate::storage::{UploadPart, UploadStore};
 use crate::types::repository::Repository;
 use crate::types::stored_object::push_mark_name;
 use crate::types::upload_id::UploadId;
@@ -64,21 +65,6 @@ impl UploadSessions {
         self.bucket.key(["uploads", &format!("{id}.{len}")])
     }
 
-    pub(super) async fn begin(
-        &self,
-        name: &Repository,
-        owner: &str,
-    ) -> Result<UploadId, MirrorError> {
-        let _beginning = self.begin_lock.lock().await;
-        let open = self.list_open().await?;
-        if let Some(drop_candidates) = drop_candidates(open, owner) {
-            self.drop_one(&drop_candidates).await?;
-        }
-        let id = UploadId::random()?;
-        self.bucket.write(&self.record_key(&id), to_json(&UploadRecord::new(name, owner))?).await?;
-        Ok(id)
-    }
-
     /// Reads the record of an upload and its age; `None` if the upload does not exist.
     async fn read_record(
         &self,
@@ -107,70 +93,6 @@ impl UploadSessions {
             self.read_record(id).await?.filter(|(record, _)| record.repository == name.as_str());
         let (record, age) = noted.ok_or_else(|| MirrorError::UploadUnknown(id.to_string()))?;
         Ok((upload_locks, record, age))
-    }
-
-    pub(super) async fn upload_size(
-        &self,
-        name: &Repository,
-        id: &UploadId,
-    ) -> Result<u64, MirrorError> {
-        Ok(self.lock_upload(name, id).await?.1.len)
-    }
-
-    pub(super) async fn append(
-        &self,
-        name: &Repository,
-        id: &UploadId,
-        part: UploadPart,
-    ) -> Result<u64, MirrorError> {
-        let (_held, record, age) = self.lock_upload(name, id).await?;
-        let first = part.at.unwrap_or(record.len);
-        // An interrupted part may be sent again from its beginning or continued.
-        if first != record.len && first != record.committed {
-            return Err(MirrorError::OutOfOrder { first, at: record.len });
-        }
-        let mut writer = Writer::new(self, id, (record, age), first, part.len);
-        let received = writer.receive(part).await;
-        // Bytes that the service did not accept are lost, so the upload stays at its last record. A
-        // dropped upload stays dropped.
-        if let Err(
-            error @ (MirrorError::StorageFailed { .. }
-            | MirrorError::Internal(_)
-            | MirrorError::UploadUnknown(_)),
-        ) = received
-        {
-            return Err(error);
-        }
-        // An interrupted part is recorded too, so that the client can continue it.
-        let kept = writer.flush(received.is_ok()).await;
-        received.and(kept)
-    }
-
-    pub(super) async fn finish(
-        &self,
-        name: &Repository,
-        id: &UploadId,
-        digest: Digest,
-    ) -> Result<(), MirrorError> {
-        let (_held, record, _) = self.lock_upload(name, id).await?;
-        if record.len > record.committed {
-            return Err(MirrorError::UploadInvalid(format!(
-                "the last part broke off at byte {}: send the rest of it, or all of it from byte {} on",
-                record.len, record.committed
-            )));
-        }
-        let _room = self.memory.reserve(record.tail).await?;
-        let result = self.make_blob(id, &record, digest).await;
-        // A failure of the service may be retried; a wrong digest stays wrong.
-        if !matches!(result, Err(MirrorError::StorageFailed { .. })) {
-            let keeps_data = matches!(result, Ok(true));
-            self.delete_upload(id, &record, keeps_data).await?;
-        }
-        result?;
-        // The client that pushed the bytes may name them in a manifest.
-        let mark =
-            self.bucket.key(["brought", &name.dir_name(), &push_mark_name(&digest, record.len)]);
-        self.bucket.write(&mark, "").await
     }
 
     /// Makes the blob. Returns whether the blob uses the data of this upload.
@@ -232,11 +154,6 @@ impl UploadSessions {
         }
     }
 
-    pub(super) async fn cancel(&self, name: &Repository, id: &UploadId) -> Result<(), MirrorError> {
-        let (_held, record, _) = self.lock_upload(name, id).await?;
-        self.delete_upload(id, &record, false).await
-    }
-
     /// Removes the record of an upload, and its data unless a blob uses it.
     async fn delete_upload(
         &self,
@@ -252,5 +169,94 @@ impl UploadSessions {
             self.bucket.remove(&self.tail_key(id, record.len)).await?;
         }
         Ok(())
+    }
+}
+
+impl UploadStore for UploadSessions {
+    fn begin<'a>(&'a self, name: &'a Repository, owner: &'a str) -> StorageFuture<'a, UploadId> {
+        Box::pin(async move {
+            let _beginning = self.begin_lock.lock().await;
+            let open = self.list_open().await?;
+            if let Some(drop_candidates) = drop_candidates(open, owner) {
+                self.drop_one(&drop_candidates).await?;
+            }
+            let id = UploadId::random()?;
+            self.bucket
+                .write(&self.record_key(&id), to_json(&UploadRecord::new(name, owner))?)
+                .await?;
+            Ok(id)
+        })
+    }
+
+    fn append<'a>(
+        &'a self,
+        name: &'a Repository,
+        id: &'a UploadId,
+        part: UploadPart,
+    ) -> StorageFuture<'a, u64> {
+        Box::pin(async move {
+            let (_held, record, age) = self.lock_upload(name, id).await?;
+            let first = part.at.unwrap_or(record.len);
+            // An interrupted part may be sent again from its beginning or continued.
+            if first != record.len && first != record.committed {
+                return Err(MirrorError::OutOfOrder { first, at: record.len });
+            }
+            let mut writer = Writer::new(self, id, (record, age), first, part.len);
+            let received = writer.receive(part).await;
+            // Bytes that the service did not accept are lost, so the upload stays at its last
+            // record. A dropped upload stays dropped.
+            if let Err(
+                error @ (MirrorError::StorageFailed { .. }
+                | MirrorError::Internal(_)
+                | MirrorError::UploadUnknown(_)),
+            ) = received
+            {
+                return Err(error);
+            }
+            // An interrupted part is recorded too, so that the client can continue it.
+            let kept = writer.flush(received.is_ok()).await;
+            received.and(kept)
+        })
+    }
+
+    fn size<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> StorageFuture<'a, u64> {
+        Box::pin(async move { Ok(self.lock_upload(name, id).await?.1.len) })
+    }
+
+    fn finish<'a>(
+        &'a self,
+        name: &'a Repository,
+        id: &'a UploadId,
+        digest: Digest,
+    ) -> StorageFuture<'a, ()> {
+        Box::pin(async move {
+            let (_held, record, _) = self.lock_upload(name, id).await?;
+            if record.len > record.committed {
+                let (received, committed) = (record.len, record.committed);
+                return Err(UploadProblem::Interrupted { received, committed }.into());
+            }
+            let _room = self.memory.reserve(record.tail).await?;
+            let result = self.make_blob(id, &record, digest).await;
+            // A failure of the service may be retried; a wrong digest stays wrong.
+            if !matches!(result, Err(MirrorError::StorageFailed { .. })) {
+                let keeps_data = matches!(result, Ok(true));
+                self.delete_upload(id, &record, keeps_data).await?;
+            }
+            result?;
+            // The client that pushed the bytes may name them in a manifest.
+            let mark = self.bucket.key([
+                "brought",
+                &name.dir_name(),
+                &push_mark_name(&digest, record.len),
+            ]);
+            self.bucket.write(&mark, "").await
+        })
+    }
+
+    fn cancel<'a>(&'a self, name: &'a Repository, id: &'a UploadId) -> StorageFuture<'a, ()> {
+        Box::pin(async move {
+            let (_held, record, _) = self.lock_upload(name, id).await?;
+            self.delete_upload(id, &record, false).await
+        })
     }
 }

@@ -13,7 +13,7 @@ use crate::auth::identity::Identity;
 use crate::blocking::blocking;
 use crate::client::hosts::{Credentials, Secret};
 use crate::display::{authority, single_line};
-use crate::error::RegistryError;
+use crate::error::{RegistryError, SetupProblem};
 
 /// Client id at token servers.
 const CLIENT_ID: &str = "puna";
@@ -40,6 +40,25 @@ pub(crate) fn token_refused_error(body: &str) -> RegistryError {
         },
         None => RegistryError::Unauthorized,
     }
+}
+
+/// Adds the public key to the error of a registry that does not know it. Other reasons, such as a
+/// wrong clock, stay as they are.
+fn with_public_key(
+    error: RegistryError,
+    host: String,
+    key_file: String,
+    identity: &Identity,
+) -> RegistryError {
+    let message = match error {
+        RegistryError::Unauthorized => None,
+        RegistryError::TokenRefused { message } if message.to_lowercase().contains("key") => {
+            Some(message)
+        }
+        other => return other,
+    };
+    let public_key = format!("ssh-ed25519 {}", identity.public());
+    RegistryError::KeyRefused { host, message, key_file, public_key }
 }
 
 impl Session {
@@ -147,6 +166,7 @@ impl Session {
         };
         let path = self.settings().key_file.clone();
         let path = path.ok_or_else(|| RegistryError::NoKey { host: authority(root) })?;
+        let key_file = path.display().to_string();
         let identity = blocking(move || Ok(Identity::read_or_create(&path)?)).await?;
         let signed =
             self.request_token(&url, Some(&challenge::key_authorization(&identity, &url))).await?;
@@ -157,7 +177,10 @@ impl Session {
         let url = challenge.unsigned_token_url(root, anonymous)?;
         match self.bearer_from_response(self.request_token(&url, None).await?).await {
             // The error about the key is more useful than the error of the anonymous request.
-            Err(error) => signed_result.and(Err(error)),
+            Err(error) => {
+                let refused = signed_result.err().unwrap_or(error);
+                Err(with_public_key(refused, authority(root), key_file, &identity))
+            }
             token => token,
         }
     }
@@ -192,8 +215,8 @@ impl Session {
             ("refresh_token", &token),
         ];
         // The URL's query encoding equals the form encoding.
-        let mut form_text =
-            Url::parse("http://form/").map_err(|e| RegistryError::Setup(e.to_string()))?;
+        let mut form_text = Url::parse("http://form/")
+            .map_err(|e| SetupProblem::Client { reason: e.to_string() })?;
         form_text.query_pairs_mut().extend_pairs(form);
         let form_text = form_text.query().unwrap_or_default().to_owned();
         self.remember_secret(form_text.rsplit('=').next().unwrap_or_default());

@@ -15,7 +15,7 @@ use super::{
 use crate::Registry;
 use crate::disk_space::store_bytes;
 use crate::display::single_line;
-use crate::error::RegistryError;
+use crate::error::{BundleProblem, RegistryError};
 use crate::manifest::{MAX_MANIFEST_BYTES, read_manifest, select_from_index};
 use crate::packaging::Package;
 use crate::packaging::descriptor::Descriptor;
@@ -109,7 +109,7 @@ struct IndexFiles {
 struct BundleImport<'a> {
     store: &'a Arc<Store>,
     index_files: IndexFiles,
-    /// Blobs of the bundle, and those of them that were not in the store before.
+    /// Blobs of the bundle; `added` has the blobs that were not in the store before.
     pinned: HashSet<Digest>,
     added: Vec<Digest>,
     read_bytes: u64,
@@ -150,9 +150,7 @@ impl BundleImport<'_> {
             let layout: ImageLayout = parse_json(name, &read_small_file(archive, entry)?)?;
             if !layout.version.starts_with("1.") {
                 let version = single_line(&layout.version, 20);
-                return Err(bundle_error(format!(
-                    "its layout has version {version:?}, and 1 is known"
-                )));
+                return Err(BundleProblem::LayoutVersion { version }.into());
             }
             self.index_files.layout = true;
         } else if name == INDEX_FILE {
@@ -190,10 +188,9 @@ impl BundleImport<'_> {
             },
         )?;
         let stored = blob.finish(Some(digest)).map_err(|error| match error {
-            StoreError::DigestMismatch { expected, .. } => bundle_error(format!(
-                "its blob {} is damaged: copy the file again",
-                expected.short()
-            )),
+            StoreError::DigestMismatch { expected, .. } => {
+                RegistryError::from(BundleProblem::DamagedBlob(expected))
+            }
             other => other.into(),
         })?;
         self.pinned.insert(*digest);
@@ -204,20 +201,14 @@ impl BundleImport<'_> {
     /// The models that the index lists.
     fn listed_models(&self, name: Option<&ModelName>) -> Result<Vec<BundledModel>, RegistryError> {
         let IndexFiles { layout: true, index: Some(index) } = &self.index_files else {
-            return Err(bundle_error(format!(
-                "it has no {LAYOUT_FILE} and {INDEX_FILE}: `puna export` makes bundles"
-            )));
+            return Err(BundleProblem::NoIndex { layout: LAYOUT_FILE, index: INDEX_FILE }.into());
         };
         match (index.manifests.len(), name) {
-            (0, _) => return Err(bundle_error("it has no models".into())),
+            (0, _) => return Err(BundleProblem::NoModels.into()),
             (1, _) | (..=MAX_MODELS, None) => {}
-            (n, Some(_)) => {
-                return Err(bundle_error(format!(
-                    "it has {n} models, which one name cannot be given to"
-                )));
-            }
-            (n, None) => {
-                return Err(bundle_error(format!("it lists {n} models, more than {MAX_MODELS}")));
+            (models, Some(_)) => return Err(BundleProblem::OneName { models }.into()),
+            (models, None) => {
+                return Err(BundleProblem::TooManyModels { models, most: MAX_MODELS }.into());
             }
         }
         let mut models: Vec<BundledModel> = Vec::new();
@@ -229,12 +220,9 @@ impl BundleImport<'_> {
                 Some(other) if other.manifest == model.manifest => {}
                 // The second model would replace the first.
                 Some(other) => {
-                    let [first, second] =
-                        [other, &model].map(|model| Digest::of(&model.manifest).short());
-                    return Err(bundle_error(format!(
-                        "it calls two models {}: {first} and {second}",
-                        model.name
-                    )));
+                    let [first, second] = [other, &model].map(|model| Digest::of(&model.manifest));
+                    let name = Box::new(model.name);
+                    return Err(BundleProblem::SameName { name, first, second }.into());
                 }
             }
         }
@@ -252,7 +240,7 @@ impl BundleImport<'_> {
         while let Some(digest) = select_from_index(&manifest)? {
             depth += 1;
             if depth > MAX_DEPTH {
-                return Err(bundle_error(format!("its list of {name} leads from list to list")));
+                return Err(BundleProblem::NestedLists { name: Box::new(name) }.into());
             }
             manifest = self.manifest_bytes(&digest)?;
         }
@@ -266,8 +254,10 @@ impl BundleImport<'_> {
             Some(package) => package.blobs(),
             None => {
                 let manifest = read_manifest(&model.manifest).map_err(|error| match error {
-                    RegistryError::NotAManifest(reason) => {
-                        bundle_error(format!("of its {}: {reason}", model.name))
+                    RegistryError::NotAManifest(problem) => {
+                        let name = Box::new(model.name.clone());
+                        let problem = Box::new(problem);
+                        BundleProblem::Manifest { name, problem }.into()
                     }
                     other => other,
                 })?;
@@ -277,7 +267,8 @@ impl BundleImport<'_> {
         let lacks = |(digest, size): &&(Digest, u64)| !self.store.pin_blob(digest, *size);
         match wanted.iter().find(lacks) {
             Some((digest, _)) => {
-                Err(bundle_error(format!("it lacks the blob {} of {}", digest.short(), model.name)))
+                let (digest, name) = (*digest, Box::new(model.name.clone()));
+                Err(BundleProblem::MissingBlob { digest, name }.into())
             }
             None => Ok(()),
         }
@@ -286,7 +277,7 @@ impl BundleImport<'_> {
     /// Reads a manifest of the archive.
     fn manifest_bytes(&self, digest: &Digest) -> Result<Vec<u8>, RegistryError> {
         if !self.pinned.contains(digest) {
-            return Err(bundle_error(format!("it lacks the manifest {}", digest.short())));
+            return Err(BundleProblem::MissingManifest(*digest).into());
         }
         let path = self.store.blob_path(digest);
         let read_error = |e: io::Error| StoreError::io("read", &path, &e);
@@ -298,44 +289,36 @@ impl BundleImport<'_> {
             .read_to_end(&mut bytes)
             .map_err(read_error)?;
         match bytes.len() > MAX_MANIFEST_BYTES {
-            true => Err(bundle_error(format!(
-                "its manifest {} has more than {MAX_MANIFEST_BYTES} bytes",
-                digest.short()
-            ))),
+            true => {
+                let (digest, most) = (*digest, MAX_MANIFEST_BYTES);
+                Err(BundleProblem::LargeManifest { digest, most }.into())
+            }
             false => Ok(bytes),
         }
     }
 }
 
 /// The name of a model. A tag alone is not a name.
-fn name_of(listed: &Descriptor) -> Result<ModelName, RegistryError> {
+fn name_of(listed: &Descriptor) -> Result<ModelName, BundleProblem> {
     let name_annotation =
         |key: &str| listed.annotations.get(key)?.as_str().filter(|text| text.contains(':'));
-    let short = listed.digest.short();
     let Some(text) =
         name_annotation(IMAGE_NAME_ANNOTATION).or_else(|| name_annotation(REF_NAME_ANNOTATION))
     else {
-        return Err(bundle_error(format!(
-            "its model {short} has no name there: give it one (--name)"
-        )));
+        return Err(BundleProblem::Unnamed(listed.digest));
     };
     let text = text.strip_prefix("docker.io/").unwrap_or(text);
     ModelName::parse(text).map_err(|error| {
-        bundle_error(format!(
-            "its model {short} is called {:?}: {error}; give it another name (--name)",
-            single_line(text, 100)
-        ))
+        let (text, error) = (single_line(text, 100), Box::new(error));
+        BundleProblem::InvalidName { manifest: listed.digest, text, error }
     })
 }
 
 /// Reads a small file into memory.
 fn read_small_file(archive: &mut impl Read, entry: &TarEntry) -> Result<Vec<u8>, RegistryError> {
     if entry.size > MAX_MANIFEST_BYTES as u64 {
-        return Err(bundle_error(format!(
-            "its {} has {} bytes",
-            single_line(&entry.name, 40),
-            entry.size
-        )));
+        let (name, size) = (single_line(&entry.name, 40), entry.size);
+        return Err(BundleProblem::LargeFile { name, size }.into());
     }
     let mut bytes = Vec::new();
     archive.read_to_end(&mut bytes).map_err(read_error)?;
@@ -345,15 +328,13 @@ fn read_small_file(archive: &mut impl Read, entry: &TarEntry) -> Result<Vec<u8>,
 fn parse_json<T: serde::de::DeserializeOwned>(
     name: &str,
     bytes: &[u8],
-) -> Result<T, RegistryError> {
-    serde_json::from_slice(bytes)
-        .map_err(|e| bundle_error(format!("its {name} is not what it should be: {e}")))
-}
-
-fn bundle_error(what: String) -> RegistryError {
-    RegistryError::Bundle(what)
+) -> Result<T, BundleProblem> {
+    serde_json::from_slice(bytes).map_err(|e| {
+        let (name, reason) = (name.to_owned(), e.to_string());
+        BundleProblem::FileJson { name, reason }
+    })
 }
 
 fn read_error(error: io::Error) -> RegistryError {
-    bundle_error(error.to_string())
+    BundleProblem::Input { reason: error.to_string() }.into()
 }

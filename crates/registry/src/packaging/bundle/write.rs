@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::{
     INDEX_FILE, INDEX_MEDIA_TYPE, ImageLayout, Index, LAYOUT_FILE, REF_NAME_ANNOTATION, blob_path,
 };
-use crate::error::RegistryError;
+use crate::error::{BundleProblem, RegistryError};
 use crate::packaging::Format;
 use crate::packaging::descriptor::Descriptor;
 use crate::packaging::tar;
@@ -142,9 +142,9 @@ impl BundleWriter<'_> {
 }
 
 fn to_json(value: &impl serde::Serialize) -> Result<Vec<u8>, RegistryError> {
-    serde_json::to_vec(value).map_err(|e| RegistryError::Bundle(e.to_string()))
+    Ok(serde_json::to_vec(value).map_err(|e| BundleProblem::Json { reason: e.to_string() })?)
 }
 
 fn write_error(error: io::Error) -> RegistryError {
-    RegistryError::BundleWrite(error.to_string())
+    RegistryError::BundleWrite { reason: error.to_string() }
 }

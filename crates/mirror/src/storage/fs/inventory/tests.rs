@@ -6,9 +6,10 @@ use puna_store::Store;
 
 use super::*;
 use crate::error::MirrorError;
-use crate::storage::fs::BLOB_GRACE_PERIOD;
-use crate::types::manifest::OCI_MANIFEST;
+use crate::storage::collection_rules::BLOB_GRACE_PERIOD;
+use crate::types::manifest::{Manifest, OCI_MANIFEST};
 use crate::types::manifest_list::tests::list_of;
+use crate::types::repository::Reference;
 use crate::types::stored_object::ConditionalRemoval;
 
 #[test]
@@ -48,15 +49,6 @@ fn only_paths_of_the_registry_are_known() {
     for path in ["manifests-v3", "repositories/a+b/other", "uploads/x", "repositories/a b"] {
         assert!(!is_known_folder(&path.split('/').collect::<Vec<_>>()), "{path}");
     }
-}
-
-#[test]
-fn a_reason_is_logged_once() {
-    let log = GcRefusalLog::default();
-    assert!(log.is_new("one") && !log.is_new("one") && log.is_new("other"));
-    assert_eq!(log.check::<()>(Err("other".into())), None);
-    assert_eq!(log.check(Ok(7)), Some(7));
-    assert!(log.is_new("other"));
 }
 
 /// A registry with a manifest tagged `v1`, and an unreferenced blob.

@@ -8,7 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::record::{LARGE_PART_BYTES, PART_BYTES};
-use crate::error::MirrorError;
+use crate::error::LimitReached;
 
 /// Bytes of parts in memory, of all uploads: those that arrive and those on their way to the
 /// service.
@@ -41,14 +41,12 @@ impl MemoryBudget {
     }
 
     /// Waits for memory for the bytes of a part.
-    pub(super) async fn reserve(&self, bytes: u64) -> Result<MemoryPermit, MirrorError> {
+    pub(super) async fn reserve(&self, bytes: u64) -> Result<MemoryPermit, LimitReached> {
         let permits = u32::try_from(bytes.min(BUDGET_BYTES as u64)).unwrap_or(u32::MAX);
         let _waiting = WaitingCounter::of(&self.waiting);
         match timeout(MEMORY_WAIT, self.permits.clone().acquire_many_owned(permits)).await {
             Ok(Ok(reserve)) => Ok(reserve),
-            _ => Err(MirrorError::TooManyRequests(
-                "other uploads take all the memory that there is for them: come back later".into(),
-            )),
+            _ => Err(LimitReached::UploadMemory),
         }
     }
 

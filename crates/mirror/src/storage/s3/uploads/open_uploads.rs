@@ -67,7 +67,7 @@ impl UploadSessions {
                 }
             }
         }
-        Err(drop_candidates.limit_error())
+        Err(drop_candidates.limit_error().into())
     }
 
     /// Removes an upload unless a request uses it. `may_drop` decides by the current record and its

@@ -17,10 +17,10 @@ use super::UploadSessions;
 use super::memory_budget::MemoryPermit;
 use super::record::UploadRecord;
 use crate::blocking::blocking;
-use crate::error::MirrorError;
-use crate::storage::fs::uploads::PIECE_TIMEOUT;
+use crate::error::{InternalError, MirrorError, UploadProblem};
 use crate::storage::{ByteStream, UploadPart};
 use crate::types::upload_id::UploadId;
+use crate::uploads::PIECE_TIMEOUT;
 use crate::uploads::admission::{FIRST_HEARTBEAT, HEARTBEAT_INTERVAL};
 
 /// Largest number of parts of an object.
@@ -89,7 +89,7 @@ impl<'a> Writer<'a> {
             let mut bytes = piece?;
             came += bytes.len() as u64;
             if let Some(wanted) = part.len.filter(|wanted| came > *wanted) {
-                return Err(MirrorError::SizeMismatch(came, wanted));
+                return Err(MirrorError::SizeMismatch { received: came, announced: wanted });
             }
             let again = self.skip_bytes.min(bytes.len() as u64);
             self.skip_bytes -= again;
@@ -98,7 +98,9 @@ impl<'a> Writer<'a> {
             self.send_heartbeat().await?;
         }
         match part.len {
-            Some(wanted) if wanted != came => Err(MirrorError::SizeMismatch(came, wanted)),
+            Some(wanted) if wanted != came => {
+                Err(MirrorError::SizeMismatch { received: came, announced: wanted })
+            }
             _ => Ok(self.record.len),
         }
     }
@@ -165,10 +167,7 @@ impl<'a> Writer<'a> {
                 Ok(piece) => return Ok(piece),
                 Err(_) if begun.elapsed() < PIECE_TIMEOUT => {}
                 Err(_) => {
-                    let seconds = PIECE_TIMEOUT.as_secs();
-                    return Err(MirrorError::BodyInterrupted(format!(
-                        "nothing came for {seconds} seconds"
-                    )));
+                    return Err(MirrorError::BodyStalled { seconds: PIECE_TIMEOUT.as_secs() });
                 }
             }
         }
@@ -237,9 +236,7 @@ impl<'a> Writer<'a> {
     async fn start_part_upload(&mut self) -> Result<(), MirrorError> {
         self.finish_part_upload().await?;
         if self.record.parts.len() >= MAX_PARTS {
-            return Err(MirrorError::UploadInvalid(format!(
-                "this blob is larger than the storage takes: an object has {MAX_PARTS} parts at most"
-            )));
+            return Err(UploadProblem::TooManyParts { most: MAX_PARTS }.into());
         }
         let object = match &self.record.object {
             Some(object) => object.clone(),
@@ -278,10 +275,7 @@ impl<'a> Writer<'a> {
     /// Waits until the part in progress has arrived.
     async fn finish_part_upload(&mut self) -> Result<(), MirrorError> {
         let Some(part_upload) = self.part_upload.take() else { return Ok(()) };
-        let part = self
-            .wait_with_heartbeat(part_upload)
-            .await?
-            .map_err(|e| MirrorError::Internal(e.to_string()))??;
+        let part = self.wait_with_heartbeat(part_upload).await?.map_err(InternalError::from)??;
         self.record.parts.push(part);
         self.record.sum = self.sum.save(0);
         Ok(())

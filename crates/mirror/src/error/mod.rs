@@ -1,0 +1,209 @@
+//! Errors of the registry, with the status and error codes of the OCI distribution specification.
+
+mod internal;
+mod reasons;
+#[cfg(test)]
+mod tests;
+mod upstream;
+
+use std::any::Any;
+use std::io::ErrorKind;
+
+use axum::http::Method;
+use puna_registry::RegistryError;
+use puna_store::{Digest, StoreError};
+
+use crate::auth::permissions::RateLimit;
+use crate::types::manifest_error::{ManifestError, ManifestProblem};
+use crate::types::name_error::NameError;
+use crate::types::repository::Repository;
+
+pub use internal::InternalError;
+pub use reasons::{
+    AuthenticationError, BucketProblem, Denial, LimitReached, PendingFetch, SignatureProblem,
+    UploadProblem,
+};
+pub use upstream::{ChildProblem, LoopProblem, UpstreamProblem};
+
+/// Why a request failed.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+#[allow(missing_docs)] // the message of a variant is its documentation
+pub enum MirrorError {
+    #[error("blob {0} is not here")]
+    BlobUnknown(Digest),
+    #[error(
+        "upload {0} is not open: it was finished, cancelled, or left alone for too long; begin a new one"
+    )]
+    UploadUnknown(String),
+    #[error(transparent)]
+    UploadInvalid(#[from] UploadProblem),
+    #[error("this part begins at byte {first}, but the upload is at byte {at}")]
+    OutOfOrder { first: u64, at: u64 },
+    #[error("the content has the digest {found}, and not {expected}")]
+    DigestMismatch { expected: Digest, found: Digest },
+    #[error("{name} has no manifest {reference}")]
+    ManifestUnknown { name: Repository, reference: String },
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    #[error("the manifest names blob {0}, which is not here: push it first")]
+    ManifestBlobUnknown(Digest),
+    #[error("the list names {child}, which is not in {name}: push it first")]
+    ManifestChildUnknown { name: Repository, child: String },
+    #[error(
+        "{name} has a manifest list under {tag}, but its {child} is not here: push the child, or pull with a client that accepts lists"
+    )]
+    ChildUnknown { name: Repository, tag: String, child: String },
+    #[error(transparent)]
+    Name(#[from] NameError),
+    #[error("n is {0:?}: it is the number of entries that are wanted, 0 or more")]
+    InvalidPageSize(String),
+    #[error("repository {0} is not here")]
+    NameUnknown(Repository),
+    #[error("{received} bytes came, but {announced} were announced")]
+    SizeMismatch { received: u64, announced: u64 },
+    #[error(transparent)]
+    Denied(#[from] Denial),
+    #[error(
+        "the namespace {namespace} may have {quota} bytes and has {used}: there is no room for {asked} more; remove something, or have its quota raised"
+    )]
+    Quota { namespace: String, quota: u64, used: u64, asked: u64 },
+    #[error("this is {} here, and not what If-Match names", quoted(.current))]
+    PreconditionFailed { current: Option<Digest> },
+    #[error(transparent)]
+    Unauthorized(#[from] AuthenticationError),
+    #[error("{0} means nothing here")]
+    MethodNotAllowed(Method),
+    #[error("nothing can be removed from this registry, unless mirror.delete is on")]
+    DeletionDisabled,
+    #[error(transparent)]
+    TooManyRequests(#[from] LimitReached),
+    #[error("{}", .0.message)]
+    RateLimited(RateLimit),
+    #[error(
+        "there is not enough space for this upload: {free} bytes are free, {reserved} of which are left for others"
+    )]
+    NoSpace { free: u64, reserved: u64 },
+    #[error("{0}")]
+    NoSpaceForFetch(Box<RegistryError>),
+    #[error(transparent)]
+    RetryLater(#[from] PendingFetch),
+    #[error("the upstream registry: {0}")]
+    Upstream(#[from] UpstreamProblem),
+    #[error(transparent)]
+    Loop(#[from] LoopProblem),
+    #[error("the storage {location}: {problem}")]
+    StorageFailed { location: String, problem: BucketProblem },
+    #[error("there is nothing at this address")]
+    NoRoute,
+    #[error("the request broke off: {reason}")]
+    BodyInterrupted { reason: String },
+    #[error("the request broke off: nothing came for {seconds} seconds")]
+    BodyStalled { seconds: u64 },
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("internal error: {0}")]
+    Internal(#[from] InternalError),
+}
+
+/// A digest as an `ETag` has it.
+fn quoted(digest: &Option<Digest>) -> String {
+    digest.map_or("nothing".to_owned(), |digest| format!("\"{digest}\""))
+}
+
+impl From<ManifestProblem> for MirrorError {
+    fn from(problem: ManifestProblem) -> Self {
+        ManifestError::from(problem).into()
+    }
+}
+
+impl From<RegistryError> for MirrorError {
+    /// Converts an error of a fetch. A local failure is not reported as one of the upstream.
+    fn from(error: RegistryError) -> Self {
+        match error {
+            RegistryError::Store(error) => error.into(),
+            RegistryError::NoSpace { .. } => Self::NoSpaceForFetch(error.into()),
+            error if error.concerns_local_configuration() => {
+                InternalError::FetchConfiguration(error.into()).into()
+            }
+            error if error.is_loop() => {
+                LoopProblem::Upstream(UpstreamProblem::Request(error.into())).into()
+            }
+            error => UpstreamProblem::Request(error.into()).into(),
+        }
+    }
+}
+
+impl MirrorError {
+    /// Converts the panic of a task.
+    pub(crate) fn from_panic(panic: &(dyn Any + Send)) -> Self {
+        InternalError::from_panic(panic).into()
+    }
+
+    /// Message for the client. It omits local paths and internal details, which only the log shows.
+    pub(crate) fn public_message(&self) -> String {
+        match self {
+            Self::Store(StoreError::ReadOnly { name, .. }) => {
+                format!("{name} lies in a folder of models that is only read here: remove it there")
+            }
+            Self::Store(_) | Self::Internal(_) => match self.code().0 {
+                405 => "this registry lies on a disk that can only be read".to_owned(),
+                507 => "the disk of this registry is full: tell those who run it".to_owned(),
+                _ => "this registry failed at it: its log says why".to_owned(),
+            },
+            Self::StorageFailed { .. } => {
+                "the storage of this registry does not do what it should: its log says why"
+                    .to_owned()
+            }
+            error => error.to_string(),
+        }
+    }
+
+    /// HTTP status and error code of the distribution specification.
+    pub fn code(&self) -> (u16, &'static str) {
+        match self {
+            Self::BlobUnknown(_) => (404, "BLOB_UNKNOWN"),
+            Self::UploadUnknown(_) | Self::Name(NameError::UploadId(_)) => {
+                (404, "BLOB_UPLOAD_UNKNOWN")
+            }
+            Self::UploadInvalid(_) | Self::BodyInterrupted { .. } | Self::BodyStalled { .. } => {
+                (400, "BLOB_UPLOAD_INVALID")
+            }
+            Self::OutOfOrder { .. } => (416, "BLOB_UPLOAD_INVALID"),
+            Self::Name(NameError::Digest(_)) | Self::DigestMismatch { .. } => {
+                (400, "DIGEST_INVALID")
+            }
+            Self::Name(_) => (400, "NAME_INVALID"),
+            Self::ManifestUnknown { .. } | Self::ChildUnknown { .. } => (404, "MANIFEST_UNKNOWN"),
+            Self::Manifest(ManifestError::Invalid(_)) => (400, "MANIFEST_INVALID"),
+            Self::Manifest(ManifestError::TooLarge { .. }) => (413, "SIZE_INVALID"),
+            Self::ManifestChildUnknown { .. } | Self::ManifestBlobUnknown(_) => {
+                (400, "MANIFEST_BLOB_UNKNOWN")
+            }
+            Self::InvalidPageSize(_) => (400, "PAGINATION_NUMBER_INVALID"),
+            Self::NameUnknown(_) => (404, "NAME_UNKNOWN"),
+            Self::SizeMismatch { .. } => (400, "SIZE_INVALID"),
+            Self::Denied(_) => (403, "DENIED"),
+            Self::PreconditionFailed { .. } => (412, "DENIED"),
+            Self::Quota { .. } => (413, "DENIED"),
+            Self::Unauthorized(_) => (401, "UNAUTHORIZED"),
+            Self::MethodNotAllowed(_) | Self::DeletionDisabled => (405, "UNSUPPORTED"),
+            Self::NoRoute => (404, "UNSUPPORTED"),
+            Self::TooManyRequests(_) | Self::RateLimited(_) => (429, "TOOMANYREQUESTS"),
+            Self::NoSpace { .. } | Self::NoSpaceForFetch(_) => (507, "DENIED"),
+            Self::Store(StoreError::Io {
+                kind: ErrorKind::StorageFull | ErrorKind::QuotaExceeded,
+                ..
+            }) => (507, "DENIED"),
+            Self::Store(StoreError::Io { kind: ErrorKind::ReadOnlyFilesystem, .. }) => {
+                (405, "UNSUPPORTED")
+            }
+            Self::Store(StoreError::ReadOnly { .. }) => (403, "DENIED"),
+            Self::RetryLater(_) => (503, "TOOMANYREQUESTS"),
+            Self::Upstream(_) => (502, "UNKNOWN"),
+            Self::Loop(_) => (508, "UNSUPPORTED"),
+            Self::StorageFailed { .. } => (503, "UNKNOWN"),
+            Self::Store(_) | Self::Internal(_) => (500, "UNKNOWN"),
+        }
+    }
+}

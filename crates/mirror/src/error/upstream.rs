@@ -1,0 +1,54 @@
+//! Failures of upstream registries.
+
+use puna_registry::RegistryError;
+use puna_store::{Digest, ModelName};
+
+use crate::types::manifest_error::ManifestError;
+use crate::types::repository::Repository;
+
+/// Why nothing can be fetched from an upstream.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[allow(missing_docs)] // the message of a variant is its documentation
+pub enum UpstreamProblem {
+    #[error("{model}: {problem}")]
+    OfModel { model: Box<ModelName>, problem: Box<UpstreamProblem> },
+    #[error("{name}: {problem}")]
+    OfRepository { name: Repository, problem: Box<UpstreamProblem> },
+    #[error("{0}")]
+    Request(Box<RegistryError>),
+    #[error("{0}")]
+    Manifest(ManifestError),
+    #[error("the child {digest} {problem}")]
+    Child { digest: Digest, problem: ChildProblem },
+    #[error("the blob {digest} has {found} bytes there, but its manifest says {declared}")]
+    BlobSize { digest: Digest, found: u64, declared: u64 },
+}
+
+/// What is wrong with a child of an upstream's manifest list.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // the message of a variant is its documentation
+pub enum ChildProblem {
+    #[error("is {0}")]
+    Manifest(ManifestError),
+    #[error("has the digest {0}")]
+    Digest(Digest),
+    #[error("is a list itself")]
+    List,
+}
+
+/// A loop of registries.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[allow(missing_docs)] // the message of a variant is its documentation
+pub enum LoopProblem {
+    #[error(
+        "this registry has been asked by itself: it is its own upstream, or that of one of its upstreams; mend mirror.upstreams, registry.default and registry.mirrors there and here"
+    )]
+    Own,
+    #[error(
+        "more than {most} mirrors stand one behind the other: name one nearer to the source in mirror.upstreams, registry.default or registry.mirrors"
+    )]
+    TooManyMirrors { most: usize },
+    /// An upstream has reported a loop.
+    #[error("{0}")]
+    Upstream(UpstreamProblem),
+}

@@ -1,0 +1,45 @@
+//! Errors of manifests.
+
+use puna_store::{Digest, media};
+
+/// Why a manifest is rejected.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // the message of a variant is its documentation
+pub enum ManifestError {
+    #[error("a manifest may have {most} bytes at most")]
+    TooLarge { most: usize },
+    #[error("not a manifest: {0}")]
+    Invalid(#[from] ManifestProblem),
+}
+
+/// What is wrong with the text of a manifest.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // the message of a variant is its documentation
+pub enum ManifestProblem {
+    #[error("it is no JSON object")]
+    NotAnObject,
+    #[error("{reason}")]
+    Json { reason: String },
+    #[error("{stated:?} is no media type of manifests, such as {example}")]
+    MediaType { stated: String, example: &'static str },
+    #[error("its mediaType is {stated:?}, but it came as {content_type:?}")]
+    ContentType { stated: String, content_type: String },
+    #[error("it has neither layers nor manifests")]
+    Empty,
+    #[error("config: {reason}")]
+    Config { reason: String },
+    #[error("a manifest list must state its mediaType: {}", media::MANIFEST_LIST)]
+    UntypedList,
+    #[error("{reason}")]
+    List { reason: String },
+    #[error("child {number} of the list: {error}")]
+    Child { number: usize, error: Box<ManifestError> },
+    #[error(
+        "child {number} of the list says that blob {digest} has {size} bytes, but another child says {other}"
+    )]
+    ChildBlobSize { number: usize, digest: Digest, size: u64, other: u64 },
+    #[error("{child} of the list is a list itself")]
+    NestedList { child: String },
+    #[error("it says that blob {digest} has {stated} bytes, but it has {actual}")]
+    BlobSize { digest: Digest, stated: u64, actual: u64 },
+}

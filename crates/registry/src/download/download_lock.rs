@@ -1,0 +1,205 @@
+//! The lock of a download, and the wait for another process that holds it.
+//!
+//! A stopped process (`SIGSTOP`) keeps its files: it would continue to write them, and two writers
+//! would corrupt them. After a timeout, another process downloads to its own files, which start as
+//! a copy of the recorded bytes. Whichever finishes first stores the blob. The other process stores
+//! the same bytes under the same name if it continues.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use puna_store::{BlobLock, Digest, LockHolder, PartialPath, Store};
+use tokio::sync::watch;
+
+use super::active::{DownloadState, IDLE_POLL_INTERVAL};
+use super::concurrent::ConcurrentDownload;
+use crate::blocking::blocking;
+use crate::disk_space::check_free_space;
+use crate::download::positioned_io::file_id;
+use crate::download::range_table::RangeTable;
+use crate::error::RegistryError;
+
+/// Whether the disk has space for a separate download: the whole blob, less the bytes of an
+/// earlier separate download.
+async fn has_space_for_copy(
+    store: &Arc<Store>,
+    digest: Digest,
+    total: u64,
+) -> Result<bool, RegistryError> {
+    let store = store.clone();
+    blocking(move || {
+        let left = RangeTable::load(&store.partial_at(&digest, PartialPath::Secondary)?, total)?;
+        let left = left.map_or(0, |table| table.completed());
+        Ok(check_free_space(&store, &digest.to_string(), total - left).is_ok())
+    })
+    .await
+}
+
+/// Waits for the lock of a download. Returns the lock and its path, or `None` if another process
+/// has finished the blob.
+///
+/// If the lock holder is stopped and has made no progress for `timeout`, this process takes the
+/// secondary path, given enough disk space. Without space, the status tells the user how to
+/// continue.
+pub(super) async fn acquire_download_lock(
+    store: &Arc<Store>,
+    digest: Digest,
+    total: u64,
+    timeout: Duration,
+    state: &watch::Sender<DownloadState>,
+) -> Result<Option<(BlobLock, PartialPath)>, RegistryError> {
+    let (mut wait, mut partial_path, mut bypassed_holder) =
+        (LockHolderWait::new(timeout), PartialPath::Primary, None);
+    loop {
+        let at = store.clone();
+        let attempt = blocking(move || LockAttempt::new(&at, &digest, total, partial_path)).await?;
+        if !matches!(attempt, LockAttempt::HeldByOther(..)) {
+            let holder =
+                bypassed_holder.as_ref().filter(|_| matches!(attempt, LockAttempt::Acquired(_)));
+            let copying = holder.map(|holder| format!("a copy of what {holder} has noted"));
+            state.send_modify(|state| state.waiting_for = copying);
+        }
+        match attempt {
+            LockAttempt::BlobExists(blob) => {
+                state.send_modify(|state| {
+                    state.is_unverified = true;
+                    match &blob {
+                        Some(blob) => state.follow_to(file_id(blob)),
+                        None => state.restart(),
+                    }
+                });
+                return Ok(None);
+            }
+            LockAttempt::Acquired(lock) => return Ok(Some((lock, partial_path))),
+            LockAttempt::HeldByOther(..) if state.is_closed() => {
+                return Err(RegistryError::Cancelled);
+            }
+            LockAttempt::HeldByOther(holder, concurrent) => {
+                let now = Instant::now();
+                state.send_modify(|state| {
+                    state.follow(concurrent);
+                    state.waiting_for =
+                        Some(wait.message(holder.as_ref(), &digest, state.completed, now));
+                });
+                let stopped = holder.filter(|holder| wait.is_stalled(now) && holder.is_stopped());
+                if let (PartialPath::Primary, Some(holder)) = (partial_path, stopped)
+                    && has_space_for_copy(store, digest, total).await?
+                {
+                    tracing::info!(%holder, %digest, "who fetches it is stopped: it is fetched beside what that has");
+                    (wait, partial_path, bypassed_holder) =
+                        (LockHolderWait::new(timeout), PartialPath::Secondary, Some(holder));
+                    continue;
+                }
+            }
+        }
+        tokio::time::sleep(IDLE_POLL_INTERVAL).await;
+    }
+}
+
+/// State of waiting for the lock holder.
+struct LockHolderWait {
+    /// Completed bytes of the holder, and when they last changed.
+    completed: u64,
+    since: Instant,
+    /// Time without progress after which the holder counts as stalled.
+    timeout: Duration,
+}
+
+impl LockHolderWait {
+    fn new(timeout: Duration) -> Self {
+        Self { completed: 0, since: Instant::now(), timeout }
+    }
+
+    /// Whether there has been no progress for the timeout.
+    fn is_stalled(&self, now: Instant) -> bool {
+        now.duration_since(self.since) >= self.timeout
+    }
+
+    /// Status that names the holder and, if it is stalled, tells the user what to do.
+    fn message(
+        &mut self,
+        holder: Option<&LockHolder>,
+        digest: &Digest,
+        completed: u64,
+        now: Instant,
+    ) -> String {
+        if completed != self.completed {
+            (self.completed, self.since) = (completed, now);
+        }
+        let description = holder.map_or("another process".into(), LockHolder::to_string);
+        let description = format!("{description}, which fetches {}", digest.short());
+        if !self.is_stalled(now) {
+            return description;
+        }
+        let instruction = match holder.and_then(LockHolder::pid) {
+            Some(pid) if cfg!(unix) => {
+                format!("let it go on (`kill -CONT {pid}`) or end it (`kill -KILL {pid}`)")
+            }
+            _ => "let it go on or end it".into(),
+        };
+        format!(
+            "{description}: it has brought nothing for {} s; {instruction}, and this pull goes on with what is there",
+            self.timeout.as_secs()
+        )
+    }
+}
+
+/// Result of an attempt to lock a download.
+enum LockAttempt {
+    /// The blob exists.
+    BlobExists(Option<File>),
+    Acquired(BlobLock),
+    /// Another process holds the lock, with its progress.
+    HeldByOther(Option<LockHolder>, Option<ConcurrentDownload>),
+}
+
+impl LockAttempt {
+    fn new(
+        store: &Store,
+        digest: &Digest,
+        total: u64,
+        partial_path: PartialPath,
+    ) -> Result<Self, RegistryError> {
+        let lock = store.lock_download_at(digest, partial_path)?;
+        if store.pin_blob(digest, total) {
+            return Ok(Self::BlobExists(File::open(store.blob_path(digest)).ok()));
+        }
+        if let Some(lock) = lock {
+            return Ok(Self::Acquired(lock));
+        }
+        let concurrent = ConcurrentDownload::read(store, digest, total, partial_path)?;
+        Ok(Self::HeldByOther(store.download_lock_holder(digest, partial_path), concurrent))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stalled_lock_holder_is_named_with_instructions() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let digest = Digest::of(b"abc");
+        let _lock = store.lock_download(&digest).unwrap();
+        let holder = store.download_lock_holder(&digest, PartialPath::Primary);
+        let begun = Instant::now();
+        let mut wait =
+            LockHolderWait { completed: 0, since: begun, timeout: Duration::from_secs(30) };
+        let mut message = |completed, seconds| {
+            wait.message(holder.as_ref(), &digest, completed, begun + Duration::from_secs(seconds))
+        };
+        let plain = message(0, 29);
+        assert!(plain.ends_with(&format!(", which fetches {}", digest.short())), "{plain}");
+        if cfg!(unix) {
+            let pid = std::process::id();
+            assert!(plain.starts_with(&format!("process {pid},")), "{plain}");
+            assert!(message(0, 30).contains(&format!("`kill -CONT {pid}`")));
+        }
+        assert!(message(0, 31).contains("has brought nothing for 30 s"));
+        assert_eq!(message(5, 32), plain, "it goes on");
+        assert_eq!(message(5, 61), plain);
+        assert!(message(5, 62).contains("has brought nothing for 30 s"));
+    }
+}

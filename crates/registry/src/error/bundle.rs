@@ -1,0 +1,50 @@
+//! Errors of bundles.
+
+use puna_store::{Digest, ModelName, NameError};
+
+use super::manifest::ManifestProblem;
+
+/// Why a bundle cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+// The message of a variant documents it and its fields.
+#[allow(missing_docs)]
+pub enum BundleProblem {
+    #[error("{reason}")]
+    Input { reason: String },
+    #[error("{reason}")]
+    Json { reason: String },
+    #[error("its layout has version {version:?}, and 1 is known")]
+    LayoutVersion { version: String },
+    #[error("its blob {} is damaged: copy the file again", .0.short())]
+    DamagedBlob(Digest),
+    #[error("it has no {layout} and {index}: `puna export` makes bundles")]
+    NoIndex { layout: &'static str, index: &'static str },
+    #[error("it has no models")]
+    NoModels,
+    #[error("it has {models} models, which one name cannot be given to")]
+    OneName { models: usize },
+    #[error("it lists {models} models, more than {most}")]
+    TooManyModels { models: usize, most: usize },
+    #[error("it calls two models {name}: {} and {}", .first.short(), .second.short())]
+    SameName { name: Box<ModelName>, first: Digest, second: Digest },
+    #[error("its list of {name} leads from list to list")]
+    NestedLists { name: Box<ModelName> },
+    #[error("of its {name}: {problem}")]
+    Manifest { name: Box<ModelName>, problem: Box<ManifestProblem> },
+    #[error("it lacks the blob {} of {name}", .digest.short())]
+    MissingBlob { digest: Digest, name: Box<ModelName> },
+    #[error("it lacks the manifest {}", .0.short())]
+    MissingManifest(Digest),
+    #[error("its manifest {} has more than {most} bytes", .digest.short())]
+    LargeManifest { digest: Digest, most: usize },
+    #[error("its model {} has no name there: give it one (--name)", .0.short())]
+    Unnamed(Digest),
+    #[error(
+        "its model {} is called {text:?}: {error}; give it another name (--name)", .manifest.short()
+    )]
+    InvalidName { manifest: Digest, text: String, error: Box<NameError> },
+    #[error("its {name} has {size} bytes")]
+    LargeFile { name: String, size: u64 },
+    #[error("its {name} is not what it should be: {reason}")]
+    FileJson { name: String, reason: String },
+}
