@@ -1,8 +1,9 @@
-//! Attention behind a long context, with threads and the paged cache but without a model: GB/s of cache, G
-//! multiply-adds/s, and the time of a step.
+//! Attention behind a long context, with threads and the paged cache but without a model: GB/s of
+//! cache, G multiply-adds/s, and the time of a step.
 //!
 //! ```text
-//! cargo run --release -p puna-cpu --example depth -- [LEVEL] [THREADS] [DEPTH,…] [ROWS,…] [CACHE TYPE,…] [HEADS/KV HEADS/VALUES]
+//! cargo run --release -p puna-cpu --example depth -- \
+//!     [LEVEL] [THREADS] [DEPTH,…] [ROWS,…] [CACHE TYPE,…] [HEADS/KV HEADS/VALUES]
 //! ```
 //! Without arguments: the best level, two threads, 4096 positions, 1 and 512 rows, f16, 32/8/64.
 
@@ -16,7 +17,9 @@ use puna_graph::{
 };
 use puna_quant::TensorType;
 
+/// Layers of attention in a step.
 const LAYERS: usize = 16;
+/// Tokens per page.
 const PAGE: usize = 64;
 /// Rows of a step that fills the cache.
 const FILL: usize = 512;

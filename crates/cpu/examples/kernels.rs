@@ -1,10 +1,13 @@
-//! Speed of the kernels on one thread: GB/s of weights and G multiply-adds/s for each format and regime.
+//! Speed of the kernels on one thread: GB/s of weights and G multiply-adds/s for each format and
+//! regime.
 //!
 //! ```text
-//! cargo run --release -p puna-cpu --example kernels -- [LEVEL] [FORMAT,FORMAT…|all|attention|vector]
+//! cargo run --release -p puna-cpu --example kernels -- \
+//!     [LEVEL] [FORMAT,FORMAT…|all|attention|vector]
 //! ```
-//! Without arguments: the best level, the usual formats. The first lines are the machine's own limits, found in the same
-//! run: reading memory, and the peak of the level's multiply-add instruction.
+//! Without arguments: the best level, the usual formats. The first lines are the machine's own
+//! limits, found in the same run: reading memory, and the peak of the level's multiply-add
+//! instruction.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -56,8 +59,9 @@ fn main() {
     }
 }
 
-/// Rate of `work`, in units a second: the fastest tenth of the pieces done in 0.15 s. Pieces are shorter than a turn of
-/// the scheduler, so that a machine that is not idle disturbs only some of them. `work` gets the number of the piece.
+/// Rate of `work`, in units a second: the fastest tenth of the pieces done in 0.15 s. Pieces are
+/// shorter than a turn of the scheduler, so that a machine that is not idle disturbs only some of
+/// them. `work` gets the number of the piece.
 fn rate(units: f64, mut work: impl FnMut(usize)) -> f64 {
     let start = Instant::now();
     let mut times = Vec::new();
@@ -259,6 +263,7 @@ mod x86 {
 
     use super::rate;
 
+    /// Rounds of twelve multiply-adds.
     const ROUNDS: usize = 20_000;
 
     /// Peaks with twelve independent chains in registers.

@@ -2,16 +2,16 @@
 
 #[cfg(target_os = "linux")]
 mod system {
-    /// Words of the largest set that is asked for: 65536 processors.
+    /// Words of the largest affinity set that is read: 65536 processors.
     const MOST_WORDS: usize = 1024;
 
-    /// Processors that the calling thread may run on, in order; the system has taken control groups and processors that are
-    /// switched off into account.
+    /// Processors that the calling thread may run on, in order. The system leaves out processors
+    /// that control groups exclude or that are offline.
     pub fn get() -> Option<Vec<usize>> {
         let mut words = 16;
         while words <= MOST_WORDS {
             let mut set = vec![0u64; words];
-            // SAFETY: the set has the size that is told, and any bits are a set.
+            // SAFETY: the set has the given size, and all bit patterns are valid.
             if unsafe { libc::sched_getaffinity(0, 8 * words, set.as_mut_ptr().cast()) } == 0 {
                 let has = |cpu: &usize| set[cpu / 64] >> (cpu % 64) & 1 == 1;
                 return Some((0..64 * words).filter(has).collect());
@@ -27,14 +27,14 @@ mod system {
         let words = cpus.iter().max().map_or(1, |cpu| cpu / 64 + 1);
         let mut set = vec![0u64; words];
         cpus.iter().for_each(|cpu| set[cpu / 64] |= 1 << (cpu % 64));
-        // SAFETY: the set has the size that is told.
+        // SAFETY: the set has the given size.
         unsafe { libc::sched_setaffinity(0, 8 * words, set.as_ptr().cast()) };
     }
 }
 
 #[cfg(not(target_os = "linux"))]
 mod system {
-    /// Other systems do not tell.
+    /// Unknown on other systems.
     pub fn get() -> Option<Vec<usize>> {
         None
     }
@@ -51,7 +51,8 @@ pub struct PinnedThread {
 }
 
 impl PinnedThread {
-    /// Pins the calling thread to `cpus`. Does nothing if the current affinity is unknown, since it could not be restored.
+    /// Pins the calling thread to `cpus`. Does nothing if the current affinity is unknown, since it
+    /// could not be restored.
     pub fn to(cpus: &[usize]) -> Self {
         let before = get();
         if before.is_some() {

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use puna_graph::{
-    Backend, BackendError, CacheSpec, Description, Observed, OpTime, Place, Plan, ProgramId, Rope,
-    Rows, StateSpec, StepInput, Weight,
+    ArenaRange, Backend, BackendError, CacheSpec, Description, Observed, OpTime, Plan, ProgramId,
+    Rope, Rows, StateSpec, StepInput, Weight,
 };
 use puna_kernels::{KernelError, Level, STREAM_ROWS};
 
@@ -22,17 +22,18 @@ use crate::thread_backoff::ThreadBackoff;
 use crate::topology::{self, System};
 use crate::work_queue::WorkQueue;
 
-/// How the CPU is to be used.
+/// Configuration of the CPU backend.
 #[derive(Debug, Clone, Default)]
 pub struct Config {
-    /// Threads, 512 at most; `None` takes one a physical core that this process may use and has time for, and follows
-    /// when that changes.
+    /// Number of threads, at most 512. `None`: one per physical core within affinity and quota,
+    /// adjusted when these change.
     pub threads: Option<usize>,
-    /// Whether that is cut to what there are processors for, which is followed, too.
+    /// Whether `threads` is reduced to the number of usable processors, adjusted when it changes.
     pub capped: bool,
-    /// Kernel level by name; `None` takes the best.
+    /// Name of the kernel level; `None` for the best.
     pub kernels: Option<String>,
-    /// Whether each row gets the same bits whatever rows come with it: prompts then take about twice the time.
+    /// Whether the bits of a row are independent of the other rows of a step. Prompts then take
+    /// about twice the time.
     pub deterministic: bool,
 }
 
@@ -55,40 +56,40 @@ pub struct CpuBackend {
     q8: Vec<Q8Buffer>,
     tiles: Vec<TileBuffer>,
     split_scratch: Shared<f32>,
-    /// Where the last result lies, and its size.
-    result: (Option<Place>, usize),
+    /// Range of the last result, and its number of rows.
+    result: (Option<ArenaRange>, usize),
     gathered: Vec<f32>,
-    /// What the last step handed out.
+    /// Extra outputs of the last step.
     extra_outputs: Vec<Vec<f32>>,
     measuring: bool,
     measured: Vec<OpTime>,
     observations: Option<Arc<Observations>>,
 }
 
-/// Why there is no CPU backend.
+/// Error of making a CPU backend.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CpuError {
-    /// The kernel level is not to be had.
+    /// The kernel level is not available.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// The system refuses threads.
+    /// The system refuses to start threads.
     #[error(
         "cannot start {threads} threads: {reason}; ask for fewer with num_thread or PUNA_THREADS"
     )]
     Threads {
-        /// How many were wanted.
+        /// Number of requested threads.
         threads: usize,
-        /// What the system says.
+        /// The system's error.
         reason: String,
     },
 }
 
 impl CpuBackend {
-    /// A backend with its threads.
+    /// Makes a backend and starts its threads.
     ///
-    /// # Errors
-    /// If the kernel level is unknown or not to be had on this machine, or threads cannot be started.
+    /// # Errors If the kernel level is unknown or not available on this machine, or threads cannot
+    /// be started.
     pub fn new(config: &Config) -> Result<Self, CpuError> {
         let level = match &config.kernels {
             Some(name) => puna_kernels::level(name)?,
@@ -135,7 +136,8 @@ impl CpuBackend {
         })
     }
 
-    /// The same, with sums of what products read ([`Backend::observed`]), which cost some time.
+    /// Makes the backend observe the inputs of products ([`Backend::observed`]), which costs some
+    /// time.
     #[must_use]
     pub fn observing(self) -> Self {
         Self { observations: Some(Arc::default()), ..self }
@@ -149,7 +151,8 @@ impl CpuBackend {
         }
     }
 
-    /// Rebuilds the pool if the step that began at `start` makes the back-off change the number of threads.
+    /// Rebuilds the pool if the step that began at `start` makes the back-off change the number of
+    /// threads.
     fn apply_backoff(&mut self, start: Instant) {
         let (now, wait_time) = (Instant::now(), self.pool.take_wait_time());
         let all = self.limits.layout().threads();
@@ -274,13 +277,13 @@ impl Backend for CpuBackend {
             states: self.states.as_ref(),
         };
         program.instructions.iter_mut().for_each(|i| i.prepare(&step));
-        let rows = |place: &Place| step.rows(place.rows);
+        let rows = |place: &ArenaRange| step.rows(place.rows);
         let extra_outputs: Vec<_> =
             program.extra_outputs.iter().map(|place| (*place, rows(place))).collect();
         self.result = (Some(program.result), rows(&program.result));
         let mut times = Vec::new();
         if self.measuring {
-            // One instruction a job: the barrier's cost is counted with it.
+            // One instruction per job, so that the time includes the barrier.
             for i in 0..program.instructions.len() {
                 let one = &program.instructions[i..=i];
                 let start = Instant::now();
@@ -342,7 +345,7 @@ impl Backend for CpuBackend {
     }
 
     fn max_bit_exact_rows(&self) -> usize {
-        // Attention and everything else do each row by itself.
+        // Attention and all other operations compute each row independently.
         STREAM_ROWS
     }
 
@@ -377,7 +380,8 @@ impl Backend for CpuBackend {
     }
 }
 
-/// For each thread what is its own: nothing yet, so that its memory is first touched, and so placed, by the thread itself.
+/// Empty scratch memory for each thread. A thread touches its memory first, so that the system
+/// places it in the thread's NUMA node.
 fn thread_scratch(threads: usize) -> Vec<Mutex<ThreadScratch>> {
     (0..threads).map(|_| Mutex::default()).collect()
 }
@@ -390,18 +394,18 @@ impl CpuBackend {
 }
 
 /// The rows of a value.
-fn gather(arena: &[f32], place: Place, rows: usize, into: &mut Vec<f32>) {
+fn gather(arena: &[f32], place: ArenaRange, rows: usize, into: &mut Vec<f32>) {
     into.clear();
     for row in 0..rows {
         into.extend_from_slice(&arena[place.start + row * place.stride..][..place.cols]);
     }
 }
 
-/// Panics where a step would make threads write the same memory: more rows than the program was made for, segments that
-/// are not one after the other, a page or a state that two sequences write.
+/// Panics if threads would write the same memory in a step: more rows than the program was compiled
+/// for, segments that do not follow each other, a page or a state that two sequences write.
 fn check(input: &StepInput, program: &Program, cache: Option<&Cache>, states: Option<&States>) {
     let (tokens, outputs) = (input.tokens.len(), input.outputs.len());
-    // A program whose result has a row a token has no value with a row an output.
+    // A program with a result row per token has no value with a row per output.
     let fits = program.result.rows == Rows::Tokens || outputs <= program.capacity.outputs;
     assert!(tokens <= program.capacity.tokens && fits, "the step fits its program");
     assert_eq!(input.given.len(), tokens * program.given, "the step brings the rows that are read");

@@ -5,8 +5,9 @@
 //!        layer 1 ─ …
 //! ```
 //!
-//! So attention reads a layer's part of a page from the first byte to the last. Keys are stored in columns ([`KvLayout::Columns`]),
-//! as the attention kernel wants them; keys that contain their values (latent attention) are stored in rows.
+//! So attention reads a layer's part of a page from the first byte to the last. Keys are stored in
+//! columns ([`KvLayout::Columns`]), the layout of the attention kernel; keys that contain their
+//! values (latent attention) are stored in rows.
 
 use puna_graph::{BackendError, CacheSpec, KvType, Mask, Segment};
 use puna_kernels::{KvLayout, KvRows, Level, RUN};
@@ -21,7 +22,8 @@ pub struct Cache {
     pools: [Pool; 2],
 }
 
-/// Pages, one after the other, so that the cache touches huge pages of the system one by one while it fills.
+/// Pages, one after the other, so that the cache touches huge pages of the system one by one while
+/// it fills.
 struct Pool {
     bytes: Shared<u8>,
     page_bytes: usize,
@@ -60,7 +62,7 @@ struct Half {
 
 /// Keys or values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum KvHalf {
     /// Keys.
     Key = 0,
     /// Values.
@@ -137,7 +139,8 @@ impl Cache {
         self.spec.page_tokens
     }
 
-    /// Page number and row of the cache row that a layer writes at `position`; see [`puna_graph::CacheLayer::place`].
+    /// Page number and row of the cache row that a layer writes at `position`; see
+    /// [`puna_graph::CacheLayer::place`].
     pub fn place(&self, layer: usize, position: usize) -> Option<(usize, usize)> {
         self.spec.layers[layer].place(position, self.spec.page_tokens)
     }
@@ -156,21 +159,22 @@ impl Cache {
     }
 
     /// Storage type of keys or values.
-    pub fn ty(&self, kind: Kind) -> KvType {
+    pub fn ty(&self, kind: KvHalf) -> KvType {
         match kind {
-            Kind::Key => self.spec.key_type,
-            Kind::Value => self.spec.value_type,
+            KvHalf::Key => self.spec.key_type,
+            KvHalf::Value => self.spec.value_type,
         }
     }
 
-    /// Positions `first .. first + rows` of a head in a page: at most one run; `first` is a multiple of [`RUN`] for columns.
+    /// Positions `first .. first + rows` of a head in a page: at most one run; `first` is a
+    /// multiple of [`RUN`] for columns.
     ///
     /// # Safety
     /// No thread writes them while the slice lives.
     pub unsafe fn rows(
         &self,
         layer: usize,
-        kind: Kind,
+        kind: KvHalf,
         page: u32,
         head: usize,
         first: usize,
@@ -202,15 +206,16 @@ impl Cache {
         KvRows { ty: half.ty, layout: half.layout, rows, stride, dim: half.dim, data }
     }
 
-    /// Positions of a head, at most one run, each given by page and row. If they are consecutive in one page, the result borrows
-    /// the cache; otherwise they are copied to `into` in the same layout.
+    /// Positions of a head, at most one run, each given by page and row. If they are consecutive in
+    /// one page, the result borrows the cache; otherwise they are copied to `into` in the same
+    /// layout.
     ///
     /// # Safety
     /// No thread writes them while the slice lives.
     pub unsafe fn gathered<'a>(
         &'a self,
         layer: usize,
-        kind: Kind,
+        kind: KvHalf,
         head: usize,
         places: &[(u32, usize)],
         into: &'a mut Vec<u8>,
@@ -257,7 +262,7 @@ impl Cache {
         &self,
         level: &Level,
         layer: usize,
-        kind: Kind,
+        kind: KvHalf,
         page: u32,
         head: usize,
         token: usize,
@@ -286,12 +291,14 @@ impl Cache {
                         if block > 1 {
                             let at =
                                 start + token / RUN * RUN * half.row_bytes + d * RUN * block_bytes;
-                            // SAFETY: the caller keeps the same contract; other positions of the block are not touched.
+                            // SAFETY: the caller keeps the same contract; other positions of the
+                            // block are not touched.
                             unsafe { store_block(bytes, at, token % RUN, value) };
                             continue;
                         }
                         let at = start + d * half.ty.row_bytes(half.rows) + token * block_bytes;
-                        // SAFETY: the caller keeps the same contract; other positions of the column are not touched.
+                        // SAFETY: the caller keeps the same contract; other positions of the column
+                        // are not touched.
                         unsafe { bytes.slice_mut(at, block_bytes) }.copy_from_slice(value);
                     }
                 }
@@ -327,7 +334,8 @@ fn copy_position(from: &KvRows<'_>, i: usize, into: &mut [u8], (stride, to): (us
         KvLayout::Columns => {
             for d in 0..from.dim / block {
                 let (from, into) = (&from.data[d * from.stride..], &mut into[d * stride..]);
-                // A block in columns has the scales of all positions, then their codes, byte by byte.
+                // A block in columns has the scales of all positions, then their codes, byte by
+                // byte.
                 let (first, last) = if block > 1 { (2, bytes - 2) } else { (bytes, 0) };
                 into[first * to..][..first].copy_from_slice(&from[first * i..][..first]);
                 for j in 0..last {
@@ -359,6 +367,7 @@ mod tests {
     use super::*;
     use puna_kernels::{level, load_position};
 
+    /// Tokens per page.
     const PAGE: usize = 2 * RUN;
     const HEADS: usize = 2;
 
@@ -372,7 +381,7 @@ mod tests {
         CacheLayer { kv_heads, key_dim, value_dim, values_in_keys: within, mask }
     }
 
-    fn value(layer: usize, kind: Kind, page: u32, head: usize, token: usize, d: usize) -> f32 {
+    fn value(layer: usize, kind: KvHalf, page: u32, head: usize, token: usize, d: usize) -> f32 {
         let place = ((layer * 2 + kind as usize) * 3 + page as usize) * HEADS + head;
         ((place * 7919 + token * 104_729 + d * 1_299_709) % 2003) as f32 / 1000.0 - 1.0
     }
@@ -402,7 +411,7 @@ mod tests {
             let mut cache = Cache::new(spec).unwrap();
             let mut places = Vec::new();
             for (layer, form) in layers.iter().enumerate() {
-                let halves = [(Kind::Key, form.key_dim), (Kind::Value, form.value_dim)];
+                let halves = [(KvHalf::Key, form.key_dim), (KvHalf::Value, form.value_dim)];
                 for (kind, dim) in halves.into_iter().take(if form.values_in_keys { 1 } else { 2 })
                 {
                     for page in 0..2 {
@@ -411,7 +420,7 @@ mod tests {
                     }
                 }
             }
-            let values = |(layer, kind, dim, page, head): (usize, Kind, usize, u32, usize),
+            let values = |(layer, kind, dim, page, head): (usize, KvHalf, usize, u32, usize),
                           token| {
                 (0..dim).map(|d| value(layer, kind, page, head, token, d)).collect::<Vec<_>>()
             };

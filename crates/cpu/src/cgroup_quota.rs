@@ -1,6 +1,7 @@
 //! Reads the processor time that Linux control groups, version 1 and 2, allow this process.
 //!
-//! Formats: `proc(5)` for `mountinfo`, `cgroups(7)`, and the kernel documentation of `cpu.max` and `cpu.cfs_quota_us`.
+//! Formats: `proc(5)` for `mountinfo`, `cgroups(7)`, and the kernel documentation of `cpu.max` and
+//! `cpu.cfs_quota_us`.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -8,8 +9,8 @@ use std::path::{Component, Path, PathBuf};
 /// Processor time in thousandths of one processor.
 pub type MilliCpus = u64;
 
-/// Returns the tightest limit of the control group of this process and all its ancestors, or `None` without a limit. Reads
-/// files below `root`: `/`, except in tests.
+/// Returns the tightest limit of the control group of this process and all its ancestors, or `None`
+/// without a limit. Reads files below `root`: `/`, except in tests.
 pub fn read(root: &Path) -> Option<MilliCpus> {
     let file = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
     let mounts = mounts(&file("proc/self/mountinfo"));
@@ -28,8 +29,8 @@ struct Mount {
     point: PathBuf,
 }
 
-/// Parses lines `id parent device root point options … - type source options`. The last options name the controllers of
-/// version 1.
+/// Parses lines `id parent device root point options … - type source options`. The last options
+/// name the controllers of version 1.
 fn mounts(mountinfo: &str) -> Vec<Mount> {
     let mount = |line: &str| {
         let (place, kind) = line.split_once(" - ")?;
@@ -45,8 +46,8 @@ fn mounts(mountinfo: &str) -> Vec<Mount> {
     mountinfo.lines().filter_map(mount).collect()
 }
 
-/// Version and path of a control group of this process that can limit its time. Lines are `number:controllers:path`; version 2
-/// has number 0 and no controllers.
+/// Version and path of a control group of this process that can limit its time. Lines are
+/// `number:controllers:path`; version 2 has number 0 and no controllers.
 fn group(line: &str) -> Option<(bool, PathBuf)> {
     let mut parts = line.splitn(3, ':');
     let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
@@ -54,7 +55,7 @@ fn group(line: &str) -> Option<(bool, PathBuf)> {
     (v2 || controllers.split(',').any(|c| c == "cpu")).then(|| (v2, path.into()))
 }
 
-/// The folders of a group and its ancestors, as far as the mount shows them.
+/// The folders of a group and its ancestors, up to the root of the mount.
 fn folders((v2, path): &(bool, PathBuf), mounts: &[Mount]) -> Vec<PathBuf> {
     let Some(mount) = mounts.iter().find(|mount| mount.v2 == *v2) else { return Vec::new() };
     // The kernel writes a group outside of the mount with `..`; the mount itself stands for it.
@@ -64,8 +65,8 @@ fn folders((v2, path): &(bool, PathBuf), mounts: &[Mount]) -> Vec<PathBuf> {
     inside.ancestors().map(|group| mount.point.join(group)).collect()
 }
 
-/// The limit of one group. Version 2 has `cpu.max` with `quota period` or `max period`, in µs. Version 1 has a file for each and
-/// -1 for no limit.
+/// The limit of one group. Version 2 has `cpu.max` with `quota period` or `max period`, in µs.
+/// Version 1 has a file for each and -1 for no limit.
 fn limit(folder: &Path) -> Option<MilliCpus> {
     let file = |name: &str| fs::read_to_string(folder.join(name)).ok();
     let (time, period) = match file("cpu.max") {

@@ -1,5 +1,5 @@
-//! From a plan to a program: chooses kernels, rounds each input once for all products that read it, joins products with
-//! the same input.
+//! Compiles a plan to a program: selects kernels, rounds each input once for all products that read
+//! it, and joins products with the same input.
 
 mod mixtures;
 
@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use puna_graph::{
-    AttentionSpec, BackendError, Capacity, Node, Op, Place, Plan, Recurrence, Rope, Rows, Shifts,
-    ValueId, Weight, WeightId,
+    ArenaRange, AttentionSpec, BackendError, Capacity, Node, Op, Plan, Recurrence, Rope, Rows,
+    Shifts, ValueId, Weight, WeightId,
 };
 use puna_kernels::{ActKind, Level, LinearKernel, STREAM_ROWS, TileForm, TileRows};
 
@@ -18,10 +18,10 @@ use crate::ops::attention::{Attend, AttentionTasks, StoreKv};
 use crate::ops::depth_attention::DepthAttention;
 use crate::ops::dynamic_conv::DynamicConv;
 use crate::ops::elementwise::{Add, Concat, GluRows, Map, MatchNorm, Mul, Unary};
-use crate::ops::embed::{Embed, EmbedListed, GatherOutputs, Given, Table};
+use crate::ops::embed::{Embed, EmbedListed, GatherOutputs, GivenRows, Table};
 use crate::ops::group_norm::GroupNorm;
 use crate::ops::linear::{LinearGroup, Matrix};
-use crate::ops::moe::State;
+use crate::ops::moe::MixtureBuffers;
 use crate::ops::ngram_embedding::NgramRows;
 use crate::ops::norm::{NormKind, NormRows, Quantize, Rounded, Tiled};
 use crate::ops::observe::{Observations, Observe, ObserveHeads};
@@ -35,12 +35,12 @@ use crate::ops::top_k_positions::{self, TopKPositions};
 use crate::ops::unfold::Unfold;
 use crate::step::Instruction;
 
-/// Numbers of weights in the order in which instructions want them, which the programs of all sizes share.
+/// Small weights in the order of their instructions, shared by the programs of all size classes.
 #[derive(Default)]
 pub struct Constants(HashMap<WeightId, Arc<[f32]>>);
 
 impl Constants {
-    /// Bytes of all of them.
+    /// Size of all constants in bytes.
     pub fn bytes(&self) -> usize {
         self.0.values().map(|numbers| 4 * numbers.len()).sum()
     }
@@ -49,27 +49,27 @@ impl Constants {
 /// A compiled plan.
 pub struct Program {
     pub instructions: Vec<Box<dyn Instruction>>,
-    /// Floats that the arena must have.
+    /// Size of the arena in f32.
     pub arena: usize,
-    /// Values that each rounding buffer must have room for.
+    /// Capacity of each rounding buffer, in values.
     pub q8: Vec<usize>,
-    /// Values that each buffer of tiles must have room for.
+    /// Capacity of each tile buffer, in values.
     pub tiles: Vec<usize>,
-    pub result: Place,
-    /// What is to be had beside it.
-    pub extra_outputs: Vec<Place>,
-    /// Columns of the rows that a step must bring with it.
+    pub result: ArenaRange,
+    /// Extra outputs ([`puna_graph::Graph::extra_outputs`]).
+    pub extra_outputs: Vec<ArenaRange>,
+    /// Columns of the input rows that the caller provides ([`Op::Given`]).
     pub given: usize,
-    /// Whether it writes to the cache.
+    /// Whether the program writes to the cache.
     pub stores: bool,
-    /// Rows that a step may have.
+    /// Largest step.
     pub capacity: Capacity,
     /// Bytes of the program's own buffers.
     pub own_bytes: usize,
 }
 
-/// Compiles `plan` for `level`; `deterministic`: with products that add in one order, however many rows a step has;
-/// `observations` is where what products read is to be summed up.
+/// Compiles `plan` for `level`. With `deterministic`, products add in one order for any number of
+/// rows. `observations` collects the sums of squares of the inputs of products.
 pub fn compile(
     plan: &Plan,
     weights: &[Weight],
@@ -136,7 +136,7 @@ fn take(buffers: &mut Vec<Buffer>, values: usize, now: usize, last: usize) -> us
     buffer
 }
 
-/// A value as the products that read it want it.
+/// The rounded forms of a value that products read.
 #[derive(Clone, Copy)]
 struct Forms {
     q8: Option<Rounded>,
@@ -153,17 +153,18 @@ struct Compiler<'a> {
     constants: &'a mut Constants,
     out: Vec<Box<dyn Instruction>>,
     angles: HashMap<u32, Angles>,
-    /// Values that are rounded already, and where.
+    /// Values that are already rounded, with their buffers.
     rounded: HashMap<ValueId, Forms>,
     q8: Vec<Buffer>,
     tiles: Vec<Buffer>,
-    /// Intermediate results of mixtures, by the lengths of their buffers: one for all layers of the same form.
-    states: HashMap<[usize; 10], Arc<State>>,
+    /// Intermediate results of mixtures by the lengths of their buffers, shared by all layers of
+    /// the same shape.
+    states: HashMap<[usize; 10], Arc<MixtureBuffers>>,
     own_bytes: usize,
 }
 
 impl Compiler<'_> {
-    fn place(&self, id: ValueId) -> Place {
+    fn place(&self, id: ValueId) -> ArenaRange {
         self.plan.place(id)
     }
 
@@ -171,7 +172,8 @@ impl Compiler<'_> {
         self.out.push(Box::new(instruction));
     }
 
-    /// Compiles the first of `nodes`, perhaps with some that follow; returns how many.
+    /// Compiles the first node, possibly together with following nodes. Returns the number of
+    /// compiled nodes.
     fn node(&mut self, nodes: &[Node]) -> Result<usize, BackendError> {
         let Node { op, out, .. } = &nodes[0];
         let out = self.place(*out);
@@ -184,7 +186,7 @@ impl Compiler<'_> {
                 let (table, numbers) = (self.table(table)?, self.place(numbers));
                 self.push(EmbedListed { table, numbers, out });
             }
-            Op::Given => self.push(Given { out }),
+            Op::Given => self.push(GivenRows { out }),
             Op::Linear { x, .. } => return self.linears(nodes, x),
             Op::RmsNorm { x, w, eps, group } => {
                 let (w, x) = (self.floats(w)?, self.place(x));
@@ -318,7 +320,7 @@ impl Compiler<'_> {
         Ok(1)
     }
 
-    fn recur(&mut self, recurrence: &Recurrence, out: Place) -> Result<(), BackendError> {
+    fn recur(&mut self, recurrence: &Recurrence, out: ArenaRange) -> Result<(), BackendError> {
         match *recurrence {
             Recurrence::Conv { x, spec } => {
                 let (x, bias) = (self.place(x), self.floats(spec.bias)?);
@@ -367,7 +369,7 @@ impl Compiler<'_> {
         Ok(())
     }
 
-    fn map(&mut self, f: Unary, x: ValueId, out: Place) {
+    fn map(&mut self, f: Unary, x: ValueId, out: ArenaRange) {
         let x = self.place(x);
         self.push(Map { f, x, out });
     }
@@ -379,11 +381,12 @@ impl Compiler<'_> {
 
     /// Products that follow each other and read the same value become one instruction.
     ///
-    /// Nothing else lies between them, so writing all results at the first one's turn overwrites no live value.
+    /// Nothing else lies between them, so writing all results at the first one's turn overwrites no
+    /// live value.
     fn linears(&mut self, nodes: &[Node], input: ValueId) -> Result<usize, BackendError> {
         let reads = |node: &Node| matches!(node.op, Op::Linear { x, .. } if x == input);
         let count = nodes.iter().take_while(|node| reads(node)).count();
-        // By whether they take 8 bits, and whether they take tiles.
+        // Indexed by whether kernels take 8 bits, and whether they take tiles.
         let mut groups: [[Vec<Matrix>; 2]; 2] = Default::default();
         let x = self.place(input);
         for node in &nodes[..count] {
@@ -449,7 +452,7 @@ impl Compiler<'_> {
         w: WeightId,
         scale: f32,
         bias: Option<WeightId>,
-        out: Place,
+        out: ArenaRange,
     ) -> Result<Matrix, BackendError> {
         let weight = &self.weights[w.index()];
         let row_bytes = weight.ty.row_bytes(weight.shape[0]).ok_or_else(|| unsupported(weight))?;
@@ -458,7 +461,7 @@ impl Compiler<'_> {
         Ok(Matrix { w: w.index(), ty: weight.ty, kernel, n, row_bytes, scale, bias, out })
     }
 
-    /// A small tensor as f32; nothing for `None`.
+    /// A small tensor as f32; empty for `None`.
     fn floats(&self, id: Option<WeightId>) -> Result<Vec<f32>, BackendError> {
         let Some(id) = id else { return Ok(Vec::new()) };
         let weight = &self.weights[id.index()];
@@ -468,7 +471,7 @@ impl Compiler<'_> {
         Ok(floats)
     }
 
-    /// A tensor as f32 in another order, which is made once.
+    /// A tensor as f32 in another order, converted once.
     fn constant(
         &mut self,
         id: WeightId,
@@ -482,7 +485,8 @@ impl Compiler<'_> {
         Ok(made)
     }
 
-    /// By how much the scores of each query head shift, from the farthest key before the query to the farthest behind it.
+    /// Relative position biases of each query head, from the farthest key before the query to the
+    /// farthest behind it.
     fn shifts(&self, spec: &AttentionSpec) -> Result<Vec<f32>, BackendError> {
         let Some(shifts) = spec.shifts else { return Ok(Vec::new()) };
         let table = &self.floats(Some(shifts.table))?;
@@ -492,7 +496,8 @@ impl Compiler<'_> {
         Ok((0..spec.heads).flat_map(of_head).collect())
     }
 
-    /// The forms of `value` that its readers want, made at the first of them.
+    /// The rounded forms of `value` that its readers take, added to the program before the first
+    /// reader.
     fn round(&mut self, value: ValueId) -> Result<Forms, BackendError> {
         if let Some(&forms) = self.rounded.get(&value) {
             return Ok(forms);
@@ -513,7 +518,7 @@ impl Compiler<'_> {
                 }
                 _ => continue,
             };
-            // Experts see a few rows each: they take what the kernel for few rows takes.
+            // An expert has few rows, so it takes the input of the kernel for few rows.
             let tiles = kernel.tiles.filter(|_| !alone && rows > STREAM_ROWS);
             if kernel.acts == ActKind::Q8 {
                 few = true;
@@ -551,7 +556,7 @@ impl Compiler<'_> {
     }
 }
 
-/// A convolution's weights, which a file has column by column.
+/// Transposes the weights of a convolution, which a file stores column by column.
 fn tap_by_tap(w: &[f32], taps: usize) -> Vec<f32> {
     (0..taps).flat_map(|tap| w.iter().skip(tap).step_by(taps)).copied().collect()
 }

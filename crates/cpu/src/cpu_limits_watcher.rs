@@ -1,4 +1,5 @@
-//! Follows the processor limits of the process while it runs: affinity, cpuset and control-group quota.
+//! Follows the processor limits of the process while it runs: affinity, cpuset and control-group
+//! quota.
 
 use std::time::{Duration, Instant};
 
@@ -50,8 +51,8 @@ impl CpuLimitsWatcher {
         &self.layout
     }
 
-    /// Reads the limits if [`READ_INTERVAL`] has passed, and returns the new layout if it changed. The backend calls it
-    /// between steps.
+    /// Reads the limits if [`READ_INTERVAL`] has passed, and returns the new layout if it changed.
+    /// The backend calls it between steps.
     pub fn poll(&mut self, now: Instant) -> Option<&Layout> {
         if now < self.next_read {
             return None;

@@ -1,10 +1,12 @@
-//! The CPU backend: thread pool, cache, attention, and steps cut into tasks.
+//! The CPU backend: thread pool, cache, attention, and the division of steps into tasks.
 //!
-//! [`CpuBackend`] compiles a plan into a program: a list of instructions. Each instruction is divided into tasks, which the
-//! threads of the pool take from a work queue, with a barrier after each instruction. Tasks call [`kernels`].
+//! [`CpuBackend`] compiles a plan into a program: a list of instructions. Each instruction is
+//! divided into tasks, which the threads of the pool take from a work queue, with a barrier after
+//! each instruction. Tasks call [`kernels`].
 
 mod affinity;
 mod backend;
+mod barrier;
 mod cache;
 mod cgroup_quota;
 mod compile;
@@ -15,6 +17,7 @@ mod pool;
 pub mod probe;
 mod states;
 mod step;
+mod sync;
 mod thread_backoff;
 mod topology;
 mod work_queue;
@@ -25,7 +28,8 @@ pub use backend::{Config, CpuBackend, CpuError};
 pub mod kernels {
     pub use puna_kernels::*;
 
-    /// Emulated levels, only with the feature `emulated` of this crate: tests of whole models take minutes at each.
+    /// Emulated levels, only with the feature `emulated` of this crate: tests of whole models take
+    /// minutes at each.
     pub fn emulated() -> &'static [&'static Level] {
         if cfg!(feature = "emulated") { puna_kernels::emulated() } else { &[] }
     }

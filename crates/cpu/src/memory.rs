@@ -1,12 +1,13 @@
 //! Buffers that the threads of a step share.
 //!
-//! The planner gives each value its own range of the arena, and the tasks of an instruction write disjoint parts of it. The
-//! borrow checker cannot see either, so this module alone accesses the arena through raw pointers.
+//! The planner gives each value its own range of the arena, and the tasks of an instruction write
+//! disjoint parts. The borrow checker cannot see either, so only this module accesses the arena
+//! through raw pointers.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
-use puna_graph::{BackendError, Place};
+use puna_graph::{ArenaRange, BackendError};
 use puna_kernels::huge_pages::{HUGE_PAGE, advise_huge};
 
 /// Alignment of buffers in bytes: a cache line.
@@ -23,8 +24,8 @@ pub struct Shared<T> {
 
 // SAFETY: the buffer is owned; numbers may move between threads.
 unsafe impl<T: Send> Send for Shared<T> {}
-// SAFETY: all access goes through `slice` and `slice_mut`, whose callers keep parts disjoint and separate writes from reads by
-// barriers.
+// SAFETY: all access goes through `slice` and `slice_mut`. Their callers keep parts disjoint and
+// separate writes from reads by barriers.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
 impl<T: bytemuck::Zeroable + Copy> Shared<T> {
@@ -47,13 +48,14 @@ impl<T: bytemuck::Zeroable + Copy> Shared<T> {
 
     /// Makes a buffer of `len` zeros; `None` if memory is exhausted.
     pub fn try_new(len: usize) -> Option<Self> {
-        // Over-allocate to align by hand: with a larger alignment, the allocator would write the zeros itself and so touch
-        // all of the memory.
+        // Over-allocate to align by hand: with a larger alignment, the allocator would write the
+        // zeros itself and so touch all of the memory.
         let bytes = len.checked_mul(size_of::<T>())?.checked_add(ALIGN)?;
         let layout = Layout::from_size_align(bytes, align_of::<T>()).ok()?;
         // SAFETY: the size is not zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        // SAFETY: the first cache line starts within the first `ALIGN` bytes, and the elements fit behind it.
+        // SAFETY: the first cache line starts within the first `ALIGN` bytes, and the elements fit
+        // behind it.
         let base = unsafe { start.add(start.align_offset(ALIGN)).cast() };
         if bytes >= 2 * HUGE_PAGE {
             advise_huge(start.as_ptr(), bytes);
@@ -117,7 +119,7 @@ impl Arena {
     ///
     /// # Safety
     /// As for [`Shared::slice`].
-    pub unsafe fn row(&self, place: &Place, row: usize) -> &[f32] {
+    pub unsafe fn row(&self, place: &ArenaRange, row: usize) -> &[f32] {
         // SAFETY: the caller keeps the same contract.
         unsafe { self.slice(place.start + row * place.stride, place.cols) }
     }
@@ -127,7 +129,7 @@ impl Arena {
     /// # Safety
     /// As for [`Shared::slice_mut`].
     #[allow(clippy::mut_from_ref)] // that is this type's purpose
-    pub unsafe fn row_mut(&self, place: &Place, row: usize) -> &mut [f32] {
+    pub unsafe fn row_mut(&self, place: &ArenaRange, row: usize) -> &mut [f32] {
         // SAFETY: the caller keeps the same contract.
         unsafe { self.slice_mut(place.start + row * place.stride, place.cols) }
     }

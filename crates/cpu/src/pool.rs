@@ -1,28 +1,29 @@
 //! The thread pool: one parallel region a step, barriers inside.
 //!
-//! A step of a small model consists of hundreds of operations of a few microseconds each, so threads enter the pool once a
-//! step and meet at barriers between operations. A waiting thread spins for a few microseconds, then yields its core, then
-//! sleeps. So when another process occupies a core, the other threads do not burn theirs. With more threads than
-//! processors, or a quota below them, threads do not spin at all.
+//! A step of a small model consists of hundreds of operations of a few microseconds each, so
+//! threads enter the pool once a step and meet at barriers between operations. A waiting thread
+//! spins for a few microseconds, then yields its core, then sleeps. So when another process
+//! occupies a core, the other threads do not burn theirs. With more threads than processors, or a
+//! quota below them, threads do not spin at all.
 //!
-//! On machines with several NUMA nodes, each thread is pinned to the processors of its node; the caller only during a run.
-//! A thread touches its own memory first, so that memory lies in its node.
+//! On machines with several NUMA nodes, each thread is pinned to the processors of its node; the
+//! caller only during a run. A thread touches its own memory first, so that memory lies in its
+//! node.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::affinity;
+use crate::barrier::{Barrier, Gate};
 use crate::thread_backoff::DESCHEDULED_WAIT;
 use crate::topology::Layout;
 
-/// Time that a waiting thread spins before it yields. A longer time gains nothing on an idle machine, where a yield returns
-/// at once; on a busy machine it takes time from the thread that is waited for.
+/// Time that a waiting thread spins before it yields. A longer time gains nothing on an idle
+/// machine, where a yield returns at once; on a busy machine it takes time from the thread that is
+/// waited for.
 const SPIN_TIME: Duration = Duration::from_micros(4);
-/// Yields of a waiting thread before it sleeps.
-const YIELDS: u32 = 100;
-
 /// Threads that run one closure together.
 pub struct Pool {
     shared: Arc<Shared>,
@@ -80,10 +81,10 @@ impl Pool {
         let shared = Arc::new(Shared {
             threads,
             spins: if layout.crowded { 0 } else { spins() },
-            epoch: Gate::default(),
+            epoch: Gate::new(),
             job: Mutex::new(None),
-            barrier: Barrier::default(),
-            done: Barrier::default(),
+            barrier: Barrier::new(),
+            done: Barrier::new(),
             stop: AtomicBool::new(false),
             wait_nanos: AtomicU64::new(0),
         });
@@ -113,18 +114,20 @@ impl Pool {
 
     /// Runs `job` on every thread and returns when all have finished.
     ///
-    /// If the pool has several threads, a panic in `job` aborts the process: the other threads would wait at the next barrier
-    /// for ever.
+    /// If the pool has several threads, a panic in `job` aborts the process: the other threads
+    /// would wait at the next barrier for ever.
     pub fn run(&mut self, job: &(dyn Fn(&Worker<'_>) + Sync)) {
         let shared = &*self.shared;
         if shared.threads == 1 {
             return job(&Worker { index: 0, shared });
         }
-        // Unpinned after each run, since the limits watcher reads the caller's affinity between runs.
+        // Unpinned after each run, since the limits watcher reads the caller's affinity between
+        // runs.
         let _pinned =
             (!self.caller_cpus.is_empty()).then(|| affinity::PinnedThread::to(&self.caller_cpus));
-        // SAFETY: only the lifetime changes. Every worker drops the reference before it arrives at `done`, and this function
-        // returns only after all have arrived; a panic in the caller's part aborts.
+        // SAFETY: only the lifetime changes. Every worker drops the reference before it arrives at
+        // `done`, and this function returns only after all have arrived; a panic in the caller's
+        // part aborts.
         let job: Job<'static> = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
         *shared.job.lock().expect("no thread panics while it holds the job") = Some(job);
         shared.epoch.advance();
@@ -134,7 +137,8 @@ impl Pool {
         std::mem::forget(guard);
     }
 
-    /// Returns and resets the time that the caller has waited for descheduled threads ([`DESCHEDULED_WAIT`]).
+    /// Returns and resets the time that the caller has waited for descheduled threads
+    /// ([`DESCHEDULED_WAIT`]).
     pub fn take_wait_time(&mut self) -> Duration {
         Duration::from_nanos(self.shared.wait_nanos.swap(0, Ordering::Relaxed))
     }
@@ -184,16 +188,18 @@ fn run_worker(shared: &Shared, index: usize) {
     }
 }
 
-/// Number of checks that take [`SPIN_TIME`]. A pause instruction takes 10 to 150 cycles, depending on the processor.
+/// Number of checks that take [`SPIN_TIME`]. A pause instruction takes 10 to 150 cycles, depending
+/// on the processor.
 fn spins() -> u32 {
     static SPINS: OnceLock<u32> = OnceLock::new();
     *SPINS.get_or_init(|| {
+        // Checks per measurement.
         const CHECKS: u32 = 200;
-        let gate = Gate::default();
+        let value = AtomicU32::new(0);
         let measure = || {
             let start = Instant::now();
             for _ in 0..CHECKS {
-                std::hint::black_box(gate.value.load(Ordering::Acquire));
+                std::hint::black_box(value.load(Ordering::Acquire));
                 std::hint::spin_loop();
             }
             start.elapsed().as_nanos().max(1)
@@ -205,84 +211,10 @@ fn spins() -> u32 {
     })
 }
 
-/// A counter that threads wait on.
-#[derive(Default)]
-struct Gate {
-    value: AtomicU32,
-    sleepers: AtomicUsize,
-    lock: Mutex<()>,
-    wake: Condvar,
-}
-
-impl Gate {
-    /// Adds one and wakes all waiting threads.
-    fn advance(&self) {
-        // SeqCst pairs with `wait_past`: either the sleeper sees the new value, or this thread sees the sleeper.
-        self.value.fetch_add(1, Ordering::SeqCst);
-        if self.sleepers.load(Ordering::SeqCst) > 0 {
-            drop(self.lock.lock());
-            self.wake.notify_all();
-        }
-    }
-
-    /// Waits until the value differs from `seen`. Checks `spins` times, then yields, then sleeps. Returns the value and the
-    /// time since the first yield.
-    fn wait_past(&self, seen: u32, spins: u32) -> (u32, Duration) {
-        let mut yielding = None;
-        for i in 0..spins + YIELDS {
-            let value = self.value.load(Ordering::Acquire);
-            if value != seen {
-                return (value, yielding.map_or(Duration::ZERO, |start: Instant| start.elapsed()));
-            }
-            if i < spins {
-                std::hint::spin_loop();
-            } else {
-                // A yield may return a time slice later.
-                yielding.get_or_insert_with(Instant::now);
-                std::thread::yield_now();
-            }
-        }
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
-        let mut guard = self.lock.lock().expect("no thread panics while it waits");
-        let value = loop {
-            let value = self.value.load(Ordering::SeqCst);
-            if value != seen {
-                break value;
-            }
-            guard = self.wake.wait(guard).expect("no thread panics while it waits");
-        };
-        drop(guard);
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
-        (value, yielding.map_or(Duration::ZERO, |start| start.elapsed()))
-    }
-}
-
-/// A barrier that can be used repeatedly.
-#[derive(Default)]
-struct Barrier {
-    arrived: AtomicUsize,
-    gate: Gate,
-}
-
-impl Barrier {
-    /// Waits for the other threads. Returns the time since the first yield.
-    fn wait(&self, threads: usize, spins: u32) -> Duration {
-        if threads == 1 {
-            return Duration::ZERO;
-        }
-        let round = self.gate.value.load(Ordering::Acquire);
-        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == threads {
-            self.arrived.store(0, Ordering::Relaxed);
-            self.gate.advance();
-            Duration::ZERO
-        } else {
-            self.gate.wait_past(round, spins).1
-        }
-    }
-}
-
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
     use crate::topology::Group;
 
@@ -369,16 +301,16 @@ mod tests {
 
     #[test]
     fn looking_takes_some_microseconds() {
-        let gate = Gate::default();
+        let value = AtomicU32::new(0);
         let wait = || {
             let start = Instant::now();
             for _ in 0..spins() {
-                std::hint::black_box(gate.value.load(Ordering::Acquire));
+                std::hint::black_box(value.load(Ordering::Acquire));
                 std::hint::spin_loop();
             }
             start.elapsed()
         };
-        // The shortest of many: losing the core makes one seem long.
+        // The shortest of many waits, since a thread may lose its core.
         let shortest = (0..50).map(|_| wait()).min().unwrap();
         assert!(
             shortest > SPIN_TIME / 5 && shortest < SPIN_TIME * 5,

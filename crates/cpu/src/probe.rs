@@ -1,5 +1,5 @@
-//! What this machine can do at most, measured: reading memory, and multiplying and adding with the units that a kernel
-//! level uses. Every speed that is reported stands beside these figures of the same run.
+//! Measures the peaks of this machine: memory bandwidth, and multiply-adds of the units that a
+//! kernel level uses. Reported speeds are compared with the peaks of the same run.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -9,15 +9,16 @@ use crate::topology::System;
 use puna_kernels::KernelError;
 use puna_kernels::huge_pages::advise_huge;
 
-/// Bytes that each thread reads at least: more than the usual caches hold.
+/// Least number of bytes that each thread reads: more than usual caches hold.
 const BUFFER: usize = 128 << 20;
-/// Bytes that all threads read at most because of a large cache, such as that of a server of which this machine is a part.
+/// Largest number of bytes that all threads read because of a large cache, such as the cache of a
+/// server that runs this machine as a guest.
 const MOST_FOR_CACHE: usize = 1 << 30;
-/// Bytes that all threads read at most.
+/// Largest number of bytes that all threads read.
 const MOST_BUFFERS: usize = 4 << 30;
-/// How often they do.
+/// Number of passes over the buffers.
 const PASSES: usize = 8;
-/// How long a probe of arithmetic runs.
+/// Duration of a probe of arithmetic.
 const ARITHMETIC: Duration = Duration::from_millis(120);
 
 /// Peaks of the machine, all threads together.
@@ -25,9 +26,9 @@ const ARITHMETIC: Duration = Duration::from_millis(120);
 pub struct Limits {
     /// Reading memory in order, in 10⁹ bytes a second.
     pub read_gbs: f64,
-    /// Multiply-adds of 8-bit integers, in 10⁹ a second; at levels without such units those of f32.
+    /// Multiply-adds of 8-bit integers, in 10⁹ a second; f32 at levels without 8-bit units.
     pub int8_gmacs: f64,
-    /// Multiply-adds of bf16, in 10⁹ a second; at levels without such units those of f32.
+    /// Multiply-adds of bf16, in 10⁹ a second; f32 at levels without bf16 units.
     pub bf16_gmacs: f64,
 }
 
@@ -42,12 +43,14 @@ impl Limits {
     }
 }
 
-/// Measures, with as many threads as will compute, for a level of this machine. Takes about a second.
+/// Measures the peaks of this machine with `threads` threads for a kernel level. Takes about a
+/// second.
 ///
 /// # Errors
 /// The machine does not have the level.
 pub fn limits(threads: usize, level: &str) -> Result<Limits, KernelError> {
-    // Functions that use a unit are chosen only by a level that the machine was found to have.
+    // Functions with special instructions are selected only by levels that were detected on this
+    // machine.
     let level = puna_kernels::level(level)?.name;
     let threads = threads.max(1);
     let gmacs = |chains: Chains| together(threads, ARITHMETIC, &|until| arithmetic(chains, until));
@@ -59,10 +62,10 @@ pub fn limits(threads: usize, level: &str) -> Result<Limits, KernelError> {
     })
 }
 
-/// Some rounds of independent multiply-adds in registers, and how many multiply-adds a round is.
+/// Rounds of independent multiply-adds in registers, and the number of multiply-adds per round.
 type Chains = (fn(u32) -> f32, u64);
 
-/// Rounds between two looks at the clock.
+/// Rounds between two reads of the clock.
 const ROUNDS: u32 = 4096;
 
 /// Multiply-adds (10⁹) and seconds of one thread.
@@ -94,15 +97,17 @@ fn together(threads: usize, time: Duration, work: &(dyn Fn(Duration) -> (f64, f6
     })
 }
 
-/// 10⁹ bytes a second that all threads read together: the best of a few passes, each from its first start to its last end.
-/// A thread's own best time may be one in which others waited, and would count memory's speed several times.
+/// Bandwidth of all threads together in 10⁹ bytes a second: the best of a few passes, each from its
+/// first start to its last end. A thread's own best time may be a time in which other threads
+/// waited, and would count the bandwidth several times.
 fn read(threads: usize) -> f64 {
     let (barrier, epoch) = (Barrier::new(threads), Instant::now());
     let beyond_cache =
         System::real().largest_cache().unwrap_or(0).saturating_mul(2).min(MOST_FOR_CACHE);
     let words = (beyond_cache / threads).max(BUFFER).min(MOST_BUFFERS / threads) / 8;
     let run = || {
-        // Large pages, or looking for pages would be what limits it; the kernel must know before they are touched.
+        // Huge pages, since TLB misses would limit the rate. The kernel must be advised before the
+        // pages are touched.
         let mut buffer = vec![0u64; words];
         advise_huge(buffer.as_mut_ptr().cast(), 8 * words);
         buffer.fill(1);
@@ -135,7 +140,7 @@ fn sum(words: &[u64]) -> u64 {
     sum_plain(words)
 }
 
-/// With loads of 16 bytes, as the compiler would take here, the first level of the cache has too few of them on their way.
+/// By loads of 32 bytes: with 16 bytes, the first-level cache has too few loads outstanding.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn sum_avx2(words: &[u64]) -> u64 {
@@ -154,7 +159,7 @@ fn sum_plain(words: &[u64]) -> u64 {
     sums.iter().fold(0, |a, b| a.wrapping_add(*b))
 }
 
-/// Plain code: what the portable level computes with.
+/// Plain code, as in the portable level.
 fn float_plain(rounds: u32) -> f32 {
     let (a, b) = (black_box([1.000_001f32; 8]), black_box([1e-9f32; 8]));
     let mut sums = [[0.5f32; 8]; 8];
@@ -284,13 +289,13 @@ mod units {
         sums.into_iter().map(|x| _mm256_extract_epi32::<0>(x) as f32).sum()
     }
 
-    /// Products of bytes, pairs added to words, pairs of those to 32 bits: what stands for VNNI without it.
+    /// Products of bytes, added in pairs to 16 and then to 32 bits: the replacement for VNNI.
     #[target_feature(enable = "avx2")]
     fn int8_avx2(rounds: u32) -> f32 {
         let (a, b, ones) = (_mm256_set1_epi8(3), _mm256_set1_epi8(-1), _mm256_set1_epi16(1));
         let mut sums = [_mm256_setzero_si256(); CHAINS];
         for round in 0..rounds {
-            // Another operand each round, so that the products are not computed once for all.
+            // Another operand each round, so that the compiler does not hoist the products.
             let a = _mm256_xor_si256(a, _mm256_set1_epi8((round & 1) as i8));
             for x in &mut sums {
                 let pairs =
@@ -328,7 +333,7 @@ mod tests {
             assert!(gmacs.0 > 0.0 && gmacs.1 > 0.0, "{}", level.name);
             for chains in [int8_chains(level.name), bf16_chains(level.name)].into_iter().flatten() {
                 let (amount, seconds) = arithmetic(chains, Duration::from_millis(5));
-                // No core does less than one multiply-add a nanosecond with such units, nor more than 10⁴.
+                // Every core does 0.1 to 10⁴ multiply-adds a nanosecond with these units.
                 let rate = amount / seconds;
                 assert!((0.1..10_000.0).contains(&rate), "{}: {rate}", level.name);
             }

@@ -1,4 +1,5 @@
-//! Memory of recurrent states. A slot holds all recurrent states of one sequence or checkpoint, one after the other.
+//! Memory of recurrent states. A slot holds all recurrent states of one sequence or checkpoint, one
+//! after the other.
 
 use puna_graph::{BackendError, StateSpec};
 
@@ -61,7 +62,8 @@ mod tests {
     fn a_copy_has_all_states_of_a_slot_and_no_others() {
         let mut states = States::new(StateSpec { states: vec![3, 2], slots: 3 }).unwrap();
         let part = |states: &States, slot, state, len| {
-            // SAFETY: nobody else is here, and the slice is gone when the next one is made.
+            // SAFETY: this is the only thread, and the slice is dropped before the next one is
+            // made.
             unsafe { states.part(slot, state, 0, len).to_vec() }
         };
         for slot in 0..3 {

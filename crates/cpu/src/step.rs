@@ -1,6 +1,6 @@
 //! The data of one step, the [`Instruction`] trait, and the loop in which a thread runs a program.
 
-use puna_graph::{BackendError, Place, Rope, Rows, Segment, StepInput, Weight};
+use puna_graph::{ArenaRange, BackendError, Rope, Rows, Segment, StepInput, Weight};
 use puna_kernels::{Level, Q8Rows, Scratch, TileRows};
 
 use crate::cache::Cache;
@@ -105,8 +105,8 @@ impl TileBuffer {
         TileRows { rows, k, parts, data }
     }
 
-    /// The high and low parts of a piece ([`TileRows::piece`]) of the matrix `(rows, k, parts)` that begins at index `at`. The
-    /// low part is empty if `parts` is 1.
+    /// The high and low parts of a piece ([`TileRows::piece`]) of the matrix `(rows, k, parts)`
+    /// that begins at index `at`. The low part is empty if `parts` is 1.
     ///
     /// # Safety
     /// No other thread reads or writes the piece at the same time.
@@ -140,7 +140,8 @@ pub struct Step<'a> {
     pub arena: &'a Arena,
     pub q8: &'a [Q8Buffer],
     pub tiles: &'a [TileBuffer],
-    /// Partial results of the tasks of one instruction, which the last task merges. All instructions share it.
+    /// Partial results of the tasks of one instruction, which the last task merges. All
+    /// instructions share it.
     pub split_scratch: &'a Shared<f32>,
     pub cache: Option<&'a Cache>,
     pub states: Option<&'a States>,
@@ -183,8 +184,9 @@ pub struct ThreadScratch {
 /// One instruction of a program, divided into independent tasks.
 ///
 /// # Safety
-/// Tasks of one instruction run concurrently. They must write disjoint memory and read nothing that another task of the
-/// instruction writes. Instructions run one after the other with a barrier between them.
+/// Tasks of one instruction run concurrently. They must write disjoint memory and read nothing that
+/// another task of the instruction writes. Instructions run one after the other with a barrier
+/// between them.
 pub unsafe trait Instruction: Send + Sync {
     /// Name of the operation in measurements.
     fn name(&self) -> &'static str;
@@ -195,7 +197,8 @@ pub unsafe trait Instruction: Send + Sync {
     /// Runs one task.
     ///
     /// # Safety
-    /// `task` is below [`Instruction::tasks`] and runs once in the step, after all earlier instructions.
+    /// `task` is below [`Instruction::tasks`] and runs once in the step, after all earlier
+    /// instructions.
     unsafe fn run(&self, task: usize, step: &Step<'_>, scratch: &mut ThreadScratch);
 
     /// Whether the number of tasks is known before the earlier instructions of the step have run.
@@ -224,13 +227,14 @@ pub fn run(
     while at < program.len() {
         let tasks = program[at].tasks(step);
         if tasks == 0 && program[at].is_static() {
-            // No tasks; all threads decide the same, so that no barrier is needed.
+            // No tasks. All threads decide the same, so no barrier is needed.
             at += 1;
             continue;
         }
         if tasks <= 1 {
-            // One thread runs a group of small instructions, so that they share one barrier. An instruction whose number of
-            // tasks is not static forms a group alone: a late thread still asks for the number while the group runs.
+            // One thread runs a group of small instructions, so that they share one barrier. If the
+            // number of tasks is not static, the instruction forms a group alone: a late thread
+            // still asks for the number while the group runs.
             let few = |i: &dyn Instruction| i.is_static() && i.tasks(step) <= 1;
             let more = program[at + 1..].iter().take_while(|i| few(i.as_ref())).count();
             let more = if program[at].is_static() { more } else { 0 };
@@ -238,7 +242,8 @@ pub fn run(
             if queue.claim_round(round, worker.index()) {
                 for instruction in &program[at..end] {
                     for task in 0..instruction.tasks(step) {
-                        // SAFETY: one thread runs the group in order, behind the barrier of the earlier instructions.
+                        // SAFETY: one thread runs the group in order, behind the barrier of the
+                        // earlier instructions.
                         unsafe { instruction.run(task, step, scratch) };
                     }
                 }
@@ -246,7 +251,8 @@ pub fn run(
             at = end;
         } else {
             queue.run_tasks(round, worker.index(), tasks, |task| {
-                // SAFETY: the queue gives each task to one thread, behind the barrier of the earlier instructions.
+                // SAFETY: the queue gives each task to one thread, behind the barrier of the
+                // earlier instructions.
                 unsafe { program[at].run(task, step, scratch) };
             });
             at += 1;
@@ -262,12 +268,12 @@ pub fn rows_per_task(cols: usize) -> usize {
 }
 
 /// The rows of a task, if each task has [`rows_per_task`] rows.
-pub fn task_rows(task: usize, place: &Place, step: &Step<'_>) -> std::ops::Range<usize> {
+pub fn task_rows(task: usize, place: &ArenaRange, step: &Step<'_>) -> std::ops::Range<usize> {
     let each = rows_per_task(place.cols);
     task * each..((task + 1) * each).min(step.rows(place.rows))
 }
 
 /// Number of tasks, if each has the rows of [`task_rows`].
-pub fn row_tasks(place: &Place, step: &Step<'_>) -> usize {
+pub fn row_tasks(place: &ArenaRange, step: &Step<'_>) -> usize {
     step.rows(place.rows).div_ceil(rows_per_task(place.cols))
 }

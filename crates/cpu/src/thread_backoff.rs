@@ -1,21 +1,24 @@
 //! Thread back-off: runs steps on fewer threads while other processes occupy the processors.
 //!
-//! All threads wait at each barrier for the last one. A thread that was descheduled arrives a time slice late, some milliseconds,
-//! however short the work between two barriers is. Fewer threads are descheduled less often; a single thread never waits.
+//! All threads wait at each barrier for the last one. A thread that was descheduled arrives a time
+//! slice late, some milliseconds, however short the work between two barriers is. Fewer threads are
+//! descheduled less often; a single thread never waits.
 
 use std::time::{Duration, Instant};
 
-/// A wait at a barrier above this time means that a thread was descheduled, not that it had more work.
+/// A wait at a barrier above this time means that a thread was descheduled, not that it had more
+/// work.
 pub const DESCHEDULED_WAIT: Duration = Duration::from_millis(1);
 
 /// Step time over which waits are summed before each decision.
 const DECISION_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Time on fewer threads before all threads are tried again. It doubles with each failed try, from the first to the second value.
+/// Time on fewer threads before all threads are tried again. It doubles with each failed try, from
+/// the first to the second value.
 const RETRY_DELAY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(16)];
 
-/// Decides how often the number of threads is halved, from the time of steps and the time that they waited for
-/// descheduled threads.
+/// Decides how often the number of threads is halved, from the time of steps and the time that they
+/// waited for descheduled threads.
 pub struct ThreadBackoff {
     halvings: u32,
     interval: Interval,
@@ -47,8 +50,8 @@ impl ThreadBackoff {
         (all >> self.halvings.min(usize::BITS - 1)).max(1)
     }
 
-    /// Records a step that ended `now`: its time, and how long its first thread waited for descheduled ones. Returns
-    /// whether the number of threads changes.
+    /// Records a step that ended `now`: its time, and how long its first thread waited for
+    /// descheduled ones. Returns whether the number of threads changes.
     pub fn record_step(
         &mut self,
         all: usize,
@@ -90,9 +93,11 @@ impl ThreadBackoff {
 mod tests {
     use super::*;
 
+    /// Duration of a step.
     const STEP: Duration = Duration::from_millis(20);
 
-    /// Threads after each of `steps` steps of an 8-thread layout that wait for `share` percent of their time.
+    /// Threads after each of `steps` steps of an 8-thread layout that wait for `share` percent of
+    /// their time.
     fn run(backoff: &mut ThreadBackoff, now: &mut Instant, steps: usize, share: u32) -> Vec<usize> {
         let mut step = || {
             *now += STEP;

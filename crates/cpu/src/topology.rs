@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use crate::affinity;
 use crate::cgroup_quota::{self, MilliCpus};
 
-/// Largest number of threads. No current machine has more cores, and a machine with two can still start them.
+/// Largest number of threads. No current machine has more cores, and a machine with two can still
+/// start them.
 const MAX_THREADS: usize = 512;
 
 /// Limit of processor numbers.
@@ -28,7 +29,8 @@ impl System {
         Self { root: "/".into(), affinity: None }
     }
 
-    /// Reads the limits that can change while the process runs: one system call and a few small files.
+    /// Reads the limits that can change while the process runs: one system call and a few small
+    /// files.
     pub fn limits(&self) -> Limits {
         let cpus = self.affinity.clone().or_else(affinity::get).filter(|cpus| !cpus.is_empty());
         let cpus = cpus.unwrap_or_else(|| {
@@ -38,7 +40,7 @@ impl System {
         Limits { cpus, quota: cgroup_quota::read(&self.root) }
     }
 
-    /// Size in bytes of the largest cache of processor 0, if the system tells.
+    /// Size in bytes of the largest cache of processor 0, if the system reports it.
     pub fn largest_cache(&self) -> Option<usize> {
         let entries = fs::read_dir(self.root.join("sys/devices/system/cpu/cpu0/cache")).ok()?;
         // The kernel writes sizes as `2048K`, always in K.
@@ -53,7 +55,7 @@ impl System {
         read_list(&self.root.join("sys/devices/system").join(path))
     }
 
-    /// The processors of each NUMA node, if the system tells.
+    /// The processors of each NUMA node, if the system reports it.
     fn nodes(&self) -> Vec<BTreeSet<usize>> {
         let Ok(entries) = fs::read_dir(self.root.join("sys/devices/system/node")) else {
             return Vec::new();
@@ -142,8 +144,9 @@ impl Topology {
         self.cpus().min(paid).max(1)
     }
 
-    /// One thread per physical core, at most the quota rounded down. More threads would use up the quota early, and the
-    /// kernel would then throttle all of them until the next period, in the middle of a step.
+    /// One thread per physical core, at most the quota rounded down. More threads would use up the
+    /// quota early, and the kernel would then throttle all of them until the next period, in the
+    /// middle of a step.
     pub fn default_threads(&self) -> usize {
         let paid = self
             .quota
@@ -180,7 +183,8 @@ impl Topology {
 pub struct Layout {
     /// At least one.
     pub groups: Vec<Group>,
-    /// Whether there are more threads than processors or quota, so that a spinning thread keeps another from working.
+    /// Whether there are more threads than processors or quota, so that a spinning thread keeps
+    /// another from working.
     pub crowded: bool,
 }
 
@@ -253,8 +257,8 @@ pub mod simulated {
 
     use super::*;
 
-    /// Makes a machine of `nodes` nodes with `cores` cores each. With `smt`, each core has a second hardware thread, which is
-    /// numbered after all first threads, as on Linux on x86.
+    /// Makes a machine of `nodes` nodes with `cores` cores each. With `smt`, each core has a second
+    /// hardware thread, which is numbered after all first threads, as on Linux on x86.
     pub fn machine(nodes: usize, cores: usize, smt: bool) -> (tempfile::TempDir, System) {
         let root = tempfile::tempdir().unwrap();
         let all = nodes * cores;

@@ -1,25 +1,24 @@
 //! Distributes the tasks of an instruction among threads, with work stealing.
 //!
-//! Each thread owns a range of consecutive tasks, so that it reads memory in one direction, which suits hardware prefetchers.
-//! A thread that finishes its own range takes tasks from the ranges of other threads: a thread that lost its core delays
-//! only the task that it runs.
+//! Each thread owns a range of consecutive tasks, so that it reads memory in one direction, which
+//! suits hardware prefetchers. A thread that finishes its own range takes tasks from the ranges of
+//! other threads: a thread that lost its core delays only the task that it runs.
 //!
-//! On a machine with several NUMA nodes, threads of one node have consecutive numbers and therefore consecutive ranges. Every step, a
-//! node reads the same rows of a weight, which stay in its caches and, after first touch, in its memory. A thread steals
-//! from its own node first.
+//! On a machine with several NUMA nodes, threads of one node have consecutive numbers and therefore
+//! consecutive ranges. Every step, a node reads the same rows of a weight, which stay in its caches
+//! and, after first touch, in its memory. A thread steals from its own node first.
 
-use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
+use crate::sync::{AtomicUsize, Ordering};
 use crate::topology::Layout;
+use std::ops::Range;
 
 /// Number of tasks claimed from one thread's range, on its own cache line.
 #[repr(align(64))]
-#[derive(Default)]
 struct ClaimCounter(AtomicUsize);
 
-/// Claim counters of all threads' ranges, for two rounds. While threads work on one round, they reset the counters of the
-/// other, which serve the next round. All threads pass a barrier between rounds.
+/// Claim counters of all threads' ranges, for two rounds. While threads work on one round, they
+/// reset the counters of the other, which serve the next round. All threads pass a barrier between
+/// rounds.
 pub struct WorkQueue {
     /// For each thread, the threads of its NUMA node, itself included.
     node_threads: Vec<Range<usize>>,
@@ -34,7 +33,8 @@ impl WorkQueue {
             let first = node_threads.len();
             node_threads.extend((0..group.threads).map(|_| first..first + group.threads));
         }
-        let counters = (0..2 * node_threads.len()).map(|_| ClaimCounter::default()).collect();
+        let counters = 2 * node_threads.len();
+        let counters = (0..counters).map(|_| ClaimCounter(AtomicUsize::new(0))).collect();
         Self { node_threads, counters }
     }
 
@@ -42,8 +42,9 @@ impl WorkQueue {
         self.node_threads.len()
     }
 
-    /// The order in which a thread works on ranges: its own, the ranges of its node, all others. Each part starts at the
-    /// thread's own number, so that idle threads do not all steal from the same range.
+    /// The order in which a thread works on ranges: its own, the ranges of its node, all others.
+    /// Each part starts at the thread's own number, so that idle threads do not all steal from the
+    /// same range.
     fn steal_order(&self, thread: usize) -> impl Iterator<Item = usize> + use<> {
         let Range { start, end } = self.node_threads[thread];
         (thread..end).chain(start..thread).chain(end..self.threads()).chain(0..start)
@@ -51,7 +52,7 @@ impl WorkQueue {
 
     /// Prepares for round 0.
     pub fn reset(&mut self) {
-        self.counters.iter_mut().for_each(|counter| *counter.0.get_mut() = 0);
+        self.counters.iter_mut().for_each(|counter| counter.0.store(0, Ordering::Relaxed));
     }
 
     /// Runs tasks of a round of `tasks` tasks until none is left. Every thread calls this method or
@@ -71,7 +72,8 @@ impl WorkQueue {
         }
     }
 
-    /// Returns true for the first thread that calls it in a round: that thread runs the round alone.
+    /// Returns true for the first thread that calls it in a round: that thread runs the round
+    /// alone.
     pub fn claim_round(&self, round: usize, thread: usize) -> bool {
         self.reset_counter(round + 1, thread);
         self.counter(round, 0).fetch_add(1, Ordering::Relaxed) == 0
@@ -92,7 +94,41 @@ impl WorkQueue {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::barrier::Barrier;
+
+    /// Rounds of two tasks, with a barrier between rounds, as the threads of the pool run them.
+    #[test]
+    fn loom_every_task_of_every_round_runs_once() {
+        // Counters of a round are used again two rounds later.
+        const ROUNDS: usize = 3;
+        loom::model(|| {
+            let queue = WorkQueue::new(&Layout::of(&[2]));
+            let runs = (0..ROUNDS).map(|_| [AtomicUsize::new(0), AtomicUsize::new(0)]);
+            let shared = Arc::new((queue, Barrier::new(), runs.collect::<Vec<_>>()));
+            let run = |shared: &(WorkQueue, Barrier, Vec<[AtomicUsize; 2]>), thread: usize| {
+                let (queue, barrier, runs) = shared;
+                for (round, tasks) in runs.iter().enumerate() {
+                    queue.run_tasks(round, thread, tasks.len(), |task| {
+                        tasks[task].fetch_add(1, Ordering::Relaxed);
+                    });
+                    barrier.wait(2, 0);
+                    assert!(tasks.iter().all(|task| task.load(Ordering::Relaxed) == 1));
+                }
+            };
+            let other = Arc::clone(&shared);
+            let thread = loom::thread::spawn(move || run(&other, 1));
+            run(&shared, 0);
+            thread.join().unwrap();
+        });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::pool::Pool;
@@ -151,6 +187,7 @@ mod tests {
 
     #[test]
     fn other_threads_steal_the_tasks_of_a_delayed_thread() {
+        // Tasks of the round.
         const TASKS: usize = 90;
         let layout = Layout::of(&[2, 1]);
         let queue = WorkQueue::new(&layout);
@@ -159,7 +196,8 @@ mod tests {
         Pool::new(&layout).unwrap().run(&|worker| {
             queue.run_tasks(0, worker.index(), TASKS, |_| {
                 by[worker.index()].fetch_add(1, Ordering::Relaxed);
-                // The last thread stalls in its first task until the others have run all other tasks.
+                // The last thread stalls in its first task until the others have run all other
+                // tasks.
                 let start = std::time::Instant::now();
                 while worker.index() == 2 && done.load(Ordering::Relaxed) < TASKS - 1 {
                     assert!(

@@ -1,4 +1,5 @@
-//! What latent attention is made of: values that lie in their keys, and products of heads with matrices of their own.
+//! What latent attention is made of: values that lie in their keys, and products of heads with
+//! matrices of their own.
 
 use std::sync::Arc;
 

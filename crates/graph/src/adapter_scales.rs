@@ -5,13 +5,14 @@ use std::sync::Arc;
 use crate::backend::StepInput;
 use crate::values::Rows;
 
-/// Scale of each adapter, in the order of the adapters; 1 for missing entries. Equal scales compare equal, so this is a key of the
-/// prefix tree.
+/// Scale of each adapter, in the order of the adapters; 1 for missing entries. Equal scales compare
+/// equal, so this is a key of the prefix tree.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AdapterScales(Arc<[u32]>);
 
 impl AdapterScales {
-    /// AdapterScales of these factors, of which those at the end may be left out where they are one.
+    /// AdapterScales of these factors, of which those at the end may be left out where they are
+    /// one.
     pub fn new(factors: &[f32]) -> Self {
         let named = factors.iter().rposition(|&factor| factor != 1.0).map_or(0, |last| last + 1);
         // -0 and 0 are the same scale.

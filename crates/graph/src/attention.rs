@@ -3,81 +3,9 @@
 use std::ops::RangeInclusive;
 
 use crate::kv::CacheLayer;
-use crate::top_k_positions::SelectedPositions;
+use crate::mask::Mask;
+use crate::selected_positions::SelectedPositions;
 use crate::values::WeightId;
-
-/// Attention mask: which positions a token sees.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Mask {
-    /// All positions up to its own.
-    Causal,
-    /// Sliding window: the last `n` positions, including its own.
-    Window(u32),
-    /// The positions of its own chunk of `n` positions, up to its own.
-    Chunk(u32),
-    /// Pooled rows, each for `n` positions, all of which are at or before its own. A row is stored at the last of its positions.
-    Pooled(u32),
-    /// All tokens of its sequence (encoders); not cached.
-    Full,
-    /// Tokens at most `n` positions before or behind it (encoders); not cached.
-    Around(u32),
-    /// Cross-attention to the encoder's input: the first `encoded` positions of its segment.
-    Encoded,
-    /// All positions up to its own, except the encoder's input.
-    Decoded,
-}
-
-impl Mask {
-    /// Whether keys and values are cached for later steps.
-    pub fn is_cached(self) -> bool {
-        !matches!(self, Mask::Full | Mask::Around(_))
-    }
-
-    /// Largest number of positions that a token sees, if it is bounded; earlier positions need not stay in the cache.
-    pub fn reach(self) -> Option<usize> {
-        match self {
-            Mask::Window(n) | Mask::Chunk(n) => Some(n.max(1) as usize),
-            Mask::Causal
-            | Mask::Pooled(_)
-            | Mask::Full
-            | Mask::Around(_)
-            | Mask::Encoded
-            | Mask::Decoded => None,
-        }
-    }
-
-    /// First position that the token at `position`, or any later token, sees in the cache.
-    pub fn first_seen(self, position: usize) -> usize {
-        match self {
-            Mask::Window(n) => (position + 1).saturating_sub(n.max(1) as usize),
-            Mask::Chunk(n) => position - position % n.max(1) as usize,
-            Mask::Causal
-            | Mask::Pooled(_)
-            | Mask::Full
-            | Mask::Around(_)
-            | Mask::Encoded
-            | Mask::Decoded => 0,
-        }
-    }
-
-    /// Positions per cache row.
-    pub fn pooled(self) -> usize {
-        match self {
-            Mask::Pooled(n) => n.max(1) as usize,
-            _ => 1,
-        }
-    }
-
-    /// Whether every token sees a subset of what it sees with `other`.
-    pub fn is_within(self, other: Self) -> bool {
-        match (self, other) {
-            (Mask::Window(own), Mask::Window(n)) => own <= n,
-            (Mask::Pooled(_), _) | (_, Mask::Pooled(_)) => self == other,
-            (_, Mask::Causal) => self.is_cached(),
-            _ => self == other,
-        }
-    }
-}
 
 /// Specification of an attention operation.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -90,9 +18,11 @@ pub struct AttentionSpec {
     pub key_dim: usize,
     /// Dimensions of a value head.
     pub value_dim: usize,
-    /// Whether a value is the first dimensions of its key, so that the cache stores only keys (latent attention).
+    /// Whether a value is the first dimensions of its key, so that the cache stores only keys
+    /// (latent attention).
     pub values_in_keys: bool,
-    /// Whether the attention reads keys and values that an earlier operation has stored in its cache layer.
+    /// Whether the attention reads keys and values that an earlier operation has stored in its
+    /// cache layer.
     pub only_reads: bool,
     /// Factor of scores.
     pub scale: f32,
@@ -104,7 +34,8 @@ pub struct AttentionSpec {
     pub sees_ahead: bool,
     /// Attention sinks: one logit per query head in the softmax, without a value.
     pub sinks: Option<WeightId>,
-    /// ALiBi (Press et al., 2021): largest bias exponent, from which the slope of each head follows. Applied after the softcap.
+    /// ALiBi (Press et al., 2021): largest bias exponent, from which the slope of each head
+    /// follows. Applied after the softcap.
     pub alibi: Option<f32>,
     /// Relative position bias. Applied after the softcap.
     pub shifts: Option<Shifts>,
@@ -112,8 +43,9 @@ pub struct AttentionSpec {
     pub chosen: Option<SelectedPositions>,
     /// Whether positions behind the last whole block are seen in addition to selected blocks.
     pub sees_tail: bool,
-    /// Whether the result is a partial result for a later attention, in [`Self::part_cols`] columns: weighted sums of values of all heads,
-    /// then their largest scores, then their sums of weights.
+    /// Whether the result is a partial result for a later attention, in [`Self::part_cols`]
+    /// columns: weighted sums of values of all heads, then their largest scores, then their sums of
+    /// weights.
     pub is_part: bool,
 }
 
@@ -156,7 +88,8 @@ impl AttentionSpec {
         (0..self.heads).map(|head| slope(head).exp2()).collect()
     }
 
-    /// Largest number of positions that a token sees with sparse attention. With at most this many positions, attention is dense.
+    /// Largest number of positions that a token sees with sparse attention. With at most this many
+    /// positions, attention is dense.
     pub fn room(&self) -> Option<usize> {
         let tail = |chosen: SelectedPositions| if self.sees_tail { chosen.block - 1 } else { 0 };
         self.chosen.map(|chosen| chosen.room().saturating_add(tail(chosen)))
@@ -174,8 +107,9 @@ impl AttentionSpec {
     }
 }
 
-/// Relative position bias of T5 (Raffel et al., 2020): one bias for each bucket of distances and each query head. If tokens see later keys,
-/// half of the buckets are for these. Near distances have one bucket each; far distances share buckets logarithmically.
+/// Relative position bias of T5 (Raffel et al., 2020): one bias for each bucket of distances and
+/// each query head. If tokens see later keys, half of the buckets are for these. Near distances
+/// have one bucket each; far distances share buckets logarithmically.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Shifts {
     /// `[heads, buckets]`.
@@ -221,37 +155,6 @@ mod tests {
         // Every other one of twice as many comes behind.
         assert_eq!(slopes(3), [-4.0, -8.0, -2.0].map(f32::exp2));
         assert!(AttentionSpec::causal(8, 8, 4, 4).slopes().is_empty());
-    }
-
-    #[test]
-    fn what_a_token_does_not_see_no_later_one_does() {
-        let all = [
-            Mask::Causal,
-            Mask::Decoded,
-            Mask::Window(1),
-            Mask::Window(5),
-            Mask::Chunk(4),
-            Mask::Window(0),
-        ];
-        for mask in all {
-            let seen: Vec<usize> = (0..40).map(|position| mask.first_seen(position)).collect();
-            assert!(seen.is_sorted(), "{mask:?}: {seen:?}");
-            let most = (0..40).map(|position| position + 1 - seen[position]).max();
-            assert_eq!(most, Some(mask.reach().unwrap_or(40)), "{mask:?}");
-        }
-        let seen = |mask: Mask| [0, 3, 4, 9].map(|position| mask.first_seen(position));
-        assert_eq!(seen(Mask::Window(4)), [0, 0, 1, 6]);
-        assert_eq!(seen(Mask::Chunk(4)), [0, 0, 4, 8]);
-    }
-
-    #[test]
-    fn a_narrower_window_is_within_a_wider_one_and_all_within_everything() {
-        assert!(
-            Mask::Window(3).is_within(Mask::Window(4))
-                && !Mask::Window(5).is_within(Mask::Window(4))
-        );
-        assert!(Mask::Chunk(3).is_within(Mask::Causal) && !Mask::Causal.is_within(Mask::Window(9)));
-        assert!(!Mask::Chunk(3).is_within(Mask::Window(3)) && !Mask::Full.is_within(Mask::Causal));
     }
 
     #[test]

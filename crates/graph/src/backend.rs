@@ -45,8 +45,8 @@ impl std::fmt::Debug for Weight {
     }
 }
 
-/// The paged KV cache of a model. A page holds `page_tokens` tokens of every layer. Layers with a window have window pages of their own,
-/// which are released while their sequence runs.
+/// The paged KV cache of a model. A page holds `page_tokens` tokens of every layer. Layers with a
+/// window have window pages of their own, which are released while their sequence runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheSpec {
     /// Layers, in the order of the graph.
@@ -124,10 +124,11 @@ pub struct Segment {
     pub pages: Vec<u32>,
     /// Window pages of the sequence.
     pub recent: RecentPages,
-    /// Number of first tokens that an encoder has read; their keys and values come from the encoder. 0 without an encoder.
+    /// Number of first tokens that an encoder has read; their keys and values come from the
+    /// encoder. 0 without an encoder.
     pub encoded: usize,
-    /// Slot of the recurrent states: in, after `past` tokens; out, after all rows. With `past` 0 the states start from zero, whatever the
-    /// slot holds. Unused without recurrent layers.
+    /// Slot of the recurrent states: in, after `past` tokens; out, after all rows. With `past` 0
+    /// the states start from zero, whatever the slot holds. Unused without recurrent layers.
     pub state: u32,
 }
 
@@ -161,7 +162,7 @@ pub struct StepInput {
     pub segments: Vec<Segment>,
     /// Adapter scales of each segment; empty if all scales are 1.
     pub adapter_scales: Vec<AdapterScales>,
-    /// Rows whose logits the step returns, in ascending order.
+    /// Rows for which the step returns logits, in ascending order.
     pub outputs: Vec<u32>,
     /// Input rows of [`crate::Graph::given`], if the graph has it.
     pub given: Vec<f32>,
@@ -187,7 +188,7 @@ pub struct Description {
 /// Time that one kind of operation took.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OpTime {
-    /// Name of the operation ([`crate::Op::name`]), or of a part of it.
+    /// Name of the operation ([`crate::Op::name`]), or of a part of the operation.
     pub op: &'static str,
     /// Seconds.
     pub seconds: f64,
@@ -269,7 +270,8 @@ pub enum BackendError {
     },
 }
 
-/// A device that runs planned graphs. It adopts the weights of a model once, compiles plans to programs, and runs steps.
+/// A device that runs planned graphs. It adopts the weights of a model once, compiles plans to
+/// programs, and runs steps.
 pub trait Backend: Send {
     /// Name, device, kernel level, threads.
     fn describe(&self) -> Description;
@@ -289,7 +291,8 @@ pub trait Backend: Send {
     /// Runs a step. Its results are valid until the next step.
     fn run(&mut self, program: ProgramId, input: &StepInput);
 
-    /// Result of the last step: one row per entry of [`StepInput::outputs`], or per token, as the graph defines.
+    /// Result of the last step: one row per entry of [`StepInput::outputs`], or per token, as the
+    /// graph defines.
     fn result(&self) -> &[f32];
 
     /// Extra output of the last step, by its index ([`crate::Graph::add_extra_output`]).
@@ -297,8 +300,9 @@ pub trait Backend: Send {
         &[]
     }
 
-    /// Largest batch for which each row's result is bit-identical to running that row alone. Steps that verify draft tokens have at most
-    /// this many rows, so that speculative decoding never changes an answer. 1 disables speculative decoding.
+    /// Largest batch for which each row's result is bit-identical to running that row alone. Steps
+    /// that verify draft tokens have at most this many rows, so that speculative decoding never
+    /// changes an answer. 1 disables speculative decoding.
     fn max_bit_exact_rows(&self) -> usize {
         1
     }

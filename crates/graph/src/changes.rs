@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use crate::values::WeightId;
 
-/// Low-rank update of a matrix (LoRA): `W + scale · up · down`, where `down` is LoRA A and `up` is LoRA B. `W` itself is not changed.
+/// Low-rank update of a matrix (LoRA): `W + scale · up · down`, where `down` is LoRA A and `up` is
+/// LoRA B. `W` itself is not changed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LowRank {
     /// LoRA A: `[in, rank]`; for experts and heads `[in, rank, experts]`, or one for all heads.
     pub down: WeightId,
-    /// LoRA B: `[rank, out]`; for experts and heads `[rank, out, experts]`, or one for all heads. If a per-head product passes columns
-    /// through, `out` includes them, with an update of zero.
+    /// LoRA B: `[rank, out]`; for experts and heads `[rank, out, experts]`, or one for all heads.
+    /// If a per-head product passes columns through, `out` includes them, with an update of zero.
     pub up: WeightId,
     /// `down` transposed, `[rank, in]`, if `W` is an embedding table.
     pub back: Option<WeightId>,
@@ -18,7 +19,7 @@ pub struct LowRank {
     pub rank: usize,
     /// Factor of the update.
     pub scale: f32,
-    /// Number of the adapter, whose scale multiplies the update, too.
+    /// Number of the adapter; its scale multiplies the update, too.
     pub adapter: usize,
 }
 
@@ -27,7 +28,7 @@ pub struct LowRank {
 pub struct Direction {
     /// `[features]`.
     pub vector: WeightId,
-    /// Number of the adapter, whose scale multiplies the vector.
+    /// Number of the adapter; its scale multiplies the vector.
     pub adapter: usize,
 }
 
@@ -47,7 +48,8 @@ impl Changes {
     }
 }
 
-/// Low-rank updates of the matrices of experts. If gate and up are one tensor, both have the same updates and use their own rows.
+/// Low-rank updates of the matrices of experts. If gate and up are one tensor, both have the same
+/// updates and use their own rows.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ExpertChanges {
     /// Of `gate`; of `up` for experts without a gate.

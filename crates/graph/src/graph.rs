@@ -1,9 +1,13 @@
 //! The graph of one step and its builder.
 
+mod attention;
+mod recurrent;
+mod sparse_attention;
+mod streams;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::attention::*;
 use crate::changes::*;
 use crate::ops::*;
 use crate::values::*;
@@ -45,8 +49,8 @@ pub struct Node {
 
 /// The operations of one step in order, with the shapes of all values.
 ///
-/// Building a graph computes nothing. The number of rows is symbolic, so one graph serves steps of any size; a [`crate::Plan`] sets the
-/// largest size.
+/// Building a graph computes nothing. The number of rows is symbolic, so one graph serves steps of
+/// any size; a [`crate::Plan`] sets the largest size.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Graph {
     nodes: Vec<Node>,
@@ -57,7 +61,7 @@ pub struct Graph {
     extra_outputs: Vec<ValueId>,
     changes: Arc<Changes>,
     sees_all: bool,
-    /// Layers whose inputs are recorded (feature taps), with these inputs.
+    /// Layers with recorded inputs (feature taps), and these inputs.
     watched: Vec<(usize, Option<ValueId>)>,
 }
 
@@ -121,8 +125,8 @@ impl Graph {
         Self { watched: layers.iter().map(|&layer| (layer, None)).collect(), ..self }
     }
 
-    /// Recorded inputs of layers, in order: the result of [`Self::steer`] for the layer before. `None` for the first layer and for layers
-    /// without nodes.
+    /// Recorded inputs of layers, in order: the result of [`Self::steer`] for the layer before.
+    /// `None` for the first layer and for layers without nodes.
     pub fn watched(&self) -> impl Iterator<Item = Option<ValueId>> {
         self.watched.iter().map(|(_, input)| *input)
     }
@@ -162,7 +166,8 @@ impl Graph {
         self.extra_outputs.push(value);
     }
 
-    /// Whether a storage holds a result or an extra output; `owner` maps storages to the storage whose memory they use.
+    /// Whether a storage holds a result or an extra output; `owner` maps storages to the storage
+    /// with their memory.
     pub(crate) fn is_kept(&self, storage: usize, owner: &[usize]) -> bool {
         let mut kept = self.result.iter().chain(&self.extra_outputs);
         kept.any(|&value| owner[self.value(value).storage] == owner[storage])
@@ -233,7 +238,7 @@ impl Graph {
         self.push(name, Op::EmbedListed { table, numbers }, of.rows, of.cols * cols)
     }
 
-    /// The step's own rows, so many columns wide.
+    /// Input rows that the caller provides, `cols` columns wide.
     pub fn given(&mut self, name: &'static str, cols: usize) -> ValueId {
         self.push(name, Op::Given, Rows::Tokens, cols)
     }
@@ -257,7 +262,8 @@ impl Graph {
         self.push(name, Op::Linear { w: l.w, scale: l.scale, bias: l.bias, x }, rows, l.out)
     }
 
-    /// For each head its first columns times the head's own matrix, and behind that the rest of the head as it is.
+    /// For each head its first columns times the head's own matrix, and behind that the rest of the
+    /// head as it is.
     pub fn linear_of_heads(&mut self, name: &'static str, l: &HeadLinear, x: ValueId) -> ValueId {
         let mut y = self.product_of_heads(name, l, x);
         let (dim, out) = (self.value(x).cols / l.heads, self.value(y).cols / l.heads);
@@ -293,7 +299,7 @@ impl Graph {
         self.push_like("lora_scaled", Op::ScaleAdapter { x, adapter }, x)
     }
 
-    /// What a layer hands on, in the directions in which adapters steer it.
+    /// Adds the control vectors of a layer to the residual stream behind it.
     pub fn steer(&mut self, layer: usize, x: ValueId) -> ValueId {
         let directions = self.changes.directions.get(&layer).cloned().unwrap_or_default();
         let steered = directions
@@ -339,78 +345,6 @@ impl Graph {
         self.push_like(name, Op::Rope { x, head_dim, start, rope }, x)
     }
 
-    /// Attention of cache layer `layer`.
-    pub fn attention(
-        &mut self,
-        name: &'static str,
-        layer: usize,
-        [q, k, v]: [ValueId; 3],
-        spec: AttentionSpec,
-    ) -> ValueId {
-        self.attention_of(name, layer, [q, k, v], [None; 2], spec)
-    }
-
-    pub(crate) fn attention_of(
-        &mut self,
-        name: &'static str,
-        layer: usize,
-        [q, k, v]: [ValueId; 3],
-        [chosen, before]: [Option<ValueId>; 2],
-        spec: AttentionSpec,
-    ) -> ValueId {
-        assert!(!spec.only_reads);
-        let cols = |id| self.value(id).cols;
-        assert_eq!(cols(k), spec.kv_heads * spec.key_dim);
-        match spec.values_in_keys {
-            true => assert!(v == k && spec.value_dim <= spec.key_dim),
-            false => assert_eq!(cols(v), spec.kv_heads * spec.value_dim),
-        }
-        self.attend(name, layer, [q, k, v], [chosen, before], spec)
-    }
-
-    /// Attention to what is in cache layer `layer`.
-    pub fn attention_to(
-        &mut self,
-        name: &'static str,
-        layer: usize,
-        q: ValueId,
-        spec: AttentionSpec,
-    ) -> ValueId {
-        self.attend(name, layer, [q; 3], [None; 2], AttentionSpec { only_reads: true, ..spec })
-    }
-
-    /// Keys and values for cache layer `layer`, which attention of later steps reads in this form. The result is empty: a step that
-    /// does nothing else is made for it.
-    pub fn keep(
-        &mut self,
-        name: &'static str,
-        layer: usize,
-        [k, v]: [ValueId; 2],
-        spec: AttentionSpec,
-    ) -> ValueId {
-        let cols = |id| self.value(id).cols;
-        assert!(!spec.values_in_keys && cols(k) == spec.kv_heads * spec.key_dim);
-        assert_eq!(cols(v), spec.kv_heads * spec.value_dim);
-        self.push(name, Op::StoreKv { k, v, layer, spec }, Rows::Tokens, 0)
-    }
-
-    fn attend(
-        &mut self,
-        name: &'static str,
-        layer: usize,
-        [q, k, v]: [ValueId; 3],
-        [chosen, before]: [Option<ValueId>; 2],
-        spec: AttentionSpec,
-    ) -> ValueId {
-        let mask = if self.sees_all && spec.mask == Mask::Causal { Mask::Full } else { spec.mask };
-        let spec = AttentionSpec { mask, ..spec };
-        assert_eq!(chosen.is_some(), spec.chosen.is_some());
-        assert!(before.is_none_or(|before| self.value(before).cols == spec.part_cols()));
-        let cols = if spec.is_part { spec.part_cols() } else { spec.heads * spec.value_dim };
-        assert_eq!(self.value(q).cols, spec.heads * spec.key_dim);
-        self.push(name, Op::Attention { q, k, v, layer, chosen, before, spec }, Rows::Tokens, cols)
-    }
-
     /// A gated unit.
     pub fn glu(&mut self, name: &'static str, kind: Glu, gate: ValueId, up: ValueId) -> ValueId {
         assert_eq!(self.value(gate).cols, self.value(up).cols);
@@ -447,7 +381,22 @@ impl Graph {
         self.push_like(name, Op::Add { a, b }, a)
     }
 
-    /// The columns of `a`, then those of `b`.
+    /// `width` columns from `start` on of each `period` columns of `x`, side by side.
+    pub fn pick(
+        &mut self,
+        name: &'static str,
+        x: ValueId,
+        start: usize,
+        width: usize,
+        period: usize,
+    ) -> ValueId {
+        let value = self.value(x);
+        assert!(value.cols.is_multiple_of(period) && start + width <= period);
+        let cols = value.cols / period * width;
+        self.push(name, Op::Pick { x, start, width, period }, value.rows, cols)
+    }
+
+    /// The columns of `a`, then the columns of `b`.
     pub fn concat(&mut self, name: &'static str, a: ValueId, b: ValueId) -> ValueId {
         let (Value { rows, cols, .. }, other) = (self.value(a), self.value(b));
         assert_eq!(rows, other.rows);
@@ -461,8 +410,8 @@ impl Graph {
         self.push_like(name, Op::Mul { x, by }, x)
     }
 
-    /// `x` mixed with earlier tokens of the step and the same sequence, see [`Op::DynamicConv`]: `constant` is `[features, taps]`, and `own`
-    /// has for each tap a column a group.
+    /// `x` mixed with earlier tokens of the step and the same sequence, see [`Op::DynamicConv`]:
+    /// `constant` is `[features, taps]`, and `own` has for each tap a column a group.
     pub fn dynamic_conv(
         &mut self,
         name: &'static str,
@@ -479,14 +428,15 @@ impl Graph {
         self.push_like(name, Op::DynamicConv { x, own, constant, taps }, x)
     }
 
-    /// What lies around each token, see [`Op::Unfold`]: `x · taps` columns, from which a product makes a convolution.
+    /// Neighbours of each token in `cols · taps` columns, for a convolution as a matrix product;
+    /// see [`Op::Unfold`].
     pub fn unfold(&mut self, name: &'static str, x: ValueId, taps: usize) -> ValueId {
         let Value { rows, cols, .. } = self.value(x);
         assert!(rows == Rows::Tokens && taps % 2 == 1);
         self.push(name, Op::Unfold { x, taps }, rows, cols * taps)
     }
 
-    /// Norm over the tokens of a sequence and each of so many groups of columns.
+    /// Norm over the tokens of a sequence and each of `groups` groups of columns.
     pub fn group_norm(
         &mut self,
         name: &'static str,
@@ -499,7 +449,7 @@ impl Graph {
         self.push_like(name, Op::GroupNorm { x, w, b, eps, groups }, x)
     }
 
-    /// `x` by what the token's position makes of it.
+    /// Attention temperature, see [`Op::AttnTemperature`].
     pub fn temper(&mut self, name: &'static str, x: ValueId, by: Temperature) -> ValueId {
         self.push_like(name, Op::AttnTemperature { x, by }, x)
     }
@@ -514,13 +464,13 @@ impl Graph {
         self.push_like(name, Op::Softcap { x, cap }, x)
     }
 
-    /// `x` as long as `like`, row by row.
+    /// `x` scaled to the norm of `like`, row by row.
     pub fn resize(&mut self, name: &'static str, x: ValueId, like: ValueId) -> ValueId {
         assert_eq!(self.value(x).rows, self.value(like).rows);
         self.push_like(name, Op::MatchNorm { x, like }, x)
     }
 
-    /// What a token was at these places of the stream, by how much it heeds each; `norm` is of what they are weighed by.
+    /// Depth attention, see [`Op::DepthAttention`]; `norm`: `w` and `eps`.
     pub fn recall(
         &mut self,
         name: &'static str,
@@ -541,25 +491,27 @@ impl Graph {
         )
     }
 
-    /// What lies so many standard deviations above the mean of a row, and by how much; zero elsewhere.
+    /// Gaussian top-k, see [`Op::Sparsify`].
     pub fn sparsify(&mut self, name: &'static str, x: ValueId, deviations: f32) -> ValueId {
         self.push_like(name, Op::Sparsify { x, deviations }, x)
     }
 
-    /// The rows of the tokens whose results are wanted.
+    /// The rows of the tokens for which the step returns logits.
     pub fn gather_outputs(&mut self, x: ValueId) -> ValueId {
         let cols = self.value(x).cols;
         self.push("outputs", Op::GatherOutputs { x }, Rows::Outputs, cols)
     }
 
-    /// Moves each product up behind the first that reads the same value, so that backends can do them together: changes of
-    /// weights come between products that were recorded one after the other.
+    /// Moves each product up behind the first that reads the same value, so that backends can do
+    /// them together: changes of weights come between products that were recorded one after the
+    /// other.
     pub fn join_products(&mut self) {
         let mut first: BTreeMap<ValueId, usize> = BTreeMap::new();
         let mut groups: Vec<Vec<Node>> = Vec::with_capacity(self.nodes.len());
         for node in self.nodes.drain(..) {
             let known = match node.op {
-                // A product reads nothing else, so it can come as early as any other reader of its input.
+                // A product reads nothing else, so it can come as early as any other reader of its
+                // input.
                 Op::Linear { x, .. } => first.get(&x).copied().or_else(|| {
                     first.insert(x, groups.len());
                     None

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::attention::Mask;
+use crate::mask::Mask;
 
 /// Storage type of cached keys or values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -102,7 +102,8 @@ impl CacheLayer {
         page_tokens.div_ceil(self.mask.pooled())
     }
 
-    /// Page number and row in the page of the row that is stored at `position`; `None` if no row is stored there.
+    /// Page number and row in the page of the row that is stored at `position`; `None` if no row is
+    /// stored there.
     pub fn place(&self, position: usize, page_tokens: usize) -> Option<(usize, usize)> {
         let each = self.mask.pooled();
         let at = position % page_tokens;

@@ -1,7 +1,9 @@
-//! Shapes, operations, the graph builder, the memory planner and the `Backend` trait; no arithmetic.
+//! Shapes, operations, the graph builder, the memory planner and the `Backend` trait; no
+//! arithmetic.
 //!
-//! An architecture records the operations of a step in a [`Graph`]; a [`Plan`] gives every value a place in one
-//! arena; a [`Backend`] compiles the plan and runs it for steps of any size up to the plan's capacity.
+//! An architecture records the operations of a step in a [`Graph`]; a [`Plan`] gives every value a
+//! place in one arena; a [`Backend`] compiles the plan and runs it for steps of any size up to the
+//! plan's capacity.
 
 #![forbid(unsafe_code)]
 
@@ -11,16 +13,20 @@ mod backend;
 mod changes;
 mod graph;
 mod kv;
+mod mask;
 mod ops;
 mod plan;
 mod pooled;
 mod recurrent;
+mod selected_positions;
 mod streams;
+#[cfg(feature = "suite")]
+pub mod suite;
 mod top_k_positions;
 mod values;
 
 pub use adapter_scales::AdapterScales;
-pub use attention::{AttentionSpec, Mask, Shifts};
+pub use attention::{AttentionSpec, Shifts};
 pub use backend::{
     Backend, BackendError, Bytes, CacheSpec, Description, Observed, OpTime, ProgramId, RecentPages,
     Segment, StateSpec, StepInput, Weight,
@@ -28,13 +34,15 @@ pub use backend::{
 pub use changes::{Changes, Direction, ExpertChanges, LowRank};
 pub use graph::{Graph, HeadLinear, Linear, Node, Norm, Storage, Value};
 pub use kv::{CacheLayer, KvType, UnknownKvType};
+pub use mask::Mask;
 pub use ops::{Activation, Gating, Glu, Groups, MoeSpec, Op, Temperature};
-pub use plan::{Capacity, Place, Plan};
+pub use plan::{ArenaRange, Capacity, Plan};
 pub use pooled::Pooled;
 pub use recurrent::{
     ConvSpec, DecayKind, DeltaSpec, GramHead, GramSpec, PoolSpec, Recurrence, RetentionSpec,
     ScanSpec, Wkv7Spec, WkvSpec,
 };
+pub use selected_positions::SelectedPositions;
 pub use streams::{StreamSpec, StreamWrite};
-pub use top_k_positions::{SelectedPositions, TopKPositionsSpec};
+pub use top_k_positions::TopKPositionsSpec;
 pub use values::{Index, Rope, RopeId, RopeKind, Rows, ValueId, WeightId};

@@ -1,7 +1,10 @@
 //! Operations of a graph and their definitions; backends implement them.
 //!
-//! Every value is a matrix of f32. Rows are the tokens of a step, or the tokens whose logits the step returns; columns are features.
-//! A backend may fuse operations and round activations within its stated bounds.
+//! Every value is a matrix of f32. Rows are the tokens of a step, or the tokens for which the step
+//! returns logits; columns are features. A backend may fuse operations and round activations within
+//! its stated bounds.
+
+mod inputs;
 
 use crate::attention::AttentionSpec;
 use crate::changes::{Direction, ExpertChanges};
@@ -34,7 +37,8 @@ pub enum Activation {
         /// Bound.
         limit: f32,
     },
-    /// `alpha_p · x² + beta · x` above zero, else `(e^min(x, eps) - 1 - x) · alpha_n + beta · x` (xIELU; Huang, 2024).
+    /// `alpha_p · x² + beta · x` above zero, else `(e^min(x, eps) - 1 - x) · alpha_n + beta · x`
+    /// (xIELU; Huang, 2024).
     Xielu {
         /// Factor of the square.
         alpha_p: f32,
@@ -62,7 +66,8 @@ pub enum Glu {
     GeluAlone,
     /// `max(gate, 0)²`, for experts without a gate: `gate` and `up` are the same matrix.
     ReluSquared,
-    /// `gate`, for experts of two matrices without an activation: `gate` and `up` are the same matrix.
+    /// `gate`, for experts of two matrices without an activation: `gate` and `up` are the same
+    /// matrix.
     Alone,
     /// With g = min(gate, limit), u = clamp(up, ±limit): `(u + 1) · g · σ(alpha · g)`.
     Clamped {
@@ -108,13 +113,13 @@ pub enum Gating {
     Sigmoid,
     /// `√(ln(1 + eˣ))` of each logit.
     SqrtSoftplus,
-    /// Sparse mixer (Liu et al., 2024): softmax of each selected logit over the logits that are not selected earlier and less than 2 %
-    /// below it.
+    /// Sparse mixer (Liu et al., 2024): softmax of each selected logit over the logits that are not
+    /// selected earlier and less than 2 % below it.
     SparseMixer,
 }
 
-/// Group-limited routing: experts are selected from the best groups of equal size. The score of a group is the sum of its two best
-/// experts, or the best one if the gating function is a softmax.
+/// Group-limited routing: experts are selected from the best groups of equal size. The score of a
+/// group is the sum of its two best experts, or the best one if the gating function is a softmax.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Groups {
     /// Number of groups.
@@ -123,7 +128,8 @@ pub struct Groups {
     pub used: usize,
 }
 
-/// A mixture of experts: `Σ weight_e · down_e(glu(gate_e x, up_e x))` over the `used` best of `experts`.
+/// A mixture of experts: `Σ weight_e · down_e(glu(gate_e x, up_e x))` over the `used` best of
+/// `experts`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoeSpec {
     /// Number of experts.
@@ -142,7 +148,8 @@ pub struct MoeSpec {
     pub selection_bias: Option<WeightId>,
     /// Groups that limit the selection.
     pub groups: Option<Groups>,
-    /// `[used, vocabulary]` of 32-bit integers: the experts of each token id, in place of a selection.
+    /// `[used, vocabulary]` of 32-bit integers: the experts of each token id, in place of a
+    /// selection.
     pub by_token: Option<WeightId>,
     /// Whether weights multiply the input of experts instead of their result.
     pub weighs_input: bool,
@@ -158,7 +165,8 @@ pub struct MoeSpec {
     pub gate: WeightId,
     /// `[in, hidden, experts]`.
     pub up: WeightId,
-    /// Whether `gate` and `up` are one tensor, `[in, 2 · hidden, experts]`, with the rows of the gate first for each expert.
+    /// Whether `gate` and `up` are one tensor, `[in, 2 · hidden, experts]`, with the rows of the
+    /// gate first for each expert.
     pub is_joined: bool,
     /// `[hidden, out, experts]`.
     pub down: WeightId,
@@ -193,7 +201,8 @@ pub enum Op {
         /// Row of each token.
         index: Index,
     },
-    /// Embedding of several rows per token: each column of `numbers` has the bits of a row number ([`crate::SelectedPositions::entry`]).
+    /// Embedding of several rows per token: each column of `numbers` has the bits of a row number
+    /// ([`crate::SelectedPositions::entry`]).
     EmbedListed {
         /// `[features, rows]`, any weight type.
         table: WeightId,
@@ -213,7 +222,8 @@ pub enum Op {
         /// Input.
         x: ValueId,
     },
-    /// Per-head product: the first `in` columns of each head times the matrix of the head; other columns are passed through.
+    /// Per-head product: the first `in` columns of each head times the matrix of the head; other
+    /// columns are passed through.
     LinearOfHeads {
         /// `[in, out, heads]`, or `[in, out]` for all heads.
         w: WeightId,
@@ -257,7 +267,8 @@ pub enum Op {
         /// The table.
         rope: RopeId,
     },
-    /// Attention. Stores the keys and values of the step in the cache first, unless `spec.only_reads`.
+    /// Attention. Stores the keys and values of the step in the cache first, unless
+    /// `spec.only_reads`.
     Attention {
         /// `heads · key_dim` columns.
         q: ValueId,
@@ -269,15 +280,18 @@ pub enum Op {
         layer: usize,
         /// Lists of selected positions, for sparse attention ([`crate::SelectedPositions`]).
         chosen: Option<ValueId>,
-        /// Partial result of attention of the same queries to other positions, which this one completes.
+        /// Partial result of attention of the same queries to other positions, which this one
+        /// completes.
         before: Option<ValueId>,
         /// Specification.
         spec: AttentionSpec,
     },
-    /// Top-k selection of sparse attention: stores the indexer's keys in the cache and selects, for each token, the blocks of positions
-    /// with the largest scores; of equal scores the first. The score of a block is the largest score of its positions up to the
-    /// token's own. The score of a position is `Σ weight · (q · k)` over the heads of a list. The nearest blocks can be selected
-    /// regardless of their scores. The result holds lists of blocks ([`crate::SelectedPositions`]).
+    /// Top-k selection of sparse attention: stores the indexer's keys in the cache and selects, for
+    /// each token, the blocks of positions with the largest scores; of equal scores the first. The
+    /// score of a block is the largest score of its positions up to the token's own. The score of a
+    /// position is `Σ weight · (q · k)` over the heads of a list. The nearest blocks can be
+    /// selected regardless of their scores. The result holds lists of blocks
+    /// ([`crate::SelectedPositions`]).
     TopKPositions {
         /// `heads · dim` columns.
         q: ValueId,
@@ -333,21 +347,23 @@ pub enum Op {
         /// Second summand.
         b: ValueId,
     },
-    /// The columns of `a`, then those of `b`.
+    /// The columns of `a`, then the columns of `b`.
     Concat {
         /// First.
         a: ValueId,
         /// Second.
         b: ValueId,
     },
-    /// `x · by`. If `by` has fewer columns, each column multiplies a group of consecutive columns of `x`.
+    /// `x · by`. If `by` has fewer columns, each column multiplies a group of consecutive columns
+    /// of `x`.
     Mul {
         /// Input.
         x: ValueId,
         /// Factors.
         by: ValueId,
     },
-    /// `x · (1 + scale · ln(1 + ⌊(position + offset) / floor⌋))`: attention temperature, which sharpens attention in long contexts (Llama 4).
+    /// `x · (1 + scale · ln(1 + ⌊(position + offset) / floor⌋))`: attention temperature, which
+    /// sharpens attention in long contexts (Llama 4).
     AttnTemperature {
         /// Input.
         x: ValueId,
@@ -368,8 +384,8 @@ pub enum Op {
         /// Number of the adapter.
         adapter: usize,
     },
-    /// Control vector: `x + scale · vector`, with the adapter scale of the sequence of each row, for each residual stream of `x`. See
-    /// [`Direction`].
+    /// Control vector: `x + scale · vector`, with the adapter scale of the sequence of each row,
+    /// for each residual stream of `x`. See [`Direction`].
     Steer {
         /// Input.
         x: ValueId,
@@ -387,11 +403,11 @@ pub enum Op {
     MatchNorm {
         /// Input.
         x: ValueId,
-        /// Value whose norm is taken.
+        /// Value with the norm that the result gets.
         like: ValueId,
     },
-    /// Depth attention (Kimi K3): `Σ pᵢ xᵢ` over a token's values `xᵢ` at several depths of the network, where `p` is the softmax over
-    /// depths of `Σ w · xᵢ / √(mean(xᵢ²) + eps)`.
+    /// Depth attention (Kimi K3): `Σ pᵢ xᵢ` over a token's values `xᵢ` at several depths of the
+    /// network, where `p` is the softmax over depths of `Σ w · xᵢ / √(mean(xᵢ²) + eps)`.
     DepthAttention {
         /// `xᵢ`, of the same shape.
         places: Vec<ValueId>,
@@ -400,7 +416,8 @@ pub enum Op {
         /// Added to the mean square.
         eps: f32,
     },
-    /// Gaussian top-k (Gemma 3n): `max(x - mean - deviations · σ, 0)` with mean and standard deviation of each row.
+    /// Gaussian top-k (Gemma 3n): `max(x - mean - deviations · σ, 0)` with mean and standard
+    /// deviation of each row.
     Sparsify {
         /// Input.
         x: ValueId,
@@ -418,8 +435,8 @@ pub enum Op {
         /// Length of a period in columns.
         period: usize,
     },
-    /// Dynamic convolution: `Σ (constantᵢ + ownᵢ) · xᵢ`, where `xᵢ` is the row `i` tokens earlier in the same sequence and step, and `ownᵢ`
-    /// has one column per group of consecutive features.
+    /// Dynamic convolution: `Σ (constantᵢ + ownᵢ) · xᵢ`, where `xᵢ` is the row `i` tokens earlier
+    /// in the same sequence and step, and `ownᵢ` has one column per group of consecutive features.
     DynamicConv {
         /// Input, one row per token.
         x: ValueId,
@@ -430,15 +447,17 @@ pub enum Op {
         /// Number of taps.
         taps: usize,
     },
-    /// Unfold (im2col) for a convolution over tokens (WavTokenizer): for each column, the values of `taps` neighbouring tokens of the same
-    /// sequence and step, with the token itself in the middle; zeros outside of the sequence.
+    /// Unfold (im2col) for a convolution over tokens (WavTokenizer): for each column, the values of
+    /// `taps` neighbouring tokens of the same sequence and step, with the token itself in the
+    /// middle; zeros outside of the sequence.
     Unfold {
         /// Input, one row per token.
         x: ValueId,
         /// Number of taps, odd.
         taps: usize,
     },
-    /// `(x - mean) / √(variance + eps) · w + b` with mean and variance over all tokens of a sequence and a group of columns.
+    /// `(x - mean) / √(variance + eps) · w + b` with mean and variance over all tokens of a
+    /// sequence and a group of columns.
     GroupNorm {
         /// Input, one row per token.
         x: ValueId,
@@ -465,7 +484,8 @@ pub enum Op {
         /// One column per stream.
         by: ValueId,
     },
-    /// For each stream `t`: `by_t · part + Σ mix_st · stream_s`, or without `mix` `by_t · part + stream_t`.
+    /// For each stream `t`: `by_t · part + Σ mix_st · stream_s`, or without `mix`
+    /// `by_t · part + stream_t`.
     WriteStreams {
         /// Residual streams, in consecutive columns.
         streams: ValueId,
@@ -476,8 +496,8 @@ pub enum Op {
         /// For each stream `s`, one column for each stream `t`.
         mix: Option<ValueId>,
     },
-    /// Gate of each stream by the similarity of `a` and `b`: `σ(sign(s) · √max(|s|, 10⁻⁶))` with `s = a · b / √n` over the `n` features of a
-    /// stream. The result has one column per stream.
+    /// Gate of each stream by the similarity of `a` and `b`: `σ(sign(s) · √max(|s|, 10⁻⁶))` with
+    /// `s = a · b / √n` over the `n` features of a stream. The result has one column per stream.
     StreamSimilarityGate {
         /// Residual streams, in consecutive columns.
         a: ValueId,
@@ -488,7 +508,7 @@ pub enum Op {
     },
     /// Recurrent layer: carries a state of fixed size from token to token.
     Recur(Box<Recurrence>),
-    /// Takes the rows of the tokens whose logits the step returns.
+    /// Takes the rows of the tokens for which the step returns logits.
     GatherOutputs {
         /// Input, one row per token.
         x: ValueId,
@@ -531,86 +551,6 @@ impl Op {
             | Op::StreamSimilarityGate { .. } => "streams",
             Op::Recur(recurrence) => recurrence.name(),
             Op::GatherOutputs { .. } => "gather_outputs",
-        }
-    }
-
-    /// Whether the operation stores keys or values in the cache.
-    pub fn stores(&self) -> bool {
-        match self {
-            Op::Attention { spec, .. } => spec.mask.is_cached() && !spec.only_reads,
-            Op::TopKPositions { .. } | Op::StoreKv { .. } => true,
-            _ => false,
-        }
-    }
-
-    /// The values that the operation reads.
-    pub fn inputs(&self) -> impl Iterator<Item = ValueId> {
-        let list: [Option<ValueId>; 5] = match *self {
-            Op::Embed { .. } | Op::Given | Op::Recur(_) | Op::DepthAttention { .. } => [None; 5],
-            Op::EmbedListed { numbers: x, .. }
-            | Op::Linear { x, .. }
-            | Op::LinearOfHeads { x, .. }
-            | Op::RmsNorm { x, .. }
-            | Op::LayerNorm { x, .. }
-            | Op::Rope { x, .. }
-            | Op::Activate { x, .. }
-            | Op::AttnTemperature { x, .. }
-            | Op::Scale { x, .. }
-            | Op::ScaleAdapter { x, .. }
-            | Op::Steer { x, .. }
-            | Op::Softcap { x, .. }
-            | Op::Sparsify { x, .. }
-            | Op::Pick { x, .. }
-            | Op::Unfold { x, .. }
-            | Op::GroupNorm { x, .. }
-            | Op::StreamWeights { x, .. }
-            | Op::GatherOutputs { x } => [Some(x), None, None, None, None],
-            Op::ReadStreams { streams, by } => [Some(streams), Some(by), None, None, None],
-            Op::WriteStreams { streams, part, by, mix } => {
-                [Some(streams), Some(part), Some(by), mix, None]
-            }
-            Op::MatchNorm { x, like } => [Some(x), Some(like), None, None, None],
-            Op::DynamicConv { x, own, .. } => [Some(x), Some(own), None, None, None],
-            Op::Attention { q, k, v, chosen, before, .. } => {
-                [Some(q), Some(k), Some(v), chosen, before]
-            }
-            Op::TopKPositions { q, k, weights, .. } => [Some(q), Some(k), weights, None, None],
-            Op::StoreKv { k, v, .. } => [Some(k), Some(v), None, None, None],
-            Op::Glu { gate, up, .. } => [Some(gate), Some(up), None, None, None],
-            Op::Moe { x, router, .. } => [Some(x), Some(router), None, None, None],
-            Op::Add { a, b } | Op::Concat { a, b } | Op::StreamSimilarityGate { a, b, .. } => {
-                [Some(a), Some(b), None, None, None]
-            }
-            Op::Mul { x, by } => [Some(x), Some(by), None, None, None],
-        };
-        let more = match self {
-            Op::Recur(recurrence) => recurrence.inputs(),
-            Op::DepthAttention { places, .. } => places.clone(),
-            _ => Vec::new(),
-        };
-        list.into_iter().flatten().chain(more)
-    }
-
-    /// The input whose memory the result may take over, element by element.
-    pub fn in_place_input(&self) -> Option<ValueId> {
-        match *self {
-            Op::Rope { x, .. }
-            | Op::RmsNorm { x, .. }
-            | Op::LayerNorm { x, .. }
-            | Op::Activate { x, .. }
-            | Op::Mul { x, .. }
-            | Op::AttnTemperature { x, .. }
-            | Op::Scale { x, .. }
-            | Op::ScaleAdapter { x, .. }
-            | Op::Steer { x, .. }
-            | Op::Softcap { x, .. }
-            | Op::MatchNorm { x, .. }
-            | Op::Sparsify { x, .. }
-            | Op::StreamWeights { x, .. } => Some(x),
-            Op::WriteStreams { streams, .. } => Some(streams),
-            Op::Add { a, .. } => Some(a),
-            Op::Glu { gate, .. } => Some(gate),
-            _ => None,
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Memory planner: assigns a range of one arena to each value and reuses memory as early as possible.
+//! Memory planner: assigns a range of one arena to each value and reuses memory as early as
+//! possible.
 
 use crate::graph::Graph;
 use crate::values::{Rows, ValueId};
@@ -11,7 +12,7 @@ const ALIGN: usize = 16;
 pub struct Capacity {
     /// Tokens per step.
     pub tokens: usize,
-    /// Tokens whose logits the step returns.
+    /// Tokens for which the step returns logits.
     pub outputs: usize,
 }
 
@@ -32,7 +33,7 @@ impl Capacity {
 
 /// Range of a value in the arena, in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct ArenaRange {
     /// Meaning of the rows.
     pub rows: Rows,
     /// Number of columns.
@@ -43,7 +44,7 @@ pub struct Place {
     pub stride: usize,
 }
 
-impl Place {
+impl ArenaRange {
     /// Whether rows are contiguous.
     pub fn is_contiguous(&self) -> bool {
         self.cols == self.stride
@@ -89,10 +90,10 @@ impl Plan {
     }
 
     /// Range of a value.
-    pub fn place(&self, id: ValueId) -> Place {
+    pub fn place(&self, id: ValueId) -> ArenaRange {
         let value = self.graph.value(id);
         let stride = self.graph.storages()[value.storage].cols;
-        Place {
+        ArenaRange {
             rows: value.rows,
             cols: value.cols,
             start: self.starts[value.storage] + value.offset,
@@ -101,7 +102,7 @@ impl Plan {
     }
 }
 
-/// For each storage, the storage whose memory it uses: its own, or that of an input that it overwrites.
+/// For each storage, the storage with its memory: its own, or an input that it overwrites.
 fn share_in_place(graph: &Graph) -> Vec<usize> {
     let mut owner: Vec<usize> = (0..graph.storages().len()).collect();
     for (at, node) in graph.nodes().iter().enumerate() {
@@ -121,7 +122,8 @@ fn share_in_place(graph: &Graph) -> Vec<usize> {
     owner
 }
 
-/// For each owning storage, the index of the last node that reads or writes it; `usize::MAX` for results.
+/// For each owning storage, the index of the last node that reads or writes it; `usize::MAX` for
+/// results.
 fn last_uses(graph: &Graph, owner: &[usize]) -> Vec<usize> {
     let mut last = vec![0; owner.len()];
     for (at, node) in graph.nodes().iter().enumerate() {
@@ -248,7 +250,7 @@ mod tests {
     #[test]
     fn what_is_handed_out_is_there_after_the_last_node() {
         let mut g = feed_forward(3);
-        // The first layer's stream, whose memory the second would else overwrite.
+        // The first layer's stream; the second layer would otherwise overwrite its memory.
         let first = g.nodes().iter().find(|node| node.name == "out").unwrap().out;
         g.add_extra_output(first);
         let plan = Plan::new(g, Capacity { tokens: 3, outputs: 1 });

@@ -1,8 +1,10 @@
-//! Attention over near positions and pooled rows of earlier blocks with one softmax (DeepSeek-AI, 2026).
+//! Attention over near positions and pooled rows of earlier blocks with one softmax (DeepSeek-AI,
+//! 2026).
 
-use crate::attention::{AttentionSpec, Mask};
+use crate::attention::AttentionSpec;
 use crate::graph::Graph;
-use crate::top_k_positions::SelectedPositions;
+use crate::mask::Mask;
+use crate::selected_positions::SelectedPositions;
 use crate::values::ValueId;
 
 /// Pooled rows, which are keys and values at once.
@@ -19,7 +21,8 @@ pub struct Pooled {
 }
 
 impl Graph {
-    /// Attention over cache layer `layer` and over pooled rows, with one softmax. `spec` is that of the first; values are columns of keys.
+    /// Attention over cache layer `layer` and over pooled rows, with one softmax. `spec` is that of
+    /// the first; values are columns of keys.
     pub fn attention_and_pooled(
         &mut self,
         name: &'static str,

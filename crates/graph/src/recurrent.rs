@@ -1,26 +1,27 @@
 //! Operations of recurrent layers, which carry a state of fixed size from token to token.
 //!
-//! A step updates the states of each sequence ([`crate::Segment::state`]) token by token; a new sequence starts from zero. The layout
-//! of a state is private to the backend.
+//! A step updates the states of each sequence ([`crate::Segment::state`]) token by token; a new
+//! sequence starts from zero. The layout of a state is private to the backend.
 
 use std::sync::Arc;
 
-use crate::graph::Graph;
-use crate::ops::Op;
-use crate::values::{Rows, ValueId, WeightId};
+use crate::values::{ValueId, WeightId};
 
-/// A recurrent operation with its inputs. Each has its own state, by its index in [`crate::StateSpec::states`].
+/// A recurrent operation with its inputs. Each has its own state, by its index in
+/// [`crate::StateSpec::states`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Recurrence {
-    /// Depthwise causal convolution: for each column, the weighted sum of a token's row and earlier rows.
+    /// Depthwise causal convolution: for each column, the weighted sum of a token's row and earlier
+    /// rows.
     Conv {
         /// Input.
         x: ValueId,
         /// Specification.
         spec: ConvSpec,
     },
-    /// Selective scan (Mamba; Gu and Dao, 2023; Dao and Gu, 2024). For each head, with the step size `δ = softplus(dt + dt_bias)`:
-    /// `S ← exp(δ a) · S + δ x bᵀ`, and the result is `S c + d x`.
+    /// Selective scan (Mamba; Gu and Dao, 2023; Dao and Gu, 2024). For each head, with the step
+    /// size `δ = softplus(dt + dt_bias)`: `S ← exp(δ a) · S + δ x bᵀ`, and the result is
+    /// `S c + d x`.
     Scan {
         /// `heads · head_dim` columns.
         x: ValueId,
@@ -33,8 +34,9 @@ pub enum Recurrence {
         /// Specification.
         spec: ScanSpec,
     },
-    /// Gated delta rule (DeltaNet; Yang et al., 2024). For each value head, with `g` of [`DecayKind`] and `β = σ(beta)`: `S ← exp(g) S`,
-    /// then `S ← S + k (β (v - Sᵀ k))ᵀ`, and the result is `Sᵀ q`. Queries and keys are multiplied by `spec.scales` before.
+    /// Gated delta rule (DeltaNet; Yang et al., 2024). For each value head, with `g` of
+    /// [`DecayKind`] and `β = σ(beta)`: `S ← exp(g) S`, then `S ← S + k (β (v - Sᵀ k))ᵀ`, and the
+    /// result is `Sᵀ q`. Queries and keys are multiplied by `spec.scales` before.
     Delta {
         /// `key_heads · key_dim` columns.
         q: ValueId,
@@ -49,9 +51,10 @@ pub enum Recurrence {
         /// Specification.
         spec: DeltaSpec,
     },
-    /// RWKV 6 (Peng et al., 2024). For each head, with the decay `w = exp(-exp(decay))`: the result is
-    /// `(S + (u ⊙ k) vᵀ)ᵀ r`, then `S ← diag(w) S + k vᵀ`. Without `u` (`spec.first`) it is gated linear attention (Yang et al., 2023):
-    /// `S ← diag(w) S + ((1 - w) ⊙ k) vᵀ`, then the result is `Sᵀ r / √dim`.
+    /// RWKV 6 (Peng et al., 2024). For each head, with the decay `w = exp(-exp(decay))`: the result
+    /// is `(S + (u ⊙ k) vᵀ)ᵀ r`, then `S ← diag(w) S + k vᵀ`. Without `u` (`spec.first`) it is
+    /// gated linear attention (Yang et al., 2023): `S ← diag(w) S + ((1 - w) ⊙ k) vᵀ`, then the
+    /// result is `Sᵀ r / √dim`.
     Wkv {
         /// `heads · dim` columns.
         r: ValueId,
@@ -64,9 +67,10 @@ pub enum Recurrence {
         /// Specification.
         spec: WkvSpec,
     },
-    /// RWKV 7 (Peng et al., 2025): a delta rule with separate removal keys. For each head, with
-    /// the decay `w = exp(-σ(decay) / √e)` and `κ = forget / |forget|`: `S ← diag(w) S - (rate ⊙ κ) (Sᵀ κ)ᵀ + k vᵀ`. The result has
-    /// the columns `Sᵀ r` of all heads, then the columns `(r · (u ⊙ k)) v` of all heads (bonus of the token itself).
+    /// RWKV 7 (Peng et al., 2025): a delta rule with separate removal keys. For each head, with the
+    /// decay `w = exp(-σ(decay) / √e)` and `κ = forget / |forget|`:
+    /// `S ← diag(w) S - (rate ⊙ κ) (Sᵀ κ)ᵀ + k vᵀ`. The result has the columns `Sᵀ r` of all heads,
+    /// then the columns `(r · (u ⊙ k)) v` of all heads (bonus of the token itself).
     Wkv7 {
         /// `heads · dim` columns, like all inputs.
         r: ValueId,
@@ -83,8 +87,9 @@ pub enum Recurrence {
         /// Specification.
         spec: Wkv7Spec,
     },
-    /// Retention: linear attention with a fixed decay per head (RetNet, Sun et al., 2023; Lightning Attention, Qin et al., 2024). For each head:
-    /// `S ← exp(-rate) S + k vᵀ`, and the result is `Sᵀ q`.
+    /// Retention: linear attention with a fixed decay per head (RetNet, Sun et al., 2023; Lightning
+    /// Attention, Qin et al., 2024). For each head: `S ← exp(-rate) S + k vᵀ`, and the result is
+    /// `Sᵀ q`.
     Retention {
         /// `heads · dim` columns, like all inputs.
         q: ValueId,
@@ -95,9 +100,11 @@ pub enum Recurrence {
         /// Specification.
         spec: RetentionSpec,
     },
-    /// Pooling of blocks of tokens to one row each (DeepSeek-AI, 2026): for each column, the average of `x` with weights softmax(`gate +
-    /// bias`) over the tokens of the block. If blocks overlap, the second half of a token's columns is for its own block and the first
-    /// half for the next block. The result is the pooled row at the last token of a block, and zeros at other tokens.
+    /// Pooling of blocks of tokens to one row each (DeepSeek-AI, 2026): for each column, the
+    /// average of `x` with weights softmax(`gate + bias`) over the tokens of the block. If blocks
+    /// overlap, the second half of a token's columns is for its own block and the first half for
+    /// the next block. The result is the pooled row at the last token of a block, and zeros at
+    /// other tokens.
     Pool {
         /// `dim` columns; `2 · dim` if blocks overlap.
         x: ValueId,
@@ -106,7 +113,8 @@ pub enum Recurrence {
         /// Specification.
         spec: PoolSpec,
     },
-    /// Table rows of the n-grams that end with each token ([`GramSpec`]). Its input is the token ids only.
+    /// Table rows of the n-grams that end with each token ([`GramSpec`]). Its input is the token
+    /// ids only.
     Grams {
         /// Specification.
         spec: Arc<GramSpec>,
@@ -185,7 +193,8 @@ pub struct DeltaSpec {
     pub value_dim: usize,
     /// Whether value head h uses key head `h mod key_heads`, and not `h · key_heads / value_heads`.
     pub tiled: bool,
-    /// Layout of `decay` and `beta`: heads per run of consecutive columns, and distance of runs in columns.
+    /// Layout of `decay` and `beta`: heads per run of consecutive columns, and distance of runs in
+    /// columns.
     pub runs: (usize, usize),
     /// Factors of queries and keys.
     pub scales: [f32; 2],
@@ -289,7 +298,8 @@ impl RetentionSpec {
         self.heads * self.dim * self.dim
     }
 
-    /// Decay rate of a head: `2^(-8 h / n)` for head h (from 1) of n, as the slopes of ALiBi (Press et al., 2022).
+    /// Decay rate of a head: `2^(-8 h / n)` for head h (from 1) of n, as the slopes of ALiBi (Press
+    /// et al., 2022).
     pub fn rate_of(&self, head: usize) -> f32 {
         self.rate * (-8.0 * (head + 1) as f32 / self.heads as f32).exp2()
     }
@@ -322,34 +332,37 @@ impl PoolSpec {
     }
 }
 
-/// Specification of [`Recurrence::Grams`]: n-grams of two ids, of three and so on, each of which has some rows of one table (Qwen, 2026).
+/// Specification of [`Recurrence::Grams`]: embeddings of the n-grams of two ids, of three and so on
+/// that end with a token (Qwen, 2026).
 ///
-/// An n-gram's number is the exclusive or of its ids, each times its multiplier, modulo 2⁶⁴. It has no sign, where
-/// it is divided by a head's rows too. Its ids end at the end of a text: where
-/// that lies before the token, and before a sequence's first, there are no further ids but `end` itself.
+/// The number of an n-gram is the exclusive or of its ids, each times its multiplier, modulo 2⁶⁴.
+/// It is unsigned, also in the division by [`GramHead::rows`]. N-grams do not cross the end of a
+/// text: `end` takes the place of ids before it, and of ids before the first token of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GramSpec {
     /// Index of the state, which has [`Self::values`] values.
     pub state: usize,
-    /// Of the token's id, and of each before it: one more than there are lengths of n-grams.
+    /// Multiplier of the token's id, then of each earlier id; one more than there are lengths of
+    /// n-grams.
     pub multipliers: Vec<u64>,
-    /// For each length, from two on, as many heads. A column of the result is the bits of a head's row ([`crate::SelectedPositions::entry`]).
+    /// Heads of each length from two on, the same number for each. A column of the result has the
+    /// bits of a head's row ([`crate::SelectedPositions::entry`]).
     pub heads: Vec<GramHead>,
     /// The id that ends a text.
     pub end: u32,
 }
 
-/// The rows of a table that one head of n-grams has.
+/// Rows of the table that belong to one head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GramHead {
-    /// The first.
+    /// First row.
     pub first: u32,
-    /// How many there are: what an n-gram's number is divided by; the rest is its row.
+    /// Number of rows. The row of an n-gram is its number modulo this.
     pub rows: u32,
 }
 
 impl GramSpec {
-    /// Ids before a token's that its n-grams have.
+    /// Largest number of earlier ids in an n-gram.
     pub fn before(&self) -> usize {
         self.multipliers.len() - 1
     }
@@ -359,7 +372,7 @@ impl GramSpec {
         self.before()
     }
 
-    /// The rows of the n-grams that end with the first of these ids, each of which came before the one in front of it.
+    /// Rows of the n-grams that end with the first id. The ids run backwards from the token.
     pub fn rows(&self, ids: &[u32]) -> impl Iterator<Item = u32> {
         let mut numbers = ids.iter().zip(&self.multipliers).scan(0u64, |number, (&id, by)| {
             *number ^= u64::from(id).wrapping_mul(*by);
@@ -405,7 +418,7 @@ impl Recurrence {
     }
 
     /// Columns of the result, after a check of those that it reads.
-    fn cols(&self, of: impl Fn(ValueId) -> usize) -> usize {
+    pub(crate) fn cols(&self, of: impl Fn(ValueId) -> usize) -> usize {
         match *self {
             Self::Conv { x, spec } => {
                 assert!(spec.taps > 1 && spec.stride > 0);
@@ -457,29 +470,5 @@ impl Recurrence {
                 spec.heads.len()
             }
         }
-    }
-}
-
-impl Graph {
-    /// An operation with a state.
-    pub fn recur(&mut self, name: &'static str, recurrence: Recurrence) -> ValueId {
-        let cols = recurrence.cols(|id| self.value(id).cols);
-        assert!(recurrence.inputs().iter().all(|&x| self.value(x).rows == Rows::Tokens));
-        self.push(name, Op::Recur(Box::new(recurrence)), Rows::Tokens, cols)
-    }
-
-    /// `width` columns from `start` on of each `period` columns of `x`, side by side.
-    pub fn pick(
-        &mut self,
-        name: &'static str,
-        x: ValueId,
-        start: usize,
-        width: usize,
-        period: usize,
-    ) -> ValueId {
-        let value = self.value(x);
-        assert!(value.cols.is_multiple_of(period) && start + width <= period);
-        let cols = value.cols / period * width;
-        self.push(name, Op::Pick { x, start, width, period }, value.rows, cols)
     }
 }

@@ -31,7 +31,7 @@ pub struct RopeId(pub u32);
 pub enum Rows {
     /// One row for each token of the step.
     Tokens,
-    /// One row for each token whose logits the step returns.
+    /// One row for each token for which the step returns logits.
     Outputs,
 }
 
@@ -62,11 +62,12 @@ pub enum RopeKind {
 pub struct Rope {
     /// Pairing of dimensions.
     pub kind: RopeKind,
-    /// Radians per position, one for each pair; the first `2 · frequencies.len()` dimensions of a head are rotated.
+    /// Radians per position, one for each pair; the first `2 · frequencies.len()` dimensions of a
+    /// head are rotated.
     pub frequencies: Vec<f32>,
     /// Factor of cosine and sine.
     pub magnitude: f32,
-    /// Turns by a position so much farther before the token's own; before the first by that.
+    /// Number that is subtracted from the position of each token, down to position 0.
     pub behind: u32,
     /// Whether the rotation is inverse.
     pub is_back: bool,

@@ -1,4 +1,4 @@
-//! A small model on a simulated machine whose limits change between steps.
+//! A small model on a simulated machine with limits that change between steps.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,14 +13,15 @@ use crate::ops::attention::AttentionTasks;
 use crate::topology::simulated::{machine, set_quota};
 
 const DIM: usize = 416;
-/// Two for each of 13 key heads: so many that a token's task takes several, and the last fewer than others.
+/// Two query heads for each of 13 key heads: a token's task takes several key heads, and the last
+/// task fewer.
 const HEADS: usize = 26;
 const HEAD: usize = DIM / HEADS;
 const VOCABULARY: usize = 300;
-/// Tokens of the first step: enough for several spans of attention.
+/// Tokens of the first step: enough for several splits of attention.
 const PROMPT: usize = 600;
 
-/// Blocks of 32 codes with one scale; codes in no order.
+/// Blocks of 32 pseudo-random codes with one scale.
 fn weight(cols: usize, rows: usize) -> Weight {
     let mut state = (cols * rows) as u32;
     let mut code = || {
@@ -60,7 +61,7 @@ fn graph() -> Graph {
 
 struct Model {
     backend: CpuBackend,
-    /// For steps of a prompt, and of a token.
+    /// Programs for a prompt and for one token.
     programs: [ProgramId; 2],
     past: usize,
 }
@@ -145,8 +146,9 @@ fn the_number_of_threads_follows_the_quota_and_changes_no_bit_of_the_answers() {
     }
 }
 
-/// A precondition of the test above: with few threads, the tasks of a token take several key heads, with and without splits; with
-/// more threads they take one, and a block of many rows always takes one.
+/// A precondition of the test above: with few threads, the tasks of a token take several key heads,
+/// with and without splits; with more threads they take one, and a block of many rows always takes
+/// one.
 #[test]
 fn the_tasks_of_a_token_take_several_key_heads_where_threads_are_few() {
     let blocks = |rows, past, threads| {

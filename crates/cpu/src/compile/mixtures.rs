@@ -1,20 +1,22 @@
-//! Mixtures of experts: their instructions, and the buffers that those of one form share.
+//! Mixtures of experts: their instructions, and the buffers that mixtures of the same shape share.
 
 use std::sync::Arc;
 
-use puna_graph::{BackendError, LowRank, Op, Place, WeightId};
+use puna_graph::{ArenaRange, BackendError, LowRank, Op, WeightId};
 use puna_kernels::{ActKind, STREAM_ROWS, TileForm};
 
 use super::{Compiler, unsupported};
 use crate::memory::Shared;
-use crate::ops::expert_changes::{AddChanges, ExpertChange, Part};
+use crate::ops::expert_changes::{AddChanges, ExpertChange, ExpertProduct};
 use crate::ops::expert_tiles::{Side, TileSlots, room};
-use crate::ops::moe::{Combine, Down, ExpertMatrix, GateUp, Gather, Mixture, Route, State, Unit};
+use crate::ops::moe::{
+    Combine, Down, ExpertMatrix, GateUp, Gather, Mixture, MixtureBuffers, Route, Unit,
+};
 use crate::ops::observe::ObserveExperts;
 use crate::step::{Q8Buffer, TileBuffer};
 
 impl Compiler<'_> {
-    pub(super) fn moe(&mut self, op: &Op, out: Place) -> Result<(), BackendError> {
+    pub(super) fn moe(&mut self, op: &Op, out: ArenaRange) -> Result<(), BackendError> {
         let Op::Moe { x: input, router, spec } = op else { return Ok(()) };
         let (x, router) = (self.place(*input), self.place(*router));
         let spec = (**spec).clone();
@@ -30,7 +32,8 @@ impl Compiler<'_> {
         let rounded = |m: &ExpertMatrix| if m.kernel.acts == ActKind::Q8 { slots * m.k } else { 0 };
         let plain = |m: &ExpertMatrix| if m.kernel.acts == ActKind::F32 { slots * m.k } else { 0 };
         if gate.kernel.acts != up.kernel.acts {
-            // Both read one gathered input; no published file mixes float and quantized experts here.
+            // Both read one gathered input; no published file mixes float and quantized experts
+            // here.
             let [gate, up] = [gate.w, up.w].map(|w| &self.weights[w]);
             return Err(BackendError::MixedExperts {
                 gate: gate.name.clone(),
@@ -81,15 +84,15 @@ impl Compiler<'_> {
             self.push(TileSlots(Arc::clone(&mixture), Side::Input));
         }
         self.push(GateUp(Arc::clone(&mixture)));
-        self.expert_changes(&mixture, Part::Gate)?;
-        self.expert_changes(&mixture, Part::Up)?;
+        self.expert_changes(&mixture, ExpertProduct::Gate)?;
+        self.expert_changes(&mixture, ExpertProduct::Up)?;
         self.push(Unit(Arc::clone(&mixture)));
         self.observe_experts(&mixture, true);
         if hidden_tiles > 0 {
             self.push(TileSlots(Arc::clone(&mixture), Side::Hidden));
         }
         self.push(Down(Arc::clone(&mixture)));
-        self.expert_changes(&mixture, Part::Down)?;
+        self.expert_changes(&mixture, ExpertProduct::Down)?;
         self.push(Combine(mixture));
         Ok(())
     }
@@ -104,13 +107,17 @@ impl Compiler<'_> {
         }
     }
 
-    /// What changes one of a mixture's products.
-    fn expert_changes(&mut self, mixture: &Arc<Mixture>, part: Part) -> Result<(), BackendError> {
+    /// Adds the low-rank updates of one product of a mixture.
+    fn expert_changes(
+        &mut self,
+        mixture: &Arc<Mixture>,
+        product: ExpertProduct,
+    ) -> Result<(), BackendError> {
         let changes = &mixture.spec.changes;
-        let (list, of) = match part {
-            Part::Gate => (&changes.gate, &mixture.gate),
-            Part::Up => (&changes.up, &mixture.up),
-            Part::Down => (&changes.down, &mixture.down),
+        let (list, of) = match product {
+            ExpertProduct::Gate => (&changes.gate, &mixture.gate),
+            ExpertProduct::Up => (&changes.up, &mixture.up),
+            ExpertProduct::Down => (&changes.down, &mixture.down),
         };
         let load = |change: &LowRank| -> Result<ExpertChange, BackendError> {
             let [down, up] = [change.down, change.up].map(|w| self.thin_experts(w));
@@ -119,26 +126,26 @@ impl Compiler<'_> {
         };
         let changes = list.iter().map(load).collect::<Result<Vec<_>, _>>()?;
         if !changes.is_empty() {
-            self.push(AddChanges { mixture: Arc::clone(mixture), part, changes });
+            self.push(AddChanges { mixture: Arc::clone(mixture), product, changes });
         }
         Ok(())
     }
 
-    /// Experts' matrices that multiply activations as they are.
+    /// LoRA matrices of experts, which multiply f32 activations.
     fn thin_experts(&self, w: WeightId) -> Result<ExpertMatrix, BackendError> {
         let matrix = self.experts(w, None)?;
         let is_plain = matrix.kernel.acts == ActKind::F32;
         if is_plain { Ok(matrix) } else { Err(unsupported(&self.weights[w.index()])) }
     }
 
-    /// Buffers for a mixture: inputs plain and rounded, gate, up, hidden rounded, down, inputs and hidden in tiles have these
-    /// lengths.
+    /// Buffers for a mixture. Lengths in order: inputs plain and rounded, gate, up, hidden values
+    /// rounded, down, inputs and hidden values in tiles.
     fn state(
         &mut self,
         experts: usize,
         slots: usize,
         lengths: [usize; 8],
-    ) -> Result<Arc<State>, BackendError> {
+    ) -> Result<Arc<MixtureBuffers>, BackendError> {
         let [input, input_q8, gate, up, hidden_q8, down, input_tiles, hidden_tiles] = lengths;
         let key =
             [experts, slots, input, input_q8, gate, up, hidden_q8, down, input_tiles, hidden_tiles];
@@ -148,7 +155,7 @@ impl Compiler<'_> {
         self.own_bytes += 4 * (experts + 1 + 3 * slots + input + gate + up + down);
         self.own_bytes += (input_q8 + hidden_q8) * 5 / 4 + 2 * (input_tiles + hidden_tiles);
         const WHAT: &str = "the experts' values";
-        let state = Arc::new(State {
+        let state = Arc::new(MixtureBuffers {
             starts: Shared::named(experts + 1, WHAT)?,
             tokens: Shared::named(slots, WHAT)?,
             slots: Shared::named(slots, WHAT)?,

@@ -1,14 +1,15 @@
-//! Per-sequence adapter scales: sequences of one step can use the same adapters with different scales.
+//! Per-sequence adapter scales: sequences of one step can use the same adapters with different
+//! scales.
 
-use puna_graph::Place;
+use puna_graph::ArenaRange;
 
 use super::elementwise::own_row;
 use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
 /// `scale · x`, with the adapter scale of the sequence of each row.
 pub struct ScaleAdapter {
-    pub x: Place,
-    pub out: Place,
+    pub x: ArenaRange,
+    pub out: ArenaRange,
     pub adapter: usize,
 }
 
@@ -32,10 +33,11 @@ unsafe impl Instruction for ScaleAdapter {
     }
 }
 
-/// `x + scale · vector`, for each residual stream in `x`, with the adapter scale of the sequence of each row.
+/// `x + scale · vector`, for each residual stream in `x`, with the adapter scale of the sequence of
+/// each row.
 pub struct AddControlVector {
-    pub x: Place,
-    pub out: Place,
+    pub x: ArenaRange,
+    pub out: ArenaRange,
     pub vector: Vec<f32>,
     pub adapter: usize,
 }

@@ -1,13 +1,14 @@
-//! Depth attention (Kimi K3): softmax-weighted sum of a token's values at several depths of the network.
+//! Depth attention (Kimi K3): softmax-weighted sum of a token's values at several depths of the
+//! network.
 
-use puna_graph::Place;
+use puna_graph::ArenaRange;
 
 use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
 /// See [`puna_graph::Op::DepthAttention`].
 pub struct DepthAttention {
-    pub places: Vec<Place>,
-    pub out: Place,
+    pub places: Vec<ArenaRange>,
+    pub out: ArenaRange,
     /// Score weight of each feature of a normalised value.
     pub w: Vec<f32>,
     pub eps: f32,
@@ -42,8 +43,9 @@ unsafe impl Instruction for DepthAttention {
     }
 }
 
-/// `Σ w · x / √(mean(x²) + eps)`. Sums are kept in lanes, which the compiler makes vectors of.
+/// `Σ w · x / √(mean(x²) + eps)`. Sums are kept in lanes, so that the compiler vectorises them.
 fn score(x: &[f32], w: &[f32], eps: f32) -> f32 {
+    // Independent sums.
     const LANES: usize = 8;
     let (mut squares, mut product) = ([0.0f32; LANES], [0.0f32; LANES]);
     for (x, w) in x.chunks(LANES).zip(w.chunks(LANES)) {
@@ -56,7 +58,7 @@ fn score(x: &[f32], w: &[f32], eps: f32) -> f32 {
     product / (squares / x.len() as f32 + eps).sqrt()
 }
 
-/// To shares of one.
+/// Softmax in place.
 fn softmax(x: &mut [f32]) {
     let most = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     x.iter_mut().for_each(|x| *x = (*x - most).exp());

@@ -1,16 +1,16 @@
-//! Tokens mixed with earlier ones of the step, by taps that are partly their own.
+//! Dynamic convolution over the tokens of a step, with taps that partly depend on the token.
 
-use puna_graph::Place;
+use puna_graph::ArenaRange;
 
 use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
-/// Mixes each token with those before it.
+/// See [`puna_graph::Op::DynamicConv`].
 pub struct DynamicConv {
-    pub x: Place,
-    /// For each tap a column a group.
-    pub own: Place,
-    pub out: Place,
-    /// For each tap as many as `x` has columns.
+    pub x: ArenaRange,
+    /// For each tap, one column per group.
+    pub own: ArenaRange,
+    pub out: ArenaRange,
+    /// For each tap, one value per column of `x`.
     pub constant: Vec<f32>,
 }
 

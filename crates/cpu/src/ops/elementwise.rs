@@ -1,25 +1,26 @@
 //! Sums, scales, activations and gated units.
 
-use puna_graph::{Activation, Glu, Place, Temperature};
+use puna_graph::{Activation, ArenaRange, Glu, Temperature};
 use puna_kernels::Level;
 
 use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
-/// What is done to each element.
+/// Element-wise functions.
 pub enum Unary {
     Activate(Activation),
     AttnTemperature(Temperature),
     Scale(f32),
     Softcap(f32),
-    /// Keeps what lies so many standard deviations above the row's mean.
+    /// Gaussian top-k: the excess over the mean plus this number of standard deviations, at least
+    /// zero.
     Sparsify(f32),
 }
 
 /// An element-wise function of one value.
 pub struct Map {
     pub f: Unary,
-    pub x: Place,
-    pub out: Place,
+    pub x: ArenaRange,
+    pub out: ArenaRange,
 }
 
 // SAFETY: a task writes rows of the result that are its own, and reads the same rows of the inputs.
@@ -76,13 +77,14 @@ fn activate(level: &Level, kind: Activation, x: &mut [f32]) {
     }
 }
 
-/// What a value of the token at `position` is multiplied by.
+/// Attention temperature at `position`.
 fn temperature(by: Temperature, position: u32) -> f32 {
     let stair = position.saturating_add(by.offset) / by.floor.max(1);
     1.0 + by.scale * (stair as f32).ln_1p()
 }
 
-/// Zero but for what lies so many standard deviations above the mean, as if the row were a sample: the variance is over one less.
+/// Gaussian top-k of a row. The variance is the sample's: divided by one less than the number of
+/// values.
 fn sparsify(x: &mut [f32], deviations: f32) {
     let n = x.len() as f64;
     let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
@@ -91,11 +93,11 @@ fn sparsify(x: &mut [f32], deviations: f32) {
     x.iter_mut().for_each(|x| *x = (*x - least).max(0.0));
 }
 
-/// `x` as long as `like`.
+/// `x` scaled to the norm of `like`.
 pub struct MatchNorm {
-    pub x: Place,
-    pub like: Place,
-    pub out: Place,
+    pub x: ArenaRange,
+    pub like: ArenaRange,
+    pub out: ArenaRange,
 }
 
 // SAFETY: a task writes rows of the result that are its own, and reads the same rows of the inputs.
@@ -121,11 +123,11 @@ unsafe impl Instruction for MatchNorm {
     }
 }
 
-/// The columns of one value, then those of another.
+/// The columns of `a`, then the columns of `b`.
 pub struct Concat {
-    pub a: Place,
-    pub b: Place,
-    pub out: Place,
+    pub a: ArenaRange,
+    pub b: ArenaRange,
+    pub out: ArenaRange,
 }
 
 // SAFETY: a task writes its own rows of the result.
@@ -152,10 +154,10 @@ unsafe impl Instruction for Concat {
 
 /// `x · by`.
 pub struct Mul {
-    pub x: Place,
-    /// As wide as `x`, or a column for so many of its own.
-    pub by: Place,
-    pub out: Place,
+    pub x: ArenaRange,
+    /// As wide as `x`, or one column for each group of consecutive columns of `x`.
+    pub by: ArenaRange,
+    pub out: ArenaRange,
 }
 
 // SAFETY: a task writes rows of the result that are its own, and reads the same rows of the inputs.
@@ -187,9 +189,14 @@ unsafe impl Instruction for Mul {
 /// The row of the result, holding the row of the input.
 ///
 /// # Safety
-/// The row of the result belongs to the caller's task, and nobody writes that of the input.
+/// The row of the result belongs to the caller's task, and no task writes the row of the input.
 #[allow(clippy::mut_from_ref)] // memory shared by the threads of a step
-pub unsafe fn own_row<'a>(step: &'a Step<'_>, x: &Place, out: &Place, row: usize) -> &'a mut [f32] {
+pub unsafe fn own_row<'a>(
+    step: &'a Step<'_>,
+    x: &ArenaRange,
+    out: &ArenaRange,
+    row: usize,
+) -> &'a mut [f32] {
     if x.start != out.start || x.stride != out.stride {
         // SAFETY: passed on; values that differ in place do not overlap.
         unsafe { step.arena.row_mut(out, row).copy_from_slice(step.arena.row(x, row)) }
@@ -200,9 +207,9 @@ pub unsafe fn own_row<'a>(step: &'a Step<'_>, x: &Place, out: &Place, row: usize
 
 /// `a + b`.
 pub struct Add {
-    pub a: Place,
-    pub b: Place,
-    pub out: Place,
+    pub a: ArenaRange,
+    pub b: ArenaRange,
+    pub out: ArenaRange,
 }
 
 // SAFETY: a task writes rows of the result that are its own, and reads the same rows of the inputs.
@@ -228,9 +235,9 @@ unsafe impl Instruction for Add {
 /// A gated unit.
 pub struct GluRows {
     pub kind: Glu,
-    pub gate: Place,
-    pub up: Place,
-    pub out: Place,
+    pub gate: ArenaRange,
+    pub up: ArenaRange,
+    pub out: ArenaRange,
 }
 
 // SAFETY: a task writes rows of the result that are its own, and reads the same rows of the inputs.
@@ -247,7 +254,8 @@ unsafe impl Instruction for GluRows {
         for row in task_rows(task, &self.out, step) {
             // SAFETY: rows belong to one task.
             let out = unsafe { own_row(step, &self.gate, &self.out, row) };
-            // SAFETY: each row belongs to one task; `up` is another value or other columns of the same.
+            // SAFETY: each row belongs to one task; `up` is another value or other columns of the
+            // same.
             gate(step.level, self.kind, out, unsafe { step.arena.row(&self.up, row) });
         }
     }

@@ -1,20 +1,20 @@
-//! Rows of tables, and the rows whose results are wanted.
+//! Rows of embedding tables, and the rows for which the step returns logits.
 
-use puna_graph::{Index, Place, Weight};
+use puna_graph::{ArenaRange, Index, Weight};
 
 use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
-/// A table, whose rows are dequantized.
+/// An embedding table with a function that dequantizes its rows.
 pub struct Table {
     weight: usize,
-    /// How many rows there are.
+    /// Number of rows.
     entries: usize,
     row_bytes: usize,
     dequantize: fn(&[u8], &mut [f32]),
 }
 
 impl Table {
-    /// This weight as a table; nothing where its type cannot be dequantized.
+    /// This weight as a table; `None` if its type cannot be dequantized.
     pub fn of(at: usize, weight: &Weight) -> Option<Self> {
         let dequantize = puna_quant::dequantizer(weight.ty)?;
         let (k, entries) = (weight.shape[0], weight.shape.get(1).copied().unwrap_or(1));
@@ -27,11 +27,11 @@ impl Table {
     }
 }
 
-/// For each token a row of a table.
+/// Looks up a row of a table for each token.
 pub struct Embed {
     pub table: Table,
     pub index: Index,
-    pub out: Place,
+    pub out: ArenaRange,
 }
 
 // SAFETY: a task writes its own rows of the result.
@@ -59,11 +59,11 @@ unsafe impl Instruction for Embed {
     }
 }
 
-/// For each token the rows of a table that numbers of its own name.
+/// Looks up several rows of a table for each token, by numbers in columns of a value.
 pub struct EmbedListed {
     pub table: Table,
-    pub numbers: Place,
-    pub out: Place,
+    pub numbers: ArenaRange,
+    pub out: ArenaRange,
 }
 
 // SAFETY: a task writes its own rows of the result.
@@ -90,20 +90,20 @@ unsafe impl Instruction for EmbedListed {
     }
 }
 
-/// What a list of I32 has for a token, or the token itself behind its end.
+/// Entry of an I32 list for a token; the token itself if the list is shorter.
 fn listed(list: &[u8], token: u32) -> u32 {
     let at = (token as usize).saturating_mul(4);
     let entry = list.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
     entry.map_or(token, u32::from_le_bytes)
 }
 
-/// Copies the step's own rows.
-pub struct Given {
-    pub out: Place,
+/// Copies the input rows that the caller provides.
+pub struct GivenRows {
+    pub out: ArenaRange,
 }
 
 // SAFETY: a task writes its own rows of the result.
-unsafe impl Instruction for Given {
+unsafe impl Instruction for GivenRows {
     fn name(&self) -> &'static str {
         "given"
     }
@@ -122,10 +122,10 @@ unsafe impl Instruction for Given {
     }
 }
 
-/// Copies the rows whose results are wanted.
+/// Copies the rows for which the step returns logits.
 pub struct GatherOutputs {
-    pub x: Place,
-    pub out: Place,
+    pub x: ArenaRange,
+    pub out: ArenaRange,
 }
 
 // SAFETY: a task writes its own rows of the result.

@@ -1,5 +1,4 @@
-//! Changes of experts' matrices by products of two thin ones: `y += adapter scale · scale · up (down x)` in every
-//! slot.
+//! Low-rank updates of experts' matrices: `y += adapter scale · scale · up (down x)` in every slot.
 
 use std::sync::Arc;
 
@@ -9,54 +8,54 @@ use super::moe::{ExpertMatrix, Mixture, SLOTS_PER_TASK};
 use crate::memory::Shared;
 use crate::step::{Instruction, Step, ThreadScratch};
 
-/// One change, of all experts.
+/// A low-rank update of all experts.
 pub struct ExpertChange {
     pub down: ExpertMatrix,
     pub up: ExpertMatrix,
     pub scale: f32,
-    /// Number of the adapter, whose scale multiplies it, too.
+    /// Number of the adapter; its scale multiplies the update, too.
     pub adapter: usize,
 }
 
-/// Which products of the experts change.
+/// The products of an expert.
 #[derive(Clone, Copy, PartialEq)]
-pub enum Part {
+pub enum ExpertProduct {
     Gate,
     Up,
     Down,
 }
 
-/// Adds the changes of one of the experts' products to it. The matrices are thin, so each slot is done alone, and has the
-/// same bits whatever is beside it.
+/// Adds the low-rank updates of one product of the experts. Each slot is computed alone, since the
+/// matrices are thin, and so has the same bits in every step.
 pub struct AddChanges {
     pub mixture: Arc<Mixture>,
-    pub part: Part,
+    pub product: ExpertProduct,
     pub changes: Vec<ExpertChange>,
 }
 
 impl AddChanges {
     fn products(&self) -> &Shared<f32> {
         let state = &self.mixture.state;
-        match self.part {
-            Part::Gate => &state.gate,
-            Part::Up => &state.up,
-            Part::Down => &state.down,
+        match self.product {
+            ExpertProduct::Gate => &state.gate,
+            ExpertProduct::Up => &state.up,
+            ExpertProduct::Down => &state.down,
         }
     }
 
-    /// What the products of a slot were made of.
+    /// Input of the products of a slot.
     ///
     /// # Safety
-    /// It was written before a barrier, and nobody writes it now.
+    /// The input was written before a barrier, and no thread writes it now.
     unsafe fn input<'a>(&'a self, slot: usize, step: &'a Step<'_>) -> &'a [f32] {
         let m = &*self.mixture;
         // SAFETY: the caller keeps the same contract.
         unsafe {
-            match self.part {
-                Part::Gate | Part::Up => {
+            match self.product {
+                ExpertProduct::Gate | ExpertProduct::Up => {
                     step.arena.row(&m.x, m.state.tokens.slice(slot, 1)[0] as usize)
                 }
-                Part::Down => m.state.gate.slice(slot * m.spec.hidden, m.spec.hidden),
+                ExpertProduct::Down => m.state.gate.slice(slot * m.spec.hidden, m.spec.hidden),
             }
         }
     }
@@ -82,7 +81,8 @@ unsafe impl Instruction for AddChanges {
                 let by = scale * step.input.adapter_scale(*adapter, m.x.rows, token);
                 floats.resize(down.n + up.n, 0.0);
                 let (thin, wide) = floats.split_at_mut(down.n);
-                // SAFETY: inputs and products were written before a barrier; each slot belongs to one task.
+                // SAFETY: inputs and products were written before a barrier; each slot belongs to
+                // one task.
                 let (x, out) = unsafe {
                     (self.input(slot, step), self.products().slice_mut(slot * up.n, up.n))
                 };

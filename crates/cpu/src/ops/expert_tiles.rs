@@ -1,6 +1,7 @@
 //! Experts' inputs in tiles, for levels with matrix units.
 //!
-//! Each expert with more rows than are streamed has its rows as tiles of their own, one expert after the other.
+//! Each expert with more rows than [`STREAM_ROWS`] has its rows in tiles, one expert after the
+//! other.
 
 use std::sync::Arc;
 
@@ -11,12 +12,12 @@ use puna_kernels::{
 use crate::ops::moe::Mixture;
 use crate::step::{Instruction, Step, ThreadScratch, TileBuffer};
 
-/// Which of an expert's two inputs.
+/// Input of an expert's products.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// That of gate and up.
+    /// Input of gate and up.
     Input,
-    /// That of down.
+    /// Input of down.
     Hidden,
 }
 
@@ -25,7 +26,7 @@ pub fn room(slots: usize, experts: usize, k: usize, form: Option<TileForm>) -> u
     form.map_or(0, |form| form.parts * TileRows::part(tiles_at_most(slots, experts) * TILE_ROWS, k))
 }
 
-/// Each expert's last tile may be part full.
+/// Largest number of tiles: each expert's last tile may be part full.
 fn tiles_at_most(slots: usize, experts: usize) -> usize {
     slots.div_ceil(TILE_ROWS) + experts.min(slots)
 }
@@ -50,7 +51,8 @@ impl Mixture {
         if rows > STREAM_ROWS { rows.div_ceil(TILE_ROWS) } else { 0 }
     }
 
-    /// Values of a side, and where an expert's begin, `before` tiles being those of the experts before it.
+    /// Columns of an input, and the index where the tiles of an expert begin behind `before` tiles
+    /// of earlier experts.
     fn tile_place(&self, side: Side, before: usize, parts: usize) -> (usize, usize) {
         let k = if side == Side::Input { self.x.cols } else { self.spec.hidden };
         (k, parts * TileRows::part(before * TILE_ROWS, k))
@@ -76,11 +78,11 @@ impl Mixture {
     }
 }
 
-/// Makes the tiles of one side.
+/// Interleaves the inputs of one side into tiles.
 pub struct TileSlots(pub Arc<Mixture>, pub Side);
 
 impl TileSlots {
-    /// The expert of a task, the tiles before its own, and which of them it is.
+    /// The expert of a task, the number of tiles of earlier experts, and the tile of the expert.
     fn locate(&self, task: usize) -> Option<(usize, usize, usize)> {
         let mut before = 0;
         for expert in 0..self.0.spec.experts {
@@ -100,7 +102,8 @@ unsafe impl Instruction for TileSlots {
         "moe"
     }
 
-    /// As many as there can be: how many there are is known after routing only, and none is cheap.
+    /// The largest possible number: routing determines the actual number, and an empty task is
+    /// cheap.
     fn tasks(&self, step: &Step<'_>) -> usize {
         let tokens = step.rows(self.0.x.rows);
         if tokens <= STREAM_ROWS {
@@ -121,7 +124,8 @@ unsafe impl Instruction for TileSlots {
         scratch.floats.resize(TILE_ROWS * SLICE, 0.0);
         for slice in 0..k.div_ceil(SLICE) {
             let len = slice_len(k, slice);
-            // SAFETY: inputs were computed before a barrier; tiles do not overlap and each belongs to one task.
+            // SAFETY: inputs were computed before a barrier; tiles do not overlap and each belongs
+            // to one task.
             unsafe {
                 for (row, to) in scratch.floats.chunks_exact_mut(SLICE).enumerate().take(count) {
                     let from = match self.1 {

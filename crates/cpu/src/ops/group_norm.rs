@@ -1,16 +1,16 @@
 //! Norms over the tokens of a sequence.
 
-use puna_graph::Place;
+use puna_graph::ArenaRange;
 
 use crate::step::{Instruction, Step, ThreadScratch};
 
 /// Normalises groups of columns over all tokens of a sequence.
 pub struct GroupNorm {
-    pub x: Place,
-    pub out: Place,
-    /// A number a column.
+    pub x: ArenaRange,
+    pub out: ArenaRange,
+    /// One value per column.
     pub w: Vec<f32>,
-    /// A number a column.
+    /// One value per column.
     pub b: Vec<f32>,
     pub eps: f32,
     pub groups: usize,

@@ -1,8 +1,9 @@
 //! Hadamard rotation of keys and values that are cached in few bits (q8_0, q4_0).
 //!
-//! Keys have a few coordinates that are much larger than the others and cost the precision of all values of their block. An
-//! orthonormal Walsh-Hadamard transform spreads them over 64 coordinates. Queries are rotated too, which leaves scores
-//! unchanged. Weighted values are rotated back, since the transform is its own inverse.
+//! Keys have a few coordinates that are much larger than the others and cost the precision of all
+//! values of their block. An orthonormal Walsh-Hadamard transform spreads them over 64 coordinates.
+//! Queries are rotated too, which leaves scores unchanged. Weighted values are rotated back, since
+//! the transform is its own inverse.
 
 /// Size of the transform. A larger one, such as 256 for heads of 256, made results worse.
 const SIZE: usize = 64;

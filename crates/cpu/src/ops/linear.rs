@@ -1,14 +1,15 @@
-//! Products with weight matrices. A task multiplies consecutive weight rows with all activation rows.
+//! Products with weight matrices. A task multiplies consecutive weight rows with all activation
+//! rows.
 
-use puna_graph::Place;
+use puna_graph::ArenaRange;
 use puna_kernels::{Acts, LinearKernel, OutMut, STREAM_ROWS, Scratch, WeightRows};
 use puna_quant::TensorType;
 
 use crate::ops::norm::Tiled;
 use crate::step::{Instruction, Step, ThreadScratch};
 
-/// Bytes of weights per task if weights are streamed: large enough for the prefetcher, small enough that a slow thread does not
-/// delay the step.
+/// Bytes of weights per task if weights are streamed: large enough for the prefetcher, small enough
+/// that a slow thread does not delay the step.
 const STREAM_BYTES: usize = 48 << 10;
 
 /// Weight rows per streaming task are a multiple of this: whole cache lines of results.
@@ -24,7 +25,7 @@ pub struct Matrix {
     pub row_bytes: usize,
     pub scale: f32,
     pub bias: Vec<f32>,
-    pub out: Place,
+    pub out: ArenaRange,
 }
 
 impl Matrix {
@@ -33,12 +34,14 @@ impl Matrix {
         let streams = rows <= self.kernel.stream_rows;
         let unit = if streams { STREAM_UNIT } else { self.kernel.panel_rows.max(1) };
         let rows = if streams {
-            // Each call reorders the activations for the format, so more activation rows need more weight rows per call.
+            // Each call reorders the activations for the format, so more activation rows need more
+            // weight rows per call.
             let least = STREAM_BYTES / self.row_bytes.max(1);
             (least * rows).min((self.n / (threads * 4)).max(least))
         } else {
-            // Enough tasks that threads finish together, but enough rows per task to amortise the packing of activations,
-            // which each call repeats. Tiles are packed once for all calls, so tasks can be smaller.
+            // Enough tasks that threads finish together, but enough rows per task to amortise the
+            // packing of activations, which each call repeats. Tiles are packed once for all calls,
+            // so tasks can be smaller.
             let least = if self.kernel.tiles.is_some() { unit } else { 4 * unit };
             (self.n / (threads * 4)).clamp(least, 16 * unit)
         };
@@ -49,7 +52,7 @@ impl Matrix {
 /// Several weight matrices with the same input.
 pub struct LinearGroup {
     pub matrices: Vec<Matrix>,
-    pub x: Place,
+    pub x: ArenaRange,
     pub k: usize,
     /// Buffer of the input quantized to 8 bits, if the kernels take that.
     pub q8: Option<usize>,
@@ -71,7 +74,8 @@ impl LinearGroup {
             // SAFETY: an earlier instruction wrote it, behind a barrier; no task writes it.
             Some(buffer) => Acts::Q8(unsafe { step.q8[buffer].rows(0, rows, self.k) }),
             None => {
-                // SAFETY: an earlier instruction computed it, behind a barrier; the planner keeps results apart from it.
+                // SAFETY: an earlier instruction computed it, behind a barrier; the planner keeps
+                // results apart from it.
                 let x = unsafe { step.arena.slice(self.x.start, rows * self.k) };
                 Acts::F32 { rows, k: self.k, x }
             }

@@ -1,4 +1,5 @@
-//! Instructions: each file divides one kind of operation into tasks and computes them with the kernels of the level.
+//! Instructions: each file divides one kind of operation into tasks and computes them with the
+//! kernels of the level.
 
 pub mod adapter_scale;
 pub mod attention;

@@ -1,10 +1,11 @@
-//! Mixture of experts. Rows are grouped by expert, so that a step reads the weights of each selected expert once.
+//! Mixture of experts. Rows are grouped by expert, so that a step reads the weights of each
+//! selected expert once.
 //!
 //! Instructions: [`Route`], [`Gather`], [`GateUp`], [`Unit`], [`Down`], [`Combine`].
 
 use std::sync::Arc;
 
-use puna_graph::{MoeSpec, Place, Rows};
+use puna_graph::{ArenaRange, MoeSpec, Rows};
 use puna_kernels::{Acts, LinearKernel, OutMut, Scratch, WeightRows};
 use puna_quant::TensorType;
 
@@ -14,7 +15,8 @@ use crate::ops::expert_tiles::Side;
 use crate::ops::routing::RouterScores;
 use crate::step::{Instruction, Q8Buffer, Step, ThreadScratch, TileBuffer};
 
-/// Tasks per thread in a product over all experts: enough that threads finish together although experts differ in rows.
+/// Tasks per thread in a product over all experts: enough that threads finish together although
+/// experts differ in rows.
 const TASKS_PER_THREAD: usize = 16;
 
 /// One of the three matrices (gate, up, down) of all experts.
@@ -43,17 +45,19 @@ pub struct Mixture {
     pub selection_bias: Vec<f32>,
     /// Factor of each expert's weight; empty without.
     pub factors: Vec<f32>,
-    pub x: Place,
-    pub router: Place,
-    pub out: Place,
+    pub x: ArenaRange,
+    pub router: ArenaRange,
+    pub out: ArenaRange,
     /// Buffer of the input quantized to 8 bits, a row per token, if the kernels take that.
     pub q8: Option<usize>,
-    /// Buffers, shared with the other mixtures of the same shape in the program, which run one after the other.
-    pub state: Arc<State>,
+    /// Buffers, shared with the other mixtures of the same shape in the program, which run one
+    /// after the other.
+    pub state: Arc<MixtureBuffers>,
 }
 
-/// Buffers of a mixture, sized for the largest step. A *slot* is one use of an expert by a token; slots are ordered by expert.
-pub struct State {
+/// Buffers of a mixture, sized for the largest step. A *slot* is one use of an expert by a token;
+/// slots are ordered by expert.
+pub struct MixtureBuffers {
     /// First slot of each expert, and the number of slots.
     pub starts: Shared<u32>,
     /// The token of each slot.
@@ -143,7 +147,8 @@ impl Mixture {
         (0..self.spec.experts).filter(|&e| !self.slots_of(e).is_empty())
     }
 
-    /// Weight rows of `m` per task: whole matrices if there are many experts, since each task packs the activations again.
+    /// Weight rows of `m` per task: whole matrices if there are many experts, since each task packs
+    /// the activations again.
     fn rows_per_task(&self, m: &ExpertMatrix, step: &Step<'_>) -> usize {
         let unit = m.kernel.panel_rows.max(1);
         let all = m.n * self.active().count();
@@ -233,7 +238,8 @@ unsafe impl Instruction for Route {
                 slots.iter().zip(weights).for_each(|(&e, weight)| *weight *= m.factors[e as usize]);
             }
         }
-        // Counting sort: number of slots of each expert, then first slots, then each use takes the next slot of its expert.
+        // Counting sort: number of slots of each expert, then first slots, then each use takes the
+        // next slot of its expert.
         starts.fill(0);
         slots.iter().for_each(|&e| starts[e as usize + 1] += 1);
         for e in 0..m.spec.experts {
@@ -265,7 +271,8 @@ unsafe impl Instruction for Gather {
     unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let m = &*self.0;
         for slot in task * SLOTS_PER_TASK..((task + 1) * SLOTS_PER_TASK).min(m.slots(step)) {
-            // SAFETY: earlier instructions wrote slots and input, behind a barrier; each slot belongs to one task.
+            // SAFETY: earlier instructions wrote slots and input, behind a barrier; each slot
+            // belongs to one task.
             unsafe {
                 let token = m.state.tokens.slice(slot, 1)[0] as usize;
                 match m.q8 {
@@ -355,7 +362,8 @@ unsafe impl Instruction for Unit {
         let m = &*self.0;
         let h = m.spec.hidden;
         for slot in task * SLOTS_PER_TASK..((task + 1) * SLOTS_PER_TASK).min(m.slots(step)) {
-            // SAFETY: earlier instructions wrote the products, behind a barrier; each slot belongs to one task.
+            // SAFETY: earlier instructions wrote the products, behind a barrier; each slot belongs
+            // to one task.
             unsafe {
                 let hidden = m.state.gate.slice_mut(slot * h, h);
                 if m.spec.weighs_input {
@@ -429,7 +437,8 @@ unsafe impl Instruction for Combine {
         let m = &*self.0;
         let (used, n) = (m.spec.used, m.out.cols);
         for token in task * SLOTS_PER_TASK..((task + 1) * SLOTS_PER_TASK).min(m.tokens(step)) {
-            // SAFETY: earlier instructions wrote the products, behind a barrier; each token belongs to one task.
+            // SAFETY: earlier instructions wrote the products, behind a barrier; each token belongs
+            // to one task.
             unsafe {
                 let out = step.arena.row_mut(&m.out, token);
                 out.fill(0.0);

@@ -2,19 +2,21 @@
 
 use std::sync::Arc;
 
-use puna_graph::{GramSpec, Place, Segment, SelectedPositions};
+use puna_graph::{ArenaRange, GramSpec, Segment, SelectedPositions};
 
 use crate::ops::recurrent::begun;
 use crate::step::{Instruction, Step, ThreadScratch};
 
-/// Computes the table rows. The state holds the previous token ids, latest first, each stored as the bits of id + 1; 0 is none.
+/// Computes the table rows. The state holds the previous token ids, latest first, each stored as
+/// the bits of id + 1; 0 is none.
 pub struct NgramRows {
-    pub out: Place,
+    pub out: ArenaRange,
     pub spec: Arc<GramSpec>,
 }
 
 impl NgramRows {
-    /// Sets `ids` to the token ids of the n-grams that end with `id`, latest first, and updates the state.
+    /// Sets `ids` to the token ids of the n-grams that end with `id`, latest first, and updates the
+    /// state.
     fn advance(&self, id: u32, state: &mut [f32], ids: &mut [u32]) {
         ids[0] = id;
         let mut ended = false;
@@ -65,6 +67,7 @@ mod tests {
 
     use super::*;
 
+    /// Token id that ends a text.
     const END: u32 = 7;
 
     fn grams() -> NgramRows {
@@ -76,7 +79,7 @@ mod tests {
             heads: heads.to_vec(),
             end: END,
         };
-        let out = Place { rows: Rows::Tokens, cols: 4, start: 0, stride: 4 };
+        let out = ArenaRange { rows: Rows::Tokens, cols: 4, start: 0, stride: 4 };
         NgramRows { out, spec: Arc::new(spec) }
     }
 
@@ -93,7 +96,7 @@ mod tests {
     #[test]
     fn an_n_gram_ends_where_a_text_does_and_before_the_first_token() {
         assert_eq!(ids(&[0, 4, 5]), [[0, END, END], [4, 0, END], [5, 4, 0]]);
-        // The token that ends a text still knows what it ends; what follows does not.
+        // The n-grams of the end token contain the text before it; later n-grams do not.
         assert_eq!(
             ids(&[4, 5, END, 6, 8, 9]),
             [[4, END, END], [5, 4, END], [END, 5, 4], [6, END, END], [8, 6, END], [9, 8, 6]]

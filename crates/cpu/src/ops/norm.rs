@@ -1,17 +1,17 @@
 //! Norms over rows or heads, and rounding of activations for the products that follow.
 
-use puna_graph::Place;
+use puna_graph::ArenaRange;
 use puna_kernels::{SLICE, STREAM_ROWS, TILE_ROWS, TileForm, slice_len};
 
 use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
 /// RMS norm or layer norm over groups of columns.
 pub struct NormRows {
-    pub x: Place,
-    pub out: Place,
-    /// For one group or for each of a row; empty means ones.
+    pub x: ArenaRange,
+    pub out: ArenaRange,
+    /// Values of one group or of the whole row; empty means ones.
     pub w: Vec<f32>,
-    /// Layer norms only, as `w`.
+    /// Bias of layer norms, as `w`.
     pub b: Vec<f32>,
     pub eps: f32,
     /// Columns that are normalised together.
@@ -20,7 +20,7 @@ pub struct NormRows {
 }
 
 impl NormRows {
-    /// The part of `all` that is for a row's i-th group.
+    /// The values of `all` for the i-th group of a row.
     fn of_group<'a>(&self, all: &'a [f32], i: usize) -> &'a [f32] {
         all.chunks_exact(self.group).cycle().nth(i).unwrap_or_default()
     }
@@ -67,23 +67,24 @@ unsafe impl Instruction for NormRows {
     }
 }
 
-/// Rounds rows for the products that read them: to 8 bits for few rows, or to tiles for many, where kernels want that.
+/// Rounds rows for the products that read them: to 8 bits for few rows, or to tiles for many rows
+/// if kernels take them.
 pub struct Quantize {
-    pub x: Place,
+    pub x: ArenaRange,
     pub q8: Option<Rounded>,
     pub tiles: Option<Tiled>,
 }
 
-/// Where rows rounded to 8 bits go.
+/// Buffer of rows rounded to 8 bits.
 #[derive(Clone, Copy)]
 pub struct Rounded {
     /// Index of the buffer.
     pub buffer: usize,
-    /// Whether somebody reads them also in steps of many rows.
+    /// Whether some products read them also in steps of many rows.
     pub always: bool,
 }
 
-/// Where rows in tiles go, in steps of many rows.
+/// Buffer of rows in tiles, in steps of many rows.
 #[derive(Clone, Copy)]
 pub struct Tiled {
     /// Index of the buffer.
@@ -91,7 +92,7 @@ pub struct Tiled {
     pub form: TileForm,
 }
 
-/// Slices of K that a task interleaves of 16 rows.
+/// Number of slices of K that a task interleaves, for 16 rows.
 const SLICES_A_TASK: usize = 8;
 
 impl Quantize {
@@ -120,7 +121,8 @@ impl Quantize {
         for slice in run..(run + SLICES_A_TASK).min(slices) {
             let len = slice_len(k, slice);
             let start = self.x.start + tile * TILE_ROWS * self.x.stride + slice * SLICE;
-            // SAFETY: the input was computed before a barrier; pieces do not overlap and each belongs to one task.
+            // SAFETY: the input was computed before a barrier; pieces do not overlap and each
+            // belongs to one task.
             unsafe {
                 let x = step.arena.slice(start, (count - 1) * self.x.stride + len);
                 let to = &step.tiles[tiled.buffer];

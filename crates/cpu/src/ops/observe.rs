@@ -1,10 +1,10 @@
-//! What matrices are multiplied with: sums of squares of every column, for importance matrices. Put before the products
-//! where a backend was asked to observe; the results stay as they are.
+//! Sums of squares of every input column of matrix products, for importance matrices. If the
+//! backend observes, these instructions stand before the products; results do not change.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use puna_graph::Place;
+use puna_graph::ArenaRange;
 
 use crate::ops::moe::Mixture;
 use crate::step::{Instruction, Step, ThreadScratch};
@@ -13,7 +13,7 @@ use crate::step::{Instruction, Step, ThreadScratch};
 #[derive(Default)]
 pub struct Observations(Mutex<BTreeMap<usize, Sums>>);
 
-/// Of each matrix of a weight one row of sums and a count.
+/// A row of sums and a count for each matrix of a weight.
 #[derive(Clone)]
 pub struct Sums {
     pub squares: Vec<f64>,
@@ -21,12 +21,12 @@ pub struct Sums {
 }
 
 impl Observations {
-    /// All that was seen so far.
+    /// All sums so far.
     pub fn all(&self) -> BTreeMap<usize, Sums> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Adds rows to matrices of weights that have so many.
+    /// Adds rows to the sums of weights with `matrices` matrices each.
     fn add<'a>(
         &self,
         weights: &[usize],
@@ -51,14 +51,15 @@ impl Observations {
     }
 }
 
-/// The input of products.
+/// Observes the input of products.
 pub struct Observe {
-    pub x: Place,
+    pub x: ArenaRange,
     pub weights: Vec<usize>,
     pub into: Arc<Observations>,
 }
 
-// SAFETY: there is one task, which reads what was written before a barrier and writes behind a lock.
+// SAFETY: there is one task, which reads what was written before a barrier and writes behind a
+// lock.
 unsafe impl Instruction for Observe {
     fn name(&self) -> &'static str {
         "observe"
@@ -76,9 +77,9 @@ unsafe impl Instruction for Observe {
     }
 }
 
-/// The inputs of heads that have matrices of their own.
+/// Observes the inputs of per-head products.
 pub struct ObserveHeads {
-    pub x: Place,
+    pub x: ArenaRange,
     pub heads: usize,
     /// Columns of a head that its matrix reads.
     pub k: usize,
@@ -107,10 +108,10 @@ unsafe impl Instruction for ObserveHeads {
     }
 }
 
-/// The inputs of experts: what a token gives to gate and up, and what their unit gives to down.
+/// Observes the inputs of experts: of gate and up, or of down.
 pub struct ObserveExperts {
     pub mixture: Arc<Mixture>,
-    /// Whether it is the experts' hidden values.
+    /// Whether the inputs are hidden values, which down reads.
     pub is_hidden: bool,
     pub into: Arc<Observations>,
 }
@@ -129,7 +130,8 @@ unsafe impl Instruction for ObserveExperts {
         let m = &*self.mixture;
         let (matrices, hidden) = (m.spec.experts / m.spec.sharing, m.spec.hidden);
         let rows = (0..m.slots(step)).map(|slot| {
-            // SAFETY: routes, inputs and hidden values were written before a barrier, and nothing else runs.
+            // SAFETY: routes, inputs and hidden values were written before a barrier, and nothing
+            // else runs.
             let row = unsafe {
                 if self.is_hidden {
                     m.state.gate.slice(slot * hidden, hidden)

@@ -1,27 +1,30 @@
 //! Per-head products: each head has its own matrix, such as `W_UK` and `W_UV` of latent attention.
 
-use puna_graph::Place;
+use puna_graph::ArenaRange;
 use puna_kernels::{Acts, OutMut, WeightRows};
 
 use crate::ops::moe::ExpertMatrix;
 use crate::step::{Instruction, Step, ThreadScratch};
 
-/// Activation rows per task: enough to amortise expanding a head's matrix, few enough to stay in the processor cache.
+/// Activation rows per task: enough to amortise expanding a head's matrix, few enough to stay in
+/// the processor cache.
 const ROWS_PER_TASK: usize = 128;
 
-/// For each head: the first columns times the matrix of the head, followed by the other columns unchanged.
+/// For each head: the first columns times the matrix of the head, followed by the other columns
+/// unchanged.
 pub struct LinearOfHeads {
     /// The matrices of all heads. If all heads share one matrix, `each` is 0.
     pub matrix: ExpertMatrix,
     pub heads: usize,
-    pub x: Place,
-    pub out: Place,
+    pub x: ArenaRange,
+    pub out: ArenaRange,
     /// Buffer of the inputs quantized to 8 bits, head after head, if the kernel takes that.
     pub q8: Option<usize>,
 }
 
 impl LinearOfHeads {
-    /// Converts rows `first .. first + count` of a head's input to the form that the kernel takes, and copies the other columns.
+    /// Converts rows `first .. first + count` of a head's input to the form that the kernel takes,
+    /// and copies the other columns.
     ///
     /// # Safety
     /// As for [`Instruction::run`].
@@ -56,7 +59,8 @@ impl LinearOfHeads {
     }
 }
 
-// SAFETY: a task writes rows of a head that are its own, of the result and of what is rounded.
+// SAFETY: a task writes rows of one head, in the result and in the quantized input; they belong to
+// this task.
 unsafe impl Instruction for LinearOfHeads {
     fn name(&self) -> &'static str {
         "linear"

@@ -1,18 +1,18 @@
 //! Some columns of each period of columns, side by side.
 
-use puna_graph::Place;
+use puna_graph::ArenaRange;
 
 use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
 /// Copies columns.
 pub struct Pick {
-    pub x: Place,
-    pub out: Place,
-    /// The first one within a period.
+    pub x: ArenaRange,
+    pub out: ArenaRange,
+    /// First column within a period.
     pub start: usize,
-    /// How many of a period.
+    /// Number of columns of a period.
     pub width: usize,
-    /// Columns of a period.
+    /// Length of a period in columns.
     pub period: usize,
 }
 

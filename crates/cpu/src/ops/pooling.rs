@@ -1,8 +1,9 @@
-//! Blocks of tokens that become one row each: a task takes some columns of a sequence through all its tokens of the step.
+//! Blocks of tokens that become one row each: a task takes some columns of a sequence through all
+//! its tokens of the step.
 
 use std::sync::Arc;
 
-use puna_graph::{Place, PoolSpec};
+use puna_graph::{ArenaRange, PoolSpec};
 use puna_kernels::PoolStep;
 
 use crate::ops::recurrent::{begun, columns, columns_mut, segment, state_work};
@@ -10,25 +11,25 @@ use crate::step::{Instruction, Step, ThreadScratch};
 
 /// Columns of a row that a task takes.
 const COLUMNS: usize = 128;
-/// Gates and what is added to them, where a block has none of these.
+/// Gates and biases of blocks without gates or biases.
 static ZEROS: [f32; COLUMNS] = [0.0; COLUMNS];
 
-/// A pool of tokens. Its state has for the block that goes on its largest gates, sums and weighed sums, and behind
-/// these those of the next one where blocks overlap.
+/// Pools blocks of tokens. The state holds the largest gates, sums of weights and weighted sums of
+/// the unfinished block; if blocks overlap, the same for the next block behind them.
 pub struct Pool {
-    pub x: Place,
-    pub gate: Option<Place>,
-    pub out: Place,
+    pub x: ArenaRange,
+    pub gate: Option<ArenaRange>,
+    pub out: ArenaRange,
     pub spec: PoolSpec,
-    /// Added to gates: `[columns, block]`, a row a place in the block, or empty where nothing is.
+    /// Biases of the gates, `[columns, block]`: a row per position in the block; empty without.
     pub bias: Arc<[f32]>,
 }
 
-/// The part of a state that a task has of one block.
+/// The task's part of the state of one block.
 struct Pooled<'a>([&'a mut [f32]; 3]);
 
 impl Pooled<'_> {
-    /// Without any token.
+    /// Resets to a block without tokens.
     fn clear(&mut self) {
         let [max, sum, acc] = &mut self.0;
         max.fill(f32::MIN);
@@ -62,7 +63,8 @@ unsafe impl Instruction for Pool {
         let (s, part) = segment(step, task, self.blocks());
         let first = part * COLUMNS;
         let n = COLUMNS.min(dim - first);
-        // SAFETY: the columns belong to this task, here and in the state; inputs were computed before a barrier.
+        // SAFETY: the columns belong to this task, here and in the state; inputs were computed
+        // before a barrier.
         unsafe {
             let of = |kind: usize| begun(step, s, state, kind * dim + first, n);
             let mut own = Pooled([of(0), of(1), of(2)]);
@@ -113,7 +115,8 @@ unsafe impl Instruction for Pool {
 mod tests {
     use super::*;
 
-    /// The row of a block of one column whose tokens have these gates and values, as [`Pool`] takes them one after the other.
+    /// The pooled row of a block of one column with these gates and values, computed token by token
+    /// as in [`Pool`].
     fn row(tokens: &[(f32, f32)]) -> f32 {
         let (mut max, mut sum, mut acc) = ([f32::MIN], [0.0], [0.0]);
         for &(gate, x) in tokens {
@@ -132,7 +135,7 @@ mod tests {
         let sum: f32 = tokens.iter().zip(weights).map(|((_, x), w)| x * w).sum();
         let want = sum / weights.iter().sum::<f32>();
         assert!((row(&tokens) - want).abs() < 1e-6);
-        // Weights of gates that far apart are one and nothing.
+        // Gates that far apart have the weights one and zero.
         assert_eq!(row(&[(-1e30, 2.0), (1e30, 3.0), (0.0, 9.0)]), 3.0);
     }
 }

@@ -1,10 +1,10 @@
-//! Recurrent layers: a task takes some columns of a sequence through all its tokens of the step, so that their part of the state
-//! stays near and is nobody else's.
+//! Recurrent layers: a task takes some columns of a sequence through all its tokens of the step.
+//! Their part of the state stays in the cache of one core, and no other task accesses it.
 
 use std::sync::Arc;
 
 use puna_graph::{
-    ConvSpec, DecayKind, DeltaSpec, Place, RetentionSpec, ScanSpec, Segment, Wkv7Spec, WkvSpec,
+    ArenaRange, ConvSpec, DecayKind, DeltaSpec, RetentionSpec, ScanSpec, Segment, Wkv7Spec, WkvSpec,
 };
 use puna_kernels::{DeltaStep, ScanStep, Tap, Wkv7Step, WkvStep};
 
@@ -13,7 +13,7 @@ use crate::step::{Instruction, Step, ThreadScratch};
 
 /// Columns of a convolution that a task takes.
 const CONV_COLUMNS: usize = 256;
-/// Columns with steps of their own that a task takes.
+/// Columns of a scan that a task takes, if each column has its own step size.
 const SCAN_COLUMNS: usize = 64;
 
 /// `cols` columns of row `row` of a value, from `first` on.
@@ -22,7 +22,7 @@ const SCAN_COLUMNS: usize = 64;
 /// As for [`crate::memory::Shared::slice`].
 pub(super) unsafe fn columns<'a>(
     step: &'a Step<'_>,
-    x: &Place,
+    x: &ArenaRange,
     row: usize,
     first: usize,
     cols: usize,
@@ -38,7 +38,7 @@ pub(super) unsafe fn columns<'a>(
 #[allow(clippy::mut_from_ref)] // memory shared by the threads of a step
 pub(super) unsafe fn columns_mut<'a>(
     step: &'a Step<'_>,
-    x: &Place,
+    x: &ArenaRange,
     row: usize,
     first: usize,
     cols: usize,
@@ -51,12 +51,12 @@ fn states<'a>(step: &'a Step<'_>) -> &'a States {
     step.states.expect("a step of a recurrent model has states")
 }
 
-/// A task's sequence and the number of its block of columns, where each sequence has `blocks`.
+/// A task's sequence and the number of its block of columns, if each sequence has `blocks` blocks.
 pub(super) fn segment<'a>(step: &'a Step<'_>, task: usize, blocks: usize) -> (&'a Segment, usize) {
     (&step.input.segments[task / blocks], task % blocks)
 }
 
-/// Part of a sequence's state as it is before the step: zeros without a past.
+/// Part of a sequence's state before the step; zeros at the start of a sequence.
 ///
 /// # Safety
 /// No other thread reads or writes it at the same time.
@@ -76,7 +76,7 @@ pub(super) unsafe fn begun<'a>(
     part
 }
 
-/// Multiply-adds of `each` a value of a state, and the bytes of all sequences' states.
+/// Bytes of all sequences' states, and `each` multiply-adds per value.
 pub(super) fn state_work(step: &Step<'_>, values: usize, each: usize) -> (u64, u64) {
     let (sequences, rows) = (step.input.segments.len(), step.input.tokens.len());
     ((4 * sequences * values) as u64, (rows * values * each) as u64)
@@ -92,12 +92,12 @@ fn softplus(x: f32) -> f32 {
     if x > 20.0 { x } else { x.exp().ln_1p() }
 }
 
-/// A causal convolution. Its state has the rows before the next one, the oldest first.
+/// A causal convolution. The state has the previous rows, the oldest first.
 pub struct Conv {
-    pub x: Place,
-    pub out: Place,
+    pub x: ArenaRange,
+    pub out: ArenaRange,
     pub spec: ConvSpec,
-    /// The weights of each tap in turn; empty where the oldest row is the result.
+    /// Weights of each tap in turn; empty if the result is the oldest row.
     pub w: Arc<[f32]>,
     pub bias: Vec<f32>,
 }
@@ -108,7 +108,8 @@ impl Conv {
     }
 }
 
-// SAFETY: a task writes columns of the result and of the state that are its own, and reads the same columns of the input.
+// SAFETY: a task writes columns of the result and of the state that are its own, and reads the same
+// columns of the input.
 unsafe impl Instruction for Conv {
     fn name(&self) -> &'static str {
         "conv"
@@ -123,12 +124,13 @@ unsafe impl Instruction for Conv {
         let (all, before) = (self.x.cols, self.spec.before());
         let first = block * CONV_COLUMNS;
         let n = CONV_COLUMNS.min(all - first);
-        // SAFETY: the columns belong to this task, here and in the state; the input was computed before a barrier.
+        // SAFETY: the columns belong to this task, here and in the state; the input was computed
+        // before a barrier.
         unsafe {
             let mut history: Vec<&mut [f32]> =
                 (0..before).map(|j| begun(step, s, self.spec.state, j * all + first, n)).collect();
             let input = |row: usize| columns(step, &self.x, s.first_row + row, first, n);
-            // None where the oldest row is the result.
+            // None if the result is the oldest row.
             let weights = self.w.chunks_exact(all).map(|w| &w[first..first + n]);
             let mut taps: Vec<Tap<'_>> = weights.map(|w| Tap { x: &[], w }).collect();
             for row in 0..s.rows {
@@ -165,22 +167,23 @@ unsafe impl Instruction for Conv {
     }
 }
 
-/// A selective scan. Its state has for each block of columns a row a value of `b`.
+/// A selective scan. For each block of columns, the state has a row per value of `b`.
 pub struct Scan {
-    pub x: Place,
-    pub dt: Place,
-    pub b: Place,
-    pub c: Place,
-    pub out: Place,
+    pub x: ArenaRange,
+    pub dt: ArenaRange,
+    pub b: ArenaRange,
+    pub c: ArenaRange,
+    pub out: ArenaRange,
     pub spec: ScanSpec,
-    /// A number a head, or for columns with steps of their own as many as the state has, in its order.
+    /// One value per head; one per value of the state, in its order, if each column has its own
+    /// step size.
     pub a: Arc<[f32]>,
     pub d: Vec<f32>,
     pub dt_bias: Vec<f32>,
 }
 
 impl Scan {
-    /// Whether each column has a step and numbers of its own.
+    /// Whether each column has its own step size and values of `a`.
     fn is_by_column(spec: &ScanSpec, a: usize) -> bool {
         spec.head_dim == 1 && a == spec.heads * spec.state_dim && spec.state_dim > 1
     }
@@ -223,7 +226,7 @@ unsafe impl Instruction for Scan {
         let (spec, rows) = (&self.spec, self.spec.state_dim);
         let first = block * self.block();
         let n = self.block().min(self.x.cols - first);
-        // The heads whose columns these are, each with a step.
+        // The heads of these columns, each with a step.
         let heads = first / spec.head_dim..(first + n).div_ceil(spec.head_dim);
         let group = heads.start / (spec.heads / spec.groups) * rows;
         let by_column = Self::is_by_column(spec, self.a.len());
@@ -232,7 +235,8 @@ unsafe impl Instruction for Scan {
         let bias = self.dt_bias.get(heads.clone()).unwrap_or_default();
         scratch.floats.resize(heads.len(), 0.0);
         let dt = &mut scratch.floats[..];
-        // SAFETY: the columns belong to this task, here and in the state; inputs were computed before a barrier.
+        // SAFETY: the columns belong to this task, here and in the state; inputs were computed
+        // before a barrier.
         unsafe {
             let state = begun(step, s, spec.state, first * rows, n * rows);
             for row in s.first_row..s.first_row + s.rows {
@@ -259,14 +263,14 @@ unsafe impl Instruction for Scan {
     }
 }
 
-/// The gated delta rule. Its state has for each head a row a feature of keys.
+/// The gated delta rule. For each head, the state has a row per key dimension.
 pub struct Delta {
-    pub q: Place,
-    pub k: Place,
-    pub v: Place,
-    pub decay: Place,
-    pub beta: Place,
-    pub out: Place,
+    pub q: ArenaRange,
+    pub k: ArenaRange,
+    pub v: ArenaRange,
+    pub decay: ArenaRange,
+    pub beta: ArenaRange,
+    pub out: ArenaRange,
     pub spec: DeltaSpec,
     pub a: Vec<f32>,
     pub dt_bias: Vec<f32>,
@@ -294,7 +298,8 @@ unsafe impl Instruction for Delta {
         scratch.floats.resize(2 * rows + count, 0.0);
         let (qk, decay) = scratch.floats.split_at_mut(2 * rows);
         let (q, k) = qk.split_at_mut(rows);
-        // SAFETY: the head belongs to this task, here and in the state; inputs were computed before a barrier.
+        // SAFETY: the head belongs to this task, here and in the state; inputs were computed before
+        // a barrier.
         unsafe {
             let state = begun(step, s, spec.state, head * rows * n, rows * n);
             for row in s.first_row..s.first_row + s.rows {
@@ -327,7 +332,7 @@ unsafe impl Instruction for Delta {
     }
 }
 
-/// What stays of a state in a step.
+/// Decay factor of a state.
 fn fade(decay_kind: DecayKind, a: f32, x: f32) -> f32 {
     match decay_kind {
         DecayKind::Unbounded => (a * softplus(x)).exp(),
@@ -335,15 +340,15 @@ fn fade(decay_kind: DecayKind, a: f32, x: f32) -> f32 {
     }
 }
 
-/// RWKV's memory. Its state has for each head a row a feature of keys.
+/// The state of RWKV 5 and 6. For each head, it has a row per key dimension.
 pub struct Wkv {
-    pub r: Place,
-    pub k: Place,
-    pub v: Place,
-    pub decay: Place,
-    pub out: Place,
+    pub r: ArenaRange,
+    pub k: ArenaRange,
+    pub v: ArenaRange,
+    pub decay: ArenaRange,
+    pub out: ArenaRange,
     pub spec: WkvSpec,
-    /// Empty for gated linear attention.
+    /// Bonus of the current token; empty for gated linear attention.
     pub first: Vec<f32>,
 }
 
@@ -366,7 +371,8 @@ unsafe impl Instruction for Wkv {
         let (decay, rk) = scratch.floats.split_at_mut(n);
         let (r, k) = rk.split_at_mut(n);
         let scale = 1.0 / (n as f32).sqrt();
-        // SAFETY: the head belongs to this task, here and in the state; inputs were computed before a barrier.
+        // SAFETY: the head belongs to this task, here and in the state; inputs were computed before
+        // a barrier.
         unsafe {
             let state = begun(step, s, self.spec.state, at * n, n * n);
             for row in s.first_row..s.first_row + s.rows {
@@ -377,7 +383,7 @@ unsafe impl Instruction for Wkv {
                 let own = match first {
                     Some(first) => dot(r, k, |i| first[i]),
                     None => {
-                        // The result is read behind the token: of the past what the decay leaves.
+                        // The result is read after the update: the past has already decayed.
                         k.iter_mut().zip(&*decay).for_each(|(k, w)| *k -= *k * w);
                         let own = dot(r, k, |_| scale);
                         r.iter_mut().zip(&*decay).for_each(|(r, w)| *r *= w * scale);
@@ -407,15 +413,15 @@ fn dot(a: &[f32], b: &[f32], by: impl Fn(usize) -> f32) -> f32 {
     a.iter().zip(b).enumerate().map(|(i, (a, b))| a * b * by(i)).sum()
 }
 
-/// The seventh RWKV's memory. Its state has for each head a row a feature of keys.
+/// The state of RWKV 7. For each head, it has a row per key dimension.
 pub struct Wkv7 {
-    pub r: Place,
-    pub k: Place,
-    pub v: Place,
-    pub decay: Place,
-    pub forget: Place,
-    pub rate: Place,
-    pub out: Place,
+    pub r: ArenaRange,
+    pub k: ArenaRange,
+    pub v: ArenaRange,
+    pub decay: ArenaRange,
+    pub forget: ArenaRange,
+    pub rate: ArenaRange,
+    pub out: ArenaRange,
     pub spec: Wkv7Spec,
     pub itself: Vec<f32>,
 }
@@ -438,7 +444,8 @@ unsafe impl Instruction for Wkv7 {
         scratch.floats.resize(3 * n, 0.0);
         let (decay, keys) = scratch.floats.split_at_mut(n);
         let (removal_key, forget) = keys.split_at_mut(n);
-        // SAFETY: the head belongs to this task, here and in the state; inputs were computed before a barrier.
+        // SAFETY: the head belongs to this task, here and in the state; inputs were computed before
+        // a barrier.
         unsafe {
             let state = begun(step, s, self.spec.state, at * n, n * n);
             for row in s.first_row..s.first_row + s.rows {
@@ -480,12 +487,12 @@ unsafe impl Instruction for Wkv7 {
 /// `1 / √e`: the negative logarithm of the strongest decay.
 const LEAST_DECAY: f32 = 0.606_530_66;
 
-/// Linear attention that forgets. Its state has for each head a row a feature of keys.
+/// Linear attention with decay (retention). For each head, the state has a row per key dimension.
 pub struct Retention {
-    pub q: Place,
-    pub k: Place,
-    pub v: Place,
-    pub out: Place,
+    pub q: ArenaRange,
+    pub k: ArenaRange,
+    pub v: ArenaRange,
+    pub out: ArenaRange,
     pub spec: RetentionSpec,
 }
 
@@ -503,11 +510,12 @@ unsafe impl Instruction for Retention {
         let (s, head) = segment(step, task, self.spec.heads);
         let n = self.spec.dim;
         let (at, rate) = (head * n, self.spec.rate_of(head));
-        // SAFETY: the head belongs to this task, here and in the state; inputs were computed before a barrier.
+        // SAFETY: the head belongs to this task, here and in the state; inputs were computed before
+        // a barrier.
         unsafe {
             let state = begun(step, s, self.spec.state, at * n, n * n);
             for row in s.first_row..s.first_row + s.rows {
-                // A scan of values with steps of one, of which nothing goes to the result as it is.
+                // A scan of the values with step size one and without a direct term.
                 (step.level.vector.recurrent.scan)(ScanStep {
                     state,
                     x: columns(step, &self.v, row, at, n),

@@ -1,14 +1,15 @@
-//! Rotation by position. Sines and cosines are computed once a step for each table and shared by all layers and heads.
+//! Rotary embedding. Sines and cosines are computed once a step for each table and shared by all
+//! layers and heads.
 
 use std::sync::Arc;
 
-use puna_graph::{Place, RopeKind};
+use puna_graph::{ArenaRange, RopeKind};
 
 use crate::memory::Shared;
 use crate::ops::elementwise::own_row;
 use crate::step::{Instruction, Step, ThreadScratch, row_tasks, rows_per_task, task_rows};
 
-/// Cosine and sine of a step's positions: a row a token, cosines first.
+/// Cosines and sines of a step's positions: a row per token, cosines first.
 pub type Angles = Arc<Shared<f32>>;
 
 /// Fills [`Angles`].
@@ -49,10 +50,10 @@ unsafe impl Instruction for RopeTable {
 
 /// Rotates heads.
 pub struct RopeRows {
-    pub x: Place,
-    pub out: Place,
+    pub x: ArenaRange,
+    pub out: ArenaRange,
     pub head_dim: usize,
-    /// The first feature of a head that turns.
+    /// First rotated dimension of a head.
     pub start: usize,
     pub kind: RopeKind,
     pub pairs: usize,

@@ -12,7 +12,8 @@ pub(super) struct RouterScores {
 }
 
 impl RouterScores {
-    /// Selects the experts of a token: writes their numbers to `selected` and their weights to `weights`.
+    /// Selects the experts of a token: writes their numbers to `selected` and their weights to
+    /// `weights`.
     pub fn select(
         &mut self,
         spec: &MoeSpec,
@@ -90,8 +91,10 @@ fn best(scores: &[f32], taken: impl Fn(usize) -> bool) -> usize {
         .expect("fewer experts are selected than exist")
 }
 
-/// Softmax of the `best` logit over the logits that are not `taken` and near it; see [`Gating::SparseMixer`].
+/// Softmax of the `best` logit over the logits that are not `taken` and near it; see
+/// [`Gating::SparseMixer`].
 fn sparse_mixer_weight(logits: &[f32], best: usize, taken: impl Fn(usize) -> bool) -> f32 {
+    // Largest relative distance of a near logit.
     const NEAR: f32 = 0.02;
     let most = logits[best];
     let near = logits
@@ -101,7 +104,8 @@ fn sparse_mixer_weight(logits: &[f32], best: usize, taken: impl Fn(usize) -> boo
     1.0 / near.map(|(_, x)| (x - most).exp()).sum::<f32>()
 }
 
-/// Masks the experts of all but the best groups. The score of a group is the sum of its `top` best experts, 1 or 2.
+/// Masks the experts of all but the best groups. The score of a group is the sum of its `top` best
+/// experts, 1 or 2.
 fn mask_groups(scores: &mut [f32], groups: Groups, top: usize) {
     let each = scores.len() / groups.count;
     let group_score = |group: &[f32]| {
@@ -201,7 +205,7 @@ mod tests {
     fn a_sparse_mixer_weighs_among_those_that_are_near() {
         let mixer = spec(4, 2, Gating::SparseMixer);
         let share = |other: f32| 1.0 / (1.0 + other.exp());
-        // 0.99 is near 1 and is the second; nobody is near it then.
+        // 0.99 is near 1 and second; no logit is near 0.99.
         assert_eq!(
             chosen(&mixer, &[], &[0.5, 1.0, 0.99, -2.0]),
             (vec![1, 2], vec![share(-0.01), 1.0])

@@ -1,19 +1,19 @@
-//! Several residual streams in the place of one: the weights by which they are read and written, and both.
+//! Hyper-connections: read and write weights of residual streams, reading and writing the streams.
 
-use puna_graph::{Place, StreamSpec};
+use puna_graph::{ArenaRange, StreamSpec};
 
 use crate::ops::elementwise::own_row;
 use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
-/// Rows of weights that a task makes: with all rounds of a mixing matrix they take a few microseconds each.
+/// Rows of weights per task. With all normalisation rounds, a row takes a few microseconds.
 const WEIGHT_ROWS: usize = 8;
-/// Columns of a stream that are kept aside while it is overwritten.
+/// Columns of the streams that are copied while the streams are overwritten.
 const CHUNK: usize = 64;
 
-/// Weights from numbers.
+/// See [`puna_graph::Op::StreamWeights`].
 pub struct StreamWeights {
-    pub x: Place,
-    pub out: Place,
+    pub x: ArenaRange,
+    pub out: ArenaRange,
     pub spec: StreamSpec,
 }
 
@@ -53,7 +53,7 @@ fn weigh(spec: &StreamSpec, numbers: &mut [f32]) {
     }
 }
 
-/// Makes rows and columns of a matrix sum up to one, nearly.
+/// Normalises rows and columns of a matrix in turn (Sinkhorn and Knopp, 1967).
 fn balance(matrix: &mut [f32], spec: &StreamSpec) {
     let (count, floor) = (spec.streams, spec.floor);
     for row in matrix.chunks_exact_mut(count) {
@@ -76,11 +76,11 @@ fn balance(matrix: &mut [f32], spec: &StreamSpec) {
     }
 }
 
-/// A weighed sum of the streams.
+/// Weighted sum of the streams.
 pub struct ReadStreams {
-    pub streams: Place,
-    pub by: Place,
-    pub out: Place,
+    pub streams: ArenaRange,
+    pub by: ArenaRange,
+    pub out: ArenaRange,
 }
 
 // SAFETY: a task writes its own rows of the result.
@@ -110,11 +110,11 @@ unsafe impl Instruction for ReadStreams {
     }
 }
 
-/// How far streams of two values agree.
+/// Gate of each stream by the similarity of two values.
 pub struct StreamSimilarityGate {
-    pub a: Place,
-    pub b: Place,
-    pub out: Place,
+    pub a: ArenaRange,
+    pub b: ArenaRange,
+    pub out: ArenaRange,
 }
 
 // SAFETY: a task writes its own rows of the result.
@@ -143,7 +143,7 @@ unsafe impl Instruction for StreamSimilarityGate {
 
 /// See [`puna_graph::Op::StreamSimilarityGate`].
 fn agreement(a: &[f32], b: &[f32]) -> f32 {
-    // Sums are kept in lanes, which the compiler makes vectors of.
+    // Sums are kept in lanes, so that the compiler vectorises them.
     let mut lanes = [0.0f32; 8];
     for (a, b) in a.chunks(lanes.len()).zip(b.chunks(lanes.len())) {
         lanes.iter_mut().zip(a.iter().zip(b)).for_each(|(sum, (a, b))| *sum += a * b);
@@ -158,13 +158,13 @@ fn add_scaled(to: &mut [f32], from: &[f32], by: f32) {
     to.iter_mut().zip(from).for_each(|(to, from)| *to += by * from);
 }
 
-/// Adds what a part of a layer gave.
+/// Mixes the streams and adds the result of a sublayer.
 pub struct WriteStreams {
-    pub streams: Place,
-    pub part: Place,
-    pub by: Place,
-    pub mix: Option<Place>,
-    pub out: Place,
+    pub streams: ArenaRange,
+    pub part: ArenaRange,
+    pub by: ArenaRange,
+    pub mix: Option<ArenaRange>,
+    pub out: ArenaRange,
 }
 
 // SAFETY: a task writes rows of the result that are its own, and reads the same rows of the inputs.
@@ -181,14 +181,15 @@ unsafe impl Instruction for WriteStreams {
         for row in task_rows(task, &self.out, step) {
             // SAFETY: rows belong to one task.
             let streams = unsafe { own_row(step, &self.streams, &self.out, row) };
-            // SAFETY: each row belongs to one task; the planner keeps these inputs apart from the result.
-            let input = |place: &Place| unsafe { step.arena.row(place, row) };
+            // SAFETY: each row belongs to one task; the planner keeps these inputs apart from the
+            // result.
+            let input = |place: &ArenaRange| unsafe { step.arena.row(place, row) };
             write(streams, input(&self.part), input(&self.by), self.mix.as_ref().map(input));
         }
     }
 }
 
-/// The streams of a token behind a part that gave `part`.
+/// The streams of a token after a sublayer with the result `part`.
 fn write(streams: &mut [f32], part: &[f32], by: &[f32], mix: Option<&[f32]>) {
     let n = part.len();
     let Some(mix) = mix else {
@@ -224,7 +225,7 @@ mod tests {
         assert!((agreement(&a, &b) - want).abs() < 1e-6);
         let other: Vec<f32> = b.iter().map(|b| -b).collect();
         assert!((agreement(&a, &other) - (1.0 - want)).abs() < 1e-6);
-        // What nearly is nothing counts as a millionth, and nothing as nothing.
+        // Similarities below 10⁻⁶ count as 10⁻⁶, and zero as zero.
         assert_eq!(agreement(&[1e-9], &[1.0]), sigmoid(1e-3));
         assert_eq!(agreement(&[1e-9], &[-1.0]), sigmoid(-1e-3));
         assert_eq!([agreement(&[0.0; 9], &[1.0; 9]), agreement(&[-0.0], &[1.0])], [0.5; 2]);
@@ -271,6 +272,7 @@ mod tests {
 
     #[test]
     fn each_stream_is_what_all_hand_on_to_it_and_its_share_of_the_part() {
+        // Columns of a stream: more than a chunk.
         const N: usize = CHUNK + 3;
         let old: Vec<f32> = (0..2 * N).map(|i| (i * 37 % 11) as f32).collect();
         let part: Vec<f32> = (0..N).map(|i| (i % 5) as f32).collect();

@@ -1,15 +1,17 @@
-//! Top-k positions for sparse attention: the indexer scores all positions of a token, and the largest scores are selected.
+//! Top-k positions for sparse attention: the indexer scores all positions of a token, and the
+//! largest scores are selected.
 //!
-//! A task scores and selects for one token. With few tokens per thread, the positions of a token are split among tasks, and the task
-//! that finishes last selects. Scores do not depend on the split, so the selection does not either.
+//! A task scores and selects for one token. With few tokens per thread, the positions of a token
+//! are split among tasks, and the task that finishes last selects. Scores do not depend on the
+//! split, so the selection does not either.
 
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use puna_graph::{Place, SelectedPositions, TopKPositionsSpec};
+use puna_graph::{ArenaRange, SelectedPositions, TopKPositionsSpec};
 use puna_kernels::{RUN, ScoreRun, Scratch};
 
-use crate::cache::Kind;
+use crate::cache::KvHalf;
 use crate::ops::attention::is_stored_rotated;
 use crate::ops::hadamard::rotate;
 use crate::step::{Instruction, Step, ThreadScratch};
@@ -21,9 +23,9 @@ const MIN_ROWS_PER_THREAD: usize = 2;
 
 /// Selects the top-k positions of each token.
 pub struct TopKPositions {
-    pub q: Place,
-    pub weights: Option<Place>,
-    pub out: Place,
+    pub q: ArenaRange,
+    pub weights: Option<ArenaRange>,
+    pub out: ArenaRange,
     pub layer: usize,
     pub spec: TopKPositionsSpec,
     pub tasks: Tasks,
@@ -95,7 +97,8 @@ impl TopKPositions {
         all
     }
 
-    /// Computes the scores of the positions of a task, run by run: calls `to(list, first position, scores)`.
+    /// Computes the scores of the positions of a task, run by run: calls
+    /// `to(list, first position, scores)`.
     fn score(
         &self,
         task: Task,
@@ -113,7 +116,7 @@ impl TopKPositions {
             (step.arena.row(&self.q, row), weights.unwrap_or_default())
         };
         let mut q = q.to_vec();
-        if is_stored_rotated(&self.spec.keys(), Kind::Key, cache) {
+        if is_stored_rotated(&self.spec.keys(), KvHalf::Key, cache) {
             q.chunks_exact_mut(dim).for_each(rotate);
         }
         let mut sums = vec![0.0; chosen.lists * RUN];
@@ -123,7 +126,7 @@ impl TopKPositions {
             let places: Vec<_> =
                 (at..at + rows).map(|row| cache.place_of(self.layer, s, row)).collect();
             // SAFETY: an earlier instruction wrote them, behind a barrier; no task writes them.
-            let keys = unsafe { cache.gathered(self.layer, Kind::Key, 0, &places, gathered) };
+            let keys = unsafe { cache.gathered(self.layer, KvHalf::Key, 0, &places, gathered) };
             let run =
                 ScoreRun { q: &q, keys, weights, summed: self.spec.heads_of_list(), rectified };
             (step.level.vector.score)(&run, &mut sums, scratch);
@@ -220,7 +223,8 @@ fn block_maxima(scores: &mut [f32], block: usize) -> &mut [f32] {
     &mut scores[..count]
 }
 
-/// Indices of the `count` largest scores (at least one), in ascending order; of equal scores the first ones. Uses partial selection.
+/// Indices of the `count` largest scores (at least one), in ascending order; of equal scores the
+/// first ones. Uses partial selection.
 fn top_k<'a>(
     scores: &'a [f32],
     count: usize,
@@ -244,7 +248,7 @@ fn top_k<'a>(
     scores.iter().enumerate().filter(taken).map(|(number, _)| number as u32)
 }
 
-/// What is ordered as scores are, no number first.
+/// Integer with the order of scores; NaN comes first.
 fn key(score: f32) -> u32 {
     // Zeros have one sign.
     let bits = (score + 0.0).to_bits();
@@ -273,7 +277,7 @@ mod tests {
         assert_eq!(chosen(&scores, 4), [0, 2, 5, 9]);
         assert_eq!(chosen(&scores, 6), [0, 2, 3, 5, 8, 9]);
         assert_eq!(chosen(&scores, 7), [0, 2, 3, 4, 5, 8, 9]);
-        // What is no number comes last of all.
+        // NaN is selected last.
         assert_eq!(chosen(&scores, 9), [0, 1, 2, 3, 4, 5, 7, 8, 9]);
         assert_eq!(chosen(&scores, 20), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
         assert_eq!(chosen(&[0.0; 5], 3), [0, 1, 2]);

@@ -1,14 +1,14 @@
-//! What lies around each token, for convolutions that are products.
+//! Unfold (im2col): the neighbours of each token, for convolutions as matrix products.
 
-use puna_graph::Place;
+use puna_graph::ArenaRange;
 
 use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
-/// Puts neighbours side by side.
+/// See [`puna_graph::Op::Unfold`].
 pub struct Unfold {
-    pub x: Place,
-    pub out: Place,
-    /// How many of them, each token's own being the middle one.
+    pub x: ArenaRange,
+    pub out: ArenaRange,
+    /// Number of taps; the token itself is in the middle.
     pub taps: usize,
 }
 

@@ -1,10 +1,11 @@
 //! Attention over the paged cache (or over the step's own rows, for encoders).
 //!
-//! A task computes a block of tokens with all query heads of one key head, or of several key heads if those are few rows. A page
-//! holds the keys and values of one head together, head after head, so that such a task reads a layer's part of a page from
-//! the first byte to the last. A task walks the visible pages once with a running softmax, and so reads each key and value once
-//! for all its queries. With fewer than eight tasks per thread, long contexts are split: each split is a task with a partial
-//! result, and the task that finishes last merges them ([`tasks`]).
+//! A task computes a block of tokens with all query heads of one key head, or of several key heads
+//! if those are few rows. A page holds the keys and values of one head together, head after head,
+//! so that the task reads a layer's part of a page from the first byte to the last. A task walks
+//! the visible pages once with a running softmax, and so reads each key and value once for all its
+//! queries. With fewer than eight tasks per thread, long contexts are split: each split is a task
+//! with a partial result, and the task that finishes last merges them ([`tasks`]).
 
 mod partial;
 mod scratch;
@@ -13,10 +14,10 @@ mod tasks;
 
 use std::sync::atomic::Ordering;
 
-use puna_graph::{AttentionSpec, Mask, Place, Segment, Shifts};
+use puna_graph::{ArenaRange, AttentionSpec, Mask, Segment, Shifts};
 use puna_kernels::{AlibiBias, AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch};
 
-use crate::cache::{Cache, Kind};
+use crate::cache::{Cache, KvHalf};
 use crate::ops::hadamard::{is_rotated, rotate};
 use crate::step::{Instruction, Step, ThreadScratch};
 
@@ -26,8 +27,8 @@ use tasks::{Block, SplitMerge, row_visible, splits};
 
 /// Writes keys and values of the step to the cache.
 pub struct StoreKv {
-    pub k: Place,
-    pub v: Place,
+    pub k: ArenaRange,
+    pub v: ArenaRange,
     pub layer: usize,
     pub spec: AttentionSpec,
 }
@@ -57,8 +58,8 @@ unsafe impl Instruction for StoreKv {
             let Some((number, token)) = cache.place(self.layer, position) else { continue };
             let page = s.page(cache.is_recent(self.layer), number);
             let halves = [
-                (Kind::Key, &self.k, self.spec.key_dim),
-                (Kind::Value, &self.v, self.spec.value_dim),
+                (KvHalf::Key, &self.k, self.spec.key_dim),
+                (KvHalf::Value, &self.v, self.spec.value_dim),
             ];
             let halves = halves.into_iter().take(if self.spec.values_in_keys { 1 } else { 2 });
             // Keys of an indexer have no values.
@@ -72,7 +73,8 @@ unsafe impl Instruction for StoreKv {
                     values = &scratch.floats;
                 }
                 for (head, values) in values.chunks_exact(dim).enumerate() {
-                    // SAFETY: the rows of a token belong to one task, and a page that is written belongs to one sequence.
+                    // SAFETY: the rows of a token belong to one task, and a page that is written
+                    // belongs to one sequence.
                     unsafe { cache.store(step.level, self.layer, kind, page, head, token, values) };
                 }
             }
@@ -80,14 +82,14 @@ unsafe impl Instruction for StoreKv {
     }
 }
 
-/// Whether the cache holds keys or values after a Hadamard rotation. Values that are part of the keys are rotated with them, if they
-/// are whole rotation blocks.
-pub fn is_stored_rotated(spec: &AttentionSpec, kind: Kind, cache: &Cache) -> bool {
+/// Whether the cache holds keys or values after a Hadamard rotation. Values that are part of the
+/// keys are rotated with them, if they are whole rotation blocks.
+pub fn is_stored_rotated(spec: &AttentionSpec, kind: KvHalf, cache: &Cache) -> bool {
     let rotated = |kind, dim| is_rotated(dim, cache.ty(kind).block_values());
     match (kind, spec.values_in_keys) {
-        (_, true) => rotated(Kind::Key, spec.key_dim) && rotated(Kind::Key, spec.value_dim),
-        (Kind::Key, false) => rotated(Kind::Key, spec.key_dim),
-        (Kind::Value, false) => rotated(Kind::Value, spec.value_dim),
+        (_, true) => rotated(KvHalf::Key, spec.key_dim) && rotated(KvHalf::Key, spec.value_dim),
+        (KvHalf::Key, false) => rotated(KvHalf::Key, spec.key_dim),
+        (KvHalf::Value, false) => rotated(KvHalf::Value, spec.value_dim),
     }
 }
 
@@ -96,20 +98,21 @@ const ROWS_PER_STORE: usize = 8;
 
 /// Attention: softmax-weighted sums of values.
 pub struct Attend {
-    pub q: Place,
-    pub k: Place,
-    pub v: Place,
+    pub q: ArenaRange,
+    pub k: ArenaRange,
+    pub v: ArenaRange,
     /// Lists of selected positions, for sparse attention.
-    pub chosen: Option<Place>,
+    pub chosen: Option<ArenaRange>,
     /// Partial result of an earlier attention of the same queries over other positions.
-    pub before: Option<Place>,
-    pub out: Place,
+    pub before: Option<ArenaRange>,
+    pub out: ArenaRange,
     pub layer: usize,
     pub spec: AttentionSpec,
     pub sinks: Vec<f32>,
     /// ALiBi slope of each query head; empty without ALiBi.
     pub slopes: Vec<f32>,
-    /// Relative position bias of each query head, from the farthest key before the query to the farthest behind it; empty without.
+    /// Relative position bias of each query head, from the farthest key before the query to the
+    /// farthest behind it; empty without.
     pub shifts: Vec<f32>,
     pub tasks: AttentionTasks,
 }
@@ -120,8 +123,8 @@ impl Attend {
     }
 }
 
-// SAFETY: a task writes its own rows and heads of the result, or its own partial result. Only the task that finishes last
-// reads partial results.
+// SAFETY: a task writes its own rows and heads of the result, or its own partial result. Only the
+// task that finishes last reads partial results.
 unsafe impl Instruction for Attend {
     fn name(&self) -> &'static str {
         "attention"
@@ -165,7 +168,8 @@ unsafe impl Instruction for Attend {
     }
 }
 
-/// Views `memory` as a running softmax of `rows` rows: largest scores, sums of exponentials, weighted sums of values.
+/// Views `memory` as a running softmax of `rows` rows: largest scores, sums of exponentials,
+/// weighted sums of values.
 fn running_softmax(memory: &mut [f32], rows: usize) -> RunningSoftmax<'_> {
     let (max, rest) = memory.split_at_mut(rows);
     let (sum, acc) = rest.split_at_mut(rows);
@@ -307,7 +311,8 @@ impl Attend {
         }
     }
 
-    /// Relative position biases of a key head's query rows, for the run of positions that begins at `at`.
+    /// Relative position biases of a key head's query rows, for the run of positions that begins at
+    /// `at`.
     fn shifts(&self, block: Block, s: &Segment, head: usize, at: usize, shifts: &mut Vec<f32>) {
         shifts.clear();
         let (first, far) = ((block.kv_head + head) * self.group() + block.head, Shifts::FAR);
@@ -323,7 +328,7 @@ impl Attend {
     }
 
     /// Whether keys or values are read rotated; rows of an encoder never are.
-    fn is_rotated(&self, step: &Step<'_>, kind: Kind) -> bool {
+    fn is_rotated(&self, step: &Step<'_>, kind: KvHalf) -> bool {
         self.spec.mask.is_cached()
             && step.cache.is_some_and(|cache| is_stored_rotated(&self.spec, kind, cache))
     }
@@ -341,7 +346,7 @@ impl Attend {
                 let q =
                     &mut q[(head * block.rows + row) * block.heads * dim..][..block.heads * dim];
                 q.iter_mut().zip(heads).for_each(|(q, x)| *q = x * self.spec.scale);
-                if self.is_rotated(step, Kind::Key) {
+                if self.is_rotated(step, KvHalf::Key) {
                     rotate(q);
                 }
             }
@@ -357,7 +362,8 @@ impl Attend {
         }
     }
 
-    /// Keys and values of the run that begins at position `at` and ends at `to`, or at the end of the page.
+    /// Keys and values of the run that begins at position `at` and ends at `to`, or at the end of
+    /// the page.
     fn run_at<'a>(
         &self,
         step: &'a Step<'_>,
@@ -368,9 +374,10 @@ impl Attend {
     ) -> (KvRows<'a>, KvRows<'a>) {
         let rows = RUN.min(to - at);
         if !self.spec.mask.is_cached() {
-            let own = |place: &Place, dim: usize| {
+            let own = |place: &ArenaRange, dim: usize| {
                 let start = place.start + (s.first_row + at) * place.stride + kv_head * dim;
-                // SAFETY: an earlier instruction computed them, behind a barrier; no task writes them.
+                // SAFETY: an earlier instruction computed them, behind a barrier; no task writes
+                // them.
                 let data = unsafe { step.arena.slice(start, (rows - 1) * place.stride + dim) };
                 let data = bytemuck::cast_slice(data);
                 let (ty, layout, stride) = (KvType::F32, KvLayout::Rows, place.stride * 4);
@@ -386,8 +393,8 @@ impl Attend {
         let rows = rows.min(cache.page_tokens() - token);
         // SAFETY: an earlier instruction wrote them, behind a barrier; no task writes them.
         let half = |kind| unsafe { cache.rows(self.layer, kind, page, kv_head, token, rows) };
-        let keys = half(Kind::Key);
-        (keys, self.values_in(keys).unwrap_or_else(|| half(Kind::Value)))
+        let keys = half(KvHalf::Key);
+        (keys, self.values_in(keys).unwrap_or_else(|| half(KvHalf::Value)))
     }
 
     /// The values, if they are the first columns of the keys, as in latent attention.
@@ -395,7 +402,8 @@ impl Attend {
         self.spec.values_in_keys.then_some(KvRows { dim: self.spec.value_dim, ..keys })
     }
 
-    /// Writes the result of a block: weighted sum of values over sum of weights, or the partial result for a later attention.
+    /// Writes the result of a block: weighted sum of values over sum of weights, or the partial
+    /// result for a later attention.
     fn finish(&self, block: Block, total: &mut [f32], step: &Step<'_>) {
         let (group, dim) = (self.group(), self.spec.value_dim);
         let s = &step.input.segments[block.segment];
@@ -417,7 +425,7 @@ impl Attend {
                 // SAFETY: a token's head belongs to one block.
                 let out = unsafe { step.arena.slice_mut(start, dim) };
                 out.iter_mut().zip(&total.acc[r * dim..]).for_each(|(o, a)| *o = *a * factor);
-                if self.is_rotated(step, Kind::Value) {
+                if self.is_rotated(step, KvHalf::Value) {
                     rotate(out);
                 }
             }

@@ -1,5 +1,6 @@
-//! Attention in two instructions over different positions: the first writes its partial result (weighted sum, largest score, sum
-//! of weights) to a value of the graph, and the second merges it with its own.
+//! Attention in two instructions over different positions: the first writes its partial result
+//! (weighted sum, largest score, sum of weights) to a value of the graph, and the second merges it
+//! with its own.
 
 use puna_kernels::RunningSoftmax;
 
@@ -7,7 +8,8 @@ use super::Attend;
 use crate::step::Step;
 
 impl Attend {
-    /// First columns of a head's weighted sum of values, largest score and sum of weights in a row of the partial result.
+    /// First columns of a head's weighted sum of values, largest score and sum of weights in a row
+    /// of the partial result.
     fn columns(&self, head: usize) -> [usize; 3] {
         let (heads, dim) = (self.spec.heads, self.spec.value_dim);
         [head * dim, heads * dim + head, heads * (dim + 1) + head]
@@ -30,7 +32,8 @@ impl Attend {
         }
     }
 
-    /// Merges the earlier partial result of query `r`, which is `head` of token `row`, into `total`.
+    /// Merges the earlier partial result of query `r`, which is `head` of token `row`, into
+    /// `total`.
     pub(super) fn merge_previous(
         &self,
         total: &mut RunningSoftmax<'_>,

@@ -1,20 +1,21 @@
-//! Sparse attention: attention of a token to the positions that the indexer selected. The keys and values are gathered into
-//! contiguous runs and attended to as usual. So a token for which all positions are selected gets the bits of dense attention.
+//! Sparse attention: attention of a token to the positions that the indexer selected. The keys and
+//! values are gathered into contiguous runs and attended to as usual. So a token for which all
+//! positions are selected gets the bits of dense attention.
 
 use puna_graph::SelectedPositions;
 use puna_kernels::{AttendRun, RUN};
 
 use super::tasks::{Block, row_visible};
 use super::{Attend, running_softmax};
-use crate::cache::Kind;
+use crate::cache::KvHalf;
 use crate::step::{Step, ThreadScratch};
 
-/// Place of a position in the cache: page, and row in the page.
+/// Location of a position in the cache: page, and row in the page.
 type CachePlace = (u32, usize);
 
 impl Attend {
-    /// Adds the selected positions of a split to the running softmax of each key head's queries. `from .. to` are entries of the
-    /// list of selected positions.
+    /// Adds the selected positions of a split to the running softmax of each key head's queries.
+    /// `from .. to` are entries of the list of selected positions.
     pub(super) fn walk_selected(
         &self,
         block: Block,
@@ -45,8 +46,8 @@ impl Attend {
         }
     }
 
-    /// Adds the pooled rows of a split to the running softmax of each key head's queries. A page has few pooled rows, so they are
-    /// gathered, too.
+    /// Adds the pooled rows of a split to the running softmax of each key head's queries. A page
+    /// has few pooled rows, so they are gathered, too.
     pub(super) fn walk_pooled(
         &self,
         block: Block,
@@ -79,7 +80,8 @@ impl Attend {
         }
     }
 
-    /// Gathers the keys and values of `places` and adds them to the running softmax of the queries of the block's key head `head`.
+    /// Gathers the keys and values of `places` and adds them to the running softmax of the queries
+    /// of the block's key head `head`.
     fn attend_gathered(
         &self,
         step: &Step<'_>,
@@ -97,8 +99,8 @@ impl Attend {
         let half = |kind, into| unsafe {
             cache.gathered(self.layer, kind, block.kv_head + head, places, into)
         };
-        let keys = half(Kind::Key, of_keys);
-        let values = self.values_in(keys).unwrap_or_else(|| half(Kind::Value, of_values));
+        let keys = half(KvHalf::Key, of_keys);
+        let values = self.values_in(keys).unwrap_or_else(|| half(KvHalf::Value, of_values));
         let q = &q[head * queries..][..queries];
         let (alibi, shifts, next, softcap) = (&[][..], &[][..], &[][..], self.spec.softcap);
         let run = AttendRun { q, keys, values, visible, alibi, shifts, next, softcap };

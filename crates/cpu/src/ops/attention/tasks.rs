@@ -1,8 +1,9 @@
 //! Divides the attention of a step into tasks.
 //!
-//! A task computes a block: some tokens of one sequence, some heads, and a range of positions. If a step has too few tasks for
-//! the threads, contexts are split (split-KV attention): each split of [`SPLIT_LEN`] positions becomes a task with a partial
-//! result, and the task that finishes last merges the partial results.
+//! A task computes a block: some tokens of one sequence, some heads, and a range of positions. If a
+//! step has too few tasks for the threads, contexts are split (split-KV attention): each split of
+//! [`SPLIT_LEN`] positions becomes a task with a partial result, and the task that finishes last
+//! merges the partial results.
 
 use std::sync::atomic::AtomicUsize;
 
@@ -11,16 +12,17 @@ use puna_kernels::RUN;
 
 /// Largest number of query rows (tokens × heads) of a task.
 const BLOCK_ROWS: usize = 64;
-/// Positions of a split; for sparse attention, entries of the list of selected positions. Every task restarts its running softmax
-/// after each split and merges splits in order. So results have the same bits whether one task computes the whole context or
-/// each split has its own task. A multiple of [`RUN`].
+/// Positions of a split; for sparse attention, entries of the list of selected positions. Every
+/// task restarts its running softmax after each split and merges splits in order. So results have
+/// the same bits whether one task computes the whole context or each split has its own task. A
+/// multiple of [`RUN`].
 const SPLIT_LEN: usize = 512;
 /// Largest number of query rows per key head for which a task takes several key heads.
 const MAX_ROWS_FOR_SEVERAL_HEADS: usize = 16;
 /// Smallest number of query rows per task for which it pays that several tasks load the same keys.
 const MIN_ROWS_PER_KEY_LOAD: usize = 8;
-/// Tasks per thread that balance threads of different speed. With fewer, contexts are split; with more, tasks of few rows take
-/// several key heads.
+/// Tasks per thread that balance threads of different speed. With fewer, contexts are split; with
+/// more, tasks of few rows take several key heads.
 const TASKS_PER_THREAD: usize = 8;
 
 /// The tokens, heads and positions of one task.
@@ -38,14 +40,16 @@ pub(super) struct Block {
     pub heads: usize,
     /// Whether the block is one token with sparse attention.
     pub is_sparse: bool,
-    /// Range of positions; for sparse attention, of entries of the list of selected positions, which may be shorter.
+    /// Range of positions; for sparse attention, of entries of the list of selected positions,
+    /// which may be shorter.
     pub from: usize,
     pub to: usize,
-    /// If the context is split: offset of the partial result in the split scratch, and index of the merge.
+    /// If the context is split: offset of the partial result in the split scratch, and index of the
+    /// merge.
     pub partial: Option<(usize, usize)>,
 }
 
-/// A block whose splits the last finished task merges.
+/// A block with splits, which the last finished task merges.
 #[derive(Debug)]
 pub(super) struct SplitMerge {
     pub block: Block,
@@ -77,8 +81,9 @@ impl Block {
 }
 
 impl AttentionTasks {
-    /// Divides the attention of `segments` for `threads` threads. Contexts are not split if the partial results need more than
-    /// `scratch_len` f32. `page_tokens` is the page size of the cache, 0 without a cache.
+    /// Divides the attention of `segments` for `threads` threads. Contexts are not split if the
+    /// partial results need more than `scratch_len` f32. `page_tokens` is the page size of the
+    /// cache, 0 without a cache.
     pub(super) fn plan(
         spec: &AttentionSpec,
         segments: &[Segment],
@@ -158,7 +163,8 @@ impl AttentionTasks {
         self.merges.push(SplitMerge { block, partial: first, splits: splits.len(), unfinished });
     }
 
-    /// For tests of the instruction: key heads of each block, and whether it is one of several splits.
+    /// For tests of the instruction: key heads of each block, and whether it is one of several
+    /// splits.
     #[cfg(test)]
     pub fn heads_of_blocks(
         spec: &AttentionSpec,
@@ -170,8 +176,9 @@ impl AttentionTasks {
     }
 }
 
-/// Number of key heads per task, if `tasks` tasks of all `kv_heads` key heads would exist. The few query rows of all heads fit
-/// into the processor cache, and the task reads a layer's part of a page from the first byte to the last.
+/// Number of key heads per task, if `tasks` tasks of all `kv_heads` key heads would exist. The few
+/// query rows of all heads fit into the processor cache, and the task reads a layer's part of a
+/// page from the first byte to the last.
 fn kv_heads_per_task(kv_heads: usize, query_rows: usize, tasks: usize, threads: usize) -> usize {
     if query_rows > MAX_ROWS_FOR_SEVERAL_HEADS {
         return 1;
@@ -180,14 +187,16 @@ fn kv_heads_per_task(kv_heads: usize, query_rows: usize, tasks: usize, threads: 
     kv_heads.div_ceil(parts)
 }
 
-/// Number of query heads of a key head per task, if `tasks` tasks of all query heads would exist. With fewer tasks than threads,
-/// several tasks read the same keys, each for at least [`MIN_ROWS_PER_KEY_LOAD`] query rows.
+/// Number of query heads of a key head per task, if `tasks` tasks of all query heads would exist.
+/// With fewer tasks than threads, several tasks read the same keys, each for at least
+/// [`MIN_ROWS_PER_KEY_LOAD`] query rows.
 fn query_heads_per_task(group: usize, rows: usize, tasks: usize, threads: usize) -> usize {
     let parts = threads.div_ceil(tasks).min(rows * group / MIN_ROWS_PER_KEY_LOAD).clamp(1, group);
     group.div_ceil(parts)
 }
 
-/// Number of first rows of a segment that see all earlier positions, since these are no more than sparse attention selects.
+/// Number of first rows of a segment that see all earlier positions, because sparse attention would
+/// select all of them.
 fn dense_rows(spec: &AttentionSpec, s: &Segment) -> usize {
     let Some(room) = spec.room() else { return s.rows };
     // The first position that sees more positions than sparse attention selects.
@@ -195,8 +204,9 @@ fn dense_rows(spec: &AttentionSpec, s: &Segment) -> usize {
     first.saturating_sub(s.past).min(s.rows)
 }
 
-/// The positions that rows of a segment read: from the start of a run, so that a position is always in the same run, but not before
-/// the first page that is kept, since pages can be smaller than a run.
+/// The positions that rows of a segment read: from the start of a run, so that a position is always
+/// in the same run, but not before the first page that is kept, since pages can be smaller than a
+/// run.
 fn seen(
     spec: &AttentionSpec,
     s: &Segment,

@@ -1,0 +1,22 @@
+//! Synchronization primitives of the pool: from the standard library, or under `--cfg loom` from
+//! the model checker loom.
+
+#[cfg(loom)]
+pub use loom::{
+    hint::spin_loop,
+    sync::{
+        Condvar, Mutex,
+        atomic::{AtomicU32, AtomicUsize, Ordering},
+    },
+    thread::yield_now,
+};
+
+#[cfg(not(loom))]
+pub use std::{
+    hint::spin_loop,
+    sync::{
+        Condvar, Mutex,
+        atomic::{AtomicU32, AtomicUsize, Ordering},
+    },
+    thread::yield_now,
+};

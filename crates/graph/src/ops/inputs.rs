@@ -1,0 +1,86 @@
+//! Values that operations read and overwrite.
+
+use super::Op;
+use crate::values::ValueId;
+
+impl Op {
+    /// Whether the operation stores keys or values in the cache.
+    pub fn stores(&self) -> bool {
+        match self {
+            Op::Attention { spec, .. } => spec.mask.is_cached() && !spec.only_reads,
+            Op::TopKPositions { .. } | Op::StoreKv { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// The values that the operation reads.
+    pub fn inputs(&self) -> impl Iterator<Item = ValueId> {
+        let list: [Option<ValueId>; 5] = match *self {
+            Op::Embed { .. } | Op::Given | Op::Recur(_) | Op::DepthAttention { .. } => [None; 5],
+            Op::EmbedListed { numbers: x, .. }
+            | Op::Linear { x, .. }
+            | Op::LinearOfHeads { x, .. }
+            | Op::RmsNorm { x, .. }
+            | Op::LayerNorm { x, .. }
+            | Op::Rope { x, .. }
+            | Op::Activate { x, .. }
+            | Op::AttnTemperature { x, .. }
+            | Op::Scale { x, .. }
+            | Op::ScaleAdapter { x, .. }
+            | Op::Steer { x, .. }
+            | Op::Softcap { x, .. }
+            | Op::Sparsify { x, .. }
+            | Op::Pick { x, .. }
+            | Op::Unfold { x, .. }
+            | Op::GroupNorm { x, .. }
+            | Op::StreamWeights { x, .. }
+            | Op::GatherOutputs { x } => [Some(x), None, None, None, None],
+            Op::ReadStreams { streams, by } => [Some(streams), Some(by), None, None, None],
+            Op::WriteStreams { streams, part, by, mix } => {
+                [Some(streams), Some(part), Some(by), mix, None]
+            }
+            Op::MatchNorm { x, like } => [Some(x), Some(like), None, None, None],
+            Op::DynamicConv { x, own, .. } => [Some(x), Some(own), None, None, None],
+            Op::Attention { q, k, v, chosen, before, .. } => {
+                [Some(q), Some(k), Some(v), chosen, before]
+            }
+            Op::TopKPositions { q, k, weights, .. } => [Some(q), Some(k), weights, None, None],
+            Op::StoreKv { k, v, .. } => [Some(k), Some(v), None, None, None],
+            Op::Glu { gate, up, .. } => [Some(gate), Some(up), None, None, None],
+            Op::Moe { x, router, .. } => [Some(x), Some(router), None, None, None],
+            Op::Add { a, b } | Op::Concat { a, b } | Op::StreamSimilarityGate { a, b, .. } => {
+                [Some(a), Some(b), None, None, None]
+            }
+            Op::Mul { x, by } => [Some(x), Some(by), None, None, None],
+        };
+        let more = match self {
+            Op::Recur(recurrence) => recurrence.inputs(),
+            Op::DepthAttention { places, .. } => places.clone(),
+            _ => Vec::new(),
+        };
+        list.into_iter().flatten().chain(more)
+    }
+
+    /// The input that may lend its memory to the result, element by element.
+    pub fn in_place_input(&self) -> Option<ValueId> {
+        match *self {
+            Op::Rope { x, .. }
+            | Op::RmsNorm { x, .. }
+            | Op::LayerNorm { x, .. }
+            | Op::Activate { x, .. }
+            | Op::Mul { x, .. }
+            | Op::AttnTemperature { x, .. }
+            | Op::Scale { x, .. }
+            | Op::ScaleAdapter { x, .. }
+            | Op::Steer { x, .. }
+            | Op::Softcap { x, .. }
+            | Op::MatchNorm { x, .. }
+            | Op::Sparsify { x, .. }
+            | Op::StreamWeights { x, .. } => Some(x),
+            Op::WriteStreams { streams, .. } => Some(streams),
+            Op::Add { a, .. } => Some(a),
+            Op::Glu { gate, .. } => Some(gate),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Embeddings, rows of the step, and rows whose logits are returned.
+
+use puna_quant::TensorType;
+
+use super::elementwise::doubles;
+use super::matmul::{type_name, weight_types};
+use super::problem::{Matrix, Problem};
+use super::schedule::{Schedule, Span};
+use super::{Case, Tolerance};
+use crate::selected_positions::SelectedPositions;
+use crate::values::Index;
+
+/// Rows of a table.
+const ENTRIES: usize = 23;
+
+/// Decoding of a row: scales and values are products of few f32 numbers.
+const DECODED: Tolerance = Tolerance::any(1e-12);
+
+/// Table rows by token, list, position and number, given rows, and output rows.
+pub(super) fn cases() -> Vec<Case> {
+    let types = weight_types()
+        .flat_map(|ty| [Lookup::Token, Lookup::Numbers].map(|lookup| embed(ty, lookup, 11)));
+    let lookups = [Lookup::List, Lookup::Position, Lookup::Fixed].into_iter().flat_map(|lookup| {
+        [TensorType::F32, TensorType::F16, TensorType::Q4_0, TensorType::Q6_K]
+            .map(|ty| embed(ty, lookup, 5))
+    });
+    let given = [(1, 64), (7, 33), (65, 96)].map(given);
+    let outputs = [(1, 1), (8, 3), (65, 2)].map(outputs);
+    types.chain(lookups).chain(given).chain(outputs).collect()
+}
+
+/// How the row of a table is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lookup {
+    Token,
+    List,
+    Position,
+    Fixed,
+    Numbers,
+}
+
+impl Lookup {
+    fn name(self) -> &'static str {
+        match self {
+            Lookup::Token => "token",
+            Lookup::List => "list",
+            Lookup::Position => "position",
+            Lookup::Fixed => "fixed",
+            Lookup::Numbers => "numbers",
+        }
+    }
+}
+
+fn embed(ty: TensorType, lookup: Lookup, rows: usize) -> Case {
+    let cols = if ty.is_quantized() { 2 * ty.block_values() } else { 33 };
+    let name = match lookup {
+        Lookup::Numbers => format!("embed_listed type={} rows={rows} width={cols}", type_name(ty)),
+        _ => {
+            format!("embed type={} index={} rows={rows} width={cols}", type_name(ty), lookup.name())
+        }
+    };
+    Case::new(name, DECODED, move || {
+        let schedule = Schedule::one_step(rows).with_vocabulary(ENTRIES);
+        let mut p = Problem::new(schedule.with_first_position(3));
+        let table = p.random_tensor(ty, &[cols, ENTRIES]);
+        let table_row = |number: usize| doubles(&table.values[number * cols..][..cols]);
+        if lookup == Lookup::Numbers {
+            let number = |token: usize, i: usize| (token * 5 + i * 7) % ENTRIES;
+            let numbers =
+                |token| (0..3).map(move |i| SelectedPositions::entry(number(token, i) as u32));
+            let values = (0..ENTRIES).flat_map(numbers).collect();
+            let numbers = p.input_of(&Matrix { cols: 3, values });
+            let out = p.graph.embed_listed("out", table.id, cols, numbers.id);
+            p.expect_rows(out, |token| (0..3).flat_map(|i| table_row(number(token, i))).collect());
+            return p;
+        }
+        // A token id behind the end of the list stands for itself.
+        let listed: Vec<u32> =
+            (0..ENTRIES as u32 - 4).map(|token| token * 3 % ENTRIES as u32).collect();
+        let index = match lookup {
+            Lookup::List => Index::Instead(p.integers(&[listed.len()], &listed)),
+            Lookup::Position => Index::Position,
+            Lookup::Fixed => Index::Fixed(9),
+            Lookup::Token | Lookup::Numbers => Index::Token,
+        };
+        let out = p.graph.embed("out", table.id, cols, index);
+        p.expect(out, |span: &Span| {
+            let number = |i: usize| match index {
+                Index::Token => span.tokens[i],
+                Index::Instead(_) => {
+                    listed.get(span.tokens[i]).map_or(span.tokens[i], |&x| x as usize)
+                }
+                Index::Position => span.first_position + i,
+                Index::Fixed(number) => number as usize,
+            };
+            span.indices().map(|i| table_row(number(i))).collect()
+        });
+        p
+    })
+}
+
+fn given((rows, cols): (usize, usize)) -> Case {
+    Case::new(format!("given rows={rows} width={cols}"), Tolerance::EXACT, move || {
+        let mut p = Problem::new(Schedule::one_step(rows));
+        let x = p.given(cols);
+        p.expect_rows(x.id, |token| doubles(x.row(token)));
+        p
+    })
+}
+
+fn outputs((rows, stride): (usize, usize)) -> Case {
+    let name = format!("gather_outputs rows={rows} stride={stride} width=37");
+    Case::new(name, Tolerance::EXACT, move || {
+        let mut p = Problem::new(Schedule::one_step(rows));
+        p.output_stride = stride;
+        let x = p.input(37);
+        let out = p.graph.gather_outputs(x.id);
+        p.expect_rows(out, |token| doubles(x.row(token)));
+        p
+    })
+}

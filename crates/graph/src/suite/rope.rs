@@ -1,0 +1,117 @@
+//! Rotary embeddings.
+
+use super::problem::{Placement, Problem};
+use super::schedule::Schedule;
+use super::{Case, Tolerance};
+use crate::values::{Rope, RopeKind};
+
+/// A rotary embedding of one shape.
+#[derive(Debug, Clone, Copy)]
+struct RopeShape {
+    kind: RopeKind,
+    rows: usize,
+    heads: usize,
+    head_dim: usize,
+    /// First rotated dimension of a head.
+    start: usize,
+    /// Rotated pairs of a head.
+    pairs: usize,
+    first_position: usize,
+    magnitude: f32,
+    /// Positions that are subtracted from a token's own.
+    behind: u32,
+    is_inverse: bool,
+    placement: Placement,
+}
+
+/// Rotary embeddings of whole heads and of parts of heads, near and far.
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for kind in [RopeKind::Norm, RopeKind::Neox] {
+        let base = RopeShape {
+            kind,
+            rows: 9,
+            heads: 3,
+            head_dim: 64,
+            start: 0,
+            pairs: 32,
+            first_position: 0,
+            magnitude: 1.0,
+            behind: 0,
+            is_inverse: false,
+            placement: Placement::Whole,
+        };
+        let shapes = [
+            base,
+            RopeShape { rows: 1, first_position: 17, ..base },
+            RopeShape { rows: 70, heads: 1, head_dim: 128, pairs: 64, ..base },
+            RopeShape { head_dim: 80, pairs: 10, ..base },
+            RopeShape { head_dim: 96, start: 64, pairs: 16, ..base },
+            RopeShape { head_dim: 31, start: 1, pairs: 15, ..base },
+            RopeShape { first_position: 100_000, ..base },
+            RopeShape { magnitude: 1.19, ..base },
+            RopeShape { behind: 4, ..base },
+            RopeShape { is_inverse: true, magnitude: 0.8, first_position: 50, ..base },
+        ];
+        cases.extend(shapes.into_iter().flat_map(|shape| {
+            Placement::ALL.map(|placement| case(RopeShape { placement, ..shape }))
+        }));
+    }
+    cases
+}
+
+fn case(shape: RopeShape) -> Case {
+    let RopeShape { kind, rows, heads, head_dim, start, pairs, first_position, .. } = shape;
+    let RopeShape { magnitude, behind, is_inverse, placement, .. } = shape;
+    let kind_name = if kind == RopeKind::Norm { "norm" } else { "neox" };
+    let name = format!(
+        "rope kind={kind_name} rows={rows} heads={heads} head_dim={head_dim} start={start} \
+         pairs={pairs} first_position={first_position} magnitude={magnitude} behind={behind} \
+         inverse={is_inverse} input={}",
+        placement.name()
+    );
+    Case::new(name, Tolerance::F32, move || {
+        let mut p = Problem::new(Schedule::one_step(rows).with_first_position(first_position));
+        let frequency = |pair: usize| 10_000f32.powf(-(pair as f32) / pairs as f32);
+        let frequencies: Vec<f32> = (0..pairs).map(frequency).collect();
+        let rope = Rope { kind, frequencies, magnitude, behind, is_back: is_inverse };
+        let table = p.rope(rope.clone());
+        let x = p.input_in(placement, heads * head_dim, |x| x);
+        let out = p.graph.rope_from("out", x.id, (head_dim, start), table);
+        p.expect(out, |span| {
+            let row = |i: usize| {
+                let position = (span.first_position + i).saturating_sub(behind as usize);
+                rotated_row(&rope, position, (head_dim, start), x.row(span.tokens[i]))
+            };
+            span.indices().map(row).collect()
+        });
+        p
+    })
+}
+
+/// A row whose heads are rotated for a position.
+fn rotated_row(
+    rope: &Rope,
+    position: usize,
+    (head_dim, start): (usize, usize),
+    row: &[f32],
+) -> Vec<f64> {
+    let pairs = rope.frequencies.len();
+    let magnitude = f64::from(rope.magnitude);
+    let direction = if rope.is_back { -1.0 } else { 1.0 };
+    let mut out: Vec<f64> = row.iter().map(|&x| f64::from(x)).collect();
+    for head in out.chunks_exact_mut(head_dim) {
+        for (pair, &frequency) in rope.frequencies.iter().enumerate() {
+            let [a, b] = match rope.kind {
+                RopeKind::Norm => [start + 2 * pair, start + 2 * pair + 1],
+                RopeKind::Neox => [start + pair, start + pairs + pair],
+            };
+            let (sin, cos) = (direction * position as f64 * f64::from(frequency)).sin_cos();
+            (head[a], head[b]) = (
+                magnitude * (head[a] * cos - head[b] * sin),
+                magnitude * (head[a] * sin + head[b] * cos),
+            );
+        }
+    }
+    out
+}
