@@ -210,7 +210,7 @@ pub enum FeedForward {
         /// Mixture of experts.
         experts: Experts,
     },
-    /// Another network, whose output is multiplied by a constant.
+    /// Another network, with its output multiplied by a constant.
     Scaled(Box<FeedForward>, f32),
 }
 

@@ -1,12 +1,12 @@
 //! Companion draft models: they use the hidden states, the KV cache or the embeddings of their
-//! target model. Their weights and cache layers follow those of the target on the same backend, so
-//! that their graphs can name both.
+//! target model. Their weights and cache layers follow the target's on the same backend, so that
+//! their graphs can name both.
 
 use puna_graph::{CacheLayer, Graph, Linear, Rows, Value, ValueId, WeightId};
 
+use crate::architecture::Architecture;
 use crate::error::ModelError;
 use crate::hyper::mean;
-use crate::model::Architecture;
 
 /// Records the graphs of a companion draft model.
 pub(crate) trait Drafter: Send + Sync {
@@ -74,8 +74,8 @@ pub struct DraftBlock {
 }
 
 /// Head that makes a token of a block depend on the token before it.
-/// [`crate::StepKind::TransitionLogits`] computes, from the token before and the state of a row,
-/// logits to add to those of the block's step.
+/// [`crate::StepKind::TransitionLogits`] computes logits from the token before and the state of a
+/// row; they are added to the logits of the block's step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TransitionHead {
     /// Dimensions of the state that the block's step has as extra output; zero if no state is read.
@@ -92,17 +92,17 @@ pub struct TransitionHead {
 /// Keys and values that a chain attends to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DraftCache {
-    /// Those of the target. All rows of a sequence have the position of its latest computed token,
-    /// whose keys and values are the last in the cache. The target's own step has a state for each
-    /// of its outputs.
+    /// Keys and values of the target. All rows of a sequence have the position of its latest
+    /// computed token, which has the last keys and values in the cache. The target's own step has a
+    /// state for each of its outputs.
     Target,
-    /// Those of the draft model, computed from a token and the state of the token before; the first
-    /// token has none. The target's own step has a state for each of its rows, and
+    /// Keys and values of the draft model, computed from a token and the state of the token before;
+    /// the first token has none. The target's own step has a state for each of its rows, and
     /// [`crate::StepKind::DraftPrefill`] stores keys and values for them.
     Own,
 }
 
-/// What a companion's architecture file returns to the loader.
+/// A loaded companion, before it is bound to its target model.
 pub(crate) struct Companion {
     pub drafter: Box<dyn Drafter>,
     pub method: DraftMethod,
@@ -114,7 +114,7 @@ pub(crate) struct Companion {
     pub tokens: Option<Vec<u32>>,
 }
 
-/// What a companion requires of its target model.
+/// Requirements of a companion on its target model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct TargetRequirements {
     /// Dimensions of the target's hidden states.
@@ -126,8 +126,8 @@ pub(crate) struct TargetRequirements {
     /// Cache layers of the target that the companion reads. Each stands for the target's last layer
     /// of its kind: with a sliding window, or without.
     pub cache_layers: Vec<CacheLayer>,
-    /// Layers of the target whose inputs the companion reads. Layer 0 is the first; the number of
-    /// layers stands for the output of the last one.
+    /// Layers of the target that provide their inputs to the companion. Layer 0 is the first; the
+    /// number of layers stands for the output of the last one.
     pub tapped_layers: Vec<usize>,
 }
 
@@ -230,7 +230,7 @@ impl LoadedDraft {
         self.companion.drafter.draft(g, &self.target)
     }
 
-    /// Records the transition logits of a block, if the companion has such a head.
+    /// Records the transition logits of a block, if the companion has a transition head.
     pub fn transition_logits(&self, g: &mut Graph) -> Option<ValueId> {
         self.companion.drafter.transition_logits(g)
     }

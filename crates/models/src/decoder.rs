@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use puna_graph::*;
 
+use crate::architecture::{Architecture, LoadedArchitecture, ModelShape, Unmasking};
 use crate::blocks::{FeedForward, Mlp, Qkv, UngatedMlp};
 use crate::error::ModelError;
 use crate::experts::{ExpertShape, Experts, SharedExpert};
@@ -13,7 +14,6 @@ use crate::hparams::Hparams;
 use crate::hyper::{self, ResidualStreams};
 use crate::indexer::{Selections, SparseSelection};
 use crate::latent::{Latent, LatentSizes};
-use crate::model::{Architecture, LoadedArchitecture, ModelShape, Unmasking};
 use crate::weights::Weights;
 
 pub use crate::norms::{AnyNorm, NormKind};
@@ -60,7 +60,7 @@ pub struct Layer {
     pub selection: SparseSelection,
     /// Projection of each head's result to its values (`W_UV` of latent attention).
     pub values: Option<HeadLinear>,
-    /// Projection of the attention input and the activation that makes a gate of it: one factor for
+    /// Projection of the attention input to the gate, and the gate's activation: one factor for
     /// each value, or for each head.
     pub gate: Option<(Linear, Activation)>,
     /// Factor of the attention result.

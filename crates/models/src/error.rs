@@ -63,7 +63,7 @@ pub enum ModelError {
         /// Name of the tensor.
         name: String,
     },
-    /// Tensor whose shape differs from that of the keys.
+    /// The shape of a tensor differs from the shape that the keys declare.
     #[error(
         "tensor `{name}` has shape {found:?}; the keys of the file say {expected:?}{}",
         if expected.contains(&0) { ": one of them is absent or zero" } else { "" }

@@ -20,7 +20,7 @@ pub struct Experts {
     adjugates: Option<MoeSpec>,
 }
 
-/// What an architecture decides about its experts.
+/// Properties of the experts that an architecture fixes.
 #[derive(Debug, Clone, Copy)]
 pub struct ExpertShape {
     /// Number of experts.
@@ -343,7 +343,7 @@ fn halves(
 #[derive(Debug, Clone)]
 pub struct SharedExpert {
     mlp: Mlp,
-    /// Projection to one column whose sigmoid is the expert's weight.
+    /// Projection to one column; its sigmoid is the expert's weight.
     weight: Option<Linear>,
 }
 

@@ -7,9 +7,9 @@ use puna_graph::*;
 
 use crate::error::ModelError;
 use crate::hparams::Keys;
-use crate::hybrid::{LayerPart, ResidualConnections, ResidualStream};
 use crate::hyper;
 use crate::ngram_embedding::NgramEmbedding;
+use crate::residual::{LayerPart, ResidualConnections, ResidualStream};
 use crate::weights::Weights;
 
 /// Dimensions that all connections of a model share.

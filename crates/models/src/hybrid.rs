@@ -4,12 +4,13 @@
 
 use puna_graph::*;
 
+use crate::architecture::{Architecture, LoadedArchitecture, ModelShape};
 use crate::blocks::{FeedForward, Qkv};
 use crate::decoder::{AnyNorm, Decoder, LayerLoader, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::latent::{Latent, LatentSizes};
-use crate::model::{Architecture, LoadedArchitecture, ModelShape};
+use crate::residual::{LayerPart, ResidualConnections, ResidualStream};
 use crate::weights::Weights;
 
 /// Part of a layer that mixes tokens of a sequence: attention or a recurrent layer.
@@ -27,7 +28,7 @@ pub trait Mixer: Send + Sync {
     /// Computes everything that needs other tokens, from the normed input of all rows.
     fn mix(&self, g: &mut Graph, context: &mut MixerContext, h: ValueId) -> ValueId;
 
-    /// Computes what is added to the residual stream from the result of [`Mixer::mix`], for the
+    /// Computes the addition to the residual stream from the result of [`Mixer::mix`], for the
     /// output rows only in the last layer.
     fn finish(&self, g: &mut Graph, mixed: ValueId) -> ValueId;
 }
@@ -47,7 +48,7 @@ pub struct MixerContext {
 pub struct HybridLayer {
     /// Norm of the mixers' input.
     pub norm: AnyNorm,
-    /// Mixers with the same input, whose outputs are added.
+    /// Mixers with the same input; their outputs are added.
     pub mixers: Vec<Box<dyn Mixer>>,
     /// Norm and feed-forward network.
     pub ffn: Option<(AnyNorm, FeedForward)>,
@@ -69,57 +70,6 @@ pub struct Hybrid {
     pub residual_from_norm_scale: Option<f32>,
     /// Residual connections other than a plain addition.
     pub residual: Option<Box<dyn ResidualConnections>>,
-}
-
-/// Residual stream between layers.
-pub struct ResidualStream {
-    /// Current value, to which the next part adds.
-    pub x: ValueId,
-    /// Other values that later parts read.
-    pub saved: Vec<ValueId>,
-}
-
-/// Part of a layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LayerPart {
-    /// The mixer; the layer has one.
-    Mixer,
-    /// The feed-forward network.
-    FeedForward,
-}
-
-/// Residual connections between the parts of layers.
-pub trait ResidualConnections: Send + Sync {
-    /// Initial stream, from the token embeddings.
-    fn begin(&self, _: &mut Graph, x: ValueId) -> ValueId {
-        x
-    }
-
-    /// Input of a part's norm.
-    fn read(&self, g: &mut Graph, stream: &mut ResidualStream, at: (usize, LayerPart)) -> ValueId;
-
-    /// Adds the output of a part to the stream.
-    fn write(
-        &self,
-        g: &mut Graph,
-        stream: &mut ResidualStream,
-        at: (usize, LayerPart),
-        output: ValueId,
-    );
-
-    /// Input of the last norm.
-    fn end(&self, g: &mut Graph, stream: ResidualStream) -> ValueId;
-}
-
-impl ResidualStream {
-    /// Keeps the output rows only.
-    fn gather_outputs(&mut self, g: &mut Graph) {
-        let x = g.gather_outputs(self.x);
-        for saved in &mut self.saved {
-            *saved = if *saved == self.x { x } else { g.gather_outputs(*saved) };
-        }
-        self.x = x;
-    }
 }
 
 impl Hybrid {
@@ -238,8 +188,8 @@ impl Architecture for Hybrid {
 pub struct Attention {
     /// Query, key and value projections.
     pub qkv: Qkv,
-    /// Whether the query projection has a gate after each head's query, whose sigmoid weighs the
-    /// result.
+    /// Whether the query projection has a gate after each head's query. The gate's sigmoid weighs
+    /// the result.
     pub gated: bool,
     /// Norms of query and key heads, before the rotary embedding.
     pub norms: Option<[AnyNorm; 2]>,

@@ -7,7 +7,7 @@ use puna_graph::*;
 
 use crate::error::ModelError;
 use crate::hparams::Keys;
-use crate::hybrid::{LayerPart, ResidualConnections, ResidualStream};
+use crate::residual::{LayerPart, ResidualConnections, ResidualStream};
 use crate::weights::Weights;
 
 /// Options that all hyper-connections of a model share.

@@ -2,8 +2,8 @@
 //!
 //! The cache holds one compressed vector `c` of `kv_lora_rank` values per token, and `qk_rope_dim`
 //! rotated key values that all heads share. Keys `W_UK c` and values `W_UV c` of the heads are
-//! never computed: `W_UK` is absorbed into the query and `W_UV` into the result. So this is
-//! attention of all query heads to one key head whose values are the first columns of its keys.
+//! never computed: `W_UK` is absorbed into the query and `W_UV` into the result. So all query heads
+//! attend to one key head, and the first columns of its keys are the values.
 //!
 //! Tensors of a block: `attn_q` or `attn_q_a`, `attn_q_a_norm`, `attn_q_b`; `attn_kv_a_mqa`,
 //! `attn_kv_a_norm`; `attn_k_b`, `attn_v_b`, or in older files both in `attn_kv_b`.
@@ -329,6 +329,7 @@ mod tests {
 
     #[test]
     fn values_of_a_fused_kv_tensor_are_copied_and_keys_are_transposed() {
+        // Number of attention heads.
         const HEADS: usize = 3;
         let sizes = LatentSizes {
             q_lora_rank: None,

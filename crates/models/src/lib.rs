@@ -8,6 +8,7 @@
 
 mod adapter;
 mod arch;
+mod architecture;
 mod block_draft_head;
 mod blocks;
 mod companion;
@@ -27,6 +28,7 @@ mod model;
 mod ngram_embedding;
 mod norms;
 mod per_layer;
+mod residual;
 mod rope;
 mod rwkv;
 mod token_mixing_conv;
@@ -35,9 +37,10 @@ mod windows;
 
 pub use adapter::{Adapter, AdapterError};
 pub use arch::is_diffusion;
+pub use architecture::{LoadOptions, ModelShape, UnmaskOrder, Unmasking};
 pub use companion::{DraftBlock, DraftCache, DraftMethod, TransitionHead};
 pub use error::ModelError;
 pub use model::{
-    LoadOptions, Model, ModelShape, Pooling, StepKind, UnmaskOrder, Unmasking, check_architecture,
-    check_companion, is_companion, known_architectures, known_companions,
+    Model, Pooling, StepKind, check_architecture, check_companion, is_companion,
+    known_architectures, known_companions,
 };

@@ -3,16 +3,17 @@
 use std::sync::Arc;
 
 use puna_gguf::{Metadata, View};
-use puna_graph::{CacheLayer, Graph, Linear, Op, Rope, ValueId, Weight, WeightId};
+use puna_graph::{CacheLayer, Graph, Linear, Op, Rope, Weight, WeightId};
 
 use crate::adapter::{Adapter, AttachedAdapters};
 use crate::arch;
+use crate::architecture::{Architecture, LoadOptions, ModelShape};
 use crate::companion::{DraftMethod, LoadedDraft, OUTPUT_HEAD, TOKEN_TABLE, TargetModel};
 use crate::error::ModelError;
-use crate::hparams::{Hparams, Keys};
+use crate::hparams::Keys;
 use crate::weights::Weights;
 
-/// Key that is false in files whose attention is bidirectional.
+/// Key that is false in files with bidirectional attention.
 const CAUSAL: &str = "attention.causal";
 
 /// Kind of a step, each with a graph of its own.
@@ -54,117 +55,6 @@ pub enum Pooling {
     Rank,
 }
 
-/// Parameters of a diffusion model, which replaces mask tokens by tokens in any order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Unmasking {
-    /// Mask token.
-    pub mask: u32,
-    /// Whether the prediction of a masked position is in the row before it.
-    pub is_shifted: bool,
-    /// Positions of a block, which is unmasked completely before the next one, as published; `None`
-    /// for the whole answer.
-    pub block: Option<usize>,
-    /// Order of unmasking, as published.
-    pub order: UnmaskOrder,
-}
-
-/// Order in which masked positions become tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum UnmaskOrder {
-    /// Highest probability of the likeliest token first.
-    Confidence,
-    /// Lowest entropy first.
-    Entropy,
-    /// Largest difference of the two highest probabilities first.
-    Margin,
-    /// Random positions, of the number that is due.
-    Random,
-    /// Each position with the same probability, so that the number that is due is the expected
-    /// value.
-    Origin,
-}
-
-/// An architecture with loaded weights, which records its graph.
-pub(crate) trait Architecture: Send + Sync {
-    /// Records a step from token ids to the final hidden states after the last norm. If
-    /// `outputs_only`, rows without output may be dropped.
-    fn hidden(&self, g: &mut Graph, outputs_only: bool) -> ValueId;
-
-    /// Records the step in which an encoder reads prompts and stores keys and values for the
-    /// decoder; `None` for models without a separate encoder.
-    fn encode(&self, _g: &mut Graph) -> Option<ValueId> {
-        None
-    }
-
-    /// Records the logits of final hidden states.
-    fn logits(&self, g: &mut Graph, hidden: ValueId) -> ValueId;
-
-    /// Records the classifier head; `None` if the file has none.
-    fn score(&self, _g: &mut Graph, _hidden: ValueId) -> Option<ValueId> {
-        None
-    }
-}
-
-/// What an architecture file returns to the loader.
-pub(crate) struct LoadedArchitecture {
-    pub arch: Box<dyn Architecture>,
-    /// KV cache layers; empty for encoders.
-    pub cache: Vec<CacheLayer>,
-    pub shape: ModelShape,
-}
-
-/// Sizes and properties of a model.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ModelShape {
-    /// Context length of the training, in tokens.
-    pub n_ctx: usize,
-    /// Dimensions of a hidden state.
-    pub n_embd: usize,
-    /// Number of layers.
-    pub n_layer: usize,
-    /// Size of the vocabulary.
-    pub n_vocab: usize,
-    /// Whether attention is causal; encoders are not.
-    pub causal: bool,
-    /// Whether the model has an output matrix over the vocabulary.
-    pub has_logits: bool,
-    /// First token of an answer, if an encoder reads the prompt ([`StepKind::Encode`]).
-    pub start_token: Option<u32>,
-    /// Labels of the classifier head; zero without one.
-    pub score_labels: usize,
-    /// Whether scores are the softmax of the classifier's outputs.
-    pub score_is_softmax: bool,
-    /// Parameters of a diffusion model; `None` for token-by-token generation.
-    pub unmasking: Option<Unmasking>,
-}
-
-impl ModelShape {
-    /// Causal decoder with an output matrix.
-    pub(crate) fn decoder(hp: &Hparams) -> Self {
-        let Hparams { n_ctx, n_embd, n_layer, n_vocab, .. } = *hp;
-        Self {
-            n_ctx,
-            n_embd,
-            n_layer,
-            n_vocab,
-            causal: true,
-            has_logits: true,
-            start_token: None,
-            score_labels: 0,
-            score_is_softmax: false,
-            unmasking: None,
-        }
-    }
-}
-
-/// Options that the caller sets before loading.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct LoadOptions {
-    /// Context length of a sequence in tokens, which selects the factors of LongRoPE models; `None`
-    /// for the training context.
-    pub n_ctx: Option<usize>,
-}
-
 /// A model of a known architecture.
 pub struct Model {
     architecture: &'static str,
@@ -179,7 +69,7 @@ pub struct Model {
     /// Whether attention is bidirectional although the architecture's is causal.
     is_bidirectional: bool,
     companion: Option<LoadedDraft>,
-    /// Number of the model's own weights; those of the draft model follow.
+    /// Number of the model's own weights; the draft model's weights follow.
     target_weights: usize,
 }
 
@@ -201,8 +91,8 @@ impl Model {
         Self::load_with_draft(view, adapters, options, None)
     }
 
-    /// [`Self::load_with_adapters`] with a companion draft model ([`is_companion`]), whose weights
-    /// follow those of the model.
+    /// [`Self::load_with_adapters`] with a companion draft model ([`is_companion`]). Its weights
+    /// follow the model's.
     ///
     /// # Errors
     /// As [`Model::load_with_adapters`], for both files; [`ModelError::Companion`] for a draft
@@ -319,7 +209,7 @@ impl Model {
         self.companion.as_ref().map_or(entry as u32, |companion| companion.token(entry))
     }
 
-    /// Tensors of the model, and those of its draft model.
+    /// Tensors of the model, and tensors of its draft model.
     pub fn weights_by_model(&self) -> [&[Weight]; 2] {
         self.weights.split_at(self.target_weights).into()
     }

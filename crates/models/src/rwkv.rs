@@ -2,17 +2,17 @@
 
 use puna_graph::*;
 
+use crate::architecture::LoadedArchitecture;
 use crate::decoder::{self, Decoder, LayerLoader, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Hybrid, HybridLayer, Mixer};
-use crate::model::LoadedArchitecture;
 use crate::weights::Weights;
 
 /// Epsilon of the norm of each head's result; it does not depend on the file.
 pub const HEAD_EPS: f32 = 64e-5;
 
-/// Dimensions of a head; the width is a multiple of it.
+/// Dimensions of a head. The width is a multiple of the head size.
 pub fn head_size(keys: &Keys<'_>, hp: &Hparams) -> Result<usize, ModelError> {
     let head = keys.count("wkv.head_size")?;
     if !hp.n_embd.is_multiple_of(head) {
@@ -26,7 +26,7 @@ pub fn head_size(keys: &Keys<'_>, hp: &Hparams) -> Result<usize, ModelError> {
     Ok(head)
 }
 
-/// Model whose blocks are two mixer layers each (time mix and channel mix) without feed-forward
+/// Model with two mixer layers per block (time mix and channel mix) and without feed-forward
 /// networks.
 pub fn two_layer_blocks(
     w: &mut Weights<'_>,

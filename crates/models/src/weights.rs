@@ -38,8 +38,8 @@ pub(crate) struct WeightSlice {
 /// Collects the tensors, rotary tables and states that an architecture uses.
 pub struct Weights<'a> {
     view: &'a View,
-    /// Index of the file's first tensor; those before it belong to another file, whose names are
-    /// independent.
+    /// Index of the file's first tensor. Earlier tensors belong to another file with independent
+    /// names.
     first: usize,
     pub(crate) tensors: Vec<Weight>,
     /// Weights that consist of parts of a tensor.

@@ -326,7 +326,7 @@ fn latent_attention_caches_one_compressed_vector_per_token() {
 }
 
 /// Older files of latent attention have keys and values of heads in one tensor, and head sizes
-/// under the keys that now hold those of the cache.
+/// under the keys that now hold the cache's sizes.
 #[test]
 fn older_latent_attention_files_give_the_same_logits() {
     for (name, heads) in [("deepseek2-lite", 4), ("deepseek3", 2)] {

@@ -16,7 +16,7 @@ use super::check_values;
 use super::error::AdapterError;
 use crate::weights::MappedBytes;
 
-/// Architecture of such a file.
+/// `general.architecture` of a control vector file.
 const CONTROL_VECTOR: &str = "controlvector";
 
 /// Whether the file is a control vector.

@@ -19,10 +19,10 @@ use super::error::AdapterError;
 use super::low_rank::{F32Matrices, LowRankMatrix};
 use crate::weights::{WeightSlice, Weights};
 
-/// Suffix of the token embeddings, whose `lora_a` and `lora_b` are exchanged.
+/// Suffix of the token embeddings; their `lora_a` and `lora_b` are exchanged.
 const TOKEN_TABLE: &str = "token_embd.weight";
 
-/// Other tables, whose rows are looked up by index.
+/// Other embedding tables that are indexed by row number.
 const ROW_TABLES: [&str; 2] = ["position_embd.weight", "token_types.weight"];
 
 /// Low-rank updates of an adapter: tensor name, weight and update. `adapter` is the index of the

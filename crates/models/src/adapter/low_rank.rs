@@ -47,7 +47,7 @@ impl From<F32Matrices> for LowRankMatrix {
     }
 }
 
-/// F32 values of such matrices: columns, rows of each matrix, number of matrices.
+/// Stacked F32 matrices (LoRA A or B): columns, rows of each matrix, number of matrices.
 pub(super) struct F32Matrices {
     shape: [usize; 3],
     data: Vec<f32>,

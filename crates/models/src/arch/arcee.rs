@@ -1,12 +1,12 @@
-//! Arcee: a Llama whose feed-forward network has squared ReLU and no gate.
+//! Arcee: a Llama with squared ReLU and no gate in the feed-forward network.
 //! GGUF: `general.architecture = "arcee"`.
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 

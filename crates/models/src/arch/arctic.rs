@@ -1,15 +1,15 @@
-//! Snowflake Arctic: a Llama whose layers add a dense network, as wide as the residual stream, and
+//! Snowflake Arctic: a Llama. Each layer adds a dense network as wide as the residual stream, and
 //! experts that read the stream before attention.
 //! GGUF: `general.architecture = "arctic"`.
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::blocks::{Experts, FeedForward, Mlp};
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 

@@ -5,6 +5,7 @@
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
@@ -12,7 +13,6 @@ use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Hybrid, HybridLayer, LatentAttention, Mixer};
 use crate::kda::{DeltaAttention, KdaConfig, Projection};
 use crate::latent::LatentSizes;
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 

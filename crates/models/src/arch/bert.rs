@@ -6,12 +6,12 @@
 
 use puna_graph::*;
 
+use crate::architecture::{Architecture, LoadOptions, LoadedArchitecture, ModelShape};
 use crate::blocks::{Experts, FeedForward, Mlp, Qkv, UngatedMlp};
 use crate::decoder::{AnyNorm, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{Architecture, LoadOptions, LoadedArchitecture, ModelShape};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 

@@ -4,10 +4,10 @@
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::{RopeKeys, Scaling};
 use crate::weights::Weights;
 
@@ -18,8 +18,8 @@ pub(super) fn load(
 ) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let norm = NormKind::Rms(keys.rms_eps()?);
-    // All dimensions of a head are rotated. The base does not come from the file: CogVLM 2, whose
-    // heads share keys, has a larger one.
+    // All dimensions of a head are rotated. The file has no base: CogVLM 2 has shared key heads and
+    // a larger base.
     let base = if hp.kv_heads == hp.heads { 10_000.0 } else { 500_000.0 };
     let (dims, original) = (hp.key_dim, hp.n_ctx);
     let rope_keys = RopeKeys { dims, base, scaling: Scaling::None, attn_factor: 1.0, original };

@@ -1,15 +1,15 @@
 //! DBRX: pre-norm decoder with layer norms, clamped query, key and value, split-half rotary
-//! embedding, experts whose weights are normalised.
+//! embedding, and experts with normalised weights.
 //! GGUF: `general.architecture = "dbrx"`; the norm before the feed-forward network is stored as
 //! `attn_output_norm`.
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 

@@ -6,10 +6,10 @@
 
 use puna_graph::*;
 
+use crate::architecture::{Architecture, LoadOptions, LoadedArchitecture, ModelShape};
 use crate::blocks::{Mlp, Qkv};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{Architecture, LoadOptions, LoadedArchitecture, ModelShape};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 

@@ -4,17 +4,17 @@
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
 use crate::indexer::{self, Indexer, IndexerSizes, KEY_EPS, SparseSelection};
 use crate::latent::LatentSizes;
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
-/// Training context of GLM 5.2, the first whose layers share indexers.
+/// Training context of GLM 5.2, the first model with indexers shared between layers, in tokens.
 const SHARING_CONTEXT: usize = 1 << 20;
 
 pub(super) fn load(

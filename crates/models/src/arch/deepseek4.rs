@@ -7,15 +7,16 @@
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::blocks::{Experts, FeedForward, SharedExpert};
 use crate::decoder::{self, AnyNorm, LayerLoader, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::hybrid::{Hybrid, HybridLayer, Mixer, MixerContext, ResidualConnections};
+use crate::hybrid::{Hybrid, HybridLayer, Mixer, MixerContext};
 use crate::hyper::{HyperConnectionSpec, ResidualStreams};
 use crate::indexer::IndexerSizes;
-use crate::model::{LoadOptions, LoadedArchitecture};
+use crate::residual::ResidualConnections;
 use crate::rope::{self, RopeKeys};
 use crate::weights::Weights;
 

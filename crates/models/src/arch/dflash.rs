@@ -1,8 +1,7 @@
 //! DFlash: a companion that drafts a block of tokens in one step, at masked positions. Its layers
-//! attend to keys and values computed from the inputs of some target layers, and to those of the
-//! block. The DSpark variant adds transition logits of the token before; DFlash 2 weighs them by
-//! the token's state, samples among the likeliest, and has dynamic convolutions around each part of
-//! a layer.
+//! attend to the block and to keys and values computed from the inputs of some target layers. The
+//! DSpark variant adds transition logits of the token before. DFlash 2 weighs them by the token's
+//! state, samples among the likeliest, and has dynamic convolutions around each part of a layer.
 //! GGUF: `general.architecture = "dflash"`.
 
 use puna_graph::*;
@@ -22,7 +21,7 @@ struct Dflash {
     /// Projection of the concatenated target features.
     fused: Linear,
     fused_norm: Norm,
-    /// Own token embeddings; `None` for those of the target.
+    /// Own token embeddings; `None` to use the target's.
     table: Option<WeightId>,
     embd_scale: f32,
     layers: Vec<Layer>,
@@ -169,7 +168,7 @@ impl DflashConfig {
             None => vec![false; hp.n_layer],
         };
         let rope = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
-        // Vision models have sections, whose first is the text position, and no frequency factors.
+        // Vision models have sections, with the text position first, and no frequency factors.
         let rope = match keys.meta().get(&keys.name("rope.dimension_sections")) {
             Some(_) => w.rope(rope.table(RopeKind::Neox, None)),
             None => w.factored_rope(&rope, RopeKind::Neox)?,

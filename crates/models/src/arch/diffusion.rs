@@ -1,12 +1,15 @@
-//! Diffusion language models: decoders of other families with bidirectional attention, whose logits
+//! Diffusion language models: decoders of other families with bidirectional attention. The logits
 //! predict masked tokens. Dream is a Qwen2, LLaDA a Llama, LLaDA MoE and RND1 are a Qwen3 MoE.
 //! GGUF: `general.architecture = "dream"`, `"llada"`, `"llada-moe"` and `"rnd1"`.
 
-use crate::decoder::Decoder;
+use puna_graph::{Glu, RopeKind};
+
+use crate::architecture::{LoadOptions, LoadedArchitecture, UnmaskOrder, Unmasking};
+use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, LoadedArchitecture, UnmaskOrder, Unmasking};
+use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
 const MASK_KEY: &str = "tokenizer.ggml.mask_token_id";
@@ -38,12 +41,15 @@ pub(super) fn load_llada(
     w: &mut Weights<'_>,
     _: LoadOptions,
 ) -> Result<LoadedArchitecture, ModelError> {
-    load_diffusion(
-        keys,
-        super::llama::decoder(keys, w)?,
-        Some(LLADA_BLOCK),
-        UnmaskOrder::Confidence,
-    )
+    let hp = Hparams::read(keys)?;
+    let norm = NormKind::Rms(keys.rms_eps()?);
+    let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Norm)?;
+    let layers = decoder::layers(w, &hp, norm, |b| {
+        let ffn = b.gated(Glu::Silu)?;
+        Ok(Layer { rope: Some(rope), attention: hp.attention(b.i), ..b.pre_norm(ffn)? })
+    })?;
+    let decoder = Decoder::new(w, &hp, norm, layers)?;
+    load_diffusion(keys, (hp, decoder), Some(LLADA_BLOCK), UnmaskOrder::Confidence)
 }
 
 pub(super) fn load_llada_moe(
@@ -70,8 +76,8 @@ pub(super) fn load_rnd1(
     )
 }
 
-/// Experts whose hidden dimension comes from its key, or is the dense width divided by the experts
-/// per token.
+/// Shape of the experts. Their hidden dimension has a key; the default is the dense width divided
+/// by the experts per token.
 fn experts(keys: &Keys<'_>) -> Result<ExpertShape, ModelError> {
     let shape = ExpertShape::read(keys, 0)?;
     let hidden = match keys.opt_count("expert_feed_forward_length")?.filter(|&hidden| hidden > 0) {

@@ -19,7 +19,7 @@ struct Eagle3 {
     /// Norm of the concatenated target features.
     fused_norm: Option<Norm>,
     fused: Linear,
-    /// Own token embeddings; `None` for those of the target.
+    /// Own token embeddings; `None` to use the target's.
     table: Option<WeightId>,
     /// Norm of the token embedding.
     token_norm: Norm,

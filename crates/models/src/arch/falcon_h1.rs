@@ -3,12 +3,12 @@
 
 use puna_graph::{Glu, Norm, RopeKind};
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, AnyNorm, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Attention, Hybrid, HybridLayer, SsmKeys};
 use crate::mamba::Mamba2;
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 

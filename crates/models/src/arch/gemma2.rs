@@ -4,15 +4,16 @@
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 use crate::windows::Windows;
 
-/// Layers of the 27B model, whose scores are scaled by the width divided by the number of heads.
+/// Number of layers of the 27B model, which scales scores by the width divided by the number of
+/// heads.
 const LAYERS_27B: usize = 46;
 
 pub(super) fn load(

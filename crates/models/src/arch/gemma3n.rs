@@ -7,10 +7,10 @@
 
 use puna_graph::*;
 
+use crate::architecture::{Architecture, LoadOptions, LoadedArchitecture, ModelShape};
 use crate::blocks::Qkv;
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{Architecture, LoadOptions, LoadedArchitecture, ModelShape};
 use crate::per_layer::{PerLayerEmbedding, PerLayerProjection};
 use crate::rope::{self, RopeKeys, Scaling};
 use crate::weights::Weights;
@@ -72,7 +72,7 @@ enum KvSource {
         k_norm: Norm,
         v_norm: Norm,
     },
-    /// Those of this earlier layer; the layer has only a query projection.
+    /// Keys and values of this earlier layer; the layer has only a query projection.
     Layer(usize, Linear),
 }
 
@@ -120,8 +120,8 @@ pub(super) fn load(
     Ok(LoadedArchitecture { arch, cache, shape: ModelShape::decoder(&hp) })
 }
 
-/// Earlier layer whose keys and values layer `i` reads, if it has none: the last one with the same
-/// kind of mask.
+/// Number of the earlier layer that provides keys and values to layer `i`, if it has none: the last
+/// one with the same kind of mask.
 fn source(
     keys: &Keys<'_>,
     windows: &Windows,

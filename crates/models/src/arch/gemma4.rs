@@ -5,11 +5,11 @@
 
 use puna_graph::*;
 
+use crate::architecture::{Architecture, LoadOptions, LoadedArchitecture, ModelShape};
 use crate::blocks::{Experts, Mlp};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{Architecture, LoadOptions, LoadedArchitecture, ModelShape};
 use crate::per_layer::{PerLayerEmbedding, PerLayerProjection};
 use crate::rope::{self, RopeKeys, Scaling};
 use crate::weights::Weights;
@@ -49,7 +49,7 @@ struct Layer {
 enum KvSource {
     /// Own projections; without `v`, values are the key projection behind a norm.
     Own { k: Linear, v: Option<Linear>, k_norm: Norm, v_norm: Norm },
-    /// Those of this earlier layer.
+    /// Keys and values of this earlier layer.
     Layer(usize),
 }
 
@@ -122,8 +122,8 @@ impl<'a, 'k> Gemma4Config<'a, 'k> {
         })
     }
 
-    /// Layer whose keys and values layer `i` reads: the last one with own keys, or the one before
-    /// it if layer `i` has a window.
+    /// Number of the layer that provides keys and values to layer `i`: the last one with own keys,
+    /// or the one before it if layer `i` has a window.
     fn source(&self, i: usize) -> Result<usize, ModelError> {
         let source = self.own_kv_layers.checked_sub(if self.windows.slides(i) { 2 } else { 1 });
         let source = source.filter(|&at| self.windows.slides(at) == self.windows.slides(i)).ok_or_else(|| {

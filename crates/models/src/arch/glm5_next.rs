@@ -6,17 +6,18 @@
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, AnyNorm, LayerLoader, NormKind};
 use crate::delta::QK_NORM_EPS;
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::hybrid::{Hybrid, HybridLayer, Mixer, MixerContext, ResidualConnections};
+use crate::hybrid::{Hybrid, HybridLayer, Mixer, MixerContext};
 use crate::hyper::{HyperConnectionSpec, ResidualStreams};
 use crate::indexer::{IndexerSizes, KEY_EPS};
 use crate::kda::{DeltaAttention, KdaConfig};
 use crate::latent::{Latent, LatentSizes};
-use crate::model::{LoadOptions, LoadedArchitecture};
+use crate::residual::ResidualConnections;
 use crate::weights::Weights;
 
 pub(super) fn load(

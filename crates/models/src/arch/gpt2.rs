@@ -1,14 +1,14 @@
 //! GPT-2: pre-norm decoder with layer norms, learned positions, fused projections and a GELU
 //! network without a gate, all with biases.
-//! GGUF: `general.architecture = "gpt2"`, and `"starcoder"` for the first StarCoder, whose heads
-//! share one key.
+//! GGUF: `general.architecture = "gpt2"`, and `"starcoder"` for the first StarCoder, with one key
+//! head for all query heads.
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, Decoder, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::weights::Weights;
 
 pub(super) fn load(

@@ -6,10 +6,10 @@
 
 use puna_graph::*;
 
+use crate::architecture::{Architecture, LoadOptions, LoadedArchitecture, ModelShape};
 use crate::decoder::{AnyNorm, Decoder, LayerLoader, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{Architecture, LoadOptions, LoadedArchitecture, ModelShape};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 
@@ -90,7 +90,7 @@ struct AdapterRouter {
     /// Projection from the attention result to the closeness of each adapter number.
     closeness: Linear,
     attention: AttentionSpec,
-    /// Cache layer, after those of all layers.
+    /// Cache layer, after the cache layers of all model layers.
     layer: usize,
 }
 

@@ -1,14 +1,14 @@
 //! Grok: norms before and after each part, soft-capped scores, experts with GELU gates and an
 //! optional dense network parallel to them.
-//! GGUF: `general.architecture = "grok"`; the defaults of the factors are those of Grok 1.
+//! GGUF: `general.architecture = "grok"`; the default factors are Grok 1's.
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::{RopeKeys, Scaling};
 use crate::weights::Weights;
 

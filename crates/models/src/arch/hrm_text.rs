@@ -5,10 +5,10 @@
 
 use puna_graph::*;
 
+use crate::architecture::{Architecture, LoadOptions, LoadedArchitecture};
 use crate::decoder::{Decoder, Layer, LayerLoader, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{Architecture, LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 

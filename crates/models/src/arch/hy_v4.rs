@@ -1,11 +1,12 @@
 //! Hunyuan 4: hyper-connections with separate residual streams; latent attention with sinks and
 //! sigmoid gates. Dense layers first, then experts with sigmoid routing, selection bias and clamped
-//! activations, and a shared expert. Later files have sparse attention with lightning indexers,
-//! whose selection some layers share.
+//! activations, and a shared expert. Later files have sparse attention with lightning indexers;
+//! some layers share a selection.
 //! GGUF: `general.architecture = "hy_v4"`.
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, Decoder, Layer, LayerLoader, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
@@ -13,7 +14,6 @@ use crate::hparams::{Hparams, Keys};
 use crate::hyper::{HyperConnectionSpec, ResidualStreams};
 use crate::indexer::{self, Indexer, IndexerRope, IndexerSizes, SparseSelection};
 use crate::latent::LatentSizes;
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 

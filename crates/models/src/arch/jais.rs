@@ -1,13 +1,13 @@
-//! Jais: a GPT-2 with SwiGLU and ALiBi, whose scores are divided by the head dimension instead of
-//! its square root.
+//! Jais: a GPT-2 with SwiGLU and ALiBi. Scores are divided by the head dimension instead of its
+//! square root.
 //! GGUF: `general.architecture = "jais"`.
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::weights::Weights;
 
 pub(super) fn load(

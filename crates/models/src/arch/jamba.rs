@@ -4,13 +4,13 @@
 
 use puna_graph::Glu;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, SsmKeys};
 use crate::mamba::Mamba1;
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::weights::Weights;
 
 pub(super) fn load(

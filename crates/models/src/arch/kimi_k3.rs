@@ -6,16 +6,15 @@
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, NormKind};
 use crate::error::ModelError;
 use crate::experts::{ExpertShape, LatentExperts};
 use crate::hparams::{Hparams, Keys};
-use crate::hybrid::{
-    Hybrid, HybridLayer, LatentAttention, LayerPart, Mixer, ResidualConnections, ResidualStream,
-};
+use crate::hybrid::{Hybrid, HybridLayer, LatentAttention, Mixer};
 use crate::kda::{DeltaAttention, KdaConfig, Projection};
 use crate::latent::LatentSizes;
-use crate::model::{LoadOptions, LoadedArchitecture};
+use crate::residual::{LayerPart, ResidualConnections, ResidualStream};
 use crate::weights::Weights;
 
 pub(super) fn load(

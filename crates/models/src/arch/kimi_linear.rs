@@ -4,6 +4,7 @@
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
@@ -11,7 +12,6 @@ use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Hybrid, HybridLayer, LatentAttention, Mixer};
 use crate::kda::{DeltaAttention, KdaConfig};
 use crate::latent::LatentSizes;
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::weights::Weights;
 
 pub(super) fn load(

@@ -1,12 +1,12 @@
 //! Mamba 1 and 2, and FalconMamba: each layer is a selective scan.
 //! GGUF: `general.architecture = "mamba"` and `"mamba2"`.
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, LayerLoader, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Hybrid, HybridLayer, Mixer, SsmKeys};
 use crate::mamba::{Mamba1, Mamba2};
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::weights::Weights;
 
 pub(super) fn load(

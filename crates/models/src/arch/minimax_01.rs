@@ -5,12 +5,12 @@
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, AnyNorm, LayerLoader, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, MixerContext};
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 

@@ -1,14 +1,13 @@
-//! Ministral 3: a Llama whose queries are scaled by a factor that grows in steps of the original
-//! context length.
+//! Ministral 3: a Llama with a query scale that grows in steps of the original context length.
 //! GGUF: `general.architecture = "mistral3"`.
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 

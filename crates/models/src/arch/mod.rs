@@ -105,10 +105,10 @@ mod wavtokenizer;
 
 pub use diffusion::is_diffusion;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::companion::Companion;
 use crate::error::ModelError;
 use crate::hparams::Keys;
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::weights::Weights;
 
 type Load = fn(&Keys<'_>, &mut Weights<'_>, LoadOptions) -> Result<LoadedArchitecture, ModelError>;

@@ -4,6 +4,7 @@
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::blocks::UngatedMlp;
 use crate::decoder::{self, LayerLoader, NormKind};
 use crate::error::ModelError;
@@ -11,7 +12,6 @@ use crate::experts::{ExpertShape, Experts, LatentExperts};
 use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, MixerContext, SsmKeys};
 use crate::mamba::Mamba2;
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::weights::Weights;
 
 pub(super) fn load(

@@ -1,14 +1,14 @@
-//! OLMoE: pre-norm decoder, norms of query and key over all heads together, experts whose weights
-//! are not normalised.
+//! OLMoE: pre-norm decoder, norms of query and key over all heads together, experts with weights
+//! that are not normalised.
 //! GGUF: `general.architecture = "olmoe"`.
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, Decoder, Layer, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 

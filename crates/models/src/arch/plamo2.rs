@@ -1,16 +1,16 @@
-//! PLaMo 2: Mamba with a low-rank, normed time step per head, alternating with attention whose
-//! heads have norms of their own; SwiGLU, and norms before and after each part.
+//! PLaMo 2: Mamba with a low-rank, normed time step per head alternates with attention with norms
+//! per head; SwiGLU, and norms before and after each part.
 //! GGUF: `general.architecture = "plamo2"`. A block is two layers here.
 
 use puna_graph::*;
 
 use super::plamo3::bare_norm;
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, AnyNorm, LayerLoader, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, MixerContext, SsmKeys};
 use crate::mamba::conv;
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 

@@ -4,10 +4,10 @@
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, AnyNorm, Decoder, Layer, LayerLoader, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::{self, RopeKeys};
 use crate::weights::Weights;
 use crate::windows::Windows;
@@ -39,7 +39,7 @@ pub(super) fn load(
     Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }
 
-/// Norm over `dim` columns whose tensor name lacks `.weight`, as in these files.
+/// Norm over `dim` columns; PLaMo files store its tensor without the suffix `.weight`.
 pub(super) fn bare_norm(
     b: &mut LayerLoader<'_, '_>,
     part: &str,

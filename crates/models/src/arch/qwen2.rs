@@ -1,13 +1,13 @@
 //! Qwen2 and Qwen2.5: pre-norm decoder, grouped-query attention with biased projections, SwiGLU.
 //! GGUF: `general.architecture = "qwen2"`, and `"qwen2vl"` for the language models of Qwen 2 VL and
-//! Qwen 2.5 VL, whose rotary sections are equal for text.
+//! Qwen 2.5 VL. Their rotary sections are equal for text.
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 

@@ -1,14 +1,14 @@
-//! Qwen2 with experts: pre-norm decoder, biases of query, key and value, experts whose weights are
-//! not normalised, and a gated shared expert.
+//! Qwen2 with experts: pre-norm decoder, biases of query, key and value, experts with weights that
+//! are not normalised, and a gated shared expert.
 //! GGUF: `general.architecture = "qwen2moe"`.
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 

@@ -1,17 +1,17 @@
 //! Qwen3: pre-norm decoder, grouped-query attention with RMS-normed query and key heads, SwiGLU or
-//! experts. Rerankers have a projection to labels, whose probabilities are the scores.
+//! experts. Rerankers have a projection to labels; the label probabilities are the scores.
 //! GGUF: `general.architecture = "qwen3"` and `"qwen3moe"`; `"qwen3vl"` and `"qwen3vlmoe"` for the
-//! language models of Qwen 3 VL, whose rotary sections are equal for text; `"openelm"`, whose
-//! layers differ in the number of heads; `"grovemoe"`, with adjugate experts.
+//! language models of Qwen 3 VL, with rotary sections that are equal for text; `"openelm"`, with a
+//! number of heads per layer; `"grovemoe"`, with adjugate experts.
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::blocks::{Experts, FeedForward};
 use crate::decoder::{self, Decoder, Layer, LayerLoader, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 

@@ -5,10 +5,10 @@
 use puna_graph::*;
 
 use super::qwen3;
+use crate::architecture::{Architecture, LoadOptions, LoadedArchitecture};
 use crate::decoder::{Decoder, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{Architecture, LoadOptions, LoadedArchitecture};
 use crate::weights::Weights;
 
 struct Qwen3Tts {

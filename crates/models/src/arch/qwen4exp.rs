@@ -7,17 +7,16 @@
 use puna_graph::*;
 
 use super::qwen3next;
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, AnyNorm, Decoder, LayerLoader, NormKind};
 use crate::delta::DeltaNet;
 use crate::error::ModelError;
 use crate::gated_streams::{GatedStreams, StreamGateSizes};
 use crate::hparams::{Hparams, Keys};
-use crate::hybrid::{
-    Attention, Hybrid, HybridLayer, Mixer, MixerContext, ResidualConnections, SsmKeys,
-};
+use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, MixerContext, SsmKeys};
 use crate::indexer::IndexerSizes;
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::ngram_embedding::{NgramEmbedding, NgramKeys};
+use crate::residual::ResidualConnections;
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 

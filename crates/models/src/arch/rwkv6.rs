@@ -1,15 +1,15 @@
 //! RWKV 6: a recurrent time mix with token-dependent decay, then a channel mix of each token with
 //! the one before. A Qwen2 variant has this time mix in place of attention, and reads the state
 //! after the token's update.
-//! GGUF: `general.architecture = "rwkv6"`, whose blocks are two layers here, and `"rwkv6qwen2"`.
+//! GGUF: `general.architecture = "rwkv6"`, with two layers here for each block, and `"rwkv6qwen2"`.
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, LayerLoader, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Hybrid, Mixer, MixerContext};
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rwkv::*;
 use crate::weights::Weights;
 

@@ -1,15 +1,15 @@
 //! RWKV 7: a recurrent time mix with separate keys for removal, then a channel mix of each token
-//! with the one before. Values are mixed with those of the first layer. Models of other families
-//! have this time mix in place of attention.
-//! GGUF: `general.architecture = "rwkv7"`, whose blocks are two layers here, and `"arwkv7"`.
+//! with the one before. Later layers mix the first layer's values into theirs. Models of other
+//! families have this time mix in place of attention.
+//! GGUF: `general.architecture = "rwkv7"`, with two layers here for each block, and `"arwkv7"`.
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, LayerLoader, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
 use crate::hybrid::{Mixer, MixerContext};
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rwkv::*;
 use crate::weights::Weights;
 
@@ -64,7 +64,7 @@ struct TimeMix {
     decay: LowRankProjection,
     /// In-context learning rate: how much of the value stored under a key is removed.
     rate: LowRankProjection,
-    /// Share of the first layer's values in those of a later layer.
+    /// Share of the first layer's values in the values of a later layer.
     residual: Option<LowRankProjection>,
     gate: Option<LowRankProjection>,
     /// `k_k`: factor from keys to removal keys.
@@ -136,7 +136,7 @@ impl TimeMix {
         })
     }
 
-    /// Values, mixed with those of the first layer.
+    /// Values, mixed with the first layer's.
     fn values(&self, g: &mut Graph, context: &mut MixerContext, x: ValueId) -> ValueId {
         let v = g.linear("value", &self.value, x);
         let (Some(residual), Some(first)) = (&self.residual, context.first_values) else {

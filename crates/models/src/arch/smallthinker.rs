@@ -1,14 +1,14 @@
-//! SmallThinker: experts with ReLU gates, whose router reads the residual stream before attention.
+//! SmallThinker: experts with ReLU gates. The router reads the residual stream before attention.
 //! One layer without window and rotary embedding alternates with three layers with both.
 //! GGUF: `general.architecture = "smallthinker"`.
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::Weights;
 use crate::windows::Windows;

@@ -5,12 +5,12 @@
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::blocks::FeedForward;
 use crate::decoder::{self, Decoder, Layer, LayerLoader, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::experts::ExpertShape;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::{self, RopeKeys};
 use crate::weights::Weights;
 use crate::windows::Windows;
@@ -46,8 +46,8 @@ pub(super) fn load(
     Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp))
 }
 
-/// Rotary embedding of layers without and with a window. Only the former use the frequency factors
-/// of the file, whose number is that of the longer table.
+/// Rotary embedding of layers without and with a window. Only the former use the file's frequency
+/// factors, which have the length of the longer table.
 fn ropes(keys: &Keys<'_>, w: &mut Weights<'_>, hp: &Hparams) -> Result<[RopeId; 2], ModelError> {
     let all = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;
     let global_keys = RopeKeys { dims: all.dims / 2, ..all }.checked(keys, hp.key_dim)?;

@@ -1,17 +1,17 @@
 //! T5: an encoder reads the whole prompt. The decoder starts with a fixed token; each of its layers
 //! attends to the answer so far, then to the encoder's states. A cache layer holds the keys and
-//! values of both in sequence: first those of the prompt, then those of the answer.
+//! values of both in sequence, first the prompt's, then the answer's.
 //! GGUF: `general.architecture = "t5"`.
 
 use puna_graph::*;
 
 use super::t5encoder;
+use crate::architecture::{Architecture, LoadOptions, LoadedArchitecture, ModelShape};
 use crate::blocks::Qkv;
 use crate::decoder::{Decoder, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys, MAX_LAYERS};
 use crate::hybrid::{Attention, Hybrid, HybridLayer, Mixer, MixerContext};
-use crate::model::{Architecture, LoadOptions, LoadedArchitecture, ModelShape};
 use crate::weights::Weights;
 
 struct T5 {

@@ -4,11 +4,11 @@
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::blocks::{FeedForward, Mlp, Qkv, UngatedMlp};
 use crate::decoder::{Decoder, Layer, NormKind};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::weights::Weights;
 
 pub(super) fn load(
@@ -33,7 +33,7 @@ pub(super) fn encoder(
     Decoder::with_norm(w, hp, last, layers)
 }
 
-/// Relative position biases of layer `i`; by default those of the first layer.
+/// Relative position biases of layer `i`; the default is the first layer's biases.
 pub(super) fn shifts(
     keys: &Keys<'_>,
     w: &mut Weights<'_>,

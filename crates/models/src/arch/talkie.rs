@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use puna_graph::*;
 
+use crate::architecture::{LoadOptions, LoadedArchitecture};
 use crate::decoder::{self, Decoder, Layer, LayerLoader, NormKind, QkNorm};
 use crate::error::ModelError;
 use crate::hparams::{Hparams, Keys};
-use crate::model::{LoadOptions, LoadedArchitecture};
 use crate::rope::RopeKeys;
 use crate::weights::{MappedBytes, Weights};
 

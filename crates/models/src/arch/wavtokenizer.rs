@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use puna_graph::*;
 
+use crate::architecture::{Architecture, LoadOptions, LoadedArchitecture, ModelShape};
 use crate::error::ModelError;
 use crate::hparams::Keys;
-use crate::model::{Architecture, LoadOptions, LoadedArchitecture, ModelShape};
 use crate::weights::{MappedBytes, Weights};
 
 struct WavTokenizer {

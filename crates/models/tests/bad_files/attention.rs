@@ -143,7 +143,7 @@ fn missing_parts_of_pooled_attention_are_named() {
     let key = "deepseek4.attention.compress_ratios";
     let text = refused("deepseek4", |meta| drop(meta.remove(key)), "");
     assert!(text.starts_with(&format!("key `{key}` is absent")), "{text}");
-    // Block sizes that differ from those of the tensors.
+    // Block sizes that contradict the tensors.
     let text = refused("deepseek4", with(key, vec![4u32, 64, 0]), "");
     assert!(text.contains("blk.1.attn_compressor_ape.weight"), "{text}");
 }

@@ -155,7 +155,7 @@ fn missing_parts_of_n_gram_embeddings_are_named() {
         vec![61u64, 67, 71, 73, 79, u64::MAX].into(),
         "the table has fewer rows",
     );
-    // Sizes that differ from those of the tensors.
+    // Sizes that contradict the tensors.
     let text = refused("qwen4exp", with("qwen4exp.embedding_length_per_layer_input", 16u32), "");
     assert!(text.starts_with("tensor `per_layer_token_embd.weight` has shape [8, 448]"), "{text}");
     let text = refused("qwen4exp", with("qwen4exp.ple.conv_kernel", 4u32), "");

@@ -121,7 +121,7 @@ impl Entry {
         entries.filter(|e| known.contains(&e.json["architecture"].as_str().unwrap())).collect()
     }
 
-    /// All entries, or those of `PUNA_ZOO=NAME,NAME`.
+    /// All entries, or the entries that `PUNA_ZOO=NAME,NAME` lists.
     pub fn chosen() -> Vec<Self> {
         let Some(names) = chosen_names() else { return Self::all() };
         let entries: Vec<Self> =
@@ -181,7 +181,7 @@ pub fn rewritten(
 }
 
 /// The entry's file in the older layout of latent attention: keys and values of heads in one
-/// tensor, and head sizes under the keys that now hold those of the cache.
+/// tensor, and head sizes under the keys that now hold the cache's sizes.
 pub fn older_latent(name: &str, heads: usize) -> Entry {
     let (rank, still, turned, value): (usize, usize, usize, usize) = (32, 16, 8, 16);
     let entry = Entry::load(name);

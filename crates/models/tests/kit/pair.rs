@@ -43,7 +43,7 @@ pub fn tokens_of(list: &Value) -> Vec<u32> {
     list.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as u32).collect()
 }
 
-/// A target with its draft model, and two sequences whose pages alternate.
+/// A target with its draft model, and two sequences with alternating pages.
 pub struct Pair {
     pub backend: CpuBackend,
     pub model: Model,
