@@ -1,8 +1,10 @@
-//! Kernels on fixed data, one call after the other, for counting their instructions under callgrind.
+//! Kernels on fixed data, one call after the other, for counting their instructions under
+//! callgrind.
 //!
-//! Every case runs once to warm up (scratch memory is taken then) and once inside [`measured_region`], by which the counter
-//! is switched on and off; the name of the case is printed. `benches/instructions` at the root of the project runs it and
-//! compares the counts with recorded ones.
+//! Every case runs once to warm up (scratch memory is taken then) and once inside
+//! [`measured_region`], by which the counter is switched on and off; the name of the case is
+//! printed. `benches/instructions` at the root of the project runs it and compares the counts with
+//! recorded ones.
 
 use std::hint::black_box;
 
@@ -37,7 +39,8 @@ fn main() {
         for ty in FORMATS {
             linear(level, ty);
         }
-        // The portable level is there to be compared with; its functions are those of the system's library.
+        // The portable level is only a reference: its attention, vector and recurrent functions
+        // call the system's library.
         if level.name != "portable" {
             attention(level);
             vectors(level);
@@ -46,7 +49,7 @@ fn main() {
     }
 }
 
-/// What is counted: the calls of kernels, and nothing else. Its name is how the counter finds it.
+/// The counted region: callgrind counts the calls inside this function, which it finds by name.
 #[inline(never)]
 fn measured_region(work: &mut dyn FnMut()) {
     work();
@@ -155,6 +158,7 @@ fn vectors(level: &Level) {
 
 /// A token of a head of 128 values by 64 columns, of a convolution, and of a block that is pooled.
 fn recurrent(level: &Level) {
+    // Columns of the state.
     const COLS: usize = 64;
     let kernels = &level.vector.recurrent;
     let (x, w, rows, cols) = (values(K), values(K), values(DIM), values(COLS));

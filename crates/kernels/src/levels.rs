@@ -20,7 +20,8 @@ pub enum KernelError {
 
 /// All levels of this processor, fastest last. The first is always `portable`.
 ///
-/// The functions of a level rely on its processor features, so this function returns only levels whose features it has detected.
+/// Returns only levels with detected processor features, since the functions of a level rely on
+/// them.
 pub fn levels() -> &'static [&'static Level] {
     static FOUND: OnceLock<Vec<&'static Level>> = OnceLock::new();
     FOUND.get_or_init(|| {
@@ -36,7 +37,7 @@ pub fn levels() -> &'static [&'static Level] {
 /// The level with this [`Level::name`].
 ///
 /// # Errors
-/// If this processor runs no such level.
+/// If this processor does not run a level of this name.
 pub fn level(name: &str) -> Result<&'static Level, KernelError> {
     levels().iter().chain(emulated()).copied().find(|level| level.name == name).ok_or_else(|| {
         KernelError::Unavailable {
@@ -46,8 +47,8 @@ pub fn level(name: &str) -> Result<&'static Level, KernelError> {
     })
 }
 
-/// Levels that this processor lacks and emulates: for tests, not for speed. Only with the feature `emulated`, on processors with
-/// AVX-512.
+/// Levels that this processor lacks and emulates: for tests, not for speed. Only with the feature
+/// `emulated`, on processors with AVX-512.
 pub fn emulated() -> &'static [&'static Level] {
     #[cfg(all(target_arch = "x86_64", any(test, feature = "emulated")))]
     {

@@ -1,9 +1,10 @@
-//! Kernels: functions that one core computes with, as a table of function pointers for each kernel level.
+//! Kernels: functions that one core computes with, as a table of function pointers for each kernel
+//! level.
 //!
-//! A *level* is a set of kernels for one instruction set: portable, AVX2, AVX-512, AMX, NEON. [`levels`] detects which levels
-//! the processor runs. The caller decides which rows a kernel computes and on which thread; a kernel is a pure function of
-//! slices. The portable level computes with dequantized weights and f32 activations and is the reference for tests of all
-//! other levels.
+//! A *level* is a set of kernels for one instruction set: portable, AVX2, AVX-512, AMX, NEON.
+//! [`levels`] detects which levels the processor runs. The caller decides which rows a kernel
+//! computes and on which thread; a kernel is a pure function of slices. The portable level computes
+//! with dequantized weights and f32 activations and is the reference for tests of all other levels.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -41,8 +42,9 @@ pub enum ActKind {
 
 /// Rows of activations quantized to 8 bits in blocks of 32 values: `x ≈ scale · code`.
 ///
-/// All weight formats use this form. Blocks of 32 values are at least as fine as the blocks of any weight format. The sums of
-/// codes replace offsets of weights (in integers) and minimums (one multiply-add per block).
+/// All weight formats use this form. Blocks of 32 values are at least as fine as the blocks of any
+/// weight format. The sums of codes replace offsets of weights (in integers) and minimums (one
+/// multiply-add per block).
 #[derive(Debug, Clone, Copy)]
 pub struct Q8Rows<'a> {
     /// Number of rows.
@@ -103,7 +105,8 @@ impl<'a> Acts<'a> {
         }
     }
 
-    /// The rows as f32. Panics if they have another form or do not match the weights and the result.
+    /// The rows as f32. Panics if they have another form or do not match the weights and the
+    /// result.
     fn expect_f32(self, w: &WeightRows<'_>, out: &OutMut<'_>) -> (usize, &'a [f32]) {
         let Acts::F32 { rows, k, x } = self else {
             panic!("a kernel for f32 activations got another form")
@@ -113,7 +116,8 @@ impl<'a> Acts<'a> {
         (rows, x)
     }
 
-    /// The rows in 8 bits. Panics if they have another form or do not match the weights and the result.
+    /// The rows in 8 bits. Panics if they have another form or do not match the weights and the
+    /// result.
     fn expect_q8(self, w: &WeightRows<'_>, out: &OutMut<'_>) -> Q8Rows<'a> {
         let Acts::Q8(x) = self else { panic!("a kernel for 8-bit activations got another form") };
         assert_eq!(x.k, w.k);
@@ -151,7 +155,8 @@ impl WeightRows<'_> {
     }
 }
 
-/// Whether a weight matrix can have this type: all floats and block formats, except F64 and the formats of activations.
+/// Whether a weight matrix can have this type: all floats and block formats, except F64 and the
+/// formats of activations.
 pub fn is_weight_type(ty: TensorType) -> bool {
     use TensorType::*;
     !matches!(ty, Q8_1 | Q8_K | I8 | I16 | I32 | I64 | F64)
@@ -181,8 +186,8 @@ impl<'a> OutMut<'a> {
     /// A window at `ptr`.
     ///
     /// # Safety
-    /// For every `t < rows`, the `cols` values at `ptr + t · stride` are valid for writes, and no other code reads or writes them
-    /// while the window lives.
+    /// For every `t < rows`, the `cols` values at `ptr + t · stride` are valid for writes, and no
+    /// other code reads or writes them while the window lives.
     pub unsafe fn from_raw(ptr: *mut f32, stride: usize, rows: usize, cols: usize) -> Self {
         Self { ptr, stride, rows, cols, _lifetime: std::marker::PhantomData }
     }
@@ -203,7 +208,8 @@ impl<'a> OutMut<'a> {
     #[inline]
     pub fn row(&mut self, t: usize) -> &mut [f32] {
         assert!(t < self.rows);
-        // SAFETY: the constructors guarantee `cols` writable values in each row for the lifetime of the window.
+        // SAFETY: the constructors guarantee `cols` writable values in each row for the lifetime of
+        // the window.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(t * self.stride), self.cols) }
     }
 }
@@ -215,12 +221,14 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Returns `len` bytes with undefined content, aligned to 64 bytes; large requests to a huge page.
+    /// Returns `len` bytes with undefined content, aligned to 64 bytes; large requests to a huge
+    /// page.
     pub fn bytes(&mut self, len: usize) -> &mut [u8] {
         let align = if len >= Self::LARGE { HUGE_PAGE } else { 64 };
         let words = (len.next_multiple_of(align) + align) / 8;
         if self.bytes.len() < words {
-            // A new buffer instead of `resize`: the content need not be copied, and zeroed memory is not touched.
+            // A new buffer instead of `resize`: the content need not be copied, and zeroed memory
+            // is not touched.
             self.bytes = Vec::new();
             self.bytes = vec![0; words];
             advise_huge(self.bytes.as_mut_ptr().cast(), 8 * words);
@@ -244,21 +252,26 @@ pub type LinearFn = fn(w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch:
 pub struct LinearKernel {
     /// Form of activations that both functions take.
     pub acts: ActKind,
-    /// For few rows: limited by the bandwidth of weights. The result of a row does not depend on other rows.
+    /// For few rows: limited by the bandwidth of weights. The result of a row does not depend on
+    /// other rows.
     pub stream: LinearFn,
     /// Largest number of rows for which `stream` is faster; at least [`STREAM_ROWS`].
     pub stream_rows: usize,
-    /// For many rows: expands weight rows into a panel that stays in the processor cache for all activation rows.
+    /// For many rows: expands weight rows into a panel that stays in the processor cache for all
+    /// activation rows.
     pub panel: LinearFn,
-    /// Weight rows per panel; tasks take multiples of it.
+    /// Weight rows per panel. Tasks take a multiple of this number.
     pub panel_rows: usize,
-    /// Number of bf16 parts to which `panel` rounds each activation, 0 for none; sets the tolerance of tests.
+    /// Number of bf16 parts to which `panel` rounds each activation, 0 for none; sets the tolerance
+    /// of tests.
     pub bf16_parts: usize,
-    /// Form of tiles ([`Acts::Tiles`]) that `panel` also takes, which saves it from interleaving at each call; `None` if it takes none.
+    /// Form of tiles ([`Acts::Tiles`]) that `panel` also takes, which saves it from interleaving at
+    /// each call; `None` if it takes none.
     pub tiles: Option<TileForm>,
 }
 
-/// Up to this many activation rows, every format streams, so that each row gets the same bits as alone.
+/// Up to this many activation rows, every format streams, so that each row gets the same bits as
+/// alone.
 pub const STREAM_ROWS: usize = 8;
 
 impl LinearKernel {
@@ -281,8 +294,9 @@ pub const RUN: usize = 64;
 pub enum KvLayout {
     /// Position by position: position i starts at byte `i · stride`.
     Rows,
-    /// Value by value: value d of [`RUN`] positions starts at byte `d · stride`. Block types: block b starts at byte `b · stride` with
-    /// the scales of [`RUN`] positions; then, for each byte of codes, that byte of [`RUN`] positions.
+    /// Value by value: value d of [`RUN`] positions starts at byte `d · stride`. Block types: block
+    /// b starts at byte `b · stride` with the scales of [`RUN`] positions; then, for each byte of
+    /// codes, that byte of [`RUN`] positions.
     Columns,
 }
 
@@ -299,7 +313,8 @@ pub struct KvRows<'a> {
     pub stride: usize,
     /// Values per position.
     pub dim: usize,
-    /// The bytes, from the first value of the first position to the last value of the last; in columns, of whole runs.
+    /// The bytes, from the first value of the first position to the last value of the last; in
+    /// columns, of whole runs.
     pub data: &'a [u8],
 }
 
@@ -335,7 +350,8 @@ pub struct AttendRun<'a> {
     pub visible: &'a [(usize, usize)],
     /// ALiBi bias of each query row, added after the softcap; empty without ALiBi.
     pub alibi: &'a [AlibiBias],
-    /// Position bias of each query row, [`RUN`] values per row, added after the softcap; empty without.
+    /// Position bias of each query row, [`RUN`] values per row, added after the softcap; empty
+    /// without.
     pub shifts: &'a [f32],
     /// Keys of the next run, to prefetch; may be empty.
     pub next: &'a [u8],
@@ -368,7 +384,8 @@ impl AttendRun<'_> {
     }
 }
 
-/// Indexer scores: products of query rows with the keys of one run, summed over groups of consecutive query rows.
+/// Indexer scores: products of query rows with the keys of one run, summed over groups of
+/// consecutive query rows.
 #[derive(Debug, Clone, Copy)]
 pub struct ScoreRun<'a> {
     /// The query rows, contiguous.
@@ -414,7 +431,8 @@ pub struct RunningSoftmax<'a> {
 #[derive(Debug, Clone, Copy)]
 #[allow(clippy::type_complexity)] // the signatures are the documentation
 pub struct VectorKernels {
-    /// Quantizes `rows × k` f32 (k a multiple of 32) to 8 bits: codes, scales and sums of [`Q8Rows`].
+    /// Quantizes `rows × k` f32 (k a multiple of 32) to 8 bits: codes, scales and sums of
+    /// [`Q8Rows`].
     pub quantize_q8: fn(x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i16]),
     /// `y = x / √(mean(x²) + eps) · w`; an empty `w` means 1.
     pub rms_norm: fn(x: &[f32], w: &[f32], eps: f32, y: &mut [f32]),
@@ -444,8 +462,8 @@ pub struct VectorKernels {
     pub recurrent: RecurrentKernels,
 }
 
-/// A kernel level: a name and its functions. Levels are constants, not statics, so that the compiler leaves out the functions of a
-/// level that a program does not use.
+/// A kernel level: a name and its functions. Levels are constants, not statics, so that the
+/// compiler leaves out the functions of a level that a program does not use.
 #[derive(Debug)]
 pub struct Level {
     /// `portable`, `avx2`, `avxvnni`, `avx512`, `avx512vnni`, `amx`, `neon`, `dotprod`, `i8mm`.

@@ -1,5 +1,5 @@
-//! Kernels of recurrent layers: each computes one token for some columns of a state matrix `S` of rows × columns. A task owns its
-//! columns, so tasks run in parallel.
+//! Kernels of recurrent layers: each computes one token for some columns of a state matrix `S` of
+//! rows × columns. A task owns its columns, so tasks run in parallel.
 
 /// One input row of a convolution and its weights.
 #[derive(Debug, Clone, Copy)]
@@ -10,7 +10,8 @@ pub struct Tap<'a> {
     pub w: &'a [f32],
 }
 
-/// One token of a selective scan (Mamba), for the columns of a head, or for columns with a step each (Mamba 1).
+/// One token of a selective scan (Mamba), for the columns of a head, or for columns with a step
+/// each (Mamba 1).
 #[derive(Debug)]
 pub struct ScanStep<'a> {
     /// `S`, in: before the token, out: after it. A row for each value of `b`.
@@ -90,7 +91,8 @@ pub struct Wkv7Step<'a> {
     pub y: &'a mut [f32],
 }
 
-/// One token of a block of tokens that is pooled to one row by a softmax over gates, for some columns.
+/// One token of a block of tokens that is pooled to one row by a softmax over gates, for some
+/// columns.
 #[derive(Debug)]
 pub struct PoolStep<'a> {
     /// Largest gate of each column so far; `f32::MIN` at first.
@@ -157,7 +159,8 @@ impl PoolStep<'_> {
     }
 }
 
-/// Kernels of recurrent layers. The result of a column does not depend on other columns of the call.
+/// Kernels of recurrent layers. The result of a column does not depend on other columns of the
+/// call.
 #[derive(Debug, Clone, Copy)]
 pub struct RecurrentKernels {
     /// `y = bias + Σ x ⊙ w` over the taps, or `silu` of that; `bias` may be empty.
@@ -170,6 +173,7 @@ pub struct RecurrentKernels {
     pub wkv: fn(step: WkvStep<'_>),
     /// See [`Wkv7Step`]: `S ← decay S - forget (Sᵀ removal_key)ᵀ + k vᵀ`, `y = Sᵀ r`.
     pub wkv7: fn(step: Wkv7Step<'_>),
-    /// See [`PoolStep`]: `acc / sum` is the softmax of `gate + bias` over the tokens so far, times their `x`.
+    /// See [`PoolStep`]: `acc / sum` is the softmax of `gate + bias` over the tokens so far, times
+    /// their `x`.
     pub pool: fn(step: PoolStep<'_>),
 }

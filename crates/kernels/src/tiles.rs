@@ -18,10 +18,11 @@ pub const SLICE: usize = 256;
 /// tile:  16 lines of 64 bytes; line i: values 2i, 2i + 1 of row 0, of row 1, …, of row 15
 /// ```
 ///
-/// Padding rows and values are zero or undefined. One slice of all rows is contiguous, so it fits the second-level cache; a
-/// slice of a matrix with long rows would occupy few sets of that cache.
+/// Padding rows and values are zero or undefined. One slice of all rows is contiguous, so it fits
+/// the second-level cache; a slice of a matrix with long rows would occupy few sets of that cache.
 ///
-/// With two *parts*, each value is the sum of two bf16: the high parts of all values, then the low parts of all values.
+/// With two *parts*, each value is the sum of two bf16: the high parts of all values, then the low
+/// parts of all values.
 #[derive(Debug, Clone, Copy)]
 pub struct TileRows<'a> {
     /// Number of rows.
@@ -66,7 +67,8 @@ pub fn slice_len(k: usize, slice: usize) -> usize {
 
 /// Converts one piece: up to 16 rows of up to 256 values.
 ///
-/// Row r is `x[r · stride ..][..len]`. `high` gets the values as bf16, `low` (if not empty) the rounding errors as bf16.
+/// Row r is `x[r · stride ..][..len]`. `high` gets the values as bf16, `low` (if not empty) the
+/// rounding errors as bf16.
 pub type Interleave =
     fn(x: &[f32], stride: usize, rows: usize, len: usize, high: &mut [u16], low: &mut [u16]);
 

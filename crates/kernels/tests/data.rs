@@ -30,7 +30,7 @@ impl Random {
 pub(super) struct Guarded {
     map: *mut u8,
     mapped: usize,
-    /// Where the bytes are.
+    /// Range of the bytes in the mapping.
     place: std::ops::Range<usize>,
 }
 
@@ -40,7 +40,8 @@ impl Guarded {
         const PAGE: usize = 64 << 10;
         let room = bytes.len().next_multiple_of(PAGE);
         let mapped = room + PAGE;
-        // SAFETY: a mapping of its own, of which all but the last page is written and the last made unreadable.
+        // SAFETY: a mapping of its own, of which all but the last page is written and the last made
+        // unreadable.
         unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             let map = libc::mmap(
@@ -67,18 +68,18 @@ impl Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        // SAFETY: the mapping that `new` made, which nobody borrows any more.
+        // SAFETY: `new` made the mapping, and no borrow is left.
         unsafe { libc::munmap(self.map.cast(), self.mapped) };
     }
 }
 
-/// The levels to test: those of this machine, and those that it can emulate.
+/// The levels to test: all levels of this machine, and all levels that it can emulate.
 pub(super) fn all() -> impl Iterator<Item = &'static Level> {
     levels().iter().chain(emulated()).copied()
 }
 
-/// Whether an emulator runs the tests (it is told which levels to expect): they take a hundred times as long, so some try
-/// fewer sizes.
+/// Whether an emulator runs the tests (it is told which levels to expect): they take a hundred
+/// times as long, so some try fewer sizes.
 pub(super) fn is_emulated_processor() -> bool {
     std::env::var_os("PUNA_TEST_LEVELS").is_some()
 }
@@ -88,7 +89,7 @@ pub(super) fn others() -> impl Iterator<Item = &'static Level> {
     all().skip(1)
 }
 
-/// Where a format keeps its binary16 scales inside of a block.
+/// Offsets of a format's binary16 scales in a block.
 pub(super) fn half_fields(ty: TensorType) -> &'static [usize] {
     use TensorType::*;
     match ty {
@@ -160,7 +161,7 @@ pub(super) struct Rounded {
     pub tiles: Vec<u16>,
 }
 
-/// `x` as the sum of `parts` bf16, each the nearest to what is left.
+/// `x` as the sum of `parts` bf16, each the nearest to the remainder.
 pub(super) fn bf16(x: f32, parts: usize) -> f32 {
     let high = half::bf16::from_f32(x).to_f32();
     if parts > 1 { high + half::bf16::from_f32(x - high).to_f32() } else { high }

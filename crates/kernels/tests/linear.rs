@@ -23,7 +23,7 @@ fn run(f: LinearFn, w: WeightRows<'_>, acts: Acts<'_>) -> Vec<f32> {
 }
 
 /// One function of a kernel with activations in one form that it takes.
-struct Way<'a> {
+struct KernelCase<'a> {
     name: &'static str,
     f: LinearFn,
     acts: Acts<'a>,
@@ -31,17 +31,17 @@ struct Way<'a> {
     parts: usize,
 }
 
-fn ways<'a>(kernel: &LinearKernel, x: &'a Rounded) -> Vec<Way<'a>> {
+fn kernel_cases<'a>(kernel: &LinearKernel, x: &'a Rounded) -> Vec<KernelCase<'a>> {
     let acts = if kernel.acts == ActKind::F32 { x.f32() } else { x.q8() };
     let parts = kernel.bf16_parts;
-    let mut ways = vec![
-        Way { name: "stream", f: kernel.stream, acts, parts: 0 },
-        Way { name: "panel", f: kernel.panel, acts, parts },
+    let mut cases = vec![
+        KernelCase { name: "stream", f: kernel.stream, acts, parts: 0 },
+        KernelCase { name: "panel", f: kernel.panel, acts, parts },
     ];
     if kernel.tiles.is_some() {
-        ways.push(Way { name: "panel of tiles", f: kernel.panel, acts: x.tiles(), parts });
+        cases.push(KernelCase { name: "panel of tiles", f: kernel.panel, acts: x.tiles(), parts });
     }
-    ways
+    cases
 }
 
 /// Each value rounded to `parts` bf16, or as it is for 0.
@@ -49,9 +49,10 @@ fn rounded(x: &[f32], parts: usize) -> Vec<f32> {
     x.iter().map(|&x| if parts == 0 { x } else { bf16(x, parts) }).collect()
 }
 
-/// Products with rounded activations may differ from those with the same values in f32 only by rounding of sums:
-/// 2⁻²⁰ of `Σ (|w| + offset) · |x|`, the offset being what a level adds to codes to make them unsigned; where values have
-/// two parts, the product of the second parts is left out: up to 2⁻¹⁶.
+/// Products with rounded activations may differ from those with the same values in f32 only by
+/// rounding of sums: 2⁻²⁰ of `Σ (|w| + offset) · |x|`, the offset being what a level adds to codes
+/// to make them unsigned; where values have two parts, the product of the second parts is left out:
+/// up to 2⁻¹⁶.
 fn compare(
     level: &Level,
     ty: TensorType,
@@ -76,7 +77,7 @@ fn compare(
         } else {
             Rounded::new(m, k, exact)
         };
-        for Way { name, f, acts, parts } in ways(&kernel, &x) {
+        for KernelCase { name, f, acts, parts } in kernel_cases(&kernel, &x) {
             let seen = if matches!(acts, Acts::Q8(_)) { x.rounded() } else { x.exact.clone() };
             let (seen, values) = (rounded(&seen, parts), rounded(&values, parts));
             let bytes: Vec<u8> = values.iter().flat_map(|w| w.to_le_bytes()).collect();
@@ -163,7 +164,8 @@ fn streamed_rows_have_the_same_bits_alone_and_beside_others() {
     }
 }
 
-/// So long that weight rows take turns for tiles of any size, the last chunk of 256 not whole where blocks allow.
+/// So long that weight rows take turns for tiles of any size, the last chunk of 256 not whole where
+/// blocks allow.
 #[test]
 fn long_streamed_rows_have_the_same_bits_in_any_company() {
     use TensorType::*;
@@ -238,7 +240,8 @@ fn many_tokens_cross_the_bounds_of_blocks_of_tokens() {
     }
 }
 
-/// Where every scale is one, weights and activations are integers and so are all sums: any order gives the same bits.
+/// If every scale is one, weights, activations and sums are integers, so that any order of
+/// additions gives the same bits.
 #[test]
 fn products_of_integers_are_exact() {
     use TensorType::*;
@@ -258,7 +261,8 @@ fn products_of_integers_are_exact() {
                     block[0] = 128; // doubled values times one
                 }
             }
-            // One value of each block is ±127, so that its scale is one; the rest are small: sums stay below 2²⁴.
+            // One value of each block is ±127, so that its scale is one; the rest are small: sums
+            // stay below 2²⁴.
             let mut exact: Vec<f32> =
                 (0..m * k).map(|_| (random.next() % 5) as f32 - 2.0).collect();
             for block in exact.as_chunks_mut::<32>().0 {
@@ -270,7 +274,7 @@ fn products_of_integers_are_exact() {
             let x = Rounded::new(m, k, exact);
             let w = WeightRows { ty, rows, k, data: &data };
             let kernel = (level.linear)(ty).unwrap();
-            for Way { name, f, acts, parts } in ways(&kernel, &x) {
+            for KernelCase { name, f, acts, parts } in kernel_cases(&kernel, &x) {
                 let values = rounded(&values, parts);
                 let product = |i: usize| {
                     let (w, x) = (&values[i % rows * k..][..k], &x.exact[i / rows * k..]);
@@ -293,7 +297,7 @@ fn zero_scales_give_zero_and_broken_ones_no_panic() {
             for byte in [0, 0xff, 0x7c, 0x80] {
                 let data = vec![byte; 17 * ty.row_bytes(k).unwrap()];
                 let w = WeightRows { ty, rows: 17, k, data: &data };
-                for Way { f, acts, .. } in ways(&kernel, &x) {
+                for KernelCase { f, acts, .. } in kernel_cases(&kernel, &x) {
                     let out = run(f, w, acts);
                     // MXFP4's smallest scale is 2⁻¹²⁸, not zero: offsets cancel to that rounding.
                     assert!(
@@ -319,7 +323,7 @@ fn a_nan_in_one_row_stays_in_its_products() {
             exact[2 * k + 5] = f32::NAN;
             let x = Rounded::new(6, k, exact);
             let w = WeightRows { ty, rows: 20, k, data: &data };
-            for Way { f, acts, .. } in ways(&kernel, &x) {
+            for KernelCase { f, acts, .. } in kernel_cases(&kernel, &x) {
                 let out = run(f, w, acts);
                 for (i, y) in out.iter().enumerate() {
                     assert_eq!(
@@ -358,7 +362,7 @@ fn rows_are_interleaved_as_the_layout_says() {
                         (form.interleave)(x, k, count, len, &mut high[piece], low);
                     }
                 }
-                // What infinity leaves is NaN of any kind.
+                // Infinity results in any NaN.
                 let plain = |x: &u16| if half::bf16::from_bits(*x).is_nan() { 0x7fc0 } else { *x };
                 let expected: Vec<u16> = expected[..got.len()].iter().map(plain).collect();
                 assert_eq!(
@@ -371,7 +375,7 @@ fn rows_are_interleaved_as_the_layout_says() {
     }
 }
 
-/// What levels that stand in for others prove holds for those too, where the processor has both.
+/// On processors that have both, an emulated level and the real level give the same bits.
 #[test]
 fn levels_of_the_processor_give_the_bits_of_those_that_stand_in() {
     for (name, stand_in) in [("amx", "amx-emulated"), ("avxvnni", "avxvnni-evex")] {
@@ -388,7 +392,7 @@ fn levels_of_the_processor_give_the_bits_of_those_that_stand_in() {
                 let x = Rounded::new(m, k, random.normals(m * k));
                 let [got, want] = [own, stand_in].map(|level| {
                     let kernel = (level.linear)(ty).unwrap();
-                    ways(&kernel, &x)
+                    kernel_cases(&kernel, &x)
                         .into_iter()
                         .map(|way| run(way.f, w, way.acts))
                         .collect::<Vec<_>>()

@@ -27,11 +27,12 @@ fn convolutions_agree_with_and_without_bias_and_activation() {
     }
 }
 
-/// What a level makes of a state, and the result.
+/// The state and the result that a level computes.
 type Outcome = (Vec<f32>, Vec<f32>);
 
-/// Panics unless all levels agree with the portable one on `step`, which takes columns of the state from one on, and how many;
-/// and unless columns have the same bits alone and beside others that fill vectors.
+/// Panics unless all levels agree with the portable one on `step`, which takes columns of the state
+/// from one on, and how many; and unless columns have the same bits alone and beside others that
+/// fill vectors.
 fn agree(rows: usize, cols: usize, state: &[f32], step: impl Fn(&Level, &mut [f32], &mut [f32])) {
     let run = |level: &Level| -> Outcome {
         let (mut state, mut y) = (state.to_vec(), vec![0.0; cols]);
@@ -147,7 +148,8 @@ fn pools_agree_however_far_apart_gates_are() {
     }
 }
 
-/// By hand: a key of length one that is written with full force is read back, and what was there is forgotten by half.
+/// Computed by hand: a key of length one, written with full strength, is read back, and the rest of
+/// the state decays by half.
 #[test]
 fn the_delta_rule_replaces_what_a_key_stands_for() {
     for level in levels() {
@@ -166,7 +168,8 @@ fn the_delta_rule_replaces_what_a_key_stands_for() {
     }
 }
 
-/// By hand: what is found under one key is forgotten by half while another learns, and reading comes last.
+/// Computed by hand: values under one key decay by half while another key is learnt, and the state
+/// is read last.
 #[test]
 fn wkv7_forgets_by_another_key_than_it_learns_by() {
     for level in levels() {

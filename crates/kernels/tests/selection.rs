@@ -1,4 +1,4 @@
-//! Which levels there are, and what is said of one that is missing.
+//! The list of levels, and the error for a missing level.
 
 use puna_kernels::{best, level, levels};
 
@@ -13,7 +13,7 @@ fn a_level_that_is_missing_is_refused_with_those_that_exist() {
     assert_eq!(level("portable").unwrap().name, "portable");
 }
 
-/// Where every level should run, as under an emulator: none that is tested is missing unnoticed.
+/// Fails if a level is missing that the environment requires, as it does under an emulator.
 #[test]
 fn the_levels_that_the_environment_promises_run_here() {
     for name in std::env::var("PUNA_TEST_LEVELS").iter().flat_map(|names| names.split(',')) {

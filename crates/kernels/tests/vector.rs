@@ -217,7 +217,7 @@ fn rows_are_stored_with_the_same_bits() {
 fn columns(ty: KvType, rows: usize, dim: usize, random: &mut Random) -> (Vec<u8>, usize) {
     let block = ty.block_values();
     let (bytes, stride) = (ty.row_bytes(block), ty.row_bytes(block) * RUN + 2);
-    // What lies behind the last position is not a number.
+    // Positions behind the last one are NaN.
     let mut data = vec![0xff; (dim / block - 1) * stride + bytes * RUN];
     for i in 0..rows {
         let mut row = vec![0; ty.row_bytes(dim)];
@@ -274,7 +274,8 @@ impl Sums {
     }
 }
 
-/// Calls `check` with runs of every cache type, layout and shape, and with values that are the first of their keys' features.
+/// Calls `check` with runs of every cache type, layout and shape, and with values that are the
+/// first of their keys' features.
 fn each_run(random: &mut Random, mut check: impl FnMut(&AttendRun<'_>, &str, &mut Random)) {
     let ways = [(KvLayout::Rows, false), (KvLayout::Columns, false), (KvLayout::Rows, true)];
     for (ty, (layout, within)) in KvType::ALL.into_iter().flat_map(|ty| ways.map(|way| (ty, way))) {
@@ -396,8 +397,8 @@ fn a_query_row_gets_the_same_bits_alone_and_beside_others() {
     });
 }
 
-/// Softmax takes its exponentials from `exp_negative`, everything else from `exp`. A key of one value is the score, and row `i`
-/// of an identity matrix shows what became of score `i`.
+/// Softmax takes its exponentials from `exp_negative`, everything else from `exp`. A key of one
+/// value is the score, and row `i` of an identity matrix shows what became of score `i`.
 #[test]
 fn exponentials_of_scores_have_the_bits_of_others() {
     let bound = (-87.336_55f32).to_bits();

@@ -18,7 +18,7 @@ const MARK_OPEN: char = '\u{fdd0}';
 /// Mark behind the text of a control token.
 const MARK_CLOSE: char = '\u{fdd1}';
 
-/// Roles of the application and the model, whose messages may contain control tokens.
+/// Roles of the application and the model. Their messages may contain control tokens.
 const TRUSTED_ROLES: [&str; 3] = ["system", "developer", "assistant"];
 
 /// Puts marks around the control tokens in messages of users and tools. `controls_in` returns their

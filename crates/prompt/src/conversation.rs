@@ -2,8 +2,8 @@
 
 use crate::message::{Image, Message};
 
-/// Messages of a chat request: the stored messages of the model, then those of the request. The
-/// system text of the model comes first, unless the request starts with a system message.
+/// Messages of a chat request: the stored messages of the model, then the messages of the request.
+/// The system text of the model comes first, unless the request starts with a system message.
 pub fn conversation(system: Option<&str>, stored: &[Message], request: &[Message]) -> Vec<Message> {
     let mut messages = Vec::with_capacity(1 + stored.len() + request.len());
     let own_system = request.first().is_some_and(|m| m.role == "system");

@@ -2,8 +2,9 @@
 //! message.
 
 use crate::adapt::{Adaptation, Adaptations};
-use crate::chat::{Chat, RenderedPrompt, render_messages};
+use crate::chat::Chat;
 use crate::message::Message;
+use crate::rendering::{RenderedPrompt, render_messages};
 use crate::{PromptError, Template};
 
 /// A prompt that was fitted to the context, and how it was shortened.

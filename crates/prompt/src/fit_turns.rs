@@ -5,9 +5,10 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use crate::adapt::Adaptation;
-use crate::chat::{Chat, RenderedPrompt, render_messages};
+use crate::chat::Chat;
 use crate::fit::{FittedPrompt, smallest_cut};
 use crate::message::Message;
+use crate::rendering::{RenderedPrompt, render_messages};
 use crate::{PromptError, Template};
 
 /// Shorter messages are never cut, in bytes.
@@ -23,7 +24,7 @@ const MIN_SHORTENED_BYTES: usize = 256;
 /// step.
 ///
 /// # Errors
-/// Those of [`crate::render_adapted`] for the whole conversation, and errors of `count`.
+/// Errors of [`crate::render_adapted`] for the whole conversation, and errors of `count`.
 pub fn fit_turns(
     template: &Template,
     chat: &Chat<'_>,

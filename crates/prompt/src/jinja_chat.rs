@@ -4,8 +4,6 @@
 //! arguments as text or contents as lists of parts. Each property is probed once by rendering a
 //! small conversation.
 
-use std::sync::OnceLock;
-
 use serde_json::{Map, Value as Json, json};
 
 use crate::PromptError;
@@ -13,19 +11,6 @@ use crate::chat::Chat;
 use crate::jinja::JinjaTemplate;
 use crate::message::{Message, Think, ToolCall};
 use crate::thinking::tags_in_jinja;
-
-/// Results of probing a template. Each probe runs when its result is first needed.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct ProbeResults {
-    /// The template writes the text of a system message.
-    writes_system: OnceLock<bool>,
-    /// The template expects call arguments as JSON text.
-    wants_text_arguments: OnceLock<bool>,
-    /// The template expects contents as `[{"type": "text", "text": …}]`.
-    wants_parts: OnceLock<bool>,
-    /// The tool call format of the template.
-    pub(crate) call_format: OnceLock<crate::parsers::DetectedCalls>,
-}
 
 pub(crate) fn render(
     template: &JinjaTemplate,

@@ -20,7 +20,8 @@
 //! ```
 //! use puna_prompt::{Chat, TemplateFormat, Message, Template, render};
 //!
-//! let template = Template::parse(TemplateFormat::Jinja, "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}")?;
+//! let source = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}";
+//! let template = Template::parse(TemplateFormat::Jinja, source)?;
 //! let messages = [Message::new("user", "Hi")];
 //! assert_eq!(render(&template, &Chat::new(&messages))?, "[user] Hi\n");
 //! # Ok::<(), puna_prompt::PromptError>(())
@@ -43,13 +44,17 @@ mod limits;
 mod message;
 mod named_templates;
 mod parsers;
+mod probe_results;
+mod render_unchanged;
 mod renderers;
+mod rendering;
 mod template;
+mod template_choice;
 mod thinking;
 
 pub use adapt::{Adaptation, Adaptations, MessageRules, ROLES, adapt, check_results};
-pub use capabilities::{Capabilities, prefer_jinja};
-pub use chat::{Chat, RenderedPrompt, render, render_adapted, render_insert};
+pub use capabilities::Capabilities;
+pub use chat::Chat;
 pub use control_marks::{is_marked, mark_untrusted, split_at_marks, without_marks};
 pub use conversation::{conversation, generate_conversation, strip_past_reasoning};
 pub use error::PromptError;
@@ -65,7 +70,9 @@ pub use parsers::{
     OutputPart, OutputStage, ParserInput, ValueFrame, ValueKind, ValueStyle,
 };
 pub use renderers::Renderer;
+pub use rendering::{RenderedPrompt, render, render_adapted, render_insert};
 pub use template::{Template, TemplateFormat};
+pub use template_choice::prefer_jinja;
 pub use thinking::ThinkTags;
 
 #[cfg(test)]

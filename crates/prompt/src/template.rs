@@ -70,7 +70,11 @@ impl Template {
 
     /// Features of a model with this template.
     pub fn capabilities(&self) -> Capabilities {
-        Capabilities::detect(self)
+        match self {
+            Template::Go(go) => Capabilities::of_go(go, self.think_tags().is_some()),
+            Template::Jinja(jinja) => Capabilities::of_jinja(jinja.source()),
+            Template::BuiltIn(renderer) => renderer.capabilities(),
+        }
     }
 
     /// The tags around reasoning in the model's output, if the template contains them.

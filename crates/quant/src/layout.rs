@@ -12,7 +12,7 @@ use crate::TensorType;
 
 /// A block of a packed type.
 pub trait Block: Pod {
-    /// Tensor type whose rows consist of these blocks.
+    /// Tensor type with rows of these blocks.
     const TYPE: TensorType;
     /// Number of values in a block.
     const VALUES: usize;

@@ -6,7 +6,7 @@
 //!   reference.
 //! - [`quantize`]: f32 to packed blocks. [`quantize_error`] measures its error on a fixed row.
 //! - [`validate`]: checks that packed data decodes to finite numbers.
-//! - [`layout`], [`tables`], [`float`]: what kernels need to read blocks.
+//! - [`layout`], [`tables`], [`float`]: block layouts, tables and conversions for kernels.
 
 mod codebooks;
 mod dequantize;

@@ -118,7 +118,7 @@ impl TensorType {
         self.row().2
     }
 
-    /// Number of values in a block. The length of a row is a multiple of it.
+    /// Number of values in a block. The length of a row is a multiple of this number.
     pub fn block_values(self) -> usize {
         self.row().3
     }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use puna_sampler::{Constraint, GrammarCompiler, GrammarToken};
 use serde_json::{Map, Value, json};
 
+/// Number of tokens of the vocabulary.
 const TOKENS: usize = 100_000;
 /// Token limit of the answer. It exceeds the answer's length, so that the end is computed but never
 /// used.

@@ -46,7 +46,7 @@ impl Candidates {
         self.sorted = true;
     }
 
-    /// Fills the list with the tokens whose logit is at least `floor`, in id order.
+    /// Fills the list with the tokens that have a logit of at least `floor`, in id order.
     pub(crate) fn fill_above(&mut self, logits: &[f32], floor: f32) {
         self.list.clear();
         for (i, chunk) in logits.chunks(CHUNK).enumerate() {

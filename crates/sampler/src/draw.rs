@@ -129,7 +129,7 @@ impl Mirostat {
     }
 }
 
-/// Adaptive-p: prefers tokens whose probability is near a target, which adapts to the tokens drawn
+/// Adaptive-p: prefers tokens with a probability near a target, which adapts to the tokens drawn
 /// before.
 #[derive(Clone)]
 pub(crate) struct AdaptiveP {
@@ -145,6 +145,7 @@ pub(crate) struct AdaptiveP {
 }
 
 impl AdaptiveP {
+    /// Logit of a token at the target.
     const PEAK: f32 = 5.0;
     const SHARPNESS: f32 = 10.0;
     const WIDTH: f32 = 0.3;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::candidates::{Candidate, Candidates};
 use crate::vocab::Vocab;
 
-/// Number of candidates whose prefixes are merged, at quadratic cost. Less likely candidates have p
-/// < 1/1024, far below the threshold at which they are dropped.
+/// Number of candidates with merged prefixes, at quadratic cost. Less likely candidates have p <
+/// 1/1024, far below the threshold at which they are dropped.
 const MAX_MERGED: usize = 1024;
 /// Least probability of a candidate that does not end the text.
 const MIN_P: f32 = 0.2;

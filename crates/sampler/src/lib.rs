@@ -27,6 +27,7 @@
 
 mod candidates;
 mod chain;
+mod constraint_size;
 mod draw;
 mod dry;
 mod grammar;
@@ -43,15 +44,16 @@ mod truncate;
 mod vocab;
 
 pub use candidates::Candidate;
+pub use constraint_size::CONSTRAINT_BYTES_MAX;
 pub use grammar::{
-    CONSTRAINT_BYTES_MAX, Constraint, Grammar, GrammarCompiler, GrammarError, GrammarToken,
-    UnquotedString, check_one_of, lark_json, pattern_excluding,
+    Constraint, Grammar, GrammarCompiler, GrammarError, GrammarToken, UnquotedString, lark_json,
+    pattern_excluding,
 };
 pub use logprobs::{TokenLogprobs, log_probs};
 pub use params::{Params, ParamsError, SamplerKind};
 pub use rng::Mt19937;
 pub use sampler::Sampler;
-pub use schema::{JsonSchema, SchemaCheck, UnenforcedKeyword, WorkLimitExceeded};
+pub use schema::{JsonSchema, SchemaCheck, UnenforcedKeyword, WorkLimitExceeded, check_one_of};
 pub use stop::{StopEvent, StopMatcher};
 pub use vocab::Vocab;
 

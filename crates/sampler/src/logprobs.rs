@@ -31,6 +31,7 @@ pub fn log_probs(logits: &[f32], chosen: u32, top: usize) -> TokenLogprobs {
 /// instructions. With the standard library's exponential it would cost more than the whole sampler
 /// chain.
 fn log_sum_exp(logits: &[f32], max: f32) -> f64 {
+    // Independent sums.
     const LANES: usize = 16;
     let mut sum = 0.0_f64;
     for chunk in logits.chunks(4 * LANES) {

@@ -8,7 +8,7 @@ use crate::candidates::Candidates;
 #[derive(Clone)]
 pub(crate) struct LogitBias {
     pub(crate) bias: Vec<(u32, f32)>,
-    /// Entries whose token is not at the position of its id. Kept between steps to avoid
+    /// Entries with a token that is not at the position of its id. Kept between steps to avoid
     /// allocations.
     not_at_id: Vec<(u32, f32)>,
 }

@@ -1,8 +1,8 @@
 //! Compares the samplers with cases recorded from llama.cpp, seeded draws included:
 //! `tests/data/cases/samplers.jsonl`.
 //!
-//! Every case runs over a list of candidates. Cases whose logits are in id order also run over
-//! plain logits, as [`Sampler`] does. Cases with the default order also run through [`Params`].
+//! Every case runs over a list of candidates. Cases with logits in id order also run over plain
+//! logits, as [`Sampler`] does. Cases with the default order also run through [`Params`].
 
 use std::borrow::Cow;
 use std::collections::HashMap;

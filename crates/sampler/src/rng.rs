@@ -3,7 +3,9 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
+/// Words of the state.
 const N: usize = 624;
+/// Distance of the words that are combined, in words.
 const M: usize = 397;
 
 /// Mersenne Twister with 32-bit output.

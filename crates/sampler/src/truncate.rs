@@ -30,7 +30,7 @@ pub(crate) fn top_k(cands: &mut Candidates, k: usize) {
     cands.keep_descending(|rank, _| rank < k);
 }
 
-/// Keeps the shortest descending prefix whose probabilities sum to at least `p`.
+/// Keeps the shortest descending prefix with probabilities that sum to at least `p`.
 pub(crate) fn top_p(cands: &mut Candidates, p: f32, min_keep: usize) {
     cands.softmax();
     let mut sum = 0.0_f32;
@@ -54,7 +54,7 @@ pub(crate) fn min_p(cands: &mut Candidates, p: f32, min_keep: usize) {
     cands.keep_descending(|rank, c| rank == 0 || rank < min_keep || c.logit >= floor);
 }
 
-/// Locally typical sampling: keeps the candidates whose surprise is nearest to the entropy until
+/// Locally typical sampling: keeps the candidates with the surprise nearest to the entropy until
 /// their probabilities sum to more than `p`. Orders them by this distance. Impossible candidates
 /// come last.
 pub(crate) fn typical(cands: &mut Candidates, p: f32, min_keep: usize) {

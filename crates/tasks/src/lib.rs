@@ -1,7 +1,8 @@
 //! Starts tasks and blocking work on the tokio runtime.
 //!
-//! The compiler makes a copy of tokio's task code, about a thousand lines, for each type of future or closure that it
-//! starts. The functions here put the work into a box first, so that all crates share one copy for each function.
+//! The compiler makes a copy of tokio's task code, about a thousand lines, for each type of future
+//! or closure that it starts. The functions here put the work into a box first, so that all crates
+//! share one copy for each function.
 
 use std::any::Any;
 use std::future::Future;
@@ -40,7 +41,8 @@ pub fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static
 
 /// The result of a function that runs on another thread.
 ///
-/// It is a [`JoinError`] if the function panicked, or if the runtime stopped before the function began.
+/// It is a [`JoinError`] if the function panicked, or if the runtime stopped before the function
+/// began.
 #[must_use = "the function's result or panic is lost"]
 pub struct Blocking<T> {
     handle: JoinHandle<Boxed>,

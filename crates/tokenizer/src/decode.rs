@@ -71,8 +71,8 @@ fn unescape_spaces(text: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Decodes GPT-2's byte alphabet. Characters outside of it, which valid files do not contain here,
-/// stand for themselves.
+/// Decodes GPT-2's byte alphabet. Characters outside the alphabet stand for themselves; valid files
+/// have none here.
 fn decode_alphabet(text: &[u8], out: &mut Vec<u8>) {
     for chunk in text.utf8_chunks() {
         for c in chunk.valid().chars() {

@@ -23,6 +23,7 @@ fn fold(a: u64, b: u64) -> u64 {
 /// Hash of bytes, similar to wyhash.
 #[inline]
 pub(crate) fn hash(seed: u64, bytes: &[u8]) -> u64 {
+    // Constants of wyhash.
     const K0: u64 = 0xA076_1D64_78BD_642F;
     const K1: u64 = 0xE703_7ED1_A0B4_28DB;
     let mut state = seed ^ K0;
@@ -117,7 +118,7 @@ impl TextMap {
         self.find(texts, text).ok()
     }
 
-    /// Adds `id`, whose text is `texts[id]`. Returns the other id if an equal text exists.
+    /// Adds `id`, which has the text `texts[id]`. Returns the other id if an equal text exists.
     pub(crate) fn insert(&mut self, texts: &TextTable, id: u32) -> Result<(), u32> {
         match self.find(texts, texts.get(id as usize)) {
             Ok(other) => Err(other),
@@ -194,6 +195,7 @@ pub(crate) struct MergeTable {
     slots: Vec<(u32, u32, Merge)>,
 }
 
+/// Symbols of a free slot; no token has this id.
 const FREE: u32 = u32::MAX;
 
 impl MergeTable {

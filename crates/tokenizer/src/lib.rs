@@ -26,7 +26,7 @@
 //! - `</s>` ends generation only if the file makes it a control token or its EOS.
 //! - Tokens in `eos_token_ids` end generation.
 //! - WordPiece normalizes like BERT.
-//! - Character classes are those of Unicode 16.
+//! - Character classes come from Unicode 16.
 //! - In tokens, a character outside of GPT-2's alphabet prints as itself.
 //! - Text of users never becomes a control token of PLaMo 2.
 //! - In unigram models, the start of a user-defined token is ordinary text.

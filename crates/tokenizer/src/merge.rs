@@ -17,7 +17,8 @@ pub(crate) struct Symbol {
 /// Up to this number of symbols, a scan of all pairs is faster than a queue.
 const LINEAR_SCAN_MAX_SYMBOLS: usize = 40;
 
-const REMOVED: u32 = u32::MAX;
+/// Index of a neighbour that does not exist.
+const NO_NEIGHBOUR: u32 = u32::MAX;
 
 /// Merge loop with buffers that are reused between words.
 #[derive(Default)]
@@ -77,7 +78,7 @@ impl Merger {
         left.clear();
         left.extend((0..count).map(|at| at.wrapping_sub(1)));
         right.clear();
-        right.extend((1..count).chain([REMOVED]));
+        right.extend((1..count).chain([NO_NEIGHBOUR]));
         queue.clear();
         let entry = |at: u32, merge: &Option<Merge>| {
             merge.map(|merge| Reverse(u64::from(merge.rank) << 32 | u64::from(at)))
@@ -98,12 +99,12 @@ impl Merger {
             pairs[removed as usize] = None;
             pairs[at as usize] = None;
             right[at as usize] = next;
-            if next != REMOVED {
+            if next != NO_NEIGHBOUR {
                 left[next as usize] = at;
                 pairs[at as usize] = pair(symbols[at as usize], symbols[next as usize]);
                 queue.extend(entry(at, &pairs[at as usize]));
             }
-            if before != REMOVED {
+            if before != NO_NEIGHBOUR {
                 pairs[before as usize] = pair(symbols[before as usize], symbols[at as usize]);
                 queue.extend(entry(before, &pairs[before as usize]));
             }

@@ -184,7 +184,7 @@ impl Tokenizer {
     }
 
     /// Byte ranges of conversation markup in a text: control tokens, and visible markup such as
-    /// Harmony's. The caller makes sure that such text of users stays text in a template.
+    /// Harmony's. The caller makes sure that users' text with this markup stays text in a template.
     pub fn controls_in(&self, text: &str) -> Vec<Range<usize>> {
         let inner = &self.inner;
         let mut found: Vec<Range<usize>> = inner
@@ -199,9 +199,9 @@ impl Tokenizer {
     }
 
     /// Encodes a text in parts. For each part, a flag tells whether texts of control tokens in it
-    /// are parsed. Otherwise the tokens are those of the whole text: merges cross the borders of
-    /// parts. So a prompt of template text and user text has its regular tokens, and users cannot
-    /// write control tokens or visible markup.
+    /// are parsed. Otherwise the result equals the tokens of the whole text: merges cross the
+    /// borders of parts. So a prompt of template text and user text has its regular tokens, and
+    /// users cannot write control tokens or visible markup.
     pub fn encode_parts(&self, parts: &[(&str, bool)], add_special: bool) -> Vec<u32> {
         let text = match parts {
             [(whole, _)] => Cow::Borrowed(*whole),

@@ -5,7 +5,7 @@
 pub(crate) struct Trie {
     /// Byte that leads to each node.
     bytes: Vec<u8>,
-    /// First child of each node. Its children end where those of the next node begin.
+    /// First child of each node. They end at the first child of the next node.
     children: Vec<u32>,
     /// Value of the key that ends at each node, or [`NONE`].
     values: Vec<u32>,
@@ -13,6 +13,7 @@ pub(crate) struct Trie {
     first: Box<[u32; 256]>,
 }
 
+/// Value of a node at which no key ends.
 const NONE: u32 = u32::MAX;
 
 impl Trie {

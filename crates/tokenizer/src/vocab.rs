@@ -94,7 +94,7 @@ impl Vocab {
         self.scores.get(id as usize).copied().unwrap_or(0.0)
     }
 
-    /// Token of a byte: `<0xHH>`, or else the token whose text is that byte.
+    /// Token of a byte: `<0xHH>`, or else the token with that byte as its text.
     pub(crate) fn byte(&self, byte: u8) -> Option<u32> {
         self.id(format!("<0x{byte:02X}>").as_bytes()).or_else(|| self.id(&[byte]))
     }

@@ -1,6 +1,6 @@
-//! Compares with llama.cpp's ids: on its vocabulary test files, whose expectations come from the
-//! original tokenizers, and on ids that `oracle/llama.py` recorded for vocabularies of
-//! `tests/data/zoo` and artificial ones.
+//! Compares with llama.cpp's ids: on its vocabulary test files, with expectations from the original
+//! tokenizers, and on ids that `oracle/llama.py` recorded for vocabularies of `tests/data/zoo` and
+//! artificial ones.
 
 use crate::common::{PLAIN, SPECIAL, check_hashes, fixture, metadata, model, open, repository};
 use puna_gguf::Value;

@@ -426,8 +426,8 @@ fn plamo_2_maximizes_scores_and_falls_back_to_bytes() {
     assert_eq!(encode("aba"), [260, 263]);
     assert_eq!(encode("\u{feff}aé"), [260, byte(0xC3), byte(0xA9)]);
     assert_eq!(encode("no"), [byte(b'n'), byte(b'o')]);
-    // Text of users stays text, whatever the score of control tokens. Those of a template are
-    // parsed.
+    // Text of users stays text, whatever the score of control tokens. Control tokens in template
+    // text are parsed.
     assert_eq!(tokenizer.encode("<s>", PLAIN), [byte(b'<'), byte(b's'), byte(b'>')]);
     assert_eq!(encode("<s>ab"), [1, 262]);
     assert_eq!(tokenizer.decode(&encode("aé ▁ab"), false), "aé ▁ab");

@@ -1,9 +1,10 @@
-//! Whose certificates connections believe: those of the authorities that the system knows, of further ones, and a server's own
-//! certificate where somebody has named that very one.
+//! Verifier of the certificates that TLS connections trust: those signed by the system's or by
+//! additional authorities, and server certificates that the user trusts directly.
 //!
-//! A certificate that `openssl req -x509` makes says of itself that it is an authority's, and rules of the web let no server show such
-//! a one. Who puts it into a file of certificates to trust means that server all the same; so it is believed, byte for byte,
-//! as long as it is for the server's name and its time has not passed.
+//! `openssl req -x509` marks a self-signed certificate as one of an authority, and WebPKI rejects
+//! an authority's certificate from a server. A user who adds it to the trusted certificates means
+//! this server. The verifier accepts it if it is equal byte for byte, matches the server's name,
+//! and is within its validity period.
 
 #![forbid(unsafe_code)]
 
@@ -20,23 +21,27 @@ use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, DigitallySignedStruct, SignatureScheme};
 use rustls_platform_verifier::Verifier;
 
-/// The variable that names the system's certificates where they are elsewhere.
+/// Environment variable with the path of a file of trusted certificates.
 const VARIABLE: &str = "SSL_CERT_FILE";
-/// Bytes of such a file at most.
-const MAX_FILE: u64 = 4 << 20;
-/// The extension that says what a key may be used for, and that it may be a server's, as certificates have them.
-const USES: [u8; 5] = [0x06, 0x03, 0x55, 0x1d, 0x25];
-const SERVER: [u8; 10] = [0x06, 0x08, 0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x01];
+/// Largest file of trusted certificates, in bytes.
+const MAX_FILE_BYTES: u64 = 4 << 20;
+/// DER encoding of the object identifier of the extension "extended key usage".
+const EXTENDED_KEY_USAGE_OID: [u8; 5] = [0x06, 0x03, 0x55, 0x1d, 0x25];
+/// DER encoding of the object identifier of the usage "server authentication".
+const SERVER_AUTH_OID: [u8; 10] = [0x06, 0x08, 0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x03, 0x01];
 
-/// Another verifier, which is asked first, and certificates of servers that are named themselves.
+/// Verifier that also accepts the certificates of servers that the user trusts directly. Another
+/// verifier decides first.
 #[derive(Debug)]
-pub struct Named {
+pub struct PinnedCertificateVerifier {
     inner: Arc<dyn ServerCertVerifier>,
-    named: Vec<CertificateDer<'static>>,
+    /// Certificates of servers that the user trusts directly.
+    pinned: Vec<CertificateDer<'static>>,
 }
 
-impl Named {
-    /// The system's verifier, with certificates trusted beside the system's. Reads these now.
+impl PinnedCertificateVerifier {
+    /// The system's verifier, with `extra` as additional trusted certificates. Reads the system's
+    /// certificates at once.
     ///
     /// # Errors
     /// The system's certificates cannot be used.
@@ -45,22 +50,23 @@ impl Named {
         provider: Arc<CryptoProvider>,
     ) -> Result<Self, rustls::Error> {
         let inner = Arc::new(Verifier::new_with_extra_roots(extra.iter().cloned(), provider)?);
-        Ok(Self { inner, named: extra.into_iter().chain(of_variable()).collect() })
+        Ok(Self { inner, pinned: extra.into_iter().chain(certificates_of_variable()).collect() })
     }
 }
 
-/// The certificates of the file that the environment names. What is wrong with it is the system's verifier's to say.
-fn of_variable() -> Vec<CertificateDer<'static>> {
+/// Certificates of the file that [`VARIABLE`] names. The system's verifier reports an invalid file,
+/// so this function ignores errors.
+fn certificates_of_variable() -> Vec<CertificateDer<'static>> {
     let Some(path) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) else {
         return Vec::new();
     };
     let mut text = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(MAX_FILE).read_to_end(&mut text));
+    let read = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES).read_to_end(&mut text));
     read.map(|_| CertificateDer::pem_slice_iter(&text).filter_map(Result::ok).collect())
         .unwrap_or_default()
 }
 
-/// Whether a server was refused as it shows an authority's certificate for its own.
+/// Whether the error is the rejection of an authority's certificate as the server's own.
 pub fn is_authority_itself(error: &rustls::Error) -> bool {
     let rustls::Error::InvalidCertificate(CertificateError::Other(other)) = error else {
         return false;
@@ -68,21 +74,24 @@ pub fn is_authority_itself(error: &rustls::Error) -> bool {
     matches!(other.0.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))
 }
 
-impl Named {
-    /// Looks at what is left of a certificate when it was refused for being an authority's: its time was looked at before that.
+impl PinnedCertificateVerifier {
+    /// Completes the checks of a pinned certificate that was rejected as an authority's. The other
+    /// verifier has checked the validity period before it returned `error`.
     fn accept(
         &self,
         certificate: &CertificateDer<'_>,
         name: &ServerName<'_>,
         error: rustls::Error,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        if !is_authority_itself(&error) || !self.named.iter().any(|named| **named == **certificate)
+        if !is_authority_itself(&error)
+            || !self.pinned.iter().any(|pinned| **pinned == **certificate)
         {
             return Err(error);
         }
-        // Not looked at yet. A file that somebody trusts is not made to deceive a search for bytes.
+        // The other verifier has not checked the key usage. Searching for bytes is safe, because
+        // the user trusts the issuer of this certificate.
         let has = |what: &[u8]| certificate.windows(what.len()).any(|bytes| bytes == what);
-        if has(&USES) && !has(&SERVER) {
+        if has(&EXTENDED_KEY_USAGE_OID) && !has(&SERVER_AUTH_OID) {
             return Err(CertificateError::InvalidPurpose.into());
         }
         verify_server_name(&ParsedCertificate::try_from(certificate)?, name)?;
@@ -90,7 +99,7 @@ impl Named {
     }
 }
 
-impl ServerCertVerifier for Named {
+impl ServerCertVerifier for PinnedCertificateVerifier {
     fn verify_server_cert(
         &self,
         certificate: &CertificateDer<'_>,
@@ -139,12 +148,13 @@ mod tests {
 
     use super::*;
 
-    /// 2027 and 2031.
+    /// Within the validity period: 2027, in seconds since 1970.
     const WITHIN: u64 = 1_800_000_000;
+    /// After the validity period: 2031, in seconds since 1970.
     const AFTER: u64 = 1_930_000_000;
 
-    /// What `openssl req -x509` makes for `localhost`, with uses of its key.
-    fn made(uses: &[ExtendedKeyUsagePurpose]) -> CertificateDer<'static> {
+    /// A certificate as `openssl req -x509` makes it for `localhost`, with these usages of its key.
+    fn self_signed(uses: &[ExtendedKeyUsagePurpose]) -> CertificateDer<'static> {
         let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.extended_key_usages = uses.to_vec();
@@ -153,39 +163,41 @@ mod tests {
         params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().clone()
     }
 
-    fn ask(
-        named: &CertificateDer<'static>,
+    fn verify(
+        pinned: &CertificateDer<'static>,
         shown: &CertificateDer<'static>,
         name: &str,
         at: u64,
     ) -> Result<(), rustls::Error> {
         let mut roots = RootCertStore::empty();
-        roots.add(named.clone()).unwrap();
+        roots.add(pinned.clone()).unwrap();
         let provider = Arc::new(default_provider());
         let inner =
             WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build().unwrap();
-        let named = Named { inner, named: vec![named.clone()] };
+        let verifier = PinnedCertificateVerifier { inner, pinned: vec![pinned.clone()] };
         let name = ServerName::try_from(name).unwrap();
         let now = UnixTime::since_unix_epoch(Duration::from_secs(at));
-        named.verify_server_cert(shown, &[], &name, &[], now).map(drop)
+        verifier.verify_server_cert(shown, &[], &name, &[], now).map(drop)
     }
 
     #[test]
-    fn a_servers_own_certificate_that_is_named_is_believed() {
-        let ours = made(&[]);
-        assert_eq!(ask(&ours, &ours, "localhost", WITHIN), Ok(()));
-        let for_servers =
-            made(&[ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth]);
-        assert_eq!(ask(&for_servers, &for_servers, "localhost", WITHIN), Ok(()));
+    fn a_pinned_server_certificate_is_accepted() {
+        let ours = self_signed(&[]);
+        assert_eq!(verify(&ours, &ours, "localhost", WITHIN), Ok(()));
+        let for_servers = self_signed(&[
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        ]);
+        assert_eq!(verify(&for_servers, &for_servers, "localhost", WITHIN), Ok(()));
     }
 
     #[test]
-    fn all_else_about_it_is_looked_at_as_ever() {
-        let (ours, other) = (made(&[]), made(&[]));
-        let error = ask(&ours, &other, "localhost", WITHIN).unwrap_err();
+    fn a_pinned_certificate_is_checked_otherwise_as_usual() {
+        let (ours, other) = (self_signed(&[]), self_signed(&[]));
+        let error = verify(&ours, &other, "localhost", WITHIN).unwrap_err();
         assert!(is_authority_itself(&error), "{error}");
-        let error = |named: &CertificateDer<'static>, name: &str, at: u64| match ask(
-            named, named, name, at,
+        let error = |pinned: &CertificateDer<'static>, name: &str, at: u64| match verify(
+            pinned, pinned, name, at,
         ) {
             Err(rustls::Error::InvalidCertificate(error)) => error,
             other => panic!("{other:?}"),
@@ -195,7 +207,7 @@ mod tests {
         assert!(matches!(name, NotValidForName | NotValidForNameContext { .. }), "{name:?}");
         let late = error(&ours, "localhost", AFTER);
         assert!(matches!(late, Expired | ExpiredContext { .. }), "{late:?}");
-        let of_clients = made(&[ExtendedKeyUsagePurpose::ClientAuth]);
+        let of_clients = self_signed(&[ExtendedKeyUsagePurpose::ClientAuth]);
         assert_eq!(error(&of_clients, "localhost", WITHIN), InvalidPurpose);
     }
 }

@@ -7,8 +7,7 @@ use puna_quant::TensorType;
 
 use super::dots::Dots;
 use super::neon::{self, Neon};
-use crate::generic::panel::Place;
-use crate::generic::qpanel::Panel;
+use crate::generic::sweep::{OutBlock, Panel};
 use crate::generic::target_feature_wrappers::{packed_wrappers, sweep_wrapper};
 use crate::{Level, LinearKernel, OutMut};
 
@@ -40,7 +39,8 @@ pub(super) unsafe fn sdot(acc: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4
     acc
 }
 
-// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
+// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each
+// pointer.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Dots for Sdot {
     #[inline(always)]
@@ -53,8 +53,8 @@ impl Dots for Sdot {
         packed: &[u8],
         tokens: usize,
         out: &mut OutMut<'_>,
-        place: Place,
+        block: OutBlock,
     ) {
-        unsafe { sweep::<SUB, MIN>(panel, packed, tokens, out, place) }
+        unsafe { sweep::<SUB, MIN>(panel, packed, tokens, out, block) }
     }
 }

@@ -3,15 +3,14 @@
 use std::arch::aarch64::*;
 
 use crate::OutMut;
-use crate::generic::panel::Place;
-use crate::generic::qpanel::Panel;
+use crate::generic::sweep::{OutBlock, Panel};
 
-/// Products of codes with activations; everything else of packed weights is in [`neon_packed`](super::neon_packed).
-/// Codes are signed bytes here: unsigned ones are below 128.
+/// Products of codes with activations; everything else of packed weights is in
+/// [`neon_packed`](super::neon_packed). Codes are signed bytes here: unsigned ones are below 128.
 ///
 /// # Safety
-/// This holds for every method: the processor has NEON and the instructions that the implementing type is named after;
-/// pointers are valid for the bytes named at the method, at any alignment.
+/// This holds for every method: the processor has NEON and the instructions that the implementing
+/// type is named after; pointers are valid for the bytes named at the method, at any alignment.
 pub(crate) trait Dots: Copy + 'static {
     /// Neighbouring codes of a row in a panel: 4, or 8.
     const PANEL_CODES: usize = 4;
@@ -24,8 +23,8 @@ pub(crate) trait Dots: Copy + 'static {
         // SAFETY: register arithmetic with features that the caller has.
         unsafe { Self::fours(acc, vreinterpretq_s8_u8(c), x) }
     }
-    /// See [`Quant::panel_dot`](crate::generic::Quant::panel_dot); `n` is 16 or 32. This one is for panels of
-    /// four codes.
+    /// See [`Quant::panel_dot`](crate::generic::Quant::panel_dot); `n` is 16 or 32. This one is for
+    /// panels of four codes.
     #[inline(always)]
     unsafe fn panel<const T: usize>(
         acc: &mut [[int32x4_t; 2]; T],
@@ -51,6 +50,6 @@ pub(crate) trait Dots: Copy + 'static {
         packed: &[u8],
         tokens: usize,
         out: &mut OutMut<'_>,
-        place: Place,
+        block: OutBlock,
     );
 }

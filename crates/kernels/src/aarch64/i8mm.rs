@@ -1,8 +1,9 @@
 //! The level `i8mm`: as `dotprod`, with panels of packed weights by `smmla`.
 //!
-//! The instruction multiplies two rows of eight codes with two others: twice the products of `sdot`. So panels hold eight
-//! neighbouring codes of each row instead of four, and tokens are taken in pairs. Products of few rows of
-//! activations stay those of `sdot`: with one weight row at a time half of the instruction would be idle.
+//! The instruction multiplies two rows of eight codes with two others: twice the products of
+//! `sdot`. So panels hold eight neighbouring codes of each row instead of four, and tokens are
+//! taken in pairs. Products of few rows of activations use `sdot`: with one weight row at a time
+//! half of the instruction would be idle.
 
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -12,8 +13,7 @@ use puna_quant::TensorType;
 use super::dotprod::sdot;
 use super::dots::Dots;
 use super::neon::{self, Neon};
-use crate::generic::panel::Place;
-use crate::generic::qpanel::Panel;
+use crate::generic::sweep::{OutBlock, Panel};
 use crate::generic::target_feature_wrappers::{packed_wrappers, sweep_wrapper};
 use crate::{Level, LinearKernel, OutMut};
 
@@ -35,7 +35,8 @@ sweep_wrapper!(sweep, Neon<Smmla>, "neon,dotprod,i8mm", 128);
 #[derive(Clone, Copy)]
 pub(crate) struct Smmla;
 
-/// Adds the products of the rows of `a` and those of `b`, two of eight values each: a0·b0, a0·b1, a1·b0, a1·b1.
+/// Adds the products of the two rows of `a` and the two rows of `b`, eight values each: a0·b0,
+/// a0·b1, a1·b0, a1·b1.
 ///
 /// # Safety
 /// The processor has the instruction.
@@ -66,7 +67,8 @@ unsafe fn halves(a: int32x4_t, b: int32x4_t) -> [int32x4_t; 2] {
     }
 }
 
-/// The sums of two tokens as `smmla` adds to them: of rows 0 and 1 for both, 2 and 3; 4 and 5, 6 and 7.
+/// The sums of two tokens as `smmla` adds to them: of rows 0 and 1 for both, 2 and 3; 4 and 5, 6
+/// and 7.
 ///
 /// # Safety
 /// The processor has NEON.
@@ -89,7 +91,8 @@ unsafe fn part([first, last]: [Sums; 2]) -> [Sums; 2] {
     }
 }
 
-// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
+// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each
+// pointer.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Dots for Smmla {
     const PANEL_CODES: usize = 8;
@@ -131,8 +134,8 @@ impl Dots for Smmla {
         packed: &[u8],
         tokens: usize,
         out: &mut OutMut<'_>,
-        place: Place,
+        block: OutBlock,
     ) {
-        unsafe { sweep::<SUB, MIN>(panel, packed, tokens, out, place) }
+        unsafe { sweep::<SUB, MIN>(panel, packed, tokens, out, block) }
     }
 }

@@ -1,6 +1,7 @@
 //! The level `neon`: vectors of eight f32 in two registers.
 //!
-//! Pairs of registers give the panels eight rows, which halves the loads of activations for each product.
+//! Pairs of registers give the panels eight rows, which halves the loads of activations for each
+//! product.
 
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -10,8 +11,7 @@ use puna_quant::TensorType;
 
 use super::dots::Dots;
 use crate::generic::Simd;
-use crate::generic::panel::Place;
-use crate::generic::qpanel::Panel;
+use crate::generic::sweep::{OutBlock, Panel};
 use crate::generic::target_feature_wrappers::{
     float_wrappers, packed_wrappers, sweep_wrapper, vector_wrappers,
 };
@@ -36,7 +36,8 @@ pub(crate) struct Neon<D>(PhantomData<D>);
 #[derive(Clone, Copy)]
 pub(crate) struct Widening;
 
-// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
+// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each
+// pointer.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Dots for Widening {
     #[inline(always)]
@@ -61,9 +62,9 @@ impl Dots for Widening {
         packed: &[u8],
         tokens: usize,
         out: &mut OutMut<'_>,
-        place: Place,
+        block: OutBlock,
     ) {
-        unsafe { sweep::<SUB, MIN>(panel, packed, tokens, out, place) }
+        unsafe { sweep::<SUB, MIN>(panel, packed, tokens, out, block) }
     }
 }
 
@@ -117,9 +118,11 @@ macro_rules! both {
     };
 }
 
-// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
+// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each
+// pointer.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<D: Dots> Simd for Neon<D> {
+    // Two 128-bit vectors of 32 registers.
     const LANES: usize = 8;
     const TILE_ROWS: usize = 6;
     const F32_PANEL_VECTORS: usize = 1;
@@ -280,9 +283,9 @@ impl<D: Dots> Simd for Neon<D> {
         len: usize,
         tokens: usize,
         out: &mut OutMut<'_>,
-        place: Place,
+        block: OutBlock,
     ) {
-        float::sweep(panel, packed, len, tokens, out, place);
+        float::sweep(panel, packed, len, tokens, out, block);
     }
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {

@@ -1,6 +1,6 @@
 //! Packed weights in pairs of NEON registers, for all levels of AArch64: unpacking, scales, panels.
 //!
-//! What the levels differ in, the products of codes, is the parameter [`Dots`].
+//! The levels differ in the products of codes, which are the parameter [`Dots`].
 
 use std::arch::aarch64::*;
 
@@ -8,11 +8,10 @@ use super::dots::Dots;
 use super::neon::{Neon, transpose4, widen_f16};
 use crate::OutMut;
 use crate::generic::formats::kquants::six_bits;
-use crate::generic::panel::Place;
-use crate::generic::qpanel::Panel;
+use crate::generic::sweep::{OutBlock, Panel};
 use crate::generic::{Quant, Simd};
 
-/// 0xff in each byte whose bit is set.
+/// 0xff in each byte with a set bit.
 #[inline(always)]
 unsafe fn byte_mask(bits: u16) -> uint8x16_t {
     // SAFETY: register arithmetic with a feature that the caller has.
@@ -49,13 +48,15 @@ fn lanes(w: [float32x4_t; 4]) -> [f32; 16] {
     unsafe { std::mem::transmute(w) }
 }
 
-// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
+// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each
+// pointer.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<D: Dots> Quant for Neon<D> {
     type C = [uint8x16_t; 4];
     type W = [float32x4_t; 4];
     type A = float32x4_t;
     type I = [int32x4_t; 2];
+    // Products take signed codes.
     const BIAS: i32 = 0;
     const RUNS_AS_LANES: bool = false;
     const STREAM_TILE: usize = 8;
@@ -406,8 +407,8 @@ impl<D: Dots> Quant for Neon<D> {
         packed: &[u8],
         tokens: usize,
         out: &mut OutMut<'_>,
-        place: Place,
+        block: OutBlock,
     ) {
-        unsafe { D::sweep::<SUB, MIN>(panel, packed, tokens, out, place) }
+        unsafe { D::sweep::<SUB, MIN>(panel, packed, tokens, out, block) }
     }
 }

@@ -1,11 +1,14 @@
-//! The inner loop of attention: query rows against a run of cached positions, with a running softmax.
+//! The inner loop of attention: query rows against a run of cached positions, with a running
+//! softmax.
 //!
-//! A run is [`RUN`] positions. Keys are wanted with positions in vector lanes (`[value][position]`, as the cache keeps them
-//! where it can): a score then needs no sum across lanes. Tiles of a few query rows by four vectors stay in registers. For
-//! few query rows floats are converted as they are read, beside the multiply-adds; for many, and from blocks, they are expanded
-//! to f32 once.
+//! A run is [`RUN`] positions. Tiles take keys with positions in vector lanes (`[value][position]`,
+//! the layout of the cache where possible), so that a score needs no sum across lanes. Tiles of a
+//! few query rows by four vectors stay in registers. For few query rows, floats are converted as
+//! they are read, between the multiply-adds; for many rows, and from blocks, they are expanded to
+//! f32 once.
 //!
-//! What a query row gets does not depend on the rows beside it: every path adds in the same order.
+//! The result of a query row does not depend on the other rows of the call: every path adds in the
+//! same order.
 
 use puna_quant::float::f32_to_bf16;
 
@@ -16,7 +19,8 @@ use crate::{
     portable,
 };
 
-/// Query rows from which expanding to f32 pays: processors that convert with the pipes that multiply gain, others lose nothing.
+/// Least number of query rows for expanding to f32. It is faster on processors that convert in the
+/// multiplication pipes, and equally fast on others.
 const MANY: usize = 48;
 /// Vectors of lanes (positions or values) of a tile.
 const WIDE: usize = 4;
@@ -28,7 +32,8 @@ pub(crate) type Expand = fn(rows: KvRows<'_>, to: &mut [f32]);
 #[inline(always)]
 pub(crate) unsafe fn expand<S: Simd, R: RowFormat>(rows: KvRows<'_>, to: &mut [f32]) {
     let blocks = rows.dim / R::BLOCK;
-    // SAFETY: the caller checked that the rows exist and that `to` has room; features by the module's contract.
+    // SAFETY: the caller checked that the rows exist and that `to` has room; features by the
+    // module's contract.
     unsafe {
         if R::BLOCK > 1 && rows.layout == KvLayout::Columns {
             for b in 0..blocks {
@@ -77,7 +82,7 @@ impl Matrix {
         Self { ty: KvType::F32, data: data.as_ptr().cast(), stride: 4 * cols }
     }
 
-    /// Rows as they are where tiles can read them and it pays, else expanded into `room`.
+    /// Rows in their storage type if tiles can read it fast enough, else expanded into `room`.
     fn of(rows: KvRows<'_>, queries: usize, room: &mut [f32], expand: Expand) -> Self {
         if rows.ty == KvType::F32 || rows.ty.block_values() == 1 && queries < MANY {
             return Self { ty: rows.ty, data: rows.data.as_ptr(), stride: rows.stride };
@@ -91,7 +96,7 @@ impl Matrix {
     }
 }
 
-/// See `VectorKernels::attend`; `expanders` are those of the keys' and the values' type.
+/// See `VectorKernels::attend`; `expanders` expand the keys' and the values' type.
 #[inline(always)]
 pub(crate) unsafe fn attend<S: Simd>(
     run: &AttendRun<'_>,
@@ -106,15 +111,16 @@ pub(crate) unsafe fn attend<S: Simd>(
     let (scores, room) = room.split_at_mut(sizes[0]);
     let (transposed, room) = room.split_at_mut(sizes[1]);
     let (expanded, room) = room.split_at_mut(sizes[2]);
-    // SAFETY: `check` found all rows of queries, keys and values; features by the module's contract.
+    // SAFETY: `check` found all rows of queries, keys and values; features by the module's
+    // contract.
     unsafe {
         let columns = columns::<S>(keys, g, [transposed, room], expanders[0]);
         let rows = Matrix::of(values, g, expanded, expanders[1]);
-        // Keys and values of 16 bits stay in the nearest cache while tile after tile meets both; those of 32 bits do not fit,
-        // so all tiles meet the keys first.
+        // A tile of 16-bit keys and values stays in the first-level cache, so each tile meets keys
+        // and values in turn. 32-bit keys and values do not fit, so all tiles meet the keys first.
         let each =
             if columns.ty == KvType::F32 || rows.ty == KvType::F32 { g } else { S::TILE_ROWS };
-        // No processor foresees where the next run lies, so each half asks for the one after it.
+        // Hardware prefetchers do not find the next run, so each half prefetches the following one.
         let mut ahead = [values.data, run.next];
         for h in (0..g).step_by(each.max(1)) {
             let n = each.min(g - h);
@@ -139,7 +145,8 @@ pub(crate) unsafe fn attend<S: Simd>(
     }
 }
 
-/// Keys with positions side by side, as tiles want them for so many queries.
+/// Keys in columns (`[value][position]`), in the storage type or as f32, whichever suits this
+/// number of query rows.
 #[inline(always)]
 unsafe fn columns<S: Simd>(
     keys: KvRows<'_>,
@@ -158,8 +165,8 @@ unsafe fn columns<S: Simd>(
         }
         KvLayout::Rows => {
             let rows = Matrix::expanded(keys, room, expand);
-            // SAFETY: the caller checked that the rows exist, and has room for all their columns; features by the
-            // module's contract.
+            // SAFETY: the caller checked that the rows exist, and has room for all their columns;
+            // features by the module's contract.
             unsafe { transpose::<S>(rows, keys.rows, keys.dim, to) };
             Matrix::floats(to, RUN)
         }
@@ -180,8 +187,8 @@ pub(crate) unsafe fn score_sums<S: Simd>(
     let room: &mut [f32] = bytemuck::cast_slice_mut(scratch.bytes(4 * sizes.iter().sum::<usize>()));
     let (products, room) = room.split_at_mut(sizes[0]);
     let (to, room) = room.split_at_mut(sizes[1]);
-    // SAFETY: `check` found all rows of queries and keys, and there is room for whole vectors of sums; features by the module's
-    // contract.
+    // SAFETY: `check` found all rows of queries and keys, and there is room for whole vectors of
+    // sums; features by the module's contract.
     unsafe {
         let columns = columns::<S>(keys, rows, [to, room], expand);
         match columns.ty {
@@ -210,7 +217,8 @@ pub(crate) unsafe fn score_sums<S: Simd>(
 /// From `n` rows of `dim` f32 to `to[value][position]`; positions past the last hold zeros.
 #[inline(always)]
 unsafe fn transpose<S: Simd>(rows: Matrix, n: usize, dim: usize, to: &mut [f32]) {
-    // SAFETY: the caller's rows exist and `to` has `RUN` places for each value; tails read no further than the row.
+    // SAFETY: the caller's rows exist and `to` has `RUN` places for each value; tails read no
+    // further than the row.
     unsafe {
         for d in (0..dim).step_by(S::LANES) {
             for i in (0..RUN).step_by(S::LANES) {
@@ -234,15 +242,15 @@ unsafe fn transpose<S: Simd>(rows: Matrix, n: usize, dim: usize, to: &mut [f32])
     }
 }
 
-/// Memory that is read soon, asked for a few lines at a time.
+/// Prefetches memory a few cache lines at a time.
 struct Ahead {
     at: *const u8,
-    /// Lines to ask for at once.
+    /// Cache lines per call.
     lines: usize,
 }
 
 impl Ahead {
-    /// All of `bytes` in so many steps.
+    /// Prefetches all of `bytes`, divided over `steps` calls of [`Self::fetch`].
     #[inline(always)]
     fn new(bytes: &[u8], steps: usize) -> Self {
         Self { at: bytes.as_ptr(), lines: bytes.len().div_ceil(64 * steps.max(1)) }
@@ -259,7 +267,8 @@ impl Ahead {
     }
 }
 
-/// `$body` for each `$i` below `$n`, four times between two branches: a loop of 64 short turns ends in a wrong guess.
+/// `$body` for each `$i` below `$n`, four times per branch: a loop of 64 short iterations ends in a
+/// branch misprediction.
 macro_rules! in_fours {
     ($n:expr, $i:ident => $body:block) => {
         let (n, mut next) = ($n, 0);
@@ -350,7 +359,7 @@ unsafe fn score_tile<S: Simd, R: RowFormat, const G: usize>(
     }
 }
 
-/// Takes a row's scores into its running softmax; they become what its values are multiplied by.
+/// Adds a row's scores to its running softmax, and turns them into the weights of the values.
 #[inline(always)]
 unsafe fn fold<S: Simd>(
     run: &AttendRun<'_>,
@@ -383,7 +392,7 @@ unsafe fn fold<S: Simd>(
             largest = S::max(S::load(scores.as_ptr().add(i)), largest);
         }
         let max = state.max[row];
-        // Seldom, but for the first runs.
+        // Rare after the first runs.
         if S::any_above(largest, max) {
             let largest = S::hmax(largest);
             let shrink = (max - largest).exp();
@@ -391,7 +400,7 @@ unsafe fn fold<S: Simd>(
             vector::scale::<S>(&mut state.acc[row * run.values.dim..][..run.values.dim], shrink);
             state.max[row] = largest;
         }
-        // Where the maximum is -∞ every score is: -∞ - -∞ would be NaN.
+        // If the maximum is -∞, so is every score, and -∞ - -∞ would be NaN.
         let max = S::splat(if state.max[row] == f32::NEG_INFINITY { 0.0 } else { state.max[row] });
         let mut sum = S::splat(0.0);
         for i in (0..RUN).step_by(S::LANES) {
@@ -454,7 +463,7 @@ unsafe fn accumulate<S: Simd, R: RowFormat>(
     let (n, dim, g) = (values.rows, values.dim, p.len() / RUN);
     let wide = dim - dim % (WIDE * S::LANES);
     let whole = dim - dim % S::LANES;
-    // The first rows' tiles ask for it, those of single vectors too.
+    // Only the tiles of the first rows prefetch, including tiles of a single vector.
     let tiles = wide / (WIDE * S::LANES) + (whole - wide) / S::LANES;
     let mut ahead = Ahead::new(next, n * tiles);
     let mut h = 0;
@@ -543,7 +552,8 @@ pub(crate) unsafe fn store_kv<S: Simd>(ty: KvType, x: &[f32], row: &mut [u8]) {
             }
             portable::store_kv(ty, &x[whole..], &mut row[whole * 2..]);
         }
-        // A plain loop over integers, which the compiler vectorises with the features of the wrapper.
+        // A plain loop over integers, which the compiler vectorises with the features of the
+        // wrapper.
         KvType::Bf16 => {
             for (x, b) in x.iter().zip(row.as_chunks_mut::<2>().0) {
                 *b = f32_to_bf16(*x).to_le_bytes();

@@ -8,8 +8,8 @@ use crate::{Acts, OutMut, Scratch, WeightRows};
 /// Chains of sums of a product.
 const CHAINS: usize = 4;
 
-/// Each weight row against tiles of a few activation rows, each product in as many chains: one that has company has the
-/// same bits as one alone.
+/// Products of each weight row with tiles of a few activation rows. Each product has the same
+/// number of chains, so that a row gets the same bits in a tile as alone.
 #[inline(always)]
 pub(crate) unsafe fn stream<S: Simd, R: RowFormat>(
     w: WeightRows<'_>,
@@ -19,7 +19,8 @@ pub(crate) unsafe fn stream<S: Simd, R: RowFormat>(
     let (m, x) = x.expect_f32(&w, &out);
     let (k, row_bytes) = (w.k, w.row_bytes());
     for r in 0..w.rows {
-        // SAFETY: `expect_f32` checked that rows r < w.rows and activation rows t < m exist; features by contract.
+        // SAFETY: `expect_f32` checked that rows r < w.rows and activation rows t < m exist;
+        // features by contract.
         unsafe {
             let row = w.data.as_ptr().add(r * row_bytes);
             let mut t = 0;
@@ -54,7 +55,7 @@ unsafe fn dot<S: Simd, R: RowFormat, const M: usize, const C: usize>(
     x: *const f32,
     k: usize,
 ) -> [f32; M] {
-    // SAFETY: the caller's rows have k values; the tail reads only what is left.
+    // SAFETY: the caller's rows have k values; the tail reads only the remaining values.
     unsafe {
         let mut acc = [[S::splat(0.0); C]; M];
         let step = C * S::LANES;
@@ -105,7 +106,8 @@ pub(crate) unsafe fn many<P: Product>(
     let (m, x) = x.expect_f32(&w, &out);
     let source =
         panel::Source { data: w.data.as_ptr(), stride: w.row_bytes(), rows: w.rows, k: w.k };
-    // SAFETY: `expect_f32` checked that all rows exist and that the products have a place; features by contract.
+    // SAFETY: `expect_f32` checked that all rows exist and that the products have a place; features
+    // by contract.
     unsafe {
         let room = bytemuck::cast_slice_mut(scratch.bytes(panel::room::<P::S>(m) * 4));
         panel::multiply::<P>(source, x, m, out, room);

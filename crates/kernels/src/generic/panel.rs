@@ -1,28 +1,33 @@
-//! Products with many activation rows whose sums are f32: weights are expanded into a panel in the first-level cache.
+//! Products with many activation rows and f32 sums: weights are expanded into a panel in the
+//! first-level cache.
 //!
-//! Both sides are words of 32 bits: an f32 each ([`Floats`]), or a pair of bf16 where a processor multiplies those. A panel holds
-//! one or two vectors of weight rows over a slice of K, each in a plane and transposed (`[word][row]`); the activations of the
-//! slice are packed so that a block of tokens is one stream (`[token block][word/16][token][16]`), which avoids the conflicts
-//! that rows a power of two apart cause in a cache. A micro-kernel keeps a block of tokens × all vectors of rows in
-//! registers: where there are few of them, a second vector halves the loads that bring an activation to all lanes.
+//! Both sides are words of 32 bits: an f32 ([`Floats`]), or a pair of bf16 where a processor
+//! multiplies pairs. A panel holds one or two vectors of weight rows over a slice of K, each in a
+//! plane and transposed (`[word][row]`). The activations of the slice are packed so that a block of
+//! tokens is one stream (`[token block][word/16][token][16]`), which avoids the conflicts that rows
+//! a power of two apart cause in a cache. A micro-kernel keeps a block of tokens × all vectors of
+//! rows in registers. If a block has few tokens, a second vector halves the loads that bring an
+//! activation to all lanes.
 
 use std::marker::PhantomData;
 
 use super::Simd;
 use super::rows::RowFormat;
+use super::sweep::OutBlock;
 use crate::OutMut;
 
-/// Words of K in a panel: 16 rows of it are half of a 32 KiB cache.
+/// Words of K in a panel: 16 rows take half of a 32 KiB cache.
 const SLICE: usize = 256;
-/// Tokens whose slice of activations is packed at once: 240 KiB.
+/// Tokens that are packed at once, for one slice: 240 KiB.
 const TOKENS: usize = 240;
 /// Consecutive words of one token in packed activations.
 const RUN: usize = 16;
 
-/// What words of weights and of activations are, and how they are multiplied.
+/// Words of weights and activations, and their multiplication.
 ///
 /// # Safety
-/// For all methods: rows have all values that are named, and the processor has the features that the implementing type needs.
+/// For all methods: rows have all values that are named, and the processor has the features that
+/// the implementing type needs.
 pub(crate) trait Product {
     /// The vectors.
     type S: Simd;
@@ -50,7 +55,7 @@ pub(crate) trait Product {
         len: usize,
         tokens: usize,
         out: &mut OutMut<'_>,
-        place: Place,
+        block: OutBlock,
     );
 }
 
@@ -75,7 +80,7 @@ impl<S: Simd, R: RowFormat> Product for Floats<S, R> {
     #[inline(always)]
     unsafe fn activations(x: &[f32], to: &mut [f32; RUN]) {
         match x.first_chunk() {
-            // Of a length that is known: a copy without a call.
+            // The length is a constant, so that the copy is inlined.
             Some(whole) => *to = *whole,
             None => {
                 *to = [0.0; RUN];
@@ -95,10 +100,10 @@ impl<S: Simd, R: RowFormat> Product for Floats<S, R> {
         len: usize,
         tokens: usize,
         out: &mut OutMut<'_>,
-        place: Place,
+        block: OutBlock,
     ) {
         // SAFETY: the contract.
-        unsafe { S::sweep_f32(panel, packed, len, tokens, out, place) }
+        unsafe { S::sweep_f32(panel, packed, len, tokens, out, block) }
     }
 }
 
@@ -120,8 +125,9 @@ pub(crate) fn room<S: Simd>(m: usize) -> usize {
 /// `out[t][r] = Σ_k source[r][k] · x[t · k + k]` for `m` rows of `x`.
 ///
 /// # Safety
-/// The source's rows exist in the format of `P`, `x` has `m · k` values, `room` the length that [`room`] says, `out` at least `m`
-/// rows of `source.rows` columns; the processor has the features of `P`.
+/// The source's rows exist in the format of `P`, `x` has `m · k` values, `room` the length that
+/// [`room`] says, `out` at least `m` rows of `source.rows` columns; the processor has the features
+/// of `P`.
 #[inline(always)]
 pub(crate) unsafe fn multiply<P: Product>(
     source: Source,
@@ -145,8 +151,9 @@ pub(crate) unsafe fn multiply<P: Product>(
             // SAFETY: features by the contract.
             unsafe { pack::<P>(&x[t0 * k..], k, k0, len, tokens, packed) };
             for r0 in (0..rows).step_by(rows_at_once) {
-                let place = Place { t0, r0, cols: (rows - r0).min(rows_at_once), add: k0 > 0 };
-                // SAFETY: rows r0… exist and the slice lies inside them; the packed tokens were just written.
+                let block = OutBlock { t0, r0, cols: (rows - r0).min(rows_at_once), add: k0 > 0 };
+                // SAFETY: rows r0… exist and the slice lies inside them; the packed tokens were
+                // just written.
                 unsafe {
                     fetch_next::<P::S>(source, P::BLOCK, rows_at_once, r0, k0, SLICE * P::VALUES);
                     for (plane, r0) in
@@ -154,7 +161,7 @@ pub(crate) unsafe fn multiply<P: Product>(
                     {
                         expand::<P>(source, r0, k0, len, plane);
                     }
-                    P::sweep(panel, packed, words, tokens, &mut out, place);
+                    P::sweep(panel, packed, words, tokens, &mut out, block);
                 }
             }
         }
@@ -199,8 +206,9 @@ fn block_of(left: usize, block: usize) -> usize {
     }
 }
 
-/// Asks for the weights of the panel after the one at (`r0`, `k0`): the next rows, the next slice of K, or what follows
-/// these rows in memory, which the next call is likely to get. `block` is values and bytes of a block.
+/// Prefetches the weights of the panel after (`r0`, `k0`): the next rows, the next slice of K, or
+/// the memory behind these rows, which the next call probably reads. `block`: values and bytes of a
+/// block.
 #[inline(always)]
 pub(super) unsafe fn fetch_next<S: Simd>(
     source: Source,
@@ -227,11 +235,13 @@ pub(super) unsafe fn fetch_next<S: Simd>(
     }
 }
 
-/// Expands `len` values from `k0` of `LANES` rows from `r0` into `panel[word][row]`; rows past the end become zero.
+/// Expands `len` values from `k0` of `LANES` rows from `r0` into `panel[word][row]`; rows past the
+/// end become zero.
 #[inline(always)]
 unsafe fn expand<P: Product>(source: Source, r0: usize, k0: usize, len: usize, panel: &mut [f32]) {
     let lanes = P::S::LANES;
-    // SAFETY: row pointers are clamped to rows that exist; `panel` has room for SLICE × LANES words.
+    // SAFETY: row pointers are clamped to rows that exist; `panel` has room for SLICE × LANES
+    // words.
     unsafe {
         for (i, values) in (0..len).step_by(lanes * P::VALUES).enumerate() {
             let mut block = [P::S::splat(0.0); 16];
@@ -248,19 +258,6 @@ unsafe fn expand<P: Product>(source: Source, r0: usize, k0: usize, len: usize, p
     }
 }
 
-/// Where the products of a panel go.
-#[derive(Clone, Copy)]
-pub(crate) struct Place {
-    /// First token.
-    pub(crate) t0: usize,
-    /// First weight row.
-    pub(crate) r0: usize,
-    /// Weight rows, at most those of the panel.
-    pub(crate) cols: usize,
-    /// Whether to add to what is there.
-    pub(crate) add: bool,
-}
-
 /// Multiplies the panel with all packed tokens.
 #[inline(always)]
 pub(crate) unsafe fn sweep<P: Product>(
@@ -269,7 +266,7 @@ pub(crate) unsafe fn sweep<P: Product>(
     len: usize,
     tokens: usize,
     out: &mut OutMut<'_>,
-    place: Place,
+    block: OutBlock,
 ) {
     let padded = len.next_multiple_of(RUN);
     assert!(len <= SLICE && panel.len() >= SLICE * P::S::F32_PANEL_VECTORS * P::S::LANES);
@@ -280,7 +277,7 @@ pub(crate) unsafe fn sweep<P: Product>(
         // SAFETY: the block of n tokens was packed at t · padded; the panel holds `len` words of K.
         unsafe {
             let (p, x) = (panel.as_ptr(), packed.as_ptr().add(t * padded));
-            let at = Place { t0: place.t0 + t, ..place };
+            let at = OutBlock { t0: block.t0 + t, ..block };
             match n {
                 1 => rows::<P, 1>(p, x, len, out, at),
                 4 => rows::<P, 4>(p, x, len, out, at),
@@ -294,28 +291,28 @@ pub(crate) unsafe fn sweep<P: Product>(
     }
 }
 
-/// `T` tokens times all vectors of rows of the panel, to their place.
+/// Multiplies `T` tokens with all vectors of rows of the panel and writes the products.
 #[inline(always)]
 unsafe fn rows<P: Product, const T: usize>(
     panel: *const f32,
     x: *const f32,
     len: usize,
     out: &mut OutMut<'_>,
-    place: Place,
+    block: OutBlock,
 ) {
     // SAFETY: as for the caller.
     unsafe {
-        if P::S::F32_PANEL_VECTORS == 1 || place.cols <= P::S::LANES {
+        if P::S::F32_PANEL_VECTORS == 1 || block.cols <= P::S::LANES {
             let [sums] = micro::<P, T, 1>(panel, x, len);
-            return put::<P::S, T>(sums, out, place);
+            return put::<P::S, T>(sums, out, block);
         }
         let [first, second] = micro::<P, T, 2>(panel, x, len);
         let lanes = P::S::LANES;
-        put::<P::S, T>(first, out, Place { cols: lanes, ..place });
+        put::<P::S, T>(first, out, OutBlock { cols: lanes, ..block });
         put::<P::S, T>(
             second,
             out,
-            Place { r0: place.r0 + lanes, cols: place.cols - lanes, ..place },
+            OutBlock { r0: block.r0 + lanes, cols: block.cols - lanes, ..block },
         );
     }
 }
@@ -371,20 +368,21 @@ unsafe fn step<P: Product, const T: usize, const V: usize>(
 pub(super) unsafe fn put<S: Simd, const T: usize>(
     acc: [S::F; T],
     out: &mut OutMut<'_>,
-    place: Place,
+    block: OutBlock,
 ) {
     for (t, acc) in acc.into_iter().enumerate() {
-        let row = &mut out.row(place.t0 + t)[place.r0..place.r0 + place.cols];
-        // SAFETY: a full vector is stored only where the row has LANES columns left; features by contract.
+        let row = &mut out.row(block.t0 + t)[block.r0..block.r0 + block.cols];
+        // SAFETY: a full vector is stored only where the row has LANES columns left; features by
+        // contract.
         unsafe {
-            if place.cols == S::LANES {
+            if block.cols == S::LANES {
                 let p = row.as_mut_ptr();
-                S::store(p, if place.add { S::add(S::load(p), acc) } else { acc });
+                S::store(p, if block.add { S::add(S::load(p), acc) } else { acc });
             } else {
                 let mut padded = [0.0f32; 16];
                 S::store(padded.as_mut_ptr(), acc);
                 for (to, from) in row.iter_mut().zip(padded) {
-                    *to = if place.add { *to + from } else { from };
+                    *to = if block.add { *to + from } else { from };
                 }
             }
         }

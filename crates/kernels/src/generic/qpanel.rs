@@ -1,36 +1,30 @@
-//! Products of packed weights with many activation rows: a panel of unpacked codes in the first-level cache.
+//! Products of packed weights with many activation rows: a panel of unpacked codes in the
+//! first-level cache.
 //!
-//! A panel holds one or two vectors of weight rows over a slice of K, each in a plane: codes as `[k/4][row][4]` (`[k/8][row][8]` for `smmla`), so that
-//! one 32-bit lane multiplies four codes of its row, and scales (and minimums) as `[k/SUB][row]`. The activations of the
-//! slice are packed as one stream a block of tokens: for each 32 values of K the codes of each token, its scales, and what
-//! corrects for offsets or minimums. A micro-kernel sums a block of tokens × all vectors of rows in integers and converts
-//! once a scale. A second vector of rows halves the loads that bring activation codes to all lanes; where a product can
-//! follow in each cycle, as with `vpdpbusd`, those loads are what bounds a kernel of one vector.
+//! A panel holds one or two vectors of weight rows over a slice of K, each in a plane: codes as
+//! `[k/4][row][4]` (`[k/8][row][8]` for `smmla`), so that one 32-bit lane multiplies four codes of
+//! its row, and scales (and minimums) as `[k/SUB][row]`. The activations of the slice are packed as
+//! one stream per block of tokens: for each 32 values of K the codes of each token, its scales, and
+//! the corrections for offsets or minimums. A micro-kernel sums a block of tokens × all vectors of
+//! rows in integers and converts once per scale. A second vector of rows halves the loads that
+//! bring activation codes to all lanes. With one product per cycle, as with `vpdpbusd`, these loads
+//! limit a kernel of one vector.
 
 use super::Quant;
-use super::panel::{Place, Source, fetch_next, put};
+use super::panel::{Source, fetch_next, put};
 use super::qstream::{CHUNK_BYTES, padded};
 use super::quant::{CHUNK, Packing, Unpacked};
+use super::sweep::{OutBlock, Panel};
 use crate::{Acts, OutMut, Q8Rows, Scratch, WeightRows};
 
 /// Values of K in a panel: with 32 rows 16 KiB of codes, half of the smallest first-level cache.
 const SLICE: usize = 512;
-/// Tokens whose slice of activations is packed at once: up to 352 KiB, read in order.
+/// Tokens that are packed at once, for one slice: up to 352 KiB, read in order.
 const TOKENS: usize = 512;
 
 /// Scales in a plane: a chunk's scales are written as 16 lanes, also where only 8 count.
 const fn scale_plane(lanes: usize, sub: usize) -> usize {
     (SLICE / sub + 8) * lanes
-}
-
-/// Unpacked weights of `PANEL_VECTORS · LANES` rows, a plane for each vector of rows: [`SLICE`]` · LANES` codes, [`scale_plane`] scales.
-#[derive(Clone, Copy)]
-pub(crate) struct Panel<'a> {
-    pub(crate) codes: &'a [u8],
-    pub(crate) scales: &'a [f32],
-    pub(crate) minimums: &'a [f32],
-    /// Values of K: a multiple of 32.
-    pub(crate) len: usize,
 }
 
 /// Products of weight rows with all activation rows.
@@ -48,20 +42,21 @@ pub(crate) unsafe fn multiply<S: Quant>(
         return;
     }
     let source = Source { data: w.data.as_ptr(), stride: w.row_bytes(), rows: w.rows, k: w.k };
-    let mut room = Room::new::<S>(x.rows, packing.sub, scratch);
+    let mut buffers = PanelScratch::new::<S>(x.rows, packing.sub, scratch);
     for t0 in (0..x.rows).step_by(TOKENS) {
         let tokens = (x.rows - t0).min(TOKENS);
         for k0 in (0..w.k).step_by(SLICE) {
             let len = (w.k - k0).min(SLICE);
-            pack::<S>(&x, t0, tokens, k0, len, packing, room.packed);
+            pack::<S>(&x, t0, tokens, k0, len, packing, buffers.packed);
             for r0 in (0..w.rows).step_by(S::PANEL_VECTORS * S::LANES) {
-                let place = Place {
+                let block = OutBlock {
                     t0,
                     r0,
                     cols: (w.rows - r0).min(S::PANEL_VECTORS * S::LANES),
                     add: k0 > 0,
                 };
-                // SAFETY: `expect_q8` checked that all rows exist; the packed tokens were just written.
+                // SAFETY: `expect_q8` checked that all rows exist; the packed tokens were just
+                // written.
                 unsafe {
                     fetch_next::<S>(
                         source,
@@ -71,18 +66,25 @@ pub(crate) unsafe fn multiply<S: Quant>(
                         k0,
                         SLICE,
                     );
-                    for (v, r0) in (r0..r0 + place.cols).step_by(S::LANES).enumerate() {
-                        expand::<S>(&w, r0, k0, len, packing, room.plane::<S>(v, packing.sub));
+                    for (v, r0) in (r0..r0 + block.cols).step_by(S::LANES).enumerate() {
+                        expand::<S>(&w, r0, k0, len, packing, buffers.plane::<S>(v, packing.sub));
                     }
-                    sweep::<S>(packing, room.panel(len), room.packed, tokens, &mut out, place);
+                    sweep::<S>(
+                        packing,
+                        buffers.panel(len),
+                        buffers.packed,
+                        tokens,
+                        &mut out,
+                        block,
+                    );
                 }
             }
         }
     }
 }
 
-/// Scratch memory, divided.
-struct Room<'a> {
+/// Buffers of a product in the scratch memory of its thread.
+struct PanelScratch<'a> {
     chunks: &'a mut [Unpacked; 16],
     codes: &'a mut [u8],
     scales: &'a mut [f32],
@@ -90,7 +92,7 @@ struct Room<'a> {
     packed: &'a mut [u8],
 }
 
-impl<'a> Room<'a> {
+impl<'a> PanelScratch<'a> {
     #[inline(always)]
     fn new<S: Quant>(tokens: usize, sub: usize, scratch: &'a mut Scratch) -> Self {
         let scales = 4 * S::PANEL_VECTORS * scale_plane(S::LANES, sub);
@@ -130,7 +132,7 @@ impl<'a> Room<'a> {
     }
 }
 
-/// Where one vector of rows is unpacked to.
+/// Memory for the unpacked weights of one vector of rows.
 struct Plane<'a> {
     chunks: &'a mut [Unpacked; 16],
     codes: &'a mut [u8],
@@ -138,7 +140,8 @@ struct Plane<'a> {
     minimums: &'a mut [f32],
 }
 
-/// Packed bytes of one token for 32 values of K: codes, one scale, one correction for each weight scale.
+/// Packed bytes of one token for 32 values of K: codes, one scale, one correction for each weight
+/// scale.
 const fn record(sub: usize) -> usize {
     36 + 4 * (32 / sub)
 }
@@ -193,7 +196,7 @@ fn pack<S: Quant>(
     }
 }
 
-/// Unpacks `len` values from `k0` of `LANES` rows from `r0`; rows past the end hold anything.
+/// Unpacks `len` values from `k0` of `LANES` rows from `r0`; rows past the end are undefined.
 #[inline(always)]
 unsafe fn expand<S: Quant>(
     w: &WeightRows<'_>,
@@ -208,14 +211,15 @@ unsafe fn expand<S: Quant>(
     let rows = (w.rows - r0).min(S::LANES);
     let mut copy = [0; CHUNK_BYTES];
     let Plane { chunks, codes: to_codes, scales: to_scales, minimums: to_minimums } = plane;
-    // SAFETY: the rows exist, chunks that the data ends in are copied; the room is large enough.
+    // SAFETY: the rows exist, chunks that the data ends in are copied; the buffers are large
+    // enough.
     unsafe {
         for c in 0..len.div_ceil(CHUNK) {
             let first = w
                 .data
                 .as_ptr()
                 .add(r0 * row_bytes + (k0 + c * CHUNK) / packing.block.0 * packing.block.1);
-            // Of short rows several may have a chunk that the data ends in.
+            // With short rows, the data may end inside the chunks of several rows.
             let left = end as usize - first as usize;
             let whole =
                 left.checked_sub(packing.bytes).map_or(0, |spare| rows.min(spare / row_bytes + 1));
@@ -257,33 +261,33 @@ unsafe fn sweep<S: Quant>(
     packed: &[u8],
     tokens: usize,
     out: &mut OutMut<'_>,
-    place: Place,
+    block: OutBlock,
 ) {
     // SAFETY: as for the caller.
     unsafe {
         match (packing.sub, packing.codes.minimum(), packing.codes.top()) {
-            (32, false, 15) => S::sweep::<32, false, 15>(panel, packed, tokens, out, place),
-            (32, false, 31) => S::sweep::<32, false, 31>(panel, packed, tokens, out, place),
-            (32, false, _) => S::sweep::<32, false, 128>(panel, packed, tokens, out, place),
-            (32, true, 15) => S::sweep::<32, true, 15>(panel, packed, tokens, out, place),
-            (32, true, 31) => S::sweep::<32, true, 31>(panel, packed, tokens, out, place),
-            (_, false, 15) => S::sweep::<16, false, 15>(panel, packed, tokens, out, place),
-            (_, false, 31 | 63) => S::sweep::<16, false, 63>(panel, packed, tokens, out, place),
-            (_, false, _) => S::sweep::<16, false, 128>(panel, packed, tokens, out, place),
-            (_, true, 15) => S::sweep::<16, true, 15>(panel, packed, tokens, out, place),
+            (32, false, 15) => S::sweep::<32, false, 15>(panel, packed, tokens, out, block),
+            (32, false, 31) => S::sweep::<32, false, 31>(panel, packed, tokens, out, block),
+            (32, false, _) => S::sweep::<32, false, 128>(panel, packed, tokens, out, block),
+            (32, true, 15) => S::sweep::<32, true, 15>(panel, packed, tokens, out, block),
+            (32, true, 31) => S::sweep::<32, true, 31>(panel, packed, tokens, out, block),
+            (_, false, 15) => S::sweep::<16, false, 15>(panel, packed, tokens, out, block),
+            (_, false, 31 | 63) => S::sweep::<16, false, 63>(panel, packed, tokens, out, block),
+            (_, false, _) => S::sweep::<16, false, 128>(panel, packed, tokens, out, block),
+            (_, true, 15) => S::sweep::<16, true, 15>(panel, packed, tokens, out, block),
             (_, true, _) => unreachable!("no format has such minimums"),
         }
     }
 }
 
-/// Multiplies the panel with all packed tokens. Levels compile this apart, see [`Quant::sweep`].
+/// Multiplies the panel with all packed tokens. Levels compile it separately, see [`Quant::sweep`].
 #[inline(always)]
 pub(crate) unsafe fn sweep_body<S: Quant, const SUB: usize, const MIN: bool, const TOP: i32>(
     panel: Panel<'_>,
     packed: &[u8],
     tokens: usize,
     out: &mut OutMut<'_>,
-    place: Place,
+    block: OutBlock,
 ) {
     let groups = panel.len / 32;
     let scales = S::PANEL_VECTORS * scale_plane(S::LANES, SUB);
@@ -293,8 +297,9 @@ pub(crate) unsafe fn sweep_body<S: Quant, const SUB: usize, const MIN: bool, con
     let mut t = 0;
     while t < tokens {
         let n = block_of(tokens - t, S::panel_tokens(SUB));
-        let at = Place { t0: place.t0 + t, ..place };
-        // SAFETY: the block of n tokens was packed at this place; the panel holds `len` values of K.
+        let at = OutBlock { t0: block.t0 + t, ..block };
+        // SAFETY: the block of n tokens was packed at this place; the panel holds `len` values of
+        // K.
         unsafe {
             let x = packed[t * groups * record(SUB)..].as_ptr();
             match n {
@@ -311,27 +316,27 @@ pub(crate) unsafe fn sweep_body<S: Quant, const SUB: usize, const MIN: bool, con
     }
 }
 
-/// `T` tokens times all vectors of rows of the panel, to their place.
+/// Multiplies `T` tokens with all vectors of rows of the panel and writes the products.
 #[inline(always)]
 unsafe fn rows<S: Quant, const T: usize, const SUB: usize, const MIN: bool, const TOP: i32>(
     panel: Panel<'_>,
     x: *const u8,
     out: &mut OutMut<'_>,
-    place: Place,
+    block: OutBlock,
 ) {
     // SAFETY: as for the caller.
     unsafe {
         if S::PANEL_VECTORS == 1 {
             let [sums] = micro::<S, T, 1, SUB, MIN, TOP>(panel, x);
-            return put::<S, T>(sums, out, place);
+            return put::<S, T>(sums, out, block);
         }
         let [first, second] = micro::<S, T, 2, SUB, MIN, TOP>(panel, x);
-        put::<S, T>(first, out, Place { cols: place.cols.min(S::LANES), ..place });
-        if place.cols > S::LANES {
+        put::<S, T>(first, out, OutBlock { cols: block.cols.min(S::LANES), ..block });
+        if block.cols > S::LANES {
             put::<S, T>(
                 second,
                 out,
-                Place { r0: place.r0 + S::LANES, cols: place.cols - S::LANES, ..place },
+                OutBlock { r0: block.r0 + S::LANES, cols: block.cols - S::LANES, ..block },
             );
         }
     }
@@ -341,6 +346,7 @@ unsafe fn rows<S: Quant, const T: usize, const SUB: usize, const MIN: bool, cons
 #[inline(always)]
 unsafe fn micro<
     S: Quant,
+    // Tokens, vectors of rows, weights per scale, whether there are minimums, largest code.
     const T: usize,
     const V: usize,
     const SUB: usize,

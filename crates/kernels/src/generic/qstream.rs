@@ -1,15 +1,17 @@
-//! Products of packed weights with few activation rows: bound by reading the weights, if instructions are few.
+//! Products of packed weights with few activation rows: bound by reading the weights, if
+//! instructions are few.
 //!
-//! A chunk of 256 weights is unpacked and multiplied with up to eight activation rows. Integer sums are converted and
-//! multiplied by (weight scale × activation scale), of which one vector holds 16. What depends on the activations alone is
-//! made once a call ([`Activations`]).
+//! A chunk of 256 weights is unpacked and multiplied with up to eight activation rows. Integer sums
+//! are converted and multiplied by (weight scale × activation scale), 16 per vector. Values that
+//! depend on the activations alone are computed once per call ([`Activations`]).
 //!
-//! On x86 the sixteen runs of 16 weights of a chunk come as lanes ([`Format::by_runs`]): four products add up in each lane,
-//! and one vector of sums with one vector of scales stands for the whole chunk. In natural order each 64 codes would be a
-//! vector of sums that is converted and scaled by itself, for each activation row again; bringing the weights into the other
-//! order is done once for all rows, and the activations are brought into the same. Offsets of codes are taken from where the
-//! sums start. The codes of rare formats pass through memory ([`Memory`]), some chunks at a time, which keeps the number of
-//! compiled variants small.
+//! On x86 the sixteen runs of 16 weights of a chunk are lanes ([`Format::by_runs`]): four products
+//! add up in each lane, and one vector of sums with one vector of scales serves the whole chunk. In
+//! natural order, each 64 codes would need their own vector of sums, converted and scaled for each
+//! activation row. Weights are reordered once for all rows, and activations are stored in the same
+//! order. Sums start at the negative offset of the codes. The codes of rare formats pass through
+//! memory ([`Memory`]), several chunks at a time, which keeps the number of compiled variants
+//! small.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -20,36 +22,39 @@ use super::quant::{CHUNK, Codes, Packing, TOGETHER, Unpacked};
 use super::{Format, Quant};
 use crate::{Acts, OutMut, Q8Rows, Scratch, WeightRows};
 
-/// Weight rows that all activation rows see before the next ones: they stay in the second-level cache.
+/// Weight rows that are multiplied with all activation rows before the next rows. They stay in the
+/// second-level cache.
 const ROWS: usize = 16;
-/// Weight rows that take turns with activations that the first-level cache holds.
+/// Weight rows that alternate, so that a part of the activations stays in the first-level cache.
 const TURNS: usize = 4;
-/// Chunks of activations ([`Part`]: 24 KiB) that the first-level cache holds beside other things.
+/// Chunks of activations ([`ActivationChunk`]: 24 KiB) that the first-level cache holds, with room
+/// for other data.
 const L1_CHUNKS: usize = 64;
-/// Bytes of weights between what is multiplied and what is asked for meanwhile, for up to three activation rows: past the end of
-/// the page of 4 KiB, where processors stop fetching by themselves, and into the second-level cache, as the first keeps few
-/// lines that are on their way.
+/// Prefetch distance in bytes of weights, for up to three activation rows. It reaches beyond the
+/// page of 4 KiB, where hardware prefetchers stop, and into the second-level cache, since the first
+/// level tracks few outstanding lines.
 const AHEAD: usize = 6 << 10;
-/// Room for a chunk of any format whose rows may end inside of one.
+/// Largest chunk in bytes of all formats with rows that may end inside a chunk, rounded up.
 pub(crate) const CHUNK_BYTES: usize = 288;
 
-/// Activation rows as the weights of a format meet them, filled up with zeros to whole chunks.
+/// Activation rows in the order of a format's codes, padded with zeros to whole chunks.
 struct Activations<'a> {
     rows: usize,
-    /// Chunks a row, the last one perhaps not whole.
+    /// Chunks per row; the last one may be partial.
     chunks: usize,
-    parts: &'a [Part],
+    parts: &'a [ActivationChunk],
 }
 
 /// Activations of one chunk of one row, in the order of [`Format::by_runs`].
 #[repr(C, align(64))]
 #[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
-struct Part {
+struct ActivationChunk {
     codes: [i8; CHUNK],
     /// A scale for each run of 16.
     scales: [f32; 16],
-    /// Where codes have an offset: what it makes of each run's sum, as i32 with the opposite sign. With minimums: sums of codes times
-    /// their scale, for each `SUB` weights in natural order, then zeros. Else anything.
+    /// For codes with an offset: the negative product of the offset and each run's sum, as i32. For
+    /// minimums: sums of codes times their scale, for each `SUB` weights in natural order, then
+    /// zeros. Otherwise undefined.
     fixes: [f32; 16],
 }
 
@@ -69,7 +74,7 @@ impl<S: Quant, F: Format> Lanes<S, F> {
         }
         runs
     };
-    /// Its place among the scales of a chunk.
+    /// Index of the run's scale in a chunk.
     const SCALES: [u8; 16] = if F::SUB == 16 { Self::RUNS_OF_16 } else { Self::RUNS_OF_32 };
 }
 
@@ -79,8 +84,8 @@ impl<'a> Activations<'a> {
     #[inline(always)]
     unsafe fn new<S: Quant, F: Format>(x: Q8Rows<'_>, scratch: &'a mut Scratch) -> Self {
         let chunks = x.k.div_ceil(CHUNK);
-        let parts: &mut [Part] =
-            bytemuck::cast_slice_mut(scratch.bytes(x.rows * chunks * size_of::<Part>()));
+        let parts: &mut [ActivationChunk] =
+            bytemuck::cast_slice_mut(scratch.bytes(x.rows * chunks * size_of::<ActivationChunk>()));
         for (t, parts) in parts.chunks_exact_mut(chunks.max(1)).enumerate() {
             let codes = &x.codes[t * x.k..(t + 1) * x.k];
             let scales = &x.scales[t * x.k / 32..(t + 1) * x.k / 32];
@@ -108,7 +113,7 @@ impl<'a> Activations<'a> {
 
     /// Chunk `c` of row `t`.
     #[inline(always)]
-    unsafe fn part(&self, t: usize, c: usize) -> &Part {
+    unsafe fn part(&self, t: usize, c: usize) -> &ActivationChunk {
         // SAFETY: the caller's row has the chunk.
         unsafe { self.parts.get_unchecked(t * self.chunks + c) }
     }
@@ -121,7 +126,7 @@ fn padded_to<T: Copy + Default, const N: usize>(values: &[T]) -> [T; N] {
     to
 }
 
-impl Part {
+impl ActivationChunk {
     #[inline(always)]
     unsafe fn fill<S: Quant, F: Format>(
         &mut self,
@@ -132,7 +137,7 @@ impl Part {
         let (runs, runs_of_32) = (&Lanes::<S, F>::RUNS_OF_16, &Lanes::<S, F>::RUNS_OF_32);
         // SAFETY: runs are below 16; features by the module's contract.
         unsafe {
-            // What becomes of lane i of vector j.
+            // New position of lane i of vector j.
             let lane = |i: usize, j: usize| if S::RUNS_AS_LANES { 4 * i + j } else { 4 * j + i };
             let run = |i: usize, j: usize| 16 * usize::from(runs[lane(i, j)]);
             let piece =
@@ -145,7 +150,7 @@ impl Part {
             S::w_store(&mut self.scales, S::w_order(S::w_load8(scales.as_ptr()), runs_of_32));
             let offset = F::CODES.offset::<S>();
             if offset != 0 {
-                // Bits of integers, which are only moved.
+                // Bits of integers, stored as f32 without arithmetic.
                 let sums = sums.map(|sum| f32::from_bits((-offset * i32::from(sum)) as u32));
                 S::w_store(&mut self.fixes, S::w_order(S::w_new(&sums), runs));
             } else if F::CODES.minimum() {
@@ -161,7 +166,8 @@ impl Part {
     }
 }
 
-/// Any number of activation rows, in tiles of up to eight: what a row gets does not depend on its company. Codes of the usual formats stay in registers; with `packing` (then
+/// Products with any number of activation rows, in tiles of up to eight. The result of a row does
+/// not depend on the other rows. Codes of the usual formats stay in registers; with `packing` (then
 /// `F` is [`Memory`]) they pass through memory.
 #[inline(always)]
 pub(crate) unsafe fn stream<S: Quant, F: Format>(
@@ -231,16 +237,18 @@ unsafe fn tile<S: Quant, F: Format, const M: usize>(
 ) -> usize {
     let (block, bytes) =
         packing.map_or((F::BLOCK.0, F::BYTES), |packing| (packing.block.0, packing.bytes));
-    // Through which chunks pass, made once.
+    // Buffer for unpacked chunks, made once.
     let mut unpacked = [Unpacked::ZERO; TOGETHER];
-    // SAFETY: rows and activation rows exist. A row's last chunk may reach into the next row, whose weights get the scale
-    // zero; what the data lacks of it is copied. Sums that wait were written in the turn before, as not all chunks were done.
+    // SAFETY: rows and activation rows exist. A row's last chunk may reach into the next row, but
+    // these weights get the scale zero; bytes beyond the data are replaced by a copy. Sums that
+    // wait were written in the previous round, as not all chunks were done.
     unsafe {
         let (whole, rest) = (w.k / CHUNK, if block < CHUNK { w.k % CHUNK } else { 0 });
         let (end, row_bytes) = (w.data.as_ptr_range().end, w.row_bytes());
         let row = |r: usize| w.data.as_ptr().add(r * row_bytes);
         let last_parts = std::array::from_fn(|j| x.part(t + j, if rest > 0 { whole } else { 0 }));
-        // Many activations leave the first-level cache before the next weight row wants them: a few rows take turns.
+        // Many activations leave the first-level cache before the next weight row reads them, so a
+        // few rows alternate.
         let each = L1_CHUNKS / M;
         let mut waiting = [MaybeUninit::<Sums<S, M>>::uninit(); TURNS];
         for r0 in rows.clone().step_by(TURNS) {
@@ -283,7 +291,8 @@ unsafe fn whole_chunks<S: Quant, F: Format, const M: usize>(
     (packing, unpacked): (Option<&Packing>, &mut [Unpacked; TOGETHER]),
     sums: &mut Sums<S, M>,
 ) {
-    // SAFETY: the caller's row and activation rows have the chunks; features by the module's contract.
+    // SAFETY: the caller's row and activation rows have the chunks; features by the module's
+    // contract.
     unsafe {
         let Some(packing) = packing else {
             for c in chunks {
@@ -307,7 +316,8 @@ unsafe fn whole_chunks<S: Quant, F: Format, const M: usize>(
     }
 }
 
-/// Asks for what comes some time after the `bytes` at `p`, which `M` activation rows meet now.
+/// Prefetches weights at a distance behind the `bytes` at `p`, which are now multiplied with `M`
+/// activation rows.
 #[inline(always)]
 unsafe fn ask<S: Quant, const M: usize>(p: *const u8, bytes: usize, row_bytes: usize) {
     for line in (0..bytes).step_by(64) {
@@ -316,7 +326,7 @@ unsafe fn ask<S: Quant, const M: usize>(p: *const u8, bytes: usize, row_bytes: u
             if M < 4 {
                 S::prefetch_far(p.wrapping_add(AHEAD + line));
             } else {
-                // So much is done with a row that only the next ones are worth it.
+                // A row takes long enough that prefetching the next rows suffices.
                 S::prefetch(p.wrapping_add(TURNS * row_bytes + line));
             }
         }
@@ -329,12 +339,12 @@ unsafe fn last<S: Quant, F: Format, const M: usize>(
     p: *const u8,
     end: *const u8,
     values: usize,
-    parts: &[&Part; M],
+    parts: &[&ActivationChunk; M],
     packing: Option<&Packing>,
     sums: &mut Sums<S, M>,
 ) {
     let (mut copy, mut unpacked) = ([0u8; CHUNK_BYTES], [Unpacked::ZERO]);
-    // SAFETY: the caller's row has the chunk; what the data lacks of it is copied.
+    // SAFETY: the caller's row has the chunk; bytes beyond the data are replaced by a copy.
     unsafe {
         let mut p = padded(p, end, packing.map_or(F::BYTES, |packing| packing.bytes), &mut copy);
         if let Some(packing) = packing {
@@ -345,7 +355,7 @@ unsafe fn last<S: Quant, F: Format, const M: usize>(
     }
 }
 
-/// `p`, or where fewer than the `bytes` of a chunk follow a copy of them.
+/// Returns `p`, or a padded copy if fewer than `bytes` bytes follow.
 #[inline(always)]
 pub(crate) unsafe fn padded(
     p: *const u8,
@@ -362,7 +372,7 @@ pub(crate) unsafe fn padded(
     copy.as_ptr()
 }
 
-/// What a weight row and `M` activation rows sum up to: products, and minimums times sums of codes.
+/// Sums of a weight row and `M` activation rows: products, and minimums times sums of codes.
 #[derive(Clone, Copy)]
 struct Sums<S: Quant, const M: usize> {
     acc: [S::A; M],
@@ -396,7 +406,7 @@ impl<S: Quant, const M: usize> Sums<S, M> {
 #[inline(always)]
 unsafe fn chunk<S: Quant, F: Format, const M: usize>(
     p: *const u8,
-    x: &[&Part; M],
+    x: &[&ActivationChunk; M],
     values: usize,
     sums: &mut Sums<S, M>,
 ) {

@@ -1,27 +1,30 @@
-//! Packed weight formats ([`Format`]) and the byte operations of a vector type that unpack them ([`Quant`]).
+//! Packed weight formats ([`Format`]) and the byte operations of a vector type that unpack them
+//! ([`Quant`]).
 //!
-//! Every format is read in *chunks* of 256 weights as `w = s · c - b`: 8-bit codes `c` in four groups of 64 in file order, and scales
-//! `s` and minimums `b` for each 16 or 32 weights. Each format implements its unpacking once. Products are integer sums of
-//! codes, converted to f32 once per scale.
+//! Every format is read in *chunks* of 256 weights as `w = s · c - b`: 8-bit codes `c` in four
+//! groups of 64 in file order, and scales `s` and minimums `b` for each 16 or 32 weights. Each
+//! format implements its unpacking once. Products are integer sums of codes, converted to f32 once
+//! per scale.
 
 use puna_quant::TensorType;
 use puna_quant::float::ue4m3_half;
 
 use super::Simd;
 use super::formats::fields::{self, HighBits};
-use super::panel::Place;
-use super::qpanel::Panel;
+use super::sweep::{OutBlock, Panel};
 use crate::OutMut;
 
 /// Weights per chunk.
 pub(crate) const CHUNK: usize = 256;
-/// Chunks that pass through memory together, so that loads do not wait for the stores right before them.
+/// Chunks that pass through memory together, so that loads do not wait for the stores right before
+/// them.
 pub(crate) const TOGETHER: usize = 8;
 
 /// A packed weight format.
 ///
 /// # Safety
-/// For all methods: `p` is valid for the `BYTES` bytes of a chunk, and the processor has the features of `S`.
+/// For all methods: `p` is valid for the `BYTES` bytes of a chunk, and the processor has the
+/// features of `S`.
 pub(crate) trait Format: Copy + 'static {
     const TYPE: TensorType;
     /// Bytes of a chunk: one block, or several consecutive blocks.
@@ -33,7 +36,8 @@ pub(crate) trait Format: Copy + 'static {
     /// Meaning of codes.
     const CODES: Codes;
 
-    /// Scales and, for [`Codes::Minimum`], minimums (undefined otherwise). If `SUB` is 32, lanes 8… are unused.
+    /// Scales and, for [`Codes::Minimum`], minimums (undefined otherwise). If `SUB` is 32, lanes 8…
+    /// are unused.
     unsafe fn scales<S: Quant>(p: *const u8) -> (S::W, S::W);
     /// Codes of the chunk in file order, 64 per group.
     unsafe fn codes<S: Quant>(p: *const u8) -> [S::C; 4];
@@ -49,11 +53,13 @@ pub(crate) trait Format: Copy + 'static {
         rows
     }
 
-    /// Number of the run of 16 weights in each lane of [`Format::by_runs`], on levels with runs as lanes.
+    /// Number of the run of 16 weights in each lane of [`Format::by_runs`], on levels with runs as
+    /// lanes.
     const RUNS: [u8; 16] = TRANSPOSED;
 
-    /// All codes of the chunk in the order of [`Quant::dot`]. On levels with runs as lanes, lane l of vector i has the codes `4 · i…`
-    /// of run `RUNS[l]`; on other levels, vector i has the codes `64 · i…`.
+    /// All codes of the chunk in the order of [`Quant::dot`]. On levels with runs as lanes, lane l
+    /// of vector i has the codes `4 · i…` of run `RUNS[l]`; on other levels, vector i has the codes
+    /// `64 · i…`.
     #[inline(always)]
     unsafe fn by_runs<S: Quant>(p: *const u8) -> [S::C; 4] {
         // SAFETY: the caller guarantees the chunk and the features.
@@ -101,7 +107,8 @@ pub(crate) struct Packing {
     /// Weights that share a scale.
     pub(crate) sub: usize,
     pub(crate) codes: Codes,
-    /// [`unpack_each`], compiled for a level. Sound to call if `bytes` bytes are valid at each chunk and the processor runs the level.
+    /// [`unpack_each`], compiled for a level. Sound to call if `bytes` bytes are valid at each
+    /// chunk and the processor runs the level.
     pub(crate) unpack: unsafe fn(p: *const u8, stride: usize, to: &mut [Unpacked]),
 }
 
@@ -129,13 +136,13 @@ pub(crate) unsafe fn unpack_each<S: Quant, F: Format>(
     }
 }
 
-/// [`unpack_each`] for at most [`TOGETHER`] chunks of a codebook format. Each step runs for all chunks before the next step, so that
-/// loads of row vectors come long after the word-wise stores.
+/// [`unpack_each`] for at most [`TOGETHER`] chunks of a codebook format. Each step runs for all
+/// chunks before the next step, so that loads of row vectors come long after the word-wise stores.
 #[inline(always)]
 unsafe fn unpack_rows<S: Quant, F: Format>(p: *const u8, stride: usize, to: &mut [Unpacked]) {
     let chunk = |i: usize| p.wrapping_add(i * stride);
     let mut numbers: [RowNumbers; TOGETHER] = [[0; CHUNK / 4]; TOGETHER];
-    // SAFETY: the caller's chunks and features; numbers are those of rows.
+    // SAFETY: the caller guarantees the chunks and the features; the numbers are valid row numbers.
     unsafe {
         for (i, numbers) in numbers.iter_mut().enumerate().take(to.len()) {
             F::numbers::<S>(chunk(i), numbers);
@@ -157,13 +164,13 @@ unsafe fn unpack_rows<S: Quant, F: Format>(p: *const u8, stride: usize, to: &mut
     }
 }
 
-/// Unpacks the chunk at `p`, of which these are the codes.
+/// Unpacks the chunk at `p`, given its codes.
 ///
 /// # Safety
 /// As for [`Format`].
 #[inline(always)]
 unsafe fn unpack<S: Quant, F: Format>(p: *const u8, to: &mut Unpacked, codes: [S::C; 4]) {
-    // SAFETY: the caller's chunk is whole; the arrays have room for what is stored.
+    // SAFETY: the caller's chunk is whole; the arrays hold a whole chunk.
     unsafe {
         let (scales, mut minimums) = F::scales::<S>(p);
         if let Codes::Offset(offset) = F::CODES {
@@ -189,7 +196,7 @@ pub(crate) enum Codes {
 }
 
 impl Codes {
-    /// What to take from codes as the vector type `S` holds them.
+    /// Offset of codes in the form of the vector type `S`.
     pub(crate) const fn offset<S: Quant>(self) -> i32 {
         match self {
             Codes::Offset(offset) => offset,
@@ -222,8 +229,8 @@ impl Codes {
 /// Vectors of codes, scales and integer sums.
 ///
 /// # Safety
-/// This holds for every method: the processor has the features that the implementing type is named after; pointers are
-/// valid for the bytes named at the method, at any alignment.
+/// This holds for every method: the processor has the features that the implementing type is named
+/// after; pointers are valid for the bytes named at the method, at any alignment.
 pub(crate) trait Quant: Simd {
     /// 64 codes.
     type C: Copy;
@@ -231,16 +238,18 @@ pub(crate) trait Quant: Simd {
     type W: Copy;
     /// f32 sums of products.
     type A: Copy;
-    /// What [`Quant::signed`] adds to codes: 128 where products need unsigned codes, else 0.
+    /// Number that [`Quant::signed`] adds to codes: 128 if products need unsigned codes, else 0.
     const BIAS: i32;
-    /// Whether [`Quant::dot`] sums runs of 16 weights in lanes of their own, see [`Format::by_runs`].
+    /// Whether [`Quant::dot`] sums runs of 16 weights in lanes of their own, see
+    /// [`Format::by_runs`].
     const RUNS_AS_LANES: bool;
     /// Activation rows that stay in registers while weights are streamed: 4 or 8.
     const STREAM_TILE: usize;
     /// Vectors of weight rows of the panel kernel: 1 or 2.
     const PANEL_VECTORS: usize = 1;
 
-    /// Activation rows that the panel kernel multiplies at once, at most 6, for weights that share a scale by `sub`.
+    /// Activation rows that the panel kernel multiplies at once, at most 6, for weights that share
+    /// a scale by `sub`.
     fn panel_tokens(sub: usize) -> usize;
 
     /// 64 bytes at `p`.
@@ -257,13 +266,15 @@ pub(crate) trait Quant: Simd {
     unsafe fn nibbles_of_words(p: *const u8) -> Self::C;
     /// 16 bytes at each of four distances from `p`.
     unsafe fn pieces(p: *const u8, at: [usize; 4]) -> Self::C;
-    /// From natural order to runs as lanes, see [`Format::by_runs`] and [`TRANSPOSED`]; where runs are not lanes the same.
+    /// From natural order to runs as lanes, see [`Format::by_runs`] and [`TRANSPOSED`]; unchanged
+    /// if runs are not lanes.
     unsafe fn by_runs(c: [Self::C; 4]) -> [Self::C; 4];
-    /// Low and high nibbles of four pieces in `a` and four in `b`, each a run of 16 codes, as lanes: lane 4 · i + j gets the
-    /// low nibbles of piece i of `a` and of `b`, then their high nibbles. Only for levels that have runs as lanes.
+    /// Low and high nibbles of four pieces in `a` and four in `b`, each a run of 16 codes, as
+    /// lanes: lane 4 · i + j gets the low nibbles of piece i of `a` and of `b`, then their high
+    /// nibbles. Only for levels that have runs as lanes.
     unsafe fn nibbles_by_runs(a: Self::C, b: Self::C) -> [Self::C; 4];
-    /// The four 2-bit fields of 64 bytes, lowest first, as runs of 16 codes: lane 4 · i + j gets field j of piece i of 16 bytes.
-    /// Only for levels that have runs as lanes.
+    /// The four 2-bit fields of 64 bytes, lowest first, as runs of 16 codes: lane 4 · i + j gets
+    /// field j of piece i of 16 bytes. Only for levels that have runs as lanes.
     unsafe fn crumbs_by_runs(c: Self::C) -> [Self::C; 4];
     /// Eight words, lowest byte first.
     unsafe fn words(words: [u64; 8]) -> Self::C;
@@ -280,9 +291,9 @@ pub(crate) trait Quant: Simd {
         // SAFETY: the contract.
         unsafe { fields::indices::<H, N>(low, high) }
     }
-    /// Sign bits of 256 weights, 64 a word: eight words at `p`, `stride` (4 or 8) bytes apart, have four fields of seven bits in
-    /// their low 28, each for eight weights of which an even number is negative. Where words are 8 bytes apart four bytes before
-    /// the first can be read.
+    /// Sign bits of 256 weights, 64 a word: eight words at `p`, `stride` (4 or 8) bytes apart, have
+    /// four fields of seven bits in their low 28, each for eight weights of which an even number is
+    /// negative. If words are 8 bytes apart, four bytes before the first can be read.
     #[inline(always)]
     unsafe fn signs_of_words(p: *const u8, stride: usize) -> [u64; 4] {
         // SAFETY: the contract.
@@ -294,17 +305,18 @@ pub(crate) trait Quant: Simd {
         // SAFETY: the contract.
         unsafe { fields::signs_of_halves(p) }
     }
-    /// The highest digit of base 3 that each byte has after it was multiplied by its power of three, modulo 256.
+    /// The highest digit of base 3 that each byte has after it was multiplied by its power of
+    /// three, modulo 256.
     unsafe fn digits(c: Self::C, powers: &[u8; 64]) -> Self::C;
-    /// The first 32 bytes shifted right by `a` bits, the others by `b` (negative: left), then the bits in `mask`.
-    /// `mask` keeps only bits that come from the same byte.
+    /// The first 32 bytes shifted right by `a` bits, the others by `b` (negative: left), then the
+    /// bits in `mask`. `mask` keeps only bits that come from the same byte.
     unsafe fn fields(c: Self::C, a: i32, b: i32, mask: u8) -> Self::C;
     unsafe fn or(a: Self::C, b: Self::C) -> Self::C;
     /// `c | value` where the bit of a code is set.
     unsafe fn or_where(c: Self::C, bits: u64, value: u8) -> Self::C;
     /// `-c` where the bit of a code is set.
     unsafe fn negate_where(c: Self::C, bits: u64) -> Self::C;
-    /// Signed codes in the form that products want.
+    /// Signed codes in the form of products.
     unsafe fn signed(c: Self::C) -> Self::C;
     /// `table[c]`, codes below 16.
     unsafe fn look(table: &[u8; 16], c: Self::C) -> Self::C;
@@ -326,13 +338,14 @@ pub(crate) trait Quant: Simd {
     unsafe fn w_halves(p: *const u8, stride: usize) -> Self::W;
     /// 8 unsigned bytes, lowest first, then zeros.
     unsafe fn w_bytes8(x: u64) -> Self::W;
-    /// The top four bits of eight words, as for [`Quant::signs_of_words`], then anything.
+    /// The top four bits of eight words, as for [`Quant::signs_of_words`]; other lanes are
+    /// undefined.
     #[inline(always)]
     unsafe fn w_tops(p: *const u8, stride: usize) -> Self::W {
         // SAFETY: the contract.
         unsafe { Self::w_bytes8(fields::tops(p, stride)) }
     }
-    /// 8 powers of two as half of E8M0 numbers, lowest byte first, then anything.
+    /// 8 powers of two as half of E8M0 numbers, lowest byte first; other lanes are undefined.
     unsafe fn w_powers(x: u64) -> Self::W;
     /// [`ue4m3_half`] of four bytes at each of four places, lowest byte first.
     #[inline(always)]
@@ -343,7 +356,8 @@ pub(crate) trait Quant: Simd {
     }
     /// 16 signed bytes.
     unsafe fn w_bytes16(low: u64, high: u64) -> Self::W;
-    /// The scales and minimums of the 6-bit fields in the bytes 4…15 of a Q4_K block at `p`, as 8 lanes.
+    /// The scales and minimums of the 6-bit fields in the bytes 4…15 of a Q4_K block at `p`, as 8
+    /// lanes.
     unsafe fn w_six_bits(p: *const u8) -> (Self::W, Self::W);
     /// Lane `order[i]` for each lane i.
     unsafe fn w_order(w: Self::W, order: &'static [u8; 16]) -> Self::W;
@@ -359,9 +373,10 @@ pub(crate) trait Quant: Simd {
     unsafe fn w_sum(w: Self::W, sub: usize) -> f32;
 
     unsafe fn a_zero() -> Self::A;
-    /// Adds `scale · (start + codes · x)` of the runs of a chunk: codes and 256 activation codes at `x` in the order of
-    /// [`Format::by_runs`], sums that 16 products start from, and for each run the weights' scale and at 16 places the activations' (with `sub` 32
-    /// two runs have the same); `top` is the largest code, or 128 for signed ones.
+    /// Adds `scale · (start + codes · x)` of the runs of a chunk: codes and 256 activation codes at
+    /// `x` in the order of [`Format::by_runs`], sums that 16 products start from, and for each run
+    /// the weights' scale and at 16 places the activations' (with `sub` 32 two runs have the same);
+    /// `top` is the largest code, or 128 for signed ones.
     unsafe fn dot(
         acc: Self::A,
         c: &[Self::C; 4],
@@ -373,8 +388,8 @@ pub(crate) trait Quant: Simd {
     ) -> Self::A;
     unsafe fn a_sum(a: Self::A) -> f32;
 
-    /// From 64 codes of each of `LANES` rows to `[k/4][row][k%4]` at `dst`: `64 · LANES` bytes. Or by any other number that
-    /// divides 16, if [`Quant::panel_dot`] knows.
+    /// From 64 codes of each of `LANES` rows to `[k/4][row][k%4]` at `dst`: `64 · LANES` bytes.
+    /// Another divisor of 16 in place of 4 is allowed if [`Quant::panel_dot`] uses it, too.
     unsafe fn transpose_codes(rows: &[Self::C; 16], dst: *mut u8);
     /// From the scales of `LANES` rows to `[lane][row]` at `dst`: `16 · LANES` f32.
     unsafe fn transpose_scales(rows: &[Self::W; 16], dst: *mut f32);
@@ -383,8 +398,9 @@ pub(crate) trait Quant: Simd {
     type I: Copy;
     unsafe fn i_splat(x: i32) -> Self::I;
     unsafe fn i_to_f32(x: Self::I) -> Self::F;
-    /// For `T` tokens: adds the products of `n` activation codes (token `t` at `x + 32 · t`) with the panel's `V` planes at
-    /// `w`; `top` is the largest code of the panel, or 128 for signed ones.
+    /// For `T` tokens: adds the products of `n` activation codes (token `t` at `x + 32 · t`) with
+    /// the panel's `V` planes at `w`; `top` is the largest code of the panel, or 128 for signed
+    /// ones.
     unsafe fn panel_dot<const T: usize, const V: usize>(
         acc: &mut [[Self::I; T]; V],
         w: [*const u8; V],
@@ -399,6 +415,6 @@ pub(crate) trait Quant: Simd {
         packed: &[u8],
         tokens: usize,
         out: &mut OutMut<'_>,
-        place: Place,
+        block: OutBlock,
     );
 }

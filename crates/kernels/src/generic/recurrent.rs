@@ -1,17 +1,18 @@
-//! Recurrent layers: columns are vector lanes, so that what is read of a state needs no sum across them.
+//! Recurrent layers: columns are vector lanes, so that reading a state needs no sum across lanes.
 //!
-//! Lengths are checked by the wrappers. A state's columns are walked a few vectors at a time, so that sums stay in registers;
-//! the last columns, fewer than a vector has lanes, are computed one by one.
+//! Lengths are checked by the wrappers. A state's columns are walked a few vectors at a time, so
+//! that sums stay in registers; the last columns, fewer than a vector has lanes, are computed one
+//! by one.
 
 use super::Simd;
 use super::vector::{exp_negative, silu_vector};
 use crate::{DeltaStep, PoolStep, ScanStep, Tap, Wkv7Step, WkvStep};
 
-/// Vectors of columns whose sums stay in registers.
+/// Vectors of columns with sums in registers.
 const WIDE: usize = 4;
 
-/// `$body` with `$vectors` for each `WIDE` vectors of `$n` columns and each vector after those, `$rest` for each column after
-/// the last.
+/// `$body` with `$vectors` for each `WIDE` vectors of `$n` columns and each vector after those,
+/// `$rest` for each column after the last.
 macro_rules! columns {
     ($S:ty, $n:expr, $i:ident, $body:ident ($($arg:expr),*), $rest:expr) => {
         let mut $i = 0;
@@ -33,7 +34,8 @@ macro_rules! columns {
 /// See [`RecurrentKernels::conv`](crate::RecurrentKernels).
 #[inline(always)]
 pub(crate) unsafe fn conv<S: Simd>(taps: &[Tap<'_>], bias: &[f32], silu: bool, y: &mut [f32]) {
-    // SAFETY: rows, weights, bias (unless empty) and result have equal lengths; features by the module's contract.
+    // SAFETY: rows, weights, bias (unless empty) and result have equal lengths; features by the
+    // module's contract.
     unsafe {
         let (n, mut i) = (y.len(), 0);
         while i + S::LANES <= n {
@@ -58,7 +60,8 @@ pub(crate) unsafe fn conv<S: Simd>(taps: &[Tap<'_>], bias: &[f32], silu: bool, y
 #[inline(always)]
 pub(crate) unsafe fn scan<S: Simd>(mut t: ScanStep<'_>) {
     let n = t.x.len();
-    // SAFETY: columns lie inside of the slices, whose lengths the wrapper checked; features by the module's contract.
+    // SAFETY: columns lie inside the slices, since the wrapper checked the lengths; features by the
+    // module's contract.
     unsafe {
         if t.dt.len() == 1 && t.a.len() == 1 {
             let decay = (t.dt[0] * t.a[0]).exp();
@@ -109,7 +112,8 @@ unsafe fn passed<S: Simd, const U: usize>(t: &ScanStep<'_>, i: usize) -> ([S::F;
 
 #[inline(always)]
 unsafe fn scan_head<S: Simd, const U: usize>(t: &mut ScanStep<'_>, decay: f32, i: usize) {
-    // SAFETY: `U` vectors from column `i` on lie inside of each row; features by the module's contract.
+    // SAFETY: `U` vectors from column `i` on lie inside of each row; features by the module's
+    // contract.
     unsafe {
         let (x, mut sum) = passed::<S, U>(t, i);
         let (n, decay, dt) = (t.x.len(), S::splat(decay), S::splat(t.dt[0]));
@@ -136,7 +140,8 @@ unsafe fn scan_head<S: Simd, const U: usize>(t: &mut ScanStep<'_>, decay: f32, i
 
 #[inline(always)]
 unsafe fn scan_columns<S: Simd, const U: usize>(t: &mut ScanStep<'_>, i: usize) {
-    // SAFETY: `U` vectors from column `i` on lie inside of each row; features by the module's contract.
+    // SAFETY: `U` vectors from column `i` on lie inside of each row; features by the module's
+    // contract.
     unsafe {
         let (x, mut sum) = passed::<S, U>(t, i);
         let (mut dt, mut written) = (x, x);
@@ -165,7 +170,8 @@ unsafe fn scan_columns<S: Simd, const U: usize>(t: &mut ScanStep<'_>, i: usize) 
 #[inline(always)]
 pub(crate) unsafe fn delta<S: Simd>(mut t: DeltaStep<'_>) {
     let n = t.v.len();
-    // SAFETY: columns lie inside of the slices, whose lengths the wrapper checked; features by the module's contract.
+    // SAFETY: columns lie inside the slices, since the wrapper checked the lengths; features by the
+    // module's contract.
     unsafe {
         columns!(S, n, i, delta_columns(&mut t), {
             let stored = |(k, key): (usize, &f32)| t.state[k * n + i] * (one_or(t.decay, k) * key);
@@ -183,7 +189,8 @@ pub(crate) unsafe fn delta<S: Simd>(mut t: DeltaStep<'_>) {
 
 #[inline(always)]
 unsafe fn delta_columns<S: Simd, const U: usize>(t: &mut DeltaStep<'_>, i: usize) {
-    // SAFETY: `U` vectors from column `i` on lie inside of each row; features by the module's contract.
+    // SAFETY: `U` vectors from column `i` on lie inside of each row; features by the module's
+    // contract.
     unsafe {
         let n = t.v.len();
         let mut lacks = [S::splat(0.0); U];
@@ -218,7 +225,8 @@ unsafe fn delta_columns<S: Simd, const U: usize>(t: &mut DeltaStep<'_>, i: usize
 #[inline(always)]
 pub(crate) unsafe fn wkv<S: Simd>(mut t: WkvStep<'_>) {
     let n = t.v.len();
-    // SAFETY: columns lie inside of the slices, whose lengths the wrapper checked; features by the module's contract.
+    // SAFETY: columns lie inside the slices, since the wrapper checked the lengths; features by the
+    // module's contract.
     unsafe {
         columns!(S, n, i, wkv_columns(&mut t), {
             let mut sum = t.own * t.v[i];
@@ -234,7 +242,8 @@ pub(crate) unsafe fn wkv<S: Simd>(mut t: WkvStep<'_>) {
 
 #[inline(always)]
 unsafe fn wkv_columns<S: Simd, const U: usize>(t: &mut WkvStep<'_>, i: usize) {
-    // SAFETY: `U` vectors from column `i` on lie inside of each row; features by the module's contract.
+    // SAFETY: `U` vectors from column `i` on lie inside of each row; features by the module's
+    // contract.
     unsafe {
         let (n, own) = (t.v.len(), S::splat(t.own));
         let (mut v, mut sum) = ([S::splat(0.0); U], [S::splat(0.0); U]);
@@ -261,7 +270,8 @@ unsafe fn wkv_columns<S: Simd, const U: usize>(t: &mut WkvStep<'_>, i: usize) {
 #[inline(always)]
 pub(crate) unsafe fn wkv7<S: Simd>(mut t: Wkv7Step<'_>) {
     let n = t.v.len();
-    // SAFETY: columns lie inside of the slices, whose lengths the wrapper checked; features by the module's contract.
+    // SAFETY: columns lie inside the slices, since the wrapper checked the lengths; features by the
+    // module's contract.
     unsafe {
         columns!(S, n, i, wkv7_columns(&mut t), {
             let found = t.removal_key.iter().enumerate().map(|(k, key)| t.state[k * n + i] * key);
@@ -278,7 +288,8 @@ pub(crate) unsafe fn wkv7<S: Simd>(mut t: Wkv7Step<'_>) {
 
 #[inline(always)]
 unsafe fn wkv7_columns<S: Simd, const U: usize>(t: &mut Wkv7Step<'_>, i: usize) {
-    // SAFETY: `U` vectors from column `i` on lie inside of each row; features by the module's contract.
+    // SAFETY: `U` vectors from column `i` on lie inside of each row; features by the module's
+    // contract.
     unsafe {
         let n = t.v.len();
         let [mut v, mut found, mut sum] = [[S::splat(0.0); U]; 3];
@@ -313,7 +324,8 @@ unsafe fn wkv7_columns<S: Simd, const U: usize>(t: &mut Wkv7Step<'_>, i: usize) 
 #[inline(always)]
 pub(crate) unsafe fn pool<S: Simd>(mut t: PoolStep<'_>) {
     let n = t.x.len();
-    // SAFETY: columns lie inside of the slices, whose lengths the wrapper checked; features by the module's contract.
+    // SAFETY: columns lie inside the slices, since the wrapper checked the lengths; features by the
+    // module's contract.
     unsafe {
         columns!(S, n, i, pool_columns(&mut t), {
             let score = t.gate[i] + t.bias[i];
@@ -329,7 +341,8 @@ pub(crate) unsafe fn pool<S: Simd>(mut t: PoolStep<'_>) {
 #[inline(always)]
 unsafe fn pool_columns<S: Simd, const U: usize>(t: &mut PoolStep<'_>, i: usize) {
     for i in (i..i + U * S::LANES).step_by(S::LANES) {
-        // SAFETY: `U` vectors from the first column on lie inside of each slice; features by the module's contract.
+        // SAFETY: `U` vectors from the first column on lie inside of each slice; features by the
+        // module's contract.
         unsafe {
             let score = S::add(S::load(t.gate.as_ptr().add(i)), S::load(t.bias.as_ptr().add(i)));
             let (max, sum, acc) =

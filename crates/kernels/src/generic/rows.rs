@@ -1,4 +1,5 @@
-//! Rows stored in floats or in blocks, read as f32 vectors: plain weights and cached keys and values.
+//! Rows stored in floats or in blocks, read as f32 vectors: plain weights and cached keys and
+//! values.
 
 use puna_quant::TensorType;
 use puna_quant::float::{bf16_to_f32, f16_to_f32};
@@ -9,11 +10,12 @@ use crate::RUN;
 /// A storage format of rows.
 ///
 /// # Safety
-/// For both methods: the row at `row` has all values that are read, and the processor the features of `S`.
+/// For both methods: the row at `row` has all values that are read, and the processor the features
+/// of `S`.
 pub(crate) trait RowFormat: Copy {
     /// The same format as a tensor type.
     const TYPE: TensorType;
-    /// Values of one block; what a row's length is a multiple of.
+    /// Values of one block. The length of a row is a multiple.
     const BLOCK: usize;
     /// Bytes of one block.
     const BYTES: usize;
@@ -34,8 +36,8 @@ pub(crate) trait RowFormat: Copy {
         }
     }
 
-    /// All values of a block of `LANES` positions from position i on, of a block in columns (see `KvLayout`): value j of
-    /// position i goes to `to[j · RUN]`.
+    /// All values of a block of `LANES` positions from position i on, of a block in columns (see
+    /// `KvLayout`): value j of position i goes to `to[j · RUN]`.
     #[inline(always)]
     unsafe fn columns<S: Simd>(_block: *const u8, _i: usize, _to: *mut f32) {
         unreachable!("columns of a type without blocks are read as rows");
@@ -67,7 +69,8 @@ pub(crate) struct Bf16;
 /// Blocks of 32: a binary16 scale, then 32 i8.
 #[derive(Clone, Copy)]
 pub(crate) struct Q8Blocks;
-/// Blocks of 32: a binary16 scale, then 16 bytes; the low halves are values 0…15, the high halves 16…31.
+/// Blocks of 32: a binary16 scale, then 16 bytes; the low halves are values 0…15, the high halves
+/// 16…31.
 #[derive(Clone, Copy)]
 pub(crate) struct Q4Blocks;
 

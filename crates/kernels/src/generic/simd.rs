@@ -1,18 +1,19 @@
 //! The vector type of a level.
 
-use super::panel;
+use super::sweep::OutBlock;
 use crate::OutMut;
 
 /// Operations on a vector of f32.
 ///
 /// # Safety
-/// This holds for every method: the processor has the features that the implementing type is named after; pointers are
-/// valid for the bytes named at the method, at any alignment. Implementations must not touch other bytes.
+/// This holds for every method: the processor has the features that the implementing type is named
+/// after; pointers are valid for the bytes named at the method, at any alignment. Implementations
+/// must not touch other bytes.
 pub(crate) trait Simd: Copy + 'static {
     /// f32 lanes of one vector: 4, 8 or 16.
     const LANES: usize;
-    /// Rows of a register tile: rows of four sum vectors that fit into registers besides four input vectors and one broadcast. 2, 4
-    /// or 6.
+    /// Rows of a register tile: rows of four sum vectors that fit into registers besides four input
+    /// vectors and one broadcast. 2, 4 or 6.
     const TILE_ROWS: usize;
     /// Vectors of weight rows in a panel with f32 sums: 1 or 2.
     const F32_PANEL_VECTORS: usize;
@@ -75,23 +76,24 @@ pub(crate) trait Simd: Copy + 'static {
     /// Stores `LANES` i8 to `p`; lanes are integers in −128…127.
     unsafe fn store_i8(p: *mut i8, v: Self::F);
 
-    /// Transposes `LANES × LANES` f32 from `LANES` vectors (the first array entries) to rows at `dst`.
+    /// Transposes `LANES × LANES` f32 from `LANES` vectors (the first array entries) to rows at
+    /// `dst`.
     unsafe fn transpose(rows: &[Self::F; 16], dst: *mut f32);
 
     /// Converts one binary16 to f32.
     unsafe fn half(bits: u16) -> f32;
-    /// [`panel::sweep`] of f32, compiled once for a level.
+    /// [`super::panel::sweep`] of f32, compiled once for a level.
     unsafe fn sweep_f32(
         panel: &[f32],
         packed: &[f32],
         len: usize,
         tokens: usize,
         out: &mut OutMut<'_>,
-        place: panel::Place,
+        block: OutBlock,
     );
     /// Prefetches the cache line at `p` into the first-level cache; `p` may point anywhere.
     unsafe fn prefetch(p: *const u8);
-    /// Prefetches into the second-level cache. The first level tracks few outstanding lines, so prefetching into it cannot use the
-    /// full memory bandwidth.
+    /// Prefetches into the second-level cache. The first level tracks few outstanding lines, so
+    /// prefetching into it cannot use the full memory bandwidth.
     unsafe fn prefetch_far(p: *const u8);
 }

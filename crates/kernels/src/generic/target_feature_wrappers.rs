@@ -1,8 +1,8 @@
 //! Macros that make the thin functions with `#[target_feature]` for each level.
 //!
-//! A wrapper is a safe function: it checks lengths, then enters the generic body compiled with the level's features. That
-//! is sound because a level's table leaves its module only through [`levels`](crate::levels), which asks the
-//! processor first.
+//! A wrapper is a safe function: it checks lengths, then enters the generic body compiled with the
+//! level's features. That is sound because a level's table leaves its module only through
+//! [`levels`](crate::levels), which asks the processor first.
 
 /// Makes a safe function around a body that is compiled with `$features`.
 macro_rules! target_feature_fn {
@@ -12,7 +12,8 @@ macro_rules! target_feature_fn {
             #[inline]
             #[target_feature(enable = $features)]
             fn inner $(<$g: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
-                // SAFETY: the lengths were checked by the wrapper (or are by the body); this function has the features.
+                // SAFETY: the lengths were checked by the wrapper (or are by the body); this
+                // function has the features.
                 unsafe { $body }
             }
             $check
@@ -125,7 +126,7 @@ macro_rules! float_wrappers {
             use puna_quant::TensorType;
 
             use super::*;
-            use $crate::generic::{Simd, linear, panel, panel::Place, rows, target_feature_wrappers::target_feature_fn};
+            use $crate::generic::{Simd, linear, panel, rows, sweep::OutBlock, target_feature_wrappers::target_feature_fn};
             use $crate::{ActKind, Acts, LinearKernel, OutMut, STREAM_ROWS, Scratch, WeightRows};
 
             pub(super) fn kernel(ty: TensorType) -> Option<LinearKernel> {
@@ -155,8 +156,8 @@ macro_rules! float_wrappers {
                 assert_eq!(w.ty, R::TYPE);
             }, linear::stream::<$S, R>(w, x, out));
             target_feature_fn!($features, fn sweep(
-                panel: &[f32], packed: &[f32], len: usize, tokens: usize, out: &mut OutMut<'_>, place: Place
-            ), {}, panel::sweep::<panel::Floats<$S, rows::F32>>(panel, packed, len, tokens, out, place));
+                panel: &[f32], packed: &[f32], len: usize, tokens: usize, out: &mut OutMut<'_>, block: OutBlock
+            ), {}, panel::sweep::<panel::Floats<$S, rows::F32>>(panel, packed, len, tokens, out, block));
             target_feature_fn!($features, fn many<R: rows::RowFormat>(
                 w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch
             ), {
@@ -273,22 +274,23 @@ macro_rules! packed_wrappers {
     };
 }
 
-/// `$name`: the sweep of `$S` over tokens, compiled once for each kind of scales, where the class of codes is of no matter
-/// and `$top` stands for all.
+/// `$name`: the sweep of `$S` over tokens, compiled once for each kind of scales, where the class
+/// of codes is of no matter and `$top` stands for all.
 macro_rules! sweep_wrapper {
     ($vis:vis $name:ident, $S:ty, $features:literal, $top:literal) => {
         #[target_feature(enable = $features)]
         $vis fn $name<const SUB: usize, const MIN: bool>(
-            panel: $crate::generic::qpanel::Panel<'_>,
+            panel: $crate::generic::sweep::Panel<'_>,
             packed: &[u8],
             tokens: usize,
             out: &mut $crate::OutMut<'_>,
-            place: $crate::generic::panel::Place,
+            block: $crate::generic::sweep::OutBlock,
         ) {
-            // SAFETY: this function has the features; the panel and the tokens were packed for each other.
+            // SAFETY: this function has the features; the panel and the tokens were packed for each
+            // other.
             unsafe {
                 $crate::generic::qpanel::sweep_body::<$S, SUB, MIN, $top>(
-                    panel, packed, tokens, out, place,
+                    panel, packed, tokens, out, block,
                 )
             }
         }

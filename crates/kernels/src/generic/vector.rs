@@ -1,12 +1,13 @@
 //! Arithmetic on rows of f32.
 //!
-//! Lengths are checked by the wrappers; each body relies on slices of equal length (`w` and `b` may be empty).
+//! Lengths are checked by the wrappers; each body relies on slices of equal length (`w` and `b` may
+//! be empty).
 
 use super::Simd;
 use crate::portable::q8_scale;
 
-// Loops are macros, not functions that take closures: a closure has no target features, so that the intrinsics in
-// it would become calls wherever the compiler does not inline all of it in time.
+// Loops are macros, not functions that take closures: a closure has no target features. Its
+// intrinsics would become calls wherever the compiler does not inline the closure in time.
 
 /// `$full` at each whole vector of `$n` values, `$rest` at each value after the last.
 macro_rules! each {
@@ -23,7 +24,8 @@ macro_rules! each {
     };
 }
 
-/// `$x = $f($v)` for each vector of a slice, the last one padded with zeros; `$full` is whether it is whole.
+/// `$x = $f($v)` for each vector of a slice, the last one padded with zeros; `$full` is whether it
+/// is whole.
 macro_rules! map {
     ($S:ty, $x:expr, $v:ident, $i:ident, $full:ident => $f:expr) => {
         let mut $i = 0;
@@ -169,7 +171,8 @@ pub(crate) unsafe fn max<S: Simd>(x: &[f32]) -> f32 {
 pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
     // SAFETY: features by the module's contract.
     unsafe {
-        // Outside of these bounds the result is zero or infinity; `max` and `min` keep NaN in their second place.
+        // Outside of these bounds the result is zero or infinity; `max` and `min` keep NaN in their
+        // second place.
         let clamped = S::min(S::splat(89.0), S::max(S::splat(-88.0), x));
         let n = S::round(S::mul(clamped, S::splat(std::f32::consts::LOG2_E)));
         let p = exp_fraction::<S>(clamped, n);
@@ -189,7 +192,8 @@ unsafe fn exp_fraction<S: Simd>(x: S::F, n: S::F) -> S::F {
         // r = x − n·ln 2 in two steps, the first exact; |r| ≤ ln 2 / 2.
         let r = S::fma(n, S::splat(-0.693_359_4), x);
         let r = S::fma(n, S::splat(2.121_944_4e-4), r);
-        // e^r = 1 + r + r² (1/2 + r/6 + …), with the minimax coefficients of the Cephes library's expf.
+        // e^r = 1 + r + r² (1/2 + r/6 + …), with the minimax coefficients of the Cephes library's
+        // expf.
         let p = S::fma(S::splat(1.987_569_1e-4), r, S::splat(1.398_199_9e-3));
         let p = S::fma(p, r, S::splat(8.333_452e-3));
         let p = S::fma(p, r, S::splat(4.166_579_6e-2));
@@ -310,7 +314,7 @@ unsafe fn erfc_of_positive<S: Simd>(x: S::F) -> S::F {
 pub(crate) unsafe fn exp_sum<S: Simd>(x: &mut [f32], max: f32) -> f32 {
     // SAFETY: features by the module's contract; the accesses lie inside `x`.
     unsafe {
-        // Where the maximum is -∞ every value is: -∞ - -∞ would be NaN.
+        // If the maximum is -∞, so is every value, and -∞ - -∞ would be NaN.
         let m = S::splat(if max == f32::NEG_INFINITY { 0.0 } else { max });
         let mut sum = S::splat(0.0);
         let mut rest = 0.0;
@@ -338,7 +342,8 @@ pub(crate) unsafe fn quantize_q8<S: Simd>(
     sums: &mut [i16],
 ) {
     for (b, scale) in scales.iter_mut().enumerate() {
-        // SAFETY: the wrapper checked that every block of 32 has its codes, scale and two sums; features as always.
+        // SAFETY: the wrapper checked that every block of 32 has its codes, scale and two sums;
+        // features as always.
         unsafe {
             let x = x.as_ptr().add(b * 32);
             let codes = codes.as_mut_ptr().add(b * 32);

@@ -44,7 +44,8 @@ fn load_kv(ty: KvType, row: &[u8], x: &mut [f32]) {
     }
 }
 
-/// See [`VectorKernels::store_kv`](crate::VectorKernels). Q8_0 and Q4_0 round as the file formats do.
+/// See [`VectorKernels::store_kv`](crate::VectorKernels). Q8_0 and Q4_0 round as the file formats
+/// do.
 pub(crate) fn store_kv(ty: KvType, x: &[f32], row: &mut [u8]) {
     assert!(x.len().is_multiple_of(ty.block_values()) && row.len() >= ty.row_bytes(x.len()));
     match ty {
@@ -185,7 +186,8 @@ fn q_rows<'a>(run: &AttendRun<'a>) -> std::slice::ChunksExact<'a, f32> {
     run.q.chunks_exact(run.keys.dim)
 }
 
-/// Takes the scores `from .. to` of row `h` into its running softmax; they become probabilities, the others 0.
+/// Takes the scores `from .. to` of row `h` into its running softmax; they become probabilities,
+/// the others 0.
 fn fold(
     scores: &mut [f32],
     from: usize,

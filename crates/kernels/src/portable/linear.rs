@@ -19,11 +19,12 @@ pub(super) fn kernel(ty: TensorType) -> Option<LinearKernel> {
     })
 }
 
-/// Dequantized weights that are multiplied with all activations at once, in bytes: half of a second-level cache.
+/// Dequantized weights that are multiplied with all activations at once, in bytes: half of a
+/// second-level cache.
 const BLOCK: usize = 128 << 10;
 
-/// Dequantizes some weight rows at a time and multiplies each with every activation row, two at a time: so many rows that
-/// activations are not read from memory once for each of them.
+/// Dequantizes up to 16 weight rows at a time and multiplies each with every activation row, two at
+/// a time. The block of rows keeps activations from being read from memory once per weight row.
 fn linear(w: WeightRows<'_>, x: Acts<'_>, mut out: OutMut<'_>, scratch: &mut Scratch) {
     let (tokens, x) = x.expect_f32(&w, &out);
     let (row_bytes, k) = (w.row_bytes(), w.k);
@@ -51,7 +52,8 @@ fn linear(w: WeightRows<'_>, x: Acts<'_>, mut out: OutMut<'_>, scratch: &mut Scr
     }
 }
 
-/// `Σ a · b`, in sixteen interleaved partial sums: closer to the exact sum than one chain, and it vectorises.
+/// `Σ a · b`, in sixteen interleaved partial sums: closer to the exact sum than one chain, and it
+/// vectorises.
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     dots(a, [b])[0]
 }
@@ -71,8 +73,8 @@ fn dots<const N: usize>(a: &[f32], b: [&[f32]; N]) -> [f32; N] {
     sums.map(|sums| sums.iter().sum())
 }
 
-/// The part of [`dots`] that matters, by itself: together with the rest the compiler shuffles lanes between registers, which
-/// takes three times as long.
+/// The inner loop of [`dots`] as a function that is not inlined: inlined, the compiler shuffles
+/// lanes between registers, which takes three times as long.
 #[inline(never)]
 fn add_products<const N: usize>(a: &[Lanes], b: [&[Lanes]; N], sums: &mut [Lanes; N]) {
     let mut local = *sums;

@@ -1,4 +1,5 @@
-//! The portable level: plain code that reads like the definitions, and the oracle of every other level.
+//! The portable level: plain code that reads like the definitions, and the oracle of every other
+//! level.
 //!
 //! Weights are dequantized row by row, activations stay in f32, sums are f32 (f64 in the norms).
 

@@ -2,10 +2,11 @@
 
 /// See [`VectorKernels::quantize_q8`](crate::VectorKernels).
 ///
-/// `code = round(x · 127 / max|x|)`, ties to even, and the scale that brings `scale · code` closest to x: `Σ x·code / Σ code²`.
-/// That takes one of the block's 32 directions out of the error, and is what keeps results closer to exact
-/// ones than with the plain `max|x| / 127`. A block of zeros (or nothing above 2⁻¹¹⁹) has scale 0; one with a NaN or an
-/// infinity gets the scale NaN, so that it shows in the product.
+/// `code = round(x · 127 / max|x|)`, ties to even, and the scale that brings `scale · code` closest
+/// to x: `Σ x·code / Σ code²`. This removes one of the block's 32 dimensions from the error, so
+/// that results are closer to exact ones than with `max|x| / 127`. A block without values above
+/// 2⁻¹¹⁹ has scale 0. A block with a NaN or an infinity has the scale NaN, so that the product is
+/// NaN.
 pub(super) fn quantize_q8(x: &[f32], codes: &mut [i8], scales: &mut [f32], sums: &mut [i16]) {
     let (blocks, rest) = x.as_chunks::<32>();
     assert!(rest.is_empty() && codes.len() == x.len());
@@ -34,7 +35,8 @@ pub(super) fn quantize_q8(x: &[f32], codes: &mut [i8], scales: &mut [f32], sums:
 /// Scale of a block and the factor that yields its codes, from its largest magnitude.
 #[inline(always)]
 pub(crate) fn q8_scale(largest: f32, finite: bool) -> (f32, f32) {
-    const TINY: f32 = 1.504_632_8e-36; // 2^-119: the factor below stays finite
+    // 2^-119: the factor stays finite.
+    const TINY: f32 = 1.504_632_8e-36;
     if !finite {
         (f32::NAN, 0.0)
     } else if largest < TINY {
@@ -111,7 +113,8 @@ fn gelu_one(x: f32) -> f32 {
 /// See [`VectorKernels::gelu_erf`](crate::VectorKernels).
 pub(super) fn gelu_erf(x: &mut [f32]) {
     for x in x {
-        // In the negative tail the sum of one and the error function is the complement, without cancellation.
+        // In the negative tail the sum of one and the error function is the complement, without
+        // cancellation.
         let complement = erfc_of_positive(x.abs() * std::f32::consts::FRAC_1_SQRT_2);
         *x *= if *x < 0.0 { 0.5 * complement } else { 1.0 - 0.5 * complement };
     }

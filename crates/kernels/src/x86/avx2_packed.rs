@@ -1,17 +1,17 @@
-//! Packed weights in vectors of 256 bits, for the levels `avx2` and `avxvnni`: unpacking, scales, panels.
+//! Packed weights in vectors of 256 bits, for the levels `avx2` and `avxvnni`: unpacking, scales,
+//! panels.
 //!
-//! What the levels differ in, the products of codes, is the parameter [`Dots`].
+//! The levels differ in the products of codes, which are the parameter [`Dots`].
 
 use std::arch::x86_64::*;
 
-use super::avx2::{Avx2, transpose8};
+use super::avx2_vectors::{Avx2, transpose8};
 use super::dots::{Dots, Pairs};
 use super::fields;
 use crate::OutMut;
 use crate::generic::Quant;
 use crate::generic::formats::fields::HighBits;
-use crate::generic::panel::Place;
-use crate::generic::qpanel::Panel;
+use crate::generic::sweep::{OutBlock, Panel};
 use crate::generic::target_feature_wrappers::packed_wrappers;
 
 packed_wrappers!(Avx2<Pairs>, "avx2,fma,f16c");
@@ -33,7 +33,7 @@ unsafe fn shift(v: __m256i, n: i32) -> __m256i {
     }
 }
 
-/// 0xff in each byte whose bit is set.
+/// 0xff in each byte with a set bit.
 ///
 /// # Safety
 /// The processor has AVX2.
@@ -53,7 +53,7 @@ unsafe fn byte_mask(bits: u32) -> __m256i {
     }
 }
 
-/// Eight lanes of 16. Which they are is known when this is compiled: often one of the two permutations is all there is.
+/// Eight lanes of 16. `order` is a constant, and often only one of the two permutations remains.
 ///
 /// # Safety
 /// The processor has AVX2; `order` has eight bytes.
@@ -73,7 +73,7 @@ unsafe fn order8(w: [__m256; 2], order: &'static [u8]) -> __m256 {
 
 /// See [`Quant::half_of`].
 ///
-/// A load of 32 bits starts a register anew; a word inserted into one would wait for what it held before.
+/// A 32-bit load has no dependency on the register's old value, unlike an inserted word.
 ///
 /// # Safety
 /// The processor has F16C; `p` is valid for four bytes.
@@ -117,13 +117,15 @@ pub(super) unsafe fn halves8(p: *const u8, stride: usize) -> __m128i {
 /// The processor has AVX2; `p` is valid for 16 bytes.
 #[inline(always)]
 pub(super) unsafe fn six_bits(p: *const u8) -> (__m256, __m256) {
+    // Masks of fields in each byte.
     const LOW6: i32 = 0x3f3f_3f3f;
     const LOW4: i32 = 0x0f0f_0f0f;
     // SAFETY: the caller's bytes and feature.
     unsafe {
         let block = _mm_loadu_si128(p.cast());
-        // Words a, b, c of four fields each: scales 0…3 are a's low six bits, minimums 0…3 b's; 4…7 have their low four
-        // bits in c (minimums above the scales) and their top two in the top of a and b.
+        // Words a, b, c of four fields each: scales 0…3 are a's low six bits, minimums 0…3 b's; 4…7
+        // have their low four bits in c (minimums above the scales) and their top two in the top of
+        // a and b.
         let low = _mm_shuffle_epi8(
             block,
             _mm_setr_epi8(4, 5, 6, 7, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15),
@@ -161,7 +163,8 @@ pub(super) unsafe fn powers8(x: u64) -> __m256 {
     }
 }
 
-/// See [`Quant::w_ue4m3`]. Moved to where binary16 has the bits, the number is one of those, with another bias of the exponent.
+/// See [`Quant::w_ue4m3`]. Shifted to the position of binary16 fields, the number is a binary16
+/// with another exponent bias.
 ///
 /// # Safety
 /// The processor has AVX2 and F16C.
@@ -174,7 +177,7 @@ pub(super) unsafe fn ue4m3(bytes: [u32; 4]) -> [__m256; 2] {
         let numbers =
             _mm256_andnot_si256(_mm256_cmpeq_epi16(bytes, _mm256_set1_epi16(0x7f)), bytes);
         let halves = _mm256_slli_epi16::<7>(_mm256_and_si256(numbers, _mm256_set1_epi16(0x7f)));
-        // 2^15 for the bias of binary16, 2^-7 for theirs, and half of it.
+        // 2^15 for the bias of binary16, 2^-7 for UE4M3's, and the half.
         let scale = _mm256_set1_ps(128.0);
         [
             _mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), scale),
@@ -183,13 +186,15 @@ pub(super) unsafe fn ue4m3(bytes: [u32; 4]) -> [__m256; 2] {
     }
 }
 
-// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
+// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each
+// pointer.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<D: Dots> Quant for Avx2<D> {
     type C = [__m256i; 2];
     type W = [__m256; 2];
     type A = __m256;
     type I = __m256i;
+    // The products of the level define the bias.
     const BIAS: i32 = D::BIAS;
     const RUNS_AS_LANES: bool = true;
     const STREAM_TILE: usize = 4;
@@ -586,8 +591,8 @@ impl<D: Dots> Quant for Avx2<D> {
         packed: &[u8],
         tokens: usize,
         out: &mut OutMut<'_>,
-        place: Place,
+        block: OutBlock,
     ) {
-        unsafe { D::sweep::<SUB, MIN, TOP>(panel, packed, tokens, out, place) }
+        unsafe { D::sweep::<SUB, MIN, TOP>(panel, packed, tokens, out, block) }
     }
 }

@@ -6,7 +6,7 @@ use puna_quant::TensorType;
 
 use super::avx2;
 use crate::generic::Simd;
-use crate::generic::panel::Place;
+use crate::generic::sweep::OutBlock;
 use crate::generic::target_feature_wrappers::{float_wrappers, vector_wrappers};
 use crate::{Level, LinearKernel, OutMut};
 
@@ -20,7 +20,7 @@ pub(super) fn available() -> bool {
 
 pub(super) const LEVEL: Level = Level { name: "avx512", linear, vector: vector::VECTOR };
 
-/// Floats here; packed formats as on the level below, whose instructions are as good without VNNI.
+/// Float products of this level; packed formats use the level below, which is as fast without VNNI.
 fn linear(ty: TensorType) -> Option<LinearKernel> {
     float::kernel(ty).or_else(|| (avx2::LEVEL.linear)(ty))
 }
@@ -32,9 +32,11 @@ float_wrappers!(Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c");
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512;
 
-// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
+// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each
+// pointer.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Avx512 {
+    // 512-bit vectors, 32 registers.
     const LANES: usize = 16;
     const TILE_ROWS: usize = 6;
     const F32_PANEL_VECTORS: usize = 1;
@@ -169,9 +171,9 @@ impl Simd for Avx512 {
         len: usize,
         tokens: usize,
         out: &mut OutMut<'_>,
-        place: Place,
+        block: OutBlock,
     ) {
-        float::sweep(panel, packed, len, tokens, out, place);
+        float::sweep(panel, packed, len, tokens, out, block);
     }
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
@@ -204,7 +206,8 @@ pub(crate) unsafe fn transpose16(r: [__m512i; 16]) -> [__m512i; 16] {
             b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
             b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
         }
-        // b[4g + j] holds, in lane l, column 4l + j of rows 4g…4g+3: transpose the 4 × 4 lanes for each j.
+        // b[4g + j] holds, in lane l, column 4l + j of rows 4g…4g+3: transpose the 4 × 4 lanes for
+        // each j.
         let mut out = b;
         for j in 0..4 {
             let low01 = _mm512_shuffle_i32x4::<0b10_00_10_00>(b[j], b[4 + j]);

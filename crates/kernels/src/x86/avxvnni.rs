@@ -1,11 +1,13 @@
 //! The level `avxvnni`: as `avx2`, with products of packed weights by `vpdpbusd` on 256 bits.
 //!
-//! The instruction multiplies unsigned codes with signed activations and adds four products to 32 bits at once, without
-//! an overflow on the way. Signed codes get 128 added, which the sums of activations take back ([`Quant::BIAS`]).
+//! The instruction multiplies unsigned codes with signed activations and adds four products to 32
+//! bits at once, without an overflow on the way. Signed codes get 128 added, which the sums of
+//! activations take back ([`Quant::BIAS`]).
 //!
-//! AVX-VNNI is the short (VEX) encoding of an instruction that AVX-512 VNNI has in its own (EVEX). Tests on machines with
-//! the latter run the level `avxvnni-evex`: the same source, compiled for AVX2 like this level, with the one instruction
-//! in the other encoding. What stays unproven there is that the processor decodes the short one, and nothing else.
+//! AVX-VNNI is the short (VEX) encoding of an instruction that AVX-512 VNNI has in its own (EVEX).
+//! Tests on machines with the latter run the level `avxvnni-evex`: the same source, compiled for
+//! AVX2 like this level, with the one instruction in the other encoding. These tests do not cover
+//! the decoding of the short encoding, but everything else.
 //!
 //! [`Quant::BIAS`]: crate::generic::Quant::BIAS
 
@@ -13,10 +15,10 @@ use std::arch::x86_64::*;
 
 use puna_quant::TensorType;
 
-use super::avx2::{self, Avx2};
+use super::avx2;
+use super::avx2_vectors::Avx2;
 use super::dots::Dots;
-use crate::generic::panel::Place;
-use crate::generic::qpanel::Panel;
+use crate::generic::sweep::{OutBlock, Panel};
 use crate::generic::target_feature_wrappers::{packed_wrappers, sweep_wrapper};
 use crate::{Level, LinearKernel, OutMut};
 
@@ -40,7 +42,8 @@ sweep_wrapper!(sweep, Avx2<Vnni<false>>, "avx2,fma,f16c,avxvnni", 255);
 pub(super) mod evex {
     use super::*;
 
-    /// Given that the processor runs `avx2`; no level's speed, and none to be chosen.
+    /// Given that the processor runs `avx2`. The level is for tests and is never selected for
+    /// speed.
     pub(in crate::x86) fn available() -> bool {
         is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512vl")
     }
@@ -56,7 +59,8 @@ pub(super) mod evex {
 
     sweep_wrapper!(pub(super) sweep, Avx2<Vnni<true>>, "avx2,fma,f16c", 255);
 
-    /// `vpdpbusd` as AVX-512 encodes it. Not its intrinsic, with which all code around it would be compiled for AVX-512.
+    /// `vpdpbusd` in AVX-512's encoding. With the intrinsic, the surrounding code would be compiled
+    /// for AVX-512.
     #[inline]
     #[target_feature(enable = "avx2")]
     pub(super) fn dpbusd(acc: __m256i, c: __m256i, x: __m256i) -> __m256i {
@@ -90,9 +94,11 @@ unsafe fn dpbusd<const EVEX: bool>(acc: __m256i, c: __m256i, x: __m256i) -> __m2
     }
 }
 
-// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
+// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each
+// pointer.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<const EVEX: bool> Dots for Vnni<EVEX> {
+    // `vpdpbusd` takes unsigned codes.
     const BIAS: i32 = 128;
 
     #[inline(always)]
@@ -135,14 +141,14 @@ impl<const EVEX: bool> Dots for Vnni<EVEX> {
         packed: &[u8],
         tokens: usize,
         out: &mut OutMut<'_>,
-        place: Place,
+        block: OutBlock,
     ) {
         unsafe {
             #[cfg(any(test, feature = "emulated"))]
             if EVEX {
-                return evex::sweep::<SUB, MIN>(panel, packed, tokens, out, place);
+                return evex::sweep::<SUB, MIN>(panel, packed, tokens, out, block);
             }
-            sweep::<SUB, MIN>(panel, packed, tokens, out, place);
+            sweep::<SUB, MIN>(panel, packed, tokens, out, block);
         }
     }
 }

@@ -1,6 +1,7 @@
-//! Products of BF16 weights with many activation rows by `vdpbf16ps`, which multiplies twice as many numbers as `vfmadd`.
+//! Products of BF16 weights with many activation rows by `vdpbf16ps`, which multiplies twice as
+//! many numbers as `vfmadd`.
 //!
-//! Activations are rounded to bf16, as llama.cpp rounds them for such weights. Products with few activation rows are bound by
+//! Activations are rounded to bf16, as in llama.cpp. Products with few activation rows are bound by
 //! reading the weights, and so take activations as they are.
 
 use std::arch::x86_64::*;
@@ -9,7 +10,8 @@ use puna_quant::TensorType;
 
 use super::avx512::{self, Avx512};
 use crate::generic::linear;
-use crate::generic::panel::{self, Place, Product};
+use crate::generic::panel::{self, Product};
+use crate::generic::sweep::OutBlock;
 use crate::generic::target_feature_wrappers::target_feature_fn;
 use crate::{Acts, LinearKernel, OutMut, Scratch, WeightRows};
 
@@ -30,8 +32,8 @@ target_feature_fn!("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c"
     assert_eq!(w.ty, TensorType::BF16);
 }, linear::many::<Pairs>(w, x, out, scratch));
 target_feature_fn!("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c", fn sweep(
-    panel: &[f32], packed: &[f32], len: usize, tokens: usize, out: &mut OutMut<'_>, place: Place
-), {}, panel::sweep::<Pairs>(panel, packed, len, tokens, out, place));
+    panel: &[f32], packed: &[f32], len: usize, tokens: usize, out: &mut OutMut<'_>, block: OutBlock
+), {}, panel::sweep::<Pairs>(panel, packed, len, tokens, out, block));
 
 /// Pairs of bf16.
 struct Pairs;
@@ -76,8 +78,8 @@ impl Product for Pairs {
         len: usize,
         tokens: usize,
         out: &mut OutMut<'_>,
-        place: Place,
+        block: OutBlock,
     ) {
-        sweep(panel, packed, len, tokens, out, place);
+        sweep(panel, packed, len, tokens, out, block);
     }
 }

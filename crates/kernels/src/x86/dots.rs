@@ -1,18 +1,19 @@
-//! The one thing in which levels with vectors of 256 bits differ: how they multiply codes.
+//! Products of codes, in which levels with vectors of 256 bits differ.
 
 use std::arch::x86_64::*;
 
 use crate::OutMut;
-use crate::generic::panel::Place;
-use crate::generic::qpanel::{Panel, sweep_body};
+use crate::generic::qpanel::sweep_body;
+use crate::generic::sweep::{OutBlock, Panel};
 
-use super::avx2::Avx2;
+use super::avx2_vectors::Avx2;
 
-/// Products of codes with activations; everything else of packed weights is in [`avx2_packed`](super::avx2_packed).
+/// Products of codes with activations; all other operations on packed weights are in
+/// [`avx2_packed`](super::avx2_packed).
 ///
 /// # Safety
-/// This holds for every method: the processor has AVX2 and the instructions that the implementing type is named after;
-/// pointers are valid for the bytes named at the method, at any alignment.
+/// This holds for every method: the processor has AVX2 and the instructions that the implementing
+/// type is named after; pointers are valid for the bytes named at the method, at any alignment.
 pub(crate) trait Dots: Copy + 'static {
     /// See [`Quant::BIAS`](crate::generic::Quant::BIAS).
     const BIAS: i32;
@@ -20,8 +21,9 @@ pub(crate) trait Dots: Copy + 'static {
     /// See [`Quant::panel_tokens`](crate::generic::Quant::panel_tokens).
     fn panel_tokens(sub: usize) -> usize;
 
-    /// Adds the products of half a chunk, `c` by runs, with activations at `x` in the same order, 64 bytes between two vectors:
-    /// sums of 16 products, each of one run. `top` is the largest code, or 128 for signed ones (with [`Dots::BIAS`] added).
+    /// Adds the products of half a chunk, `c` by runs, with activations at `x` in the same order,
+    /// 64 bytes between two vectors: sums of 16 products, each of one run. `top` is the largest
+    /// code, or 128 for signed ones (with [`Dots::BIAS`] added).
     unsafe fn runs(acc: __m256i, c: [__m256i; 4], x: *const __m256i, top: i32) -> __m256i;
     /// See [`Quant::panel_dot`](crate::generic::Quant::panel_dot).
     unsafe fn panel<const T: usize>(
@@ -37,14 +39,14 @@ pub(crate) trait Dots: Copy + 'static {
         packed: &[u8],
         tokens: usize,
         out: &mut OutMut<'_>,
-        place: Place,
+        block: OutBlock,
     );
 }
 
 /// `vpmaddubsw`, which AVX2 has: it adds two products into 16 bits, with saturation.
 ///
-/// Codes up to 127 times ±127 fit. Signed codes move their sign to the activation first (`|w| · sign(x, w)`), which keeps
-/// −128 as 128.
+/// Codes up to 127 times ±127 fit. Signed codes move their sign to the activation first
+/// (`|w| · sign(x, w)`), which keeps −128 as 128.
 #[derive(Clone, Copy)]
 pub(crate) struct Pairs;
 
@@ -71,15 +73,18 @@ fn sweep<const SUB: usize, const MIN: bool, const TOP: i32>(
     packed: &[u8],
     tokens: usize,
     out: &mut OutMut<'_>,
-    place: Place,
+    block: OutBlock,
 ) {
-    // SAFETY: this function has the features; the panel and the tokens were packed for each other by `multiply`.
-    unsafe { sweep_body::<Avx2<Pairs>, SUB, MIN, TOP>(panel, packed, tokens, out, place) }
+    // SAFETY: this function has the features; the panel and the tokens were packed for each other
+    // by `multiply`.
+    unsafe { sweep_body::<Avx2<Pairs>, SUB, MIN, TOP>(panel, packed, tokens, out, block) }
 }
 
-// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
+// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each
+// pointer.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Dots for Pairs {
+    // `Pairs` takes signed codes.
     const BIAS: i32 = 0;
 
     #[inline(always)]
@@ -90,7 +95,8 @@ impl Dots for Pairs {
     #[inline(always)]
     unsafe fn runs(acc: __m256i, c: [__m256i; 4], x: *const __m256i, top: i32) -> __m256i {
         unsafe {
-            // Products whose 16-bit sums cannot overflow: 2 · top · 127 each.
+            // Number of products with a 16-bit sum that cannot overflow: each is at most 2 · top ·
+            // 127.
             let run = match top {
                 15 | 31 => 4,
                 63 => 2,
@@ -118,7 +124,8 @@ impl Dots for Pairs {
         top: i32,
     ) {
         unsafe {
-            // Steps whose 16-bit sums cannot overflow: 2 · top · 127 each.
+            // Number of steps with a 16-bit sum that cannot overflow: each adds at most 2 · top ·
+            // 127.
             let run = match top {
                 15 => 8,
                 31 => 4,
@@ -149,8 +156,8 @@ impl Dots for Pairs {
         packed: &[u8],
         tokens: usize,
         out: &mut OutMut<'_>,
-        place: Place,
+        block: OutBlock,
     ) {
-        unsafe { sweep::<SUB, MIN, TOP>(panel, packed, tokens, out, place) }
+        unsafe { sweep::<SUB, MIN, TOP>(panel, packed, tokens, out, block) }
     }
 }

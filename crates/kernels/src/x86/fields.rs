@@ -1,4 +1,4 @@
-//! Fields of bits by AVX2: what [`fields`](crate::generic::formats::fields) does in plain code.
+//! Fields of bits by AVX2: the functions of [`fields`](crate::generic::formats::fields).
 
 use std::arch::x86_64::*;
 
@@ -33,7 +33,7 @@ pub(super) unsafe fn indices<H: HighBits, const N: usize>(
                 _ => unreachable!("sixteen fields are 2, 4 or 8 bytes"),
             };
             let each = _mm256_shuffle_epi8(_mm256_set1_epi64x(units as i64), shuffle);
-            // There is no shift of 16-bit lanes by different amounts.
+            // A multiplication, since AVX2 cannot shift 16-bit lanes by different amounts.
             let above = _mm256_srli_epi16::<1>(_mm256_mullo_epi16(each, factors));
             let above = _mm256_and_si256(above, _mm256_set1_epi16(((1 << H::BITS) - 1) << 8));
             let low = _mm256_cvtepu8_epi16(_mm_loadu_si128(low.add(i).cast()));
@@ -58,7 +58,7 @@ const fn shuffle<H: HighBits>() -> [u8; 32] {
     to
 }
 
-/// What brings each field to bit 9.
+/// Factors that move each field to bit 9.
 const fn factors<H: HighBits>() -> [u16; 16] {
     let mut to = [0; 16];
     let mut i = 0;
@@ -77,6 +77,7 @@ const fn factors<H: HighBits>() -> [u16; 16] {
 unsafe fn with_parity(x: __m256i) -> [u64; 4] {
     // SAFETY: register arithmetic with a feature that the caller has; both are 32 plain bytes.
     unsafe {
+        // Parity of four bits by their value, 0x80 for odd: the values 0 to 7, then 8 to 15.
         const ODD: i64 = 0x8000_0080_0080_8000_u64 as i64;
         const EVEN: i64 = 0x0080_8000_8000_0080;
         let parity = _mm256_setr_epi64x(ODD, EVEN, ODD, EVEN);
@@ -89,7 +90,8 @@ unsafe fn with_parity(x: __m256i) -> [u64; 4] {
 /// Eight words at `p`, `stride` (4 or 8) bytes apart.
 ///
 /// # Safety
-/// The words exist, and where they are 8 bytes apart four bytes before them; the processor has AVX2.
+/// The words exist, and where they are 8 bytes apart four bytes before them; the processor has
+/// AVX2.
 #[inline(always)]
 unsafe fn words(p: *const u8, stride: usize) -> __m256i {
     // SAFETY: the caller's bytes and feature.
@@ -146,7 +148,8 @@ pub(super) unsafe fn tops(p: *const u8, stride: usize) -> __m256 {
     unsafe { _mm256_cvtepi32_ps(_mm256_srli_epi32::<28>(words(p, stride))) }
 }
 
-/// Each byte times its power of three, and of that the highest digit of base 3: `3 · (x · power mod 256) / 256`.
+/// Each byte times its power of three, and of that the highest digit of base 3:
+/// `3 · (x · power mod 256) / 256`.
 ///
 /// # Safety
 /// The processor has AVX2.

@@ -3,6 +3,7 @@
 mod amx;
 mod avx2;
 mod avx2_packed;
+mod avx2_vectors;
 mod avx512;
 mod avxvnni;
 mod bf16;

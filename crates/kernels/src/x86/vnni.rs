@@ -1,5 +1,5 @@
-//! The level `avx512vnni`: products of packed weights by `vpdpbusd`, sixteen rows or 64 codes at a time, and where the processor
-//! has the instruction those of BF16 by `vdpbf16ps`.
+//! The level `avx512vnni`: products of packed weights by `vpdpbusd`, sixteen rows or 64 codes at a
+//! time. If the processor has `vdpbf16ps`, that instruction multiplies BF16 weights.
 
 use std::arch::x86_64::*;
 
@@ -9,8 +9,7 @@ use super::avx2_packed::{half_of, halves8, powers8, six_bits, ue4m3};
 use super::avx512::{self, Avx512, transpose16};
 use super::{bf16, fields};
 use crate::generic::formats::fields::HighBits;
-use crate::generic::panel::Place;
-use crate::generic::qpanel::Panel;
+use crate::generic::sweep::{OutBlock, Panel};
 use crate::generic::target_feature_wrappers::{packed_wrappers, sweep_wrapper};
 use crate::generic::{Quant, Simd};
 use crate::{Level, LinearKernel, OutMut};
@@ -31,13 +30,15 @@ packed_wrappers!(Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma
 
 sweep_wrapper!(sweep, Avx512, "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c", 255);
 
-// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
+// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each
+// pointer.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Quant for Avx512 {
     type C = __m512i;
     type W = __m512;
     type A = __m512;
     type I = __m512i;
+    // `vpdpbusd` takes unsigned codes.
     const BIAS: i32 = 128;
     const RUNS_AS_LANES: bool = true;
     const STREAM_TILE: usize = 8;
@@ -189,7 +190,8 @@ impl Quant for Avx512 {
     }
     #[inline(always)]
     unsafe fn or_where(c: __m512i, bits: u64, value: u8) -> __m512i {
-        // The bits of `value` are clear in `c`, so that a sum is an or; there is no masked or of bytes.
+        // The bits of `value` are clear in `c`, so that a sum is an or; there is no masked or of
+        // bytes.
         unsafe { _mm512_mask_add_epi8(c, bits, c, _mm512_set1_epi8(value as i8)) }
     }
     #[inline(always)]
@@ -334,7 +336,7 @@ impl Quant for Avx512 {
             for (i, &c) in c.iter().enumerate() {
                 sums = _mm512_dpbusd_epi32(sums, c, _mm512_loadu_si512(x.add(64 * i).cast()));
             }
-            // In this order nothing but the sums waits in a register.
+            // In this order, only the sums stay in registers.
             let sums = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), w);
             _mm512_fmadd_ps(sums, _mm512_loadu_ps(x_scales), acc)
         }
@@ -392,8 +394,8 @@ impl Quant for Avx512 {
         packed: &[u8],
         tokens: usize,
         out: &mut OutMut<'_>,
-        place: Place,
+        block: OutBlock,
     ) {
-        unsafe { sweep::<SUB, MIN>(panel, packed, tokens, out, place) }
+        unsafe { sweep::<SUB, MIN>(panel, packed, tokens, out, block) }
     }
 }

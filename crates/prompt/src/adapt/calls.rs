@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use serde_json::{Value as Json, json};
 
-use super::{Adaptation, Adaptations, PLACEHOLDER_TEXT};
+use super::adaptation::{Adaptation, Adaptations, PLACEHOLDER_TEXT};
 use crate::PromptError;
 use crate::message::Message;
 
@@ -55,8 +55,7 @@ pub(super) fn calls_as_text(message: &mut Message) {
     }
 }
 
-/// Refuses a tool result whose call is not among the earlier messages. Calls without ids cannot be
-/// checked.
+/// Refuses a tool result if no earlier message has its call. Calls without ids cannot be checked.
 ///
 /// # Errors
 /// [`PromptError::Message`] with the index of the result.

@@ -5,91 +5,22 @@
 //! of a template by rendering small conversations. [`adapt`] changes a conversation to follow the
 //! rules without losing text, and returns the [`Adaptation`]s that it made.
 
+mod adaptation;
 mod calls;
+mod message_rules;
 mod rules;
 
-use std::collections::BTreeSet;
-use std::fmt;
-
+use self::adaptation::PLACEHOLDER_TEXT;
+pub use self::adaptation::{Adaptation, Adaptations};
 pub use self::calls::check_results;
 use self::calls::{
     calls_as_text, gather_results, ordered_results, result_as_user, separate_calls, separate_texts,
 };
-use self::rules::LateSystem;
-pub use self::rules::{MessageRules, ROLES};
+use self::message_rules::LateSystem;
+pub use self::message_rules::MessageRules;
+pub use self::rules::ROLES;
 pub(crate) use self::rules::{check_roles, is_accepted, writes_everything};
 use crate::message::Message;
-
-/// Text of a user message that is inserted because a template requires one.
-const PLACEHOLDER_TEXT: &str = "...";
-
-/// Kind of a change that adapts a conversation to its template.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Adaptation {
-    /// Neighbouring messages of one role became one message.
-    Merged,
-    /// The text of a system message moved to another place, or a text moved to a message of its own
-    /// before its calls.
-    Moved,
-    /// Calls and results changed their order: each result directly follows its call.
-    Reordered,
-    /// A text replaces something that the template cannot express, or is a user message that the
-    /// template requires.
-    Placeholder,
-    /// A message got another role.
-    Renamed,
-    /// Arguments of a call that were not a JSON object were wrapped in one.
-    Repaired,
-    /// Messages, or the middle of a tool result, were left out.
-    Dropped,
-}
-
-impl Adaptation {
-    /// The word for headers and logs.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Merged => "merged",
-            Self::Moved => "moved",
-            Self::Reordered => "reordered",
-            Self::Placeholder => "placeholder",
-            Self::Renamed => "renamed",
-            Self::Repaired => "repaired",
-            Self::Dropped => "dropped",
-        }
-    }
-
-    /// A sentence for users.
-    pub fn description(self) -> &'static str {
-        match self {
-            Self::Merged => "neighbouring messages of one role became one message",
-            Self::Moved => {
-                "the text of a system message stands in another place, or a text stands before its calls in a message of its own"
-            }
-            Self::Reordered => "each result stands behind its call, in the order of the calls",
-            Self::Placeholder => {
-                "a text stands for calls, for an image, or for a turn that the template requires"
-            }
-            Self::Repaired => {
-                "arguments of a call that were no JSON object became the text of an argument"
-            }
-            Self::Dropped => {
-                "messages or parts of them were left out: the context is too small, or the template has no place for them"
-            }
-            Self::Renamed => {
-                "a message has another role: developer as system, a late system message or a result as user"
-            }
-        }
-    }
-}
-
-impl fmt::Display for Adaptation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// All kinds of changes made to a conversation.
-pub type Adaptations = BTreeSet<Adaptation>;
 
 /// Sorts the results of parallel calls by the order of the calls, and changes nothing else.
 pub(crate) fn order_results(messages: &[Message]) -> (Vec<Message>, Adaptations) {
@@ -97,7 +28,7 @@ pub(crate) fn order_results(messages: &[Message]) -> (Vec<Message>, Adaptations)
     (ordered_results(messages.to_vec(), &mut made), made)
 }
 
-/// Changes a conversation to one that a template with these rules accepts.
+/// Changes a conversation so that a template with these rules accepts it.
 pub fn adapt(messages: &[Message], rules: &MessageRules) -> (Vec<Message>, Adaptations) {
     let (mut messages, mut made) = order_results(messages);
     if !rules.developer {

@@ -78,8 +78,9 @@ fn arg_mentions(arg: &Arg, name: &str) -> bool {
     }
 }
 
-/// The text that starts a tool call. Within the first `if` whose condition reads `.ToolCalls`, it
-/// is the first non-blank text that precedes all actions, up to its first `{`. The default is `{`.
+/// The text that starts a tool call. Within the first `if` that reads `.ToolCalls` in its
+/// condition, it is the first non-blank text that precedes all actions, up to its first `{`. The
+/// default is `{`.
 ///
 /// An `if` without a matching text is skipped, while Ollama stops there and uses `{`.
 pub(super) fn tool_tag(root: &[Node]) -> String {

@@ -183,7 +183,7 @@ impl<'t> Exec<'t> {
         Ok(())
     }
 
-    /// Runs one iteration of a loop. `base` is the number of variables including those of the loop.
+    /// Runs one iteration of a loop. `base` is the number of variables including the loop's.
     fn iteration(
         &mut self,
         branch: &'t Branch,

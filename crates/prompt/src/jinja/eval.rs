@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::args::CallArgs;
 use super::ast::{Args, Expr, Postfix};
-use super::format::braces;
+use super::format_method::braces;
 use super::interp::Interpreter;
 use super::methods::{self, Attribute};
 use super::ops;
@@ -91,7 +91,7 @@ impl Interpreter {
         items.iter().map(|item| self.eval(item)).collect()
     }
 
-    /// The first operand whose truth value is `wanted`, or the last operand.
+    /// The first operand with the truth value `wanted`, or the last operand.
     fn first_with_truth(&mut self, items: &[Expr], wanted: bool) -> EvalResult {
         let mut value = Value::None;
         for item in items {

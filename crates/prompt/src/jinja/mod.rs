@@ -2,9 +2,9 @@
 //! values and printing, the refusals of the sandbox, `tojson` without HTML escapes,
 //! `raise_exception`, `strftime_now`, `{% generation %}`, `{% break %}`.
 //!
-//! Prompts must equal those of Python byte for byte: methods before keys in `d.items`, `1e+20`,
-//! string `%`, `varargs`, generators that are not JSON. Untrusted templates must stay within limits
-//! on steps, memory and stack. Therefore this is an independent implementation.
+//! Prompts must equal Python's byte for byte: methods before keys in `d.items`, `1e+20`, string
+//! `%`, `varargs`, generators that are not JSON. Untrusted templates must stay within limits on
+//! steps, memory and stack. Therefore this is an independent implementation.
 
 mod args;
 mod ast;
@@ -12,6 +12,7 @@ mod builtin_tests;
 mod eval;
 mod filters;
 mod format;
+mod format_method;
 mod globals;
 mod interp;
 mod lex;
@@ -30,7 +31,7 @@ use std::sync::Arc;
 use serde_json::Value as Json;
 
 use crate::PromptError;
-use crate::jinja_chat::ProbeResults;
+use crate::probe_results::ProbeResults;
 use value::{EvalError, Value};
 
 /// A parsed Jinja template.

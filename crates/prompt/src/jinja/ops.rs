@@ -5,11 +5,8 @@ use std::cmp::Ordering;
 use super::ast::{BinaryOp, CompareOp};
 use super::format::percent;
 use super::text::{push, to_str};
-use super::value::{EvalError, EvalResult, Number, SeqKind, Value};
+use super::value::{EvalError, EvalResult, ITEMS_MAX, Number, SeqKind, Value};
 use crate::limits::{Budget, TemplateLimit};
-
-/// Longest list that `*`, `+` or `range` may create.
-pub(super) const ITEMS_MAX: usize = 1 << 20;
 
 pub(super) fn binary(op: BinaryOp, a: &Value, b: &Value, budget: &mut Budget) -> EvalResult {
     for operand in [a, b] {

@@ -9,12 +9,14 @@ use indexmap::IndexMap;
 use serde_json::Value as Json;
 
 use super::ast;
-use super::ops::ITEMS_MAX;
 use crate::limits::{Budget, TemplateLimit};
 
 /// Deepest nesting of lists and dicts, in levels. Walking or dropping a value cannot overflow the
 /// stack.
 pub(super) const VALUE_DEPTH_MAX: u32 = 200;
+/// Longest list that `*`, `+` or `range` may create, and longest text that is iterated, in items
+/// and bytes.
+pub(super) const ITEMS_MAX: usize = 1 << 20;
 
 /// Error of an operation. The interpreter adds the line.
 #[derive(Debug)]

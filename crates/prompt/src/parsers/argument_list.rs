@@ -3,19 +3,8 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::call_format::CallWriter;
-use super::format_detection::PROBE_TOOL;
-
-/// How the values of arguments are written.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ValueStyle {
-    /// Strings as bare text, other values as JSON.
-    Bare,
-    /// All values as JSON.
-    Json,
-    /// Like JSON with bare keys, and with this quote around strings.
-    Quoted(String),
-}
+use super::probe_call::{PROBE_TOOL, whole_tags};
+use super::value_style::ValueStyle;
 
 /// Kind of an argument value. A template may write each kind differently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,6 +103,16 @@ pub(super) fn probe_tool() -> Json {
             SECOND_KEY: {"type": "integer", "description": ""},
         },
     }}})
+}
+
+/// A template that writes calls, with the parser of these calls.
+pub(super) trait CallWriter {
+    /// Text that the template writes behind the function's name.
+    fn text_after_name(&self, arguments: &Map<String, Json>) -> Option<String>;
+
+    /// Returns true if the parser reads `text`, written behind the function's name, as a call with
+    /// these arguments.
+    fn parses_as(&self, text: &str, arguments: &Json) -> bool;
 }
 
 /// Parts of a rendered probe call.
@@ -225,10 +224,4 @@ fn common_prefix(a: &str, b: &str) -> usize {
     let same = a.char_indices().zip(b.chars()).take_while(|((_, a), b)| a == b);
     let end = same.last().map_or(0, |((at, c), _)| at + c.len_utf8());
     whole_tags(&a[..end])
-}
-
-/// Length of a text without an incomplete tag at its end.
-pub(super) fn whole_tags(text: &str) -> usize {
-    let tag = text.rfind(['<', '[']).filter(|at| !text[*at..].contains(['>', ']']));
-    tag.unwrap_or(text.len())
 }

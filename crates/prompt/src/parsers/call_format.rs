@@ -2,12 +2,14 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::argument_list::{self, ArgumentListFormat};
-use super::format_detection::{
-    PROBE_RESULT, PROBE_TOOL, answer_of, has_headers, parses_call, parses_probe_call,
-    probe_answers, probe_answers_with, probe_arguments, probe_tools,
+use super::argument_list::{self, ArgumentListFormat, CallWriter};
+use super::format_detection::{has_headers, parses_call, parses_probe_call};
+use super::format_parser::{FormatParser, ParserInput};
+use super::probe_call::{
+    PROBE_RESULT, PROBE_TOOL, answer_of, probe_answers, probe_answers_with, probe_arguments,
+    probe_tools,
 };
-use super::{FormatParser, ParserInput, families, generic};
+use super::{families, generic};
 use crate::{Template, ThinkTags};
 
 /// Format of a tool call: `before`, the function's name, and the arguments with the end of the
@@ -32,16 +34,6 @@ pub enum ArgumentsFormat {
     },
     /// Each argument separately.
     List(Box<ArgumentListFormat>),
-}
-
-/// A template that writes calls, with the parser of these calls.
-pub(super) trait CallWriter {
-    /// Text that the template writes behind the function's name.
-    fn text_after_name(&self, arguments: &Map<String, Json>) -> Option<String>;
-
-    /// Returns true if the parser reads `text`, written behind the function's name, as a call with
-    /// these arguments.
-    fn parses_as(&self, text: &str, arguments: &Json) -> bool;
 }
 
 struct TemplateCallWriter<'a> {

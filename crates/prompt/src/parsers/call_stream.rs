@@ -22,7 +22,7 @@ const MAX_HEAD_BYTES: usize = 1024;
 /// Format of the call being streamed.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum StreamedFormat<'a> {
-    /// `{"name": "f", "arguments": {…}}`, or a list of such objects.
+    /// `{"name": "f", "arguments": {…}}`, or a list of these objects.
     Object,
     /// Function name, separator, arguments.
     NameJson(&'a NameJson),
@@ -81,7 +81,7 @@ struct OpenCall {
 }
 
 impl OpenCall {
-    /// Returns true if the sent arguments are those of `call`.
+    /// Returns true if the sent arguments equal the arguments of `call`.
     fn is_for(&self, call: &FunctionCall) -> bool {
         let arguments: Option<Json> = serde_json::from_str(&self.sent).ok();
         let same = |arguments| matches!(arguments, Json::Object(given) if given == call.arguments);

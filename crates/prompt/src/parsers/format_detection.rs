@@ -1,22 +1,26 @@
 //! Detects the tool call format of a chat template, for models that name no parser.
 //!
-//! A probe call is rendered with the template. Its format is the first one whose parser reads this
-//! call back. Templates that do not write calls often mention the tags in their instructions.
+//! A probe call is rendered with the template. Its format is the first one with a parser that reads
+//! this call back. Templates that do not write calls often mention the tags in their instructions.
 
 use std::sync::OnceLock;
 
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Map, Value as Json};
 
-use super::argument_list::whole_tags;
 use super::body::{CallBody, NameJson, Pairs, TagText, Xml};
+use super::detected_calls::DetectedCalls;
 use super::families::{self, deepseek, gemma};
+use super::format_parser::{FormatParser, ParserInput};
+use super::output_parser::OutputParser;
+use super::output_part::OutputPart;
+use super::probe_call::{
+    PROBE_TOOL, PROBE_USER, after_user, answer_of, probe_arguments, probe_call, probe_tools,
+};
 use super::tagged::{
     CallEnd, CallsFormat, ReasoningFormat, ReasoningStart, TaggedFormat, TaggedParser,
 };
 use super::tools::Tools;
-use super::{FormatParser, OutputParser, OutputPart, ParserInput};
-use crate::chat::{Chat, render};
-use crate::message::{FunctionCall, Message, ToolCall};
+use crate::message::Message;
 use crate::{Template, ThinkTags};
 
 /// A tool call format.
@@ -228,15 +232,6 @@ fn kimi_k3() -> CallsFormat {
     CallsFormat::between("<|open|>tools<|sep|>", "<|close|>tools<|sep|>", bare(xml))
 }
 
-/// Result of probing a template.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum DetectedCalls {
-    /// The format of this name in [`KNOWN_FORMATS`].
-    Known(&'static str),
-    /// Text before a call in an unknown format, or a bracket.
-    Tag(String),
-}
-
 /// Returns true if every message of an answer has a header, as with gpt-oss.
 pub(super) fn has_headers(template: &Template) -> bool {
     let has = |marks: &[&str]| marks.iter().all(|mark| template.source().contains(mark));
@@ -246,7 +241,7 @@ pub(super) fn has_headers(template: &Template) -> bool {
         || has(&["<|start|>", "<|message|>", "<|eom|>"])
 }
 
-/// The named parser of a template whose output needs it even without tools.
+/// The named parser of a template if its output needs this parser even without tools.
 pub(super) fn parser_for_template(
     template: &Template,
     input: &ParserInput<'_>,
@@ -348,11 +343,6 @@ pub(super) fn has_answer_tags(template: &Template) -> bool {
     has("<|START_RESPONSE|>") || (has("<|open|>") && has("'response'"))
 }
 
-/// Key in the probe call's result.
-pub(super) const PROBE_RESULT: &str = "third";
-pub(super) const PROBE_TOOL: &str = "puna_probe_tool";
-const PROBE_USER: &str = "puna-probe-user";
-
 /// Detects the format of a template by probing.
 fn detect(template: &Template) -> DetectedCalls {
     let tools = probe_tools();
@@ -374,75 +364,6 @@ fn detect(template: &Template) -> DetectedCalls {
         None => detect_by_mentioned_tags(template)
             .map_or_else(|| DetectedCalls::Tag("{".to_owned()), DetectedCalls::Known),
     }
-}
-
-/// The declared tool of the probe call.
-pub(super) fn probe_tools() -> [Json; 1] {
-    [json!({"type": "function", "function": {
-        "name": PROBE_TOOL, "description": "", "parameters": {"type": "object", "required": ["first"], "properties": {
-            "first": {"type": "string", "description": ""}, "second": {"type": "integer", "description": ""},
-        }},
-    }})]
-}
-
-/// Text that a template writes behind the user message for a call, with and without its result; and
-/// the header of the next answer.
-pub(super) fn probe_answers(template: &Template) -> Option<(Vec<String>, String)> {
-    probe_answers_with(template, &probe_tools(), &probe_arguments())
-}
-
-/// Like [`probe_answers`], for a call of the tool in `tools` with these arguments.
-pub(super) fn probe_answers_with(
-    template: &Template,
-    tools: &[Json],
-    arguments: &Map<String, Json>,
-) -> Option<(Vec<String>, String)> {
-    let header = after_user(template, &[Message::new("user", PROBE_USER)], tools)?;
-    Some((probe_calls(template, tools, arguments).collect(), header))
-}
-
-/// Text that a template writes behind the user message for a call.
-fn probe_call(template: &Template, tools: &[Json]) -> Option<String> {
-    probe_calls(template, tools, &probe_arguments()).next()
-}
-
-/// Renders the probe call with its result, then without.
-fn probe_calls(
-    template: &Template,
-    tools: &[Json],
-    arguments: &Map<String, Json>,
-) -> impl Iterator<Item = String> {
-    let mut call = Message::new("assistant", "");
-    call.tool_calls = vec![ToolCall {
-        id: "abcDEF123".into(),
-        function: FunctionCall { index: 0, name: PROBE_TOOL.into(), arguments: arguments.clone() },
-    }];
-    let result = Message {
-        tool_name: Some(PROBE_TOOL.into()),
-        tool_call_id: Some("abcDEF123".into()),
-        ..Message::new("tool", format!("{{\"{PROBE_RESULT}\": 3}}"))
-    };
-    let messages = [Message::new("user", PROBE_USER), call, result];
-    [3, 2].into_iter().filter_map(move |count| {
-        let text = after_user(template, &messages[..count], tools)?;
-        text.contains(PROBE_TOOL).then_some(text)
-    })
-}
-
-/// Arguments of the probe call.
-pub(super) fn probe_arguments() -> Map<String, Json> {
-    let mut arguments = Map::new();
-    arguments.insert("first".into(), "x y".into());
-    arguments.insert("second".into(), 2.into());
-    arguments
-}
-
-/// Renders messages and returns the text behind the user message.
-fn after_user(template: &Template, messages: &[Message], tools: &[Json]) -> Option<String> {
-    let chat = Chat { tools, now: Some(jiff::civil::DateTime::default()), ..Chat::new(messages) };
-    let text = render(template, &chat).ok()?;
-    let (_, after) = text.rsplit_once(PROBE_USER)?;
-    Some(after.to_owned())
 }
 
 /// Returns true if a parser finds the probe call and no other call.
@@ -477,15 +398,6 @@ fn unknown_tag(template: &Template, written: &str, tools: &[Json]) -> Option<Str
     let tag = call[..name].split(['{', '"']).next().unwrap_or_default().trim();
     let tag = tag.strip_suffix('[').map_or(tag, str::trim_end);
     Some(if tag.is_empty() { "{".to_owned() } else { tag.to_owned() })
-}
-
-/// The text of an answer behind its header.
-pub(super) fn answer_of<'t>(written: &'t str, header: &str) -> Option<&'t str> {
-    let common = written.char_indices().zip(header.chars()).find(|((_, a), b)| a != b);
-    let mut from = common.map_or_else(|| written.len().min(header.len()), |((at, _), _)| at);
-    // Two tags may share a prefix: do not split inside a tag.
-    from = whole_tags(&written[..from]);
-    written.get(from..)
 }
 
 /// Detects the format by tags that the template source mentions, if the template writes no calls.

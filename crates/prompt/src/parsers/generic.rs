@@ -5,10 +5,12 @@ use serde_json::{Map, Value as Json};
 
 use super::body::{arguments, call};
 use super::call_stream::StreamedFormat;
-use super::output_part::{CallError, PartSink};
+use super::format_detection;
+use super::format_parser::{FormatParser, OutputStage, ParserInput, closing, is_free_of};
+use super::output_part::CallError;
+use super::part_sink::PartSink;
 use super::pending::{PendingText, TagMatch, first_tag};
 use super::tools::Tools;
-use super::{FormatParser, OutputStage, ParserInput, closing, format_detection, is_free_of};
 use crate::{Template, ThinkTags};
 
 /// The parser for a model that names none.

@@ -2,10 +2,13 @@
 
 use super::body::{CallBody, TagText};
 use super::call_stream::StreamedFormat;
-use super::output_part::{CallError, PartSink};
+use super::format_parser::{FormatParser, OutputStage, closing, is_free_of};
+use super::output_part::CallError;
+use super::part_sink::PartSink;
 use super::pending::{BracketMatcher, PendingText, TagMatch, first_tag};
 use super::tools::Tools;
-use super::{FormatParser, OutputStage, ValueStyle, closing, is_free_of};
+use super::value_style::ValueStyle;
+use crate::message::FunctionCall;
 
 /// Output format of a family.
 #[derive(Debug, Clone)]
@@ -444,7 +447,7 @@ impl TaggedParser {
     }
 
     /// Classifies the closing tag behind `inside`. In JSON, the tag ends the call if `inside`
-    /// parses. Between tags, the next tag must be the one that ends the value.
+    /// parses. Between tags, the next tag must end the value.
     fn classify_closing_tag(&self, calls: &CallsFormat, inside: &str) -> ClosingTag {
         let Some(first) = self.first_close.filter(|_| calls.close_tag_in_values) else {
             return match calls.close_tag_in_values && calls.body.ends_in_value(inside) {
@@ -487,11 +490,7 @@ impl TaggedParser {
     }
 
     /// Parses the body of a call and checks that its tools are declared, if required.
-    fn read(
-        &self,
-        calls: &CallsFormat,
-        inside: &str,
-    ) -> Result<Vec<super::FunctionCall>, CallError> {
+    fn read(&self, calls: &CallsFormat, inside: &str) -> Result<Vec<FunctionCall>, CallError> {
         let read = match calls.body_includes_open {
             true => calls.body.read(&format!("{}{inside}", calls.open), &self.tools)?,
             false => calls.body.read(inside, &self.tools)?,

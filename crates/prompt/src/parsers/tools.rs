@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value as Json};
 
-use super::body::python_literal;
+use super::python_literal::{literal, number};
 
 /// Tools by name. Copies share the tools, since a parser is copied to peek at the next piece.
 #[derive(Debug, Clone, Default)]
@@ -92,7 +92,7 @@ impl Tools {
         let types = self.types(tool, argument);
         let is_declared = |value: &Json| types.contains(&type_of(value));
         let begins = matches!(text.trim_start().as_bytes().first(), Some(b'[' | b'{'));
-        python_literal(text).filter(|value| begins && is_declared(value))
+        literal(text).filter(|value| begins && is_declared(value))
     }
 
     /// The value of an empty text if only a list or only an object is declared.
@@ -253,18 +253,6 @@ fn parse_value(text: &str, types: &[&str]) -> Json {
         return object;
     }
     text.into()
-}
-
-/// Parses a number; a number without fraction becomes an integer.
-pub(super) fn number(text: &str) -> Option<Json> {
-    if let Ok(whole) = text.parse::<i64>() {
-        return Some(whole.into());
-    }
-    let number = text.parse::<f64>().ok()?;
-    if number.fract() == 0.0 && number.abs() < 9e15 {
-        return Some((number as i64).into());
-    }
-    serde_json::Number::from_f64(number).map(Json::Number)
 }
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
 //! Cohere's Command A of 2026: a list of tools in the system turn, even if it is empty; calls and
 //! results as JSON.
 //!
-//! The blanks are those of the published template. The tokenizer adds the beginning-of-sequence
-//! token.
+//! The blanks equal the published template's. The tokenizer adds the beginning-of-sequence token.
 
 use std::collections::HashMap;
 

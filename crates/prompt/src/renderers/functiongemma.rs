@@ -20,7 +20,7 @@ pub(super) fn render(input: &RenderInput<'_>, out: &mut String) -> Result<(), Pr
         _ => ("", input.messages),
     };
     head(system, input.tools, out);
-    // Calls whose results follow, and the number of results written.
+    // Calls that still lack results, and the number of results written.
     let (mut calls, mut shown): (&[ToolCall], usize) = (&[], 0);
     let mut after_result = false;
     for (i, message) in messages.iter().enumerate() {

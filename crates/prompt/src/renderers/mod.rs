@@ -5,9 +5,9 @@
 //! the schema that Ollama decodes ([`tools`]), objects within call arguments are sorted by key, and
 //! image tags are inserted ([`images`]).
 //!
-//! The prompts equal those of Ollama byte for byte, as recorded in
-//! `tests/data/cases/renderers.jsonl` and compared on tens of thousands of random conversations.
-//! Known errors of Ollama are written as in the models' own templates:
+//! The prompts equal Ollama's byte for byte, as recorded in `tests/data/cases/renderers.jsonl` and
+//! compared on tens of thousands of random conversations. Known errors of Ollama are written as in
+//! the models' own templates:
 //!
 //! * Whole numbers are written in digits (Ollama: `1e+06` for a million), and a null in an `enum`
 //!   is not `<nil>`.

@@ -46,7 +46,8 @@ impl Tool {
         &self.function()["parameters"]
     }
 
-    /// The parameters by name, each `{"anyOf"?, "type"?, "items"?, "description"?, "enum"?, "properties"?, "required"?}`.
+    /// The parameters by name. Each may have the keys `anyOf`, `type`, `items`, `description`,
+    /// `enum`, `properties` and `required`.
     pub(super) fn properties(&self) -> Option<&Map<String, Json>> {
         self.parameters()["properties"].as_object()
     }

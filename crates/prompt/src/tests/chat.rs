@@ -19,7 +19,7 @@ fn cria(kind: TemplateFormat) -> Template {
     Template::parse(kind, source.trim_end_matches('\n')).expect("cria's template parses")
 }
 
-/// Text that render_both templates of cria write. They differ only in the text of tool schemas and in the
+/// Text that both templates of cria write. They differ only in the text of tool schemas and in the
 /// BOS token that Jinja adds.
 fn render_both(messages: &[Message], tools: &[Json], think: Option<Think>) -> (String, String) {
     let chat =

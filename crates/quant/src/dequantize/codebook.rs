@@ -1,4 +1,4 @@
-//! Types whose codes index a table: of single values (IQ4), or of rows of four or eight values
+//! Types with codes that index a table: of single values (IQ4), or of rows of four or eight values
 //! (IQ1, IQ2, IQ3).
 
 use super::legacy::nibbles;

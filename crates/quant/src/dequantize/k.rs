@@ -1,4 +1,4 @@
-//! K-quants: 256 values in sub-blocks whose scales are themselves quantized.
+//! K-quants: 256 values in sub-blocks with quantized scales.
 
 use super::{f16_field, for_each_block};
 use crate::layout::*;

@@ -124,8 +124,8 @@ impl BlockComponents {
     }
 
     /// Splits a block for types that store only 7 of 8 signs. If the number of minus signs is odd,
-    /// flips the sign of the value with the least weighted square, whose magnitude becomes
-    /// negative.
+    /// flips the sign of the value with the least weighted square. The magnitude of this value
+    /// becomes negative.
     fn with_even_signs(x: &[f32; 256], importance: Option<&[f32; 256]>) -> Self {
         let mut components = Self::with_free_signs(x, importance);
         for (g, signs) in

@@ -40,7 +40,7 @@ fn shared_exponent(largest: f32) -> u8 {
     (log2.floor() - 2.0 + 127.0).clamp(0.0, 254.0) as u8
 }
 
-/// For each value: the code whose value times `d` is nearest. The lowest code wins ties.
+/// For each value: the code with the nearest value, multiplied by `d`. The lowest code wins ties.
 #[inline(always)]
 fn nearest_codes<const N: usize>(x: &[f32; N], d: f32) -> [u8; N] {
     let (mut codes, mut best) = ([0; N], [f32::INFINITY; N]);

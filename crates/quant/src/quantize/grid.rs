@@ -201,7 +201,7 @@ impl<const N: usize> simd::Job for RowSearch<'_, N> {
     }
 }
 
-/// A block whose groups have the values `d · (2·scale + 1) · level`.
+/// A block with groups of the values `d · (2·scale + 1) · level`.
 pub(super) struct BlockFit<const S: usize> {
     /// Bits of a binary16 number.
     pub(super) d: [u8; 2],

@@ -11,6 +11,7 @@ use crate::layout::{BlockIQ1_M, BlockIQ1_S};
 static GRID: LazyLock<Grid<8>> =
     LazyLock::new(|| Grid::new(&codebooks::IQ1_S, &[-1.0, 0.0, 1.0], 3));
 
+/// Shift of a group's values, in units of its scale.
 const SHIFT: f32 = 0.125;
 /// Flag of rows that are shifted down.
 const SHIFTED_DOWN: u16 = 1 << 15;

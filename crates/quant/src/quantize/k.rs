@@ -163,7 +163,7 @@ struct AffineBlock<const G: usize> {
 
 impl<const G: usize> AffineBlock<G> {
     /// Rounds `d` and `dmin` to binary16, and the values to codes for the rounded scales. Groups
-    /// whose scale became zero keep the codes of the search.
+    /// with a zero scale after rounding keep the codes of the search.
     fn quantize<const N: usize>(
         &self,
         x: &[f32; 256],

@@ -1,11 +1,11 @@
 //! Searches for the scale (and minimum) with which small integers represent values best.
 //!
-//! All sums are f32 in element order, since the results of the k-quants must equal those of other
-//! tools bit by bit.
+//! All sums are f32 in element order, since the k-quants must have the same bits as the output of
+//! other tools.
 
 use super::simd;
 
-/// Groups whose largest magnitude is below this are stored as zeros.
+/// Groups with a largest magnitude below this are stored as zeros.
 pub(super) const ALMOST_ZERO: f32 = 1e-15;
 
 /// Nearest integer, ties to even. Correct for magnitudes up to 2^22, and callers divide values into

@@ -21,7 +21,7 @@ const FUEL: u64 = 4_000_000;
 /// Parses a constraint to rules and expressions. `own` as in [`reason`].
 ///
 /// # Errors
-/// What is wrong with the constraint.
+/// A sentence about the error in the constraint.
 pub fn load(
     factory: &ParserFactory,
     source: TopLevelGrammar,

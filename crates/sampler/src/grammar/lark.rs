@@ -1,12 +1,12 @@
 //! Translates a GBNF grammar to Lark.
 //!
 //! The two differ in one respect. GBNF describes characters. Lark separates rules from *terminals*,
-//! which are regular expressions that match as far as possible. So the translation makes terminals
-//! as large as possible. Every rule without recursion becomes a regular expression, and so does
-//! every run of regular rules, literals and classes within a recursive rule. A grammar without
-//! recursion becomes a single expression, and then both forms accept the same texts. In a recursive
-//! grammar a terminal may consume characters that GBNF would leave to what follows. The translation
-//! then rejects texts that GBNF accepts, never the other way round.
+//! which are regular expressions with the longest match. So the translation makes terminals as
+//! large as possible. Every rule without recursion becomes a regular expression, and so does every
+//! run of regular rules, literals and classes within a recursive rule. A grammar without recursion
+//! becomes a single expression, and then both forms accept the same texts. In a recursive grammar a
+//! terminal may consume characters that GBNF would leave to what follows. The translation then
+//! rejects texts that GBNF accepts, never the other way round.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;

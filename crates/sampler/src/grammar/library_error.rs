@@ -7,7 +7,7 @@ const MAX_REASON_CHARS: usize = 400;
 /// Reason for a constraint that no text fits.
 pub const NO_TEXT_ALLOWED: &str = "there is no text that it allows; what refers only to itself, for instance, never comes to an end";
 
-/// Reason for a string whose expression is empty, or too complex to decide.
+/// Reason for a string with an expression that is empty, or too complex to decide.
 const NO_STRING_ALLOWED: &str =
     "no string was found that its pattern, format, minLength and maxLength allow all at once";
 

@@ -14,7 +14,6 @@ mod lark;
 mod library_error;
 mod multiple_of;
 mod number_bounds;
-mod one_of;
 mod schema;
 mod shortest_end;
 #[cfg(test)]
@@ -24,29 +23,25 @@ mod unquoted_string;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
+use crate::constraint_size::CONSTRAINT_BYTES_MAX;
 use crate::schema::JsonSchema;
 use library_error::{NO_TEXT_ALLOWED, reason, too_complex};
 use llguidance::api::{GrammarInit, GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory, TokenParser};
-pub(crate) use one_of::OverlapChecker;
-pub use one_of::check_one_of;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use shortest_end::{BYTES_MAX, EndError, EndTracker, ITEMS_MAX, NumberTokens, STRING_BYTES_MAX};
-pub(crate) use unquoted_string::format as format_pattern;
+use shortest_end::{
+    BYTES_MAX, CONTROL_TOKEN_MARK, EndError, EndTracker, ITEMS_MAX, NumberTokens, STRING_BYTES_MAX,
+};
 pub use unquoted_string::{UnquotedString, pattern_excluding};
 
-/// Maximum number of bytes of a constraint. The largest schemas in use have about half of it.
-pub const CONSTRAINT_BYTES_MAX: usize = 256 << 10;
 /// Stack size of the thread that compiles constraints. The library recurses as deep as rules refer
 /// to each other, and a constraint has room for many short rules. Only used pages take memory.
 const STACK_BYTES: usize = 512 << 20;
 /// Maximum number of lexer states of a grammar. Each takes one or two kilobytes, and hostile
 /// expressions reach new states with every token. The largest schemas in use have a few thousand.
 const STATES_MAX: usize = 50_000;
-/// Marks a control token, as in `llguidance`: a byte that never occurs in UTF-8.
-const SPECIAL: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
 
 /// The format that an answer must have.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -186,7 +181,7 @@ impl GrammarCompiler {
     /// Compiles a constraint to a grammar at the start of a text.
     ///
     /// # Errors
-    /// What is wrong with the constraint, as a sentence for its author.
+    /// The error in the constraint, as a sentence for its author.
     pub fn compile(&self, constraint: &Constraint) -> Result<Grammar, GrammarError> {
         self.compile_as(constraint, false)
     }
@@ -462,7 +457,7 @@ impl fmt::Debug for Grammar {
 fn trie_bytes(token: GrammarToken<'_>) -> Vec<u8> {
     match token.is_text {
         true => token.bytes.to_vec(),
-        false => [&[SPECIAL], token.bytes].concat(),
+        false => [&[CONTROL_TOKEN_MARK], token.bytes].concat(),
     }
 }
 

@@ -179,7 +179,7 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Checks every schema whose subschemas apply to the same value, so that their multiples may
+/// Checks every schema together with its subschemas for the same value, so that their multiples may
 /// combine.
 fn check_combined(schema: &Value, whole: &[Multiple]) -> Result<(), String> {
     match schema {
@@ -224,7 +224,7 @@ fn refers(schema: &Value) -> bool {
     }
 }
 
-/// Rejects numbers whose common multiple is too large in any order of combination.
+/// Rejects numbers that have a too large common multiple in any order of combination.
 fn check_common_multiple(numbers: &[Multiple]) -> Result<(), String> {
     let refuse = || {
         let listed: Vec<String> = numbers.iter().take(8).map(ToString::to_string).collect();
@@ -312,7 +312,7 @@ mod tests {
         for n in [0.01, 0.05, 0.07, 0.14, 0.29, 0.125, 2.675] {
             assert!(read(n).is_some(), "{n}");
         }
-        // A few numbers have no such neighbour. None is read as another number.
+        // A few numbers have no neighbour of this kind. None is read as another number.
         for n in (1..1000).map(|n| f64::from(n) / 100.0) {
             assert!(read(n).is_none_or(|read| Some(read) == decimal(&format!("{n:?}"))), "{n}");
         }

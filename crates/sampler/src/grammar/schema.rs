@@ -6,22 +6,11 @@ use serde_json::{Map, Value, json};
 
 use super::{multiple_of, number_bounds};
 use crate::schema::JsonSchema;
+use crate::schema::keywords::{NAMED_SCHEMAS, SAME_VALUE_SCHEMAS, SCHEMA_LISTS, SINGLE_SCHEMA};
 
 /// White space between the tokens of a JSON text: none, one space, or one or two line breaks with
 /// indentation. Without a bound, an uncertain model may write white space forever.
 const WHITE_SPACE: &str = r" |\n{1,2}[ \t]{0,20}";
-
-/// Keywords that hold one schema.
-pub(super) const SINGLE_SCHEMA: [&str; 3] = ["items", "additionalItems", "additionalProperties"];
-/// Keywords that hold a list of schemas for different values.
-pub(super) const SCHEMA_LISTS: [&str; 2] = ["prefixItems", "items"];
-/// Keywords that hold schemas for the same value. If several of them or `properties` occur
-/// together, all apply at once. Closing one of them would then exclude the properties of the
-/// others.
-pub(super) const SAME_VALUE_SCHEMAS: [&str; 3] = ["anyOf", "oneOf", "allOf"];
-/// Keywords that hold schemas by name.
-pub(super) const NAMED_SCHEMAS: [&str; 4] =
-    ["properties", "patternProperties", "$defs", "definitions"];
 
 /// Schema of any JSON object.
 pub fn any_object() -> Value {

@@ -4,6 +4,7 @@ use llguidance::regex_to_lark;
 use serde_json::{Map, Value};
 
 use super::lark::escaped;
+use crate::schema::format_pattern;
 
 /// Any text.
 const ANY: &str = "(?s:.)*";
@@ -93,7 +94,7 @@ fn pattern(
             (if most == 0 { "(?s:.){0}".into() } else { format!("(?s:.){{0,{most}}}") }, true)
         }
         "pattern" => (whole_text_pattern(text()?), false),
-        "format" if !schema.contains_key("const") => match text().ok().and_then(format) {
+        "format" if !schema.contains_key("const") => match text().ok().and_then(format_pattern) {
             Some(pattern) => (pattern, false),
             None => return Ok(None),
         },
@@ -195,49 +196,10 @@ fn literals(values: &[Value]) -> String {
     }
 }
 
-/// Turns a JSON Schema pattern, which matches anywhere, into one that matches the whole text.
+/// Makes a JSON Schema pattern, which matches anywhere, match the whole text.
 fn whole_text_pattern(pattern: &str) -> String {
     let (before, rest) = pattern.strip_prefix('^').map_or((ANY, pattern), |rest| ("", rest));
     let ends = |rest: &&str| rest.bytes().rev().take_while(|b| *b == b'\\').count() % 2 == 0;
     let (rest, after) = rest.strip_suffix('$').filter(ends).map_or((rest, ANY), |rest| (rest, ""));
     format!("{before}(?:{}){after}", regex_to_lark(rest, "dw"))
-}
-
-/// Patterns of the enforced formats.
-pub fn format(name: &str) -> Option<String> {
-    const DATE: &str = "[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))";
-    const TIME: &str = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
-    const BYTE: &str = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
-    const LABEL: &str = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?";
-    Some(match name {
-        "date" => DATE.to_owned(),
-        "time" => TIME.to_owned(),
-        "date-time" => format!("{DATE}T{TIME}"),
-        "duration" => {
-            let time = "T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)";
-            let date = "(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)";
-            format!("P(?:[0-9]+W|{date}(?:{time})?|{time})")
-        }
-        "email" => format!("[a-zA-Z0-9_+-]+(?:\\.[a-zA-Z0-9_+-]+)*@{LABEL}(?:\\.{LABEL})+"),
-        "hostname" => format!("{LABEL}(?:\\.{LABEL})*"),
-        "ipv4" => format!("(?:{BYTE}\\.){{3}}{BYTE}"),
-        "ipv6" => {
-            // `n` groups before the gap, and at most 7 − n after it.
-            let part = "[0-9a-fA-F]{1,4}";
-            let gaps = (1..=6).map(|n| {
-                format!("{part}(?::{part}){{0,{}}}::(?:{part}(?::{part}){{0,{}}})?", n - 1, 6 - n)
-            });
-            let all: Vec<String> = gaps.collect();
-            format!("(?:{part}(?::{part}){{7}}|::(?:{part}(?::{part}){{0,6}})?|{})", all.join("|"))
-        }
-        "uuid" => "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}".to_owned(),
-        "uri" => {
-            let c = "(?:[a-zA-Z0-9._~!$&'()*+,;=:@-]|%[0-9a-fA-F]{2})";
-            let more = format!("(?:{c}|\\/|\\?)*");
-            format!(
-                "[a-zA-Z][a-zA-Z0-9+.-]*:(?:\\/\\/{c}+(?:\\/{c}*)*|{c}+(?:\\/{c}*)*)(?:\\?{more})?(?:#{more})?"
-            )
-        }
-        _ => return None,
-    })
 }

@@ -2,11 +2,15 @@
 //! answer.
 
 mod expressions;
+mod formats;
+pub(crate) mod keywords;
+mod one_of;
 mod patterns;
 mod references;
 mod relax;
 #[cfg(test)]
 mod tests;
+mod unenforced_keyword;
 mod validate;
 
 use std::collections::HashSet;
@@ -16,26 +20,13 @@ use std::sync::{Arc, OnceLock};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-use crate::grammar::check_one_of;
+pub(crate) use formats::format_pattern;
+pub use one_of::check_one_of;
 use references::References;
 use relax::{RelaxedSchema, relax};
+pub use unenforced_keyword::UnenforcedKeyword;
 use validate::Validator;
 pub use validate::WorkLimitExceeded;
-
-/// A keyword that is not enforced during generation, but checked on the finished answer.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct UnenforcedKeyword {
-    /// The keyword.
-    pub keyword: String,
-    /// Location of its schema, in the syntax of `$ref`.
-    pub place: String,
-}
-
-impl fmt::Display for UnenforcedKeyword {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} at {}", self.keyword, self.place)
-    }
-}
 
 /// JSON Schema of a request. Its enforceable part is computed once, on first use.
 #[derive(Clone)]

@@ -12,6 +12,7 @@ use llguidance::derivre::{self, RegexAst};
 use llguidance::regex_to_lark;
 
 use super::expressions;
+use super::formats::format_pattern;
 
 /// Maximum number of characters of a quantifier. A longer one is literal text.
 const QUANTIFIER_CHARS: usize = 24;
@@ -28,10 +29,6 @@ const BACKTRACKING_STEPS: usize = BACKTRACK_MAX / 100;
 const COMPILING_STEPS: usize = 64;
 /// Work budget for deciding whether an expression matches any text.
 const SEARCH_FUEL: u64 = 10_000;
-
-/// Enforced formats. Any other `format` is an annotation.
-pub(crate) const FORMATS: [&str; 10] =
-    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
 
 /// Translates a pattern for a grammar. `None` if it has look-around, back references or inner
 /// anchors, or is invalid.
@@ -138,7 +135,7 @@ impl PatternCache {
             "date-time" => format!("^{date}[tT]{time}$"),
             "email" => "^[^@\\s]+@[^@\\s]+$".into(),
             "uri" => "^[a-zA-Z][a-zA-Z0-9+.-]*:\\S*$".into(),
-            other => format!("^(?:{})$", crate::grammar::format_pattern(other)?),
+            other => format!("^(?:{})$", format_pattern(other)?),
         })
     }
 }
@@ -442,7 +439,7 @@ mod tests {
             assert_eq!(for_grammar(pattern), None, "{pattern}");
             assert_eq!(widened(pattern, (0, None)).as_deref(), wide, "{pattern}");
         }
-        // Nothing remains of it, or no matching text has this length.
+        // Nothing remains of the pattern, or no matching text has this length.
         assert_eq!(widened("(?=a)", (0, None)), None);
         assert_eq!(widened("^(?=a)abc$", (0, Some(2))), None);
         assert_eq!(for_grammar("^(?<a>b)$").as_deref(), Some("^(b)$"));

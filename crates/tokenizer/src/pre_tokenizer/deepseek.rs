@@ -23,7 +23,7 @@ pub(super) fn wide_cjk(s: Scan<'_>, ends: &mut PieceEnds<'_>) {
     });
 }
 
-/// The original expression, whose range includes white space.
+/// The original expression with a range that includes white space.
 pub(super) fn wide_cjk_original(s: Scan<'_>, ends: &mut PieceEnds<'_>) {
     isolate_runs(s, ends, |c, _| u8::from(matches!(c, 0x800..=0x9FA5 | 0xAC00..=0xD7FF)));
 }
@@ -98,7 +98,12 @@ fn is_afmoe_script(c: u32) -> bool {
     matches!(c, 0x0E40..=0x0EFF | 0x1000..=0x109F | 0x1100..=0x11FF | 0x1780..=0x17FF | 0x2F00..=0x2FDF | 0x3040..=0x30FF | 0x3400..=0x4DBF | 0x4E00..=0xFAFF | 0xFF65..=0xFF9F)
 }
 
-/// ``[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+``
+/// Pieces of this expression, on one line:
+///
+/// ```text
+/// [!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*
+/// |\s*[\r\n]+|\s+(?!\S)|\s+
+/// ```
 pub(super) fn v3_words(s: Scan<'_>, ends: &mut PieceEnds<'_>) {
     let mut spaces = SpaceRun::default();
     marked_words(s, ends, b"\r\n", |pos| spaces.next_or_newline(s, pos));

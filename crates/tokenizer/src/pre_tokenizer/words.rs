@@ -63,7 +63,7 @@ pub(super) fn jais2(s: Scan<'_>, ends: &mut PieceEnds<'_>) {
     words(s, ends, &WordOptions { powers_of_two: true, ..LLAMA3 });
 }
 
-/// Qwen 2, and BailingMoE, whose `\s*[\r\n]` without `+` matches the same.
+/// Qwen 2, and BailingMoE: its `\s*[\r\n]` without `+` matches the same text.
 pub(super) fn qwen2(s: Scan<'_>, ends: &mut PieceEnds<'_>) {
     words(s, ends, &QWEN2);
 }

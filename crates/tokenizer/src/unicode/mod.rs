@@ -43,6 +43,7 @@ pub(crate) const ANY: Class = (1 << 13) - 1;
 /// Me, N, P, S, Z. All of Z is white space, and some of Cc, which [`ClassTable::build`] corrects.
 const GROUPS: [Class; 16] = [CN, C, C, C, C, LU, LL, LT, LM, LO, MN, MC, N, P, S, WS];
 
+/// Code points per block of the table.
 const BLOCK: usize = 256;
 const CODE_POINTS: usize = 0x11_0000;
 

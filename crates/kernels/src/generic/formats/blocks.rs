@@ -16,7 +16,7 @@ unsafe fn bits64(p: *const u8, stride: usize, j: usize) -> u64 {
     }
 }
 
-/// The formats of 32 weights that differ in a stride, an offset to the nibbles and little else.
+/// Formats with blocks of 32 weights in nibbles. They differ in stride and offset of the nibbles.
 macro_rules! nibble_blocks {
     ($(#[$doc:meta])* $name:ident, $bytes:literal, $codes:expr, ($p:ident, $j:ident) => $unpack:expr,
      $scales:expr $(, by_runs($r:ident, $runs:expr) => $by_runs:expr)?) => {
@@ -39,7 +39,8 @@ macro_rules! nibble_blocks {
             }
             #[inline(always)]
             unsafe fn codes<S: Quant>(p: *const u8) -> [S::C; 4] {
-                // SAFETY: group j lies in blocks 2j and 2j + 1 of the chunk; features by the contract.
+                // SAFETY: group j lies in blocks 2j and 2j + 1 of the chunk; features by the
+                // contract.
                 unsafe { codes!(p, $p, $j, $unpack) }
             }
             $(const RUNS: [u8; 16] = $runs;
@@ -59,7 +60,7 @@ unsafe fn plain<S: Quant, const STRIDE: usize>(p: *const u8) -> (S::W, S::W) {
     unsafe { (S::w_halves(p, STRIDE), S::w_splat(0.0)) }
 }
 
-/// Scales and, after them, what is added: minimums with the opposite sign.
+/// Scales, and minimums with the opposite sign, which are added.
 #[inline(always)]
 unsafe fn with_minimum<S: Quant, const STRIDE: usize>(p: *const u8) -> (S::W, S::W) {
     // SAFETY: the caller's chunk has eight blocks; features by the contract.
@@ -92,7 +93,8 @@ const FP4_CODES: [u8; 16] = {
     codes
 };
 
-/// Runs of 16 weights of nibbles in blocks of 16 bytes: low nibbles are 16 weights, high ones the next.
+/// Runs of 16 weights of nibbles in blocks of 16 bytes: low nibbles are 16 weights, high ones the
+/// next.
 pub(super) const RUNS_OF_BLOCKS: [u8; 16] = [0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15];
 
 /// The nibbles of eight blocks, as [`RUNS_OF_BLOCKS`].

@@ -1,7 +1,7 @@
 //! The codebook formats: 256 weights as rows of a grid, with signs and scales.
 //!
-//! What can be had of all row numbers, signs and scales of a chunk at once is computed in vectors; the rows themselves are loads, addressed
-//! by numbers that pass through memory: taking them out of vectors costs more than all else.
+//! Row numbers, signs and scales of a chunk are computed in vectors. Rows are loaded by numbers
+//! that pass through memory, because extracting them from vectors costs more than all other steps.
 
 use puna_quant::TensorType;
 use puna_quant::tables::{IQ1S_GRID, IQ2S_GRID, IQ2XS_GRID, IQ2XXS_GRID, IQ3S_GRID, IQ3XXS_GRID};
@@ -28,8 +28,8 @@ unsafe fn nibble_scales<S: Quant>(d: f32, p: *const u8) -> S::W {
     }
 }
 
-/// Declares a format whose codes are rows of a grid, with row numbers in fields that are put together: how many rows, of what word (which
-/// `$words` puts together), their numbers, and what becomes of a group of 64 codes by its bits.
+/// Declares a codebook format: codes are rows of a grid. Arguments: number of rows, the word of a
+/// row (joined by `$words`), the row numbers, and the change of a group of 64 codes by its bits.
 macro_rules! grid_format {
     ($name:ident, $bytes:literal, $sub:literal, $codes:expr, [$word:ty; $rows:literal] by $words:ident,
      scales($p:ident) => $scales:expr,
@@ -63,7 +63,8 @@ macro_rules! grid_format {
                 let to = to.as_mut_ptr().cast::<$word>();
                 for i in (0..$rows).step_by(8) {
                     for i in i..i + 8 {
-                        // SAFETY: the rows fill `to`, which the caller has aligned. Volatile, so that words are not put together in vectors first.
+                        // SAFETY: the rows fill `to`, which the caller has aligned. Volatile, so
+                        // that words are not put together in vectors first.
                         unsafe { to.add(i).write_volatile(Self::row(numbers[i])) }
                     }
                 }
@@ -84,6 +85,7 @@ macro_rules! grid_format {
             }
             #[inline(always)]
             unsafe fn codes<S: Quant>(p: *const u8) -> [S::C; 4] {
+                // Rows per group of 64 codes.
                 const EACH: usize = $rows / 4;
                 let mut numbers: RowNumbers = [0; CHUNK / 4];
                 // SAFETY: as above.
@@ -107,11 +109,11 @@ macro_rules! grid_format {
     };
 }
 
-/// Row `number` of a grid, numbers being what [`Quant::indices`] gives for the high bits `H`.
+/// Row `number` of a grid; [`Quant::indices`] computes the numbers from the high bits `H`.
 #[inline(always)]
 fn row<H: HighBits, T: Copy, const N: usize>(grid: &[T; N], number: u16) -> T {
     const { assert!(N == 256 << H::BITS) };
-    // SAFETY: numbers have eight bits and those of `H`.
+    // SAFETY: a number has eight bits and the high bits of `H`, so it is below `N`.
     unsafe { *grid.get_unchecked(usize::from(number)) }
 }
 
@@ -131,7 +133,7 @@ all_codes(p) => {
     codes!(p, p, j, S::signed(S::negate_where(S::words(std::array::from_fn(|i| row(j, i))), signs[j])))
 });
 
-/// Two bits of each of four rows a byte.
+/// Two high bits for each of four rows, in a byte.
 type TwosOfFour = Above<1, 4, 2, 2>;
 
 grid_format!(IQ2_S, 82, 16, Codes::Signed, [u64; 32] by words,
@@ -149,7 +151,7 @@ all_codes(p) => {
     codes!(p, p, j, S::signed(S::negate_where(S::short_words(std::array::from_fn(|i| row(j, i))), signs[j])))
 });
 
-/// A bit of each of eight rows a byte.
+/// One high bit for each of eight rows, in a byte.
 type OnesOfEight = Above<1, 8, 1, 1>;
 
 grid_format!(IQ3_S, 110, 32, Codes::Signed, [u32; 64] by short_words,
@@ -163,8 +165,8 @@ row(number) => row::<OnesOfEight, _, _>(&IQ3S_GRID, number),
 bits(p) => std::array::from_fn(|j| u64_at(p.add(74 + 8 * j))),
 codes(c, negative) => S::signed(S::negate_where(c, negative)));
 
-/// Rows of the grid of −1, 0, 1 as the codes `8 · row − 1 + 10`. Weights that are shifted up have 2 more, a bit that no code
-/// has.
+/// Rows of the grid of −1, 0, 1 as the codes `8 · row − 1 + 10`. Weights that are shifted up have 2
+/// more, a bit that no code has.
 static IQ1_CODES: [u64; 2048] = {
     let mut codes = [0; 2048];
     let mut i = 0;
@@ -181,7 +183,7 @@ static IQ1_CODES: [u64; 2048] = {
     codes
 };
 
-/// Three bits of each of four rows in 16.
+/// Three high bits for each of four rows, in 16 bits.
 type ThreesOfFour = Above<2, 4, 3, 3>;
 
 grid_format!(IQ1_S, 50, 32, Codes::Offset(10), [u64; 32] by words,
@@ -201,7 +203,7 @@ bits(p) => std::array::from_fn(|j| {
 }),
 codes(c, up) => S::or_where(c, up, 2));
 
-/// Three bits of each of two rows a byte.
+/// Three high bits for each of two rows, in a byte.
 type ThreesOfTwo = Above<1, 2, 4, 3>;
 
 grid_format!(IQ1_M, 56, 16, Codes::Offset(10), [u64; 32] by words,

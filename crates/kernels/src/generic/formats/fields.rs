@@ -1,8 +1,7 @@
-//! Fields of a few bits as bytes and words: what every vector type can do in plain code, and some do better.
+//! Fields of a few bits as bytes and words, in plain code. Some vector types replace these
+//! functions.
 
-use super::{u16_at, u32_at};
-
-/// Where the bits above the lowest eight of a grid's row numbers are.
+/// Location of the row number bits above the lowest eight.
 pub(crate) trait HighBits {
     /// Bytes of a unit: 1 or 2.
     const UNIT: usize;
@@ -20,6 +19,7 @@ pub(crate) struct Above<const UNIT: usize, const EACH: usize, const STEP: usize,
 impl<const UNIT: usize, const EACH: usize, const STEP: usize, const BITS: usize> HighBits
     for Above<UNIT, EACH, STEP, BITS>
 {
+    // The parameters of the type.
     const UNIT: usize = UNIT;
     const EACH: usize = EACH;
     const STEP: usize = STEP;
@@ -92,7 +92,8 @@ pub(crate) unsafe fn tops(p: *const u8, stride: usize) -> u64 {
     (0..8).fold(0, |x, i| x | u64::from(unsafe { u32_at(p.add(i * stride)) } >> 28) << (8 * i))
 }
 
-/// Eight 3-bit fields at the bits 0, 3, 6 and 9 of two words as bytes, those of the first word first.
+/// Eight 3-bit fields at the bits 0, 3, 6 and 9 of two words as bytes, the fields of the first word
+/// first.
 #[inline(always)]
 pub(crate) fn spread_threes(a: u16, b: u16) -> u64 {
     let x = u64::from(a) | u64::from(b) << 32;
@@ -106,6 +107,18 @@ pub(crate) fn low_bytes(x: u64) -> u32 {
     let x = x & 0x00ff_00ff_00ff_00ff;
     let x = (x | x >> 8) & 0x0000_ffff_0000_ffff;
     (x | x >> 16) as u32
+}
+
+#[inline(always)]
+pub(super) unsafe fn u16_at(p: *const u8) -> u16 {
+    // SAFETY: the caller's two bytes.
+    u16::from_le(unsafe { p.cast::<u16>().read_unaligned() })
+}
+
+#[inline(always)]
+pub(super) unsafe fn u32_at(p: *const u8) -> u32 {
+    // SAFETY: the caller's four bytes.
+    u32::from_le(unsafe { p.cast::<u32>().read_unaligned() })
 }
 
 #[cfg(test)]

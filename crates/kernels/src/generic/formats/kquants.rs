@@ -49,6 +49,7 @@ pub(super) use k_format;
 #[inline(always)]
 #[cfg(target_arch = "aarch64")]
 pub(crate) unsafe fn six_bits(p: *const u8) -> (u64, u64) {
+    // Masks of fields in each byte.
     const LOW6: u32 = 0x3f3f_3f3f;
     const LOW4: u32 = 0x0f0f_0f0f;
     const TOP2: u32 = 0x3030_3030;
@@ -72,10 +73,12 @@ unsafe fn scales_and_minimums<S: Quant>(p: *const u8) -> (S::W, S::W) {
     }
 }
 
-/// Runs of 16 weights of nibbles in pieces of 32 bytes: low nibbles are 32 weights, high ones the next.
+/// Runs of 16 weights of nibbles in pieces of 32 bytes: low nibbles are 32 weights, high ones the
+/// next.
 const RUNS_OF_PIECES: [u8; 16] = [0, 8, 2, 10, 1, 9, 3, 11, 4, 12, 6, 14, 5, 13, 7, 15];
 
-/// Runs of 16 weights of 2-bit fields in pieces of 32 bytes: the lowest are 32 weights, the next the next 32.
+/// Runs of 16 weights of 2-bit fields in pieces of 32 bytes: the lowest are 32 weights, the next
+/// the next 32.
 pub(super) const RUNS_OF_CRUMBS: [u8; 16] = [0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15];
 
 k_format!(Q4_K, 144, 32, Codes::Minimum(15),
@@ -97,7 +100,8 @@ scales(p) => {
     (S::w_mul(scales, S::w_splat(last_half::<S>(p.add(208)))), S::w_splat(0.0))
 },
 codes(p, j) => {
-    // Each 128 weights: 64 bytes of low nibbles (first half) and high nibbles (second), 32 bytes of upper bits.
+    // Each 128 weights: 64 bytes of low nibbles (first half) and high nibbles (second), 32 bytes of
+    // upper bits.
     let (half, shift) = (j / 2, 4 * (j % 2) as i32);
     let low = S::fields(S::load64(p.add(64 * half)), shift, shift, 0x0f);
     S::or(low, S::fields(S::twice(p.add(128 + 32 * half)), shift - 4, shift - 2, 0x30))
@@ -106,6 +110,7 @@ codes(p, j) => {
 k_format!(Q2_K, 84, 16, Codes::Minimum(15),
 scales(p) => {
     let (low, high) = (u64_at(p), u64_at(p.add(8)));
+    // The low four bits of each byte.
     const LOW4: u64 = 0x0f0f_0f0f_0f0f_0f0f;
     let scales = S::w_bytes16(low & LOW4, high & LOW4);
     let minimums = S::w_bytes16(low >> 4 & LOW4, high >> 4 & LOW4);
@@ -120,6 +125,7 @@ by_runs(p, RUNS_OF_CRUMBS) => S::crumbs_by_runs(S::load64(p.add(16))));
 
 k_format!(Q3_K, 110, 16, Codes::Offset(4),
 scales(p) => {
+    // Masks of fields in each byte.
     const LOW4: u32 = 0x0f0f_0f0f;
     const TOP2: u32 = 0x3030_3030;
     let [a, b, c] = [u32_at(p.add(96)), u32_at(p.add(100)), u32_at(p.add(104))];

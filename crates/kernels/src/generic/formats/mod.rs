@@ -1,4 +1,5 @@
-//! How each packed format is unpacked. Layouts are those of the file format (see `puna_quant`).
+//! Unpacking of each packed format. `puna_quant` describes the layouts, which are the file
+//! format's.
 
 #![allow(non_camel_case_types)] // types are named as the formats are
 
@@ -33,6 +34,7 @@ pub(crate) mod kquants;
 pub(crate) mod ternary;
 
 use super::Quant;
+use fields::{u16_at, u32_at};
 
 /// The binary16 at `p`, which two more bytes of the block follow.
 #[inline(always)]
@@ -46,18 +48,6 @@ unsafe fn half<S: Quant>(p: *const u8) -> f32 {
 unsafe fn last_half<S: Quant>(p: *const u8) -> f32 {
     // SAFETY: the caller's bytes and features.
     unsafe { S::half_of(p.sub(2), true) }
-}
-
-#[inline(always)]
-unsafe fn u16_at(p: *const u8) -> u16 {
-    // SAFETY: the caller's two bytes.
-    u16::from_le(unsafe { p.cast::<u16>().read_unaligned() })
-}
-
-#[inline(always)]
-unsafe fn u32_at(p: *const u8) -> u32 {
-    // SAFETY: the caller's four bytes.
-    u32::from_le(unsafe { p.cast::<u32>().read_unaligned() })
 }
 
 #[inline(always)]

@@ -39,8 +39,8 @@ static POWERS: [[u8; 64]; 4] = [
     powers([(9, 16), (27, 16), (81, 16), (1, 4), (3, 4), (9, 4), (27, 4)]),
 ];
 
-// Digits of base 3, the highest first, of numbers that a byte holds as `256 · n / 243`, rounded up: five digits of 32 bytes, then of 16
-// bytes, then four of four bytes.
+// Digits of base 3, the highest first, of numbers that a byte holds as `256 · n / 243`, rounded up:
+// five digits of 32 bytes, then of 16 bytes, then four of four bytes.
 k_format!(TQ1_0, 54, 32, Codes::Offset(1),
 scales(p) => (S::w_splat(last_half::<S>(p.add(52))), S::w_splat(0.0)),
 all_codes(p) => {

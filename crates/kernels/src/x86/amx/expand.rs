@@ -1,8 +1,9 @@
 //! Weights from the file's formats to the A operand of `tdpbf16ps`: 16 rows of 32 bf16.
 //!
-//! Each weight is rounded once, to the nearest bf16 of its exact value. Formats of few codes go through a table: the up to
-//! 32 values that a run of weights with one scale can have are made in one or two multiplications, rounded, and then
-//! looked up by `vpermw`, 32 weights an instruction. Others are converted and multiplied, 16 weights a vector.
+//! Each weight is rounded once, to the nearest bf16 of its exact value. Formats with few codes use
+//! a table: up to 32 possible values of a run of weights with one scale are computed in one or two
+//! multiplications and rounded. `vpermw` then looks up 32 weights per instruction. Other formats
+//! are converted and multiplied, 16 weights per vector.
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
@@ -33,11 +34,13 @@ pub(super) trait Expand: 'static {
     const PARTS: usize = 1;
     /// Whether rows are bf16 as they are.
     const DIRECT: bool = false;
-    /// Bytes that are read for a slice, also where the row has fewer; 0 for a format that reads no more than it has.
+    /// Bytes that are read for a slice, even if the row has fewer; 0 for a format that reads only
+    /// bytes of the row.
     const BYTES: usize = SLICE / Self::BLOCK.0 * Self::BLOCK.1;
 
-    /// Expands `len` weights of one row: 32 each to `to`, `to + TILE`…, the second part `low` bytes after. `p` is valid for
-    /// the weights, and for `BYTES`; `to` for eight runs of each part, with anything in those after `len`.
+    /// Expands `len` weights of one row: 32 each to `to`, `to + TILE`…, the second part `low` bytes
+    /// after. `p` is valid for the weights, and for `BYTES`; `to` for eight runs of each part, with
+    /// anything in those after `len`.
     unsafe fn row(p: *const u8, len: usize, to: *mut u8, low: usize);
 }
 
@@ -49,7 +52,7 @@ pub(super) struct Strip {
     pub stride: usize,
     pub rows: usize,
     pub len: usize,
-    /// Where the matrix ends.
+    /// End of the matrix.
     pub end: *const u8,
     /// Bytes from the first part of the panel to the second.
     pub low: usize,
@@ -95,8 +98,9 @@ impl Lanes {
     #[inline(always)]
     unsafe fn new(x: __m512) -> Self {
         let mut lanes = Lanes([0.0; 16]);
-        // SAFETY: features by the contract of the callers. Through memory, out of the compiler's sight: it would move
-        // lanes by shuffles, for which there is one port, where loads that broadcast cost nothing.
+        // SAFETY: features by the contract of the callers. Through memory, out of the compiler's
+        // sight: it would move lanes by shuffles, for which there is one port, where loads that
+        // broadcast cost nothing.
         unsafe { _mm512_store_ps(lanes.0.as_mut_ptr(), x) };
         std::hint::black_box(&mut lanes);
         lanes
@@ -109,7 +113,7 @@ impl Lanes {
     }
 }
 
-/// What up to 16 codes stand for: `codes · scale - minimum`.
+/// Values of up to 16 codes: `codes · scale - minimum`.
 struct Values {
     codes: __m512,
     scales: Lanes,
@@ -139,7 +143,8 @@ impl Values {
         }
     }
 
-    /// A table of the codes with scale `i`, then with scale `i + 1`: rounding two tables at once costs what one does.
+    /// A table of the codes with scale `i`, then with scale `i + 1`: rounding two tables at once
+    /// costs what one does.
     #[inline(always)]
     unsafe fn two(&self, i: usize) -> __m512i {
         // SAFETY: features by the contract of the callers.
@@ -157,7 +162,7 @@ unsafe fn put(to: *mut u8, i: usize, weights: __m512i) {
 /// Values in nibbles: runs of 32 weights in 16 bytes, the first 16 in the low halves.
 pub(super) struct Nibbles<F>(PhantomData<F>);
 
-/// Where a chunk keeps nibbles, and what they mean before they are scaled.
+/// Location of the nibbles in a chunk, and their values before scaling.
 pub(super) trait NibbleFormat: Format {
     const VALUES: [f32; 16];
     /// Bytes before the nibbles of the first run, and from one run to the next.
@@ -257,7 +262,7 @@ impl Expand for Q4K {
     }
 }
 
-/// Any format whose codes are below 32, or below 16 with a scale for 16 weights.
+/// Formats with codes below 32, or below 16 with a scale for 16 weights.
 pub(super) struct Tables<F>(PhantomData<F>);
 
 impl<F: Format> Expand for Tables<F> {
@@ -391,7 +396,8 @@ impl Expand for Bf16 {
     }
 }
 
-/// binary16 as the sum of two bf16: exact, for 8 and 3 bits of mantissa are its 11, where the exponent is in range.
+/// binary16 as the sum of two bf16: exact, for 8 and 3 bits of mantissa are its 11, where the
+/// exponent is in range.
 pub(super) struct F16;
 
 impl Expand for F16 {
@@ -424,7 +430,7 @@ mod tests {
     use super::*;
     use crate::generic::formats::codebook;
 
-    /// How fast weights in the first-level cache are expanded, on one thread:
+    /// Measures the expansion of weights in the first-level cache on one thread:
     /// `cargo test --release -p puna-kernels --lib expanded -- --ignored --nocapture`
     #[test]
     #[ignore = "measures"]
@@ -451,7 +457,8 @@ mod tests {
             for _ in 0..200 {
                 let start = Instant::now();
                 for _ in 0..100 {
-                    // SAFETY: the strip's rows exist, the panel has room for 16 tiles, the features were found.
+                    // SAFETY: the strip's rows exist, the panel has room for 16 tiles, the features
+                    // were found.
                     unsafe { (expander.strip)(black_box(&strip), to) };
                 }
                 best = best.min(start.elapsed().as_secs_f64());

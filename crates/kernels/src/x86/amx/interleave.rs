@@ -44,7 +44,8 @@ pub(super) fn interleave_q8(
 /// Rows that can be interleaved.
 ///
 /// # Safety
-/// For the method: the row exists and has `left` more values from `k`, a multiple of 32; the processor has AVX-512 F.
+/// For the method: the row exists and has `left` more values from `k`, a multiple of 32; the
+/// processor has AVX-512 F.
 trait Rows: Copy {
     /// Values `k … k + 16` and `k + 16 … k + 32` of row `r`, zeros after the end.
     unsafe fn pair(self, r: usize, k: usize, left: usize) -> [__m512; 2];
@@ -126,7 +127,8 @@ unsafe fn piece_of<const PARTS: usize, S: Rows>(
             }
         }
         for (part, to) in parts.into_iter().zip(to) {
-            // SAFETY: the piece has 16 lines of 32 values for each 32 values of K; this function has the features.
+            // SAFETY: the piece has 16 lines of 32 values for each 32 values of K; this function
+            // has the features.
             unsafe {
                 for (i, line) in transpose16(part).into_iter().enumerate() {
                     _mm512_storeu_si512(to.add(TILE_ROWS * k + 32 * i).cast(), line);
@@ -141,11 +143,11 @@ unsafe fn piece_of<const PARTS: usize, S: Rows>(
 #[target_feature(enable = "avx512f")]
 unsafe fn load(p: *const f32, n: usize) -> __m512 {
     let mask = if n >= 16 { 0xffff } else { (1u32 << n) - 1 } as u16;
-    // SAFETY: what is masked out is not touched.
+    // SAFETY: masked lanes are not accessed.
     unsafe { _mm512_maskz_loadu_ps(mask, p) }
 }
 
-/// 32 values as bf16, and with two parts what that rounding took away.
+/// 32 values as bf16, and with two parts the rounding errors.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(super) fn rounded<const PARTS: usize>(a: __m512, b: __m512) -> [__m512i; PARTS] {

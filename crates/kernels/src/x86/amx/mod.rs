@@ -1,12 +1,14 @@
 //! The level `amx`: products with many activation rows on matrix units.
 //!
-//! Weight rows are the A operand in their natural order: 16 rows × 32 values of bf16 a tile, expanded from the file's
-//! format into a panel that the first-level cache holds ([`expand`]). Activations are the B operand, interleaved once for
-//! all products that read them ([`interleave`], [`TileRows`](crate::TileRows)). Sums stay f32 over all of K
-//! ([`multiply`]). Products with few activation rows, and everything that is no product, are those of `avx512vnni`.
+//! Weight rows are the A operand in their natural order: 16 rows × 32 values of bf16 a tile,
+//! expanded from the file's format into a panel that the first-level cache holds ([`expand`]).
+//! Activations are the B operand, interleaved once for all products that read them ([`interleave`],
+//! [`TileRows`](crate::TileRows)). Sums stay f32 over all of K ([`multiply`]). Products with few
+//! activation rows, and all other functions, come from `avx512vnni`.
 //!
-//! The bodies are written against the few instructions of a [`unit`], of which there are two: the processor's, and one
-//! in plain code, so that the bodies can be tested on machines with AVX-512 alone (level `amx-emulated`).
+//! The bodies use the few instructions of a [`unit`]. There are two units: the processor's, and a
+//! unit in plain code, so that machines with only AVX-512 can test the bodies (level
+//! `amx-emulated`).
 
 mod expand;
 mod interleave;
@@ -28,7 +30,7 @@ pub(super) fn available() -> bool {
     vectors() && tiles() && permitted()
 }
 
-/// The vector instructions beside those of `avx512vnni`.
+/// Whether the processor has the vector instructions that the level adds to `avx512vnni`.
 fn vectors() -> bool {
     is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vbmi")
 }
@@ -47,7 +49,7 @@ fn tiles() -> bool {
     if most < 0x1d || __cpuid_count(7, 0).edx & TILE_BF16_INT8 != TILE_BF16_INT8 {
         return false;
     }
-    // SAFETY: the system has enabled the instruction, says the bit.
+    // SAFETY: the bit says that the system has enabled the instruction.
     if __cpuid(1).ecx & OSXSAVE == 0 || unsafe { saved() } & TILE_STATE != TILE_STATE {
         return false;
     }
@@ -56,7 +58,7 @@ fn tiles() -> bool {
     palette.eax == 1024 << 16 | 8192 && palette.ebx == 8 << 16 | 64 && palette.ecx & 0xffff == 16
 }
 
-/// Asks the system for tiles, which it gives a process only on request.
+/// Requests tiles for the process; the system grants them only on request.
 #[cfg(target_os = "linux")]
 fn permitted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
@@ -65,7 +67,7 @@ fn permitted() -> bool {
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
 }
 
-/// Other systems give tiles without being asked, or not at all; none is known well enough to rely on it.
+/// Other systems are not supported.
 #[cfg(not(target_os = "linux"))]
 fn permitted() -> bool {
     false
@@ -85,7 +87,7 @@ pub(super) fn emulated() -> Option<&'static Level> {
     vectors().then_some(&LEVEL)
 }
 
-/// Some rounds of multiply-adds, and how many a round has.
+/// Rounds of multiply-adds, and the number of multiply-adds per round.
 pub type Peak = (fn(u32) -> f32, u64);
 
 /// Multiply-adds on tiles, for probes: of bf16 and of int8.
@@ -93,7 +95,7 @@ pub type Peak = (fn(u32) -> f32, u64);
 /// # Safety
 /// The level was handed out.
 pub unsafe fn peaks() -> [Peak; 2] {
-    // SAFETY: the processor has AMX, says the caller.
+    // SAFETY: the caller guarantees that the processor has AMX.
     let bf16 = |rounds| unsafe { peak::bf16::<Hardware>(rounds) };
     // SAFETY: as above.
     let int8 = |rounds| unsafe { peak::int8::<Hardware>(rounds) };
@@ -133,7 +135,8 @@ fn linear<U: Unit>(ty: TensorType) -> Option<LinearKernel> {
         TensorType::IQ2_S => kernel::<U, Products<codebook::IQ2_S>>(base),
         TensorType::IQ3_XXS => kernel::<U, Products<codebook::IQ3_XXS>>(base),
         TensorType::IQ3_S => kernel::<U, Products<codebook::IQ3_S>>(base),
-        // F32: 8 bits of mantissa would be a loss that nobody asked for, three products a value no gain.
+        // F32 keeps the f32 kernel: one bf16 would lose precision, and three products per value
+        // would gain no speed.
         _ => base,
     })
 }
@@ -152,6 +155,6 @@ fn kernel<U: Unit, E: Expand>(base: LinearKernel) -> LinearKernel {
 fn run<U: Unit, E: Expand>(w: WeightRows<'_>, x: Acts<'_>, out: OutMut<'_>, scratch: &mut Scratch) {
     assert_eq!(w.ty, E::TYPE);
     let expander = expand::Expander::of::<E>();
-    // SAFETY: the level was handed out after its features were found, and those of the unit.
+    // SAFETY: the level was handed out after its features and the unit's were found.
     unsafe { multiply::run::<U>(w, x, out, scratch, &expander) }
 }

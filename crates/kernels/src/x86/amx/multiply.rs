@@ -1,13 +1,15 @@
-//! Blocking: what is expanded when, and which cache holds it.
+//! Blocking of AMX products: the order of expanding, and the cache that holds each operand.
 //!
-//! *Many tokens*: activations of one slice of K and up to 1024 tokens (512 KiB) stay in the second-level cache while
-//! weight rows pass: 64 rows of the slice are expanded into a panel (32 KiB, first-level cache) and multiplied with all of
-//! these tokens, 2 × 2 tiles at a time, two blocks of rows for each 32 tokens so that these come from the first level the
-//! second time. Sums (up to 1 MiB) wait in memory from one slice to the next.
+//! *Many tokens*: activations of one slice of K and up to 1024 tokens (512 KiB) stay in the
+//! second-level cache while weight rows pass: 64 rows of the slice are expanded into a panel (32
+//! KiB, first-level cache) and multiplied with all of these tokens, 2 × 2 tiles at a time, two
+//! blocks of rows for each 32 tokens so that these come from the first level the second time. Sums
+//! (up to 1 MiB) wait in memory from one slice to the next.
 //!
-//! *Few tokens* (up to 32): sums stay in tiles over all of K while 32 rows are expanded slice by slice.
+//! *Few tokens* (up to 32): sums stay in tiles over all of K while 32 rows are expanded slice by
+//! slice.
 //!
-//! Both add in the same order, so that a product does not depend on who else is in the step.
+//! Both add in the same order, so that a product does not depend on the other rows of the step.
 
 use std::arch::x86_64::*;
 
@@ -35,7 +37,8 @@ const BLOCK_ROWS: usize = 2 * TILE_ROWS;
 /// Products of weight rows with all activation rows.
 ///
 /// # Safety
-/// The expander is that of the weights' format; the processor has the features of the level and of `U`.
+/// The expander is that of the weights' format; the processor has the features of the level and of
+/// `U`.
 #[target_feature(
     enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx512vbmi,avx2,fma,f16c"
 )]
@@ -82,7 +85,7 @@ fn sums(tokens: usize) -> usize {
     TILE * if tiles <= 2 { 4 } else { tiles * strips_at_once(tiles) }
 }
 
-/// Tiles of rows whose sums wait for the next slice.
+/// Tiles of rows with sums that wait for the next slice.
 fn strips_at_once(token_tiles: usize) -> usize {
     let panel = PANEL_ROWS / TILE_ROWS;
     (SUM_TILES / token_tiles / panel * panel).max(panel)
@@ -112,7 +115,7 @@ fn tile(x: &Acts<'_>, first: usize, rows: usize, parts: usize, to: &mut [u16]) {
     }
 }
 
-/// One product with activations in tiles, whose row 0 is token `first`.
+/// One product with activations in tiles; row 0 is token `first`.
 struct Product<'a> {
     w: WeightRows<'a>,
     x: TileRows<'a>,
@@ -124,15 +127,15 @@ struct Product<'a> {
 #[derive(Clone, Copy)]
 struct Weights {
     p: *const u8,
-    /// Bytes from one row to the next, from one tile of K to the next, from 16 rows to the next 16, and from the first
-    /// part to the second.
+    /// Bytes from one row to the next, from one tile of K to the next, from 16 rows to the next 16,
+    /// and from the first part to the second.
     row: usize,
     step: usize,
     strip: usize,
     low: usize,
 }
 
-/// Tiles of activations in memory: those of one slice.
+/// Tiles of activations in memory, for one slice.
 #[derive(Clone, Copy)]
 struct Activations {
     p: *const u8,
@@ -329,7 +332,7 @@ impl Product<'_> {
         Weights { p: panel.as_ptr(), row: 64, step: TILE, strip: STRIP, low }
     }
 
-    /// Where a slice starts in a row.
+    /// Start of a slice in a row.
     #[inline(always)]
     fn bytes(&self, slice: usize) -> usize {
         slice * SLICE / self.expander.block.0 * self.expander.block.1
@@ -393,7 +396,8 @@ unsafe fn block<U: Unit, const PARTS: usize, const R: usize, const T: usize>(
     }
 }
 
-/// Tiles 0 and 1 hold the sums of the first 16 rows, 2 and 3 those of the next; `stride` bytes lie between them in memory.
+/// Loads or clears sums: tiles 0 and 1 hold the first 16 rows, 2 and 3 the next 16; `stride` bytes
+/// lie between them in memory.
 #[inline(always)]
 unsafe fn begin<U: Unit, const R: usize, const T: usize>(
     unit: &mut U,
@@ -445,9 +449,11 @@ unsafe fn end<U: Unit, const R: usize, const T: usize>(unit: &mut U, to: *mut u8
     }
 }
 
-/// Adds `R` tiles of rows (tiles 4 and 5) times `T` of tokens (6 and 7), for all tiles of K of a slice.
+/// Adds `R` tiles of rows (tiles 4 and 5) times `T` of tokens (6 and 7), for all tiles of K of a
+/// slice.
 ///
-/// With two parts a product is high · low + high · high + low · high; what is left out is 2⁻¹⁶ of it.
+/// With two parts a product is high · low + high · high + low · high; the omitted product low · low
+/// is 2⁻¹⁶ of the whole.
 #[inline(always)]
 unsafe fn accumulate<U: Unit, const PARTS: usize, const R: usize, const T: usize>(
     unit: &mut U,

@@ -1,4 +1,5 @@
-//! What tiles can do at most: a block of 2 × 2 tiles as in the products, operands from the first-level cache.
+//! Peak rate of tiles: a block of 2 × 2 tiles as in the products, operands from the first-level
+//! cache.
 
 use super::expand::TILE;
 use super::unit::Unit;
@@ -75,7 +76,8 @@ mod tests {
 
     #[test]
     fn a_round_adds_as_many_products_as_it_claims() {
-        // SAFETY: the emulated unit asks for nothing. Four tiles of 16 × 16 sums, of which a line of one is seen.
+        // SAFETY: the emulated unit asks for nothing. Four tiles of 16 × 16 sums, of which a line
+        // of one is seen.
         let (bf16_sum, int8_sum) = unsafe { (bf16::<Emulated>(5), int8::<Emulated>(5)) };
         assert_eq!(bf16_sum as u64 * 16 * 4, 5 * BF16_MACS);
         assert_eq!(int8_sum as u64 * 16 * 4, 5 * INT8_MACS);

@@ -5,8 +5,9 @@ use std::arch::asm;
 /// Eight tiles of 16 lines of 64 bytes, numbered 0 to 7.
 ///
 /// # Safety
-/// For all methods: the processor has AMX with bf16 and int8 and the process may use it, where the unit is [`Hardware`];
-/// pointers are valid for 16 lines of 64 bytes, each `stride` bytes after the one before.
+/// For all methods: the processor has AMX with bf16 and int8 and the process may use it, where the
+/// unit is [`Hardware`]; pointers are valid for 16 lines of 64 bytes, each `stride` bytes after the
+/// one before.
 pub(super) trait Unit: Sized + 'static {
     /// Sets the unit up for this thread, until the value is dropped. A thread has one at a time.
     unsafe fn configure() -> Self;
@@ -16,17 +17,19 @@ pub(super) trait Unit: Sized + 'static {
     unsafe fn load<const T: usize>(&mut self, p: *const u8, stride: usize);
     /// Memory = tile `T`.
     unsafe fn store<const T: usize>(&self, p: *mut u8, stride: usize);
-    /// `C[m][n] += Σ_k A[m][k] · B[k/2][n][k%2]`: 16 × 16 f32, 16 × 32 bf16, 16 lines of 16 pairs of bf16.
+    /// `C[m][n] += Σ_k A[m][k] · B[k/2][n][k%2]`: 16 × 16 f32, 16 × 32 bf16, 16 lines of 16 pairs
+    /// of bf16.
     unsafe fn dot_bf16<const C: usize, const A: usize, const B: usize>(&mut self);
-    /// `C[m][n] += Σ_k A[m][k] · B[k/4][n][k%4]`: 16 × 16 i32, 16 × 64 i8, 16 lines of 16 fours of i8.
+    /// `C[m][n] += Σ_k A[m][k] · B[k/4][n][k%4]`: 16 × 16 i32, 16 × 64 i8, 16 lines of 16 fours of
+    /// i8.
     unsafe fn dot_i8<const C: usize, const A: usize, const B: usize>(&mut self);
 }
 
-/// The processor's tiles. They are configured while this lives: never across a wait, for the system would have to save
-/// 8 KiB whenever the thread is switched.
+/// The processor's tiles. They are configured while this lives: never across a wait, for the system
+/// would have to save 8 KiB whenever the thread is switched.
 pub(super) struct Hardware(());
 
-/// What `ldtilecfg` takes: palette 1, eight tiles of 16 rows of 64 bytes.
+/// Configuration for `ldtilecfg`: palette 1, eight tiles of 16 rows of 64 bytes.
 #[repr(C, align(64))]
 struct Config {
     palette: u8,
@@ -44,9 +47,9 @@ static CONFIG: Config = Config {
     rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
 };
 
-// Tiles are no registers that the compiler assigns, so that they keep their content from one block to the next. All blocks
-// are volatile, which keeps their order.
-// SAFETY of the blocks below: the trait's contract gives the features and the bytes at each pointer.
+// Tiles are no registers that the compiler assigns, so that they keep their content from one block
+// to the next. All blocks are volatile, which keeps their order. SAFETY of the blocks below: the
+// trait's contract gives the features and the bytes at each pointer.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Unit for Hardware {
     #[inline(always)]
@@ -193,8 +196,9 @@ mod tests {
 
     use super::*;
 
-    /// The operands of `Hardware`, as the assembler encodes them, against the encodings of the manual: the sums in
-    /// ModRM.reg, A in ModRM.rm, B in VEX.vvvv; tiles in memory by base and index, the index being the stride.
+    /// The operands of `Hardware`, as the assembler encodes them, against the encodings of the
+    /// manual: the sums in ModRM.reg, A in ModRM.rm, B in VEX.vvvv; tiles in memory by base and
+    /// index, the index being the stride.
     #[test]
     fn instructions_are_encoded_as_the_manual_says() {
         macro_rules! bytes {
@@ -257,7 +261,8 @@ mod tests {
             f32::from_bits(unit.tiles[0][0])
         };
         assert_eq!(dot([1.0, 2.0, 3.0, 4.0], [1.0, 10.0, 100.0, 1000.0], 0.5), 4321.5);
-        // In one chain 1 would be lost beside 2^30 before -2^30 comes; apart, even values cancel first.
+        // In one chain 1 would be lost beside 2^30 before -2^30 comes; apart, even values cancel
+        // first.
         let big = 2f32.powi(15);
         assert_eq!(dot([big, 1.0, -big, 0.0], [big, 1.0, big, 0.0], 0.0), 1.0);
         // Rounded to even at each addition: 2^24 + 1 + 1.

@@ -4,7 +4,7 @@ use serde_json::{Map, Value as Json};
 
 use super::super::output_part::CallError;
 use super::super::tools::Tools;
-use super::call;
+use super::syntax::call;
 use crate::message::FunctionCall;
 
 const SYNTAX_ERROR: CallError =
@@ -52,9 +52,9 @@ pub(super) fn read(
 /// The content of a tag, and the text behind the tag.
 type Tag<'t> = (&'t str, &'t str);
 
-/// Reads the element `name`, whose content starts at tag `at`. Returns its list or object, or
-/// `None` for plain text, and the index of the tag behind its closing tag. An element without
-/// closing tag is `None`.
+/// Reads the element `name` with content from tag `at` on. Returns its list or object, or `None`
+/// for plain text, and the index of the tag behind its closing tag. An element without closing tag
+/// is `None`.
 fn element(
     tags: &[Tag<'_>],
     mut at: usize,

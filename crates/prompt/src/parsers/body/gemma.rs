@@ -3,8 +3,9 @@
 use serde_json::{Map, Value as Json};
 
 use super::super::output_part::CallError;
-use super::super::tools::{Tools, number};
-use super::{TagText, call};
+use super::super::python_literal::number;
+use super::super::tools::Tools;
+use super::syntax::{TagText, call};
 use crate::message::FunctionCall;
 
 /// Deepest nesting of lists and objects.

@@ -4,7 +4,7 @@ use serde_json::{Map, Value as Json};
 
 use super::super::output_part::CallError;
 use super::super::tools::Tools;
-use super::call;
+use super::syntax::call;
 use crate::message::FunctionCall;
 
 const SYNTAX_ERROR: CallError = CallError::Syntax("{\"name\": \"f\", \"arguments\": {…}}");

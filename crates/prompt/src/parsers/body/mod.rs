@@ -6,25 +6,21 @@ mod json;
 mod name_json;
 mod pairs;
 mod python;
+mod syntax;
 mod xml;
-
-use std::borrow::Cow;
 
 pub(super) use gemma::Gemma;
 pub(super) use json::{arguments, object_call};
 pub(super) use name_json::NameJson;
 pub(super) use pairs::{Pairs, read as read_pairs};
-pub(super) use python::literal as python_literal;
+pub(super) use syntax::{TagText, call};
 pub(super) use xml::Xml;
 
-use super::argument_list::ValueStyle;
 use super::output_part::CallError;
 use super::pending::BracketMatcher;
 use super::tools::Tools;
+use super::value_style::ValueStyle;
 use crate::message::FunctionCall;
-
-/// A tag or separator, either constant or taken from a template.
-pub(super) type TagText = Cow<'static, str>;
 
 /// Syntax of the text inside a call.
 #[derive(Debug, Clone)]
@@ -118,24 +114,4 @@ impl CallBody {
             Self::Gemma(format) => vec![&format.quote],
         }
     }
-}
-
-/// Removes line breaks around a value between two tags. In formats that put values on their own
-/// lines, each line break is optional. With `bare`, line breaks belong to the value unless they
-/// stand on both sides.
-fn trim_value(text: &str, bare: bool) -> &str {
-    let within = text.strip_prefix('\n');
-    if bare {
-        return within.and_then(|text| text.strip_suffix('\n')).unwrap_or(text);
-    }
-    let text = within.unwrap_or(text);
-    text.strip_suffix('\n').unwrap_or(text)
-}
-
-/// A call with index 0.
-pub(super) fn call(
-    name: impl Into<String>,
-    arguments: serde_json::Map<String, serde_json::Value>,
-) -> FunctionCall {
-    FunctionCall { index: 0, name: name.into(), arguments }
 }

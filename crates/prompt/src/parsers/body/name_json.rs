@@ -1,7 +1,7 @@
 //! Calls that consist of a name, a separator and a JSON object.
 
 use super::super::output_part::CallError;
-use super::{TagText, call};
+use super::syntax::{TagText, call};
 use crate::message::FunctionCall;
 
 /// `f<separator>{…}`.

@@ -5,7 +5,7 @@ use serde_json::Map;
 use super::super::output_part::CallError;
 use super::super::pending::{TagMatch, first_tag};
 use super::super::tools::Tools;
-use super::{TagText, call, trim_value};
+use super::syntax::{TagText, call, trim_value};
 use crate::message::FunctionCall;
 
 /// Opening and closing tags of keys and values.

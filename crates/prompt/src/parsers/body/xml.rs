@@ -4,10 +4,11 @@ use serde_json::{Map, Value as Json};
 
 use super::super::output_part::CallError;
 use super::super::tools::Tools;
-use super::{TagText, call, trim_value};
+use super::syntax::{TagText, call, trim_value};
 use crate::message::FunctionCall;
 
-/// `<function=f><parameter=a>x</parameter></function>` or `<invoke name="f"><parameter name="a">x</parameter></invoke>`.
+/// `<function=f><parameter=a>x</parameter></function>` or
+/// `<invoke name="f"><parameter name="a">x</parameter></invoke>`.
 #[derive(Debug, Clone)]
 pub(in super::super) struct Xml {
     /// Start of a call's opening tag, before the name: `<function`.

@@ -1,10 +1,11 @@
 //! Cohere: tagged blocks of text, of reasoning, and of calls as a JSON list.
 
 use super::super::body::{CallBody, object_call};
-use super::super::output_part::{CallError, PartSink};
+use super::super::format_parser::{FormatParser, OutputStage, ParserInput};
+use super::super::output_part::CallError;
+use super::super::part_sink::PartSink;
 use super::super::pending::{BracketMatcher, PendingText};
 use super::super::tools::Tools;
-use super::super::{FormatParser, OutputStage, ParserInput};
 
 const END_THINKING: &str = "<|END_THINKING|>";
 const START_ACTION: &str = "<|START_ACTION|>";

@@ -1,7 +1,7 @@
 //! DeepSeek 3 and Cogito: a section of calls, each a name, a separator and JSON.
 
-use super::super::ParserInput;
 use super::super::body::{CallBody, NameJson, TagText};
+use super::super::format_parser::ParserInput;
 use super::super::tagged::{CallsFormat, ReasoningFormat, ReasoningStart, TaggedFormat};
 
 /// Tags around all calls.

@@ -3,10 +3,11 @@
 //! ends with the first `>>>`.
 
 use super::super::body;
-use super::super::output_part::{CallError, PartSink};
+use super::super::format_parser::{FormatParser, OutputStage, ParserInput};
+use super::super::output_part::CallError;
+use super::super::part_sink::PartSink;
 use super::super::pending::{BracketMatcher, PendingText, TagMatch};
 use super::super::tools::Tools;
-use super::super::{FormatParser, OutputStage, ParserInput};
 
 /// Text before a recipient.
 const RECIPIENT_MARK: &str = ">>>";

@@ -1,7 +1,7 @@
 //! Gemma 4 and FunctionGemma: `call:f{a:<quote>x<quote>,n:2}` between tags.
 
-use super::super::ParserInput;
 use super::super::body::{CallBody, Gemma};
+use super::super::format_parser::ParserInput;
 use super::super::tagged::{CallsFormat, ReasoningFormat, ReasoningStart, TaggedFormat};
 
 fn calls(

@@ -2,10 +2,12 @@
 //! call.
 
 use super::super::body::{Xml, call};
-use super::super::output_part::{CallError, PartSink};
+use super::super::format_parser::{FormatParser, OutputStage, ParserInput, is_free_of};
+use super::super::output_part::CallError;
+use super::super::part_sink::PartSink;
 use super::super::pending::{PendingText, TagMatch, first_tag};
 use super::super::tools::Tools;
-use super::super::{FormatParser, FunctionCall, OutputStage, ParserInput, is_free_of};
+use crate::message::FunctionCall;
 
 const START: &str = "<|start|>";
 const HEADER: &str = "<|start|>assistant";

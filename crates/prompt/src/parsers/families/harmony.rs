@@ -2,10 +2,11 @@
 
 use super::super::body::call;
 use super::super::call_stream::StreamedFormat;
-use super::super::output_part::{CallError, PartSink};
+use super::super::format_parser::{FormatParser, OutputStage, ParserInput, is_free_of};
+use super::super::output_part::CallError;
+use super::super::part_sink::PartSink;
 use super::super::pending::{PendingText, TagMatch};
 use super::super::tools::Tools;
-use super::super::{FormatParser, OutputStage, ParserInput, is_free_of};
 
 const START: &str = "<|start|>";
 const MESSAGE: &str = "<|message|>";

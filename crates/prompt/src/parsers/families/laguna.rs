@@ -2,10 +2,13 @@
 //! this tag are recognized.
 
 use super::super::body::{Pairs, arguments, call, object_call, read_pairs};
-use super::super::output_part::{CallError, PartSink};
+use super::super::format_parser::{FormatParser, OutputStage, ParserInput};
+use super::super::output_part::CallError;
+use super::super::part_sink::PartSink;
 use super::super::pending::{BracketMatcher, PendingText, TagMatch};
 use super::super::tools::Tools;
-use super::super::{FormatParser, FunctionCall, OutputStage, ParserInput, ValueStyle};
+use super::super::value_style::ValueStyle;
+use crate::message::FunctionCall;
 
 const THINK: &str = "<think>";
 const END_THINK: &str = "</think>";
@@ -254,7 +257,7 @@ impl Laguna {
         if name.is_empty() {
             return Err(CallError::NoName);
         }
-        // Argument types are those of the tool behind the alias.
+        // Argument types come from the tool behind the alias.
         read_pairs(&pairs, &format!("{}{}", named(name), &text[key..]), &self.tools)
     }
 

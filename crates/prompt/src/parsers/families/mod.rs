@@ -17,9 +17,9 @@ pub(super) use functionary::Functionary;
 pub(super) use glimmer::Glimmer;
 pub(super) use harmony::Harmony;
 
+use super::format_parser::{FormatParser, ParserInput};
 use super::tagged::{TaggedFormat, TaggedParser};
 use super::tools::Tools;
-use super::{FormatParser, ParserInput};
 
 type ParserConstructor = fn(&ParserInput<'_>) -> Box<dyn FormatParser>;
 

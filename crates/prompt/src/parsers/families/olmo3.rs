@@ -1,7 +1,7 @@
 //! OLMo 3: Python calls between tags, one a line. The reasoning variant does not call tools.
 
-use super::super::ParserInput;
 use super::super::body::CallBody;
+use super::super::format_parser::ParserInput;
 use super::super::tagged::{CallsFormat, ReasoningFormat, ReasoningStart, TaggedFormat};
 
 pub(super) fn olmo3() -> TaggedFormat {

@@ -1,14 +1,14 @@
 //! Qwen 3 and related models: JSON or XML calls in `<tool_call>`, reasoning in `<think>`.
 
-use super::super::ParserInput;
 use super::super::body::{CallBody, Xml};
+use super::super::format_parser::ParserInput;
 use super::super::tagged::{CallsFormat, ReasoningFormat, ReasoningStart, TaggedFormat};
 
 fn calls(body: CallBody) -> CallsFormat {
     CallsFormat::between("<tool_call>", "</tool_call>", body)
 }
 
-/// Reasoning whose closing tag may be missing before a call.
+/// Reasoning with a closing tag that may be missing before a call.
 fn reasoning(start: ReasoningStart) -> Option<ReasoningFormat> {
     Some(ReasoningFormat {
         call_ends_reasoning: true,

@@ -5,8 +5,8 @@ use super::super::tools::Tools;
 use super::*;
 use crate::GoTemplate;
 
-/// Rows whose recorded result depends on the chunks without being marked so, with the result of the
-/// whole text.
+/// Rows with a recorded result that depends on the chunks without being marked so, with the result
+/// of the whole text.
 const CHUNK_DEPENDENT_ROWS: [(&str, &str, &str); 4] = [
     // A line break behind the tag came in a chunk of its own.
     ("p0316", "Idea", "Outcome <toast>"),
@@ -69,7 +69,7 @@ fn run(row: &Json, chunks: &[&str]) -> JoinedOutput {
     JoinedOutput::of(parser, chunks.iter().copied())
 }
 
-/// Fails if the result differs from the one that `row` expects.
+/// Fails if the result differs from the expected result of `row`.
 fn check(row: &Json, got: &JoinedOutput, how: &str) {
     let what = format!("{} ({}) {how}: {}", row["id"], row["parser"], text_of(row));
     let expect = &row["expect"];

@@ -6,7 +6,11 @@ mod hostile;
 mod reasoning;
 mod templates;
 
+use serde_json::Value as Json;
+
 use super::*;
+use crate::message::{Message, Think};
+use crate::{Template, ThinkTags};
 
 /// Joined output of a parser.
 #[derive(Debug, Default, Clone, PartialEq)]

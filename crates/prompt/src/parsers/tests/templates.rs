@@ -47,7 +47,7 @@ fn the_call_that_a_template_writes_is_read_back() {
             continue;
         }
         let input = ParserInput { tools: &tools, ..ParserInput::default() };
-        // Behind the header of the answer, in formats whose messages have recipients.
+        // Behind the header of the answer, in formats with a recipient per message.
         let after = after.split_once("<|start|>assistant").map_or(after, |(_, after)| after);
         // Without the result of the call, which may contain another object.
         let after = after.split("{\"high\"").next().expect("a first part");

@@ -33,7 +33,7 @@ pub const BYTES_MAX: usize = 65_536;
 /// Item number of the start symbol, which no item expects.
 const WHOLE_TEXT: u32 = u32::MAX;
 
-/// Data of a grammar that all charts of it share.
+/// Data of a grammar that all its charts share.
 #[derive(Debug)]
 pub struct GrammarData {
     pub rules: Rules,
@@ -490,8 +490,8 @@ fn terminal(rules: &Rules, expected: &[ExpectedSymbol], lexemes: &[u32]) -> Opti
     expected.iter().filter(is_one).min_by_key(|entry| entry.cost).copied()
 }
 
-/// White space lexemes that may precede some lexemes: those of the previous lexeme's class, or
-/// those of all classes.
+/// White space lexemes that may precede some lexemes: the lexemes of the previous lexeme's class,
+/// or of all classes.
 fn blanks(spec: &LexerSpec, allowed: &[u32], last: Option<u32>) -> Vec<u32> {
     let class = |lexeme: u32| spec.lexemes[lexeme as usize].class();
     let mut classes: Vec<_> = allowed.iter().map(|lexeme| class(*lexeme)).collect();

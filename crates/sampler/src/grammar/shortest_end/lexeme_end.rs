@@ -141,7 +141,7 @@ impl Lexer {
                 }
                 best.as_ref().map_or(INFINITE_COST, |best| best.cost)
             };
-        // If most of the lexer's work budget is used, near ends may use one more eighth of it.
+        // If most of the lexer's work budget is used, near ends may use another eighth.
         let eighths = if self.is_nearly_exhausted() { 7 } else { 6 };
         let (mut at, mut least) = (0, INFINITE_COST);
         while let Some(&(state, ..)) = found.states.get(at) {
@@ -291,7 +291,7 @@ impl Lexer {
         LexemeEnd { cost, bytes, lexemes }
     }
 
-    /// Cost of the cached end of a state, if there is one that may follow here.
+    /// Cost of the cached end of a state, if an end that may follow here is cached.
     fn cached_cost(
         &self,
         state: StateID,

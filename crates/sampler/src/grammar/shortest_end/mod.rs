@@ -32,7 +32,9 @@ use min_tokens::MinTokenizer;
 pub use numbers::NumberTokens;
 use rules::{INFINITE_COST, Rules};
 
-use super::SPECIAL;
+/// First byte of a control token's name in the trie, as in `llguidance`: a byte that never occurs
+/// in UTF-8.
+pub const CONTROL_TOKEN_MARK: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
 
 /// Why the shortest end of a grammar is not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -278,7 +280,7 @@ impl EndTracker {
         let trie = self.env.tok_trie();
         match trie.token(token) {
             [] => false,
-            [SPECIAL, ..] => self.chart.push_token(token),
+            [CONTROL_TOKEN_MARK, ..] => self.chart.push_token(token),
             bytes => self.chart.push(bytes),
         }
     }

@@ -7,7 +7,7 @@ use super::lexer::Lexer;
 
 /// Maximum number of digits before and after the decimal point.
 const DIGITS_MAX: u16 = 16;
-/// Maximum number of digits of an exponent. Such numbers are within the range of doubles.
+/// Maximum number of digits of an exponent. Numbers within it are in the range of doubles.
 const EXPONENT_MAX: u16 = 2;
 /// A number that can continue for this many digits counts as unbounded.
 const UNBOUNDED_DIGITS: usize = 40;

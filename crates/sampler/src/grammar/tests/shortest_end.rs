@@ -5,7 +5,7 @@ use super::*;
 /// Draws one of the allowed tokens.
 type Chooser<'a> = &'a mut dyn FnMut(&[u32], &Vocabulary) -> u32;
 
-/// Vocabulary: every byte, longer tokens like those of models, and the end token.
+/// Vocabulary: every byte, longer tokens as in models, and the end token.
 struct Vocabulary {
     words: Vec<Vec<u8>>,
     end: u32,

@@ -73,7 +73,7 @@ impl<'a> Relaxer<'a> {
         out.insert("enum".into(), Value::Array(fitting));
     }
 
-    /// Schemas of properties that apply conditionally, by name: those of `then`, `else` and
+    /// Schemas of properties that apply conditionally, by name: the schemas of `then`, `else` and
     /// `dependentSchemas`, and conditionally required names.
     pub(super) fn conditional_properties(
         &mut self,

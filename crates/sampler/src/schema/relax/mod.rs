@@ -21,14 +21,15 @@ use std::collections::{HashMap, HashSet};
 use indexmap::IndexSet;
 use serde_json::{Map, Value, json};
 
-use super::UnenforcedKeyword;
+use super::one_of::OverlapChecker;
 use super::references::{References, child};
+use super::unenforced_keyword::UnenforcedKeyword;
 use super::validate::Validator;
-use crate::grammar::{CONSTRAINT_BYTES_MAX, OverlapChecker};
+use crate::constraint_size::CONSTRAINT_BYTES_MAX;
 
 type Object = Map<String, Value>;
 
-/// Maximum number of schemas written. A constraint has room for no more, but some may be written
+/// Maximum number of schemas written. A constraint has room for fewer, but some may be written
 /// repeatedly.
 const SCHEMAS_MAX: usize = 200_000;
 /// Maximum nesting depth of written schemas. Requests are less deep, but a schema may contain

@@ -81,8 +81,8 @@ impl<'a> Relaxer<'a> {
         Ok(())
     }
 
-    /// Translates the counts of an object whose properties are all declared. `required_count`:
-    /// number of required properties.
+    /// Translates the counts of an object with declared properties only. `required_count`: number
+    /// of required properties.
     fn count_declared(
         &mut self,
         pointer: &str,

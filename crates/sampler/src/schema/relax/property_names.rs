@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::{Object, REFERENCES_MAX, Relaxer, SCHEMAS_MAX, allows, child, count};
 use super::{fits_everything, fits_nothing};
-use crate::grammar::format_pattern;
-use crate::schema::patterns::{FORMATS, for_grammar, is_pattern, widened};
+use crate::schema::formats::{FORMATS, format_pattern};
+use crate::schema::patterns::{for_grammar, is_pattern, widened};
 
 /// Maximum number of patterns that are joined to one expression.
 const PATTERNS_MAX: usize = 64;

@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use super::conditions::TYPES;
 use super::{Object, Relaxer, allows, count};
-use crate::schema::patterns::{FORMATS, for_grammar, is_pattern, may_fit, widened};
+use crate::schema::formats::FORMATS;
+use crate::schema::patterns::{for_grammar, is_pattern, may_fit, widened};
 
 /// Integer formats and their bounds.
 const INTEGER_FORMATS: [(&str, i128, i128); 8] = [

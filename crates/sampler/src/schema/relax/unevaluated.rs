@@ -98,8 +98,8 @@ impl<'a> Relaxer<'a> {
         is_known
     }
 
-    /// Whether a schema with a reference is reachable from that reference. No grammar exists for
-    /// such a cycle.
+    /// Whether a schema with a reference is reachable from that reference. No grammar exists for a
+    /// cycle of this kind.
     fn refers_to_itself(&self, map: &'a Object, pointer: &str) -> bool {
         let mut left: Vec<&'a Value> = Vec::new();
         let own =

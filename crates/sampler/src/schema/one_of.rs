@@ -1,0 +1,326 @@
+//! Checks whether the branches of a `oneOf` exclude each other, so that no value fits two branches.
+//!
+//! If they do, `oneOf` equals `anyOf`, which a grammar can enforce. Otherwise a grammar cannot
+//! enforce it.
+
+use std::collections::HashSet;
+
+use serde_json::Value;
+
+use super::keywords::{NAMED_SCHEMAS, SAME_VALUE_SCHEMAS, SCHEMA_LISTS, SINGLE_SCHEMA};
+use crate::constraint_size::CONSTRAINT_BYTES_MAX;
+
+type Object = serde_json::Map<String, Value>;
+
+/// Maximum number of references and subschemas followed in a row from one schema.
+const MAX_REFERENCES: usize = 32;
+/// Maximum number of comparisons of two schemas or two listed values. Schemas come from untrusted
+/// clients.
+const MAX_COMPARED: usize = 1_000_000;
+/// Maximum number of schemas visited. A constraint has room for fewer.
+const MAX_SCHEMAS: usize = CONSTRAINT_BYTES_MAX / 3;
+/// Types of a JSON value.
+const TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
+
+/// Looks for a `oneOf` of which a value may fit more than one branch. Considers types, constants,
+/// enumerations, and properties that an object must or must not have.
+///
+/// # Errors
+/// A sentence that names the keyword, its location, the branches, and how to make them exclusive.
+pub fn check_one_of(schema: &Value) -> Result<(), String> {
+    let mut check = ExclusionCheck { root: schema, compared: 0 };
+    let (mut seen, mut left) = (HashSet::new(), vec![(schema, "#".to_owned())]);
+    while let Some((schema, place)) = left.pop() {
+        let Value::Object(map) = schema else { continue };
+        if !seen.insert(std::ptr::from_ref(schema)) || seen.len() > MAX_SCHEMAS {
+            continue;
+        }
+        if let Some(Value::Array(branches)) = map.get("oneOf") {
+            check.branches(branches, &place)?;
+        }
+        for (keyword, value) in map {
+            let (keyword, place) = (keyword.as_str(), format!("{place}/{keyword}"));
+            match value {
+                Value::Object(_) if SINGLE_SCHEMA.contains(&keyword) => left.push((value, place)),
+                Value::Object(named) if NAMED_SCHEMAS.contains(&keyword) => {
+                    left.extend(
+                        named.iter().map(|(name, schema)| (schema, format!("{place}/{name}"))),
+                    );
+                }
+                Value::Array(list)
+                    if SCHEMA_LISTS.contains(&keyword) || SAME_VALUE_SCHEMAS.contains(&keyword) =>
+                {
+                    left.extend(
+                        list.iter().enumerate().map(|(i, schema)| (schema, format!("{place}/{i}"))),
+                    );
+                }
+                // The target may be anywhere in the schema.
+                Value::String(name) if keyword == "$ref" => {
+                    left.extend(check.referred(name).map(|schema| (schema, name.clone())));
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+struct ExclusionCheck<'a> {
+    root: &'a Value,
+    compared: usize,
+}
+
+/// Checks whether the branches of several `oneOf` keywords exclude each other, within one shared
+/// limit of comparisons.
+pub(crate) struct OverlapChecker<'a>(ExclusionCheck<'a>);
+
+impl<'a> OverlapChecker<'a> {
+    pub(crate) fn new(root: &'a Value) -> Self {
+        Self(ExclusionCheck { root, compared: 0 })
+    }
+
+    /// Whether the check proves that no value fits two of these branches.
+    pub(crate) fn exclude_each_other(&mut self, branches: &'a [Value]) -> bool {
+        self.0.branches(branches, "#").is_ok()
+    }
+}
+
+impl<'a> ExclusionCheck<'a> {
+    /// Resolves a reference within the schema.
+    fn referred(&self, name: &str) -> Option<&'a Value> {
+        self.root.pointer(name.strip_prefix('#')?)
+    }
+
+    fn branches(&mut self, branches: &'a [Value], place: &str) -> Result<(), String> {
+        // A reference without a target is another error, which the compiler of the schema reports.
+        let is_lost = |branch: &Value| {
+            branch["$ref"].as_str().is_some_and(|name| self.referred(name).is_none())
+        };
+        if branches.iter().any(is_lost) {
+            return Ok(());
+        }
+        for (i, one) in branches.iter().enumerate() {
+            for (j, other) in branches.iter().enumerate().skip(i + 1) {
+                if self.exclude(one, other, MAX_REFERENCES) {
+                    continue;
+                }
+                return Err(format!(
+                    "\"oneOf\" at {place}: a text could fit branch {i} and branch {j} at once, which cannot be ruled out while it is written: \
+                     give them different types, or a required property whose \"const\" tells them apart, or use \"anyOf\""
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the check proves that no value fits both schemas. `depth` limits the references and
+    /// subschemas that it follows.
+    fn exclude(&mut self, one: &'a Value, other: &'a Value, depth: usize) -> bool {
+        self.compared += 1;
+        if depth == 0 || self.compared > MAX_COMPARED {
+            return false;
+        }
+        let (Value::Object(ours), Value::Object(theirs)) = (one, other) else {
+            // `false` accepts nothing.
+            return *one == Value::Bool(false) || *other == Value::Bool(false);
+        };
+        self.compared +=
+            [ours, theirs].into_iter().filter_map(values).map(<[Value]>::len).sum::<usize>();
+        self.list_different_values(ours, theirs)
+            || !types(ours).iter().any(|kind| types(theirs).contains(kind))
+            || self.exclude_by_property(ours, theirs, depth)
+            || self.exclude_by_property(theirs, ours, depth)
+            || self.parts_exclude(ours, other, depth)
+            || self.parts_exclude(theirs, one, depth)
+    }
+
+    /// Whether both schemas list values and have none in common.
+    fn list_different_values(&mut self, one: &Object, other: &Object) -> bool {
+        let (Some(ours), Some(theirs)) = (values(one), values(other)) else { return false };
+        self.compared = self.compared.saturating_add(ours.len().saturating_mul(theirs.len()));
+        self.compared <= MAX_COMPARED
+            && !ours.iter().any(|value| theirs.iter().any(|other| are_same(value, other)))
+    }
+
+    /// Whether `one` requires a property that `other` forbids, or for which the two allow no common
+    /// value.
+    fn exclude_by_property(&mut self, one: &'a Object, other: &'a Object, depth: usize) -> bool {
+        // Properties do not restrict values that are not objects.
+        if types(one) != ["object"] || types(other) != ["object"] {
+            return false;
+        }
+        let closed = other.get("additionalProperties") == Some(&Value::Bool(false))
+            && !other.contains_key("patternProperties");
+        let property =
+            |map: &'a Object, name: &str| map.get("properties").and_then(|all| all.get(name));
+        let required = one.get("required").and_then(Value::as_array).into_iter().flatten();
+        required.filter_map(Value::as_str).any(|name| {
+            match (property(one, name), property(other, name)) {
+                (_, None) => closed,
+                (Some(ours), Some(theirs)) => self.exclude(ours, theirs, depth - 1),
+                (None, Some(theirs)) => *theirs == Value::Bool(false),
+            }
+        })
+    }
+
+    /// Whether the subschemas of `one` exclude `other`: its reference, one of its `allOf`, or all
+    /// branches of an `anyOf` or `oneOf`.
+    fn parts_exclude(&mut self, one: &'a Object, other: &'a Value, depth: usize) -> bool {
+        let referred = one.get("$ref").and_then(Value::as_str).and_then(|name| self.referred(name));
+        if referred.is_some_and(|part| self.exclude(part, other, depth - 1)) {
+            return true;
+        }
+        let list = |keyword: &str| one.get(keyword).and_then(Value::as_array);
+        if list("allOf")
+            .is_some_and(|parts| parts.iter().any(|part| self.exclude(part, other, depth - 1)))
+        {
+            return true;
+        }
+        let choices = ["anyOf", "oneOf"].into_iter().filter_map(list);
+        choices
+            .into_iter()
+            .any(|parts| parts.iter().all(|part| self.exclude(part, other, depth - 1)))
+    }
+}
+
+/// Types that a schema itself allows. `integer` counts as `number`.
+fn types(schema: &Object) -> Vec<&str> {
+    let of_name = |name: &str| {
+        TYPES.into_iter().find(|kind| *kind == if name == "integer" { "number" } else { name })
+    };
+    let declared: Vec<&str> = match schema.get("type") {
+        Some(Value::String(name)) => of_name(name).into_iter().collect(),
+        Some(Value::Array(names)) => {
+            names.iter().filter_map(Value::as_str).filter_map(of_name).collect()
+        }
+        _ => TYPES.to_vec(),
+    };
+    let Some(values) = values(schema) else { return declared };
+    let listed = |kind: &&str| values.iter().any(|value| type_of(value) == *kind);
+    declared.into_iter().filter(listed).collect()
+}
+
+fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => TYPES[0],
+        Value::Bool(_) => TYPES[1],
+        Value::Number(_) => TYPES[2],
+        Value::String(_) => TYPES[3],
+        Value::Array(_) => TYPES[4],
+        Value::Object(_) => TYPES[5],
+    }
+}
+
+/// Values that a schema lists with `const` or `enum`.
+fn values(schema: &Object) -> Option<&[Value]> {
+    match (schema.get("const"), schema.get("enum")) {
+        (Some(value), _) => Some(std::slice::from_ref(value)),
+        (None, Some(Value::Array(list))) => Some(list),
+        _ => None,
+    }
+}
+
+/// Whether two JSON values are equal. Numbers compare by value.
+fn are_same(one: &Value, other: &Value) -> bool {
+    match (one.as_f64(), other.as_f64()) {
+        (Some(one), Some(other)) => one == other,
+        _ => one == other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn error(schema: &Value) -> Option<String> {
+        check_one_of(schema).err()
+    }
+
+    #[test]
+    fn exclusive_branches_are_accepted() {
+        let cat = json!({"type": "object", "properties": {"kind": {"const": "cat"}}, "required": ["kind"]});
+        let dog = json!({"type": "object", "properties": {"kind": {"enum": ["dog", "wolf"]}}, "required": ["kind"]});
+        let refs = json!([{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}]);
+        let closed = |name: &str| json!({"type": "object", "properties": {name: {"type": "string"}}, "required": [name], "additionalProperties": false});
+        for branches in [
+            json!([{"type": "string"}, {"type": "integer"}, {"type": ["null", "boolean"]}]),
+            json!([{"const": 1}, {"enum": [2, "1", null]}]),
+            json!([cat, dog]),
+            json!([closed("a"), closed("b")]),
+            json!([{"allOf": [cat, {"title": "x"}]}, {"anyOf": [dog, {"type": "string"}]}]),
+            json!([false, true]),
+            json!([{"type": "string"}]),
+            refs.clone(),
+        ] {
+            let schema = json!({"$defs": {"cat": cat, "dog": dog}, "properties": {"pet": {"oneOf": branches}}});
+            assert_eq!(error(&schema), None, "{schema}");
+        }
+        // A reference to a reference.
+        let schema =
+            json!({"oneOf": refs, "$defs": {"cat": {"$ref": "#/$defs/c"}, "c": cat, "dog": dog}});
+        assert_eq!(error(&schema), None);
+    }
+
+    #[test]
+    fn overlapping_branches_are_refused_with_their_location() {
+        let open = |name: &str| json!({"type": "object", "properties": {name: {"type": "string"}}, "required": [name]});
+        let kind =
+            |value: &str| json!({"type": "object", "properties": {"kind": {"const": value}}});
+        for branches in [
+            json!([{"type": "number"}, {"type": "integer"}]),
+            json!([{"const": 1}, {"enum": [1.0]}]),
+            json!([open("a"), open("b")]),
+            // Neither branch requires the property.
+            json!([kind("cat"), kind("dog")]),
+            json!([{"type": "string", "minLength": 2}, {"type": "string", "pattern": "^a"}]),
+            json!([{}, {"type": "string"}]),
+            json!([{"$ref": "#/$defs/loop"}, {"type": "string"}]),
+            json!([{"type": "null"}, {"type": "string"}, {"enum": ["a", null]}]),
+        ] {
+            let schema =
+                json!({"$defs": {"loop": {"$ref": "#/$defs/loop"}}, "items": {"oneOf": branches}});
+            let error = error(&schema).unwrap_or_else(|| panic!("{schema}"));
+            assert!(
+                error.starts_with("\"oneOf\" at #/items: ") && error.contains("anyOf"),
+                "{error}"
+            );
+        }
+        assert_eq!(
+            error(&json!({"oneOf": [{"$ref": "#/nowhere"}, {"type": "string"}]})),
+            None,
+            "it is no matter of this"
+        );
+        // At the location of the reference's target.
+        let branches = json!([{"type": "string"}, {"const": "a"}]);
+        let schema = json!({"$ref": "#/components/x", "components": {"x": {"oneOf": branches}}});
+        assert!(error(&schema).unwrap().contains("at #/components/x: "));
+        // A property that is named like a keyword is not a keyword.
+        let names =
+            json!({"properties": {"oneOf": {"type": "array"}}, "const": {"oneOf": [{}, {}]}});
+        assert_eq!(error(&names), None);
+    }
+
+    #[test]
+    fn hostile_schemas_take_bounded_time() {
+        let names: Vec<Value> =
+            (0..40).map(|n| json!({"$ref": format!("#/$defs/{}", (n + 1) % 40)})).collect();
+        let defs: Object =
+            (0..40).map(|n| (n.to_string(), json!({"allOf": names, "anyOf": names}))).collect();
+        let begun = std::time::Instant::now();
+        assert!(error(&json!({"oneOf": names, "$defs": defs})).is_some());
+        // Long lists of different values, twice.
+        let many = |from: usize| json!({"enum": (from..from + 300_000).collect::<Vec<_>>()});
+        assert!(error(&json!({"oneOf": [many(0), many(1_000_000)]})).is_some());
+        let few = |from: usize| json!({"enum": (from..from + 300).collect::<Vec<_>>()});
+        let lists: Vec<Value> = (0..200).map(|n| few(1000 * n)).collect();
+        assert!(error(&json!({"oneOf": lists})).is_some());
+        // Long chains of references.
+        let chain: Object = (0..100_000)
+            .map(|n| (n.to_string(), json!({"$ref": format!("#/$defs/{}", n + 1)})))
+            .collect();
+        assert!(error(&json!({"$ref": "#/$defs/0", "$defs": chain})).is_none());
+        assert!(begun.elapsed().as_secs() < 120, "{:?}", begun.elapsed());
+    }
+}
