@@ -19,8 +19,8 @@ pub struct Address {
 }
 
 impl Address {
-    /// Parses `[scheme://]host[:port][/path]`. The second value describes an invalid port, in whose
-    /// place the default port is used.
+    /// Parses `[scheme://]host[:port][/path]`. The second value describes an invalid port; the
+    /// address then has the default port.
     pub fn parse(text: &str) -> (Self, Option<String>) {
         Self::parse_at(text, DEFAULT_PORT)
     }
@@ -50,7 +50,7 @@ impl Address {
         (Self { scheme: scheme.to_owned(), host: host.to_owned(), port, path }, warning)
     }
 
-    /// Describes what is wrong with scheme or host. `None`: both are valid.
+    /// Describes an invalid scheme or host. `None`: both are valid.
     pub fn problem(&self) -> Option<String> {
         let Self { scheme, host, .. } = self;
         if !["http", "https"].contains(&scheme.as_str()) {

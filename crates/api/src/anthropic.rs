@@ -45,7 +45,8 @@ pub struct MessagesRequest {
     pub mcp_servers: Vec<Value>,
     /// A container to run code in: refused.
     pub container: Option<Value>,
-    /// A stored conversation. `create` stores nothing; `continue` is a 404: clients send all messages.
+    /// A stored conversation. `create` stores nothing; `continue` is a 404: clients send all
+    /// messages.
     pub thread: Option<Thread>,
     /// Native options by name (Puna's addition).
     #[serde(deserialize_with = "json_shape::options")]

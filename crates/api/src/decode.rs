@@ -64,7 +64,7 @@ struct IgnoredFields {
 }
 
 impl IgnoredFields {
-    /// Records that the current value, or a field of it, is ignored.
+    /// Records that the current value, or one of its fields, is ignored.
     fn record(&self, field: Option<&str>) {
         let mut ignored = self.ignored.borrow_mut();
         if ignored.len() == MAX_IGNORED {

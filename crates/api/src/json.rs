@@ -1,7 +1,8 @@
 //! Parses JSON text to [`Value`] like Go's decoder, which existing clients were written for.
 //!
-//! Differences to `serde_json::from_slice`: bytes after the first value are ignored, invalid UTF-8 and lone
-//! surrogates become U+FFFD, nesting has its own limit, and errors have the texts that clients know.
+//! Differences to `serde_json::from_slice`: bytes after the first value are ignored, invalid UTF-8
+//! and lone surrogates become U+FFFD, nesting has its own limit, and errors have the texts that
+//! clients know.
 
 use serde_json::{Map, Number, Value};
 

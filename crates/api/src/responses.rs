@@ -45,7 +45,10 @@ pub struct ResponsesRequest {
     pub tool_choice: Option<ToolChoice>,
     /// Whether the model may call several functions at once.
     pub parallel_tool_calls: Option<bool>,
-    /// `auto` (the default): input that does not fit into the context is truncated, and `usage` tells how much. `disabled`: input that does not fit is an error, and the answer ends when the context is full. The response repeats the value; without one, it has `auto` if something was truncated, else `disabled`.
+    /// `auto` (the default): input that does not fit into the context is truncated, and `usage`
+    /// tells how much. `disabled`: input that does not fit is an error, and the answer ends when
+    /// the context is full. The response repeats the value; without one, it has `auto` if something
+    /// was truncated, else `disabled`.
     pub truncation: Option<String>,
     /// Repeated in the response.
     pub metadata: Option<Map<String, Value>>,

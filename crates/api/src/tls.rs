@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::sync::{Arc, OnceLock};
 
-use puna_trust::{Named, is_authority_itself};
+use puna_trust::{PinnedCertificateVerifier, is_authority_itself};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
@@ -45,7 +45,7 @@ impl ServerCertVerifier for LazySystemVerifier {
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         let verifier = self.verifier.get_or_init(|| {
-            Ok(Box::new(Named::system(Vec::new(), self.provider.clone())?)
+            Ok(Box::new(PinnedCertificateVerifier::system(Vec::new(), self.provider.clone())?)
                 as Box<dyn ServerCertVerifier>)
         });
         verifier.as_ref().map_err(Clone::clone)?.verify_server_cert(

@@ -185,10 +185,10 @@ mod tests {
 
     #[test]
     fn progress_is_visible_on_a_slow_connection() {
-        const SIZE: u64 = 4_000_000_000;
+        const TOTAL_BYTES: u64 = 4_000_000_000;
         assert_eq!(
             ["0.00%", "0.01%"].map(str::to_owned),
-            [percentage(300_000, SIZE), percentage(700_000, SIZE)]
+            [percentage(300_000, TOTAL_BYTES), percentage(700_000, TOTAL_BYTES)]
         );
         assert_eq!(
             (byte_count(19_300), byte_count(2_345_678)),
@@ -198,9 +198,9 @@ mod tests {
             (rate(15_321.7), rate(900.0), rate(0.0)),
             ("15.3 kB/s".into(), "900 B/s".into(), "0 B/s".into())
         );
-        assert_eq!(time_left(SIZE, 15_000.0), "74h 4m");
+        assert_eq!(time_left(TOTAL_BYTES, 15_000.0), "74h 4m");
         assert_eq!(
-            (time_left(SIZE, 0.0), time_left(SIZE, f64::NAN), time_left(0, 5.0)),
+            (time_left(TOTAL_BYTES, 0.0), time_left(TOTAL_BYTES, f64::NAN), time_left(0, 5.0)),
             Default::default()
         );
     }

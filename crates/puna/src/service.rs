@@ -321,7 +321,7 @@ enum ProbeResult {
 /// Sends the version request to a server.
 ///
 /// # Errors
-/// The listener is not such a server, or does not answer.
+/// The listener is not an Ollama-compatible server, or does not answer.
 async fn probe(client: &Client, address: &Address) -> Result<ProbeResult> {
     let elsewhere = "stop it, or set OLLAMA_HOST to another address (such as 127.0.0.1:11500)";
     match tokio::time::timeout(PROBE_TIMEOUT, client.version()).await {

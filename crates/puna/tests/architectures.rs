@@ -13,7 +13,7 @@ const WITHOUT_FOLDERS: &[(&str, &str)] = &[
 #[test]
 fn safetensors_import_covers_the_engine_architectures() {
     let known: BTreeSet<&str> = puna_models::known_architectures().into_iter().collect();
-    let imported = puna_store::imported_architectures();
+    let imported = puna_convert::supported_architectures();
     let reasons: BTreeMap<&str, &str> = WITHOUT_FOLDERS.iter().copied().collect();
     assert!(reasons.values().all(|reason| !reason.is_empty()));
     let missing: BTreeSet<&str> = known.difference(&imported).copied().collect();
@@ -27,7 +27,7 @@ fn safetensors_import_covers_the_engine_architectures() {
 fn the_manual_names_every_architecture_and_no_other() {
     let mut known: BTreeSet<&str> = puna_models::known_architectures().into_iter().collect();
     known.extend(puna_models::known_companions());
-    let text = include_str!("../../../docs/models.md");
+    let text = include_str!("../../../docs/reference/models.md");
     let cells = text.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
     let named: BTreeSet<&str> = cells
         .flat_map(|cell| cell.split(['`', ',', ';', ' ']))

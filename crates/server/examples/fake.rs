@@ -54,7 +54,7 @@ impl Loader for ClockLoader {
     }
 }
 
-/// Model whose tokens are bytes.
+/// Model with bytes as tokens.
 struct ClockGenerator {
     facts: Facts,
     cancelled: Mutex<HashMap<u64, Arc<AtomicBool>>>,

@@ -36,7 +36,7 @@ use crate::scheduler::{Limits, LoadOptions, ModelKey};
 use crate::shutdown::ShutdownSignal;
 use crate::speculate::{Draft, SpeculateSetting};
 
-/// Context in tokens of a model whose metadata has no training context.
+/// Default context, in tokens, of a model without a training context in its metadata.
 const DEFAULT_CONTEXT: u32 = 4096;
 
 /// Minimum context in tokens of a model that accepts images.
@@ -175,7 +175,7 @@ impl App {
         self.0.image_fetcher.as_ref()
     }
 
-    /// The mirror that serves `/v2` beside the other routes.
+    /// The mirror that serves the routes `/v2` of this server.
     pub(crate) fn mirror(&self) -> Option<&crate::mirror::Registry> {
         self.0.mirror.get()
     }
@@ -472,7 +472,7 @@ pub(crate) fn store_error(error: &StoreError) -> ApiError {
     ApiError::new(status, error.to_string())
 }
 
-/// What executes the tasks of a model.
+/// Executor of a model's tasks.
 enum ModelBackend {
     Runner(Arc<Lease>),
     /// An upstream server.

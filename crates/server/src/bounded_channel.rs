@@ -1,5 +1,5 @@
-//! A bounded channel that also accepts messages beyond its bound, for messages whose number
-//! something else limits.
+//! A bounded channel that also accepts messages beyond its bound. The senders of these messages
+//! limit their number.
 
 use std::sync::Arc;
 

@@ -116,7 +116,7 @@ pub enum Overflow {
     /// prompt that is still too long is cut in its middle.
     DropMessages,
     /// Drop the oldest turns except the first and the newest, then cut the longest tool result in
-    /// its middle. Reject what is still too long.
+    /// its middle. Reject a conversation that is still too long.
     DropTurns,
 }
 
@@ -183,7 +183,7 @@ impl Generate {
         let one = |i: usize| {
             let mut generate = self.clone();
             let seed = &mut generate.options.sampling.seed;
-            // A negative seed is drawn anew for each copy.
+            // A negative seed stays, so that each copy draws its own seed.
             if *seed >= 0 {
                 *seed = seed.saturating_add(i as i64);
             }
@@ -534,7 +534,7 @@ pub struct GenerationSummary {
     pub dropped_tokens: u64,
     /// Tokens of prompt and answer, without the begin token.
     pub context: Vec<u32>,
-    /// Schema keywords that the answer violates, if such keywords were checked at its end.
+    /// Schema keywords that the answer violates, if the runner checked any at its end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schema_violations: Option<Vec<String>>,
 }

@@ -78,7 +78,7 @@ impl App {
         self.sizes(std::slice::from_ref(entry)).await.pop().unwrap_or_default()
     }
 
-    /// Reads what the plan of a model needs; `None` if the model is broken.
+    /// Reads the inputs of a model's memory plan; `None` if the model is broken.
     async fn plan(&self, entry: &Entry) -> Option<Arc<ModelPlan>> {
         let wanted = entry.clone();
         let read = move |store: &puna_store::Store| {

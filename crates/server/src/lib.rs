@@ -86,7 +86,7 @@ pub async fn serve(
 /// certificate files at once. Requests trigger that check at most once a second.
 ///
 /// # Errors
-/// The same as those of [`serve`].
+/// The same errors as [`serve`].
 pub async fn serve_reloading(
     config: Config,
     listener: TcpListener,
@@ -104,7 +104,7 @@ pub async fn serve_reloading(
 /// clients. All other models of this server follow the script too.
 ///
 /// # Errors
-/// The same as those of [`serve`], and the file is not a valid script.
+/// The same errors as [`serve`], and the file is not a valid script.
 pub async fn serve_scripted(
     config: Config,
     listener: TcpListener,
@@ -168,6 +168,7 @@ async fn run_app(
     }
     let scheme = if tls.is_some() { "https" } else { "http" };
     tracing::info!(address = %format_args!("{scheme}://{address}"), models = %app.config().models.display(), version = VERSION, "listening");
+    runner::log_devices(app.config().threads, app.config().kernels.clone());
     let authorizer = Arc::new(authorizer);
     let registry = match app.config().mirror.serve {
         true => {

@@ -54,7 +54,7 @@ pub(crate) struct AcquireRequest {
     pub(crate) num_ctx: Option<u32>,
     /// How long the model stays loaded afterwards.
     pub(crate) keep_alive: Option<KeepAlive>,
-    /// What listings of loaded models show.
+    /// Description of the model in listings of loaded models.
     pub(crate) listing: ModelListing,
 }
 
@@ -277,7 +277,7 @@ struct RunnerEntry {
     pid: u32,
     started: Instant,
     loaded: bool,
-    /// The manager has told it to exit.
+    /// The manager has sent the command to exit.
     stopping: bool,
 }
 

@@ -1,8 +1,8 @@
 //! Metrics of requests and models for `GET /metrics`.
 //!
 //! Counters only grow while the server runs. No counter changes per token: requests count when
-//! their response starts and ends, models when they load and unload. The `manager` adds up what
-//! runners report.
+//! their response starts and ends, models when they load and unload. The `manager` adds up the
+//! reports of the runners.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -74,8 +74,7 @@ impl ServerMetrics {
     }
 }
 
-/// A request whose response has not started. Dropped before that, it counts as closed by the
-/// client.
+/// A request without a response so far. Dropped before that, it counts as closed by the client.
 pub(crate) struct PendingResponse {
     metrics: Arc<ServerMetrics>,
     labels: ResponseLabels,

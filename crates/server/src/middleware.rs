@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
-use puna_mirror::{Mirror, MirrorError, unescaped};
+use puna_mirror::{Denial, Mirror, unescaped};
 use tower::ServiceExt;
 
 use crate::app::App;
@@ -96,7 +96,9 @@ impl Middleware {
 
     /// Answers a request, counts it and logs it.
     pub async fn answer(&self, request: Request) -> Response {
-        LogEntry::begin(&request, peer(&request)).record(self.answer_with_metrics(request)).await
+        let entry = LogEntry::begin(&request, peer(&request));
+        // In a box, since the future of all routes is large and its callers would copy it.
+        entry.record(Box::pin(self.answer_with_metrics(request))).await
     }
 
     async fn answer_with_metrics(&self, mut request: Request) -> Response {
@@ -128,10 +130,9 @@ impl Middleware {
         };
         let origin = self.origin(request.headers());
         let mut response = match origin {
-            RequestOrigin::Refused => self.forbidden(
-                path.unwrap_or_default(),
-                "pages of this origin may not ask here: `origins` names those that may",
-            ),
+            RequestOrigin::Refused => {
+                self.forbidden(path.unwrap_or_default(), Denial::ForeignOrigin)
+            }
             RequestOrigin::Allowed(_) if request.method() == Method::OPTIONS => preflight(),
             _ => self.check_host_and_route(request, path.unwrap_or_default(), &route_match).await,
         };
@@ -159,8 +160,7 @@ impl Middleware {
                 HostKind::Foreign
                     if self.registry(path).is_some_and(|registry| registry.is_named(host)) => {}
                 HostKind::Foreign => {
-                    let why = "this server listens to its own machine alone, and answers to no other name: set `host`, or have the proxy say localhost";
-                    return self.forbidden(path, why);
+                    return self.forbidden(path, Denial::ForeignServerHost);
                 }
                 HostKind::Name if request.method() == Method::OPTIONS => {
                     return StatusCode::NO_CONTENT.into_response();
@@ -218,9 +218,9 @@ impl Middleware {
     }
 
     /// Status 403: with an empty body as Ollama sends it, or an error of the mirror on its paths.
-    fn forbidden(&self, path: &str, why: &str) -> Response {
+    fn forbidden(&self, path: &str, reason: Denial) -> Response {
         match self.registry(path) {
-            Some(_) => Mirror::error_response(&MirrorError::Denied(why.to_owned())),
+            Some(_) => Mirror::error_response(&reason.into()),
             None => StatusCode::FORBIDDEN.into_response(),
         }
     }

@@ -1,4 +1,4 @@
-//! The registry server: standalone as `puna mirror`, or beside the other routes of the server.
+//! The registry server: standalone as `puna mirror`, or as additional routes of the server.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use axum::response::{IntoResponse, Redirect, Response};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use puna_mirror::{
-    ClientAddress, FileStorage, Keys, Mirror, MirrorError, Permission, Principal, PullThrough,
-    RateLimit, RequestPermit, S3Storage, Settings, Storage, UsageLog,
+    ClientAddress, Denial, FileStorage, InternalError, Keys, Mirror, MirrorError, Permission,
+    Principal, PullThrough, RateLimit, RequestPermit, S3Storage, Settings, Storage, UsageLog,
 };
 pub use puna_mirror::{Removal, RetentionReport, check_namespace};
 use puna_store::{ModelName, Store};
@@ -32,10 +32,6 @@ use crate::panic_message::panic_message;
 use crate::prometheus;
 use crate::registry;
 use crate::version::VERSION;
-
-/// Error for requests with an unknown `Host`.
-const FOREIGN_HOST_ERROR: &str = "this mirror listens to its own machine alone, and answers to no other name: add the one that clients use to \
-mirror.names, or have the proxy say localhost";
 
 /// Directory below the models directory for blobs on their way from an upstream to object storage.
 const STAGING_DIR: &str = "puna-registry/passing";
@@ -74,24 +70,30 @@ impl Registry {
             quotas: config.quotas.clone(),
             retention: config.retention.clone(),
         };
-        let mut library = library(&store, &client, config).await?;
-        let store = match &config.storage {
-            None => store,
+        let driver = Driver::open(&store, &client, config).await?;
+        let store = match &driver {
+            Driver::Files(_) => store,
             // Upstream blobs pass through a separate store, so that they do not become models of
             // this machine.
-            Some(_) => Arc::new(Store::open(store.root().join(STAGING_DIR))?),
+            Driver::Bucket(_) => Arc::new(Store::open(store.root().join(STAGING_DIR))?),
         };
         if prunes {
             puna_tasks::spawn(cleanup::clean_up_hourly(store.clone()));
         }
+        let keys = Box::new(AuthorizerKeys(authorizer.clone()));
         let history = UsageLog::new()?;
-        if !config.upstreams.hosts.is_empty() {
-            let upstreams = config.upstreams.clone();
-            library =
-                Arc::new(PullThrough::new(library, store, client, upstreams, history.clone()));
-        }
-        let mirror =
-            Mirror::new(library, Box::new(AuthorizerKeys(authorizer.clone())), &settings, history)?;
+        let mirror = if config.upstreams.hosts.is_empty() {
+            Mirror::new(driver.into(), keys, &settings, history)?
+        } else {
+            let (upstreams, log) = (config.upstreams.clone(), history.clone());
+            let pull_through = match driver {
+                Driver::Files(files) => PullThrough::new(files, store, client, upstreams, log),
+                Driver::Bucket(bucket) => {
+                    PullThrough::with_bucket(bucket, store, client, upstreams, log)
+                }
+            };
+            Mirror::with_pull_through(pull_through, keys, &settings, history)?
+        };
         let cleaned = mirror.clone();
         puna_tasks::spawn(async move { cleaned.run_maintenance().await });
         Ok(Self { mirror, authorizer, machine: machine_name().into() })
@@ -106,11 +108,11 @@ impl Registry {
     /// host that a browser sets itself counts, because a web page may add forwarding headers.
     fn check_host(&self, request: &Request) -> Result<(), MirrorError> {
         if request.headers().get_all(header::HOST).iter().count() > 1 {
-            return Err(MirrorError::Denied("this request has more than one Host header".into()));
+            return Err(Denial::SeveralHosts.into());
         }
         let host = host(request);
         match classify_host(host, &self.machine) == HostKind::Foreign && !self.is_named(host) {
-            true => Err(MirrorError::Denied(FOREIGN_HOST_ERROR.into())),
+            true => Err(Denial::ForeignMirrorHost.into()),
             false => Ok(()),
         }
     }
@@ -129,7 +131,7 @@ impl Registry {
             Ok(response) => response,
             Err(panic) => {
                 tracing::error!(%method, path, "the registry panicked: {}", panic_message(&*panic));
-                Mirror::error_response(&MirrorError::Internal("a panic, which the log has".into()))
+                Mirror::error_response(&InternalError::LoggedPanic.into())
             }
         }
     }
@@ -172,16 +174,35 @@ impl Registry {
     }
 }
 
-/// Opens the library of the mirror, without its upstreams.
-async fn library(
-    store: &Arc<Store>,
-    client: &puna_registry::Registry,
-    config: &MirrorConfig,
-) -> Result<Arc<dyn Storage>, ServeError> {
-    Ok(match &config.storage {
-        None => Arc::new(FileStorage::new(store.clone())),
-        Some(storage) => Arc::new(S3Storage::open(storage, client).await?),
-    })
+/// Storage driver of the mirror.
+enum Driver {
+    /// The store of this machine.
+    Files(Storage),
+    /// A bucket.
+    Bucket(Arc<S3Storage>),
+}
+
+impl Driver {
+    /// Opens the driver that the configuration selects.
+    async fn open(
+        store: &Arc<Store>,
+        client: &puna_registry::Registry,
+        config: &MirrorConfig,
+    ) -> Result<Self, ServeError> {
+        Ok(match &config.storage {
+            None => Self::Files(FileStorage::new(store.clone()).into()),
+            Some(bucket) => Self::Bucket(Arc::new(S3Storage::open(bucket, client).await?)),
+        })
+    }
+}
+
+impl From<Driver> for Storage {
+    fn from(driver: Driver) -> Self {
+        match driver {
+            Driver::Files(storage) => storage,
+            Driver::Bucket(bucket) => bucket.into(),
+        }
+    }
 }
 
 /// Removes tags that no rule of `mirror.retention` keeps. A dry run only lists them.
@@ -191,13 +212,12 @@ async fn library(
 pub async fn retain(config: &Config, dry_run: bool) -> Result<RetentionReport, ServeError> {
     let store = Arc::new(config.store()?);
     let client = puna_registry::Registry::new(registry::settings(config));
-    let library = library(&store, &client, &config.mirror).await?;
+    let storage = Storage::from(Driver::open(&store, &client, &config.mirror).await?);
     let history = UsageLog::new()?;
     let retained =
-        puna_mirror::apply_retention(&*library, &history, &config.mirror.retention, dry_run)
-            .await?;
+        puna_mirror::apply_retention(&storage, &history, &config.mirror.retention, dry_run).await?;
     if !dry_run {
-        library.collect_garbage().await?;
+        storage.inventory.collect_garbage().await?;
     }
     Ok(retained)
 }

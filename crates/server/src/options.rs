@@ -1,4 +1,4 @@
-//! Generation options: those of the request override those of the model, which override the
+//! Generation options: options of the request override options of the model, which override the
 //! defaults.
 
 use std::collections::HashSet;
@@ -100,8 +100,8 @@ impl RequestOptions {
 }
 
 /// Applies the parameters of a model and then the options of a request to `load` and `run`, which
-/// hold the defaults. Unknown names are ignored; `unknown` receives those of the request. `null`
-/// counts as absent. Returns the name of the requested draft model.
+/// hold the defaults. Unknown names are ignored; `unknown` receives the request's unknown names.
+/// `null` counts as absent. Returns the name of the requested draft model.
 pub fn apply(
     params: &Map<String, Value>,
     options: &RequestOptions,

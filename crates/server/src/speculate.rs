@@ -60,10 +60,11 @@ impl SpeculateSetting {
     /// Maximum edit distance of a misspelt mode.
     const MAX_TYPOS: usize = 1;
 
-    /// Parses the value for all models, and rejects what can be neither a mode nor a model.
+    /// Parses the value for all models. Rejects a text that is neither a mode nor the name of a
+    /// model.
     ///
     /// # Errors
-    /// What the value must be.
+    /// Describes the valid values.
     pub fn parse_checked(text: &str) -> Result<Self, String> {
         let setting = Self::parse(text);
         let Self::Model(name) = &setting else { return Ok(setting) };

@@ -69,7 +69,7 @@ const TESTS: &[Test] = &[
     ("a_taken_port_says_by_whom", a_taken_port_says_by_whom),
 ];
 
-/// Runs the tests whose names contain one of the words. It supports `--list` and the harness
+/// Runs the tests with one of the words in their names. It supports `--list` and the harness
 /// options that test runners need.
 fn tests(words: &[String]) {
     let asks = |option: &str| words.iter().any(|w| w == option);

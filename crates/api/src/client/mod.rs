@@ -37,7 +37,7 @@ pub enum ClientError {
     Tls {
         /// Address of the server.
         base: String,
-        /// Cause, and what to do.
+        /// Cause and remedy.
         cause: String,
     },
     /// The connection broke.
@@ -49,7 +49,7 @@ pub enum ClientError {
         /// Message of the server.
         message: String,
     },
-    /// The response is not what the API defines.
+    /// The response does not follow the API.
     InvalidResponse(String),
 }
 

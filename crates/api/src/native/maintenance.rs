@@ -1,4 +1,4 @@
-//! Maintenance of the store: verify, prune, downloads. All of it is Puna's addition.
+//! Maintenance of the store: verify, prune, downloads. Puna adds these routes to Ollama's API.
 
 use serde::{Deserialize, Serialize};
 

@@ -52,7 +52,8 @@ pub struct ChatCompletionRequest {
     pub reasoning_effort: Option<String>,
     /// Whether the model reasons, as some servers name it.
     pub enable_thinking: Option<bool>,
-    /// Whether the model reasons, in Anthropic's form: `{"type": "enabled"}` or `{"type": "disabled"}`.
+    /// Whether the model reasons, in Anthropic's form: `{"type": "enabled"}` or
+    /// `{"type": "disabled"}`.
     pub thinking: Option<ThinkingSwitch>,
     /// Variables of the template, as for vLLM; `enable_thinking` or `thinking` sets reasoning.
     pub chat_template_kwargs: Option<Map<String, Value>>,
@@ -153,7 +154,8 @@ pub struct ToolCallFunction {
     /// Name of the function; absent if the call's id is.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Arguments as JSON text, or the next piece of it. An object becomes its text, null an empty text.
+    /// Arguments as JSON text, or the next piece of it. An object becomes its text, null an empty
+    /// text.
     #[serde(deserialize_with = "arguments_text")]
     pub arguments: String,
 }

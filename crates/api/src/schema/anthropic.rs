@@ -15,7 +15,8 @@ pub enum AnthropicContent {
 /// Block of a message.
 #[derive(JsonSchema)]
 pub struct AnthropicPart {
-    /// `text`, `image`, `document`, `search_result`, `thinking`, `redacted_thinking`, `tool_use`, `tool_result`, `server_tool_use` or `web_search_tool_result`.
+    /// `text`, `image`, `document`, `search_result`, `thinking`, `redacted_thinking`, `tool_use`,
+    /// `tool_result`, `server_tool_use` or `web_search_tool_result`.
     r#type: String,
     /// Of a `text`: the text.
     text: Option<String>,
@@ -35,7 +36,8 @@ pub struct AnthropicPart {
     input: Option<Map<String, Value>>,
     /// Of a `tool_result`: the id of the call.
     tool_use_id: Option<String>,
-    /// Of a `tool_result`: text, or blocks of type `text`, `image`, `document` or `search_result`; of a `search_result`: blocks of type `text`.
+    /// Of a `tool_result`: text, or blocks of type `text`, `image`, `document` or `search_result`;
+    /// of a `search_result`: blocks of type `text`.
     content: Option<AnthropicResult>,
     /// Of a `tool_result`: whether the call failed, which the model reads.
     is_error: Option<bool>,
@@ -91,7 +93,8 @@ enum AnthropicOrigin {
 /// Data of an image or a document.
 #[derive(JsonSchema)]
 pub struct AnthropicSource {
-    /// `base64`; for documents also `text` or `content`; for images also `url` if the server allows it.
+    /// `base64`; for documents also `text` or `content`; for images also `url` if the server allows
+    /// it.
     r#type: String,
     /// Of a document in base64: `text/plain`, or another text type.
     media_type: Option<String>,
@@ -124,7 +127,8 @@ pub struct AnthropicSystemPart {
 /// Event of a message, with further fields that Anthropic documents for its type.
 #[derive(JsonSchema)]
 pub struct MessageEvent {
-    /// `message_start`, `ping`, `content_block_start`, `content_block_delta`, `content_block_stop`, `message_delta`, `message_stop` or `error`.
+    /// `message_start`, `ping`, `content_block_start`, `content_block_delta`, `content_block_stop`,
+    /// `message_delta`, `message_stop` or `error`.
     r#type: String,
     /// Schema keywords that the answer violates (Puna's addition); in the last event.
     #[serde(default, skip_serializing_if = "Option::is_none")]

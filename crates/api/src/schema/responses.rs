@@ -17,7 +17,9 @@ pub enum ResponsesInput {
 /// Item of the input: a message, a call, a result or reasoning.
 #[derive(JsonSchema)]
 pub struct ResponsesItem {
-    /// `message` (the default), `function_call`, `custom_tool_call`, `local_shell_call`, these with the suffix `_output`, `reasoning`, `item_reference`, `additional_tools`; `web_search_call` and `image_generation_call` have no effect.
+    /// `message` (the default), `function_call`, `custom_tool_call`, `local_shell_call`, these with
+    /// the suffix `_output`, `reasoning`, `item_reference`, `additional_tools`; `web_search_call`
+    /// and `image_generation_call` have no effect.
     r#type: Option<String>,
     /// Of an `item_reference`: the id of an item of a stored response.
     id: Option<String>,
@@ -79,7 +81,8 @@ pub struct ResponsesSummary {
 /// Function that the model may call, or a namespace of functions.
 #[derive(JsonSchema)]
 pub struct ResponsesTool {
-    /// `function`, `namespace`, `custom` or `local_shell`. `web_search`, `image_generation` and `tool_search` are ignored; other tools of the service are errors.
+    /// `function`, `namespace`, `custom` or `local_shell`. `web_search`, `image_generation` and
+    /// `tool_search` are ignored; other tools of the service are errors.
     r#type: String,
     /// Name of the function, or of the namespace, which prefixes the names of its functions.
     name: Option<String>,
@@ -150,7 +153,8 @@ pub struct Response {
     error: Option<Map<String, Value>>,
     /// Name of the model as in the request.
     model: String,
-    /// Items in order: `reasoning`, `message`, `function_call`, `custom_tool_call`, `local_shell_call`.
+    /// Items in order: `reasoning`, `message`, `function_call`, `custom_tool_call`,
+    /// `local_shell_call`.
     output: Vec<ResponseItem>,
     /// Token counts.
     usage: Option<ResponseUsage>,

@@ -126,7 +126,8 @@ fn unescape(path: &str) -> String {
     out
 }
 
-/// Contents of an image or audio file, and the word for its kind; `None` if there is no such file.
+/// Contents of an image or audio file, and the word for its kind; `None` if the file does not
+/// exist.
 fn read_media_file(path: &str) -> Result<Option<(Vec<u8>, &'static str)>> {
     // The metadata is checked first, because opening a pipe blocks until its other end opens.
     let opened = std::fs::metadata(path).and_then(|meta| match meta.is_file() {

@@ -1,7 +1,9 @@
-//! The interactive session of `puna run`: a prompt, a conversation, and commands that begin with `/`.
+//! The interactive session of `puna run`: a prompt, a conversation, and commands that begin with
+//! `/`.
 //!
 //! ```text
-//! Editor (keys, history) ─ line ─> Composer (""" blocks) ─ message or Command ─> Session ─> Backend
+//! Editor (keys, history) ─ line ─> Composer (""" blocks)
+//!     ─ message or Command ─> Session ─> Backend
 //! ```
 //!
 //! [`Backend`] is the session's interface to a server; HTTP and the tests implement it. `puna run

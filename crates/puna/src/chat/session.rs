@@ -46,7 +46,7 @@ pub struct Options {
     pub parameters: Map<String, Value>,
 }
 
-/// What the input loop does after a message or command.
+/// Action of the input loop after a message or command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flow {
     Stay,

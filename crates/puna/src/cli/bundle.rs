@@ -6,8 +6,8 @@ use clap::Args;
 
 pub const EXPORT_HELP: &str = "\
 FILE.tar gets the models as they are, with templates and parameters: `puna import` stores them elsewhere, and tools of container
-registries read it (OCI image layout). FILE.gguf gets the weights of one model, for other programs; projectors and adapters come
-beside it. `-` writes a bundle to standard output.
+registries read it (OCI image layout). FILE.gguf gets the weights of one model, for other programs; projectors and adapters become
+separate files next to it. `-` writes a bundle to standard output.
 
 Examples:
   puna export llama3.2 qwen3:4b models.tar           then, over there: puna import models.tar
@@ -18,7 +18,7 @@ Environment Variables:
       OLLAMA_MODELS              The path to the models directory";
 
 pub const IMPORT_HELP: &str = "\
-A model of the same name is replaced. Nothing is stored unless all of the file is whole.
+A model of the same name is replaced. If any part of the file is damaged, nothing is stored.
 
 Examples:
   puna import models.tar
@@ -35,7 +35,7 @@ pub struct ExportArgs {
     /// The file to write: .tar, .gguf, or `-`
     #[arg(value_name = "FILE")]
     pub output: PathBuf,
-    /// How to package the models of a bundle: as Ollama does, as Docker Model Runner does, or as a ModelPack
+    /// Package format of the models in a bundle: Ollama's, Docker Model Runner's, or ModelPack
     #[arg(long, value_parser = ["ollama", "docker", "modelpack"], default_value = "ollama")]
     pub format: String,
 }
@@ -44,7 +44,7 @@ pub struct ExportArgs {
 pub struct ImportArgs {
     /// The bundle; `-` reads it from standard input
     pub file: PathBuf,
-    /// Another name for the model, where there is one
+    /// Another name for the model, if the bundle has a single model
     #[arg(long)]
     pub name: Option<String>,
 }

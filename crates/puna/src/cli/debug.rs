@@ -32,9 +32,9 @@ pub enum Debug {
         #[arg(long)]
         json: bool,
     },
-    /// The prompt that a request turns into
+    /// The rendered prompt of a request
     Render(RenderArgs),
-    /// What an output parser makes of a model's text
+    /// The output parser's result for a model's text
     Parse(ParseArgs),
     /// The computation of one step
     Graph {
@@ -52,7 +52,7 @@ pub enum Debug {
     },
     /// Kernel levels of this machine
     Kernels(JsonArgs),
-    /// Serve a model that says what a script tells it, for tests of clients
+    /// Serve a model that answers from a script, for tests of clients
     #[command(hide = true)]
     Script(ScriptArgs),
 }
@@ -78,10 +78,10 @@ pub struct LogitsArgs {
     /// Positions to print: all, last, or a list such as 0,5
     #[arg(long, default_value = "all")]
     pub positions: String,
-    /// How the tokens are fed: whole, one (by one), or in chunks of this many
+    /// How to split the tokens: whole, one (by one), or the size of a chunk
     #[arg(long, default_value = "whole")]
     pub split: String,
-    /// Run this many copies in one batch, beside as many other sequences
+    /// Run this many copies in one batch, with the same number of other sequences
     #[arg(long, value_parser = positive)]
     pub parallel: Option<usize>,
     /// Context that long-rope factors assume
@@ -99,7 +99,7 @@ pub struct LogitsArgs {
     /// Threads
     #[arg(long, value_parser = threads)]
     pub threads: Option<usize>,
-    /// Where to compute
+    /// Backend that runs the model
     #[arg(long, default_value = "cpu")]
     pub backend: String,
     /// Print one JSON document
@@ -124,7 +124,7 @@ pub struct RenderArgs {
     /// A body of /api/chat or /api/generate
     #[arg(long)]
     pub request: PathBuf,
-    /// Say what is changed in the conversation for the template
+    /// Print the changes of the conversation that the template requires
     #[arg(long, conflicts_with = "json")]
     pub explain: bool,
     /// Print one JSON document
@@ -137,19 +137,19 @@ pub struct ParseArgs {
     /// The parser: a name as in a Modelfile's PARSER, or thinking
     #[arg(long, value_name = "NAME")]
     pub parser: String,
-    /// A JSON list of the pieces in which the text arrives; - reads it from standard input
+    /// A JSON list of the text's pieces in order of arrival; - reads it from standard input
     #[arg(long, value_name = "FILE")]
     pub chunks: PathBuf,
     /// A JSON list of the tools that the model was offered
     #[arg(long, value_name = "FILE")]
     pub tools: Option<PathBuf>,
-    /// Whether the model was told to think
+    /// Whether the request enables thinking
     #[arg(long, value_name = "BOOL")]
     pub think: Option<bool>,
-    /// What begins a thought, for the parser thinking
+    /// Tag that begins a thought, for the parser thinking
     #[arg(long, value_name = "TAG", default_value = "<think>")]
     pub open: String,
-    /// What ends it
+    /// Tag that ends a thought
     #[arg(long, value_name = "TAG", default_value = "</think>")]
     pub close: String,
     /// The prompt has begun the thought already

@@ -6,14 +6,14 @@ pub const LAUNCH_HELP: &str = "\
 CLIENT is claude, codex, opencode, qwen or pi, which must be installed. It gets the server's address, the key, the model and its
 real context window for this run alone; puna changes no file of the client. Arguments after -- go to the client.
 
-Without --model it gets the model that was launched last, else one that is loaded or stored and can call tools; where there is none,
-models that fit this machine are offered.
+Without --model it gets the last launched model, else a loaded or stored model that can call tools. Without a suitable model, it
+offers models that fit this machine.
 
 Examples:
   puna launch claude
   puna launch codex --model qwen3-coder:30b -- exec \"Explain this repository\"
-  puna launch opencode --print             shows what would be done
-  puna launch zed --print                  says what to set in any other client
+  puna launch opencode --print             prints files, environment and command
+  puna launch zed --print                  prints the settings for any other client
 
 Environment Variables:
       OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)

@@ -47,7 +47,7 @@ pub struct QuantizeArgs {
 pub struct ImatrixArgs {
     /// The model: a stored one or a GGUF file
     pub model: String,
-    /// The text that is read; the closer to what the model is for, the better
+    /// The text to read; best similar to the texts that the model is used for
     #[arg(short, long)]
     pub file: PathBuf,
     /// The file to write
@@ -59,7 +59,7 @@ pub struct ImatrixArgs {
     /// Read at most this many chunks
     #[arg(long)]
     pub chunks: Option<usize>,
-    /// Look at the output matrix, too
+    /// Include the output matrix
     #[arg(long)]
     pub process_output: bool,
     /// Kernel level
@@ -74,28 +74,28 @@ pub struct ImatrixArgs {
 pub struct BenchArgs {
     /// The model
     pub model: String,
-    /// Prompt tokens in one go; a list, such as 128,512, measures each
+    /// Prompt tokens per test; a list, such as 128,512, runs a test for each
     #[arg(short = 'p', long, value_delimiter = ',', default_value = "512")]
     pub n_prompt: Vec<usize>,
-    /// Generated tokens; a list too
+    /// Generated tokens; also a list
     #[arg(short = 'n', long, value_delimiter = ',', default_value = "128")]
     pub n_gen: Vec<usize>,
-    /// Tokens in the context before; a list too
+    /// Tokens in the context before the test; also a list
     #[arg(short = 'd', long, value_delimiter = ',', default_value = "0")]
     pub depth: Vec<usize>,
-    /// Sequences at once, or texts of a batch of embeddings; a list too [default: 1, texts: 64]
+    /// Concurrent sequences, or texts in a batch of embeddings; also a list [default: 1, texts: 64]
     #[arg(short = 'b', long, value_delimiter = ',', value_parser = positive)]
     pub sequences: Vec<usize>,
-    /// Embed texts of mixed lengths, the longest as long as -p says; models that do nothing else do this anyway
+    /// Embed texts of mixed lengths up to the length of -p; the default for embedding models
     #[arg(short, long)]
     pub embed: bool,
-    /// Every test again beside a process that keeps this many threads busy
+    /// Repeat every test next to a process that keeps this many threads busy
     #[arg(long, value_name = "THREADS", value_parser = threads)]
     pub busy: Option<usize>,
-    /// From the start of a `puna run` to its first output too
+    /// Also measure the time from the start of a `puna run` to its first output
     #[arg(long)]
     pub start: bool,
-    /// Resident memory beyond the mapped file and the cache too
+    /// Also measure resident memory beyond the mapped file and the cache
     #[arg(long)]
     pub memory: bool,
     /// Threads
@@ -104,7 +104,7 @@ pub struct BenchArgs {
     /// Kernel level
     #[arg(long)]
     pub kernels: Option<String>,
-    /// Repetitions, of which the median is reported
+    /// Repetitions; the median is reported
     #[arg(short, long, default_value = "3", value_parser = positive)]
     pub repetitions: usize,
     /// Storage of keys: f32, f16, bf16, q8_0 or q4_0
@@ -116,17 +116,17 @@ pub struct BenchArgs {
     /// Compute as with `serve --deterministic`
     #[arg(long)]
     pub deterministic: bool,
-    /// Time of every kind of operation too
+    /// Also measure the time of each type of operation
     #[arg(long)]
     pub ops: bool,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
-    /// Results to compare with, of `puna bench --json`, `llama-bench -o json` or `llama-batched-bench --output-format
-    /// jsonl`; may be given several times
+    /// Results to compare with, from `puna bench --json`, `llama-bench -o json` or
+    /// `llama-batched-bench --output-format jsonl`; may be repeated
     #[arg(long, value_name = "FILE")]
     pub compare: Vec<PathBuf>,
-    /// Draw the results, as SVG
+    /// Write a chart of the results as SVG
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
 }

@@ -6,6 +6,8 @@ mod debug;
 mod launch;
 mod measure;
 mod server;
+#[cfg(test)]
+mod tests;
 
 use std::path::PathBuf;
 
@@ -40,8 +42,8 @@ const HOST_HELP: &str = "Environment Variables:\n      OLLAMA_HOST              
 const STORE_HELP: &str = "MODEL is the name of a stored model (such as cria) or the path of a GGUF file.\n\nEnvironment Variables:\n      OLLAMA_MODELS              The path to the models directory\n      PUNA_KERNELS               Kernel level (see `puna debug kernels`)";
 const CONFIG_HELP: &str = "\
 A setting is taken from the command line, else from the variable PUNA_KEY or OLLAMA_KEY of the environment, else from the
-configuration file: PUNA_CONFIG names it; else it is ~/.config/puna/puna.toml, else /etc/puna/puna.toml. The output is such a
-file.";
+configuration file: PUNA_CONFIG names it; else it is ~/.config/puna/puna.toml, else /etc/puna/puna.toml. The output has the
+format of this file.";
 const SERVE_HELP: &str = "\
 Settings may also stand in a configuration file; `puna config` shows them all.
 
@@ -60,12 +62,12 @@ Environment Variables:
       OLLAMA_MAX_TRANSFER_STREAMS
                                  Connections of one download (default 8)
       PUNA_IMAGE_URLS            Fetch images that requests name by address
-      PUNA_IMAGE_HOSTS           Hosts they may come from though not public
+      PUNA_IMAGE_HOSTS           Hosts of images that need no public address
       OLLAMA_LOAD_TIMEOUT        How long a model load may stall (default \"5m\")
       OLLAMA_GO_TEMPLATE         Prefer Go templates (true) or Jinja (false)
       PUNA_SPECULATE             As --speculate (default \"auto\")
       PUNA_KERNELS               Kernel level to use instead of the best
-      PUNA_THREADS               Threads of a model instead of one a core
+      PUNA_THREADS               Threads per model instead of one per core
       PUNA_DETERMINISTIC         As --deterministic";
 const MIRROR_HELP: &str = "\
 Serves the models of the store to Ollama, Puna, and the tools of container registries (skopeo, oras, docker …):
@@ -73,22 +75,22 @@ Serves the models of the store to Ollama, Puna, and the tools of container regis
   ollama pull --insecure HOST:5000/library/llama3.2        on another machine
   skopeo copy --src-tls-verify=false docker://HOST:5000/me/thing dir:thing
 
-`puna serve --set mirror.serve=on` does the same beside its other routes.
+`puna serve --set mirror.serve=on` adds the routes of the mirror to the server.
 `puna mirror retain --dry-run` shows what the rules of mirror.retention would remove.
 
 Environment Variables:
       PUNA_MIRROR_HOST           Address to listen on (default 127.0.0.1:5000)
-      PUNA_MIRROR_UPSTREAMS      Hosts whose models are fetched when asked for
-      PUNA_MIRROR_PUSH           Let everybody push, not this machine alone
-      PUNA_MIRROR_DELETE         Let models be removed: by keys of scope admin
-      PUNA_MIRROR_RETENTION      What stays, such as library=pulled:30d
-      PUNA_MIRROR_FETCH          What alone is fetched, such as library/*
+      PUNA_MIRROR_UPSTREAMS      Registries to fetch missing models from
+      PUNA_MIRROR_PUSH           Allow pushes from other machines too
+      PUNA_MIRROR_DELETE         Allow removal of models by keys of scope admin
+      PUNA_MIRROR_RETENTION      Retention rules, such as library=pulled:30d
+      PUNA_MIRROR_FETCH          The only models to fetch, such as library/*
       OLLAMA_MODELS              The path to the models directory
       PUNA_TLS_CERTIFICATE, PUNA_TLS_KEY
                                  Certificate and key, for https";
 const RUN_HELP: &str = "\
 MODEL is the name of a stored model (such as cria) or the path of a GGUF file, which need not be in the store.
-Without a prompt, and with a terminal, this holds a conversation; type /? in it for help.
+Without a prompt, on a terminal, it starts a conversation; type /? for help.
 
 Examples:
   puna run cria \"What is the capital of France?\"
@@ -100,11 +102,11 @@ Environment Variables:
       OLLAMA_EDITOR              Editor for interactive prompts (Ctrl+G)
       OLLAMA_NOHISTORY           Do not preserve readline history";
 const VERIFY_HELP: &str = "\
-Reads every part of the models and compares it with the digest that is its name. Damage ends in status 1.
+Reads all files of the models and compares them with their digests. Exits with status 1 if a file is damaged.
 
 Examples:
   puna verify                      all models
-  puna verify llama3.2 --repair    fetches what is damaged again from where it came
+  puna verify llama3.2 --repair    fetches damaged files again from their registry
 
 Environment Variables:
       OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)";
@@ -119,15 +121,15 @@ FROM takes a stored model, a GGUF file, or a folder of safetensors.
 Examples:
   puna create pirate                       from ./Modelfile
   printf 'FROM ./model.gguf\\n' | puna create mine -f -
-  puna create mine --reference             leaves the files where they are, and needs them there
+  puna create mine --reference             refers to the files, which must stay in place
 
 Environment Variables:
       OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)";
 
 const PULL_HELP: &str = "\
-MODEL is [HOST/][NAMESPACE/]NAME[:TAG]; without a host it is that of Ollama's registry. It may be the address of a GGUF file,
+MODEL is [HOST/][NAMESPACE/]NAME[:TAG]; the default host is Ollama's registry. It may be the address of a GGUF file,
 https://HOST/PATH/NAME.gguf; the model is called NAME then.
-What an interrupted pull has fetched is kept, and the next one goes on from there.
+The next pull of the model resumes an interrupted one.
 
 Examples:
   puna pull llama3.2:1b
@@ -139,7 +141,7 @@ Examples:
 Environment Variables:
       OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)
 
-A server that pulls by itself, or for this command, also reads:
+The server, which runs the pull, also reads:
       OLLAMA_MAX_TRANSFER_STREAMS  Connections of one download (default 8)
       PUNA_REGISTRY_MIRRORS      Mirrors to ask first
       PUNA_REGISTRY_DEFAULT      Registry of names without a host
@@ -147,9 +149,9 @@ A server that pulls by itself, or for this command, also reads:
       HTTPS_PROXY, HTTP_PROXY, NO_PROXY  Proxies on the way to registries
       SSL_CERT_FILE              Certificates to trust instead of the system's";
 const PUSH_HELP: &str = "\
-The model's name says where it goes; `puna cp` gives it another one. A registry that asks who pushes gets the credentials
-of the configuration or of `docker login`, else the key ~/.ollama/id_ed25519, which is made when it is first needed; its
-public half is beside it.
+The model's name determines the registry; `puna cp` copies the model to another name. If the registry requires authentication,
+puna uses the credentials of the configuration or of `docker login`, else the key ~/.ollama/id_ed25519. The key is created at
+its first use; its public half is next to it.
 
 Example:
   puna cp mine 192.168.1.5:5000/me/mine && puna push --insecure 192.168.1.5:5000/me/mine
@@ -211,19 +213,19 @@ pub enum Command {
         #[arg(required = true)]
         models: Vec<String>,
     },
-    /// Write models into a file, for a machine that no network leads to
+    /// Write models into a file, for a machine without a network
     #[command(after_help = EXPORT_HELP)]
     Export(ExportArgs),
-    /// Take in the models of such a file
+    /// Store the models of an exported file
     #[command(after_help = IMPORT_HELP)]
     Import(ImportArgs),
-    /// Check that stored models are what they were
+    /// Check stored models for damage
     #[command(after_help = VERIFY_HELP)]
     Verify(VerifyArgs),
     /// Remove files that no model uses
     #[command(after_help = HOST_HELP)]
     Prune(PruneArgs),
-    /// Show what a model file holds, and what it needs
+    /// Show keys, tensors and memory needs of a model file
     #[command(after_help = STORE_HELP)]
     Inspect(InspectArgs),
     /// Turn text into tokens
@@ -232,7 +234,7 @@ pub enum Command {
     /// Turn tokens into text
     #[command(after_help = STORE_HELP)]
     Detokenize(DetokenizeArgs),
-    /// Measure speed, beside the limits of the machine
+    /// Measure speed, compared with the limits of the machine
     #[command(after_help = BENCH_HELP)]
     Bench(BenchArgs),
     /// Measure how well a model predicts a text
@@ -241,14 +243,14 @@ pub enum Command {
     /// Quantize a model file
     #[command(after_help = "Example:\n  puna quantize model-f16.gguf model-q4_k_m.gguf Q4_K_M")]
     Quantize(QuantizeArgs),
-    /// Find out which weights matter, for a better quantization
+    /// Compute an importance matrix, for a better quantization
     #[command(
         after_help = "Example:\n  puna imatrix model-f16.gguf -f text.txt -o imatrix.gguf\n  puna quantize model-f16.gguf model-iq4_xs.gguf IQ4_XS --imatrix imatrix.gguf"
     )]
     Imatrix(ImatrixArgs),
-    /// Show what can compute here
+    /// Show the devices that can run models
     Devices(JsonArgs),
-    /// Show what is set, and where
+    /// Show the settings in effect and their sources
     #[command(after_help = CONFIG_HELP)]
     Config(ConfigArgs),
     /// Manage the API keys of the server
@@ -268,7 +270,7 @@ pub enum Command {
     /// Write manual pages into a folder
     #[command(after_help = "Example:\n  puna manual ~/.local/share/man/man1")]
     Manual {
-        /// The folder; it is made where it is missing
+        /// The folder; created if missing
         folder: PathBuf,
     },
     /// Keep threads busy until standard input ends (started by bench)
@@ -278,10 +280,10 @@ pub enum Command {
         #[arg(value_parser = threads)]
         threads: usize,
     },
-    /// Compute for a server (started by it)
+    /// Run a model for a server (started by the server)
     #[command(hide = true)]
     Runner {
-        /// What the server says
+        /// Arguments from the server
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
@@ -317,7 +319,7 @@ pub struct CreateArgs {
     /// Quantize the DRAFT model to this level
     #[arg(long, value_name = "TYPE")]
     pub draft_quantize: Option<String>,
-    /// Refer to the files instead of taking them into the store
+    /// Refer to the files instead of copying them into the store
     #[arg(long)]
     pub reference: bool,
 }
@@ -353,7 +355,7 @@ pub struct TransferArgs {
     /// Use an insecure registry
     #[arg(long)]
     pub insecure: bool,
-    /// Bytes a second at most, such as 500KB or 20MB
+    /// Maximum bytes per second, such as 500KB or 20MB
     #[arg(long, value_name = "RATE", value_parser = puna_api::parse_rate)]
     pub limit_rate: Option<u64>,
 }
@@ -362,14 +364,14 @@ pub struct TransferArgs {
 pub struct PullArgs {
     #[command(flatten)]
     pub transfer: TransferArgs,
-    /// SHA-256 of the file, where MODEL is the address of one
+    /// SHA-256 of the file, if MODEL is the address of a file
     #[arg(long, value_name = "SHA256")]
     pub digest: Option<String>,
-    /// Fetch the manifests for all runners, where the name stands for several
+    /// Fetch the manifests for all runners, if the name has several
     #[arg(long)]
     pub all_runners: bool,
-    /// Mirror to ask before the registry, instead of those of the configuration; "off": none; "auto": one that announces itself
-    /// on the network, which is asked about unless it is in the configuration
+    /// Mirror to try before the registry, instead of the configured mirrors; "off": none; "auto": a
+    /// mirror that announces itself on the network, after confirmation unless it is configured
     #[arg(long, value_name = "ADDRESS")]
     pub mirror: Option<String>,
 }
@@ -378,7 +380,7 @@ pub struct PullArgs {
 pub struct PushArgs {
     #[command(flatten)]
     pub transfer: TransferArgs,
-    /// How to package the model: as Ollama does, as Docker Model Runner does, or as a ModelPack
+    /// Package format of the model: Ollama's, Docker Model Runner's, or ModelPack
     #[arg(long, value_parser = ["ollama", "docker", "modelpack"], default_value = "ollama")]
     pub format: String,
 }
@@ -387,7 +389,7 @@ pub struct PushArgs {
 pub struct RunArgs {
     /// The model
     pub model: String,
-    /// What to say to it
+    /// The prompt
     #[arg(trailing_var_arg = false)]
     pub prompt: Vec<String>,
     /// Duration to keep a model loaded (e.g. 5m)
@@ -411,10 +413,12 @@ pub struct RunArgs {
     /// Hide thinking output
     #[arg(long)]
     pub hidethinking: bool,
-    /// Set a parameter, as PARAMETER of a Modelfile does (e.g. -p temperature=0 -p seed=7); may be repeated
+    /// Set a parameter like PARAMETER of a Modelfile (e.g. -p temperature=0 -p seed=7); may be
+    /// repeated
     #[arg(short, long, value_name = "NAME=VALUE")]
     pub parameter: Vec<String>,
-    /// Guess ahead: auto, off, ngram (from the text alone), always, or the name of a draft model; answers stay the same
+    /// Speculative decoding: auto, off, ngram (drafts from the text alone), always, or the name of
+    /// a draft model; answers stay the same
     #[arg(long, value_name = "HOW")]
     pub speculate: Option<String>,
     /// For embedding models: truncate inputs exceeding context length
@@ -427,7 +431,7 @@ pub struct RunArgs {
 
 #[derive(Args, Debug)]
 pub struct ListArgs {
-    /// Only models whose name begins so
+    /// Only models with this name prefix
     pub prefix: Option<String>,
     /// Print one JSON document
     #[arg(long)]
@@ -438,7 +442,7 @@ pub struct ListArgs {
 pub struct StoredArgs {
     #[command(flatten)]
     pub list: ListArgs,
-    /// Show pulls that are not finished instead
+    /// Show unfinished pulls instead
     #[arg(long)]
     pub partial: bool,
 }
@@ -447,7 +451,7 @@ pub struct StoredArgs {
 pub struct VerifyArgs {
     /// The model [default: all]
     pub model: Option<String>,
-    /// Fetch what is damaged again
+    /// Fetch damaged files again
     #[arg(long)]
     pub repair: bool,
     /// Fetch by plain HTTP
@@ -460,16 +464,17 @@ pub struct PruneArgs {
     /// Only show what would be removed
     #[arg(long)]
     pub dry_run: bool,
-    /// Remove interrupted downloads and what failed work has left too, unless a process works on it
+    /// Also remove interrupted downloads and leftovers of failed operations, unless a process uses
+    /// them
     #[arg(long)]
     pub partial: bool,
     /// Remove without asking
     #[arg(short, long)]
     pub yes: bool,
-    /// Bring back what was removed in the last day
+    /// Restore the files that were removed in the last day
     #[arg(long, conflicts_with_all = ["partial", "empty_trash"])]
     pub undo: bool,
-    /// Free the space of what was removed in the last day
+    /// Free the space of the files that were removed in the last day
     #[arg(long, conflicts_with = "partial")]
     pub empty_trash: bool,
     /// Print one JSON document
@@ -509,7 +514,7 @@ pub struct TokenizeArgs {
     /// Read the text from a file
     #[arg(long, conflicts_with = "text")]
     pub file: Option<PathBuf>,
-    /// Leave out the tokens that the model wants at the start and end of a text
+    /// Leave out the tokens that the model adds at the start and end of a text
     #[arg(long)]
     pub no_bos: bool,
     /// Treat the text of special tokens as plain text

@@ -8,21 +8,23 @@ use super::JsonArgs;
 pub struct ServeArgs {
     #[command(flatten)]
     pub settings: SettingArgs,
-    /// Guess ahead: auto, off, ngram (from the text alone), always, or the draft model of all models that it fits
+    /// Speculative decoding: auto, off, ngram (drafts from the text alone), always, or a draft
+    /// model for all models that it fits
     #[arg(long, value_name = "HOW")]
     pub speculate: Option<String>,
-    /// Answers that depend on nothing but the request: not on other requests, threads, or what is cached (prompts take about
-    /// twice the time)
+    /// Make answers independent of other requests, threads and the cache (prompts take about twice
+    /// the time)
     #[arg(long)]
     pub deterministic: bool,
 }
 
 #[derive(Args, Debug)]
 pub struct SettingArgs {
-    /// Address to listen on, such as 127.0.0.1:11500 (wins over OLLAMA_HOST; of a mirror, over PUNA_MIRROR_HOST)
+    /// Address to listen on, such as 127.0.0.1:11500; overrides OLLAMA_HOST, or PUNA_MIRROR_HOST of
+    /// a mirror
     #[arg(long, value_name = "ADDRESS")]
     pub host: Option<String>,
-    /// Any setting that `puna config` lists; wins over the environment and the configuration file
+    /// Any setting that `puna config` lists; overrides the environment and the configuration file
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
 }
@@ -38,7 +40,7 @@ pub struct MirrorArgs {
 
 #[derive(Subcommand, Debug)]
 pub enum MirrorCommand {
-    /// Remove what no rule of mirror.retention keeps, which a mirror that runs does daily by itself
+    /// Remove models that no rule of mirror.retention keeps; a running mirror does this daily
     #[command(
         after_help = "Example:\n  puna mirror retain --dry-run --set 'mirror.retention=library=pulled:30d,team-*=last:5 keep:latest'"
     )]
@@ -53,15 +55,16 @@ pub struct RetainArgs {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
-    /// Any setting that `puna config` lists; wins over the environment and the configuration file
+    /// Any setting that `puna config` lists; overrides the environment and the configuration file
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
 }
 
-/// Who may use the server. As long as there is no key, everybody may who can reach it, and change models from its own machine.
+/// Manage the keys of the server. Without any key, every client may use the server, and clients on
+/// the same machine may change its models.
 #[derive(Subcommand, Debug)]
 pub enum KeyCommand {
-    /// Make a key and print it; from then on the server asks for one
+    /// Create and print a key; the server then requires a key
     #[command(
         after_help = "Examples:\n  puna key add laptop\n  puna key add ci --scope inference,models --requests-per-minute 60 --concurrent 2\n  puna key add anna --scope models --namespace anna --public-key ~/anna.pub\n\nShow it to the server as `Authorization: Bearer KEY` or `x-api-key: KEY`; commands take it from PUNA_API_KEY."
     )]
@@ -79,22 +82,22 @@ pub enum KeyCommand {
 
 #[derive(Args, Debug)]
 pub struct KeyAddArgs {
-    /// Whose key it is, or what it is for
+    /// Name of the key: its owner or purpose
     pub name: String,
-    /// What it is for: inference, models (making, fetching and removing them) or admin (everything)
+    /// Permissions: inference, models (create, pull and remove) or admin (all)
     #[arg(long, value_delimiter = ',', default_value = "inference")]
     pub scope: Vec<String>,
-    /// The public half of an Ed25519 key (the line of an id_ed25519.pub, or its file): registries know its owner by it, and no
-    /// key is made
+    /// Ed25519 public key (the line of an id_ed25519.pub, or its file) by which the registry
+    /// identifies the owner; no key is created
     #[arg(long, value_name = "KEY")]
     pub public_key: Option<String>,
-    /// In the registry, for these namespaces alone: me, or team-* for all that begin so
+    /// Namespaces of the registry that the key may use: me, or team-* for a prefix
     #[arg(long, value_delimiter = ',', value_name = "NAMESPACE")]
     pub namespace: Vec<String>,
-    /// Requests a minute at most
+    /// Maximum requests per minute
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub requests_per_minute: Option<u32>,
-    /// Requests at once at most
+    /// Maximum concurrent requests
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub concurrent: Option<u32>,
 }

@@ -19,8 +19,8 @@ pub fn choose_mirror() -> Result<String> {
     choose(found, &configured, asked.as_mut(), &mut std::io::stderr())
 }
 
-/// Chooses a configured mirror, or one that the user confirms. Without a terminal, no mirror can be
-/// confirmed.
+/// Chooses a configured mirror, or a mirror that the user confirms. Without a terminal, no mirror
+/// can be confirmed.
 fn choose(
     found: Vec<DiscoveredMirror>,
     configured: &[String],

@@ -14,7 +14,7 @@ use crate::cli::InspectArgs;
 use crate::local::ModelFile;
 use crate::{format, out};
 
-/// Longest array whose elements are printed; `--keys` prints longer ones too.
+/// Longest array that is printed with its elements; `--keys` prints longer ones too.
 const MAX_PRINTED_ARRAY: usize = 64;
 
 pub fn run(args: &InspectArgs) -> Result<()> {

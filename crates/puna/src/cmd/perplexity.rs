@@ -270,8 +270,10 @@ fn print(args: &PerplexityArgs, score: &Score) -> Result<()> {
 /// Header of a file of saved logits. It must be equal for the file that is compared.
 ///
 /// ```text
-/// "PUNALGT2"  u32 vocabulary  u32 windows  u64 tokens  u64 ctx  u64 stride, or 0  64 digits of the tokens' digest
-/// a row for each scored position: f32 smallest, f32 step, then u16 for each token: log p = smallest + step · value
+/// "PUNALGT2"  u32 vocabulary  u32 windows  u64 tokens  u64 ctx  u64 stride, or 0
+///     64 digits of the tokens' digest
+/// a row for each scored position: f32 smallest, f32 step, then u16 for each token:
+///     log p = smallest + step · value
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct LogitsHeader {

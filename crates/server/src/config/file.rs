@@ -1,12 +1,12 @@
 //! Parses the configuration file: `key = value` in TOML, one setting per line. Keys with a dot may
-//! stand in a table. Further tables hold settings of single [hosts](super::hosts).
+//! stand in a table. Further tables hold settings of single [hosts](super::host_keys).
 
 use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
 
-use super::ConfigError;
-use super::hosts;
+use super::error::ConfigError;
+use super::host_keys;
 use super::setting_keys::{ValueKind, keys, setting};
 
 /// Settings of a file as text, in the form that a variable would hold.
@@ -57,11 +57,11 @@ impl File {
             for (name, value) in table {
                 let line = line_of(name.span().start);
                 let key = format!("{group}{}", name.get_ref());
-                // A table such as `[tls]`, whose name is the prefix of its keys.
+                // The name of a table such as `[tls]` is the prefix of its keys.
                 let is_group = keys()
                     .any(|known| known.split_once('.').is_some_and(|(group, _)| group == key));
                 let value = match value.into_inner() {
-                    DeValue::Table(inner) if key == hosts::GROUP => {
+                    DeValue::Table(inner) if key == host_keys::GROUP => {
                         hosts = host_tables(inner, &line_of)
                             .map_err(|(line, text)| wrong(line, text))?;
                         continue;
@@ -92,14 +92,17 @@ fn host_tables(
     for (host, table) in group {
         let (line, host) = (line_of(host.span().start), host.get_ref().to_string());
         let DeValue::Table(table) = table.into_inner() else {
-            let text =
-                format!("{}.{host:?} must be a table: [{}.{host:?}]", hosts::GROUP, hosts::GROUP);
+            let text = format!(
+                "{}.{host:?} must be a table: [{}.{host:?}]",
+                host_keys::GROUP,
+                host_keys::GROUP
+            );
             return Err((line, text));
         };
         let mut entries = Vec::new();
         for (name, value) in table {
             let line = line_of(name.span().start);
-            let (key, kind) = hosts::key(name.get_ref()).map_err(|text| (line, text))?;
+            let (key, kind) = host_keys::key(name.get_ref()).map_err(|text| (line, text))?;
             let text = text_of(kind, value.get_ref())
                 .map_err(|(what, want)| (line, format!("{key} is {what}: it must be {want}")))?;
             entries.push(Entry { key, text, line });

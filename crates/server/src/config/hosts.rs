@@ -5,55 +5,20 @@ use std::path::{Path, PathBuf};
 use puna_api::parse_rate;
 use puna_registry::{Credentials, Host, Hosts, Secret};
 
+use super::effective::{Setting, Source, quoted};
+use super::error::ConfigError;
 use super::file::{Entry, File, HostTable};
+use super::host_keys::HOST_SETTINGS;
 use super::paths::expanded;
-use super::reader::quoted;
-use super::setting_keys::{MAX_TYPOS, ValueKind, nearest};
-use super::{ConfigError, MAX_STREAMS, Setting, Source};
+use super::setting_keys::ValueKind;
 
-/// Name of the parent table.
-pub const GROUP: &str = "registry.hosts";
+/// Maximum connections of one download.
+pub const MAX_STREAMS: u32 = 64;
 
 /// Host names of the Hugging Face hub.
 const HUB_HOSTS: [&str; 2] = ["hf.co", "huggingface.co"];
 
-/// All settings of a host with their value types. A test checks that the manual
-/// (`docs/registry.md`) names each.
-pub const HOST_SETTINGS: [(&str, ValueKind); 15] = [
-    ("http", ValueKind::Any),
-    ("ca", ValueKind::Text),
-    ("username", ValueKind::Text),
-    ("password", ValueKind::Text),
-    ("password_file", ValueKind::Text),
-    ("password_env", ValueKind::Text),
-    ("token", ValueKind::Text),
-    ("token_file", ValueKind::Text),
-    ("token_env", ValueKind::Text),
-    ("token_host", ValueKind::Text),
-    ("mirrors", ValueKind::List),
-    ("limit_rate", ValueKind::Any),
-    ("streams", ValueKind::Any),
-    ("anonymous", ValueKind::Any),
-    ("hub", ValueKind::Any),
-];
-
-/// Finds a host setting by its key.
-///
-/// # Errors
-/// There is no such setting.
-pub fn key(name: &str) -> Result<(&'static str, ValueKind), String> {
-    HOST_SETTINGS.iter().find(|(key, _)| *key == name).copied().ok_or_else(|| {
-        // Short keys allow fewer typos, or any word would be near.
-        let slips = MAX_TYPOS.min(name.len() / 2);
-        if let Some(nearest) = nearest(name, HOST_SETTINGS.iter().map(|(key, _)| *key), slips) {
-            return format!("there is no setting {name:?} of a host: did you mean {nearest:?}?");
-        }
-        let all: Vec<&str> = HOST_SETTINGS.iter().map(|(key, _)| *key).collect();
-        format!("there is no setting {name:?} of a host: those there are, are {}", all.join(", "))
-    })
-}
-
-/// Settings whose values are never shown.
+/// Settings with secret values, which are never shown.
 const SECRET_SETTINGS: [&str; 2] = ["password", "token"];
 
 /// Settings of one host in effect.

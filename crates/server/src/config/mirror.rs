@@ -5,7 +5,8 @@ use std::time::Duration;
 use puna_api::{Address, parse_bytes};
 use puna_mirror::{Quota, Rule, S3Location, Upstreams, check_namespace};
 
-use super::reader::{SettingsReader, quoted};
+use super::effective::quoted;
+use super::reader::SettingsReader;
 use super::storage;
 
 /// Default address of a standalone mirror.
@@ -39,7 +40,7 @@ pub struct MirrorConfig {
     /// `PUNA_MIRROR_RETENTION`: rules for the tags to keep.
     pub retention: Vec<Rule>,
     /// `PUNA_MIRROR_UPSTREAMS`, `PUNA_MIRROR_PRIVATE`, `PUNA_MIRROR_FRESH`, `PUNA_MIRROR_FETCH` …:
-    /// upstream registries and what may be fetched from them.
+    /// upstream registries and the repositories that may be fetched from them.
     pub upstreams: Upstreams,
 }
 

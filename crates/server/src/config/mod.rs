@@ -4,7 +4,10 @@
 //! variable `PUNA_KEY`, else from `OLLAMA_KEY` with Ollama's name, else from the configuration
 //! file, else from a default.
 
+mod effective;
+mod error;
 mod file;
+mod host_keys;
 mod hosts;
 mod mirror;
 pub mod origins;
@@ -24,74 +27,21 @@ pub use puna_api::{Address, DEFAULT_PORT};
 use puna_registry::{Hosts, Proxies};
 use puna_store::{Store, StoreError};
 
+pub use effective::{Setting, Source};
+pub use error::{ConfigError, Warning};
 pub use hosts::HostSettings;
 pub use mirror::MirrorConfig;
-pub use reader::{Setting, Source};
 pub use setting_keys::{SETTINGS, ValueKind, check_key};
 
 use self::origins::Origins;
 use crate::speculate::SpeculateSetting;
 
 use file::File;
+use hosts::MAX_STREAMS;
 use reader::{SettingsReader, Sources};
-
-/// Maximum connections of one download.
-const MAX_STREAMS: u32 = 64;
 
 /// Default address of the server; empty stands for the default host and port.
 const DEFAULT_ADDRESS: &str = "";
-
-/// A setting is invalid.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
-    /// There is no home folder for the models.
-    #[error("this user has no home folder: set HOME, or OLLAMA_MODELS to the folder for models")]
-    NoHome,
-    /// The configuration file cannot be read.
-    #[error("cannot read the configuration file {}: {reason}", path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        reason: String,
-    },
-    /// Only one of certificate and key is set.
-    #[error("{set} is set ({by}), but not {missing}: TLS needs both, or neither")]
-    IncompleteTls {
-        /// The setting that is set.
-        set: &'static str,
-        /// Its source.
-        by: Source,
-        /// The missing setting.
-        missing: &'static str,
-    },
-    /// A line of the configuration file is invalid.
-    #[error("{}, line {line}: {text}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The line, from 1.
-        line: usize,
-        /// What is wrong with it.
-        text: String,
-    },
-    /// A variable has an invalid value for which no default is safe.
-    #[error("{variable} {text}")]
-    Variable {
-        /// Full name of the variable.
-        variable: String,
-        /// What is wrong with its value.
-        text: String,
-    },
-    /// A command-line value is invalid.
-    #[error("the setting {key} {text}")]
-    Flag {
-        /// The setting.
-        key: &'static str,
-        /// What is wrong with its value.
-        text: String,
-    },
-}
 
 /// Certificate and key files for TLS, in PEM format.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -212,21 +162,6 @@ pub struct Config {
     pub settings: Vec<Setting>,
     /// Settings of single registries: the tables `[registry.hosts."HOST"]`.
     pub host_settings: Vec<HostSettings>,
-}
-
-/// A variable with an invalid value.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Warning {
-    /// Full name of the variable.
-    pub variable: String,
-    /// The problem, the allowed values, and the value used instead.
-    pub text: String,
-}
-
-impl std::fmt::Display for Warning {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {}", self.variable, self.text)
-    }
 }
 
 impl Config {

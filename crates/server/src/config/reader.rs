@@ -1,6 +1,5 @@
 //! Reads settings from all sources and records the values in effect.
 
-use std::fmt;
 use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,55 +8,12 @@ use puna_api::{Address, KeepAlive, format_duration, parse_duration, parse_rate};
 use puna_graph::KvType;
 use puna_mirror::S3Location;
 
+use super::effective::{Setting, Source, quoted};
+use super::error::{ConfigError, Warning};
 use super::file::File;
 use super::origins::Origins;
 use super::paths::expanded;
-use super::{ConfigError, Warning};
 use crate::speculate::SpeculateSetting;
-
-/// Source of a setting's value.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
-    /// The default.
-    Default,
-    /// A line of the configuration file.
-    File(PathBuf, usize),
-    /// An environment variable, with its full name.
-    Variable(String),
-    /// The command line.
-    Flag,
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Default => f.write_str("default"),
-            Self::File(path, line) => write!(f, "{}, line {line}", path.display()),
-            Self::Variable(name) => f.write_str(name),
-            Self::Flag => f.write_str("command line"),
-        }
-    }
-}
-
-/// A setting in effect.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Setting {
-    /// Its key.
-    pub key: &'static str,
-    /// Value as the configuration file would hold it; `None` is automatic or unset.
-    pub value: Option<String>,
-    /// Source of the value.
-    pub source: Source,
-    /// Whether the setting has a value that is not shown.
-    pub hidden: bool,
-}
-
-impl Setting {
-    /// Whether the value overrides one of the file.
-    pub(super) fn overrides_file(&self) -> bool {
-        matches!(self.source, Source::Variable(_) | Source::Flag)
-    }
-}
 
 /// Sources in order of precedence: the command line, variables, the file.
 pub struct Sources<'a> {
@@ -586,11 +542,6 @@ impl<'a> SettingsReader<'a> {
 fn clean(text: &str) -> Option<String> {
     let text = text.trim().trim_matches(['"', '\'']).trim();
     (!text.is_empty()).then(|| text.to_owned())
-}
-
-/// Quotes a text as TOML.
-pub fn quoted(text: &str) -> String {
-    toml::Value::String(text.to_owned()).to_string()
 }
 
 /// Hides user names and passwords in URLs.

@@ -12,7 +12,7 @@ pub enum ValueKind {
 }
 
 /// All settings: key in the configuration file and value type. Variables have the key in upper
-/// case. A test checks that the manual (`docs/serve.md`) names each.
+/// case. A test checks that the manual (`docs/reference/settings.md`) names each.
 pub const SETTINGS: &[(&str, ValueKind)] = &[
     ("host", ValueKind::Text),
     ("models", ValueKind::Text),
@@ -86,16 +86,18 @@ pub(super) fn nearest(
     known: impl Iterator<Item = &'static str>,
     slips: usize,
 ) -> Option<&'static str> {
+    // More changes than half of a short key would make it another word.
+    let most = slips.min(key.chars().count() / 2);
     let nearest = known
         .map(|known| (strsim::levenshtein(known, key), known))
         .min_by_key(|(slips, _)| *slips)?;
-    (nearest.0 <= slips).then_some(nearest.1)
+    (nearest.0 <= most).then_some(nearest.1)
 }
 
 /// Finds a setting by its key.
 ///
 /// # Errors
-/// There is no such setting; the message suggests the nearest one.
+/// No setting has this key; the message suggests the nearest one.
 pub fn check_key(key: &str) -> Result<&'static str, String> {
     setting(key).map(|(key, _)| key)
 }

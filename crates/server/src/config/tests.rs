@@ -245,6 +245,7 @@ fn shown_settings_form_an_equivalent_file() {
 #[test]
 fn mistakes_in_the_file_are_errors_that_name_the_line() {
     let cases = [
+        ("foo = 1", "line 1: there is no setting \"foo\": `puna config` lists those there are"),
         ("\nmax_que = 3", "line 2: there is no setting \"max_que\": did you mean \"max_queue\"?"),
         (
             "OLLAMA_HOST = \"x\"",
@@ -404,7 +405,7 @@ fn a_tilde_is_the_home_folder_in_files_and_variables() {
     let shown = c.settings.iter().find(|setting| setting.key == "models").unwrap().value.clone();
     assert_eq!(
         shown,
-        Some(reader::quoted(&home.join("m").display().to_string())),
+        Some(effective::quoted(&home.join("m").display().to_string())),
         "where it is, not what was written"
     );
     let named = Config::from_variables(|name| match name {
@@ -416,9 +417,9 @@ fn a_tilde_is_the_home_folder_in_files_and_variables() {
     assert!(text.starts_with("cannot read the configuration file /home/me/p.toml: "), "{text}");
 }
 
-/// Variables in the first column of the table in docs/serve.md.
+/// Variables in the first column of the table in docs/reference/settings.md.
 fn documented_variables() -> Vec<String> {
-    let manual = include_str!("../../../../docs/serve.md");
+    let manual = include_str!("../../../../docs/reference/settings.md");
     let rows = manual
         .lines()
         .filter(|line| line.starts_with("| `OLLAMA_") || line.starts_with("| `PUNA_"));
@@ -435,12 +436,12 @@ fn the_manual_has_every_setting_and_no_other() {
     let variables: Vec<String> =
         setting_keys::keys().map(|key| key.to_uppercase().replace('.', "_")).collect();
     for variable in &variables {
-        assert!(names.contains(variable), "docs/serve.md has no row for {variable}");
+        assert!(names.contains(variable), "docs/reference/settings.md has no row for {variable}");
     }
     for name in &names {
         assert!(
             variables.contains(name),
-            "docs/serve.md has a row for {name}, which is no setting"
+            "docs/reference/settings.md has a row for {name}, which is no setting"
         );
     }
 }
@@ -564,9 +565,9 @@ fn upstreams_are_registry_hosts() {
 
 #[test]
 fn the_manual_has_every_setting_of_a_host() {
-    let manual = include_str!("../../../../docs/registry.md");
-    for (key, _) in super::hosts::HOST_SETTINGS {
-        assert!(manual.contains(&format!("`{key}`")), "docs/registry.md has no {key}");
+    let manual = include_str!("../../../../docs/guide/registry.md");
+    for (key, _) in super::host_keys::HOST_SETTINGS {
+        assert!(manual.contains(&format!("`{key}`")), "docs/guide/registry.md has no {key}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! Warnings about environment variables that look like misspelt settings.
 
-use super::Warning;
+use super::error::Warning;
 use super::setting_keys::keys;
 
 /// Variables with Puna's prefix that are not settings.

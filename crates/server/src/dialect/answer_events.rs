@@ -35,8 +35,8 @@ pub(crate) enum AnswerEvent {
     Thinking(Piece),
     /// A piece of the answer.
     Content(Piece),
-    /// A tool call begins. Until its [`AnswerEvent::CallEnd`] only [`AnswerEvent::CallArguments`] and
-    /// [`AnswerEvent::Progress`] follow.
+    /// A tool call begins. Until its [`AnswerEvent::CallEnd`] only [`AnswerEvent::CallArguments`]
+    /// and [`AnswerEvent::Progress`] follow.
     CallStart {
         /// Index of the call in the answer, from 0 without gaps.
         index: usize,

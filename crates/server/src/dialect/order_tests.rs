@@ -24,7 +24,7 @@ type Call = (String, String, String);
 
 /// An answer as a client assembles it.
 #[derive(Debug, Default)]
-struct Answer {
+struct DecodedAnswer {
     thinking: String,
     content: String,
     calls: Vec<Call>,
@@ -51,8 +51,8 @@ fn string_of(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-fn decode_messages(events: &[Event]) -> Answer {
-    let (mut answer, mut open, mut blocks) = (Answer::default(), None, 0);
+fn decode_messages(events: &[Event]) -> DecodedAnswer {
+    let (mut answer, mut open, mut blocks) = (DecodedAnswer::default(), None, 0);
     for event in sse(&encoded(MessagesEncoder::new("m".into(), Vec::new(), false), events)) {
         match event["type"].as_str().unwrap() {
             "content_block_start" => {
@@ -99,9 +99,9 @@ fn decode_messages(events: &[Event]) -> Answer {
     answer
 }
 
-fn decode_responses(events: &[Event]) -> Answer {
+fn decode_responses(events: &[Event]) -> DecodedAnswer {
     let request = puna_api::decode::from_value(&json!({"model": "m", "input": "x"})).unwrap();
-    let (mut answer, mut open) = (Answer::default(), None);
+    let (mut answer, mut open) = (DecodedAnswer::default(), None);
     let mut items = 0;
     for event in sse(&encoded(ResponseEncoder::new(request, None), events)) {
         let item = &event["item"];
@@ -150,8 +150,8 @@ fn decode_responses(events: &[Event]) -> Answer {
     answer
 }
 
-fn decode_chat(events: &[Event]) -> Answer {
-    let mut answer = Answer::default();
+fn decode_chat(events: &[Event]) -> DecodedAnswer {
+    let mut answer = DecodedAnswer::default();
     for chunk in sse(&encoded(openai::ChatEncoder::new("m".into(), false, 1), events)) {
         answer.has_failed |= chunk["error"].is_object();
         let delta = &chunk["choices"][0]["delta"];
@@ -175,8 +175,8 @@ fn decode_chat(events: &[Event]) -> Answer {
     answer
 }
 
-fn decode_native(events: &[Event]) -> Answer {
-    let mut answer = Answer::default();
+fn decode_native(events: &[Event]) -> DecodedAnswer {
+    let mut answer = DecodedAnswer::default();
     for line in encoded(ChatEncoder::new("m".into()), events).lines() {
         let line: Value = serde_json::from_str(line).unwrap();
         answer.has_failed |= line.get("error").is_some();
@@ -192,7 +192,7 @@ fn decode_native(events: &[Event]) -> Answer {
 }
 
 /// Name of a dialect and the answer that its client receives.
-type Dialect = (&'static str, fn(&[Event]) -> Answer);
+type Dialect = (&'static str, fn(&[Event]) -> DecodedAnswer);
 
 const DIALECTS: [Dialect; 4] = [
     ("messages", decode_messages),
@@ -284,7 +284,7 @@ fn interleaved(rows: Vec<Vec<Event>>, choices: &[Index]) -> Vec<Event> {
     }
 }
 
-fn assert_ids_differ(dialect: &str, answer: &Answer) {
+fn assert_ids_differ(dialect: &str, answer: &DecodedAnswer) {
     let ids: HashSet<&str> = answer.calls.iter().map(|(id, ..)| id.as_str()).collect();
     assert_eq!(ids.len(), answer.calls.len(), "{dialect}: {answer:?}");
     assert!(!ids.contains(""), "{dialect}: {answer:?}");

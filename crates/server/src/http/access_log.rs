@@ -8,34 +8,14 @@ use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
-use axum::http::{HeaderMap, HeaderValue, Method};
+use axum::http::{HeaderValue, Method};
 use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
 
-use super::Dialect;
+use super::dialect::Dialect;
+use super::request_scope;
 use crate::canonical::ApiError;
 use crate::random_ids;
-
-/// Header that names the servers a request has passed.
-pub(crate) const VIA_HEADER: &str = "puna-via";
-
-/// Maximum characters of a request id chosen by the client.
-const MAX_ID_CHARS: usize = 128;
-
-tokio::task_local! {
-    static REQUEST_ID: String;
-    static VIA: Vec<String>;
-}
-
-/// Puna servers that the current request has passed.
-pub(crate) fn current_via() -> Vec<String> {
-    VIA.try_with(Clone::clone).unwrap_or_default()
-}
-
-/// Id of the current request; a new id outside of a request.
-pub(crate) fn current_id() -> String {
-    REQUEST_ID.try_with(Clone::clone).unwrap_or_else(|_| random_ids::hex("req_"))
-}
 
 /// Name of the request's API key. Travels as an extension of the response.
 #[derive(Debug, Clone)]
@@ -61,8 +41,9 @@ pub(crate) struct LogEntry {
 impl LogEntry {
     pub(crate) fn begin(request: &Request, client: IpAddr) -> Self {
         Self {
-            id: client_request_id(request.headers()).unwrap_or_else(|| random_ids::hex("req_")),
-            via: via(request.headers()),
+            id: request_scope::client_request_id(request.headers())
+                .unwrap_or_else(|| random_ids::hex("req_")),
+            via: request_scope::via(request.headers()),
             method: request.method().clone(),
             path: request.uri().path().to_owned(),
             client,
@@ -77,9 +58,8 @@ impl LogEntry {
 
     /// Awaits the response, with the request id and its `Via` servers as task-local values.
     pub(crate) async fn record(mut self, answer: impl Future<Output = Response>) -> Response {
-        let mut response = REQUEST_ID
-            .scope(self.id.clone(), VIA.scope(std::mem::take(&mut self.via), answer))
-            .await;
+        let via = std::mem::take(&mut self.via);
+        let mut response = request_scope::scope(self.id.clone(), via, answer).await;
         self.status = response.status().as_u16();
         self.key = response.extensions_mut().remove().map(|KeyName(name)| name);
         if let Ok(id) = HeaderValue::from_str(&self.id) {
@@ -88,24 +68,10 @@ impl LogEntry {
             }
             response.headers_mut().insert("x-request-id", id);
         }
-        // There is no body whose end could be awaited.
+        // An empty body is never polled, so its end would not be seen.
         self.complete = self.method == Method::HEAD || response.body().is_end_stream();
         response.map(|body| Body::new(LoggedBody { body, entry: self }))
     }
-}
-
-/// Servers in the `puna-via` headers.
-fn via(headers: &HeaderMap) -> Vec<String> {
-    let text = headers.get(VIA_HEADER).and_then(|via| via.to_str().ok()).unwrap_or_default();
-    text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
-}
-
-/// Request id from the client, if it is short and printable.
-fn client_request_id(headers: &HeaderMap) -> Option<String> {
-    let id = headers.get("x-request-id")?.to_str().ok()?;
-    let shown =
-        !id.is_empty() && id.len() <= MAX_ID_CHARS && id.bytes().all(|b| b.is_ascii_graphic());
-    shown.then(|| id.to_owned())
 }
 
 impl Drop for LogEntry {

@@ -141,7 +141,7 @@ pub(crate) struct RequestNotes {
 }
 
 impl RequestNotes {
-    /// Awaits a response and collects the notes made meanwhile.
+    /// Awaits a response and collects the notes that are made until then.
     pub(crate) async fn scope<T>(&self, answer: impl Future<Output = T>) -> T {
         NOTES.scope(self.clone(), answer).await
     }
@@ -237,7 +237,7 @@ fn decompress(body: &[u8], reservation: &mut BodyReservation) -> Result<Bytes, A
     Err(ApiError::bad_request(format!("invalid zstd body: it has more than {MAX_FRAMES} frames")))
 }
 
-/// Returns what follows a skippable frame.
+/// Returns the bytes after a skippable frame.
 fn skip_frame(body: &[u8]) -> Option<&[u8]> {
     let (head, rest) = body.split_first_chunk::<8>()?;
     let [kind, 0x2a, 0x4d, 0x18, length @ ..] = *head else { return None };

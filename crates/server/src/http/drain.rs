@@ -19,7 +19,7 @@ const CHUNK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Minimum average rate in bytes per second, after the first [`CHUNK_TIMEOUT`].
 const MIN_BYTES_PER_SECOND: u64 = 1 << 10;
 
-/// Request body whose remainder is read in the background when it is dropped early.
+/// Request body. If it is dropped early, a background task reads the remainder.
 pub(super) struct DrainOnDrop<B: Body<Data = Bytes> + Send + Unpin + 'static> {
     body: Option<B>,
     /// The client has sent `Expect: 100-continue` and has not been told to continue.

@@ -4,7 +4,7 @@ use std::net::{IpAddr, UdpSocket};
 
 use puna_api::split_port;
 
-/// What a `Host` header names.
+/// Class of the host in a `Host` header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HostKind {
     /// An IP address of this machine or a private network, or no host.

@@ -22,7 +22,7 @@ pub enum ListenError {
         address: String,
         /// Name of the program.
         by: String,
-        /// What to do.
+        /// Remedy.
         hint: String,
     },
     /// Any other error.
@@ -32,7 +32,7 @@ pub enum ListenError {
         address: String,
         /// The system's error.
         error: io::Error,
-        /// What to do, if known.
+        /// Remedy, if known.
         hint: String,
     },
 }
@@ -40,7 +40,7 @@ pub enum ListenError {
 /// Opens a listener. `setting` is the variable that sets the address.
 ///
 /// # Errors
-/// Why it failed and what to do.
+/// The port is in use, or the system rejects the address. The error names a remedy, if known.
 pub async fn listen(address: &Address, setting: &str) -> Result<TcpListener, ListenError> {
     let authority = address.authority();
     match TcpListener::bind(&authority).await {

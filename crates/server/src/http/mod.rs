@@ -12,6 +12,7 @@ pub(crate) mod host_check;
 pub mod listen;
 pub(crate) mod multipart;
 pub(crate) mod peer;
+mod request_scope;
 mod response;
 mod schema_notes;
 pub mod serve;
@@ -20,10 +21,10 @@ mod tests;
 pub mod tls;
 pub(crate) mod write_timeout;
 
-pub(crate) use access_log::{VIA_HEADER, current_via};
 pub(crate) use body::{BodyReader, Json, RequestNotes, note_adapted, note_ignored, read_body};
 pub(crate) use client::{Client, Owner};
 pub(crate) use dialect::Dialect;
+pub(crate) use request_scope::{VIA_HEADER, current_via};
 pub(crate) use response::{
     Anthropic, ErrorFormat, ErrorResponse, JSON, Native, OpenAi, StreamFormat, anthropic_error,
     error_body, json, json_plain, openai_error, stream,

@@ -11,7 +11,7 @@ use puna_api::native::ErrorBody;
 use puna_api::{anthropic, openai};
 use serde::Serialize;
 
-use super::access_log::current_id;
+use super::request_scope::current_id;
 use crate::canonical::ApiError;
 
 /// Error format of a dialect.
@@ -130,7 +130,7 @@ pub(crate) fn json(status: StatusCode, body: &impl Serialize) -> Response {
     typed(status, JSON, body)
 }
 
-/// A JSON response whose content type names no character set.
+/// A JSON response without a character set in its content type.
 pub(crate) fn json_plain(status: StatusCode, body: &impl Serialize) -> Response {
     typed(status, "application/json", body)
 }

@@ -50,7 +50,7 @@ fn add(names: &mut Vec<String>, more: Vec<String>) {
 }
 
 impl SchemaNotes {
-    /// Awaits a response and collects the notes made meanwhile.
+    /// Awaits a response and collects the notes that are made until then.
     pub(crate) async fn scope<T>(&self, answer: impl Future<Output = T>) -> T {
         NOTES.scope(self.clone(), answer).await
     }

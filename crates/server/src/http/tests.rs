@@ -47,7 +47,7 @@ async fn send_then_read(
         tokio::task::yield_now().await;
     }
     stream.write_all(tail.as_bytes()).await?;
-    // By now the response or a reset has arrived.
+    // The response or a reset has arrived after this time.
     tokio::time::sleep(Duration::from_millis(50)).await;
     let mut answer = vec![0; 64 << 10];
     let length = stream.read(&mut answer).await?;
@@ -304,7 +304,7 @@ async fn unresponsive_server() -> std::net::SocketAddr {
     address
 }
 
-/// Sends a request whose response ends with the connection.
+/// Sends a request; its response ends with the connection.
 async fn ask(address: std::net::SocketAddr, path: &str, body: serde_json::Value) -> TcpStream {
     let mut client = TcpStream::connect(address).await.unwrap();
     let (body, mut head) =

@@ -59,7 +59,7 @@ pub enum TlsError {
         setting: &'static str,
         /// The file.
         path: PathBuf,
-        /// What is wrong and what to do.
+        /// The problem and its remedy.
         reason: String,
     },
     /// The key does not belong to the certificate.

@@ -1,5 +1,5 @@
-//! A stream whose writes time out when the client stops reading, and which closes so that the
-//! client receives the end of the response.
+//! A stream with a timeout for writes when the client stops reading. It closes so that the client
+//! receives the end of the response.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -10,8 +10,8 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// A connection whose writes fail after the client has read nothing for `limit`. The failure also
-/// frees what the response holds, such as its sequence and KV pages.
+/// A connection. Its writes fail after the client has read nothing for `limit`. The failure also
+/// frees the resources of the response, such as its sequence and KV pages.
 pub(crate) struct WriteTimeoutStream<S> {
     stream: S,
     /// `None` is no limit.
@@ -21,7 +21,7 @@ pub(crate) struct WriteTimeoutStream<S> {
     closing: Option<Closing>,
 }
 
-/// State of a connection whose sending half is closed. If the client sends unread data after the
+/// State of a connection with a closed sending half. If the client sends unread data after the
 /// close, its system discards the response. The server therefore reads until the client stops or a
 /// limit is reached.
 struct Closing {

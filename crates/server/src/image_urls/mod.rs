@@ -205,8 +205,8 @@ impl ImageFetcher {
         let literal = host.trim_matches(['[', ']']).parse::<IpAddr>().ok();
         let addresses = match literal {
             Some(address) => vec![address],
-            // The error does not reveal what a name resolves to in the server's network, or whether
-            // it resolves.
+            // The error does not reveal the address of a name in the server's network, or whether
+            // the name resolves.
             None => (self.resolver)(host.to_owned(), port).await.map_err(|_| private())?,
         };
         let allowed =

@@ -256,7 +256,7 @@ async fn images_replace_their_urls_and_other_urls_remain() {
     fetcher.fetch_all(in_anthropic(vec![(Author::Other, &mut content)])).await.unwrap();
     assert_eq!(content, messages(&json!({"type": "base64", "data": data})));
 
-    // Images of earlier turns are fetched after those of the newest turn, if possible.
+    // Images of earlier turns are fetched after the images of the newest turn, if possible.
     let mut earlier = json!([{"type": "image_url", "image_url": url}, {"type": "image_url", "image_url": "http://inside.test/"}]);
     let (mut answer, mut newest) = (json!("a"), openai(&url));
     let contents = vec![

@@ -31,7 +31,7 @@ struct LoadedKeys {
     keys: Arc<KeyFile>,
     modified: Option<SystemTime>,
     checked_at: Instant,
-    /// Modification time of the file whose error was logged last.
+    /// Modification time of the file with the last logged error.
     reported: Option<Option<SystemTime>>,
 }
 
@@ -118,7 +118,7 @@ impl Authorizer {
         Ok(Authorized { permit: Some(permit), client: client_id(key) })
     }
 
-    /// Starts a request to the mirror for a key. A key that was removed meanwhile has nothing to
+    /// Starts a request to the mirror for a key. A key that was removed in between has nothing to
     /// count.
     ///
     /// # Errors

@@ -65,8 +65,8 @@ pub struct Key {
     /// Maximum concurrent requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub concurrent: Option<u32>,
-    /// Ed25519 public key in OpenSSH format, by which the mirror identifies a client. Such a key
-    /// has no hash.
+    /// Ed25519 public key in OpenSSH format, by which the mirror identifies a client. A key with
+    /// this field has no hash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub public: Option<String>,
     /// Mirror namespaces that the key may use: `name` or `name*`; empty allows all.

@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(begin(15.0).unwrap_err(), LimitExceeded::Rate(3, 5));
         begin(20.5).unwrap();
         assert!(begin(21.0).is_err());
-        // A long pause earns no more than one minute's worth.
+        // A long pause earns at most the requests of one minute.
         for _ in 0..3 {
             begin(10_000.0).unwrap();
         }

@@ -1,5 +1,5 @@
 //! Description of the routes: the OpenAPI document, a page that shows it, and the table of fields
-//! in the manual (`docs/fields.md`).
+//! in the manual (`docs/reference/fields.md`).
 //!
 //! Tests generate the document and the table from `operations` and the request and response types,
 //! and fail where a committed file differs. The program contains only the generated text and no

@@ -15,7 +15,7 @@ pub(crate) fn schema_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schem
 pub(crate) enum RouteStatus {
     /// The route does what the original does.
     Supported,
-    /// The original has no such route: Puna adds it.
+    /// The original API lacks this route: Puna adds it.
     Additive,
     /// The route exists to answer with an error.
     Refused,
@@ -131,7 +131,7 @@ impl Operation {
         Self { state: RouteStatus::Additive, ..self }
     }
 
-    /// Marks the route as one that only answers with this error status.
+    /// Marks a route that only answers with this error status.
     pub(crate) fn refused(self, status: u16) -> Self {
         Self { state: RouteStatus::Refused, ..self }.errors(&[status])
     }

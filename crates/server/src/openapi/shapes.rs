@@ -1,7 +1,7 @@
 //! Schemas of JSON that the server reads or writes without a type of its own, or that has two
 //! variants.
 
-#![allow(dead_code, reason = "these types only describe JSON: nobody makes one")]
+#![allow(dead_code, reason = "these types only describe JSON and have no values")]
 
 use puna_api::{anthropic, openai};
 use schemars::JsonSchema;

@@ -4,7 +4,6 @@ use std::sync::OnceLock;
 
 use reqwest::Url;
 
-use super::client::Remotes;
 use crate::canonical::ApiError;
 use crate::random_ids;
 
@@ -29,7 +28,7 @@ pub(super) struct Host {
     /// Base URL without a slash at its end; with `/v1` for OpenAI's dialect.
     pub(super) base: String,
     pub(super) protocol: Protocol,
-    /// API key for the host; no part of it may reach a message.
+    /// API key for the host, which no message may contain, not even in part.
     pub(super) key: Option<String>,
 }
 
@@ -71,59 +70,51 @@ impl AllowedHost {
     }
 }
 
-impl Remotes {
-    /// Checks that a config may name these hosts.
-    pub(crate) fn check(&self, text: &str) -> Result<(), ApiError> {
-        self.hosts(text).map(drop)
+/// Parses a config's `remote_host`: allowed hosts separated by commas.
+pub(super) fn parse_hosts(text: &str, allowed: &[AllowedHost]) -> Result<Vec<Host>, ApiError> {
+    let parts: Vec<&str> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
+    if parts.is_empty() || parts.len() > MAX_HOSTS {
+        return Err(ApiError::bad_request(format!(
+            "a remote model has between 1 and {MAX_HOSTS} hosts"
+        )));
     }
+    parts.into_iter().map(|part| parse_host(part, allowed)).collect()
+}
 
-    /// Parses a config's `remote_host`: hosts separated by commas.
-    pub(super) fn hosts(&self, text: &str) -> Result<Vec<Host>, ApiError> {
-        let parts: Vec<&str> =
-            text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
-        if parts.is_empty() || parts.len() > MAX_HOSTS {
-            return Err(ApiError::bad_request(format!(
-                "a remote model has between 1 and {MAX_HOSTS} hosts"
-            )));
-        }
-        parts.into_iter().map(|part| self.host(part)).collect()
+fn parse_host(text: &str, all_allowed: &[AllowedHost]) -> Result<Host, ApiError> {
+    let wrong = || {
+        // The part before the @ is a password.
+        let shown = match (text.find("://"), text.rfind('@')) {
+            (Some(scheme), Some(at)) if scheme < at => {
+                format!("{}…{}", &text[..scheme + 3], &text[at..])
+            }
+            _ => text.to_owned(),
+        };
+        ApiError::bad_request(format!(
+            "bad remote: {shown:?} is no address of a server; it is like https://host:8000/v1, and keys stand in \
+             PUNA_REMOTE_KEYS"
+        ))
+    };
+    let url = Url::parse(text).map_err(|_| wrong())?;
+    let plain = url.username().is_empty() && url.password().is_none() && url.query().is_none();
+    if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() || !plain {
+        return Err(wrong());
     }
-
-    fn host(&self, text: &str) -> Result<Host, ApiError> {
-        let wrong = || {
-            // The part before the @ is a password.
-            let shown = match (text.find("://"), text.rfind('@')) {
-                (Some(scheme), Some(at)) if scheme < at => {
-                    format!("{}…{}", &text[..scheme + 3], &text[at..])
-                }
-                _ => text.to_owned(),
-            };
-            ApiError::bad_request(format!(
-                "bad remote: {shown:?} is no address of a server; it is like https://host:8000/v1, and keys stand in \
-                 PUNA_REMOTE_KEYS"
-            ))
-        };
-        let url = Url::parse(text).map_err(|_| wrong())?;
-        let plain = url.username().is_empty() && url.password().is_none() && url.query().is_none();
-        if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() || !plain {
-            return Err(wrong());
-        }
-        // The first match counts: hosts with keys come first.
-        let Some(allowed) = self.allowed().iter().find(|allowed| allowed.allows(&url)) else {
-            let shown = url.origin().ascii_serialization();
-            return Err(ApiError::bad_request(format!(
-                "this server cannot run this remote model: {shown} is not among its remotes; whoever runs the server \
-                 allows it with PUNA_REMOTES={shown}"
-            )));
-        };
-        let base = text.trim_end_matches('/');
-        let (base, protocol) = match base.strip_suffix("/api") {
-            Some(base) => (base, Protocol::Native),
-            None if base.ends_with("/v1") => (base, Protocol::OpenAi),
-            None => (base, Protocol::Native),
-        };
-        Ok(Host { base: base.to_owned(), protocol, key: allowed.key.clone() })
-    }
+    // The first match counts: hosts with keys come first.
+    let Some(allowed) = all_allowed.iter().find(|allowed| allowed.allows(&url)) else {
+        let shown = url.origin().ascii_serialization();
+        return Err(ApiError::bad_request(format!(
+            "this server cannot run this remote model: {shown} is not among its remotes; whoever runs the server \
+             allows it with PUNA_REMOTES={shown}"
+        )));
+    };
+    let base = text.trim_end_matches('/');
+    let (base, protocol) = match base.strip_suffix("/api") {
+        Some(base) => (base, Protocol::Native),
+        None if base.ends_with("/v1") => (base, Protocol::OpenAi),
+        None => (base, Protocol::Native),
+    };
+    Ok(Host { base: base.to_owned(), protocol, key: allowed.key.clone() })
 }
 
 /// Returns the random name of this server in the `Via` header of its requests.
@@ -147,6 +138,7 @@ pub(super) fn check_loop(via: &[String], model: &str) -> Result<(), ApiError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::client::Remotes;
     use super::*;
     use crate::config::Config;
     use crate::shutdown::ShutdownSignal;

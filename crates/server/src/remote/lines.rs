@@ -6,7 +6,6 @@ use reqwest::Response;
 use serde_json::Value;
 use tokio::time::timeout;
 
-use super::client::connection_error;
 use crate::canonical::ApiError;
 
 /// Largest line, or response in one piece, in bytes.
@@ -152,6 +151,12 @@ impl ResponseLines {
         self.buffer.truncate(most);
         String::from_utf8_lossy(&self.buffer).into_owned()
     }
+}
+
+/// Error for a connection that ended before the response was complete.
+pub(super) fn connection_error(error: &reqwest::Error) -> ApiError {
+    let cause = puna_registry::root_cause(error);
+    ApiError::new(502, format!("the connection to the remote server broke: {cause}"))
 }
 
 fn parse_json(bytes: &[u8]) -> Result<Value, ApiError> {

@@ -3,8 +3,10 @@
 //! responses become the events that a runner would send, so that all dialects work.
 //!
 //! - `hosts` finds the addresses and the keys of a model's servers;
-//! - `client` sends requests, chooses between hosts, and reports errors;
-//! - `describe` asks servers for the sizes of their models;
+//! - `client` has the state of all servers: the HTTP client and the load of each host;
+//! - `upstream` sends requests, chooses between hosts, and reports errors;
+//! - `conversation` checks requests and assembles their conversations;
+//! - `describe` asks servers for the sizes of their models, and `description_cache` stores them;
 //! - `lines` reads streams with limits on length and silence;
 //! - `remote_error` reads the servers' error objects;
 //! - `openai` and `native` translate requests and responses.
@@ -15,7 +17,9 @@
 
 mod adapt;
 mod client;
+mod conversation;
 mod describe;
+mod description_cache;
 mod hosts;
 mod lines;
 mod native;
@@ -23,64 +27,32 @@ mod openai;
 mod remote_error;
 #[cfg(test)]
 mod tests;
+mod upstream;
 
 use std::sync::Arc;
 
 use puna_api::KeepAlive;
-use puna_api::native::Message;
-use puna_prompt::{PromptError, ROLES, check_results};
 use puna_store::Model;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
 pub(crate) use client::Remotes;
-pub(crate) use describe::Description;
+pub(crate) use description_cache::Description;
 pub(crate) use openai::has_option;
+pub(crate) use upstream::Upstream;
 
-use crate::canonical::{ApiError, Event, Generate, Input, Overflow, Task};
+use crate::canonical::{ApiError, Event, Task};
 use crate::http::body_budget::BodyReservation;
 use crate::http::note_ignored;
-use hosts::{Host, Protocol};
+use conversation::{check_supported, unsupported};
+use hosts::Protocol;
 
 /// Capacity, in events, of the channel to a slow client.
 const EVENT_CHANNEL_CAPACITY: usize = 64;
 
-/// A model on another server.
-pub(crate) struct Upstream {
-    remotes: Arc<Remotes>,
-    hosts: Vec<Host>,
-    /// Name of the model on the other server.
-    model: String,
-    /// Servers that the request has passed through, from its `Via` header.
-    via: Vec<String>,
-    /// How long the other server keeps the model loaded, if the request says so.
-    keep_alive: Option<KeepAlive>,
-}
-
 impl Remotes {
-    /// Returns the servers of a model; `None` for a local model.
-    ///
-    /// # Errors
-    /// Fails if the configuration allows none of its hosts, or if the request has passed through
-    /// this server before.
-    pub(crate) fn upstream(
-        self: &Arc<Self>,
-        model: &Model,
-        via: Vec<String>,
-        keep_alive: Option<KeepAlive>,
-    ) -> Result<Option<Upstream>, ApiError> {
-        let config = &model.config;
-        if config.remote_host.is_empty() {
-            return Ok(None);
-        }
-        hosts::check_loop(&via, &model.name.to_string())?;
-        let hosts = self.hosts(&config.remote_host)?;
-        let (remotes, model) = (self.clone(), config.remote_model.clone());
-        Ok(Some(Upstream { remotes, hosts, model, via, keep_alive }))
-    }
-
-    /// Reports the parts of a request that an OpenAI-compatible host ignores, if the model has such
-    /// a host: the `fields` that are present, and the options for which `pass` is false.
+    /// Reports the parts of a request that an OpenAI-compatible host of the model ignores: the
+    /// `fields` that are present, and the options for which `pass` is false.
     pub(crate) fn report_ignored_fields(
         &self,
         model: &Model,
@@ -179,60 +151,4 @@ pub(crate) fn report_ignored_keep_alive(model: &Model, keep_alive: Option<KeepAl
     if keep_alive.is_some() && !model.config.remote_host.is_empty() {
         note_ignored("keep_alive".into());
     }
-}
-
-/// Error for a request that a remote model cannot serve.
-fn unsupported(what: &str) -> ApiError {
-    ApiError::bad_request(format!("the model is on another server: {what}"))
-}
-
-/// Refuses requests that need the model's vocabulary or weights on this server.
-fn check_supported(generate: &Generate) -> Result<(), ApiError> {
-    match generate {
-        Generate { render_only: true, .. } => Err(unsupported("its prompts are rendered there")),
-        Generate { prompt_logprobs: Some(_), .. } => {
-            Err(unsupported("prompt_logprobs cannot be asked for"))
-        }
-        Generate { options, .. } if options.num_predict == 0 => {
-            Err(unsupported("an answer of no tokens (num_predict: 0) cannot be asked for"))
-        }
-        _ => check_messages(generate),
-    }
-}
-
-/// Refuses a message with an unknown role, and a tool result without its call in the conversation,
-/// as for local models. Ollama's dialect accepts both: its clients drop the oldest messages
-/// themselves.
-fn check_messages(generate: &Generate) -> Result<(), ApiError> {
-    let Input::Chat { messages, .. } = &generate.input else { return Ok(()) };
-    if generate.overflow == Overflow::DropMessages {
-        return Ok(());
-    }
-    let stored = &generate.model.messages;
-    let all: Vec<_> = stored.iter().chain(messages).map(crate::runner::prompt_message).collect();
-    let unknown =
-        all.iter().enumerate().skip(stored.len()).find(|(_, m)| !ROLES.contains(&m.role.as_str()));
-    let roles = unknown.map_or(Ok(()), |(index, message)| {
-        let error =
-            Box::new(PromptError::UnknownRole { role: message.role.chars().take(40).collect() });
-        Err(PromptError::Message { index, error })
-    });
-    let checked = roles.and_then(|()| check_results(&all));
-    // The error states the message's index in the request, without the stored messages.
-    checked.map_err(|error| {
-        ApiError::bad_request(error.without_leading_messages(stored.len()).to_string())
-    })
-}
-
-/// Puts the messages of the manifest before the conversation: the stored messages, and the system
-/// message if the conversation has none.
-fn conversation(generate: &Generate, system: Option<&str>, messages: &[Message]) -> Vec<Message> {
-    let mut all: Vec<Message> = generate.model.messages.iter().chain(messages).cloned().collect();
-    let system = system.or(generate.model.system.as_deref()).filter(|text| !text.is_empty());
-    if let Some(text) = system
-        && all.first().is_none_or(|first| first.role != "system")
-    {
-        all.insert(0, Message::text("system", text));
-    }
-    all
 }

@@ -10,10 +10,10 @@ use puna_sampler::Constraint;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::Sender;
 
-use super::client::RemoteResponse;
+use super::conversation::{conversation, unsupported};
 use super::openai::check_vectors;
 use super::remote_error::RemoteError;
-use super::{conversation, unsupported};
+use super::upstream::RemoteResponse;
 use crate::canonical::{
     ApiError, CallOutcome, Embed, EmbedResult, EmbedText, Event, FinishReason, Generate,
     GenerationSummary, Input, Overflow, Piece, Prompt, RunOptions,
@@ -89,7 +89,7 @@ fn generate_request(generate: &Generate, prompt: &Prompt, model: &str) -> Genera
     }
 }
 
-/// Value of a switch whose default is on: `None` for on, `Some(false)` for off.
+/// Value of a switch that is on by default: `None` for on, `Some(false)` for off.
 fn unless_default(switch: bool) -> Option<bool> {
     (!switch).then_some(false)
 }

@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 pub(super) use reader::read;
 
 use super::adapt::adapted;
-use super::client::RemoteResponse;
-use super::{conversation, unsupported};
+use super::conversation::{conversation, unsupported};
+use super::upstream::RemoteResponse;
 use crate::canonical::{
     ApiError, Embed, EmbedResult, EmbedText, Generate, Input, Prompt, RunOptions,
 };

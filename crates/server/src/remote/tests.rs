@@ -1,10 +1,11 @@
 //! Tests of the requests that remote servers receive.
 
+use puna_api::native::Message;
 use puna_sampler::Params;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::canonical::{Embed, EmbedText, Prompt, RunOptions};
+use crate::canonical::{Embed, EmbedText, Generate, Input, Overflow, Prompt, RunOptions};
 use crate::config::Config;
 use crate::shutdown::ShutdownSignal;
 

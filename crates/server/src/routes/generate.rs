@@ -46,7 +46,7 @@ pub(super) async fn generate(
 
 /// Action that a checked request asks for.
 pub(super) enum CheckedRequest {
-    /// Nothing more: [`check`] has unloaded the model.
+    /// No further work: [`check`] has unloaded the model.
     Unloaded,
     /// Load the model without generating.
     Load(ModelRequest),

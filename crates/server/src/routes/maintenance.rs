@@ -134,7 +134,7 @@ async fn entries_to_verify(app: &App, model: Option<ModelName>) -> Result<Vec<En
     })
 }
 
-/// Reports and returns the invalid manifest files: those of `model`, or all.
+/// Reports and returns the invalid manifest files of `model`, or all.
 async fn report_invalid_manifests(
     app: &App,
     model: Option<&ModelName>,
@@ -283,7 +283,7 @@ fn damaged_runners(entry: &Entry, damages: &HashMap<Digest, Damage>) -> Vec<Opti
         .collect()
 }
 
-/// Error that lists the damaged models and says what to do.
+/// Error that lists the damaged models and names a remedy.
 fn damage_error(
     still_damaged: &DamagedModels,
     invalid: &[InvalidManifest],

@@ -5,8 +5,8 @@ use puna_prompt::OutputParser;
 use puna_sampler::{Constraint, Grammar};
 
 use super::answer_sink::starts_with_reasoning_end;
-use super::prepare::{Preparer, check_connected};
-use super::worker::Handle;
+use super::preparer::Preparer;
+use super::task_handle::{Handle, check_connected};
 use crate::canonical::{ApiError, Generate};
 
 /// Limits of the length of an answer, in tokens.
@@ -21,7 +21,7 @@ pub(super) struct AnswerLimits {
 }
 
 impl AnswerLimits {
-    /// Rejects a request whose limits allow fewer than `min_tokens` tokens.
+    /// Rejects a request with limits that allow fewer than `min_tokens` tokens.
     fn check(self, min_tokens: usize) -> Result<(), ApiError> {
         if let Some(limit) = self.tokens.filter(|limit| *limit < min_tokens) {
             return Err(ApiError::bad_request(format!(

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::generator::Generator;
 use super::protocol::CALLS_MAX;
 use super::schema_check::AnswerChecks;
-use super::worker::Handle;
+use super::task_handle::Handle;
 use crate::canonical::{ApiError, CallOutcome, Event, FinishReason, GenerationSummary, Piece};
 use crate::random_ids;
 use crate::speculate::DraftCounts;
@@ -31,7 +31,7 @@ const CACHE_MISS_CONTEXT_TOKENS: usize = 16;
 /// Minimum time between two progress reports of a prompt.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Sink of a generation: receives the engine's events and sends those of the answer.
+/// Sink of a generation: receives the engine's events and sends the answer's events.
 pub(super) struct AnswerSink {
     handle: Handle,
     generator: Arc<dyn Generator>,

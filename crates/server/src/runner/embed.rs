@@ -2,8 +2,8 @@
 
 use puna_engine::EngineError;
 
-use super::prepare::{Preparer, check_connected, to_api_error};
-use super::worker::Handle;
+use super::preparer::{Preparer, to_api_error};
+use super::task_handle::{Handle, check_connected};
 use crate::canonical::{ApiError, Embed, EmbedResult, EmbedText, Event};
 
 impl Preparer {

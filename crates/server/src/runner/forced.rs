@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::canonical::{ApiError, Generate, Input};
 
-/// Tool whose call is forced.
+/// Tool of a forced call.
 #[derive(Debug, Clone)]
 pub(super) struct ForcedTool<'t> {
     tool: &'t Tool,
@@ -110,8 +110,8 @@ fn unsupported_parameters(tool: &Tool, reason: &str) -> ApiError {
     ))
 }
 
-/// Returns an error that names the tool without a grammar: the first of `candidates` whose
-/// parameters are rejected, alone or in the call format.
+/// Returns an error that names the tool without a grammar: the first of `candidates` with rejected
+/// parameters, alone or in the call format.
 pub(super) fn rejected_tool_error(
     form: &CallFormat,
     candidates: &[ForcedTool<'_>],

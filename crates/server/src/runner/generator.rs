@@ -81,15 +81,15 @@ pub trait Generator: Send + Sync {
     /// Returns the properties of the model.
     fn facts(&self) -> &Facts;
 
-    /// Tokenizes a prompt. Reads control tokens in the text as such, and adds the tokens that the
-    /// model wants before and after every text, unless the text has them.
+    /// Tokenizes a prompt. Parses control tokens in the text, and adds the tokens that the model
+    /// wants before and after every text, unless the text has them.
     fn encode(&self, text: &str) -> Vec<u32>;
 
     /// Tokenizes any text with the options of the request.
     fn tokenize(&self, text: &Tokenize) -> Vec<u32>;
 
     /// Tokenizes a text in parts and adds no tokens. The flag of a part says whether control tokens
-    /// in it are read as such.
+    /// in it are parsed.
     fn encode_parts(&self, parts: &[(&str, bool)]) -> Vec<u32>;
 
     /// As [`Generator::encode_parts`], and adds the tokens that the model wants before and after
@@ -110,7 +110,7 @@ pub trait Generator: Send + Sync {
     /// Returns the control token with this text.
     fn control_token(&self, text: &str) -> Option<u32>;
 
-    /// Whether a token is the one that the tokenizer adds before every text.
+    /// Whether the tokenizer adds this token before every text.
     fn is_bos(&self, token: u32) -> bool;
 
     /// Number of tokens in the vocabulary.

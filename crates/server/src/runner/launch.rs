@@ -98,8 +98,8 @@ impl Launcher for ProcessLauncher {
             let status = tokio::select! {
                 status = child.wait() => status,
                 _ = &mut killed => {
-                    // A message requests the kill; a dropped sender means that no one can request
-                    // it any more.
+                    // A message requests the kill; after the sender is dropped, no message can
+                    // request it.
                     let _ = child.start_kill();
                     child.wait().await
                 }

@@ -69,9 +69,9 @@ pub(crate) struct Link(Arc<Shared>);
 
 /// State that the clones of a connection share.
 struct Shared {
-    /// Queue of messages to the runner. Tasks need a permit, so that a runner that does not read
-    /// receives no more of them, and a caller that stops waiting leaves nothing in the queue.
-    /// Further messages about a submitted task need no permit.
+    /// Queue of messages to the runner. Tasks need a permit, so that the queue of a runner that
+    /// does not read stays bounded, and a caller that stops waiting leaves nothing in it. Further
+    /// messages about a submitted task need no permit.
     out: Sender<Outgoing>,
     tasks: Mutex<Tasks>,
     kill: Mutex<Option<oneshot::Sender<()>>>,
@@ -103,8 +103,8 @@ struct Tasks {
 }
 
 impl Link {
-    /// Opens the connection to a newly started runner. Kills a runner whose model is busy with a
-    /// single step for longer than `step_timeout`.
+    /// Opens the connection to a newly started runner. Kills a runner if a single step of its model
+    /// takes longer than `step_timeout`.
     pub(crate) fn new(
         process: RunnerProcess,
         step_timeout: Option<Duration>,
@@ -173,7 +173,7 @@ impl Link {
         let _ = timeout(REFRESH_TIMEOUT, answered).await;
     }
 
-    /// Returns the latest heartbeat. Its counters are at least those of finished generations, which
+    /// Returns the latest heartbeat. Its counters include all finished generations, although these
     /// arrive earlier.
     pub(crate) fn heartbeat(&self) -> Heartbeat {
         let heartbeat = *lock(&self.0.heartbeat);
@@ -322,7 +322,7 @@ struct Reader {
     watchdog: StepWatchdog,
 }
 
-/// Detects a model whose step does not end.
+/// Detects a step that does not end.
 struct StepWatchdog {
     limit: Option<Duration>,
     rounds: u64,

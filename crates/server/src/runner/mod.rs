@@ -13,7 +13,9 @@
 //! Runner side:
 //! - [`worker`] receives tasks and sends their events.
 //! - `prepare_queue` holds the tasks until a thread prepares them.
+//! - `task_handle` has the state of a task, sends its events, and cancels it.
 //! - `prepare` turns a task into an engine request; `prompt` and `templates` render its prompt.
+//! - `preparer` has the state and the steps that the preparations of all tasks share.
 //! - `embed` and `rank` prepare texts to embed and query–document pairs to score.
 //! - `forced`, `answer_limits` and `schema_check` handle constraints of the answer.
 //! - `answer_sink` turns the reports of the [`generator::Generator`] into events.
@@ -30,16 +32,19 @@ pub(crate) mod link;
 mod local;
 mod prepare;
 mod prepare_queue;
+mod preparer;
 mod prompt;
 pub mod protocol;
 mod rank;
 mod schema_check;
 mod scripted;
+mod task_handle;
 pub(crate) mod templates;
 #[cfg(test)]
 pub(crate) mod tests;
 pub mod worker;
 
+pub(crate) use local::log_devices;
 pub(crate) use prompt::prompt_message;
 
 use std::io;

@@ -1,20 +1,17 @@
 //! Turns a task into a request to the engine.
 
-use std::sync::Arc;
-
 use puna_api::native::{self, ToolChoice};
-use puna_engine::{AdapterScales, EngineError, Request, Speculation};
+use puna_engine::{AdapterScales, Request, Speculation};
 use puna_prompt::{CallFormat, OutputParser, OutputStage, ParserInput, Template};
 use puna_sampler::{CONSTRAINT_BYTES_MAX, Grammar, Params};
 
 use super::answer_limits::AnswerLimits;
 use super::answer_sink::{AnswerSink, summary_without_tokens};
 use super::forced::{self, ForcedTool};
-use super::generator::Generator;
+use super::preparer::{Preparer, to_api_error};
 use super::prompt::{PromptText, think};
 use super::schema_check::AnswerChecks;
-use super::templates::TemplateCache;
-use super::worker::Handle;
+use super::task_handle::{Handle, check_connected};
 use crate::canonical::{ApiError, Event, Generate, Overflow, RunOptions, Task};
 use crate::speculate::SpeculationMode;
 
@@ -35,17 +32,7 @@ const DIFFUSION_THINK_BUDGET_ERROR: &str = "this model fills masked places in an
 /// Maximum number of log-probabilities of a prompt, including alternatives.
 const MAX_PROMPT_LOGPROBS: usize = 1 << 20;
 
-/// Turns tasks into requests to the engine.
-pub(crate) struct Preparer {
-    pub(crate) generator: Arc<dyn Generator>,
-    pub(super) templates: TemplateCache,
-}
-
 impl Preparer {
-    pub(crate) fn new(generator: Arc<dyn Generator>) -> Self {
-        Self { generator, templates: TemplateCache::default() }
-    }
-
     /// Starts a task; its events go to `handle`.
     pub(crate) fn start(&self, handle: Handle, task: Task) -> Result<(), ApiError> {
         match task {
@@ -166,20 +153,6 @@ impl Preparer {
         Ok((answer, grammar))
     }
 
-    /// Records a request that the engine has accepted, or returns the engine's error. Cancels the
-    /// request if the client has disconnected in between.
-    pub(super) fn record_request(
-        &self,
-        handle: &Handle,
-        request: Result<u64, EngineError>,
-    ) -> Result<(), ApiError> {
-        let request = request.map_err(to_api_error)?;
-        if !handle.set_engine_request(request) {
-            self.generator.cancel(request);
-        }
-        Ok(())
-    }
-
     /// Maximum number of tokens of an answer. A diffusion model has its own default length.
     fn max_tokens(&self, options: &RunOptions, num_ctx: u32) -> Option<usize> {
         let most = 10 * u64::from(num_ctx);
@@ -258,24 +231,9 @@ impl Preparer {
         self.send_event(handle, Event::Counted(self.prompt_tokens(&text, &task).len() as u64))
     }
 
-    /// Size of the context in tokens: the requested size, limited to that of the runner.
-    pub(super) fn context(&self, requested: Option<u32>) -> u32 {
-        let most = self.generator.facts().num_ctx;
-        requested.map_or(most, |tokens| tokens.min(most))
-    }
-
     fn send_event(&self, handle: &Handle, event: Event) -> Result<(), ApiError> {
         handle.send(event);
         Ok(())
-    }
-
-    /// Rejects tokens outside the vocabulary.
-    pub(super) fn check_tokens(&self, tokens: &[u32]) -> Result<(), ApiError> {
-        let known = self.generator.vocab_size();
-        match tokens.iter().find(|token| **token as usize >= known) {
-            Some(token) => Err(ApiError::bad_request(format!("this model has no token {token}"))),
-            None => Ok(()),
-        }
     }
 
     /// Rejects biases of tokens outside the vocabulary.
@@ -307,28 +265,8 @@ impl Preparer {
     }
 }
 
-/// Returns an error if the client has disconnected, which ends the preparation early. No client
-/// receives this error.
-pub(super) fn check_connected(handle: &Handle) -> Result<(), ApiError> {
-    match handle.state.is_cancelled() {
-        true => Err(ApiError::new(ApiError::CLIENT_CLOSED_REQUEST, "the client has gone")),
-        false => Ok(()),
-    }
-}
-
-/// Converts an error of the engine. Most kinds mean that the request asks for something impossible.
-pub(super) fn to_api_error(error: EngineError) -> ApiError {
-    match error {
-        EngineError::Stopped
-        | EngineError::Backend(_)
-        | EngineError::Model(_)
-        | EngineError::Tokenizer(_) => ApiError::internal(error.to_string()),
-        _ => ApiError::bad_request(error.to_string()),
-    }
-}
-
-/// Creates the parser of the model's output: the one that the model names, or the one that its
-/// template implies. Without a template, all text is the answer.
+/// Creates the parser of the model's output: the parser that the model names, or that its template
+/// implies. Without a template, all text is the answer.
 fn output_parser(task: &Generate, text: &PromptText) -> Option<OutputParser> {
     output_parser_after(task, text, &text.prompt)
 }

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use super::worker::Handle;
+use super::task_handle::Handle;
 use crate::canonical::Task;
 use crate::fair_queue::ServiceCounts;
 use crate::lock::lock;

@@ -13,12 +13,12 @@ use puna_prompt::{
 use serde_json::Value;
 
 use super::forced;
-use super::prepare::{Preparer, check_connected};
+use super::preparer::Preparer;
+use super::task_handle::{Handle, check_connected};
 use super::templates::PLAIN_TEMPLATE;
-use super::worker::Handle;
 use crate::canonical::{ApiError, Generate, Input, Overflow, Prompt, PromptConfig};
 
-/// Prompt as text, with what was left out of it.
+/// Prompt as text, and the number of parts that were left out.
 pub(super) struct PromptText {
     pub(super) prompt: String,
     /// Prompt with marks around the users' text, if that text contains control tokens and must be
@@ -83,7 +83,7 @@ impl Preparer {
         }
     }
 
-    /// Renders a conversation: the model's stored messages and those of the request.
+    /// Renders a conversation: the model's stored messages and the request's messages.
     fn chat_prompt(
         &self,
         handle: &Handle,
@@ -103,8 +103,8 @@ impl Preparer {
         mark_untrusted(&mut all, other_values, |text| self.generator.controls_in(text));
         let rules = Some(self.templates.rules(&template));
         let chat = Chat { tools: &tools, variables, rules, ..Chat::new(&all) };
-        // Ollama's dialect accepts results whose calls are missing, because its clients drop the
-        // oldest messages themselves.
+        // Ollama's dialect accepts results without their calls, because its clients drop the oldest
+        // messages themselves.
         let checked = match task.overflow {
             Overflow::DropMessages => Ok(()),
             Overflow::Refuse | Overflow::DropTurns => check_results(&all),

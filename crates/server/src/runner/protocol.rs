@@ -44,7 +44,7 @@ pub enum ToRunner {
     },
     /// Allow this many more events of a request.
     Credit(u64, u32),
-    /// Cancel a request whose client has disconnected.
+    /// Cancel a request after its client has disconnected.
     Cancel(u64),
     /// Send a heartbeat now.
     Beat,

@@ -9,8 +9,8 @@ use std::ops::Range;
 use puna_engine::EngineError;
 
 use super::generator::{Generator, PairFormat};
-use super::prepare::{Preparer, check_connected, to_api_error};
-use super::worker::Handle;
+use super::preparer::{Preparer, to_api_error};
+use super::task_handle::{Handle, check_connected};
 use crate::canonical::{ApiError, Event, Rank, RankResult, Tokenize};
 
 /// Maximum number of attempts to cut a document, because its end may become other tokens inside the

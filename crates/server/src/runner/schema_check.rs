@@ -67,7 +67,7 @@ impl AnswerChecks {
         }
     }
 
-    /// Keeps a call whose arguments are checked.
+    /// Keeps a call if its arguments are checked.
     pub(super) fn push_call(&mut self, tool: &str, arguments: &Map<String, Value>) {
         if self.arguments.contains_key(tool) {
             self.calls.push((tool.to_owned(), arguments.clone()));

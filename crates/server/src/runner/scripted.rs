@@ -14,7 +14,7 @@ use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader, RankDone}
 use super::local::LocalLoader;
 use super::protocol::{Heartbeat, LoadSpec, MemoryParts};
 use crate::canonical::Tokenize;
-use crate::script::{Answer, Conversation, ScriptError, ScriptFile, ScriptPlayer, Step};
+use crate::script::{Conversation, ScriptAnswer, ScriptError, ScriptFile, ScriptPlayer, Step};
 
 /// Tags around the scripted model's reasoning.
 const THINK_TAGS: (&str, &str) = ("<think>\n", "\n</think>\n\n");
@@ -56,7 +56,7 @@ struct ScriptedModel {
 
 impl ScriptedModel {
     /// Returns the items of an answer. The prompt may end inside reasoning.
-    fn items(&self, answer: &Answer, prompt: &str) -> VecDeque<ScriptItem> {
+    fn items(&self, answer: &ScriptAnswer, prompt: &str) -> VecDeque<ScriptItem> {
         let mut writer = StepWriter::new(prompt.ends_with(THINK_TAGS.0));
         for step in &answer.steps {
             writer.write(step);
@@ -106,7 +106,7 @@ impl ScriptedModel {
 }
 
 /// Whether the answer ends as if a token limit had cut it.
-fn is_cut_off(answer: &Answer) -> bool {
+fn is_cut_off(answer: &ScriptAnswer) -> bool {
     answer.finish.as_deref() == Some("length")
 }
 
@@ -122,7 +122,7 @@ enum ScriptItem {
 
 /// Part of a written answer.
 enum WrittenPart {
-    /// Texts, each with a flag that says whether control tokens in it are read as such.
+    /// Texts, each with a flag that says whether control tokens in it are parsed.
     Text(Vec<(String, bool)>),
     Item(ScriptItem),
 }
@@ -253,8 +253,8 @@ impl Sink for ScriptedSink {
         self.request.stage(text)
     }
 
-    /// Tokens that the request forces, such as the end after its only call, come before those of
-    /// the script.
+    /// Tokens that the request forces, such as the end after its only call, come before the
+    /// script's tokens.
     fn forced(&mut self) -> Vec<u32> {
         let wanted = self.request.forced();
         if !wanted.is_empty() {

@@ -1,22 +1,22 @@
 //! The runner's side of the socket: receives tasks and sends their events.
 
-use std::collections::HashMap;
 use std::io::{self, BufReader, BufWriter, Write};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::generator::{Generator, LoadError, Loader};
-use super::prepare::Preparer;
 use super::prepare_queue::{PrepareQueue, QueueSender};
+use super::preparer::Preparer;
 use super::protocol::{
-    FromRunner, LoadSpec, LoadedModel, ToRunner, VERSION, WINDOW, encode_message, is_out_of_memory,
-    read, write,
+    FromRunner, LoadSpec, LoadedModel, ToRunner, VERSION, encode_message, is_out_of_memory, read,
+    write,
 };
+use super::task_handle::{Handle, TaskState, Tasks};
 use crate::canonical::{ApiError, Event};
 use crate::lock::lock;
 use crate::panic_message::panic_message;
@@ -24,8 +24,8 @@ use crate::panic_message::panic_message;
 /// Time between two heartbeats.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });
 
-/// Minimum time between two writes that hold only pieces of answers: a twentieth of what a reader
-/// can notice.
+/// Minimum time between two writes that hold only pieces of answers: a twentieth of the shortest
+/// delay that a reader notices.
 const WRITE_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Minimum and maximum number of threads that render and tokenize prompts of ordinary size; between
@@ -151,80 +151,6 @@ fn write_message(socket: &mut BufWriter<UnixStream>, message: &FromRunner) -> io
             write(socket, &FromRunner::Event(*id, Event::Error(failure)))
         }
         (Err(e), _) => Err(e),
-    }
-}
-
-/// State of a task that its threads share.
-pub(crate) struct TaskState {
-    /// Number of events that may still be sent.
-    credit: AtomicI64,
-    cancelled: AtomicBool,
-    /// Number of the engine's request, once the engine has accepted it.
-    engine_request: Mutex<Option<u64>>,
-}
-
-impl TaskState {
-    pub(crate) fn new() -> Self {
-        Self {
-            credit: AtomicI64::new(WINDOW.into()),
-            cancelled: AtomicBool::new(false),
-            engine_request: Mutex::new(None),
-        }
-    }
-
-    /// Whether this many more events may be sent before the final one.
-    pub(crate) fn may_send(&self, events: i64) -> bool {
-        // Two events stay reserved for the text that is held back until the end, and for the end.
-        self.credit.load(Ordering::Acquire) >= events + 2
-    }
-
-    /// Number of events that may be sent now, as [`Self::may_send`] counts them.
-    pub(crate) fn room(&self) -> usize {
-        usize::try_from(self.credit.load(Ordering::Acquire) - 2).unwrap_or(0)
-    }
-
-    /// Counts an event that was sent.
-    pub(crate) fn sent(&self) {
-        self.credit.fetch_sub(1, Ordering::AcqRel);
-    }
-
-    pub(crate) fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::Acquire)
-    }
-}
-
-/// Task as its threads refer to it.
-#[derive(Clone)]
-pub(crate) struct Handle {
-    pub(crate) id: u64,
-    pub(crate) client: u64,
-    pub(crate) state: Arc<TaskState>,
-    out: Sender<FromRunner>,
-    tasks: Arc<Tasks>,
-}
-
-/// Tasks that have not ended, by number.
-type Tasks = Mutex<HashMap<u64, Arc<TaskState>>>;
-
-impl Handle {
-    /// Sends an event; returns `false` if the task was cancelled.
-    pub(crate) fn send(&self, event: Event) -> bool {
-        if self.state.is_cancelled() {
-            return false;
-        }
-        if event.is_end() {
-            lock(&self.tasks).remove(&self.id);
-        } else {
-            self.state.sent();
-        }
-        self.out.send(FromRunner::Event(self.id, event)).is_ok()
-    }
-
-    /// Stores the number of the engine's request; returns `false` if the task was cancelled in
-    /// between.
-    pub(crate) fn set_engine_request(&self, request: u64) -> bool {
-        *lock(&self.state.engine_request) = Some(request);
-        !self.state.is_cancelled()
     }
 }
 

@@ -13,7 +13,7 @@ pub(super) struct MemorySpace {
     pub(super) alone: bool,
 }
 
-/// What to do next with a planned model.
+/// Next action for a planned model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FitStep {
     /// Plan again with half of the context.
@@ -42,8 +42,8 @@ pub(super) fn next_step(options: &LoadOptions, need: MemoryNeed, space: MemorySp
 }
 
 /// Context with which a model would be loaded now. Other models take `others` bytes and are
-/// unloaded if the model does not fit beside them. `plan` returns the bytes needed with some
-/// options. `None` if it cannot be planned or does not fit.
+/// unloaded if the memory is not enough for all. `plan` returns the bytes needed with some options.
+/// `None` if it cannot be planned or does not fit.
 pub fn planned_context(
     mut options: LoadOptions,
     Memory { total, available }: Memory,

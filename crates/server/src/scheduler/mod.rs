@@ -233,6 +233,6 @@ enum RunnerState {
     Waiting,
     Loading,
     Ready,
-    /// Told to exit, and still running.
+    /// The runner has the command to exit, and still runs.
     Stopping,
 }

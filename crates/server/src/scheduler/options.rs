@@ -69,7 +69,7 @@ impl LoadOptions {
         self.cache = self.num_ctx;
     }
 
-    /// Reduces memory strongly after a load ran out of it. Returns whether that was possible.
+    /// Reduces memory strongly after a load ran out of memory. Returns whether that was possible.
     pub fn reduce_once(&mut self) -> bool {
         let before = self.clone();
         self.draft = self.draft.take().filter(|draft| !draft.optional);

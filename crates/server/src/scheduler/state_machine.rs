@@ -27,7 +27,7 @@ pub struct Scheduler {
     memory: Option<Memory>,
     runners: BTreeMap<ModelKey, Runner>,
     queue: Queue,
-    /// The request whose model is loaded next.
+    /// The request with the model that is loaded next.
     head: Option<RequestId>,
     /// Whether all other models were unloaded for the head after it ran out of memory.
     evicted_for_retry: bool,
@@ -140,7 +140,7 @@ impl Scheduler {
             runner.start_request(now, &request);
             return self.actions.push(Action::Grant(request.id, runner.id));
         }
-        // The request whose model is being loaded does not count as waiting.
+        // The request that waits for a running load does not count as waiting.
         let loading = self.head.filter(|id| self.is_loading(*id));
         let waiting = self.queue.len() - usize::from(loading.is_some());
         if waiting >= self.limits.max_queue && self.queue.len() > 0 {
@@ -179,7 +179,7 @@ impl Scheduler {
     }
 
     /// Handles a request that no longer waits. Models that were draining for it accept requests
-    /// again, and the head is chosen anew. A load that no other request needs is stopped.
+    /// again, and the scheduler chooses a new head. A load that no other request needs is stopped.
     fn request_removed(&mut self, id: RequestId) {
         if self.head == Some(id) {
             self.head = None;
@@ -295,7 +295,7 @@ impl Scheduler {
         }
     }
 
-    /// Stops idle models whose keep-alive time is over or whose memory is needed.
+    /// Stops idle models after their keep-alive time, or if their memory is needed.
     fn unload_expired(&mut self, now: Instant) {
         let over = |runner: &Runner| {
             runner.is_idle() && (runner.draining || runner.expires.is_some_and(|at| at <= now))
@@ -309,7 +309,7 @@ impl Scheduler {
         keys.iter().for_each(|key| self.stop(key));
     }
 
-    /// Grants all requests whose model is ready, anywhere in the queue.
+    /// Grants all requests for ready models, anywhere in the queue.
     fn grant_ready(&mut self, now: Instant) {
         let runners = &mut self.runners;
         let mut grants = Vec::new();
@@ -328,7 +328,7 @@ impl Scheduler {
         }
     }
 
-    /// Serves the queue as far as possible now.
+    /// Serves the queue until it must wait.
     fn advance(&mut self, now: Instant) {
         self.next_check = None;
         loop {
@@ -348,7 +348,7 @@ impl Scheduler {
         }
     }
 
-    /// Advances the head as far as possible now.
+    /// Advances the head until it must wait.
     fn advance_request(&mut self, now: Instant, id: RequestId) -> Progress {
         let Some(waiting) = self.queue.get(id) else { return Progress::Changed };
         let (key, since) = (waiting.request.key.clone(), waiting.since);
@@ -378,7 +378,7 @@ impl Scheduler {
             .any(|runner| matches!(runner.state, RunnerState::Planning | RunnerState::Loading))
     }
 
-    /// Serves a request whose model fits now, while the head waits for more memory.
+    /// Serves a request with a model that fits now, while the head waits for more memory.
     fn serve_overtaking(&mut self, now: Instant, next: RequestId) -> Progress {
         let Some(first) = self.queue.get(next) else { return Progress::Changed };
         let key = first.request.key.clone();
@@ -440,7 +440,8 @@ impl Scheduler {
         self.memory.unwrap_or(Memory { total: u64::MAX, available: u64::MAX })
     }
 
-    /// Bytes that a model may take beside the others. A plan that waits holds no memory yet.
+    /// Bytes that a model may take in addition to the others. A plan that waits holds no memory
+    /// yet.
     fn available_to(&self, key: &ModelKey) -> u64 {
         let Memory { total, available } = self.memory();
         let mut others = self
@@ -495,7 +496,7 @@ impl Scheduler {
         Progress::Changed
     }
 
-    /// Lets a runner plan again with its reduced options.
+    /// Tells a runner to plan again with its reduced options.
     fn replan(&mut self, key: &ModelKey) -> Progress {
         if let Some(runner) = self.runners.get_mut(key) {
             runner.context = runner.options.num_ctx;

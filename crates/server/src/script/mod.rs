@@ -23,9 +23,8 @@
 //! }
 //! ```
 //!
-//! The server sends the first answer whose conditions all hold and that was used fewer than
-//! `times` times. A changed file is read again and resets all counts, but the window remains that
-//! of the start.
+//! The server sends the first answer with fulfilled conditions that was used fewer than `times`
+//! times. A changed file is read again and resets all counts, but the window stays as at the start.
 //!
 //! Two players execute scripts: a server with the model [`MODEL`], which computes each prompt and
 //! generates the script's tokens (`runner::scripted`), and an upstream server of OpenAI's chat
@@ -58,7 +57,7 @@ pub(crate) struct Script {
     #[serde(default = "default_window")]
     pub(crate) window: u32,
     /// Answers, in the order in which they are tried.
-    pub(crate) answers: Vec<Answer>,
+    pub(crate) answers: Vec<ScriptAnswer>,
 }
 
 fn default_window() -> u32 {
@@ -68,7 +67,7 @@ fn default_window() -> u32 {
 /// An answer of a script.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct Answer {
+pub(crate) struct ScriptAnswer {
     /// Condition on the request.
     pub(crate) when: Condition,
     /// Maximum number of uses; `None` is unlimited.
@@ -161,7 +160,7 @@ impl Conversation {
     pub(crate) fn of_prompt(prompt: String) -> Self {
         const BEGIN: &str = "<|im_start|>";
         const ASSISTANT: &str = "<|im_start|>assistant";
-        // The last turn is the empty one that the model is about to write.
+        // The last turn is empty: the model is about to write it.
         let written = prompt.rfind(BEGIN).unwrap_or(prompt.len());
         let last = prompt[..written].rfind(BEGIN).unwrap_or(0);
         let assistant_turns = prompt[..written].matches(ASSISTANT).count();
@@ -221,7 +220,7 @@ pub enum ScriptError {
     },
 }
 
-/// What executes a script.
+/// Executor of a script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ScriptPlayer {
     /// The scripted model.
@@ -240,7 +239,7 @@ pub(crate) struct ScriptFile {
 #[derive(Default)]
 struct PlayState {
     text: String,
-    answers: Vec<Answer>,
+    answers: Vec<ScriptAnswer>,
     use_counts: Vec<u64>,
     requests: u64,
 }
@@ -275,7 +274,7 @@ impl ScriptFile {
     }
 
     /// Returns the answer to a request.
-    pub(crate) fn answer(&self, conversation: &Conversation) -> Result<Answer, ScriptError> {
+    pub(crate) fn answer(&self, conversation: &Conversation) -> Result<ScriptAnswer, ScriptError> {
         let text = self.read()?;
         let mut state = lock(&self.state);
         if state.text != text {
@@ -284,7 +283,7 @@ impl ScriptFile {
         }
         state.requests += 1;
         let request = state.requests;
-        let fits = |(answer, given): (&Answer, &u64)| {
+        let fits = |(answer, given): (&ScriptAnswer, &u64)| {
             answer.times.is_none_or(|times| *given < times)
                 && answer.when.matches(conversation, request)
         };

@@ -21,7 +21,7 @@ fn open(
     Ok((folder, file, script))
 }
 
-fn text_of(answer: Result<Answer, ScriptError>) -> String {
+fn text_of(answer: Result<ScriptAnswer, ScriptError>) -> String {
     match answer {
         Ok(answer) => answer.steps.iter().map(|step| format!("{step:?}")).collect(),
         Err(error) => error.to_string(),
@@ -72,7 +72,7 @@ fn invalid_scripts_are_rejected() {
 }
 
 async fn streamed(answer: Value) -> (Vec<Value>, String) {
-    let answer: Answer = serde_json::from_value(answer).unwrap();
+    let answer: ScriptAnswer = serde_json::from_value(answer).unwrap();
     let chunks = upstream::chunks_of(&answer, 7, &AtomicU64::new(0));
     let (mut events, mut end) = (Vec::new(), String::new());
     let mut stream = Box::pin(upstream::stream_chunks(chunks, std::time::Duration::ZERO));

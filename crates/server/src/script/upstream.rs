@@ -15,7 +15,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{self, Stream};
 use serde_json::{Value, json};
 
-use super::{Answer, Call, Conversation, MODEL, ScriptFile, Step};
+use super::{Call, Conversation, MODEL, ScriptAnswer, ScriptFile, Step};
 use crate::http::serve::RequestHandler;
 
 /// Maximum bytes of a request.
@@ -136,7 +136,7 @@ pub(super) enum Chunk {
 
 /// Chunks of an answer to a prompt of this many tokens.
 pub(super) fn chunks_of(
-    answer: &Answer,
+    answer: &ScriptAnswer,
     prompt_tokens: usize,
     calls: &AtomicU64,
 ) -> VecDeque<Chunk> {

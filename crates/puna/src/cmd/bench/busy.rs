@@ -1,4 +1,4 @@
-//! Load generator for `--busy`: a child process whose threads spin.
+//! Load generator for `--busy`: a child process with spinning threads.
 
 use std::process::{Child, Command, Stdio};
 

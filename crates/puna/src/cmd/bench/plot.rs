@@ -5,13 +5,17 @@ use std::fmt::Write;
 
 use super::report::{ComparedResult, LimitShares, Report, machine};
 
+/// Width of the chart. All lengths are in SVG user units (pixels).
 const WIDTH: f64 = 860.0;
 /// Left end of the bars; test names are to its left.
 const LEFT: f64 = 200.0;
 /// Space for numbers to the right of the longest bar.
 const RIGHT: f64 = 190.0;
+/// Height of a bar.
 const BAR: f64 = 18.0;
+/// Space between groups of bars.
 const GAP: f64 = 12.0;
+/// Height of the title above the panels.
 const HEADER: f64 = 92.0;
 /// Height of a panel's title and scale.
 const PANEL: f64 = 56.0;
@@ -91,8 +95,8 @@ fn panels(results: &[ComparedResult]) -> Vec<Panel<'_>> {
     all.into_iter().filter(|panel| !panel.results.is_empty()).collect()
 }
 
-/// Colour index and speed of each bar of a test: Puna's first, then those of the other files with
-/// this test.
+/// Colour index and speed of each bar of a test: Puna's first, then the bars of the other files
+/// with this test.
 fn bars(result: &ComparedResult) -> Vec<(usize, f64)> {
     let all = std::iter::once(Some(result.measured.tokens_per_second()));
     let all = all.chain(result.others.iter().map(|(_, other)| *other));

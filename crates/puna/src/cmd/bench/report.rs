@@ -59,7 +59,8 @@ impl LimitShares {
         }
     }
 
-    /// The binding limit and the fraction of it. For arithmetic, the best unit counts.
+    /// The binding limit, and the speed as a fraction of this limit. For arithmetic, the best unit
+    /// counts.
     pub fn binding_limit(self) -> (&'static str, f64) {
         let compute = self.int8.min(self.bf16);
         if self.read >= compute { ("bandwidth", self.read) } else { ("compute", compute) }

@@ -4,7 +4,7 @@
 use serde::Deserialize;
 
 /// Largest window, in tokens, that may use all memory left by the weights. Longer ones may use half
-/// of it, as in the server's memory plan.
+/// of this memory, as in the server's memory plan.
 const FULL_MEMORY_WINDOW: u64 = 32_768;
 
 /// Bytes reserved for other uses, in addition to a tenth of the memory.
@@ -38,7 +38,7 @@ impl Suggestion {
         )
     }
 
-    /// Largest window whose KV cache fits in `free` bytes.
+    /// Largest window with a KV cache that fits in `free` bytes.
     fn window_beside(&self, free: u64) -> Option<u64> {
         let mut window = self.context;
         loop {
@@ -74,6 +74,7 @@ pub fn fitting(memory: u64, least: u64) -> Vec<(Suggestion, u64)> {
 mod tests {
     use super::*;
 
+    /// Bytes per gigabyte.
     const GB: u64 = 1_000_000_000;
 
     #[test]

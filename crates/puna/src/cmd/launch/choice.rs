@@ -1,5 +1,5 @@
 //! Selects the model for an agent: the named one, else the last launched one, else a loaded or
-//! stored one. If there is none, it offers to pull one that fits.
+//! stored one. Without a stored model, it offers to pull a model that fits.
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::PathBuf;

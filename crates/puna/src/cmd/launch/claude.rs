@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::Result;
 use serde_json::{Map, Value, json};
 
-use super::agents::{Agent, Setup, Target};
+use super::agent::{Agent, Setup, Target};
 
 /// Request timeout in milliseconds: a long first request takes many minutes on a CPU.
 const TIMEOUT_MS: &str = "3600000";
@@ -53,7 +53,7 @@ impl Agent for ClaudeCode {
         let mut setup = Setup::default();
         setup.set("ANTHROPIC_BASE_URL", &target.url);
         setup.set("ANTHROPIC_AUTH_TOKEN", &target.key);
-        // Sets every variable from which it reads a model name, including those of its subagents.
+        // Claude Code reads model names from all these variables, also for its subagents.
         for name in [
             "ANTHROPIC_MODEL",
             "ANTHROPIC_SMALL_FAST_MODEL",

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::agents::{Agent, Setup, Target, quoted};
+use super::agent::{Agent, Setup, Target, quoted};
 
 /// Variable from which it reads the key.
 const KEY_VARIABLE: &str = "PUNA_LAUNCH_KEY";

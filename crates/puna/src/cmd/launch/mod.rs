@@ -1,6 +1,7 @@
 //! `puna launch`: starts a coding agent with this server, a model and its actual context window,
 //! for one run.
 
+mod agent;
 mod agents;
 mod catalog;
 mod choice;
@@ -25,7 +26,8 @@ use puna_server::Config;
 use crate::cli::LaunchArgs;
 use crate::service::Service;
 use crate::{out, usage};
-use agents::{AGENTS, Agent, Target, agent};
+use agent::{Agent, Target};
+use agents::{AGENTS, agent};
 use choice::{SelectedModel, can};
 
 /// Assumed context window, in tokens, of an unknown client; similar to that of the known agents.

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Result, anyhow};
 use serde_json::{Map, Value, json};
 
-use super::agents::{Agent, Setup, Target};
+use super::agent::{Agent, Setup, Target};
 
 /// Variable with the configuration.
 const CONFIG_VARIABLE: &str = "OPENCODE_CONFIG_CONTENT";

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use serde_json::json;
 
-use super::agents::{Agent, Setup, Target};
+use super::agent::{Agent, Setup, Target};
 
 /// Extension file of this run.
 const EXTENSION_FILE: &str = "pi-puna.js";

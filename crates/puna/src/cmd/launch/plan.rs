@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use super::agents::{Agent, Setup, Target, quoted};
+use super::agent::{Agent, Setup, Target, quoted};
 
 /// Placeholder for the key, which is not printed.
 const KEY_PLACEHOLDER: &str = "$PUNA_API_KEY";

@@ -12,7 +12,7 @@ use rustix::termios::tcgetpgrp;
 use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::agents::Setup;
+use super::agent::Setup;
 
 /// Finds an executable on the search path.
 pub fn find(program: &str, path: Option<&OsStr>) -> Option<PathBuf> {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow};
 use serde_json::{Map, Value, json};
 
-use super::agents::{Agent, Setup, Target};
+use super::agent::{Agent, Setup, Target};
 
 /// Variable with the path of the system settings.
 const SETTINGS_VARIABLE: &str = "QWEN_CODE_SYSTEM_SETTINGS_PATH";

@@ -6,7 +6,8 @@ use puna_api::native::ShowResponse;
 use puna_api::openai::ModelMeta;
 use serde_json::{Value, json};
 
-use super::agents::{AGENTS, Setup, Target, agent};
+use super::agent::{Setup, Target};
+use super::agents::{AGENTS, agent};
 use super::{plan, warnings};
 
 /// A model on a server that requires a key.

@@ -9,11 +9,11 @@ use crate::canonical::{
     ApiError, CallOutcome, Event, FinishReason, Generate, GenerationSummary, Piece,
 };
 use crate::random_ids;
-use crate::remote::client::RemoteResponse;
 use crate::remote::remote_error::RemoteError;
+use crate::remote::upstream::RemoteResponse;
 use crate::runner::protocol::CALLS_MAX;
 
-/// A tool call whose arguments are still arriving.
+/// A tool call with arguments that are still arriving.
 struct OpenCall {
     /// Index of the call in the events. It is `None` until the call begins, which is when its name
     /// is known.

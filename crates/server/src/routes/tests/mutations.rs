@@ -1,6 +1,6 @@
 //! Sends requests with an invalid value at a random position. Every route must answer or report a
 //! client error, never panic or report a server error. The fuzz target `request` covers the request
-//! types; this test goes on to the runner's interface.
+//! types; this test also covers the runner's interface.
 //!
 //! `PUNA_MUTATION_SECONDS=60 cargo test -p puna-server invalid_values` runs for 60 s with another
 //! random seed.

@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// Starts a server whose model has no reasoning, so that all output is content.
+/// Starts a server with a model without reasoning, so that all output is content.
 async fn start_server() -> TestServer {
     let server = TestServer::with(|config| config.go_template = Some(true));
     let made =

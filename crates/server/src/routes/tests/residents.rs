@@ -28,8 +28,13 @@ async fn a_deleted_model_is_unloaded() {
     let request =
         Request::delete("/api/delete").body(Body::from(json!({"model": "Gone"}).to_string()));
     assert_eq!(server.send(request.unwrap()).await.status, StatusCode::OK);
-    for _ in 0..200 {
-        if server.get("/api/ps").await.json()["models"] == json!([]) {
+    wait_for_unload(&server).await;
+}
+
+/// Waits until no model is loaded.
+async fn wait_for_unload(server: &TestServer) {
+    for _ in 0..2000 {
+        if server.get("/api/ps").await.json() == json!({"models": []}) {
             return;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -78,8 +83,7 @@ async fn models_are_loaded_and_unloaded_on_demand() {
         (&unload["done_reason"], &unload["message"]),
         (&json!("unload"), &json!({"role": "assistant", "content": ""}))
     );
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!(server.get("/api/ps").await.json(), json!({"models": []}));
+    wait_for_unload(&server).await;
 }
 
 #[tokio::test]
@@ -170,13 +174,13 @@ async fn a_disconnect_stops_the_generation_and_starts_the_keep_alive() {
     let mut body = server.middleware.answer(request).await.into_body();
     body.frame().await.unwrap().unwrap();
     drop(body);
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    let after = server.fake.generated.load(Ordering::Relaxed);
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    assert_eq!(server.fake.generated.load(Ordering::Relaxed), after);
-    assert_eq!(
-        server.get("/api/ps").await.json(),
-        json!({"models": []}),
-        "with nobody left it was unloaded"
-    );
+    wait_for_unload(&server).await;
+    for _ in 0..2000 {
+        if server.fake.works.load(Ordering::Relaxed) == 0 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(server.fake.works.load(Ordering::Relaxed), 0, "the model still generates");
+    assert!(server.fake.generated.load(Ordering::Relaxed) < 1_000_000);
 }

@@ -223,7 +223,7 @@ async fn tokens_are_counted_as_the_prompt_has_them() {
     );
 }
 
-/// Returns a request of two turns whose prompt exceeds the context.
+/// Returns a request of two turns with a prompt that exceeds the context.
 fn too_long() -> Value {
     let turn = |role: &str, text: &str, times| json!({"role": role, "content": text.repeat(times)});
     let input = [turn("user", "one ", 2), turn("assistant", "two ", 30), turn("user", "three ", 3)];

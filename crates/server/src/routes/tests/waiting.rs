@@ -1,4 +1,4 @@
-//! Tests of streams whose model is not loaded yet.
+//! Tests of streams that wait for their model to load.
 
 use super::*;
 
@@ -37,7 +37,7 @@ async fn event_streams_report_loading_in_comments() {
             "{path}: {}",
             answer.body
         );
-        // A loaded model sends no such comments.
+        // A loaded model sends no comments about loading.
         let again = stream(&server, path, &body).await;
         assert!(!again.body.contains(": loading"), "{path}: {}", again.body);
     }
@@ -111,9 +111,14 @@ async fn a_waiting_stream_s_body_counts_against_the_budget() {
     let asked = server.post("/v1/completions", body);
     tokio::pin!(asked);
     // The stream has begun and holds the request while the model is still loading.
+    let is_held = async {
+        while is_free() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
     tokio::select! {
-        _ = &mut asked => panic!("it waits for its model"),
-        () = tokio::time::sleep(Duration::from_millis(900)) => assert!(!is_free()),
+        _ = &mut asked => panic!("the stream does not hold its request"),
+        () = is_held => {}
     }
     let answer = asked.await;
     assert!(answer.body.contains(": loading") && is_free(), "{}", answer.body);

@@ -1,8 +1,8 @@
 //! Grammar of arguments that are written one by one, each as a value of its schema.
 //!
 //! An unquoted string forms a single terminal together with the text that ends it, and so does any
-//! value that may stand in its place. Lark matches terminals as far as possible, so a string alone
-//! would include its own end.
+//! value that may stand in its place. Lark matches the longest text, so a string alone would
+//! include its own end.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -252,7 +252,7 @@ impl GrammarWriter<'_> {
         Ok(self.rule(&json))
     }
 
-    /// Writes an argument whose strings are unquoted.
+    /// Writes an argument with unquoted strings.
     fn bare(
         &mut self,
         schema: &Value,

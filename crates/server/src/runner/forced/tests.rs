@@ -85,7 +85,7 @@ fn cases() -> Vec<Case> {
     all
 }
 
-/// Creates a compiler whose tokens are all bytes, then the control tokens, then the end.
+/// Creates a compiler with these tokens: all bytes, then the control tokens, then the end.
 fn grammars(tags: &[(String, u32)]) -> GrammarCompiler {
     let bytes: Vec<[u8; 1]> = (0..=255).map(|byte| [byte]).collect();
     let texts = bytes.iter().map(|bytes| GrammarToken { bytes, is_text: true });

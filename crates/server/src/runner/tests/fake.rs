@@ -62,7 +62,7 @@ pub(crate) struct Fake {
     pub(crate) ranked: AtomicU64,
     /// Number of prompt tokens with log-probabilities.
     pub(crate) scored: AtomicU64,
-    /// Number of large texts whose tokenizing has begun.
+    /// Number of large texts that are being or were tokenized.
     pub(crate) dawdled: AtomicU64,
     /// Number of rounds, and number of generations in progress, of all runners.
     rounds: AtomicU64,
@@ -169,7 +169,7 @@ impl Loader for FakeLoader {
     }
 }
 
-/// Fake engine whose tokens are bytes. Every answer is `w0 w1 w2 …`, or `<same> <same> …` if the
+/// Fake engine with bytes as tokens. Every answer is `w0 w1 w2 …`, or `<same> <same> …` if the
 /// prompt contains "again".
 struct FakeEngine {
     fake: Arc<Fake>,

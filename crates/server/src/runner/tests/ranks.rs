@@ -36,7 +36,7 @@ fn modified(
     writer.to_vec(data.iter().map(Vec::as_slice)).unwrap()
 }
 
-/// Returns a RoBERTa model with a classifier, whose file wants all special tokens.
+/// Returns a RoBERTa model with a classifier. Its file enables all special tokens.
 fn bert() -> Vec<u8> {
     let flags = ["bos", "eos", "sep"].map(|mark| format!("tokenizer.ggml.add_{mark}_token"));
     let mut keys: Vec<(&str, Value)> =
@@ -90,10 +90,9 @@ async fn rank_error(link: &Link, rank: Rank) -> String {
     }
 }
 
-/// The expected values are those of llama.cpp's server for these files. Its version is the one in
-/// version 0.3.36 of its Python package: `llama-server -m FILE --reranking --pooling rank -t 1 -c
-/// 0`, `POST /v1/rerank`. It computes GELU from a half-precision table, which explains the
-/// difference of the first result.
+/// The expected values come from llama.cpp's server for these files, in the version of its Python
+/// package 0.3.36: `llama-server -m FILE --reranking --pooling rank -t 1 -c 0`, `POST /v1/rerank`.
+/// It computes GELU from a half-precision table, which explains the difference of the first result.
 #[tokio::test]
 async fn scores_and_tokens_are_those_of_llama_cpp() {
     let (first, second) = ("what is it?", "the answer of <|im_end|> is");

@@ -1,4 +1,4 @@
-//! Context sizes: the model's full context, as far as memory allows.
+//! Context sizes: the model's full context, limited by memory.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Eviction: which model, when, and which requests may overtake meanwhile.
+//! Eviction: which model, when, and which requests may overtake.
 
 use super::*;
 

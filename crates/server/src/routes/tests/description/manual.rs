@@ -1,5 +1,5 @@
-//! Generates `docs/fields.md`, the table of all routes and fields, from the OpenAPI document and
-//! the lists of ignored and refused fields.
+//! Generates `docs/reference/fields.md`, the table of all routes and fields, from the OpenAPI
+//! document and the lists of ignored and refused fields.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -16,24 +16,26 @@ use crate::openapi::operations;
 
 const HEAD: &str = "# Routes and fields
 
-Every route and every field of the three dialects, and what becomes of it. This page is made from the server's own description, which
-[`/openapi.json`](api.md#description) tells programs and `/docs` shows people; tests try what it says.
+This page lists every route and every field of the three dialects. It is generated from the OpenAPI
+document, which [`/openapi.json`](api.md#openapi-document) returns and `/docs` shows. Tests send
+every field.
 
-- **supported**: does what the dialect's own documentation says. **additive**: the original has none such. **refused**: answered with an
-  error, in the dialect's form.
-- A field that is in no table, or below as *accepted and named*, changes nothing: the answer's header `X-Puna-Ignored` names it, with a
-  dot between a field and what is in it (`messages.content.cache_control`), 32 names at most.
-- Names are matched exactly, else in any case. `null` is as good as a field that is not there. A wrong type is a 400 with
-  `json: cannot unmarshal … into Go struct field … of type …`; a number that is none, a list that is too long, or a nesting that is too
-  deep are a 400 as well.
-- The scope is what a key must be for, [where the server has keys](serve.md#who-may-call).
+- **supported**: works as the documentation of the dialect says. **additive**: the original has no
+  such route or field. **refused**: answered with an error in the dialect's format.
+- A field that is in no table, or that is listed as *accepted and named*, has no effect. The header
+  `X-Puna-Ignored` of the answer names it, with a dot between an object and its field
+  (`messages.content.cache_control`), up to 32 names.
+- Names match exactly, else without regard to case. `null` counts as an absent field. A wrong type
+  is a 400 with `json: cannot unmarshal … into Go struct field … of type …`. A number out of range,
+  a list that is too long and a nesting that is too deep are a 400, too.
+- The scope is the one that a key needs if [the server has keys](../guide/serve.md#api-keys).
 
 ";
 
 #[test]
 fn the_manual_lists_every_route_and_field() {
     let document = document();
-    assert_current("docs/fields.md", &manual(&document));
+    assert_current("docs/reference/fields.md", &manual(&document));
 }
 
 #[test]

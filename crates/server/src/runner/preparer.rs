@@ -1,0 +1,62 @@
+//! The state of the preparation, and steps that tasks of several types share.
+
+use std::sync::Arc;
+
+use puna_engine::EngineError;
+
+use super::generator::Generator;
+use super::task_handle::Handle;
+use super::templates::TemplateCache;
+use crate::canonical::ApiError;
+
+/// Turns tasks into requests to the engine.
+pub(crate) struct Preparer {
+    pub(crate) generator: Arc<dyn Generator>,
+    pub(super) templates: TemplateCache,
+}
+
+impl Preparer {
+    pub(crate) fn new(generator: Arc<dyn Generator>) -> Self {
+        Self { generator, templates: TemplateCache::default() }
+    }
+
+    /// Records a request that the engine has accepted, or returns the engine's error. Cancels the
+    /// request if the client has disconnected in between.
+    pub(super) fn record_request(
+        &self,
+        handle: &Handle,
+        request: Result<u64, EngineError>,
+    ) -> Result<(), ApiError> {
+        let request = request.map_err(to_api_error)?;
+        if !handle.set_engine_request(request) {
+            self.generator.cancel(request);
+        }
+        Ok(())
+    }
+
+    /// Size of the context in tokens: the requested size, limited to that of the runner.
+    pub(super) fn context(&self, requested: Option<u32>) -> u32 {
+        let most = self.generator.facts().num_ctx;
+        requested.map_or(most, |tokens| tokens.min(most))
+    }
+
+    /// Rejects tokens outside the vocabulary.
+    pub(super) fn check_tokens(&self, tokens: &[u32]) -> Result<(), ApiError> {
+        let known = self.generator.vocab_size();
+        match tokens.iter().find(|token| **token as usize >= known) {
+            Some(token) => Err(ApiError::bad_request(format!("this model has no token {token}"))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Converts an error of the engine. Most kinds mean that the request asks for something impossible.
+pub(super) fn to_api_error(error: EngineError) -> ApiError {
+    match error {
+        EngineError::Stopped
+        | EngineError::Backend(_)
+        | EngineError::Model(_)
+        | EngineError::Tokenizer(_) => ApiError::internal(error.to_string()),
+        _ => ApiError::bad_request(error.to_string()),
+    }
+}
