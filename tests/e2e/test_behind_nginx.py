@@ -1,4 +1,4 @@
-"""A mirror behind nginx, with the configuration that docs/mirror.md shows and the certificate that docs/serve.md makes."""
+"""A mirror behind nginx, with the configuration that docs/guide/mirror.md shows and the certificate that docs/guide/serve.md makes."""
 import contextlib
 import http.client
 import json
@@ -35,7 +35,7 @@ http {{
 
 def documented(folder, listen, upstream):
     """The manual's server, at addresses of this test."""
-    [server] = re.findall(r"```nginx\n(server \{.*?\n\})\n```", (REPOSITORY / "docs/mirror.md").read_text(), re.S)
+    [server] = re.findall(r"```nginx\n(server \{.*?\n\})\n```", (REPOSITORY / "docs/guide/mirror.md").read_text(), re.S)
     changes = {
         "listen 443 ssl;": f"listen 127.0.0.1:{listen} ssl; ssl_certificate {folder}/puna.pem; ssl_certificate_key {folder}/puna.key;",
         "http://127.0.0.1:5000": f"http://127.0.0.1:{upstream}",
@@ -115,7 +115,7 @@ def test_clients_push_and_pull_through_nginx(behind, home, tmp_path):
     assert key not in log
 
 
-def test_addresses_begin_with_the_proxys_and_nothing_large_is_kept_there(behind):
+def test_addresses_begin_with_the_prefix_of_the_proxy_which_stores_nothing_large(behind):
     it, proxy, key = behind
     shown = {"Authorization": f"Bearer {key}"}
     status, headers, _ = proxy.ask("POST", "/v2/team/m/blobs/uploads/", **shown)

@@ -10,7 +10,7 @@ import pytest
 from conftest import BINARY, DATA, GEMMA3, REPOSITORY, SMOLLM2, Puna, need
 
 HTTP = REPOSITORY / "tests/http"
-# Fields that we add to what the original answers, as docs/differences.md says.
+# Fields that we add to what the original answers, as docs/reference/differences.md says.
 EXTRA = "prompt_eval_cached_count,prompt_tokens_details,completion_tokens_details,puna,n_prompt_tokens,n_ctx,truncated_messages,truncated_tokens,truncated_inputs"
 EXTRA += ",signature,stop_reason,stop_sequence,cache_creation_input_tokens"
 EXTRA += ",ngram_draft_count,ngram_accepted_count,model_draft_count,model_accepted_count"
@@ -44,18 +44,18 @@ def minilm(server, folder):
 
 def replay(server, folder, *args):
     command = [sys.executable, HTTP / "http_replay.py", server.url, DATA / "cases/http.jsonl", "--models", folder, "--allow-extra", EXTRA]
-    command += ["--expect", REPOSITORY / "docs/differences.md", "--serve", f"{BINARY} serve", *args]
+    command += ["--expect", REPOSITORY / "docs/reference/differences.md", "--serve", f"{BINARY} serve", *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=900, env={k: v for k, v in os.environ.items() if not k.startswith("OLLAMA_")})
 
 
 def test_every_difference_that_is_listed_is_of_an_exchange():
-    table = (REPOSITORY / "docs/differences.md").read_text().split("|---|---|")[1].split("\n## ")[0]
+    table = (REPOSITORY / "docs/reference/differences.md").read_text().split("|---|---|")[1].split("\n## ")[0]
     listed = re.findall(r"`([^`]+)`", table)
     assert len(listed) > 50 and set(listed) <= {case["id"] for case in CASES}
 
 
 def test_what_the_replay_looks_past_is_listed():
-    everywhere = (REPOSITORY / "docs/differences.md").read_text().split("## In every exchange")[1]
+    everywhere = (REPOSITORY / "docs/reference/differences.md").read_text().split("## In every exchange")[1]
     listed = set(re.findall(r"`([^`]+)`", everywhere.split("\n- ", 1)[1]))
     # Fields and events that the code of the replay names beside those that may be there.
     source = (HTTP / "http_replay.py").read_text()

@@ -1,4 +1,4 @@
-"""A mirror whose library lies in a bucket, as docs/mirror.md describes it."""
+"""A mirror whose library lies in a bucket, as docs/guide/mirror.md describes it."""
 import os
 import subprocess
 

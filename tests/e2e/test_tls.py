@@ -1,4 +1,4 @@
-"""TLS as docs/serve.md describes it: an authority of one's own, the clients that people use, a new certificate while the server runs."""
+"""TLS as docs/guide/serve.md describes it: an authority of one's own, the clients that people use, a new certificate while the server runs."""
 import pathlib
 import re
 import shutil
@@ -36,7 +36,7 @@ def trusting(folder):
 
 def documented():
     """The commands of the manual."""
-    text = (REPOSITORY / "docs/serve.md").read_text()
+    text = (REPOSITORY / "docs/guide/serve.md").read_text()
     [block] = re.findall(r"```sh\n(openssl req .*?)```", text, re.S)
     return block
 
