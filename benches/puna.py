@@ -3,6 +3,8 @@ import contextlib
 import json
 import os
 import pathlib
+import platform
+import re
 import subprocess
 
 from peer import Failed, run
@@ -61,6 +63,23 @@ def fair_share(threads, busy_threads, cores):
     scheduler shares `cores` evenly."""
     each = lambda runnable: min(1.0, cores / max(runnable, 1))
     return each(threads + busy_threads) / each(threads)
+
+
+def cpu_name():
+    try:
+        for row in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+            if row.startswith("model name"):
+                return row.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def record_folder(cpu=None, processors=None):
+    """Folder of the results of a machine, this one by default: `benches/record/amd-epyc-2-cpus`."""
+    name = re.sub(r"\((?:R|TM)\)|@.*", "", cpu or cpu_name(), flags=re.IGNORECASE).lower()
+    words = re.findall(r"[a-z0-9]+", name)
+    return ROOT / "benches" / "record" / f"{'-'.join(words)}-{processors or cores()}-cpus"
 
 
 def cores():

@@ -1,4 +1,6 @@
 """Computes medians, ratios and verdicts from samples, formats them as a table, and stores results."""
+import csv
+import io
 import json
 import re
 import statistics
@@ -82,6 +84,11 @@ def ratio_target(row):
 def line(row, result):
     if "skipped" in result:
         return f"| {row.work} | {row.file} | skipped: {result['skipped']} | | | {ratio_target(row)} | | {share_target(row)} | |"
+    return "| " + " | ".join(cells(row, result)) + " |"
+
+
+def cells(row, result):
+    """Cells of a measured row: work, file, both results, ratio, share, their targets, verdict."""
     scale = 1e-6 if row.how == "memory" else 1.0
     met = {True: "yes", False: "**no**", None: ""}[result["met"]]
     ratio = "–" if result["ratio"] is None else f"{result['ratio']:.2f}×"
@@ -89,32 +96,56 @@ def line(row, result):
         ratio = f"{1 / result['ratio']:.2f}× its time"
     if row.how == "memory":
         ratio = ""
-    cells = [
+    out = [
         row.work, str(row.file), speed(result["puna"], result["puna_range"], scale),
         "" if row.how == "memory" else speed(result["peer"], result["peer_range"], scale), ratio, ratio_target(row),
         "" if row.how == "memory" else share_text(row, result["share"]), share_target(row), met,
     ]
     if result.get("note"):
-        cells[3] += f" {result['note']}"
-    return "| " + " | ".join(cells) + " |"
+        out[3] += f" {result['note']}"
+    return out
 
 
-def table(rows, results, machine, commands, titles=()):
-    """The section as Markdown: machine, limits, and a table for each group."""
-    titles = dict(titles)
-    done = [row for row in rows if row.id in results]
-    measured = [results[row.id] for row in done if "puna" in results[row.id]]
-    out = [f"Machine: {machine['cpu']}, {machine['threads']} threads of {machine['cores']} processors, {machine['memory_gb']:.0f} GB; {machine['os']}; {machine['date']}; commit {machine['commit']}.", ""]
+def summary(done, results, machine, commands):
+    """Machine, limits, the other program, and how many targets are met."""
+    out = [f"Machine: {machine['cpu']}, {machine['threads']} threads of {machine['cores']} processors, {machine['memory_gb']:.0f} GB; {machine['os']}; {machine['date']}; commit {machine['commit']}."]
     limits = machine.get("limits") or {}
     # Rows such as `start` measure no speed and probe no limits.
     if limits.get("read_gbs"):
         parts = [f"reading {span_text(limits['read_gbs'])} GB/s"]
         for level, units in sorted(limits.get("levels", {}).items()):
             parts.append(f"`{level}` {span_text(units['int8_gmacs'])} G multiply-adds/s in 8 bits, {span_text(units['bf16_gmacs'])} in bf16")
-        out += ["Limits, as probed in every run: " + "; ".join(parts) + ".", ""]
-    out += [f"llama.cpp: {machine['peer']}. {commands}", ""]
+        out.append("Limits, as probed in every run: " + "; ".join(parts) + ".")
+    out.append(f"llama.cpp: {machine['peer']}. {commands}")
+    measured = [results[row.id] for row in done if "puna" in results[row.id]]
     met, unmet = sum(r["met"] is True for r in measured), sum(r["met"] is False for r in measured)
-    out += [f"Targets met: {met} of {met + unmet}."]
+    out.append(f"Targets met: {met} of {met + unmet}.")
+    return out
+
+
+def csv_text(rows, results, machine, commands):
+    """The table as CSV, with the summary in lines that begin with #."""
+    done = [row for row in rows if row.id in results]
+    out = io.StringIO()
+    out.writelines(f"# {text}\n" for text in summary(done, results, machine, commands))
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["group", "work", "file", "puna", "llama_cpp", "ratio", "ratio_target", "share_of_limit", "share_target", "met", "commit", "date"])
+    for row in done:
+        result = results[row.id]
+        if "skipped" in result:
+            values = [row.work, str(row.file), f"skipped: {result['skipped']}", "", "", ratio_target(row), "", share_target(row), ""]
+        else:
+            values = cells(row, result)
+        stamp = [result.get("commit", machine["commit"]), result.get("date", machine["date"])]
+        writer.writerow([row.group, *(value.replace("*", "") for value in values), *stamp])
+    return out.getvalue()
+
+
+def table(rows, results, machine, commands, titles=()):
+    """The section as Markdown: machine, limits, and a table for each group."""
+    titles = dict(titles)
+    done = [row for row in rows if row.id in results]
+    out = [text for line_ in summary(done, results, machine, commands) for text in (line_, "")][:-1]
     group = None
     for row in done:
         result = results[row.id]

@@ -148,6 +148,19 @@ class Results(unittest.TestCase):
         self.assertIn("new\\1\n" + results.END + "\n\n## After", again)
         self.assertNotIn("36.0", again)
 
+    def test_the_csv_file_has_a_line_for_each_row(self):
+        machine = {"cpu": "c", "threads": 2, "cores": 2, "memory_gb": 8, "os": "o", "date": "d", "commit": "abc", "peer": "p", "limits": {}}
+        found = {self.row.id: results.evaluate(self.row, [36], {"a": [30]}, [0.9]) | {"commit": "old", "date": "then"}}
+        lines = results.csv_text([self.row], found, machine, "x").splitlines()
+        self.assertEqual(lines[-1], "decode,decode,llama-3.2-1b Q4_0,36.0,30.0,1.20×,≥ 1.8×,90 % of reading,≥ 85 %,no,old,then")
+        self.assertEqual(lines[-3], "# Targets met: 0 of 1.")
+        skipped = results.csv_text([self.row], {self.row.id: {"skipped": "no room"}}, machine, "x")
+        self.assertIn("decode,decode,llama-3.2-1b Q4_0,skipped: no room,,,≥ 1.8×,,≥ 85 %,,abc,d", skipped)
+
+    def test_a_record_folder_is_named_after_the_machine(self):
+        self.assertEqual(puna.record_folder("Intel(R) Xeon(R) Gold 6430 @ 2.10GHz", 4).name, "intel-xeon-gold-6430-4-cpus")
+        self.assertEqual(puna.record_folder("AMD EPYC", 2).name, "amd-epyc-2-cpus")
+
     def test_results_of_another_machine_are_not_kept(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "a" / "r.json"
