@@ -5,7 +5,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::sync::{AtomicU32, AtomicUsize, Condvar, Mutex, Ordering, spin_loop, yield_now};
+use crate::sync::{
+    AtomicU32, AtomicUsize, Condvar, Mutex, Ordering, order_seq_cst, spin_loop, yield_now,
+};
 
 /// Yields of a waiting thread before it sleeps. The model checker needs none, since yields change
 /// nothing.
@@ -35,6 +37,7 @@ impl Gate {
         // SeqCst pairs with `wait_past`: either the sleeper sees the new value, or this thread sees
         // the sleeper.
         self.value.fetch_add(1, Ordering::SeqCst);
+        order_seq_cst();
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             drop(self.lock.lock());
             self.wake.notify_all();
@@ -59,6 +62,7 @@ impl Gate {
             }
         }
         self.sleepers.fetch_add(1, Ordering::SeqCst);
+        order_seq_cst();
         let mut guard = self.lock.lock().expect("no thread panics while it waits");
         let value = loop {
             let value = self.value.load(Ordering::SeqCst);
@@ -122,7 +126,10 @@ mod loom_tests {
 
     #[test]
     fn loom_writes_before_a_barrier_are_visible_after_it_in_every_round() {
-        loom::model(|| {
+        // All interleavings with at most two preemptions; without a bound they take hours.
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(2);
+        model.check(|| {
             let shared = Arc::new((Barrier::new(), [AtomicUsize::new(0), AtomicUsize::new(0)]));
             let run = |shared: &(Barrier, [AtomicUsize; 2]), thread: usize| {
                 let (barrier, cells) = shared;

@@ -20,3 +20,11 @@ pub use std::{
     },
     thread::yield_now,
 };
+
+/// Orders the accesses before and after it, where loom needs it: loom treats `SeqCst` accesses as
+/// `AcqRel`. In a program the `SeqCst` accesses suffice.
+#[inline(always)]
+pub fn order_seq_cst() {
+    #[cfg(loom)]
+    loom::sync::atomic::fence(Ordering::SeqCst);
+}

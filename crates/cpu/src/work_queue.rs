@@ -106,7 +106,10 @@ mod loom_tests {
     fn loom_every_task_of_every_round_runs_once() {
         // Counters of a round are used again two rounds later.
         const ROUNDS: usize = 3;
-        loom::model(|| {
+        // All interleavings with at most two preemptions.
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(2);
+        model.check(|| {
             let queue = WorkQueue::new(&Layout::of(&[2]));
             let runs = (0..ROUNDS).map(|_| [AtomicUsize::new(0), AtomicUsize::new(0)]);
             let shared = Arc::new((queue, Barrier::new(), runs.collect::<Vec<_>>()));
