@@ -45,6 +45,10 @@ impl EngineLoop {
 
     /// Makes draft tokens for a step without prompt rows, as many as the free pages allow.
     fn draft(&mut self, plan: &StepPlan) -> Result<HashMap<RequestId, Draft>, EngineError> {
+        let is_decoding = |id| self.scheduler.find_running(id).is_some_and(|s| s.is_decoding());
+        if !plan.rows.iter().all(|row| is_decoding(row.id)) {
+            return Ok(HashMap::new());
+        }
         let num_batch = self.scheduler.limits().num_batch;
         let (running, pages) = self.scheduler.running_mut();
         let mut generations: HashMap<RequestId, &mut Generation> =
@@ -52,15 +56,12 @@ impl EngineLoop {
         let planned = |id| plan.rows.iter().any(|row| row.id == id);
         let mut sequences: Vec<DraftingSequence<'_>> = running
             .iter_mut()
-            .filter(|s| s.is_decoding() && planned(s.id))
+            .filter(|s| planned(s.id))
             .filter_map(|state| {
                 let generation = generations.remove(&state.id)?;
                 Some(DraftingSequence { state, generation })
             })
             .collect();
-        if sequences.len() < plan.rows.len() {
-            return Ok(HashMap::new());
-        }
         let limits = DraftLimits { rows: num_batch, target: STEP_TARGET };
         let model = (&mut self.executor, pages);
         let drafts = self.speculator.draft(&mut sequences, &self.tokenizer, limits, model)?;

@@ -117,8 +117,8 @@ impl EngineLoop {
             }
         }
         for shift in &plan.shifted {
-            self.speculator.remove(shift.start.id, &shift.tokens);
-            if let Some(generation) = self.generations.get_mut(&shift.start.id) {
+            self.speculator.remove(shift.id, &shift.tokens);
+            if let Some(generation) = self.generations.get_mut(&shift.id) {
                 generation.shift(shift.dropped);
             }
         }

@@ -29,6 +29,13 @@ impl LruList {
         self.links.get(entry).is_some_and(Option::is_some)
     }
 
+    /// Makes an entry of the list the most recently used one; adds none.
+    pub fn touch(&mut self, entry: usize) {
+        if self.contains(entry) {
+            self.push(entry);
+        }
+    }
+
     /// Adds an entry as the most recently used one, or moves it there.
     pub fn push(&mut self, entry: usize) {
         self.remove(entry);

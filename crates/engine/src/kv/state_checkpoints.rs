@@ -62,9 +62,7 @@ impl Pages {
 
     /// Marks a checkpoint as used.
     pub fn touch_state(&mut self, slot: u32) {
-        if self.slots.checkpoints.contains(slot as usize) {
-            self.slots.checkpoints.push(slot as usize);
-        }
+        self.slots.checkpoints.touch(slot as usize);
     }
 
     /// Finds the prefix of `tokens` up to the last checkpoint. A sibling of the longest match can

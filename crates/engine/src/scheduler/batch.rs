@@ -30,13 +30,12 @@ impl Scheduler {
         self.encoded_last = plan.encodes;
         self.count_served(&rows);
         for row in &rows {
-            let Some(s) = self.running.iter().find(|s| s.id == row.id) else { continue };
+            let Some(s) = self.find_running(row.id) else { continue };
             self.preempt_until_fits(row.id, s.computed + row.rows, plan);
         }
         // A sequence was preempted for an earlier one of this step, or its pages do not suffice.
         let has_pages = |row: &PlannedRows| {
-            let s = self.running.iter().find(|s| s.id == row.id);
-            s.is_some_and(|s| s.pages.room() >= s.computed + row.rows)
+            self.find_running(row.id).is_some_and(|s| s.pages.room() >= s.computed + row.rows)
         };
         plan.rows = rows.into_iter().filter(has_pages).collect();
     }

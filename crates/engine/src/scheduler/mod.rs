@@ -79,7 +79,7 @@ pub struct Start {
 /// A context shift.
 #[derive(Debug)]
 pub struct Shift {
-    pub start: Start,
+    pub id: RequestId,
     /// Tokens before the shift.
     pub tokens: Vec<u32>,
     /// Number of dropped tokens.
@@ -213,6 +213,11 @@ impl Scheduler {
         &self.running
     }
 
+    /// The running sequence with this number.
+    pub fn find_running(&self, id: RequestId) -> Option<&SequenceState> {
+        self.running.iter().find(|s| s.id == id)
+    }
+
     /// The running sequences and all pages.
     pub fn running_mut(&mut self) -> (&mut [SequenceState], &mut Pages) {
         (&mut self.running, &mut self.pages)
@@ -294,8 +299,8 @@ impl Scheduler {
             }
             let tokens = sequence.tokens.clone();
             let dropped = sequence.shift();
-            let start = self.start(&mut sequence);
-            plan.shifted.push(Shift { start, tokens, dropped });
+            self.start(&mut sequence);
+            plan.shifted.push(Shift { id: sequence.id, tokens, dropped });
             self.running.push(sequence);
         }
     }

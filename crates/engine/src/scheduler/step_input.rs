@@ -34,7 +34,7 @@ impl Scheduler {
         let mut input = StepInput::default();
         let mut parts = Vec::new();
         for row in &plan.rows {
-            let Some(s) = self.running.iter().find(|s| s.id == row.id) else { continue };
+            let Some(s) = self.find_running(row.id) else { continue };
             let (first_row, past, rows) = (input.tokens.len(), s.computed, row.rows);
             input.tokens.extend_from_slice(&s.tokens[past..past + rows]);
             let draft = drafts.remove(&s.id);

@@ -229,7 +229,7 @@ fn a_full_context_ends_a_sequence_or_is_shifted() {
     let full = &plan.full[0];
     assert_eq!((full.id, full.tokens.len(), full.generated), (RequestId(1), 11, 1));
     let shift = &plan.shifted[0];
-    assert_eq!((shift.start.id, shift.tokens.len(), shift.dropped), (RequestId(2), 11, 4));
+    assert_eq!((shift.id, shift.tokens.len(), shift.dropped), (RequestId(2), 11, 4));
     assert_eq!(scheduler.running[0].tokens[..3], [100, 101, 106]);
 }
 
