@@ -85,22 +85,50 @@ pub enum CpuError {
     },
 }
 
+impl Config {
+    fn level(&self) -> Result<&'static Level, CpuError> {
+        Ok(match &self.kernels {
+            Some(name) => puna_kernels::level(name)?,
+            None => puna_kernels::best(),
+        })
+    }
+
+    fn thread_count(&self) -> ThreadCount {
+        match self.threads.filter(|&n| n > 0) {
+            None => ThreadCount::Automatic,
+            Some(threads) if self.capped => ThreadCount::AtMost(threads),
+            Some(threads) => ThreadCount::Exactly(threads),
+        }
+    }
+}
+
+/// Describes the backend of a configuration without starting its threads.
+///
+/// # Errors
+/// If the kernel level is unknown or not available on this machine.
+pub fn describe(config: &Config) -> Result<Description, CpuError> {
+    let level = config.level()?;
+    let limits = CpuLimitsWatcher::new(System::real(), config.thread_count(), Instant::now());
+    Ok(description(level, &limits))
+}
+
+fn description(level: &Level, limits: &CpuLimitsWatcher) -> Description {
+    Description {
+        name: "cpu".into(),
+        device: topology::cpu_name(),
+        kernels: level.name.into(),
+        threads: limits.layout().threads(),
+    }
+}
+
 impl CpuBackend {
     /// Makes a backend and starts its threads.
     ///
-    /// # Errors If the kernel level is unknown or not available on this machine, or threads cannot
-    /// be started.
+    /// # Errors
+    /// If the kernel level is unknown or not available on this machine, or threads cannot be
+    /// started.
     pub fn new(config: &Config) -> Result<Self, CpuError> {
-        let level = match &config.kernels {
-            Some(name) => puna_kernels::level(name)?,
-            None => puna_kernels::best(),
-        };
-        let count = match config.threads.filter(|&n| n > 0) {
-            None => ThreadCount::Automatic,
-            Some(threads) if config.capped => ThreadCount::AtMost(threads),
-            Some(threads) => ThreadCount::Exactly(threads),
-        };
-        let backend = Self::on(System::real(), count, level)?;
+        let backend = Self::on(System::real(), config.thread_count(), config.level()?)?;
         Ok(Self { deterministic: config.deterministic, ..backend })
     }
 
@@ -186,12 +214,7 @@ impl CpuBackend {
 
 impl Backend for CpuBackend {
     fn describe(&self) -> Description {
-        Description {
-            name: "cpu".into(),
-            device: topology::cpu_name(),
-            kernels: self.level.name.into(),
-            threads: self.limits.layout().threads(),
-        }
+        description(self.level, &self.limits)
     }
 
     fn adopt(&mut self, weights: Vec<Weight>, ropes: Vec<Rope>) -> Result<(), BackendError> {

@@ -22,7 +22,7 @@ mod thread_backoff;
 mod topology;
 mod work_queue;
 
-pub use backend::{Config, CpuBackend, CpuError};
+pub use backend::{Config, CpuBackend, CpuError, describe};
 
 /// Kernels of the backend, see `puna-kernels`.
 pub mod kernels {

@@ -1,19 +1,17 @@
 //! `puna devices`: lists the devices that can compute.
 
 use anyhow::Result;
-use puna_graph::Backend;
 use serde_json::json;
 
 use crate::cli::JsonArgs;
 use crate::{format, out};
 
 pub fn run(args: &JsonArgs) -> Result<()> {
-    let backend = puna_cpu::CpuBackend::new(&puna_cpu::Config {
+    let description = puna_cpu::describe(&puna_cpu::Config {
         threads: None,
         kernels: crate::env::kernels()?,
         ..puna_cpu::Config::default()
     })?;
-    let description = backend.describe();
     let memory = puna_server::memory();
     let (total, free) = (known_bytes(memory.total), known_bytes(memory.available));
     let reason = format!("{} threads, kernels {}", description.threads, description.kernels);

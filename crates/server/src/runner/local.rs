@@ -10,7 +10,7 @@ use puna_engine::{
     Request, Sink, plan_memory, plan_memory_with_draft,
 };
 use puna_gguf::{Gguf, View};
-use puna_graph::{Backend, BackendError, KvType};
+use puna_graph::{BackendError, KvType};
 use puna_sampler::{Constraint, Grammar};
 use puna_store::embedded;
 use puna_tokenizer::{EncodeOptions, Tokenizer, TokenizerError};
@@ -30,8 +30,7 @@ const MAX_BATCH_TOKENS: u32 = 8192;
 /// Logs the devices that run models, with the settings of the server.
 pub(crate) fn log_devices(threads: Option<usize>, kernels: Option<String>) {
     let config = Config { threads, capped: true, kernels, ..Config::default() };
-    let Ok(backend) = CpuBackend::new(&config) else { return };
-    let device = backend.describe();
+    let Ok(device) = puna_cpu::describe(&config) else { return };
     let memory = crate::memory();
     let gib = |bytes: u64| match bytes {
         u64::MAX => "unknown".to_owned(),
