@@ -1,6 +1,6 @@
 //! Keys of the settings of single registries.
 
-use super::setting_keys::{MAX_TYPOS, ValueKind, nearest};
+use super::setting_keys::{ValueKind, nearest};
 
 /// Name of the table that contains the tables of hosts.
 pub const GROUP: &str = "registry.hosts";
@@ -31,9 +31,7 @@ pub const HOST_SETTINGS: [(&str, ValueKind); 15] = [
 /// No setting has this key.
 pub fn key(name: &str) -> Result<(&'static str, ValueKind), String> {
     HOST_SETTINGS.iter().find(|(key, _)| *key == name).copied().ok_or_else(|| {
-        // Short keys allow fewer typos, or any word would be near.
-        let slips = MAX_TYPOS.min(name.len() / 2);
-        if let Some(nearest) = nearest(name, HOST_SETTINGS.iter().map(|(key, _)| *key), slips) {
+        if let Some(nearest) = nearest(name, HOST_SETTINGS.iter().map(|(key, _)| *key)) {
             return format!("there is no setting {name:?} of a host: did you mean {nearest:?}?");
         }
         let all: Vec<&str> = HOST_SETTINGS.iter().map(|(key, _)| *key).collect();

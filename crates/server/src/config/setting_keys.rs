@@ -78,20 +78,19 @@ pub fn keys() -> impl Iterator<Item = &'static str> {
 }
 
 /// Maximum edit distance of a misspelt key.
-pub(super) const MAX_TYPOS: usize = 3;
+const MAX_TYPOS: usize = 3;
 
-/// Returns the known key with the smallest edit distance, up to `slips`.
+/// Returns the known key with the smallest edit distance to a misspelt one.
 pub(super) fn nearest(
     key: &str,
     known: impl Iterator<Item = &'static str>,
-    slips: usize,
 ) -> Option<&'static str> {
-    // More changes than half of a short key would make it another word.
-    let most = slips.min(key.chars().count() / 2);
-    let nearest = known
+    // Short keys allow fewer typos: more changes than half of a key make it another word.
+    let most = MAX_TYPOS.min(key.chars().count() / 2);
+    let (distance, nearest) = known
         .map(|known| (strsim::levenshtein(known, key), known))
-        .min_by_key(|(slips, _)| *slips)?;
-    (nearest.0 <= most).then_some(nearest.1)
+        .min_by_key(|(distance, _)| *distance)?;
+    (distance <= most).then_some(nearest)
 }
 
 /// Finds a setting by its key.
@@ -112,7 +111,7 @@ pub fn setting(key: &str) -> Result<(&'static str, ValueKind), String> {
     }
     let plain = key.to_lowercase().replace('-', "_");
     let plain = plain.trim_start_matches("ollama_").trim_start_matches("puna_");
-    match nearest(plain, keys(), MAX_TYPOS) {
+    match nearest(plain, keys()) {
         Some(nearest) => Err(format!("there is no setting {key:?}: did you mean {nearest:?}?")),
         None => Err(format!("there is no setting {key:?}: `puna config` lists those there are")),
     }

@@ -200,7 +200,7 @@ async fn a_prompt_of_tokens_is_taken_as_it_is() {
 }
 
 /// Waits until `holds` returns true.
-async fn wait_until(holds: impl Fn() -> bool) {
+pub(crate) async fn wait_until(holds: impl Fn() -> bool) {
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
     while !holds() {
         assert!(std::time::Instant::now() < deadline, "it does not happen within a minute");

@@ -1,6 +1,7 @@
 //! Tests of loading, unloading and failures of models.
 
 use super::*;
+use crate::runner::tests::wait_until;
 
 #[tokio::test]
 async fn contexts_of_different_size_share_a_runner() {
@@ -175,12 +176,6 @@ async fn a_disconnect_stops_the_generation_and_starts_the_keep_alive() {
     body.frame().await.unwrap().unwrap();
     drop(body);
     wait_for_unload(&server).await;
-    for _ in 0..2000 {
-        if server.fake.works.load(Ordering::Relaxed) == 0 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    assert_eq!(server.fake.works.load(Ordering::Relaxed), 0, "the model still generates");
+    wait_until(|| server.fake.works.load(Ordering::Relaxed) == 0).await;
     assert!(server.fake.generated.load(Ordering::Relaxed) < 1_000_000);
 }
