@@ -140,7 +140,7 @@ mod tests {
         CacheSpec { layers, key_type, value_type, page_tokens, pages, recent_pages: 0 }
     }
 
-    /// Millions of bytes of cache, with all pages and with those that are planned.
+    /// Cache sizes in megabytes (10⁶ bytes): with all window pages, and with the planned number.
     fn millions(spec: &CacheSpec, max_sequences: Option<usize>) -> [u64; 2] {
         let options = EngineOptions { max_sequences, ..EngineOptions::default() };
         [spec.pages, recent_pages(spec, &options)]

@@ -64,7 +64,7 @@ impl Mask {
         }
     }
 
-    /// Whether every token sees a subset of what it sees with `other`.
+    /// Whether every token sees only positions that it also sees with `other`.
     pub fn is_within(self, other: Self) -> bool {
         match (self, other) {
             (Mask::Window(own), Mask::Window(n)) => own <= n,

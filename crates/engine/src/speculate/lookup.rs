@@ -1,9 +1,9 @@
 //! Prompt lookup: drafts the tokens that followed an earlier occurrence of the newest tokens.
 //!
-//! Hash chains link the positions that follow the same two tokens, and those that follow the same
-//! four tokens, newest first, as in LZ77 compressors. A lookup follows a bounded number of links
-//! and takes the position with the longest match. A token takes at most 24 bytes: two links, and
-//! its share of the two head tables.
+//! Two sets of hash chains, as in LZ77 compressors, link the positions after the same two tokens
+//! and the positions after the same four tokens, newest first. A lookup follows a bounded number of
+//! links and takes the position with the longest match. A token takes at most 24 bytes: two links,
+//! and its share of the two head tables.
 
 use super::{Draft, DraftKind, Drafter};
 

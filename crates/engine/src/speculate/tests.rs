@@ -1,5 +1,4 @@
-//! Speculative decoding on real steps: results equal those of plain decoding, whatever the drafts
-//! are.
+//! Speculative decoding on real steps: any drafts give the results of plain decoding.
 
 mod companion;
 

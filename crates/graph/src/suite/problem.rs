@@ -97,7 +97,7 @@ pub(super) struct Problem {
     pub page_tokens: usize,
     /// Adapter scales of each sequence; empty if all scales are 1.
     pub adapter_scales: Vec<AdapterScales>,
-    /// The step returns the logits of every so many rows.
+    /// Distance between output rows, in rows: 1 returns the logits of every row.
     pub output_stride: usize,
     weights: Vec<Weight>,
     ropes: Vec<Rope>,

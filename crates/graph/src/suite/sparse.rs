@@ -167,8 +167,8 @@ fn lists() -> Vec<Case> {
 }
 
 impl ListCase {
-    /// The blocks of a list of the token at index `i`, in ascending order: the last of those that a
-    /// formula selects.
+    /// Selected blocks of list `list` for the token at index `i`, in ascending order. A formula
+    /// selects blocks, and the list keeps the last ones.
     fn blocks(&self, i: usize, list: usize) -> Vec<usize> {
         let is_selected = |block: &usize| (i * 31 + block * 17 + list * 5) % 8 < 5 || *block == 0;
         let block = self.chosen.block;
