@@ -431,7 +431,11 @@ fn check(input: &StepInput, program: &Program, cache: Option<&Cache>, states: Op
     // A program with a result row per token has no value with a row per output.
     let fits = program.result.rows == Rows::Tokens || outputs <= program.capacity.outputs;
     assert!(tokens <= program.capacity.tokens && fits, "the step fits its program");
-    assert_eq!(input.given.len(), tokens * program.given, "the step brings the rows that are read");
+    assert_eq!(
+        input.input_rows.len(),
+        tokens * program.input_cols,
+        "the step brings the rows that are read"
+    );
     assert!(
         input.positions.len() == tokens && input.outputs.iter().all(|&row| (row as usize) < tokens)
     );

@@ -18,7 +18,7 @@ use crate::ops::attention::{Attend, AttentionTasks, StoreKv};
 use crate::ops::depth_attention::DepthAttention;
 use crate::ops::dynamic_conv::DynamicConv;
 use crate::ops::elementwise::{Add, Concat, GluRows, Map, MatchNorm, Mul, Unary};
-use crate::ops::embed::{Embed, EmbedListed, GatherOutputs, GivenRows, Table};
+use crate::ops::embed::{Embed, EmbedListed, GatherOutputs, InputRows, Table};
 use crate::ops::group_norm::GroupNorm;
 use crate::ops::linear::{LinearGroup, Matrix};
 use crate::ops::moe::MixtureBuffers;
@@ -58,8 +58,8 @@ pub struct Program {
     pub result: ArenaRange,
     /// Extra outputs ([`puna_graph::Graph::extra_outputs`]).
     pub extra_outputs: Vec<ArenaRange>,
-    /// Columns of the input rows that the caller provides ([`Op::Given`]).
-    pub given: usize,
+    /// Columns of the input rows that the caller provides ([`Op::InputRows`]).
+    pub input_cols: usize,
     /// Whether the program writes to the cache.
     pub stores: bool,
     /// Largest step.
@@ -108,9 +108,9 @@ pub fn compile(
         tiles: c.tiles.into_iter().map(|buffer| buffer.values).collect(),
         result: plan.place(result),
         extra_outputs: plan.graph.extra_outputs().iter().map(|&value| plan.place(value)).collect(),
-        given: nodes
+        input_cols: nodes
             .iter()
-            .filter(|node| node.op == Op::Given)
+            .filter(|node| node.op == Op::InputRows)
             .map(|node| plan.place(node.out).cols)
             .sum(),
         stores: nodes.iter().any(|node| node.op.stores()),
@@ -186,7 +186,7 @@ impl Compiler<'_> {
                 let (table, numbers) = (self.table(table)?, self.place(numbers));
                 self.push(EmbedListed { table, numbers, out });
             }
-            Op::Given => self.push(GivenRows { out }),
+            Op::InputRows => self.push(InputRows { out }),
             Op::Linear { x, .. } => return self.linears(nodes, x),
             Op::RmsNorm { x, w, eps, group } => {
                 let (w, x) = (self.floats(w)?, self.place(x));
@@ -263,10 +263,10 @@ impl Compiler<'_> {
                 let (x, like) = (self.place(x), self.place(like));
                 self.push(MatchNorm { x, like, out });
             }
-            Op::DepthAttention { ref places, w, eps } => {
-                let places = places.iter().map(|&id| self.place(id)).collect();
+            Op::DepthAttention { ref depths, w, eps } => {
+                let depths = depths.iter().map(|&id| self.place(id)).collect();
                 let w = self.floats(Some(w))?;
-                self.push(DepthAttention { places, out, w, eps });
+                self.push(DepthAttention { depths, out, w, eps });
             }
             Op::Add { a, b } => {
                 let (a, b) = (self.place(a), self.place(b));
@@ -288,23 +288,23 @@ impl Compiler<'_> {
                 let (x, w, b) = (self.place(x), self.floats(Some(w))?, self.floats(Some(b))?);
                 self.push(GroupNorm { x, out, w, b, eps, groups });
             }
-            Op::DynamicConv { x, own, constant, .. } => {
-                let (x, own, constant) =
-                    (self.place(x), self.place(own), self.floats(Some(constant))?);
-                self.push(DynamicConv { x, own, out, constant });
+            Op::DynamicConv { x, dynamic_taps, fixed_taps, .. } => {
+                let (x, dynamic_taps, fixed_taps) =
+                    (self.place(x), self.place(dynamic_taps), self.floats(Some(fixed_taps))?);
+                self.push(DynamicConv { x, dynamic_taps, out, fixed_taps });
             }
             Op::StreamWeights { x, ref spec } => {
                 let (x, spec) = (self.place(x), (**spec).clone());
                 self.push(StreamWeights { x, out, spec });
             }
-            Op::ReadStreams { streams, by } => {
-                let (streams, by) = (self.place(streams), self.place(by));
-                self.push(ReadStreams { streams, by, out });
+            Op::ReadStreams { streams, weights } => {
+                let (streams, weights) = (self.place(streams), self.place(weights));
+                self.push(ReadStreams { streams, weights, out });
             }
-            Op::WriteStreams { streams, part, by, mix } => {
-                let [streams, part, by] = [streams, part, by].map(|id| self.place(id));
+            Op::WriteStreams { streams, x, weights, mix } => {
+                let [streams, x, weights] = [streams, x, weights].map(|id| self.place(id));
                 let mix = mix.map(|mix| self.place(mix));
-                self.push(WriteStreams { streams, part, by, mix, out });
+                self.push(WriteStreams { streams, x, weights, mix, out });
             }
             Op::StreamSimilarityGate { a, b, .. } => {
                 let (a, b) = (self.place(a), self.place(b));

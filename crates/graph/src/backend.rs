@@ -164,8 +164,8 @@ pub struct StepInput {
     pub adapter_scales: Vec<AdapterScales>,
     /// Rows for which the step returns logits, in ascending order.
     pub outputs: Vec<u32>,
-    /// Input rows of [`crate::Graph::given`], if the graph has it.
-    pub given: Vec<f32>,
+    /// Input rows of [`crate::Graph::input_rows`], if the graph has it.
+    pub input_rows: Vec<f32>,
 }
 
 /// A program that a backend compiled from a plan.

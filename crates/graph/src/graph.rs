@@ -239,8 +239,8 @@ impl Graph {
     }
 
     /// Input rows that the caller provides, `cols` columns wide.
-    pub fn given(&mut self, name: &'static str, cols: usize) -> ValueId {
-        self.push(name, Op::Given, Rows::Tokens, cols)
+    pub fn input_rows(&mut self, name: &'static str, cols: usize) -> ValueId {
+        self.push(name, Op::InputRows, Rows::Tokens, cols)
     }
 
     /// `scale · x · wᵀ + bias`.
@@ -416,16 +416,16 @@ impl Graph {
         &mut self,
         name: &'static str,
         x: ValueId,
-        own: ValueId,
-        (constant, taps): (WeightId, usize),
+        dynamic_taps: ValueId,
+        (fixed_taps, taps): (WeightId, usize),
     ) -> ValueId {
-        let (of, groups) = (self.value(x), self.value(own).cols / taps);
+        let (of, groups) = (self.value(x), self.value(dynamic_taps).cols / taps);
         assert!(
             of.rows == Rows::Tokens
-                && self.value(own).cols == taps * groups
+                && self.value(dynamic_taps).cols == taps * groups
                 && of.cols.is_multiple_of(groups)
         );
-        self.push_like(name, Op::DynamicConv { x, own, constant, taps }, x)
+        self.push_like(name, Op::DynamicConv { x, dynamic_taps, fixed_taps, taps }, x)
     }
 
     /// Neighbours of each token in `cols · taps` columns, for a convolution as a matrix product;
@@ -475,17 +475,17 @@ impl Graph {
         &mut self,
         name: &'static str,
         norm: (WeightId, f32),
-        places: &[ValueId],
+        depths: &[ValueId],
     ) -> ValueId {
-        let (first, (w, eps)) = (self.value(places[0]), norm);
+        let (first, (w, eps)) = (self.value(depths[0]), norm);
         assert!(
-            places
+            depths
                 .iter()
                 .all(|&x| self.value(x).cols == first.cols && self.value(x).rows == first.rows)
         );
         self.push(
             name,
-            Op::DepthAttention { places: places.to_vec(), w, eps },
+            Op::DepthAttention { depths: depths.to_vec(), w, eps },
             first.rows,
             first.cols,
         )

@@ -209,8 +209,8 @@ pub enum Op {
         /// Row numbers.
         numbers: ValueId,
     },
-    /// Rows that the caller provides with the step, see [`crate::StepInput::given`].
-    Given,
+    /// Rows that the caller provides with the step, see [`crate::StepInput::input_rows`].
+    InputRows,
     /// `scale · x · wᵀ + bias`, for `w` of shape `[in, out]`.
     Linear {
         /// `[in, out]`.
@@ -410,7 +410,7 @@ pub enum Op {
     /// network, where `p` is the softmax over depths of `Σ w · xᵢ / √(mean(xᵢ²) + eps)`.
     DepthAttention {
         /// `xᵢ`, of the same shape.
-        places: Vec<ValueId>,
+        depths: Vec<ValueId>,
         /// `[features]`.
         w: WeightId,
         /// Added to the mean square.
@@ -435,15 +435,16 @@ pub enum Op {
         /// Length of a period in columns.
         period: usize,
     },
-    /// Dynamic convolution: `Σ (constantᵢ + ownᵢ) · xᵢ`, where `xᵢ` is the row `i` tokens earlier
-    /// in the same sequence and step, and `ownᵢ` has one column per group of consecutive features.
+    /// Dynamic convolution: `Σ (fixedᵢ + dynamicᵢ) · xᵢ`, where `xᵢ` is the row `i` tokens earlier
+    /// in the same sequence and step, and `dynamicᵢ` has one column per group of consecutive
+    /// features.
     DynamicConv {
         /// Input, one row per token.
         x: ValueId,
         /// Taps that depend on the token: for each tap, one column per group.
-        own: ValueId,
+        dynamic_taps: ValueId,
         /// `[features, taps]`.
-        constant: WeightId,
+        fixed_taps: WeightId,
         /// Number of taps.
         taps: usize,
     },
@@ -477,22 +478,22 @@ pub enum Op {
         /// Specification.
         spec: Box<StreamSpec>,
     },
-    /// `Σ by_s · stream_s`.
+    /// `Σ weight_s · stream_s`.
     ReadStreams {
         /// Residual streams, in consecutive columns.
         streams: ValueId,
         /// One column per stream.
-        by: ValueId,
+        weights: ValueId,
     },
-    /// For each stream `t`: `by_t · part + Σ mix_st · stream_s`, or without `mix`
-    /// `by_t · part + stream_t`.
+    /// For each stream `t`: `weight_t · x + Σ mix_st · stream_s`, or without `mix`
+    /// `weight_t · x + stream_t`.
     WriteStreams {
         /// Residual streams, in consecutive columns.
         streams: ValueId,
         /// Value to add.
-        part: ValueId,
+        x: ValueId,
         /// One column per stream.
-        by: ValueId,
+        weights: ValueId,
         /// For each stream `s`, one column for each stream `t`.
         mix: Option<ValueId>,
     },
@@ -520,26 +521,26 @@ impl Op {
     pub fn name(&self) -> &'static str {
         match self {
             Op::Embed { .. } | Op::EmbedListed { .. } => "embed",
-            Op::Given => "given",
+            Op::InputRows => "input_rows",
             Op::Linear { .. } | Op::LinearOfHeads { .. } => "linear",
             Op::RmsNorm { .. } => "rms_norm",
             Op::LayerNorm { .. } => "layer_norm",
             Op::Rope { .. } => "rope",
             Op::Attention { .. } | Op::StoreKv { .. } => "attention",
-            Op::TopKPositions { .. } => "choose",
+            Op::TopKPositions { .. } => "top_k_positions",
             Op::Glu { .. } => "glu",
             Op::Activate { .. } => "activate",
             Op::Moe { .. } => "moe",
             Op::Add { .. } => "add",
             Op::Concat { .. } => "concat",
             Op::Mul { .. } => "mul",
-            Op::AttnTemperature { .. } => "temper",
+            Op::AttnTemperature { .. } => "attn_temperature",
             Op::Scale { .. } => "scale",
-            Op::ScaleAdapter { .. } => "dose",
+            Op::ScaleAdapter { .. } => "scale_adapter",
             Op::Steer { .. } => "steer",
             Op::Softcap { .. } => "softcap",
-            Op::MatchNorm { .. } => "resize",
-            Op::DepthAttention { .. } => "recall",
+            Op::MatchNorm { .. } => "match_norm",
+            Op::DepthAttention { .. } => "depth_attention",
             Op::Sparsify { .. } => "sparsify",
             Op::Pick { .. } => "pick",
             Op::DynamicConv { .. } => "dynamic_conv",

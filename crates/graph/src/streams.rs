@@ -44,7 +44,7 @@ impl StreamSpec {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamWrite {
     /// Write weight of each stream, one column each.
-    pub by: ValueId,
+    pub weights: ValueId,
     /// Mixing matrix; `None` leaves the streams as they are.
     pub mix: Option<ValueId>,
 }

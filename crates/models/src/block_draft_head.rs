@@ -113,13 +113,13 @@ impl BlockDraftHead {
         match &self.kind {
             HeadKind::Markov { confidence: None } => {}
             HeadKind::Markov { confidence: Some(confidence) } => {
-                let state = g.given("link_state", self.n_embd);
+                let state = g.input_rows("link_state", self.n_embd);
                 let both = g.concat("link_both", state, before);
                 let confidence = g.linear("link_sure", confidence, both);
                 g.add_extra_output(confidence);
             }
             HeadKind::Selector { .. } => {
-                let weights = g.given("link_weights", self.rank);
+                let weights = g.input_rows("link_weights", self.rank);
                 before = g.mul("link_weighed", before, weights);
             }
         }

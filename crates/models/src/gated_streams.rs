@@ -167,8 +167,12 @@ impl ResidualConnections for GatedStreams {
         output: ValueId,
     ) {
         let name = if part == LayerPart::Mixer { "ffn_inp" } else { "l_out" };
-        stream.x =
-            g.write_streams(name, stream.x, output, StreamWrite { by: stream.saved[0], mix: None });
+        stream.x = g.write_streams(
+            name,
+            stream.x,
+            output,
+            StreamWrite { weights: stream.saved[0], mix: None },
+        );
         stream.saved.clear();
     }
 

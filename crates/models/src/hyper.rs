@@ -153,10 +153,10 @@ impl HyperConnection {
     /// Input of the part, and the weights of writing its output.
     pub fn read(&self, g: &mut Graph, streams: ValueId) -> (ValueId, StreamWrite) {
         let (count, weights) = (self.spec.streams, self.weights(g, streams));
-        let by = g.slice(weights, 0, count);
-        let read = g.read_streams("hc_pre", streams, by);
+        let read_weights = g.slice(weights, 0, count);
+        let read = g.read_streams("hc_pre", streams, read_weights);
         let mix = self.spec.scales.get(2).map(|_| g.slice(weights, 2 * count, count * count));
-        (read, StreamWrite { by: g.slice(weights, count, count), mix })
+        (read, StreamWrite { weights: g.slice(weights, count, count), mix })
     }
 
     /// Merges the streams after the last layer.
@@ -168,8 +168,8 @@ impl HyperConnection {
 
 /// Keeps the output rows of the write weights.
 pub fn gather_outputs(g: &mut Graph, write: StreamWrite) -> StreamWrite {
-    let by = g.gather_outputs(write.by);
-    StreamWrite { by, mix: write.mix.map(|mix| g.gather_outputs(mix)) }
+    let weights = g.gather_outputs(write.weights);
+    StreamWrite { weights, mix: write.mix.map(|mix| g.gather_outputs(mix)) }
 }
 
 /// Adds the output of a part of a layer to `x`; `write` has the weights if there are several
@@ -265,7 +265,7 @@ impl ResidualConnections for ResidualStreams {
     ) -> ValueId {
         let connection = &self.connections[layer][usize::from(part == LayerPart::FeedForward)];
         let (read, write) = connection.read(g, stream.x);
-        stream.saved = [write.by].into_iter().chain(write.mix).collect();
+        stream.saved = [write.weights].into_iter().chain(write.mix).collect();
         read
     }
 
@@ -277,7 +277,7 @@ impl ResidualConnections for ResidualStreams {
         output: ValueId,
     ) {
         let name = if part == LayerPart::Mixer { "ffn_inp" } else { "l_out" };
-        let write = StreamWrite { by: stream.saved[0], mix: stream.saved.get(1).copied() };
+        let write = StreamWrite { weights: stream.saved[0], mix: stream.saved.get(1).copied() };
         stream.x = g.write_streams(name, stream.x, output, write);
         stream.saved.clear();
     }

@@ -36,7 +36,7 @@ impl Chain {
             let before = if past == 0 { vec![0.0; width] } else { before };
             let given = [&before[..], &states[..states.len() - width]].concat();
             let segments = vec![Segment { encoded: 1, ..input.segments[0].clone() }];
-            let input = StepInput { given, segments, outputs: Vec::new(), ..input };
+            let input = StepInput { input_rows: given, segments, outputs: Vec::new(), ..input };
             self.pair.run(StepKind::DraftPrefill, &input);
         }
     }
@@ -50,7 +50,7 @@ impl Chain {
             let (place, encoded) = if sees_own { (computed + nth, 1) } else { (computed - 1, 0) };
             input.tokens.push(token);
             input.positions.push((if sees_own { place } else { computed }) as u32);
-            input.given.extend_from_slice(&self.states[sequence]);
+            input.input_rows.extend_from_slice(&self.states[sequence]);
             input.segments.push(Segment { encoded, ..Pair::segment(sequence, row, place, 1) });
             input.outputs.push(row as u32);
         }

@@ -16,7 +16,7 @@ pub struct ScaleAdapter {
 // SAFETY: a task writes its own rows of the result and reads the same rows of the input.
 unsafe impl Instruction for ScaleAdapter {
     fn name(&self) -> &'static str {
-        "dose"
+        "scale_adapter"
     }
 
     fn tasks(&self, step: &Step<'_>) -> usize {

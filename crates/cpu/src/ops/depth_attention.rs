@@ -7,7 +7,7 @@ use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 
 /// See [`puna_graph::Op::DepthAttention`].
 pub struct DepthAttention {
-    pub places: Vec<ArenaRange>,
+    pub depths: Vec<ArenaRange>,
     pub out: ArenaRange,
     /// Score weight of each feature of a normalised value.
     pub w: Vec<f32>,
@@ -17,7 +17,7 @@ pub struct DepthAttention {
 // SAFETY: a task writes its own rows of the result.
 unsafe impl Instruction for DepthAttention {
     fn name(&self) -> &'static str {
-        "recall"
+        "depth_attention"
     }
 
     fn tasks(&self, step: &Step<'_>) -> usize {
@@ -29,14 +29,14 @@ unsafe impl Instruction for DepthAttention {
         for row in task_rows(task, &self.out, step) {
             weights.clear();
             // SAFETY: each row belongs to one task; the planner keeps inputs apart from the result.
-            let (places, out) = unsafe {
-                let places = self.places.iter().map(|place| step.arena.row(place, row));
-                (places, step.arena.row_mut(&self.out, row))
+            let (depths, out) = unsafe {
+                let depths = self.depths.iter().map(|depth| step.arena.row(depth, row));
+                (depths, step.arena.row_mut(&self.out, row))
             };
-            weights.extend(places.clone().map(|x| score(x, &self.w, self.eps)));
+            weights.extend(depths.clone().map(|x| score(x, &self.w, self.eps)));
             softmax(weights);
             out.fill(0.0);
-            for (x, &weight) in places.zip(&*weights) {
+            for (x, &weight) in depths.zip(&*weights) {
                 out.iter_mut().zip(x).for_each(|(out, x)| *out += weight * x);
             }
         }

@@ -8,10 +8,10 @@ use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 pub struct DynamicConv {
     pub x: ArenaRange,
     /// For each tap, one column per group.
-    pub own: ArenaRange,
+    pub dynamic_taps: ArenaRange,
     pub out: ArenaRange,
     /// For each tap, one value per column of `x`.
-    pub constant: Vec<f32>,
+    pub fixed_taps: Vec<f32>,
 }
 
 // SAFETY: a task writes its own rows of the result.
@@ -25,24 +25,25 @@ unsafe impl Instruction for DynamicConv {
     }
 
     unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
-        let taps = self.constant.len() / self.x.cols;
-        let groups = self.own.cols / taps;
+        let taps = self.fixed_taps.len() / self.x.cols;
+        let groups = self.dynamic_taps.cols / taps;
         for row in task_rows(task, &self.out, step) {
             let segment = step.segment_of(row);
             // SAFETY: each row belongs to one task; the planner keeps inputs and `out` apart.
-            let (own, out) =
-                unsafe { (step.arena.row(&self.own, row), step.arena.row_mut(&self.out, row)) };
+            let (dynamic, out) = unsafe {
+                (step.arena.row(&self.dynamic_taps, row), step.arena.row_mut(&self.out, row))
+            };
             out.fill(0.0);
             let rows = (segment.first_row..=row).rev();
-            let taps = self.constant.chunks_exact(self.x.cols).zip(own.chunks_exact(groups));
-            for (from, (constant, own)) in rows.zip(taps) {
+            let taps = self.fixed_taps.chunks_exact(self.x.cols).zip(dynamic.chunks_exact(groups));
+            for (from, (fixed, dynamic)) in rows.zip(taps) {
                 // SAFETY: an earlier instruction computed it, behind a barrier.
                 let x = unsafe { step.arena.row(&self.x, from) };
                 let each = x.len() / groups;
-                let pairs = x.chunks_exact(each).zip(constant.chunks_exact(each)).zip(own);
-                for (out, ((x, constant), own)) in out.chunks_exact_mut(each).zip(pairs) {
-                    let parts = out.iter_mut().zip(x).zip(constant);
-                    parts.for_each(|((out, x), constant)| *out += (constant + own) * x);
+                let pairs = x.chunks_exact(each).zip(fixed.chunks_exact(each)).zip(dynamic);
+                for (out, ((x, fixed), dynamic)) in out.chunks_exact_mut(each).zip(pairs) {
+                    let parts = out.iter_mut().zip(x).zip(fixed);
+                    parts.for_each(|((out, x), fixed)| *out += (fixed + dynamic) * x);
                 }
             }
         }

@@ -28,7 +28,7 @@ unsafe impl Instruction for Map {
     fn name(&self) -> &'static str {
         match self.f {
             Unary::Activate(_) => "activate",
-            Unary::AttnTemperature(_) => "temper",
+            Unary::AttnTemperature(_) => "attn_temperature",
             Unary::Scale(_) => "scale",
             Unary::Softcap(_) => "softcap",
             Unary::Sparsify(_) => "sparsify",
@@ -103,7 +103,7 @@ pub struct MatchNorm {
 // SAFETY: a task writes rows of the result that are its own, and reads the same rows of the inputs.
 unsafe impl Instruction for MatchNorm {
     fn name(&self) -> &'static str {
-        "resize"
+        "match_norm"
     }
 
     fn tasks(&self, step: &Step<'_>) -> usize {

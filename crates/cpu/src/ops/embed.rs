@@ -98,14 +98,14 @@ fn listed(list: &[u8], token: u32) -> u32 {
 }
 
 /// Copies the input rows that the caller provides.
-pub struct GivenRows {
+pub struct InputRows {
     pub out: ArenaRange,
 }
 
 // SAFETY: a task writes its own rows of the result.
-unsafe impl Instruction for GivenRows {
+unsafe impl Instruction for InputRows {
     fn name(&self) -> &'static str {
-        "given"
+        "input_rows"
     }
 
     fn tasks(&self, step: &Step<'_>) -> usize {
@@ -117,7 +117,7 @@ unsafe impl Instruction for GivenRows {
         for row in task_rows(task, &self.out, step) {
             // SAFETY: each row belongs to one task.
             let out = unsafe { step.arena.row_mut(&self.out, row) };
-            out.copy_from_slice(&step.input.given[row * cols..][..cols]);
+            out.copy_from_slice(&step.input.input_rows[row * cols..][..cols]);
         }
     }
 }

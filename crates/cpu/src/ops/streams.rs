@@ -79,7 +79,7 @@ fn balance(matrix: &mut [f32], spec: &StreamSpec) {
 /// Weighted sum of the streams.
 pub struct ReadStreams {
     pub streams: ArenaRange,
-    pub by: ArenaRange,
+    pub weights: ArenaRange,
     pub out: ArenaRange,
 }
 
@@ -96,16 +96,16 @@ unsafe impl Instruction for ReadStreams {
     unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         for row in task_rows(task, &self.out, step) {
             // SAFETY: each row belongs to one task; the planner keeps inputs apart from the result.
-            let (streams, by, out) = unsafe {
-                let (streams, by) =
-                    (step.arena.row(&self.streams, row), step.arena.row(&self.by, row));
-                (streams, by, step.arena.row_mut(&self.out, row))
+            let (streams, weights, out) = unsafe {
+                let (streams, weights) =
+                    (step.arena.row(&self.streams, row), step.arena.row(&self.weights, row));
+                (streams, weights, step.arena.row_mut(&self.out, row))
             };
             out.fill(0.0);
             streams
                 .chunks_exact(out.len())
-                .zip(by)
-                .for_each(|(stream, &by)| add_scaled(out, stream, by));
+                .zip(weights)
+                .for_each(|(stream, &weight)| add_scaled(out, stream, weight));
         }
     }
 }
@@ -153,16 +153,16 @@ fn agreement(a: &[f32], b: &[f32]) -> f32 {
     1.0 / (1.0 + (-root).exp())
 }
 
-/// `to += by · from`.
-fn add_scaled(to: &mut [f32], from: &[f32], by: f32) {
-    to.iter_mut().zip(from).for_each(|(to, from)| *to += by * from);
+/// `to += weight · from`.
+fn add_scaled(to: &mut [f32], from: &[f32], weight: f32) {
+    to.iter_mut().zip(from).for_each(|(to, from)| *to += weight * from);
 }
 
 /// Mixes the streams and adds the result of a sublayer.
 pub struct WriteStreams {
     pub streams: ArenaRange,
-    pub part: ArenaRange,
-    pub by: ArenaRange,
+    pub x: ArenaRange,
+    pub weights: ArenaRange,
     pub mix: Option<ArenaRange>,
     pub out: ArenaRange,
 }
@@ -184,29 +184,32 @@ unsafe impl Instruction for WriteStreams {
             // SAFETY: each row belongs to one task; the planner keeps these inputs apart from the
             // result.
             let input = |place: &ArenaRange| unsafe { step.arena.row(place, row) };
-            write(streams, input(&self.part), input(&self.by), self.mix.as_ref().map(input));
+            write(streams, input(&self.x), input(&self.weights), self.mix.as_ref().map(input));
         }
     }
 }
 
-/// The streams of a token after a sublayer with the result `part`.
-fn write(streams: &mut [f32], part: &[f32], by: &[f32], mix: Option<&[f32]>) {
-    let n = part.len();
+/// The streams of a token after a sublayer with the result `x`.
+fn write(streams: &mut [f32], x: &[f32], weights: &[f32], mix: Option<&[f32]>) {
+    let n = x.len();
     let Some(mix) = mix else {
-        return streams.chunks_exact_mut(n).zip(by).for_each(|(to, &by)| add_scaled(to, part, by));
+        return streams
+            .chunks_exact_mut(n)
+            .zip(weights)
+            .for_each(|(to, &weight)| add_scaled(to, x, weight));
     };
     let mut before = [[0.0; CHUNK]; StreamSpec::MAX_STREAMS];
-    let before = &mut before[..by.len()];
+    let before = &mut before[..weights.len()];
     for at in (0..n).step_by(CHUNK) {
         let len = CHUNK.min(n - at);
         for (stream, before) in streams.chunks_exact(n).zip(before.iter_mut()) {
             before[..len].copy_from_slice(&stream[at..at + len]);
         }
-        for (t, (stream, &by)) in streams.chunks_exact_mut(n).zip(by).enumerate() {
+        for (t, (stream, &weight)) in streams.chunks_exact_mut(n).zip(weights).enumerate() {
             let to = &mut stream[at..at + len];
-            to.iter_mut().zip(&part[at..]).for_each(|(to, part)| *to = by * part);
+            to.iter_mut().zip(&x[at..]).for_each(|(to, x)| *to = weight * x);
             let mixed = mix.iter().skip(t).step_by(before.len());
-            mixed.zip(before.iter()).for_each(|(&by, before)| add_scaled(to, before, by));
+            mixed.zip(before.iter()).for_each(|(&weight, before)| add_scaled(to, before, weight));
         }
     }
 }
@@ -276,10 +279,10 @@ mod tests {
         const N: usize = CHUNK + 3;
         let old: Vec<f32> = (0..2 * N).map(|i| (i * 37 % 11) as f32).collect();
         let part: Vec<f32> = (0..N).map(|i| (i % 5) as f32).collect();
-        let (by, mix) = ([2.0, -1.0], [0.5, 4.0, 8.0, 0.25]);
+        let (weights, mix) = ([2.0, -1.0], [0.5, 4.0, 8.0, 0.25]);
         let (mut mixed, mut plain) = (old.clone(), old.clone());
-        write(&mut mixed, &part, &by, Some(&mix));
-        write(&mut plain, &part, &by, None);
+        write(&mut mixed, &part, &weights, Some(&mix));
+        write(&mut plain, &part, &weights, None);
         for i in 0..N {
             let (a, b, p) = (old[i], old[N + i], part[i]);
             assert_eq!(

@@ -158,7 +158,7 @@ impl TopKPositions {
 // SAFETY: a task writes its own scores, and the lists of a token only if it finishes last.
 unsafe impl Instruction for TopKPositions {
     fn name(&self) -> &'static str {
-        "choose"
+        "top_k_positions"
     }
 
     fn prepare(&mut self, step: &Step<'_>) {

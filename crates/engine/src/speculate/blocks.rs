@@ -168,7 +168,7 @@ impl BlockDrafter {
         for (row, one) in in_progress.iter().enumerate() {
             input.tokens.push(one.previous);
             input.positions.push(row as u32);
-            input.given.extend_from_slice(row_of(&output.states, link.state_dim, one.row()));
+            input.input_rows.extend_from_slice(row_of(&output.states, link.state_dim, one.row()));
         }
         input.segments =
             vec![puna_graph::Segment { rows: in_progress.len(), ..Default::default() }];

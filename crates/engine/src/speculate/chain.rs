@@ -128,7 +128,7 @@ impl ChainDrafter {
             let (first_row, rows) = (input.tokens.len(), states.len() / self.width);
             input.tokens.extend_from_slice(&tokens[past..past + rows]);
             input.positions.extend((past..past + rows).map(|p| p as u32));
-            input.given.extend(states);
+            input.input_rows.extend(states);
             input.segments.push(companion_segment(held, pages, first_row, rows, past));
         }
         if !input.tokens.is_empty() {
@@ -229,7 +229,7 @@ impl ChainDrafter {
             };
             input.tokens.push(one.token);
             input.positions.push(position as u32);
-            input.given.extend_from_slice(&one.features);
+            input.input_rows.extend_from_slice(&one.features);
             input.segments.push(segment);
             input.outputs.push(row as u32);
         }

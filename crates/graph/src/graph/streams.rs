@@ -14,10 +14,15 @@ impl Graph {
     }
 
     /// Weighted sum of the streams.
-    pub fn read_streams(&mut self, name: &'static str, streams: ValueId, by: ValueId) -> ValueId {
-        let (of, count) = (self.value(streams), self.value(by).cols);
-        assert!(of.cols.is_multiple_of(count) && of.rows == self.value(by).rows);
-        self.push(name, Op::ReadStreams { streams, by }, of.rows, of.cols / count)
+    pub fn read_streams(
+        &mut self,
+        name: &'static str,
+        streams: ValueId,
+        weights: ValueId,
+    ) -> ValueId {
+        let (of, count) = (self.value(streams), self.value(weights).cols);
+        assert!(of.cols.is_multiple_of(count) && of.rows == self.value(weights).rows);
+        self.push(name, Op::ReadStreams { streams, weights }, of.rows, of.cols / count)
     }
 
     /// Gate of each stream by the similarity of `a` and `b`, see [`Op::StreamSimilarityGate`].
@@ -33,18 +38,18 @@ impl Graph {
         self.push(name, Op::StreamSimilarityGate { a, b, streams }, of.rows, streams)
     }
 
-    /// Streams after a sublayer with the result `part`.
+    /// Streams after a sublayer with the result `x`.
     pub fn write_streams(
         &mut self,
         name: &'static str,
         streams: ValueId,
-        part: ValueId,
-        StreamWrite { by, mix }: StreamWrite,
+        x: ValueId,
+        StreamWrite { weights, mix }: StreamWrite,
     ) -> ValueId {
-        let cols = |x| self.value(x).cols;
-        let count = cols(by);
-        assert!(count <= StreamSpec::MAX_STREAMS && cols(streams) == count * cols(part));
+        let cols = |value| self.value(value).cols;
+        let count = cols(weights);
+        assert!(count <= StreamSpec::MAX_STREAMS && cols(streams) == count * cols(x));
         assert!(mix.is_none_or(|mix| cols(mix) == count * count));
-        self.push_like(name, Op::WriteStreams { streams, part, by, mix }, streams)
+        self.push_like(name, Op::WriteStreams { streams, x, weights, mix }, streams)
     }
 }

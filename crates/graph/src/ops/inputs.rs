@@ -16,7 +16,9 @@ impl Op {
     /// The values that the operation reads.
     pub fn inputs(&self) -> impl Iterator<Item = ValueId> {
         let list: [Option<ValueId>; 5] = match *self {
-            Op::Embed { .. } | Op::Given | Op::Recur(_) | Op::DepthAttention { .. } => [None; 5],
+            Op::Embed { .. } | Op::InputRows | Op::Recur(_) | Op::DepthAttention { .. } => {
+                [None; 5]
+            }
             Op::EmbedListed { numbers: x, .. }
             | Op::Linear { x, .. }
             | Op::LinearOfHeads { x, .. }
@@ -35,12 +37,16 @@ impl Op {
             | Op::GroupNorm { x, .. }
             | Op::StreamWeights { x, .. }
             | Op::GatherOutputs { x } => [Some(x), None, None, None, None],
-            Op::ReadStreams { streams, by } => [Some(streams), Some(by), None, None, None],
-            Op::WriteStreams { streams, part, by, mix } => {
-                [Some(streams), Some(part), Some(by), mix, None]
+            Op::ReadStreams { streams, weights } => {
+                [Some(streams), Some(weights), None, None, None]
+            }
+            Op::WriteStreams { streams, x, weights, mix } => {
+                [Some(streams), Some(x), Some(weights), mix, None]
             }
             Op::MatchNorm { x, like } => [Some(x), Some(like), None, None, None],
-            Op::DynamicConv { x, own, .. } => [Some(x), Some(own), None, None, None],
+            Op::DynamicConv { x, dynamic_taps, .. } => {
+                [Some(x), Some(dynamic_taps), None, None, None]
+            }
             Op::Attention { q, k, v, chosen, before, .. } => {
                 [Some(q), Some(k), Some(v), chosen, before]
             }
@@ -55,7 +61,7 @@ impl Op {
         };
         let more = match self {
             Op::Recur(recurrence) => recurrence.inputs(),
-            Op::DepthAttention { places, .. } => places.clone(),
+            Op::DepthAttention { depths, .. } => depths.clone(),
             _ => Vec::new(),
         };
         list.into_iter().flatten().chain(more)

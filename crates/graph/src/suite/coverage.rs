@@ -26,7 +26,7 @@ macro_rules! variants {
     };
 }
 
-variants!(OPS, op_name, Op: Embed, EmbedListed, Given, Linear, LinearOfHeads, RmsNorm, LayerNorm,
+variants!(OPS, op_name, Op: Embed, EmbedListed, InputRows, Linear, LinearOfHeads, RmsNorm, LayerNorm,
     Rope, Attention, TopKPositions, StoreKv, Glu, Activate, Moe, Add, Concat, Mul, AttnTemperature,
     Scale, ScaleAdapter, Steer, Softcap, MatchNorm, DepthAttention, Sparsify, Pick, DynamicConv,
     Unfold, GroupNorm, StreamWeights, ReadStreams, WriteStreams, StreamSimilarityGate, Recur,

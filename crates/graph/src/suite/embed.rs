@@ -24,9 +24,9 @@ pub(super) fn cases() -> Vec<Case> {
         [TensorType::F32, TensorType::F16, TensorType::Q4_0, TensorType::Q6_K]
             .map(|ty| embed(ty, lookup, 5))
     });
-    let given = [(1, 64), (7, 33), (65, 96)].map(given);
+    let input_rows = [(1, 64), (7, 33), (65, 96)].map(input_rows);
     let outputs = [(1, 1), (8, 3), (65, 2)].map(outputs);
-    types.chain(lookups).chain(given).chain(outputs).collect()
+    types.chain(lookups).chain(input_rows).chain(outputs).collect()
 }
 
 /// How the row of a table is found.
@@ -99,10 +99,10 @@ fn embed(ty: TensorType, lookup: Lookup, rows: usize) -> Case {
     })
 }
 
-fn given((rows, cols): (usize, usize)) -> Case {
-    Case::new(format!("given rows={rows} width={cols}"), Tolerance::EXACT, move || {
+fn input_rows((rows, cols): (usize, usize)) -> Case {
+    Case::new(format!("input rows={rows} width={cols}"), Tolerance::EXACT, move || {
         let mut p = Problem::new(Schedule::one_step(rows));
-        let x = p.given(cols);
+        let x = p.input_rows(cols);
         p.expect_rows(x.id, |token| doubles(x.row(token)));
         p
     })

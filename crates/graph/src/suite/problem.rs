@@ -103,7 +103,7 @@ pub(super) struct Problem {
     ropes: Vec<Rope>,
     layers: Vec<CacheLayer>,
     states: Vec<usize>,
-    given: Option<Matrix>,
+    input_rows: Option<Matrix>,
     expected: Vec<Expected>,
     kept: Vec<Matrix>,
 }
@@ -151,7 +151,7 @@ impl Problem {
             ropes: Vec::new(),
             layers: Vec::new(),
             states: Vec::new(),
-            given: None,
+            input_rows: None,
             expected: Vec::new(),
             kept: Vec::new(),
         }
@@ -258,11 +258,11 @@ impl Problem {
     }
 
     /// The rows that the step brings with it.
-    pub fn given(&mut self, cols: usize) -> Input {
+    pub fn input_rows(&mut self, cols: usize) -> Input {
         let values = self.random.numbers(self.schedule.vocabulary() * cols);
         let rows = Matrix { cols, values };
-        self.given = Some(rows.clone());
-        Input { id: self.graph.given("given", cols), rows }
+        self.input_rows = Some(rows.clone());
+        Input { id: self.graph.input_rows("input_rows", cols), rows }
     }
 
     /// Sets the result, and its rows as a function of the token id.
@@ -393,10 +393,10 @@ impl Problem {
             input.segments.push(self.segment(span, first_row));
             input.tokens.extend(span.rows().iter().map(|&token| token as u32));
             input.positions.extend(span.indices().map(|i| (span.first_position + i) as u32));
-            let given = self.given.iter();
-            input
-                .given
-                .extend(given.flat_map(|rows| span.rows().iter().flat_map(move |&t| rows.row(t))));
+            let input_rows = self.input_rows.iter();
+            input.input_rows.extend(
+                input_rows.flat_map(|rows| span.rows().iter().flat_map(move |&t| rows.row(t))),
+            );
             if let Some(scales) = self.adapter_scales.get(span.sequence) {
                 input.adapter_scales.push(scales.clone());
             }

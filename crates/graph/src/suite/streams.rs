@@ -112,7 +112,7 @@ fn write(rows: usize, (streams, features): (usize, usize), mixes: bool) -> Case 
         let mut p = Problem::new(Schedule::one_step(rows));
         let (all, part, by) = (p.input(streams * features), p.input(features), p.input(streams));
         let mix = mixes.then(|| p.input(streams * streams));
-        let weights = StreamWrite { by: by.id, mix: mix.as_ref().map(|mix| mix.id) };
+        let weights = StreamWrite { weights: by.id, mix: mix.as_ref().map(|mix| mix.id) };
         let out = p.graph.write_streams("out", all.id, part.id, weights);
         p.expect_rows(out, |token| {
             let [all, part, by] = [&all, &part, &by].map(|input| doubles(input.row(token)));

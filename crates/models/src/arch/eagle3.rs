@@ -116,7 +116,7 @@ impl Eagle3 {
     fn draft_input(&self, g: &mut Graph, target: &TargetParts) -> DraftInput {
         let token = g.embed("inp_embd", target.token_table(self.table), self.n_embd, Index::Token);
         let token = g.rms_norm("embd_norm", &self.token_norm, token);
-        let state = g.given("inp_g_embeddings", self.n_embd);
+        let state = g.input_rows("inp_g_embeddings", self.n_embd);
         let normed = g.rms_norm("g_norm", &self.state_norm, state);
         let both = g.concat("concat_embd", token, normed);
         DraftInput { stream: if self.stream_is_normed { normed } else { state }, both }

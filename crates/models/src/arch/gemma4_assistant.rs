@@ -171,7 +171,7 @@ impl Drafter for Gemma4Assistant {
     fn draft(&self, g: &mut Graph, target: &TargetParts) -> ValueId {
         let x = g.embed("inp_embd_target", target.token_table(None), self.width, Index::Token);
         let x = g.scale("inp_scaled", x, (self.width as f32).sqrt());
-        let state = g.given("inp_h", self.width);
+        let state = g.input_rows("inp_h", self.width);
         let both = g.concat("inp_xh", x, state);
         let mut x = g.linear("pre_proj", &self.pre_projection, both);
         for (i, (layer, &at)) in self.layers.iter().zip(&target.cache_layers).enumerate() {
