@@ -282,15 +282,19 @@ async fn a_server_without_its_model_manager_ends_with_the_reason() {
 }
 
 /// An unresponsive server in two roles: a registry that never answers, and a remote server that
-/// starts a response and stalls.
-async fn unresponsive_server() -> std::net::SocketAddr {
+/// starts a response and stalls. Also returns the heads of the requests as they arrive.
+async fn unresponsive_server()
+-> (std::net::SocketAddr, tokio::sync::mpsc::UnboundedReceiver<String>) {
+    let (sender, requests) = tokio::sync::mpsc::unbounded_channel();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
+            let sender = sender.clone();
             tokio::spawn(async move {
                 let mut request = vec![0; 64 << 10];
                 let length = stream.read(&mut request).await.unwrap_or(0);
+                let _ = sender.send(String::from_utf8_lossy(&request[..length]).into_owned());
                 if request[..length].starts_with(b"POST /api/chat") {
                     let line =
                         r#"{"message": {"role": "assistant", "content": "so"}, "done": false}"#;
@@ -301,7 +305,7 @@ async fn unresponsive_server() -> std::net::SocketAddr {
             });
         }
     });
-    address
+    (address, requests)
 }
 
 /// Sends a request; its response ends with the connection.
@@ -323,7 +327,8 @@ async fn rest(mut client: TcpStream) -> String {
 
 #[tokio::test]
 async fn responses_without_a_runner_end_with_a_shutdown_error() {
-    let (models, other) = (tempfile::tempdir().unwrap(), unresponsive_server().await);
+    let models = tempfile::tempdir().unwrap();
+    let (other, mut requests) = unresponsive_server().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let config =
@@ -336,11 +341,10 @@ async fn responses_without_a_runner_end_with_a_shutdown_error() {
         json!({"model": "far", "from": "big", "remote_host": format!("http://{other}/api")});
     let made = rest(ask(address, "/api/create", create).await).await;
     assert!(made.contains(r#"{"status":"success"}"#), "{made}");
-    let pull =
-        |stream| json!({"model": format!("{other}/me/m"), "insecure": true, "stream": stream});
+    let pull = json!({"model": format!("{other}/me/m"), "insecure": true, "stream": true});
     let chat = json!({"model": "far", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "stream": true});
     let cases = [
-        ("/api/pull", pull(true), "pulling manifest", r#"{"error":"the server is shutting down"}"#),
+        ("/api/pull", pull, "pulling manifest", r#"{"error":"the server is shutting down"}"#),
         ("/api/chat", chat.clone(), "so", r#"{"error":"the server is shutting down"}"#),
         (
             "/v1/chat/completions",
@@ -361,9 +365,10 @@ async fn responses_without_a_runner_end_with_a_shutdown_error() {
         }
         asked.push((path, client, ends));
     }
-    let whole = ask(address, "/api/pull", pull(false)).await;
-    // The server must have read the request.
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    let whole = json!({"model": format!("{other}/me/whole"), "insecure": true, "stream": false});
+    let whole = ask(address, "/api/pull", whole).await;
+    // The server has read the request once it asks the registry.
+    while !requests.recv().await.unwrap().contains("/me/whole/") {}
     end.send(()).unwrap();
     for (path, client, ends) in asked {
         let last = rest(client).await;

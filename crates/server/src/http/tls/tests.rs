@@ -64,10 +64,20 @@ impl TestServer {
         TlsConnector::from(Arc::new(config)).connect(name, stream).await
     }
 
-    /// Requests a reload and waits until it is done.
+    /// Requests a reload.
     async fn reload(&self) {
         self.reload.send(()).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+
+    /// Waits until new connections get the certificate.
+    async fn wait_for(&self, certificate: &CertificateDer<'static>) {
+        for _ in 0..600 {
+            if self.connect(certificate).await.is_ok() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        panic!("the server does not present the new certificate");
     }
 }
 
@@ -110,8 +120,8 @@ async fn a_new_certificate_is_used_and_a_broken_one_is_not() {
     let open = server.connect(&first).await.unwrap();
     let second = write_pair(server.folder.path());
     server.reload().await;
-    assert!(server.connect(&first).await.is_err(), "the old certificate is still shown");
-    server.connect(&second).await.unwrap();
+    server.wait_for(&second).await;
+    assert!(server.connect(&first).await.is_err(), "the server presents the old certificate");
     // Open connections continue.
     assert!(ask(open).await.ends_with("Ollama is running"));
     let files = files(server.folder.path());
@@ -119,15 +129,16 @@ async fn a_new_certificate_is_used_and_a_broken_one_is_not() {
     for broken in [&b"nonsense"[..], b"", &good[..good.len() / 2]] {
         std::fs::write(&files.key, broken).unwrap();
         server.reload().await;
+        server.reload().await;
         server.connect(&second).await.unwrap();
     }
     std::fs::remove_file(&files.certificate).unwrap();
     server.reload().await;
+    server.reload().await;
     server.connect(&second).await.unwrap();
     // The server also reloads on its own.
     let third = write_pair(server.folder.path());
-    tokio::time::sleep(RELOAD_INTERVAL + Duration::from_millis(100)).await;
-    server.connect(&third).await.unwrap();
+    server.wait_for(&third).await;
 }
 
 #[tokio::test]

@@ -104,6 +104,18 @@ impl TestServer {
         assert_eq!(answer.header("content-type"), "text/plain; version=0.0.4; charset=utf-8");
         parse(&answer.body)
     }
+
+    /// Waits until the metrics satisfy a condition, and returns them.
+    async fn metrics_when(&self, condition: impl Fn(&Samples) -> bool) -> Samples {
+        for _ in 0..6000 {
+            let samples = self.metrics().await;
+            if condition(&samples) {
+                return samples;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("the metrics do not satisfy the condition: {:?}", self.metrics().await);
+    }
 }
 
 /// Returns the sample with these labels, if there is one.
@@ -172,8 +184,7 @@ async fn a_finished_request_is_counted_at_once_and_its_counts_outlive_its_runner
     assert_eq!(response_count(&first, "/api/chat", "POST", "200"), Some(1.0));
     assert!(cria_value(&first, "puna_kv_pages").is_some());
     server.post("/api/chat", json!({"model": "cria", "messages": [], "keep_alive": 0})).await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    let unloaded = server.metrics().await;
+    let unloaded = server.metrics_when(|metrics| unload_count(metrics, "idle") == Some(1.0)).await;
     assert_eq!(cria_value(&unloaded, "puna_generated_tokens_total"), Some(5.0));
     assert_eq!(cria_value(&unloaded, "puna_kv_pages"), None, "no runner, no gauge");
     assert_eq!(
@@ -212,9 +223,9 @@ async fn crashes_failed_loads_reloads_and_errors_are_counted() {
     body.frame().await.unwrap().unwrap();
     server.fake.crash();
     body.collect().await.unwrap();
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    let crashed = server.metrics().await;
-    assert_eq!(cria_value(&crashed, "puna_runner_crashes_total"), Some(1.0));
+    let has_crashed =
+        |metrics: &Samples| cria_value(metrics, "puna_runner_crashes_total") == Some(1.0);
+    let crashed = server.metrics_when(has_crashed).await;
     assert_eq!(outcome_count(&crashed, "error"), Some(2.0));
     assert_eq!(
         cria_value(&crashed, "puna_generated_tokens_total"),
