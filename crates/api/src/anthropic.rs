@@ -208,13 +208,13 @@ pub struct OutputFormat {
     /// `json_schema`; not in Anthropic's API: `text`, `json_object`, `regex`, `gbnf` and `lark`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Of a `json_schema`: the schema.
+    /// For `json_schema`: the schema.
     #[cfg_attr(feature = "schema", schemars(with = "Map<String, Value>"))]
     pub schema: Value,
-    /// Of a `regex`: the regular expression (Puna's addition).
+    /// For `regex`: the regular expression (Puna's addition).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pattern: Option<String>,
-    /// Of a `gbnf` or `lark`: the grammar (Puna's addition).
+    /// For `gbnf` or `lark`: the grammar (Puna's addition).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grammar: Option<String>,
 }
@@ -227,7 +227,7 @@ pub struct OutputFormat {
 pub struct Usage {
     /// Prompt tokens that were not in the cache.
     pub input_tokens: u64,
-    /// Prompt tokens that were written to the cache at a price; always 0.
+    /// Prompt tokens charged for cache writes; always 0.
     pub cache_creation_input_tokens: u64,
     /// Prompt tokens that were in the cache.
     pub cache_read_input_tokens: u64,
@@ -337,7 +337,7 @@ pub struct Model {
     /// Context length in tokens of a request without options, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_input_tokens: Option<u64>,
-    /// The same under the name that other servers use (Puna's addition).
+    /// `max_input_tokens`, as other servers name it (Puna's addition).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context_length: Option<u64>,
 }

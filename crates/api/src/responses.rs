@@ -21,7 +21,7 @@ pub struct ResponsesRequest {
     pub input: Value,
     /// System prompt.
     pub instructions: Option<String>,
-    /// The stored response that this one continues.
+    /// Id of the stored response to continue.
     pub previous_response_id: Option<String>,
     /// Whether the response is stored so that it can be continued. Default: true.
     pub store: Option<bool>,

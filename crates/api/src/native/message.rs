@@ -107,7 +107,7 @@ pub struct ToolCall {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ToolCallFunction {
-    /// Number of the call in the answer, from 0.
+    /// Index of the call in the answer, from 0.
     pub index: i64,
     /// Name of the function.
     pub name: String,

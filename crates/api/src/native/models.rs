@@ -13,7 +13,7 @@ use crate::json_shape;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ModelDetails {
-    /// The model that this one was created from.
+    /// Name of the parent model.
     pub parent_model: String,
     /// `gguf`.
     pub format: String,
@@ -64,9 +64,9 @@ pub struct RunnerManifest {
 pub struct ModelSummary {
     /// Shortest name with tag.
     pub name: String,
-    /// The same name.
+    /// Equal to `name`.
     pub model: String,
-    /// Of a remote model: its name on the other servers.
+    /// For remote models: the name on the other servers.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub remote_model: String,
     /// Addresses of these servers.
@@ -113,7 +113,7 @@ pub struct DeleteResponse {
 pub struct ShowRequest {
     /// Name of the model.
     pub model: String,
-    /// The same under its old name.
+    /// Older name of `model`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
     /// Return arrays of the file's metadata in full.
@@ -167,7 +167,7 @@ pub struct ShowResponse {
     /// Messages before every conversation.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub messages: Vec<Message>,
-    /// Of a remote model: its name on the other servers.
+    /// For remote models: the name on the other servers.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub remote_model: String,
     /// Addresses of these servers.
@@ -201,7 +201,7 @@ pub struct ShowResponse {
 pub struct RunningModel {
     /// Shortest name with tag.
     pub name: String,
-    /// The same name.
+    /// Equal to `name`.
     pub model: String,
     /// Size in memory in bytes.
     pub size: u64,
@@ -257,7 +257,7 @@ impl<'de> Deserialize<'de> for License {
 pub struct CreateRequest {
     /// Name of the new model.
     pub model: String,
-    /// The same under its old name.
+    /// Older name of `model`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
     /// Stored model to start from.
@@ -293,7 +293,7 @@ pub struct CreateRequest {
     /// Block format to quantize to.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub quantize: String,
-    /// The same under its old name.
+    /// Older name of `quantize`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub quantization: String,
     /// Digest of an uploaded importance matrix for quantization (Puna's addition).
@@ -308,7 +308,7 @@ pub struct CreateRequest {
     /// Version that the model requires.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub requires: String,
-    /// Overrides of facts of the file.
+    /// Values that replace properties of the file.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(deserialize_with = "json_shape::info")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<crate::schema::Info>"))]
@@ -339,7 +339,7 @@ pub struct CopyRequest {
 pub struct DeleteRequest {
     /// Name of the model.
     pub model: String,
-    /// The same under its old name.
+    /// Older name of `model`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
 }
@@ -351,7 +351,7 @@ pub struct DeleteRequest {
 pub struct PullRequest {
     /// Name of the model.
     pub model: String,
-    /// The same under its old name.
+    /// Older name of `model`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
     /// Use plain HTTP.
@@ -398,7 +398,7 @@ pub struct Progress {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct VersionResponse {
-    /// Version of Ollama whose API the server has.
+    /// Version of Ollama's API that the server implements.
     pub version: String,
     /// Version of Puna; absent on other servers.
     #[serde(skip_serializing_if = "String::is_empty")]

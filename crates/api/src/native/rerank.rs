@@ -151,7 +151,7 @@ pub struct RerankResult {
 pub struct RerankUsage {
     /// Tokens of all query–document pairs.
     pub prompt_tokens: u64,
-    /// The same number.
+    /// Equal to `prompt_tokens`.
     pub total_tokens: u64,
     /// Documents that were truncated.
     #[serde(skip_serializing_if = "is_default")]

@@ -16,7 +16,7 @@ pub struct TokenizeRequest {
     /// Text to tokenize; required.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
-    /// The same under llama.cpp's name.
+    /// `text`, as llama.cpp names it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
     /// Add the model's special tokens around the text (the default).

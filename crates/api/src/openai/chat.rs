@@ -23,7 +23,7 @@ pub struct ChatCompletionRequest {
     pub stream_options: Option<StreamOptions>,
     /// Largest number of generated tokens.
     pub max_tokens: Option<i64>,
-    /// The same under its newer name.
+    /// Newer name of `max_tokens`.
     pub max_completion_tokens: Option<i64>,
     /// Seed of sampling.
     pub seed: Option<i64>,
@@ -48,7 +48,7 @@ pub struct ChatCompletionRequest {
     pub parallel_tool_calls: Option<bool>,
     /// Reasoning effort.
     pub reasoning: Option<Reasoning>,
-    /// The same in its older place.
+    /// `reasoning.effort`, in its older place.
     pub reasoning_effort: Option<String>,
     /// Whether the model reasons, as some servers name it.
     pub enable_thinking: Option<bool>,
@@ -100,7 +100,7 @@ pub struct Message {
     pub content: Value,
     /// Reasoning of the model.
     pub reasoning: String,
-    /// The same under the name that other servers use.
+    /// `reasoning`, as other servers name it.
     pub reasoning_content: String,
     /// Why the model refused to answer, instead of the content.
     pub refusal: String,
@@ -121,7 +121,7 @@ pub struct ToolCall {
     /// Id of the call; absent in later pieces of a streamed call.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub id: String,
-    /// Number of the call in the answer.
+    /// Index of the call in the answer.
     pub index: i64,
     /// `function` or `custom`; absent if the id is.
     #[serde(rename = "type", skip_serializing_if = "String::is_empty")]
@@ -154,7 +154,7 @@ pub struct ToolCallFunction {
     /// Name of the function; absent if the call's id is.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Arguments as JSON text, or the next piece of it. An object becomes its text, null an empty
+    /// Arguments as JSON text, or the next part. An object becomes its text, null an empty
     /// text.
     #[serde(deserialize_with = "arguments_text")]
     pub arguments: String,
@@ -213,7 +213,7 @@ pub struct JsonSchema {
     pub name: String,
     /// Purpose of the schema, without effect.
     pub description: Option<String>,
-    /// Schemas are always enforced. `true` also refuses a `oneOf` whose branches overlap.
+    /// Schemas are always enforced. `true` also refuses a `oneOf` with overlapping branches.
     pub strict: Option<bool>,
     /// The schema.
     #[cfg_attr(feature = "schema", schemars(with = "Map<String, Value>"))]
@@ -270,7 +270,7 @@ pub struct ChatCompletion {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schema", schemars(rename = "OpenAiChoice"))]
 pub struct Choice {
-    /// Number of the answer.
+    /// Index of the answer.
     pub index: u32,
     /// The message.
     pub message: AnswerMessage,
@@ -329,7 +329,7 @@ pub struct ChatCompletionChunk {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ChunkChoice {
-    /// Number of the answer.
+    /// Index of the answer.
     pub index: u32,
     /// New content.
     pub delta: Delta,

@@ -53,7 +53,7 @@ pub struct CompletionRequest {
     pub think: Option<Think>,
     /// Reasoning effort, as in chat completions (Puna's addition).
     pub reasoning: Option<Reasoning>,
-    /// The same in its older place; `none` turns reasoning off (Puna's addition).
+    /// `reasoning.effort`, in its older place; `none` turns reasoning off (Puna's addition).
     pub reasoning_effort: Option<String>,
     /// Values added to the logits of tokens, by token id.
     #[cfg_attr(
@@ -127,7 +127,7 @@ pub struct CompletionChoice {
     /// Reasoning before the text; its tokens count like those of the text (Puna's addition).
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reasoning: String,
-    /// Number of the text.
+    /// Index of the completion.
     pub index: u32,
     /// Log-probabilities, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -90,7 +90,7 @@ impl<'de> Deserialize<'de> for EmbeddingData {
 pub struct EmbeddingUsage {
     /// Tokens of all inputs.
     pub prompt_tokens: u64,
-    /// The same number.
+    /// Equal to `prompt_tokens`.
     pub total_tokens: u64,
     /// Inputs that were truncated (Puna's addition).
     #[serde(default, skip_serializing_if = "is_default")]

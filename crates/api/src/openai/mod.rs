@@ -29,7 +29,7 @@ pub struct Usage {
     pub prompt_tokens: u64,
     /// Generated tokens.
     pub completion_tokens: u64,
-    /// Sum of both.
+    /// Prompt and completion tokens.
     pub total_tokens: u64,
     /// Details of the prompt tokens; absent if none was cached.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -79,7 +79,7 @@ pub struct Model {
     /// Context length in tokens of a request without options, if known (Puna's addition).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context_length: Option<u64>,
-    /// The same under vLLM's name (Puna's addition).
+    /// `context_length`, as vLLM names it (Puna's addition).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_model_len: Option<u64>,
     /// Sizes under llama.cpp's names (Puna's addition).

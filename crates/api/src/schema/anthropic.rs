@@ -18,28 +18,28 @@ pub struct AnthropicPart {
     /// `text`, `image`, `document`, `search_result`, `thinking`, `redacted_thinking`, `tool_use`,
     /// `tool_result`, `server_tool_use` or `web_search_tool_result`.
     r#type: String,
-    /// Of a `text`: the text.
+    /// For `text`: the text.
     text: Option<String>,
-    /// Of an `image` or a `document`: its data; of a `search_result`: its source.
+    /// For `image` or a `document`: its data; for `search_result`: its source.
     source: Option<AnthropicOrigin>,
-    /// Of a `document` or a `search_result`: its title for the model.
+    /// For `document` or a `search_result`: its title for the model.
     title: Option<String>,
-    /// Of a `document`: its context for the model.
+    /// For `document`: its context for the model.
     context: Option<String>,
-    /// Of a `thinking`: the reasoning.
+    /// For `thinking`: the reasoning.
     thinking: Option<String>,
-    /// Of a `tool_use`: the id of the call.
+    /// For `tool_use`: the id of the call.
     id: Option<String>,
-    /// Of a `tool_use`: the name of the function.
+    /// For `tool_use`: the name of the function.
     name: Option<String>,
-    /// Of a `tool_use`: the arguments.
+    /// For `tool_use`: the arguments.
     input: Option<Map<String, Value>>,
-    /// Of a `tool_result`: the id of the call.
+    /// For `tool_result`: the id of the call.
     tool_use_id: Option<String>,
-    /// Of a `tool_result`: text, or blocks of type `text`, `image`, `document` or `search_result`;
+    /// For `tool_result`: text, or blocks of type `text`, `image`, `document` or `search_result`;
     /// of a `search_result`: blocks of type `text`.
     content: Option<AnthropicResult>,
-    /// Of a `tool_result`: whether the call failed, which the model reads.
+    /// For `tool_result`: whether the call failed; the model reads it.
     is_error: Option<bool>,
 }
 
@@ -58,17 +58,17 @@ enum AnthropicResult {
 struct AnthropicResultPart {
     /// `text`, `image`, `document` or `search_result`; of a web search `web_search_result`.
     r#type: String,
-    /// Of a `text`: the text.
+    /// For `text`: the text.
     text: Option<String>,
-    /// Of an `image` or a `document`: its data; of a `search_result`: its source.
+    /// For `image` or a `document`: its data; for `search_result`: its source.
     source: Option<AnthropicOrigin>,
     /// Title for the model.
     title: Option<String>,
-    /// Of a `document`: its context for the model.
+    /// For `document`: its context for the model.
     context: Option<String>,
-    /// Of a `search_result`: blocks of type `text`.
+    /// For `search_result`: blocks of type `text`.
     content: Option<Vec<AnthropicSystemPart>>,
-    /// Of a web search: URL of the page.
+    /// For web search results: URL of the page.
     url: Option<String>,
 }
 
@@ -96,13 +96,13 @@ pub struct AnthropicSource {
     /// `base64`; for documents also `text` or `content`; for images also `url` if the server allows
     /// it.
     r#type: String,
-    /// Of a document in base64: `text/plain`, or another text type.
+    /// For documents in base64: `text/plain`, or another text type.
     media_type: Option<String>,
     /// Bytes in base64, or the text.
     data: Option<String>,
     /// URL of the image.
     url: Option<String>,
-    /// Of a `content`: text, or a list of text blocks.
+    /// For `content`: text, or a list of text blocks.
     content: Option<AnthropicSystem>,
 }
 

@@ -160,14 +160,14 @@ enum BoolOrText {
     Text(String),
 }
 
-/// Overrides of facts of a model file.
+/// Values that replace properties of a model file.
 #[derive(JsonSchema)]
 pub struct Info {
     /// Capabilities of the model.
     capabilities: Option<Vec<String>>,
     /// Architecture.
     model_family: Option<String>,
-    /// Name of the model that it was created from.
+    /// Name of the parent model.
     base_name: Option<String>,
     /// Quantization: `Q4_K_M`.
     quantization_level: Option<String>,

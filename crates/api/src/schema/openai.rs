@@ -16,13 +16,13 @@ pub enum OpenAiContent {
 pub struct OpenAiPart {
     /// `text`, `refusal`, `image_url` or `input_audio`.
     r#type: String,
-    /// Of a `text`: the text.
+    /// For `text`: the text.
     text: Option<String>,
-    /// Of a `refusal`: its text.
+    /// For `refusal`: its text.
     refusal: Option<String>,
-    /// Of an `image_url`: the image.
+    /// For `image_url`: the image.
     image_url: Option<OpenAiImage>,
-    /// Of an `input_audio`: the audio data.
+    /// For `input_audio`: the audio data.
     input_audio: Option<OpenAiAudio>,
 }
 

@@ -21,29 +21,29 @@ pub struct ResponsesItem {
     /// the suffix `_output`, `reasoning`, `item_reference`, `additional_tools`; `web_search_call`
     /// and `image_generation_call` have no effect.
     r#type: Option<String>,
-    /// Of an `item_reference`: the id of an item of a stored response.
+    /// For `item_reference`: the id of an item of a stored response.
     id: Option<String>,
-    /// Of a `message`: `system`, `developer`, `user` or `assistant`.
+    /// For `message`: `system`, `developer`, `user` or `assistant`.
     role: Option<String>,
-    /// Of a `message`: text, or a list of parts.
+    /// For `message`: text, or a list of parts.
     content: Option<ResponsesContent>,
-    /// Of a call or its output: the id of the call.
+    /// For calls and outputs: the id of the call.
     call_id: Option<String>,
-    /// Of a `function_call` or a `custom_tool_call`: the name of the function.
+    /// For `function_call` or a `custom_tool_call`: the name of the function.
     name: Option<String>,
-    /// Of a `function_call`: the arguments as JSON text.
+    /// For `function_call`: the arguments as JSON text.
     arguments: Option<String>,
-    /// Of a `custom_tool_call`: the input text.
+    /// For `custom_tool_call`: the input text.
     input: Option<String>,
-    /// Of a `local_shell_call`: `command` and its settings.
+    /// For `local_shell_call`: `command` and its settings.
     action: Option<Map<String, Value>>,
-    /// Of an output: text, or a list of parts.
+    /// For outputs: text, or a list of parts.
     output: Option<ResponsesContent>,
-    /// Of a `reasoning`: the reasoning.
+    /// For `reasoning`: the reasoning.
     summary: Option<Vec<ResponsesSummary>>,
-    /// Of a `reasoning`: the reasoning, if `content` and `summary` have none.
+    /// For `reasoning`: the reasoning, if `content` and `summary` have none.
     encrypted_content: Option<String>,
-    /// Of a call: the namespace of the tool, if it has one.
+    /// For calls: the namespace of the tool, if any.
     namespace: Option<String>,
     /// Of `additional_tools`: further tools.
     tools: Option<Vec<ResponsesTool>>,
@@ -63,15 +63,15 @@ enum ResponsesContent {
 pub struct ResponsesPart {
     /// `input_text`, `output_text`, `text`, `refusal` or `input_image`; `input_file` is refused.
     r#type: String,
-    /// Of a text: the text.
+    /// For text parts: the text.
     text: Option<String>,
-    /// Of a `refusal`: its text.
+    /// For `refusal`: its text.
     refusal: Option<String>,
-    /// Of an `input_image`: `data:image/png;base64,…`.
+    /// For `input_image`: `data:image/png;base64,…`.
     image_url: Option<String>,
 }
 
-/// Part of a reasoning.
+/// Part of the reasoning.
 #[derive(JsonSchema)]
 pub struct ResponsesSummary {
     /// The text.
@@ -92,9 +92,9 @@ pub struct ResponsesTool {
     parameters: Option<Map<String, Value>>,
     /// Passed to the template; `true` also refuses a forced call with overlapping `oneOf` branches.
     strict: Option<bool>,
-    /// Of a `custom`: format of the input text; a grammar becomes part of the description.
+    /// For `custom`: format of the input text; a grammar becomes part of the description.
     format: Option<Map<String, Value>>,
-    /// Of a `namespace`: its functions.
+    /// For `namespace`: its functions.
     tools: Option<Vec<ResponsesFunction>>,
 }
 
@@ -111,7 +111,7 @@ pub struct ResponsesFunction {
     parameters: Option<Map<String, Value>>,
     /// Passed to the template; `true` also refuses a forced call with overlapping `oneOf` branches.
     strict: Option<bool>,
-    /// Of a `custom`: format of the input text.
+    /// For `custom`: format of the input text.
     format: Option<Map<String, Value>>,
 }
 
@@ -124,13 +124,13 @@ pub struct ResponsesFormat {
     name: Option<String>,
     /// Repeated in the response.
     description: Option<String>,
-    /// Of a `json_schema`: the schema.
+    /// For `json_schema`: the schema.
     schema: Option<Map<String, Value>>,
-    /// Repeated in the response. `true` also refuses a `oneOf` whose branches overlap.
+    /// Repeated in the response. `true` also refuses a `oneOf` with overlapping branches.
     strict: Option<bool>,
-    /// Of a `regex`: the expression (Puna's addition).
+    /// For `regex`: the expression (Puna's addition).
     pattern: Option<String>,
-    /// Of a `gbnf` or `lark`: the grammar (Puna's addition).
+    /// For `gbnf` or `lark`: the grammar (Puna's addition).
     grammar: Option<String>,
 }
 
@@ -158,7 +158,7 @@ pub struct Response {
     output: Vec<ResponseItem>,
     /// Token counts.
     usage: Option<ResponseUsage>,
-    /// The response that this one continues.
+    /// Id of the response that this response continues.
     previous_response_id: Option<String>,
     /// Whether the response is stored.
     store: bool,
@@ -174,25 +174,25 @@ pub struct ResponseItem {
     id: String,
     /// `reasoning`, `message`, `function_call`, `custom_tool_call` or `local_shell_call`.
     r#type: String,
-    /// Of a `message`: parts of type `output_text`.
+    /// For `message`: parts of type `output_text`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     content: Option<Vec<Value>>,
-    /// Of a call: the id of the call.
+    /// For calls: the id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     call_id: Option<String>,
-    /// Of a `function_call` or a `custom_tool_call`: the name of the function.
+    /// For `function_call` or a `custom_tool_call`: the name of the function.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     name: Option<String>,
-    /// Of a `function_call`: the arguments as JSON text.
+    /// For `function_call`: the arguments as JSON text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     arguments: Option<String>,
-    /// Of a `custom_tool_call`: the input text.
+    /// For `custom_tool_call`: the input text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     input: Option<String>,
-    /// Of a `local_shell_call`: the command to run.
+    /// For `local_shell_call`: the command to run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     action: Option<Map<String, Value>>,
-    /// Of a `reasoning`: the reasoning.
+    /// For `reasoning`: the reasoning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     summary: Option<Vec<Value>>,
 }
@@ -204,7 +204,7 @@ pub struct ResponseUsage {
     input_tokens: u64,
     /// Generated tokens.
     output_tokens: u64,
-    /// Sum of both.
+    /// Input and output tokens.
     total_tokens: u64,
     /// `cached_tokens`.
     input_tokens_details: Map<String, Value>,
@@ -223,7 +223,7 @@ pub struct ResponseUsage {
 pub struct ResponseEvent {
     /// `response.created`, `response.output_text.delta`, `response.completed`, `response.failed` …
     r#type: String,
-    /// Number of the event, from 0.
+    /// Index of the event, from 0.
     sequence_number: u64,
     /// Schema keywords that the answer violates (Puna's addition); in the last event.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -26,46 +26,46 @@ pub(crate) fn all() -> Vec<Operation> {
 
 fn generation() -> Vec<Operation> {
     vec![
-        Operation::post("/api/generate", "generate", "Continue a prompt")
-            .description("Without a prompt the model is only loaded, or with `keep_alive` 0 unloaded.")
+        Operation::post("/api/generate", "generate", "Generate a completion")
+            .description("A request without a prompt only loads the model; with `keep_alive` 0 it unloads it.")
             .json::<native::GenerateRequest>(
                 &["model"],
                 r#"{"model": "cria", "prompt": "Why is the sky blue?", "options": {"num_predict": 20}}"#,
             )
             .response(
                 200,
-                "Pieces of text, one a line; with `stream` false one object.",
+                "The completion in chunks, one JSON object per line; with `stream: false` one object.",
                 &[ResponseBody::Lines(schema_of::<native::GenerateResponse>), ResponseBody::Json(schema_of::<native::GenerateResponse>)],
             )
             .loads_model(),
-        Operation::post("/api/chat", "chat", "Answer a conversation")
-            .description("Without messages the model is only loaded, or with `keep_alive` 0 unloaded.")
+        Operation::post("/api/chat", "chat", "Generate a chat completion")
+            .description("A request without messages only loads the model; with `keep_alive` 0 it unloads it.")
             .json::<native::ChatRequest>(
                 &["model"],
                 r#"{"model": "cria", "messages": [{"role": "user", "content": "Hello!"}], "options": {"num_predict": 20}}"#,
             )
             .response(
                 200,
-                "Pieces of a message, one a line; with `stream` false one object.",
+                "The message in chunks, one JSON object per line; with `stream: false` one object.",
                 &[ResponseBody::Lines(schema_of::<native::ChatResponse>), ResponseBody::Json(schema_of::<native::ChatResponse>)],
             )
             .loads_model(),
-        Operation::post("/api/embed", "embed", "Texts to vectors")
-            .description("Vectors have norm 1. Without a text the model is only loaded.")
+        Operation::post("/api/embed", "embed", "Generate embeddings")
+            .description("Embeddings have norm 1. A request without input only loads the model.")
             .json::<native::EmbedRequest>(&["model"], r#"{"model": "minilm", "input": ["one", "two"]}"#)
-            .object::<native::EmbedResponse>("A vector for each text.")
+            .object::<native::EmbedResponse>("One embedding per text.")
             .loads_model(),
-        Operation::post("/api/embeddings", "embeddings", "A text to its vector, in the older form")
-            .description("The vector is as the model's pooling gives it.")
+        Operation::post("/api/embeddings", "embeddings", "Generate an embedding (older API)")
+            .description("The embedding is not normalized.")
             .json::<native::EmbeddingsRequest>(&["model"], r#"{"model": "minilm", "prompt": "one"}"#)
-            .object::<native::EmbeddingsResponse>("The vector.")
+            .object::<native::EmbeddingsResponse>("The embedding.")
             .loads_model(),
-        Operation::post("/api/tokenize", "tokenize", "A text to its tokens")
+        Operation::post("/api/tokenize", "tokenize", "Tokenize a text")
             .additive()
             .json::<native::TokenizeRequest>(&["model"], r#"{"model": "cria", "text": "Hello!"}"#)
             .object::<native::TokenizeResponse>("The tokens.")
             .loads_model(),
-        Operation::post("/api/detokenize", "detokenize", "Tokens to their text")
+        Operation::post("/api/detokenize", "detokenize", "Detokenize tokens")
             .additive()
             .json::<native::DetokenizeRequest>(&["model"], r#"{"model": "cria", "tokens": [1, 2, 3]}"#)
             .object::<native::DetokenizeResponse>("The text.")
@@ -88,119 +88,122 @@ fn library() -> Vec<Operation> {
         ResponseBody::Json(schema_of::<native::Progress>),
     ];
     vec![
-        Operation::get("/", "root", "Whether the server is there").response(
+        Operation::get("/", "root", "Check that the server runs").response(
             200,
             "`Ollama is running`",
             &[ResponseBody::Text("text/plain")],
         ),
-        Operation::get("/api/version", "version", "Versions").object::<native::VersionResponse>("Versions."),
-        Operation::get("/api/tags", "tags", "What is stored")
-            .object::<native::ListResponse>("The stored models, the newest first.")
+        Operation::get("/api/version", "version", "Show versions").object::<native::VersionResponse>("The versions."),
+        Operation::get("/api/tags", "tags", "List stored models")
+            .object::<native::ListResponse>("The stored models, newest first.")
             .errors(&[500]),
-        Operation::post("/api/show", "show", "About a stored model")
+        Operation::post("/api/show", "show", "Show details of a model")
             .json::<native::ShowRequest>(&[], r#"{"model": "cria"}"#)
-            .object::<native::ShowResponse>("What is known of the model.")
+            .object::<native::ShowResponse>("The details.")
             .errors(&[403, 404, 500]),
-        Operation::get("/api/ps", "ps", "What is loaded")
-            .object::<native::ProcessResponse>("The models in memory, the one that stays longest first."),
-        Operation::post("/api/create", "create", "Make a model")
-            .description("From a stored model (`from`) or from files that were uploaded to `/api/blobs/…` before.")
+        Operation::get("/api/ps", "ps", "List loaded models")
+            .object::<native::ProcessResponse>("The loaded models; the one that expires last is first."),
+        Operation::post("/api/create", "create", "Create a model")
+            .description("The source is a stored model (`from`) or files uploaded to `/api/blobs/{digest}` (`files`).")
             .json::<native::CreateRequest>(
                 &[],
                 r#"{"model": "polite", "from": "cria", "system": "Be polite."}"#,
             )
             .response(
                 200,
-                "What is being done, one line a step; with `stream` false the last of them.",
+                "Progress, one JSON object per line; with `stream: false` only the last object.",
                 &progress,
             )
             .errors(&[404, 500]),
-        Operation::post("/api/copy", "copy", "Give a model a further name")
+        Operation::post("/api/copy", "copy", "Copy a model to another name")
             .json::<native::CopyRequest>(
                 &["source", "destination"],
                 r#"{"source": "cria", "destination": "me/cria:v2"}"#,
             )
-            .response(200, "Done.", &[ResponseBody::Nothing])
+            .response(200, "The model was copied.", &[ResponseBody::Nothing])
             .errors(&[404, 500]),
-        Operation::delete("/api/delete", "delete", "Remove a model")
+        Operation::delete("/api/delete", "delete", "Delete a model")
             .json::<native::DeleteRequest>(&[], r#"{"model": "me/cria:v2"}"#)
             .response(
                 200,
-                "Done. Nothing is said, unless the space was not freed: then why, in `warning` of an object.",
+                "The model was deleted. The body is empty, or an object with a `warning` if its space was not freed.",
                 &[ResponseBody::Nothing],
             )
             .errors(&[404, 500]),
-        Operation::post("/api/pull", "pull", "Fetch a model from a registry")
+        Operation::post("/api/pull", "pull", "Pull a model from a registry")
             .json::<native::PullRequest>(&[], r#"{"model": "smollm2:135m"}"#)
-            .response(200, "Progress, one line at a time; with `stream` false the last of them.", &progress)
+            .response(200, "Progress, one JSON object per line; with `stream: false` only the last object.", &progress)
             .errors(&[403, 404, 500]),
-        Operation::post("/api/push", "push", "Send a model to a registry")
+        Operation::post("/api/push", "push", "Push a model to a registry")
             .json::<native::PullRequest>(&[], r#"{"model": "me/cria:v2"}"#)
-            .response(200, "Progress, one line at a time; with `stream` false the last of them.", &progress)
+            .response(200, "Progress, one JSON object per line; with `stream: false` only the last object.", &progress)
             .errors(&[403, 404, 500]),
-        Operation::post("/api/verify", "verify", "Compare stored models with their digests")
+        Operation::post("/api/verify", "verify", "Verify stored models against their digests")
             .description(
-                "Damaged parts are told in lines of their own; if any are left in the end, that is an error.",
+                "Each damaged file has a progress line. The last line is an error if damaged files remain.",
             )
             .json::<native::VerifyRequest>(&[], r#"{"model": "cria"}"#)
-            .response(200, "Progress, one line at a time; with `stream` false the last of them.", &progress)
+            .response(200, "Progress, one JSON object per line; with `stream: false` only the last object.", &progress)
             .errors(&[404, 500]),
-        Operation::post("/api/prune", "prune", "Remove what no model uses")
+        Operation::post("/api/prune", "prune", "Delete files that no model uses")
             .json::<native::PruneRequest>(&[], r#"{"dry_run": true}"#)
-            .object::<native::PruneResponse>("What was removed, or would be.")
+            .object::<native::PruneResponse>("The deleted files, or with `dry_run` those that would be deleted.")
             .errors(&[500]),
-        Operation::get("/api/downloads", "downloads", "Pulls that are not finished")
-            .object::<native::DownloadsResponse>("Those that go on and those that were interrupted.")
+        Operation::get("/api/downloads", "downloads", "List unfinished pulls")
+            .object::<native::DownloadsResponse>("The running and the interrupted pulls.")
             .errors(&[500]),
-        digest(Operation::new("HEAD", "/api/blobs/{digest}", "has_blob", "Whether a file was uploaded"))
-            .response(200, "It is there.", &[ResponseBody::Nothing])
+        digest(Operation::new("HEAD", "/api/blobs/{digest}", "has_blob", "Check whether a blob exists"))
+            .response(200, "The blob exists.", &[ResponseBody::Nothing])
             .errors(&[400, 404]),
-        digest(Operation::post("/api/blobs/{digest}", "upload_blob", "Upload a file"))
+        digest(Operation::post("/api/blobs/{digest}", "upload_blob", "Upload a blob"))
             .body(RequestBody::Bytes)
-            .response(200, "It was there already.", &[ResponseBody::Nothing])
-            .response(201, "It is stored.", &[ResponseBody::Nothing])
+            .response(200, "The blob existed before.", &[ResponseBody::Nothing])
+            .response(201, "The blob is stored.", &[ResponseBody::Nothing])
             .errors(&[500]),
     ]
 }
 
 fn cloud() -> Vec<Operation> {
-    let offline = "Nothing here ever goes out to ollama.com.";
+    let offline = "Puna never connects to ollama.com.";
     vec![
-        Operation::get("/api/status", "cloud_status", "Whether ollama.com is used")
-            .description("It is not.")
-            .object::<Cloud>("It is not."),
-        Operation::post("/api/me", "me", "The account at ollama.com")
+        Operation::get("/api/status", "cloud_status", "Show whether cloud features are enabled")
+            .object::<Cloud>("They are disabled."),
+        Operation::post("/api/me", "me", "Show the account at ollama.com")
             .description(offline)
             .refused(501),
-        Operation::post("/api/signout", "signout", "Leave ollama.com")
+        Operation::post("/api/signout", "signout", "Sign out of ollama.com")
             .description(offline)
             .refused(501),
         Operation::delete(
             "/api/user/keys/{key}",
             "delete_user_key",
-            "Leave ollama.com, in the older form",
+            "Sign out of ollama.com (older API)",
         )
         .description(offline)
-        .parameter("path", "key", "The key.", r#"{"type": "string", "minLength": 1}"#)
+        .parameter("path", "key", "Public key.", r#"{"type": "string", "minLength": 1}"#)
         .refused(501),
         Operation::post(
             "/api/experimental/web_search",
             "web_search",
-            "Search the web by ollama.com",
+            "Search the web through ollama.com",
         )
         .description(offline)
         .json::<WebSearch>(&[], r#"{"query": "weather"}"#)
         .refused(403),
-        Operation::post("/api/experimental/web_fetch", "web_fetch", "Fetch a page by ollama.com")
-            .description(offline)
-            .json::<WebFetch>(&[], r#"{"url": "https://example.com"}"#)
-            .refused(403),
+        Operation::post(
+            "/api/experimental/web_fetch",
+            "web_fetch",
+            "Fetch a web page through ollama.com",
+        )
+        .description(offline)
+        .json::<WebFetch>(&[], r#"{"url": "https://example.com"}"#)
+        .refused(403),
         Operation::get(
             "/api/experimental/model-recommendations",
             "recommendations",
-            "Recommended models",
+            "List recommended models",
         )
-        .object::<Recommendations>("None."),
+        .object::<Recommendations>("An empty list."),
     ]
 }
 
@@ -209,12 +212,12 @@ fn openai() -> Vec<Operation> {
         operation.parameter(
             "path",
             "id",
-            "The response's id.",
+            "Id of the response.",
             r#"{"type": "string", "minLength": 1}"#,
         )
     };
     let version = |operation: Operation| {
-        let about = "Where it is there, the answer has Anthropic's form.";
+        let about = "With this header the response has Anthropic's format.";
         operation.parameter(
             "header",
             "anthropic-version",
@@ -223,73 +226,73 @@ fn openai() -> Vec<Operation> {
         )
     };
     vec![
-        Operation::post("/v1/chat/completions", "chat_completions", "Answer a conversation")
+        Operation::post("/v1/chat/completions", "chat_completions", "Generate a chat completion")
             .json::<openai::ChatCompletionRequest>(
                 &["model", "messages"],
                 r#"{"model": "cria", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 20, "stream": true}"#,
             )
-            .response(200, "The answer; with `stream` its pieces, and at the end `[DONE]`.", &[
+            .response(200, "The completion; with `stream` its chunks as events, and `[DONE]` at the end.", &[
                 ResponseBody::Json(schema_of::<openai::ChatCompletion>),
                 ResponseBody::Events(schema_of::<openai::ChatCompletionChunk>),
             ])
             .loads_model(),
-        Operation::post("/v1/completions", "completions", "Answer a prompt, or several")
+        Operation::post("/v1/completions", "completions", "Generate completions of one or several prompts")
             .json::<openai::CompletionRequest>(
                 &["model"],
                 r#"{"model": "cria", "prompt": "Hello!", "max_tokens": 20, "stream": true}"#,
             )
-            .response(200, "The answer; with `stream` its pieces, and at the end `[DONE]`.", &[
+            .response(200, "The completion; with `stream` its chunks as events, and `[DONE]` at the end.", &[
                 ResponseBody::Json(schema_of::<openai::Completion>),
                 ResponseBody::Events(schema_of::<openai::CompletionChunk>),
             ])
             .loads_model(),
-        Operation::post("/v1/embeddings", "openai_embeddings", "Texts to vectors")
+        Operation::post("/v1/embeddings", "openai_embeddings", "Generate embeddings")
             .json::<openai::EmbedRequest>(&["model", "input"], r#"{"model": "minilm", "input": ["one", "two"]}"#)
-            .object::<openai::EmbeddingList>("A vector for each text.")
+            .object::<openai::EmbeddingList>("One embedding per text.")
             .loads_model(),
-        Operation::post("/v1/responses", "create_response", "Answer items, and keep the answer")
+        Operation::post("/v1/responses", "create_response", "Generate a response and store it")
             .json::<responses::ResponsesRequest>(
                 &["model"],
                 r#"{"model": "cria", "input": "Hello!", "max_output_tokens": 20, "stream": true}"#,
             )
-            .response(200, "The response; with `stream` its events.", &[
+            .response(200, "The response, or with `stream` its events.", &[
                 ResponseBody::Json(schema_of::<Response>),
                 ResponseBody::Events(schema_of::<ResponseEvent>),
             ])
             .loads_model(),
-        Operation::post("/v1/responses/input_tokens", "count_response", "Count the tokens of a prompt")
-            .description("Of the very prompt that the model would get.")
+        Operation::post("/v1/responses/input_tokens", "count_response", "Count the prompt tokens of a request")
+            .description("Counts the tokens of the rendered prompt, with the template and the tools.")
             .json::<responses::ResponsesRequest>(&["model"], r#"{"model": "cria", "input": "Hello!"}"#)
-            .object::<CountedResponse>("Their number.")
+            .object::<CountedResponse>("The number of tokens.")
             .loads_model(),
-        id(Operation::get("/v1/responses/{id}", "get_response", "A response that was kept"))
+        id(Operation::get("/v1/responses/{id}", "get_response", "Get a stored response"))
             .response(
                 200,
-                "The response; with `stream` the events that told of it.",
+                "The response, or with `stream` its events.",
                 &[ResponseBody::Json(schema_of::<Response>), ResponseBody::Events(schema_of::<ResponseEvent>)],
             )
-            .parameter("query", "stream", "Tell the events of its stream again.", r#"{"type": "boolean"}"#)
-            .parameter("query", "starting_after", "With `stream`, only events behind that of this `sequence_number`.", r#"{"type": "integer", "minimum": 0}"#)
+            .parameter("query", "stream", "Repeat the events of the response's stream.", r#"{"type": "boolean"}"#)
+            .parameter("query", "starting_after", "With `stream`: only events after this `sequence_number`.", r#"{"type": "integer", "minimum": 0}"#)
             .errors(&[400, 404]),
-        id(Operation::delete("/v1/responses/{id}", "delete_response", "Forget a response"))
-            .object::<DeletedResponse>("It is forgotten.")
+        id(Operation::delete("/v1/responses/{id}", "delete_response", "Delete a stored response"))
+            .object::<DeletedResponse>("The response was deleted.")
             .errors(&[404]),
-        Operation::post("/v1/audio/transcriptions", "transcriptions", "Sound to text")
-            .description("No model here takes sound so far: a complete request is refused with 400.")
+        Operation::post("/v1/audio/transcriptions", "transcriptions", "Transcribe audio")
+            .description("Puna accepts no audio input: a complete request is refused with status 400.")
             .body(RequestBody::Form(&[
-                ("file", true, "The sound."),
-                ("model", true, "The model's name."), ("response_format", false, "`text` or `json`."), ("language", false, "The language that is spoken."), ("prompt", false, "What was said before."),
+                ("file", true, "Audio file."),
+                ("model", true, "Name of the model."), ("response_format", false, "`text` or `json`."), ("language", false, "Language of the audio."), ("prompt", false, "Text before the audio."),
             ]))
             .refused(400)
             .errors(&[403, 404, 500]),
-        version(Operation::get("/v1/models", "models", "What is stored"))
-            .parameter("query", "limit", "Models on a page of Anthropic's form; 20 unless given.", r#"{"type": "integer", "minimum": 1, "maximum": 1000}"#)
-            .parameter("query", "after_id", "Of Anthropic's form: the page begins behind this model.", r#"{"type": "string"}"#)
-            .parameter("query", "before_id", "Of Anthropic's form: the page ends before this model.", r#"{"type": "string"}"#)
-            .object::<AnyModelList>("The stored models, the newest first.")
+        version(Operation::get("/v1/models", "models", "List stored models"))
+            .parameter("query", "limit", "Anthropic's format: models per page. Default: 20.", r#"{"type": "integer", "minimum": 1, "maximum": 1000}"#)
+            .parameter("query", "after_id", "Anthropic's format: the page starts after this model.", r#"{"type": "string"}"#)
+            .parameter("query", "before_id", "Anthropic's format: the page ends before this model.", r#"{"type": "string"}"#)
+            .object::<AnyModelList>("The stored models, newest first.")
             .errors(&[400, 500]),
-        version(Operation::get("/v1/models/{*model}", "model", "About a stored model"))
-            .parameter("path", "model", "Its name; slashes stay as they are.", r#"{"type": "string", "minLength": 1, "examples": ["cria"]}"#)
+        version(Operation::get("/v1/models/{*model}", "model", "Get a stored model"))
+            .parameter("path", "model", "Name of the model; slashes are not escaped.", r#"{"type": "string", "minLength": 1, "examples": ["cria"]}"#)
             .object::<AnyModel>("The model.")
             .errors(&[400, 403, 404, 500]),
     ]
@@ -297,23 +300,23 @@ fn openai() -> Vec<Operation> {
 
 fn anthropic() -> Vec<Operation> {
     vec![
-        Operation::post("/v1/messages", "messages", "Answer a conversation")
+        Operation::post("/v1/messages", "messages", "Generate a message")
             .json::<anthropic::MessagesRequest>(
                 &["model", "max_tokens", "messages"],
                 r#"{"model": "cria", "max_tokens": 20, "messages": [{"role": "user", "content": "Hello!"}], "stream": true}"#,
             )
-            .response(200, "The message; with `stream` its events.", &[
+            .response(200, "The message, or with `stream` its events.", &[
                 ResponseBody::Json(schema_of::<anthropic::MessagesResponse>),
                 ResponseBody::Events(schema_of::<MessageEvent>),
             ])
             .loads_model(),
-        Operation::post("/v1/messages/count_tokens", "count_tokens", "Count the tokens of a prompt")
-            .description("Of the very prompt that the model would get.")
+        Operation::post("/v1/messages/count_tokens", "count_tokens", "Count the prompt tokens of a request")
+            .description("Counts the tokens of the rendered prompt, with the template and the tools.")
             .json::<anthropic::MessagesRequest>(
                 &["model", "messages"],
                 r#"{"model": "cria", "messages": [{"role": "user", "content": "Hello!"}]}"#,
             )
-            .object::<anthropic::CountResponse>("Their number.")
+            .object::<anthropic::CountResponse>("The number of tokens.")
             .loads_model(),
     ]
 }
@@ -327,13 +330,13 @@ fn ranking() -> Vec<Operation> {
         ("/v2/rerank", "rerank_v2"),
     ];
     let one = |(path, id)| {
-        Operation::post(path, id, "Documents in the order of how well they answer a query")
+        Operation::post(path, id, "Rank documents by relevance to a query")
             .additive()
             .json::<native::RerankRequest>(
                 &["model", "query", "documents"],
                 r#"{"model": "reranker", "query": "What is a panda?", "documents": ["A bear.", "A car."]}"#,
             )
-            .object::<native::RerankResponse>("Documents with their scores, the best first.")
+            .object::<native::RerankResponse>("Documents with their scores, best first.")
             .loads_model()
     };
     names.map(one).into()
@@ -341,26 +344,26 @@ fn ranking() -> Vec<Operation> {
 
 fn puna() -> Vec<Operation> {
     vec![
-        Operation::get("/health", "health", "Whether requests are taken")
+        Operation::get("/health", "health", "Check that the server accepts requests")
             .additive()
-            .object::<Health>("They are."),
-        Operation::get("/metrics", "metrics", "Figures for Prometheus").additive().response(
+            .object::<Health>("The server accepts requests."),
+        Operation::get("/metrics", "metrics", "Get metrics for Prometheus").additive().response(
             200,
-            "Figures.",
+            "The metrics.",
             &[ResponseBody::Text("text/plain")],
         ),
-        Operation::get("/openapi.json", "openapi", "This document")
+        Operation::get("/openapi.json", "openapi", "Get this document")
             .additive()
             .response(
                 200,
                 "This document.",
                 &[ResponseBody::Json(|_| schemars::json_schema!({"type": "object"}))],
             )
-            .response(304, "It is the one that `If-None-Match` names.", &[ResponseBody::Nothing]),
-        Operation::get("/docs", "docs", "This document to read, and to try")
+            .response(304, "The content matches `If-None-Match`.", &[ResponseBody::Nothing]),
+        Operation::get("/docs", "docs", "Show this document as a page")
             .additive()
-            .response(200, "A page.", &[ResponseBody::Text("text/html")])
-            .response(304, "It is the one that `If-None-Match` names.", &[ResponseBody::Nothing]),
+            .response(200, "The page.", &[ResponseBody::Text("text/html")])
+            .response(304, "The content matches `If-None-Match`.", &[ResponseBody::Nothing]),
     ]
 }
 

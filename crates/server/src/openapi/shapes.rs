@@ -1,5 +1,4 @@
-//! Schemas of JSON that the server reads or writes without a type of its own, or that has two
-//! variants.
+//! Schemas of JSON without a type in the server, or with two variants.
 
 #![allow(dead_code, reason = "these types only describe JSON and have no values")]
 
@@ -13,21 +12,21 @@ pub(super) struct Health {
     status: String,
 }
 
-/// What is known of ollama.com: nothing.
+/// State of the cloud features, which Puna lacks.
 #[derive(JsonSchema)]
 pub(super) struct Cloud {
     /// `disabled` and `source`.
     cloud: serde_json::Map<String, serde_json::Value>,
 }
 
-/// Models that are worth having.
+/// Recommended models.
 #[derive(JsonSchema)]
 pub(super) struct Recommendations {
-    /// None.
+    /// Always empty.
     recommendations: Vec<serde_json::Value>,
 }
 
-/// Models in the form that the request's headers ask for.
+/// Models in the format that the request's headers select.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
@@ -36,7 +35,7 @@ pub(super) enum AnyModelList {
     Anthropic(anthropic::ModelList),
 }
 
-/// A model in the form that the request's headers ask for.
+/// A model in the format that the request's headers select.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
@@ -45,7 +44,7 @@ pub(super) enum AnyModel {
     Anthropic(anthropic::Model),
 }
 
-/// Tokens of a response that was not asked for yet.
+/// Number of prompt tokens of a request.
 #[derive(JsonSchema)]
 pub(super) struct CountedResponse {
     /// `response.input_tokens`.
@@ -54,7 +53,7 @@ pub(super) struct CountedResponse {
     input_tokens: u64,
 }
 
-/// What was deleted.
+/// A deleted response.
 #[derive(JsonSchema)]
 pub(super) struct DeletedResponse {
     /// `resp_…`.
@@ -65,7 +64,7 @@ pub(super) struct DeletedResponse {
     deleted: bool,
 }
 
-/// Errors of a route that speaks two dialects.
+/// Error of a route of two dialects.
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
@@ -74,10 +73,10 @@ pub(super) enum AnyError {
     Anthropic(anthropic::ErrorBody),
 }
 
-/// What the web is to be searched for.
+/// Web search; refused.
 #[derive(JsonSchema)]
 pub(super) struct WebSearch {}
 
-/// What is to be fetched from the web.
+/// Fetch of a web page; refused.
 #[derive(JsonSchema)]
 pub(super) struct WebFetch {}
