@@ -172,6 +172,14 @@ impl Store {
         is_whole.then_some(NewBlob { digest: *digest, size, is_new: false })
     }
 
+    /// Parses the digest of an uploaded file, which must be in the store, and pins it.
+    pub(crate) fn pin_uploaded_blob(&self, digest: &str) -> Result<Digest, StoreError> {
+        let digest: Digest = digest.parse()?;
+        self.pin(&digest);
+        self.touch_blob(&digest);
+        if self.has_blob(&digest) { Ok(digest) } else { Err(StoreError::BlobMissing(digest)) }
+    }
+
     /// Marks a blob as used now.
     pub(crate) fn touch_blob(&self, digest: &Digest) {
         files::touch(&self.own_blob_path(digest));

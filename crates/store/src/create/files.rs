@@ -9,8 +9,8 @@ use std::sync::Arc;
 use puna_convert::{CONVERTING_STATUS, ConvertError, FolderFile, convert, convert_adapter};
 use puna_gguf::{Gguf, GgufError, View, escape_for_message};
 
-use super::request::{FileTemplate, Progress, ProgressThrottle};
-use super::{ProgressFn, pin_uploaded_blob, split};
+use super::request::{FileTemplate, Progress, ProgressFn, ProgressThrottle};
+use super::split;
 use crate::blobs::NewBlob;
 use crate::digest::Digest;
 use crate::error::StoreError;
@@ -69,7 +69,7 @@ impl UploadedFiles {
             return Ok(Self { gguf: files, folder: Vec::new() });
         }
         for (_, digest) in &files {
-            let path = store.blob_path(&pin_uploaded_blob(store, digest)?);
+            let path = store.blob_path(&store.pin_uploaded_blob(digest)?);
             let mut magic = [0; 4];
             let read = File::open(&path).and_then(|mut file| file.read(&mut magic));
             read.map_err(|e| StoreError::io("read", &path, &e))?;
@@ -88,7 +88,7 @@ impl UploadedFiles {
         let mut models: Vec<String> = groups.into_keys().map(|(prefix, _)| prefix).collect();
         models.extend((!self.folder.is_empty()).then(|| "a folder of safetensors".to_owned()));
         for (name, digest) in single {
-            let Ok(digest) = pin_uploaded_blob(store, digest) else { continue };
+            let Ok(digest) = store.pin_uploaded_blob(digest) else { continue };
             let Ok(facts) = store.facts(&digest, &store.blob_path(&digest)) else { continue };
             if media_type(&facts) == media::MODEL {
                 models.push(escape_for_message(name));
@@ -106,7 +106,7 @@ impl UploadedFiles {
             return Ok(None);
         };
         let bytes = read_limited(
-            &store.blob_path(&pin_uploaded_blob(store, digest)?),
+            &store.blob_path(&store.pin_uploaded_blob(digest)?),
             MAX_SENTENCE_CONFIG_BYTES,
         )?;
         let config: serde_json::Value = serde_json::from_slice(&bytes)
@@ -146,7 +146,7 @@ fn gguf_layer(
 ) -> Result<FileLayer, StoreError> {
     let (name, digest) = file;
     progress(Progress::status("parsing GGUF"));
-    let digest = pin_uploaded_blob(store, digest)?;
+    let digest = store.pin_uploaded_blob(digest)?;
     let path = store.blob_path(&digest);
     let facts = match store.facts(&digest, &path) {
         Err(StoreError::GgufFile {
@@ -190,7 +190,7 @@ fn converted_layer(
     let file = |(name, digest): &(String, String)| -> Result<FolderFile, StoreError> {
         Ok(FolderFile {
             name: name.clone(),
-            path: store.blob_path(&pin_uploaded_blob(store, digest)?),
+            path: store.blob_path(&store.pin_uploaded_blob(digest)?),
         })
     };
     let files = files.iter().map(file).collect::<Result<Vec<_>, _>>()?;
@@ -233,7 +233,7 @@ pub(super) fn adapter_layers(
         let inside = files.iter().filter(|(name, _)| dir(name) == folder && !is_gguf(name));
         let file = |(name, digest): (&String, &String)| -> Result<FolderFile, StoreError> {
             let name = name.rsplit('/').next().unwrap_or(name).to_owned();
-            Ok(FolderFile { name, path: store.blob_path(&pin_uploaded_blob(store, digest)?) })
+            Ok(FolderFile { name, path: store.blob_path(&store.pin_uploaded_blob(digest)?) })
         };
         let inside = inside.map(file).collect::<Result<Vec<_>, _>>()?;
         let mut blob = store.blob_writer()?;
@@ -315,7 +315,7 @@ pub(super) fn quantize_type(name: &str, has_imatrix: bool) -> Result<FileType, S
 
 /// The importance matrix that a request names.
 pub(super) fn imatrix(store: &Store, digest: &str) -> Result<Imatrix, StoreError> {
-    Imatrix::open(&store.blob_path(&pin_uploaded_blob(store, digest)?))
+    Imatrix::open(&store.blob_path(&store.pin_uploaded_blob(digest)?))
 }
 
 /// Quantizes the layer of a model, whose weights must be unquantized. `None` if it already has the

@@ -15,7 +15,7 @@ pub use files::check_quantize_type;
 pub use local::{LocalFile, LocalPlan, plan_local};
 pub use request::{
     CheckDraft, CheckModel, CheckTemplate, CreateHooks, CreateRequest, DetectTemplate,
-    FileTemplate, NamedTemplate, Progress,
+    FileTemplate, NamedTemplate, Progress, ProgressFn,
 };
 
 use crate::builtin;
@@ -31,9 +31,6 @@ use crate::remote::Remote;
 use crate::requantize::Imatrix;
 use crate::store::Store;
 use files::{FileLayer, UploadedFiles};
-
-/// Receives progress messages.
-pub type ProgressFn<'a> = &'a mut dyn FnMut(Progress);
 
 impl Store {
     /// Creates or replaces a model. If an error occurs before the first progress message, nothing
@@ -77,7 +74,7 @@ impl Store {
         // Read the small importance matrix before the large weights.
         let imatrix =
             request.imatrix.as_deref().map(|digest| files::imatrix(self, digest)).transpose()?;
-        let remote = check::remote(request)?;
+        let remote = request.remote()?;
         match (remote, request.from.as_deref().filter(|from| !from.is_empty())) {
             (Some(Remote { host, model }), _) => {
                 builder.config =
@@ -445,12 +442,4 @@ impl ModelBuilder {
         self.layers.push(PendingLayer { layer, is_new: blob.is_new, status: None });
         Ok(())
     }
-}
-
-/// Parses the digest of an uploaded file, which must be in the store, and pins it.
-fn pin_uploaded_blob(store: &Store, digest: &str) -> Result<Digest, StoreError> {
-    let digest: Digest = digest.parse()?;
-    store.pin(&digest);
-    store.touch_blob(&digest);
-    if store.has_blob(&digest) { Ok(digest) } else { Err(StoreError::BlobMissing(digest)) }
 }
