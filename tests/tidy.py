@@ -29,7 +29,7 @@ BANNED_TYPES = set("""
 # Bounds of the structure.
 MAX_CIRCLE = 2
 # Sizes of the larger circles that are left. A crate may lose some and gain none.
-KNOWN_CIRCLES = {"store": [10]}
+KNOWN_CIRCLES = {"store": [6]}
 MAX_COMMENT_COLUMNS = 100
 MAX_SENTENCE_WORDS = 30
 

@@ -19,6 +19,7 @@ use crate::modelfile::{Instruction, Modelfile, params};
 use crate::name::ModelName;
 use crate::remote::Remote;
 use crate::store::Store;
+use crate::summary::Details;
 
 /// Where the weights are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,20 +75,6 @@ pub struct Model {
     pub facts: Arc<Facts>,
     /// Facts of the projectors' files.
     pub projector_facts: Vec<Arc<Facts>>,
-}
-
-/// The `details` of a model in API responses.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[allow(missing_docs)] // the fields of the answer
-pub struct Details {
-    pub parent_model: String,
-    pub format: String,
-    pub family: String,
-    pub families: Option<Vec<String>>,
-    pub parameter_size: String,
-    pub quantization_level: String,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub runner: String,
 }
 
 impl Store {

@@ -15,7 +15,7 @@ use crate::error::StoreError;
 use crate::facts::Facts;
 use crate::files;
 use crate::fingerprint::FileFingerprint;
-use crate::listing::ListCache;
+use crate::list_cache::ListCache;
 use crate::manifest::{Layer, Manifest, media};
 use crate::name::ModelName;
 use crate::name_files::{NameFile, NameFolder, NameScan, is_shadow};
