@@ -136,7 +136,7 @@ impl Store {
         let template = manifest.last(media::TEMPLATE).or(manifest.last(media::PROMPT));
         let projector_facts = manifest
             .all(media::PROJECTOR)
-            .map(|layer| self.facts(&layer.digest, &self.layer_path(layer)?))
+            .map(|layer| self.facts.read(&layer.digest, &self.layer_path(layer)?))
             .collect::<Result<_, _>>()?;
         Ok(Model {
             name: entry.name.clone(),
@@ -243,7 +243,7 @@ impl LayerReader<'_> {
         // A link points to a file with its own name, which identifies the parts of a split model.
         let is_link = path.symlink_metadata().is_ok_and(|meta| meta.is_symlink());
         let path = if is_link { path.canonicalize().unwrap_or(path) } else { path };
-        let facts = self.store.facts(&layer.digest, &path)?;
+        let facts = self.store.facts.read(&layer.digest, &path)?;
         Ok((Weights::File(path), facts))
     }
 }

@@ -89,7 +89,7 @@ impl UploadedFiles {
         models.extend((!self.folder.is_empty()).then(|| "a folder of safetensors".to_owned()));
         for (name, digest) in single {
             let Ok(digest) = store.pin_uploaded_blob(digest) else { continue };
-            let Ok(facts) = store.facts(&digest, &store.blob_path(&digest)) else { continue };
+            let Ok(facts) = store.facts.read(&digest, &store.blob_path(&digest)) else { continue };
             if media_type(&facts) == media::MODEL {
                 models.push(escape_for_message(name));
             }
@@ -148,7 +148,7 @@ fn gguf_layer(
     progress(Progress::status("parsing GGUF"));
     let digest = store.pin_uploaded_blob(digest)?;
     let path = store.blob_path(&digest);
-    let facts = match store.facts(&digest, &path) {
+    let facts = match store.facts.read(&digest, &path) {
         Err(StoreError::GgufFile {
             error: error @ (GgufError::BadMagic { .. } | GgufError::TruncatedHeader { .. }),
             ..
@@ -245,7 +245,7 @@ pub(super) fn adapter_layers(
 
 /// The layer of a GGUF file that was written here.
 fn new_layer(store: &Store, blob: &NewBlob) -> Result<FileLayer, StoreError> {
-    let facts = store.facts(&blob.digest, &store.blob_path(&blob.digest))?;
+    let facts = store.facts.read(&blob.digest, &store.blob_path(&blob.digest))?;
     let layer = Layer::new(media_type(&facts), blob.digest, blob.size);
     Ok(FileLayer { layer, is_new: blob.is_new, facts })
 }
@@ -277,7 +277,7 @@ pub(super) fn check_adapter(
     adapter: &Layer,
     model: &Layer,
 ) -> Result<(), StoreError> {
-    let facts = store.facts(&adapter.digest, &store.layer_path(adapter)?)?;
+    let facts = store.facts.read(&adapter.digest, &store.layer_path(adapter)?)?;
     if facts.is_control_vector() {
         return Ok(());
     }
@@ -328,7 +328,7 @@ pub(super) fn quantized_layer(
     progress: ProgressFn<'_>,
 ) -> Result<Option<FileLayer>, StoreError> {
     let path = store.layer_path(layer)?;
-    let facts = store.facts(&layer.digest, &path)?;
+    let facts = store.facts.read(&layer.digest, &path)?;
     if !matches!(facts.file_type.as_str(), "F32" | "F16" | "BF16") {
         return Err(StoreError::QuantizeSource);
     }

@@ -56,7 +56,7 @@ impl Store {
             request.files.iter().flatten().chain(&request.adapters).chain(&request.draft_files);
         let files = files.map(|(_, digest)| digest).chain(&request.imatrix);
         let files = files.filter_map(|digest| digest.parse().ok());
-        self.unpin(
+        self.pins.unpin(
             files.chain(builder.pinned).chain(builder.layers.iter().map(|l| l.layer.digest)),
         );
         made
@@ -119,7 +119,7 @@ impl Store {
         };
         progress(Progress::status("writing manifest"));
         self.write_manifest(&name, &manifest.to_bytes(), hooks.keep_unused)
-            .inspect_err(|_| self.unpin([blob.digest]))?;
+            .inspect_err(|_| self.pins.unpin([blob.digest]))?;
         progress(Progress::status("success"));
         Ok(())
     }
@@ -373,7 +373,7 @@ impl ModelBuilder {
         let Some(model) = self.layers.iter().find(|l| l.layer.media_type == media::MODEL) else {
             return Ok(());
         };
-        let facts = store.facts(&model.layer.digest, &store.layer_path(&model.layer)?)?;
+        let facts = store.facts.read(&model.layer.digest, &store.layer_path(&model.layer)?)?;
         let Some((name, stop)) = builtin::of_architecture(&facts.architecture) else {
             return Ok(());
         };
@@ -396,7 +396,7 @@ impl ModelBuilder {
         for PendingLayer { layer, .. } in
             self.layers.iter().filter(|l| l.layer.media_type == media::MODEL)
         {
-            let facts = store.facts(&layer.digest, &store.layer_path(layer)?)?;
+            let facts = store.facts.read(&layer.digest, &store.layer_path(layer)?)?;
             families.push(facts.architecture.clone());
             model = Some(facts);
         }
