@@ -28,8 +28,6 @@ BANNED_TYPES = set("""
 """.split())
 # Bounds of the structure.
 MAX_CIRCLE = 2
-# Sizes of the larger circles that are left. A crate may lose some and gain none.
-KNOWN_CIRCLES = {"mirror": [3, 6, 7], "store": [5, 10]}
 MAX_COMMENT_COLUMNS = 100
 MAX_SENTENCE_WORDS = 30
 
@@ -182,11 +180,7 @@ def check_circles(say):
     for folder in sorted((ROOT / "crates").iterdir()):
         if (folder / "src").is_dir():
             crate = Crate(folder)
-            circles = sorted(crate.circles(), key=len)
-            known = KNOWN_CIRCLES.get(folder.name, [])
-            if len(circles) <= len(known) and all(len(c) <= k for c, k in zip(circles[::-1], known[::-1])):
-                continue
-            for circle in circles:
+            for circle in sorted(crate.circles(), key=len):
                 names = ", ".join(str(f.relative_to(crate.source)) for f in circle)
                 say(circle[0], 0, f"a circle of {len(circle)} files: {names}")
 

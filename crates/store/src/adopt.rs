@@ -66,7 +66,7 @@ impl Store {
             AdoptMethod::Share => false,
             AdoptMethod::Symlink => self.link_blob_file(&blob, |to| symlink_file(&path, to))?,
         };
-        self.pin(digest);
+        self.pins.pin(digest);
         if done {
             self.note_stored_blob(digest);
         }
@@ -80,7 +80,7 @@ impl Store {
     /// # Errors
     /// The store cannot be read or written.
     pub fn undo_adopt(&self, digest: &Digest) -> Result<(), StoreError> {
-        self.unpin([*digest]);
+        self.pins.unpin([*digest]);
         let _lock = self.lock()?;
         match self.referenced_blobs()? {
             Ok(used) if !used.contains(digest) => {

@@ -29,7 +29,7 @@ impl Store {
                 .get(&path)
                 .copied();
             let look = move || (path.is_file() && !is_ignored(&path, ignored)).then_some(path);
-            self.query_read_only_dir(folder, look).flatten()
+            self.unresponsive.query(folder, look).flatten()
         };
         self.read_only_dirs().iter().find_map(is_there).unwrap_or(own)
     }
@@ -93,7 +93,7 @@ impl Store {
     pub fn add_manifest(&self, text: &[u8]) -> Result<Digest, StoreError> {
         let digest = Digest::of(text);
         let own = self.own_blob_path(&digest);
-        self.pin(&digest);
+        self.pins.pin(&digest);
         if fs::read(&own).is_ok_and(|bytes| bytes == text) {
             self.touch_blob(&digest);
             return Ok(digest);
@@ -172,6 +172,14 @@ impl Store {
         is_whole.then_some(NewBlob { digest: *digest, size, is_new: false })
     }
 
+    /// Parses the digest of an uploaded file, which must be in the store, and pins it.
+    pub(crate) fn pin_uploaded_blob(&self, digest: &str) -> Result<Digest, StoreError> {
+        let digest: Digest = digest.parse()?;
+        self.pins.pin(&digest);
+        self.touch_blob(&digest);
+        if self.has_blob(&digest) { Ok(digest) } else { Err(StoreError::BlobMissing(digest)) }
+    }
+
     /// Marks a blob as used now.
     pub(crate) fn touch_blob(&self, digest: &Digest) {
         files::touch(&self.own_blob_path(digest));
@@ -241,7 +249,7 @@ impl BlobWriter<'_> {
         if let Some(blob) = self.store.reuse_blob(&digest, self.size) {
             return Ok(blob);
         }
-        self.store.pin(&digest);
+        self.store.pins.pin(&digest);
         self.store.note_stored_blob(&digest);
         let persisted = self.temp.persist(&self.store.own_blob_path(&digest));
         persisted.inspect_err(|_| self.store.forget_stored_blobs([digest]))?;

@@ -10,12 +10,10 @@ use serde_json::{Map, Value};
 
 use crate::digest::Digest;
 use crate::entry::{Entry, ModelLocation};
-use crate::error::StoreError;
 use crate::gojson;
 use crate::manifest::{Config, Layer, Manifest, media};
 use crate::modelfile::{Instruction, Modelfile, parse_parameter};
 use crate::name::ModelName;
-use crate::store::Store;
 
 /// Name of the embedded model.
 pub const CRIA: &str = "cria";
@@ -147,12 +145,9 @@ pub(crate) fn blob(digest: &Digest) -> Option<Vec<u8>> {
     })
 }
 
-/// Writes the embedded model's blobs into a store, for models made from it.
-pub(crate) fn store_blobs(store: &Store) -> Result<(), StoreError> {
-    for layer in embedded_model().manifest.blobs() {
-        store.add_blob(&blob(&layer.digest).expect("one of its own"))?;
-    }
-    Ok(())
+/// The contents of all blobs of the embedded model.
+pub(crate) fn blobs() -> impl Iterator<Item = Vec<u8>> {
+    embedded_model().manifest.blobs().filter_map(|layer| blob(&layer.digest))
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! Metadata of a GGUF file that listings and requests need.
 
+use std::collections::HashMap;
 use std::path::Path;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use puna_gguf::{Gguf, Metadata};
 
 use crate::digest::Digest;
 use crate::error::StoreError;
-use crate::store::Store;
 
 /// Facts of a model file.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -34,6 +34,25 @@ pub struct Facts {
     pub audio: bool,
     /// The Jinja chat template.
     pub chat_template: Option<String>,
+}
+
+/// Facts of model files, by the digest of their blob.
+#[derive(Default)]
+pub(crate) struct FactsCache(Mutex<HashMap<Digest, Arc<Facts>>>);
+
+impl FactsCache {
+    /// The facts of a blob's file. The file is read once.
+    pub(crate) fn read(&self, digest: &Digest, path: &Path) -> Result<Arc<Facts>, StoreError> {
+        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(facts) = lock().get(digest) {
+            return Ok(facts.clone());
+        }
+        let gguf = Gguf::open(path)
+            .map_err(|error| StoreError::GgufFile { file: path.display().to_string(), error })?;
+        let facts = Arc::new(Facts::of(&gguf));
+        lock().insert(*digest, facts.clone());
+        Ok(facts)
+    }
 }
 
 impl Facts {
@@ -169,21 +188,6 @@ pub fn parameter_size(count: u64) -> String {
         1_000_000.. => scaled(1_000_000, 2, 'M'),
         1_000.. => scaled(1_000, 0, 'K'),
         _ => count.to_string(),
-    }
-}
-
-impl Store {
-    /// The facts of a blob's file. The file is read once.
-    pub(crate) fn facts(&self, digest: &Digest, path: &Path) -> Result<Arc<Facts>, StoreError> {
-        let lock = || self.facts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(facts) = lock().get(digest) {
-            return Ok(facts.clone());
-        }
-        let gguf = Gguf::open(path)
-            .map_err(|error| StoreError::GgufFile { file: path.display().to_string(), error })?;
-        let facts = Arc::new(Facts::of(&gguf));
-        lock().insert(*digest, facts.clone());
-        Ok(facts)
     }
 }
 

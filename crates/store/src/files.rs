@@ -348,6 +348,13 @@ mod faults {
     }
 }
 
+/// Whether a process holds the lock of a file.
+pub(crate) fn is_locked(path: &Path) -> bool {
+    let held = |file: File| matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+    // Opening a pipe would block until its other end is opened.
+    path.is_file() && File::open(path).is_ok_and(held)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -383,7 +390,7 @@ mod tests {
         assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
         assert!(read_limited(&path, 10).unwrap_err().to_string().contains("not a regular file"));
         assert!(lock_file(&path).unwrap_err().to_string().contains("not a regular file"));
-        assert!(!crate::transfer::is_locked(&path));
+        assert!(!is_locked(&path));
     }
 
     #[test]

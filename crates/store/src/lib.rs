@@ -45,6 +45,7 @@ mod fingerprint;
 mod gojson;
 mod home_dir;
 mod list_cache;
+mod list_cache_format;
 mod listing;
 mod lock_holder;
 mod manifest;
@@ -90,11 +91,11 @@ pub use files::{
 };
 pub use fingerprint::{FileFingerprint, same_file};
 pub use home_dir::{account_home_dir, home_dir};
-pub use listing::Listing;
+pub use list_cache::Listing;
 pub use lock_holder::LockHolder;
 pub use manifest::{Config, Layer, Manifest, media};
 pub use manifest_list::{Child, ManifestDocument, ManifestList};
-pub use model::{Details, Model, Weights};
+pub use model::{Model, Weights};
 pub use modelfile::{
     ExpectedInput, Instruction, LineProblem, Modelfile, ModelfileError, check_ranges,
     format_parameters, parse_parameter,
@@ -113,7 +114,7 @@ pub use requantize::{
     requantize, requantize_part, unmatched_tensors, write_imatrix,
 };
 pub use store::{DeleteOutcome, Store, default_root};
-pub use summary::Summary;
+pub use summary::{Details, Summary};
 pub use transfer::{BlobLock, PartialBlob, PartialPath};
 pub use trash::RestoreOutcome;
 pub use uploads::UploadNote;

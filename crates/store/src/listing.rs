@@ -8,75 +8,27 @@
 //! Read-only folders are scanned at the same time as the own folder, [with a
 //! timeout](crate::unresponsive_dirs).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use crate::digest::Digest;
 use crate::embedded;
-use crate::entry::{Entry, ModelLocation, entry_of};
+use crate::entry::{Entry, ModelLocation};
 use crate::error::StoreError;
-use crate::files::{TEMP_DIR, create_dir, read_limited, write_atomic};
+use crate::files::{TEMP_DIR, create_dir, write_atomic};
 use crate::fingerprint::FileFingerprint;
-use crate::list_cache;
+use crate::list_cache::{CachedLists, LastListing, Listing};
 use crate::manifest_index::{IndexScan, IndexedDir};
-use crate::name_files::{NameFolder, is_shadow};
+use crate::name_files::NameFolder;
 use crate::store::Store;
 use crate::summary::Summary;
 use crate::unresponsive_dirs::{DirQuery, READ_ONLY_DIR_TIMEOUT};
 
 /// Folder and file of the list cache, in the folder of temporary files.
 const CACHE_FILE: [&str; 2] = ["lists", "index"];
-/// Least number of new items for which the cache is written.
-const MIN_NEW_ITEMS: usize = 32;
-/// Largest size of the cache file in bytes.
-const MAX_CACHE_BYTES: u64 = 256 << 20;
-/// Version of the cache file. Increase the number when the details of a model change their meaning
-/// or format.
-const CACHE_VERSION: &str = concat!("lists 5 of ", env!("CARGO_PKG_VERSION"));
-
-/// Cache of listings, in memory.
-#[derive(Default)]
-pub(crate) struct ListCache(Mutex<CachedLists>);
-
-#[derive(Default)]
-struct CachedLists {
-    /// Indexed folders of names, by path.
-    dirs: HashMap<PathBuf, IndexedDir>,
-    summaries: HashMap<Digest, Arc<Summary>>,
-    /// Whether the cache file has been read.
-    is_read: bool,
-    /// Number of items that are not in the cache file yet.
-    new: usize,
-    /// The last listing, if the store has no read-only folders.
-    last: Option<LastListing>,
-}
-
-/// A listing with the fingerprints that it depends on, beyond those of the folders of names.
-#[derive(Clone)]
-struct LastListing {
-    listing: Arc<Listing>,
-    /// Blobs of the manifests in manifest lists, with their fingerprints.
-    children: Vec<(PathBuf, Option<FileFingerprint>)>,
-}
-
-impl LastListing {
-    fn is_unchanged(&self) -> bool {
-        self.children.iter().all(|(path, fingerprint)| FileFingerprint::at(path) == *fingerprint)
-    }
-}
-
-/// All models, and errors.
-#[derive(Debug, Default)]
-pub struct Listing {
-    /// Models, newest first.
-    pub entries: Vec<Entry>,
-    /// Errors of skipped files, and of read-only folders that do not answer.
-    pub errors: Vec<StoreError>,
-}
-
 /// Scans of both folders of names.
 type NameDirScans = Result<[IndexScan; 2], StoreError>;
 /// An unfinished scan of a read-only folder.
@@ -89,78 +41,6 @@ fn scan_name_dirs(root: &Path, before: [IndexedDir; 2]) -> NameDirScans {
         IndexScan::scan(root, NameFolder::ManifestsV2, linked)?,
         IndexScan::scan(root, NameFolder::Manifests, plain)?,
     ])
-}
-
-impl ListCache {
-    fn lock(&self) -> MutexGuard<'_, CachedLists> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl CachedLists {
-    /// Reads the cache file once. A missing or invalid file counts as empty.
-    fn load(&mut self, path: &Path) {
-        if std::mem::replace(&mut self.is_read, true) {
-            return;
-        }
-        let bytes = read_limited(path, MAX_CACHE_BYTES).unwrap_or_default();
-        let Some((dirs, summaries)) = list_cache::decode(CACHE_VERSION, &bytes) else { return };
-        self.dirs = dirs.into_iter().collect();
-        let summaries = summaries.into_iter();
-        self.summaries = summaries.map(|(digest, summary)| (digest, Arc::new(summary))).collect();
-    }
-
-    /// Takes the indexes of the folders of names of the store at `root`.
-    fn take(&mut self, root: &Path) -> [IndexedDir; 2] {
-        NameFolder::ALL.map(|folder| self.dirs.remove(&folder.at(root)).unwrap_or_default())
-    }
-
-    /// Stores the new indexes of a location. Returns its models sorted by name, and errors about
-    /// invalid files.
-    fn add_scan(
-        &mut self,
-        location: &ModelLocation,
-        root: &Path,
-        scan: [IndexScan; 2],
-        runner: Option<&str>,
-    ) -> (Vec<Entry>, Vec<StoreError>) {
-        let (mut entries, mut broken, mut linked) = (Vec::new(), Vec::new(), HashSet::new());
-        for (folder, scan) in NameFolder::ALL.into_iter().zip(scan) {
-            let mut plain = HashSet::new();
-            self.new += scan.read_count;
-            self.dirs.insert(folder.at(root), scan.index);
-            let mut models = scan.models;
-            // Of two spellings of a host, the usual one counts, as in `NameFile::all_of`.
-            models.sort_by_cached_key(|(file, _)| file.path != file.folder.path(root, &file.name));
-            for (file, named) in models {
-                match folder {
-                    NameFolder::ManifestsV2 if !linked.insert(file.name.clone()) => continue,
-                    NameFolder::ManifestsV2 => {}
-                    // The anchor of a name in the other folder, or a name that is no model.
-                    NameFolder::Manifests
-                        if linked.contains(&file.name) || is_shadow(&file.name) =>
-                    {
-                        continue;
-                    }
-                    NameFolder::Manifests if !plain.insert(file.name.clone()) => continue,
-                    NameFolder::Manifests => {}
-                }
-                match named.and_then(|named| entry_of(root, &file, named, location.clone(), runner))
-                {
-                    Ok(entry) => entries.push(entry),
-                    Err(error) => broken.push(error),
-                }
-            }
-            broken.extend(scan.foreign);
-        }
-        entries.sort_by(|a, b| a.name.cmp(&b.name));
-        (entries, broken)
-    }
-
-    #[cfg(test)]
-    fn manifests(&self) -> usize {
-        self.dirs.values().map(IndexedDir::manifests).sum()
-    }
 }
 
 impl Store {
@@ -345,22 +225,14 @@ impl Store {
             remote_model: model.config.remote_model,
             remote_host: model.config.remote_host,
         });
-        let mut cache = self.list_cache.lock();
-        cache.summaries.insert(entry.shown_digest(), summary.clone());
-        cache.new += 1;
+        self.list_cache.lock().add_summary(entry.shown_digest(), summary.clone());
         Ok(summary)
     }
 
     /// Writes the cache file if enough is new. Write errors are ignored.
     pub fn save_list_cache(&self) {
         let mut cache = self.list_cache.lock();
-        if cache.new < MIN_NEW_ITEMS {
-            return;
-        }
-        cache.new = 0;
-        let dirs = cache.dirs.iter().map(|(path, folder)| (path.as_path(), folder));
-        let summaries = cache.summaries.iter().map(|(digest, summary)| (digest, summary.as_ref()));
-        let bytes = list_cache::encode(CACHE_VERSION, dirs, summaries);
+        let Some(bytes) = cache.encode_if_due() else { return };
         drop(cache);
         let path = self.list_cache_path();
         let written = path.parent().map_or(Ok(()), create_dir);
@@ -376,11 +248,13 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
     use std::fs;
     use std::time::Duration;
 
     use super::*;
     use crate::entry::read_entry;
+    use crate::list_cache::MIN_NEW_ITEMS;
     use crate::name_files::NameFile;
     use crate::unresponsive_dirs::tests::hung;
     use crate::{Layer, Manifest, ModelName, media};

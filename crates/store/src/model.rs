@@ -19,6 +19,7 @@ use crate::modelfile::{Instruction, Modelfile, params};
 use crate::name::ModelName;
 use crate::remote::Remote;
 use crate::store::Store;
+use crate::summary::Details;
 
 /// Where the weights are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,20 +75,6 @@ pub struct Model {
     pub facts: Arc<Facts>,
     /// Facts of the projectors' files.
     pub projector_facts: Vec<Arc<Facts>>,
-}
-
-/// The `details` of a model in API responses.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[allow(missing_docs)] // the fields of the answer
-pub struct Details {
-    pub parent_model: String,
-    pub format: String,
-    pub family: String,
-    pub families: Option<Vec<String>>,
-    pub parameter_size: String,
-    pub quantization_level: String,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub runner: String,
 }
 
 impl Store {
@@ -149,7 +136,7 @@ impl Store {
         let template = manifest.last(media::TEMPLATE).or(manifest.last(media::PROMPT));
         let projector_facts = manifest
             .all(media::PROJECTOR)
-            .map(|layer| self.facts(&layer.digest, &self.layer_path(layer)?))
+            .map(|layer| self.facts.read(&layer.digest, &self.layer_path(layer)?))
             .collect::<Result<_, _>>()?;
         Ok(Model {
             name: entry.name.clone(),
@@ -256,7 +243,7 @@ impl LayerReader<'_> {
         // A link points to a file with its own name, which identifies the parts of a split model.
         let is_link = path.symlink_metadata().is_ok_and(|meta| meta.is_symlink());
         let path = if is_link { path.canonicalize().unwrap_or(path) } else { path };
-        let facts = self.store.facts(&layer.digest, &path)?;
+        let facts = self.store.facts.read(&layer.digest, &path)?;
         Ok((Weights::File(path), facts))
     }
 }

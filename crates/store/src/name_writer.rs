@@ -84,7 +84,7 @@ impl Store {
         let all: Vec<Digest> =
             new_blobs.iter().copied().chain(manifests).chain([new.digest]).collect();
         self.forget_stored_blobs(all.iter().copied());
-        self.unpin(all);
+        self.pins.unpin(all);
         if keep_unused {
             // Loaded models may still read these blobs. Garbage collection removes them later.
             self.note_removal(&needed)?;

@@ -10,10 +10,10 @@ use std::time::{Duration, SystemTime};
 
 use crate::digest::Digest;
 use crate::error::StoreError;
-use crate::files::{self, TEMP_DIR};
+use crate::files::{self, TEMP_DIR, is_locked};
 use crate::pulls::UnfinishedPull;
 use crate::store::Store;
-use crate::transfer::{HASH_STATE_SUFFIX, is_locked};
+use crate::transfer::HASH_STATE_SUFFIX;
 use crate::trash::{TRASH_RETENTION, TrashBatch};
 use crate::uploads::UPLOAD_SUFFIX;
 use crate::verify::DISPLACED_SUFFIX;
@@ -139,7 +139,7 @@ impl Store {
         if !options.dry_run {
             rename_old_blobs(&blobs);
         }
-        let (oldest_work_age, trash) = (self.oldest_work_age(), TrashBatch::new(self));
+        let (oldest_work_age, trash) = (self.pins.oldest_work_age(), TrashBatch::new(self));
         let mut pruner = Pruner { store: self, options, scope, oldest_work_age, trash, pruned };
         pruner.run(&blobs, &referenced)?;
         if !options.dry_run {
@@ -247,7 +247,8 @@ impl Pruner<'_> {
                     if used.contains(&digest) {
                         continue;
                     }
-                    let in_use = running.contains(&digest) || self.store.is_pinned_by_work(&digest);
+                    let in_use =
+                        running.contains(&digest) || self.store.pins.is_pinned_by_work(&digest);
                     let usual = if halted.contains(&digest) { PARTIAL_GRACE } else { GRACE };
                     let Some(usual) = self.scope.grace_of_blob(&digest, usual) else { continue };
                     let grace = self.grace(usual);

@@ -97,8 +97,8 @@ impl Store {
             Err(error) => return Ok(Some(error)),
         };
         // The same rule as in [`Store::prune`].
-        let needed = self.oldest_other_work_age().map(|since| GRACE.saturating_add(since));
-        let (pins, mut is_done) = (self.pins(), true);
+        let needed = self.pins.oldest_other_work_age().map(|since| GRACE.saturating_add(since));
+        let (pins, mut is_done) = (self.pins.lock(), true);
         for digest in candidates {
             if referenced.contains(digest) {
                 continue;

@@ -5,21 +5,21 @@ use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use crate::anchor::without_anchors;
 use crate::digest::Digest;
 use crate::embedded;
 use crate::entry::{Entry, ModelLocation, child_text, read_entry, read_manifest_blob};
 use crate::error::StoreError;
-use crate::facts::Facts;
+use crate::facts::FactsCache;
 use crate::files;
 use crate::fingerprint::FileFingerprint;
-use crate::listing::ListCache;
+use crate::list_cache::ListCache;
 use crate::manifest::{Layer, Manifest, media};
 use crate::name::ModelName;
 use crate::name_files::{NameFile, NameFolder, NameScan, is_shadow};
-use crate::pins::Pins;
+use crate::pins::{Pins, WorkGuard};
 use crate::unresponsive_dirs::UnresponsiveDirs;
 
 /// A folder of models, and optional read-only folders. Read operations write nothing and create no
@@ -30,7 +30,7 @@ pub struct Store {
     read_only_dirs: Vec<PathBuf>,
     /// The runner whose manifest is preferred in a manifest list.
     runner: Option<String>,
-    pub(crate) pins: Arc<Mutex<Pins>>,
+    pub(crate) pins: Pins,
     /// Messages that were logged already.
     reported: Mutex<HashSet<String>>,
     /// Damaged blob files in read-only folders, which the store treats as absent. A file counts
@@ -40,8 +40,7 @@ pub struct Store {
     pub(crate) list_cache: ListCache,
     /// Read-only folders that did not answer the last query.
     pub(crate) unresponsive: UnresponsiveDirs,
-    /// Facts of model files, by the digest of their blob.
-    pub(crate) facts: Mutex<HashMap<Digest, Arc<Facts>>>,
+    pub(crate) facts: FactsCache,
 }
 
 /// Largest number of messages in [`Store::is_first_report`]'s memory.
@@ -82,19 +81,19 @@ impl Store {
                 Ok(_) => {}
             }
         }
-        let (read_only_dirs, pins, ignored_blobs) = (Vec::new(), Arc::default(), Mutex::default());
+        let (read_only_dirs, ignored_blobs) = (Vec::new(), Mutex::default());
         let (reported, list_cache, unresponsive) =
             (Mutex::default(), ListCache::default(), UnresponsiveDirs::default());
         Ok(Self {
+            pins: Pins::new(root.join(files::TEMP_DIR)),
             root,
             read_only_dirs,
             runner: None,
-            pins,
             reported,
             ignored_blobs,
             list_cache,
             unresponsive,
-            facts: Mutex::default(),
+            facts: FactsCache::default(),
         })
     }
 
@@ -159,9 +158,9 @@ impl Store {
         for folder in self.read_only_dirs() {
             let (wanted, root, runner) = (name.clone(), folder.clone(), self.runner.clone());
             let location = ModelLocation::ReadOnly(folder.clone());
-            let found = self.query_read_only_dir(folder, move || {
-                find_at(&root, &wanted, &location, runner.as_deref())
-            });
+            let found = self
+                .unresponsive
+                .query(folder, move || find_at(&root, &wanted, &location, runner.as_deref()));
             if let Some(entry) = found.transpose()?.flatten() {
                 return Ok(Some(entry));
             }
@@ -242,12 +241,14 @@ impl Store {
         loop {
             let entry = self.get_for(name, runner)?;
             if entry.is_embedded() {
-                embedded::store_blobs(self)?;
+                for bytes in embedded::blobs() {
+                    self.add_blob(&bytes)?;
+                }
             }
-            entry.manifest.blobs().for_each(|layer| self.pin(&layer.digest));
+            entry.manifest.blobs().for_each(|layer| self.pins.pin(&layer.digest));
             let missing = entry.manifest.blobs().find_map(|layer| self.layer_path(layer).err());
             let Some(missing) = missing else { return Ok(entry) };
-            self.unpin(entry.manifest.blobs().map(|layer| layer.digest));
+            self.pins.unpin(entry.manifest.blobs().map(|layer| layer.digest));
             if self.get(name)?.digest == entry.digest {
                 return Err(missing.for_model(&entry.name));
             }
@@ -307,7 +308,7 @@ impl Store {
                 .and_then(|text| self.write_manifest(&self.spelling(target)?, &text, false)),
             _ => self.copy_pinned(&source, target),
         };
-        self.unpin(source.manifest.blobs().map(|layer| layer.digest));
+        self.pins.unpin(source.manifest.blobs().map(|layer| layer.digest));
         copied
     }
 
@@ -352,6 +353,12 @@ impl Store {
             }
         }
         self.write_manifest(&target, &bytes, false)
+    }
+
+    /// Begins work on a model. Several works may pin the same blob: blobs that one of them unpins
+    /// stay until all have ended.
+    pub fn begin_work(&self) -> WorkGuard {
+        self.pins.begin_work()
     }
 
     /// Locks the folder against other writers, also in other processes. Dropping the file releases

@@ -1,6 +1,18 @@
 //! Details of a model in a listing.
 
-use crate::model::Details;
+/// The `details` of a model in API responses.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[allow(missing_docs)] // the fields of the answer
+pub struct Details {
+    pub parent_model: String,
+    pub format: String,
+    pub family: String,
+    pub families: Option<Vec<String>>,
+    pub parameter_size: String,
+    pub quantization_level: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub runner: String,
+}
 
 /// Details of a model in a listing, beyond those of its manifest.
 #[derive(Debug, Clone, PartialEq)]

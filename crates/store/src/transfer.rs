@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::digest::Digest;
 use crate::entry::Entry;
 use crate::error::StoreError;
-use crate::files::{self, TempFile, sync_dir};
+use crate::files::{self, TempFile, is_locked, sync_dir};
 use crate::lock_holder::LockHolder;
 use crate::manifest::Layer;
 use crate::name::ModelName;
@@ -210,7 +210,7 @@ impl Store {
             .open(&partial.data)
             .and_then(|file| file.sync_all())
             .map_err(|e| fail(&e))?;
-        self.pin(digest);
+        self.pins.pin(digest);
         self.note_stored_blob(digest);
         files::create_dir(&self.root().join("blobs"))?;
         fs::rename(&partial.data, &target).map_err(|e| fail(&e))?;
@@ -228,7 +228,7 @@ impl Store {
         if !is_there() {
             return false;
         }
-        self.pin(digest);
+        self.pins.pin(digest);
         self.touch_blob(digest);
         // The blob may have been removed before it was pinned.
         is_there()
@@ -236,7 +236,7 @@ impl Store {
 
     /// Unpins blobs whose manifest will not be stored.
     pub fn unpin_blobs(&self, digests: impl IntoIterator<Item = Digest>) {
-        self.unpin(digests);
+        self.pins.unpin(digests);
     }
 
     /// Takes the lock for the primary download of a blob. `None` if another process holds it.
@@ -391,7 +391,7 @@ impl Store {
         }
         let target = self.blob_path(digest);
         files::create_dir(&self.root().join("blobs"))?;
-        self.pin(digest);
+        self.pins.pin(digest);
         self.note_stored_blob(digest);
         if files::fault_point().and_then(|()| fs::hard_link(path, &target)).is_err() {
             let mut file = File::open(path).map_err(|e| StoreError::io("read", path, &e))?;
@@ -421,13 +421,6 @@ impl Store {
         self.forget_pull(name);
         Ok(replaced)
     }
-}
-
-/// Whether a process holds the lock of a file.
-pub(crate) fn is_locked(path: &Path) -> bool {
-    let held = |file: File| matches!(file.try_lock(), Err(TryLockError::WouldBlock));
-    // Opening a pipe would block until its other end is opened.
-    path.is_file() && File::open(path).is_ok_and(held)
 }
 
 #[cfg(test)]

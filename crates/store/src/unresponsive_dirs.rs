@@ -10,8 +10,6 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::store::Store;
-
 /// Longest wait for a read-only folder.
 pub(crate) const READ_ONLY_DIR_TIMEOUT: Duration =
     if cfg!(test) { Duration::from_millis(500) } else { Duration::from_secs(3) };
@@ -70,23 +68,21 @@ impl UnresponsiveDirs {
     pub(crate) fn insert<T>(&self, folder: &Path, query: DirQuery<T>) {
         self.lock().insert(folder.to_owned(), query.end);
     }
-}
 
-impl Store {
-    /// Runs a query of a read-only folder. `None` if the folder does not answer in time.
-    pub(crate) fn query_read_only_dir<T: Send + 'static>(
+    /// Runs a query of a folder. `None` if the folder does not answer in time.
+    pub(crate) fn query<T: Send + 'static>(
         &self,
         folder: &Path,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
-        if self.unresponsive.contains(folder) {
+        if self.contains(folder) {
             return None;
         }
         let query = DirQuery::at(folder, work);
         let answer = query.wait(READ_ONLY_DIR_TIMEOUT);
         if matches!(answer, Err(RecvTimeoutError::Timeout)) {
             tracing::warn!(folder = %folder.display(), "does not answer: left out until it does");
-            self.unresponsive.insert(folder, query);
+            self.insert(folder, query);
         }
         answer.ok()
     }
@@ -94,10 +90,7 @@ impl Store {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::time::Instant;
-
     use super::*;
-    use crate::{Digest, Layer, Manifest, ModelName, StoreError, media};
 
     /// Folders whose queries block.
     static HUNG: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
@@ -111,38 +104,5 @@ pub(crate) mod tests {
         while hung().iter().any(|path| path == folder) {
             std::thread::sleep(Duration::from_millis(2));
         }
-    }
-
-    #[test]
-    fn lookups_skip_an_unresponsive_folder() {
-        let [own, gone] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-        let far = ModelName::parse("far").unwrap();
-        let there = Store::open(gone.path()).unwrap();
-        let blob = there.add_blob(b"far").unwrap();
-        let manifest = Manifest {
-            config: None,
-            layers: vec![Layer::new(media::TEMPLATE, blob.digest, blob.size)],
-        };
-        there.store_manifest(&far, &manifest.to_bytes(), true, &mut || ()).unwrap();
-        let store = Store::open(own.path()).unwrap().with_read_only_dirs([gone.path().to_owned()]);
-        let silent = Err(StoreError::Unresponsive { folder: gone.path().to_owned() });
-        hung().push(gone.path().to_owned());
-        assert!(!store.has_blob(&blob.digest), "the first one waits");
-        let begun = Instant::now();
-        for _ in 0..20 {
-            assert_eq!(store.find(&far), Ok(None));
-            assert_eq!(store.get(&far), silent);
-            assert!(!store.has_blob(&Digest::of(b"far")));
-        }
-        assert!(begun.elapsed() < READ_ONLY_DIR_TIMEOUT, "{:?}", begun.elapsed());
-        hung().retain(|path| path != gone.path());
-        while store.unresponsive.contains(gone.path()) {
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        assert!(store.get(&far).is_ok() && store.has_blob(&blob.digest));
-        // The folder stops answering before a lookup of a name.
-        hung().push(gone.path().to_owned());
-        assert_eq!(store.get(&far), silent);
-        hung().retain(|path| path != gone.path());
     }
 }

@@ -11,7 +11,7 @@ use std::io::ErrorKind;
 
 use axum::http::Method;
 use puna_registry::RegistryError;
-use puna_store::{Digest, StoreError};
+use puna_store::{Digest, ModelName, StoreError};
 
 use crate::auth::permissions::RateLimit;
 use crate::types::manifest_error::{ManifestError, ManifestProblem};
@@ -138,6 +138,21 @@ impl MirrorError {
     /// Converts the panic of a task.
     pub(crate) fn from_panic(panic: &(dyn Any + Send)) -> Self {
         InternalError::from_panic(panic).into()
+    }
+
+    /// Adds the name of the model to an error of the upstream, which clients see.
+    pub(crate) fn with_model_name(self, model: &ModelName) -> Self {
+        let of_model = |problem: UpstreamProblem| UpstreamProblem::OfModel {
+            model: Box::new(model.clone()),
+            problem: Box::new(problem),
+        };
+        match self {
+            Self::Upstream(problem) => of_model(problem).into(),
+            Self::Loop(LoopProblem::Upstream(problem)) => {
+                LoopProblem::Upstream(of_model(problem)).into()
+            }
+            error => error,
+        }
     }
 
     /// Message for the client. It omits local paths and internal details, which only the log shows.

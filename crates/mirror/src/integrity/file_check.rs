@@ -5,10 +5,9 @@ use std::fs::File;
 use std::io;
 use std::sync::{Arc, Weak};
 
-use puna_store::{FileFingerprint, Hasher};
+use puna_store::{Digest, FileFingerprint, Hasher};
 use tokio::sync::watch;
 
-use super::BlobFile;
 use crate::storage::fs::registry_dir::RegistryDir;
 
 /// Bytes of one read.
@@ -16,6 +15,25 @@ const READ_BYTES: usize = 1 << 20;
 
 /// Reads bytes of a file from an offset; returns 0 at its end.
 pub(crate) type ReadAt = dyn Fn(&File, &mut [u8], u64) -> io::Result<usize> + Send + Sync;
+
+/// File that was opened as a blob.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct BlobFile {
+    pub(super) digest: Digest,
+    pub(super) stamp: FileFingerprint,
+}
+
+impl BlobFile {
+    /// Identifies an open file of a blob.
+    pub(crate) fn new(digest: Digest, file: &File) -> io::Result<Self> {
+        Ok(Self { digest, stamp: stamp(file)? })
+    }
+
+    /// Key of the file's results: the file without its times.
+    pub(super) fn key(&self) -> Self {
+        Self { stamp: self.stamp.without_times(), ..*self }
+    }
+}
 
 /// Outcome of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -187,6 +205,14 @@ impl CheckOutcome {
             Self::Failed(reason) => Err(format!("it is not checked: {reason}")),
         }
     }
+}
+
+/// Reads some bytes at an offset; 0 at the end.
+pub(super) fn read_some_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<usize> {
+    #[cfg(unix)]
+    return std::os::unix::fs::FileExt::read_at(file, bytes, at);
+    #[cfg(windows)]
+    return std::os::windows::fs::FileExt::seek_read(file, bytes, at);
 }
 
 fn stamp(file: &File) -> io::Result<FileFingerprint> {

@@ -25,11 +25,9 @@ use puna_store::{Digest, FileFingerprint, same_file, sync_dir, touch};
 
 use crate::error::MirrorError;
 use crate::locks::lock;
-use crate::storage::Blob;
-use crate::storage::fs::blobs::{FileBlob, read_some_at};
 use crate::storage::fs::registry_dir::{self, RegistryDir, none_if_absent};
-pub(crate) use file_check::PendingCheck;
-use file_check::{CheckOutcome, FileCheck, ReadAt};
+pub(crate) use file_check::{BlobFile, PendingCheck};
+use file_check::{CheckOutcome, FileCheck, ReadAt, read_some_at};
 
 /// Largest number of remembered files.
 const MAX_REMEMBERED_FILES: usize = 100_000;
@@ -84,19 +82,6 @@ struct CheckState {
     /// Checks in progress, except those that a thread works on.
     queue: VecDeque<FileCheck>,
     threads: usize,
-}
-
-/// File that was opened as a blob.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct BlobFile {
-    digest: Digest,
-    stamp: FileFingerprint,
-}
-
-impl BlobFile {
-    fn key(&self) -> Self {
-        Self { stamp: self.stamp.without_times(), ..*self }
-    }
 }
 
 /// Result of a check, with the state of the file.
@@ -170,26 +155,13 @@ impl IntegrityChecker {
         self.0.damaged_count.load(Ordering::Relaxed)
     }
 
-    /// Opens a blob unless it is known to be damaged. A small blob is checked first. Blocks on the
-    /// disk.
-    pub(crate) fn open(&self, digest: &Digest) -> Result<Option<FileBlob>, MirrorError> {
-        for path in self.0.registry.blob_paths(digest) {
-            let Some(blob) = FileBlob::open(&path)? else { continue };
-            let stamp = FileFingerprint::from_metadata(
-                &blob.file().metadata().map_err(registry_dir::io_error("read", &path))?,
-            );
-            let blob_file = BlobFile {
-                digest: *digest,
-                stamp: stamp.map_err(registry_dir::io_error("read", &path))?,
-            };
-            if blob.size() <= self.0.settings.small_blob_bytes {
-                self.check_now(blob_file, blob.file());
-            }
-            if !lock(&self.0.state).is_damaged(&blob_file) {
-                return Ok(Some(blob.with_check(self.clone(), blob_file)));
-            }
+    /// Whether a blob of `size` bytes may be served: not if it is known to be damaged. A small blob
+    /// is checked first, which blocks on the disk.
+    pub(crate) fn may_serve(&self, blob_file: BlobFile, file: &Arc<File>, size: u64) -> bool {
+        if size <= self.0.settings.small_blob_bytes {
+            self.check_now(blob_file, file);
         }
-        Ok(None)
+        !lock(&self.0.state).is_damaged(&blob_file)
     }
 
     /// Checks a file on this thread, unless it was checked before.

@@ -9,6 +9,7 @@ use puna_store::Store;
 use super::*;
 use crate::blocking::blocking;
 use crate::storage::Blob;
+use crate::storage::fs::blobs::FileBlob;
 
 struct TestChecker {
     _dir: tempfile::TempDir,
@@ -52,8 +53,8 @@ fn start_with_dirs(settings: CheckSettings, others: Vec<PathBuf>) -> TestChecker
 
 impl TestChecker {
     async fn blob(&self, digest: Digest) -> Option<FileBlob> {
-        let checks = self.checks.clone();
-        blocking(move || checks.open(&digest)).await.unwrap()
+        let (registry, checks) = (self.registry.clone(), self.checks.clone());
+        blocking(move || registry.open_blob(&digest, &checks)).await.unwrap()
     }
 
     /// Reads a blob and waits for its check. Returns the content or the error that ended the
@@ -227,8 +228,8 @@ async fn small_blobs_do_not_wait_for_large_ones() {
         read_some_at(file, bytes, at)
     };
     let settings = CheckSettings { slice_bytes: 1 << 20, ..SETTINGS };
-    let checks = IntegrityChecker::with_reader(registry, settings, Box::new(read));
-    let open = |digest| Box::new(checks.open(&digest).unwrap().unwrap());
+    let checks = IntegrityChecker::with_reader(registry.clone(), settings, Box::new(read));
+    let open = |digest| Box::new(registry.open_blob(&digest, &checks).unwrap().unwrap());
     let mut slow = open(large).read(0..5 << 20);
     let fast = tokio::spawn(open(little).read(0..3).try_collect::<Vec<_>>());
     // One of five slices was read, and the end of the small blob.

@@ -11,11 +11,12 @@ use futures_util::FutureExt;
 use puna_registry::{DownloadReader, RegistryModel};
 use puna_store::{Digest, Entry, ModelName};
 
+use super::Inner;
 use super::declared_sizes::DeclaredSize;
 use super::in_flight::{BlobFetch, FetchTarget, InFlightModel};
-use super::tag_cache::{MissReason, TagCacheEntry, TagState};
-use super::tag_lookup::TagRequest;
-use super::{Inner, with_model_name};
+use super::tag_cache::TagCacheEntry;
+use super::tag_request::TagRequest;
+use super::tag_state::{MissReason, TagState};
 use crate::blocking::blocking;
 use crate::error::{MirrorError, PendingFetch, UpstreamProblem};
 use crate::locks::lock;
@@ -44,8 +45,8 @@ impl Inner {
         let manifest = match manifest {
             Ok(manifest) => manifest,
             Err(error) => {
-                let error = UpstreamProblem::Manifest(error).into();
-                let error = with_model_name(&request.model, error);
+                let error = MirrorError::from(UpstreamProblem::Manifest(error));
+                let error = error.with_model_name(&request.model);
                 return self.cache_miss(tag, request, MissReason::Failed(error));
             }
         };
@@ -147,7 +148,7 @@ impl Inner {
         });
         let fetched = fetched.catch_unwind().await;
         let fetched = fetched.unwrap_or_else(|panic| Err(MirrorError::from_panic(&*panic)));
-        let fetched = fetched.map_err(|error| with_model_name(&fetch.target.model, error));
+        let fetched = fetched.map_err(|error| error.with_model_name(&fetch.target.model));
         self.finish(&tag, &InFlightModel::Blobs(fetch), fetched).await;
     }
 

@@ -10,10 +10,11 @@ use puna_registry::Options;
 use puna_store::{Digest, Entry, ModelLocation, ModelRef};
 use tokio::sync::{MutexGuard, mpsc, watch};
 
+use super::Inner;
 use super::in_flight::{FetchTarget, FileAssembly, InFlightModel, total_size};
-use super::tag_cache::{TagCacheEntry, TagState};
-use super::tag_lookup::TagRequest;
-use super::{Inner, with_model_name};
+use super::tag_cache::TagCacheEntry;
+use super::tag_request::TagRequest;
+use super::tag_state::TagState;
 use crate::blocking::blocking;
 use crate::error::{InternalError, MirrorError, PendingFetch};
 use crate::pull_through::upstreams::FetchPermit;
@@ -90,7 +91,7 @@ impl Inner {
         });
         let result = result.catch_unwind().await;
         let result = result.unwrap_or_else(|panic| Err(MirrorError::from_panic(&*panic)));
-        let result = result.map_err(|error| with_model_name(&reference.name, error));
+        let result = result.map_err(|error| error.with_model_name(&reference.name));
         self.finish(&tag, &InFlightModel::Files(assembly), result.clone()).await;
         sender.send_replace(Some(result));
     }

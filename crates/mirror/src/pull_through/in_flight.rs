@@ -7,8 +7,8 @@ use puna_registry::{Registry, RegistryModel};
 use puna_store::{Digest, ModelName, Store};
 use tokio::sync::watch;
 
-use super::tag_cache::Confirmation;
-use super::tag_lookup::TagRequest;
+use super::tag_request::TagRequest;
+use super::tag_state::Confirmation;
 use crate::error::MirrorError;
 use crate::types::manifest::Manifest;
 use crate::types::repository::Repository;

@@ -1,23 +1,24 @@
 //! Manifest lists of upstreams. The list is stored as it is; a child is fetched when a client asks
 //! for it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
-use puna_registry::{Options, Registry, RegistryError, RegistryModel, TagContent};
+use puna_registry::Options;
 use puna_store::{Digest, ModelName, ModelRef, media};
 
-use super::tag_cache::{MissReason, TagCacheEntry, TagState};
-use super::tag_lookup::{TagRequest, is_not_found};
-use super::{Inner, with_model_name};
+use super::Inner;
+use super::list_children::ChildKey;
+use super::tag_cache::TagCacheEntry;
+use super::tag_request::TagRequest;
+use super::tag_state::{MissReason, TagState};
+use super::upstream_lookup::is_not_found;
 use crate::error::{ChildProblem, MirrorError, UpstreamProblem};
-use crate::locks::{KeyedLocks, lock};
+use crate::locks::lock;
 use crate::loop_detection;
 use crate::pull_through::upstreams::{FetchPermit, Requester};
 use crate::retention::usage_log::ChangeSource;
@@ -26,105 +27,6 @@ use crate::types::repository::{Reference, Repository};
 
 /// Any tag, to find the upstream of a repository.
 const UPSTREAM_LOOKUP_TAG: &str = "latest";
-/// Largest number of remembered children that failed, and of those that are stored.
-const MAX_REMEMBERED_CHILDREN: usize = 10_000;
-
-/// What an upstream has under a tag.
-pub enum UpstreamManifest {
-    /// A model.
-    Model(Box<RegistryModel>),
-    /// A manifest list, byte for byte.
-    List(Bytes),
-}
-
-/// Asks upstream registries for manifests.
-pub trait UpstreamLookup: Send + Sync + 'static {
-    /// Returns what a tag points to.
-    fn look_up_tag<'a>(
-        &'a self,
-        reference: &'a ModelRef,
-        options: &'a Options,
-    ) -> BoxFuture<'a, Result<UpstreamManifest, RegistryError>>;
-
-    /// Fetches a manifest of the model's repository by digest.
-    fn fetch_manifest<'a>(
-        &'a self,
-        reference: &'a ModelRef,
-        digest: Digest,
-        options: &'a Options,
-    ) -> BoxFuture<'a, Result<Bytes, RegistryError>>;
-}
-
-impl UpstreamLookup for Registry {
-    fn look_up_tag<'a>(
-        &'a self,
-        reference: &'a ModelRef,
-        options: &'a Options,
-    ) -> BoxFuture<'a, Result<UpstreamManifest, RegistryError>> {
-        Box::pin(async {
-            Ok(match Registry::look_up_tag(self, reference, options).await? {
-                TagContent::Model(found) => UpstreamManifest::Model(found),
-                TagContent::List(bytes) => UpstreamManifest::List(bytes),
-            })
-        })
-    }
-
-    fn fetch_manifest<'a>(
-        &'a self,
-        reference: &'a ModelRef,
-        digest: Digest,
-        options: &'a Options,
-    ) -> BoxFuture<'a, Result<Bytes, RegistryError>> {
-        Box::pin(Registry::fetch_manifest(self, reference, digest, options))
-    }
-}
-
-/// A child of a list in the repository of a model.
-type ChildKey = (ModelName, Digest);
-
-/// Children that are being fetched, have recently failed, or are stored.
-#[derive(Default)]
-pub(super) struct ListChildren {
-    /// Held while a request looks up a child; other requests for it wait.
-    locks: KeyedLocks<ChildKey>,
-    running: Mutex<HashMap<ChildKey, Manifest>>,
-    failed: Mutex<HashMap<ChildKey, (Instant, Option<MirrorError>)>>,
-    /// Children that are stored on their own.
-    stored: Mutex<HashSet<ChildKey>>,
-}
-
-impl ListChildren {
-    /// Number of children that are being fetched.
-    pub(super) fn running(&self) -> u64 {
-        lock(&self.running).len() as u64
-    }
-
-    fn manifest(&self, key: &ChildKey) -> Option<Manifest> {
-        lock(&self.running).get(key).cloned()
-    }
-
-    fn is_stored(&self, key: &ChildKey) -> bool {
-        lock(&self.stored).contains(key)
-    }
-
-    fn mark_stored(&self, key: ChildKey) {
-        let mut stored = lock(&self.stored);
-        if stored.len() >= MAX_REMEMBERED_CHILDREN {
-            stored.clear();
-        }
-        stored.insert(key);
-    }
-
-    /// Caches a failure; `None` means that the upstream does not have the child.
-    fn record_failure(&self, key: ChildKey, error: Option<MirrorError>) {
-        let mut failed = lock(&self.failed);
-        if failed.len() >= MAX_REMEMBERED_CHILDREN {
-            failed.clear();
-        }
-        failed.insert(key, (Instant::now(), error));
-    }
-}
-
 impl Inner {
     /// Stores a list that an upstream has under a tag.
     pub(super) async fn store_list(
@@ -137,8 +39,8 @@ impl Inner {
         let list = match Manifest::parse(bytes, None) {
             Ok(list) => list,
             Err(error) => {
-                let error = UpstreamProblem::Manifest(error).into();
-                let error = with_model_name(&request.model, error);
+                let error = MirrorError::from(UpstreamProblem::Manifest(error));
+                let error = error.with_model_name(&request.model);
                 return self.cache_miss(tag, request, MissReason::Failed(error));
             }
         };
@@ -208,7 +110,7 @@ impl Inner {
             self.store_child(key, name, stored_child).await;
             return Ok(Some(stored_child.clone()));
         }
-        let failed = lock(&self.list_children.failed).get(&key).cloned();
+        let failed = self.list_children.failure(&key);
         if let Some((_, error)) =
             failed.filter(|(since, _)| since.elapsed() < self.negative_cache_time)
         {
@@ -231,7 +133,7 @@ impl Inner {
         let permit = self.gate.try_begin().ok_or_else(|| self.gate.limit_error(&key.0))?;
         self.declared_sizes.declare(&*self.storage.inventory, name, &child).await?;
         tracing::info!(model = %key.0, %digest, "fetching a child of a manifest list");
-        lock(&self.list_children.running).insert(key.clone(), child.clone());
+        self.list_children.begin_fetch(key.clone(), child.clone());
         lock(&self.fetch_stats).misses += 1;
         self.fetch_changes.fetch_add(1, Relaxed);
         let options = Options { via: loop_detection::via_header(), ..Options::default() };
@@ -253,12 +155,13 @@ impl Inner {
         let reference = ModelRef::of(model.clone());
         let options = Options { via: loop_detection::via_header(), ..Options::default() };
         let wrong = |problem: ChildProblem| {
-            with_model_name(model, UpstreamProblem::Child { digest: *digest, problem }.into())
+            MirrorError::from(UpstreamProblem::Child { digest: *digest, problem })
+                .with_model_name(model)
         };
         let bytes = match self.lookup.fetch_manifest(&reference, *digest, &options).await {
             Ok(bytes) => bytes,
             Err(error) if is_not_found(&error) => return Ok(None),
-            Err(error) => return Err(with_model_name(model, error.into())),
+            Err(error) => return Err(MirrorError::from(error).with_model_name(model)),
         };
         let child = Manifest::parse(bytes.clone(), Some(media::MANIFEST))
             .or_else(|_| Manifest::parse(bytes, None))
@@ -304,9 +207,9 @@ impl Inner {
             Err(error) => tracing::warn!(%model, %digest, %error, "fetching failed"),
         }
         lock(&self.fetch_stats).failures += u64::from(fetched.is_err());
-        lock(&self.list_children.running).remove(&key);
+        self.list_children.end_fetch(&key);
         if let Err(error) = fetched {
-            let error = with_model_name(&key.0, error);
+            let error = error.with_model_name(&key.0);
             self.list_children.record_failure(key, Some(error));
         }
         self.fetch_changes.fetch_add(1, Relaxed);

@@ -6,12 +6,17 @@ mod declared_sizes;
 mod file_assembly;
 mod in_flight;
 mod in_flight_blob;
+mod list_children;
 mod manifest_lists;
 mod tag_cache;
 mod tag_lookup;
+mod tag_request;
+mod tag_state;
 #[cfg(test)]
 mod tests;
 mod unreferenced;
+mod unreferenced_cache;
+mod upstream_lookup;
 mod upstreams;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -19,10 +24,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use puna_registry::Registry;
-use puna_store::{Digest, Entry, ModelName, Store};
+use puna_store::{Digest, Entry, Store};
 
 use crate::blocking::StorageFuture;
-use crate::error::{Denial, LoopProblem, MirrorError, UpstreamProblem};
+use crate::error::{Denial, MirrorError};
 use crate::locks::lock;
 use crate::retention::usage_log::UsageLog;
 use crate::storage::note_store::NoteStore;
@@ -34,13 +39,12 @@ use crate::types::repository::{Reference, Repository};
 use crate::types::stored_object::{ConditionalRemoval, Owner, StoredObject, TagEntry};
 use declared_sizes::DeclaredSizes;
 use in_flight::InFlightModel;
-use manifest_lists::ListChildren;
+use list_children::ListChildren;
 use tag_cache::{MAX_TAGS, TagCache};
-use unreferenced::UnreferencedBlobs;
-
+use unreferenced_cache::UnreferencedBlobs;
 use upstreams::FetchGate;
 
-pub use manifest_lists::{UpstreamLookup, UpstreamManifest};
+pub use upstream_lookup::{UpstreamLookup, UpstreamManifest};
 pub(crate) use upstreams::Requester;
 pub use upstreams::Upstreams;
 
@@ -195,6 +199,15 @@ impl PullThrough {
         Ok(blob.map(|blob| Box::new(blob) as Box<dyn Blob>))
     }
 
+    /// Whether the upstream of a repository confirms that a blob belongs to it.
+    pub(crate) async fn upstream_confirms_blob(
+        &self,
+        name: &Repository,
+        digest: Digest,
+    ) -> Result<bool, MirrorError> {
+        self.0.upstream_confirms_blob(name, digest).await
+    }
+
     /// Statistics of all fetches.
     pub(crate) async fn fetch_stats(&self) -> FetchStats {
         let (mut fetch_stats, in_flight) = {
@@ -237,9 +250,7 @@ impl Inner {
         };
         self.tags.all_in_flight().into_iter().filter_map(object).collect()
     }
-}
 
-impl Inner {
     /// Returns a blob that is stored or being fetched, for a request in a repository.
     async fn blob(
         &self,
@@ -254,21 +265,6 @@ impl Inner {
             // The fetch may have ended between the two checks.
             None => self.storage.blobs.blob(digest).await,
         }
-    }
-}
-
-/// Adds the name of the model to errors of the upstream, which clients see.
-fn with_model_name(model: &ModelName, error: MirrorError) -> MirrorError {
-    let of_model = |problem: UpstreamProblem| UpstreamProblem::OfModel {
-        model: Box::new(model.clone()),
-        problem: Box::new(problem),
-    };
-    match error {
-        MirrorError::Upstream(problem) => of_model(problem).into(),
-        MirrorError::Loop(LoopProblem::Upstream(problem)) => {
-            LoopProblem::Upstream(of_model(problem)).into()
-        }
-        error => error,
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 use puna_store::ModelName;
 
 use super::in_flight::InFlightModel;
-use crate::error::MirrorError;
+use super::tag_state::TagState;
 use crate::locks::lock;
 
 /// Capacity of the cache.
@@ -29,39 +29,6 @@ pub(super) struct TagCacheEntry {
     /// Held during a lookup; other requests for the tag wait for its result.
     pub(super) lookup_lock: tokio::sync::Mutex<()>,
     state: Mutex<TagState>,
-}
-
-/// State of a tag that is not being fetched.
-#[derive(Debug, Clone, Default)]
-pub(super) enum TagState {
-    /// Nothing is known.
-    #[default]
-    Unknown,
-    /// The stored manifest is what the upstream has under the tag.
-    Confirmed(Confirmation),
-    /// A lookup has failed or found nothing at that time.
-    NegativeCached(Instant, MissReason),
-}
-
-/// Confirmation by an upstream that the stored manifest is current.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Confirmation {
-    pub(super) at: Instant,
-    /// Number of damaged blobs found by then.
-    pub(super) damaged_blobs: u64,
-}
-
-/// Why nothing was fetched.
-#[derive(Debug, Clone)]
-pub(super) enum MissReason {
-    /// The upstream does not have it.
-    Absent,
-    /// The lookup or the fetch failed.
-    Failed(MirrorError),
-    /// The model has this many bytes, more than an anonymous request may cause to be fetched.
-    TooLarge(u64),
-    /// The limit of concurrent fetches was reached.
-    FetchLimit,
 }
 
 impl TagCacheEntry {
@@ -137,6 +104,7 @@ fn evict(entries: &mut HashMap<ModelName, Arc<TagCacheEntry>>, count: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pull_through::tag_state::{Confirmation, MissReason};
 
     fn model(name: &str) -> ModelName {
         ModelName::parse(name).unwrap()

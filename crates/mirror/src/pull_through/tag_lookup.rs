@@ -4,36 +4,22 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use puna_registry::{Options, RegistryError};
-use puna_store::{Digest, ModelName, ModelRef};
+use puna_store::{ModelName, ModelRef};
 use tokio::sync::MutexGuard;
 
+use super::Inner;
 use super::file_assembly::FileListing;
 use super::in_flight::InFlightModel;
-use super::manifest_lists::UpstreamManifest;
-use super::tag_cache::{Confirmation, MissReason, TagCacheEntry, TagState};
-use super::{Inner, with_model_name};
+use super::tag_cache::TagCacheEntry;
+use super::tag_request::TagRequest;
+use super::tag_state::{Confirmation, MissReason, TagState};
+use super::upstream_lookup::{UpstreamManifest, is_not_found};
 use crate::error::MirrorError;
 use crate::locks::lock;
 use crate::loop_detection;
 use crate::pull_through::upstreams::{FetchPermit, Requester};
-use crate::types::manifest::{Manifest, OCI_MANIFEST};
+use crate::types::manifest::Manifest;
 use crate::types::repository::{Reference, Repository};
-
-/// Request for a tag, and the manifest that is stored for it.
-pub(super) struct TagRequest<'a> {
-    pub(super) name: &'a Repository,
-    pub(super) model: ModelName,
-    pub(super) requester: Requester,
-    pub(super) stored: Option<Manifest>,
-}
-
-impl TagRequest<'_> {
-    /// Whether the stored model was assembled from these files.
-    pub(super) fn is_assembled_from(&self, origin: Digest) -> bool {
-        let mut blobs = self.stored.iter().flat_map(|stored| &stored.blobs);
-        blobs.any(|blob| blob.digest == origin && blob.media_type == OCI_MANIFEST)
-    }
-}
 
 impl Inner {
     /// Returns the manifest that a tag points to.
@@ -182,7 +168,7 @@ impl Inner {
             }
             Err(error) if is_not_found(&error) => self.cache_miss(tag, request, MissReason::Absent),
             Err(error) => {
-                let error = with_model_name(&request.model, error.into());
+                let error = MirrorError::from(error).with_model_name(&request.model);
                 self.cache_miss(tag, request, MissReason::Failed(error))
             }
         }
@@ -209,9 +195,4 @@ impl Inner {
         }
         Ok(true)
     }
-}
-
-pub(super) fn is_not_found(error: &RegistryError) -> bool {
-    matches!(error, RegistryError::NotFound)
-        || matches!(error, RegistryError::Status { code: 404, .. })
 }

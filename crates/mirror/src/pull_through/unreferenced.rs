@@ -3,17 +3,17 @@
 //! Another mirror has served the manifest, or this one before a restart. The upstream says whether
 //! the blob belongs to the repository.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use puna_registry::{Options, PinGuard, RegistryBlob};
 use puna_store::{Digest, ModelName, ModelRef};
 
+use super::Inner;
 use super::declared_sizes::DeclaredSize;
-use super::tag_cache::MissReason;
-use super::tag_lookup::is_not_found;
-use super::{Inner, PullThrough, with_model_name};
+use super::tag_state::MissReason;
+use super::unreferenced_cache::{LookupState, UnreferencedBlob};
+use super::upstream_lookup::is_not_found;
 use crate::blocking::blocking;
 use crate::error::{MirrorError, UpstreamProblem};
 use crate::locks::lock;
@@ -22,8 +22,6 @@ use crate::pull_through::in_flight_blob::InFlightBlob;
 use crate::pull_through::upstreams::{FetchPermit, Requester};
 use crate::types::repository::Repository;
 
-/// Largest number of remembered blobs.
-const MAX_REMEMBERED_BLOBS: usize = 10_000;
 /// How long the answer counts that an upstream has a blob.
 const FOUND_LIFETIME: Duration = Duration::from_secs(60 * 60);
 /// How long a blob stays in the local store after its last use, if the storage is a bucket.
@@ -33,97 +31,25 @@ const CLEANUP_POLL_INTERVAL: Duration = Duration::from_secs(30);
 /// Any tag, to name the model of a repository of which only a blob is known.
 const UPSTREAM_LOOKUP_TAG: &str = "latest";
 
-/// Lookups and fetches of single blobs.
-#[derive(Default)]
-pub(super) struct UnreferencedBlobs {
-    blobs: Mutex<HashMap<(ModelName, Digest), Arc<UnreferencedBlob>>>,
-    /// Permits by repository. All blobs of a repository count as one model.
-    permits: Mutex<HashMap<ModelName, Weak<FetchPermit>>>,
-}
-
-/// A single blob of a repository.
-#[derive(Default)]
-struct UnreferencedBlob {
-    /// Held during a lookup; other requests for the blob wait for its result.
-    lookup_lock: tokio::sync::Mutex<()>,
-    state: Mutex<LookupState>,
-}
-
-#[derive(Clone, Default)]
-enum LookupState {
-    /// Nothing is known.
-    #[default]
-    Unknown,
-    /// An upstream has the blob, as of that time.
-    Found(Instant, Arc<RegistryBlob>),
-    /// The blob is being fetched, or was recently, and was last used at that time.
-    Fetching(Instant, Arc<RegistryBlob>),
-    /// A lookup has failed or found nothing at that time.
-    NegativeCached(Instant, MissReason),
-}
-
-impl UnreferencedBlobs {
-    fn get(&self, model: &ModelName, digest: Digest) -> Arc<UnreferencedBlob> {
-        let mut blobs = lock(&self.blobs);
-        if blobs.len() >= MAX_REMEMBERED_BLOBS {
-            blobs.retain(|_, blob| Arc::strong_count(blob) > 1);
-        }
-        blobs.entry((model.clone(), digest)).or_default().clone()
-    }
-
-    /// Returns the permit under which blobs of a repository are being fetched.
-    fn permit(&self, model: &ModelName) -> Option<Arc<FetchPermit>> {
-        lock(&self.permits).get(model).and_then(Weak::upgrade)
-    }
-
-    fn share_permit(&self, model: &ModelName, permit: FetchPermit) -> Arc<FetchPermit> {
-        let mut permits = lock(&self.permits);
-        permits.retain(|_, permit| permit.strong_count() > 0);
-        let permit = Arc::new(permit);
-        permits.insert(model.clone(), Arc::downgrade(&permit));
-        permit
-    }
-}
-
-impl UnreferencedBlob {
-    fn state(&self) -> LookupState {
-        lock(&self.state).clone()
-    }
-
-    fn set(&self, state: LookupState) {
-        *lock(&self.state) = state;
-    }
-
-    /// Records a use of the blob.
-    fn touch(&self) {
-        if let LookupState::Fetching(last_used, _) = &mut *lock(&self.state) {
-            *last_used = Instant::now();
-        }
-    }
-}
-
-impl PullThrough {
+impl Inner {
     /// Whether the upstream of a repository confirms that a blob belongs to it.
-    pub(crate) async fn upstream_confirms_blob(
+    pub(super) async fn upstream_confirms_blob(
         &self,
         name: &Repository,
         digest: Digest,
     ) -> Result<bool, MirrorError> {
-        let inner = &self.0;
-        let Some(model) = inner
+        let Some(model) = self
             .upstreams
             .model(name, UPSTREAM_LOOKUP_TAG)
-            .filter(|_| inner.upstreams.may_fetch(name))
+            .filter(|_| self.upstreams.may_fetch(name))
         else {
             return Ok(false);
         };
-        let blob = inner.unreferenced.get(&model, digest);
+        let blob = self.unreferenced.get(&model, digest);
         let _guard = blob.lookup_lock.lock().await;
-        Ok(inner.look_up(&model, &blob, digest).await?.is_some())
+        Ok(self.look_up(&model, &blob, digest).await?.is_some())
     }
-}
 
-impl Inner {
     /// Returns a blob from the upstream of its repository, if it is neither stored nor part of a
     /// model in flight.
     pub(super) async fn unreferenced_blob(
@@ -224,7 +150,7 @@ impl Inner {
                 (LookupState::NegativeCached(Instant::now(), MissReason::Absent), Ok(None))
             }
             Err(error) => {
-                let error = with_model_name(model, error.into());
+                let error = MirrorError::from(error).with_model_name(model);
                 (
                     LookupState::NegativeCached(Instant::now(), MissReason::Failed(error.clone())),
                     Err(error),
@@ -281,7 +207,7 @@ impl Inner {
                 tracing::warn!(%model, %digest, %error, "fetching failed");
                 LookupState::NegativeCached(
                     Instant::now(),
-                    MissReason::Failed(with_model_name(&model, error.into())),
+                    MissReason::Failed(MirrorError::from(error).with_model_name(&model)),
                 )
             }
         };

@@ -7,19 +7,6 @@ use super::request::{CreateHooks, CreateRequest};
 use crate::builtin::{BuiltInFormat, PARSERS, RENDERERS};
 use crate::error::StoreError;
 use crate::manifest::Config;
-use crate::remote::Remote;
-
-/// The remote model that a request names, if any.
-pub(super) fn remote(request: &CreateRequest) -> Result<Option<Remote>, StoreError> {
-    let from = request.from.as_deref().unwrap_or_default();
-    match request.remote_host.as_deref().filter(|host| !host.is_empty()) {
-        None => Remote::parse(from),
-        Some(_) if from.is_empty() => Err(StoreError::BadRemote(
-            "`from` has to name the model as the other server does".into(),
-        )),
-        Some(host) => Ok(Some(Remote { host: host.to_owned(), model: from.to_owned() })),
-    }
-}
 
 /// Rejects options that a remote model cannot have.
 pub(super) fn for_remote(request: &CreateRequest) -> Result<(), StoreError> {
@@ -68,7 +55,7 @@ pub(super) fn check(request: &CreateRequest, hooks: &CreateHooks<'_>) -> Result<
         return Err(StoreError::DraftRemote);
     }
     let from = request.from.as_deref().filter(|from| !from.is_empty());
-    if remote(request)?.is_some() {
+    if request.remote()?.is_some() {
         for_remote(request)?;
     }
     match (from, &request.files) {

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use puna_convert::{CONVERTING_STATUS, ConvertError, FolderFile, convert, convert_adapter};
 use puna_gguf::{Gguf, GgufError, View, escape_for_message};
 
-use super::request::{FileTemplate, Progress, ProgressThrottle};
-use super::{ProgressFn, pin_uploaded_blob, split};
+use super::request::{FileTemplate, Progress, ProgressFn, ProgressThrottle};
+use super::split;
 use crate::blobs::NewBlob;
 use crate::digest::Digest;
 use crate::error::StoreError;
@@ -69,7 +69,7 @@ impl UploadedFiles {
             return Ok(Self { gguf: files, folder: Vec::new() });
         }
         for (_, digest) in &files {
-            let path = store.blob_path(&pin_uploaded_blob(store, digest)?);
+            let path = store.blob_path(&store.pin_uploaded_blob(digest)?);
             let mut magic = [0; 4];
             let read = File::open(&path).and_then(|mut file| file.read(&mut magic));
             read.map_err(|e| StoreError::io("read", &path, &e))?;
@@ -88,8 +88,8 @@ impl UploadedFiles {
         let mut models: Vec<String> = groups.into_keys().map(|(prefix, _)| prefix).collect();
         models.extend((!self.folder.is_empty()).then(|| "a folder of safetensors".to_owned()));
         for (name, digest) in single {
-            let Ok(digest) = pin_uploaded_blob(store, digest) else { continue };
-            let Ok(facts) = store.facts(&digest, &store.blob_path(&digest)) else { continue };
+            let Ok(digest) = store.pin_uploaded_blob(digest) else { continue };
+            let Ok(facts) = store.facts.read(&digest, &store.blob_path(&digest)) else { continue };
             if media_type(&facts) == media::MODEL {
                 models.push(escape_for_message(name));
             }
@@ -106,7 +106,7 @@ impl UploadedFiles {
             return Ok(None);
         };
         let bytes = read_limited(
-            &store.blob_path(&pin_uploaded_blob(store, digest)?),
+            &store.blob_path(&store.pin_uploaded_blob(digest)?),
             MAX_SENTENCE_CONFIG_BYTES,
         )?;
         let config: serde_json::Value = serde_json::from_slice(&bytes)
@@ -146,9 +146,9 @@ fn gguf_layer(
 ) -> Result<FileLayer, StoreError> {
     let (name, digest) = file;
     progress(Progress::status("parsing GGUF"));
-    let digest = pin_uploaded_blob(store, digest)?;
+    let digest = store.pin_uploaded_blob(digest)?;
     let path = store.blob_path(&digest);
-    let facts = match store.facts(&digest, &path) {
+    let facts = match store.facts.read(&digest, &path) {
         Err(StoreError::GgufFile {
             error: error @ (GgufError::BadMagic { .. } | GgufError::TruncatedHeader { .. }),
             ..
@@ -190,7 +190,7 @@ fn converted_layer(
     let file = |(name, digest): &(String, String)| -> Result<FolderFile, StoreError> {
         Ok(FolderFile {
             name: name.clone(),
-            path: store.blob_path(&pin_uploaded_blob(store, digest)?),
+            path: store.blob_path(&store.pin_uploaded_blob(digest)?),
         })
     };
     let files = files.iter().map(file).collect::<Result<Vec<_>, _>>()?;
@@ -233,7 +233,7 @@ pub(super) fn adapter_layers(
         let inside = files.iter().filter(|(name, _)| dir(name) == folder && !is_gguf(name));
         let file = |(name, digest): (&String, &String)| -> Result<FolderFile, StoreError> {
             let name = name.rsplit('/').next().unwrap_or(name).to_owned();
-            Ok(FolderFile { name, path: store.blob_path(&pin_uploaded_blob(store, digest)?) })
+            Ok(FolderFile { name, path: store.blob_path(&store.pin_uploaded_blob(digest)?) })
         };
         let inside = inside.map(file).collect::<Result<Vec<_>, _>>()?;
         let mut blob = store.blob_writer()?;
@@ -245,7 +245,7 @@ pub(super) fn adapter_layers(
 
 /// The layer of a GGUF file that was written here.
 fn new_layer(store: &Store, blob: &NewBlob) -> Result<FileLayer, StoreError> {
-    let facts = store.facts(&blob.digest, &store.blob_path(&blob.digest))?;
+    let facts = store.facts.read(&blob.digest, &store.blob_path(&blob.digest))?;
     let layer = Layer::new(media_type(&facts), blob.digest, blob.size);
     Ok(FileLayer { layer, is_new: blob.is_new, facts })
 }
@@ -277,7 +277,7 @@ pub(super) fn check_adapter(
     adapter: &Layer,
     model: &Layer,
 ) -> Result<(), StoreError> {
-    let facts = store.facts(&adapter.digest, &store.layer_path(adapter)?)?;
+    let facts = store.facts.read(&adapter.digest, &store.layer_path(adapter)?)?;
     if facts.is_control_vector() {
         return Ok(());
     }
@@ -315,7 +315,7 @@ pub(super) fn quantize_type(name: &str, has_imatrix: bool) -> Result<FileType, S
 
 /// The importance matrix that a request names.
 pub(super) fn imatrix(store: &Store, digest: &str) -> Result<Imatrix, StoreError> {
-    Imatrix::open(&store.blob_path(&pin_uploaded_blob(store, digest)?))
+    Imatrix::open(&store.blob_path(&store.pin_uploaded_blob(digest)?))
 }
 
 /// Quantizes the layer of a model, whose weights must be unquantized. `None` if it already has the
@@ -328,7 +328,7 @@ pub(super) fn quantized_layer(
     progress: ProgressFn<'_>,
 ) -> Result<Option<FileLayer>, StoreError> {
     let path = store.layer_path(layer)?;
-    let facts = store.facts(&layer.digest, &path)?;
+    let facts = store.facts.read(&layer.digest, &path)?;
     if !matches!(facts.file_type.as_str(), "F32" | "F16" | "BF16") {
         return Err(StoreError::QuantizeSource);
     }

@@ -15,7 +15,7 @@ pub use files::check_quantize_type;
 pub use local::{LocalFile, LocalPlan, plan_local};
 pub use request::{
     CheckDraft, CheckModel, CheckTemplate, CreateHooks, CreateRequest, DetectTemplate,
-    FileTemplate, NamedTemplate, Progress,
+    FileTemplate, NamedTemplate, Progress, ProgressFn,
 };
 
 use crate::builtin;
@@ -31,9 +31,6 @@ use crate::remote::Remote;
 use crate::requantize::Imatrix;
 use crate::store::Store;
 use files::{FileLayer, UploadedFiles};
-
-/// Receives progress messages.
-pub type ProgressFn<'a> = &'a mut dyn FnMut(Progress);
 
 impl Store {
     /// Creates or replaces a model. If an error occurs before the first progress message, nothing
@@ -59,7 +56,7 @@ impl Store {
             request.files.iter().flatten().chain(&request.adapters).chain(&request.draft_files);
         let files = files.map(|(_, digest)| digest).chain(&request.imatrix);
         let files = files.filter_map(|digest| digest.parse().ok());
-        self.unpin(
+        self.pins.unpin(
             files.chain(builder.pinned).chain(builder.layers.iter().map(|l| l.layer.digest)),
         );
         made
@@ -77,7 +74,7 @@ impl Store {
         // Read the small importance matrix before the large weights.
         let imatrix =
             request.imatrix.as_deref().map(|digest| files::imatrix(self, digest)).transpose()?;
-        let remote = check::remote(request)?;
+        let remote = request.remote()?;
         match (remote, request.from.as_deref().filter(|from| !from.is_empty())) {
             (Some(Remote { host, model }), _) => {
                 builder.config =
@@ -122,7 +119,7 @@ impl Store {
         };
         progress(Progress::status("writing manifest"));
         self.write_manifest(&name, &manifest.to_bytes(), hooks.keep_unused)
-            .inspect_err(|_| self.unpin([blob.digest]))?;
+            .inspect_err(|_| self.pins.unpin([blob.digest]))?;
         progress(Progress::status("success"));
         Ok(())
     }
@@ -376,7 +373,7 @@ impl ModelBuilder {
         let Some(model) = self.layers.iter().find(|l| l.layer.media_type == media::MODEL) else {
             return Ok(());
         };
-        let facts = store.facts(&model.layer.digest, &store.layer_path(&model.layer)?)?;
+        let facts = store.facts.read(&model.layer.digest, &store.layer_path(&model.layer)?)?;
         let Some((name, stop)) = builtin::of_architecture(&facts.architecture) else {
             return Ok(());
         };
@@ -399,7 +396,7 @@ impl ModelBuilder {
         for PendingLayer { layer, .. } in
             self.layers.iter().filter(|l| l.layer.media_type == media::MODEL)
         {
-            let facts = store.facts(&layer.digest, &store.layer_path(layer)?)?;
+            let facts = store.facts.read(&layer.digest, &store.layer_path(layer)?)?;
             families.push(facts.architecture.clone());
             model = Some(facts);
         }
@@ -445,12 +442,4 @@ impl ModelBuilder {
         self.layers.push(PendingLayer { layer, is_new: blob.is_new, status: None });
         Ok(())
     }
-}
-
-/// Parses the digest of an uploaded file, which must be in the store, and pins it.
-fn pin_uploaded_blob(store: &Store, digest: &str) -> Result<Digest, StoreError> {
-    let digest: Digest = digest.parse()?;
-    store.pin(&digest);
-    store.touch_blob(&digest);
-    if store.has_blob(&digest) { Ok(digest) } else { Err(StoreError::BlobMissing(digest)) }
 }

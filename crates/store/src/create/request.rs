@@ -58,7 +58,14 @@ impl CreateRequest {
     /// # Errors
     /// [`StoreError::BadRemote`]
     pub fn remote(&self) -> Result<Option<Remote>, StoreError> {
-        super::check::remote(self)
+        let from = self.from.as_deref().unwrap_or_default();
+        match self.remote_host.as_deref().filter(|host| !host.is_empty()) {
+            None => Remote::parse(from),
+            Some(_) if from.is_empty() => Err(StoreError::BadRemote(
+                "`from` has to name the model as the other server does".into(),
+            )),
+            Some(host) => Ok(Some(Remote { host: host.to_owned(), model: from.to_owned() })),
+        }
     }
 }
 
@@ -88,6 +95,9 @@ impl Progress {
         Self { status: status.into(), ..Self::default() }
     }
 }
+
+/// Receives progress messages.
+pub type ProgressFn<'a> = &'a mut dyn FnMut(Progress);
 
 /// Limits the rate of progress messages. The last message of a step is never dropped.
 pub(crate) struct ProgressThrottle {

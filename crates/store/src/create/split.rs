@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use puna_gguf::{Gguf, GgufError, PartName, Writer};
 
-use super::pin_uploaded_blob;
 use super::request::ProgressThrottle;
 use crate::blobs::NewBlob;
 use crate::error::StoreError;
@@ -88,7 +87,7 @@ pub(super) fn merge(
     let (dir, link) = (LinkDir::new(store)?, PartName { prefix: "part", number: 1, count });
     for (number, (_, digest)) in parts {
         let target = dir.path.join(link.other(*number));
-        let source = store.blob_path(&pin_uploaded_blob(store, digest)?);
+        let source = store.blob_path(&store.pin_uploaded_blob(digest)?);
         let linked =
             fs::hard_link(&source, &target).or_else(|_| fs::copy(&source, &target).map(|_| ()));
         linked.map_err(|e| StoreError::io("link", &source, &e))?;

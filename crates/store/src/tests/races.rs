@@ -84,7 +84,7 @@ fn an_incomplete_model_cannot_be_copied() {
         kit.create("n", &CreateRequest { from: Some("m".into()), ..CreateRequest::default() })
             .unwrap_err(),
     );
-    assert!(!kit.store.is_pinned(&weights));
+    assert!(!kit.store.pins.lock().contains(&weights));
     let upload = kit.upload(1).digest;
     kit.create("n", &from_files(&[("m.gguf", upload)])).unwrap();
     kit.store.resolve(&name("m")).unwrap();

@@ -1,8 +1,11 @@
 //! Tests of read-only folders of models.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use super::*;
+use crate::unresponsive_dirs::READ_ONLY_DIR_TIMEOUT;
+use crate::unresponsive_dirs::tests::hung;
 use crate::{Layer, Manifest, ModelLocation, media};
 
 /// A store with its own folder, one in another folder, and a store that reads both.
@@ -130,4 +133,37 @@ fn a_broken_model_elsewhere_is_not_removed_nor_the_folders_above_it() {
     );
     assert!(file.is_file());
     assert!(matches!(own.store.delete(&name("cut")), Err(crate::StoreError::NotFound(_))));
+}
+
+#[test]
+fn lookups_skip_an_unresponsive_folder() {
+    let [own, gone] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let far = ModelName::parse("far").unwrap();
+    let there = Store::open(gone.path()).unwrap();
+    let blob = there.add_blob(b"far").unwrap();
+    let manifest = Manifest {
+        config: None,
+        layers: vec![Layer::new(media::TEMPLATE, blob.digest, blob.size)],
+    };
+    there.store_manifest(&far, &manifest.to_bytes(), true, &mut || ()).unwrap();
+    let store = Store::open(own.path()).unwrap().with_read_only_dirs([gone.path().to_owned()]);
+    let silent = Err(StoreError::Unresponsive { folder: gone.path().to_owned() });
+    hung().push(gone.path().to_owned());
+    assert!(!store.has_blob(&blob.digest), "the first one waits");
+    let begun = Instant::now();
+    for _ in 0..20 {
+        assert_eq!(store.find(&far), Ok(None));
+        assert_eq!(store.get(&far), silent);
+        assert!(!store.has_blob(&Digest::of(b"far")));
+    }
+    assert!(begun.elapsed() < READ_ONLY_DIR_TIMEOUT, "{:?}", begun.elapsed());
+    hung().retain(|path| path != gone.path());
+    while store.unresponsive.contains(gone.path()) {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(store.get(&far).is_ok() && store.has_blob(&blob.digest));
+    // The folder stops answering before a lookup of a name.
+    hung().push(gone.path().to_owned());
+    assert_eq!(store.get(&far), silent);
+    hung().retain(|path| path != gone.path());
 }

@@ -24,6 +24,23 @@ use crate::types::stored_object::push_mark_name;
 const READ_BYTES: usize = 256 << 10;
 
 impl RegistryDir {
+    /// Opens a blob unless it is known to be damaged. Its check starts with the first read; a small
+    /// blob is checked first. Blocks on the disk.
+    pub(crate) fn open_blob(
+        &self,
+        digest: &Digest,
+        checks: &IntegrityChecker,
+    ) -> Result<Option<FileBlob>, MirrorError> {
+        for path in self.blob_paths(digest) {
+            let Some(blob) = FileBlob::open(&path)? else { continue };
+            let blob_file = BlobFile::new(*digest, &blob.file).map_err(io_error("read", &path))?;
+            if checks.may_serve(blob_file, &blob.file, blob.size) {
+                return Ok(Some(FileBlob { check: Some((checks.clone(), blob_file)), ..blob }));
+            }
+        }
+        Ok(None)
+    }
+
     /// Links a pushed blob into the store.
     pub(crate) fn link_into_store(&self, digest: &Digest) -> Result<(), MirrorError> {
         let pushed = self.blob(digest);
@@ -124,15 +141,6 @@ impl FileBlob {
         let size = file.metadata().map_err(io_error("read", path))?.len();
         Ok(Some(Self { file: Arc::new(file), size, check: None }))
     }
-
-    /// Adds a check that starts with the first read.
-    pub(crate) fn with_check(self, checks: IntegrityChecker, blob_file: BlobFile) -> Self {
-        Self { check: Some((checks, blob_file)), ..self }
-    }
-
-    pub(crate) fn file(&self) -> &Arc<File> {
-        &self.file
-    }
 }
 
 impl Blob for FileBlob {
@@ -224,14 +232,6 @@ fn read_at(file: &File, at: u64, len: usize) -> Result<Bytes, MirrorError> {
     read_exact_at(file, &mut bytes, at)
         .map_err(|e| InternalError::BlobUnreadable { reason: e.to_string() })?;
     Ok(bytes.freeze())
-}
-
-/// Reads some bytes at an offset; 0 at the end.
-pub(crate) fn read_some_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<usize> {
-    #[cfg(unix)]
-    return std::os::unix::fs::FileExt::read_at(file, bytes, at);
-    #[cfg(windows)]
-    return std::os::windows::fs::FileExt::seek_read(file, bytes, at);
 }
 
 #[cfg(unix)]

@@ -330,8 +330,8 @@ impl ManifestStore for FileStorage {
 impl BlobStore for FileStorage {
     fn blob(&self, digest: Digest) -> StorageFuture<'_, Option<Box<dyn Blob>>> {
         let checks = self.checks.clone();
-        Box::pin(self.run_blocking(move |_| {
-            let blob = checks.open(&digest)?;
+        Box::pin(self.run_blocking(move |registry| {
+            let blob = registry.open_blob(&digest, &checks)?;
             Ok(blob.map(|blob| Box::new(blob) as Box<dyn Blob>))
         }))
     }

@@ -14,9 +14,10 @@ use object_store::{
     PutPayload,
 };
 use puna_registry::root_cause;
+use serde::Serialize;
 
 use super::super::ByteStream;
-use crate::error::{BucketProblem, MirrorError};
+use crate::error::{BucketProblem, InternalError, MirrorError};
 use crate::types::manifest::MAX_MANIFEST_BYTES;
 
 /// Error codes by which services reject credentials or permissions.
@@ -322,4 +323,9 @@ fn object_info(meta: &ObjectMeta) -> ObjectInfo {
         version: meta.e_tag.clone().unwrap_or_else(|| meta.last_modified.to_string()),
         written: meta.last_modified.into(),
     }
+}
+
+/// Serializes a value as JSON.
+pub(super) fn to_json(value: &impl Serialize) -> Result<Bytes, InternalError> {
+    Ok(serde_json::to_vec(value)?.into())
 }

@@ -3,8 +3,10 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::future::join_all;
 use object_store::ObjectStoreExt;
+use object_store::path::Path;
 use object_store::throttle::{ThrottleConfig, ThrottledStore};
 
 use super::faulty_service::{Fault, FaultyService};

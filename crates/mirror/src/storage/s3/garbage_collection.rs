@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use puna_store::Digest;
 
-use super::bucket::ObjectInfo;
+use super::blob_location::{BlobLocation, blob_key};
+use super::bucket::{ObjectInfo, to_json};
 use super::removal::REMOVAL_MARKERS_DIR;
-use super::{BlobLocation, S3Storage, SIZES, blob_key, map_concurrently, to_json};
+use super::{S3Storage, SIZES, map_concurrently};
 use crate::error::MirrorError;
 use crate::locks::lock;
 use crate::storage::collection_rules::BLOB_GRACE_PERIOD;

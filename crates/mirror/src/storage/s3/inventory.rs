@@ -8,7 +8,8 @@ use std::collections::HashSet;
 use object_store::path::Path;
 use puna_store::Digest;
 
-use super::{S3Storage, map_concurrently, read_blob_location};
+use super::blob_location::read_blob_location;
+use super::{S3Storage, map_concurrently};
 use crate::error::MirrorError;
 use crate::storage::collection_rules::{
     TRASH_LIFETIME, check_type, is_known, read_manifest, shorten,

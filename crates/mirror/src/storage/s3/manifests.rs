@@ -5,8 +5,9 @@ use std::time::SystemTime;
 use object_store::path::Path;
 use puna_store::Digest;
 
+use super::blob_location::blob_key;
 use super::bucket::ObjectInfo;
-use super::{S3Storage, blob_key, map_concurrently};
+use super::{S3Storage, map_concurrently};
 use crate::error::MirrorError;
 use crate::storage::collection_rules::BLOB_GRACE_PERIOD;
 use crate::types::manifest::Manifest;

@@ -23,6 +23,7 @@
 //! a name is invisible. Only immutable values are cached in memory, so mirrors need not know of
 //! each other.
 
+mod blob_location;
 mod bucket;
 mod connection;
 #[cfg(test)]
@@ -40,23 +41,19 @@ mod tests;
 mod uploads;
 
 use std::collections::{HashMap, HashSet};
-use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
-use object_store::path::Path;
 use puna_registry::Registry;
 use puna_store::{Digest, Store};
-use serde::{Deserialize, Serialize};
 
 use super::fs::blobs::FileBlob;
 use super::{
-    Blob, BlobStore, ByteStream, InventoryScope, ManifestStore, ObjectInventory, Storage,
-    UploadPart, UploadStore,
+    Blob, BlobStore, InventoryScope, ManifestStore, ObjectInventory, Storage, UploadPart,
+    UploadStore,
 };
 use crate::blocking::{StorageFuture, blocking};
-use crate::error::{Denial, InternalError, MirrorError};
+use crate::error::{Denial, MirrorError};
 use crate::locks::lock;
 use crate::storage::collection_rules::GcRefusalLog;
 use crate::storage::note_store::NoteStore;
@@ -64,6 +61,7 @@ use crate::types::manifest::{Descriptor, Manifest};
 use crate::types::repository::{Reference, Repository};
 use crate::types::stored_object::{ConditionalRemoval, StoredObject, TagEntry};
 use crate::types::upload_id::UploadId;
+use blob_location::{BlobLocation, S3Blob, blob_key, read_blob_location};
 use bucket::Bucket;
 use notes::S3Notes;
 use uploads::UploadSessions;
@@ -92,13 +90,6 @@ pub struct S3Storage {
     /// Data that had no name at the last garbage collection.
     unnamed: Mutex<HashSet<String>>,
     refusal_log: GcRefusalLog,
-}
-
-/// Location of a blob's data.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct BlobLocation {
-    data: UploadId,
-    size: u64,
 }
 
 impl S3Storage {
@@ -184,42 +175,6 @@ impl S3Storage {
             stored_objects.extend(name.and_then(|name| StoredObject::from_push_mark(name, &mark)));
         }
         Ok(stored_objects)
-    }
-}
-
-fn blob_key(bucket: &Bucket, digest: &Digest) -> Path {
-    bucket.key(["blobs", &digest.file_name()])
-}
-
-/// Reads the location of a blob's data from its name object.
-async fn read_blob_location(
-    bucket: &Bucket,
-    key: &Path,
-) -> Result<Option<BlobLocation>, MirrorError> {
-    let Some(bytes) = bucket.read(key).await? else { return Ok(None) };
-    let location = serde_json::from_slice(&bytes);
-    location
-        .map(Some)
-        .map_err(|_| bucket.invalid_object(key, "it does not say where the blob lies"))
-}
-
-fn data_key(bucket: &Bucket, id: &UploadId) -> Path {
-    bucket.key(["data", id.as_str()])
-}
-
-/// A blob in the bucket.
-struct S3Blob {
-    bucket: Bucket,
-    location: BlobLocation,
-}
-
-impl Blob for S3Blob {
-    fn size(&self) -> u64 {
-        self.location.size
-    }
-
-    fn read(self: Box<Self>, range: Range<u64>) -> ByteStream {
-        self.bucket.stream(data_key(&self.bucket, &self.location.data), range)
     }
 }
 
@@ -467,9 +422,4 @@ impl ObjectInventory for S3Storage {
         let folder = self.bucket.key([SIZES, &name.dir_name()]);
         Box::new(S3Notes::new(self.bucket.clone(), folder))
     }
-}
-
-/// Serializes a value as JSON.
-fn to_json(value: &impl Serialize) -> Result<Bytes, InternalError> {
-    Ok(serde_json::to_vec(value)?.into())
 }

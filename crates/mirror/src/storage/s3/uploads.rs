@@ -4,97 +4,28 @@
 mod memory_budget;
 mod open_uploads;
 mod record;
+mod sessions;
 mod writer;
 
-use std::collections::HashMap;
-use std::sync::Mutex;
-use std::time::Duration;
-
-use bytes::Bytes;
-use object_store::path::Path;
 use puna_registry::ResumableSha256;
 use puna_store::Digest;
 
-use super::bucket::Bucket;
-use super::{BlobLocation, blob_key, data_key, read_blob_location, to_json};
+use super::blob_location::{BlobLocation, blob_key, data_key, read_blob_location};
+use super::bucket::to_json;
 use crate::blocking::StorageFuture;
 use crate::error::{MirrorError, UploadProblem};
-use crate::locks::{KeyGuard, KeyedLocks};
 use crate::storage::{UploadPart, UploadStore};
 use crate::types::repository::Repository;
 use crate::types::stored_object::push_mark_name;
 use crate::types::upload_id::UploadId;
 use crate::uploads::admission::drop_candidates;
-use memory_budget::MemoryBudget;
 #[cfg(test)]
 pub(super) use open_uploads::DropOutcome;
-use open_uploads::OpenUploadSummary;
 use record::UploadRecord;
+pub(super) use sessions::UploadSessions;
 use writer::Writer;
 
-/// Open uploads to a bucket.
-pub(super) struct UploadSessions {
-    bucket: Bucket,
-    /// Cached properties of open uploads.
-    summaries: Mutex<HashMap<UploadId, OpenUploadSummary>>,
-    /// Held while this process works on an upload.
-    upload_locks: KeyedLocks<UploadId>,
-    /// Held from counting the open uploads until the new one exists.
-    begin_lock: tokio::sync::Mutex<()>,
-    memory: MemoryBudget,
-}
-
 impl UploadSessions {
-    pub(super) fn new(bucket: Bucket) -> Self {
-        let (begin_lock, memory) = (tokio::sync::Mutex::default(), MemoryBudget::default());
-        Self {
-            bucket,
-            summaries: Mutex::default(),
-            upload_locks: KeyedLocks::default(),
-            begin_lock,
-            memory,
-        }
-    }
-
-    fn record_key(&self, id: &UploadId) -> Path {
-        self.bucket.key(["uploads", &format!("{id}.json")])
-    }
-
-    /// Key of the bytes behind the uploaded parts, for an upload of `len` bytes.
-    fn tail_key(&self, id: &UploadId, len: u64) -> Path {
-        self.bucket.key(["uploads", &format!("{id}.{len}")])
-    }
-
-    /// Reads the record of an upload and its age; `None` if the upload does not exist.
-    async fn read_record(
-        &self,
-        id: &UploadId,
-    ) -> Result<Option<(UploadRecord, Duration)>, MirrorError> {
-        let key = self.record_key(id);
-        let Some((bytes, entry)) = self.bucket.read_entry(&key).await? else { return Ok(None) };
-        match serde_json::from_slice(&bytes) {
-            Ok(record) => Ok(Some((record, entry.age()))),
-            Err(_) => {
-                Err(self.bucket.invalid_object(&key, "it does not say how far the upload is"))
-            }
-        }
-    }
-
-    /// Locks an upload within this process and reads its record. If two mirrors append to one
-    /// upload at the same time, the record of one lacks parts of the other, and the service rejects
-    /// the object.
-    async fn lock_upload(
-        &self,
-        name: &Repository,
-        id: &UploadId,
-    ) -> Result<(KeyGuard, UploadRecord, Duration), MirrorError> {
-        let upload_locks = self.upload_locks.lock(id.clone()).await;
-        let noted =
-            self.read_record(id).await?.filter(|(record, _)| record.repository == name.as_str());
-        let (record, age) = noted.ok_or_else(|| MirrorError::UploadUnknown(id.to_string()))?;
-        Ok((upload_locks, record, age))
-    }
-
     /// Makes the blob. Returns whether the blob uses the data of this upload.
     async fn make_blob(
         &self,
@@ -144,31 +75,6 @@ impl UploadSessions {
                 "somebody removed it while it came: finish the upload again",
             )),
         }
-    }
-
-    /// Reads the bytes behind the uploaded parts.
-    async fn read_tail(&self, id: &UploadId, record: &UploadRecord) -> Result<Bytes, MirrorError> {
-        match record.tail {
-            0 => Ok(Bytes::new()),
-            size => self.bucket.read_whole(self.tail_key(id, record.len), size).await,
-        }
-    }
-
-    /// Removes the record of an upload, and its data unless a blob uses it.
-    async fn delete_upload(
-        &self,
-        id: &UploadId,
-        record: &UploadRecord,
-        keeps_data: bool,
-    ) -> Result<(), MirrorError> {
-        if let (Some(object), false) = (&record.object, keeps_data) {
-            self.bucket.abort_multipart(&data_key(&self.bucket, id), object).await?;
-        }
-        self.bucket.remove(&self.record_key(id)).await?;
-        if record.tail > 0 {
-            self.bucket.remove(&self.tail_key(id, record.len)).await?;
-        }
-        Ok(())
     }
 }
 

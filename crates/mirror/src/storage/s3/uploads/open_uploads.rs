@@ -7,8 +7,8 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use super::UploadSessions;
-use super::record::UploadRecord;
+use super::record::{OpenUploadSummary, UploadRecord};
+use super::sessions::UploadSessions;
 use crate::error::MirrorError;
 use crate::locks::lock;
 use crate::types::upload_id::UploadId;
@@ -18,22 +18,9 @@ use crate::uploads::admission::{DropCandidates, MAX_IDLE_TIME, OpenUpload};
 /// have bytes of a first part in its memory.
 const MAX_EMPTY_IDLE_TIME: Duration = Duration::from_secs(60 * 60);
 
-/// Cached properties of an upload, so that its record is not read again.
-#[derive(Clone)]
-pub(super) struct OpenUploadSummary {
-    owner: String,
-    has_bytes: bool,
-}
-
-impl OpenUploadSummary {
-    fn from_record(record: &UploadRecord) -> Self {
-        Self { owner: record.owner.clone(), has_bytes: record.has_bytes() }
-    }
-}
-
 /// Result of an attempt to drop an upload.
 #[derive(Debug, PartialEq, Eq)]
-pub(in super::super) enum DropOutcome {
+pub(crate) enum DropOutcome {
     /// The upload no longer exists.
     Dropped,
     /// A request uses the upload, or it may not be dropped.
@@ -72,7 +59,7 @@ impl UploadSessions {
 
     /// Removes an upload unless a request uses it. `may_drop` decides by the current record and its
     /// age.
-    pub(in super::super) async fn drop_upload_if(
+    pub(crate) async fn drop_upload_if(
         &self,
         id: &UploadId,
         may_drop: impl Fn(&UploadRecord, Duration) -> bool,
@@ -100,7 +87,7 @@ impl UploadSessions {
     }
 
     /// Removes expired uploads.
-    pub(in super::super) async fn remove_expired(&self) -> Result<(), MirrorError> {
+    pub(crate) async fn remove_expired(&self) -> Result<(), MirrorError> {
         self.list_open().await.map(drop)
     }
 

@@ -14,7 +14,7 @@ const SMALL_PARTS: usize = 4000;
 
 /// Progress of an upload, as stored in the bucket.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(in super::super) struct UploadRecord {
+pub(crate) struct UploadRecord {
     pub(super) repository: String,
     /// Key or address that opened the upload.
     #[serde(default)]
@@ -67,5 +67,18 @@ impl UploadRecord {
     pub(super) fn next_part_memory(&self, buffered: u64, remaining: Option<u64>) -> u64 {
         let most = self.next_part_bytes() as u64;
         remaining.map_or(most, |remaining| buffered.saturating_add(remaining).min(most))
+    }
+}
+
+/// Cached properties of an upload, so that its record is not read again.
+#[derive(Clone)]
+pub(super) struct OpenUploadSummary {
+    pub(super) owner: String,
+    pub(super) has_bytes: bool,
+}
+
+impl OpenUploadSummary {
+    pub(super) fn from_record(record: &UploadRecord) -> Self {
+        Self { owner: record.owner.clone(), has_bytes: record.has_bytes() }
     }
 }

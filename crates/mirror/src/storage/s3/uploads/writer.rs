@@ -12,12 +12,13 @@ use puna_registry::ResumableSha256;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::super::{data_key, to_json};
-use super::UploadSessions;
 use super::memory_budget::MemoryPermit;
 use super::record::UploadRecord;
+use super::sessions::UploadSessions;
 use crate::blocking::blocking;
 use crate::error::{InternalError, MirrorError, UploadProblem};
+use crate::storage::s3::blob_location::data_key;
+use crate::storage::s3::bucket::to_json;
 use crate::storage::{ByteStream, UploadPart};
 use crate::types::upload_id::UploadId;
 use crate::uploads::PIECE_TIMEOUT;
