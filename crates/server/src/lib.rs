@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod app;
+pub mod auth;
 mod bounded_channel;
 pub mod canonical;
 mod cleanup;
@@ -24,7 +25,6 @@ mod error;
 mod fair_queue;
 pub mod http;
 mod image_urls;
-pub mod keys;
 mod lock;
 mod manager;
 mod memory;
@@ -158,7 +158,7 @@ async fn run_app(
     }
     let write_timeout = config.write_timeout;
     let tls = config.tls.as_ref().map(http::tls::Tls::new).transpose()?.map(Arc::new);
-    let authorizer = keys::authorizer::Authorizer::new(&app.config().keys)?;
+    let authorizer = auth::authorizer::Authorizer::new(&app.config().keys)?;
     if !address.ip().is_loopback() && !authorizer.has_keys() {
         tracing::warn!(
             %address,

@@ -17,6 +17,8 @@ use puna_mirror::{Denial, Mirror, unescaped};
 use tower::ServiceExt;
 
 use crate::app::App;
+use crate::auth::Access;
+use crate::auth::authorizer::{AccessDenied, Authorizer};
 use crate::canonical::ApiError;
 use crate::config::origins::Origins;
 use crate::http::access_log::{KeyName, LogEntry};
@@ -25,8 +27,6 @@ use crate::http::host_check::{HostKind, classify_host, machine_name};
 use crate::http::peer::{host, is_local, peer};
 use crate::http::serve::RequestHandler;
 use crate::http::{Client, Dialect, Owner, RequestNotes, SchemaNotes};
-use crate::keys::Access;
-use crate::keys::authorizer::{AccessDenied, Authorizer};
 use crate::metrics::ServerMetrics;
 use crate::mirror::Registry;
 use crate::panic_message::panic_message;

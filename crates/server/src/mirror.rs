@@ -18,6 +18,8 @@ use puna_store::{ModelName, Store};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
+use crate::auth::authorizer::Authorizer;
+use crate::auth::{Key, Scope};
 use crate::cleanup;
 use crate::config::{Config, MirrorConfig};
 use crate::error::ServeError;
@@ -26,8 +28,6 @@ use crate::http::host_check::{HostKind, classify_host, machine_name};
 use crate::http::peer::{host, is_local, peer};
 use crate::http::serve::{ConnectionConfig, RequestHandler, run};
 use crate::http::tls::Tls;
-use crate::keys::authorizer::Authorizer;
-use crate::keys::{Key, Scope};
 use crate::panic_message::panic_message;
 use crate::prometheus;
 use crate::registry;

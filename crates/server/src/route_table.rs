@@ -4,8 +4,8 @@ use axum::http::{HeaderMap, Method, Uri};
 use axum::routing::MethodRouter;
 
 use crate::app::App;
+use crate::auth::Access;
 use crate::http::Dialect;
-use crate::keys::Access;
 
 /// A route: required access, API dialect, path pattern, methods (in the order of the `Allow`
 /// header) and handler.
@@ -173,7 +173,7 @@ mod tests {
     use puna_mirror::unescaped;
 
     use super::*;
-    use crate::keys::Scope;
+    use crate::auth::Scope;
 
     const USE: Access = Access::Requires(Scope::Inference);
     const CHANGE: Access = Access::Requires(Scope::Models);

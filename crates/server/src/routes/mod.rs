@@ -28,8 +28,8 @@ pub use library::stored_models;
 
 use axum::routing::{delete, get, post};
 
+use crate::auth::{Access, Scope};
 use crate::http::{Dialect, Native, OpenAi};
-use crate::keys::{Access, Scope};
 use crate::route_table::Route;
 
 /// Returns all routes. HEAD is allowed only where the table names it; every method that the table

@@ -5,8 +5,8 @@ use axum::http::Request;
 use serde_json::{Value, json};
 
 use super::{TestResponse, TestServer};
+use crate::auth::{Access, KeyFile, Scope};
 use crate::http::Dialect;
-use crate::keys::{Access, KeyFile, Scope};
 use crate::route_table::Route;
 use crate::routes;
 
