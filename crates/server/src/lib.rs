@@ -6,12 +6,13 @@
 //! `runner` of the program.
 //!
 //! A request passes these modules: [`http`] (connections, bodies) → `middleware` (origin, host,
-//! `route_table`, API keys) → `routes` → `dialect` (to a [`canonical`] request) → `manager` with
+//! `route_table`, API keys) → `routes` → `api` (to a [`canonical`] request) → `manager` with
 //! its pure [`scheduler`] (chooses a runner) → [`runner`] (prompt, engine). Its events return to
 //! the dialect, which encodes them.
 
 #![forbid(unsafe_code)]
 
+mod api;
 mod app;
 pub mod auth;
 mod bounded_channel;
@@ -19,12 +20,10 @@ pub mod canonical;
 mod cleanup;
 pub mod config;
 mod context_window;
-mod dialect;
 mod diffusion_options;
 mod error;
 mod fair_queue;
 pub mod http;
-mod image_urls;
 mod lock;
 mod manager;
 mod memory;
@@ -36,13 +35,10 @@ mod model_names;
 mod openapi;
 mod options;
 mod panic_message;
-mod paragraphs;
 mod prometheus;
 mod random_ids;
 mod registry;
 mod remote;
-mod request;
-mod response_store;
 mod route_table;
 mod routes;
 pub mod runner;

@@ -11,15 +11,15 @@ use puna_api::anthropic::{
 use puna_store::Entry;
 
 use super::{chat, rfc3339};
+use crate::api::anthropic::{MessagesEncoder, SEARCH, left_out, to_request, wishes_to_think};
+use crate::api::generation_request::GenerationRequest;
+use crate::api::image_urls::{self, Author};
+use crate::api::{collect, has, respond_when};
 use crate::app::{App, key};
 use crate::canonical::ApiError;
-use crate::dialect::anthropic::{MessagesEncoder, SEARCH, left_out, to_request, wishes_to_think};
-use crate::dialect::{collect, has, respond_when};
 use crate::http::{Anthropic, Client, ErrorResponse, Json, json_plain, note_ignored};
-use crate::image_urls::{self, Author};
 use crate::memory_plans::ModelSize;
 use crate::model_names::Name;
-use crate::request::GenerationRequest;
 
 /// `POST /v1/messages`
 pub(super) async fn messages(

@@ -6,9 +6,9 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::Response;
 
 use super::chat;
+use crate::api::has;
 use crate::app::App;
 use crate::canonical::ApiError;
-use crate::dialect::has;
 use crate::http::{ErrorResponse, OpenAi, multipart, read_body};
 
 pub(super) async fn transcriptions(

@@ -8,16 +8,16 @@ use puna_api::KeepAlive;
 use puna_api::native::{ChatRequest, Think};
 use puna_store::Model;
 
+use crate::api::generation_request::GenerationRequest;
+use crate::api::image_urls::ImageUrl;
+use crate::api::ollama::{self, ChatEncoder};
+use crate::api::{check_images, collect, has, respond};
 use crate::app::{AcquiredModel, App, RunningTask, key};
 use crate::canonical::{ApiError, Event, Generate, Task};
-use crate::dialect::native::{self, ChatEncoder};
-use crate::dialect::{check_images, collect, has, respond};
 use crate::http::{Client, ErrorResponse, Json, Native, note_ignored};
-use crate::image_urls::ImageUrl;
 use crate::model_names::Name;
 use crate::options::{self, RequestOptions};
 use crate::remote::{has_option, report_ignored_keep_alive};
-use crate::request::GenerationRequest;
 
 pub(super) async fn chat(
     State(app): State<App>,
@@ -25,7 +25,7 @@ pub(super) async fn chat(
     Json(request, _): Json<Native, ChatRequest>,
 ) -> Result<Response, ErrorResponse<Native>> {
     let (stream, return_adapted) = (request.stream.unwrap_or(true), request.return_adapted);
-    let request = native::chat(request)?;
+    let request = ollama::convert_chat(request)?;
     let (name, model) = find_model(&app, &request.model).await?;
     let encoder = ChatEncoder::new(name.given.clone()).with_schema_violations(return_adapted);
     let empty = request.messages().is_empty();

@@ -11,9 +11,9 @@ use tokio::sync::mpsc;
 
 use super::progress_stream::{self, CHANNEL_LINES, ProgressLine};
 use super::transfer;
+use crate::api::check_readable;
 use crate::app::{App, store_error};
 use crate::canonical::{ApiError, RunOptions};
-use crate::dialect::check_readable;
 use crate::http::{ErrorResponse, Json, Native, note_ignored};
 use crate::options::{self, RequestOptions};
 use crate::runner::{check_draft, check_model, check_template, detect_template};

@@ -11,9 +11,9 @@ use puna_api::native::{
 use puna_store::Facts;
 use serde_json::{Map, Value};
 
+use crate::api::{Times, has};
 use crate::app::{App, RunningTask};
 use crate::canonical::{ApiError, Embed, EmbedResult, EmbedText, Event, Task};
-use crate::dialect::{Times, has};
 use crate::http::{Client, ErrorResponse, Json, Native, json, note_ignored};
 use crate::model_names::Name;
 use crate::options::RequestOptions;

@@ -9,13 +9,13 @@ use puna_api::native::GenerateRequest;
 use puna_store::Model;
 
 use super::chat::{report_ignored_fields, unload_if_requested};
+use crate::api::generation_request::GenerationRequest;
+use crate::api::ollama::{self, GenerateEncoder};
+use crate::api::{collect, respond};
 use crate::app::{AcquiredModel, App, key};
 use crate::canonical::{ApiError, Generate, Input, Task};
-use crate::dialect::native::{self, GenerateEncoder};
-use crate::dialect::{collect, respond};
 use crate::http::{Client, ErrorResponse, Json, Native};
 use crate::model_names::Name;
-use crate::request::GenerationRequest;
 use crate::scheduler::{LoadOptions, ModelKey};
 
 pub(super) async fn generate(
@@ -27,7 +27,7 @@ pub(super) async fn generate(
     let with_context = !request.raw;
     let encoder = GenerateEncoder::new(request.model.clone(), with_context);
     let encoder = encoder.with_schema_violations(request.return_adapted);
-    Ok(match check(&app, native::generate(request)?).await? {
+    Ok(match check(&app, ollama::convert_generate(request)?).await? {
         CheckedRequest::Unloaded => encoder.empty("unload"),
         CheckedRequest::Load(model_request) => {
             model_request.load(&app, client).await?;

@@ -19,13 +19,13 @@ use super::embed::{
 };
 use super::generate::{self, CheckedRequest};
 use super::{anthropic, chat};
+use crate::api::image_urls::{self, Author};
+use crate::api::openai::completions::{self, CompletionEncoder};
+use crate::api::openai::{self, ChatEncoder, to_request};
+use crate::api::{Encoder, collect_all, respond_when};
 use crate::app::{App, key, store_error};
 use crate::canonical::{ApiError, EmbedText};
-use crate::dialect::openai::completions::{self, CompletionEncoder};
-use crate::dialect::openai::{self, ChatEncoder, to_request};
-use crate::dialect::{Encoder, collect_all, respond_when};
 use crate::http::{Client, Dialect, ErrorResponse, Json, OpenAi, json_plain};
-use crate::image_urls::{self, Author};
 use crate::memory_plans::ModelSize;
 use crate::model_names::Name;
 

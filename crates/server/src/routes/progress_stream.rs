@@ -10,9 +10,9 @@ use puna_api::native::Progress;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 
+use crate::api::ollama::push_line;
 use crate::app::App;
 use crate::canonical::ApiError;
-use crate::dialect::native::push_line;
 use crate::http::{ErrorResponse, Native, StreamFormat, error_body, json_plain, stream};
 use crate::shutdown::ShutdownSignal;
 

@@ -10,9 +10,9 @@ use puna_api::native::{
 use puna_store::{Facts, Model};
 
 use super::chat;
+use crate::api::{Times, has};
 use crate::app::App;
 use crate::canonical::{ApiError, Event, Rank, RankResult, Task};
-use crate::dialect::{Times, has};
 use crate::http::{Client, ErrorFormat, ErrorResponse, Json, json};
 use crate::options::RequestOptions;
 use crate::random_ids;

@@ -10,18 +10,18 @@ use puna_api::responses::ResponsesRequest;
 use serde_json::{Value, json};
 
 use super::chat;
-use crate::app::{App, key};
-use crate::canonical::ApiError;
-use crate::dialect::openai;
-use crate::dialect::openai::responses::{
+use crate::api::generation_request::GenerationRequest;
+use crate::api::image_urls::{self, Author, MessageContent};
+use crate::api::openai;
+use crate::api::openai::responses::{
     Keep, ResponseEncoder, left_out, replay, take_additional_tools, to_request,
 };
-use crate::dialect::{collect, respond_when};
+use crate::api::{collect, respond_when};
+use crate::app::{App, key};
+use crate::canonical::ApiError;
 use crate::http::{
     self, Client, ErrorResponse, Json, OpenAi, Owner, StreamFormat, json_plain, note_ignored,
 };
-use crate::image_urls::{self, Author, MessageContent};
-use crate::request::GenerationRequest;
 
 /// `POST /v1/responses`
 pub(super) async fn create(

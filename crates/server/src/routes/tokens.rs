@@ -8,9 +8,9 @@ use puna_api::native::{DetokenizeRequest, DetokenizeResponse, TokenizeRequest, T
 use serde_json::{Map, Value};
 
 use super::chat;
+use crate::api::Times;
 use crate::app::App;
 use crate::canonical::{ApiError, Event, Task, Tokenize};
-use crate::dialect::Times;
 use crate::http::{Client, ErrorResponse, Json, Native, json};
 use crate::options::RequestOptions;
 

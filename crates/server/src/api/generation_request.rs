@@ -8,12 +8,12 @@ use puna_sampler::Constraint;
 use puna_store::Model;
 use serde_json::{Map, Value};
 
-use crate::canonical::{ApiError, Generate, Input, Overflow, RunOptions, SchemaLabel};
-use crate::config::Config;
-use crate::dialect::openai::hosted;
-use crate::dialect::{
+use crate::api::openai::hosted;
+use crate::api::{
     check_capability, check_completion, check_images, check_think, has, hide_old_images, model_text,
 };
+use crate::canonical::{ApiError, Generate, Input, Overflow, RunOptions, SchemaLabel};
+use crate::config::Config;
 use crate::http::note_ignored;
 use crate::model_names::Name;
 use crate::options::RequestOptions;

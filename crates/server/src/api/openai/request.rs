@@ -11,13 +11,13 @@ use serde_json::Value;
 
 use super::custom::{arguments_of, as_functions};
 use super::{reject_in_stream, stop_texts};
-use crate::canonical::{ApiError, SchemaLabel};
-use crate::dialect::{
+use crate::api::generation_request::GenerationRequest;
+use crate::api::image_urls::{IMAGE_URLS_OFF, is_http_url};
+use crate::api::{
     go_type, grammar_format, hide_unreadable_images, logprobs, prompt_logprobs, read_arguments,
 };
-use crate::image_urls::{IMAGE_URLS_OFF, is_http_url};
+use crate::canonical::{ApiError, SchemaLabel};
 use crate::options::{RequestOptions, effort};
-use crate::request::GenerationRequest;
 
 /// Converts a request of `POST /v1/chat/completions`.
 pub(crate) fn to_request(request: ChatCompletionRequest) -> Result<GenerationRequest, ApiError> {

@@ -8,12 +8,12 @@ use puna_sampler::Constraint;
 use serde_json::{Map, Value, json};
 
 use super::{Keep, ResponseEncoder, left_out, replay, to_request};
+use crate::api::answer_events::EventSequencer;
+use crate::api::generation_request::GenerationRequest;
+use crate::api::openai::responses::ResponseStore;
+use crate::api::{AnswerEvent, Encoder, Times};
 use crate::canonical::{ApiError, CallOutcome, Event, FinishReason, GenerationSummary, Piece};
-use crate::dialect::answer_events::EventSequencer;
-use crate::dialect::{AnswerEvent, Encoder, Times};
 use crate::http::Owner;
-use crate::request::GenerationRequest;
-use crate::response_store::ResponseStore;
 
 fn request(extra: Value) -> Result<GenerationRequest, String> {
     let mut body = json!({"model": "m", "input": "hi"});

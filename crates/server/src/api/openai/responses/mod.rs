@@ -5,6 +5,7 @@ mod answer;
 mod items;
 mod replay;
 mod request;
+mod store;
 #[cfg(test)]
 mod tests;
 mod tools;
@@ -12,4 +13,5 @@ mod tools;
 pub(crate) use answer::{Keep, ResponseEncoder};
 pub(crate) use replay::replay;
 pub(crate) use request::to_request;
+pub(crate) use store::{ResponseStore, StoredResponse};
 pub(crate) use tools::{left_out, take_additional_tools};

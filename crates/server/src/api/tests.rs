@@ -7,7 +7,7 @@ use puna_sampler::Constraint;
 use serde_json::{Value, json};
 
 use super::answer_events::{EndedCall, EventSequencer};
-use super::native::{ChatEncoder, GenerateEncoder};
+use super::ollama::{ChatEncoder, GenerateEncoder};
 use super::{AnswerEvent, Encoder, Times, openai};
 use crate::canonical::{ApiError, CallOutcome, Event, FinishReason, GenerationSummary, Piece};
 
@@ -341,7 +341,7 @@ fn unreadable_images_are_replaced_in_earlier_turns_and_rejected_in_the_newest() 
     let native = |messages: Value| {
         let request =
             puna_api::decode::from_value(&json!({"model": "m", "messages": messages})).unwrap();
-        super::native::chat(request).map_err(|failure| failure.message)
+        super::ollama::convert_chat(request).map_err(|failure| failure.message)
     };
     let seen = json!({"role": "user", "content": "look", "images": [link, null]});
     assert_eq!(native(json!([seen])).unwrap_err(), "illegal base64 data at input byte 4");
@@ -351,7 +351,7 @@ fn unreadable_images_are_replaced_in_earlier_turns_and_rejected_in_the_newest() 
         puna_api::decode::from_value(&json!({"model": "m", "prompt": "x", "images": ["!!"]}))
             .unwrap();
     assert_eq!(
-        super::native::generate(prompt).unwrap_err().message,
+        super::ollama::convert_generate(prompt).unwrap_err().message,
         "illegal base64 data at input byte 0"
     );
 }

@@ -4,8 +4,8 @@ use serde_json::{Value, json as value};
 
 use super::items::{CallHead, ItemKind, NamedEvent, done_event, whole_item_events};
 use super::tools::ToolName;
-use crate::dialect::push_named;
-use crate::response_store::StoredResponse;
+use crate::api::openai::responses::StoredResponse;
+use crate::api::push_named;
 
 /// Appends an event with its sequence number.
 pub(super) fn push_numbered_event((name, mut event): NamedEvent, number: u64, out: &mut Vec<u8>) {

@@ -10,10 +10,10 @@ use puna_api::native::{DebugInfo, ToolCall};
 use serde_json::{Map, Value, json as value};
 
 use super::SEARCH;
+use crate::api::answer_events::{CallId, EndedCall};
+use crate::api::progress::PromptProgress;
+use crate::api::{AnswerEvent, Collected, CollectedCall, Encoder, Times, push_named};
 use crate::canonical::{CallOutcome, FinishReason, GenerationSummary};
-use crate::dialect::answer_events::{CallId, EndedCall};
-use crate::dialect::progress::PromptProgress;
-use crate::dialect::{AnswerEvent, Collected, CollectedCall, Encoder, Times, push_named};
 use crate::http::{StreamFormat, anthropic_error, json_plain};
 use crate::random_ids;
 

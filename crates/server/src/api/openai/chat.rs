@@ -12,10 +12,10 @@ use puna_api::openai::{
 use super::{
     DONE, add_usage, finish_reason, push_event, push_failure, to_tool_call, vllm_prompt_logprobs,
 };
+use crate::api::answer_events::{CallId, EndedCall};
+use crate::api::progress::PromptProgress;
+use crate::api::{AnswerEvent, Collected, CollectedCall, Encoder, Times};
 use crate::canonical::{GenerationSummary, Piece};
-use crate::dialect::answer_events::{CallId, EndedCall};
-use crate::dialect::progress::PromptProgress;
-use crate::dialect::{AnswerEvent, Collected, CollectedCall, Encoder, Times};
 use crate::http::{StreamFormat, json_plain, stream};
 use crate::random_ids;
 

@@ -244,7 +244,7 @@ async fn images_replace_their_urls_and_other_urls_remain() {
     want[0]["text"] = json!(url);
     assert_eq!(content, want);
     assert!(in_openai(vec![(Author::Other, &mut content)]).is_empty(), "data is no address");
-    let read = crate::dialect::openai::request_image(&inline);
+    let read = crate::api::openai::request_image(&inline);
     assert_eq!(read.bytes(), PNG, "the dialect reads what stands there");
 
     let source = json!({"type": "url", "url": url});

@@ -16,14 +16,14 @@ use serde_json::{Value, json as value};
 use super::items::{CallHead, ItemKind, NamedEvent, done_event, whole_item_events};
 use super::replay::push_numbered_event;
 use super::tools::{CallFormat, ToolName};
+use crate::api::answer_events::EndedCall;
+use crate::api::openai::responses::{ResponseStore, StoredResponse};
+use crate::api::paragraphs::append_paragraph;
+use crate::api::progress::PromptProgress;
+use crate::api::{AnswerEvent, Collected, CollectedCall, Encoder, Times};
 use crate::canonical::{ApiError, CallOutcome, FinishReason, GenerationSummary, Piece};
-use crate::dialect::answer_events::EndedCall;
-use crate::dialect::progress::PromptProgress;
-use crate::dialect::{AnswerEvent, Collected, CollectedCall, Encoder, Times};
 use crate::http::{Owner, StreamFormat, json_plain};
-use crate::paragraphs::append_paragraph;
 use crate::random_ids;
-use crate::response_store::{ResponseStore, StoredResponse};
 
 /// Storage of a response: the owner, the store, and the conversation that it answers, without the
 /// instructions.

@@ -10,8 +10,8 @@ use std::collections::{HashSet, VecDeque};
 use puna_api::native::{PromptLogprob, ToolCall, ToolCallFunction};
 use serde_json::{Map, Value};
 
+use crate::api::unparsed_arguments;
 use crate::canonical::{ApiError, CallOutcome, Event, GenerationSummary, Piece};
-use crate::dialect::unparsed_arguments;
 use crate::random_ids;
 
 /// An event of an answer.

@@ -8,14 +8,14 @@ use puna_sampler::Constraint;
 use serde_json::{Map, Value, json as value};
 
 use super::{documents, predefined_tools};
-use crate::canonical::ApiError;
-use crate::dialect::{
+use crate::api::generation_request::GenerationRequest;
+use crate::api::image_urls::IMAGE_URLS_OFF;
+use crate::api::paragraphs::append_paragraph;
+use crate::api::{
     go_type, grammar_format, hide_unreadable_images, read_arguments, repaired_arguments,
 };
-use crate::image_urls::IMAGE_URLS_OFF;
+use crate::canonical::ApiError;
 use crate::options::RequestOptions;
-use crate::paragraphs::append_paragraph;
-use crate::request::GenerationRequest;
 
 /// Name of the function for Anthropic's web search, which the service would run itself.
 pub(crate) const SEARCH: &str = "web_search";

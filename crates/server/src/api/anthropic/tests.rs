@@ -7,10 +7,10 @@ use puna_sampler::Constraint;
 use serde_json::{Value, json};
 
 use super::{MessagesEncoder, left_out, to_request};
+use crate::api::answer_events::EventSequencer;
+use crate::api::generation_request::GenerationRequest;
+use crate::api::{AnswerEvent, Collected, CollectedCall, Encoder, Times};
 use crate::canonical::{ApiError, CallOutcome, Event, FinishReason, GenerationSummary, Piece};
-use crate::dialect::answer_events::EventSequencer;
-use crate::dialect::{AnswerEvent, Collected, CollectedCall, Encoder, Times};
-use crate::request::GenerationRequest;
 
 fn request(extra: Value) -> Result<GenerationRequest, String> {
     let mut body =

@@ -8,12 +8,12 @@ use puna_sampler::{Constraint, JsonSchema};
 use serde_json::Value;
 
 use super::tools::{self, CallFormat};
+use crate::api::generation_request::GenerationRequest;
+use crate::api::openai::request::image;
+use crate::api::paragraphs::append_paragraph;
+use crate::api::{grammar_format, hide_unreadable_images};
 use crate::canonical::{ApiError, SchemaLabel};
-use crate::dialect::openai::request::image;
-use crate::dialect::{grammar_format, hide_unreadable_images};
 use crate::options::{RequestOptions, effort};
-use crate::paragraphs::append_paragraph;
-use crate::request::GenerationRequest;
 
 /// Converts a request of `POST /v1/responses` after the `earlier` messages of its conversation. A
 /// request without any message only loads the model.

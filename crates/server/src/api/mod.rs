@@ -7,11 +7,14 @@
 mod answer_events;
 pub(crate) mod anthropic;
 mod arguments;
+pub(crate) mod generation_request;
+pub(crate) mod image_urls;
 mod images;
-pub(crate) mod native;
+pub(crate) mod ollama;
 pub(crate) mod openai;
 #[cfg(test)]
 mod order_tests;
+mod paragraphs;
 mod progress;
 #[cfg(test)]
 mod tests;

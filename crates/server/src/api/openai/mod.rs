@@ -21,8 +21,8 @@ pub(crate) use chat::ChatEncoder;
 pub(crate) use request::image as request_image;
 pub(crate) use request::{has_sound, to_request, wishes_to_think};
 
+use crate::api::{CollectedCall, go_type};
 use crate::canonical::{ApiError, GenerationSummary};
-use crate::dialect::{CollectedCall, go_type};
 use crate::http::openai_error;
 use crate::options::RequestOptions;
 

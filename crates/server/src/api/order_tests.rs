@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::answer_events::EventSequencer;
 use super::anthropic::MessagesEncoder;
-use super::native::ChatEncoder;
+use super::ollama::ChatEncoder;
 use super::openai::responses::ResponseEncoder;
 use super::{AnswerEvent, Encoder, Times, openai};
 use crate::canonical::{ApiError, CallOutcome, Event, FinishReason, GenerationSummary, Piece};

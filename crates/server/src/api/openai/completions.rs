@@ -16,13 +16,13 @@ use super::{
     DONE, MAX_ANSWERS, add_usage, count, push_event, push_failure, reject_in_stream, stop_texts,
     vllm_prompt_logprobs,
 };
+use crate::api::generation_request::GenerationRequest;
+use crate::api::progress::PromptProgress;
+use crate::api::{AnswerEvent, Collected, Encoder, Times, logprobs, prompt_logprobs};
 use crate::canonical::{ApiError, Generate, Input, Overflow, Prompt};
-use crate::dialect::progress::PromptProgress;
-use crate::dialect::{AnswerEvent, Collected, Encoder, Times, logprobs, prompt_logprobs};
 use crate::http::{StreamFormat, json_plain};
 use crate::options::RequestOptions;
 use crate::random_ids;
-use crate::request::GenerationRequest;
 
 /// Parameters of a completion request beyond the canonical request.
 pub(crate) struct CompletionParams {

@@ -8,12 +8,12 @@ use puna_api::native::{Tool, ToolCall, ToolChoice};
 use puna_api::responses::ResponsesRequest;
 use serde_json::{Map, Value, json as value};
 
-use crate::canonical::ApiError;
-use crate::dialect::openai::custom::{
+use crate::api::openai::custom::{
     INPUT, ToolNames, arguments_of, check_strict_type, function_of, input_of,
 };
-use crate::dialect::openai::hosted::is_ignored;
-use crate::dialect::read_arguments;
+use crate::api::openai::hosted::is_ignored;
+use crate::api::read_arguments;
+use crate::canonical::ApiError;
 
 /// Name of the function for the client's shell.
 const SHELL: &str = "local_shell";
