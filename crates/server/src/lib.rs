@@ -55,12 +55,12 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
+pub use api::ollama::library::stored_models;
 pub use config::{Address, Config, ConfigError, MirrorConfig, TlsFiles, Warning};
 pub use error::ServeError;
 pub use http::listen::{ListenError, listen};
 pub use memory::read as memory;
 pub use registry::settings as registry_settings;
-pub use routes::stored_models;
 pub use version::{OLLAMA_VERSION, VERSION};
 
 /// Answers requests until `end` is ready, then gives running requests a few seconds and unloads all

@@ -1,4 +1,4 @@
-//! HTTP API dialects of Ollama, OpenAI and Anthropic.
+//! HTTP APIs of Ollama, OpenAI and Anthropic: their routes and dialects.
 //!
 //! Each dialect converts its requests to the canonical request and its [`Encoder`] writes the
 //! events of a generation as an answer. The routes call [`respond`] or [`respond_when`] for streams
@@ -7,6 +7,9 @@
 mod answer_events;
 pub(crate) mod anthropic;
 mod arguments;
+pub(crate) mod chat;
+pub(crate) mod completion;
+pub(crate) mod embeddings;
 pub(crate) mod generation_request;
 pub(crate) mod image_urls;
 mod images;
@@ -16,6 +19,7 @@ pub(crate) mod openai;
 mod order_tests;
 mod paragraphs;
 mod progress;
+pub(crate) mod rerank;
 #[cfg(test)]
 mod tests;
 
@@ -496,4 +500,9 @@ pub(crate) fn grammar_format(
     let missing =
         || ApiError::bad_request(format!("invalid format: type {kind} needs the text in {field}"));
     text.map(make).ok_or_else(missing)
+}
+
+/// Formats a time for responses (RFC 3339).
+pub(crate) fn rfc3339(time: std::time::SystemTime) -> String {
+    jiff::Timestamp::try_from(time).unwrap_or(jiff::Timestamp::MAX).to_string()
 }

@@ -18,8 +18,9 @@ use puna_store::{
 };
 use tokio::sync::mpsc;
 
-use super::progress_stream::{self, CHANNEL_LINES, ProgressLine};
-use super::{rfc3339, transfer};
+use crate::api::ollama::progress_stream::{self, CHANNEL_LINES, ProgressLine};
+use crate::api::ollama::transfer;
+use crate::api::rfc3339;
 use crate::app::{App, store_error};
 use crate::canonical::ApiError;
 use crate::http::{ErrorResponse, Json, Native, json};

@@ -1,9 +1,10 @@
-//! Dialect of Anthropic's Messages API (`POST /v1/messages`).
+//! Anthropic's Messages API (`POST /v1/messages`).
 
 mod answer;
 mod documents;
 mod predefined_tools;
 mod request;
+pub(crate) mod routes;
 #[cfg(test)]
 mod tests;
 

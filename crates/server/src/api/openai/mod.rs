@@ -1,11 +1,13 @@
-//! Dialect of OpenAI: chat completions, completions and responses.
+//! OpenAI's API: chat completions, completions and responses.
 
+pub(crate) mod audio;
 pub(crate) mod chat;
 pub(crate) mod completions;
 mod custom;
 pub(crate) mod hosted;
 mod request;
 pub(crate) mod responses;
+pub(crate) mod routes;
 
 use puna_api::native::PromptLogprob;
 use puna_api::openai::{

@@ -5,6 +5,7 @@ mod answer;
 mod items;
 mod replay;
 mod request;
+pub(crate) mod routes;
 mod store;
 #[cfg(test)]
 mod tests;

@@ -9,7 +9,7 @@ use puna_api::native::{
 };
 use puna_store::{Facts, Model};
 
-use super::chat;
+use crate::api::chat;
 use crate::api::{Times, has};
 use crate::app::App;
 use crate::canonical::{ApiError, Event, Rank, RankResult, Task};
@@ -17,7 +17,7 @@ use crate::http::{Client, ErrorFormat, ErrorResponse, Json, json};
 use crate::options::RequestOptions;
 use crate::random_ids;
 
-pub(super) async fn rerank<D: ErrorFormat>(
+pub(crate) async fn rerank<D: ErrorFormat>(
     State(app): State<App>,
     client: Client,
     Json(request, _): Json<D, RerankRequest>,

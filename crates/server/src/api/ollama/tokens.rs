@@ -7,14 +7,14 @@ use puna_api::KeepAlive;
 use puna_api::native::{DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse};
 use serde_json::{Map, Value};
 
-use super::chat;
 use crate::api::Times;
+use crate::api::chat;
 use crate::app::App;
 use crate::canonical::{ApiError, Event, Task, Tokenize};
 use crate::http::{Client, ErrorResponse, Json, Native, json};
 use crate::options::RequestOptions;
 
-pub(super) async fn tokenize(
+pub(crate) async fn tokenize(
     State(app): State<App>,
     client: Client,
     Json(request, _): Json<Native, TokenizeRequest>,
@@ -35,7 +35,7 @@ pub(super) async fn tokenize(
     Ok(json(StatusCode::OK, &TokenizeResponse { model, tokens, total_duration, load_duration }))
 }
 
-pub(super) async fn detokenize(
+pub(crate) async fn detokenize(
     State(app): State<App>,
     client: Client,
     Json(request, _): Json<Native, DetokenizeRequest>,

@@ -20,7 +20,7 @@ use crate::runner::{check_draft, check_model, check_template, detect_template};
 use crate::scheduler::LoadOptions;
 use crate::version::OLLAMA_VERSION;
 
-pub(super) async fn create(
+pub(crate) async fn create(
     State(app): State<App>,
     Json(request, _): Json<Native, CreateRequest>,
 ) -> Result<Response, ErrorResponse<Native>> {
@@ -108,7 +108,7 @@ fn create_model(
 }
 
 /// Refuses parameters with which every request to the model would fail.
-pub(super) fn check_parameters(parameters: Option<&Map<String, Value>>) -> Result<(), ApiError> {
+pub(crate) fn check_parameters(parameters: Option<&Map<String, Value>>) -> Result<(), ApiError> {
     let (mut load, mut run) = (LoadOptions::default(), RunOptions::default());
     let mut unknown = |name: &str| note_ignored(format!("parameters.{name}"));
     options::apply(

@@ -9,7 +9,7 @@ use puna_api::native::Message;
 use puna_api::responses::ResponsesRequest;
 use serde_json::{Value, json};
 
-use super::chat;
+use crate::api::chat;
 use crate::api::generation_request::GenerationRequest;
 use crate::api::image_urls::{self, Author, MessageContent};
 use crate::api::openai;
@@ -24,7 +24,7 @@ use crate::http::{
 };
 
 /// `POST /v1/responses`
-pub(super) async fn create(
+pub(crate) async fn create(
     State(app): State<App>,
     client: Client,
     owner: Owner,
@@ -58,7 +58,7 @@ pub(super) async fn create(
 }
 
 /// `POST /v1/responses/input_tokens`
-pub(super) async fn input_tokens(
+pub(crate) async fn input_tokens(
     State(app): State<App>,
     client: Client,
     owner: Owner,
@@ -131,7 +131,7 @@ fn missing(id: &str) -> ApiError {
 }
 
 /// `GET /v1/responses/…`
-pub(super) async fn retrieve(
+pub(crate) async fn retrieve(
     State(app): State<App>,
     owner: Owner,
     Path(id): Path<String>,
@@ -172,7 +172,7 @@ fn read_query(fields: Vec<(String, String)>) -> Result<(bool, Option<u64>), ApiE
 }
 
 /// `DELETE /v1/responses/…`
-pub(super) async fn delete(
+pub(crate) async fn delete(
     State(app): State<App>,
     owner: Owner,
     Path(id): Path<String>,

@@ -9,26 +9,26 @@ use crate::canonical::ApiError;
 use crate::http::{ErrorFormat, Json, Native, json};
 
 /// `GET /api/status`
-pub(super) async fn status() -> Response {
+pub(crate) async fn status() -> Response {
     json(StatusCode::OK, &value!({"cloud": {"disabled": true, "source": "config"}}))
 }
 
 /// Accounts: `POST /api/me`, `POST /api/signout`, `DELETE /api/user/keys/…`
-pub(super) async fn account() -> Response {
+pub(crate) async fn account() -> Response {
     Native::error(&ApiError::new(501, "not supported: ollama.com accounts"))
 }
 
 /// `POST /api/experimental/web_search`
-pub(super) async fn web_search(_: Json<Native, Value>) -> Response {
+pub(crate) async fn web_search(_: Json<Native, Value>) -> Response {
     Native::error(&ApiError::new(403, "ollama cloud is disabled: web search is unavailable"))
 }
 
 /// `POST /api/experimental/web_fetch`
-pub(super) async fn web_fetch(_: Json<Native, Value>) -> Response {
+pub(crate) async fn web_fetch(_: Json<Native, Value>) -> Response {
     Native::error(&ApiError::new(403, "ollama cloud is disabled: web fetch is unavailable"))
 }
 
 /// `GET /api/experimental/model-recommendations`
-pub(super) async fn recommendations() -> Response {
+pub(crate) async fn recommendations() -> Response {
     json(StatusCode::OK, &value!({"recommendations": []}))
 }

@@ -10,10 +10,10 @@ use puna_api::anthropic::{
 };
 use puna_store::Entry;
 
-use super::{chat, rfc3339};
 use crate::api::anthropic::{MessagesEncoder, SEARCH, left_out, to_request, wishes_to_think};
 use crate::api::generation_request::GenerationRequest;
 use crate::api::image_urls::{self, Author};
+use crate::api::{chat, rfc3339};
 use crate::api::{collect, has, respond_when};
 use crate::app::{App, key};
 use crate::canonical::ApiError;
@@ -22,7 +22,7 @@ use crate::memory_plans::ModelSize;
 use crate::model_names::Name;
 
 /// `POST /v1/messages`
-pub(super) async fn messages(
+pub(crate) async fn messages(
     State(app): State<App>,
     client: Client,
     Json(request, _): Json<Anthropic, MessagesRequest>,
@@ -51,7 +51,7 @@ pub(super) async fn messages(
 }
 
 /// `POST /v1/messages/count_tokens`
-pub(super) async fn count_tokens(
+pub(crate) async fn count_tokens(
     State(app): State<App>,
     client: Client,
     Json(request, _): Json<Anthropic, MessagesRequest>,
@@ -97,7 +97,7 @@ fn check_thread(thread: Option<&Thread>) -> Result<(), ApiError> {
 /// Query of `GET /v1/models`: which page of the list is wanted.
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(default)]
-pub(super) struct PageQuery {
+pub(crate) struct PageQuery {
     limit: Option<String>,
     after_id: Option<String>,
     before_id: Option<String>,
@@ -107,7 +107,7 @@ pub(super) struct PageQuery {
 const DEFAULT_PAGE_MODELS: usize = 20;
 
 /// `GET /v1/models` in Anthropic's dialect.
-pub(super) async fn models(
+pub(crate) async fn models(
     app: &App,
     entries: &[Entry],
     page: &PageQuery,
@@ -139,7 +139,7 @@ pub(super) async fn models(
 }
 
 /// Describes a model in Anthropic's dialect.
-pub(super) fn model(entry: &Entry, id: String, size: &ModelSize) -> Model {
+pub(crate) fn model(entry: &Entry, id: String, size: &ModelSize) -> Model {
     let created_at = rfc3339(entry.modified);
     Model {
         kind: "model".into(),

@@ -7,7 +7,7 @@ use puna_gguf::{Array, Gguf, Value as Meta};
 use puna_store::{ChildList, Manifest, Model, StoredChild, Weights, embedded, format_parameters};
 use serde_json::{Map, Value, json};
 
-use super::rfc3339;
+use crate::api::rfc3339;
 use crate::app::details;
 use crate::canonical::ApiError;
 use crate::remote::Description;

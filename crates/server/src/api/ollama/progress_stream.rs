@@ -10,24 +10,24 @@ use puna_api::native::Progress;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 
-use crate::api::ollama::push_line;
+use super::push_line;
 use crate::app::App;
 use crate::canonical::ApiError;
 use crate::http::{ErrorResponse, Native, StreamFormat, error_body, json_plain, stream};
 use crate::shutdown::ShutdownSignal;
 
 /// Capacity, in lines, of the channel to the client.
-pub(super) const CHANNEL_LINES: usize = 64;
+pub(crate) const CHANNEL_LINES: usize = 64;
 
 /// Status of the last line of successful work.
 const SUCCESS: &str = "success";
 
 /// A progress line, or the error that ends the work.
-pub(super) type ProgressLine = Result<Progress, ApiError>;
+pub(crate) type ProgressLine = Result<Progress, ApiError>;
 
 /// Streams the lines, or returns the last one if `last_only` is set. An error before the first line
 /// becomes the response's status; a later error is the last line.
-pub(super) async fn respond(
+pub(crate) async fn respond(
     app: &App,
     lines: mpsc::Receiver<ProgressLine>,
     last_only: bool,

@@ -5,13 +5,13 @@ use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::Response;
 
-use super::chat;
+use crate::api::chat;
 use crate::api::has;
 use crate::app::App;
 use crate::canonical::ApiError;
 use crate::http::{ErrorResponse, OpenAi, multipart, read_body};
 
-pub(super) async fn transcriptions(
+pub(crate) async fn transcriptions(
     State(app): State<App>,
     request: Request,
 ) -> Result<Response, ErrorResponse<OpenAi>> {

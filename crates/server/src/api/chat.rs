@@ -1,50 +1,23 @@
-//! `POST /api/chat`, and the functions that the chat routes of all dialects share.
+//! Functions that the chat routes of all APIs share.
 
 use std::sync::Arc;
 
-use axum::extract::State;
-use axum::response::Response;
 use puna_api::KeepAlive;
-use puna_api::native::{ChatRequest, Think};
+use puna_api::native::Think;
 use puna_store::Model;
 
 use crate::api::generation_request::GenerationRequest;
 use crate::api::image_urls::ImageUrl;
-use crate::api::ollama::{self, ChatEncoder};
-use crate::api::{check_images, collect, has, respond};
+use crate::api::{check_images, has};
 use crate::app::{AcquiredModel, App, RunningTask, key};
 use crate::canonical::{ApiError, Event, Generate, Task};
-use crate::http::{Client, ErrorResponse, Json, Native, note_ignored};
+use crate::http::{Client, note_ignored};
 use crate::model_names::Name;
 use crate::options::{self, RequestOptions};
 use crate::remote::{has_option, report_ignored_keep_alive};
 
-pub(super) async fn chat(
-    State(app): State<App>,
-    client: Client,
-    Json(request, _): Json<Native, ChatRequest>,
-) -> Result<Response, ErrorResponse<Native>> {
-    let (stream, return_adapted) = (request.stream.unwrap_or(true), request.return_adapted);
-    let request = ollama::convert_chat(request)?;
-    let (name, model) = find_model(&app, &request.model).await?;
-    let encoder = ChatEncoder::new(name.given.clone()).with_schema_violations(return_adapted);
-    let empty = request.messages().is_empty();
-    if empty && unload_if_requested(&app, &model, request.keep_alive, &request.options).await? {
-        return Ok(encoder.empty("unload"));
-    }
-    let prepared = prepare(&app, client, request, &name, &model).await?;
-    if empty {
-        return Ok(encoder.empty("load"));
-    }
-    let running = prepared.start().await;
-    if stream {
-        return Ok(respond(vec![running], encoder).await?);
-    }
-    Ok(encoder.whole(collect(running).await?))
-}
-
 /// Unloads the model if a request without text says so by `keep_alive: 0`; returns whether it does.
-pub(super) async fn unload_if_requested(
+pub(crate) async fn unload_if_requested(
     app: &App,
     model: &Model,
     keep_alive: Option<KeepAlive>,
@@ -61,7 +34,7 @@ pub(super) async fn unload_if_requested(
 
 /// Removes the request to think if the model cannot, and reports the `fields` that contained it as
 /// ignored.
-pub(super) fn drop_unsupported_thinking(
+pub(crate) fn drop_unsupported_thinking(
     request: &mut GenerationRequest,
     model: &Model,
     fields: &[&str],
@@ -74,7 +47,7 @@ pub(super) fn drop_unsupported_thinking(
 }
 
 /// Finds the model of a chat.
-pub(super) async fn find_model(app: &App, given: &str) -> Result<(Name, Arc<Model>), ApiError> {
+pub(crate) async fn find_model(app: &App, given: &str) -> Result<(Name, Arc<Model>), ApiError> {
     if given.is_empty() {
         return Err(ApiError::bad_request("model is required"));
     }
@@ -89,7 +62,7 @@ pub(super) async fn find_model(app: &App, given: &str) -> Result<(Name, Arc<Mode
 ///
 /// # Errors
 /// Fails if the newest turn has an image that the model does not accept or that cannot be fetched.
-pub(super) async fn fetch_images(
+pub(crate) async fn fetch_images(
     app: &App,
     model: &str,
     places: Vec<ImageUrl<'_>>,
@@ -105,13 +78,13 @@ pub(super) async fn fetch_images(
 }
 
 /// A checked request and its loaded model.
-pub(super) struct PreparedChat {
+pub(crate) struct PreparedChat {
     loaded: AcquiredModel,
     generate: Box<Generate>,
 }
 
 impl PreparedChat {
-    pub(super) async fn start(self) -> RunningTask {
+    pub(crate) async fn start(self) -> RunningTask {
         self.loaded.run(Task::Generate(self.generate)).await
     }
 
@@ -119,7 +92,7 @@ impl PreparedChat {
     ///
     /// # Errors
     /// Fails if the generations together are too large.
-    pub(super) async fn start_replicas(self, answers: usize) -> Result<Vec<RunningTask>, ApiError> {
+    pub(crate) async fn start_replicas(self, answers: usize) -> Result<Vec<RunningTask>, ApiError> {
         let mut several = self.generate.replicate(answers)?;
         // The log-probabilities of the prompt are the same for all generations, and computing them
         // costs a prefill without the prefix cache.
@@ -128,7 +101,7 @@ impl PreparedChat {
     }
 
     /// Counts the prompt's tokens instead of generating.
-    pub(super) async fn count(self) -> Result<u64, ApiError> {
+    pub(crate) async fn count(self) -> Result<u64, ApiError> {
         match self.loaded.run(Task::Count(self.generate)).await.result().await? {
             Event::Counted(tokens) => Ok(tokens),
             _ => Err(ApiError::internal("the model runner counted nothing")),
@@ -137,7 +110,7 @@ impl PreparedChat {
 }
 
 /// Reports the request fields that are not sent to the server of a remote model.
-pub(super) fn report_ignored_fields(app: &App, model: &Model, request: &GenerationRequest) {
+pub(crate) fn report_ignored_fields(app: &App, model: &Model, request: &GenerationRequest) {
     let fields = [
         ("keep_alive", request.keep_alive.is_some()),
         ("truncate", request.names_overflow),
@@ -147,7 +120,7 @@ pub(super) fn report_ignored_fields(app: &App, model: &Model, request: &Generati
 }
 
 /// Checks a request and waits until its model is loaded.
-pub(super) async fn prepare(
+pub(crate) async fn prepare(
     app: &App,
     client: Client,
     request: GenerationRequest,

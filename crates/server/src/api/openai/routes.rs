@@ -14,11 +14,12 @@ use puna_api::openai::{
 use puna_store::Entry;
 use serde_json::Value;
 
-use super::embed::{
+use crate::api::anthropic::routes as anthropic;
+use crate::api::chat;
+use crate::api::completion::{CheckedRequest, check};
+use crate::api::embeddings::{
     EmbeddingRequest, TruncateMode, compute_embeddings, truncate_and_normalize_all,
 };
-use super::generate::{self, CheckedRequest};
-use super::{anthropic, chat};
 use crate::api::image_urls::{self, Author};
 use crate::api::openai::completions::{self, CompletionEncoder};
 use crate::api::openai::{self, ChatEncoder, to_request};
@@ -30,7 +31,7 @@ use crate::memory_plans::ModelSize;
 use crate::model_names::Name;
 
 /// `POST /v1/chat/completions`
-pub(super) async fn chat_completions(
+pub(crate) async fn chat_completions(
     State(app): State<App>,
     client: Client,
     Json(mut request, _): Json<OpenAi, ChatCompletionRequest>,
@@ -68,7 +69,7 @@ pub(super) async fn chat_completions(
 }
 
 /// `POST /v1/completions`
-pub(super) async fn completions(
+pub(crate) async fn completions(
     State(app): State<App>,
     client: Client,
     Json(request, _): Json<OpenAi, CompletionRequest>,
@@ -83,7 +84,7 @@ pub(super) async fn completions(
         (request.model.clone(), Arc::new(wanted), request.render_only);
     let all = wanted.clone();
     let mut encoder = CompletionEncoder::new(model, include_usage, all);
-    let (model_request, first) = match generate::check(&app, request).await? {
+    let (model_request, first) = match check(&app, request).await? {
         CheckedRequest::Unloaded => return Ok(encoder.empty("unload")),
         CheckedRequest::Load(model_request) => {
             model_request.load(&app, client).await?;
@@ -114,7 +115,7 @@ pub(super) async fn completions(
 }
 
 /// `POST /v1/embeddings`
-pub(super) async fn embeddings(
+pub(crate) async fn embeddings(
     State(app): State<App>,
     client: Client,
     Json(request, _): Json<OpenAi, EmbedRequest>,
@@ -200,7 +201,7 @@ fn embed_texts(list: &[Value]) -> Option<Vec<EmbedText>> {
 }
 
 /// `GET /v1/models`
-pub(super) async fn models(
+pub(crate) async fn models(
     State(app): State<App>,
     Extension(dialect): Extension<Dialect>,
     page: Result<Query<anthropic::PageQuery>, QueryRejection>,
@@ -226,7 +227,7 @@ async fn list_models(
 }
 
 /// `GET /v1/models/…`
-pub(super) async fn model(
+pub(crate) async fn model(
     State(app): State<App>,
     Extension(dialect): Extension<Dialect>,
     Path(given): Path<String>,

@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use puna_api::native::{ProcessResponse, RunningModel};
 
-use super::rfc3339;
+use crate::api::rfc3339;
 use crate::app::App;
 use crate::http::json;
 use crate::scheduler::Phase;
@@ -15,7 +15,7 @@ use crate::scheduler::Phase;
 /// Time from now that stands for "never", about 292 years.
 const NEVER: Duration = Duration::from_nanos(i64::MAX as u64);
 
-pub(super) async fn ps(State(app): State<App>) -> Response {
+pub(crate) async fn ps(State(app): State<App>) -> Response {
     let never = SystemTime::now() + NEVER;
     let mut running = app.models().list().await;
     running.sort_by_key(|model| std::cmp::Reverse(model.expires.unwrap_or(never)));

@@ -1,51 +1,20 @@
-//! `POST /api/generate`, and the check of prompts that `/v1/completions` shares.
+//! Check of a prompt, for `/api/generate` and `/v1/completions`.
 
 use std::sync::Arc;
 
-use axum::extract::State;
-use axum::response::Response;
 use puna_api::KeepAlive;
-use puna_api::native::GenerateRequest;
 use puna_store::Model;
 
-use super::chat::{report_ignored_fields, unload_if_requested};
+use crate::api::chat::{report_ignored_fields, unload_if_requested};
 use crate::api::generation_request::GenerationRequest;
-use crate::api::ollama::{self, GenerateEncoder};
-use crate::api::{collect, respond};
 use crate::app::{AcquiredModel, App, key};
-use crate::canonical::{ApiError, Generate, Input, Task};
-use crate::http::{Client, ErrorResponse, Json, Native};
+use crate::canonical::{ApiError, Generate, Input};
+use crate::http::Client;
 use crate::model_names::Name;
 use crate::scheduler::{LoadOptions, ModelKey};
 
-pub(super) async fn generate(
-    State(app): State<App>,
-    client: Client,
-    Json(request, _): Json<Native, GenerateRequest>,
-) -> Result<Response, ErrorResponse<Native>> {
-    let stream = request.stream.unwrap_or(true);
-    let with_context = !request.raw;
-    let encoder = GenerateEncoder::new(request.model.clone(), with_context);
-    let encoder = encoder.with_schema_violations(request.return_adapted);
-    Ok(match check(&app, ollama::convert_generate(request)?).await? {
-        CheckedRequest::Unloaded => encoder.empty("unload"),
-        CheckedRequest::Load(model_request) => {
-            model_request.load(&app, client).await?;
-            encoder.empty("load")
-        }
-        CheckedRequest::Generate(model_request, generate) => {
-            let running =
-                model_request.load(&app, client).await?.run(Task::Generate(generate)).await;
-            match stream {
-                true => respond(vec![running], encoder).await?,
-                false => encoder.whole(collect(running).await?),
-            }
-        }
-    })
-}
-
 /// Action that a checked request asks for.
-pub(super) enum CheckedRequest {
+pub(crate) enum CheckedRequest {
     /// No further work: [`check`] has unloaded the model.
     Unloaded,
     /// Load the model without generating.
@@ -54,7 +23,7 @@ pub(super) enum CheckedRequest {
 }
 
 /// The model that a request needs, with its load options.
-pub(super) struct ModelRequest {
+pub(crate) struct ModelRequest {
     model: Arc<Model>,
     load: LoadOptions,
     num_ctx: Option<u32>,
@@ -63,18 +32,18 @@ pub(super) struct ModelRequest {
 
 impl ModelRequest {
     /// Key of the model in the scheduler.
-    pub(super) fn key(&self) -> ModelKey {
+    pub(crate) fn key(&self) -> ModelKey {
         key(&self.model)
     }
 
     /// Waits until the model is loaded.
-    pub(super) async fn load(self, app: &App, client: Client) -> Result<AcquiredModel, ApiError> {
+    pub(crate) async fn load(self, app: &App, client: Client) -> Result<AcquiredModel, ApiError> {
         app.load(&self.model, (self.load, self.num_ctx), self.keep_alive, client).await
     }
 }
 
 /// Checks a request in Ollama's order of checks.
-pub(super) async fn check(
+pub(crate) async fn check(
     app: &App,
     request: GenerationRequest,
 ) -> Result<CheckedRequest, ApiError> {

@@ -15,7 +15,7 @@ use crate::http::{BodyReader, ErrorResponse, Native};
 const CHANNEL_PIECES: usize = 16;
 
 /// `HEAD /api/blobs/sha256:…`
-pub(super) async fn head(
+pub(crate) async fn head(
     State(app): State<App>,
     Path(digest): Path<String>,
 ) -> Result<Response, ErrorResponse<Native>> {
@@ -27,7 +27,7 @@ pub(super) async fn head(
 }
 
 /// `POST /api/blobs/sha256:…`: stores the body as a blob.
-pub(super) async fn upload(
+pub(crate) async fn upload(
     State(app): State<App>,
     Path(digest): Path<String>,
     request: Request,

@@ -14,7 +14,7 @@ use crate::http::{ErrorResponse, Json, Native};
 use crate::model_names::{REMOTE_UNAVAILABLE, reference};
 
 /// `POST /api/pull`
-pub(super) async fn pull(
+pub(crate) async fn pull(
     State(app): State<App>,
     Json(request, _): Json<Native, PullRequest>,
 ) -> Result<Response, ErrorResponse<Native>> {
@@ -37,7 +37,7 @@ pub(super) async fn pull(
 }
 
 /// `POST /api/push`
-pub(super) async fn push(
+pub(crate) async fn push(
     State(app): State<App>,
     Json(request, _): Json<Native, PullRequest>,
 ) -> Result<Response, ErrorResponse<Native>> {
@@ -60,7 +60,7 @@ pub(super) async fn push(
 
 /// Pulls a model as part of other work. Progress goes to the client, which may disconnect without
 /// cancelling the pull.
-pub(super) async fn pull_model(
+pub(crate) async fn pull_model(
     app: &App,
     from: &ModelRef,
     to: &mpsc::Sender<ProgressLine>,

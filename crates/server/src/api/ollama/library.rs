@@ -11,8 +11,8 @@ use puna_api::native::{
 use puna_store::{DeleteOutcome, Entry, Listing, ModelRef, Store, StoreError};
 
 use super::create::check_parameters;
-use super::rfc3339;
 use super::show;
+use crate::api::rfc3339;
 use crate::app::{App, api_details, store_error};
 use crate::canonical::ApiError;
 use crate::http::{ErrorResponse, JSON, Json, Native, json};
@@ -20,7 +20,7 @@ use crate::model_names::Name;
 use crate::remote::Description;
 
 /// `GET /api/tags`
-pub(super) async fn tags(State(app): State<App>) -> Result<Response, ErrorResponse<Native>> {
+pub(crate) async fn tags(State(app): State<App>) -> Result<Response, ErrorResponse<Native>> {
     let at = app.clone();
     let response = app.store(move |store| {
         let listed = store.listing()?;
@@ -110,7 +110,7 @@ fn summary(store: &Store, entry: &Entry, is_whole: &mut bool) -> ModelSummary {
 }
 
 /// `POST /api/show`
-pub(super) async fn show(
+pub(crate) async fn show(
     State(app): State<App>,
     headers: HeaderMap,
     Json(request, _): Json<Native, ShowRequest>,
@@ -138,7 +138,7 @@ pub(super) async fn show(
 }
 
 /// `POST /api/copy`
-pub(super) async fn copy(
+pub(crate) async fn copy(
     State(app): State<App>,
     Json(request, _): Json<Native, CopyRequest>,
 ) -> Result<Response, ErrorResponse<Native>> {
@@ -168,7 +168,7 @@ pub(super) async fn copy(
 }
 
 /// `DELETE /api/delete`
-pub(super) async fn delete(
+pub(crate) async fn delete(
     State(app): State<App>,
     Json(request, _): Json<Native, DeleteRequest>,
 ) -> Result<Response, ErrorResponse<Native>> {
