@@ -6,46 +6,31 @@
 //! `runner` of the program.
 //!
 //! A request passes these modules: [`http`] (connections, bodies) → `middleware` (origin, host,
-//! `route_table`, API keys) → `routes` → `api` (to a [`canonical`] request) → `manager` with
-//! its pure [`scheduler`] (chooses a runner) → [`runner`] (prompt, engine). Its events return to
-//! the dialect, which encodes them.
+//! route table, API keys of [`auth`]) → `routes` → `api` (to a [`canonical`] request) →
+//! `models::manager` with its pure [`scheduler`] (chooses a runner) → [`runner`] (prompt, engine).
+//! Its events return to the dialect in `api`, which encodes them.
 
 #![forbid(unsafe_code)]
 
 mod api;
 mod app;
 pub mod auth;
-mod bounded_channel;
 pub mod canonical;
-mod cleanup;
 pub mod config;
-mod context_window;
-mod diffusion_options;
 mod error;
-mod fair_queue;
 pub mod http;
-mod lock;
-mod manager;
-mod memory;
-mod memory_plans;
 mod metrics;
 mod middleware;
 pub mod mirror;
-mod model_names;
+mod models;
 mod openapi;
 mod options;
-mod panic_message;
-mod prometheus;
-mod random_ids;
-mod registry;
 mod remote;
-mod route_table;
 mod routes;
 pub mod runner;
 pub mod scheduler;
 mod script;
-mod shutdown;
-pub mod speculate;
+mod util;
 mod version;
 
 use std::future::Future;
@@ -59,8 +44,9 @@ pub use api::ollama::library::stored_models;
 pub use config::{Address, Config, ConfigError, MirrorConfig, TlsFiles, Warning};
 pub use error::ServeError;
 pub use http::listen::{ListenError, listen};
-pub use memory::read as memory;
-pub use registry::settings as registry_settings;
+pub use models::memory::read as memory;
+pub use models::registry::settings as registry_settings;
+pub use options::speculate;
 pub use version::{OLLAMA_VERSION, VERSION};
 
 /// Answers requests until `end` is ready, then gives running requests a few seconds and unloads all

@@ -29,8 +29,8 @@ use crate::http::serve::RequestHandler;
 use crate::http::{Client, Dialect, Owner, RequestNotes, SchemaNotes};
 use crate::metrics::ServerMetrics;
 use crate::mirror::Registry;
-use crate::panic_message::panic_message;
-use crate::route_table::{Route, RouteMatch, RouteTable, with_decoded_path};
+use crate::routes::table::{Route, RouteMatch, RouteTable, with_decoded_path};
+use crate::util::panic_message::panic_message;
 
 /// Request headers that web pages may send.
 const ALLOWED_HEADERS: &str = "Authorization,Content-Type,User-Agent,Accept,X-Requested-With,Openai-Beta,\

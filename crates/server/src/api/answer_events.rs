@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use crate::api::unparsed_arguments;
 use crate::canonical::{ApiError, CallOutcome, Event, GenerationSummary, Piece};
-use crate::random_ids;
+use crate::util::random_ids;
 
 /// An event of an answer.
 #[derive(Debug)]

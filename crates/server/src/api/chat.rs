@@ -12,7 +12,7 @@ use crate::api::{check_images, has};
 use crate::app::{AcquiredModel, App, RunningTask, key};
 use crate::canonical::{ApiError, Event, Generate, Task};
 use crate::http::{Client, note_ignored};
-use crate::model_names::Name;
+use crate::models::names::Name;
 use crate::options::{self, RequestOptions};
 use crate::remote::{has_option, report_ignored_keep_alive};
 

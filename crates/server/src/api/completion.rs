@@ -10,7 +10,7 @@ use crate::api::generation_request::GenerationRequest;
 use crate::app::{AcquiredModel, App, key};
 use crate::canonical::{ApiError, Generate, Input};
 use crate::http::Client;
-use crate::model_names::Name;
+use crate::models::names::Name;
 use crate::scheduler::{LoadOptions, ModelKey};
 
 /// Action that a checked request asks for.

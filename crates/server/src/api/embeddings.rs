@@ -8,7 +8,7 @@ use crate::api::{Times, has};
 use crate::app::{App, RunningTask};
 use crate::canonical::{ApiError, Embed, EmbedResult, EmbedText, Event, Task};
 use crate::http::{Client, note_ignored};
-use crate::model_names::Name;
+use crate::models::names::Name;
 use crate::options::RequestOptions;
 use crate::remote::report_ignored_keep_alive;
 

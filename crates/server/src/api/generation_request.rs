@@ -15,7 +15,7 @@ use crate::api::{
 use crate::canonical::{ApiError, Generate, Input, Overflow, RunOptions, SchemaLabel};
 use crate::config::Config;
 use crate::http::note_ignored;
-use crate::model_names::Name;
+use crate::models::names::Name;
 use crate::options::RequestOptions;
 
 /// A generation request. [`GenerationRequest::for_model`] converts it to a runner's task.

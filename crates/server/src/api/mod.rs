@@ -53,8 +53,8 @@ use crate::config::Config;
 use crate::http::{
     StreamFormat, note_adapted, note_ignored, note_unenforced, note_violations, stream,
 };
-use crate::lock::lock;
-use crate::model_names::Name;
+use crate::models::names::Name;
+use crate::util::lock::lock;
 
 /// Writes the events of a generation as the bytes of a stream.
 pub(crate) trait Encoder: Send + 'static {

@@ -24,8 +24,8 @@ use crate::app::{App, RunningTask};
 use crate::canonical::ApiError;
 use crate::http::body_budget::HeldReservation;
 use crate::http::stream;
-use crate::lock::lock;
 use crate::scheduler::{ModelKey, Phase};
+use crate::util::lock::lock;
 
 /// Time to wait for the first piece before the stream begins, and interval of progress messages. A
 /// failure within this time has its own HTTP status.

@@ -15,7 +15,7 @@ use crate::app::App;
 use crate::canonical::{ApiError, Event, Rank, RankResult, Task};
 use crate::http::{Client, ErrorFormat, ErrorResponse, Json, json};
 use crate::options::RequestOptions;
-use crate::random_ids;
+use crate::util::random_ids;
 
 pub(crate) async fn rerank<D: ErrorFormat>(
     State(app): State<App>,

@@ -10,7 +10,7 @@ use puna_mirror::RateLimit;
 use super::rate_limits::{KeyUsage, LimitExceeded, RequestPermit};
 use super::{Access, Key, KeyError, KeyFile, Scope};
 use crate::canonical::ApiError;
-use crate::lock::lock;
+use crate::util::lock::lock;
 
 /// Minimum interval between checks of the key file, which requests trigger.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);

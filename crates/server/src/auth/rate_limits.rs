@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::Key;
 
-use crate::lock::lock;
+use crate::util::lock::lock;
 
 /// Present usage of all keys, by name.
 #[derive(Debug, Clone, Default)]

@@ -10,7 +10,7 @@ use super::operation::{Operation, RequestBody, ResponseBody, RouteStatus, Schema
 use super::operations;
 use crate::auth::Access;
 use crate::http::Dialect;
-use crate::route_table::Route;
+use crate::routes::table::Route;
 use crate::version::VERSION;
 
 /// JSON pointer of the object that holds the schemas.

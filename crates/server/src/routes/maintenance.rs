@@ -24,7 +24,7 @@ use crate::api::rfc3339;
 use crate::app::{App, store_error};
 use crate::canonical::ApiError;
 use crate::http::{ErrorResponse, Json, Native, json};
-use crate::model_names::{REMOTE_UNAVAILABLE, reference};
+use crate::models::names::{REMOTE_UNAVAILABLE, reference};
 
 /// Interval between progress lines.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(60);

@@ -4,6 +4,7 @@ mod description;
 mod maintenance;
 mod metrics;
 mod root;
+pub(crate) mod table;
 #[cfg(test)]
 mod tests;
 
@@ -18,7 +19,7 @@ use crate::api::openai::{audio, routes as openai};
 use crate::api::rerank;
 use crate::auth::{Access, Scope};
 use crate::http::{Dialect, Native, OpenAi};
-use crate::route_table::Route;
+use crate::routes::table::Route;
 
 /// Returns all routes. HEAD is allowed only where the table names it; every method that the table
 /// does not name gets 405.

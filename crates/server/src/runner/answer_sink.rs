@@ -18,8 +18,8 @@ use super::protocol::CALLS_MAX;
 use super::schema_check::AnswerChecks;
 use super::task_handle::Handle;
 use crate::canonical::{ApiError, CallOutcome, Event, FinishReason, GenerationSummary, Piece};
-use crate::random_ids;
-use crate::speculate::DraftCounts;
+use crate::options::speculate::DraftCounts;
+use crate::util::random_ids;
 
 /// Number of repetitions of one token's text after which the answer ends: a model that repeats it
 /// more often does not stop.

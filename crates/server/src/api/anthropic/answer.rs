@@ -15,7 +15,7 @@ use crate::api::progress::PromptProgress;
 use crate::api::{AnswerEvent, Collected, CollectedCall, Encoder, Times, push_named};
 use crate::canonical::{CallOutcome, FinishReason, GenerationSummary};
 use crate::http::{StreamFormat, anthropic_error, json_plain};
-use crate::random_ids;
+use crate::util::random_ids;
 
 /// Signature of thinking blocks. Clients send thinking back only with a signature; the server does
 /// not read it.

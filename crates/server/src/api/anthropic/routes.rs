@@ -18,8 +18,8 @@ use crate::api::{collect, has, respond_when};
 use crate::app::{App, key};
 use crate::canonical::ApiError;
 use crate::http::{Anthropic, Client, ErrorResponse, Json, json_plain, note_ignored};
-use crate::memory_plans::ModelSize;
-use crate::model_names::Name;
+use crate::models::memory_plans::ModelSize;
+use crate::models::names::Name;
 
 /// `POST /v1/messages`
 pub(crate) async fn messages(

@@ -13,7 +13,7 @@ use crate::api::embeddings::{
 use crate::app::App;
 use crate::canonical::{ApiError, EmbedText};
 use crate::http::{Client, ErrorResponse, Json, Native, json};
-use crate::model_names::Name;
+use crate::models::names::Name;
 
 pub(crate) async fn embed(
     State(app): State<App>,

@@ -16,7 +16,7 @@ use crate::api::rfc3339;
 use crate::app::{App, api_details, store_error};
 use crate::canonical::ApiError;
 use crate::http::{ErrorResponse, JSON, Json, Native, json};
-use crate::model_names::Name;
+use crate::models::names::Name;
 use crate::remote::Description;
 
 /// `GET /api/tags`

@@ -14,7 +14,7 @@ use super::push_line;
 use crate::app::App;
 use crate::canonical::ApiError;
 use crate::http::{ErrorResponse, Native, StreamFormat, error_body, json_plain, stream};
-use crate::shutdown::ShutdownSignal;
+use crate::util::shutdown::ShutdownSignal;
 
 /// Capacity, in lines, of the channel to the client.
 pub(crate) const CHANNEL_LINES: usize = 64;

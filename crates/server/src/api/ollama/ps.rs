@@ -19,7 +19,7 @@ pub(crate) async fn ps(State(app): State<App>) -> Response {
     let never = SystemTime::now() + NEVER;
     let mut running = app.models().list().await;
     running.sort_by_key(|model| std::cmp::Reverse(model.expires.unwrap_or(never)));
-    let one = |model: crate::manager::ResidentModel| RunningModel {
+    let one = |model: crate::models::manager::ResidentModel| RunningModel {
         name: model.listing.name.clone(),
         model: model.listing.name,
         size: model.size,

@@ -11,7 +11,7 @@ use super::progress_stream::{self, CHANNEL_LINES, ProgressLine};
 use crate::app::App;
 use crate::canonical::ApiError;
 use crate::http::{ErrorResponse, Json, Native};
-use crate::model_names::{REMOTE_UNAVAILABLE, reference};
+use crate::models::names::{REMOTE_UNAVAILABLE, reference};
 
 /// `POST /api/pull`
 pub(crate) async fn pull(

@@ -17,7 +17,7 @@ use crate::api::progress::PromptProgress;
 use crate::api::{AnswerEvent, Collected, CollectedCall, Encoder, Times};
 use crate::canonical::{GenerationSummary, Piece};
 use crate::http::{StreamFormat, json_plain, stream};
-use crate::random_ids;
+use crate::util::random_ids;
 
 /// Encodes the answer to `POST /v1/chat/completions`.
 pub(crate) struct ChatEncoder {

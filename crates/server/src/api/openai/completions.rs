@@ -22,7 +22,7 @@ use crate::api::{AnswerEvent, Collected, Encoder, Times, logprobs, prompt_logpro
 use crate::canonical::{ApiError, Generate, Input, Overflow, Prompt};
 use crate::http::{StreamFormat, json_plain};
 use crate::options::RequestOptions;
-use crate::random_ids;
+use crate::util::random_ids;
 
 /// Parameters of a completion request beyond the canonical request.
 pub(crate) struct CompletionParams {

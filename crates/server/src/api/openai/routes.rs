@@ -27,8 +27,8 @@ use crate::api::{Encoder, collect_all, respond_when};
 use crate::app::{App, key, store_error};
 use crate::canonical::{ApiError, EmbedText};
 use crate::http::{Client, Dialect, ErrorResponse, Json, OpenAi, json_plain};
-use crate::memory_plans::ModelSize;
-use crate::model_names::Name;
+use crate::models::memory_plans::ModelSize;
+use crate::models::names::Name;
 
 /// `POST /v1/chat/completions`
 pub(crate) async fn chat_completions(

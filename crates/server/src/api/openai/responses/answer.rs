@@ -23,7 +23,7 @@ use crate::api::progress::PromptProgress;
 use crate::api::{AnswerEvent, Collected, CollectedCall, Encoder, Times};
 use crate::canonical::{ApiError, CallOutcome, FinishReason, GenerationSummary, Piece};
 use crate::http::{Owner, StreamFormat, json_plain};
-use crate::random_ids;
+use crate::util::random_ids;
 
 /// Storage of a response: the owner, the store, and the conversation that it answers, without the
 /// instructions.

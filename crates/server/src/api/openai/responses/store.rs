@@ -7,7 +7,7 @@ use puna_api::native::Message;
 use serde_json::Value;
 
 use crate::http::Owner;
-use crate::lock::lock;
+use crate::util::lock::lock;
 
 /// Maximum number of stored responses.
 const MAX_COUNT: usize = 1024;

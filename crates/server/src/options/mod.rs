@@ -1,15 +1,18 @@
 //! Generation options: options of the request override options of the model, which override the
 //! defaults.
 
+pub(crate) mod diffusion;
+pub mod speculate;
+
 use std::collections::HashSet;
 
 use puna_api::native::Think;
 use serde_json::{Map, Value};
 
 use crate::canonical::{ApiError, RunOptions};
-use crate::diffusion_options::Algorithm;
+use crate::options::diffusion::Algorithm;
+use crate::options::speculate::{SpeculateSetting, SpeculationMode};
 use crate::scheduler::LoadOptions;
-use crate::speculate::{SpeculateSetting, SpeculationMode};
 
 /// Minimum context in tokens.
 const MIN_CONTEXT: u32 = 4;

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use puna_store::Digest;
 
-use crate::lock::lock;
-use crate::manager::ResidentModel;
+use crate::models::manager::ResidentModel;
 use crate::remote::Description;
 use crate::runner::launch::Launcher;
 use crate::runner::protocol::LoadSpec;
 use crate::scheduler::{LoadOptions, Memory, MemoryNeed, ModelKey, Phase, planned_context};
+use crate::util::lock::lock;
 
 /// Maximum number of models with a stored plan.
 const MAX_PLANS: usize = 16_384;

@@ -16,12 +16,10 @@ use puna_api::native::ModelDetails;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{sleep_until, timeout};
 
-use crate::bounded_channel::{self, Receiver, Sender};
 use crate::canonical::{ApiError, Task};
 use crate::http::body_budget::BodyReservation;
-use crate::memory::human;
 use crate::metrics::ServerMetrics;
-use crate::panic_message::panic_message;
+use crate::models::memory::human;
 use crate::runner::launch::Launcher;
 use crate::runner::link::{Events, Link, RunnerEvent};
 use crate::runner::protocol::{Counts, Heartbeat, LoadSpec};
@@ -29,7 +27,9 @@ use crate::scheduler::{
     Action, Event, Limits, Memory, MemoryNeed, ModelKey, Phase, Refusal, Request, RequestId,
     RunnerExit, RunnerId, Scheduler, UnloadReason,
 };
-use crate::shutdown::shutting_down;
+use crate::util::bounded_channel::{self, Receiver, Sender};
+use crate::util::panic_message::panic_message;
+use crate::util::shutdown::shutting_down;
 
 /// Time that runners get to exit at shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);

@@ -4,6 +4,8 @@
 //! their response starts and ends, models when they load and unload. The `manager` adds up the
 //! reports of the runners.
 
+pub(crate) mod prometheus;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -12,8 +14,8 @@ use std::time::{Duration, Instant};
 use axum::http::{Method, StatusCode};
 
 use crate::canonical::{ApiError, EmbedResult, Event, GenerationSummary, RankResult};
-use crate::lock::lock;
 use crate::scheduler::UnloadReason;
+use crate::util::lock::lock;
 
 /// All metrics of the server.
 #[derive(Default)]

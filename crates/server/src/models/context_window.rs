@@ -13,8 +13,8 @@ use tokio::time::timeout_at;
 
 use crate::app::{App, key, weights};
 use crate::http::RequestNotes;
-use crate::memory;
-use crate::memory_plans::{LoadNeeds, MachineState, ModelLocation, ModelPlan, ModelSize};
+use crate::models::memory;
+use crate::models::memory_plans::{LoadNeeds, MachineState, ModelLocation, ModelPlan, ModelSize};
 use crate::options::RequestOptions;
 use crate::remote::Description;
 
