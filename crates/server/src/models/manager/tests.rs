@@ -1,8 +1,11 @@
 //! The manager with fake runners.
 
+use puna_api::KeepAlive;
+
 use super::*;
+use crate::runner::protocol::LoadSpec;
 use crate::runner::tests::{Fake, FakeLauncher};
-use crate::scheduler::LoadOptions;
+use crate::scheduler::{LoadOptions, Memory};
 
 const TIMEOUTS: RunnerTimeouts = RunnerTimeouts { load: None, step: None };
 
