@@ -1,5 +1,10 @@
 //! HTTP APIs of Ollama, OpenAI and Anthropic: their routes and dialects.
 //!
+//! - `ollama`, `openai` and `anthropic` have the routes and the dialect of one API each;
+//! - `chat`, `completion`, `embeddings` and `rerank` have functions that routes of several APIs use;
+//! - `generation_request` is the result of reading a request of any dialect;
+//! - `answer_events` orders the events of an answer, and `progress` reports progress before it.
+//!
 //! Each dialect converts its requests to the canonical request and its [`Encoder`] writes the
 //! events of a generation as an answer. The routes call [`respond`] or [`respond_when`] for streams
 //! and [`collect`] or [`collect_all`] for whole answers.
