@@ -11,8 +11,8 @@ use puna_sampler::{Constraint, Params};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::diffusion_options::DiffusionOptions;
-use crate::speculate::{DraftCounts, SpeculationMode};
+use crate::options::diffusion::DiffusionOptions;
+use crate::options::speculate::{DraftCounts, SpeculationMode};
 
 /// A task for a runner.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -1,7 +1,7 @@
 //! Errors that prevent the server from starting or running.
 
+use crate::auth::KeyError;
 use crate::http::tls::TlsError;
-use crate::keys::KeyError;
 
 /// The server could not start, or had to end.
 #[derive(Debug, thiserror::Error)]

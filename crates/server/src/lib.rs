@@ -6,50 +6,31 @@
 //! `runner` of the program.
 //!
 //! A request passes these modules: [`http`] (connections, bodies) → `middleware` (origin, host,
-//! `route_table`, API keys) → `routes` → `dialect` (to a [`canonical`] request) → `manager` with
-//! its pure [`scheduler`] (chooses a runner) → [`runner`] (prompt, engine). Its events return to
-//! the dialect, which encodes them.
+//! route table, API keys of [`auth`]) → `routes` → `api` (to a [`canonical`] request) →
+//! `models::manager` with its pure [`scheduler`] (chooses a runner) → [`runner`] (prompt, engine).
+//! Its events return to the dialect in `api`, which encodes them.
 
 #![forbid(unsafe_code)]
 
+mod api;
 mod app;
-mod bounded_channel;
+pub mod auth;
 pub mod canonical;
-mod cleanup;
 pub mod config;
-mod context_window;
-mod dialect;
-mod diffusion_options;
 mod error;
-mod fair_queue;
 pub mod http;
-mod image_urls;
-pub mod keys;
-mod lock;
-mod manager;
-mod memory;
-mod memory_plans;
 mod metrics;
 mod middleware;
 pub mod mirror;
-mod model_names;
+mod models;
 mod openapi;
 mod options;
-mod panic_message;
-mod paragraphs;
-mod prometheus;
-mod random_ids;
-mod registry;
 mod remote;
-mod request;
-mod response_store;
-mod route_table;
 mod routes;
 pub mod runner;
 pub mod scheduler;
 mod script;
-mod shutdown;
-pub mod speculate;
+mod util;
 mod version;
 
 use std::future::Future;
@@ -59,12 +40,13 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
+pub use api::ollama::library::stored_models;
 pub use config::{Address, Config, ConfigError, MirrorConfig, TlsFiles, Warning};
 pub use error::ServeError;
 pub use http::listen::{ListenError, listen};
-pub use memory::read as memory;
-pub use registry::settings as registry_settings;
-pub use routes::stored_models;
+pub use models::memory::read as memory;
+pub use models::registry::settings as registry_settings;
+pub use options::speculate;
 pub use version::{OLLAMA_VERSION, VERSION};
 
 /// Answers requests until `end` is ready, then gives running requests a few seconds and unloads all
@@ -158,7 +140,7 @@ async fn run_app(
     }
     let write_timeout = config.write_timeout;
     let tls = config.tls.as_ref().map(http::tls::Tls::new).transpose()?.map(Arc::new);
-    let authorizer = keys::authorizer::Authorizer::new(&app.config().keys)?;
+    let authorizer = auth::authorizer::Authorizer::new(&app.config().keys)?;
     if !address.ip().is_loopback() && !authorizer.has_keys() {
         tracing::warn!(
             %address,

@@ -17,6 +17,8 @@ use puna_mirror::{Denial, Mirror, unescaped};
 use tower::ServiceExt;
 
 use crate::app::App;
+use crate::auth::Access;
+use crate::auth::authorizer::{AccessDenied, Authorizer};
 use crate::canonical::ApiError;
 use crate::config::origins::Origins;
 use crate::http::access_log::{KeyName, LogEntry};
@@ -25,12 +27,10 @@ use crate::http::host_check::{HostKind, classify_host, machine_name};
 use crate::http::peer::{host, is_local, peer};
 use crate::http::serve::RequestHandler;
 use crate::http::{Client, Dialect, Owner, RequestNotes, SchemaNotes};
-use crate::keys::Access;
-use crate::keys::authorizer::{AccessDenied, Authorizer};
 use crate::metrics::ServerMetrics;
 use crate::mirror::Registry;
-use crate::panic_message::panic_message;
-use crate::route_table::{Route, RouteMatch, RouteTable, with_decoded_path};
+use crate::routes::table::{Route, RouteMatch, RouteTable, with_decoded_path};
+use crate::util::panic_message::panic_message;
 
 /// Request headers that web pages may send.
 const ALLOWED_HEADERS: &str = "Authorization,Content-Type,User-Agent,Accept,X-Requested-With,Openai-Beta,\

@@ -18,7 +18,8 @@ use puna_store::{ModelName, Store};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-use crate::cleanup;
+use crate::auth::authorizer::Authorizer;
+use crate::auth::{Key, Scope};
 use crate::config::{Config, MirrorConfig};
 use crate::error::ServeError;
 use crate::http::access_log::LogEntry;
@@ -26,11 +27,10 @@ use crate::http::host_check::{HostKind, classify_host, machine_name};
 use crate::http::peer::{host, is_local, peer};
 use crate::http::serve::{ConnectionConfig, RequestHandler, run};
 use crate::http::tls::Tls;
-use crate::keys::authorizer::Authorizer;
-use crate::keys::{Key, Scope};
-use crate::panic_message::panic_message;
-use crate::prometheus;
-use crate::registry;
+use crate::metrics::prometheus;
+use crate::models::cleanup;
+use crate::models::registry;
+use crate::util::panic_message::panic_message;
 use crate::version::VERSION;
 
 /// Directory below the models directory for blobs on their way from an upstream to object storage.

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use puna_server::Config;
-use puna_server::keys::{Key, KeyError, KeyFile, Scope};
+use puna_server::auth::{Key, KeyError, KeyFile, Scope};
 use serde_json::json;
 
 use crate::cli::{KeyAddArgs, KeyCommand};

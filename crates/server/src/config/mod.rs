@@ -73,7 +73,7 @@ pub struct Config {
     pub search_paths: Vec<PathBuf>,
     /// `OLLAMA_ORIGINS`: allowed web origins besides local ones.
     pub origins: Origins,
-    /// `PUNA_KEYS`: the file of [API keys](crate::keys).
+    /// `PUNA_KEYS`: the file of [API keys](crate::auth).
     pub keys: PathBuf,
     /// `PUNA_TLS_CERTIFICATE` and `PUNA_TLS_KEY`; `None` disables TLS.
     pub tls: Option<TlsFiles>,

@@ -15,7 +15,7 @@ use hyper::body::{Frame, SizeHint};
 use super::dialect::Dialect;
 use super::request_scope;
 use crate::canonical::ApiError;
-use crate::random_ids;
+use crate::util::random_ids;
 
 /// Name of the request's API key. Travels as an extension of the response.
 #[derive(Debug, Clone)]

@@ -21,7 +21,7 @@ use super::body_budget::{BODY_BUDGET_BYTES, BodyBudget, BodyReservation, hold_re
 use super::header_list::list_value;
 use super::{ErrorFormat, ErrorResponse};
 use crate::canonical::ApiError;
-use crate::lock::lock;
+use crate::util::lock::lock;
 
 /// Maximum bytes of a JSON body, enough for a few large images.
 const MAX_BODY_BYTES: usize = 128 << 20;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::canonical::ApiError;
-use crate::lock::lock;
+use crate::util::lock::lock;
 
 /// Maximum total bytes of all bodies while they are received, decompressed and decoded, and until a
 /// runner accepts their task. The largest permitted body fits.

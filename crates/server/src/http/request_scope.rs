@@ -2,7 +2,7 @@
 
 use axum::http::HeaderMap;
 
-use crate::random_ids;
+use crate::util::random_ids;
 
 /// Header with the servers that a request has passed.
 pub(crate) const VIA_HEADER: &str = "puna-via";

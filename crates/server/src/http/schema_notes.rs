@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use axum::http::HeaderMap;
 
 use super::header_list::list_value;
-use crate::lock::lock;
+use crate::util::lock::lock;
 
 /// Header with the keywords that the grammar does not enforce.
 const UNENFORCED: &str = "x-puna-schema-unenforced";

@@ -18,7 +18,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::write_timeout::WriteTimeoutStream;
 use crate::config::TlsFiles;
-use crate::lock::lock;
+use crate::util::lock::lock;
 
 /// Maximum bytes of a certificate or key file.
 const MAX_FILE_BYTES: u64 = 1 << 20;

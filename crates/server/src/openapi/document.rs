@@ -8,9 +8,9 @@ use serde_json::{Map, Value, json};
 
 use super::operation::{Operation, RequestBody, ResponseBody, RouteStatus, SchemaOf};
 use super::operations;
+use crate::auth::Access;
 use crate::http::Dialect;
-use crate::keys::Access;
-use crate::route_table::Route;
+use crate::routes::table::Route;
 use crate::version::VERSION;
 
 /// JSON pointer of the object that holds the schemas.

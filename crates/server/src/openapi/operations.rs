@@ -10,7 +10,7 @@ use super::shapes::{
     Recommendations, WebFetch, WebSearch,
 };
 use crate::http::Dialect;
-use crate::route_table::Route;
+use crate::routes::table::Route;
 
 /// Returns the whole table.
 pub(crate) fn all() -> Vec<Operation> {

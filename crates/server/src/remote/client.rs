@@ -12,8 +12,8 @@ use super::description_cache::Descriptions;
 use super::hosts::{self, AllowedHost, Host};
 use crate::canonical::ApiError;
 use crate::config::Config;
-use crate::lock::lock;
-use crate::shutdown::ShutdownSignal;
+use crate::util::lock::lock;
+use crate::util::shutdown::ShutdownSignal;
 
 /// Time limit for opening a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

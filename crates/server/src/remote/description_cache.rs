@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::lock::lock;
+use crate::util::lock::lock;
 
 /// Lifetime of a cached response.
 const CACHE_LIFETIME: Duration = Duration::from_secs(300);

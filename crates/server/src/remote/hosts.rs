@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use reqwest::Url;
 
 use crate::canonical::ApiError;
-use crate::random_ids;
+use crate::util::random_ids;
 
 /// Largest number of hosts of one model.
 const MAX_HOSTS: usize = 64;
@@ -141,7 +141,7 @@ mod tests {
     use super::super::client::Remotes;
     use super::*;
     use crate::config::Config;
-    use crate::shutdown::ShutdownSignal;
+    use crate::util::shutdown::ShutdownSignal;
 
     fn remotes(names: &str, keys: &str) -> std::sync::Arc<Remotes> {
         let config = Config::from_variables(|name| match name {

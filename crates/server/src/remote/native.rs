@@ -18,8 +18,8 @@ use crate::canonical::{
     ApiError, CallOutcome, Embed, EmbedResult, EmbedText, Event, FinishReason, Generate,
     GenerationSummary, Input, Overflow, Piece, Prompt, RunOptions,
 };
-use crate::random_ids;
 use crate::runner::protocol::CALLS_MAX;
+use crate::util::random_ids;
 
 /// Returns path and body of the request for a generation.
 pub(super) fn generation(

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::*;
 use crate::canonical::{Embed, EmbedText, Generate, Input, Overflow, Prompt, RunOptions};
 use crate::config::Config;
-use crate::shutdown::ShutdownSignal;
+use crate::util::shutdown::ShutdownSignal;
 
 fn generate(given: Value) -> Generate {
     let Value::Object(given) = given else { panic!() };

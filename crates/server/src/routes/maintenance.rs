@@ -18,12 +18,13 @@ use puna_store::{
 };
 use tokio::sync::mpsc;
 
-use super::progress_stream::{self, CHANNEL_LINES, ProgressLine};
-use super::{rfc3339, transfer};
+use crate::api::ollama::progress_stream::{self, CHANNEL_LINES, ProgressLine};
+use crate::api::ollama::transfer;
+use crate::api::rfc3339;
 use crate::app::{App, store_error};
 use crate::canonical::ApiError;
 use crate::http::{ErrorResponse, Json, Native, json};
-use crate::model_names::{REMOTE_UNAVAILABLE, reference};
+use crate::models::names::{REMOTE_UNAVAILABLE, reference};
 
 /// Interval between progress lines.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(60);

@@ -5,9 +5,9 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
 use crate::app::App;
-use crate::manager::{RunnerTotals, RunnersSnapshot};
+use crate::metrics::prometheus::{self, COUNTER, GAUGE, MetricsText};
 use crate::metrics::{Counter, Histogram, ModelMetrics, Outcome, ServerMetrics};
-use crate::prometheus::{self, COUNTER, GAUGE, MetricsText};
+use crate::models::manager::{RunnerTotals, RunnersSnapshot};
 use crate::runner::protocol::Heartbeat;
 use crate::scheduler::UnloadReason;
 use crate::version::VERSION;
@@ -254,8 +254,8 @@ fn runners_now(out: &mut MetricsText, runners: &RunnersSnapshot) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::speculate::DraftCounts;
     use crate::runner::protocol::{Counts, MemoryParts};
-    use crate::speculate::DraftCounts;
 
     fn runners(model: &str) -> RunnersSnapshot {
         let guesses = DraftCounts { ngram: 9, ngram_accepted: 7, model: 5, model_accepted: 2 };

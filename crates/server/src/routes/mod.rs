@@ -1,36 +1,25 @@
-//! HTTP routes and their handlers, one module per group of routes.
+//! The table of all routes, and the handlers that belong to no API of [`crate::api`].
 
-mod anthropic;
-mod audio;
-mod blobs;
-mod chat;
-mod cloud;
-mod create;
 mod description;
-mod embed;
-mod generate;
-mod library;
 mod maintenance;
 mod metrics;
-mod openai;
-mod progress_stream;
-mod ps;
-mod rerank;
-mod responses;
 mod root;
-mod show;
+pub(crate) mod table;
 #[cfg(test)]
 mod tests;
-mod tokens;
-mod transfer;
-
-pub use library::stored_models;
 
 use axum::routing::{delete, get, post};
 
+use crate::api::anthropic::routes as anthropic;
+use crate::api::ollama::{
+    blobs, chat, cloud, create, embed, generate, library, ps, tokens, transfer,
+};
+use crate::api::openai::responses::routes as responses;
+use crate::api::openai::{audio, routes as openai};
+use crate::api::rerank;
+use crate::auth::{Access, Scope};
 use crate::http::{Dialect, Native, OpenAi};
-use crate::keys::{Access, Scope};
-use crate::route_table::Route;
+use crate::routes::table::Route;
 
 /// Returns all routes. HEAD is allowed only where the table names it; every method that the table
 /// does not name gets 405.
@@ -120,9 +109,4 @@ pub(crate) fn all() -> Vec<Route> {
         Route::new(OPENAI, USE, "/v1/models/{*model}", GET, get(openai::model))
             .shared_with_anthropic(),
     ]
-}
-
-/// Formats a time for responses (RFC 3339).
-pub(crate) fn rfc3339(time: std::time::SystemTime) -> String {
-    jiff::Timestamp::try_from(time).unwrap_or(jiff::Timestamp::MAX).to_string()
 }

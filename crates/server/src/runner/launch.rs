@@ -19,8 +19,8 @@ use super::generator::{LoadError, Loader};
 use super::local::LocalLoader;
 use super::protocol::{LoadSpec, MemoryParts, is_out_of_memory};
 use super::worker::catch_load_panic;
-use crate::lock::lock;
 use crate::scheduler::RunnerExit;
+use crate::util::lock::lock;
 
 /// Maximum number of bytes kept of a line of a runner's log.
 const MAX_LOG_LINE_BYTES: usize = 8 << 10;

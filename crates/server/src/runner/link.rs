@@ -20,11 +20,11 @@ use super::protocol::{
     CALLS_MAX, Counts, FromRunner, Heartbeat, LoadSpec, LoadedModel, MemoryParts, ToRunner,
     VERSION, WINDOW, encode_message, read_async,
 };
-use crate::bounded_channel::{self, Receiver, SendPermit, Sender};
 use crate::canonical::{ApiError, Event, GenerationSummary, Task};
 use crate::http::body_budget::BodyReservation;
-use crate::lock::lock;
 use crate::scheduler::RunnerExit;
+use crate::util::bounded_channel::{self, Receiver, SendPermit, Sender};
+use crate::util::lock::lock;
 
 /// Time without a message after which a loaded runner counts as dead; it sends a heartbeat every
 /// two seconds. The timeout does not apply before loading ends: the runner may wait until other

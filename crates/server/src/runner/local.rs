@@ -18,8 +18,8 @@ use puna_tokenizer::{EncodeOptions, Tokenizer, TokenizerError};
 use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader, PairFormat, RankDone};
 use super::protocol::{Counts, Heartbeat, LoadSpec, MemoryParts, is_out_of_memory};
 use crate::canonical::Tokenize;
+use crate::options::speculate::Draft;
 use crate::scheduler::LoadOptions;
-use crate::speculate::Draft;
 
 /// Prompt tokens of a step if the request does not set a number.
 const DEFAULT_BATCH_TOKENS: u32 = 512;

@@ -13,7 +13,7 @@ use super::prompt::{PromptText, think};
 use super::schema_check::AnswerChecks;
 use super::task_handle::{Handle, check_connected};
 use crate::canonical::{ApiError, Event, Generate, Overflow, RunOptions, Task};
-use crate::speculate::SpeculationMode;
+use crate::options::speculate::SpeculationMode;
 
 /// Reasoning tokens at the level `low`, for templates that know no levels.
 const LOW_THINK_TOKENS: u64 = 1024;

@@ -5,8 +5,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use super::task_handle::Handle;
 use crate::canonical::Task;
-use crate::fair_queue::ServiceCounts;
-use crate::lock::lock;
+use crate::scheduler::fair_queue::ServiceCounts;
+use crate::util::lock::lock;
 
 /// Queue of tasks, in order of arrival.
 #[derive(Default)]

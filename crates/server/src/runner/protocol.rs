@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::canonical::{Event, Task};
+use crate::options::speculate::DraftCounts;
 use crate::scheduler::LoadOptions;
-use crate::speculate::DraftCounts;
 
 /// Version of the protocol. Both sides are the same program; the version detects a program file
 /// that was replaced while the server ran.

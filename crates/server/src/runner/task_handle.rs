@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use super::protocol::{FromRunner, WINDOW};
 use crate::canonical::{ApiError, Event};
-use crate::lock::lock;
+use crate::util::lock::lock;
 
 /// State of a task that its threads share.
 pub(crate) struct TaskState {

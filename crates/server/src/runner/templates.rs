@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use puna_prompt::{MessageRules, PromptError, Template, TemplateFormat};
 
-use crate::lock::lock;
+use crate::util::lock::lock;
 
 /// Template of a model without one.
 pub(crate) const PLAIN_TEMPLATE: &str = "{{ .Prompt }}";

@@ -18,8 +18,8 @@ use super::protocol::{
 };
 use super::task_handle::{Handle, TaskState, Tasks};
 use crate::canonical::{ApiError, Event};
-use crate::lock::lock;
-use crate::panic_message::panic_message;
+use crate::util::lock::lock;
+use crate::util::panic_message::panic_message;
 
 /// Time between two heartbeats.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });

@@ -2,7 +2,7 @@
 //!
 //! [`Scheduler`] is a pure state machine: it maps events to actions, and time is an argument. It
 //! knows of each model only a key, load options, bytes of memory, its running requests and its
-//! keep-alive time. The task that drives it is in `manager`.
+//! keep-alive time. The task that drives it is in `models::manager`.
 //!
 //! - A request for a ready model is granted at once. All others wait in one queue, which is fair
 //!   between clients and first-in first-out within a client.
@@ -16,6 +16,7 @@
 //!   evicted right between two requests. Two busy models therefore do not evict each other for
 //!   every request. This delays other requests by some seconds at most.
 
+pub(crate) mod fair_queue;
 mod memory_fit;
 mod options;
 mod queue;

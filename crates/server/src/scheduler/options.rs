@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::speculate::Draft;
+use crate::options::speculate::Draft;
 
 /// Contexts in tokens that are tried in order when a load runs out of memory.
 const REDUCED_CONTEXTS: [u32; 2] = [32768, 4096];

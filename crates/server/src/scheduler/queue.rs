@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use super::{LoadOptions, Request, RequestId};
-use crate::fair_queue::ServiceCounts;
+use crate::scheduler::fair_queue::ServiceCounts;
 
 /// A waiting request.
 #[derive(Debug)]

@@ -44,7 +44,7 @@ use serde_json::Value;
 pub use model::MODEL;
 pub(crate) use model::install;
 
-use crate::lock::lock;
+use crate::util::lock::lock;
 
 /// Default context of a scripted model in tokens.
 const DEFAULT_WINDOW: u32 = 131_072;

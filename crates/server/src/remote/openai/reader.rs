@@ -8,10 +8,10 @@ use tokio::sync::mpsc::Sender;
 use crate::canonical::{
     ApiError, CallOutcome, Event, FinishReason, Generate, GenerationSummary, Piece,
 };
-use crate::random_ids;
 use crate::remote::remote_error::RemoteError;
 use crate::remote::upstream::RemoteResponse;
 use crate::runner::protocol::CALLS_MAX;
+use crate::util::random_ids;
 
 /// A tool call with arguments that are still arriving.
 struct OpenCall {

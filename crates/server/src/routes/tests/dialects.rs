@@ -5,10 +5,10 @@ use axum::http::Request;
 use serde_json::{Value, json};
 
 use super::{TestResponse, TestServer};
+use crate::auth::{Access, KeyFile, Scope};
 use crate::http::Dialect;
-use crate::keys::{Access, KeyFile, Scope};
-use crate::route_table::Route;
 use crate::routes;
+use crate::routes::table::Route;
 
 /// Whether an error has the form of a dialect.
 fn has_form_of(dialect: Dialect, error: &Value) -> bool {

@@ -31,8 +31,8 @@ use http_body_util::BodyExt;
 use serde_json::{Value, json};
 
 use crate::app::App;
+use crate::auth::authorizer::Authorizer;
 use crate::config::Config;
-use crate::keys::authorizer::Authorizer;
 use crate::middleware::Middleware;
 use crate::routes;
 use crate::runner::tests::{Fake, FakeLauncher};

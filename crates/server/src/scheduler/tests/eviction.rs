@@ -216,7 +216,7 @@ fn a_failed_load_fails_all_requests_with_the_same_options() {
 
 #[test]
 fn options_that_did_not_fit_are_not_tried_again_for_every_request() {
-    use crate::speculate::Draft;
+    use crate::options::speculate::Draft;
     let mut b = Fixture::with_memory(8 * GB, 8 * GB);
     let draft = Draft { name: "small".into(), weights: None, optional: true };
     let options = LoadOptions { draft: Some(draft), ..options() };

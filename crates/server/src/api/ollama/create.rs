@@ -1,0 +1,177 @@
+//! `POST /api/create`: creates models.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use puna_api::native::{CreateRequest, Progress};
+use puna_store::{CreateHooks, ModelName, ModelRef, ModelSource, Store, StoreError};
+use serde_json::{Map, Value, json as value};
+use tokio::sync::mpsc;
+
+use super::progress_stream::{self, CHANNEL_LINES, ProgressLine};
+use super::transfer;
+use crate::api::check_readable;
+use crate::app::{App, store_error};
+use crate::canonical::{ApiError, RunOptions};
+use crate::http::{ErrorResponse, Json, Native, note_ignored};
+use crate::options::{self, RequestOptions};
+use crate::runner::{check_draft, check_model, check_template, detect_template};
+use crate::scheduler::LoadOptions;
+use crate::version::OLLAMA_VERSION;
+
+pub(crate) async fn create(
+    State(app): State<App>,
+    Json(request, _): Json<Native, CreateRequest>,
+) -> Result<Response, ErrorResponse<Native>> {
+    let given = if request.model.is_empty() { &request.name } else { &request.model };
+    let ModelRef { name, runner, .. } =
+        ModelRef::parse(given).map_err(|_| ApiError::bad_request("invalid model name"))?;
+    if runner.is_some() {
+        return Err(ApiError::bad_request(
+            "invalid model name: a new model has no runner, leave it out",
+        )
+        .into());
+    }
+    let last_only = request.stream == Some(false);
+    if !request.from.is_empty() && request.files.is_some() {
+        // The weights come from the model in `from`.
+        note_ignored("files".into());
+    }
+    check_parameters(request.parameters.as_ref())?;
+    request.messages.iter().try_for_each(|message| check_readable(&message.images))?;
+    let ranges = request.parameters.as_ref().map_or(Ok(()), puna_store::check_ranges);
+    ranges.map_err(|e| ApiError::bad_request(e.to_string()))?;
+    let request = store_request(request);
+    if let Some(remote) = request.remote().map_err(|e| store_error(&e))? {
+        app.remotes().check(&remote.host)?;
+    }
+    let (to, lines) = mpsc::channel::<ProgressLine>(CHANNEL_LINES);
+    // The task continues when the client disconnects, so that the model is created.
+    let work = app.clone();
+    puna_tasks::spawn(async move {
+        if let Err(failure) = create_or_pull(&work, name, request, &to).await {
+            let _ = to.send(Err(failure)).await;
+        }
+    });
+    progress_stream::respond(&app, lines, last_only).await
+}
+
+/// Creates the model. If its base model is not stored, pulls that first.
+async fn create_or_pull(
+    app: &App,
+    name: ModelName,
+    request: puna_store::CreateRequest,
+    to: &mpsc::Sender<ProgressLine>,
+) -> Result<(), ApiError> {
+    let request = Arc::new(request);
+    let missing = match try_create(app, &name, &request, to).await? {
+        Err(error @ StoreError::NotFound(_)) => error,
+        made => return made.map_err(|e| create_failure(&e)),
+    };
+    let from = request.from.as_deref().and_then(|from| ModelRef::parse(from).ok());
+    let Some(from) = from.filter(|from| from.source == ModelSource::Any) else {
+        return Err(create_failure(&missing));
+    };
+    transfer::pull_model(app, &from, to).await?;
+    try_create(app, &name, &request, to).await?.map_err(|e| create_failure(&e))
+}
+
+async fn try_create(
+    app: &App,
+    name: &ModelName,
+    request: &Arc<puna_store::CreateRequest>,
+    to: &mpsc::Sender<ProgressLine>,
+) -> Result<Result<(), StoreError>, ApiError> {
+    let (name, request, to, keep_unused) =
+        (name.clone(), request.clone(), to.clone(), app.config().no_prune);
+    app.store(move |store| create_model(store, &name, &request, keep_unused, &to)).await
+}
+
+fn create_model(
+    store: &Store,
+    name: &ModelName,
+    request: &puna_store::CreateRequest,
+    keep_unused: bool,
+    to: &mpsc::Sender<ProgressLine>,
+) -> Result<(), StoreError> {
+    let mut progress = |line: puna_store::Progress| {
+        let line = Progress {
+            status: line.status,
+            digest: line.digest.unwrap_or_default(),
+            total: line.total.unwrap_or(0),
+            completed: line.completed.unwrap_or(0),
+        };
+        let _ = to.blocking_send(Ok(line));
+    };
+    store.create(name, request, &CreateHooks { keep_unused, ..hooks() }, &mut progress)
+}
+
+/// Refuses parameters with which every request to the model would fail.
+pub(crate) fn check_parameters(parameters: Option<&Map<String, Value>>) -> Result<(), ApiError> {
+    let (mut load, mut run) = (LoadOptions::default(), RunOptions::default());
+    let mut unknown = |name: &str| note_ignored(format!("parameters.{name}"));
+    options::apply(
+        &Map::new(),
+        &RequestOptions::named(parameters),
+        &mut load,
+        &mut run,
+        &mut unknown,
+    )?;
+    run.sampling
+        .normalize(run.num_ctx.unwrap_or(u32::MAX))
+        .map_err(|e| ApiError::bad_request(e.to_string()))
+}
+
+/// Callbacks of the store for checks of templates, models and drafts, and the version for
+/// `requires`.
+fn hooks() -> CreateHooks<'static> {
+    CreateHooks {
+        check_template: Some(&check_template),
+        check_model: Some(&check_model),
+        check_draft: Some(&check_draft),
+        detect_template: Some(&detect_template),
+        version: Some(OLLAMA_VERSION),
+        ..CreateHooks::default()
+    }
+}
+
+/// Maps an error of the store: an impossible request is the client's error, a store that cannot be
+/// written is the server's.
+fn create_failure(error: &StoreError) -> ApiError {
+    match error {
+        StoreError::NotFound(name) => {
+            ApiError::internal(format!("pull model manifest: {name}: file does not exist"))
+        }
+        StoreError::QuantizeSource | StoreError::QuantizeType(_) => {
+            ApiError::bad_request(error.to_string())
+        }
+        error => store_error(error),
+    }
+}
+
+fn store_request(request: CreateRequest) -> puna_store::CreateRequest {
+    let text = |text: String| Some(text).filter(|t| !t.is_empty());
+    let quantize =
+        if request.quantize.is_empty() { request.quantization } else { request.quantize };
+    puna_store::CreateRequest {
+        from: text(request.from),
+        files: request.files,
+        adapters: request.adapters,
+        draft_files: request.draft_files,
+        draft_quantize: text(request.draft_quantize),
+        template: text(request.template),
+        system: text(request.system),
+        license: request.license.map(|l| l.0).unwrap_or_default(),
+        parameters: request.parameters.unwrap_or_default(),
+        messages: request.messages.iter().map(|message| value!(message)).collect(),
+        quantize: text(quantize),
+        imatrix: text(request.imatrix),
+        renderer: text(request.renderer),
+        parser: text(request.parser),
+        requires: text(request.requires),
+        remote_host: text(request.remote_host),
+        info: request.info.unwrap_or_default(),
+        ..puna_store::CreateRequest::default()
+    }
+}

@@ -1,0 +1,142 @@
+//! `POST /api/pull` and `POST /api/push`: transfers of models from and to registries.
+
+use axum::extract::State;
+use axum::response::Response;
+use puna_api::native::{Progress, PullRequest};
+use puna_registry::{FileUrl, Options, RegistryError, Report};
+use puna_store::ModelRef;
+use tokio::sync::mpsc;
+
+use super::progress_stream::{self, CHANNEL_LINES, ProgressLine};
+use crate::app::App;
+use crate::canonical::ApiError;
+use crate::http::{ErrorResponse, Json, Native};
+use crate::models::names::{REMOTE_UNAVAILABLE, reference};
+
+/// `POST /api/pull`
+pub(crate) async fn pull(
+    State(app): State<App>,
+    Json(request, _): Json<Native, PullRequest>,
+) -> Result<Response, ErrorResponse<Native>> {
+    let given = if request.model.is_empty() { &request.name } else { &request.model };
+    if let Some(file) = FileUrl::parse(given) {
+        let file = file.map_err(ApiError::bad_request)?;
+        let (last_only, options) = (request.stream == Some(false), options(&app, request)?);
+        let work = app.clone();
+        let lines = spawn_reporting(async move |report| {
+            work.registry().pull_file(work.shared_store(), &file, &options, report).await
+        });
+        return progress_stream::respond(&app, lines, last_only).await;
+    }
+    let (reference, last_only, options) = parse_request(&app, request)?;
+    let work = app.clone();
+    let lines = spawn_reporting(async move |report| {
+        work.registry().pull(work.shared_store(), &reference, &options, report).await
+    });
+    progress_stream::respond(&app, lines, last_only).await
+}
+
+/// `POST /api/push`
+pub(crate) async fn push(
+    State(app): State<App>,
+    Json(request, _): Json<Native, PullRequest>,
+) -> Result<Response, ErrorResponse<Native>> {
+    if request.model.is_empty() && request.name.is_empty() {
+        return Err(ApiError::bad_request("model is required").into());
+    }
+    let (reference, last_only, options) = parse_request(&app, request)?;
+    if reference.runner.is_some() && options.format == puna_registry::Format::Ollama {
+        let what = reference.name;
+        let reason =
+            format!("{what} is pushed with the manifests for all runners: leave out the runner");
+        return Err(ApiError::bad_request(reason).into());
+    }
+    let work = app.clone();
+    let lines = spawn_reporting(async move |report| {
+        work.registry().push(work.shared_store(), &reference, &options, report).await
+    });
+    progress_stream::respond(&app, lines, last_only).await
+}
+
+/// Pulls a model as part of other work. Progress goes to the client, which may disconnect without
+/// cancelling the pull.
+pub(crate) async fn pull_model(
+    app: &App,
+    from: &ModelRef,
+    to: &mpsc::Sender<ProgressLine>,
+) -> Result<(), ApiError> {
+    let (report, mut progress) = mpsc::channel::<puna_registry::Progress>(CHANNEL_LINES);
+    let runner = from.runner.clone();
+    let options = Options { keep_unused: app.config().no_prune, runner, ..Options::default() };
+    let forward = async {
+        while let Some(progress) = progress.recv().await {
+            // "success" must be the last line of the client's own work.
+            if progress.status != "success" {
+                let _ = to.send(Ok(progress_line(progress))).await;
+            }
+        }
+    };
+    let pulled = app.registry().pull(app.shared_store(), from, &options, report);
+    tokio::join!(pulled, forward).0.map_err(|error| ApiError::internal(error.to_string()))
+}
+
+/// Parses a request: the model, whether the client wants one object instead of lines, and the
+/// options.
+fn parse_request(app: &App, request: PullRequest) -> Result<(ModelRef, bool, Options), ApiError> {
+    let given = if request.model.is_empty() { &request.name } else { &request.model };
+    let reference = reference(given, REMOTE_UNAVAILABLE)?;
+    let last_only = request.stream == Some(false);
+    let options = Options { runner: reference.runner.clone(), ..options(app, request)? };
+    Ok((reference, last_only, options))
+}
+
+/// Parses the options of a request.
+fn options(app: &App, request: PullRequest) -> Result<Options, ApiError> {
+    Ok(Options {
+        insecure: request.insecure,
+        keep_unused: app.config().no_prune,
+        mirror: request.mirror,
+        limit_rate: request.limit_rate.filter(|rate| *rate > 0),
+        format: request.format.parse().map_err(|problem: String| ApiError::bad_request(problem))?,
+        via: None,
+        runner: None,
+        all_runners: request.all_runners,
+    })
+}
+
+/// Runs work that reports progress, in a task. The task is cancelled when the receiver of the lines
+/// is dropped.
+fn spawn_reporting<F>(
+    work: impl FnOnce(Report) -> F + Send + 'static,
+) -> mpsc::Receiver<ProgressLine>
+where
+    F: Future<Output = Result<(), RegistryError>> + Send,
+{
+    let (to, lines) = mpsc::channel::<ProgressLine>(CHANNEL_LINES);
+    puna_tasks::spawn(async move {
+        let (report, mut progress) = mpsc::channel(CHANNEL_LINES);
+        let forward = async {
+            while let Some(progress) = progress.recv().await {
+                let _ = to.send(Ok(progress_line(progress))).await;
+            }
+        };
+        let both = async { tokio::join!(work(report), forward).0 };
+        let done = tokio::select! {
+            done = both => done,
+            () = to.closed() => return,
+        };
+        if let Err(error) = done {
+            let _ = to.send(Err(ApiError::internal(error.to_string()))).await;
+        }
+    });
+    lines
+}
+
+fn progress_line(progress: puna_registry::Progress) -> Progress {
+    Progress {
+        status: progress.status,
+        digest: progress.digest.map(|digest| digest.to_string()).unwrap_or_default(),
+        total: progress.total,
+        completed: progress.completed,
+    }
+}

@@ -1,0 +1,225 @@
+//! Responses for `previous_response_id`: the newest ones, in memory.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use puna_api::native::Message;
+use serde_json::Value;
+
+use crate::http::Owner;
+use crate::util::lock::lock;
+
+/// Maximum number of stored responses.
+const MAX_COUNT: usize = 1024;
+
+/// Maximum total bytes of stored responses.
+const MAX_BYTES: usize = if cfg!(test) { 64 << 10 } else { 64 << 20 };
+
+/// A response with its conversation, including the response itself.
+#[derive(Debug)]
+pub(crate) struct StoredResponse {
+    /// API key of the request; other keys have no access.
+    pub(crate) owner: Owner,
+    pub(crate) response: Value,
+    pub(crate) messages: Vec<Message>,
+    /// Byte lengths of the streamed pieces of each item.
+    pub(crate) pieces: Vec<Vec<usize>>,
+    /// Sequence numbers of stream events that were only heartbeats.
+    pub(crate) heartbeats: Vec<u64>,
+}
+
+impl StoredResponse {
+    /// Identifiers of its output items, in order.
+    fn item_ids(&self) -> impl Iterator<Item = Option<&str>> {
+        let items = self.response["output"].as_array().map(Vec::as_slice).unwrap_or_default();
+        items.iter().map(|item| item["id"].as_str())
+    }
+
+    fn bytes(&self) -> usize {
+        let call = |call: &puna_api::native::ToolCall| {
+            call.id.len() + call.function.name.len() + size(&call.function.arguments.clone().into())
+        };
+        let message = |m: &Message| {
+            let images: usize = m.images.iter().map(|image| image.bytes().len()).sum();
+            let texts =
+                m.content.len() + m.thinking.len() + m.tool_name.len() + m.tool_call_id.len();
+            size_of::<Message>() + texts + images + m.tool_calls.iter().map(call).sum::<usize>()
+        };
+        // The index entry of an item takes memory too.
+        let items = self.item_ids().flatten().map(|id| 96 + id.len()).sum::<usize>();
+        let piece = |of_item: &Vec<usize>| size_of_val(of_item) + size_of_val(of_item.as_slice());
+        let pieces = self.pieces.iter().map(piece).sum::<usize>();
+        items
+            + pieces
+            + size_of_val(self.heartbeats.as_slice())
+            + size(&self.response)
+            + self.messages.iter().map(message).sum::<usize>()
+    }
+}
+
+/// Approximate bytes of a JSON value in memory.
+fn size(value: &Value) -> usize {
+    size_of::<Value>()
+        + match value {
+            Value::String(text) => text.len(),
+            Value::Array(list) => list.iter().map(size).sum(),
+            // Overhead of a key and its hash table entry.
+            Value::Object(map) => map.iter().map(|(key, value)| 40 + key.len() + size(value)).sum(),
+            _ => 0,
+        }
+}
+
+/// Stored responses by identifier.
+#[derive(Default)]
+pub(crate) struct ResponseStore(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    responses: HashMap<String, (Arc<StoredResponse>, usize)>,
+    /// Index of items: identifier of the response and position in its output.
+    items: HashMap<String, (String, usize)>,
+    /// Identifiers, oldest first; some may be removed already.
+    order: VecDeque<String>,
+    bytes: usize,
+}
+
+impl ResponseStore {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        lock(&self.0)
+    }
+
+    pub(crate) fn get(&self, id: &str, owner: Owner) -> Option<Arc<StoredResponse>> {
+        let stored = self.lock().responses.get(id).map(|(stored, _)| stored.clone());
+        stored.filter(|stored| stored.owner == owner)
+    }
+
+    /// Finds an output item in any stored response of an owner.
+    pub(crate) fn item(&self, id: &str, owner: Owner) -> Option<Value> {
+        let inner = self.lock();
+        let (response, at) = inner.items.get(id)?;
+        let (stored, _) =
+            inner.responses.get(response).filter(|(stored, _)| stored.owner == owner)?;
+        let stored = stored.clone();
+        let at = *at;
+        drop(inner);
+        stored.response["output"].get(at).cloned()
+    }
+
+    /// Stores a response and evicts the oldest ones to make room. Returns `false` if it is too
+    /// large on its own.
+    pub(crate) fn put(&self, id: &str, stored: StoredResponse) -> bool {
+        let bytes = stored.bytes();
+        if bytes > MAX_BYTES {
+            tracing::debug!(id, bytes, "a response is too large to be kept");
+            return false;
+        }
+        let mut inner = self.lock();
+        while inner.responses.len() >= MAX_COUNT || inner.bytes + bytes > MAX_BYTES {
+            let Some(oldest) = inner.order.pop_front() else { break };
+            inner.remove(&oldest);
+        }
+        inner.bytes += bytes;
+        inner.order.push_back(id.to_owned());
+        for (at, item) in stored.item_ids().enumerate() {
+            if let Some(item) = item {
+                inner.items.insert(item.to_owned(), (id.to_owned(), at));
+            }
+        }
+        inner.responses.insert(id.to_owned(), (Arc::new(stored), bytes));
+        true
+    }
+
+    /// Deletes a response. Returns `false` if the owner has none with this identifier.
+    pub(crate) fn delete(&self, id: &str, owner: Owner) -> bool {
+        let mut inner = self.lock();
+        if inner.responses.get(id).is_none_or(|(stored, _)| stored.owner != owner) {
+            return false;
+        }
+        inner.order.retain(|responses| responses != id);
+        inner.remove(id)
+    }
+}
+
+impl Inner {
+    fn remove(&mut self, id: &str) -> bool {
+        let Some((stored, bytes)) = self.responses.remove(id) else { return false };
+        for item in stored.item_ids().flatten() {
+            self.items.remove(item);
+        }
+        self.bytes -= bytes;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOBODY: Owner = Owner(None);
+
+    fn stored(length: usize) -> StoredResponse {
+        StoredResponse {
+            owner: Owner(None),
+            response: Value::Null,
+            messages: vec![Message::text("user", "x".repeat(length))],
+            pieces: Vec::new(),
+            heartbeats: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn responses_are_visible_to_their_owner_only() {
+        let responses = ResponseStore::default();
+        let (ann, bob) = (Owner(Some(1)), Owner(Some(2)));
+        responses.put("a", StoredResponse { owner: ann, ..stored(1) });
+        for stranger in [bob, NOBODY] {
+            assert!(responses.get("a", stranger).is_none() && !responses.delete("a", stranger));
+        }
+        assert!(responses.get("a", ann).is_some() && responses.delete("a", ann));
+    }
+
+    #[test]
+    fn items_are_found_by_their_owner_while_their_response_is_stored() {
+        let responses = ResponseStore::default();
+        let ann = Owner(Some(1));
+        let item = |i: usize| serde_json::json!({"id": format!("item{i}"), "n": i});
+        for i in 0..1100 {
+            let response =
+                serde_json::json!({"output": [{"type": "odd"}, item(i), item(i + 10_000)]});
+            assert!(
+                responses
+                    .put(&format!("r{i}"), StoredResponse { owner: ann, response, ..stored(0) })
+            );
+        }
+        let inner = responses.lock();
+        let stored = inner.responses.len();
+        assert_eq!(inner.items.len(), 2 * stored);
+        drop(inner);
+        assert_eq!(responses.item("item11099", ann), Some(item(11_099)));
+        assert_eq!(responses.item("item1099", NOBODY), None);
+        assert_eq!(responses.item("item0", ann), None, "it was evicted");
+        assert!(responses.delete("r1099", ann));
+        assert_eq!(responses.item("item1099", ann), None);
+        assert_eq!(responses.lock().items.len(), 2 * (stored - 1));
+    }
+
+    #[test]
+    fn the_oldest_responses_are_evicted_by_count_and_by_size() {
+        let responses = ResponseStore::default();
+        (0..20).for_each(|i| assert!(responses.put(&format!("r{i}"), stored(8 << 10))));
+        let left: Vec<_> =
+            (0..20).filter(|i| responses.get(&format!("r{i}"), NOBODY).is_some()).collect();
+        assert_eq!(
+            left,
+            (13..20).collect::<Vec<_>>(),
+            "seven of eight KiB and a little fit into 64"
+        );
+        assert!(!responses.put("large", stored(MAX_BYTES)));
+        assert!(responses.get("large", NOBODY).is_none() && responses.get("r19", NOBODY).is_some());
+        assert!(responses.delete("r19", NOBODY) && !responses.delete("r19", NOBODY));
+        (0..2000).for_each(|i| assert!(responses.put(&format!("s{i}"), stored(0))));
+        let inner = responses.lock();
+        assert!(inner.responses.len() <= MAX_COUNT && inner.bytes <= MAX_BYTES);
+        assert_eq!(inner.responses.len(), inner.order.len());
+    }
+}

@@ -1,0 +1,234 @@
+//! Authentication and authorization: checks the API key of every request.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+
+use axum::http::{HeaderMap, header};
+use puna_mirror::RateLimit;
+
+use super::rate_limits::{KeyUsage, LimitExceeded, RequestPermit};
+use super::{Access, Key, KeyError, KeyFile, Scope};
+use crate::canonical::ApiError;
+use crate::util::lock::lock;
+
+/// Minimum interval between checks of the key file, which requests trigger.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Error for remote clients that want more than inference from a server without keys.
+const LOCAL_ONLY_ERROR: &str = "this server has no API keys, so this can only be done from its own machine: make one there with \
+`puna key add`";
+
+/// Checks API keys. Without keys, all clients may use the models, and only this machine may change
+/// models or read metrics.
+pub struct Authorizer {
+    path: PathBuf,
+    loaded: Mutex<LoadedKeys>,
+    usage: KeyUsage,
+}
+
+struct LoadedKeys {
+    keys: Arc<KeyFile>,
+    modified: Option<SystemTime>,
+    checked_at: Instant,
+    /// Modification time of the file with the last logged error.
+    reported: Option<Option<SystemTime>>,
+}
+
+/// Result of a successful authorization.
+#[derive(Debug, Default)]
+pub struct Authorized {
+    /// Counts the request as running for its key until the response is sent.
+    pub permit: Option<RequestPermit>,
+    /// Client number of the key.
+    pub client: Option<u64>,
+}
+
+/// Denied access, with an optional `Retry-After` in seconds.
+#[derive(Debug)]
+pub struct AccessDenied {
+    pub failure: ApiError,
+    pub retry_after: Option<u64>,
+}
+
+impl Authorizer {
+    /// Loads the keys.
+    ///
+    /// # Errors
+    /// The key file exists but cannot be used: breaking it must not open the server.
+    pub fn new(path: &Path) -> Result<Self, KeyError> {
+        warn_of_readers(path);
+        let loaded = LoadedKeys {
+            modified: modified(path),
+            keys: Arc::new(KeyFile::read(path)?),
+            checked_at: Instant::now(),
+            reported: None,
+        };
+        Ok(Self { path: path.to_owned(), loaded: Mutex::new(loaded), usage: KeyUsage::default() })
+    }
+
+    /// Whether there are keys.
+    pub fn has_keys(&self) -> bool {
+        !self.keys().keys.is_empty()
+    }
+
+    /// Authorizes a request for the access that its route requires. `local` says that it comes from
+    /// this machine and is meant for it.
+    ///
+    /// # Errors
+    /// Why the access is denied.
+    pub(crate) fn authorize(
+        &self,
+        access: Access,
+        headers: &HeaderMap,
+        local: bool,
+    ) -> Result<Authorized, AccessDenied> {
+        let keys = self.keys();
+        let Access::Requires(scope) = access else { return Ok(Authorized::default()) };
+        if keys.keys.is_empty() {
+            return match scope == Scope::Inference || local {
+                true => Ok(Authorized::default()),
+                false => Err(denied(403, LOCAL_ONLY_ERROR)),
+            };
+        }
+        let Some(secret) = secret(headers) else {
+            return Err(denied(
+                401,
+                "this server needs an API key, as `Authorization: Bearer KEY` or `x-api-key: KEY` (in PUNA_API_KEY for commands)",
+            ));
+        };
+        let Some(key) = keys.find(secret) else {
+            return Err(denied(401, "this API key is not known here"));
+        };
+        if !key.may(scope) {
+            let Key { name, .. } = key;
+            return Err(denied(
+                403,
+                format!(
+                    "the API key {name:?} may not do this: it lacks the scope {}",
+                    scope.name()
+                ),
+            ));
+        }
+        let permit = self.usage.begin(key, None, Instant::now());
+        let permit = permit.map_err(|limit| {
+            let RateLimit { message: said, retry_after } = limit_error(key, &limit);
+            AccessDenied { retry_after: Some(retry_after), ..denied(429, said) }
+        })?;
+        Ok(Authorized { permit: Some(permit), client: client_id(key) })
+    }
+
+    /// Starts a request to the mirror for a key. A key that was removed in between has nothing to
+    /// count.
+    ///
+    /// # Errors
+    /// The limit of the key that is exceeded.
+    pub(crate) fn begin(
+        &self,
+        name: &str,
+        part_of: Option<&str>,
+    ) -> Result<Option<RequestPermit>, RateLimit> {
+        let keys = self.keys();
+        let Some(key) = keys.keys.iter().find(|key| key.name == name) else { return Ok(None) };
+        let permit = self.usage.begin(key, part_of, Instant::now());
+        permit.map(Some).map_err(|limit| limit_error(key, &limit))
+    }
+
+    /// Checks the key file now.
+    pub(crate) fn reload(&self) {
+        let mut loaded = lock(&self.loaded);
+        loaded.checked_at = Instant::now();
+        loaded.reload_if_changed(&self.path);
+    }
+
+    /// Returns the present keys. A file that became invalid leaves them unchanged.
+    pub(crate) fn keys(&self) -> Arc<KeyFile> {
+        let mut loaded = lock(&self.loaded);
+        if loaded.checked_at.elapsed() >= RELOAD_INTERVAL {
+            loaded.checked_at = Instant::now();
+            loaded.reload_if_changed(&self.path);
+        }
+        Arc::clone(&loaded.keys)
+    }
+}
+
+impl LoadedKeys {
+    /// Reloads the file if it has changed. A missing or invalid file leaves the keys unchanged, so
+    /// that it grants no access.
+    fn reload_if_changed(&mut self, path: &Path) {
+        let now = modified(path);
+        if now == self.modified {
+            return;
+        }
+        let read = match now {
+            None => Err("it is gone".to_owned()),
+            Some(_) => KeyFile::read(path).map_err(|e| e.to_string()),
+        };
+        match read {
+            Ok(keys) => {
+                if keys.keys.is_empty() != self.keys.keys.is_empty() {
+                    let required_of = if keys.keys.is_empty() { "nobody" } else { "everybody" };
+                    tracing::warn!(path = %path.display(), "{required_of} is asked for an API key from now on");
+                }
+                warn_of_readers(path);
+                (self.keys, self.modified, self.reported) = (Arc::new(keys), now, None);
+            }
+            Err(error) if self.reported != Some(now) => {
+                tracing::error!(path = %path.display(), "the file of API keys: {error}; the keys stay as they were");
+                self.reported = Some(now);
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+/// Logs a warning if other users can read the file. It holds only hashes, but also names and
+/// limits.
+fn warn_of_readers(path: &Path) {
+    if others_may_read(path) {
+        tracing::warn!(path = %path.display(), "others may read the file of API keys: chmod 600 it");
+    }
+}
+
+#[cfg(unix)]
+pub(super) fn others_may_read(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & 0o077 != 0)
+}
+
+#[cfg(not(unix))]
+pub(super) fn others_may_read(_: &Path) -> bool {
+    false
+}
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    std::fs::metadata(path).and_then(|meta| meta.modified()).ok()
+}
+
+/// The first 64 bits of the hash identify a key.
+fn client_id(key: &Key) -> Option<u64> {
+    u64::from_str_radix(key.hash.get(..16)?, 16).ok()
+}
+
+/// Secret from `Authorization: Bearer KEY` or `x-api-key: KEY`.
+fn secret(headers: &HeaderMap) -> Option<&str> {
+    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
+        let (scheme, secret) = value.to_str().ok()?.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then_some(secret.trim())
+    });
+    bearer.or_else(|| headers.get("x-api-key")?.to_str().ok().map(str::trim))
+}
+
+fn denied(status: u16, message: impl Into<String>) -> AccessDenied {
+    AccessDenied { failure: ApiError::new(status, message), retry_after: None }
+}
+
+fn limit_error(key: &Key, limit: &LimitExceeded) -> RateLimit {
+    let name = &key.name;
+    let (most, retry_after) = match limit {
+        LimitExceeded::Concurrent(most) => (format!("{most} at once"), 1),
+        LimitExceeded::Rate(most, wait) => (format!("{most} a minute"), *wait),
+    };
+    let said = format!("too many requests with the API key {name:?}: {most} are allowed");
+    RateLimit { message: said, retry_after }
+}

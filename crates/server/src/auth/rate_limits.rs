@@ -1,0 +1,251 @@
+//! Rate limits and concurrency limits of API keys.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::Key;
+
+use crate::util::lock::lock;
+
+/// Present usage of all keys, by name.
+#[derive(Debug, Clone, Default)]
+pub struct KeyUsage(Arc<Mutex<HashMap<String, UsageCounts>>>);
+
+/// Number of requests for parts of one transfer that count as one request, also for the concurrency
+/// limit.
+const PARTS_PER_REQUEST: u32 = 64;
+/// Maximum transfers tracked per key.
+const MAX_TRANSFERS: usize = 1024;
+/// Time after its last part for which a transfer is tracked.
+const TRANSFER_TTL: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+struct UsageCounts {
+    /// Requests in progress, without those for parts of transfers.
+    running: u32,
+    /// Transfers in parts, by identifier.
+    transfers: HashMap<String, Transfer>,
+    /// Token bucket: requests that may start now. It grows with time up to one minute's worth.
+    tokens: f64,
+    last_seen: Instant,
+}
+
+/// A transfer in parts: a blob in ranges, or an upload.
+#[derive(Debug)]
+struct Transfer {
+    /// Requests for parts in progress.
+    running: u32,
+    /// Further part requests before the next one counts against the rate.
+    free_parts: u32,
+    last_seen: Instant,
+}
+
+impl UsageCounts {
+    /// Concurrent requests, with transfers counted in units of [`PARTS_PER_REQUEST`].
+    fn concurrent_requests(&self) -> u32 {
+        let transfers =
+            self.transfers.values().map(|transfer| transfer.running.div_ceil(PARTS_PER_REQUEST));
+        transfers.fold(self.running, u32::saturating_add)
+    }
+
+    /// Whether one more transfer can be tracked.
+    fn can_add_transfer(&mut self, now: Instant) -> bool {
+        if self.transfers.len() >= MAX_TRANSFERS {
+            let is_old = |transfer: &Transfer| {
+                now.saturating_duration_since(transfer.last_seen) > TRANSFER_TTL
+            };
+            self.transfers.retain(|_, transfer| transfer.running > 0 || !is_old(transfer));
+        }
+        self.transfers.len() < MAX_TRANSFERS
+    }
+
+    /// Takes one request from the token bucket.
+    fn take_token(&mut self, rate: f64, now: Instant) -> Result<(), LimitExceeded> {
+        let grown = now.saturating_duration_since(self.last_seen).as_secs_f64() * rate / 60.0;
+        self.tokens = (self.tokens + grown).min(rate);
+        self.last_seen = now;
+        if self.tokens < 1.0 {
+            let wait = ((1.0 - self.tokens) * 60.0 / rate).ceil().max(1.0);
+            return Err(LimitExceeded::Rate(rate as u32, wait.min(3600.0) as u64));
+        }
+        self.tokens -= 1.0;
+        Ok(())
+    }
+}
+
+/// A limit is exceeded.
+#[derive(Debug, PartialEq)]
+pub enum LimitExceeded {
+    /// Maximum concurrent requests.
+    Concurrent(u32),
+    /// Maximum requests per minute, and seconds until a retry.
+    Rate(u32, u64),
+}
+
+/// A request in progress, until this is dropped.
+#[derive(Debug)]
+pub struct RequestPermit {
+    usage: KeyUsage,
+    name: String,
+    part_of: Option<String>,
+}
+
+impl KeyUsage {
+    /// Starts a request at time `now`. [`PARTS_PER_REQUEST`] requests with the same `part_of` count
+    /// as one.
+    ///
+    /// # Errors
+    /// The limit that is exceeded.
+    pub fn begin(
+        &self,
+        key: &Key,
+        part_of: Option<&str>,
+        now: Instant,
+    ) -> Result<RequestPermit, LimitExceeded> {
+        let mut all = lock(&self.0);
+        let rate = key.requests_per_minute.map(f64::from);
+        let new = || UsageCounts {
+            running: 0,
+            transfers: HashMap::new(),
+            tokens: rate.unwrap_or(0.0),
+            last_seen: now,
+        };
+        let counts = all.entry(key.name.clone()).or_insert_with(new);
+        let part_of =
+            part_of.filter(|of| counts.transfers.contains_key(*of) || counts.can_add_transfer(now));
+        let transfer = part_of.and_then(|of| counts.transfers.get(of));
+        let (running, free_parts) =
+            transfer.map_or((0, 0), |transfer| (transfer.running, transfer.free_parts));
+        if let Some(most) = key.concurrent
+            && running % PARTS_PER_REQUEST == 0
+            && counts.concurrent_requests() >= most
+        {
+            return Err(LimitExceeded::Concurrent(most));
+        }
+        if let Some(rate) = rate.filter(|_| free_parts == 0) {
+            counts.take_token(rate, now)?;
+        }
+        match part_of {
+            None => counts.running += 1,
+            Some(of) => {
+                let free_parts =
+                    if free_parts == 0 { PARTS_PER_REQUEST - 1 } else { free_parts - 1 };
+                counts.transfers.insert(
+                    of.to_owned(),
+                    Transfer { running: running + 1, free_parts, last_seen: now },
+                );
+            }
+        }
+        Ok(RequestPermit {
+            usage: self.clone(),
+            name: key.name.clone(),
+            part_of: part_of.map(str::to_owned),
+        })
+    }
+}
+
+impl RequestPermit {
+    /// The name of the key.
+    pub fn key(&self) -> &str {
+        &self.name
+    }
+}
+
+impl Drop for RequestPermit {
+    fn drop(&mut self) {
+        let mut all = lock(&self.usage.0);
+        let Some(counts) = all.get_mut(&self.name) else { return };
+        match &self.part_of {
+            None => counts.running = counts.running.saturating_sub(1),
+            Some(of) => {
+                if let Some(transfer) = counts.transfers.get_mut(of) {
+                    transfer.running = transfer.running.saturating_sub(1);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(requests_per_minute: Option<u32>, concurrent: Option<u32>) -> Key {
+        let (name, hash, created) = ("a".into(), String::new(), String::new());
+        let (public, namespaces) = (None, Vec::new());
+        Key {
+            name,
+            hash,
+            scopes: Vec::new(),
+            created,
+            requests_per_minute,
+            concurrent,
+            public,
+            namespaces,
+        }
+    }
+
+    #[test]
+    fn a_burst_of_a_minutes_worth_is_allowed_and_refills_with_time() {
+        let (usage, start) = (KeyUsage::default(), Instant::now());
+        let begin = |seconds: f64| {
+            usage.begin(&key(Some(3), None), None, start + Duration::from_secs_f64(seconds))
+        };
+        for _ in 0..3 {
+            begin(0.0).unwrap();
+        }
+        assert_eq!(begin(0.0).unwrap_err(), LimitExceeded::Rate(3, 20));
+        assert_eq!(begin(15.0).unwrap_err(), LimitExceeded::Rate(3, 5));
+        begin(20.5).unwrap();
+        assert!(begin(21.0).is_err());
+        // A long pause earns at most the requests of one minute.
+        for _ in 0..3 {
+            begin(10_000.0).unwrap();
+        }
+        assert!(begin(10_000.0).is_err());
+    }
+
+    #[test]
+    fn no_more_than_the_limit_run_at_once() {
+        let (usage, now) = (KeyUsage::default(), Instant::now());
+        let limited = key(None, Some(2));
+        let (first, _second) =
+            (usage.begin(&limited, None, now).unwrap(), usage.begin(&limited, None, now).unwrap());
+        assert_eq!(usage.begin(&limited, None, now).unwrap_err(), LimitExceeded::Concurrent(2));
+        drop(first);
+        usage.begin(&limited, None, now).unwrap();
+        usage.begin(&key(Some(0), None), None, now).unwrap_err();
+    }
+
+    #[test]
+    fn parts_of_a_transfer_count_as_one_request_up_to_a_number() {
+        let (usage, now) = (KeyUsage::default(), Instant::now());
+        let limited = key(Some(3), Some(2));
+        let begin = |of: Option<&str>| usage.begin(&limited, of, now);
+        let first: Vec<_> = (0..PARTS_PER_REQUEST).map(|_| begin(Some("x")).unwrap()).collect();
+        let second = begin(Some("x")).unwrap();
+        assert_eq!(begin(None).unwrap_err(), LimitExceeded::Concurrent(2));
+        assert_eq!(begin(Some("y")).unwrap_err(), LimitExceeded::Concurrent(2));
+        drop(first);
+        let other = begin(Some("y")).unwrap();
+        drop((second, other));
+        assert!(matches!(begin(None).unwrap_err(), LimitExceeded::Rate(3, _)));
+        assert_eq!(begin(Some("z")).unwrap_err(), LimitExceeded::Rate(3, 20));
+        for _ in 1..PARTS_PER_REQUEST {
+            begin(Some("y")).unwrap();
+        }
+        assert!(begin(Some("y")).is_err());
+    }
+
+    #[test]
+    fn the_number_of_tracked_transfers_is_limited() {
+        let (usage, now) = (KeyUsage::default(), Instant::now());
+        for n in 0..2 * MAX_TRANSFERS {
+            usage.begin(&key(None, None), Some(&n.to_string()), now).unwrap();
+        }
+        assert_eq!(lock(&usage.0)["a"].transfers.len(), MAX_TRANSFERS);
+        usage.begin(&key(None, None), Some("x"), now + 2 * TRANSFER_TTL).unwrap();
+        assert_eq!(lock(&usage.0)["a"].transfers.len(), 1);
+    }
+}

@@ -1,0 +1,7 @@
+//! Small utilities without a better home.
+
+pub(crate) mod bounded_channel;
+pub(crate) mod lock;
+pub(crate) mod panic_message;
+pub(crate) mod random_ids;
+pub(crate) mod shutdown;
