@@ -292,7 +292,7 @@ fn hostile_constraints_take_bounded_time() {
 }
 
 #[test]
-fn a_text_without_tokens_is_reported_at_its_position() {
+fn a_required_text_without_tokens_is_reported_at_its_position() {
     let tokens = ["a", "b", "<end>"]
         .map(|name| GrammarToken { bytes: name.as_bytes(), is_text: name.len() == 1 });
     let grammars = GrammarCompiler::new(tokens.into_iter(), &[2]).unwrap();
