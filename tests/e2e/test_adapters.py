@@ -149,7 +149,7 @@ def answer(server, model, prompt="Which animal has a long trunk?", **options):
     return body["response"]
 
 
-def test_an_adapted_model_answers_as_the_folded_file_and_not_as_its_base(server):
+def test_an_adapted_model_answers_as_the_merged_file_and_not_as_its_base(server):
     prompts = ["Which animal has a long trunk?", "What is the capital of France?", "Tell me about the sea."]
     tuned, folded, plain = ([answer(server, model, prompt) for prompt in prompts] for model in ["tuned", "folded", "cria"])
     assert all(tuned) and tuned == folded and tuned != plain, (tuned, folded, plain)
@@ -166,7 +166,7 @@ def control_vector(size):
     return gguf((len(words), keys), [("direction.2", (256,), F32, direction)])
 
 
-def test_a_request_chooses_its_adapters_in_every_dialect(server):
+def test_a_request_selects_its_adapters_in_every_dialect(server):
     (server.home / "happy.gguf").write_bytes(control_vector(3.0))
     server.cli("create", "both", "-f", "-", input=f"FROM tuned\nADAPTER {server.home}/happy.gguf\n", check=True)
     base, tuned = answer(server, "cria"), answer(server, "tuned")
@@ -192,7 +192,7 @@ def test_a_request_chooses_its_adapters_in_every_dialect(server):
         assert status == 200 and read(body) == base, body
 
 
-def test_an_adapter_that_the_model_does_not_have_is_named(server):
+def test_an_adapter_that_the_model_lacks_is_named(server):
     for adapters, says in [
         ([{"id": 1, "scale": 1}], "adapters: this model has no adapter 1; it has 1, numbered from 0"),
         ([{"id": 0}], 'option "adapters" must be an array of objects'),
@@ -202,21 +202,21 @@ def test_an_adapter_that_the_model_does_not_have_is_named(server):
         assert status == 400 and says in body["error"], body
 
 
-def test_a_control_vector_for_wider_models_is_refused_when_the_model_is_made(server):
+def test_a_control_vector_for_wider_models_is_refused_on_creation(server):
     content = control_vector(1.0).replace(b"direction.2", b"direction.9")
     (server.home / "sad.gguf").write_bytes(content)
     done = server.cli("create", "sad", "-f", "-", input=f"FROM cria\nADAPTER {server.home}/sad.gguf\n")
     assert done.returncode == 1 and "tensor `direction.9` is not `direction.N` for a layer N" in done.stderr, done.stderr
 
 
-def test_a_stored_model_is_looked_into_with_its_adapter(server):
+def test_debug_logits_applies_the_adapter_of_a_stored_model(server):
     looked = lambda model: json.loads(server.cli("debug", "logits", model, "--tokens", "1,2,3", "--kernels", "portable", "--json", check=True).stdout)["logits"]
     tuned, folded, plain = ([x for row in looked(model) for x in row] for model in ["tuned", "folded", "cria"])
     far = lambda a, b: max(abs(x - y) for x, y in zip(a, b, strict=True))
     assert far(tuned, folded) < 0.01 < far(tuned, plain), (far(tuned, folded), far(tuned, plain))
 
 
-def test_an_adapter_of_peft_is_converted_and_answers_alike(server):
+def test_a_peft_adapter_is_converted_and_gives_the_same_answers(server):
     peft(server.home / "peft")
     server.cli("create", "converted", "-f", "-", input=f"FROM cria\nADAPTER {server.home}/peft\n", check=True)
     assert answer(server, "converted") == answer(server, "folded")
@@ -235,7 +235,7 @@ def test_a_model_with_an_adapter_is_pushed_and_pulled_with_it(server, tmp_path):
         mirror.kill()
 
 
-def test_show_prints_the_adapter_and_the_recipe_makes_the_model_again(server):
+def test_show_prints_the_adapter_and_its_modelfile_recreates_the_model(server):
     printed = server.cli("show", "tuned", "--modelfile", check=True).stdout
     line = next(line for line in printed.splitlines() if line.startswith("ADAPTER "))
     (server.home / "Again").write_text(f"FROM cria\n{line}\n")
@@ -251,7 +251,7 @@ def test_show_prints_the_adapter_and_the_recipe_makes_the_model_again(server):
         (b"GGUF", "(line 2): ./bad.gguf is no model: "),
     ],
 )
-def test_an_adapter_of_another_family_is_refused_when_the_model_is_made(server, content, says):
+def test_an_adapter_of_another_family_is_refused_on_creation(server, content, says):
     (server.home / "bad.gguf").write_bytes(content)
     (server.home / "Bad").write_text("FROM cria\nADAPTER ./bad.gguf\n")
     done = server.cli("create", "bad", "-f", server.home / "Bad")
@@ -266,7 +266,7 @@ def test_an_adapter_of_another_family_is_refused_when_the_model_is_made(server, 
     ],
     ids=["layers that the model lacks", "matrices of another width"],
 )
-def test_an_adapter_that_does_not_fit_is_refused_when_the_model_is_made(server, change, says):
+def test_an_incompatible_adapter_is_refused_on_creation(server, change, says):
     (server.home / "alien.gguf").write_bytes(adapter(change=change))
     done = server.cli("create", "alien", "-f", "-", input=f"FROM cria\nADAPTER {server.home}/alien.gguf\n")
     assert done.returncode == 1 and 'adapter "wild"' in done.stderr and says in done.stderr, done.stderr

@@ -107,7 +107,7 @@ ROUTES = {
 
 @pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("case", ["call-then-newline", "call-then-thought", "interleaved"])
-def test_a_call_is_sent_once_and_closed_before_anything_else(agents, path, case):
+def test_a_call_is_sent_once_and_ends_before_the_next_item(agents, path, case):
     part = lambda index, arguments, **more: {"tool_calls": [{"index": index, "function": {"arguments": arguments, **more.pop("function", {})}, **more}]}
     interleaved = [
         part(0, "", id="a", function={"name": "bash"}), part(1, "", id="b", function={"name": "bash"}),
@@ -129,7 +129,7 @@ def test_a_call_is_sent_once_and_closed_before_anything_else(agents, path, case)
             assert 0 <= open_blocks <= 1, got
 
 
-def test_what_a_remote_server_does_not_report_is_left_out_and_its_reasons_pass(agents):
+def test_usage_that_a_remote_server_omits_is_absent_and_finish_reasons_are_forwarded(agents):
     Scripted.deltas, Scripted.finish = [{"content": [{"type": "text", "text": "so"}]}], "content_filter"
     try:
         whole = json.loads(ask(agents, "/v1/chat/completions", {"model": "scripted", **ROUTES["/v1/chat/completions"]}))
@@ -157,7 +157,7 @@ def test_arguments_of_earlier_calls_may_be_anything(agents, case):
     assert json.loads(ask(agents, CASES[case]["route"], body))["choices"]
 
 
-def test_a_call_that_is_cut_off_can_be_sent_back(agents):
+def test_a_truncated_call_can_be_sent_back(agents):
     case = CASES["cut-call"]
     got = events(ask(agents, case["route"], case["body"]))
     calls, text = calls_of(case["route"], got)
@@ -168,14 +168,14 @@ def test_a_call_that_is_cut_off_can_be_sent_back(agents):
     assert events(ask(agents, case["route"], {**case["body"], "messages": messages}))
 
 
-def test_results_of_parallel_calls_stand_in_the_order_of_the_calls(agents):
+def test_results_of_parallel_calls_have_the_order_of_the_calls(agents):
     case = CASES["results-swapped"]
     data = json.loads(ask(agents, case["route"], {**case["body"], "_debug_render_only": True}))
     prompt = data["_debug_info"]["rendered_template"]
     assert 0 < prompt.index("RESULT-OF-A") < prompt.index("RESULT-OF-B")
 
 
-def test_a_prompt_that_is_too_long_is_refused_in_the_words_of_each_dialect(agents):
+def test_a_prompt_that_is_too_long_has_the_error_of_each_dialect(agents):
     case = CASES["overflow-system-last"]
     messages = [case["body"]["messages"][0], {"role": "system", "content": "x y z " * 700}]
     body = {**case["body"], "messages": messages}
@@ -192,7 +192,7 @@ def test_a_prompt_that_is_too_long_is_refused_in_the_words_of_each_dialect(agent
     assert status == 400 and error["code"] == "context_length_exceeded" and error["n_prompt_tokens"] > error["n_ctx"] == 2048
 
 
-def test_a_prompt_that_may_be_cut_keeps_the_task_the_newest_turn_and_every_call(agents):
+def test_a_truncated_prompt_keeps_the_task_the_newest_turn_and_every_call(agents):
     case = CASES["overflow-system-last"]
     messages = [case["body"]["messages"][0], {"role": "system", "content": "x y z " * 700}]
     tool = CASES["overflow-tool-last"]["body"]
@@ -239,7 +239,7 @@ def test_only_allowed_tools_are_offered_and_a_named_tool_is_called_once(agents):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_custom_tools_of_chats_are_called_with_their_text(agents, stream):
+def test_custom_tools_of_chat_completions_are_called_with_text(agents, stream):
     Scripted.finish = "tool_calls"
     Scripted.deltas = [{"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "code", "arguments": '{"input": "x = 1\\ny"}'}}]}]
     history = [{"role": "user", "content": "?"}, {"role": "assistant", "content": None, "tool_calls": [{"id": "c0", "type": "custom", "custom": {"name": "code", "input": "z"}}]}, {"role": "tool", "tool_call_id": "c0", "content": "done"}]
@@ -266,7 +266,7 @@ def test_the_debug_log_says_where_a_cached_prefix_ended():
     assert len(lines) == 2 and "second" in lines[1] and "second" not in lines[0], lines
 
 
-def test_stop_strings_of_a_request_count_behind_the_thought(agents):
+def test_stop_strings_of_a_request_apply_after_the_reasoning(agents):
     case = CASES["stop-in-thought"]
     messages = case["body"]["messages"]
     for path, body in {
@@ -281,7 +281,7 @@ def test_stop_strings_of_a_request_count_behind_the_thought(agents):
     assert json.loads(ask(agents, case["route"], body))["choices"][0]["message"]["content"].strip() == "Pa"
 
 
-def test_a_remote_server_gets_turns_that_every_template_accepts(agents):
+def test_a_remote_server_gets_messages_that_every_template_accepts(agents):
     Scripted.deltas, Scripted.finish = [{"content": "so"}], "stop"
     roles = ["developer", "developer", "user", "user", "system", "assistant", "assistant", "user"]
     messages = [{"role": role, "content": f"text {n}"} for n, role in enumerate(roles)]
@@ -297,7 +297,7 @@ def test_a_remote_server_gets_turns_that_every_template_accepts(agents):
     assert not {"temperature", "top_p"} & set(seen), seen
 
 
-def test_a_header_that_changes_with_every_request_does_not_cost_the_prefix_cache(agents):
+def test_a_changing_billing_header_does_not_defeat_the_prefix_cache(agents):
     case = CASES["billing-header"]
 
     def prompt(token):
@@ -308,7 +308,7 @@ def test_a_header_that_changes_with_every_request_does_not_cost_the_prefix_cache
     assert prompt("0a1b2") == prompt("ffff0") and "billing" not in prompt("1") and "careful assistant" in prompt("1")
 
 
-def test_a_tool_of_a_namespace_comes_back_by_both_names(agents):
+def test_a_namespaced_tool_is_called_by_namespace_and_name(agents):
     case = CASES["namespace"]
     response = json.loads(ask(agents, case["route"], {**case["body"], "max_output_tokens": 200}))
     [call] = [item for item in response["output"] if item["type"] == "function_call"]

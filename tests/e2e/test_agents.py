@@ -76,7 +76,7 @@ def test_a_tool_of_an_mcp_server_is_called_once(server, proxy, kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", AGENTS)
-def test_a_long_conversation_is_read_from_the_cache(model, proxy, kind, tmp_path):
+def test_a_long_conversation_uses_the_prefix_cache(model, proxy, kind, tmp_path):
     agent = AGENTS[kind](tmp_path, model.url, proxy)
     steps = [agent.run_command(f"echo {n} >> {agent.work}/steps.txt") for n in range(40)]
     model.play(*turns(agent, *steps, text(DONE)))
@@ -104,7 +104,7 @@ def narrow():
 
 
 @pytest.mark.parametrize("kind", AGENTS)
-def test_a_conversation_that_is_too_long_is_compacted_and_goes_on(narrow, proxy, kind, tmp_path):
+def test_a_conversation_that_is_too_long_is_compacted_and_continues(narrow, proxy, kind, tmp_path):
     agent = AGENTS[kind](tmp_path, narrow.url, proxy, window=WINDOWS[kind])
     summary = "<state_snapshot>SUMMARY-OF-WORK: numbers were counted</state_snapshot>"
     count = agent.run_command("seq 100000 102500")

@@ -24,7 +24,7 @@ def texts(message):
     return [block.text for block in message.content if block.type == "text"]
 
 
-def test_a_message_has_thoughts_text_and_figures(client):
+def test_a_message_has_thinking_text_and_usage(client):
     message = ask(client)
     assert [block.type for block in message.content] == ["thinking", "text"] and message.content[0].thinking
     assert texts(message) == ["Paris."] and message.stop_reason == "end_turn" and message.stop_sequence is None
@@ -36,7 +36,7 @@ def test_thinking_can_be_switched_off(client):
     assert [block.type for block in message.content] == ["text"]
 
 
-def test_a_thought_has_no_more_tokens_than_it_may(client):
+def test_thinking_stays_within_its_token_budget(client):
     sums = [{"role": "user", "content": "What's 13 + 8 + 34?"}]
     whole = ask(client, messages=sums, thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=2000)
     short = ask(client, messages=sums, thinking={"type": "enabled", "budget_tokens": 4}, max_tokens=2000)
@@ -54,7 +54,7 @@ def test_streams_accumulate_to_the_same_message(client):
     assert message.stop_reason == "end_turn" and message.usage.output_tokens == whole.usage.output_tokens
 
 
-def test_raw_events_come_in_order(client):
+def test_raw_events_are_in_order(client):
     events = list(ask(client, stream=True))
     kinds = [event.type for event in events]
     assert kinds[0] == "message_start" and kinds[-2:] == ["message_delta", "message_stop"]
@@ -64,7 +64,7 @@ def test_raw_events_come_in_order(client):
     assert events[0].message.usage.input_tokens > 5
 
 
-def test_limits_and_stop_sequences_are_told_apart(client):
+def test_stop_reasons_distinguish_limits_and_stop_sequences(client):
     count = [{"role": "user", "content": "Count to 5."}]
     short = ask(client, messages=count, max_tokens=3)
     assert short.stop_reason == "max_tokens" and short.usage.output_tokens == 3
@@ -81,7 +81,7 @@ def test_a_system_text_is_a_part_of_the_prompt(client):
     assert message.usage.input_tokens + message.usage.cache_read_input_tokens == count(thinking=NO_THINKING)
 
 
-def test_the_cache_is_reported(client):
+def test_cached_tokens_are_reported(client):
     long = [{"role": "user", "content": "The capital of France is Paris. " * 40 + "What is the capital of France?"}]
     total = client.messages.count_tokens(model="cria", messages=long).input_tokens
     first, second = (ask(client, messages=long, max_tokens=1).usage for _ in range(2))
@@ -90,13 +90,13 @@ def test_the_cache_is_reported(client):
     assert second.cache_read_input_tokens >= 64
 
 
-def test_models_have_anthropic_s_shape(client):
+def test_models_have_the_anthropic_format(client):
     listed = client.models.list()
     assert "cria:latest" in [model.id for model in listed.data] and listed.data[0].type == "model"
     assert client.models.retrieve("cria").display_name == "cria"
 
 
-def test_errors_have_anthropic_s_shape(client):
+def test_errors_have_the_anthropic_format(client):
     with pytest.raises(anthropic.NotFoundError) as error:
         ask(client, model="nothing")
     assert error.value.body["error"]["type"] == "not_found_error" and error.value.body["request_id"].startswith("req_")
@@ -129,12 +129,12 @@ def test_a_tool_is_called_and_its_result_answered(client):
     assert answer.stop_reason == "end_turn" and texts(answer), answer
 
 
-def test_tools_are_not_offered_where_none_may_be_called(client):
+def test_tool_choice_none_prevents_calls(client):
     answer = ask_weather(client, [{"role": "user", "content": "What is the weather in Paris?"}], tool_choice={"type": "none"})
     assert answer.stop_reason == "end_turn" and not [block for block in answer.content if block.type == "tool_use"]
 
 
-def test_events_of_the_helper_carry_snapshots(client):
+def test_events_of_the_streaming_helper_have_snapshots(client):
     with client.messages.stream(model="cria", max_tokens=200, messages=QUESTION, extra_body=GREEDY) as stream:
         events = list(stream)
         message = stream.get_final_message()
@@ -147,7 +147,7 @@ def test_events_of_the_helper_carry_snapshots(client):
     assert raw[0].usage.output_tokens == message.usage.output_tokens
 
 
-def test_a_streamed_call_is_told_in_pieces_of_json(client):
+def test_a_streamed_call_has_json_deltas(client):
     question = [{"role": "user", "content": "What is the weather in Paris?"}]
     with client.messages.stream(model="cria", max_tokens=200, messages=question, tools=[WEATHER_TOOL], thinking=NO_THINKING, extra_body=GREEDY) as stream:
         pieces = [event for event in stream if event.type == "input_json"]
@@ -175,7 +175,7 @@ def test_the_tool_runner_calls_functions_until_there_is_an_answer(client):
     assert asked == ["Cairo", "Cairo"] and "12" in streamed.get_final_message().content[-1].text
 
 
-def test_a_call_that_failed_is_told_to_the_model(client, server):
+def test_a_failed_call_is_reported_to_the_model(client, server):
     call = {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {"city": "Cairo"}}
     def rendered(**result):
         result = {"type": "tool_result", "tool_use_id": "t1", **result}
@@ -187,7 +187,7 @@ def test_a_call_that_failed_is_told_to_the_model(client, server):
     assert "Error" not in rendered(content="no such city")
 
 
-def test_thinking_has_three_switches(client):
+def test_thinking_can_be_enabled_adaptive_or_disabled(client):
     for switch in ({"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"}):
         assert [block.type for block in ask(client, thinking=switch, max_tokens=2000).content] == ["thinking", "text"]
     thoughtful = ask(client)
@@ -199,12 +199,12 @@ class Capital(pydantic.BaseModel):
     capital: str
 
 
-def test_parse_takes_classes(client):
+def test_parse_accepts_pydantic_classes(client):
     answer = client.messages.parse(model="cria", max_tokens=200, messages=QUESTION, thinking=NO_THINKING, output_format=Capital, extra_body=GREEDY)
     assert isinstance(answer.parsed_output, Capital)
 
 
-def test_the_client_that_waits_for_nothing(server):
+def test_the_asynchronous_client_is_answered(server):
     async def drive():
         async with anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0) as client:
             ask = {"model": "cria", "max_tokens": 200, "messages": QUESTION, "extra_body": GREEDY}
@@ -232,7 +232,7 @@ def test_the_client_that_waits_for_nothing(server):
         ({"extra_body": {"temperature": "warm"}}, "temperature"),
     ],
 )
-def test_bad_requests_say_what_is_wrong(client, wrong, text):
+def test_errors_of_bad_requests_state_the_cause(client, wrong, text):
     for stream in (False, True):
         with pytest.raises(anthropic.BadRequestError, match=text) as error:
             ask(client, **wrong, stream=stream)

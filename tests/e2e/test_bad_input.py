@@ -245,7 +245,7 @@ def test_an_oversized_body_does_not_end_the_server(server):
     assert server.get("/")[0] == 200
 
 
-def test_usage_errors(home):
+def test_usage_errors_are_reported(home):
     for args in (["frobnicate"], ["run"], ["list", "--frobnicate"], ["inspect"]):
         done = puna(*args, env=home)
         assert done.returncode in (1, 2) and "Error" in done.stderr, (args, done)

@@ -115,7 +115,7 @@ def test_clients_push_and_pull_through_nginx(behind, home, tmp_path):
     assert key not in log
 
 
-def test_addresses_begin_with_the_prefix_of_the_proxy_which_stores_nothing_large(behind):
+def test_locations_have_the_prefix_of_the_proxy_which_buffers_no_large_body(behind):
     it, proxy, key = behind
     shown = {"Authorization": f"Bearer {key}"}
     status, headers, _ = proxy.ask("POST", "/v2/team/m/blobs/uploads/", **shown)
@@ -132,7 +132,7 @@ def test_addresses_begin_with_the_prefix_of_the_proxy_which_stores_nothing_large
     assert "temporary file" not in (proxy.folder / "error.log").read_text()
 
 
-def test_nobody_behind_it_is_taken_for_the_mirrors_own_machine(mirror, tmp_path):
+def test_clients_behind_the_proxy_do_not_count_as_local(mirror, tmp_path):
     it, folder = mirror(), tmp_path / "nginx"
     folder.mkdir()
     proxy = Proxy(folder, it)

@@ -40,7 +40,7 @@ def layout(path):
         return {member.name: archive.extractfile(member).read() for member in archive}
 
 
-def test_models_are_carried_to_another_machine(here, tmp_path):
+def test_a_bundle_transfers_models_to_another_machine(here, tmp_path):
     there, bundle = home(tmp_path / "there"), tmp_path / "models.tar"
     puna("export", "one", "me/two:q8", str(bundle), env=here, check=True)
     assert bundle.stat().st_size < 1.1 * CRIA.stat().st_size
@@ -53,7 +53,7 @@ def test_models_are_carried_to_another_machine(here, tmp_path):
     puna("verify", env=there, check=True)
 
 
-def test_a_bundle_goes_through_a_pipe(here, tmp_path):
+def test_a_bundle_can_be_piped(here, tmp_path):
     there = home(tmp_path / "there")
     out = subprocess.Popen([BINARY, "export", "one", "-"], env=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     taken = subprocess.run([BINARY, "import", "-", "--name", "carried"], env=there, stdin=out.stdout, capture_output=True, text=True)
@@ -61,7 +61,7 @@ def test_a_bundle_goes_through_a_pipe(here, tmp_path):
     assert "carried:latest" in names(there)
 
 
-def test_what_cannot_be_is_said_and_leaves_nothing(here, tmp_path):
+def test_invalid_bundles_and_exports_are_refused_and_leave_nothing(here, tmp_path):
     there, bundle = home(tmp_path / "there"), tmp_path / "models.tar"
     puna("export", "one", str(bundle), env=here, check=True)
     whole = bundle.read_bytes()
@@ -94,7 +94,7 @@ def test_what_cannot_be_is_said_and_leaves_nothing(here, tmp_path):
     assert not list(tmp_path.glob("x.tar*"))
 
 
-def test_weights_are_written_for_other_programs(here, tmp_path):
+def test_weights_are_exported_as_a_gguf_file(here, tmp_path):
     file = tmp_path / "one.gguf"
     puna("export", "one", str(file), env=here, check=True)
     assert file.read_bytes() == CRIA.read_bytes()
@@ -115,7 +115,7 @@ def test_damaged_weights_are_not_written(here, tmp_path):
     assert not list(tmp_path.glob("one.gguf*"))
 
 
-def test_weights_get_their_name_with_what_is_beside_them(here, tmp_path):
+def test_weights_are_exported_together_with_their_draft(here, tmp_path):
     small = tmp_path / "small.gguf"
     small.write_bytes(CRIA.read_bytes())
     puna("create", "three", "-f", "-", env=here, input=f"FROM {CRIA}\nDRAFT {small}\n", check=True)
@@ -130,7 +130,7 @@ def test_weights_get_their_name_with_what_is_beside_them(here, tmp_path):
 
 
 @pytest.mark.parametrize("packaging", ["ollama", "docker", "modelpack"])
-def test_tools_of_registries_read_a_bundle(here, tmp_path, mirror, packaging):
+def test_registry_tools_read_a_bundle(here, tmp_path, mirror, packaging):
     oras, it, bundle = tool(str(TOOLS / "oras")), mirror(), tmp_path / "models.tar"
     puna("export", "me/two:q8", str(bundle), "--format", packaging, env=here, check=True)
     files = layout(bundle)

@@ -43,7 +43,7 @@ def agent_s_request(**kw):
     }  # fmt: skip
 
 
-def test_a_coding_agent_streams_a_call_and_goes_on_from_its_failure(server):
+def test_a_coding_agent_streams_a_call_and_continues_after_its_failure(server):
     got = events(ask(server, "/v1/messages?beta=true", agent_s_request(), AGENT))
     kinds = [kind for kind, _ in got if kind != "ping"]
     assert kinds[0] == "message_start" and kinds[-2:] == ["message_delta", "message_stop"]
@@ -62,7 +62,7 @@ def test_a_coding_agent_streams_a_call_and_goes_on_from_its_failure(server):
     assert got[-1][0] == "message_stop"
 
 
-def test_a_coding_agent_counts_tokens_and_asks_whether_it_may(server):
+def test_a_coding_agent_counts_tokens_and_checks_its_quota(server):
     body = agent_s_request()
     counted = {key: body[key] for key in ("model", "messages", "tools", "system")}
     told = json.loads(ask(server, "/v1/messages/count_tokens?beta=true", {**counted, "thinking": {"type": "disabled"}}, AGENT))
@@ -92,7 +92,7 @@ def test_a_coding_agent_reads_files_as_documents(server):
     assert status == 400 and "application/pdf" in answer["error"]["message"]
 
 
-def test_searches_that_the_vendor_would_do_are_taken_and_fail_politely(server):
+def test_hosted_web_search_is_accepted_and_returns_no_result(server):
     search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
     body = {**agent_s_request(stream=False), "tools": [search], "messages": [{"role": "user", "content": "What is the capital of France?"}]}
     answer = json.loads(ask(server, "/v1/messages?beta=true", body, AGENT))
@@ -130,7 +130,7 @@ def output(data):
     return done, got
 
 
-def test_another_agent_calls_a_function_and_answers_its_result(server):
+def test_an_agent_calls_a_function_through_the_responses_api(server):
     body = other_agent_s_request()
     # So many tools are too much for so small a model.
     demanded = {**body, "tool_choice": {"type": "function", "name": "get_weather"}}
@@ -142,7 +142,7 @@ def test_another_agent_calls_a_function_and_answers_its_result(server):
     assert "12" in items[-1]["content"][0]["text"]
 
 
-def test_what_is_not_offered_is_named(server):
+def test_unsupported_tools_are_named(server):
     import http.client
 
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
@@ -157,7 +157,7 @@ def test_what_is_not_offered_is_named(server):
     assert status == 400 and "file_search" in answer["error"]["message"]
 
 
-def test_tools_of_free_text_get_text(server):
+def test_custom_tools_get_free_text(server):
     body = other_agent_s_request("Apply a patch.", tools=[PATCH], tool_choice={"type": "custom", "name": "apply_patch"}, max_output_tokens=60)
     body["tools"][0] = {**PATCH, "format": {"type": "text"}}
     items, got = output(ask(server, "/v1/responses", body))
@@ -171,7 +171,7 @@ def test_tools_of_free_text_get_text(server):
     assert "apply_patch" in prompt and "Done!" in prompt
 
 
-def test_the_shell_of_the_client_gets_its_command(server):
+def test_local_shell_calls_have_a_command(server):
     items, _ = output(ask(server, "/v1/responses", other_agent_s_request("List the files.", tools=[{"type": "local_shell"}], tool_choice={"type": "local_shell"}, max_output_tokens=60)))
     calls = [item for item in items if item["type"] == "local_shell_call"]
     for call in calls:
@@ -183,7 +183,7 @@ def test_the_shell_of_the_client_gets_its_command(server):
     assert '"ls"' in prompt and "a.txt" in prompt
 
 
-def test_thoughts_come_back_as_they_were(server):
+def test_reasoning_items_can_be_sent_back(server):
     body = other_agent_s_request("What is the capital of France?", tools=[], reasoning={"effort": "low", "summary": "auto"})
     items, _ = output(ask(server, "/v1/responses", body))
     assert [item["type"] for item in items] == ["reasoning", "message"] and items[0]["encrypted_content"]
@@ -192,7 +192,7 @@ def test_thoughts_come_back_as_they_were(server):
     assert items[-1]["type"] == "message"
 
 
-def test_items_are_named_by_their_ids(server):
+def test_items_can_be_referenced_by_id(server):
     base = {"model": "cria", "temperature": 0, "reasoning": {"effort": "none"}}
     first = json.loads(ask(server, "/v1/responses", {**base, "input": "My name is Rosa."}))
     reference = {"type": "item_reference", "id": first["output"][0]["id"]}
@@ -203,7 +203,7 @@ def test_items_are_named_by_their_ids(server):
     assert status == 400 and "msg_nothing" in answer["error"]["message"]
 
 
-def test_tokens_of_a_response_are_counted(server):
+def test_input_tokens_of_a_response_are_counted(server):
     body = {"model": "cria", "input": "What is the capital of France?", "instructions": "Be brief.", "reasoning": {"effort": "none"}}
     counted = json.loads(ask(server, "/v1/responses/input_tokens", body))
     answered = json.loads(ask(server, "/v1/responses", {**body, "max_output_tokens": 1}))
@@ -213,7 +213,7 @@ def test_tokens_of_a_response_are_counted(server):
 # Editors ----------------------------------------------------------------------------------------------------------------
 
 
-def test_an_editor_finds_models_with_what_they_can_do(server):
+def test_an_editor_lists_models_and_their_capabilities(server):
     status, version = server.post("/api/show", {"model": "cria:latest"}, headers={"User-Agent": "GitHubCopilotChat/0.30.0"})
     assert status == 200
     architecture = version["model_info"]["general.architecture"]
@@ -225,7 +225,7 @@ def test_an_editor_finds_models_with_what_they_can_do(server):
     assert all(key in model for model in tags for key in ("name", "model", "modified_at", "size", "digest", "details"))
 
 
-def test_an_editor_chats_by_openai_s_protocol(server):
+def test_an_editor_chats_through_the_openai_api(server):
     body = {
         "model": "cria:latest", "stream": True, "n": 1, "temperature": 0, "top_p": 1, "max_tokens": 4096, "intent": True, "reasoning_effort": "none",
         "tools": [{"type": "function", "function": {"name": "get_weather", "description": "Get the weather in a city", "parameters": CITY}}], "tool_choice": "auto",
@@ -241,7 +241,7 @@ def test_an_editor_chats_by_openai_s_protocol(server):
     assert got[-1]["choices"] == [] and got[-1]["usage"]["prompt_tokens"] > 0
 
 
-def test_an_editor_chats_by_the_native_protocol(server):
+def test_an_editor_chats_through_the_native_api(server):
     tools = [{"type": "function", "function": {"name": "get_weather", "description": "Get the weather in a city", "parameters": CITY}}]
     body = {
         "model": "cria:latest", "stream": True, "keep_alive": -1, "think": False, "tools": tools,
@@ -269,7 +269,7 @@ def test_an_editor_completes_code(server):
 # Chat fronts ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_chat_front_asks_around_and_chats(server):
+def test_a_chat_front_end_queries_the_server_and_chats(server):
     headers = {"X-OpenWebUI-User-Name": "Rosa", "X-OpenWebUI-Chat-Id": "1", "Authorization": "Bearer "}
     assert server.send("GET", "/api/tags", headers=headers)[0] == server.send("GET", "/api/ps", headers=headers)[0] == 200
     assert server.send("GET", "/api/version", headers=headers)[0] == server.send("GET", "/", headers=headers)[0] == 200
@@ -278,7 +278,7 @@ def test_a_chat_front_asks_around_and_chats(server):
     assert status == 200 and "".join(line["message"]["content"] for line in lines) == "Paris." and lines[-1]["eval_duration"] > 0
 
 
-def test_a_chat_front_unloads_a_model(server):
+def test_a_chat_front_end_unloads_a_model(server):
     status, answer = server.post("/api/generate", {"model": "cria:latest", "prompt": "", "keep_alive": 0})
     assert status == 200 and answer["done_reason"] == "unload"
 
@@ -294,7 +294,7 @@ def test_messages_without_content_are_empty(server, path):
 # Clients of other open servers ------------------------------------------------------------------------------------------
 
 
-def test_variables_of_the_template_reach_it(fresh):
+def test_chat_template_variables_reach_the_template(fresh):
     # The template that stands in the file is the one that reads them.
     it = fresh(OLLAMA_GO_TEMPLATE="0")
 

@@ -29,7 +29,7 @@ def post(server, path, body):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_schemas_of_libraries_are_taken(server, name):
+def test_schemas_of_libraries_are_accepted(server, name):
     schema, keyword = CASES[name]
     status, headers, text = post(server, "/api/chat", {"model": "cria", "stream": False, "messages": [{"role": "user", "content": "go"}], "format": schema, "options": {"num_predict": 60}})
     assert status == 200, text
@@ -38,7 +38,7 @@ def test_schemas_of_libraries_are_taken(server, name):
         assert "x-puna-schema-violations" not in headers
 
 
-def test_a_stream_names_what_its_answer_breaks(server):
+def test_a_stream_names_the_keywords_that_its_answer_violates(server):
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": TAGS}}
     body = {"model": "cria", "stream": True, "messages": [{"role": "user", "content": "go"}], "response_format": form}
     _, _, answer = post(server, "/v1/chat/completions", body)
@@ -49,7 +49,7 @@ def test_a_stream_names_what_its_answer_breaks(server):
     assert last["schema_violations"] == ([] if len(set(tags)) == len(tags) else ["uniqueItems at #/properties/tags"])
 
 
-def test_strict_refuses_what_would_only_be_checked(server):
+def test_strict_schemas_refuse_keywords_that_are_only_checked(server):
     form = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": TAGS}}
     body = {"model": "cria", "messages": [{"role": "user", "content": "go"}], "response_format": form}
     status, _, text = post(server, "/v1/chat/completions", body)

@@ -22,7 +22,7 @@ def test_run_answers_once(server):
     assert done.stdout == "Paris.\n\n"
 
 
-def test_run_shows_thoughts_apart_from_the_answer(server):
+def test_run_shows_thinking_separately_from_the_answer(server):
     done = server.cli("run", "cria", "What is the capital of France?", check=True)
     assert done.stdout.startswith("Thinking...\n") and done.stdout.endswith("...done thinking.\n\nParis.\n\n"), done.stdout
 
@@ -34,7 +34,7 @@ def test_run_puts_piped_input_before_the_prompt(server):
     assert "5.\n\n" not in (answer("9 - ", input="4"), answer("4"), answer("", input="9 - "))
 
 
-def test_run_takes_parameters(server):
+def test_run_accepts_parameters(server):
     ask = ["run", "cria", "--think=false", "What is the capital of France?"]
     assert len(server.cli(*ask, "-p", "temperature=0", "-p", "num_predict=2", check=True).stdout.split()) <= 2
     cut = server.cli(*ask, "--parameter", "stop=Paris", "--parameter", "stop=no such word", check=True).stdout
@@ -61,7 +61,7 @@ def test_run_of_an_unknown_model_fails(server):
     assert done.returncode == 1 and "Error: pull model manifest: " in done.stderr, done
 
 
-def test_list_ps_cp_rm_show_stop(server):
+def test_models_are_copied_listed_shown_stopped_and_removed(server):
     assert server.cli("cp", "cria", "twin", check=True).stdout == "copied 'cria' to 'twin'\n"
     listing = server.cli("list", check=True).stdout.splitlines()
     assert listing[0].startswith("NAME") and re.split(r" {2,}", listing[0].strip()) == ["NAME", "ID", "SIZE", "MODIFIED"]
@@ -76,7 +76,7 @@ def test_list_ps_cp_rm_show_stop(server):
     assert again.returncode == 1 and "model 'twin' not found" in again.stderr
 
 
-def test_show_has_its_sections(server):
+def test_show_prints_its_sections(server):
     shown = server.cli("show", "cria", check=True).stdout
     assert shown.startswith("  Model\n    architecture "), shown
     for text in ("5.77M", "Q8_0", "  Capabilities\n    completion"):
@@ -87,7 +87,7 @@ def test_show_has_its_sections(server):
     assert missing.returncode == 1 and missing.stderr == "Error: model 'nothing:latest' not found\n"
 
 
-def test_create_from_a_gguf_and_a_modelfile(server, tmp_path):
+def test_create_accepts_a_gguf_file_and_a_modelfile(server, tmp_path):
     (tmp_path / "Modelfile").write_text(f'FROM {CRIA}\nPARAMETER temperature 0\nTEMPLATE """{{{{ .Prompt }}}}"""\n')
     server.cli("create", "plain", "-f", tmp_path / "Modelfile", check=True)
     assert server.client().generate("plain", "The capital of Italy is", raw=True, options={"num_predict": 4}).response.strip().startswith("Rome")
@@ -95,7 +95,7 @@ def test_create_from_a_gguf_and_a_modelfile(server, tmp_path):
     server.cli("rm", "plain", check=True)
 
 
-def test_create_gives_a_known_template_its_stop_texts(server, smollm2):
+def test_create_adds_the_stop_strings_of_a_known_template(server, smollm2):
     parameters = server.cli("show", smollm2, "--parameters", check=True).stdout
     assert '"<|im_start|>"' in parameters and '"<|im_end|>"' in parameters, parameters
     # The system text of the file's own template is still there.
@@ -103,14 +103,14 @@ def test_create_gives_a_known_template_its_stop_texts(server, smollm2):
     assert "named SmolLM" in json.dumps(shown), shown
 
 
-def test_an_adapter_that_is_none_is_refused_rather_than_left_out(server, tmp_path):
+def test_a_file_that_is_no_adapter_is_refused(server, tmp_path):
     (tmp_path / "Modelfile").write_text(f"FROM cria\nADAPTER {CRIA}\n")
     done = server.cli("create", "adapted", "-f", tmp_path / "Modelfile")
     assert done.returncode == 1 and "which is no adapter: a LoRA adapter is" in done.stderr, done
     assert "adapted" not in server.cli("list", check=True).stdout
 
 
-def test_output_parsers_and_manual_pages(home, tmp_path):
+def test_debug_parse_runs_a_parser_and_manual_writes_pages(home, tmp_path):
     chunks = tmp_path / "chunks.json"
     chunks.write_text(json.dumps(["<think>", "so", "</think>", "Yes"]))
     told = as_json("debug", "parse", "--parser", "thinking", "--chunks", chunks, env=home)
@@ -120,7 +120,7 @@ def test_output_parsers_and_manual_pages(home, tmp_path):
 
 
 @pytest.mark.parametrize("command", [["list"], ["ps"], ["show", "cria"], ["cp", "cria", "mine"], ["rm", "mine"], ["verify"], ["prune"]], ids=" ".join)
-def test_nobody_at_an_address_that_is_set_is_an_error(alone, command):
+def test_a_configured_address_without_a_server_is_an_error(alone, command):
     done = puna(*command, env=alone)
     assert done.returncode == 1 and done.stdout == "", done
     assert f"http://{alone['OLLAMA_HOST']}" in done.stderr and "set by OLLAMA_HOST" in done.stderr, done.stderr
@@ -137,7 +137,7 @@ def test_inspect_describes_a_file(home):
     assert "cria" in puna("inspect", "cria", env=home, check=True).stdout.lower()
 
 
-def test_inspect_names_the_translation_of_published_files(home):
+def test_inspect_lists_the_translation_of_published_files(home):
     told = as_json("inspect", DATA / "compat/full-gemma3.gguf", env=home)
     translated = told["translated"]
     assert (translated["from"], translated["renamed"], translated["dropped"]) == ("gemma3 as published by Ollama", 0, 3)
@@ -148,7 +148,7 @@ def test_inspect_names_the_translation_of_published_files(home):
     assert told["renamed"] == 8, told
 
 
-def test_tokenize_and_detokenize(home):
+def test_tokenize_and_detokenize_round_trip(home):
     text = "What is the capital of France?"
     told = as_json("tokenize", CRIA, text, env=home)
     assert len(told["tokens"]) == len(told["pieces"]) > 3
@@ -160,7 +160,7 @@ def test_tokenize_and_detokenize(home):
     assert len(special) == 1 and len(plain) > 1
 
 
-def test_bench_states_speed_as_a_share_of_the_machine_s_limit(home):
+def test_bench_reports_speed_as_a_share_of_the_machines_limit(home):
     told = as_json("bench", CRIA, "-p", 64, "-n", 16, "-r", 2, env=home)
     assert told["machine"]["read_gbs"] > 0 and told["machine"]["threads"] >= 1 and told["machine"]["kernels"]
     assert [r["test"] for r in told["results"]] == ["pp64", "tg16"]
@@ -169,14 +169,14 @@ def test_bench_states_speed_as_a_share_of_the_machine_s_limit(home):
         assert 0 < result["limit_share"]
 
 
-def test_perplexity_of_a_text(home, tmp_path):
+def test_the_perplexity_of_a_text_is_plausible(home, tmp_path):
     text = tmp_path / "text"
     text.write_text("The capital of France is Paris. The capital of Italy is Rome. " * 20)
     told = as_json("perplexity", CRIA, "--file", text, "--ctx", 128, env=home)
     assert told["tokens"] > 100 and 1 < told["perplexity"] < 4096
 
 
-def test_an_importance_matrix_is_made_and_used(home, tmp_path):
+def test_an_importance_matrix_is_computed_and_used(home, tmp_path):
     text, matrix, small = tmp_path / "text.txt", tmp_path / "matrix.gguf", tmp_path / "small.gguf"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 40)
     told = puna("imatrix", str(CRIA), "-f", str(text), "-o", str(matrix), "--ctx", "128", "--chunks", "2", env=home, check=True)
@@ -190,7 +190,7 @@ def test_an_importance_matrix_is_made_and_used(home, tmp_path):
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
-def test_a_command_that_is_ended_leaves_no_unfinished_file(home, tmp_path, end):
+def test_a_terminated_command_leaves_no_unfinished_file(home, tmp_path, end):
     text, out = tmp_path / "text.txt", tmp_path / "out"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 40_000)
     out.mkdir()
@@ -218,24 +218,24 @@ def test_debug_render_shows_the_prompt(home, tmp_path):
     assert told["tokens"] and not told["truncated"]
 
 
-def test_debug_blocks(home):
+def test_debug_dequantizes_blocks_and_measures_errors(home):
     told = as_json("debug", "dequantize", "--type", "Q8_0", "--hex", "003c" + "01" * 32, env=home)
     assert told["values"] == [1.0] * 32
     assert as_json("debug", "quantize-error", "--type", "Q4_K", env=home)["rmse"] < 0.1
 
 
-def test_debug_graph_and_kernels(home):
+def test_debug_lists_graph_nodes_and_kernels(home):
     graph = as_json("debug", "graph", CRIA, env=home)
     assert graph["nodes"] and graph["scratch_bytes"] > 0
     assert as_json("debug", "kernels", env=home)
 
 
-def test_an_unknown_kernel_level_lists_those_there_are(home):
+def test_an_unknown_kernel_level_lists_the_available_ones(home):
     done = puna("debug", "logits", CRIA, "--tokens", "1,2", "--kernels", "abacus", "--json", env=home)
     assert done.returncode in (1, 2) and "portable" in done.stderr, done
 
 
-def test_settings_come_from_the_file_the_environment_and_the_command_line(home):
+def test_settings_are_read_from_file_environment_and_command_line(home):
     file = pathlib.Path(home["HOME"]) / ".config/puna/puna.toml"
     file.parent.mkdir(parents=True)
     file.write_text('keep_alive = "30m"\nmax_queue = 7\nhost = "127.0.0.1:1"\n')
@@ -268,7 +268,7 @@ def test_settings_come_from_the_file_the_environment_and_the_command_line(home):
         assert done.returncode == 1 and f'{file}, line 1: there is no setting "max_queu": did you mean "max_queue"?' in done.stderr, done
 
 
-def test_a_server_listens_where_the_command_line_says(home):
+def test_a_server_listens_at_the_address_of_the_command_line(home):
     port = free_port()
     server = subprocess.Popen([BINARY, "serve", "--host", f"127.0.0.1:{port}"], env=home, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     line = server.stderr.readline()
@@ -276,7 +276,7 @@ def test_a_server_listens_where_the_command_line_says(home):
     assert server.wait(30) == 0 and f"127.0.0.1:{port}" in line, line
 
 
-def test_completions_and_help(home):
+def test_commands_have_help_and_shells_have_completions(home):
     for shell in ("bash", "zsh", "fish"):
         assert "puna" in puna("completion", shell, env=home, check=True).stdout
     for command in ("serve", "run", "list", "show", "ps", "stop", "cp", "rm", "create", "inspect", "tokenize", "detokenize", "bench", "perplexity", "debug"):
@@ -284,5 +284,5 @@ def test_completions_and_help(home):
     assert puna("--version", env=home, check=True).stdout.strip()
 
 
-def test_real_files_inspect(home):
+def test_inspect_reads_a_published_file(home):
     assert as_json("inspect", need(SMOLLM2), env=home)["tokenizer"]["pre"] == "smollm"

@@ -15,7 +15,7 @@ def generate(server, **options):
     return answer
 
 
-def test_nothing_is_cut_that_fits_and_limits_of_clients_load_nothing_anew(server, smollm2):
+def test_fitting_prompts_are_not_cut_and_client_limits_reload_nothing(server, smollm2):
     server.post("/api/generate", {"model": smollm2, "options": {"num_ctx": 64}})
     [shown] = [m for m in json.loads(server.get("/api/ps")[1])["models"] if m["name"] == "smollm2:latest"]
     assert shown["context_length"] == 64, "as the request had it"
@@ -31,7 +31,7 @@ def test_nothing_is_cut_that_fits_and_limits_of_clients_load_nothing_anew(server
     assert server.runners() == runners, "one runner for all of them"
 
 
-def test_an_idle_runner_takes_no_memory_for_a_context_that_nobody_uses(fresh):
+def test_an_idle_runner_uses_no_memory_for_unused_context(fresh):
     server = fresh()
     server.post("/api/generate", {"model": "cria"})
     [runner] = server.runners()

@@ -80,7 +80,7 @@ def blobs(env):
     return list(pathlib.Path(env["HOME"]).glob("**/blobs/*"))
 
 
-def test_a_model_with_an_adapter_is_made_on_another_server(there, here, relay, tmp_path):
+def test_a_model_with_an_adapter_is_created_on_another_server(there, here, relay, tmp_path):
     (tmp_path / "m.gguf").write_bytes(CRIA.read_bytes() + bytes(32))
     (tmp_path / "lora.gguf").write_bytes(adapter())
     (tmp_path / "Modelfile").write_text("FROM ./m.gguf\nADAPTER ./lora.gguf\nPARAMETER top_k 7\n")
@@ -107,7 +107,7 @@ def split(source, folder):
     return paths
 
 
-def test_a_split_model_is_made_on_another_server_by_its_first_part(there, here, tmp_path):
+def test_a_split_model_is_created_on_another_server_from_its_first_part(there, here, tmp_path):
     first, second = split(CRIA, tmp_path)
     puna("create", "parts", "-f", "-", env=here, input=f"FROM {first}\n", check=True)
     assert answer(there, "parts") == answer(there, "whole")
@@ -125,7 +125,7 @@ def test_a_folder_of_safetensors_is_converted_by_another_server(there, here):
         assert sum(a * b for a, b in zip(row["embedding"], vector)) > 0.999
 
 
-def test_an_importance_matrix_goes_with_the_model(there, here, tmp_path):
+def test_an_importance_matrix_is_uploaded_with_the_model(there, here, tmp_path):
     text, matrix = tmp_path / "text.txt", tmp_path / "imatrix.gguf"
     text.write_text("The sea is wide and blue. " * 20)
     wide = wide_cria(tmp_path / "wide.gguf")
@@ -167,7 +167,7 @@ def wide_cria(path):
     return path
 
 
-def test_an_architecture_that_is_not_known_is_told_before_its_tokenizer(there, here, tmp_path):
+def test_an_unknown_architecture_is_reported_before_its_tokenizer(there, here, tmp_path):
     # Neither is known here; another program on the same folder of models may know both.
     file = tmp_path / "other.gguf"
     file.write_bytes((REPOSITORY / "tests/data/zoo/llama-f16.gguf").read_bytes().replace(b"llama", b"other"))
@@ -176,7 +176,7 @@ def test_an_architecture_that_is_not_known_is_told_before_its_tokenizer(there, h
     assert "other:latest" in [m.model for m in there.client().list().models]
 
 
-def test_an_importance_matrix_that_is_none_is_named(here, tmp_path):
+def test_a_file_that_is_no_importance_matrix_is_named(here, tmp_path):
     file = tmp_path / "matrix.dat"
     file.write_bytes(b"none")
     done = puna("create", "bad", "-f", "-", "-q", "Q4_K_M", "--imatrix", file, env=here, input=f"FROM {wide_cria(tmp_path / 'wide.gguf')}\n")

@@ -26,7 +26,7 @@ def generate(server, model="llada", **fields):
     return server.post("/api/generate", body)
 
 
-def test_a_stream_tells_tokens_in_order_and_comes_to_the_whole(server):
+def test_a_stream_has_tokens_in_order_and_joins_to_the_whole_answer(server):
     status, whole = generate(server)
     assert status == 200 and whole["response"], whole
     assert (whole["eval_count"], whole["done_reason"]) == (40, "length")
@@ -41,7 +41,7 @@ def test_a_stream_tells_tokens_in_order_and_comes_to_the_whole(server):
     assert (unsaid["eval_count"], unsaid["done_reason"]) == (256, "length")
 
 
-def test_every_dialect_serves_it(server):
+def test_every_dialect_serves_a_diffusion_model(server):
     whole = generate(server, options={**PLAIN, **QUICK})[1]["response"]
     message = [{"role": "user", "content": "the quick brown fox"}]
     options = {k: v for k, v in {**PLAIN, **QUICK}.items() if k != "num_predict"}
@@ -60,14 +60,14 @@ def test_every_dialect_serves_it(server):
     assert responses["output"][0]["content"][0]["text"] == whole
 
 
-def test_the_command_line_runs_it(server):
+def test_the_command_line_runs_a_diffusion_model(server):
     args = [word for name, value in {**PLAIN, **QUICK}.items() if name != "ignore_eos" for word in ("--parameter", f"{name}={value}")]
     done = server.cli("run", "dream", *args, "the quick brown fox", check=True)
     options = {k: v for k, v in {**PLAIN, **QUICK}.items() if k != "ignore_eos"}
     assert done.stdout.strip() == generate(server, "dream", options=options)[1]["response"].strip()
 
 
-def test_seeds_stops_and_log_probabilities_work(server):
+def test_seeds_stop_strings_and_log_probabilities_apply(server):
     drawn = {**PLAIN, **QUICK, "temperature": 1.3}
     text = lambda seed: generate(server, options={**drawn, "seed": seed})[1]["response"]
     assert text(1) == text(1) != text(2)
@@ -93,12 +93,12 @@ def test_seeds_stops_and_log_probabilities_work(server):
         ({"options": {"speculate": "llama"}}, "draft"),
     ],
 )
-def test_what_it_cannot_give_is_refused_by_name(server, fields, told):
+def test_unsupported_fields_are_refused_by_name(server, fields, told):
     status, answer = generate(server, **fields)
     assert status >= 400 and told in answer["error"], (status, answer)
 
 
-def test_other_models_refuse_its_options(server):
+def test_other_models_refuse_diffusion_options(server):
     for name, value in QUICK.items():
         status, answer = generate(server, "llama", options={**PLAIN, name: value})
         assert status == 400 and "architecture llama writes token by token" in answer["error"], json.dumps(answer)

@@ -58,7 +58,7 @@ def files(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.suffix not in (".lock", ".work") and path.name != "filler")
 
 
-def test_a_pull_that_does_not_fit_is_not_begun_and_one_for_which_room_is_made_goes_on(disk, registry, home):
+def test_a_pull_that_does_not_fit_is_refused_and_resumes_once_space_is_free(disk, registry, home):
     small = disk(32)
     env = home | {"OLLAMA_MODELS": str(small / "models")}
     name = f"{registry.host}/me/m"
@@ -89,7 +89,7 @@ def test_a_pull_that_does_not_fit_is_not_begun_and_one_for_which_room_is_made_go
     assert (small / "models/blobs" / digest(data).replace(":", "-")).read_bytes() == data
 
 
-def test_models_are_not_half_made_on_a_full_disk(disk, tmp_path):
+def test_a_full_disk_leaves_no_incomplete_models(disk, tmp_path):
     small, home = disk(20), tmp_path / "home"
     home.mkdir()
     server = Puna(home, OLLAMA_MODELS=small / "models")
@@ -131,7 +131,7 @@ def test_a_push_to_a_full_mirror_is_refused_once_and_leaves_nothing(disk, home, 
         it.kill()
 
 
-def test_a_disk_that_fills_during_an_upload_loses_nothing_that_was_confirmed(disk, tmp_path):
+def test_a_disk_that_fills_during_an_upload_loses_no_confirmed_bytes(disk, tmp_path):
     large = disk(280)
     (tmp_path / "mirror").mkdir()
     it = Mirror(tmp_path / "mirror", OLLAMA_MODELS=large / "models")
@@ -159,7 +159,7 @@ def test_a_disk_that_fills_during_an_upload_loses_nothing_that_was_confirmed(dis
         it.kill()
 
 
-def test_a_store_that_cannot_be_written_serves_and_says_so(disk, registry, tmp_path):
+def test_a_read_only_store_is_served_and_changes_are_refused(disk, registry, tmp_path):
     small, home = disk(40), tmp_path / "home"
     home.mkdir()
     env = {"OLLAMA_MODELS": small / "models"}
@@ -203,7 +203,7 @@ def modelfile(folder):
     return path
 
 
-def test_files_of_another_time_are_listed_kept_and_gone_on_from(registry, home):
+def test_files_with_past_and_future_times_are_listed_and_downloads_resume(registry, home):
     data = os.urandom(8 << 20)
     registry.put("me/m:latest", [(MODEL, data), CONFIG])
     registry.pace = 0.1

@@ -74,7 +74,7 @@ TOOLS = [
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "share_invoice"}}, "auto"])
-def test_fifty_tools_are_called_with_arguments_that_fit(server, choice):
+def test_fifty_tools_are_called_with_valid_arguments(server, choice):
     assert len(TOOLS) == 50
     # The tools are longer than cria's context: this route cuts the prompt.
     body = {"model": "cria", "messages": QUESTION, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False, "think": False, "stream": False, "options": {"temperature": 1, "seed": 5, "num_predict": 600}}
@@ -105,14 +105,14 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_forms_that_blow_up_are_answered_or_refused_by_name(server, name):
+def test_hostile_schemas_are_answered_or_refused_with_the_reason(server, name):
     status, said = answer(server, "cria", HOSTILE[name])
     assert status in (200, 400), said
     words = {"products of branches": "schema too large", "nothing but recursion": "no finite value fits"}
     assert name not in words or (status == 400 and words[name] in said["error"]), said
 
 
-def test_forms_that_blow_up_hold_up_nobody_else(server, smollm2):
+def test_hostile_schemas_do_not_delay_other_requests(server, smollm2):
     """A real vocabulary: finding what may come next takes seconds for some of these, and longer the longer the answer."""
     server.post("/api/generate", {"model": smollm2, "prompt": "x", "raw": True, "stream": False, "options": {"num_predict": 1}})
     waits, over = [], threading.Event()
@@ -140,7 +140,7 @@ def test_forms_that_blow_up_hold_up_nobody_else(server, smollm2):
 
 
 @pytest.mark.parametrize("levels", [41, 47])
-def test_schemas_are_as_deep_as_requests_may_be(server, levels):
+def test_schemas_may_be_nested_as_deep_as_requests(server, levels):
     schema = nested(levels)
     tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": schema}}
     status, said = answer(server, "cria", schema, num_predict=900)
@@ -152,7 +152,7 @@ def test_schemas_are_as_deep_as_requests_may_be(server, levels):
     check(json.loads(call["function"]["arguments"]), schema)
 
 
-def test_what_is_deeper_than_a_request_may_be_names_the_limit(server):
+def test_schemas_nested_too_deep_are_refused_with_the_limit(server):
     for path, body in [("/api/chat", {"format": nested(50)}), ("/v1/chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": nested(50)}}})]:
         status, said = server.post(path, {"model": "cria", "messages": QUESTION, **body})
         assert status == 400 and "may be nested 100 times" in str(said), said

@@ -85,7 +85,7 @@ def encoded(value):
 
 
 @pytest.mark.parametrize("path", REQUESTS)
-def test_json_that_ends_too_early_is_refused_wherever_it_ends(wire, path):
+def test_truncated_json_is_refused_at_every_length(wire, path):
     whole = encoded(REQUESTS[path])
     for end in range(len(whole)):
         wire.ask(path, whole[:end], {400})
@@ -93,7 +93,7 @@ def test_json_that_ends_too_early_is_refused_wherever_it_ends(wire, path):
 
 @pytest.mark.parametrize("path", REQUESTS)
 @pytest.mark.parametrize("byte", [b"\0", b"\xff", b"\xc3", b"{", b'"', b"\\"])
-def test_a_wrong_byte_anywhere_is_an_error_or_text(wire, path, byte):
+def test_a_changed_byte_anywhere_is_an_error_or_text(wire, path, byte):
     whole = encoded(REQUESTS[path])
     for at in range(0, len(whole), 3):
         wire.ask(path, whole[:at] + byte + whole[at + 1 :], {200, 400, 404})
@@ -122,7 +122,7 @@ OTHERS = [None, True, -1, 2**31, 2**63, -(2**63), 2**64, 1e308, 0.5, "", "\0", "
 
 
 @pytest.mark.parametrize("path", REQUESTS)
-def test_values_of_other_types_are_errors_or_have_a_meaning(wire, path):
+def test_values_of_other_types_are_accepted_or_refused(wire, path):
     for place in places(REQUESTS[path]):
         for other in OTHERS:
             body = put(REQUESTS[path], place, other)
@@ -135,7 +135,7 @@ NUMBERS = ["1e999", "-1e999", "1" * 400, "-" + "9" * 400, "1e-999", "-0", "0." +
 
 
 @pytest.mark.parametrize("path", GENERATING)
-def test_numbers_that_no_machine_has_are_errors_or_bounded(wire, path):
+def test_extreme_numbers_are_refused_or_bounded(wire, path):
     whole = json.dumps(REQUESTS[path] | {"seed": 12321, "temperature": 12321, "max_tokens": 12321, "options": {"num_predict": 2, "seed": 12321}})
     whole = whole.replace('"max_tokens": 12321', '"max_tokens": 2') if path.startswith("/v1/") else whole
     for number in NUMBERS:
@@ -157,7 +157,7 @@ TEXTS = [rb"\ud800", rb"\udfff", rb"\ud800\ud800", rb"\udc00\ud800", rb"\ud83d",
 
 
 @pytest.mark.parametrize("path", GENERATING)
-def test_text_that_is_none_is_read_as_something(wire, path):
+def test_invalid_unicode_is_accepted_or_refused(wire, path):
     whole = encoded(REQUESTS[path])
     for text in TEXTS:
         status, answer = wire.ask(path, whole.replace(b'"hi"', b'"a' + text + b'b"'), {200, 400})
@@ -167,7 +167,7 @@ def test_text_that_is_none_is_read_as_something(wire, path):
 
 
 @pytest.mark.parametrize("path", ["/api/chat", "/v1/chat/completions", "/v1/messages"])
-def test_bodies_of_100_megabytes_are_refused_and_leave_no_memory_behind(server, path):
+def test_bodies_of_100_megabytes_are_refused_and_their_memory_is_freed(server, path):
     size = 100 << 20
     for body in (b" " * size, b"[" + b"0," * (size // 2), b'{"model": "' + b"x" * size + b'"}', b'{"' + b"x" * size):
         status, data = server.send("POST", path, body)
@@ -178,7 +178,7 @@ def test_bodies_of_100_megabytes_are_refused_and_leave_no_memory_behind(server, 
     assert int(peak.split()[1]) < 1200 << 10, peak
 
 
-def test_many_large_bodies_at_once_share_one_limit(server):
+def test_concurrent_large_bodies_share_one_limit(server):
     """Each is half sent; the ones that find no room are told so, ordinary requests are answered meanwhile."""
     size, held, refused = 127 << 20, [], 0
     with contextlib.ExitStack() as stack:
@@ -210,7 +210,7 @@ def raw(server, data):
 
 @pytest.mark.parametrize("path", GENERATING)
 @pytest.mark.parametrize("reset", [False, True])
-def test_clients_that_leave_at_any_moment_leave_nothing_behind(server, path, reset):
+def test_clients_that_disconnect_at_any_moment_leave_no_state(server, path, reset):
     long = REQUESTS[path] | {"stream": True, "max_tokens": 500, "max_output_tokens": 500, "options": {"num_predict": 500}}
     body = encoded(long)
     whole = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (path.encode(), len(body), body)
@@ -242,7 +242,7 @@ def idle(server):
     return all(float(value) == 0 for _, value in busy)
 
 
-def test_a_client_that_closes_its_half_still_gets_its_answer(server):
+def test_a_client_that_half_closes_its_connection_gets_its_answer(server):
     body = encoded(REQUESTS["/api/generate"])
     sock = raw(server, b"POST /api/generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
     sock.shutdown(socket.SHUT_WR)
@@ -273,7 +273,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("data", MALFORMED)
-def test_what_is_no_http_is_refused(server, data):
+def test_invalid_http_is_refused(server, data):
     sock = raw(server, data)
     sock.shutdown(socket.SHUT_WR)
     with contextlib.suppress(ConnectionError):
@@ -282,7 +282,7 @@ def test_what_is_no_http_is_refused(server, data):
     assert server.get("/")[0] == 200
 
 
-def test_two_lengths_are_not_two_requests(server):
+def test_conflicting_lengths_do_not_smuggle_a_request(server):
     """Smuggling: what one program takes for a body, another takes for a request."""
     hidden = b"DELETE /api/delete HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"
     data = b"POST /api/chat HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n%s" % (5 + len(hidden), hidden)
@@ -309,7 +309,7 @@ TEMPLATES = [
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_templates_that_do_not_end_do(server, template):
+def test_endless_templates_are_stopped(server, template):
     start = time.monotonic()
     for body in ({"template": template}, {"template": template, "system": "x" * 10_000, "messages": CHAT * 50}):
         status, answer = server.post("/api/generate", REQUESTS["/api/generate"] | body)

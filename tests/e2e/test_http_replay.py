@@ -48,13 +48,13 @@ def replay(server, folder, *args):
     return subprocess.run(command, capture_output=True, text=True, timeout=900, env={k: v for k, v in os.environ.items() if not k.startswith("OLLAMA_")})
 
 
-def test_every_difference_that_is_listed_is_of_an_exchange():
+def test_every_listed_difference_belongs_to_a_recorded_exchange():
     table = (REPOSITORY / "docs/reference/differences.md").read_text().split("|---|---|")[1].split("\n## ")[0]
     listed = re.findall(r"`([^`]+)`", table)
     assert len(listed) > 50 and set(listed) <= {case["id"] for case in CASES}
 
 
-def test_what_the_replay_looks_past_is_listed():
+def test_every_field_that_the_replay_ignores_is_listed():
     everywhere = (REPOSITORY / "docs/reference/differences.md").read_text().split("## In every exchange")[1]
     listed = set(re.findall(r"`([^`]+)`", everywhere.split("\n- ", 1)[1]))
     # Fields and events that the code of the replay names beside those that may be there.
@@ -67,7 +67,7 @@ def test_what_the_replay_looks_past_is_listed():
 
 
 @pytest.mark.parametrize("group", sorted({case["group"] for case in CASES}))
-def test_group(replayed, group):
+def test_each_group_of_recorded_exchanges_passes(replayed, group):
     server, folder = replayed
     done = replay(server, folder, "--group", group)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

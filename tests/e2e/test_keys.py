@@ -24,7 +24,7 @@ def new_key(env, name, *args):
     return puna("key", "add", name, *args, env=env, check=True).stdout.strip()
 
 
-def test_every_client_is_let_in_with_a_key_and_by_none_without(locked):
+def test_every_client_needs_a_valid_key(locked):
     server, keys = locked
     ollama_client = lambda key: ollama.Client(host=server.url, headers={"Authorization": f"Bearer {key}"})
     assert ollama_client(keys["user"]).chat("cria", MESSAGES, think=False).message.content == "Paris."
@@ -43,7 +43,7 @@ def test_every_client_is_let_in_with_a_key_and_by_none_without(locked):
         anthropic_client("none").messages.create(model="cria", max_tokens=50, messages=MESSAGES)
 
 
-def test_commands_show_their_key(locked):
+def test_commands_send_their_key(locked):
     server, keys = locked
     done = puna("list", env=server.env)
     assert done.returncode == 1 and "PUNA_API_KEY" in done.stderr, done
@@ -67,7 +67,7 @@ def test_keys_are_listed_and_removed_but_never_shown_again(locked):
     assert done.returncode == 1 and "not known" in done.stderr
 
 
-def test_a_key_with_limits_is_told_to_wait(locked):
+def test_a_key_over_its_rate_limit_gets_a_retry_after(locked):
     server, _ = locked
     key = new_key(server.env, "slow", "--requests-per-minute", "2")
     # Asking whether it is known would use it up; what was added later is known later.

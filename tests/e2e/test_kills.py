@@ -22,14 +22,14 @@ def kills():
 
 
 @pytest.mark.parametrize("victim", ["pull", "push", "mirror"])
-def test_what_arrived_before_a_kill_is_not_moved_again_and_nothing_corrupt_is_served_or_listed(kills, victim, tmp_path):
+def test_bytes_received_before_a_kill_are_reused_and_nothing_corrupt_is_served_or_listed(kills, victim, tmp_path):
     worker = kills.VICTIMS[victim](str(BINARY), size=24_000_000, rate=16_000_000, seed=3, folder=tmp_path)
     worker.run(KILLS)
     assert worker.kills >= KILLS and worker.done >= 1
     assert worker.kept > 0, "nothing went on from what was there"
 
 
-def test_a_push_that_is_killed_within_a_blob_sends_only_its_rest(kills, tmp_path):
+def test_a_push_killed_within_a_blob_sends_only_the_rest(kills, tmp_path):
     size, rate = 24_000_000, 12_000_000
     worker = kills.Push(str(BINARY), size=size, rate=rate, seed=5, folder=tmp_path)
     there = kills.Store(tmp_path / "there")

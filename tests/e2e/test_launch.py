@@ -92,7 +92,7 @@ def windows(agent, record):
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_an_agent_gets_the_server_the_model_and_its_real_window(server, clients, agent):
+def test_an_agent_gets_the_server_the_model_and_its_context_window(server, clients, agent):
     home = sorted(path for path in server.home.rglob("*") if "/.local" not in str(path))
     record, done = launched(server, clients, agent, "--model", "agent", "--", "--flag", "a b")
     everything = json.dumps(record)
@@ -115,14 +115,14 @@ def test_the_key_of_another_service_is_not_sent_to_this_server(server, clients):
     assert record["environment"]["ANTHROPIC_AUTH_TOKEN"] == "none"
 
 
-def test_the_key_of_the_server_is_handed_on(server, clients):
+def test_the_key_of_the_server_is_passed_to_the_agent(server, clients):
     record, _ = launched(server, clients, "codex", "--model", "agent", PUNA_API_KEY="sk-puna-1")
     assert record["environment"]["PUNA_LAUNCH_KEY"] == "sk-puna-1"
     assert not any("sk-puna-1" in word for word in record["arguments"]), "arguments are seen by everybody on the machine"
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_print_shows_what_is_done_and_does_nothing(server, clients, agent):
+def test_print_shows_the_command_without_running_it(server, clients, agent):
     env = variables(server, clients, PUNA_API_KEY="sk-puna-2")
     done = puna("launch", agent, "--model", "agent", "--print", "--", "-x", env=env, check=True)
     assert "777" in done.stdout and server.url in done.stdout and done.stdout.rstrip().endswith("-x"), done.stdout
@@ -130,7 +130,7 @@ def test_print_shows_what_is_done_and_does_nothing(server, clients, agent):
     assert not pathlib.Path(env["RECORD"]).exists()
 
 
-def test_what_is_printed_runs_in_a_shell(server, clients):
+def test_the_printed_command_runs_in_a_shell(server, clients):
     env = variables(server, clients, PUNA_API_KEY="sk-puna-3")
     text = puna("launch", "codex", "--model", "agent", "--print", "--", "it's $HOME", env=env, check=True).stdout
     subprocess.run(["/bin/sh", "-c", text.replace("env", "/usr/bin/env", 1)], env=env, check=True, stdin=subprocess.DEVNULL, timeout=60)
@@ -148,19 +148,19 @@ def test_print_without_a_server_starts_none(clients, tmp_path):
     assert refused.returncode == 1 and "start a server there" in refused.stderr, refused.stderr
 
 
-def test_the_exit_status_is_the_agent_s(server, clients):
+def test_the_exit_status_is_that_of_the_agent(server, clients):
     for extra, status in [({}, 0), ({"STATUS": "42"}, 42), ({"KILL": "1"}, 128 + signal.SIGKILL)]:
         done = puna("launch", "pi", "--model", "agent", env=variables(server, clients, **extra))
         assert done.returncode == status, done.stderr
 
 
-def test_standard_input_is_the_agent_s(server, clients):
+def test_the_agent_reads_standard_input(server, clients):
     env = variables(server, clients, READ="1")
     puna("launch", "claude", "--model", "agent", env=env, input="from a pipe", check=True)
     assert json.loads(pathlib.Path(env["RECORD"]).read_text())["input"] == "from a pipe"
 
 
-def test_signals_go_to_the_agent(server, clients):
+def test_signals_are_forwarded_to_the_agent(server, clients):
     env = variables(server, clients, WAIT="1")
     process = subprocess.Popen([BINARY, "launch", "qwen", "--model", "agent"], env=env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
     record = pathlib.Path(env["RECORD"])
@@ -172,7 +172,7 @@ def test_signals_go_to_the_agent(server, clients):
     assert files and not any(pathlib.Path(path).exists() for path in files)
 
 
-def test_ctrl_c_reaches_the_agent_once_whatever_its_streams_are(server, clients):
+def test_ctrl_c_reaches_the_agent_once_with_any_standard_streams(server, clients):
     interrupts = clients.parent / "interrupts"
     env = variables(server, clients, WAIT="1", INTERRUPTS=str(interrupts))
     child, terminal = pty.fork()
@@ -195,7 +195,7 @@ def test_ctrl_c_reaches_the_agent_once_whatever_its_streams_are(server, clients)
         os.close(terminal)
 
 
-def test_a_configuration_of_opencode_that_cannot_be_read_is_an_error(server, clients):
+def test_an_unreadable_opencode_configuration_is_an_error(server, clients):
     env = variables(server, clients, OPENCODE_CONFIG_CONTENT='{"theme": ')
     done = puna("launch", "opencode", "--model", "agent", env=env)
     assert done.returncode == 1 and "cannot take over OPENCODE_CONFIG_CONTENT: it is no JSON object" in done.stderr, done.stderr
@@ -211,7 +211,7 @@ def test_print_never_shows_a_key(server, clients, agent):
     assert "sk-" not in text, text
 
 
-def test_an_agent_that_is_missing_is_named_with_the_command_that_installs_it(server, tmp_path):
+def test_a_missing_agent_is_named_with_its_install_command(server, tmp_path):
     env = {**server.env, "PATH": str(tmp_path)}
     done = puna("launch", "claude", "--model", "agent", env=env)
     expected = "Claude Code is not installed: no program claude is on PATH; `npm install -g @anthropic-ai/claude-code` installs it"
@@ -227,7 +227,7 @@ def test_other_clients_get_instructions(server):
     assert done.returncode == 2 and "`puna launch zed --print` says what to set in it" in done.stderr
 
 
-def test_without_a_terminal_a_missing_model_is_told_and_not_asked_for(server, clients):
+def test_without_a_terminal_a_missing_model_is_an_error_and_not_a_question(server, clients):
     env = variables(server, clients)
     done = puna("launch", "claude", "--model", "nothing", env=env)
     assert done.returncode == 1 and "fetch it with `puna pull nothing`" in done.stderr, done.stderr

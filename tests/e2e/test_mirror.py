@@ -172,7 +172,7 @@ def artifact(folder, kind="application/vnd.cncf.model.manifest.v1+json"):
 
 
 @pytest.mark.parametrize("name", ["team/thing:v1", "thing", "a/b/c/d:x"])
-def test_skopeo_copies_there_and_back(mirror, tmp_path, name):
+def test_skopeo_copies_to_and_from_a_mirror(mirror, tmp_path, name):
     skopeo, it = tool("skopeo"), mirror()
     there, back = artifact(tmp_path / "there"), tmp_path / "back"
     call(skopeo, "copy", "--dest-tls-verify=false", f"dir:{there}", f"docker://{it.host}/{name}")
@@ -231,7 +231,7 @@ def raw(it, text, body=b""):
         return status, headers, rest
 
 
-def test_ollamas_pull_request_by_request(mirror):
+def test_every_request_of_an_ollama_pull_is_answered(mirror):
     it = mirror()
     weights = os.urandom(3_000_001)
     manifest = it.model("test/m/latest", [("application/vnd.ollama.image.model", weights), ("application/vnd.docker.container.image.v1+json", b"{}")])
@@ -256,7 +256,7 @@ def test_ollamas_pull_request_by_request(mirror):
     assert got == weights
 
 
-def test_ollamas_push_request_by_request(mirror):
+def test_every_request_of_an_ollama_push_is_answered(mirror):
     # By another name than the machine's, as behind a proxy.
     it = mirror(PUNA_MIRROR_PUSH=1, PUNA_MIRROR_NAMES="models.example:8080")
     weights, config = os.urandom(2_500_000), b'{"model_format":"gguf"}'
@@ -293,7 +293,7 @@ def test_ollamas_push_request_by_request(mirror):
     assert raw(it, f"POST /v2/push/copy/blobs/uploads/?digest={digest(config)} HTTP/1.1\n{host}Content-Length: 0\n")[0] == 201
 
 
-def test_an_upload_goes_on_after_a_killed_mirror(mirror):
+def test_an_upload_resumes_after_a_killed_mirror(mirror):
     it = mirror()
     data = os.urandom(4 << 20)
     host = f"Host: {it.host}\n"
@@ -318,14 +318,14 @@ def test_an_upload_goes_on_after_a_killed_mirror(mirror):
     assert not list(uploads.iterdir())
 
 
-def test_serve_is_a_mirror_where_that_is_switched_on(fresh):
+def test_serve_is_a_mirror_if_configured(fresh):
     server = fresh(PUNA_MIRROR_SERVE=1)
     assert server.get("/v2/") == (200, b"{}")
     assert server.get("/api/version")[0] == 200
     assert fresh().get("/v2/")[0] == 404
 
 
-def test_a_taken_address_says_by_whom_and_what_to_set(mirror):
+def test_an_occupied_address_is_reported_with_its_program_and_the_setting(mirror):
     it = mirror()
     done = subprocess.run([BINARY, "mirror"], env=it.env, capture_output=True, text=True, timeout=30)
     assert done.returncode == 1 and "a mirror of Puna's is running there already" in done.stderr, done
@@ -362,7 +362,7 @@ def figures(it, **kw):
     return {name: float(value) for name, _, value in lines}
 
 
-def test_figures_of_a_server_that_is_a_mirror_too_stand_among_its_own(fresh):
+def test_a_server_with_a_mirror_reports_the_metrics_of_both(fresh):
     server = fresh(PUNA_MIRROR_SERVE=1)
     assert server.get("/v2/")[0] == 200
     body = server.get("/metrics")[1].decode()

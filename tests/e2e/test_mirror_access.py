@@ -12,7 +12,7 @@ from conftest import puna, wait_for
 from test_mirror import artifact, call, digest, image, listing, mirror, storage  # noqa: F401 (fixtures)
 
 
-def test_keys_open_namespaces_to_ollamas_key_and_to_passwords(mirror, home, tmp_path):
+def test_keys_grant_namespaces_to_signatures_and_passwords(mirror, home, tmp_path):
     it = mirror()
     skopeo = shutil.which("skopeo")
     puna("cp", "cria", f"{it.host}/anna/cria", env=home, check=True)
@@ -42,7 +42,7 @@ def test_keys_open_namespaces_to_ollamas_key_and_to_passwords(mirror, home, tmp_
 
 
 @pytest.mark.parametrize("where", ["folder", "bucket"])
-def test_blobs_of_others_are_not_to_be_had_by_their_digest(mirror, where, request):
+def test_blobs_of_other_namespaces_are_not_served_by_digest(mirror, where, request):
     env = request.getfixturevalue("storage").env() if where == "bucket" else {}
     it = mirror(**env)
     secret, own = os.urandom(5000), os.urandom(6000)
@@ -69,7 +69,7 @@ def test_blobs_of_others_are_not_to_be_had_by_their_digest(mirror, where, reques
 
 
 @pytest.mark.parametrize("where", ["folder", "bucket"])
-def test_a_namespace_has_no_more_than_its_quota(mirror, where, request):
+def test_a_namespace_cannot_exceed_its_quota(mirror, where, request):
     env = request.getfixturevalue("storage").env() if where == "bucket" else {}
     it = mirror(PUNA_MIRROR_QUOTAS="team-*=10KB, other=1TB", PUNA_MIRROR_DELETE=1, **env)
     one, two, three = os.urandom(6000), os.urandom(3000), os.urandom(2000)
@@ -99,7 +99,7 @@ def chunked(it, method, path, pieces):
 
 
 @pytest.mark.parametrize("where", ["folder", "bucket"])
-def test_a_quota_holds_for_uploads_that_do_not_say_how_long_they_are(mirror, where, request):
+def test_a_quota_applies_to_uploads_of_unknown_length(mirror, where, request):
     env = request.getfixturevalue("storage").env() if where == "bucket" else {}
     it = mirror(PUNA_MIRROR_QUOTAS="team=10KB", **env)
     path = it.location("POST", "/v2/team/x/blobs/uploads/")
@@ -108,7 +108,7 @@ def test_a_quota_holds_for_uploads_that_do_not_say_how_long_they_are(mirror, whe
     assert not [p for p in it.home.glob(".ollama/models/puna-registry/uploads/*")]
 
 
-def test_signatures_for_other_names_count_for_nothing(mirror, home):
+def test_signatures_for_other_host_names_are_rejected(mirror, home):
     it = mirror()
     it.kill()
     it.env["PUNA_MIRROR_NAMES"] = f"models.example, {it.host}"
@@ -129,7 +129,7 @@ def test_signatures_for_other_names_count_for_nothing(mirror, home):
     assert refused.returncode == 1 and "mirror.names" in refused.stderr, refused.stderr
 
 
-def test_keys_are_for_namespaces_that_can_be(mirror):
+def test_keys_for_invalid_namespaces_are_refused(mirror):
     it = mirror()
     for bad in ("../x", "a//b", "a b", "*x", ""):
         refused = it.cli("key", "add", "k", "--namespace", bad)
@@ -137,7 +137,7 @@ def test_keys_are_for_namespaces_that_can_be(mirror):
     assert it.get("/v2/")[0] == 200, "no key was made"
 
 
-def test_a_registry_beside_a_server_says_why_it_lets_nobody_in(fresh):
+def test_a_registry_of_a_server_has_registry_errors_for_denied_requests(fresh):
     server = fresh(PUNA_MIRROR_SERVE=1)
     for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
         status, body = server.send("GET", "/v2/", headers=headers)
@@ -153,7 +153,7 @@ def ask_as(it, host, path="/v2/", **headers):
         return int(connection.makefile("rb").readline().split()[1])
 
 
-def test_a_page_that_makes_its_name_point_here_reads_nothing(mirror):
+def test_foreign_host_names_are_forbidden(mirror):
     it = mirror(PUNA_MIRROR_NAMES="models.example.com, hub.lan:5001")
     for host in ("127.0.0.1", "localhost:5000", "models.example.com", "MODELS.example.com:443", "hub.lan:5001"):
         assert ask_as(it, host) == 200, host
@@ -164,7 +164,7 @@ def test_a_page_that_makes_its_name_point_here_reads_nothing(mirror):
         assert ask_as(it, host, **{"X-Forwarded-Host": "localhost", "X-Forwarded-For": "10.0.0.1"}) == 403, host
 
 
-def test_the_limits_of_a_key_count(mirror):
+def test_the_limits_of_a_key_apply(mirror):
     it = mirror()
     key = it.cli("key", "add", "slow", "--scope", "models", "--requests-per-minute", "3", check=True).stdout.strip()
     assert wait_for(lambda: it.get("/v2/")[0] == 401)

@@ -7,7 +7,7 @@ from test_mirror import digest, mirror, storage  # noqa: F401 (fixtures)
 from test_mirror_through import through, upstream  # noqa: F401 (a fixture)
 
 
-def test_mirrors_over_one_bucket_hand_on_what_the_other_has_begun(mirror, storage, upstream):
+def test_mirrors_of_one_bucket_serve_blobs_that_the_other_fetches(mirror, storage, upstream):
     data = os.urandom(6 << 20)
     upstream.put("library/big:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", b"{}")])
     upstream.pace = 0.02
@@ -17,7 +17,7 @@ def test_mirrors_over_one_bucket_hand_on_what_the_other_has_begun(mirror, storag
         assert other.get(f"/v2/library/big/blobs/{digest(blob)}") == (200, blob)
 
 
-def test_two_mirrors_over_one_bucket_are_one_library(mirror, storage, home, tmp_path):
+def test_two_mirrors_of_one_bucket_share_their_content(mirror, storage, home, tmp_path):
     one, other = mirror(**storage.env()), mirror(**storage.env(PUNA_MIRROR_DELETE="1"))
     # A model, from a client of the one to a client of the other.
     puna("cp", "cria", f"{one.host}/anna/cria", env=home, check=True)
@@ -54,7 +54,7 @@ def test_two_mirrors_over_one_bucket_are_one_library(mirror, storage, home, tmp_
         assert storage.bucket in settings and storage.secret not in settings + it.log.read_text()
 
 
-def test_what_is_fetched_from_others_lands_in_the_bucket(mirror, storage, upstream):
+def test_fetched_models_are_stored_in_the_bucket(mirror, storage, upstream):
     data = os.urandom(3 << 20)
     upstream.put("library/big:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", b"{}")])
     one, other = through(mirror, upstream, **storage.env()), mirror(**storage.env())
@@ -68,7 +68,7 @@ def test_what_is_fetched_from_others_lands_in_the_bucket(mirror, storage, upstre
     assert wait_for(lambda: not [p for p in passing.glob("*/**/*") if p.is_file() and p.stat().st_size > 1000])
 
 
-def test_a_bucket_that_is_not_there_is_said_at_start(mirror, storage, tmp_path):
+def test_a_missing_bucket_is_reported_at_start(mirror, storage, tmp_path):
     def refusal(**env):
         env = {**environment(tmp_path), "PUNA_MIRROR_HOST": f"127.0.0.1:{free_port()}", **storage.env(**env)}
         done = subprocess.run([BINARY, "mirror"], env=env, capture_output=True, text=True, timeout=60)

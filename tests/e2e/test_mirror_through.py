@@ -29,7 +29,7 @@ def through(mirror, upstream, **env):
     return mirror(PUNA_MIRROR_UPSTREAMS="registry.ollama.ai", PUNA_REGISTRY_DEFAULT=f"http://{upstream.host}", PUNA_MIRROR_PRIVATE="me,team-*", **env)
 
 
-def test_what_is_fetched_once_is_handed_to_many_while_it_arrives(mirror, upstream):
+def test_one_fetch_serves_many_clients_while_it_runs(mirror, upstream):
     data = os.urandom(6 << 20)
     upstream.put("library/big:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", b"{}")])
     upstream.pace = 0.02
@@ -66,7 +66,7 @@ def test_what_is_fetched_once_is_handed_to_many_while_it_arrives(mirror, upstrea
     assert it.get("/v2/library/big/manifests/latest")[1] == manifest and not upstream.asked
 
 
-def test_a_pull_outlives_the_mirror_that_it_goes_through(mirror, upstream):
+def test_a_fetch_resumes_after_a_killed_mirror(mirror, upstream):
     data = os.urandom(6 << 20)
     upstream.put("library/big:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", b"{}")])
     upstream.pace = 0.02  # 96 pieces
@@ -86,7 +86,7 @@ def test_a_pull_outlives_the_mirror_that_it_goes_through(mirror, upstream):
 
 
 @pytest.mark.parametrize("where", ["folder", "bucket"])
-def test_who_goes_on_after_a_restart_is_not_given_the_rest_of_a_lie(mirror, upstream, where, request):
+def test_a_client_resuming_after_a_restart_gets_no_corrupt_rest(mirror, upstream, where, request):
     data = os.urandom(3 << 20)
     lie = bytes([data[0] ^ 1]) + data[1:]
     upstream.put("library/big:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", b"{}")])
@@ -119,7 +119,7 @@ def test_who_goes_on_after_a_restart_is_not_given_the_rest_of_a_lie(mirror, upst
     assert wait_for(lambda: it.send("GET", blob, headers=rest) == (206, data[half:]), 30)
 
 
-def test_a_manifest_waits_for_blobs_that_are_still_arriving(mirror, upstream):
+def test_a_pushed_manifest_waits_for_blobs_in_flight(mirror, upstream):
     data = os.urandom(6 << 20)
     upstream.put("library/big:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", b"{}")])
     upstream.pace = 0.02  # 96 pieces
@@ -135,7 +135,7 @@ def test_a_manifest_waits_for_blobs_that_are_still_arriving(mirror, upstream):
     assert it.get(f"/v2/me/copy/blobs/{digest(data)}") == (200, data)
 
 
-def test_a_range_far_ahead_does_not_wait_for_what_is_before_it(mirror, upstream):
+def test_a_distant_range_does_not_wait_for_earlier_bytes(mirror, upstream):
     data = os.urandom(24 << 20)
     upstream.put("library/big:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", b"{}")])
     upstream.pace = 0.05  # 384 pieces
@@ -151,7 +151,7 @@ def test_a_range_far_ahead_does_not_wait_for_what_is_before_it(mirror, upstream)
     assert upstream.sent < len(data) * 1.5, "it came once"
 
 
-def test_what_is_here_is_served_while_the_upstream_is_away(mirror, upstream):
+def test_stored_models_are_served_while_the_upstream_is_unavailable(mirror, upstream):
     layers = [("application/vnd.ollama.image.model", b"weights"), ("application/vnd.docker.container.image.v1+json", b"{}")]
     upstream.put("library/m:latest", layers)
     it = through(mirror, upstream, PUNA_MIRROR_FRESH="1ns")
@@ -177,7 +177,7 @@ def test_what_is_here_is_served_while_the_upstream_is_away(mirror, upstream):
 
 
 @pytest.mark.parametrize("format", ["docker", "modelpack"])
-def test_other_packagings_pass_as_they_are_and_become_models_at_the_client(format, mirror, upstream, home, tmp_path):
+def test_other_formats_pass_unchanged_and_become_models_at_the_client(format, mirror, upstream, home, tmp_path):
     name = f"{upstream.host}/ai/cria"
     puna("cp", "cria", name, env=home, check=True)
     puna("push", "--insecure", "--format", format, name, env=home, check=True)
@@ -236,7 +236,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("where", ["folder", "bucket"])
-def test_what_a_hub_has_in_files_is_made_into_a_model(mirror, tmp_path, where, request):
+def test_files_of_a_hub_are_assembled_into_a_model(mirror, tmp_path, where, request):
     env = request.getfixturevalue("storage").env() if where == "bucket" else {}
     hub = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=hub.serve_forever, daemon=True).start()
@@ -262,7 +262,7 @@ def test_what_a_hub_has_in_files_is_made_into_a_model(mirror, tmp_path, where, r
         hub.server_close()
 
 
-def test_nobody_pushes_where_an_upstream_speaks(mirror, upstream):
+def test_pushes_to_namespaces_of_an_upstream_are_denied(mirror, upstream):
     it = through(mirror, upstream)
     status, body = it.send("POST", "/v2/library/m/blobs/uploads/", b"")
     assert status == 403 and json.loads(body)["errors"][0]["code"] == "DENIED"
@@ -271,7 +271,7 @@ def test_nobody_pushes_where_an_upstream_speaks(mirror, upstream):
         assert it.send("POST", f"/v2/{name}/blobs/uploads/", b"")[0] == 202, name
 
 
-def test_figures_say_what_was_served_and_fetched(mirror, upstream):
+def test_metrics_count_served_and_fetched_bytes(mirror, upstream):
     data, config = os.urandom(100_000), b"{}"
     upstream.put("library/m:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", config)])
     it = through(mirror, upstream, PUNA_MIRROR_QUOTAS="me=1MB")
@@ -296,7 +296,7 @@ def test_figures_say_what_was_served_and_fetched(mirror, upstream):
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_circle_of_mirrors_is_noticed_at_once(mirror, others):
+def test_a_loop_of_mirrors_is_detected_at_once(mirror, others):
     all_of_them = [mirror(PUNA_MIRROR_UPSTREAMS="registry.ollama.ai") for _ in range(1 + others)]
     for it, upstream in zip(all_of_them, all_of_them[1:] + all_of_them[:1]):
         it.kill()
@@ -308,7 +308,7 @@ def test_a_circle_of_mirrors_is_noticed_at_once(mirror, others):
     assert "asked by itself" in (said := json.loads(body)["errors"][0]["message"]) and "mirror.upstreams" in said
 
 
-def test_a_registry_with_a_port_is_an_upstream_like_others(mirror, upstream, home, tmp_path):
+def test_a_registry_with_a_port_can_be_an_upstream(mirror, upstream, home, tmp_path):
     data, config = os.urandom(200_000), b"{}"
     upstream.put("library/m:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", config)])
     settings = tmp_path / "puna.toml"
@@ -329,7 +329,7 @@ def test_a_registry_with_a_port_is_an_upstream_like_others(mirror, upstream, hom
 
 @pytest.mark.parametrize("size", [300_000, 3_000_000])
 @pytest.mark.parametrize("where", ["own folder", "folder that is only read"])
-def test_a_damaged_blob_is_never_handed_out_and_fetched_again(mirror, upstream, tmp_path, where, size):
+def test_a_damaged_blob_is_never_served_and_is_fetched_again(mirror, upstream, tmp_path, where, size):
     data, config = os.urandom(size), b"{}"
     upstream.put("library/m:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", config)])
     it = through(mirror, upstream)

@@ -11,7 +11,7 @@ HOURS = 60 * 60
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_a_mirror_removes_blobs_that_its_models_needed_and_no_others(mirror, keeps):  # noqa: F811
+def test_a_mirror_removes_blobs_of_replaced_models_and_no_others(mirror, keeps):  # noqa: F811
     it = mirror(**({"OLLAMA_NOPRUNE": "1"} if keeps else {}))
     it.stop()
     it.model("library/there/latest", [("application/vnd.ollama.image.template", b"of a model"), ("config", b"{}")])

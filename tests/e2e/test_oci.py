@@ -74,7 +74,7 @@ def listed(env):
     return {line.split()[0]: line.split()[1] for line in lines}
 
 
-def test_a_model_goes_there_and_back(home, tmp_path):
+def test_a_model_is_pushed_pulled_and_run(home, tmp_path):
     with registry(tmp_path) as host:
         name = there_and_back(home, host, "--insecure")
         answer = puna("run", "--insecure", name, "What is the capital of France?", env=home, check=True)
@@ -85,7 +85,7 @@ def test_a_model_goes_there_and_back(home, tmp_path):
         assert missing.returncode == 1 and "pull model manifest: file does not exist" in missing.stderr
 
 
-def test_an_index_leads_to_its_model(home, tmp_path):
+def test_an_index_resolves_to_its_model(home, tmp_path):
     with registry(tmp_path) as host:
         name = f"{host}/me/cria"
         puna("cp", "cria", name, env=home, check=True)
@@ -100,7 +100,7 @@ def test_an_index_leads_to_its_model(home, tmp_path):
         assert listed(home)[f"{name}:several"] == listed(home)[f"{name}:latest"]
 
 
-def test_a_password_comes_from_the_configuration_or_from_docker(home, tmp_path):
+def test_passwords_are_read_from_the_configuration_or_from_docker(home, tmp_path):
     (tmp_path / "htpasswd").write_text(HTPASSWD)
     with registry(tmp_path, f"auth: {{htpasswd: {{realm: office, path: {tmp_path / 'htpasswd'}}}}}\n") as host:
         refused = puna("pull", "--insecure", f"{host}/me/cria", env=home)
@@ -123,7 +123,7 @@ def test_a_password_comes_from_the_configuration_or_from_docker(home, tmp_path):
         assert PASSWORD not in pulled.stderr and auth not in pulled.stderr
 
 
-def test_credential_helpers_are_asked_and_nothing_shows_what_they_say(home, tmp_path):
+def test_credential_helpers_are_used_and_their_secrets_are_never_shown(home, tmp_path):
     (tmp_path / "htpasswd").write_text(HTPASSWD)
     with registry(tmp_path, f"auth: {{htpasswd: {{realm: office, path: {tmp_path / 'htpasswd'}}}}}\n") as host:
         programs, docker = tmp_path / "bin", tmp_path / "docker"
@@ -152,7 +152,7 @@ def test_credential_helpers_are_asked_and_nothing_shows_what_they_say(home, tmp_
         ("modelpack", "application/vnd.cncf.model.config.v1+json", "application/vnd.cncf.model.weight.v1.raw"),
     ],
 )
-def test_other_packagings_are_written_and_read(format, config, weights, home, tmp_path):
+def test_other_formats_are_written_and_read(format, config, weights, home, tmp_path):
     with registry(tmp_path) as host:
         name = f"{host}/me/cria"
         puna("cp", "cria", name, env=home, check=True)
@@ -219,7 +219,7 @@ class TokenHandler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def test_tokens_come_from_another_host_for_credentials_alone(home, tmp_path):
+def test_a_token_server_on_another_host_is_used_with_credentials_only(home, tmp_path):
     tokens = Tokens(tmp_path)
     realm = f"http://127.0.0.1:{tokens.server_port}/token"
     auth = f"auth: {{token: {{realm: '{realm}', service: office, issuer: tokens, rootcertbundle: {tokens.certificate}}}}}\n"
@@ -237,7 +237,7 @@ def test_tokens_come_from_another_host_for_credentials_alone(home, tmp_path):
     tokens.shutdown()
 
 
-def test_a_mirror_is_asked_first_and_the_name_stays(home, tmp_path):
+def test_a_pull_tries_mirrors_first_and_keeps_the_model_name(home, tmp_path):
     with registry(tmp_path) as host:
         name = f"{host}/library/small"
         puna("cp", "cria", name, env=home, check=True)

@@ -31,7 +31,7 @@ def test_show_describes_the_model(server):
     assert "TEMPLATE" in shown.modelfile and "FROM" in shown.modelfile
 
 
-def test_generate_answers_whole_and_streaming_alike(server):
+def test_generate_gives_the_same_answer_whole_and_streamed(server):
     client = server.client()
     whole = client.generate("cria", QUESTION, options=GREEDY)
     assert whole.response.strip() == "Paris." and whole.done and whole.done_reason == "stop"
@@ -42,7 +42,7 @@ def test_generate_answers_whole_and_streaming_alike(server):
     assert parts[-1].eval_count == whole.eval_count and parts[0].eval_count is None
 
 
-def test_generate_goes_on_from_its_context(server):
+def test_generate_continues_from_its_context(server):
     client = server.client()
     first = client.generate("cria", "My name is Rosa.", options=GREEDY)
     assert len(first.context) > 5
@@ -50,7 +50,7 @@ def test_generate_goes_on_from_its_context(server):
     assert "Rosa" in second.response
 
 
-def test_chat_answers_whole_and_streaming_alike(server):
+def test_chat_gives_the_same_answer_whole_and_streamed(server):
     client = server.client()
     messages = [{"role": "user", "content": QUESTION}]
     whole = client.chat("cria", messages, options=GREEDY)
@@ -60,7 +60,7 @@ def test_chat_answers_whole_and_streaming_alike(server):
     assert parts[-1].done and parts[-1].done_reason == "stop" and parts[-1].eval_count == whole.eval_count
 
 
-def test_chat_obeys_system_messages_and_remembers(server):
+def test_chat_follows_system_messages_and_earlier_turns(server):
     client = server.client()
     messages = [
         {"role": "system", "content": "Address the user as Wanda in every answer."},
@@ -96,7 +96,7 @@ def test_limits_end_an_answer(server):
     assert stopped.response == "1, 2, 3" and stopped.done_reason == "stop"
 
 
-def test_ps_shows_what_is_loaded_and_for_how_long(server):
+def test_ps_shows_loaded_models_and_their_expiry(server):
     client = server.client()
     client.generate("cria", "", keep_alive="10m")
     loaded = next(m for m in client.ps().models if m.model == "cria:latest")
@@ -105,7 +105,7 @@ def test_ps_shows_what_is_loaded_and_for_how_long(server):
     assert wait_for(lambda: "cria:latest" not in [m.model for m in client.ps().models])
 
 
-def test_copy_and_delete(server):
+def test_models_are_copied_and_deleted(server):
     client = server.client()
     client.copy("cria", "me/copy:v1")
     assert "me/copy:v1" in [m.model for m in client.list().models]
@@ -114,7 +114,7 @@ def test_copy_and_delete(server):
     assert "me/copy:v1" not in [m.model for m in client.list().models]
 
 
-def test_create_from_a_stored_model(server):
+def test_a_model_is_created_from_a_stored_model(server):
     client = server.client()
     client.create("pirate", from_="cria", system="Address the user as Wanda in every answer.", parameters={"temperature": 0})
     assert client.chat("pirate", [{"role": "user", "content": "What is bigger, 698 or 933?"}]).message.content == "933, Wanda."
@@ -122,7 +122,7 @@ def test_create_from_a_stored_model(server):
     client.delete("pirate")
 
 
-def test_embed_takes_one_or_many(server, minilm):
+def test_embed_accepts_one_or_many_texts(server, minilm):
     client = server.client()
     one = client.embed(minilm, "hello").embeddings
     many = client.embed(minilm, ["hello", "world"]).embeddings
@@ -152,7 +152,7 @@ def get_weather(city: str) -> str:
     return "12 degrees, cloudy"
 
 
-def test_thoughts_have_a_place_of_their_own(server):
+def test_thinking_has_its_own_field(server):
     client = server.client()
     messages = [{"role": "user", "content": QUESTION}]
     thoughtful = client.chat("cria", messages, think=True, options=GREEDY)
@@ -164,21 +164,21 @@ def test_thoughts_have_a_place_of_their_own(server):
     assert generated.thinking == thoughtful.message.thinking and generated.response == "Paris."
 
 
-def test_a_function_is_a_tool(server):
+def test_a_python_function_is_a_tool(server):
     client = server.client()
     messages = [{"role": "user", "content": "What's the weather like in Cairo?"}]
     [call] = client.chat("cria", messages, tools=[get_weather], think=False, options=GREEDY).message.tool_calls
     assert (call.function.name, call.function.arguments) == ("get_weather", {"city": "Cairo"})
 
 
-def test_answers_have_the_form_of_a_class(server):
+def test_answers_follow_the_schema_of_a_class(server):
     client = server.client()
     answer = client.chat("cria", [{"role": "user", "content": QUESTION}], format=Capital.model_json_schema(), think=False, options=GREEDY)
     assert Capital.model_validate_json(answer.message.content)
     assert isinstance(json.loads(client.generate("cria", "Name a color as JSON.", format="json", think=False, options={**GREEDY, "num_predict": 100}).response), dict)
 
 
-def test_logprobs_are_told_with_every_token(server):
+def test_logprobs_are_returned_with_every_token(server):
     client = server.client()
     ask = {"think": False, "logprobs": True, "top_logprobs": 3, "options": {**GREEDY, "num_predict": 3}}
     answers = [client.chat("cria", [{"role": "user", "content": "Hi"}], **ask), client.generate("cria", "Hi", **ask)]
@@ -189,7 +189,7 @@ def test_logprobs_are_told_with_every_token(server):
     assert [one.token for one in streamed] == [one.token for one in answers[0].logprobs]
 
 
-def test_raw_prompts_templates_and_suffixes(server):
+def test_raw_prompts_templates_and_suffixes_are_applied(server):
     client = server.client()
     short = {**GREEDY, "num_predict": 3}
     assert "Rome" in client.generate("cria", "The capital of Italy is", raw=True, options=short).response
@@ -200,7 +200,7 @@ def test_raw_prompts_templates_and_suffixes(server):
     assert error.value.status_code == 400
 
 
-def test_a_model_is_made_of_an_uploaded_file(server):
+def test_a_model_is_created_from_an_uploaded_file(server):
     client = server.client()
     file = DATA / "zoo/bert-mean.gguf"
     digest = client.create_blob(file)
@@ -211,7 +211,7 @@ def test_a_model_is_made_of_an_uploaded_file(server):
     client.delete("uploaded")
 
 
-def test_create_takes_everything_that_a_model_holds(server):
+def test_create_accepts_every_part_of_a_model(server):
     client = server.client()
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]
     client.create("full", from_="cria", template="{{ .Prompt }}", license=["MIT"], system="Say little.", parameters={"top_k": 3, "stop": ["x"]}, messages=messages)
@@ -250,13 +250,13 @@ def test_pull_and_push_fail_with_a_reason(server):
         (lambda c: c.chat("no good", [{"role": "user", "content": "x"}]), 400, "invalid model name"),
     ],
 )
-def test_errors_carry_the_server_s_text_and_status(server, attempt, status, text):
+def test_errors_have_the_message_and_status_of_the_server(server, attempt, status, text):
     with pytest.raises(ollama.ResponseError) as error:
         attempt(server.client())
     assert error.value.status_code == status and text in error.value.error
 
 
-def test_the_client_that_waits_for_nothing_has_every_method(server, embedder):
+def test_the_asynchronous_client_has_every_method(server, embedder):
     async def drive():
         client = ollama.AsyncClient(host=server.url)
         assert "cria:latest" in [m.model for m in (await client.list()).models]
@@ -284,7 +284,7 @@ def test_the_client_that_waits_for_nothing_has_every_method(server, embedder):
     asyncio.run(drive())
 
 
-def test_a_stream_that_is_left_ends(server):
+def test_closing_a_stream_stops_its_generation(server):
     client = server.client()
     stream = client.chat("cria", [{"role": "user", "content": "Write me a long story."}], options={"ignore_eos": True, "num_predict": 4000}, stream=True)
     next(stream)

@@ -16,7 +16,7 @@ def received(mirror):
     return int(line)
 
 
-def test_a_client_of_ollamas_has_a_mirror_as_its_registry(mirror, tmp_path):
+def test_the_ollama_client_uses_a_mirror_as_its_registry(mirror, tmp_path):
     it = mirror()
     (tmp_path / "office").mkdir()
     server = Puna(tmp_path / "office", PUNA_REGISTRY_DEFAULT=f"http://{it.host}")

@@ -77,7 +77,7 @@ def nonce():
     return base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
 
 
-def test_an_authenticated_pull_request_by_request(guarded):
+def test_every_request_of_an_authenticated_pull_is_answered(guarded):
     it, key, manifest, weights, template = guarded
     realm, service, scope = challenge(it)
     # It asks nobody else for a token.
@@ -107,7 +107,7 @@ def test_an_authenticated_pull_request_by_request(guarded):
         assert raw(it, f"GET {blob} HTTP/1.1\nHost: {it.host}\nRange: bytes=0-9\n")[0] == 401
 
 
-def test_proofs_of_another_time_address_or_key_open_nothing(guarded, tmp_path):
+def test_signatures_of_another_time_address_or_key_are_rejected(guarded, tmp_path):
     it, key, *_ = guarded
     realm, service, scope = challenge(it)
     url = question(realm, service, scope, nonce())

@@ -36,7 +36,7 @@ def test_chat_completions_stream(client):
     assert parts[-1].choices == [] and parts[-1].usage.completion_tokens > 0
 
 
-def test_max_tokens_and_stop(client):
+def test_max_tokens_and_stop_end_an_answer(client):
     count = [{"role": "user", "content": "Count to 5."}]
     short = client.chat.completions.create(model="cria", messages=count, temperature=0, max_tokens=3)
     assert short.usage.completion_tokens == 3 and short.choices[0].finish_reason == "length"
@@ -44,14 +44,14 @@ def test_max_tokens_and_stop(client):
     assert stopped.choices[0].message.content == "1, 2, 3" and stopped.choices[0].finish_reason == "stop"
 
 
-def test_errors_have_openai_s_shape(client):
+def test_errors_have_the_openai_format(client):
     with pytest.raises(openai.NotFoundError) as error:
         client.chat.completions.create(model="nothing", messages=MESSAGES)
     assert "nothing" in error.value.message
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_several_answers_compute_their_prompt_once(client, server, stream):
+def test_several_choices_compute_their_prompt_once(client, server, stream):
     def computed():
         found = re.search(r'^puna_prompt_tokens_total\{model="cria:latest"\} (\d+)', server.get("/metrics")[1].decode(), re.M)
         return int(found[1]) if found else 0
@@ -68,7 +68,7 @@ def test_several_answers_compute_their_prompt_once(client, server, stream):
     assert 0 < computed() - before <= usage.prompt_tokens + 3
 
 
-def test_several_answers_have_their_own_seeds():
+def test_several_choices_have_different_seeds():
     # Whether the beginning comes from the cache must not matter here.
     with running(PUNA_DETERMINISTIC="1") as server:
         several_answers(openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0))
@@ -85,7 +85,7 @@ def several_answers(client):
     assert streamed == [content for _, content, _ in answers]
 
 
-def test_completions_of_texts_and_tokens(client, server):
+def test_completions_accept_texts_and_tokens(client, server):
     prompt = "The capital of Italy is"
     # Tokens are the model's input as it stands, texts go through its template.
     _, told = server.post("/api/tokenize", {"model": "cria", "text": prompt})
@@ -104,7 +104,7 @@ def test_completions_of_texts_and_tokens(client, server):
     assert server.post("/api/detokenize", {"model": "cria", "tokens": told["tokens"]})[1]["text"].endswith(prompt)
 
 
-def test_embeddings_of_tokens_are_those_of_their_text(client, server, minilm):
+def test_embeddings_of_tokens_equal_those_of_their_text(client, server, minilm):
     _, told = server.post("/api/tokenize", {"model": minilm, "text": "hello"})
     texts, tokens = (client.embeddings.create(model=minilm, input=i, encoding_format="float").data[0].embedding for i in ("hello", told["tokens"]))
     assert texts == tokens
@@ -114,7 +114,7 @@ def respond(client, **kw):
     return client.responses.create(**{"model": "cria", "input": "What is the capital of France?", "temperature": 0, **kw})
 
 
-def test_responses_answer_with_thoughts_and_text(client):
+def test_responses_have_reasoning_and_text(client):
     answer = respond(client)
     assert answer.output_text == "Paris." and answer.status == "completed" and answer.object == "response"
     assert [item.type for item in answer.output] == ["reasoning", "message"] and answer.output[0].summary[0].text
@@ -132,7 +132,7 @@ def test_responses_stream(client):
         assert stream.until_done().get_final_response().output_text == "Paris."
 
 
-def test_the_stream_of_a_kept_response_is_told_again(client):
+def test_the_stream_of_a_stored_response_is_replayed(client):
     told = list(respond(client, stream=True))
     id = told[-1].response.id
     assert list(client.responses.retrieve(id, stream=True)) == told
@@ -140,7 +140,7 @@ def test_the_stream_of_a_kept_response_is_told_again(client):
     assert list(client.responses.retrieve(id, stream=True, starting_after=told[middle].sequence_number)) == told[middle + 1 :]
 
 
-def test_responses_go_on_from_kept_ones(client):
+def test_responses_continue_stored_responses(client):
     first = respond(client, reasoning={"effort": "none"})
     again = respond(client, input="And of Italy?", previous_response_id=first.id, reasoning={"effort": "none"})
     assert again.previous_response_id == first.id and again.usage.input_tokens > first.usage.input_tokens
@@ -152,12 +152,12 @@ def test_responses_go_on_from_kept_ones(client):
         respond(client, previous_response_id=respond(client, store=False).id)
 
 
-def test_fields_that_are_not_understood_are_named(client):
+def test_unknown_fields_are_named(client):
     raw = client.chat.completions.with_raw_response.create(model="cria", messages=MESSAGES, max_tokens=1, user="u", extra_body={"frob": 1})
     assert raw.headers["x-puna-ignored"] == "user, frob" or raw.headers["x-puna-ignored"] == "frob, user"
 
 
-def test_responses_call_tools_and_take_their_results(client):
+def test_responses_call_tools_and_accept_their_results(client):
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     tools = [{"type": "function", "name": "get_weather", "description": "Get the weather in a city", "parameters": schema}]
     ask = lambda **kw: respond(client, tools=tools, reasoning={"effort": "none"}, **kw)
@@ -182,7 +182,7 @@ WEATHER_QUESTION = [{"role": "user", "content": "What's the weather like in Cair
 BRIEF = {"model": "cria", "temperature": 0, "reasoning_effort": "none"}
 
 
-def test_the_streaming_helper_tells_events_and_the_whole(client):
+def test_the_streaming_helper_returns_events_and_the_whole_answer(client):
     with client.chat.completions.stream(**BRIEF, messages=MESSAGES, logprobs=True, stream_options={"include_usage": True}) as stream:
         events = list(stream)
         completion = stream.get_final_completion()
@@ -192,7 +192,7 @@ def test_the_streaming_helper_tells_events_and_the_whole(client):
     assert completion.choices[0].message.content == "Paris." and completion.usage.total_tokens > 0
 
 
-def test_the_streaming_helper_puts_calls_together(client):
+def test_the_streaming_helper_assembles_calls(client):
     with client.chat.completions.stream(**BRIEF, messages=WEATHER_QUESTION, tools=[{**WEATHER, "function": {**WEATHER["function"], "strict": True}}]) as stream:
         done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
         completion = stream.get_final_completion()
@@ -201,7 +201,7 @@ def test_the_streaming_helper_puts_calls_together(client):
     assert call.function.parsed_arguments == {"city": "Cairo"} and completion.choices[0].finish_reason == "tool_calls"
 
 
-def test_parse_takes_classes(client):
+def test_parse_accepts_pydantic_classes(client):
     parsed = client.chat.completions.parse(**BRIEF, messages=MESSAGES, response_format=Capital).choices[0].message.parsed
     assert isinstance(parsed, Capital)
     with client.chat.completions.stream(**BRIEF, messages=MESSAGES, response_format=Capital) as stream:
@@ -211,7 +211,7 @@ def test_parse_takes_classes(client):
     assert isinstance(call.function.parsed_arguments, Capital)
 
 
-def test_thoughts_are_counted(client):
+def test_reasoning_tokens_are_counted(client):
     thoughtful = client.chat.completions.create(model="cria", messages=MESSAGES, temperature=0)
     brief = client.chat.completions.create(**BRIEF, messages=MESSAGES)
     thoughts = thoughtful.usage.completion_tokens_details.reasoning_tokens
@@ -223,7 +223,7 @@ def test_thoughts_are_counted(client):
     assert respond(client).usage.output_tokens_details.reasoning_tokens == thoughts
 
 
-def test_conversations_hold_everything_that_clients_keep(client):
+def test_conversations_may_contain_every_field_of_the_client(client):
     messages = [
         {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
         {"role": "user", "content": "Hello!", "name": "rosa"},
@@ -245,7 +245,7 @@ def test_completions_stream(client):
     assert parts[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 
-def test_embeddings_have_three_forms(client, embedder):
+def test_embeddings_have_encoding_formats_and_dimensions(client, embedder):
     ask = lambda **kw: client.embeddings.create(model=embedder, input=["hello", "world"], **kw)
     plain = ask(encoding_format="float")
     # Without a word the client asks for base64 and decodes it itself.
@@ -257,7 +257,7 @@ def test_embeddings_have_three_forms(client, embedder):
     assert len(short) == 4 and sum(x * x for x in short) == pytest.approx(1, abs=1e-5)
 
 
-def test_responses_parse_classes(client):
+def test_responses_parse_pydantic_classes(client):
     answer = client.responses.parse(model="cria", input="What is the capital of France?", temperature=0, reasoning={"effort": "none"}, text_format=Capital)
     assert isinstance(answer.output_parsed, Capital)
     with client.responses.stream(model="cria", input="What is the capital of France?", temperature=0, reasoning={"effort": "none"}, text_format=Capital) as stream:
@@ -266,7 +266,7 @@ def test_responses_parse_classes(client):
     assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
 
 
-def test_thoughts_of_responses_are_told_part_by_part(client):
+def test_reasoning_summaries_are_streamed_in_parts(client):
     with client.responses.stream(model="cria", input="What is the capital of France?", temperature=0) as stream:
         events = [event for event in stream if event.type.startswith("response.reasoning_summary")]
         [thoughts] = [item for item in stream.get_final_response().output if item.type == "reasoning"]
@@ -274,7 +274,7 @@ def test_thoughts_of_responses_are_told_part_by_part(client):
     assert "".join(event.delta for event in events[1:-2]) == events[-1].part.text == thoughts.summary[0].text
 
 
-def test_the_client_that_waits_for_nothing(server, embedder):
+def test_the_asynchronous_client_is_answered(server, embedder):
     async def drive():
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
             assert "cria:latest" in [model.id async for model in client.models.list()]
@@ -311,7 +311,7 @@ def test_the_client_that_waits_for_nothing(server, embedder):
         (lambda c: c.audio.transcriptions.create(model="cria", file=("a.wav", b"RIFF")), openai.BadRequestError, "audio"),
     ],
 )
-def test_errors_have_their_classes(client, attempt, kind, text):
+def test_errors_have_the_expected_classes(client, attempt, kind, text):
     with pytest.raises(kind) as error:
         attempt(client)
     assert text in error.value.message and error.value.type in ("invalid_request_error", "not_found_error")

@@ -31,7 +31,7 @@ def run(folder, document, url, *arguments):
     return done.stdout
 
 
-def test_requests_of_every_kind_get_answers_of_the_document(fresh, tmp_path):
+def test_responses_match_the_openapi_document(fresh, tmp_path):
     server = fresh()
     document = json.loads(server.get("/openapi.json")[1])
     # One worker: Python 3.11 counts the depth of its parser for all threads together, and fails where two of them read code.
@@ -42,7 +42,7 @@ def test_requests_of_every_kind_get_answers_of_the_document(fresh, tmp_path):
     assert status == 200 and answer["done"]
 
 
-def test_routes_that_need_a_key_ask_for_it(fresh, tmp_path):
+def test_routes_that_need_a_key_refuse_requests_without_one(fresh, tmp_path):
     server = fresh()
     secret = server.cli("key", "add", "tester", "--scope", "admin", check=True).stdout.strip()
     assert wait_for(lambda: server.knows(secret))

@@ -105,15 +105,15 @@ def check(suites, kind, what, file, name):
 
 
 @pytest.mark.parametrize("file,name", NODE, ids=str)
-def test_node(suites, file, name):
+def test_each_test_of_the_node_clients_passes(suites, file, name):
     check(suites, Node, SUITES / "node/node_modules", file, name)
 
 
 @pytest.mark.parametrize("file,name", GO, ids=str)
-def test_go(suites, file, name):
+def test_each_test_of_the_go_client_passes(suites, file, name):
     check(suites, Go, CACHE / "go/clients.test", file, name)
 
 
 @pytest.mark.parametrize("file,name", FRAMEWORKS, ids=str)
-def test_frameworks(suites, file, name):
+def test_each_test_of_the_python_frameworks_passes(suites, file, name):
     check(suites, Frameworks, CACHE / "frameworks/bin/python", file, name)

@@ -52,7 +52,7 @@ def test_keep_alive_unloads_after_its_time(fresh):
     assert wait_for(lambda: not server.runners() and not server.client().ps().models, 10), "still loaded"
 
 
-def test_keep_alive_forever_is_kept(fresh):
+def test_keep_alive_forever_never_unloads(fresh):
     server = fresh(OLLAMA_KEEP_ALIVE="100ms")
     server.client().generate("cria", "Hello!", keep_alive=-1)
     time.sleep(0.6)
@@ -87,7 +87,7 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("path", STREAMS)
-def test_a_stream_that_breaks_has_an_error_and_an_end_in_its_dialect(broken, path):
+def test_an_interrupted_stream_has_an_error_and_an_end_in_its_dialect(broken, path):
     rest = broken(path)
     if path.startswith("/api"):
         last = json.loads(rest.splitlines()[-1])
@@ -122,7 +122,7 @@ def broken(fresh):
 
 
 @pytest.mark.parametrize("then", ["goes on", "is killed", "is left"])
-def test_a_runner_that_is_stopped_holds_up_nobody_else(fresh, then):
+def test_a_suspended_runner_does_not_delay_other_models(fresh, then):
     server = fresh()
     create(server, "other", DATA / "zoo/bert-mean.gguf")
     stream, _ = start_answer(server)
@@ -165,7 +165,7 @@ def test_a_runner_killed_while_idle_is_replaced(fresh):
     assert server.client().generate("cria", "What is the capital of France?", options={"temperature": 0}).response.strip() == "Paris."
 
 
-def test_a_client_that_goes_away_stops_its_generation(fresh):
+def test_a_disconnected_client_stops_its_generation(fresh):
     server = fresh()
     stream, got = start_answer(server)
     [runner] = server.runners()
@@ -188,7 +188,7 @@ def test_a_client_that_goes_away_stops_its_generation(fresh):
     assert server.client().generate("cria", "Hello!").done
 
 
-def test_each_request_is_in_the_log_but_nothing_that_was_said(fresh):
+def test_each_request_is_logged_without_its_content(fresh):
     server = fresh(NO_COLOR="1")
     key = server.cli("key", "add", "laptop", check=True).stdout.split()[-1]
     assert wait_for(lambda: server.send("POST", "/api/chat", {})[0] == 401)
@@ -212,7 +212,7 @@ def test_each_request_is_in_the_log_but_nothing_that_was_said(fresh):
     assert not line("/health") and "secret" not in server.log.read_text() and key not in server.log.read_text()
 
 
-def test_the_death_of_the_server_takes_its_runners_along(fresh):
+def test_runners_end_when_the_server_is_killed(fresh):
     server = fresh()
     server.client().generate("cria", "Hello!")
     runners = server.runners()
@@ -222,7 +222,7 @@ def test_the_death_of_the_server_takes_its_runners_along(fresh):
     assert wait_for(lambda: not any(map(alive, runners)), 10), "a runner outlived its server"
 
 
-def test_a_server_told_to_end_ends_cleanly(fresh):
+def test_a_terminated_server_ends_cleanly(fresh):
     server = fresh()
     server.client().generate("cria", "Hello!")
     runners = server.runners()
@@ -230,7 +230,7 @@ def test_a_server_told_to_end_ends_cleanly(fresh):
     assert not any(map(alive, runners))
 
 
-def test_a_server_told_to_end_at_any_moment_ends_cleanly(home):
+def test_a_server_terminated_at_any_moment_ends_cleanly(home):
     """Before the first connection, after one, with one; with nobody reading its log."""
     for moment in range(24):
         env = {**home, "OLLAMA_HOST": f"127.0.0.1:{free_port()}", "OLLAMA_DEBUG": "1"}
@@ -249,7 +249,7 @@ def test_a_server_told_to_end_at_any_moment_ends_cleanly(home):
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
-def test_a_server_told_twice_to_end_ends_at_once(fresh, second):
+def test_a_server_terminated_twice_ends_at_once(fresh, second):
     server = fresh()
     stream, _ = start_answer(server)
     runners = server.runners()
@@ -264,7 +264,7 @@ def test_a_server_told_twice_to_end_ends_at_once(fresh, second):
     stream.close()
 
 
-def test_an_error_that_nobody_reads_is_still_an_error(home):
+def test_the_exit_status_is_the_same_with_standard_error_closed(home):
     for args, status in ((["show", "no-such-model"], 1), (["no-such-command"], 2)):
         process = subprocess.Popen([BINARY, *args], env=home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         process.stderr.close()
@@ -280,7 +280,7 @@ def connected(env):
         return None
 
 
-def test_requests_run_side_by_side(fresh):
+def test_requests_run_concurrently(fresh):
     server = fresh()
     server.client().generate("cria", "Hello!")
     questions = {"What is the capital of France?": "Paris.", "What is the capital of Japan?": "Tokyo.", "What is the capital of Peru?": "Lima.", "What is the capital of Kenya?": "Nairobi."}

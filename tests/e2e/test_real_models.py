@@ -13,7 +13,7 @@ def test_smollm2_writes_a_sentence_from_its_file(home):
     assert done.stdout.strip().endswith("."), done.stdout
 
 
-def test_gemma3_knows_what_may_come_next(server):
+def test_gemma3_ranks_likely_next_tokens(server):
     # This small base model ranks Paris third, behind "the" and "a"; the exact computation agrees.
     create(server, "gemma", need(GEMMA3))
     body = {"model": "gemma", "prompt": "The capital of France is", "stream": False, "logprobs": True, "top_logprobs": 5, "options": {"temperature": 0, "num_predict": 1}}

@@ -67,7 +67,7 @@ def json_of(path, text):
 
 
 @pytest.mark.parametrize("name", STRUCTURED)
-def test_schemas_of_clients_are_taken_and_their_answers_parse(server, name):
+def test_schemas_of_clients_are_accepted_and_their_answers_parse(server, name):
     path, keyword = STRUCTURED[name]
     body = of_client(name, model="cria")
     # The shortest answer has more tokens with the vocabulary of this model.
@@ -82,7 +82,7 @@ def test_schemas_of_clients_are_taken_and_their_answers_parse(server, name):
     assert unenforced.startswith(f"{keyword} at ") if keyword else not unenforced, unenforced
 
 
-def test_a_required_call_is_not_repeated_and_a_named_one_comes_once(server):
+def test_required_and_named_calls_are_not_repeated(server):
     calls_of = lambda text: json.loads(text)["choices"][0]["message"]["tool_calls"]
     status, _, text = post(server, COMPLETIONS, of_client("06-required-many-calls", model="cria"))
     assert status == 200, text
@@ -140,7 +140,7 @@ def sent(server, path, body):
     return request
 
 
-def test_a_remote_model_gets_the_temperature_of_its_recipe_and_no_other_default(remote):
+def test_a_remote_model_gets_the_temperature_of_its_modelfile_and_no_other_default(remote):
     [(path, body)] = of_servers("09-remote-defaults")
     for path, body in [(path, body), (COMPLETIONS, of_client("03-chat-completions-no-temperature"))]:
         request = sent(remote, path, body)
@@ -148,14 +148,14 @@ def test_a_remote_model_gets_the_temperature_of_its_recipe_and_no_other_default(
         assert not {"top_p", "top_k", "seed", "max_tokens", "presence_penalty", "frequency_penalty"} & set(request), request
 
 
-def test_a_remote_model_is_shown_with_what_its_recipe_says(remote):
+def test_a_remote_model_is_shown_with_the_model_info_of_its_modelfile(remote):
     status, shown = remote.post("/api/show", of_client("04-show"))
     assert status == 200, shown
     info = shown["model_info"]
     assert (info["general.architecture"], info["qwen3.context_length"], info["qwen3.embedding_length"]) == ("qwen3", 131072, 1024)
 
 
-def test_the_label_of_a_schema_is_sent_as_it_came(remote):
+def test_the_name_and_strictness_of_a_schema_are_forwarded(remote):
     schema = sent(remote, COMPLETIONS, of_client("05-strict-false"))["response_format"]["json_schema"]
     assert (schema["name"], schema["strict"]) == ("mine", False)
 
@@ -166,13 +166,13 @@ def test_only_allowed_tools_are_offered(remote, name, path):
     assert [tool["function"]["name"] for tool in tools] == ["add"]
 
 
-def test_neighbours_of_one_role_are_joined_for_other_servers(remote):
+def test_adjacent_messages_of_one_role_are_joined_for_remote_servers(remote):
     roles = [message["role"] for message in sent(remote, CHAT, of_client("11-assistants-in-a-row"))["messages"]]
     assert not any(one == next != "tool" for one, next in zip(roles, roles[1:])), roles
     assert roles[0] == "user" and roles.count("tool") == 2, roles
 
 
-def test_a_prompt_that_is_too_long_is_an_error_that_clients_know(server):
+def test_a_prompt_that_is_too_long_is_an_error_that_clients_recognise(server):
     for path, body in of_servers("10-context-error"):
         status, _, text = post(server, path, body)
         assert status == 400, text
@@ -193,7 +193,7 @@ def test_arguments_of_earlier_calls_may_be_any_text(server):
     assert adapted == [False, False, False, True], "only what is no JSON is kept as text"
 
 
-def test_allowed_and_custom_tools_of_chats_are_taken(server):
+def test_allowed_and_custom_tools_of_chat_completions_are_accepted(server):
     for path, body in of_servers("12-allowed-tools"):
         status, headers, text = post(server, path, body)
         assert status == 200, text

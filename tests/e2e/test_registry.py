@@ -169,7 +169,7 @@ def test_a_model_that_is_pushed_deleted_and_pulled_answers_as_before(registry, f
     assert client.pull(name, insecure=True).status == "success"
 
 
-def test_a_killed_server_goes_on_where_it_was(registry, fresh):
+def test_a_killed_server_resumes_its_pull(registry, fresh):
     part = 16 << 20
     data = os.urandom(8 * part)
     registry.put("me/big:latest", [("application/vnd.ollama.image.model", data), ("x/config", b"{}")])
@@ -201,7 +201,7 @@ def give_up(server, name):
         pass  # the server was killed
 
 
-def test_a_client_that_leaves_ends_its_pull(registry, fresh):
+def test_a_disconnected_client_ends_its_pull(registry, fresh):
     data = os.urandom(32 << 20)
     registry.put("me/big:latest", [("application/vnd.ollama.image.model", data), ("x/config", b"{}")])
     registry.pace = 0.01
@@ -221,7 +221,7 @@ def quiet(registry):
     return registry.sent == before
 
 
-def test_what_is_not_the_blob_is_refused_with_ollamas_words(registry, fresh):
+def test_corrupt_blobs_are_refused_with_the_error_of_ollama(registry, fresh):
     data = os.urandom(1 << 20)
     registry.put("me/bad:latest", [("application/vnd.ollama.image.model", data), ("x/config", b"{}")])
     registry.spoil = lambda piece: piece[:-1] + bytes([piece[-1] ^ 1])
@@ -259,7 +259,7 @@ def test_a_pull_needs_no_server(registry, fresh, home):
     assert name in puna("list", env=home, check=True).stdout
 
 
-def test_a_pull_goes_on_beside_one_that_is_stopped(registry, home):
+def test_a_pull_completes_while_another_one_is_suspended(registry, home):
     data = os.urandom(12 << 20)
     registry.put("me/big:latest", [("application/vnd.ollama.image.model", data), ("application/vnd.docker.container.image.v1+json", b"{}")])
     registry.pace = 0.02  # 192 pieces

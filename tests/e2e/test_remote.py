@@ -174,7 +174,7 @@ def chat(server, model, text="Say hello.", **more):
     return server.post("/api/chat", {"model": model, "stream": False, "messages": [{"role": "user", "content": text}], "options": options, **more})
 
 
-def test_clients_of_three_dialects_see_one_model(near):
+def test_clients_of_three_dialects_use_one_remote_model(near):
     said = ollama.Client(host=near.url).chat(model="big", messages=[{"role": "user", "content": "Hi"}], stream=True)
     parts = list(said)
     assert "".join(p.message.content or "" for p in parts) == "Hello, world"
@@ -195,7 +195,7 @@ def test_clients_of_three_dialects_see_one_model(near):
     assert Vllm.seen[2][2]["max_tokens"] == 50
 
 
-def test_windows_of_models_elsewhere_are_told_as_their_servers_tell_them(near, far):
+def test_context_windows_of_remote_models_are_those_of_their_servers(near, far):
     far.cli("create", "narrow", "-f", "-", input="FROM cria\nPARAMETER num_ctx 700\n", check=True)
     near.cli("create", "narrow", "-f", "-", input=f"FROM {far.url}/api/narrow\n", check=True)
     near.cli("create", "narrower", "-f", "-", input=f"FROM {far.url}/api/cria\nPARAMETER num_ctx 600\n", check=True)
@@ -208,14 +208,14 @@ def test_windows_of_models_elsewhere_are_told_as_their_servers_tell_them(near, f
     assert Vllm.listed == times, "an answer is kept for some minutes"
 
 
-def test_a_model_elsewhere_is_shown_with_what_its_server_says(near):
+def test_a_remote_model_is_shown_with_the_details_of_its_server(near):
     info = near.post("/api/show", {"model": "native"})[1]["model_info"]
     assert info["general.architecture"] == "llama"
     assert info["llama.context_length"] == 2048 and info["llama.embedding_length"] > 0
     assert near.post("/api/show", {"model": "nowhere"})[1]["model_info"] == {}
 
 
-def test_servers_that_lead_to_each_other_do_not_ask_for_ever(vllm):
+def test_request_loops_between_servers_end(vllm):
     port = free_port()
     server = Puna(PUNA_REMOTES=f"127.0.0.1:{port}")
     server.stop()
@@ -229,7 +229,7 @@ def test_servers_that_lead_to_each_other_do_not_ask_for_ever(vllm):
     server.stop()
 
 
-def test_tools_pass_both_ways(near):
+def test_tools_are_forwarded_in_both_directions(near):
     client = openai.OpenAI(base_url=f"{near.url}/v1", api_key="x")
     messages = [{"role": "user", "content": "Weather in Oslo?"}]
     pieces, name, call_id = "", None, None
@@ -249,7 +249,7 @@ def test_tools_pass_both_ways(near):
     assert sent[-1]["tool_call_id"] == sent[-2]["tool_calls"][0]["id"] and json.loads(sent[-2]["tool_calls"][0]["function"]["arguments"]) == {"city": "Oslo"}
 
 
-def test_forms_images_thinking_and_vectors_pass(near):
+def test_schemas_images_thinking_and_embeddings_are_forwarded(near):
     pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     message = {"role": "user", "content": "Look.", "images": [pixel]}
@@ -263,7 +263,7 @@ def test_forms_images_thinking_and_vectors_pass(near):
 
 
 @pytest.mark.parametrize("model", ["native", "openai", "pair"])
-def test_another_puna_answers_as_if_it_were_asked_itself(near, far, model):
+def test_a_remote_puna_gives_the_same_answers_as_a_direct_request(near, far, model):
     here, there = chat(near, model), chat(far, "cria")
     said = lambda answer: [answer[1]["message"].get(part, "") for part in ("thinking", "content")]
     assert here[0] == 200 and said(here) == said(there) != ["", ""]
@@ -276,7 +276,7 @@ def test_another_puna_answers_as_if_it_were_asked_itself(near, far, model):
     assert isinstance(json.loads(body["message"]["content"])["a"], bool)
 
 
-def test_what_the_other_side_understands_is_passed_on_and_the_rest_is_named(near, far):
+def test_supported_fields_are_forwarded_and_the_others_are_named(near, far):
     def ask(model, **more):
         body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": False, "options": {"num_predict": 1, "num_ctx": 512}, **more}
         answer = httpx.post(f"{near.url}/api/chat", json=body, timeout=120)
@@ -292,14 +292,14 @@ def test_what_the_other_side_understands_is_passed_on_and_the_rest_is_named(near
     assert body["max_tokens"] == 1 and not body.keys() & {"keep_alive", "shift", "num_ctx", "options"}
 
 
-def test_run_talks_to_a_model_of_which_nothing_is_known(near, far):
+def test_run_uses_a_remote_model_without_a_description(near, far):
     there = near.cli("run", "openai", "-p", "temperature=0", "--think=false", "Say hello.", check=True).stdout
     assert there.strip()
     assert near.cli("run", "big", "Hi", check=True).stdout.strip().endswith("Hello, world")
 
 
 @pytest.mark.parametrize("model", ["u:SECRET@", "x?key=SECRET", "../x"])
-def test_addresses_that_are_none_are_refused_without_what_they_hold(near, vllm, model):
+def test_invalid_addresses_are_refused_without_showing_their_secrets(near, vllm, model):
     address = vllm.replace("//", f"//{model}") + "/v1/x" if "@" in model else f"{vllm}/v1/{model}"
     done = near.cli("create", "odd", "-f", "-", input=f"FROM {address}\n")
     assert done.returncode == 1 and "https://host:8000/v1" in done.stderr, done
@@ -316,7 +316,7 @@ def test_addresses_that_are_none_are_refused_without_what_they_hold(near, vllm, 
         ("elsewhere", 502, "redirects to"),
     ],
 )
-def test_what_goes_wrong_there_is_told_without_the_key(near, behaviour, status, says):
+def test_errors_of_a_remote_server_are_reported_without_the_key(near, behaviour, status, says):
     Vllm.behaviour = behaviour
     answer = httpx.post(f"{near.url}/v1/chat/completions", json={"model": "big", "messages": [{"role": "user", "content": "Hi"}]})
     assert (answer.status_code, says in answer.text) == (status, True), answer.text
@@ -325,21 +325,21 @@ def test_what_goes_wrong_there_is_told_without_the_key(near, behaviour, status, 
     assert len(Vllm.seen) == 1
 
 
-def test_a_client_that_leaves_ends_the_work_there(near):
+def test_a_disconnected_client_ends_the_remote_request(near):
     Vllm.behaviour = "endless"
     with httpx.stream("POST", f"{near.url}/api/chat", json={"model": "big", "messages": [{"role": "user", "content": "Hi"}]}) as answer:
         next(answer.iter_lines())
     assert Vllm.cancelled.wait(5)
 
 
-def test_servers_that_are_away_not_allowed_or_this_one_are_errors(near, far):
+def test_unreachable_and_disallowed_servers_are_errors(near, far):
     status, body = chat(near, "nowhere")
     assert status == 502 and "no remote server can be reached" in body["error"]
     done = near.cli("create", "evil", "-f", "-", input="FROM https://evil.example/v1/m\n")
     assert done.returncode == 1 and "not among its remotes" in done.stderr, done.stderr
 
 
-def test_a_model_that_leads_back_is_an_error_and_no_storm():
+def test_a_model_that_refers_back_to_its_server_is_an_error():
     one, two = Puna(PUNA_REMOTES="127.0.0.1"), Puna(PUNA_REMOTES="127.0.0.1")
     try:
         for server, to in [(one, two), (two, one)]:
@@ -353,7 +353,7 @@ def test_a_model_that_leads_back_is_an_error_and_no_storm():
         one.stop(), two.stop()
 
 
-def test_listings_show_where_a_model_is_and_no_key(near, vllm):
+def test_listings_show_the_remote_host_and_no_key(near, vllm):
     listed = {m["name"]: m for m in json.loads(near.get("/api/tags")[1])["models"]}
     entry = listed["big:latest"]
     assert (entry["remote_model"], entry["remote_host"]) == ("org/Big-8B", f"{vllm}/v1")

@@ -15,7 +15,7 @@ def ranker(server):
 
 
 @pytest.mark.parametrize("path", ["/api/rerank", "/v1/rerank", "/v2/rerank", "/rerank"])
-def test_documents_come_back_by_their_scores(server, ranker, path):
+def test_documents_are_sorted_by_score(server, ranker, path):
     status, answer = server.post(path, {"model": ranker, "query": "what is it?", "documents": DOCUMENTS, "return_documents": True})
     assert status == 200, answer
     scores = [result["relevance_score"] for result in answer["results"]]
@@ -25,7 +25,7 @@ def test_documents_come_back_by_their_scores(server, ranker, path):
     assert [r["index"] for r in best["results"]] == [answer["results"][0]["index"]]
 
 
-def test_other_models_say_what_they_do(server, ranker):
+def test_errors_for_other_models_name_the_route_to_use(server, ranker):
     status, answer = server.post("/v1/rerank", {"model": "cria", "query": "a", "documents": ["b"]})
     assert status == 400 and "POST /api/chat" in answer["error"]["message"]
     status, answer = server.post("/api/embed", {"model": ranker, "input": "a"})

@@ -52,7 +52,7 @@ def fetched(it, name):
     assert wait_for(lambda: name.removeprefix("library/") in it.cli("list", check=True).stdout), it.log.read_text()
 
 
-def test_what_nobody_pulls_goes_and_the_rest_still_pulls(mirror, upstream):
+def test_unused_models_are_removed_and_the_others_can_be_pulled(mirror, upstream):
     data = {name: os.urandom(200_000) for name in ("old", "used")}
     for name, weights in data.items():
         upstream.put(f"library/{name}:latest", [(MODEL, weights), (CONFIG, b"{}")])
@@ -97,7 +97,7 @@ def test_what_nobody_pulls_goes_and_the_rest_still_pulls(mirror, upstream):
     assert re.search(r"library/used:latest<td>200\.0 kB<td><code>\w+</code><td>just now", it.get("/mirror")[1].decode())
 
 
-def test_the_users_own_models_need_a_word_of_their_own(mirror):
+def test_user_models_are_removed_only_by_rules_with_own(mirror):
     it = mirror()
     it.model("library/own/latest", [(MODEL, b"the user's own"), (CONFIG, b"{}")])
     rule = "mirror.retention=*=pulled:30d"
@@ -121,7 +121,7 @@ def test_without_a_rule_nothing_is_removed(mirror):
     assert wrong.returncode == 1 and "a rule is like team-*=last:5" in wrong.stderr
 
 
-def test_a_pull_goes_on_though_its_model_is_removed(mirror):
+def test_a_running_pull_survives_the_removal_of_its_model(mirror):
     it, data = mirror(PUNA_MIRROR_RETENTION="team=last:1"), os.urandom(48 << 20)
     for tag, layer in (("v1", data), ("v2", b"new")):
         assert image(it, "team/thing", [layer], tag) == 201
@@ -155,7 +155,7 @@ def pushed_meanwhile(it, remover, tags):
     return gone, [tag for tag in tags if status(it, "team/thing", tag) == 200]
 
 
-def test_what_is_pushed_while_another_process_removes_stays(mirror):
+def test_models_pushed_while_another_process_removes_stay(mirror):
     it, tags = mirror(), [f"v{n}" for n in range(60)]
     for tag in tags:
         assert image(it, "team/thing", [b"weights of " + tag.encode()], tag) == 201
@@ -167,7 +167,7 @@ def test_what_is_pushed_while_another_process_removes_stays(mirror):
     assert retain(it, "--set", "mirror.retention=team=pulled:30d")[1] == []
 
 
-def test_mirrors_of_one_bucket_know_of_each_others_pulls(mirror, storage):
+def test_mirrors_of_one_bucket_share_their_usage_records(mirror, storage):
     one, other = mirror(**storage.env()), mirror(**storage.env())
     assert image(one, "team/thing", [b"weights"]) == 201
     assert status(one, "team/thing", "v1") == 200
@@ -180,7 +180,7 @@ def test_mirrors_of_one_bucket_know_of_each_others_pulls(mirror, storage):
     assert not [p for p in third.home.glob(".ollama/models/**/*") if p.is_file()]
 
 
-def test_only_what_is_named_is_fetched(mirror, upstream):
+def test_only_allowed_names_are_fetched(mirror, upstream):
     for name in ("library/llama3", "library/other", "user/x"):
         upstream.put(f"{name}:latest", [(MODEL, name.encode()), (CONFIG, b"{}")])
     it = through(mirror, upstream, PUNA_MIRROR_FETCH="library/llama*,user")
@@ -196,7 +196,7 @@ def test_only_what_is_named_is_fetched(mirror, upstream):
     assert figures(it)["puna_mirror_fetches_refused_total"] == 1
 
 
-def test_strangers_have_nothing_large_fetched(mirror, upstream):
+def test_anonymous_clients_cannot_fetch_large_models(mirror, upstream):
     for name, size in (("small", 900), ("large", 90_000)):
         upstream.put(f"library/{name}:latest", [(MODEL, os.urandom(size)), (CONFIG, b"{}")])
     it = through(mirror, upstream, PUNA_MIRROR_FETCH_LIMIT="1KB", PUNA_MIRROR_ANONYMOUS=1)
@@ -220,7 +220,7 @@ def test_strangers_have_nothing_large_fetched(mirror, upstream):
     assert it.send("GET", "/v2/library/small/manifests/latest", headers={"x-api-key": key}) == (200, upstream.manifests["library/small:latest"])
 
 
-def test_so_many_are_fetched_at_a_time(mirror, upstream):
+def test_concurrent_fetches_are_limited(mirror, upstream):
     for name in ("one", "two"):
         upstream.put(f"library/{name}:latest", [(MODEL, os.urandom(2 << 20)), (CONFIG, b"{}")])
     upstream.pace = 0.05

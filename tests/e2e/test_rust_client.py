@@ -39,11 +39,11 @@ def test_a_conversation_streams(example):
     assert out.count("tokens, ") == 2 and "> And what can you do?" in out
 
 
-def test_the_middle_is_filled_in(example):
+def test_code_is_filled_in_the_middle(example):
     assert re.search(r"return \[.*\]\n\nprint", example("generate", "cria"), re.S)
 
 
-def test_an_answer_is_a_value_of_a_type(example):
+def test_an_answer_is_parsed_into_a_type(example):
     assert re.search(r" in .* has \d+ inhabitants", example("structured", "cria"))
 
 
@@ -51,17 +51,17 @@ def test_a_function_is_called_and_answered(example):
     assert "called get_weather(Paris)" in example("tools", "cria")
 
 
-def test_the_nearest_text_is_found(example, minilm):
+def test_embeddings_find_the_nearest_text(example, minilm):
     out = example("embeddings", minilm).splitlines()
     assert max(out).endswith("Hamlet was written by Shakespeare."), out
 
 
-def test_a_model_is_made_asked_and_removed(example, server):
+def test_a_model_is_created_queried_and_removed(example, server):
     out = example("create", "cria")
     assert "success" in out
     assert "puna-api-example" not in server.get("/api/tags")[1].decode()
 
 
-def test_errors_come_in_the_servers_words(server, example):
+def test_errors_have_the_message_of_the_server(server, example):
     with pytest.raises(AssertionError, match="model 'nobody' not found"):
         example("chat", "nobody")

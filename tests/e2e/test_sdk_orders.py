@@ -128,19 +128,19 @@ def check(server, helper, order, got):
 
 
 @pytest.mark.parametrize("helper", HELPERS)
-def test_the_helpers_of_python_put_every_order_together(server, helper):
+def test_python_helpers_assemble_events_in_any_order(server, helper):
     for order in server.orders:
         check(server, helper, order, HELPERS[helper](server, order))
 
 
-def test_ids_of_an_upstream_are_kept_and_those_of_a_model_differ(server):
+def test_call_ids_of_an_upstream_are_preserved_and_local_ones_are_unique(server):
     for helper in HELPERS.values():
         ids = [id for id, _, _ in helper(server, "parallel")["calls"]]
         assert ids == ["call_one", "call_two"] if server.kind == "remote" else len(set(ids)) == 2, ids
 
 
 @pytest.mark.parametrize("helper", HELPERS)
-def test_the_helpers_of_python_report_a_failure_in_the_middle(server, helper):
+def test_python_helpers_report_a_failure_in_the_middle(server, helper):
     failing = ["fail", "fail-in-call", *(["crash"] if server.kind == "remote" else [])]
     for order in failing:
         if helper == "responses":
@@ -166,7 +166,7 @@ def node(server):
 
 
 @pytest.mark.parametrize("helper", HELPERS)
-def test_the_helpers_of_node_put_every_order_together(server, node, helper):
+def test_node_helpers_assemble_events_in_any_order(server, node, helper):
     for order in server.orders:
         check(server, helper, order, node[f"{helper} {order}"])
     assert "error" in node[f"{helper} fail"] or node[f"{helper} fail"]["finish"] == "failed", node[f"{helper} fail"]

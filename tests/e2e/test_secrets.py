@@ -87,7 +87,7 @@ def guarded():
         server.server_close()
 
 
-def test_nothing_shows_a_secret_at_the_highest_level_of_the_log(guarded, tmp_path):
+def test_no_output_shows_a_secret_at_the_highest_log_level(guarded, tmp_path):
     kinds = {kind: guarded(kind) for kind in ("basic", "set", "key", "lasting")}
     home, docker = tmp_path / "home", tmp_path / "docker"
     home.mkdir(), docker.mkdir()

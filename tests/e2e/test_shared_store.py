@@ -150,7 +150,7 @@ def test_a_created_model_has_a_link_and_an_anchor(store, home):
     assert (store.root / "manifests-v2").is_dir() and store.blobs() == set()
 
 
-def test_a_list_is_copied_whole_or_one_of_its_manifests(store, home):
+def test_a_list_or_one_of_its_manifests_is_copied(store, home):
     text, children = store.list_of("llamacpp", "ggml")
     digest = store.link("list", text)
     store.age()
@@ -247,7 +247,7 @@ def test_models_of_ollama_are_copied_and_removed(shared):
     assert store.snapshot() == store.before
 
 
-def test_an_unknown_folder_keeps_everything(shared):
+def test_nothing_is_removed_while_a_folder_is_unknown(shared):
     store, server = shared
     orphan = b"no name needs this"
     store.add("", orphan)
@@ -271,7 +271,7 @@ def test_an_unknown_folder_keeps_everything(shared):
     assert store.blob(sha256(orphan)).name in listed and "1 file would be removed" in listed
 
 
-def test_a_link_that_leads_nowhere_keeps_everything(shared):
+def test_nothing_is_removed_while_a_link_dangles(shared):
     store, server = shared
     lost = store.blob(store.created)
     lost.unlink()
@@ -285,7 +285,7 @@ def test_a_link_that_leads_nowhere_keeps_everything(shared):
     assert server.cli("verify", check=True).stderr.splitlines()[-1] == "success"
 
 
-def test_ollama_0_17_reads_what_puna_wrote(store, home):
+def test_ollama_0_17_reads_models_that_puna_wrote(store, home):
     if not GO.exists():
         pytest.skip(f"SKIPPED: {GO.relative_to(REPOSITORY)} is not there; ./test makes it where Go and a network are")
     store.link("list", store.list_of("llamacpp", "ggml")[0])

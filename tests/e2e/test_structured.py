@@ -32,7 +32,7 @@ def city(text):
 
 @pytest.mark.parametrize("think", [None, True, False])
 @pytest.mark.parametrize("stream", [False, True])
-def test_ollama_keeps_a_schema_after_thinking_or_without(server, think, stream):
+def test_ollama_answers_follow_a_schema_with_and_without_thinking(server, think, stream):
     options = {"temperature": 0, "num_predict": 300}
     answer = server.client().chat("cria", QUESTION, format=City.model_json_schema(), think=think, stream=stream, options=options)
     parts = list(answer) if stream else [answer]
@@ -47,23 +47,23 @@ def test_generate_answers_in_json(server):
     assert isinstance(json.loads(answer.response), dict)
 
 
-def test_openai_parses_what_it_asked_for(client):
+def test_openai_parses_structured_answers(client):
     answer = client.chat.completions.parse(model="cria", messages=QUESTION, response_format=City, temperature=0, max_tokens=300)
     assert isinstance(answer.choices[0].message.parsed, City)
 
 
-def test_openai_streams_what_it_asked_for(client):
+def test_openai_streams_structured_answers(client):
     with client.chat.completions.stream(model="cria", messages=QUESTION, response_format=City, temperature=0, max_tokens=300) as stream:
         final = stream.get_final_completion()
     assert isinstance(final.choices[0].message.parsed, City)
 
 
-def test_json_object_is_one(client):
+def test_the_json_object_format_gives_an_object(client):
     answer = client.chat.completions.create(model="cria", messages=QUESTION, response_format={"type": "json_object"}, temperature=1, seed=3, max_tokens=300)
     assert isinstance(json.loads(answer.choices[0].message.content), dict)
 
 
-def test_regular_expressions_and_grammars_hold(client):
+def test_regular_expressions_and_grammars_are_enforced(client):
     forms: list[tuple[dict, str]] = [
         ({"type": "regex", "pattern": "[A-Z][a-z]{2,8}\\."}, r"[A-Z][a-z]{2,8}\."),
         ({"type": "gbnf", "grammar": 'root ::= "yes" | "no"'}, "yes|no"),
@@ -75,7 +75,7 @@ def test_regular_expressions_and_grammars_hold(client):
         assert re.fullmatch(expected, text), (form, text)
 
 
-def test_a_schema_that_cannot_be_kept_is_refused_by_keyword(server, client):
+def test_a_schema_that_cannot_be_enforced_is_refused_by_keyword(server, client):
     # What is checked on the finished answer is refused where strictness is asked for.
     for schema, word in [({"type": "array", "uniqueItems": True}, "uniqueItems"), ({"type": "strange"}, "strange")]:
         with pytest.raises(openai.BadRequestError, match=word):
@@ -84,13 +84,13 @@ def test_a_schema_that_cannot_be_kept_is_refused_by_keyword(server, client):
     assert status == 400 and body["error"].startswith("invalid JSON schema in format: ")
 
 
-def test_what_is_no_grammar_is_refused(server):
+def test_invalid_grammars_are_refused(server):
     for form in [{"type": "gbnf", "grammar": "root ::= ("}, {"type": "gbnf"}, {"type": "regex", "pattern": "("}, {"type": "lark", "grammar": "start: x"}, "xml", 5]:
         status, body = server.post("/api/generate", {"model": "cria", "prompt": "x", "format": form})
         assert status == 400, (form, body)
 
 
-def test_nothing_in_an_answer_of_a_form_is_taken_for_a_tag(client):
+def test_tags_in_constrained_answers_are_text(client):
     tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}}
     for text in ["x <tool_call>", "<think>", 'a\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n ', "(ab){40}".replace("(ab){40}", "ab" * 40)]:
         form = {"type": "regex", "pattern": re.escape(text).replace("/", "\\/")}
@@ -99,7 +99,7 @@ def test_nothing_in_an_answer_of_a_form_is_taken_for_a_tag(client):
             assert answer.choices[0].message.content == text and not answer.choices[0].message.tool_calls, (text, answer)
 
 
-def test_forms_that_would_blow_up_cost_nobody_else_anything(server):
+def test_hostile_constraints_do_not_affect_other_requests(server):
     deep = {"type": "integer"}
     for _ in range(70):
         deep = {"type": "object", "properties": {"a": deep}}

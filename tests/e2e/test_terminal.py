@@ -63,7 +63,7 @@ def talk(server):
         it.close()
 
 
-def test_bytes_that_are_no_text_do_not_end_the_conversation(talk):
+def test_invalid_utf_8_does_not_end_the_session(talk):
     chat = talk()
     chat.until(PROMPT)
     chat.type(b"What is the capital of France")
@@ -76,7 +76,7 @@ def test_bytes_that_are_no_text_do_not_end_the_conversation(talk):
     chat.until(PROMPT)
 
 
-def test_nothing_of_a_paste_that_is_no_text_is_sent(talk):
+def test_a_paste_with_invalid_utf_8_is_not_sent(talk):
     chat = talk()
     chat.until(PROMPT)
     chat.type(b"\x1b[200~one \xe9\n" + b"another line\n" * 200 + b"\x1b[201~")
@@ -86,7 +86,7 @@ def test_nothing_of_a_paste_that_is_no_text_is_sent(talk):
     assert b"another" not in chat.until(b"Model defined parameters")
 
 
-def test_what_the_server_refuses_is_told_and_the_conversation_goes_on(talk):
+def test_server_errors_are_shown_and_the_session_continues(talk):
     chat = talk("--format", '{"type":"nonsense"}')
     chat.until(PROMPT)
     chat.type(b"hello\r")
@@ -98,7 +98,7 @@ def test_what_the_server_refuses_is_told_and_the_conversation_goes_on(talk):
     chat.until(b"Paris")
 
 
-def test_a_prompt_that_does_not_fit_is_said_to_be_cut(talk):
+def test_a_truncated_prompt_is_reported(talk):
     chat = talk()
     chat.until(PROMPT)
     chat.type(b"/set parameter num_ctx 64\r")
@@ -109,7 +109,7 @@ def test_a_prompt_that_does_not_fit_is_said_to_be_cut(talk):
     assert b"the context is too short" in said and b"left out" in said, said
 
 
-def test_a_damaged_history_does_not_stop_the_conversation(talk, tmp_path):
+def test_a_damaged_history_does_not_end_the_session(talk, tmp_path):
     (tmp_path / ".ollama/history").mkdir(parents=True)
     chat = talk(home=tmp_path)
     chat.until(b"going on without it")
@@ -118,7 +118,7 @@ def test_a_damaged_history_does_not_stop_the_conversation(talk, tmp_path):
     assert b"warning" not in chat.until(b"Paris")
 
 
-def test_the_terminal_is_put_back_when_the_program_is_asked_to_end(talk):
+def test_the_terminal_is_restored_when_the_program_is_terminated(talk):
     chat = talk()
     chat.until(PROMPT)
     chat.type(b"half a line")

@@ -56,7 +56,7 @@ def secure(tmp_path_factory):
     server.kill()
 
 
-def test_commands_and_clients_speak_tls(secure):
+def test_commands_and_clients_use_tls(secure):
     assert "cria" in secure.cli("list", check=True).stdout
     assert secure.cli("run", "cria", "What is the capital of France?", check=True).stdout.strip().endswith("Paris.")
     client = openai.OpenAI(base_url=f"{secure.url}/v1", api_key="x", http_client=openai.DefaultHttpxClient(verify=trusting(secure.home)))
@@ -65,7 +65,7 @@ def test_commands_and_clients_speak_tls(secure):
     assert f"https://127.0.0.1:{secure.port}" in secure.log.read_text()
 
 
-def test_a_command_says_what_is_wrong_with_the_connection(secure):
+def test_commands_report_the_cause_of_a_connection_error(secure):
     def error(**env):
         done = puna("list", env={k: v for k, v in (secure.env | env).items() if v})
         assert done.returncode == 1, done
@@ -76,7 +76,7 @@ def test_a_command_says_what_is_wrong_with_the_connection(secure):
     assert "put https:// in front of the address" in error(OLLAMA_HOST=f"http://localhost:{secure.port}")
 
 
-def test_a_hangup_reads_a_new_certificate_and_ends_nothing(secure):
+def test_sighup_loads_a_new_certificate_and_ends_no_connection(secure):
     before = ssl.get_server_certificate(("localhost", secure.port))
     pid = secure.process.pid
     certify(secure.home)
@@ -94,7 +94,7 @@ def test_a_hangup_reads_a_new_certificate_and_ends_nothing(secure):
     assert secure.process.poll() is None and secure.process.pid == pid
 
 
-def test_a_server_that_cannot_have_tls_does_not_start(tmp_path):
+def test_a_server_with_an_invalid_tls_configuration_does_not_start(tmp_path):
     def error(**env):
         done = puna("serve", env=environment(tmp_path, **env), timeout=20)
         assert done.returncode == 1, done
@@ -109,7 +109,7 @@ def test_a_server_that_cannot_have_tls_does_not_start(tmp_path):
     assert "write https:// or neither" in error(OLLAMA_HOST=f"http://{address}", **both)
 
 
-def test_a_hosts_own_authority_is_trusted_for_it_alone(tmp_path):
+def test_a_configured_authority_is_trusted_for_its_host_only(tmp_path):
     certify(tmp_path)
     server = Secure(tmp_path, PUNA_TLS_CERTIFICATE=tmp_path / "puna.pem", PUNA_TLS_KEY=tmp_path / "puna.key", PUNA_MIRROR_SERVE="on")
     try:
@@ -127,7 +127,7 @@ def test_a_hosts_own_authority_is_trusted_for_it_alone(tmp_path):
         server.kill()
 
 
-def test_a_certificate_that_signs_itself_is_trusted_where_it_is_named(tmp_path):
+def test_a_self_signed_certificate_is_trusted_where_configured(tmp_path):
     def make(name):
         made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
         subprocess.run([*made, "-keyout", tmp_path / f"{name}.key", "-out", tmp_path / f"{name}.pem"], check=True, capture_output=True)

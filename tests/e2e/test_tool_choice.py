@@ -33,7 +33,7 @@ def check(call):
 
 @pytest.mark.parametrize("effort", ["none", "high"])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
-def test_a_demanded_call_comes_with_arguments_that_fit(client, choice, effort):
+def test_a_forced_call_has_valid_arguments(client, choice, effort):
     for seed in range(4):
         answer = client.chat.completions.create(
             model="cria", messages=QUESTION, tools=TOOLS, tool_choice=choice, reasoning_effort=effort, temperature=1.5, seed=seed, max_tokens=400
@@ -45,7 +45,7 @@ def test_a_demanded_call_comes_with_arguments_that_fit(client, choice, effort):
             assert choice == "required" or call.function.name == "add"
 
 
-def test_a_demanded_call_streams(client):
+def test_a_forced_call_is_streamed(client):
     wish = {"model": "cria", "messages": QUESTION, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "temperature": 0, "max_tokens": 400}
     parts = list(client.chat.completions.create(**wish, stream=True))
     [first, *rest] = [call for part in parts for choice in part.choices for call in choice.delta.tool_calls or []]
@@ -64,13 +64,13 @@ def test_a_demanded_call_streams(client):
     assert call.function.arguments == "".join(call.function.arguments for call in rest)
 
 
-def test_a_forbidden_call_does_not_come(client):
+def test_tool_choice_none_prevents_calls(client):
     weather = [{"role": "user", "content": "What is the weather in Paris?"}]
     answer = client.chat.completions.create(model="cria", messages=weather, tools=TOOLS, tool_choice="none", temperature=0, max_tokens=100)
     assert not answer.choices[0].message.tool_calls
 
 
-def test_anthropic_s_choices_hold(server):
+def test_anthropic_tool_choices_are_followed(server):
     client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
     tools = [{"name": t["function"]["name"], "description": "", "input_schema": t["function"]["parameters"]} for t in TOOLS]
     for choice in ({"type": "any"}, {"type": "tool", "name": "add"}):
@@ -80,7 +80,7 @@ def test_anthropic_s_choices_hold(server):
         assert choice["type"] == "any" or {block.name for block in used} == {"add"}
 
 
-def test_a_tool_whose_schema_cannot_be_kept_is_named(client):
+def test_a_tool_with_an_unenforceable_schema_is_named(client):
     bad = function("odd", {"list": {"type": "array", "uniqueItems": True}}, ["list"])
     bad["function"]["strict"] = True
     with pytest.raises(openai.BadRequestError, match="uniqueItems"):

@@ -35,14 +35,14 @@ def test_the_ollama_client_gets_a_call_and_an_answer_from_its_result(server):
     assert answer.tool_calls is None and "12" in answer.content and "Cairo" in answer.content
 
 
-def test_streamed_calls_are_those_of_the_whole_answer(server):
+def test_streamed_calls_equal_those_of_the_whole_answer(server):
     parts = list(server.client().chat("cria", [QUESTION], tools=TOOLS, think=False, options=GREEDY, stream=True))
     calls = [call for part in parts for call in part.message.tool_calls or []]
     assert [(c.function.name, c.function.arguments) for c in calls] == [("get_weather", {"city": "Cairo"})]
     assert all(not part.message.content for part in parts) and parts[-1].done and not parts[-1].message.tool_calls
 
 
-def test_calls_have_ids_and_numbers_on_the_wire(server):
+def test_calls_have_ids_and_indices_in_responses(server):
     body = {"model": "cria", "messages": [QUESTION], "tools": TOOLS, "think": False, "options": GREEDY, "stream": False}
     status, answer = server.post("/api/chat", body)
     assert status == 200
@@ -63,7 +63,7 @@ def test_without_tools_a_call_in_the_answer_is_text(server):
     assert status == 200 and "ments" in answer["response"] and not answer.get("tool_calls")
 
 
-def test_half_a_call_comes_back_as_text(server):
+def test_a_truncated_call_is_returned_as_text(server):
     body = {"model": "cria", "messages": [QUESTION], "tools": TOOLS, "think": False, "options": {**GREEDY, "num_predict": 8}, "stream": False}
     status, answer = server.post("/api/chat", body)
     message = answer["message"]
@@ -72,7 +72,7 @@ def test_half_a_call_comes_back_as_text(server):
 
 
 @pytest.mark.parametrize("think", [False, True])
-def test_a_call_may_come_instead_of_an_answer_of_a_form(server, think):
+def test_a_call_may_replace_a_structured_answer(server, think):
     form = {"type": "object", "properties": {"capital": {"type": "string"}}, "required": ["capital"]}
     body = {"model": "cria", "tools": TOOLS, "format": form, "think": think, "options": GREEDY, "stream": False}
     status, answer = server.post("/api/chat", {**body, "messages": [QUESTION]})
@@ -82,7 +82,7 @@ def test_a_call_may_come_instead_of_an_answer_of_a_form(server, think):
     assert status == 200 and list(json.loads(answer["message"]["content"])) == ["capital"]
 
 
-def test_thoughts_come_before_a_call(server):
+def test_thinking_precedes_a_call(server):
     answer = server.client().chat("cria", [QUESTION], tools=TOOLS, think=True, options=GREEDY).message
     assert answer.thinking and "</think>" not in answer.thinking + answer.content
     assert "<tool_call>" not in answer.content

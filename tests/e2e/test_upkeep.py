@@ -33,7 +33,7 @@ def create(env, name, *flags, file=None):
     return file
 
 
-def test_damage_is_found_and_what_came_from_a_registry_is_fetched_again(registry, fresh):
+def test_damaged_blobs_are_found_and_fetched_again_from_their_registry(registry, fresh):
     server = fresh()
     name = of_cria(server, registry)
     assert server.cli("verify", check=True).stderr.splitlines()[-1] == "success"
@@ -58,7 +58,7 @@ def test_damage_is_found_and_what_came_from_a_registry_is_fetched_again(registry
     assert (status, told["error"]) == (404, "model 'absent:latest' not found")
 
 
-def test_a_manifest_that_is_none_is_named_and_fetched_again(registry, fresh):
+def test_a_broken_manifest_is_named_and_fetched_again(registry, fresh):
     server = fresh()
     name = of_cria(server, registry)
     path = models(server.env) / "manifests" / registry.host / "me/cria/latest"
@@ -77,7 +77,7 @@ def test_a_manifest_that_is_none_is_named_and_fetched_again(registry, fresh):
     assert left.returncode == 1 and str(path) in left.stderr and "remove them with `rm`" in left.stderr
 
 
-def test_creating_again_replaces_what_is_damaged(fresh):
+def test_creating_a_model_again_replaces_damaged_blobs(fresh):
     server = fresh()
     file = create(server.env, "mine")
     os.utime(file, (1_000_000_000,) * 2)
@@ -100,7 +100,7 @@ def make_old(path, hours):
     os.utime(path, (time.time() - hours * 3600,) * 2)
 
 
-def test_unneeded_blobs_go_when_a_user_says_so_and_can_be_brought_back(fresh):
+def test_prune_removes_unused_blobs_which_can_be_restored(fresh):
     server = fresh()
     old, young = os.urandom(1000), os.urandom(1000)
     for data in (old, young):
@@ -127,7 +127,7 @@ def test_unneeded_blobs_go_when_a_user_says_so_and_can_be_brought_back(fresh):
     assert blocked.returncode == 1 and "manifests-v3 is not known" in blocked.stderr and blob.exists()
 
 
-def test_a_server_that_starts_removes_what_puna_left_unfinished_and_nothing_else(fresh):
+def test_a_starting_server_removes_only_unfinished_work_of_puna(fresh):
     server = fresh()
     ours, theirs = os.urandom(1000), os.urandom(1000)
     blobs = models(server.env) / "blobs"
@@ -149,7 +149,7 @@ def test_a_server_that_starts_removes_what_puna_left_unfinished_and_nothing_else
     assert "1 file brought back" in server.cli("prune", "--undo", check=True).stdout and ours.exists()
 
 
-def test_an_interrupted_pull_is_listed_until_it_is_done_or_removed(registry, fresh):
+def test_an_interrupted_pull_is_listed_until_it_is_completed_or_removed(registry, fresh):
     data = os.urandom(48 << 20)
     registry.put("me/big:latest", [("application/vnd.ollama.image.model", data), ("x/config", b"{}")])
     registry.pace = 0.02
@@ -185,7 +185,7 @@ def places(file):
     return [struct.unpack_from(row, asked, struct.calcsize(head) + n * size)[:3] for n in range(count)]
 
 
-def test_files_of_this_machine_are_not_copied(fresh):
+def test_local_files_are_not_copied_into_the_store(fresh):
     # The first model of a home is none that is copied either: by the folder that the server makes it is known that it is this one.
     server = fresh()
     file = create(server.env, "shared")
@@ -201,7 +201,7 @@ def test_files_of_this_machine_are_not_copied(fresh):
     assert weights(server.env, "referred").exists() and referred.exists()
 
 
-def test_a_model_that_refers_to_a_file_needs_it(home):
+def test_a_model_created_by_reference_needs_its_file(home):
     file = create(home, "mine", "--reference")
     assert os.readlink(weights(home, "mine")) == str(file)
     assert "success" in puna("verify", env=home, check=True).stderr
@@ -210,7 +210,7 @@ def test_a_model_that_refers_to_a_file_needs_it(home):
     assert gone.returncode == 1 and "is missing" in gone.stderr
 
 
-def test_a_server_with_models_elsewhere_gets_the_files_by_http(fresh, tmp_path):
+def test_a_server_with_another_store_gets_the_files_by_http(fresh, tmp_path):
     server = fresh()
     elsewhere = environment(tmp_path, OLLAMA_HOST=server.env["OLLAMA_HOST"])
     (models(elsewhere) / "blobs").mkdir(parents=True)
@@ -228,7 +228,7 @@ def unlike(folder):
     return file
 
 
-def test_models_of_a_shared_folder_run_and_stay_untouched(home, fresh, tmp_path):
+def test_models_of_a_shared_folder_run_and_stay_unchanged(home, fresh, tmp_path):
     create(home, "theirs")
     before = {path: path.stat().st_mtime_ns for path in models(home).rglob("*")}
     server = fresh(PUNA_SEARCH_PATHS=models(home))

@@ -99,7 +99,7 @@ def refused(server, route, **more):
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.__name__)
-def test_every_limit_gives_a_whole_answer_or_a_400(server, route):
+def test_every_limit_gives_a_complete_answer_or_a_400(server, route):
     least = refused(server, route)
     assert ask(server, route, least - 1)[0] == 400
     for limit in [*range(least, least + 6), least + 17, least + 40]:
@@ -111,7 +111,7 @@ def test_every_limit_gives_a_whole_answer_or_a_400(server, route):
 
 
 @pytest.mark.parametrize("route", [native, chat, chat_call], ids=lambda route: route.__name__)
-def test_a_thought_ends_while_the_answer_still_fits(server, route):
+def test_reasoning_ends_while_the_answer_still_fits(server, route):
     more = {"think": True} if route is native else {"reasoning_effort": "high"}
     least = refused(server, route, **more)
     for limit in [least, least + 1, least + 5, least + 12, least + 30, least + 60]:
@@ -121,7 +121,7 @@ def test_a_thought_ends_while_the_answer_still_fits(server, route):
         assert is_whole and set(value) == set(SCHEMA["required"]), answer
 
 
-def test_the_context_s_end_completes_an_answer(server):
+def test_an_answer_is_completed_at_the_end_of_the_context(server):
     path, body = native(-1)
     options = {"temperature": 0, "num_ctx": 160}
     status, answer = server.post(path, {"model": "cria", "messages": QUESTION, **body, "options": options, "shift": False})
@@ -129,7 +129,7 @@ def test_the_context_s_end_completes_an_answer(server):
     assert value_of(native, answer)[1], answer
 
 
-def test_a_bias_does_not_keep_an_answer_from_its_end(server):
+def test_a_logit_bias_does_not_prevent_the_end_of_an_answer(server):
     least = refused(server, chat)
     plain = ask(server, chat, least)[1]["choices"][0]["message"]["content"]
     _, tokens = server.post("/api/tokenize", {"model": "cria", "text": plain, "add_special": False})
@@ -139,7 +139,7 @@ def test_a_bias_does_not_keep_an_answer_from_its_end(server):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_integer_of_a_real_model_ends(server, stream):
+def test_integers_of_a_real_model_end(server, stream):
     create(server, "gem", need(GEMMA3))
     schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer"}}, "required": ["name", "age"]}
     body = {"model": "gem", "messages": [{"role": "user", "content": "Bob 5"}], "format": schema, "options": {"seed": 0, "num_ctx": 1024}, "stream": stream}

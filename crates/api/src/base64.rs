@@ -76,14 +76,14 @@ mod tests {
     }
 
     #[test]
-    fn floats_encode_as_the_original_does() {
+    fn little_endian_floats_encode_to_the_recorded_text() {
         let floats = [-0.6393632f32, 0.5583161, 0.52867544];
         let bytes: Vec<u8> = floats.iter().flat_map(|x| x.to_le_bytes()).collect();
         assert_eq!(encode(&bytes), "T60jv87tDj9GVwc/");
     }
 
     #[test]
-    fn wrong_text_is_refused_at_its_place() {
+    fn invalid_text_is_refused_with_its_position() {
         assert_eq!(decode("!!"), Err(0));
         assert_eq!(decode("Zg=a"), Err(3));
         assert_eq!(decode("Zg="), Err(3));

@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_with_own_rules_have_own_messages() {
+    fn fields_with_special_rules_have_specific_error_messages() {
         let think = "think must be a boolean or string (\"high\", \"medium\", \"low\", \"max\", true, or false)";
         assert_eq!(chat(json!({"think": 3})).unwrap_err(), think);
         assert_eq!(

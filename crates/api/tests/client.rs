@@ -128,7 +128,7 @@ async fn a_broken_connection_is_an_error() {
 }
 
 #[tokio::test]
-async fn complete_answers_are_requested_with_the_key() {
+async fn requests_for_whole_answers_send_the_key_and_disable_streaming() {
     let (base, asked) = server(refusal("200 OK", LINES.lines().next().unwrap()), 30).await;
     let request = ChatRequest { model: "m".into(), stream: Some(true), ..ChatRequest::default() };
     let answer =

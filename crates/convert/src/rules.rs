@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_keep_their_suffixes() {
+    fn renamed_tensors_keep_their_suffixes() {
         let rule = rename("attn.q", "attn_q");
         assert_eq!(rule.suffix("attn.q.bias"), Some(".bias"));
         assert_eq!(rule.suffix("attn.q"), Some(".weight"));

@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_are_read_as_they_were_stored() {
+    fn keys_and_values_are_read_back_as_stored() {
         let portable = level("portable").unwrap();
         for (key_type, value_type) in
             KvType::ALL.into_iter().flat_map(|k| KvType::ALL.map(|v| (k, v)))

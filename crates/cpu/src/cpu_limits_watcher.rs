@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exact_count_stays_and_threads_move_with_the_affinity() {
+    fn an_exact_thread_count_stays_and_threads_follow_the_affinity() {
         let (root, system) = machine(2, 4, false);
         let mut now = Instant::now();
         let mut watcher = CpuLimitsWatcher::new(system, ThreadCount::Exactly(4), now);

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_for_a_thread_that_does_not_run_is_noted() {
+    fn time_spent_waiting_for_a_descheduled_thread_is_recorded() {
         let mut pool = pool(2);
         let here = AtomicBool::new(false);
         pool.run(&|w| {
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn looking_takes_some_microseconds() {
+    fn spinning_takes_about_the_configured_time() {
         let value = AtomicU32::new(0);
         let wait = || {
             let start = Instant::now();
@@ -321,7 +321,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn threads_of_a_node_run_on_its_processors_and_the_caller_is_set_free() {
+    fn threads_run_on_the_processors_of_their_node_and_the_caller_keeps_its_affinity() {
         let before = affinity::get().unwrap();
         let (first, last) = (before[0], before[before.len() - 1]);
         let group = |threads, cpu| Group { threads, cpus: vec![cpu] };

@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_are_those_of_the_words() {
+    fn the_probe_sums_all_words() {
         assert_eq!(sum(&[3; 64]), 192);
     }
 }

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_has_all_states_of_a_slot_and_no_others() {
+    fn copying_a_slot_copies_all_its_states_and_changes_no_other_slot() {
         let mut states = States::new(StateSpec { states: vec![3, 2], slots: 3 }).unwrap();
         let part = |states: &States, slot, state, len| {
             // SAFETY: this is the only thread, and the slice is dropped before the next one is
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn more_slots_than_there_is_memory_for_are_an_error() {
+    fn too_many_slots_for_the_memory_are_an_error() {
         for slots in [1 << 40, usize::MAX] {
             let error =
                 States::new(StateSpec { states: vec![1 << 20], slots }).map(drop).unwrap_err();

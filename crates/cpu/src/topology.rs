@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_cache_is_the_last_level_s() {
+    fn the_largest_cache_size_is_read_from_sysfs() {
         let (root, system) = machine(1, 2, false);
         assert_eq!(system.largest_cache(), None);
         for (index, size) in ["48K", "32K", "2048K", "491520K", "much"].iter().enumerate() {
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn two_sockets_with_two_threads_a_core_have_a_thread_a_core() {
+    fn two_sockets_with_two_threads_per_core_get_one_thread_per_core() {
         let (_root, system) = machine(2, 8, true);
         let topology = topology(&system);
         assert_eq!((topology.cpus(), topology.cores(), topology.default_threads()), (32, 16, 16));
@@ -350,14 +350,14 @@ mod tests {
     }
 
     #[test]
-    fn processors_that_are_switched_off_are_not_counted() {
+    fn offline_processors_are_not_counted() {
         let (root, system) = machine(1, 4, false);
         write(&root, "sys/devices/system/cpu/online", "0-1,3");
         assert_eq!(topology(&system).default_threads(), 3);
     }
 
     #[test]
-    fn a_quota_is_rounded_down_to_whole_threads_but_not_to_none() {
+    fn a_quota_is_rounded_down_to_whole_threads_and_is_at_least_one() {
         let (root, system) = machine(1, 8, true);
         for (quota, threads, crowded) in [
             ("max 100000", 8, false),
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_tells_nothing_has_one_node_and_a_core_a_processor() {
+    fn a_machine_without_topology_files_has_one_node_and_one_core_per_processor() {
         let root = tempfile::tempdir().unwrap();
         let system = System { root: root.path().into(), affinity: Some(vec![2, 3, 7]) };
         let topology = topology(&system);
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn fewer_threads_are_spread_like_all() {
+    fn a_smaller_thread_count_is_spread_evenly_over_the_nodes() {
         let (_root, system) = machine(2, 4, false);
         let layout = topology(&system).layout(None);
         for (threads, want) in
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_a_processor_for_each_core() {
+    fn this_machine_has_at_least_one_processor_per_core() {
         let system = System::real();
         let limits = system.limits();
         let topology = Topology::new(&system, &limits);

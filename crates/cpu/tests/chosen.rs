@@ -163,7 +163,7 @@ fn cases() -> [Case; 4] {
 }
 
 #[test]
-fn a_token_gets_what_it_would_get_if_nothing_else_were_there() {
+fn sparse_attention_equals_attention_over_the_selected_positions_alone() {
     for case in cases() {
         for ty in KvType::ALL {
             for level in kernels::levels() {
@@ -196,7 +196,7 @@ fn a_token_gets_what_it_would_get_if_nothing_else_were_there() {
 }
 
 #[test]
-fn neither_threads_nor_steps_change_a_bit() {
+fn thread_count_and_step_size_change_no_bit() {
     for case in cases() {
         for ty in [KvType::F16, KvType::Q8_0] {
             for level in kernels::levels() {
@@ -268,7 +268,7 @@ impl Choice {
 }
 
 #[test]
-fn tasks_of_spans_choose_what_one_task_does() {
+fn several_tasks_select_the_positions_that_one_task_selects() {
     let chosen = SelectedPositions { lists: 1, count: 4000, block: 1 };
     let choice = Choice::new(
         TopKPositionsSpec {

@@ -48,7 +48,7 @@ fn attended(level: &str, threads: usize, ty: KvType, values_in_keys: bool) -> Ve
 }
 
 #[test]
-fn values_that_lie_in_keys_are_read_with_the_bits_of_values_of_their_own() {
+fn values_within_keys_give_the_same_bits_as_separate_values() {
     for level in kernels::levels() {
         for ty in KvType::ALL {
             let want = attended(level.name, 1, ty, false);
@@ -65,7 +65,7 @@ fn values_that_lie_in_keys_are_read_with_the_bits_of_values_of_their_own() {
 }
 
 #[test]
-fn a_cache_of_blocks_needs_whole_ones_of_values_within_keys_too() {
+fn values_within_keys_must_fill_whole_blocks_of_a_quantized_cache() {
     let spec = AttentionSpec { values_in_keys: true, ..AttentionSpec::causal(4, 1, 64, 48) };
     let layers = vec![spec.cache_layer()];
     let (key_type, value_type) = (KvType::Q8_0, KvType::F16);
@@ -82,7 +82,7 @@ const REST: usize = 5;
 const GROUP: usize = 3;
 
 #[test]
-fn heads_are_multiplied_by_their_own_matrices_and_keep_what_follows() {
+fn each_head_has_its_own_matrix_and_the_remaining_columns_stay() {
     let (x, rows) = table(GROUP * (IN + REST), 300, 3);
     let floats = numbers(GROUP * IN * OUT, 4);
     for ty in [TensorType::F32, TensorType::BF16, TensorType::Q8_0, TensorType::Q4_0] {

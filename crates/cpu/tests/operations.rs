@@ -33,7 +33,7 @@ fn every_level_agrees_with_the_references() {
 }
 
 #[test]
-fn products_that_add_in_one_order_agree_with_the_references() {
+fn deterministic_products_agree_with_the_references() {
     let config = Config { threads: Some(3), deterministic: true, ..Config::default() };
     run(&config, "matmul");
     run(&config, "moe");

@@ -107,7 +107,7 @@ fn expected() -> Vec<f32> {
 }
 
 #[test]
-fn one_softmax_is_over_the_window_and_all_rows_behind_it() {
+fn one_softmax_covers_the_window_and_all_pooled_rows() {
     let want = expected();
     for level in kernels::levels() {
         for (ty, bound) in [(KvType::F32, 1e-4), (KvType::F16, 2e-3), (KvType::Q8_0, 3e-2)] {
@@ -120,7 +120,7 @@ fn one_softmax_is_over_the_window_and_all_rows_behind_it() {
 }
 
 #[test]
-fn neither_threads_nor_chunks_change_a_bit_of_it() {
+fn thread_count_and_chunk_size_change_no_bit() {
     let bits = |read: Vec<f32>| read.into_iter().map(f32::to_bits).collect::<Vec<u32>>();
     for level in kernels::levels() {
         for ty in KvType::ALL {

@@ -87,7 +87,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn pieces_are_taken_in_order_with_few_computed_ahead() {
+    fn pieces_are_delivered_in_order_and_few_are_computed_ahead() {
         let (begun, mut taken) = (AtomicUsize::new(0), Vec::new());
         let make = |at: usize| {
             begun.fetch_add(1, Ordering::SeqCst);

@@ -64,7 +64,7 @@ fn patch_refused(at: usize, bytes: &[u8], code: &str, names: &str) {
 }
 
 #[test]
-fn n1_n7_truncated_headers() {
+fn n1_n7_truncated_headers_are_refused() {
     refused(vec![], "gguf_truncated_header", "byte 0");
     refused(b"GGU".to_vec(), "gguf_truncated_header", "byte 3");
     for len in 4..24 {
@@ -94,7 +94,7 @@ fn n2_other_file_formats_are_named() {
 }
 
 #[test]
-fn n3_n6_versions() {
+fn n3_n6_unsupported_versions_are_refused() {
     patch_refused(at::VERSION, &[0, 0, 0, 0], "gguf_version_invalid", "version 0");
     patch_refused(at::VERSION, &[1, 0, 0, 0], "gguf_version_unsupported", "version 1");
     patch_refused(at::VERSION, &[4, 0, 0, 0], "gguf_version_future", "version 4");
@@ -105,7 +105,7 @@ fn n3_n6_versions() {
 }
 
 #[test]
-fn n8_n9_counts() {
+fn n8_n9_invalid_counts_are_refused() {
     for count in [-1, 1 << 40, i64::MIN, 12] {
         let found = count.to_string();
         patch_refused(at::TENSOR_COUNT, &count.to_le_bytes(), "gguf_tensor_count_invalid", &found);
@@ -130,7 +130,7 @@ fn n8_n9_counts() {
 }
 
 #[test]
-fn n10_n12_keys() {
+fn n10_n12_invalid_keys_are_refused() {
     for len in [1u64 << 63, 288, u64::MAX, 257] {
         patch_refused(at::KEY0_LEN, &len.to_le_bytes(), "gguf_string_out_of_file", "key 0");
     }
@@ -152,7 +152,7 @@ fn n10_n12_keys() {
 }
 
 #[test]
-fn n13_duplicate_keys() {
+fn n13_duplicate_keys_are_refused() {
     let file = RawFile::new(0, 2).kv(b"x.list", 4, &[0; 4]).kv(b"x.list", 4, &[0; 4]).into_bytes();
     refused(file, "gguf_key_duplicate", "x.list");
     let mut file = RawFile::new(0, 3);
@@ -163,7 +163,7 @@ fn n13_duplicate_keys() {
 }
 
 #[test]
-fn n14_n16_value_types() {
+fn n14_n16_invalid_value_types_are_refused() {
     for id in [13i32, -1, i32::MIN, 255] {
         patch_refused(
             at::TYPE0,
@@ -182,7 +182,7 @@ fn n14_n16_value_types() {
 }
 
 #[test]
-fn n17_n18_arrays() {
+fn n17_n18_invalid_arrays_are_refused() {
     for count in [1u64 << 61, 1000, u64::MAX, 1 << 63] {
         patch_refused(at::COUNT2, &count.to_le_bytes(), "gguf_array_out_of_file", "x.list");
     }
@@ -221,7 +221,7 @@ fn n18_overlong_strings_are_refused_but_templates_may_be_long() {
 }
 
 #[test]
-fn n19_truncated_values() {
+fn n19_truncated_values_are_refused() {
     let values: [(u32, &[u8]); 7] = [
         (0, &[]),
         (2, &[1]),
@@ -251,7 +251,7 @@ fn n19_truncated_values() {
 }
 
 #[test]
-fn n20_n21_alignment() {
+fn n20_n21_invalid_alignments_are_refused() {
     patch_refused(at::TYPE1, &[5, 0, 0, 0], "gguf_alignment_type", "i32 32");
     for value in [0u32, 13, 1 << 31, 1 << 17] {
         patch_refused(
@@ -264,7 +264,7 @@ fn n20_n21_alignment() {
 }
 
 #[test]
-fn n22_n24_tensor_names() {
+fn n22_n24_invalid_tensor_names_are_refused() {
     let named = |name: &[u8]| RawFile::new(1, 0).tensor(name, &[1], 0, 0).data(4);
     assert!(open(named(&[b'n'; 63])).is_ok());
     refused(named(&[b'n'; 64]), "gguf_tensor_name_too_long", "64 bytes");
@@ -277,7 +277,7 @@ fn n22_n24_tensor_names() {
 }
 
 #[test]
-fn n25_n28_shapes() {
+fn n25_n28_invalid_shapes_are_refused() {
     patch_refused(at::DIMS0, &[5, 0, 0, 0], "gguf_tensor_dims_invalid", "`a` has 5");
     patch_refused(at::DIMS0, &[0xff; 4], "gguf_tensor_dims_invalid", "4294967295");
     patch_refused(at::NE0, &(-1i64).to_le_bytes(), "gguf_tensor_dim_negative", "dimension 0 is -1");
@@ -288,7 +288,7 @@ fn n25_n28_shapes() {
 }
 
 #[test]
-fn n29_n31_tensor_types() {
+fn n29_n31_invalid_tensor_types_are_refused() {
     for id in [43i32, -1, 1000] {
         patch_refused(
             at::TTYPE0,
@@ -311,7 +311,7 @@ fn n29_n31_tensor_types() {
 }
 
 #[test]
-fn n32_n33_sizes_that_overflow() {
+fn n32_n33_overflowing_sizes_are_refused() {
     let file = |shape: &[u64], ty| RawFile::new(1, 0).tensor(b"t", shape, ty, 0).data(64);
     // 2^62 elements of 8 bytes.
     refused(file(&[1 << 62], 28), "gguf_tensor_size_overflow", "F64");
@@ -320,7 +320,7 @@ fn n32_n33_sizes_that_overflow() {
 }
 
 #[test]
-fn n34_n36_offsets() {
+fn n34_n36_invalid_offsets_are_refused() {
     patch_refused(at::OFFSET1, &33u64.to_le_bytes(), "gguf_tensor_offset_unaligned", "33");
     patch_refused(at::OFFSET1, &64u64.to_le_bytes(), "gguf_tensor_offset_unexpected", "end at 32");
     patch_refused(
@@ -336,7 +336,7 @@ fn n34_n36_offsets() {
 }
 
 #[test]
-fn n37_n38_files_truncated_at_every_length() {
+fn n37_n38_files_truncated_at_any_length_are_refused() {
     let whole = minimal();
     for len in 0..whole.len() {
         match open(whole[..len].to_vec()) {
@@ -360,7 +360,7 @@ fn n37_n38_files_truncated_at_every_length() {
 }
 
 #[test]
-fn n39_sizes_whose_sum_overflows() {
+fn n39_an_overflowing_sum_of_sizes_is_refused() {
     // 2^64 - 128 bytes in total, which overflow only together with the 128 bytes before them.
     let half = 0x7FFF_FFFF_FFFF_FFC0u64;
     let two = RawFile::new(2, 1).kv(b"a key", 4, &[0; 4]);
@@ -375,7 +375,7 @@ fn n39_sizes_whose_sum_overflows() {
 }
 
 #[test]
-fn n41_missing_or_invalid_architecture() {
+fn n41_a_missing_or_invalid_architecture_is_an_error() {
     let none = open(RawFile::new(0, 0).into_bytes()).unwrap();
     assert_eq!(none.metadata().architecture().unwrap_err().code(), "gguf_architecture_missing");
     let number =

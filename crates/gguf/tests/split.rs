@@ -79,7 +79,7 @@ fn a_model_loaded_into_memory_is_the_same() {
 }
 
 #[test]
-fn advice_is_accepted_for_any_model() {
+fn memory_advice_is_accepted_for_any_model() {
     let (_dir, first) = model(0, |_| ());
     let gguf = Gguf::open(&first).unwrap();
     for advice in [Advice::WillNeed, Advice::Sequential, Advice::Random, Advice::Normal] {
@@ -125,7 +125,7 @@ fn n53_a_missing_part_is_named() {
 }
 
 #[test]
-fn n53_wrong_numbers_and_counts() {
+fn n53_wrong_part_numbers_and_counts_are_refused() {
     let (_dir, first) = model(1, |w| {
         w.set("split.no", 2u16);
     });
@@ -157,7 +157,7 @@ fn n53_wrong_numbers_and_counts() {
 }
 
 #[test]
-fn n53_the_same_part_twice() {
+fn n53_a_repeated_part_is_refused() {
     let (dir, first) = model(0, |_| ());
     std::fs::copy(
         dir.path().join("m-00002-of-00003.gguf"),
@@ -184,7 +184,7 @@ fn n53_the_opened_file_must_be_the_first_part() {
 }
 
 #[test]
-fn n24_a_tensor_in_two_parts() {
+fn n24_a_tensor_in_two_parts_is_refused() {
     let (_dir, first) = model(2, |w| {
         w.tensor("t0", F32, &[4, 2]).unwrap();
         w.set("split.tensors.count", 4i32);
@@ -224,7 +224,7 @@ fn truncation_after_opening_is_detected() {
 }
 
 #[test]
-fn non_files_are_refused_with_the_reason() {
+fn paths_without_a_gguf_file_are_refused_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let e = error(dir.path());
     assert!(e.code() == "gguf_io" && e.to_string().contains("directory"), "{e}");

@@ -46,7 +46,7 @@ mod tests {
     use crate::Segment;
 
     #[test]
-    fn doses_that_do_the_same_are_the_same_key() {
+    fn equivalent_adapter_scales_are_equal() {
         assert_eq!(AdapterScales::new(&[1.0, 1.0]), AdapterScales::default());
         assert_eq!(AdapterScales::new(&[0.5, 1.0]), AdapterScales::new(&[0.5]));
         assert_eq!(AdapterScales::new(&[-0.0]), AdapterScales::new(&[0.0]));
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_has_the_dose_of_its_sequence() {
+    fn each_row_has_the_adapter_scale_of_its_sequence() {
         let segment = |first_row, rows| Segment { first_row, rows, past: 0, ..Segment::default() };
         let mut input = StepInput {
             tokens: vec![0; 3],

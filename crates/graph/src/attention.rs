@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slopes_are_those_of_the_paper_also_where_heads_are_no_power_of_two() {
+    fn alibi_slopes_match_the_paper_for_any_number_of_heads() {
         let slopes = |heads| {
             AttentionSpec { alibi: Some(8.0), ..AttentionSpec::causal(heads, heads, 4, 4) }.slopes()
         };
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn near_keys_have_a_bucket_each_and_far_ones_share() {
+    fn near_keys_have_their_own_buckets_and_far_keys_share_them() {
         let bucket =
             |behind| Shifts { table: WeightId(0), buckets: 32, both_sides: true }.bucket(behind);
         assert_eq!([0, -1, -7, -8, -9, -12, -16, -32].map(bucket), [0, 1, 7, 8, 8, 9, 10, 12]);
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_behind_is_seen_all_buckets_are_for_what_came_before() {
+    fn one_sided_attention_uses_all_buckets_for_earlier_keys() {
         let bucket =
             |behind| Shifts { table: WeightId(0), buckets: 32, both_sides: false }.bucket(behind);
         assert_eq!([0, -1, -15, -16, -19, -32, -64].map(bucket), [0, 1, 15, 16, 17, 21, 26]);

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_row_of_pooled_tokens_has_a_place_of_its_own_in_the_page_of_its_last() {
+    fn each_pooled_row_has_its_own_slot_in_the_page_of_its_last_token() {
         for (each, page) in [(1, 64), (4, 64), (128, 64), (3, 4), (7, 5), (64, 64)] {
             let mask = Mask::Pooled(each);
             let layer =

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn later_tokens_see_no_earlier_positions() {
+    fn the_first_visible_position_never_decreases() {
         let all = [
             Mask::Causal,
             Mask::Decoded,

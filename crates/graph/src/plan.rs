@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_live_together_do_not_overlap() {
+    fn values_with_overlapping_lifetimes_do_not_share_memory() {
         assert_no_live_value_is_overwritten(&Plan::new(
             feed_forward(3),
             Capacity { tokens: 3, outputs: 1 },
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_handed_out_is_there_after_the_last_node() {
+    fn extra_outputs_are_intact_after_the_last_node() {
         let mut g = feed_forward(3);
         // The first layer's stream; the second layer would otherwise overwrite its memory.
         let first = g.nodes().iter().find(|node| node.name == "out").unwrap().out;
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_holds_its_steps() {
+    fn capacity_classes_round_up_to_powers_of_two() {
         assert_eq!(Capacity::class(5, 1), Capacity { tokens: 8, outputs: 1 });
         assert_eq!(Capacity::class(512, 3), Capacity { tokens: 512, outputs: 4 });
     }

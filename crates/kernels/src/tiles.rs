@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_cover_a_part_without_overlap() {
+    fn tile_pieces_cover_the_buffer_without_overlap() {
         for (rows, k) in [(1, 7), (16, 256), (17, 300), (40, 512), (33, 1000)] {
             let mut taken = vec![false; TileRows::part(rows, k)];
             for slice in 0..k.div_ceil(SLICE) {

@@ -155,7 +155,7 @@ fn alone_as_in_company(level: &Level, ty: TensorType, rows: usize, k: usize, ran
 }
 
 #[test]
-fn streamed_rows_have_the_same_bits_alone_and_beside_others() {
+fn streamed_rows_have_the_same_bits_alone_and_in_a_batch() {
     let mut random = Random(19);
     for level in all() {
         for ty in formats(level) {
@@ -167,7 +167,7 @@ fn streamed_rows_have_the_same_bits_alone_and_beside_others() {
 /// So long that weight rows take turns for tiles of any size, the last chunk of 256 not whole where
 /// blocks allow.
 #[test]
-fn long_streamed_rows_have_the_same_bits_in_any_company() {
+fn long_streamed_rows_have_the_same_bits_in_any_batch() {
     use TensorType::*;
     let mut random = Random(20);
     for level in all() {
@@ -184,7 +184,7 @@ fn long_streamed_rows_have_the_same_bits_in_any_company() {
 
 /// Many rows end in the chunk of 256 weights that the data ends in.
 #[test]
-fn rows_that_are_shorter_than_a_chunk_are_read_to_their_end_and_no_further() {
+fn rows_shorter_than_a_chunk_are_read_exactly_to_their_end() {
     let mut random = Random(21);
     for level in others() {
         for ty in formats(level).filter(|ty| ty.block_values() <= 64) {
@@ -230,7 +230,7 @@ fn float_rows_may_have_any_length() {
 }
 
 #[test]
-fn many_tokens_cross_the_bounds_of_blocks_of_tokens() {
+fn products_agree_across_the_bounds_of_token_blocks() {
     let mut random = Random(14);
     for level in others() {
         for ty in [TensorType::F16, TensorType::Q4_K, TensorType::Q8_0, TensorType::Q6_K] {
@@ -377,7 +377,7 @@ fn rows_are_interleaved_as_the_layout_says() {
 
 /// On processors that have both, an emulated level and the real level give the same bits.
 #[test]
-fn levels_of_the_processor_give_the_bits_of_those_that_stand_in() {
+fn real_and_emulated_levels_give_the_same_bits() {
     for (name, stand_in) in [("amx", "amx-emulated"), ("avxvnni", "avxvnni-evex")] {
         let (Ok(own), Ok(stand_in)) = (level(name), level(stand_in)) else {
             eprintln!("SKIPPED: this machine lacks {name} or {stand_in}");

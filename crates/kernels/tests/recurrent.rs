@@ -49,7 +49,7 @@ fn agree(rows: usize, cols: usize, state: &[f32], step: impl Fn(&Level, &mut [f3
 }
 
 #[test]
-fn scans_agree_for_heads_and_for_columns_with_steps_of_their_own() {
+fn scans_agree_with_steps_per_head_and_per_column() {
     let mut random = Random(2);
     for (rows, cols) in ROWS.into_iter().flat_map(|rows| COLUMNS.map(|cols| (rows, cols))) {
         let [state, a] = [(); 2].map(|()| random.normals(rows * cols));
@@ -72,7 +72,7 @@ fn unit(x: Vec<f32>) -> Vec<f32> {
 }
 
 #[test]
-fn the_delta_rule_agrees_with_one_decay_and_with_one_a_row() {
+fn the_delta_rule_agrees_with_one_decay_and_with_one_per_row() {
     let mut random = Random(3);
     for (rows, cols) in ROWS.into_iter().flat_map(|rows| COLUMNS.map(|cols| (rows, cols))) {
         let state = random.normals(rows * cols);
@@ -89,7 +89,7 @@ fn the_delta_rule_agrees_with_one_decay_and_with_one_a_row() {
 }
 
 #[test]
-fn wkv_agrees() {
+fn wkv_agrees_at_every_level() {
     let mut random = Random(4);
     for (rows, cols) in ROWS.into_iter().flat_map(|rows| COLUMNS.map(|cols| (rows, cols))) {
         let state = random.normals(rows * cols);
@@ -104,7 +104,7 @@ fn wkv_agrees() {
 }
 
 #[test]
-fn wkv7_agrees() {
+fn wkv7_agrees_at_every_level() {
     let mut random = Random(5);
     for (rows, cols) in ROWS.into_iter().flat_map(|rows| COLUMNS.map(|cols| (rows, cols))) {
         let state = random.normals(rows * cols);
@@ -123,7 +123,7 @@ fn wkv7_agrees() {
 }
 
 #[test]
-fn pools_agree_however_far_apart_gates_are() {
+fn pooling_agrees_for_gates_of_any_spread() {
     let mut random = Random(6);
     for (cols, spread) in
         COLUMNS.into_iter().flat_map(|cols| [(cols, 1.0), (cols, 40.0), (cols, 1e30)])
@@ -151,7 +151,7 @@ fn pools_agree_however_far_apart_gates_are() {
 /// Computed by hand: a key of length one, written with full strength, is read back, and the rest of
 /// the state decays by half.
 #[test]
-fn the_delta_rule_replaces_what_a_key_stands_for() {
+fn the_delta_rule_replaces_the_value_of_a_key() {
     for level in levels() {
         let (mut state, mut y) = (vec![8.0, 2.0, 6.0, 4.0], [0.0; 2]);
         let step = DeltaStep {
@@ -171,7 +171,7 @@ fn the_delta_rule_replaces_what_a_key_stands_for() {
 /// Computed by hand: values under one key decay by half while another key is learnt, and the state
 /// is read last.
 #[test]
-fn wkv7_forgets_by_another_key_than_it_learns_by() {
+fn wkv7_removes_values_by_a_different_key_than_it_adds() {
     for level in levels() {
         let (mut state, mut y) = (vec![8.0, 2.0, 6.0, 4.0], [0.0; 2]);
         let step = Wkv7Step {

@@ -3,7 +3,7 @@
 use puna_kernels::{best, level, levels};
 
 #[test]
-fn a_level_that_is_missing_is_refused_with_those_that_exist() {
+fn an_unavailable_level_is_refused_with_the_available_ones() {
     let error = level("quantum").unwrap_err();
     let text = error.to_string();
     assert!(

@@ -47,7 +47,7 @@ fn norms_agree_at_every_length() {
 }
 
 #[test]
-fn glu_and_gelu_agree_from_the_tails_to_the_middle() {
+fn glu_and_gelu_agree_for_small_and_large_inputs() {
     let mut random = Random(2);
     for level in others() {
         for n in LENGTHS {
@@ -375,7 +375,7 @@ fn attention_agrees_for_every_cache_type_layout_and_shape() {
 }
 
 #[test]
-fn a_query_row_gets_the_same_bits_alone_and_beside_others() {
+fn a_query_row_has_the_same_bits_alone_and_in_a_batch() {
     each_run(&mut Random(8), |run, what, random| {
         let dim = run.values.dim;
         let before = Sums::random(run.visible.len(), dim, random);
@@ -400,7 +400,7 @@ fn a_query_row_gets_the_same_bits_alone_and_beside_others() {
 /// Softmax takes its exponentials from `exp_negative`, everything else from `exp`. A key of one
 /// value is the score, and row `i` of an identity matrix shows what became of score `i`.
 #[test]
-fn exponentials_of_scores_have_the_bits_of_others() {
+fn softmax_and_vector_exponentials_have_the_same_bits() {
     let bound = (-87.336_55f32).to_bits();
     let near_the_bound = (bound - 100..bound + 100).map(f32::from_bits);
     let scores: Vec<f32> =
@@ -491,7 +491,7 @@ fn scores_agree_for_every_cache_type_layout_and_shape() {
 }
 
 #[test]
-fn a_sum_of_scores_has_the_same_bits_alone_and_beside_others() {
+fn a_sum_of_scores_has_the_same_bits_alone_and_in_a_batch() {
     each_score(&mut Random(10), |run, what| {
         let each = run.summed * run.keys.dim;
         for level in levels() {

@@ -344,7 +344,7 @@ async fn uploads_beyond_the_quota_become_no_blobs() {
 }
 
 #[tokio::test]
-async fn idle_uploads_are_dropped_for_others() {
+async fn idle_uploads_are_dropped_to_admit_new_ones() {
     let server = start_mirror(team());
     let left = server.upload("team/x").await;
     assert_ne!(server.ask("PATCH", &left, broken()).await.0, 202);

@@ -36,7 +36,7 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
 }
 
 #[test]
-fn the_portable_level_meets_the_exact_tolerance_however_tokens_are_fed() {
+fn the_portable_level_meets_the_exact_tolerance_for_any_chunking_of_tokens() {
     check("portable", &["whole", "sevens", "one", "batch"]);
 }
 

@@ -451,7 +451,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_file_name_gives_a_model_name() {
+    fn every_file_name_becomes_a_valid_model_name() {
         assert_eq!(
             model_name_from("SmolLM2-135M-Instruct.Q4_1").to_string(),
             "SmolLM2-135M-Instruct.Q4_1:latest"

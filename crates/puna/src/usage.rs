@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_our_own_commands_name_the_argument() {
+    fn errors_of_puna_commands_name_the_argument() {
         assert!(of("puna inspect").contains("<MODEL>"), "{}", of("puna inspect"));
         assert!(of("puna detokenize m --tokens 1,x").contains("invalid value 'x'"));
         assert!(
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_may_hold_anything_and_flags_may_follow_them() {
+    fn prompts_may_contain_anything_and_flags_may_follow_them() {
         let parse = |args: &[&str]| Cli::try_parse_from(args).unwrap().command.unwrap();
         let crate::cli::Command::Run(run) =
             parse(&["puna", "run", "m", "a b", "c", "--verbose", "--think=high"])

@@ -37,7 +37,7 @@ fn the_manual_names_every_architecture_and_no_other() {
 }
 
 #[test]
-fn the_store_knows_which_models_are_drafts_only() {
+fn store_and_models_agree_on_draft_and_audio_architectures() {
     assert_eq!(puna_models::known_companions(), puna_store::Facts::DRAFT_ARCHITECTURES);
     let known = puna_models::known_architectures();
     assert!(puna_store::Facts::AUDIO_ARCHITECTURES.iter().all(|name| known.contains(name)));

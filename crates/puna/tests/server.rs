@@ -96,7 +96,7 @@ fn a_model_answers_and_is_listed_while_it_is_loaded() {
 }
 
 #[test]
-fn a_prompt_may_come_through_a_pipe() {
+fn a_prompt_is_read_from_a_pipe() {
     let puna = Puna::with_server();
     let mut child = puna
         .command(&["run", "cria", "--think=false"])
@@ -129,14 +129,14 @@ fn a_file_outside_the_store_runs() {
 }
 
 #[test]
-fn without_a_server_there_is_nothing_to_stop_or_to_list() {
+fn ps_and_stop_without_a_server_say_how_to_start_one() {
     let puna = Puna::new();
     assert!(puna.error(&["ps"]).contains("run 'puna serve' to start it"));
     assert!(puna.error(&["stop", "cria"]).contains("run 'puna serve' to start it"));
 }
 
 #[test]
-fn an_occupied_port_is_reported_with_its_user() {
+fn an_occupied_port_is_reported_with_the_program_that_uses_it() {
     let puna = Puna::with_server();
     let output = puna.run(&["serve"]);
     let text = String::from_utf8(output.stderr).unwrap();
@@ -159,7 +159,7 @@ fn run_starts_a_server_that_keeps_running() {
 }
 
 #[test]
-fn silent_and_foreign_servers_have_their_own_errors() {
+fn silent_and_unrelated_servers_have_different_errors() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let host = silent.local_addr().unwrap().to_string();
     let fails = |host: &str, args: &[&str]| {
@@ -267,7 +267,7 @@ fn wrong_names_in_a_modelfile_are_reported_with_the_file() {
 
 #[cfg(unix)]
 #[test]
-fn models_do_not_go_to_the_working_folder_when_home_is_empty() {
+fn an_empty_home_variable_puts_no_models_in_the_working_folder() {
     let puna = Puna::new();
     let output =
         puna.command(&["list"]).env("HOME", "").current_dir(puna.home.path()).output().unwrap();

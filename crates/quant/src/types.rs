@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn partial_blocks_have_no_size() {
+    fn rows_with_partial_blocks_have_no_size() {
         assert_eq!(Q4_K.row_bytes(512), Some(288));
         assert_eq!(Q4_K.row_bytes(576), None);
         assert_eq!(Q8_0.row_bytes(usize::MAX - 31), None);

@@ -53,7 +53,7 @@ fn relative_limit(ty: TensorType) -> f64 {
 }
 
 #[test]
-fn integer_types_have_no_floats_and_doubles_no_quantizer() {
+fn integer_types_have_no_dequantizer_and_f64_has_no_quantizer() {
     use TensorType::*;
     for ty in [I8, I16, I32, I64] {
         assert_eq!(dequantize(ty, &[0; 8], &mut [0.0]), Err(QuantError::NoFloats { ty }));
@@ -93,7 +93,7 @@ fn mismatched_lengths_are_refused_by_name() {
 }
 
 #[test]
-fn importance_is_checked() {
+fn missing_and_invalid_importance_weights_are_refused() {
     let (ty, row) = (TensorType::IQ2_XS, [1.0; 512]);
     let mut out = [0; 148];
     assert_eq!(quantize(ty, &row, 256, None, &mut out), Err(QuantError::ImportanceRequired { ty }));

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn records_give_addresses_or_are_refused() {
+    fn service_records_give_addresses_or_are_refused() {
         let four: IpAddr = "192.168.1.5".parse().unwrap();
         let six: IpAddr = "fe80::1".parse().unwrap();
         let parse = |scheme, host, addresses: &[IpAddr], port| {

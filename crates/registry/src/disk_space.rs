@@ -91,7 +91,7 @@ mod tests {
     use crate::error::BundleProblem;
 
     #[test]
-    fn an_input_that_ends_early_is_cut_off() {
+    fn an_input_that_ends_early_is_reported_as_cut_off() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let store_input = |mut input: &[u8], size: u64| {

@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_finds_its_file_and_all_of_its_parts() {
+    fn a_tag_selects_its_file_and_all_parts() {
         let few = ["m-Q8_0.gguf", "m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m-imatrix.gguf", "README.md"];
         let of = |tag: &str| choice(&few, tag).unwrap();
         assert_eq!(of("latest"), ["m-Q4_K_M.gguf"]);

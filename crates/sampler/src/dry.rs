@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn common_prefixes_of_the_textbook_example() {
+    fn common_prefixes_match_the_textbook_example() {
         let mut z = Vec::new();
         common_prefixes(&[1, 1, 2, 3, 1, 1, 2, 24, 1, 1, 1, 2], &mut z);
         assert_eq!(z, [0, 1, 0, 0, 3, 1, 0, 0, 2, 3, 1, 0]);

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_could_become_a_stop_string_is_held_back() {
+    fn only_possible_starts_of_a_stop_string_are_held_back() {
         let mut matcher = StopMatcher::new(vec!["<end>".into()]);
         assert_eq!(matcher.push("text <e").emit, "text ");
         assert_eq!(matcher.held(), "<e");
@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn splitting_a_text_does_not_change_what_is_emitted(
+        fn splitting_a_text_does_not_change_the_emitted_text(
             text in "[abé]{0,24}", stop in "[abé]{1,4}", cuts in prop::collection::vec(0usize..24, 0..6),
         ) {
             let want = match text.find(&stop) {

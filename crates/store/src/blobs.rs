@@ -277,7 +277,7 @@ mod tests {
     use crate::tests::temp_files;
 
     #[test]
-    fn content_decides_a_blobs_name_and_is_stored_once() {
+    fn blobs_are_named_by_their_digest_and_stored_once() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let first = store.add_blob(b"hello blob").unwrap();
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn content_that_is_not_what_was_announced_leaves_nothing() {
+    fn content_with_an_unexpected_digest_leaves_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let expected = Digest::of(b"right");
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blob_that_changed_on_disk_is_found_out() {
+    fn a_blob_changed_on_disk_is_detected() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let blob = store.add_blob(b"hello blob").unwrap();

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn both_separators_and_both_cases_are_read() {
+    fn digests_are_parsed_with_both_separators_and_in_both_cases() {
         let digest = Digest::of(b"abc");
         for text in [
             format!("sha256:{ABC}"),
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused() {
+    fn malformed_digests_are_refused() {
         for bad in [
             "",
             "sha256:",

@@ -157,7 +157,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_stated_facts_of_the_weights_are_true() {
+    fn the_embedded_weights_match_their_recorded_facts() {
         assert_eq!(Digest::of(weights()).to_string(), WEIGHTS_DIGEST);
         assert_eq!(weights().as_ptr().align_offset(64), 0);
         let facts = Facts::of(&puna_gguf::Gguf::from_bytes(weights()).unwrap());

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn times_of_all_ages_are_kept() {
+    fn modification_times_before_and_after_1970_round_trip() {
         for time in [
             SystemTime::UNIX_EPOCH,
             SystemTime::now(),

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_child_has_the_digest_of_its_canonical_text() {
+    fn an_inline_child_has_the_digest_of_its_canonical_json() {
         // The order of keys and unknown keys do not matter.
         let layer = json!({"size": 3, "digest": digest("w").to_string(), "mediaType": media::MODEL, "x": 1});
         let child = json!({"runner": "ggml", "layers": [layer], "config": {"digest": digest("c").to_string(), "size": 2,

@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn source_suffixes_are_cut_and_do_not_mix() {
+    fn source_suffixes_are_removed_and_cannot_be_combined() {
         let of = |t: &str| ModelRef::parse(t).map(|r| (r.name.to_string(), r.source));
         assert_eq!(of("m:8b:cloud"), Ok(("m:8b".into(), ModelSource::Cloud)));
         assert_eq!(of("m:8b-cloud"), Ok(("m:8b".into(), ModelSource::Cloud)));
@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn names_differ_by_more_than_case() {
+    fn names_are_compared_without_case() {
         let name = |t: &str| ModelName::parse(t).unwrap();
         assert!(name("Up/Case:TAG").same(&name("up/case:tag")));
         assert!(!name("a").same(&name("b")));

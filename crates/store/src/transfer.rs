@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blob_of_another_size_is_not_held() {
+    fn a_blob_of_another_size_is_not_pinned() {
         let (_dir, store) = store();
         let blob = store.add_blob(b"abc").unwrap();
         assert!(store.pin_blob(&blob.digest, 3));

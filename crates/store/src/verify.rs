@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_displaced_blob_returns_unless_there_is_a_new_one() {
+    fn a_displaced_blob_is_restored_unless_a_new_one_replaces_it() {
         let (_dir, store, layers) = store();
         let digest = layers[0].digest;
         let path = store.blob_path(&digest);

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_result_comes_back_with_its_type() {
+    async fn a_result_is_returned_with_its_type() {
         let text = String::from("a");
         assert_eq!(run_blocking(move || text + "b").await.unwrap(), "ab");
     }

@@ -53,7 +53,7 @@ vocabularies! {
 }
 
 #[test]
-fn spm_reads_control_tokens_only_when_told_to() {
+fn spm_parses_control_tokens_only_on_request() {
     let Some(path) = model("vocab/ggml-vocab-llama-spm.gguf") else { return };
     let tokenizer = open(path);
     let encode = |text, parse_special| {
@@ -67,7 +67,7 @@ fn spm_reads_control_tokens_only_when_told_to() {
 }
 
 #[test]
-fn wpm_wraps_texts_and_keeps_the_mask() {
+fn wpm_adds_cls_and_sep_and_parses_the_mask_token() {
     let Some(path) = model("vocab/ggml-vocab-bert-bge.gguf") else { return };
     let ids = open(path).encode("Héllo wörld [MASK] supercalifragilistic", SPECIAL);
     assert_eq!(ids, [101, 7592, 2088, 103, 3565, 9289, 10128, 29181, 24411, 4588, 102]);

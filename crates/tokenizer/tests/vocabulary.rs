@@ -140,7 +140,7 @@ fn end_tokens_follow_texts_and_exceptions() {
 }
 
 #[test]
-fn harmony_markup_is_visible_and_old_fim_keys_win() {
+fn harmony_markup_is_visible_and_older_fim_keys_take_precedence() {
     let mut meta = bpe(&["<|channel|>", "<|start|>", "a", "b"], &[3, 3, 1, 1]);
     meta.set("tokenizer.ggml.fim_pre_token_id", 2u32);
     meta.set("tokenizer.ggml.prefix_token_id", 3u32);

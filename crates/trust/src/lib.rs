@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pinned_certificate_is_checked_otherwise_as_usual() {
+    fn all_other_checks_apply_to_a_pinned_certificate() {
         let (ours, other) = (self_signed(&[]), self_signed(&[]));
         let error = verify(&ours, &other, "localhost", WITHIN).unwrap_err();
         assert!(is_authority_itself(&error), "{error}");

@@ -50,7 +50,7 @@ def test_chat_ollama_streams(chat):
     assert whole.usage_metadata["total_tokens"] > 0
 
 
-def test_chat_ollama_waits_for_nothing(chat):
+def test_chat_ollama_answers_asynchronously(chat):
     async def ask():
         answer, pieces = await chat.ainvoke(QUESTION), [chunk.content async for chunk in chat.astream(QUESTION)]
         return answer.content, "".join(pieces)
@@ -79,7 +79,7 @@ def test_chat_openai_calls_tools(other):
     tools_are_called(other)
 
 
-def test_chat_ollama_answers_in_a_form(chat):
+def test_chat_ollama_gives_structured_output(chat):
     for method in ("json_schema", "function_calling", "json_mode"):
         question = f"{QUESTION} Answer in JSON with the key capital." if method == "json_mode" else QUESTION
         form = Capital if method == "json_schema" else Capital.model_json_schema()
@@ -89,7 +89,7 @@ def test_chat_ollama_answers_in_a_form(chat):
     assert isinstance(chat.with_structured_output(Capital).invoke(QUESTION), Capital)
 
 
-def test_chat_openai_answers_in_a_form(other):
+def test_chat_openai_gives_structured_output(other):
     for method in ("json_schema", "function_calling"):
         answer = other.with_structured_output(Capital, method=method).invoke(QUESTION)
         assert isinstance(answer, Capital), method
@@ -100,7 +100,7 @@ def test_chat_openai_answers_and_streams(other):
     assert "".join(chunk.content for chunk in other.stream(QUESTION)) == "Paris."
 
 
-def test_chat_openai_speaks_of_responses_too(url):
+def test_chat_openai_uses_the_responses_api(url):
     model = ChatOpenAI(model="cria", base_url=f"{url}/v1", api_key="none", temperature=0, use_responses_api=True)
     assert model.invoke(QUESTION).text == "Paris."
     assert "".join(chunk.text for chunk in model.stream(QUESTION)) == "Paris."
@@ -113,7 +113,7 @@ def test_ollama_llm_completes(url):
     assert "".join(model.stream(QUESTION)).strip() == "Paris."
 
 
-def test_embeddings_are_those_of_the_model(url, embedder):
+def test_embeddings_equal_those_of_the_model(url, embedder):
     one = OllamaEmbeddings(model=embedder, base_url=url)
     other = OpenAIEmbeddings(model=embedder, base_url=f"{url}/v1", api_key="none", check_embedding_ctx_length=False)
     assert one.embed_query("hello") == pytest.approx(one.embed_documents(["x", "hello"])[1], abs=1e-6)

@@ -40,7 +40,7 @@ def test_completions_answer(url):
     each(check, url)
 
 
-def test_thoughts_are_told_apart(url):
+def test_reasoning_is_separate_from_content(url):
     def check(url, provider):
         message = litellm.completion(**asked(url, provider)).choices[0].message
         assert message.reasoning_content and "<think>" not in message.content, message
@@ -50,7 +50,7 @@ def test_thoughts_are_told_apart(url):
         check(url, provider)
 
 
-def test_streams_add_up(url):
+def test_streamed_chunks_join_to_the_answer(url):
     def check(url, provider):
         chunks = list(litellm.completion(**asked(url, provider, stream=True)))
         whole = litellm.stream_chunk_builder(chunks, messages=QUESTION)
@@ -75,7 +75,7 @@ def test_tools_are_called_and_their_results_answered(url):
         check(url, provider)
 
 
-def test_streamed_calls_add_up(url):
+def test_streamed_calls_join_to_complete_calls(url):
     def check(url, provider):
         question = [{"role": "user", "content": "What's the weather like in Cairo?"}]
         chunks = list(litellm.completion(**asked(url, provider, messages=question, tools=[WEATHER], stream=True)))
@@ -86,7 +86,7 @@ def test_streamed_calls_add_up(url):
         check(url, provider)
 
 
-def test_answers_have_a_form(url):
+def test_answers_follow_a_json_schema(url):
     schema = {"type": "object", "properties": {"capital": {"type": "string"}}, "required": ["capital"], "additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "capital", "schema": schema, "strict": True}}
     for provider in PROVIDERS[:3]:
@@ -94,7 +94,7 @@ def test_answers_have_a_form(url):
         assert list(json.loads(answer.choices[0].message.content)) == ["capital"], (provider, answer)
 
 
-def test_embeddings(url, embedder):
+def test_embeddings_agree_across_providers(url, embedder):
     vectors = [
         litellm.embedding(model=f"{provider}/{embedder}", input=["hello", "world"], api_base=base, api_key="none", **kw).data
         for provider, base, kw in [("ollama", url, {}), ("openai", f"{url}/v1", {"encoding_format": "float"})]
@@ -103,7 +103,7 @@ def test_embeddings(url, embedder):
         assert one["embedding"] == pytest.approx(other["embedding"], abs=1e-6)
 
 
-def test_completions_without_waiting(url):
+def test_asynchronous_completions_are_answered(url):
     async def all_at_once():
         return await asyncio.gather(*(litellm.acompletion(**asked(url, provider)) for provider in PROVIDERS))
 
@@ -111,7 +111,7 @@ def test_completions_without_waiting(url):
     assert [a.choices[0].message.content.strip() for a in answers] == ["Paris."] * 4
 
 
-def test_errors_have_their_classes(url):
+def test_errors_have_the_expected_classes(url):
     for provider in PROVIDERS[1:]:
         with pytest.raises((litellm.NotFoundError, litellm.APIConnectionError, litellm.BadRequestError)) as error:
             litellm.completion(**{**asked(url, provider), "model": f"{provider}/nothing"})

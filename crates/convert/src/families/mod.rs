@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_are_unique_and_rules_have_names() {
+    fn class_names_are_unique_and_every_rule_has_a_source_name() {
         let always = |family: &&Family| std::ptr::fn_addr_eq(family.matches, DEFAULT.matches);
         let unambiguous = FAMILIES.iter().copied().filter(always);
         let classes: Vec<&str> = unambiguous.flat_map(|family| family.classes).copied().collect();

@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orders_map_output_rows_to_source_rows() {
+    fn row_orders_map_output_rows_to_source_rows() {
         let source_rows =
             |order: RowOrder, rows| (0..rows).map(|row| order.source_row(row)).collect::<Vec<_>>();
         assert_eq!(

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn transforms_change_values() {
+    fn transforms_compute_the_expected_values() {
         let bands = RowBands { ends: [1, 2, 2, 4], factors: [1.0, 10.0, 0.0, 100.0, 1000.0] };
         let mut values = [1.0; 8];
         ValueTransform::ScaleBands(bands).apply(&mut values, 1, 2);

@@ -102,7 +102,7 @@ fn a_bert_folder_becomes_a_gguf_file() {
 }
 
 #[test]
-fn folders_that_are_not_what_they_say_are_refused() {
+fn folders_that_contradict_their_configuration_are_refused() {
     type Edit = fn(&mut serde_json::Value, &mut Vec<(String, Vec<u64>)>);
     let cases: [(Edit, &str); 8] = [
         (
@@ -198,7 +198,7 @@ fn an_xlm_roberta_folder_becomes_a_gguf_file() {
 
 /// Compares with the vocabulary of a file made by llama.cpp's converter from the same source.
 #[test]
-fn the_vocabulary_of_xlm_roberta_is_what_llama_cpp_makes_of_it() {
+fn the_xlm_roberta_vocabulary_equals_that_of_llama_cpp() {
     let path = test_models().join("vocab/ggml-vocab-nomic-bert-moe.gguf");
     if !path.exists() {
         eprintln!("SKIPPED: {} is not there", path.display());

@@ -46,7 +46,7 @@ fn convert_for(base: &str, folder: &Folder) -> Result<Gguf, String> {
 }
 
 #[test]
-fn adapters_of_peft_become_those_of_llama_cpp() {
+fn peft_adapters_convert_to_the_files_of_llama_cpp() {
     let made = convert_for_llama(&adapter(|_, _| {})).unwrap();
     let meta = made.metadata();
     assert_eq!((meta.str("general.type"), meta.str("adapter.type")), (Ok("adapter"), Ok("lora")));
@@ -71,7 +71,7 @@ fn adapters_of_peft_become_those_of_llama_cpp() {
 /// The model has three matrices for the folder's one of queries, keys and values. Each gets LoRA A,
 /// and its own rows of LoRA B.
 #[test]
-fn an_adapter_of_a_matrix_that_is_split_is_split() {
+fn the_adapter_of_a_split_matrix_is_split() {
     let numbers = |n: u64| (0..n).map(|i| i as f32).collect::<Vec<_>>();
     let folder = adapter(|config, tensors| {
         config["target_modules"] = json!(["q_k_v_proj"]);

@@ -137,7 +137,7 @@ fn adapted_modules(heads: [usize; 2]) -> [(&'static str, &'static str, &'static 
 }
 
 #[test]
-fn granite_switch_adapters_follow_a_zero_adapter() {
+fn granite_switch_adapters_are_stored_after_an_adapter_of_zeros() {
     let want = zoo("graniteswitch");
     let mut model = ZooModel::of(&want);
     let heads = [model.heads(), model.kv_heads()];

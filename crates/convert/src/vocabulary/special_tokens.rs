@@ -242,7 +242,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn added_tokens_follow_the_post_processor() {
+    fn flags_for_bos_eos_and_sep_follow_the_post_processor() {
         let (a, b) = (json!({"Sequence": {"id": "A"}}), json!({"Sequence": {"id": "B"}}));
         let token = |id: &str| json!({"SpecialToken": {"id": id}});
         let text = |role: &str| match role {

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn both_files_give_the_same_vocabulary() {
+    fn tokenizer_json_and_vocab_txt_give_the_same_vocabulary() {
         let json = r###"{"added_tokens":[{"id":0,"content":"[PAD]","special":true},{"id":1,"content":"[UNK]","special":true}],
             "normalizer":{"type":"BertNormalizer","lowercase":true,"strip_accents":null},
             "model":{"type":"WordPiece","vocab":{"[PAD]":0,"[UNK]":1,"a":2,"##b":3}}}"###;

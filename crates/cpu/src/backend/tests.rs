@@ -122,7 +122,7 @@ impl Model {
 }
 
 #[test]
-fn the_number_of_threads_follows_the_quota_and_changes_no_bit_of_the_answers() {
+fn the_thread_count_follows_the_cpu_quota_and_changes_no_bit_of_the_results() {
     let (root, system) = machine(2, 2, true);
     for level in puna_kernels::levels() {
         set_quota(&root, "max 100000");
@@ -150,7 +150,7 @@ fn the_number_of_threads_follows_the_quota_and_changes_no_bit_of_the_answers() {
 /// with and without splits; with more threads they take one, and a block of many rows always takes
 /// one.
 #[test]
-fn the_tasks_of_a_token_take_several_key_heads_where_threads_are_few() {
+fn attention_tasks_of_a_token_cover_several_key_heads_if_threads_are_few() {
     let blocks = |rows, past, threads| {
         let segment = Segment { rows, past, pages: (0..16).collect(), ..Segment::default() };
         AttentionTasks::heads_of_blocks(&spec(), &[segment], threads)

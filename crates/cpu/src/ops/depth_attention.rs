@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_counts_by_its_direction_and_not_by_its_length() {
+    fn scores_depend_on_the_direction_of_a_vector_and_not_on_its_length() {
         let w: Vec<f32> = (0..11).map(|i| (i % 5) as f32 - 1.5).collect();
         let x: Vec<f32> = (0..11).map(|i| (i * 7 % 11) as f32 - 4.0).collect();
         let root = (x.iter().map(|x| x * x).sum::<f32>() / 11.0).sqrt();
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_sum_to_one_also_where_scores_are_large() {
+    fn softmax_weights_sum_to_one_for_large_scores() {
         let mut shares = [200.0, 199.0, -1e30];
         softmax(&mut shares);
         assert_eq!((shares.iter().sum::<f32>(), shares[2]), (1.0, 0.0));

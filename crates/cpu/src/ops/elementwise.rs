@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bounded_unit_is_silu_near_zero_and_within_its_bounds_far_from_it() {
+    fn bounded_silu_equals_silu_near_zero_and_stays_within_its_bounds() {
         let of = |x: f32, up: f32, limit| {
             let mut x = [x];
             gate(puna_kernels::levels()[0], Glu::BoundedSilu { bound: 4.0, limit }, &mut x, &[up]);
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn few_of_a_row_stay_when_it_becomes_sparse() {
+    fn sparsifying_a_row_keeps_only_values_above_the_cutoff() {
         // Mean 0; the squares sum up to 18.
         let mut row = [-2.0, -2.0, 0.0, 0.0, 1.0, 3.0];
         let deviation = (18.0f32 / 5.0).sqrt();
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn temperature_rises_by_stairs() {
+    fn attention_temperature_rises_in_steps_with_the_position() {
         let by = Temperature { scale: 0.1, floor: 100, offset: 1 };
         let at = |position| temperature(by, position);
         assert_eq!((at(0), at(98)), (1.0, 1.0));

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn products_stay_and_the_rotation_is_its_own_inverse() {
+    fn the_rotation_preserves_dot_products_and_is_its_own_inverse() {
         let value = |i: usize| ((i * 7919) % 1009) as f32 / 500.0 - 1.0;
         let (x, y): (Vec<f32>, Vec<f32>) = (0..128).map(|i| (value(i), value(i + 500))).unzip();
         let dot =

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn an_n_gram_ends_where_a_text_does_and_before_the_first_token() {
+    fn n_grams_do_not_cross_the_start_or_the_end_of_a_text() {
         assert_eq!(ids(&[0, 4, 5]), [[0, END, END], [4, 0, END], [5, 4, 0]]);
         // The n-grams of the end token contain the text before it; later n-grams do not.
         assert_eq!(
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_what_is_left_of_products_of_64_bits() {
+    fn table_rows_are_remainders_of_wrapping_64_bit_products() {
         let spec = &grams().spec;
         let two = (6 * 3) ^ 4u64.wrapping_mul(5 << 61);
         let three = two ^ (2 * 9);

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_the_sum_of_its_tokens_by_the_softmax_of_their_gates() {
+    fn a_pooled_row_is_the_sum_of_its_tokens_weighted_by_the_softmax_of_their_gates() {
         assert_eq!(row(&[(3.0, 7.0)]), 7.0);
         let tokens = [(1.0f32, 2.0), (-2.0, 8.0), (4.0, -1.0), (3.0, 5.0)];
         let weights = tokens.map(|(gate, _)| gate.exp());

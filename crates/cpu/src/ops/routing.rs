@@ -176,14 +176,14 @@ mod tests {
     }
 
     #[test]
-    fn a_favour_decides_who_is_chosen_and_not_with_which_weight() {
+    fn the_selection_bias_changes_the_selected_experts_but_not_their_weights() {
         let plain = spec(3, 1, Gating::Sigmoid);
         assert_eq!(chosen(&plain, &[], &[0.0, 1.0, -1.0]).0, [1]);
         assert_eq!(chosen(&plain, &[0.5, 0.0, 0.0], &[0.0, 1.0, -1.0]), (vec![0], vec![0.5]));
     }
 
     #[test]
-    fn weights_are_scaled_to_one_before_their_factor() {
+    fn expert_weights_are_normalized_before_they_are_scaled() {
         let sum = MoeSpec { normalise: true, scale: 2.5, ..spec(3, 2, Gating::Sigmoid) };
         let (experts, weights) = chosen(&sum, &[], &[0.0, 0.0, -9.0]);
         assert_eq!((experts, weights), (vec![0, 1], vec![1.25, 1.25]));
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_that_nobody_chose_have_the_weights_of_their_logits() {
+    fn preselected_experts_get_the_weights_of_their_logits() {
         let plain = spec(3, 2, Gating::SqrtSoftplus);
         let (logits, mut weights) = ([5.0, 0.0, 1.0], [0.0; 2]);
         RouterScores::default().weigh_given(&plain, &logits, &[1, 2], &mut weights);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sparse_mixer_weighs_among_those_that_are_near() {
+    fn sparse_mixer_weights_are_a_softmax_over_nearby_logits() {
         let mixer = spec(4, 2, Gating::SparseMixer);
         let share = |other: f32| 1.0 / (1.0 + other.exp());
         // 0.99 is near 1 and second; no logit is near 0.99.
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_as_good_as_its_two_best_and_the_others_are_not_looked_at() {
+    fn sigmoid_expert_groups_are_ranked_by_their_two_best_experts() {
         let logits = [4.0, -9.0, 1.0, 1.5, 3.0, -9.0];
         let free = spec(6, 2, Gating::Sigmoid);
         assert_eq!(chosen(&free, &[], &logits).0, [0, 4]);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_of_a_softmax_is_as_good_as_its_best() {
+    fn softmax_expert_groups_are_ranked_by_their_best_expert() {
         let logits = [4.0, -9.0, 3.5, 3.0, 3.0, -9.0];
         let limited =
             MoeSpec { groups: Some(Groups { count: 3, used: 1 }), ..spec(6, 2, Gating::Softmax) };

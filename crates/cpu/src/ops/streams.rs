@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streams_agree_by_the_root_of_their_product() {
+    fn stream_agreement_is_the_sigmoid_of_the_signed_root_of_the_product() {
         let a: Vec<f32> = (0..21).map(|i| (i % 5) as f32 - 1.5).collect();
         let b: Vec<f32> = (0..21).map(|i| (i * 7 % 11) as f32 - 4.0).collect();
         let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_sigmoids_of_scaled_numbers_by_kind() {
+    fn read_and_write_weights_are_sigmoids_of_scaled_values() {
         let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
         let mut numbers = [1.0, -2.0, 0.5, 3.0];
         weigh(&spec(2, 2), &mut numbers);
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn no_stream_takes_or_gives_more_than_another() {
+    fn rows_and_columns_of_the_stream_mix_sum_to_one() {
         let spec = StreamSpec { floor: 1e-6, ..spec(3, 3) };
         let mut numbers: Vec<f32> = (0..15).map(|i| (i * 7 % 5) as f32 / 4.0).collect();
         weigh(&spec, &mut numbers);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn each_stream_is_what_all_hand_on_to_it_and_its_share_of_the_part() {
+    fn each_stream_is_the_mix_of_all_streams_plus_a_weighted_block_output() {
         // Columns of a stream: more than a chunk.
         const N: usize = CHUNK + 3;
         let old: Vec<f32> = (0..2 * N).map(|i| (i * 37 % 11) as f32).collect();

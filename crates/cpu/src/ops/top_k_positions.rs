@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_are_chosen_and_of_equal_ones_the_first() {
+    fn the_largest_scores_are_selected_and_ties_go_to_the_first_position() {
         let scores =
             [0.5, -1.0, 2.0, 0.0, -0.0, 0.5, f32::NAN, f32::NEG_INFINITY, 0.5, f32::INFINITY];
         assert_eq!(chosen(&scores, 1), [9]);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_are_chosen_as_sorting_all_would() {
+    fn the_selection_equals_that_of_a_full_sort() {
         for n in [1, 7, 64, 1000] {
             let scores: Vec<f32> = (0..n).map(|i| ((i * 7919 % 97) as f32 - 48.0) / 7.0).collect();
             let mut sorted: Vec<u32> = (0..n as u32).collect();
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_as_good_as_its_best_position() {
+    fn the_score_of_a_block_is_that_of_its_best_position() {
         let mut scores = [1.0, -2.0, f32::NAN, -5.0, -4.0, -6.0, 0.5];
         assert_eq!(block_maxima(&mut scores, 3), [1.0, -4.0, 0.5]);
         let mut scores = [1.0, -2.0];

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_differ_where_they_are_defined() {
+    fn only_defined_bits_are_compared() {
         let want = Expected::Bits(vec![Some(1), None, Some(3)]);
         let bits = |bits: [u32; 3]| bits.map(f32::from_bits);
         assert_eq!(mismatch(&bits([1, 8, 3]), &want, 3, 0.0), None);

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_cases_differ() {
+    fn case_names_are_unique() {
         let all = cases();
         let names: BTreeSet<&str> = all.iter().map(|case| case.name()).collect();
         assert_eq!(names.len(), all.len());

@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_read_from_their_end() {
+    fn paths_are_parsed_from_their_end() {
         let name = |text: &str| Repository::parse(text).unwrap();
         let digest = Digest::of(b"x");
         let tag = |tag: &str| Reference::Tag(tag.into());

@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_escaped() {
+    fn page_values_are_escaped_and_formatted() {
         assert_eq!(escape_html("<b onload='x'>&\"\n"), "&lt;b onload=&#39;x&#39;&gt;&amp;&#34;");
         assert_eq!(
             [0, 999, 1000, 4_700_000_000].map(format_bytes),

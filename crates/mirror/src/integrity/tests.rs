@@ -141,7 +141,7 @@ async fn touched_files_are_not_checked_each_time() {
 }
 
 #[tokio::test]
-async fn a_damaged_blob_is_never_served_whole_and_then_not_at_all() {
+async fn a_damaged_blob_is_never_served_completely_and_is_refused_afterwards() {
     let test = start(SETTINGS);
     let digest = test.store.add_blob(b"weights of a model").unwrap().digest;
     test.registry.link_from_store(&digest).unwrap();
@@ -202,7 +202,7 @@ async fn ranges_without_the_last_byte_do_not_wait() {
 }
 
 #[tokio::test]
-async fn a_blob_removed_while_it_is_read_is_served_whole() {
+async fn a_blob_removed_while_it_is_read_is_served_completely() {
     let test = start(SETTINGS);
     let digest = test.store.add_blob(b"weights of a model").unwrap().digest;
     let blob = Box::new(test.blob(digest).await.unwrap());

@@ -291,7 +291,7 @@ async fn assembled_models_in_a_bucket_are_not_fetched_again() {
 }
 
 #[tokio::test]
-async fn assemblies_are_listed_and_older_models_served_meanwhile() {
+async fn older_models_are_served_while_a_newer_one_is_assembled() {
     let (upstream, old, new) = (Upstream::new().await, gguf(1), gguf(2));
     upstream.file("you/m", &old, &old);
     let server = TestMirror::in_bucket(&upstream, HOUR);

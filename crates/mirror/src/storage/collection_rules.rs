@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reason_is_logged_once() {
+    fn a_refusal_reason_is_logged_once() {
         let log = GcRefusalLog::default();
         assert!(log.is_new("one") && !log.is_new("one") && log.is_new("other"));
         assert_eq!(log.check::<()>(Err("other".into())), None);

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn old_notes_expire_and_the_oldest_of_too_many() {
+    fn expired_and_surplus_size_notes_are_selected() {
         let of = |age: u64| ("a".to_owned(), age.to_string(), Duration::from_secs(age));
         let day = SIZE_NOTE_REFRESH.as_secs();
         let expired = |ages: &[u64]| -> Vec<String> {

@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn stated_media_type_wins() {
+    fn the_content_type_must_not_contradict_the_manifest() {
         let text = format!(r#"{{"mediaType":"{OCI_MANIFEST}","layers":[]}}"#);
         assert_eq!(
             parse(&text, Some(&format!("{OCI_MANIFEST}; charset=utf-8"))).unwrap().media_type,

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn two_words_are_a_model_of_the_default_host_and_three_of_their_own() {
+    fn two_part_names_use_the_default_host_and_three_part_names_their_own() {
         let full =
             |name: &str| Repository::parse(name).unwrap().model("t").map(|model| model.full());
         assert_eq!(full("library/m").as_deref(), Some("registry.ollama.ai/library/m:t"));

@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn formats_differ_in_spaces_and_escapes() {
+    fn json_formats_differ_in_spaces_and_escapes() {
         let value = json!({"b": [1, {"x": "<a> \"é\""}], "a": {}, "c": []});
         assert_eq!(json(&value, COMPACT), r#"{"b":[1,{"x":"\u003ca\u003e \"é\""}],"a":{},"c":[]}"#);
         assert_eq!(

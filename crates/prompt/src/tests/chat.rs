@@ -44,14 +44,14 @@ fn weather_call() -> Message {
 }
 
 #[test]
-fn cria_a_plain_question_has_no_system_block() {
+fn cria_renders_a_plain_question_without_a_system_block() {
     let (go, jinja) = render_both(&[Message::new("user", "Hi")], &[], None);
     assert_eq!(go, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
     assert_eq!(jinja, go);
 }
 
 #[test]
-fn cria_the_tool_conversation_of_its_readme() {
+fn cria_renders_the_tool_conversation_of_its_readme() {
     let messages = [
         Message::new("system", "{system message}"),
         Message::new("user", "What is the weather in Paris?"),
@@ -129,7 +129,7 @@ fn cria_fills_in_the_middle_by_its_go_template_only() {
 }
 
 #[test]
-fn cria_shows_its_capabilities_and_tags() {
+fn cria_templates_report_capabilities_and_tags() {
     let go = cria(TemplateFormat::Go);
     let all = Capabilities { tools: true, insert: true, thinking: true, tool_round_trip: false };
     assert_eq!(go.capabilities(), all);

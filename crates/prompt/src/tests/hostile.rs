@@ -259,7 +259,7 @@ fn large_texts_exceed_a_limit_before_they_are_created() {
 }
 
 #[test]
-fn comparing_shared_lists_is_charged() {
+fn comparing_shared_lists_counts_towards_the_step_limit() {
     let source = "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}\
         {% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}";
     assert_eq!(limit_of(TemplateFormat::Jinja, source), Some(TemplateLimit::Steps));
@@ -270,7 +270,7 @@ const LONG_TEXT: &str =
     "{% set s = 'x' * 10000000 %}{% set l = range(99999)|list %}{% for i in range(99999) %}";
 
 #[test]
-fn reading_a_long_text_is_charged() {
+fn reading_a_long_text_counts_towards_the_step_limit() {
     let turns = [
         "{% set x = s[i] %}",
         "{% if s == s ~ '' %}{% endif %}",
@@ -305,7 +305,7 @@ fn reading_a_long_text_is_charged() {
 }
 
 #[test]
-fn unbounded_work_in_one_step_is_charged() {
+fn unbounded_work_in_one_operation_exceeds_a_limit() {
     let jinja = [
         // One copy for each item, each as long as the longest text.
         "{{ (['a' * 1000000] * 100000)|sort }}",
@@ -358,7 +358,7 @@ fn unbounded_work_in_one_step_is_charged() {
 }
 
 #[test]
-fn first_and_last_do_not_list_a_long_value() {
+fn first_and_last_do_not_expand_a_long_value_to_a_list() {
     let source = "{% set s = 'a' ~ 'é' * 1000000 ~ 'z' %}{% set l = [1] * 900000 + [2] %}{% set g = 'xyz'|map('upper') %}\
         {{ [s|first, s|last, l|first, l|last, {'k': 1, 'm': 2}|first, {'k': 1, 'm': 2}|last, g|first] }}\
         {{ []|first is undefined }}{{ ''|last is undefined }}{{ ''|first is undefined }}";

@@ -31,7 +31,7 @@ fn all_twenty_names_of_ollama_parse_and_have_stop_strings() {
 }
 
 #[test]
-fn chatml_writes_its_layout() {
+fn chatml_renders_its_documented_layout() {
     let named = NamedTemplate::by_name("chatml").expect("there is chatml");
     let template = Template::parse(TemplateFormat::Go, named.source).expect("it parses");
     let messages = [Message::new("system", "S"), Message::new("user", "U")];

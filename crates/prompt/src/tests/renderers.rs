@@ -170,7 +170,7 @@ fn prompts_of_renderers_are_fitted_by_dropping_the_oldest_messages() {
 }
 
 #[test]
-fn errors_of_ollama_are_replaced_by_the_output_of_the_models_own_templates() {
+fn renderers_with_errors_in_ollama_match_the_models_own_templates() {
     let tools = [json!({"function": {"name": "f", "parameters": {"properties": {
         "a": {"type": "string", "description": "x < y & z", "enum": [null]}, "b": {"items": true}}}}})];
     let million = Message {

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn help_knows_its_topics_with_and_without_a_slash() {
+    fn help_topics_are_recognised_with_and_without_a_slash() {
         assert_eq!(parse("/?"), Command::Help(Topic::Commands));
         assert_eq!(parse("/help set"), Command::Help(Topic::Set));
         assert_eq!(parse("/? /show"), Command::Help(Topic::Show));
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn show_knows_its_items() {
+    fn show_items_are_recognised() {
         assert_eq!(parse("/show"), Command::Help(Topic::Show));
         assert_eq!(parse("/show modelfile"), Command::Show(Item::Modelfile));
         assert_eq!(parse("/show x"), Command::Show(Item::Unknown("x".into())));

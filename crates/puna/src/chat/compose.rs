@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_looks_like_a_command_inside_a_block_is_text() {
+    fn a_command_inside_a_block_is_text() {
         assert_eq!(compose(&[r#""""look:"#, "/bye", r#"""""#]), message("look:\n/bye\n"));
     }
 
@@ -150,14 +150,14 @@ mod tests {
     }
 
     #[test]
-    fn several_lines_at_once_are_one_message_even_behind_a_slash() {
+    fn several_pasted_lines_are_one_message_even_after_a_slash() {
         assert_eq!(compose(&["/etc/hosts says\n127.0.0.1"]), message("/etc/hosts says\n127.0.0.1"));
         assert_eq!(compose(&["\"\"\"a\nb\"\"\""]), message("a\nb"));
         assert_eq!(compose(&["/bye"]), ComposerOutput::Command(Command::Leave));
     }
 
     #[test]
-    fn a_path_of_a_file_to_attach_is_no_command() {
+    fn the_path_of_an_attachment_is_not_a_command() {
         let mut composer = Composer::default();
         assert_eq!(
             composer.feed("/tmp/a.png what is it?", |w| w == "/tmp/a.png"),

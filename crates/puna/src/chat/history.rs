@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_hundred_are_kept() {
+    fn the_history_keeps_the_last_hundred_entries() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("history");
         let text: String = (0..250).map(|i| format!("entry {i}\n")).collect();

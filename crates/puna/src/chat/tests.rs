@@ -180,7 +180,7 @@ fn each_request_contains_the_whole_conversation() {
 }
 
 #[test]
-fn thinking_is_shown_and_statistics_follow_when_asked_for() {
+fn thinking_is_shown_and_statistics_follow_on_request() {
     let mut backend = FakeBackend::default();
     let session = run_with(
         &mut backend,
@@ -339,7 +339,7 @@ User defined parameters:
 }
 
 #[test]
-fn formats_and_modes_are_confirmed() {
+fn format_and_mode_changes_are_confirmed() {
     let mut backend = FakeBackend::default();
     let lines = [
         "/set format json",
@@ -392,7 +392,7 @@ fn a_model_that_cannot_think_is_warned_about() {
 }
 
 #[test]
-fn items_are_shown_or_reported_missing() {
+fn show_prints_items_or_reports_them_missing() {
     let mut backend = FakeBackend::default();
     let session = run(
         &mut backend,

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_short() {
+    fn long_values_are_abbreviated() {
         assert_eq!(display_value(&json!(8e9)), "8e+09");
         assert_eq!(
             display_value(&json!(["<pad>", "<eos>", "<bos>", "x"])),

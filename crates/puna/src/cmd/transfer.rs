@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_has_one_digest() {
+    fn an_address_with_a_digest_accepts_no_second_one() {
         let with = |address: &str| with_digest(address, "sha256:12").map_err(|e| e.to_string());
         assert_eq!(with("https://h/m.gguf"), Ok("https://h/m.gguf#sha256:12".into()));
         assert_eq!(with("https://h/m.gguf#"), Ok("https://h/m.gguf#sha256:12".into()));

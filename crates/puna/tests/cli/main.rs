@@ -50,7 +50,7 @@ fn help_lists_commands_and_variables() {
 }
 
 #[test]
-fn inspect_shows_what_the_embedded_model_holds() {
+fn inspect_shows_metadata_and_tensors_of_the_embedded_model() {
     let puna = Puna::new();
     let model = puna.json(&["inspect", "cria", "--json"]);
     assert_eq!(model["architecture"], "llama");

@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_may_go_to_another_host_and_the_key_may_not() {
+    fn credentials_may_be_sent_to_another_host_but_the_key_may_not() {
         let elsewhere = challenge("https://auth.example/token?x=1");
         let registry = url("https://registry.example/");
         let of =

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn hugging_face_lists_at_its_long_name() {
+    fn listings_of_hf_co_are_requested_from_huggingface_co() {
         let listing_url = |host: &str| {
             Endpoint::parse(&Settings::default(), host, false)
                 .unwrap()
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn docker_hub_has_its_own_hosts() {
+    fn docker_hub_has_separate_registry_and_token_hosts() {
         let name = ModelName::parse("docker.io/ai/smollm2").unwrap();
         let hub = Endpoint::push_target(&Settings::default(), &name, &Options::default()).unwrap();
         assert_eq!(

@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn conflicting_records_lose() {
+    fn overlapping_records_are_trimmed_and_gaps_filled() {
         let shape_of = |records: &[RangeRecord]| shape(&RangeTable::from_records(records, 100));
         // A crash after the new range of a split was recorded, and before the old one shrank.
         assert_eq!(
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn requested_bytes_come_first() {
+    fn requested_bytes_are_fetched_first() {
         let mut table = RangeTable::plan(64 * MIB, 16 * MIB);
         assert_eq!((table.claim(), table.claim()), (Some(0), Some(16 * MIB)));
         // Far inside a range that is being fetched, and inside an idle one.

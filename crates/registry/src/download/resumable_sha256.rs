@@ -105,7 +105,7 @@ mod tests {
     use crate::tests::noise;
 
     #[test]
-    fn sums_are_those_of_sha_256_however_the_bytes_are_cut() {
+    fn digests_equal_sha_256_for_any_chunking() {
         for length in [0, 1, 54, 55, 56, 57, 63, 64, 65, 119, 120, 127, 128, 1000, 100_003] {
             let bytes = noise(length, 3);
             for cut in [1, 7, 63, 64, 65, 4096] {
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_goes_on_where_it_was_put_aside() {
+    fn hashing_continues_from_a_saved_state() {
         let bytes = noise(10_000, 4);
         let mut hasher = ResumableSha256::default();
         hasher.update(&bytes[..100]);

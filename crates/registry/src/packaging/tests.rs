@@ -131,7 +131,7 @@ async fn an_interrupted_package_is_recorded_under_the_models_name() {
 }
 
 #[tokio::test]
-async fn model_packs_are_read_raw_and_packed() {
+async fn model_packs_are_read_raw_archived_and_compressed() {
     let file = gguf(2);
     let files: [(&str, &[u8]); 2] = [("README.md", b"read me"), ("dir/model.gguf", &file)];
     for (kind, layer) in [
@@ -221,7 +221,7 @@ fn a_link_instead_of_a_file_is_named() {
 }
 
 #[test]
-fn numbers_names_and_attributes_of_archives() {
+fn numbers_names_and_attributes_of_archives_are_parsed() {
     let bench = Bench::new();
     let long = format!("{}/model.gguf", "d".repeat(150));
     let mut archive = Vec::new();

@@ -81,7 +81,7 @@ async fn a_container_image_is_refused_before_its_layers_are_fetched() {
 }
 
 #[tokio::test]
-async fn manifests_of_every_bad_kind_are_refused() {
+async fn malformed_manifests_are_refused_with_the_reason() {
     let digest = Digest::of(b"x");
     let layer = |digest: &str, size: &str| {
         format!(r#"{{"layers":[{{"mediaType":"m","digest":"{digest}","size":{size}}}]}}"#)
@@ -126,7 +126,7 @@ async fn a_blob_with_two_sizes_is_refused() {
 }
 
 #[tokio::test]
-async fn an_endless_manifest_ends() {
+async fn an_endless_manifest_exceeds_the_size_limit() {
     let server = Server::start(|_| {
         let forever = futures_util::stream::repeat_with(|| {
             Ok::<_, std::io::Error>(Bytes::from(vec![b' '; 1 << 16]))
@@ -364,7 +364,7 @@ async fn a_blob_that_arrives_too_slowly_is_retried_and_given_up() {
 }
 
 #[tokio::test]
-async fn a_blob_that_never_comes_ends_after_six_attempts() {
+async fn a_blob_request_that_always_fails_ends_after_six_attempts() {
     let model = Model::new(1000);
     let server = with_blobs(&model, |_, _| Some(status(500, "broken\ninside"))).await;
     let bench = Bench::new();

@@ -139,7 +139,7 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn the_child_that_runs_here_is_pulled_and_the_list_is_kept() {
+async fn the_child_that_runs_on_this_machine_is_pulled_and_the_list_is_stored() {
     let registry = ListRegistry::of(&RUNNERS);
     let server = registry.serve().await;
     let bench = Bench::new();

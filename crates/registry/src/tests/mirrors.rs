@@ -161,7 +161,7 @@ async fn a_missing_blob_error_lists_all_endpoints() {
 }
 
 #[tokio::test]
-async fn a_rate_limit_holds() {
+async fn a_rate_limit_bounds_the_download_rate() {
     let model = Model::new(1 << 20);
     let origin = Server::of(&model).await;
     let bench = Bench::with(|settings| settings.limit_rate = Some(2 << 20));
@@ -172,7 +172,7 @@ async fn a_rate_limit_holds() {
 }
 
 #[tokio::test]
-async fn a_child_that_a_mirror_lacks_comes_from_the_registry() {
+async fn a_child_that_a_mirror_lacks_is_fetched_from_the_registry() {
     let registry = super::lists::ListRegistry::of(&super::lists::RUNNERS);
     let (origin, served) = (registry.serve().await, registry.clone());
     let mirror = Server::start(move |seen| match seen.path.ends_with("/manifests/latest") {

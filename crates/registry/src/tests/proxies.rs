@@ -15,7 +15,7 @@ fn through(http: Option<&str>, https: Option<&str>, direct: &str) -> Bench {
 }
 
 #[tokio::test]
-async fn a_registry_is_asked_through_the_proxy() {
+async fn requests_to_a_registry_use_the_proxy() {
     let model = Model::new(3000);
     let proxy = Server::of(&model).await;
     let bench = through(Some(&format!("http://{}", proxy.host)), None, "other.test");
@@ -39,7 +39,7 @@ async fn no_proxy_hosts_and_loopback_use_no_proxy() {
 }
 
 #[tokio::test]
-async fn a_registry_with_tls_is_asked_through_a_tunnel() {
+async fn requests_to_a_registry_with_tls_use_a_tunnel() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let proxy = format!("http://anna:secret@{}", listener.local_addr().unwrap());
     let bench = through(None, Some(&proxy), "");
@@ -78,7 +78,7 @@ async fn a_proxy_that_cannot_be_used_is_named_without_its_password() {
 }
 
 #[tokio::test]
-async fn a_hosts_rate_limit_holds_for_that_host_only() {
+async fn a_hosts_rate_limit_applies_to_that_host_only() {
     let model = Model::new(300_000);
     let (slow, fast) = (Server::of(&model).await, Server::of(&model).await);
     let bench = Bench::with(|settings| {

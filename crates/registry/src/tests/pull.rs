@@ -93,7 +93,7 @@ async fn stored_blobs_are_not_fetched_again() {
 }
 
 #[tokio::test]
-async fn a_new_version_removes_what_only_the_old_one_used() {
+async fn a_new_version_removes_blobs_that_only_the_old_one_used() {
     let old = Model::of(&[(media::MODEL, noise(9000, 1).into()), (media::CONFIG, "{}".into())]);
     let new = Model::of(&[(media::MODEL, noise(9000, 2).into()), (media::CONFIG, "{}".into())]);
     let current = Arc::new(Mutex::new(old));

@@ -134,7 +134,7 @@ async fn a_push_sends_missing_blobs_and_the_unchanged_manifest() {
 }
 
 #[tokio::test]
-async fn the_requests_equal_ollamas() {
+async fn push_requests_equal_those_of_ollama() {
     let model = Model::new(5000);
     let registry_state = UploadRegistry { absolute: true, ..UploadRegistry::default() };
     let server = Server::start(move |seen| registry_state.answer(&seen)).await;
@@ -333,7 +333,7 @@ async fn missing_and_incomplete_models_are_not_pushed() {
 }
 
 #[tokio::test]
-async fn a_registry_that_takes_nothing_is_given_up() {
+async fn an_upload_to_an_unresponsive_registry_is_given_up() {
     let model = Model::new(3 << 20);
     let server = Server::start_async(|seen| async move {
         match seen.method.as_str() {

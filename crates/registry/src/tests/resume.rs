@@ -183,7 +183,7 @@ async fn bytes_lost_by_a_power_failure_are_fetched_again() {
 }
 
 #[tokio::test]
-async fn another_process_is_waited_for_and_its_blob_is_taken() {
+async fn a_pull_waits_for_another_process_and_uses_its_blob() {
     let model = Model::new(200_000);
     let server = Server::of(&model).await;
     let bench = Bench::new();

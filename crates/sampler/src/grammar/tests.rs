@@ -292,7 +292,7 @@ fn hostile_constraints_take_bounded_time() {
 }
 
 #[test]
-fn a_text_without_tokens_is_reported_at_its_position() {
+fn a_required_text_without_tokens_is_reported_at_its_position() {
     let tokens = ["a", "b", "<end>"]
         .map(|name| GrammarToken { bytes: name.as_bytes(), is_text: name.len() == 1 });
     let grammars = GrammarCompiler::new(tokens.into_iter(), &[2]).unwrap();
@@ -305,7 +305,7 @@ fn a_text_without_tokens_is_reported_at_its_position() {
 }
 
 #[test]
-fn a_grammar_with_ever_new_states_fails_within_bounded_memory() {
+fn a_grammar_with_endlessly_many_states_fails_within_bounded_memory() {
     let mut grammar = compile(&Constraint::Regex(".*(a|e).{20}zz".into())).unwrap();
     let mut bits = 88_172_645_463_325_252_u64;
     let refused = (0..2 * STATES_MAX).find_map(|_| {
@@ -322,7 +322,7 @@ fn a_grammar_with_ever_new_states_fails_within_bounded_memory() {
 }
 
 #[test]
-fn clones_are_independent() {
+fn cloned_grammars_are_independent() {
     let mut one = compile(&Constraint::Regex("ab|cd".into())).unwrap();
     let mut other = one.clone();
     assert_eq!(accept_text(&mut one, "a"), (1, false));

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_adds_to_the_local_origins() {
+    fn configured_origins_add_to_the_local_ones() {
         let origins = Origins::parse("https://chat.example.org, chrome-extension://*").unwrap();
         assert!(
             origins.allows("https://chat.example.org") && origins.allows("chrome-extension://abc")

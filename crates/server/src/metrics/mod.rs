@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_count_in_the_bucket_whose_bound_they_do_not_exceed() {
+    fn durations_count_in_the_first_bucket_that_includes_them() {
         let times = Histogram::new(&WAIT_BOUNDS);
         for millis in [0, 10, 11, 300_000, 300_001] {
             times.observe(Duration::from_millis(millis));
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_grow() {
+    fn histogram_bounds_increase() {
         assert!(WAIT_BOUNDS.is_sorted_by(|a, b| a < b) && TOKEN_BOUNDS.is_sorted_by(|a, b| a < b));
     }
 

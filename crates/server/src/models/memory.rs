@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_control_groups_limit_narrows_the_systems_figures() {
+    fn a_control_group_limit_reduces_the_reported_memory() {
         let dir = tempfile::tempdir().unwrap();
         let write = |file: &str, text: &str| fs::write(dir.path().join(file), text).unwrap();
         let system = Memory { total: 1000, available: 900 };
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_of_an_old_control_group_counts_too() {
+    fn limits_of_control_groups_version_1_count() {
         let dir = tempfile::tempdir().unwrap();
         let write = |file: &str, text: &str| fs::write(dir.path().join(file), text).unwrap();
         let system = Memory { total: 1000, available: 900 };
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn all_enclosing_groups_count() {
+    fn limits_of_all_enclosing_groups_count() {
         assert_eq!(
             group_folders("0::/a/b\n"),
             ["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup"]

@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_types_are_named() {
+    fn options_of_the_wrong_type_are_named() {
         let error = |options| read(json!({}), options).unwrap_err();
         assert_eq!(
             error(json!({"temperature": "x"})),
@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn efforts_map_to_levels() {
+    fn reasoning_efforts_map_to_thinking_levels() {
         assert_eq!(effort("none").unwrap(), Some(Think::Off));
         assert_eq!(effort("minimal").unwrap(), Some(Think::Low));
         assert_eq!(effort("ultra").unwrap(), Some(Think::Max));

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_agent_s_conversation_is_adapted_for_every_template() {
+    fn agent_conversations_are_adapted_for_every_template() {
         let picture = Message {
             images: vec![native::Image::Bytes(vec![1, 2])],
             ..Message::text("user", "see")

@@ -71,7 +71,7 @@ fn openai_body(generate: &Generate) -> Value {
 }
 
 #[test]
-fn options_missing_in_openai_s_dialect_are_detected() {
+fn options_missing_in_the_openai_dialect_are_detected() {
     let body = |given| openai_body(&generate(given));
     let without = body(json!({}));
     let schema =
@@ -84,7 +84,7 @@ fn options_missing_in_openai_s_dialect_are_detected() {
 }
 
 #[test]
-fn a_schema_is_sent_with_the_client_s_name_and_strictness() {
+fn a_schema_is_sent_with_the_name_and_strictness_of_the_client() {
     let schema = json!({"type": "object"});
     let sent = |label: crate::canonical::SchemaLabel| {
         let format = Some(puna_sampler::Constraint::schema(schema.clone()));

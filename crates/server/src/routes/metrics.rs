@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn every_model_has_the_figures_of_its_runners() {
+    fn each_model_has_the_metrics_of_its_runners() {
         let text = text(&ServerMetrics::default(), &runners("a\"b:latest"));
         assert_lines(
             &text,
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_is_gone_keeps_its_counts_and_loses_its_gauges() {
+    fn an_unloaded_model_keeps_its_counters_and_loses_its_gauges() {
         let mut runners = runners("m:latest");
         runners.models.get_mut("m:latest").unwrap().current.clear();
         let text = text(&ServerMetrics::default(), &runners);
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gauges_of_two_runners_of_a_name_are_added() {
+    fn gauges_of_two_runners_of_one_model_name_are_added() {
         let mut runners = runners("m:latest");
         let per_model = runners.models.get_mut("m:latest").unwrap();
         per_model.current.push(per_model.current[0]);

@@ -185,7 +185,7 @@ async fn tokens_are_counted_encoded_and_decoded_without_generating() {
 }
 
 #[tokio::test]
-async fn a_prompt_of_tokens_is_taken_as_it_is() {
+async fn a_prompt_of_token_ids_is_used_unchanged() {
     let link = loaded(&Arc::default(), 128).await;
     let ask = |tokens: Vec<u32>| {
         let Task::Generate(mut generate) = task("", 2, 4, true, true) else { panic!() };
@@ -390,7 +390,7 @@ async fn a_step_that_hangs_ends_the_runner_and_its_requests_get_the_reason() {
 }
 
 #[tokio::test]
-async fn neither_idleness_nor_a_long_prompt_nor_a_slow_client_is_taken_for_a_hanging_step() {
+async fn idleness_long_prompts_and_slow_clients_do_not_count_as_a_hanging_step() {
     let fake = Arc::<Fake>::default();
     let link = loaded(&fake, 128).await;
     tokio::time::sleep(STEP_TIMEOUT * 3).await;
@@ -413,7 +413,7 @@ fn embedding(text: &str) -> Task {
 }
 
 #[tokio::test]
-async fn a_model_without_embeddings_says_so() {
+async fn embedding_with_an_unsuitable_model_is_refused_with_the_reason() {
     let link = loaded(&Arc::default(), 128).await;
     let Event::Error(failure) = end(&link, embedding("x")).await else { panic!() };
     assert_eq!(

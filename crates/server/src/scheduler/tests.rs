@@ -191,7 +191,7 @@ fn an_idle_model_is_unloaded_after_its_keep_alive_time() {
 }
 
 #[test]
-fn a_requests_keep_alive_replaces_the_present_one_and_no_keep_alive_leaves_it() {
+fn a_requests_keep_alive_replaces_the_current_one_unless_it_is_absent() {
     let mut b = Fixture::new(3, 512);
     b.event(with_keep(1, "a", KeepAlive::For(Duration::from_secs(10))));
     b.load(1, GB);
@@ -216,7 +216,7 @@ fn a_model_loaded_with_keep_alive_zero_serves_its_request_first() {
 }
 
 #[test]
-fn an_expired_model_leaves_as_soon_as_its_request_ends() {
+fn an_expired_model_is_unloaded_as_soon_as_its_request_ends() {
     let mut b = Fixture::new(3, 512);
     b.event(with_keep(1, "a", KeepAlive::For(Duration::from_secs(120))));
     b.load(1, GB);
@@ -347,7 +347,7 @@ fn a_model_larger_than_memory_is_refused_with_the_numbers() {
 }
 
 #[test]
-fn a_model_larger_than_memory_evicts_nobody() {
+fn a_model_larger_than_memory_evicts_no_other_model() {
     let mut b = Fixture::with_memory(8 * GB, 8 * GB);
     b.request(1, "a");
     b.load(1, GB);
@@ -450,7 +450,7 @@ fn a_used_model_is_listed_with_its_future_expiry() {
 }
 
 #[test]
-fn the_unload_reason_is_known() {
+fn every_unload_has_a_reason() {
     let mut b = Fixture::new(1, 512);
     let mut leaves = |make: &dyn Fn(&mut Fixture) -> RunnerId| {
         let run = make(&mut b);

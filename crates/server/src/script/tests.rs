@@ -93,7 +93,7 @@ async fn streamed(answer: Value) -> (Vec<Value>, String) {
 }
 
 #[tokio::test]
-async fn an_upstream_interleaves_parallel_calls_and_ends_as_told() {
+async fn an_upstream_interleaves_parallel_calls_and_ends_as_scripted() {
     let calls = json!([{"name": "a", "arguments": {"text": "0123456789"}, "id": "one"}, {"name": "b", "arguments": "{\"n\": "}]);
     let (events, end) =
         streamed(json!({"steps": [{"thinking": "so"}, {"calls": calls}, {"text": "\n"}]})).await;

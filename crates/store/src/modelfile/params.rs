@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_values_have_the_texts_of_the_original() {
+    fn invalid_values_have_the_error_messages_of_ollama() {
         let of = |name: &str, value: &str| parse_parameter(name, &[value]).unwrap_err().to_string();
         assert_eq!(of("num_gqa", "1"), "unknown parameter 'num_gqa'");
         assert_eq!(of("num_ctx", "4k"), "invalid int value [4k]");

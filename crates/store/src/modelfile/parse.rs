@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instruction_alone_on_its_line_says_what_it_needs() {
+    fn an_instruction_without_arguments_names_the_missing_ones() {
         let parameter = "PARAMETER needs a name and a value, such as `PARAMETER num_ctx 4096`";
         assert_eq!(parse("FROM foo\nPARAMETER\nSYSTEM x"), Err(format!("(line 2): {parameter}")));
         assert_eq!(after_from("PARAMETER"), Err(format!("unexpected EOF (line 2: {parameter})")));
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_stand_only_where_an_instruction_could() {
+    fn comments_are_recognised_only_in_place_of_an_instruction() {
         assert_eq!(
             parse("# one\n  from a # not a comment\r\n\t# two\nLiCeNsE MIT"),
             Ok(vec![From("a # not a comment".into()), License("MIT".into())])

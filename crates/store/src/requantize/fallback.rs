@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn tensors_whose_rows_do_not_fit_are_reported_with_the_reason() {
+    fn tensors_with_unsuitable_row_lengths_are_reported_with_the_reason() {
         let told = |kind: &str| -> Vec<String> {
             let target = FileType::from_name(kind).unwrap();
             fallbacks(&narrow(), target, false).iter().map(TypeFallback::to_string).collect()

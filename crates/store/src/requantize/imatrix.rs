@@ -285,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn written_sums_are_read_as_means() {
+    fn sums_of_squares_are_read_back_as_means() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("imatrix.gguf");
         let row = |tensor: &str, squares: Vec<f32>, counts: Vec<u64>| ImatrixRow {
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_matrix_of_another_model_is_refused() {
+    fn an_importance_matrix_of_another_model_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("imatrix.gguf");
         let mut file = Vec::new();
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn the_older_format_is_read() {
+    fn the_older_imatrix_format_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("imatrix.dat");
         let mut file: Vec<u8> = Vec::new();

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_types_are_those_that_llama_quantize_chose() {
+    fn types_match_those_of_llama_quantize() {
         let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
         for name in ["q2_k", "q3_k_m", "q4_0", "q4_k_m", "q6_k", "q8_0", "iq4_xs"] {
             check(&zoo.join(format!("llama-{name}.gguf")));
@@ -253,7 +253,7 @@ mod tests {
 
     /// llama-quantize chooses these types for a file of these shapes.
     #[test]
-    fn eight_experts_change_what_attention_gets() {
+    fn eight_experts_change_the_types_of_attention_tensors() {
         let mut writer = puna_gguf::Writer::new();
         writer.set("general.architecture", "llama").set("llama.block_count", 1u32);
         writer.set("llama.expert_count", 8u32).set("llama.attention.head_count", 4u32);
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn the_types_of_real_models_are_found() {
+    fn types_of_real_models_are_reproduced() {
         let models = std::env::var_os("PUNA_TEST_MODELS").map_or_else(
             || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/models"),
             PathBuf::from,
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_mixtures_are_read_in_any_case() {
+    fn file_type_names_are_parsed_in_any_case() {
         let of = |name: &str| FileType::from_name(name).map(FileType::name);
         assert_eq!(of("q4_k"), Some("Q4_K_M"));
         assert_eq!(of("q4_K_S"), Some("Q4_K_S"));

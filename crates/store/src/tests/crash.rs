@@ -44,7 +44,7 @@ fn create(store: &Store, model: &str, request: &CreateRequest) -> bool {
 }
 
 #[test]
-fn a_crash_while_a_model_is_created_leaves_it_out_or_whole() {
+fn a_crash_while_a_model_is_created_leaves_no_model_or_a_complete_one() {
     at_every_step(
         |_| {},
         |store| {
@@ -56,7 +56,7 @@ fn a_crash_while_a_model_is_created_leaves_it_out_or_whole() {
 }
 
 #[test]
-fn a_crash_while_a_model_is_replaced_leaves_the_old_or_the_new() {
+fn a_crash_while_a_model_is_replaced_leaves_the_old_or_the_new_one() {
     at_every_step(
         |kit| {
             kit.model("base", 1);
@@ -78,7 +78,7 @@ fn a_crash_while_a_model_is_replaced_leaves_the_old_or_the_new() {
 }
 
 #[test]
-fn a_crash_while_a_model_is_deleted_leaves_the_others_whole() {
+fn a_crash_while_a_model_is_deleted_leaves_other_models_complete() {
     at_every_step(
         |kit| {
             kit.model("m", 1);

@@ -129,7 +129,7 @@ fn weights_are_quantized_during_creation() {
 }
 
 #[test]
-fn replacing_a_model_removes_what_only_the_old_one_used() {
+fn replacing_a_model_removes_blobs_that_only_the_old_one_used() {
     let kit = Kit::new();
     let old = kit.model("m", 1);
     let new = kit.model("m", 2);
@@ -143,7 +143,7 @@ fn replacing_a_model_removes_what_only_the_old_one_used() {
 }
 
 #[test]
-fn a_model_is_made_from_the_embedded_one() {
+fn a_model_is_created_from_the_embedded_one() {
     let kit = Kit::new();
     let mut request = from_model("cria");
     request.system = Some("You are a pirate.".into());
@@ -156,7 +156,7 @@ fn a_model_is_made_from_the_embedded_one() {
 }
 
 #[test]
-fn a_known_chat_template_adds_its_go_form() {
+fn a_known_chat_template_adds_its_go_template() {
     let kit = Kit::new();
     let blob = kit.upload(1);
     let named = NamedTemplate {
@@ -179,7 +179,7 @@ fn a_known_chat_template_adds_its_go_form() {
 }
 
 #[test]
-fn requests_that_cannot_work_fail_before_anything_is_done() {
+fn invalid_requests_fail_before_any_work() {
     let kit = Kit::new();
     let blob = kit.upload(1).digest;
     let text = kit.store.add_blob(b"hello blob").unwrap().digest;
@@ -294,7 +294,7 @@ fn new_weights_and_adapters_must_be_loadable() {
 }
 
 #[test]
-fn names_of_built_in_formats_and_versions_up_to_ours_are_kept() {
+fn known_renderers_parsers_and_supported_versions_are_stored() {
     let kit = Kit::new();
     let request = CreateRequest {
         renderer: Some("deepseek3".into()),
@@ -420,7 +420,7 @@ fn parts_of_a_split_model_are_merged() {
 }
 
 #[test]
-fn one_part_of_a_split_model_stands_for_all_of_them() {
+fn one_part_of_a_split_model_selects_all_parts() {
     let kit = Kit::new();
     let dir = kit.dir.path();
     let part = |number: usize| format!("x-{number:05}-of-00003.gguf");
@@ -457,7 +457,7 @@ fn one_part_of_a_split_model_stands_for_all_of_them() {
 }
 
 #[test]
-fn a_model_is_made_of_one_stored_model() {
+fn a_modelfile_refers_to_at_most_one_stored_model() {
     let plan = |text: &str| {
         let modelfile = Modelfile::parse(text).unwrap();
         plan_local(&modelfile, std::path::Path::new("/"), None, &mut |_| {})
@@ -512,7 +512,7 @@ fn several_from_lines_are_files_of_one_model() {
 }
 
 #[test]
-fn show_prints_a_modelfile_from_which_the_same_model_is_made() {
+fn show_prints_a_modelfile_that_recreates_the_model() {
     let kit = Kit::new();
     kit.store.copy(&name("cria"), &name("m")).unwrap();
     let model = kit.store.resolve(&name("m")).unwrap();

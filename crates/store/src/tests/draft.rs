@@ -65,7 +65,7 @@ fn a_draft_must_exist_and_differ_from_the_model() {
 }
 
 #[test]
-fn draft_models_are_one_model_that_generates_and_are_quantized_apart() {
+fn a_draft_is_one_generating_model_and_is_quantized_separately() {
     let kit = Kit::new();
     let zoo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
     let add = |file: &str| kit.store.add_file(&zoo.join(file)).unwrap().digest;

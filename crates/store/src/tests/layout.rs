@@ -75,7 +75,7 @@ fn newest_models_come_first() {
 }
 
 #[test]
-fn a_blob_goes_with_the_last_model_that_uses_it() {
+fn a_blob_is_removed_with_the_last_model_that_uses_it() {
     let kit = Kit::new();
     let blob = kit.model("a", 1);
     kit.store.copy(&name("a"), &name("me/b:x")).unwrap();
@@ -128,7 +128,7 @@ fn files_that_are_no_manifests_are_left_alone() {
 }
 
 #[test]
-fn the_embedded_model_is_there_until_the_store_has_one_of_its_name() {
+fn a_stored_model_hides_the_embedded_model_of_its_name() {
     let kit = Kit::new();
     let entry = kit.store.get(&name("CRIA")).unwrap();
     let model = kit.store.resolve_entry(&entry).unwrap();
@@ -153,7 +153,7 @@ fn the_embedded_model_is_there_until_the_store_has_one_of_its_name() {
 }
 
 #[test]
-fn a_model_whose_blobs_are_gone_says_which() {
+fn a_missing_blob_is_named_with_its_model() {
     let kit = Kit::new();
     let blob = kit.model("a", 1);
     fs::remove_file(kit.store.blob_path(&blob)).unwrap();
@@ -166,7 +166,7 @@ fn a_model_whose_blobs_are_gone_says_which() {
 }
 
 #[test]
-fn hostile_layers_are_errors_of_their_model_alone() {
+fn hostile_layers_affect_only_their_model() {
     let kit = Kit::new();
     let blob = kit.upload(1);
     for (i, (media_type, bytes)) in [
@@ -351,7 +351,7 @@ fn upload_notes_are_pruned_on_request_unless_locked() {
 }
 
 #[test]
-fn pruning_keeps_what_is_used_young_or_not_ours() {
+fn pruning_keeps_used_recent_and_foreign_files() {
     let kit = Kit::new();
     let used = kit.model("a", 1);
     let blobs = kit.root().join("blobs");
@@ -430,7 +430,7 @@ fn finished_blobs_of_an_interrupted_pull_stay_with_it() {
 }
 
 #[test]
-fn an_unusable_store_reports_what_to_do() {
+fn an_unusable_store_reports_the_remedy() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     fs::write(&file, "x").unwrap();
@@ -456,7 +456,7 @@ fn a_blob_that_is_being_used_is_not_removed_by_a_delete() {
 }
 
 #[test]
-fn a_file_elsewhere_is_linked_for_one_command() {
+fn a_linked_file_outside_the_store_is_a_model_and_is_not_deleted() {
     let kit = Kit::new();
     let file = kit.dir.path().join("some.gguf");
     fs::write(&file, super::gguf(1)).unwrap();
@@ -471,7 +471,7 @@ fn a_file_elsewhere_is_linked_for_one_command() {
 }
 
 #[test]
-fn many_writers_on_one_folder_leave_every_model_whole() {
+fn concurrent_writers_leave_every_model_complete() {
     let kit = Kit::new();
     kit.model("base", 0);
     let root = kit.root();

@@ -38,7 +38,7 @@ fn made(kit: &Kit, request: &CreateRequest) -> Gguf {
 }
 
 #[test]
-fn an_importance_matrix_decides_which_weights_are_kept_best() {
+fn an_importance_matrix_reduces_the_error_of_important_weights() {
     let kit = Kit::new();
     let source = Gguf::open(&zoo("llama-f16.gguf")).unwrap();
     let model = kit.store.add_file(&zoo("llama-f16.gguf")).unwrap().digest;

@@ -13,7 +13,7 @@ fn child(system: &str) -> CreateRequest {
 }
 
 #[test]
-fn layers_that_models_share_outlive_the_removal_of_any_of_them() {
+fn shared_layers_survive_the_removal_of_one_model() {
     let kit = Kit::new();
     kit.model("base", 1);
     std::thread::scope(|scope| {

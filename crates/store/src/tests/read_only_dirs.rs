@@ -16,7 +16,7 @@ fn shared() -> (Kit, Kit, Store) {
 }
 
 #[test]
-fn models_of_other_folders_are_found_and_resolved() {
+fn models_of_read_only_folders_are_found_and_resolved() {
     let (share, own, store) = shared();
     let theirs = share.model("theirs", 1);
     own.model("mine", 2);
@@ -30,7 +30,7 @@ fn models_of_other_folders_are_found_and_resolved() {
 }
 
 #[test]
-fn the_own_folders_model_hides_another_of_its_name() {
+fn a_model_of_the_own_folder_hides_a_read_only_one_of_its_name() {
     let (share, own, store) = shared();
     share.model("both", 1);
     let mine = own.model("Both", 2);
@@ -84,7 +84,7 @@ fn missing_and_broken_read_only_folders_are_skipped() {
 }
 
 #[test]
-fn a_damaged_blob_elsewhere_is_stored_anew_here() {
+fn a_damaged_blob_of_a_read_only_folder_is_stored_again_locally() {
     let (share, own, store) = shared();
     let digest = share.model("theirs", 1);
     fs::write(share.root().join("blobs").join(digest.file_name()), b"cut").unwrap();
@@ -120,7 +120,7 @@ fn tree(root: &std::path::Path) -> Vec<(PathBuf, Vec<u8>, std::time::SystemTime)
 }
 
 #[test]
-fn a_broken_model_elsewhere_is_not_removed_nor_the_folders_above_it() {
+fn a_broken_model_of_a_read_only_folder_and_its_parents_are_not_removed() {
     let (share, own, store) = shared();
     let file = share.root().join("manifests/registry.ollama.ai/library/cut/latest");
     fs::create_dir_all(file.parent().unwrap()).unwrap();

@@ -14,7 +14,7 @@ fn remote() -> CreateRequest {
 }
 
 #[test]
-fn options_of_the_other_server_are_rejected_by_name() {
+fn local_options_for_a_remote_model_are_rejected_by_name() {
     let kit = Kit::new();
     kit.create("far", &remote()).unwrap();
     // The blob of this digest does not exist.
@@ -78,7 +78,7 @@ fn a_projector_without_a_model_is_rejected() {
 }
 
 #[test]
-fn a_part_that_is_not_what_its_name_says_is_named_as_its_user_does() {
+fn a_split_part_that_contradicts_its_file_name_is_reported_by_that_name() {
     let kit = Kit::new();
     let part = |number: u16| {
         let mut writer = Writer::new();

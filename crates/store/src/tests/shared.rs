@@ -253,7 +253,7 @@ fn nothing_is_removed_while_an_entry_is_unknown() {
 }
 
 #[test]
-fn lists_show_what_ollama_shows() {
+fn listings_match_those_of_ollama() {
     let dir = folder();
     let root = dir.path();
     every_state(root);
@@ -616,7 +616,7 @@ fn shadow_names_are_neither_created_nor_removed() {
 
 #[cfg(unix)]
 #[test]
-fn folders_that_are_links_hold_names_that_load() {
+fn models_in_symlinked_folders_load() {
     let [dir, elsewhere] = [folder(), folder()];
     let root = dir.path();
     for part in ["manifests-v2", "blobs"] {
@@ -635,7 +635,7 @@ fn folders_that_are_links_hold_names_that_load() {
 }
 
 #[test]
-fn a_runner_can_be_chosen() {
+fn a_manifest_is_selected_by_runner() {
     let dir = folder();
     let root = dir.path();
     every_state(root);

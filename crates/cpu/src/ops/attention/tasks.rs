@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_reads_the_positions_of_all_its_rows() {
+    fn a_block_of_rows_reads_the_positions_visible_to_any_row() {
         let s = Segment { first_row: 0, rows: 12, past: 9, ..Segment::default() };
         for mask in [Mask::Causal, Mask::Window(4), Mask::Chunk(5), Mask::Chunk(1), Mask::Pooled(4)]
         {
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_begins_at_a_multiple_and_an_encoder_sees_both_sides() {
+    fn chunk_masks_begin_at_multiples_and_encoder_masks_look_both_ways() {
         let s = Segment { first_row: 0, rows: 10, ..Segment::default() };
         let seen = |mask, position| row_visible(&spec(mask), &s, position);
         assert_eq!([3, 4, 7, 8].map(|p| seen(Mask::Chunk(4), p)), [(0, 4), (4, 5), (4, 8), (8, 9)]);

@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signs_are_those_of_the_table() {
+    fn signs_match_the_table() {
         let mut random = 1u32;
         let mut words = [0u32; 16];
         for word in &mut words {

@@ -434,7 +434,7 @@ mod tests {
     /// `cargo test --release -p puna-kernels --lib expanded -- --ignored --nocapture`
     #[test]
     #[ignore = "measures"]
-    fn weights_are_expanded_at_a_speed_to_compare_with_the_tiles() {
+    fn expanded_weights_per_second_are_measured() {
         fn rate<E: Expand>() {
             if !(crate::x86::avx512::available() && super::super::vectors()) {
                 return;

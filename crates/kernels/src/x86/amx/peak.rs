@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_round_adds_as_many_products_as_it_claims() {
+    fn a_round_adds_the_declared_number_of_products() {
         // SAFETY: the emulated unit asks for nothing. Four tiles of 16 × 16 sums, of which a line
         // of one is seen.
         let (bf16_sum, int8_sum) = unsafe { (bf16::<Emulated>(5), int8::<Emulated>(5)) };

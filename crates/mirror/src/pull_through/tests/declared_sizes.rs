@@ -84,7 +84,7 @@ fn corrupted(bytes: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn upstreams_are_held_to_the_declared_size() {
+async fn upstream_blobs_must_have_the_declared_size() {
     let (upstream, weights) = (Upstream::new().await, [7; 5000]);
     upstream.model("library/m", &weights);
     let longer = [&weights[..], &[0; 1000]].concat();
@@ -265,7 +265,7 @@ async fn resumed_downloads_do_not_get_a_longer_blob() {
 }
 
 #[tokio::test]
-async fn manifests_served_by_other_mirrors_count_at_once() {
+async fn sizes_of_manifests_served_by_other_mirrors_apply_at_once() {
     let (upstream, weights) = (Upstream::new().await, [7; 5000]);
     let digest = Digest::of(&weights);
     let manifest = upstream.model("library/m", &weights);

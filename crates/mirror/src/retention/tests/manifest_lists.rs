@@ -4,7 +4,7 @@ use super::*;
 use crate::types::manifest_list::tests::{child, inline, list_of, reference};
 
 #[tokio::test]
-async fn children_of_a_list_stay_and_go_with_it() {
+async fn children_are_retained_and_removed_with_their_list() {
     let dir = tempfile::tempdir().unwrap();
     let test = TestStorage::open(dir.path(), &today());
     let name = named("team/m");

@@ -186,7 +186,7 @@ fn the_newest_tags_stay() {
 }
 
 #[test]
-fn recently_pulled_tags_stay_besides_the_newest() {
+fn recently_pulled_tags_stay_in_addition_to_the_newest() {
     assert_eq!(
         seven().gone(&["team=pulled:30d"]),
         gone(&[("v1", 100), ("v2", 100), ("v3", 100), ("v4", 100), ("v5", 100)])
@@ -204,7 +204,7 @@ fn recently_pulled_tags_stay_besides_the_newest() {
 }
 
 #[test]
-fn models_of_the_user_stay_unless_a_rule_has_own() {
+fn user_models_stay_unless_a_rule_has_own() {
     let mut contents = Contents::default();
     for (tag, owner) in
         [("mine", Owner::Store), ("share", Owner::ReadOnly), ("pushed", Owner::Registry)]
@@ -417,7 +417,7 @@ async fn usage_records_survive_restarts() {
 }
 
 #[tokio::test]
-async fn two_runs_at_once_remove_each_thing_and_nothing_that_moved() {
+async fn concurrent_runs_remove_each_tag_and_keep_moved_ones() {
     let dir = tempfile::tempdir().unwrap();
     let time = today();
     let (one, other) = (TestStorage::open(dir.path(), &time), TestStorage::open(dir.path(), &time));

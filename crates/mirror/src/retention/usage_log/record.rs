@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn merging_is_the_same_in_any_order() {
+    fn records_merge_to_the_same_result_in_any_order() {
         let all = [
             record(b"a", 5, Some(ChangeSource::Fetch), Some(7)),
             record(b"a", 6, None, None),
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn who_saw_it_come_knows_better_than_who_saw_it_there_and_the_last_one_best() {
+    fn recorded_arrivals_override_sightings_and_the_latest_arrival_wins() {
         let seen = record(b"a", 9, None, None);
         let fetched = record(b"a", 5, Some(ChangeSource::Fetch), Some(7));
         let taken = record(b"a", 6, Some(ChangeSource::User), None);

@@ -87,7 +87,7 @@ fn entry(digest: Digest, at: u64) -> Entry {
 }
 
 #[test]
-fn replaced_models_of_the_user_stay_the_users() {
+fn replaced_user_models_still_belong_to_the_user() {
     let usage_log = usage_log(&Arc::new(AtomicU64::new(MIN_VALID_TIME)));
     let digests = [b"a", b"b", b"c"].map(|of| Digest::of(of));
     let brought = |of: &str, digest| usage_log.times(&name(), Some(of), digest).is_from_mirror;
@@ -214,7 +214,7 @@ async fn pulls_within_a_minute_are_merged_and_clean_logs_not_written() {
 }
 
 #[tokio::test]
-async fn old_notes_are_adopted_and_invalid_ones_kept() {
+async fn old_notes_are_adopted_and_invalid_ones_stay() {
     let dir = tempfile::tempdir().unwrap();
     let storage = FileStorage::new(Arc::new(Store::open(dir.path()).unwrap()));
     let (notes, time) = (storage.usage_notes(), Arc::new(AtomicU64::new(MIN_VALID_TIME)));

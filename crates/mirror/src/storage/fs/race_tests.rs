@@ -166,7 +166,7 @@ fn modified_time(path: &Path) -> Option<SystemTime> {
 }
 
 #[tokio::test]
-async fn mounted_blobs_wait_for_their_manifest() {
+async fn mounted_blobs_stay_until_their_manifest_arrives() {
     let test = TestRegistry::new();
     let storage = FileStorage::new(test.registry.store.clone());
     let (theirs, mine) = (named("a/theirs"), named("b/mine"));

@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn scales_have_a_few_round_numbers() {
+    fn axes_have_a_few_round_tick_values() {
         assert_eq!(ticks(260.0), [0.0, 100.0, 200.0]);
         assert_eq!(ticks(4.0), [0.0, 1.0, 2.0, 3.0, 4.0]);
         assert_eq!(ticks(0.3).len(), 4);

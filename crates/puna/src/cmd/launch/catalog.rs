@@ -78,7 +78,7 @@ mod tests {
     const GB: u64 = 1_000_000_000;
 
     #[test]
-    fn there_is_a_model_for_every_machine_and_larger_ones_come_first() {
+    fn the_largest_fitting_model_is_suggested_first() {
         let best =
             |memory: u64| fitting(memory * GB, 32_768).first().map(|(model, _)| model.name.clone());
         let expected = [
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_is_in_order_and_its_numbers_are_sizes() {
+    fn the_catalog_is_sorted_by_size_and_its_values_are_plausible() {
         let list = suggestions();
         assert!(list.is_sorted_by_key(|model| model.size));
         for model in list {
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_follow_the_memory_plan() {
+    fn context_windows_follow_the_memory_plan() {
         let model = Suggestion {
             name: "m".into(),
             size: 4 * GB,

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn schemas_without_a_finite_value_are_refused_with_their_place() {
+fn schemas_without_a_finite_value_are_refused_with_their_location() {
     let node = json!({"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "required": ["next"]});
     let list = json!({"type": "array", "items": {"$ref": "#/$defs/list"}, "minItems": 1});
     let one =

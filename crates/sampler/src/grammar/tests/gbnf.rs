@@ -143,7 +143,7 @@ fn translated_grammars_accept_what_gbnf_accepts() {
 }
 
 #[test]
-fn gbnf_names_tokens() {
+fn gbnf_rules_may_name_tokens() {
     let mut grammar =
         compile(&Constraint::Gbnf("root ::= <mark> \"a\" !<[97]> root | \"x\"".into())).unwrap();
     assert!(allowed(&mut grammar).contains(&MARK));

@@ -246,7 +246,7 @@ fn recursive_openapi_schemas_terminate() {
 }
 
 #[test]
-fn numbers_texts_and_order_are_compared_by_value() {
+fn unique_items_are_compared_by_value() {
     let unique = json!({"type": "array", "uniqueItems": true});
     for (list, is_unique) in [
         (json!([1, 1.0]), false),

@@ -436,7 +436,7 @@ fn objects_of_too_many_properties_are_refused_by_name() {
 }
 
 #[test]
-fn generated_definition_names_are_unused_ones() {
+fn generated_definition_names_do_not_collide_with_given_ones() {
     let schema = json!({
         "type": "object",
         "properties": {"x": {"$ref": "#/$defs/a~1b"}, "y": {"$ref": "#/$defs/puna-0"}, "z": {"$ref": "#/$defs/puna-1"}},

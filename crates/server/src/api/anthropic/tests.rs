@@ -244,7 +244,7 @@ fn tools_keep_their_schemas_and_errors_name_invalid_tools() {
 }
 
 #[test]
-fn tool_choice_has_four_forms() {
+fn tool_choice_accepts_four_types() {
     let choice = |choice| {
         request(json!({"tool_choice": choice})).map(|r| (r.tool_choice, r.parallel_tool_calls))
     };
@@ -292,7 +292,7 @@ fn unknown_thinking_and_effort_values_are_rejected() {
 }
 
 #[test]
-fn schema_is_read_from_both_fields() {
+fn schema_is_read_from_output_format_and_output_config() {
     let schema = json!({"type": "object"});
     let format = json!({"type": "json_schema", "schema": schema});
     for extra in [json!({"output_format": format}), json!({"output_config": {"format": format}})] {

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_that_ends_without_success_has_failed() {
+    async fn progress_that_ends_without_success_is_a_failure() {
         for broken in [&[][..], &["pulling manifest"], &["success", "and more"]] {
             let mut lines = lines(broken);
             for status in broken {

@@ -164,7 +164,7 @@ async fn unfinished_handshakes_time_out_and_others_wait_for_a_slot() {
 }
 
 #[test]
-fn errors_name_the_file_and_what_to_do() {
+fn errors_name_the_file_and_the_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let files = files(folder.path());
     let error = || Tls::new(&files).err().unwrap().to_string();

@@ -57,7 +57,7 @@ async fn a_stop_sequence_is_reported() {
 }
 
 #[tokio::test]
-async fn errors_have_anthropic_s_form_for_streams_too() {
+async fn errors_have_the_anthropic_format_for_streams_too() {
     let server = TestServer::new();
     let error = async |body: Value| {
         let answer = server.post("/v1/messages", body).await;
@@ -127,7 +127,7 @@ async fn clients_receive_pings_during_the_prefill() {
 }
 
 #[tokio::test]
-async fn models_are_listed_in_the_form_that_the_client_s_header_asks_for() {
+async fn models_are_listed_in_the_format_that_the_client_header_selects() {
     let server = TestServer::new();
     server.post("/api/copy", json!({"source": "cria", "destination": "twin"})).await;
     let get = async |path: &str| {

@@ -213,7 +213,7 @@ async fn texts_are_tokenized_and_tokens_detokenized() {
 }
 
 #[tokio::test]
-async fn fields_without_effect_alone_are_named_or_refused() {
+async fn fields_that_need_another_field_are_named_or_refused() {
     let server = TestServer::new();
     let top = chat(json!({"top_logprobs": 2, "stream": false}));
     let native = server.post("/api/chat", top.clone()).await;
@@ -265,7 +265,7 @@ async fn audio_is_refused_with_the_reason() {
 }
 
 #[tokio::test]
-async fn a_waiting_request_s_body_counts_against_the_budget() {
+async fn the_body_of_a_waiting_request_counts_against_the_budget() {
     let server = TestServer::new();
     let all = crate::http::body_budget::BODY_BUDGET_BYTES as u64;
     let is_free = || server.middleware.body_budget().reservation().check_available(all).is_ok();

@@ -46,7 +46,7 @@ async fn chat_deltas(says: &str) -> (Vec<Value>, Value) {
 }
 
 #[tokio::test]
-async fn chat_streams_the_call_s_name_and_then_its_arguments() {
+async fn chat_streams_the_name_of_a_call_and_then_its_arguments() {
     let (deltas, reason) = chat_deltas(&format!("{CALL}{CALL}")).await;
     assert_eq!(reason, "tool_calls");
     let mut calls: Vec<(Value, String)> = Vec::new();

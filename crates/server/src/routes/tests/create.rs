@@ -26,7 +26,7 @@ async fn blobs_are_uploaded_once_and_checked() {
 }
 
 #[tokio::test]
-async fn models_are_made_copied_and_deleted() {
+async fn models_are_created_copied_and_deleted() {
     let server = TestServer::new();
     let made = server
         .post("/api/create", json!({"model": "mine", "from": "cria", "system": "Be brief."}))

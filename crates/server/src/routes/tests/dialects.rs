@@ -35,7 +35,7 @@ async fn send(
 }
 
 #[tokio::test]
-async fn a_missing_key_is_reported_in_the_route_s_dialect() {
+async fn a_missing_key_is_reported_in_the_dialect_of_the_route() {
     let server = TestServer::with(|config| {
         let mut file = KeyFile::default();
         file.add("a", vec![Scope::Inference]).unwrap();
@@ -64,7 +64,7 @@ async fn a_missing_key_is_reported_in_the_route_s_dialect() {
 }
 
 #[tokio::test]
-async fn handlers_refuse_in_the_dialect_that_the_table_names() {
+async fn handlers_report_errors_in_the_dialect_of_the_route_table() {
     let server = TestServer::new();
     let mut tried = 0;
     for route in routes::all().iter().filter(|route| route.methods.contains(&"POST")) {
@@ -83,7 +83,7 @@ async fn handlers_refuse_in_the_dialect_that_the_table_names() {
 }
 
 #[tokio::test]
-async fn the_model_list_is_refused_in_anthropic_s_form_to_its_clients() {
+async fn errors_of_the_model_list_have_the_anthropic_format_for_its_clients() {
     let server = TestServer::new();
     let model =
         routes::all().into_iter().find(|route| route.path == "/v1/models/{*model}").unwrap();
@@ -97,7 +97,7 @@ async fn the_model_list_is_refused_in_anthropic_s_form_to_its_clients() {
 }
 
 #[tokio::test]
-async fn unknown_paths_methods_and_spellings_have_their_error_messages() {
+async fn unknown_paths_methods_and_spellings_have_specific_error_messages() {
     let server = TestServer::new();
     let nope = server.get("/nope").await;
     assert_eq!(

@@ -164,7 +164,7 @@ async fn every_request_has_an_id_and_a_client_may_set_it() {
 }
 
 #[tokio::test]
-async fn a_path_is_the_same_however_it_is_escaped() {
+async fn escaped_paths_reach_the_same_route() {
     let server = TestServer::new();
     for path in ["/api/%67enerate", "/api%2fgenerate"] {
         let short = json!({"num_predict": 1});
@@ -246,7 +246,7 @@ async fn the_embedded_model_is_listed_and_shown() {
 }
 
 #[tokio::test]
-async fn fields_without_effect_beside_another_are_named() {
+async fn fields_that_another_field_disables_are_named() {
     let server = TestServer::with(|config| config.go_template = Some(true));
     let template = "{{ .Prompt }}{{ .Suffix }}";
     let made = json!({"model": "gap", "from": "cria", "template": template, "files": {"a.gguf": "sha256:0"}, "stream": false});
@@ -306,7 +306,7 @@ async fn streams_and_whole_responses_have_the_same_content() {
 }
 
 #[tokio::test]
-async fn wrong_and_unknown_names_have_their_error_messages() {
+async fn invalid_and_unknown_model_names_have_specific_error_messages() {
     let server = TestServer::new();
     let error = async |path: &str, body: Value| {
         let answer = server.post(path, body).await;

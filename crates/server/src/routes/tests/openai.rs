@@ -95,7 +95,7 @@ async fn several_prompts_are_answered_in_their_order() {
 }
 
 #[tokio::test]
-async fn a_prompt_of_tokens_is_the_model_s_input_and_can_be_repeated() {
+async fn a_prompt_of_token_ids_is_used_unchanged_and_can_be_echoed() {
     let server = start_server().await;
     let answer = completion(&server, json!({"prompt": [104, 105], "echo": true})).await.json();
     assert_eq!(
@@ -121,7 +121,7 @@ async fn a_prompt_of_tokens_is_the_model_s_input_and_can_be_repeated() {
 }
 
 #[tokio::test]
-async fn log_probabilities_of_a_text_have_their_old_form() {
+async fn completions_have_the_legacy_format_of_log_probabilities() {
     let server = start_server().await;
     let answer = completion(&server, json!({"logprobs": 1, "max_tokens": 2})).await.json();
     let logprobs = &answer["choices"][0]["logprobs"];

@@ -11,7 +11,7 @@ fn raw(extra: Value) -> Value {
 }
 
 #[tokio::test]
-async fn native_responses_list_the_prompt_s_tokens_and_streams_do_so_first() {
+async fn native_responses_list_the_prompt_tokens_and_streams_send_them_first() {
     let server = TestServer::new();
     let whole = server.post("/api/generate", raw(json!({"stream": false}))).await.json();
     let first = json!({"token": "a", "id": 97, "logprob": null, "rank": 0, "bytes": [97]});
@@ -38,7 +38,7 @@ async fn native_responses_list_the_prompt_s_tokens_and_streams_do_so_first() {
 }
 
 #[tokio::test]
-async fn openai_routes_have_prompt_logprobs_in_the_form_of_vllm() {
+async fn openai_routes_have_prompt_logprobs_in_the_format_of_vllm() {
     let server = TestServer::new();
     let entry = |logprob: f64, rank: u32, token: &str| json!({"logprob": logprob, "rank": rank, "decoded_token": token});
     let second = json!({"119": entry(-0.5, 1, "w"), "98": entry(-1.5, 2, "b")});

@@ -159,7 +159,7 @@ async fn unsupported_tools_are_named() {
 }
 
 #[tokio::test]
-async fn tools_of_other_services_are_left_out_of_a_choice_as_they_are_of_the_tools() {
+async fn hosted_tools_are_left_out_of_the_tools_and_of_the_tool_choice() {
     let server = TestServer::new();
     let chat = async |allowed: Value| {
         let function = json!({"type": "function", "function": {"name": "f"}});
@@ -212,7 +212,7 @@ async fn items_of_stored_responses_can_be_referenced_by_their_owner() {
 }
 
 #[tokio::test]
-async fn tokens_are_counted_as_the_prompt_has_them() {
+async fn counted_input_tokens_equal_those_of_the_prompt() {
     let server = TestServer::new();
     let body = json!({"model": "cria", "input": "hi", "instructions": "Be brief.", "max_output_tokens": 1});
     let counted = server.post("/v1/responses/input_tokens", body.clone()).await.json();

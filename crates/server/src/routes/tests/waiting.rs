@@ -95,7 +95,7 @@ async fn native_streams_contain_only_json_lines() {
 }
 
 #[tokio::test]
-async fn a_waiting_stream_s_body_counts_against_the_budget() {
+async fn the_body_of_a_waiting_stream_counts_against_the_budget() {
     let server = TestServer::new();
     server.fake.slow.store(1500, Ordering::Relaxed);
     let is_free = || {

@@ -44,7 +44,7 @@ async fn a_list_has_the_context_window_without_options_and_loads_nothing() {
 }
 
 #[tokio::test]
-async fn the_server_s_limit_applies_unless_a_model_has_one() {
+async fn the_limit_of_the_server_applies_unless_a_model_has_one() {
     let server = TestServer::with(|config| config.context_length = Some(32));
     create(&server, "short", json!({"parameters": {"num_ctx": 512}})).await;
     server.store_zoo("plain", "qwen3-bf16.gguf").await;
@@ -53,7 +53,7 @@ async fn the_server_s_limit_applies_unless_a_model_has_one() {
 }
 
 #[tokio::test]
-async fn a_request_s_limit_does_not_change_the_listed_window_of_a_loaded_model() {
+async fn the_limit_of_a_request_does_not_change_the_listed_window_of_a_loaded_model() {
     let server = TestServer::new();
     let short = json!({"options": {"num_predict": 1, "num_ctx": 300}});
     assert_eq!(server.post("/api/chat", chat(short)).await.status, StatusCode::OK);
@@ -73,7 +73,7 @@ async fn a_model_larger_than_the_memory_has_no_window() {
 }
 
 #[tokio::test]
-async fn anthropic_s_list_has_the_window_too() {
+async fn the_anthropic_model_list_has_the_context_window_too() {
     let server = TestServer::new();
     create(&server, "short", json!({"parameters": {"num_ctx": 512}})).await;
     for path in ["/v1/models?limit=1", "/v1/models/short"] {
@@ -89,7 +89,7 @@ async fn anthropic_s_list_has_the_window_too() {
 }
 
 #[tokio::test]
-async fn sizes_in_a_remote_model_s_config_are_shown_and_listed() {
+async fn sizes_in_the_config_of_a_remote_model_are_shown_and_listed() {
     let server = TestServer::with(|config| config.remotes = vec!["127.0.0.1:9".into()]);
     let remote = json!({"from": "m", "remote_host": "http://127.0.0.1:9/v1"});
     let with = |info: Value| {

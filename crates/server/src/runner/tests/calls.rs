@@ -362,7 +362,7 @@ async fn tools_that_cannot_be_called_are_rejected_by_name() {
 }
 
 #[tokio::test]
-async fn arguments_of_a_forced_call_are_an_object_whatever_else_is_allowed() {
+async fn forced_call_arguments_are_an_object_even_if_the_schema_allows_other_types() {
     let link = loaded_file(None, 512).await;
     let allowed = [
         json!({"type": ["object", "null"], "properties": {}}),

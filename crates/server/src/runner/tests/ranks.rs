@@ -94,7 +94,7 @@ async fn rank_error(link: &Link, rank: Rank) -> String {
 /// package 0.3.36: `llama-server -m FILE --reranking --pooling rank -t 1 -c 0`, `POST /v1/rerank`.
 /// It computes GELU from a half-precision table, which explains the difference of the first result.
 #[tokio::test]
-async fn scores_and_tokens_are_those_of_llama_cpp() {
+async fn scores_and_tokens_equal_those_of_llama_cpp() {
     let (first, second) = ("what is it?", "the answer of <|im_end|> is");
     let few: &[&str] = &["hi", "The panda is a bear.", "it is a fish"];
     let odd: &[&str] = &["", " a long text with many words, and 1 number "];
@@ -115,7 +115,7 @@ async fn scores_and_tokens_are_those_of_llama_cpp() {
 }
 
 #[tokio::test]
-async fn a_thousand_documents_are_scored_as_each_alone() {
+async fn a_thousand_documents_get_the_same_scores_as_each_alone() {
     let (link, _folder) = ranker(bert(), 512).await;
     let texts: Vec<String> = (0..1000).map(|i| "panda ".repeat(i % 9) + "bear").collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
@@ -131,7 +131,7 @@ async fn a_thousand_documents_are_scored_as_each_alone() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_ends_its_scoring() {
+async fn a_disconnected_client_ends_its_scoring() {
     let (link, _folder) = ranker(qwen3(), 512).await;
     let long = "a bear is no panda ".repeat(8);
     let texts = vec![long.as_str(); 6_000];
@@ -178,7 +178,7 @@ async fn documents_that_are_too_long_are_cut_only_on_request_and_the_cut_is_repo
 }
 
 #[tokio::test]
-async fn models_that_do_not_rank_say_so() {
+async fn ranking_and_embedding_with_an_unsuitable_model_are_refused_with_the_reason() {
     let link = loaded_file(None, 64).await;
     assert_eq!(rank_error(&link, rank_task("a", &["b"])).await, "this model does not rank texts");
     let (link, _folder) = ranker(bert(), 64).await;

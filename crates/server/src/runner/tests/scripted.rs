@@ -28,7 +28,7 @@ async fn play(answers: Value, prompt: &str) -> (String, Event) {
 }
 
 #[tokio::test]
-async fn steps_are_written_in_the_models_syntax_and_counted_as_its_tokens() {
+async fn scripted_steps_use_the_models_syntax_and_count_its_tokens() {
     let steps = json!([
         {"thinking": "I look."}, {"text": "Here: né 🦙"}, {"calls": [{"name": "a", "arguments": {"x": 1}}, {"name": "b", "arguments": "{\"cut"}]},
     ]);

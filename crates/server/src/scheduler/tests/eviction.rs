@@ -31,7 +31,7 @@ fn a_model_unused_for_long_is_evicted_even_if_it_loads_slowly() {
 }
 
 #[test]
-fn a_model_kept_forever_is_evicted_after_all_other_idle_ones() {
+fn a_model_with_endless_keep_alive_is_evicted_after_all_other_idle_ones() {
     let mut b = Fixture::new(2, 512);
     b.event(with_keep(9, "pinned", KeepAlive::Forever));
     b.load(1, GB);

@@ -117,7 +117,7 @@ fn the_queue_limit_holds_for_all_clients_together() {
 }
 
 #[test]
-fn a_request_whose_model_is_loading_is_not_displaced() {
+fn a_request_for_a_loading_model_is_not_displaced() {
     let mut b = Fixture::new(3, 2);
     for id in 1..=3 {
         b.request_as(1, id, "a");

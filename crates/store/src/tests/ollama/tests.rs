@@ -81,7 +81,7 @@ fn row(name: &str, runner: &str) -> (String, String) {
 }
 
 #[test]
-fn the_old_version_creates_copies_replaces_and_removes() {
+fn the_old_version_creates_copies_replaces_and_removes_models() {
     let kit = Kit::new();
     kit.old.create("a", &Content::sample(1)).unwrap();
     kit.old.copy("a", "b:2").unwrap();
@@ -190,7 +190,7 @@ fn the_new_version_leaves_young_files_alone() {
 }
 
 #[test]
-fn a_partial_list_has_rows_of_its_local_children() {
+fn a_partial_list_shows_only_its_local_children() {
     let kit = Kit::new();
     let children = two_runners();
     kit.new.pull_list("a", &children, &[0]).unwrap();
@@ -264,7 +264,7 @@ fn a_migration_writes_a_list_an_anchor_and_a_shadow() {
 }
 
 #[test]
-fn hard_links_and_copies_are_entries_too() {
+fn hard_links_and_copies_are_valid_entries() {
     for link in [Link::Symbolic, Link::Hard, Link::Copy] {
         let kit = Kit::with_link(link);
         kit.new.create("a", &Content::sample(1)).unwrap();
@@ -299,7 +299,7 @@ fn a_dangling_entry_falls_back_to_the_legacy_one() {
 
 #[test]
 #[cfg(unix)]
-fn a_link_to_other_bytes_is_invalid() {
+fn an_entry_linked_to_changed_bytes_is_invalid() {
     let kit = Kit::new();
     kit.new.pull_plain("a", &Content::sample(1)).unwrap();
     fs::write(fs::canonicalize(kit.v2("a")).unwrap(), "{}").unwrap();
@@ -339,7 +339,7 @@ fn both_spellings_of_the_public_host_are_one_name() {
 }
 
 #[test]
-fn alive_digests_include_those_of_entries_that_lose() {
+fn alive_digests_include_those_of_overridden_entries() {
     let kit = Kit::new();
     kit.new.create("a", &Content::sample(1)).unwrap();
     kit.old.create("a", &Content::sample(2)).unwrap();
@@ -361,7 +361,7 @@ fn loaded(kit: &Kit) -> [Vec<String>; 2] {
 }
 
 #[test]
-fn random_operations_repeat_and_starts_lose_no_model_of_their_version() {
+fn random_operations_are_reproducible_and_starts_lose_no_model_of_their_version() {
     for seed in 0..8 {
         let (mut random, mut again) = (Random::new(seed), Random::new(seed));
         let kit = Kit::new();

@@ -27,7 +27,7 @@ fn input(input: Value) -> Result<Value, String> {
 }
 
 #[test]
-fn items_become_messages() {
+fn input_items_become_messages() {
     let user = json!({"role": "user", "content": "x"});
     assert_eq!(input(json!("x")).unwrap(), json!([user]));
     assert_eq!(input(json!("")).unwrap(), json!([]));
@@ -37,7 +37,7 @@ fn items_become_messages() {
 }
 
 #[test]
-fn strict_schema_branches_are_exclusive() {
+fn one_of_branches_of_a_strict_schema_must_be_exclusive() {
     let format_request = |strict: Value, other: &str| {
         let schema = json!({"oneOf": [{"type": "string"}, {"type": other}]});
         request(

@@ -231,7 +231,7 @@ async fn a_repeated_call_is_one_call() {
 }
 
 #[tokio::test]
-async fn the_older_function_call_form_is_read() {
+async fn the_older_function_call_format_is_parsed() {
     let part = |call: Value| json!({"function_call": call});
     let f = [("f".to_owned(), "{\"x\":1}".to_owned(), complete(json!({"x": 1})))];
     for deltas in [

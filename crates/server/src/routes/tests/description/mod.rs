@@ -300,7 +300,7 @@ fn set_field(body: &mut Value, path: &str) {
 }
 
 #[tokio::test]
-async fn refused_values_have_their_error_messages() {
+async fn refused_values_have_specific_error_messages() {
     let server = TestServer::new();
     let mut wrong = Vec::new();
     for refusal in REFUSED {
