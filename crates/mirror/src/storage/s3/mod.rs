@@ -198,9 +198,7 @@ async fn read_blob_location(
 ) -> Result<Option<BlobLocation>, MirrorError> {
     let Some(bytes) = bucket.read(key).await? else { return Ok(None) };
     let location = serde_json::from_slice(&bytes);
-    location
-        .map(Some)
-        .map_err(|_| bucket.invalid_object(key, "it does not say where the blob lies"))
+    location.map(Some).map_err(|_| bucket.invalid_object(key, "the record of the blob is invalid"))
 }
 
 fn data_key(bucket: &Bucket, id: &UploadId) -> Path {
@@ -448,7 +446,7 @@ impl ObjectInventory for S3Storage {
             self.uploads.remove_expired().await?;
             let removed = self.sweep().await?;
             if removed > 0 {
-                tracing::info!(removed, "blobs that no manifest needs were removed");
+                tracing::info!(removed, "removed unreferenced blobs");
             }
             Ok(())
         })
