@@ -261,7 +261,7 @@ fn internal_errors_are_not_shown_to_clients() {
     check(
         secret.clone(),
         failed,
-        "internal error: cannot set up connections: \"/home/me\" is no address of a registry",
+        "internal error: cannot set up connections: \"/home/me\" is not an address of a registry",
     );
     let public = MirrorError::from(secret).public_message();
     assert_eq!(public, "internal error of this registry: its log has the reason");

@@ -205,7 +205,7 @@ async fn blobs_are_served_in_flight_after_a_restart() {
         // is repeated.
         let whole = match mirror.part(digest, 0..3 << 20).await {
             Err(error @ MirrorError::Upstream(_))
-                if error.to_string().contains("ask for all of it again") =>
+                if error.to_string().contains("request the whole blob again") =>
             {
                 mirror.part(digest, 0..3 << 20).await
             }
