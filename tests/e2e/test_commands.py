@@ -106,7 +106,7 @@ def test_create_gives_a_known_template_its_stop_texts(server, smollm2):
 def test_an_adapter_that_is_none_is_refused_rather_than_left_out(server, tmp_path):
     (tmp_path / "Modelfile").write_text(f"FROM cria\nADAPTER {CRIA}\n")
     done = server.cli("create", "adapted", "-f", tmp_path / "Modelfile")
-    assert done.returncode == 1 and "which is no adapter: a LoRA adapter is" in done.stderr, done
+    assert done.returncode == 1 and "which is not an adapter: name a GGUF file" in done.stderr, done
     assert "adapted" not in server.cli("list", check=True).stdout
 
 

@@ -15,7 +15,7 @@ pub(super) fn remote(request: &CreateRequest) -> Result<Option<Remote>, StoreErr
     match request.remote_host.as_deref().filter(|host| !host.is_empty()) {
         None => Remote::parse(from),
         Some(_) if from.is_empty() => Err(StoreError::BadRemote(
-            "`from` has to name the model as the other server does".into(),
+            "`from` must be the model's name on the remote server".into(),
         )),
         Some(host) => Ok(Some(Remote { host: host.to_owned(), model: from.to_owned() })),
     }
@@ -40,10 +40,7 @@ pub(super) fn for_remote(request: &CreateRequest) -> Result<(), StoreError> {
     if asked.is_empty() {
         return Ok(());
     }
-    let reason = format!(
-        "its weights, prompts and answers are the other server's: leave {} out",
-        asked.join(" and ")
-    );
+    let reason = format!("a remote model cannot have {}", asked.join(" and "));
     Err(StoreError::BadRemote(reason))
 }
 
