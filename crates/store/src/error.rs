@@ -191,7 +191,7 @@ pub enum StoreError {
         path.display()
     )]
     FromNameAndFile { name: String, path: PathBuf },
-    #[error("unknown {what} \"{name}\": use one of {known}")]
+    #[error("unknown {what} \"{name}\"; supported: {known}")]
     UnknownBuiltIn { what: &'static str, name: String, known: String },
     #[error(
         "the model requires version {wanted}, but this program is compatible with {ours}: update it, or leave out REQUIRES"

@@ -275,8 +275,8 @@ async fn a_registry_that_does_not_know_the_key_is_reported_with_the_public_key()
     for (body, reason) in [
         ("", ""),
         (
-            r#"{"errors":[{"code":"UNAUTHORIZED","message":"this key is not known here"}]}"#,
-            ": this key is not known here",
+            r#"{"errors":[{"code":"UNAUTHORIZED","message":"unknown API key"}]}"#,
+            ": unknown API key",
         ),
     ] {
         let server = Server::start(move |seen| match seen.path.as_str() {

@@ -223,8 +223,8 @@ fn requests_that_cannot_work_fail_before_anything_is_done() {
         (from_model("no such"), "invalid model name `no such`"),
         (from_model("nope"), "model 'nope:latest' not found"),
         (two, "FROM names a.gguf and b.gguf, the weights of several models"),
-        (named(Some("nope"), None), "unknown renderer \"nope\": known are cogito, cohere, "),
-        (named(None, Some("nope")), "unknown parser \"nope\": known are cogito, cohere, "),
+        (named(Some("nope"), None), "unknown renderer \"nope\"; supported: cogito, cohere, "),
+        (named(None, Some("nope")), "unknown parser \"nope\"; supported: cogito, cohere, "),
         (
             requires("99.0.0"),
             "the model requires version 99.0.0, but this program is compatible with 0.34.2",
