@@ -247,8 +247,8 @@ def test_show_prints_the_adapter_and_its_modelfile_recreates_the_model(server):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (adapter("qwen3"), "the adapter is made for the architecture `qwen3`, and the model's is `llama`"),
-        (b"GGUF", "(line 2): ./bad.gguf is no model: "),
+        (adapter("qwen3"), "the adapter is for the architecture `qwen3`, but the model has `llama`"),
+        (b"GGUF", "(line 2): ./bad.gguf is not a model: "),
     ],
 )
 def test_an_adapter_of_another_family_is_refused_on_creation(server, content, says):

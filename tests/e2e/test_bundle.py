@@ -68,11 +68,11 @@ def test_invalid_bundles_and_exports_are_refused_and_leave_nothing(here, tmp_pat
     damaged = bytearray(whole)
     damaged[len(whole) // 2] ^= 1
     for content, said in [
-        (whole[: len(whole) // 2], "it is cut off"),
+        (whole[: len(whole) // 2], "it is truncated"),
         (bytes(damaged), "is damaged: copy the file again"),
-        (b"no archive", "it is cut off"),
-        (b"", "it has no oci-layout and index.json"),
-        (gzip.compress(whole)[:-1000], "models.tar: the bundle cannot be read"),
+        (b"no archive", "it is truncated"),
+        (b"", "it lacks oci-layout and index.json"),
+        (gzip.compress(whole)[:-1000], "models.tar: cannot read the bundle"),
     ]:
         bundle.write_bytes(content)
         refused = puna("import", str(bundle), env=there)

@@ -106,7 +106,7 @@ def test_create_adds_the_stop_strings_of_a_known_template(server, smollm2):
 def test_a_file_that_is_no_adapter_is_refused(server, tmp_path):
     (tmp_path / "Modelfile").write_text(f"FROM cria\nADAPTER {CRIA}\n")
     done = server.cli("create", "adapted", "-f", tmp_path / "Modelfile")
-    assert done.returncode == 1 and "which is no adapter: a LoRA adapter is" in done.stderr, done
+    assert done.returncode == 1 and "which is not an adapter: name a GGUF file" in done.stderr, done
     assert "adapted" not in server.cli("list", check=True).stdout
 
 

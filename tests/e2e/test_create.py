@@ -113,7 +113,7 @@ def test_a_split_model_is_created_on_another_server_from_its_first_part(there, h
     assert answer(there, "parts") == answer(there, "whole")
     second.unlink()
     failed = puna("create", "parts", "-f", "-", env=here, input=f"FROM {first}\n")
-    assert failed.returncode == 1 and f"{second.name} must be beside {first.name}" in failed.stderr, failed.stderr
+    assert failed.returncode == 1 and f"{first.name} needs {second.name} in" in failed.stderr, failed.stderr
 
 
 def test_a_folder_of_safetensors_is_converted_by_another_server(there, here):
@@ -148,7 +148,7 @@ def test_an_importance_matrix_is_uploaded_with_the_model(there, here, tmp_path):
     work = [line for line in lines if line["status"] == "quantizing F32 model to Q4_K_M"]
     assert work[-1]["completed"] == work[-1]["total"] > 0, lines
     status, error = there.post("/api/create", body | {"quantize": ""})
-    assert status == 400 and "importance matrix is for quantizing" in error["error"], error
+    assert status == 400 and "importance matrix needs a quantization type" in error["error"], error
 
 
 def wide_cria(path):

@@ -104,7 +104,7 @@ def test_passwords_are_read_from_the_configuration_or_from_docker(home, tmp_path
     (tmp_path / "htpasswd").write_text(HTPASSWD)
     with registry(tmp_path, f"auth: {{htpasswd: {{realm: office, path: {tmp_path / 'htpasswd'}}}}}\n") as host:
         refused = puna("pull", "--insecure", f"{host}/me/cria", env=home)
-        assert refused.returncode == 1 and f"the registry {host} wants a user name and a password" in refused.stderr
+        assert refused.returncode == 1 and f"registry {host} requires a user name and a password" in refused.stderr
         (tmp_path / "password").write_text(PASSWORD + "\n")
         table = f'[registry.hosts."{host}"]\nhttp = true\nusername = "{USER}"\n'
         env = home | settings(tmp_path, table + f'password_file = "{tmp_path / "password"}"\n')
@@ -252,6 +252,6 @@ def test_a_pull_tries_mirrors_first_and_keeps_the_model_name(home, tmp_path):
         assert "small:latest" in listed(home)
 
         missing = puna("pull", "absent", env=env)
-        assert missing.returncode == 1 and "mirrors that were asked first" in missing.stderr and host in missing.stderr
+        assert missing.returncode == 1 and "mirrors tried first" in missing.stderr and host in missing.stderr
         alone = puna("pull", "--mirror", "off", "absent", env=env)
         assert alone.returncode == 1 and host not in alone.stderr

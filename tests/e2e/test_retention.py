@@ -118,7 +118,7 @@ def test_without_a_rule_nothing_is_removed(mirror):
     refused = it.cli("mirror", "retain")
     assert refused.returncode == 1 and "mirror.retention" in refused.stderr
     wrong = it.cli("mirror", "retain", "--set", "mirror.retention=team=keep:latest")
-    assert wrong.returncode == 1 and "a rule is like team-*=last:5" in wrong.stderr
+    assert wrong.returncode == 1 and "write rules such as team-*=last:5" in wrong.stderr
 
 
 def test_a_running_pull_survives_the_removal_of_its_model(mirror):
@@ -189,7 +189,7 @@ def test_only_allowed_names_are_fetched(mirror, upstream):
     error = json.loads(body)["errors"][0]
     assert code == 403 and error["code"] == "DENIED" and "mirror.fetch" in error["message"], error
     # What the others are made of may still be coming.
-    assert digest(b"library/other") not in {blob for blob, *_ in upstream.asked} and "library/other is not here" in it.log.read_text()
+    assert digest(b"library/other") not in {blob for blob, *_ in upstream.asked} and "library/other is not stored here" in it.log.read_text()
     # What is here is served.
     it.model("library/other/latest", [(MODEL, b"own"), (CONFIG, b"{}")])
     assert status(it, "library/other") == 200

@@ -10,7 +10,7 @@ use puna_gguf::GgufError;
 #[non_exhaustive]
 #[allow(missing_docs)] // the message of a variant documents it and prints its fields
 pub enum ConvertError {
-    #[error("{0} is missing among the files")]
+    #[error("{0} is missing in the folder")]
     FileMissing(String),
     #[error("{file}: {reason}")]
     Json { file: String, reason: String },
@@ -18,25 +18,25 @@ pub enum ConvertError {
     Key { file: String, key: String, want: &'static str },
     #[error("{file}: `{key}` is {found}")]
     KeyValue { file: String, key: String, found: String },
-    #[error("{file}: architecture {found} cannot be imported; those that can: {known}")]
+    #[error("{file}: architecture {found} is not supported; supported: {known}")]
     Architecture { file: String, found: String, known: String },
-    #[error("{file} names {missing}, which is not there: the folder is not whole")]
+    #[error("{file} names {missing}, which is missing: the folder is incomplete")]
     Shard { file: String, missing: String },
     #[error("{file}: not a safetensors file: {reason}")]
     Safetensors { file: String, reason: String },
     #[error("tensor {name} is missing")]
     TensorMissing { name: String },
-    #[error("tensor {name} has shape {found:?}, but {want:?} is expected")]
+    #[error("tensor {name} has shape {found:?}, expected {want:?}")]
     TensorShape { name: String, found: Vec<u64>, want: Vec<u64> },
-    #[error("tensor {name} has type {found}, which cannot be imported")]
+    #[error("tensor {name} has type {found}, which is not supported")]
     TensorType { name: String, found: String },
-    #[error("tensor {name} is not known to this architecture")]
+    #[error("tensor {name} is unknown in this architecture")]
     TensorUnknown { name: String },
-    #[error("{file}: pooling {found} is not supported (mean, cls and last token are)")]
+    #[error("{file}: pooling {found} is not supported; supported: mean, cls, last token")]
     Pooling { file: String, found: String },
     #[error("{file}: {reason}")]
     Tokenizer { file: String, reason: String },
-    #[error("the files are those of an adapter alone, which needs the metadata of its model")]
+    #[error("the files are only an adapter: it needs the metadata of its model")]
     AdapterWithoutModel,
     #[error("cannot read {}: {reason}", path.display())]
     Read { path: PathBuf, kind: io::ErrorKind, reason: String },

@@ -49,7 +49,7 @@ pub fn convert_adapter(
     let family =
         families::find_by_architecture(architecture).ok_or_else(|| ConvertError::Architecture {
             file: CONFIG.to_owned(),
-            found: format!("{} of the model that it is for", escape_for_message(architecture)),
+            found: format!("{} of the base model", escape_for_message(architecture)),
             known: families::adapter_architecture_list(),
         })?;
     let (rank, alpha) = (config.count("r")?, alpha(&config)?);
@@ -74,7 +74,7 @@ pub fn convert_adapter(
         if rank_a != Some(u64::from(rank)) {
             let found = rank_a.unwrap_or_default();
             let found = format!(
-                "{rank}, and the matrices for {name} have rank {found}: the files are not of one adapter"
+                "{rank}, but the matrices for {name} have rank {found}: the files belong to different adapters"
             );
             return Err(config.invalid_value("r", found));
         }
@@ -106,7 +106,7 @@ fn add_pair<'a>(
     // A would need its columns reordered; rules only describe rows.
     if rule.layout == SourceLayout::ColumnWise {
         let found = format!(
-            "with {}, whose columns have another order in a GGUF file: merge the adapter into the weights of its model",
+            "a list with {}, whose columns GGUF files reorder: merge the adapter into the weights of its model",
             escape_for_message(name)
         );
         return Err(mapper.config.invalid_value("target_modules", found));
@@ -139,18 +139,18 @@ fn add_pair<'a>(
 /// The key `adapter.lora.alpha`: the scale of the product B A, times the rank.
 fn alpha(config: &Config) -> Result<f32, ConvertError> {
     if let Some(kind) = config.text("peft_type").filter(|kind| *kind != "LORA") {
-        let found = format!("{}, and LORA alone can be imported", escape_for_message(kind));
+        let found = format!("{}, but only LORA is supported", escape_for_message(kind));
         return Err(config.invalid_value("peft_type", found));
     }
     if config.flag("use_dora") == Some(true) {
-        let found = "true, and its lengths have no place in a GGUF file: merge it into the weights of its model";
+        let found = "true, but GGUF files have no key for magnitudes: merge the adapter into the weights of its model";
         return Err(config.invalid_value("use_dora", found.to_owned()));
     }
     for key in ["alpha_pattern", "rank_pattern"] {
         let patterns = config.value(key).and_then(Value::as_object);
         // The file has one alpha for all matrices. Ranks are visible in their shapes.
         if patterns.is_some_and(|patterns| !patterns.is_empty()) {
-            let found = "not empty, and a GGUF file has one factor for all matrices: merge it into the weights of its model";
+            let found = "not empty, but GGUF files have one factor for all matrices: merge the adapter into the weights of its model";
             return Err(config.invalid_value(key, found.to_owned()));
         }
     }

@@ -183,7 +183,7 @@ fn unknown_tensor_error(config: &Config, name: &str) -> ConvertError {
     match quantized.as_ref().and_then(|section| section.text("quant_method")) {
         Some(method) => {
             let found = format!(
-                "of {}, and its tensor {name} cannot be imported: import the model as it was before it was quantized",
+                "of {}, whose tensor {name} is not supported: use the model before quantization",
                 escape_for_message(method)
             );
             config.invalid_value("quantization_config", found)
@@ -202,7 +202,7 @@ fn check_complete(
     let missing = |name: String| Err(ConvertError::TensorMissing { name });
     let mut names: BTreeSet<&str> = BTreeSet::new();
     if let Some(duplicate) = outputs.iter().find(|output| !names.insert(&output.name)) {
-        let reason = format!("two of its tensors would become {}", duplicate.name);
+        let reason = format!("two of its tensors map to {}", duplicate.name);
         return Err(ConvertError::Safetensors { file: "the folder".to_owned(), reason });
     }
     let has_rule = |name: &&&str| {

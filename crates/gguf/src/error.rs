@@ -15,7 +15,7 @@ use puna_quant::TensorType;
 pub enum GgufError {
     #[error("cannot {action} {}: {reason}", path.display())]
     Io { action: &'static str, path: PathBuf, kind: io::ErrorKind, reason: String },
-    #[error("{}: the file had {expected} bytes when it was opened and has {found} now", path.display())]
+    #[error("{}: the file size changed from {expected} to {found} bytes after opening: retry when no program writes it", path.display())]
     FileChanged { path: PathBuf, expected: u64, found: u64 },
 
     #[error(
@@ -27,13 +27,13 @@ pub enum GgufError {
         crate::error::escape_for_display(found)
     )]
     BadMagic { found: [u8; 4], looks_like: &'static str },
-    #[error("version 0 is no GGUF version (2 and 3 are read)")]
+    #[error("GGUF version 0 is invalid (supported: 2 and 3)")]
     VersionInvalid,
     #[error(
-        "GGUF version {version} was retired in 2023 (2 and 3 are read): convert the model again or download a newer file"
+        "GGUF version {version} was retired in 2023 (supported: 2 and 3): convert the model again or download a newer file"
     )]
     VersionUnsupported { version: u32 },
-    #[error("GGUF version {version} is newer than this program knows (2 and 3 are read)")]
+    #[error("GGUF version {version} is too new (supported: 2 and 3): update this program")]
     VersionFuture { version: u32 },
     #[error(
         "big-endian GGUF file: convert it with llama.cpp's gguf-py/gguf/scripts/gguf_convert_endian.py FILE little"
@@ -56,15 +56,15 @@ pub enum GgufError {
     KeyInvalid { index: u64, offset: u64, key: String, reason: &'static str },
     #[error("key {key} occurs twice")]
     KeyDuplicate { key: String },
-    #[error("key {key}: type {found} at byte {offset} is no value type (0 to 12)")]
+    #[error("key {key}: value type {found} at byte {offset} is unknown (0 to 12)")]
     ValueTypeUnknown { key: String, offset: u64, found: i32 },
-    #[error("key {key}: an array of arrays at byte {offset}; arrays hold scalars or strings only")]
+    #[error("key {key}: nested array at byte {offset}; elements must be scalars or strings")]
     ArrayNested { key: String, offset: u64 },
     #[error("key {key}: an array of {found} elements at byte {offset}, {allowed} are possible")]
     ArrayOutOfFile { key: String, offset: u64, found: u64, allowed: u64 },
     #[error("the file ends within {field}, which starts at byte {offset}")]
     TruncatedKv { field: String, offset: u64 },
-    #[error("the metadata goes on beyond byte {limit}, the most that is read")]
+    #[error("the metadata is larger than the limit of {limit} bytes")]
     MetadataTooLarge { limit: u64 },
     #[error("key `general.alignment` must be u32, found {found}")]
     AlignmentType { found: String },
@@ -111,12 +111,12 @@ pub enum GgufError {
         "tensor `{name}`: offset {found} lies within the tensors before it, which end at {expected}"
     )]
     TensorOverlap { name: String, found: u64, expected: u64 },
-    #[error("the sizes of the tensors up to `{name}` add up to more than 64 bits hold")]
+    #[error("the total size of the tensors up to `{name}` does not fit in 64 bits")]
     DataSizeOverflow { name: String },
-    #[error("the tensor data should start at byte {start}, but the file has {len} bytes")]
+    #[error("the tensor data starts at byte {start}, but the file has {len} bytes")]
     TruncatedData { start: u64, len: u64 },
     #[error(
-        "tensor `{name}` ends at byte {end}, but the file has {len} bytes: it is cut or not whole yet"
+        "tensor `{name}` ends at byte {end}, but the file has {len} bytes: the file is truncated or incomplete"
     )]
     TensorOutOfFile { name: String, end: u64, len: u64 },
 
@@ -134,7 +134,7 @@ pub enum GgufError {
     #[error("key `{key}` must have one element for each of {want} layers, found {found}")]
     KeyArrayLength { key: String, want: usize, found: usize },
 
-    #[error("{}: part of a split model that is missing or cannot be opened: {reason}", path.display())]
+    #[error("{}: cannot open a part of the split model: {reason}", path.display())]
     SplitMissing { path: PathBuf, reason: String },
     #[error("{}: `split.no` is {found}, the file name says {want}", path.display())]
     SplitIndex { path: PathBuf, found: String, want: u64 },
@@ -153,11 +153,11 @@ pub enum GgufError {
 
     #[error("cannot write the GGUF file: {reason}")]
     Output { kind: io::ErrorKind, reason: String },
-    #[error("tensor `{name}`: {found} bytes of data given, {want} needed")]
+    #[error("tensor `{name}`: got {found} bytes of data, expected {want}")]
     WriteSize { name: String, found: u64, want: u64 },
-    #[error("data given, but all {count} tensors are written")]
+    #[error("got data, but all {count} tensors are written")]
     WriteNothingLeft { count: usize },
-    #[error("tensor `{name}` and what follows it were not written")]
+    #[error("tensor `{name}` and those after it were not written")]
     WriteIncomplete { name: String },
 }
 

@@ -222,8 +222,9 @@ impl Gguf {
     pub fn check_unchanged(&self) -> Result<(), GgufError> {
         for part in &self.parts {
             let Some(path) = &part.path else { continue };
-            let found =
-                std::fs::metadata(path).map_err(|e| GgufError::io("look at", path, &e))?.len();
+            let found = std::fs::metadata(path)
+                .map_err(|e| GgufError::io("read the metadata of", path, &e))?
+                .len();
             let expected = part.bytes.len() as u64;
             if found != expected {
                 return Err(GgufError::FileChanged { path: path.clone(), expected, found });
@@ -253,7 +254,7 @@ pub(crate) fn open_part(
             reason: what.to_owned(),
         });
     };
-    let meta = file.metadata().map_err(|e| GgufError::io("look at", path, &e))?;
+    let meta = file.metadata().map_err(|e| GgufError::io("read the metadata of", path, &e))?;
     let bytes = match usize::try_from(meta.len()) {
         // An empty file cannot be mapped.
         Ok(0) => SharedBytes::from_static(&[]),
@@ -266,7 +267,7 @@ pub(crate) fn open_part(
             }
         },
         Err(_) => {
-            let reason = "it is larger than the address space".to_owned();
+            let reason = "it exceeds the address space".to_owned();
             let kind = std::io::ErrorKind::FileTooLarge;
             return Err(GgufError::Io { action: "map", path: path.to_owned(), kind, reason });
         }

@@ -436,17 +436,17 @@ fn looks_like(file: &[u8]) -> &'static str {
             ", a GGML file from before GGUF: convert the model again"
         }
         [b'F', b'U', b'G', b'G', ..] => ", a GGUF file with its bytes swapped",
-        [b'P', b'K', 3 | 5 | 7, ..] => ", a ZIP archive (a PyTorch checkpoint, perhaps)",
+        [b'P', b'K', 3 | 5 | 7, ..] => ", a ZIP archive, such as a PyTorch checkpoint",
         [0x1f, 0x8b, ..] => ", a gzip file: unpack it first",
         [0x28, 0xb5, 0x2f, 0xfd, ..] => ", a Zstandard file: unpack it first",
-        [_, _, _, _, _, _, _, 0, b'{', ..] => ", a safetensors file: import it with `puna create`",
+        [_, _, _, _, _, _, _, 0, b'{', ..] => ", a safetensors file: convert it with `puna create`",
         _ if text.starts_with("version https://git-lfs") => {
             ", a Git LFS pointer: fetch the file itself with `git lfs pull`"
         }
         _ if text.trim_start().starts_with("<!doctype")
             || text.trim_start().starts_with("<html") =>
         {
-            ", a web page: the download went wrong"
+            ", a web page: download the file again"
         }
         _ if text.trim_start().starts_with('{') => ", JSON text",
         _ => "",

@@ -169,7 +169,7 @@ fn n14_n16_invalid_value_types_are_refused() {
             at::TYPE0,
             &id.to_le_bytes(),
             "gguf_value_type_unknown",
-            "`general.architecture`: type",
+            "`general.architecture`: value type",
         );
         patch_refused(
             at::ELEMENT2,

@@ -89,7 +89,7 @@ impl Metrics {
             Metric {
                 name: "puna_mirror_requests_total",
                 kind: "counter",
-                help: "Requests to the registry by what they are for, method and status of the answer.",
+                help: "Requests to the registry by kind, method and status of the response.",
                 samples: responses.iter().map(sample).collect(),
             },
             Metric::counter(
@@ -99,17 +99,17 @@ impl Metrics {
             ),
             Metric::counter(
                 "puna_mirror_received_bytes_total",
-                "Bytes of uploads that clients have sent.",
+                "Bytes of uploads received from clients.",
                 self.received_bytes.load(Relaxed),
             ),
             Metric::counter(
                 "puna_mirror_retired_total",
-                "Tags and manifests that the rules of mirror.retention have removed.",
+                "Tags and manifests removed by mirror.retention.",
                 self.removed_manifests.load(Relaxed),
             ),
             Metric::counter(
                 "puna_mirror_retired_bytes_total",
-                "Bytes of blobs that nothing needed any more behind them.",
+                "Bytes of blobs that became unreferenced by mirror.retention.",
                 self.freed_bytes.load(Relaxed),
             ),
         ]

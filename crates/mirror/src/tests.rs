@@ -138,7 +138,7 @@ async fn uploads_of_unknown_length_end_at_the_quota() {
         let (body, taken) = endless(1_000_000);
         let (status, code, said) = server.refusal(method, &asked, body).await;
         assert_eq!((status, code.as_str()), (413, "DENIED"), "{said}");
-        assert!(said.contains("team may have 1000 bytes") && said.contains("1100 more"), "{said}");
+        assert!(said.contains("of 1000 bytes used") && said.contains("1100 more"), "{said}");
         assert_eq!(taken.load(Ordering::Relaxed), 11, "what is behind the limit is not read");
         assert_eq!(server.ask("GET", &path, Body::empty()).await.0, 404);
         let uploads = server.dir.path().join("puna-registry/uploads");
@@ -374,7 +374,10 @@ async fn internal_errors_show_no_file_names() {
     let tag = server.dir.path().join("puna-registry/repositories/a+b/tags/v1");
     std::fs::create_dir_all(&tag).unwrap();
     let (status, _, said) = server.refusal("GET", "/v2/a/b/manifests/v1", Body::empty()).await;
-    assert_eq!((status, said.as_str()), (500, "this registry failed at it: its log says why"));
+    assert_eq!(
+        (status, said.as_str()),
+        (500, "internal error of this registry: its log has the reason")
+    );
 }
 
 #[tokio::test]

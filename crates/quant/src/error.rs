@@ -7,7 +7,7 @@ use crate::TensorType;
 #[non_exhaustive]
 pub enum QuantError {
     /// A row ends inside a block.
-    #[error("{values} values are no multiple of the {block}-value blocks of {ty}")]
+    #[error("{values} values are not a multiple of the {block}-value blocks of {ty}")]
     PartialBlock {
         /// Type of the row.
         ty: TensorType,
@@ -17,7 +17,7 @@ pub enum QuantError {
         block: usize,
     },
     /// The input is not a whole number of rows.
-    #[error("{values} values are no multiple of the {row} values of a row")]
+    #[error("{values} values are not a multiple of the {row} values of a row")]
     PartialRow {
         /// Number of input values.
         values: usize,
@@ -25,7 +25,7 @@ pub enum QuantError {
         row: usize,
     },
     /// The packed data has a wrong size.
-    #[error("{values} values of type {ty} take {expected} bytes, not {bytes}")]
+    #[error("{values} values of type {ty} need {expected} bytes, got {bytes}")]
     Bytes {
         /// Type of the data.
         ty: TensorType,
@@ -37,7 +37,7 @@ pub enum QuantError {
         bytes: usize,
     },
     /// The packed data ends inside a block.
-    #[error("{bytes} bytes are no multiple of the {block}-byte blocks of {ty}")]
+    #[error("{bytes} bytes are not a multiple of the {block}-byte blocks of {ty}")]
     PartialBytes {
         /// Type of the data.
         ty: TensorType,
@@ -47,13 +47,13 @@ pub enum QuantError {
         block: usize,
     },
     /// The type holds integers, not weights.
-    #[error("{ty} tensors hold integers; they have no float form")]
+    #[error("cannot dequantize {ty}: its values are integers")]
     NoFloats {
         /// Requested type.
         ty: TensorType,
     },
     /// The type can be dequantized only.
-    #[error("nothing can be quantized to {ty}")]
+    #[error("cannot quantize to {ty}")]
     NoQuantizer {
         /// Requested type.
         ty: TensorType,
@@ -76,7 +76,7 @@ pub enum QuantError {
     },
     /// The importance matrix has an invalid weight.
     #[error(
-        "the importance matrix holds {value} at column {column}; weights are finite and not negative"
+        "the importance matrix has {value} at column {column}; weights must be finite and not negative"
     )]
     ImportanceValue {
         /// Column of the weight.
@@ -85,7 +85,7 @@ pub enum QuantError {
         value: String,
     },
     /// The input contains a NaN or an infinity.
-    #[error("value {index} to be quantized to {ty} is {value}")]
+    #[error("cannot quantize value {index} to {ty}: it is {value}")]
     NotFinite {
         /// Requested type.
         ty: TensorType,
@@ -95,7 +95,7 @@ pub enum QuantError {
         value: String,
     },
     /// The input contains a value beyond the range of the type.
-    #[error("value {index} to be quantized to {ty} is {value}, beyond the type's range")]
+    #[error("cannot quantize value {index} to {ty}: {value} is out of range")]
     OutOfRange {
         /// Requested type.
         ty: TensorType,

@@ -56,7 +56,7 @@ pub(crate) fn store_bytes<'a>(
             Ok(0) => {
                 return Err(read_error(io::Error::new(
                     io::ErrorKind::UnexpectedEof,
-                    "it is cut off",
+                    "it is truncated",
                 )));
             }
             Ok(n) => n,
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(store_input(b"bytes and more", 5).unwrap(), (5, 5, 9));
         assert_eq!(store_input(b"", 0).unwrap(), (0, 0, 0));
         let error = store_input(b"bytes", 6).unwrap_err();
-        assert_eq!(error, BundleProblem::Input { reason: "it is cut off".into() }.into());
+        assert_eq!(error, BundleProblem::Input { reason: "it is truncated".into() }.into());
         assert!(matches!(store_input(b"", u64::MAX).unwrap_err(), RegistryError::Bundle(_)));
     }
 }

@@ -341,7 +341,9 @@ mod tests {
         ];
         assert_eq!(choice(&split, "Q4_0").unwrap(), split[..2]);
         assert_eq!(choice(&split, "Q4").unwrap(), split[..2], "by folder");
-        assert!(choice(&split, "F16").unwrap_err().contains("no m-F16-00002-of-00002.gguf"));
+        assert!(
+            choice(&split, "F16").unwrap_err().contains("m-F16-00002-of-00002.gguf is missing")
+        );
         assert!(
             choice(&["m-00001-of-99999.gguf"], "latest")
                 .unwrap_err()

@@ -239,7 +239,7 @@ fn check_is_model(manifest: Manifest) -> Result<Manifest, RegistryError> {
     }
     let is_container =
         |kind: &str| CONTAINER_LAYER_PREFIXES.iter().any(|start| kind.starts_with(start));
-    let what = if kinds().any(is_container) { "a container image" } else { "something else" };
+    let what = if kinds().any(is_container) { "a container image" } else { "another artifact" };
     let kinds: Vec<&str> = kinds().take(MAX_NAMED).collect();
     let kinds = single_line(&kinds.join(", "), 400);
     Err(ManifestProblem::NoModel { what, kinds }.into())
@@ -294,7 +294,7 @@ mod tests {
             let text = refused(kind).unwrap_err();
             assert!(
                 text.ends_with(&format!(
-                    "it is a container image and no model: it has layers of {kind}"
+                    "it is a container image, not a model: it has layers of {kind}"
                 )),
                 "{text}"
             );
@@ -302,7 +302,7 @@ mod tests {
         assert!(
             refused("application/vnd.cncf.helm.chart.content.v1.tar+gzip")
                 .unwrap_err()
-                .contains("something else")
+                .contains("another artifact")
         );
         assert_eq!(refused("application/vnd.ollama.image.model"), Ok(()));
     }
@@ -328,7 +328,7 @@ mod tests {
         assert_eq!(pick(vec![plain.clone(), model.clone(), other.clone()]), found(b"d"));
         assert_eq!(pick(vec![other.clone(), here.clone()]), found(b"e"));
         let text = pick(vec![other.clone(), plain.clone()]).unwrap_err();
-        assert!(text.contains("(plan9/mips)") && text.contains("ask for a tag of one"), "{text}");
+        assert!(text.contains("(plan9/mips)") && text.contains("pull the tag of one"), "{text}");
         assert!(pick(vec![proof, unknown]).unwrap_err().contains("an index without a model"));
         assert_eq!(select_from_index(br#"{"layers": [], "manifests": []}"#).unwrap(), None);
         assert_eq!(select_from_index(b"no json").unwrap(), None);

@@ -99,7 +99,7 @@ impl Store {
     /// Removes a note.
     pub(crate) fn forget_note(&self, note: &std::path::Path) {
         if let Err(error) = files::remove(note) {
-            tracing::debug!(%error, "a note about blobs stays");
+            tracing::debug!(%error, "cannot remove a record of blobs");
         }
     }
 }

@@ -27,16 +27,16 @@ pub enum StoreError {
     #[error("model '{0}' not found")]
     NotFound(String),
     #[error(
-        "{name} is built into this program and cannot be removed; a model of this name in the store takes its place"
+        "{name} is built into this program and cannot be removed: a stored model of the same name replaces it"
     )]
     BuiltIn { name: String },
     #[error(
-        "{name} is in {}, a folder of models that is only read: remove it there, or leave the folder out of the setting search_paths (PUNA_SEARCH_PATHS)",
+        "{name} is in the read-only folder {}: remove it there, or remove the folder from search_paths (PUNA_SEARCH_PATHS)",
         folder.display()
     )]
     ReadOnly { name: String, folder: PathBuf },
     #[error(
-        "{} does not answer: its models are neither listed nor found until it does, unless it is left out of the setting search_paths (PUNA_SEARCH_PATHS)",
+        "{} does not respond, so its models are unavailable: check the folder, or remove it from search_paths (PUNA_SEARCH_PATHS)",
         folder.display()
     )]
     Unresponsive { folder: PathBuf },
@@ -57,15 +57,13 @@ pub enum StoreError {
     #[error("{what} of {name}: {reason}")]
     Layer { name: String, what: &'static str, reason: String },
     #[error(
-        "{} is not known to this program, so any blob may be needed by it: move it out of the folder of models, or update this program",
+        "{} is unknown and may need any blob: move it out of the folder of models, or update this program",
         path.display()
     )]
     UnknownEntry { path: PathBuf },
-    #[error("{} is locked by {holder} for more than two minutes: wait until it ends, or end it", path.display())]
+    #[error("{} has been locked by {holder} for more than two minutes: wait for that process, or end it", path.display())]
     Locked { path: PathBuf, holder: String },
-    #[error(
-        "{name} is a name that Ollama keeps for converted models, which are in no list: choose another name"
-    )]
+    #[error("{name} is reserved by Ollama for converted models: choose another name")]
     ShadowName { name: String },
     #[error("no compatible manifest found for runners: {wanted}: {name} has {known}")]
     NoRunner { name: String, wanted: String, known: String },
@@ -74,8 +72,8 @@ pub enum StoreError {
     )]
     ChildMissing { name: String, runner: String, digest: Digest },
     #[error(
-        "{name} cannot be run here: its weights are for the runner {runner} ({format}), and this program runs GGUF files; \
-         pull or create it in that format"
+        "cannot run {name}: its weights are for the runner {runner} ({format}), and Puna runs only GGUF files; \
+         pull or create it in GGUF"
     )]
     NotRunnable { name: String, runner: String, format: String },
     #[error("the model {0} has no weights")]
@@ -84,7 +82,7 @@ pub enum StoreError {
     BadRemote(String),
     #[error("{}: no such file", path.display())]
     FileNotFound { path: PathBuf },
-    #[error("{} has changed while it was read: try again when nobody writes it", path.display())]
+    #[error("{} changed while it was read: retry when no program writes it", path.display())]
     FileChanged { path: PathBuf },
     #[error("{} is not a regular file", path.display())]
     NotRegular { path: PathBuf },
@@ -98,9 +96,9 @@ pub enum StoreError {
     #[error("{file}: {error}")]
     BadFile { file: String, error: puna_gguf::GgufError },
 
-    #[error("no Modelfile or safetensors files found in {}: the folder of a model has *.gguf or *.safetensors; name it with FROM", dir.display())]
+    #[error("no Modelfile or safetensors files found in {}: name a folder with *.gguf or *.safetensors files with FROM", dir.display())]
     NoModel { dir: PathBuf },
-    #[error("{}: weights of this form may run programs when they are read; convert them to safetensors first", path.display())]
+    #[error("{}: pickle weights can run code when they are read; convert them to safetensors first", path.display())]
     Pickle { path: PathBuf },
     #[error("insecure path: {}{}", path.display(), if *cached { " (use --local-dir <dir> when downloading model to disable caching)" } else { "" })]
     InsecurePath { path: PathBuf, cached: bool },
@@ -114,19 +112,17 @@ pub enum StoreError {
     PathNotRelative,
     #[error("no files provided to convert")]
     NothingToConvert,
-    #[error("unknown type: {} is neither a GGUF file nor one of safetensors", files.join(" or "))]
+    #[error("unknown type: {} is neither a GGUF nor a safetensors file", files.join(" or "))]
     UnknownFiles { files: Vec<String> },
     #[error("supplied file was not in GGUF format")]
     NotGguf,
     #[error("supplied file was not in GGUF format: {file}: {error}")]
     NotGgufFile { file: String, error: puna_gguf::GgufError },
-    #[error(
-        "{file} has no tensors: it is a vocabulary or a header, and no model without its weights"
-    )]
+    #[error("{file} has no tensors: name a file with weights, not a vocabulary or a header")]
     NoTensors { file: String },
-    #[error("the model is not made, since it could not be loaded: {reason}")]
+    #[error("cannot create the model, because it could not be loaded: {reason}")]
     NotLoadable { reason: String },
-    #[error("the model is not made, since its DRAFT could not guess for it: {reason}")]
+    #[error("cannot create the model, because its DRAFT does not fit: {reason}")]
     DraftNotForModel { reason: String },
     #[error("template error: {0}")]
     Template(String),
@@ -135,7 +131,7 @@ pub enum StoreError {
     #[error("(line {line}): {error}")]
     Line { line: usize, error: Box<StoreError> },
     #[error(
-        "{} is no model: {error}; weights are a GGUF file, or a folder with safetensors", path.display()
+        "{} is not a model: {error}; name a GGUF file, or a folder with safetensors", path.display()
     )]
     NotWeights { path: PathBuf, error: puna_gguf::GgufError },
     #[error("requires must be a valid semver (e.g. 0.14.0)")]
@@ -153,56 +149,52 @@ pub enum StoreError {
     #[error("{name}: not an importance matrix: {reason}")]
     Imatrix { name: String, reason: String },
     #[error(
-        "the importance matrix {name} has {found} values for the tensor {tensor}, and {want} are needed: it was made for another model"
+        "the importance matrix {name} has {found} values for the tensor {tensor}, expected {want}: it is for another model"
     )]
     ImatrixSize { name: String, tensor: String, found: usize, want: u64 },
     #[error(
-        "the importance matrix {name} says nothing about any tensor of the model: it was made for another one"
+        "the importance matrix {name} has values for no tensor of the model: it is for another one"
     )]
     ImatrixMismatch { name: String },
-    #[error(
-        "an importance matrix is for quantizing: name a type with it (`quantize`, such as Q4_K_M)"
-    )]
+    #[error("an importance matrix needs a quantization type: set `quantize`, such as Q4_K_M")]
     ImatrixWithoutQuantize,
     #[error("DRAFT must not reference the same local path as FROM: {}", path.display())]
     DraftIsModel { path: PathBuf },
     #[error("DRAFT cannot be used with remote models")]
     DraftRemote,
     #[error(
-        "DRAFT names {files} models: a model has one draft model (the parts of a split one count as one)"
+        "DRAFT names {files} models: name one draft model (the parts of a split model count as one)"
     )]
     SeveralDrafts { files: usize },
     #[error(
-        "DRAFT names {kind}: a draft model is one that generates text, smaller than the model and of the same vocabulary"
+        "DRAFT names {kind}: name a smaller model that generates text and has the same vocabulary"
     )]
     NotADraft { kind: String },
     #[error(
-        "ADAPTER names {file}, which is no adapter: a LoRA adapter is a GGUF file whose `general.type` is `adapter`, or a folder with \
+        "ADAPTER names {file}, which is not an adapter: name a GGUF file with `general.type` = `adapter`, or a folder with \
          adapter_config.json and adapter_model.safetensors"
     )]
     NotAnAdapter { file: String },
-    #[error(
-        "FROM names an adapter alone: name the model that it is made for with FROM, and the adapter with ADAPTER"
-    )]
+    #[error("FROM names only an adapter: name its model with FROM, and the adapter with ADAPTER")]
     AdapterWithoutModel,
     #[error(
-        "FROM names a projector alone, which reads images or sound for a model: name the GGUF file of its model with a FROM, too"
+        "FROM names only a projector for images or sound: name the GGUF file of its model with another FROM"
     )]
     ProjectorWithoutModel,
-    #[error("the adapter is made for the architecture `{adapter}`, and the model's is `{model}`")]
+    #[error("the adapter is for the architecture `{adapter}`, but the model has `{model}`")]
     AdapterArchitecture { adapter: String, model: String },
-    #[error("FROM names {}, which are weights of several models: a model has one (the parts of a split one count as one)", files.join(" and "))]
+    #[error("FROM names {}, the weights of several models: name one (the parts of a split model count as one)", files.join(" and "))]
     SeveralModels { files: Vec<String> },
     #[error(
-        "FROM {name} is a stored model and FROM {} a file: weights come from one of them (the GGUF file of a model and the one of its \
-         projector go together)",
+        "FROM {name} is a stored model and FROM {} a file: name one source of weights (or the GGUF files of a model and its \
+         projector)",
         path.display()
     )]
     FromNameAndFile { name: String, path: PathBuf },
-    #[error("unknown {what} \"{name}\": known are {known}")]
+    #[error("unknown {what} \"{name}\"; supported: {known}")]
     UnknownBuiltIn { what: &'static str, name: String, known: String },
     #[error(
-        "the model requires version {wanted}, and this program is compatible with {ours}: update it, or leave REQUIRES out"
+        "the model requires version {wanted}, but this program is compatible with {ours}: update it, or leave out REQUIRES"
     )]
     RequiresNewerVersion { wanted: String, ours: &'static str },
     #[error("--draft-quantize requires a DRAFT model")]
@@ -327,12 +319,12 @@ impl From<ConvertError> for StoreError {
 fn hint(kind: io::ErrorKind) -> &'static str {
     match kind {
         io::ErrorKind::PermissionDenied => {
-            ": let the user that runs this program read and write the store, or set OLLAMA_MODELS to another folder"
+            ": let the user of this program read and write the store, or set OLLAMA_MODELS to another folder"
         }
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             ": free some space (`rm` removes models), or set OLLAMA_MODELS to a folder on another disk"
         }
-        io::ErrorKind::ReadOnlyFilesystem => ": set OLLAMA_MODELS to a folder that can be written",
+        io::ErrorKind::ReadOnlyFilesystem => ": set OLLAMA_MODELS to a writable folder",
         _ => "",
     }
 }

@@ -76,7 +76,7 @@ impl Store {
             cache.add_scan(&ModelLocation::Own, self.root(), scan, self.runner());
         for error in &broken {
             if self.is_first_report(&error.to_string()) {
-                tracing::warn!(%error, "not a model: skipped in lists, and while it is there no unused blob is removed");
+                tracing::warn!(%error, "invalid manifest; not listed, and it blocks garbage collection");
             }
         }
         let unresponsive = self.add_read_only_models(queries, &mut cache, &mut entries);
@@ -183,7 +183,7 @@ impl Store {
                 pending @ (None | Some(Err(RecvTimeoutError::Timeout))) => {
                     let error = StoreError::Unresponsive { folder: folder.clone() };
                     if pending.is_some() {
-                        tracing::warn!(%error, "left out of lists until it answers");
+                        tracing::warn!(%error, "not listing a read-only folder until it responds");
                     }
                     query.into_iter().for_each(|query| self.unresponsive.insert(&folder, query));
                     unresponsive.push(error);
@@ -198,7 +198,7 @@ impl Store {
             entries.extend(found.into_iter().filter(|entry| !names.contains(&entry.name.folded())));
             for error in broken.into_iter().filter(|error| self.is_first_report(&error.to_string()))
             {
-                tracing::warn!(%error, "not a model: skipped in lists");
+                tracing::warn!(%error, "invalid manifest; not listed");
             }
         }
         unresponsive
@@ -237,7 +237,7 @@ impl Store {
         let path = self.list_cache_path();
         let written = path.parent().map_or(Ok(()), create_dir);
         if let Err(error) = written.and_then(|()| write_atomic(self.root(), &path, &bytes)) {
-            tracing::debug!(%error, "what lists have read is not written down");
+            tracing::debug!(%error, "cannot write the list cache");
         }
     }
 

@@ -48,8 +48,8 @@ pub enum NameError {
     },
     /// A URL that is no model's address.
     #[error(
-        "`{name}` is the address of no model: a registry's is {scheme}://HOST/NAMESPACE/MODEL, one of a server with OpenAI's dialect \
-         {scheme}://HOST/v1/MODEL, one of a Puna or an Ollama {scheme}://HOST/api/MODEL"
+        "`{name}` is not the address of a model: use {scheme}://HOST/NAMESPACE/MODEL for a registry, \
+         {scheme}://HOST/v1/MODEL for OpenAI's API, {scheme}://HOST/api/MODEL for Puna or Ollama"
     )]
     Address {
         /// The whole text, truncated.

@@ -181,14 +181,14 @@ impl NameFile {
         let digest = target.file_name().and_then(|name| name.to_str()?.parse::<Digest>().ok());
         let Some(digest) = digest else {
             return Err(self.error(format!(
-                "it is a link to {shown}, which is no blob: pull the model again, or remove it with `rm`"
+                "it is a link to {shown}, which is not a blob: pull the model again, or remove it with `rm`"
             )));
         };
         let there = self.path.canonicalize().map_err(|e| StoreError::io("read", &self.path, &e))?;
         let blob = root.join("blobs").join(digest.file_name());
         match blob.canonicalize() {
             Ok(blob) if blob == there => Ok(Some(digest)),
-            _ => Err(self.error(format!("it is a link to {shown}, which is no blob of this store: pull the model again, or remove it with `rm`"))),
+            _ => Err(self.error(format!("it is a link to {shown}, which is not a blob of this store: pull the model again, or remove it with `rm`"))),
         }
     }
 
@@ -225,7 +225,7 @@ fn is_absent_or_denied(error: &io::Error) -> bool {
 
 /// The error for a file whose path spells no model name.
 pub(crate) fn foreign_file_error(path: PathBuf) -> StoreError {
-    StoreError::Manifest { path, reason: "its name is no name of a model".into() }
+    StoreError::Manifest { path, reason: "its path is not a model name".into() }
 }
 
 /// The error for a dangling link.

@@ -349,7 +349,7 @@ impl Pruner<'_> {
                     file.path.strip_prefix(self.store.root()).unwrap_or(&file.path).to_owned();
                 self.pruned.removed.push(Leftover { file: path, kind, bytes: file.bytes });
             }
-            Err(error) => tracing::warn!(path = %file.path.display(), %error, "cannot be removed"),
+            Err(error) => tracing::warn!(path = %file.path.display(), %error, "cannot remove file"),
         }
     }
 }
@@ -380,7 +380,7 @@ fn rename_old_blobs(blobs: &Path) {
         if let Some(hex) = file.name.strip_prefix("sha256:")
             && let Err(error) = fs::rename(&file.path, blobs.join(format!("sha256-{hex}")))
         {
-            tracing::warn!(path = %file.path.display(), %error, "cannot be renamed");
+            tracing::warn!(path = %file.path.display(), %error, "cannot rename blob");
         }
     }
 }

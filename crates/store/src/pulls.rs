@@ -63,7 +63,7 @@ impl Store {
     pub fn forget_pull(&self, name: &ModelName) {
         let note = self.pull_note(name);
         if let Err(error) = files::remove(&note) {
-            tracing::warn!(%error, "a finished pull is still noted");
+            tracing::warn!(%error, "cannot remove the record of a finished pull");
         }
         // This fails unless the folder is empty.
         note.parent().iter().for_each(|folder| _ = fs::remove_dir(folder));

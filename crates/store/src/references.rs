@@ -26,7 +26,7 @@ const SYSTEM_ENTRIES: [&str; 4] = ["lost+found", "desktop.ini", "Thumbs.db", "@e
 const MANIFEST_TYPES: [&str; 3] =
     ["", media::MANIFEST, "application/vnd.oci.image.manifest.v1+json"];
 /// Advice for a manifest of a newer program.
-const UPGRADE_HINT: &str = ": a newer version of Puna may know it; `rm` removes the name";
+const UPGRADE_HINT: &str = ": update Puna, or remove the name with `rm`";
 /// The schema version of all known manifests.
 const SCHEMA_VERSION: u64 = 2;
 
@@ -43,7 +43,7 @@ impl Store {
         if let Err(error) = &found
             && self.is_first_report(&format!("unused {error}"))
         {
-            tracing::warn!(%error, "no unused blob is removed while this is in the store");
+            tracing::warn!(%error, "this entry blocks garbage collection");
         }
         Ok(found)
     }
@@ -168,7 +168,7 @@ fn collect_child_references(
     let value: Value = parse_object(&bytes).map_err(|why| format!("{}: {why}", child.digest))?;
     check_media_type(&value).map_err(|why| format!("{}: {why}", child.digest))?;
     if !matches!(ManifestDocument::parse(&bytes), Ok(ManifestDocument::Manifest { .. })) {
-        return Err(format!("{}: it is no manifest of a model", child.digest));
+        return Err(format!("{}: it is not a manifest of a model", child.digest));
     }
     add_digests(&value, references);
     Ok(true)

@@ -24,7 +24,7 @@ impl Remote {
             let Some((host, model)) = split(part) else { return Ok(None) };
             if !is_name(model) {
                 let reason = format!(
-                    "{model:?} is no model's name; a whole address is like https://host:8000/v1/MODEL"
+                    "{model:?} is not a model name: write an address such as https://host:8000/v1/MODEL"
                 );
                 return Err(StoreError::BadRemote(reason));
             }

@@ -75,7 +75,7 @@ impl Store {
         match self.remove_unreferenced(&needed, &notes, written, &mut trash) {
             Ok(_) => {}
             Err(error) => {
-                tracing::warn!(%error, "blobs of removed models stay until the store is cleaned up")
+                tracing::warn!(%error, "cannot remove blobs of removed models; garbage collection removes them later")
             }
         }
         Ok(removed)
@@ -108,7 +108,7 @@ impl Store {
             let may_be_needed = needed.is_some_and(|needed| age <= needed);
             if pins.contains(digest) || may_be_needed || self.may_be_used_by_ollama(&path, written)
             {
-                tracing::info!(blob = %digest, "the blob stays while another process makes a model");
+                tracing::info!(blob = %digest, "keeping a blob that another process may need");
                 is_done = false;
                 continue;
             }

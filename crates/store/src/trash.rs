@@ -77,7 +77,7 @@ impl<'a> TrashBatch<'a> {
             Err(error) => {
                 if self.first_error.is_none() {
                     let (trash, path) = (self.store.trash(), path.display());
-                    tracing::warn!(%path, %error, "removed for good: it cannot be moved to the trash");
+                    tracing::warn!(%path, %error, "cannot move a file to the trash; removing it permanently");
                     self.first_error =
                         Some(format!("cannot move {path} to {}: {error}", trash.display()));
                 }
@@ -157,7 +157,7 @@ impl Store {
             if self.free_bytes().is_none_or(|free| free >= bytes) {
                 return;
             }
-            tracing::info!(batch = %batch.path.display(), "the trash is emptied: the disk has no room for it");
+            tracing::info!(batch = %batch.path.display(), "emptying the trash to free disk space");
             remove_batch(&batch.path);
         }
     }
@@ -304,7 +304,7 @@ fn remove_empty(dir: &Path) {
 
 fn remove_batch(path: &Path) {
     if let Err(error) = fs::remove_dir_all(path) {
-        tracing::warn!(path = %path.display(), %error, "this part of the trash cannot be removed");
+        tracing::warn!(path = %path.display(), %error, "cannot remove a part of the trash");
     }
 }
 

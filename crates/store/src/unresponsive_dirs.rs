@@ -81,7 +81,7 @@ impl UnresponsiveDirs {
         let query = DirQuery::at(folder, work);
         let answer = query.wait(READ_ONLY_DIR_TIMEOUT);
         if matches!(answer, Err(RecvTimeoutError::Timeout)) {
-            tracing::warn!(folder = %folder.display(), "does not answer: left out until it does");
+            tracing::warn!(folder = %folder.display(), "read-only folder does not respond; ignoring it until it does");
             self.insert(folder, query);
         }
         answer.ok()

@@ -51,7 +51,7 @@ impl fmt::Display for Damage {
         match self {
             Self::Missing => f.write_str("is missing"),
             Self::Size { expected, found } => write!(f, "has {found} bytes instead of {expected}"),
-            Self::Content => f.write_str("has other content than its name says"),
+            Self::Content => f.write_str("does not match its digest"),
             Self::Unreadable(reason) => write!(f, "cannot be read: {reason}"),
         }
     }
@@ -107,7 +107,7 @@ impl Store {
             Ok(entry) => match self.resolve_entry(&entry) {
                 Err(StoreError::NoWeights(_)) => Some(StoreError::Manifest {
                     path: file.path.clone(),
-                    reason: "it names no weights".into(),
+                    reason: "it has no weights".into(),
                 }),
                 _ => None,
             },
@@ -229,7 +229,7 @@ impl Drop for DisplacedBlob {
             },
         };
         if let Err(error) = done {
-            tracing::warn!(%error, "a damaged blob stays aside");
+            tracing::warn!(%error, "cannot remove a damaged blob");
         }
     }
 }

@@ -11,7 +11,7 @@ pub enum TokenizerError {
     Gguf(#[from] GgufError),
     /// The file has no vocabulary.
     #[error(
-        "the file has no vocabulary (`tokenizer.ggml.model` is `{model}`): it cannot take or give text"
+        "the file has no vocabulary (`tokenizer.ggml.model` is `{model}`), so it cannot process text"
     )]
     NoVocabulary {
         /// Value of `tokenizer.ggml.model`.
@@ -21,7 +21,7 @@ pub enum TokenizerError {
     #[error("`tokenizer.ggml.tokens` is missing or empty")]
     NoTokens,
     /// The tokenizer model is not supported.
-    #[error("unknown tokenizer: '{model}' (`tokenizer.ggml.model`); known are {}", known.join(", "))]
+    #[error("unknown tokenizer: '{model}' (`tokenizer.ggml.model`); supported: {}", known.join(", "))]
     UnknownModel {
         /// Value of `tokenizer.ggml.model`.
         model: String,
@@ -30,7 +30,7 @@ pub enum TokenizerError {
     },
     /// The pre-tokenizer is not supported. Another one would split text wrongly, which is worse
     /// than an error.
-    #[error("unknown pre-tokenizer type: '{pre}' (`tokenizer.ggml.pre`); known are {}", known.join(", "))]
+    #[error("unknown pre-tokenizer type: '{pre}' (`tokenizer.ggml.pre`); supported: {}", known.join(", "))]
     UnknownPreTokenizer {
         /// Value of `tokenizer.ggml.pre`.
         pre: String,
@@ -61,7 +61,7 @@ pub enum TokenizerError {
     },
     /// The tables of the normalizer exceed its data.
     #[error(
-        "`tokenizer.ggml.precompiled_charsmap` has {size} bytes, too few for the {nodes} bytes of nodes it claims"
+        "`tokenizer.ggml.precompiled_charsmap` has {size} bytes, too few for its declared {nodes} bytes of nodes"
     )]
     Charsmap {
         /// Length of the data in bytes.
@@ -70,7 +70,7 @@ pub enum TokenizerError {
         nodes: usize,
     },
     /// A list with one entry per token has a wrong length.
-    #[error("`{key}` has {found} entries, expected {expected}: one for each token")]
+    #[error("`{key}` has {found} entries, expected {expected}, one for each token")]
     Length {
         /// Key of the list.
         key: &'static str,
@@ -80,7 +80,7 @@ pub enum TokenizerError {
         expected: usize,
     },
     /// There are more tokens, merges or bytes of text than supported.
-    #[error("`{key}` is too large: {found}, at most {most} are supported")]
+    #[error("`{key}` is too large: {found}, supported are at most {most}")]
     TooLarge {
         /// Key of the list.
         key: &'static str,

@@ -69,7 +69,7 @@ fn vocabulary_errors_name_the_cause() {
     assert_eq!(code(&metadata("none", &["a"])), "tokenizer_no_vocabulary");
     assert_eq!(
         error(&metadata("magic", &["a"])).to_string(),
-        "unknown tokenizer: 'magic' (`tokenizer.ggml.model`); known are bert, gemma4, gpt2, hybriddna, llama, \
+        "unknown tokenizer: 'magic' (`tokenizer.ggml.model`); supported: bert, gemma4, gpt2, hybriddna, llama, \
          plamo2, rwkv, t5, whitespace"
     );
     assert_eq!(code(&metadata("llama", &[])), "gguf_vocab_inconsistent");

@@ -75,7 +75,7 @@ pub(crate) fn convert(
             .checked_sub(padding.unwrap_or(0))
             .filter(|&n| n > 0)
             .ok_or_else(|| {
-                config.invalid("max_position_embeddings", "more than the number of padding")
+                config.invalid("max_position_embeddings", "greater than the padding id")
             })?,
         padding,
         types: config.opt_count("type_vocab_size")?.unwrap_or(1).into(),
@@ -182,7 +182,7 @@ fn pooling_of(config: &Config, path: &str) -> Result<u32, ConvertError> {
         }),
         _ => Err(ConvertError::Pooling {
             file: format!("{path}/config.json"),
-            found: "of several kinds at once".into(),
+            found: "a mix of several kinds".into(),
         }),
     }
 }

@@ -46,8 +46,10 @@ pub(super) const BITNET: Family = Family {
         // GGUF files have no key for the activation.
         let activation = activation(metadata.config);
         if activation != "silu" {
-            let found =
-                format!("{}: in a GGUF file of bitnet it is silu", escape_for_message(activation));
+            let found = format!(
+                "{}, but GGUF files of bitnet support only silu",
+                escape_for_message(activation)
+            );
             return Err(metadata.config.invalid_value("hidden_act", found));
         }
         bitnet(metadata)

@@ -66,7 +66,7 @@ fn write_cohere2moe(metadata: &mut MetadataWriter<'_>) -> Result<(), ConvertErro
         let strategy = config.text("shared_expert_combination_strategy").unwrap_or("average");
         if strategy != "average" {
             let found =
-                format!("{}, and a GGUF file means the average", escape_for_message(strategy));
+                format!("{}, but GGUF files support only average", escape_for_message(strategy));
             return Err(config.invalid_value("shared_expert_combination_strategy", found));
         }
         metadata.set("expert_shared_count", shared);

@@ -58,8 +58,8 @@ fn window_layer_size(config: &Config, is_sliding: &[bool], key: &str) -> Result<
 /// Layers with a sliding window.
 fn sliding_flags(config: &Config, layers: u32) -> Result<Vec<bool>, ConvertError> {
     let types = config.strings("layer_types").filter(|types| types.len() == layers as usize);
-    let types =
-        types.ok_or_else(|| config.invalid("layer_types", "a list with a word for each layer"))?;
+    let types = types
+        .ok_or_else(|| config.invalid("layer_types", "a list with a string for each layer"))?;
     Ok(types.iter().map(|kind| kind == "sliding_attention").collect())
 }
 
@@ -73,8 +73,7 @@ fn dots3_note(metadata: &mut MetadataWriter<'_>) -> Result<(), ConvertError> {
     let (v_head_dim, rope_dim) = (size("v_head_dim")?, config.count("qk_rope_head_dim")?);
     if size("q_lora_rank")? != config.count("q_lora_rank")? || size("qk_rope_head_dim")? != rope_dim
     {
-        let want =
-            "the same as without swa_ in front: files have one of q_lora_rank and qk_rope_head_dim";
+        let want = "equal to the key without swa_: GGUF files have one q_lora_rank and one qk_rope_head_dim";
         return Err(config.invalid("swa_q_lora_rank", want));
     }
     metadata.set_layer_list(

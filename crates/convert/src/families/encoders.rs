@@ -160,7 +160,7 @@ pub(super) const JINA_BERT_V3: Family = Family {
         let padding = config.opt_count_or_zero("pad_token_id")?.unwrap_or(1);
         let context =
             params.context_length.checked_sub(padding.saturating_add(1)).filter(|&n| n > 0);
-        let wrong = || config.invalid("max_position_embeddings", "more than the number of padding");
+        let wrong = || config.invalid("max_position_embeddings", "greater than the padding id");
         params.context_length = context.ok_or_else(wrong)?;
         Ok(params)
     },

@@ -157,7 +157,7 @@ fn write_linear(metadata: &mut MetadataWriter<'_>) -> Result<(), ConvertError> {
         if kinds.len() != metadata.params.dims.layers as usize {
             return Err(metadata
                 .config
-                .invalid("layer_types", "a list with a word for each layer"));
+                .invalid("layer_types", "a list with a string for each layer"));
         }
         let recurrent: Vec<bool> = kinds.iter().map(|kind| kind == "linear_attention").collect();
         metadata.set("attention.recurrent_layers", recurrent);

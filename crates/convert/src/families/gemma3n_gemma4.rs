@@ -219,7 +219,7 @@ fn write_proportional_rope(
     metadata.set("rope.freq_base_swa", local.float_or("rope_theta", 1e4)?);
     let kind = global.text("rope_type").unwrap_or("proportional");
     if kind != "proportional" {
-        let found = format!("of type {}, and proportional is expected", escape_for_message(kind));
+        let found = format!("of type {}, expected proportional", escape_for_message(kind));
         return Err(metadata.config.invalid_value("rope_parameters", found));
     }
     let fraction = global.float_or("partial_rotary_factor", 0.25)?;

@@ -53,7 +53,7 @@ pub(super) const STARCODER: Family = Family {
     write_metadata: |metadata| {
         if metadata.config.flag("multi_query") == Some(false) {
             let found =
-                "false, and a GGUF file of this architecture has one head of keys".to_owned();
+                "false, but GGUF files of this architecture have one key-value head".to_owned();
             return Err(metadata.config.invalid_value("multi_query", found));
         }
         metadata.write_common()?;
@@ -167,7 +167,7 @@ pub(super) const FALCON: Family = Family {
     hyper_parameters: falcon_shape,
     write_metadata: |metadata| {
         if metadata.config.flag("alibi") == Some(true) {
-            let found = "true, and in a GGUF file of this architecture positions turn".to_owned();
+            let found = "true, but GGUF files of this architecture use rotary positions".to_owned();
             return Err(metadata.config.invalid_value("alibi", found));
         }
         metadata.write_common()?;

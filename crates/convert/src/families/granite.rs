@@ -123,7 +123,7 @@ pub(super) const GRANITE_HYBRID: Family = Family {
         let (config, kv_heads) = (metadata.config, metadata.params.dims.kv_heads);
         let kinds = config.strings("layer_types").unwrap_or_default();
         if kinds.len() != metadata.params.dims.layers as usize {
-            return Err(config.invalid("layer_types", "a list with a word for each layer"));
+            return Err(config.invalid("layer_types", "a list with a string for each layer"));
         }
         let has_attention =
             |layer: u32| kinds.get(layer as usize).is_some_and(|kind| kind == "attention");

@@ -46,8 +46,9 @@ pub(super) const HRM_TEXT: Family = Family {
             config.count("L_cycles")?,
         );
         let passed = depth.checked_mul(high).and_then(|n| n.checked_mul(low.checked_add(1)?));
-        let passed = passed
-            .ok_or_else(|| config.invalid("H_cycles", "a number of passes that can be counted"))?;
+        let passed = passed.ok_or_else(|| {
+            config.invalid("H_cycles", "a number that gives at most 2^32-1 passes")
+        })?;
         metadata.write_common()?;
         metadata.set_full_rope_dim();
         metadata.set("block_count", passed);

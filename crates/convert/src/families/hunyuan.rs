@@ -126,9 +126,8 @@ fn uniform_count(metadata: &MetadataWriter<'_>, key: &str) -> Result<Option<u32>
     let list = config.numbers(key)?;
     match list.first() {
         Some(first) if list.iter().all(|number| number == first) => Ok(Some(*first)),
-        _ => {
-            Err(config.invalid(key, "the same number for each layer: a GGUF file has one for all"))
-        }
+        _ => Err(config
+            .invalid(key, "the same number for each layer: GGUF files have one for all layers")),
     }
 }
 

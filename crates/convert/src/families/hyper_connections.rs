@@ -74,7 +74,10 @@ fn hy_v4(metadata: &mut MetadataWriter<'_>) -> Result<(), ConvertError> {
     if let Some(kinds) = config.strings("mlp_layer_types") {
         let dense = kinds.iter().take_while(|kind| *kind == "dense").count();
         if kinds[dense..].iter().any(|kind| kind == "dense") {
-            return Err(config.invalid("mlp_layer_types", "no dense layer behind one with experts"));
+            return Err(config.invalid(
+                "mlp_layer_types",
+                "a list with all dense layers before those with experts",
+            ));
         }
         metadata.set("leading_dense_block_count", dense as u32);
     }

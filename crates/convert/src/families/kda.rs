@@ -71,7 +71,7 @@ pub(super) const KIMI_K3: Family = Family {
         metadata.write_delta_attention(&linear, &["gate_lower_bound"])?;
         if config.text("hidden_act").is_some_and(|unit| unit != "situ") {
             let found = config.text("hidden_act").unwrap_or_default().to_owned();
-            return Err(config.invalid_value("hidden_act", format!("{found}, and not situ")));
+            return Err(config.invalid_value("hidden_act", format!("{found}, expected situ")));
         }
         for key in ["situ_beta", "situ_linear_beta"] {
             let bound = config.opt_float(&format!("activation_{key}"))?;
@@ -229,7 +229,7 @@ pub(super) const BAILINGMOE3: Family = Family {
         let config = metadata.config;
         for (key, want) in [("no_kda_lora", true), ("kda_safe_gate", true)] {
             if config.flag(key) != Some(want) {
-                let found = "not true: other layers than these are not known".to_owned();
+                let found = "not true, but other layers are not supported".to_owned();
                 return Err(config.invalid_value(key, found));
             }
         }
@@ -314,7 +314,7 @@ pub(super) const GLM5_NEXT: Family = Family {
         let has_attention: Vec<i32> = match config.strings("layer_types") {
             Some(types) => types.iter().map(|kind| i32::from(kind != "linear_attention")).collect(),
             None => {
-                return Err(config.invalid("layer_types", "a list with a word for each layer"));
+                return Err(config.invalid("layer_types", "a list with a string for each layer"));
             }
         };
         metadata.set_layer_list("attention.head_count_kv", has_attention)?;

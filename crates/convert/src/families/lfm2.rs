@@ -82,7 +82,7 @@ fn lfm2(metadata: &mut MetadataWriter<'_>) -> Result<(), ConvertError> {
         }
     };
     if kinds.len() != layers as usize {
-        return Err(config.invalid("layer_types", "a list with a word for each layer"));
+        return Err(config.invalid("layer_types", "a list with a string for each layer"));
     }
     metadata.set("block_count", layers);
     metadata.set("context_length", metadata.params.context_length);

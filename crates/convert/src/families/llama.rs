@@ -35,7 +35,7 @@ pub(super) const SMOLLM3: Family = Family {
         // GGUF files have no key for it.
         match metadata.config.opt_count("no_rope_layer_interval")? {
             Some(every) if every != 4 => {
-                let found = format!("{every}: in a GGUF file it is 4");
+                let found = format!("{every}, but GGUF files support only 4");
                 Err(metadata.config.invalid_value("no_rope_layer_interval", found))
             }
             _ => Ok(()),

@@ -384,7 +384,7 @@ fn multipliers_as_scales(config: &Config, name: &str) -> Result<ValueTransform, 
                 .floats(key)?
                 .get(at)
                 .copied()
-                .ok_or_else(|| config.invalid(key, "more numbers")),
+                .ok_or_else(|| config.invalid(key, "a longer list of numbers")),
             false => Ok(1.0),
         }
     };

@@ -52,16 +52,16 @@ fn residual_scale(config: &Config) -> Result<f32, ConvertError> {
         ["layernorm_mlp_beta", "mlp_beta_factor"],
     ];
     if config.flag("postnorm") == Some(false) {
-        return Err(config.invalid("postnorm", "true, as a GGUF file of it is"));
+        return Err(config.invalid("postnorm", "true: GGUF files support only post-norm"));
     }
     let scale = config.first_float(&RESIDUAL_FACTORS[0])?.unwrap_or(1.0);
     for (names, want, reason) in RESIDUAL_FACTORS
         .iter()
-        .map(|names| (names, scale, "the number that is said of the other parts of a layer"))
+        .map(|names| (names, scale, "equal to the factors of the other parts of a layer"))
         .chain(
             BLOCK_FACTORS
                 .iter()
-                .map(|names| (names, 1.0, "1, as a GGUF file of it has no place for others")),
+                .map(|names| (names, 1.0, "1: GGUF files have no key for other values")),
         )
     {
         if config.first_float(names)?.unwrap_or(1.0) != want {

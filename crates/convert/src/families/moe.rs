@@ -183,8 +183,7 @@ pub(super) const BAILINGMOE: Family = Family {
     interleaves_rope_pairs: true,
     write_metadata: |metadata| {
         if metadata.config.flag("norm_head") == Some(true) {
-            let found =
-                "true: the output would have to be normalised, which a GGUF file of it is not";
+            let found = "true, but GGUF files of this architecture have no normalized output";
             return Err(metadata.config.invalid_value("norm_head", found.to_owned()));
         }
         write_with_full_rope(metadata)?;

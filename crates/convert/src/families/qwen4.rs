@@ -91,7 +91,7 @@ fn check_gates(config: &Config) -> Result<(), ConvertError> {
         (_, "sigmoid") => Ok(()),
         (key, gate) => {
             let gate = escape_for_message(gate);
-            let found = format!("{gate}, and in a GGUF file of qwen4exp gates are sigmoids");
+            let found = format!("{gate}, but GGUF files of qwen4exp support only sigmoid");
             Err(config.invalid_value(key, found))
         }
     }
@@ -105,7 +105,7 @@ fn write_block_indexer(metadata: &mut MetadataWriter<'_>) -> Result<(), ConvertE
     let block = metadata.config.count("indexer_compress_ratio")?;
     let kinds = metadata.config.strings("layer_types");
     let kinds = kinds.ok_or_else(|| {
-        metadata.config.invalid("layer_types", "a list with a word for each layer")
+        metadata.config.invalid("layer_types", "a list with a string for each layer")
     })?;
     // Transformers has another name for layers with an indexer.
     let has_attention = |kind: &str| ["full_attention", "indexed_attention"].contains(&kind);
@@ -143,7 +143,7 @@ fn write_ngrams(metadata: &mut MetadataWriter<'_>) -> Result<(), ConvertError> {
         Some(value) if value.is_array() => config.numbers(END)?.last().copied(),
         _ => config.opt_count_or_zero(END)?,
     };
-    let end = end.ok_or_else(|| config.invalid(END, "there: n-grams end at this token"))?;
+    let end = end.ok_or_else(|| config.invalid(END, "present: n-grams end at this token"))?;
     metadata.set("ple.eos_token_id", end);
     Ok(())
 }

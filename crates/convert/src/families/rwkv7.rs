@@ -117,7 +117,9 @@ pub(super) const ARWKV7: Family = Family {
         if let Some(version) =
             config.opt_count_or_zero("wkv_version")?.filter(|&version| version != 7)
         {
-            return Err(config.invalid_value("wkv_version", format!("{version}, but 7 is known")));
+            return Err(
+                config.invalid_value("wkv_version", format!("{version}, but only 7 is supported"))
+            );
         }
         metadata.write_rwkv_sizes();
         metadata.write_norm_epsilons()?;

@@ -29,7 +29,7 @@ pub(super) const SPARK2_5: Family = Family {
         for (key, want) in [("gate_attn_act_mode", "sigmoid"), ("hidden_act", "gelu")] {
             if let Some(found) = config.text(key).filter(|found| *found != want) {
                 let found =
-                    format!("{}, and in a GGUF file it is {want}", escape_for_message(found));
+                    format!("{}, but GGUF files support only {want}", escape_for_message(found));
                 return Err(config.invalid_value(key, found));
             }
         }
@@ -181,7 +181,7 @@ fn mimo2(metadata: &mut MetadataWriter<'_>) -> Result<(), ConvertError> {
             .opt_count(window_key)?
             .is_some_and(|count| config.opt_count(key).ok().flatten() != Some(count))
         {
-            return Err(config.invalid(window_key, "the same as without a window"));
+            return Err(config.invalid(window_key, "equal to the key without a window"));
         }
     }
     let is_sliding = sliding_flags(config)?;
@@ -242,8 +242,8 @@ fn step35(metadata: &mut MetadataWriter<'_>) -> Result<(), ConvertError> {
     let (config, layers) = (metadata.config, metadata.params.dims.layers as usize);
     // The lists also contain layers that are not converted.
     let kinds = config.strings("layer_types").filter(|kinds| kinds.len() >= layers);
-    let kinds =
-        kinds.ok_or_else(|| config.invalid("layer_types", "a list with a word for each layer"))?;
+    let kinds = kinds
+        .ok_or_else(|| config.invalid("layer_types", "a list with a string for each layer"))?;
     let is_sliding: Vec<bool> =
         kinds[..layers].iter().map(|kind| kind == "sliding_attention").collect();
     let other = config.section_or_self("attention_other_setting");

@@ -78,7 +78,7 @@ fn write_metadata(metadata: &mut MetadataWriter<'_>) -> Result<(), ConvertError>
     if let Some(function @ ("gated-silu" | "silu" | "gelu" | "gated-relu")) =
         config.text("feed_forward_proj")
     {
-        let found = format!("{function}: in a GGUF file of t5 it is relu, or gated-gelu");
+        let found = format!("{function}, but GGUF files of t5 support only relu and gated-gelu");
         return Err(config.invalid_value("feed_forward_proj", found));
     }
     metadata.set("decoder_block_count", metadata.params.dims.layers);

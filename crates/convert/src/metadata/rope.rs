@@ -155,7 +155,7 @@ impl MetadataWriter<'_> {
         for (key, list) in [("long_factor", &long), ("short_factor", &short)] {
             if list.len() != want {
                 return Err(
-                    rope.invalid(key, "a list with a number for each pair of features that turns")
+                    rope.invalid(key, "a list with a number for each rotated pair of features")
                 );
             }
         }
@@ -209,7 +209,7 @@ impl Config {
     fn unknown_rope(&self, kind: &str) -> ConvertError {
         self.invalid_value(
             "rope_scaling",
-            format!("of type {}, which is not known", escape_for_message(kind)),
+            format!("of type {}, which is not supported", escape_for_message(kind)),
         )
     }
 }

@@ -76,10 +76,8 @@ impl<'a> MetadataWriter<'a> {
         if self.has_causal_key || self.config.flag("is_causal") != Some(false) {
             return Ok(());
         }
-        let found = format!(
-            "false, and in a GGUF file of {} tokens see what came before them alone",
-            self.architecture
-        );
+        let found =
+            format!("false, but GGUF files of {} support only causal attention", self.architecture);
         Err(self.config.invalid_value("is_causal", found))
     }
 
@@ -188,7 +186,7 @@ impl<'a> MetadataWriter<'a> {
             GATING_FUNCTION_KEYS.iter().find_map(|key| Some((*key, self.config.text(key)?)));
         if let Some((key, scores)) = scores {
             let number = GATING_FUNCTIONS.iter().find(|(name, _)| *name == scores).map(|row| row.1);
-            let found = || format!("{}, which is not known", escape_for_message(scores));
+            let found = || format!("{}, which is not supported", escape_for_message(scores));
             let number = number.ok_or_else(|| self.config.invalid_value(key, found()))?;
             self.set("expert_gating_func", number);
         }
@@ -306,7 +304,7 @@ impl<'a> MetadataWriter<'a> {
         let is_sliding: Vec<bool> = by_type.or_else(by_letter).unwrap_or_else(by_number);
         match is_sliding.len() == layers as usize {
             true => Ok(is_sliding),
-            false => Err(config.invalid("layer_types", "a list with a word for each layer")),
+            false => Err(config.invalid("layer_types", "a list with a string for each layer")),
         }
     }
 }

@@ -135,12 +135,13 @@ impl SafeTensors {
         let mut file = File::open(path).map_err(|e| bad(e.to_string()))?;
         let len = file.metadata().map_err(|e| bad(e.to_string()))?.len();
         let mut word = [0; 8];
-        file.read_exact(&mut word).map_err(|_| bad(format!("{len} bytes hold no header")))?;
+        file.read_exact(&mut word)
+            .map_err(|_| bad(format!("{len} bytes are too few for a header")))?;
         let header_len = u64::from_le_bytes(word);
         if header_len > HEADER_LIMIT || header_len > len - 8 {
             let most = HEADER_LIMIT.min(len - 8);
             return Err(bad(format!(
-                "its header should have {header_len} bytes, at most {most} are possible"
+                "its header length is {header_len} bytes, at most {most} are possible"
             )));
         }
         let mut header = Vec::with_capacity(header_len as usize);
@@ -187,7 +188,7 @@ impl SafeTensors {
             reason: format!("tensor {}: {reason}", tensor.name),
         };
         if from.checked_add(out.len() as u64).is_none_or(|end| end > tensor.size) {
-            return Err(bad(format!("has {} bytes, more are expected", tensor.size)));
+            return Err(bad(format!("it has {} bytes, more are expected", tensor.size)));
         }
         let mut file = File::open(&self.path).map_err(|e| bad(e.to_string()))?;
         file.seek(SeekFrom::Start(self.data_start + tensor.start + from))
@@ -312,7 +313,7 @@ mod tests {
         for (bytes, want) in [
             (u64::MAX.to_le_bytes().to_vec(), "at most 0 are possible"),
             (9u64.to_le_bytes().iter().copied().chain([0; 8]).collect(), "at most 8 are possible"),
-            (vec![1, 2, 3], "hold no header"),
+            (vec![1, 2, 3], "too few for a header"),
         ] {
             std::fs::write(file.path(), bytes).unwrap();
             let error = SafeTensors::open("f", file.path()).unwrap_err().to_string();

@@ -109,7 +109,7 @@ impl<'a> TensorData<'a> {
             .find(|(number, at)| devices.get(*at) != Some(number))
         {
             Some((number, _)) => {
-                error(format!("the part of device {number} of tensor {name} is missing"))
+                error(format!("the shard of device {number} of tensor {name} is missing"))
             }
             None => Ok(()),
         }

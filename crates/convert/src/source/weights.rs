@@ -247,7 +247,7 @@ impl TernaryScale {
             return Ok(None);
         }
         if quantization.flag("use_rms_norm") == Some(true) {
-            let found = "true, and a GGUF file has no norm before each matrix".to_owned();
+            let found = "true, but GGUF files have no norm before each matrix".to_owned();
             return Err(quantization.invalid_value("use_rms_norm", found));
         }
         let is_factor = quantization.text("linear_class") == Some("autobitlinear");

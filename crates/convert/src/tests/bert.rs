@@ -107,7 +107,7 @@ fn folders_that_contradict_their_configuration_are_refused() {
     let cases: [(Edit, &str); 8] = [
         (
             |c, _| c["architectures"] = json!(["T5Model"]),
-            "architecture T5Model cannot be imported; those that can: BertModel",
+            "architecture T5Model is not supported; supported: BertModel",
         ),
         (
             |c, _| c["hidden_size"] = json!("x"),
@@ -120,7 +120,7 @@ fn folders_that_contradict_their_configuration_are_refused() {
         (|c, _| c["num_hidden_layers"] = json!(2), "tensor encoder.layer.1."),
         (|c, _| c["vocab_size"] = json!(4), "has shape [3, 2], but [4, 2] is expected"),
         (|c, _| c["hidden_act"] = json!("relu"), "with activation relu"),
-        (|_, t| t[0].0 = "embeddings.other".into(), "tensor embeddings.other is not known"),
+        (|_, t| t[0].0 = "embeddings.other".into(), "tensor embeddings.other is unknown"),
         (
             |_, t| {
                 t.remove(0);

@@ -69,7 +69,7 @@ fn experts_in_device_shards_are_joined() {
     let all = folder.files.clone();
     let missing = |device| {
         format!(
-            "the part of device {device} of tensor model.layers.0.block_sparse_moe.experts.0.w1.weight is missing"
+            "the shard of device {device} of tensor model.layers.0.block_sparse_moe.experts.0.w1.weight is missing"
         )
     };
     // If the last device's shard is missing, experts are only narrower than configured.

@@ -357,7 +357,7 @@ fn errors_name_the_defect_of_a_folder() {
             safetensors(&[("model.layers.0.strange.weight".into(), "F32", vec![1], vec![0; 4])]);
         folder.put("model-00003-of-00003.safetensors", extra);
     });
-    assert!(error.contains("strange") && error.contains("not known"), "{error}");
+    assert!(error.contains("strange") && error.contains("is unknown"), "{error}");
     let error = convert_edited(&|folder| {
         folder.put("config.json", r#"{"architectures": ["PerceiverModel"]}"#);
         folder.files.rotate_right(1);

@@ -103,7 +103,7 @@ fn unsupported_adapters_are_rejected() {
         ("peft_type", json!("IA3"), "IA3"),
         ("alpha_pattern", json!({"q_proj": 3}), "alpha_pattern"),
         ("lora_alpha", json!("x"), "lora_alpha"),
-        ("r", json!(4), "`r` is 4, and the matrices for blk.0.attn_q.weight have rank 2"),
+        ("r", json!(4), "`r` is 4, but the matrices for blk.0.attn_q.weight have rank 2"),
     ] {
         let error = refused(&|config, _| config[key] = value.clone());
         assert!(error.contains(want), "{error}");
@@ -118,7 +118,7 @@ fn unsupported_adapters_are_rejected() {
             tensor.0 = tensor.0.replace("layers.0", "layers.7");
         }
     });
-    assert!(error.contains("layers.7") && error.contains("not known"), "{error}");
+    assert!(error.contains("layers.7") && error.contains("is unknown"), "{error}");
     // PLaMo's output projection has reordered heads, hence reordered columns.
     let across = adapter(|_, tensors| {
         tensors.truncate(2);
@@ -131,7 +131,7 @@ fn unsupported_adapters_are_rejected() {
     });
     let error = convert_for("plamo", &across).unwrap_err();
     assert!(
-        error.contains("`target_modules` is with layers.layers.0.self_attn.o_proj.weight"),
+        error.contains("`target_modules` is a list with layers.layers.0.self_attn.o_proj.weight"),
         "{error}"
     );
     // An adapter alone is no model.

@@ -116,11 +116,11 @@ fn missing_parameters_of_n_grams_and_streams_are_named() {
     let refused =
         |says: Value| qwen4("qwen4exp").with_config(says).convert().map(drop).unwrap_err();
     for (says, reason) in [
-        (json!({"output_gate_type": "silu"}), "`output_gate_type` is silu, and in a GGUF file"),
-        (json!({"output_gate_type": null}), "`output_gate_type` is absent, and in a GGUF file"),
+        (json!({"output_gate_type": "silu"}), "`output_gate_type` is silu, but GGUF files"),
+        (json!({"output_gate_type": null}), "`output_gate_type` is absent, but GGUF files"),
         (
             json!({"output_gate_type": null, "hidden_act": "silu"}),
-            "`hidden_act` is silu, and in a GGUF file",
+            "`hidden_act` is silu, but GGUF files",
         ),
         (json!({"ple_layer_ids": [1, 3]}), "`ple_layer_ids` must be a list of one layer at most"),
         (json!({"ple_layer_ids": [5]}), "`ple_layer_ids` must be a list of one layer at most"),
@@ -136,7 +136,7 @@ fn missing_parameters_of_n_grams_and_streams_are_named() {
         ),
         (json!({"ngram_size": 2147483647u32}), "but [2147483647] is expected"),
         (json!({"split_ngram_parts": 5}), "ngram_embedding.shard_4.weight is missing"),
-        (json!({"split_ngram_parts": 3}), "ngram_embedding.shard_3.weight is not known"),
+        (json!({"split_ngram_parts": 3}), "ngram_embedding.shard_3.weight is unknown"),
         (
             json!({"indexer_head_dim": 8}),
             "index_qk_proj.weight has shape [96, 48], but [64, 48] is expected",

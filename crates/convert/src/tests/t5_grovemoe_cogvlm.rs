@@ -228,7 +228,7 @@ fn granite_switch_adapters_are_stored_after_an_adapter_of_zeros() {
     config["adapter_token_ids"] = json!([211, 35]);
     config["adapter_substitute_token_ids"] = json!([17, 99]);
     let error = convert_tensors("graniteswitch", &stored, config).err().unwrap();
-    assert!(error.contains("has shape [3, 1, 5, 48], but [2, 1, 0, 0] is expected"), "{error}");
+    assert!(error.contains("has shape [3, 1, 5, 48], expected [2, 1, 0, 0]"), "{error}");
 }
 
 /// The tensors of T5 as in folders, with a given name of the token embedding.
@@ -334,7 +334,7 @@ fn t5_output_and_activation_are_resolved_or_rejected() {
     let error = convert_tensors("t5-tied", &t5(&want, "shared"), gated).err().unwrap();
     assert!(
         error.contains(
-            "`feed_forward_proj` is gated-silu: in a GGUF file of t5 it is relu, or gated-gelu"
+            "`feed_forward_proj` is gated-silu, but GGUF files of t5 support only relu and gated-gelu"
         ),
         "{error}"
     );

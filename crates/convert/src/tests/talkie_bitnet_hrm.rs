@@ -271,7 +271,10 @@ fn bitnet_matrices_are_rounded_to_ternary() {
     // An activation without metadata key is rejected.
     config["hidden_act"] = "gelu".into();
     let error = convert_tensors("bitnet", &stored, config).err().unwrap();
-    assert!(error.contains("`hidden_act` is gelu: in a GGUF file of bitnet it is silu"), "{error}");
+    assert!(
+        error.contains("`hidden_act` is gelu, but GGUF files of bitnet support only silu"),
+        "{error}"
+    );
 }
 
 /// Packs four values a byte, whose rows are a quarter of the matrix apart.
@@ -401,5 +404,5 @@ fn bidirectional_models_are_rejected_as_causal_families() {
     let mut config = folder_config(&want, "Qwen2ForCausalLM", None);
     config["is_causal"] = false.into();
     let error = convert_tensors("qwen2", &llama_like_tensors(&want), config).err().unwrap();
-    assert!(error.contains("`is_causal` is false, and in a GGUF file of qwen2"), "{error}");
+    assert!(error.contains("`is_causal` is false, but GGUF files of qwen2"), "{error}");
 }

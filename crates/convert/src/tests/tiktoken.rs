@@ -136,7 +136,7 @@ fn tiktoken_file_named_tokenizer_model_is_ignored() {
     assert_eq!(texts(&made, "tokens"), texts(&want, "tokens"));
     folder.files.retain(|file| file.name != "tokenizer.json");
     let error = convert(&folder).err().unwrap();
-    assert!(error.contains("tokenizer.model: a vocabulary of tiktoken"), "{error}");
+    assert!(error.contains("tokenizer.model: a tiktoken vocabulary"), "{error}");
 }
 
 /// GLM 4 with its first tensor names, and a tiktoken file named `tokenizer.model`.

@@ -18,7 +18,7 @@ pub(super) fn read(
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     for (slot, (number, line)) in tokens.iter_mut().zip(lines) {
         let bad = || {
-            let reason = format!("line {} is no list of a text and a score", number + 1);
+            let reason = format!("line {} is not a list of a text and a score", number + 1);
             ConvertError::Tokenizer { file: FILE.to_owned(), reason }
         };
         *slot = Some(parse_token(line).ok_or_else(bad)?);

@@ -93,10 +93,10 @@ pub(super) fn name_of(json: &Value) -> Result<&'static str, String> {
     });
     known.map(|known| known.2).ok_or_else(|| {
         let patterns = patterns.iter().map(|pattern| format!("`{}`", escape_for_message(pattern))).collect::<Vec<_>>().join(", then ");
-        let patterns = if patterns.is_empty() { "nothing".to_owned() } else { patterns };
+        let patterns = if patterns.is_empty() { "without patterns".to_owned() } else { patterns };
         format!(
-            "it cuts texts by {patterns}, which no pre-tokenizer of GGUF files does; if llama.cpp can convert the model, import \
-             the GGUF file that it makes"
+            "unsupported pre-tokenizer {patterns}; if llama.cpp can convert the model, create it from \
+             the GGUF file that llama.cpp writes"
         )
     })
 }
@@ -116,11 +116,11 @@ fn collect_patterns(step: &Value, patterns: &mut Vec<String>) -> Result<(), Stri
         "Digits" => patterns.push(DIGITS.to_owned()),
         "Punctuation" => patterns.push(PUNCTUATION.to_owned()),
         "Split" => {
-            let pattern = step.get("pattern").ok_or("a Split without a pattern")?;
+            let pattern = step.get("pattern").ok_or("a Split step has no pattern")?;
             let regex = pattern.get("Regex").and_then(Value::as_str).map(str::to_owned);
             let text =
                 || pattern.get("String").and_then(Value::as_str).map(|text| format!("text {text}"));
-            patterns.push(regex.or_else(text).ok_or("a Split with an unknown pattern")?);
+            patterns.push(regex.or_else(text).ok_or("a Split step has an unsupported pattern")?);
         }
         other => patterns.push(format!("step {other}")),
     }

@@ -55,12 +55,14 @@ fn parse(text: &str, rows: u64) -> Result<RwkvVocabulary, String> {
     let (mut tokens, mut types) = (vec!["<s>".to_owned()], vec![CONTROL]);
     for (line, at) in text.lines().zip(1..) {
         let bad = |reason: &str| format!("line {at}: {reason}");
-        let (number, rest) = line.split_once(' ').ok_or_else(|| bad("no number and text"))?;
-        let (literal, length) = rest.rsplit_once(' ').ok_or_else(|| bad("no length"))?;
+        let (number, rest) =
+            line.split_once(' ').ok_or_else(|| bad("number and text are missing"))?;
+        let (literal, length) =
+            rest.rsplit_once(' ').ok_or_else(|| bad("the length is missing"))?;
         let bytes = parse_python_literal(literal.trim())
-            .ok_or_else(|| bad("no text as Python writes it"))?;
+            .ok_or_else(|| bad("the text is not a Python literal"))?;
         if number.parse() != Ok(tokens.len()) {
-            return Err(bad(&format!("number {} is expected", tokens.len())));
+            return Err(bad(&format!("expected number {}", tokens.len())));
         }
         if length.trim().parse() != Ok(bytes.len()) {
             return Err(bad(&format!("its text has {} bytes", bytes.len())));
@@ -174,10 +176,10 @@ mod tests {
         assert_eq!(good.types, [CONTROL, NORMAL, NORMAL, UNUSED]);
         for (text, want) in [
             ("1", "line 1: no number"),
-            ("1 'a'", "no length"),
+            ("1 'a'", "the length is missing"),
             ("2 'a' 1", "number 1 is expected"),
             ("1 'a' 2", "its text has 1 bytes"),
-            ("1 a 1", "no text as Python writes it"),
+            ("1 a 1", "the text is not a Python literal"),
             ("1 'a' 1\n2 'b' 1\n3 'c' 1\n4 'd' 1\n", "line 4: the embedding has 4 rows"),
         ] {
             let error = parse(text, 4).unwrap_err();

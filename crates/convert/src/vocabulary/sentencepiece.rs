@@ -34,7 +34,7 @@ pub(super) fn read(
     let bytes = folder.bytes(&file, MAX_FILE_BYTES)?;
     let bytes = bytes.ok_or_else(|| ConvertError::FileMissing(file.clone()))?;
     parse(&bytes, rows).ok_or_else(|| {
-        let reason = "not a vocabulary of SentencePiece, or cut short".to_owned();
+        let reason = "not a SentencePiece vocabulary, or truncated".to_owned();
         ConvertError::Tokenizer { file, reason }
     })
 }

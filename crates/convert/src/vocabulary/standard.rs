@@ -246,7 +246,7 @@ fn sentencepiece_file(
         false => Ok(file),
         true if has_other => Ok(None),
         true => {
-            let reason = "a vocabulary of tiktoken, which does not say how texts are cut: the model's tokenizer.json is needed";
+            let reason = "a tiktoken vocabulary has no pre-tokenizer: add the model's tokenizer.json to the folder";
             Err(ConvertError::Tokenizer { file: name.to_owned(), reason: reason.to_owned() })
         }
     }
@@ -319,14 +319,16 @@ fn from_json(
     }
     if kind != "BPE" {
         let kind = escape_for_message(kind);
-        return Err(format!("a vocabulary of type {kind} needs a tokenizer.model beside it"));
+        return Err(format!("a vocabulary of type {kind} needs the file tokenizer.model"));
     }
-    let vocab =
-        model.get("vocab").and_then(JsonValue::as_object).ok_or("`model.vocab` is no object")?;
+    let vocab = model
+        .get("vocab")
+        .and_then(JsonValue::as_object)
+        .ok_or("`model.vocab` is not an object")?;
     let mut tokens: Vec<Option<Token>> = vec![None; rows];
     for (text, id) in vocab {
         let shown = || escape_for_message(text);
-        let id = id.as_u64().ok_or_else(|| format!("the id of {} is no number", shown()))?;
+        let id = id.as_u64().ok_or_else(|| format!("the id of {} is not a number", shown()))?;
         let Some(slot) = usize::try_from(id).ok().and_then(|id| tokens.get_mut(id)) else {
             return Err(format!(
                 "token {} has the id {id}, but the embedding has {rows} rows",
@@ -370,7 +372,7 @@ fn escape_spaces(part: &str) -> String {
 
 /// Parses merges, which are pairs or strings with a space.
 fn parse_merges(list: Option<&JsonValue>) -> Result<Vec<(String, String)>, String> {
-    let list = list.and_then(JsonValue::as_array).ok_or("`model.merges` is no list")?;
+    let list = list.and_then(JsonValue::as_array).ok_or("`model.merges` is not a list")?;
     let pair = |entry: &JsonValue| match entry {
         JsonValue::String(text) => text.split_once(' ').map(|(a, b)| (a.to_owned(), b.to_owned())),
         JsonValue::Array(pair) => match &pair[..] {
@@ -381,7 +383,7 @@ fn parse_merges(list: Option<&JsonValue>) -> Result<Vec<(String, String)>, Strin
     };
     list.iter()
         .map(|entry| {
-            pair(entry).ok_or_else(|| "`model.merges` has an entry that is no pair".into())
+            pair(entry).ok_or_else(|| "`model.merges` has an entry that is not a pair".into())
         })
         .collect()
 }
@@ -456,9 +458,9 @@ mod tests {
     #[test]
     fn unsuitable_vocabularies_are_rejected() {
         for (json, want) in [
-            (json!({"model": {"type": "WordLevel"}}), "needs a tokenizer.model"),
+            (json!({"model": {"type": "WordLevel"}}), "needs the file tokenizer.model"),
             (json!({"model": {"type": "BPE", "vocab": {"a": 5}, "merges": []}}), "has the id 5"),
-            (json!({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a"]}}), "no pair"),
+            (json!({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a"]}}), "not a pair"),
             (json!({}), "`model` is missing"),
         ] {
             let error = from_json(&json, VocabularyKind::Standard, 3).map(|_| ()).unwrap_err();

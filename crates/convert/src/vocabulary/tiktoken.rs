@@ -109,7 +109,7 @@ fn parse(bytes: &[u8], rows: usize) -> Result<Vec<(u32, Vec<u8>)>, String> {
             continue;
         }
         let (rank, token) = parse_line(text)
-            .ok_or_else(|| format!("line {at} is no token in base64 with its rank"))?;
+            .ok_or_else(|| format!("line {at} is not a base64 token with its rank"))?;
         if rank as usize >= rows {
             return Err(format!("line {at} has rank {rank}, but the embedding has {rows} rows"));
         }
@@ -224,9 +224,9 @@ mod tests {
     #[test]
     fn invalid_files_are_rejected() {
         for (text, want) in [
-            ("IQ== 0\nIg==\n", "line 2 is no token"),
-            ("IQ== 0\n?? 1\n", "line 2 is no token"),
-            (" 0\n", "line 1 is no token"),
+            ("IQ== 0\nIg==\n", "line 2 is not a base64 token"),
+            ("IQ== 0\n?? 1\n", "line 2 is not a base64 token"),
+            (" 0\n", "line 1 is not a base64 token"),
             ("IQ== 4\n", "line 1 has rank 4, but the embedding has 4 rows"),
             ("IQ== 1\nIg== 1\n", "rank 1 occurs twice"),
         ] {

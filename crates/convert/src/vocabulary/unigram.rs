@@ -26,7 +26,7 @@ pub(super) fn read(
 ) -> Result<(Vec<Option<Token>>, NormalizerSettings), String> {
     let model = json.get("model").ok_or("`model` is missing")?;
     let vocab =
-        model.get("vocab").and_then(JsonValue::as_array).ok_or("`model.vocab` is no list")?;
+        model.get("vocab").and_then(JsonValue::as_array).ok_or("`model.vocab` is not a list")?;
     if vocab.len() > rows {
         return Err(format!("it has {} tokens, but the embedding has {rows} rows", vocab.len()));
     }
@@ -36,18 +36,13 @@ pub(super) fn read(
         let (text, score) =
             (entry.get(0).and_then(JsonValue::as_str), entry.get(1).and_then(JsonValue::as_f64));
         let (Some(text), Some(score)) = (text, score) else {
-            return Err(format!(
-                "`model.vocab` has an entry that is no text with its score, at {id}"
-            ));
+            return Err(format!("entry {id} of `model.vocab` is not a text with its score"));
         };
         let kind = if unknown == Some(id as u64) { UNKNOWN } else { NORMAL };
         *slot = Some(Token { text: text.to_owned(), kind, score: score as f32 });
     }
     if model.get("byte_fallback").and_then(JsonValue::as_bool) == Some(true) {
-        return Err(
-            "a Unigram vocabulary that falls back on bytes needs its tokenizer.model beside it"
-                .into(),
-        );
+        return Err("a Unigram vocabulary with byte fallback needs the file tokenizer.model".into());
     }
     let mut found = NormalizerSettings::default();
     for step in steps(json.get("normalizer"), "normalizers") {
@@ -59,7 +54,7 @@ pub(super) fn read(
             "WhitespaceSplit" => found.merges_spaces = true,
             other => {
                 return Err(format!(
-                    "its pre-tokenizer {} is not known",
+                    "its pre-tokenizer {} is not supported",
                     escape_for_message(other)
                 ));
             }
@@ -73,7 +68,7 @@ fn apply_normalizer(step: &JsonValue, found: &mut NormalizerSettings) -> Result<
         "Precompiled" => {
             let text = step.get("precompiled_charsmap").and_then(JsonValue::as_str);
             let bytes = text.and_then(|text| STANDARD.decode(text).ok());
-            found.charsmap = Some(bytes.ok_or("`precompiled_charsmap` is no base64")?);
+            found.charsmap = Some(bytes.ok_or("`precompiled_charsmap` is not base64")?);
         }
         // Consecutive spaces become one.
         "Replace" if step.pointer("/pattern/Regex").is_some_and(|regex| regex == " {2,}") => {
@@ -82,7 +77,7 @@ fn apply_normalizer(step: &JsonValue, found: &mut NormalizerSettings) -> Result<
         // Merging consecutive spaces also removes spaces around the text.
         "Strip" => {}
         other => {
-            return Err(format!("its normalizer {} is not known", escape_for_message(other)));
+            return Err(format!("its normalizer {} is not supported", escape_for_message(other)));
         }
     }
     Ok(())
@@ -152,20 +147,23 @@ mod tests {
     fn unsupported_content_is_rejected() {
         type Edit = fn(&mut JsonValue);
         let cases: [(Edit, &str); 6] = [
-            (|json| json["model"]["vocab"] = json!([["a"]]), "no text with its score, at 0"),
-            (|json| json["model"]["vocab"] = json!({"a": 0}), "is no list"),
-            (|json| json["model"]["byte_fallback"] = json!(true), "needs its tokenizer.model"),
+            (
+                |json| json["model"]["vocab"] = json!([["a"]]),
+                "entry 0 of `model.vocab` is not a text",
+            ),
+            (|json| json["model"]["vocab"] = json!({"a": 0}), "is not a list"),
+            (|json| json["model"]["byte_fallback"] = json!(true), "needs the file tokenizer.model"),
             (
                 |json| json["normalizer"] = json!({"type": "NFKC"}),
-                "its normalizer NFKC is not known",
+                "its normalizer NFKC is not supported",
             ),
             (
                 |json| json["pre_tokenizer"] = json!({"type": "Punctuation"}),
-                "its pre-tokenizer Punctuation is not known",
+                "its pre-tokenizer Punctuation is not supported",
             ),
             (
                 |json| json["normalizer"]["normalizers"][0]["precompiled_charsmap"] = json!("?"),
-                "no base64",
+                "not base64",
             ),
         ];
         for (edit, want) in cases {

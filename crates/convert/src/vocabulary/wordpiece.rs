@@ -101,7 +101,10 @@ fn insert_piece(
     kind: i32,
 ) -> Result<(), String> {
     if id >= MAX_TOKENS {
-        return Err(format!("token {} has the id {id}", escape_for_message(text)));
+        return Err(format!(
+            "token {} has the id {id}, which is too large",
+            escape_for_message(text)
+        ));
     }
     let Some(slot) = pieces.get_mut(id as usize) else {
         return Err(format!(
@@ -119,16 +122,16 @@ fn read_json(json: &Value, pieces: &mut [Option<(String, i32)>]) -> Result<(), S
     let kind = model.get("type").and_then(Value::as_str).unwrap_or("WordPiece");
     if kind != "WordPiece" {
         return Err(format!(
-            "a vocabulary of type {}, where WordPiece is expected",
+            "a vocabulary of type {}, expected WordPiece",
             escape_for_message(kind)
         ));
     }
     let vocab =
-        model.get("vocab").and_then(Value::as_object).ok_or("`model.vocab` is no object")?;
+        model.get("vocab").and_then(Value::as_object).ok_or("`model.vocab` is not an object")?;
     for (text, id) in vocab {
         let id = id
             .as_u64()
-            .ok_or_else(|| format!("the id of {} is no number", escape_for_message(text)))?;
+            .ok_or_else(|| format!("the id of {} is not a number", escape_for_message(text)))?;
         insert_piece(pieces, id, text, NORMAL)?;
     }
     for added in json.get("added_tokens").and_then(Value::as_array).into_iter().flatten() {

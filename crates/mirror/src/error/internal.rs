@@ -9,11 +9,11 @@ use puna_store::ModelName;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[allow(missing_docs)] // the message of a variant is its documentation
 pub enum InternalError {
-    #[error("the system gives no random numbers")]
+    #[error("cannot get random numbers from the system")]
     NoRandomNumbers,
-    #[error("it panicked: {message}")]
+    #[error("panic: {message}")]
     Panic { message: String },
-    #[error("a panic, which the log has")]
+    #[error("panic: the log has the message")]
     LoggedPanic,
     /// A task was cancelled or panicked.
     #[error("{reason}")]
@@ -21,11 +21,11 @@ pub enum InternalError {
     /// A value cannot be written as JSON.
     #[error("{reason}")]
     Json { reason: String },
-    #[error("a blob is given out no further: {reason}")]
+    #[error("stopped sending a blob: {reason}")]
     BlobNotVerified { reason: String },
-    #[error("a blob cannot be read: {reason}")]
+    #[error("cannot read a blob: {reason}")]
     BlobUnreadable { reason: String },
-    #[error("making {0} was given up")]
+    #[error("merging the files of {0} was cancelled")]
     AssemblyGivenUp(Box<ModelName>),
     /// A fetch failed because of files or settings of this machine.
     #[error("{0}")]
@@ -37,7 +37,7 @@ impl InternalError {
     pub(crate) fn from_panic(panic: &(dyn Any + Send)) -> Self {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or(panic.downcast_ref::<&str>().copied());
-        Self::Panic { message: text.unwrap_or("without a message").to_owned() }
+        Self::Panic { message: text.unwrap_or("no message").to_owned() }
     }
 }
 

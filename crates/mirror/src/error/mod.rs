@@ -30,75 +30,73 @@ pub use upstream::{ChildProblem, LoopProblem, UpstreamProblem};
 #[non_exhaustive]
 #[allow(missing_docs)] // the message of a variant is its documentation
 pub enum MirrorError {
-    #[error("blob {0} is not here")]
+    #[error("blob {0} not found")]
     BlobUnknown(Digest),
-    #[error(
-        "upload {0} is not open: it was finished, cancelled, or left alone for too long; begin a new one"
-    )]
+    #[error("upload {0} not found: it was finished, cancelled or expired; start a new upload")]
     UploadUnknown(String),
     #[error(transparent)]
     UploadInvalid(#[from] UploadProblem),
-    #[error("this part begins at byte {first}, but the upload is at byte {at}")]
+    #[error("part starts at byte {first}, but the upload continues at byte {at}")]
     OutOfOrder { first: u64, at: u64 },
-    #[error("the content has the digest {found}, and not {expected}")]
+    #[error("digest mismatch: the content has {found}, expected {expected}")]
     DigestMismatch { expected: Digest, found: Digest },
     #[error("{name} has no manifest {reference}")]
     ManifestUnknown { name: Repository, reference: String },
     #[error(transparent)]
     Manifest(#[from] ManifestError),
-    #[error("the manifest names blob {0}, which is not here: push it first")]
+    #[error("the manifest references blob {0}, which does not exist here: push it first")]
     ManifestBlobUnknown(Digest),
-    #[error("the list names {child}, which is not in {name}: push it first")]
+    #[error("the manifest list references {child}, which does not exist in {name}: push it first")]
     ManifestChildUnknown { name: Repository, child: String },
     #[error(
-        "{name} has a manifest list under {tag}, but its {child} is not here: push the child, or pull with a client that accepts lists"
+        "the manifest list {tag} of {name} lacks its {child}: push the child, or pull with a client that accepts lists"
     )]
     ChildUnknown { name: Repository, tag: String, child: String },
     #[error(transparent)]
     Name(#[from] NameError),
-    #[error("n is {0:?}: it is the number of entries that are wanted, 0 or more")]
+    #[error("invalid page size n={0:?}: expected a number, 0 or more")]
     InvalidPageSize(String),
-    #[error("repository {0} is not here")]
+    #[error("repository {0} not found")]
     NameUnknown(Repository),
-    #[error("{received} bytes came, but {announced} were announced")]
+    #[error("received {received} bytes, but {announced} were announced")]
     SizeMismatch { received: u64, announced: u64 },
     #[error(transparent)]
     Denied(#[from] Denial),
     #[error(
-        "the namespace {namespace} may have {quota} bytes and has {used}: there is no room for {asked} more; remove something, or have its quota raised"
+        "quota of namespace {namespace} exceeded: {used} of {quota} bytes used, {asked} more needed; remove models, or have the quota raised"
     )]
     Quota { namespace: String, quota: u64, used: u64, asked: u64 },
-    #[error("this is {} here, and not what If-Match names", quoted(.current))]
+    #[error("If-Match does not match: the current ETag is {}", quoted(.current))]
     PreconditionFailed { current: Option<Digest> },
     #[error(transparent)]
     Unauthorized(#[from] AuthenticationError),
-    #[error("{0} means nothing here")]
+    #[error("method {0} not allowed at this path")]
     MethodNotAllowed(Method),
-    #[error("nothing can be removed from this registry, unless mirror.delete is on")]
+    #[error("deletion is disabled: set mirror.delete to enable it")]
     DeletionDisabled,
     #[error(transparent)]
     TooManyRequests(#[from] LimitReached),
     #[error("{}", .0.message)]
     RateLimited(RateLimit),
     #[error(
-        "there is not enough space for this upload: {free} bytes are free, {reserved} of which are left for others"
+        "not enough disk space for this upload: {free} bytes free, {reserved} of them reserved for other uploads"
     )]
     NoSpace { free: u64, reserved: u64 },
     #[error("{0}")]
     NoSpaceForFetch(Box<RegistryError>),
     #[error(transparent)]
     RetryLater(#[from] PendingFetch),
-    #[error("the upstream registry: {0}")]
+    #[error("upstream registry: {0}")]
     Upstream(#[from] UpstreamProblem),
     #[error(transparent)]
     Loop(#[from] LoopProblem),
-    #[error("the storage {location}: {problem}")]
+    #[error("storage {location}: {problem}")]
     StorageFailed { location: String, problem: BucketProblem },
-    #[error("there is nothing at this address")]
+    #[error("path not found")]
     NoRoute,
-    #[error("the request broke off: {reason}")]
+    #[error("request body interrupted: {reason}")]
     BodyInterrupted { reason: String },
-    #[error("the request broke off: nothing came for {seconds} seconds")]
+    #[error("request body interrupted: no data for {seconds} seconds")]
     BodyStalled { seconds: u64 },
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -108,7 +106,7 @@ pub enum MirrorError {
 
 /// A digest as an `ETag` has it.
 fn quoted(digest: &Option<Digest>) -> String {
-    digest.map_or("nothing".to_owned(), |digest| format!("\"{digest}\""))
+    digest.map_or("none".to_owned(), |digest| format!("\"{digest}\""))
 }
 
 impl From<ManifestProblem> for MirrorError {
@@ -159,16 +157,16 @@ impl MirrorError {
     pub(crate) fn public_message(&self) -> String {
         match self {
             Self::Store(StoreError::ReadOnly { name, .. }) => {
-                format!("{name} lies in a folder of models that is only read here: remove it there")
+                format!("{name} is in a read-only folder of models: remove it there")
             }
             Self::Store(_) | Self::Internal(_) => match self.code().0 {
-                405 => "this registry lies on a disk that can only be read".to_owned(),
-                507 => "the disk of this registry is full: tell those who run it".to_owned(),
-                _ => "this registry failed at it: its log says why".to_owned(),
+                405 => "the disk of this registry is read-only".to_owned(),
+                507 => "the disk of this registry is full: ask its administrator to free space"
+                    .to_owned(),
+                _ => "internal error of this registry: its log has the reason".to_owned(),
             },
             Self::StorageFailed { .. } => {
-                "the storage of this registry does not do what it should: its log says why"
-                    .to_owned()
+                "the storage of this registry failed: its log has the reason".to_owned()
             }
             error => error.to_string(),
         }

@@ -9,29 +9,29 @@ use crate::types::repository::Repository;
 #[allow(missing_docs)] // the message of a variant is its documentation
 pub enum Denial {
     #[error(
-        "this registry has no keys, so only its own machine may push: make one there with `puna key add`"
+        "push not allowed: without API keys only the registry's own machine can push; create a key there with `puna key add`"
     )]
     PushWithoutKeys,
-    #[error("the key {key:?} may not do this{}", with_repository(.repository))]
+    #[error("the API key {key:?} does not permit this request{}", with_repository(.repository))]
     KeyPermission { key: String, repository: Option<Repository> },
     #[error(
-        "the key {key:?} may not see the figures: that takes the scope admin, without namespaces"
+        "the API key {key:?} does not permit reading metrics: use a key with the scope admin and without namespaces"
     )]
     KeyMetrics { key: String },
     #[error(
-        "{name} is mirrored from {host}, and only what is there is here: push to a namespace of mirror.private"
+        "cannot push {name}: it is mirrored from {host}; push to a namespace of mirror.private"
     )]
     Mirrored { name: Repository, host: String },
-    #[error("{0} is not here, and this mirror fetches nothing that mirror.fetch does not name")]
+    #[error("{0} is not stored here, and mirror.fetch does not permit fetching it")]
     FetchNotAllowed(Repository),
     #[error(
-        "{model} has {bytes} bytes, and without a key nobody has this mirror fetch more than {limit} (mirror.fetch_limit): pull it with a key"
+        "{model} has {bytes} bytes, more than the {limit} that are fetched without an API key (mirror.fetch_limit): pull it with a key"
     )]
     FetchTooLarge { model: Box<ModelName>, bytes: u64, limit: u64 },
-    #[error("blob {0} is part of something that is kept here")]
+    #[error("cannot remove blob {0}: a manifest references it")]
     BlobInUse(Digest),
     #[error(
-        "blob {0} is not removed: something that is kept here is not understood, which the log of the registry names"
+        "cannot remove blob {0}: an unknown entry of the storage may need it; the registry's log names the entry"
     )]
     BlobUsageUnknown(Digest),
     #[error("manifest {digest} is a child of the list {list} in {name}: remove the list first")]
@@ -39,32 +39,32 @@ pub enum Denial {
     #[error("this request has more than one Host header")]
     SeveralHosts,
     #[error(
-        "this mirror listens to its own machine alone, and answers to no other name: add the one that clients use to mirror.names, or have the proxy say localhost"
+        "host name not allowed, because this mirror listens on a loopback address: add the name to mirror.names, or let the proxy send localhost"
     )]
     ForeignMirrorHost,
     #[error(
-        "this server listens to its own machine alone, and answers to no other name: set `host`, or have the proxy say localhost"
+        "host name not allowed, because this server listens on a loopback address: set `host`, or let the proxy send localhost"
     )]
     ForeignServerHost,
-    #[error("pages of this origin may not ask here: `origins` names those that may")]
+    #[error("origin not allowed: add it to the setting `origins` (OLLAMA_ORIGINS)")]
     ForeignOrigin,
 }
 
 fn with_repository(repository: &Option<Repository>) -> String {
-    repository.as_ref().map(|name| format!(" with {name}")).unwrap_or_default()
+    repository.as_ref().map(|name| format!(" for {name}")).unwrap_or_default()
 }
 
 /// Why a client is not authenticated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the message of a variant is its documentation
 pub enum AuthenticationError {
-    #[error("this registry wants to know who asks")]
+    #[error("authentication required")]
     NoCredentials,
-    #[error("these figures are for keys of the scope admin")]
+    #[error("authentication required: metrics need an API key with the scope admin")]
     NoMetricsKey,
-    #[error("this key is not known here")]
+    #[error("unknown API key")]
     UnknownKey,
-    #[error("the signature of this request {0}")]
+    #[error("invalid request signature: {0}")]
     Signature(#[from] SignatureProblem),
 }
 
@@ -72,25 +72,25 @@ pub enum AuthenticationError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the message of a variant is its documentation
 pub enum SignatureProblem {
-    #[error("comes with a key that is none")]
+    #[error("the public key is malformed")]
     InvalidKey,
-    #[error("is none")]
+    #[error("it is not base64")]
     NotBase64,
-    #[error(
-        "is for {address}, and that is none of the names in mirror.names: whoever runs this registry can add it there"
-    )]
+    #[error("it is for {address}, which is not in mirror.names: ask the administrator to add it")]
     ForeignAddress { address: String },
-    #[error("is not one of {url}: is the address another one outside of a proxy?")]
+    #[error(
+        "it does not match {url}: if a proxy changes the address, let it send the original one"
+    )]
     Mismatch { url: String },
-    #[error("has no time")]
+    #[error("it has no timestamp")]
     NoTimestamp,
-    #[error("is of another time: the clocks of the two machines are too far apart")]
+    #[error("its timestamp is too far from this registry's time: set the clocks of both machines")]
     ClockSkew,
-    #[error("has no nonce")]
+    #[error("it has no nonce")]
     NoNonce,
-    #[error("has a nonce of more than {most} bytes")]
+    #[error("its nonce is longer than {most} bytes")]
     LongNonce { most: usize },
-    #[error("was used before")]
+    #[error("it was used before")]
     Reused,
 }
 
@@ -98,18 +98,18 @@ pub enum SignatureProblem {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the message of a variant is its documentation
 pub enum LimitReached {
-    #[error("you have {most} open uploads already: finish or cancel some, or come back later")]
-    OwnUploads { most: usize },
-    #[error("{most} uploads are open already: come back later")]
-    Uploads { most: usize },
-    #[error("other uploads take all the memory that there is for them: come back later")]
-    UploadMemory,
     #[error(
-        "{most} signed requests came within {minutes} minutes, and no more are told apart: come back later"
+        "too many open uploads of this client (limit {most}): finish or cancel some, or retry later"
     )]
+    OwnUploads { most: usize },
+    #[error("too many open uploads (limit {most}): retry later")]
+    Uploads { most: usize },
+    #[error("other uploads use all memory for uploads: retry later")]
+    UploadMemory,
+    #[error("too many signed requests (limit {most} in {minutes} minutes): retry later")]
     SignedRequests { most: usize, minutes: u64 },
     #[error(
-        "{0} is not here, and as many models are being fetched as may be (mirror.fetch_parallel): ask again in a while"
+        "cannot fetch {0} now: the limit of parallel fetches (mirror.fetch_parallel) is reached; retry later"
     )]
     Fetches(Box<ModelName>),
 }
@@ -118,13 +118,9 @@ pub enum LimitReached {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the message of a variant is its documentation
 pub enum PendingFetch {
-    #[error(
-        "blobs of this manifest are still being fetched from an upstream: ask again in a while"
-    )]
+    #[error("blobs of this manifest are still being fetched from an upstream: retry later")]
     Blobs,
-    #[error(
-        "{0} comes in several files, which are being fetched and made into one model: ask again in a while"
-    )]
+    #[error("{0} is being fetched and merged from several files: retry later")]
     Files(Box<ModelName>),
 }
 
@@ -132,13 +128,13 @@ pub enum PendingFetch {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the message of a variant is its documentation
 pub enum UploadProblem {
-    #[error("Content-Range {0:?} is no place: write FIRST-LAST, such as 0-99")]
+    #[error("invalid Content-Range {0:?}: expected FIRST-LAST, such as 0-99")]
     ContentRange(String),
     #[error(
-        "the last part broke off at byte {received}: send the rest of it, or all of it from byte {committed} on"
+        "the last part was interrupted at byte {received}: send the rest, or restart the part at byte {committed}"
     )]
     Interrupted { received: u64, committed: u64 },
-    #[error("this blob is larger than the storage takes: an object has {most} parts at most")]
+    #[error("blob too large for this storage: an object has at most {most} parts")]
     TooManyParts { most: usize },
 }
 
@@ -149,14 +145,14 @@ pub enum BucketProblem {
     #[error("{key}: {what}")]
     InvalidObject { key: String, what: &'static str },
     #[error(
-        "the service refuses these credentials: mend mirror.storage_key and mirror.storage_secret, or what they may do ({cause})"
+        "the service rejects the credentials: check mirror.storage_key, mirror.storage_secret and their permissions ({cause})"
     )]
     Credentials { cause: String },
-    #[error("there is no such bucket, or what was there is gone: make it, or mend mirror.storage")]
+    #[error("bucket or object not found: create the bucket, or correct mirror.storage")]
     NoBucket,
-    #[error("{cause} (is the service there, and mirror.storage_endpoint right?)")]
+    #[error("{cause}: check that the service runs and that mirror.storage_endpoint is correct")]
     Service { cause: String },
-    #[error("{name} is no setting")]
+    #[error("unknown setting {name}")]
     UnknownSetting { name: String },
     #[error("{cause}")]
     Settings { cause: String },

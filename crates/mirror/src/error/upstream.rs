@@ -18,9 +18,11 @@ pub enum UpstreamProblem {
     Request(Box<RegistryError>),
     #[error("{0}")]
     Manifest(ManifestError),
-    #[error("the child {digest} {problem}")]
+    #[error("child {digest}: {problem}")]
     Child { digest: Digest, problem: ChildProblem },
-    #[error("the blob {digest} has {found} bytes there, but its manifest says {declared}")]
+    #[error(
+        "blob {digest} has {found} bytes at the upstream, but its manifest declares {declared}"
+    )]
     BlobSize { digest: Digest, found: u64, declared: u64 },
 }
 
@@ -28,11 +30,11 @@ pub enum UpstreamProblem {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the message of a variant is its documentation
 pub enum ChildProblem {
-    #[error("is {0}")]
+    #[error("{0}")]
     Manifest(ManifestError),
-    #[error("has the digest {0}")]
+    #[error("its content has the digest {0}")]
     Digest(Digest),
-    #[error("is a list itself")]
+    #[error("it is a list itself")]
     List,
 }
 
@@ -41,11 +43,11 @@ pub enum ChildProblem {
 #[allow(missing_docs)] // the message of a variant is its documentation
 pub enum LoopProblem {
     #[error(
-        "this registry has been asked by itself: it is its own upstream, or that of one of its upstreams; mend mirror.upstreams, registry.default and registry.mirrors there and here"
+        "request loop: this registry is its own upstream, directly or through others; correct mirror.upstreams, registry.default and registry.mirrors on each of them"
     )]
     Own,
     #[error(
-        "more than {most} mirrors stand one behind the other: name one nearer to the source in mirror.upstreams, registry.default or registry.mirrors"
+        "more than {most} mirrors in a chain: name one nearer to the source in mirror.upstreams, registry.default or registry.mirrors"
     )]
     TooManyMirrors { most: usize },
     /// An upstream has reported a loop.

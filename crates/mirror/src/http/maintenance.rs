@@ -24,20 +24,18 @@ impl Mirror {
     /// panic of one task does not affect the others.
     pub async fn run_maintenance(&self) {
         tokio::join!(
-            restart_on_panic("noting what is pulled", RESTART_DELAY, || self
+            restart_on_panic("usage log", RESTART_DELAY, || self
                 .usage_log()
                 .run(self.storage().inventory.usage_notes())),
-            restart_on_panic("removing what nobody needs", RESTART_DELAY, || self
-                .collect_garbage_hourly()),
-            restart_on_panic("applying mirror.retention", RESTART_DELAY, || self
-                .apply_retention_daily()),
+            restart_on_panic("garbage collection", RESTART_DELAY, || self.collect_garbage_hourly()),
+            restart_on_panic("retention", RESTART_DELAY, || self.apply_retention_daily()),
         );
     }
 
     /// Writes unwritten usage records before shutdown.
     pub async fn flush_usage_log(&self) {
         if let Err(error) = self.usage_log().write(self.storage().inventory.usage_notes()).await {
-            tracing::warn!(%error, "when models were last pulled cannot be noted");
+            tracing::warn!(%error, "cannot write the usage log");
         }
     }
 
@@ -67,14 +65,14 @@ impl Mirror {
                     removed = retained.removals.len(),
                     bytes = retained.bytes(),
                     own = retained.own,
-                    "mirror.retention was applied"
+                    "applied mirror.retention"
                 ),
                 Ok(_) => {}
                 Err(error) if has_rules => {
-                    tracing::warn!(%error, "mirror.retention cannot be applied")
+                    tracing::warn!(%error, "cannot apply mirror.retention")
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "notes of what is gone cannot be cleared away")
+                    tracing::warn!(%error, "cannot remove outdated usage records")
                 }
             }
             tokio::time::sleep(Duration::from_secs(SECONDS_PER_DAY)).await;
@@ -86,7 +84,7 @@ impl Mirror {
         loop {
             hours.tick().await;
             if let Err(error) = self.storage().inventory.collect_garbage().await {
-                tracing::warn!(%error, "what nobody needs any more cannot be removed");
+                tracing::warn!(%error, "garbage collection failed");
             }
         }
     }
@@ -100,7 +98,7 @@ async fn restart_on_panic<F: Future<Output = ()>>(
 ) {
     while let Err(panic) = AssertUnwindSafe(work()).catch_unwind().await {
         let error = MirrorError::from_panic(&*panic);
-        tracing::error!(what, %error, "it begins anew in a while");
+        tracing::error!(task = what, %error, "background task panicked; restarting it");
         tokio::time::sleep(pause).await;
     }
 }

@@ -162,22 +162,22 @@ impl Mirror {
         metrics.extend([
             Metric::counter(
                 "puna_mirror_hits_total",
-                "Tags of upstreams served as they are here.",
+                "Requests for upstream tags served from the storage.",
                 fetch_stats.hits,
             ),
             Metric::counter(
                 "puna_mirror_misses_total",
-                "Tags of upstreams that had to be fetched.",
+                "Upstream tags and manifests that had to be fetched.",
                 fetch_stats.misses,
             ),
             Metric::counter(
                 "puna_mirror_fetch_failures_total",
-                "Models that could not be fetched.",
+                "Failed fetches from upstreams.",
                 fetch_stats.failures,
             ),
             Metric::counter(
                 "puna_mirror_fetches_refused_total",
-                "Requests for models that mirror.fetch, fetch_limit or fetch_parallel did not let be fetched.",
+                "Fetches rejected by mirror.fetch, mirror.fetch_limit or mirror.fetch_parallel.",
                 fetch_stats.refused,
             ),
             Metric::counter(
@@ -185,7 +185,11 @@ impl Mirror {
                 "Bytes fetched from upstreams.",
                 fetch_stats.bytes,
             ),
-            Metric::gauge("puna_mirror_fetching", "Models that are being fetched.", fetch_stats.running),
+            Metric::gauge(
+                "puna_mirror_fetching",
+                "Running fetches from upstreams.",
+                fetch_stats.running,
+            ),
         ]);
         metrics.extend(self.namespace_index().metrics().await?);
         Ok(metrics)
@@ -323,7 +327,7 @@ impl Mirror {
             Err(error @ MirrorError::Unauthorized(_)) => {
                 let challenge = match target {
                     // Browsers then ask for a name and password.
-                    Target::WebUi => "Basic realm=\"the key is the password\"".to_owned(),
+                    Target::WebUi => "Basic realm=\"use the API key as the password\"".to_owned(),
                     _ => self.authenticator().challenge(head, permission, target.repository()),
                 };
                 let mut response = error_response(&error);
@@ -424,7 +428,7 @@ fn error_response(error: &MirrorError) -> Response {
     let (status, code) = error.code();
     let (retry_after, message) = (retry_after(error), error.public_message());
     if status >= 500 && retry_after.is_none() || message != error.to_string() {
-        tracing::error!(%error, "a request to the registry failed");
+        tracing::error!(%error, "registry request failed");
     }
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response =

@@ -76,7 +76,7 @@ fn pull_instructions(host: &str, is_https: bool) -> String {
         false => (" --insecure", " --src-tls-verify=false"),
     };
     format!(
-        "<h2>Pull from here</h2><pre>ollama pull{flag} {host}/library/NAME:TAG\npuna pull{flag} {host}/library/NAME:TAG\n\
+        "<h2>Pull from this mirror</h2><pre>ollama pull{flag} {host}/library/NAME:TAG\npuna pull{flag} {host}/library/NAME:TAG\n\
          skopeo copy{tls} docker://{host}/REPOSITORY:TAG dir:FOLDER</pre>"
     )
 }
@@ -92,7 +92,7 @@ fn fetch_table(entries: &[&TagEntry]) -> String {
             percent(done, all)
         )
     };
-    table("Being fetched", "<th>Model<th>Bytes<th>", entries.iter().map(row).collect())
+    table("Running fetches", "<th>Model<th>Bytes<th>", entries.iter().map(row).collect())
 }
 
 fn manifest_table(entries: &[&TagEntry], usage_log: &UsageLog) -> String {
@@ -113,8 +113,10 @@ fn manifest_table(entries: &[&TagEntry], usage_log: &UsageLog) -> String {
         }
     };
     match rows.is_empty() {
-        true => "<p>There is nothing here yet.</p>".to_owned(),
-        false => table("Here", "<th>Repository<th>Size<th>Digest<th>Last pull", rows) + &more,
+        true => "<p>No models stored yet.</p>".to_owned(),
+        false => {
+            table("Stored models", "<th>Repository<th>Size<th>Digest<th>Last pull", rows) + &more
+        }
     }
 }
 
@@ -139,7 +141,7 @@ fn pull_table(pulls: &[Pull]) -> String {
             escape_html(&pull.client)
         )
     };
-    table("Last pulls", "<th>Repository<th>When<th>Who", pulls.iter().map(row).collect())
+    table("Last pulls", "<th>Repository<th>When<th>Client", pulls.iter().map(row).collect())
 }
 
 /// Renders a table; nothing without rows.

@@ -100,7 +100,7 @@ impl FileCheck {
                 if found == self.blob_file.digest {
                     return Some(CheckOutcome::Intact);
                 }
-                "it has other bytes than its name says".to_owned()
+                "the content does not match the digest".to_owned()
             }
             Err(error) if is_disk_error(&error) => format!("it cannot be read: {error}"),
             Err(error) => return Some(CheckOutcome::Failed(error.to_string())),
@@ -191,7 +191,7 @@ impl PendingCheck {
     pub(crate) async fn wait(&mut self) -> Result<(), String> {
         match self.0.wait_for(Option::is_some).await {
             Ok(outcome) => outcome.as_ref().map_or(Ok(()), CheckOutcome::to_result),
-            Err(_) => Err("it is not checked".to_owned()),
+            Err(_) => Err("it was not verified".to_owned()),
         }
     }
 }
@@ -200,9 +200,9 @@ impl CheckOutcome {
     fn to_result(&self) -> Result<(), String> {
         match self {
             Self::Intact => Ok(()),
-            Self::Damaged(reason) => Err(format!("it is damaged on the disk: {reason}")),
-            Self::Replaced => Err("it was replaced while it was read".to_owned()),
-            Self::Failed(reason) => Err(format!("it is not checked: {reason}")),
+            Self::Damaged(reason) => Err(format!("it is damaged on disk: {reason}")),
+            Self::Replaced => Err("its file was replaced while it was read".to_owned()),
+            Self::Failed(reason) => Err(format!("it could not be verified: {reason}")),
         }
     }
 }

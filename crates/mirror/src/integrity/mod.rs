@@ -197,7 +197,7 @@ impl IntegrityChecker {
             Some(Verdict::Pending(pending)) => return Some(pending.clone()),
             Some(Verdict::Damaged) if state.is_damaged(&blob_file) => {
                 return Some(PendingCheck::finished(CheckOutcome::Damaged(
-                    "so it was found before".into(),
+                    "an earlier check found the damage".into(),
                 )));
             }
             _ => {}
@@ -214,7 +214,7 @@ impl IntegrityChecker {
             match begun {
                 Ok(_) => state.threads += 1,
                 Err(error) => {
-                    tracing::warn!(%error, "blobs are checked by fewer threads");
+                    tracing::warn!(%error, "cannot start a thread that verifies blobs");
                     if state.threads == 0 {
                         // Dropping the check wakes those that wait for it.
                         state.queue.pop_back();
@@ -263,7 +263,7 @@ impl IntegrityChecker {
             CheckOutcome::Damaged(reason) => self.quarantine(blob_file, reason),
             CheckOutcome::Replaced => self.forget(blob_file),
             CheckOutcome::Failed(error) => {
-                tracing::error!(digest = %blob_file.digest, error, "this blob is not checked");
+                tracing::error!(digest = %blob_file.digest, error, "cannot verify blob");
                 self.forget(blob_file);
             }
         }
@@ -282,7 +282,7 @@ impl IntegrityChecker {
         lock(&self.0.state).set_verdict(blob_file, Verdict::Damaged);
         let guard = registry.lock_writes();
         if let Err(error) = &guard {
-            tracing::warn!(%digest, %error, "a damaged blob is put away though others may be writing");
+            tracing::warn!(%digest, %error, "cannot lock the registry; moving a damaged blob without the lock");
         }
         let there = |place: &PathBuf| {
             FileFingerprint::at(place).is_some_and(|stamp| stamp.same_content_as(&blob_file.stamp))
@@ -296,12 +296,12 @@ impl IntegrityChecker {
                 Ok(to) => away = to.or(away),
                 Err(error) => {
                     found = true;
-                    tracing::error!(%digest, %error, "a damaged blob stays where it is");
+                    tracing::error!(%digest, %error, "cannot move damaged blob");
                 }
             }
         }
         for place in others {
-            tracing::error!(%digest, place = %place.display(), "a damaged blob stays where it is, in a folder that is only read");
+            tracing::error!(%digest, place = %place.display(), "damaged blob stays in a read-only folder; ignoring its file");
             registry.store.ignore_blob_file(place, blob_file.stamp);
         }
         if !found && away.is_none() {
@@ -313,7 +313,7 @@ impl IntegrityChecker {
         // it.
         away.iter().for_each(|away: &PathBuf| touch(away));
         let away = away.unwrap_or_default();
-        tracing::error!(%digest, reason, away = %away.display(), "this blob is damaged on the disk: it is served no more; pull or push it again where no upstream has it");
+        tracing::error!(%digest, reason, away = %away.display(), "stopped serving damaged blob; pull or push it again if no upstream has it");
     }
 }
 

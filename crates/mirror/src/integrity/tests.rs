@@ -152,7 +152,7 @@ async fn a_damaged_blob_is_never_served_completely_and_is_refused_afterwards() {
     let [Ok(first), Err(why)] = &served[..] else { panic!("{served:?}") };
     assert_eq!(first, &b"weights of a moxe"[..]);
     assert!(
-        why.to_string().contains("damaged on the disk: it has other bytes than its name says"),
+        why.to_string().contains("damaged on disk: the content does not match the digest"),
         "{why}"
     );
     test.checked().await;
@@ -250,7 +250,7 @@ async fn read_errors_of_the_disk_mean_damage() {
     let digest = test.store.add_blob(b"weights of a model").unwrap().digest;
     // EMFILE concerns the process, not the file.
     test.error.store(24, Ordering::Relaxed);
-    assert!(test.refused(digest).await.contains("it is not checked"));
+    assert!(test.refused(digest).await.contains("it could not be verified"));
     assert_eq!((test.verdicts(), test.checks.damaged_blob_count()), (vec![], 0));
     test.error.store(5, Ordering::Relaxed);
     assert!(test.refused(digest).await.contains("it cannot be read"));

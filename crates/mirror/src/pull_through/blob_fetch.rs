@@ -120,7 +120,7 @@ impl Inner {
                 TagState::Confirmed(*confirmation)
             }
             Err(error) => {
-                tracing::warn!(%model, %error, "fetching failed");
+                tracing::warn!(%model, %error, "fetch failed");
                 TagState::NegativeCached(Instant::now(), MissReason::Failed(error))
             }
         };
@@ -294,7 +294,7 @@ impl Inner {
     ) -> Option<DeclaredSize> {
         let declared = self.declared_sizes.get(&*self.storage.inventory, name, digest).await;
         declared.unwrap_or_else(|error| {
-            tracing::warn!(repository = %name, %digest, %error, "how large blobs are cannot be read: this one is given when it is here");
+            tracing::warn!(repository = %name, %digest, %error, "cannot read declared blob sizes; serving the blob only after verification");
             Some(DeclaredSize::Conflicting)
         })
     }

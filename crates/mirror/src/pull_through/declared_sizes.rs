@@ -259,8 +259,8 @@ fn parse_note(name: &Repository, note: &str, bytes: &Bytes) -> Option<Vec<(Diges
     match serde_json::from_slice(bytes) {
         Ok(declared) => declared,
         Err(error) => {
-            let given = "those of this repository are given when they are here";
-            tracing::warn!(repository = %name, note, %error, "a note of how large blobs are cannot be read: {given}");
+            let effect = "serving blobs of this repository only after verification";
+            tracing::warn!(repository = %name, note, %error, "cannot parse declared blob sizes; {effect}");
             None
         }
     }

@@ -55,7 +55,7 @@ impl Inner {
             Ok(permit) => permit,
             Err(reason) => return self.cache_miss(tag, request, reason),
         };
-        tracing::info!(model = %request.model, "fetching files, of which one model is made");
+        tracing::info!(model = %request.model, "fetching and merging the files of a model");
         let present_bytes = self.registry.completed(&self.store, &files.files).await;
         let target = FetchTarget::new(&request, confirmation, present_bytes);
         let (sender, outcome) = watch::channel(None);

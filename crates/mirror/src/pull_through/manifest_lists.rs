@@ -63,7 +63,7 @@ impl Inner {
         if let Err(error) = kept {
             return self.cache_miss(tag, request, MissReason::Failed(error));
         }
-        tracing::info!(model = %request.model, digest = %list.digest, "kept a manifest list");
+        tracing::info!(model = %request.model, digest = %list.digest, "stored a manifest list");
         let (notes, of) =
             (self.storage.inventory.usage_notes(), Reference::Tag(request.model.tag().to_owned()));
         self.usage_log
@@ -184,7 +184,7 @@ impl Inner {
         match self.storage.manifests.put_manifest(name, &of, child.clone()).await {
             Ok(_) => self.list_children.mark_stored(key),
             Err(error) => {
-                tracing::warn!(repository = %name, digest = %child.digest, %error, "a child of a manifest list is not kept")
+                tracing::warn!(repository = %name, digest = %child.digest, %error, "cannot store a child of a manifest list")
             }
         }
     }
@@ -204,7 +204,7 @@ impl Inner {
         drop(permit);
         match &fetched {
             Ok(()) => tracing::info!(%model, %digest, "fetched"),
-            Err(error) => tracing::warn!(%model, %digest, %error, "fetching failed"),
+            Err(error) => tracing::warn!(%model, %digest, %error, "fetch failed"),
         }
         lock(&self.fetch_stats).failures += u64::from(fetched.is_err());
         self.list_children.end_fetch(&key);

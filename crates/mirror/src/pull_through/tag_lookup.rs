@@ -140,7 +140,7 @@ impl Inner {
         if request.stored.is_some() && matches!(reason, MissReason::Absent | MissReason::Failed(_))
         {
             let (model, error) = (&request.model, refused.as_ref().map(ToString::to_string));
-            tracing::warn!(%model, error, "the upstream does not have it now: serving what is here");
+            tracing::warn!(%model, error, "tag not available from the upstream; serving the stored version");
         }
         tag.set(TagState::NegativeCached(Instant::now(), reason));
         self.stored_or_error(request.stored, refused)

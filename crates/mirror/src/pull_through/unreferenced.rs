@@ -79,7 +79,7 @@ impl Inner {
         let is_size_declared = is_declared?;
         if !is_fetching {
             let permit = self.admit_blob(&model, found.size(), requester)?;
-            tracing::info!(%model, %digest, "fetching a blob whose manifest is not on its way here");
+            tracing::info!(%model, %digest, "fetching an unreferenced blob");
             // The size is read before the fetch starts.
             let initial_bytes = found.completed(&self.store).await;
             blob.set(LookupState::Fetching(Instant::now(), found.clone()));
@@ -204,7 +204,7 @@ impl Inner {
                 LookupState::Found(Instant::now(), found)
             }
             Err(error) => {
-                tracing::warn!(%model, %digest, %error, "fetching failed");
+                tracing::warn!(%model, %digest, %error, "fetch failed");
                 LookupState::NegativeCached(
                     Instant::now(),
                     MissReason::Failed(MirrorError::from(error).with_model_name(&model)),
@@ -227,7 +227,7 @@ impl Inner {
         // A fetch of a model with this blob holds it as well.
         let store = self.store.clone();
         if let Err(error) = blocking(move || Ok(store.discard_blobs(&[digest])?)).await {
-            tracing::warn!(%digest, %error, "a blob that passed through cannot be removed");
+            tracing::warn!(%digest, %error, "cannot remove a temporary copy of a blob");
         }
     }
 }

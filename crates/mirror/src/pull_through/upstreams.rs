@@ -115,7 +115,7 @@ impl FetchGate {
     fn count_refusal(&self, reason: impl Into<MirrorError>) -> MirrorError {
         let error = reason.into();
         self.refused.fetch_add(1, Relaxed);
-        tracing::warn!(%error, "nothing is fetched");
+        tracing::warn!(%error, "fetch rejected");
         error
     }
 }

@@ -368,14 +368,10 @@ impl NamespaceIndex {
         let blobs: HashMap<Digest, u64> =
             manifests.clone().flat_map(|object| object.blobs.iter().copied()).collect();
         let mut metrics = vec![
-            Metric::gauge(
-                "puna_mirror_manifests",
-                "Manifests that are kept.",
-                manifests.count() as u64,
-            ),
+            Metric::gauge("puna_mirror_manifests", "Stored manifests.", manifests.count() as u64),
             Metric::gauge(
                 "puna_mirror_library_bytes",
-                "Bytes of all blobs that manifests need.",
+                "Bytes of all blobs that manifests reference.",
                 sum(&blobs),
             ),
         ];
@@ -386,10 +382,10 @@ impl NamespaceIndex {
         for (name, help, samples) in [
             (
                 "puna_mirror_quota_used_bytes",
-                "Bytes of namespaces that have a quota.",
+                "Bytes used by namespaces with a quota.",
                 of(|of| of.used),
             ),
-            ("puna_mirror_quota_bytes", "Bytes that such namespaces may have.", of(|of| of.quota)),
+            ("puna_mirror_quota_bytes", "Quotas of namespaces in bytes.", of(|of| of.quota)),
         ] {
             metrics.push(Metric { name, kind: "gauge", help, samples });
         }

@@ -139,7 +139,7 @@ impl UploadReservation {
         loop {
             let Err(refused) = self.try_reserve(end) else { return Ok(()) };
             let Some((name, id)) = self.oldest_droppable(end) else { return Err(refused) };
-            tracing::info!(repository = %name, "an upload that nobody is at is given up: another one needs its room");
+            tracing::info!(repository = %name, "dropping an idle upload to free space for another upload");
             match self.reservations.cancel(&name, &id).await {
                 Ok(()) | Err(MirrorError::UploadUnknown(_)) => {}
                 Err(error) => return Err(error),

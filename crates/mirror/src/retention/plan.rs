@@ -274,7 +274,7 @@ impl RetentionPlanner<'_> {
         }
         let mut reasons = Vec::new();
         match (is_tag, self.rule.last) {
-            (false, _) => reasons.push("no tag stands for it".to_owned()),
+            (false, _) => reasons.push("no tag".to_owned()),
             (true, Some(last)) => reasons.push(format!("not among the newest {last}")),
             (true, None) => {}
         }

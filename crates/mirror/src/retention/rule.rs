@@ -11,7 +11,7 @@ const MAX_DAYS: u64 = 36_500;
 
 /// Syntax shown in error messages.
 const SYNTAX_HINT: &str =
-    "a rule is like team-*=last:5, library=pulled:30d keep:latest, or anna=all";
+    "write rules such as team-*=last:5, library=pulled:30d keep:latest, or anna=all";
 
 /// Rule that says which tags of matching repositories stay. A tag stays if any word of the rule
 /// keeps it. The first rule that matches a repository applies.
@@ -49,16 +49,18 @@ impl Rule {
             "own" if value.is_empty() => self.own = true,
             "last" => {
                 let count = value.parse().ok().filter(|n| *n > 0);
-                self.last = Some(count.ok_or("last: takes a number from 1 up")?);
+                self.last = Some(count.ok_or("last: needs a number, 1 or more")?);
             }
             "pulled" => {
                 self.pulled =
-                    Some(days(value).ok_or("pulled: takes days or weeks, such as 30d or 4w")?)
+                    Some(days(value).ok_or("pulled: needs days or weeks, such as 30d or 4w")?)
             }
             "keep" if is_tag(value) => self.keep.push(value.to_owned()),
-            "keep" => return Err("keep: takes a tag, or the beginning of some and a *".into()),
+            "keep" => return Err("keep: needs a tag, or a prefix of tags with *".into()),
             _ => {
-                return Err(format!("{word:?} is none of last:N, pulled:DAYS, keep:TAG, own, all"));
+                return Err(format!(
+                    "unknown word {word:?}, expected last:N, pulled:DAYS, keep:TAG, own or all"
+                ));
             }
         }
         Ok(())
@@ -71,11 +73,11 @@ impl FromStr for Rule {
     fn from_str(text: &str) -> Result<Self, String> {
         let problem = |what: &str| format!("has {text:?}: {what}; {SYNTAX_HINT}");
         let Some((names, words)) = text.split_once('=') else {
-            return Err(problem("it does not say what stays"));
+            return Err(problem("it lacks = and the tags to keep"));
         };
         let names = names.trim();
         if check_namespace(names).is_err() {
-            return Err(problem("what stands before the = is no namespace or repository"));
+            return Err(problem("the text before = is not a namespace or repository"));
         }
         let mut rule = Self { names: names.to_owned(), ..Self::default() };
         for word in words.split_whitespace() {
@@ -84,10 +86,8 @@ impl FromStr for Rule {
         let limits = rule.last.is_some() || rule.pulled.is_some();
         match (rule.all, limits, rule.keep.is_empty() && !rule.own) {
             (true, false, true) | (false, true, _) => Ok(rule),
-            (true, ..) => Err(problem("all leaves nothing for other words to say")),
-            (false, false, _) => {
-                Err(problem("without last: or pulled: it would keep next to nothing"))
-            }
+            (true, ..) => Err(problem("all cannot be combined with other words")),
+            (false, false, _) => Err(problem("it needs last:, pulled: or all")),
         }
     }
 }

@@ -105,12 +105,12 @@ pub(super) async fn remove_batch(
         let Removal { name, tag, digest, reason, bytes, .. } = &removal;
         match done {
             Ok(true) => {
-                tracing::info!(repository = %name, tag = tag.as_deref(), %digest, %reason, bytes, "removed by mirror.retention");
+                tracing::info!(repository = %name, tag = tag.as_deref(), %digest, %reason, bytes, "removed manifest by mirror.retention");
                 report.removals.push(removal);
             }
             Ok(false) => {}
             Err(error) => {
-                tracing::warn!(repository = %name, tag = tag.as_deref(), %error, "cannot be removed");
+                tracing::warn!(repository = %name, tag = tag.as_deref(), %error, "cannot remove manifest by mirror.retention");
                 report.failed.push(format!("{name}: {error}"));
             }
         }

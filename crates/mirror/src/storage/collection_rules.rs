@@ -52,7 +52,7 @@ pub(crate) fn manifest_digest(hex: &str) -> Option<Digest> {
 pub(crate) fn read_manifest(hex: &str, bytes: Bytes) -> Result<Manifest, String> {
     let manifest = Manifest::parse(bytes, None).map_err(|error| error.to_string())?;
     if manifest_digest(hex) != Some(manifest.digest) {
-        return Err("its content has another digest than its name says".into());
+        return Err("its content does not match its digest".into());
     }
     check_type(&manifest)?;
     Ok(manifest)
@@ -61,7 +61,7 @@ pub(crate) fn read_manifest(hex: &str, bytes: Bytes) -> Result<Manifest, String>
 /// Rejects a media type that may reference blobs in an unknown way.
 pub(crate) fn check_type(manifest: &Manifest) -> Result<(), String> {
     match manifest.unknown_type() {
-        Some(kind) => Err(format!("it has the unknown media type {:?}", shorten(&kind))),
+        Some(kind) => Err(format!("unknown media type {:?}", shorten(&kind))),
         None => Ok(()),
     }
 }
@@ -85,7 +85,7 @@ impl GcRefusalLog {
             }
             Err(reason) => {
                 if self.is_new(&reason) {
-                    tracing::warn!("garbage is not collected: {reason}");
+                    tracing::warn!("garbage collection removes nothing: {reason}");
                 }
                 None
             }

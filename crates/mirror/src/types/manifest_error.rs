@@ -6,7 +6,7 @@ use puna_store::{Digest, media};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the message of a variant is its documentation
 pub enum ManifestError {
-    #[error("a manifest may have {most} bytes at most")]
+    #[error("the manifest is larger than {most} bytes")]
     TooLarge { most: usize },
     #[error("not a manifest: {0}")]
     Invalid(#[from] ManifestProblem),
@@ -16,13 +16,13 @@ pub enum ManifestError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the message of a variant is its documentation
 pub enum ManifestProblem {
-    #[error("it is no JSON object")]
+    #[error("it is not a JSON object")]
     NotAnObject,
     #[error("{reason}")]
     Json { reason: String },
-    #[error("{stated:?} is no media type of manifests, such as {example}")]
+    #[error("{stated:?} is not a media type of manifests, such as {example}")]
     MediaType { stated: String, example: &'static str },
-    #[error("its mediaType is {stated:?}, but it came as {content_type:?}")]
+    #[error("its mediaType is {stated:?}, but its Content-Type is {content_type:?}")]
     ContentType { stated: String, content_type: String },
     #[error("it has neither layers nor manifests")]
     Empty,
@@ -35,11 +35,11 @@ pub enum ManifestProblem {
     #[error("child {number} of the list: {error}")]
     Child { number: usize, error: Box<ManifestError> },
     #[error(
-        "child {number} of the list says that blob {digest} has {size} bytes, but another child says {other}"
+        "child {number} of the list declares {size} bytes for blob {digest}, but another child declares {other}"
     )]
     ChildBlobSize { number: usize, digest: Digest, size: u64, other: u64 },
     #[error("{child} of the list is a list itself")]
     NestedList { child: String },
-    #[error("it says that blob {digest} has {stated} bytes, but it has {actual}")]
+    #[error("it declares {stated} bytes for blob {digest}, which has {actual}")]
     BlobSize { digest: Digest, stated: u64, actual: u64 },
 }

@@ -186,6 +186,9 @@ pub(crate) mod tests {
         assert_eq!((list.children.len(), blobs.len()), (3, 3));
         other["layers"][1]["size"] = 5.into();
         let error = read(list_of(&[both, other]).as_bytes()).unwrap_err().to_string();
-        assert!(error.contains("child 2 of the list says") && error.contains("5 bytes"), "{error}");
+        assert!(
+            error.contains("child 2 of the list declares") && error.contains("5 bytes"),
+            "{error}"
+        );
     }
 }

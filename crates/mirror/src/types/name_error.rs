@@ -5,20 +5,20 @@
 #[allow(missing_docs)] // the message of a variant is its documentation
 pub enum NameError {
     #[error(
-        "{0:?} is no repository: words of letters, digits, and . _ - between them, with / between the words"
+        "invalid repository name {0:?}: expected words of letters, digits and . _ - with / between them"
     )]
     Repository(String),
     #[error(
-        "{0:?} is no namespace: it is words of letters, digits, and . _ - with / between them, such as team-a, and a * at its end stands for all that begin so"
+        "invalid namespace {0:?}: expected words of letters, digits and . _ - with / between them, such as team-a; a * at the end matches any suffix"
     )]
     Namespace(String),
-    #[error("{0:?} is no tag: 1 to 128 letters, digits, and . _ - after the first")]
+    #[error(
+        "invalid tag {0:?}: expected 1 to 128 letters, digits and . _ - where the first is not . or -"
+    )]
     Tag(String),
-    #[error("{0:?} is no digest: sha256: and 64 hexadecimal digits")]
+    #[error("invalid digest {0:?}: expected sha256: and 64 hexadecimal digits")]
     Digest(String),
     /// No upload has such an id.
-    #[error(
-        "upload {0} is not open: it was finished, cancelled, or left alone for too long; begin a new one"
-    )]
+    #[error("upload {0} not found: it was finished, cancelled or expired; start a new upload")]
     UploadId(String),
 }

@@ -62,7 +62,7 @@ mod tests {
             "./me", "box:",
         ] {
             let refused = check_namespace(bad).unwrap_err().to_string();
-            assert!(refused.contains("is no namespace"), "{bad}: {refused}");
+            assert!(refused.contains("invalid namespace"), "{bad}: {refused}");
         }
     }
 }

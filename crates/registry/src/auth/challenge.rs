@@ -222,13 +222,13 @@ pub(crate) fn parse_token_response(bytes: &[u8], url: &Url) -> Result<String, Re
         what: what.to_owned(),
     };
     let answer: TokenResponse = serde_json::from_slice(bytes)
-        .map_err(|_| error("the answer to a request for a token is none"))?;
+        .map_err(|_| error("the response to the token request is invalid"))?;
     let token = if answer.token.is_empty() { answer.access_token } else { answer.token };
     if token.is_empty() {
-        return Err(error("the answer to a request for a token has none"));
+        return Err(error("the response to the token request has no token"));
     }
     if !token.bytes().all(|c| c.is_ascii_graphic()) {
-        return Err(error("the token has characters that no token has"));
+        return Err(error("the token has invalid characters"));
     }
     Ok(token)
 }

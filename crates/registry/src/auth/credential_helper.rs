@@ -34,7 +34,7 @@ struct HelperOutput {
 pub(crate) fn get_credentials(name: &str, server: &str) -> Result<Option<Credentials>, String> {
     // The name must not be a path to another program.
     if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
-        return Err(format!("{name:?} is no name of a credential helper"));
+        return Err(format!("{name:?} is not a name of a credential helper"));
     }
     let program = format!("docker-credential-{name}");
     let mut command = Command::new(&program);
@@ -55,8 +55,8 @@ fn credentials_from(
             String::from_utf8_lossy(&output).to_ascii_lowercase().contains("credentials not found");
         return if absent { Ok(None) } else { Err("it failed".to_owned()) };
     }
-    let output: HelperOutput = serde_json::from_slice(&output)
-        .map_err(|_| "it answered with something that is no JSON".to_owned())?;
+    let output: HelperOutput =
+        serde_json::from_slice(&output).map_err(|_| "its output is not JSON".to_owned())?;
     let secret = Secret::Text(output.secret);
     Ok(match (output.username, secret) {
         (_, Secret::Text(text)) if text.is_empty() => None,
@@ -75,7 +75,7 @@ fn run_with_line(
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => "it is not installed, or not in PATH".to_owned(),
-        _ => format!("it cannot be run: {e}"),
+        _ => format!("cannot run it: {e}"),
     })?;
     let (sender, result) = mpsc::channel();
     if let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) {
@@ -91,7 +91,7 @@ fn run_with_line(
     }
     let output = match result.recv_timeout(timeout) {
         Ok(Ok(output)) if output.len() as u64 <= MAX_OUTPUT_BYTES => Ok(output),
-        Ok(Ok(_)) => Err(format!("it answered with more than {MAX_OUTPUT_BYTES} bytes")),
+        Ok(Ok(_)) => Err(format!("its output has more than {MAX_OUTPUT_BYTES} bytes")),
         Ok(Err(e)) => Err(e.to_string()),
         Err(_) => Err(format!("it did not answer within {} seconds", timeout.as_secs_f32())),
     };
@@ -114,7 +114,7 @@ fn wait_for_success(child: &mut Child, timeout: Duration) -> Result<bool, String
             Ok(None) if waited < timeout => thread::sleep(POLL_INTERVAL),
             Ok(None) => {
                 kill(child);
-                return Err("it answered and does not end".to_owned());
+                return Err("it does not exit after its output".to_owned());
             }
             Err(e) => return Err(e.to_string()),
         }
@@ -160,10 +160,10 @@ mod tests {
     fn errors_of_helpers_do_not_contain_their_output() {
         for (script, want) in [
             ("echo hunter2 >&2; echo hunter2; exit 3", "it failed"),
-            ("echo hunter2", "no JSON"),
+            ("echo hunter2", "not JSON"),
             ("yes hunter2", "more than 65536 bytes"),
             ("echo hunter2; exec sleep 60", "did not answer within 0.7 seconds"),
-            ("echo hunter2; exec >&-; exec sleep 60", "does not end"),
+            ("echo hunter2; exec >&-; exec sleep 60", "does not exit"),
         ] {
             let problem = run_script(script).unwrap_err();
             assert!(problem.contains(want) && !problem.contains("hunter2"), "{script}: {problem}");
@@ -176,7 +176,7 @@ mod tests {
             assert!(
                 get_credentials(name, "h")
                     .unwrap_err()
-                    .ends_with("is no name of a credential helper"),
+                    .ends_with("is not a name of a credential helper"),
                 "{name}"
             );
         }

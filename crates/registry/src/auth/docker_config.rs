@@ -51,7 +51,7 @@ pub(crate) fn credentials(path: &Path, host: &str) -> Result<Option<Credentials>
     };
     // The parser's own message may quote the file.
     let file: ConfigFile = serde_json::from_str(&text).map_err(|e| {
-        format!("{}, line {}: it is no configuration of docker", path.display(), e.line())
+        format!("{}, line {}: not a docker configuration", path.display(), e.line())
     })?;
     let host = if host.eq_ignore_ascii_case(DOCKER_HUB.0) { DOCKER_HUB.1 } else { host };
     let is_of_host = |key: &str| host_of_key(key).eq_ignore_ascii_case(host);
@@ -98,9 +98,9 @@ fn entry_credentials(auth: &AuthEntry) -> Result<Option<Credentials>, &'static s
         // A credential helper stores the secret of an entry without `auth`.
         return Ok(None);
     }
-    let bytes = STANDARD.decode(auth.auth.trim()).map_err(|_| "is no base64")?;
-    let text = String::from_utf8(bytes).map_err(|_| "is no text")?;
-    let (user, password) = text.split_once(':').ok_or("has no user and password")?;
+    let bytes = STANDARD.decode(auth.auth.trim()).map_err(|_| "is not base64")?;
+    let text = String::from_utf8(bytes).map_err(|_| "is not UTF-8 text")?;
+    let (user, password) = text.split_once(':').ok_or("lacks user and password")?;
     Ok(Some(basic(user, password.trim_end_matches('\0'))))
 }
 
@@ -138,9 +138,9 @@ mod tests {
         assert_eq!(of("refresh.example"), Some(Credentials::Refresh(Secret::Text("idt".into()))));
         assert_eq!(of("token.example"), Some(Credentials::Token(Secret::Text("rt".into()))));
         let text = credentials(&path, "bad.example").unwrap_err();
-        assert!(text.ends_with("the entry of bad.example has no user and password"), "{text}");
+        assert!(text.ends_with("the entry of bad.example lacks user and password"), "{text}");
         std::fs::write(&path, r#"{"auths": {"h": {"auth": secret}}}"#).unwrap();
         let text = credentials(&path, "h").unwrap_err();
-        assert!(text.ends_with("line 1: it is no configuration of docker"), "{text}");
+        assert!(text.ends_with("line 1: not a docker configuration"), "{text}");
     }
 }

@@ -33,7 +33,7 @@ const CIPHER_BLOCK_BYTES: usize = 8;
 
 /// Error of a key file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the key {}: {reason}", path.display())]
+#[error("key {}: {reason}", path.display())]
 pub struct KeyError {
     /// The key file.
     pub path: PathBuf,
@@ -57,13 +57,13 @@ impl Identity {
         match read_key_file(path) {
             Ok(text) => Self::parse(&text).map_err(error),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                create_key_files(path).map_err(|e| error(format!("cannot be made: {e}")))?;
+                create_key_files(path).map_err(|e| error(format!("cannot create it: {e}")))?;
                 // Another process may have created the file first; its key counts.
                 let text =
-                    read_key_file(path).map_err(|e| error(format!("cannot be read: {e}")))?;
+                    read_key_file(path).map_err(|e| error(format!("cannot read it: {e}")))?;
                 Self::parse(&text).map_err(error)
             }
-            Err(e) => Err(error(format!("cannot be read: {e}"))),
+            Err(e) => Err(error(format!("cannot read it: {e}"))),
         }
     }
 
@@ -86,18 +86,18 @@ impl Identity {
     fn parse(text: &str) -> Result<Self, String> {
         let body = text.trim().strip_prefix(&format!("-----BEGIN {ARMOR_LABEL}-----"));
         let body = body.and_then(|t| t.strip_suffix(&format!("-----END {ARMOR_LABEL}-----")));
-        let body = body.ok_or("it is no OpenSSH private key")?;
+        let body = body.ok_or("it is not an OpenSSH private key")?;
         let compact: String = body.chars().filter(|c| !c.is_ascii_whitespace()).collect();
         let bytes = STANDARD.decode(compact).map_err(|e| format!("it is damaged: {e}"))?;
         let mut reader =
-            KeyReader(bytes.strip_prefix(MAGIC).ok_or("it is no OpenSSH private key")?);
+            KeyReader(bytes.strip_prefix(MAGIC).ok_or("it is not an OpenSSH private key")?);
         let (cipher, kdf, _) =
             (reader.read_string()?, reader.read_string()?, reader.read_string()?);
         if cipher != b"none" || kdf != b"none" {
-            return Err("it is locked with a passphrase; registries need one without".into());
+            return Err("it is encrypted with a passphrase: use a key without one".into());
         }
         if reader.read_u32()? != 1 {
-            return Err("it holds several keys".into());
+            return Err("it has several keys".into());
         }
         let _public = reader.read_string()?;
         let mut private = KeyReader(reader.read_string()?);
@@ -105,7 +105,7 @@ impl Identity {
             return Err("it is damaged".into());
         }
         if private.read_string()? != KEY_TYPE.as_bytes() {
-            return Err("it is no Ed25519 key".into());
+            return Err("it is not an Ed25519 key".into());
         }
         let (public, secret) = (private.read_string()?, private.read_string()?);
         let seed = secret.get(..32).ok_or("it is damaged")?;
@@ -121,7 +121,7 @@ fn generate_key_texts() -> Result<(String, String), String> {
     random
         .fill(&mut seed)
         .and_then(|()| random.fill(&mut check))
-        .map_err(|_| "no random numbers")?;
+        .map_err(|_| "cannot get random numbers from the system")?;
     let identity = Identity::from_seed(&seed);
     let public = identity.pair.public_key().as_ref();
     let mut private = [check, check].concat();
@@ -173,7 +173,7 @@ fn create_key_files(path: &Path) -> Result<(), String> {
     let _ = fs::remove_file(&temp);
     if written.map_err(text_of)? {
         fs::write(path.with_extension("pub"), &public).map_err(text_of)?;
-        tracing::info!(key = %path.display(), public = public.trim_end(), "made a key for registries");
+        tracing::info!(key = %path.display(), public = public.trim_end(), "created a registry key");
     }
     Ok(())
 }
@@ -218,14 +218,14 @@ struct KeyReader<'a>(&'a [u8]);
 
 impl<'a> KeyReader<'a> {
     fn read_u32(&mut self) -> Result<u32, String> {
-        let (read_u32, rest) = self.0.split_first_chunk().ok_or("it is cut off")?;
+        let (read_u32, rest) = self.0.split_first_chunk().ok_or("it is truncated")?;
         self.0 = rest;
         Ok(u32::from_be_bytes(*read_u32))
     }
 
     fn read_string(&mut self) -> Result<&'a [u8], String> {
         let len = self.read_u32()? as usize;
-        let (text, rest) = self.0.split_at_checked(len).ok_or("it is cut off")?;
+        let (text, rest) = self.0.split_at_checked(len).ok_or("it is truncated")?;
         self.0 = rest;
         Ok(text)
     }
@@ -273,8 +273,8 @@ mod tests {
     #[test]
     fn invalid_keys_are_refused_with_a_reason() {
         let reason = |text: &str| Identity::parse(text).err().unwrap();
-        assert_eq!(reason("ssh-ed25519 AAAA"), "it is no OpenSSH private key");
-        assert_eq!(reason(""), "it is no OpenSSH private key");
+        assert_eq!(reason("ssh-ed25519 AAAA"), "it is not an OpenSSH private key");
+        assert_eq!(reason(""), "it is not an OpenSSH private key");
         for len in 0..OPENSSH.len() {
             assert!(
                 Identity::parse(&armoured(&OPENSSH[..len])).is_err()
@@ -288,7 +288,7 @@ mod tests {
         let path = dir.path().join("id");
         fs::write(&path, "x").unwrap();
         let error = Identity::read_or_create(&path).err().unwrap().to_string();
-        assert_eq!(error, format!("the key {}: it is no OpenSSH private key", path.display()));
+        assert_eq!(error, format!("key {}: it is not an OpenSSH private key", path.display()));
         assert_eq!(fs::read_to_string(&path).unwrap(), "x");
     }
 }

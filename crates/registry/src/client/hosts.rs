@@ -39,7 +39,7 @@ impl Secret {
         };
         let text = text.trim();
         match text.is_empty() || text.contains(|c: char| c.is_control()) {
-            true => Err(format!("{self:?} is empty, or no line of text")),
+            true => Err(format!("{self:?} is empty or not a single line")),
             false => Ok(text.to_owned()),
         }
     }
@@ -128,7 +128,10 @@ mod tests {
         assert_eq!(file.read().unwrap(), "abc");
         std::fs::write(dir.path().join("token"), "a\nb").unwrap();
         let text = file.read().unwrap_err();
-        assert!(text.ends_with("is empty, or no line of text") && !text.contains("a\nb"), "{text}");
+        assert!(
+            text.ends_with("is empty or not a single line") && !text.contains("a\nb"),
+            "{text}"
+        );
         std::fs::write(dir.path().join("token"), "x".repeat(70_000)).unwrap();
         assert!(file.read().unwrap_err().contains("more than 65536 bytes"));
     }

@@ -328,12 +328,13 @@ impl Session {
     /// The target of a redirect. Refuses a change from HTTPS to HTTP, and other schemes.
     pub(crate) fn next_hop(&self, from: &Url, location: &str) -> Result<Url, RegistryError> {
         let refuse = |to: String, why| RegistryError::Redirect { from: display_url(from), to, why };
-        let next = from.join(location).map_err(|_| refuse("nowhere".into(), "is no address"))?;
+        let next =
+            from.join(location).map_err(|_| refuse("an address".into(), "is not a valid URL"))?;
         match next.scheme() {
             "https" => Ok(next),
             "http" if self.endpoint.is_unencrypted() || from.scheme() == "http" => Ok(next),
-            "http" => Err(refuse(display_url(&next), "has no encryption")),
-            _ => Err(refuse(display_url(&next), "is no web address")),
+            "http" => Err(refuse(display_url(&next), "is not encrypted")),
+            _ => Err(refuse(display_url(&next), "is not an HTTP URL")),
         }
     }
 
@@ -380,7 +381,7 @@ impl Session {
             Some(encoding) => Err(RegistryError::InvalidResponse {
                 url: display_url(url),
                 what: format!(
-                    "the answer is compressed ({}), which was not asked for",
+                    "the response has the unexpected Content-Encoding {}",
                     single_line(encoding, 20)
                 ),
             }),
@@ -405,7 +406,7 @@ impl Session {
             {
                 let proxy = single_line(strip_user_info(proxy), MAX_PROXY_CHARS);
                 let cause = format!(
-                    "{cause} (by the proxy {proxy} of {variable}, unless NO_PROXY names the host)"
+                    "{cause} (through the proxy {proxy} of {variable}; NO_PROXY excludes hosts)"
                 );
                 RegistryError::Transport { method, url: shown, cause }
             }
@@ -456,7 +457,7 @@ impl Session {
         let url = response.url().clone();
         let too_long = || RegistryError::InvalidResponse {
             url: display_url(&url),
-            what: format!("the answer has more than {limit} bytes"),
+            what: format!("the response has more than {limit} bytes"),
         };
         if response.content_length().is_some_and(|len| len > limit as u64) {
             return Err(too_long());
@@ -523,8 +524,7 @@ impl Session {
         let host = authority(response.url());
         let mut error = self.error_from_response(response).await;
         if let RegistryError::Status { code: 404 | 410, body, .. } = &mut error {
-            *body =
-                format!("{host} has no blob {} of {}, and says: {body}", digest.short(), self.name);
+            *body = format!("{host} has no blob {} of {}: {body}", digest.short(), self.name);
         }
         error
     }
@@ -551,7 +551,7 @@ impl Session {
         let _ = tokio::time::timeout(self.settings().stall_timeout, read).await;
         let body = match bytes.trim_ascii() {
             [] => default_refusal_text(status).to_owned(),
-            [b'<', ..] => "a page for browsers".to_owned(),
+            [b'<', ..] => "a web page".to_owned(),
             bytes => {
                 let text =
                     redact(&String::from_utf8_lossy(bytes), secrets.iter().map(String::as_str));
@@ -570,14 +570,12 @@ impl Session {
 /// Text for an error response without a body.
 fn default_refusal_text(status: StatusCode) -> &'static str {
     match status.as_u16() {
-        401 | 403 => {
-            "the registry does not say why: ask those who run it whether you may do this there"
-        }
-        404 | 410 => "the registry has nothing at this address",
-        413 => "this is more than the registry, or a proxy before it, takes",
-        429 => "the registry has too much to do: try again later",
-        500.. => "the registry does not say why: try again later, or ask those who run it",
-        _ => "the registry does not say why",
+        401 | 403 => "no reason given: ask the registry's administrator for permission",
+        404 | 410 => "nothing found at this path",
+        413 => "too large for the registry or a proxy before it",
+        429 => "too many requests: retry later",
+        500.. => "no reason given: retry later, or ask the registry's administrator",
+        _ => "no reason given",
     }
 }
 
@@ -611,17 +609,17 @@ pub(crate) fn transport_error(method: &Method, url: &Url, error: &reqwest::Error
     let is_untrusted = cause.contains(UNTRUSTED_ERROR);
     if error.is_connect() && url.scheme() == "https" && is_unencrypted {
         cause += &format!(
-            ": does it speak plain HTTP? Then use --insecure, or set http = true in [registry.hosts.{host:?}]"
+            ": if the server speaks plain HTTP, use --insecure, or set http = true in [registry.hosts.{host:?}]"
         );
     }
     if is_untrusted {
         let what = if cause.contains(SELF_SIGNED_ERROR) {
-            "this very certificate"
+            "this certificate"
         } else {
-            "its authority"
+            "the certificate of its authority"
         };
         cause += &format!(
-            ": if it is the right one, name {what} by ca = \"FILE.pem\" in [registry.hosts.{host:?}] or by SSL_CERT_FILE"
+            ": to trust it, set ca = \"FILE.pem\" in [registry.hosts.{host:?}], or SSL_CERT_FILE, to {what}"
         );
     }
     let is_tls_error = is_untrusted || cause.contains(NOT_TLS_ERROR);

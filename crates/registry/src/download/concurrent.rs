@@ -112,7 +112,7 @@ fn copy_range(
         let piece = (end - at).min(buffer.len() as u64) as usize;
         let piece = &mut buffer[..piece];
         if let Err(error) = read_at(source, piece, at) {
-            tracing::warn!(%error, at, "what a stopped process has noted cannot be read: it is fetched anew");
+            tracing::warn!(%error, at, "cannot read the partial file of a stopped process; downloading the range again");
             return Ok(false);
         }
         write_at(target, piece, at)?;

@@ -92,7 +92,7 @@ impl ActiveDownload {
             if *lock(&self.received_bytes) - before >= PROGRESS_BYTES {
                 retry.reset();
             }
-            tracing::debug!(digest = %self.digest, offset, %error, "a part failed");
+            tracing::debug!(digest = %self.digest, offset, %error, "range request failed");
             let is_busy = matches!(error, RegistryError::Status { code: 429 | 503, .. });
             let pause = retry.record_failure(error)?;
             if is_busy && self.connections.load(Ordering::Relaxed) > 1 {

@@ -57,7 +57,7 @@ pub(super) async fn acquire_download_lock(
         if !matches!(attempt, LockAttempt::HeldByOther(..)) {
             let holder =
                 bypassed_holder.as_ref().filter(|_| matches!(attempt, LockAttempt::Acquired(_)));
-            let copying = holder.map(|holder| format!("a copy of what {holder} has noted"));
+            let copying = holder.map(|holder| format!("a copy of the data of {holder}"));
             state.send_modify(|state| state.waiting_for = copying);
         }
         match attempt {
@@ -86,7 +86,7 @@ pub(super) async fn acquire_download_lock(
                 if let (PartialPath::Primary, Some(holder)) = (partial_path, stopped)
                     && has_space_for_copy(store, digest, total).await?
                 {
-                    tracing::info!(%holder, %digest, "who fetches it is stopped: it is fetched beside what that has");
+                    tracing::info!(%holder, %digest, "lock holder is stopped; downloading to a second file");
                     (wait, partial_path, bypassed_holder) =
                         (LockHolderWait::new(timeout), PartialPath::Secondary, Some(holder));
                     continue;
@@ -134,12 +134,12 @@ impl LockHolderWait {
         }
         let instruction = match holder.and_then(LockHolder::pid) {
             Some(pid) if cfg!(unix) => {
-                format!("let it go on (`kill -CONT {pid}`) or end it (`kill -KILL {pid}`)")
+                format!("resume it (`kill -CONT {pid}`) or end it (`kill -KILL {pid}`)")
             }
-            _ => "let it go on or end it".into(),
+            _ => "resume it or end it".into(),
         };
         format!(
-            "{description}: it has brought nothing for {} s; {instruction}, and this pull goes on with what is there",
+            "{description}: no progress for {} s; {instruction}, and this pull continues with its data",
             self.timeout.as_secs()
         )
     }
@@ -197,9 +197,9 @@ mod tests {
             assert!(plain.starts_with(&format!("process {pid},")), "{plain}");
             assert!(message(0, 30).contains(&format!("`kill -CONT {pid}`")));
         }
-        assert!(message(0, 31).contains("has brought nothing for 30 s"));
+        assert!(message(0, 31).contains("no progress for 30 s"));
         assert_eq!(message(5, 32), plain, "it goes on");
         assert_eq!(message(5, 61), plain);
-        assert!(message(5, 62).contains("has brought nothing for 30 s"));
+        assert!(message(5, 62).contains("no progress for 30 s"));
     }
 }

@@ -108,7 +108,7 @@ pub(crate) async fn run_download(
         if !resumed {
             return Err(error);
         }
-        tracing::warn!(%error, "what an interrupted download left was damaged: downloading anew");
+        tracing::warn!(%error, "partial file of an interrupted download is damaged; downloading again");
     }
 }
 

@@ -127,16 +127,14 @@ impl BlobSource {
         let fail =
             |what: String| Err(RegistryError::InvalidResponse { url: display_url(url), what });
         let Some((first, last, total)) = parse_content_range(text) else {
-            return fail(format!(
-                "a part of the blob comes without its place (Content-Range: {text:?})"
-            ));
+            return fail(format!("the response has the invalid Content-Range {text:?}"));
         };
         if total.is_some_and(|total| total != self.total) {
             return Err(self.size_mismatch(total.unwrap_or(0)));
         }
         if first != from || last < first || last >= end {
             return fail(format!(
-                "the answer has the bytes {first}-{last}, but {from}-{} were asked for",
+                "the response has the bytes {first}-{last}, but {from}-{} were requested",
                 end - 1
             ));
         }
@@ -150,7 +148,7 @@ impl BlobSource {
             Some(len) if len == self.total => Ok(()),
             len if kind.starts_with("text/html") => {
                 let bytes = len.map(|len| format!(" of {len} bytes")).unwrap_or_default();
-                let what = format!("instead of the blob comes a page for browsers{bytes}");
+                let what = format!("the response is a web page{bytes} instead of the blob");
                 Err(RegistryError::InvalidResponse { url: display_url(url), what })
             }
             Some(len) => Err(self.size_mismatch(len)),
@@ -213,7 +211,7 @@ impl Session {
                 StatusCode::NOT_FOUND => return Err(RegistryError::NotFound),
                 _ => return Err(self.error_from_response(response).await),
             };
-            let what = "the answer does not say how many bytes the blob has".to_owned();
+            let what = "the response does not state the size of the blob".to_owned();
             return size.ok_or_else(|| RegistryError::InvalidResponse {
                 url: display_url(&response_url),
                 what,

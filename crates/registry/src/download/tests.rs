@@ -81,6 +81,6 @@ async fn without_disk_space_a_stopped_lock_holder_is_waited_for() {
     let acquired =
         tokio::time::timeout(Duration::from_secs(20), acquire(7)).await.expect("there is room");
     assert!(matches!(acquired, Ok(Some((_, PartialPath::Secondary)))));
-    let copying = format!("a copy of what process {} has noted", process.id());
+    let copying = format!("a copy of the data of process {}", process.id());
     assert_eq!(watched.borrow().waiting_for.as_deref(), Some(&*copying));
 }

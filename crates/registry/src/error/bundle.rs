@@ -13,23 +13,23 @@ pub enum BundleProblem {
     Input { reason: String },
     #[error("{reason}")]
     Json { reason: String },
-    #[error("its layout has version {version:?}, and 1 is known")]
+    #[error("its layout version is {version:?}, but only 1 is supported")]
     LayoutVersion { version: String },
     #[error("its blob {} is damaged: copy the file again", .0.short())]
     DamagedBlob(Digest),
-    #[error("it has no {layout} and {index}: `puna export` makes bundles")]
+    #[error("it lacks {layout} and {index}: create bundles with `puna export`")]
     NoIndex { layout: &'static str, index: &'static str },
     #[error("it has no models")]
     NoModels,
-    #[error("it has {models} models, which one name cannot be given to")]
+    #[error("it has {models} models: a new name is possible for a single model only")]
     OneName { models: usize },
     #[error("it lists {models} models, more than {most}")]
     TooManyModels { models: usize, most: usize },
-    #[error("it calls two models {name}: {} and {}", .first.short(), .second.short())]
+    #[error("it has two models named {name}: {} and {}", .first.short(), .second.short())]
     SameName { name: Box<ModelName>, first: Digest, second: Digest },
-    #[error("its list of {name} leads from list to list")]
+    #[error("its manifest list {name} contains another list")]
     NestedLists { name: Box<ModelName> },
-    #[error("of its {name}: {problem}")]
+    #[error("{name}: {problem}")]
     Manifest { name: Box<ModelName>, problem: Box<ManifestProblem> },
     #[error("it lacks the blob {} of {name}", .digest.short())]
     MissingBlob { digest: Digest, name: Box<ModelName> },
@@ -37,14 +37,14 @@ pub enum BundleProblem {
     MissingManifest(Digest),
     #[error("its manifest {} has more than {most} bytes", .digest.short())]
     LargeManifest { digest: Digest, most: usize },
-    #[error("its model {} has no name there: give it one (--name)", .0.short())]
+    #[error("its model {} has no name: set one with --name", .0.short())]
     Unnamed(Digest),
     #[error(
-        "its model {} is called {text:?}: {error}; give it another name (--name)", .manifest.short()
+        "its model {} is named {text:?}: {error}; set another name with --name", .manifest.short()
     )]
     InvalidName { manifest: Digest, text: String, error: Box<NameError> },
-    #[error("its {name} has {size} bytes")]
+    #[error("its {name} is too large: {size} bytes")]
     LargeFile { name: String, size: u64 },
-    #[error("its {name} is not what it should be: {reason}")]
+    #[error("its {name} is invalid: {reason}")]
     FileJson { name: String, reason: String },
 }

@@ -9,43 +9,43 @@ use puna_store::Digest;
 pub enum ManifestProblem {
     #[error("{reason}")]
     Invalid { reason: String },
-    #[error("it is a page for browsers ({reason})")]
+    #[error("it is a web page ({reason})")]
     WebPage { reason: String },
     #[error("it has no layers")]
     NoLayers,
-    #[error("it is {what} and no model: it has layers of {kinds}")]
+    #[error("it is {what}, not a model: it has layers of {kinds}")]
     NoModel { what: &'static str, kinds: String },
     #[error("it is an index without a model")]
     EmptyIndex,
     #[error(
-        "it is an index of several, and none is this machine's or the only model: {names}; ask for a tag of one of them"
+        "it is an index of several models, none of them for this machine: {names}; pull the tag of one of them"
     )]
     AmbiguousIndex { names: String },
     #[error("it is a list itself")]
     NestedList,
-    #[error("the blob {digest} has two sizes, {first} and {second}")]
+    #[error("it declares two sizes for blob {digest}: {first} and {second}")]
     BlobSizes { digest: Digest, first: u64, second: u64 },
 
     #[error("it is a package without weights in GGUF or safetensors; it has {kinds}")]
     NoWeights { kinds: String },
-    #[error("it has two files called {name:?}")]
+    #[error("it has two files named {name:?}")]
     DuplicateFile { name: String },
-    #[error("its {what} are no JSON")]
+    #[error("its {what} are not JSON")]
     NotJson { what: &'static str },
-    #[error("its layer {} has {size} bytes, more than a text of {most}", .layer.short())]
+    #[error("its text layer {} has {size} bytes, more than {most}", .layer.short())]
     LongText { layer: Digest, size: u64, most: u64 },
-    #[error("its layer {} is no text", .layer.short())]
+    #[error("its layer {} is not UTF-8 text", .layer.short())]
     NotText { layer: Digest },
-    #[error("its packed layer cannot be unpacked: {0}")]
+    #[error("cannot unpack a layer: {0}")]
     Unpack(UnpackProblem),
     #[error("{problem} (layer {})", .layer.short())]
     InLayer { problem: Box<ManifestProblem>, layer: Digest },
 
-    #[error("the listing of the hub cannot be used: {0}")]
+    #[error("invalid file listing of the hub: {0}")]
     Listing(ListingProblem),
-    #[error("the repository has no GGUF files: `create` makes a model of safetensors")]
+    #[error("the repository has no GGUF files: create a model from its safetensors with `create`")]
     NoGgufFiles,
-    #[error("the repository has no file for the tag {tag:?}; it has {names}")]
+    #[error("the repository has no file for the tag {tag:?}: it has {names}")]
     NoFileForTag { tag: String, names: String },
 }
 
@@ -56,11 +56,11 @@ pub enum ManifestProblem {
 pub enum UnpackProblem {
     #[error("{reason}")]
     Input { reason: String },
-    #[error("a file is called {name:?}")]
+    #[error("invalid file name {name:?}")]
     FileName { name: String },
     #[error("it has more than {most} files")]
     TooManyFiles { most: usize },
-    #[error("it has a link {link:?} in the place of a file")]
+    #[error("it has the link {link:?} instead of a file")]
     Link { link: String },
 }
 
@@ -69,18 +69,18 @@ pub enum UnpackProblem {
 // The message of a variant documents it and its fields.
 #[allow(missing_docs)]
 pub enum ListingProblem {
-    #[error("it names no commit")]
+    #[error("it has no commit")]
     NoCommit,
     #[error("it has more than {most} files of weights")]
     TooManyFiles { most: usize },
-    #[error("it goes on at another host")]
+    #[error("its next page is at another host")]
     OtherHost,
     #[error("it has too many pages")]
     TooManyPages,
     #[error("it is not as documented: {reason}")]
     Json { reason: String },
-    #[error("{path} is one of {count} files")]
+    #[error("{path} is one of {count} files, which are too many")]
     FileCount { path: String, count: u32 },
-    #[error("there is no {path}")]
+    #[error("{path} is missing")]
     MissingPart { path: String },
 }

@@ -28,7 +28,7 @@ pub enum RegistryError {
 
     #[error("pull model manifest: {0}")]
     PullManifest(Box<RegistryError>),
-    #[error("{error} (mirrors that were asked first: {mirrors})")]
+    #[error("{error} (mirrors tried first: {mirrors})")]
     AfterMirrors { error: Box<RegistryError>, mirrors: String },
     #[error("max retries exceeded: {0}")]
     RetriesExceeded(Box<RegistryError>),
@@ -40,7 +40,7 @@ pub enum RegistryError {
     #[error("unauthorized: access denied: {message}")]
     TokenRefused { message: String },
     #[error(
-        "unauthorized: access denied{}: {} the public key of this machine, which is in {key_file}.pub: {public_key}",
+        "unauthorized: access denied{}: {} the public key of this machine ({key_file}.pub): {public_key}",
         reason(message),
         who_allows_keys(host)
     )]
@@ -48,34 +48,34 @@ pub enum RegistryError {
     #[error("realm host \"{realm}\" does not match original host \"{host}\"")]
     RealmHost { realm: String, host: String },
     #[error(
-        "the registry wants a token from {url} without encryption, though it is asked with encryption"
+        "cannot request a token from {url} without encryption: the registry itself uses encryption"
     )]
     RealmScheme { url: String },
     #[error(
-        "the registry {host} wants proof of who asks, and there is no key: set HOME to a folder where one can be kept"
+        "registry {host} requires authentication, and there is no key: set HOME to a folder where a key can be created"
     )]
     NoKey { host: String },
 
     #[error(
-        "the registry {host} wants a user name and a password: set them in the configuration ([registry.hosts.\"{host}\"]), or by `docker login {host}`"
+        "registry {host} requires a user name and a password: set them in [registry.hosts.\"{host}\"], or run `docker login {host}`"
     )]
     NoPassword { host: String },
     #[error(
-        "the registry {host} wants a user name and a password, and what docker keeps cannot be had: {problem}"
+        "registry {host} requires a user name and a password, and docker's cannot be read: {problem}"
     )]
     NoCredentials { host: String, problem: String },
     #[error(
-        "the registry {host} asks for credentials and names no way to show them that is known here (Basic or Bearer): set username and password, or token, in the configuration ([registry.hosts.\"{host}\"]), or use `docker login {host}`"
+        "registry {host} requires credentials, but offers neither Basic nor Bearer: set username and password, or token, in [registry.hosts.\"{host}\"], or run `docker login {host}`"
     )]
     NoChallenge { host: String },
-    #[error("the secret for the registry {host}: {reason}")]
+    #[error("cannot read the secret for registry {host}: {reason}")]
     Secret { host: String, reason: String },
 
     #[error("{method} \"{url}\": {cause}")]
     Transport { method: String, url: String, cause: String },
     #[error("{method} \"{url}\": {cause}")]
     Tls { method: String, url: String, cause: String },
-    #[error("{method} \"{url}\": no byte for {seconds} s")]
+    #[error("{method} \"{url}\": no data for {seconds} s")]
     Stalled { method: String, url: String, seconds: u64 },
     #[error("{url}: only {got} bytes in {seconds} s")]
     TooSlow { url: String, got: u64, seconds: u64 },
@@ -85,66 +85,68 @@ pub enum RegistryError {
     InvalidResponse { url: String, what: String },
     #[error("{url}: the connection ended after {got} of {want} bytes")]
     Truncated { url: String, got: u64, want: u64 },
-    #[error("{url}: the whole blob comes instead of the part at byte {offset}")]
+    #[error("{url}: the server sent the whole blob instead of the range from byte {offset}")]
     RangeIgnored { url: String, offset: u64 },
     #[error("{url}: redirected more than {most} times")]
     Redirects { url: String, most: usize },
     #[error("{from} redirects to {to}, which {why}")]
     Redirect { from: String, to: String, why: &'static str },
 
-    #[error("blob {digest} has {found} bytes at the registry, but the manifest says {expected}")]
+    #[error(
+        "blob {digest} has {found} bytes at the registry, but the manifest declares {expected}"
+    )]
     SizeMismatch { digest: Digest, expected: u64, found: u64 },
     #[error("digest mismatch, file must be downloaded again: want {want}, got {got}")]
     DigestMismatch { want: Digest, got: Digest },
     #[error(
-        "what was sent of the blob {digest} was wrong, and is being fetched anew: ask for all of it again"
+        "the data of blob {digest} was corrupt and is downloaded again: request the whole blob again"
     )]
     DownloadRestarted { digest: Digest },
-    #[error("the registry says that the manifest's digest is {declared}, but it is {found}")]
+    #[error("the registry declares the manifest digest {declared}, but the content has {found}")]
     ManifestDigestMismatch { declared: Digest, found: Digest },
     #[error("{child} of the manifest list: {error}")]
     Child { child: String, error: Box<RegistryError> },
     #[error(
-        "{child} of the manifest list of {name} is not at the registry: pull another runner of it; the list has {known}"
+        "the registry lacks {child} of the manifest list {name}: pull another runner; the list has {known}"
     )]
     ChildNotFound { name: String, child: String, known: String },
     #[error(
-        "{name} cannot be run here: its manifest list has {known}, and this program runs GGUF files; to fetch one all the same, pull {name}@RUNNER"
+        "cannot run {name}: its manifest list has {known}, and Puna runs only GGUF files; to download one anyway, pull {name}@RUNNER"
     )]
     NoRunnableChild { name: String, known: String },
-    #[error("the model is a manifest list, of which a pull chooses a child")]
+    #[error("the model is a manifest list: pull one of its children")]
     IsManifestList,
     #[error(
         "cannot push {name}: {child} of its manifest list is neither in the store nor at the registry; fetch it with `puna pull --all-runners {name}`"
     )]
     ChildMissing { name: String, child: String },
-    #[error("the model comes in files, of which a pull makes one")]
+    #[error("the model has several files: pull it to merge them")]
     FileListing { origin: Digest, files: Vec<(Digest, u64)> },
-    #[error("the registry's answer is no model manifest: {0}")]
+    #[error("the registry's response is not a model manifest: {0}")]
     NotAManifest(#[from] ManifestProblem),
     #[error(
-        "this model comes in tensors instead of a GGUF file, which cannot be run here: pull one of its other variants"
+        "cannot run this model: it has tensor layers instead of a GGUF file; pull one of its other variants"
     )]
     TensorLayers,
     #[error(
-        "not enough space for {what}: {needed} bytes are missing on the disk, {free} are free: free some (`rm` removes models), or set OLLAMA_MODELS to a folder on another disk"
+        "not enough space for {what}: {needed} bytes needed, {free} free; remove models (`rm`), or set OLLAMA_MODELS to a folder on another disk"
     )]
     NoSpace { what: String, needed: u64, free: u64 },
-    #[error("{0} is built into this program: copy it to a name of yours (`cp`) first")]
+    #[error("{0} is built into this program: copy it to another name (`cp`) first")]
     BuiltIn(String),
-    #[error("the bundle cannot be read: {0}")]
+    #[error("cannot read the bundle: {0}")]
     Bundle(Box<BundleProblem>),
-    #[error("the bundle cannot be written: {reason}")]
+    #[error("cannot write the bundle: {reason}")]
     BundleWrite { reason: String },
-    #[error("{0} is a model of another server: there is nothing of it here to take along")]
+    #[error("{0} is a remote model: it has no files to export")]
     NothingToBundle(String),
     #[error(
-        "{proxy:?} is no address of a proxy: {cause}; set {variable} (or ALL_PROXY) to one, such as http://proxy:3128"
+        "invalid proxy address {proxy:?}: {cause}; set {variable} or ALL_PROXY to an address such as http://proxy:3128"
     )]
     Proxy { variable: &'static str, proxy: String, cause: String },
     #[error("cannot set up connections: {0}")]
     Setup(#[from] SetupProblem),
-    #[error("the download was cancelled")]
+    #[error("download cancelled")]
     Cancelled,
 }
 

@@ -7,11 +7,11 @@ use std::path::PathBuf;
 // The message of a variant documents it and its fields.
 #[allow(missing_docs)]
 pub enum SetupProblem {
-    #[error("{address:?} is no address of a registry")]
+    #[error("{address:?} is not an address of a registry")]
     Address { address: String },
-    #[error("the certificates {}: {reason}", .path.display())]
+    #[error("cannot read the certificates {}: {reason}", .path.display())]
     Certificates { path: PathBuf, reason: String },
-    #[error("the certificates {}: there are none in it", .path.display())]
+    #[error("no certificates in {}", .path.display())]
     NoCertificates { path: PathBuf },
     #[error("{reason}")]
     Tls { reason: String },
@@ -24,11 +24,11 @@ pub enum SetupProblem {
     /// A task was cancelled or panicked.
     #[error("{reason}")]
     Task { reason: String },
-    #[error("no random numbers")]
+    #[error("cannot get random numbers from the system")]
     NoRandomNumbers,
-    #[error("mirrors cannot be looked for: {reason}")]
+    #[error("cannot search for mirrors: {reason}")]
     Discovery { reason: String },
-    #[error("the mirror cannot be announced: {reason}")]
+    #[error("cannot announce the mirror: {reason}")]
     Announcement { reason: String },
 }
 

@@ -60,9 +60,7 @@ impl std::str::FromStr for Format {
             "" | "ollama" => Ok(Self::Ollama),
             "docker" => Ok(Self::Docker),
             "modelpack" => Ok(Self::ModelPack),
-            other => {
-                Err(format!("there is no format {other:?}: it must be ollama, docker or modelpack"))
-            }
+            other => Err(format!("unknown format {other:?}: use ollama, docker or modelpack")),
         }
     }
 }

@@ -170,7 +170,7 @@ impl ModelBuilder {
                         }
                     }
                     None => tracing::info!(
-                        "the package's template is not known: that of the weights counts"
+                        "unknown template in the package; using the template of the weights"
                     ),
                 }
             }

@@ -54,7 +54,7 @@ impl<R: Read> TarReader<R> {
     /// end. Folders, links and devices are skipped.
     ///
     /// # Errors
-    /// The input is not a tar archive, or it is cut off.
+    /// The input is not a tar archive, or it is truncated.
     pub(crate) fn next_file(&mut self) -> io::Result<Option<TarEntry>> {
         let mut attributes = PaxAttributes::default();
         loop {
@@ -65,7 +65,7 @@ impl<R: Read> TarReader<R> {
             let kind = header[156];
             let is_file = matches!(kind, 0 | b'0' | b'7');
             let size = parse_number(&header[124..136])
-                .ok_or_else(|| archive_error("a file has no size"))?;
+                .ok_or_else(|| archive_error("a file has no valid size"))?;
             // Sizes beyond eleven octal digits are often in the attributes only.
             let size = attributes.size.filter(|_| is_file).unwrap_or(size);
             // Folders have no data. Links and devices are not used, whatever size they state.
@@ -98,7 +98,7 @@ impl<R: Read> TarReader<R> {
         while have < BLOCK_BYTES {
             match self.input.read(&mut header[have..]) {
                 Ok(0) if have == 0 => return Ok(None),
-                Ok(0) => return Err(archive_error("it is cut off")),
+                Ok(0) => return Err(archive_error("it is truncated")),
                 Ok(n) => have += n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),
@@ -109,14 +109,14 @@ impl<R: Read> TarReader<R> {
         }
         match parse_number(&header[148..156]) == Some(header_checksum(&header)) {
             true => Ok(Some(header)),
-            false => Err(archive_error("it is no tar archive")),
+            false => Err(archive_error("it is not a tar archive")),
         }
     }
 
     /// Reads a name or a list of attributes.
     fn read_short(&mut self, what: &str, max_bytes: u64) -> io::Result<Vec<u8>> {
         if self.remaining > max_bytes {
-            return Err(archive_error(&format!("{what} has {} bytes", self.remaining)));
+            return Err(archive_error(&format!("{what} is too long: {} bytes", self.remaining)));
         }
         let mut bytes = vec![0; self.remaining as usize];
         self.read_exact(&mut bytes)?;
@@ -125,7 +125,7 @@ impl<R: Read> TarReader<R> {
 
     fn skip(&mut self, bytes: u64) -> io::Result<()> {
         let passed = io::copy(&mut (&mut self.input).take(bytes), &mut io::sink())?;
-        if passed < bytes { Err(archive_error("it is cut off")) } else { Ok(()) }
+        if passed < bytes { Err(archive_error("it is truncated")) } else { Ok(()) }
     }
 }
 
@@ -137,7 +137,7 @@ impl<R: Read> Read for TarReader<R> {
             return Ok(0);
         }
         match self.input.read(&mut buffer[..want])? {
-            0 => Err(archive_error("it is cut off")),
+            0 => Err(archive_error("it is truncated")),
             n => {
                 self.remaining -= n as u64;
                 Ok(n)
@@ -183,7 +183,7 @@ fn header_name(header: &[u8; BLOCK_BYTES]) -> io::Result<String> {
 /// Text before the first NUL.
 fn text_until_nul(bytes: &[u8]) -> io::Result<String> {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    String::from_utf8(bytes[..end].to_vec()).map_err(|_| archive_error("a name is no text"))
+    String::from_utf8(bytes[..end].to_vec()).map_err(|_| archive_error("a name is not UTF-8 text"))
 }
 
 /// Pax attributes of the next file.
@@ -199,13 +199,14 @@ impl PaxAttributes {
     fn read(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let (key, value, rest) = parse_record(bytes)
-                .ok_or_else(|| archive_error("a file's attributes are damaged"))?;
+                .ok_or_else(|| archive_error("the attributes of a file are invalid"))?;
             bytes = rest;
             match key {
                 b"path" => self.path = Some(text_until_nul(value)?),
                 b"size" => {
                     let size = std::str::from_utf8(value).ok().and_then(|size| size.parse().ok());
-                    self.size = Some(size.ok_or_else(|| archive_error("a file has no size"))?);
+                    self.size =
+                        Some(size.ok_or_else(|| archive_error("a file has no valid size"))?);
                 }
                 _ => {}
             }
@@ -317,7 +318,7 @@ mod tests {
             let error = read.next_file().unwrap_err();
             assert_eq!(
                 (error.kind(), error.to_string().as_str()),
-                (io::ErrorKind::InvalidData, "it is cut off")
+                (io::ErrorKind::InvalidData, "it is truncated")
             );
         }
     }
@@ -383,8 +384,8 @@ mod tests {
             (b"99999999999999999999 path=a\n", "damaged"),
             (b"9 path a\n", "damaged"),
             (b"path=a\n", "damaged"),
-            (b"10 path=\xff\n", "a name is no text"),
-            (b"10 size=x\n", "a file has no size"),
+            (b"10 path=\xff\n", "a name is not UTF-8 text"),
+            (b"10 size=x\n", "a file has no valid size"),
         ] {
             let mut out = list(records);
             out.extend(written(&[("short", b"one")]));
@@ -430,7 +431,7 @@ mod tests {
         damaged[3] = b'x';
         assert_eq!(
             TarReader::new(damaged.as_slice()).next_file().unwrap_err().to_string(),
-            "it is no tar archive"
+            "it is not a tar archive"
         );
     }
 }

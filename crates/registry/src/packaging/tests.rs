@@ -166,25 +166,25 @@ async fn invalid_packages_are_refused_and_leave_no_model() {
     let mut cut = tar(&[("model.gguf", &gguf(3))]);
     cut.truncate(700);
     for (kind, bytes, want) in [
-        (tar_layer, tar(&[("../model.gguf", b"x")]), "a file is called \"../model.gguf\""),
-        (tar_layer, tar(&[("/etc/model.gguf", b"x")]), "a file is called \"/etc/model.gguf\""),
-        (tar_layer, b"no archive at all".repeat(100), "it is no tar archive"),
-        (tar_layer, cut, "it is cut off"),
-        (tar_layer, bomb, "it is no tar archive"),
+        (tar_layer, tar(&[("../model.gguf", b"x")]), "invalid file name \"../model.gguf\""),
+        (tar_layer, tar(&[("/etc/model.gguf", b"x")]), "invalid file name \"/etc/model.gguf\""),
+        (tar_layer, b"no archive at all".repeat(100), "it is not a tar archive"),
+        (tar_layer, cut, "it is truncated"),
+        (tar_layer, bomb, "it is not a tar archive"),
         (
             "application/vnd.cncf.model.weight.v1.tar+gzip",
             b"no gzip".to_vec(),
-            "cannot be unpacked",
+            "cannot unpack a layer",
         ),
         (
             "application/vnd.cncf.model.weight.v1.tar+zstd",
             b"no zstd".to_vec(),
-            "cannot be unpacked",
+            "cannot unpack a layer",
         ),
         (
             "application/vnd.cncf.model.weight.v1.tar+gzip",
             gzip(&tar(&[("model.gguf", &vec![0; 24 << 20])])),
-            "many times as long",
+            "far larger than the layer",
         ),
         ("application/vnd.cncf.model.weight.v1.raw", b"no weights".to_vec(), ""),
         (
@@ -215,7 +215,7 @@ fn a_link_instead_of_a_file_is_named() {
             super::unpack::unpack(&bench.store, &digest, size, super::unpack::LayerEncoding::Tar)
                 .unwrap_err();
         let said = error.to_string();
-        assert!(said.contains("a link \"dir/model.gguf\" in the place of a file"), "{said}");
+        assert!(said.contains("the link \"dir/model.gguf\" instead of a file"), "{said}");
         assert!(said.ends_with(&format!("(layer {})", digest.short())), "{said}");
     }
 }

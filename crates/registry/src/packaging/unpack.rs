@@ -110,7 +110,7 @@ impl<R: Read> Read for BoundedReader<R> {
         self.remaining = self
             .remaining
             .checked_sub(n as u64)
-            .ok_or_else(|| io::Error::other("it is many times as long as the layer"))?;
+            .ok_or_else(|| io::Error::other("its content is far larger than the layer"))?;
         Ok(n)
     }
 }

@@ -61,13 +61,13 @@ impl FileUrl {
                     .unwrap_or(text);
                 let digest = format!("sha256:{hex}").parse();
                 Some(digest.map_err(|_| {
-                    format!("{text:?} is no digest: write #sha256= and 64 hexadecimal digits")
+                    format!("invalid digest {text:?}: write #sha256= and 64 hexadecimal digits")
                 })?)
             }
         };
         if !url.username().is_empty() || url.password().is_some() {
             return Err(
-                "the address has a user or password in it: set them in the configuration".into()
+                "the URL has a user or a password: set them in the configuration instead".into()
             );
         }
         let allowed =
@@ -75,7 +75,7 @@ impl FileUrl {
         let name: String = stem.chars().map(allowed).take(80).collect();
         let name = name.trim_start_matches(['-', '.']);
         let name = ModelName::parse(name)
-            .map_err(|_| format!("no name can be made of {stem:?}{GGUF_SUFFIX}"))?;
+            .map_err(|_| format!("cannot derive a model name from {stem:?}{GGUF_SUFFIX}"))?;
         Ok(Self { url, digest, name })
     }
 
@@ -197,10 +197,11 @@ impl Session {
         let kind =
             response.headers().get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
         if kind.starts_with("text/html") {
-            return Err(invalid("instead of the file comes a page for browsers"));
+            return Err(invalid("the response is a web page instead of the file"));
         }
         let total = total.filter(|total| *total > 0);
-        let total = total.ok_or_else(|| invalid("the server does not say how long the file is"))?;
+        let total =
+            total.ok_or_else(|| invalid("the response does not state the size of the file"))?;
         Ok(FileInfo { total, version: version_text(response.headers()) })
     }
 }
@@ -232,7 +233,9 @@ mod tests {
                 ("http://h:1/x.GGUF", hex.clone())
             );
         }
-        assert!(name("https://h/x.gguf#sha256=12").unwrap().unwrap_err().contains("no digest"));
+        assert!(
+            name("https://h/x.gguf#sha256=12").unwrap().unwrap_err().contains("invalid digest")
+        );
         assert!(name("https://u:p@h/x.gguf").unwrap().is_err());
         assert!(name("https://h/.gguf").unwrap().is_err());
     }

@@ -297,7 +297,9 @@ impl Registry {
                     Ok(model) => return Ok(PullSource::Files(hub, model)),
                     // This error lists the files of the repository.
                     Err(better @ RegistryError::NotAManifest(_)) => return Err(better),
-                    Err(other) => tracing::debug!(error = %other, "the hub lists no files"),
+                    Err(other) => {
+                        tracing::debug!(error = %other, "cannot list the files of the repository")
+                    }
                 }
             }
             let Some(mirror) = session.is_mirror().then(|| session.host()) else {
@@ -306,7 +308,7 @@ impl Registry {
             if error.is_local() {
                 return Err(error);
             }
-            tracing::info!(%mirror, %name, %error, "a mirror does not have the model");
+            tracing::info!(%mirror, %name, %error, "model not available from the mirror");
             mirror_errors.push(format!("{mirror}: {error}"));
             sessions.pop_front();
         }
@@ -399,7 +401,7 @@ pub(crate) async fn forget_if_permanent<T>(
             Ok(())
         });
         if let Err(error) = forgotten.await {
-            tracing::warn!(%error, "a failed pull is still noted");
+            tracing::warn!(%error, "cannot remove the record of a failed pull");
         }
     }
     pulled
@@ -488,7 +490,7 @@ impl Sources {
             return Err(error.with_mirror_errors(&self.mirror_errors));
         }
         if let Some(mirror) = self.sessions.pop_front().map(|session| session.host()) {
-            tracing::warn!(%mirror, %error, "a mirror failed: going on with the next");
+            tracing::warn!(%mirror, %error, "mirror failed; continuing with the next registry");
             self.mirror_errors.push(format!("{mirror}: {error}"));
         }
         Ok(())

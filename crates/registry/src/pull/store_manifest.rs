@@ -68,7 +68,7 @@ fn with_manifest_blobs(
     if stored.is_err() {
         store.unpin_blobs(digests);
         if let Err(error) = store.discard_blobs(&new_blobs) {
-            tracing::warn!(%error, "manifests of a refused list stay in the store until unused blobs are removed");
+            tracing::warn!(%error, "cannot remove manifests of a rejected list; garbage collection removes them later");
         }
     }
     stored

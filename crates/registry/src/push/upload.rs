@@ -141,7 +141,7 @@ impl<'a> Upload<'a> {
             match self.resume(resumed, note.as_ref()).await {
                 // The upload has expired, or the registry's copy is damaged.
                 Err(error) if error.is_refusal() => {
-                    tracing::info!(digest = %self.digest, %error, "an interrupted upload does not go on: beginning anew");
+                    tracing::info!(digest = %self.digest, %error, "cannot resume the interrupted upload; starting again");
                 }
                 result => return result,
             }
@@ -164,7 +164,7 @@ impl<'a> Upload<'a> {
         note: Option<&Arc<UploadNote>>,
     ) -> Result<(), RegistryError> {
         let InterruptedUpload { position: UploadPosition { url, at }, piece, stuck } = resumed;
-        tracing::debug!(digest = %self.digest, at, "an interrupted upload goes on");
+        tracing::debug!(digest = %self.digest, at, "resuming an interrupted upload");
         self.sent.fetch_max(at, Ordering::Relaxed);
         // The checksums of an earlier run's pieces are unknown.
         let checksums = PieceChecksums { incomplete: true, ..PieceChecksums::default() };
@@ -200,7 +200,7 @@ impl<'a> Upload<'a> {
         }
         Err(RegistryError::InvalidResponse {
             url: display_url(&position.url),
-            what: "the upload goes round in circles".into(),
+            what: "the upload makes no progress".into(),
         })
     }
 
@@ -211,7 +211,7 @@ impl<'a> Upload<'a> {
         let (store, key) = (self.store.clone(), Digest::of(at.as_str().as_bytes()));
         let note = blocking(move || Ok(store.upload_note(&key)?)).await;
         note.unwrap_or_else(|error| {
-            tracing::debug!(%error, "where the upload goes on cannot be noted");
+            tracing::debug!(%error, "cannot open the record of the upload");
             None
         })
         .map(Arc::new)
@@ -252,7 +252,7 @@ impl<'a> Upload<'a> {
                     return Err(error);
                 }
                 Err(error) => {
-                    tracing::info!(digest = %self.digest, %error, "what the registry has is not known: beginning anew");
+                    tracing::info!(digest = %self.digest, %error, "cannot query the interrupted upload; starting again");
                     return Ok(None);
                 }
             }
@@ -288,7 +288,7 @@ impl<'a> Upload<'a> {
             Ok(note.write(&text)?)
         });
         if let Err(error) = write.await {
-            tracing::debug!(%error, "where the upload goes on is not noted");
+            tracing::debug!(%error, "cannot write the record of the upload");
         }
     }
 
@@ -358,7 +358,7 @@ impl<'a> Upload<'a> {
                 }
                 Err(error) => return Err(error),
             };
-            tracing::debug!(digest = %self.digest, at = position.at, %error, "a piece failed");
+            tracing::debug!(digest = %self.digest, at = position.at, %error, "sending a piece failed");
             tokio::time::sleep(retry.record_failure(error)?).await;
             // Bytes that have arrived in a failed request need not be sent again, if the registry
             // can tell.
@@ -417,7 +417,7 @@ impl<'a> Upload<'a> {
         let next = self.next_url(&response)?;
         let at = received_bytes(response.headers()).unwrap_or(end).min(end);
         if at <= from {
-            let what = format!("the registry took nothing of the bytes {range}");
+            let what = format!("the registry accepted none of the bytes {range}");
             return Err(RegistryError::InvalidResponse { url: display_url(&position.url), what });
         }
         Ok((next, at, sum))
@@ -507,7 +507,7 @@ impl<'a> Upload<'a> {
             Some(text) => self.session.next_hop(response.url(), text),
             None => Err(RegistryError::InvalidResponse {
                 url: display_url(response.url()),
-                what: "the registry does not say where the upload goes on".into(),
+                what: "the response lacks the URL of the upload".into(),
             }),
         }
     }
@@ -538,7 +538,7 @@ struct BlobPieceStream {
 async fn forget_note(note: Option<&Arc<UploadNote>>) {
     let Some(note) = note.cloned() else { return };
     if let Err(error) = blocking(move || Ok(note.forget()?)).await {
-        tracing::debug!(%error, "a finished upload is still noted");
+        tracing::debug!(%error, "cannot remove the record of a finished upload");
     }
 }
 

@@ -72,7 +72,7 @@ async fn unknown_authentication_schemes_are_refused() {
     .await;
     let text = Bench::new().pull_err(&server.model()).await;
     let want = format!(
-        "pull model manifest: the registry {} wants a user name and a password",
+        "pull model manifest: registry {} requires a user name and a password",
         server.host
     );
     assert!(text.starts_with(&want), "{text}");
@@ -80,7 +80,7 @@ async fn unknown_authentication_schemes_are_refused() {
     let text = Bench::new().pull_err(&silent.model()).await;
     let host = &silent.host;
     assert!(
-        text.starts_with(&format!("pull model manifest: the registry {host} asks for credentials")),
+        text.starts_with(&format!("pull model manifest: registry {host} requires credentials")),
         "{text}"
     );
     for way in [&format!("[registry.hosts.\"{host}\"]"), &format!("docker login {host}")] {
@@ -228,10 +228,10 @@ async fn errors_of_token_servers_are_reported() {
     for (answer, want) in [
         ((403, "no".to_owned()), "unauthorized: access denied"),
         ((500, "broken".to_owned()), "500 Internal Server Error: broken"),
-        ((200, "<html>".to_owned()), "the answer to a request for a token is none"),
+        ((200, "<html>".to_owned()), "the response to the token request is invalid"),
         (
             (200, format!("{{\"token\":\"{}\"}}", "x".repeat(1 << 20))),
-            "the answer has more than 65536 bytes",
+            "the response has more than 65536 bytes",
         ),
         ((302, String::new()), "302 Found"),
     ] {
@@ -275,8 +275,8 @@ async fn a_registry_that_does_not_know_the_key_is_reported_with_the_public_key()
     for (body, reason) in [
         ("", ""),
         (
-            r#"{"errors":[{"code":"UNAUTHORIZED","message":"this key is not known here"}]}"#,
-            ": this key is not known here",
+            r#"{"errors":[{"code":"UNAUTHORIZED","message":"unknown API key"}]}"#,
+            ": unknown API key",
         ),
     ] {
         let server = Server::start(move |seen| match seen.path.as_str() {
@@ -292,7 +292,7 @@ async fn a_registry_that_does_not_know_the_key_is_reported_with_the_public_key()
         let (host, key_file) = (&server.host, key_file.display());
         let want = format!(
             "pull model manifest: unauthorized: access denied{reason}: ask the administrator of {host} to allow \
-             the public key of this machine, which is in {key_file}.pub: {}",
+             the public key of this machine ({key_file}.pub): {}",
             public.join(" ")
         );
         assert_eq!(text, want);

@@ -133,7 +133,7 @@ async fn a_missing_model_error_lists_all_endpoints() {
     let bench = bench(&origin, &[&mirror.host]);
     let text = bench.pull_err(&origin.model()).await;
     let want = format!(
-        "pull model manifest: file does not exist (mirrors that were asked first: {}: 403 Forbidden: not for you)",
+        "pull model manifest: file does not exist (mirrors tried first: {}: 403 Forbidden: not for you)",
         mirror.host
     );
     assert_eq!(text, want);
@@ -153,10 +153,8 @@ async fn a_missing_blob_error_lists_all_endpoints() {
     let mirror = Server::of(&wrong_model).await;
     let bench = bench(&origin, &[&mirror.host]);
     let text = bench.pull_err(&origin.model()).await;
-    let want = format!(
-        "403 Forbidden: not today (mirrors that were asked first: {}: digest mismatch",
-        mirror.host
-    );
+    let want =
+        format!("403 Forbidden: not today (mirrors tried first: {}: digest mismatch", mirror.host);
     assert!(text.starts_with(&want), "{text}");
 }
 

@@ -266,8 +266,8 @@ async fn errors_quote_the_refusal_of_the_registry() {
     let model = Model::new(3000);
     for (code, location, want) in [
         (403, "", "403 Forbidden: DENIED"),
-        (202, "", "does not say where the upload goes on"),
-        (202, "ftp://x/", "is no web address"),
+        (202, "", "lacks the URL of the upload"),
+        (202, "ftp://x/", "is not an HTTP URL"),
     ] {
         let server = Server::start(move |seen| match seen.method.as_str() {
             "HEAD" => status(404, ""),
@@ -296,13 +296,9 @@ async fn a_refusal_without_a_text_is_explained() {
             (403, "DENIED: not your namespace"),
             "403 Forbidden: DENIED: not your namespace",
         ),
-        (
-            (403, ""),
-            (403, ""),
-            "403 Forbidden: the registry does not say why: ask those who run it",
-        ),
-        ((404, ""), (413, " \n"), ": this is more than the registry"),
-        ((405, ""), (202, ""), "405 Method Not Allowed: the registry does not say why"),
+        ((403, ""), (403, ""), "403 Forbidden: no reason given: ask the registry's administrator"),
+        ((404, ""), (413, " \n"), ": too large for the registry"),
+        ((405, ""), (202, ""), "405 Method Not Allowed: no reason given"),
     ] {
         let server = Server::start(move |seen| match seen.method.as_str() {
             "HEAD" => status(head.0, head.1),
@@ -352,7 +348,7 @@ async fn an_upload_to_an_unresponsive_registry_is_given_up() {
     let name = bench.store_model(&model, &server.host);
     let text = bench.push(&name).await.0.unwrap_err().to_string();
     assert!(
-        text.starts_with("max retries exceeded: Patch \"") && text.contains("no byte for"),
+        text.starts_with("max retries exceeded: Patch \"") && text.contains("no data for"),
         "{text}"
     );
 }
@@ -534,7 +530,7 @@ async fn a_temporary_error_does_not_restart_an_upload() {
         if failures == 6 {
             let error = bench.push(&name).await.0.unwrap_err().to_string();
             assert!(
-                error.starts_with("max retries exceeded: Get") && error.contains("no byte for"),
+                error.starts_with("max retries exceeded: Get") && error.contains("no data for"),
                 "{error}"
             );
             assert_eq!(bench.upload_records().len(), 1);
@@ -636,7 +632,7 @@ async fn a_registry_that_does_not_answer_is_named_with_the_reason_of_the_retry()
         lines.iter().filter_map(|line| line.status.strip_prefix("waiting for ")).collect();
     assert_eq!(waits[0], host);
     assert!(
-        waits[1].contains("no byte for") && waits[1].ends_with("(attempt 2 of 6)"),
+        waits[1].contains("no data for") && waits[1].ends_with("(attempt 2 of 6)"),
         "{waits:?}"
     );
     assert_eq!(waits.len(), 6, "each is said once: {waits:?}");

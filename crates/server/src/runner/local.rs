@@ -551,7 +551,7 @@ mod tests {
             .join("../../tests/data/zoo/wavtokenizer-dec.gguf");
         let remark = check_model(&path, &[]).unwrap().unwrap();
         assert!(
-            remark.contains("no vocabulary") && remark.contains("cannot take or give text"),
+            remark.contains("no vocabulary") && remark.contains("cannot process text"),
             "{remark}"
         );
     }

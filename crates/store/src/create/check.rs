@@ -27,10 +27,7 @@ pub(super) fn for_remote(request: &CreateRequest) -> Result<(), StoreError> {
     if asked.is_empty() {
         return Ok(());
     }
-    let reason = format!(
-        "its weights, prompts and answers are the other server's: leave {} out",
-        asked.join(" and ")
-    );
+    let reason = format!("a remote model cannot have {}", asked.join(" and "));
     Err(StoreError::BadRemote(reason))
 }
 

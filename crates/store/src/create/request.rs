@@ -62,7 +62,7 @@ impl CreateRequest {
         match self.remote_host.as_deref().filter(|host| !host.is_empty()) {
             None => Remote::parse(from),
             Some(_) if from.is_empty() => Err(StoreError::BadRemote(
-                "`from` has to name the model as the other server does".into(),
+                "`from` must be the model's name on the remote server".into(),
             )),
             Some(host) => Ok(Some(Remote { host: host.to_owned(), model: from.to_owned() })),
         }

@@ -58,9 +58,7 @@ pub(super) fn check_whole<T>(files: &BTreeMap<PathBuf, T>) -> Result<(), StoreEr
                 n => format!(" and {n} more of the {count} parts"),
             };
             let dir = path.parent().unwrap_or(path).display();
-            return Err(StoreError::Split(format!(
-                "{first}{others} must be beside {name}, and is not in {dir}"
-            )));
+            return Err(StoreError::Split(format!("{name} needs {first}{others} in {dir}")));
         }
     }
     Ok(())

@@ -66,7 +66,7 @@ pub enum ModelfileError {
     #[error("unexpected EOF{} (line {line}: {wanted})", if text.is_empty() { String::new() } else { format!(": {text}") })]
     UnexpectedEnd { line: usize, text: String, wanted: ExpectedInput },
     #[error(
-        "no FROM line: a Modelfile names what the model is made from, such as `FROM llama3.2` or `FROM ./model.gguf`"
+        "no FROM line: name the source of the model, such as `FROM llama3.2` or `FROM ./model.gguf`"
     )]
     NoFrom,
     #[error("unknown parameter '{0}'")]
@@ -115,11 +115,9 @@ impl fmt::Display for ExpectedInput {
                 f.write_str("MESSAGE needs a role and a text, such as `MESSAGE user Hello`")
             }
             ExpectedInput::Value(name) => {
-                write!(f, "{name} needs a value behind it on the same line")
+                write!(f, "{name} needs a value on the same line")
             }
-            ExpectedInput::ClosingQuotes => {
-                f.write_str("the quotes that open there are not closed")
-            }
+            ExpectedInput::ClosingQuotes => f.write_str("the quotes are not closed"),
         }
     }
 }
@@ -132,12 +130,12 @@ impl fmt::Display for LineProblem {
                     "command must be one of \"from\", \"license\", \"template\", \"system\", \"adapter\", \"draft\", \
                      \"renderer\", \"parser\", \"parameter\", \"message\", or \"requires\"",
                 )?;
-                write!(f, ", and \"{found}\" is none of them")?;
+                write!(f, ", not \"{found}\"")?;
                 suggestion.map_or(Ok(()), |suggestion| write!(f, ": did you mean {suggestion}?"))
             }
             LineProblem::UnknownRole { found } => write!(
                 f,
-                "message role must be one of \"system\", \"user\", or \"assistant\", and \"{found}\" is none of them"
+                "message role must be one of \"system\", \"user\", or \"assistant\", not \"{found}\""
             ),
             LineProblem::MissingValue(wanted) => wanted.fmt(f),
         }

@@ -116,9 +116,9 @@ fn check_range(name: &'static str, number: f64, value: &str) -> Result<(), Model
     let (fits, want) = match name {
         "repeat_penalty" => (number > 0.0 && (1.0 / number as f32).is_finite(), "greater than 0"),
         "num_ctx" | "num_batch" => (number >= 1.0, "at least 1"),
-        "num_thread" => (number >= 0.0, "at least 0 (0 is one a core)"),
-        "num_gpu" => (number >= -1.0, "at least -1 (-1 is automatic)"),
-        "repeat_last_n" => (number >= -1.0, "at least -1 (-1 is the whole context, 0 is off)"),
+        "num_thread" => (number >= 0.0, "at least 0 (0: one thread per core)"),
+        "num_gpu" => (number >= -1.0, "at least -1 (-1: automatic)"),
+        "repeat_last_n" => (number >= -1.0, "at least -1 (-1: the whole context, 0: off)"),
         "temperature" => (number >= 0.0, "at least 0"),
         "top_p" | "min_p" | "typical_p" => ((0.0..=1.0).contains(&number), "between 0 and 1"),
         _ => (true, ""),

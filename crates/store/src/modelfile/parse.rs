@@ -306,7 +306,7 @@ mod tests {
             "{error}"
         );
         let error = after_from("SYSTEM \"\"\"a\nb\nc").unwrap_err();
-        assert_eq!(error, "unexpected EOF (line 2: the quotes that open there are not closed)");
+        assert_eq!(error, "unexpected EOF (line 2: the quotes are not closed)");
         for text in ["", "# FROM x\nSYSTEM y"] {
             assert!(parse(text).unwrap_err().starts_with("no FROM line: "));
         }
@@ -324,7 +324,7 @@ mod tests {
         assert!(after_from("MESSAGE\n").unwrap_err().contains("such as `MESSAGE user Hello`"));
         assert_eq!(
             parse("SYSTEM\nFROM x"),
-            Err("(line 1): SYSTEM needs a value behind it on the same line".into())
+            Err("(line 1): SYSTEM needs a value on the same line".into())
         );
     }
 
@@ -351,7 +351,7 @@ mod tests {
             command("x", Some("FROM"))
                 .starts_with("command must be one of \"from\", \"license\", ")
         );
-        assert!(command("x", Some("FROM")).ends_with("\"x\" is none of them: did you mean FROM?"));
+        assert!(command("x", Some("FROM")).ends_with("not \"x\": did you mean FROM?"));
         let role = LineProblem::UnknownRole { found: "badguy".into() };
         assert_eq!(after_from("MESSAGE badguy I'm a bad guy"), Err(format!("(line 2): {role}")));
     }

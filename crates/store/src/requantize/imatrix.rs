@@ -101,7 +101,7 @@ impl Imatrix {
                 read_limited(path, MAX_LEGACY_BYTES)?
             };
             let weights =
-                parse_legacy(&bytes).ok_or_else(|| bad("it is cut short or of another form"))?;
+                parse_legacy(&bytes).ok_or_else(|| bad("it is truncated or in another format"))?;
             return Ok(Self { name, weights, dataset: None, chunks: None });
         }
         let gguf =
@@ -109,8 +109,9 @@ impl Imatrix {
         let mut weights = HashMap::new();
         for sums in gguf.tensors() {
             let Some(name) = sums.name.strip_suffix(".in_sum2") else { continue };
-            let counts =
-                gguf.tensor(&format!("{name}.counts")).ok_or_else(|| bad("sums without counts"))?;
+            let counts = gguf
+                .tensor(&format!("{name}.counts"))
+                .ok_or_else(|| bad("it has sums without counts"))?;
             if sums.ty != TensorType::F32 || counts.ty != TensorType::F32 {
                 return Err(bad("its tensors are not F32"));
             }
@@ -243,8 +244,8 @@ impl fmt::Display for UnmatchedTensors {
         let names = short_names(tensors.iter().map(String::as_str)).join(", ");
         write!(
             f,
-            "warning: the importance matrix {matrix} says nothing about {} of {quantized} tensors, which are quantized without it \
-             ({names}): it may be another model's",
+            "warning: the importance matrix {matrix} lacks {} of {quantized} tensors, which are quantized without it \
+             ({names}): it may be for another model",
             tensors.len()
         )
     }
@@ -335,7 +336,7 @@ mod tests {
         let error = matrix.of(&a).unwrap_err().to_string();
         assert_eq!(
             error,
-            "the importance matrix imatrix.gguf has 2 values for the tensor a, and 3 are needed: it was made for another model"
+            "the importance matrix imatrix.gguf has 2 values for the tensor a, expected 3: it is for another model"
         );
         assert_eq!(matrix.of(&tensor("token_embd.weight", &[3, 2])), Ok(None));
         let check = |tensors: &[TensorInfo], ty| matrix.check(tensors, &vec![ty; tensors.len()]);
@@ -349,10 +350,7 @@ mod tests {
         assert_eq!(check(std::slice::from_ref(&b), TensorType::F16), Ok(()));
         let types = [TensorType::Q8_0; 2];
         let told = matrix.unmatched_tensors(&[a, b], &types).unwrap().to_string();
-        assert!(
-            told.contains("says nothing about 1 of 2 tensors") && told.contains("(b)"),
-            "{told}"
-        );
+        assert!(told.contains("lacks 1 of 2 tensors") && told.contains("(b)"), "{told}");
     }
 
     #[test]
@@ -371,7 +369,7 @@ mod tests {
         );
         for bytes in [&file[..file.len() - 1], b"no matrix", b""] {
             std::fs::write(&path, bytes).unwrap();
-            assert!(Imatrix::open(&path).is_err_and(|e| e.to_string().contains("cut short")));
+            assert!(Imatrix::open(&path).is_err_and(|e| e.to_string().contains("truncated")));
         }
     }
 }

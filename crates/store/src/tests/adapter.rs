@@ -67,7 +67,7 @@ fn an_incompatible_adapter_is_rejected_on_creation() {
     let error = refused(&with_adapters(from_model("cria"), &[other]));
     assert_eq!(
         error.to_string(),
-        "the adapter is made for the architecture `qwen3`, and the model's is `llama`"
+        "the adapter is for the architecture `qwen3`, but the model has `llama`"
     );
     assert_eq!(kit.names(), ["cria:latest"]);
     let plan = |text: &str| {

@@ -222,12 +222,12 @@ fn invalid_requests_fail_before_any_work() {
         (with_files("a.gguf", &Digest::of(b"absent").to_string()), "is not in the store"),
         (from_model("no such"), "invalid model name `no such`"),
         (from_model("nope"), "model 'nope:latest' not found"),
-        (two, "FROM names a.gguf and b.gguf, which are weights of several models"),
-        (named(Some("nope"), None), "unknown renderer \"nope\": known are cogito, cohere, "),
-        (named(None, Some("nope")), "unknown parser \"nope\": known are cogito, cohere, "),
+        (two, "FROM names a.gguf and b.gguf, the weights of several models"),
+        (named(Some("nope"), None), "unknown renderer \"nope\"; supported: cogito, cohere, "),
+        (named(None, Some("nope")), "unknown parser \"nope\"; supported: cogito, cohere, "),
         (
             requires("99.0.0"),
-            "the model requires version 99.0.0, and this program is compatible with 0.34.2",
+            "the model requires version 99.0.0, but this program is compatible with 0.34.2",
         ),
         (requires("v0.34.3"), "requires version v0.34.3"),
         (template, "template error: template: :1: unclosed action"),
@@ -279,7 +279,7 @@ fn new_weights_and_adapters_must_be_loadable() {
     assert_eq!((asked.take(), pairs.borrow().clone()), (Vec::new(), vec![pair]));
     let error = create(&CreateRequest { draft_files, ..from_model("cria") }, &check).unwrap_err();
     assert!(
-        error.is_bad_request() && error.to_string().ends_with("guess for it: they differ"),
+        error.is_bad_request() && error.to_string().ends_with("DRAFT does not fit: they differ"),
         "{error}"
     );
     let other = kit.upload(3).digest;
@@ -447,12 +447,11 @@ fn one_part_of_a_split_model_selects_all_parts() {
     assert_eq!(draft.request.draft_files.len(), 3);
     fs::remove_file(dir.join(part(2))).unwrap();
     let error = plan(&format!("FROM ./{}", part(1))).unwrap_err();
-    let want =
-        "split GGUF: x-00002-of-00003.gguf must be beside x-00001-of-00003.gguf, and is not in ";
+    let want = "split GGUF: x-00001-of-00003.gguf needs x-00002-of-00003.gguf in ";
     assert!(error.starts_with(want), "{error}");
     fs::remove_file(dir.join(part(1))).unwrap();
     let error = plan(&format!("FROM ./{}", part(3))).unwrap_err();
-    let want = "split GGUF: x-00001-of-00003.gguf and 1 more of the 3 parts must be beside x-00003-of-00003.gguf";
+    let want = "split GGUF: x-00003-of-00003.gguf needs x-00001-of-00003.gguf and 1 more of the 3 parts in";
     assert!(error.starts_with(want), "{error}");
 }
 
@@ -464,10 +463,7 @@ fn a_modelfile_refers_to_at_most_one_stored_model() {
             .map_err(|e| e.to_string())
     };
     let error = plan("FROM cria\nFROM smol").unwrap_err();
-    assert!(
-        error.contains("FROM names cria and smol, which are weights of several models"),
-        "{error}"
-    );
+    assert!(error.contains("FROM names cria and smol, the weights of several models"), "{error}");
     assert!(plan("FROM cria\nFROM https://h/v1/m").is_err());
     let servers = plan("FROM https://a/v1/m\nFROM https://b/v1/m").unwrap();
     assert_eq!(servers.request.from.as_deref(), Some("https://a/v1/m,https://b/v1/m"));
@@ -583,9 +579,9 @@ fn a_local_modelfile_becomes_a_request_and_uploads() {
         ("FROM absent.gguf", "(line 1): absent.gguf: no such file"),
         (
             "FROM ./Modelfile",
-            "(line 1): ./Modelfile is no model: not a GGUF file: it starts with `FROM`",
+            "(line 1): ./Modelfile is not a model: not a GGUF file: it starts with `FROM`",
         ),
-        ("FROM x\nADAPTER Modelfile", "(line 2): Modelfile is no model: "),
+        ("FROM x\nADAPTER Modelfile", "(line 2): Modelfile is not a model: "),
     ] {
         let error = plan(text).unwrap_err();
         assert!(error.starts_with(want), "{text}: {error}");

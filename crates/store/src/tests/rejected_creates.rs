@@ -31,9 +31,7 @@ fn local_options_for_a_remote_model_are_rejected_by_name() {
     for from in [remote(), from_model("far"), from_model("http://h:1/v1/big")] {
         let refused = |request: CreateRequest| kit.create("made", &request).unwrap_err();
         let leave = |what: &str| {
-            let reason = format!(
-                "its weights, prompts and answers are the other server's: leave {what} out"
-            );
+            let reason = format!("a remote model cannot have {what}");
             StoreError::BadRemote(reason)
         };
         assert_eq!(refused(adapted(from.clone())), leave("adapters"));

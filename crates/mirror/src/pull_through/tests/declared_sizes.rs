@@ -96,7 +96,9 @@ async fn upstream_blobs_must_have_the_declared_size() {
         let error = part(&server, "library/m", Digest::of(&weights), 0..5000).await.unwrap_err();
         assert_eq!(error.code().0, 502, "{error}");
         assert!(
-            error.to_string().contains("6000 bytes there, but its manifest says 5000"),
+            error
+                .to_string()
+                .contains("6000 bytes at the upstream, but its manifest declares 5000"),
             "{error}"
         );
     }
@@ -203,7 +205,7 @@ async fn blobs_are_served_in_flight_after_a_restart() {
         // is repeated.
         let whole = match mirror.part(digest, 0..3 << 20).await {
             Err(error @ MirrorError::Upstream(_))
-                if error.to_string().contains("ask for all of it again") =>
+                if error.to_string().contains("request the whole blob again") =>
             {
                 mirror.part(digest, 0..3 << 20).await
             }
@@ -231,7 +233,7 @@ async fn resumed_downloads_do_not_get_a_longer_blob() {
         let mirror = server.again(&upstream);
         for range in [4000..5000, 4999..5000, 4999..6000] {
             let error = mirror.part(digest, range).await.unwrap_err();
-            assert!(error.to_string().contains("its manifest says 5000"), "{error}");
+            assert!(error.to_string().contains("its manifest declares 5000"), "{error}");
         }
         let moved = String::from_utf8(manifest.to_vec()).unwrap().replace("5000", "6000");
         upstream.put("/v2/library/m/manifests/latest".into(), moved);

@@ -193,7 +193,7 @@ impl UsageLog {
         if replaced.is_some()
             && let Err(error) = self.read_other_notes(notes).await
         {
-            tracing::warn!(%error, "the notes of other mirrors cannot be read: who has brought a model may be forgotten");
+            tracing::warn!(%error, "cannot read usage records of other mirrors; the origin of a model may be lost");
         }
         self.record_arrival(name, of, digest, by, replaced);
     }

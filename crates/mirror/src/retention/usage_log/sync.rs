@@ -93,7 +93,7 @@ impl UsageLog {
                     _ = lock(&self.0.table).read_versions.insert(name.clone(), version.clone())
                 }
                 Err(error) => {
-                    tracing::warn!(name, %error, "a note of earlier pulls cannot be read: it is left alone")
+                    tracing::warn!(name, %error, "cannot parse usage records; ignoring them")
                 }
             }
         }
@@ -123,7 +123,7 @@ impl UsageLog {
         let mut notes_read_at = self.0.notes_read_at.lock().await;
         if notes_read_at.is_none_or(|at| at.elapsed() >= WEB_UI_MAX_AGE) {
             if let Err(error) = self.read_other_notes(notes).await {
-                tracing::warn!(%error, "the notes of earlier pulls cannot be read");
+                tracing::warn!(%error, "cannot read usage records");
             }
             *notes_read_at = Some(Instant::now());
         }
@@ -226,7 +226,7 @@ impl UsageLog {
             }
             written = Some(Instant::now());
             if let Err(error) = self.write(notes).await {
-                tracing::warn!(%error, "when models were pulled cannot be noted: it is tried again in ten minutes");
+                tracing::warn!(%error, "cannot write the usage log; retrying in 10 minutes");
                 tokio::time::sleep(RETRY_DELAY).await;
                 self.0.changed.notify_one();
             }

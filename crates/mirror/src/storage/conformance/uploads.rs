@@ -88,8 +88,8 @@ pub(super) async fn parts_of_another_length_are_rejected(test: &Fixture) {
     let id = uploads.begin(&name, "").await.unwrap();
     let stated = |bytes: &[u8]| UploadPart { len: Some(5), ..part(None, bytes, true) };
     for (bytes, message, size) in [
-        (&b"0123456789"[..], "10 bytes came, but 5 were announced", 0),
-        (b"012", "3 bytes came, but 5 were announced", 3),
+        (&b"0123456789"[..], "received 10 bytes, but 5 were announced", 0),
+        (b"012", "received 3 bytes, but 5 were announced", 3),
     ] {
         let error = uploads.append(&name, &id, stated(bytes)).await.unwrap_err();
         assert_eq!((error.code().0, error.to_string().as_str()), (400, message));

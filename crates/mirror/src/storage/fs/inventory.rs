@@ -53,11 +53,11 @@ impl RegistryDir {
         blobs: &mut HashSet<Digest>,
     ) -> Result<(), String> {
         let unreadable =
-            |error: io::Error| format!("the folder {} cannot be read: {error}", dir.display());
+            |error: io::Error| format!("cannot read the folder {}: {error}", dir.display());
         let mut names = Vec::new();
         for entry in fs::read_dir(dir).map_err(unreadable)? {
             let name = entry.map_err(unreadable)?.file_name().into_string();
-            names.push(name.map_err(|name| format!("{} is unknown", dir.join(name).display()))?);
+            names.push(name.map_err(|name| format!("unknown entry {}", dir.join(name).display()))?);
         }
         // A fixed order makes the reason the same each time, so that it is logged once.
         names.sort();
@@ -76,7 +76,7 @@ impl RegistryDir {
         path: &mut Vec<String>,
         blobs: &mut HashSet<Digest>,
     ) -> Result<(), String> {
-        let unreadable = |reason: String| format!("{} cannot be read: {reason}", at.display());
+        let unreadable = |reason: String| format!("cannot read {}: {reason}", at.display());
         let words: Vec<&str> = path.iter().map(String::as_str).collect();
         let meta = match fs::metadata(at) {
             Ok(meta) => meta,
@@ -94,15 +94,14 @@ impl RegistryDir {
             return self.walk(at, path, blobs);
         }
         if meta.is_dir() || !is_known(&words) {
-            return Err(format!("{} is unknown: move it elsewhere", at.display()));
+            return Err(format!("unknown entry {}: move it elsewhere", at.display()));
         }
         if let ["repositories", _, "manifests", hex] = words[..]
             && let Some(bytes) =
                 registry_dir::read_small_file(at).map_err(|error| unreadable(error.to_string()))?
         {
-            let manifest = read_manifest(hex, bytes.into()).map_err(|reason| {
-                format!("the manifest {} is not understood: {reason}", at.display())
-            })?;
+            let manifest = read_manifest(hex, bytes.into())
+                .map_err(|reason| format!("cannot read the manifest {}: {reason}", at.display()))?;
             blobs.extend(manifest.blobs.iter().map(|blob| blob.digest));
         }
         Ok(())

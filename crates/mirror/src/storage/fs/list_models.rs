@@ -44,7 +44,7 @@ impl RegistryDir {
             }
             // The store would use a child that lacks a blob.
             Err(MirrorError::ManifestBlobUnknown(blob)) => {
-                tracing::info!(repository = %name, %tag, %blob, "the list stays in the registry: a blob is missing");
+                tracing::info!(repository = %name, %tag, %blob, "manifest list not added to the model store: a blob is missing");
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -88,7 +88,7 @@ impl RegistryDir {
     /// any case, so errors are only logged.
     pub(crate) fn complete_lists(&self, name: &Repository, child: &Digest) {
         if let Err(error) = self.try_complete_lists(name, child) {
-            tracing::warn!(repository = %name, %child, %error, "a manifest list does not become a model of the store");
+            tracing::warn!(repository = %name, %child, %error, "cannot add a manifest list to the model store");
         }
     }
 

@@ -67,7 +67,7 @@ impl RegistryDir {
         let Some(bytes) = registry_dir::read_small_file(&path)? else { return Ok(None) };
         let manifest = Manifest::parse(bytes.into(), None)?;
         if manifest.digest != *digest {
-            tracing::error!(path = %path.display(), "this manifest has been changed on the disk: it is not served");
+            tracing::error!(path = %path.display(), "manifest does not match its digest; not serving it");
             return Ok(None);
         }
         Ok(Some(manifest))
@@ -222,7 +222,7 @@ impl RegistryDir {
             self.store.unpin_blobs(all);
             drop(work);
             if let Err(error) = self.store.discard_blobs(&given) {
-                tracing::warn!(%error, "blobs of a refused manifest stay in the store until unused ones are cleared away");
+                tracing::warn!(%error, "cannot remove blobs of a rejected manifest; garbage collection removes them later");
             }
         }
         stored
@@ -300,7 +300,7 @@ impl RegistryDir {
         if !freed.is_empty()
             && let Err(error) = self.store.remove_blobs(&freed)
         {
-            tracing::warn!(%error, "blobs of removed manifests stay in the store until unused ones are cleared away");
+            tracing::warn!(%error, "cannot remove blobs of removed manifests; garbage collection removes them later");
         }
         Ok(removed)
     }

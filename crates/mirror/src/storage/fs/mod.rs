@@ -375,7 +375,7 @@ impl ObjectInventory for FileStorage {
             blocking(move || uploads.remove_expired()).await?;
             let (removed, bytes) = self.run_blocking(RegistryDir::sweep).await?;
             if removed > 0 {
-                tracing::info!(removed, bytes, "blobs that no manifest needs were removed");
+                tracing::info!(removed, bytes, "removed unreferenced blobs");
             }
             Ok(())
         })

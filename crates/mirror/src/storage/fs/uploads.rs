@@ -154,7 +154,7 @@ impl UploadSessions {
                 if self.drop_upload_if(&upload.id, may_drop)? {
                     tracing::info!(
                         owner = upload.owner,
-                        "an open upload is given up: there are too many"
+                        "dropped an open upload: too many open uploads"
                     );
                     return Ok(());
                 }

@@ -30,9 +30,7 @@ pub(super) async fn read_blob_location(
 ) -> Result<Option<BlobLocation>, MirrorError> {
     let Some(bytes) = bucket.read(key).await? else { return Ok(None) };
     let location = serde_json::from_slice(&bytes);
-    location
-        .map(Some)
-        .map_err(|_| bucket.invalid_object(key, "it does not say where the blob lies"))
+    location.map(Some).map_err(|_| bucket.invalid_object(key, "the record of the blob is invalid"))
 }
 
 /// Key of the data that an upload has written.

@@ -93,7 +93,7 @@ impl Bucket {
             return Ok(None);
         };
         if found.meta.size > MAX_MANIFEST_BYTES as u64 {
-            return Err(self.invalid_object(key, "it is larger than anything that is kept there"));
+            return Err(self.invalid_object(key, "the object is too large"));
         }
         let object_info = object_info(&found.meta);
         Ok(Some((found.bytes().await.map_err(|e| self.service_error(&e))?, object_info)))

@@ -32,7 +32,7 @@ impl S3Storage {
             let words: Vec<&str> = path.iter().map(String::as_str).collect();
             if !is_known(&words) {
                 let path = shorten(&path.join("/"));
-                return Ok(Err(format!("the object {path} is unknown: move it elsewhere")));
+                return Ok(Err(format!("unknown object {path}: move it elsewhere")));
             }
             if let ["repositories", _, "manifests", _] = words[..] {
                 manifests.push(path);
@@ -71,8 +71,7 @@ impl S3Storage {
             self.manifests.put(manifest.digest, manifest.clone());
             manifest.blobs.iter().map(|blob| blob.digest).collect()
         };
-        let unknown =
-            |reason| format!("the manifest {} is not understood: {reason}", path.join("/"));
+        let unknown = |reason| format!("cannot read the manifest {}: {reason}", path.join("/"));
         Ok(Some(manifest.map(blobs).map_err(unknown)))
     }
 

@@ -82,7 +82,7 @@ impl S3Storage {
         let Some(bytes) = self.bucket.read(key).await? else { return Ok(None) };
         let manifest = Manifest::parse(bytes, None)?;
         if manifest.digest != *digest {
-            tracing::error!(%key, "this manifest has been changed in the bucket: it is not served");
+            tracing::error!(%key, "manifest does not match its digest; not serving it");
             return Ok(None);
         }
         self.manifests.put(*digest, manifest.clone());

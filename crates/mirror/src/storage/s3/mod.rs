@@ -403,7 +403,7 @@ impl ObjectInventory for S3Storage {
             self.uploads.remove_expired().await?;
             let removed = self.sweep().await?;
             if removed > 0 {
-                tracing::info!(removed, "blobs that no manifest needs were removed");
+                tracing::info!(removed, "removed unreferenced blobs");
             }
             Ok(())
         })

@@ -72,7 +72,7 @@ impl UploadSessions {
             Some(_) => self.bucket.remove(&data).await.map(|()| true),
             None => Err(self.bucket.invalid_object(
                 &name,
-                "somebody removed it while it came: finish the upload again",
+                "the blob was removed during the upload: finish the upload again",
             )),
         }
     }

@@ -130,7 +130,7 @@ impl Session {
             Ok(match docker_config::credentials(&path, &host) {
                 Ok(found) => (found, None),
                 Err(problem) => {
-                    tracing::warn!("{problem}: it is left aside");
+                    tracing::warn!(error = %problem, "cannot read docker's credentials; ignoring them");
                     (None, Some(problem))
                 }
             })

@@ -163,7 +163,7 @@ fn a_truncated_bundle_stores_nothing() {
     for end in (0..bundle.len() - 1024).step_by(256) {
         let text = refused(&bundle[..end], None);
         assert!(
-            ["it is cut off", "it has no oci-layout", "it lacks"]
+            ["it is truncated", "it lacks oci-layout", "it lacks"]
                 .iter()
                 .any(|part| text.contains(part)),
             "{text}"
@@ -194,7 +194,7 @@ fn damaged_bundles_are_refused_with_a_reason() {
 
     let mut index = index_of(&bundle);
     for (called, part) in
-        [("latest", "has no name"), ("../x:y", "is called \"../x:y\""), ("a b:c", "is called")]
+        [("latest", "has no name"), ("../x:y", "is named \"../x:y\""), ("a b:c", "is named")]
     {
         index["manifests"][0]["annotations"] = json!({REF_NAME_ANNOTATION: called});
         let text = refused(&with_index(&bundle, &index), None);
@@ -209,16 +209,16 @@ fn damaged_bundles_are_refused_with_a_reason() {
     index["manifests"] = json!([{"digest": Digest::of(b"x").to_string(), "size": 1, "annotations": {REF_NAME_ANNOTATION: "a:b"}}]);
     assert!(refused(&with_index(&bundle, &index), None).contains("it lacks the manifest"));
 
-    assert!(refused(b"", None).contains("has no oci-layout"));
-    assert!(refused(&b"no archive ".repeat(100), None).contains("no tar archive"));
+    assert!(refused(b"", None).contains("it lacks oci-layout"));
+    assert!(refused(&b"no archive ".repeat(100), None).contains("not a tar archive"));
     assert!(
         refused(&archive(&[(LAYOUT_FILE, br#"{"imageLayoutVersion": "2.0"}"#)]), None)
-            .contains("version \"2.0\"")
+            .contains("version is \"2.0\"")
     );
     assert!(refused(&archive(&[(INDEX_FILE, b"[]")]), None).contains("its index.json"));
     let mut bomb = Vec::new();
     tar::write_header(&mut bomb, INDEX_FILE, 5 << 40).unwrap();
-    assert!(refused(&bomb, None).contains("its index.json has 5497558138880 bytes"));
+    assert!(refused(&bomb, None).contains("its index.json is too large: 5497558138880 bytes"));
 }
 
 #[test]

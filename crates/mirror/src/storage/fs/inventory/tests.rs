@@ -149,12 +149,12 @@ fn nothing_is_removed_while_an_entry_is_unknown() {
     let at =
         |text: &str| format!("repositories/x+y/manifests/{}", Digest::of(text.as_bytes()).hex());
     for (path, text, why) in [
-        ("manifests-v3/x".to_owned(), "x", "manifests-v3 is unknown"),
-        ("x".to_owned(), "x", "x is unknown"),
-        ("blobs/notes.txt".to_owned(), "x", "notes.txt is unknown"),
-        ("repositories/a+b/other/x".to_owned(), "x", "other is unknown"),
+        ("manifests-v3/x".to_owned(), "x", "manifests-v3: move it elsewhere"),
+        ("x".to_owned(), "x", "x: move it elsewhere"),
+        ("blobs/notes.txt".to_owned(), "x", "notes.txt: move it elsewhere"),
+        ("repositories/a+b/other/x".to_owned(), "x", "other: move it elsewhere"),
         (at("no manifest"), "no manifest", "not a manifest"),
-        (at("another"), r#"{"layers":[]}"#, "another digest"),
+        (at("another"), r#"{"layers":[]}"#, "does not match its digest"),
         (at(typed), typed, "unknown media type \"application/vnd.other.manifest.v9+json\""),
         (at(&list_of(&[])), &list_of(&[]), "no children"),
     ] {

@@ -48,7 +48,7 @@ impl UploadSessions {
                 if self.drop_upload_if(&upload.id, may_drop).await? == DropOutcome::Dropped {
                     tracing::info!(
                         owner = upload.owner,
-                        "an open upload is given up: there are too many"
+                        "dropped an open upload: too many open uploads"
                     );
                     return Ok(());
                 }
@@ -74,7 +74,7 @@ impl UploadSessions {
             Ok(None) => return Ok(DropOutcome::Dropped),
             // Such an upload does not count against the limits.
             Err(error) => {
-                tracing::warn!(%error, "an open upload cannot be given up");
+                tracing::warn!(%error, "cannot read the record of an open upload");
                 return Ok(DropOutcome::Unreadable);
             }
         };

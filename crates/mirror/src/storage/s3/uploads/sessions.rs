@@ -58,9 +58,7 @@ impl UploadSessions {
         let Some((bytes, entry)) = self.bucket.read_entry(&key).await? else { return Ok(None) };
         match serde_json::from_slice(&bytes) {
             Ok(record) => Ok(Some((record, entry.age()))),
-            Err(_) => {
-                Err(self.bucket.invalid_object(&key, "it does not say how far the upload is"))
-            }
+            Err(_) => Err(self.bucket.invalid_object(&key, "the record of the upload is invalid")),
         }
     }
 

@@ -123,7 +123,7 @@ impl<'a> Writer<'a> {
         };
         // A failed renewal does not affect the transfer; it is repeated later.
         if let Err(error) = signed {
-            tracing::warn!(%error, "that bytes of an upload come cannot be noted");
+            tracing::warn!(%error, "cannot update the record of a running upload");
             self.stored_at = Instant::now();
         }
         Ok(())
