@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use puna_store::{Digest, FileFingerprint, same_file, sync_dir, touch};
+use puna_store::{FileFingerprint, same_file, sync_dir, touch};
 
 use crate::error::MirrorError;
 use crate::locks::lock;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicI32, AtomicUsize};
 use std::sync::mpsc;
 
 use futures_util::{StreamExt, TryStreamExt};
-use puna_store::Store;
+use puna_store::{Digest, Store};
 
 use super::*;
 use crate::blocking::blocking;

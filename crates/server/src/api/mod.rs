@@ -1,7 +1,7 @@
 //! HTTP APIs of Ollama, OpenAI and Anthropic: their routes and dialects.
 //!
 //! - `ollama`, `openai` and `anthropic` have the routes and the dialect of one API each;
-//! - `chat`, `completion`, `embeddings` and `rerank` have functions that routes of several APIs use;
+//! - `chat`, `completion`, `embeddings` and `rerank` have functions for routes of several APIs;
 //! - `generation_request` is the result of reading a request of any dialect;
 //! - `answer_events` orders the events of an answer, and `progress` reports progress before it.
 //!

@@ -14,6 +14,7 @@ use super::tests::{keys, manifest_of, noise, part, push, read};
 use super::uploads::DropOutcome;
 use super::*;
 use crate::storage::note_store::SIZE_NOTE_REFRESH;
+use crate::types::upload_id::UploadId;
 use crate::uploads::admission::{MAX_UPLOADS, MAX_UPLOADS_PER_OWNER};
 
 #[tokio::test]

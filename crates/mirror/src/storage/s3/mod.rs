@@ -60,7 +60,6 @@ use crate::storage::note_store::NoteStore;
 use crate::types::manifest::{Descriptor, Manifest};
 use crate::types::repository::{Reference, Repository};
 use crate::types::stored_object::{ConditionalRemoval, StoredObject, TagEntry};
-use crate::types::upload_id::UploadId;
 use blob_location::{BlobLocation, S3Blob, blob_key, read_blob_location};
 use bucket::Bucket;
 use notes::S3Notes;
