@@ -243,7 +243,7 @@ fn inconsistent_layers_are_named() {
         "{text}"
     );
     let text = refused("qwen3next", with("qwen3next.attention.value_length", 8u32), "");
-    assert!(text.contains("gates of attention are as wide as its keys"), "{text}");
+    assert!(text.contains("`attention.value_length` must equal `attention.key_length`"), "{text}");
     assert!(text.contains("`attention.value_length`"), "{text}");
     for (name, key, value) in [
         ("nanbeige", "nanbeige.num_loops", 257u32),
