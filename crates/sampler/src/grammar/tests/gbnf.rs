@@ -23,9 +23,9 @@ fn gbnf_errors_name_their_position() {
         ("# a\nroot ::= \"a\"{x}", "expecting integer at line 2, column 14"),
         (
             "root ::= !<a>",
-            "a token that may not come must be given by its number, as !<[id]>, at line 1, column 11",
+            "an excluded token must be given by its id, as !<[id]>, at line 1, column 11",
         ),
-        ("root ::= \"a\"*****", "more than 4 repetitions of each other at line 1, column 17"),
+        ("root ::= \"a\"*****", "more than 4 nested repetitions at line 1, column 17"),
         ("root ::= <a", "expecting a token such as <name> or <[id]> at line 1, column 10"),
     ];
     for (text, want) in cases {

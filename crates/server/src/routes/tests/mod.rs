@@ -426,7 +426,7 @@ async fn openai_fields_that_change_the_output_are_applied_or_refused() {
         (
             json!({"response_format": {"type": "json_schema", "json_schema": {"strict": true,
                 "schema": {"items": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}}}}),
-            "response_format: json_schema.schema: \"oneOf\" at #/items: a text could fit branch 0 and branch 1",
+            "response_format: json_schema.schema: \"oneOf\" at #/items: a value could match branches 0 and 1",
         ),
     ] {
         let (status, text) = ask(extra).await;
