@@ -22,9 +22,9 @@ const RESPONSE_PREFIX: &str = "answer:";
 
 const DESCRIPTION: &str = "Three dialects on one port: Ollama's, OpenAI's and Anthropic's.
 
-Bodies are JSON whatever their `Content-Type` says, may be compressed (`Content-Encoding: zstd`), and hold 128 MiB at most, 20 MiB \
-once decompressed. Names of fields are matched exactly, else in any case; `null` is as good as a field that is not there. Fields that \
-nobody looked at are named in the answer's header `X-Puna-Ignored`, 32 of them at most.";
+Bodies are JSON regardless of their `Content-Type`, may be compressed (`Content-Encoding: zstd`), and have at most 128 MiB, or 20 MiB \
+after decompression. Field names match exactly, else ignoring case; `null` equals an absent field. The response header `X-Puna-Ignored` \
+names ignored fields, at most 32.";
 
 /// Returns the OpenAPI document of the given routes.
 pub(crate) fn document(routes: &[Route]) -> Value {
@@ -64,11 +64,11 @@ pub(crate) fn document(routes: &[Route]) -> Value {
             "securitySchemes": {
                 "bearer": {
                     "type": "http", "scheme": "bearer",
-                    "description": "A key of the server, where it has any.",
+                    "description": "API key; required if the server has keys.",
                 },
                 "key": {
                     "type": "apiKey", "in": "header", "name": "x-api-key",
-                    "description": "The same, as Anthropic's clients send it.",
+                    "description": "The same API key, as Anthropic's clients send it.",
                 },
             },
         },
@@ -192,7 +192,7 @@ fn responses(operation: &Operation, route: &Route, types: &mut SchemaRegistry) -
         }
         if matches!(operation.body, RequestBody::Json { .. }) {
             answer["headers"]["X-Puna-Ignored"] = json!({
-                "description": "Fields of the request that nobody looked at.", "schema": {"type": "string"},
+                "description": "Ignored fields of the request.", "schema": {"type": "string"},
             });
         }
         responses.insert(status.to_string(), answer);
@@ -230,17 +230,17 @@ fn sse_content(schema: Value) -> Value {
 
 fn status_description(status: u16) -> &'static str {
     match status {
-        400 => "The request is wrong.",
-        401 => "The server has keys, and the request shows none of them.",
-        403 => "The key has not the scope, or the server does not do this for anybody.",
-        404 => "There is no such thing.",
+        400 => "The request is invalid.",
+        401 => "The request has no valid API key, and the server requires one.",
+        403 => "The API key lacks the scope, or the server does not allow this operation.",
+        404 => "The model, response, blob or route does not exist.",
         408 => "The body did not arrive in time.",
         413 => "The body is too large.",
-        429 => "The key has used up its share; `Retry-After` says when there is more.",
-        501 => "The server cannot do this.",
-        502 => "Another server failed.",
-        503 => "Too many requests wait already.",
-        _ => "Something failed.",
+        429 => "The rate limit of the API key is reached; `Retry-After` has the time to wait.",
+        501 => "The server does not support this operation.",
+        502 => "A remote server failed.",
+        503 => "The queue of requests is full.",
+        _ => "Internal error.",
     }
 }
 

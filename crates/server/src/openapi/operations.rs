@@ -34,7 +34,7 @@ fn generation() -> Vec<Operation> {
             )
             .response(
                 200,
-                "Pieces of text, one a line; with `stream` false one object.",
+                "Text chunks, one per line; with `stream` false one object.",
                 &[ResponseBody::Lines(schema_of::<native::GenerateResponse>), ResponseBody::Json(schema_of::<native::GenerateResponse>)],
             )
             .loads_model(),
@@ -46,26 +46,26 @@ fn generation() -> Vec<Operation> {
             )
             .response(
                 200,
-                "Pieces of a message, one a line; with `stream` false one object.",
+                "Message chunks, one per line; with `stream` false one object.",
                 &[ResponseBody::Lines(schema_of::<native::ChatResponse>), ResponseBody::Json(schema_of::<native::ChatResponse>)],
             )
             .loads_model(),
-        Operation::post("/api/embed", "embed", "Texts to vectors")
-            .description("Vectors have norm 1. Without a text the model is only loaded.")
+        Operation::post("/api/embed", "embed", "Embed texts")
+            .description("Embeddings have norm 1. Without a text the model is only loaded.")
             .json::<native::EmbedRequest>(&["model"], r#"{"model": "minilm", "input": ["one", "two"]}"#)
-            .object::<native::EmbedResponse>("A vector for each text.")
+            .object::<native::EmbedResponse>("One embedding per text.")
             .loads_model(),
-        Operation::post("/api/embeddings", "embeddings", "A text to its vector, in the older form")
-            .description("The vector is as the model's pooling gives it.")
+        Operation::post("/api/embeddings", "embeddings", "Embed one text (older endpoint)")
+            .description("The embedding is the result of the model's pooling, without normalization.")
             .json::<native::EmbeddingsRequest>(&["model"], r#"{"model": "minilm", "prompt": "one"}"#)
-            .object::<native::EmbeddingsResponse>("The vector.")
+            .object::<native::EmbeddingsResponse>("The embedding.")
             .loads_model(),
-        Operation::post("/api/tokenize", "tokenize", "A text to its tokens")
+        Operation::post("/api/tokenize", "tokenize", "Tokenize a text")
             .additive()
             .json::<native::TokenizeRequest>(&["model"], r#"{"model": "cria", "text": "Hello!"}"#)
             .object::<native::TokenizeResponse>("The tokens.")
             .loads_model(),
-        Operation::post("/api/detokenize", "detokenize", "Tokens to their text")
+        Operation::post("/api/detokenize", "detokenize", "Detokenize tokens")
             .additive()
             .json::<native::DetokenizeRequest>(&["model"], r#"{"model": "cria", "tokens": [1, 2, 3]}"#)
             .object::<native::DetokenizeResponse>("The text.")
@@ -88,22 +88,22 @@ fn library() -> Vec<Operation> {
         ResponseBody::Json(schema_of::<native::Progress>),
     ];
     vec![
-        Operation::get("/", "root", "Whether the server is there").response(
+        Operation::get("/", "root", "Liveness check").response(
             200,
             "`Ollama is running`",
             &[ResponseBody::Text("text/plain")],
         ),
         Operation::get("/api/version", "version", "Versions").object::<native::VersionResponse>("Versions."),
-        Operation::get("/api/tags", "tags", "What is stored")
-            .object::<native::ListResponse>("The stored models, the newest first.")
+        Operation::get("/api/tags", "tags", "List stored models")
+            .object::<native::ListResponse>("The stored models, newest first.")
             .errors(&[500]),
-        Operation::post("/api/show", "show", "About a stored model")
+        Operation::post("/api/show", "show", "Show a stored model")
             .json::<native::ShowRequest>(&[], r#"{"model": "cria"}"#)
-            .object::<native::ShowResponse>("What is known of the model.")
+            .object::<native::ShowResponse>("Details of the model.")
             .errors(&[403, 404, 500]),
-        Operation::get("/api/ps", "ps", "What is loaded")
-            .object::<native::ProcessResponse>("The models in memory, the one that stays longest first."),
-        Operation::post("/api/create", "create", "Make a model")
+        Operation::get("/api/ps", "ps", "List loaded models")
+            .object::<native::ProcessResponse>("The models in memory, the last to expire first."),
+        Operation::post("/api/create", "create", "Create a model")
             .description("From a stored model (`from`) or from files that were uploaded to `/api/blobs/…` before.")
             .json::<native::CreateRequest>(
                 &[],
@@ -111,11 +111,11 @@ fn library() -> Vec<Operation> {
             )
             .response(
                 200,
-                "What is being done, one line a step; with `stream` false the last of them.",
+                "Progress, one line per step; with `stream` false the last line only.",
                 &progress,
             )
             .errors(&[404, 500]),
-        Operation::post("/api/copy", "copy", "Give a model a further name")
+        Operation::post("/api/copy", "copy", "Copy a model to another name")
             .json::<native::CopyRequest>(
                 &["source", "destination"],
                 r#"{"source": "cria", "destination": "me/cria:v2"}"#,
@@ -126,59 +126,59 @@ fn library() -> Vec<Operation> {
             .json::<native::DeleteRequest>(&[], r#"{"model": "me/cria:v2"}"#)
             .response(
                 200,
-                "Done. Nothing is said, unless the space was not freed: then why, in `warning` of an object.",
+                "Done. The body is empty, or an object whose `warning` is the reason why the space was not freed.",
                 &[ResponseBody::Nothing],
             )
             .errors(&[404, 500]),
-        Operation::post("/api/pull", "pull", "Fetch a model from a registry")
+        Operation::post("/api/pull", "pull", "Pull a model from a registry")
             .json::<native::PullRequest>(&[], r#"{"model": "smollm2:135m"}"#)
-            .response(200, "Progress, one line at a time; with `stream` false the last of them.", &progress)
+            .response(200, "Progress lines; with `stream` false the last line only.", &progress)
             .errors(&[403, 404, 500]),
-        Operation::post("/api/push", "push", "Send a model to a registry")
+        Operation::post("/api/push", "push", "Push a model to a registry")
             .json::<native::PullRequest>(&[], r#"{"model": "me/cria:v2"}"#)
-            .response(200, "Progress, one line at a time; with `stream` false the last of them.", &progress)
+            .response(200, "Progress lines; with `stream` false the last line only.", &progress)
             .errors(&[403, 404, 500]),
         Operation::post("/api/verify", "verify", "Compare stored models with their digests")
             .description(
-                "Damaged parts are told in lines of their own; if any are left in the end, that is an error.",
+                "Each damaged file has a line. Remaining damage is an error.",
             )
             .json::<native::VerifyRequest>(&[], r#"{"model": "cria"}"#)
-            .response(200, "Progress, one line at a time; with `stream` false the last of them.", &progress)
+            .response(200, "Progress lines; with `stream` false the last line only.", &progress)
             .errors(&[404, 500]),
-        Operation::post("/api/prune", "prune", "Remove what no model uses")
+        Operation::post("/api/prune", "prune", "Remove unused files")
             .json::<native::PruneRequest>(&[], r#"{"dry_run": true}"#)
-            .object::<native::PruneResponse>("What was removed, or would be.")
+            .object::<native::PruneResponse>("The removed files, or those that would be removed.")
             .errors(&[500]),
-        Operation::get("/api/downloads", "downloads", "Pulls that are not finished")
-            .object::<native::DownloadsResponse>("Those that go on and those that were interrupted.")
+        Operation::get("/api/downloads", "downloads", "List unfinished pulls")
+            .object::<native::DownloadsResponse>("Running and interrupted pulls.")
             .errors(&[500]),
-        digest(Operation::new("HEAD", "/api/blobs/{digest}", "has_blob", "Whether a file was uploaded"))
-            .response(200, "It is there.", &[ResponseBody::Nothing])
+        digest(Operation::new("HEAD", "/api/blobs/{digest}", "has_blob", "Check whether a file was uploaded"))
+            .response(200, "The file exists.", &[ResponseBody::Nothing])
             .errors(&[400, 404]),
         digest(Operation::post("/api/blobs/{digest}", "upload_blob", "Upload a file"))
             .body(RequestBody::Bytes)
-            .response(200, "It was there already.", &[ResponseBody::Nothing])
-            .response(201, "It is stored.", &[ResponseBody::Nothing])
+            .response(200, "The file existed already.", &[ResponseBody::Nothing])
+            .response(201, "The file was stored.", &[ResponseBody::Nothing])
             .errors(&[500]),
     ]
 }
 
 fn cloud() -> Vec<Operation> {
-    let offline = "Nothing here ever goes out to ollama.com.";
+    let offline = "This server never connects to ollama.com.";
     vec![
-        Operation::get("/api/status", "cloud_status", "Whether ollama.com is used")
-            .description("It is not.")
-            .object::<Cloud>("It is not."),
+        Operation::get("/api/status", "cloud_status", "Status of ollama.com features")
+            .description("They are disabled.")
+            .object::<Cloud>("They are disabled."),
         Operation::post("/api/me", "me", "The account at ollama.com")
             .description(offline)
             .refused(501),
-        Operation::post("/api/signout", "signout", "Leave ollama.com")
+        Operation::post("/api/signout", "signout", "Sign out of ollama.com")
             .description(offline)
             .refused(501),
         Operation::delete(
             "/api/user/keys/{key}",
             "delete_user_key",
-            "Leave ollama.com, in the older form",
+            "Sign out of ollama.com (older endpoint)",
         )
         .description(offline)
         .parameter("path", "key", "The key.", r#"{"type": "string", "minLength": 1}"#)
@@ -186,15 +186,19 @@ fn cloud() -> Vec<Operation> {
         Operation::post(
             "/api/experimental/web_search",
             "web_search",
-            "Search the web by ollama.com",
+            "Search the web with ollama.com",
         )
         .description(offline)
         .json::<WebSearch>(&[], r#"{"query": "weather"}"#)
         .refused(403),
-        Operation::post("/api/experimental/web_fetch", "web_fetch", "Fetch a page by ollama.com")
-            .description(offline)
-            .json::<WebFetch>(&[], r#"{"url": "https://example.com"}"#)
-            .refused(403),
+        Operation::post(
+            "/api/experimental/web_fetch",
+            "web_fetch",
+            "Fetch a web page with ollama.com",
+        )
+        .description(offline)
+        .json::<WebFetch>(&[], r#"{"url": "https://example.com"}"#)
+        .refused(403),
         Operation::get(
             "/api/experimental/model-recommendations",
             "recommendations",
@@ -214,7 +218,7 @@ fn openai() -> Vec<Operation> {
         )
     };
     let version = |operation: Operation| {
-        let about = "Where it is there, the answer has Anthropic's form.";
+        let about = "If present, the response has Anthropic's format.";
         operation.parameter(
             "header",
             "anthropic-version",
@@ -228,26 +232,26 @@ fn openai() -> Vec<Operation> {
                 &["model", "messages"],
                 r#"{"model": "cria", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 20, "stream": true}"#,
             )
-            .response(200, "The answer; with `stream` its pieces, and at the end `[DONE]`.", &[
+            .response(200, "The answer; with `stream` its chunks, then `[DONE]`.", &[
                 ResponseBody::Json(schema_of::<openai::ChatCompletion>),
                 ResponseBody::Events(schema_of::<openai::ChatCompletionChunk>),
             ])
             .loads_model(),
-        Operation::post("/v1/completions", "completions", "Answer a prompt, or several")
+        Operation::post("/v1/completions", "completions", "Continue one or more prompts")
             .json::<openai::CompletionRequest>(
                 &["model"],
                 r#"{"model": "cria", "prompt": "Hello!", "max_tokens": 20, "stream": true}"#,
             )
-            .response(200, "The answer; with `stream` its pieces, and at the end `[DONE]`.", &[
+            .response(200, "The answer; with `stream` its chunks, then `[DONE]`.", &[
                 ResponseBody::Json(schema_of::<openai::Completion>),
                 ResponseBody::Events(schema_of::<openai::CompletionChunk>),
             ])
             .loads_model(),
-        Operation::post("/v1/embeddings", "openai_embeddings", "Texts to vectors")
+        Operation::post("/v1/embeddings", "openai_embeddings", "Embed texts")
             .json::<openai::EmbedRequest>(&["model", "input"], r#"{"model": "minilm", "input": ["one", "two"]}"#)
-            .object::<openai::EmbeddingList>("A vector for each text.")
+            .object::<openai::EmbeddingList>("One embedding per text.")
             .loads_model(),
-        Operation::post("/v1/responses", "create_response", "Answer items, and keep the answer")
+        Operation::post("/v1/responses", "create_response", "Create and store a response")
             .json::<responses::ResponsesRequest>(
                 &["model"],
                 r#"{"model": "cria", "input": "Hello!", "max_output_tokens": 20, "stream": true}"#,
@@ -258,38 +262,38 @@ fn openai() -> Vec<Operation> {
             ])
             .loads_model(),
         Operation::post("/v1/responses/input_tokens", "count_response", "Count the tokens of a prompt")
-            .description("Of the very prompt that the model would get.")
+            .description("The prompt is rendered as for generation.")
             .json::<responses::ResponsesRequest>(&["model"], r#"{"model": "cria", "input": "Hello!"}"#)
-            .object::<CountedResponse>("Their number.")
+            .object::<CountedResponse>("The token count.")
             .loads_model(),
-        id(Operation::get("/v1/responses/{id}", "get_response", "A response that was kept"))
+        id(Operation::get("/v1/responses/{id}", "get_response", "Get a stored response"))
             .response(
                 200,
-                "The response; with `stream` the events that told of it.",
+                "The response; with `stream` its events.",
                 &[ResponseBody::Json(schema_of::<Response>), ResponseBody::Events(schema_of::<ResponseEvent>)],
             )
-            .parameter("query", "stream", "Tell the events of its stream again.", r#"{"type": "boolean"}"#)
-            .parameter("query", "starting_after", "With `stream`, only events behind that of this `sequence_number`.", r#"{"type": "integer", "minimum": 0}"#)
+            .parameter("query", "stream", "Replay the events of its stream.", r#"{"type": "boolean"}"#)
+            .parameter("query", "starting_after", "With `stream`: only events after this `sequence_number`.", r#"{"type": "integer", "minimum": 0}"#)
             .errors(&[400, 404]),
-        id(Operation::delete("/v1/responses/{id}", "delete_response", "Forget a response"))
-            .object::<DeletedResponse>("It is forgotten.")
+        id(Operation::delete("/v1/responses/{id}", "delete_response", "Delete a stored response"))
+            .object::<DeletedResponse>("The response was deleted.")
             .errors(&[404]),
-        Operation::post("/v1/audio/transcriptions", "transcriptions", "Sound to text")
-            .description("No model here takes sound so far: a complete request is refused with 400.")
+        Operation::post("/v1/audio/transcriptions", "transcriptions", "Transcribe audio")
+            .description("Audio input is not supported yet: a valid request returns 400.")
             .body(RequestBody::Form(&[
-                ("file", true, "The sound."),
-                ("model", true, "The model's name."), ("response_format", false, "`text` or `json`."), ("language", false, "The language that is spoken."), ("prompt", false, "What was said before."),
+                ("file", true, "The audio file."),
+                ("model", true, "The model's name."), ("response_format", false, "`text` or `json`."), ("language", false, "Language of the audio."), ("prompt", false, "Text before the audio."),
             ]))
             .refused(400)
             .errors(&[403, 404, 500]),
-        version(Operation::get("/v1/models", "models", "What is stored"))
-            .parameter("query", "limit", "Models on a page of Anthropic's form; 20 unless given.", r#"{"type": "integer", "minimum": 1, "maximum": 1000}"#)
-            .parameter("query", "after_id", "Of Anthropic's form: the page begins behind this model.", r#"{"type": "string"}"#)
-            .parameter("query", "before_id", "Of Anthropic's form: the page ends before this model.", r#"{"type": "string"}"#)
-            .object::<AnyModelList>("The stored models, the newest first.")
+        version(Operation::get("/v1/models", "models", "List stored models"))
+            .parameter("query", "limit", "Models per page in Anthropic's format; 20 by default.", r#"{"type": "integer", "minimum": 1, "maximum": 1000}"#)
+            .parameter("query", "after_id", "In Anthropic's format: the page starts after this model.", r#"{"type": "string"}"#)
+            .parameter("query", "before_id", "In Anthropic's format: the page ends before this model.", r#"{"type": "string"}"#)
+            .object::<AnyModelList>("The stored models, newest first.")
             .errors(&[400, 500]),
-        version(Operation::get("/v1/models/{*model}", "model", "About a stored model"))
-            .parameter("path", "model", "Its name; slashes stay as they are.", r#"{"type": "string", "minLength": 1, "examples": ["cria"]}"#)
+        version(Operation::get("/v1/models/{*model}", "model", "Show a stored model"))
+            .parameter("path", "model", "Name of the model; slashes need no escaping.", r#"{"type": "string", "minLength": 1, "examples": ["cria"]}"#)
             .object::<AnyModel>("The model.")
             .errors(&[400, 403, 404, 500]),
     ]
@@ -308,12 +312,12 @@ fn anthropic() -> Vec<Operation> {
             ])
             .loads_model(),
         Operation::post("/v1/messages/count_tokens", "count_tokens", "Count the tokens of a prompt")
-            .description("Of the very prompt that the model would get.")
+            .description("The prompt is rendered as for generation.")
             .json::<anthropic::MessagesRequest>(
                 &["model", "messages"],
                 r#"{"model": "cria", "messages": [{"role": "user", "content": "Hello!"}]}"#,
             )
-            .object::<anthropic::CountResponse>("Their number.")
+            .object::<anthropic::CountResponse>("The token count.")
             .loads_model(),
     ]
 }
@@ -327,13 +331,13 @@ fn ranking() -> Vec<Operation> {
         ("/v2/rerank", "rerank_v2"),
     ];
     let one = |(path, id)| {
-        Operation::post(path, id, "Documents in the order of how well they answer a query")
+        Operation::post(path, id, "Rank documents by their relevance to a query")
             .additive()
             .json::<native::RerankRequest>(
                 &["model", "query", "documents"],
                 r#"{"model": "reranker", "query": "What is a panda?", "documents": ["A bear.", "A car."]}"#,
             )
-            .object::<native::RerankResponse>("Documents with their scores, the best first.")
+            .object::<native::RerankResponse>("Documents with scores, best first.")
             .loads_model()
     };
     names.map(one).into()
@@ -341,12 +345,12 @@ fn ranking() -> Vec<Operation> {
 
 fn puna() -> Vec<Operation> {
     vec![
-        Operation::get("/health", "health", "Whether requests are taken")
+        Operation::get("/health", "health", "Health check")
             .additive()
-            .object::<Health>("They are."),
-        Operation::get("/metrics", "metrics", "Figures for Prometheus").additive().response(
+            .object::<Health>("The server accepts requests."),
+        Operation::get("/metrics", "metrics", "Metrics for Prometheus").additive().response(
             200,
-            "Figures.",
+            "The metrics.",
             &[ResponseBody::Text("text/plain")],
         ),
         Operation::get("/openapi.json", "openapi", "This document")
@@ -356,11 +360,19 @@ fn puna() -> Vec<Operation> {
                 "This document.",
                 &[ResponseBody::Json(|_| schemars::json_schema!({"type": "object"}))],
             )
-            .response(304, "It is the one that `If-None-Match` names.", &[ResponseBody::Nothing]),
-        Operation::get("/docs", "docs", "This document to read, and to try")
+            .response(
+                304,
+                "The document still has the tag in `If-None-Match`.",
+                &[ResponseBody::Nothing],
+            ),
+        Operation::get("/docs", "docs", "Interactive page of this document")
             .additive()
             .response(200, "A page.", &[ResponseBody::Text("text/html")])
-            .response(304, "It is the one that `If-None-Match` names.", &[ResponseBody::Nothing]),
+            .response(
+                304,
+                "The document still has the tag in `If-None-Match`.",
+                &[ResponseBody::Nothing],
+            ),
     ]
 }
 
