@@ -86,10 +86,10 @@ def test_seeds_stops_and_log_probabilities_work(server):
         ({"prompt_logprobs": 1}, "log-probabilities of the prompt"),
         ({"options": {"speculate": "always"}}, "speculative decoding"),
         ({"options": {"dry_multiplier": 0.8}}, "DRY"),
-        ({"options": {"think_budget": 8}}, "its thoughts cannot be ended"),
+        ({"options": {"think_budget": 8}}, "do not support think_budget"),
         ({"options": {"diffusion_steps": 0}}, "diffusion_steps is 0"),
         ({"options": {"diffusion_block_length": 5000}}, "allows at most 512"),
-        ({"options": {"diffusion_algorithm": "best"}}, "none of confidence, entropy, margin, random, origin"),
+        ({"options": {"diffusion_algorithm": "best"}}, "use one of confidence, entropy, margin, random, origin"),
         ({"options": {"speculate": "llama"}}, "draft"),
     ],
 )

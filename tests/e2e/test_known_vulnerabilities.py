@@ -248,7 +248,7 @@ def test_cve_2025_63389_nothing_is_managed_from_elsewhere_without_a_key(fresh):
     server.stop()
     server.env["OLLAMA_HOST"] = f"0.0.0.0:{server.port}"
     server.start()
-    assert "everybody who can reach this address" in server.log.read_text()
+    assert "everyone who can reach this address" in server.log.read_text()
     managing = [
         ("POST", "/api/create", {"model": "x", "from": "cria"}),
         ("POST", "/api/copy", {"source": "cria", "destination": "x"}),

@@ -328,7 +328,7 @@ def test_serve_is_a_mirror_where_that_is_switched_on(fresh):
 def test_a_taken_address_says_by_whom_and_what_to_set(mirror):
     it = mirror()
     done = subprocess.run([BINARY, "mirror"], env=it.env, capture_output=True, text=True, timeout=30)
-    assert done.returncode == 1 and "a mirror of Puna's is running there already" in done.stderr, done
+    assert done.returncode == 1 and "a Puna mirror is running there already" in done.stderr, done
     assert "PUNA_MIRROR_HOST" in done.stderr and "OLLAMA_HOST" not in done.stderr, done.stderr
 
 

@@ -334,9 +334,9 @@ def test_a_client_that_leaves_ends_the_work_there(near):
 
 def test_servers_that_are_away_not_allowed_or_this_one_are_errors(near, far):
     status, body = chat(near, "nowhere")
-    assert status == 502 and "no remote server can be reached" in body["error"]
+    assert status == 502 and "cannot reach any remote server" in body["error"]
     done = near.cli("create", "evil", "-f", "-", input="FROM https://evil.example/v1/m\n")
-    assert done.returncode == 1 and "not among its remotes" in done.stderr, done.stderr
+    assert done.returncode == 1 and "is not allowed" in done.stderr, done.stderr
 
 
 def test_a_model_that_leads_back_is_an_error_and_no_storm():
@@ -347,7 +347,7 @@ def test_a_model_that_leads_back_is_an_error_and_no_storm():
         one.cli("create", "self", "-f", "-", input=f"FROM {one.url}/v1/self\n", check=True)
         for model in ["ring", "self"]:
             status, body = chat(one, model)
-            assert status == 508 and "leads back to this server" in body["error"], body
+            assert status == 508 and "forwards back to this server" in body["error"], body
         assert two.log.read_text().count("POST /api/chat") == 1
     finally:
         one.stop(), two.stop()

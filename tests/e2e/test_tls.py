@@ -82,14 +82,14 @@ def test_a_hangup_reads_a_new_certificate_and_ends_nothing(secure):
     certify(secure.home)
     secure.process.send_signal(signal.SIGHUP)
     # Nobody connects meanwhile, for which it would look at its files too.
-    assert wait_for(lambda: "the certificate was read again" in secure.log.read_text())
+    assert wait_for(lambda: "reloaded the certificate" in secure.log.read_text())
     after = ssl.get_server_certificate(("localhost", secure.port))
     assert before != after and after.split() == (secure.home / "puna.pem").read_text().split()
     # It trusts the new authority now.
     assert "cria" in secure.cli("list", check=True).stdout
     (secure.home / "puna.key").write_text("broken")
     secure.process.send_signal(signal.SIGHUP)
-    assert wait_for(lambda: "stays in use" in secure.log.read_text())
+    assert wait_for(lambda: "certificate unchanged" in secure.log.read_text())
     assert "cria" in secure.cli("list", check=True).stdout
     assert secure.process.poll() is None and secure.process.pid == pid
 

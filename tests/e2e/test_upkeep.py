@@ -44,8 +44,8 @@ def test_damage_is_found_and_what_came_from_a_registry_is_fetched_again(registry
     assert found.returncode == 1 and "has other content than its name says" in found.stderr and "--repair" in found.stderr
     # This registry has no HTTPS, which the repair has to be told as the pull was.
     refused = server.cli("verify", name, "--repair")
-    assert refused.returncode == 1 and "is not repaired: " in refused.stderr, refused.stderr
-    assert "`puna verify --repair --insecure`" in refused.stderr.splitlines()[-1] and blob.read_bytes() != whole
+    assert refused.returncode == 1 and "cannot repair " in refused.stderr, refused.stderr
+    assert "add --insecure for models" in refused.stderr.splitlines()[-1] and blob.read_bytes() != whole
     server.cli("verify", name, "--repair", "--insecure", check=True)
     assert blob.read_bytes() == whole
     # Without the registry nothing is lost: not even what is damaged.
@@ -74,7 +74,7 @@ def test_a_manifest_that_is_none_is_named_and_fetched_again(registry, fresh):
     path.write_bytes(b"junk")
     registry.manifests.clear()
     left = server.cli("verify", "--repair", "--insecure")
-    assert left.returncode == 1 and str(path) in left.stderr and "remove them with `rm`" in left.stderr
+    assert left.returncode == 1 and str(path) in left.stderr and "remove them with `puna rm`" in left.stderr
 
 
 def test_creating_again_replaces_what_is_damaged(fresh):
@@ -109,7 +109,7 @@ def test_unneeded_blobs_go_when_a_user_says_so_and_can_be_brought_back(fresh):
     make_old(blob, 2)
     dry = server.cli("prune", "--dry-run", check=True).stdout
     assert blob.name in dry and "1 file would be removed" in dry and "1 more" in dry and blob.exists()
-    assert "no name needs it" in dry
+    assert "no model uses it" in dry
     removed = server.cli("prune", check=True).stdout
     assert "1 file removed" in removed and "--undo" in removed
     assert not blob.exists() and server.send("HEAD", f"/api/blobs/{digest(young)}")[0] == 200

@@ -149,7 +149,7 @@ mod tests {
             file: "blobs/sha256-ab".into(),
             kind: "blob".into(),
             size: 3_000_000,
-            reason: "no name needs it".into(),
+            reason: "no model uses it".into(),
         };
         let pruned = PruneResponse {
             removed: vec![file],
@@ -178,7 +178,7 @@ mod tests {
             text.contains("1 more stay: a pull, push or create that is running may need them\n"),
             "{text}"
         );
-        assert!(text.contains("no name needs it") && !text.contains("--undo"), "{text}");
+        assert!(text.contains("no model uses it") && !text.contains("--undo"), "{text}");
         assert!(summary(&pruned, &args(false, false)).contains("3 MB in the trash for a day"));
         assert!(summary(&pruned, &args(false, true)).contains("touched in the last minute\n"));
         assert_eq!(

@@ -76,7 +76,7 @@ impl ProgressStream {
         };
         let line = match line {
             None if !self.has_succeeded => {
-                let text = "the work broke off; this is an error in Puna, and the log of the server says more";
+                let text = "the operation ended without a result: see the server log; this is a bug in Puna";
                 Some(Err(ApiError::internal(text)))
             }
             line => line,

@@ -291,11 +291,11 @@ impl AnswerSink {
                 OutputPart::Malformed { error, .. }
                     if open.is_some() || self.holds_call_start() =>
                 {
-                    tracing::warn!(task = self.handle.id, %error, "a tool call has ended before it was complete");
+                    tracing::warn!(task = self.handle.id, %error, "incomplete tool call");
                     continue;
                 }
                 OutputPart::Malformed { text, error } => {
-                    tracing::warn!(task = self.handle.id, %error, "a tool call cannot be read; its text is passed on");
+                    tracing::warn!(task = self.handle.id, %error, "cannot read a tool call; its text is passed on");
                     // A constrained answer starts with nothing else, so the text before it is
                     // reasoning. A forced tool call always has a constraint.
                     (self.has_constraint && self.forced_prefix.is_none(), text)
@@ -408,7 +408,7 @@ impl AnswerSink {
         let behind =
             self.generator.decode(&summary.tokens[at..prompt.min(at + CACHE_MISS_CONTEXT_TOKENS)]);
         let task = self.handle.id;
-        tracing::debug!(task, cache_miss_at = at, prompt, %before, %behind, "the cached prefix of a prompt ended");
+        tracing::debug!(task, cache_miss_at = at, prompt, %before, %behind, "prompt differs from the prefix cache");
     }
 
     /// Sends the end of the answer. Checks run on their own thread, because they may take as long
@@ -424,8 +424,7 @@ impl AnswerSink {
         };
         let thread = std::thread::Builder::new().name("schema check".into()).spawn(check);
         if let Err(error) = &thread {
-            let message =
-                format!("the answer could not be checked: there is no thread for it: {error}");
+            let message = format!("cannot check the answer: cannot start a thread: {error}");
             return self.handle.send(Event::Error(ApiError::internal(message)));
         }
         !self.handle.state.is_cancelled()
@@ -578,7 +577,7 @@ impl Sink for AnswerSink {
                 let task = self.handle.id;
                 tracing::warn!(
                     task,
-                    "it is not known how this model ends its thought here; it goes on"
+                    "think_budget not enforced: the model has no end-of-reasoning token"
                 );
             }
             return Vec::new();

@@ -331,7 +331,7 @@ fn check_enforced<const N: usize>(cases: [Case; N]) {
 #[test]
 fn unsatisfiable_schemas_are_refused_by_name() {
     for (schema, word) in [
-        (json!({"not": {}}), "no value fits"),
+        (json!({"not": {}}), "no value matches"),
         (json!({"type": "object", "properties": {"a": {"not": {}}}, "required": ["a"]}), "'a'"),
         (
             json!({"type": "object", "properties": {"a": {}}, "minProperties": 2}),

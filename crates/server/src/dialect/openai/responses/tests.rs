@@ -228,11 +228,11 @@ fn malformed_tools_and_calls_are_rejected_with_their_index() {
         ),
         (
             json!({"type": "custom", "name": "c", "format": {"type": "weird"}}),
-            "there is no type \"weird\"",
+            "unknown type \"weird\"",
         ),
         (
             json!({"type": "custom", "name": "c", "format": {"type": "grammar"}}),
-            "needs its text in definition",
+            "needs the field definition",
         ),
     ] {
         let error = request(json!({"tools": [function, tool], "input": "x"})).unwrap_err();
