@@ -283,7 +283,7 @@ fn allowed(choice: &Value) -> Result<ToolChoice, String> {
         Some("required") => true,
         Some(mode) => {
             return Err(format!(
-                "tool_choice: there is no mode {mode:?} of allowed_tools: use auto or required"
+                "tool_choice: unknown mode {mode:?} of allowed_tools: use auto or required"
             ));
         }
     };
