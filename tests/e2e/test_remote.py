@@ -309,8 +309,8 @@ def test_addresses_that_are_none_are_refused_without_what_they_hold(near, vllm, 
 @pytest.mark.parametrize(
     ("behaviour", "status", "says"),
     [
-        ("cut", 502, "broke"),
-        ("garbage", 502, "makes no sense"),
+        ("cut", 502, "the connection to the remote server failed"),
+        ("garbage", 502, "invalid response from the remote server"),
         ("fails_late", 502, "EngineDeadError"),
         ("busy", 429, "slow down"),
         ("elsewhere", 502, "redirects to"),

@@ -71,8 +71,8 @@ def test_a_command_says_what_is_wrong_with_the_connection(secure):
         assert done.returncode == 1, done
         return done.stderr
 
-    assert "set SSL_CERT_FILE to the authority's certificate" in error(SSL_CERT_FILE="")
-    assert "use a name that the certificate is for" in error(OLLAMA_HOST=f"https://[::ffff:127.0.0.1]:{secure.port}")
+    assert "set SSL_CERT_FILE to its certificate" in error(SSL_CERT_FILE="")
+    assert "use a host name that the certificate contains" in error(OLLAMA_HOST=f"https://[::ffff:127.0.0.1]:{secure.port}")
     assert "put https:// in front of the address" in error(OLLAMA_HOST=f"http://localhost:{secure.port}")
 
 
@@ -105,8 +105,8 @@ def test_a_server_that_cannot_have_tls_does_not_start(tmp_path):
     both = {"PUNA_TLS_CERTIFICATE": absent, "PUNA_TLS_KEY": absent}
     assert f"cannot read tls.certificate {absent}" in error(OLLAMA_HOST=address, **both)
     assert "tls.key" in error(OLLAMA_HOST=address, PUNA_TLS_CERTIFICATE=absent)
-    assert "there is no certificate: set tls.certificate and tls.key" in error(OLLAMA_HOST=f"https://{address}")
-    assert "write https:// or neither" in error(OLLAMA_HOST=f"http://{address}", **both)
+    assert "no certificate is set: set tls.certificate and tls.key" in error(OLLAMA_HOST=f"https://{address}")
+    assert "use https://, or leave out the scheme" in error(OLLAMA_HOST=f"http://{address}", **both)
 
 
 def test_a_hosts_own_authority_is_trusted_for_it_alone(tmp_path):
@@ -141,9 +141,9 @@ def test_a_certificate_that_signs_itself_is_trusted_where_it_is_named(tmp_path):
         asking = server.env | {"OLLAMA_HOST": server.url}
         puna("cp", "cria", "mine", env=asking | {"SSL_CERT_FILE": str(ours)}, check=True)
         refused = puna("list", env=asking | {"SSL_CERT_FILE": str(other)})
-        assert refused.returncode == 1 and "set SSL_CERT_FILE to a file with that very certificate" in refused.stderr, refused
+        assert refused.returncode == 1 and "set SSL_CERT_FILE to a file with this certificate" in refused.stderr, refused
         elsewhere = puna("list", env=asking | {"SSL_CERT_FILE": str(ours), "OLLAMA_HOST": f"https://127.0.0.1:{server.port}"})
-        assert elsewhere.returncode == 1 and "use a name that the certificate is for" in elsewhere.stderr, elsewhere
+        assert elsewhere.returncode == 1 and "use a host name that the certificate contains" in elsewhere.stderr, elsewhere
         settings, host = tmp_path / "puna.toml", f"localhost:{server.port}"
         client = environment(tmp_path / "client", PUNA_CONFIG=settings)
         for file, is_trusted in ((other, False), (ours, True)):

@@ -113,12 +113,12 @@ def test_unneeded_blobs_go_when_a_user_says_so_and_can_be_brought_back(fresh):
     removed = server.cli("prune", check=True).stdout
     assert "1 file removed" in removed and "--undo" in removed
     assert not blob.exists() and server.send("HEAD", f"/api/blobs/{digest(young)}")[0] == 200
-    assert "1 file brought back" in server.cli("prune", "--undo", check=True).stdout
+    assert "1 file restored" in server.cli("prune", "--undo", check=True).stdout
     assert blob.read_bytes() == old
     make_old(blob, 2)
     server.cli("prune", check=True)
     assert "1 KB freed" in server.cli("prune", "--empty-trash", check=True).stdout
-    assert "0 files brought back" in server.cli("prune", "--undo", check=True).stdout and not blob.exists()
+    assert "0 files restored" in server.cli("prune", "--undo", check=True).stdout and not blob.exists()
     # What is not known may need anything.
     (models(server.env) / "manifests-v3").mkdir()
     blob.write_bytes(old)
@@ -146,7 +146,7 @@ def test_a_server_that_starts_removes_what_puna_left_unfinished_and_nothing_else
     server.stop()
     server.start()
     assert wait_for(lambda: not ours.exists()) and other.exists()
-    assert "1 file brought back" in server.cli("prune", "--undo", check=True).stdout and ours.exists()
+    assert "1 file restored" in server.cli("prune", "--undo", check=True).stdout and ours.exists()
 
 
 def test_an_interrupted_pull_is_listed_until_it_is_done_or_removed(registry, fresh):

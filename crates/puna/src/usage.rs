@@ -58,9 +58,7 @@ pub fn message(error: &clap::Error, args: &[String]) -> Option<String> {
         ErrorKind::InvalidUtf8 => {
             let bad = args.iter().find(|arg| arg.contains(char::REPLACEMENT_CHARACTER));
             let bad = bad.map_or("", String::as_str);
-            format!(
-                "the argument {bad:?} is not UTF-8; a file can be given by another name, such as that of a link"
-            )
+            format!("the argument {bad:?} is not UTF-8: use a link with another name for the file")
         }
         _ => {
             let text = error.render().to_string();

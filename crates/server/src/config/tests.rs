@@ -287,7 +287,7 @@ fn mistakes_in_the_file_are_errors_that_name_the_line() {
         ("host = \"ftp://h\"", "line 1: host begins with ftp://: it must be http:// or https://"),
         (
             "host = \"two words\"",
-            "line 1: host has the host \"two words\": it must be a name or an address",
+            "line 1: host has the host \"two words\": it must be a host name or IP address",
         ),
         (
             "\nkernels = \"quantum\"",
@@ -527,7 +527,7 @@ fn errors_of_registry_settings_name_the_line() {
             "token_env = \"NOT_SET\"",
             "line 2: token_env is \"NOT_SET\", but this variable is not set",
         ),
-        ("limit_rate = \"fast\"", "line 2: limit_rate is \"fast\": it must be bytes a second"),
+        ("limit_rate = \"fast\"", "line 2: limit_rate is \"fast\": it must be bytes per second"),
         ("streams = 0", "line 2: streams is \"0\": it must be a whole number from 1 to 64"),
     ] {
         assert!(wrong(lines).contains(want), "{lines}: {}", wrong(lines));

@@ -123,7 +123,10 @@ mod tests {
                 assert_eq!(lines.next().await.unwrap().unwrap().status, *status);
             }
             let failure = lines.next().await.unwrap().unwrap_err();
-            assert!(failure.status == 500 && failure.message.contains("broke off"), "{failure}");
+            assert!(
+                failure.status == 500 && failure.message.contains("without a result"),
+                "{failure}"
+            );
             assert!(lines.next().await.is_none());
         }
         let mut has_succeeded = lines(&["success"]);

@@ -6,7 +6,7 @@ use crate::grammar::gbnf::{self, Expr};
 #[test]
 fn gbnf_errors_name_their_position() {
     let cases = [
-        ("", "there is no rule named root"),
+        ("", "the grammar has no rule named root"),
         ("root = \"a\"", "expecting ::= at line 1, column 6"),
         ("::= \"a\"", "expecting name at line 1, column 1"),
         ("root ::= a", "Undefined rule identifier 'a'"),

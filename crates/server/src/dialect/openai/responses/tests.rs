@@ -166,7 +166,7 @@ fn model_is_offered_only_allowed_tools() {
     assert_eq!(allow("add", "auto").unwrap().tool_choice, ToolChoice::Auto);
     let error = allow("sub", "auto").unwrap_err();
     assert_eq!(error, "tool_choice allows the function \"sub\", which is not among the tools");
-    assert!(allow("add", "many").unwrap_err().contains("there is no mode \"many\""));
+    assert!(allow("add", "many").unwrap_err().contains("unknown mode \"many\""));
 }
 
 #[test]
