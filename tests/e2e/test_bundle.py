@@ -87,7 +87,7 @@ def test_what_cannot_be_is_said_and_leaves_nothing(here, tmp_path):
         (("export", "cria", str(tmp_path / "x.tar")), 1, "built into this program"),
         (("import", str(CRIA)), 1, "is not a bundle"),
         (("import", str(tmp_path)), 1, "is a folder"),
-        (("import", str(tmp_path / "nothing.tar")), 1, "there is no such file"),
+        (("import", str(tmp_path / "nothing.tar")), 1, "no such file"),
     ]:
         refused = puna(*flags, env=here)
         assert (refused.returncode, said in refused.stderr) == (status, True), refused.stderr

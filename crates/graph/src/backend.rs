@@ -240,7 +240,7 @@ pub enum BackendError {
         backend: &'static str,
     },
     /// The size of a tensor does not match its shape.
-    #[error("tensor `{name}` has {found} bytes; its shape and type say {expected}")]
+    #[error("tensor `{name}` has {found} bytes, but its shape and type require {expected}")]
     WeightSize {
         /// The tensor.
         name: String,

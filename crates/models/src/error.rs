@@ -13,7 +13,7 @@ pub enum ModelError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
     /// Unknown architecture.
-    #[error("unknown architecture {}; this version knows {}", escape_for_display(name.as_bytes()), known.join(", "))]
+    #[error("unknown architecture {}; this version supports {}", escape_for_display(name.as_bytes()), known.join(", "))]
     UnknownArchitecture {
         /// Architecture that the file names.
         name: String,

@@ -201,7 +201,7 @@ mod tests {
             "puna bench m -b 4,0",
             "puna debug logits m --tokens 1 --parallel 0",
         ] {
-            assert!(of(line).contains("must be a number from 1 up"), "{}", of(line));
+            assert!(of(line).contains("must be a number of at least 1"), "{}", of(line));
         }
     }
 

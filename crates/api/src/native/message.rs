@@ -12,7 +12,7 @@ use crate::json_shape;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Message {
-    /// `system`, `user`, `assistant`, `tool`, or another role that the template knows.
+    /// `system`, `user`, `assistant`, `tool`, or another role that the template supports.
     pub role: String,
     /// Text.
     pub content: String,

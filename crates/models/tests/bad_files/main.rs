@@ -15,7 +15,7 @@ use puna_gguf::Metadata;
 fn an_unknown_architecture_is_named_with_the_known_ones() {
     let text = refused("llama", with("general.architecture", "quantum"), "");
     assert!(
-        text.starts_with("unknown architecture `quantum`; this version knows afmoe, apertus"),
+        text.starts_with("unknown architecture `quantum`; this version supports afmoe, apertus"),
         "{text}"
     );
 }

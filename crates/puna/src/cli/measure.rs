@@ -47,7 +47,7 @@ pub struct QuantizeArgs {
 pub struct ImatrixArgs {
     /// The model: a stored one or a GGUF file
     pub model: String,
-    /// The text to read; best similar to the texts that the model is used for
+    /// The text to read, ideally similar to the model's later input
     #[arg(short, long)]
     pub file: PathBuf,
     /// The file to write

@@ -254,7 +254,7 @@ pub enum Command {
     /// Manage the API keys of the server
     #[command(subcommand)]
     Key(KeyCommand),
-    /// Look inside the engine
+    /// Debug the engine, templates and parsers
     #[command(subcommand, after_help = STORE_HELP)]
     Debug(Debug),
     /// Print a completion script for a shell

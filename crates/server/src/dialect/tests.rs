@@ -408,14 +408,17 @@ fn malformed_chat_tools_and_calls_are_rejected_with_their_index() {
         (custom(json!({"format": {"type": "weird"}})), "format: unknown type \"weird\""),
         (
             custom(json!({"format": {"type": "grammar", "grammar": {"syntax": "lark"}}})),
-            "in definition",
+            "needs the field definition",
         ),
-        (custom(json!({"format": {"type": "grammar", "grammar": 5}})), "in definition"),
+        (
+            custom(json!({"format": {"type": "grammar", "grammar": 5}})),
+            "needs the field definition",
+        ),
         (
             custom(
                 json!({"format": {"type": "grammar", "grammar": {"syntax": "x", "definition": "a"}}}),
             ),
-            "no syntax \"x\"",
+            "unknown syntax \"x\"",
         ),
     ] {
         let error = body(json!({"tools": [function, tool]})).unwrap_err();

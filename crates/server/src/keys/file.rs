@@ -37,7 +37,7 @@ pub enum KeyError {
     #[error("a key named {0:?} exists already: remove it first, or use another name")]
     Exists(String),
     /// There is no key with this name.
-    #[error("there is no key named {0:?}")]
+    #[error("no key is named {0:?}")]
     Unknown(String),
     /// The name has invalid characters or length.
     #[error("invalid key name {0:?}: use 1 to 64 letters, digits, dots, - and _")]

@@ -409,14 +409,14 @@ pub(super) const REFUSED: &[Refusal] = &[
     ),
     refusal(
         RESPONSES,
-        "`previous_response_id` that is not kept",
+        "`previous_response_id` that is not stored",
         r#"{"model": "cria", "input": "x", "previous_response_id": "resp_1"}"#,
         400,
         "previous response \"resp_1\" not found: it was not stored, or was evicted",
     ),
     refusal(
         RESPONSES,
-        "`item_reference` to what is not kept",
+        "`item_reference` that is not stored",
         r#"{"model": "cria", "input": [{"type": "item_reference", "id": "msg_1"}]}"#,
         400,
         "input[0]: item \"msg_1\" not found: its response was not stored, or was evicted",
