@@ -122,7 +122,7 @@ class RemoteModel(Puna):
 
     def is_idle(self, seen):
         """Whether the upstream was left, by what stands in its log behind so many characters."""
-        return "has left" in self.script_log.read_text()[seen:]
+        return "client of a scripted answer disconnected" in self.script_log.read_text()[seen:]
 
     def stop(self):
         self.upstream.stop()

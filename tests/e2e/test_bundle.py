@@ -85,9 +85,9 @@ def test_invalid_bundles_and_exports_are_refused_and_leave_nothing(here, tmp_pat
         (("export", "one", "x.zip"), 2, "must end with .tar"),
         (("export", "absent", str(tmp_path / "x.tar")), 1, "absent"),
         (("export", "cria", str(tmp_path / "x.tar")), 1, "built into this program"),
-        (("import", str(CRIA)), 1, "is no bundle"),
+        (("import", str(CRIA)), 1, "is not a bundle"),
         (("import", str(tmp_path)), 1, "is a folder"),
-        (("import", str(tmp_path / "nothing.tar")), 1, "there is no such file"),
+        (("import", str(tmp_path / "nothing.tar")), 1, "no such file"),
     ]:
         refused = puna(*flags, env=here)
         assert (refused.returncode, said in refused.stderr) == (status, True), refused.stderr

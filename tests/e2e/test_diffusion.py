@@ -82,14 +82,14 @@ def test_seeds_stop_strings_and_log_probabilities_apply(server):
 @pytest.mark.parametrize(
     "fields, told",
     [
-        ({"format": "json"}, "an answer of a given form"),
+        ({"format": "json"}, "constrained output"),
         ({"prompt_logprobs": 1}, "log-probabilities of the prompt"),
-        ({"options": {"speculate": "always"}}, "guessing ahead"),
+        ({"options": {"speculate": "always"}}, "speculative decoding"),
         ({"options": {"dry_multiplier": 0.8}}, "DRY"),
-        ({"options": {"think_budget": 8}}, "its thoughts cannot be ended"),
+        ({"options": {"think_budget": 8}}, "do not support think_budget"),
         ({"options": {"diffusion_steps": 0}}, "diffusion_steps is 0"),
-        ({"options": {"diffusion_block_length": 5000}}, "fills at most 512 places"),
-        ({"options": {"diffusion_algorithm": "best"}}, "none of confidence, entropy, margin, random, origin"),
+        ({"options": {"diffusion_block_length": 5000}}, "allows at most 512"),
+        ({"options": {"diffusion_algorithm": "best"}}, "use one of confidence, entropy, margin, random, origin"),
         ({"options": {"speculate": "llama"}}, "draft"),
     ],
 )
@@ -101,4 +101,4 @@ def test_unsupported_fields_are_refused_by_name(server, fields, told):
 def test_other_models_refuse_diffusion_options(server):
     for name, value in QUICK.items():
         status, answer = generate(server, "llama", options={**PLAIN, name: value})
-        assert status == 400 and "architecture llama writes token by token" in answer["error"], json.dumps(answer)
+        assert status == 400 and "architecture llama is not a diffusion model" in answer["error"], json.dumps(answer)

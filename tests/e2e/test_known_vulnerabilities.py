@@ -248,7 +248,7 @@ def test_cve_2025_63389_remote_clients_need_a_key_to_manage_models(fresh):
     server.stop()
     server.env["OLLAMA_HOST"] = f"0.0.0.0:{server.port}"
     server.start()
-    assert "everybody who can reach this address" in server.log.read_text()
+    assert "everyone who can reach this address" in server.log.read_text()
     managing = [
         ("POST", "/api/create", {"model": "x", "from": "cria"}),
         ("POST", "/api/copy", {"source": "cria", "destination": "x"}),

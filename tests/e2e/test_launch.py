@@ -198,7 +198,7 @@ def test_ctrl_c_reaches_the_agent_once_with_any_standard_streams(server, clients
 def test_an_unreadable_opencode_configuration_is_an_error(server, clients):
     env = variables(server, clients, OPENCODE_CONFIG_CONTENT='{"theme": ')
     done = puna("launch", "opencode", "--model", "agent", env=env)
-    assert done.returncode == 1 and "cannot take over OPENCODE_CONFIG_CONTENT: it is no JSON object" in done.stderr, done.stderr
+    assert done.returncode == 1 and "cannot use OPENCODE_CONFIG_CONTENT: it is not a JSON object" in done.stderr, done.stderr
     assert not pathlib.Path(env["RECORD"]).exists()
 
 
@@ -224,7 +224,7 @@ def test_other_clients_get_instructions(server):
     done = server.cli("launch", "zed", "--model", "agent", "--print", check=True)
     assert "zed is not started by puna" in done.stdout and f"{server.url}/v1" in done.stdout and "777" in done.stdout
     done = server.cli("launch", "zed")
-    assert done.returncode == 2 and "`puna launch zed --print` says what to set in it" in done.stderr
+    assert done.returncode == 2 and "print its settings with `puna launch zed --print`" in done.stderr
 
 
 def test_without_a_terminal_a_missing_model_is_an_error_and_not_a_question(server, clients):
@@ -232,7 +232,7 @@ def test_without_a_terminal_a_missing_model_is_an_error_and_not_a_question(serve
     done = puna("launch", "claude", "--model", "nothing", env=env)
     assert done.returncode == 1 and "fetch it with `puna pull nothing`" in done.stderr, done.stderr
     done = puna("launch", "pi", env={**env, "XDG_STATE_HOME": str(clients.parent)})
-    assert done.returncode == 1 and "no stored model can call tools in a context of 32768 tokens, as pi needs" in done.stderr, done.stderr
+    assert done.returncode == 1 and "no stored model can call tools with a context of 32768 tokens, which pi needs" in done.stderr, done.stderr
     assert "puna pull" in done.stderr or "name one with --model" in done.stderr, done.stderr
     assert not pathlib.Path(env["RECORD"]).exists()
 

@@ -328,7 +328,7 @@ def test_serve_is_a_mirror_if_configured(fresh):
 def test_an_occupied_address_is_reported_with_its_program_and_the_setting(mirror):
     it = mirror()
     done = subprocess.run([BINARY, "mirror"], env=it.env, capture_output=True, text=True, timeout=30)
-    assert done.returncode == 1 and "a mirror of Puna's is running there already" in done.stderr, done
+    assert done.returncode == 1 and "a Puna mirror is running there already" in done.stderr, done
     assert "PUNA_MIRROR_HOST" in done.stderr and "OLLAMA_HOST" not in done.stderr, done.stderr
 
 

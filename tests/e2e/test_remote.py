@@ -309,8 +309,8 @@ def test_invalid_addresses_are_refused_without_showing_their_secrets(near, vllm,
 @pytest.mark.parametrize(
     ("behaviour", "status", "says"),
     [
-        ("cut", 502, "broke"),
-        ("garbage", 502, "makes no sense"),
+        ("cut", 502, "the connection to the remote server failed"),
+        ("garbage", 502, "invalid response from the remote server"),
         ("fails_late", 502, "EngineDeadError"),
         ("busy", 429, "slow down"),
         ("elsewhere", 502, "redirects to"),
@@ -334,9 +334,9 @@ def test_a_disconnected_client_ends_the_remote_request(near):
 
 def test_unreachable_and_disallowed_servers_are_errors(near, far):
     status, body = chat(near, "nowhere")
-    assert status == 502 and "no remote server can be reached" in body["error"]
+    assert status == 502 and "cannot reach any remote server" in body["error"]
     done = near.cli("create", "evil", "-f", "-", input="FROM https://evil.example/v1/m\n")
-    assert done.returncode == 1 and "not among its remotes" in done.stderr, done.stderr
+    assert done.returncode == 1 and "is not allowed" in done.stderr, done.stderr
 
 
 def test_a_model_that_refers_back_to_its_server_is_an_error():
@@ -347,7 +347,7 @@ def test_a_model_that_refers_back_to_its_server_is_an_error():
         one.cli("create", "self", "-f", "-", input=f"FROM {one.url}/v1/self\n", check=True)
         for model in ["ring", "self"]:
             status, body = chat(one, model)
-            assert status == 508 and "leads back to this server" in body["error"], body
+            assert status == 508 and "forwards back to this server" in body["error"], body
         assert two.log.read_text().count("POST /api/chat") == 1
     finally:
         one.stop(), two.stop()

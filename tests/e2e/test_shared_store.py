@@ -243,7 +243,7 @@ def test_models_of_ollama_are_copied_and_removed(shared):
     assert "deleted 'created'" in server.cli("rm", "created", check=True).stdout
     assert not store.linked("created").is_symlink() and store.blobs() == blobs - freed and len(freed) == 2
     # The mistake is undone.
-    assert "brought back" in server.cli("prune", "--undo", check=True).stdout
+    assert "restored" in server.cli("prune", "--undo", check=True).stdout
     assert store.snapshot() == store.before
 
 

@@ -112,7 +112,7 @@ def test_a_truncated_prompt_is_reported(talk):
 def test_a_damaged_history_does_not_end_the_session(talk, tmp_path):
     (tmp_path / ".ollama/history").mkdir(parents=True)
     chat = talk(home=tmp_path)
-    chat.until(b"going on without it")
+    chat.until(b"continuing without it")
     chat.until(PROMPT)
     chat.type(b"What is the capital of France?\r")
     assert b"warning" not in chat.until(b"Paris")

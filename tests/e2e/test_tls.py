@@ -71,8 +71,8 @@ def test_commands_report_the_cause_of_a_connection_error(secure):
         assert done.returncode == 1, done
         return done.stderr
 
-    assert "set SSL_CERT_FILE to the authority's certificate" in error(SSL_CERT_FILE="")
-    assert "use a name that the certificate is for" in error(OLLAMA_HOST=f"https://[::ffff:127.0.0.1]:{secure.port}")
+    assert "set SSL_CERT_FILE to its certificate" in error(SSL_CERT_FILE="")
+    assert "use a host name that the certificate contains" in error(OLLAMA_HOST=f"https://[::ffff:127.0.0.1]:{secure.port}")
     assert "put https:// in front of the address" in error(OLLAMA_HOST=f"http://localhost:{secure.port}")
 
 
@@ -82,14 +82,14 @@ def test_sighup_loads_a_new_certificate_and_ends_no_connection(secure):
     certify(secure.home)
     secure.process.send_signal(signal.SIGHUP)
     # Nobody connects meanwhile, for which it would look at its files too.
-    assert wait_for(lambda: "the certificate was read again" in secure.log.read_text())
+    assert wait_for(lambda: "reloaded the certificate" in secure.log.read_text())
     after = ssl.get_server_certificate(("localhost", secure.port))
     assert before != after and after.split() == (secure.home / "puna.pem").read_text().split()
     # It trusts the new authority now.
     assert "cria" in secure.cli("list", check=True).stdout
     (secure.home / "puna.key").write_text("broken")
     secure.process.send_signal(signal.SIGHUP)
-    assert wait_for(lambda: "stays in use" in secure.log.read_text())
+    assert wait_for(lambda: "certificate unchanged" in secure.log.read_text())
     assert "cria" in secure.cli("list", check=True).stdout
     assert secure.process.poll() is None and secure.process.pid == pid
 
@@ -105,8 +105,8 @@ def test_a_server_with_an_invalid_tls_configuration_does_not_start(tmp_path):
     both = {"PUNA_TLS_CERTIFICATE": absent, "PUNA_TLS_KEY": absent}
     assert f"cannot read tls.certificate {absent}" in error(OLLAMA_HOST=address, **both)
     assert "tls.key" in error(OLLAMA_HOST=address, PUNA_TLS_CERTIFICATE=absent)
-    assert "there is no certificate: set tls.certificate and tls.key" in error(OLLAMA_HOST=f"https://{address}")
-    assert "write https:// or neither" in error(OLLAMA_HOST=f"http://{address}", **both)
+    assert "no certificate is set: set tls.certificate and tls.key" in error(OLLAMA_HOST=f"https://{address}")
+    assert "use https://, or leave out the scheme" in error(OLLAMA_HOST=f"http://{address}", **both)
 
 
 def test_a_configured_authority_is_trusted_for_its_host_only(tmp_path):
@@ -141,9 +141,9 @@ def test_a_self_signed_certificate_is_trusted_where_configured(tmp_path):
         asking = server.env | {"OLLAMA_HOST": server.url}
         puna("cp", "cria", "mine", env=asking | {"SSL_CERT_FILE": str(ours)}, check=True)
         refused = puna("list", env=asking | {"SSL_CERT_FILE": str(other)})
-        assert refused.returncode == 1 and "set SSL_CERT_FILE to a file with that very certificate" in refused.stderr, refused
+        assert refused.returncode == 1 and "set SSL_CERT_FILE to a file with this certificate" in refused.stderr, refused
         elsewhere = puna("list", env=asking | {"SSL_CERT_FILE": str(ours), "OLLAMA_HOST": f"https://127.0.0.1:{server.port}"})
-        assert elsewhere.returncode == 1 and "use a name that the certificate is for" in elsewhere.stderr, elsewhere
+        assert elsewhere.returncode == 1 and "use a host name that the certificate contains" in elsewhere.stderr, elsewhere
         settings, host = tmp_path / "puna.toml", f"localhost:{server.port}"
         client = environment(tmp_path / "client", PUNA_CONFIG=settings)
         for file, is_trusted in ((other, False), (ours, True)):

@@ -93,7 +93,7 @@ def refused(server, route, **more):
     """The length that the refusal of a limit of one token tells."""
     status, answer = ask(server, route, 1, **more)
     assert status == 400, answer
-    found = re.search(r"the shortest answer of this form has (\d+) tokens, but the request allows 1: allow at least (\d+)", str(answer))
+    found = re.search(r"the constraint's shortest answer has (\d+) tokens, but the request allows 1: allow at least (\d+)", str(answer))
     assert found and found[1] == found[2], answer
     return int(found[1])
 

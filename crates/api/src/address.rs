@@ -58,13 +58,13 @@ impl Address {
         }
         if host.contains('@') {
             return Some(
-                "has a user or password in it: a key for the server is set as PUNA_API_KEY".into(),
+                "contains a user name or password: use PUNA_API_KEY for the server's key".into(),
             );
         }
         let is_name = || host.chars().all(|c| c.is_alphanumeric() || matches!(c, '.' | '-' | '_'));
         let wrong = host.parse::<IpAddr>().is_err() && !is_name();
         wrong.then(|| {
-            format!("has the host {host:?}: it must be a name or an address, as in 127.0.0.1:11434")
+            format!("has the host {host:?}: it must be a host name or IP address, such as 127.0.0.1:11434")
         })
     }
 

@@ -421,11 +421,11 @@ mod tests {
         let read =
             |count| from_slice::<ChatRequest>(body(count).as_bytes()).map(|r| r.messages.len());
         assert_eq!(read(MAX_ELEMENTS), Ok(MAX_ELEMENTS));
-        let text = "messages: 65537 elements, and a list holds at most 65536";
+        let text = "messages: 65537 elements, at most 65536 are allowed";
         assert_eq!(read(MAX_ELEMENTS + 1), Err(DecodeError::Field(text.into())));
         assert_eq!(
             read(json::MAX_VALUES).unwrap_err().to_string(),
-            "the body holds more than 2097152 JSON values"
+            "the body has more than 2097152 JSON values"
         );
         let context = format!(r#"{{"context":[{}0]}}"#, "1,".repeat(1 << 17));
         let request = from_slice::<GenerateRequest>(context.as_bytes()).unwrap();

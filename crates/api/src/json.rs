@@ -36,9 +36,12 @@ impl std::fmt::Display for SyntaxError {
             Self::Empty => f.write_str("EOF"),
             Self::UnexpectedEnd => f.write_str("unexpected EOF"),
             Self::TooDeep => {
-                write!(f, "exceeded max depth: lists and objects may be nested {MAX_DEPTH} times")
+                write!(
+                    f,
+                    "exceeded max depth: lists and objects are nested more than {MAX_DEPTH} levels"
+                )
             }
-            Self::TooMany => write!(f, "the body holds more than {MAX_VALUES} JSON values"),
+            Self::TooMany => write!(f, "the body has more than {MAX_VALUES} JSON values"),
             Self::Unexpected(b, context) => match b {
                 b'\'' => write!(f, r"invalid character '\'' {context}"),
                 b'\n' => write!(f, r"invalid character '\n' {context}"),
@@ -349,7 +352,10 @@ mod tests {
     #[test]
     fn deep_nesting_is_refused() {
         let text = "[".repeat(1_000_000);
-        assert_eq!(error(&text), "exceeded max depth: lists and objects may be nested 100 times");
+        assert_eq!(
+            error(&text),
+            "exceeded max depth: lists and objects are nested more than 100 levels"
+        );
     }
 
     #[test]

@@ -8,7 +8,7 @@
 pub fn parse_rate(text: &str) -> Result<u64, String> {
     let plain = text.trim().trim_end_matches("/s").trim_end_matches("ps");
     parse_bytes(plain)
-        .ok_or_else(|| "it must be bytes a second, such as 500KB, 20MB or 1.5GB".into())
+        .ok_or_else(|| "it must be bytes per second, such as 500KB, 20MB or 1.5GB".into())
 }
 
 /// Parses a number of bytes such as `500KB`, `1.5 GB` or `2TiB`. `None`: the text is invalid, the

@@ -110,20 +110,19 @@ fn explained(error: &rustls::Error) -> String {
     };
     let hint = match error {
         rustls::Error::InvalidCertificate(UnknownIssuer) => {
-            "this machine does not know who has signed the server's certificate: set SSL_CERT_FILE to the authority's \
-             certificate, or make the system trust it"
+            "the authority of the server's certificate is not trusted: set SSL_CERT_FILE to its certificate, or add it to the system's trust store"
         }
         rustls::Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. }) => {
-            "use a name that the certificate is for"
+            "use a host name that the certificate contains"
         }
         rustls::Error::InvalidCertificate(Expired | ExpiredContext { .. }) => {
             "the server needs a new certificate"
         }
         rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => {
-            "the server speaks without TLS there: use http://"
+            "the server does not use TLS at this address: use http://"
         }
         error if is_authority_itself(error) => {
-            "the server shows a certificate of an authority for its own: set SSL_CERT_FILE to a file with that very certificate"
+            "the server's certificate is that of an authority: set SSL_CERT_FILE to a file with this certificate"
         }
         _ => return error.to_string(),
     };

@@ -107,7 +107,7 @@ async fn errors_carry_the_servers_message() {
     }
     let (base, _asked) = server(refusal("502 Bad Gateway", "<html>nginx</html>"), 100).await;
     let error = Client::new(base).version().await.unwrap_err().to_string();
-    assert!(error.contains("502") && error.contains("no Puna and no Ollama"), "{error}");
+    assert!(error.contains("502") && error.contains("not a Puna or Ollama"), "{error}");
 }
 
 #[tokio::test]

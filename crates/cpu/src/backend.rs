@@ -257,10 +257,10 @@ impl Backend for CpuBackend {
         )?;
         let scratch = split_scratch_len(&plan);
         if self.split_scratch.len() < scratch {
-            self.split_scratch = Shared::named(scratch, "partial results")?;
+            self.split_scratch = Shared::named(scratch, "partial attention results")?;
         }
         if self.arena.len() < program.arena {
-            self.arena = Arena::named(program.arena, "the values of a step")?;
+            self.arena = Arena::named(program.arena, "the activations of a step")?;
         }
         for (i, &wanted) in program.q8.iter().enumerate() {
             match self.q8.get_mut(i) {

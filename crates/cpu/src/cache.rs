@@ -32,7 +32,7 @@ struct Pool {
 impl Pool {
     fn new(pages: usize, page_bytes: usize) -> Result<Self, BackendError> {
         Ok(Self {
-            bytes: Shared::named(pages.saturating_mul(page_bytes), "the cache")?,
+            bytes: Shared::named(pages.saturating_mul(page_bytes), "the KV cache")?,
             page_bytes,
         })
     }

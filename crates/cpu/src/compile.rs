@@ -549,7 +549,7 @@ impl Compiler<'_> {
         }
         let len = self.plan.capacity.rows(Rows::Tokens) * 2 * pairs;
         self.own_bytes += len * 4;
-        let angles: Angles = Arc::new(Shared::named(len, "the angles of positions")?);
+        let angles: Angles = Arc::new(Shared::named(len, "the rotary position angles")?);
         self.angles.insert(rope, Arc::clone(&angles));
         self.push(RopeTable { rope: rope as usize, pairs, angles: Arc::clone(&angles) });
         Ok(angles)

@@ -285,7 +285,7 @@ impl Constrained {
         }
         match &mut self.state {
             GrammarState::Ready(grammar) => Ok(grammar),
-            _ => Err("the thread that follows grammars has ended".into()),
+            _ => Err("the grammar thread has stopped".into()),
         }
     }
 }

@@ -112,9 +112,9 @@ impl Engine {
             diffusion::check_draft_support(&executor.info)?;
         }
         if (draft.is_some() || companion.is_some()) && !executor.info.takes_drafts() {
-            let architecture = executor.info.architecture;
             tracing::warn!(
-                "models of architecture {architecture} are not guessed for: the draft model is left out"
+                architecture = executor.info.architecture,
+                "architecture does not support speculative decoding; draft model not used"
             );
         }
         let draft = draft.filter(|_| executor.info.takes_drafts());

@@ -6,7 +6,7 @@ use puna_tokenizer::TokenizerError;
 
 /// Error for logits of which none is a number.
 pub const NOT_A_NUMBER: &str =
-    "the model's output is not a number anywhere: the file may be damaged";
+    "all logits are NaN: the model file may be damaged, check it with `puna verify`";
 
 /// Error of an engine.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -25,7 +25,7 @@ pub enum EngineError {
     #[error("the prompt is empty")]
     EmptyPrompt,
     /// The prompt exceeds the context.
-    #[error("the prompt has {tokens} tokens, but the context holds {n_ctx}")]
+    #[error("the prompt has {tokens} tokens, but the context has {n_ctx}")]
     PromptTooLong {
         /// Number of prompt tokens.
         tokens: usize,
@@ -33,7 +33,7 @@ pub enum EngineError {
         n_ctx: usize,
     },
     /// The vocabulary lacks a token.
-    #[error("token {token} is not in the vocabulary of {n_vocab}")]
+    #[error("token {token} is not in the vocabulary of {n_vocab} tokens")]
     UnknownToken {
         /// The token.
         token: u32,
@@ -42,8 +42,7 @@ pub enum EngineError {
     },
     /// Diffusion models do not support an option of the request.
     #[error(
-        "a model of architecture {architecture} fills masked places in any order, so that {what} cannot be had from it: ask \
-         without it, or take a model that writes token by token"
+        "diffusion models (architecture {architecture}) do not support {what}: leave it out, or use an autoregressive model"
     )]
     Unmasks {
         /// Architecture of the model.
@@ -53,8 +52,7 @@ pub enum EngineError {
     },
     /// The request sets diffusion options, but the model is autoregressive.
     #[error(
-        "a model of architecture {architecture} writes token by token: diffusion_steps, diffusion_block_length and \
-         diffusion_algorithm are for diffusion models alone"
+        "architecture {architecture} is not a diffusion model: leave out diffusion_steps, diffusion_block_length and diffusion_algorithm"
     )]
     WritesInOrder {
         /// Architecture of the model.
@@ -70,8 +68,7 @@ pub enum EngineError {
     },
     /// The block length is out of range.
     #[error(
-        "diffusion_block_length is {length}, but this model fills at most {most} places at once: take a smaller one, or 0 \
-         for the whole answer"
+        "diffusion_block_length is {length}, but this model allows at most {most}: use a smaller one, or 0 for the whole answer"
     )]
     DiffusionBlock {
         /// Requested length.
@@ -81,26 +78,24 @@ pub enum EngineError {
     },
     /// The draft model is a diffusion model.
     #[error(
-        "a draft model of architecture {architecture} fills masked places and guesses nothing ahead; take one that writes token \
-         by token"
+        "cannot draft with a diffusion model (architecture {architecture}): use an autoregressive draft model"
     )]
     DiffusionDraft {
         /// Architecture of the draft model.
         architecture: &'static str,
     },
     /// The model is an encoder and cannot generate.
-    #[error("this model makes embeddings and cannot generate text")]
+    #[error("this is an embedding model, it does not generate text")]
     CannotGenerate,
     /// The model has no embeddings.
-    #[error("this model cannot make embeddings")]
+    #[error("this model does not support embeddings")]
     CannotEmbed,
     /// The model has no classifier for reranking.
-    #[error("this model does not rank texts")]
+    #[error("this model does not support reranking")]
     CannotRank,
     /// The vocabularies of draft model and target differ.
     #[error(
-        "`{draft}` cannot be the draft model of `{model}`: {difference}; take a small model of the same family, with the same \
-         tokenizer"
+        "`{draft}` cannot be the draft model of `{model}`: {difference}; use a small model of the same family, with the same tokenizer"
     )]
     DraftVocabulary {
         /// Name of the draft model.
@@ -112,8 +107,7 @@ pub enum EngineError {
     },
     /// The draft model is recurrent, so that rejected tokens cannot be rolled back.
     #[error(
-        "a draft model of architecture {architecture} is recurrent and cannot take back what did not come true; take one that \
-         only attends"
+        "cannot draft with a recurrent model (architecture {architecture}), which cannot roll back rejected tokens: use a draft model with attention only"
     )]
     RecurrentDraft {
         /// Architecture of the draft model.
@@ -121,8 +115,7 @@ pub enum EngineError {
     },
     /// The draft model is an encoder–decoder model.
     #[error(
-        "a draft model of architecture {architecture} reads prompts with an encoder and cannot go on with what another model \
-         writes; take one without"
+        "cannot draft with an encoder–decoder model (architecture {architecture}): use a decoder-only draft model"
     )]
     EncoderDraft {
         /// Architecture of the draft model.
@@ -130,8 +123,7 @@ pub enum EngineError {
     },
     /// The cache type does not fit the head size of the companion draft model.
     #[error(
-        "the draft model has heads of {dim} features, and a {ty} cache needs multiples of {multiple}: use f16, or run the model \
-         without it"
+        "a {ty} cache needs head sizes that are a multiple of {multiple}, but the draft model has {dim}: use f16, or run the model without the draft model"
     )]
     DraftCacheType {
         /// Cache type.
@@ -142,9 +134,7 @@ pub enum EngineError {
         dim: usize,
     },
     /// Encoder–decoder models have no log-probabilities of the prompt.
-    #[error(
-        "an encoder reads the prompt of this model as a whole, which gives no log-probabilities of its tokens"
-    )]
+    #[error("this encoder–decoder model does not support log-probabilities of the prompt")]
     CannotScorePrompt,
     /// The engine loop has stopped.
     #[error("the engine has stopped")]

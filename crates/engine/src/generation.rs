@@ -265,7 +265,7 @@ impl Generation {
                 return false;
             }
             Err(SamplingError::ReasoningStuck) => {
-                self.fail("the model does not stop thinking before it answers");
+                self.fail("the model did not end its reasoning");
                 return false;
             }
             Err(SamplingError::Other(reason)) => {
@@ -379,7 +379,7 @@ impl Generation {
         }
         tracing::warn!(
             request = self.id.0,
-            "a thought that does not end is broken off: the answer's form begins"
+            "reasoning repeats without end; starting the constrained answer"
         );
         self.output.sink.begin_answer();
         constrained.draw_answer(logits, &mut self.sampler, limits)

@@ -225,8 +225,7 @@ pub enum BackendError {
     },
     /// The gate and up matrices of experts need their input in different forms.
     #[error(
-        "tensors `{gate}` ({gate_ty}) and `{up}` ({up_ty}): the {backend} backend wants both quantized or neither; \
-         quantize the file anew with one type for both"
+        "tensors `{gate}` ({gate_ty}) and `{up}` ({up_ty}): the {backend} backend needs both quantized, or neither; quantize the file again with one type for both"
     )]
     MixedExperts {
         /// Name of the gate tensor.
@@ -241,7 +240,7 @@ pub enum BackendError {
         backend: &'static str,
     },
     /// The size of a tensor does not match its shape.
-    #[error("tensor `{name}` has {found} bytes; its shape and type say {expected}")]
+    #[error("tensor `{name}` has {found} bytes, but its shape and type require {expected}")]
     WeightSize {
         /// The tensor.
         name: String,

@@ -270,7 +270,7 @@ impl TargetRequirements {
         if self.width != width {
             let reads = self.width;
             return Err(differ(format!(
-                "it reads hidden states of {reads} features, the model's have {width}"
+                "it needs hidden states of {reads} features, the model's have {width}"
             )));
         }
         if self.n_vocab != n_vocab {
@@ -279,7 +279,7 @@ impl TargetRequirements {
         }
         if let Some(own) = self.shared_width.filter(|&own| own != width) {
             return Err(differ(format!(
-                "it has no embeddings or output matrix of its own, and reads {own} features of the model's, which have {width}"
+                "it uses the model's embeddings with {own} features, but they have {width}"
             )));
         }
         if let Some(layer) =
@@ -287,7 +287,7 @@ impl TargetRequirements {
         {
             let last = target_model.n_layer;
             return Err(differ(format!(
-                "it reads the input of layer {layer}, and those of layers 1 to {last} can be read"
+                "it needs the input of layer {layer}, but the model has layers 1 to {last}"
             )));
         }
         let layers = self
@@ -298,7 +298,7 @@ impl TargetRequirements {
         let shared = |_| -> Result<_, ModelError> {
             let table = target_model.table.ok_or_else(|| {
                 differ(format!(
-                    "it has none of its own and finds no `{TOKEN_TABLE}` with a row for each token"
+                    "it uses the model's embeddings, but the model has no `{TOKEN_TABLE}` with one row per token"
                 ))
             })?;
             let tied = Linear { w: table, scale: 1.0, bias: None, out: n_vocab };
@@ -337,11 +337,11 @@ pub(crate) const OUTPUT_HEAD: &str = "output.weight";
 /// Index of the last cache layer of the same kind (with or without a sliding window), if its shape
 /// and range suffice.
 fn last_layer_of_kind(layer: &CacheLayer, cache: &[CacheLayer]) -> Result<usize, String> {
-    let kind = if layer.is_recent() { "a sliding window" } else { "a view of everything" };
+    let kind = if layer.is_recent() { "a sliding window" } else { "full attention" };
     let found =
         cache.iter().rposition(|target_layer| target_layer.is_recent() == layer.is_recent());
     let found = found.ok_or_else(|| {
-        format!("it reads what a layer with {kind} keeps, and the model has none")
+        format!("it needs the KV cache of a layer with {kind}, but the model has none")
     })?;
     let target_layer = &cache[found];
     let dims = |l: &CacheLayer| (l.kv_heads, l.key_dim, l.value_dim);
@@ -350,14 +350,14 @@ fn last_layer_of_kind(layer: &CacheLayer, cache: &[CacheLayer]) -> Result<usize,
             format!("{} key heads of {} and {} features", l.kv_heads, l.key_dim, l.value_dim)
         });
         return Err(format!(
-            "it reads {own} of the last layer with {kind}, which has {target_layer}"
+            "it needs {own} in the last layer with {kind}, which has {target_layer}"
         ));
     }
     if !layer.mask.is_within(target_layer.mask) {
         let [own, target_layer] =
             [layer, target_layer].map(|l| l.mask.reach().unwrap_or(usize::MAX));
         return Err(format!(
-            "it sees {own} positions of the last layer with {kind}, which keeps {target_layer}"
+            "it needs {own} positions of the last layer with {kind}, which has {target_layer}"
         ));
     }
     Ok(found)
@@ -462,11 +462,11 @@ mod tests {
         );
         assert_contains(of(48, 100, &cache), &["`draft`", "`some`", "32 features", "48"]);
         assert_contains(of(32, 120, &cache), &["100 entries", "120"]);
-        assert_contains(of(32, 100, &cache[..1]), &["a view of everything", "none"]);
+        assert_contains(of(32, 100, &cache[..1]), &["full attention", "none"]);
         assert_contains(of(32, 100, &[cache[1], cache[1]]), &["sliding window", "none"]);
         let wide = [cache[0], layer(1, 24, Mask::Causal)];
         assert_contains(of(32, 100, &wide), &["1 key heads of 16", "1 key heads of 24"]);
         let near = [layer(2, 8, Mask::Window(4)), cache[1]];
-        assert_contains(of(32, 100, &near), &["sees 5 positions", "keeps 4"]);
+        assert_contains(of(32, 100, &near), &["needs 5 positions", "keeps 4"]);
     }
 }

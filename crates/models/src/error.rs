@@ -13,7 +13,7 @@ pub enum ModelError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
     /// Unknown architecture.
-    #[error("unknown architecture {}; this version knows {}", escape_for_display(name.as_bytes()), known.join(", "))]
+    #[error("unknown architecture {}; this version supports {}", escape_for_display(name.as_bytes()), known.join(", "))]
     UnknownArchitecture {
         /// Architecture that the file names.
         name: String,
@@ -22,8 +22,7 @@ pub enum ModelError {
     },
     /// Companion draft model that was loaded without its target.
     #[error(
-        "`{name}` is a draft model, which guesses ahead for {of} with that model's own states and cannot answer alone: run the model \
-         with `puna run MODEL --speculate DRAFT`, or name the file in the model's Modelfile: DRAFT ./FILE.gguf"
+        "`{name}` is a draft model for {of} and cannot run alone: use `puna run MODEL --speculate DRAFT`, or `DRAFT ./FILE.gguf` in the model's Modelfile"
     )]
     DraftWithoutTarget {
         /// Architecture of the draft model.
@@ -33,8 +32,7 @@ pub enum ModelError {
     },
     /// Companion draft model of another target.
     #[error(
-        "`{draft}` was made for another model than this `{model}`: {difference}; take the draft model that was published beside \
-         the model"
+        "draft model `{draft}` does not fit model `{model}`: {difference}; use the draft model published with this model"
     )]
     Companion {
         /// Architecture of the draft model.
@@ -46,8 +44,7 @@ pub enum ModelError {
     },
     /// Companion draft model that taps a layer which the target's graph does not record.
     #[error(
-        "`{draft}` reads the input of layer {layer}, which this version does not know of a model of architecture `{model}`; run \
-         the model without it"
+        "draft model `{draft}` needs the input of layer {layer}, which architecture `{model}` does not provide; run the model without the draft model"
     )]
     UnreadableLayer {
         /// Architecture of the draft model.
@@ -65,7 +62,7 @@ pub enum ModelError {
     },
     /// The shape of a tensor differs from the shape that the keys declare.
     #[error(
-        "tensor `{name}` has shape {found:?}; the keys of the file say {expected:?}{}",
+        "tensor `{name}` has shape {found:?}, but the keys of the file require {expected:?}{}",
         if expected.contains(&0) { ": one of them is absent or zero" } else { "" }
     )]
     TensorShape {

@@ -130,7 +130,7 @@ impl ExpertShape {
             Some(3) => Gating::SoftmaxOfChosen,
             Some(4) => Gating::SqrtSoftplus,
             Some(other) => {
-                let reason = "use 1 (softmax), 2 (sigmoid), 3 (softmax of the chosen) or 4 (root of softplus)";
+                let reason = "use 1 (softmax), 2 (sigmoid), 3 (softmax of the selected experts) or 4 (square root of softplus)";
                 let (key, value) = (keys.name("expert_gating_func"), other.to_string());
                 return Err(ModelError::KeyValue { key, value, reason });
             }
@@ -155,7 +155,7 @@ fn groups(keys: &Keys<'_>, shape: &ExpertShape) -> Result<Option<Groups>, ModelE
     let each = shape.experts / count;
     if !shape.experts.is_multiple_of(count) || used == 0 || used > count || used * each < shape.used
     {
-        let reason = "experts must come in groups of one size, and those that are used hold the experts of a token";
+        let reason = "must divide the number of experts, and the used groups must have enough experts for a token";
         let (key, value) =
             (keys.name("expert_group_count"), format!("{count}, of which {used} are used"));
         return Err(ModelError::KeyValue { key, value, reason });

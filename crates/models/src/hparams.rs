@@ -94,7 +94,7 @@ impl<'a> Keys<'a> {
             (None, None) => Err(ModelError::KeyValue {
                 key: "tokenizer.ggml.tokens".into(),
                 value: "absent".into(),
-                reason: "the vocabulary is needed",
+                reason: "the file must have a vocabulary",
             }),
         }
     }
@@ -116,9 +116,12 @@ impl<'a> Keys<'a> {
         let wrong =
             |value: String, reason| Err(ModelError::KeyValue { key: key.clone(), value, reason });
         match layers.as_slice() {
-            [] => wrong("absent or empty".into(), "the model's layers that are read are needed"),
+            [] => wrong(
+                "absent or empty".into(),
+                "it must list the target layers whose inputs the draft model reads",
+            ),
             all if all.len() > MAX_LAYERS as usize => {
-                wrong(format!("{} entries", all.len()), "no model has so many layers")
+                wrong(format!("{} entries", all.len()), "must have at most 512")
             }
             all => Ok(all.iter().map(|&layer| layer as usize).collect()),
         }
@@ -275,7 +278,7 @@ impl<'a> Keys<'a> {
         self.flags(KEY, layers)?.ok_or_else(|| ModelError::KeyValue {
             key: self.name(KEY),
             value: "absent".into(),
-            reason: "a list of yes or no for each layer is needed",
+            reason: "it must have one boolean per layer",
         })
     }
 
@@ -352,8 +355,7 @@ impl Hparams {
             "{} in layer {i}, {} in layer {source}",
             self.kv_heads[i], self.kv_heads[source]
         );
-        let reason =
-            "a layer must have as many key heads as the one whose keys and values it reads";
+        let reason = "a layer that shares keys and values needs as many key heads as the layer that has them";
         Err(ModelError::KeyValue { key: keys.name("attention.head_count_kv"), value, reason })
     }
 
@@ -377,8 +379,8 @@ impl Hparams {
     fn checked(self, keys: &Keys<'_>) -> Result<Self, ModelError> {
         for (&h, &kv) in self.heads.iter().zip(&self.kv_heads) {
             if h == 0 || kv == 0 || h % kv != 0 {
-                let reason = "query heads must be a positive multiple of the key heads";
-                let value = format!("{h} beside {kv} key heads");
+                let reason = "must be a positive multiple of the number of key heads";
+                let value = format!("{h} with {kv} key heads");
                 return Err(ModelError::KeyValue {
                     key: keys.name("attention.head_count"),
                     value,
@@ -408,7 +410,7 @@ impl Hparams {
             .checked_sub(extra)
             .filter(|&n| n > 0 && n <= MAX_LAYERS as usize)
             .ok_or_else(|| {
-                let reason = "must be between 1 and 512 after the prediction blocks are taken off";
+                let reason = "must be between 1 and 512 without the prediction blocks";
                 ModelError::KeyValue {
                     key: keys.name("block_count"),
                     value: blocks.to_string(),
@@ -419,7 +421,7 @@ impl Hparams {
             ModelError::KeyValue {
                 key: keys.name("attention.head_count"),
                 value: "absent".into(),
-                reason: "the number of query heads is needed",
+                reason: "it must have the number of query heads",
             }
         })?;
         let kv_heads =
@@ -433,11 +435,11 @@ impl Hparams {
         {
             if dim == 0 {
                 let (key, value) = (keys.name("attention.head_count"), sharing.to_string());
-                let reason = "there are more heads than embedding_length has features for";
+                let reason = "must be at most embedding_length";
                 return Err(ModelError::KeyValue { key, value, reason });
             }
             if dim > 1 << 16 {
-                let reason = "head sizes must be between 1 and 65536";
+                let reason = "must be between 1 and 65536";
                 return Err(ModelError::KeyValue {
                     key: keys.name(key),
                     value: dim.to_string(),
@@ -460,7 +462,7 @@ impl Hparams {
 }
 
 /// Reason of rejecting NaN and infinity.
-const NOT_FINITE: &str = "must be a number, and not infinite";
+const NOT_FINITE: &str = "must be a finite number";
 
 fn finite(key: String, number: f32) -> Result<f32, ModelError> {
     if number.is_finite() {

@@ -209,13 +209,16 @@ impl Attention {
         if spec.kv_heads == 0 || !spec.heads.is_multiple_of(spec.kv_heads) {
             let (what, reason) = (
                 format!("attention in layer {i}"),
-                "its `attention.head_count` is no multiple of its `attention.head_count_kv`",
+                "`attention.head_count` must be a multiple of `attention.head_count_kv`",
             );
             return Err(ModelError::Unsupported { what, reason });
         }
         if gated && spec.key_dim != spec.value_dim {
-            let what = format!("values of {} features to keys of {}", spec.value_dim, spec.key_dim);
-            let reason = "gates of attention are as wide as its keys, and `attention.value_length` is not `attention.key_length`";
+            let what = format!(
+                "gated attention with values of {} features and keys of {}",
+                spec.value_dim, spec.key_dim
+            );
+            let reason = "`attention.value_length` must equal `attention.key_length`";
             return Err(ModelError::Unsupported { what, reason });
         }
         let [q, k, v] = hp.qkv_widths(i);
@@ -363,14 +366,10 @@ impl SsmKeys {
             Err(ModelError::KeyValue { key: keys.name(key), value: value.to_string(), reason })
         };
         if has_heads && !inner.is_multiple_of(rank) {
-            return of("ssm.time_step_rank", rank, "the heads must share ssm.inner_size evenly");
+            return of("ssm.time_step_rank", rank, "must divide ssm.inner_size");
         }
         if has_heads && !rank.is_multiple_of(groups) {
-            return of(
-                "ssm.group_count",
-                groups,
-                "the groups must share ssm.time_step_rank evenly",
-            );
+            return of("ssm.group_count", groups, "must divide ssm.time_step_rank");
         }
         Ok(Self { taps, inner, state, rank, groups })
     }

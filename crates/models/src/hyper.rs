@@ -42,7 +42,7 @@ impl HyperConnectionSpec {
             return Err(ModelError::KeyValue {
                 key,
                 value,
-                reason: "must be a small number, not negative",
+                reason: "must be a small number, at least 0",
             });
         }
         Ok(Self {

@@ -52,7 +52,7 @@ impl IndexerSizes {
                 keys.name("attention.indexer.key_length"),
                 format!("{dim}, of which {rope_dim} are rotated"),
             );
-            let reason = "must not be less than rope.dimension_count";
+            let reason = "must be at least rope.dimension_count";
             return Err(ModelError::KeyValue { key, value, reason });
         }
         Ok(Self { heads, dim, count, block: 1, near: 0 })
@@ -73,10 +73,10 @@ impl IndexerSizes {
             Err(ModelError::KeyValue { key, value: value.to_string(), reason })
         };
         if near > sizes.count {
-            return of("local_blocks", near, "must not be more than attention.indexer.top_k");
+            return of("local_blocks", near, "must be at most attention.indexer.top_k");
         }
         if kv_heads.iter().any(|&kv_heads| kv_heads != sizes.heads) {
-            return of("head_count", sizes.heads, "must be attention.head_count_kv");
+            return of("head_count", sizes.heads, "must equal attention.head_count_kv");
         }
         Ok(sizes)
     }
@@ -112,11 +112,11 @@ pub fn owners(keys: &Keys<'_>, layers: usize) -> Result<Option<Vec<bool>>, Model
         None => keys.opt_bool(KEY)?.map(|all| vec![all; layers]),
     };
     if owners.as_ref().is_some_and(|owners| !owners[0]) {
-        let (key, value) = (keys.name(KEY), "the first layer has none".into());
+        let (key, value) = (keys.name(KEY), "absent in the first layer".into());
         return Err(ModelError::KeyValue {
             key,
             value,
-            reason: "there is no earlier selection that it could share",
+            reason: "the first layer has no earlier indexer to share",
         });
     }
     Ok(owners)

@@ -82,7 +82,7 @@ impl LatentSizes {
             return Err(ModelError::KeyValue {
                 key,
                 value,
-                reason: "part of a head must not be rotated",
+                reason: "must be less than the size of a head",
             });
         }
         let sizes = [

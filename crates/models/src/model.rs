@@ -152,7 +152,8 @@ impl Model {
             _ => false,
         };
         if graph.nodes().iter().any(|node| is_ordered(&node.op)) {
-            let reason = "this architecture has windows or states, which only look back";
+            let reason =
+                "this architecture has sliding windows or recurrent states, which are causal";
             return Err(ModelError::KeyValue {
                 key: keys.name(CAUSAL),
                 value: "false".into(),

@@ -22,9 +22,8 @@ const MAX_NGRAM: usize = 8;
 const MAX_HEADS: usize = 64;
 
 /// Reasons of rejecting a list of another length.
-const HEAD_COUNT_REASON: &str =
-    "as many are needed as ple.heads_per_ngram says, for each length from two to ple.ngram_size";
-const ID_COUNT_REASON: &str = "as many are needed as an n-gram has ids, ple.ngram_size";
+const HEAD_COUNT_REASON: &str = "must have ple.heads_per_ngram × (ple.ngram_size - 1) entries";
+const ID_COUNT_REASON: &str = "must have ple.ngram_size entries";
 
 /// Keys of the n-gram embedding.
 pub struct NgramKeys {
@@ -47,10 +46,10 @@ impl NgramKeys {
         let layer = match listed[..] {
             [] => return Ok(None),
             [layer] if (layer as usize) < layers => layer as usize,
-            [layer] => return Err(wrong(keys, "ple.layers", layer, "there is no such layer")),
+            [layer] => return Err(wrong(keys, "ple.layers", layer, "the model has no such layer")),
             [..] => {
-                let value = format!("a list of {}", listed.len());
-                let reason = "one layer alone can have n-grams: a file has the numbers of one";
+                let value = format!("a list of {} entries", listed.len());
+                let reason = "only one layer can have n-grams";
                 return Err(wrong(keys, "ple.layers", value, reason));
             }
         };
@@ -61,13 +60,13 @@ impl NgramKeys {
         let each = keys.count("ple.heads_per_ngram")?;
         let count = each.saturating_mul(ngram_size - 1);
         if count > MAX_HEADS {
-            let reason = "a token has at most 64 rows, of all lengths of n-grams together";
+            let reason = "ple.heads_per_ngram × (ple.ngram_size - 1) must be at most 64";
             return Err(wrong(keys, "ple.heads_per_ngram", each, reason));
         }
         let firsts = list(keys, "ple.head_offsets", count, HEAD_COUNT_REASON)?;
         let sizes = list(keys, "ple.head_vocab_sizes", count, HEAD_COUNT_REASON)?;
         if sizes.contains(&0) {
-            return Err(wrong(keys, "ple.head_vocab_sizes", 0, "no head can do without rows"));
+            return Err(wrong(keys, "ple.head_vocab_sizes", 0, "must be positive"));
         }
         Ok(Some(Self {
             layer,
@@ -89,12 +88,7 @@ impl NgramKeys {
             }
             if first > rows - count {
                 let value = format!("{first}, for {count} rows of {rows}");
-                return Err(wrong(
-                    keys,
-                    "ple.head_offsets",
-                    value,
-                    "the table does not reach so far",
-                ));
+                return Err(wrong(keys, "ple.head_offsets", value, "must be within the table"));
             }
             Ok(GramHead { first: first as u32, rows: count as u32 })
         };
@@ -117,7 +111,7 @@ fn list(
     let numbers = keys.meta().u64s(&name)?.ok_or(GgufError::KeyMissing { key: name })?;
     match numbers.len() == len {
         true => Ok(numbers),
-        false => Err(wrong(keys, key, format!("a list of {}", numbers.len()), reason)),
+        false => Err(wrong(keys, key, format!("a list of {} entries", numbers.len()), reason)),
     }
 }
 

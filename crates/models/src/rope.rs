@@ -185,7 +185,7 @@ pub(crate) fn base(keys: &Keys<'_>, key: &str, default: f32) -> Result<f32, Mode
         return Ok(base);
     }
     let (key, value) = (keys.name(key), base.to_string());
-    Err(ModelError::KeyValue { key, value, reason: "the base of frequencies must be positive" })
+    Err(ModelError::KeyValue { key, value, reason: "must be positive" })
 }
 
 /// Checks that `dims` dimensions of a head can be rotated.
@@ -194,7 +194,7 @@ fn check(dims: usize, head_dim: usize, key: impl Fn() -> String) -> Result<(), M
         return Ok(());
     }
     let value = format!("{dims} dimensions in heads of {head_dim}");
-    let reason = "an even number of dimensions can turn, not more than a head has";
+    let reason = "must be even, and at most the size of a head";
     Err(ModelError::KeyValue { key: key(), value, reason })
 }
 

@@ -17,11 +17,7 @@ pub fn head_size(keys: &Keys<'_>, hp: &Hparams) -> Result<usize, ModelError> {
     let head = keys.count("wkv.head_size")?;
     if !hp.n_embd.is_multiple_of(head) {
         let (key, value) = (keys.name("wkv.head_size"), head.to_string());
-        return Err(ModelError::KeyValue {
-            key,
-            value,
-            reason: "heads must share embedding_length evenly",
-        });
+        return Err(ModelError::KeyValue { key, value, reason: "must divide embedding_length" });
     }
     Ok(head)
 }

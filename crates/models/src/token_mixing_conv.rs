@@ -38,7 +38,7 @@ impl TokenMixingSizes {
             return wrong("conv_kernel_size", taps, "must be at most 256");
         }
         if !n_embd.is_multiple_of(group) {
-            return wrong("conv_group_size", group, "the features must come in groups of one size");
+            return wrong("conv_group_size", group, "must divide the features");
         }
         Ok(Self { taps, groups: n_embd / group })
     }

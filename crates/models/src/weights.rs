@@ -150,7 +150,7 @@ impl<'a> Weights<'a> {
         }
         let key = format!("{}.{key}", self.view.metadata().architecture()?);
         let value = format!("absent or 0, and the file has `{name}`");
-        Err(ModelError::KeyValue { key, value, reason: "its width is needed" })
+        Err(ModelError::KeyValue { key, value, reason: "it must have the width of this tensor" })
     }
 
     /// Matrices per head, `NAME [input, output, heads]`; their products copy `passthrough` further
@@ -361,11 +361,8 @@ impl<'a> Weights<'a> {
         let mut indices =
             bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
         if let Some(other) = indices.find(|&i| usize::try_from(i).map_or(true, |i| i >= end)) {
-            let what = format!("the entry {other} of `{name}`");
-            return Err(ModelError::Unsupported {
-                what,
-                reason: "there is nothing with that number",
-            });
+            let what = format!("entry {other} of `{name}`");
+            return Err(ModelError::Unsupported { what, reason: "it is out of range" });
         }
         let data = Arc::new(MappedBytes(tensor.shared()));
         Ok(self.add(Weight { name: name.into(), ty: tensor.ty, shape: shape.to_vec(), data }))
@@ -376,14 +373,11 @@ impl<'a> Weights<'a> {
         let Some(tensor) = self.view.tensor(name) else { return Ok(None) };
         if tensor.ty != TensorType::I64 {
             let what = format!("`{name}` of type {}", tensor.ty);
-            return Err(ModelError::Unsupported {
-                what,
-                reason: "a list of tokens is of type I64",
-            });
+            return Err(ModelError::Unsupported { what, reason: "its type must be I64" });
         }
         if tensor.shape.len() != 1 || tensor.shape[0] == 0 || tensor.shape[0] > end as u64 {
             let what = format!("`{name}` of shape {:?}", tensor.shape);
-            let reason = "it must be a list of no more tokens than the vocabulary has";
+            let reason = "it must be a list of at most as many tokens as the vocabulary has";
             return Err(ModelError::Unsupported { what, reason });
         }
         let number = |bytes: &[u8]| {
@@ -392,8 +386,8 @@ impl<'a> Weights<'a> {
         };
         let tokens = tensor.bytes().chunks_exact(8).map(number).collect::<Result<_, _>>();
         tokens.map(Some).map_err(|number| ModelError::Unsupported {
-            what: format!("the entry {} of `{name}`", number.cast_signed()),
-            reason: "there is nothing with that number",
+            what: format!("entry {} of `{name}`", number.cast_signed()),
+            reason: "it is out of range",
         })
     }
 
@@ -413,11 +407,8 @@ impl<'a> Weights<'a> {
             (Some(_), None) => Err(ModelError::MissingTensor { name: "output.weight".into() }),
             (Some(_), Some(rows)) if rows != entries => {
                 let what =
-                    format!("`d2t` with {entries} tokens beside `output.weight` with {rows} rows");
-                Err(ModelError::Unsupported {
-                    what,
-                    reason: "each row stands for one of the tokens",
-                })
+                    format!("`d2t` with {entries} tokens and `output.weight` with {rows} rows");
+                Err(ModelError::Unsupported { what, reason: "they must have the same length" })
             }
             _ => self.opt_linear("output", n_embd, entries),
         }
@@ -448,8 +439,8 @@ impl<'a> Weights<'a> {
         match factors.iter().flatten().find(|&&factor| factor.is_nan() || factor == 0.0) {
             None => Ok(factors),
             Some(factor) => {
-                let what = format!("the factor {factor} of `{name}`");
-                Err(ModelError::Unsupported { what, reason: "frequencies cannot be divided by it" })
+                let what = format!("factor {factor} of `{name}`");
+                Err(ModelError::Unsupported { what, reason: "it must be a number other than 0" })
             }
         }
     }
@@ -477,8 +468,8 @@ impl<'a> Weights<'a> {
     pub fn state(&mut self, name: &str, rows: usize, cols: usize) -> Result<usize, ModelError> {
         let values = rows.checked_mul(cols).filter(|&values| values <= MAX_STATE_VALUES);
         let Some(values) = values else {
-            let what = format!("a recurrent state of {rows} × {cols} values, as `{name}` has it,");
-            return Err(ModelError::Unsupported { what, reason: "it is larger than any model's" });
+            let what = format!("a recurrent state of {rows} × {cols} values (`{name}`)");
+            return Err(ModelError::Unsupported { what, reason: "it is too large" });
         };
         self.states.push(values);
         Ok(self.states.len() - 1)

@@ -382,16 +382,12 @@ fn refusal(keys: &[(&str, Value)], tensors: &[(&str, &[u64])]) -> AdapterError {
 #[test]
 fn an_empty_or_non_finite_adapter_is_rejected() {
     let of = |tensors: &[(&str, &[u64])]| refusal(&[], tensors).to_string();
-    let nothing =
-        "it has no pair of tensors `NAME.lora_a` and `NAME.lora_b`, and so changes nothing";
+    let nothing = "it has no pair of tensors `NAME.lora_a` and `NAME.lora_b`";
     assert_eq!(of(&[]), nothing);
     assert_eq!(of(&[("blk.0.attn_norm.weight", &[48])]), nothing);
     let (a, b) = ("blk.0.attn_q.weight.lora_a", "blk.0.attn_q.weight.lora_b");
     let high = of(&[(a, &[48, 49]), (b, &[49, 48])]);
-    assert!(
-        high.starts_with(&format!("`{a}` and its other half have rank 49, more than")),
-        "{high}"
-    );
+    assert!(high.starts_with(&format!("`{a}` has rank 49, more than")), "{high}");
     // A scale of zero does not remove NaN.
     let bad = |at: usize, value: f32| {
         let mut writer = Writer::new();
@@ -435,7 +431,7 @@ fn a_mismatched_adapter_is_rejected_with_its_name_and_the_reason() {
         "`adapter.type` is `ia3`; an adapter has `lora`"
     );
     let other = keys("general.architecture", "qwen3".into());
-    assert_eq!(other, "it is made for the architecture `qwen3`, and this model's is `llama`");
+    assert_eq!(other, "it is for architecture `qwen3`, but the model has architecture `llama`");
     assert!(keys("adapter.lora.alpha", f32::NAN.into()).contains("is NaN, which is no number"));
     let tokens: Value = vec![1u32].into();
     assert!(
@@ -446,8 +442,8 @@ fn a_mismatched_adapter_is_rejected_with_its_name_and_the_reason() {
     let q = |end: &str| format!("blk.0.attn_q.weight.lora_{end}");
     let (a, b) = (&*q("a"), &*q("b"));
     // The matrix of the model is 48 × 48.
-    assert_eq!(of(&[(a, &[48, 2])]), format!("tensor `{a}` has no `{b}` beside it"));
-    assert_eq!(of(&[(b, &[2, 48])]), format!("tensor `{b}` has no `{a}` beside it"));
+    assert_eq!(of(&[(a, &[48, 2])]), format!("tensor `{a}` needs `{b}`, which is missing"));
+    assert_eq!(of(&[(b, &[2, 48])]), format!("tensor `{b}` needs `{a}`, which is missing"));
     assert_eq!(
         of(&[(a, &[48, 2]), (b, &[3, 48])]),
         format!("`{a}` has rank 2, and `{b}` has rank 3")
@@ -469,7 +465,9 @@ fn a_mismatched_adapter_is_rejected_with_its_name_and_the_reason() {
     let norm =
         of(&[("output_norm.weight.lora_a", &[48, 2]), ("output_norm.weight.lora_b", &[2, 1])]);
     assert!(
-        norm.starts_with("tensor `output_norm.weight` is not one that the model multiplies with"),
+        norm.starts_with(
+            "tensor `output_norm.weight` is not a matrix of the model's multiplications"
+        ),
         "{norm}"
     );
 }

@@ -75,9 +75,7 @@ pub enum PromptError {
         error: Box<PromptError>,
     },
     /// The template writes nothing for messages of this role.
-    #[error(
-        "the role {role:?} is unknown to this model's template: use system, user, assistant or tool"
-    )]
+    #[error("unknown role {role:?}: use system, user, assistant or tool")]
     UnknownRole {
         /// The unknown role.
         role: String,
@@ -89,17 +87,17 @@ pub enum PromptError {
         id: String,
     },
     /// The request has a `suffix`, but the template does not support fill-in-the-middle.
-    #[error("this template has no place for a suffix (no fill-in-the-middle support)")]
+    #[error("this template does not support a suffix (fill-in-the-middle)")]
     NoInsert,
     /// The caller's token counter failed.
-    #[error("counting the tokens of the prompt: {0}")]
+    #[error("cannot count the tokens of the prompt: {0}")]
     Count(String),
 }
 
 fn result_without_call(id: &str) -> String {
-    let call = if id.is_empty() { "a call".to_owned() } else { format!("the call {id:?}") };
+    let call = if id.is_empty() { "call".to_owned() } else { format!("call {id:?}") };
     format!(
-        "this is the result of {call} that no assistant message before it makes: send that message too, or leave the result out"
+        "this result has no {call} in an earlier assistant message: send that message, or leave out the result"
     )
 }
 

@@ -38,10 +38,10 @@ impl fmt::Display for TemplateLimit {
                 write!(f, "its source is longer than {SOURCE_BYTES_MAX} bytes")
             }
             TemplateLimit::Steps => write!(f, "it took more than {STEPS_MAX} steps"),
-            TemplateLimit::Text => write!(f, "it made a text longer than {TEXT_BYTES_MAX} bytes"),
+            TemplateLimit::Text => write!(f, "its output is longer than {TEXT_BYTES_MAX} bytes"),
             TemplateLimit::Depth => write!(
                 f,
-                "it nests too deep (more than {DEPTH_MAX} levels in its text, {RUN_DEPTH_MAX} while it runs)"
+                "it is nested too deeply (more than {DEPTH_MAX} levels in its source, or {RUN_DEPTH_MAX} at run time)"
             ),
         }
     }

@@ -243,7 +243,7 @@ impl InProcessServer {
                 let _ = ended.await;
             };
             if let Err(error) = puna_server::serve(config, listener, until).await {
-                tracing::error!(%error, "the server ended");
+                tracing::error!(%error, "the server stopped");
             }
         });
         Ok(Self { url, end, task, folder: None })
@@ -372,8 +372,7 @@ fn not_listening_error(config: &Config, error: &ClientError) -> anyhow::Error {
     let set = address_source(config);
     match is_local_address(&config.address) && !set.is_empty() {
         true => anyhow!(
-            "{error}{set}: start a server there with `puna serve`, or leave the setting out to work on the models of this machine \
-             without one"
+            "{error}{set}: start a server there with `puna serve`, or unset it to use the models of this machine without a server"
         ),
         false => anyhow!("{error}{set}"),
     }
@@ -425,13 +424,10 @@ async fn wait_for(client: &Client, child: &mut Child, log: &Path) -> Result<()> 
             if client.root().await.is_ok() {
                 return Ok(());
             }
-            bail!(
-                "the server that was started ended at once ({status}); its log is {}",
-                log.display()
-            );
+            bail!("the server exited at start ({status}): see its log {}", log.display());
         }
         if start.elapsed() > START_TIMEOUT {
-            bail!("timed out waiting for server to start; its log is {}", log.display());
+            bail!("timed out waiting for server to start: see its log {}", log.display());
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(Duration::from_millis(50));

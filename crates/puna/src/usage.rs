@@ -58,9 +58,7 @@ pub fn message(error: &clap::Error, args: &[String]) -> Option<String> {
         ErrorKind::InvalidUtf8 => {
             let bad = args.iter().find(|arg| arg.contains(char::REPLACEMENT_CHARACTER));
             let bad = bad.map_or("", String::as_str);
-            format!(
-                "the argument {bad:?} is not UTF-8; a file can be given by another name, such as that of a link"
-            )
+            format!("the argument {bad:?} is not UTF-8: use a link with another name for the file")
         }
         _ => {
             let text = error.render().to_string();
@@ -203,7 +201,7 @@ mod tests {
             "puna bench m -b 4,0",
             "puna debug logits m --tokens 1 --parallel 0",
         ] {
-            assert!(of(line).contains("must be a number from 1 up"), "{}", of(line));
+            assert!(of(line).contains("must be a number of at least 1"), "{}", of(line));
         }
     }
 

@@ -259,9 +259,11 @@ fn wrong_names_in_a_modelfile_are_reported_with_the_file() {
     let text = puna.error(&["create", "x", "-f", &gguf]);
     assert_eq!(
         text,
-        format!("Error: {gguf} is a GGUF file, no Modelfile: write `FROM {gguf}` into one")
+        format!(
+            "Error: {gguf} is a GGUF file, not a Modelfile: write `FROM {gguf}` in a Modelfile"
+        )
     );
-    assert!(puna.error(&["show", &gguf]).contains(&format!("`puna inspect {gguf}` shows")));
+    assert!(puna.error(&["show", &gguf]).contains(&format!("use `puna inspect {gguf}`")));
     assert_eq!(puna.error(&["show", "./nope.gguf"]), "Error: ./nope.gguf: there is no such file");
 }
 

@@ -177,7 +177,7 @@ impl Generate {
         let bytes = self.text_bytes();
         if count > 1 && bytes.saturating_mul(count) > MAX_REPLICATED_BYTES {
             return Err(ApiError::bad_request(format!(
-                "{count} answers to a prompt of {bytes} bytes are too much at once: ask for fewer"
+                "{count} answers to a prompt of {bytes} bytes exceed the limit: request fewer answers"
             )));
         }
         let one = |i: usize| {

@@ -25,8 +25,6 @@ pub enum ServeError {
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// The model manager has panicked.
-    #[error(
-        "the server ends, since what keeps its models in memory has failed: {0}; this is an error in Puna"
-    )]
+    #[error("the model manager failed, so the server stops: {0}; this is a bug in Puna")]
     Broken(String),
 }

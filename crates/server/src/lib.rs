@@ -144,8 +144,7 @@ async fn run_app(
     if !address.ip().is_loopback() && !authorizer.has_keys() {
         tracing::warn!(
             %address,
-            "everybody who can reach this address can use the models: `puna key add NAME` makes an API key, and then \
-             nobody gets in without one"
+            "everyone who can reach this address can use the models; `puna key add NAME` creates an API key, which is then required"
         );
     }
     let scheme = if tls.is_some() { "https" } else { "http" };

@@ -316,10 +316,8 @@ async fn catch_panic(
     match AssertUnwindSafe(answer).catch_unwind().await {
         Ok(response) => response,
         Err(panic) => {
-            tracing::error!("a handler panicked: {what}: {}", panic_message(&*panic));
-            dialect.error(ApiError::internal(
-                "an internal error happened; the log of the server says more",
-            ))
+            tracing::error!("request handler panicked: {what}: {}", panic_message(&*panic));
+            dialect.error(ApiError::internal("internal error: see the server log"))
         }
     }
 }

@@ -130,7 +130,7 @@ impl Registry {
         match AssertUnwindSafe(self.mirror.answer(request)).catch_unwind().await {
             Ok(response) => response,
             Err(panic) => {
-                tracing::error!(%method, path, "the registry panicked: {}", panic_message(&*panic));
+                tracing::error!(%method, path, "registry handler panicked: {}", panic_message(&*panic));
                 Mirror::error_response(&InternalError::LoggedPanic.into())
             }
         }
@@ -311,11 +311,11 @@ impl RequestHandler for StandaloneMirror {
 fn announce(address: std::net::SocketAddr, secure: bool) -> Option<puna_registry::Announcement> {
     let name = machine_name();
     if address.ip().is_loopback() {
-        tracing::warn!(%address, "mirror.announce is on, but nobody else can reach this address: set mirror.host");
+        tracing::warn!(%address, "mirror.announce is on, but other machines cannot reach this address: set mirror.host");
         return None;
     }
     let announced = puna_registry::announce(&name, address.port(), secure.then_some(name.as_str()));
-    announced.inspect_err(|error| tracing::warn!(%error, "it is not announced")).ok()
+    announced.inspect_err(|error| tracing::warn!(%error, "cannot announce the mirror")).ok()
 }
 
 /// Serves the store as a registry until `end` is ready, then gives running requests a few seconds.
@@ -340,7 +340,7 @@ pub async fn serve(
     let scheme = if tls.is_some() { "https" } else { "http" };
     let library = config.mirror.storage.as_ref().map(ToString::to_string);
     let library = library.unwrap_or_else(|| config.models.display().to_string());
-    tracing::info!(address = %format_args!("{scheme}://{address}"), library, version = VERSION, "the mirror is listening");
+    tracing::info!(address = %format_args!("{scheme}://{address}"), library, version = VERSION, "mirror listening");
     let _announced = config.mirror.announce.then(|| announce(address, tls.is_some())).flatten();
     let mirror = registry.clone();
     let handler = Arc::new(StandaloneMirror { registry, checks_hosts: address.ip().is_loopback() });

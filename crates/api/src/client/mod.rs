@@ -59,10 +59,10 @@ impl std::fmt::Display for ClientError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Unreachable { base, cause } => write!(f, "no server answers at {base}: {cause}"),
-            Self::Tls { base, cause } => write!(f, "no safe connection to {base}: {cause}"),
-            Self::Transport(cause) => write!(f, "connection to the server broke: {cause}"),
+            Self::Tls { base, cause } => write!(f, "cannot connect to {base} with TLS: {cause}"),
+            Self::Transport(cause) => write!(f, "the connection to the server failed: {cause}"),
             Self::Status { message, .. } => f.write_str(message),
-            Self::InvalidResponse(what) => write!(f, "the server's answer makes no sense: {what}"),
+            Self::InvalidResponse(what) => write!(f, "invalid response from the server: {what}"),
         }
     }
 }
@@ -255,7 +255,7 @@ impl Client {
             404 => Ok(false),
             status => Err(ClientError::Status {
                 status,
-                message: format!("the server refuses the digest {digest}"),
+                message: format!("the server rejected the digest {digest}"),
             }),
         }
     }
@@ -341,7 +341,7 @@ async fn check_status(response: Response) -> Result<Response, ClientError> {
         {
             let base = format!("{}://{}", url.scheme(), url.authority());
             format!(
-                "the server at {base} is no Puna and no Ollama: it answers {status} with a page of its own"
+                "the server at {base} is not a Puna or Ollama: it answers {status} with its own page"
             )
         }
         Err(_) => String::from_utf8_lossy(&bytes).trim_end().to_owned(),

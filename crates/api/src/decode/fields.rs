@@ -121,7 +121,7 @@ impl<'a> de::MapAccess<'a> for Fields<'a> {
             && !list[0].is_number()
         {
             let text =
-                format!("{key}: {} elements, and a list holds at most {MAX_ELEMENTS}", list.len());
+                format!("{key}: {} elements, at most {MAX_ELEMENTS} are allowed", list.len());
             return Err(DecodeError::Field(text));
         }
         self.ignored_fields.path.borrow_mut().push(key.to_owned());

@@ -12,7 +12,7 @@ use crate::json_shape;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Message {
-    /// `system`, `user`, `assistant`, `tool`, or another role that the template knows.
+    /// `system`, `user`, `assistant`, `tool`, or another role that the template supports.
     pub role: String,
     /// Text.
     pub content: String,
@@ -283,7 +283,7 @@ fn allowed(choice: &Value) -> Result<ToolChoice, String> {
         Some("required") => true,
         Some(mode) => {
             return Err(format!(
-                "tool_choice: there is no mode {mode:?} of allowed_tools: use auto or required"
+                "tool_choice: unknown mode {mode:?} of allowed_tools: use auto or required"
             ));
         }
     };

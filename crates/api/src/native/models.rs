@@ -228,7 +228,7 @@ pub struct RunningModel {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ProcessResponse {
-    /// Loaded models; the one that stays longest is first.
+    /// Loaded models, the last to expire first.
     pub models: Vec<RunningModel>,
 }
 

@@ -63,7 +63,7 @@ schemas! {
         "examples": ["5m", 0, -1],
     }
     Think, "Think": {
-        "description": "Whether the model reasons before it answers, and with which effort.",
+        "description": "Whether the model reasons before it answers, or the reasoning effort.",
         "enum": [true, false, "low", "medium", "high", "max"],
     }
     Image, "Image": {
@@ -187,7 +187,7 @@ schemas! {
         ],
     }
     Stop, "Stop": {
-        "description": "A string that ends the answer, or several.",
+        "description": "One or more strings that end the answer.",
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
     }
     Format, "Format": {

@@ -49,9 +49,9 @@ pub fn check(request: &Request, info: &ModelInfo) -> Result<(), EngineError> {
     }
     let always = |guesses: Speculation| guesses.always && guesses.is_on();
     let impossible = [
-        (request.grammar.is_some(), "an answer of a given form"),
-        (request.prompt_logprobs.is_some(), "log-probabilities of the prompt"),
-        (request.speculation.is_some_and(always), "guessing ahead (speculate)"),
+        (request.grammar.is_some(), "constrained output (format, response_format)"),
+        (request.prompt_logprobs.is_some(), "log-probabilities of the prompt (prompt_logprobs)"),
+        (request.speculation.is_some_and(always), "speculative decoding (speculate)"),
         (request.sampling.mirostat > 0, "mirostat"),
         (request.sampling.dry_multiplier > 0.0, "DRY (dry_multiplier)"),
         (depends_on_previous_tokens(&request.sampling), "adaptive-p"),
@@ -71,7 +71,7 @@ pub fn check(request: &Request, info: &ModelInfo) -> Result<(), EngineError> {
 
 /// Checks that a draft model can be used, which diffusion models do not support.
 pub fn check_draft_support(info: &ModelInfo) -> Result<(), EngineError> {
-    let (architecture, what) = (info.architecture, "guessing ahead with a draft model");
+    let (architecture, what) = (info.architecture, "a draft model");
     if info.unmasking.is_some() { Err(EngineError::Unmasks { architecture, what }) } else { Ok(()) }
 }
 

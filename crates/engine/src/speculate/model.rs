@@ -413,7 +413,7 @@ pub(crate) fn check_vocabulary(
     };
     if draft_tokenizer.model() != tokenizer.model() {
         return Err(differ(format!(
-            "its vocabulary is of kind {:?}, not {:?}",
+            "its tokenizer type is {:?}, not {:?}",
             draft_tokenizer.model(),
             tokenizer.model()
         )));
@@ -439,7 +439,7 @@ pub fn model_name(view: &View) -> String {
     let key = |key| view.metadata().opt_str(key).ok().flatten().map(str::to_owned);
     key("general.name")
         .or_else(|| key("general.architecture"))
-        .unwrap_or_else(|| "a model without a name".into())
+        .unwrap_or_else(|| "unnamed model".into())
 }
 
 #[cfg(test)]

@@ -306,5 +306,5 @@ fn constraints_without_matching_tokens_are_refused() {
         _ => None,
     });
     assert_eq!(text, "ab");
-    assert!(refused.unwrap().contains("no token of this model fits the form"));
+    assert!(refused.unwrap().contains("the constraint allows no token of this model"));
 }

@@ -17,7 +17,7 @@ pub enum AdapterError {
     #[error("`{key}` is {}; an adapter has `{expected}`", escape_for_display(found.as_bytes()))]
     Kind { key: &'static str, found: String, expected: &'static str },
     /// The adapter was made for another architecture.
-    #[error("it is made for the architecture {}, and this model's is `{model}`", escape_for_display(found.as_bytes()))]
+    #[error("it is for architecture {}, but the model has architecture `{model}`", escape_for_display(found.as_bytes()))]
     Architecture { found: String, model: String },
     /// Direction for a layer that does not exist or cannot be steered.
     #[error(
@@ -28,7 +28,7 @@ pub enum AdapterError {
     #[error("it has no tensor `direction.N`")]
     Empty,
     /// LoRA adapter without a pair of matrices.
-    #[error("it has no pair of tensors `NAME.lora_a` and `NAME.lora_b`, and so changes nothing")]
+    #[error("it has no pair of tensors `NAME.lora_a` and `NAME.lora_b`")]
     NoPair,
     /// NaN or infinite values. An adapter scale of zero would not remove them, so they would reach
     /// requests that do not use the adapter.
@@ -38,7 +38,7 @@ pub enum AdapterError {
     Values { tensor: String, reason: String },
     /// Rank above the dimensions of the model's matrix.
     #[error(
-        "`{a}` and its other half have rank {rank}, more than the model's tensor of shape {model:?} has rows or columns"
+        "`{a}` has rank {rank}, more than the rows or columns of the model's tensor of shape {model:?}"
     )]
     HighRank { a: String, rank: u64, model: Vec<usize> },
     /// Activated LoRA, which applies only from certain tokens on.
@@ -48,20 +48,20 @@ pub enum AdapterError {
     )]
     ActivatedLora,
     /// Scale that is not finite.
-    #[error("`adapter.lora.alpha` is {alpha}, which is no number to scale by")]
+    #[error("`adapter.lora.alpha` is {alpha}: it must be a finite number")]
     Alpha { alpha: f32 },
     /// Tensor that is neither `lora_a` nor `lora_b`.
     #[error("tensor `{tensor}` ends neither in `.lora_a` nor in `.lora_b`")]
     Suffix { tensor: String },
     /// Pair with one matrix missing.
-    #[error("tensor `{found}` has no `{missing}` beside it")]
+    #[error("tensor `{found}` needs `{missing}`, which is missing")]
     Half { found: String, missing: String },
     /// Tensor that the model does not have.
     #[error("the model has no tensor `{tensor}`: the adapter was made for another model")]
     NoTensor { tensor: String },
     /// Tensor that is not a matrix, or that this architecture does not multiply with.
     #[error(
-        "tensor `{tensor}` is not one that the model multiplies with, so its change cannot be applied"
+        "tensor `{tensor}` is not a matrix of the model's multiplications, so the adapter cannot change it"
     )]
     Unused { tensor: String },
     /// Tensor of a wrong shape.

@@ -65,7 +65,7 @@ fn bounded_kda(keys: &Keys<'_>) -> Result<KdaConfig, ModelError> {
         return Err(ModelError::KeyValue {
             key,
             value,
-            reason: "states must fade at a bounded rate",
+            reason: "the decay of states needs a lower bound",
         });
     }
     Ok(KdaConfig {

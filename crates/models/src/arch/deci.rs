@@ -70,8 +70,10 @@ pub(super) fn load(
             }
             (heads, kv_heads) => {
                 let reason = "query heads must be a multiple of the key heads";
-                let (key, value) =
-                    (keys.name("attention.head_count"), format!("{heads} beside {kv_heads}"));
+                let (key, value) = (
+                    keys.name("attention.head_count"),
+                    format!("{heads} with {kv_heads} key heads"),
+                );
                 return Err(ModelError::KeyValue { key, value, reason });
             }
         };
@@ -88,7 +90,11 @@ pub(super) fn load(
     }
     if cache.is_empty() {
         let (key, value) = (keys.name("attention.head_count_kv"), "0 in every layer".into());
-        return Err(ModelError::KeyValue { key, value, reason: "one layer at least must attend" });
+        return Err(ModelError::KeyValue {
+            key,
+            value,
+            reason: "at least one layer needs attention",
+        });
     }
     let norm = w.norm("output_norm", hp.n_embd, eps)?;
     let head = w.output_head(table, hp.n_embd, hp.n_vocab)?;

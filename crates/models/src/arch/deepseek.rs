@@ -37,7 +37,7 @@ pub(super) fn load_ocr(
         let what = format!("`{}`", keys.name("attention.sliding_window"));
         return Err(ModelError::Unsupported {
             what,
-            reason: "use a model that sees its whole context",
+            reason: "use a model without a sliding window",
         });
     }
     let hidden = keys.count("expert_feed_forward_length")?;

@@ -55,9 +55,9 @@ fn blocks(keys: &Keys<'_>, layers: usize) -> Result<Vec<usize>, ModelError> {
     let wrong =
         |value: String, reason| Err(ModelError::KeyValue { key: keys.name(KEY), value, reason });
     match keys.per_layer(KEY, layers)? {
-        None => wrong("absent".into(), "a number of tokens for each layer is needed"),
+        None => wrong("absent".into(), "it must have one number of tokens per layer"),
         Some(blocks) => match blocks.iter().find(|&&block| block > MAX_BLOCK) {
-            Some(block) => wrong(block.to_string(), "a block has at most 65536 tokens"),
+            Some(block) => wrong(block.to_string(), "must be at most 65536"),
             None => Ok(blocks),
         },
     }
@@ -92,7 +92,7 @@ impl DeepSeek4Config {
             return wrong(
                 "attention.value_length",
                 hp.value_dim,
-                "keys are values, and must be as long",
+                "keys are also the values, so it must equal attention.key_length",
             );
         }
         let groups = keys.count("attention.output_group_count")?;
@@ -100,7 +100,7 @@ impl DeepSeek4Config {
             return wrong(
                 "attention.output_group_count",
                 groups,
-                "heads must come in groups of one size",
+                "must divide the number of heads",
             );
         }
         let rope = RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?;

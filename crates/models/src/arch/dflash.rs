@@ -74,8 +74,7 @@ const MAX_ROWS: usize = 256;
 pub(super) fn load(keys: &Keys<'_>, w: &mut Weights<'_>) -> Result<Companion, ModelError> {
     if keys.opt_count("hyper_connection.count")?.is_some_and(|count| count > 0) {
         let what = "a DSpark draft model with several residual streams".to_owned();
-        let reason =
-            "models that have such carry states, and are not guessed for; run the model without it";
+        let reason = "its target models are recurrent, which speculative decoding does not support; run the model without the draft model";
         return Err(ModelError::Unsupported { what, reason });
     }
     let config = DflashConfig::read(keys, w)?;
@@ -140,14 +139,14 @@ fn block(
     if rows <= first_output_row || rows > MAX_ROWS {
         let (key, value) = (keys.name("block_size"), rows.to_string());
         let reason =
-            "must be at most 256, and more than the newest token where its row says nothing";
+            "must be at most 256, and at least 2 unless the newest token's row predicts a token";
         return Err(ModelError::KeyValue { key, value, reason });
     }
     let mask = keys.meta().opt_u32(MASK)?;
     let Some(mask) = mask.filter(|&mask| (mask as usize) < hp.n_vocab) else {
         let (key, value) =
             (MASK.into(), mask.map_or_else(|| "absent".into(), |mask| mask.to_string()));
-        let reason = "the token that stands for one that is not known is needed";
+        let reason = "the mask token must be in the vocabulary";
         return Err(ModelError::KeyValue { key, value, reason });
     };
     Ok(companion::DraftBlock {

@@ -134,7 +134,8 @@ fn source(
     let last = (0..own_kv_layers).rev().find(|&at| windows.slides(at) == windows.slides(i));
     last.map(Some).ok_or_else(|| {
         let (key, value) = (keys.name("attention.sliding_window_pattern"), format!("of layer {i}"));
-        let reason = "the layers with keys of their own must have one of each kind";
+        let reason =
+            "the layers with their own keys must include one with a window and one without";
         ModelError::KeyValue { key, value, reason }
     })
 }
@@ -146,11 +147,7 @@ fn own_kv_layers(keys: &Keys<'_>, hp: &Hparams) -> Result<usize, ModelError> {
     };
     hp.n_layer.checked_sub(shared).filter(|&own_kv_layers| own_kv_layers > 0).ok_or_else(|| {
         let (key, value) = (keys.name("attention.shared_kv_layers"), shared.to_string());
-        ModelError::KeyValue {
-            key,
-            value,
-            reason: "the first layer needs keys and values of its own",
-        }
+        ModelError::KeyValue { key, value, reason: "the first layer needs its own keys and values" }
     })
 }
 

@@ -128,7 +128,7 @@ impl<'a, 'k> Gemma4Config<'a, 'k> {
         let source = self.own_kv_layers.checked_sub(if self.windows.slides(i) { 2 } else { 1 });
         let source = source.filter(|&at| self.windows.slides(at) == self.windows.slides(i)).ok_or_else(|| {
             let reason =
-                "the layers before those that share must end with a sliding one and one that sees everything";
+                "the layers before the shared ones must end with one with a window and one without";
             let key = self.keys.name("attention.shared_kv_layers");
             ModelError::KeyValue { key, value: (self.hp.n_layer - self.own_kv_layers).to_string(), reason }
         })?;
@@ -169,7 +169,7 @@ fn same_dims(keys: &Keys<'_>, hp: &Hparams, local_dim: usize) -> Result<(), Mode
     Err(ModelError::KeyValue {
         key,
         value: found.to_string(),
-        reason: "must be the size of a key head",
+        reason: "must equal the size of a key head",
     })
 }
 
@@ -177,11 +177,7 @@ fn own_kv_layers(keys: &Keys<'_>, hp: &Hparams) -> Result<usize, ModelError> {
     let shared = keys.opt_count("attention.shared_kv_layers")?.unwrap_or(0);
     hp.n_layer.checked_sub(shared).filter(|&own_kv_layers| own_kv_layers > 0).ok_or_else(|| {
         let (key, value) = (keys.name("attention.shared_kv_layers"), shared.to_string());
-        ModelError::KeyValue {
-            key,
-            value,
-            reason: "the first layer needs keys and values of its own",
-        }
+        ModelError::KeyValue { key, value, reason: "the first layer needs its own keys and values" }
     })
 }
 

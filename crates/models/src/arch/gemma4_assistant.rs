@@ -92,7 +92,7 @@ impl Gemma4AssistantConfig {
         let window = keys.count("attention.sliding_window")?;
         if window < 2 {
             let key = keys.name("attention.sliding_window");
-            let reason = "must be 2 or more: the newest token's own keys are not there yet";
+            let reason = "must be 2 or more, because the newest token's keys are not computed yet";
             return Err(ModelError::KeyValue { key, value: window.to_string(), reason });
         }
         Ok(Self {

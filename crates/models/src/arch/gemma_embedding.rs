@@ -60,7 +60,7 @@ fn projections(
         let output = keys.opt_count(&format!("{name}_feat_out"))?.unwrap_or(hp.n_embd);
         if let Some(dense) = w.opt_linear(name, input, output)? {
             if input != width {
-                let reason = "must be as wide as what comes before it";
+                let reason = "must equal the output width of the layer before it";
                 let key = keys.name(&format!("{name}_feat_in"));
                 return Err(ModelError::KeyValue { key, value: input.to_string(), reason });
             }
@@ -70,7 +70,7 @@ fn projections(
     }
     if width != hp.n_embd {
         let key = keys.name("dense_3_feat_out");
-        let reason = "vectors of texts must be as wide as the model";
+        let reason = "must equal embedding_length";
         return Err(ModelError::KeyValue { key, value: width.to_string(), reason });
     }
     Ok(projections)

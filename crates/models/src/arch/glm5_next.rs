@@ -82,14 +82,14 @@ impl Indexers {
             return wrong(
                 "kpool",
                 block.to_string(),
-                "must be more than one and divide attention.indexer.top_k",
+                "must be at least 2 and divide attention.indexer.top_k",
             );
         }
         if keys.opt_bool("attention.indexer.kpool_select_tail")? == Some(false) {
             return wrong(
                 "kpool_select_tail",
                 "false".into(),
-                "the first tokens would see nothing",
+                "must be true, because the first tokens have no other positions",
             );
         }
         let owners = keys.flags("attention.indexer.types", hp.n_layer)?;
@@ -98,8 +98,8 @@ impl Indexers {
         if first.is_some_and(|first| !owners[first]) {
             return wrong(
                 "types",
-                "none in the first layer that attends".into(),
-                "there is none that it could share",
+                "absent in the first layer with attention".into(),
+                "the first layer with attention has no earlier indexer to share",
             );
         }
         let eps = keys.opt_f32("attention.layer_norm_epsilon")?.unwrap_or(KEY_EPS);

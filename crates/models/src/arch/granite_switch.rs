@@ -57,7 +57,7 @@ impl Adapters {
             return Err(ModelError::KeyValue {
                 key,
                 value,
-                reason: "there must be one for each adapter",
+                reason: "must have one token per adapter",
             });
         }
         match tokens.iter().find(|&&token| token as usize >= n_vocab) {

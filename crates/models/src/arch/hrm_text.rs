@@ -36,7 +36,7 @@ pub(super) fn load(
     let (depth, cycles, lower_passes) = (depth?, cycles?, lower_passes?);
     let passed = depth.saturating_mul(cycles).saturating_mul(lower_passes.saturating_add(1));
     if passed != hp.n_layer {
-        let reason = "must be the layers of a stack, as often as both are passed in all cycles";
+        let reason = "must be hrm.layers_per_stack × hrm.h_cycles × (hrm.l_cycles + 1)";
         let (key, value) = (keys.name("block_count"), hp.n_layer.to_string());
         return Err(ModelError::KeyValue { key, value, reason });
     }

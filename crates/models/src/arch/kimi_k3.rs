@@ -65,7 +65,7 @@ pub(super) fn load(
 fn activation(keys: &Keys<'_>) -> Result<Glu, ModelError> {
     let required = |key: &str| {
         keys.opt_f32(key)?.ok_or_else(|| {
-            let reason = "the bounds of the unit are needed";
+            let reason = "the activation needs its bounds";
             ModelError::KeyValue { key: keys.name(key), value: "absent".into(), reason }
         })
     };

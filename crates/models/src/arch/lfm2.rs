@@ -67,8 +67,8 @@ fn load_with(
         Ok(HybridLayer { norm: b.norm("attn_norm")?, mixers: vec![mixer], ffn })
     })?;
     if w.has("dense_2.weight") {
-        let what = "`dense_2`, by which each token has a vector of its own,".to_owned();
-        return Err(ModelError::Unsupported { what, reason: "texts have one vector here" });
+        let what = "`dense_2` (one embedding per token)".to_owned();
+        return Err(ModelError::Unsupported { what, reason: "a text has one embedding" });
     }
     // Files store the last norm under the name of an embedding norm.
     let last = norm.load(w, "token_embd_norm", &[hp.n_embd])?;

@@ -21,7 +21,7 @@ pub(super) fn load(
     let rope = w.factored_rope(&RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?, RopeKind::Norm)?;
     let loops = keys.count_or("num_loops", 1)?;
     if loops.saturating_mul(hp.n_layer) > MAX_LAYERS as usize {
-        let reason = "the layers, as often as they are passed, must not be more than 512";
+        let reason = "num_loops × block_count must be at most 512";
         let (key, value) = (keys.name("num_loops"), loops.to_string());
         return Err(ModelError::KeyValue { key, value, reason });
     }

@@ -24,7 +24,7 @@ pub(super) fn load(
     let (norm, ssm) = (NormKind::Rms(eps), SsmKeys::read(keys, false)?);
     if !ssm.inner.is_multiple_of(ssm.rank) {
         let (key, value) = (keys.name("ssm.time_step_rank"), ssm.rank.to_string());
-        let reason = "the heads must share ssm.inner_size evenly";
+        let reason = "must divide ssm.inner_size";
         return Err(ModelError::KeyValue { key, value, reason });
     }
     let rope = w.rope(RopeKeys::read(keys, hp.key_dim, hp.n_ctx)?.table(RopeKind::Neox, None));

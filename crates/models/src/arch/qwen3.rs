@@ -46,7 +46,7 @@ pub(super) fn load_grove(
     let each = keys.count("experts_per_group")?;
     if !shape.experts.is_multiple_of(each) {
         let (key, value) = (keys.name("experts_per_group"), each.to_string());
-        let reason = "the experts must come in groups of this size";
+        let reason = "must divide expert_count";
         return Err(ModelError::KeyValue { key, value, reason });
     }
     let scale = keys.f32("expert_group_scale")?;

@@ -47,7 +47,7 @@ pub(super) fn load(
 pub(super) fn mrope_keys(keys: &Keys<'_>, hp: &Hparams) -> Result<RopeKeys, ModelError> {
     let key = keys.name("rope.dimension_sections");
     if keys.meta().array(&key)?.is_none() {
-        let reason = "it says which pairs turn by what of a place";
+        let reason = "the multimodal rotary embedding needs it";
         return Err(ModelError::KeyValue { key, value: "absent".into(), reason });
     }
     RopeKeys::read(keys, hp.key_dim, hp.n_ctx)

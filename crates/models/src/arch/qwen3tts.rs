@@ -30,8 +30,11 @@ pub(super) fn load(
         return Ok(Decoder::new(w, &hp, norm, layers)?.into_architecture(&hp));
     };
     let others = hp.n_vocab - codes;
-    let no_code =
-        w.constant("logits of what is no code", &[others], &vec![f32::NEG_INFINITY; others]);
+    let no_code = w.constant(
+        "logits of tokens other than codes",
+        &[others],
+        &vec![f32::NEG_INFINITY; others],
+    );
     let last = norm.load(w, "output_norm", &[hp.n_embd])?;
     let head = w.linear("output", hp.n_embd, codes)?;
     let decoder = Decoder::with_head(w, &hp, (last, head), layers)?;

@@ -88,7 +88,7 @@ impl Indexers {
             None => Ok(Self { sizes, rope, blocks }),
             Some(block) => {
                 let (key, value) = (keys.name(KEY), block.to_string());
-                let reason = "a block has at most 65536 tokens, and attention.indexer.top_k is of whole blocks";
+                let reason = "must be at most 65536 and divide attention.indexer.top_k";
                 Err(ModelError::KeyValue { key, value, reason })
             }
         }

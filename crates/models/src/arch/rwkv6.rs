@@ -62,7 +62,7 @@ impl Rwkv6Config {
             return Err(ModelError::KeyValue {
                 key,
                 value,
-                reason: "all heads must share these evenly",
+                reason: "must divide the number of heads",
             });
         }
         let ranks = [keys.count("time_mix_extra_dim")?, keys.count("time_decay_extra_dim")?];

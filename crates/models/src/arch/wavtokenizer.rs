@@ -87,7 +87,7 @@ pub(super) fn load(
         Err(ModelError::KeyValue { key: keys.name(key), value: value.to_string(), reason })
     };
     if keys.hidden_size("convnext.embedding_length")? != width {
-        return wrong("convnext.embedding_length", width, "must be as posnet.embedding_length");
+        return wrong("convnext.embedding_length", width, "must equal posnet.embedding_length");
     }
     let blocks = keys.count("posnet.block_count")?;
     if blocks != POSNET_BLOCKS {
@@ -140,7 +140,7 @@ impl WavTokenizerSizes {
         let groups = keys.count("attention.group_norm_groups")?;
         if !width.is_multiple_of(groups) {
             let (key, value) = (keys.name("attention.group_norm_groups"), groups.to_string());
-            let reason = "the features must come in groups of one size";
+            let reason = "the number of groups must divide the features";
             return Err(ModelError::KeyValue { key, value, reason });
         }
         Ok(Self {

@@ -48,7 +48,7 @@ fn causal_only_layers_cannot_become_an_encoder() {
         assert_eq!(
             text,
             format!(
-                "key `{key}` is false: this architecture has windows or states, which only look back"
+                "key `{key}` is false: this architecture has sliding windows or recurrent states, which are causal"
             )
         );
     }
@@ -105,8 +105,8 @@ fn missing_parts_of_an_indexer_are_named() {
     }
     let key = "glm-dsa.attention.indexer.types";
     for (value, found) in [
-        (Value::from(vec![false, true, true, true]), "the first layer has none"),
-        (Value::from(false), "the first layer has none"),
+        (Value::from(vec![false, true, true, true]), "absent in the first layer"),
+        (Value::from(false), "absent in the first layer"),
         (Value::from(vec![true; 3]), "3 entries"),
     ] {
         let text = refused("glm-dsa", with(key, value), "");
@@ -135,11 +135,11 @@ fn missing_parts_of_pooled_attention_are_named() {
         let text = refused("deepseek4", with(&key, value), "");
         assert!(text.starts_with(&format!("key `{key}` ")) && text.contains(reason), "{text}");
     };
-    wrong("output_group_count", 4u32.into(), "groups of one size");
-    wrong("value_length", 16u32.into(), "keys are values");
+    wrong("output_group_count", 4u32.into(), "must divide the number of heads");
+    wrong("value_length", 16u32.into(), "keys are also the values");
     wrong("compress_ratios", vec![4u32, 128].into(), "");
-    wrong("compress_ratios", vec![4u32, 1 << 17, 0].into(), "a block has at most 65536 tokens");
-    wrong("indexer.key_length", 8u32.into(), "must not be less than rope.dimension_count");
+    wrong("compress_ratios", vec![4u32, 1 << 17, 0].into(), "must be at most 65536");
+    wrong("indexer.key_length", 8u32.into(), "must be at least rope.dimension_count");
     let key = "deepseek4.attention.compress_ratios";
     let text = refused("deepseek4", |meta| drop(meta.remove(key)), "");
     assert!(text.starts_with(&format!("key `{key}` is absent")), "{text}");

@@ -25,7 +25,7 @@ fn missing_parts_of_hyper_connections_are_named() {
             "hy_v4",
             "hyper_connection.epsilon",
             Value::from(f32::NAN),
-            "must be a small number, not negative",
+            "must be a small number, at least 0",
         ),
         ("hy_v4", "hyper_connection.magnitude", Value::from(f32::INFINITY), "must be a number"),
         (
@@ -65,10 +65,14 @@ fn missing_parts_of_gated_streams_and_blocks_are_named() {
     for (key, value, reason) in [
         ("hyper_connection.count", Value::from(1u32), "must be between 2 and 16"),
         ("hyper_connection.low_rank", 0u32.into(), "must be positive"),
-        ("attention.compress_ratios", vec![0u32, 8, 0, 8].into(), "is of whole blocks"),
-        ("attention.compress_ratios", vec![0u32, 1 << 17, 0, 4].into(), "at most 65536 tokens"),
+        (
+            "attention.compress_ratios",
+            vec![0u32, 8, 0, 8].into(),
+            "and divide attention.indexer.top_k",
+        ),
+        ("attention.compress_ratios", vec![0u32, 1 << 17, 0, 4].into(), "at most 65536"),
         ("attention.compress_ratios", vec![4u32, 4].into(), ""),
-        ("attention.indexer.key_length", 6u32.into(), "must not be less than rope.dimension_count"),
+        ("attention.indexer.key_length", 6u32.into(), "must be at least rope.dimension_count"),
         ("attention.indexer.top_k", 0u32.into(), "must be positive"),
     ] {
         let key = format!("qwen4exp.{key}");
@@ -112,8 +116,8 @@ fn missing_parts_of_n_gram_embeddings_are_named() {
         let text = refused("qwen4exp", with(&key, value), "");
         assert!(text.starts_with(&format!("key `{key}` ")) && text.contains(reason), "{text}");
     };
-    wrong("ple.layers", vec![4u32].into(), "is 4: there is no such layer");
-    wrong("ple.layers", vec![0u32, 2].into(), "is a list of 2: one layer alone");
+    wrong("ple.layers", vec![4u32].into(), "is 4: the model has no such layer");
+    wrong("ple.layers", vec![0u32, 2].into(), "is a list of 2 entries: only one layer");
     wrong("ple.layers", 2u32.into(), "must be an array");
     for size in [0u32, 1, 9, u32::MAX] {
         wrong("ple.ngram_size", size.into(), "must be");
@@ -122,33 +126,33 @@ fn missing_parts_of_n_gram_embeddings_are_named() {
         wrong(
             "ple.heads_per_ngram",
             each.into(),
-            if each == 0 { "must be positive" } else { "at most 64 rows" },
+            if each == 0 { "must be positive" } else { "must be at most 64" },
         );
     }
     wrong("ple.conv_kernel", 1u32.into(), "must be between 2 and 64");
     wrong(
         "ple.layer_multipliers",
         vec![1u64, 3, 5].into(),
-        "a list of 3: as many are needed as an n-gram has ids",
+        "a list of 3 entries: must have ple.ngram_size entries",
     );
     wrong("ple.layer_multipliers", vec![-1i64, 3, 5, 7].into(), "integers from 0 to 2^64-1");
     wrong(
         "ple.head_offsets",
         vec![0u64; 7].into(),
-        "a list of 7: as many are needed as ple.heads_per_ngram says",
+        "a list of 7 entries: must have ple.heads_per_ngram ×",
     );
-    wrong("ple.head_vocab_sizes", vec![61u64; 5].into(), "a list of 5: as many are needed");
+    wrong("ple.head_vocab_sizes", vec![61u64; 5].into(), "a list of 5 entries: must have");
     wrong("ple.head_vocab_sizes", vec![61u64, 67, 0, 73, 79, 83].into(), "is 0: no head");
     // 448 rows: the last head ends with row 434.
     wrong(
         "ple.head_offsets",
         vec![0u64, 61, 128, 199, 272, 366].into(),
-        "is 366, for 83 rows of 448: the table",
+        "is 366, for 83 rows of 448: must be within the table",
     );
     wrong(
         "ple.head_offsets",
         vec![u64::MAX, 61, 128, 199, 272, 351].into(),
-        "the table does not reach so far",
+        "must be within the table",
     );
     wrong(
         "ple.head_vocab_sizes",

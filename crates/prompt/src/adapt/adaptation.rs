@@ -44,22 +44,22 @@ impl Adaptation {
     /// A sentence for users.
     pub fn description(self) -> &'static str {
         match self {
-            Self::Merged => "neighbouring messages of one role became one message",
+            Self::Merged => "adjacent messages of one role were merged",
             Self::Moved => {
-                "the text of a system message stands in another place, or a text stands before its calls in a message of its own"
+                "a system message was moved, or a text was moved to its own message before its calls"
             }
-            Self::Reordered => "each result stands behind its call, in the order of the calls",
+            Self::Reordered => "each result was moved after its call, in the order of the calls",
             Self::Placeholder => {
-                "a text stands for calls, for an image, or for a turn that the template requires"
+                "a text replaces calls or an image, or is a user message that the template requires"
             }
             Self::Repaired => {
-                "arguments of a call that were no JSON object became the text of an argument"
+                "arguments of a call that were not a JSON object became one text argument"
             }
             Self::Dropped => {
-                "messages or parts of them were left out: the context is too small, or the template has no place for them"
+                "messages or parts of them were left out: the context is too small, or the template does not support them"
             }
             Self::Renamed => {
-                "a message has another role: developer as system, a late system message or a result as user"
+                "a message has another role: developer became system, a late system message or a result became user"
             }
         }
     }

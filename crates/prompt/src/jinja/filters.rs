@@ -517,7 +517,7 @@ fn url_pairs(value: &Value) -> EvalResult {
             .iter()
             .map(|pair| match <[Value; 2]>::try_from(pair.iterate()?) {
                 Ok([k, v]) => Ok((k, v)),
-                Err(_) => Err("urlencode wants a mapping or pairs".into()),
+                Err(_) => Err("urlencode requires a mapping or pairs".into()),
             })
             .collect::<EvalResult<Vec<_>>>()?,
         other => return Ok(Value::str(url_quote(&to_str(other)?))),

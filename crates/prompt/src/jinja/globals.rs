@@ -101,7 +101,7 @@ impl Interpreter {
                     match <[Value; 2]>::try_from(pair.iterate()?) {
                         Ok([key, value]) => entries.push((key, value)),
                         Err(_) => {
-                            return Err("dictionary update sequence element is no pair".into());
+                            return Err("dictionary update sequence element is not a pair".into());
                         }
                     }
                 }

@@ -56,15 +56,15 @@ pub enum CallError {
         name: String,
     },
     /// The call does not have the syntax of the model's calls.
-    #[error("a call has the form {0}")]
+    #[error("invalid call syntax: expected {0}")]
     Syntax(&'static str),
     /// The complete call differs from the streamed one.
-    #[error("a name or arguments come twice")]
+    #[error("the call has two names or two sets of arguments")]
     Changed,
     /// The text ends inside a call.
-    #[error("the text ends inside of the call")]
+    #[error("the call is incomplete")]
     Unclosed,
     /// The text ends inside a tag.
-    #[error("the text ends inside of a tag")]
+    #[error("the tag is incomplete")]
     TagCutOff,
 }

@@ -233,7 +233,7 @@ fn a_conversation_that_cannot_be_adapted_is_refused_with_the_index_of_the_messag
     let error = adapted(&go, &[message("user", "a"), message("critic", "b")]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "messages[1]: the role \"critic\" is unknown to this model's template: use system, user, assistant or tool"
+        "messages[1]: unknown role \"critic\": use system, user, assistant or tool"
     );
 }
 

@@ -138,11 +138,11 @@ impl LineSource for Editor {
                     discard_input();
                     // The error of a closed standard error is ignored, because no other output
                     // remains.
-                    let _ = writeln!(io::stderr(), "that is not UTF-8 and was left out");
+                    let _ = writeln!(io::stderr(), "ignored input that is not UTF-8");
                     initial =
                         self.editor.helper().map(|helper| helper.line.take()).unwrap_or_default();
                 }
-                Err(e) => return Err(e).context("reading from the terminal"),
+                Err(e) => return Err(e).context("cannot read from the terminal"),
             }
         }
     }
@@ -167,7 +167,7 @@ fn warn_without_history(action: &str, path: Option<&Path>, error: &io::Error) {
     // The error of a closed standard error is ignored, because no other output remains.
     let _ = writeln!(
         io::stderr(),
-        "warning: cannot {action} the history {path}: {error}: going on without it"
+        "warning: cannot {action} the history {path}: {error}; continuing without it"
     );
 }
 
@@ -291,10 +291,10 @@ fn edit(editor: &str, text: &str) -> Result<String> {
                 "editor \"{program}\" not found, set OLLAMA_EDITOR to the path of your preferred editor"
             )
         }
-        status => status.with_context(|| format!("starting the editor \"{program}\""))?,
+        status => status.with_context(|| format!("cannot start the editor \"{program}\""))?,
     };
     anyhow::ensure!(status.success(), "the editor \"{program}\" failed: {status}");
-    let edited = std::fs::read(&path).context("reading the edited text")?;
+    let edited = std::fs::read(&path).context("cannot read the edited text")?;
     let edited = String::from_utf8(edited).context("the edited text is not UTF-8")?;
     Ok(edited.trim_end_matches(['\r', '\n']).to_owned())
 }

@@ -36,15 +36,15 @@ const SET: &str = "Available Commands:
   /set parameter ...     Set a parameter of the model
   /set system <string>   Set the system message
   /set history           Keep a history of your input
-  /set nohistory         Keep no history
+  /set nohistory         Do not keep a history
   /set wordwrap          Break lines between words
-  /set nowordwrap        Leave lines as they are
+  /set nowordwrap        Do not break lines
   /set format json       Answer in JSON
   /set noformat          Answer in any format
   /set verbose           Show statistics after each answer
-  /set quiet             Show no statistics
-  /set think [level]     Let the model think before it answers
-  /set nothink           Let the model answer at once
+  /set quiet             Do not show statistics
+  /set think [level]     Enable thinking before the answer
+  /set nothink           Disable thinking
 
 ";
 
@@ -78,15 +78,15 @@ const SHORTCUTS: &str = "Available keyboard shortcuts:
 
 const PARAMETERS: &str = "Available Parameters:
   /set parameter seed <int>             Random number seed
-  /set parameter num_predict <int>      Most tokens to predict
+  /set parameter num_predict <int>      Maximum number of tokens to predict
   /set parameter top_k <int>            Pick from the top k tokens
-  /set parameter top_p <float>          Pick from tokens that sum up to this
-  /set parameter min_p <float>          Drop tokens below this part of the best
+  /set parameter top_p <float>          Pick from tokens with this total probability
+  /set parameter min_p <float>          Drop tokens below this share of the best
   /set parameter num_ctx <int>          Set the context length
   /set parameter temperature <float>    Set how creative the answers are
   /set parameter repeat_penalty <float> How strongly to penalize repetitions
   /set parameter repeat_last_n <int>    How far back to look for repetitions
   /set parameter num_gpu <int>          The number of layers to send to the GPU
-  /set parameter stop <string> ...      Where to stop the answer
+  /set parameter stop <string> ...      Strings that stop the answer
 
 ";

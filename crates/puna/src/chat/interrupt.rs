@@ -39,7 +39,7 @@ impl Interrupt {
                 if clone.is_pending(last) {
                     #[cfg(unix)]
                     terminal.restore();
-                    crate::out::note("interrupted again: ending at once");
+                    crate::out::note("interrupted again: exiting now");
                     std::process::exit(EXIT_STATUS);
                 }
                 last = Some(Instant::now());

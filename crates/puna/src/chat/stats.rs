@@ -54,8 +54,8 @@ pub fn write_stats(metrics: &Metrics, out: &mut dyn Write) -> io::Result<()> {
         ..
     } = *metrics;
     for (label, drafted, accepted) in [
-        ("guessed from text:", ngram_draft_count, ngram_accepted_count),
-        ("guessed by draft:", model_draft_count, model_accepted_count),
+        ("ngram drafts:", ngram_draft_count, ngram_accepted_count),
+        ("model drafts:", model_draft_count, model_accepted_count),
     ] {
         let percent = 100.0 * accepted as f64 / drafted.max(1) as f64;
         row(
@@ -84,8 +84,7 @@ pub fn warn_truncated(metrics: &Metrics, remedy: &str, out: &mut dyn Write) -> i
     let left_out = left_out.join(" and ");
     writeln!(
         out,
-        "warning: the context is too short: {left_out} left out, {prompt_eval_count} token(s) of the prompt read; \
-         for a longer one: {remedy}"
+        "warning: the context is too short: {left_out} left out, {prompt_eval_count} token(s) of the prompt read; set a longer context with {remedy}"
     )
 }
 
@@ -101,8 +100,7 @@ mod tests {
             String::from_utf8(out).expect("text")
         };
         let cut = Metrics { prompt_eval_count: 66, truncated_tokens: 244, ..Metrics::default() };
-        let want = "warning: the context is too short: 244 token(s) left out, 66 token(s) of the prompt read; \
-                    for a longer one: num_ctx\n";
+        let want = "warning: the context is too short: 244 token(s) left out, 66 token(s) of the prompt read; set a longer context with num_ctx\n";
         assert_eq!(said(&cut), want);
         let dropped = Metrics { truncated_messages: 2, ..cut };
         assert!(
@@ -147,7 +145,7 @@ eval rate:            19.93 tokens/s
     fn draft_tokens_are_shown_by_source() {
         let metrics =
             Metrics { ngram_draft_count: 40, ngram_accepted_count: 30, ..Metrics::default() };
-        assert_eq!(stats(&metrics), "guessed from text:    40 token(s), 30 accepted (75 %)\n");
+        assert_eq!(stats(&metrics), "ngram drafts:         40 token(s), 30 accepted (75 %)\n");
     }
 
     #[test]

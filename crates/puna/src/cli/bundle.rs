@@ -4,13 +4,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-pub const EXPORT_HELP: &str = "\
-FILE.tar gets the models as they are, with templates and parameters: `puna import` stores them elsewhere, and tools of container
+pub const EXPORT_HELP: &str = "FILE.tar gets the models as they are, with templates and parameters: `puna import` stores them elsewhere, and tools of container
 registries read it (OCI image layout). FILE.gguf gets the weights of one model, for other programs; projectors and adapters become
 separate files next to it. `-` writes a bundle to standard output.
 
 Examples:
-  puna export llama3.2 qwen3:4b models.tar           then, over there: puna import models.tar
+  puna export llama3.2 qwen3:4b models.tar           then, on the other machine: puna import models.tar
   puna export llama3.2 - | ssh host puna import -
   puna export llama3.2 llama3.2.gguf
 

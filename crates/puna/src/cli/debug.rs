@@ -6,7 +6,7 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use super::{JsonArgs, SettingArgs, positive, threads};
 
-/// Commands for engineers.
+/// Commands for debugging the engine.
 #[derive(Subcommand, Debug)]
 pub enum Debug {
     /// Raw logits of some tokens, before any sampling
@@ -140,19 +140,19 @@ pub struct ParseArgs {
     /// A JSON list of the text's pieces in order of arrival; - reads it from standard input
     #[arg(long, value_name = "FILE")]
     pub chunks: PathBuf,
-    /// A JSON list of the tools that the model was offered
+    /// A JSON list of the offered tools
     #[arg(long, value_name = "FILE")]
     pub tools: Option<PathBuf>,
     /// Whether the request enables thinking
     #[arg(long, value_name = "BOOL")]
     pub think: Option<bool>,
-    /// Tag that begins a thought, for the parser thinking
+    /// Opening tag of the reasoning, for the parser thinking
     #[arg(long, value_name = "TAG", default_value = "<think>")]
     pub open: String,
-    /// Tag that ends a thought
+    /// Closing tag of the reasoning
     #[arg(long, value_name = "TAG", default_value = "</think>")]
     pub close: String,
-    /// The prompt has begun the thought already
+    /// The prompt has the opening tag already
     #[arg(long)]
     pub opened: bool,
     /// Print one JSON document

@@ -6,16 +6,16 @@ use clap::Args;
 
 use super::{positive, threads};
 
-pub const BENCH_HELP: &str = "\
-MODEL is the name of a stored model (such as cria) or the path of a GGUF file.
+pub const BENCH_HELP: &str =
+    "MODEL is the name of a stored model (such as cria) or the path of a GGUF file.
 
 Examples:
   puna bench model.gguf -p 512,2048 -n 64            reading a prompt, generating
-  puna bench model.gguf -p 512 -n 32 -d 0,4096       the same behind 4096 tokens
-  puna bench model.gguf -p 0 -n 32 -b 1,4,16         generating for several at once
+  puna bench model.gguf -p 512 -n 32 -d 0,4096       the same, also after 4096 tokens
+  puna bench model.gguf -p 0 -n 32 -b 1,4,16         generating 1, 4 and 16 sequences at once
   puna bench minilm.gguf -e                          64 texts of mixed lengths
-  puna bench model.gguf -p 0 --busy 2                beside a process with two busy threads
-  puna bench model.gguf --memory --start             memory, and the wait for the first word
+  puna bench model.gguf -p 0 --busy 2                next to a process with two busy threads
+  puna bench model.gguf --memory --start             memory, and the time to the first output
   llama-bench -m model.gguf -o json > peer.json
   puna bench model.gguf --compare peer.json --plot chart.svg
 
@@ -47,7 +47,7 @@ pub struct QuantizeArgs {
 pub struct ImatrixArgs {
     /// The model: a stored one or a GGUF file
     pub model: String,
-    /// The text to read; best similar to the texts that the model is used for
+    /// The text to read, ideally similar to the model's later input
     #[arg(short, long)]
     pub file: PathBuf,
     /// The file to write

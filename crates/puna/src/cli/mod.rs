@@ -44,8 +44,8 @@ const CONFIG_HELP: &str = "\
 A setting is taken from the command line, else from the variable PUNA_KEY or OLLAMA_KEY of the environment, else from the
 configuration file: PUNA_CONFIG names it; else it is ~/.config/puna/puna.toml, else /etc/puna/puna.toml. The output has the
 format of this file.";
-const SERVE_HELP: &str = "\
-Settings may also stand in a configuration file; `puna config` shows them all.
+const SERVE_HELP: &str =
+    "Settings may also be in a configuration file; `puna config` shows them all.
 
 Environment Variables:
       OLLAMA_DEBUG               Log more: debug information (1), traces too (2)
@@ -110,8 +110,7 @@ Examples:
 
 Environment Variables:
       OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)";
-const CREATE_HELP: &str = "\
-A Modelfile says what to make the model from and how it behaves:
+const CREATE_HELP: &str = "A Modelfile names the source of the model and its settings:
   FROM cria
   SYSTEM You are a pirate.
   PARAMETER temperature 0.5
@@ -126,9 +125,8 @@ Examples:
 Environment Variables:
       OLLAMA_HOST                Address of the server (default 127.0.0.1:11434)";
 
-const PULL_HELP: &str = "\
-MODEL is [HOST/][NAMESPACE/]NAME[:TAG]; the default host is Ollama's registry. It may be the address of a GGUF file,
-https://HOST/PATH/NAME.gguf; the model is called NAME then.
+const PULL_HELP: &str = "MODEL is [HOST/][NAMESPACE/]NAME[:TAG]; the default host is Ollama's registry. It may be the address of a GGUF file,
+https://HOST/PATH/NAME.gguf; the model is then called NAME.
 The next pull of the model resumes an interrupted one.
 
 Examples:
@@ -143,10 +141,10 @@ Environment Variables:
 
 The server, which runs the pull, also reads:
       OLLAMA_MAX_TRANSFER_STREAMS  Connections of one download (default 8)
-      PUNA_REGISTRY_MIRRORS      Mirrors to ask first
+      PUNA_REGISTRY_MIRRORS      Mirrors to try first
       PUNA_REGISTRY_DEFAULT      Registry of names without a host
       DOCKER_CONFIG              Folder of docker's config.json
-      HTTPS_PROXY, HTTP_PROXY, NO_PROXY  Proxies on the way to registries
+      HTTPS_PROXY, HTTP_PROXY, NO_PROXY  Proxies for registries
       SSL_CERT_FILE              Certificates to trust instead of the system's";
 const PUSH_HELP: &str = "\
 The model's name determines the registry; `puna cp` copies the model to another name. If the registry requires authentication,
@@ -256,7 +254,7 @@ pub enum Command {
     /// Manage the API keys of the server
     #[command(subcommand)]
     Key(KeyCommand),
-    /// Look inside the engine
+    /// Debug the engine, templates and parsers
     #[command(subcommand, after_help = STORE_HELP)]
     Debug(Debug),
     /// Print a completion script for a shell
@@ -291,7 +289,10 @@ pub enum Command {
 
 /// Parses a count of at least 1.
 fn positive(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "it must be a number from 1 up".to_owned())
+    text.parse()
+        .ok()
+        .filter(|n| *n > 0)
+        .ok_or_else(|| "it must be a number of at least 1".to_owned())
 }
 
 /// Parses a number of threads. More than a few per processor would only wait for each other.
@@ -299,7 +300,9 @@ fn threads(text: &str) -> Result<usize, String> {
     let most = 4 * std::thread::available_parallelism().map_or(1, usize::from);
     let within = |n: &usize| (1..=most).contains(n);
     text.parse().ok().filter(within).ok_or_else(|| {
-        format!("it must be a number from 1 to {most}, four times the processors that there are")
+        format!(
+            "it must be a number from 1 to {most}, which is four times the number of processors"
+        )
     })
 }
 

@@ -34,11 +34,11 @@ fn choose(
         return Ok(known.address.clone());
     }
     let Some(first) = found.first() else {
-        bail!("no mirror announces itself on this network: name one by --mirror ADDRESS")
+        bail!("no mirror announces itself on this network: use --mirror ADDRESS")
     };
     let Some(terminal) = terminal else {
         bail!(
-            "{} at {} announces itself as a mirror, which anybody on the network can do: if you trust it, say --mirror {}",
+            "{} at {} announces itself as a mirror, as any machine on the network can: if you trust it, use --mirror {}",
             first.name,
             first.address,
             first.address
@@ -53,7 +53,7 @@ fn choose(
             return Ok(mirror.address.clone());
         }
     }
-    bail!("no mirror was chosen: `puna pull` without --mirror asks the registry")
+    bail!("no mirror was chosen: `puna pull` without --mirror uses the registry")
 }
 
 /// Whether two addresses name the same mirror. One of them may lack the scheme.

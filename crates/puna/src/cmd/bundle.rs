@@ -35,15 +35,15 @@ pub fn export(args: &ExportArgs) -> Result<()> {
     match (end.to_str(), names.as_slice()) {
         _ if args.output == Path::new("-") => export_to_pipe(&store, &names, packaging),
         (Some("tar"), _) => export_bundle(&store, &names, packaging, &args.output),
-        (Some("gguf"), _) if packaging != Format::Ollama => Err(usage::error(
-            "--format is how FILE.tar packages models: a GGUF file has nothing but the weights",
-        )),
+        (Some("gguf"), _) if packaging != Format::Ollama => {
+            Err(usage::error("--format is for FILE.tar only: a GGUF file has only the weights"))
+        }
         (Some("gguf"), [name]) => export_files(&store, name, &args.output),
         (Some("gguf"), _) => {
-            Err(usage::error("a GGUF file has one model; several go into FILE.tar"))
+            Err(usage::error("a GGUF file has one model: use FILE.tar for several"))
         }
         _ => Err(usage::error(format!(
-            "{}: FILE must end with .tar (models as they are) or .gguf (the weights of one)",
+            "{}: FILE must end with .tar (complete models) or .gguf (the weights of one)",
             args.output.display()
         ))),
     }
@@ -58,7 +58,7 @@ fn store_for(references: &[ModelRef]) -> Result<Store> {
     let Some(runner) = runners.pop() else { return Ok(store) };
     if !runners.is_empty() || references.iter().any(|reference| reference.runner.is_none()) {
         return Err(usage::error(
-            "models that are exported together are for one runner: give all the same @runner",
+            "cannot export models for different runners together: use the same @runner for all",
         ));
     }
     for reference in references {
@@ -79,7 +79,7 @@ pub fn import(args: &ImportArgs) -> Result<()> {
         let shown = args.file.display().to_string();
         if args.file.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf")) {
             bail!(
-                "{shown} is no bundle: `puna run {shown}` runs it, and `FROM {shown}` in a Modelfile makes a model of it"
+                "{shown} is not a bundle: use `puna run {shown}`, or `FROM {shown}` in a Modelfile"
             )
         }
         check_file(&args.file)?;
@@ -122,7 +122,9 @@ fn show(display: &mut ProgressDisplay, status: &str, completed: u64, total: u64)
 
 fn export_to_pipe(store: &Store, names: &[ModelName], packaging: Format) -> Result<()> {
     if io::stdout().is_terminal() {
-        return Err(usage::error("a bundle is nothing to look at: send it to a file or a pipe"));
+        return Err(usage::error(
+            "cannot write a bundle to a terminal: redirect it to a file or a pipe",
+        ));
     }
     let mut out = BufWriter::with_capacity(1 << 20, io::stdout().lock());
     bundle(store, names, packaging, &mut out, "exporting")
@@ -162,16 +164,13 @@ fn export_files(store: &Store, name: &ModelName, path: &Path) -> Result<()> {
             return output.finish();
         }
         Weights::Remote => {
-            bail!(
-                "{name} is a model of another server ({}): it has no file",
-                model.config.remote_host
-            )
+            bail!("{name} is a remote model ({}) and has no file", model.config.remote_host)
         }
     };
     let parts = Gguf::open(weights).with_context(|| weights.display().to_string())?.part_count();
     if parts > 1 {
         bail!(
-            "{name} refers to a file in {parts} parts, {} and those beside it",
+            "cannot export {name} to one file: it refers to a split file with {parts} parts, {}",
             weights.display()
         );
     }
@@ -186,7 +185,7 @@ fn export_files(store: &Store, name: &ModelName, path: &Path) -> Result<()> {
         if let Some(expected) = digests.get(from).filter(|expected| **expected != found) {
             let (from, expected) = (from.display(), *expected);
             return Err(StoreError::DigestMismatch { expected, found }).context(format!(
-                "{from} is damaged (`puna verify {name} --repair` fetches it again)"
+                "{from} is damaged: `puna verify {name} --repair` fetches it again"
             ));
         }
     }

@@ -46,7 +46,7 @@ fn table(host: &HostSettings) -> String {
 pub fn load(args: &SettingArgs, mut flags: Vec<(&'static str, String)>) -> Result<Config> {
     for pair in &args.set {
         let Some((key, value)) = pair.split_once('=') else {
-            bail!("--set {pair}: write it as KEY=VALUE, such as --set keep_alive=1h");
+            bail!("--set {pair}: use KEY=VALUE, such as --set keep_alive=1h");
         };
         match check_key(key.trim()) {
             Ok(key) => flags.push((key, value.trim().to_owned())),

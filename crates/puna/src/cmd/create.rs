@@ -56,16 +56,14 @@ fn check(args: &CreateArgs) -> Result<()> {
     {
         if kind.as_ref().is_some_and(|kind| kind.trim().is_empty()) {
             return Err(usage::error(format!(
-                "{flag} needs a type, such as Q4_K_M; leave it out to keep the weights as they are"
+                "{flag} needs a type, such as Q4_K_M; leave it out to keep the weights unchanged"
             )));
         }
         let has_imatrix = flag == "--quantize" && args.imatrix.is_some();
         kind.as_ref().map_or(Ok(()), |kind| check_quantize_type(kind, has_imatrix))?;
     }
     if args.imatrix.is_some() && args.quantize.is_none() {
-        return Err(usage::error(
-            "--imatrix is for quantizing: name a type with --quantize, such as Q4_K_M",
-        ));
+        return Err(usage::error("--imatrix needs --quantize with a type, such as Q4_K_M"));
     }
     Ok(())
 }
@@ -95,11 +93,10 @@ async fn create(
             let from = &request.from;
             // A URL is neither a file name nor the name of a stored model.
             if from.contains("://") {
-                bail!("FROM {from} cannot be pulled: {error}");
+                bail!("cannot pull FROM {from}: {error}");
             }
             bail!(
-                "FROM {from}: no file or folder here, and no stored model (`puna list`), is called so, and it cannot be \
-                 pulled: {error}"
+                "FROM {from}: no such file, folder or stored model (`puna list`), and it cannot be pulled: {error}"
             )
         }
         Err(error) => match replace_digests(&error.to_string(), &given) {
@@ -151,7 +148,7 @@ struct Recipe {
 }
 
 fn read(path: &Path) -> Result<Recipe> {
-    let here = std::env::current_dir().context("cannot tell the working folder")?;
+    let here = std::env::current_dir().context("cannot determine the current directory")?;
     if path == Path::new("-") {
         let mut bytes = Vec::new();
         std::io::Read::read_to_end(&mut std::io::stdin(), &mut bytes)
@@ -161,11 +158,11 @@ fn read(path: &Path) -> Result<Recipe> {
     match read_start(path) {
         Ok(bytes) if bytes.starts_with(b"GGUF") => {
             let shown = path.display();
-            bail!("{shown} is a GGUF file, no Modelfile: write `FROM {shown}` into one")
+            bail!("{shown} is a GGUF file, not a Modelfile: write `FROM {shown}` in a Modelfile")
         }
         Ok(bytes) if bytes.len() as u64 > MAX_MODELFILE_BYTES => {
             bail!(
-                "{} is no Modelfile: it has more than {MAX_MODELFILE_BYTES} bytes",
+                "{} is not a Modelfile: it has more than {MAX_MODELFILE_BYTES} bytes",
                 path.display()
             )
         }
@@ -201,7 +198,7 @@ async fn send_file(
     }
     if refer {
         bail!(
-            "cannot refer to {}: that takes a server on this machine, and its folder of models must be yours to write",
+            "cannot refer to {}: --reference needs a server on this machine and write access to its models directory",
             file.path.display()
         );
     }

@@ -82,13 +82,13 @@ fn evaluator(args: &ImatrixArgs, file: &ModelFile) -> Result<Evaluator> {
     let info = evaluator.info();
     if !info.can_generate {
         bail!(
-            "{} makes embeddings; importance is measured on models that generate text",
+            "{} is an embedding model: an importance matrix needs a model that generates text",
             file.display_name
         );
     }
     if info.start.is_some() {
         bail!(
-            "{} reads prompts with an encoder; importance is measured on models that go on with a text",
+            "{} is an encoder–decoder model: an importance matrix needs a decoder-only model",
             file.display_name
         );
     }
@@ -119,7 +119,7 @@ fn warn_unused_experts(rows: &[ImatrixRow]) {
             (row.counts.iter().filter(|&&count| count == 0).count(), row.counts.len());
         if unused > 0 {
             out::note(format_args!(
-                "{}: {unused} of {all} experts were not used; a longer text reaches more",
+                "{}: {unused} of {all} experts were not used; use a longer text",
                 row.tensor
             ));
         }

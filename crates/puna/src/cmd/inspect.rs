@@ -209,7 +209,7 @@ fn facts_rows(
         "file",
         file.path
             .as_ref()
-            .map_or_else(|| "in this program".into(), |path| path.display().to_string()),
+            .map_or_else(|| "embedded in this program".into(), |path| path.display().to_string()),
     );
     row(
         "size",
@@ -296,7 +296,7 @@ fn memory_text(memory: &MemoryNeeds, facts: &Facts) -> String {
             format!("{weights}, {usual}{} of cache at {all} tokens", cache(all))
         }
         (None, reason) => {
-            format!("{weights}; {}", reason.as_deref().unwrap_or("the rest is not known"))
+            format!("{weights}; {}", reason.as_deref().unwrap_or("other memory is unknown"))
         }
     }
 }

@@ -31,7 +31,7 @@ pub fn run(command: &KeyCommand) -> Result<()> {
                 return out::line(&format!("added '{}'", args.name));
             }
             out::note(format_args!(
-                "The key is shown only now. Servers that use {} ask for a key from here on.",
+                "The key is shown only once. Servers that use {} now require a key.",
                 path.display()
             ));
             out::line(&secret)
@@ -64,7 +64,7 @@ pub fn run(command: &KeyCommand) -> Result<()> {
                 Ok::<_, KeyError>(file.keys.is_empty())
             })?;
             if none_left {
-                out::note("That was the last key: servers ask nobody for a key from here on.");
+                out::note("That was the last key: servers no longer require one.");
             }
             names.iter().try_for_each(|name| out::line(&format!("removed '{name}'")))
         }
@@ -76,7 +76,7 @@ fn parse_public_key(text: &str) -> Result<String> {
     let line = match text.contains("ssh-ed25519") || puna_server::mirror::is_public_key(text) {
         true => text.to_owned(),
         false => std::fs::read_to_string(text)
-            .with_context(|| format!("reading the public key {text}"))?,
+            .with_context(|| format!("cannot read the public key {text}"))?,
     };
     let key = line.split_whitespace().find(|word| puna_server::mirror::is_public_key(word));
     key.map(str::to_owned).with_context(|| {
@@ -91,7 +91,10 @@ fn scopes(args: &KeyAddArgs) -> Result<Vec<Scope>> {
             Some(scope) if scopes.contains(&scope) => {}
             Some(scope) => scopes.push(scope),
             None => {
-                bail!("there is no scope {name:?}: take {}", Scope::ALL.map(Scope::name).join(", "))
+                bail!(
+                    "unknown scope {name:?}: use one of {}",
+                    Scope::ALL.map(Scope::name).join(", ")
+                )
             }
         }
     }

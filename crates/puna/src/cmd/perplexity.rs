@@ -44,17 +44,20 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
     let mut evaluator = compute.evaluator(&file)?;
     let info = evaluator.info().clone();
     if !info.can_generate {
-        bail!("{} makes embeddings and predicts no text", file.display_name);
+        bail!(
+            "{} is an embedding model: perplexity needs a model that generates text",
+            file.display_name
+        );
     }
     if info.start.is_some() {
         bail!(
-            "{} reads prompts with an encoder: it has no perplexity of a text that nothing was asked for",
+            "{} is an encoder–decoder model: perplexity needs a decoder-only model",
             file.display_name
         );
     }
     if info.unmasking.is_some() {
         bail!(
-            "{} fills masked places in any order: it predicts no next token, and has no perplexity",
+            "{} is a diffusion model: perplexity needs an autoregressive model",
             file.display_name
         );
     }
@@ -368,12 +371,10 @@ impl Base {
         let short = || format!("{shown} is too short for saved logits");
         rows.read_exact(&mut magic).with_context(short)?;
         if magic == *b"PUNALGT1" {
-            bail!(
-                "{shown} was saved by an older version, which did not say of which text: save it again"
-            );
+            bail!("{shown} was saved by an older version: save it again");
         }
         if magic != *MAGIC {
-            bail!("{shown} holds no logits saved by --save-logits");
+            bail!("{shown} has no logits saved by --save-logits");
         }
         let mut head = vec![0; want.bytes().len() - MAGIC.len()];
         rows.read_exact(&mut head).with_context(short)?;

@@ -19,19 +19,18 @@ use crate::{out, usage};
 pub fn run(args: &QuantizeArgs) -> Result<()> {
     let Some(target) = FileType::from_name(&args.kind) else {
         let known = FileType::names().join(", ");
-        return Err(usage::error(format!("unknown type {}; known are {known}", args.kind)));
+        return Err(usage::error(format!("unknown type {}: use one of {known}", args.kind)));
     };
     let file = ModelFile::open(&args.input)?;
     let outputs = outputs(args, file.gguf.part_count());
     for output in &outputs {
         if file.gguf.paths().any(|path| same_file(path, output)) {
-            bail!("{} is the file that is read", output.display());
+            bail!("{} is the input file: use another output file", output.display());
         }
     }
     if let Some(from) = quantized_type(&file.gguf) {
         out::note(format_args!(
-            "warning: the model is quantized already ({from}): what was lost by that does not come back; take a file in F16, BF16 or F32 \
-             where there is one"
+            "warning: the model is quantized already ({from}), which loses quality again: use a file in F16, BF16 or F32 if possible"
         ));
     }
     let imatrix = args.imatrix.as_ref().map(|path| Imatrix::open(path)).transpose()?;

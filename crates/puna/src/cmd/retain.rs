@@ -13,7 +13,7 @@ pub fn run(args: RetainArgs) -> Result<()> {
     let config = super::config::load(&settings, Vec::new())?;
     if config.mirror.retention.is_empty() {
         bail!(
-            "there is no rule, and without one everything stays: set mirror.retention, such as --set mirror.retention=library=pulled:30d"
+            "no retention rules are set: set mirror.retention, such as --set mirror.retention=library=pulled:30d"
         );
     }
     let runtime = tokio::runtime::Runtime::new()?;
@@ -32,7 +32,7 @@ pub fn run(args: RetainArgs) -> Result<()> {
     match retained.failed.first() {
         None => Ok(()),
         Some(first) => {
-            bail!("{} could not be removed: {first}", count(retained.failed.len(), "manifest"))
+            bail!("cannot remove {}: {first}", count(retained.failed.len(), "manifest"))
         }
     }
 }
@@ -63,14 +63,11 @@ fn summary(retained: &RetentionReport, dry_run: bool) -> String {
     };
     let done = if dry_run { "would be removed" } else { "removed" };
     let freed = format::bytes(retained.bytes());
-    text.push_str(&format!(
-        "{} {done}, {freed} that nothing else needs\n",
-        count(rows.len(), "manifest")
-    ));
+    text.push_str(&format!("{} {done}, {freed} of unshared data\n", count(rows.len(), "manifest")));
     if retained.own > 0 {
         let own = count(retained.own, "model");
         text.push_str(&format!(
-            "left alone: {own} that no mirror has brought, of which only a rule with the word own speaks\n"
+            "not removed: {own} created or pushed here; only rules with the word own apply\n"
         ));
     }
     text
@@ -88,9 +85,11 @@ mod tests {
     fn the_summary_lists_removals_and_what_more_flags_would_remove() {
         assert_eq!(
             summary(&RetentionReport::default(), false),
-            "0 manifests removed, 0 B that nothing else needs\n"
+            "0 manifests removed, 0 B of unshared data\n"
         );
         let own = RetentionReport { own: 1, ..RetentionReport::default() };
-        assert!(summary(&own, true).ends_with("\nleft alone: 1 model that no mirror has brought, of which only a rule with the word own speaks\n"));
+        assert!(summary(&own, true).ends_with(
+            "\nnot removed: 1 model created or pushed here; only rules with the word own apply\n"
+        ));
     }
 }

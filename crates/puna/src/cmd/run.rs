@@ -53,8 +53,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
             Service::for_file(path, draft.map(draft_file).transpose()?.flatten().as_deref())?
         }
         (false, Some(draft)) if is_path(draft) => bail!(
-            "--speculate {draft}: a stored model takes a stored draft model; store it with `puna create`, or write \
-             DRAFT {draft} into a Modelfile"
+            "--speculate {draft}: a stored model needs a stored draft model; store it with `puna create`, or use DRAFT {draft} in a Modelfile"
         ),
         (false, _) => (Service::connect_or_start()?, args.model.clone()),
     };
@@ -109,13 +108,17 @@ fn draft_file(draft: &str) -> Result<Option<PathBuf>> {
     let found = ModelRef::parse(draft)
         .map_err(StoreError::from)
         .and_then(|model| store.resolve_for(&model.name, model.runner.as_deref()));
-    let unknown =
-        || format!("--speculate {draft} is none of {}, nor a draft model", SpeculateSetting::MODES);
+    let unknown = || {
+        format!(
+            "--speculate {draft}: use one of {}, or the name of a draft model",
+            SpeculateSetting::MODES
+        )
+    };
     match found.with_context(unknown)?.weights {
         Weights::File(path) => Ok(Some(path)),
         Weights::Embedded => Ok(None),
         Weights::Remote => {
-            bail!("--speculate {draft} is a model of another server, which cannot be a draft model")
+            bail!("--speculate {draft}: a remote model cannot be a draft model")
         }
     }
 }
@@ -146,7 +149,7 @@ fn named_parameters(given: &[String]) -> Result<Map<String, Value>> {
     let mut values: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for text in given {
         let (name, value) = text.split_once('=').ok_or_else(|| {
-            usage::error(format!("--parameter {text:?} must be NAME=VALUE, as in temperature=0"))
+            usage::error(format!("--parameter {text:?} must be NAME=VALUE, such as temperature=0"))
         })?;
         values.entry(name.trim()).or_default().push(value);
     }

@@ -73,12 +73,12 @@ fn check(config: &Config) -> Result<()> {
     };
     match (config.address.scheme.as_str(), &config.tls) {
         ("https", None) => bail!(
-            "{} begins with https://, but there is no certificate: set tls.certificate and tls.key, or leave https:// away",
+            "{} begins with https://, but no certificate is set: set tls.certificate and tls.key, or remove https://",
             by()
         ),
         ("http", Some(_)) => {
             bail!(
-                "{} begins with http://, but tls.certificate is set: write https:// or neither",
+                "{} begins with http://, but tls.certificate is set: use https://, or leave out the scheme",
                 by()
             )
         }
@@ -121,11 +121,11 @@ fn shutdown_signal() -> io::Result<impl Future<Output = ()>> {
         };
         signal().await;
         tracing::info!(
-            "asked to end: running answers have a few seconds; asked again, it ends at once"
+            "shutting down; running requests have a few seconds, a second signal exits now"
         );
         let _ = first.send(());
         let again = signal().await;
-        tracing::warn!("asked to end again: ending at once");
+        tracing::warn!("second signal received; exiting now");
         std::process::exit(128 + again.as_raw_value());
     });
     Ok(async { drop(heard.await) })
@@ -139,7 +139,7 @@ fn shutdown_signal() -> io::Result<impl Future<Output = ()>> {
         let _ = tokio::signal::ctrl_c().await;
         let _ = first.send(());
         let _ = tokio::signal::ctrl_c().await;
-        tracing::warn!("asked to end again: ending at once");
+        tracing::warn!("second signal received; exiting now");
         std::process::exit(1);
     });
     Ok(async { drop(heard.await) })

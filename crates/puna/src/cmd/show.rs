@@ -24,7 +24,7 @@ pub fn run(args: &ShowArgs) -> Result<()> {
     let path = Path::new(&args.model);
     if looks_like_path(&args.model) && (path.exists() || ModelRef::parse(&args.model).is_err()) {
         check_file(path)?;
-        bail!("{0} is a file: `puna inspect {0}` shows what it holds", args.model);
+        bail!("{0} is a file: use `puna inspect {0}`", args.model);
     }
     let service = Service::connect_or_run_in_process()?;
     let request =
@@ -76,9 +76,9 @@ pub fn describe(info: &ShowResponse, verbose: bool) -> String {
 fn runner_row(manifest: &RunnerManifest) -> Vec<String> {
     let state = match manifest {
         RunnerManifest { chosen: true, .. } => "used",
-        RunnerManifest { runnable: false, .. } => "cannot be run here",
+        RunnerManifest { runnable: false, .. } => "not supported",
         RunnerManifest { stored: true, .. } => "stored",
-        _ => "not fetched",
+        _ => "not stored",
     };
     let size = if manifest.stored { crate::format::bytes(manifest.size) } else { "-".into() };
     let id = manifest.digest.get(..12).unwrap_or(&manifest.digest).to_owned();

@@ -23,7 +23,7 @@ pub fn pull(args: &PullArgs) -> Result<()> {
     if let Some(digest) = &args.digest {
         if !request.model.contains("://") {
             bail!(
-                "--digest is for the address of a file; a registry says the digests of a model itself"
+                "--digest needs the address of a file: registries provide the digests of their models"
             );
         }
         request.model = with_digest(&request.model, digest)?;
@@ -35,7 +35,7 @@ pub fn pull(args: &PullArgs) -> Result<()> {
 fn with_digest(address: &str, digest: &str) -> Result<String> {
     match address.split_once('#').filter(|(_, given)| !given.is_empty()) {
         Some((_, given)) => {
-            bail!("the address has a digest already (#{given}): leave that out, or --digest")
+            bail!("the address has a digest already (#{given}): leave out this one, or --digest")
         }
         None => Ok(format!("{}#{digest}", address.trim_end_matches('#'))),
     }
@@ -114,7 +114,7 @@ mod tests {
         let text = with("https://h/m.gguf#sha256=34").unwrap_err();
         assert_eq!(
             text,
-            "the address has a digest already (#sha256=34): leave that out, or --digest"
+            "the address has a digest already (#sha256=34): leave out this one, or --digest"
         );
     }
 

@@ -49,7 +49,7 @@ pub fn prune(args: &PruneArgs) -> Result<()> {
         }
         out::text(&file_rows(&planned, args))?;
         if !confirm(&planned, &mut stdin.lock(), &mut std::io::stderr())? {
-            return out::text("nothing is removed\n");
+            return out::text("nothing removed\n");
         }
     }
     let done = send(&request)?;
@@ -83,9 +83,12 @@ fn summary(done: &PruneResponse, args: &PruneArgs) -> String {
 /// A row for each file that is removed or restored.
 fn file_rows(done: &PruneResponse, args: &PruneArgs) -> String {
     if args.undo {
-        let back = if args.dry_run { "would be brought back" } else { "brought back" };
+        let back = if args.dry_run { "would be restored" } else { "restored" };
         let restored = done.restored.iter().map(|path| format!("{back}: {path}\n"));
-        let taken = done.taken.iter().map(|path| format!("made anew, and left as it is: {path}\n"));
+        let taken = done
+            .taken
+            .iter()
+            .map(|path| format!("not restored, because it exists again: {path}\n"));
         return restored.chain(taken).collect();
     }
     let row = |file: &Leftover| {
@@ -108,7 +111,7 @@ fn totals(done: &PruneResponse, args: &PruneArgs) -> String {
     };
     let bytes = format::bytes(done.bytes);
     if args.undo {
-        let done_to = would("brought back", "would be brought back");
+        let done_to = would("restored", "would be restored");
         return format!("{} {done_to}, {bytes}\n", count(done.restored.len()));
     }
     if args.empty_trash {
@@ -120,19 +123,18 @@ fn totals(done: &PruneResponse, args: &PruneArgs) -> String {
         would("removed", "would be removed")
     );
     let young = match args.partial {
-        true => "nothing needs them, but they were touched in the last minute",
+        true => "unused, but modified in the last minute",
         false => {
-            "nothing needs them, but they are young: an hour for blobs, two weeks for downloads (see --partial)"
+            "unused, but too recent: less than an hour for blobs, two weeks for downloads (see --partial)"
         }
     };
-    let kept =
-        [(done.young, young), (done.held, "a pull, push or create that is running may need them")];
+    let kept = [(done.young, young), (done.held, "a running pull, push or create may need them")];
     for (count, why) in kept.into_iter().filter(|(count, _)| *count > 0) {
-        text.push_str(&format!("{count} more stay: {why}\n"));
+        text.push_str(&format!("{count} more not removed: {why}\n"));
     }
     if done.trash > 0 && !args.dry_run {
         text.push_str(&format!(
-            "{} in the trash for a day: `puna prune --undo` brings back, `puna prune --empty-trash` frees\n",
+            "{} in the trash for a day: `puna prune --undo` restores, `puna prune --empty-trash` frees\n",
             format::bytes(done.trash)
         ));
     }
@@ -149,7 +151,7 @@ mod tests {
             file: "blobs/sha256-ab".into(),
             kind: "blob".into(),
             size: 3_000_000,
-            reason: "no name needs it".into(),
+            reason: "no model uses it".into(),
         };
         let pruned = PruneResponse {
             removed: vec![file],
@@ -172,15 +174,15 @@ mod tests {
             text.contains("blobs/sha256-ab") && text.contains("1 file would be removed, 3 MB\n"),
             "{text}"
         );
-        let young = "2 more stay: nothing needs them, but they are young: an hour for blobs, two weeks for downloads (see --partial)\n";
+        let young = "2 more not removed: unused, but too recent: less than an hour for blobs, two weeks for downloads (see --partial)\n";
         assert!(text.contains(young), "{text}");
         assert!(
-            text.contains("1 more stay: a pull, push or create that is running may need them\n"),
+            text.contains("1 more not removed: a running pull, push or create may need them\n"),
             "{text}"
         );
-        assert!(text.contains("no name needs it") && !text.contains("--undo"), "{text}");
+        assert!(text.contains("no model uses it") && !text.contains("--undo"), "{text}");
         assert!(summary(&pruned, &args(false, false)).contains("3 MB in the trash for a day"));
-        assert!(summary(&pruned, &args(false, true)).contains("touched in the last minute\n"));
+        assert!(summary(&pruned, &args(false, true)).contains("modified in the last minute\n"));
         assert_eq!(
             summary(&PruneResponse::default(), &args(false, false)),
             "0 files removed, 0 B\n"
@@ -193,8 +195,8 @@ mod tests {
         };
         let undo = PruneArgs { undo: true, ..args(false, false) };
         let text = summary(&restored, &undo);
-        assert!(text.starts_with("brought back: blobs/sha256-ab\nmade anew"), "{text}");
-        assert!(text.ends_with("1 file brought back, 5 B\n"), "{text}");
+        assert!(text.starts_with("restored: blobs/sha256-ab\nnot restored, because"), "{text}");
+        assert!(text.ends_with("1 file restored, 5 B\n"), "{text}");
         let empty = PruneArgs { empty_trash: true, ..args(true, false) };
         assert_eq!(summary(&restored, &empty), "5 B would be freed\n");
     }

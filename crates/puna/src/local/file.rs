@@ -46,7 +46,7 @@ impl ModelFile {
             Weights::File(path) => Gguf::open(path).with_context(|| path.display().to_string())?,
             Weights::Embedded => Gguf::from_bytes(embedded::weights())?,
             Weights::Remote => bail!(
-                "the model {} is on another server ({}): it has no file",
+                "{} is a remote model ({}) and has no file",
                 model.name,
                 model.config.remote_host
             ),
@@ -105,12 +105,12 @@ pub fn check_file(path: &Path) -> Result<()> {
         Ok(meta) if meta.is_file() => Ok(()),
         Ok(meta) if meta.is_dir() => {
             bail!(
-                "{shown} is a folder: make a model of it with `puna create NAME`, from a Modelfile that says FROM it"
+                "{shown} is a folder: create a model with `puna create NAME` and `FROM {shown}` in a Modelfile"
             )
         }
         Ok(_) => bail!("{shown} is not a regular file"),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            bail!("{shown}: there is no such file")
+            bail!("{shown}: no such file")
         }
         Err(e) => Err(e).with_context(|| format!("cannot read {shown}")),
     }

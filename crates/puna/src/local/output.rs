@@ -48,7 +48,10 @@ impl OutputFile {
         signal_cleanup::start();
         let file = create_locked(&temporary).map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => {
-                anyhow::anyhow!("cannot write {}: another puna is at it", path.display())
+                anyhow::anyhow!(
+                    "cannot write {}: another puna process is writing it",
+                    path.display()
+                )
             }
             _ => anyhow::Error::new(error).context(format!("cannot write {}", temporary.display())),
         })?;
@@ -227,7 +230,7 @@ mod tests {
         std::fs::write(&left, "longer than new").unwrap();
         let again = OutputFile::create(&path).unwrap();
         let busy = OutputFile::create(&path).unwrap_err().to_string();
-        assert!(busy.ends_with("file: another puna is at it"), "{busy}");
+        assert!(busy.ends_with("file: another puna process is writing it"), "{busy}");
         again.file().write_all(b"newer").unwrap();
         again.finish().unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"newer");

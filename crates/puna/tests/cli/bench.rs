@@ -68,7 +68,7 @@ fn bench_measures_next_to_a_busy_process_and_counts_memory() {
     let (status, text) = puna.fails(&["bench", "cria", "-p", "0", "-n", "0", "--start"]);
     assert!(
         status == 1
-            && text.ends_with("cria:latest is a part of this program: --start needs a file\n"),
+            && text.ends_with("cria:latest is embedded in this program: --start needs a file\n"),
         "{text}"
     );
 }

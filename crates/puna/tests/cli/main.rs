@@ -27,7 +27,7 @@ fn wrong_usage_exits_with_2_and_failed_work_with_1() {
     let (status, text) = puna.fails(&["inspect", "./absent.gguf"]);
     assert!(status == 1 && text == "Error: ./absent.gguf: there is no such file\n", "{text}");
     let (status, text) = puna.fails(&["run", ".", "x"]);
-    assert!(status == 1 && text.starts_with("Error: . is a folder: make a model of it"), "{text}");
+    assert!(status == 1 && text.starts_with("Error: . is a folder: create a model"), "{text}");
     let (status, text) = puna.fails(&["tokenize", "absent", "x"]);
     assert!(status == 1 && text.starts_with("Error: model 'absent' not found"), "{text}");
 }
@@ -191,7 +191,10 @@ fn an_unknown_draft_model_error_lists_the_modes() {
     let puna = Puna::new();
     let model = debug::test_model("llama-f16.gguf").0;
     let (status, error) = puna.fails(&["run", &model, "--speculate", "nobody", "x"]);
-    assert!(status == 1 && error.contains("nobody is none of auto, off, ngram, always"), "{error}");
+    assert!(
+        status == 1 && error.contains("--speculate nobody: use one of auto, off, ngram, always"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -222,7 +225,7 @@ fn a_companion_draft_runs_only_with_its_target_model() {
     );
     // A parameter sets the speculation mode next to `--speculate`. A model's own file is a valid
     // draft model too.
-    let count = |said: &str| said.lines().any(|line| line.starts_with("guessed by draft:"));
+    let count = |said: &str| said.lines().any(|line| line.starts_with("model drafts:"));
     let always = |draft: &str| {
         let fixed = ["-p", "speculate=always", "-p", "temperature=0", "-p", "num_predict=30"];
         let done = puna.run(
@@ -274,7 +277,7 @@ fn a_file_is_quantized_and_still_answers() {
     assert!(
         puna.fails(&["quantize", "cria", out, "Q9"]).1.contains("unknown type Q9; known are F32")
     );
-    assert!(puna.fails(&["quantize", out, out, "Q8_0"]).1.contains("is the file that is read"));
+    assert!(puna.fails(&["quantize", out, out, "Q8_0"]).1.contains("is the input file"));
 }
 
 #[test]
@@ -370,11 +373,7 @@ fn pipes_devices_and_folders_are_refused_before_opening() {
         let says = |path: &str| puna.fails(&[command, path]).1;
         assert_eq!(says(&fifo), format!("Error: {fifo} is not a regular file\n"));
         assert_eq!(says("/dev/null"), "Error: /dev/null is not a regular file\n");
-        assert!(
-            says(&folder).contains("is a folder: make a model of it with"),
-            "{}",
-            says(&folder)
-        );
+        assert!(says(&folder).contains("is a folder: create a model with"), "{}", says(&folder));
         assert!(
             says(&link).starts_with(&format!("Error: cannot read {link}: ")),
             "{}",

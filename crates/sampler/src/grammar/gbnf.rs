@@ -70,7 +70,7 @@ struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     fn finish(self) -> Result<Grammar, String> {
-        let root = *self.names.get("root").ok_or("there is no rule named root")?;
+        let root = *self.names.get("root").ok_or("the grammar has no rule named root")?;
         let mut names: Vec<_> = self.names.into_iter().collect();
         names.sort_by_key(|(_, index)| *index);
         let defined = |(rule, (name, _)): (Option<Expr>, (&str, usize))| {
@@ -99,7 +99,7 @@ impl<'a> Reader<'a> {
 
     fn alternatives(&mut self, depth: usize) -> Result<Expr, String> {
         if depth > DEPTH_MAX {
-            return Err(format!("more than {DEPTH_MAX} parentheses in each other"));
+            return Err(format!("more than {DEPTH_MAX} nested parentheses"));
         }
         let mut all = vec![self.sequence(depth)?];
         while self.eat("|") {
@@ -119,7 +119,7 @@ impl<'a> Reader<'a> {
                 suffixes += 1;
                 if suffixes > SUFFIXES_MAX {
                     return Err(format!(
-                        "more than {SUFFIXES_MAX} repetitions of each other at {}",
+                        "more than {SUFFIXES_MAX} nested repetitions at {}",
                         self.position()
                     ));
                 }
@@ -238,13 +238,13 @@ impl<'a> Reader<'a> {
                 false => first,
             };
             if last < first {
-                return Err(format!("a range that ends before it begins at {}", self.position()));
+                return Err(format!("the range is reversed at {}", self.position()));
             }
             ranges.push((first, last));
         }
         match (ranges.is_empty(), negated) {
             (true, true) => Ok(Expr::Any),
-            (true, false) => Err(format!("a class without characters at {}", self.position())),
+            (true, false) => Err(format!("empty character class at {}", self.position())),
             (false, _) => Ok(Expr::Class { ranges, negated }),
         }
     }
@@ -288,7 +288,7 @@ impl<'a> Reader<'a> {
         match end {
             // The number of the name is not known here.
             Some(end) if negated && end > 1 && !self.rest().starts_with("<[") => Err(format!(
-                "a token that may not come must be given by its number, as !<[id]>, at {}",
+                "an excluded token must be given by its id, as !<[id]>, at {}",
                 self.position()
             )),
             Some(end) if self.rest().starts_with('<') && end > 1 => {

@@ -5,11 +5,12 @@ use std::fmt;
 /// Maximum number of characters of a reason.
 const MAX_REASON_CHARS: usize = 400;
 /// Reason for a constraint that no text fits.
-pub const NO_TEXT_ALLOWED: &str = "there is no text that it allows; what refers only to itself, for instance, never comes to an end";
+pub const NO_TEXT_ALLOWED: &str =
+    "it matches no finite text; check for rules that refer only to themselves";
 
 /// Reason for a string with an expression that is empty, or too complex to decide.
 const NO_STRING_ALLOWED: &str =
-    "no string was found that its pattern, format, minLength and maxLength allow all at once";
+    "no string matches pattern, format, minLength and maxLength together";
 
 /// The reason of an error chain. `own`: the client wrote the parsed text, so positions in it are
 /// meaningful.
@@ -48,10 +49,10 @@ pub fn too_complex(reason: &str) -> Option<&'static str> {
 pub fn limit_message(limit: &str) -> &'static str {
     let has = |word: &str| limit.contains(word);
     match () {
-        () if has("items") => "too many parts of it are possible at one place",
-        () if has("states") => "its strings have too many states",
-        () if has("expressions") => "its expressions grow too large",
-        () => "a token of it takes too much work",
+        () if has("items") => "too many alternatives at one position",
+        () if has("states") => "too many states",
+        () if has("expressions") => "too large expressions",
+        () => "too much work for one token",
     }
 }
 
@@ -71,5 +72,5 @@ fn regex_error(whole: &str) -> Option<String> {
     let cause = report.lines().find_map(|line| line.trim().strip_prefix("error: "))?;
     let pattern =
         report.lines().find(|line| !line.trim().is_empty() && !line.trim().starts_with('~'))?;
-    Some(format!("the pattern {:?} cannot be used: {cause}", pattern.trim()))
+    Some(format!("invalid pattern {:?}: {cause}", pattern.trim()))
 }

@@ -95,27 +95,27 @@ pub enum GrammarError {
     #[error("invalid grammar: {0}")]
     Grammar(String),
     /// The constraint is too large.
-    #[error("a grammar or schema of {0} bytes is too large: {CONSTRAINT_BYTES_MAX} are possible")]
+    #[error(
+        "the grammar or schema is too large: {0} bytes, at most {CONSTRAINT_BYTES_MAX} are allowed"
+    )]
     TooLarge(usize),
     /// The vocabulary has no token that ends a text.
-    #[error("this model has no token that ends a text, which grammars need")]
+    #[error("constrained output needs an end-of-text token, which this model does not have")]
     NoEndToken,
     /// The operating system provides no thread to compile a constraint.
-    #[error("there is no thread to read the form of the answer: {0}")]
+    #[error("cannot start a thread to compile the constraint: {0}")]
     ThreadFailed(String),
     /// The grammar cannot follow the sequence any further.
-    #[error("the grammar cannot be followed: {0}")]
+    #[error("the grammar cannot continue: {0}")]
     CannotContinue(String),
     /// The grammar allows only texts that need tokens which the model lacks or never draws.
     #[error(
-        "no token of this model fits the form of the answer behind what it has written: the form asks for a text that the \
-         model has no tokens for, or that a bias forbids"
+        "the constraint allows no token of this model here: it requires a text without tokens in the vocabulary, or that logit_bias forbids"
     )]
     NoToken,
     /// The shortest answer of the constraint is longer than the limit for complete answers.
     #[error(
-        "the shortest answer of this form has at least {tokens} tokens ({bytes} bytes), but answers of up to {BYTES_MAX} bytes \
-         can be completed: ask for less (const, minLength, minItems)"
+        "the constraint's shortest answer has at least {tokens} tokens ({bytes} bytes), at most {BYTES_MAX} bytes are allowed: reduce const, minLength or minItems"
     )]
     TooLong {
         /// Bytes of the shortest answer.
@@ -125,14 +125,12 @@ pub enum GrammarError {
     },
     /// The end of a constraint that must be complete is not found.
     #[error(
-        "an answer of this form might be cut: a string of it needs more than {STRING_BYTES_MAX} bytes, or its end takes too \
-         much work to find; ask for shorter strings (const, minLength, pattern), or make the form simpler"
+        "cannot guarantee a complete answer: a string needs more than {STRING_BYTES_MAX} bytes, or the constraint is too complex; simplify it, or require shorter strings (const, minLength, pattern)"
     )]
     EndNotFound,
     /// Computing the next tokens takes more work than allowed.
     #[error(
-        "the form of the answer takes too much work ({0}); make it simpler: with smaller repetitions, fewer alternatives that \
-         begin alike, and no .* in front of them"
+        "the constraint is too complex ({0}): use smaller repetitions, fewer alternatives with the same beginning, and no .* before them"
     )]
     TooComplex(String),
 }
@@ -205,7 +203,9 @@ impl GrammarCompiler {
                 std::thread::Builder::new().name("puna-grammar".into()).stack_size(STACK_BYTES);
             let begun = thread.spawn_scoped(scope, || self.compile_here(constraint, with_end));
             let thread = begun.map_err(|e| GrammarError::ThreadFailed(e.to_string()))?;
-            thread.join().unwrap_or_else(|_| Err(GrammarError::ThreadFailed("it has ended".into())))
+            thread.join().unwrap_or_else(|_| {
+                Err(GrammarError::ThreadFailed("the thread has stopped".into()))
+            })
         })
     }
 
@@ -479,7 +479,7 @@ fn mask_logits(allowed: &SimpleVob, logits: &mut [f32]) {
 fn end_error(error: EndError, into_error: fn(String) -> GrammarError) -> GrammarError {
     match error {
         EndError::Infinite => {
-            into_error("no finite value fits it: each part of it asks for another one".into())
+            into_error("no finite value matches it: every alternative requires another one".into())
         }
         EndError::TooLong { bytes, tokens } => GrammarError::TooLong { bytes, tokens },
         EndError::NotFound => GrammarError::EndNotFound,

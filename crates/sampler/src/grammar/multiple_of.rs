@@ -115,20 +115,19 @@ fn read_like_library(mut value: f64) -> Option<Multiple> {
 fn parse_number(number: &serde_json::Number, fractions: bool) -> Result<Multiple, String> {
     let refuse = |why: &str| {
         Err(format!(
-            "multipleOf {number} {why}: what can be enforced are numbers above 0 of up to 9 digits, with up to \
-             {STATES_MAX} states to tell their multiples apart (the number without its factors of 2 and 5)"
+            "multipleOf {number} {why}: it must be above 0, with at most 9 digits and {STATES_MAX} states (the number without its factors of 2 and 5)"
         ))
     };
     let value = number.as_f64().unwrap_or(f64::NAN);
     if value.is_nan() || value <= 0.0 {
-        return refuse("cannot be counted with");
+        return refuse("is not positive");
     }
     let Some(read) = read_like_library(value) else {
-        return refuse("has too many digits to be read exactly");
+        return refuse("has too many digits");
     };
     match read.fits_u32() {
         false => refuse("has too many digits"),
-        true if read.states(fractions) > STATES_MAX => refuse("would take too long to search"),
+        true if read.states(fractions) > STATES_MAX => refuse("is too complex"),
         true => Ok(read),
     }
 }
@@ -229,8 +228,7 @@ fn check_common_multiple(numbers: &[Multiple]) -> Result<(), String> {
     let refuse = || {
         let listed: Vec<String> = numbers.iter().take(8).map(ToString::to_string).collect();
         Err(format!(
-            "multipleOf of {} may hold for one number at once, of which the common multiple is too large: up to {STATES_MAX} \
-             states can be told apart and 32 bits hold a product; let each number have one multipleOf, without allOf",
+            "multipleOf of {} apply to one number, and their common multiple is too large (at most {STATES_MAX} states and 32 bits): use one multipleOf per number, without allOf",
             listed.join(", ")
         ))
     };

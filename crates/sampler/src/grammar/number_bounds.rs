@@ -35,7 +35,7 @@ pub fn limit_bounds(schema: &mut Map<String, Value>, place: &str) -> Result<(), 
             if out > 0.0 {
                 let given = &schema[keyword];
                 return Err(format!(
-                    "{keyword} {given} at {place} is too close to 0 to be kept: let it be 0, or at least {FRACTION_MIN:e} away from it"
+                    "{keyword} {given} at {place} is too close to 0: use 0, or at least {FRACTION_MIN:e} in size"
                 ));
             }
             schema.insert(keyword.into(), Value::from(-side * FRACTION_MIN));
@@ -43,8 +43,7 @@ pub fn limit_bounds(schema: &mut Map<String, Value>, place: &str) -> Result<(), 
         if out < -(COUNTABLE_MAX as f64) {
             let given = &schema[keyword];
             return Err(format!(
-                "{keyword} {given} at {place} leaves only numbers that are too large: the form of numbers from -{COUNTABLE_MAX} to {COUNTABLE_MAX} \
-                 can be kept"
+                "{keyword} {given} at {place} is out of range: bounds between -{COUNTABLE_MAX} and {COUNTABLE_MAX} can be enforced"
             ));
         }
         if out >= f64::MAX {
@@ -75,8 +74,7 @@ pub fn check_values(schema: &Map<String, Value>, place: &str) -> Result<(), Stri
     for keyword in ["const", "enum"] {
         if let Some(number) = schema.get(keyword).and_then(inexact_integer) {
             return Err(format!(
-                "{keyword} at {place} has {number}, which is too large to be written exactly: whole numbers up to {EXACT_INTEGER_MAX} \
-                 are; let it be a string, or give a minimum and a maximum"
+                "{keyword} at {place} has {number}, which exceeds {EXACT_INTEGER_MAX}: use a string, or minimum and maximum"
             ));
         }
     }

@@ -26,7 +26,7 @@ pub fn any_object() -> Value {
 pub fn prepare(schema: &JsonSchema) -> Result<Value, String> {
     let Value::Object(given) = schema.value() else { return Err("it must be an object".into()) };
     if given.contains_key("x-guidance") {
-        return Err("the keyword \"x-guidance\" is not for requests".into());
+        return Err("the keyword \"x-guidance\" is not supported".into());
     }
     let mut schema = schema.enforceable()?.clone();
     visit_schemas(&mut schema, "#", &mut |schema, place| {

@@ -69,8 +69,7 @@ impl JsonSchema {
         match self.relaxed()?.unenforced.first() {
             None => Ok(()),
             Some(first) => Err(format!(
-                "{first} cannot be enforced while the answer is written, which strict asks for: leave the keyword out, or leave \
-                 out strict to have it checked on the finished answer"
+                "{first} cannot be enforced during generation, as strict requires: leave out the keyword, or leave out strict to check the finished answer"
             )),
         }
     }

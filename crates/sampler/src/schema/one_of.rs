@@ -105,8 +105,7 @@ impl<'a> ExclusionCheck<'a> {
                     continue;
                 }
                 return Err(format!(
-                    "\"oneOf\" at {place}: a text could fit branch {i} and branch {j} at once, which cannot be ruled out while it is written: \
-                     give them different types, or a required property whose \"const\" tells them apart, or use \"anyOf\""
+                    "\"oneOf\" at {place}: a value could match branches {i} and {j}: give them different types, or a required property with different \"const\", or use \"anyOf\""
                 ));
             }
         }

@@ -104,7 +104,7 @@ impl PreparedChat {
     pub(crate) async fn count(self) -> Result<u64, ApiError> {
         match self.loaded.run(Task::Count(self.generate)).await.result().await? {
             Event::Counted(tokens) => Ok(tokens),
-            _ => Err(ApiError::internal("the model runner counted nothing")),
+            _ => Err(ApiError::internal("the model runner sent no token count")),
         }
     }
 }

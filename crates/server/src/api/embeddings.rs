@@ -59,7 +59,7 @@ pub(crate) async fn compute_embeddings(
     let model = app.find(name, missing).await?;
     if model.facts.pooling == Some(Facts::RANK_POOLING) {
         return Err(ApiError::bad_request(format!(
-            "{:?} does not support embeddings; it ranks texts: POST /api/rerank",
+            "{:?} does not support embeddings: it is a reranker, use POST /api/rerank",
             name.given
         )));
     }

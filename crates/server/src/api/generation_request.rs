@@ -120,7 +120,7 @@ impl GenerationRequest {
             ignore_hosted(&hosted)?;
             if names.is_empty() && required {
                 return Err(ApiError::bad_request(format!(
-                    "tool_choice allows only tools of other services ({}), which are not offered here: allow a function",
+                    "tool_choice allows only hosted tools ({}), which are not supported: allow a function",
                     hosted.join(", ")
                 )));
             }

@@ -135,7 +135,7 @@ pub(crate) fn push_between(head: &str, object: &impl Serialize, end: &str, out: 
     match serde_json::to_writer(&mut *out, object) {
         Ok(()) => out.extend_from_slice(end.as_bytes()),
         Err(error) => {
-            tracing::error!(%error, "a piece of an answer could not be written");
+            tracing::error!(%error, "cannot encode a response chunk");
             out.truncate(before);
         }
     }
@@ -390,17 +390,14 @@ pub(crate) fn check_completion(model: &Model, name: &Name, verb: &str) -> Result
     }
     let facts = &model.facts;
     let does = match facts.pooling {
-        Some(Facts::RANK_POOLING) => "; it ranks texts: POST /api/rerank".to_owned(),
+        Some(Facts::RANK_POOLING) => ": it is a reranker, use POST /api/rerank".to_owned(),
         _ if facts.is_draft() => format!(
-            "; `{}` is a draft model, which guesses ahead for another: name it with --speculate or draft_model, or as DRAFT in \
-             the other's Modelfile",
+            ": `{}` is a draft model, use it with --speculate, draft_model, or DRAFT in a Modelfile",
             facts.architecture
         ),
         _ if facts.is_audio() => {
             let architecture = &facts.architecture;
-            format!(
-                "; `{architecture}` is a model of sound: what it makes is for a vocoder, and no text"
-            )
+            format!(": `{architecture}` is an audio model, its output is not text")
         }
         _ => String::new(),
     };
@@ -503,7 +500,7 @@ pub(crate) fn grammar_format(
         _ => ("grammar", grammar, Constraint::Lark),
     };
     let missing =
-        || ApiError::bad_request(format!("invalid format: type {kind} needs the text in {field}"));
+        || ApiError::bad_request(format!("invalid format: type {kind} needs the field {field}"));
     text.map(make).ok_or_else(missing)
 }
 

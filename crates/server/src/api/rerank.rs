@@ -43,12 +43,12 @@ fn check(model: &Model, given: &str) -> Result<(), ApiError> {
         return Ok(());
     }
     let does = match (has(model, "embedding"), has(model, "completion")) {
-        (true, _) => "it makes embeddings: POST /api/embed",
-        (_, true) => "it generates text: POST /api/chat or /api/generate",
-        _ => "see its capabilities by POST /api/show",
+        (true, _) => "it is an embedding model, use POST /api/embed",
+        (_, true) => "it generates text, use POST /api/chat or /api/generate",
+        _ => "POST /api/show lists its capabilities",
     };
     Err(ApiError::bad_request(format!(
-        "{given:?} does not support reranking; {does}. A reranker's file has a classifier and pooling type {}",
+        "{given:?} does not support reranking: {does}; a reranker has pooling type {}",
         Facts::RANK_POOLING
     )))
 }
@@ -58,7 +58,7 @@ fn rank_task(request: RerankRequest) -> Result<Rank, ApiError> {
         request.query.ok_or_else(|| ApiError::bad_request("query is required"))?.into_text();
     if request.documents.is_empty() {
         return Err(ApiError::bad_request(
-            "documents is required: a list of texts, with at least one",
+            "documents is required: send a list of at least one text",
         ));
     }
     let pair_tokens = match request.truncate_prompt_tokens {

@@ -405,17 +405,20 @@ fn malformed_chat_tools_and_calls_are_rejected_with_their_index() {
             "tools[1]: strict must be",
         ),
         (custom(json!({"format": "text"})), "tools[1]: format must be an object"),
-        (custom(json!({"format": {"type": "weird"}})), "format: there is no type \"weird\""),
+        (custom(json!({"format": {"type": "weird"}})), "format: unknown type \"weird\""),
         (
             custom(json!({"format": {"type": "grammar", "grammar": {"syntax": "lark"}}})),
-            "in definition",
+            "needs the field definition",
         ),
-        (custom(json!({"format": {"type": "grammar", "grammar": 5}})), "in definition"),
+        (
+            custom(json!({"format": {"type": "grammar", "grammar": 5}})),
+            "needs the field definition",
+        ),
         (
             custom(
                 json!({"format": {"type": "grammar", "grammar": {"syntax": "x", "definition": "a"}}}),
             ),
-            "no syntax \"x\"",
+            "unknown syntax \"x\"",
         ),
     ] {
         let error = body(json!({"tools": [function, tool]})).unwrap_err();
@@ -428,10 +431,7 @@ fn malformed_chat_tools_and_calls_are_rejected_with_their_index() {
             .map(|got| got.messages()[1].tool_calls[0].function.name.clone())
     };
     for (given, want) in [
-        (
-            json!({"id": "a", "type": "weird", "function": {"name": "f"}}),
-            "there is no type \"weird\"",
-        ),
+        (json!({"id": "a", "type": "weird", "function": {"name": "f"}}), "unknown type \"weird\""),
         (json!({"id": "a", "type": "function"}), "needs the object function"),
         (json!({"id": "a", "type": "custom", "custom": null}), "needs the object custom"),
         (json!({"id": "a"}), "needs the object function"),

@@ -121,7 +121,7 @@ impl App {
     /// as it is.
     pub(crate) fn create_blobs_dir(&self) {
         if let Err(error) = self.0.store.create_blob_dir() {
-            tracing::debug!(%error, "the folder of blobs is not made");
+            tracing::debug!(%error, "cannot create the blobs directory");
         }
     }
 

@@ -105,7 +105,7 @@ impl App {
                 Ok(Some(Draft { optional: true, ..draft }).filter(|d| !has_same_weights(model, d)))
             }
             Err(failure) => {
-                tracing::warn!(draft = name, "PUNA_SPECULATE: {failure}; going without");
+                tracing::warn!(draft = name, error = %failure, "cannot use the draft model of PUNA_SPECULATE; loading without it");
                 Ok(None)
             }
         }
@@ -114,13 +114,13 @@ impl App {
     async fn stored_draft(&self, name: &str) -> Result<Draft, ApiError> {
         let missing = || {
             format!(
-                "draft model '{name}' not found: give the name of a model, or one of {}",
+                "draft model '{name}' not found: use the name of a model, or one of {}",
                 SpeculateSetting::MODES
             )
         };
         let found = self.find(&Name::parse_runnable(name)?, missing).await?;
         if found.facts.pooling.is_some() {
-            let reason = format!("'{name}' cannot be a draft model: it makes embeddings, not text");
+            let reason = format!("'{name}' cannot be a draft model: it is an embedding model");
             return Err(ApiError::bad_request(reason));
         }
         Ok(Draft { name: found.name.to_string(), weights: weights(&found), optional: false })
@@ -145,12 +145,11 @@ fn reject_draft(model: &Model, requested: Option<&str>) -> Result<(), ApiError> 
     let architecture = &model.facts.architecture;
     if let Some(name) = requested.filter(|name| !name.is_empty()) {
         return Err(ApiError::bad_request(format!(
-            "draft_model '{name}': a model of architecture {architecture} fills masked places and guesses nothing ahead; \
-             leave the option out"
+            "draft_model '{name}': diffusion models (architecture {architecture}) do not support draft models: leave it out"
         )));
     }
     if model.draft.is_some() {
-        tracing::warn!(model = %model.name, "a model of architecture {architecture} takes no draft model; going without its DRAFT");
+        tracing::warn!(model = %model.name, architecture, "diffusion models do not support draft models; DRAFT not used");
     }
     Ok(())
 }
@@ -221,7 +220,7 @@ mod tests {
         let error = draft(&diffusion_model, "cria").await.unwrap_err().to_string();
         assert!(
             error.starts_with(
-                "draft_model 'cria': a model of architecture dream fills masked places"
+                "draft_model 'cria': diffusion models (architecture dream) do not support draft models"
             ),
             "{error}"
         );

@@ -57,7 +57,7 @@ impl RunningTask {
                 _ => {}
             }
         }
-        Err(ApiError::internal("the model runner ended a request without saying so"))
+        Err(ApiError::internal("the model runner ended the request without a result"))
     }
 
     /// Time since the request arrived.

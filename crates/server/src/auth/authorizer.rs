@@ -16,8 +16,7 @@ use crate::util::lock::lock;
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Error for remote clients that want more than inference from a server without keys.
-const LOCAL_ONLY_ERROR: &str = "this server has no API keys, so this can only be done from its own machine: make one there with \
-`puna key add`";
+const LOCAL_ONLY_ERROR: &str = "this server has no API keys, so this can only be done from its own machine: create one there with `puna key add`";
 
 /// Checks API keys. Without keys, all clients may use the models, and only this machine may change
 /// models or read metrics.
@@ -98,7 +97,7 @@ impl Authorizer {
             ));
         };
         let Some(key) = keys.find(secret) else {
-            return Err(denied(401, "this API key is not known here"));
+            return Err(denied(401, "unknown API key"));
         };
         if !key.may(scope) {
             let Key { name, .. } = key;
@@ -161,20 +160,20 @@ impl LoadedKeys {
             return;
         }
         let read = match now {
-            None => Err("it is gone".to_owned()),
+            None => Err("the file is missing".to_owned()),
             Some(_) => KeyFile::read(path).map_err(|e| e.to_string()),
         };
         match read {
             Ok(keys) => {
                 if keys.keys.is_empty() != self.keys.keys.is_empty() {
-                    let required_of = if keys.keys.is_empty() { "nobody" } else { "everybody" };
-                    tracing::warn!(path = %path.display(), "{required_of} is asked for an API key from now on");
+                    let now_required = if keys.keys.is_empty() { "no longer" } else { "now" };
+                    tracing::warn!(path = %path.display(), "requests {now_required} need an API key");
                 }
                 warn_of_readers(path);
                 (self.keys, self.modified, self.reported) = (Arc::new(keys), now, None);
             }
             Err(error) if self.reported != Some(now) => {
-                tracing::error!(path = %path.display(), "the file of API keys: {error}; the keys stay as they were");
+                tracing::error!(path = %path.display(), error, "cannot read the key file; keys unchanged");
                 self.reported = Some(now);
             }
             Err(_) => {}
@@ -186,7 +185,7 @@ impl LoadedKeys {
 /// limits.
 fn warn_of_readers(path: &Path) {
     if others_may_read(path) {
-        tracing::warn!(path = %path.display(), "others may read the file of API keys: chmod 600 it");
+        tracing::warn!(path = %path.display(), "other users can read the key file: run `chmod 600` on it");
     }
 }
 
@@ -226,7 +225,7 @@ fn denied(status: u16, message: impl Into<String>) -> AccessDenied {
 fn limit_error(key: &Key, limit: &LimitExceeded) -> RateLimit {
     let name = &key.name;
     let (most, retry_after) = match limit {
-        LimitExceeded::Concurrent(most) => (format!("{most} at once"), 1),
+        LimitExceeded::Concurrent(most) => (format!("{most} concurrent requests"), 1),
         LimitExceeded::Rate(most, wait) => (format!("{most} a minute"), *wait),
     };
     let said = format!("too many requests with the API key {name:?}: {most} are allowed");

@@ -14,7 +14,8 @@ use super::Scope;
 const PREFIX: &str = "puna-";
 
 /// Error of a file without keys: a full disk may have emptied it.
-const NO_KEYS: &str = "there is no key in it: restore it, or remove it if nobody is to be asked for a key, and start again";
+const NO_KEYS: &str =
+    "it contains no key: restore it, or remove it to require no keys, and start again";
 
 /// Random bytes of a key. They cannot be guessed, so a plain hash protects them.
 const RANDOM_BYTES: usize = 32;
@@ -23,7 +24,7 @@ const RANDOM_BYTES: usize = 32;
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The file cannot be read or written.
-    #[error("cannot {what} the file of API keys {}: {reason}", path.display())]
+    #[error("cannot {what} the key file {}: {reason}", path.display())]
     File {
         /// The operation: `read`, `write` or `lock`.
         what: &'static str,
@@ -33,16 +34,16 @@ pub enum KeyError {
         reason: String,
     },
     /// A key with this name exists already.
-    #[error("there is a key named {0:?} already: remove it first, or take another name")]
+    #[error("a key named {0:?} exists already: remove it first, or use another name")]
     Exists(String),
     /// There is no key with this name.
-    #[error("there is no key named {0:?}")]
+    #[error("no key is named {0:?}")]
     Unknown(String),
     /// The name has invalid characters or length.
-    #[error("{0:?} cannot be the name of a key: take 1 to 64 letters, digits, dots, - and _")]
+    #[error("invalid key name {0:?}: use 1 to 64 letters, digits, dots, - and _")]
     Name(String),
     /// The system provides no random numbers.
-    #[error("the system gives no random numbers")]
+    #[error("cannot get random numbers from the system")]
     Random,
 }
 

@@ -87,7 +87,7 @@ fn an_emptied_file_grants_no_access_but_removing_the_last_key_does() {
         std::fs::write(&path, emptied).unwrap();
         assert_eq!(status(), 401, "{emptied:?}");
         let refused = Authorizer::new(&path).err().expect("a server starts").to_string();
-        assert!(refused.contains("there is no key in it"), "{refused}");
+        assert!(refused.contains("it contains no key"), "{refused}");
     }
     std::fs::remove_file(&path).unwrap();
     KeyFile::change(&path, |file| file.add("two", vec![])).unwrap();
@@ -242,7 +242,7 @@ fn keys_are_reloaded_and_a_broken_file_changes_nothing() {
     assert_eq!(seen(&HeaderMap::new()), 200);
     std::fs::write(&path, "[[key]]\nname = 5").unwrap();
     let error = Authorizer::new(&path).err().unwrap().to_string();
-    assert!(error.starts_with("cannot read the file of API keys "), "{error}");
+    assert!(error.starts_with("cannot read the key file "), "{error}");
 }
 
 #[test]
@@ -258,7 +258,11 @@ fn an_exceeded_limit_has_a_retry_after() {
     let first = authorize().unwrap();
     let refused = authorize().unwrap_err();
     assert_eq!((refused.failure.status, refused.retry_after), (429, Some(1)));
-    assert!(refused.failure.message.contains("1 at once"), "{}", refused.failure.message);
+    assert!(
+        refused.failure.message.contains("1 concurrent requests"),
+        "{}",
+        refused.failure.message
+    );
     drop(first);
     assert!(authorize().unwrap().client.is_some());
 }

@@ -8,7 +8,7 @@ use super::effective::Source;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// There is no home folder for the models.
-    #[error("this user has no home folder: set HOME, or OLLAMA_MODELS to the folder for models")]
+    #[error("cannot find the models directory: set HOME, or OLLAMA_MODELS to the models directory")]
     NoHome,
     /// The configuration file cannot be read.
     #[error("cannot read the configuration file {}: {reason}", path.display())]
@@ -19,7 +19,7 @@ pub enum ConfigError {
         reason: String,
     },
     /// Only one of certificate and key is set.
-    #[error("{set} is set ({by}), but not {missing}: TLS needs both, or neither")]
+    #[error("{set} is set ({by}), but {missing} is not: TLS needs both")]
     IncompleteTls {
         /// The setting that is set.
         set: &'static str,

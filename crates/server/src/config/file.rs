@@ -116,9 +116,9 @@ fn host_tables(
 /// are the actual and the required type.
 fn text_of(kind: ValueKind, value: &DeValue<'_>) -> Result<String, (&'static str, &'static str)> {
     let want = match kind {
-        ValueKind::Text => "a text in quotes",
-        ValueKind::List => "a list of texts",
-        ValueKind::Any => "a text, a whole number, true or false",
+        ValueKind::Text => "a string in quotes",
+        ValueKind::List => "a list of strings",
+        ValueKind::Any => "a string, a whole number, true or false",
     };
     let what = match (value, kind) {
         (DeValue::String(text), _) => return Ok(text.to_string()),
@@ -133,7 +133,7 @@ fn text_of(kind: ValueKind, value: &DeValue<'_>) -> Result<String, (&'static str
             });
             match texts.collect::<Option<Vec<_>>>() {
                 Some(texts) => return Ok(texts.join(",")),
-                None => "a list of other things than texts without commas",
+                None => "a list with an item that is not a string without commas",
             }
         }
         (DeValue::Integer(_), ValueKind::Any) => "a number that is not decimal",

@@ -32,9 +32,9 @@ pub const HOST_SETTINGS: [(&str, ValueKind); 15] = [
 pub fn key(name: &str) -> Result<(&'static str, ValueKind), String> {
     HOST_SETTINGS.iter().find(|(key, _)| *key == name).copied().ok_or_else(|| {
         if let Some(nearest) = nearest(name, HOST_SETTINGS.iter().map(|(key, _)| *key)) {
-            return format!("there is no setting {name:?} of a host: did you mean {nearest:?}?");
+            return format!("unknown host setting {name:?}: did you mean {nearest:?}?");
         }
         let all: Vec<&str> = HOST_SETTINGS.iter().map(|(key, _)| *key).collect();
-        format!("there is no setting {name:?} of a host: those there are, are {}", all.join(", "))
+        format!("unknown host setting {name:?}: use one of {}", all.join(", "))
     })
 }

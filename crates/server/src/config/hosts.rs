@@ -227,18 +227,22 @@ impl HostTableReader<'_> {
         let (password, token) = (self.secret("password")?, self.secret("token")?);
         match (self.text("username"), password, token) {
             (None, None, None) => Ok(None),
-            _ if anonymous => Err((line, "a host that is asked anonymously has no password or token".into())),
+            _ if anonymous => Err((
+                line,
+                "anonymous is set: remove the password and the token of this host".into(),
+            )),
             (Some(user), Some(password), None) if !user.contains(':') => {
                 Ok(Some(Credentials::Basic { user, password }))
             }
-            (Some(_), Some(_), None) => Err((line, "username has a colon, which no user name has".into())),
+            (Some(_), Some(_), None) => Err((line, "username must not contain a colon".into())),
             (None, None, Some(token)) => Ok(Some(Credentials::Token(token))),
             (_, _, Some(_)) => {
-                Err((line, "a host has a username with a password, or a token, and not both".into()))
+                Err((line, "set either username and password, or token, not both".into()))
             }
             (Some(_), None, None) => Err((
                 line,
-                "username is set without a password: password_file, password_env or password has it".into(),
+                "username is set without a password: set password_file, password_env or password"
+                    .into(),
             )),
             (None, Some(_), None) => Err((line, "password is set without a username".into())),
         }
@@ -253,10 +257,7 @@ impl HostTableReader<'_> {
             [] => return Ok(None),
             [entry] => *entry,
             [_, second, ..] => {
-                return Err((
-                    second.line,
-                    format!("of {key}, {file} and {env} only one can be set"),
-                ));
+                return Err((second.line, format!("set only one of {key}, {file} and {env}")));
             }
         };
         if entry.key == file {
@@ -268,7 +269,7 @@ impl HostTableReader<'_> {
         let name = entry.text.trim();
         match (self.variable)(name).filter(|text| !text.trim().is_empty()) {
             Some(text) => Ok(Some(Secret::Text(text))),
-            None => Err((entry.line, format!("{env} is {name:?}, but no such variable is set"))),
+            None => Err((entry.line, format!("{env} is {name:?}, but this variable is not set"))),
         }
     }
 }

@@ -75,7 +75,7 @@ impl SettingsReader<'_> {
         let one = |text: &str| {
             let problem = || {
                 format!(
-                    "has {text:?}: it must be like team=50GB, team-*=1.5TB or *=200GB, the first that fits counts"
+                    "has {text:?}: it must be like team=50GB, team-*=1.5TB or *=200GB; the first match counts"
                 )
             };
             let (namespaces, bytes) = text.split_once('=').ok_or_else(problem)?;
@@ -113,7 +113,7 @@ impl SettingsReader<'_> {
 
     /// Reads namespaces or repositories, which may end with `*`.
     fn repositories(&mut self, key: &'static str) -> Vec<String> {
-        let says = "it must be a namespace or a repository, and a * at its end stands for more: library, hf.co/user/*";
+        let says = "it must be a namespace or a repository with an optional * at the end, such as library or hf.co/user/*";
         self.list(key, |one| check_namespace(one).is_ok(), says)
     }
 
@@ -132,7 +132,7 @@ impl SettingsReader<'_> {
     fn count(&mut self, key: &'static str) -> Option<usize> {
         let parse = |text: &str| {
             let count = text.parse().ok().filter(|count| *count > 0).map(Some);
-            count.ok_or_else(|| format!("is {text:?}: it must be a whole number from 1 up"))
+            count.ok_or_else(|| format!("is {text:?}: it must be a whole number of at least 1"))
         };
         self.strict(key, None, parse, |count| count.map(|count: usize| count.to_string()))
     }

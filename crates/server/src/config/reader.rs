@@ -161,7 +161,7 @@ impl<'a> SettingsReader<'a> {
         let found = self.find(key);
         let source = found.as_ref().map_or(Source::Default, |found| found.source.clone());
         if found.as_ref().is_some_and(|found| !found.text.chars().all(|c| c.is_ascii_graphic())) {
-            let problem = "has blanks or other characters that no key has: it must be one word of plain letters, digits and signs";
+            let problem = "has blanks or special characters: it must be one word of ASCII letters, digits and signs";
             self.refuse(key, &source, problem.into());
         }
         self.settings.push(Setting { key, value: None, source, hidden: found.is_some() });
@@ -223,7 +223,7 @@ impl<'a> SettingsReader<'a> {
         let parse = |text: &str| match text.parse() {
             Ok(number) if number <= most => Ok(number),
             _ if most == u32::MAX => {
-                Err(format!("is {text:?}: it must be a whole number from 0 up"))
+                Err(format!("is {text:?}: it must be a whole number of at least 0"))
             }
             _ => Err(format!("is {text:?}: it must be a whole number from 0 to {most}")),
         };
@@ -279,13 +279,14 @@ impl<'a> SettingsReader<'a> {
 
     /// Reads host names or IP addresses, optionally with ports.
     pub fn hosts(&mut self, key: &'static str) -> Vec<String> {
-        let says = "a host is a name or number, with a port or without (intra.example:8080), no address and no pattern";
+        let says =
+            "use a host name or IP address with an optional port, such as intra.example:8080";
         self.list(key, is_host, says)
     }
 
     /// Reads registry hosts with which model names can begin.
     pub fn upstreams(&mut self, key: &'static str) -> Vec<String> {
-        let says = "a registry whose models have names has a dot or a port in its own (registry.ollama.ai, hub:5000), and no brackets";
+        let says = "use a registry host with a dot or a port and without brackets, such as registry.ollama.ai or hub:5000";
         let fits =
             |text: &str| is_host(text) && text.contains(['.', ':']) && !text.starts_with('[');
         self.list(key, fits, says)
@@ -293,20 +294,20 @@ impl<'a> SettingsReader<'a> {
 
     /// Reads servers: host names or IP addresses, optionally with scheme and port.
     pub fn servers(&mut self, key: &'static str) -> Vec<String> {
-        let says = "a server is a host with a port or without (gpu1:8000), or an address without a path (https://gpu1:8000)";
+        let says = "use a host with an optional port (gpu1:8000), or an address without a path (https://gpu1:8000)";
         self.list(key, is_server, says)
     }
 
     /// Reads registry addresses, optionally with a path.
     pub fn registries(&mut self, key: &'static str) -> Vec<String> {
-        let says = "a registry is a host with a port or without (registry.intra:5000), or an address (http://registry.intra:5000)";
+        let says = "use a host with an optional port (registry.intra:5000), or an address (http://registry.intra:5000)";
         let host = |text: &str| without_scheme(text).split('/').next().is_some_and(is_host);
         self.list(key, host, says)
     }
 
     /// Reads namespaces, which may end with `*`.
     pub fn namespaces(&mut self, key: &'static str) -> Vec<String> {
-        let says = "a namespace is a word of letters, digits, - and _, and a * at its end stands for more of them";
+        let says = "use letters, digits, - and _, with an optional * at the end as a wildcard";
         let fits = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
         self.list(key, |one| one.strip_suffix('*').unwrap_or(one).chars().all(fits), says)
     }
@@ -322,8 +323,10 @@ impl<'a> SettingsReader<'a> {
                 }
                 // The text may be a key, so the message does not show it.
                 _ => {
-                    let problem =
-                        format!("has an entry, number {}, that is not like gpu1:8000=KEY", at + 1);
+                    let problem = format!(
+                        "has an invalid entry (number {}): it must be like gpu1:8000=KEY",
+                        at + 1
+                    );
                     let source = self.source(key);
                     self.refuse(key, &source, problem);
                 }
@@ -374,11 +377,11 @@ impl<'a> SettingsReader<'a> {
                 let path = expanded(Path::new(text), home.as_deref());
                 // A missing directory may be mounted later.
                 match path.is_absolute() {
-                    false => {
-                        Err(format!("has {text:?}: a folder is a whole path, or begins with ~/"))
-                    }
+                    false => Err(format!(
+                        "has {text:?}: use an absolute path, or one that starts with ~/"
+                    )),
                     true if path.is_file() => Err(format!(
-                        "has {text:?}, which is a file: name the folder with `blobs` and `manifests`"
+                        "has {text:?}, which is a file: use the directory that contains `blobs` and `manifests`"
                     )),
                     true => Ok(path),
                 }
@@ -421,7 +424,7 @@ impl<'a> SettingsReader<'a> {
         let parse = |text: &str| {
             let is_plain = text.bytes().all(|c| c.is_ascii_alphanumeric() || b"-_.".contains(&c));
             match text.is_empty() || !is_plain {
-                true => Err(format!("is {text:?}: a runner is llamacpp, ggml or another word")),
+                true => Err(format!("is {text:?}: it must be one word, such as llamacpp or ggml")),
                 false => Ok(Some(text.to_ascii_lowercase())),
             }
         };
@@ -502,7 +505,7 @@ impl<'a> SettingsReader<'a> {
         let found = boolean(&text);
         if found.is_none() {
             let problem = "it must be on (1, true, yes) or off (0, false, no)";
-            self.warn_or_refuse(key, &source, format!("is {text:?}: {problem}"), "it counts as on");
+            self.warn_or_refuse(key, &source, format!("is {text:?}: {problem}"), "using on");
         }
         let on = found.unwrap_or(true);
         self.note(key, Some(on.to_string()), source);
@@ -512,8 +515,9 @@ impl<'a> SettingsReader<'a> {
     /// Reads a switch that grants access: off unless it is explicitly on.
     pub fn switch(&mut self, key: &'static str) -> bool {
         let parse = |text: &str| {
-            boolean(text)
-                .ok_or_else(|| format!("is {text:?}: say on (1, true, yes) or off (0, false, no)"))
+            boolean(text).ok_or_else(|| {
+                format!("is {text:?}: it must be on (1, true, yes) or off (0, false, no)")
+            })
         };
         self.strict(key, false, parse, |on| Some(on.to_string()))
     }

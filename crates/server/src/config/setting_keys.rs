@@ -112,7 +112,7 @@ pub fn setting(key: &str) -> Result<(&'static str, ValueKind), String> {
     let plain = key.to_lowercase().replace('-', "_");
     let plain = plain.trim_start_matches("ollama_").trim_start_matches("puna_");
     match nearest(plain, keys()) {
-        Some(nearest) => Err(format!("there is no setting {key:?}: did you mean {nearest:?}?")),
-        None => Err(format!("there is no setting {key:?}: `puna config` lists those there are")),
+        Some(nearest) => Err(format!("unknown setting {key:?}: did you mean {nearest:?}?")),
+        None => Err(format!("unknown setting {key:?}: `puna config` lists the settings")),
     }
 }

@@ -93,10 +93,7 @@ fn a_certificate_implies_https_unless_the_address_has_a_scheme() {
     assert_eq!(plain.address.url(), "http://h:1");
     let half = Config::from_variables(|name| (name == "PUNA_TLS_KEY").then(|| "/k.pem".to_owned()));
     let text = half.unwrap_err().to_string();
-    assert_eq!(
-        text,
-        "tls.key is set (PUNA_TLS_KEY), but not tls.certificate: TLS needs both, or neither"
-    );
+    assert_eq!(text, "tls.key is set (PUNA_TLS_KEY), but tls.certificate is not: TLS needs both");
 }
 
 #[test]
@@ -162,8 +159,7 @@ fn switches_accept_common_words_and_others_are_on_with_a_warning() {
     assert_eq!((c.deterministic, c.no_prune, c.go_template), (true, true, Some(true)));
     let warned: Vec<&str> = c.warnings.iter().map(|warning| warning.variable.as_str()).collect();
     assert_eq!(warned, ["OLLAMA_GO_TEMPLATE", "OLLAMA_NOPRUNE", "PUNA_DETERMINISTIC"]);
-    let text =
-        r#"is "always": it must be on (1, true, yes) or off (0, false, no); it counts as on"#;
+    let text = r#"is "always": it must be on (1, true, yes) or off (0, false, no); using on"#;
     assert_eq!(c.warnings[2].text, text);
     for (debug, level) in [("2", 2), ("3", 2), ("true", 1), ("on", 1), ("any text", 1)] {
         assert_eq!(config(&[("OLLAMA_DEBUG", debug)]).debug, level, "{debug}");
@@ -245,16 +241,13 @@ fn shown_settings_form_an_equivalent_file() {
 #[test]
 fn mistakes_in_the_file_are_errors_that_name_the_line() {
     let cases = [
-        ("foo = 1", "line 1: there is no setting \"foo\": `puna config` lists those there are"),
+        ("foo = 1", "line 1: unknown setting \"foo\": `puna config` lists the settings"),
         ("\nmax_que = 3", "line 2: there is no setting \"max_que\": did you mean \"max_queue\"?"),
         (
             "OLLAMA_HOST = \"x\"",
             "line 1: there is no setting \"OLLAMA_HOST\": did you mean \"host\"?",
         ),
-        (
-            "wombat = 1",
-            "line 1: there is no setting \"wombat\": `puna config` lists those there are",
-        ),
+        ("wombat = 1", "line 1: unknown setting \"wombat\": `puna config` lists the settings"),
         (
             "[tls]\nkay = \"x\"",
             "line 2: there is no setting \"tls.kay\": did you mean \"tls.key\"?",
@@ -267,11 +260,11 @@ fn mistakes_in_the_file_are_errors_that_name_the_line() {
         ),
         (
             "max_queue = 1.5",
-            "line 1: max_queue is a number with a fraction: it must be a text, a whole number, true or false",
+            "line 1: max_queue is a number with a fraction: it must be a string, a whole number, true or false",
         ),
         ("max_queue = -1", "line 1: max_queue is \"-1\""),
         ("threads = 0x10", "line 1: threads is a number that is not decimal"),
-        ("origins = [1]", "line 1: origins is a list of other things"),
+        ("origins = [1]", "line 1: origins is a list with an item"),
         (
             "origins = [\"https://a\", \"wombat\"]",
             "line 1: origins is \"https://a,wombat\": bad origin \"wombat\"",
@@ -286,7 +279,7 @@ fn mistakes_in_the_file_are_errors_that_name_the_line() {
             "speculate = \"/nowhere/draft.gguf\"",
             "line 1: speculate is \"/nowhere/draft.gguf\": there is no such file",
         ),
-        ("host = 5", "line 1: host is a number: it must be a text in quotes"),
+        ("host = 5", "line 1: host is a number: it must be a string in quotes"),
         (
             "host = \"h:123456\"",
             "line 1: host has the port \"123456\": it must be a number from 0 to 65535",
@@ -294,7 +287,7 @@ fn mistakes_in_the_file_are_errors_that_name_the_line() {
         ("host = \"ftp://h\"", "line 1: host begins with ftp://: it must be http:// or https://"),
         (
             "host = \"two words\"",
-            "line 1: host has the host \"two words\": it must be a name or an address",
+            "line 1: host has the host \"two words\": it must be a host name or IP address",
         ),
         (
             "\nkernels = \"quantum\"",
@@ -304,7 +297,7 @@ fn mistakes_in_the_file_are_errors_that_name_the_line() {
             "kv_cache_type = \"q3\"",
             "line 1: kv_cache_type is \"q3\": it must be one of f32, f16, bf16, q8_0, q4_0",
         ),
-        ("models = [\"/a\", \"/b\"]", "line 1: models is a list: it must be a text in quotes"),
+        ("models = [\"/a\", \"/b\"]", "line 1: models is a list: it must be a string in quotes"),
         (
             "context_length = 5000000000",
             "line 1: context_length is \"5000000000\": it must be a whole number",
@@ -312,7 +305,7 @@ fn mistakes_in_the_file_are_errors_that_name_the_line() {
         ("max_transfer_streams = 65", "it must be a whole number from 0 to 64"),
         ("debug = 3", "line 1: debug is \"3\": it must be 0, 1 or 2"),
         ("api_key = \"two words\"", "line 1: api_key has blanks"),
-        ("tls.key = \"/k\"", "line 1), but not tls.certificate"),
+        ("tls.key = \"/k\"", "line 1), but tls.certificate is not"),
         ("host = {a = 1}", "line 1: host is a table"),
         ("keep_alive = \"soon\"", "line 1: keep_alive is \"soon\": it must be a time"),
         ("deterministic = \"maybe\"", "line 1: deterministic is \"maybe\""),
@@ -520,24 +513,21 @@ fn errors_of_registry_settings_name_the_line() {
         with_file(&text, &[], &[]).unwrap_err().to_string()
     };
     for (lines, want) in [
-        ("htp = true", "line 2: there is no setting \"htp\" of a host"),
-        ("tokn = \"t\"", "line 2: there is no setting \"tokn\" of a host: did you mean \"token\"?"),
-        (
-            "wombat = 1",
-            "line 2: there is no setting \"wombat\" of a host: those there are, are http, ca,",
-        ),
+        ("htp = true", "line 2: unknown host setting \"htp\""),
+        ("tokn = \"t\"", "line 2: unknown host setting \"tokn\": did you mean \"token\"?"),
+        ("wombat = 1", "line 2: unknown host setting \"wombat\": use one of http, ca,"),
         ("http = 3", "line 2: http is \"3\": it must be true or false"),
         ("username = \"u\"", "line 1: username is set without a password"),
         ("password = \"p\"", "line 1: password is set without a username"),
         (
             "token = \"t\"\ntoken_file = \"f\"",
-            "line 3: of token, token_file and token_env only one can be set",
+            "line 3: set only one of token, token_file and token_env",
         ),
         (
             "token_env = \"NOT_SET\"",
-            "line 2: token_env is \"NOT_SET\", but no such variable is set",
+            "line 2: token_env is \"NOT_SET\", but this variable is not set",
         ),
-        ("limit_rate = \"fast\"", "line 2: limit_rate is \"fast\": it must be bytes a second"),
+        ("limit_rate = \"fast\"", "line 2: limit_rate is \"fast\": it must be bytes per second"),
         ("streams = 0", "line 2: streams is \"0\": it must be a whole number from 1 to 64"),
     ] {
         assert!(wrong(lines).contains(want), "{lines}: {}", wrong(lines));
@@ -557,7 +547,7 @@ fn upstreams_are_registry_hosts() {
     for bad in ["hub", "[::1]:5000", "https://hf.co", "hf.co/user", "*"] {
         let text = set(&format!("{bad:?}")).unwrap_err().to_string();
         assert!(
-            text.contains(&format!("mirror.upstreams has {bad:?}: a registry whose")),
+            text.contains(&format!("mirror.upstreams has {bad:?}: use a registry host")),
             "{text}"
         );
     }

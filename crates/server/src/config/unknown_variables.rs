@@ -49,12 +49,10 @@ fn text_for(variable: &str) -> Option<String> {
         .min_by_key(|(distance, _)| *distance);
     match nearest {
         Some((_, known)) => Some(format!(
-            "is not known and was not read: did you mean {prefix}{}?",
+            "is unknown and was ignored: did you mean {prefix}{}?",
             known.to_uppercase()
         )),
-        None if ours => {
-            Some("is not known and was not read: `puna config` lists the settings".into())
-        }
+        None if ours => Some("is unknown and was ignored: `puna config` lists the settings".into()),
         None => None,
     }
 }
@@ -89,10 +87,10 @@ mod tests {
             ("OLLAMA_KEEPALIVE", "OLLAMA_KEEP_ALIVE"),
             ("OLLAMA_NUM_PARALEL", "OLLAMA_NUM_PARALLEL"),
         ] {
-            let want = format!("{wrong} is not known and was not read: did you mean {right}?");
+            let want = format!("{wrong} is unknown and was ignored: did you mean {right}?");
             assert_eq!(warning_texts(&[wrong]), [want]);
         }
-        let want = "PUNA_WOMBAT is not known and was not read: `puna config` lists the settings";
+        let want = "PUNA_WOMBAT is unknown and was ignored: `puna config` lists the settings";
         assert_eq!(warning_texts(&["PUNA_WOMBAT"]), [want]);
     }
 

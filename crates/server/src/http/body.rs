@@ -211,7 +211,7 @@ pub(crate) async fn read_body(request: Request<Body>) -> Result<RequestBody, Api
             })?
         }
         Some(other) => Err(ApiError::bad_request(format!(
-            "request bodies in Content-Encoding {other} are not understood: send them as they are, or as zstd"
+            "Content-Encoding {other} is not supported: use zstd, or send the body uncompressed"
         ))),
     }
 }
@@ -327,7 +327,7 @@ async fn next_chunk(body: &mut Body, timeout: Duration) -> Result<Option<Bytes>,
         match frame.map_err(|_| ApiError::new(408, "the request body did not arrive in time"))? {
             None => return Ok(None),
             Some(Err(e)) => {
-                return Err(ApiError::bad_request(format!("the request body broke off: {e}")));
+                return Err(ApiError::bad_request(format!("the request body ended early: {e}")));
             }
             Some(Ok(frame)) => {
                 if let Ok(data) = frame.into_data() {

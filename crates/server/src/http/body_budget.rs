@@ -111,5 +111,5 @@ impl Drop for BodyReservation {
 }
 
 fn budget_exhausted() -> ApiError {
-    ApiError::new(503, "the server is busy with large requests: try again in a moment")
+    ApiError::new(503, "the server is busy with large requests: retry later")
 }

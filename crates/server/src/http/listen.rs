@@ -61,10 +61,10 @@ pub async fn listen(address: &Address, setting: &str) -> Result<TcpListener, Lis
 fn bind_hint(reason: io::ErrorKind, setting: &str) -> String {
     match reason {
         io::ErrorKind::PermissionDenied => {
-            format!(": ports below 1024 are for root alone; take a higher one ({setting})")
+            format!(": ports below 1024 need root rights; set {setting} to a higher port")
         }
         io::ErrorKind::AddrNotAvailable => format!(
-            ": this machine has no such address; set {setting} to one that it has, or to 0.0.0.0 for all of them"
+            ": this machine does not have this address; set {setting} to one of its addresses, or to 0.0.0.0 for all"
         ),
         _ => String::new(),
     }
@@ -81,20 +81,17 @@ async fn identify_listener(address: &Address, setting: &str) -> (String, String)
     let version: puna_api::native::VersionResponse =
         serde_json::from_str(&version).unwrap_or_default();
     if !version.puna.is_empty() {
-        return (
-            format!("Puna {}", version.puna),
-            ": it can be used as it is, or stopped first".into(),
-        );
+        return (format!("Puna {}", version.puna), ": use it, or stop it first".into());
     }
     if root.body.starts_with(PLAIN_HTTP_ERROR) {
-        return ("a Puna with TLS".into(), ": it can be used at https://, or stopped first".into());
+        return ("a Puna with TLS".into(), ": use it at https://, or stop it first".into());
     }
     if root.body.starts_with("Ollama is running") {
         return (format!("Ollama {}", version.version).trim_end().to_owned(), elsewhere);
     }
     // A mirror redirects `/` to its page.
     if root.head.to_ascii_lowercase().contains("\r\nlocation: /mirror\r\n") {
-        return ("a mirror of Puna's".into(), elsewhere);
+        return ("a Puna mirror".into(), elsewhere);
     }
     ("another HTTP server".into(), elsewhere)
 }
@@ -147,8 +144,7 @@ mod tests {
         };
         assert_eq!(
             message(io::ErrorKind::PermissionDenied),
-            "listen tcp 127.0.0.1:80: bind: permission denied: ports below 1024 are for root alone; take a higher one \
-             (OLLAMA_HOST)"
+            "listen tcp 127.0.0.1:80: bind: permission denied: ports below 1024 need root rights; set OLLAMA_HOST to a higher port"
         );
         assert_eq!(
             message(io::ErrorKind::OutOfMemory),

@@ -139,7 +139,7 @@ fn typed(status: StatusCode, content_type: &'static str, body: &impl Serialize) 
     match serde_json::to_vec(body) {
         Ok(bytes) => (status, [(header::CONTENT_TYPE, content_type)], bytes).into_response(),
         Err(e) => {
-            tracing::error!(error = %e, "an answer could not be written");
+            tracing::error!(error = %e, "cannot encode a response");
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }

@@ -75,7 +75,7 @@ pub(crate) async fn run(
         let accepted = tokio::select! {
             () = &mut shutdown => break,
             Some(()) = reload.recv() => {
-                tracing::info!("asked to read keys and certificate again");
+                tracing::info!("reloading keys and certificate");
                 config.handler.reload();
                 config.tls.iter().for_each(|tls| tls.reload());
                 continue;
@@ -105,7 +105,7 @@ pub(crate) async fn run(
                 // Usually the process is out of file descriptors until other connections close. The
                 // log gets one line per interval.
                 if warned.is_none_or(|at| at.elapsed() > ACCEPT_WARNING_INTERVAL) {
-                    tracing::warn!(%error, "a connection could not be accepted");
+                    tracing::warn!(%error, "cannot accept a connection");
                     warned = Some(Instant::now());
                 }
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -132,7 +132,7 @@ async fn finish(
         idle = timeout(SHUTDOWN_GRACE, tracker.wait_until_idle()) => idle,
     };
     if idle.is_err() {
-        tracing::warn!("requests that did not end in time are broken off");
+        tracing::warn!("shutdown timeout reached; aborting the remaining requests");
     }
     final_step.await;
     let _ = timeout(FINAL_ERROR_TIMEOUT, tracker.wait_until_idle()).await;
@@ -201,7 +201,7 @@ impl ConnectionService {
             .max_buf_size(256 << 10)
             .serve_connection(TokioIo::new(stream), service);
         if let Err(error) = watcher.watch(connection).await {
-            tracing::debug!(%peer, %error, "a connection ended");
+            tracing::debug!(%peer, %error, "connection ended with an error");
         }
     }
 }

@@ -53,7 +53,7 @@ pub enum TlsError {
         reason: String,
     },
     /// A file has invalid content.
-    #[error("{setting} {} is no use: {reason}", path.display())]
+    #[error("cannot use {setting} {}: {reason}", path.display())]
     Content {
         /// The setting that names it.
         setting: &'static str,
@@ -64,8 +64,7 @@ pub enum TlsError {
     },
     /// The key does not belong to the certificate.
     #[error(
-        "tls.key {} does not belong to tls.certificate {}: take the key that the certificate was made with, and a file whose \
-         first certificate is the server's own",
+        "tls.key {} does not belong to tls.certificate {}: use the key of the certificate, and put the server's certificate first",
         key.display(),
         certificate.display()
     )]
@@ -129,10 +128,10 @@ impl Tls {
         match server_config(&self.files) {
             Ok(config) => {
                 loaded.config = config;
-                tracing::info!(certificate = %self.files.certificate.display(), "the certificate was read again");
+                tracing::info!(certificate = %self.files.certificate.display(), "reloaded the certificate");
             }
             Err(error) => {
-                tracing::warn!("{error}; the certificate that was read before stays in use")
+                tracing::warn!(%error, "cannot reload the certificate; certificate unchanged")
             }
         }
     }
@@ -159,7 +158,7 @@ impl Tls {
             Ok(Ok(stream)) => stream,
             Ok(Err(error)) => {
                 // Usually the client does not trust the issuer of the certificate.
-                tracing::debug!(%error, "a TLS handshake failed");
+                tracing::debug!(%error, "TLS handshake failed");
                 None
             }
             Err(_) => None,
@@ -209,7 +208,7 @@ fn server_config(files: &TlsFiles) -> Result<Arc<ServerConfig>, TlsError> {
             rustls::Error::InvalidCertificate(e) => wrong(
                 "tls.certificate",
                 &files.certificate,
-                format!("its first certificate is broken ({e})"),
+                format!("its first certificate is invalid ({e})"),
             ),
             e => wrong(
                 "tls.key",
@@ -229,10 +228,9 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     };
     let text = read_file("tls.certificate", path)?;
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-    let all = all.map_err(|e| content(format!("it is no PEM file ({e})")))?;
+    let all = all.map_err(|e| content(format!("it is not a PEM file ({e})")))?;
     if all.is_empty() {
-        let reason = "it has no `-----BEGIN CERTIFICATE-----`: it must be the server's certificate in PEM form, followed by those \
-                      that lead to the authority";
+        let reason = "it has no `-----BEGIN CERTIFICATE-----`: it must contain the server's certificate in PEM format, then the intermediate certificates";
         return Err(content(reason.into()));
     }
     Ok(all)
@@ -243,11 +241,11 @@ fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     PrivateKeyDer::from_pem_slice(&text).map_err(|error| {
         let has = |part: &str| text.windows(part.len()).any(|window| window == part.as_bytes());
         let reason = if has("ENCRYPTED") {
-            "it is locked with a password: `openssl pkey -in LOCKED -out OPEN` makes one without".to_owned()
+            "it is encrypted with a password: `openssl pkey -in LOCKED -out OPEN` writes one without".to_owned()
         } else if has("-----BEGIN ") {
             format!("it has no private key ({error})")
         } else {
-            "it has no `-----BEGIN PRIVATE KEY-----`: it must be the certificate's private key in PEM form"
+            "it has no `-----BEGIN PRIVATE KEY-----`: it must contain the certificate's private key in PEM format"
                 .into()
         };
         TlsError::Content { setting: "tls.key", path: path.to_owned(), reason }
@@ -272,7 +270,7 @@ fn warn_of_open_key(path: &Path) {
     {
         use std::os::unix::fs::PermissionsExt;
         if std::fs::metadata(path).is_ok_and(|meta| meta.permissions().mode() & 0o007 != 0) {
-            tracing::warn!(key = %path.display(), "everybody on this machine can read the TLS key: `chmod 600` it");
+            tracing::warn!(key = %path.display(), "all users of this machine can read the TLS key: run `chmod 600` on it");
         }
     }
     #[cfg(not(unix))]

@@ -52,7 +52,7 @@ impl<S> WriteTimeoutStream<S> {
                 let write_timer = self.write_timer.get_or_insert_with(|| Box::pin(sleep(limit)));
                 ready!(write_timer.as_mut().poll(cx));
                 let text =
-                    format!("the client has taken nothing for {} seconds", limit.as_secs_f64());
+                    format!("the client has read nothing for {} seconds", limit.as_secs_f64());
                 Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, text)))
             }
             (written, _) => {

@@ -20,10 +20,10 @@ fn clean_up(store: &Store) {
             tracing::info!(
                 files,
                 bytes,
-                "removed what unfinished work had left; blobs are in the trash for a day"
+                "removed leftovers of unfinished operations; blobs stay in the trash for a day"
             );
         }
-        Err(error) => tracing::debug!(%error, "the store cannot be cleaned up"),
+        Err(error) => tracing::debug!(%error, "cannot clean up the store"),
     }
 }
 
@@ -38,7 +38,7 @@ pub(crate) async fn clean_up_hourly(store: Arc<Store>) {
             spawn_blocking(move || store.root().join("blobs").is_dir().then(|| clean_up(&store)))
                 .await;
         if let Err(panic) = cleaned {
-            tracing::error!(%panic, "cleaning up the store");
+            tracing::error!(%panic, "clean-up of the store panicked");
         }
     }
 }

@@ -36,7 +36,7 @@ impl Algorithm {
         let known = Self::ALL.into_iter().find(|(name, _)| name.eq_ignore_ascii_case(text.trim()));
         known.map(|(_, algorithm)| algorithm).ok_or_else(|| {
             let names = Self::ALL.map(|(name, _)| name).join(", ");
-            format!("{text:?} is none of {names}")
+            format!("unknown value {text:?}: use one of {names}")
         })
     }
 

@@ -131,7 +131,7 @@ pub fn apply(
                 run.has_request_stops |= asked && name == "stop"
             }
             _ if asked => unknown(name),
-            _ => tracing::debug!(parameter = name, "the model has a parameter that is not known"),
+            _ => tracing::debug!(parameter = name, "ignoring an unknown parameter of the model"),
         }
     }
     options.apply_fields(run)?;
@@ -303,7 +303,7 @@ fn biases(name: &str, map: &Map<String, Value>) -> Result<Vec<(u32, f32)>, ApiEr
     let list = map.iter().map(one).collect::<Option<_>>();
     list.ok_or_else(|| {
         ApiError::bad_request(format!(
-            "option \"{name}\" must be an object of token numbers and biases"
+            "option \"{name}\" must be an object of token ids and biases"
         ))
     })
 }

@@ -70,7 +70,11 @@ impl SpeculateSetting {
         let Self::Model(name) = &setting else { return Ok(setting) };
         if name.starts_with(['/', '.']) {
             let path = Path::new(name);
-            return if path.is_file() { Ok(setting) } else { Err("there is no such file".into()) };
+            return if path.is_file() {
+                Ok(setting)
+            } else {
+                Err("the file does not exist".into())
+            };
         }
         let plain = name.to_lowercase();
         if let Some(mode) = Self::MODES
@@ -78,7 +82,7 @@ impl SpeculateSetting {
             .find(|mode| strsim::osa_distance(mode, &plain) <= Self::MAX_TYPOS)
         {
             return Err(format!(
-                "did you mean {mode:?}? A draft model of that name is \"{name}:latest\""
+                "did you mean {mode:?}? a draft model of this name is \"{name}:latest\""
             ));
         }
         match ModelName::parse(name) {

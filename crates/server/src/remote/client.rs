@@ -93,8 +93,6 @@ fn client() -> Option<Client> {
         let builder = builder.redirect(Policy::none()).no_proxy().connect_timeout(CONNECT_TIMEOUT);
         builder.tls_backend_preconfigured(tls).build().map_err(|error| error.to_string())
     });
-    made.inspect_err(
-        |error| tracing::error!(%error, "no connections to remote servers can be made"),
-    )
-    .ok()
+    made.inspect_err(|error| tracing::error!(%error, "cannot set up connections to remote servers"))
+        .ok()
 }

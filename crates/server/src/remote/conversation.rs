@@ -14,12 +14,12 @@ pub(super) fn unsupported(what: &str) -> ApiError {
 /// Refuses requests that need the model's vocabulary or weights on this server.
 pub(super) fn check_supported(generate: &Generate) -> Result<(), ApiError> {
     match generate {
-        Generate { render_only: true, .. } => Err(unsupported("its prompts are rendered there")),
+        Generate { render_only: true, .. } => Err(unsupported("prompts cannot be rendered here")),
         Generate { prompt_logprobs: Some(_), .. } => {
-            Err(unsupported("prompt_logprobs cannot be asked for"))
+            Err(unsupported("prompt_logprobs is not supported"))
         }
         Generate { options, .. } if options.num_predict == 0 => {
-            Err(unsupported("an answer of no tokens (num_predict: 0) cannot be asked for"))
+            Err(unsupported("num_predict 0 is not supported"))
         }
         _ => check_messages(generate),
     }

@@ -75,7 +75,7 @@ pub(super) fn parse_hosts(text: &str, allowed: &[AllowedHost]) -> Result<Vec<Hos
     let parts: Vec<&str> = text.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
     if parts.is_empty() || parts.len() > MAX_HOSTS {
         return Err(ApiError::bad_request(format!(
-            "a remote model has between 1 and {MAX_HOSTS} hosts"
+            "a remote model must have between 1 and {MAX_HOSTS} hosts"
         )));
     }
     parts.into_iter().map(|part| parse_host(part, allowed)).collect()
@@ -91,8 +91,7 @@ fn parse_host(text: &str, all_allowed: &[AllowedHost]) -> Result<Host, ApiError>
             _ => text.to_owned(),
         };
         ApiError::bad_request(format!(
-            "bad remote: {shown:?} is no address of a server; it is like https://host:8000/v1, and keys stand in \
-             PUNA_REMOTE_KEYS"
+            "bad remote {shown:?}: use an address such as https://host:8000/v1, and PUNA_REMOTE_KEYS for keys"
         ))
     };
     let url = Url::parse(text).map_err(|_| wrong())?;
@@ -104,8 +103,7 @@ fn parse_host(text: &str, all_allowed: &[AllowedHost]) -> Result<Host, ApiError>
     let Some(allowed) = all_allowed.iter().find(|allowed| allowed.allows(&url)) else {
         let shown = url.origin().ascii_serialization();
         return Err(ApiError::bad_request(format!(
-            "this server cannot run this remote model: {shown} is not among its remotes; whoever runs the server \
-             allows it with PUNA_REMOTES={shown}"
+            "this server cannot run this remote model: {shown} is not allowed; set PUNA_REMOTES={shown} on the server to allow it"
         )));
     };
     let base = text.trim_end_matches('/');
@@ -129,7 +127,7 @@ pub(super) fn check_loop(via: &[String], model: &str) -> Result<(), ApiError> {
         return Err(ApiError::new(
             508,
             format!(
-                "the remote model {model} leads back to this server, or through too many others"
+                "the remote model {model} forwards back to this server, or through too many servers"
             ),
         ));
     }
@@ -179,7 +177,7 @@ mod tests {
         ] {
             let error = remotes.check(other).unwrap_err();
             assert!(
-                error.status == 400 && error.message.contains("is not among its remotes"),
+                error.status == 400 && error.message.contains("is not allowed"),
                 "{other}: {error}"
             );
         }

@@ -156,7 +156,7 @@ impl ResponseLines {
 /// Error for a connection that ended before the response was complete.
 pub(super) fn connection_error(error: &reqwest::Error) -> ApiError {
     let cause = puna_registry::root_cause(error);
-    ApiError::new(502, format!("the connection to the remote server broke: {cause}"))
+    ApiError::new(502, format!("the connection to the remote server failed: {cause}"))
 }
 
 fn parse_json(bytes: &[u8]) -> Result<Value, ApiError> {
@@ -164,7 +164,7 @@ fn parse_json(bytes: &[u8]) -> Result<Value, ApiError> {
 }
 
 fn invalid_json(error: &serde_json::Error) -> ApiError {
-    ApiError::new(502, format!("the remote server's answer makes no sense: {error}"))
+    ApiError::new(502, format!("invalid response from the remote server: {error}"))
 }
 
 fn too_long() -> ApiError {

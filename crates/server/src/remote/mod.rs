@@ -128,9 +128,9 @@ impl Upstream {
                 vectors.map(Event::Embedded)
             }
             Task::Count(_) | Task::Tokenize(_) | Task::Detokenize(_) => {
-                Err(unsupported("its vocabulary is not here, so tokens cannot be counted or made"))
+                Err(unsupported("tokens cannot be counted here without its vocabulary"))
             }
-            Task::Rank(_) => Err(unsupported("documents cannot be ranked by it")),
+            Task::Rank(_) => Err(unsupported("reranking is not supported")),
         }
     }
 }

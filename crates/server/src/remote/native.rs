@@ -30,7 +30,7 @@ pub(super) fn generation(
     let (messages, tools) = match &generate.input {
         Input::Chat { messages, tools } => (conversation(generate, None, messages), tools.clone()),
         Input::Prompt(Prompt { tokens: Some(_), .. }) => {
-            return Err(unsupported("prompts of tokens cannot be sent"));
+            return Err(unsupported("prompts of token ids are not supported"));
         }
         // `/api/generate` has no field for the stored messages, so the prompt becomes a chat.
         Input::Prompt(prompt) if !stored.is_empty() && !prompt.raw && prompt.context.is_none() => {
@@ -124,9 +124,8 @@ pub(super) async fn read(
         if let Some(error) = RemoteError::of(&line) {
             return Err(answer.failure(&error));
         }
-        let wrong = |error| {
-            ApiError::new(502, format!("the remote server's answer makes no sense: {error}"))
-        };
+        let wrong =
+            |error| ApiError::new(502, format!("invalid response from the remote server: {error}"));
         let line = match line.get("message").is_some() {
             true => serde_json::from_value::<ChatResponse>(line).map_err(wrong)?,
             false => to_chat_response(serde_json::from_value(line).map_err(wrong)?),
@@ -150,7 +149,7 @@ pub(super) async fn read(
             if calls > CALLS_MAX as i64 {
                 return Err(ApiError::new(
                     502,
-                    format!("the remote server makes more than {CALLS_MAX} calls"),
+                    format!("the remote server sent more than {CALLS_MAX} tool calls"),
                 ));
             }
             let (index, outcome) =
@@ -165,7 +164,7 @@ pub(super) async fn read(
             return Ok(Event::Done(Box::new(summary(&line.done_reason, &line.metrics))));
         }
     }
-    Err(ApiError::new(502, "the remote server ended its answer before it was complete"))
+    Err(ApiError::new(502, "the remote server sent an incomplete answer"))
 }
 
 /// Converts a line of `/api/generate` to one of `/api/chat`.
@@ -209,7 +208,7 @@ fn summary(reason: &str, metrics: &Metrics) -> GenerationSummary {
 pub(super) fn embedding(embed: &Embed, model: &str) -> Result<(&'static str, Value), ApiError> {
     let text = |text: &EmbedText| match text {
         EmbedText::Text(text) => Ok(text.clone()),
-        EmbedText::Tokens(_) => Err(unsupported("texts of tokens cannot be sent")),
+        EmbedText::Tokens(_) => Err(unsupported("inputs of token ids are not supported")),
     };
     let inputs = embed.inputs.iter().map(text).collect::<Result<Vec<_>, _>>()?;
     let mut body = json!({"model": model, "input": inputs, "truncate": embed.truncate});
@@ -223,7 +222,7 @@ pub(super) fn embedding(embed: &Embed, model: &str) -> Result<(&'static str, Val
 pub(super) async fn vectors(answer: RemoteResponse, count: usize) -> Result<EmbedResult, ApiError> {
     let body = answer.lines.into_json().await?;
     let body: EmbedResponse = serde_json::from_value(body).map_err(|error| {
-        ApiError::new(502, format!("the remote server's answer makes no sense: {error}"))
+        ApiError::new(502, format!("invalid response from the remote server: {error}"))
     })?;
     let mut vectors = body.embeddings;
     vectors.resize(count, Vec::new());

@@ -109,12 +109,10 @@ pub(super) fn generation(
             Some(prompt)
         }
         Input::Prompt(Prompt { template: Some(_), .. }) => {
-            return Err(unsupported("a template cannot be sent along"));
+            return Err(unsupported("template is not supported"));
         }
         Input::Prompt(Prompt { context: Some(_), .. }) => {
-            return Err(unsupported(
-                "`context` has tokens of no vocabulary that is here; use /api/chat",
-            ));
+            return Err(unsupported("`context` is not supported: use /api/chat"));
         }
         Input::Prompt(prompt) => {
             let message =
@@ -198,9 +196,7 @@ fn set_response_format(body: &mut Value, generate: &Generate) -> Result<(), ApiE
             json!({"type": "json_schema", "json_schema": form})
         }
         Some(Constraint::Regex(_) | Constraint::Lark(_) | Constraint::Gbnf(_)) => {
-            return Err(unsupported(
-                "OpenAI's dialect knows JSON and JSON Schema as forms of an answer, no other",
-            ));
+            return Err(unsupported("only JSON and JSON Schema are supported as output formats"));
         }
     };
     Ok(())
@@ -282,6 +278,8 @@ pub(super) fn check_vectors(embedded: EmbedResult) -> Result<EmbedResult, ApiErr
     let is_vector = |vector: &Vec<f32>| !vector.is_empty() && vector.iter().all(|x| x.is_finite());
     match embedded.vectors.iter().all(is_vector) {
         true => Ok(embedded),
-        false => Err(ApiError::new(502, "the remote server sent no vector for some of the texts")),
+        false => {
+            Err(ApiError::new(502, "the remote server sent no embedding for some of the texts"))
+        }
     }
 }

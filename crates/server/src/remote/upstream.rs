@@ -101,8 +101,9 @@ impl Upstream {
         form: impl Fn(Protocol) -> Result<(&'static str, Value), ApiError>,
     ) -> Result<RemoteResponse, ApiError> {
         let http = self.remotes.http();
-        let http =
-            http.ok_or_else(|| ApiError::internal("no connections to remote servers can be made"))?;
+        let http = http.ok_or_else(|| {
+            ApiError::internal("cannot connect to remote servers: see the server log")
+        })?;
         let mut unreachable = Vec::new();
         for host in self.remotes.order(&self.hosts) {
             let (path, body) = form(host.protocol)?;
@@ -157,7 +158,7 @@ impl Upstream {
         }
         Err(ApiError::new(
             502,
-            format!("no remote server can be reached: {}", unreachable.join("; ")),
+            format!("cannot reach any remote server: {}", unreachable.join("; ")),
         ))
     }
 
@@ -189,7 +190,7 @@ impl Upstream {
             let to = redact(&to.unwrap_or_default(), host.key.as_deref());
             let to: String = to.chars().take(MAX_SHOWN_ERROR_CHARS).collect();
             let text = format!(
-                "{base} redirects to {to:?}, which is not followed: name that server in the model"
+                "{base} redirects to {to:?}, which is not followed: use that address in the model"
             );
             return Err(ApiError::new(502, text));
         }
@@ -205,13 +206,11 @@ impl Upstream {
             _ if error.exceeds_context() => failure(400, format!("{base}: {message}")),
             401 | 403 if host.key.is_some() => failure(
                 502,
-                format!(
-                    "{base} refuses the key that this server has for it (remote_keys): {message}"
-                ),
+                format!("{base} rejects this server's key for it (remote_keys): {message}"),
             ),
             401 | 403 => failure(
                 502,
-                format!("{base} wants a key: the server's setting remote_keys has none for it"),
+                format!("{base} requires a key: add one to this server's setting remote_keys"),
             ),
             status @ (400 | 404 | 413 | 422 | 429) => {
                 failure(if status == 422 { 400 } else { status }, format!("{base}: {message}"))

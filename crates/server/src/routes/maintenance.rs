@@ -106,7 +106,7 @@ async fn verify_models(
                 Err(failure) => {
                     send_progress(
                         to,
-                        status(format!("{} is not repaired: {}", entry.name, failure.message)),
+                        status(format!("cannot repair {}: {}", entry.name, failure.message)),
                     )
                     .await;
                     remaining.push((entry, damages));
@@ -167,7 +167,7 @@ async fn pull_again(
     match transfer::pull_model(app, &from, to).await {
         Ok(()) => Some(name),
         Err(failure) => {
-            send_progress(to, status(format!("{name} is not repaired: {}", failure.message))).await;
+            send_progress(to, status(format!("cannot repair {name}: {}", failure.message))).await;
             None
         }
     }
@@ -248,7 +248,7 @@ async fn fetch_damaged_blobs(
     if let ModelLocation::ReadOnly(folder) = &entry.location {
         let folder = folder.display();
         return Err(ApiError::bad_request(format!(
-            "{folder} is only read: repair it where it is written"
+            "{folder} is read-only here: repair it on the server that writes it"
         )));
     }
     let store: Arc<Store> = app.shared_store().clone();
@@ -297,11 +297,11 @@ fn damage_error(
         still_damaged.iter().map(|(entry, _)| &entry.name).chain(named).collect();
     let names: Vec<_> = models.iter().map(ToString::to_string).collect();
     if names.is_empty() {
-        return ApiError::internal(format!("{}: move it away", nameless.join("; ")));
+        return ApiError::internal(format!("{}: move it out of the store", nameless.join("; ")));
     }
     let advice = match repair {
-        Some(_) => "create them again, or remove them with `rm`",
-        None => "`puna verify --repair` fetches again what came from a registry",
+        Some(_) => "create them again, or remove them with `puna rm`",
+        None => "`puna verify --repair` fetches models from their registry again",
     };
     // The store does not record whether a model was pulled by plain HTTP. Models of Ollama's
     // registry never were.
@@ -309,9 +309,7 @@ fn damage_error(
     let insecure_advice =
         match repair.is_some_and(|repair| repair.insecure) || models.iter().all(is_secure) {
             true => "",
-            false => {
-                "; what was pulled with --insecure is repaired by `puna verify --repair --insecure`"
-            }
+            false => "; add --insecure for models that were pulled with --insecure",
         };
     let what = if names.len() == 1 { "is" } else { "are" };
     ApiError::internal(format!("{} {what} damaged: {advice}{insecure_advice}", names.join(", ")))
@@ -360,11 +358,9 @@ fn run_prune(store: &Store, request: &PruneRequest) -> Result<PruneResponse, Sto
 
 fn prune_response(pruned: &PruneOutcome) -> PruneResponse {
     let kind = |kind| match kind {
-        LeftoverKind::Blob => ("blob", "no name needs it"),
-        LeftoverKind::Download => {
-            ("download", "an interrupted download of more than two weeks ago")
-        }
-        LeftoverKind::Temporary => ("temporary", "left by interrupted work of Puna"),
+        LeftoverKind::Blob => ("blob", "no model uses it"),
+        LeftoverKind::Download => ("download", "an interrupted download, older than two weeks"),
+        LeftoverKind::Temporary => ("temporary", "left by an interrupted operation"),
     };
     let leftover = |leftover: &puna_store::Leftover| {
         let (kind, reason) = kind(leftover.kind);

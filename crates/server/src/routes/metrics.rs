@@ -18,7 +18,7 @@ pub(super) async fn metrics(State(app): State<App>) -> Response {
     if let Some(mirror) = app.mirror() {
         match mirror.metrics().await {
             Ok(more) => text += &more,
-            Err(error) => tracing::warn!(%error, "the registry's figures cannot be had"),
+            Err(error) => tracing::warn!(%error, "cannot read the metrics of the mirror"),
         }
     }
     ([(header::CONTENT_TYPE, prometheus::CONTENT_TYPE)], text).into_response()
@@ -26,12 +26,12 @@ pub(super) async fn metrics(State(app): State<App>) -> Response {
 
 fn text(server_metrics: &ServerMetrics, runners: &RunnersSnapshot) -> String {
     let mut out = MetricsText::default();
-    out.family("puna_build_info", GAUGE, "The version of the server; always 1.");
+    out.family("puna_build_info", GAUGE, "Version of the server; always 1.");
     out.sample("", &[("version", VERSION)], 1);
     out.family(
         "puna_http_requests_total",
         COUNTER,
-        "Requests by route, method and status of the answer.",
+        "Requests by route, method and response status.",
     );
     for (answered, count) in server_metrics.response_counts() {
         let status = answered.status.to_string();
@@ -43,7 +43,11 @@ fn text(server_metrics: &ServerMetrics, runners: &RunnersSnapshot) -> String {
     }
     out.family("puna_queue_length", GAUGE, "Requests that wait for a model to be loaded.");
     out.sample("", &[], runners.waiting);
-    out.family("puna_queue_refused_total", COUNTER, "Requests that found the queue full.");
+    out.family(
+        "puna_queue_refused_total",
+        COUNTER,
+        "Requests rejected because the queue was full.",
+    );
     out.sample("", &[], server_metrics.refused.get());
     requests(&mut out, server_metrics);
     runners_counts(&mut out, runners);
@@ -54,7 +58,7 @@ fn text(server_metrics: &ServerMetrics, runners: &RunnersSnapshot) -> String {
 /// Writes the metrics of requests, by requested model.
 fn requests(out: &mut MetricsText, server_metrics: &ServerMetrics) {
     let models = server_metrics.models();
-    out.family("puna_model_requests_total", COUNTER, "Requests to models that ended, by outcome.");
+    out.family("puna_model_requests_total", COUNTER, "Finished requests to models, by outcome.");
     for (model, per_model) in &models {
         for outcome in Outcome::ALL {
             out.sample(
@@ -70,7 +74,7 @@ fn requests(out: &mut MetricsText, server_metrics: &ServerMetrics) {
             out.sample("", &[("model", model)], count(per_model).get())
         });
     }
-    out.family("puna_model_unloads_total", COUNTER, "Models told to leave memory, by reason.");
+    out.family("puna_model_unloads_total", COUNTER, "Models unloaded from memory, by reason.");
     for (model, per_model) in &models {
         for why in UnloadReason::ALL {
             out.sample(
@@ -95,7 +99,7 @@ const COUNTS: [(&str, &str, MetricGetter<Counter>); 4] = [
         "Prompt tokens of finished generations that were found in the cache.",
         |per_model| &per_model.cached_tokens,
     ),
-    ("puna_embedded_tokens_total", "Tokens of texts that became vectors or scores.", |per_model| {
+    ("puna_embedded_tokens_total", "Tokens of embedded or reranked texts.", |per_model| {
         &per_model.embedded_tokens
     }),
     (
@@ -116,7 +120,7 @@ const TIMES: [(&str, &str, MetricGetter<Histogram>); 5] = [
     }),
     (
         "puna_queue_wait_seconds",
-        "From a model being in memory until a request's prompt is begun with.",
+        "From the model being in memory until the request's prompt is started.",
         |per_model| &per_model.queue_wait,
     ),
     (
@@ -126,7 +130,7 @@ const TIMES: [(&str, &str, MetricGetter<Histogram>); 5] = [
     ),
     (
         "puna_time_per_token_seconds",
-        "From one generated token to the next, the mean of each answer.",
+        "Mean time from one generated token to the next, per answer.",
         |per_model| &per_model.per_token,
     ),
     (
@@ -151,7 +155,7 @@ fn runners_counts(out: &mut MetricsText, runners: &RunnersSnapshot) {
         }),
         (
             "puna_draft_tokens_total",
-            "Tokens guessed ahead and checked, by source.",
+            "Drafted tokens that were verified, by source.",
             "source",
             |per_model| {
                 vec![
@@ -162,7 +166,7 @@ fn runners_counts(out: &mut MetricsText, runners: &RunnersSnapshot) {
         ),
         (
             "puna_draft_accepted_tokens_total",
-            "Guessed tokens that came true, by source.",
+            "Drafted tokens that were accepted, by source.",
             "source",
             |per_model| {
                 vec![
@@ -173,16 +177,13 @@ fn runners_counts(out: &mut MetricsText, runners: &RunnersSnapshot) {
         ),
         (
             "puna_steps_total",
-            "Steps of models, each for all sequences of a batch.",
+            "Steps of models; a step computes a batch of sequences.",
             "",
             |per_model| vec![("", per_model.counts.steps)],
         ),
-        (
-            "puna_preemptions_total",
-            "Sequences sent back to wait for want of pages.",
-            "",
-            |per_model| vec![("", per_model.counts.preempted)],
-        ),
+        ("puna_preemptions_total", "Sequences preempted for lack of KV pages.", "", |per_model| {
+            vec![("", per_model.counts.preempted)]
+        }),
     ];
     for (name, help, label, values) in counts {
         out.family(name, COUNTER, help);
@@ -198,21 +199,19 @@ fn runners_counts(out: &mut MetricsText, runners: &RunnersSnapshot) {
 fn runners_now(out: &mut MetricsText, runners: &RunnersSnapshot) {
     type Values = fn(&Heartbeat) -> Vec<(&'static str, u64)>;
     let gauges: [(&str, &str, &str, Values); 7] = [
-        ("puna_running_sequences", "Sequences that share the steps of a model.", "", |p| {
+        ("puna_running_sequences", "Sequences in the batch of a model.", "", |p| {
             vec![("", p.running)]
         }),
         (
             "puna_waiting_sequences",
-            "Sequences and texts that wait in line for a loaded model.",
+            "Sequences and texts in the queue of a loaded model.",
             "",
             |p| vec![("", p.waiting)],
         ),
-        ("puna_kv_pages", "Pages of keys and values that a model has.", "", |p| {
-            vec![("", p.pages)]
-        }),
+        ("puna_kv_pages", "KV pages of a model.", "", |p| vec![("", p.pages)]),
         (
             "puna_kv_pages_in_use",
-            "Pages that hold something: for running sequences, or cached.",
+            "KV pages in use, by running sequences or by the prefix cache.",
             "by",
             |p| {
                 vec![
@@ -223,15 +222,20 @@ fn runners_now(out: &mut MetricsText, runners: &RunnersSnapshot) {
         ),
         (
             "puna_kv_recent_pages",
-            "Pages of layers with a sliding window that a model has.",
+            "Window pages of a model (layers with a sliding window).",
             "",
             |p| vec![("", p.recent_pages[0])],
         ),
-        ("puna_kv_recent_pages_in_use", "Those of them that hold something.", "by", |p| {
-            let [_, in_use, held] = p.recent_pages;
-            vec![("running", held), ("cache", in_use.saturating_sub(held))]
-        }),
-        ("puna_memory_bytes", "Memory of a model as planned, by purpose.", "part", |p| {
+        (
+            "puna_kv_recent_pages_in_use",
+            "Window pages in use, by running sequences or by the prefix cache.",
+            "by",
+            |p| {
+                let [_, in_use, held] = p.recent_pages;
+                vec![("running", held), ("cache", in_use.saturating_sub(held))]
+            },
+        ),
+        ("puna_memory_bytes", "Planned memory of a model, by purpose.", "part", |p| {
             let memory = &p.memory;
             let parts =
                 [("weights", memory.weights), ("kv", memory.kv), ("scratch", memory.scratch)];

@@ -25,8 +25,7 @@ impl AnswerLimits {
     fn check(self, min_tokens: usize) -> Result<(), ApiError> {
         if let Some(limit) = self.tokens.filter(|limit| *limit < min_tokens) {
             return Err(ApiError::bad_request(format!(
-                "the shortest answer of this form has {min_tokens} tokens, but the request allows {limit}: allow at least {min_tokens} \
-                 (num_predict, max_tokens, max_output_tokens)"
+                "the constraint's shortest answer has {min_tokens} tokens, but the request allows {limit}: allow at least {min_tokens} (num_predict, max_tokens, max_output_tokens)"
             )));
         }
         let Some(context) = self.context else { return Ok(()) };
@@ -34,8 +33,7 @@ impl AnswerLimits {
         let remaining = (context + 1).saturating_sub(self.prompt);
         if remaining < min_tokens {
             return Err(ApiError::bad_request(format!(
-                "the shortest answer of this form has {min_tokens} tokens, but a context of {context} has room for {remaining} behind a \
-                 prompt of {}: shorten the prompt, or use a larger context",
+                "the constraint's shortest answer has {min_tokens} tokens, but a context of {context} leaves {remaining} after a prompt of {}: shorten the prompt, or use a larger context",
                 self.prompt
             )));
         }
@@ -102,7 +100,7 @@ mod tests {
         assert!(limits.check(11).is_ok());
         let full = AnswerLimits { tokens: None, prompt: 90, ..limits };
         let message = full.check(12).unwrap_err().message;
-        assert!(message.contains("context of 100 has room for 11"), "{message}");
+        assert!(message.contains("context of 100 leaves 11"), "{message}");
         assert!(full.check(11).is_ok() && AnswerLimits { context: None, ..full }.check(12).is_ok());
     }
 }

@@ -11,7 +11,7 @@ impl Preparer {
     pub(super) fn embed(&self, handle: Handle, task: Embed) -> Result<(), ApiError> {
         if !self.generator.facts().embeds {
             return Err(ApiError::bad_request(match self.generator.facts().pair_format {
-                Some(_) => "this model ranks texts and does not support embeddings",
+                Some(_) => "this model is a reranker and does not support embeddings",
                 None => "this model does not support embeddings",
             }));
         }
@@ -50,7 +50,7 @@ impl Preparer {
         };
         if tokens.is_empty() {
             return Err(ApiError::bad_request(
-                "the input is empty, and the model has no token that begins every text",
+                "the input is empty, and the model adds no start token",
             ));
         }
         let length = tokens.len();

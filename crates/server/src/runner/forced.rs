@@ -72,12 +72,12 @@ fn parameters(tool: &Tool) -> Result<JsonSchema, String> {
     let mut schema = match tool.0.pointer("/function/parameters") {
         None | Some(Value::Null | Value::Bool(true)) => json!({}),
         Some(Value::Object(map)) => Value::Object(map.clone()),
-        Some(_) => return Err("a JSON Schema of an object was expected".into()),
+        Some(_) => return Err("they must be a JSON Schema of an object".into()),
     };
     // Check the size before the schema is processed.
     let bytes = schema.to_string().len();
     if bytes > CONSTRAINT_BYTES_MAX {
-        return Err(format!("they have {bytes} bytes, of which {CONSTRAINT_BYTES_MAX} are read"));
+        return Err(format!("they have {bytes} bytes, at most {CONSTRAINT_BYTES_MAX} are allowed"));
     }
     let is_object = match &schema["type"] {
         Value::Null => true,
@@ -86,10 +86,7 @@ fn parameters(tool: &Tool) -> Result<JsonSchema, String> {
         _ => false,
     };
     if !is_object {
-        return Err(format!(
-            "their type is {}, but arguments are always an object",
-            schema["type"]
-        ));
+        return Err(format!("their type is {}, but must be object", schema["type"]));
     }
     // A schema with a reference has the type of its target, and may not allow a type of its own.
     if schema.get("$ref").is_none() {
@@ -132,7 +129,7 @@ pub(super) fn rejected_tool_error(
 pub(super) fn check_tools_named(tools: &[Tool]) -> Result<(), ApiError> {
     match tools.iter().position(|tool| tool.name().is_empty()) {
         Some(i) => Err(ApiError::bad_request(format!(
-            "tools[{i}] has no name, by which it would be called"
+            "tools[{i}] has no name, so a call cannot be forced"
         ))),
         None => Ok(()),
     }
@@ -159,7 +156,7 @@ pub(super) fn check_names(
     };
     let refused = |what: &str, name: &str| {
         ApiError::bad_request(format!(
-            "tools: calls of this model cannot carry {what} {name:?}; use letters, digits, _ and -"
+            "tools: {what} {name:?} cannot be written in this model's call format: use letters, digits, _ and -"
         ))
     };
     for tool in tools {
@@ -181,7 +178,7 @@ pub(super) fn check_names(
         {
             if !reads(tool.name(), &list_format.write(&[(name, ValueKind::Text, "x")]), Some(name))
             {
-                return Err(refused("an argument of the name", name));
+                return Err(refused("the argument name", name));
             }
         }
     }

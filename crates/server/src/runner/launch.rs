@@ -157,7 +157,7 @@ async fn next_line(log: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<V
 /// Describes an exit by its status and the last line of the log.
 fn describe_exit(status: io::Result<ExitStatus>, last_line: &str) -> RunnerExit {
     let exit_description = match status {
-        Err(e) => format!("its end could not be observed: {e}"),
+        Err(e) => format!("cannot read its exit status: {e}"),
         Ok(status) => match (status.signal(), status.code()) {
             (Some(signal), _) => format!("signal: {}", signal_name(signal)),
             (_, code) => format!("exit status {}", code.unwrap_or(-1)),
@@ -176,9 +176,9 @@ fn signal_name(signal: i32) -> String {
     let name = match signal {
         4 => "illegal instruction",
         6 => "aborted",
-        7 => "bus error (the model's file may have been cut while it was in use)",
+        7 => "bus error (the model file may have been truncated while in use)",
         8 => "arithmetic exception",
-        9 => "killed (by somebody, or by the system for want of memory)",
+        9 => "killed (by a user, or by the system for lack of memory)",
         11 => "segmentation fault",
         15 => "terminated",
         _ => return signal.to_string(),

@@ -239,7 +239,7 @@ impl Link {
             task.events.try_send(event).is_ok()
         });
         if !sent {
-            tracing::error!(task = id, "a runner sent more events than it may");
+            tracing::error!(task = id, "runner sent more events than allowed");
             self.send(ToRunner::Cancel(id));
             tasks.open.remove(&id);
             return;
@@ -289,13 +289,13 @@ async fn send_all(mut outgoing: Receiver<Outgoing>, mut write: OwnedWriteHalf, l
                 continue;
             }
             (Err(error), None) => {
-                tracing::error!(%error, "a message to a runner could not be written");
+                tracing::error!(%error, "cannot encode a message to a runner");
                 continue;
             }
         };
         if let Err(error) = write.write_all(&bytes).await {
             // The reader sees the end of the connection and reports it.
-            tracing::debug!(%error, "a message to a runner could not be sent");
+            tracing::debug!(%error, "cannot send a message to a runner");
             return;
         }
     }
@@ -348,7 +348,7 @@ impl StepWatchdog {
         self.busy_time += passed.min(MAX_HEARTBEAT_GAP);
         match self.limit {
             Some(limit) if self.busy_time > limit => Err(format!(
-                "the model was busy with a single step for more than {} seconds and was ended; PUNA_STEP_TIMEOUT sets the limit",
+                "a step took more than {} seconds, so the runner was stopped: PUNA_STEP_TIMEOUT sets the limit",
                 limit.as_secs_f64().ceil()
             )),
             _ => Ok(()),
@@ -389,12 +389,12 @@ impl Reader {
             match receive(&mut read, self.loaded).await {
                 Err(_) => {
                     break Some(format!(
-                        "it gave no sign of life for {} seconds",
+                        "it sent no heartbeat for {} seconds",
                         SILENCE_TIMEOUT.as_secs()
                     ));
                 }
                 Ok(Err(e)) if e.kind() == io::ErrorKind::InvalidData => {
-                    break Some(format!("it sent nonsense: {e}"));
+                    break Some(format!("it sent an invalid message: {e}"));
                 }
                 Ok(Err(_) | Ok(None)) => break None,
                 Ok(Ok(Some(message))) => match self.handle_message(message, &on_event) {
@@ -414,7 +414,7 @@ impl Reader {
             }
         };
         let ended = ended.unwrap_or_else(|e| RunnerExit {
-            reason: format!("its end was not seen: {e}"),
+            reason: format!("cannot read its exit status: {e}"),
             out_of_memory: false,
         });
         let exit = match (self.failed, failure_reason) {
@@ -438,7 +438,7 @@ impl Reader {
             FromRunner::Hello { version: VERSION } => {}
             FromRunner::Hello { version } => {
                 return Err(format!(
-                    "it speaks version {version} of the protocol instead of {VERSION}: restart the server"
+                    "it uses version {version} of the protocol instead of {VERSION}: restart the server"
                 ));
             }
             FromRunner::Planned(memory) => on_event(RunnerEvent::Planned(memory)),
@@ -478,7 +478,7 @@ impl Events {
         }
         let Some(event) = ready!(self.receiver.poll_recv(cx)) else {
             self.is_ended = true;
-            let lost = "the model runner gave this request up; this is an error in the server";
+            let lost = "the model runner dropped this request: this is a bug in the server";
             return Poll::Ready(Some(Event::Error(ApiError::internal(lost))));
         };
         self.is_ended = event.is_end();
@@ -535,7 +535,7 @@ mod tests {
         };
         assert_eq!([after(0), after(2), after(3600), after(2)], [Ok(()), Ok(()), Ok(()), Ok(())]);
         let error = (0..30).find_map(|_| after(2).err());
-        assert!(error.unwrap().contains("busy with a single step"), "it hangs all the same");
+        assert!(error.unwrap().contains("a step took more than"), "it hangs all the same");
     }
 
     #[tokio::test]

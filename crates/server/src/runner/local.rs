@@ -112,7 +112,7 @@ pub(super) fn check_model(weights: &Path, adapters: &[PathBuf]) -> Result<Option
         match puna_engine::check_model(&view, &adapters) {
             Ok(()) => Ok(None),
             Err(EngineError::Model(error @ ModelError::UnknownArchitecture { .. })) => {
-                Ok(Some(format!("warning: {error}; it cannot be run here")))
+                Ok(Some(format!("warning: {error}; this version cannot run it")))
             }
             Err(EngineError::Tokenizer(error @ TokenizerError::NoVocabulary { .. })) => {
                 Ok(Some(format!("warning: {error}")))
@@ -153,7 +153,7 @@ fn warn_about_threads(wanted: usize) {
         tracing::warn!(
             wanted,
             processors,
-            "fewer processors than threads asked for: one thread a processor is used"
+            "fewer processors than requested threads; using one thread per processor"
         );
     }
 }
@@ -242,7 +242,11 @@ fn open_engine(spec: &LoadSpec, config: &Config) -> Result<(Engine, FileTemplate
         // If memory is short, the scheduler leaves the draft model out and records that.
         Err(error) if draft.optional && !error.out_of_memory => {
             let result = open_engine(&without_draft(spec), config)?;
-            tracing::warn!(draft = draft.name, "{}; going without", error.message);
+            tracing::warn!(
+                draft = draft.name,
+                error = error.message,
+                "cannot use the draft model; loading without it"
+            );
             Ok(result)
         }
         Err(error) => Err(error),

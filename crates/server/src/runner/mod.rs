@@ -70,8 +70,7 @@ pub fn main(args: &[String]) -> io::Result<()> {
             Box::new(scripted::ScriptLoader::open(path.into()).map_err(io::Error::other)?)
         }
         [arg, ..] => {
-            let message =
-                format!("a runner takes no argument {arg:?}: it is started by the server alone");
+            let message = format!("unexpected argument {arg:?}: only the server starts runners");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
     };

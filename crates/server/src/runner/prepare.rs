@@ -26,8 +26,8 @@ const MEDIUM_THINK_TOKENS: u64 = 4096;
 const MAX_FORCED_CALLS: usize = 8;
 
 /// Error for a thinking budget with a diffusion model.
-const DIFFUSION_THINK_BUDGET_ERROR: &str = "this model fills masked places in any order, so that its thoughts cannot be ended after so many tokens: ask \
-                       without a budget, and without a level of thinking";
+const DIFFUSION_THINK_BUDGET_ERROR: &str =
+    "diffusion models do not support think_budget and levels of thinking: leave them out";
 
 /// Maximum number of log-probabilities of a prompt, including alternatives.
 const MAX_PROMPT_LOGPROBS: usize = 1 << 20;
@@ -196,7 +196,7 @@ impl Preparer {
             CallFormat::probe(template, parser, template.think_tags().as_ref(), &facts.end_texts);
         let form = form.ok_or_else(|| {
             ApiError::bad_request(
-                "tool_choice: the form in which this model's template writes calls cannot be forced; use \"auto\"",
+                "tool_choice: calls in this model's format cannot be forced: use \"auto\"",
             )
         })?;
         let starts_in_answer =
@@ -241,7 +241,7 @@ impl Preparer {
         let known = self.generator.vocab_size();
         match biases.iter().find(|(token, _)| *token as usize >= known) {
             Some((token, _)) => Err(ApiError::bad_request(format!(
-                "logit_bias: this model has no token {token}: its vocabulary has {known} tokens, numbered from 0"
+                "logit_bias: token {token} is not in the vocabulary of {known} tokens"
             ))),
             None => Ok(()),
         }
@@ -256,7 +256,7 @@ impl Preparer {
             let entry = scales.get_mut(id as usize).ok_or_else(|| {
                 let order = "numbered from 0 in the order of its ADAPTER lines";
                 ApiError::bad_request(format!(
-                    "adapters: this model has no adapter {id}; it has {known}, {order}"
+                    "adapters: this model has no adapter {id}: it has {known}, {order}"
                 ))
             })?;
             *entry = scale;
@@ -298,7 +298,7 @@ fn check_prompt_logprobs(task: &Generate, tokens: usize) -> Result<(), ApiError>
         return Ok(());
     }
     Err(ApiError::bad_request(format!(
-        "prompt_logprobs: {top} alternatives for each of {tokens} tokens are too many: together they may be {MAX_PROMPT_LOGPROBS}"
+        "prompt_logprobs: {top} alternatives for each of {tokens} tokens exceed the limit of {MAX_PROMPT_LOGPROBS} values"
     )))
 }
 

@@ -201,7 +201,7 @@ pub(crate) fn encode_message(message: &impl Serialize) -> io::Result<Vec<u8>> {
     if length > MAX_MESSAGE_BYTES {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            format!("{length} bytes, and at most {MAX_MESSAGE_BYTES} fit into a message"),
+            format!("{length} bytes, at most {MAX_MESSAGE_BYTES} are allowed"),
         ));
     }
     bytes[..4].copy_from_slice(&(length as u32).to_le_bytes());
@@ -248,7 +248,7 @@ fn message_length(header: [u8; 4]) -> io::Result<usize> {
     if length > MAX_MESSAGE_BYTES {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            format!("a message claims {length} bytes"),
+            format!("a message of {length} bytes is too large"),
         ));
     }
     Ok(length)

@@ -35,7 +35,7 @@ impl Preparer {
         let format = facts
             .pair_format
             .as_ref()
-            .ok_or_else(|| ApiError::bad_request("this model does not rank texts"))?;
+            .ok_or_else(|| ApiError::bad_request("this model does not support reranking"))?;
         let context = self.context(task.num_ctx) as usize;
         let pairs = PairBuilder::new(&*self.generator, format, &task.query, context);
         let (mut inputs, mut summary) =
@@ -48,7 +48,7 @@ impl Preparer {
             summary.tokens += pair.tokens.len() as u64;
             if summary.tokens > MAX_REQUEST_TOKENS {
                 return Err(ApiError::bad_request(format!(
-                    "the documents with the query have more than {MAX_REQUEST_TOKENS} tokens: ask for fewer at once"
+                    "the documents with the query have more than {MAX_REQUEST_TOKENS} tokens: send fewer documents"
                 )));
             }
             if pair.cut_tokens > 0 {
@@ -61,7 +61,7 @@ impl Preparer {
             answer.send(match result {
                 // JSON has no NaN and no infinity, so this message would break the connection.
                 Ok(scores) if scores.iter().any(|score| !score.is_finite()) => Event::Error(
-                    ApiError::internal("a score is not a number: the file may be damaged"),
+                    ApiError::internal("a score is NaN or infinite: the model file may be damaged"),
                 ),
                 Ok(scores) => Event::Ranked(RankResult { scores, ..summary }),
                 Err(error) => Event::Error(to_api_error(error)),
@@ -108,17 +108,13 @@ impl<'a> PairBuilder<'a> {
             None => self.build_plain(document, limit, max_document_tokens, may_cut),
         };
         match pair.tokens.len() {
-            0 => {
-                Err("and the query are empty, and the model has no token that begins every text"
-                    .into())
-            }
+            0 => Err("and the query are empty, and the model adds no start token".into()),
             n if n <= limit => Ok(pair),
             n if may_cut => Err(format!(
-                "cannot be cut to fit: the query and what stands around it take {n} tokens, and the limit is {limit}"
+                "cannot be truncated to fit: the query and the template take {n} tokens, and the limit is {limit}"
             )),
             n => Err(format!(
-                "is too long: with the query it has {n} tokens, and the context holds {limit}; shorten it, or set \
-                 \"truncate\": true to have it cut"
+                "is too long: it has {n} tokens with the query, and the limit is {limit}; shorten it, or set \"truncate\": true"
             )),
         }
     }

@@ -83,9 +83,7 @@ impl AnswerChecks {
                     Ok(violated) => all.extend(violated.iter().map(ToString::to_string)),
                     Err(error) => all.push(error.to_string()),
                 },
-                Err(_) if self.is_too_long => {
-                    all.push("the answer is too long to be checked".into())
-                }
+                Err(_) if self.is_too_long => all.push("the answer is too long to check".into()),
                 Err(_) => all.push(INCOMPLETE_JSON.into()),
             }
         }

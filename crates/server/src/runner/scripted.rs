@@ -228,7 +228,7 @@ impl ScriptedSink {
                 false
             }
             Some(ScriptItem::Crash) => {
-                tracing::error!("the script ends this process");
+                tracing::error!("the script crashes this process");
                 std::process::abort()
             }
             _ => true,

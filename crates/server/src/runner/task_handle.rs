@@ -87,7 +87,7 @@ impl Handle {
 /// receives this error.
 pub(super) fn check_connected(handle: &Handle) -> Result<(), ApiError> {
     match handle.state.is_cancelled() {
-        true => Err(ApiError::new(ApiError::CLIENT_CLOSED_REQUEST, "the client has gone")),
+        true => Err(ApiError::new(ApiError::CLIENT_CLOSED_REQUEST, "the client has disconnected")),
         false => Ok(()),
     }
 }

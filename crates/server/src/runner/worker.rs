@@ -146,8 +146,7 @@ fn write_message(socket: &mut BufWriter<UnixStream>, message: &FromRunner) -> io
     match (encode_message(message), message) {
         (Ok(bytes), _) => socket.write_all(&bytes),
         (Err(e), FromRunner::Event(id, _)) => {
-            let failure =
-                ApiError::internal(format!("the answer is too large: {e}; ask for less at once"));
+            let failure = ApiError::internal(format!("the answer is too large: {e}; request less"));
             write(socket, &FromRunner::Event(*id, Event::Error(failure)))
         }
         (Err(e), _) => Err(e),
@@ -250,7 +249,7 @@ fn prepare_all(preparer: &Preparer, queue: &PrepareQueue) {
             Ok(Ok(())) => {}
             Ok(Err(failure)) => drop(end.send(Event::Error(failure))),
             Err(_) => {
-                let text = "an internal error happened while the prompt was made; the log of the server says more";
+                let text = "internal error while preparing the prompt: see the server log";
                 end.send(Event::Error(ApiError::internal(text)));
             }
         }

@@ -198,7 +198,7 @@ pub enum ScriptError {
         error: serde_json::Error,
     },
     /// A step is not supported by this player.
-    #[error("{}: answer {answer} has a step that this player does not know: {step}", path.display())]
+    #[error("{}: answer {answer} has an unsupported step: {step}", path.display())]
     Step {
         /// The file.
         path: PathBuf,
@@ -208,7 +208,7 @@ pub enum ScriptError {
         step: &'static str,
     },
     /// The model file cannot be created.
-    #[error("cannot make the file of the scripted model: {0}")]
+    #[error("cannot create the file of the scripted model: {0}")]
     Weights(#[from] puna_gguf::GgufError),
     /// No answer matches a request.
     #[error("the script {} has no answer to request {request}", path.display())]

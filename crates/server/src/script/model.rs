@@ -39,7 +39,7 @@ fn weights(window: u32) -> Result<Vec<u8>, GgufError> {
     let (width, metadata) = (WIDTH as u32, cria.metadata().clone());
     let mut file = Writer::with_metadata(metadata);
     file.set("general.name", MODEL)
-        .set("general.description", "A model that says what a script tells it.")
+        .set("general.description", "A model that answers from a script.")
         .set("general.file_type", 0u32)
         .set("llama.block_count", 1u32)
         .set("llama.context_length", window)

@@ -83,7 +83,7 @@ fn chat(script: &ScriptFile, window: u32, calls: &AtomicU64, body: &[u8]) -> Res
         return error(
             StatusCode::BAD_REQUEST,
             "stream",
-            "the scripted upstream only streams: set stream",
+            "the scripted upstream supports streams only: set stream to true",
         );
     }
     let conversation = conversation_of(&request);
@@ -246,7 +246,7 @@ struct SendingAnswer {
 impl Drop for SendingAnswer {
     fn drop(&mut self) {
         if !self.chunks.is_empty() {
-            tracing::info!(left = self.chunks.len(), "the client of a scripted answer has left");
+            tracing::info!(left = self.chunks.len(), "client of a scripted answer disconnected");
         }
     }
 }

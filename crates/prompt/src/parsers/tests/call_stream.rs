@@ -78,14 +78,11 @@ fn uncertain_calls_are_sent_when_they_are_complete() {
 #[test]
 fn a_streamed_call_that_ends_early_or_changes_is_malformed() {
     for (text, want) in [
-        (
-            r#"<tool_call>{"name": "f", "arguments": {"a"#,
-            "f|{|\"|a<the text ends inside of the call>",
-        ),
+        (r#"<tool_call>{"name": "f", "arguments": {"a"#, "f|{|\"|a<the call is incomplete>"),
         (r#"<tool_call>{"name": "f", "arguments": {a}}</tool_call>"#, "f|{<failed to parse JSON: "),
         (
             r#"<tool_call>{"name": "f", "arguments": {}, "name": "g"}</tool_call> so"#,
-            "f|{|}<a name or arguments come twice>so",
+            "f|{|}<the call has two names or two sets of arguments>so",
         ),
         (r#"<tool_call>{"name": "f", "arguments": {</tool_call>}}"#, "f|{<failed to parse JSON: "),
     ] {
@@ -99,7 +96,8 @@ fn a_streamed_object_that_is_not_a_call_ends_before_the_next_call() {
     let text = r#"<call>{"name": "f", "arguments": {"a": 1},} {"name": "f", "arguments": {"a": 2}}</call>"#;
     let streamed = streamed("{{ if .ToolCalls }}<call>{{ end }}", text);
     assert!(
-        streamed.starts_with("f|{|\"|a|\"|:| |1|}<a call has the form") && streamed.contains("!"),
+        streamed.starts_with("f|{|\"|a|\"|:| |1|}<invalid call syntax: expected")
+            && streamed.contains("!"),
         "{streamed}"
     );
 }
@@ -170,15 +168,15 @@ fn complete_calls_of_a_list_are_kept_if_the_rest_is_invalid() {
         (format!(r#"{call}, {{"arguments": {{}}, "name": "f"}}, {call}]"#), "f|{|}!!!so"),
         (
             format!("{call}, 5] "),
-            "f|{|}!<a call has the form {\"name\": \"f\", \"arguments\": {…}}> so",
+            "f|{|}!<invalid call syntax: expected {\"name\": \"f\", \"arguments\": {…}}> so",
         ),
         (
             format!("{call}, {{\"name\": \"f\", \"arguments\": {{}}, \"name\": \"g\"}}]"),
-            "f|{|}!f|{|}<a name or arguments come twice>so",
+            "f|{|}!f|{|}<the call has two names or two sets of arguments>so",
         ),
         (
             format!(r#"{{"name": "f", "arguments": {{}}, "name": "g"}}, {call}]"#),
-            "f|{|}<a name or arguments come twice>so",
+            "f|{|}<the call has two names or two sets of arguments>so",
         ),
     ] {
         assert_eq!(
@@ -313,5 +311,8 @@ fn a_name_between_tags_is_a_call_without_arguments() {
             "!f|{|}!"
         );
     }
-    assert!(streamed(go, "<call>{\"name\": \"g\"}</call>").starts_with("<a call has the form"));
+    assert!(
+        streamed(go, "<call>{\"name\": \"g\"}</call>")
+            .starts_with("<invalid call syntax: expected")
+    );
 }

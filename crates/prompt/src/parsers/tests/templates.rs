@@ -231,9 +231,9 @@ fn functionary_messages_go_to_their_recipients() {
         ("I look.So.", vec![one, ("all_of".into(), serde_json::json!({}))])
     );
     for (text, error) in [
-        ("f\n{\"a\": 1", "the text ends inside"),
+        ("f\n{\"a\": 1", "is incomplete"),
         ("f\n{x}", "failed to parse JSON"),
-        ("f\nprint()", "a call has the form"),
+        ("f\nprint()", "invalid call syntax"),
     ] {
         let whole = read(text, &offered);
         assert!(whole.calls.is_empty() && whole.malformed[0].1.starts_with(error), "{whole:?}");

@@ -64,9 +64,9 @@ fn once(engine: &Engine, texts: &[Vec<u32>]) -> Result<()> {
         let _ = sender.send(vectors);
     });
     engine.embed(texts.to_vec(), done)?;
-    let vectors = receiver.recv().context("the engine ended")??;
+    let vectors = receiver.recv().context("the engine has stopped")??;
     if vectors.len() != texts.len() {
-        bail!("{} texts have {} vectors", texts.len(), vectors.len());
+        bail!("{} texts have {} embeddings", texts.len(), vectors.len());
     }
     Ok(())
 }

@@ -37,7 +37,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     for baseline in &baselines {
         if let Some(other) = baseline.only_other_model(&file.display_name) {
             out::note(format_args!(
-                "{} has results of {other}: compared as if of this model",
+                "{} has results of another model ({other}), compared with this model",
                 baseline.name
             ));
         }
@@ -48,7 +48,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         check_chart(path)?;
     }
     if args.start && file.path.is_none() {
-        bail!("{} is a part of this program: --start needs a file", file.display_name);
+        bail!("{} is embedded in this program: --start needs a file", file.display_name);
     }
     let machine = plan.compute.backend()?.describe();
     out::note(format_args!("probing the machine: {}", report::machine(&machine)));
@@ -88,7 +88,7 @@ fn check_chart(path: &Path) -> Result<()> {
                 .read_to_end(&mut start)
                 .with_context(cannot)?;
             if start != b"<svg" {
-                bail!("{}: there is a file that is no chart", cannot());
+                bail!("{}: the file exists and is not a chart", cannot());
             }
             std::fs::OpenOptions::new().write(true).open(path).map(drop).with_context(cannot)
         }
@@ -109,7 +109,7 @@ fn steps(file: &ModelFile, plan: &Plan) -> Result<(Vec<TestResult>, Option<Resid
         && plan.tests.iter().any(|t| t.generate > 0 || t.depth > 0)
     {
         bail!(
-            "{} fills masked places of whole texts: its steps are prompts; use -n 0 and -d 0",
+            "{} is a diffusion model, which has only prompt tests: use -n 0 and -d 0",
             file.display_name
         );
     }

@@ -33,7 +33,7 @@ impl Plan {
         let n_ctx = model.shape().n_ctx;
         let tests = if embed { embeddings(args, n_ctx) } else { tests(args) };
         if tests.is_empty() && !args.start {
-            return Err(usage::error("nothing to measure: give -p or -n a number above 0"));
+            return Err(usage::error("nothing to measure: set -p or -n above 0"));
         }
         let longest = longest(&tests, n_ctx)?;
         let compute = Compute {
@@ -65,10 +65,7 @@ fn longest(tests: &[Test], n_ctx: usize) -> Result<usize> {
             bail!("{} needs more tokens than the context of {n_ctx} (-p, -n and -d)", test.name());
         }
         if test.sequences > MAX_SEQUENCES {
-            bail!(
-                "{} are more than {MAX_SEQUENCES} sequences or texts at once (-b)",
-                test.sequences
-            );
+            bail!("{} sequences or texts exceed the limit of {MAX_SEQUENCES} (-b)", test.sequences);
         }
         longest = longest.max(tokens);
     }
@@ -153,7 +150,7 @@ mod tests {
         }
         for line in ["-p 8 -b 4097".to_owned(), format!("-p 8 -b 1,{most}")] {
             assert!(
-                found(&line).is_err_and(|text| text.contains("more than 4096 sequences")),
+                found(&line).is_err_and(|text| text.contains("exceed the limit of 4096")),
                 "{line}"
             );
         }

@@ -150,7 +150,7 @@ impl Report<'_> {
                     format::bytes(m.cache),
                     format::bytes(m.other_bytes())
                 ),
-                None => "\nresident memory: this system does not tell\n".into(),
+                None => "\nresident memory: not available on this system\n".into(),
             });
         }
         if !self.starts.is_empty() {

@@ -40,7 +40,7 @@ fn once(file: &Path) -> Result<f64> {
         bail!(
             "puna run {} printed nothing: {}",
             file.display(),
-            if said.is_empty() { "no reason" } else { &said }
+            if said.is_empty() { "no error message" } else { &said }
         );
     }
     end(child)?;

@@ -11,7 +11,8 @@ pub fn dequantize(ty: &str, hex: &str, as_json: bool) -> Result<()> {
     let bytes = parse_hex(hex)?;
     let size = ty.block_bytes();
     if bytes.is_empty() || !bytes.len().is_multiple_of(size) {
-        let text = format!("{} bytes are no whole blocks of {ty}, which have {size}", bytes.len());
+        let text =
+            format!("{} bytes are not a multiple of the {ty} block size, {size}", bytes.len());
         return Err(usage::error(text));
     }
     let mut values = vec![0.0f32; bytes.len() / size * ty.block_values()];
@@ -39,7 +40,7 @@ pub fn quantize_error(ty: &str, as_json: bool) -> Result<()> {
 fn tensor_type(name: &str) -> Result<TensorType> {
     TensorType::from_name(name).ok_or_else(|| {
         let known: Vec<_> = TensorType::all().map(TensorType::name).collect();
-        usage::error(format!("unknown tensor type `{name}`; known are {}", known.join(", ")))
+        usage::error(format!("unknown tensor type `{name}`: use one of {}", known.join(", ")))
     })
 }
 
@@ -48,14 +49,11 @@ fn parse_hex(text: &str) -> Result<Vec<u8>> {
         .chars()
         .filter(|c| !c.is_whitespace())
         .map(|c| {
-            c.to_digit(16).ok_or_else(|| usage::error(format!("`{c}` is no hexadecimal digit")))
+            c.to_digit(16).ok_or_else(|| usage::error(format!("`{c}` is not a hexadecimal digit")))
         })
         .collect::<Result<_>>()?;
     if !digits.len().is_multiple_of(2) {
-        return Err(usage::error(format!(
-            "{} hexadecimal digits are no whole bytes",
-            digits.len()
-        )));
+        return Err(usage::error(format!("{} hexadecimal digits are an odd number", digits.len())));
     }
     Ok(digits.chunks(2).map(|pair| (pair[0] * 16 + pair[1]) as u8).collect())
 }

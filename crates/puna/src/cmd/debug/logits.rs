@@ -11,7 +11,7 @@ use crate::{out, usage};
 
 pub fn run(args: &LogitsArgs) -> Result<()> {
     if args.backend != "cpu" {
-        return Err(usage::error(format!("no backend `{}`; this build has cpu", args.backend)));
+        return Err(usage::error(format!("unknown backend `{}`: use cpu", args.backend)));
     }
     let tokens = &args.tokens;
     let positions = positions(&args.positions, tokens.len())?;
@@ -38,7 +38,7 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
     let info = evaluator.info().clone();
     if info.start.is_some() {
         bail!(
-            "{} reads prompts with an encoder: it has no logits behind their tokens",
+            "{} is an encoder–decoder model, which has no logits for prompt tokens",
             file.display_name
         );
     }

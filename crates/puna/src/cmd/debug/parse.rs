@@ -35,7 +35,7 @@ fn parser(args: &ParseArgs, tools: &[Value]) -> Result<OutputParser> {
     let input = ParserInput { tools, think: think.as_ref(), ..ParserInput::default() };
     OutputParser::by_name(&args.parser, &input).ok_or_else(|| {
         let known: Vec<&str> = OutputParser::names().chain(["thinking"]).collect();
-        usage::error(format!("unknown parser {:?}; known are {}", args.parser, known.join(", ")))
+        usage::error(format!("unknown parser {:?}: use one of {}", args.parser, known.join(", ")))
     })
 }
 

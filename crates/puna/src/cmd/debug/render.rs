@@ -40,11 +40,8 @@ pub fn run(args: &RenderArgs) -> Result<()> {
     if args.explain {
         let line = |kind: &Adaptation| format!("{kind}: {}\n", kind.description());
         let lines: String = rendered.adaptations.iter().map(line).collect();
-        let lines = if lines.is_empty() {
-            "nothing is changed in the conversation\n".to_owned()
-        } else {
-            lines
-        };
+        let lines =
+            if lines.is_empty() { "the conversation is unchanged\n".to_owned() } else { lines };
         return out::text(&format!("{lines}\n{}", rendered.prompt));
     }
     out::text(&rendered.prompt)
@@ -54,7 +51,7 @@ pub fn run(args: &RenderArgs) -> Result<()> {
 fn template(args: &RenderArgs, file: Option<&ModelFile>) -> Result<Template> {
     if let Some(name) = &args.renderer {
         return Template::parse(TemplateFormat::BuiltIn, name).map_err(|e| {
-            anyhow!("{e}: known are {}", Renderer::names().collect::<Vec<_>>().join(", "))
+            anyhow!("{e}: use one of {}", Renderer::names().collect::<Vec<_>>().join(", "))
         });
     }
     if let Some(path) = &args.template {
@@ -68,14 +65,14 @@ fn template(args: &RenderArgs, file: Option<&ModelFile>) -> Result<Template> {
             None if matches!(&*name, "gotmpl" | "tmpl" | "go") => TemplateFormat::Go,
             None => {
                 return Err(usage::error(format!(
-                    "{}: say --kind jinja or --kind go",
+                    "{}: unknown template language, use --kind jinja or --kind go",
                     path.display()
                 )));
             }
         };
         return Template::parse(kind, &source).with_context(|| path.display().to_string());
     }
-    let file = file.context("a model, --template or --renderer is needed")?;
+    let file = file.context("name a model, --template or --renderer")?;
     let renderer = file
         .stored
         .as_ref()

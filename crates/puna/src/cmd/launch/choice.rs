@@ -107,8 +107,9 @@ fn pull_and_show(service: &Service, name: &str) -> Result<SelectedModel> {
 
 /// Offers recommended models that fit this machine.
 fn offer_pull(service: &Service, title: &str, least: u64, asks: bool) -> Result<SelectedModel> {
-    let none =
-        format!("no stored model can call tools in a context of {least} tokens, as {title} needs");
+    let none = format!(
+        "no stored model can call tools with a context of {least} tokens, which {title} needs"
+    );
     if !service.is_local() {
         bail!(
             "{none}: pull one on the server {}, or name one with --model",
@@ -119,7 +120,7 @@ fn offer_pull(service: &Service, title: &str, least: u64, asks: bool) -> Result<
     let fitting = fitting(memory, least);
     let Some((best, _)) = fitting.first() else {
         bail!(
-            "{none}, and none of the list fits in {}: name one with --model",
+            "{none}, and no suggested model fits in {}: name one with --model",
             format::bytes(memory)
         );
     };
@@ -209,7 +210,7 @@ fn last_used() -> Option<String> {
 /// # Errors
 /// The file cannot be written.
 pub fn remember(model: &str) -> Result<()> {
-    let path = state_file().context("there is no home folder")?;
+    let path = state_file().context("cannot find the home directory")?;
     if last_used().as_deref() == Some(model) {
         return Ok(());
     }

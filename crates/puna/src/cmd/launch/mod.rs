@@ -39,7 +39,7 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
         let names = AGENTS.map(|agent| agent.name()).join(", ");
         let client = &args.client;
         return Err(usage::error(format!(
-            "puna starts {names}, not {client:?}: `puna launch {client} --print` says what to set in it"
+            "cannot start {client:?}: use {names}, or print its settings with `puna launch {client} --print`"
         )));
     }
     let program = known.map(find_agent_program).transpose();
@@ -56,7 +56,9 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
     };
     let config = Config::from_env()?;
     if !args.print && service.is_in_process() {
-        bail!("an agent needs a server at an address: OLLAMA_HOST has the port 0");
+        bail!(
+            "OLLAMA_HOST has the port 0, at which an agent cannot reach a server: set another port"
+        );
     }
     let asks = !args.print && choice::has_terminal();
     let title = known.map_or(args.client.as_str(), |agent| agent.title());
@@ -80,9 +82,7 @@ pub fn run(args: &LaunchArgs) -> Result<ExitCode> {
     // From here on the agent receives the signals.
     drop(service);
     if let Err(error) = choice::remember(&target.model) {
-        out::note(format_args!(
-            "warning: the next launch will not know this model as the last one: {error:#}"
-        ));
+        out::note(format_args!("warning: cannot store the model for the next launch: {error:#}"));
     }
     let program = program.ok_or_else(|| anyhow!("{title} is not installed"))?;
     let folder = tempfile::Builder::new()
@@ -139,12 +139,12 @@ fn warnings(
     let model = &target.model;
     if !can(info, "tools") {
         warnings.push(format!(
-            "the model {model} cannot call tools: the server refuses requests of {title}; choose another with --model"
+            "the model {model} cannot call tools, so the server will refuse requests of {title}: choose another with --model"
         ));
     }
     let Some(window) = target.window else {
         warnings.push(format!(
-            "the server does not say how large the context window of {model} is: {title} uses its own guess"
+            "the context window of {model} is unknown: {title} uses its own default"
         ));
         return warnings;
     };
@@ -157,12 +157,11 @@ fn warnings(
             format!("it was trained for {trained}, so choose another model with --model")
         }
         _ if limited => format!(
-            "`PARAMETER num_ctx` of the model sets that: make one with `FROM {model}` and `PARAMETER num_ctx {}` by `puna create`",
+            "the model sets `PARAMETER num_ctx`, so create one with `FROM {model}` and `PARAMETER num_ctx {}`",
             window_to_request(least, meta)
         ),
         _ => format!(
-            "set OLLAMA_CONTEXT_LENGTH={} for `puna serve` if it has a smaller value; otherwise memory sets the limit, and \
-             OLLAMA_KV_CACHE_TYPE=q8_0 or a smaller model makes room",
+            "set OLLAMA_CONTEXT_LENGTH={} for `puna serve`, or if memory is the limit, use OLLAMA_KV_CACHE_TYPE=q8_0 or a smaller model",
             window_to_request(least, meta)
         ),
     };

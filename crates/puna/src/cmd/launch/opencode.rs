@@ -68,14 +68,14 @@ impl Agent for Opencode {
 /// It is not a JSON object, and this run's configuration would replace it.
 fn user_config(content: Option<OsString>) -> Result<Value> {
     let Some(content) = content.filter(|content| !content.is_empty()) else { return Ok(json!({})) };
-    let advice = "correct it, without comments in it, or unset it";
+    let advice = "correct it and remove comments, or unset it";
     let text = content
         .to_str()
-        .ok_or_else(|| anyhow!("cannot take over {CONFIG_VARIABLE}: it is not UTF-8; {advice}"))?;
+        .ok_or_else(|| anyhow!("cannot use {CONFIG_VARIABLE}: it is not UTF-8; {advice}"))?;
     // The parser's message may quote the configuration, which may contain keys.
     let config: Map<String, Value> = serde_json::from_str(text).map_err(|error| {
         let (line, column) = (error.line(), error.column());
-        anyhow!("cannot take over {CONFIG_VARIABLE}: it is no JSON object (line {line}, column {column}); {advice}")
+        anyhow!("cannot use {CONFIG_VARIABLE}: it is not a JSON object (line {line}, column {column}); {advice}")
     })?;
     Ok(Value::Object(config))
 }
@@ -119,7 +119,7 @@ mod tests {
         for wrong in ["{\"theme\": ", "[1]", "{} // mine", "\"{\\\"apiKey\\\": \\\"sk-own\\\"}\""] {
             let error = user_config(Some(wrong.into())).unwrap_err().to_string();
             assert!(
-                error.starts_with("cannot take over OPENCODE_CONFIG_CONTENT: it is no JSON object"),
+                error.starts_with("cannot use OPENCODE_CONFIG_CONTENT: it is not a JSON object"),
                 "{error}"
             );
             assert!(!error.contains("sk-own"), "{error}");

@@ -24,8 +24,7 @@ pub fn plan(
     for (name, content) in &setup.files {
         let path = folder.join(name);
         let content = hide(content);
-        let _ =
-            write!(text, "\n# {}, as long as {} runs:\n{content}", path.display(), agent.title());
+        let _ = write!(text, "\n# {}, while {} runs:\n{content}", path.display(), agent.title());
     }
     text.push_str("\nenv");
     for name in &setup.removed {
@@ -63,7 +62,7 @@ pub fn instructions(client: &str, target: &Target) -> String {
 }
 
 fn about(target: &Target) -> String {
-    let window = target.window.map_or("not known".to_owned(), |window| format!("{window} tokens"));
+    let window = target.window.map_or("unknown".to_owned(), |window| format!("{window} tokens"));
     format!("# server {}, model {}, context window {window}\n", target.url, target.model)
 }
 

@@ -74,8 +74,7 @@ fn system_settings() -> Result<Value> {
     let advice = |error: serde_json::Error| {
         let (path, line, column) = (path.display(), error.line(), error.column());
         anyhow!(
-            "cannot take over Qwen Code's settings {path}: they are no JSON object (line {line}, column {column}); \
-             name a file without comments in {SETTINGS_VARIABLE}"
+            "cannot use Qwen Code's settings {path}: they are not a JSON object (line {line}, column {column}); set {SETTINGS_VARIABLE} to a file without comments"
         )
     };
     serde_json::from_str::<Map<String, Value>>(&text).map(Value::Object).map_err(advice)

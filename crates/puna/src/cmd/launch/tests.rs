@@ -227,7 +227,7 @@ fn a_small_window_is_reported_with_the_setting_to_change() {
     assert_eq!(
         plain,
         [
-            "the model qwen3 cannot call tools: the server refuses requests of pi; choose another with --model"
+            "the model qwen3 cannot call tools, so the server will refuse requests of pi: choose another with --model"
         ]
     );
 }

@@ -155,7 +155,7 @@ impl EndTracker {
             self.has_lost_text = !self.push(token);
             if self.has_lost_text {
                 tracing::debug!(
-                    "a token of a constrained answer cannot be followed: its limit may cut it"
+                    "cannot track a token of a constrained answer; its token limit may cut the answer"
                 );
             }
             self.chart.compact();
@@ -219,9 +219,7 @@ impl EndTracker {
         if !path.is_checked {
             let in_order: Vec<u32> = path.tokens.iter().rev().copied().collect();
             if !check(&in_order) {
-                tracing::debug!(
-                    "the grammar refuses the end that was found for a constrained answer"
-                );
+                tracing::debug!("the grammar rejects the end found for a constrained answer");
                 (self.path, self.is_refused) = (None, true);
                 return None;
             }

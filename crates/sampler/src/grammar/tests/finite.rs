@@ -32,7 +32,7 @@ fn schemas_without_a_finite_value_are_refused_with_their_location() {
     ];
     for (schema, place) in cases {
         let error = compile(&Constraint::schema(schema.clone())).unwrap_err().to_string();
-        assert!(error.contains("no finite value fits"), "{schema}: {error}");
+        assert!(error.contains("no finite value matches"), "{schema}: {error}");
         assert!(error.contains(place), "{schema}: {error}");
     }
 }

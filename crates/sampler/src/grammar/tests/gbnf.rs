@@ -6,7 +6,7 @@ use crate::grammar::gbnf::{self, Expr};
 #[test]
 fn gbnf_errors_name_their_position() {
     let cases = [
-        ("", "there is no rule named root"),
+        ("", "the grammar has no rule named root"),
         ("root = \"a\"", "expecting ::= at line 1, column 6"),
         ("::= \"a\"", "expecting name at line 1, column 1"),
         ("root ::= a", "Undefined rule identifier 'a'"),
@@ -23,9 +23,9 @@ fn gbnf_errors_name_their_position() {
         ("# a\nroot ::= \"a\"{x}", "expecting integer at line 2, column 14"),
         (
             "root ::= !<a>",
-            "a token that may not come must be given by its number, as !<[id]>, at line 1, column 11",
+            "an excluded token must be given by its id, as !<[id]>, at line 1, column 11",
         ),
-        ("root ::= \"a\"*****", "more than 4 repetitions of each other at line 1, column 17"),
+        ("root ::= \"a\"*****", "more than 4 nested repetitions at line 1, column 17"),
         ("root ::= <a", "expecting a token such as <name> or <[id]> at line 1, column 10"),
     ];
     for (text, want) in cases {

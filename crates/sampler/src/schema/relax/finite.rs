@@ -217,10 +217,9 @@ impl<'a> Graph<'a> {
         let part = cycle.iter().filter(|number| self.nodes[**number].is_part).find_map(pointer);
         Some(match part {
             Some(part) => format!(
-                "no finite value fits #{schema}: each value must hold #{part}, which leads back to it; let that be absent \
-                 (required, minItems, minProperties), or give it another choice such as null"
+                "no finite value matches #{schema}: it requires #{part}, which requires #{schema} again; make that optional (required, minItems, minProperties), or allow null"
             ),
-            None => format!("no finite value fits #{schema}: its references lead back to it"),
+            None => format!("no finite value matches #{schema}: its references are circular"),
         })
     }
 }

@@ -114,12 +114,13 @@ pub(crate) struct RelaxedSchema {
 pub(crate) fn relax(root: &Value) -> Result<RelaxedSchema, String> {
     let bytes = root.to_string().len();
     if bytes > CONSTRAINT_BYTES_MAX {
-        return Err(format!("it has {bytes} bytes, of which {CONSTRAINT_BYTES_MAX} are read"));
+        return Err(format!("it has {bytes} bytes, at most {CONSTRAINT_BYTES_MAX} are allowed"));
     }
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("puna-schema".into()).stack_size(STACK_BYTES);
         let thread = thread.spawn_scoped(scope, || relax_here(root));
-        let thread = thread.map_err(|error| format!("there is no thread to read it: {error}"))?;
+        let thread =
+            thread.map_err(|error| format!("cannot start a thread to read it: {error}"))?;
         thread.join().unwrap_or_else(|_| Err("it cannot be read".into()))
     })
 }
@@ -148,7 +149,8 @@ fn relax_here(root: &Value) -> Result<RelaxedSchema, String> {
         Value::Object(map) => map,
         _ => {
             let unfit = relaxer.unfit_pattern.take();
-            let denied = || "no value fits it: it is false, or \"not\" denies everything".into();
+            let denied =
+                || "no value matches it: it is false, or \"not\" excludes everything".into();
             return Err(unfit.unwrap_or_else(denied));
         }
     };
@@ -207,13 +209,11 @@ impl<'a> Relaxer<'a> {
     fn schema(&mut self, schema: &'a Value, pointer: &str, is_part: bool) -> Result<Value, String> {
         self.schemas += 1;
         if self.schemas > SCHEMAS_MAX {
-            return Err("its parts refer to each other too often".into());
+            return Err("it has too many references".into());
         }
         let Value::Object(map) = schema else { return Ok(schema.clone()) };
         if self.depth >= DEPTH_MAX {
-            return Err(format!(
-                "its parts are nested too deeply: more than {DEPTH_MAX} stand within each other"
-            ));
+            return Err(format!("it is nested too deeply: at most {DEPTH_MAX} levels are allowed"));
         }
         self.depth += 1;
         let relaxed = self.object_schema(schema, map, pointer, is_part);
@@ -313,9 +313,7 @@ impl<'a> Relaxer<'a> {
                     Some(count) if count <= COUNT_MAX => count.into(),
                     _ if keyword.starts_with("max") => return Ok(None),
                     _ => {
-                        return Err(format!(
-                            "{keyword} {value} at #{pointer} is more than any answer has"
-                        ));
+                        return Err(format!("{keyword} {value} at #{pointer} is too large"));
                     }
                 }
             }

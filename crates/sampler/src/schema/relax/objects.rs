@@ -24,8 +24,7 @@ impl<'a> Relaxer<'a> {
         let count = map.get("properties").and_then(Value::as_object).map_or(0, Object::len);
         if count > PROPERTIES_MAX {
             return Err(format!(
-                "the object at #{pointer} lists {count} properties, of which {PROPERTIES_MAX} can be told apart while the answer is \
-                 written: divide it into several objects, or describe rare properties by additionalProperties"
+                "the object at #{pointer} has {count} properties, at most {PROPERTIES_MAX} are allowed: split it into several objects, or use additionalProperties"
             ));
         }
         self.pattern_properties(map, pointer, out)?;

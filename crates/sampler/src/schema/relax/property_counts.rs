@@ -94,12 +94,12 @@ impl<'a> Relaxer<'a> {
         let all = required_count + optional.len() as u64;
         if let Some(least) = least.filter(|least| *least > all) {
             return Err(format!(
-                "minProperties {least} at #{pointer} is more than the {all} properties that it may have"
+                "minProperties {least} at #{pointer} exceeds the {all} allowed properties"
             ));
         }
         if let Some(most) = most.filter(|most| *most < required_count) {
             return Err(format!(
-                "maxProperties {most} at #{pointer} is less than the {required_count} properties that it must have"
+                "maxProperties {most} at #{pointer} is less than the {required_count} required properties"
             ));
         }
         out.shift_remove("minProperties");

@@ -78,8 +78,7 @@ impl<'a> Relaxer<'a> {
         let matches_nothing = !may_fit(pattern);
         if matches_nothing && self.unfit_pattern.is_none() {
             self.unfit_pattern = Some(format!(
-                "no text fits the pattern {pattern:?} at #{pointer}: its anchors (^ and $) contradict each other; correct it, or \
-                 leave it out"
+                "no text matches the pattern {pattern:?} at #{pointer}: its anchors (^ and $) contradict each other; correct it, or leave it out"
             ));
         }
         matches_nothing

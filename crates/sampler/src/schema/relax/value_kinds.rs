@@ -35,7 +35,9 @@ pub(super) fn check_kinds(map: &Object, pointer: &str) -> Result<(), String> {
             }
             keyword if OBJECT_VALUED.contains(&keyword) && !value.is_object() => "an object",
             "uniqueItems" | "nullable" if !value.is_boolean() => "true or false",
-            keyword if COUNTS.contains(&keyword) && !is_count(value) => "a whole number from 0 on",
+            keyword if COUNTS.contains(&keyword) && !is_count(value) => {
+                "a whole number of at least 0"
+            }
             "pattern" | "format" | "$ref" | "$dynamicRef" | "$recursiveRef"
                 if !value.is_string() =>
             {

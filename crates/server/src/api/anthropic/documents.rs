@@ -16,7 +16,7 @@ pub(super) fn document(block: &Value) -> Result<String, ApiError> {
         "base64" => decode_text(source)?,
         kind => {
             return Err(ApiError::bad_request(format!(
-                "a document's source of type {kind:?} is not supported: send its text"
+                "document source of type {kind:?} is not supported: send the text"
             )));
         }
     };
@@ -45,15 +45,15 @@ fn content_text(content: &Value) -> Result<String, ApiError> {
             let block_text = |block: &Value| match block["text"].as_str() {
                 Some(text) if block["type"] == "text" => Ok(text.to_owned()),
                 _ => Err(ApiError::bad_request(format!(
-                    "content of type {} in a document is not supported: only text is read",
+                    "document content of type {} is not supported: send text",
                     block["type"]
                 ))),
             };
             blocks.iter().map(block_text).collect()
         }
-        _ => Err(ApiError::bad_request(
-            "a document's content must be a string or a list of text blocks",
-        )),
+        _ => {
+            Err(ApiError::bad_request("document content must be a string or a list of text blocks"))
+        }
     }
 }
 
@@ -62,7 +62,7 @@ fn decode_text(source: &Value) -> Result<String, ApiError> {
     let kind = source["media_type"].as_str().unwrap_or_default();
     if !kind.starts_with("text/") {
         return Err(ApiError::bad_request(format!(
-            "documents of type {kind} are not supported: send their text, as text/plain"
+            "documents of type {kind} are not supported: send the text as text/plain"
         )));
     }
     let bytes =
@@ -71,7 +71,7 @@ fn decode_text(source: &Value) -> Result<String, ApiError> {
                 "invalid base64 document data: illegal base64 data at input byte {at}"
             ))
         })?;
-    String::from_utf8(bytes).map_err(|_| ApiError::bad_request("a document's text is not UTF-8"))
+    String::from_utf8(bytes).map_err(|_| ApiError::bad_request("document text is not UTF-8"))
 }
 
 /// Wraps text in a tag with attributes. Values that are not strings are left out.

@@ -28,17 +28,17 @@ pub(crate) fn left_out(tools: &[Tool]) -> Vec<String> {
 pub(super) fn definition(kind: &str) -> Option<(&'static str, Value)> {
     let text = |description: &str| value!({"type": "string", "description": description});
     let range = value!({
-        "type": "array", "items": {"type": "integer"}, "description": "With view: the first line and the last one",
+        "type": "array", "items": {"type": "integer"}, "description": "With view: the first and the last line",
     });
     let edits = |commands: &[&str]| {
         value!({
             "command": {"type": "string", "enum": commands},
             "path": text("The file or folder"),
             "file_text": text("With create: the content of the file"),
-            "old_str": text("With str_replace: the text to be replaced, which the file has once"),
-            "new_str": text("With str_replace: what stands there instead"),
-            "insert_line": {"type": "integer", "description": "With insert: the line to insert behind, 0 for the beginning"},
-            "insert_text": text("With insert: what to insert"),
+            "old_str": text("With str_replace: the text to replace, which must occur exactly once"),
+            "new_str": text("With str_replace: the new text"),
+            "insert_line": {"type": "integer", "description": "With insert: the line after which to insert, 0 for the beginning"},
+            "insert_text": text("With insert: the text to insert"),
             "view_range": range,
         })
     };
@@ -46,8 +46,7 @@ pub(super) fn definition(kind: &str) -> Option<(&'static str, Value)> {
     let commands = ["view", "create", "str_replace", "insert"];
     match kind.rsplit_once('_')?.0 {
         "bash" => {
-            let restart =
-                value!({"type": "boolean", "description": "Start the shell anew instead"});
+            let restart = value!({"type": "boolean", "description": "Restart the shell instead"});
             let properties = value!({"command": text("The command to run"), "restart": restart});
             Some(("Runs a command in a shell that keeps its state", object(properties, &[])))
         }
@@ -57,7 +56,7 @@ pub(super) fn definition(kind: &str) -> Option<(&'static str, Value)> {
         )),
         "memory" => {
             let mut properties = edits(&[commands.as_slice(), &["delete", "rename"]].concat());
-            properties["old_path"] = text("With rename: the present name");
+            properties["old_path"] = text("With rename: the current name");
             properties["new_path"] = text("With rename: the new name");
             Some((
                 "Keeps notes in files under /memories for later",

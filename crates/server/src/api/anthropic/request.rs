@@ -123,12 +123,12 @@ fn format(format: OutputFormat) -> Result<Option<Constraint>, ApiError> {
             grammar_format(&format.kind, format.pattern, format.grammar).map(Some)
         }
         _ if format.kind != "json_schema" => Err(ApiError::bad_request(format!(
-            "the form of the answer: there is no type {:?}: use text, json_object, json_schema, regex, gbnf or lark",
+            "output format: unknown type {:?}: use text, json_object, json_schema, regex, gbnf or lark",
             format.kind
         ))),
         schema @ Value::Object(_) => Ok(Some(Constraint::schema(schema))),
         other => Err(ApiError::bad_request(format!(
-            "the form of the answer: schema must be an object, but is of type {}",
+            "output format: schema must be an object, but is of type {}",
             go_type(&other)
         ))),
     }

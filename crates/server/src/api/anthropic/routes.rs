@@ -90,7 +90,7 @@ fn check_thread(thread: Option<&Thread>) -> Result<(), ApiError> {
     if thread.is_none_or(|thread| thread.kind != "continue") {
         return Ok(());
     }
-    let text = "thread: this server stores no conversations: send all messages, without thread";
+    let text = "thread is not supported: send all messages, without thread";
     Err(ApiError { code: Some(THREAD_NOT_FOUND.into()), ..ApiError::new(404, text) })
 }
 

@@ -159,15 +159,15 @@ fn unknown_content_is_rejected() {
     for (block, want) in [
         (
             json!({"type": "document"}),
-            "a document's source of type \"\" is not supported: send its text",
+            "document source of type \"\" is not supported: send the text",
         ),
         (
             json!({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}}),
-            "documents of type application/pdf are not supported: send their text, as text/plain",
+            "documents of type application/pdf are not supported: send the text as text/plain",
         ),
         (
             json!({"type": "document", "source": {"type": "content", "content": [{"type": "image"}]}}),
-            "content of type \"image\" in a document is not supported: only text is read",
+            "document content of type \"image\" is not supported: send text",
         ),
         (
             json!({"type": "container_upload"}),

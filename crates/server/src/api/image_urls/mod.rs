@@ -71,25 +71,19 @@ pub(crate) fn is_http_url(text: &str) -> bool {
 /// Why an image was not fetched.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ImageUrlError {
-    #[error(
-        "is no address of the web: it must begin with http:// or https:// and have no user name in it"
-    )]
+    #[error("is not a valid URL: it must start with http:// or https:// and contain no user name")]
     Address,
-    #[error(
-        "has no address that everybody can reach, and nothing is fetched from others unless the server's setting image_hosts names {host:?}"
-    )]
+    #[error("has no public address: add {host:?} to the server's setting image_hosts to allow it")]
     Private { host: String },
-    #[error("led from https to http, which is not followed")]
+    #[error("redirects from https to http, which is not allowed")]
     Downgrade,
     #[error("was redirected more than {MAX_REDIRECTS} times")]
     Redirects,
-    #[error("was answered with status {0}")]
+    #[error("returned status {0}")]
     Status(u16),
-    #[error(
-        "is not an image that is known here (image/png, image/jpeg, image/webp): its type is {0:?}"
-    )]
+    #[error("has type {0:?}: it must be image/png, image/jpeg or image/webp")]
     Kind(String),
-    #[error("says that it is an image, but what came is none (PNG, JPEG, WebP)")]
+    #[error("does not contain a PNG, JPEG or WebP image")]
     Content,
     #[error("is larger than {} MiB", .0 >> 20)]
     TooLarge(usize),
@@ -121,7 +115,7 @@ impl ImageFetcher {
         match puna_registry::tls_config() {
             Ok(tls) => Some(Self::with(config.image_hosts.clone(), tls, Arc::new(resolve))),
             Err(error) => {
-                tracing::error!(%error, "image_urls is on, but no connections can be made; images are not fetched");
+                tracing::error!(%error, "cannot set up TLS for image_urls; images are not fetched");
                 None
             }
         }
@@ -141,7 +135,7 @@ impl ImageFetcher {
         let (newest, earlier): (Vec<_>, Vec<_>) = urls.into_iter().partition(ImageUrl::is_newest);
         let Some(rest) = MAX_IMAGES.checked_sub(newest.len()) else {
             return Err(ApiError::bad_request(format!(
-                "{} image URLs are too many: {MAX_IMAGES} are fetched for a request",
+                "{} image URLs are too many: at most {MAX_IMAGES} are allowed in a request",
                 newest.len()
             )));
         };

@@ -278,7 +278,9 @@ async fn images_replace_their_urls_and_other_urls_remain() {
     let mut bad = json!([{"type": "image_url", "image_url": "http://inside.test/?token=a"}]);
     let failure = fetcher.fetch_all(in_openai(vec![(Author::Other, &mut bad)])).await.unwrap_err();
     assert!(
-        failure.message.starts_with("image URL \"http://inside.test/?token=a\" has no address"),
+        failure
+            .message
+            .starts_with("image URL \"http://inside.test/?token=a\" has no public address"),
         "{failure}"
     );
 }

@@ -35,8 +35,8 @@ pub(crate) async fn tags(State(app): State<App>) -> Result<Response, ErrorRespon
         Ok(answer)
     });
     let answer = response.await?.map_err(|e: StoreError| store_error(&e))?;
-    let answer = answer
-        .ok_or_else(|| ApiError::internal("the list of models cannot be written".to_owned()))?;
+    let answer =
+        answer.ok_or_else(|| ApiError::internal("cannot encode the list of models".to_owned()))?;
     Ok(([(header::CONTENT_TYPE, JSON)], answer).into_response())
 }
 
@@ -65,9 +65,7 @@ fn summarize(store: &Store, listed: &Listing) -> (ListResponse, bool) {
     store.save_list_cache();
     let with_advice = |error: &StoreError| match error {
         StoreError::Unresponsive { .. } => error.to_string(),
-        _ => format!(
-            "{error}: repair or delete that file; until then the space of removed models is not freed"
-        ),
+        _ => format!("{error}: repair or delete that file to free the space of removed models"),
     };
     (ListResponse { models, warnings: listed.errors.iter().map(with_advice).collect() }, is_whole)
 }
@@ -102,7 +100,7 @@ fn summary(store: &Store, entry: &Entry, is_whole: &mut bool) -> ModelSummary {
             summary.details.runner.clone_from(&entry.runner);
             *is_whole = false;
             if store.is_first_report(&error.to_string()) {
-                tracing::warn!(model = summary.name, %error, "a stored model is broken");
+                tracing::warn!(model = summary.name, %error, "cannot read a stored model");
             }
         }
     }
@@ -179,8 +177,7 @@ pub(crate) async fn delete(
     let invalid = |_| ApiError::bad_request(format!("name {given:?} is invalid"));
     let ModelRef { name, runner, .. } = ModelRef::parse(&given).map_err(invalid)?;
     if runner.is_some() {
-        let reason =
-            format!("{name} is removed with the manifests for all runners: leave out the runner");
+        let reason = format!("cannot remove {name} for one runner only: leave out the runner");
         return Err(ApiError::bad_request(reason).into());
     }
     let deleted = name.to_string();
@@ -202,7 +199,7 @@ pub(crate) async fn delete(
         }
         Ok(DeleteOutcome { trash_error: Some(reason), .. }) => {
             let warning = format!(
-                "the model is removed for good, and `puna prune --undo` cannot bring it back: {reason}"
+                "the model was removed without the trash, so `puna prune --undo` cannot restore it: {reason}"
             );
             Ok(json(StatusCode::OK, &DeleteResponse { warning }))
         }

@@ -76,7 +76,7 @@ impl ProgressStream {
         };
         let line = match line {
             None if !self.has_succeeded => {
-                let text = "the work broke off; this is an error in Puna, and the log of the server says more";
+                let text = "the operation ended without a result: see the server log; this is a bug in Puna";
                 Some(Err(ApiError::internal(text)))
             }
             line => line,
@@ -123,7 +123,10 @@ mod tests {
                 assert_eq!(lines.next().await.unwrap().unwrap().status, *status);
             }
             let failure = lines.next().await.unwrap().unwrap_err();
-            assert!(failure.status == 500 && failure.message.contains("broke off"), "{failure}");
+            assert!(
+                failure.status == 500 && failure.message.contains("without a result"),
+                "{failure}"
+            );
             assert!(lines.next().await.is_none());
         }
         let mut has_succeeded = lines(&["success"]);

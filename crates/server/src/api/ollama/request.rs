@@ -10,7 +10,7 @@ use crate::options::RequestOptions;
 /// Converts a request of `POST /api/generate`.
 pub(crate) fn convert_generate(request: GenerateRequest) -> Result<GenerationRequest, ApiError> {
     let invalid =
-        |_| ApiError::bad_request("context must be a list of token numbers from an earlier answer");
+        |_| ApiError::bad_request("context must be a list of token ids from an earlier answer");
     let tokens = request.context.unwrap_or_default().into_iter().map(u32::try_from);
     let context = tokens.collect::<Result<Vec<u32>, _>>().map_err(invalid)?;
     let text = |text: String| Some(text).filter(|t| !t.is_empty());

@@ -22,7 +22,9 @@ pub(crate) async fn tokenize(
     let TokenizeRequest { model, text, content, add_special, parse_special, keep_alive, options } =
         request;
     if !model.is_empty() && text.is_some() && content.is_some() {
-        return Err(ApiError::bad_request("text and content are the same: give one of them").into());
+        return Err(
+            ApiError::bad_request("text and content are the same field: send one of them").into()
+        );
     }
     let missing = || missing_field(&model, "text");
     let text = text.or(content).map_or_else(missing, Ok)?;

@@ -47,8 +47,7 @@ pub(crate) async fn push(
     let (reference, last_only, options) = parse_request(&app, request)?;
     if reference.runner.is_some() && options.format == puna_registry::Format::Ollama {
         let what = reference.name;
-        let reason =
-            format!("{what} is pushed with the manifests for all runners: leave out the runner");
+        let reason = format!("cannot push {what} for one runner only: leave out the runner");
         return Err(ApiError::bad_request(reason).into());
     }
     let work = app.clone();

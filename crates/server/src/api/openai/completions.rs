@@ -53,23 +53,20 @@ pub(crate) fn to_request(
     let (answers, of) = (count("n", request.n)?, count("best_of", request.best_of.or(request.n))?);
     let invalid = |text: String| Err(ApiError::bad_request(text));
     if of < answers {
-        return invalid(format!("best_of must be at least n, but is {of} of {answers}"));
+        return invalid(format!("best_of must be at least n ({answers}), but is {of}"));
     }
     if of > answers && request.stream {
-        return invalid(
-            "best_of greater than n cannot be streamed: which are the best is known at the end"
-                .into(),
-        );
+        return invalid("best_of greater than n cannot be streamed: set stream to false".into());
     }
     if prompts.len() * of > MAX_ANSWERS as usize {
         return invalid(format!(
-            "{} prompts with {of} answers each are more than {MAX_ANSWERS}",
+            "{} prompts with {of} answers each exceed the limit of {MAX_ANSWERS} answers",
             prompts.len()
         ));
     }
     let tokens = prompts.iter().any(|prompt| matches!(prompt, PromptInput::Tokens(_)));
     if tokens && !request.suffix.is_empty() {
-        return invalid("suffix needs a prompt of text, not of tokens".into());
+        return invalid("suffix needs a prompt of text, not of token ids".into());
     }
     let (echo, has_logprobs) = (request.echo == Some(true), request.logprobs.is_some());
     let requested = reject_in_stream(request.prompt_logprobs, request.stream)?;
@@ -151,7 +148,7 @@ fn tokens(list: &[Value]) -> Result<Vec<u32>, ApiError> {
     let token = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
     let tokens = list.iter().map(token).collect::<Option<_>>();
     tokens.ok_or_else(|| {
-        ApiError::bad_request("prompt: a list of tokens may hold nothing but their numbers")
+        ApiError::bad_request("prompt: a list of tokens must contain token ids only")
     })
 }
 

@@ -27,7 +27,7 @@ pub(super) fn function_of(tool: &Value) -> Result<Value, String> {
         description +=
             &format!("\n\nThe text of {INPUT} follows this grammar ({syntax}):\n{definition}");
     }
-    let text = json!({"type": "string", "description": "The whole input, as it is"});
+    let text = json!({"type": "string", "description": "The complete input"});
     let parameters = json!({"type": "object", "properties": {INPUT: text}, "required": [INPUT]});
     Ok(json!({"name": tool["name"], "description": description, "parameters": parameters}))
 }
@@ -42,18 +42,18 @@ fn grammar(format: &Value) -> Result<Option<(&str, &str)>, String> {
     match kind.as_str() {
         Some("text") => return Ok(None),
         Some("grammar") => {}
-        _ => return Err(format!("format: there is no type {kind}: use text or grammar")),
+        _ => return Err(format!("format: unknown type {kind}: use text or grammar")),
     }
     // Chat completions nest the grammar in an object; responses do not.
     let grammar = format.get("grammar").unwrap_or(format);
     let definition = grammar["definition"].as_str().filter(|text| !text.is_empty());
-    let definition = definition.ok_or("format: a grammar needs its text in definition")?;
+    let definition = definition.ok_or("format: a grammar needs the field definition")?;
     match &grammar["syntax"] {
         Value::Null => Ok(Some(("a", definition))),
         Value::String(syntax) if matches!(syntax.as_str(), "lark" | "regex") => {
             Ok(Some((syntax, definition)))
         }
-        other => Err(format!("format: there is no syntax {other}: use lark or regex")),
+        other => Err(format!("format: unknown syntax {other}: use lark or regex")),
     }
 }
 

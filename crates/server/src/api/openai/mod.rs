@@ -117,7 +117,7 @@ pub(crate) fn set_defaults(
 fn reject_in_stream(prompt_logprobs: Option<i64>, stream: bool) -> Result<Option<i64>, ApiError> {
     match prompt_logprobs {
         Some(_) if stream => Err(ApiError::bad_request(
-            "prompt_logprobs are not told in a stream: set stream to false",
+            "prompt_logprobs is not supported in streams: set stream to false",
         )),
         other => Ok(other),
     }

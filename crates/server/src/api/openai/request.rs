@@ -72,7 +72,7 @@ fn format(format: ResponseFormat) -> Result<(Option<Constraint>, SchemaLabel), A
         "json_schema" => return json_schema(format.json_schema),
         other => {
             return Err(ApiError::bad_request(format!(
-                "response_format: there is no type {other:?}: use text, json_object, json_schema, regex, gbnf or lark"
+                "response_format: unknown type {other:?}: use text, json_object, json_schema, regex, gbnf or lark"
             )));
         }
     };
@@ -82,7 +82,7 @@ fn format(format: ResponseFormat) -> Result<(Option<Constraint>, SchemaLabel), A
 /// Returns the constraint of the type `json_schema`. Every keyword of a strict schema must be
 /// enforceable during decoding.
 fn json_schema(given: Option<JsonSchema>) -> Result<(Option<Constraint>, SchemaLabel), ApiError> {
-    let missing = "response_format: type json_schema needs the schema in json_schema.schema";
+    let missing = "response_format: type json_schema needs the field json_schema.schema";
     let Some(JsonSchema { name, description, strict, schema }) = given else {
         return Err(ApiError::bad_request(missing));
     };
@@ -229,7 +229,7 @@ fn tool_call(call: &ToolCall) -> Result<native::ToolCall, String> {
         ("" | "function", _) => {
             (call.function.name.clone(), read_arguments(&call.function.arguments))
         }
-        (other, _) => return Err(format!("there is no type {other:?}: use function or custom")),
+        (other, _) => return Err(format!("unknown type {other:?}: use function or custom")),
     };
     let function = ToolCallFunction { index: call.index, name, arguments };
     Ok(native::ToolCall { id: call.id.clone(), function })

@@ -198,15 +198,13 @@ fn errors_name_the_file_and_the_remedy() {
 
     std::fs::write(&files.key, good).unwrap();
     std::fs::write(&files.certificate, "hello").unwrap();
-    assert!(
-        error().contains(&format!(
-            "tls.certificate {certificate} is no use: it has no `-----BEGIN CERT"
-        ))
-    );
+    assert!(error().contains(&format!(
+        "cannot use tls.certificate {certificate}: it has no `-----BEGIN CERT"
+    )));
     std::fs::write(
         &files.certificate,
         "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
     )
     .unwrap();
-    assert!(error().contains(&format!("tls.certificate {certificate} is no use: ")));
+    assert!(error().contains(&format!("cannot use tls.certificate {certificate}: ")));
 }

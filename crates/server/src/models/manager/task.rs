@@ -193,7 +193,7 @@ impl ManagerTask {
                         model,
                         pid,
                         reason = exit.reason,
-                        "a model runner has ended unexpectedly"
+                        "model runner exited unexpectedly"
                     );
                 }
                 self.refresh_memory();
@@ -251,9 +251,7 @@ impl ManagerTask {
                     }
                     // The runner's exit event is still queued. Dropping the guard ends the request
                     // here.
-                    None => {
-                        Err(ApiError::internal("the model runner has just ended; please try again"))
-                    }
+                    None => Err(ApiError::internal("the model runner has just exited: try again")),
                 };
                 // If the client has disconnected, the lease is dropped here, which ends the
                 // request.
@@ -299,19 +297,18 @@ impl ManagerTask {
         let first =
             self.waiting.iter().filter(|(_, w)| w.request.key == *key).min_by_key(|(id, _)| **id);
         let Some((_, waiting)) = first else {
-            return self.failed_to_start(run, "nobody waits for it any more".into());
+            return self.failed_to_start(run, "its request was cancelled".into());
         };
         let spec = LoadSpec { options, ..waiting.request.spec.clone() };
         let listing = waiting.request.listing.clone();
         let launched = match self.launcher.launch() {
             Ok(launched) => launched,
             Err(e) => {
-                return self
-                    .failed_to_start(run, format!("the model runner could not be started: {e}"));
+                return self.failed_to_start(run, format!("cannot start the model runner: {e}"));
             }
         };
         let pid = launched.pid;
-        tracing::debug!(run, pid, model = listing.name, "starting a runner");
+        tracing::debug!(run, pid, model = listing.name, "starting runner");
         let to = self.to.clone();
         let on_event = Box::new(move |event| to.send_unbounded(Command::RunnerEvent(run, event)));
         let link = Link::new(launched, self.timeouts.step, on_event);
@@ -360,7 +357,7 @@ impl ManagerTask {
         tracing::error!(
             model = runner.listing.name,
             pid = runner.pid,
-            "a model runner took too long to load"
+            "model runner took too long to load"
         );
         let limit = self
             .timeouts

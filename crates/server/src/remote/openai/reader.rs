@@ -153,7 +153,7 @@ pub(in crate::remote) async fn read(
         Some("content_filter") => Some(FinishReason::ContentFilter),
         Some("abort" | "error") => {
             failed =
-                Some(answer.failure(&RemoteError::of_text("it has aborted the answer".to_owned())));
+                Some(answer.failure(&RemoteError::of_text("it aborted the answer".to_owned())));
             None
         }
         Some(_) => Some(FinishReason::Stop),
@@ -164,10 +164,7 @@ pub(in crate::remote) async fn read(
         return Err(failure);
     }
     let Some(reason) = reason else {
-        return Err(ApiError::new(
-            502,
-            "the remote server ended its answer before it was complete",
-        ));
+        return Err(ApiError::new(502, "the remote server sent an incomplete answer"));
     };
     let (whole, first) = (answer.sent_at.elapsed(), first.unwrap_or_default());
     let count = |pointer: &str| reader.usage.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
@@ -363,7 +360,7 @@ impl<'a> Reader<'a> {
                 "" => "it has no name".to_owned(),
                 _ => format!("there are more than {CALLS_MAX}"),
             };
-            tracing::warn!(%error, "a remote server's tool call cannot be read; its text is passed on");
+            tracing::warn!(%error, "cannot read a tool call of a remote server; its text is passed on");
             let text = format!("{{\"name\":{},\"arguments\":{arguments}}}", Value::from(name));
             return self.send(Event::Content(Piece { text, logprobs: Vec::new() })).await;
         };
@@ -377,7 +374,7 @@ impl<'a> Reader<'a> {
                 CallOutcome::CutOff
             }
             (Err(error), Some(_)) => {
-                tracing::warn!(%error, "the arguments of a remote server's tool call are not a JSON object");
+                tracing::warn!(%error, "arguments of a remote server's tool call are not a JSON object");
                 CallOutcome::Invalid(Some(arguments.clone()))
             }
         };

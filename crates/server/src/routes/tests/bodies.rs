@@ -197,7 +197,7 @@ async fn texts_are_tokenized_and_tokens_detokenized() {
         (
             "/api/tokenize",
             json!({"model": "cria", "text": "a", "content": "b"}),
-            "text and content are the same: give one of them",
+            "text and content are the same field: send one of them",
         ),
     ] {
         let refused = server.post(path, body).await;

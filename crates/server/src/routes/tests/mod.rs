@@ -414,11 +414,8 @@ async fn openai_fields_that_change_the_output_are_applied_or_refused() {
             json!({"logit_bias": [1]}),
             "ChatCompletionRequest.logit_bias of type map[string]interface {}",
         ),
-        (json!({"logit_bias": {"x": 1}}), "must be an object of token numbers and biases"),
-        (
-            json!({"response_format": {"type": "json_schema"}}),
-            "needs the schema in json_schema.schema",
-        ),
+        (json!({"logit_bias": {"x": 1}}), "must be an object of token ids and biases"),
+        (json!({"response_format": {"type": "json_schema"}}), "needs the field json_schema.schema"),
         (
             json!({"response_format": {"type": "json_schema", "json_schema": {"schema": 5}}}),
             "json_schema.schema must be an object",
@@ -426,7 +423,7 @@ async fn openai_fields_that_change_the_output_are_applied_or_refused() {
         (
             json!({"response_format": {"type": "json_schema", "json_schema": {"strict": true,
                 "schema": {"items": {"oneOf": [{"type": "number"}, {"type": "integer"}]}}}}}),
-            "response_format: json_schema.schema: \"oneOf\" at #/items: a text could fit branch 0 and branch 1",
+            "response_format: json_schema.schema: \"oneOf\" at #/items: a value could match branches 0 and 1",
         ),
     ] {
         let (status, text) = ask(extra).await;

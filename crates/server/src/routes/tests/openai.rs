@@ -267,11 +267,11 @@ async fn incompatible_fields_are_refused() {
             "cannot unmarshal number into Go struct field CompletionRequest.prompt",
         ),
         (json!({"prompt": []}), "prompt: the list is empty"),
-        (json!({"prompt": [1, "a"]}), "may hold nothing but their numbers"),
-        (json!({"prompt": [-1]}), "may hold nothing but their numbers"),
+        (json!({"prompt": [1, "a"]}), "must contain token ids only"),
+        (json!({"prompt": [-1]}), "must contain token ids only"),
         (
             json!({"prompt": vec!["x"; 65], "n": 2}),
-            "65 prompts with 2 answers each are more than 128",
+            "65 prompts with 2 answers each exceed the limit of 128 answers",
         ),
     ] {
         let answer = completion(&server, extra).await;

@@ -133,7 +133,7 @@ async fn unavailable_prompt_logprobs_are_refused() {
         (
             "/v1/chat/completions",
             chat(json!({"prompt_logprobs": 1, "stream": true})),
-            "prompt_logprobs are not told in a stream: set stream to false",
+            "prompt_logprobs is not supported in streams: set stream to false",
         ),
     ] {
         let answer = server.post(path, body).await;

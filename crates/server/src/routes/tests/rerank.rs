@@ -82,9 +82,7 @@ async fn wrong_rerank_requests_are_refused_with_advice() {
     let native = async |extra: Value| error("/api/rerank", rerank(extra)).await;
     assert_eq!(native(json!({"query": null})).await, "query is required");
     assert!(
-        native(json!({"documents": []}))
-            .await
-            .starts_with("documents is required: a list of texts")
+        native(json!({"documents": []})).await.starts_with("documents is required: send a list")
     );
     assert_eq!(native(json!({"top_n": 0})).await, "top_n must be at least 1");
     assert_eq!(
@@ -103,22 +101,24 @@ async fn wrong_rerank_requests_are_refused_with_advice() {
     }
     let wrong = native(json!({"model": "cria"})).await;
     assert!(
-        wrong.starts_with("\"cria\" does not support reranking; it generates text: POST /api/chat"),
+        wrong.starts_with(
+            "\"cria\" does not support reranking: it generates text, use POST /api/chat"
+        ),
         "{wrong}"
     );
     let wrong = native(json!({"model": "embedder"})).await;
     assert!(
-        wrong.contains("does not support reranking; it makes embeddings: POST /api/embed"),
+        wrong.contains("does not support reranking: it is an embedding model, use POST /api/embed"),
         "{wrong}"
     );
-    let message = "\"ranker\" does not support chat; it ranks texts: POST /api/rerank";
+    let message = "\"ranker\" does not support chat: it is a reranker, use POST /api/rerank";
     let chat = json!({"model": "ranker", "messages": [{"role": "user", "content": "hi"}]});
     assert_eq!(error("/api/chat", chat.clone()).await, message);
     assert_eq!(error("/v1/chat/completions", chat).await, message);
     let embed = json!({"model": "ranker", "input": "hi"});
     assert_eq!(
         error("/v1/embeddings", embed).await,
-        "\"ranker\" does not support embeddings; it ranks texts: POST /api/rerank"
+        "\"ranker\" does not support embeddings: it is a reranker, use POST /api/rerank"
     );
     assert_eq!(server.fake.ranked.load(Ordering::Relaxed), 0);
     let shown = server.post("/api/show", json!({"model": "ranker"})).await.json();
@@ -136,9 +136,9 @@ async fn num_ctx_limits_the_length_of_a_pair() {
     let answer = server.post("/v1/rerank", small(json!({}))).await;
     assert_eq!(answer.status, 400, "{}", answer.body);
     assert!(
-        answer.body.contains(
-            "document 1 is too long: with the query it has 8 tokens, and the context holds 6"
-        ),
+        answer
+            .body
+            .contains("document 1 is too long: it has 8 tokens with the query, and the limit is 6"),
         "{}",
         answer.body
     );

@@ -272,7 +272,7 @@ impl Sink for AnswerSink {
                 let task = self.handle.id;
                 tracing::warn!(
                     task,
-                    "it is not known how this model ends its thought here; it goes on"
+                    "think_budget not enforced: the model has no end-of-reasoning token"
                 );
             }
             return Vec::new();

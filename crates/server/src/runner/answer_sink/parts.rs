@@ -118,11 +118,11 @@ impl AnswerSink {
                 OutputPart::Malformed { error, .. }
                     if open.is_some() || self.holds_call_start() =>
                 {
-                    tracing::warn!(task = self.handle.id, %error, "a tool call has ended before it was complete");
+                    tracing::warn!(task = self.handle.id, %error, "incomplete tool call");
                     continue;
                 }
                 OutputPart::Malformed { text, error } => {
-                    tracing::warn!(task = self.handle.id, %error, "a tool call cannot be read; its text is passed on");
+                    tracing::warn!(task = self.handle.id, %error, "cannot read a tool call; its text is passed on");
                     // A constrained answer starts with nothing else, so the text before it is
                     // reasoning. A forced tool call always has a constraint.
                     (self.has_constraint && self.forced_prefix.is_none(), text)

@@ -56,7 +56,7 @@ impl AnswerSink {
         let behind =
             self.generator.decode(&summary.tokens[at..prompt.min(at + CACHE_MISS_CONTEXT_TOKENS)]);
         let task = self.handle.id;
-        tracing::debug!(task, cache_miss_at = at, prompt, %before, %behind, "the cached prefix of a prompt ended");
+        tracing::debug!(task, cache_miss_at = at, prompt, %before, %behind, "prompt differs from the prefix cache");
     }
 
     /// Sends the end of the answer. Checks run on their own thread, because they may take as long
@@ -72,8 +72,7 @@ impl AnswerSink {
         };
         let thread = std::thread::Builder::new().name("schema check".into()).spawn(check);
         if let Err(error) = &thread {
-            let message =
-                format!("the answer could not be checked: there is no thread for it: {error}");
+            let message = format!("cannot check the answer: cannot start a thread: {error}");
             return self.handle.send(Event::Error(ApiError::internal(message)));
         }
         !self.handle.state.is_cancelled()

@@ -123,7 +123,7 @@ impl GrammarWriter<'_> {
                 all.push(self.object(&object, syntax)?);
             }
         }
-        if all.is_empty() { Err("no object fits them".into()) } else { Ok(all.join(" | ")) }
+        if all.is_empty() { Err("no object matches them".into()) } else { Ok(all.join(" | ")) }
     }
 
     /// Writes the properties of an object in their order, from the last to the first. `none` is the
@@ -145,7 +145,7 @@ impl GrammarWriter<'_> {
             let (item, is_required) = (self.item(name, schema, syntax)?, object.is_required(name));
             let Some(item) = item else {
                 match is_required {
-                    true => return Err(format!("no value fits {name:?}, which is required")),
+                    true => return Err(format!("no value matches {name:?}, which is required")),
                     false => continue,
                 }
             };
@@ -177,9 +177,7 @@ impl GrammarWriter<'_> {
         }
         if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c))
         {
-            return Err(format!(
-                "the name {name:?} cannot be written in this model's form of calls"
-            ));
+            return Err(format!("the name {name:?} cannot be written in this model's call format"));
         }
         let value = self.value(schema)?;
         Ok(value.map(|value| format!("{} {value}", self.literal(&format!("{name}:")))))
@@ -371,7 +369,7 @@ impl GrammarWriter<'_> {
         self.value_rules.insert(key, rule.clone());
         if self.depth == MAX_VALUE_DEPTH || self.value_rules.len() > MAX_VALUES {
             return Err(format!(
-                "properties and items stand in each other more than {MAX_VALUE_DEPTH} times, or are more than {MAX_VALUES}"
+                "properties and items are nested more than {MAX_VALUE_DEPTH} levels, or are more than {MAX_VALUES}"
             ));
         }
         self.depth += 1;
@@ -416,7 +414,7 @@ impl GrammarWriter<'_> {
     /// Writes a quoted string.
     fn quoted(&mut self, choice: &SchemaChoice) -> Result<String, String> {
         let ValueStyle::Quoted(quote) = &self.format.style else {
-            return Err("strings have no quotes".into());
+            return Err("strings have no quotes in this model's call format".into());
         };
         let (end, rest) = self.split_at_tag(quote);
         let text = UnquotedString {
@@ -436,11 +434,11 @@ impl GrammarWriter<'_> {
             not_kept.iter().find(|key| choice.0.iter().any(|s| s.contains_key(**key)))
         {
             return Err(format!(
-                "{keyword} of a list cannot be kept in this model's form of calls"
+                "{keyword} of a list cannot be enforced in this model's call format"
             ));
         }
         if choice.0.iter().any(|schema| schema.get("uniqueItems") == Some(&Value::Bool(true))) {
-            return Err("uniqueItems cannot be kept".into());
+            return Err("uniqueItems cannot be enforced".into());
         }
         let items: Vec<&Value> = choice.0.iter().filter_map(|schema| schema.get("items")).collect();
         let items = all_of(items);
@@ -453,7 +451,7 @@ impl GrammarWriter<'_> {
             return if least == 0 {
                 Ok(empty)
             } else {
-                Err("a list that cannot be empty has no items".into())
+                Err("minItems requires items, but no value matches items".into())
             };
         };
         let most =

@@ -167,7 +167,7 @@ impl<'a> Schemas<'a> {
         match self.steps.get() <= MAX_STEPS {
             true => Ok(()),
             false => Err(format!(
-                "their $ref, allOf, anyOf and oneOf take more than {MAX_STEPS} steps to follow"
+                "their $ref, allOf, anyOf and oneOf take more than {MAX_STEPS} steps to resolve"
             )),
         }
     }
@@ -186,7 +186,7 @@ impl<'a> Schemas<'a> {
         };
         if depth == MAX_DEPTH {
             return Err(format!(
-                "$ref, allOf, anyOf and oneOf lead from one to the next more than {MAX_DEPTH} times"
+                "$ref, allOf, anyOf and oneOf are nested more than {MAX_DEPTH} levels"
             ));
         }
         self.count_steps(1)?;
@@ -198,17 +198,15 @@ impl<'a> Schemas<'a> {
         let mut all = vec![SchemaChoice(if own.is_empty() { Vec::new() } else { vec![own] })];
         let mut join = |more: Vec<SchemaChoice>| {
             if all.len() * more.len() > MAX_CHOICES {
-                return Err(format!(
-                    "anyOf and oneOf allow more than {MAX_CHOICES} forms together"
-                ));
+                return Err(format!("anyOf and oneOf have more than {MAX_CHOICES} combinations"));
             }
             self.count_steps(all.len() * more.len())?;
             all = all.iter().flat_map(|one| more.iter().map(move |other| one.and(other))).collect();
             match all.iter().all(|choice| choice.0.len() <= MAX_JOINED_SCHEMAS) {
                 true => Ok(()),
-                false => {
-                    Err(format!("allOf joins more than {MAX_JOINED_SCHEMAS} schemas of one value"))
-                }
+                false => Err(format!(
+                    "allOf combines more than {MAX_JOINED_SCHEMAS} schemas for one value"
+                )),
             }
         };
         if let Some(name) = map.get("$ref") {
@@ -222,7 +220,7 @@ impl<'a> Schemas<'a> {
             for part in list(map, keyword) {
                 choices.extend(self.choices_at(part, depth + 1)?);
                 if choices.len() > MAX_CHOICES {
-                    return Err(format!("{keyword} allows more than {MAX_CHOICES} forms"));
+                    return Err(format!("{keyword} has more than {MAX_CHOICES} alternatives"));
                 }
             }
             join(choices)?;
@@ -232,7 +230,7 @@ impl<'a> Schemas<'a> {
 
     fn target(&self, name: &Value) -> Result<&Value, String> {
         let target = name.as_str().and_then(|name| self.root.pointer(name.strip_prefix('#')?));
-        target.ok_or_else(|| format!("$ref {name} refers to nothing in it"))
+        target.ok_or_else(|| format!("$ref {name} has no target in the schema"))
     }
 
     /// Copies the root's definitions into a schema that may refer to them.
@@ -294,7 +292,7 @@ impl ObjectSchema {
                 UNSUPPORTED_KEYWORDS.iter().find(|keyword| schema.contains_key(**keyword))
             {
                 return Err(format!(
-                    "{keyword} of an object cannot be kept in this model's form of calls"
+                    "{keyword} of an object cannot be enforced in this model's call format"
                 ));
             }
             lists |= schema.contains_key("properties");
@@ -324,7 +322,7 @@ impl ObjectSchema {
             let unlisted = object.properties.iter().find(|(name, _)| !is_listed(name));
             if let (false, Some((name, _))) = (**others == Value::Bool(true), unlisted) {
                 return Err(format!(
-                    "additionalProperties shuts out or binds {name:?}, which stands elsewhere"
+                    "additionalProperties excludes or restricts {name:?}, which another schema lists"
                 ));
             }
         }

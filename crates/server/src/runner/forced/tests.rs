@@ -492,7 +492,7 @@ fn keywords_that_cannot_be_enforced_are_rejected_by_name() {
         (json!({"$ref": "#/$defs/none"}), "#/$defs/none"),
         (
             json!({"anyOf": [{"$ref": "#"}]}),
-            "no finite value fits #: its references lead back to it",
+            "no finite value matches #: its references are circular",
         ),
     ] {
         let message = refused(&all[0], parameters);

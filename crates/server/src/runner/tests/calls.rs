@@ -345,7 +345,7 @@ async fn tools_that_cannot_be_called_are_rejected_by_name() {
     let cases = [
         (json!({"parameters": {}}), vec!["tools[1]", "no name"]),
         (json!({"name": "a b\"c{}<tool_call>"}), vec!["a b\\\"c{}<tool_call>", "letters"]),
-        (f(json!({"type": "string"})), vec!["\"f\"", "\"string\"", "always an object"]),
+        (f(json!({"type": "string"})), vec!["\"f\"", "\"string\"", "must be object"]),
         (f(json!({"anyOf": [{"type": "integer"}, {"type": "null"}]})), vec!["\"f\""]),
         (a(json!({"type": "string", "pattern": "(b"})), vec!["\"f\"", "(b"]),
     ];

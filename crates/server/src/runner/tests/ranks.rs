@@ -152,7 +152,7 @@ async fn documents_that_are_too_long_are_cut_only_on_request_and_the_cut_is_repo
         let texts = ["bear", long.as_str()];
         let plain = rank_task("what?", &texts);
         let message = rank_error(&link, plain.clone()).await;
-        assert!(message.starts_with("document 1 is too long: with the query it has "), "{message}");
+        assert!(message.starts_with("document 1 is too long: it has "), "{message}");
         let short = ranked(&link, rank_task("what?", &texts[..1])).await;
         let cut = ranked(&link, Rank { truncate: true, ..plain.clone() }).await;
         assert!((cut.scores[0] - short.scores[0]).abs() < 1e-3);
@@ -171,7 +171,8 @@ async fn documents_that_are_too_long_are_cut_only_on_request_and_the_cut_is_repo
         let query = Rank { truncate: true, ..rank_task(&"why ".repeat(100), &texts) };
         let message = rank_error(&link, query).await;
         assert!(
-            message.starts_with("document 0 cannot be cut to fit: the query and what stands"),
+            message
+                .starts_with("document 0 cannot be truncated to fit: the query and the template"),
             "{message}"
         );
     }
@@ -180,7 +181,10 @@ async fn documents_that_are_too_long_are_cut_only_on_request_and_the_cut_is_repo
 #[tokio::test]
 async fn ranking_and_embedding_with_an_unsuitable_model_are_refused_with_the_reason() {
     let link = loaded_file(None, 64).await;
-    assert_eq!(rank_error(&link, rank_task("a", &["b"])).await, "this model does not rank texts");
+    assert_eq!(
+        rank_error(&link, rank_task("a", &["b"])).await,
+        "this model does not support reranking"
+    );
     let (link, _folder) = ranker(bert(), 64).await;
     let embed = crate::canonical::Embed {
         inputs: vec![EmbedText::Text("x".into())],
@@ -189,5 +193,5 @@ async fn ranking_and_embedding_with_an_unsuitable_model_are_refused_with_the_rea
         given: Default::default(),
     };
     let Event::Error(failure) = end(&link, Task::Embed(embed)).await else { panic!() };
-    assert_eq!(failure.message, "this model ranks texts and does not support embeddings");
+    assert_eq!(failure.message, "this model is a reranker and does not support embeddings");
 }

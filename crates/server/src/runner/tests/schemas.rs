@@ -91,7 +91,7 @@ async fn constraints_whose_shortest_answer_exceeds_the_limit_are_rejected() {
     let cases = [
         (
             json!({"$defs": {"node": node}, "$ref": "#/$defs/node"}),
-            "no finite value fits #/$defs/node",
+            "no finite value matches #/$defs/node",
         ),
         (
             json!({"const": "xyz ".repeat(1250)}),
@@ -105,7 +105,7 @@ async fn constraints_whose_shortest_answer_exceeds_the_limit_are_rejected() {
             json!({"type": "array", "items": {"type": "integer"}, "minItems": 100_000}),
             "has at least",
         ),
-        (json!({"type": "string", "minLength": 100_000}), "ask for shorter strings"),
+        (json!({"type": "string", "minLength": 100_000}), "require shorter strings"),
     ];
     for (schema, words) in cases {
         let name: String = schema.to_string().chars().take(60).collect();

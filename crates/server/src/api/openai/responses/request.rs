@@ -33,7 +33,7 @@ pub(crate) fn to_request(
         request.truncation.as_deref().filter(|how| !matches!(*how, "auto" | "disabled"))
     {
         return Err(ApiError::bad_request(format!(
-            "truncation: there is no way {other:?}: use \"auto\" or \"disabled\""
+            "truncation: unknown value {other:?}: use \"auto\" or \"disabled\""
         )));
     }
     let truncates = request.truncation.as_deref() == Some("auto");
@@ -48,7 +48,7 @@ pub(crate) fn to_request(
         && !has_instructions
     {
         return Err(ApiError::bad_request(
-            "input must not be empty: give it a text or at least one item",
+            "input must not be empty: send a text or at least one item",
         ));
     }
     conversation.add_input(&request.input)?;
@@ -120,12 +120,12 @@ fn format(format: &Value) -> Result<(Option<Constraint>, SchemaLabel), ApiError>
         }
         (Some("json_schema"), _) => {
             return Err(ApiError::bad_request(
-                "text.format: type json_schema needs an object in schema",
+                "text.format: type json_schema needs the object schema",
             ));
         }
         (Some(other), _) => {
             return Err(ApiError::bad_request(format!(
-                "text.format: there is no type {other:?}: use text, json_object, json_schema, regex, gbnf or lark"
+                "text.format: unknown type {other:?}: use text, json_object, json_schema, regex, gbnf or lark"
             )));
         }
     };
@@ -197,7 +197,7 @@ impl ConversationBuilder {
             "item_reference" => {
                 let id = item["id"].as_str().unwrap_or_default();
                 invalid(format!(
-                    "item {id:?} not found: its response was not stored, or has made room for newer ones"
+                    "item {id:?} not found: its response was not stored, or was evicted"
                 ))
             }
             other => invalid(format!("unknown input item type: {other:?}")),
@@ -294,7 +294,7 @@ fn add_content(i: usize, content: &Value, message: &mut Message) -> Result<(), A
             "input_image" => match part["image_url"].as_str() {
                 Some(url) => message.images.push(image(url)),
                 None => {
-                    let text = "an image needs its data in image_url: no files are kept here";
+                    let text = "an image needs its data in image_url: file ids are not supported";
                     let reason = format!("input[{i}]: content[{j}]: {text}");
                     message.images.push(Image::Unreadable(reason));
                 }

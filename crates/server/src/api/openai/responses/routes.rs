@@ -121,7 +121,7 @@ fn earlier_messages(app: &App, id: Option<&str>, owner: Owner) -> Result<Vec<Mes
     match app.responses().get(id, owner) {
         Some(stored) => Ok(stored.messages.clone()),
         None => Err(ApiError::bad_request(format!(
-            "previous response {id:?} not found: it was not stored, or has made room for newer ones"
+            "previous response {id:?} not found: it was not stored, or was evicted"
         ))),
     }
 }

@@ -110,7 +110,7 @@ impl ResponseStore {
     pub(crate) fn put(&self, id: &str, stored: StoredResponse) -> bool {
         let bytes = stored.bytes();
         if bytes > MAX_BYTES {
-            tracing::debug!(id, bytes, "a response is too large to be kept");
+            tracing::debug!(id, bytes, "response too large to store");
             return false;
         }
         let mut inner = self.lock();

@@ -166,7 +166,7 @@ fn model_is_offered_only_allowed_tools() {
     assert_eq!(allow("add", "auto").unwrap().tool_choice, ToolChoice::Auto);
     let error = allow("sub", "auto").unwrap_err();
     assert_eq!(error, "tool_choice allows the function \"sub\", which is not among the tools");
-    assert!(allow("add", "many").unwrap_err().contains("there is no mode \"many\""));
+    assert!(allow("add", "many").unwrap_err().contains("unknown mode \"many\""));
 }
 
 #[test]
@@ -228,11 +228,11 @@ fn malformed_tools_and_calls_are_rejected_with_their_index() {
         ),
         (
             json!({"type": "custom", "name": "c", "format": {"type": "weird"}}),
-            "there is no type \"weird\"",
+            "unknown type \"weird\"",
         ),
         (
             json!({"type": "custom", "name": "c", "format": {"type": "grammar"}}),
-            "needs its text in definition",
+            "needs the field definition",
         ),
     ] {
         let error = request(json!({"tools": [function, tool], "input": "x"})).unwrap_err();

@@ -181,7 +181,7 @@ impl CallFormat {
         let name = ToolName::of_item(item);
         match self {
             Self::Function | Self::Custom if name.name.is_empty() => {
-                Err("a call needs the text name".into())
+                Err("a call needs the field name".into())
             }
             Self::Function => {
                 let arguments = match &item["arguments"] {
@@ -193,7 +193,7 @@ impl CallFormat {
             Self::Custom => Ok((name.full(), arguments_of(&text(INPUT)))),
             Self::Shell => {
                 let action = item["action"].as_object().cloned();
-                let mut arguments = action.ok_or("a call of the shell needs the object action")?;
+                let mut arguments = action.ok_or("a shell call needs the object action")?;
                 arguments.retain(|field, value| field != "type" && !value.is_null());
                 Ok((SHELL.to_owned(), arguments))
             }

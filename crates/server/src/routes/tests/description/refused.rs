@@ -60,7 +60,7 @@ pub(super) const REFUSED: &[Refusal] = &[
         "`prompt_logprobs` with `stream`",
         r#"{"model": "cria", "messages": [{"role": "user", "content": "x"}], "prompt_logprobs": 1, "stream": true}"#,
         400,
-        "prompt_logprobs are not told in a stream: set stream to false",
+        "prompt_logprobs is not supported in streams: set stream to false",
     ),
     refusal(
         MESSAGES,
@@ -116,7 +116,7 @@ pub(super) const REFUSED: &[Refusal] = &[
         "`truncation` of another kind",
         r#"{"model": "cria", "input": "x", "truncation": "zzz"}"#,
         400,
-        "truncation: there is no way \"zzz\": use \"auto\" or \"disabled\"",
+        "truncation: unknown value \"zzz\": use \"auto\" or \"disabled\"",
     ),
     refusal(
         GENERATE,
@@ -215,8 +215,7 @@ pub(super) const REFUSED: &[Refusal] = &[
         "`remote_host` that the configuration does not allow",
         r#"{"model": "m", "from": "cria", "remote_host": "https://example.com"}"#,
         400,
-        "this server cannot run this remote model: https://example.com is not among its remotes; whoever runs the server \
-         allows it with PUNA_REMOTES=https://example.com",
+        "this server cannot run this remote model: https://example.com is not allowed; set PUNA_REMOTES=https://example.com on the server to allow it",
     ),
     refusal(
         CREATE,
@@ -307,7 +306,7 @@ pub(super) const REFUSED: &[Refusal] = &[
         "`response_format.type` of another kind",
         r#"{"model": "cria", "messages": [{"role": "user", "content": "x"}], "response_format": {"type": "xml"}}"#,
         400,
-        "response_format: there is no type \"xml\": use text, json_object, json_schema, regex, gbnf or lark",
+        "response_format: unknown type \"xml\": use text, json_object, json_schema, regex, gbnf or lark",
     ),
     refusal(
         CHAT_COMPLETIONS,
@@ -321,14 +320,14 @@ pub(super) const REFUSED: &[Refusal] = &[
         "`logit_bias` of no tokens",
         r#"{"model": "cria", "messages": [{"role": "user", "content": "x"}], "logit_bias": {"x": 1}}"#,
         400,
-        "option \"logit_bias\" must be an object of token numbers and biases",
+        "option \"logit_bias\" must be an object of token ids and biases",
     ),
     refusal(
         CHAT_COMPLETIONS,
         "`logit_bias` of a token that the model does not have",
         r#"{"model": "cria", "messages": [{"role": "user", "content": "x"}], "logit_bias": {"256": 1}}"#,
         400,
-        "logit_bias: this model has no token 256: its vocabulary has 256 tokens, numbered from 0",
+        "logit_bias: token 256 is not in the vocabulary of 256 tokens",
     ),
     refusal(
         CHAT_COMPLETIONS,
@@ -370,7 +369,7 @@ pub(super) const REFUSED: &[Refusal] = &[
         "`best_of` with `stream`",
         r#"{"model": "cria", "prompt": "x", "best_of": 2, "stream": true}"#,
         400,
-        "best_of greater than n cannot be streamed: which are the best is known at the end",
+        "best_of greater than n cannot be streamed: set stream to false",
     ),
     refusal(EMBEDDINGS, "`input` missing or empty", r#"{"model": "cria"}"#, 400, "invalid input"),
     refusal(
@@ -399,7 +398,7 @@ pub(super) const REFUSED: &[Refusal] = &[
         "`truncation` of another kind",
         r#"{"model": "cria", "input": "x", "truncation": "middle"}"#,
         400,
-        "truncation: there is no way \"middle\": use \"auto\" or \"disabled\"",
+        "truncation: unknown value \"middle\": use \"auto\" or \"disabled\"",
     ),
     refusal(
         RESPONSES,
@@ -410,17 +409,17 @@ pub(super) const REFUSED: &[Refusal] = &[
     ),
     refusal(
         RESPONSES,
-        "`previous_response_id` that is not kept",
+        "`previous_response_id` that is not stored",
         r#"{"model": "cria", "input": "x", "previous_response_id": "resp_1"}"#,
         400,
-        "previous response \"resp_1\" not found: it was not stored, or has made room for newer ones",
+        "previous response \"resp_1\" not found: it was not stored, or was evicted",
     ),
     refusal(
         RESPONSES,
-        "`item_reference` to what is not kept",
+        "`item_reference` that is not stored",
         r#"{"model": "cria", "input": [{"type": "item_reference", "id": "msg_1"}]}"#,
         400,
-        "input[0]: item \"msg_1\" not found: its response was not stored, or has made room for newer ones",
+        "input[0]: item \"msg_1\" not found: its response was not stored, or was evicted",
     ),
     refusal(
         RESPONSES,
@@ -462,7 +461,7 @@ pub(super) const REFUSED: &[Refusal] = &[
         "`text.format.type` of another kind",
         r#"{"model": "cria", "input": "x", "text": {"format": {"type": "xml"}}}"#,
         400,
-        "text.format: there is no type \"xml\": use text, json_object, json_schema, regex, gbnf or lark",
+        "text.format: unknown type \"xml\": use text, json_object, json_schema, regex, gbnf or lark",
     ),
     refusal(
         "/v1/audio/transcriptions",
@@ -511,7 +510,7 @@ pub(super) const REFUSED: &[Refusal] = &[
         "documents that are no text",
         r#"{"model": "cria", "max_tokens": 1, "messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}}]}]}"#,
         400,
-        "documents of type application/pdf are not supported: send their text, as text/plain",
+        "documents of type application/pdf are not supported: send the text as text/plain",
     ),
     refusal(
         MESSAGES,
@@ -532,7 +531,7 @@ pub(super) const REFUSED: &[Refusal] = &[
         "`output_config.format.type` of another kind",
         r#"{"model": "cria", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}], "output_config": {"format": {"type": "xml"}}}"#,
         400,
-        "the form of the answer: there is no type \"xml\": use text, json_object, json_schema, regex, gbnf or lark",
+        "output format: unknown type \"xml\": use text, json_object, json_schema, regex, gbnf or lark",
     ),
     refusal(
         MESSAGES,
