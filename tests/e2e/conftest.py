@@ -36,7 +36,7 @@ LONG_FILES = [
     "test_registry.py",
     "test_http_replay.py",
     "test_hostile_requests.py",
-    "test_forms.py",
+    "test_constrained_output.py",
 ]
 
 

@@ -1,4 +1,4 @@
-"""A model with a LoRA adapter: made by a Modelfile, it answers as the file with the change in its weights does."""
+"""LoRA adapters: a model with an ADAPTER line answers as a file with merged weights."""
 import concurrent.futures
 import hashlib
 import json

@@ -1,4 +1,5 @@
-"""Requests of coding agents that servers often answer wrongly (`tests/data/cases/agents.jsonl`): each has the right answer here."""
+"""Requests of coding agents that servers often answer wrongly, with the expected answers
+(`tests/data/cases/agents.jsonl`)."""
 import http.server
 import json
 import threading

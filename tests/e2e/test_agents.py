@@ -1,4 +1,5 @@
-"""Coding agents as they are, against scripted models: what a model says is known, prompts, streams and errors are Puna's."""
+"""Unmodified coding agents against scripted models: Puna builds the prompts, streams and errors, and the script
+gives the model's output."""
 import re
 
 import pytest

@@ -1,4 +1,5 @@
-"""Hostile and broken input: a clear error with the specified status or exit code, never a panic; the server goes on."""
+"""Hostile and malformed input: an error with the specified status or exit code, never a panic; the server keeps
+running."""
 import math
 import os
 import re

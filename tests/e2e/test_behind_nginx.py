@@ -1,4 +1,4 @@
-"""A mirror behind nginx, with the configuration that docs/guide/mirror.md shows and the certificate that docs/guide/serve.md makes."""
+"""A mirror behind nginx, with the configuration in docs/guide/mirror.md and the certificate in docs/guide/serve.md."""
 import contextlib
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""Models in files, carried from one machine to another by the real program, and read by the tools of container registries."""
+"""Export and import of models as files, also read by the tools of container registries."""
 import gzip
 import io
 import json

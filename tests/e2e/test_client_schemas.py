@@ -1,4 +1,4 @@
-"""Schemas as libraries of clients write them: taken, and what cannot be enforced is named and checked."""
+"""JSON Schemas as client libraries write them: keywords that cannot be enforced are reported and checked afterwards."""
 import json
 import urllib.error
 import urllib.request

@@ -1,4 +1,4 @@
-"""Commands as a person or a script uses them: texts, JSON and exit codes of the contract."""
+"""Commands: output, JSON and exit codes."""
 import json
 import pathlib
 import re

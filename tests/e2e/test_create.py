@@ -1,4 +1,4 @@
-"""Making models on another machine's server: what it lacks is sent there, what it has is not."""
+"""Creating models on a remote server: the client uploads only blobs that the server lacks."""
 import contextlib
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""A diffusion model on every route: its answer begins as masks."""
+"""A diffusion model on every route: the answer starts as mask tokens."""
 import json
 
 import pytest

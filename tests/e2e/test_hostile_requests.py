@@ -1,4 +1,4 @@
-"""Requests that nobody means well, in every dialect: an error in the dialect's own form, in bounded time, and the server goes on."""
+"""Hostile requests in every dialect: an error in the dialect's format within bounded time; the server keeps running."""
 import contextlib
 import copy
 import http.client

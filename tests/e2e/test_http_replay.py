@@ -1,4 +1,4 @@
-"""Exchanges recorded from Ollama, group by group (tests/data/cases/http-setup.md says what counts as equal)."""
+"""Replays exchanges recorded from Ollama (tests/data/cases/http-setup.md defines equality)."""
 import json
 import os
 import re

@@ -1,4 +1,5 @@
-"""cria as Hugging Face has models: a folder of safetensors in two files. Imported it is the embedded model again."""
+"""Imports cria from a sharded safetensors folder in the layout of Hugging Face: the result equals the embedded
+model."""
 import json
 import pathlib
 import shutil

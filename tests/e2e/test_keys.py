@@ -1,4 +1,4 @@
-"""API keys, with the clients that people use and the commands."""
+"""API keys, with client libraries and commands."""
 import json
 
 import anthropic

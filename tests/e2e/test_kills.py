@@ -1,4 +1,4 @@
-"""Pulls, pushes and mirrors that are killed at random moments under load. `benches/kills` does the same at length."""
+"""Pulls, pushes and mirrors that are killed at random times under load. `benches/kills` runs longer."""
 import importlib.machinery
 import importlib.util
 import os

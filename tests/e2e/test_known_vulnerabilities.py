@@ -1,4 +1,4 @@
-"""Published vulnerabilities of programs like this one, each tried on the running server. docs/guide/security.md lists them all."""
+"""Published vulnerabilities of other servers, tried on the running server. docs/guide/security.md lists them."""
 import base64
 import contextlib
 import hashlib

@@ -1,4 +1,5 @@
-"""`puna launch`: stand-ins for the agents record what they are started with, and a server of Puna says which window is right."""
+"""`puna launch`: stand-ins for the agents record their arguments and environment, and a server checks the context
+length."""
 import json
 import os
 import pathlib

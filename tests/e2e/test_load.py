@@ -1,4 +1,4 @@
-"""The parts of benches/load that say whether things go right, in short: full lengths are in benches/record."""
+"""Short runs of the checks of benches/load; full runs are in benches/record."""
 import json
 import subprocess
 import sys

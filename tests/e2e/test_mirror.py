@@ -1,4 +1,4 @@
-"""The mirror, with clients of others: the conformance suite of the OCI rules, skopeo, oras, and the very requests of Ollama."""
+"""The mirror with other clients: the OCI conformance suite, skopeo, oras, and recorded requests of Ollama."""
 import contextlib
 import hashlib
 import http.client

@@ -1,4 +1,4 @@
-"""Who may do what at a mirror, and how much a namespace may have: keys, signatures, quotas."""
+"""Access control of a mirror: keys, signatures and namespace quotas."""
 import json
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""Pull and push with the registry that everybody has: Debian's `docker-registry`, open, with passwords, and with tokens."""
+"""Pull and push with Debian's `docker-registry`: open, with passwords and with tokens."""
 import base64
 import contextlib
 import http.server

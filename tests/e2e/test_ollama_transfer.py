@@ -1,5 +1,5 @@
-"""Ollama's client against a Puna whose registry is a mirror; what Ollama's own downloader and uploader send is in test_mirror.py,
-request by request."""
+"""Ollama's client against a Puna with a mirror as its registry. test_mirror.py has the requests of Ollama's
+downloader and uploader."""
 import json
 import re
 

@@ -1,5 +1,5 @@
-"""The requests that an unmodified Ollama sends a registry that wants to know who asks, as they were recorded: question, challenge,
-signed question for a token, and parts that it fetches without any proof."""
+"""Recorded requests of Ollama to a registry that requires authentication: challenge, signed token request, and
+blob parts without credentials."""
 import base64
 import concurrent.futures
 import os

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what it says holds for requests that nobody thought of."""
+"""The OpenAPI document against the running server, with generated requests."""
 import importlib.util
 import json
 import os

@@ -1,5 +1,5 @@
-"""Clients of other languages and the frameworks built on them, each with a suite of its own in tests/clients. Every test
-there is one here."""
+"""Clients in other languages and frameworks. Each has a test suite in tests/clients, and each of its tests is one
+here."""
 import os
 import pathlib
 import re

@@ -1,4 +1,4 @@
-"""Runners as processes: how long they stay, and what a death of either side does to the other."""
+"""Runner processes: their lifetime, and the effect of a crash of runner or server on the other."""
 import http.client
 import json
 import os

@@ -1,4 +1,5 @@
-"""Requests as clients were seen to send them (`tests/data/requests`), with nothing but models and addresses replaced: each gets the right answer."""
+"""Recorded client requests (`tests/data/requests`), with only models and addresses replaced, and their expected
+answers."""
 import http.server
 import json
 import threading

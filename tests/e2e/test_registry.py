@@ -1,4 +1,4 @@
-"""Pull and push with the real client against a small registry: Ollama's protocol, with every style of address."""
+"""Pull and push of the `puna` command with a small registry: Ollama's protocol and all address formats."""
 import hashlib
 import http.server
 import json

@@ -1,4 +1,5 @@
-"""Models on other servers: two Punas in both protocols, and a stand-in that behaves as vLLM's server, driven by the three clients."""
+"""Remote models: two Puna servers in both protocols and a stand-in for vLLM's server, driven by three client
+libraries."""
 import contextlib
 import datetime
 import http.server

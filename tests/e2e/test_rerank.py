@@ -1,4 +1,4 @@
-"""Documents ranked over HTTP, with the small reranker of the test data."""
+"""Reranking over HTTP, with the small reranker of the test data."""
 from pathlib import Path
 
 import pytest

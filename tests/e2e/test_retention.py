@@ -1,4 +1,4 @@
-"""What stays in a mirror, and what it may be made to fetch."""
+"""Retention rules and fetch limits of a mirror."""
 import concurrent.futures
 import contextlib
 import json
@@ -8,7 +8,7 @@ import socket
 
 from conftest import wait_for
 from test_mirror import digest, figures, image, mirror, storage  # noqa: F401 (fixtures)
-from test_mirror_through import through, upstream  # noqa: F401 (a fixture)
+from test_pull_through import through, upstream  # noqa: F401 (a fixture)
 
 DAY = 24 * 60 * 60
 MODEL, CONFIG = "application/vnd.ollama.image.model", "application/vnd.docker.container.image.v1+json"

@@ -1,4 +1,4 @@
-"""The examples of the crate `puna-api`, run as its users run them."""
+"""Runs the examples of the crate `puna-api`."""
 import json
 import re
 import shutil

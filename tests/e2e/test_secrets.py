@@ -1,4 +1,4 @@
-"""Keys, passwords and tokens at the highest level of the log: pulls, pushes and a mirror show none of them, wherever they come from."""
+"""Keys, passwords and tokens do not appear in logs, at any level: pulls, pushes and a mirror."""
 import base64
 import json
 import re

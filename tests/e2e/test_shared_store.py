@@ -1,5 +1,5 @@
-"""A store that Puna shares with Ollama: the links of Ollama 0.40 in `manifests-v2`, lists of manifests, and the anchors in
-`manifests` that Ollama 0.17 reads."""
+"""A store shared with Ollama: the links of Ollama 0.40 in `manifests-v2`, manifest lists, and the manifests that
+Ollama 0.17 reads."""
 import hashlib
 import json
 import os

@@ -1,4 +1,4 @@
-"""Answers of a given form, through the clients that people use."""
+"""Structured output through client libraries."""
 import json
 import re
 import typing

@@ -1,4 +1,4 @@
-"""The conversation on a terminal: what is typed there, and how the terminal is left."""
+"""The interactive chat on a terminal: input, and the state of the terminal at exit."""
 import os
 import pty
 import select

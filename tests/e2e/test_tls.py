@@ -1,4 +1,4 @@
-"""TLS as docs/guide/serve.md describes it: an authority of one's own, the clients that people use, a new certificate while the server runs."""
+"""TLS as in docs/guide/serve.md: a private authority, common clients, and certificate renewal while the server runs."""
 import pathlib
 import re
 import shutil

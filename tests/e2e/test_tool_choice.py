@@ -1,4 +1,4 @@
-"""Calls that are demanded or forbidden, through the clients that people use."""
+"""Forced and forbidden tool calls through client libraries."""
 import json
 
 import anthropic

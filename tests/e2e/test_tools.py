@@ -1,4 +1,4 @@
-"""Tool calls of the embedded model, through the unmodified `ollama` and `openai` Python clients: the call, its result, the answer."""
+"""Tool calls of cria through the unmodified `ollama` and `openai` Python clients: call, result, answer."""
 import json
 import re
 

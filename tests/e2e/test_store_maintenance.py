@@ -1,5 +1,5 @@
-"""Looking after the store with the real program: damage, leftovers, unfinished pulls, files that are not copied, folders that
-are only read."""
+"""Store maintenance with the `puna` command: damaged files, unused files, unfinished pulls, linked files and read-
+only folders."""
 import fcntl
 import json
 import os

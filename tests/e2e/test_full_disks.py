@@ -1,5 +1,5 @@
-"""Disks that are full or only to be read, and clocks that are wrong: clear words, and nothing is lost. A small disk is a file
-system in memory, which root alone can mount."""
+"""Full and read-only disks and wrong clocks: a clear error and no data loss. The small disk is a tmpfs, which only
+root can mount."""
 import contextlib
 import os
 import socket

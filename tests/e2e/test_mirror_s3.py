@@ -1,10 +1,10 @@
-"""A mirror whose library lies in a bucket, as docs/guide/mirror.md describes it."""
+"""A mirror with an S3 bucket as its storage, as in docs/guide/mirror.md."""
 import os
 import subprocess
 
 from conftest import BINARY, environment, free_port, puna, wait_for
 from test_mirror import digest, mirror, storage  # noqa: F401 (fixtures)
-from test_mirror_through import through, upstream  # noqa: F401 (a fixture)
+from test_pull_through import through, upstream  # noqa: F401 (a fixture)
 
 
 def test_mirrors_of_one_bucket_serve_blobs_that_the_other_fetches(mirror, storage, upstream):

@@ -1,4 +1,4 @@
-"""A mirror that fetches what others have, and hands it on while it arrives."""
+"""Pull-through cache: the mirror fetches models from an upstream registry and sends them on while they arrive."""
 import hashlib
 import http.client
 import http.server

@@ -1,5 +1,4 @@
-"""Requests as programs send them that are no libraries: coding agents, editors, chat fronts. Written down from what they put on
-the wire, with everything that a server of their own vendor would understand."""
+"""Requests of coding agents, editors and chat front ends, recorded on the wire."""
 import json
 
 import pytest

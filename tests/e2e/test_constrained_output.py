@@ -1,4 +1,4 @@
-"""Forms of answers that are large, deep or hostile, with the small model of the program and with a real vocabulary."""
+"""Large, deep and hostile schemas and grammars, with cria and with a real vocabulary."""
 import json
 import threading
 import time

@@ -1,4 +1,5 @@
-"""Structured output and forced tool calls within small limits: they parse, or the request is refused with the length it needs."""
+"""Structured output and forced tool calls with small token limits: the answer parses, or the request is rejected
+with the length that it needs."""
 import json
 import re
 

@@ -1,4 +1,4 @@
-"""The accumulating helpers of the official SDKs put every scripted answer together right, whatever order its parts come in."""
+"""The stream helpers of the official SDKs assemble every scripted answer correctly, in every order of events."""
 import json
 import subprocess
 

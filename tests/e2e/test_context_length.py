@@ -1,4 +1,5 @@
-"""Contexts that fit the request: nothing is cut that the model has room for, and `num_ctx` limits its own request only."""
+"""Context length of requests: the server truncates nothing that fits the model, and `num_ctx` applies to one
+request."""
 import json
 import pathlib
 
