@@ -175,7 +175,7 @@ fn n14_n16_invalid_value_types_are_refused() {
             at::ELEMENT2,
             &id.to_le_bytes(),
             "gguf_value_type_unknown",
-            &format!("x.list`: type {id}"),
+            &format!("x.list`: value type {id}"),
         );
     }
     patch_refused(at::ELEMENT2, &[9, 0, 0, 0], "gguf_array_nested", "x.list");

@@ -73,7 +73,7 @@ fn mismatched_lengths_are_refused_by_name() {
     let ty = TensorType::Q4_K;
     let bytes = QuantError::Bytes { ty, values: 256, expected: 144, bytes: 143 };
     assert_eq!(dequantize(ty, &[0; 143], &mut [0.0; 256]), Err(bytes.clone()));
-    assert_eq!(bytes.to_string(), "256 values of type Q4_K take 144 bytes, not 143");
+    assert_eq!(bytes.to_string(), "256 values of type Q4_K need 144 bytes, got 143");
     let partial = QuantError::PartialBlock { ty, values: 32, block: 256 };
     assert_eq!(dequantize(ty, &[0; 18], &mut [0.0; 32]), Err(partial.clone()));
     assert_eq!(quantize(ty, &[0.0; 32], 32, None, &mut [0; 18]), Err(partial));

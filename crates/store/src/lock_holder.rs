@@ -95,7 +95,7 @@ impl fmt::Display for LockHolder {
                 write!(f, "process {} of {}", self.pid, self.host)
             }
             () if differs(&self.boot_id, &here.boot_id) => {
-                write!(f, "process {} of another machine called {}", self.pid, self.host)
+                write!(f, "process {} of another machine named {}", self.pid, self.host)
             }
             () if differs(&self.pid_namespace, &here.pid_namespace) => {
                 write!(f, "process {} of another container", self.pid)
@@ -176,7 +176,7 @@ mod tests {
         );
         // A machine of the same host name and PID namespace; a note without a boot id; notes
         // without a host or namespace.
-        let told = format!("process 12 of another machine called {}", here.host);
+        let told = format!("process 12 of another machine named {}", here.host);
         for (note, told) in [
             (format!("12 {} {} another-run\n", here.host, here.pid_namespace), &*told),
             (format!("12 {} {}\n", here.host, here.pid_namespace), "process 12"),

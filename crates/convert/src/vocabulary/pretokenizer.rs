@@ -206,7 +206,7 @@ mod tests {
     fn unknown_patterns_are_rejected_with_their_text() {
         let error = named(vec![split("[aeiou]+"), bytes(false)], false).unwrap_err();
         assert!(error.contains("[aeiou]+") && error.contains("llama.cpp"), "{error}");
-        assert!(named(vec![], false).unwrap_err().contains("by nothing"));
+        assert!(named(vec![], false).unwrap_err().contains("without patterns"));
     }
 
     #[test]

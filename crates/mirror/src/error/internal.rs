@@ -11,9 +11,9 @@ use puna_store::ModelName;
 pub enum InternalError {
     #[error("cannot get random numbers from the system")]
     NoRandomNumbers,
-    #[error("panic: {message}")]
+    #[error("a task panicked: {message}")]
     Panic { message: String },
-    #[error("panic: the log has the message")]
+    #[error("a task panicked: the log has the message")]
     LoggedPanic,
     /// A task was cancelled or panicked.
     #[error("{reason}")]

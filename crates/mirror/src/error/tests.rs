@@ -250,7 +250,7 @@ fn errors_of_upstreams_keep_their_messages() {
 #[test]
 fn internal_errors_are_not_shown_to_clients() {
     let failed = (500, "UNKNOWN");
-    check(InternalError::from_panic(&"a test"), failed, "internal error: panic: a test");
+    check(InternalError::from_panic(&"a test"), failed, "internal error: a task panicked: a test");
     check(
         InternalError::AssemblyGivenUp(model()),
         failed,

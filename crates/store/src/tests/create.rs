@@ -212,7 +212,10 @@ fn invalid_requests_fail_before_any_work() {
         (with_files("/abs.gguf", &blob.to_string()), "file path must be relative"),
         (with_files("../x.gguf", &blob.to_string()), "file path must be relative"),
         (with_files("a.gguf", ""), "invalid digest format"),
-        (with_files("a.txt", &text.to_string()), "unknown type: a.txt is neither a GGUF file nor"),
+        (
+            with_files("a.txt", &text.to_string()),
+            "unknown type: a.txt is neither a GGUF nor a safetensors file",
+        ),
         (with_files("a.gguf", "sha256:bad"), "invalid digest format"),
         (
             with_files("a.gguf", &text.to_string()),
