@@ -137,7 +137,7 @@ mod tests {
             ("two words", "host \"two words\""),
             ("a:b:80", "host \"a:b\""),
             ("ftp://h", "begins with ftp://: it must be http:// or https://"),
-            ("me@h:80", "has a user or password in it"),
+            ("me@h:80", "contains a user name or password"),
         ] {
             let problem = Address::parse(wrong).0.problem().unwrap_or_default();
             assert!(problem.contains(part), "{wrong}: {problem}");

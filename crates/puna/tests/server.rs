@@ -123,7 +123,7 @@ fn a_file_outside_the_store_runs() {
     assert!(answer.contains("Paris"), "{answer:?}");
     assert!(!puna.home.path().join(".ollama").exists(), "nothing is left behind");
     let absent = puna.error(&["run", "./absent.gguf", "x"]);
-    assert!(absent.contains("./absent.gguf: there is no such file"), "{absent}");
+    assert!(absent.contains("./absent.gguf: no such file"), "{absent}");
     let garbage = puna.write("garbage.gguf", "this is no model, whatever its name says");
     assert!(puna.error(&["run", &garbage, "x"]).contains("not a GGUF file"));
 }
@@ -234,7 +234,7 @@ fn wrong_names_in_a_modelfile_are_reported_with_the_file() {
     assert_eq!(create("./nope.gguf"), "Error: (line 1): ./nope.gguf: no such file");
     assert!(
         create("./Modelfile")
-            .starts_with("Error: (line 1): ./Modelfile is no model: not a GGUF file")
+            .starts_with("Error: (line 1): ./Modelfile is not a model: not a GGUF file")
     );
     // No server listens at this port.
     let text = create("http://127.0.0.1:1/x/nope");

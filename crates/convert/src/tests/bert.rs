@@ -118,7 +118,7 @@ fn folders_that_contradict_their_configuration_are_refused() {
             "encoder.layer.1999999999.* is missing",
         ),
         (|c, _| c["num_hidden_layers"] = json!(2), "tensor encoder.layer.1."),
-        (|c, _| c["vocab_size"] = json!(4), "has shape [3, 2], but [4, 2] is expected"),
+        (|c, _| c["vocab_size"] = json!(4), "has shape [3, 2], expected [4, 2]"),
         (|c, _| c["hidden_act"] = json!("relu"), "with activation relu"),
         (|_, t| t[0].0 = "embeddings.other".into(), "tensor embeddings.other is unknown"),
         (

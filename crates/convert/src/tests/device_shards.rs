@@ -73,7 +73,7 @@ fn experts_in_device_shards_are_joined() {
         )
     };
     // If the last device's shard is missing, experts are only narrower than configured.
-    let narrow = "experts.0.w1.weight has shape [21, 48], but [24, 48] is expected".to_owned();
+    let narrow = "experts.0.w1.weight has shape [21, 48], expected [24, 48]".to_owned();
     for (source, want) in [
         (vec![0, 1, 2, 4, 5, 6, 7], missing(3)),
         (vec![1, 2, 3, 4, 5, 6, 7], missing(0)),

@@ -126,20 +126,17 @@ fn missing_parameters_of_n_grams_and_streams_are_named() {
         (json!({"ple_layer_ids": [5]}), "`ple_layer_ids` must be a list of one layer at most"),
         (json!({"ple_layer_ids": [0]}), "`ple_layer_ids` must be a list of one layer at most"),
         (json!({"ple_layer_ids": [1]}), "layers.0.ple.ple_embedding.layer_multipliers is missing"),
-        (
-            json!({"ngram_size": 3}),
-            "ple_embedding.layer_multipliers has shape [4], but [3] is expected",
-        ),
+        (json!({"ngram_size": 3}), "ple_embedding.layer_multipliers has shape [4], expected [3]"),
         (
             json!({"heads_per_ngram": 3}),
-            "ple_embedding.ngram_heads_offsets has shape [6], but [9] is expected",
+            "ple_embedding.ngram_heads_offsets has shape [6], expected [9]",
         ),
-        (json!({"ngram_size": 2147483647u32}), "but [2147483647] is expected"),
+        (json!({"ngram_size": 2147483647u32}), "expected [2147483647]"),
         (json!({"split_ngram_parts": 5}), "ngram_embedding.shard_4.weight is missing"),
         (json!({"split_ngram_parts": 3}), "ngram_embedding.shard_3.weight is unknown"),
         (
             json!({"indexer_head_dim": 8}),
-            "index_qk_proj.weight has shape [96, 48], but [64, 48] is expected",
+            "index_qk_proj.weight has shape [96, 48], expected [64, 48]",
         ),
         (json!({"hc_lowrank": null}), "`hc_lowrank` must be a positive number"),
     ] {

@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(good.tokens, ["<s>", "a", r"\xff", "[PAD3]"]);
         assert_eq!(good.types, [CONTROL, NORMAL, NORMAL, UNUSED]);
         for (text, want) in [
-            ("1", "line 1: no number"),
+            ("1", "line 1: number and text are missing"),
             ("1 'a'", "the length is missing"),
             ("2 'a' 1", "number 1 is expected"),
             ("1 'a' 2", "its text has 1 bytes"),

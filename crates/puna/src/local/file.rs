@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn missing_files_and_missing_models_have_different_errors() {
         let error = |text: &str| format!("{:#}", ModelFile::open(text).map(|_| ()).unwrap_err());
-        assert_eq!(error("./absent.gguf"), "./absent.gguf: there is no such file");
+        assert_eq!(error("./absent.gguf"), "./absent.gguf: no such file");
         assert!(error("absent-model").starts_with("model 'absent-model' not found: neither in"));
         assert!(error(".").contains("is a folder"));
         if cfg!(unix) {

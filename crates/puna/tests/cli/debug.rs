@@ -83,7 +83,7 @@ fn block_formats_can_be_tested_alone() {
     let error = puna.json(&["debug", "quantize-error", "--type", "Q4_K", "--json"]);
     assert!((0.01..0.2).contains(&error["rmse"].as_f64().unwrap()), "{error}");
     let (status, text) = puna.fails(&["debug", "dequantize", "--type", "Q9", "--hex", "00"]);
-    assert!(status == 2 && text.contains("unknown tensor type `Q9`; known are F32"), "{text}");
+    assert!(status == 2 && text.contains("unknown tensor type `Q9`: use one of F32"), "{text}");
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn output_parsers_can_be_tested_on_pieces_of_text() {
     let (status, text) = puna.fails(&["debug", "parse", "--parser", "none", "--chunks", chunks]);
     assert!(
         status == 2
-            && text.starts_with("Error: unknown parser \"none\"; known are cogito, cohere, "),
+            && text.starts_with("Error: unknown parser \"none\": use one of cogito, cohere, "),
         "{text}"
     );
     std::fs::write(

@@ -25,7 +25,7 @@ fn wrong_usage_exits_with_2_and_failed_work_with_1() {
         (2, "Error: unknown flag: --nope\n".into())
     );
     let (status, text) = puna.fails(&["inspect", "./absent.gguf"]);
-    assert!(status == 1 && text == "Error: ./absent.gguf: there is no such file\n", "{text}");
+    assert!(status == 1 && text == "Error: ./absent.gguf: no such file\n", "{text}");
     let (status, text) = puna.fails(&["run", ".", "x"]);
     assert!(status == 1 && text.starts_with("Error: . is a folder: create a model"), "{text}");
     let (status, text) = puna.fails(&["tokenize", "absent", "x"]);
@@ -275,7 +275,7 @@ fn a_file_is_quantized_and_still_answers() {
     };
     assert_eq!(best(&logits(out)), best(&logits("cria")));
     assert!(
-        puna.fails(&["quantize", "cria", out, "Q9"]).1.contains("unknown type Q9; known are F32")
+        puna.fails(&["quantize", "cria", out, "Q9"]).1.contains("unknown type Q9: use one of F32")
     );
     assert!(puna.fails(&["quantize", out, out, "Q8_0"]).1.contains("is the input file"));
 }

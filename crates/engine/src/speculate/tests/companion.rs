@@ -163,7 +163,7 @@ fn a_cache_type_that_does_not_fit_the_companions_keys_is_an_error_of_the_compani
     assert_eq!(planned, opened);
     let error = opened.to_string();
     assert!(
-        error.contains("draft model") && error.contains("12 features") && error.contains("q8_0"),
+        error.contains("draft model") && error.contains("has 12") && error.contains("q8_0"),
         "{error}"
     );
 }

@@ -152,7 +152,7 @@ fn plans_omit_an_unknown_window_and_the_key() {
         assert!(text.contains("98304") && text.contains("\"$PUNA_API_KEY\""), "{text}");
         assert!(!text.contains("sk-secret"), "{text}");
         let text = printed(agent.name(), None, &[]);
-        assert!(!text.contains("000000") && text.contains("context window not known"), "{text}");
+        assert!(!text.contains("000000") && text.contains("context window unknown"), "{text}");
     }
 }
 
@@ -222,7 +222,7 @@ fn a_small_window_is_reported_with_the_setting_to_change() {
         said(Some(40_960), trained(40_960), "")
             .ends_with("it was trained for 40960, so choose another model with --model")
     );
-    assert!(said(None, trained(40_960), "").contains("does not say"));
+    assert!(said(None, trained(40_960), "").contains("is unknown"));
     let plain = warnings("pi", 1, &target(Some(9)), &trained(9), &ShowResponse::default());
     assert_eq!(
         plain,
