@@ -467,6 +467,6 @@ mod tests {
         let wide = [cache[0], layer(1, 24, Mask::Causal)];
         assert_contains(of(32, 100, &wide), &["1 key heads of 16", "1 key heads of 24"]);
         let near = [layer(2, 8, Mask::Window(4)), cache[1]];
-        assert_contains(of(32, 100, &near), &["needs 5 positions", "keeps 4"]);
+        assert_contains(of(32, 100, &near), &["needs 5 positions", "has 4"]);
     }
 }

@@ -432,7 +432,9 @@ fn a_mismatched_adapter_is_rejected_with_its_name_and_the_reason() {
     );
     let other = keys("general.architecture", "qwen3".into());
     assert_eq!(other, "it is for architecture `qwen3`, but the model has architecture `llama`");
-    assert!(keys("adapter.lora.alpha", f32::NAN.into()).contains("is NaN, which is no number"));
+    assert!(
+        keys("adapter.lora.alpha", f32::NAN.into()).contains("is NaN: it must be a finite number")
+    );
     let tokens: Value = vec![1u32].into();
     assert!(
         keys("adapter.alora.invocation_tokens", tokens).contains("only from certain tokens on")

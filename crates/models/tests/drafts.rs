@@ -121,7 +121,7 @@ fn a_draft_model_of_another_target_is_rejected_with_numbers() {
     let key = "gemma4-assistant.attention.sliding_window";
     let draft = changed("gemma4-assistant", &|meta| meta.set(key, 30u32), &|_| false);
     let window = refused("gemma4", &draft).to_string();
-    assert!(window.contains("needs 29 positions") && window.contains("keeps 9"), "{window}");
+    assert!(window.contains("needs 29 positions") && window.contains("has 9"), "{window}");
 }
 
 #[test]

@@ -403,7 +403,7 @@ mod tests {
             let body = answer.into_body().collect().await.unwrap().to_bytes();
             let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
             let text = body.pointer(field).and_then(serde_json::Value::as_str).unwrap();
-            assert!(text.starts_with("an internal error"), "{body}");
+            assert!(text.starts_with("internal error"), "{body}");
         }
     }
 }

@@ -376,7 +376,7 @@ mod tests {
         let path = dir.path().join("lock");
         let held = lock_file(&path).unwrap();
         let error = lock_file_within(&path, Duration::from_millis(30)).unwrap_err().to_string();
-        let process = format!("lock is locked by process {}", std::process::id());
+        let process = format!("lock has been locked by process {}", std::process::id());
         assert!(error.contains(&process), "{error}");
         drop(held);
         lock_file_within(&path, Duration::from_millis(30)).unwrap();

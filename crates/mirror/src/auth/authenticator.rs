@@ -488,7 +488,7 @@ mod tests {
         // Expired nonces free their places.
         authenticator.record_nonce("new", Duration::ZERO).unwrap();
         for (nonce, why) in
-            [(String::new(), "has no nonce"), ("x".repeat(129), "more than 128 bytes")]
+            [(String::new(), "has no nonce"), ("x".repeat(129), "longer than 128 bytes")]
         {
             let invalid = authenticator.record_nonce(&nonce, hour).unwrap_err();
             assert!(invalid.to_string().contains(why), "{invalid}");

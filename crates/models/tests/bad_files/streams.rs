@@ -27,7 +27,12 @@ fn missing_parts_of_hyper_connections_are_named() {
             Value::from(f32::NAN),
             "must be a small number, at least 0",
         ),
-        ("hy_v4", "hyper_connection.magnitude", Value::from(f32::INFINITY), "must be a number"),
+        (
+            "hy_v4",
+            "hyper_connection.magnitude",
+            Value::from(f32::INFINITY),
+            "must be a finite number",
+        ),
         (
             "deepseek4",
             "hyper_connection.sinkhorn_iterations",
@@ -142,7 +147,7 @@ fn missing_parts_of_n_gram_embeddings_are_named() {
         "a list of 7 entries: must have ple.heads_per_ngram ×",
     );
     wrong("ple.head_vocab_sizes", vec![61u64; 5].into(), "a list of 5 entries: must have");
-    wrong("ple.head_vocab_sizes", vec![61u64, 67, 0, 73, 79, 83].into(), "is 0: no head");
+    wrong("ple.head_vocab_sizes", vec![61u64, 67, 0, 73, 79, 83].into(), "is 0: must be positive");
     // 448 rows: the last head ends with row 434.
     wrong(
         "ple.head_offsets",

@@ -376,14 +376,14 @@ mod tests {
     #[test]
     fn damaged_attributes_are_refused() {
         for (records, attributes) in [
-            (&b"12 path=a"[..], "damaged"),
-            (b"5 path=a\n", "damaged"),
-            (b"0 path=a\n", "damaged"),
-            (b"1 path=a\n", "damaged"),
-            (b"-1 path=a\n", "damaged"),
-            (b"99999999999999999999 path=a\n", "damaged"),
-            (b"9 path a\n", "damaged"),
-            (b"path=a\n", "damaged"),
+            (&b"12 path=a"[..], "attributes of a file are invalid"),
+            (b"5 path=a\n", "attributes of a file are invalid"),
+            (b"0 path=a\n", "attributes of a file are invalid"),
+            (b"1 path=a\n", "attributes of a file are invalid"),
+            (b"-1 path=a\n", "attributes of a file are invalid"),
+            (b"99999999999999999999 path=a\n", "attributes of a file are invalid"),
+            (b"9 path a\n", "attributes of a file are invalid"),
+            (b"path=a\n", "attributes of a file are invalid"),
             (b"10 path=\xff\n", "a name is not UTF-8 text"),
             (b"10 size=x\n", "a file has no valid size"),
         ] {

@@ -84,6 +84,9 @@ mod tests {
             assert_eq!(Algorithm::parse(&name.to_uppercase()), Ok(algorithm));
         }
         let told = Algorithm::parse("best").unwrap_err();
-        assert_eq!(told, "\"best\" is none of confidence, entropy, margin, random, origin");
+        assert_eq!(
+            told,
+            "unknown value \"best\": use one of confidence, entropy, margin, random, origin"
+        );
     }
 }

@@ -475,7 +475,9 @@ mod tests {
         assert_eq!(diffusion.algorithm, Some(Algorithm::Margin));
         let error = read(json!({}), json!({"diffusion_algorithm": "best"})).unwrap_err();
         assert!(
-            error.starts_with("option \"diffusion_algorithm\": \"best\" is none of confidence"),
+            error.starts_with(
+                "option \"diffusion_algorithm\": unknown value \"best\": use one of confidence"
+            ),
             "{error}"
         );
     }

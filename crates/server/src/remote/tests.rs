@@ -147,7 +147,10 @@ fn messages_that_local_models_refuse_are_refused_with_their_index() {
         let (status, text) =
             checked(json!([user]), json!([user, {"role": "critic", "content": "x"}]), overflow)
                 .unwrap_err();
-        assert!(status == 400 && text.starts_with("messages[1]: the role \"critic\""), "{text}");
+        assert!(
+            status == 400 && text.starts_with("messages[1]: unknown role \"critic\""),
+            "{text}"
+        );
         assert_eq!(checked(json!([]), json!([user, call, result("a")]), overflow), Ok(()));
         assert_eq!(checked(json!([user, call]), json!([result("a")]), overflow), Ok(()));
     }

@@ -50,9 +50,10 @@ fn a_modelfile_of_a_remote_model_reads_no_file() {
     let kit = Kit::new();
     // Reading this file would report that it contains no weights.
     fs::write(kit.dir.path().join("a.safetensors"), "no weights").unwrap();
-    for (line, what) in
-        [("ADAPTER", "leave adapters out"), ("DRAFT", "DRAFT cannot be used with remote models")]
-    {
+    for (line, what) in [
+        ("ADAPTER", "a remote model cannot have adapters"),
+        ("DRAFT", "DRAFT cannot be used with remote models"),
+    ] {
         let text = format!("FROM http://h:1/v1/big\n{line} a.safetensors\n");
         let mut read = false;
         let modelfile = Modelfile::parse(&text).unwrap();

@@ -231,7 +231,7 @@ fn functionary_messages_go_to_their_recipients() {
         ("I look.So.", vec![one, ("all_of".into(), serde_json::json!({}))])
     );
     for (text, error) in [
-        ("f\n{\"a\": 1", "is incomplete"),
+        ("f\n{\"a\": 1", "the call is incomplete"),
         ("f\n{x}", "failed to parse JSON"),
         ("f\nprint()", "invalid call syntax"),
     ] {

@@ -354,7 +354,7 @@ fn unsatisfiable_schemas_are_refused_by_name() {
         (json!({"dependentRequired": ["a"]}), "dependentRequired at # must be an object"),
         (
             json!({"contains": {}, "minContains": -1}),
-            "minContains at # must be a whole number from 0 on",
+            "minContains at # must be a whole number of at least 0",
         ),
     ] {
         let error = compile(&schema).unwrap_err().to_string();

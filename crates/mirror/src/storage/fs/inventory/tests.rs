@@ -174,10 +174,10 @@ fn nothing_is_removed_while_an_entry_is_unknown() {
     {
         let link = test.path(&at("link"));
         std::os::unix::fs::symlink("nowhere", &link).unwrap();
-        test.keeps_all("cannot be read");
+        test.keeps_all("cannot read");
         fs::remove_file(&link).unwrap();
         std::os::unix::fs::symlink(link.file_name().unwrap(), &link).unwrap();
-        test.keeps_all("cannot be read");
+        test.keeps_all("cannot read");
         fs::remove_file(&link).unwrap();
     }
     assert_eq!(test.registry.sweep(), Ok((1, 6)));

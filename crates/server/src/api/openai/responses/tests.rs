@@ -245,7 +245,10 @@ fn malformed_tools_and_calls_are_rejected_with_their_index() {
     ] {
         let error =
             request(json!({"input": [{"role": "user", "content": "x"}, item]})).unwrap_err();
-        assert!(error.starts_with("input[1]: a call "), "{item}: {error}");
+        assert!(
+            error.starts_with("input[1]: a ") && error.contains("call needs the "),
+            "{item}: {error}"
+        );
     }
 }
 

@@ -181,7 +181,7 @@ impl CallFormat {
         let name = ToolName::of_item(item);
         match self {
             Self::Function | Self::Custom if name.name.is_empty() => {
-                Err("a call needs the field name".into())
+                Err("a function call needs the field name".into())
             }
             Self::Function => {
                 let arguments = match &item["arguments"] {

@@ -341,7 +341,7 @@ pub(super) const REFUSED: &[Refusal] = &[
         "`adapters` that the model does not have",
         r#"{"model": "cria", "messages": [{"role": "user", "content": "x"}], "adapters": [{"id": 0, "scale": 1}]}"#,
         400,
-        "adapters: this model has no adapter 0; it has 0, numbered from 0 in the order of its ADAPTER lines",
+        "adapters: this model has no adapter 0: it has 0, numbered from 0 in the order of its ADAPTER lines",
     ),
     refusal(
         COMPLETIONS,
