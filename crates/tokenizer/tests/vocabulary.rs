@@ -84,7 +84,7 @@ fn vocabulary_errors_name_the_cause() {
     meta.set("tokenizer.ggml.scores", vec![1.0f32]);
     assert_eq!(
         error(&meta).to_string(),
-        "`tokenizer.ggml.scores` has 1 entries, expected 2: one for each token"
+        "`tokenizer.ggml.scores` has 1 entries, expected 2, one for each token"
     );
     let mut meta = metadata("llama", &["a", "b"]);
     meta.set("tokenizer.ggml.token_type", vec![1i32; 3]);
