@@ -27,6 +27,7 @@ impl Random {
 }
 
 /// Bytes in front of memory that cannot be read.
+#[cfg(not(miri))]
 pub(super) struct Guarded {
     map: *mut u8,
     mapped: usize,
@@ -34,6 +35,7 @@ pub(super) struct Guarded {
     place: std::ops::Range<usize>,
 }
 
+#[cfg(not(miri))]
 impl Guarded {
     pub fn new(bytes: &[u8]) -> Self {
         // A multiple of every page size.
@@ -66,10 +68,26 @@ impl Guarded {
     }
 }
 
+#[cfg(not(miri))]
 impl Drop for Guarded {
     fn drop(&mut self) {
         // SAFETY: `new` made the mapping, and no borrow is left.
         unsafe { libc::munmap(self.map.cast(), self.mapped) };
+    }
+}
+
+/// Miri reports reads behind an allocation, without a guard page.
+#[cfg(miri)]
+pub(super) struct Guarded(Vec<u8>);
+
+#[cfg(miri)]
+impl Guarded {
+    pub fn new(bytes: &[u8]) -> Self {
+        Self(bytes.to_vec())
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
     }
 }
 

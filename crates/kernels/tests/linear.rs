@@ -109,6 +109,15 @@ fn formats(level: &Level) -> impl Iterator<Item = TensorType> {
     TensorType::all().filter(|&ty| (level.linear)(ty).is_some())
 }
 
+/// Small enough for Miri, which checks the pointers of the portable level.
+#[test]
+fn portable_products_of_every_format_equal_f32_products() {
+    let (portable, mut random) = (levels()[0], Random(7));
+    for ty in formats(portable) {
+        compare(portable, ty, 3, 256, &[1, 3], &mut random);
+    }
+}
+
 #[test]
 fn every_level_has_a_kernel_for_every_weight_format() {
     for level in all() {
