@@ -19,7 +19,7 @@ use crate::engine_loop::{Command, EngineLoop};
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
 use crate::generation::Generation;
-use crate::kv::Pages;
+use crate::kv::PagePool;
 use crate::request::{Request, RequestId, Sink};
 use crate::scheduler::{Scheduler, SchedulerLimits, SequenceState};
 use crate::speculate::draft_source::DraftSource;
@@ -132,7 +132,7 @@ impl Engine {
         let exact = if info.recurrent { 1 } else { executor.backend.max_bit_exact_rows() };
         let speculator = Speculator::new(exact, source);
         let scheduler = Scheduler::new(
-            Pages::of(&executor.model, options),
+            PagePool::of(&executor.model, options),
             SchedulerLimits {
                 num_batch: options.num_batch,
                 max_sequences: options.max_sequences,

@@ -25,8 +25,6 @@ pub mod blocks;
 pub mod chain;
 pub mod cost_model;
 pub mod draft_source;
-#[cfg(test)]
-mod exact;
 pub mod lookup;
 pub mod model;
 pub mod rolling_median;

@@ -12,7 +12,7 @@ use super::{Draft, DraftKind, Speculated};
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
 use crate::generation::Generation;
-use crate::kv::Pages;
+use crate::kv::PagePool;
 use crate::request::RequestId;
 use crate::scheduler::SequenceState;
 
@@ -82,7 +82,7 @@ impl Speculator {
         sequences: &mut [DraftingSequence<'_>],
         tokenizer: &Tokenizer,
         limits: DraftLimits,
-        model: (&mut ModelExecutor, &mut Pages),
+        model: (&mut ModelExecutor, &mut PagePool),
     ) -> Result<Vec<(RequestId, Draft)>, EngineError> {
         self.draft_seconds = 0.0;
         let n = sequences.len();
@@ -166,7 +166,7 @@ impl Speculator {
         plans: &mut [DraftPlan],
         token_counts: &[usize],
         tokenizer: &Tokenizer,
-        (executor, pages): (&mut ModelExecutor, &mut Pages),
+        (executor, pages): (&mut ModelExecutor, &mut PagePool),
     ) -> Result<(), EngineError> {
         let Some(source) = &mut self.source else { return Ok(()) };
         let uses_model =
@@ -231,7 +231,7 @@ impl Speculator {
     pub fn update_cache(
         &mut self,
         sequences: &[SequenceState],
-        model: (&mut ModelExecutor, &Pages),
+        model: (&mut ModelExecutor, &PagePool),
     ) -> Result<(), EngineError> {
         self.source.as_mut().map_or(Ok(()), |source| source.update_cache(sequences, model))
     }

@@ -1,5 +1,6 @@
 //! Speculative decoding on real steps: any drafts give the results of plain decoding.
 
+mod bit_exactness;
 mod companion;
 
 use std::path::Path;

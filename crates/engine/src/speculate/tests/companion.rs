@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::executor::ModelExecutor;
-use crate::kv::{Pages, PrefixTreeKey, SequencePages};
+use crate::kv::{PagePool, PrefixTreeKey, SequencePages};
 use crate::request::RequestId;
 use crate::speculate::blocks::BlockDrafter;
 use crate::speculate::chain::ChainDrafter;
@@ -386,7 +386,7 @@ impl TestSequence {
 /// second is the reference.
 struct Bench {
     executor: ModelExecutor,
-    pages: Pages,
+    pages: PagePool,
     chain: Option<ChainDrafter>,
     both: [TestSequence; 2],
 }
@@ -402,7 +402,7 @@ impl Bench {
         let model = view(&format!("tests/data/zoo/{model}.gguf"));
         let executor =
             ModelExecutor::accompanied(&model, backend(), &options, Some(&draft)).unwrap();
-        let pages = Pages::of(&executor.model, &options);
+        let pages = PagePool::of(&executor.model, &options);
         let kept = |id| TestSequence {
             id: RequestId(id),
             pages: SequencePages::default(),
@@ -415,9 +415,7 @@ impl Bench {
     /// Begins again, with the reference sequence and another one.
     fn begin(&mut self, tokens: &[u32]) {
         self.chain = match self.executor.model.draft_method().unwrap() {
-            DraftMethod::Chain { state_dim: state, cache: sees } => {
-                Some(ChainDrafter::new(*state, *sees))
-            }
+            DraftMethod::Chain { state_dim, cache } => Some(ChainDrafter::new(*state_dim, *cache)),
             DraftMethod::Block(_) => None,
         };
         let other: Vec<u32> = (0..90).map(|i| 9 + i * 7 % 300).collect();

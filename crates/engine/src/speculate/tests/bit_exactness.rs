@@ -1,4 +1,4 @@
-//! Rows of small steps have the bits that they have alone: what verification rests on.
+//! Rows of small steps are bit-identical to rows computed alone, which verification requires.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
