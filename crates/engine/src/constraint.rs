@@ -3,8 +3,8 @@
 //! Another thread computes the next token mask while the model runs the next step
 //! ([`MaskThreads`]). If the mask takes longer, the sequence stays out of steps until it is ready
 //! ([`Constrained::is_mask_ready`]), so that other sequences do not wait. Reasoning before the
-//! answer is not constrained: the sink determines where the answer begins ([`Stage`]), and the
-//! token that would begin it is sampled again with the mask.
+//! answer is not constrained: the sink determines where the answer begins ([`AnswerStage`]), and
+//! the token that would begin it is sampled again with the mask.
 
 use std::fmt;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -15,7 +15,7 @@ use puna_sampler::{Constraint, Grammar, GrammarCompiler, GrammarError, GrammarTo
 use puna_tokenizer::Tokenizer;
 
 use crate::error::NOT_A_NUMBER;
-use crate::request::Stage;
+use crate::request::AnswerStage;
 
 /// Number of rejected tokens that mix reasoning and answer after which sampling fails.
 const MAX_MIXED_TOKENS: usize = 64;
@@ -217,7 +217,7 @@ impl Constrained {
         logits: &mut [f32],
         sampler: &mut Sampler,
         limits: AnswerLimits,
-        stage: impl Fn(u32) -> Stage,
+        stage: impl Fn(u32) -> AnswerStage,
     ) -> Result<u32, SamplingError> {
         if !self.open
             && let Some(token) = draw_before(logits, &mut self.scratch, sampler, stage)?
@@ -295,7 +295,7 @@ fn draw_before(
     logits: &mut [f32],
     scratch: &mut Vec<f32>,
     sampler: &mut Sampler,
-    stage: impl Fn(u32) -> Stage,
+    stage: impl Fn(u32) -> AnswerStage,
 ) -> Result<Option<u32>, SamplingError> {
     let mut passed = Vec::new();
     while passed.len() < MAX_MIXED_TOKENS {
@@ -309,12 +309,12 @@ fn draw_before(
             break;
         };
         match stage(token) {
-            Stage::Before | Stage::Enough => {
+            AnswerStage::BeforeAnswer | AnswerStage::Complete => {
                 *sampler = drawer;
                 return Ok(Some(token));
             }
-            Stage::Answer => return Ok(None),
-            Stage::Mixed => {
+            AnswerStage::Answer => return Ok(None),
+            AnswerStage::Mixed => {
                 let logit = &mut logits[token as usize];
                 passed.push((token, std::mem::replace(logit, f32::NEG_INFINITY)));
             }

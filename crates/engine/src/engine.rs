@@ -14,7 +14,7 @@ use puna_tokenizer::Tokenizer;
 use crate::config::{EngineOptions, MemoryReport, ModelInfo};
 use crate::constraint::{Constrained, MaskThreads};
 use crate::diffusion::{self, DiffusionSequence};
-use crate::embed_queue::{Done, EmbedRequest, Scored};
+use crate::embed_queue::{EmbedCallback, EmbedRequest, RerankCallback};
 use crate::engine_loop::{Command, EngineLoop};
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
@@ -177,7 +177,7 @@ impl Engine {
         &self.inner.tokenizer
     }
 
-    /// Facts of the model.
+    /// Properties of the model.
     pub fn info(&self) -> &ModelInfo {
         &self.inner.info
     }
@@ -278,7 +278,11 @@ impl Engine {
 
     /// Computes one embedding for each input, with the model's pooling and without normalization;
     /// rerankers return their labels.
-    pub fn embed(&self, inputs: Vec<Vec<u32>>, done: Done) -> Result<RequestId, EngineError> {
+    pub fn embed(
+        &self,
+        inputs: Vec<Vec<u32>>,
+        done: EmbedCallback,
+    ) -> Result<RequestId, EngineError> {
         if self.inner.info.start.is_some() {
             return Err(EngineError::CannotEmbed);
         }
@@ -295,7 +299,11 @@ impl Engine {
     /// # Errors
     ///
     /// As [`Engine::embed`]; and [`EngineError::CannotRank`].
-    pub fn rank(&self, pairs: Vec<Vec<u32>>, done: Scored) -> Result<RequestId, EngineError> {
+    pub fn rank(
+        &self,
+        pairs: Vec<Vec<u32>>,
+        done: RerankCallback,
+    ) -> Result<RequestId, EngineError> {
         if !self.inner.info.can_rank {
             return Err(EngineError::CannotRank);
         }

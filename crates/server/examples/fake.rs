@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use puna_engine::{EngineError, Event, Finish, Piece, Request, Sink, Summary};
+use puna_engine::{EngineError, Event, FinishReason, GenerationStats, Piece, Request, Sink};
 use puna_sampler::{Constraint, Grammar};
 use puna_server::canonical::Tokenize;
 use puna_server::runner::generator::{EmbedDone, Facts, Generator, LoadError, Loader, RankDone};
@@ -89,15 +89,15 @@ fn send_times(request: &Request, sink: &mut dyn Sink, cancelled: &AtomicBool) {
             return;
         }
     }
-    sink.send(Event::Done(Summary {
-        finish: Finish::Length,
+    sink.send(Event::Done(GenerationStats {
+        finish: FinishReason::Length,
         prompt_tokens: request.prompt.len(),
         cached_tokens: 0,
         prefill: Duration::ZERO,
         generated_tokens: token_count,
         decode: started.elapsed(),
         queued: Duration::ZERO,
-        speculated: Default::default(),
+        draft_stats: Default::default(),
         shifted_tokens: 0,
         tokens: request.prompt.clone(),
     }));

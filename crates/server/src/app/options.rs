@@ -8,7 +8,7 @@ use super::{App, weights};
 use crate::canonical::{ApiError, RunOptions};
 use crate::http::note_ignored;
 use crate::models::names::Name;
-use crate::options::speculate::{Draft, SpeculateSetting};
+use crate::options::speculate::{DraftModelSpec, SpeculateSetting};
 use crate::options::{self, RequestOptions};
 use crate::scheduler::LoadOptions;
 
@@ -83,27 +83,26 @@ impl App {
         &self,
         model: &Model,
         requested: Option<String>,
-    ) -> Result<Option<Draft>, ApiError> {
+    ) -> Result<Option<DraftModelSpec>, ApiError> {
         let requested = requested.filter(|name| !name.is_empty());
         if let Some(name) = &requested {
             return self.stored_draft(name).await.map(Some);
         }
         if let Some(path) = &model.draft {
             let name = format!("the DRAFT of {}", model.name);
-            return Ok(Some(Draft { name, weights: Some(path.clone()), optional: false }));
+            return Ok(Some(DraftModelSpec { name, weights: Some(path.clone()), optional: false }));
         }
         let SpeculateSetting::Model(name) = &self.config().speculate else { return Ok(None) };
         if name.contains('/') && Path::new(name).is_file() {
-            return Ok(Some(Draft {
+            return Ok(Some(DraftModelSpec {
                 name: name.clone(),
                 weights: Some(name.into()),
                 optional: true,
             }));
         }
         match self.stored_draft(name).await {
-            Ok(draft) => {
-                Ok(Some(Draft { optional: true, ..draft }).filter(|d| !has_same_weights(model, d)))
-            }
+            Ok(draft) => Ok(Some(DraftModelSpec { optional: true, ..draft })
+                .filter(|d| !has_same_weights(model, d))),
             Err(failure) => {
                 tracing::warn!(draft = name, error = %failure, "cannot use the draft model of PUNA_SPECULATE; loading without it");
                 Ok(None)
@@ -111,7 +110,7 @@ impl App {
         }
     }
 
-    async fn stored_draft(&self, name: &str) -> Result<Draft, ApiError> {
+    async fn stored_draft(&self, name: &str) -> Result<DraftModelSpec, ApiError> {
         let missing = || {
             format!(
                 "draft model '{name}' not found: use the name of a model, or one of {}",
@@ -123,7 +122,11 @@ impl App {
             let reason = format!("'{name}' cannot be a draft model: it is an embedding model");
             return Err(ApiError::bad_request(reason));
         }
-        Ok(Draft { name: found.name.to_string(), weights: weights(&found), optional: false })
+        Ok(DraftModelSpec {
+            name: found.name.to_string(),
+            weights: weights(&found),
+            optional: false,
+        })
     }
 }
 
@@ -135,7 +138,7 @@ fn shared_cache(num_ctx: u32, parallel: Option<u32>) -> u32 {
 }
 
 /// Whether a draft model has the same weights as the model.
-fn has_same_weights(model: &Model, draft: &Draft) -> bool {
+fn has_same_weights(model: &Model, draft: &DraftModelSpec) -> bool {
     weights(model) == draft.weights
 }
 

@@ -18,7 +18,7 @@ use puna_tokenizer::{EncodeOptions, Tokenizer, TokenizerError};
 use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader, PairFormat, RankDone};
 use super::protocol::{Counts, Heartbeat, LoadSpec, MemoryParts, is_out_of_memory};
 use crate::canonical::Tokenize;
-use crate::options::speculate::Draft;
+use crate::options::speculate::DraftModelSpec;
 use crate::scheduler::LoadOptions;
 
 /// Prompt tokens of a step if the request does not set a number.
@@ -162,14 +162,14 @@ fn backend(config: &Config) -> Result<Box<CpuBackend>, LoadError> {
     CpuBackend::new(config).map(Box::new).map_err(load_error)
 }
 
-fn open_draft_model(draft: &Draft, config: &Config) -> Result<DraftModel, LoadError> {
+fn open_draft_model(draft: &DraftModelSpec, config: &Config) -> Result<DraftModel, LoadError> {
     let view =
         open_view(draft.weights.as_deref()).map_err(|error| name_draft_in_error(draft, error))?;
     Ok(DraftModel { view, backend: backend(config)? })
 }
 
 /// Adds the name of the draft model to its error.
-fn name_draft_in_error(draft: &Draft, error: LoadError) -> LoadError {
+fn name_draft_in_error(draft: &DraftModelSpec, error: LoadError) -> LoadError {
     LoadError {
         message: format!("{} cannot be a draft model: {}", draft.name, error.message),
         ..error
@@ -178,7 +178,7 @@ fn name_draft_in_error(draft: &Draft, error: LoadError) -> LoadError {
 
 /// Converts the error of a model with its draft model. Checks the draft model alone to find out
 /// which of the two caused the error.
-fn draft_error(draft: &Draft, error: EngineError, options: &EngineOptions) -> LoadError {
+fn draft_error(draft: &DraftModelSpec, error: EngineError, options: &EngineOptions) -> LoadError {
     let error_alone = || {
         let single_thread = Config { threads: Some(1), ..Config::default() };
         let draft = open_draft_model(draft, &single_thread).ok()?;
@@ -424,7 +424,7 @@ impl Generator for LocalGenerator {
         let works = stats.running + stats.waiting > 0;
         let (prompt_tokens, generated_tokens) = (stats.prompt_tokens, stats.generated_tokens);
         let (steps, preempted) = (stats.steps, stats.preempted);
-        let guesses = stats.speculated.into();
+        let guesses = stats.draft_stats.into();
         Heartbeat {
             memory: memory_parts(&self.engine.memory()),
             rounds: stats.rounds,
@@ -447,7 +447,7 @@ mod tests {
 
     use super::*;
 
-    fn spec(draft: Draft) -> LoadSpec {
+    fn spec(draft: DraftModelSpec) -> LoadSpec {
         let options = LoadOptions { num_ctx: 64, draft: Some(draft), ..LoadOptions::default() };
         LoadSpec {
             weights: None,
@@ -464,8 +464,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("passwd");
         std::fs::write(&path, "root:x:0:0:root:/root:/bin/sh\n").unwrap();
-        let draft =
-            |optional| Draft { name: "some-draft".into(), weights: Some(path.clone()), optional };
+        let draft = |optional| DraftModelSpec {
+            name: "some-draft".into(),
+            weights: Some(path.clone()),
+            optional,
+        };
         let without = LocalLoader.plan(&without_draft(&spec(draft(true)))).unwrap();
         assert_eq!(LocalLoader.plan(&spec(draft(true))).unwrap(), without);
         assert_eq!(LocalLoader.load(&spec(draft(true))).unwrap().facts().num_ctx, 64);
@@ -482,8 +485,11 @@ mod tests {
     fn a_draft_of_an_unsuitable_kind_is_left_out_if_it_is_optional() {
         let path =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo/bert-mean.gguf");
-        let draft =
-            |optional| Draft { name: "bert-mean".into(), weights: Some(path.clone()), optional };
+        let draft = |optional| DraftModelSpec {
+            name: "bert-mean".into(),
+            weights: Some(path.clone()),
+            optional,
+        };
         assert_eq!(LocalLoader.load(&spec(draft(true))).unwrap().facts().num_ctx, 64);
         let error = LocalLoader.load(&spec(draft(false))).err().unwrap();
         assert!(error.message.starts_with("bert-mean cannot be a draft model: "), "{error:?}");
@@ -493,9 +499,12 @@ mod tests {
     fn a_companion_draft_is_planned_with_its_model_and_its_errors_name_it() {
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data");
         let path = data.join("drafts/gemma4-assistant.gguf");
-        let draft =
-            Draft { name: "an-assistant".into(), weights: Some(path.clone()), optional: false };
-        let of = |model: &str, draft: &Draft| LoadSpec {
+        let draft = DraftModelSpec {
+            name: "an-assistant".into(),
+            weights: Some(path.clone()),
+            optional: false,
+        };
+        let of = |model: &str, draft: &DraftModelSpec| LoadSpec {
             weights: Some(data.join("zoo").join(model)),
             ..spec(draft.clone())
         };
@@ -521,7 +530,7 @@ mod tests {
         let mut file = puna_gguf::Writer::new();
         file.set("general.architecture", "gemma4-assistant");
         std::fs::write(&broken, file.to_vec([]).unwrap()).unwrap();
-        let broken = of("gemma4.gguf", &Draft { weights: Some(broken), ..draft });
+        let broken = of("gemma4.gguf", &DraftModelSpec { weights: Some(broken), ..draft });
         let error = LocalLoader.plan(&broken).err().unwrap();
         assert!(error.message.starts_with("an-assistant cannot be a draft model: "), "{error:?}");
         assert_eq!(check_model(&path, &[]), Ok(None));

@@ -88,7 +88,7 @@ impl Preparer {
             max_tokens: limits.tokens,
             speculation: Some(self.speculation(&task.options)),
             stop: task.options.stop,
-            shown: tags.iter().map(|(_, token)| *token).collect(),
+            visible_control_tokens: tags.iter().map(|(_, token)| *token).collect(),
             keep: tokens.keep,
             context: Some(num_ctx as usize),
             shift: task.shift,

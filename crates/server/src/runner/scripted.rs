@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use puna_engine::{EngineError, Event, Request, Sink, Speculation, Stage, Summary};
+use puna_engine::{AnswerStage, EngineError, Event, GenerationStats, Request, Sink, Speculation};
 use puna_sampler::{Constraint, Grammar};
 
 use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader, RankDone};
@@ -241,15 +241,15 @@ impl Sink for ScriptedSink {
         self.resume.is_none_or(|time| Instant::now() >= time) && self.request.ready()
     }
 
-    fn answer_ends_thought(&self) -> bool {
-        self.request.answer_ends_thought()
+    fn answer_ends_reasoning(&self) -> bool {
+        self.request.answer_ends_reasoning()
     }
 
-    fn room(&self) -> usize {
-        self.request.room()
+    fn piece_capacity(&self) -> usize {
+        self.request.piece_capacity()
     }
 
-    fn stage(&self, text: &str) -> Stage {
+    fn stage(&self, text: &str) -> AnswerStage {
         self.request.stage(text)
     }
 
@@ -266,8 +266,8 @@ impl Sink for ScriptedSink {
         }
     }
 
-    fn end_thought(&mut self) -> Vec<u32> {
-        self.request.end_thought()
+    fn reasoning_end_tokens(&mut self) -> Vec<u32> {
+        self.request.reasoning_end_tokens()
     }
 
     fn begin_answer(&mut self) {
@@ -283,7 +283,9 @@ impl Sink for ScriptedSink {
     }
 
     fn send(&mut self, event: Event) -> bool {
-        if let Event::Done(Summary { prompt_tokens, cached_tokens, generated_tokens, .. }) = &event
+        if let Event::Done(GenerationStats {
+            prompt_tokens, cached_tokens, generated_tokens, ..
+        }) = &event
         {
             tracing::info!(prompt_tokens, cached_tokens, generated_tokens, "scripted answer");
         }

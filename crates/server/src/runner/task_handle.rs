@@ -34,7 +34,7 @@ impl TaskState {
     }
 
     /// Number of events that may be sent now, as [`Self::may_send`] counts them.
-    pub(crate) fn room(&self) -> usize {
+    pub(crate) fn free_event_slots(&self) -> usize {
         usize::try_from(self.credit.load(Ordering::Acquire) - 2).unwrap_or(0)
     }
 

@@ -45,7 +45,7 @@ fn changes_no_answer(model: &str, draft: &str) {
         EngineOptions { max_sequences: Some(3), num_batch: 16, ..EngineOptions::default() };
     let engine = open_with_draft(model, draft, &options).unwrap();
     let n = engine.info().n_vocab as u32;
-    let mut all = Speculated::default();
+    let mut all = DraftStats::default();
     for sampling in [greedy(), Params { seed: 3, temperature: 0.6, ..Params::default() }] {
         // Longer than a page with the answer, and than the window; two that share pages, and one of
         // a single token.
@@ -236,7 +236,7 @@ fn a_chain_companion_that_predicts_every_token_continues_from_its_own_states() {
 
 /// Drafts with a companion that predicts every token: across two borders of pages, and beyond the
 /// context.
-fn is_right_all_the_time(model: View, draft: View) -> Speculated {
+fn is_right_all_the_time(model: View, draft: View) -> DraftStats {
     let draft = DraftModel { view: draft, backend: backend() };
     let options = EngineOptions { num_ctx: Some(200), ..EngineOptions::default() };
     let engine = Engine::open_with_draft(model, backend(), &options, draft).unwrap();

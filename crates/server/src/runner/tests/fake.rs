@@ -13,7 +13,8 @@ use std::thread;
 use std::time::Duration;
 
 use puna_engine::{
-    EngineError, Event as EngineEvent, Finish, Piece, PromptToken, Request, Sink, Summary,
+    EngineError, Event as EngineEvent, FinishReason, GenerationStats, Piece, PromptToken, Request,
+    Sink,
 };
 use puna_sampler::{Constraint, Grammar, GrammarCompiler, GrammarToken, TokenLogprobs};
 use tokio::sync::oneshot;
@@ -298,7 +299,7 @@ impl Generator for FakeEngine {
             let says = fake.says.lock().unwrap().clone();
             let most =
                 if says.is_empty() { request.max_tokens.unwrap_or(usize::MAX) } else { says.len() };
-            let whole = if says.is_empty() { Finish::Length } else { Finish::End };
+            let whole = if says.is_empty() { FinishReason::Length } else { FinishReason::End };
             let (mut finish, mut generated, mut tokens) = (whole, 0, request.prompt.clone());
             for i in 0..most {
                 while !sink.ready() && !cancelled.load(Ordering::Relaxed) {
@@ -315,7 +316,7 @@ impl Generator for FakeEngine {
                 generated += 1;
                 tokens.push(119);
                 if sink.forced().first() == Some(&END.1) {
-                    finish = Finish::End;
+                    finish = FinishReason::End;
                     break;
                 }
                 fake.rounds.fetch_add(1, Ordering::Relaxed);
@@ -325,7 +326,7 @@ impl Generator for FakeEngine {
                     None => format!("w{i} "),
                 };
                 if let Some(index) = request.stop.iter().position(|stop| stop == text.trim()) {
-                    finish = Finish::Stop(index);
+                    finish = FinishReason::Stop(index);
                     break;
                 }
                 let logprobs = request
@@ -335,12 +336,12 @@ impl Generator for FakeEngine {
                     return;
                 }
                 if sink.has_enough() {
-                    finish = Finish::End;
+                    finish = FinishReason::End;
                     break;
                 }
                 thread::sleep(Duration::from_micros(200));
             }
-            sink.send(EngineEvent::Done(Summary {
+            sink.send(EngineEvent::Done(GenerationStats {
                 finish,
                 prompt_tokens: request.prompt.len(),
                 cached_tokens: fake.cached.load(Ordering::Relaxed) as usize,
@@ -348,7 +349,7 @@ impl Generator for FakeEngine {
                 generated_tokens: generated,
                 decode: Duration::from_millis(1),
                 queued: Duration::ZERO,
-                speculated: Default::default(),
+                draft_stats: Default::default(),
                 shifted_tokens: 0,
                 tokens,
             }));
