@@ -12,7 +12,7 @@ use puna_sampler::{Constraint, Grammar, GrammarError};
 use puna_tokenizer::Tokenizer;
 
 use crate::config::{EngineOptions, MemoryReport, ModelInfo};
-use crate::constraint::{Constrained, MaskThreads};
+use crate::constraint::{ConstrainedSampler, MaskThreads};
 use crate::diffusion::{self, DiffusionSequence};
 use crate::embed_queue::{EmbedCallback, EmbedRequest, RerankCallback};
 use crate::engine_loop::{Command, EngineLoop};
@@ -254,8 +254,10 @@ impl Engine {
         request.speculation.get_or_insert(self.inner.speculation);
         let drafter = (self.inner.drafters)();
         let masks = &self.inner.masks;
-        let constrained =
-            request.grammar.take().map(|grammar| Constrained::new(grammar, Arc::clone(masks)));
+        let constrained = request
+            .grammar
+            .take()
+            .map(|grammar| ConstrainedSampler::new(grammar, Arc::clone(masks)));
         let state = SequenceState::new(id, &request, info.n_ctx, info.start);
         let tokenizer = &self.inner.tokenizer;
         let generation = Generation::new(id, request, sink, tokenizer, info, drafter, constrained);

@@ -10,7 +10,7 @@ use puna_sampler::{Sampler, Vocab, log_probs};
 use puna_tokenizer::Tokenizer;
 
 use crate::config::ModelInfo;
-use crate::constraint::{AnswerLimits, Constrained, SamplingError};
+use crate::constraint::{AnswerLimits, ConstrainedSampler, SamplingError};
 use crate::error::NOT_A_NUMBER;
 use crate::kv::PAGE_TOKENS;
 use crate::output::{Emit, OutputStream};
@@ -34,7 +34,7 @@ pub struct Generation {
     pub request: Request,
     output: OutputStream,
     sampler: Sampler,
-    constrained: Option<Constrained>,
+    constrained: Option<ConstrainedSampler>,
     /// Detector of repetition in constrained answers.
     repetition: Repetition,
     /// Tokens that come next instead of sampled ones.
@@ -81,7 +81,7 @@ impl Generation {
         tokenizer: &Arc<Tokenizer>,
         info: &ModelInfo,
         drafter: Box<dyn Drafter>,
-        constrained: Option<Constrained>,
+        constrained: Option<ConstrainedSampler>,
     ) -> Self {
         let sampler = sampler_of(&request, tokenizer, info.n_vocab, None);
         let decoder = tokenizer.decoder().with_visible_tokens(&request.visible_control_tokens);
@@ -338,7 +338,7 @@ impl Generation {
     /// ends the reasoning instead.
     fn sample_constrained(
         &mut self,
-        constrained: &mut Constrained,
+        constrained: &mut ConstrainedSampler,
         limits: AnswerLimits,
         logits: &mut [f32],
         tokenizer: &Tokenizer,
@@ -401,7 +401,7 @@ impl Generation {
     /// token that ends the reasoning, or `None` if there is none to end or the time has not come.
     fn begin_answer_in_time(
         &mut self,
-        constrained: &mut Constrained,
+        constrained: &mut ConstrainedSampler,
         limits: AnswerLimits,
     ) -> Option<u32> {
         if constrained.is_open() {
@@ -439,7 +439,7 @@ impl Generation {
 
     /// Begins a constrained answer. Returns the first token that ends the reasoning, or `None` if
     /// the answer begins now.
-    fn begin_answer(&mut self, constrained: &mut Constrained) -> Option<u32> {
+    fn begin_answer(&mut self, constrained: &mut ConstrainedSampler) -> Option<u32> {
         let OutputStream { sink, decoder, .. } = &mut self.output;
         if !decoder.held().is_empty() {
             return None;
