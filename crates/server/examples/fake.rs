@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use puna_engine::{EngineError, Event, FinishReason, GenerationStats, Piece, Request, Sink};
 use puna_sampler::{Constraint, Grammar};
-use puna_server::canonical::Tokenize;
+use puna_server::canonical::TokenizeTask;
 use puna_server::runner::generator::{EmbedDone, Facts, Generator, LoadError, Loader, RankDone};
 use puna_server::runner::protocol::{Heartbeat, LoadSpec, MemoryParts};
 use puna_server::runner::worker;
@@ -112,7 +112,7 @@ impl Generator for ClockGenerator {
         text.bytes().map(u32::from).collect()
     }
 
-    fn tokenize(&self, text: &Tokenize) -> Vec<u32> {
+    fn tokenize(&self, text: &TokenizeTask) -> Vec<u32> {
         self.encode(&text.text)
     }
 

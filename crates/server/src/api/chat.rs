@@ -10,7 +10,7 @@ use crate::api::generation_request::GenerationRequest;
 use crate::api::image_urls::ImageUrl;
 use crate::api::{check_images, has};
 use crate::app::{AcquiredModel, App, RunningTask, key};
-use crate::canonical::{ApiError, Event, Generate, Task};
+use crate::canonical::{ApiError, Event, GenerateTask, Task};
 use crate::http::{Client, note_ignored};
 use crate::models::names::Name;
 use crate::options::{self, RequestOptions};
@@ -69,7 +69,7 @@ pub(crate) async fn fetch_images(
 ) -> Result<(), ApiError> {
     let Some(links) = app.image_fetcher().filter(|_| !places.is_empty()) else { return Ok(()) };
     let name = Name::parse_runnable(model)?;
-    let model = app.find(&name, || format!("model '{}' not found", name.given)).await?;
+    let model = app.find(&name, || format!("model '{}' not found", name.requested)).await?;
     check_images(&model, places.iter().filter(|place| place.is_newest()).count())?;
     if check_images(&model, 1).is_err() {
         return Ok(());
@@ -80,7 +80,7 @@ pub(crate) async fn fetch_images(
 /// A checked request and its loaded model.
 pub(crate) struct PreparedChat {
     loaded: AcquiredModel,
-    generate: Box<Generate>,
+    generate: Box<GenerateTask>,
 }
 
 impl PreparedChat {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::api::{Times, has};
 use crate::app::{App, RunningTask};
-use crate::canonical::{ApiError, Embed, EmbedResult, EmbedText, Event, Task};
+use crate::canonical::{ApiError, EmbedResult, EmbedTask, EmbedText, Event, Task};
 use crate::http::{Client, note_ignored};
 use crate::models::names::Name;
 use crate::options::RequestOptions;
@@ -55,16 +55,19 @@ pub(crate) async fn compute_embeddings(
     name: &Name,
     embedding_request: EmbeddingRequest,
 ) -> Result<Embeddings, ApiError> {
-    let missing = || format!("model {:?} not found, try pulling it first", name.given);
+    let missing = || format!("model {:?} not found, try pulling it first", name.requested);
     let model = app.find(name, missing).await?;
     if model.facts.pooling == Some(Facts::RANK_POOLING) {
         return Err(ApiError::bad_request(format!(
             "{:?} does not support embeddings: it is a reranker, use POST /api/rerank",
-            name.given
+            name.requested
         )));
     }
     if !has(&model, "embedding") {
-        return Err(ApiError::bad_request(format!("{:?} does not support embeddings", name.given)));
+        return Err(ApiError::bad_request(format!(
+            "{:?} does not support embeddings",
+            name.requested
+        )));
     }
     let options = RequestOptions::named(embedding_request.options.as_ref());
     let (load, run) = app.options(&model, &options).await?;
@@ -79,12 +82,13 @@ pub(crate) async fn compute_embeddings(
     if embedding_request.inputs.is_empty() {
         return Ok(Embeddings::default());
     }
-    let (num_ctx, given) = (run.num_ctx, run.given);
+    let (num_ctx, explicit_parameters) = (run.num_ctx, run.explicit_parameters);
     let truncate = matches!(
         embedding_request.truncate_mode,
         TruncateMode::TruncateByDefault | TruncateMode::Requested(true)
     );
-    let embed = Embed { inputs: embedding_request.inputs, truncate, num_ctx, given };
+    let embed =
+        EmbedTask { inputs: embedding_request.inputs, truncate, num_ctx, explicit_parameters };
     read_embeddings(loaded.run(Task::Embed(embed)).await).await
 }
 

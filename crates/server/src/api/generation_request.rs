@@ -12,7 +12,7 @@ use crate::api::openai::hosted;
 use crate::api::{
     check_capability, check_completion, check_images, check_think, has, hide_old_images, model_text,
 };
-use crate::canonical::{ApiError, Generate, Input, Overflow, RunOptions, SchemaLabel};
+use crate::canonical::{ApiError, GenerateTask, Input, Overflow, RunOptions, SchemaLabel};
 use crate::config::Config;
 use crate::http::note_ignored;
 use crate::models::names::Name;
@@ -177,14 +177,14 @@ impl GenerationRequest {
         model: &Model,
         options: RunOptions,
         config: &Config,
-    ) -> Result<Generate, ApiError> {
+    ) -> Result<GenerateTask, ApiError> {
         check_tool_choice(&self.tool_choice, self.tools())?;
         let (mut input, mut variables) = (self.input, self.variables);
         if let Input::Chat { messages, .. } = &mut input {
             hide_old_images(model, messages)?;
         }
         let switch = take_switch(&mut variables, model);
-        Ok(Generate {
+        Ok(GenerateTask {
             model: model_text(model, config),
             input,
             options,

@@ -5,7 +5,7 @@
 //! - `generation_request` is the result of reading a request of any dialect;
 //! - `answer_events` orders the events of an answer, and `progress` reports progress before it.
 //!
-//! Each dialect converts its requests to the canonical request and its [`Encoder`] writes the
+//! Each dialect converts its requests to the canonical request and its [`AnswerEncoder`] writes the
 //! events of a generation as an answer. The routes call [`respond`] or [`respond_when`] for streams
 //! and [`collect`] or [`collect_all`] for whole answers.
 
@@ -62,7 +62,7 @@ use crate::models::names::Name;
 use crate::util::lock::lock;
 
 /// Writes the events of a generation as the bytes of a stream.
-pub(crate) trait Encoder: Send + 'static {
+pub(crate) trait AnswerEncoder: Send + 'static {
     /// Format of the stream.
     const STREAM_FORMAT: StreamFormat;
 
@@ -102,7 +102,7 @@ pub(crate) trait Encoder: Send + 'static {
     }
 }
 
-/// Duration of silence after which the server sends an [`Encoder::ping`].
+/// Duration of silence after which the server sends an [`AnswerEncoder::ping`].
 const PING_INTERVAL: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 15_000 });
 
 /// Durations of a request in nanoseconds.
@@ -229,7 +229,7 @@ impl EventMerger {
 type SharedEncoder<E> = Arc<Mutex<E>>;
 
 /// Responds with a stream. An error before the first piece becomes a response with its own status.
-pub(crate) async fn respond<E: Encoder>(
+pub(crate) async fn respond<E: AnswerEncoder>(
     running: Vec<RunningTask>,
     encoder: E,
 ) -> Result<Response, ApiError> {
@@ -237,7 +237,7 @@ pub(crate) async fn respond<E: Encoder>(
 }
 
 /// Responds as [`respond`] does, with an encoder that may already have sent bytes.
-async fn respond_with_shared<E: Encoder>(
+async fn respond_with_shared<E: AnswerEncoder>(
     running: Vec<RunningTask>,
     encoder: SharedEncoder<E>,
 ) -> Result<Response, ApiError> {
@@ -282,7 +282,7 @@ async fn respond_with_shared<E: Encoder>(
 
 /// All results of one generation.
 #[derive(Debug, Default)]
-pub(crate) struct Collected {
+pub(crate) struct CollectedResponse {
     pub(crate) thinking: String,
     pub(crate) content: String,
     pub(crate) tool_calls: Vec<CollectedCall>,
@@ -299,9 +299,9 @@ pub(crate) struct Collected {
 ///
 /// # Errors
 /// The generation fails.
-pub(crate) async fn collect(running: RunningTask) -> Result<Collected, ApiError> {
+pub(crate) async fn collect(running: RunningTask) -> Result<CollectedResponse, ApiError> {
     let (mut collected, mut answer, mut open_id) =
-        (Collected::default(), AnswerStream::new(running), None);
+        (CollectedResponse::default(), AnswerStream::new(running), None);
     while let Some(event) = answer.next().await {
         match event {
             AnswerEvent::Thinking(piece) => {
@@ -335,7 +335,9 @@ pub(crate) async fn collect(running: RunningTask) -> Result<Collected, ApiError>
 
 /// Waits for the ends of several generations and returns their results in the same order. If one
 /// generation fails, the function drops the others.
-pub(crate) async fn collect_all(running: Vec<RunningTask>) -> Result<Vec<Collected>, ApiError> {
+pub(crate) async fn collect_all(
+    running: Vec<RunningTask>,
+) -> Result<Vec<CollectedResponse>, ApiError> {
     try_join_all(running.into_iter().map(collect)).await
 }
 
@@ -349,10 +351,10 @@ pub(crate) fn metrics(done: &GenerationSummary, times: Times) -> Metrics {
         prompt_eval_duration: nanos(done.prefill),
         eval_count: done.generated_tokens,
         eval_duration: nanos(done.decode),
-        ngram_draft_count: done.guesses.ngram,
-        ngram_accepted_count: done.guesses.ngram_accepted,
-        model_draft_count: done.guesses.model,
-        model_accepted_count: done.guesses.model_accepted,
+        ngram_draft_count: done.draft_counts.ngram,
+        ngram_accepted_count: done.draft_counts.ngram_accepted,
+        model_draft_count: done.draft_counts.model,
+        model_accepted_count: done.draft_counts.model_accepted,
         truncated_messages: done.dropped_messages,
         truncated_tokens: done.dropped_tokens,
     }
@@ -401,7 +403,7 @@ pub(crate) fn check_completion(model: &Model, name: &Name, verb: &str) -> Result
         }
         _ => String::new(),
     };
-    Err(ApiError::bad_request(format!("{:?} does not support {verb}{does}", name.given)))
+    Err(ApiError::bad_request(format!("{:?} does not support {verb}{does}", name.requested)))
 }
 
 /// Rejects a request for thinking if the model does not support it.
@@ -413,7 +415,7 @@ pub(crate) fn check_think(
     if has(model, "thinking") || matches!(think, None | Some(Think::Off)) {
         return Ok(());
     }
-    Err(ApiError::bad_request(format!("{:?} does not support thinking", name.given)))
+    Err(ApiError::bad_request(format!("{:?} does not support thinking", name.requested)))
 }
 
 /// Rejects a request that needs a capability the model lacks. The error message has the model's

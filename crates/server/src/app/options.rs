@@ -60,9 +60,9 @@ impl App {
             *tokens = VISION_CONTEXT;
         }
         if model.weights == Weights::Remote {
-            run.given = model.params.clone();
-            run.given.extend(request.to_map());
-            run.given.retain(|_, value| !value.is_null());
+            run.explicit_parameters = model.params.clone();
+            run.explicit_parameters.extend(request.to_map());
+            run.explicit_parameters.retain(|_, value| !value.is_null());
             return Ok((load, run));
         }
         if puna_engine::is_diffusion(&model.facts.architecture) {

@@ -7,7 +7,7 @@ use puna_engine::{EngineError, Request, Sink};
 use puna_sampler::{Constraint, Grammar};
 
 use super::protocol::{Heartbeat, LoadSpec, MemoryParts};
-use crate::canonical::Tokenize;
+use crate::canonical::TokenizeTask;
 
 /// Plans and loads models.
 pub trait Loader: Sync {
@@ -86,7 +86,7 @@ pub trait Generator: Send + Sync {
     fn encode(&self, text: &str) -> Vec<u32>;
 
     /// Tokenizes any text with the options of the request.
-    fn tokenize(&self, text: &Tokenize) -> Vec<u32>;
+    fn tokenize(&self, text: &TokenizeTask) -> Vec<u32>;
 
     /// Tokenizes a text in parts and adds no tokens. The flag of a part says whether control tokens
     /// in it are parsed.

@@ -17,7 +17,7 @@ use puna_tokenizer::{EncodeOptions, Tokenizer, TokenizerError};
 
 use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader, PairFormat, RankDone};
 use super::protocol::{Counts, Heartbeat, LoadSpec, MemoryParts, is_out_of_memory};
-use crate::canonical::Tokenize;
+use crate::canonical::TokenizeTask;
 use crate::options::speculate::DraftModelSpec;
 use crate::scheduler::LoadOptions;
 
@@ -346,8 +346,8 @@ impl Generator for LocalGenerator {
         self.tokenizer().encode_prompt(text, "")
     }
 
-    fn tokenize(&self, text: &Tokenize) -> Vec<u32> {
-        let Tokenize { text, add_special, parse_special } = text;
+    fn tokenize(&self, text: &TokenizeTask) -> Vec<u32> {
+        let TokenizeTask { text, add_special, parse_special } = text;
         self.tokenizer().encode(
             text,
             EncodeOptions { add_special: *add_special, parse_special: *parse_special },
@@ -421,14 +421,14 @@ impl Generator for LocalGenerator {
 
     fn heartbeat(&self) -> Heartbeat {
         let stats = self.engine.stats();
-        let works = stats.running + stats.waiting > 0;
+        let is_busy = stats.running + stats.waiting > 0;
         let (prompt_tokens, generated_tokens) = (stats.prompt_tokens, stats.generated_tokens);
         let (steps, preempted) = (stats.steps, stats.preempted);
-        let guesses = stats.draft_stats.into();
+        let draft_counts = stats.draft_stats.into();
         Heartbeat {
             memory: memory_parts(&self.engine.memory()),
             rounds: stats.rounds,
-            works,
+            is_busy,
             running: stats.running as u64,
             waiting: stats.waiting as u64,
             pages: stats.pages as u64,
@@ -436,7 +436,7 @@ impl Generator for LocalGenerator {
             pages_held: stats.pages_held as u64,
             recent_pages: [stats.recent_pages, stats.recent_pages_in_use, stats.recent_pages_held]
                 .map(|pages| pages as u64),
-            counts: Counts { prompt_tokens, generated_tokens, guesses, steps, preempted },
+            counts: Counts { prompt_tokens, generated_tokens, draft_counts, steps, preempted },
         }
     }
 }

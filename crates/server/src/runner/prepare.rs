@@ -12,7 +12,7 @@ use super::preparer::{Preparer, to_api_error};
 use super::prompt::{PromptText, think};
 use super::schema_check::AnswerChecks;
 use super::task_handle::{Handle, check_connected};
-use crate::canonical::{ApiError, Event, Generate, Overflow, RunOptions, Task};
+use crate::canonical::{ApiError, Event, GenerateTask, Overflow, RunOptions, Task};
 use crate::options::speculate::SpeculationMode;
 
 /// Reasoning tokens at the level `low`, for templates that know no levels.
@@ -50,7 +50,7 @@ impl Preparer {
         }
     }
 
-    fn generate(&self, handle: Handle, mut task: Generate) -> Result<(), ApiError> {
+    fn generate(&self, handle: Handle, mut task: GenerateTask) -> Result<(), ApiError> {
         task.options.stop.retain(|stop| !stop.is_empty());
         let text = self.prompt_text(&handle, &task)?;
         check_connected(&handle)?;
@@ -127,7 +127,7 @@ impl Preparer {
     fn answer_sink(
         &self,
         handle: &Handle,
-        task: &Generate,
+        task: &GenerateTask,
         text: &PromptText,
         parser: Option<OutputParser>,
         tags: &[(String, u32)],
@@ -170,7 +170,11 @@ impl Preparer {
     }
 
     /// Returns the maximum number of reasoning tokens. Rejects a budget for a diffusion model.
-    fn think_budget(&self, task: &Generate, text: &PromptText) -> Result<Option<u64>, ApiError> {
+    fn think_budget(
+        &self,
+        task: &GenerateTask,
+        text: &PromptText,
+    ) -> Result<Option<u64>, ApiError> {
         match think_budget(task, text) {
             Some(_) if self.generator.facts().is_diffusion => {
                 Err(ApiError::bad_request(DIFFUSION_THINK_BUDGET_ERROR))
@@ -184,7 +188,7 @@ impl Preparer {
     pub(super) fn forced_call(
         &self,
         handle: &Handle,
-        task: &Generate,
+        task: &GenerateTask,
         text: &PromptText,
         tags: &[(String, u32)],
         tools: &[ForcedTool<'_>],
@@ -224,8 +228,8 @@ impl Preparer {
     }
 
     /// Counts the tokens of a prompt without truncating it.
-    fn count(&self, handle: &Handle, task: Generate) -> Result<(), ApiError> {
-        let task = Generate { overflow: Overflow::Refuse, ..task };
+    fn count(&self, handle: &Handle, task: GenerateTask) -> Result<(), ApiError> {
+        let task = GenerateTask { overflow: Overflow::Refuse, ..task };
         let text = self.prompt_text(handle, &task)?;
         check_connected(handle)?;
         self.send_event(handle, Event::Counted(self.prompt_tokens(&text, &task).len() as u64))
@@ -267,12 +271,16 @@ impl Preparer {
 
 /// Creates the parser of the model's output: the parser that the model names, or that its template
 /// implies. Without a template, all text is the answer.
-fn output_parser(task: &Generate, text: &PromptText) -> Option<OutputParser> {
+fn output_parser(task: &GenerateTask, text: &PromptText) -> Option<OutputParser> {
     output_parser_after(task, text, &text.prompt)
 }
 
 /// As [`output_parser`], for output that follows another prompt.
-fn output_parser_after(task: &Generate, text: &PromptText, prompt: &str) -> Option<OutputParser> {
+fn output_parser_after(
+    task: &GenerateTask,
+    text: &PromptText,
+    prompt: &str,
+) -> Option<OutputParser> {
     let template = text.template.as_deref()?;
     let think = think(task);
     let input = ParserInput {
@@ -292,7 +300,7 @@ fn output_parser_after(task: &Generate, text: &PromptText, prompt: &str) -> Opti
 }
 
 /// Rejects a request for too many log-probabilities of the prompt.
-fn check_prompt_logprobs(task: &Generate, tokens: usize) -> Result<(), ApiError> {
+fn check_prompt_logprobs(task: &GenerateTask, tokens: usize) -> Result<(), ApiError> {
     let Some(top) = task.prompt_logprobs else { return Ok(()) };
     if tokens.saturating_mul(top + 1) <= MAX_PROMPT_LOGPROBS {
         return Ok(());
@@ -303,7 +311,7 @@ fn check_prompt_logprobs(task: &Generate, tokens: usize) -> Result<(), ApiError>
 }
 
 /// Maximum number of calls in an answer. A tool that the request names is called once.
-fn calls_max(task: &Generate) -> usize {
+fn calls_max(task: &GenerateTask) -> usize {
     match task.tool_choice {
         _ if !task.parallel_tool_calls => 1,
         ToolChoice::Named(_) => 1,
@@ -314,7 +322,7 @@ fn calls_max(task: &Generate) -> usize {
 
 /// Maximum number of reasoning tokens: the requested number, or that of the level if the template
 /// knows no levels.
-fn think_budget(task: &Generate, text: &PromptText) -> Option<u64> {
+fn think_budget(task: &GenerateTask, text: &PromptText) -> Option<u64> {
     if let Some(budget) = task.options.think_budget {
         return Some(budget.into());
     }

@@ -13,7 +13,7 @@ use puna_sampler::{Constraint, Grammar};
 use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader, RankDone};
 use super::local::LocalLoader;
 use super::protocol::{Heartbeat, LoadSpec, MemoryParts};
-use crate::canonical::Tokenize;
+use crate::canonical::TokenizeTask;
 use crate::script::{Conversation, ScriptAnswer, ScriptError, ScriptFile, ScriptPlayer, Step};
 
 /// Tags around the scripted model's reasoning.
@@ -337,7 +337,7 @@ impl Generator for ScriptedModel {
         self.model.encode(text)
     }
 
-    fn tokenize(&self, text: &Tokenize) -> Vec<u32> {
+    fn tokenize(&self, text: &TokenizeTask) -> Vec<u32> {
         self.model.tokenize(text)
     }
 

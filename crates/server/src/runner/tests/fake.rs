@@ -19,7 +19,7 @@ use puna_engine::{
 use puna_sampler::{Constraint, Grammar, GrammarCompiler, GrammarToken, TokenLogprobs};
 use tokio::sync::oneshot;
 
-use crate::canonical::Tokenize;
+use crate::canonical::TokenizeTask;
 use crate::runner::generator::{
     EmbedDone, Facts, Generator, LoadError, Loader, PairFormat, RankDone,
 };
@@ -203,7 +203,7 @@ impl Generator for FakeEngine {
         bos.into_iter().chain(text.bytes().map(u32::from)).collect()
     }
 
-    fn tokenize(&self, text: &Tokenize) -> Vec<u32> {
+    fn tokenize(&self, text: &TokenizeTask) -> Vec<u32> {
         text.text.bytes().map(u32::from).collect()
     }
 
@@ -381,7 +381,7 @@ impl Generator for FakeEngine {
         Heartbeat {
             memory: self.memory,
             rounds,
-            works: self.fake.works.load(Ordering::Relaxed) > 0,
+            is_busy: self.fake.works.load(Ordering::Relaxed) > 0,
             ..Heartbeat::default()
         }
     }
