@@ -17,7 +17,9 @@ use std::time::{Duration, Instant, SystemTime};
 use puna_engine::{EngineError, Event, FinishReason, GenerationStats, Piece, Request, Sink};
 use puna_sampler::{Constraint, Grammar};
 use puna_server::canonical::TokenizeTask;
-use puna_server::runner::generator::{EmbedDone, Facts, Generator, LoadError, Loader, RankDone};
+use puna_server::runner::generator::{
+    EmbedDone, Generator, LoadError, LoadedModelInfo, Loader, RankDone,
+};
 use puna_server::runner::protocol::{Heartbeat, LoadSpec, MemoryParts};
 use puna_server::runner::worker;
 
@@ -49,14 +51,19 @@ impl Loader for ClockLoader {
     }
 
     fn load(&self, spec: &LoadSpec) -> Result<Box<dyn Generator>, LoadError> {
-        let facts = Facts { num_ctx: spec.options.num_ctx, ..Facts::default() };
-        Ok(Box::new(ClockGenerator { facts, cancelled: Mutex::default(), next: AtomicU64::new(1) }))
+        let model_info =
+            LoadedModelInfo { num_ctx: spec.options.num_ctx, ..LoadedModelInfo::default() };
+        Ok(Box::new(ClockGenerator {
+            model_info,
+            cancelled: Mutex::default(),
+            next: AtomicU64::new(1),
+        }))
     }
 }
 
 /// Model with bytes as tokens.
 struct ClockGenerator {
-    facts: Facts,
+    model_info: LoadedModelInfo,
     cancelled: Mutex<HashMap<u64, Arc<AtomicBool>>>,
     next: AtomicU64,
 }
@@ -104,8 +111,8 @@ fn send_times(request: &Request, sink: &mut dyn Sink, cancelled: &AtomicBool) {
 }
 
 impl Generator for ClockGenerator {
-    fn facts(&self) -> &Facts {
-        &self.facts
+    fn model_info(&self) -> &LoadedModelInfo {
+        &self.model_info
     }
 
     fn encode(&self, text: &str) -> Vec<u32> {

@@ -39,9 +39,9 @@ mod digest;
 pub mod embedded;
 mod entry;
 mod error;
-mod facts;
 mod files;
 mod fingerprint;
+mod gguf_info;
 mod gojson;
 mod home_dir;
 mod list_cache;
@@ -83,13 +83,13 @@ pub use create::{
     plan_local,
 };
 pub use digest::{Digest, DigestError, Hasher};
-pub use entry::{ChildList, Entry, ModelLocation, StoredChild, runner_rank};
+pub use entry::{ChildList, Entry, StoreLocation, StoredChild, runner_rank};
 pub use error::StoreError;
-pub use facts::{Facts, file_type_name, parameter_size};
 pub use files::{
     is_file_at, is_lock_unsupported, last_use, lock_file, sync_dir, touch, write_atomic,
 };
 pub use fingerprint::{FileFingerprint, same_file};
+pub use gguf_info::{GgufInfo, file_type_name, parameter_size};
 pub use home_dir::{account_home_dir, home_dir};
 pub use list_cache::Listing;
 pub use lock_holder::LockHolder;

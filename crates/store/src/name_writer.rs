@@ -14,7 +14,7 @@ use std::time::SystemTime;
 
 use crate::anchor::with_layers;
 use crate::digest::Digest;
-use crate::entry::{Entry, ModelLocation, NameDocument, child_text, entry_of};
+use crate::entry::{Entry, NameDocument, StoreLocation, child_text, entry_of};
 use crate::error::StoreError;
 use crate::files::{self, TempFile, write_atomic};
 use crate::fingerprint::same_file;
@@ -110,7 +110,7 @@ impl Store {
     ) -> Result<Entry, StoreError> {
         let named =
             NameDocument { digest: Digest::of(bytes), modified: SystemTime::now(), document };
-        entry_of(self.root(), file, named, ModelLocation::Own, self.runner())
+        entry_of(self.root(), file, named, StoreLocation::Own, self.runner())
     }
 
     /// Writes the files of a name. Returns their paths.
@@ -262,7 +262,7 @@ impl Store {
     /// absent.
     fn not_removable(&self, name: &ModelName) -> StoreError {
         match self.find(name) {
-            Ok(Some(Entry { name, location: ModelLocation::ReadOnly(folder), .. })) => {
+            Ok(Some(Entry { name, location: StoreLocation::ReadOnly(folder), .. })) => {
                 StoreError::ReadOnly { name: name.to_string(), folder }
             }
             Ok(Some(entry)) => StoreError::BuiltIn { name: entry.name.to_string() },

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::digest::Digest;
-use crate::entry::{Entry, ModelLocation};
+use crate::entry::{Entry, StoreLocation};
 use crate::error::StoreError;
 use crate::files;
 use crate::name::ModelName;
@@ -34,7 +34,7 @@ pub struct ModelVersion {
 
 impl ModelVersion {
     fn matches(&self, entry: &Entry) -> bool {
-        entry.location == ModelLocation::Own
+        entry.location == StoreLocation::Own
             && (entry.digest, entry.modified) == (self.digest, self.modified)
     }
 }

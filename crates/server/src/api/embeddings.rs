@@ -1,7 +1,7 @@
 //! Functions that the embedding routes of all APIs share.
 
 use puna_api::KeepAlive;
-use puna_store::Facts;
+use puna_store::GgufInfo;
 use serde_json::{Map, Value};
 
 use crate::api::{Times, has};
@@ -57,7 +57,7 @@ pub(crate) async fn compute_embeddings(
 ) -> Result<Embeddings, ApiError> {
     let missing = || format!("model {:?} not found, try pulling it first", name.requested);
     let model = app.find(name, missing).await?;
-    if model.facts.pooling == Some(Facts::RANK_POOLING) {
+    if model.gguf_info.pooling == Some(GgufInfo::RANK_POOLING) {
         return Err(ApiError::bad_request(format!(
             "{:?} does not support embeddings: it is a reranker, use POST /api/rerank",
             name.requested

@@ -250,7 +250,7 @@ fn check_tool_choice(choice: &ToolChoice, tools: &[Tool]) -> Result<(), ApiError
 fn shift(asked: Option<bool>, model: &Model) -> bool {
     let details = model.details();
     let cannot = |family: &str| family == "deepseek2";
-    let cannot = cannot(&model.facts.architecture)
+    let cannot = cannot(&model.gguf_info.architecture)
         || cannot(&details.family)
         || details.families.iter().flatten().any(|family| cannot(family));
     asked.unwrap_or(!cannot)

@@ -40,7 +40,7 @@ use futures_util::stream::unfold;
 use puna_api::native::{Logprob, Metrics, PromptLogprob, Think};
 use puna_prompt::Renderer;
 use puna_sampler::Constraint;
-use puna_store::{Facts, Model};
+use puna_store::{GgufInfo, Model};
 use serde::Serialize;
 use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
@@ -375,7 +375,8 @@ pub(crate) fn model_text(model: &Model, config: &Config) -> PromptConfig {
         messages,
         parser: Some(model.config.parser.clone()).filter(|parser| !parser.is_empty()),
         thinking: has(model, "thinking"),
-        strip_thoughts: model.facts.architecture == "qwen3" || model.name.model() == "deepseek-r1",
+        strip_thoughts: model.gguf_info.architecture == "qwen3"
+            || model.name.model() == "deepseek-r1",
     }
 }
 
@@ -390,15 +391,15 @@ pub(crate) fn check_completion(model: &Model, name: &Name, verb: &str) -> Result
     if has(model, "completion") {
         return Ok(());
     }
-    let facts = &model.facts;
-    let does = match facts.pooling {
-        Some(Facts::RANK_POOLING) => ": it is a reranker, use POST /api/rerank".to_owned(),
-        _ if facts.is_draft() => format!(
+    let info = &model.gguf_info;
+    let does = match info.pooling {
+        Some(GgufInfo::RANK_POOLING) => ": it is a reranker, use POST /api/rerank".to_owned(),
+        _ if info.is_draft() => format!(
             ": `{}` is a draft model, use it with --speculate, draft_model, or DRAFT in a Modelfile",
-            facts.architecture
+            info.architecture
         ),
-        _ if facts.is_audio() => {
-            let architecture = &facts.architecture;
+        _ if info.is_audio() => {
+            let architecture = &info.architecture;
             format!(": `{architecture}` is an audio model, its output is not text")
         }
         _ => String::new(),

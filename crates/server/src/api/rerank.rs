@@ -7,7 +7,7 @@ use puna_api::native::{
     RerankDocument, RerankMeta, RerankRequest, RerankResponse, RerankResult, RerankTokens,
     RerankUsage,
 };
-use puna_store::{Facts, Model};
+use puna_store::{GgufInfo, Model};
 
 use crate::api::chat;
 use crate::api::{Times, has};
@@ -39,7 +39,7 @@ pub(crate) async fn rerank<D: ErrorFormat>(
 
 /// Refuses a model that is no reranker; the message states what the model can do.
 fn check(model: &Model, given: &str) -> Result<(), ApiError> {
-    if model.facts.pooling == Some(Facts::RANK_POOLING) {
+    if model.gguf_info.pooling == Some(GgufInfo::RANK_POOLING) {
         return Ok(());
     }
     let does = match (has(model, "embedding"), has(model, "completion")) {
@@ -49,7 +49,7 @@ fn check(model: &Model, given: &str) -> Result<(), ApiError> {
     };
     Err(ApiError::bad_request(format!(
         "{given:?} does not support reranking: {does}; a reranker has pooling type {}",
-        Facts::RANK_POOLING
+        GgufInfo::RANK_POOLING
     )))
 }
 

@@ -30,8 +30,9 @@ impl App {
         request: &RequestOptions,
     ) -> Result<(LoadOptions, RunOptions), ApiError> {
         let config = self.config();
-        let embeds = model.facts.pooling.is_some();
-        let trained = u32::try_from(model.facts.context_length).ok().filter(|tokens| *tokens > 0);
+        let embeds = model.gguf_info.pooling.is_some();
+        let trained =
+            u32::try_from(model.gguf_info.context_length).ok().filter(|tokens| *tokens > 0);
         let num_ctx = trained.unwrap_or(DEFAULT_CONTEXT);
         let mut load = LoadOptions {
             num_ctx,
@@ -65,7 +66,7 @@ impl App {
             run.explicit_parameters.retain(|_, value| !value.is_null());
             return Ok((load, run));
         }
-        if puna_engine::is_diffusion(&model.facts.architecture) {
+        if puna_engine::is_diffusion(&model.gguf_info.architecture) {
             reject_draft(model, requested.as_deref())?;
             if request.named.contains_key("draft_num_predict") {
                 note_ignored("options.draft_num_predict".into());
@@ -118,7 +119,7 @@ impl App {
             )
         };
         let found = self.find(&Name::parse_runnable(name)?, missing).await?;
-        if found.facts.pooling.is_some() {
+        if found.gguf_info.pooling.is_some() {
             let reason = format!("'{name}' cannot be a draft model: it is an embedding model");
             return Err(ApiError::bad_request(reason));
         }
@@ -145,7 +146,7 @@ fn has_same_weights(model: &Model, draft: &DraftModelSpec) -> bool {
 /// Rejects a requested draft model for a diffusion model. A draft model of the model or of the
 /// configuration is ignored.
 fn reject_draft(model: &Model, requested: Option<&str>) -> Result<(), ApiError> {
-    let architecture = &model.facts.architecture;
+    let architecture = &model.gguf_info.architecture;
     if let Some(name) = requested.filter(|name| !name.is_empty()) {
         return Err(ApiError::bad_request(format!(
             "draft_model '{name}': diffusion models (architecture {architecture}) do not support draft models: leave it out"
@@ -178,8 +179,8 @@ mod tests {
             // The model's own parameters would count as well.
             text_model.params.clear();
             let mut vision_model = text_model.clone();
-            let facts = puna_store::Facts { vision: true, ..(*vision_model.facts).clone() };
-            vision_model.facts = facts.into();
+            let info = puna_store::GgufInfo { vision: true, ..(*vision_model.gguf_info).clone() };
+            vision_model.gguf_info = info.into();
             for requested in [None, Some(128), Some(2047), Some(2048), Some(3000)] {
                 let given = requested.map(|tokens| json!({"num_ctx": tokens}));
                 let given =
@@ -216,9 +217,11 @@ mod tests {
                 .unwrap()
                 .is_some_and(|name| name.starts_with("the DRAFT of "))
         );
-        diffusion_model.facts =
-            puna_store::Facts { architecture: "dream".into(), ..(*diffusion_model.facts).clone() }
-                .into();
+        diffusion_model.gguf_info = puna_store::GgufInfo {
+            architecture: "dream".into(),
+            ..(*diffusion_model.gguf_info).clone()
+        }
+        .into();
         assert_eq!(draft(&diffusion_model, "").await.unwrap(), None);
         let error = draft(&diffusion_model, "cria").await.unwrap_err().to_string();
         assert!(

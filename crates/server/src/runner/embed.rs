@@ -9,8 +9,8 @@ use crate::canonical::{ApiError, EmbedResult, EmbedTask, EmbedText, Event};
 impl Preparer {
     /// Tokenizes the texts of a task and starts their embedding.
     pub(super) fn embed(&self, handle: Handle, task: EmbedTask) -> Result<(), ApiError> {
-        if !self.generator.facts().embeds {
-            return Err(ApiError::bad_request(match self.generator.facts().pair_format {
+        if !self.generator.model_info().embeds {
+            return Err(ApiError::bad_request(match self.generator.model_info().pair_format {
                 Some(_) => "this model is a reranker and does not support embeddings",
                 None => "this model does not support embeddings",
             }));

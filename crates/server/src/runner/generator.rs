@@ -35,7 +35,7 @@ pub struct LoadError {
 
 /// Properties of a loaded model.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Facts {
+pub struct LoadedModelInfo {
     /// Tokens of one context.
     pub num_ctx: u32,
     /// Jinja template in the file.
@@ -79,7 +79,7 @@ pub type EmbedDone = Box<dyn FnOnce(Result<Vec<Vec<f32>>, EngineError>) + Send>;
 /// Loaded model.
 pub trait Generator: Send + Sync {
     /// Returns the properties of the model.
-    fn facts(&self) -> &Facts;
+    fn model_info(&self) -> &LoadedModelInfo;
 
     /// Tokenizes a prompt. Parses control tokens in the text, and adds the tokens that the model
     /// wants before and after every text, unless the text has them.

@@ -15,7 +15,9 @@ use puna_sampler::{Constraint, Grammar};
 use puna_store::embedded;
 use puna_tokenizer::{EncodeOptions, Tokenizer, TokenizerError};
 
-use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader, PairFormat, RankDone};
+use super::generator::{
+    EmbedDone, Generator, LoadError, LoadedModelInfo, Loader, PairFormat, RankDone,
+};
 use super::protocol::{Counts, Heartbeat, LoadSpec, MemoryParts, is_out_of_memory};
 use crate::canonical::TokenizeTask;
 use crate::options::speculate::DraftModelSpec;
@@ -86,7 +88,7 @@ impl Loader for LocalLoader {
                 .map(|t| String::from_utf8_lossy(tokenizer.text(t)).into_owned())
                 .unwrap_or_default()
         };
-        let facts = Facts {
+        let model_info = LoadedModelInfo {
             num_ctx: u32::try_from(engine.info().n_ctx).unwrap_or(u32::MAX),
             chat_template: templates.chat.filter(|t| !t.is_empty()),
             bos: text(tokenizer.bos()),
@@ -97,7 +99,7 @@ impl Loader for LocalLoader {
             adapters: spec.adapters.len(),
             is_diffusion: engine.info().unmasking.is_some(),
         };
-        Ok(Box::new(LocalGenerator { engine, facts }))
+        Ok(Box::new(LocalGenerator { engine, model_info }))
     }
 }
 
@@ -328,7 +330,7 @@ fn memory_parts(report: &puna_engine::MemoryReport) -> MemoryParts {
 /// Model loaded into this program's engine.
 struct LocalGenerator {
     engine: Engine,
-    facts: Facts,
+    model_info: LoadedModelInfo,
 }
 
 impl LocalGenerator {
@@ -338,8 +340,8 @@ impl LocalGenerator {
 }
 
 impl Generator for LocalGenerator {
-    fn facts(&self) -> &Facts {
-        &self.facts
+    fn model_info(&self) -> &LoadedModelInfo {
+        &self.model_info
     }
 
     fn encode(&self, text: &str) -> Vec<u32> {
@@ -471,7 +473,7 @@ mod tests {
         };
         let without = LocalLoader.plan(&without_draft(&spec(draft(true)))).unwrap();
         assert_eq!(LocalLoader.plan(&spec(draft(true))).unwrap(), without);
-        assert_eq!(LocalLoader.load(&spec(draft(true))).unwrap().facts().num_ctx, 64);
+        assert_eq!(LocalLoader.load(&spec(draft(true))).unwrap().model_info().num_ctx, 64);
         let asked = spec(draft(false));
         let errors = [LocalLoader.plan(&asked).err(), LocalLoader.load(&asked).err()];
         for error in errors.map(Option::unwrap) {
@@ -490,7 +492,7 @@ mod tests {
             weights: Some(path.clone()),
             optional,
         };
-        assert_eq!(LocalLoader.load(&spec(draft(true))).unwrap().facts().num_ctx, 64);
+        assert_eq!(LocalLoader.load(&spec(draft(true))).unwrap().model_info().num_ctx, 64);
         let error = LocalLoader.load(&spec(draft(false))).err().unwrap();
         assert!(error.message.starts_with("bert-mean cannot be a draft model: "), "{error:?}");
     }
@@ -515,7 +517,7 @@ mod tests {
             with.draft > 0 && without.draft == 0 && with.kv == without.kv,
             "{with:?} {without:?}"
         );
-        assert_eq!(LocalLoader.load(&of("gemma4.gguf", &draft)).unwrap().facts().num_ctx, 64);
+        assert_eq!(LocalLoader.load(&of("gemma4.gguf", &draft)).unwrap().model_info().num_ctx, 64);
         let other = of("gemma3.gguf", &draft);
         for error in
             [LocalLoader.plan(&other).err(), LocalLoader.load(&other).err()].map(Option::unwrap)

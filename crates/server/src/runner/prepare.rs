@@ -156,7 +156,7 @@ impl Preparer {
     /// Maximum number of tokens of an answer. A diffusion model has its own default length.
     fn max_tokens(&self, options: &RunOptions, num_ctx: u32) -> Option<usize> {
         let most = 10 * u64::from(num_ctx);
-        let default_tokens = (!self.generator.facts().is_diffusion).then_some(most);
+        let default_tokens = (!self.generator.model_info().is_diffusion).then_some(most);
         let tokens = u64::try_from(options.num_predict).ok().or(default_tokens)?;
         Some(tokens.min(most) as usize)
     }
@@ -164,7 +164,7 @@ impl Preparer {
     /// Returns the speculation settings. The configuration's default for all models does not apply
     /// to diffusion models.
     fn speculation(&self, options: &RunOptions) -> Speculation {
-        let applies = options.speculate_explicit || !self.generator.facts().is_diffusion;
+        let applies = options.speculate_explicit || !self.generator.model_info().is_diffusion;
         let mode = if applies { options.speculate } else { SpeculationMode::Off };
         mode.speculation(options.draft_num_predict)
     }
@@ -176,7 +176,7 @@ impl Preparer {
         text: &PromptText,
     ) -> Result<Option<u64>, ApiError> {
         match think_budget(task, text) {
-            Some(_) if self.generator.facts().is_diffusion => {
+            Some(_) if self.generator.model_info().is_diffusion => {
                 Err(ApiError::bad_request(DIFFUSION_THINK_BUDGET_ERROR))
             }
             budget => Ok(budget),
@@ -194,10 +194,14 @@ impl Preparer {
         tools: &[ForcedTool<'_>],
     ) -> Result<Option<(Grammar, String)>, ApiError> {
         let (false, Some(template)) = (tools.is_empty(), &text.template) else { return Ok(None) };
-        let facts = self.generator.facts();
+        let model_info = self.generator.model_info();
         let parser = task.model.parser.as_deref().filter(|_| !text.is_request_template);
-        let form =
-            CallFormat::probe(template, parser, template.think_tags().as_ref(), &facts.end_texts);
+        let form = CallFormat::probe(
+            template,
+            parser,
+            template.think_tags().as_ref(),
+            &model_info.end_texts,
+        );
         let form = form.ok_or_else(|| {
             ApiError::bad_request(
                 "tool_choice: calls in this model's format cannot be forced: use \"auto\"",
@@ -254,7 +258,7 @@ impl Preparer {
     /// Returns the scale of each adapter. If the request names any, the others get scale 0.
     fn adapter_scales(&self, requested: Option<&[(u32, f32)]>) -> Result<AdapterScales, ApiError> {
         let Some(requested) = requested else { return Ok(AdapterScales::default()) };
-        let known = self.generator.facts().adapters;
+        let known = self.generator.model_info().adapters;
         let mut scales = vec![0.0; known];
         for &(id, scale) in requested {
             let entry = scales.get_mut(id as usize).ok_or_else(|| {

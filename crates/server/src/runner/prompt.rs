@@ -219,8 +219,8 @@ impl Preparer {
     }
 
     fn template_input<'a>(&'a self, task: &GenerateTask, chat: &Chat<'a>) -> Chat<'a> {
-        let facts = self.generator.facts();
-        Chat { think: think(task), bos: &facts.bos, eos: &facts.eos, ..chat.clone() }
+        let model_info = self.generator.model_info();
+        Chat { think: think(task), bos: &model_info.bos, eos: &model_info.eos, ..chat.clone() }
     }
 
     /// Returns the template of a model: its renderer, its Go template, or the Jinja template of its
@@ -229,7 +229,7 @@ impl Preparer {
         if let Some(renderer) = &model.renderer {
             return self.parsed_template(TemplateFormat::BuiltIn, renderer);
         }
-        let jinja = self.generator.facts().chat_template.as_deref();
+        let jinja = self.generator.model_info().chat_template.as_deref();
         match (model.template.as_deref(), jinja) {
             (None, None) => self.parsed_template(TemplateFormat::Go, PLAIN_TEMPLATE),
             (Some(go), None) => self.parsed_template(TemplateFormat::Go, go),

@@ -31,8 +31,8 @@ struct PairInput {
 impl Preparer {
     /// Builds the pairs of a task and starts their scoring.
     pub(super) fn rank(&self, handle: Handle, task: RerankTask) -> Result<(), ApiError> {
-        let facts = self.generator.facts();
-        let format = facts
+        let model_info = self.generator.model_info();
+        let format = model_info
             .pair_format
             .as_ref()
             .ok_or_else(|| ApiError::bad_request("this model does not support reranking"))?;

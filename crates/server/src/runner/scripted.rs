@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use puna_engine::{AnswerStage, EngineError, Event, GenerationStats, Request, Sink, Speculation};
 use puna_sampler::{Constraint, Grammar};
 
-use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader, RankDone};
+use super::generator::{EmbedDone, Generator, LoadError, LoadedModelInfo, Loader, RankDone};
 use super::local::LocalLoader;
 use super::protocol::{Heartbeat, LoadSpec, MemoryParts};
 use crate::canonical::TokenizeTask;
@@ -97,10 +97,10 @@ impl ScriptedModel {
 
     /// Returns the token that ends an answer.
     fn end_token(&self) -> Option<u32> {
-        let facts = self.model.facts();
-        [&facts.eos]
+        let model_info = self.model.model_info();
+        [&model_info.eos]
             .into_iter()
-            .chain(&facts.end_texts)
+            .chain(&model_info.end_texts)
             .find_map(|end| self.model.control_token(end))
     }
 }
@@ -329,8 +329,8 @@ impl Generator for ScriptedModel {
         self.model.submit(request, Box::new(ScriptedSink::new(sink, items, pace)))
     }
 
-    fn facts(&self) -> &Facts {
-        self.model.facts()
+    fn model_info(&self) -> &LoadedModelInfo {
+        self.model.model_info()
     }
 
     fn encode(&self, text: &str) -> Vec<u32> {

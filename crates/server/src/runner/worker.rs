@@ -159,8 +159,10 @@ fn serve(
     incoming: &mut BufReader<UnixStream>,
     out: Sender<RunnerResponse>,
 ) -> io::Result<()> {
-    let loaded =
-        LoadedModel { num_ctx: generator.facts().num_ctx, memory: generator.heartbeat().memory };
+    let loaded = LoadedModel {
+        num_ctx: generator.model_info().num_ctx,
+        memory: generator.heartbeat().memory,
+    };
     out.send(RunnerResponse::Loaded(loaded))
         .map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
     let (stop, stopped) = mpsc::channel::<()>();

@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
-use puna_store::{Digest, Entry, ModelLocation, ModelName, Store};
+use puna_store::{Digest, Entry, ModelName, Store, StoreLocation};
 
 use super::*;
 use crate::storage::{FileStorage, ObjectInventory};
@@ -80,7 +80,7 @@ fn entry(digest: Digest, at: u64) -> Entry {
         digest,
         modified: SystemTime::UNIX_EPOCH + Duration::from_secs(at),
         manifest: puna_store::Manifest { config: None, layers: Vec::new() },
-        location: ModelLocation::Own,
+        location: StoreLocation::Own,
         runner: String::new(),
         list: None,
     }

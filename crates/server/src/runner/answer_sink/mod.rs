@@ -249,7 +249,7 @@ impl Sink for AnswerSink {
     /// continues.
     fn forced(&mut self) -> Vec<u32> {
         if self.has_called() {
-            let ends = self.generator.facts().end_texts.iter();
+            let ends = self.generator.model_info().end_texts.iter();
             return ends.filter_map(|end| self.generator.control_token(end)).take(1).collect();
         }
         let is_spent = self.think_budget.is_some_and(|budget| self.thought_tokens >= budget);

@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 
 use crate::canonical::TokenizeTask;
 use crate::runner::generator::{
-    EmbedDone, Facts, Generator, LoadError, Loader, PairFormat, RankDone,
+    EmbedDone, Generator, LoadError, LoadedModelInfo, Loader, PairFormat, RankDone,
 };
 use crate::runner::launch::{Launcher, RunnerProcess};
 use crate::runner::protocol::{Heartbeat, LoadSpec, MemoryParts};
@@ -152,17 +152,17 @@ impl Loader for FakeLoader {
             PairFormat { before: vec![1], between: vec![2], after: vec![2], template: None };
         let pair_format = self.0.ranks.load(Ordering::Relaxed).then_some(pairs);
         let (num_ctx, embeds) = (spec.options.num_ctx, self.0.embeds.load(Ordering::Relaxed));
-        let facts = Facts {
+        let model_info = LoadedModelInfo {
             num_ctx,
             pair_format,
             embeds,
             end_texts: vec![END.0.into()],
-            ..Facts::default()
+            ..LoadedModelInfo::default()
         };
         let memory = self.plan(spec)?;
         Ok(Box::new(FakeEngine {
             fake: self.0.clone(),
-            facts,
+            model_info,
             memory,
             cancelled: Arc::default(),
             next: AtomicU64::new(1),
@@ -174,7 +174,7 @@ impl Loader for FakeLoader {
 /// prompt contains "again".
 struct FakeEngine {
     fake: Arc<Fake>,
-    facts: Facts,
+    model_info: LoadedModelInfo,
     memory: MemoryParts,
     cancelled: Arc<Mutex<HashMap<u64, Arc<AtomicBool>>>>,
     next: AtomicU64,
@@ -188,8 +188,8 @@ impl FakeEngine {
 }
 
 impl Generator for FakeEngine {
-    fn facts(&self) -> &Facts {
-        &self.facts
+    fn model_info(&self) -> &LoadedModelInfo {
+        &self.model_info
     }
 
     fn encode(&self, text: &str) -> Vec<u32> {
