@@ -68,7 +68,7 @@ impl Store {
         };
         self.pins.pin(digest);
         if done {
-            self.note_stored_blob(digest);
+            self.record_stored_blob(digest);
         }
         // Without this, an old file would be garbage at once.
         self.touch_blob(digest);
@@ -85,7 +85,7 @@ impl Store {
         match self.referenced_blobs()? {
             Ok(used) if !used.contains(digest) => {
                 files::remove(&self.own_blob_path(digest))?;
-                self.forget_stored_blobs([*digest]);
+                self.remove_stored_blob_records([*digest]);
                 Ok(())
             }
             _ => Ok(()),

@@ -31,7 +31,6 @@
 
 mod adopt;
 mod anchor;
-mod blob_notes;
 mod blobs;
 mod builtin;
 mod create;
@@ -56,6 +55,7 @@ mod modelfile;
 mod name;
 mod name_files;
 mod name_writer;
+mod pending_blobs;
 mod pins;
 mod prune;
 mod pulls;
@@ -117,5 +117,5 @@ pub use store::{DeleteOutcome, Store, default_root};
 pub use summary::{Details, Summary};
 pub use transfer::{BlobLock, PartialBlob, PartialPath};
 pub use trash::RestoreOutcome;
-pub use uploads::UploadNote;
+pub use uploads::UploadRecordFile;
 pub use verify::{Damage, DisplacedBlob, InvalidManifest};

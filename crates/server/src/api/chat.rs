@@ -11,7 +11,7 @@ use crate::api::image_urls::ImageUrl;
 use crate::api::{check_images, has};
 use crate::app::{AcquiredModel, App, RunningTask, key};
 use crate::canonical::{ApiError, Event, GenerateTask, Task};
-use crate::http::{Client, note_ignored};
+use crate::http::{Client, record_ignored_field};
 use crate::models::names::Name;
 use crate::options::{self, RequestOptions};
 use crate::remote::{has_option, report_ignored_keep_alive};
@@ -27,7 +27,7 @@ pub(crate) async fn unload_if_requested(
     if !keep_alive.is_some_and(KeepAlive::is_zero) {
         return Ok(false);
     }
-    options::check(options, &mut |name| note_ignored(format!("options.{name}")))?;
+    options::check(options, &mut |name| record_ignored_field(format!("options.{name}")))?;
     app.models().expire(key(model)).await;
     Ok(true)
 }
@@ -42,7 +42,7 @@ pub(crate) fn drop_unsupported_thinking(
     let is_asked = request.think.is_some_and(|think| think != Think::Off);
     if is_asked && !has(model, "thinking") {
         request.think = None;
-        fields.iter().for_each(|field| note_ignored((*field).to_owned()));
+        fields.iter().for_each(|field| record_ignored_field((*field).to_owned()));
     }
 }
 

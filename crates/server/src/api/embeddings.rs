@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::api::{Times, has};
 use crate::app::{App, RunningTask};
 use crate::canonical::{ApiError, EmbedResult, EmbedTask, EmbedText, Event, Task};
-use crate::http::{Client, note_ignored};
+use crate::http::{Client, record_ignored_field};
 use crate::models::names::Name;
 use crate::options::RequestOptions;
 use crate::remote::report_ignored_keep_alive;
@@ -112,7 +112,7 @@ pub(crate) fn truncate_and_normalize_all(vectors: &mut [Vec<f32>], dimensions: i
     let most = vectors.iter().map(Vec::len).max().unwrap_or(0);
     if dimensions < 0 || !vectors.is_empty() && usize::try_from(dimensions).is_ok_and(|n| n > most)
     {
-        note_ignored("dimensions".into());
+        record_ignored_field("dimensions".into());
     }
     vectors.iter_mut().for_each(|vector| truncate_and_normalize(vector, dimensions));
 }

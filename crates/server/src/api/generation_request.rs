@@ -14,7 +14,7 @@ use crate::api::{
 };
 use crate::canonical::{ApiError, GenerateTask, Input, Overflow, RunOptions, SchemaLabel};
 use crate::config::Config;
-use crate::http::note_ignored;
+use crate::http::record_ignored_field;
 use crate::models::names::Name;
 use crate::options::RequestOptions;
 
@@ -153,7 +153,7 @@ impl GenerationRequest {
         }
         if prompt.raw && !prompt.suffix.is_empty() {
             // A raw prompt has no gap to fill.
-            note_ignored("suffix".into());
+            record_ignored_field("suffix".into());
         }
         check_completion(model, name, "generate")?;
         check_think(model, name, self.think)?;
@@ -212,7 +212,7 @@ fn ignore_hosted(kinds: &[String]) -> Result<(), ApiError> {
             "tool_choice allows tools of type {kind:?}, which are not supported: allow functions"
         )));
     }
-    kinds.iter().for_each(|kind| note_ignored(format!("tool_choice.{kind}")));
+    kinds.iter().for_each(|kind| record_ignored_field(format!("tool_choice.{kind}")));
     Ok(())
 }
 

@@ -56,7 +56,8 @@ use crate::app::RunningTask;
 use crate::canonical::{ApiError, Event, GenerationSummary, PromptConfig};
 use crate::config::Config;
 use crate::http::{
-    StreamFormat, note_adapted, note_ignored, note_unenforced, note_violations, stream,
+    StreamFormat, record_adaptation, record_ignored_field, record_schema_violations,
+    record_unenforced_keywords, stream,
 };
 use crate::models::names::Name;
 use crate::util::lock::lock;
@@ -174,8 +175,8 @@ impl AnswerStream {
                 return Poll::Ready(Some(event));
             }
             match ready!(self.running.poll_next(cx)) {
-                Some(Event::Adapted(kinds)) => kinds.into_iter().for_each(note_adapted),
-                Some(Event::SchemaUnenforced(keywords)) => note_unenforced(keywords),
+                Some(Event::Adapted(kinds)) => kinds.into_iter().for_each(record_adaptation),
+                Some(Event::SchemaUnenforced(keywords)) => record_unenforced_keywords(keywords),
                 Some(event) => self.events.push(event),
                 None => return Poll::Ready(None),
             }
@@ -322,7 +323,7 @@ pub(crate) async fn collect(running: RunningTask) -> Result<CollectedResponse, A
             }
             AnswerEvent::Rendered(prompt) => collected.rendered = Some(prompt),
             AnswerEvent::Done(done) => {
-                note_violations(done.schema_violations.clone().unwrap_or_default());
+                record_schema_violations(done.schema_violations.clone().unwrap_or_default());
                 collected.done = Some(done);
             }
             AnswerEvent::Error(failure) => return Err(failure),
@@ -442,7 +443,7 @@ pub(crate) fn logprobs(wanted: bool, top: i64) -> Result<Option<usize>, ApiError
     match usize::try_from(top) {
         Ok(top @ 0..=20) => {
             if top > 0 && !wanted {
-                note_ignored("top_logprobs".into());
+                record_ignored_field("top_logprobs".into());
             }
             Ok(wanted.then_some(top))
         }

@@ -6,7 +6,7 @@ use puna_store::{Model, Weights};
 
 use super::{App, weights};
 use crate::canonical::{ApiError, RunOptions};
-use crate::http::note_ignored;
+use crate::http::record_ignored_field;
 use crate::models::names::Name;
 use crate::options::speculate::{DraftModelSpec, SpeculateSetting};
 use crate::options::{self, RequestOptions};
@@ -52,7 +52,7 @@ impl App {
         if let SpeculateSetting::Mode(mode) = config.speculate {
             run.speculate = mode;
         }
-        let mut unknown = |name: &str| note_ignored(format!("options.{name}"));
+        let mut unknown = |name: &str| record_ignored_field(format!("options.{name}"));
         let requested = options::apply(&model.params, request, &mut load, &mut run, &mut unknown)?;
         if let Some(tokens) = &mut run.num_ctx
             && *tokens < VISION_CONTEXT
@@ -69,7 +69,7 @@ impl App {
         if puna_engine::is_diffusion(&model.gguf_info.architecture) {
             reject_draft(model, requested.as_deref())?;
             if request.named.contains_key("draft_num_predict") {
-                note_ignored("options.draft_num_predict".into());
+                record_ignored_field("options.draft_num_predict".into());
             }
             return Ok((load, run));
         }

@@ -12,7 +12,7 @@ use puna_store::{Entry, GgufInfo, Model, Weights, embedded};
 use tokio::time::timeout_at;
 
 use crate::app::{App, key, weights};
-use crate::http::RequestNotes;
+use crate::http::CompatibilityReport;
 use crate::models::memory;
 use crate::models::memory_plans::{LoadNeeds, MachineState, ModelHost, ModelPlan, ModelSize};
 use crate::options::RequestOptions;
@@ -88,7 +88,7 @@ impl App {
         };
         let (model, n_vocab) = self.store(read).await.ok()??;
         // Unknown parameters of the model are not reported as ignored fields of this request.
-        let (options, run) = RequestNotes::default()
+        let (options, run) = CompatibilityReport::default()
             .scope(self.options(&model, &RequestOptions::default()))
             .await
             .ok()?;
