@@ -96,7 +96,7 @@ impl ModelExecutor {
             model = load(None)?;
         }
         check_draft_cache(&model, options)?;
-        backend.adopt(model.weights().to_vec(), model.ropes().to_vec())?;
+        backend.load_weights(model.weights().to_vec(), model.ropes().to_vec())?;
         let shape = model.shape();
         let speculates = options.speculation.is_on() && shape.causal && !info.recurrent;
         let verified_rows = if speculates { backend.max_bit_exact_rows() } else { 1 };

@@ -29,7 +29,6 @@
 
 #![forbid(unsafe_code)]
 
-mod adopt;
 mod anchor;
 mod blobs;
 mod builtin;
@@ -43,6 +42,7 @@ mod fingerprint;
 mod gguf_info;
 mod gojson;
 mod home_dir;
+mod link_local_file;
 mod list_cache;
 mod list_cache_format;
 mod listing;
@@ -74,7 +74,6 @@ mod unresponsive_dirs;
 mod uploads;
 mod verify;
 
-pub use adopt::{AdoptMethod, AdoptOutcome};
 pub use blobs::{BlobWriter, NewBlob};
 pub use builtin::{BuiltInFormat, PARSERS, RENDERERS};
 pub use create::{
@@ -91,6 +90,7 @@ pub use files::{
 pub use fingerprint::{FileFingerprint, same_file};
 pub use gguf_info::{GgufInfo, file_type_name, parameter_size};
 pub use home_dir::{account_home_dir, home_dir};
+pub use link_local_file::{LinkMethod, LinkOutcome};
 pub use list_cache::Listing;
 pub use lock_holder::LockHolder;
 pub use manifest::{Config, Layer, Manifest, media};

@@ -30,8 +30,8 @@ impl Backend for Hanging {
     fn describe(&self) -> Description {
         self.inner.describe()
     }
-    fn adopt(&mut self, weights: Vec<Weight>, ropes: Vec<Rope>) -> Result<(), BackendError> {
-        self.inner.adopt(weights, ropes)
+    fn load_weights(&mut self, weights: Vec<Weight>, ropes: Vec<Rope>) -> Result<(), BackendError> {
+        self.inner.load_weights(weights, ropes)
     }
     fn create_cache(&mut self, spec: CacheSpec) -> Result<(), BackendError> {
         self.inner.create_cache(spec)

@@ -64,7 +64,7 @@ pub async fn apply_retention(
         remove_batch(storage, usage_log, batch, &mut report).await?;
     }
     usage_log.forget_missing(tag_entries, stored_objects).await?;
-    usage_log.write_and_adopt_notes(storage.inventory.usage_notes()).await?;
+    usage_log.write_and_merge_notes(storage.inventory.usage_notes()).await?;
     Ok(report)
 }
 

@@ -233,10 +233,10 @@ async fn old_notes_are_adopted_and_invalid_ones_stay() {
         }
     };
     let later = usage_log(&time);
-    later.write_and_adopt_notes(notes).await.unwrap();
+    later.write_and_merge_notes(notes).await.unwrap();
     assert_eq!(notes.list().await.unwrap().len(), 5, "the earlier process may live");
     age_all();
-    later.write_and_adopt_notes(notes).await.unwrap();
+    later.write_and_merge_notes(notes).await.unwrap();
     let left: Vec<String> = notes.list().await.unwrap().into_iter().map(|note| note.name).collect();
     assert_eq!(left.iter().filter(|name| name.starts_with("broken")).count(), 4, "{left:?}");
     assert_eq!(left.iter().filter(|name| name.starts_with(&later.0.id)).count(), 1, "{left:?}");
