@@ -241,7 +241,8 @@ pub(super) fn has_headers(template: &Template) -> bool {
         || has(&["<|start|>", "<|message|>", "<|eom|>"])
 }
 
-/// The named parser of a template if its output needs this parser even without tools.
+/// The parser of a template's renderer, or the family that markers in its source identify. Their
+/// output needs this parser even without tools.
 pub(super) fn parser_by_markers(
     template: &Template,
     input: &ParserInput<'_>,
@@ -275,8 +276,8 @@ fn parser_of_renderer(renderer: &str) -> &str {
     }
 }
 
-/// Parser of the calls that a Jinja template writes. The error is the tag behind which calls are
-/// searched.
+/// Parser of the calls that a template writes, by the known format that parses its rendering of a
+/// probe call. The error is the tag behind which calls are searched.
 pub(super) fn parser_by_probe_call(
     template: &Template,
     tags: Option<&ThinkTags>,
