@@ -18,7 +18,7 @@ use puna_engine::{EngineError, Event, FinishReason, GenerationStats, Piece, Requ
 use puna_sampler::{Constraint, Grammar};
 use puna_server::canonical::TokenizeTask;
 use puna_server::runner::generator::{
-    EmbedDone, Generator, LoadError, LoadedModelInfo, Loader, RankDone,
+    EmbedCallback, Generator, LoadError, LoadedModelInfo, Loader, RerankCallback,
 };
 use puna_server::runner::protocol::{Heartbeat, LoadSpec, MemoryParts};
 use puna_server::runner::worker;
@@ -179,12 +179,12 @@ impl Generator for ClockGenerator {
         }
     }
 
-    fn embed(&self, _: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, EngineError> {
+    fn embed(&self, _: Vec<Vec<u32>>, done: EmbedCallback) -> Result<u64, EngineError> {
         done(Err(EngineError::CannotEmbed));
         Ok(0)
     }
 
-    fn rank(&self, _: Vec<Vec<u32>>, done: RankDone) -> Result<u64, EngineError> {
+    fn rank(&self, _: Vec<Vec<u32>>, done: RerankCallback) -> Result<u64, EngineError> {
         done(Err(EngineError::CannotRank));
         Ok(0)
     }

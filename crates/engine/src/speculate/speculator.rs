@@ -1,7 +1,5 @@
 //! Speculative decoding of the engine loop: how many draft tokens each sequence gets in a step.
 
-use std::time::Duration;
-
 use puna_tokenizer::Tokenizer;
 
 use super::acceptance_rate::AcceptanceRates;

@@ -71,10 +71,10 @@ pub struct PairFormat {
 }
 
 /// Callback that receives the scores of a request.
-pub type RankDone = Box<dyn FnOnce(Result<Vec<f32>, EngineError>) + Send>;
+pub type RerankCallback = Box<dyn FnOnce(Result<Vec<f32>, EngineError>) + Send>;
 
 /// Callback that receives the vectors of a request.
-pub type EmbedDone = Box<dyn FnOnce(Result<Vec<Vec<f32>>, EngineError>) + Send>;
+pub type EmbedCallback = Box<dyn FnOnce(Result<Vec<Vec<f32>>, EngineError>) + Send>;
 
 /// Loaded model.
 pub trait Generator: Send + Sync {
@@ -146,14 +146,14 @@ pub trait Generator: Send + Sync {
     ///
     /// # Errors
     /// An input is empty or longer than the context, or the engine has stopped.
-    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, EngineError>;
+    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedCallback) -> Result<u64, EngineError>;
 
     /// Starts the scoring of query–document pairs, each in one list of tokens.
     /// [`Generator::cancel`] ends it.
     ///
     /// # Errors
     /// A pair is empty or longer than the context, or the engine has stopped.
-    fn rank(&self, pairs: Vec<Vec<u32>>, done: RankDone) -> Result<u64, EngineError>;
+    fn rank(&self, pairs: Vec<Vec<u32>>, done: RerankCallback) -> Result<u64, EngineError>;
 
     /// Returns the present memory use, load and counters.
     fn heartbeat(&self) -> Heartbeat;

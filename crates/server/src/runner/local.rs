@@ -16,7 +16,7 @@ use puna_store::embedded;
 use puna_tokenizer::{EncodeOptions, Tokenizer, TokenizerError};
 
 use super::generator::{
-    EmbedDone, Generator, LoadError, LoadedModelInfo, Loader, PairFormat, RankDone,
+    EmbedCallback, Generator, LoadError, LoadedModelInfo, Loader, PairFormat, RerankCallback,
 };
 use super::protocol::{Counts, Heartbeat, LoadSpec, MemoryParts, is_out_of_memory};
 use crate::canonical::TokenizeTask;
@@ -413,11 +413,11 @@ impl Generator for LocalGenerator {
         self.engine.wake();
     }
 
-    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, EngineError> {
+    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedCallback) -> Result<u64, EngineError> {
         self.engine.embed(inputs, done).map(|id| id.0)
     }
 
-    fn rank(&self, pairs: Vec<Vec<u32>>, done: RankDone) -> Result<u64, EngineError> {
+    fn rank(&self, pairs: Vec<Vec<u32>>, done: RerankCallback) -> Result<u64, EngineError> {
         self.engine.rank(pairs, done).map(|id| id.0)
     }
 

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use puna_engine::{AnswerStage, EngineError, Event, GenerationStats, Request, Sink, Speculation};
 use puna_sampler::{Constraint, Grammar};
 
-use super::generator::{EmbedDone, Generator, LoadError, LoadedModelInfo, Loader, RankDone};
+use super::generator::{
+    EmbedCallback, Generator, LoadError, LoadedModelInfo, Loader, RerankCallback,
+};
 use super::local::LocalLoader;
 use super::protocol::{Heartbeat, LoadSpec, MemoryParts};
 use crate::canonical::TokenizeTask;
@@ -385,11 +387,11 @@ impl Generator for ScriptedModel {
         self.model.cancel(request);
     }
 
-    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, EngineError> {
+    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedCallback) -> Result<u64, EngineError> {
         self.model.embed(inputs, done)
     }
 
-    fn rank(&self, pairs: Vec<Vec<u32>>, done: RankDone) -> Result<u64, EngineError> {
+    fn rank(&self, pairs: Vec<Vec<u32>>, done: RerankCallback) -> Result<u64, EngineError> {
         self.model.rank(pairs, done)
     }
 

@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 
 use crate::canonical::TokenizeTask;
 use crate::runner::generator::{
-    EmbedDone, Generator, LoadError, LoadedModelInfo, Loader, PairFormat, RankDone,
+    EmbedCallback, Generator, LoadError, LoadedModelInfo, Loader, PairFormat, RerankCallback,
 };
 use crate::runner::launch::{Launcher, RunnerProcess};
 use crate::runner::protocol::{Heartbeat, LoadSpec, MemoryParts};
@@ -363,13 +363,13 @@ impl Generator for FakeEngine {
         }
     }
 
-    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, EngineError> {
+    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedCallback) -> Result<u64, EngineError> {
         self.check()?;
         done(Ok(inputs.iter().map(|input| vec![input.len() as f32, 1.0]).collect()));
         Ok(0)
     }
 
-    fn rank(&self, pairs: Vec<Vec<u32>>, done: RankDone) -> Result<u64, EngineError> {
+    fn rank(&self, pairs: Vec<Vec<u32>>, done: RerankCallback) -> Result<u64, EngineError> {
         self.check()?;
         self.fake.ranked.fetch_add(pairs.len() as u64, Ordering::Relaxed);
         done(Ok(pairs.iter().map(|pair| pair.len() as f32 / 100.0).collect()));
