@@ -3,7 +3,7 @@
 
 Every relative link must name an existing file, and its anchor must be a heading or an `<a id>` of that file. Every page
 below docs/ must be in docs/SUMMARY.md, the table of contents of the book. Pages for developers also name source files:
-each `crates/…` path must exist. A path with a line, `FILE:LINE` (`name`), must name a file that contains the name;
+each `crates/…` path must exist. A path with a line, `FILE:LINE` (`name`), must name a file that defines the name;
 --write corrects lines that have moved. Prints FILE:LINE for each error and exits with status 1 if there is one. Needs git
 and nothing outside the standard library.
 """
@@ -100,13 +100,15 @@ def check(path, known):
 
 
 def source_line(path, name):
-    """Number of the line that defines the name, or else of the first that has it."""
+    """Number of the line that defines the name: an item, else a field or a variant. None if the file does not define it."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    word = re.compile(rf"(?<![\w]){re.escape(name)}(?![\w])")
-    definition = re.compile(rf"\b(fn|struct|enum|trait|const|static|type|mod|def|class)\s+{re.escape(name)}(?![\w])")
-    found = [number for number, line in enumerate(lines, 1) if word.search(line)]
-    defined = [number for number in found if definition.search(lines[number - 1])]
-    return next(iter(defined + found), None)
+    item = re.compile(rf"\b(fn|struct|enum|trait|const|static|type|mod|def|class|macro_rules!)\s+{re.escape(name)}(?!\w)")
+    member = re.compile(rf"^\s*(pub(\([^)]*\))?\s+)?{re.escape(name)}(:|,$|\(| \{{| =)")
+    for definition in (item, member):
+        for number, line in enumerate(lines, 1):
+            if definition.search(line) and not line.lstrip().startswith(("//", "use ", "pub use ")):
+                return number
+    return None
 
 
 def check_sources(page, write):
@@ -125,7 +127,7 @@ def check_sources(page, write):
         elif line and name:
             number = source_line(there, name)
             if number is None:
-                errors.append(f"{where}: {path}: has no {name}")
+                errors.append(f"{where}: {path}: does not define {name}")
             else:
                 return f"`{path}:{number}` (`{name}`)"
         elif line and int(line) > len(there.read_text(encoding="utf-8").splitlines()):

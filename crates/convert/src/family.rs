@@ -1,4 +1,4 @@
-//! What distinguishes a model family from others. The folder `families` has a constant for each.
+//! Definition of a model family for conversion. The folder `families` has a constant for each.
 
 use puna_quant::TensorType;
 

@@ -119,7 +119,7 @@ fn main() {
         let mut backend = CpuBackend::new(&config).expect("a backend");
         let most = depths.iter().max().expect("a depth") + rows.iter().max().expect("rows") + FILL;
         let pages = most.div_ceil(PAGE);
-        backend.adopt(vec![shape.embedding()], Vec::new()).expect("weights");
+        backend.load_weights(vec![shape.embedding()], Vec::new()).expect("weights");
         let (key_dim, value_dim, mask) = (dim, dim, Mask::Causal);
         let layer = CacheLayer { kv_heads, key_dim, value_dim, values_in_keys: false, mask };
         let (layers, key_type, value_type) = (vec![layer; LAYERS], ty, ty);

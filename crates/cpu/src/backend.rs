@@ -1,4 +1,4 @@
-//! The CPU as a backend: adopts mapped weights as they are, compiles plans, runs steps on the pool.
+//! The CPU as a backend: uses mapped weights as they are, compiles plans, runs steps on the pool.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -217,7 +217,7 @@ impl Backend for CpuBackend {
         description(self.level, &self.limits)
     }
 
-    fn adopt(&mut self, weights: Vec<Weight>, ropes: Vec<Rope>) -> Result<(), BackendError> {
+    fn load_weights(&mut self, weights: Vec<Weight>, ropes: Vec<Rope>) -> Result<(), BackendError> {
         for w in &weights {
             let rows = w.shape.get(1..).unwrap_or_default().iter().product::<usize>();
             let bytes = w.ty.row_bytes(w.shape[0]).and_then(|row| row.checked_mul(rows));

@@ -46,7 +46,7 @@ fn attended(level: &str, threads: usize, ty: KvType, steps: &[usize]) -> Vec<f32
         table(DIM, ROWS, 3),
         table(HEADS, 1, 4),
     ];
-    backend.adopt(weights, Vec::new()).unwrap();
+    backend.load_weights(weights, Vec::new()).unwrap();
     let near = spec.cache_layer();
     let layers = vec![near, CacheLayer { mask: pooled.mask, ..near }];
     let (page_tokens, pages, recent_pages) = (64, 4, 4);

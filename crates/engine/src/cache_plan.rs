@@ -5,7 +5,7 @@ use puna_models::Model;
 
 use crate::config::EngineOptions;
 use crate::diffusion;
-use crate::kv::{PAGE_TOKENS, Pages, Windows};
+use crate::kv::{PAGE_TOKENS, PagePool, Windows};
 
 /// Context size in tokens: the requested one, at most the trained one, the size of the cache, and
 /// the limit of diffusion models. A sequence that has the cache to itself therefore never runs out
@@ -70,7 +70,7 @@ fn recent_pages(spec: &CacheSpec, options: &EngineOptions) -> usize {
     options.recent_pages.unwrap_or(sequences * each + chunk).max(least).min(spec.pages)
 }
 
-impl Pages {
+impl PagePool {
     /// Free pages of a model's caches.
     pub(crate) fn of(model: &Model, options: &EngineOptions) -> Self {
         let spec = cache_spec(model, options);

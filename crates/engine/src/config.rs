@@ -55,7 +55,7 @@ impl Default for EngineOptions {
     }
 }
 
-/// Facts of a loaded model.
+/// Properties of a loaded model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelInfo {
     /// Name of the architecture.
@@ -89,7 +89,7 @@ pub struct ModelInfo {
 }
 
 impl ModelInfo {
-    /// Facts of a model in an engine with context size `n_ctx`.
+    /// Properties of a model in an engine with context size `n_ctx`.
     pub(crate) fn of(model: &Model, view: &View, n_ctx: usize) -> Self {
         let shape = model.shape();
         Self {

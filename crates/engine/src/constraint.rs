@@ -2,9 +2,9 @@
 //!
 //! Another thread computes the next token mask while the model runs the next step
 //! ([`MaskThreads`]). If the mask takes longer, the sequence stays out of steps until it is ready
-//! ([`Constrained::is_mask_ready`]), so that other sequences do not wait. Reasoning before the
-//! answer is not constrained: the sink determines where the answer begins ([`Stage`]), and the
-//! token that would begin it is sampled again with the mask.
+//! ([`ConstrainedSampler::is_mask_ready`]), so that other sequences do not wait. Reasoning before
+//! the answer is not constrained: the sink determines where the answer begins ([`AnswerStage`]),
+//! and the token that would begin it is sampled again with the mask.
 
 use std::fmt;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -15,7 +15,7 @@ use puna_sampler::{Constraint, Grammar, GrammarCompiler, GrammarError, GrammarTo
 use puna_tokenizer::Tokenizer;
 
 use crate::error::NOT_A_NUMBER;
-use crate::request::Stage;
+use crate::request::AnswerStage;
 
 /// Number of rejected tokens that mix reasoning and answer after which sampling fails.
 const MAX_MIXED_TOKENS: usize = 64;
@@ -121,8 +121,8 @@ pub struct AnswerLimits {
     pub is_repeating: bool,
 }
 
-/// A sequence's grammar.
-pub struct Constrained {
+/// Samples tokens of a sequence under its grammar.
+pub struct ConstrainedSampler {
     state: GrammarState,
     /// Number of tokens of the shortest answer, if known.
     shortest: Option<usize>,
@@ -168,7 +168,7 @@ enum GrammarState {
     Lost,
 }
 
-impl Constrained {
+impl ConstrainedSampler {
     pub fn new(mut grammar: Grammar, masks: Arc<MaskThreads>) -> Self {
         let shortest = grammar.shortest_end();
         let state = GrammarState::Ready(Box::new(grammar));
@@ -217,7 +217,7 @@ impl Constrained {
         logits: &mut [f32],
         sampler: &mut Sampler,
         limits: AnswerLimits,
-        stage: impl Fn(u32) -> Stage,
+        stage: impl Fn(u32) -> AnswerStage,
     ) -> Result<u32, SamplingError> {
         if !self.open
             && let Some(token) = draw_before(logits, &mut self.scratch, sampler, stage)?
@@ -295,7 +295,7 @@ fn draw_before(
     logits: &mut [f32],
     scratch: &mut Vec<f32>,
     sampler: &mut Sampler,
-    stage: impl Fn(u32) -> Stage,
+    stage: impl Fn(u32) -> AnswerStage,
 ) -> Result<Option<u32>, SamplingError> {
     let mut passed = Vec::new();
     while passed.len() < MAX_MIXED_TOKENS {
@@ -309,12 +309,12 @@ fn draw_before(
             break;
         };
         match stage(token) {
-            Stage::Before | Stage::Enough => {
+            AnswerStage::BeforeAnswer | AnswerStage::Complete => {
                 *sampler = drawer;
                 return Ok(Some(token));
             }
-            Stage::Answer => return Ok(None),
-            Stage::Mixed => {
+            AnswerStage::Answer => return Ok(None),
+            AnswerStage::Mixed => {
                 let logit = &mut logits[token as usize];
                 passed.push((token, std::mem::replace(logit, f32::NEG_INFINITY)));
             }
@@ -324,9 +324,9 @@ fn draw_before(
     Err(SamplingError::ReasoningStuck)
 }
 
-impl fmt::Debug for Constrained {
+impl fmt::Debug for ConstrainedSampler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Constrained").field("open", &self.open).finish_non_exhaustive()
+        f.debug_struct("ConstrainedSampler").field("open", &self.open).finish_non_exhaustive()
     }
 }
 
@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     fn token_masks_have_a_deadline_and_slow_grammars_have_their_own_thread() {
-        let mut constrained = Constrained::new(grammar(), Arc::new(MaskThreads::new()));
+        let mut constrained = ConstrainedSampler::new(grammar(), Arc::new(MaskThreads::new()));
         let soon = || Instant::now() + Duration::from_millis(1);
         assert!(constrained.is_mask_ready(soon()));
         for (took, slow) in [(Duration::ZERO, false), (2 * SLOW_MASK, true), (Duration::ZERO, true)]

@@ -12,24 +12,24 @@ use crate::request::RequestId;
 use crate::scheduler::{Scheduler, TemporaryPages};
 
 /// Callback with the embeddings of a request.
-pub type Done = Box<dyn FnOnce(Result<Vec<Vec<f32>>, EngineError>) + Send>;
+pub type EmbedCallback = Box<dyn FnOnce(Result<Vec<Vec<f32>>, EngineError>) + Send>;
 
 /// Callback with the scores of a rerank request.
-pub type Scored = Box<dyn FnOnce(Result<Vec<f32>, EngineError>) + Send>;
+pub type RerankCallback = Box<dyn FnOnce(Result<Vec<f32>, EngineError>) + Send>;
 
 /// An embedding request.
 pub struct EmbedRequest {
     id: RequestId,
     inputs: Vec<Vec<u32>>,
     vectors: Vec<Vec<f32>>,
-    done: Done,
+    done: EmbedCallback,
     /// State of the next text, if it takes several steps and has begun.
     long: Option<LongText>,
 }
 
 impl EmbedRequest {
     /// Makes a request for one vector for each input.
-    pub fn new(id: RequestId, inputs: Vec<Vec<u32>>, done: Done) -> Self {
+    pub fn new(id: RequestId, inputs: Vec<Vec<u32>>, done: EmbedCallback) -> Self {
         Self { id, inputs, vectors: Vec::new(), done, long: None }
     }
 
@@ -51,7 +51,7 @@ struct LongText {
 
 /// Result of a step: the request of each text, and the texts' vectors; a part of a long text has
 /// none.
-type Embedded = (Vec<RequestId>, Result<Vec<Vec<f32>>, EngineError>);
+type EmbedStepResult = (Vec<RequestId>, Result<Vec<Vec<f32>>, EngineError>);
 
 /// Texts of one step.
 #[derive(Default)]
@@ -158,7 +158,11 @@ impl EmbedQueue {
     }
 
     /// Embeds as many texts as fit a step.
-    fn embed_batch(&self, scheduler: &mut Scheduler, executor: &mut ModelExecutor) -> Embedded {
+    fn embed_batch(
+        &self,
+        scheduler: &mut Scheduler,
+        executor: &mut ModelExecutor,
+    ) -> EmbedStepResult {
         let batch = self.collect_batch(scheduler, executor);
         if batch.owners.is_empty() {
             let first = &self.requests[0];

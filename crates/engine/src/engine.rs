@@ -12,14 +12,14 @@ use puna_sampler::{Constraint, Grammar, GrammarError};
 use puna_tokenizer::Tokenizer;
 
 use crate::config::{EngineOptions, MemoryReport, ModelInfo};
-use crate::constraint::{Constrained, MaskThreads};
+use crate::constraint::{ConstrainedSampler, MaskThreads};
 use crate::diffusion::{self, DiffusionSequence};
-use crate::embed_queue::{Done, EmbedRequest, Scored};
+use crate::embed_queue::{EmbedCallback, EmbedRequest, RerankCallback};
 use crate::engine_loop::{Command, EngineLoop};
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
 use crate::generation::Generation;
-use crate::kv::Pages;
+use crate::kv::PagePool;
 use crate::request::{Request, RequestId, Sink};
 use crate::scheduler::{Scheduler, SchedulerLimits, SequenceState};
 use crate::speculate::draft_source::DraftSource;
@@ -132,7 +132,7 @@ impl Engine {
         let exact = if info.recurrent { 1 } else { executor.backend.max_bit_exact_rows() };
         let speculator = Speculator::new(exact, source);
         let scheduler = Scheduler::new(
-            Pages::of(&executor.model, options),
+            PagePool::of(&executor.model, options),
             SchedulerLimits {
                 num_batch: options.num_batch,
                 max_sequences: options.max_sequences,
@@ -177,7 +177,7 @@ impl Engine {
         &self.inner.tokenizer
     }
 
-    /// Facts of the model.
+    /// Properties of the model.
     pub fn info(&self) -> &ModelInfo {
         &self.inner.info
     }
@@ -254,8 +254,10 @@ impl Engine {
         request.speculation.get_or_insert(self.inner.speculation);
         let drafter = (self.inner.drafters)();
         let masks = &self.inner.masks;
-        let constrained =
-            request.grammar.take().map(|grammar| Constrained::new(grammar, Arc::clone(masks)));
+        let constrained = request
+            .grammar
+            .take()
+            .map(|grammar| ConstrainedSampler::new(grammar, Arc::clone(masks)));
         let state = SequenceState::new(id, &request, info.n_ctx, info.start);
         let tokenizer = &self.inner.tokenizer;
         let generation = Generation::new(id, request, sink, tokenizer, info, drafter, constrained);
@@ -278,7 +280,11 @@ impl Engine {
 
     /// Computes one embedding for each input, with the model's pooling and without normalization;
     /// rerankers return their labels.
-    pub fn embed(&self, inputs: Vec<Vec<u32>>, done: Done) -> Result<RequestId, EngineError> {
+    pub fn embed(
+        &self,
+        inputs: Vec<Vec<u32>>,
+        done: EmbedCallback,
+    ) -> Result<RequestId, EngineError> {
         if self.inner.info.start.is_some() {
             return Err(EngineError::CannotEmbed);
         }
@@ -295,7 +301,11 @@ impl Engine {
     /// # Errors
     ///
     /// As [`Engine::embed`]; and [`EngineError::CannotRank`].
-    pub fn rank(&self, pairs: Vec<Vec<u32>>, done: Scored) -> Result<RequestId, EngineError> {
+    pub fn rank(
+        &self,
+        pairs: Vec<Vec<u32>>,
+        done: RerankCallback,
+    ) -> Result<RequestId, EngineError> {
         if !self.inner.info.can_rank {
             return Err(EngineError::CannotRank);
         }

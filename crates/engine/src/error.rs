@@ -44,7 +44,7 @@ pub enum EngineError {
     #[error(
         "diffusion models (architecture {architecture}) do not support {what}: leave it out, or use an autoregressive model"
     )]
-    Unmasks {
+    UnsupportedByDiffusion {
         /// Architecture of the model.
         architecture: &'static str,
         /// Name of the option.
@@ -54,7 +54,7 @@ pub enum EngineError {
     #[error(
         "architecture {architecture} is not a diffusion model: leave out diffusion_steps, diffusion_block_length and diffusion_algorithm"
     )]
-    WritesInOrder {
+    NotADiffusionModel {
         /// Architecture of the model.
         architecture: &'static str,
     },

@@ -10,7 +10,7 @@ use crate::error::EngineError;
 use crate::executor::ModelExecutor;
 use crate::kv::PAGE_TOKENS;
 
-/// Output rows of a [`Feed`].
+/// Output rows of a [`SequenceInput`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outputs {
     /// No rows.
@@ -23,7 +23,7 @@ pub enum Outputs {
 
 /// Tokens that continue a sequence.
 #[derive(Debug, Clone, Copy)]
-pub struct Feed<'a> {
+pub struct SequenceInput<'a> {
     /// Number of the sequence, below [`EngineOptions::max_sequences`]; 0 if that is `None`.
     pub sequence: usize,
     /// Tokens to append.
@@ -59,7 +59,7 @@ impl Evaluator {
         Ok(Self { executor: ModelExecutor::new(view, backend, &options)?, lengths, encoded })
     }
 
-    /// Facts of the model.
+    /// Properties of the model.
     pub fn info(&self) -> &ModelInfo {
         &self.executor.info
     }
@@ -95,23 +95,23 @@ impl Evaluator {
 
     /// Runs the encoder of an encoder–decoder model, and returns hidden states of all rows. The
     /// decoder's tokens then begin with [`ModelInfo::start`].
-    pub fn encode(&mut self, feeds: &[Feed<'_>]) -> Result<&[f32], EngineError> {
-        for feed in feeds {
+    pub fn encode(&mut self, inputs: &[SequenceInput<'_>]) -> Result<&[f32], EngineError> {
+        for feed in inputs {
             self.truncate(feed.sequence, 0);
             self.encoded[feed.sequence] = feed.tokens.len();
         }
-        self.step(StepKind::Encode, feeds)?.ok_or(EngineError::CannotEmbed)
+        self.step(StepKind::Encode, inputs)?.ok_or(EngineError::CannotEmbed)
     }
 
     /// Runs a step, and returns the logits of the output rows.
-    pub fn logits(&mut self, feeds: &[Feed<'_>]) -> Result<&[f32], EngineError> {
-        self.step(StepKind::Logits, feeds)?.ok_or(EngineError::CannotGenerate)
+    pub fn logits(&mut self, inputs: &[SequenceInput<'_>]) -> Result<&[f32], EngineError> {
+        self.step(StepKind::Logits, inputs)?.ok_or(EngineError::CannotGenerate)
     }
 
     /// Runs a step, and returns the final hidden states of all rows. Encoders reset the sequence
     /// afterwards.
-    pub fn hidden(&mut self, feeds: &[Feed<'_>]) -> Result<&[f32], EngineError> {
-        self.step(StepKind::Hidden, feeds)?.ok_or(EngineError::CannotEmbed)
+    pub fn hidden(&mut self, inputs: &[SequenceInput<'_>]) -> Result<&[f32], EngineError> {
+        self.step(StepKind::Hidden, inputs)?.ok_or(EngineError::CannotEmbed)
     }
 
     /// Enables or disables timing of operations.
@@ -124,11 +124,15 @@ impl Evaluator {
         self.executor.backend.measured()
     }
 
-    fn step(&mut self, want: StepKind, feeds: &[Feed<'_>]) -> Result<Option<&[f32]>, EngineError> {
+    fn step(
+        &mut self,
+        want: StepKind,
+        inputs: &[SequenceInput<'_>],
+    ) -> Result<Option<&[f32]>, EngineError> {
         let info = &self.executor.info;
         let each = info.n_ctx.div_ceil(PAGE_TOKENS);
         let mut input = StepInput::default();
-        for feed in feeds {
+        for feed in inputs {
             let past = if info.causal { self.lengths[feed.sequence] } else { 0 };
             let tokens = past + feed.tokens.len();
             if tokens > info.n_ctx {
@@ -158,7 +162,7 @@ impl Evaluator {
             return Err(EngineError::EmptyPrompt);
         }
         let cols = self.executor.run(want, &input)?;
-        for feed in feeds {
+        for feed in inputs {
             self.lengths[feed.sequence] += feed.tokens.len();
         }
         Ok(cols.map(|_| self.executor.backend.result()))

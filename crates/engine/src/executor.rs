@@ -96,15 +96,15 @@ impl ModelExecutor {
             model = load(None)?;
         }
         check_draft_cache(&model, options)?;
-        backend.adopt(model.weights().to_vec(), model.ropes().to_vec())?;
+        backend.load_weights(model.weights().to_vec(), model.ropes().to_vec())?;
         let shape = model.shape();
-        let guesses = options.speculation.is_on() && shape.causal && !info.recurrent;
-        let guessed = if guesses { backend.max_bit_exact_rows() } else { 1 };
+        let speculates = options.speculation.is_on() && shape.causal && !info.recurrent;
+        let verified_rows = if speculates { backend.max_bit_exact_rows() } else { 1 };
         let open =
             || (OPEN_LOGITS / shape.n_vocab.max(1)).max(MIN_OUTPUT_ROWS).min(options.num_batch);
         let output_rows = match info.unmasking {
             Some(_) => longest_block(info.n_vocab, info.n_ctx),
-            None => options.max_sequences.unwrap_or_else(open).max(guessed).max(1),
+            None => options.max_sequences.unwrap_or_else(open).max(verified_rows).max(1),
         };
         let planned = MemoryReport::default();
         Ok(Self { backend, model, info, planned, output_rows, programs: HashMap::new() })
@@ -135,17 +135,17 @@ impl ModelExecutor {
         let mut kinds = kinds.to_vec();
         // Bytes that the loop carries from step to step.
         let mut carried = 0;
-        if let Some(guesses) = self.model.draft_method() {
+        if let Some(draft_method) = self.model.draft_method() {
             // At most as many sequences have drafts as a step verifies rows.
-            let (sequences, each) = (self.backend.max_bit_exact_rows(), guesses.rows());
+            let (sequences, each) = (self.backend.max_bit_exact_rows(), draft_method.rows());
             kinds.push((StepKind::Draft, sequences * each, sequences));
             kinds.extend([
                 (StepKind::DraftPrefill, options.num_batch, 0),
                 (StepKind::TransitionLogits, sequences, sequences),
             ]);
-            carried = match guesses {
-                DraftMethod::Chain { state_dim: state, .. } => {
-                    2 * 4 * (options.num_batch * state) as u64
+            carried = match draft_method {
+                DraftMethod::Chain { state_dim, .. } => {
+                    2 * 4 * (options.num_batch * state_dim) as u64
                 }
                 DraftMethod::Block(_) => {
                     4 * (sequences * (self.info.n_vocab + self.info.n_embd)) as u64

@@ -10,12 +10,14 @@ use puna_sampler::{Sampler, Vocab, log_probs};
 use puna_tokenizer::Tokenizer;
 
 use crate::config::ModelInfo;
-use crate::constraint::{AnswerLimits, Constrained, SamplingError};
+use crate::constraint::{AnswerLimits, ConstrainedSampler, SamplingError};
 use crate::error::NOT_A_NUMBER;
 use crate::kv::PAGE_TOKENS;
 use crate::output::{Emit, OutputStream};
 use crate::repetition::Repetition;
-use crate::request::{Event, Finish, PromptToken, Request, RequestId, Sink, Stage, Summary};
+use crate::request::{
+    AnswerStage, Event, FinishReason, GenerationStats, PromptToken, Request, RequestId, Sink,
+};
 use crate::scheduler::SequenceState;
 use crate::speculate::sequence_speculation::SequenceSpeculation;
 use crate::speculate::{Draft, Drafter, Speculation};
@@ -32,7 +34,7 @@ pub struct Generation {
     pub request: Request,
     output: OutputStream,
     sampler: Sampler,
-    constrained: Option<Constrained>,
+    constrained: Option<ConstrainedSampler>,
     /// Detector of repetition in constrained answers.
     repetition: Repetition,
     /// Tokens that come next instead of sampled ones.
@@ -79,10 +81,10 @@ impl Generation {
         tokenizer: &Arc<Tokenizer>,
         info: &ModelInfo,
         drafter: Box<dyn Drafter>,
-        constrained: Option<Constrained>,
+        constrained: Option<ConstrainedSampler>,
     ) -> Self {
         let sampler = sampler_of(&request, tokenizer, info.n_vocab, None);
-        let decoder = tokenizer.decoder().with_visible_tokens(&request.shown);
+        let decoder = tokenizer.decoder().with_visible_tokens(&request.visible_control_tokens);
         // Text generated after an encoder's prompt starts a new text.
         let decoder = if info.start.is_some() { decoder.at_start() } else { decoder };
         let speculation = request.speculation.unwrap_or(Speculation::OFF);
@@ -169,7 +171,7 @@ impl Generation {
         let max_tokens = self.request.max_tokens;
         let left = max_tokens.map_or(usize::MAX, |max| max.saturating_sub(state.generated));
         let most = self.speculation.settings.max_tokens.unwrap_or(usize::MAX);
-        let sink = self.output.sink.room().saturating_sub(1);
+        let sink = self.output.sink.piece_capacity().saturating_sub(1);
         let page = PAGE_TOKENS - 1 - state.computed % PAGE_TOKENS;
         let context = state.context.saturating_sub(state.tokens.len());
         most.min(sink).min(page).min(left.saturating_sub(1)).min(context)
@@ -250,7 +252,7 @@ impl Generation {
     ) -> bool {
         self.first_token.get_or_insert_with(Instant::now);
         if self.request.max_tokens == Some(0) {
-            self.finish(state, Finish::Length);
+            self.finish(state, FinishReason::Length);
             return false;
         }
         let raw = self.request.logprobs.map(|_| logits.to_vec());
@@ -296,13 +298,13 @@ impl Generation {
                 self.is_repeating = true;
             }
             Emit::Satisfied => {
-                self.finish(state, Finish::End);
+                self.finish(state, FinishReason::End);
                 return false;
             }
             Emit::Disconnected => return false,
         }
         if self.request.max_tokens.is_some_and(|max| state.generated >= max) {
-            self.finish(state, Finish::Length);
+            self.finish(state, FinishReason::Length);
             return false;
         }
         true
@@ -336,7 +338,7 @@ impl Generation {
     /// ends the reasoning instead.
     fn sample_constrained(
         &mut self,
-        constrained: &mut Constrained,
+        constrained: &mut ConstrainedSampler,
         limits: AnswerLimits,
         logits: &mut [f32],
         tokenizer: &Tokenizer,
@@ -346,16 +348,16 @@ impl Generation {
         }
         let OutputStream { sink, decoder, .. } = &self.output;
         let ends_in_reasoning = Cell::new(false);
-        let stage = |token| -> Stage {
+        let stage = |token| -> AnswerStage {
             if !tokenizer.is_eog(token) {
                 return sink.stage(&decoder.clone().push(token));
             }
             let stage = sink.stage("");
-            if stage != Stage::Before {
+            if stage != AnswerStage::BeforeAnswer {
                 return stage;
             }
             ends_in_reasoning.set(true);
-            Stage::Mixed
+            AnswerStage::Mixed
         };
         let was_open = constrained.is_open();
         let drawn = constrained.draw(logits, &mut self.sampler, limits, stage);
@@ -369,7 +371,7 @@ impl Generation {
             && self.output.decoder.held().is_empty()
         {
             self.reasoning_ended = true;
-            self.forced.extend(self.output.sink.end_thought());
+            self.forced.extend(self.output.sink.reasoning_end_tokens());
             if let Some(token) = self.forced.pop_front() {
                 return Ok(token);
             }
@@ -399,7 +401,7 @@ impl Generation {
     /// token that ends the reasoning, or `None` if there is none to end or the time has not come.
     fn begin_answer_in_time(
         &mut self,
-        constrained: &mut Constrained,
+        constrained: &mut ConstrainedSampler,
         limits: AnswerLimits,
     ) -> Option<u32> {
         if constrained.is_open() {
@@ -413,8 +415,12 @@ impl Generation {
             return None;
         }
         let OutputStream { sink, decoder, .. } = &mut self.output;
-        if !self.reasoning_ended && decoder.held().is_empty() && sink.stage("") == Stage::Before {
-            let end = if sink.answer_ends_thought() { Vec::new() } else { sink.end_thought() };
+        if !self.reasoning_ended
+            && decoder.held().is_empty()
+            && sink.stage("") == AnswerStage::BeforeAnswer
+        {
+            let end =
+                if sink.answer_ends_reasoning() { Vec::new() } else { sink.reasoning_end_tokens() };
             if remaining > shortest + end.len() + MAX_CHARACTER_TOKENS {
                 return None;
             }
@@ -433,14 +439,17 @@ impl Generation {
 
     /// Begins a constrained answer. Returns the first token that ends the reasoning, or `None` if
     /// the answer begins now.
-    fn begin_answer(&mut self, constrained: &mut Constrained) -> Option<u32> {
+    fn begin_answer(&mut self, constrained: &mut ConstrainedSampler) -> Option<u32> {
         let OutputStream { sink, decoder, .. } = &mut self.output;
         if !decoder.held().is_empty() {
             return None;
         }
-        if !self.reasoning_ended && sink.stage("") == Stage::Before && !sink.answer_ends_thought() {
+        if !self.reasoning_ended
+            && sink.stage("") == AnswerStage::BeforeAnswer
+            && !sink.answer_ends_reasoning()
+        {
             self.reasoning_ended = true;
-            self.forced.extend(sink.end_thought());
+            self.forced.extend(sink.reasoning_end_tokens());
             if let Some(token) = self.forced.pop_front() {
                 return Some(token);
             }
@@ -450,10 +459,10 @@ impl Generation {
         None
     }
 
-    /// Sends the summary.
-    pub fn finish(&mut self, state: &SequenceState, finish: Finish) {
-        let summary = self.summary(state, finish);
-        self.output.finish(summary);
+    /// Sends the end with its statistics.
+    pub fn finish(&mut self, state: &SequenceState, finish: FinishReason) {
+        let stats = self.stats(state, finish);
+        self.output.finish(stats);
     }
 
     /// Sends an error.
@@ -461,11 +470,11 @@ impl Generation {
         self.output.fail(reason);
     }
 
-    fn summary(&self, state: &SequenceState, finish: Finish) -> Summary {
+    fn stats(&self, state: &SequenceState, finish: FinishReason) -> GenerationStats {
         let now = Instant::now();
         let started = self.started.unwrap_or(now);
         let first = self.first_token.unwrap_or(now);
-        Summary {
+        GenerationStats {
             finish,
             prompt_tokens: self.request.prompt.len(),
             cached_tokens: self.cached,
@@ -473,7 +482,7 @@ impl Generation {
             generated_tokens: state.generated,
             decode: if state.generated == 0 { Duration::ZERO } else { now - first },
             queued: started - self.submitted,
-            speculated: self.speculation.counts,
+            draft_stats: self.speculation.counts,
             shifted_tokens: self.shifted,
             tokens: state.text(),
         }

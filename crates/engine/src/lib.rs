@@ -31,17 +31,18 @@ mod vocab;
 
 pub use config::{EngineOptions, MemoryReport, ModelInfo};
 pub use diffusion::CONTEXT as DIFFUSION_CONTEXT;
-pub use embed_queue::{Done as EmbedDone, Scored};
+pub use embed_queue::{EmbedCallback, RerankCallback};
 pub use engine::{Engine, THREAD};
 pub use error::EngineError;
-pub use evaluator::{Evaluator, Feed, Outputs};
+pub use evaluator::{Evaluator, Outputs, SequenceInput};
 pub use kv::PAGE_TOKENS;
 pub use memory_plan::{check_draft, check_model, plan_memory, plan_memory_with_draft};
 pub use puna_graph::AdapterScales;
 pub use puna_models::{Adapter, ModelError, Pooling, UnmaskOrder, Unmasking, is_diffusion};
 pub use request::{
-    Diffusion, Event, Finish, Piece, PromptToken, Request, RequestId, Sink, Stage, Summary,
+    AnswerStage, Diffusion, Event, FinishReason, GenerationStats, Piece, PromptToken, Request,
+    RequestId, Sink,
 };
 pub use speculate::model::DraftModel;
-pub use speculate::{DraftCounts, Speculated, Speculation};
+pub use speculate::{DraftCounts, DraftStats, Speculation};
 pub use stats::Stats;

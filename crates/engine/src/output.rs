@@ -4,7 +4,7 @@
 use puna_sampler::{StopEvent, StopMatcher, TokenLogprobs};
 use puna_tokenizer::{StreamDecoder, Tokenizer};
 
-use crate::request::{Event, Finish, Piece, Request, Sink, Summary};
+use crate::request::{Event, FinishReason, GenerationStats, Piece, Request, Sink};
 
 /// The sink of a sequence with its detokenizer and stop strings.
 pub struct OutputStream {
@@ -18,8 +18,8 @@ pub struct OutputStream {
 pub enum Emit {
     /// Generation continues.
     Continue,
-    /// Generation is finished; the caller sends the summary.
-    Finished(Finish),
+    /// Generation is finished; the caller sends the statistics.
+    Finished(FinishReason),
     /// The sink needs no further tokens ([`Sink::has_enough`]).
     Satisfied,
     /// The client has disconnected.
@@ -40,7 +40,7 @@ impl OutputStream {
         tokenizer: &Tokenizer,
     ) -> Emit {
         if tokenizer.is_eog(token) {
-            return Emit::Finished(Finish::End);
+            return Emit::Finished(FinishReason::End);
         }
         let text = self.decoder.push(token);
         let event = match self.sink.ignores_stops(&text) {
@@ -51,23 +51,23 @@ impl OutputStream {
             return Emit::Disconnected;
         }
         match event.stopped {
-            Some(index) => Emit::Finished(Finish::Stop(index)),
+            Some(index) => Emit::Finished(FinishReason::Stop(index)),
             None if self.sink.has_enough() => Emit::Satisfied,
             None => Emit::Continue,
         }
     }
 
-    /// Sends the text that was held back for stop strings, then the summary.
-    pub fn finish(&mut self, summary: Summary) {
-        if !matches!(summary.finish, Finish::Stop(_)) {
+    /// Sends the text that was held back for stop strings, then the statistics.
+    pub fn finish(&mut self, stats: GenerationStats) {
+        if !matches!(stats.finish, FinishReason::Stop(_)) {
             // Incomplete UTF-8 in the decoder is dropped.
             let text = self.stop.finish();
             if !text.is_empty() {
-                let token = summary.tokens.last().copied().unwrap_or(0);
+                let token = stats.tokens.last().copied().unwrap_or(0);
                 self.sink.send(Event::Piece(Piece { text, token, logprobs: None }));
             }
         }
-        self.sink.send(Event::Done(summary));
+        self.sink.send(Event::Done(stats));
     }
 
     /// Sends an error.

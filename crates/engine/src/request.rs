@@ -6,7 +6,7 @@ use puna_graph::AdapterScales;
 use puna_models::UnmaskOrder;
 use puna_sampler::{Grammar, Params};
 
-use crate::speculate::{Speculated, Speculation};
+use crate::speculate::{DraftStats, Speculation};
 
 /// Number of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -25,12 +25,12 @@ pub struct Request {
     /// starts with this many masked positions (`None`: 256), at most the context size.
     pub max_tokens: Option<usize>,
     /// Control tokens that are part of the text; others are removed.
-    pub shown: Vec<u32>,
+    pub visible_control_tokens: Vec<u32>,
     /// Number of first prompt tokens that a context shift keeps.
     pub keep: usize,
     /// Context size in tokens, at most that of the engine; `None` is that of the engine.
     pub context: Option<usize>,
-    /// Whether to shift a full context instead of finishing with [`Finish::Length`].
+    /// Whether to shift a full context instead of finishing with [`FinishReason::Length`].
     pub shift: bool,
     /// Number of alternatives in log-probabilities of generated tokens; `None` reports none.
     pub logprobs: Option<usize>,
@@ -59,7 +59,7 @@ impl Request {
             sampling,
             stop: Vec::new(),
             max_tokens: None,
-            shown: Vec::new(),
+            visible_control_tokens: Vec::new(),
             keep: 0,
             context: None,
             shift: true,
@@ -105,7 +105,7 @@ pub enum Event {
     /// Generated text; empty while a character is incomplete or a stop string may have begun.
     Piece(Piece),
     /// End of the generation.
-    Done(Summary),
+    Done(GenerationStats),
     /// End by an error.
     Failed(String),
     /// End because the request cannot be fulfilled; the client has to change it.
@@ -134,9 +134,9 @@ pub struct Piece {
     pub logprobs: Option<puna_sampler::TokenLogprobs>,
 }
 
-/// Finish reason.
+/// Why a sequence ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Finish {
+pub enum FinishReason {
     /// The model's end token.
     End,
     /// A stop string (its index in the request).
@@ -147,9 +147,9 @@ pub enum Finish {
 
 /// Statistics of a finished request.
 #[derive(Debug, Clone)]
-pub struct Summary {
+pub struct GenerationStats {
     /// Finish reason.
-    pub finish: Finish,
+    pub finish: FinishReason,
     /// Prompt tokens, including cached ones.
     pub prompt_tokens: usize,
     /// Prompt tokens found in the prefix cache.
@@ -163,7 +163,7 @@ pub struct Summary {
     /// Time in the queue.
     pub queued: Duration,
     /// Draft tokens, and how many were accepted.
-    pub speculated: Speculated,
+    pub draft_stats: DraftStats,
     /// Tokens dropped by context shifts.
     pub shifted_tokens: usize,
     /// All tokens of the sequence, prompt first, for callers that continue it.
@@ -172,15 +172,15 @@ pub struct Summary {
 
 /// Part of the output that the next piece of text belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub enum AnswerStage {
     /// Reasoning, or text before the answer.
-    Before,
+    BeforeAnswer,
     /// The answer.
     Answer,
     /// End of the reasoning and beginning of the answer in one piece.
     Mixed,
     /// End without an answer, since other output suffices, such as a tool call.
-    Enough,
+    Complete,
 }
 
 /// Receiver of the events of a request.
@@ -193,16 +193,16 @@ pub trait Sink: Send {
 
     /// Number of pieces that the receiver takes now. It limits draft tokens, since accepted ones
     /// produce several pieces in one step.
-    fn room(&self) -> usize {
+    fn piece_capacity(&self) -> usize {
         usize::MAX
     }
 
     /// Part of the output that `text` would belong to as the next piece; for an empty text, whether
     /// the answer is due. The engine asks for requests with a [`Request::grammar`] until the answer
     /// begins.
-    fn stage(&self, text: &str) -> Stage {
+    fn stage(&self, text: &str) -> AnswerStage {
         let _ = text;
-        Stage::Answer
+        AnswerStage::Answer
     }
 
     /// Tokens that must come next instead of sampled ones, such as the end of the reasoning. The
@@ -214,12 +214,12 @@ pub trait Sink: Send {
     /// Tokens that end the reasoning if the model would end the text without an answer. If empty,
     /// the end token is not sampled. The engine asks once, for requests with a
     /// [`Request::grammar`].
-    fn end_thought(&mut self) -> Vec<u32> {
+    fn reasoning_end_tokens(&mut self) -> Vec<u32> {
         Vec::new()
     }
 
     /// Whether the answer of a [`Request::grammar`] begins with the end tag of the reasoning.
-    fn answer_ends_thought(&self) -> bool {
+    fn answer_ends_reasoning(&self) -> bool {
         false
     }
 

@@ -1,6 +1,6 @@
 //! Statistics of the engine loop.
 
-use crate::speculate::Speculated;
+use crate::speculate::DraftStats;
 
 /// Snapshot of the engine loop.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub struct Stats {
     /// Tokens generated since the start.
     pub generated_tokens: u64,
     /// Draft tokens and accepted draft tokens since the start.
-    pub speculated: Speculated,
+    pub draft_stats: DraftStats,
     /// Bytes of intermediate results.
     pub scratch_bytes: u64,
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use puna_cpu::{Config, CpuBackend};
-use puna_engine::{EngineOptions, Evaluator, Feed, Outputs};
+use puna_engine::{EngineOptions, Evaluator, Outputs, SequenceInput};
 use puna_gguf::{Gguf, View};
 use serde_json::Value;
 
@@ -177,15 +177,15 @@ fn scores(path: &Path, reference: &Value, levels: &[&str]) -> Vec<Score> {
         evaluators.iter_mut().for_each(|e| e.truncate(0, 0));
         for start in (0..ids.len()).step_by(STEP) {
             let part = &ids[start..(start + STEP).min(ids.len())];
-            let feed = Feed { sequence: 0, tokens: part, outputs: Outputs::All };
+            let sequence_input = SequenceInput { sequence: 0, tokens: part, outputs: Outputs::All };
             let (exact, next) = (&exact[start..], &tokens[start + 1..]);
-            let base = evaluators[0].logits(&[feed]).unwrap().to_vec();
+            let base = evaluators[0].logits(&[sequence_input]).unwrap().to_vec();
             let base = distributions(&base, part.len());
             scores[0].add(&base, &[], exact, next);
             let others = evaluators.iter_mut().zip(&mut scores).zip(levels).skip(1);
             for ((evaluator, score), _) in others.filter(|(_, level)| n == 0 || !is_emulated(level))
             {
-                let rows = distributions(evaluator.logits(&[feed]).unwrap(), part.len());
+                let rows = distributions(evaluator.logits(&[sequence_input]).unwrap(), part.len());
                 score.add(&rows, &base, exact, next);
             }
         }

@@ -269,14 +269,14 @@ pub enum BackendError {
     },
 }
 
-/// A device that runs planned graphs. It adopts the weights of a model once, compiles plans to
+/// A device that runs planned graphs. It loads the weights of a model once, compiles plans to
 /// programs, and runs steps.
 pub trait Backend: Send {
     /// Name, device, kernel level, threads.
     fn describe(&self) -> Description;
 
     /// Takes the tensors and rotary tables of the model; ids in graphs are indices in these lists.
-    fn adopt(&mut self, weights: Vec<Weight>, ropes: Vec<Rope>) -> Result<(), BackendError>;
+    fn load_weights(&mut self, weights: Vec<Weight>, ropes: Vec<Rope>) -> Result<(), BackendError>;
 
     /// Makes the paged cache; replaces an earlier one.
     fn create_cache(&mut self, spec: CacheSpec) -> Result<(), BackendError>;

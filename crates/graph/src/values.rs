@@ -11,7 +11,7 @@ impl ValueId {
     }
 }
 
-/// A weight of the model, by its index in the list of tensors that the backend has adopted.
+/// A weight of the model, by its index in the list of tensors that the backend has loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WeightId(pub u32);
 

@@ -9,7 +9,7 @@
 //!
 //! ```text
 //! blobs/, manifests/                    models in Ollama's format, as everywhere in the store
-//! puna-registry/blobs/sha256-<hex>      pushed blobs; a model adopts its blobs by hard links
+//! puna-registry/blobs/sha256-<hex>      pushed blobs; a model gets its blobs by hard links
 //! puna-registry/repositories/<name>/    other manifests, byte for byte (`/` in names is `+`)
 //!     manifests/<hex>                   a manifest
 //!     tags/<tag>                        the digest that a tag points to

@@ -25,11 +25,11 @@ pub struct IndexerSizes {
     /// Dimensions of a head.
     pub dim: usize,
     /// Largest number of selected blocks.
-    pub count: usize,
+    pub top_k: usize,
     /// Positions per block.
     pub block: usize,
     /// Number of nearest blocks that are always selected.
-    pub near: usize,
+    pub local_blocks: usize,
 }
 
 impl IndexerSizes {
@@ -46,7 +46,7 @@ impl IndexerSizes {
         };
         let heads = bounded("head_count", MAX_SIZE, "must be at most 16384")?;
         let dim = bounded("key_length", MAX_SIZE, "must be at most 16384")?;
-        let count = bounded("top_k", MAX_SELECTED, "must be at most 16384")?;
+        let top_k = bounded("top_k", MAX_SELECTED, "must be at most 16384")?;
         if rope_dim > dim {
             let (key, value) = (
                 keys.name("attention.indexer.key_length"),
@@ -55,7 +55,7 @@ impl IndexerSizes {
             let reason = "must be at least rope.dimension_count";
             return Err(ModelError::KeyValue { key, value, reason });
         }
-        Ok(Self { heads, dim, count, block: 1, near: 0 })
+        Ok(Self { heads, dim, top_k, block: 1, local_blocks: 0 })
     }
 
     /// Reads `attention.indexer.{block_size,local_blocks}` as well, for an indexer that selects
@@ -66,14 +66,14 @@ impl IndexerSizes {
         kv_heads: &[usize],
     ) -> Result<Self, ModelError> {
         let block = keys.count("attention.indexer.block_size")?;
-        let near = keys.opt_count("attention.indexer.local_blocks")?.unwrap_or(0);
-        let sizes = Self { block, near, ..Self::read(keys, rope_dim)? };
+        let local_blocks = keys.opt_count("attention.indexer.local_blocks")?.unwrap_or(0);
+        let sizes = Self { block, local_blocks, ..Self::read(keys, rope_dim)? };
         let of = |part: &str, value: usize, reason| {
             let key = keys.name(&format!("attention.indexer.{part}"));
             Err(ModelError::KeyValue { key, value: value.to_string(), reason })
         };
-        if near > sizes.count {
-            return of("local_blocks", near, "must be at most attention.indexer.top_k");
+        if local_blocks > sizes.top_k {
+            return of("local_blocks", local_blocks, "must be at most attention.indexer.top_k");
         }
         if kv_heads.iter().any(|&kv_heads| kv_heads != sizes.heads) {
             return of("head_count", sizes.heads, "must equal attention.head_count_kv");
@@ -147,9 +147,9 @@ impl Indexer {
         source: usize,
         (rope, eps): (Option<IndexerRope>, f32),
     ) -> Result<Self, ModelError> {
-        let IndexerSizes { heads, dim, count, block, near } = sizes;
+        let IndexerSizes { heads, dim, top_k, block, local_blocks } = sizes;
         let n_embd = b.hp.n_embd;
-        let chosen = SelectedPositions { lists: 1, count, block };
+        let chosen = SelectedPositions { lists: 1, count: top_k, block };
         Ok(Self {
             query: b.linear("indexer.attn_q_b", source, heads * dim)?,
             query_norm: None,
@@ -166,7 +166,7 @@ impl Indexer {
                 dim,
                 rectified: true,
                 mask: Mask::Causal,
-                near,
+                near: local_blocks,
                 chosen,
             },
         })
@@ -179,9 +179,9 @@ impl Indexer {
         sizes: IndexerSizes,
         rope: RopeId,
     ) -> Result<Self, ModelError> {
-        let IndexerSizes { heads, dim, count, block, near } = sizes;
+        let IndexerSizes { heads, dim, top_k, block, local_blocks } = sizes;
         let n_embd = b.hp.n_embd;
-        let chosen = SelectedPositions { lists: heads, count, block };
+        let chosen = SelectedPositions { lists: heads, count: top_k, block };
         Ok(Self {
             query: b.linear("indexer.q_proj", n_embd, heads * dim)?,
             query_norm: Some(b.norm_of("indexer.q_norm", &[dim])?),
@@ -194,7 +194,7 @@ impl Indexer {
                 dim,
                 rectified: false,
                 mask: Mask::Causal,
-                near,
+                near: local_blocks,
                 chosen,
             },
         })

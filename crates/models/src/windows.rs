@@ -31,12 +31,12 @@ impl Windows {
     }
 
     /// Whether the model has windows.
-    pub fn exist(&self) -> bool {
+    pub fn is_enabled(&self) -> bool {
         self.width.is_some()
     }
 
     /// Whether layer `i` has a window.
-    pub fn slides(&self, i: usize) -> bool {
+    pub fn has_window(&self, i: usize) -> bool {
         self.of(i).is_some()
     }
 

@@ -38,7 +38,7 @@ fn the_manual_names_every_architecture_and_no_other() {
 
 #[test]
 fn store_and_models_agree_on_draft_and_audio_architectures() {
-    assert_eq!(puna_models::known_companions(), puna_store::Facts::DRAFT_ARCHITECTURES);
+    assert_eq!(puna_models::known_companions(), puna_store::GgufInfo::DRAFT_ARCHITECTURES);
     let known = puna_models::known_architectures();
-    assert!(puna_store::Facts::AUDIO_ARCHITECTURES.iter().all(|name| known.contains(name)));
+    assert!(puna_store::GgufInfo::AUDIO_ARCHITECTURES.iter().all(|name| known.contains(name)));
 }

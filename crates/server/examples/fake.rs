@@ -14,10 +14,12 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use puna_engine::{EngineError, Event, Finish, Piece, Request, Sink, Summary};
+use puna_engine::{EngineError, Event, FinishReason, GenerationStats, Piece, Request, Sink};
 use puna_sampler::{Constraint, Grammar};
-use puna_server::canonical::Tokenize;
-use puna_server::runner::generator::{EmbedDone, Facts, Generator, LoadError, Loader, RankDone};
+use puna_server::canonical::TokenizeTask;
+use puna_server::runner::generator::{
+    EmbedCallback, Generator, LoadError, LoadedModelInfo, Loader, RerankCallback,
+};
 use puna_server::runner::protocol::{Heartbeat, LoadSpec, MemoryParts};
 use puna_server::runner::worker;
 
@@ -49,14 +51,19 @@ impl Loader for ClockLoader {
     }
 
     fn load(&self, spec: &LoadSpec) -> Result<Box<dyn Generator>, LoadError> {
-        let facts = Facts { num_ctx: spec.options.num_ctx, ..Facts::default() };
-        Ok(Box::new(ClockGenerator { facts, cancelled: Mutex::default(), next: AtomicU64::new(1) }))
+        let model_info =
+            LoadedModelInfo { num_ctx: spec.options.num_ctx, ..LoadedModelInfo::default() };
+        Ok(Box::new(ClockGenerator {
+            model_info,
+            cancelled: Mutex::default(),
+            next: AtomicU64::new(1),
+        }))
     }
 }
 
 /// Model with bytes as tokens.
 struct ClockGenerator {
-    facts: Facts,
+    model_info: LoadedModelInfo,
     cancelled: Mutex<HashMap<u64, Arc<AtomicBool>>>,
     next: AtomicU64,
 }
@@ -89,30 +96,30 @@ fn send_times(request: &Request, sink: &mut dyn Sink, cancelled: &AtomicBool) {
             return;
         }
     }
-    sink.send(Event::Done(Summary {
-        finish: Finish::Length,
+    sink.send(Event::Done(GenerationStats {
+        finish: FinishReason::Length,
         prompt_tokens: request.prompt.len(),
         cached_tokens: 0,
         prefill: Duration::ZERO,
         generated_tokens: token_count,
         decode: started.elapsed(),
         queued: Duration::ZERO,
-        speculated: Default::default(),
+        draft_stats: Default::default(),
         shifted_tokens: 0,
         tokens: request.prompt.clone(),
     }));
 }
 
 impl Generator for ClockGenerator {
-    fn facts(&self) -> &Facts {
-        &self.facts
+    fn model_info(&self) -> &LoadedModelInfo {
+        &self.model_info
     }
 
     fn encode(&self, text: &str) -> Vec<u32> {
         text.bytes().map(u32::from).collect()
     }
 
-    fn tokenize(&self, text: &Tokenize) -> Vec<u32> {
+    fn tokenize(&self, text: &TokenizeTask) -> Vec<u32> {
         self.encode(&text.text)
     }
 
@@ -172,12 +179,12 @@ impl Generator for ClockGenerator {
         }
     }
 
-    fn embed(&self, _: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, EngineError> {
+    fn embed(&self, _: Vec<Vec<u32>>, done: EmbedCallback) -> Result<u64, EngineError> {
         done(Err(EngineError::CannotEmbed));
         Ok(0)
     }
 
-    fn rank(&self, _: Vec<Vec<u32>>, done: RankDone) -> Result<u64, EngineError> {
+    fn rank(&self, _: Vec<Vec<u32>>, done: RerankCallback) -> Result<u64, EngineError> {
         done(Err(EngineError::CannotRank));
         Ok(0)
     }

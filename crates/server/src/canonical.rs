@@ -18,15 +18,15 @@ use crate::options::speculate::{DraftCounts, SpeculationMode};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Task {
     /// Generate text.
-    Generate(Box<Generate>),
+    Generate(Box<GenerateTask>),
     /// Count the prompt tokens of a generation.
-    Count(Box<Generate>),
+    Count(Box<GenerateTask>),
     /// Compute embedding vectors of texts.
-    Embed(Embed),
+    Embed(EmbedTask),
     /// Score documents by their relevance to a query.
-    Rank(Rank),
+    Rank(RerankTask),
     /// Tokenize a text.
-    Tokenize(Tokenize),
+    Tokenize(TokenizeTask),
     /// Convert tokens to text, special tokens included.
     Detokenize(Vec<u32>),
 }
@@ -71,7 +71,7 @@ fn json_bytes(value: &Value) -> usize {
 
 /// A generation.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Generate {
+pub struct GenerateTask {
     /// Prompt settings of the model's manifest.
     pub model: PromptConfig,
     /// The conversation or prompt.
@@ -134,7 +134,7 @@ pub struct SchemaLabel {
 /// Maximum total bytes of the copies of a prompt for several answers.
 const MAX_REPLICATED_BYTES: usize = 256 << 20;
 
-impl Generate {
+impl GenerateTask {
     /// Approximate bytes of text to process before the generation can start.
     pub fn text_bytes(&self) -> usize {
         let object = |map: &Map<String, Value>| map.values().map(json_bytes).sum::<usize>();
@@ -269,7 +269,7 @@ pub struct RunOptions {
     /// Speculation mode.
     pub speculate: SpeculationMode,
     /// Whether the model or the request sets the mode, and not only the configuration.
-    #[serde(default, rename = "speculate_said")]
+    #[serde(default)]
     pub speculate_explicit: bool,
     /// Maximum draft tokens per step; `None` is automatic.
     pub draft_num_predict: Option<u32>,
@@ -287,21 +287,21 @@ pub struct RunOptions {
     /// Parameters that the model or the request sets explicitly, by name, for remote models. The
     /// remote server chooses all others.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
-    pub given: Map<String, Value>,
+    pub explicit_parameters: Map<String, Value>,
 }
 
 /// An embedding task.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Embed {
+pub struct EmbedTask {
     /// The texts.
     pub inputs: Vec<EmbedText>,
     /// Whether texts that are too long are cut at their end.
     pub truncate: bool,
     /// Maximum tokens of a text; `None` is the runner's maximum, which also bounds this value.
     pub num_ctx: Option<u32>,
-    /// See [`RunOptions::given`].
+    /// See [`RunOptions::explicit_parameters`].
     #[serde(default, skip_serializing_if = "Map::is_empty")]
-    pub given: Map<String, Value>,
+    pub explicit_parameters: Map<String, Value>,
 }
 
 /// Input of an embedding.
@@ -335,7 +335,7 @@ pub struct EmbedResult {
 
 /// A ranking task: documents to score by their relevance to a query.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Rank {
+pub struct RerankTask {
     /// The query.
     pub query: String,
     /// The documents.
@@ -364,7 +364,7 @@ pub struct RankResult {
 
 /// A tokenization task.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Tokenize {
+pub struct TokenizeTask {
     /// The text.
     pub text: String,
     /// Whether to add the model's begin and end tokens.
@@ -527,7 +527,7 @@ pub struct GenerationSummary {
     /// Time spent generating them.
     pub decode: Duration,
     /// Draft token counts.
-    pub guesses: DraftCounts,
+    pub draft_counts: DraftCounts,
     /// Number of messages left out of the prompt.
     pub dropped_messages: u64,
     /// Number of tokens cut from the prompt or shifted out of the context.

@@ -26,7 +26,7 @@ use crate::http::body_budget::{BodyBudget, HeldReservation};
 use crate::http::host_check::{HostKind, classify_host, machine_name};
 use crate::http::peer::{host, is_local, peer};
 use crate::http::serve::RequestHandler;
-use crate::http::{Client, Dialect, Owner, RequestNotes, SchemaNotes};
+use crate::http::{Client, CompatibilityReport, Dialect, Owner, SchemaReport};
 use crate::metrics::ServerMetrics;
 use crate::mirror::Registry;
 use crate::routes::table::{Route, RouteMatch, RouteTable, with_decoded_path};
@@ -236,17 +236,17 @@ impl Middleware {
 
     /// Calls the route. Headers of the response name ignored fields and adaptations.
     async fn route(&self, mut request: Request) -> Response {
-        let notes = RequestNotes::default();
+        let report = CompatibilityReport::default();
         request.extensions_mut().insert(self.0.body_budget.clone());
-        let schema_notes = SchemaNotes::default();
+        let schema_report = SchemaReport::default();
         // The future is large and every wrapper would embed it, so it is boxed.
-        let handled = schema_notes.scope(HeldReservation::scope(Box::pin(self.handle(request))));
-        let mut response = notes.scope(handled).await;
-        schema_notes.write(response.headers_mut());
-        if let Some(fields) = notes.ignored_header() {
+        let handled = schema_report.scope(HeldReservation::scope(Box::pin(self.handle(request))));
+        let mut response = report.scope(handled).await;
+        schema_report.write(response.headers_mut());
+        if let Some(fields) = report.ignored_header() {
             response.headers_mut().insert("x-puna-ignored", fields);
         }
-        if let Some(kinds) = notes.adapted_header() {
+        if let Some(kinds) = report.adapted_header() {
             response.headers_mut().insert("x-puna-adapted", kinds);
         }
         response

@@ -29,7 +29,7 @@ use crate::http::serve::{ConnectionConfig, RequestHandler, run};
 use crate::http::tls::Tls;
 use crate::metrics::prometheus;
 use crate::models::cleanup;
-use crate::models::registry;
+use crate::models::registry_client_settings;
 use crate::util::panic_message::panic_message;
 use crate::version::VERSION;
 
@@ -211,7 +211,7 @@ impl From<Driver> for Storage {
 /// The library cannot be read or written.
 pub async fn retain(config: &Config, dry_run: bool) -> Result<RetentionReport, ServeError> {
     let store = Arc::new(config.store()?);
-    let client = puna_registry::Registry::new(registry::settings(config));
+    let client = puna_registry::Registry::new(registry_client_settings::settings(config));
     let storage = Storage::from(Driver::open(&store, &client, &config.mirror).await?);
     let history = UsageLog::new()?;
     let retained =
@@ -335,7 +335,7 @@ pub async fn serve(
     let tls = config.tls.as_ref().map(Tls::new).transpose()?.map(Arc::new);
     let authorizer = Arc::new(Authorizer::new(&config.keys)?);
     let store = Arc::new(config.store()?);
-    let client = puna_registry::Registry::new(registry::settings(&config));
+    let client = puna_registry::Registry::new(registry_client_settings::settings(&config));
     let registry = Registry::new(store, client, &config, authorizer).await?;
     let scheme = if tls.is_some() { "https" } else { "http" };
     let library = config.mirror.storage.as_ref().map(ToString::to_string);

@@ -98,9 +98,9 @@ impl Store {
             self.touch_blob(&digest);
             return Ok(digest);
         }
-        self.note_stored_blob(&digest);
+        self.record_stored_blob(&digest);
         let written = files::write_atomic(self.root(), &own, text);
-        written.inspect_err(|_| self.forget_stored_blobs([digest]))?;
+        written.inspect_err(|_| self.remove_stored_blob_records([digest]))?;
         Ok(digest)
     }
 
@@ -250,9 +250,9 @@ impl BlobWriter<'_> {
             return Ok(blob);
         }
         self.store.pins.pin(&digest);
-        self.store.note_stored_blob(&digest);
+        self.store.record_stored_blob(&digest);
         let persisted = self.temp.persist(&self.store.own_blob_path(&digest));
-        persisted.inspect_err(|_| self.store.forget_stored_blobs([digest]))?;
+        persisted.inspect_err(|_| self.store.remove_stored_blob_records([digest]))?;
         Ok(NewBlob { digest, size: self.size, is_new: true })
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Map, Value};
 
 use crate::digest::Digest;
-use crate::entry::{Entry, ModelLocation};
+use crate::entry::{Entry, StoreLocation};
 use crate::gojson;
 use crate::manifest::{Config, Layer, Manifest, media};
 use crate::modelfile::{Instruction, Modelfile, parse_parameter};
@@ -122,7 +122,7 @@ pub fn entry() -> Entry {
         digest: model.digest,
         modified: SystemTime::UNIX_EPOCH + Duration::from_secs(MODIFIED_UNIX_SECONDS),
         manifest: model.manifest.clone(),
-        location: ModelLocation::Embedded,
+        location: StoreLocation::Embedded,
         runner: String::new(),
         list: None,
     }
@@ -153,18 +153,18 @@ pub(crate) fn blobs() -> impl Iterator<Item = Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::{Facts, parameter_size};
+    use crate::gguf_info::{GgufInfo, parameter_size};
     use serde_json::json;
 
     #[test]
     fn the_embedded_weights_match_their_recorded_facts() {
         assert_eq!(Digest::of(weights()).to_string(), WEIGHTS_DIGEST);
         assert_eq!(weights().as_ptr().align_offset(64), 0);
-        let facts = Facts::of(&puna_gguf::Gguf::from_bytes(weights()).unwrap());
+        let info = GgufInfo::of(&puna_gguf::Gguf::from_bytes(weights()).unwrap());
         let config = &embedded_model().config;
-        assert_eq!(facts.architecture, config.model_family);
-        assert_eq!(facts.file_type, config.file_type);
-        assert_eq!(parameter_size(facts.parameter_count), config.model_type);
+        assert_eq!(info.architecture, config.model_family);
+        assert_eq!(info.file_type, config.file_type);
+        assert_eq!(parameter_size(info.parameter_count), config.model_type);
     }
 
     #[test]

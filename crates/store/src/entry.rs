@@ -29,7 +29,7 @@ pub struct Entry {
     /// The manifest, or that of the chosen child of a manifest list.
     pub manifest: Manifest,
     /// Where the model is.
-    pub location: ModelLocation,
+    pub location: StoreLocation,
     /// The runner that the manifest names, such as `llamacpp`; empty if it names none.
     pub runner: String,
     /// The children, if the name stands for a manifest list.
@@ -56,7 +56,7 @@ pub struct StoredChild {
 
 /// Where a model is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ModelLocation {
+pub enum StoreLocation {
     /// In the store's own folder.
     Own,
     /// In a read-only folder.
@@ -68,7 +68,7 @@ pub enum ModelLocation {
 impl Entry {
     /// Whether the model is embedded in the program.
     pub fn is_embedded(&self) -> bool {
-        self.location == ModelLocation::Embedded
+        self.location == StoreLocation::Embedded
     }
 
     /// Size of the model's blobs in bytes, as its manifest states them.
@@ -167,7 +167,7 @@ pub fn runner_rank(child: &Child) -> Option<u8> {
 pub(crate) fn read_entry(
     root: &Path,
     file: &NameFile,
-    location: ModelLocation,
+    location: StoreLocation,
     preferred: Option<&str>,
 ) -> Result<Entry, StoreError> {
     let text = file.read(root)?;
@@ -197,7 +197,7 @@ pub(crate) fn entry_of(
     root: &Path,
     file: &NameFile,
     file_content: NameDocument,
-    location: ModelLocation,
+    location: StoreLocation,
     preferred: Option<&str>,
 ) -> Result<Entry, StoreError> {
     let error = |reason| StoreError::Manifest { path: file.path.clone(), reason };

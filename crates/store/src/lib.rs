@@ -29,9 +29,7 @@
 
 #![forbid(unsafe_code)]
 
-mod adopt;
 mod anchor;
-mod blob_notes;
 mod blobs;
 mod builtin;
 mod create;
@@ -39,11 +37,12 @@ mod digest;
 pub mod embedded;
 mod entry;
 mod error;
-mod facts;
 mod files;
 mod fingerprint;
+mod gguf_info;
 mod gojson;
 mod home_dir;
+mod link_local_file;
 mod list_cache;
 mod list_cache_format;
 mod listing;
@@ -56,6 +55,7 @@ mod modelfile;
 mod name;
 mod name_files;
 mod name_writer;
+mod pending_blobs;
 mod pins;
 mod prune;
 mod pulls;
@@ -74,7 +74,6 @@ mod unresponsive_dirs;
 mod uploads;
 mod verify;
 
-pub use adopt::{AdoptMethod, AdoptOutcome};
 pub use blobs::{BlobWriter, NewBlob};
 pub use builtin::{BuiltInFormat, PARSERS, RENDERERS};
 pub use create::{
@@ -83,14 +82,15 @@ pub use create::{
     plan_local,
 };
 pub use digest::{Digest, DigestError, Hasher};
-pub use entry::{ChildList, Entry, ModelLocation, StoredChild, runner_rank};
+pub use entry::{ChildList, Entry, StoreLocation, StoredChild, runner_rank};
 pub use error::StoreError;
-pub use facts::{Facts, file_type_name, parameter_size};
 pub use files::{
     is_file_at, is_lock_unsupported, last_use, lock_file, sync_dir, touch, write_atomic,
 };
 pub use fingerprint::{FileFingerprint, same_file};
+pub use gguf_info::{GgufInfo, file_type_name, parameter_size};
 pub use home_dir::{account_home_dir, home_dir};
+pub use link_local_file::{LinkMethod, LinkOutcome};
 pub use list_cache::Listing;
 pub use lock_holder::LockHolder;
 pub use manifest::{Config, Layer, Manifest, media};
@@ -117,5 +117,5 @@ pub use store::{DeleteOutcome, Store, default_root};
 pub use summary::{Details, Summary};
 pub use transfer::{BlobLock, PartialBlob, PartialPath};
 pub use trash::RestoreOutcome;
-pub use uploads::UploadNote;
+pub use uploads::UploadRecordFile;
 pub use verify::{Damage, DisplacedBlob, InvalidManifest};

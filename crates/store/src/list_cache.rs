@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::digest::Digest;
-use crate::entry::{Entry, ModelLocation, entry_of};
+use crate::entry::{Entry, StoreLocation, entry_of};
 use crate::error::StoreError;
 use crate::files::read_limited;
 use crate::fingerprint::FileFingerprint;
@@ -109,7 +109,7 @@ impl CachedLists {
     /// invalid files.
     pub(crate) fn add_scan(
         &mut self,
-        location: &ModelLocation,
+        location: &StoreLocation,
         root: &Path,
         scan: [IndexScan; 2],
         runner: Option<&str>,

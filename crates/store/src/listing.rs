@@ -16,7 +16,7 @@ use std::time::{Instant, SystemTime};
 
 use crate::digest::Digest;
 use crate::embedded;
-use crate::entry::{Entry, ModelLocation};
+use crate::entry::{Entry, StoreLocation};
 use crate::error::StoreError;
 use crate::files::{TEMP_DIR, create_dir, write_atomic};
 use crate::fingerprint::FileFingerprint;
@@ -73,7 +73,7 @@ impl Store {
             Err(scan) => scan,
         };
         let (mut entries, mut broken) =
-            cache.add_scan(&ModelLocation::Own, self.root(), scan, self.runner());
+            cache.add_scan(&StoreLocation::Own, self.root(), scan, self.runner());
         for error in &broken {
             if self.is_first_report(&error.to_string()) {
                 tracing::warn!(%error, "invalid manifest; not listed, and it blocks garbage collection");
@@ -141,7 +141,7 @@ impl Store {
 
     /// Blobs of the manifests in manifest lists of the own folder, with their current fingerprints.
     fn child_blobs(&self, entries: &[Entry]) -> Vec<(PathBuf, Option<FileFingerprint>)> {
-        let own = entries.iter().filter(|entry| entry.location == ModelLocation::Own);
+        let own = entries.iter().filter(|entry| entry.location == StoreLocation::Own);
         let children = own.filter_map(|entry| entry.list.as_ref()).flat_map(|list| &list.children);
         let stored = children.filter(|stored| stored.child.inline.is_none());
         let paths = stored.map(|stored| self.own_blob_path(&stored.child.digest));
@@ -173,7 +173,7 @@ impl Store {
     ) -> Vec<StoreError> {
         let (until, mut unresponsive) = (Instant::now() + READ_ONLY_DIR_TIMEOUT, Vec::new());
         for (folder, query) in queries {
-            let location = ModelLocation::ReadOnly(folder.clone());
+            let location = StoreLocation::ReadOnly(folder.clone());
             let left = until.saturating_duration_since(Instant::now());
             let scan = match query.as_ref().map(|query| query.wait(left)) {
                 Some(Ok(scan)) => scan,
@@ -219,8 +219,8 @@ impl Store {
         let model = self.resolve_entry(entry)?;
         let summary = Arc::new(Summary {
             details: model.details(),
-            context_length: model.facts.context_length,
-            embedding_length: model.facts.embedding_length,
+            context_length: model.gguf_info.context_length,
+            embedding_length: model.gguf_info.embedding_length,
             capabilities: model.capabilities(),
             remote_model: model.config.remote_model,
             remote_host: model.config.remote_host,
@@ -374,7 +374,7 @@ mod tests {
         let one = &listed["m2"];
         let file =
             NameFile { name: one.name.clone(), folder: NameFolder::Manifests, path: path(2) };
-        let read = read_entry(store.root(), &file, ModelLocation::Own, None).unwrap();
+        let read = read_entry(store.root(), &file, StoreLocation::Own, None).unwrap();
         assert_eq!(*one, read, "as if it had been read");
         assert!(now.list_cache.lock().new < 10, "it was not");
     }

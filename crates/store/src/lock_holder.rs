@@ -1,4 +1,4 @@
-//! The process that holds a lock, noted in the lock file for the processes that wait.
+//! The process that holds a lock, named in the lock file for the processes that wait.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -7,8 +7,8 @@ use std::path::Path;
 
 use crate::files::read_limited;
 
-/// Largest size of a note in bytes.
-const MAX_NOTE_BYTES: u64 = 512;
+/// Largest size of a lock holder in its file, in bytes.
+const MAX_LOCK_INFO_BYTES: u64 = 512;
 /// Linux files with the host name, the PID namespace of this process, and the boot id. The boot id
 /// distinguishes machines with the same host name: the first PID namespace has the same number on
 /// each machine.
@@ -26,7 +26,7 @@ pub struct LockHolder {
     pid: u32,
     host: String,
     pid_namespace: String,
-    /// Empty in notes of older versions.
+    /// Empty in lock files of older versions.
     boot_id: String,
 }
 
@@ -45,16 +45,16 @@ impl LockHolder {
         }
     }
 
-    /// Writes the note into the lock file. Errors, such as a full disk, are ignored.
+    /// Writes the holder into the lock file. Errors, such as a full disk, are ignored.
     pub(crate) fn write_to(&self, mut file: &File) {
         let text = format!("{} {} {} {}\n", self.pid, self.host, self.pid_namespace, self.boot_id);
         let _ = file.set_len(0).and_then(|()| file.write_all(text.as_bytes()));
     }
 
-    /// Reads the note in a lock file. `None` if it cannot be read, as on systems where a lock
+    /// Reads the holder in a lock file. `None` if it cannot be read, as on systems where a lock
     /// excludes readers.
     pub(crate) fn read(path: &Path) -> Option<Self> {
-        let text = String::from_utf8(read_limited(path, MAX_NOTE_BYTES).ok()?).ok()?;
+        let text = String::from_utf8(read_limited(path, MAX_LOCK_INFO_BYTES).ok()?).ok()?;
         let mut words = text.trim_end_matches('\n').split(' ');
         let pid = words.next()?.parse().ok()?;
         let mut word = || words.next().map(plain).unwrap_or_default();
@@ -174,18 +174,18 @@ mod tests {
             (holder.pid(), holder.to_string()),
             (None, "process 12 of another container".into())
         );
-        // A machine of the same host name and PID namespace; a note without a boot id; notes
-        // without a host or namespace.
+        // A machine of the same host name and PID namespace; a lock file without a boot id; lock
+        // files without a host or namespace.
         let told = format!("process 12 of another machine named {}", here.host);
-        for (note, told) in [
+        for (text, told) in [
             (format!("12 {} {} another-run\n", here.host, here.pid_namespace), &*told),
             (format!("12 {} {}\n", here.host, here.pid_namespace), "process 12"),
             (format!("12  {} {}\n", here.pid_namespace, here.boot_id), "process 12"),
             (format!("12 {}  {}\n", here.host, here.boot_id), "process 12"),
         ] {
-            fs::write(&path, &note).unwrap();
+            fs::write(&path, &text).unwrap();
             let holder = LockHolder::read(&path).unwrap();
-            assert_eq!((holder.pid(), holder.to_string().as_str()), (None, told), "{note}");
+            assert_eq!((holder.pid(), holder.to_string().as_str()), (None, told), "{text}");
         }
         for other in [&b""[..], b"pid", b"-1 a b", b"99999999999 a b", b"\xff", &[b'1'; 600]] {
             fs::write(&path, other).unwrap();

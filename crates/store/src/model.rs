@@ -13,7 +13,7 @@ use crate::digest::Digest;
 use crate::embedded;
 use crate::entry::{ChildList, Entry};
 use crate::error::StoreError;
-use crate::facts::{Facts, parameter_size};
+use crate::gguf_info::{GgufInfo, parameter_size};
 use crate::manifest::{Config, Layer, media, parse_object};
 use crate::modelfile::{Instruction, Modelfile, params};
 use crate::name::ModelName;
@@ -57,7 +57,8 @@ pub struct Model {
     pub projectors: Vec<PathBuf>,
     /// The draft model for speculative decoding.
     pub draft: Option<PathBuf>,
-    /// The Go template. Without it, the weights' Jinja template is used ([`Facts::chat_template`]).
+    /// The Go template. Without it, the weights' Jinja template is used
+    /// ([`GgufInfo::chat_template`]).
     pub template: Option<String>,
     /// The system message.
     pub system: Option<String>,
@@ -71,10 +72,10 @@ pub struct Model {
     pub config: Config,
     /// The model that this one was made from, or empty.
     pub parent: String,
-    /// Facts of the weights' file.
-    pub facts: Arc<Facts>,
-    /// Facts of the projectors' files.
-    pub projector_facts: Vec<Arc<Facts>>,
+    /// Properties of the weights' file.
+    pub gguf_info: Arc<GgufInfo>,
+    /// Properties of the projectors' files.
+    pub projector_info: Vec<Arc<GgufInfo>>,
 }
 
 impl Store {
@@ -122,21 +123,21 @@ impl Store {
                 .map_err(|reason| reader.error("the config", reason))?,
             None => Config::default(),
         };
-        let (weights, facts, weights_digest, parent) = if config.remote_host.is_empty() {
+        let (weights, gguf_info, weights_digest, parent) = if config.remote_host.is_empty() {
             let layer =
                 manifest.last(media::MODEL).ok_or_else(|| without_weights(entry, &config))?;
-            let (weights, facts) = reader.weights(layer)?;
-            (weights, facts, layer.digest, layer.from.clone().unwrap_or_default())
+            let (weights, gguf_info) = reader.weights(layer)?;
+            (weights, gguf_info, layer.digest, layer.from.clone().unwrap_or_default())
         } else {
-            (Weights::Remote, Arc::new(Facts::of_remote(&config)), entry.digest, String::new())
+            (Weights::Remote, Arc::new(GgufInfo::of_remote(&config)), entry.digest, String::new())
         };
         let paths = |media_type: &str| {
             manifest.all(media_type).map(|l| self.layer_path(l)).collect::<Result<_, _>>()
         };
         let template = manifest.last(media::TEMPLATE).or(manifest.last(media::PROMPT));
-        let projector_facts = manifest
+        let projector_info = manifest
             .all(media::PROJECTOR)
-            .map(|layer| self.facts.read(&layer.digest, &self.layer_path(layer)?))
+            .map(|layer| self.gguf_info_cache.read(&layer.digest, &self.layer_path(layer)?))
             .collect::<Result<_, _>>()?;
         Ok(Model {
             name: entry.name.clone(),
@@ -163,8 +164,8 @@ impl Store {
                 .collect::<Result<_, _>>()?,
             config,
             parent,
-            facts,
-            projector_facts,
+            gguf_info,
+            projector_info,
         })
     }
 }
@@ -234,17 +235,17 @@ impl LayerReader<'_> {
             .unwrap_or_default())
     }
 
-    fn weights(&self, layer: &Layer) -> Result<(Weights, Arc<Facts>), StoreError> {
+    fn weights(&self, layer: &Layer) -> Result<(Weights, Arc<GgufInfo>), StoreError> {
         if self.entry.is_embedded() {
-            let facts = Facts::of(&Gguf::from_bytes(embedded::weights())?);
-            return Ok((Weights::Embedded, Arc::new(facts)));
+            let info = GgufInfo::of(&Gguf::from_bytes(embedded::weights())?);
+            return Ok((Weights::Embedded, Arc::new(info)));
         }
         let path = self.store.layer_path(layer)?;
         // A link points to a file with its own name, which identifies the parts of a split model.
         let is_link = path.symlink_metadata().is_ok_and(|meta| meta.is_symlink());
         let path = if is_link { path.canonicalize().unwrap_or(path) } else { path };
-        let facts = self.store.facts.read(&layer.digest, &path)?;
-        Ok((Weights::File(path), facts))
+        let info = self.store.gguf_info_cache.read(&layer.digest, &path)?;
+        Ok((Weights::File(path), info))
     }
 }
 
@@ -260,13 +261,13 @@ impl Model {
                 Weights::Remote => config.model_format.clone(),
                 _ => or(&config.model_format, "gguf".into()),
             },
-            family: or(&config.model_family, self.facts.architecture.clone()),
+            family: or(&config.model_family, self.gguf_info.architecture.clone()),
             families: config.model_families.clone(),
             parameter_size: match self.weights {
                 Weights::Remote => config.model_type.clone(),
-                _ => or(&config.model_type, parameter_size(self.facts.parameter_count)),
+                _ => or(&config.model_type, parameter_size(self.gguf_info.parameter_count)),
             },
-            quantization_level: or(&config.file_type, self.facts.file_type.clone()),
+            quantization_level: or(&config.file_type, self.gguf_info.file_type.clone()),
             runner: self.runner.clone(),
         }
     }
@@ -288,7 +289,7 @@ impl Model {
             return if stated.is_empty() { all() } else { stated.clone() };
         }
         let template = self.template.as_deref().unwrap_or_default();
-        capabilities(&self.facts, &self.projector_facts, template, &self.config)
+        capabilities(&self.gguf_info, &self.projector_info, template, &self.config)
     }
 
     /// The Modelfile that `show` prints, without comment lines. A request's `system` and `options`
@@ -329,8 +330,8 @@ impl Model {
     }
 }
 
-impl Facts {
-    /// Facts of a remote model, from its config.
+impl GgufInfo {
+    /// Properties of a remote model, from its config.
     fn of_remote(config: &Config) -> Self {
         Self {
             architecture: config.model_family.clone(),
@@ -349,25 +350,25 @@ impl Facts {
 }
 
 fn capabilities(
-    facts: &Facts,
-    projectors: &[Arc<Facts>],
+    info: &GgufInfo,
+    projectors: &[Arc<GgufInfo>],
     go: &str,
     config: &Config,
 ) -> Vec<String> {
     let mut found: Vec<&str> = Vec::new();
-    match facts.pooling {
-        None if facts.is_draft() || facts.is_audio() => {}
+    match info.pooling {
+        None if info.is_draft() || info.is_audio() => {}
         None => found.push("completion"),
-        Some(Facts::RANK_POOLING) => found.push("rerank"),
+        Some(GgufInfo::RANK_POOLING) => found.push("rerank"),
         Some(_) => found.push("embedding"),
     }
-    if facts.vision || projectors.iter().any(|f| f.vision || !f.audio) {
+    if info.vision || projectors.iter().any(|f| f.vision || !f.audio) {
         found.push("vision");
     }
-    if facts.audio || projectors.iter().any(|f| f.audio) {
+    if info.audio || projectors.iter().any(|f| f.audio) {
         found.push("audio");
     }
-    let jinja = facts.chat_template.as_deref().unwrap_or_default();
+    let jinja = info.chat_template.as_deref().unwrap_or_default();
     let built_in = builtin::of_config(config);
     let is_rendered = !config.renderer.is_empty();
     let takes_tools =
@@ -381,7 +382,7 @@ fn capabilities(
     let thinks = jinja.contains("<think>") && jinja.contains("</think>");
     let thinks = uses_field(go, "Thinking")
         || thinks
-        || matches!(facts.architecture.as_str(), "gptoss" | "gpt-oss");
+        || matches!(info.architecture.as_str(), "gptoss" | "gpt-oss");
     if built_in.is_some_and(|one| one.thinking) || (thinks && !is_rendered) {
         found.push("thinking");
     }

@@ -14,7 +14,7 @@ use std::time::SystemTime;
 
 use crate::anchor::with_layers;
 use crate::digest::Digest;
-use crate::entry::{Entry, ModelLocation, NameDocument, child_text, entry_of};
+use crate::entry::{Entry, NameDocument, StoreLocation, child_text, entry_of};
 use crate::error::StoreError;
 use crate::files::{self, TempFile, write_atomic};
 use crate::fingerprint::same_file;
@@ -71,8 +71,8 @@ impl Store {
         let old_files = NameFile::all_of(self.root(), name)?;
         let replaced = self.find_own(name).ok().flatten();
         let needed = self.references_of_files(&old_files);
-        let note =
-            if keep_unused || needed.is_empty() { None } else { self.note_removal(&needed)? };
+        let record =
+            if keep_unused || needed.is_empty() { None } else { self.record_removal(&needed)? };
         let written = self.write_name(&plain, bytes, &new)?;
         for old in old_files.iter().filter(|old| !written.contains(&old.path)) {
             files::remove(&old.path)?;
@@ -83,11 +83,11 @@ impl Store {
             new.list.iter().flat_map(|list| &list.children).map(|stored| stored.child.digest);
         let all: Vec<Digest> =
             new_blobs.iter().copied().chain(manifests).chain([new.digest]).collect();
-        self.forget_stored_blobs(all.iter().copied());
+        self.remove_stored_blob_records(all.iter().copied());
         self.pins.unpin(all);
         if keep_unused {
             // Loaded models may still read these blobs. Garbage collection removes them later.
-            self.note_removal(&needed)?;
+            self.record_removal(&needed)?;
             return Ok(replaced);
         }
         let old_blobs = replaced.iter().flat_map(Entry::blobs);
@@ -96,8 +96,8 @@ impl Store {
         }
         // `remove_unreferenced` logs why blobs stay.
         let written = replaced.as_ref().map(|entry| entry.modified);
-        let notes: Vec<PathBuf> = note.into_iter().collect();
-        let _ = self.remove_unreferenced(&needed, &notes, written, &mut TrashBatch::new(self))?;
+        let records: Vec<PathBuf> = record.into_iter().collect();
+        let _ = self.remove_unreferenced(&needed, &records, written, &mut TrashBatch::new(self))?;
         Ok(replaced)
     }
 
@@ -110,7 +110,7 @@ impl Store {
     ) -> Result<Entry, StoreError> {
         let named =
             NameDocument { digest: Digest::of(bytes), modified: SystemTime::now(), document };
-        entry_of(self.root(), file, named, ModelLocation::Own, self.runner())
+        entry_of(self.root(), file, named, StoreLocation::Own, self.runner())
     }
 
     /// Writes the files of a name. Returns their paths.
@@ -221,13 +221,13 @@ impl Store {
         }
         let entry = self.find_own(name).ok().flatten();
         let needed = self.references_of_files(&found);
-        let note = self.note_removal(&needed)?;
+        let record = self.record_removal(&needed)?;
         let mut trash = TrashBatch::new(self);
         self.remove_name_files(&found, &mut trash)?;
         // The time of an unreadable name is unknown.
         let written = entry.map_or(SystemTime::UNIX_EPOCH, |entry| entry.modified);
-        let notes: Vec<PathBuf> = note.into_iter().collect();
-        let blocked_by = self.remove_unreferenced(&needed, &notes, Some(written), &mut trash)?;
+        let records: Vec<PathBuf> = record.into_iter().collect();
+        let blocked_by = self.remove_unreferenced(&needed, &records, Some(written), &mut trash)?;
         Ok(DeleteOutcome { blocked_by, trash_error: trash.first_error() })
     }
 
@@ -262,7 +262,7 @@ impl Store {
     /// absent.
     fn not_removable(&self, name: &ModelName) -> StoreError {
         match self.find(name) {
-            Ok(Some(Entry { name, location: ModelLocation::ReadOnly(folder), .. })) => {
+            Ok(Some(Entry { name, location: StoreLocation::ReadOnly(folder), .. })) => {
                 StoreError::ReadOnly { name: name.to_string(), folder }
             }
             Ok(Some(entry)) => StoreError::BuiltIn { name: entry.name.to_string() },

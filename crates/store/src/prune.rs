@@ -143,20 +143,21 @@ impl Store {
         let mut pruner = Pruner { store: self, options, scope, oldest_work_age, trash, pruned };
         pruner.run(&blobs, &referenced)?;
         if !options.dry_run {
-            self.forget_done_notes(&referenced);
+            self.remove_settled_records(&referenced);
         }
         Ok(pruner.pruned)
     }
 
-    /// Removes notes whose blobs are all gone or referenced.
-    fn forget_done_notes(&self, referenced: &HashSet<Digest>) {
+    /// Removes records whose blobs are all gone or referenced.
+    fn remove_settled_records(&self, referenced: &HashSet<Digest>) {
         let is_settled =
             |digest: &Digest| referenced.contains(digest) || !self.own_blob_path(digest).exists();
-        for note in self.blob_notes().into_iter().filter(|note| note.digests.iter().all(is_settled))
+        for record in
+            self.pending_blobs().into_iter().filter(|record| record.digests.iter().all(is_settled))
         {
-            // A note may exist before its blob.
-            if note.is_removal || note.age > GRACE {
-                self.forget_note(&note.path);
+            // A record may exist before its blob.
+            if record.is_removal || record.age > GRACE {
+                self.remove_blob_record(&record.path);
             }
         }
     }
@@ -170,7 +171,7 @@ enum PruneScope {
     OwnLeftovers(OwnLeftovers),
 }
 
-/// Blobs in Puna's own notes.
+/// Blobs in Puna's own records.
 struct OwnLeftovers {
     /// Blobs stored for models that were not created yet.
     begun: HashSet<Digest>,
@@ -184,9 +185,9 @@ impl OwnLeftovers {
     fn of(store: &Store) -> Result<Self, StoreError> {
         let pulls = store.pulls()?;
         let (mut begun, mut removed) = (HashSet::new(), HashSet::new());
-        for note in store.blob_notes() {
-            let of = if note.is_removal { &mut removed } else { &mut begun };
-            of.extend(note.digests);
+        for record in store.pending_blobs() {
+            let of = if record.is_removal { &mut removed } else { &mut begun };
+            of.extend(record.digests);
         }
         Ok(Self { begun, removed, downloads: digests(pulls.iter().collect()) })
     }
@@ -268,10 +269,11 @@ impl Pruner<'_> {
         for pull in pulls {
             // The pull's blobs were removed, or another program has finished them.
             if !pull.is_running && (pull.completed == 0 || pull.completed == pull.total) {
-                let note = StoreFile::of(pull.note, SystemTime::now());
+                let record = StoreFile::of(pull.record, SystemTime::now());
                 let grace = self.grace(self.scope.grace_of_temporary());
-                note.iter()
-                    .for_each(|note| self.remove_if_older(note, grace, LeftoverKind::Temporary));
+                record.iter().for_each(|record| {
+                    self.remove_if_older(record, grace, LeftoverKind::Temporary)
+                });
             }
         }
         let temp = self.store.root().join(TEMP_DIR);
@@ -284,7 +286,7 @@ impl Pruner<'_> {
                 continue;
             }
             // Without its hash state, an interrupted download resumes but reads the verified bytes
-            // again. Without its note, an interrupted upload starts over. A displaced blob may be
+            // again. Without its record, an interrupted upload starts over. A displaced blob may be
             // the only copy.
             let is_partial = upload.is_some()
                 || beside.is_some()
@@ -317,7 +319,7 @@ impl Pruner<'_> {
         }
     }
 
-    /// Whether a process holds the lock of an upload, given the name of its note.
+    /// Whether a process holds the lock of an upload, given the name of its record.
     fn is_upload_locked(&self, key: &str) -> bool {
         let key = format!("sha256-{key}").parse::<Digest>();
         key.is_ok_and(|key| self.store.is_being_downloaded(&key))

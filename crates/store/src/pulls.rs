@@ -1,7 +1,7 @@
 //! Unfinished pulls: their models, and how much of each has arrived.
 //!
 //! The blobs of an interrupted pull are named by their digests, which do not tell the model. So the
-//! manifest is kept in a note from the moment it is known until it is stored.
+//! manifest is kept in a record from the moment it is known until it is stored.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::manifest::{Layer, Manifest, TEXT_LIMIT};
 use crate::name::ModelName;
 use crate::store::Store;
 
-/// Folder of the notes, in the folder of temporary files.
+/// Folder of the records, in the folder of temporary files.
 const PULLS_DIR: &str = "pulls";
 
 /// A pull that is not finished.
@@ -30,53 +30,58 @@ pub struct UnfinishedPull {
     pub began: SystemTime,
     /// Whether a process is downloading one of its blobs.
     pub is_running: bool,
-    /// The manifest in the note.
+    /// The manifest in the record.
     pub(crate) manifest: Manifest,
-    /// Path of the note.
-    pub(crate) note: PathBuf,
+    /// Path of the record.
+    pub(crate) record: PathBuf,
 }
 
 impl Store {
-    /// Notes a pull of blobs that have no Ollama manifest.
+    /// Records a pull of blobs that have no Ollama manifest.
     ///
     /// # Errors
     /// The store cannot be written.
-    pub fn note_blobs(&self, name: &ModelName, blobs: &[(Digest, u64)]) -> Result<(), StoreError> {
+    pub fn record_blobs(
+        &self,
+        name: &ModelName,
+        blobs: &[(Digest, u64)],
+    ) -> Result<(), StoreError> {
         let layers = blobs.iter().map(|(digest, size)| Layer::new("", *digest, *size)).collect();
-        self.note_pull(name, &Manifest { config: None, layers }.to_bytes())
+        self.record_pull(name, &Manifest { config: None, layers }.to_bytes())
     }
 
-    /// Notes a pull.
+    /// Records a pull.
     ///
     /// # Errors
     /// The store cannot be written.
-    pub fn note_pull(&self, name: &ModelName, manifest: &[u8]) -> Result<(), StoreError> {
-        let path = self.pull_note(name);
+    pub fn record_pull(&self, name: &ModelName, manifest: &[u8]) -> Result<(), StoreError> {
+        let path = self.pull_record_path(name);
         files::create_dir(path.parent().unwrap_or(Path::new(".")))?;
-        // The name and the unchanged manifest are in one file, so that the note is written
+        // The name and the unchanged manifest are in one file, so that the record is written
         // atomically.
         let text = [name.full().as_bytes(), b"\n", manifest].concat();
         write_atomic(self.root(), &path, &text)
     }
 
-    /// Removes the note of a model that is now stored.
+    /// Removes the record of a model that is now stored.
     pub fn forget_pull(&self, name: &ModelName) {
-        let note = self.pull_note(name);
-        if let Err(error) = files::remove(&note) {
+        let record = self.pull_record_path(name);
+        if let Err(error) = files::remove(&record) {
             tracing::warn!(%error, "cannot remove the record of a finished pull");
         }
         // This fails unless the folder is empty.
-        note.parent().iter().for_each(|folder| _ = fs::remove_dir(folder));
+        record.parent().iter().for_each(|folder| _ = fs::remove_dir(folder));
     }
 
-    /// Removes the note of a pull that failed for good, unless it has left a partial or
+    /// Removes the record of a pull that failed for good, unless it has left a partial or
     /// unreferenced blob that another pull could use.
     pub fn forget_failed_pull(&self, name: &ModelName) {
-        let Some(pull) = self.read_pull(self.pull_note(name)).filter(|pull| !pull.is_running)
+        let Some(pull) =
+            self.read_pull(self.pull_record_path(name)).filter(|pull| !pull.is_running)
         else {
             return;
         };
-        // The references are unknown, so the note stays.
+        // The references are unknown, so the record stays.
         let Ok(Ok(used)) = self.referenced_blobs() else { return };
         let is_of_use = |layer: &Layer| match self.layer_path(layer) {
             Ok(_) => !used.contains(&layer.digest),
@@ -104,13 +109,13 @@ impl Store {
         Ok(pulls)
     }
 
-    /// Reads a note; `None` if it is invalid or gone.
-    fn read_pull(&self, note: PathBuf) -> Option<UnfinishedPull> {
-        let began = fs::metadata(&note).and_then(|meta| meta.modified()).ok()?;
-        let text = read_limited(&note, TEXT_LIMIT + 1024).ok()?;
+    /// Reads a record; `None` if it is invalid or gone.
+    fn read_pull(&self, record: PathBuf) -> Option<UnfinishedPull> {
+        let began = fs::metadata(&record).and_then(|meta| meta.modified()).ok()?;
+        let text = read_limited(&record, TEXT_LIMIT + 1024).ok()?;
         let line = text.iter().position(|byte| *byte == b'\n')?;
         let name = ModelName::parse(std::str::from_utf8(&text[..line]).ok()?).ok()?;
-        let manifest = Manifest::parse(&text[line + 1..], &note).ok()?;
+        let manifest = Manifest::parse(&text[line + 1..], &record).ok()?;
         let mut completed = 0;
         let mut is_running = false;
         for layer in manifest.blobs() {
@@ -128,7 +133,7 @@ impl Store {
             is_running,
             name,
             manifest,
-            note,
+            record,
         })
     }
 
@@ -137,13 +142,13 @@ impl Store {
         let partial = self.partial_of(digest);
         let parts = partial.parts().unwrap_or_default();
         let completed = |n: u64| {
-            let note = read_limited(&partial.part(n), 1024).ok()?;
-            serde_json::from_slice::<serde_json::Value>(&note).ok()?.get("Completed")?.as_u64()
+            let record = read_limited(&partial.part(n), 1024).ok()?;
+            serde_json::from_slice::<serde_json::Value>(&record).ok()?.get("Completed")?.as_u64()
         };
         parts.into_iter().filter_map(completed).fold(0, u64::saturating_add)
     }
 
-    fn pull_note(&self, name: &ModelName) -> PathBuf {
+    fn pull_record_path(&self, name: &ModelName) -> PathBuf {
         // The digest of the folded name is a valid file name on every system, and the same for
         // every spelling.
         let name = Digest::of(name.folded().as_bytes()).hex();
@@ -167,7 +172,7 @@ mod tests {
         let layers =
             vec![Layer::new(media::MODEL, coming, 7), Layer::new(media::TEMPLATE, blob.digest, 4)];
         let manifest = Manifest { config: None, layers }.to_bytes();
-        store.note_pull(&name, &manifest).unwrap();
+        store.record_pull(&name, &manifest).unwrap();
         let partial = store.partial(&coming).unwrap();
         fs::write(partial.data(), b"to ....").unwrap();
         partial.write_part(0, br#"{"N":0,"Offset":0,"Size":7,"Completed":3}"#).unwrap();
@@ -194,7 +199,7 @@ mod tests {
         ];
         let manifest = Manifest { config: None, layers }.to_bytes();
         let is_noted = || {
-            store.note_pull(&name, &manifest).unwrap();
+            store.record_pull(&name, &manifest).unwrap();
             store.forget_failed_pull(&name);
             !store.pulls().unwrap().is_empty()
         };
@@ -218,13 +223,13 @@ mod tests {
     fn invalid_notes_are_not_listed() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
-        let notes = dir.path().join(TEMP_DIR).join(PULLS_DIR);
-        fs::create_dir_all(&notes).unwrap();
+        let records = dir.path().join(TEMP_DIR).join(PULLS_DIR);
+        fs::create_dir_all(&records).unwrap();
         for (n, text) in ["", "\n", "name only", "../x\n{}", "fine\nno manifest", "\u{fffd}\n{}"]
             .iter()
             .enumerate()
         {
-            fs::write(notes.join(n.to_string()), text).unwrap();
+            fs::write(records.join(n.to_string()), text).unwrap();
         }
         assert_eq!(store.pulls().unwrap(), []);
     }

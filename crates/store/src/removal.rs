@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use crate::digest::Digest;
-use crate::entry::{Entry, ModelLocation};
+use crate::entry::{Entry, StoreLocation};
 use crate::error::StoreError;
 use crate::files;
 use crate::name::ModelName;
@@ -34,7 +34,7 @@ pub struct ModelVersion {
 
 impl ModelVersion {
     fn matches(&self, entry: &Entry) -> bool {
-        entry.location == ModelLocation::Own
+        entry.location == StoreLocation::Own
             && (entry.digest, entry.modified) == (self.digest, self.modified)
     }
 }
@@ -54,7 +54,7 @@ impl Store {
             return Ok(Vec::new());
         }
         let _lock = self.lock()?;
-        let (mut needed, mut notes, mut trash) =
+        let (mut needed, mut records, mut trash) =
             (HashSet::new(), Vec::new(), TrashBatch::new(self));
         let mut written = None;
         let mut delete = |seen: &ModelVersion| {
@@ -63,16 +63,16 @@ impl Store {
             }
             let found = NameFile::all_of(self.root(), &seen.name)?;
             let references = self.references_of_files(&found);
-            notes.extend(self.note_removal(&references)?);
+            records.extend(self.record_removal(&references)?);
             written = written.max(Some(seen.modified));
             self.remove_name_files(&found, &mut trash)?;
             needed.extend(references);
             Ok(true)
         };
         let removed = seen.iter().map(&mut delete).collect();
-        // The names are removed even if this fails. The notes record the blobs that are left to
+        // The names are removed even if this fails. The records name the blobs that are left to
         // remove.
-        match self.remove_unreferenced(&needed, &notes, written, &mut trash) {
+        match self.remove_unreferenced(&needed, &records, written, &mut trash) {
             Ok(_) => {}
             Err(error) => {
                 tracing::warn!(%error, "cannot remove blobs of removed models; garbage collection removes them later")
@@ -81,14 +81,14 @@ impl Store {
         Ok(removed)
     }
 
-    /// Removes the `candidates` that no name references, then the `notes` about them. `written` is
+    /// Removes the `candidates` that no name references, then the `records` of them. `written` is
     /// when the removed names were written. Nothing is removed while the store contains an entry
     /// that Puna does not know; that error is returned. Blobs that another process may need stay
     /// until garbage collection.
     pub(crate) fn remove_unreferenced(
         &self,
         candidates: &HashSet<Digest>,
-        notes: &[PathBuf],
+        records: &[PathBuf],
         written: Option<SystemTime>,
         trash: &mut TrashBatch<'_>,
     ) -> Result<Option<StoreError>, StoreError> {
@@ -116,7 +116,7 @@ impl Store {
         }
         drop(pins);
         if is_done {
-            notes.iter().for_each(|note| self.forget_note(note));
+            records.iter().for_each(|record| self.remove_blob_record(record));
         }
         Ok(None)
     }
@@ -165,7 +165,7 @@ impl Store {
         // `remove_unreferenced` logs why blobs stay.
         self.remove_unreferenced(&candidates, &[], None, &mut batch(self))?;
         let is_gone = |digest: &&Digest| !self.own_blob_path(digest).exists();
-        self.forget_stored_blobs(digests.iter().filter(is_gone).copied());
+        self.remove_stored_blob_records(digests.iter().filter(is_gone).copied());
         Ok(())
     }
 }

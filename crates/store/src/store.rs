@@ -10,11 +10,11 @@ use std::sync::{Mutex, PoisonError};
 use crate::anchor::without_anchors;
 use crate::digest::Digest;
 use crate::embedded;
-use crate::entry::{Entry, ModelLocation, child_text, read_entry, read_manifest_blob};
+use crate::entry::{Entry, StoreLocation, child_text, read_entry, read_manifest_blob};
 use crate::error::StoreError;
-use crate::facts::FactsCache;
 use crate::files;
 use crate::fingerprint::FileFingerprint;
+use crate::gguf_info::GgufInfoCache;
 use crate::list_cache::ListCache;
 use crate::manifest::{Layer, Manifest, media};
 use crate::name::ModelName;
@@ -40,7 +40,7 @@ pub struct Store {
     pub(crate) list_cache: ListCache,
     /// Read-only folders that did not answer the last query.
     pub(crate) unresponsive: UnresponsiveDirs,
-    pub(crate) facts: FactsCache,
+    pub(crate) gguf_info_cache: GgufInfoCache,
 }
 
 /// Largest number of messages in [`Store::is_first_report`]'s memory.
@@ -93,7 +93,7 @@ impl Store {
             ignored_blobs,
             list_cache,
             unresponsive,
-            facts: FactsCache::default(),
+            gguf_info_cache: GgufInfoCache::default(),
         })
     }
 
@@ -126,15 +126,15 @@ impl Store {
     }
 
     /// All folders, the store's own folder first.
-    pub(crate) fn locations(&self) -> impl Iterator<Item = ModelLocation> {
-        [ModelLocation::Own]
+    pub(crate) fn locations(&self) -> impl Iterator<Item = StoreLocation> {
+        [StoreLocation::Own]
             .into_iter()
-            .chain(self.read_only_dirs.iter().cloned().map(ModelLocation::ReadOnly))
+            .chain(self.read_only_dirs.iter().cloned().map(StoreLocation::ReadOnly))
     }
 
     /// The folder of a location.
-    pub(crate) fn root_of<'a>(&'a self, location: &'a ModelLocation) -> &'a Path {
-        if let ModelLocation::ReadOnly(folder) = location { folder } else { &self.root }
+    pub(crate) fn root_of<'a>(&'a self, location: &'a StoreLocation) -> &'a Path {
+        if let StoreLocation::ReadOnly(folder) = location { folder } else { &self.root }
     }
 
     /// Whether a message is reported for the first time. A list that is read every second must not
@@ -157,7 +157,7 @@ impl Store {
         }
         for folder in self.read_only_dirs() {
             let (wanted, root, runner) = (name.clone(), folder.clone(), self.runner.clone());
-            let location = ModelLocation::ReadOnly(folder.clone());
+            let location = StoreLocation::ReadOnly(folder.clone());
             let found = self
                 .unresponsive
                 .query(folder, move || find_at(&root, &wanted, &location, runner.as_deref()));
@@ -170,7 +170,7 @@ impl Store {
 
     /// Like [`Store::find`], in the store's own folder only.
     pub(crate) fn find_own(&self, name: &ModelName) -> Result<Option<Entry>, StoreError> {
-        find_at(&self.root, name, &ModelLocation::Own, self.runner())
+        find_at(&self.root, name, &StoreLocation::Own, self.runner())
     }
 
     /// Like [`Store::find`], but an absent model is an error.
@@ -315,7 +315,7 @@ impl Store {
     /// The bytes of a model's manifest or manifest list.
     pub(crate) fn stored_manifest(&self, entry: &Entry) -> Result<Vec<u8>, StoreError> {
         match &entry.location {
-            ModelLocation::Embedded => Ok(embedded::manifest_bytes()),
+            StoreLocation::Embedded => Ok(embedded::manifest_bytes()),
             location => manifest_text(self.root_of(location), entry),
         }
     }
@@ -334,7 +334,7 @@ impl Store {
 
     fn copy_pinned(&self, source: &Entry, target: &ModelName) -> Result<(), StoreError> {
         let target = self.spelling(target)?;
-        if source.name.same(&target) && source.location == ModelLocation::Own {
+        if source.name.same(&target) && source.location == StoreLocation::Own {
             return Ok(());
         }
         let bytes = self.stored_manifest(source).map_err(|error| match error.is_not_found() {
@@ -372,7 +372,7 @@ impl Store {
 fn find_at(
     root: &Path,
     name: &ModelName,
-    location: &ModelLocation,
+    location: &StoreLocation,
     runner: Option<&str>,
 ) -> Result<Option<Entry>, StoreError> {
     let is_hidden = |file: &NameFile| file.folder == NameFolder::Manifests && is_shadow(&file.name);

@@ -63,7 +63,7 @@ impl PartialBlob {
     /// # Errors
     /// The store cannot be written.
     pub fn write_part(&self, n: u64, text: &[u8]) -> Result<(), StoreError> {
-        self.write_note(&self.part(n), text)
+        self.write_file(&self.part(n), text)
     }
 
     /// Replaces the hash state atomically.
@@ -71,12 +71,12 @@ impl PartialBlob {
     /// # Errors
     /// The store cannot be written.
     pub fn write_hash_state(&self, text: &[u8]) -> Result<(), StoreError> {
-        self.write_note(&self.hash_state_path(), text)
+        self.write_file(&self.hash_state_path(), text)
     }
 
     /// Replaces a file atomically. On a full disk it is overwritten in place, which needs no more
     /// space. Readers ignore a file that a crash leaves incomplete.
-    fn write_note(&self, path: &Path, text: &[u8]) -> Result<(), StoreError> {
+    fn write_file(&self, path: &Path, text: &[u8]) -> Result<(), StoreError> {
         let temp = self.temp.join(TempFile::new_name());
         let anew = || fs::write(&temp, text).and_then(|()| fs::rename(&temp, path));
         let over = || {
@@ -211,7 +211,7 @@ impl Store {
             .and_then(|file| file.sync_all())
             .map_err(|e| fail(&e))?;
         self.pins.pin(digest);
-        self.note_stored_blob(digest);
+        self.record_stored_blob(digest);
         files::create_dir(&self.root().join("blobs"))?;
         fs::rename(&partial.data, &target).map_err(|e| fail(&e))?;
         sync_dir(target.parent().unwrap_or(Path::new(".")));
@@ -392,7 +392,7 @@ impl Store {
         let target = self.blob_path(digest);
         files::create_dir(&self.root().join("blobs"))?;
         self.pins.pin(digest);
-        self.note_stored_blob(digest);
+        self.record_stored_blob(digest);
         if files::fault_point().and_then(|()| fs::hard_link(path, &target)).is_err() {
             let mut file = File::open(path).map_err(|e| StoreError::io("read", path, &e))?;
             let mut writer = self.blob_writer()?;

@@ -1,4 +1,4 @@
-//! Notes of unfinished uploads to registries, in `puna-tmp/<64 hex>.push`.
+//! Records of unfinished uploads to registries, in `puna-tmp/<64 hex>.push`.
 //!
 //! An upload address may grant access to anyone who knows it, so only the owner may read these
 //! files.
@@ -13,34 +13,34 @@ use crate::files::{self, TEMP_DIR, TempFile, read_limited};
 use crate::store::Store;
 use crate::transfer::BlobLock;
 
-/// Suffix of notes about uploads.
+/// Suffix of upload records.
 pub(crate) const UPLOAD_SUFFIX: &str = ".push";
-/// Largest size of a note in bytes.
+/// Largest size of a record in bytes.
 const MAX_NOTE_BYTES: u64 = 16 << 10;
 
-/// The note of an upload, with its lock. The note outlives the process.
+/// The record of an upload, with its lock. The record outlives the process.
 #[derive(Debug)]
-pub struct UploadNote {
+pub struct UploadRecordFile {
     path: PathBuf,
     temp: PathBuf,
     _lock: BlobLock,
 }
 
 impl Store {
-    /// Locks the note of the upload with this key. `None` if another process holds the lock.
+    /// Locks the record of the upload with this key. `None` if another process holds the lock.
     ///
     /// # Errors
     /// The store cannot be written.
-    pub fn upload_note(&self, key: &Digest) -> Result<Option<UploadNote>, StoreError> {
+    pub fn upload_record_file(&self, key: &Digest) -> Result<Option<UploadRecordFile>, StoreError> {
         let temp = self.root().join(TEMP_DIR);
         let path = temp.join(format!("{}{UPLOAD_SUFFIX}", key.hex()));
         let lock = self.lock_download(key)?;
-        Ok(lock.map(|lock| UploadNote { path, temp, _lock: lock }))
+        Ok(lock.map(|lock| UploadRecordFile { path, temp, _lock: lock }))
     }
 }
 
-impl UploadNote {
-    /// The content of the note, if it exists.
+impl UploadRecordFile {
+    /// The content of the record, if it exists.
     pub fn read(&self) -> Option<Vec<u8>> {
         read_limited(&self.path, MAX_NOTE_BYTES).ok()
     }
@@ -65,11 +65,11 @@ impl UploadNote {
         })
     }
 
-    /// Removes the note.
+    /// Removes the record.
     ///
     /// # Errors
     /// The file cannot be removed.
-    pub fn forget(&self) -> Result<(), StoreError> {
+    pub fn remove(&self) -> Result<(), StoreError> {
         files::remove(&self.path)
     }
 }
@@ -83,22 +83,22 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path()).unwrap();
         let key = Digest::of(b"host, repository, blob");
-        let note = store.upload_note(&key).unwrap().unwrap();
-        assert_eq!(note.read(), None);
-        note.write(b"first").unwrap();
-        note.write(b"second").unwrap();
-        assert!(store.upload_note(&key).unwrap().is_none(), "one at a time");
+        let record = store.upload_record_file(&key).unwrap().unwrap();
+        assert_eq!(record.read(), None);
+        record.write(b"first").unwrap();
+        record.write(b"second").unwrap();
+        assert!(store.upload_record_file(&key).unwrap().is_none(), "one at a time");
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;
-            assert_eq!(fs::metadata(&note.path).unwrap().permissions().mode() & 0o077, 0);
+            assert_eq!(fs::metadata(&record.path).unwrap().permissions().mode() & 0o077, 0);
         }
-        drop(note);
-        let note = store.upload_note(&key).unwrap().unwrap();
-        assert_eq!(note.read().unwrap(), b"second");
-        note.forget().unwrap();
-        assert_eq!(note.read(), None);
-        drop(note);
+        drop(record);
+        let record = store.upload_record_file(&key).unwrap().unwrap();
+        assert_eq!(record.read().unwrap(), b"second");
+        record.remove().unwrap();
+        assert_eq!(record.read(), None);
+        drop(record);
         assert_eq!(fs::read_dir(dir.path().join(TEMP_DIR)).unwrap().count(), 0);
     }
 }

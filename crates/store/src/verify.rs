@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::digest::{Digest, Hasher};
-use crate::entry::{ModelLocation, read_entry};
+use crate::entry::{StoreLocation, read_entry};
 use crate::error::StoreError;
 use crate::files::{self, TEMP_DIR};
 use crate::manifest::{Layer, media};
@@ -101,7 +101,7 @@ impl Store {
 
     /// What is wrong with the file of a name, if anything.
     fn manifest_error(&self, file: &NameFile) -> Option<StoreError> {
-        match read_entry(self.root(), file, ModelLocation::Own, self.runner()) {
+        match read_entry(self.root(), file, StoreLocation::Own, self.runner()) {
             Ok(entry) if entry.manifest.last(media::MODEL).is_some() => None,
             // A remote model has no weights.
             Ok(entry) => match self.resolve_entry(&entry) {

@@ -76,7 +76,9 @@ impl Model {
         .unwrap();
         let shapes =
             [(DIM, VOCABULARY), (DIM, 2 * DIM), (DIM, 4 * DIM), (2 * DIM, DIM), (DIM, VOCABULARY)];
-        backend.adopt(shapes.map(|(cols, rows)| weight(cols, rows)).into(), Vec::new()).unwrap();
+        backend
+            .load_weights(shapes.map(|(cols, rows)| weight(cols, rows)).into(), Vec::new())
+            .unwrap();
         let layer = CacheLayer {
             kv_heads: HEADS / 2,
             key_dim: HEAD,

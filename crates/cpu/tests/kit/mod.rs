@@ -28,7 +28,7 @@ pub fn backend(level: &str, threads: usize, weights: Vec<Weight>) -> CpuBackend 
     let config =
         Config { kernels: Some(level.into()), threads: Some(threads), ..Config::default() };
     let mut backend = CpuBackend::new(&config).unwrap();
-    backend.adopt(weights, Vec::new()).unwrap();
+    backend.load_weights(weights, Vec::new()).unwrap();
     backend
 }
 

@@ -44,10 +44,10 @@ pub fn check(request: &Request, info: &ModelInfo) -> Result<(), EngineError> {
         let architecture = info.architecture;
         return match request.diffusion == Diffusion::default() {
             true => Ok(()),
-            false => Err(EngineError::WritesInOrder { architecture }),
+            false => Err(EngineError::NotADiffusionModel { architecture }),
         };
     }
-    let always = |guesses: Speculation| guesses.always && guesses.is_on();
+    let always = |speculation: Speculation| speculation.always && speculation.is_on();
     let impossible = [
         (request.grammar.is_some(), "constrained output (format, response_format)"),
         (request.prompt_logprobs.is_some(), "log-probabilities of the prompt (prompt_logprobs)"),
@@ -57,7 +57,7 @@ pub fn check(request: &Request, info: &ModelInfo) -> Result<(), EngineError> {
         (depends_on_previous_tokens(&request.sampling), "adaptive-p"),
     ];
     if let Some((_, what)) = impossible.into_iter().find(|(asked, _)| *asked) {
-        return Err(EngineError::Unmasks { architecture: info.architecture, what });
+        return Err(EngineError::UnsupportedByDiffusion { architecture: info.architecture, what });
     }
     if let Some(steps) = request.diffusion.steps.filter(|steps| !(1..=STEPS).contains(steps)) {
         return Err(EngineError::DiffusionSteps { steps, most: STEPS });
@@ -72,7 +72,11 @@ pub fn check(request: &Request, info: &ModelInfo) -> Result<(), EngineError> {
 /// Checks that a draft model can be used, which diffusion models do not support.
 pub fn check_draft_support(info: &ModelInfo) -> Result<(), EngineError> {
     let (architecture, what) = (info.architecture, "a draft model");
-    if info.unmasking.is_some() { Err(EngineError::Unmasks { architecture, what }) } else { Ok(()) }
+    if info.unmasking.is_some() {
+        Err(EngineError::UnsupportedByDiffusion { architecture, what })
+    } else {
+        Ok(())
+    }
 }
 
 /// Whether a sampler depends on the previously sampled tokens.

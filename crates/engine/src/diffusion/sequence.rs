@@ -14,8 +14,8 @@ use crate::config::ModelInfo;
 use crate::error::NOT_A_NUMBER;
 use crate::generation::sampler_of;
 use crate::output::{Emit, OutputStream};
-use crate::request::{Event, Finish, Request, RequestId, Sink, Summary};
-use crate::speculate::Speculated;
+use crate::request::{Event, FinishReason, GenerationStats, Request, RequestId, Sink};
+use crate::speculate::DraftStats;
 
 /// A request of a diffusion model.
 pub struct DiffusionSequence {
@@ -82,7 +82,7 @@ impl DiffusionSequence {
             output: OutputStream::new(
                 &request,
                 sink,
-                tokenizer.decoder().with_visible_tokens(&request.shown),
+                tokenizer.decoder().with_visible_tokens(&request.visible_control_tokens),
             ),
             emitted: 0,
             submitted: Instant::now(),
@@ -213,7 +213,7 @@ impl DiffusionSequence {
         let before = self.emitted;
         let open = loop {
             let Some(&token) = self.tokens.get(self.request.prompt.len() + self.emitted) else {
-                self.finish(Finish::Length);
+                self.finish(FinishReason::Length);
                 break false;
             };
             if token == self.unmasking.mask || !self.ready() {
@@ -222,7 +222,7 @@ impl DiffusionSequence {
             let ends =
                 self.output.sink.forced().first().is_some_and(|&forced| tokenizer.is_eog(forced));
             if ends {
-                self.finish(Finish::End);
+                self.finish(FinishReason::End);
                 break false;
             }
             self.emitted += 1;
@@ -234,7 +234,7 @@ impl DiffusionSequence {
                     break false;
                 }
                 Emit::Satisfied => {
-                    self.finish(Finish::End);
+                    self.finish(FinishReason::End);
                     break false;
                 }
                 Emit::Disconnected => break false,
@@ -250,12 +250,12 @@ impl DiffusionSequence {
         self.output.sink.send(Event::Prefill { done: total, total })
     }
 
-    fn finish(&mut self, finish: Finish) {
+    fn finish(&mut self, finish: FinishReason) {
         let now = Instant::now();
         let started = self.started.unwrap_or(now);
         let first = self.first_step.unwrap_or(now);
         self.tokens.truncate(self.request.prompt.len() + self.emitted);
-        self.output.finish(Summary {
+        self.output.finish(GenerationStats {
             finish,
             prompt_tokens: self.request.prompt.len(),
             cached_tokens: 0,
@@ -263,7 +263,7 @@ impl DiffusionSequence {
             generated_tokens: self.emitted,
             decode: if self.emitted == 0 { Duration::ZERO } else { now - first },
             queued: started - self.submitted,
-            speculated: Speculated::default(),
+            draft_stats: DraftStats::default(),
             shifted_tokens: 0,
             tokens: std::mem::take(&mut self.tokens),
         });

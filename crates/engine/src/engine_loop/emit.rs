@@ -55,7 +55,7 @@ impl EngineLoop {
         stats.steps += 1;
         stats.prompt_tokens += output.prompt_rows as u64;
         stats.generated_tokens += generated as u64;
-        stats.speculated = self.speculator.counts;
+        stats.draft_stats = self.speculator.counts;
         updated?;
         if output.prompt_rows == 0 {
             self.speculator.record_timing(StepTiming { accepted, ..output.timing });

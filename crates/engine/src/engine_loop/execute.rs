@@ -11,7 +11,8 @@ use crate::generation::Generation;
 use crate::request::RequestId;
 use crate::scheduler::{STEP_TARGET, SequenceRows, StepPlan};
 use crate::speculate::Draft;
-use crate::speculate::speculator::{DraftLimits, DraftingSequence, StepTiming};
+use crate::speculate::cost_model::DraftLimits;
+use crate::speculate::speculator::{DraftingSequence, StepTiming};
 
 /// Result of a step; its values lie in the backend.
 pub struct StepOutput {

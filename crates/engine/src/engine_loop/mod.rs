@@ -17,7 +17,7 @@ use crate::diffusion::{DiffusionSequence, DiffusionSequences};
 use crate::embed_queue::{EmbedQueue, EmbedRequest};
 use crate::executor::ModelExecutor;
 use crate::generation::Generation;
-use crate::request::{Finish, RequestId};
+use crate::request::{FinishReason, RequestId};
 use crate::scheduler::{Scheduler, SequenceState, StepPlan};
 use crate::speculate::speculator::Speculator;
 use crate::stats::Stats;
@@ -125,7 +125,7 @@ impl EngineLoop {
         for state in plan.full.drain(..) {
             self.speculator.remove(state.id, &state.tokens);
             if let Some(mut generation) = self.generations.remove(&state.id) {
-                generation.finish(&state, Finish::Length);
+                generation.finish(&state, FinishReason::Length);
             }
         }
         for id in &plan.preempted {

@@ -10,6 +10,6 @@ mod window_pages;
 mod windows;
 
 pub use node::{CacheCopy, NodeId, PAGE_TOKENS, Page, PrefixTreeKey};
-pub use page_pool::Pages;
+pub use page_pool::PagePool;
 pub use sequence_pages::SequencePages;
 pub use windows::Windows;

@@ -43,7 +43,7 @@ pub struct PrefixTreeKey {
     pub adapter_scales: AdapterScales,
     /// The whole prompt, if an encoder has read it, since its result for the first token depends on
     /// the last; else empty.
-    pub read: Arc<[u32]>,
+    pub encoder_input: Arc<[u32]>,
 }
 
 impl From<AdapterScales> for PrefixTreeKey {

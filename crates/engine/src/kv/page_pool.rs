@@ -11,11 +11,11 @@ use std::collections::BTreeMap;
 use super::lru_list::LruList;
 use super::node::{CacheCopy, Match, Node, NodeId, PAGE_TOKENS, Page, Parent, PrefixTreeKey};
 use super::state_slots::StateSlots;
-use super::windows::WindowPages;
+use super::window_pages::WindowPages;
 
 /// All pages: free, in the tree, or private to a running sequence.
 #[derive(Debug)]
-pub struct Pages {
+pub struct PagePool {
     free: Vec<u32>,
     total: usize,
     nodes: Vec<Option<Node>>,
@@ -30,7 +30,7 @@ pub struct Pages {
     copies: Vec<CacheCopy>,
 }
 
-impl Pages {
+impl PagePool {
     /// Makes `total` free pages and an empty tree.
     pub fn new(total: usize) -> Self {
         let free = (0..total as u32).rev().collect();
@@ -58,7 +58,7 @@ impl Pages {
         std::mem::take(&mut self.copies)
     }
 
-    /// Number of pages.
+    /// Number of all pages: free, cached and in use.
     pub fn total(&self) -> usize {
         self.total
     }
@@ -88,7 +88,7 @@ impl Pages {
         self.nodes[id.0].as_mut().expect("ids of the tree are live")
     }
 
-    /// The page of a node.
+    /// Page of a node with its window page, if present.
     pub fn page(&self, id: NodeId) -> Page {
         Page { full: self.node(id).page, window: self.window_page(id) }
     }
@@ -107,15 +107,16 @@ impl Pages {
         loop {
             let before = found.tokens();
             if self.has_states() {
-                found = self.up_to_a_state(found);
+                found = self.truncate_to_checkpoint(found);
             }
-            found = self.up_to_window_pages(found);
+            found = self.truncate_to_window_pages(found);
             if found.tokens() == before {
                 return Match { seen, ..found };
             }
         }
     }
 
+    /// Longest path of full pages along `tokens`, and the page that continues it in part.
     fn find_pages(&self, key: &PrefixTreeKey, tokens: &[u32]) -> Match {
         let mut found = Match::default();
         let Some(mut children) = self.roots.get(key) else { return found };
@@ -148,7 +149,7 @@ impl Pages {
         }
     }
 
-    /// Undoes [`Pages::retain`].
+    /// Undoes [`PagePool::retain`].
     pub fn release(&mut self, path: &[NodeId]) {
         // The end of a path is evicted before its beginning.
         for &id in path.iter().rev() {
@@ -181,7 +182,7 @@ impl Pages {
         self.free.pop()
     }
 
-    /// Releases a page.
+    /// Returns a private page, and its window page, to the free ones.
     pub fn release_page(&mut self, page: Page) {
         self.free.push(page.full);
         page.window.into_iter().for_each(|window| self.release_window_page(window));
@@ -267,7 +268,7 @@ impl Pages {
         NodeId(index)
     }
 
-    /// The pages that follow.
+    /// Nodes of the pages after `parent`.
     fn children(&self, parent: &Parent) -> &[NodeId] {
         match parent {
             Parent::Node(parent) => &self.node(*parent).children,
@@ -292,7 +293,7 @@ mod tests {
 
     #[test]
     fn a_prompt_finds_the_pages_of_an_earlier_one_and_the_beginning_of_the_next() {
-        let mut pages = Pages::new(4);
+        let mut pages = PagePool::new(4);
         let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
         let first = pages.insert(&root(), a, &full(0));
         let second = pages.insert(&Parent::Node(first), b, &full(100)[..10]);
@@ -305,7 +306,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_leaf_is_evicted_and_pinned_pages_stay() {
-        let mut pages = Pages::new(3);
+        let mut pages = PagePool::new(3);
         let ids: Vec<NodeId> = (0..3)
             .map(|i| {
                 let page = pages.take().unwrap();
@@ -324,7 +325,7 @@ mod tests {
 
     #[test]
     fn the_same_tokens_are_stored_once() {
-        let mut pages = Pages::new(3);
+        let mut pages = PagePool::new(3);
         let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
         let first = pages.insert(&root(), a, &full(0));
         assert_eq!(pages.insert(&root(), b, &full(0)), first);
@@ -333,7 +334,7 @@ mod tests {
 
     #[test]
     fn pages_of_other_adapter_scales_are_not_shared() {
-        let mut pages = Pages::new(2);
+        let mut pages = PagePool::new(2);
         let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
         let half = PrefixTreeKey::from(AdapterScales::new(&[0.5]));
         let plain = pages.insert(&root(), a, &full(0));
@@ -350,20 +351,22 @@ mod tests {
 
     #[test]
     fn pages_of_another_encoder_prompt_are_not_shared() {
-        let mut pages = Pages::new(2);
-        let read =
-            |prompt: &[u32]| PrefixTreeKey { read: prompt.into(), ..PrefixTreeKey::default() };
+        let mut pages = PagePool::new(2);
+        let key = |prompt: &[u32]| PrefixTreeKey {
+            encoder_input: prompt.into(),
+            ..PrefixTreeKey::default()
+        };
         let prompt: Vec<u32> = full(0).into_iter().chain([500, 501]).collect();
         let page = pages.take().unwrap();
-        let first = pages.insert(&Parent::Root(read(&prompt)), page, &full(0));
-        assert_eq!(pages.find(&read(&prompt), &prompt).path, [first]);
-        assert_eq!(pages.find(&read(&prompt[..65]), &prompt[..65]), Match::default());
+        let first = pages.insert(&Parent::Root(key(&prompt)), page, &full(0));
+        assert_eq!(pages.find(&key(&prompt), &prompt).path, [first]);
+        assert_eq!(pages.find(&key(&prompt[..65]), &prompt[..65]), Match::default());
         assert_eq!(pages.find(&PrefixTreeKey::default(), &prompt), Match::default());
     }
 
     #[test]
     fn a_longer_page_replaces_a_shorter_leaf() {
-        let mut pages = Pages::new(3);
+        let mut pages = PagePool::new(3);
         let (a, b) = (pages.take().unwrap(), pages.take().unwrap());
         let first = pages.insert(&root(), a, &full(0)[..5]);
         assert_eq!(pages.insert(&root(), b, &full(0)[..9]), first);
@@ -376,7 +379,7 @@ mod tests {
     #[ignore = "measures times and asserts nothing"]
     fn eviction_times() {
         for total in [1_000, 16_000, 64_000] {
-            let mut pages = Pages::new(total);
+            let mut pages = PagePool::new(total);
             let mut parent = root();
             for i in 0..total as u32 {
                 // Texts of 32 pages.

@@ -4,7 +4,7 @@
 use puna_graph::{RecentPages, Segment};
 
 use super::node::{CacheCopy, Match, NodeId, PAGE_TOKENS, Page, Parent, PrefixTreeKey};
-use super::page_pool::Pages;
+use super::page_pool::PagePool;
 
 /// Smallest distance between state checkpoints in a prompt, in tokens.
 const MIN_CHECKPOINT_DISTANCE: usize = 8 * PAGE_TOKENS;
@@ -23,10 +23,10 @@ pub struct SequencePages {
     /// earlier pages.
     first_window_page: usize,
     /// Positions where other sequences are likely to continue: end of the prompt, and divergence
-    /// from the tree. Window pages that they see are evicted last.
-    places: [usize; 2],
-    /// Root of the prefix tree: everything that the pages depend on besides tokens.
-    origin: PrefixTreeKey,
+    /// from the tree. Window pages that their next tokens see are evicted last.
+    likely_branch_positions: [usize; 2],
+    /// Key of the prefix tree: everything that the pages depend on besides tokens.
+    tree_key: PrefixTreeKey,
     /// Slot of the recurrent state after all computed tokens.
     state: Option<u32>,
     /// State checkpoints with their positions, until their page is in the tree.
@@ -40,74 +40,76 @@ impl SequencePages {
     /// Finds the cached prefix of `tokens`. Returns its pages and its length in tokens.
     ///
     /// Full pages are shared. If a page matches only in part, its beginning is copied
-    /// ([`Pages::take_copies`]): from the tree, or from a running sequence among `others` that has
-    /// just computed it. A model with recurrent layers needs a free state slot. The input of an
-    /// encoder is found as a whole or not at all.
+    /// ([`PagePool::take_copies`]): from the tree, or from a running sequence among `others` that
+    /// has just computed it. A model with recurrent layers needs a free state slot. The input of
+    /// an encoder is found as a whole or not at all.
     pub fn find<'a>(
-        pages: &mut Pages,
-        origin: &PrefixTreeKey,
+        pages: &mut PagePool,
+        tree_key: &PrefixTreeKey,
         tokens: &[u32],
         others: impl Iterator<Item = (&'a Self, &'a [u32])>,
     ) -> (Self, usize) {
-        let found = pages.find(origin, tokens);
+        let found = pages.find(tree_key, tokens);
         if pages.has_states() {
-            return Self::with_state(pages, (origin, tokens), found, others);
+            return Self::find_with_state(pages, (tree_key, tokens), found, others);
         }
         let mut computed = found.path.len() * PAGE_TOKENS;
         // The private page of a running sequence, if it matches further than the tree.
-        let least = found.partial.map_or(0, |(_, tokens)| tokens);
-        let alike = others.filter(|(held, _)| held.origin == *origin && held.path == found.path);
-        let unfinished = alike.filter_map(|(held, theirs)| {
-            let common =
-                theirs.get(computed..)?.iter().zip(&tokens[computed..]).take_while(|(a, b)| a == b);
-            Some((*held.own.first()?, common.take(PAGE_TOKENS).count()))
+        let tree_partial_tokens = found.partial.map_or(0, |(_, tokens)| tokens);
+        let same_path =
+            others.filter(|(other, _)| other.tree_key == *tree_key && other.path == found.path);
+        let unfinished = same_path.filter_map(|(other, other_tokens)| {
+            let rest = other_tokens.get(computed..)?.iter().zip(&tokens[computed..]);
+            let common = rest.take_while(|(a, b)| a == b);
+            Some((*other.own.first()?, common.take(PAGE_TOKENS).count()))
         });
-        let unfinished =
-            unfinished.max_by_key(|(_, tokens)| *tokens).filter(|(_, tokens)| *tokens > least);
-        let more = unfinished.map_or(least, |(_, tokens)| tokens);
-        if computed + more < origin.read.len() {
-            return (Self::pin_path(pages, Vec::new(), 0, origin), 0);
+        let unfinished = unfinished
+            .max_by_key(|(_, tokens)| *tokens)
+            .filter(|(_, tokens)| *tokens > tree_partial_tokens);
+        let partial_tokens = unfinished.map_or(tree_partial_tokens, |(_, tokens)| tokens);
+        if computed + partial_tokens < tree_key.encoder_input.len() {
+            return (Self::pin_path(pages, Vec::new(), 0, tree_key), 0);
         }
-        let mut held = Self::pin_path(pages, found.path, computed + more, origin);
-        held.places = [tokens.len(), found.seen / PAGE_TOKENS * PAGE_TOKENS];
+        let mut sequence = Self::pin_path(pages, found.path, computed + partial_tokens, tree_key);
+        sequence.likely_branch_positions = [tokens.len(), found.seen / PAGE_TOKENS * PAGE_TOKENS];
         let copied = match (unfinished, found.partial) {
-            (Some((theirs, _)), _) => held.copy(pages, theirs),
-            (None, Some((node, _))) => held.copy_node(pages, node),
+            (Some((page, _)), _) => sequence.copy(pages, page),
+            (None, Some((node, _))) => sequence.copy_node(pages, node),
             (None, None) => true,
         };
         if copied {
-            computed += more;
-        } else if pages.has_window_pages() || computed < origin.read.len() {
+            computed += partial_tokens;
+        } else if pages.has_window_pages() || computed < tree_key.encoder_input.len() {
             // Without this page, windows would lack positions, or the encoder's input would be
             // incomplete.
-            return (held.discard(pages), 0);
+            return (sequence.discard(pages), 0);
         }
-        (held, computed)
+        (sequence, computed)
     }
 
     /// Pins a path of the tree for a sequence that continues after `tokens` tokens.
     fn pin_path(
-        pages: &mut Pages,
+        pages: &mut PagePool,
         path: Vec<NodeId>,
         tokens: usize,
-        origin: &PrefixTreeKey,
+        tree_key: &PrefixTreeKey,
     ) -> Self {
         pages.retain(&path);
-        let seen = pages.seen_of(&path, tokens);
-        pages.pin_window_pages(seen);
-        let first_window_page = path.len() - seen.len();
-        Self { path, first_window_page, origin: origin.clone(), ..Self::default() }
+        let in_window = pages.pages_in_window(&path, tokens);
+        pages.pin_window_pages(in_window);
+        let first_window_page = path.len() - in_window.len();
+        Self { path, first_window_page, tree_key: tree_key.clone(), ..Self::default() }
     }
 
     /// Releases all pages and returns an empty value.
-    fn discard(mut self, pages: &mut Pages) -> Self {
+    fn discard(mut self, pages: &mut PagePool) -> Self {
         self.own.drain(..).for_each(|page| pages.release_page(page));
         self.leave_path(pages);
         self
     }
 
     /// Unpins the pages of the tree.
-    fn leave_path(&mut self, pages: &mut Pages) {
+    fn leave_path(&mut self, pages: &mut PagePool) {
         let path = std::mem::take(&mut self.path);
         path[self.first_window_page..].iter().for_each(|&node| pages.unpin_window_page(node, true));
         self.first_window_page = 0;
@@ -116,55 +118,57 @@ impl SequencePages {
 
     /// [`SequencePages::find`] for models with recurrent layers: the prefix ends at a state
     /// checkpoint.
-    fn with_state<'a>(
-        pages: &mut Pages,
-        (origin, tokens): (&PrefixTreeKey, &[u32]),
+    fn find_with_state<'a>(
+        pages: &mut PagePool,
+        (tree_key, tokens): (&PrefixTreeKey, &[u32]),
         found: Match,
         others: impl Iterator<Item = (&'a Self, &'a [u32])>,
     ) -> (Self, usize) {
         let divergence = found.seen / PAGE_TOKENS * PAGE_TOKENS;
         // A checkpoint of a running sequence at a later position, in a page that is not full yet.
-        let copies = others.flat_map(|(held, theirs)| {
-            held.checkpoints.iter().map(move |copy| (held, theirs, *copy))
+        let checkpoints = others.flat_map(|(other, other_tokens)| {
+            other.checkpoints.iter().map(move |checkpoint| (other, other_tokens, *checkpoint))
         });
-        let theirs = copies
-            .filter(|(held, ..)| held.origin == *origin)
-            .filter(|(held, theirs, (at, _))| {
-                let further = *at > found.tokens() && at / PAGE_TOKENS == held.path.len();
-                let same =
-                    theirs.len() >= *at && tokens.len() >= *at && theirs[..*at] == tokens[..*at];
-                further && same && pages.sees_all(&held.path, *at)
+        let later_checkpoint = checkpoints
+            .filter(|(other, ..)| other.tree_key == *tree_key)
+            .filter(|(other, other_tokens, (at, _))| {
+                let is_later = *at > found.tokens() && at / PAGE_TOKENS == other.path.len();
+                let has_same_tokens = other_tokens.len() >= *at
+                    && tokens.len() >= *at
+                    && other_tokens[..*at] == tokens[..*at];
+                is_later && has_same_tokens && pages.has_all_window_pages(&other.path, *at)
             })
             .max_by_key(|(.., (at, _))| *at);
-        let (path, from, computed) = match theirs {
-            Some((held, _, (at, slot))) => (held.path.clone(), Some(slot), at),
+        let (path, from, computed) = match later_checkpoint {
+            Some((other, _, (at, slot))) => (other.path.clone(), Some(slot), at),
             None => (found.path.clone(), found.state, found.tokens()),
         };
-        let mut held = Self::pin_path(pages, path, computed, origin);
-        (held.divergence, held.places) = (divergence, [tokens.len(), divergence]);
-        let partial = match (theirs, found.partial) {
+        let mut sequence = Self::pin_path(pages, path, computed, tree_key);
+        (sequence.divergence, sequence.likely_branch_positions) =
+            (divergence, [tokens.len(), divergence]);
+        let has_partial_page = match (later_checkpoint, found.partial) {
             _ if computed.is_multiple_of(PAGE_TOKENS) => true,
-            (Some((theirs, ..)), _) => {
-                theirs.own.first().is_some_and(|&page| held.copy(pages, page))
+            (Some((other, ..)), _) => {
+                other.own.first().is_some_and(|&page| sequence.copy(pages, page))
             }
-            (None, Some((node, _))) => held.copy_node(pages, node),
+            (None, Some((node, _))) => sequence.copy_node(pages, node),
             (None, None) => true,
         };
         from.iter().for_each(|&from| pages.touch_state(from));
-        held.state = pages.take_state();
-        if let (true, Some(from), Some(to)) = (partial, from, held.state) {
+        sequence.state = pages.take_state();
+        if let (true, Some(from), Some(to)) = (has_partial_page, from, sequence.state) {
             // If no other slot was free, the checkpoint itself was taken.
             if from != to {
                 pages.record_copy(CacheCopy::State { from, to });
             }
-            return (held, computed);
+            return (sequence, computed);
         }
         // A state is useless without all pages before it.
-        (held.discard(pages), 0)
+        (sequence.discard(pages), 0)
     }
 
     /// Appends a private copy of a page. Returns `false` if no page is free.
-    fn copy(&mut self, pages: &mut Pages, from: Page) -> bool {
+    fn copy(&mut self, pages: &mut PagePool, from: Page) -> bool {
         let Some(page) = pages.take() else { return false };
         pages.record_copy(CacheCopy::Page { from, to: page });
         self.own.push(page);
@@ -173,7 +177,7 @@ impl SequencePages {
 
     /// Appends a private copy of a node's page. Pins the node during the copy, so that taking a
     /// page does not evict it.
-    fn copy_node(&mut self, pages: &mut Pages, node: NodeId) -> bool {
+    fn copy_node(&mut self, pages: &mut PagePool, node: NodeId) -> bool {
         let has_window_pages = pages.window_page(node).is_some();
         pages.retain(&[node]);
         pages.pin_window_pages(&[node]);
@@ -186,7 +190,7 @@ impl SequencePages {
     }
 
     /// The segment of a step that continues the sequence after `past` tokens.
-    pub fn segment(&self, pages: &Pages, first_row: usize, rows: usize, past: usize) -> Segment {
+    pub fn segment(&self, pages: &PagePool, first_row: usize, rows: usize, past: usize) -> Segment {
         let shared = |from: usize| self.path[from..].iter().map(|&id| pages.page(id));
         let own = || self.own.iter().copied();
         let recent = if pages.has_window_pages() {
@@ -201,7 +205,7 @@ impl SequencePages {
             past,
             pages: shared(0).chain(own()).map(|page| page.full).collect(),
             recent: RecentPages { first: self.first_window_page, pages: recent },
-            encoded: self.origin.read.len(),
+            encoded: self.tree_key.encoder_input.len(),
             state: self.state.unwrap_or(0),
         }
     }
@@ -212,13 +216,13 @@ impl SequencePages {
     }
 
     /// Capacity of the pages in tokens.
-    pub fn room(&self) -> usize {
+    pub fn capacity_tokens(&self) -> usize {
         (self.path.len() + self.own.len()) * PAGE_TOKENS
     }
 
     /// Takes pages until the capacity is `tokens`. Returns `false` if no page is free.
-    pub fn grow(&mut self, pages: &mut Pages, tokens: usize) -> bool {
-        while self.room() < tokens {
+    pub fn grow(&mut self, pages: &mut PagePool, tokens: usize) -> bool {
+        while self.capacity_tokens() < tokens {
             match pages.take() {
                 Some(page) => self.own.push(page),
                 None => return false,
@@ -228,8 +232,8 @@ impl SequencePages {
     }
 
     /// Releases private pages that `tokens` tokens do not need.
-    pub fn shrink(&mut self, pages: &mut Pages, tokens: usize) {
-        while self.room() >= tokens + PAGE_TOKENS
+    pub fn shrink(&mut self, pages: &mut PagePool, tokens: usize) {
+        while self.capacity_tokens() >= tokens + PAGE_TOKENS
             && let Some(page) = self.own.pop()
         {
             pages.release_page(page);
@@ -242,12 +246,12 @@ impl SequencePages {
     pub fn next_checkpoint(&self, computed: usize, tokens: usize) -> usize {
         let apart =
             (tokens / CHECKPOINTS_PER_PROMPT).next_power_of_two().max(MIN_CHECKPOINT_DISTANCE);
-        let places = [(computed / apart + 1) * apart, self.divergence, tokens.saturating_sub(1)];
-        places.into_iter().filter(|&at| at > computed).min().unwrap_or(usize::MAX)
+        let positions = [(computed / apart + 1) * apart, self.divergence, tokens.saturating_sub(1)];
+        positions.into_iter().filter(|&at| at > computed).min().unwrap_or(usize::MAX)
     }
 
     /// Makes a state checkpoint after `computed` tokens, if a slot is free.
-    pub fn add_checkpoint(&mut self, pages: &mut Pages, computed: usize) {
+    pub fn add_checkpoint(&mut self, pages: &mut PagePool, computed: usize) {
         let Some(from) = self.state else { return };
         let Some(slot) = pages.take_state() else { return };
         pages.record_copy(CacheCopy::State { from, to: slot });
@@ -255,13 +259,13 @@ impl SequencePages {
     }
 
     /// Releases the checkpoints that are not in the tree yet, so that another sequence gets a slot.
-    pub fn drop_checkpoints(&mut self, pages: &mut Pages) {
+    pub fn drop_checkpoints(&mut self, pages: &mut PagePool) {
         self.checkpoints.drain(..).for_each(|(_, slot)| pages.release_state(slot));
     }
 
     /// Moves full private pages to the tree, where other sequences find them at once. `computed`
     /// are the computed tokens; rejected draft tokens behind them are not published.
-    pub fn publish(&mut self, pages: &mut Pages, computed: &[u32]) {
+    pub fn publish(&mut self, pages: &mut PagePool, computed: &[u32]) {
         while !self.own.is_empty() && computed.len() >= (self.path.len() + 1) * PAGE_TOKENS {
             let start = self.path.len() * PAGE_TOKENS;
             let tokens = &computed[start..start + PAGE_TOKENS];
@@ -276,27 +280,28 @@ impl SequencePages {
 
     /// Unpins window pages that the next tokens do not see. A draft model may compute the latest
     /// token again.
-    fn slide_window(&mut self, pages: &mut Pages, computed: usize) {
-        let ahead = pages.seen_of(&self.path, computed.saturating_sub(1)).len();
-        while pages.has_window_pages() && self.first_window_page < self.path.len() - ahead {
+    fn slide_window(&mut self, pages: &mut PagePool, computed: usize) {
+        let in_window = pages.pages_in_window(&self.path, computed.saturating_sub(1)).len();
+        while pages.has_window_pages() && self.first_window_page < self.path.len() - in_window {
             let from = self.first_window_page * PAGE_TOKENS;
             // One page more, for sequences that diverge a little earlier.
-            let sees = |place: usize| {
-                from < place && pages.windows().first_seen(place) < from + 2 * PAGE_TOKENS
+            let is_seen_from = |position: usize| {
+                from < position && pages.windows().first_seen(position) < from + 2 * PAGE_TOKENS
             };
-            let valued = self.places.iter().any(|&place| sees(place));
-            pages.unpin_window_page(self.path[self.first_window_page], valued);
+            let keep_preferred =
+                self.likely_branch_positions.iter().any(|&position| is_seen_from(position));
+            pages.unpin_window_page(self.path[self.first_window_page], keep_preferred);
             self.first_window_page += 1;
         }
     }
 
     /// Parent of the private pages in the tree.
     fn last(&self) -> Parent {
-        self.path.last().map_or_else(|| Parent::Root(self.origin.clone()), |&id| Parent::Node(id))
+        self.path.last().map_or_else(|| Parent::Root(self.tree_key.clone()), |&id| Parent::Node(id))
     }
 
     /// Moves the checkpoints in a node's page, which begins after `start` tokens, to the node.
-    fn store_checkpoints(&mut self, pages: &mut Pages, node: NodeId, start: usize) {
+    fn store_checkpoints(&mut self, pages: &mut PagePool, node: NodeId, start: usize) {
         self.checkpoints.retain(|&(at, slot)| {
             let is_here = at > start && at <= start + PAGE_TOKENS;
             if is_here {
@@ -307,7 +312,7 @@ impl SequencePages {
     }
 
     /// Moves all pages and the state to the tree.
-    pub fn release(mut self, pages: &mut Pages, computed: &[u32]) {
+    pub fn release(mut self, pages: &mut PagePool, computed: &[u32]) {
         self.publish(pages, computed);
         let start = (self.path.len() * PAGE_TOKENS).min(computed.len());
         let rest = &computed[start..];

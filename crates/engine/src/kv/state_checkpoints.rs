@@ -5,10 +5,10 @@
 //! slot; all other slots hold checkpoints, of which the least recently used is evicted first.
 
 use super::node::{Match, NodeId, PAGE_TOKENS, PrefixTreeKey, StateCheckpoint};
-use super::page_pool::Pages;
+use super::page_pool::PagePool;
 use super::state_slots::StateSlots;
 
-impl Pages {
+impl PagePool {
     /// Adds state slots.
     #[must_use]
     pub fn with_states(mut self, slots: usize) -> Self {
@@ -67,10 +67,10 @@ impl Pages {
 
     /// Finds the prefix of `tokens` up to the last checkpoint. A sibling of the longest match can
     /// have a later checkpoint.
-    pub(super) fn find_state(&self, origin: &PrefixTreeKey, tokens: &[u32]) -> Match {
+    pub(super) fn find_state(&self, tree_key: &PrefixTreeKey, tokens: &[u32]) -> Match {
         let (mut path, mut found) = (Vec::new(), None);
         let (mut children, mut rest) =
-            (self.roots.get(origin).map_or(&[][..], |roots| roots), tokens);
+            (self.roots.get(tree_key).map_or(&[][..], |roots| roots), tokens);
         loop {
             let common = children.iter().map(|&id| (id, self.common(id, rest)));
             let states =
@@ -91,7 +91,7 @@ impl Pages {
     }
 
     /// Shortens a cached prefix to its last checkpoint.
-    pub(super) fn up_to_a_state(&self, found: Match) -> Match {
+    pub(super) fn truncate_to_checkpoint(&self, found: Match) -> Match {
         let Match { mut path, partial, .. } = found;
         if let Some((id, kept)) =
             partial.and_then(|(id, most)| Some((id, self.last_state(id, most)?)))
@@ -129,7 +129,7 @@ mod tests {
     use super::super::node::Parent;
     use super::*;
 
-    fn find(pages: &Pages, tokens: &[u32]) -> Match {
+    fn find(pages: &PagePool, tokens: &[u32]) -> Match {
         pages.find(&PrefixTreeKey::default(), tokens)
     }
 
@@ -138,8 +138,8 @@ mod tests {
     }
 
     /// Two full pages and ten tokens of a third, and their nodes.
-    fn three_pages() -> (Pages, Vec<u32>, [NodeId; 3]) {
-        let mut pages = Pages::new(4).with_states(3);
+    fn three_pages() -> (PagePool, Vec<u32>, [NodeId; 3]) {
+        let mut pages = PagePool::new(4).with_states(3);
         let tokens = [full(0), full(100), full(200)[..10].to_vec()];
         let mut parent = Parent::Root(PrefixTreeKey::default());
         let nodes = [0, 1, 2].map(|i: usize| {
@@ -178,9 +178,9 @@ mod tests {
 
     #[test]
     fn a_sibling_with_a_later_checkpoint_is_found() {
-        let mut pages = Pages::new(4).with_states(3);
+        let mut pages = PagePool::new(4).with_states(3);
         let root = Parent::Root(PrefixTreeKey::default());
-        let add = |pages: &mut Pages, tokens: &[u32]| {
+        let add = |pages: &mut PagePool, tokens: &[u32]| {
             let page = pages.take().unwrap();
             pages.insert(&root, page, tokens)
         };

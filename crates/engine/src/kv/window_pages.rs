@@ -5,11 +5,31 @@
 //! tokens without window pages, and a cached prefix ends where all window pages that the next token
 //! sees are present.
 
+use super::lru_list::LruList;
 use super::node::{Match, NodeId, PAGE_TOKENS, WindowPage};
-use super::page_pool::Pages;
-use super::windows::{WindowPages, Windows};
+use super::page_pool::PagePool;
+use super::windows::Windows;
 
-impl Pages {
+/// Windows of layers, free window pages, and nodes with evictable window pages.
+#[derive(Debug, Default)]
+pub(super) struct WindowPages {
+    pub windows: Windows,
+    pub free: Vec<u32>,
+    pub total: usize,
+    /// Nodes with an unpinned window page.
+    pub idle: LruList,
+    /// Nodes with an unpinned window page that is evicted last.
+    pub idle_preferred: LruList,
+}
+
+impl WindowPages {
+    /// Number of unpinned window pages.
+    pub fn idle_count(&self) -> usize {
+        self.idle.len() + self.idle_preferred.len()
+    }
+}
+
+impl PagePool {
     /// Adds `total` window pages for a model with these windows.
     #[must_use]
     pub fn with_recent(mut self, windows: Windows, total: usize) -> Self {
@@ -95,7 +115,7 @@ impl Pages {
         }
     }
 
-    /// Undoes [`Pages::pin_window_pages`] for a node; `keep_preferred` makes it evicted last.
+    /// Undoes [`PagePool::pin_window_pages`] for a node; `keep_preferred` makes it evicted last.
     pub fn unpin_window_page(&mut self, id: NodeId, keep_preferred: bool) {
         let Some(window) = &mut self.node_mut(id).window else { return };
         window.users -= 1;
@@ -114,19 +134,19 @@ impl Pages {
     }
 
     /// Nodes of a path with window pages that the next token of a sequence of `tokens` tokens sees.
-    pub fn seen_of<'a>(&self, path: &'a [NodeId], tokens: usize) -> &'a [NodeId] {
+    pub fn pages_in_window<'a>(&self, path: &'a [NodeId], tokens: usize) -> &'a [NodeId] {
         let first = self.window_pages.windows.first_seen(tokens) / PAGE_TOKENS;
         &path[first.min(path.len())..]
     }
 
     /// Whether all window pages of a path that the next token sees are present.
-    pub fn sees_all(&self, path: &[NodeId], tokens: usize) -> bool {
+    pub fn has_all_window_pages(&self, path: &[NodeId], tokens: usize) -> bool {
         !self.has_window_pages()
-            || self.seen_of(path, tokens).iter().all(|&id| self.node(id).window.is_some())
+            || self.pages_in_window(path, tokens).iter().all(|&id| self.node(id).window.is_some())
     }
 
     /// Shortens a cached prefix until all window pages that its next token sees are present.
-    pub(super) fn up_to_window_pages(&self, found: Match) -> Match {
+    pub(super) fn truncate_to_window_pages(&self, found: Match) -> Match {
         if !self.has_window_pages() {
             return found;
         }
@@ -139,9 +159,13 @@ impl Pages {
                 partial = None;
                 continue;
             }
-            let kept =
-                self.seen_of(&path, tokens).iter().rev().take_while(|&&id| is_there(id)).count();
-            if kept == self.seen_of(&path, tokens).len() {
+            let kept = self
+                .pages_in_window(&path, tokens)
+                .iter()
+                .rev()
+                .take_while(|&&id| is_there(id))
+                .count();
+            if kept == self.pages_in_window(&path, tokens).len() {
                 return Match { path, partial, state, seen };
             }
             // The prefix ends before the missing page.
@@ -158,10 +182,11 @@ mod tests {
     use super::super::node::{Parent, PrefixTreeKey};
     use super::*;
 
-    /// Pages of a model with layers of this mask, `count` full pages in the tree, and the tokens
+    /// Pool of a model with layers of this mask, `count` full pages in the tree, and the tokens
     /// and nodes of these pages.
-    fn chain(mask: Mask, count: usize, recent: usize) -> (Pages, Vec<u32>, Vec<NodeId>) {
-        let mut pages = Pages::new(count + 2).with_recent(Windows::new([mask].into_iter()), recent);
+    fn chain(mask: Mask, count: usize, recent: usize) -> (PagePool, Vec<u32>, Vec<NodeId>) {
+        let mut pages =
+            PagePool::new(count + 2).with_recent(Windows::new([mask].into_iter()), recent);
         let tokens: Vec<u32> = (0..(count * PAGE_TOKENS) as u32).collect();
         let (mut parent, mut nodes) = (Parent::Root(PrefixTreeKey::default()), Vec::new());
         for tokens in tokens.chunks(PAGE_TOKENS) {
@@ -173,7 +198,7 @@ mod tests {
         (pages, tokens, nodes)
     }
 
-    fn found(pages: &Pages, tokens: &[u32]) -> usize {
+    fn found(pages: &PagePool, tokens: &[u32]) -> usize {
         pages.find(&PrefixTreeKey::default(), tokens).tokens()
     }
 

@@ -1,28 +1,8 @@
-//! Attention windows of layers, and the free window pages.
+//! Attention windows of layers.
 
 use puna_graph::Mask;
 
-use super::lru_list::LruList;
 use super::node::PAGE_TOKENS;
-
-/// Windows of layers, free window pages, and nodes with evictable window pages.
-#[derive(Debug, Default)]
-pub(super) struct WindowPages {
-    pub windows: Windows,
-    pub free: Vec<u32>,
-    pub total: usize,
-    /// Nodes with an unpinned window page.
-    pub idle: LruList,
-    /// Nodes with an unpinned window page that is evicted last.
-    pub idle_preferred: LruList,
-}
-
-impl WindowPages {
-    /// Number of unpinned window pages.
-    pub fn idle_count(&self) -> usize {
-        self.idle.len() + self.idle_preferred.len()
-    }
-}
 
 /// Masks of the layers with a window.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -28,7 +28,7 @@ impl Scheduler {
     /// Whether a waiting sequence can start: its pages, and the pages that running sequences still
     /// need, are free. A sequence alone always fits.
     fn fits(&self, sequence: &SequenceState) -> bool {
-        if self.running.is_empty() && self.temporary_holders == 0 {
+        if self.running.is_empty() && self.temporary_sequences == 0 {
             return true;
         }
         let tokens = sequence.tokens.len();
@@ -49,8 +49,8 @@ impl Scheduler {
         }
         let most = self.pages.windows().pages(1);
         let needs = |tokens: usize| (tokens + 1).div_ceil(PAGE_TOKENS);
-        let seen = self.pages.seen_of(path, path.len() * PAGE_TOKENS);
-        let mut lacking = needs(tokens).min(most).saturating_sub(seen.len());
+        let in_window = self.pages.pages_in_window(path, path.len() * PAGE_TOKENS);
+        let mut lacking = needs(tokens).min(most).saturating_sub(in_window.len());
         let beyond = |tokens: usize, computed: usize| {
             needs(tokens).saturating_sub(most).min((tokens - computed).div_ceil(PAGE_TOKENS))
         };
@@ -61,7 +61,7 @@ impl Scheduler {
             chunk += if s.is_decoding() { 0 } else { beyond(s.tokens.len(), s.computed) };
         }
         lacking += chunk.min(self.limits.num_batch.div_ceil(PAGE_TOKENS));
-        self.pages.window_pages_available(seen) < lacking
+        self.pages.window_pages_available(in_window) < lacking
     }
 
     /// Starts the fair share of a new client at the smallest share of the other clients, and the

@@ -21,10 +21,10 @@ impl Scheduler {
     /// Selects the rows of the step, and takes pages for them. A sequence without pages for its
     /// rows takes no part.
     pub(super) fn select_rows(&mut self, plan: &mut StepPlan) {
-        let unread = if self.encoded_last { Vec::new() } else { self.next_to_encode() };
-        let mut rows = if unread.is_empty() { self.next_rows() } else { Vec::new() };
+        let encoder_rows = if self.encoded_last { Vec::new() } else { self.next_to_encode() };
+        let mut rows = if encoder_rows.is_empty() { self.next_rows() } else { Vec::new() };
         if rows.is_empty() {
-            rows = if unread.is_empty() { self.next_to_encode() } else { unread };
+            rows = if encoder_rows.is_empty() { self.next_to_encode() } else { encoder_rows };
             plan.encodes = !rows.is_empty();
         }
         self.encoded_last = plan.encodes;
@@ -35,7 +35,8 @@ impl Scheduler {
         }
         // A sequence was preempted for an earlier one of this step, or its pages do not suffice.
         let has_pages = |row: &PlannedRows| {
-            self.find_running(row.id).is_some_and(|s| s.pages.room() >= s.computed + row.rows)
+            self.find_running(row.id)
+                .is_some_and(|s| s.pages.capacity_tokens() >= s.computed + row.rows)
         };
         plan.rows = rows.into_iter().filter(has_pages).collect();
     }
@@ -47,12 +48,12 @@ impl Scheduler {
         rows
     }
 
-    /// Counts the prompt rows of a step for the fair shares, and numbers the turns.
+    /// Counts the prompt rows of a step for the fair shares, and records the order of scheduling.
     fn count_served(&mut self, rows: &[PlannedRows]) {
         for row in rows {
             let Some(s) = self.running.iter_mut().find(|s| s.id == row.id) else { continue };
-            self.turns += 1;
-            s.last_turn = self.turns;
+            self.scheduled_rows += 1;
+            s.last_scheduled = self.scheduled_rows;
             if !s.is_decoding() {
                 s.served += row.rows as u64;
                 *self.served.entry(s.client).or_default() += row.rows as u64;
@@ -68,7 +69,7 @@ impl Scheduler {
         let results = self.limits.output_rows.min(self.limits.num_batch);
         let most = (results - prompts.len().min(results / PROMPT_RESULT_SHARE)).max(1);
         if decoding.len() > most {
-            decoding.sort_by_key(|s| (s.last_turn, s.admitted));
+            decoding.sort_by_key(|s| (s.last_scheduled, s.admitted));
             decoding.truncate(most);
         }
         decoding.into_iter().map(|s| PlannedRows { id: s.id, rows: 1 }).collect()
@@ -82,7 +83,7 @@ impl Scheduler {
         let mut scores = self.limits.scored_rows.saturating_sub(chosen.len()).max(1);
         let mut results = self.limits.output_rows.saturating_sub(chosen.len()).max(1);
         let has_prompt = |s: &SequenceState| !s.is_decoding() && s.computed < s.tokens.len();
-        for s in self.least_served(|s| has_prompt(s) && s.unread() == 0) {
+        for s in self.least_served(|s| has_prompt(s) && s.encoder_tokens_left() == 0) {
             let left = s.tokens.len() - s.computed;
             // The last token is computed in its own step, as it is after a cache hit, so that a
             // repeated prompt gets the same bits.
@@ -113,12 +114,12 @@ impl Scheduler {
     fn next_to_encode(&self) -> Vec<PlannedRows> {
         let budget = self.prompt_row_budget(0);
         let (mut rows, mut chosen) = (0, Vec::new());
-        for s in self.least_served(|s| s.unread() > 0) {
-            if rows > 0 && rows + s.unread() > budget {
+        for s in self.least_served(|s| s.encoder_tokens_left() > 0) {
+            if rows > 0 && rows + s.encoder_tokens_left() > budget {
                 break;
             }
-            rows += s.unread();
-            chosen.push(PlannedRows { id: s.id, rows: s.unread() });
+            rows += s.encoder_tokens_left();
+            chosen.push(PlannedRows { id: s.id, rows: s.encoder_tokens_left() });
         }
         chosen
     }

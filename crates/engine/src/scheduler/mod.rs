@@ -21,7 +21,7 @@ use std::collections::{HashMap, VecDeque};
 
 use puna_models::StepKind;
 
-use crate::kv::{PAGE_TOKENS, Pages, SequencePages};
+use crate::kv::{PAGE_TOKENS, PagePool, SequencePages};
 use crate::request::RequestId;
 
 pub use batch::STEP_TARGET;
@@ -95,29 +95,29 @@ pub struct PlannedRows {
 
 /// Queue, running sequences and pages.
 pub struct Scheduler {
-    pub pages: Pages,
+    pub pages: PagePool,
     limits: SchedulerLimits,
     waiting: VecDeque<SequenceState>,
     running: Vec<SequenceState>,
     /// Prompt rows computed for each client since the scheduler was last idle, for fairness.
     served: HashMap<u64, u64>,
-    /// Number of turns: each sequence of a planned step takes one.
-    turns: u64,
+    /// Number of [`PlannedRows`] so far: one for each sequence in each planned step.
+    scheduled_rows: u64,
     admissions: u64,
     preemptions: u64,
     /// Moving average of prompt tokens per second.
     prefill_rate: f64,
     /// Whether the last step was one of the encoder.
     encoded_last: bool,
-    /// Number of texts outside of the prefix tree that hold pages.
-    temporary_holders: usize,
-    /// Whether a text outside of the prefix tree waits for pages, so that no sequence is admitted.
+    /// Number of sequences outside of the prefix tree that hold pages.
+    temporary_sequences: usize,
+    /// Whether a sequence outside of the prefix tree waits for pages, so that none is admitted.
     blocks_admission: bool,
 }
 
 impl Scheduler {
     /// Makes a scheduler without sequences.
-    pub fn new(pages: Pages, limits: SchedulerLimits) -> Self {
+    pub fn new(pages: PagePool, limits: SchedulerLimits) -> Self {
         let limits = SchedulerLimits {
             num_batch: limits.num_batch.max(1),
             max_sequences: limits.max_sequences.map(|most| most.max(1)),
@@ -129,12 +129,12 @@ impl Scheduler {
             waiting: VecDeque::new(),
             running: Vec::new(),
             served: HashMap::new(),
-            turns: 0,
+            scheduled_rows: 0,
             admissions: 0,
             preemptions: 0,
             prefill_rate: 0.0,
             encoded_last: false,
-            temporary_holders: 0,
+            temporary_sequences: 0,
             blocks_admission: false,
         }
     }
@@ -205,7 +205,7 @@ impl Scheduler {
     pub fn reserve_draft(&mut self, id: RequestId, tokens: usize) -> usize {
         let Some(s) = self.running.iter_mut().find(|s| s.id == id) else { return 0 };
         s.pages.grow(&mut self.pages, s.computed + 1 + tokens);
-        tokens.min(s.pages.room().saturating_sub(s.computed + 1))
+        tokens.min(s.pages.capacity_tokens().saturating_sub(s.computed + 1))
     }
 
     /// The running sequences.
@@ -219,7 +219,7 @@ impl Scheduler {
     }
 
     /// The running sequences and all pages.
-    pub fn running_mut(&mut self) -> (&mut [SequenceState], &mut Pages) {
+    pub fn running_mut(&mut self) -> (&mut [SequenceState], &mut PagePool) {
         (&mut self.running, &mut self.pages)
     }
 
@@ -308,7 +308,7 @@ impl Scheduler {
     /// Pages that running sequences still need for their known tokens and one more.
     fn reserved_pages(&self) -> usize {
         let lacks = |s: &SequenceState| {
-            (s.tokens.len() + 1).saturating_sub(s.pages.room()).div_ceil(PAGE_TOKENS)
+            (s.tokens.len() + 1).saturating_sub(s.pages.capacity_tokens()).div_ceil(PAGE_TOKENS)
         };
         self.running.iter().map(lacks).sum()
     }

@@ -1,4 +1,4 @@
-//! What the scheduler knows of a sequence.
+//! Scheduling state of a sequence.
 
 use std::ops::Range;
 
@@ -32,8 +32,8 @@ pub struct SequenceState {
     /// Computed prompt rows, plus the smallest count of the client's sequences at admission, for
     /// fairness.
     pub served: u64,
-    /// Number of its last turn in a step; 0 before the first.
-    pub last_turn: u64,
+    /// Number of its latest rows in the order of all scheduled rows; 0 before the first.
+    pub last_scheduled: u64,
     /// Number of the first admission, for preemption; 0 before.
     pub admitted: u64,
 }
@@ -42,13 +42,13 @@ impl SequenceState {
     /// State of a new request, in an engine with context size `n_ctx`. `start` is the start token
     /// of the decoder in an encoder–decoder model.
     pub fn new(id: RequestId, request: &Request, n_ctx: usize, start: Option<u32>) -> Self {
-        let read: &[u32] = if start.is_some() { &request.prompt } else { &[] };
+        let encoder_input: &[u32] = if start.is_some() { &request.prompt } else { &[] };
         let adapter_scales = request.adapter_scales.clone();
         Self {
             id,
             client: request.client,
             tokens: request.prompt.iter().copied().chain(start).collect(),
-            tree_key: PrefixTreeKey { adapter_scales, read: read.into() },
+            tree_key: PrefixTreeKey { adapter_scales, encoder_input: encoder_input.into() },
             context: request.context_in(n_ctx),
             kept_by_shift: request.shift.then_some(request.keep),
             to_score: request.prompt_logprobs.map_or(0, |_| request.prompt.len()),
@@ -57,8 +57,8 @@ impl SequenceState {
     }
 
     /// Number of tokens that the encoder has to read; 0 once they are in the cache.
-    pub fn unread(&self) -> usize {
-        if self.computed == 0 { self.tree_key.read.len() } else { 0 }
+    pub fn encoder_tokens_left(&self) -> usize {
+        if self.computed == 0 { self.tree_key.encoder_input.len() } else { 0 }
     }
 
     /// Whether only the latest token is not computed.
@@ -93,7 +93,8 @@ impl SequenceState {
     /// Number of first tokens that a context shift keeps in any case: the encoder's input and the
     /// decoder's start token.
     fn min_kept_tokens(&self) -> usize {
-        if self.tree_key.read.is_empty() { 0 } else { self.tree_key.read.len() + 1 }
+        let encoder_tokens = self.tree_key.encoder_input.len();
+        if encoder_tokens == 0 { 0 } else { encoder_tokens + 1 }
     }
 
     /// Whether a context shift leaves tokens of the answer. Otherwise the same token would be
@@ -115,8 +116,12 @@ impl SequenceState {
 
     /// Prompt and generated tokens, without the decoder's start token.
     pub fn text(&self) -> Vec<u32> {
-        let read = self.tree_key.read.len();
-        let first_generated = if read > 0 { read + 1 } else { 0 };
-        self.tokens[..read].iter().chain(&self.tokens[first_generated..]).copied().collect()
+        let encoder_tokens = self.tree_key.encoder_input.len();
+        let first_generated = self.min_kept_tokens();
+        self.tokens[..encoder_tokens]
+            .iter()
+            .chain(&self.tokens[first_generated..])
+            .copied()
+            .collect()
     }
 }

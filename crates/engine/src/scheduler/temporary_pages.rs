@@ -1,12 +1,12 @@
-//! Pages and a state outside of the prefix tree, for texts that take a few steps: embeddings and
-//! draft models.
+//! Pages and a state of sequences outside of the prefix tree, which take a few steps: embeddings
+//! and draft models.
 
 use puna_graph::{RecentPages, Segment};
 
 use super::Scheduler;
 use crate::kv::{PAGE_TOKENS, Page, Windows};
 
-/// Pages and state of a text outside of the tree.
+/// Pages and state of a sequence outside of the prefix tree.
 #[derive(Debug, Default)]
 pub struct TemporaryPages {
     pub pages: Vec<u32>,
@@ -17,7 +17,7 @@ pub struct TemporaryPages {
 }
 
 impl TemporaryPages {
-    /// The segment of a step that continues the text after `past` tokens.
+    /// The segment of a step that continues the sequence after `past` tokens.
     pub fn segment(
         &self,
         windows: &Windows,
@@ -37,10 +37,10 @@ impl TemporaryPages {
 }
 
 impl Scheduler {
-    /// Takes pages and a state slot for a text of `tokens` tokens. Returns `None` if there are not
-    /// enough.
+    /// Takes pages and a state slot for a sequence of `tokens` tokens. Returns `None` if there are
+    /// not enough.
     pub fn take_temporary_pages(&mut self, tokens: usize) -> Option<TemporaryPages> {
-        self.temporary_holders += 1;
+        self.temporary_sequences += 1;
         let mut taken = TemporaryPages::default();
         if self.fill_temporary_pages(&mut taken, tokens) {
             return Some(taken);
@@ -72,19 +72,19 @@ impl Scheduler {
 
     /// Releases what [`Scheduler::take_temporary_pages`] took.
     pub fn release_temporary_pages(&mut self, taken: TemporaryPages) {
-        self.temporary_holders -= 1;
+        self.temporary_sequences -= 1;
         let pages = taken.pages.into_iter().map(|full| Page { full, window: None });
         pages.for_each(|page| self.pages.release_page(page));
         taken.recent.into_iter().for_each(|page| self.pages.release_window_page(page));
         taken.state.into_iter().for_each(|slot| self.pages.release_state(slot));
     }
 
-    /// Whether a text outside of the prefix tree holds pages.
+    /// Whether a sequence outside of the prefix tree holds pages.
     pub fn has_temporary_pages(&self) -> bool {
-        self.temporary_holders > 0
+        self.temporary_sequences > 0
     }
 
-    /// Blocks the admission of sequences while a text outside of the prefix tree waits for pages.
+    /// Blocks the admission of sequences while one outside of the prefix tree waits for pages.
     pub fn block_admission(&mut self, blocks: bool) {
         self.blocks_admission = blocks;
     }

@@ -15,7 +15,7 @@ const LIMITS: SchedulerLimits = SchedulerLimits {
 };
 
 fn scheduler(pages: usize, limits: SchedulerLimits) -> Scheduler {
-    Scheduler::new(Pages::new(pages), limits)
+    Scheduler::new(PagePool::new(pages), limits)
 }
 
 /// A new sequence of a client; its tokens begin at `first`.
@@ -41,7 +41,7 @@ fn ids(all: &[RequestId]) -> Vec<u64> {
 fn execute(scheduler: &mut Scheduler, plan: &StepPlan) {
     for row in &plan.rows {
         let s = scheduler.running.iter_mut().find(|s| s.id == row.id).unwrap();
-        assert!(s.pages.room() >= s.computed + row.rows, "the rows have pages");
+        assert!(s.pages.capacity_tokens() >= s.computed + row.rows, "the rows have pages");
         s.computed += row.rows;
         if !plan.encodes && s.computed == s.tokens.len() {
             s.generated += 1;
@@ -276,7 +276,7 @@ fn steps_of_the_encoder_alternate_with_steps_of_the_decoder() {
     let mut scheduler = scheduler(64, LIMITS);
     let encoded = |id: u64, tokens: u32| {
         let mut s = sequence(id, 0, id as u32 * 1000, tokens);
-        s.tree_key.read = s.tokens.clone().into();
+        s.tree_key.encoder_input = s.tokens.clone().into();
         s.tokens.push(7);
         s
     };

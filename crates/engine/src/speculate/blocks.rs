@@ -13,7 +13,7 @@ use super::model::{DraftRequest, DraftTokens, TIMING_WINDOW, most_probable};
 use super::rolling_median::RollingMedian;
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
-use crate::kv::Pages;
+use crate::kv::PagePool;
 
 /// A loaded companion.
 pub struct BlockDrafter {
@@ -81,7 +81,7 @@ impl BlockDrafter {
     pub fn draft(
         &mut self,
         requests: &[DraftRequest<'_>],
-        (executor, pages): (&mut ModelExecutor, &Pages),
+        (executor, pages): (&mut ModelExecutor, &PagePool),
         is_end: impl Fn(u32) -> bool,
     ) -> Result<DraftTokens, EngineError> {
         let mut result = DraftTokens { drafts: vec![Vec::new(); requests.len()], seconds: 0.0 };
@@ -124,13 +124,14 @@ impl BlockDrafter {
     fn input(
         &self,
         requests: &[DraftRequest<'_>],
-        pages: &Pages,
+        pages: &PagePool,
     ) -> (StepInput, Vec<DraftInProgress>) {
         let (mut input, mut in_progress) = (StepInput::default(), Vec::new());
         for (index, request) in requests.iter().enumerate() {
             let Some((&previous, computed)) = request.tokens.split_last() else { continue };
             let position = computed.len();
-            let rows = self.block.rows.min(request.pages.room().saturating_sub(position));
+            let rows =
+                self.block.rows.min(request.pages.capacity_tokens().saturating_sub(position));
             let max_tokens =
                 rows.saturating_sub(self.block.first_output_row).min(request.max_tokens);
             if max_tokens == 0 {

@@ -15,14 +15,15 @@ use super::model::{DraftRequest, DraftTokens, TIMING_WINDOW, most_probable};
 use super::rolling_median::RollingMedian;
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
-use crate::kv::{Pages, SequencePages};
+use crate::kv::{PagePool, SequencePages};
 use crate::request::RequestId;
 
 /// A loaded companion with its state of all sequences.
 pub struct ChainDrafter {
     /// Features of a hidden state.
     width: usize,
-    sees: DraftCache,
+    /// Cache that drafts attend to: the target's or the companion's own.
+    attends_to: DraftCache,
     /// Hidden state of the latest computed token by sequence.
     states: HashMap<RequestId, TokenState>,
     /// Rows of the latest step that the companion has not added to its cache yet.
@@ -60,19 +61,19 @@ struct DraftInProgress {
 
 impl ChainDrafter {
     /// A companion that reads hidden states of `width` features.
-    pub fn new(width: usize, sees: DraftCache) -> Self {
+    pub fn new(width: usize, attends_to: DraftCache) -> Self {
         Self {
             width,
-            sees,
+            attends_to,
             states: HashMap::new(),
             pending: Vec::new(),
             times: RollingMedian::default(),
         }
     }
 
-    /// Whether drafts attend to the target's cache or to the companion's own.
-    pub fn sees(&self) -> DraftCache {
-        self.sees
+    /// Cache that drafts attend to: the target's or the companion's own.
+    pub fn attends_to(&self) -> DraftCache {
+        self.attends_to
     }
 
     /// Median seconds of a draft step; 0 before the first one.
@@ -90,7 +91,7 @@ impl ChainDrafter {
         step: StepRows,
     ) {
         let width = self.width;
-        let all = match (self.sees, step.output) {
+        let all = match (self.attends_to, step.output) {
             (DraftCache::Own, _) => {
                 &extra_output[step.first * width..][..(computed - step.past) * width]
             }
@@ -100,7 +101,7 @@ impl ChainDrafter {
         let Some(newest) = all.len().checked_sub(width) else { return };
         let latest =
             self.states.entry(id).or_insert_with(|| TokenState { tokens: 0, features: Vec::new() });
-        if self.sees == DraftCache::Own {
+        if self.attends_to == DraftCache::Own {
             // No state precedes the first token, and the state of a token from the prefix cache is
             // unknown.
             let has_previous = latest.tokens == step.past && step.past > 0;
@@ -120,7 +121,7 @@ impl ChainDrafter {
     pub fn update_cache<'a>(
         &mut self,
         sequence: impl Fn(RequestId) -> Option<(&'a [u32], &'a SequencePages)>,
-        (executor, pages): (&mut ModelExecutor, &Pages),
+        (executor, pages): (&mut ModelExecutor, &PagePool),
     ) -> Result<(), EngineError> {
         let mut input = StepInput::default();
         for PendingRows { id, past, states } in self.pending.drain(..) {
@@ -141,7 +142,7 @@ impl ChainDrafter {
     pub fn draft(
         &mut self,
         requests: &[DraftRequest<'_>],
-        (executor, pages): (&mut ModelExecutor, &Pages),
+        (executor, pages): (&mut ModelExecutor, &PagePool),
         is_end: impl Fn(u32) -> bool,
     ) -> Result<DraftTokens, EngineError> {
         let mut result = DraftTokens { drafts: vec![Vec::new(); requests.len()], seconds: 0.0 };
@@ -185,11 +186,11 @@ impl ChainDrafter {
         let state = self.states.get(&request.id)?;
         let &token = request.tokens.last()?;
         let is_newest = state.tokens + 1 == request.tokens.len();
-        let max_tokens = match self.sees {
+        let max_tokens = match self.attends_to {
             DraftCache::Target => request.max_tokens,
             DraftCache::Own => request
                 .max_tokens
-                .min((request.pages.room() + 1).saturating_sub(request.tokens.len())),
+                .min((request.pages.capacity_tokens() + 1).saturating_sub(request.tokens.len())),
         };
         let in_progress = || DraftInProgress {
             index,
@@ -214,13 +215,13 @@ impl ChainDrafter {
         &self,
         in_progress: &[DraftInProgress],
         requests: &[DraftRequest<'_>],
-        pages: &Pages,
+        pages: &PagePool,
     ) -> StepInput {
         let mut input = StepInput::default();
         for (row, one) in in_progress.iter().enumerate() {
             let request = &requests[one.index];
             let newest = request.tokens.len() - 1;
-            let (position, segment) = match self.sees {
+            let (position, segment) = match self.attends_to {
                 DraftCache::Target => (newest, request.pages.segment(pages, row, 1, newest - 1)),
                 DraftCache::Own => {
                     let position = newest + one.draft.len();
@@ -241,7 +242,7 @@ impl ChainDrafter {
 /// state precedes it.
 fn companion_segment(
     held: &SequencePages,
-    pages: &Pages,
+    pages: &PagePool,
     first_row: usize,
     rows: usize,
     past: usize,

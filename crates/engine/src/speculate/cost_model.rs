@@ -70,9 +70,9 @@ impl DraftProposal {
     }
 }
 
-/// Limits of a step.
+/// Limits of a step with drafts.
 #[derive(Debug, Clone, Copy)]
-pub struct StepLimits {
+pub struct DraftLimits {
     /// Largest number of rows.
     pub rows: usize,
     /// Longest step while several sequences wait for it.
@@ -118,7 +118,7 @@ impl CostModel {
 
     /// Number of tokens of each sequence's draft to verify in the next step. An empty proposal is a
     /// sequence without draft.
-    pub fn decide(&self, proposals: &[DraftProposal], bounds: StepLimits) -> Vec<usize> {
+    pub fn decide(&self, proposals: &[DraftProposal], bounds: DraftLimits) -> Vec<usize> {
         let nothing = vec![0; proposals.len()];
         let Some(plain) = self.plain.median() else { return nothing };
         if self.steps_since_plain >= PLAIN_STEP_INTERVAL || self.credit <= 0.0 {
@@ -140,7 +140,7 @@ impl CostModel {
         plan: &VerificationPlan,
         proposals: &[DraftProposal],
         plain: f64,
-        bounds: StepLimits,
+        bounds: DraftLimits,
     ) -> f64 {
         let n = proposals.len();
         let rows = n + plan.token_counts.iter().sum::<usize>();
@@ -266,7 +266,7 @@ fn verification_plans(proposals: &[DraftProposal], max_rows: usize) -> Vec<Verif
 mod tests {
     use super::*;
 
-    const WIDE: StepLimits = StepLimits { rows: 4, target: Duration::from_millis(100) };
+    const WIDE: DraftLimits = DraftLimits { rows: 4, target: Duration::from_millis(100) };
 
     /// Simulated machine: cost of a further row in plain steps, and acceptance rate of drafts.
     struct Machine {

@@ -1,4 +1,4 @@
-//! Source of drafter beyond the text itself: one of the kinds of draft models.
+//! Sources of drafts besides the text itself: the kinds of draft models.
 
 use puna_models::{DraftCache, DraftMethod};
 
@@ -7,7 +7,7 @@ use super::chain::ChainDrafter;
 use super::model::{DraftRequest, DraftTokens, ModelDrafter};
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
-use crate::kv::Pages;
+use crate::kv::PagePool;
 use crate::request::RequestId;
 use crate::scheduler::SequenceState;
 
@@ -15,9 +15,9 @@ use crate::scheduler::SequenceState;
 pub enum DraftSource {
     /// Separate model.
     Model(Box<ModelDrafter>),
-    /// Companion that drafter token by token (MTP, EAGLE-3).
+    /// Companion that drafts token by token (MTP, EAGLE-3).
     Chain(ChainDrafter),
-    /// Companion that drafter drafter of tokens (DFlash).
+    /// Companion that drafts blocks of tokens (DFlash).
     Block(BlockDrafter),
 }
 
@@ -36,8 +36,8 @@ impl DraftSource {
     /// The companion draft model that was loaded with its target.
     pub fn companion(drafter: &DraftMethod) -> Self {
         match drafter {
-            DraftMethod::Chain { state_dim: state, cache: sees } => {
-                Self::Chain(ChainDrafter::new(*state, *sees))
+            DraftMethod::Chain { state_dim, cache } => {
+                Self::Chain(ChainDrafter::new(*state_dim, *cache))
             }
             DraftMethod::Block(form) => Self::Block(BlockDrafter::new(form.clone())),
         }
@@ -55,8 +55,8 @@ impl DraftSource {
     pub fn lookahead(&self) -> usize {
         match self {
             Self::Model(_) => 0,
-            // Further positions are in the same page, since drafter end with the page.
-            Self::Chain(drafter) => usize::from(drafter.sees() == DraftCache::Own),
+            // Further positions are in the same page, since drafts end with the page.
+            Self::Chain(drafter) => usize::from(drafter.attends_to() == DraftCache::Own),
             Self::Block(drafter) => drafter.rows(),
         }
     }
@@ -84,7 +84,7 @@ impl DraftSource {
     pub fn draft(
         &mut self,
         requests: &[DraftRequest<'_>],
-        model: (&mut ModelExecutor, &Pages),
+        model: (&mut ModelExecutor, &PagePool),
         is_end: impl Fn(u32) -> bool,
     ) -> Result<DraftTokens, EngineError> {
         match self {
@@ -106,7 +106,7 @@ impl DraftSource {
     pub fn update_cache(
         &mut self,
         sequences: &[SequenceState],
-        model: (&mut ModelExecutor, &Pages),
+        model: (&mut ModelExecutor, &PagePool),
     ) -> Result<(), EngineError> {
         match self {
             Self::Model(_) | Self::Block(_) => Ok(()),

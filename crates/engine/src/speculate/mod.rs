@@ -25,8 +25,6 @@ pub mod blocks;
 pub mod chain;
 pub mod cost_model;
 pub mod draft_source;
-#[cfg(test)]
-mod exact;
 pub mod lookup;
 pub mod model;
 pub mod rolling_median;
@@ -104,7 +102,7 @@ impl DraftKind {
 
 /// Drafts the continuation of one text.
 pub trait Drafter: Send {
-    /// Drafts at max_tokens `max_tokens` tokens after `tokens`. Between two calls `tokens` only
+    /// Drafts at most `max_tokens` tokens after `tokens`. Between two calls `tokens` only
     /// grows, unless [`Drafter::reset`] is called.
     fn draft(&mut self, tokens: &[u32], max_tokens: usize) -> Option<Draft>;
 
@@ -123,7 +121,7 @@ pub struct DraftCounts {
 
 /// Draft counts by source.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Speculated {
+pub struct DraftStats {
     /// Prompt lookup.
     pub lookup: DraftCounts,
     /// Draft model.
@@ -132,7 +130,7 @@ pub struct Speculated {
     pub steps: u64,
 }
 
-impl Speculated {
+impl DraftStats {
     /// Counts a draft of `tokens` tokens that a step verifies.
     pub(crate) fn add_draft(&mut self, kind: DraftKind, tokens: usize) {
         self.of(kind).drafted += tokens as u64;

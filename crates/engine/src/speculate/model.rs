@@ -18,7 +18,7 @@ use super::rolling_median::RollingMedian;
 use crate::config::{EngineOptions, MemoryReport};
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
-use crate::kv::{PAGE_TOKENS, Pages, PrefixTreeKey, SequencePages};
+use crate::kv::{PAGE_TOKENS, PagePool, PrefixTreeKey, SequencePages};
 use crate::request::RequestId;
 use crate::speculate::Speculation;
 
@@ -50,7 +50,7 @@ impl DraftModel {
 /// A loaded separate draft model.
 pub struct ModelDrafter {
     executor: ModelExecutor,
-    pages: Pages,
+    pages: PagePool,
     num_batch: usize,
     sequences: HashMap<RequestId, DraftSequence>,
     /// Seconds of draft steps.
@@ -151,7 +151,7 @@ impl ModelDrafter {
             return Err(EngineError::CannotGenerate);
         }
         check_can_roll_back(&executor)?;
-        let pages = Pages::of(&executor.model, &options);
+        let pages = PagePool::of(&executor.model, &options);
         let num_batch = options.num_batch.max(1);
         Ok(Self {
             executor,
@@ -274,7 +274,7 @@ impl ModelDrafter {
             sequence.keep_accepted(request.tokens);
             // Publishing also releases pages behind the attention windows.
             sequence.pages.publish(&mut self.pages, &request.tokens[..sequence.computed]);
-            let lacking = (n + request.max_tokens).saturating_sub(sequence.pages.room());
+            let lacking = (n + request.max_tokens).saturating_sub(sequence.pages.capacity_tokens());
             if lacking.div_ceil(PAGE_TOKENS) > self.pages.available(&[]) {
                 continue;
             }

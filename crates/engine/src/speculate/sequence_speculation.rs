@@ -1,7 +1,7 @@
 //! Speculative decoding of one sequence: lookup index, acceptance rates, latest draft.
 
 use super::acceptance_rate::AcceptanceRates;
-use super::{Draft, DraftKind, Drafter, Speculated, Speculation};
+use super::{Draft, DraftKind, DraftStats, Drafter, Speculation};
 
 /// A draft that no step verifies. The tokens that are generated show whether it would have been
 /// accepted.
@@ -18,12 +18,12 @@ pub struct SequenceSpeculation {
     lookup: Box<dyn Drafter>,
     pub rates: AcceptanceRates,
     unverified: Option<UnverifiedDraft>,
-    pub counts: Speculated,
+    pub counts: DraftStats,
 }
 
 impl SequenceSpeculation {
     pub fn new(settings: Speculation, lookup: Box<dyn Drafter>) -> Self {
-        let (rates, counts) = (AcceptanceRates::of_sequence(), Speculated::default());
+        let (rates, counts) = (AcceptanceRates::of_sequence(), DraftStats::default());
         Self { settings, lookup, rates, unverified: None, counts }
     }
 
@@ -132,6 +132,6 @@ mod tests {
         s.keep_unverified(draft, &[1]);
         s.compare_unverified(&[1, 9], &mut engine);
         assert!(s.rates.rate(DraftKind::Short, &engine) < good);
-        assert_eq!(s.counts, Speculated::default(), "no step verified them");
+        assert_eq!(s.counts, DraftStats::default(), "no step verified them");
     }
 }

@@ -1,32 +1,21 @@
 //! Speculative decoding of the engine loop: how many draft tokens each sequence gets in a step.
 
-use std::time::Duration;
-
 use puna_tokenizer::Tokenizer;
 
 use super::acceptance_rate::AcceptanceRates;
-use super::cost_model::{CostModel, DraftProposal, StepLimits, take_all};
+use super::cost_model::{CostModel, DraftLimits, DraftProposal, take_all};
 use super::draft_source::{DraftSource, StepRows};
 use super::model::DraftRequest;
-use super::{Draft, DraftKind, Speculated};
+use super::{Draft, DraftKind, DraftStats};
 use crate::error::EngineError;
 use crate::executor::ModelExecutor;
 use crate::generation::Generation;
-use crate::kv::Pages;
+use crate::kv::PagePool;
 use crate::request::RequestId;
 use crate::scheduler::SequenceState;
 
 /// Advantage in acceptance rate that the draft model needs over prompt lookup, which costs nothing.
 const MIN_MODEL_ADVANTAGE: f64 = 0.15;
-
-/// Limits of a step with drafts.
-#[derive(Debug, Clone, Copy)]
-pub struct DraftLimits {
-    /// Largest number of rows.
-    pub rows: usize,
-    /// Longest step while several sequences wait for it.
-    pub target: Duration,
-}
 
 /// Timing of a step without prefill.
 #[derive(Debug, Clone, Copy)]
@@ -52,7 +41,7 @@ pub struct Speculator {
     max_bit_exact_rows: usize,
     /// Seconds that the draft model took for the drafts of the current step.
     draft_seconds: f64,
-    pub counts: Speculated,
+    pub counts: DraftStats,
 }
 
 /// Draft of a sequence for the next step.
@@ -67,7 +56,7 @@ enum DraftPlan {
 impl Speculator {
     pub fn new(max_bit_exact_rows: usize, source: Option<DraftSource>) -> Self {
         let (cost_model, rates, counts) =
-            (CostModel::default(), AcceptanceRates::of_engine(), Speculated::default());
+            (CostModel::default(), AcceptanceRates::of_engine(), DraftStats::default());
         Self { cost_model, rates, source, max_bit_exact_rows, draft_seconds: 0.0, counts }
     }
 
@@ -82,7 +71,7 @@ impl Speculator {
         sequences: &mut [DraftingSequence<'_>],
         tokenizer: &Tokenizer,
         limits: DraftLimits,
-        model: (&mut ModelExecutor, &mut Pages),
+        model: (&mut ModelExecutor, &mut PagePool),
     ) -> Result<Vec<(RequestId, Draft)>, EngineError> {
         self.draft_seconds = 0.0;
         let n = sequences.len();
@@ -103,11 +92,11 @@ impl Speculator {
                 .iter()
                 .fold(n as u64, |all, s| all.wrapping_mul(31).wrapping_add(s.state.id.0)),
         );
-        let bounds = StepLimits { rows, target: limits.target };
+        let limits = DraftLimits { rows, ..limits };
         let token_counts = match sequences.iter().all(|s| s.generation.speculation.settings.always)
         {
             true => take_all(&proposals, rows),
-            false => self.cost_model.decide(&proposals, bounds),
+            false => self.cost_model.decide(&proposals, limits),
         };
         self.run_draft_model(sequences, &mut plans, &token_counts, tokenizer, model)?;
         let mut drafts = Vec::new();
@@ -166,7 +155,7 @@ impl Speculator {
         plans: &mut [DraftPlan],
         token_counts: &[usize],
         tokenizer: &Tokenizer,
-        (executor, pages): (&mut ModelExecutor, &mut Pages),
+        (executor, pages): (&mut ModelExecutor, &mut PagePool),
     ) -> Result<(), EngineError> {
         let Some(source) = &mut self.source else { return Ok(()) };
         let uses_model =
@@ -231,7 +220,7 @@ impl Speculator {
     pub fn update_cache(
         &mut self,
         sequences: &[SequenceState],
-        model: (&mut ModelExecutor, &Pages),
+        model: (&mut ModelExecutor, &PagePool),
     ) -> Result<(), EngineError> {
         self.source.as_mut().map_or(Ok(()), |source| source.update_cache(sequences, model))
     }

@@ -1,5 +1,6 @@
 //! Speculative decoding on real steps: any drafts give the results of plain decoding.
 
+mod bit_exactness;
 mod companion;
 
 use std::path::Path;
@@ -14,11 +15,11 @@ use puna_sampler::{Params, TokenLogprobs};
 use puna_tokenizer::EncodeOptions;
 
 use super::lookup::LookupDrafter;
-use super::{Draft, DraftCounts, DraftKind, Drafter, Speculated, Speculation};
+use super::{Draft, DraftCounts, DraftKind, DraftStats, Drafter, Speculation};
 use crate::engine::Drafters;
 use crate::kv::PAGE_TOKENS;
 use crate::{
-    DraftModel, Engine, EngineError, EngineOptions, Event, Finish, Request, plan_memory,
+    DraftModel, Engine, EngineError, EngineOptions, Event, FinishReason, Request, plan_memory,
     plan_memory_with_draft,
 };
 
@@ -87,7 +88,7 @@ struct Heard {
     text: String,
     pieces: Vec<(u32, Option<TokenLogprobs>)>,
     tokens: Vec<u32>,
-    finish: Finish,
+    finish: FinishReason,
     generated: usize,
 }
 
@@ -97,7 +98,7 @@ fn start(engine: &Engine, request: &Request) -> Receiver<Event> {
     receiver
 }
 
-fn hear(events: &Receiver<Event>) -> (Heard, Speculated) {
+fn hear(events: &Receiver<Event>) -> (Heard, DraftStats) {
     let (mut text, mut pieces) = (String::new(), Vec::new());
     loop {
         match events.recv_timeout(Duration::from_secs(60)).expect("a request ends") {
@@ -114,14 +115,14 @@ fn hear(events: &Receiver<Event>) -> (Heard, Speculated) {
                     finish: s.finish,
                     generated: s.generated_tokens,
                 };
-                return (heard, s.speculated);
+                return (heard, s.draft_stats);
             }
             Event::Failed(reason) | Event::Refused(reason) => panic!("{reason}"),
         }
     }
 }
 
-fn run(engine: &Engine, request: &Request, speculation: Speculation) -> (Heard, Speculated) {
+fn run(engine: &Engine, request: &Request, speculation: Speculation) -> (Heard, DraftStats) {
     hear(&start(engine, &Request { speculation: Some(speculation), ..request.clone() }))
 }
 
@@ -175,7 +176,7 @@ fn prompt_lookup_changes_no_answer_with_any_sampler() {
             ..request(&engine, QUESTION, endless(&engine, sampling.clone()))
         };
         let (plain, none) = run(&engine, &request, Speculation::OFF);
-        assert_eq!(none, Speculated::default());
+        assert_eq!(none, DraftStats::default());
         let (guessed, counts) = run(&engine, &request, ALWAYS);
         assert_eq!(guessed, plain, "{sampling:?}");
         all = (all.0 + counts.lookup.drafted, all.1 + counts.lookup.accepted);
@@ -183,7 +184,7 @@ fn prompt_lookup_changes_no_answer_with_any_sampler() {
     assert!(all.1 > 20 && all.0 > all.1, "{all:?}: some are to come true, some not");
     // The last event comes a moment before the loop counts.
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
-    let counted = || engine.stats().speculated.lookup;
+    let counted = || engine.stats().draft_stats.lookup;
     while counted() != (DraftCounts { drafted: all.0, accepted: all.1 }) {
         assert!(std::time::Instant::now() < deadline, "{:?}, not {all:?}", counted());
         std::thread::sleep(Duration::from_millis(2));
@@ -202,7 +203,7 @@ fn drafts_that_are_always_accepted_or_rejected_change_no_answer() {
         let engine = open(CRIA, &EngineOptions::default(), prophets(&plain.tokens, right));
         let (guessed, counts) = run(&engine, &request, ALWAYS);
         assert_eq!(guessed, plain, "{right} tokens right");
-        let Speculated { lookup, steps, .. } = counts;
+        let DraftStats { lookup, steps, .. } = counts;
         match right {
             0 => assert_eq!(lookup.accepted, 0),
             // All but the first token and the last few, for which there is no room to draft.
@@ -279,7 +280,7 @@ fn limits_stop_strings_and_end_tokens_apply_within_a_draft() {
     let plain_engine = cria(&EngineOptions::default());
     let base = request(&plain_engine, "Count from 1 to 9.", greedy());
     let (whole, _) = run(&plain_engine, &base, Speculation::OFF);
-    assert_eq!(whole.finish, Finish::End);
+    assert_eq!(whole.finish, FinishReason::End);
     let engine = open(CRIA, &EngineOptions::default(), prophets(&whole.tokens, 3));
     assert_eq!(run(&engine, &base, ALWAYS).0, whole);
     for max in 1..12 {
@@ -364,7 +365,7 @@ fn speculation_is_on_by_default_and_can_be_switched_off() {
     assert!(counts.steps > 0, "{counts:?}");
     let off = cria(&EngineOptions { speculation: Speculation::OFF, ..EngineOptions::default() });
     let (same, counts) = hear(&start(&off, &request));
-    assert_eq!((same, counts), (plain, Speculated::default()));
+    assert_eq!((same, counts), (plain, DraftStats::default()));
 }
 
 /// Guesses of the draft model alone.
@@ -376,7 +377,7 @@ fn drafts_of_the_target_model_itself_are_all_accepted_with_greedy_sampling() {
     let engine = open_with_draft(CRIA, CRIA, &options).unwrap();
     let request = request(&engine, QUESTION, endless(&engine, greedy()));
     let (plain, none) = run(&engine, &request, Speculation::OFF);
-    assert_eq!(none, Speculated::default());
+    assert_eq!(none, DraftStats::default());
     let (guessed, counts) = run(&engine, &request, MODEL);
     assert_eq!(guessed, plain);
     assert!(
@@ -398,7 +399,7 @@ fn a_draft_model_changes_no_answer_with_any_sampler_and_any_batch() {
     let (model, draft) = ("tests/data/zoo/llama-q8_0.gguf", "tests/data/zoo/llama-q4_0.gguf");
     let engine = open_with_draft(model, draft, &options).unwrap();
     let n = engine.info().n_vocab as u32;
-    let mut all = Speculated::default();
+    let mut all = DraftStats::default();
     for sampling in [greedy(), Params { seed: 3, temperature: 0.05, ..Params::default() }] {
         let requests = [3u32, 7].map(|k| {
             let prompt: Vec<u32> = (0..50).map(|i| 5 + i * k % (n - 5)).collect();
@@ -445,7 +446,7 @@ fn a_draft_model_follows_shifts_scarce_pages_and_its_own_smaller_context() {
         for events in &requests {
             assert_eq!(hear(events).0, plain);
         }
-        assert!(engine.stats().speculated.model.accepted > 50);
+        assert!(engine.stats().draft_stats.model.accepted > 50);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{Sender, channel};
 
-use puna_engine::{Sink, Speculation, Stage};
+use puna_engine::{AnswerStage, Sink, Speculation};
 use puna_sampler::Constraint;
 use serde_json::{Value, json};
 
@@ -43,8 +43,8 @@ fn answers_follow_the_constraint_for_all_samplers() {
             run(&engine, constrained(&engine, &person(), Request { sampling, ..prompt.clone() }));
         match summary.finish {
             // At high temperatures, a number may be longer than the token limit.
-            Finish::Length => assert!(temperature > 1.0, "{text}"),
-            _ => assert!(is_person(&text) && summary.finish == Finish::End, "{text}"),
+            FinishReason::Length => assert!(temperature > 1.0, "{text}"),
+            _ => assert!(is_person(&text) && summary.finish == FinishReason::End, "{text}"),
         }
     }
 }
@@ -62,7 +62,7 @@ fn speculation_does_not_change_constrained_answers() {
         };
         let (plain, guessed) = (with(Speculation::OFF), with(always));
         assert_eq!(plain.0, guessed.0);
-        assert!(guessed.1.speculated.total().accepted > 0, "nothing was guessed: {}", guessed.0);
+        assert!(guessed.1.draft_stats.total().accepted > 0, "nothing was guessed: {}", guessed.0);
     }
 }
 
@@ -88,16 +88,16 @@ struct Thinker {
 }
 
 impl Sink for Thinker {
-    fn stage(&self, text: &str) -> Stage {
+    fn stage(&self, text: &str) -> AnswerStage {
         let all = self.text.clone() + text;
         match (self.text.contains(self.mark), all.split_once(self.mark)) {
-            (true, _) => Stage::Answer,
-            (false, Some((_, answer))) if !answer.trim().is_empty() => Stage::Mixed,
-            _ => Stage::Before,
+            (true, _) => AnswerStage::Answer,
+            (false, Some((_, answer))) if !answer.trim().is_empty() => AnswerStage::Mixed,
+            _ => AnswerStage::BeforeAnswer,
         }
     }
 
-    fn end_thought(&mut self) -> Vec<u32> {
+    fn reasoning_end_tokens(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.end)
     }
 
@@ -129,16 +129,16 @@ fn reasoning_is_not_constrained() {
     let (text, summary) = finish(&think("Paris", None, &Constraint::Regex("[0-9]{3}".into())));
     let (thought, answer) = text.split_at(text.len() - 3);
     assert!(thought == "Paris" && answer.bytes().all(|b| b.is_ascii_digit()), "{text}");
-    assert_eq!(summary.finish, Finish::End);
+    assert_eq!(summary.finish, FinishReason::End);
     // Reasoning without its mark continues until the token limit.
     let (text, summary) = finish(&think("never said", None, &person()));
-    assert!(text.starts_with("Paris.") && summary.finish == Finish::Length, "{text}");
+    assert!(text.starts_with("Paris.") && summary.finish == FinishReason::Length, "{text}");
     // With the tokens of the mark, the engine ends the reasoning.
     let (text, summary) =
         finish(&think(" So:", Some(" So:"), &Constraint::Regex("[0-9]{3}".into())));
     let (thought, answer) = text.split_at(text.len() - 3);
     assert!(thought == "Paris. So:" && answer.bytes().all(|b| b.is_ascii_digit()), "{text}");
-    assert_eq!(summary.finish, Finish::End);
+    assert_eq!(summary.finish, FinishReason::End);
 }
 
 fn whole(engine: &Engine, constraint: &Constraint, request: &Request) -> (Request, usize) {
@@ -160,13 +160,16 @@ fn complete_answers_fit_any_limit() {
         let speculation = Some(if seed % 2 == 0 { always } else { Speculation::OFF });
         let request = Request { sampling, speculation, max_tokens: Some(limit), ..prompt.clone() };
         let (text, summary) = run(&engine, request.clone());
-        assert!(is_person(&text) && summary.finish == Finish::End, "{limit}: {text}");
+        assert!(is_person(&text) && summary.finish == FinishReason::End, "{limit}: {text}");
         assert!(summary.generated_tokens <= limit);
         // The end of the context limits the answer, too.
         let context = Some(request.prompt.len() + limit - 1);
         let (text, summary) =
             run(&engine, Request { context, shift: false, max_tokens: None, ..request });
-        assert!(is_person(&text) && summary.finish == Finish::End, "{limit} of a context: {text}");
+        assert!(
+            is_person(&text) && summary.finish == FinishReason::End,
+            "{limit} of a context: {text}"
+        );
     }
 }
 
@@ -191,7 +194,7 @@ fn biases_do_not_prevent_the_end_of_an_answer() {
         ..base
     };
     let (text, summary) = run(&engine, request);
-    assert!(is_person(&text) && summary.finish == Finish::End, "{text}");
+    assert!(is_person(&text) && summary.finish == FinishReason::End, "{text}");
 }
 
 #[test]
@@ -207,7 +210,7 @@ fn repeating_constrained_answers_end() {
     let (request, _) = whole(&engine, &text, &base);
     let (text, summary) = run(&engine, Request { max_tokens: Some(400), ..request });
     let value: Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
-    assert!(value["a"].is_string() && summary.finish == Finish::End, "{text}");
+    assert!(value["a"].is_string() && summary.finish == FinishReason::End, "{text}");
     assert!(summary.generated_tokens < 60, "{text}");
 }
 
@@ -228,7 +231,7 @@ fn reasoning_ends_while_the_shortest_answer_fits() {
                 .unwrap();
             let (text, summary) = finish(&receiver);
             let answer = &text[text.find('{').unwrap_or_else(|| panic!("{text}"))..];
-            assert!(is_person(answer) && summary.finish == Finish::End, "{limit}: {text}");
+            assert!(is_person(answer) && summary.finish == FinishReason::End, "{limit}: {text}");
         }
     }
 }
@@ -248,11 +251,11 @@ struct Stubborn {
 }
 
 impl Sink for Stubborn {
-    fn stage(&self, _text: &str) -> Stage {
-        if self.answers { Stage::Answer } else { Stage::Mixed }
+    fn stage(&self, _text: &str) -> AnswerStage {
+        if self.answers { AnswerStage::Answer } else { AnswerStage::Mixed }
     }
 
-    fn end_thought(&mut self) -> Vec<u32> {
+    fn reasoning_end_tokens(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.end)
     }
 
@@ -281,7 +284,7 @@ fn endless_reasoning_is_ended_before_the_answer() {
             .strip_prefix(end)
             .unwrap_or_else(|| panic!("{text:?} does not begin with {end:?}"));
         assert!(answer.len() == 3 && answer.bytes().all(|b| b.is_ascii_digit()), "{text}");
-        assert_eq!(summary.finish, Finish::End);
+        assert_eq!(summary.finish, FinishReason::End);
     }
 }
 

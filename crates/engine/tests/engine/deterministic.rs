@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use puna_cpu::{Config, CpuBackend, kernels};
-use puna_engine::{EngineOptions, Evaluator, Feed, Outputs};
+use puna_engine::{EngineOptions, Evaluator, Outputs, SequenceInput};
 
 use super::file;
 
@@ -26,9 +26,9 @@ fn last(evaluator: &mut Evaluator, tokens: &[u32], chunk: usize, company: usize)
     let mut logits = Vec::new();
     (0..=company).for_each(|sequence| evaluator.truncate(sequence, 0));
     for tokens in tokens.chunks(chunk) {
-        let mut feeds = vec![Feed { sequence: 0, tokens, outputs: Outputs::Last }];
+        let mut feeds = vec![SequenceInput { sequence: 0, tokens, outputs: Outputs::Last }];
         let other = [7, 8, 9, 10, 11];
-        feeds.extend((1..=company).map(|sequence| Feed {
+        feeds.extend((1..=company).map(|sequence| SequenceInput {
             sequence,
             tokens: &other,
             outputs: Outputs::None,

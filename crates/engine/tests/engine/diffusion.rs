@@ -103,7 +103,7 @@ fn answer_length_follows_the_limit_the_context_or_256_tokens() {
         let quick = Diffusion { steps: Some(1), ..Diffusion::default() };
         let (_, summary) =
             run(&engine, Request { max_tokens, context, diffusion: quick, ..whole(0) });
-        assert_eq!(summary.finish, Finish::Length);
+        assert_eq!(summary.finish, FinishReason::Length);
         assert_eq!(summary.generated_tokens, summary.tokens.len() - summary.prompt_tokens);
         summary.generated_tokens
     };
@@ -159,13 +159,16 @@ fn an_end_token_or_stop_string_skips_later_steps() {
     let stop: String = text.chars().skip(4).take(3).collect();
     let found = text.find(&stop).unwrap();
     let (cut, summary, taken) = steps(Request { stop: vec![stop], ..base.clone() });
-    assert_eq!((cut.as_str(), summary.finish), (&text[..found], Finish::Stop(0)));
+    assert_eq!((cut.as_str(), summary.finish), (&text[..found], FinishReason::Stop(0)));
     assert!(taken < 32, "{taken} steps");
     // The end token is unmasked in the middle of the first block.
     let end = engine.tokenizer().eos().unwrap();
     let sampling = Params { logit_bias: vec![(end, 1e6)], ..greedy() };
     let (nothing, summary, taken) = steps(Request { sampling, ..base });
-    assert_eq!((nothing.as_str(), summary.finish, summary.generated_tokens), ("", Finish::End, 1));
+    assert_eq!(
+        (nothing.as_str(), summary.finish, summary.generated_tokens),
+        ("", FinishReason::End, 1)
+    );
     assert!(taken <= 4, "{taken} steps");
     assert_eq!(all.generated_tokens, 32);
 }

@@ -4,7 +4,7 @@
 //! The portable level computes a row independently of the other rows of a step, so that texts can
 //! be compared token by token.
 
-use puna_engine::{DraftModel, Evaluator, Feed, Outputs, Speculation};
+use puna_engine::{DraftModel, Evaluator, Outputs, SequenceInput, Speculation};
 use puna_graph::KvType;
 
 use super::*;
@@ -161,7 +161,7 @@ fn context_shifts_drop_only_tokens_of_the_answer() {
     let prompt = nth(1, 0, 150);
     let long = Request { max_tokens: Some(120), ..endless(prompt.clone(), 0, 1) };
     let (_, ended) = run(&engine, Request { shift: false, ..long.clone() });
-    assert_eq!((ended.finish, ended.tokens.len()), (Finish::Length, n_ctx));
+    assert_eq!((ended.finish, ended.tokens.len()), (FinishReason::Length, n_ctx));
     let (_, shifted) = run(&engine, Request { shift: true, ..long });
     assert_eq!(shifted.generated_tokens, 120);
     assert!(shifted.shifted_tokens > 0);
@@ -170,7 +170,10 @@ fn context_shifts_drop_only_tokens_of_the_answer() {
     // If the prompt leaves one position, the answer has one token.
     let (_, full) =
         run(&engine, Request { shift: true, ..endless(nth(2, 0, n_ctx as u32 - 1), 50, 1) });
-    assert_eq!((full.finish, full.generated_tokens, full.shifted_tokens), (Finish::Length, 1, 0));
+    assert_eq!(
+        (full.finish, full.generated_tokens, full.shifted_tokens),
+        (FinishReason::Length, 1, 0)
+    );
     assert_all_given_back(&engine);
 }
 
@@ -202,7 +205,7 @@ fn speculation_does_not_change_answers() {
     let always = Speculation { always: true, ..Speculation::AUTO };
     let (with, without) = (answer(always), answer(Speculation::OFF));
     assert_eq!(with.tokens, without.tokens);
-    assert!(with.speculated.total().accepted > 0, "nothing was guessed");
+    assert!(with.draft_stats.total().accepted > 0, "nothing was guessed");
 }
 
 #[test]
@@ -238,19 +241,19 @@ fn the_evaluator_encodes_prompts() {
     let backend = Box::new(CpuBackend::new(&config).unwrap());
     let mut evaluator = Evaluator::open(&file(PATH), backend, &options()).unwrap();
     let start = evaluator.info().start.unwrap();
-    let read = Feed { sequence: 1, tokens: &prompt, outputs: Outputs::None };
+    let read = SequenceInput { sequence: 1, tokens: &prompt, outputs: Outputs::None };
     assert_eq!(evaluator.encode(&[read]).unwrap().len(), prompt.len() * 48);
     let mut token = start;
     for want in answer {
         let logits = evaluator
-            .logits(&[Feed { sequence: 1, tokens: &[token], outputs: Outputs::Last }])
+            .logits(&[SequenceInput { sequence: 1, tokens: &[token], outputs: Outputs::Last }])
             .unwrap();
         token = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32;
         assert_eq!(token, want);
     }
     // Without an encoded prompt, attention has no positions, but logits are finite.
     let logits = evaluator
-        .logits(&[Feed { sequence: 0, tokens: &[start], outputs: Outputs::Last }])
+        .logits(&[SequenceInput { sequence: 0, tokens: &[start], outputs: Outputs::Last }])
         .unwrap();
     assert!(logits.iter().all(|logit| logit.is_finite()));
 }

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use puna_cpu::{Config, CpuBackend};
 use puna_engine::{
-    Engine, EngineError, EngineOptions, Event, Finish, PAGE_TOKENS, Request, Summary,
+    Engine, EngineError, EngineOptions, Event, FinishReason, GenerationStats, PAGE_TOKENS, Request,
 };
 use puna_gguf::{Gguf, View};
 use puna_sampler::Params;
@@ -72,7 +72,7 @@ fn start(engine: &Engine, request: Request) -> Receiver<Event> {
 }
 
 /// Waits for the end of a request.
-fn finish(events: &Receiver<Event>) -> (String, Summary) {
+fn finish(events: &Receiver<Event>) -> (String, GenerationStats) {
     let mut text = String::new();
     loop {
         match events.recv_timeout(Duration::from_secs(60)).expect("a request ends") {
@@ -95,7 +95,7 @@ fn wait_until_idle(engine: &Engine) {
     }
 }
 
-fn run(engine: &Engine, request: Request) -> (String, Summary) {
+fn run(engine: &Engine, request: Request) -> (String, GenerationStats) {
     finish(&start(engine, request))
 }
 
@@ -104,7 +104,7 @@ fn the_embedded_model_answers() {
     let engine = cria(&EngineOptions::default());
     let (text, summary) = run(&engine, request(&engine, &chat("What is the capital of France?")));
     assert_eq!(text, "Paris.");
-    assert_eq!(summary.finish, Finish::End);
+    assert_eq!(summary.finish, FinishReason::End);
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn a_stop_string_across_tokens_ends_the_answer_before_it() {
     let (text, summary) =
         run(&engine, Request { stop: vec!["never".into(), stop.clone()], ..base });
     assert_eq!(text, whole[..whole.find(&stop).unwrap()]);
-    assert_eq!(summary.finish, Finish::Stop(1));
+    assert_eq!(summary.finish, FinishReason::Stop(1));
 }
 
 #[test]
@@ -234,10 +234,10 @@ fn a_token_limit_ends_with_length_and_zero_generates_nothing() {
         &engine,
         Request { max_tokens: Some(3), ..request(&engine, &chat("Count from 1 to 9.")) },
     );
-    assert_eq!((three.finish, three.generated_tokens), (Finish::Length, 3));
+    assert_eq!((three.finish, three.generated_tokens), (FinishReason::Length, 3));
     let (text, none) =
         run(&engine, Request { max_tokens: Some(0), ..request(&engine, &chat("Hello")) });
-    assert_eq!((text.as_str(), none.finish, none.generated_tokens), ("", Finish::Length, 0));
+    assert_eq!((text.as_str(), none.finish, none.generated_tokens), ("", FinishReason::Length, 0));
 }
 
 #[test]
@@ -253,7 +253,7 @@ fn a_full_context_shifts_or_ends() {
     };
     let base = Request { sampling, ..base };
     let (_, shifted) = run(&engine, Request { shift: true, keep: 4, ..base.clone() });
-    if shifted.finish == Finish::Length {
+    if shifted.finish == FinishReason::Length {
         assert_eq!(shifted.generated_tokens, 200);
         assert!(shifted.shifted_tokens > 100);
     }
@@ -270,7 +270,7 @@ fn a_context_limit_applies_only_to_its_request() {
         Request { context: Some(32), max_tokens: Some(60), shift, sampling, ..request }
     };
     let (_, ended) = run(&engine, small(false));
-    assert_eq!(ended.finish, Finish::Length);
+    assert_eq!(ended.finish, FinishReason::Length);
     assert_eq!(ended.tokens.len(), 33, "the last one is drawn, and does not fit");
     let (_, shifted) = run(&engine, small(true));
     assert!(shifted.generated_tokens == 60 && shifted.shifted_tokens > 0, "{shifted:?}");

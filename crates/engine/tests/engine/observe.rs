@@ -1,7 +1,7 @@
 //! Observed inputs of products, for importance matrices: compared with sums computed from the file.
 
 use puna_cpu::{Config, CpuBackend};
-use puna_engine::{EngineOptions, Evaluator, Feed, Outputs};
+use puna_engine::{EngineOptions, Evaluator, Outputs, SequenceInput};
 use puna_gguf::View;
 use puna_graph::Observed;
 use puna_quant::dequantize;
@@ -17,7 +17,7 @@ fn observed(path: &str) -> (View, Vec<Observed>) {
     let mut evaluator =
         Evaluator::open(&view, Box::new(backend), &EngineOptions::default()).unwrap();
     for tokens in TOKENS.chunks(5) {
-        evaluator.logits(&[Feed { sequence: 0, tokens, outputs: Outputs::All }]).unwrap();
+        evaluator.logits(&[SequenceInput { sequence: 0, tokens, outputs: Outputs::All }]).unwrap();
     }
     let seen = evaluator.backend().observed();
     (view, seen)

@@ -30,8 +30,8 @@ impl Backend for Hanging {
     fn describe(&self) -> Description {
         self.inner.describe()
     }
-    fn adopt(&mut self, weights: Vec<Weight>, ropes: Vec<Rope>) -> Result<(), BackendError> {
-        self.inner.adopt(weights, ropes)
+    fn load_weights(&mut self, weights: Vec<Weight>, ropes: Vec<Rope>) -> Result<(), BackendError> {
+        self.inner.load_weights(weights, ropes)
     }
     fn create_cache(&mut self, spec: CacheSpec) -> Result<(), BackendError> {
         self.inner.create_cache(spec)
@@ -208,7 +208,7 @@ fn a_sink_that_has_enough_gets_the_counts_so_far() {
         let (events, heard) = channel();
         engine.submit(request.clone(), Box::new(Few { left: 3, events })).unwrap();
         let summary = finish(&heard).1;
-        assert_eq!((summary.finish, summary.generated_tokens), (Finish::End, 3));
+        assert_eq!((summary.finish, summary.generated_tokens), (FinishReason::End, 3));
         assert_eq!((summary.tokens.len(), summary.cached_tokens > 0), (103, cached));
     }
 }

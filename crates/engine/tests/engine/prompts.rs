@@ -24,11 +24,11 @@ fn reference(name: &str) -> Reference {
 }
 
 /// All reported tokens of the prompt, and the summary.
-fn scored(engine: &Engine, request: Request) -> (Vec<PromptToken>, Summary) {
+fn scored(engine: &Engine, request: Request) -> (Vec<PromptToken>, GenerationStats) {
     scores(&start(engine, request))
 }
 
-fn scores(events: &Receiver<Event>) -> (Vec<PromptToken>, Summary) {
+fn scores(events: &Receiver<Event>) -> (Vec<PromptToken>, GenerationStats) {
     let mut all = Vec::new();
     loop {
         match events.recv_timeout(Duration::from_secs(60)).expect("a request ends") {

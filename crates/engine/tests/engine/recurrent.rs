@@ -160,7 +160,11 @@ fn a_full_context_shifts_by_computing_the_rest_anew() {
         let engine = portable(path, &options(128));
         let request = endless(nth(1, 0, 90), 200, 1);
         let (_, summary) = run(&engine, request.clone());
-        assert_eq!((&summary.finish, summary.generated_tokens), (&Finish::Length, 200), "{path}");
+        assert_eq!(
+            (&summary.finish, summary.generated_tokens),
+            (&FinishReason::Length, 200),
+            "{path}"
+        );
         assert!(summary.shifted_tokens > 100, "{path}: {summary:?}");
         assert_all_given_back(&engine);
         // After a shift, the answer equals the answer to the remaining tokens as a prompt: states
@@ -195,7 +199,7 @@ fn speculation_is_off_for_states_that_cannot_be_rolled_back() {
             ..request.clone()
         };
         let (_, summary) = run(&engine, always);
-        assert_eq!(engine.stats().speculated, puna_engine::Stats::default().speculated, "{path}");
+        assert_eq!(engine.stats().draft_stats, puna_engine::Stats::default().draft_stats, "{path}");
         assert_eq!(summary.tokens, alone(path, 512, &request), "{path}");
     }
     let config = Config { threads: Some(1), ..Config::default() };

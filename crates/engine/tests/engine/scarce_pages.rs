@@ -37,7 +37,7 @@ fn prompts() -> Vec<Vec<u32>> {
         .collect()
 }
 
-fn alone(num_ctx: usize, request: &Request) -> (String, Summary) {
+fn alone(num_ctx: usize, request: &Request) -> (String, GenerationStats) {
     run(&portable(ZOO, num_ctx, None), request.clone())
 }
 
@@ -177,10 +177,10 @@ fn no_context_is_longer_than_all_pages_together() {
     let (_, full) = run(&engine, Request { shift: false, ..fits.clone() });
     assert_eq!(
         (full.finish, full.generated_tokens),
-        (Finish::Length, 1),
+        (FinishReason::Length, 1),
         "room for nothing after it"
     );
     let (_, shifted) = run(&engine, fits);
-    assert_eq!((shifted.finish, shifted.generated_tokens), (Finish::Length, 10));
+    assert_eq!((shifted.finish, shifted.generated_tokens), (FinishReason::Length, 10));
     assert_all_given_back(&engine);
 }

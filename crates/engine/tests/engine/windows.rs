@@ -69,7 +69,7 @@ fn nth(n: u32, shared: u32, own: u32) -> Vec<u32> {
 }
 
 /// Log-probabilities of all tokens as text with all digits, and the summary.
-fn heard(events: &Receiver<Event>) -> (String, Summary) {
+fn heard(events: &Receiver<Event>) -> (String, GenerationStats) {
     let mut drawn = String::new();
     loop {
         match events.recv_timeout(Duration::from_secs(60)).expect("a request ends") {
@@ -81,18 +81,18 @@ fn heard(events: &Receiver<Event>) -> (String, Summary) {
     }
 }
 
-fn said(engine: &Engine, request: &Request) -> (String, Summary) {
+fn said(engine: &Engine, request: &Request) -> (String, GenerationStats) {
     let said = heard(&start(engine, request.clone()));
     wait_until_idle(engine);
     said
 }
 
 /// The result of a request with all pages and an empty cache.
-fn alone(of: (&str, u32), num_ctx: usize, request: &Request) -> (String, Summary) {
+fn alone(of: (&str, u32), num_ctx: usize, request: &Request) -> (String, GenerationStats) {
     said(&open_model(of, &plenty(num_ctx)), request)
 }
 
-fn assert_same(what: &str, got: &(String, Summary), want: &(String, Summary)) {
+fn assert_same(what: &str, got: &(String, GenerationStats), want: &(String, GenerationStats)) {
     assert_eq!(got.1.tokens, want.1.tokens, "{what}");
     assert!(got.0 == want.0, "{what}: other logits");
 }
@@ -258,7 +258,7 @@ fn rejected_drafts_are_rolled_back_at_the_edge_of_a_window() {
         let request = Request { speculation: Some(always), ..request };
         let engine = open_model(*of, &scarce(1024));
         assert_same(of.0, &said(&engine, &request), &want);
-        let guessed = engine.stats().speculated.lookup;
+        let guessed = engine.stats().draft_stats.lookup;
         assert!(guessed.drafted > guessed.accepted, "{}: {guessed:?}", of.0);
         assert_all_given_back(&engine);
         // A draft model with its own windows.
@@ -270,7 +270,7 @@ fn rejected_drafts_are_rolled_back_at_the_edge_of_a_window() {
                 Engine::open_with_draft(model(*of, 4096), backend(), options, draft).unwrap();
             assert_same(of.0, &said(&engine, &request), &want);
             assert_all_given_back(&engine);
-            let drafted = engine.stats().speculated.model;
+            let drafted = engine.stats().draft_stats.model;
             (drafted.drafted, drafted.accepted)
         };
         let scarcely = drafted(&scarce(1024));

@@ -18,7 +18,7 @@ pub(super) fn run(
     let _notice = PanicNotice(&case.name);
     let Model { graph, weights, ropes, cache, states, commands } = (case.problem)().finish();
     let refused = |error: BackendError| refusal(case, &error);
-    backend.adopt(weights, ropes).map_err(refused)?;
+    backend.load_weights(weights, ropes).map_err(refused)?;
     if let Some(cache) = cache {
         backend.create_cache(cache).map_err(refused)?;
     }

@@ -64,7 +64,7 @@ impl Mirror {
                 Ok(retained) if has_rules => tracing::info!(
                     removed = retained.removals.len(),
                     bytes = retained.bytes(),
-                    own = retained.own,
+                    own = retained.kept_local_models,
                     "applied mirror.retention"
                 ),
                 Ok(_) => {}

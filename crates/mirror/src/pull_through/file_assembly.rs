@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use puna_registry::Options;
-use puna_store::{Digest, Entry, ModelLocation, ModelRef};
+use puna_store::{Digest, Entry, ModelRef, StoreLocation};
 use tokio::sync::{MutexGuard, mpsc, watch};
 
 use super::Inner;
@@ -108,7 +108,7 @@ impl Inner {
         let options = Options { keep_unused: true, ..options };
         let (store, name) = (self.store.clone(), reference.name.clone());
         let replaced = blocking(move || Ok(store.find(&name).ok().flatten())).await?;
-        let replaced = replaced.filter(|entry| entry.location == ModelLocation::Own);
+        let replaced = replaced.filter(|entry| entry.location == StoreLocation::Own);
         self.registry.pull(&self.store, reference, &options, report).await?;
         let (store, name) = (self.store.clone(), reference.name.clone());
         let (_, bytes) = blocking(move || Ok(store.manifest_bytes(&name)?)).await?;

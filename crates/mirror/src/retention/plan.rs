@@ -56,7 +56,7 @@ pub(super) struct Plan {
     pub(super) removals: Vec<Removal>,
     /// Number of models that a rule matches but keeps, because no mirror has fetched or received
     /// them.
-    pub(super) own: usize,
+    pub(super) kept_local_models: usize,
 }
 
 /// Returns arrival and last use of a tag or manifest.
@@ -127,7 +127,7 @@ impl RetentionPlanner<'_> {
         references: &mut BlobReferenceCounts,
         plan: &mut Plan,
     ) {
-        let planned_tags = self.tags(contents, &mut plan.own);
+        let planned_tags = self.tags(contents, &mut plan.kept_local_models);
         let planned: HashSet<&str> =
             planned_tags.iter().map(|planned| planned.item.tag.as_str()).collect();
         let kept = contents.tags.iter().filter(|entry| !planned.contains(entry.tag.as_str()));
@@ -217,7 +217,7 @@ impl RetentionPlanner<'_> {
     fn tags<'a>(
         &self,
         contents: &RepositoryContents<'a>,
-        own: &mut usize,
+        kept_local_models: &mut usize,
     ) -> Vec<PlannedRemoval<&'a TagEntry>> {
         let in_flight: HashSet<&str> = contents
             .tags
@@ -233,8 +233,11 @@ impl RetentionPlanner<'_> {
             let written = entry.written.map_or(0, unix_seconds).min(self.now);
             match entry.owner {
                 Owner::ReadOnly => continue,
-                Owner::Store if !(self.rule.own || times.is_written_by_mirror(written)) => {
-                    *own += 1;
+                Owner::Store
+                    if !(self.rule.includes_local_models
+                        || times.is_written_by_mirror(written)) =>
+                {
+                    *kept_local_models += 1;
                     continue;
                 }
                 Owner::Store | Owner::Registry => {}

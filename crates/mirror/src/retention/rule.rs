@@ -28,7 +28,7 @@ pub struct Rule {
     /// Keep tags that match one of these patterns: `name` or `name*`.
     pub keep: Vec<String>,
     /// Also apply the rule to models of the store that no mirror has fetched or received.
-    pub own: bool,
+    pub includes_local_models: bool,
 }
 
 impl Rule {
@@ -46,7 +46,7 @@ impl Rule {
         let (what, value) = word.split_once(':').unwrap_or((word, ""));
         match what {
             "all" if value.is_empty() => self.all = true,
-            "own" if value.is_empty() => self.own = true,
+            "own" if value.is_empty() => self.includes_local_models = true,
             "last" => {
                 let count = value.parse().ok().filter(|n| *n > 0);
                 self.last = Some(count.ok_or("last: needs a number, 1 or more")?);
@@ -84,7 +84,7 @@ impl FromStr for Rule {
             rule.parse_word(word).map_err(|what| problem(&what))?;
         }
         let limits = rule.last.is_some() || rule.pulled.is_some();
-        match (rule.all, limits, rule.keep.is_empty() && !rule.own) {
+        match (rule.all, limits, rule.keep.is_empty() && !rule.includes_local_models) {
             (true, false, true) | (false, true, _) => Ok(rule),
             (true, ..) => Err(problem("all cannot be combined with other words")),
             (false, false, _) => Err(problem("it needs last:, pulled: or all")),
@@ -99,7 +99,7 @@ impl fmt::Display for Rule {
         words.extend(self.last.map(|n| format!("last:{n}")));
         words.extend(self.pulled.map(|days| format!("pulled:{days}d")));
         words.extend(self.keep.iter().map(|tag| format!("keep:{tag}")));
-        words.extend(self.own.then(|| "own".to_owned()));
+        words.extend(self.includes_local_models.then(|| "own".to_owned()));
         write!(f, "{}={}", self.names, words.join(" "))
     }
 }

@@ -18,7 +18,7 @@ pub struct RetentionReport {
     pub removals: Vec<Removal>,
     /// Number of models that a rule matches but keeps, because no mirror has fetched or received
     /// them.
-    pub own: usize,
+    pub kept_local_models: usize,
     /// Removals that failed, with the error.
     pub failed: Vec<String>,
 }
@@ -54,8 +54,8 @@ pub async fn apply_retention(
         });
         Ok((plan, tag_entries, stored_objects))
     });
-    let (Plan { removals, own }, tag_entries, stored_objects) = planned.await?;
-    let mut report = RetentionReport { own, ..RetentionReport::default() };
+    let (Plan { removals, kept_local_models }, tag_entries, stored_objects) = planned.await?;
+    let mut report = RetentionReport { kept_local_models, ..RetentionReport::default() };
     if dry_run {
         report.removals = removals;
         return Ok(report);
@@ -64,7 +64,7 @@ pub async fn apply_retention(
         remove_batch(storage, usage_log, batch, &mut report).await?;
     }
     usage_log.forget_missing(tag_entries, stored_objects).await?;
-    usage_log.write_and_adopt_notes(storage.inventory.usage_notes()).await?;
+    usage_log.write_and_merge_notes(storage.inventory.usage_notes()).await?;
     Ok(report)
 }
 

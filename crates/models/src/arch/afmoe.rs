@@ -35,7 +35,7 @@ pub(super) fn load(
             if b.i < dense { b.gated(Glu::Silu)? } else { b.experts_with_shared(shape, shared)? };
         Ok(Layer {
             qk_norm: QkNorm::BeforeRope(b.head_norms()?),
-            rope: windows.slides(b.i).then_some(rope),
+            rope: windows.has_window(b.i).then_some(rope),
             attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             gate: Some((b.linear("attn_gate", hp.n_embd, width)?, Activation::Sigmoid)),
             post_attn_norm: Some(b.norm("post_attention_norm")?),

@@ -34,7 +34,7 @@ pub(super) fn load_2(
 ) -> Result<LoadedArchitecture, ModelError> {
     let hp = Hparams::read(keys)?;
     let windows = Windows::read(keys, keys.sliding(hp.n_layer, 4)?)?;
-    load(keys, w, &hp, |i| (windows.slides(i), windows.mask(i)))
+    load(keys, w, &hp, |i| (windows.has_window(i), windows.mask(i)))
 }
 
 pub(super) fn load_2_moe(
@@ -64,7 +64,7 @@ pub(super) fn load_2_moe(
         };
         Ok(Layer {
             attn_norm: Some(b.norm("attn_norm")?),
-            rope: (windows.slides(b.i) || is_dense).then_some(rope),
+            rope: (windows.has_window(b.i) || is_dense).then_some(rope),
             attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             parallel: true,
             ..b.without_norms(ffn)?

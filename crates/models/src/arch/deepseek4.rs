@@ -252,13 +252,13 @@ impl Indexer {
         config: &DeepSeek4Config,
         indexer: IndexerSizes,
     ) -> Result<Self, ModelError> {
-        let IndexerSizes { heads, dim, count, .. } = indexer;
+        let IndexerSizes { heads, dim, top_k, .. } = indexer;
         Ok(Self {
             query: b.linear("indexer.attn_q_b", config.q_lora_rank, heads * dim)?,
             rope: b.w.rope(config.rope(true)),
             weights: b.linear("indexer.proj", b.hp.n_embd, heads)?,
             keys: BlockPooling::load(b, "indexer_compressor", config, (SHORT_BLOCK, dim))?,
-            spec: indexer.among_blocks(SHORT_BLOCK, count),
+            spec: indexer.among_blocks(SHORT_BLOCK, top_k),
         })
     }
 

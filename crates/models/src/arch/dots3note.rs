@@ -47,7 +47,7 @@ pub(super) fn load(
             if b.i < dense { b.gated(Glu::Silu)? } else { b.experts_with_shared(shape, shared)? };
         b.norm_of("attn_k_norm", &[sizes.qk_rope_dim])?;
         let gate = b.linear("attn_gate", hp.n_embd, hp.heads[b.i])?;
-        let layer = match windows.slides(b.i) {
+        let layer = match windows.has_window(b.i) {
             true => {
                 let layer = b.latent(local_form, local_rope, 1.0, ffn)?;
                 Layer {

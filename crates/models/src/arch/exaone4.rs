@@ -32,7 +32,7 @@ pub(super) fn load(
         let ffn = b.gated(Glu::Silu)?;
         Ok(Layer {
             qk_norm: QkNorm::BeforeRope(b.head_norms()?),
-            rope: (!slides || windows.slides(b.i)).then_some(rope),
+            rope: (!slides || windows.has_window(b.i)).then_some(rope),
             attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             post_attn_norm: Some(b.norm("post_attention_norm")?),
             post_ffn_norm: Some(b.norm("post_ffw_norm")?),

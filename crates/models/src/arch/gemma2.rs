@@ -36,7 +36,7 @@ pub(super) fn load(
             if hp.n_layer == LAYERS_27B { hp.n_embd / hp.heads[b.i] } else { hp.key_dim };
         let ffn = b.gated(Glu::Gelu)?;
         Ok(Layer {
-            rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
+            rope: Some(if windows.has_window(b.i) { local_rope } else { global_rope }),
             attention: AttentionSpec {
                 scale: 1.0 / (per_head as f32).sqrt(),
                 softcap,

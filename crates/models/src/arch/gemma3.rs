@@ -37,7 +37,7 @@ pub(super) fn load(
         let ffn = b.gated(Glu::Gelu)?;
         Ok(Layer {
             qk_norm: QkNorm::BeforeRope(b.head_norms()?),
-            rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
+            rope: Some(if windows.has_window(b.i) { local_rope } else { global_rope }),
             attention: AttentionSpec {
                 scale: 1.0 / (per_head as f32).sqrt(),
                 mask: windows.mask(b.i),

@@ -109,7 +109,7 @@ pub(super) fn load(
             w,
             &hp,
             (i, width, eps, sparsity),
-            (source, attention, ropes[usize::from(windows.slides(i))]),
+            (source, attention, ropes[usize::from(windows.has_window(i))]),
         )?);
     }
     let norm = w.norm("output_norm", hp.n_embd, eps)?;
@@ -131,7 +131,7 @@ fn source(
     if i < own_kv_layers {
         return Ok(None);
     }
-    let last = (0..own_kv_layers).rev().find(|&at| windows.slides(at) == windows.slides(i));
+    let last = (0..own_kv_layers).rev().find(|&at| windows.has_window(at) == windows.has_window(i));
     last.map(Some).ok_or_else(|| {
         let (key, value) = (keys.name("attention.sliding_window_pattern"), format!("of layer {i}"));
         let reason =

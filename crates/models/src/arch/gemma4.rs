@@ -125,8 +125,8 @@ impl<'a, 'k> Gemma4Config<'a, 'k> {
     /// Number of the layer that provides keys and values to layer `i`: the last one with own keys,
     /// or the one before it if layer `i` has a window.
     fn source(&self, i: usize) -> Result<usize, ModelError> {
-        let source = self.own_kv_layers.checked_sub(if self.windows.slides(i) { 2 } else { 1 });
-        let source = source.filter(|&at| self.windows.slides(at) == self.windows.slides(i)).ok_or_else(|| {
+        let source = self.own_kv_layers.checked_sub(if self.windows.has_window(i) { 2 } else { 1 });
+        let source = source.filter(|&at| self.windows.has_window(at) == self.windows.has_window(i)).ok_or_else(|| {
             let reason =
                 "the layers before the shared ones must end with one with a window and one without";
             let key = self.keys.name("attention.shared_kv_layers");
@@ -188,7 +188,7 @@ impl Layer {
         i: usize,
     ) -> Result<Self, ModelError> {
         let Gemma4Config { hp, eps, .. } = *config;
-        let (heads, kv_heads, slides) = (hp.heads[i], hp.kv_heads[i], config.windows.slides(i));
+        let (heads, kv_heads, slides) = (hp.heads[i], hp.kv_heads[i], config.windows.has_window(i));
         let dim = if slides { config.local_dim } else { hp.key_dim };
         let name = |part: &str| format!("blk.{i}.{part}");
         let norm = |w: &mut Weights<'_>, part: &str| w.norm(&name(part), hp.n_embd, eps);

@@ -30,7 +30,7 @@ pub(super) fn load(
         let ffn = b.gated(Glu::Gelu)?;
         Ok(Layer {
             qk_norm: QkNorm::BeforeRope(b.head_norms()?),
-            rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
+            rope: Some(if windows.has_window(b.i) { local_rope } else { global_rope }),
             attention: AttentionSpec { mask: windows.encoder_mask(b.i), ..hp.attention(b.i) },
             post_attn_norm: Some(b.norm("post_attention_norm")?),
             post_ffn_norm: Some(b.norm("post_ffw_norm")?),

@@ -78,7 +78,7 @@ impl Indexers {
         };
         let sizes = IndexerSizes::read(keys, 0)?;
         let block = keys.count("attention.indexer.kpool")?;
-        if block < 2 || !sizes.count.is_multiple_of(block) {
+        if block < 2 || !sizes.top_k.is_multiple_of(block) {
             return wrong(
                 "kpool",
                 block.to_string(),
@@ -126,7 +126,7 @@ impl Indexer {
         low_rank: usize,
     ) -> Result<Self, ModelError> {
         const BIAS: &str = "indexer_compressor_ape.weight";
-        let IndexerSizes { heads, dim, count, .. } = indexers.sizes;
+        let IndexerSizes { heads, dim, top_k, .. } = indexers.sizes;
         let (n_embd, block) = (b.hp.n_embd, indexers.block);
         let norm = NormKind::Layer(indexers.eps);
         let bias = b.tensor(BIAS, &[dim, block])?;
@@ -137,7 +137,7 @@ impl Indexer {
             gate: b.linear("indexer_compressor_gate", n_embd, dim)?,
             pool: indexers.sizes.pool(b, BIAS, block, Some(bias))?,
             weights: b.linear("indexer.proj", n_embd, heads)?,
-            spec: indexers.sizes.among_blocks(block, count / block),
+            spec: indexers.sizes.among_blocks(block, top_k / block),
         })
     }
 
@@ -184,7 +184,7 @@ impl BlockAttention {
                 None
             },
             spec: AttentionSpec { sees_tail: true, ..sizes.attention(heads) },
-            chosen: SelectedPositions { lists: 1, count: indexers.sizes.count / block, block },
+            chosen: SelectedPositions { lists: 1, count: indexers.sizes.top_k / block, block },
             values,
             wo: b.linear("attn_output", heads * values.out, n_embd)?,
         })

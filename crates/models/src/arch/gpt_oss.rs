@@ -34,7 +34,7 @@ pub(super) fn load(
         let ffn = b.experts(shape)?;
         Ok(Layer {
             attn_norm: Some(b.norm("attn_norm")?),
-            rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
+            rope: Some(if windows.has_window(b.i) { local_rope } else { global_rope }),
             attention: AttentionSpec {
                 mask: windows.mask(b.i),
                 sinks: Some(b.tensor("attn_sinks.weight", &[hp.heads[b.i]])?),

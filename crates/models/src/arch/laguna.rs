@@ -40,7 +40,7 @@ pub(super) fn load(
             if b.rows("attn_gate.weight") == Some(heads) { heads } else { heads * hp.value_dim };
         Ok(Layer {
             qk_norm: QkNorm::BeforeRope(b.head_norms()?),
-            rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
+            rope: Some(if windows.has_window(b.i) { local_rope } else { global_rope }),
             attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             gate: Some((b.linear("attn_gate", hp.n_embd, gates)?, Activation::Softplus)),
             ..b.pre_norm(ffn)?

@@ -34,7 +34,7 @@ pub(super) fn load(
         let ffn = b.experts(ExpertShape { glu, ..shape })?;
         Ok(Layer {
             qk_norm: QkNorm::BeforeRope(b.head_norms()?),
-            rope: windows.slides(b.i).then_some(rope),
+            rope: windows.has_window(b.i).then_some(rope),
             attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             ..b.pre_norm(ffn)?
         })

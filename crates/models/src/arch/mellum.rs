@@ -32,7 +32,7 @@ pub(super) fn load(
         let ffn = b.experts(shape)?;
         Ok(Layer {
             qk_norm: QkNorm::BeforeRope(b.head_norms()?),
-            rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
+            rope: Some(if windows.has_window(b.i) { local_rope } else { global_rope }),
             attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             ..b.pre_norm(ffn)?
         })

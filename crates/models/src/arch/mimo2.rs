@@ -38,7 +38,7 @@ pub(super) fn load(
         let plain = hp.attention(b.i);
         let layer = b.pre_norm(ffn)?;
         Ok(Layer {
-            rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
+            rope: Some(if windows.has_window(b.i) { local_rope } else { global_rope }),
             attention: AttentionSpec {
                 mask: windows.mask(b.i),
                 sinks: b.opt_tensor("attn_sinks.weight", &[plain.heads])?,

@@ -31,7 +31,7 @@ pub(super) fn load(
         let ffn = b.gated(activation)?;
         Ok(Layer {
             attn_norm: if b.i == 0 { b.opt_norm("attn_norm")? } else { Some(b.norm("attn_norm")?) },
-            rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
+            rope: Some(if windows.has_window(b.i) { local_rope } else { global_rope }),
             attention: AttentionSpec { mask: windows.encoder_mask(b.i), ..hp.attention(b.i) },
             ffn_norm: Some(b.norm("ffn_norm")?),
             ..b.without_norms(ffn)?

@@ -34,7 +34,7 @@ pub(super) fn load(
             .map(|part| POST_NORM.load(b.w, &format!("{}.{part}", b.name), &[hp.n_embd]));
         Ok(Layer {
             qk_norm: QkNorm::BeforeRope(b.head_norms()?),
-            rope: windows.slides(b.i).then_some(rope),
+            rope: windows.has_window(b.i).then_some(rope),
             attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             gate: Some((b.linear("attn_gate", hp.n_embd, width)?, Activation::Sigmoid)),
             post_attn_norm: Some(post_attn?),

@@ -29,7 +29,7 @@ pub(super) fn load(
         let ffn = b.gated(Glu::Silu)?;
         Ok(Layer {
             qk_norm: QkNorm::BeforeRope(b.head_norms()?),
-            rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
+            rope: Some(if windows.has_window(b.i) { local_rope } else { global_rope }),
             attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             post_attn_norm: Some(bare_norm(b, "post_attention_norm", hp.n_embd, eps)?),
             post_ffn_norm: Some(bare_norm(b, "post_ffw_norm", hp.n_embd, eps)?),

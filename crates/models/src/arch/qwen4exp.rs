@@ -83,7 +83,7 @@ impl Indexers {
         let sizes = IndexerSizes::read(keys, rope.dims)?;
         let blocks = keys.per_layer(KEY, hp.n_layer)?.unwrap_or_else(|| vec![0; hp.n_layer]);
         let fits =
-            |&block: &usize| block == 0 || block <= MAX_BLOCK && sizes.count.is_multiple_of(block);
+            |&block: &usize| block == 0 || block <= MAX_BLOCK && sizes.top_k.is_multiple_of(block);
         match blocks.iter().find(|block| !fits(block)) {
             None => Ok(Self { sizes, rope, blocks }),
             Some(block) => {
@@ -116,10 +116,10 @@ impl BlockAttention {
         (mut attention, rope): (Attention, RopeId),
         block: usize,
     ) -> Result<Self, ModelError> {
-        let IndexerSizes { heads, dim, count, .. } = indexers.sizes;
+        let IndexerSizes { heads, dim, top_k, .. } = indexers.sizes;
         let n_embd = b.hp.n_embd;
         let first = Rope { behind: block as u32 - 1, ..indexers.rope.table(RopeKind::Neox, None) };
-        let spec = indexers.sizes.among_blocks(block, count / block);
+        let spec = indexers.sizes.among_blocks(block, top_k / block);
         attention.spec.sees_tail = true;
         Ok(Self {
             attention,

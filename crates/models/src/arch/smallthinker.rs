@@ -31,7 +31,7 @@ pub(super) fn load(
         let ffn = b.experts(ExpertShape { normalise: true, glu: Glu::Relu, ..shape })?;
         Ok(Layer {
             // Without windows, every layer has rotary embedding.
-            rope: (windows.slides(b.i) || !windows.exist()).then_some(rope),
+            rope: (windows.has_window(b.i) || !windows.is_enabled()).then_some(rope),
             attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             early_router: true,
             ..b.pre_norm(ffn)?

@@ -27,7 +27,7 @@ pub(super) fn load(
     let layers = decoder::layers(w, &hp, norm, |b| {
         let ffn = b.gated(Glu::Gelu)?;
         Ok(Layer {
-            rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
+            rope: Some(if windows.has_window(b.i) { local_rope } else { global_rope }),
             attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             gate: Some((b.linear("attn_gate", hp.n_embd, hp.heads[b.i])?, Activation::Sigmoid)),
             ..b.pre_norm(ffn)?

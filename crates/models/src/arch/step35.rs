@@ -37,7 +37,7 @@ pub(super) fn load(
         let is_normed = b.has("attn_q_norm.weight");
         Ok(Layer {
             qk_norm: if is_normed { QkNorm::BeforeRope(b.head_norms()?) } else { QkNorm::None },
-            rope: Some(if windows.slides(b.i) { local_rope } else { global_rope }),
+            rope: Some(if windows.has_window(b.i) { local_rope } else { global_rope }),
             attention: AttentionSpec { mask: windows.mask(b.i), ..hp.attention(b.i) },
             gate: gate.map(|gate| (gate, Activation::Sigmoid)),
             ..b.pre_norm(ffn)?

@@ -262,7 +262,7 @@ impl Runner {
             Model::load_with_adapters(&view, &entry.adapters, LoadOptions { n_ctx }).unwrap();
         let config = Config { threads: Some(2), kernels: Some(level.into()), ..Config::default() };
         let mut backend = CpuBackend::new(&config).unwrap();
-        backend.adopt(model.weights().to_vec(), model.ropes().to_vec()).unwrap();
+        backend.load_weights(model.weights().to_vec(), model.ropes().to_vec()).unwrap();
         let layers = model.cache_layers().to_vec();
         let (key_type, value_type) = (KvType::F32, KvType::F32);
         let windows = windows(&layers);

@@ -56,7 +56,7 @@ impl Pair {
             Model::load_with_draft(model, &[], LoadOptions::default(), Some(draft)).unwrap();
         let config = Config { threads: Some(2), kernels: Some(level.into()), ..Config::default() };
         let mut backend = CpuBackend::new(&config).unwrap();
-        backend.adopt(model.weights().to_vec(), model.ropes().to_vec()).unwrap();
+        backend.load_weights(model.weights().to_vec(), model.ropes().to_vec()).unwrap();
         let layers = model.cache_layers().to_vec();
         let (key_type, value_type, pages) = (KvType::F32, KvType::F32, 2 * PAGES);
         let spec = CacheSpec {

@@ -241,8 +241,9 @@ pub(super) fn has_headers(template: &Template) -> bool {
         || has(&["<|start|>", "<|message|>", "<|eom|>"])
 }
 
-/// The named parser of a template if its output needs this parser even without tools.
-pub(super) fn parser_for_template(
+/// The parser of a template's renderer, or the family that markers in its source identify. Their
+/// output needs this parser even without tools.
+pub(super) fn parser_by_markers(
     template: &Template,
     input: &ParserInput<'_>,
 ) -> Option<Box<dyn FormatParser>> {
@@ -275,9 +276,9 @@ fn parser_of_renderer(renderer: &str) -> &str {
     }
 }
 
-/// Parser of the calls that a Jinja template writes. The error is the tag behind which calls are
-/// searched.
-pub(super) fn parser_for_calls(
+/// Parser of the calls that a template writes, by the known format that parses its rendering of a
+/// probe call. The error is the tag behind which calls are searched.
+pub(super) fn parser_by_probe_call(
     template: &Template,
     tags: Option<&ThinkTags>,
     input: &ParserInput<'_>,
@@ -308,10 +309,10 @@ fn build_parser(
             };
             let think = tags.map(|tags| ReasoningFormat {
                 call_ends_reasoning: true,
-                lone_close: true,
+                allows_missing_open_tag: true,
                 ..ReasoningFormat::tags(tags.open.clone(), tags.close.clone(), start(tags))
             });
-            let dropped = match name {
+            let removed_tags = match name {
                 "action" => &ANSWER_TAGS[..],
                 "function call" => &["<|message_sep|>"],
                 "kimi-k3" => &ANSWER_TAGS_OF_KIMI_K3,
@@ -319,7 +320,7 @@ fn build_parser(
             };
             let calls = Some(CallsFormat { close_tag_in_values: true, ..calls() });
             let rules =
-                TaggedFormat { think, calls, dropped, keep_tail: true, ..TaggedFormat::PLAIN };
+                TaggedFormat { think, calls, removed_tags, keep_tail: true, ..TaggedFormat::PLAIN };
             Some(Box::new(TaggedParser::new(rules, Tools::new(input.tools))))
         }
     }

@@ -19,14 +19,14 @@ pub(super) fn for_template(
     tags: Option<ThinkTags>,
     input: &ParserInput<'_>,
 ) -> Box<dyn FormatParser> {
-    if let Some(family) = format_detection::parser_for_template(template, input) {
+    if let Some(family) = format_detection::parser_by_markers(template, input) {
         return family;
     }
     let is_jinja = matches!(template, Template::Jinja(_));
     // Some models write their answers between tags.
     if input.tools.is_empty() && !format_detection::has_answer_tags(template) {
         return Box::new(GenericParser {
-            lone_close: is_jinja,
+            allows_missing_open_tag: is_jinja,
             ..GenericParser::new(tags, input.prompt, None)
         });
     }
@@ -34,7 +34,7 @@ pub(super) fn for_template(
     let tag = match template {
         Template::Go(go) => go.tool_tag(),
         Template::Jinja(_) | Template::BuiltIn(_) => {
-            match format_detection::parser_for_calls(template, tags.as_ref(), input) {
+            match format_detection::parser_by_probe_call(template, tags.as_ref(), input) {
                 Ok(parser) => return parser,
                 Err(tag) => tag,
             }
@@ -42,7 +42,10 @@ pub(super) fn for_template(
     };
     let scan =
         Some(CallScanner::new(tag, tools)).filter(|scan| !(input.constrained && scan.is_bracket()));
-    Box::new(GenericParser { lone_close: is_jinja, ..GenericParser::new(tags, input.prompt, scan) })
+    Box::new(GenericParser {
+        allows_missing_open_tag: is_jinja,
+        ..GenericParser::new(tags, input.prompt, scan)
+    })
 }
 
 /// Longest object that is read as a call without arguments, in bytes.
@@ -66,7 +69,7 @@ pub(super) struct GenericParser {
     /// White space is dropped until other text arrives.
     trim: bool,
     /// A leading closing tag ends empty reasoning.
-    lone_close: bool,
+    allows_missing_open_tag: bool,
     scan: Option<CallScanner>,
 }
 
@@ -77,7 +80,7 @@ impl GenericParser {
             Some(tags) if prompt.trim().ends_with(&tags.open) => (GenericState::Thinking, true),
             Some(_) => (GenericState::Start, false),
         };
-        Self { tags, state, trim, lone_close: false, scan }
+        Self { tags, state, trim, allows_missing_open_tag: false, scan }
     }
 
     /// Checks whether the output starts with a think tag.
@@ -93,7 +96,7 @@ impl GenericParser {
             (self.state, self.trim) = (GenericState::Thinking, true);
             return true;
         }
-        let lone = self.lone_close.then_some(tags.close.as_str());
+        let lone = self.allows_missing_open_tag.then_some(tags.close.as_str());
         if let Some(close) = lone.filter(|close| rest.starts_with(*close)) {
             let length = text.search_position() + close.len();
             text.take(length);

@@ -16,9 +16,9 @@ pub(super) struct TaggedFormat {
     pub(super) think: Option<ReasoningFormat>,
     pub(super) calls: Option<CallsFormat>,
     /// Tags that are removed from the answer.
-    pub(super) dropped: &'static [&'static str],
-    /// Opening and closing tag of text that is removed from the answer.
-    pub(super) discarded: Option<(&'static str, &'static str)>,
+    pub(super) removed_tags: &'static [&'static str],
+    /// Opening and closing tag of sections that are removed from the answer, with their text.
+    pub(super) removed_sections: Option<(&'static str, &'static str)>,
     /// White space and an incomplete tag at the end of the output belong to the answer.
     pub(super) keep_tail: bool,
     /// Further special tokens of the family that the detokenizer must keep.
@@ -30,8 +30,8 @@ impl TaggedFormat {
     pub(super) const PLAIN: TaggedFormat = TaggedFormat {
         think: None,
         calls: None,
-        dropped: &[],
-        discarded: None,
+        removed_tags: &[],
+        removed_sections: None,
         keep_tail: false,
         preserved_tokens: &[],
     };
@@ -46,11 +46,11 @@ pub(super) struct ReasoningFormat {
     /// A call may start inside the reasoning, and ends it.
     pub(super) call_ends_reasoning: bool,
     /// Reasoning may start anywhere in the output.
-    pub(super) anywhere: bool,
+    pub(super) reasoning_anywhere: bool,
     /// The reasoning is removed.
     pub(super) discard: bool,
-    /// A leading closing tag ends empty reasoning.
-    pub(super) lone_close: bool,
+    /// A closing tag at the start of the output, without an opening tag, ends empty reasoning.
+    pub(super) allows_missing_open_tag: bool,
 }
 
 impl ReasoningFormat {
@@ -66,9 +66,9 @@ impl ReasoningFormat {
             close,
             start,
             call_ends_reasoning: false,
-            anywhere: false,
+            reasoning_anywhere: false,
             discard: false,
-            lone_close: false,
+            allows_missing_open_tag: false,
         }
     }
 
@@ -263,7 +263,7 @@ impl TaggedParser {
             text.take(length);
             return self.enter(TaggedState::Reasoning, true);
         }
-        let lone = think.lone_close.then_some(think.close.as_ref());
+        let lone = think.allows_missing_open_tag.then_some(think.close.as_ref());
         if let Some(close) = lone.filter(|close| rest.starts_with(*close)) {
             let length = text.search_position() + close.len();
             text.take(length);
@@ -305,16 +305,21 @@ impl TaggedParser {
 
     /// Consumes the answer up to the next tag.
     fn answer(&mut self, text: &mut PendingText, end: bool, out: &mut PartSink) -> bool {
-        let discarded = self.format.discarded.map(|(open, _)| open);
-        let dropped = self.format.dropped.iter().copied();
+        let section_open = self.format.removed_sections.map(|(open, _)| open);
+        let removed_tags = self.format.removed_tags.iter().copied();
         let reasoning = self
             .format
             .think
             .as_ref()
-            .filter(|think| think.anywhere)
+            .filter(|think| think.reasoning_anywhere)
             .map(|think| think.open.as_ref());
-        let tags: Vec<&str> =
-            self.call_tag().into_iter().chain(reasoning).chain(discarded).chain(dropped).collect();
+        let tags: Vec<&str> = self
+            .call_tag()
+            .into_iter()
+            .chain(reasoning)
+            .chain(section_open)
+            .chain(removed_tags)
+            .collect();
         let keeps_blank = self.format.calls.as_ref().is_some_and(|calls| calls.keep_blank);
         let released =
             if keeps_blank { text.release_with_blanks(&tags) } else { text.release(&tags) };
@@ -334,7 +339,7 @@ impl TaggedParser {
         } else if Some(tag) == reasoning {
             out.content(released.text.trim_end());
             self.enter(TaggedState::Reasoning, true)
-        } else if Some(tag) == discarded {
+        } else if Some(tag) == section_open {
             out.content(released.text.trim_end());
             self.enter(TaggedState::Discarded, false)
         } else {
@@ -534,7 +539,7 @@ impl TaggedParser {
 
     /// Drops text up to the closing tag of a discarded section.
     fn skip_discarded(&mut self, text: &mut PendingText, end: bool) -> bool {
-        let Some((_, close)) = self.format.discarded else {
+        let Some((_, close)) = self.format.removed_sections else {
             return self.enter(TaggedState::Answer, false);
         };
         match text.take_through(close) {
@@ -623,8 +628,8 @@ impl FormatParser for TaggedParser {
             );
             all.extend(calls.body.tags());
         }
-        all.extend(self.format.dropped);
-        all.extend(self.format.discarded.iter().flat_map(|(open, close)| [*open, *close]));
+        all.extend(self.format.removed_tags);
+        all.extend(self.format.removed_sections.iter().flat_map(|(open, close)| [*open, *close]));
         all.into_iter().map(str::to_owned).collect()
     }
 }

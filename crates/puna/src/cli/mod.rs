@@ -56,7 +56,7 @@ Environment Variables:
       OLLAMA_MAX_QUEUE           Maximum number of queued requests
       OLLAMA_MODELS              The path to the models directory
       OLLAMA_NUM_PARALLEL        Maximum number of parallel requests
-      OLLAMA_NOPRUNE             Do not remove unfinished work on startup
+      OLLAMA_NOPRUNE             No automatic clean-up; replaced models keep blobs
       OLLAMA_ORIGINS             A comma separated list of allowed origins
       OLLAMA_KV_CACHE_TYPE       Type of the K/V cache (default \"f16\")
       OLLAMA_MAX_TRANSFER_STREAMS

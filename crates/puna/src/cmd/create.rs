@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use puna_api::native::{CreateRequest, License, Message, Progress, ShowRequest};
 use puna_api::{Client, ClientError};
 use puna_store::{
-    AdoptMethod, AdoptOutcome, LocalFile, LocalPlan, ModelRef, Modelfile, StoreError,
+    LinkMethod, LinkOutcome, LocalFile, LocalPlan, ModelRef, Modelfile, StoreError,
     check_quantize_type, plan_local,
 };
 use serde_json::Value;
@@ -220,10 +220,10 @@ async fn share_file(service: &Service, file: &LocalFile, refer: bool) -> Result<
     if !service.is_in_process() && !store.root().join("blobs").is_dir() {
         return Ok(false);
     }
-    let how = if refer { AdoptMethod::Symlink } else { AdoptMethod::Share };
-    match store.adopt(&file.path, &file.digest, file.size, how) {
-        Ok(AdoptOutcome::Added) => {}
-        Ok(AdoptOutcome::AlreadyStored) => {
+    let how = if refer { LinkMethod::Symlink } else { LinkMethod::Share };
+    match store.link_local_file(&file.path, &file.digest, file.size, how) {
+        Ok(LinkOutcome::Added) => {}
+        Ok(LinkOutcome::AlreadyStored) => {
             return Ok(service.client().has_blob(&file.digest.to_string()).await?);
         }
         Err(error @ StoreError::FileChanged { .. }) => return Err(error.into()),
@@ -232,7 +232,7 @@ async fn share_file(service: &Service, file: &LocalFile, refer: bool) -> Result<
     }
     let is_there = service.client().has_blob(&file.digest.to_string()).await?;
     if !is_there {
-        store.undo_adopt(&file.digest)?;
+        store.undo_link_local_file(&file.digest)?;
     }
     Ok(is_there)
 }

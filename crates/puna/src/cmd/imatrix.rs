@@ -4,7 +4,7 @@
 use std::io::{BufWriter, Write};
 
 use anyhow::{Context, Result, bail};
-use puna_engine::{Evaluator, Feed, Outputs};
+use puna_engine::{Evaluator, Outputs, SequenceInput};
 use puna_store::{ImatrixRow, write_imatrix};
 use puna_tokenizer::{EncodeOptions, Tokenizer};
 
@@ -29,7 +29,7 @@ pub fn run(args: &ImatrixArgs) -> Result<()> {
     for (number, ids) in chunks.iter().enumerate() {
         evaluator.truncate(0, 0);
         for tokens in ids.chunks(ROWS) {
-            evaluator.logits(&[Feed { sequence: 0, tokens, outputs: Outputs::All }])?;
+            evaluator.logits(&[SequenceInput { sequence: 0, tokens, outputs: Outputs::All }])?;
         }
         out::note(format_args!("[{}/{}]", number + 1, chunks.len()));
     }

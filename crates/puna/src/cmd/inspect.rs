@@ -7,7 +7,7 @@ use puna_engine::PAGE_TOKENS;
 use puna_gguf::{Array, Metadata, TensorInfo, Translation, Value as Kv};
 use puna_graph::{CacheSpec, KvType, StateSpec};
 use puna_models::{LoadOptions, Model};
-use puna_store::{Facts, parameter_size};
+use puna_store::{GgufInfo, parameter_size};
 use serde_json::{Map, Value, json};
 
 use crate::cli::InspectArgs;
@@ -19,14 +19,14 @@ const MAX_PRINTED_ARRAY: usize = 64;
 
 pub fn run(args: &InspectArgs) -> Result<()> {
     let file = ModelFile::open(&args.model)?;
-    let facts = Facts::of(&file.gguf);
+    let info = GgufInfo::of(&file.gguf);
     let capabilities =
-        file.stored.as_ref().map_or_else(|| facts.capabilities(), |model| model.capabilities());
+        file.stored.as_ref().map_or_else(|| info.capabilities(), |model| model.capabilities());
     let memory = MemoryNeeds::of(&file);
     if args.json {
-        return out::json(&document(args, &file, &facts, &capabilities, &memory));
+        return out::json(&document(args, &file, &info, &capabilities, &memory));
     }
-    out::text(&text(args, &file, &facts, &capabilities, &memory))
+    out::text(&text(args, &file, &info, &capabilities, &memory))
 }
 
 /// Memory that loading needs, in bytes. Some values require a known architecture.
@@ -74,7 +74,7 @@ impl MemoryNeeds {
 fn document(
     args: &InspectArgs,
     file: &ModelFile,
-    facts: &Facts,
+    info: &GgufInfo,
     capabilities: &[String],
     memory: &MemoryNeeds,
 ) -> Value {
@@ -86,12 +86,12 @@ fn document(
         "path": file.path,
         "size": file.gguf.file_size(),
         "version": file.gguf.version(),
-        "architecture": facts.architecture,
-        "name": facts.name,
-        "parameters": facts.parameter_count,
-        "file_type": facts.file_type,
-        "context_length": facts.context_length,
-        "embedding_length": facts.embedding_length,
+        "architecture": info.architecture,
+        "name": info.name,
+        "parameters": info.parameter_count,
+        "file_type": info.file_type,
+        "context_length": info.context_length,
+        "embedding_length": info.embedding_length,
         "tokenizer": {
             "model": text_of(meta, "tokenizer.ggml.model"),
             "pre": text_of(meta, "tokenizer.ggml.pre"),
@@ -101,7 +101,7 @@ fn document(
         "tensors": tensors,
         "translated": file.view.translation().map(translation_json),
         "capabilities": capabilities,
-        "chat_template": facts.chat_template,
+        "chat_template": info.chat_template,
         "memory": {
             "weights": memory.weights, "cache_per_token": memory.cache_token,
             "cache_per_token_in_window": memory.window.0, "window": memory.window.1,
@@ -162,12 +162,12 @@ fn vocabulary(meta: &Metadata) -> usize {
 fn text(
     args: &InspectArgs,
     file: &ModelFile,
-    facts: &Facts,
+    info: &GgufInfo,
     capabilities: &[String],
     memory: &MemoryNeeds,
 ) -> String {
     let meta = file.gguf.metadata();
-    let mut out = format::section("Model", &facts_rows(file, facts, capabilities, memory));
+    let mut out = format::section("Model", &info_rows(file, info, capabilities, memory));
     if let Some(translation) = file.view.translation() {
         out.push_str(&format::section("Translated", &translated_rows(translation)));
     }
@@ -196,9 +196,9 @@ fn text(
 }
 
 /// Properties that the file states of the model.
-fn facts_rows(
+fn info_rows(
     file: &ModelFile,
-    facts: &Facts,
+    info: &GgufInfo,
     capabilities: &[String],
     memory: &MemoryNeeds,
 ) -> Vec<Vec<String>> {
@@ -219,24 +219,24 @@ fn facts_rows(
         "format",
         format!("GGUF version {}, {} part(s)", file.gguf.version(), file.gguf.part_count()),
     );
-    row("name", facts.name.clone().unwrap_or_else(|| "-".into()));
-    row("architecture", facts.architecture.clone());
+    row("name", info.name.clone().unwrap_or_else(|| "-".into()));
+    row("architecture", info.architecture.clone());
     row(
         "parameters",
-        format!("{} ({})", parameter_size(facts.parameter_count), facts.parameter_count),
+        format!("{} ({})", parameter_size(info.parameter_count), info.parameter_count),
     );
-    row("quantization", facts.file_type.clone());
-    row("context length", facts.context_length.to_string());
-    row("embedding length", facts.embedding_length.to_string());
+    row("quantization", info.file_type.clone());
+    row("context length", info.context_length.to_string());
+    row("embedding length", info.embedding_length.to_string());
     let model = text_of(meta, "tokenizer.ggml.model").unwrap_or_else(|| "-".into());
     let pre =
         text_of(meta, "tokenizer.ggml.pre").map_or_else(String::new, |pre| format!(" ({pre})"));
     row("tokenizer", format!("{model}{pre}, {} tokens", vocabulary(meta)));
     let template =
-        facts.chat_template.as_ref().map(|t| format!("Jinja, {} characters", t.chars().count()));
+        info.chat_template.as_ref().map(|t| format!("Jinja, {} characters", t.chars().count()));
     row("chat template", template.unwrap_or_else(|| "none".into()));
     row("capabilities", capabilities.join(", "));
-    row("memory", memory_text(memory, facts));
+    row("memory", memory_text(memory, info));
     rows
 }
 
@@ -273,7 +273,7 @@ fn type_rows(tensors: &[TensorInfo]) -> Vec<Vec<String>> {
     types.into_iter().map(row).collect()
 }
 
-fn memory_text(memory: &MemoryNeeds, facts: &Facts) -> String {
+fn memory_text(memory: &MemoryNeeds, info: &GgufInfo) -> String {
     let mut weights = format!("{} of weights", format::bytes(memory.weights));
     if memory.states > 0 {
         weights += &format!(", {} of states a sequence", format::bytes(memory.states));
@@ -286,7 +286,7 @@ fn memory_text(memory: &MemoryNeeds, facts: &Facts) -> String {
                 let all = token.saturating_mul(tokens);
                 format::bytes(all.saturating_add(near.saturating_mul(tokens.min(window))))
             };
-            let all = facts.context_length;
+            let all = info.context_length;
             // A common context length is listed first if the model supports a longer one.
             let usual = if all > 4096 {
                 format!("{} of cache at 4096 tokens, ", cache(4096))

@@ -1,10 +1,10 @@
 //! The commands, one file each.
 
-mod announced;
 mod bench;
 mod bundle;
 mod completion;
 mod config;
+mod copy_remove_stop;
 mod create;
 mod debug;
 mod detokenize;
@@ -13,9 +13,9 @@ mod imatrix;
 mod inspect;
 mod key;
 mod launch;
-mod library;
 mod list;
 mod manual;
+mod mirror_discovery;
 mod perplexity;
 mod quantize;
 mod retain;
@@ -24,7 +24,7 @@ mod serve;
 mod show;
 mod tokenize;
 mod transfer;
-mod upkeep;
+mod verify_prune;
 
 use std::process::ExitCode;
 
@@ -65,17 +65,17 @@ pub fn run(cli: Cli) -> Result<ExitCode> {
         Command::Create(args) => create::run(&args),
         Command::Show(args) => show::run(&args),
         Command::Run(args) => run::run(&args),
-        Command::Stop { model } => library::stop(&model),
+        Command::Stop { model } => copy_remove_stop::stop(&model),
         Command::Pull(args) => transfer::pull(&args),
         Command::Push(args) => transfer::push(&args),
         Command::Export(args) => bundle::export(&args),
         Command::Import(args) => bundle::import(&args),
-        Command::Verify(args) => upkeep::verify(&args),
-        Command::Prune(args) => upkeep::prune(&args),
+        Command::Verify(args) => verify_prune::verify(&args),
+        Command::Prune(args) => verify_prune::prune(&args),
         Command::List(args) => list::run(&args),
         Command::Ps(args) => list::ps(&args),
-        Command::Cp { source, destination } => library::copy(&source, &destination),
-        Command::Rm { models } => library::remove(&models),
+        Command::Cp { source, destination } => copy_remove_stop::copy(&source, &destination),
+        Command::Rm { models } => copy_remove_stop::remove(&models),
     };
     done.map(|()| ExitCode::SUCCESS)
 }

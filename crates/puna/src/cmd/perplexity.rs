@@ -6,7 +6,7 @@ use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use puna_engine::{Evaluator, Feed, Outputs};
+use puna_engine::{Evaluator, Outputs, SequenceInput};
 use puna_store::{Digest, same_file};
 use puna_tokenizer::EncodeOptions;
 use serde_json::{Value, json};
@@ -150,11 +150,15 @@ fn feed(
     let n_vocab = evaluator.info().n_vocab;
     // Tokens before the first scored prediction need no logits.
     for piece in ids[..first].chunks(512) {
-        evaluator.logits(&[Feed { sequence: 0, tokens: piece, outputs: Outputs::None }])?;
+        evaluator.logits(&[SequenceInput {
+            sequence: 0,
+            tokens: piece,
+            outputs: Outputs::None,
+        }])?;
     }
     for at in (first..ids.len() - 1).step_by(ROWS) {
         let end = (at + ROWS).min(ids.len() - 1);
-        let feed = Feed { sequence: 0, tokens: &ids[at..end], outputs: Outputs::All };
+        let feed = SequenceInput { sequence: 0, tokens: &ids[at..end], outputs: Outputs::All };
         let rows = evaluator.logits(&[feed])?;
         for (row, next) in rows.chunks_exact(n_vocab).zip(&ids[at + 1..]) {
             each(row, *next)?;

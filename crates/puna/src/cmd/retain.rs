@@ -23,7 +23,7 @@ pub fn run(args: RetainArgs) -> Result<()> {
             "dry_run": args.dry_run,
             "removed": retained.removals.iter().map(document).collect::<Vec<_>>(),
             "bytes": retained.bytes(),
-            "own": retained.own,
+            "own": retained.kept_local_models,
             "failed": retained.failed,
         }))?;
     } else {
@@ -64,10 +64,10 @@ fn summary(retained: &RetentionReport, dry_run: bool) -> String {
     let done = if dry_run { "would be removed" } else { "removed" };
     let freed = format::bytes(retained.bytes());
     text.push_str(&format!("{} {done}, {freed} of unshared data\n", count(rows.len(), "manifest")));
-    if retained.own > 0 {
-        let own = count(retained.own, "model");
+    if retained.kept_local_models > 0 {
+        let kept = count(retained.kept_local_models, "local model");
         text.push_str(&format!(
-            "not removed: {own} created or pushed here; only rules with the word own apply\n"
+            "kept {kept} that no mirror fetched or received; only rules with the word own apply\n"
         ));
     }
     text
@@ -87,9 +87,9 @@ mod tests {
             summary(&RetentionReport::default(), false),
             "0 manifests removed, 0 B of unshared data\n"
         );
-        let own = RetentionReport { own: 1, ..RetentionReport::default() };
-        assert!(summary(&own, true).ends_with(
-            "\nnot removed: 1 model created or pushed here; only rules with the word own apply\n"
+        let kept = RetentionReport { kept_local_models: 1, ..RetentionReport::default() };
+        assert!(summary(&kept, true).ends_with(
+            "\nkept 1 local model that no mirror fetched or received; only rules with the word own apply\n"
         ));
     }
 }

@@ -15,7 +15,7 @@ use puna_server::speculate::SpeculateSetting;
 use puna_store::{ModelRef, StoreError, Weights, parse_parameter};
 use serde_json::{Map, Value};
 
-use super::library::is_not_found;
+use super::copy_remove_stop::is_not_found;
 use super::transfer::fetch;
 use super::{list, show};
 use crate::chat::{

@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use puna_api::native::PullRequest;
 use puna_store::{DEFAULT_HOST, ModelRef};
 
-use super::announced;
+use super::mirror_discovery;
 use crate::cli::{PullArgs, PushArgs, TransferArgs};
 use crate::out;
 use crate::progress::ProgressDisplay;
@@ -15,7 +15,7 @@ pub fn pull(args: &PullArgs) -> Result<()> {
     // The values `off` and `auto` are not addresses.
     let mirror = match args.mirror.as_deref() {
         Some("off") => Some(String::new()),
-        Some("auto") => Some(announced::choose_mirror()?),
+        Some("auto") => Some(mirror_discovery::choose_mirror()?),
         mirror => mirror.map(str::to_owned),
     };
     let mut request =

@@ -94,7 +94,7 @@ async fn docker_packages_become_models_and_a_second_pull_fetches_nothing() {
     assert_eq!(weights(&bench, &server.model()), Digest::of(&gguf(1)));
     let resolved = bench.store.resolve(&ModelRef::parse(&server.model()).unwrap().name).unwrap();
     assert_eq!(resolved.licenses, ["Free for all"]);
-    assert_eq!(resolved.facts.architecture, "llama");
+    assert_eq!(resolved.gguf_info.architecture, "llama");
 
     let before = server.blob_requests().len();
     bench.pull_ok(&server.model()).await;

@@ -140,7 +140,7 @@ fn layer_media_type(media_type: &str, format: Format) -> Option<String> {
 
 /// File name of the weights without suffix: model name and quantization, in plain characters.
 fn file_stem(model: &Model) -> String {
-    let quantization = &model.facts.file_type;
+    let quantization = &model.gguf_info.file_type;
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-._".contains(c) { c } else { '-' };
     format!("{}-{quantization}", model.name.model()).chars().map(plain).collect()
 }
@@ -161,7 +161,7 @@ fn docker_config(model: &Model, layers: &[Descriptor]) -> Value {
             "format": "gguf",
             "quantization": details.quantization_level,
             "parameters": details.parameter_size,
-            "architecture": model.facts.architecture,
+            "architecture": model.gguf_info.architecture,
             "size": format!("{:.2} MiB", bytes as f64 / 1_048_576.0),
         },
         "descriptor": {},
@@ -171,13 +171,13 @@ fn docker_config(model: &Model, layers: &[Descriptor]) -> Value {
 
 fn model_pack_config(model: &Model, layers: &[Descriptor]) -> Value {
     json!({
-        "descriptor": {"name": model.name.model(), "family": model.facts.architecture},
+        "descriptor": {"name": model.name.model(), "family": model.gguf_info.architecture},
         "modelfs": {"type": "layers", "diffIds": digest_texts(&digests(layers))},
         "config": {
             "architecture": "transformer",
             "format": "gguf",
-            "paramSize": model_pack_size(model.facts.parameter_count),
-            "quantization": model.facts.file_type,
+            "paramSize": model_pack_size(model.gguf_info.parameter_count),
+            "quantization": model.gguf_info.file_type,
         },
     })
 }

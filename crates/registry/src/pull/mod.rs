@@ -99,7 +99,7 @@ impl Registry {
         let manifest = read_manifest(&bytes).map_err(RegistryError::while_pulling_manifest)?;
 
         let (at, recorded_name, text) = (store.clone(), name.clone(), bytes.clone());
-        blocking(move || Ok(at.note_pull(&recorded_name, &text)?)).await?;
+        blocking(move || Ok(at.record_pull(&recorded_name, &text)?)).await?;
         let mut pinned = PinnedBlobs::new(store);
         let blobs: Vec<_> =
             manifest.blobs().map(|layer| BlobSpec::blob(layer.digest, layer.size)).collect();
@@ -426,7 +426,7 @@ pub(crate) async fn record_pull(
     blobs: Vec<(Digest, u64)>,
 ) -> Result<(), RegistryError> {
     let (store, name) = (store.clone(), name.clone());
-    blocking(move || Ok(store.note_blobs(&name, &blobs)?)).await
+    blocking(move || Ok(store.record_blobs(&name, &blobs)?)).await
 }
 
 /// Makes a callback that reports a blob's progress. Reported bytes never decrease, even if a

@@ -1,5 +1,6 @@
 //! Upload of one blob: mounted from another repository, or sent in pieces. An interrupted upload
-//! can be resumed by another process, since its position is recorded in the store ([`UploadNote`]).
+//! can be resumed by another process, since its position is recorded in the store
+//! ([`UploadRecordFile`]).
 
 use std::io;
 use std::path::PathBuf;
@@ -8,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
 use md5::{Digest as _, Md5};
-use puna_store::{Digest, Layer, ModelName, Store, UploadNote};
+use puna_store::{Digest, Layer, ModelName, Store, UploadRecordFile};
 use reqwest::header::{
     CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderName, LOCATION, RANGE,
 };
@@ -136,9 +137,9 @@ impl<'a> Upload<'a> {
                 Err(error) => retry.wait_after(error).await?,
             }
         }
-        let note = self.open_note().await;
-        if let Some(resumed) = self.find_interrupted(note.as_ref()).await? {
-            match self.resume(resumed, note.as_ref()).await {
+        let record_file = self.open_record_file().await;
+        if let Some(resumed) = self.find_interrupted(record_file.as_ref()).await? {
+            match self.resume(resumed, record_file.as_ref()).await {
                 // The upload has expired, or the registry's copy is damaged.
                 Err(error) if error.is_refusal() => {
                     tracing::info!(digest = %self.digest, %error, "cannot resume the interrupted upload; starting again");
@@ -153,15 +154,20 @@ impl<'a> Upload<'a> {
                 Err(error) => retry.wait_after(error).await?,
             }
         };
-        self.send(UploadPosition { url, at: 0 }, piece, PieceChecksums::default(), note.as_ref())
-            .await
+        self.send(
+            UploadPosition { url, at: 0 },
+            piece,
+            PieceChecksums::default(),
+            record_file.as_ref(),
+        )
+        .await
     }
 
     /// Resumes an interrupted upload. Counts failures of the registry without progress.
     async fn resume(
         &self,
         resumed: InterruptedUpload,
-        note: Option<&Arc<UploadNote>>,
+        record_file: Option<&Arc<UploadRecordFile>>,
     ) -> Result<(), RegistryError> {
         let InterruptedUpload { position: UploadPosition { url, at }, piece, stuck } = resumed;
         tracing::debug!(digest = %self.digest, at, "resuming an interrupted upload");
@@ -169,10 +175,10 @@ impl<'a> Upload<'a> {
         // The checksums of an earlier run's pieces are unknown.
         let checksums = PieceChecksums { incomplete: true, ..PieceChecksums::default() };
         let result =
-            self.send(UploadPosition { url: url.clone(), at }, piece, checksums, note).await;
+            self.send(UploadPosition { url: url.clone(), at }, piece, checksums, record_file).await;
         let was_futile = result.as_ref().is_err_and(RegistryError::is_server_failure);
         if was_futile && self.acknowledged.load(Ordering::Relaxed) <= at {
-            self.write_record(&url, piece, stuck + 1, note).await;
+            self.write_record(&url, piece, stuck + 1, record_file).await;
         }
         result
     }
@@ -183,15 +189,15 @@ impl<'a> Upload<'a> {
         mut position: UploadPosition,
         piece: u64,
         mut checksums: PieceChecksums,
-        note: Option<&Arc<UploadNote>>,
+        record_file: Option<&Arc<UploadRecordFile>>,
     ) -> Result<(), RegistryError> {
         for _ in 0..MAX_MOVES {
             self.acknowledged.fetch_max(position.at, Ordering::Relaxed);
-            self.write_record(&position.url, piece, 0, note).await;
+            self.write_record(&position.url, piece, 0, record_file).await;
             if position.at >= self.size {
                 let result = self.commit(&position.url, &checksums).await;
                 if result.as_ref().err().is_none_or(RegistryError::is_refusal) {
-                    forget_note(note).await;
+                    remove_record_file(record_file).await;
                 }
                 return result;
             }
@@ -206,15 +212,16 @@ impl<'a> Upload<'a> {
 
     /// Opens the record of this upload. `None`: another process has it, or the store fails; then
     /// the upload cannot be resumed.
-    async fn open_note(&self) -> Option<Arc<UploadNote>> {
+    async fn open_record_file(&self) -> Option<Arc<UploadRecordFile>> {
         let at = self.session.url(&["blobs", "uploads", &self.digest.to_string()]);
         let (store, key) = (self.store.clone(), Digest::of(at.as_str().as_bytes()));
-        let note = blocking(move || Ok(store.upload_note(&key)?)).await;
-        note.unwrap_or_else(|error| {
-            tracing::debug!(%error, "cannot open the record of the upload");
-            None
-        })
-        .map(Arc::new)
+        let record_file = blocking(move || Ok(store.upload_record_file(&key)?)).await;
+        record_file
+            .unwrap_or_else(|error| {
+                tracing::debug!(%error, "cannot open the record of the upload");
+                None
+            })
+            .map(Arc::new)
     }
 
     /// Asks the registry for the position of a recorded upload. `None`: there is no upload to
@@ -224,9 +231,9 @@ impl<'a> Upload<'a> {
     /// The registry does not answer.
     async fn find_interrupted(
         &self,
-        note: Option<&Arc<UploadNote>>,
+        record_file: Option<&Arc<UploadRecordFile>>,
     ) -> Result<Option<InterruptedUpload>, RegistryError> {
-        let Some(UploadRecord { url, piece, stuck }) = self.read_record(note).await else {
+        let Some(UploadRecord { url, piece, stuck }) = self.read_record(record_file).await else {
             return Ok(None);
         };
         let Some(url) = Url::parse(&url).ok().filter(|url| self.session.is_registry_origin(url))
@@ -260,9 +267,12 @@ impl<'a> Upload<'a> {
     }
 
     /// Reads the record of an earlier run, unless resuming has failed too often.
-    async fn read_record(&self, note: Option<&Arc<UploadNote>>) -> Option<UploadRecord> {
-        let note = note?.clone();
-        let text = blocking(move || Ok(note.read())).await.ok()??;
+    async fn read_record(
+        &self,
+        record_file: Option<&Arc<UploadRecordFile>>,
+    ) -> Option<UploadRecord> {
+        let record_file = record_file?.clone();
+        let text = blocking(move || Ok(record_file.read())).await.ok()??;
         serde_json::from_slice(&text)
             .ok()
             .filter(|record: &UploadRecord| record.stuck < MAX_FUTILE_RESUMES)
@@ -274,18 +284,18 @@ impl<'a> Upload<'a> {
         url: &Url,
         piece: u64,
         stuck: u32,
-        note: Option<&Arc<UploadNote>>,
+        record_file: Option<&Arc<UploadRecordFile>>,
     ) {
         if self.uses_external_storage.load(Ordering::Relaxed)
             || !self.session.is_registry_origin(url)
         {
-            return forget_note(note).await;
+            return remove_record_file(record_file).await;
         }
-        let Some(note) = note.cloned() else { return };
+        let Some(record_file) = record_file.cloned() else { return };
         let record = UploadRecord { url: url.to_string(), piece, stuck };
         let write = blocking(move || {
             let text = serde_json::to_vec(&record).map_err(SetupProblem::from)?;
-            Ok(note.write(&text)?)
+            Ok(record_file.write(&text)?)
         });
         if let Err(error) = write.await {
             tracing::debug!(%error, "cannot write the record of the upload");
@@ -535,9 +545,9 @@ struct BlobPieceStream {
 }
 
 /// Removes the record of a finished upload.
-async fn forget_note(note: Option<&Arc<UploadNote>>) {
-    let Some(note) = note.cloned() else { return };
-    if let Err(error) = blocking(move || Ok(note.forget()?)).await {
+async fn remove_record_file(record_file: Option<&Arc<UploadRecordFile>>) {
+    let Some(record_file) = record_file.cloned() else { return };
+    if let Err(error) = blocking(move || Ok(record_file.remove()?)).await {
         tracing::debug!(%error, "cannot remove the record of a finished upload");
     }
 }

@@ -84,12 +84,12 @@ fn leave_damaged(store: &Store, model: &Model, right: &[u8]) {
     let mut lost = right.to_vec();
     lost[..1 << 20].fill(0);
     std::fs::write(partial.data(), lost).unwrap();
-    let note = |n: usize, completed: usize| {
+    let record = |n: usize, completed: usize| {
         format!(r#"{{"N":{n},"Offset":{},"Size":{},"Completed":{completed}}}"#, n << 20, 1 << 20)
     };
-    partial.write_part(0, note(0, 1 << 20).as_bytes()).unwrap();
-    partial.write_part(1, note(1, 0).as_bytes()).unwrap();
-    partial.write_part(2, note(2, 0).as_bytes()).unwrap();
+    partial.write_part(0, record(0, 1 << 20).as_bytes()).unwrap();
+    partial.write_part(1, record(1, 0).as_bytes()).unwrap();
+    partial.write_part(2, record(2, 0).as_bytes()).unwrap();
 }
 
 #[tokio::test]

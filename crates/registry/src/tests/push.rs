@@ -608,8 +608,8 @@ async fn an_upload_is_resumed_only_at_its_registry() {
     push_until_stalled(&bench, &name, &registry_state, half).await;
     // The record contains a URL of another host.
     let stranger = Server::start(|_| status(204, "")).await;
-    let note = bench.root().join("puna-tmp").join(&bench.upload_records()[0]);
-    std::fs::write(note, format!(r#"{{"url":"http://{}/x","piece":1000000}}"#, stranger.host))
+    let record = bench.root().join("puna-tmp").join(&bench.upload_records()[0]);
+    std::fs::write(record, format!(r#"{{"url":"http://{}/x","piece":1000000}}"#, stranger.host))
         .unwrap();
     bench.push(&name).await.0.unwrap();
     assert_eq!(stranger.seen().len(), 0);

@@ -68,10 +68,10 @@ async fn ollamas_records_are_understood() {
     for (n, offset, size, completed) in
         [(0, 0, 100_000, 100_000), (1, 100_000, 100_000, 30_000), (2, 200_000, 50_000, 0)]
     {
-        let note = format!(
+        let record = format!(
             "{{\"N\":{n},\"Offset\":{offset},\"Size\":{size},\"Completed\":{completed}}}\n"
         );
-        fs::write(partial.part(n), note).unwrap();
+        fs::write(partial.part(n), record).unwrap();
     }
     bench.pull_ok(&server.model()).await;
     bench.assert_has(&model, &server.model());
@@ -103,9 +103,9 @@ async fn records_cover_every_byte_at_any_time() {
                 let (mut total, mut files) = (0u64, 0);
                 for n in partial.parts().unwrap() {
                     let Ok(text) = fs::read_to_string(partial.part(n)) else { continue };
-                    let note: serde_json::Value =
+                    let record: serde_json::Value =
                         serde_json::from_str(&text).expect("whole at any moment");
-                    total += note["Size"].as_u64().unwrap();
+                    total += record["Size"].as_u64().unwrap();
                     files += 1;
                 }
                 if files >= 8 {
@@ -130,12 +130,12 @@ fn leave_verified_bytes(bench: &Bench, model: &Model, is_of_this_file: bool) {
     file.set_len(3 << 20).unwrap();
     for n in 0..3u64 {
         let completed = if n == 0 { 1 << 20 } else { 0 };
-        let note = format!(
+        let record = format!(
             "{{\"N\":{n},\"Offset\":{},\"Size\":{},\"Completed\":{completed}}}",
             n << 20,
             1 << 20
         );
-        fs::write(partial.part(n), note).unwrap();
+        fs::write(partial.part(n), record).unwrap();
     }
     let mut sum = ResumableSha256::default();
     sum.update(&model.blobs[&model.weights.to_string()][..1 << 20]);
@@ -257,12 +257,12 @@ fn locked_by(
     fs::write(partial.data(), data).unwrap();
     for n in 0..3 {
         let completed = parts.get(n).map_or(0, |part| part.len());
-        let note = format!(
+        let record = format!(
             "{{\"N\":{n},\"Offset\":{},\"Size\":{},\"Completed\":{completed}}}",
             n << 20,
             1 << 20
         );
-        fs::write(partial.part(n as u64), note).unwrap();
+        fs::write(partial.part(n as u64), record).unwrap();
     }
     lock
 }
@@ -344,17 +344,17 @@ async fn the_lock_holder_is_named_at_once_and_its_progress_is_shown() {
                 break;
             }
         }
-        let note = |completed: u64| {
+        let record = |completed: u64| {
             format!("{{\"N\":0,\"Offset\":0,\"Size\":{},\"Completed\":{completed}}}", 3 << 20)
         };
-        fs::write(partial.part(0), note(1 << 20)).unwrap();
+        fs::write(partial.part(0), record(1 << 20)).unwrap();
         while let Some(line) = lines.recv().await {
             if line.digest == Some(model.weights) && line.completed == 1 << 20 {
                 break;
             }
         }
         // The bytes were never written: the next download must fetch all of them.
-        fs::write(partial.part(0), note(0)).unwrap();
+        fs::write(partial.part(0), record(0)).unwrap();
         drop(lock);
         while let Some(line) = lines.recv().await {
             seen.push(line.status);
@@ -392,12 +392,12 @@ async fn a_server_without_range_requests_restarts_a_resumed_download() {
     fs::write(partial.data(), &data).unwrap();
     for n in 0..3u64 {
         let completed = if n == 0 { 1 << 20 } else { 0 };
-        let note = format!(
+        let record = format!(
             "{{\"N\":{n},\"Offset\":{},\"Size\":{},\"Completed\":{completed}}}",
             n << 20,
             1 << 20
         );
-        fs::write(partial.part(n), note).unwrap();
+        fs::write(partial.part(n), record).unwrap();
     }
     bench.pull_ok(&server.model()).await;
     bench.assert_has(&model, &server.model());

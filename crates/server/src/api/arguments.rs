@@ -3,7 +3,7 @@
 use puna_prompt::Adaptation;
 use serde_json::{Map, Value, json};
 
-use crate::http::note_adapted;
+use crate::http::record_adaptation;
 
 /// Name of the argument that holds text that is not a JSON object.
 const UNPARSED: &str = "unparsed_arguments";
@@ -16,7 +16,7 @@ pub(crate) fn unparsed_arguments(text: &str) -> Map<String, Value> {
 /// Wraps text like [`unparsed_arguments`] for a call of a conversation. The answer's header reports
 /// the change.
 pub(crate) fn repaired_arguments(text: &str) -> Map<String, Value> {
-    note_adapted(Adaptation::Repaired.as_str().to_owned());
+    record_adaptation(Adaptation::Repaired.as_str().to_owned());
     unparsed_arguments(text)
 }
 

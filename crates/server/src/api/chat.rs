@@ -10,8 +10,8 @@ use crate::api::generation_request::GenerationRequest;
 use crate::api::image_urls::ImageUrl;
 use crate::api::{check_images, has};
 use crate::app::{AcquiredModel, App, RunningTask, key};
-use crate::canonical::{ApiError, Event, Generate, Task};
-use crate::http::{Client, note_ignored};
+use crate::canonical::{ApiError, Event, GenerateTask, Task};
+use crate::http::{Client, record_ignored_field};
 use crate::models::names::Name;
 use crate::options::{self, RequestOptions};
 use crate::remote::{has_option, report_ignored_keep_alive};
@@ -27,7 +27,7 @@ pub(crate) async fn unload_if_requested(
     if !keep_alive.is_some_and(KeepAlive::is_zero) {
         return Ok(false);
     }
-    options::check(options, &mut |name| note_ignored(format!("options.{name}")))?;
+    options::check(options, &mut |name| record_ignored_field(format!("options.{name}")))?;
     app.models().expire(key(model)).await;
     Ok(true)
 }
@@ -42,7 +42,7 @@ pub(crate) fn drop_unsupported_thinking(
     let is_asked = request.think.is_some_and(|think| think != Think::Off);
     if is_asked && !has(model, "thinking") {
         request.think = None;
-        fields.iter().for_each(|field| note_ignored((*field).to_owned()));
+        fields.iter().for_each(|field| record_ignored_field((*field).to_owned()));
     }
 }
 
@@ -69,7 +69,7 @@ pub(crate) async fn fetch_images(
 ) -> Result<(), ApiError> {
     let Some(links) = app.image_fetcher().filter(|_| !places.is_empty()) else { return Ok(()) };
     let name = Name::parse_runnable(model)?;
-    let model = app.find(&name, || format!("model '{}' not found", name.given)).await?;
+    let model = app.find(&name, || format!("model '{}' not found", name.requested)).await?;
     check_images(&model, places.iter().filter(|place| place.is_newest()).count())?;
     if check_images(&model, 1).is_err() {
         return Ok(());
@@ -80,7 +80,7 @@ pub(crate) async fn fetch_images(
 /// A checked request and its loaded model.
 pub(crate) struct PreparedChat {
     loaded: AcquiredModel,
-    generate: Box<Generate>,
+    generate: Box<GenerateTask>,
 }
 
 impl PreparedChat {

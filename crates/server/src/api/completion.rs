@@ -8,7 +8,7 @@ use puna_store::Model;
 use crate::api::chat::{report_ignored_fields, unload_if_requested};
 use crate::api::generation_request::GenerationRequest;
 use crate::app::{AcquiredModel, App, key};
-use crate::canonical::{ApiError, Generate, Input};
+use crate::canonical::{ApiError, GenerateTask, Input};
 use crate::http::Client;
 use crate::models::names::Name;
 use crate::scheduler::{LoadOptions, ModelKey};
@@ -19,7 +19,7 @@ pub(crate) enum CheckedRequest {
     Unloaded,
     /// Load the model without generating.
     Load(ModelRequest),
-    Generate(ModelRequest, Box<Generate>),
+    Generate(ModelRequest, Box<GenerateTask>),
 }
 
 /// The model that a request needs, with its load options.
@@ -52,7 +52,7 @@ pub(crate) async fn check(
         return Err(ApiError::not_found(missing("")));
     }
     let name = Name::parse_runnable(&request.model)?;
-    let model = app.find(&name, || missing(&name.given)).await?;
+    let model = app.find(&name, || missing(&name.requested)).await?;
     let keep_alive = request.keep_alive;
     let empty = matches!(&request.input, Input::Prompt(prompt) if prompt.text.is_empty());
     if empty && unload_if_requested(app, &model, keep_alive, &request.options).await? {

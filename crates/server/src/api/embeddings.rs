@@ -1,13 +1,13 @@
 //! Functions that the embedding routes of all APIs share.
 
 use puna_api::KeepAlive;
-use puna_store::Facts;
+use puna_store::GgufInfo;
 use serde_json::{Map, Value};
 
 use crate::api::{Times, has};
 use crate::app::{App, RunningTask};
-use crate::canonical::{ApiError, Embed, EmbedResult, EmbedText, Event, Task};
-use crate::http::{Client, note_ignored};
+use crate::canonical::{ApiError, EmbedResult, EmbedTask, EmbedText, Event, Task};
+use crate::http::{Client, record_ignored_field};
 use crate::models::names::Name;
 use crate::options::RequestOptions;
 use crate::remote::report_ignored_keep_alive;
@@ -55,16 +55,19 @@ pub(crate) async fn compute_embeddings(
     name: &Name,
     embedding_request: EmbeddingRequest,
 ) -> Result<Embeddings, ApiError> {
-    let missing = || format!("model {:?} not found, try pulling it first", name.given);
+    let missing = || format!("model {:?} not found, try pulling it first", name.requested);
     let model = app.find(name, missing).await?;
-    if model.facts.pooling == Some(Facts::RANK_POOLING) {
+    if model.gguf_info.pooling == Some(GgufInfo::RANK_POOLING) {
         return Err(ApiError::bad_request(format!(
             "{:?} does not support embeddings: it is a reranker, use POST /api/rerank",
-            name.given
+            name.requested
         )));
     }
     if !has(&model, "embedding") {
-        return Err(ApiError::bad_request(format!("{:?} does not support embeddings", name.given)));
+        return Err(ApiError::bad_request(format!(
+            "{:?} does not support embeddings",
+            name.requested
+        )));
     }
     let options = RequestOptions::named(embedding_request.options.as_ref());
     let (load, run) = app.options(&model, &options).await?;
@@ -79,12 +82,13 @@ pub(crate) async fn compute_embeddings(
     if embedding_request.inputs.is_empty() {
         return Ok(Embeddings::default());
     }
-    let (num_ctx, given) = (run.num_ctx, run.given);
+    let (num_ctx, explicit_parameters) = (run.num_ctx, run.explicit_parameters);
     let truncate = matches!(
         embedding_request.truncate_mode,
         TruncateMode::TruncateByDefault | TruncateMode::Requested(true)
     );
-    let embed = Embed { inputs: embedding_request.inputs, truncate, num_ctx, given };
+    let embed =
+        EmbedTask { inputs: embedding_request.inputs, truncate, num_ctx, explicit_parameters };
     read_embeddings(loaded.run(Task::Embed(embed)).await).await
 }
 
@@ -108,7 +112,7 @@ pub(crate) fn truncate_and_normalize_all(vectors: &mut [Vec<f32>], dimensions: i
     let most = vectors.iter().map(Vec::len).max().unwrap_or(0);
     if dimensions < 0 || !vectors.is_empty() && usize::try_from(dimensions).is_ok_and(|n| n > most)
     {
-        note_ignored("dimensions".into());
+        record_ignored_field("dimensions".into());
     }
     vectors.iter_mut().for_each(|vector| truncate_and_normalize(vector, dimensions));
 }

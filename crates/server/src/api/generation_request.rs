@@ -12,9 +12,9 @@ use crate::api::openai::hosted;
 use crate::api::{
     check_capability, check_completion, check_images, check_think, has, hide_old_images, model_text,
 };
-use crate::canonical::{ApiError, Generate, Input, Overflow, RunOptions, SchemaLabel};
+use crate::canonical::{ApiError, GenerateTask, Input, Overflow, RunOptions, SchemaLabel};
 use crate::config::Config;
-use crate::http::note_ignored;
+use crate::http::record_ignored_field;
 use crate::models::names::Name;
 use crate::options::RequestOptions;
 
@@ -153,7 +153,7 @@ impl GenerationRequest {
         }
         if prompt.raw && !prompt.suffix.is_empty() {
             // A raw prompt has no gap to fill.
-            note_ignored("suffix".into());
+            record_ignored_field("suffix".into());
         }
         check_completion(model, name, "generate")?;
         check_think(model, name, self.think)?;
@@ -177,14 +177,14 @@ impl GenerationRequest {
         model: &Model,
         options: RunOptions,
         config: &Config,
-    ) -> Result<Generate, ApiError> {
+    ) -> Result<GenerateTask, ApiError> {
         check_tool_choice(&self.tool_choice, self.tools())?;
         let (mut input, mut variables) = (self.input, self.variables);
         if let Input::Chat { messages, .. } = &mut input {
             hide_old_images(model, messages)?;
         }
         let switch = take_switch(&mut variables, model);
-        Ok(Generate {
+        Ok(GenerateTask {
             model: model_text(model, config),
             input,
             options,
@@ -212,7 +212,7 @@ fn ignore_hosted(kinds: &[String]) -> Result<(), ApiError> {
             "tool_choice allows tools of type {kind:?}, which are not supported: allow functions"
         )));
     }
-    kinds.iter().for_each(|kind| note_ignored(format!("tool_choice.{kind}")));
+    kinds.iter().for_each(|kind| record_ignored_field(format!("tool_choice.{kind}")));
     Ok(())
 }
 
@@ -250,7 +250,7 @@ fn check_tool_choice(choice: &ToolChoice, tools: &[Tool]) -> Result<(), ApiError
 fn shift(asked: Option<bool>, model: &Model) -> bool {
     let details = model.details();
     let cannot = |family: &str| family == "deepseek2";
-    let cannot = cannot(&model.facts.architecture)
+    let cannot = cannot(&model.gguf_info.architecture)
         || cannot(&details.family)
         || details.families.iter().flatten().any(|family| cannot(family));
     asked.unwrap_or(!cannot)

@@ -7,7 +7,7 @@ use puna_store::Model;
 
 use super::has;
 use crate::canonical::ApiError;
-use crate::http::note_adapted;
+use crate::http::record_adaptation;
 
 /// Placeholder in the prompt for an image that the model cannot see.
 const HIDDEN_IMAGE: &str = "[image: this model cannot see images]";
@@ -82,5 +82,5 @@ fn hide(message: &mut Message, placeholder: &str, is_hidden: impl Fn(&Image) -> 
     let own_text = Some(std::mem::take(&mut message.content)).filter(|text| !text.is_empty());
     let texts = std::iter::repeat_n(placeholder.to_owned(), hidden);
     message.content = own_text.into_iter().chain(texts).collect::<Vec<_>>().join("\n\n");
-    note_adapted(Adaptation::Placeholder.as_str().to_owned());
+    record_adaptation(Adaptation::Placeholder.as_str().to_owned());
 }

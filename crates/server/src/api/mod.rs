@@ -5,7 +5,7 @@
 //! - `generation_request` is the result of reading a request of any dialect;
 //! - `answer_events` orders the events of an answer, and `progress` reports progress before it.
 //!
-//! Each dialect converts its requests to the canonical request and its [`Encoder`] writes the
+//! Each dialect converts its requests to the canonical request and its [`AnswerEncoder`] writes the
 //! events of a generation as an answer. The routes call [`respond`] or [`respond_when`] for streams
 //! and [`collect`] or [`collect_all`] for whole answers.
 
@@ -40,7 +40,7 @@ use futures_util::stream::unfold;
 use puna_api::native::{Logprob, Metrics, PromptLogprob, Think};
 use puna_prompt::Renderer;
 use puna_sampler::Constraint;
-use puna_store::{Facts, Model};
+use puna_store::{GgufInfo, Model};
 use serde::Serialize;
 use serde_json::Value;
 use tokio::time::{Instant, timeout_at};
@@ -56,13 +56,14 @@ use crate::app::RunningTask;
 use crate::canonical::{ApiError, Event, GenerationSummary, PromptConfig};
 use crate::config::Config;
 use crate::http::{
-    StreamFormat, note_adapted, note_ignored, note_unenforced, note_violations, stream,
+    StreamFormat, record_adaptation, record_ignored_field, record_schema_violations,
+    record_unenforced_keywords, stream,
 };
 use crate::models::names::Name;
 use crate::util::lock::lock;
 
 /// Writes the events of a generation as the bytes of a stream.
-pub(crate) trait Encoder: Send + 'static {
+pub(crate) trait AnswerEncoder: Send + 'static {
     /// Format of the stream.
     const STREAM_FORMAT: StreamFormat;
 
@@ -102,7 +103,7 @@ pub(crate) trait Encoder: Send + 'static {
     }
 }
 
-/// Duration of silence after which the server sends an [`Encoder::ping`].
+/// Duration of silence after which the server sends an [`AnswerEncoder::ping`].
 const PING_INTERVAL: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 15_000 });
 
 /// Durations of a request in nanoseconds.
@@ -174,8 +175,8 @@ impl AnswerStream {
                 return Poll::Ready(Some(event));
             }
             match ready!(self.running.poll_next(cx)) {
-                Some(Event::Adapted(kinds)) => kinds.into_iter().for_each(note_adapted),
-                Some(Event::SchemaUnenforced(keywords)) => note_unenforced(keywords),
+                Some(Event::Adapted(kinds)) => kinds.into_iter().for_each(record_adaptation),
+                Some(Event::SchemaUnenforced(keywords)) => record_unenforced_keywords(keywords),
                 Some(event) => self.events.push(event),
                 None => return Poll::Ready(None),
             }
@@ -229,7 +230,7 @@ impl EventMerger {
 type SharedEncoder<E> = Arc<Mutex<E>>;
 
 /// Responds with a stream. An error before the first piece becomes a response with its own status.
-pub(crate) async fn respond<E: Encoder>(
+pub(crate) async fn respond<E: AnswerEncoder>(
     running: Vec<RunningTask>,
     encoder: E,
 ) -> Result<Response, ApiError> {
@@ -237,7 +238,7 @@ pub(crate) async fn respond<E: Encoder>(
 }
 
 /// Responds as [`respond`] does, with an encoder that may already have sent bytes.
-async fn respond_with_shared<E: Encoder>(
+async fn respond_with_shared<E: AnswerEncoder>(
     running: Vec<RunningTask>,
     encoder: SharedEncoder<E>,
 ) -> Result<Response, ApiError> {
@@ -282,7 +283,7 @@ async fn respond_with_shared<E: Encoder>(
 
 /// All results of one generation.
 #[derive(Debug, Default)]
-pub(crate) struct Collected {
+pub(crate) struct CollectedResponse {
     pub(crate) thinking: String,
     pub(crate) content: String,
     pub(crate) tool_calls: Vec<CollectedCall>,
@@ -299,9 +300,9 @@ pub(crate) struct Collected {
 ///
 /// # Errors
 /// The generation fails.
-pub(crate) async fn collect(running: RunningTask) -> Result<Collected, ApiError> {
+pub(crate) async fn collect(running: RunningTask) -> Result<CollectedResponse, ApiError> {
     let (mut collected, mut answer, mut open_id) =
-        (Collected::default(), AnswerStream::new(running), None);
+        (CollectedResponse::default(), AnswerStream::new(running), None);
     while let Some(event) = answer.next().await {
         match event {
             AnswerEvent::Thinking(piece) => {
@@ -322,7 +323,7 @@ pub(crate) async fn collect(running: RunningTask) -> Result<Collected, ApiError>
             }
             AnswerEvent::Rendered(prompt) => collected.rendered = Some(prompt),
             AnswerEvent::Done(done) => {
-                note_violations(done.schema_violations.clone().unwrap_or_default());
+                record_schema_violations(done.schema_violations.clone().unwrap_or_default());
                 collected.done = Some(done);
             }
             AnswerEvent::Error(failure) => return Err(failure),
@@ -335,7 +336,9 @@ pub(crate) async fn collect(running: RunningTask) -> Result<Collected, ApiError>
 
 /// Waits for the ends of several generations and returns their results in the same order. If one
 /// generation fails, the function drops the others.
-pub(crate) async fn collect_all(running: Vec<RunningTask>) -> Result<Vec<Collected>, ApiError> {
+pub(crate) async fn collect_all(
+    running: Vec<RunningTask>,
+) -> Result<Vec<CollectedResponse>, ApiError> {
     try_join_all(running.into_iter().map(collect)).await
 }
 
@@ -349,10 +352,10 @@ pub(crate) fn metrics(done: &GenerationSummary, times: Times) -> Metrics {
         prompt_eval_duration: nanos(done.prefill),
         eval_count: done.generated_tokens,
         eval_duration: nanos(done.decode),
-        ngram_draft_count: done.guesses.ngram,
-        ngram_accepted_count: done.guesses.ngram_accepted,
-        model_draft_count: done.guesses.model,
-        model_accepted_count: done.guesses.model_accepted,
+        ngram_draft_count: done.draft_counts.ngram,
+        ngram_accepted_count: done.draft_counts.ngram_accepted,
+        model_draft_count: done.draft_counts.model,
+        model_accepted_count: done.draft_counts.model_accepted,
         truncated_messages: done.dropped_messages,
         truncated_tokens: done.dropped_tokens,
     }
@@ -373,7 +376,8 @@ pub(crate) fn model_text(model: &Model, config: &Config) -> PromptConfig {
         messages,
         parser: Some(model.config.parser.clone()).filter(|parser| !parser.is_empty()),
         thinking: has(model, "thinking"),
-        strip_thoughts: model.facts.architecture == "qwen3" || model.name.model() == "deepseek-r1",
+        strip_thoughts: model.gguf_info.architecture == "qwen3"
+            || model.name.model() == "deepseek-r1",
     }
 }
 
@@ -388,20 +392,20 @@ pub(crate) fn check_completion(model: &Model, name: &Name, verb: &str) -> Result
     if has(model, "completion") {
         return Ok(());
     }
-    let facts = &model.facts;
-    let does = match facts.pooling {
-        Some(Facts::RANK_POOLING) => ": it is a reranker, use POST /api/rerank".to_owned(),
-        _ if facts.is_draft() => format!(
+    let info = &model.gguf_info;
+    let does = match info.pooling {
+        Some(GgufInfo::RANK_POOLING) => ": it is a reranker, use POST /api/rerank".to_owned(),
+        _ if info.is_draft() => format!(
             ": `{}` is a draft model, use it with --speculate, draft_model, or DRAFT in a Modelfile",
-            facts.architecture
+            info.architecture
         ),
-        _ if facts.is_audio() => {
-            let architecture = &facts.architecture;
+        _ if info.is_audio() => {
+            let architecture = &info.architecture;
             format!(": `{architecture}` is an audio model, its output is not text")
         }
         _ => String::new(),
     };
-    Err(ApiError::bad_request(format!("{:?} does not support {verb}{does}", name.given)))
+    Err(ApiError::bad_request(format!("{:?} does not support {verb}{does}", name.requested)))
 }
 
 /// Rejects a request for thinking if the model does not support it.
@@ -413,7 +417,7 @@ pub(crate) fn check_think(
     if has(model, "thinking") || matches!(think, None | Some(Think::Off)) {
         return Ok(());
     }
-    Err(ApiError::bad_request(format!("{:?} does not support thinking", name.given)))
+    Err(ApiError::bad_request(format!("{:?} does not support thinking", name.requested)))
 }
 
 /// Rejects a request that needs a capability the model lacks. The error message has the model's
@@ -439,7 +443,7 @@ pub(crate) fn logprobs(wanted: bool, top: i64) -> Result<Option<usize>, ApiError
     match usize::try_from(top) {
         Ok(top @ 0..=20) => {
             if top > 0 && !wanted {
-                note_ignored("top_logprobs".into());
+                record_ignored_field("top_logprobs".into());
             }
             Ok(wanted.then_some(top))
         }

@@ -13,7 +13,7 @@ use super::answer_events::EventSequencer;
 use super::anthropic::MessagesEncoder;
 use super::ollama::ChatEncoder;
 use super::openai::responses::ResponseEncoder;
-use super::{AnswerEvent, Encoder, Times, openai};
+use super::{AnswerEncoder, AnswerEvent, Times, openai};
 use crate::canonical::{ApiError, CallOutcome, Event, FinishReason, GenerationSummary, Piece};
 
 /// Number of cases for each of the two properties.
@@ -31,7 +31,7 @@ struct DecodedAnswer {
     has_failed: bool,
 }
 
-fn encoded<E: Encoder>(mut encoder: E, events: &[Event]) -> String {
+fn encoded<E: AnswerEncoder>(mut encoder: E, events: &[Event]) -> String {
     let (mut sequencer, mut out) = (EventSequencer::default(), Vec::new());
     for event in events {
         sequencer.push(event.clone());
@@ -212,7 +212,7 @@ fn end(reason: FinishReason) -> Event {
         generated_tokens: 1,
         thought_tokens: 0,
         decode: Duration::ZERO,
-        guesses: Default::default(),
+        draft_counts: Default::default(),
         dropped_messages: 0,
         dropped_tokens: 0,
         context: Vec::new(),

@@ -19,7 +19,7 @@ use futures_util::StreamExt;
 use futures_util::stream::unfold;
 use tokio::time::timeout;
 
-use super::{Encoder, SharedEncoder, respond_with_shared};
+use super::{AnswerEncoder, SharedEncoder, respond_with_shared};
 use crate::app::{App, RunningTask};
 use crate::canonical::ApiError;
 use crate::http::body_budget::HeldReservation;
@@ -70,7 +70,7 @@ enum Stage {
 /// Model loading, a slow remote server or a long prompt can delay the answer. With a `key`, the
 /// stream then begins early and sends progress of this model; a later failure ends the stream.
 /// Without a `key`, the function waits because the answer may not become a stream.
-pub(crate) async fn respond_when<R, T, E: Encoder>(
+pub(crate) async fn respond_when<R, T, E: AnswerEncoder>(
     app: &App,
     key: Option<ModelKey>,
     started: impl Future<Output = Result<(R, T), ApiError>> + Send + 'static,
@@ -107,7 +107,7 @@ where
 }
 
 /// Returns the answer to a request that fails before its stream begins.
-fn early_failure<E: Encoder>(
+fn early_failure<E: AnswerEncoder>(
     failure: ApiError,
     encoder: &SharedEncoder<E>,
 ) -> Result<Response, ApiError> {
@@ -121,7 +121,7 @@ fn early_failure<E: Encoder>(
 
 /// Waits for the next piece of a stream. Returns the piece and the next stage, or `None` at the
 /// end.
-async fn next_piece<E: Encoder>(
+async fn next_piece<E: AnswerEncoder>(
     app: &App,
     key: &ModelKey,
     encoder: &SharedEncoder<E>,
@@ -145,7 +145,11 @@ async fn next_piece<E: Encoder>(
 }
 
 /// Returns the progress message for the current phase of the model.
-async fn phase_message<E: Encoder>(app: &App, key: &ModelKey, encoder: &SharedEncoder<E>) -> Bytes {
+async fn phase_message<E: AnswerEncoder>(
+    app: &App,
+    key: &ModelKey,
+    encoder: &SharedEncoder<E>,
+) -> Bytes {
     let models = app.models().list().await;
     let phase = models.iter().find(|model| model.key == *key).map(|model| model.phase);
     let phase = match phase {

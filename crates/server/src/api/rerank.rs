@@ -7,12 +7,12 @@ use puna_api::native::{
     RerankDocument, RerankMeta, RerankRequest, RerankResponse, RerankResult, RerankTokens,
     RerankUsage,
 };
-use puna_store::{Facts, Model};
+use puna_store::{GgufInfo, Model};
 
 use crate::api::chat;
 use crate::api::{Times, has};
 use crate::app::App;
-use crate::canonical::{ApiError, Event, Rank, RankResult, Task};
+use crate::canonical::{ApiError, Event, RankResult, RerankTask, Task};
 use crate::http::{Client, ErrorFormat, ErrorResponse, Json, json};
 use crate::options::RequestOptions;
 use crate::util::random_ids;
@@ -23,11 +23,11 @@ pub(crate) async fn rerank<D: ErrorFormat>(
     Json(request, _): Json<D, RerankRequest>,
 ) -> Result<Response, ErrorResponse<D>> {
     let (name, model) = chat::find_model(&app, &request.model).await?;
-    check(&model, &name.given)?;
+    check(&model, &name.requested)?;
     let (load, run) = app.options(&model, &RequestOptions::named(request.options.as_ref())).await?;
     let response_options = ResponseOptions::of(&request)?;
     let keep_alive = request.keep_alive;
-    let task = Rank { num_ctx: run.num_ctx, ..rank_task(request)? };
+    let task = RerankTask { num_ctx: run.num_ctx, ..rank_task(request)? };
     let documents = response_options.return_documents.then(|| task.documents.clone());
     let loaded = app.load(&model, (load, run.num_ctx), keep_alive, client).await?;
     let mut running = loaded.run(Task::Rank(task)).await;
@@ -39,7 +39,7 @@ pub(crate) async fn rerank<D: ErrorFormat>(
 
 /// Refuses a model that is no reranker; the message states what the model can do.
 fn check(model: &Model, given: &str) -> Result<(), ApiError> {
-    if model.facts.pooling == Some(Facts::RANK_POOLING) {
+    if model.gguf_info.pooling == Some(GgufInfo::RANK_POOLING) {
         return Ok(());
     }
     let does = match (has(model, "embedding"), has(model, "completion")) {
@@ -49,11 +49,11 @@ fn check(model: &Model, given: &str) -> Result<(), ApiError> {
     };
     Err(ApiError::bad_request(format!(
         "{given:?} does not support reranking: {does}; a reranker has pooling type {}",
-        Facts::RANK_POOLING
+        GgufInfo::RANK_POOLING
     )))
 }
 
-fn rank_task(request: RerankRequest) -> Result<Rank, ApiError> {
+fn rank_task(request: RerankRequest) -> Result<RerankTask, ApiError> {
     let query =
         request.query.ok_or_else(|| ApiError::bad_request("query is required"))?.into_text();
     if request.documents.is_empty() {
@@ -66,7 +66,7 @@ fn rank_task(request: RerankRequest) -> Result<Rank, ApiError> {
         Some(-1) => Some(usize::MAX),
         other => positive("truncate_prompt_tokens", other)?,
     };
-    Ok(Rank {
+    Ok(RerankTask {
         query,
         documents: request.documents.into_iter().map(|document| document.into_text()).collect(),
         truncate: request.truncate.or(request.truncation).unwrap_or(false),

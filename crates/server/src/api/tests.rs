@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::answer_events::{EndedCall, EventSequencer};
 use super::ollama::{ChatEncoder, GenerateEncoder};
-use super::{AnswerEvent, Encoder, Times, openai};
+use super::{AnswerEncoder, AnswerEvent, Times, openai};
 use crate::canonical::{ApiError, CallOutcome, Event, FinishReason, GenerationSummary, Piece};
 
 const TIMES: Times = Times { total: 938162812, load: 1941720 };
@@ -41,7 +41,7 @@ fn done(reason: FinishReason) -> Event {
         generated_tokens: 2,
         thought_tokens: 0,
         decode: Duration::from_nanos(748000000),
-        guesses: Default::default(),
+        draft_counts: Default::default(),
         dropped_messages: 0,
         dropped_tokens: 0,
         context: vec![1, 4093, 198],
@@ -49,7 +49,7 @@ fn done(reason: FinishReason) -> Event {
     }))
 }
 
-fn text(mut encoder: impl Encoder, events: impl IntoIterator<Item = Event>) -> String {
+fn text(mut encoder: impl AnswerEncoder, events: impl IntoIterator<Item = Event>) -> String {
     let (mut out, mut sequencer) = (Vec::new(), EventSequencer::default());
     for event in events {
         sequencer.push(event);

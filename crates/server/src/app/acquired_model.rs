@@ -8,7 +8,7 @@ use puna_store::Model;
 
 use super::running_task::{EventSource, RunningTask};
 use super::{App, details, key, weights};
-use crate::canonical::{ApiError, Event, Generate, Task};
+use crate::canonical::{ApiError, Event, GenerateTask, Task};
 use crate::http::body_budget::{BodyReservation, take_reservation};
 use crate::http::{Client, current_via};
 use crate::metrics::ModelMetrics;
@@ -131,7 +131,7 @@ impl AcquiredModel {
     /// The body budget has no memory for that many prompts.
     pub(crate) async fn run_all(
         &self,
-        generations: Vec<Generate>,
+        generations: Vec<GenerateTask>,
     ) -> Result<Vec<RunningTask>, ApiError> {
         let mut reservation = take_reservation();
         if let Some(reservation) = &mut reservation {

@@ -28,7 +28,7 @@ use crate::metrics::ServerMetrics;
 use crate::models::manager::{ModelManager, RunnerTimeouts};
 use crate::models::memory_plans::MemoryPlans;
 use crate::models::names::Name;
-use crate::models::{cleanup, memory, registry};
+use crate::models::{cleanup, memory, registry_client_settings};
 use crate::remote::Remotes;
 use crate::runner::launch::Launcher;
 use crate::scheduler::Limits;
@@ -76,7 +76,7 @@ impl TagsCache {
 impl App {
     pub(crate) fn new(config: Config, launcher: Arc<dyn Launcher>) -> Result<Self, StoreError> {
         let store = Arc::new(config.store()?);
-        let registry = Registry::new(registry::settings(&config));
+        let registry = Registry::new(registry_client_settings::settings(&config));
         let limits = Limits {
             max_loaded: config.max_loaded_models,
             max_queue: config.max_queue,

@@ -6,9 +6,9 @@ use puna_store::{Model, Weights};
 
 use super::{App, weights};
 use crate::canonical::{ApiError, RunOptions};
-use crate::http::note_ignored;
+use crate::http::record_ignored_field;
 use crate::models::names::Name;
-use crate::options::speculate::{Draft, SpeculateSetting};
+use crate::options::speculate::{DraftModelSpec, SpeculateSetting};
 use crate::options::{self, RequestOptions};
 use crate::scheduler::LoadOptions;
 
@@ -30,8 +30,9 @@ impl App {
         request: &RequestOptions,
     ) -> Result<(LoadOptions, RunOptions), ApiError> {
         let config = self.config();
-        let embeds = model.facts.pooling.is_some();
-        let trained = u32::try_from(model.facts.context_length).ok().filter(|tokens| *tokens > 0);
+        let embeds = model.gguf_info.pooling.is_some();
+        let trained =
+            u32::try_from(model.gguf_info.context_length).ok().filter(|tokens| *tokens > 0);
         let num_ctx = trained.unwrap_or(DEFAULT_CONTEXT);
         let mut load = LoadOptions {
             num_ctx,
@@ -51,7 +52,7 @@ impl App {
         if let SpeculateSetting::Mode(mode) = config.speculate {
             run.speculate = mode;
         }
-        let mut unknown = |name: &str| note_ignored(format!("options.{name}"));
+        let mut unknown = |name: &str| record_ignored_field(format!("options.{name}"));
         let requested = options::apply(&model.params, request, &mut load, &mut run, &mut unknown)?;
         if let Some(tokens) = &mut run.num_ctx
             && *tokens < VISION_CONTEXT
@@ -60,15 +61,15 @@ impl App {
             *tokens = VISION_CONTEXT;
         }
         if model.weights == Weights::Remote {
-            run.given = model.params.clone();
-            run.given.extend(request.to_map());
-            run.given.retain(|_, value| !value.is_null());
+            run.explicit_parameters = model.params.clone();
+            run.explicit_parameters.extend(request.to_map());
+            run.explicit_parameters.retain(|_, value| !value.is_null());
             return Ok((load, run));
         }
-        if puna_engine::is_diffusion(&model.facts.architecture) {
+        if puna_engine::is_diffusion(&model.gguf_info.architecture) {
             reject_draft(model, requested.as_deref())?;
             if request.named.contains_key("draft_num_predict") {
-                note_ignored("options.draft_num_predict".into());
+                record_ignored_field("options.draft_num_predict".into());
             }
             return Ok((load, run));
         }
@@ -83,27 +84,26 @@ impl App {
         &self,
         model: &Model,
         requested: Option<String>,
-    ) -> Result<Option<Draft>, ApiError> {
+    ) -> Result<Option<DraftModelSpec>, ApiError> {
         let requested = requested.filter(|name| !name.is_empty());
         if let Some(name) = &requested {
             return self.stored_draft(name).await.map(Some);
         }
         if let Some(path) = &model.draft {
             let name = format!("the DRAFT of {}", model.name);
-            return Ok(Some(Draft { name, weights: Some(path.clone()), optional: false }));
+            return Ok(Some(DraftModelSpec { name, weights: Some(path.clone()), optional: false }));
         }
         let SpeculateSetting::Model(name) = &self.config().speculate else { return Ok(None) };
         if name.contains('/') && Path::new(name).is_file() {
-            return Ok(Some(Draft {
+            return Ok(Some(DraftModelSpec {
                 name: name.clone(),
                 weights: Some(name.into()),
                 optional: true,
             }));
         }
         match self.stored_draft(name).await {
-            Ok(draft) => {
-                Ok(Some(Draft { optional: true, ..draft }).filter(|d| !has_same_weights(model, d)))
-            }
+            Ok(draft) => Ok(Some(DraftModelSpec { optional: true, ..draft })
+                .filter(|d| !has_same_weights(model, d))),
             Err(failure) => {
                 tracing::warn!(draft = name, error = %failure, "cannot use the draft model of PUNA_SPECULATE; loading without it");
                 Ok(None)
@@ -111,7 +111,7 @@ impl App {
         }
     }
 
-    async fn stored_draft(&self, name: &str) -> Result<Draft, ApiError> {
+    async fn stored_draft(&self, name: &str) -> Result<DraftModelSpec, ApiError> {
         let missing = || {
             format!(
                 "draft model '{name}' not found: use the name of a model, or one of {}",
@@ -119,11 +119,15 @@ impl App {
             )
         };
         let found = self.find(&Name::parse_runnable(name)?, missing).await?;
-        if found.facts.pooling.is_some() {
+        if found.gguf_info.pooling.is_some() {
             let reason = format!("'{name}' cannot be a draft model: it is an embedding model");
             return Err(ApiError::bad_request(reason));
         }
-        Ok(Draft { name: found.name.to_string(), weights: weights(&found), optional: false })
+        Ok(DraftModelSpec {
+            name: found.name.to_string(),
+            weights: weights(&found),
+            optional: false,
+        })
     }
 }
 
@@ -135,14 +139,14 @@ fn shared_cache(num_ctx: u32, parallel: Option<u32>) -> u32 {
 }
 
 /// Whether a draft model has the same weights as the model.
-fn has_same_weights(model: &Model, draft: &Draft) -> bool {
+fn has_same_weights(model: &Model, draft: &DraftModelSpec) -> bool {
     weights(model) == draft.weights
 }
 
 /// Rejects a requested draft model for a diffusion model. A draft model of the model or of the
 /// configuration is ignored.
 fn reject_draft(model: &Model, requested: Option<&str>) -> Result<(), ApiError> {
-    let architecture = &model.facts.architecture;
+    let architecture = &model.gguf_info.architecture;
     if let Some(name) = requested.filter(|name| !name.is_empty()) {
         return Err(ApiError::bad_request(format!(
             "draft_model '{name}': diffusion models (architecture {architecture}) do not support draft models: leave it out"
@@ -175,8 +179,8 @@ mod tests {
             // The model's own parameters would count as well.
             text_model.params.clear();
             let mut vision_model = text_model.clone();
-            let facts = puna_store::Facts { vision: true, ..(*vision_model.facts).clone() };
-            vision_model.facts = facts.into();
+            let info = puna_store::GgufInfo { vision: true, ..(*vision_model.gguf_info).clone() };
+            vision_model.gguf_info = info.into();
             for requested in [None, Some(128), Some(2047), Some(2048), Some(3000)] {
                 let given = requested.map(|tokens| json!({"num_ctx": tokens}));
                 let given =
@@ -213,9 +217,11 @@ mod tests {
                 .unwrap()
                 .is_some_and(|name| name.starts_with("the DRAFT of "))
         );
-        diffusion_model.facts =
-            puna_store::Facts { architecture: "dream".into(), ..(*diffusion_model.facts).clone() }
-                .into();
+        diffusion_model.gguf_info = puna_store::GgufInfo {
+            architecture: "dream".into(),
+            ..(*diffusion_model.gguf_info).clone()
+        }
+        .into();
         assert_eq!(draft(&diffusion_model, "").await.unwrap(), None);
         let error = draft(&diffusion_model, "cria").await.unwrap_err().to_string();
         assert!(

@@ -10,13 +10,13 @@ use tokio::sync::mpsc;
 use crate::canonical::{ApiError, Event};
 use crate::metrics::TaskMetrics;
 use crate::models::manager::Lease;
-use crate::runner::link::Events;
+use crate::runner::connection::TaskEvents;
 
 /// Source of a task's events.
 pub(super) enum EventSource {
     /// The lease keeps the runner loaded until all events have arrived.
     Runner {
-        events: Events,
+        events: TaskEvents,
         _lease: Arc<Lease>,
     },
     Remote(mpsc::Receiver<Event>),

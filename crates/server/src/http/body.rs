@@ -91,7 +91,7 @@ impl<D: ErrorFormat, T: DeserializeOwned + Send + 'static, S: Send + Sync> FromR
         };
         match decoded.await {
             Ok(Decoded { value, ignored, reservation }) => {
-                ignored.into_iter().for_each(note_ignored);
+                ignored.into_iter().for_each(record_ignored_field);
                 hold_reservation(reservation);
                 Ok(Self(value, PhantomData))
             }
@@ -110,13 +110,13 @@ struct Decoded<T> {
 }
 
 tokio::task_local! {
-    static NOTES: RequestNotes;
+    static REPORT: CompatibilityReport;
 }
 
 /// Records an ignored field of the current request for the response header.
-pub(crate) fn note_ignored(field: String) {
-    let _ = NOTES.try_with(|notes| {
-        let mut fields = lock(&notes.ignored);
+pub(crate) fn record_ignored_field(field: String) {
+    let _ = REPORT.try_with(|report| {
+        let mut fields = lock(&report.ignored);
         if fields.len() < MAX_IGNORED && !fields.contains(&field) {
             fields.push(field);
         }
@@ -124,9 +124,9 @@ pub(crate) fn note_ignored(field: String) {
 }
 
 /// Records an adaptation of the conversation for the response header.
-pub(crate) fn note_adapted(kind: String) {
-    let _ = NOTES.try_with(|notes| {
-        let mut kinds = lock(&notes.adapted);
+pub(crate) fn record_adaptation(kind: String) {
+    let _ = REPORT.try_with(|report| {
+        let mut kinds = lock(&report.adapted);
         if kinds.len() < MAX_IGNORED && !kinds.contains(&kind) {
             kinds.push(kind);
         }
@@ -135,15 +135,15 @@ pub(crate) fn note_adapted(kind: String) {
 
 /// Ignored fields of a request, and adaptations of its conversation.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct RequestNotes {
+pub(crate) struct CompatibilityReport {
     ignored: Arc<Mutex<Vec<String>>>,
     adapted: Arc<Mutex<Vec<String>>>,
 }
 
-impl RequestNotes {
-    /// Awaits a response and collects the notes that are made until then.
+impl CompatibilityReport {
+    /// Awaits a response and collects the records that are made until then.
     pub(crate) async fn scope<T>(&self, answer: impl Future<Output = T>) -> T {
-        NOTES.scope(self.clone(), answer).await
+        REPORT.scope(self.clone(), answer).await
     }
 
     /// Header value that lists the ignored fields, if there are any.

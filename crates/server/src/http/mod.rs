@@ -14,14 +14,16 @@ pub(crate) mod multipart;
 pub(crate) mod peer;
 mod request_scope;
 mod response;
-mod schema_notes;
+mod schema_report;
 pub mod serve;
 #[cfg(test)]
 mod tests;
 pub mod tls;
 pub(crate) mod write_timeout;
 
-pub(crate) use body::{BodyReader, Json, RequestNotes, note_adapted, note_ignored, read_body};
+pub(crate) use body::{
+    BodyReader, CompatibilityReport, Json, read_body, record_adaptation, record_ignored_field,
+};
 pub(crate) use client::{Client, Owner};
 pub(crate) use dialect::Dialect;
 pub(crate) use request_scope::{VIA_HEADER, current_via};
@@ -29,4 +31,6 @@ pub(crate) use response::{
     Anthropic, ErrorFormat, ErrorResponse, JSON, Native, OpenAi, StreamFormat, anthropic_error,
     error_body, json, json_plain, openai_error, stream,
 };
-pub(crate) use schema_notes::{SchemaNotes, note_unenforced, note_violations};
+pub(crate) use schema_report::{
+    SchemaReport, record_schema_violations, record_unenforced_keywords,
+};

@@ -350,7 +350,7 @@ mod tests {
             generated_tokens: generated,
             thought_tokens: 0,
             decode: Duration::from_millis(decode),
-            guesses: Default::default(),
+            draft_counts: Default::default(),
             dropped_messages: 0,
             dropped_tokens: 0,
             context: Vec::new(),

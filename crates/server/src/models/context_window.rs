@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use puna_engine::DIFFUSION_CONTEXT;
 use puna_gguf::Gguf;
-use puna_store::{Entry, Facts, Model, Weights, embedded};
+use puna_store::{Entry, GgufInfo, Model, Weights, embedded};
 use tokio::time::timeout_at;
 
 use crate::app::{App, key, weights};
-use crate::http::RequestNotes;
+use crate::http::CompatibilityReport;
 use crate::models::memory;
-use crate::models::memory_plans::{LoadNeeds, MachineState, ModelLocation, ModelPlan, ModelSize};
+use crate::models::memory_plans::{LoadNeeds, MachineState, ModelHost, ModelPlan, ModelSize};
 use crate::options::RequestOptions;
 use crate::remote::Description;
 
@@ -88,12 +88,12 @@ impl App {
         };
         let (model, n_vocab) = self.store(read).await.ok()??;
         // Unknown parameters of the model are not reported as ignored fields of this request.
-        let (options, run) = RequestNotes::default()
+        let (options, run) = CompatibilityReport::default()
             .scope(self.options(&model, &RequestOptions::default()))
             .await
             .ok()?;
-        let location = match model.weights {
-            Weights::Remote => ModelLocation::Remote {
+        let host = match model.weights {
+            Weights::Remote => ModelHost::Remote {
                 hosts: model.config.remote_host.clone(),
                 model: model.config.remote_model.clone(),
                 // The value that is sent to the remote server.
@@ -104,9 +104,9 @@ impl App {
                     .filter(|limit| *limit > 0),
                 stated: positive(model.config.context_length),
             },
-            Weights::File(_) | Weights::Embedded => ModelLocation::Local {
+            Weights::File(_) | Weights::Embedded => ModelHost::Local {
                 key: key(&model),
-                limit: match puna_engine::is_diffusion(&model.facts.architecture) {
+                limit: match puna_engine::is_diffusion(&model.gguf_info.architecture) {
                     true => Some(run.num_ctx.unwrap_or(u32::MAX).min(DIFFUSION_CONTEXT as u32)),
                     false => run.num_ctx,
                 },
@@ -114,13 +114,13 @@ impl App {
                 load_needs: LoadNeeds::default(),
             },
         };
-        Some(Arc::new(ModelPlan { size: size_without_window(&model, n_vocab), location }))
+        Some(Arc::new(ModelPlan { size: size_without_window(&model, n_vocab), host }))
     }
 
     /// Fetches descriptions of remote models from their servers.
     async fn descriptions(&self, plans: &[Option<Arc<ModelPlan>>]) -> Vec<Option<Description>> {
         let remote = plans.iter().map(|plan| match plan.as_deref() {
-            Some(ModelPlan { location: ModelLocation::Remote { hosts, model, .. }, .. }) => {
+            Some(ModelPlan { host: ModelHost::Remote { hosts, model, .. }, .. }) => {
                 Some((hosts.clone(), model.clone()))
             }
             _ => None,
@@ -135,7 +135,7 @@ fn positive(number: u64) -> Option<u64> {
 }
 
 fn size_without_window(model: &Model, n_vocab: Option<u64>) -> ModelSize {
-    let Facts { context_length, embedding_length, parameter_count, .. } = &*model.facts;
+    let GgufInfo { context_length, embedding_length, parameter_count, .. } = &*model.gguf_info;
     ModelSize {
         n_ctx: None,
         n_ctx_train: positive(*context_length),

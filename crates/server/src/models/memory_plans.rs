@@ -56,11 +56,11 @@ enum PlanState {
 pub(crate) struct ModelPlan {
     /// Sizes without the context window.
     pub(crate) size: ModelSize,
-    pub(crate) location: ModelLocation,
+    pub(crate) host: ModelHost,
 }
 
 /// Where a model runs.
-pub(crate) enum ModelLocation {
+pub(crate) enum ModelHost {
     /// In a runner of this server.
     Local {
         key: ModelKey,
@@ -146,7 +146,7 @@ impl ModelPlan {
         machine: &MachineState,
         until: Instant,
     ) -> Option<u32> {
-        let ModelLocation::Local { key, spec, limit, load_needs } = &self.location else {
+        let ModelHost::Local { key, spec, limit, load_needs } = &self.host else {
             return None;
         };
         let limited = |window: u32| limit.map_or(window, |limit| limit.min(window));
@@ -178,7 +178,7 @@ impl ModelPlan {
 
     /// Sizes of the model with its context window here, or with a remote server's description.
     pub(crate) fn size(&self, window: Option<u32>, description: Description) -> ModelSize {
-        let ModelLocation::Remote { limit, stated, .. } = &self.location else {
+        let ModelHost::Remote { limit, stated, .. } = &self.host else {
             return ModelSize { n_ctx: window.map(u64::from), ..self.size.clone() };
         };
         let window = description.n_ctx.or(*stated);

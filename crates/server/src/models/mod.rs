@@ -13,4 +13,4 @@ pub(crate) mod manager;
 pub(crate) mod memory;
 pub(crate) mod memory_plans;
 pub(crate) mod names;
-pub(crate) mod registry;
+pub(crate) mod registry_client_settings;

@@ -11,7 +11,7 @@ pub(crate) const REMOTE_UNAVAILABLE: &str = "remote model is unavailable";
 #[derive(Debug, Clone)]
 pub(crate) struct Name {
     /// As the client wrote it.
-    pub(crate) given: String,
+    pub(crate) requested: String,
     /// Name in the store.
     pub(crate) stored: ModelName,
     /// Runner that the name selects.
@@ -20,20 +20,20 @@ pub(crate) struct Name {
 
 impl Name {
     /// Parses a name. `cloud` is the error text for cloud models.
-    pub(crate) fn parse(given: &str, cloud: &str) -> Result<Self, ApiError> {
-        let ModelRef { name, runner, .. } = reference(given, cloud)?;
-        Ok(Self { given: given.to_owned(), stored: name, runner })
+    pub(crate) fn parse(requested: &str, cloud: &str) -> Result<Self, ApiError> {
+        let ModelRef { name, runner, .. } = reference(requested, cloud)?;
+        Ok(Self { requested: requested.to_owned(), stored: name, runner })
     }
 
     /// Parses the name of a model to run.
-    pub(crate) fn parse_runnable(given: &str) -> Result<Self, ApiError> {
-        Self::parse(given, REMOTE_UNAVAILABLE)
+    pub(crate) fn parse_runnable(requested: &str) -> Result<Self, ApiError> {
+        Self::parse(requested, REMOTE_UNAVAILABLE)
     }
 }
 
 /// Parses a name with its source; `cloud` as for [`Name::parse`].
-pub(crate) fn reference(given: &str, cloud: &str) -> Result<ModelRef, ApiError> {
-    let reference = ModelRef::parse(given).map_err(|error| match error {
+pub(crate) fn reference(requested: &str, cloud: &str) -> Result<ModelRef, ApiError> {
+    let reference = ModelRef::parse(requested).map_err(|error| match error {
         error @ NameError::BothSources(_) => ApiError::bad_request(error.to_string()),
         _ => ApiError::bad_request("invalid model name"),
     })?;

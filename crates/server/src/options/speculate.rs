@@ -109,7 +109,7 @@ impl SpeculateSetting {
 
 /// A draft model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Draft {
+pub struct DraftModelSpec {
     /// Name of the draft model.
     pub name: String,
     /// GGUF file; `None` is the embedded model.
@@ -132,9 +132,9 @@ pub struct DraftCounts {
     pub model_accepted: u64,
 }
 
-impl From<puna_engine::Speculated> for DraftCounts {
-    fn from(counts: puna_engine::Speculated) -> Self {
-        let puna_engine::Speculated { lookup, model, .. } = counts;
+impl From<puna_engine::DraftStats> for DraftCounts {
+    fn from(counts: puna_engine::DraftStats) -> Self {
+        let puna_engine::DraftStats { lookup, model, .. } = counts;
         Self {
             ngram: lookup.drafted,
             ngram_accepted: lookup.accepted,

@@ -3,7 +3,7 @@
 use puna_api::native::Message;
 use puna_prompt::{PromptError, ROLES, check_results};
 
-use crate::canonical::{ApiError, Generate, Input, Overflow};
+use crate::canonical::{ApiError, GenerateTask, Input, Overflow};
 use crate::runner::prompt_message;
 
 /// Error for a request that a remote model cannot serve.
@@ -12,13 +12,15 @@ pub(super) fn unsupported(what: &str) -> ApiError {
 }
 
 /// Refuses requests that need the model's vocabulary or weights on this server.
-pub(super) fn check_supported(generate: &Generate) -> Result<(), ApiError> {
+pub(super) fn check_supported(generate: &GenerateTask) -> Result<(), ApiError> {
     match generate {
-        Generate { render_only: true, .. } => Err(unsupported("prompts cannot be rendered here")),
-        Generate { prompt_logprobs: Some(_), .. } => {
+        GenerateTask { render_only: true, .. } => {
+            Err(unsupported("prompts cannot be rendered here"))
+        }
+        GenerateTask { prompt_logprobs: Some(_), .. } => {
             Err(unsupported("prompt_logprobs is not supported"))
         }
-        Generate { options, .. } if options.num_predict == 0 => {
+        GenerateTask { options, .. } if options.num_predict == 0 => {
             Err(unsupported("num_predict 0 is not supported"))
         }
         _ => check_messages(generate),
@@ -28,7 +30,7 @@ pub(super) fn check_supported(generate: &Generate) -> Result<(), ApiError> {
 /// Refuses a message with an unknown role, and a tool result without its call in the conversation,
 /// as for local models. Ollama's dialect accepts both: its clients drop the oldest messages
 /// themselves.
-fn check_messages(generate: &Generate) -> Result<(), ApiError> {
+fn check_messages(generate: &GenerateTask) -> Result<(), ApiError> {
     let Input::Chat { messages, .. } = &generate.input else { return Ok(()) };
     if generate.overflow == Overflow::DropMessages {
         return Ok(());
@@ -52,7 +54,7 @@ fn check_messages(generate: &Generate) -> Result<(), ApiError> {
 /// Puts the messages of the manifest before the conversation: the stored messages, and the system
 /// message if the conversation has none.
 pub(super) fn conversation(
-    generate: &Generate,
+    generate: &GenerateTask,
     system: Option<&str>,
     messages: &[Message],
 ) -> Vec<Message> {

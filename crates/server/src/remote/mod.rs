@@ -43,7 +43,7 @@ pub(crate) use upstream::Upstream;
 
 use crate::canonical::{ApiError, Event, Task};
 use crate::http::body_budget::BodyReservation;
-use crate::http::note_ignored;
+use crate::http::record_ignored_field;
 use conversation::{check_supported, unsupported};
 use hosts::Protocol;
 
@@ -66,7 +66,9 @@ impl Remotes {
         }
         let fields = fields.iter().filter(|(_, said)| *said).map(|(field, _)| (*field).to_owned());
         let options = options.iter().filter(|(name, value)| !value.is_null() && !pass(name));
-        fields.chain(options.map(|(name, _)| format!("options.{name}"))).for_each(note_ignored);
+        fields
+            .chain(options.map(|(name, _)| format!("options.{name}")))
+            .for_each(record_ignored_field);
     }
 }
 
@@ -149,6 +151,6 @@ impl Upstream {
 /// model's server.
 pub(crate) fn report_ignored_keep_alive(model: &Model, keep_alive: Option<KeepAlive>) {
     if keep_alive.is_some() && !model.config.remote_host.is_empty() {
-        note_ignored("keep_alive".into());
+        record_ignored_field("keep_alive".into());
     }
 }

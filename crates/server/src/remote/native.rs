@@ -15,7 +15,7 @@ use super::openai::check_vectors;
 use super::remote_error::RemoteError;
 use super::upstream::RemoteResponse;
 use crate::canonical::{
-    ApiError, CallOutcome, Embed, EmbedResult, EmbedText, Event, FinishReason, Generate,
+    ApiError, CallOutcome, EmbedResult, EmbedTask, EmbedText, Event, FinishReason, GenerateTask,
     GenerationSummary, Input, Overflow, Piece, Prompt, RunOptions,
 };
 use crate::runner::protocol::CALLS_MAX;
@@ -23,7 +23,7 @@ use crate::util::random_ids;
 
 /// Returns path and body of the request for a generation.
 pub(super) fn generation(
-    generate: &Generate,
+    generate: &GenerateTask,
     model: &str,
 ) -> Result<(&'static str, Value), ApiError> {
     let stored = &generate.model.messages;
@@ -65,7 +65,7 @@ pub(super) fn generation(
 }
 
 /// Builds the `/api/generate` request of a prompt.
-fn generate_request(generate: &Generate, prompt: &Prompt, model: &str) -> GenerateRequest {
+fn generate_request(generate: &GenerateTask, prompt: &Prompt, model: &str) -> GenerateRequest {
     let system = prompt.system.clone().or_else(|| generate.model.system.clone());
     let context = prompt.context.as_ref();
     GenerateRequest {
@@ -96,7 +96,7 @@ fn unless_default(switch: bool) -> Option<bool> {
 
 /// Returns the options that the request or the model states.
 fn options(options: &RunOptions) -> Option<Map<String, Value>> {
-    let mut explicit = options.given.clone();
+    let mut explicit = options.explicit_parameters.clone();
     if explicit.contains_key("seed") {
         // Each of several choices has its own seed.
         explicit.insert("seed".into(), options.sampling.seed.into());
@@ -196,7 +196,7 @@ fn summary(reason: &str, metrics: &Metrics) -> GenerationSummary {
         generated_tokens: metrics.eval_count,
         thought_tokens: 0,
         decode: Duration::from_nanos(metrics.eval_duration),
-        guesses: Default::default(),
+        draft_counts: Default::default(),
         dropped_messages: metrics.truncated_messages,
         dropped_tokens: metrics.truncated_tokens,
         context: Vec::new(),
@@ -205,15 +205,15 @@ fn summary(reason: &str, metrics: &Metrics) -> GenerationSummary {
 }
 
 /// Returns path and body of the request for embeddings.
-pub(super) fn embedding(embed: &Embed, model: &str) -> Result<(&'static str, Value), ApiError> {
+pub(super) fn embedding(embed: &EmbedTask, model: &str) -> Result<(&'static str, Value), ApiError> {
     let text = |text: &EmbedText| match text {
         EmbedText::Text(text) => Ok(text.clone()),
         EmbedText::Tokens(_) => Err(unsupported("inputs of token ids are not supported")),
     };
     let inputs = embed.inputs.iter().map(text).collect::<Result<Vec<_>, _>>()?;
     let mut body = json!({"model": model, "input": inputs, "truncate": embed.truncate});
-    if !embed.given.is_empty() {
-        body["options"] = embed.given.clone().into();
+    if !embed.explicit_parameters.is_empty() {
+        body["options"] = embed.explicit_parameters.clone().into();
     }
     Ok(("/api/embed", body))
 }

@@ -16,7 +16,7 @@ use super::adapt::adapted;
 use super::conversation::{conversation, unsupported};
 use super::upstream::RemoteResponse;
 use crate::canonical::{
-    ApiError, Embed, EmbedResult, EmbedText, Generate, Input, Prompt, RunOptions,
+    ApiError, EmbedResult, EmbedTask, EmbedText, GenerateTask, Input, Prompt, RunOptions,
 };
 
 /// Options with the same name in OpenAI's dialect. `top_k` and the options after it are additions
@@ -44,12 +44,12 @@ pub(crate) fn has_option(name: &str) -> bool {
 /// The conversation of a generation, adapted so that every server accepts it. It is adapted once,
 /// when the first server of this dialect is asked.
 pub(super) struct AdaptedChat<'a> {
-    generate: &'a Generate,
+    generate: &'a GenerateTask,
     adapted: OnceLock<(Vec<Message>, Vec<String>)>,
 }
 
 impl<'a> AdaptedChat<'a> {
-    pub(super) fn new(generate: &'a Generate) -> Self {
+    pub(super) fn new(generate: &'a GenerateTask) -> Self {
         Self { generate, adapted: OnceLock::new() }
     }
 
@@ -69,16 +69,16 @@ impl<'a> AdaptedChat<'a> {
 
 /// Returns path and body of the request for a generation.
 pub(super) fn generation(
-    given: &AdaptedChat<'_>,
+    chat: &AdaptedChat<'_>,
     model: &str,
 ) -> Result<(&'static str, Value), ApiError> {
-    let generate = given.generate;
+    let generate = chat.generate;
     let mut body =
         json!({"model": model, "stream": true, "stream_options": {"include_usage": true}});
     set_options(&mut body, &generate.options);
     let prompt = match &generate.input {
         Input::Chat { tools, .. } => {
-            let (messages, _) = given.get();
+            let (messages, _) = chat.get();
             body["messages"] = chat_messages(messages);
             if messages
                 .last()
@@ -140,7 +140,7 @@ pub(super) fn generation(
 }
 
 /// Sets the reasoning effort and the variables of the chat template.
-fn set_reasoning(body: &mut Value, generate: &Generate) {
+fn set_reasoning(body: &mut Value, generate: &GenerateTask) {
     let mut variables = generate.variables.clone();
     match generate.think {
         None => {}
@@ -159,18 +159,18 @@ fn set_reasoning(body: &mut Value, generate: &Generate) {
 
 /// Adds the options that the request or the model states; the other server chooses the rest.
 fn set_options(body: &mut Value, options: &RunOptions) {
-    let given = &options.given;
-    for name in SAME_NAME_OPTIONS.into_iter().filter(|name| given.contains_key(*name)) {
-        body[name] = given[name].clone();
+    let explicit = &options.explicit_parameters;
+    for name in SAME_NAME_OPTIONS.into_iter().filter(|name| explicit.contains_key(*name)) {
+        body[name] = explicit[name].clone();
     }
-    let is_given = |name: &str| given.contains_key(name);
-    if is_given("repeat_penalty") {
-        body["repetition_penalty"] = given["repeat_penalty"].clone();
+    let is_explicit = |name: &str| explicit.contains_key(name);
+    if is_explicit("repeat_penalty") {
+        body["repetition_penalty"] = explicit["repeat_penalty"].clone();
     }
-    if is_given("seed") && options.sampling.seed >= 0 {
+    if is_explicit("seed") && options.sampling.seed >= 0 {
         body["seed"] = options.sampling.seed.into();
     }
-    if is_given("stop") {
+    if is_explicit("stop") {
         body["stop"] = json!(options.stop);
     }
     if options.num_predict > 0 {
@@ -179,7 +179,7 @@ fn set_options(body: &mut Value, options: &RunOptions) {
 }
 
 /// Adds the response format, with the client's name and strictness. Servers require a name.
-fn set_response_format(body: &mut Value, generate: &Generate) -> Result<(), ApiError> {
+fn set_response_format(body: &mut Value, generate: &GenerateTask) -> Result<(), ApiError> {
     body["response_format"] = match &generate.format {
         None => return Ok(()),
         Some(Constraint::Json) => json!({"type": "json_object"}),
@@ -250,7 +250,7 @@ fn content_parts(message: &Message) -> Value {
 }
 
 /// Returns path and body of the request for embeddings.
-pub(super) fn embedding(embed: &Embed, model: &str) -> Result<(&'static str, Value), ApiError> {
+pub(super) fn embedding(embed: &EmbedTask, model: &str) -> Result<(&'static str, Value), ApiError> {
     let input = |text: &EmbedText| match text {
         EmbedText::Text(text) => Value::from(text.as_str()),
         EmbedText::Tokens(tokens) => json!(tokens),

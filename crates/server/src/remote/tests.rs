@@ -5,20 +5,20 @@ use puna_sampler::Params;
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::canonical::{Embed, EmbedText, Generate, Input, Overflow, Prompt, RunOptions};
+use crate::canonical::{EmbedTask, EmbedText, GenerateTask, Input, Overflow, Prompt, RunOptions};
 use crate::config::Config;
 use crate::util::shutdown::ShutdownSignal;
 
-fn generate(given: Value) -> Generate {
+fn generate(given: Value) -> GenerateTask {
     let Value::Object(given) = given else { panic!() };
-    Generate {
+    GenerateTask {
         model: Default::default(),
         input: Input::Prompt(Prompt { text: "x".into(), ..Prompt::default() }),
         options: RunOptions {
             num_predict: if given.contains_key("num_predict") { 5 } else { -1 },
             stop: vec!["END".into()],
             sampling: Params { seed: 7, ..Params::default() },
-            given,
+            explicit_parameters: given,
             ..RunOptions::default()
         },
         think: None,
@@ -61,12 +61,16 @@ fn a_native_server_receives_every_field() {
         upstream(None).with_keep_alive(native::generation(&generate(json!({})), "m").unwrap());
     assert!(silent.get("keep_alive").is_none() && silent.get("options").is_none(), "{silent}");
     let given = json!({"num_ctx": 9}).as_object().unwrap().clone();
-    let embed =
-        Embed { inputs: vec![EmbedText::Text("x".into())], truncate: false, num_ctx: None, given };
+    let embed = EmbedTask {
+        inputs: vec![EmbedText::Text("x".into())],
+        truncate: false,
+        num_ctx: None,
+        explicit_parameters: given,
+    };
     assert_eq!(native::embedding(&embed, "m").unwrap().1["options"], json!({"num_ctx": 9}));
 }
 
-fn openai_body(generate: &Generate) -> Value {
+fn openai_body(generate: &GenerateTask) -> Value {
     openai::generation(&openai::AdaptedChat::new(generate), "m").unwrap().1
 }
 
@@ -88,7 +92,7 @@ fn a_schema_is_sent_with_the_name_and_strictness_of_the_client() {
     let schema = json!({"type": "object"});
     let sent = |label: crate::canonical::SchemaLabel| {
         let format = Some(puna_sampler::Constraint::schema(schema.clone()));
-        let generate = Generate { format, schema_label: label, ..generate(json!({})) };
+        let generate = GenerateTask { format, schema_label: label, ..generate(json!({})) };
         openai_body(&generate)["response_format"]["json_schema"].clone()
     };
     assert_eq!(sent(Default::default()), json!({"name": "answer", "schema": schema}));
@@ -111,7 +115,7 @@ fn a_last_assistant_message_is_continued() {
             .map(|(role, text)| puna_api::native::Message::text(*role, *text))
             .collect();
         let input = Input::Chat { messages, tools: Vec::new() };
-        let body = openai_body(&Generate { input, ..generate(json!({})) });
+        let body = openai_body(&GenerateTask { input, ..generate(json!({})) });
         [body["add_generation_prompt"].clone(), body["continue_final_message"].clone()]
     };
     assert_eq!(sent(&[("user", "q")]), [json!(null), json!(null)]);
@@ -135,7 +139,7 @@ fn messages_that_local_models_refuse_are_refused_with_their_index() {
     let checked = |stored: Value, messages: Value, overflow| {
         let read = |messages| serde_json::from_value::<Vec<Message>>(messages).unwrap();
         let input = Input::Chat { messages: read(messages), tools: Vec::new() };
-        let mut generate = Generate { input, overflow, ..generate(json!({})) };
+        let mut generate = GenerateTask { input, overflow, ..generate(json!({})) };
         generate.model.messages = read(stored);
         check_supported(&generate).map_err(|failure| (failure.status, failure.message))
     };

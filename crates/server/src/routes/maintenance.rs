@@ -13,8 +13,8 @@ use puna_api::native::{
     Download, DownloadsResponse, Leftover, Progress, PruneRequest, PruneResponse, VerifyRequest,
 };
 use puna_store::{
-    DEFAULT_HOST, Damage, Digest, Entry, InvalidManifest, Layer, LeftoverKind, Manifest,
-    ModelLocation, ModelName, ModelRef, PruneOptions, PruneOutcome, Store, StoreError, StoredChild,
+    DEFAULT_HOST, Damage, Digest, Entry, InvalidManifest, Layer, LeftoverKind, Manifest, ModelName,
+    ModelRef, PruneOptions, PruneOutcome, Store, StoreError, StoreLocation, StoredChild,
 };
 use tokio::sync::mpsc;
 
@@ -245,7 +245,7 @@ async fn fetch_damaged_blobs(
     repair: Repair,
     to: &mpsc::Sender<ProgressLine>,
 ) -> Result<(), ApiError> {
-    if let ModelLocation::ReadOnly(folder) = &entry.location {
+    if let StoreLocation::ReadOnly(folder) = &entry.location {
         let folder = folder.display();
         return Err(ApiError::bad_request(format!(
             "{folder} is read-only here: repair it on the server that writes it"

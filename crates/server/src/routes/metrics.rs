@@ -159,8 +159,8 @@ fn runners_counts(out: &mut MetricsText, runners: &RunnersSnapshot) {
             "source",
             |per_model| {
                 vec![
-                    ("ngram", per_model.counts.guesses.ngram),
-                    ("model", per_model.counts.guesses.model),
+                    ("ngram", per_model.counts.draft_counts.ngram),
+                    ("model", per_model.counts.draft_counts.model),
                 ]
             },
         ),
@@ -170,8 +170,8 @@ fn runners_counts(out: &mut MetricsText, runners: &RunnersSnapshot) {
             "source",
             |per_model| {
                 vec![
-                    ("ngram", per_model.counts.guesses.ngram_accepted),
-                    ("model", per_model.counts.guesses.model_accepted),
+                    ("ngram", per_model.counts.draft_counts.ngram_accepted),
+                    ("model", per_model.counts.draft_counts.model_accepted),
                 ]
             },
         ),
@@ -262,9 +262,14 @@ mod tests {
     use crate::runner::protocol::{Counts, MemoryParts};
 
     fn runners(model: &str) -> RunnersSnapshot {
-        let guesses = DraftCounts { ngram: 9, ngram_accepted: 7, model: 5, model_accepted: 2 };
-        let counts =
-            Counts { prompt_tokens: 100, generated_tokens: 50, guesses, steps: 40, preempted: 1 };
+        let draft_counts = DraftCounts { ngram: 9, ngram_accepted: 7, model: 5, model_accepted: 2 };
+        let counts = Counts {
+            prompt_tokens: 100,
+            generated_tokens: 50,
+            draft_counts,
+            steps: 40,
+            preempted: 1,
+        };
         let memory = MemoryParts { weights: 10, draft: 3, ..MemoryParts::default() };
         let heartbeat = Heartbeat {
             memory,
@@ -338,7 +343,7 @@ mod tests {
         [20, 30, 400_000]
             .into_iter()
             .for_each(|ms| per_model.loads.observe(std::time::Duration::from_millis(ms)));
-        per_model.record_unload(UnloadReason::Room);
+        per_model.record_unload(UnloadReason::MemoryNeeded);
         per_model.crashes.add(2);
         let text = text(&server_metrics, &RunnersSnapshot::default());
         assert_lines(

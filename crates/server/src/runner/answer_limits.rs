@@ -7,7 +7,7 @@ use puna_sampler::{Constraint, Grammar};
 use super::answer_sink::starts_with_reasoning_end;
 use super::preparer::Preparer;
 use super::task_handle::{Handle, check_connected};
-use crate::canonical::{ApiError, Generate};
+use crate::canonical::{ApiError, GenerateTask};
 
 /// Limits of the length of an answer, in tokens.
 #[derive(Debug, Clone, Copy)]
@@ -48,7 +48,7 @@ impl Preparer {
     pub(super) fn answer_grammar(
         &self,
         handle: &Handle,
-        task: &Generate,
+        task: &GenerateTask,
         call: Option<(Grammar, String)>,
         parser: Option<&OutputParser>,
         limits: AnswerLimits,

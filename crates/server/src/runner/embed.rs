@@ -4,13 +4,13 @@ use puna_engine::EngineError;
 
 use super::preparer::{Preparer, to_api_error};
 use super::task_handle::{Handle, check_connected};
-use crate::canonical::{ApiError, Embed, EmbedResult, EmbedText, Event};
+use crate::canonical::{ApiError, EmbedResult, EmbedTask, EmbedText, Event};
 
 impl Preparer {
     /// Tokenizes the texts of a task and starts their embedding.
-    pub(super) fn embed(&self, handle: Handle, task: Embed) -> Result<(), ApiError> {
-        if !self.generator.facts().embeds {
-            return Err(ApiError::bad_request(match self.generator.facts().pair_format {
+    pub(super) fn embed(&self, handle: Handle, task: EmbedTask) -> Result<(), ApiError> {
+        if !self.generator.model_info().embeds {
+            return Err(ApiError::bad_request(match self.generator.model_info().pair_format {
                 Some(_) => "this model is a reranker and does not support embeddings",
                 None => "this model does not support embeddings",
             }));
@@ -42,7 +42,11 @@ impl Preparer {
 
     /// Returns the tokens of a text, and how many were cut. A text that is too long loses tokens at
     /// its end, but keeps the token that ends every text.
-    fn embed_tokens(&self, text: &EmbedText, task: &Embed) -> Result<(Vec<u32>, usize), ApiError> {
+    fn embed_tokens(
+        &self,
+        text: &EmbedText,
+        task: &EmbedTask,
+    ) -> Result<(Vec<u32>, usize), ApiError> {
         let limit = self.context(task.num_ctx) as usize;
         let mut tokens = match text {
             EmbedText::Text(text) => self.generator.encode(text),

@@ -8,7 +8,7 @@ use puna_prompt::{ArgumentsFormat, CallFormat, OutputParser, OutputPart, ValueKi
 use puna_sampler::{CONSTRAINT_BYTES_MAX, Constraint, JsonSchema, lark_json};
 use serde_json::{Value, json};
 
-use crate::canonical::{ApiError, Generate, Input};
+use crate::canonical::{ApiError, GenerateTask, Input};
 
 /// Tool of a forced call.
 #[derive(Debug, Clone)]
@@ -189,7 +189,7 @@ pub(super) fn check_names(
 ///
 /// # Errors
 /// As [`ForcedTool::new`].
-pub(super) fn forced_tools(task: &Generate) -> Result<Vec<ForcedTool<'_>>, ApiError> {
+pub(super) fn forced_tools(task: &GenerateTask) -> Result<Vec<ForcedTool<'_>>, ApiError> {
     let Input::Chat { tools, .. } = &task.input else { return Ok(Vec::new()) };
     let is_forced = |tool: &&Tool| match &task.tool_choice {
         // A task with allowed tools contains only these tools.

@@ -7,7 +7,7 @@ use puna_engine::{EngineError, Request, Sink};
 use puna_sampler::{Constraint, Grammar};
 
 use super::protocol::{Heartbeat, LoadSpec, MemoryParts};
-use crate::canonical::Tokenize;
+use crate::canonical::TokenizeTask;
 
 /// Plans and loads models.
 pub trait Loader: Sync {
@@ -35,7 +35,7 @@ pub struct LoadError {
 
 /// Properties of a loaded model.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Facts {
+pub struct LoadedModelInfo {
     /// Tokens of one context.
     pub num_ctx: u32,
     /// Jinja template in the file.
@@ -71,22 +71,22 @@ pub struct PairFormat {
 }
 
 /// Callback that receives the scores of a request.
-pub type RankDone = Box<dyn FnOnce(Result<Vec<f32>, EngineError>) + Send>;
+pub type RerankCallback = Box<dyn FnOnce(Result<Vec<f32>, EngineError>) + Send>;
 
 /// Callback that receives the vectors of a request.
-pub type EmbedDone = Box<dyn FnOnce(Result<Vec<Vec<f32>>, EngineError>) + Send>;
+pub type EmbedCallback = Box<dyn FnOnce(Result<Vec<Vec<f32>>, EngineError>) + Send>;
 
 /// Loaded model.
 pub trait Generator: Send + Sync {
     /// Returns the properties of the model.
-    fn facts(&self) -> &Facts;
+    fn model_info(&self) -> &LoadedModelInfo;
 
     /// Tokenizes a prompt. Parses control tokens in the text, and adds the tokens that the model
     /// wants before and after every text, unless the text has them.
     fn encode(&self, text: &str) -> Vec<u32>;
 
     /// Tokenizes any text with the options of the request.
-    fn tokenize(&self, text: &Tokenize) -> Vec<u32>;
+    fn tokenize(&self, text: &TokenizeTask) -> Vec<u32>;
 
     /// Tokenizes a text in parts and adds no tokens. The flag of a part says whether control tokens
     /// in it are parsed.
@@ -146,14 +146,14 @@ pub trait Generator: Send + Sync {
     ///
     /// # Errors
     /// An input is empty or longer than the context, or the engine has stopped.
-    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, EngineError>;
+    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedCallback) -> Result<u64, EngineError>;
 
     /// Starts the scoring of query–document pairs, each in one list of tokens.
     /// [`Generator::cancel`] ends it.
     ///
     /// # Errors
     /// A pair is empty or longer than the context, or the engine has stopped.
-    fn rank(&self, pairs: Vec<Vec<u32>>, done: RankDone) -> Result<u64, EngineError>;
+    fn rank(&self, pairs: Vec<Vec<u32>>, done: RerankCallback) -> Result<u64, EngineError>;
 
     /// Returns the present memory use, load and counters.
     fn heartbeat(&self) -> Heartbeat;

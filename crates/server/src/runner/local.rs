@@ -15,10 +15,12 @@ use puna_sampler::{Constraint, Grammar};
 use puna_store::embedded;
 use puna_tokenizer::{EncodeOptions, Tokenizer, TokenizerError};
 
-use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader, PairFormat, RankDone};
+use super::generator::{
+    EmbedCallback, Generator, LoadError, LoadedModelInfo, Loader, PairFormat, RerankCallback,
+};
 use super::protocol::{Counts, Heartbeat, LoadSpec, MemoryParts, is_out_of_memory};
-use crate::canonical::Tokenize;
-use crate::options::speculate::Draft;
+use crate::canonical::TokenizeTask;
+use crate::options::speculate::DraftModelSpec;
 use crate::scheduler::LoadOptions;
 
 /// Prompt tokens of a step if the request does not set a number.
@@ -86,7 +88,7 @@ impl Loader for LocalLoader {
                 .map(|t| String::from_utf8_lossy(tokenizer.text(t)).into_owned())
                 .unwrap_or_default()
         };
-        let facts = Facts {
+        let model_info = LoadedModelInfo {
             num_ctx: u32::try_from(engine.info().n_ctx).unwrap_or(u32::MAX),
             chat_template: templates.chat.filter(|t| !t.is_empty()),
             bos: text(tokenizer.bos()),
@@ -97,7 +99,7 @@ impl Loader for LocalLoader {
             adapters: spec.adapters.len(),
             is_diffusion: engine.info().unmasking.is_some(),
         };
-        Ok(Box::new(LocalGenerator { engine, facts }))
+        Ok(Box::new(LocalGenerator { engine, model_info }))
     }
 }
 
@@ -162,14 +164,14 @@ fn backend(config: &Config) -> Result<Box<CpuBackend>, LoadError> {
     CpuBackend::new(config).map(Box::new).map_err(load_error)
 }
 
-fn open_draft_model(draft: &Draft, config: &Config) -> Result<DraftModel, LoadError> {
+fn open_draft_model(draft: &DraftModelSpec, config: &Config) -> Result<DraftModel, LoadError> {
     let view =
         open_view(draft.weights.as_deref()).map_err(|error| name_draft_in_error(draft, error))?;
     Ok(DraftModel { view, backend: backend(config)? })
 }
 
 /// Adds the name of the draft model to its error.
-fn name_draft_in_error(draft: &Draft, error: LoadError) -> LoadError {
+fn name_draft_in_error(draft: &DraftModelSpec, error: LoadError) -> LoadError {
     LoadError {
         message: format!("{} cannot be a draft model: {}", draft.name, error.message),
         ..error
@@ -178,7 +180,7 @@ fn name_draft_in_error(draft: &Draft, error: LoadError) -> LoadError {
 
 /// Converts the error of a model with its draft model. Checks the draft model alone to find out
 /// which of the two caused the error.
-fn draft_error(draft: &Draft, error: EngineError, options: &EngineOptions) -> LoadError {
+fn draft_error(draft: &DraftModelSpec, error: EngineError, options: &EngineOptions) -> LoadError {
     let error_alone = || {
         let single_thread = Config { threads: Some(1), ..Config::default() };
         let draft = open_draft_model(draft, &single_thread).ok()?;
@@ -328,7 +330,7 @@ fn memory_parts(report: &puna_engine::MemoryReport) -> MemoryParts {
 /// Model loaded into this program's engine.
 struct LocalGenerator {
     engine: Engine,
-    facts: Facts,
+    model_info: LoadedModelInfo,
 }
 
 impl LocalGenerator {
@@ -338,16 +340,16 @@ impl LocalGenerator {
 }
 
 impl Generator for LocalGenerator {
-    fn facts(&self) -> &Facts {
-        &self.facts
+    fn model_info(&self) -> &LoadedModelInfo {
+        &self.model_info
     }
 
     fn encode(&self, text: &str) -> Vec<u32> {
         self.tokenizer().encode_prompt(text, "")
     }
 
-    fn tokenize(&self, text: &Tokenize) -> Vec<u32> {
-        let Tokenize { text, add_special, parse_special } = text;
+    fn tokenize(&self, text: &TokenizeTask) -> Vec<u32> {
+        let TokenizeTask { text, add_special, parse_special } = text;
         self.tokenizer().encode(
             text,
             EncodeOptions { add_special: *add_special, parse_special: *parse_special },
@@ -411,24 +413,24 @@ impl Generator for LocalGenerator {
         self.engine.wake();
     }
 
-    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, EngineError> {
+    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedCallback) -> Result<u64, EngineError> {
         self.engine.embed(inputs, done).map(|id| id.0)
     }
 
-    fn rank(&self, pairs: Vec<Vec<u32>>, done: RankDone) -> Result<u64, EngineError> {
+    fn rank(&self, pairs: Vec<Vec<u32>>, done: RerankCallback) -> Result<u64, EngineError> {
         self.engine.rank(pairs, done).map(|id| id.0)
     }
 
     fn heartbeat(&self) -> Heartbeat {
         let stats = self.engine.stats();
-        let works = stats.running + stats.waiting > 0;
+        let is_busy = stats.running + stats.waiting > 0;
         let (prompt_tokens, generated_tokens) = (stats.prompt_tokens, stats.generated_tokens);
         let (steps, preempted) = (stats.steps, stats.preempted);
-        let guesses = stats.speculated.into();
+        let draft_counts = stats.draft_stats.into();
         Heartbeat {
             memory: memory_parts(&self.engine.memory()),
             rounds: stats.rounds,
-            works,
+            is_busy,
             running: stats.running as u64,
             waiting: stats.waiting as u64,
             pages: stats.pages as u64,
@@ -436,7 +438,7 @@ impl Generator for LocalGenerator {
             pages_held: stats.pages_held as u64,
             recent_pages: [stats.recent_pages, stats.recent_pages_in_use, stats.recent_pages_held]
                 .map(|pages| pages as u64),
-            counts: Counts { prompt_tokens, generated_tokens, guesses, steps, preempted },
+            counts: Counts { prompt_tokens, generated_tokens, draft_counts, steps, preempted },
         }
     }
 }
@@ -447,7 +449,7 @@ mod tests {
 
     use super::*;
 
-    fn spec(draft: Draft) -> LoadSpec {
+    fn spec(draft: DraftModelSpec) -> LoadSpec {
         let options = LoadOptions { num_ctx: 64, draft: Some(draft), ..LoadOptions::default() };
         LoadSpec {
             weights: None,
@@ -464,11 +466,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("passwd");
         std::fs::write(&path, "root:x:0:0:root:/root:/bin/sh\n").unwrap();
-        let draft =
-            |optional| Draft { name: "some-draft".into(), weights: Some(path.clone()), optional };
+        let draft = |optional| DraftModelSpec {
+            name: "some-draft".into(),
+            weights: Some(path.clone()),
+            optional,
+        };
         let without = LocalLoader.plan(&without_draft(&spec(draft(true)))).unwrap();
         assert_eq!(LocalLoader.plan(&spec(draft(true))).unwrap(), without);
-        assert_eq!(LocalLoader.load(&spec(draft(true))).unwrap().facts().num_ctx, 64);
+        assert_eq!(LocalLoader.load(&spec(draft(true))).unwrap().model_info().num_ctx, 64);
         let asked = spec(draft(false));
         let errors = [LocalLoader.plan(&asked).err(), LocalLoader.load(&asked).err()];
         for error in errors.map(Option::unwrap) {
@@ -482,9 +487,12 @@ mod tests {
     fn a_draft_of_an_unsuitable_kind_is_left_out_if_it_is_optional() {
         let path =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo/bert-mean.gguf");
-        let draft =
-            |optional| Draft { name: "bert-mean".into(), weights: Some(path.clone()), optional };
-        assert_eq!(LocalLoader.load(&spec(draft(true))).unwrap().facts().num_ctx, 64);
+        let draft = |optional| DraftModelSpec {
+            name: "bert-mean".into(),
+            weights: Some(path.clone()),
+            optional,
+        };
+        assert_eq!(LocalLoader.load(&spec(draft(true))).unwrap().model_info().num_ctx, 64);
         let error = LocalLoader.load(&spec(draft(false))).err().unwrap();
         assert!(error.message.starts_with("bert-mean cannot be a draft model: "), "{error:?}");
     }
@@ -493,9 +501,12 @@ mod tests {
     fn a_companion_draft_is_planned_with_its_model_and_its_errors_name_it() {
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data");
         let path = data.join("drafts/gemma4-assistant.gguf");
-        let draft =
-            Draft { name: "an-assistant".into(), weights: Some(path.clone()), optional: false };
-        let of = |model: &str, draft: &Draft| LoadSpec {
+        let draft = DraftModelSpec {
+            name: "an-assistant".into(),
+            weights: Some(path.clone()),
+            optional: false,
+        };
+        let of = |model: &str, draft: &DraftModelSpec| LoadSpec {
             weights: Some(data.join("zoo").join(model)),
             ..spec(draft.clone())
         };
@@ -506,7 +517,7 @@ mod tests {
             with.draft > 0 && without.draft == 0 && with.kv == without.kv,
             "{with:?} {without:?}"
         );
-        assert_eq!(LocalLoader.load(&of("gemma4.gguf", &draft)).unwrap().facts().num_ctx, 64);
+        assert_eq!(LocalLoader.load(&of("gemma4.gguf", &draft)).unwrap().model_info().num_ctx, 64);
         let other = of("gemma3.gguf", &draft);
         for error in
             [LocalLoader.plan(&other).err(), LocalLoader.load(&other).err()].map(Option::unwrap)
@@ -521,7 +532,7 @@ mod tests {
         let mut file = puna_gguf::Writer::new();
         file.set("general.architecture", "gemma4-assistant");
         std::fs::write(&broken, file.to_vec([]).unwrap()).unwrap();
-        let broken = of("gemma4.gguf", &Draft { weights: Some(broken), ..draft });
+        let broken = of("gemma4.gguf", &DraftModelSpec { weights: Some(broken), ..draft });
         let error = LocalLoader.plan(&broken).err().unwrap();
         assert!(error.message.starts_with("an-assistant cannot be a draft model: "), "{error:?}");
         assert_eq!(check_model(&path, &[]), Ok(None));

@@ -8,7 +8,7 @@
 //!
 //! Server side:
 //! - `launch` starts the process.
-//! - `link` exchanges messages with it.
+//! - `connection` exchanges messages with it.
 //!
 //! Runner side:
 //! - [`worker`] receives tasks and sends their events.
@@ -24,11 +24,11 @@
 
 mod answer_limits;
 mod answer_sink;
+pub(crate) mod connection;
 mod embed;
 mod forced;
 pub mod generator;
 pub(crate) mod launch;
-pub(crate) mod link;
 mod local;
 mod prepare;
 mod prepare_queue;

@@ -12,7 +12,7 @@ use super::preparer::{Preparer, to_api_error};
 use super::prompt::{PromptText, think};
 use super::schema_check::AnswerChecks;
 use super::task_handle::{Handle, check_connected};
-use crate::canonical::{ApiError, Event, Generate, Overflow, RunOptions, Task};
+use crate::canonical::{ApiError, Event, GenerateTask, Overflow, RunOptions, Task};
 use crate::options::speculate::SpeculationMode;
 
 /// Reasoning tokens at the level `low`, for templates that know no levels.
@@ -50,7 +50,7 @@ impl Preparer {
         }
     }
 
-    fn generate(&self, handle: Handle, mut task: Generate) -> Result<(), ApiError> {
+    fn generate(&self, handle: Handle, mut task: GenerateTask) -> Result<(), ApiError> {
         task.options.stop.retain(|stop| !stop.is_empty());
         let text = self.prompt_text(&handle, &task)?;
         check_connected(&handle)?;
@@ -88,7 +88,7 @@ impl Preparer {
             max_tokens: limits.tokens,
             speculation: Some(self.speculation(&task.options)),
             stop: task.options.stop,
-            shown: tags.iter().map(|(_, token)| *token).collect(),
+            visible_control_tokens: tags.iter().map(|(_, token)| *token).collect(),
             keep: tokens.keep,
             context: Some(num_ctx as usize),
             shift: task.shift,
@@ -127,7 +127,7 @@ impl Preparer {
     fn answer_sink(
         &self,
         handle: &Handle,
-        task: &Generate,
+        task: &GenerateTask,
         text: &PromptText,
         parser: Option<OutputParser>,
         tags: &[(String, u32)],
@@ -156,7 +156,7 @@ impl Preparer {
     /// Maximum number of tokens of an answer. A diffusion model has its own default length.
     fn max_tokens(&self, options: &RunOptions, num_ctx: u32) -> Option<usize> {
         let most = 10 * u64::from(num_ctx);
-        let default_tokens = (!self.generator.facts().is_diffusion).then_some(most);
+        let default_tokens = (!self.generator.model_info().is_diffusion).then_some(most);
         let tokens = u64::try_from(options.num_predict).ok().or(default_tokens)?;
         Some(tokens.min(most) as usize)
     }
@@ -164,15 +164,19 @@ impl Preparer {
     /// Returns the speculation settings. The configuration's default for all models does not apply
     /// to diffusion models.
     fn speculation(&self, options: &RunOptions) -> Speculation {
-        let applies = options.speculate_explicit || !self.generator.facts().is_diffusion;
+        let applies = options.speculate_explicit || !self.generator.model_info().is_diffusion;
         let mode = if applies { options.speculate } else { SpeculationMode::Off };
         mode.speculation(options.draft_num_predict)
     }
 
     /// Returns the maximum number of reasoning tokens. Rejects a budget for a diffusion model.
-    fn think_budget(&self, task: &Generate, text: &PromptText) -> Result<Option<u64>, ApiError> {
+    fn think_budget(
+        &self,
+        task: &GenerateTask,
+        text: &PromptText,
+    ) -> Result<Option<u64>, ApiError> {
         match think_budget(task, text) {
-            Some(_) if self.generator.facts().is_diffusion => {
+            Some(_) if self.generator.model_info().is_diffusion => {
                 Err(ApiError::bad_request(DIFFUSION_THINK_BUDGET_ERROR))
             }
             budget => Ok(budget),
@@ -184,16 +188,20 @@ impl Preparer {
     pub(super) fn forced_call(
         &self,
         handle: &Handle,
-        task: &Generate,
+        task: &GenerateTask,
         text: &PromptText,
         tags: &[(String, u32)],
         tools: &[ForcedTool<'_>],
     ) -> Result<Option<(Grammar, String)>, ApiError> {
         let (false, Some(template)) = (tools.is_empty(), &text.template) else { return Ok(None) };
-        let facts = self.generator.facts();
+        let model_info = self.generator.model_info();
         let parser = task.model.parser.as_deref().filter(|_| !text.is_request_template);
-        let form =
-            CallFormat::probe(template, parser, template.think_tags().as_ref(), &facts.end_texts);
+        let form = CallFormat::probe(
+            template,
+            parser,
+            template.think_tags().as_ref(),
+            &model_info.end_texts,
+        );
         let form = form.ok_or_else(|| {
             ApiError::bad_request(
                 "tool_choice: calls in this model's format cannot be forced: use \"auto\"",
@@ -224,8 +232,8 @@ impl Preparer {
     }
 
     /// Counts the tokens of a prompt without truncating it.
-    fn count(&self, handle: &Handle, task: Generate) -> Result<(), ApiError> {
-        let task = Generate { overflow: Overflow::Refuse, ..task };
+    fn count(&self, handle: &Handle, task: GenerateTask) -> Result<(), ApiError> {
+        let task = GenerateTask { overflow: Overflow::Refuse, ..task };
         let text = self.prompt_text(handle, &task)?;
         check_connected(handle)?;
         self.send_event(handle, Event::Counted(self.prompt_tokens(&text, &task).len() as u64))
@@ -250,7 +258,7 @@ impl Preparer {
     /// Returns the scale of each adapter. If the request names any, the others get scale 0.
     fn adapter_scales(&self, requested: Option<&[(u32, f32)]>) -> Result<AdapterScales, ApiError> {
         let Some(requested) = requested else { return Ok(AdapterScales::default()) };
-        let known = self.generator.facts().adapters;
+        let known = self.generator.model_info().adapters;
         let mut scales = vec![0.0; known];
         for &(id, scale) in requested {
             let entry = scales.get_mut(id as usize).ok_or_else(|| {
@@ -267,12 +275,16 @@ impl Preparer {
 
 /// Creates the parser of the model's output: the parser that the model names, or that its template
 /// implies. Without a template, all text is the answer.
-fn output_parser(task: &Generate, text: &PromptText) -> Option<OutputParser> {
+fn output_parser(task: &GenerateTask, text: &PromptText) -> Option<OutputParser> {
     output_parser_after(task, text, &text.prompt)
 }
 
 /// As [`output_parser`], for output that follows another prompt.
-fn output_parser_after(task: &Generate, text: &PromptText, prompt: &str) -> Option<OutputParser> {
+fn output_parser_after(
+    task: &GenerateTask,
+    text: &PromptText,
+    prompt: &str,
+) -> Option<OutputParser> {
     let template = text.template.as_deref()?;
     let think = think(task);
     let input = ParserInput {
@@ -292,7 +304,7 @@ fn output_parser_after(task: &Generate, text: &PromptText, prompt: &str) -> Opti
 }
 
 /// Rejects a request for too many log-probabilities of the prompt.
-fn check_prompt_logprobs(task: &Generate, tokens: usize) -> Result<(), ApiError> {
+fn check_prompt_logprobs(task: &GenerateTask, tokens: usize) -> Result<(), ApiError> {
     let Some(top) = task.prompt_logprobs else { return Ok(()) };
     if tokens.saturating_mul(top + 1) <= MAX_PROMPT_LOGPROBS {
         return Ok(());
@@ -303,7 +315,7 @@ fn check_prompt_logprobs(task: &Generate, tokens: usize) -> Result<(), ApiError>
 }
 
 /// Maximum number of calls in an answer. A tool that the request names is called once.
-fn calls_max(task: &Generate) -> usize {
+fn calls_max(task: &GenerateTask) -> usize {
     match task.tool_choice {
         _ if !task.parallel_tool_calls => 1,
         ToolChoice::Named(_) => 1,
@@ -314,7 +326,7 @@ fn calls_max(task: &Generate) -> usize {
 
 /// Maximum number of reasoning tokens: the requested number, or that of the level if the template
 /// knows no levels.
-fn think_budget(task: &Generate, text: &PromptText) -> Option<u64> {
+fn think_budget(task: &GenerateTask, text: &PromptText) -> Option<u64> {
     if let Some(budget) = task.options.think_budget {
         return Some(budget.into());
     }

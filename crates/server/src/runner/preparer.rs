@@ -36,7 +36,7 @@ impl Preparer {
 
     /// Size of the context in tokens: the requested size, limited to that of the runner.
     pub(super) fn context(&self, requested: Option<u32>) -> u32 {
-        let most = self.generator.facts().num_ctx;
+        let most = self.generator.model_info().num_ctx;
         requested.map_or(most, |tokens| tokens.min(most))
     }
 

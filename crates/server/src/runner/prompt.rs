@@ -16,7 +16,7 @@ use super::forced;
 use super::preparer::Preparer;
 use super::task_handle::{Handle, check_connected};
 use super::templates::PLAIN_TEMPLATE;
-use crate::canonical::{ApiError, Generate, Input, Overflow, Prompt, PromptConfig};
+use crate::canonical::{ApiError, GenerateTask, Input, Overflow, Prompt, PromptConfig};
 
 /// Prompt as text, and the number of parts that were left out.
 pub(super) struct PromptText {
@@ -70,7 +70,7 @@ impl Preparer {
     pub(super) fn prompt_text(
         &self,
         handle: &Handle,
-        task: &Generate,
+        task: &GenerateTask,
     ) -> Result<PromptText, ApiError> {
         match &task.input {
             Input::Chat { messages, tools } => {
@@ -87,7 +87,7 @@ impl Preparer {
     fn chat_prompt(
         &self,
         handle: &Handle,
-        task: &Generate,
+        task: &GenerateTask,
         messages: &[native::Message],
         tools: &[Tool],
     ) -> Result<PromptText, ApiError> {
@@ -119,7 +119,7 @@ impl Preparer {
     fn plain_prompt(
         &self,
         handle: &Handle,
-        task: &Generate,
+        task: &GenerateTask,
         prompt: &Prompt,
     ) -> Result<PromptText, ApiError> {
         if let Some(tokens) = &prompt.tokens {
@@ -180,7 +180,7 @@ impl Preparer {
     fn render_fitting(
         &self,
         handle: &Handle,
-        task: &Generate,
+        task: &GenerateTask,
         template: Arc<Template>,
         chat: &Chat<'_>,
         before: &str,
@@ -218,9 +218,9 @@ impl Preparer {
         Ok(PromptText { tools, last, dropped_messages, dropped_tokens, adaptations, ..text })
     }
 
-    fn template_input<'a>(&'a self, task: &Generate, chat: &Chat<'a>) -> Chat<'a> {
-        let facts = self.generator.facts();
-        Chat { think: think(task), bos: &facts.bos, eos: &facts.eos, ..chat.clone() }
+    fn template_input<'a>(&'a self, task: &GenerateTask, chat: &Chat<'a>) -> Chat<'a> {
+        let model_info = self.generator.model_info();
+        Chat { think: think(task), bos: &model_info.bos, eos: &model_info.eos, ..chat.clone() }
     }
 
     /// Returns the template of a model: its renderer, its Go template, or the Jinja template of its
@@ -229,7 +229,7 @@ impl Preparer {
         if let Some(renderer) = &model.renderer {
             return self.parsed_template(TemplateFormat::BuiltIn, renderer);
         }
-        let jinja = self.generator.facts().chat_template.as_deref();
+        let jinja = self.generator.model_info().chat_template.as_deref();
         match (model.template.as_deref(), jinja) {
             (None, None) => self.parsed_template(TemplateFormat::Go, PLAIN_TEMPLATE),
             (Some(go), None) => self.parsed_template(TemplateFormat::Go, go),
@@ -268,7 +268,7 @@ impl Preparer {
     }
 
     /// Returns the tokens of a prompt; a request may have brought its own.
-    pub(super) fn prompt_tokens(&self, text: &PromptText, task: &Generate) -> Vec<u32> {
+    pub(super) fn prompt_tokens(&self, text: &PromptText, task: &GenerateTask) -> Vec<u32> {
         match &task.input {
             Input::Prompt(Prompt { tokens: Some(tokens), .. }) => tokens.clone(),
             _ => self.encode(
@@ -280,7 +280,7 @@ impl Preparer {
     }
 
     /// Tokenizes a text that a template wrote.
-    fn encode(&self, task: &Generate, text: &str, template: Option<&Template>) -> Vec<u32> {
+    fn encode(&self, task: &GenerateTask, text: &str, template: Option<&Template>) -> Vec<u32> {
         let parts = if may_be_marked(task) { split_at_marks(text) } else { vec![(text, true)] };
         self.generator.encode_prompt(&parts, template.map_or("", Template::leading_bos))
     }
@@ -289,7 +289,7 @@ impl Preparer {
     pub(super) fn truncate_tokens(
         &self,
         mut tokens: Vec<u32>,
-        task: &Generate,
+        task: &GenerateTask,
     ) -> Result<PromptTokens, ApiError> {
         let (length, num_ctx) = (tokens.len(), self.context(task.options.num_ctx) as usize);
         let bos = usize::from(tokens.first().is_some_and(|t| self.generator.is_bos(*t)));
@@ -322,13 +322,13 @@ impl Preparer {
 
 /// Whether a prompt may contain marks around the users' text. In a raw prompt, the same characters
 /// are plain text.
-fn may_be_marked(task: &Generate) -> bool {
+fn may_be_marked(task: &GenerateTask) -> bool {
     matches!(task.input, Input::Chat { .. })
 }
 
 /// Returns the thinking option for the template. A thinking model thinks unless the request says
 /// otherwise.
-pub(super) fn think(task: &Generate) -> Option<Think> {
+pub(super) fn think(task: &GenerateTask) -> Option<Think> {
     match task.think {
         None => task.model.thinking.then_some(Think::Switch(true)),
         Some(native::Think::Off) => Some(Think::Switch(false)),

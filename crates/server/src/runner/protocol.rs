@@ -14,7 +14,7 @@ use crate::scheduler::LoadOptions;
 
 /// Version of the protocol. Both sides are the same program; the version detects a program file
 /// that was replaced while the server ran.
-pub const VERSION: u32 = 13;
+pub const VERSION: u32 = 14;
 
 /// Maximum size of a message in bytes: the largest request with its images in base64, and a margin.
 pub(crate) const MAX_MESSAGE_BYTES: usize = if cfg!(test) { 1 << 20 } else { 256 << 20 };
@@ -28,7 +28,7 @@ pub(crate) const CALLS_MAX: usize = 1024;
 
 /// Message from the server to a runner.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum ToRunner {
+pub enum RunnerRequest {
     /// Plan the memory of a model. This is the first message.
     Plan(Box<LoadSpec>),
     /// Load the planned model.
@@ -47,12 +47,12 @@ pub enum ToRunner {
     /// Cancel a request after its client has disconnected.
     Cancel(u64),
     /// Send a heartbeat now.
-    Beat,
+    RequestHeartbeat,
 }
 
 /// Message from a runner to the server.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum FromRunner {
+pub enum RunnerResponse {
     /// The runner has started. This is the first message.
     Hello {
         /// [`VERSION`] of the runner.
@@ -116,7 +116,7 @@ pub struct Heartbeat {
     /// is work.
     pub rounds: u64,
     /// Whether sequences run or wait.
-    pub works: bool,
+    pub is_busy: bool,
     /// Number of running sequences.
     pub running: u64,
     /// Number of waiting sequences and texts.
@@ -141,7 +141,7 @@ pub struct Counts {
     /// Tokens generated.
     pub generated_tokens: u64,
     /// Draft tokens proposed and accepted.
-    pub guesses: DraftCounts,
+    pub draft_counts: DraftCounts,
     /// Steps of the model.
     pub steps: u64,
     /// Sequences preempted because KV pages ran out.
@@ -163,11 +163,17 @@ impl Counts {
         Self {
             prompt_tokens: combine(self.prompt_tokens, other.prompt_tokens),
             generated_tokens: combine(self.generated_tokens, other.generated_tokens),
-            guesses: DraftCounts {
-                ngram: combine(self.guesses.ngram, other.guesses.ngram),
-                ngram_accepted: combine(self.guesses.ngram_accepted, other.guesses.ngram_accepted),
-                model: combine(self.guesses.model, other.guesses.model),
-                model_accepted: combine(self.guesses.model_accepted, other.guesses.model_accepted),
+            draft_counts: DraftCounts {
+                ngram: combine(self.draft_counts.ngram, other.draft_counts.ngram),
+                ngram_accepted: combine(
+                    self.draft_counts.ngram_accepted,
+                    other.draft_counts.ngram_accepted,
+                ),
+                model: combine(self.draft_counts.model, other.draft_counts.model),
+                model_accepted: combine(
+                    self.draft_counts.model_accepted,
+                    other.draft_counts.model_accepted,
+                ),
             },
             steps: combine(self.steps, other.steps),
             preempted: combine(self.preempted, other.preempted),

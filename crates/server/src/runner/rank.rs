@@ -11,7 +11,7 @@ use puna_engine::EngineError;
 use super::generator::{Generator, PairFormat};
 use super::preparer::{Preparer, to_api_error};
 use super::task_handle::{Handle, check_connected};
-use crate::canonical::{ApiError, Event, Rank, RankResult, Tokenize};
+use crate::canonical::{ApiError, Event, RankResult, RerankTask, TokenizeTask};
 
 /// Maximum number of attempts to cut a document, because its end may become other tokens inside the
 /// template.
@@ -30,9 +30,9 @@ struct PairInput {
 
 impl Preparer {
     /// Builds the pairs of a task and starts their scoring.
-    pub(super) fn rank(&self, handle: Handle, task: Rank) -> Result<(), ApiError> {
-        let facts = self.generator.facts();
-        let format = facts
+    pub(super) fn rank(&self, handle: Handle, task: RerankTask) -> Result<(), ApiError> {
+        let model_info = self.generator.model_info();
+        let format = model_info
             .pair_format
             .as_ref()
             .ok_or_else(|| ApiError::bad_request("this model does not support reranking"))?;
@@ -97,7 +97,7 @@ impl<'a> PairBuilder<'a> {
     }
 
     /// Builds the pair with a document, cut to the limit if the request allows that.
-    fn build(&self, document: &str, task: &Rank) -> Result<PairInput, String> {
+    fn build(&self, document: &str, task: &RerankTask) -> Result<PairInput, String> {
         let limit = task.pair_tokens.unwrap_or(self.context).min(self.context);
         let may_cut = task.truncate || task.pair_tokens.is_some();
         let max_document_tokens = task.document_tokens.unwrap_or(usize::MAX);
@@ -177,7 +177,7 @@ impl<'a> PairBuilder<'a> {
 
     /// Tokenizes a text without adding tokens or reading control tokens.
     fn encode_plain(&self, text: &str) -> Vec<u32> {
-        let text = Tokenize { text: text.to_owned(), add_special: false, parse_special: false };
+        let text = TokenizeTask { text: text.to_owned(), add_special: false, parse_special: false };
         self.generator.tokenize(&text)
     }
 }

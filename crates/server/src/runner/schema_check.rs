@@ -6,7 +6,7 @@ use puna_sampler::{Constraint, SchemaCheck};
 use serde_json::{Map, Value};
 
 use super::forced::ForcedTool;
-use crate::canonical::Generate;
+use crate::canonical::GenerateTask;
 
 /// Maximum number of bytes of an answer that are kept for the check.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
@@ -28,7 +28,7 @@ pub(super) struct AnswerChecks {
 impl AnswerChecks {
     /// Returns the checks that a request's schemas need; `None` if grammars enforce everything.
     /// This function skips an invalid schema: compiling its grammar rejects it with all errors.
-    pub(super) fn of(task: &Generate, tools: &[ForcedTool<'_>]) -> Option<Self> {
+    pub(super) fn of(task: &GenerateTask, tools: &[ForcedTool<'_>]) -> Option<Self> {
         let mut checks = Self::default();
         for tool in tools {
             let check = tool.schema.check().ok().flatten();

@@ -7,13 +7,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use puna_engine::{EngineError, Event, Request, Sink, Speculation, Stage, Summary};
+use puna_engine::{AnswerStage, EngineError, Event, GenerationStats, Request, Sink, Speculation};
 use puna_sampler::{Constraint, Grammar};
 
-use super::generator::{EmbedDone, Facts, Generator, LoadError, Loader, RankDone};
+use super::generator::{
+    EmbedCallback, Generator, LoadError, LoadedModelInfo, Loader, RerankCallback,
+};
 use super::local::LocalLoader;
 use super::protocol::{Heartbeat, LoadSpec, MemoryParts};
-use crate::canonical::Tokenize;
+use crate::canonical::TokenizeTask;
 use crate::script::{Conversation, ScriptAnswer, ScriptError, ScriptFile, ScriptPlayer, Step};
 
 /// Tags around the scripted model's reasoning.
@@ -97,10 +99,10 @@ impl ScriptedModel {
 
     /// Returns the token that ends an answer.
     fn end_token(&self) -> Option<u32> {
-        let facts = self.model.facts();
-        [&facts.eos]
+        let model_info = self.model.model_info();
+        [&model_info.eos]
             .into_iter()
-            .chain(&facts.end_texts)
+            .chain(&model_info.end_texts)
             .find_map(|end| self.model.control_token(end))
     }
 }
@@ -241,15 +243,15 @@ impl Sink for ScriptedSink {
         self.resume.is_none_or(|time| Instant::now() >= time) && self.request.ready()
     }
 
-    fn answer_ends_thought(&self) -> bool {
-        self.request.answer_ends_thought()
+    fn answer_ends_reasoning(&self) -> bool {
+        self.request.answer_ends_reasoning()
     }
 
-    fn room(&self) -> usize {
-        self.request.room()
+    fn piece_capacity(&self) -> usize {
+        self.request.piece_capacity()
     }
 
-    fn stage(&self, text: &str) -> Stage {
+    fn stage(&self, text: &str) -> AnswerStage {
         self.request.stage(text)
     }
 
@@ -266,8 +268,8 @@ impl Sink for ScriptedSink {
         }
     }
 
-    fn end_thought(&mut self) -> Vec<u32> {
-        self.request.end_thought()
+    fn reasoning_end_tokens(&mut self) -> Vec<u32> {
+        self.request.reasoning_end_tokens()
     }
 
     fn begin_answer(&mut self) {
@@ -283,7 +285,9 @@ impl Sink for ScriptedSink {
     }
 
     fn send(&mut self, event: Event) -> bool {
-        if let Event::Done(Summary { prompt_tokens, cached_tokens, generated_tokens, .. }) = &event
+        if let Event::Done(GenerationStats {
+            prompt_tokens, cached_tokens, generated_tokens, ..
+        }) = &event
         {
             tracing::info!(prompt_tokens, cached_tokens, generated_tokens, "scripted answer");
         }
@@ -327,15 +331,15 @@ impl Generator for ScriptedModel {
         self.model.submit(request, Box::new(ScriptedSink::new(sink, items, pace)))
     }
 
-    fn facts(&self) -> &Facts {
-        self.model.facts()
+    fn model_info(&self) -> &LoadedModelInfo {
+        self.model.model_info()
     }
 
     fn encode(&self, text: &str) -> Vec<u32> {
         self.model.encode(text)
     }
 
-    fn tokenize(&self, text: &Tokenize) -> Vec<u32> {
+    fn tokenize(&self, text: &TokenizeTask) -> Vec<u32> {
         self.model.tokenize(text)
     }
 
@@ -383,11 +387,11 @@ impl Generator for ScriptedModel {
         self.model.cancel(request);
     }
 
-    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, EngineError> {
+    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedCallback) -> Result<u64, EngineError> {
         self.model.embed(inputs, done)
     }
 
-    fn rank(&self, pairs: Vec<Vec<u32>>, done: RankDone) -> Result<u64, EngineError> {
+    fn rank(&self, pairs: Vec<Vec<u32>>, done: RerankCallback) -> Result<u64, EngineError> {
         self.model.rank(pairs, done)
     }
 

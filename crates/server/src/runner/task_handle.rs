@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 
-use super::protocol::{FromRunner, WINDOW};
+use super::protocol::{RunnerResponse, WINDOW};
 use crate::canonical::{ApiError, Event};
 use crate::util::lock::lock;
 
@@ -34,7 +34,7 @@ impl TaskState {
     }
 
     /// Number of events that may be sent now, as [`Self::may_send`] counts them.
-    pub(crate) fn room(&self) -> usize {
+    pub(crate) fn free_event_slots(&self) -> usize {
         usize::try_from(self.credit.load(Ordering::Acquire) - 2).unwrap_or(0)
     }
 
@@ -54,7 +54,7 @@ pub(crate) struct Handle {
     pub(crate) id: u64,
     pub(crate) client: u64,
     pub(crate) state: Arc<TaskState>,
-    pub(super) out: Sender<FromRunner>,
+    pub(super) out: Sender<RunnerResponse>,
     pub(super) tasks: Arc<Tasks>,
 }
 
@@ -72,7 +72,7 @@ impl Handle {
         } else {
             self.state.sent();
         }
-        self.out.send(FromRunner::Event(self.id, event)).is_ok()
+        self.out.send(RunnerResponse::Event(self.id, event)).is_ok()
     }
 
     /// Stores the number of the engine's request; returns `false` if the task was cancelled in

@@ -16,16 +16,17 @@ use fake::in_threads;
 pub(crate) use fake::{Fake, FakeLauncher};
 use puna_sampler::Constraint;
 
+use super::connection::{RunnerConnection, TaskEvents};
 use super::launch::{Launcher, RunnerProcess};
-use super::link::{Events, Link};
 use super::protocol::{LoadSpec, WINDOW};
 use crate::canonical::{
-    EmbedText, Event, Generate, Input, Overflow, Prompt, PromptConfig, RunOptions, Task, Tokenize,
+    EmbedText, Event, GenerateTask, Input, Overflow, Prompt, PromptConfig, RunOptions, Task,
+    TokenizeTask,
 };
 
 fn task(text: &str, num_predict: i64, num_keep: i64, truncate: bool, shift: bool) -> Task {
     let prompt = Prompt { text: text.into(), raw: true, ..Prompt::default() };
-    Task::Generate(Box::new(Generate {
+    Task::Generate(Box::new(GenerateTask {
         model: PromptConfig::default(),
         input: Input::Prompt(prompt),
         options: RunOptions { num_predict, num_keep, ..RunOptions::default() },
@@ -47,13 +48,13 @@ fn task(text: &str, num_predict: i64, num_keep: i64, truncate: bool, shift: bool
 /// Step timeout in these tests: a few heartbeats.
 const STEP_TIMEOUT: Duration = Duration::from_millis(300);
 
-async fn loaded(fake: &Arc<Fake>, num_ctx: u32) -> Link {
+async fn loaded(fake: &Arc<Fake>, num_ctx: u32) -> RunnerConnection {
     let process = FakeLauncher(fake.clone()).launch().unwrap();
     loaded_by(process, None, num_ctx).await
 }
 
 /// Loads this program's engine with a file, or with the embedded model.
-async fn loaded_file(weights: Option<std::path::PathBuf>, num_ctx: u32) -> Link {
+async fn loaded_file(weights: Option<std::path::PathBuf>, num_ctx: u32) -> RunnerConnection {
     let (process, _) = in_threads(super::local::LocalLoader).unwrap();
     loaded_by(process, weights, num_ctx).await
 }
@@ -62,10 +63,13 @@ async fn loaded_by(
     process: RunnerProcess,
     weights: Option<std::path::PathBuf>,
     num_ctx: u32,
-) -> Link {
+) -> RunnerConnection {
     let (to, mut events_of_runner) = tokio::sync::mpsc::unbounded_channel();
-    let link =
-        Link::new(process, Some(STEP_TIMEOUT), Box::new(move |notice| drop(to.send(notice))));
+    let connection = RunnerConnection::new(
+        process,
+        Some(STEP_TIMEOUT),
+        Box::new(move |notice| drop(to.send(notice))),
+    );
     let options = crate::scheduler::LoadOptions { num_ctx, ..Default::default() };
     let spec = LoadSpec {
         weights,
@@ -75,18 +79,24 @@ async fn loaded_by(
         kernels: None,
         threads: Some(1),
     };
-    link.plan(spec);
-    assert!(matches!(events_of_runner.recv().await, Some(super::link::RunnerEvent::Planned(_))));
-    link.load();
-    assert!(matches!(events_of_runner.recv().await, Some(super::link::RunnerEvent::Loaded(_))));
-    link
+    connection.plan(spec);
+    assert!(matches!(
+        events_of_runner.recv().await,
+        Some(super::connection::RunnerEvent::Planned(_))
+    ));
+    connection.load();
+    assert!(matches!(
+        events_of_runner.recv().await,
+        Some(super::connection::RunnerEvent::Loaded(_))
+    ));
+    connection
 }
 
-async fn end(link: &Link, task: Task) -> Event {
-    end_of(&mut link.submit(1, task)).await
+async fn end(connection: &RunnerConnection, task: Task) -> Event {
+    end_of(&mut connection.submit(1, task)).await
 }
 
-async fn end_of(events: &mut Events) -> Event {
+async fn end_of(events: &mut TaskEvents) -> Event {
     loop {
         let event = events.next().await.unwrap();
         if event.is_end() {
@@ -103,7 +113,7 @@ fn question(renderer: &str, render_only: bool) -> Task {
         ..Default::default()
     };
     let Task::Generate(generate) = task("", 1, 4, true, true) else { panic!() };
-    Task::Generate(Box::new(Generate {
+    Task::Generate(Box::new(GenerateTask {
         model: PromptConfig { renderer: Some(renderer.into()), ..PromptConfig::default() },
         input: Input::Chat { messages: vec![message], tools: Vec::new() },
         render_only,
@@ -114,29 +124,33 @@ fn question(renderer: &str, render_only: bool) -> Task {
 #[tokio::test]
 async fn a_built_in_renderer_writes_the_prompt_but_not_a_first_token_that_the_tokenizer_adds() {
     let fake = Arc::<Fake>::default();
-    let link = loaded(&fake, 128).await;
+    let connection = loaded(&fake, 128).await;
     let prompt = "<bos><|turn>user\nQ?<turn|>\n<|turn>model\n";
-    let Event::Rendered(text) = end(&link, question("gemma4", true)).await else { panic!() };
+    let Event::Rendered(text) = end(&connection, question("gemma4", true)).await else { panic!() };
     assert_eq!(text, prompt);
-    let Event::Done(done) = end(&link, question("gemma4", false)).await else { panic!() };
+    let Event::Done(done) = end(&connection, question("gemma4", false)).await else { panic!() };
     assert_eq!(done.prompt_tokens as usize, prompt.len());
     fake.adds_bos.store(true, Ordering::Relaxed);
-    let Event::Done(done) = end(&link, question("gemma4", false)).await else { panic!() };
+    let Event::Done(done) = end(&connection, question("gemma4", false)).await else { panic!() };
     assert_eq!(done.prompt_tokens as usize, 1 + prompt.len() - "<bos>".len());
-    let Event::Error(failure) = end(&link, question("nope", false)).await else { panic!() };
+    let Event::Error(failure) = end(&connection, question("nope", false)).await else { panic!() };
     assert_eq!(failure.message, "unknown renderer \"nope\"");
 }
 
 #[tokio::test]
 async fn a_prompt_that_is_too_long_is_cut_in_the_middle_or_rejected_with_its_length() {
-    let link = loaded(&Arc::default(), 128).await;
+    let connection = loaded(&Arc::default(), 128).await;
     let text = "x".repeat(310);
-    let Event::Done(done) = end(&link, task(&text, 1, 4, true, true)).await else { panic!() };
+    let Event::Done(done) = end(&connection, task(&text, 1, 4, true, true)).await else { panic!() };
     assert_eq!((done.prompt_tokens, done.dropped_tokens), (66, 244));
-    let Event::Error(failure) = end(&link, task(&text, 1, 4, false, true)).await else { panic!() };
+    let Event::Error(failure) = end(&connection, task(&text, 1, 4, false, true)).await else {
+        panic!()
+    };
     assert_eq!(failure.message, "prompt is too long: 310 tokens, context is 128");
     assert_eq!(failure.lengths, Some((310, 128)));
-    let Event::Error(failure) = end(&link, task(&text, 1, 4, true, false)).await else { panic!() };
+    let Event::Error(failure) = end(&connection, task(&text, 1, 4, true, false)).await else {
+        panic!()
+    };
     assert!(
         failure
             .message
@@ -147,19 +161,21 @@ async fn a_prompt_that_is_too_long_is_cut_in_the_middle_or_rejected_with_its_len
 #[tokio::test]
 async fn zero_tokens_end_at_once_and_endless_repetition_ends() {
     let fake = Arc::default();
-    let link = loaded(&fake, 128).await;
-    let Event::Done(done) = end(&link, task("hi", 0, 4, true, true)).await else { panic!() };
+    let connection = loaded(&fake, 128).await;
+    let Event::Done(done) = end(&connection, task("hi", 0, 4, true, true)).await else { panic!() };
     assert_eq!((done.generated_tokens, done.reason.as_str()), (0, "length"));
-    let Event::Done(done) = end(&link, task("again", 1000, 4, true, true)).await else { panic!() };
+    let Event::Done(done) = end(&connection, task("again", 1000, 4, true, true)).await else {
+        panic!()
+    };
     assert_eq!((done.generated_tokens, done.reason.as_str()), (32, "stop"));
 }
 
 #[tokio::test]
 async fn the_first_event_reports_the_prompt_and_the_last_one_the_stop_string() {
-    let link = loaded(&Arc::default(), 128).await;
+    let connection = loaded(&Arc::default(), 128).await;
     let Task::Generate(mut generate) = task("hi", 10, 4, true, true) else { panic!() };
     generate.options.stop = vec![String::new(), "w9".into(), "w3".into()];
-    let mut events = link.submit(1, Task::Generate(generate));
+    let mut events = connection.submit(1, Task::Generate(generate));
     assert!(matches!(events.next().await, Some(Event::Started { prompt_tokens: 2 })));
     let Event::Done(done) = end_of(&mut events).await else { panic!() };
     assert_eq!((done.reason.as_str(), done.stop.as_deref()), ("stop", Some("w3")));
@@ -168,34 +184,36 @@ async fn the_first_event_reports_the_prompt_and_the_last_one_the_stop_string() {
 #[tokio::test]
 async fn tokens_are_counted_encoded_and_decoded_without_generating() {
     let fake = Arc::<Fake>::default();
-    let link = loaded(&fake, 8).await;
+    let connection = loaded(&fake, 8).await;
     let Task::Generate(generate) = task("much longer than the context", 10, 4, true, true) else {
         panic!()
     };
-    assert!(matches!(end(&link, Task::Count(generate)).await, Event::Counted(28)));
-    let text = Tokenize { text: "ab".into(), add_special: true, parse_special: false };
-    let Event::Tokens(tokens) = end(&link, Task::Tokenize(text)).await else { panic!() };
+    assert!(matches!(end(&connection, Task::Count(generate)).await, Event::Counted(28)));
+    let text = TokenizeTask { text: "ab".into(), add_special: true, parse_special: false };
+    let Event::Tokens(tokens) = end(&connection, Task::Tokenize(text)).await else { panic!() };
     assert_eq!(tokens, [97, 98]);
     assert!(
-        matches!(end(&link, Task::Detokenize(tokens)).await, Event::Text(text) if text == "ab")
+        matches!(end(&connection, Task::Detokenize(tokens)).await, Event::Text(text) if text == "ab")
     );
-    let Event::Error(failure) = end(&link, Task::Detokenize(vec![97, 256])).await else { panic!() };
+    let Event::Error(failure) = end(&connection, Task::Detokenize(vec![97, 256])).await else {
+        panic!()
+    };
     assert_eq!((failure.status, failure.message.as_str()), (400, "this model has no token 256"));
     assert_eq!(fake.generated.load(Ordering::Relaxed), 0);
 }
 
 #[tokio::test]
 async fn a_prompt_of_token_ids_is_used_unchanged() {
-    let link = loaded(&Arc::default(), 128).await;
+    let connection = loaded(&Arc::default(), 128).await;
     let ask = |tokens: Vec<u32>| {
         let Task::Generate(mut generate) = task("", 2, 4, true, true) else { panic!() };
         generate.input = Input::Prompt(Prompt { tokens: Some(tokens), ..Prompt::default() });
         Task::Generate(generate)
     };
-    let Event::Done(done) = end(&link, ask(vec![1, 2, 3])).await else { panic!() };
+    let Event::Done(done) = end(&connection, ask(vec![1, 2, 3])).await else { panic!() };
     assert_eq!((done.prompt_tokens, done.generated_tokens), (3, 2));
     assert!(
-        matches!(end(&link, ask(vec![1, 999])).await, Event::Error(f) if f.message == "this model has no token 999")
+        matches!(end(&connection, ask(vec![1, 999])).await, Event::Error(f) if f.message == "this model has no token 999")
     );
 }
 
@@ -211,10 +229,10 @@ pub(crate) async fn wait_until(holds: impl Fn() -> bool) {
 #[tokio::test]
 async fn a_client_that_does_not_read_slows_only_its_own_answer() {
     let fake = Arc::<Fake>::default();
-    let link = loaded(&fake, 128).await;
-    let mut slow = link.submit(1, task("hi", 1000, 4, true, true));
+    let connection = loaded(&fake, 128).await;
+    let mut slow = connection.submit(1, task("hi", 1000, 4, true, true));
     wait_until(|| fake.generated.load(Ordering::Relaxed) > 10).await;
-    assert!(matches!(end(&link, task("hi", 200, 4, true, true)).await, Event::Done(_)));
+    assert!(matches!(end(&connection, task("hi", 200, 4, true, true)).await, Event::Done(_)));
     let generated = fake.generated.load(Ordering::Relaxed);
     assert!(generated <= 200 + u64::from(WINDOW), "{generated}");
     let mut pieces = 0;
@@ -226,7 +244,7 @@ async fn a_client_that_does_not_read_slows_only_its_own_answer() {
 
 #[tokio::test]
 async fn a_requests_own_context_is_its_limit_on_a_runner_that_has_more() {
-    let link = loaded(&Arc::default(), 128).await;
+    let connection = loaded(&Arc::default(), 128).await;
     let limited = |num_ctx, truncate| {
         let Task::Generate(mut generate) = task(&"x".repeat(100), 5, 4, truncate, true) else {
             panic!()
@@ -234,7 +252,7 @@ async fn a_requests_own_context_is_its_limit_on_a_runner_that_has_more() {
         generate.options.num_ctx = num_ctx;
         Task::Generate(generate)
     };
-    let lengths = async |task| match end(&link, task).await {
+    let lengths = async |task| match end(&connection, task).await {
         Event::Done(done) => Ok((done.prompt_tokens, done.dropped_tokens)),
         Event::Error(failure) => Err((failure.status, failure.message)),
         event => panic!("{event:?}"),
@@ -254,8 +272,8 @@ async fn a_requests_own_context_is_its_limit_on_a_runner_that_has_more() {
 #[tokio::test]
 async fn dropping_the_events_stops_the_generation() {
     let fake = Arc::<Fake>::default();
-    let link = loaded(&fake, 128).await;
-    let mut events = link.submit(1, task("hi", 1_000_000, 4, true, true));
+    let connection = loaded(&fake, 128).await;
+    let mut events = connection.submit(1, task("hi", 1_000_000, 4, true, true));
     for _ in 0..100 {
         events.next().await.unwrap();
     }
@@ -267,8 +285,8 @@ async fn dropping_the_events_stops_the_generation() {
 #[tokio::test]
 async fn a_crash_is_an_error_to_every_open_request_and_to_later_ones() {
     let fake = Arc::<Fake>::default();
-    let link = loaded(&fake, 128).await;
-    let mut events = link.submit(1, task("hi", 1_000_000, 4, true, true));
+    let connection = loaded(&fake, 128).await;
+    let mut events = connection.submit(1, task("hi", 1_000_000, 4, true, true));
     events.next().await.unwrap();
     fake.crash();
     let failure = loop {
@@ -281,24 +299,24 @@ async fn a_crash_is_an_error_to_every_open_request_and_to_later_ones() {
         failure.message.contains("model runner has unexpectedly stopped")
             && failure.message.ends_with("killed")
     );
-    assert!(matches!(end(&link, task("hi", 1, 4, true, true)).await, Event::Error(_)));
+    assert!(matches!(end(&connection, task("hi", 1, 4, true, true)).await, Event::Error(_)));
 }
 
 #[tokio::test]
 async fn huge_prompts_do_not_delay_others_and_are_not_tokenized_for_disconnected_clients() {
     let fake = Arc::<Fake>::default();
-    let link = loaded(&fake, 128).await;
+    let connection = loaded(&fake, 128).await;
     fake.dawdles.store(true, Ordering::Relaxed);
     let text = "x".repeat(300_001);
-    let mut huge: Vec<Events> =
-        (0..20).map(|_| link.submit(1, task(&text, 1, 4, true, true))).collect();
+    let mut huge: Vec<TaskEvents> =
+        (0..20).map(|_| connection.submit(1, task(&text, 1, 4, true, true))).collect();
     for _ in 0..20 {
-        assert!(matches!(end(&link, task("hi", 5, 4, true, true)).await, Event::Done(_)));
+        assert!(matches!(end(&connection, task("hi", 5, 4, true, true)).await, Event::Done(_)));
     }
     let mut last = huge.pop().unwrap();
     drop(huge);
     // Messages on one socket arrive in order, so this task starts after the cancellations.
-    assert!(matches!(end(&link, task("hi", 5, 4, true, true)).await, Event::Done(_)));
+    assert!(matches!(end(&connection, task("hi", 5, 4, true, true)).await, Event::Done(_)));
     fake.dawdles.store(false, Ordering::Relaxed);
     assert!(matches!(end_of(&mut last).await, Event::Done(_)));
     let read = fake.dawdled.load(Ordering::Relaxed);
@@ -309,8 +327,10 @@ async fn huge_prompts_do_not_delay_others_and_are_not_tokenized_for_disconnected
 async fn an_answer_that_repeats_itself_ends_with_the_counts_of_the_engine() {
     let fake = Arc::<Fake>::default();
     fake.cached.store(3, Ordering::Relaxed);
-    let link = loaded(&fake, 128).await;
-    let Event::Done(done) = end(&link, task("again", 1000, 4, true, true)).await else { panic!() };
+    let connection = loaded(&fake, 128).await;
+    let Event::Done(done) = end(&connection, task("again", 1000, 4, true, true)).await else {
+        panic!()
+    };
     assert_eq!((done.reason, done.cached_tokens), (crate::canonical::FinishReason::Stop, 3));
     assert!(done.generated_tokens < 100, "{}", done.generated_tokens);
     assert_eq!(done.context.len() as u64, done.prompt_tokens + done.generated_tokens);
@@ -327,11 +347,12 @@ fn constrained_task() -> Task {
 #[tokio::test]
 async fn constraints_of_different_clients_are_compiled_in_turn() {
     let fake = Arc::<Fake>::default();
-    let link = loaded(&fake, 128).await;
+    let connection = loaded(&fake, 128).await;
     fake.form_ms.store(25, Ordering::Relaxed);
-    let mut many: Vec<Events> = (0..60).map(|_| link.submit(1, constrained_task())).collect();
+    let mut many: Vec<TaskEvents> =
+        (0..60).map(|_| connection.submit(1, constrained_task())).collect();
     for client in 2..5 {
-        let mut one = link.submit(client, constrained_task());
+        let mut one = connection.submit(client, constrained_task());
         assert!(matches!(end_of(&mut one).await, Event::Error(_)));
     }
     let read = fake.forms.load(Ordering::Relaxed);
@@ -347,10 +368,11 @@ async fn constraints_of_different_clients_are_compiled_in_turn() {
 #[tokio::test]
 async fn slow_constraints_do_not_delay_requests_without_one() {
     let fake = Arc::<Fake>::default();
-    let link = loaded(&fake, 128).await;
+    let connection = loaded(&fake, 128).await;
     fake.dawdles.store(true, Ordering::Relaxed);
-    let mut waiting: Vec<Events> = (0..20).map(|_| link.submit(1, constrained_task())).collect();
-    let plain = end(&link, task("hi", 5, 4, true, true));
+    let mut waiting: Vec<TaskEvents> =
+        (0..20).map(|_| connection.submit(1, constrained_task())).collect();
+    let plain = end(&connection, task("hi", 5, 4, true, true));
     let plain = tokio::time::timeout(Duration::from_secs(20), plain).await;
     fake.dawdles.store(false, Ordering::Relaxed);
     assert!(matches!(plain, Ok(Event::Done(_))), "{plain:?}");
@@ -362,21 +384,23 @@ async fn slow_constraints_do_not_delay_requests_without_one() {
 
 #[tokio::test]
 async fn a_request_that_is_too_large_for_a_message_fails_alone() {
-    let link = loaded(&Arc::default(), 128).await;
+    let connection = loaded(&Arc::default(), 128).await;
     let text = "x".repeat(super::protocol::MAX_MESSAGE_BYTES);
-    let Event::Error(failure) = end(&link, task(&text, 1, 4, true, true)).await else { panic!() };
+    let Event::Error(failure) = end(&connection, task(&text, 1, 4, true, true)).await else {
+        panic!()
+    };
     assert!(
         failure.status == 413 && failure.message.starts_with("the request is too large"),
         "{failure}"
     );
-    assert!(matches!(end(&link, task("hi", 5, 4, true, true)).await, Event::Done(_)));
+    assert!(matches!(end(&connection, task("hi", 5, 4, true, true)).await, Event::Done(_)));
 }
 
 #[tokio::test]
 async fn a_step_that_hangs_ends_the_runner_and_its_requests_get_the_reason() {
     let fake = Arc::<Fake>::default();
-    let link = loaded(&fake, 128).await;
-    let mut events = link.submit(1, task("hi", 1_000_000, 4, true, true));
+    let connection = loaded(&fake, 128).await;
+    let mut events = connection.submit(1, task("hi", 1_000_000, 4, true, true));
     events.next().await.unwrap();
     fake.hangs.store(true, Ordering::Relaxed);
     let Event::Error(failure) = end_of(&mut events).await else {
@@ -388,11 +412,11 @@ async fn a_step_that_hangs_ends_the_runner_and_its_requests_get_the_reason() {
 #[tokio::test]
 async fn idleness_long_prompts_and_slow_clients_do_not_count_as_a_hanging_step() {
     let fake = Arc::<Fake>::default();
-    let link = loaded(&fake, 128).await;
+    let connection = loaded(&fake, 128).await;
     tokio::time::sleep(STEP_TIMEOUT * 3).await;
     fake.prefill.store(90, Ordering::Relaxed);
-    assert!(matches!(end(&link, task("hi", 5, 4, true, true)).await, Event::Done(_)));
-    let mut slow = link.submit(1, task("hi", 1000, 4, true, true));
+    assert!(matches!(end(&connection, task("hi", 5, 4, true, true)).await, Event::Done(_)));
+    let mut slow = connection.submit(1, task("hi", 1000, 4, true, true));
     slow.next().await.unwrap();
     tokio::time::sleep(STEP_TIMEOUT * 3).await;
     assert!(matches!(end_of(&mut slow).await, Event::Done(_)));
@@ -400,18 +424,18 @@ async fn idleness_long_prompts_and_slow_clients_do_not_count_as_a_hanging_step()
 
 fn embedding(text: &str) -> Task {
     let inputs = vec![EmbedText::Text(text.into())];
-    Task::Embed(crate::canonical::Embed {
+    Task::Embed(crate::canonical::EmbedTask {
         inputs,
         truncate: true,
         num_ctx: None,
-        given: Default::default(),
+        explicit_parameters: Default::default(),
     })
 }
 
 #[tokio::test]
 async fn embedding_with_an_unsuitable_model_is_refused_with_the_reason() {
-    let link = loaded(&Arc::default(), 128).await;
-    let Event::Error(failure) = end(&link, embedding("x")).await else { panic!() };
+    let connection = loaded(&Arc::default(), 128).await;
+    let Event::Error(failure) = end(&connection, embedding("x")).await else { panic!() };
     assert_eq!(
         (failure.status, &*failure.message),
         (400, "this model does not support embeddings")
@@ -424,8 +448,8 @@ async fn an_engine_that_has_stopped_is_an_internal_error() {
     for state in [&fake.embeds, &fake.ranks, &fake.stopped] {
         state.store(true, Ordering::Relaxed);
     }
-    let link = loaded(&fake, 128).await;
-    let rank = crate::canonical::Rank {
+    let connection = loaded(&fake, 128).await;
+    let rank = crate::canonical::RerankTask {
         query: "q".into(),
         documents: vec!["d".into()],
         truncate: false,
@@ -434,7 +458,7 @@ async fn an_engine_that_has_stopped_is_an_internal_error() {
         num_ctx: None,
     };
     for task in [task("hi", 5, 4, true, true), embedding("x"), Task::Rank(rank)] {
-        let Event::Error(failure) = end(&link, task).await else { panic!("an error") };
+        let Event::Error(failure) = end(&connection, task).await else { panic!("an error") };
         assert_eq!((failure.status, &*failure.message), (500, "the engine has stopped"));
     }
 }

@@ -13,8 +13,8 @@ use super::generator::{Generator, LoadError, Loader};
 use super::prepare_queue::{PrepareQueue, QueueSender};
 use super::preparer::Preparer;
 use super::protocol::{
-    FromRunner, LoadSpec, LoadedModel, ToRunner, VERSION, encode_message, is_out_of_memory, read,
-    write,
+    LoadSpec, LoadedModel, RunnerRequest, RunnerResponse, VERSION, encode_message,
+    is_out_of_memory, read, write,
 };
 use super::task_handle::{Handle, TaskState, Tasks};
 use crate::canonical::{ApiError, Event};
@@ -53,31 +53,31 @@ pub fn run(socket: UnixStream, loader: &dyn Loader) -> io::Result<()> {
     let sender =
         thread::Builder::new().name("send".into()).spawn(move || send_all(writer, &outgoing))?;
     let send = |message| out.send(message).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe));
-    send(FromRunner::Hello { version: VERSION })?;
+    send(RunnerResponse::Hello { version: VERSION })?;
     let mut incoming = BufReader::new(socket);
     let mut spec: Option<LoadSpec> = None;
-    while let Some(message) = read::<ToRunner>(&mut incoming)? {
+    while let Some(message) = read::<RunnerRequest>(&mut incoming)? {
         match (message, &spec) {
-            (ToRunner::Plan(planned), _) => {
+            (RunnerRequest::Plan(planned), _) => {
                 let plan = catch_load_panic(|| loader.plan(&planned));
                 spec = Some(*planned);
                 match plan {
-                    Ok(memory) => send(FromRunner::Planned(memory))?,
+                    Ok(memory) => send(RunnerResponse::Planned(memory))?,
                     Err(error) => return fail(error, out, sender),
                 }
             }
-            (ToRunner::Load, Some(spec)) => match catch_load_panic(|| loader.load(spec)) {
+            (RunnerRequest::Load, Some(spec)) => match catch_load_panic(|| loader.load(spec)) {
                 Ok(generator) => return serve(generator.into(), &mut incoming, out),
                 Err(error) => return fail(error, out, sender),
             },
             // These messages refer to a model that is not loaded yet, such as a task cancelled
             // before.
             (
-                ToRunner::Load
-                | ToRunner::Submit { .. }
-                | ToRunner::Credit(..)
-                | ToRunner::Cancel(_)
-                | ToRunner::Beat,
+                RunnerRequest::Load
+                | RunnerRequest::Submit { .. }
+                | RunnerRequest::Credit(..)
+                | RunnerRequest::Cancel(_)
+                | RunnerRequest::RequestHeartbeat,
                 _,
             ) => {}
         }
@@ -98,11 +98,11 @@ pub(super) fn catch_load_panic<T>(
 /// Reports a loading error, waits until it is written, and ends the runner.
 fn fail(
     error: LoadError,
-    out: Sender<FromRunner>,
+    out: Sender<RunnerResponse>,
     sender: thread::JoinHandle<()>,
 ) -> io::Result<()> {
     let LoadError { message, out_of_memory } = error;
-    let _ = out.send(FromRunner::Failed { message, out_of_memory });
+    let _ = out.send(RunnerResponse::Failed { message, out_of_memory });
     drop(out);
     let _ = sender.join();
     Ok(())
@@ -111,7 +111,7 @@ fn fail(
 /// Writes messages in order; messages that wait are written together. A piece within
 /// [`WRITE_INTERVAL`] of the last write waits for the end of the interval, because waking the
 /// server costs more than processing a piece.
-fn send_all(socket: UnixStream, outgoing: &Receiver<FromRunner>) {
+fn send_all(socket: UnixStream, outgoing: &Receiver<RunnerResponse>) {
     let mut socket = BufWriter::new(socket);
     let mut next = Instant::now();
     while let Ok(mut message) = outgoing.recv() {
@@ -137,17 +137,17 @@ fn send_all(socket: UnixStream, outgoing: &Receiver<FromRunner>) {
 }
 
 /// Whether further events of the request follow, so that this message may wait.
-fn is_piece(message: &FromRunner) -> bool {
-    matches!(message, FromRunner::Event(_, event) if !event.is_end())
+fn is_piece(message: &RunnerResponse) -> bool {
+    matches!(message, RunnerResponse::Event(_, event) if !event.is_end())
 }
 
 /// Writes a message. An event that is too large fails its own request only.
-fn write_message(socket: &mut BufWriter<UnixStream>, message: &FromRunner) -> io::Result<()> {
+fn write_message(socket: &mut BufWriter<UnixStream>, message: &RunnerResponse) -> io::Result<()> {
     match (encode_message(message), message) {
         (Ok(bytes), _) => socket.write_all(&bytes),
-        (Err(e), FromRunner::Event(id, _)) => {
+        (Err(e), RunnerResponse::Event(id, _)) => {
             let failure = ApiError::internal(format!("the answer is too large: {e}; request less"));
-            write(socket, &FromRunner::Event(*id, Event::Error(failure)))
+            write(socket, &RunnerResponse::Event(*id, Event::Error(failure)))
         }
         (Err(e), _) => Err(e),
     }
@@ -157,11 +157,14 @@ fn write_message(socket: &mut BufWriter<UnixStream>, message: &FromRunner) -> io
 fn serve(
     generator: Arc<dyn Generator>,
     incoming: &mut BufReader<UnixStream>,
-    out: Sender<FromRunner>,
+    out: Sender<RunnerResponse>,
 ) -> io::Result<()> {
-    let loaded =
-        LoadedModel { num_ctx: generator.facts().num_ctx, memory: generator.heartbeat().memory };
-    out.send(FromRunner::Loaded(loaded)).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+    let loaded = LoadedModel {
+        num_ctx: generator.model_info().num_ctx,
+        memory: generator.heartbeat().memory,
+    };
+    out.send(RunnerResponse::Loaded(loaded))
+        .map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
     let (stop, stopped) = mpsc::channel::<()>();
     let (generator_for_heartbeats, to) = (generator.clone(), out.clone());
     thread::Builder::new()
@@ -175,9 +178,9 @@ fn serve(
     let constrained = spawn_preparers("prepare form", CONSTRAINT_PREPARER_THREADS, &preparer)?;
     let large_constrained = spawn_preparers("large form", CONSTRAINT_PREPARER_THREADS, &preparer)?;
     let tasks = Arc::new(Tasks::default());
-    while let Some(message) = read::<ToRunner>(incoming)? {
+    while let Some(message) = read::<RunnerRequest>(incoming)? {
         match message {
-            ToRunner::Submit { id, client, task } => {
+            RunnerRequest::Submit { id, client, task } => {
                 let state = Arc::new(TaskState::new());
                 lock(&tasks).insert(id, state.clone());
                 let handle = Handle { id, client, state, out: out.clone(), tasks: tasks.clone() };
@@ -189,13 +192,13 @@ fn serve(
                 };
                 queue.push(handle, task);
             }
-            ToRunner::Credit(id, more) => {
+            RunnerRequest::Credit(id, more) => {
                 if let Some(task) = lock(&tasks).get(&id) {
                     task.credit.fetch_add(more.into(), Ordering::AcqRel);
                     generator.wake();
                 }
             }
-            ToRunner::Cancel(id) => {
+            RunnerRequest::Cancel(id) => {
                 if let Some(task) = lock(&tasks).remove(&id) {
                     task.cancelled.store(true, Ordering::Release);
                     if let Some(request) = *lock(&task.engine_request) {
@@ -206,10 +209,10 @@ fn serve(
                         .for_each(|queue| queue.remove(id));
                 }
             }
-            ToRunner::Beat => {
-                let _ = out.send(FromRunner::Heartbeat(generator.heartbeat()));
+            RunnerRequest::RequestHeartbeat => {
+                let _ = out.send(RunnerResponse::Heartbeat(generator.heartbeat()));
             }
-            ToRunner::Plan(_) | ToRunner::Load => {}
+            RunnerRequest::Plan(_) | RunnerRequest::Load => {}
         }
     }
     drop(stop);
@@ -217,9 +220,13 @@ fn serve(
 }
 
 /// Sends a heartbeat every [`HEARTBEAT_INTERVAL`] until `stopped` is dropped.
-fn send_heartbeats(generator: &dyn Generator, out: &Sender<FromRunner>, stopped: &Receiver<()>) {
+fn send_heartbeats(
+    generator: &dyn Generator,
+    out: &Sender<RunnerResponse>,
+    stopped: &Receiver<()>,
+) {
     while stopped.recv_timeout(HEARTBEAT_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-        if out.send(FromRunner::Heartbeat(generator.heartbeat())).is_err() {
+        if out.send(RunnerResponse::Heartbeat(generator.heartbeat())).is_err() {
             return;
         }
     }

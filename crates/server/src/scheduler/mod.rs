@@ -158,24 +158,24 @@ pub enum UnloadReason {
     /// Its keep-alive time is over, or an unload was requested.
     Idle,
     /// Another model needs its memory.
-    Room,
+    MemoryNeeded,
     /// It is loaded again with other options.
     Reload,
     /// It was not ready yet, and no request waits for it or it is too large.
-    Unwanted,
+    LoadCancelled,
 }
 
 impl UnloadReason {
     /// All reasons.
-    pub const ALL: [Self; 4] = [Self::Idle, Self::Room, Self::Reload, Self::Unwanted];
+    pub const ALL: [Self; 4] = [Self::Idle, Self::MemoryNeeded, Self::Reload, Self::LoadCancelled];
 
     /// Name in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Idle => "idle",
-            Self::Room => "room",
+            Self::MemoryNeeded => "room",
             Self::Reload => "reload",
-            Self::Unwanted => "unwanted",
+            Self::LoadCancelled => "unwanted",
         }
     }
 }

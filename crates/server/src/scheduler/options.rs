@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::options::speculate::Draft;
+use crate::options::speculate::DraftModelSpec;
 
 /// Contexts in tokens that are tried in order when a load runs out of memory.
 const REDUCED_CONTEXTS: [u32; 2] = [32768, 4096];
@@ -29,7 +29,7 @@ pub struct LoadOptions {
     /// Whether answers are independent of other requests in the batch.
     pub deterministic: bool,
     /// The draft model.
-    pub draft: Option<Draft>,
+    pub draft: Option<DraftModelSpec>,
 }
 
 impl LoadOptions {
@@ -109,8 +109,9 @@ mod tests {
 
     #[test]
     fn a_draft_model_is_loaded_on_request_and_dropped_first() {
-        let draft =
-            |name: &str, optional| Some(Draft { name: name.into(), weights: None, optional });
+        let draft = |name: &str, optional| {
+            Some(DraftModelSpec { name: name.into(), weights: None, optional })
+        };
         let with = LoadOptions { draft: draft("a", true), ..loaded() };
         assert!(loaded().needs_reload(&with) && !with.needs_reload(&loaded()));
         assert!(with.needs_reload(&LoadOptions { draft: draft("b", true), ..loaded() }));

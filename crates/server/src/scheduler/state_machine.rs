@@ -290,7 +290,7 @@ impl Scheduler {
         for key in &keys {
             self.expire(now, key);
             if let Some(runner) = self.runners.get_mut(key) {
-                runner.unload_reason = UnloadReason::Room;
+                runner.unload_reason = UnloadReason::MemoryNeeded;
             }
         }
     }
@@ -522,7 +522,7 @@ impl Scheduler {
             .min_by_key(|(_, runner)| runner.eviction_order(now))
             .or_else(|| candidates().min_by_key(|(_, runner)| runner.eviction_order(now)));
         if let Some(key) = victim.map(|(key, _)| key.clone()) {
-            self.evict(now, since, &key, UnloadReason::Room);
+            self.evict(now, since, &key, UnloadReason::MemoryNeeded);
         }
     }
 
@@ -546,7 +546,7 @@ impl Scheduler {
             && runner.state != RunnerState::Stopping
         {
             if runner.state != RunnerState::Ready {
-                runner.unload_reason = UnloadReason::Unwanted;
+                runner.unload_reason = UnloadReason::LoadCancelled;
             }
             runner.state = RunnerState::Stopping;
             self.actions.push(Action::Stop(runner.id));

@@ -14,8 +14,8 @@ use super::split;
 use crate::blobs::NewBlob;
 use crate::digest::Digest;
 use crate::error::StoreError;
-use crate::facts::Facts;
 use crate::files::read_limited;
+use crate::gguf_info::GgufInfo;
 use crate::manifest::{Layer, media};
 use crate::quantize_types::{IMATRIX_TYPES, QUANTIZE_TYPES};
 use crate::requantize::{
@@ -48,7 +48,7 @@ pub(super) struct UploadedFiles {
 pub(super) struct FileLayer {
     pub(super) layer: Layer,
     pub(super) is_new: bool,
-    pub(super) facts: Arc<Facts>,
+    pub(super) info: Arc<GgufInfo>,
 }
 
 impl UploadedFiles {
@@ -89,8 +89,10 @@ impl UploadedFiles {
         models.extend((!self.folder.is_empty()).then(|| "a folder of safetensors".to_owned()));
         for (name, digest) in single {
             let Ok(digest) = store.pin_uploaded_blob(digest) else { continue };
-            let Ok(facts) = store.facts.read(&digest, &store.blob_path(&digest)) else { continue };
-            if media_type(&facts) == media::MODEL {
+            let Ok(info) = store.gguf_info_cache.read(&digest, &store.blob_path(&digest)) else {
+                continue;
+            };
+            if media_type(&info) == media::MODEL {
                 models.push(escape_for_message(name));
             }
         }
@@ -138,7 +140,7 @@ impl UploadedFiles {
     }
 }
 
-/// A GGUF file is used as it is. Reading its facts validates the header.
+/// A GGUF file is used as it is. Reading its metadata validates the header.
 fn gguf_layer(
     store: &Store,
     file: &(String, String),
@@ -148,7 +150,7 @@ fn gguf_layer(
     progress(Progress::status("parsing GGUF"));
     let digest = store.pin_uploaded_blob(digest)?;
     let path = store.blob_path(&digest);
-    let facts = match store.facts.read(&digest, &path) {
+    let info = match store.gguf_info_cache.read(&digest, &path) {
         Err(StoreError::GgufFile {
             error: error @ (GgufError::BadMagic { .. } | GgufError::TruncatedHeader { .. }),
             ..
@@ -159,24 +161,24 @@ fn gguf_layer(
         Err(StoreError::GgufFile { error, .. }) => {
             return Err(StoreError::BadFile { file: name.clone(), error });
         }
-        facts => facts?,
+        info => info?,
     };
-    if media_type(&facts) == media::MODEL && facts.parameter_count == 0 {
+    if media_type(&info) == media::MODEL && info.parameter_count == 0 {
         return Err(StoreError::NoTensors { file: escape_for_message(name) });
     }
     Ok(FileLayer {
-        layer: Layer::new(media_type(&facts), digest, size(store, &digest)?),
+        layer: Layer::new(media_type(&info), digest, size(store, &digest)?),
         is_new: false,
-        facts,
+        info,
     })
 }
 
 /// The layer type of a GGUF file.
-fn media_type(facts: &Facts) -> &'static str {
-    match facts.kind.as_str() {
+fn media_type(info: &GgufInfo) -> &'static str {
+    match info.kind.as_str() {
         "adapter" => media::ADAPTER,
-        _ if facts.is_control_vector() => media::ADAPTER,
-        _ if facts.is_projector() => media::PROJECTOR,
+        _ if info.is_control_vector() => media::ADAPTER,
+        _ if info.is_projector() => media::PROJECTOR,
         _ => media::MODEL,
     }
 }
@@ -245,18 +247,18 @@ pub(super) fn adapter_layers(
 
 /// The layer of a GGUF file that was written here.
 fn new_layer(store: &Store, blob: &NewBlob) -> Result<FileLayer, StoreError> {
-    let facts = store.facts.read(&blob.digest, &store.blob_path(&blob.digest))?;
-    let layer = Layer::new(media_type(&facts), blob.digest, blob.size);
-    Ok(FileLayer { layer, is_new: blob.is_new, facts })
+    let info = store.gguf_info_cache.read(&blob.digest, &store.blob_path(&blob.digest))?;
+    let layer = Layer::new(media_type(&info), blob.digest, blob.size);
+    Ok(FileLayer { layer, is_new: blob.is_new, info })
 }
 
 /// The Jinja template of a layer's file, with the texts of its BOS and EOS tokens.
 pub(super) fn template(
     store: &Store,
     layer: &Layer,
-    facts: &Facts,
+    info: &GgufInfo,
 ) -> Result<Option<FileTemplate>, StoreError> {
-    let Some(source) = facts.chat_template.clone() else { return Ok(None) };
+    let Some(source) = info.chat_template.clone() else { return Ok(None) };
     let gguf = Gguf::open(&store.layer_path(layer)?)?;
     let meta = gguf.metadata();
     let token = |key: &str| {
@@ -277,11 +279,11 @@ pub(super) fn check_adapter(
     adapter: &Layer,
     model: &Layer,
 ) -> Result<(), StoreError> {
-    let facts = store.facts.read(&adapter.digest, &store.layer_path(adapter)?)?;
-    if facts.is_control_vector() {
+    let info = store.gguf_info_cache.read(&adapter.digest, &store.layer_path(adapter)?)?;
+    if info.is_control_vector() {
         return Ok(());
     }
-    let adapter = facts.architecture.clone();
+    let adapter = info.architecture.clone();
     let view = View::new(Arc::new(Gguf::open(&store.layer_path(model)?)?))?;
     let names = [view.gguf().metadata(), view.metadata()].map(|meta| meta.architecture());
     if names.contains(&Ok(&*adapter)) {
@@ -328,14 +330,14 @@ pub(super) fn quantized_layer(
     progress: ProgressFn<'_>,
 ) -> Result<Option<FileLayer>, StoreError> {
     let path = store.layer_path(layer)?;
-    let facts = store.facts.read(&layer.digest, &path)?;
-    if !matches!(facts.file_type.as_str(), "F32" | "F16" | "BF16") {
+    let info = store.gguf_info_cache.read(&layer.digest, &path)?;
+    if !matches!(info.file_type.as_str(), "F32" | "F16" | "BF16") {
         return Err(StoreError::QuantizeSource);
     }
-    if facts.file_type == target.name() {
+    if info.file_type == target.name() {
         return Ok(None);
     }
-    let status = format!("quantizing {} model to {}", facts.file_type, target.name());
+    let status = format!("quantizing {} model to {}", info.file_type, target.name());
     let gguf = Gguf::open(&path)?;
     for fallback in fallbacks(&gguf, target, imatrix.is_some()) {
         progress(Progress::status(fallback.to_string()));

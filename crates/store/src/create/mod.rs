@@ -22,7 +22,7 @@ use crate::builtin;
 use crate::digest::Digest;
 use crate::embedded::params_bytes;
 use crate::error::StoreError;
-use crate::facts::{Facts, parameter_size};
+use crate::gguf_info::{GgufInfo, parameter_size};
 use crate::gojson;
 use crate::manifest::{Config, Layer, Manifest, media};
 use crate::model::Weights;
@@ -197,9 +197,9 @@ impl ModelBuilder {
             self.params.insert("num_ctx".into(), limit.into());
         }
         let mut file_template = None;
-        for FileLayer { layer, is_new, facts } in sources.into_layers(store, progress)? {
+        for FileLayer { layer, is_new, info } in sources.into_layers(store, progress)? {
             if layer.media_type == media::MODEL && hooks.detect_template.is_some() {
-                file_template = files::template(store, &layer, &facts)?;
+                file_template = files::template(store, &layer, &info)?;
             }
             self.layers.push(PendingLayer { layer, is_new, status: None });
         }
@@ -260,13 +260,13 @@ impl ModelBuilder {
         }
         let mut files =
             UploadedFiles::of(store, &request.draft_files)?.into_layers(store, progress)?;
-        let (Some(FileLayer { mut layer, is_new, facts }), []) = (files.pop(), files.as_slice())
+        let (Some(FileLayer { mut layer, is_new, info }), []) = (files.pop(), files.as_slice())
         else {
             return Err(StoreError::SeveralDrafts { files: files.len() + 1 });
         };
-        if layer.media_type != media::MODEL || facts.pooling.is_some() {
+        if layer.media_type != media::MODEL || info.pooling.is_some() {
             let kind =
-                if facts.pooling.is_some() { "an embedding model" } else { facts.kind.as_str() };
+                if info.pooling.is_some() { "an embedding model" } else { info.kind.as_str() };
             return Err(StoreError::NotADraft { kind: kind.to_owned() });
         }
         layer.media_type = media::DRAFT.into();
@@ -373,8 +373,9 @@ impl ModelBuilder {
         let Some(model) = self.layers.iter().find(|l| l.layer.media_type == media::MODEL) else {
             return Ok(());
         };
-        let facts = store.facts.read(&model.layer.digest, &store.layer_path(&model.layer)?)?;
-        let Some((name, stop)) = builtin::of_architecture(&facts.architecture) else {
+        let info =
+            store.gguf_info_cache.read(&model.layer.digest, &store.layer_path(&model.layer)?)?;
+        let Some((name, stop)) = builtin::of_architecture(&info.architecture) else {
             return Ok(());
         };
         for field in
@@ -388,17 +389,17 @@ impl ModelBuilder {
         Ok(())
     }
 
-    /// Sets the config: facts of the weights, then the request's overrides.
+    /// Sets the config: properties of the weights, then the request's overrides.
     fn set_config(&mut self, store: &Store, request: &CreateRequest) -> Result<(), StoreError> {
         let config = &mut self.config;
         let mut families = Vec::new();
-        let mut model: Option<std::sync::Arc<Facts>> = None;
+        let mut model: Option<std::sync::Arc<GgufInfo>> = None;
         for PendingLayer { layer, .. } in
             self.layers.iter().filter(|l| l.layer.media_type == media::MODEL)
         {
-            let facts = store.facts.read(&layer.digest, &store.layer_path(layer)?)?;
-            families.push(facts.architecture.clone());
-            model = Some(facts);
+            let info = store.gguf_info_cache.read(&layer.digest, &store.layer_path(layer)?)?;
+            families.push(info.architecture.clone());
+            model = Some(info);
         }
         if !config.remote_host.is_empty() {
             return check::apply_info(config, &request.info);

@@ -2,7 +2,7 @@
 
 use puna_quant::TensorType::{self, *};
 
-use crate::facts::file_type_name;
+use crate::gguf_info::file_type_name;
 
 /// A file type such as `Q4_K_M`: the mix of tensor types in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

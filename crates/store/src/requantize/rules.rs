@@ -194,7 +194,7 @@ fn type_for_rows(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::file_type_name;
+    use crate::gguf_info::file_type_name;
     use std::path::{Path, PathBuf};
 
     /// The rules need only names and shapes: for a file of llama-quantize, they must yield its

@@ -338,13 +338,13 @@ fn blobs_of_running_work_stay_for_its_whole_duration() {
 fn upload_notes_are_pruned_on_request_unless_locked() {
     let kit = Kit::new();
     let key = Digest::of(b"an upload");
-    let note = kit.store.upload_note(&key).unwrap().unwrap();
-    note.write(b"here").unwrap();
+    let record = kit.store.upload_record_file(&key).unwrap().unwrap();
+    record.write(b"here").unwrap();
     let path = kit.root().join(format!("puna-tmp/{}.push", key.hex()));
     make_old(&path, 90);
     let partial = PruneOptions { partial: true, ..PruneOptions::default() };
     assert_eq!(kit.store.prune(partial).unwrap().removed, []);
-    drop(note);
+    drop(record);
     assert_eq!(prune(&kit).removed, [], "it may go on");
     assert_eq!(kit.store.prune(partial).unwrap().removed.len(), 1);
     assert!(!path.exists());
@@ -411,7 +411,7 @@ fn finished_blobs_of_an_interrupted_pull_stay_with_it() {
     let kit = Kit::new();
     let (here, coming) = (kit.store.add_blob(b"here").unwrap().digest, Digest::of(b"to come"));
     let layers = vec![Layer::new(media::MODEL, coming, 7), Layer::new(media::PROJECTOR, here, 4)];
-    kit.store.note_pull(&name("m"), &Manifest { config: None, layers }.to_bytes()).unwrap();
+    kit.store.record_pull(&name("m"), &Manifest { config: None, layers }.to_bytes()).unwrap();
     let path = kit.store.blob_path(&here);
     let old = |hours: u64| {
         let time = SystemTime::now() - Duration::from_secs(3600 * hours);

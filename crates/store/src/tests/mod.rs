@@ -22,7 +22,7 @@ use puna_quant::TensorType;
 
 use crate::{CreateHooks, CreateRequest, Digest, ModelName, NewBlob, Progress, Store, StoreError};
 
-/// Number of temporary files in a store. Notes about blobs are in subfolders and do not count.
+/// Number of temporary files in a store. Records about blobs are in subfolders and do not count.
 pub(crate) fn temp_files(root: &std::path::Path) -> usize {
     let entries = std::fs::read_dir(root.join("puna-tmp")).into_iter().flatten().flatten();
     entries.filter(|entry| entry.path().is_file()).count()

@@ -136,7 +136,7 @@ fn all_minilm_is_created_from_its_folder() {
     );
     assert_eq!(model.details().quantization_level, "F16");
     assert_eq!(
-        (model.facts.context_length, model.facts.embedding_length, model.facts.pooling),
+        (model.gguf_info.context_length, model.gguf_info.embedding_length, model.gguf_info.pooling),
         (512, 384, Some(1))
     );
     let gguf = Gguf::open(&kit.store.blob_path(&model.weights_digest)).unwrap();

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::unresponsive_dirs::READ_ONLY_DIR_TIMEOUT;
 use crate::unresponsive_dirs::tests::hung;
-use crate::{Layer, Manifest, ModelLocation, media};
+use crate::{Layer, Manifest, StoreLocation, media};
 
 /// A store with its own folder, one in another folder, and a store that reads both.
 fn shared() -> (Kit, Kit, Store) {
@@ -22,8 +22,8 @@ fn models_of_read_only_folders_are_found_and_resolved() {
     own.model("mine", 2);
     let listed =
         |model: &str| store.list().unwrap().into_iter().find(|e| e.name == name(model)).unwrap();
-    assert_eq!(listed("theirs").location, ModelLocation::ReadOnly(share.root()));
-    assert_eq!(listed("mine").location, ModelLocation::Own);
+    assert_eq!(listed("theirs").location, StoreLocation::ReadOnly(share.root()));
+    assert_eq!(listed("mine").location, StoreLocation::Own);
     let model = store.resolve(&name("Theirs")).unwrap();
     assert_eq!(model.weights_digest, theirs);
     assert!(store.has_blob(&theirs) && store.verify_blob(&theirs).is_ok());
@@ -39,7 +39,7 @@ fn a_model_of_the_own_folder_hides_a_read_only_one_of_its_name() {
     assert_eq!(both.len(), 1);
     assert_eq!(
         (both[0].name.clone(), both[0].location.clone()),
-        (name("Both"), ModelLocation::Own)
+        (name("Both"), StoreLocation::Own)
     );
     assert_eq!(store.resolve(&name("both")).unwrap().weights_digest, mine);
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::executor::ModelExecutor;
-use crate::kv::{Pages, PrefixTreeKey, SequencePages};
+use crate::kv::{PagePool, PrefixTreeKey, SequencePages};
 use crate::request::RequestId;
 use crate::speculate::blocks::BlockDrafter;
 use crate::speculate::chain::ChainDrafter;
@@ -45,7 +45,7 @@ fn changes_no_answer(model: &str, draft: &str) {
         EngineOptions { max_sequences: Some(3), num_batch: 16, ..EngineOptions::default() };
     let engine = open_with_draft(model, draft, &options).unwrap();
     let n = engine.info().n_vocab as u32;
-    let mut all = Speculated::default();
+    let mut all = DraftStats::default();
     for sampling in [greedy(), Params { seed: 3, temperature: 0.6, ..Params::default() }] {
         // Longer than a page with the answer, and than the window; two that share pages, and one of
         // a single token.
@@ -236,7 +236,7 @@ fn a_chain_companion_that_predicts_every_token_continues_from_its_own_states() {
 
 /// Drafts with a companion that predicts every token: across two borders of pages, and beyond the
 /// context.
-fn is_right_all_the_time(model: View, draft: View) -> Speculated {
+fn is_right_all_the_time(model: View, draft: View) -> DraftStats {
     let draft = DraftModel { view: draft, backend: backend() };
     let options = EngineOptions { num_ctx: Some(200), ..EngineOptions::default() };
     let engine = Engine::open_with_draft(model, backend(), &options, draft).unwrap();
@@ -386,7 +386,7 @@ impl TestSequence {
 /// second is the reference.
 struct Bench {
     executor: ModelExecutor,
-    pages: Pages,
+    pages: PagePool,
     chain: Option<ChainDrafter>,
     both: [TestSequence; 2],
 }
@@ -402,7 +402,7 @@ impl Bench {
         let model = view(&format!("tests/data/zoo/{model}.gguf"));
         let executor =
             ModelExecutor::accompanied(&model, backend(), &options, Some(&draft)).unwrap();
-        let pages = Pages::of(&executor.model, &options);
+        let pages = PagePool::of(&executor.model, &options);
         let kept = |id| TestSequence {
             id: RequestId(id),
             pages: SequencePages::default(),
@@ -415,9 +415,7 @@ impl Bench {
     /// Begins again, with the reference sequence and another one.
     fn begin(&mut self, tokens: &[u32]) {
         self.chain = match self.executor.model.draft_method().unwrap() {
-            DraftMethod::Chain { state_dim: state, cache: sees } => {
-                Some(ChainDrafter::new(*state, *sees))
-            }
+            DraftMethod::Chain { state_dim, cache } => Some(ChainDrafter::new(*state_dim, *cache)),
             DraftMethod::Block(_) => None,
         };
         let other: Vec<u32> = (0..90).map(|i| 9 + i * 7 % 300).collect();

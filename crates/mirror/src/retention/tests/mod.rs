@@ -215,14 +215,14 @@ fn user_models_stay_unless_a_rule_has_own() {
         held.is_model = held.manifest != Some(digest("pushed"));
     }
     let plan = contents.plan(&["library=pulled:30d"]);
-    assert_eq!((plan.removals.len(), plan.own), (1, 1));
+    assert_eq!((plan.removals.len(), plan.kept_local_models), (1, 1));
     assert_eq!(contents.gone(&["library=pulled:30d own"]), gone(&[("mine", 100), ("pushed", 100)]));
     // A model that a mirror has fetched is the mirror's, unless another program wrote it later.
     contents.brought = true;
     assert_eq!(contents.plan(&["library=pulled:30d"]).removals.len(), 2);
     contents.entries[0].written =
         Some(SystemTime::UNIX_EPOCH + Duration::from_secs(NOW - 80 * SECONDS_PER_DAY));
-    assert_eq!(contents.plan(&["library=pulled:30d"]).own, 1);
+    assert_eq!(contents.plan(&["library=pulled:30d"]).kept_local_models, 1);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! Each mirror process writes its records to its own notes in the storage and reads the notes of
 //! the others. So no process overwrites records of another one. Notes of processes that have ended
-//! are adopted after a day.
+//! are merged after a day.
 
 mod record;
 mod sync;

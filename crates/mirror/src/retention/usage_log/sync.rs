@@ -183,7 +183,7 @@ impl UsageLog {
 
     /// Writes changes, and removes the notes of others that are older than a day after reading
     /// them. Their process has ended, or knows their records and writes them again.
-    pub(crate) async fn write_and_adopt_notes(
+    pub(crate) async fn write_and_merge_notes(
         &self,
         notes: &dyn NoteStore,
     ) -> Result<(), MirrorError> {

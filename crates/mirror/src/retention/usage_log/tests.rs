@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
-use puna_store::{Digest, Entry, ModelLocation, ModelName, Store};
+use puna_store::{Digest, Entry, ModelName, Store, StoreLocation};
 
 use super::*;
 use crate::storage::{FileStorage, ObjectInventory};
@@ -80,7 +80,7 @@ fn entry(digest: Digest, at: u64) -> Entry {
         digest,
         modified: SystemTime::UNIX_EPOCH + Duration::from_secs(at),
         manifest: puna_store::Manifest { config: None, layers: Vec::new() },
-        location: ModelLocation::Own,
+        location: StoreLocation::Own,
         runner: String::new(),
         list: None,
     }
@@ -233,10 +233,10 @@ async fn old_notes_are_adopted_and_invalid_ones_stay() {
         }
     };
     let later = usage_log(&time);
-    later.write_and_adopt_notes(notes).await.unwrap();
+    later.write_and_merge_notes(notes).await.unwrap();
     assert_eq!(notes.list().await.unwrap().len(), 5, "the earlier process may live");
     age_all();
-    later.write_and_adopt_notes(notes).await.unwrap();
+    later.write_and_merge_notes(notes).await.unwrap();
     let left: Vec<String> = notes.list().await.unwrap().into_iter().map(|note| note.name).collect();
     assert_eq!(left.iter().filter(|name| name.starts_with("broken")).count(), 4, "{left:?}");
     assert_eq!(left.iter().filter(|name| name.starts_with(&later.0.id)).count(), 1, "{left:?}");

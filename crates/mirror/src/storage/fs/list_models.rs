@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use bytes::Bytes;
-use puna_store::{Digest, Entry, ModelLocation, ModelName, media, runner_rank};
+use puna_store::{Digest, Entry, ModelName, StoreLocation, media, runner_rank};
 
 use super::registry_dir::{self, RegistryDir};
 use crate::error::MirrorError;
@@ -109,7 +109,7 @@ impl RegistryDir {
         for entry in self
             .model_lists_containing(name, child)?
             .iter()
-            .filter(|entry| entry.location == ModelLocation::Own)
+            .filter(|entry| entry.location == StoreLocation::Own)
         {
             let children = entry.list.iter().flat_map(|list| &list.children);
             let is_new =

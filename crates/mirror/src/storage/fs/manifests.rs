@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 
 use bytes::Bytes;
-use puna_store::{Digest, Entry, ModelLocation, ModelName, ModelVersion, StoreError};
+use puna_store::{Digest, Entry, ModelName, ModelVersion, StoreError, StoreLocation};
 
 use super::list_models::{SOME_TAG, blobs_of, children_of};
 use super::registry_dir::{self, RegistryDir};
@@ -458,7 +458,7 @@ impl RegistryDir {
             let (name, tag) =
                 (Repository::from_model_name(&entry.name)?, entry.name.tag().to_owned());
             let owner =
-                if entry.location == ModelLocation::Own { Owner::Store } else { Owner::ReadOnly };
+                if entry.location == StoreLocation::Own { Owner::Store } else { Owner::ReadOnly };
             let size =
                 blobs_of(&entry).iter().fold(0u64, |sum, (_, size)| sum.saturating_add(*size));
             let written = Some(entry.modified);

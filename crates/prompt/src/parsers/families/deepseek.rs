@@ -31,7 +31,7 @@ pub(super) fn deepseek3(input: &ParserInput<'_>) -> TaggedFormat {
         calls: Some(calls(NameJson {
             separator: "<｜tool▁sep｜>".into(), ..NameJson::default()
         })),
-        dropped: &["<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"],
+        removed_tags: &["<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"],
         keep_tail: true,
         ..TaggedFormat::PLAIN
     }
@@ -57,7 +57,7 @@ pub(super) fn cogito(input: &ParserInput<'_>) -> TaggedFormat {
             if thinks { ReasoningStart::InReasoning } else { ReasoningStart::Answer },
         )),
         calls: Some(calls(in_code_block())),
-        discarded: Some(("<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>")),
+        removed_sections: Some(("<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>")),
         keep_tail: true,
         preserved_tokens: &["<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"],
         ..TaggedFormat::PLAIN

@@ -34,9 +34,9 @@ pub(super) fn gemma4(input: &ParserInput<'_>, shows: bool) -> TaggedFormat {
         if thinks && after_tool { ReasoningStart::InReasoning } else { ReasoningStart::Answer };
     let tags = ReasoningFormat::tags("<|channel>thought", "<channel|>", start);
     TaggedFormat {
-        think: Some(ReasoningFormat { anywhere: true, discard: !thinks, ..tags }),
+        think: Some(ReasoningFormat { reasoning_anywhere: true, discard: !thinks, ..tags }),
         calls: Some(calls4()),
-        dropped: &["<tool_call|>", "<|tool_response>"],
+        removed_tags: &["<tool_call|>", "<|tool_response>"],
         keep_tail: true,
         preserved_tokens: &["<|channel>"],
         ..TaggedFormat::PLAIN

@@ -15,7 +15,7 @@ pub(super) fn ministral() -> TaggedFormat {
         ..CallsFormat::new("[TOOL_CALLS]", end, CallBody::NameJson(format))
     };
     let think = ReasoningFormat {
-        anywhere: true,
+        reasoning_anywhere: true,
         ..ReasoningFormat::tags("[THINK]", "[/THINK]", ReasoningStart::Answer)
     };
     TaggedFormat { think: Some(think), calls: Some(calls), ..TaggedFormat::PLAIN }

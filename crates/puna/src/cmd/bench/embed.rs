@@ -3,7 +3,7 @@
 use std::sync::mpsc::channel;
 
 use anyhow::{Context, Result, bail};
-use puna_engine::{Engine, EngineOptions, Feed, Outputs};
+use puna_engine::{Engine, EngineOptions, Outputs, SequenceInput};
 use puna_gguf::View;
 
 use super::measure::{self, RoundCost, Test, TestResult, tokens};
@@ -84,9 +84,10 @@ fn count(file: &ModelFile, texts: &[Vec<u32>], plan: &Plan) -> Result<RoundCost>
         };
         let (step, rest) = left.split_at(left.iter().take_while(fits).count().max(1));
         (0..step.len()).for_each(|sequence| evaluator.truncate(sequence, 0));
-        let feed = |(sequence, tokens)| Feed { sequence, tokens, outputs: Outputs::Last };
-        let feeds: Vec<Feed<'_>> = step.iter().map(Vec::as_slice).enumerate().map(feed).collect();
-        evaluator.hidden(&feeds)?;
+        let feed = |(sequence, tokens)| SequenceInput { sequence, tokens, outputs: Outputs::Last };
+        let inputs: Vec<SequenceInput<'_>> =
+            step.iter().map(Vec::as_slice).enumerate().map(feed).collect();
+        evaluator.hidden(&inputs)?;
         left = rest;
     }
     Ok(RoundCost { tokens: texts.iter().map(Vec::len).sum(), times: evaluator.measured() })

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use puna_engine::{Evaluator, Feed, Outputs};
+use puna_engine::{Evaluator, Outputs, SequenceInput};
 use puna_graph::OpTime;
 
 use super::busy::BusyProcess;
@@ -153,11 +153,15 @@ pub fn run(evaluator: &mut Evaluator, test: &Test, plan: &Plan) -> Result<Vec<Te
         evaluator.truncate(sequence, 0);
         if is_encoded && test.depth > 0 {
             let tokens = &tokens(test.depth, sequence, n_vocab);
-            evaluator.encode(&[Feed { sequence, tokens, outputs: Outputs::None }])?;
+            evaluator.encode(&[SequenceInput { sequence, tokens, outputs: Outputs::None }])?;
             continue;
         }
         for piece in tokens(test.depth, sequence, n_vocab).chunks(STEP_TOKENS) {
-            evaluator.logits(&[Feed { sequence, tokens: piece, outputs: Outputs::None }])?;
+            evaluator.logits(&[SequenceInput {
+                sequence,
+                tokens: piece,
+                outputs: Outputs::None,
+            }])?;
         }
     }
     evaluator.measure(true);
@@ -182,7 +186,8 @@ fn once(evaluator: &mut Evaluator, test: &Test, n_vocab: u32) -> Result<()> {
     if evaluator.info().start.is_some() && test.prompt > 0 {
         // An encoder reads a prompt in one step.
         first = test.prompt;
-        let feed = |(sequence, text)| Feed { sequence, tokens: text, outputs: Outputs::None };
+        let feed =
+            |(sequence, text)| SequenceInput { sequence, tokens: text, outputs: Outputs::None };
         let prompts = texts.iter().map(|text| &text[..first]);
         evaluator.encode(&prompts.enumerate().map(feed).collect::<Vec<_>>())?;
     }
@@ -190,10 +195,10 @@ fn once(evaluator: &mut Evaluator, test: &Test, n_vocab: u32) -> Result<()> {
         let end = (at + step).min(length);
         let outputs =
             if test.generate > 0 || end == length { Outputs::Last } else { Outputs::None };
-        let feed = |(sequence, text)| Feed { sequence, tokens: text, outputs };
+        let feed = |(sequence, text)| SequenceInput { sequence, tokens: text, outputs };
         let pieces = texts.iter().map(|text| &text[at..end]);
-        let feeds: Vec<Feed<'_>> = pieces.enumerate().map(feed).collect();
-        evaluator.logits(&feeds)?;
+        let inputs: Vec<SequenceInput<'_>> = pieces.enumerate().map(feed).collect();
+        evaluator.logits(&inputs)?;
     }
     Ok(())
 }

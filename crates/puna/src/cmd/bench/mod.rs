@@ -162,7 +162,7 @@ fn facts(args: &BenchArgs, file: &ModelFile) -> serde_json::Value {
     json!({
         "path": file.display_name, "architecture": file.view.metadata().architecture().ok(),
         "parameters": file.gguf.parameter_count(), "bytes": file.gguf.tensor_bytes(),
-        "file_type": puna_store::Facts::of(&file.gguf).file_type,
+        "file_type": puna_store::GgufInfo::of(&file.gguf).file_type,
         "cache_type_k": args.cache_type_k, "cache_type_v": args.cache_type_v,
     })
 }

@@ -1,7 +1,7 @@
 //! `puna debug logits`: raw logits of given tokens, fed in whole, in chunks or one by one.
 
 use anyhow::{Result, bail};
-use puna_engine::{Feed, Outputs};
+use puna_engine::{Outputs, SequenceInput};
 use puna_graph::KvType;
 use serde_json::{Value, json};
 
@@ -48,9 +48,9 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
     let mut rows = Vec::new();
     for start in (0..tokens.len()).step_by(chunk) {
         let end = (start + chunk).min(tokens.len());
-        let feed = |(sequence, tokens)| Feed { sequence, tokens, outputs: Outputs::All };
+        let feed = |(sequence, tokens)| SequenceInput { sequence, tokens, outputs: Outputs::All };
         let pieces = sequences.iter().map(|tokens| &tokens[start..end]);
-        let feeds: Vec<Feed<'_>> = pieces.enumerate().map(feed).collect();
+        let feeds: Vec<SequenceInput<'_>> = pieces.enumerate().map(feed).collect();
         let (result, columns) = match info.can_generate {
             true => (evaluator.logits(&feeds)?, info.n_vocab),
             false => (evaluator.hidden(&feeds)?, info.n_embd),

@@ -83,8 +83,8 @@ fn template(args: &RenderArgs, file: Option<&ModelFile>) -> Result<Template> {
         return Ok(Template::parse(TemplateFormat::BuiltIn, name)?);
     }
     let go = file.stored.as_ref().and_then(|model| model.template.as_deref());
-    let facts = puna_store::Facts::of(&file.gguf);
-    let (kind, source) = match (go, facts.chat_template.as_deref(), args.kind) {
+    let info = puna_store::GgufInfo::of(&file.gguf);
+    let (kind, source) = match (go, info.chat_template.as_deref(), args.kind) {
         (Some(go), Some(jinja), None) => return preferred_template(go, jinja),
         (Some(go), _, None | Some(TemplateKind::Go)) => (TemplateFormat::Go, go),
         (_, Some(jinja), None | Some(TemplateKind::Jinja)) => (TemplateFormat::Jinja, jinja),

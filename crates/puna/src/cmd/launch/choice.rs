@@ -9,7 +9,7 @@ use puna_api::native::{ModelSummary, ShowRequest, ShowResponse};
 use serde_json::{Value, json};
 
 use super::catalog::{Suggestion, fitting};
-use crate::cmd::library::is_not_found;
+use crate::cmd::copy_remove_stop::is_not_found;
 use crate::cmd::transfer::fetch;
 use crate::format;
 use crate::service::Service;

@@ -111,7 +111,7 @@ fn a_bundle_contains_complete_models_and_shared_blobs_once() {
             there.store.get(&name(text)).unwrap().digest,
             bench.store.get(&name(text)).unwrap().digest
         );
-        assert_eq!(there.store.resolve(&name(text)).unwrap().facts.architecture, "llama");
+        assert_eq!(there.store.resolve(&name(text)).unwrap().gguf_info.architecture, "llama");
     }
     // Manifests stay as blobs, too, since names refer to them.
     there.assert_files(6);

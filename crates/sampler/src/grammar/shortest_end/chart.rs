@@ -5,7 +5,6 @@
 //! that symbol. The cost is the shortest rest of the item's own rule, plus the cost of the rule's
 //! left symbol in the row where the item began. So the length of the shortest end is known at once,
 //! without a search among texts.
-//! once, without a search among texts.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};

@@ -69,12 +69,12 @@ pub struct EndTracker {
     /// Bytes of the shortest end from here, and the end of the lexeme that has begun. Kept, because
     /// searches after other tokens may lead a later search to a longer end.
     end: Option<(u64, Option<LexemeEnd>)>,
-    /// The same after the token that [`Self::can_end_within`] tried last.
-    end_behind: Option<(u32, u64, Option<LexemeEnd>)>,
+    /// The shortest end after the token that [`Self::can_end_within`] tried last, with this token.
+    end_after_token: Option<(u32, u64, Option<LexemeEnd>)>,
     /// The library rejects the end found here. Another end may be found after the next token.
-    is_refused: bool,
+    end_rejected_by_library: bool,
     /// The chart cannot follow the text any further. A known end still completes it.
-    has_lost_text: bool,
+    chart_failed: bool,
     /// The shortest text of some lexeme is not known.
     has_unknown: bool,
 }
@@ -110,8 +110,8 @@ impl EndTracker {
             GrammarData { rules, spec: spec.clone(), skipped, texts, numbers: numbers_among };
         let chart = Chart::new(Arc::new(parts), lexer).ok_or(EndError::NotFound)?;
         let min_tokenizer = MinTokenizer::default();
-        let (path, end, end_behind) = (None, None, None);
-        let (is_refused, has_lost_text) = (false, false);
+        let (path, end, end_after_token) = (None, None, None);
+        let (end_rejected_by_library, chart_failed) = (false, false);
         Ok(Self {
             chart,
             env,
@@ -119,9 +119,9 @@ impl EndTracker {
             min_tokenizer,
             path,
             end,
-            end_behind,
-            is_refused,
-            has_lost_text,
+            end_after_token,
+            end_rejected_by_library,
+            chart_failed,
             has_unknown,
         })
     }
@@ -129,7 +129,10 @@ impl EndTracker {
     /// Why no end is known.
     pub fn error(&mut self) -> EndError {
         match self.chart.cost().0 {
-            _ if self.has_lost_text || self.is_refused || self.chart.is_nearly_full() => {
+            _ if self.chart_failed
+                || self.end_rejected_by_library
+                || self.chart.is_nearly_full() =>
+            {
                 EndError::NotFound
             }
             INFINITE_COST if self.has_unknown => EndError::NotFound,
@@ -148,12 +151,12 @@ impl EndTracker {
             Some(path) if path.tokens.last() == Some(&token) => drop(path.tokens.pop()),
             path => *path = None,
         }
-        let end_behind = self.end_behind.take().filter(|(behind, ..)| *behind == token);
-        self.end = end_behind.map(|(_, cost, ending)| (cost, ending));
-        self.is_refused = false;
-        if !self.has_lost_text {
-            self.has_lost_text = !self.push(token);
-            if self.has_lost_text {
+        let end_after_token = self.end_after_token.take().filter(|(behind, ..)| *behind == token);
+        self.end = end_after_token.map(|(_, cost, ending)| (cost, ending));
+        self.end_rejected_by_library = false;
+        if !self.chart_failed {
+            self.chart_failed = !self.push(token);
+            if self.chart_failed {
                 tracing::debug!(
                     "cannot track a token of a constrained answer; its token limit may cut the answer"
                 );
@@ -169,7 +172,7 @@ impl EndTracker {
 
     /// Whether the text should end now, because limits are nearly exhausted.
     pub fn must_end(&self) -> bool {
-        self.has_lost_text || self.chart.is_nearly_full()
+        self.chart_failed || self.chart.is_nearly_full()
     }
 
     /// Whether the text can still end with fewer than `left` tokens, including an end token, after
@@ -184,7 +187,7 @@ impl EndTracker {
         {
             return true;
         }
-        if self.has_lost_text {
+        if self.chart_failed {
             return self.path.is_none();
         }
         if self.path.is_none() {
@@ -198,7 +201,7 @@ impl EndTracker {
                 || self
                     .tokens_of_end(cost, ending.as_ref())
                     .is_some_and(|path| path.len() + 1 < left);
-            self.end_behind = Some((token, cost, ending));
+            self.end_after_token = Some((token, cost, ending));
             can_end
         };
         self.chart.restore(checkpoint);
@@ -208,7 +211,7 @@ impl EndTracker {
     /// Tokens that end the text from here, in reverse order, without an end token. `check` returns
     /// whether the library accepts them.
     pub fn end_tokens(&mut self, check: impl FnOnce(&[u32]) -> bool) -> Option<&[u32]> {
-        if self.path.is_none() && !self.has_lost_text && !self.is_refused {
+        if self.path.is_none() && !self.chart_failed && !self.end_rejected_by_library {
             let (cost, ending) = self.find_end().clone();
             self.path = self.tokens_of_end(cost, ending.as_ref()).map(|mut tokens| {
                 tokens.reverse();
@@ -220,7 +223,7 @@ impl EndTracker {
             let in_order: Vec<u32> = path.tokens.iter().rev().copied().collect();
             if !check(&in_order) {
                 tracing::debug!("the grammar rejects the end found for a constrained answer");
-                (self.path, self.is_refused) = (None, true);
+                (self.path, self.end_rejected_by_library) = (None, true);
                 return None;
             }
             path.is_checked = true;
@@ -261,7 +264,7 @@ impl EndTracker {
     /// Removes tokens that would give a number too many digits.
     pub fn restrict_numbers(&mut self, allowed: &mut SimpleVob) {
         let at = self.chart.position;
-        if self.has_lost_text || !at.begun {
+        if self.chart_failed || !at.begun {
             return;
         }
         let possible = self.chart.lexer.possible(at.state);
@@ -307,6 +310,6 @@ fn shortest_lexeme_texts(
 
 impl std::fmt::Debug for EndTracker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("EndTracker").field("lost", &self.has_lost_text).finish_non_exhaustive()
+        f.debug_struct("EndTracker").field("lost", &self.chart_failed).finish_non_exhaustive()
     }
 }

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json as value};
 use super::SEARCH;
 use crate::api::answer_events::{CallId, EndedCall};
 use crate::api::progress::PromptProgress;
-use crate::api::{AnswerEvent, Collected, CollectedCall, Encoder, Times, push_named};
+use crate::api::{AnswerEncoder, AnswerEvent, CollectedCall, CollectedResponse, Times, push_named};
 use crate::canonical::{CallOutcome, FinishReason, GenerationSummary};
 use crate::http::{StreamFormat, anthropic_error, json_plain};
 use crate::util::random_ids;
@@ -107,7 +107,7 @@ impl MessagesEncoder {
     }
 
     /// Returns the answer as one object.
-    pub(crate) fn whole(&self, collected: Collected) -> Response {
+    pub(crate) fn whole(&self, collected: CollectedResponse) -> Response {
         if let Some(prompt) = collected.rendered {
             return self.rendered(prompt);
         }
@@ -295,7 +295,7 @@ fn usage(done: &GenerationSummary) -> Usage {
     }
 }
 
-impl Encoder for MessagesEncoder {
+impl AnswerEncoder for MessagesEncoder {
     const STREAM_FORMAT: StreamFormat = StreamFormat::NamedSse;
     const PING: &'static [u8] = b"event: ping\ndata: {\"type\":\"ping\"}\n\n";
 

@@ -17,7 +17,7 @@ use crate::api::{chat, rfc3339};
 use crate::api::{collect, has, respond_when};
 use crate::app::{App, key};
 use crate::canonical::ApiError;
-use crate::http::{Anthropic, Client, ErrorResponse, Json, json_plain, note_ignored};
+use crate::http::{Anthropic, Client, ErrorResponse, Json, json_plain, record_ignored_field};
 use crate::models::memory_plans::ModelSize;
 use crate::models::names::Name;
 
@@ -27,7 +27,7 @@ pub(crate) async fn messages(
     client: Client,
     Json(request, _): Json<Anthropic, MessagesRequest>,
 ) -> Result<Response, ErrorResponse<Anthropic>> {
-    left_out(&request.tools).into_iter().for_each(note_ignored);
+    left_out(&request.tools).into_iter().for_each(record_ignored_field);
     if !request.model.is_empty() && request.max_tokens < 1 {
         return Err(ApiError::bad_request("max_tokens is required and must be positive").into());
     }
@@ -79,7 +79,7 @@ async fn check_request(
     // Unlike on other routes, a request to think does not fail on a model that cannot think.
     if !has(&model, "thinking") {
         request.think = None;
-        thinking_fields.into_iter().for_each(|field| note_ignored(field.into()));
+        thinking_fields.into_iter().for_each(|field| record_ignored_field(field.into()));
     }
     Ok((name, model, request))
 }

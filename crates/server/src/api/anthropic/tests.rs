@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{MessagesEncoder, left_out, to_request};
 use crate::api::answer_events::EventSequencer;
 use crate::api::generation_request::GenerationRequest;
-use crate::api::{AnswerEvent, Collected, CollectedCall, Encoder, Times};
+use crate::api::{AnswerEncoder, AnswerEvent, CollectedCall, CollectedResponse, Times};
 use crate::canonical::{ApiError, CallOutcome, Event, FinishReason, GenerationSummary, Piece};
 
 fn request(extra: Value) -> Result<GenerationRequest, String> {
@@ -337,7 +337,7 @@ fn done(reason: FinishReason, stop: Option<&str>) -> Event {
         generated_tokens: 9,
         thought_tokens: 0,
         decode: Duration::ZERO,
-        guesses: Default::default(),
+        draft_counts: Default::default(),
         dropped_messages: 0,
         dropped_tokens: 0,
         context: Vec::new(),
@@ -457,7 +457,7 @@ async fn call_cut_off_by_content_filter_is_a_refusal() {
     ];
     let mut sequencer = EventSequencer::default();
     events.clone().into_iter().for_each(|event| sequencer.push(event));
-    let mut all = Collected::default();
+    let mut all = CollectedResponse::default();
     while let Some(event) = sequencer.pop() {
         match event {
             AnswerEvent::CallEnd(call) => {

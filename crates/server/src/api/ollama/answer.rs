@@ -7,7 +7,9 @@ use puna_api::native::{ChatResponse, DebugInfo, GenerateResponse, Message, ToolC
 use serde::Serialize;
 
 use crate::api::answer_events::{CallId, EndedCall};
-use crate::api::{AnswerEvent, Collected, CollectedCall, Encoder, Times, metrics, push_between};
+use crate::api::{
+    AnswerEncoder, AnswerEvent, CollectedCall, CollectedResponse, Times, metrics, push_between,
+};
 use crate::canonical::GenerationSummary;
 use crate::http::{StreamFormat, error_body, json};
 
@@ -66,7 +68,7 @@ impl GenerateEncoder {
     }
 
     /// Returns the answer as one object.
-    pub(crate) fn whole(&self, all: Collected) -> Response {
+    pub(crate) fn whole(&self, all: CollectedResponse) -> Response {
         if let Some(prompt) = all.rendered {
             return self.rendered(prompt);
         }
@@ -91,7 +93,7 @@ impl GenerateEncoder {
     }
 }
 
-impl Encoder for GenerateEncoder {
+impl AnswerEncoder for GenerateEncoder {
     const STREAM_FORMAT: StreamFormat = StreamFormat::Ndjson;
 
     fn encode(&mut self, _: usize, event: AnswerEvent, times: Times, out: &mut Vec<u8>) {
@@ -171,7 +173,7 @@ impl ChatEncoder {
     }
 
     /// Returns the answer as one object.
-    pub(crate) fn whole(&self, all: Collected) -> Response {
+    pub(crate) fn whole(&self, all: CollectedResponse) -> Response {
         if let Some(prompt) = all.rendered {
             return self.rendered(prompt);
         }
@@ -196,7 +198,7 @@ impl ChatEncoder {
     }
 }
 
-impl Encoder for ChatEncoder {
+impl AnswerEncoder for ChatEncoder {
     const STREAM_FORMAT: StreamFormat = StreamFormat::Ndjson;
 
     fn encode(&mut self, _: usize, event: AnswerEvent, times: Times, out: &mut Vec<u8>) {

@@ -18,7 +18,7 @@ pub(crate) async fn chat(
     let (stream, return_adapted) = (request.stream.unwrap_or(true), request.return_adapted);
     let request = convert_chat(request)?;
     let (name, model) = find_model(&app, &request.model).await?;
-    let encoder = ChatEncoder::new(name.given.clone()).with_schema_violations(return_adapted);
+    let encoder = ChatEncoder::new(name.requested.clone()).with_schema_violations(return_adapted);
     let empty = request.messages().is_empty();
     if empty && unload_if_requested(&app, &model, request.keep_alive, &request.options).await? {
         return Ok(encoder.empty("unload"));

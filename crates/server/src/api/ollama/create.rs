@@ -14,7 +14,7 @@ use super::transfer;
 use crate::api::check_readable;
 use crate::app::{App, store_error};
 use crate::canonical::{ApiError, RunOptions};
-use crate::http::{ErrorResponse, Json, Native, note_ignored};
+use crate::http::{ErrorResponse, Json, Native, record_ignored_field};
 use crate::options::{self, RequestOptions};
 use crate::runner::{check_draft, check_model, check_template, detect_template};
 use crate::scheduler::LoadOptions;
@@ -36,7 +36,7 @@ pub(crate) async fn create(
     let last_only = request.stream == Some(false);
     if !request.from.is_empty() && request.files.is_some() {
         // The weights come from the model in `from`.
-        note_ignored("files".into());
+        record_ignored_field("files".into());
     }
     check_parameters(request.parameters.as_ref())?;
     request.messages.iter().try_for_each(|message| check_readable(&message.images))?;
@@ -110,7 +110,7 @@ fn create_model(
 /// Refuses parameters with which every request to the model would fail.
 pub(crate) fn check_parameters(parameters: Option<&Map<String, Value>>) -> Result<(), ApiError> {
     let (mut load, mut run) = (LoadOptions::default(), RunOptions::default());
-    let mut unknown = |name: &str| note_ignored(format!("parameters.{name}"));
+    let mut unknown = |name: &str| record_ignored_field(format!("parameters.{name}"));
     options::apply(
         &Map::new(),
         &RequestOptions::named(parameters),

@@ -92,7 +92,7 @@ fn summary(store: &Store, entry: &Entry, is_whole: &mut bool) -> ModelSummary {
             (summary.remote_model, summary.remote_host) =
                 (known.remote_model.clone(), known.remote_host.clone());
         }
-        // A model for another runner is listed with the facts from its manifest.
+        // A model for another runner is listed with the properties from its manifest.
         Err(StoreError::NotRunnable { runner, format, .. }) => {
             summary.details = ModelDetails { runner, format, ..ModelDetails::default() };
         }

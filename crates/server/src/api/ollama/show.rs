@@ -83,7 +83,7 @@ fn template(model: &Model, prefer_jinja: bool) -> String {
     if model.weights == Weights::Remote {
         return String::new();
     }
-    let (go, jinja) = (model.template.as_ref(), model.facts.chat_template.as_ref());
+    let (go, jinja) = (model.template.as_ref(), model.gguf_info.chat_template.as_ref());
     let chosen = if prefer_jinja { jinja.or(go) } else { go.or(jinja) };
     chosen.cloned().unwrap_or_else(|| PLAIN_TEMPLATE.into())
 }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use crate::api::Times;
 use crate::api::chat;
 use crate::app::App;
-use crate::canonical::{ApiError, Event, Task, Tokenize};
+use crate::canonical::{ApiError, Event, Task, TokenizeTask};
 use crate::http::{Client, ErrorResponse, Json, Native, json};
 use crate::options::RequestOptions;
 
@@ -28,7 +28,7 @@ pub(crate) async fn tokenize(
     }
     let missing = || missing_field(&model, "text");
     let text = text.or(content).map_or_else(missing, Ok)?;
-    let task = Task::Tokenize(Tokenize { text, add_special, parse_special });
+    let task = Task::Tokenize(TokenizeTask { text, add_special, parse_special });
     let (event, times) = run_task(&app, client, &model, options, keep_alive, task).await?;
     let Event::Tokens(tokens) = event else {
         return Err(ApiError::internal("the model runner sent no tokens").into());

@@ -35,7 +35,7 @@ pub(crate) async fn transcriptions(
     }
     let (name, model) = chat::find_model(&app, &model).await?;
     Err(ApiError::bad_request(match has(&model, "audio") {
-        false => format!("{:?} does not support audio input", name.given),
+        false => format!("{:?} does not support audio input", name.requested),
         true => "audio input is not supported yet".into(),
     })
     .into())

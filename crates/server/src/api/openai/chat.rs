@@ -14,7 +14,7 @@ use super::{
 };
 use crate::api::answer_events::{CallId, EndedCall};
 use crate::api::progress::PromptProgress;
-use crate::api::{AnswerEvent, Collected, CollectedCall, Encoder, Times};
+use crate::api::{AnswerEncoder, AnswerEvent, CollectedCall, CollectedResponse, Times};
 use crate::canonical::{GenerationSummary, Piece};
 use crate::http::{StreamFormat, json_plain, stream};
 use crate::util::random_ids;
@@ -206,7 +206,7 @@ impl ChatEncoder {
     }
 
     /// Returns the answers as one object.
-    pub(crate) fn whole(&self, answers: Vec<Collected>) -> Response {
+    pub(crate) fn whole(&self, answers: Vec<CollectedResponse>) -> Response {
         let (mut usage, mut cached) = (None, None);
         for done in answers.iter().filter_map(|answer| answer.done.as_deref()) {
             add_usage(&mut usage, done, &mut cached);
@@ -231,7 +231,7 @@ impl ChatEncoder {
     }
 
     /// Converts one answer and its index.
-    fn choice(&self, (answer, index): (Collected, u32)) -> Choice {
+    fn choice(&self, (answer, index): (CollectedResponse, u32)) -> Choice {
         // A request for the rendered prompt alone has no assistant message.
         let role = if answer.rendered.is_none() { "assistant" } else { "" };
         let has_client_call =
@@ -258,7 +258,7 @@ fn choice_logprobs(logprobs: Vec<Logprob>) -> Option<ChoiceLogprobs> {
     (!logprobs.is_empty()).then_some(ChoiceLogprobs { content: logprobs })
 }
 
-impl Encoder for ChatEncoder {
+impl AnswerEncoder for ChatEncoder {
     const STREAM_FORMAT: StreamFormat = StreamFormat::Sse;
 
     fn encode(&mut self, generation: usize, event: AnswerEvent, _: Times, out: &mut Vec<u8>) {

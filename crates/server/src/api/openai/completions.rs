@@ -18,8 +18,8 @@ use super::{
 };
 use crate::api::generation_request::GenerationRequest;
 use crate::api::progress::PromptProgress;
-use crate::api::{AnswerEvent, Collected, Encoder, Times, logprobs, prompt_logprobs};
-use crate::canonical::{ApiError, Generate, Input, Overflow, Prompt};
+use crate::api::{AnswerEncoder, AnswerEvent, CollectedResponse, Times, logprobs, prompt_logprobs};
+use crate::canonical::{ApiError, GenerateTask, Input, Overflow, Prompt};
 use crate::http::{StreamFormat, json_plain};
 use crate::options::RequestOptions;
 use crate::util::random_ids;
@@ -178,7 +178,7 @@ impl CompletionParams {
     }
 
     /// Returns all generations, grouped by prompt in order of the prompts.
-    pub(crate) fn generations(&self, first: &Generate) -> Result<Vec<Generate>, ApiError> {
+    pub(crate) fn generations(&self, first: &GenerateTask) -> Result<Vec<GenerateTask>, ApiError> {
         let of_prompt = |prompt: &PromptInput| {
             let mut generate = first.clone();
             if let Input::Prompt(native) = &mut generate.input {
@@ -305,7 +305,7 @@ impl CompletionEncoder {
     }
 
     /// Returns the answers as one object.
-    pub(crate) fn whole(&self, all: Vec<Collected>) -> Response {
+    pub(crate) fn whole(&self, all: Vec<CollectedResponse>) -> Response {
         let mut usage = None;
         for of_prompt in all.chunks(self.params.best_of) {
             let mut cached = None;
@@ -337,7 +337,7 @@ impl CompletionEncoder {
     }
 
     /// Converts one answer to a choice.
-    fn choice(&self, echo: &Echo, answer: Collected) -> CompletionChoice {
+    fn choice(&self, echo: &Echo, answer: CollectedResponse) -> CompletionChoice {
         let thoughts = answer.thought_tokens.min(answer.logprobs.len());
         let mut all = CompletionLogprobs::default();
         if self.params.echo {
@@ -396,7 +396,7 @@ impl CompletionEncoder {
 }
 
 /// Returns the mean log-probability of an answer's tokens.
-fn mean_logprob(answer: &Collected) -> f32 {
+fn mean_logprob(answer: &CollectedResponse) -> f32 {
     let count = answer.logprobs.len().max(1) as f32;
     answer.logprobs.iter().map(|l| l.logprob).sum::<f32>() / count
 }
@@ -448,7 +448,7 @@ fn add_prompt_logprobs(
     }
 }
 
-impl Encoder for CompletionEncoder {
+impl AnswerEncoder for CompletionEncoder {
     const STREAM_FORMAT: StreamFormat = StreamFormat::Sse;
 
     fn encode(&mut self, generation: usize, event: AnswerEvent, _: Times, out: &mut Vec<u8>) {

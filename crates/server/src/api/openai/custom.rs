@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::hosted::ignored_kind;
 use crate::canonical::ApiError;
-use crate::http::note_ignored;
+use crate::http::record_ignored_field;
 
 /// Name of the text argument of the function for a custom tool.
 pub(super) const INPUT: &str = "input";
@@ -109,7 +109,7 @@ pub(super) fn as_functions(tools: Vec<Tool>) -> Result<Vec<Tool>, ApiError> {
     let (mut all, mut names) = (Vec::with_capacity(tools.len()), ToolNames::default());
     for (at, tool) in tools.into_iter().enumerate() {
         if let Some(kind) = ignored_kind(&tool) {
-            note_ignored(format!("tools.{kind}"));
+            record_ignored_field(format!("tools.{kind}"));
             continue;
         }
         let invalid = |text: String| ApiError::bad_request(format!("tools[{at}]: {text}"));

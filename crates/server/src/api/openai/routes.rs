@@ -23,7 +23,7 @@ use crate::api::embeddings::{
 use crate::api::image_urls::{self, Author};
 use crate::api::openai::completions::{self, CompletionEncoder};
 use crate::api::openai::{self, ChatEncoder, to_request};
-use crate::api::{Encoder, collect_all, respond_when};
+use crate::api::{AnswerEncoder, collect_all, respond_when};
 use crate::app::{App, key, store_error};
 use crate::canonical::{ApiError, EmbedText};
 use crate::http::{Client, Dialect, ErrorResponse, Json, OpenAi, json_plain};
@@ -53,7 +53,7 @@ pub(crate) async fn chat_completions(
     openai::set_defaults(&mut request.options, &model, &[openai::TEMPERATURE, openai::TOP_P]);
     chat::drop_unsupported_thinking(&mut request, &model, &thinking_fields);
     let key = (!request.render_only).then(|| key(&model));
-    let given = name.given.clone();
+    let given = name.requested.clone();
     let encoder =
         move |()| ChatEncoder::new(given, include_usage, answers).with_custom_tools(custom_names);
     let task_app = app.clone();

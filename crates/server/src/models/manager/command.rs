@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use super::listing::{ModelListing, ResidentModel, RunnersSnapshot};
 use crate::canonical::{ApiError, Task};
 use crate::http::body_budget::BodyReservation;
-use crate::runner::link::{Events, Link, RunnerEvent};
+use crate::runner::connection::{RunnerConnection, RunnerEvent, TaskEvents};
 use crate::runner::protocol::LoadSpec;
 use crate::scheduler::{Event, ModelKey, RequestId, RunnerId};
 use crate::util::bounded_channel::Sender;
@@ -32,7 +32,7 @@ pub(crate) struct AcquireRequest {
 
 /// Lease on a loaded model. The model stays loaded until the lease is dropped.
 pub(crate) struct Lease {
-    pub(super) link: Link,
+    pub(super) connection: RunnerConnection,
     pub(super) _guard: RequestGuard,
 }
 
@@ -43,8 +43,8 @@ impl Lease {
         client: u64,
         task: Task,
         reservation: Option<Arc<BodyReservation>>,
-    ) -> Events {
-        self.link.submit_holding(client, task, reservation).await
+    ) -> TaskEvents {
+        self.connection.submit_holding(client, task, reservation).await
     }
 }
 
@@ -71,7 +71,7 @@ pub(super) enum Command {
     RunnerEvent(RunnerId, RunnerEvent),
     Stalled(RunnerId, u32),
     List(oneshot::Sender<Vec<ResidentModel>>),
-    Links(oneshot::Sender<Vec<Link>>),
+    Connections(oneshot::Sender<Vec<RunnerConnection>>),
     Runners(oneshot::Sender<RunnersSnapshot>),
     Shutdown(oneshot::Sender<()>),
 }

@@ -26,8 +26,8 @@ use task::ManagerTask;
 
 use crate::canonical::ApiError;
 use crate::metrics::ServerMetrics;
+use crate::runner::connection::RunnerConnection;
 use crate::runner::launch::Launcher;
-use crate::runner::link::Link;
 use crate::scheduler::{Event, Limits, ModelKey, Scheduler};
 use crate::util::bounded_channel::{self, Sender};
 use crate::util::panic_message::panic_message;
@@ -122,8 +122,8 @@ impl ModelManager {
 
     /// Collects totals and present state of all runners.
     pub(crate) async fn runners(&self) -> RunnersSnapshot {
-        let links = self.query(Command::Links).await.unwrap_or_default();
-        join_all(links.iter().map(Link::refresh)).await;
+        let connections = self.query(Command::Connections).await.unwrap_or_default();
+        join_all(connections.iter().map(RunnerConnection::refresh)).await;
         self.query(Command::Runners).await.unwrap_or_default()
     }
 

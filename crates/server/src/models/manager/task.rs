@@ -12,8 +12,8 @@ use super::listing::{ModelListing, ResidentModel, RunnerTotals, RunnersSnapshot}
 use crate::canonical::ApiError;
 use crate::metrics::ServerMetrics;
 use crate::models::memory::human;
+use crate::runner::connection::{RunnerConnection, RunnerEvent};
 use crate::runner::launch::Launcher;
-use crate::runner::link::{Link, RunnerEvent};
 use crate::runner::protocol::{Counts, LoadSpec};
 use crate::scheduler::{
     Action, Event, LoadOptions, Memory, MemoryNeed, ModelKey, ModelView, Phase, Refusal, Request,
@@ -46,7 +46,7 @@ struct PendingAcquire {
 }
 
 struct RunnerEntry {
-    link: Link,
+    connection: RunnerConnection,
     listing: ModelListing,
     /// Other names of the same weights under which requests used it.
     aliases: Vec<String>,
@@ -135,7 +135,9 @@ impl ManagerTask {
     /// Stops all runners and waits until they have exited.
     async fn stop_all(&mut self, commands: &mut Receiver<Command>) {
         self.waiting.clear();
-        self.runners.values().for_each(|runner| runner.link.dismiss(&shutting_down()));
+        self.runners
+            .values()
+            .for_each(|runner| runner.connection.fail_tasks_and_kill(&shutting_down()));
         while !self.runners.is_empty()
             && let Some(command) = commands.recv().await
         {
@@ -201,10 +203,10 @@ impl ManagerTask {
             }
             Command::Stalled(run, phase) => self.handle_stalled_load(run, phase),
             Command::List(reply) => drop(reply.send(self.list())),
-            Command::Links(reply) => {
+            Command::Connections(reply) => {
                 let loaded =
                     self.runners.values().filter(|runner| runner.loaded && !runner.stopping);
-                let _ = reply.send(loaded.map(|runner| runner.link.clone()).collect());
+                let _ = reply.send(loaded.map(|runner| runner.connection.clone()).collect());
             }
             Command::Runners(reply) => drop(reply.send(self.runners())),
             Command::Shutdown(_) => {}
@@ -215,7 +217,7 @@ impl ManagerTask {
     fn remove(&mut self, run: RunnerId) -> Option<RunnerEntry> {
         let runner = self.runners.remove(&run)?;
         let totals = self.ended_totals.entry(runner.listing.name.clone()).or_default();
-        *totals = totals.plus(runner.link.heartbeat().counts);
+        *totals = totals.plus(runner.connection.heartbeat().counts);
         Some(runner)
     }
 
@@ -247,7 +249,7 @@ impl ManagerTask {
                 let lease = match self.runners.get_mut(&run) {
                     Some(runner) => {
                         runner.add_alias(&waiting.request.listing.name);
-                        Ok(Lease { link: runner.link.clone(), _guard: guard })
+                        Ok(Lease { connection: runner.connection.clone(), _guard: guard })
                     }
                     // The runner's exit event is still queued. Dropping the guard ends the request
                     // here.
@@ -271,13 +273,13 @@ impl ManagerTask {
             Action::Replan(run, options) => {
                 if let Some(runner) = self.runners.get_mut(&run) {
                     runner.spec.options = options;
-                    runner.link.plan(runner.spec.clone());
+                    runner.connection.plan(runner.spec.clone());
                     self.start_load_timeout(run);
                 }
             }
             Action::Load(run) => {
                 if let Some(runner) = self.runners.get(&run) {
-                    runner.link.load();
+                    runner.connection.load();
                     self.start_load_timeout(run);
                 }
             }
@@ -287,7 +289,7 @@ impl ManagerTask {
                     let why = self.scheduler.unload_reason(run).unwrap_or(UnloadReason::Idle);
                     self.metrics.model(&runner.listing.name).record_unload(why);
                     runner.stopping = true;
-                    runner.link.kill();
+                    runner.connection.kill();
                 }
             }
         }
@@ -311,11 +313,11 @@ impl ManagerTask {
         tracing::debug!(run, pid, model = listing.name, "starting runner");
         let to = self.to.clone();
         let on_event = Box::new(move |event| to.send_unbounded(Command::RunnerEvent(run, event)));
-        let link = Link::new(launched, self.timeouts.step, on_event);
-        link.plan(spec.clone());
+        let connection = RunnerConnection::new(launched, self.timeouts.step, on_event);
+        connection.plan(spec.clone());
         let started = Instant::now();
         let runner = RunnerEntry {
-            link,
+            connection,
             listing,
             aliases: Vec::new(),
             spec,
@@ -353,7 +355,7 @@ impl ManagerTask {
         let Some(runner) = self.runners.get(&run).filter(|runner| runner.phase == phase) else {
             return;
         };
-        runner.link.kill();
+        runner.connection.kill();
         tracing::error!(
             model = runner.listing.name,
             pid = runner.pid,
@@ -397,7 +399,7 @@ impl ManagerTask {
                 Some(left) => wall.checked_add(left),
                 None => wall.checked_sub(now.duration_since(at)),
             });
-            let memory = runner.link.memory();
+            let memory = runner.connection.memory();
             let size = if view.phase == Phase::Ready && memory.total() > 0 {
                 memory.total()
             } else {
@@ -424,8 +426,10 @@ impl ManagerTask {
         });
         let mut models: BTreeMap<String, RunnerTotals> = ended.collect();
         for runner in self.runners.values() {
-            let (totals, heartbeat) =
-                (models.entry(runner.listing.name.clone()).or_default(), runner.link.heartbeat());
+            let (totals, heartbeat) = (
+                models.entry(runner.listing.name.clone()).or_default(),
+                runner.connection.heartbeat(),
+            );
             totals.counts = totals.counts.plus(heartbeat.counts);
             totals.current.push(heartbeat);
         }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::Sender;
 
 use crate::canonical::{
-    ApiError, CallOutcome, Event, FinishReason, Generate, GenerationSummary, Piece,
+    ApiError, CallOutcome, Event, FinishReason, GenerateTask, GenerationSummary, Piece,
 };
 use crate::remote::remote_error::RemoteError;
 use crate::remote::upstream::RemoteResponse;
@@ -129,7 +129,7 @@ struct Reader<'a> {
 /// Reads a response's stream, sends its events and returns the last event.
 pub(in crate::remote) async fn read(
     mut answer: RemoteResponse,
-    generate: &Generate,
+    generate: &GenerateTask,
     to: &Sender<Event>,
 ) -> Result<Event, ApiError> {
     let mut reader = Reader::new(to, generate.logprobs.is_some());
@@ -178,7 +178,7 @@ pub(in crate::remote) async fn read(
         generated_tokens: count("/completion_tokens"),
         thought_tokens: count("/completion_tokens_details/reasoning_tokens"),
         decode: whole.saturating_sub(first),
-        guesses: Default::default(),
+        draft_counts: Default::default(),
         dropped_messages: 0,
         dropped_tokens: 0,
         context: Vec::new(),

@@ -9,7 +9,7 @@ mod summary;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use puna_engine::{Event as EngineEvent, Piece as EnginePiece, Sink, Stage};
+use puna_engine::{AnswerStage, Event as EngineEvent, Piece as EnginePiece, Sink};
 use puna_prompt::{FunctionCall, OutputParser, OutputPart, OutputStage};
 
 pub(super) use summary::summary_without_tokens;
@@ -203,33 +203,33 @@ impl Sink for AnswerSink {
         self.handle.state.may_send(2)
     }
 
-    fn room(&self) -> usize {
-        self.handle.state.room() / 2
+    fn piece_capacity(&self) -> usize {
+        self.handle.state.free_event_slots() / 2
     }
 
     /// A token that ends the reasoning and continues with answer text is rejected. So is a token
     /// that shows that the held-back text was no tag. Text sampled without the grammar cannot be
     /// part of the answer.
-    fn stage(&self, text: &str) -> Stage {
-        let Some(parser) = &self.parser else { return Stage::Answer };
+    fn stage(&self, text: &str) -> AnswerStage {
+        let Some(parser) = &self.parser else { return AnswerStage::Answer };
         if !text.is_empty() && parser.keeps_thinking(text) {
-            return Stage::Before;
+            return AnswerStage::BeforeAnswer;
         }
         if let (Some(prefix), false) = (&self.forced_prefix, text.is_empty()) {
             let trimmed = text.trim();
             return match parser.peek_stage(text) == OutputStage::Answer && !trimmed.is_empty() {
-                false => Stage::Before,
-                true if !parser.is_thinking() => Stage::Answer,
+                false => AnswerStage::BeforeAnswer,
+                true if !parser.is_thinking() => AnswerStage::Answer,
                 // A call that ends the reasoning itself would be written twice.
-                true if prefix.trim_start().starts_with(trimmed) => Stage::Mixed,
-                true => Stage::Before,
+                true if prefix.trim_start().starts_with(trimmed) => AnswerStage::Mixed,
+                true => AnswerStage::BeforeAnswer,
             };
         }
         if text.is_empty() {
             return match parser.is_thinking() {
-                true => Stage::Before,
-                false if self.calls > 0 => Stage::Enough,
-                false => Stage::Answer,
+                true => AnswerStage::BeforeAnswer,
+                false if self.calls > 0 => AnswerStage::Complete,
+                false => AnswerStage::Answer,
             };
         }
         let content = parser.peek(text).into_iter().filter_map(|part| match part {
@@ -238,9 +238,9 @@ impl Sink for AnswerSink {
         });
         let content: String = content.collect();
         match (content.is_empty(), content.trim_start() == text.trim_start()) {
-            (true, _) => Stage::Before,
-            (false, true) => Stage::Answer,
-            (false, false) => Stage::Mixed,
+            (true, _) => AnswerStage::BeforeAnswer,
+            (false, true) => AnswerStage::Answer,
+            (false, false) => AnswerStage::Mixed,
         }
     }
 
@@ -249,7 +249,7 @@ impl Sink for AnswerSink {
     /// continues.
     fn forced(&mut self) -> Vec<u32> {
         if self.has_called() {
-            let ends = self.generator.facts().end_texts.iter();
+            let ends = self.generator.model_info().end_texts.iter();
             return ends.filter_map(|end| self.generator.control_token(end)).take(1).collect();
         }
         let is_spent = self.think_budget.is_some_and(|budget| self.thought_tokens >= budget);
@@ -261,12 +261,12 @@ impl Sink for AnswerSink {
             return Vec::new();
         }
         // The end of the reasoning may be known only later, for instance between two messages.
-        let end = self.end_thought();
+        let end = self.reasoning_end_tokens();
         self.is_closing_thought = !end.is_empty();
         end
     }
 
-    fn end_thought(&mut self) -> Vec<u32> {
+    fn reasoning_end_tokens(&mut self) -> Vec<u32> {
         let Some(end) = self.parser.as_ref().and_then(OutputParser::reasoning_end) else {
             if !std::mem::replace(&mut self.has_warned_endless, true) {
                 let task = self.handle.id;
@@ -288,7 +288,7 @@ impl Sink for AnswerSink {
         self.stops_in_answer && (self.is_thinking() || is_behind_thought)
     }
 
-    fn answer_ends_thought(&self) -> bool {
+    fn answer_ends_reasoning(&self) -> bool {
         let end = self.parser.as_ref().and_then(OutputParser::reasoning_end);
         let (Some(prefix), Some(end)) = (&self.forced_prefix, end) else { return false };
         starts_with_reasoning_end(prefix, &end)

@@ -2,7 +2,7 @@
 
 use puna_api::json::MAX_DEPTH;
 use puna_api::native::Logprob;
-use puna_engine::Finish;
+use puna_engine::FinishReason;
 use puna_prompt::{FunctionCall, OutputPart};
 use serde_json::{Value, json};
 
@@ -172,12 +172,12 @@ impl AnswerSink {
     }
 
     /// Sends the text that the parser held back as a possible start of a tag.
-    pub(super) fn flush(&mut self, finish: &Finish) {
+    pub(super) fn flush(&mut self, finish: &FinishReason) {
         if self.is_verbatim() {
             return;
         }
         if let Some(parser) = &mut self.parser {
-            self.is_cut_off = *finish != Finish::End;
+            self.is_cut_off = *finish != FinishReason::End;
             let parts = if self.is_cut_off { parser.finish_truncated() } else { parser.finish() };
             self.send_parts(parts, Vec::new());
         }

@@ -1,9 +1,9 @@
-//! Log-probabilities of an answer, and its summary.
+//! Log-probabilities of an answer, and its stats.
 
 use std::time::Duration;
 
 use puna_api::native::{Logprob, PromptLogprob, PromptTopLogprob, TopLogprob};
-use puna_engine::{Finish, PromptToken, Summary};
+use puna_engine::{FinishReason as EngineFinishReason, GenerationStats, PromptToken};
 use puna_sampler::TokenLogprobs;
 
 use super::AnswerSink;
@@ -44,17 +44,16 @@ impl AnswerSink {
 
     /// Logs where the cached prefix of the prompt ended, which helps users find what changes at the
     /// start of their prompts. Prompts are private, so only the debug log shows their text.
-    pub(super) fn log_cache_miss(&self, summary: &Summary) {
-        let (at, prompt) = (summary.cached_tokens, summary.prompt_tokens);
-        let is_known = summary.shifted_tokens == 0 && at < prompt && prompt <= summary.tokens.len();
+    pub(super) fn log_cache_miss(&self, stats: &GenerationStats) {
+        let (at, prompt) = (stats.cached_tokens, stats.prompt_tokens);
+        let is_known = stats.shifted_tokens == 0 && at < prompt && prompt <= stats.tokens.len();
         if !is_known || !tracing::enabled!(tracing::Level::DEBUG) {
             return;
         }
-        let before = self
-            .generator
-            .decode(&summary.tokens[at.saturating_sub(CACHE_MISS_CONTEXT_TOKENS)..at]);
+        let before =
+            self.generator.decode(&stats.tokens[at.saturating_sub(CACHE_MISS_CONTEXT_TOKENS)..at]);
         let behind =
-            self.generator.decode(&summary.tokens[at..prompt.min(at + CACHE_MISS_CONTEXT_TOKENS)]);
+            self.generator.decode(&stats.tokens[at..prompt.min(at + CACHE_MISS_CONTEXT_TOKENS)]);
         let task = self.handle.id;
         tracing::debug!(task, cache_miss_at = at, prompt, %before, %behind, "prompt differs from the prefix cache");
     }
@@ -78,27 +77,27 @@ impl AnswerSink {
         !self.handle.state.is_cancelled()
     }
 
-    pub(super) fn generation_summary(&self, summary: Summary) -> GenerationSummary {
+    pub(super) fn generation_summary(&self, stats: GenerationStats) -> GenerationSummary {
         GenerationSummary {
-            reason: match summary.finish {
-                Finish::End | Finish::Stop(_) => FinishReason::Stop,
-                Finish::Length => FinishReason::Length,
+            reason: match stats.finish {
+                EngineFinishReason::End | EngineFinishReason::Stop(_) => FinishReason::Stop,
+                EngineFinishReason::Length => FinishReason::Length,
             },
-            stop: match summary.finish {
-                Finish::Stop(index) => self.stop.get(index).cloned(),
-                Finish::End | Finish::Length => None,
+            stop: match stats.finish {
+                EngineFinishReason::Stop(index) => self.stop.get(index).cloned(),
+                EngineFinishReason::End | EngineFinishReason::Length => None,
             },
             has_usage: true,
-            prompt_tokens: summary.prompt_tokens as u64,
-            cached_tokens: summary.cached_tokens as u64,
-            prefill: summary.prefill,
-            generated_tokens: summary.generated_tokens as u64,
+            prompt_tokens: stats.prompt_tokens as u64,
+            cached_tokens: stats.cached_tokens as u64,
+            prefill: stats.prefill,
+            generated_tokens: stats.generated_tokens as u64,
             thought_tokens: self.thought_tokens,
-            decode: summary.decode,
-            guesses: summary.speculated.into(),
+            decode: stats.decode,
+            draft_counts: stats.draft_stats.into(),
             dropped_messages: self.dropped_messages,
-            dropped_tokens: self.cut_tokens + summary.shifted_tokens as u64,
-            context: self.without_bos(summary.tokens),
+            dropped_tokens: self.cut_tokens + stats.shifted_tokens as u64,
+            context: self.without_bos(stats.tokens),
             schema_violations: None,
         }
     }
@@ -126,7 +125,7 @@ pub(in crate::runner) fn summary_without_tokens(
         generated_tokens: 0,
         thought_tokens: 0,
         decode: Duration::ZERO,
-        guesses: DraftCounts::default(),
+        draft_counts: DraftCounts::default(),
         dropped_messages: answer.dropped_messages,
         dropped_tokens: answer.cut_tokens,
         context: answer.without_bos(prompt),

@@ -15,11 +15,11 @@ async fn ask(parser: &str, says: Vec<String>) -> Vec<Event> {
 async fn ask_with(
     parser: &str,
     says: Vec<String>,
-    change: impl FnOnce(&mut Generate),
+    change: impl FnOnce(&mut GenerateTask),
 ) -> Vec<Event> {
     let fake = Arc::<Fake>::default();
     *fake.says.lock().unwrap() = says;
-    let link = loaded(&fake, 128).await;
+    let connection = loaded(&fake, 128).await;
     let Task::Generate(mut generate) = question("qwen3-coder", false) else { panic!() };
     generate.model.parser = Some(parser.into());
     let parameters = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
@@ -28,7 +28,7 @@ async fn ask_with(
         tools.push(Tool(tool));
     }
     change(&mut generate);
-    let mut events = link.submit(1, Task::Generate(generate));
+    let mut events = connection.submit(1, Task::Generate(generate));
     let mut all = Vec::new();
     loop {
         let event = events.next().await.unwrap();
@@ -205,10 +205,10 @@ async fn an_answer_limited_to_one_call_ends_after_it() {
     let fake = Arc::<Fake>::default();
     let says: Vec<String> = format!("{call}{call}").chars().map(String::from).collect();
     *fake.says.lock().unwrap() = says;
-    let link = loaded(&fake, 128).await;
+    let connection = loaded(&fake, 128).await;
     let Task::Generate(mut generate) = question("qwen3-coder", false) else { panic!() };
     (generate.model.parser, generate.parallel_tool_calls) = (Some("qwen3".into()), false);
-    let mut events = link.submit(1, Task::Generate(generate));
+    let mut events = connection.submit(1, Task::Generate(generate));
     while let Some(event) = events.next().await {
         if let Event::Done(done) = event {
             // The token that ends the answer is the only additional one.
@@ -247,7 +247,7 @@ async fn every_call_of_a_list_is_streamed() {
 
 #[tokio::test]
 async fn a_forced_call_of_the_embedded_model_is_streamed() {
-    let link = loaded_file(None, 512).await;
+    let connection = loaded_file(None, 512).await;
     let Task::Generate(mut generate) = task("", 100, 4, true, true) else { panic!() };
     let question = puna_api::native::Message {
         role: "user".into(),
@@ -263,7 +263,7 @@ async fn a_forced_call_of_the_embedded_model_is_streamed() {
     generate.parallel_tool_calls = false;
     generate.options.sampling.temperature = 0.0;
     generate.stream_calls = true;
-    let mut events = link.submit(1, Task::Generate(generate));
+    let mut events = connection.submit(1, Task::Generate(generate));
     let mut all = Vec::new();
     loop {
         match events.next().await.unwrap() {
@@ -285,7 +285,7 @@ async fn a_forced_call_of_the_embedded_model_is_streamed() {
 #[tokio::test]
 async fn a_forced_answer_ends_when_a_call_is_repeated() {
     use puna_api::native::ToolChoice::{Named, Required};
-    let link = loaded_file(None, 2048).await;
+    let connection = loaded_file(None, 2048).await;
     let schema = json!({"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]});
     let tool =
         json!({"type": "function", "function": {"name": "get_weather", "parameters": schema}});
@@ -299,7 +299,7 @@ async fn a_forced_answer_ends_when_a_call_is_repeated() {
         generate.tool_choice = choice;
         generate.options.sampling.temperature = 0.0;
         generate.stream_calls = stream_calls;
-        let mut events = link.submit(1, Task::Generate(generate));
+        let mut events = connection.submit(1, Task::Generate(generate));
         let mut all = Vec::new();
         let done = loop {
             match events.next().await.unwrap() {
@@ -315,7 +315,10 @@ async fn a_forced_answer_ends_when_a_call_is_repeated() {
 }
 
 /// Forces a call of the embedded model; returns its events or the error.
-async fn demand(link: &Link, functions: Vec<serde_json::Value>) -> Result<Vec<Event>, ApiError> {
+async fn demand(
+    connection: &RunnerConnection,
+    functions: Vec<serde_json::Value>,
+) -> Result<Vec<Event>, ApiError> {
     let Task::Generate(mut generate) = task("", 60, 4, true, true) else { panic!() };
     let content = "What is the weather in Paris?".into();
     let question = puna_api::native::Message { role: "user".into(), content, ..Default::default() };
@@ -325,7 +328,7 @@ async fn demand(link: &Link, functions: Vec<serde_json::Value>) -> Result<Vec<Ev
     generate.tool_choice = puna_api::native::ToolChoice::Required;
     generate.parallel_tool_calls = false;
     generate.options.sampling.temperature = 0.0;
-    let mut events = link.submit(1, Task::Generate(generate));
+    let mut events = connection.submit(1, Task::Generate(generate));
     let mut all = Vec::new();
     loop {
         match events.next().await.unwrap() {
@@ -338,7 +341,7 @@ async fn demand(link: &Link, functions: Vec<serde_json::Value>) -> Result<Vec<Ev
 
 #[tokio::test]
 async fn tools_that_cannot_be_called_are_rejected_by_name() {
-    let link = loaded_file(None, 512).await;
+    let connection = loaded_file(None, 512).await;
     let fine = json!({"name": "fine", "parameters": {"type": "object", "properties": {}}});
     let f = |parameters| json!({"name": "f", "parameters": parameters});
     let a = |schema| f(json!({"type": "object", "properties": {"a": schema}}));
@@ -350,7 +353,7 @@ async fn tools_that_cannot_be_called_are_rejected_by_name() {
         (a(json!({"type": "string", "pattern": "(b"})), vec!["\"f\"", "(b"]),
     ];
     for (tool, words) in cases {
-        let failure = demand(&link, vec![fine.clone(), tool.clone()]).await.unwrap_err();
+        let failure = demand(&connection, vec![fine.clone(), tool.clone()]).await.unwrap_err();
         assert_eq!(failure.status, 400, "{tool}: {}", failure.message);
         for word in words {
             assert!(failure.message.contains(word), "{tool}: {}", failure.message);
@@ -363,7 +366,7 @@ async fn tools_that_cannot_be_called_are_rejected_by_name() {
 
 #[tokio::test]
 async fn forced_call_arguments_are_an_object_even_if_the_schema_allows_other_types() {
-    let link = loaded_file(None, 512).await;
+    let connection = loaded_file(None, 512).await;
     let allowed = [
         json!({"type": ["object", "null"], "properties": {}}),
         json!({"type": ["null", "object"], "properties": {"a": {"type": "boolean"}}, "required": ["a"]}),
@@ -372,7 +375,8 @@ async fn forced_call_arguments_are_an_object_even_if_the_schema_allows_other_typ
         json!({"$ref": "#/$defs/A", "$defs": {"A": {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}}}),
     ];
     for parameters in allowed {
-        let events = demand(&link, vec![json!({"name": "f", "parameters": parameters})]).await;
+        let events =
+            demand(&connection, vec![json!({"name": "f", "parameters": parameters})]).await;
         let events = events.unwrap_or_else(|failure| panic!("{parameters}: {}", failure.message));
         assert_eq!(calls(&events).len(), 1, "{parameters}: {events:?}");
         assert_eq!(calls(&events)[0].name, "f");

@@ -13,14 +13,15 @@ use std::thread;
 use std::time::Duration;
 
 use puna_engine::{
-    EngineError, Event as EngineEvent, Finish, Piece, PromptToken, Request, Sink, Summary,
+    EngineError, Event as EngineEvent, FinishReason, GenerationStats, Piece, PromptToken, Request,
+    Sink,
 };
 use puna_sampler::{Constraint, Grammar, GrammarCompiler, GrammarToken, TokenLogprobs};
 use tokio::sync::oneshot;
 
-use crate::canonical::Tokenize;
+use crate::canonical::TokenizeTask;
 use crate::runner::generator::{
-    EmbedDone, Facts, Generator, LoadError, Loader, PairFormat, RankDone,
+    EmbedCallback, Generator, LoadError, LoadedModelInfo, Loader, PairFormat, RerankCallback,
 };
 use crate::runner::launch::{Launcher, RunnerProcess};
 use crate::runner::protocol::{Heartbeat, LoadSpec, MemoryParts};
@@ -151,17 +152,17 @@ impl Loader for FakeLoader {
             PairFormat { before: vec![1], between: vec![2], after: vec![2], template: None };
         let pair_format = self.0.ranks.load(Ordering::Relaxed).then_some(pairs);
         let (num_ctx, embeds) = (spec.options.num_ctx, self.0.embeds.load(Ordering::Relaxed));
-        let facts = Facts {
+        let model_info = LoadedModelInfo {
             num_ctx,
             pair_format,
             embeds,
             end_texts: vec![END.0.into()],
-            ..Facts::default()
+            ..LoadedModelInfo::default()
         };
         let memory = self.plan(spec)?;
         Ok(Box::new(FakeEngine {
             fake: self.0.clone(),
-            facts,
+            model_info,
             memory,
             cancelled: Arc::default(),
             next: AtomicU64::new(1),
@@ -173,7 +174,7 @@ impl Loader for FakeLoader {
 /// prompt contains "again".
 struct FakeEngine {
     fake: Arc<Fake>,
-    facts: Facts,
+    model_info: LoadedModelInfo,
     memory: MemoryParts,
     cancelled: Arc<Mutex<HashMap<u64, Arc<AtomicBool>>>>,
     next: AtomicU64,
@@ -187,8 +188,8 @@ impl FakeEngine {
 }
 
 impl Generator for FakeEngine {
-    fn facts(&self) -> &Facts {
-        &self.facts
+    fn model_info(&self) -> &LoadedModelInfo {
+        &self.model_info
     }
 
     fn encode(&self, text: &str) -> Vec<u32> {
@@ -202,7 +203,7 @@ impl Generator for FakeEngine {
         bos.into_iter().chain(text.bytes().map(u32::from)).collect()
     }
 
-    fn tokenize(&self, text: &Tokenize) -> Vec<u32> {
+    fn tokenize(&self, text: &TokenizeTask) -> Vec<u32> {
         text.text.bytes().map(u32::from).collect()
     }
 
@@ -298,7 +299,7 @@ impl Generator for FakeEngine {
             let says = fake.says.lock().unwrap().clone();
             let most =
                 if says.is_empty() { request.max_tokens.unwrap_or(usize::MAX) } else { says.len() };
-            let whole = if says.is_empty() { Finish::Length } else { Finish::End };
+            let whole = if says.is_empty() { FinishReason::Length } else { FinishReason::End };
             let (mut finish, mut generated, mut tokens) = (whole, 0, request.prompt.clone());
             for i in 0..most {
                 while !sink.ready() && !cancelled.load(Ordering::Relaxed) {
@@ -315,7 +316,7 @@ impl Generator for FakeEngine {
                 generated += 1;
                 tokens.push(119);
                 if sink.forced().first() == Some(&END.1) {
-                    finish = Finish::End;
+                    finish = FinishReason::End;
                     break;
                 }
                 fake.rounds.fetch_add(1, Ordering::Relaxed);
@@ -325,7 +326,7 @@ impl Generator for FakeEngine {
                     None => format!("w{i} "),
                 };
                 if let Some(index) = request.stop.iter().position(|stop| stop == text.trim()) {
-                    finish = Finish::Stop(index);
+                    finish = FinishReason::Stop(index);
                     break;
                 }
                 let logprobs = request
@@ -335,12 +336,12 @@ impl Generator for FakeEngine {
                     return;
                 }
                 if sink.has_enough() {
-                    finish = Finish::End;
+                    finish = FinishReason::End;
                     break;
                 }
                 thread::sleep(Duration::from_micros(200));
             }
-            sink.send(EngineEvent::Done(Summary {
+            sink.send(EngineEvent::Done(GenerationStats {
                 finish,
                 prompt_tokens: request.prompt.len(),
                 cached_tokens: fake.cached.load(Ordering::Relaxed) as usize,
@@ -348,7 +349,7 @@ impl Generator for FakeEngine {
                 generated_tokens: generated,
                 decode: Duration::from_millis(1),
                 queued: Duration::ZERO,
-                speculated: Default::default(),
+                draft_stats: Default::default(),
                 shifted_tokens: 0,
                 tokens,
             }));
@@ -362,13 +363,13 @@ impl Generator for FakeEngine {
         }
     }
 
-    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedDone) -> Result<u64, EngineError> {
+    fn embed(&self, inputs: Vec<Vec<u32>>, done: EmbedCallback) -> Result<u64, EngineError> {
         self.check()?;
         done(Ok(inputs.iter().map(|input| vec![input.len() as f32, 1.0]).collect()));
         Ok(0)
     }
 
-    fn rank(&self, pairs: Vec<Vec<u32>>, done: RankDone) -> Result<u64, EngineError> {
+    fn rank(&self, pairs: Vec<Vec<u32>>, done: RerankCallback) -> Result<u64, EngineError> {
         self.check()?;
         self.fake.ranked.fetch_add(pairs.len() as u64, Ordering::Relaxed);
         done(Ok(pairs.iter().map(|pair| pair.len() as f32 / 100.0).collect()));
@@ -380,7 +381,7 @@ impl Generator for FakeEngine {
         Heartbeat {
             memory: self.memory,
             rounds,
-            works: self.fake.works.load(Ordering::Relaxed) > 0,
+            is_busy: self.fake.works.load(Ordering::Relaxed) > 0,
             ..Heartbeat::default()
         }
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use puna_gguf::{Gguf, Value, Writer};
 
 use super::*;
-use crate::canonical::{Rank, RankResult};
+use crate::canonical::{RankResult, RerankTask};
 
 fn zoo(name: &str) -> Gguf {
     let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
@@ -58,15 +58,15 @@ fn qwen3() -> Vec<u8> {
     modified(&gguf, keys, Some(("cls.output.weight", [width.into(), 2], head)))
 }
 
-async fn ranker(file: Vec<u8>, num_ctx: u32) -> (Link, tempfile::TempDir) {
+async fn ranker(file: Vec<u8>, num_ctx: u32) -> (RunnerConnection, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let path: PathBuf = folder.path().join("model.gguf");
     std::fs::write(&path, file).unwrap();
     (loaded_file(Some(path), num_ctx).await, folder)
 }
 
-fn rank_task(query: &str, documents: &[&str]) -> Rank {
-    Rank {
+fn rank_task(query: &str, documents: &[&str]) -> RerankTask {
+    RerankTask {
         query: query.into(),
         documents: documents.iter().map(|text| (*text).to_owned()).collect(),
         truncate: false,
@@ -76,15 +76,15 @@ fn rank_task(query: &str, documents: &[&str]) -> Rank {
     }
 }
 
-async fn ranked(link: &Link, rank: Rank) -> RankResult {
-    match end(link, Task::Rank(rank)).await {
+async fn ranked(connection: &RunnerConnection, rank: RerankTask) -> RankResult {
+    match end(connection, Task::Rank(rank)).await {
         Event::Ranked(ranked) => ranked,
         other => panic!("{other:?}"),
     }
 }
 
-async fn rank_error(link: &Link, rank: Rank) -> String {
-    match end(link, Task::Rank(rank)).await {
+async fn rank_error(connection: &RunnerConnection, rank: RerankTask) -> String {
+    match end(connection, Task::Rank(rank)).await {
         Event::Error(failure) if failure.status == 400 => failure.message,
         other => panic!("{other:?}"),
     }
@@ -104,8 +104,8 @@ async fn scores_and_tokens_equal_those_of_llama_cpp() {
         (qwen3(), 1e-3, first, few, 109, vec![0.111_659_51, 0.070_280_42, 0.031_646_82]),
         (qwen3(), 1e-3, second, odd, 106, vec![0.577_170_5, 0.745_104_13]),
     ] {
-        let (link, _folder) = ranker(file, 512).await;
-        let result = ranked(&link, rank_task(query, documents)).await;
+        let (connection, _folder) = ranker(file, 512).await;
+        let result = ranked(&connection, rank_task(query, documents)).await;
         assert_eq!((result.tokens, result.cut), (tokens, Vec::new()), "{documents:?}");
         assert_eq!(result.scores.len(), scores.len());
         for (got, want) in result.scores.iter().zip(scores) {
@@ -116,14 +116,14 @@ async fn scores_and_tokens_equal_those_of_llama_cpp() {
 
 #[tokio::test]
 async fn a_thousand_documents_get_the_same_scores_as_each_alone() {
-    let (link, _folder) = ranker(bert(), 512).await;
+    let (connection, _folder) = ranker(bert(), 512).await;
     let texts: Vec<String> = (0..1000).map(|i| "panda ".repeat(i % 9) + "bear").collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    let all = ranked(&link, rank_task("what?", &texts)).await;
+    let all = ranked(&connection, rank_task("what?", &texts)).await;
     assert_eq!(all.scores.len(), 1000);
     let mut alone = BTreeMap::new();
     for i in [0, 1, 8, 500, 999] {
-        alone.insert(i, ranked(&link, rank_task("what?", &texts[i..=i])).await.scores[0]);
+        alone.insert(i, ranked(&connection, rank_task("what?", &texts[i..=i])).await.scores[0]);
     }
     for (i, score) in alone {
         assert!((all.scores[i] - score).abs() < 2e-3, "{i}: {} and alone {score}", all.scores[i]);
@@ -132,29 +132,29 @@ async fn a_thousand_documents_get_the_same_scores_as_each_alone() {
 
 #[tokio::test]
 async fn a_disconnected_client_ends_its_scoring() {
-    let (link, _folder) = ranker(qwen3(), 512).await;
+    let (connection, _folder) = ranker(qwen3(), 512).await;
     let long = "a bear is no panda ".repeat(8);
     let texts = vec![long.as_str(); 6_000];
-    let mut events = link.submit(1, Task::Rank(rank_task("what?", &texts)));
+    let mut events = connection.submit(1, Task::Rank(rank_task("what?", &texts)));
     let early = tokio::time::timeout(Duration::from_millis(300), events.next()).await;
     assert!(early.is_err(), "{early:?}");
     drop(events);
     let began = std::time::Instant::now();
-    ranked(&link, rank_task("what?", &["bear"])).await;
+    ranked(&connection, rank_task("what?", &["bear"])).await;
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
 }
 
 #[tokio::test]
 async fn documents_that_are_too_long_are_cut_only_on_request_and_the_cut_is_reported() {
     for file in [bert(), qwen3()] {
-        let (link, _folder) = ranker(file, 60).await;
+        let (connection, _folder) = ranker(file, 60).await;
         let long = "the bear ".repeat(100);
         let texts = ["bear", long.as_str()];
         let plain = rank_task("what?", &texts);
-        let message = rank_error(&link, plain.clone()).await;
+        let message = rank_error(&connection, plain.clone()).await;
         assert!(message.starts_with("document 1 is too long: it has "), "{message}");
-        let short = ranked(&link, rank_task("what?", &texts[..1])).await;
-        let cut = ranked(&link, Rank { truncate: true, ..plain.clone() }).await;
+        let short = ranked(&connection, rank_task("what?", &texts[..1])).await;
+        let cut = ranked(&connection, RerankTask { truncate: true, ..plain.clone() }).await;
         assert!((cut.scores[0] - short.scores[0]).abs() < 1e-3);
         assert_eq!(cut.cut.len(), 1);
         assert_eq!(cut.cut[0].0, 1);
@@ -164,12 +164,14 @@ async fn documents_that_are_too_long_are_cut_only_on_request_and_the_cut_is_repo
             "{} tokens",
             cut.tokens
         );
-        let pairs = ranked(&link, Rank { pair_tokens: Some(40), ..plain.clone() }).await;
+        let pairs =
+            ranked(&connection, RerankTask { pair_tokens: Some(40), ..plain.clone() }).await;
         assert!(pairs.tokens <= short.tokens + 40, "{} tokens", pairs.tokens);
-        let documents = ranked(&link, Rank { document_tokens: Some(3), ..plain.clone() }).await;
+        let documents =
+            ranked(&connection, RerankTask { document_tokens: Some(3), ..plain.clone() }).await;
         assert!(documents.cut.iter().any(|(i, _)| *i == 1) && documents.tokens < cut.tokens);
-        let query = Rank { truncate: true, ..rank_task(&"why ".repeat(100), &texts) };
-        let message = rank_error(&link, query).await;
+        let query = RerankTask { truncate: true, ..rank_task(&"why ".repeat(100), &texts) };
+        let message = rank_error(&connection, query).await;
         assert!(
             message
                 .starts_with("document 0 cannot be truncated to fit: the query and the template"),
@@ -180,18 +182,18 @@ async fn documents_that_are_too_long_are_cut_only_on_request_and_the_cut_is_repo
 
 #[tokio::test]
 async fn ranking_and_embedding_with_an_unsuitable_model_are_refused_with_the_reason() {
-    let link = loaded_file(None, 64).await;
+    let connection = loaded_file(None, 64).await;
     assert_eq!(
-        rank_error(&link, rank_task("a", &["b"])).await,
+        rank_error(&connection, rank_task("a", &["b"])).await,
         "this model does not support reranking"
     );
-    let (link, _folder) = ranker(bert(), 64).await;
-    let embed = crate::canonical::Embed {
+    let (connection, _folder) = ranker(bert(), 64).await;
+    let embed = crate::canonical::EmbedTask {
         inputs: vec![EmbedText::Text("x".into())],
         truncate: true,
         num_ctx: None,
-        given: Default::default(),
+        explicit_parameters: Default::default(),
     };
-    let Event::Error(failure) = end(&link, Task::Embed(embed)).await else { panic!() };
+    let Event::Error(failure) = end(&connection, Task::Embed(embed)).await else { panic!() };
     assert_eq!(failure.message, "this model is a reranker and does not support embeddings");
 }

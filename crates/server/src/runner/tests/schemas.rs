@@ -18,8 +18,11 @@ fn request(schema: Value) -> Task {
 }
 
 /// Returns the checked keywords, the answer to a schema, and the violated keywords.
-async fn answer(link: &Link, schema: Value) -> (Vec<String>, String, Option<Vec<String>>) {
-    let mut events = link.submit(1, request(schema));
+async fn answer(
+    connection: &RunnerConnection,
+    schema: Value,
+) -> (Vec<String>, String, Option<Vec<String>>) {
+    let mut events = connection.submit(1, request(schema));
     let (mut keywords, mut content) = (Vec::new(), String::new());
     loop {
         match events.next().await.unwrap() {
@@ -34,7 +37,7 @@ async fn answer(link: &Link, schema: Value) -> (Vec<String>, String, Option<Vec<
 
 #[tokio::test]
 async fn schemas_of_clients_are_accepted_and_checked() {
-    let link = loaded_file(None, 512).await;
+    let connection = loaded_file(None, 512).await;
     let object = |property: Value| json!({"type": "object", "properties": {"a": property}, "required": ["a"]});
     let duration = "^P(?:(\\d+W)|(?!.*W)(?=\\d|T\\d)(\\d+Y)?(\\d+M)?(\\d+D)?(T(?=\\d)(\\d+H)?(\\d+M)?(\\d+([.,]\\d+)?S)?)?)$";
     let set =
@@ -67,7 +70,7 @@ async fn schemas_of_clients_are_accepted_and_checked() {
         (recursive, ""),
     ];
     for (schema, keyword) in cases {
-        let (keywords, text, violations) = answer(&link, schema.clone()).await;
+        let (keywords, text, violations) = answer(&connection, schema.clone()).await;
         let expected = format!("{keyword} at #/properties/a");
         let expected = if keyword.is_empty() { Vec::new() } else { vec![expected] };
         assert_eq!(keywords, expected, "{schema}");
@@ -86,7 +89,7 @@ async fn schemas_of_clients_are_accepted_and_checked() {
 
 #[tokio::test]
 async fn constraints_whose_shortest_answer_exceeds_the_limit_are_rejected() {
-    let link = loaded_file(None, 512).await;
+    let connection = loaded_file(None, 512).await;
     let node = json!({"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "required": ["next"]});
     let cases = [
         (
@@ -109,7 +112,7 @@ async fn constraints_whose_shortest_answer_exceeds_the_limit_are_rejected() {
     ];
     for (schema, words) in cases {
         let name: String = schema.to_string().chars().take(60).collect();
-        let mut events = link.submit(1, request(schema));
+        let mut events = connection.submit(1, request(schema));
         match events.next().await.unwrap() {
             Event::Error(failure) => {
                 assert!(

@@ -15,8 +15,8 @@ async fn play(answers: Value, prompt: &str) -> (String, Event) {
     let path = folder.path().join("script.json");
     std::fs::write(&path, json!({"answers": answers}).to_string()).unwrap();
     let (process, _) = in_threads(ScriptLoader::open(path).unwrap()).unwrap();
-    let link = loaded_by(process, None, 2048).await;
-    let mut events = link.submit(1, task(prompt, 1000, 4, true, true));
+    let connection = loaded_by(process, None, 2048).await;
+    let mut events = connection.submit(1, task(prompt, 1000, 4, true, true));
     let mut text = String::new();
     loop {
         match events.next().await.unwrap() {

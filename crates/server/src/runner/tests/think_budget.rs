@@ -7,7 +7,7 @@ use serde_json::json;
 use super::*;
 
 /// Returns a question that makes the model think.
-fn question(change: impl FnOnce(&mut Generate)) -> Task {
+fn question(change: impl FnOnce(&mut GenerateTask)) -> Task {
     let Task::Generate(mut generate) = task("", 200, 4, true, true) else { panic!() };
     let question = Message {
         role: "user".into(),
@@ -23,8 +23,8 @@ fn question(change: impl FnOnce(&mut Generate)) -> Task {
 }
 
 /// Returns the reasoning, the number of its events, the answer, and the number of all tokens.
-async fn answer(link: &Link, task: Task) -> (String, usize, String, u64) {
-    let mut events = link.submit(1, task);
+async fn answer(connection: &RunnerConnection, task: Task) -> (String, usize, String, u64) {
+    let mut events = connection.submit(1, task);
     let (mut thought, mut pieces, mut content) = (String::new(), 0, String::new());
     loop {
         match events.next().await.unwrap() {
@@ -42,27 +42,27 @@ async fn answer(link: &Link, task: Task) -> (String, usize, String, u64) {
 
 #[tokio::test]
 async fn reasoning_over_its_budget_is_ended_and_the_answer_follows() {
-    let link = loaded_file(None, 512).await;
-    let (whole, pieces, content, _) = answer(&link, question(|_| {})).await;
+    let connection = loaded_file(None, 512).await;
+    let (whole, pieces, content, _) = answer(&connection, question(|_| {})).await;
     assert!(
         whole.contains("= 55") && content.starts_with("55") && pieces > 8,
         "{whole:?} {content:?}"
     );
     for budget in [0, 1, 5] {
         let (thought, pieces, content, tokens) =
-            answer(&link, question(|task| task.options.think_budget = Some(budget))).await;
+            answer(&connection, question(|task| task.options.think_budget = Some(budget))).await;
         assert!(pieces <= budget as usize, "{thought:?}");
         assert!(whole.starts_with(thought.trim_end()), "{thought:?} is no beginning of {whole:?}");
         assert!(!content.is_empty() && !content.contains("think"), "{content:?}");
         assert!(tokens < 40, "{tokens}");
     }
-    let enough = answer(&link, question(|task| task.options.think_budget = Some(500))).await;
+    let enough = answer(&connection, question(|task| task.options.think_budget = Some(500))).await;
     assert_eq!((enough.0, enough.2), (whole, content));
 }
 
 #[tokio::test]
 async fn a_constrained_answer_follows_reasoning_that_was_ended() {
-    let link = loaded_file(None, 512).await;
+    let connection = loaded_file(None, 512).await;
     let schema =
         json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]});
     for budget in [0, 5] {
@@ -70,7 +70,7 @@ async fn a_constrained_answer_follows_reasoning_that_was_ended() {
             task.format = Some(Constraint::schema(schema.clone()));
             task.options.think_budget = Some(budget);
         });
-        let (thought, pieces, content, _) = answer(&link, task_with_schema).await;
+        let (thought, pieces, content, _) = answer(&connection, task_with_schema).await;
         assert!(pieces <= budget as usize, "{thought:?}");
         let value: serde_json::Value =
             serde_json::from_str(&content).unwrap_or_else(|e| panic!("{e}: {content}"));
@@ -80,7 +80,7 @@ async fn a_constrained_answer_follows_reasoning_that_was_ended() {
 
 #[tokio::test]
 async fn repeating_reasoning_before_a_constrained_answer_is_ended() {
-    let link = loaded_file(None, 512).await;
+    let connection = loaded_file(None, 512).await;
     let schema =
         json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]});
     let circling = |format| {
@@ -90,10 +90,11 @@ async fn repeating_reasoning_before_a_constrained_answer_is_ended() {
             task.format = format;
         })
     };
-    let (_, _, content, tokens) = answer(&link, circling(Some(Constraint::schema(schema)))).await;
+    let (_, _, content, tokens) =
+        answer(&connection, circling(Some(Constraint::schema(schema)))).await;
     let value: serde_json::Value =
         serde_json::from_str(&content).unwrap_or_else(|e| panic!("{e}: {content}"));
     assert!(value["sum"].is_i64() && tokens < 100, "{content}");
     // Without a constraint, the repetition ends the answer.
-    assert_eq!(answer(&link, circling(None)).await.2, "");
+    assert_eq!(answer(&connection, circling(None)).await.2, "");
 }

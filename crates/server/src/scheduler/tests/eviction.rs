@@ -216,9 +216,9 @@ fn a_failed_load_fails_all_requests_with_the_same_options() {
 
 #[test]
 fn options_that_did_not_fit_are_not_tried_again_for_every_request() {
-    use crate::options::speculate::Draft;
+    use crate::options::speculate::DraftModelSpec;
     let mut b = Fixture::with_memory(8 * GB, 8 * GB);
-    let draft = Draft { name: "small".into(), weights: None, optional: true };
+    let draft = DraftModelSpec { name: "small".into(), weights: None, optional: true };
     let options = LoadOptions { draft: Some(draft), ..options() };
     let ask = |id| Event::Request(Request { options: options.clone(), ..request(id, "a") });
     b.event(ask(1));

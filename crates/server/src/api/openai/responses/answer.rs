@@ -20,7 +20,7 @@ use crate::api::answer_events::EndedCall;
 use crate::api::openai::responses::{ResponseStore, StoredResponse};
 use crate::api::paragraphs::append_paragraph;
 use crate::api::progress::PromptProgress;
-use crate::api::{AnswerEvent, Collected, CollectedCall, Encoder, Times};
+use crate::api::{AnswerEncoder, AnswerEvent, CollectedCall, CollectedResponse, Times};
 use crate::canonical::{ApiError, CallOutcome, FinishReason, GenerationSummary, Piece};
 use crate::http::{Owner, StreamFormat, json_plain};
 use crate::util::random_ids;
@@ -160,7 +160,7 @@ impl ResponseEncoder {
     }
 
     /// Returns the answer as one object.
-    pub(crate) fn whole(mut self, all: Collected) -> Response {
+    pub(crate) fn whole(mut self, all: CollectedResponse) -> Response {
         if let Some(prompt) = all.rendered {
             return self.rendered(prompt);
         }
@@ -425,7 +425,7 @@ fn tool(tool: &Value) -> Value {
     })
 }
 
-impl Encoder for ResponseEncoder {
+impl AnswerEncoder for ResponseEncoder {
     const STREAM_FORMAT: StreamFormat = StreamFormat::NamedSse;
     fn announce_phase(&mut self, phase: &str, out: &mut Vec<u8>) {
         out.extend_from_slice(format!(": {phase}\n\n").as_bytes());

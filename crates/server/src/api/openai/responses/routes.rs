@@ -20,7 +20,8 @@ use crate::api::{collect, respond_when};
 use crate::app::{App, key};
 use crate::canonical::ApiError;
 use crate::http::{
-    self, Client, ErrorResponse, Json, OpenAi, Owner, StreamFormat, json_plain, note_ignored,
+    self, Client, ErrorResponse, Json, OpenAi, Owner, StreamFormat, json_plain,
+    record_ignored_field,
 };
 
 /// `POST /v1/responses`
@@ -31,7 +32,7 @@ pub(crate) async fn create(
     Json(mut request, _): Json<OpenAi, ResponsesRequest>,
 ) -> Result<Response, ErrorResponse<OpenAi>> {
     let mut chat = to_chat(&app, &mut request, owner).await?;
-    left_out(&request.tools).into_iter().for_each(note_ignored);
+    left_out(&request.tools).into_iter().for_each(record_ignored_field);
     let (name, model) = chat::find_model(&app, &request.model).await?;
     openai::set_defaults(&mut chat.options, &model, &[openai::TEMPERATURE]);
     chat::drop_unsupported_thinking(&mut chat, &model, &["reasoning.effort"]);
@@ -162,11 +163,11 @@ fn read_query(fields: Vec<(String, String)>) -> Result<(bool, Option<u64>), ApiE
                 };
                 after = Some(number.parse().map_err(wrong)?);
             }
-            _ => note_ignored(name),
+            _ => record_ignored_field(name),
         }
     }
     if after.is_some() && !stream {
-        note_ignored("starting_after".to_owned());
+        record_ignored_field("starting_after".to_owned());
     }
     Ok((stream, after))
 }

@@ -11,7 +11,7 @@ use super::{Keep, ResponseEncoder, left_out, replay, to_request};
 use crate::api::answer_events::EventSequencer;
 use crate::api::generation_request::GenerationRequest;
 use crate::api::openai::responses::ResponseStore;
-use crate::api::{AnswerEvent, Encoder, Times};
+use crate::api::{AnswerEncoder, AnswerEvent, Times};
 use crate::canonical::{ApiError, CallOutcome, Event, FinishReason, GenerationSummary, Piece};
 use crate::http::Owner;
 
@@ -391,7 +391,7 @@ fn done(reason: FinishReason) -> Event {
         generated_tokens: 3,
         thought_tokens: 2,
         decode: Duration::ZERO,
-        guesses: Default::default(),
+        draft_counts: Default::default(),
         dropped_messages: 0,
         dropped_tokens: 0,
         context: Vec::new(),

@@ -1,4 +1,4 @@
-//! Rows of small steps have the bits that they have alone: what verification rests on.
+//! Rows of small steps are bit-identical to rows computed alone, which verification requires.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use puna_cpu::{Config, CpuBackend};
 use puna_gguf::{Gguf, View};
 
-use crate::{EngineOptions, Evaluator, Feed, Outputs};
+use crate::{EngineOptions, Evaluator, Outputs, SequenceInput};
 
 fn open(path: &Path, level: &str) -> Evaluator {
     let view = View::new(Arc::new(Gguf::open(path).unwrap())).unwrap();
@@ -26,8 +26,8 @@ fn logits(evaluator: &mut Evaluator, tokens: &[u32], depth: usize, rows: usize) 
     evaluator.truncate(0, depth);
     let mut all = Vec::new();
     for step in tokens[depth..].chunks(rows) {
-        let feed = Feed { sequence: 0, tokens: step, outputs: Outputs::All };
-        all.extend(evaluator.logits(&[feed]).unwrap().iter().map(|x| x.to_bits()));
+        let sequence_input = SequenceInput { sequence: 0, tokens: step, outputs: Outputs::All };
+        all.extend(evaluator.logits(&[sequence_input]).unwrap().iter().map(|x| x.to_bits()));
     }
     all
 }
@@ -39,9 +39,11 @@ fn with_refused(evaluator: &mut Evaluator, tokens: &[u32], depth: usize, rows: u
         evaluator.truncate(0, at);
         let mut step = vec![token];
         step.extend((1..rows as u32).map(|i| 5 + (token * 7 + i * 31 + at as u32) % 190));
-        let feed = Feed { sequence: 0, tokens: &step, outputs: Outputs::All };
+        let sequence_input = SequenceInput { sequence: 0, tokens: &step, outputs: Outputs::All };
         let n_vocab = evaluator.info().n_vocab;
-        all.extend(evaluator.logits(&[feed]).unwrap()[..n_vocab].iter().map(|x| x.to_bits()));
+        all.extend(
+            evaluator.logits(&[sequence_input]).unwrap()[..n_vocab].iter().map(|x| x.to_bits()),
+        );
     }
     all
 }
@@ -57,7 +59,7 @@ fn differences(path: &Path, level: &str, depth: usize) -> (Vec<String>, usize) {
         return (Vec::new(), 0);
     }
     let tokens: Vec<u32> = (0..depth as u32 + 8).map(|i| 5 + (i * i + 3 * i) % 200).collect();
-    let past = Feed { sequence: 0, tokens: &tokens[..depth], outputs: Outputs::None };
+    let past = SequenceInput { sequence: 0, tokens: &tokens[..depth], outputs: Outputs::None };
     evaluator.logits(&[past]).unwrap();
     let alone = logits(&mut evaluator, &tokens, depth, 1);
     let exact = evaluator.backend().max_bit_exact_rows();

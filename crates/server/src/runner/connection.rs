@@ -17,8 +17,8 @@ use tokio::time::timeout;
 
 use super::launch::RunnerProcess;
 use super::protocol::{
-    CALLS_MAX, Counts, FromRunner, Heartbeat, LoadSpec, LoadedModel, MemoryParts, ToRunner,
-    VERSION, WINDOW, encode_message, read_async,
+    CALLS_MAX, Counts, Heartbeat, LoadSpec, LoadedModel, MemoryParts, RunnerRequest,
+    RunnerResponse, VERSION, WINDOW, encode_message, read_async,
 };
 use crate::canonical::{ApiError, Event, GenerationSummary, Task};
 use crate::http::body_budget::BodyReservation;
@@ -37,7 +37,7 @@ const MAX_HEARTBEAT_GAP: Duration = Duration::from_secs(5);
 /// Number of intervals that [`SILENCE_TIMEOUT`] is divided into.
 const SILENCE_CHECKS: u32 = 4;
 
-/// How long [`Link::refresh`] waits for a heartbeat.
+/// How long [`RunnerConnection::refresh`] waits for a heartbeat.
 const REFRESH_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Number of messages that may wait to be sent.
@@ -65,7 +65,7 @@ pub(crate) type OnRunnerEvent = Box<dyn Fn(RunnerEvent) + Send + Sync>;
 
 /// Connection to a runner. Clones share it.
 #[derive(Clone)]
-pub(crate) struct Link(Arc<Shared>);
+pub(crate) struct RunnerConnection(Arc<Shared>);
 
 /// State that the clones of a connection share.
 struct Shared {
@@ -84,7 +84,7 @@ struct Shared {
 }
 
 /// Message in the queue, and the memory reservation of its request.
-type Outgoing = (ToRunner, Option<Arc<BodyReservation>>);
+type Outgoing = (RunnerRequest, Option<Arc<BodyReservation>>);
 
 /// Task that has not ended.
 struct OpenTask {
@@ -102,7 +102,7 @@ struct Tasks {
     ended: Option<ApiError>,
 }
 
-impl Link {
+impl RunnerConnection {
     /// Opens the connection to a newly started runner. Kills a runner if a single step of its model
     /// takes longer than `step_timeout`.
     pub(crate) fn new(
@@ -111,7 +111,7 @@ impl Link {
         on_event: OnRunnerEvent,
     ) -> Self {
         let (out, outgoing) = bounded_channel::channel(SEND_QUEUE_CAPACITY);
-        let link = Self(Arc::new(Shared {
+        let connection = Self(Arc::new(Shared {
             out,
             tasks: Mutex::default(),
             kill: Mutex::new(Some(process.kill)),
@@ -121,28 +121,29 @@ impl Link {
             heartbeat_received: Notify::new(),
         }));
         let (read, write) = process.stream.into_split();
-        puna_tasks::spawn(send_all(outgoing, write, Arc::downgrade(&link.0)));
+        puna_tasks::spawn(send_all(outgoing, write, Arc::downgrade(&connection.0)));
         let watchdog = StepWatchdog {
             limit: step_timeout,
             rounds: 0,
             busy_time: Duration::ZERO,
             last_heartbeat: None,
         };
-        let reader = Reader { link: link.clone(), failed: None, loaded: false, watchdog };
+        let reader =
+            Reader { connection: connection.clone(), failed: None, loaded: false, watchdog };
         // A separate task, because this future kills the process when that is requested.
         let exit = tokio::spawn(process.exit);
         puna_tasks::spawn(reader.run(read, exit, on_event));
-        link
+        connection
     }
 
     /// Requests the memory plan of a model.
     pub(crate) fn plan(&self, spec: LoadSpec) {
-        self.send(ToRunner::Plan(Box::new(spec)));
+        self.send(RunnerRequest::Plan(Box::new(spec)));
     }
 
     /// Requests that the runner load the planned model.
     pub(crate) fn load(&self) {
-        self.send(ToRunner::Load);
+        self.send(RunnerRequest::Load);
     }
 
     /// Kills the runner.
@@ -153,7 +154,7 @@ impl Link {
     }
 
     /// Fails all tasks with this error, then kills the runner.
-    pub(crate) fn dismiss(&self, failure: &ApiError) {
+    pub(crate) fn fail_tasks_and_kill(&self, failure: &ApiError) {
         self.end_tasks(failure);
         self.kill();
     }
@@ -167,7 +168,7 @@ impl Link {
     pub(crate) async fn refresh(&self) {
         let heartbeat_received = self.0.heartbeat_received.notified();
         let answered = async {
-            self.0.out.send((ToRunner::Beat, None)).await;
+            self.0.out.send((RunnerRequest::RequestHeartbeat, None)).await;
             heartbeat_received.await;
         };
         let _ = timeout(REFRESH_TIMEOUT, answered).await;
@@ -187,7 +188,7 @@ impl Link {
         client: u64,
         task: Task,
         reservation: Option<Arc<BodyReservation>>,
-    ) -> Events {
+    ) -> TaskEvents {
         let permit = self.0.out.reserve().await;
         self.submit_with_permit(permit, client, task, reservation)
     }
@@ -198,7 +199,7 @@ impl Link {
         client: u64,
         task: Task,
         reservation: Option<Arc<BodyReservation>>,
-    ) -> Events {
+    ) -> TaskEvents {
         let id = self.0.next_task.fetch_add(1, Ordering::Relaxed);
         // The capacity exceeds the window, so that three things always fit. First, the events of
         // the last token: a piece and the text held back before it, each in up to two parts.
@@ -213,16 +214,17 @@ impl Link {
                     .open
                     .insert(id, OpenTask { events: sender, reservation: reservation.clone() });
                 // A runner that has ended has already failed its tasks.
-                self.0
-                    .out
-                    .send_reserved(permit, (ToRunner::Submit { id, client, task }, reservation));
+                self.0.out.send_reserved(
+                    permit,
+                    (RunnerRequest::Submit { id, client, task }, reservation),
+                );
             }
         }
         drop(tasks);
-        Events { id, receiver, link: self.clone(), taken: 0, is_ended: false }
+        TaskEvents { id, receiver, connection: self.clone(), taken: 0, is_ended: false }
     }
 
-    fn send(&self, message: ToRunner) {
+    fn send(&self, message: RunnerRequest) {
         self.0.out.send_unbounded((message, None));
     }
 
@@ -240,7 +242,7 @@ impl Link {
         });
         if !sent {
             tracing::error!(task = id, "runner sent more events than allowed");
-            self.send(ToRunner::Cancel(id));
+            self.send(RunnerRequest::Cancel(id));
             tasks.open.remove(&id);
             return;
         }
@@ -267,24 +269,28 @@ fn counts(done: &GenerationSummary) -> Counts {
     Counts {
         prompt_tokens: computed.saturating_sub(done.cached_tokens),
         generated_tokens: done.generated_tokens,
-        guesses: done.guesses,
+        draft_counts: done.draft_counts,
         ..Counts::default()
     }
 }
 
 /// Sends messages until all senders are gone. A task that is too large fails its own request only.
-async fn send_all(mut outgoing: Receiver<Outgoing>, mut write: OwnedWriteHalf, link: Weak<Shared>) {
+async fn send_all(
+    mut outgoing: Receiver<Outgoing>,
+    mut write: OwnedWriteHalf,
+    connection: Weak<Shared>,
+) {
     while let Some((message, _held)) = outgoing.recv().await {
         let task = match &message {
-            ToRunner::Submit { id, .. } => Some(*id),
+            RunnerRequest::Submit { id, .. } => Some(*id),
             _ => None,
         };
         let bytes = match (encode_message_async(message).await, task) {
             (Ok(bytes), _) => bytes,
             (Err(error), Some(id)) => {
-                if let Some(shared) = link.upgrade() {
+                if let Some(shared) = connection.upgrade() {
                     let text = format!("the request is too large for the model runner: {error}");
-                    Link(shared).deliver(id, Event::Error(ApiError::new(413, text)));
+                    RunnerConnection(shared).deliver(id, Event::Error(ApiError::new(413, text)));
                 }
                 continue;
             }
@@ -303,9 +309,9 @@ async fn send_all(mut outgoing: Receiver<Outgoing>, mut write: OwnedWriteHalf, l
 
 /// Encodes a message. Large tasks are encoded on a blocking thread, so that other connections do
 /// not wait.
-async fn encode_message_async(message: ToRunner) -> io::Result<Vec<u8>> {
+async fn encode_message_async(message: RunnerRequest) -> io::Result<Vec<u8>> {
     match &message {
-        ToRunner::Submit { task, .. } if task.text_bytes() > LARGE_TASK_BYTES => {
+        RunnerRequest::Submit { task, .. } if task.text_bytes() > LARGE_TASK_BYTES => {
             let writing = puna_tasks::run_blocking(move || encode_message(&message));
             writing.await.map_err(io::Error::other)?
         }
@@ -315,7 +321,7 @@ async fn encode_message_async(message: ToRunner) -> io::Result<Vec<u8>> {
 
 /// Reads the messages of a runner until it exits.
 struct Reader {
-    link: Link,
+    connection: RunnerConnection,
     /// Reason that the runner itself gave for its end.
     failed: Option<RunnerExit>,
     loaded: bool,
@@ -339,7 +345,7 @@ impl StepWatchdog {
             .last_heartbeat
             .replace(now)
             .map_or(Duration::ZERO, |last_heartbeat| now.duration_since(last_heartbeat));
-        if !heartbeat.works || heartbeat.rounds != self.rounds {
+        if !heartbeat.is_busy || heartbeat.rounds != self.rounds {
             (self.rounds, self.busy_time) = (heartbeat.rounds, Duration::ZERO);
             return Ok(());
         }
@@ -362,8 +368,8 @@ impl StepWatchdog {
 async fn receive(
     read: &mut BufReader<OwnedReadHalf>,
     loaded: bool,
-) -> Result<io::Result<Option<FromRunner>>, Elapsed> {
-    let mut message = pin!(read_async::<FromRunner>(read));
+) -> Result<io::Result<Option<RunnerResponse>>, Elapsed> {
+    let mut message = pin!(read_async::<RunnerResponse>(read));
     if !loaded {
         return Ok(message.await);
     }
@@ -404,12 +410,12 @@ impl Reader {
             }
         };
         if failure_reason.is_some() {
-            self.link.kill();
+            self.connection.kill();
         }
         let ended = match timeout(EXIT_TIMEOUT, &mut exit).await {
             Ok(ended) => ended,
             Err(_) => {
-                self.link.kill();
+                self.connection.kill();
                 exit.await
             }
         };
@@ -424,36 +430,36 @@ impl Reader {
         };
         let text = "model runner has unexpectedly stopped, this may be due to resource limitations or an internal error, \
                     check the log of the Puna server for details";
-        self.link.end_tasks(&ApiError::internal(format!("{text}: {}", exit.reason)));
+        self.connection.end_tasks(&ApiError::internal(format!("{text}: {}", exit.reason)));
         on_event(RunnerEvent::Exited(exit));
     }
 
     /// Handles a message. Returns an error with the reason if the runner must be killed.
     fn handle_message(
         &mut self,
-        message: FromRunner,
+        message: RunnerResponse,
         on_event: &OnRunnerEvent,
     ) -> Result<(), String> {
         match message {
-            FromRunner::Hello { version: VERSION } => {}
-            FromRunner::Hello { version } => {
+            RunnerResponse::Hello { version: VERSION } => {}
+            RunnerResponse::Hello { version } => {
                 return Err(format!(
                     "it uses version {version} of the protocol instead of {VERSION}: restart the server"
                 ));
             }
-            FromRunner::Planned(memory) => on_event(RunnerEvent::Planned(memory)),
-            FromRunner::Loaded(loaded) => {
+            RunnerResponse::Planned(memory) => on_event(RunnerEvent::Planned(memory)),
+            RunnerResponse::Loaded(loaded) => {
                 self.loaded = true;
-                lock(&self.link.0.heartbeat).memory = loaded.memory;
+                lock(&self.connection.0.heartbeat).memory = loaded.memory;
                 on_event(RunnerEvent::Loaded(loaded));
             }
-            FromRunner::Failed { message, out_of_memory } => {
+            RunnerResponse::Failed { message, out_of_memory } => {
                 self.failed = Some(RunnerExit { reason: message, out_of_memory });
             }
-            FromRunner::Event(id, event) => self.link.deliver(id, event),
-            FromRunner::Heartbeat(heartbeat) => {
-                *lock(&self.link.0.heartbeat) = heartbeat;
-                self.link.0.heartbeat_received.notify_waiters();
+            RunnerResponse::Event(id, event) => self.connection.deliver(id, event),
+            RunnerResponse::Heartbeat(heartbeat) => {
+                *lock(&self.connection.0.heartbeat) = heartbeat;
+                self.connection.0.heartbeat_received.notify_waiters();
                 self.watchdog.observe(Instant::now(), &heartbeat)?;
             }
         }
@@ -461,16 +467,16 @@ impl Reader {
     }
 }
 
-/// Events of one task. Dropping them cancels the task.
-pub(crate) struct Events {
+/// TaskEvents of one task. Dropping them cancels the task.
+pub(crate) struct TaskEvents {
     id: u64,
     receiver: mpsc::Receiver<Event>,
-    link: Link,
+    connection: RunnerConnection,
     taken: u32,
     is_ended: bool,
 }
 
-impl Events {
+impl TaskEvents {
     /// Polls the next event; `None` after the final event.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
         if self.is_ended {
@@ -484,7 +490,7 @@ impl Events {
         self.is_ended = event.is_end();
         self.taken += 1;
         if self.taken >= WINDOW / 2 && !self.is_ended {
-            self.link.send(ToRunner::Credit(self.id, self.taken));
+            self.connection.send(RunnerRequest::Credit(self.id, self.taken));
             self.taken = 0;
         }
         Poll::Ready(Some(event))
@@ -492,8 +498,8 @@ impl Events {
 }
 
 #[cfg(test)]
-impl Link {
-    pub(crate) fn submit(&self, client: u64, task: Task) -> Events {
+impl RunnerConnection {
+    pub(crate) fn submit(&self, client: u64, task: Task) -> TaskEvents {
         let permit =
             futures_util::FutureExt::now_or_never(self.0.out.reserve()).expect("a place is free");
         self.submit_with_permit(permit, client, task, None)
@@ -501,17 +507,17 @@ impl Link {
 }
 
 #[cfg(test)]
-impl Events {
+impl TaskEvents {
     pub(crate) async fn next(&mut self) -> Option<Event> {
         std::future::poll_fn(|cx| self.poll_next(cx)).await
     }
 }
 
-impl Drop for Events {
+impl Drop for TaskEvents {
     fn drop(&mut self) {
         if !self.is_ended {
-            lock(&self.link.0.tasks).open.remove(&self.id);
-            self.link.send(ToRunner::Cancel(self.id));
+            lock(&self.connection.0.tasks).open.remove(&self.id);
+            self.connection.send(RunnerRequest::Cancel(self.id));
         }
     }
 }
@@ -527,7 +533,7 @@ mod tests {
         let limit = Some(Duration::from_secs(60));
         let mut watchdog =
             StepWatchdog { limit, rounds: 0, busy_time: Duration::ZERO, last_heartbeat: None };
-        let heartbeat = Heartbeat { works: true, rounds: 7, ..Heartbeat::default() };
+        let heartbeat = Heartbeat { is_busy: true, rounds: 7, ..Heartbeat::default() };
         let mut now = Instant::now();
         let mut after = |seconds| {
             now += Duration::from_secs(seconds);
@@ -543,11 +549,15 @@ mod tests {
         let (stream, runner_stream) = UnixStream::pair().unwrap();
         let (kill, _killed) = oneshot::channel();
         let exit = Box::pin(std::future::pending());
-        let link = Link::new(RunnerProcess { pid: 0, stream, kill, exit }, None, Box::new(|_| ()));
+        let connection = RunnerConnection::new(
+            RunnerProcess { pid: 0, stream, kill, exit },
+            None,
+            Box::new(|_| ()),
+        );
         let task = || Task::Detokenize(vec![12345; 2000]);
         let mut waiting = Vec::new();
         while let Ok(events) =
-            timeout(Duration::from_millis(50), link.submit_holding(1, task(), None)).await
+            timeout(Duration::from_millis(50), connection.submit_holding(1, task(), None)).await
         {
             waiting.push(events);
             assert!(waiting.len() < 4 * SEND_QUEUE_CAPACITY, "there is no end to it");
@@ -559,16 +569,16 @@ mod tests {
         let mut read = BufReader::new(runner_stream);
         let (mut submitted, mut cancelled) = (Vec::new(), Vec::new());
         while (cancelled.len() as u64) < count {
-            match read_async::<ToRunner>(&mut read).await.unwrap().unwrap() {
-                ToRunner::Submit { id, .. } => submitted.push(id),
-                ToRunner::Cancel(id) => cancelled.push(id),
+            match read_async::<RunnerRequest>(&mut read).await.unwrap().unwrap() {
+                RunnerRequest::Submit { id, .. } => submitted.push(id),
+                RunnerRequest::Cancel(id) => cancelled.push(id),
                 other => panic!("{other:?}"),
             }
         }
         assert_eq!(submitted, (1..=count).collect::<Vec<_>>());
         cancelled.sort_unstable();
         assert_eq!(cancelled, submitted);
-        let _events = link.submit(1, task());
+        let _events = connection.submit(1, task());
     }
 
     #[tokio::test(start_paused = true)]
@@ -580,11 +590,11 @@ mod tests {
         tokio::task::yield_now().await;
         tokio::time::advance(10 * SILENCE_TIMEOUT).await;
         runner
-            .write_all(&encode_message(&FromRunner::Hello { version: VERSION }).unwrap())
+            .write_all(&encode_message(&RunnerResponse::Hello { version: VERSION }).unwrap())
             .await
             .unwrap();
         let (received, mut read) = receiving.await.unwrap();
-        assert!(matches!(received, Ok(Ok(Some(FromRunner::Hello { .. })))), "{received:?}");
+        assert!(matches!(received, Ok(Ok(Some(RunnerResponse::Hello { .. })))), "{received:?}");
         let start = tokio::time::Instant::now();
         assert!(receive(&mut read, true).await.is_err(), "a silent runner is not waited for");
         assert_eq!(start.elapsed().as_secs(), SILENCE_TIMEOUT.as_secs());

@@ -9,9 +9,9 @@ use puna_gguf::{Gguf, Metadata};
 use crate::digest::Digest;
 use crate::error::StoreError;
 
-/// Facts of a model file.
+/// Properties of a model file.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Facts {
+pub struct GgufInfo {
     /// `general.architecture`, as the file spells it.
     pub architecture: String,
     /// `general.type`, or `model` if it is absent.
@@ -36,27 +36,27 @@ pub struct Facts {
     pub chat_template: Option<String>,
 }
 
-/// Facts of model files, by the digest of their blob.
+/// Properties of model files, by the digest of their blob.
 #[derive(Default)]
-pub(crate) struct FactsCache(Mutex<HashMap<Digest, Arc<Facts>>>);
+pub(crate) struct GgufInfoCache(Mutex<HashMap<Digest, Arc<GgufInfo>>>);
 
-impl FactsCache {
-    /// The facts of a blob's file. The file is read once.
-    pub(crate) fn read(&self, digest: &Digest, path: &Path) -> Result<Arc<Facts>, StoreError> {
+impl GgufInfoCache {
+    /// Properties of a blob's file. The file is read once.
+    pub(crate) fn read(&self, digest: &Digest, path: &Path) -> Result<Arc<GgufInfo>, StoreError> {
         let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(facts) = lock().get(digest) {
-            return Ok(facts.clone());
+        if let Some(info) = lock().get(digest) {
+            return Ok(info.clone());
         }
         let gguf = Gguf::open(path)
             .map_err(|error| StoreError::GgufFile { file: path.display().to_string(), error })?;
-        let facts = Arc::new(Facts::of(&gguf));
-        lock().insert(*digest, facts.clone());
-        Ok(facts)
+        let info = Arc::new(GgufInfo::of(&gguf));
+        lock().insert(*digest, info.clone());
+        Ok(info)
     }
 }
 
-impl Facts {
-    /// The [`Facts::pooling`] of rerankers.
+impl GgufInfo {
+    /// The [`GgufInfo::pooling`] of rerankers.
     pub const RANK_POOLING: u32 = 4;
 
     /// Architectures of companion drafts, which use parts of their target model and cannot run
@@ -76,7 +76,7 @@ impl Facts {
         Self::DRAFT_ARCHITECTURES.contains(&self.architecture.as_str())
     }
 
-    /// Reads the facts of a file.
+    /// Reads the properties of a file.
     pub fn of(gguf: &Gguf) -> Self {
         let meta = gguf.metadata();
         let architecture = text(meta, "general.architecture").unwrap_or_default();
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn facts_are_read_from_metadata() {
         let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/zoo");
-        let of = |name: &str| Facts::of(&Gguf::open(&zoo.join(name)).unwrap());
+        let of = |name: &str| GgufInfo::of(&Gguf::open(&zoo.join(name)).unwrap());
         let llama = of("llama-q4_k_m.gguf");
         assert_eq!((llama.architecture.as_str(), llama.file_type.as_str()), ("llama", "Q4_K_M"));
         assert!(llama.pooling.is_none() && llama.context_length > 0 && llama.embedding_length > 0);
@@ -232,7 +232,7 @@ mod tests {
         );
         assert_eq!(of("bert-mean.gguf").pooling, Some(1));
         assert_eq!(of("bert-cls.gguf").pooling, Some(2));
-        assert_eq!(of("bert-rank.gguf").pooling, Some(Facts::RANK_POOLING));
+        assert_eq!(of("bert-rank.gguf").pooling, Some(GgufInfo::RANK_POOLING));
         assert_eq!(of("bert-rank.gguf").capabilities(), ["rerank"]);
         assert_eq!(of("bert-cls.gguf").capabilities(), ["embedding"]);
     }

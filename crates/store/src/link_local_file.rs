@@ -12,7 +12,7 @@ use crate::store::Store;
 
 /// How a file is added to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AdoptMethod {
+pub enum LinkMethod {
     /// Clones the file's blocks (copy on write), or makes a hard link if the file system cannot
     /// clone.
     Share,
@@ -20,9 +20,9 @@ pub enum AdoptMethod {
     Symlink,
 }
 
-/// Result of [`Store::adopt`].
+/// Result of [`Store::link_local_file`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AdoptOutcome {
+pub enum LinkOutcome {
     /// The store already had the content.
     AlreadyStored,
     /// The file was added.
@@ -37,18 +37,18 @@ impl Store {
     ///
     /// # Errors
     /// The file's size is not `size`, or the store cannot be written.
-    pub fn adopt(
+    pub fn link_local_file(
         &self,
         path: &Path,
         digest: &Digest,
         size: u64,
-        method: AdoptMethod,
-    ) -> Result<AdoptOutcome, StoreError> {
+        method: LinkMethod,
+    ) -> Result<LinkOutcome, StoreError> {
         // Verify an existing blob, so that a damaged one is replaced.
         let is_whole =
             || same_file(path, &self.blob_path(digest)) || self.verify_blob(digest).is_ok();
         if self.pin_blob(digest, size) && is_whole() {
-            return Ok(AdoptOutcome::AlreadyStored);
+            return Ok(LinkOutcome::AlreadyStored);
         }
         let path = path.canonicalize().map_err(|e| StoreError::io("read", path, &e))?;
         let meta = fs::metadata(&path).map_err(|e| StoreError::io("read", &path, &e))?;
@@ -57,35 +57,35 @@ impl Store {
         }
         let blob = self.own_blob_path(digest);
         let done = match method {
-            AdoptMethod::Share if self.share(&path, &blob)? => true,
+            LinkMethod::Share if self.share(&path, &blob)? => true,
             // A damaged blob must be replaced, so copy the file.
-            AdoptMethod::Share if blob.is_file() => match self.add_file(&path)?.digest == *digest {
+            LinkMethod::Share if blob.is_file() => match self.add_file(&path)?.digest == *digest {
                 true => true,
                 false => return Err(StoreError::FileChanged { path }),
             },
-            AdoptMethod::Share => false,
-            AdoptMethod::Symlink => self.link_blob_file(&blob, |to| symlink_file(&path, to))?,
+            LinkMethod::Share => false,
+            LinkMethod::Symlink => self.link_blob_file(&blob, |to| symlink_file(&path, to))?,
         };
         self.pins.pin(digest);
         if done {
-            self.note_stored_blob(digest);
+            self.record_stored_blob(digest);
         }
         // Without this, an old file would be garbage at once.
         self.touch_blob(digest);
-        Ok(if done { AdoptOutcome::Added } else { AdoptOutcome::Unsupported })
+        Ok(if done { LinkOutcome::Added } else { LinkOutcome::Unsupported })
     }
 
     /// Removes a file that was just added, unless a model references it.
     ///
     /// # Errors
     /// The store cannot be read or written.
-    pub fn undo_adopt(&self, digest: &Digest) -> Result<(), StoreError> {
+    pub fn undo_link_local_file(&self, digest: &Digest) -> Result<(), StoreError> {
         self.pins.unpin([*digest]);
         let _lock = self.lock()?;
         match self.referenced_blobs()? {
             Ok(used) if !used.contains(digest) => {
                 files::remove(&self.own_blob_path(digest))?;
-                self.forget_stored_blobs([*digest]);
+                self.remove_stored_blob_records([*digest]);
                 Ok(())
             }
             _ => Ok(()),
@@ -163,10 +163,13 @@ mod tests {
     #[test]
     fn a_shared_file_survives_the_removal_of_its_source() {
         let (_dir, store, path, digest) = kit();
-        assert_eq!(store.adopt(&path, &digest, 7, AdoptMethod::Share), Ok(AdoptOutcome::Added));
         assert_eq!(
-            store.adopt(&path, &digest, 7, AdoptMethod::Share),
-            Ok(AdoptOutcome::AlreadyStored)
+            store.link_local_file(&path, &digest, 7, LinkMethod::Share),
+            Ok(LinkOutcome::Added)
+        );
+        assert_eq!(
+            store.link_local_file(&path, &digest, 7, LinkMethod::Share),
+            Ok(LinkOutcome::AlreadyStored)
         );
         fs::remove_file(&path).unwrap();
         assert_eq!(store.verify_blob(&digest), Ok(7));
@@ -177,12 +180,15 @@ mod tests {
     #[test]
     fn a_symlinked_file_stays_in_place() {
         let (_dir, store, path, digest) = kit();
-        assert_eq!(store.adopt(&path, &digest, 7, AdoptMethod::Symlink), Ok(AdoptOutcome::Added));
+        assert_eq!(
+            store.link_local_file(&path, &digest, 7, LinkMethod::Symlink),
+            Ok(LinkOutcome::Added)
+        );
         assert!(fs::symlink_metadata(store.blob_path(&digest)).unwrap().is_symlink());
         assert_eq!(store.verify_blob(&digest), Ok(7));
-        store.undo_adopt(&digest).unwrap();
+        store.undo_link_local_file(&digest).unwrap();
         assert!(path.exists() && !store.has_blob(&digest));
-        store.adopt(&path, &digest, 7, AdoptMethod::Symlink).unwrap();
+        store.link_local_file(&path, &digest, 7, LinkMethod::Symlink).unwrap();
         fs::remove_file(&path).unwrap();
         assert!(!store.has_blob(&digest));
     }
@@ -195,7 +201,10 @@ mod tests {
             let blob = store.own_blob_path(&digest);
             fs::write(&blob, damage).unwrap();
             let reader = File::open(&blob).unwrap();
-            assert_eq!(store.adopt(&path, &digest, 7, AdoptMethod::Share), Ok(AdoptOutcome::Added));
+            assert_eq!(
+                store.link_local_file(&path, &digest, 7, LinkMethod::Share),
+                Ok(LinkOutcome::Added)
+            );
             assert_eq!(store.verify_blob(&digest), Ok(7));
             assert_eq!(
                 io::read_to_string(reader).unwrap().as_bytes(),
@@ -214,12 +223,12 @@ mod tests {
     fn adopting_a_file_keeps_its_time_and_permissions() {
         use std::os::unix::fs::{MetadataExt, PermissionsExt};
         let old = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000);
-        for method in [AdoptMethod::Share, AdoptMethod::Symlink] {
+        for method in [LinkMethod::Share, LinkMethod::Symlink] {
             let (_dir, store, path, digest) = kit();
             fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
             File::options().append(true).open(&path).unwrap().set_modified(old).unwrap();
-            store.adopt(&path, &digest, 7, method).unwrap();
-            store.adopt(&path, &digest, 7, method).unwrap();
+            store.link_local_file(&path, &digest, 7, method).unwrap();
+            store.link_local_file(&path, &digest, 7, method).unwrap();
             let meta = fs::metadata(&path).unwrap();
             assert_eq!((meta.modified().unwrap(), meta.mode() & 0o777), (old, 0o600));
             assert_eq!(fs::metadata(store.blob_path(&digest)).unwrap().mode() & 0o077, 0);
@@ -238,7 +247,7 @@ mod tests {
     fn a_file_that_changed_is_refused() {
         let (_dir, store, path, digest) = kit();
         fs::write(&path, b"other weights").unwrap();
-        let refused = store.adopt(&path, &digest, 7, AdoptMethod::Share).unwrap_err();
+        let refused = store.link_local_file(&path, &digest, 7, LinkMethod::Share).unwrap_err();
         assert!(matches!(refused, StoreError::FileChanged { .. }), "{refused}");
         assert!(!store.has_blob(&digest));
     }
@@ -246,12 +255,12 @@ mod tests {
     #[test]
     fn a_file_that_a_model_uses_is_not_removed() {
         let (_dir, store, path, digest) = kit();
-        store.adopt(&path, &digest, 7, AdoptMethod::Share).unwrap();
+        store.link_local_file(&path, &digest, 7, LinkMethod::Share).unwrap();
         let layer = crate::Layer::new(crate::media::MODEL, digest, 7);
         let manifest = crate::Manifest { config: None, layers: vec![layer] };
         let name = crate::ModelName::parse("m").unwrap();
         store.store_manifest(&name, &manifest.to_bytes(), false, &mut || ()).unwrap();
-        store.undo_adopt(&digest).unwrap();
+        store.undo_link_local_file(&digest).unwrap();
         assert!(store.has_blob(&digest));
     }
 }

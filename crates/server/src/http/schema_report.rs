@@ -18,27 +18,27 @@ const NAMES_MAX: usize = 32;
 const NAME_MAX: usize = 200;
 
 tokio::task_local! {
-    static NOTES: SchemaNotes;
+    static REPORT: SchemaReport;
 }
 
-/// Notes on the schema of one response.
+/// Schema keywords that one response reports.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct SchemaNotes(Arc<Mutex<Notes>>);
+pub(crate) struct SchemaReport(Arc<Mutex<ReportedKeywords>>);
 
 #[derive(Debug, Default)]
-struct Notes {
+struct ReportedKeywords {
     unenforced: Vec<String>,
     violations: Vec<String>,
 }
 
 /// Records unenforced keywords for the current request.
-pub(crate) fn note_unenforced(keywords: Vec<String>) {
-    let _ = NOTES.try_with(|notes| add(&mut lock(&notes.0).unenforced, keywords));
+pub(crate) fn record_unenforced_keywords(keywords: Vec<String>) {
+    let _ = REPORT.try_with(|report| add(&mut lock(&report.0).unenforced, keywords));
 }
 
 /// Records violated keywords for the current request.
-pub(crate) fn note_violations(keywords: Vec<String>) {
-    let _ = NOTES.try_with(|notes| add(&mut lock(&notes.0).violations, keywords));
+pub(crate) fn record_schema_violations(keywords: Vec<String>) {
+    let _ = REPORT.try_with(|report| add(&mut lock(&report.0).violations, keywords));
 }
 
 fn add(names: &mut Vec<String>, more: Vec<String>) {
@@ -49,16 +49,17 @@ fn add(names: &mut Vec<String>, more: Vec<String>) {
     }
 }
 
-impl SchemaNotes {
-    /// Awaits a response and collects the notes that are made until then.
+impl SchemaReport {
+    /// Awaits a response and collects the records that are made until then.
     pub(crate) async fn scope<T>(&self, answer: impl Future<Output = T>) -> T {
-        NOTES.scope(self.clone(), answer).await
+        REPORT.scope(self.clone(), answer).await
     }
 
     /// Adds the headers that have content.
     pub(crate) fn write(&self, headers: &mut HeaderMap) {
-        let notes = lock(&self.0);
-        for (name, keywords) in [(UNENFORCED, &notes.unenforced), (VIOLATIONS, &notes.violations)] {
+        let report = lock(&self.0);
+        for (name, keywords) in [(UNENFORCED, &report.unenforced), (VIOLATIONS, &report.violations)]
+        {
             if let Some(value) = list_value(keywords, NAME_MAX) {
                 headers.insert(name, value);
             }
@@ -72,19 +73,21 @@ mod tests {
 
     #[tokio::test]
     async fn headers_name_keywords_once_and_encode_their_locations() {
-        let notes = SchemaNotes::default();
+        let report = SchemaReport::default();
         let place = "uniqueItems at #/properties/a, \u{e4}".to_owned();
-        notes
-            .scope(async { note_unenforced(vec![place.clone(), "not at #".into(), place.clone()]) })
+        report
+            .scope(async {
+                record_unenforced_keywords(vec![place.clone(), "not at #".into(), place.clone()])
+            })
             .await;
         let mut headers = HeaderMap::new();
-        notes.write(&mut headers);
+        report.write(&mut headers);
         assert_eq!(headers.len(), 1);
         assert_eq!(headers[UNENFORCED], "uniqueItems at #/properties/a%2C %C3%A4, not at #");
-        notes.scope(async { note_violations(vec!["not at #".into()]) }).await;
-        notes.write(&mut headers);
+        report.scope(async { record_schema_violations(vec!["not at #".into()]) }).await;
+        report.write(&mut headers);
         assert_eq!(headers[VIOLATIONS], "not at #");
-        // Outside of a request a note has no effect.
-        note_violations(vec!["not at #".into()]);
+        // Outside of a request a record has no effect.
+        record_schema_violations(vec!["not at #".into()]);
     }
 }

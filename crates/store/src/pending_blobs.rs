@@ -1,5 +1,5 @@
-//! Notes about stored and removed blobs, so that [`Store::clean_up`] can remove those that a crash
-//! leaves unreferenced. It does not remove a blob without a note.
+//! Records of stored and removed blobs, so that [`Store::clean_up`] can remove blobs that a crash
+//! leaves unreferenced. It does not remove a blob without a record.
 //!
 //! ```text
 //! puna-tmp/begun/<64 hex>        a blob stored for a model without a manifest yet
@@ -19,52 +19,52 @@ use crate::store::Store;
 
 const STORED_BLOBS_DIR: &str = "begun";
 const REMOVALS_DIR: &str = "removals";
-/// Largest size of a removal note in bytes.
-const MAX_REMOVAL_NOTE_BYTES: u64 = 64 << 20;
+/// Largest size of a removal record in bytes.
+const MAX_REMOVAL_RECORD_BYTES: u64 = 64 << 20;
 
-/// A note about blobs.
-pub(crate) struct BlobNote {
+/// A record of stored or removed blobs.
+pub(crate) struct PendingBlobs {
     pub(crate) path: PathBuf,
     pub(crate) digests: Vec<Digest>,
-    /// Whether it is a removal note.
+    /// Whether it is a removal record.
     pub(crate) is_removal: bool,
     pub(crate) age: Duration,
 }
 
 impl Store {
-    fn notes_in(&self, kind: &str) -> PathBuf {
+    fn records_dir(&self, kind: &str) -> PathBuf {
         self.root().join(TEMP_DIR).join(kind)
     }
 
-    /// Notes that Puna has stored a blob. If the note cannot be written, only [`Store::prune`] can
-    /// remove the blob.
-    pub(crate) fn note_stored_blob(&self, digest: &Digest) {
-        let dir = self.notes_in(STORED_BLOBS_DIR);
+    /// Records that Puna has stored a blob. If the record cannot be written, only [`Store::prune`]
+    /// can remove the blob.
+    pub(crate) fn record_stored_blob(&self, digest: &Digest) {
+        let dir = self.records_dir(STORED_BLOBS_DIR);
         let _ = fs::create_dir_all(&dir).and_then(|()| fs::write(dir.join(digest.hex()), ""));
     }
 
-    /// Removes notes about blobs that a name references, or that are gone.
-    pub(crate) fn forget_stored_blobs(&self, digests: impl IntoIterator<Item = Digest>) {
-        let dir = self.notes_in(STORED_BLOBS_DIR);
+    /// Removes the records of blobs that a name references, or that are gone.
+    pub(crate) fn remove_stored_blob_records(&self, digests: impl IntoIterator<Item = Digest>) {
+        let dir = self.records_dir(STORED_BLOBS_DIR);
         digests.into_iter().for_each(|digest| _ = fs::remove_file(dir.join(digest.hex())));
     }
 
-    /// Notes the blobs of a name that is about to be removed or replaced.
+    /// Records the blobs of a name that is about to be removed or replaced.
     ///
     /// # Errors
     /// The store cannot be written.
-    pub(crate) fn note_removal(
+    pub(crate) fn record_removal(
         &self,
         digests: &HashSet<Digest>,
     ) -> Result<Option<PathBuf>, StoreError> {
         if digests.is_empty() {
             return Ok(None);
         }
-        let path = self.notes_in(REMOVALS_DIR).join(TempFile::new_name());
+        let path = self.records_dir(REMOVALS_DIR).join(TempFile::new_name());
         let text: String = digests.iter().map(|digest| format!("{digest}\n")).collect();
         match write_atomic(self.root(), &path, text.as_bytes()) {
             Ok(()) => Ok(Some(path)),
-            // A removal must work on a full disk, even without a note.
+            // A removal must work on a full disk, even without a record.
             Err(StoreError::Io {
                 kind: io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded,
                 ..
@@ -73,32 +73,32 @@ impl Store {
         }
     }
 
-    /// The notes of both kinds.
-    pub(crate) fn blob_notes(&self) -> Vec<BlobNote> {
+    /// The records of both kinds.
+    pub(crate) fn pending_blobs(&self) -> Vec<PendingBlobs> {
         let now = SystemTime::now();
         let of_kind = |kind: &str| {
             let is_removal = kind == REMOVALS_DIR;
-            let entries = fs::read_dir(self.notes_in(kind)).into_iter().flatten().flatten();
-            let note = move |entry: fs::DirEntry| {
+            let entries = fs::read_dir(self.records_dir(kind)).into_iter().flatten().flatten();
+            let record = move |entry: fs::DirEntry| {
                 let path = entry.path();
                 let digests = match is_removal {
-                    true => digests_in(&read_limited(&path, MAX_REMOVAL_NOTE_BYTES).ok()?),
+                    true => digests_in(&read_limited(&path, MAX_REMOVAL_RECORD_BYTES).ok()?),
                     false => vec![format!("sha256:{}", entry.file_name().to_str()?).parse().ok()?],
                 };
                 let modified = entry.metadata().and_then(|meta| meta.modified()).ok()?;
                 let age = now.duration_since(modified).unwrap_or_default();
-                Some(BlobNote { path, digests, is_removal, age })
+                Some(PendingBlobs { path, digests, is_removal, age })
             };
-            entries.filter_map(note).collect::<Vec<_>>()
+            entries.filter_map(record).collect::<Vec<_>>()
         };
-        let mut notes = of_kind(STORED_BLOBS_DIR);
-        notes.extend(of_kind(REMOVALS_DIR));
-        notes
+        let mut records = of_kind(STORED_BLOBS_DIR);
+        records.extend(of_kind(REMOVALS_DIR));
+        records
     }
 
-    /// Removes a note.
-    pub(crate) fn forget_note(&self, note: &std::path::Path) {
-        if let Err(error) = files::remove(note) {
+    /// Removes a record.
+    pub(crate) fn remove_blob_record(&self, record: &std::path::Path) {
+        if let Err(error) = files::remove(record) {
             tracing::debug!(%error, "cannot remove a record of blobs");
         }
     }
