@@ -254,7 +254,7 @@ impl Compiler<'_> {
                 let x = self.place(x);
                 self.push(ScaleAdapter { x, out, adapter });
             }
-            Op::Steer { x, direction } => {
+            Op::AddControlVector { x, direction } => {
                 let (x, vector) = (self.place(x), self.floats(Some(direction.vector))?);
                 self.push(AddControlVector { x, out, vector, adapter: direction.adapter });
             }

@@ -125,8 +125,8 @@ impl Graph {
         Self { watched: layers.iter().map(|&layer| (layer, None)).collect(), ..self }
     }
 
-    /// Recorded inputs of layers, in order: the result of [`Self::steer`] for the layer before.
-    /// `None` for the first layer and for layers without nodes.
+    /// Recorded inputs of layers, in order: the result of [`Self::add_control_vectors`] for the
+    /// layer before. `None` for the first layer and for layers without nodes.
     pub fn watched(&self) -> impl Iterator<Item = Option<ValueId>> {
         self.watched.iter().map(|(_, input)| *input)
     }
@@ -300,11 +300,11 @@ impl Graph {
     }
 
     /// Adds the control vectors of a layer to the residual stream behind it.
-    pub fn steer(&mut self, layer: usize, x: ValueId) -> ValueId {
+    pub fn add_control_vectors(&mut self, layer: usize, x: ValueId) -> ValueId {
         let directions = self.changes.directions.get(&layer).cloned().unwrap_or_default();
-        let steered = directions
-            .into_iter()
-            .fold(x, |x, direction| self.push_like("l_out_steered", Op::Steer { x, direction }, x));
+        let steered = directions.into_iter().fold(x, |x, direction| {
+            self.push_like("l_out_steered", Op::AddControlVector { x, direction }, x)
+        });
         let next = self.watched.iter_mut().filter(|(watched, _)| *watched == layer + 1);
         next.for_each(|(_, input)| _ = input.get_or_insert(steered));
         steered
@@ -450,7 +450,12 @@ impl Graph {
     }
 
     /// Attention temperature, see [`Op::AttnTemperature`].
-    pub fn temper(&mut self, name: &'static str, x: ValueId, by: Temperature) -> ValueId {
+    pub fn attn_temperature(
+        &mut self,
+        name: &'static str,
+        x: ValueId,
+        by: AttnTemperatureSpec,
+    ) -> ValueId {
         self.push_like(name, Op::AttnTemperature { x, by }, x)
     }
 
@@ -465,13 +470,13 @@ impl Graph {
     }
 
     /// `x` scaled to the norm of `like`, row by row.
-    pub fn resize(&mut self, name: &'static str, x: ValueId, like: ValueId) -> ValueId {
+    pub fn match_norm(&mut self, name: &'static str, x: ValueId, like: ValueId) -> ValueId {
         assert_eq!(self.value(x).rows, self.value(like).rows);
         self.push_like(name, Op::MatchNorm { x, like }, x)
     }
 
     /// Depth attention, see [`Op::DepthAttention`]; `norm`: `w` and `eps`.
-    pub fn recall(
+    pub fn depth_attention(
         &mut self,
         name: &'static str,
         norm: (WeightId, f32),

@@ -35,7 +35,7 @@ pub use changes::{Changes, Direction, ExpertChanges, LowRank};
 pub use graph::{Graph, HeadLinear, Linear, Node, Norm, Storage, Value};
 pub use kv::{CacheLayer, KvType, UnknownKvType};
 pub use mask::Mask;
-pub use ops::{Activation, Gating, Glu, Groups, MoeSpec, Op, Temperature};
+pub use ops::{Activation, AttnTemperatureSpec, Gating, Glu, Groups, MoeSpec, Op};
 pub use plan::{ArenaRange, Capacity, Plan};
 pub use pooled::Pooled;
 pub use recurrent::{

@@ -182,7 +182,7 @@ pub struct MoeSpec {
 
 /// Parameters of [`Op::AttnTemperature`].
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Temperature {
+pub struct AttnTemperatureSpec {
     /// Factor of the logarithm.
     pub scale: f32,
     /// Positions per temperature step.
@@ -368,7 +368,7 @@ pub enum Op {
         /// Input.
         x: ValueId,
         /// Parameters.
-        by: Temperature,
+        by: AttnTemperatureSpec,
     },
     /// `by · x`.
     Scale {
@@ -386,7 +386,7 @@ pub enum Op {
     },
     /// Control vector: `x + scale · vector`, with the adapter scale of the sequence of each row,
     /// for each residual stream of `x`. See [`Direction`].
-    Steer {
+    AddControlVector {
         /// Input.
         x: ValueId,
         /// The vector.
@@ -537,7 +537,7 @@ impl Op {
             Op::AttnTemperature { .. } => "attn_temperature",
             Op::Scale { .. } => "scale",
             Op::ScaleAdapter { .. } => "scale_adapter",
-            Op::Steer { .. } => "steer",
+            Op::AddControlVector { .. } => "steer",
             Op::Softcap { .. } => "softcap",
             Op::MatchNorm { .. } => "match_norm",
             Op::DepthAttention { .. } => "depth_attention",

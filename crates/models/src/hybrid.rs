@@ -169,7 +169,7 @@ impl Architecture for Hybrid {
             if self.halve_interval.is_some_and(|every| (block + 1).is_multiple_of(every)) {
                 stream.x = g.scale("l_out", stream.x, 0.5);
             }
-            stream.x = g.steer(block, stream.x);
+            stream.x = g.add_control_vectors(block, stream.x);
         }
         g.set_layer(None);
         let x = match &self.residual {

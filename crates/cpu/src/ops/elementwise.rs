@@ -1,6 +1,6 @@
 //! Sums, scales, activations and gated units.
 
-use puna_graph::{Activation, ArenaRange, Glu, Temperature};
+use puna_graph::{Activation, ArenaRange, AttnTemperatureSpec, Glu};
 use puna_kernels::Level;
 
 use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
@@ -8,7 +8,7 @@ use crate::step::{Instruction, Step, ThreadScratch, row_tasks, task_rows};
 /// Element-wise functions.
 pub enum Unary {
     Activate(Activation),
-    AttnTemperature(Temperature),
+    AttnTemperature(AttnTemperatureSpec),
     Scale(f32),
     Softcap(f32),
     /// Gaussian top-k: the excess over the mean plus this number of standard deviations, at least
@@ -78,7 +78,7 @@ fn activate(level: &Level, kind: Activation, x: &mut [f32]) {
 }
 
 /// Attention temperature at `position`.
-fn temperature(by: Temperature, position: u32) -> f32 {
+fn temperature(by: AttnTemperatureSpec, position: u32) -> f32 {
     let stair = position.saturating_add(by.offset) / by.floor.max(1);
     1.0 + by.scale * (stair as f32).ln_1p()
 }
@@ -360,7 +360,7 @@ mod tests {
 
     #[test]
     fn attention_temperature_rises_in_steps_with_the_position() {
-        let by = Temperature { scale: 0.1, floor: 100, offset: 1 };
+        let by = AttnTemperatureSpec { scale: 0.1, floor: 100, offset: 1 };
         let at = |position| temperature(by, position);
         assert_eq!((at(0), at(98)), (1.0, 1.0));
         assert_eq!((at(99), at(198)), (1.0 + 0.1 * 2f32.ln(), 1.0 + 0.1 * 2f32.ln()));

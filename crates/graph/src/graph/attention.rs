@@ -49,7 +49,7 @@ impl Graph {
 
     /// Stores keys and values in cache layer `layer` for attention of later steps with this
     /// specification. The result has no columns, so that a graph can consist of this operation.
-    pub fn keep(
+    pub fn store_kv(
         &mut self,
         name: &'static str,
         layer: usize,

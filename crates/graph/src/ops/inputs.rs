@@ -29,7 +29,7 @@ impl Op {
             | Op::AttnTemperature { x, .. }
             | Op::Scale { x, .. }
             | Op::ScaleAdapter { x, .. }
-            | Op::Steer { x, .. }
+            | Op::AddControlVector { x, .. }
             | Op::Softcap { x, .. }
             | Op::Sparsify { x, .. }
             | Op::Pick { x, .. }
@@ -78,7 +78,7 @@ impl Op {
             | Op::AttnTemperature { x, .. }
             | Op::Scale { x, .. }
             | Op::ScaleAdapter { x, .. }
-            | Op::Steer { x, .. }
+            | Op::AddControlVector { x, .. }
             | Op::Softcap { x, .. }
             | Op::MatchNorm { x, .. }
             | Op::Sparsify { x, .. }

@@ -95,7 +95,7 @@ fn steer((rows, streams): (usize, usize)) -> Case {
         let directions = BTreeMap::from([(layer, vec![direction(0), direction(1)])]);
         p.graph = Graph::with_changes(Arc::new(Changes { directions, ..Changes::default() }));
         let x = p.input(streams * features);
-        let out = p.graph.steer(layer, x.id);
+        let out = p.graph.add_control_vectors(layer, x.id);
         p.expect(out, |span| {
             let value = |(i, x): (usize, f64)| {
                 let vector = |adapter: usize| f64::from(vectors[adapter].values[i % features]);

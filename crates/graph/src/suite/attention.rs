@@ -253,7 +253,7 @@ fn encoder_decoder(encoded: usize) -> Case {
         let own = inputs(&mut p, &options(Mask::Decoded));
         let cross = inputs(&mut p, &options(Mask::Encoded));
         let layers = [own.spec, cross.spec].map(|spec| p.cache_layer(spec.cache_layer()));
-        p.graph.keep("kv", layers[1], [cross.k.id, cross.v.id], cross.spec);
+        p.graph.store_kv("kv", layers[1], [cross.k.id, cross.v.id], cross.spec);
         let decoded = p.graph.attention("own", layers[0], [own.q.id, own.k.id, own.v.id], own.spec);
         let encoded_part = p.graph.attention_to("cross", layers[1], cross.q.id, cross.spec);
         let out = p.graph.concat("out", decoded, encoded_part);

@@ -98,7 +98,7 @@ fn stored_only(ty: KvType) -> Case {
         p.kv_types = [ty; 2];
         let inputs = inputs(&mut p, AttentionSpec::causal(4, 4, 32, 64));
         let layer = p.cache_layer(inputs.spec.cache_layer());
-        p.graph.keep("kv", layer, [inputs.k.id, inputs.v.id], inputs.spec);
+        p.graph.store_kv("kv", layer, [inputs.k.id, inputs.v.id], inputs.spec);
         let out = p.graph.attention_to("out", layer, inputs.q.id, inputs.spec);
         p.expect(out, |span| inputs.rows(span));
         p

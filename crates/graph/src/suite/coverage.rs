@@ -28,7 +28,7 @@ macro_rules! variants {
 
 variants!(OPS, op_name, Op: Embed, EmbedListed, InputRows, Linear, LinearOfHeads, RmsNorm, LayerNorm,
     Rope, Attention, TopKPositions, StoreKv, Glu, Activate, Moe, Add, Concat, Mul, AttnTemperature,
-    Scale, ScaleAdapter, Steer, Softcap, MatchNorm, DepthAttention, Sparsify, Pick, DynamicConv,
+    Scale, ScaleAdapter, AddControlVector, Softcap, MatchNorm, DepthAttention, Sparsify, Pick, DynamicConv,
     Unfold, GroupNorm, StreamWeights, ReadStreams, WriteStreams, StreamSimilarityGate, Recur,
     GatherOutputs);
 variants!(RECURRENCES, recurrence_name, Recurrence: Conv, Scan, Delta, Wkv, Wkv7, Retention, Pool,

@@ -4,7 +4,7 @@ use super::problem::{Placement, Problem};
 use super::schedule::Schedule;
 use super::{Case, Tolerance};
 use crate::graph::Graph;
-use crate::ops::{Activation, Glu, Temperature};
+use crate::ops::{Activation, AttnTemperatureSpec, Glu};
 use crate::values::ValueId;
 
 /// Rows and columns: one row, odd widths, and widths beyond vectors of 256 and 512 bits.
@@ -315,12 +315,12 @@ fn columns() -> Vec<Case> {
 fn temperatures() -> Vec<Case> {
     let case = |first_position: usize, rows: usize| {
         let name = format!("attn_temperature rows={rows} width=70 first_position={first_position}");
-        let by = Temperature { scale: 0.1, floor: 8, offset: 1 };
+        let by = AttnTemperatureSpec { scale: 0.1, floor: 8, offset: 1 };
         Case::new(name, Tolerance::F32, move || {
             let schedule = Schedule::one_step(rows).with_first_position(first_position);
             let mut p = Problem::new(schedule);
             let x = p.input(70);
-            let out = p.graph.temper("out", x.id, by);
+            let out = p.graph.attn_temperature("out", x.id, by);
             p.expect(out, |span| {
                 let row = |i: usize| {
                     let steps = (span.first_position + i + by.offset as usize) / by.floor as usize;

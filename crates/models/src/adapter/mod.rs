@@ -125,7 +125,7 @@ impl AttachedAdapters {
                 Op::Linear { w, .. } | Op::LinearOfHeads { w, .. } | Op::Embed { table: w, .. } => {
                     used.insert(*w);
                 }
-                Op::Steer { direction, .. } => drop(used.insert(direction.vector)),
+                Op::AddControlVector { direction, .. } => drop(used.insert(direction.vector)),
                 Op::Moe { spec, .. } => {
                     let all = [&spec.changes.gate, &spec.changes.up, &spec.changes.down];
                     used.extend(all.into_iter().flatten().map(|change| change.up));

@@ -148,7 +148,7 @@ impl Drafter for Eagle3 {
     fn prefill(&self, g: &mut Graph, target: &TargetParts) -> Option<ValueId> {
         let DraftInput { both, .. } = self.draft_input(g, target);
         let kept = self.keys_and_values(g, both);
-        Some(g.keep("kept", target.first_cache_layer, kept, self.attention))
+        Some(g.store_kv("kept", target.first_cache_layer, kept, self.attention))
     }
 
     fn draft(&self, g: &mut Graph, target: &TargetParts) -> ValueId {

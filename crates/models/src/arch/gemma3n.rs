@@ -334,13 +334,15 @@ impl Architecture for Gemma3n {
             None => x,
             Some(other) => {
                 let made = g.linear("altup_added", &self.out[other], x);
-                g.resize("inp_stacked", made, x)
+                g.match_norm("inp_stacked", made, x)
             }
         });
         for (i, layer) in self.layers.iter().enumerate() {
             g.set_layer(Some(i));
             let per_layer = self.tokens.of_layer(g, per_layer, i);
-            streams = layer.forward(g, i, streams, per_layer).map(|stream| g.steer(i, stream));
+            streams = layer
+                .forward(g, i, streams, per_layer)
+                .map(|stream| g.add_control_vectors(i, stream));
         }
         g.set_layer(None);
         if outputs_only {
@@ -349,7 +351,7 @@ impl Architecture for Gemma3n {
         let [first, others @ ..] = streams;
         let sum = others.into_iter().zip(&self.back).fold(first, |sum, (stream, back)| {
             let made = g.linear("altup_unembd", back, stream);
-            let made = g.resize("altup_unembd_resized", made, first);
+            let made = g.match_norm("altup_unembd_resized", made, first);
             g.add("unembd_sum", sum, made)
         });
         let merged = g.scale("unembd_merged", sum, 1.0 / STREAMS as f32);

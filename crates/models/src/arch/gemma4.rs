@@ -322,7 +322,7 @@ impl Architecture for Gemma4 {
             if l.scale != 1.0 {
                 x = g.scale("l_out", x, l.scale);
             }
-            x = g.steer(i, x);
+            x = g.add_control_vectors(i, x);
         }
         g.set_layer(None);
         g.rms_norm("result_norm", &self.norm, x)

@@ -342,7 +342,7 @@ impl Architecture for GraniteSwitch {
             let h = layer.ffn_norm.apply(g, "ffn_norm", x);
             let f = layer.transform(g, h, adapter);
             x = self.outer.add_scaled(g, "l_out", x, f);
-            x = g.steer(i, x);
+            x = g.add_control_vectors(i, x);
         }
         g.set_layer(None);
         self.outer.output_hidden(g, x)

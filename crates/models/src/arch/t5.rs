@@ -163,7 +163,7 @@ impl Architecture for T5 {
             g.set_layer(Some(i));
             let k = g.linear("Kcur_cross", &kv.k, x);
             let v = g.linear("Vcur_cross", &kv.v, x);
-            g.keep("cross_kept", i, [k, v], kv.spec);
+            g.store_kv("cross_kept", i, [k, v], kv.spec);
         }
         g.set_layer(None);
         Some(x)
