@@ -209,7 +209,7 @@ fn attention(level: &Level) {
                             values,
                             visible: &visible,
                             alibi: &[],
-                            shifts: &[],
+                            position_bias: &[],
                             next,
                             softcap: None,
                         };

@@ -1,14 +1,14 @@
 //! Compiles a plan to a program: selects kernels, rounds each input once for all products that read
 //! it, and joins products with the same input.
 
-mod mixtures;
+mod moe;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use puna_graph::{
-    ArenaRange, AttentionSpec, BackendError, Capacity, Node, Op, Plan, Recurrence, Rope, Rows,
-    Shifts, ValueId, Weight, WeightId,
+    ArenaRange, AttentionSpec, BackendError, Capacity, Node, Op, Plan, Recurrence,
+    RelativePositionBias, Rope, Rows, ValueId, Weight, WeightId,
 };
 use puna_kernels::{ActKind, Level, LinearKernel, STREAM_ROWS, TileForm, TileRows};
 
@@ -203,27 +203,27 @@ impl Compiler<'_> {
                 let angles = self.angles(rope.0, pairs)?;
                 self.push(RopeRows { x, out, head_dim, start, kind, pairs, angles });
             }
-            Op::Attention { q, k, v, layer, chosen, before, spec } => {
+            Op::Attention { q, k, v, layer, selected, before, spec } => {
                 let [q, k, v] = [q, k, v].map(|id| self.place(id));
                 if op.stores() {
                     self.push(StoreKv { k, v, layer, spec });
                 }
                 let sinks = self.floats(spec.sinks)?;
                 let tasks = AttentionTasks::default();
-                let (slopes, shifts) = (spec.slopes(), self.shifts(&spec)?);
-                let [chosen, before] = [chosen, before].map(|id| id.map(|id| self.place(id)));
+                let (slopes, position_bias) = (spec.slopes(), self.position_bias(&spec)?);
+                let [selected, before] = [selected, before].map(|id| id.map(|id| self.place(id)));
                 self.push(Attend {
                     q,
                     k,
                     v,
-                    chosen,
+                    selected,
                     before,
                     out,
                     layer,
                     spec,
                     sinks,
                     slopes,
-                    shifts,
+                    position_bias,
                     tasks,
                 });
             }
@@ -254,9 +254,9 @@ impl Compiler<'_> {
                 let x = self.place(x);
                 self.push(ScaleAdapter { x, out, adapter });
             }
-            Op::AddControlVector { x, direction } => {
-                let (x, vector) = (self.place(x), self.floats(Some(direction.vector))?);
-                self.push(AddControlVector { x, out, vector, adapter: direction.adapter });
+            Op::AddControlVector { x, control_vector } => {
+                let (x, vector) = (self.place(x), self.floats(Some(control_vector.vector))?);
+                self.push(AddControlVector { x, out, vector, adapter: control_vector.adapter });
             }
             Op::Sparsify { x, deviations } => self.map(Unary::Sparsify(deviations), x, out),
             Op::MatchNorm { x, like } => {
@@ -343,14 +343,14 @@ impl Compiler<'_> {
             }
             Recurrence::Wkv { r, k, v, decay, spec } => {
                 let [r, k, v, decay] = [r, k, v, decay].map(|id| self.place(id));
-                let first = self.floats(spec.first)?;
-                self.push(Wkv { r, k, v, decay, out, spec, first });
+                let bonus = self.floats(spec.bonus)?;
+                self.push(Wkv { r, k, v, decay, out, spec, bonus });
             }
             Recurrence::Wkv7 { r, k, v, decay, forget, rate, spec } => {
                 let [r, k, v, decay, forget, rate] =
                     [r, k, v, decay, forget, rate].map(|id| self.place(id));
-                let itself = self.floats(Some(spec.itself))?;
-                self.push(Wkv7 { r, k, v, decay, forget, rate, out, spec, itself });
+                let bonus = self.floats(Some(spec.bonus))?;
+                self.push(Wkv7 { r, k, v, decay, forget, rate, out, spec, bonus });
             }
             Recurrence::Retention { q, k, v, spec } => {
                 let [q, k, v] = [q, k, v].map(|id| self.place(id));
@@ -487,12 +487,13 @@ impl Compiler<'_> {
 
     /// Relative position biases of each query head, from the farthest key before the query to the
     /// farthest behind it.
-    fn shifts(&self, spec: &AttentionSpec) -> Result<Vec<f32>, BackendError> {
-        let Some(shifts) = spec.shifts else { return Ok(Vec::new()) };
-        let table = &self.floats(Some(shifts.table))?;
-        let far = Shifts::FAR as i64;
-        let of_head =
-            |head| (-far..=far).map(move |behind| table[shifts.bucket(behind) * spec.heads + head]);
+    fn position_bias(&self, spec: &AttentionSpec) -> Result<Vec<f32>, BackendError> {
+        let Some(position_bias) = spec.position_bias else { return Ok(Vec::new()) };
+        let table = &self.floats(Some(position_bias.table))?;
+        let far = RelativePositionBias::FAR as i64;
+        let of_head = |head| {
+            (-far..=far).map(move |behind| table[position_bias.bucket(behind) * spec.heads + head])
+        };
         Ok((0..spec.heads).flat_map(of_head).collect())
     }
 

@@ -34,7 +34,7 @@ fn attended(level: &str, threads: usize, ty: KvType, steps: &[usize]) -> Vec<f32
     let q = g.embed("q", WeightId(0), HEADS * DIM, Index::Token);
     let k = g.embed("k", WeightId(1), DIM, Index::Token);
     let rows = g.embed("rows", WeightId(2), DIM, Index::Token);
-    let pooled = Pooled { layer: 1, mask: Mask::Pooled(EACH as u32), rows, chosen: None };
+    let pooled = Pooled { layer: 1, mask: Mask::Pooled(EACH as u32), rows, selected: None };
     let out = g.attention_and_pooled("out", 0, [q, k], pooled, spec);
     g.set_result(out);
     let config =

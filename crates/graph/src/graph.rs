@@ -8,7 +8,7 @@ mod streams;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::changes::*;
+use crate::adapter_updates::*;
 use crate::ops::*;
 use crate::values::*;
 
@@ -59,7 +59,7 @@ pub struct Graph {
     layer: Option<usize>,
     result: Option<ValueId>,
     extra_outputs: Vec<ValueId>,
-    changes: Arc<Changes>,
+    updates: Arc<AdapterUpdates>,
     sees_all: bool,
     /// Layers with recorded inputs (feature taps), and these inputs.
     watched: Vec<(usize, Option<ValueId>)>,
@@ -111,8 +111,8 @@ impl Graph {
     }
 
     /// A graph in which embeddings, products and mixtures of experts apply adapters.
-    pub fn with_changes(changes: Arc<Changes>) -> Self {
-        Self { changes, ..Self::default() }
+    pub fn with_adapter_updates(updates: Arc<AdapterUpdates>) -> Self {
+        Self { updates, ..Self::default() }
     }
 
     /// Makes causal attention bidirectional.
@@ -214,12 +214,12 @@ impl Graph {
         index: Index,
     ) -> ValueId {
         let mut rows = self.push(name, Op::Embed { table, index }, Rows::Tokens, cols);
-        for change in self.changes_of(table) {
-            let Some(back) = change.back else { continue };
-            let thin = Op::Embed { table: change.up, index };
-            let thin = self.push("lora_up", thin, Rows::Tokens, change.rank);
-            let thin = self.scale_adapter(thin, change.adapter);
-            let wide = Linear { w: back, scale: change.scale, bias: None, out: cols };
+        for update in self.lora_updates_of(table) {
+            let Some(back) = update.back else { continue };
+            let thin = Op::Embed { table: update.up, index };
+            let thin = self.push("lora_up", thin, Rows::Tokens, update.rank);
+            let thin = self.scale_adapter(thin, update.adapter);
+            let wide = Linear { w: back, scale: update.scale, bias: None, out: cols };
             let wide = self.product("lora_back", &wide, thin);
             rows = self.add(name, rows, wide);
         }
@@ -246,7 +246,7 @@ impl Graph {
     /// `scale · x · wᵀ + bias`.
     pub fn linear(&mut self, name: &'static str, l: &Linear, x: ValueId) -> ValueId {
         let mut y = self.product(name, l, x);
-        for LowRank { down, up, rank, scale, adapter, .. } in self.changes_of(l.w) {
+        for LowRank { down, up, rank, scale, adapter, .. } in self.lora_updates_of(l.w) {
             let down = Linear { w: down, scale: 1.0, bias: None, out: rank };
             let thin = self.product("lora_down", &down, x);
             let thin = self.scale_adapter(thin, adapter);
@@ -267,7 +267,7 @@ impl Graph {
     pub fn linear_of_heads(&mut self, name: &'static str, l: &HeadLinear, x: ValueId) -> ValueId {
         let mut y = self.product_of_heads(name, l, x);
         let (dim, out) = (self.value(x).cols / l.heads, self.value(y).cols / l.heads);
-        for LowRank { down, up, rank, scale, adapter, .. } in self.changes_of(l.w) {
+        for LowRank { down, up, rank, scale, adapter, .. } in self.lora_updates_of(l.w) {
             let multiplied =
                 if dim > l.input { self.pick("lora_in", x, 0, l.input, dim) } else { x };
             let thin = HeadLinear { w: down, out: rank, ..*l };
@@ -291,8 +291,8 @@ impl Graph {
         self.push(name, Op::LinearOfHeads { w: l.w, x, heads: l.heads }, rows, out)
     }
 
-    fn changes_of(&self, w: WeightId) -> Vec<LowRank> {
-        self.changes.products.get(&w).cloned().unwrap_or_default()
+    fn lora_updates_of(&self, w: WeightId) -> Vec<LowRank> {
+        self.updates.products.get(&w).cloned().unwrap_or_default()
     }
 
     fn scale_adapter(&mut self, x: ValueId, adapter: usize) -> ValueId {
@@ -301,9 +301,9 @@ impl Graph {
 
     /// Adds the control vectors of a layer to the residual stream behind it.
     pub fn add_control_vectors(&mut self, layer: usize, x: ValueId) -> ValueId {
-        let directions = self.changes.directions.get(&layer).cloned().unwrap_or_default();
-        let steered = directions.into_iter().fold(x, |x, direction| {
-            self.push_like("l_out_steered", Op::AddControlVector { x, direction }, x)
+        let control_vectors = self.updates.control_vectors.get(&layer).cloned().unwrap_or_default();
+        let steered = control_vectors.into_iter().fold(x, |x, control_vector| {
+            self.push_like("l_out_steered", Op::AddControlVector { x, control_vector }, x)
         });
         let next = self.watched.iter_mut().filter(|(watched, _)| *watched == layer + 1);
         next.for_each(|(_, input)| _ = input.get_or_insert(steered));
@@ -365,11 +365,11 @@ impl Graph {
         router: ValueId,
     ) -> ValueId {
         assert_eq!(self.value(router).cols, spec.experts);
-        let up = if spec.glu.has_gate() { self.changes_of(spec.up) } else { Vec::new() };
-        spec.changes = ExpertChanges {
-            gate: self.changes_of(spec.gate),
+        let up = if spec.glu.has_gate() { self.lora_updates_of(spec.up) } else { Vec::new() };
+        spec.lora_updates = ExpertLoraUpdates {
+            gate: self.lora_updates_of(spec.gate),
             up,
-            down: self.changes_of(spec.down),
+            down: self.lora_updates_of(spec.down),
         };
         let (rows, out) = (self.value(x).rows, spec.out);
         self.push(name, Op::Moe { x, router, spec: Box::new(spec) }, rows, out)

@@ -6,8 +6,8 @@
 
 mod inputs;
 
+use crate::adapter_updates::{ControlVector, ExpertLoraUpdates};
 use crate::attention::AttentionSpec;
-use crate::changes::{Direction, ExpertChanges};
 use crate::recurrent::Recurrence;
 use crate::streams::StreamSpec;
 use crate::top_k_positions::TopKPositionsSpec;
@@ -63,12 +63,12 @@ pub enum Glu {
     /// `max(gate, 0)² · up`.
     GatedReluSquared,
     /// `gelu(gate)`, erf form, for experts without a gate: `gate` and `up` are the same matrix.
-    GeluAlone,
+    UngatedGelu,
     /// `max(gate, 0)²`, for experts without a gate: `gate` and `up` are the same matrix.
     ReluSquared,
     /// `gate`, for experts of two matrices without an activation: `gate` and `up` are the same
     /// matrix.
-    Alone,
+    Identity,
     /// With g = min(gate, limit), u = clamp(up, ±limit): `(u + 1) · g · σ(alpha · g)`.
     Clamped {
         /// Slope of the sigmoid.
@@ -98,7 +98,7 @@ pub enum Glu {
 impl Glu {
     /// Whether `gate` and `up` are different matrices.
     pub fn has_gate(self) -> bool {
-        !matches!(self, Self::GeluAlone | Self::ReluSquared | Self::Alone)
+        !matches!(self, Self::UngatedGelu | Self::ReluSquared | Self::Identity)
     }
 }
 
@@ -108,7 +108,7 @@ pub enum Gating {
     /// Softmax over all experts; selected experts keep their probabilities.
     Softmax,
     /// Softmax over the logits of the selected experts.
-    SoftmaxOfChosen,
+    SoftmaxOfSelected,
     /// Sigmoid of each logit.
     Sigmoid,
     /// `√(ln(1 + eˣ))` of each logit.
@@ -177,7 +177,7 @@ pub struct MoeSpec {
     /// `[out, experts]`, see `gate_bias`.
     pub down_bias: Option<WeightId>,
     /// Low-rank updates, which the graph builder fills in.
-    pub changes: ExpertChanges,
+    pub lora_updates: ExpertLoraUpdates,
 }
 
 /// Parameters of [`Op::AttnTemperature`].
@@ -279,7 +279,7 @@ pub enum Op {
         /// Layer of the cache; ignored for [`crate::Mask::Full`].
         layer: usize,
         /// Lists of selected positions, for sparse attention ([`crate::SelectedPositions`]).
-        chosen: Option<ValueId>,
+        selected: Option<ValueId>,
         /// Partial result of attention of the same queries to other positions, which this one
         /// completes.
         before: Option<ValueId>,
@@ -385,12 +385,12 @@ pub enum Op {
         adapter: usize,
     },
     /// Control vector: `x + scale · vector`, with the adapter scale of the sequence of each row,
-    /// for each residual stream of `x`. See [`Direction`].
+    /// for each residual stream of `x`. See [`ControlVector`].
     AddControlVector {
         /// Input.
         x: ValueId,
         /// The vector.
-        direction: Direction,
+        control_vector: ControlVector,
     },
     /// `cap · tanh(x / cap)`.
     Softcap {

@@ -52,7 +52,7 @@ pub enum Recurrence {
         spec: DeltaSpec,
     },
     /// RWKV 6 (Peng et al., 2024). For each head, with the decay `w = exp(-exp(decay))`: the result
-    /// is `(S + (u ⊙ k) vᵀ)ᵀ r`, then `S ← diag(w) S + k vᵀ`. Without `u` (`spec.first`) it is
+    /// is `(S + (u ⊙ k) vᵀ)ᵀ r`, then `S ← diag(w) S + k vᵀ`. Without `u` (`spec.bonus`) it is
     /// gated linear attention (Yang et al., 2023): `S ← diag(w) S + ((1 - w) ⊙ k) vᵀ`, then the
     /// result is `Sᵀ r / √dim`.
     Wkv {
@@ -248,8 +248,8 @@ pub struct WkvSpec {
     pub kv_heads: usize,
     /// Dimensions of a head.
     pub dim: usize,
-    /// `u`: `[heads · dim]`.
-    pub first: Option<WeightId>,
+    /// `u`, `[heads · dim]`: extra weight of the current token (RWKV `time_faaaa`).
+    pub bonus: Option<WeightId>,
 }
 
 impl WkvSpec {
@@ -268,8 +268,8 @@ pub struct Wkv7Spec {
     pub heads: usize,
     /// Dimensions of a head.
     pub dim: usize,
-    /// `u`: `[heads · dim]`.
-    pub itself: WeightId,
+    /// `u`, `[heads · dim]`: extra weight of the current token (RWKV `r_k`).
+    pub bonus: WeightId,
 }
 
 impl Wkv7Spec {

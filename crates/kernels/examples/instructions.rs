@@ -112,7 +112,7 @@ fn attention(level: &Level) {
                 values,
                 visible: &visible,
                 alibi: &[],
-                shifts: &[],
+                position_bias: &[],
                 next,
                 softcap: None,
             };

@@ -352,7 +352,7 @@ pub struct AttendRun<'a> {
     pub alibi: &'a [AlibiBias],
     /// Position bias of each query row, [`RUN`] values per row, added after the softcap; empty
     /// without.
-    pub shifts: &'a [f32],
+    pub position_bias: &'a [f32],
     /// Keys of the next run, to prefetch; may be empty.
     pub next: &'a [u8],
     /// Scores become `cap · tanh(score / cap)`.
@@ -379,7 +379,7 @@ impl AttendRun<'_> {
         assert!(Some(state.acc.len()) == g.checked_mul(self.values.dim));
         assert!(state.max.len() == g && state.sum.len() == g);
         assert!(self.alibi.is_empty() || self.alibi.len() == g);
-        assert!(self.shifts.is_empty() || self.shifts.len() == g * RUN);
+        assert!(self.position_bias.is_empty() || self.position_bias.len() == g * RUN);
         assert!(self.visible.iter().all(|&(from, to)| from <= n && to <= n));
     }
 }

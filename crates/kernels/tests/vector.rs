@@ -321,7 +321,7 @@ fn each_run(random: &mut Random, mut check: impl FnMut(&AttendRun<'_>, &str, &mu
                     from: h as f32 * 7.0 - 10.0,
                 };
                 let alibi: Vec<AlibiBias> = (0..if g % 2 == 0 { g } else { 0 }).map(bias).collect();
-                let shifts = if g % 3 == 0 { random.normals(g * RUN) } else { Vec::new() };
+                let position_bias = if g % 3 == 0 { random.normals(g * RUN) } else { Vec::new() };
                 visible[g - 1] = if g % 2 == 1 && g > 1 { (0, 0) } else { visible[g - 1] };
                 let run = AttendRun {
                     q: &q,
@@ -343,7 +343,7 @@ fn each_run(random: &mut Random, mut check: impl FnMut(&AttendRun<'_>, &str, &mu
                     },
                     visible: &visible,
                     alibi: &alibi,
-                    shifts: &shifts,
+                    position_bias: &position_bias,
                     next: &keys,
                     softcap: (g == 5).then_some(2.0),
                 };
@@ -386,10 +386,11 @@ fn a_query_row_has_the_same_bits_alone_and_in_a_batch() {
                 let mut alone = before.row(h, dim);
                 let q = &run.q[h * run.keys.dim..][..run.keys.dim];
                 let alibi = run.alibi.get(h..=h).unwrap_or_default();
-                let shifts = run.shifts.get(h * RUN..(h + 1) * RUN).unwrap_or_default();
+                let position_bias =
+                    run.position_bias.get(h * RUN..(h + 1) * RUN).unwrap_or_default();
                 alone.attend(
                     level,
-                    &AttendRun { q, visible: &run.visible[h..=h], alibi, shifts, ..*run },
+                    &AttendRun { q, visible: &run.visible[h..=h], alibi, position_bias, ..*run },
                 );
                 assert!(alone == together.row(h, dim), "{} {what}: row {h}", level.name);
             }
@@ -424,7 +425,7 @@ fn softmax_and_vector_exponentials_have_the_same_bits() {
                 values: row(&identity, RUN),
                 visible: &[(0, RUN)],
                 alibi: &[],
-                shifts: &[],
+                position_bias: &[],
                 next: &[],
                 softcap: None,
             };

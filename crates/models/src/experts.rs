@@ -1,7 +1,8 @@
 //! Mixture of experts: router, experts, and shared experts.
 
 use puna_graph::{
-    Activation, ExpertChanges, Gating, Glu, Graph, Groups, Linear, MoeSpec, Norm, ValueId, WeightId,
+    Activation, ExpertLoraUpdates, Gating, Glu, Graph, Groups, Linear, MoeSpec, Norm, ValueId,
+    WeightId,
 };
 
 use crate::blocks::Mlp;
@@ -127,7 +128,7 @@ impl ExpertShape {
             None | Some(0) => gating,
             Some(1) => Gating::Softmax,
             Some(2) => Gating::Sigmoid,
-            Some(3) => Gating::SoftmaxOfChosen,
+            Some(3) => Gating::SoftmaxOfSelected,
             Some(4) => Gating::SqrtSoftplus,
             Some(other) => {
                 let reason = "use 1 (softmax), 2 (sigmoid), 3 (softmax of the selected experts) or 4 (square root of softplus)";
@@ -242,7 +243,7 @@ impl Experts {
                 )?,
                 up_bias: w.opt(&name("up", "bias"), &[hidden, experts])?,
                 down_bias: w.opt(&name("down", "bias"), &[width, experts])?,
-                changes: ExpertChanges::default(),
+                lora_updates: ExpertLoraUpdates::default(),
             },
             adjugates: None,
         })

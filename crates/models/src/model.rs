@@ -257,7 +257,7 @@ impl Model {
 
     /// Records the graph of a step; `None` if the model has no steps of this kind.
     pub fn graph(&self, kind: StepKind) -> Option<Graph> {
-        let mut g = Graph::with_changes(Arc::clone(&self.adapters.changes));
+        let mut g = Graph::with_adapter_updates(Arc::clone(&self.adapters.updates));
         if self.is_bidirectional {
             g = g.seeing_all();
         }
@@ -296,7 +296,7 @@ impl Model {
             }
         };
         g.set_result(result);
-        if !self.adapters.changes.is_empty() {
+        if !self.adapters.updates.is_empty() {
             g.join_products();
         }
         Some(g)

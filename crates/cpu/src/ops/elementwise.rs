@@ -266,13 +266,13 @@ pub fn gate(level: &Level, kind: Glu, x: &mut [f32], up: &[f32]) {
     match kind {
         Glu::Silu => (level.vector.swiglu)(x, up),
         Glu::Gelu => (level.vector.geglu)(x, up),
-        Glu::GeluAlone => (level.vector.gelu_erf)(x),
+        Glu::UngatedGelu => (level.vector.gelu_erf)(x),
         Glu::Relu => x.iter_mut().zip(up).for_each(|(x, &up)| *x = x.max(0.0) * up),
         Glu::GatedReluSquared => {
             x.iter_mut().zip(up).for_each(|(x, &up)| *x = x.max(0.0) * x.max(0.0) * up);
         }
         Glu::ReluSquared => x.iter_mut().for_each(|x| *x = x.max(0.0) * x.max(0.0)),
-        Glu::Alone => {}
+        Glu::Identity => {}
         Glu::Clamped { alpha, limit } => {
             for (x, &up) in x.iter_mut().zip(up) {
                 let (g, u) = (x.min(limit), up.clamp(-limit, limit));

@@ -7,7 +7,7 @@ pub mod depth_attention;
 pub mod dynamic_conv;
 pub mod elementwise;
 pub mod embed;
-pub mod expert_changes;
+pub mod expert_lora;
 pub mod expert_tiles;
 pub mod group_norm;
 pub mod hadamard;

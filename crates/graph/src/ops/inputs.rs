@@ -47,8 +47,8 @@ impl Op {
             Op::DynamicConv { x, dynamic_taps, .. } => {
                 [Some(x), Some(dynamic_taps), None, None, None]
             }
-            Op::Attention { q, k, v, chosen, before, .. } => {
-                [Some(q), Some(k), Some(v), chosen, before]
+            Op::Attention { q, k, v, selected, before, .. } => {
+                [Some(q), Some(k), Some(v), selected, before]
             }
             Op::TopKPositions { q, k, weights, .. } => [Some(q), Some(k), weights, None, None],
             Op::StoreKv { k, v, .. } => [Some(k), Some(v), None, None, None],

@@ -4,7 +4,7 @@ use super::Case;
 use super::attention_reference::{AttentionInputs, cache_tolerance};
 use super::problem::Problem;
 use super::schedule::Schedule;
-use crate::attention::{AttentionSpec, Shifts};
+use crate::attention::{AttentionSpec, RelativePositionBias};
 use crate::kv::KvType;
 use crate::mask::Mask;
 
@@ -196,16 +196,19 @@ fn parameters(options: &Options) -> String {
 fn inputs(p: &mut Problem, options: &Options) -> AttentionInputs {
     let mut spec = options.spec;
     let sinks = options.has_sinks.then(|| p.floats(&[spec.heads]));
-    let shifts = options.buckets.map(|buckets| p.floats(&[spec.heads, buckets]));
+    let position_bias = options.buckets.map(|buckets| p.floats(&[spec.heads, buckets]));
     let both_sides = !spec.mask.is_cached();
-    let table = shifts.as_ref().map(|table| table.id);
+    let table = position_bias.as_ref().map(|table| table.id);
     spec.sinks = sinks.as_ref().map(|sinks| sinks.id);
-    spec.shifts =
-        options.buckets.zip(table).map(|(buckets, table)| Shifts { table, buckets, both_sides });
+    spec.position_bias = options.buckets.zip(table).map(|(buckets, table)| RelativePositionBias {
+        table,
+        buckets,
+        both_sides,
+    });
     let q = p.wide_input(spec.heads * spec.key_dim, 3.0);
     let k = p.input(spec.kv_heads * spec.key_dim);
     let v = if spec.values_in_keys { k.clone() } else { p.input(spec.kv_heads * spec.value_dim) };
-    AttentionInputs { spec, q, k, v, sinks, shifts }
+    AttentionInputs { spec, q, k, v, sinks, position_bias }
 }
 
 fn cached(options: Options) -> Case {

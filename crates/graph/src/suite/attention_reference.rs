@@ -22,7 +22,7 @@ pub(super) struct AttentionInputs {
     /// Attention sinks.
     pub sinks: Option<Tensor>,
     /// Relative position bias.
-    pub shifts: Option<Tensor>,
+    pub position_bias: Option<Tensor>,
 }
 
 /// A visible key with its value and the bias of its score.
@@ -128,8 +128,11 @@ impl AttentionInputs {
 
     /// Relative position bias of a key `behind` positions after the query.
     fn shift(&self, head: usize, behind: i64) -> f64 {
-        let (Some(table), Some(shifts)) = (&self.shifts, self.spec.shifts) else { return 0.0 };
-        f64::from(table.values[shifts.bucket(behind) * self.spec.heads + head])
+        let (Some(table), Some(position_bias)) = (&self.position_bias, self.spec.position_bias)
+        else {
+            return 0.0;
+        };
+        f64::from(table.values[position_bias.bucket(behind) * self.spec.heads + head])
     }
 }
 

@@ -36,9 +36,9 @@ variants!(RECURRENCES, recurrence_name, Recurrence: Conv, Scan, Delta, Wkv, Wkv7
 variants!(DECAY_KINDS, decay_kind_name, DecayKind: Unbounded, Bounded);
 variants!(ACTIVATIONS, activation_name, Activation: Silu, GeluTanh, GeluErf, Tanh, Sigmoid,
     Softplus, Relu, ReluSquared, Clamp, Xielu);
-variants!(GLUS, glu_name, Glu: Silu, Gelu, Relu, GatedReluSquared, GeluAlone, ReluSquared, Alone,
+variants!(GLUS, glu_name, Glu: Silu, Gelu, Relu, GatedReluSquared, UngatedGelu, ReluSquared, Identity,
     Clamped, SiluOfClamped, ClampedSilu, BoundedSilu);
-variants!(GATINGS, gating_name, Gating: Softmax, SoftmaxOfChosen, Sigmoid, SqrtSoftplus,
+variants!(GATINGS, gating_name, Gating: Softmax, SoftmaxOfSelected, Sigmoid, SqrtSoftplus,
     SparseMixer);
 variants!(MASKS, mask_name, Mask: Causal, Window, Chunk, Pooled, Full, Around, Encoded, Decoded);
 variants!(INDICES, index_name, Index: Token, Instead, Position, Fixed);

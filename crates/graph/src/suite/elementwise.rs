@@ -151,9 +151,9 @@ pub(super) fn gated(kind: Glu, gate: f64, up: f64) -> f64 {
         Glu::Gelu => gelu_tanh(gate) * up,
         Glu::Relu => gate.max(0.0) * up,
         Glu::GatedReluSquared => gate.max(0.0).powi(2) * up,
-        Glu::GeluAlone => gelu_erf(gate),
+        Glu::UngatedGelu => gelu_erf(gate),
         Glu::ReluSquared => gate.max(0.0).powi(2),
-        Glu::Alone => gate,
+        Glu::Identity => gate,
         Glu::Clamped { alpha, limit } => {
             let (alpha, limit) = (f64::from(alpha), f64::from(limit));
             let g = gate.min(limit);
@@ -181,9 +181,9 @@ pub(super) const GLUS: [(&str, Glu); 12] = [
     ("gelu", Glu::Gelu),
     ("relu", Glu::Relu),
     ("gated_relu_squared", Glu::GatedReluSquared),
-    ("gelu_alone", Glu::GeluAlone),
+    ("gelu_alone", Glu::UngatedGelu),
     ("relu_squared", Glu::ReluSquared),
-    ("alone", Glu::Alone),
+    ("alone", Glu::Identity),
     ("clamped", Glu::Clamped { alpha: 1.702, limit: 2.0 }),
     ("silu_of_clamped", Glu::SiluOfClamped { limit: 1.5 }),
     ("clamped_silu", Glu::ClampedSilu { limit: 1.5 }),

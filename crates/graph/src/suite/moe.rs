@@ -8,7 +8,7 @@ use super::matmul::{product_tolerance, type_name};
 use super::moe_reference::Experts;
 use super::problem::{Placement, Problem};
 use super::{Case, Tolerance};
-use crate::changes::ExpertChanges;
+use crate::adapter_updates::ExpertLoraUpdates;
 use crate::ops::{Gating, Glu, Groups, MoeSpec};
 use crate::values::WeightId;
 
@@ -105,7 +105,7 @@ fn types() -> Vec<Options> {
 fn gatings() -> Vec<Options> {
     let gatings = [
         ("softmax", Gating::Softmax, (0.0, 3.0)),
-        ("softmax_of_chosen", Gating::SoftmaxOfChosen, (0.0, 3.0)),
+        ("softmax_of_chosen", Gating::SoftmaxOfSelected, (0.0, 3.0)),
         ("sigmoid", Gating::Sigmoid, (0.0, 3.0)),
         ("sqrt_softplus", Gating::SqrtSoftplus, (0.0, 3.0)),
         ("sparse_mixer", Gating::SparseMixer, (2.0, 0.06)),
@@ -251,6 +251,6 @@ fn spec(options: &Options, [gate, up, down]: [WeightId; 3]) -> MoeSpec {
         gate_bias: None,
         up_bias: None,
         down_bias: None,
-        changes: ExpertChanges::default(),
+        lora_updates: ExpertLoraUpdates::default(),
     }
 }

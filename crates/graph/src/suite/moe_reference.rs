@@ -78,7 +78,7 @@ impl Experts {
         };
         let mut weights: Vec<f64> = experts.iter().map(|&expert| scores[expert]).collect();
         match spec.gating {
-            Gating::SoftmaxOfChosen => weights = softmax(&weights),
+            Gating::SoftmaxOfSelected => weights = softmax(&weights),
             Gating::SparseMixer => {
                 let weight = |i: usize| sparse_mixer_weight(logits, &experts[..=i]);
                 weights = (0..experts.len()).map(weight).collect();
@@ -105,7 +105,7 @@ impl Experts {
     fn scores(&self, logits: &[f64]) -> Vec<f64> {
         match self.spec.gating {
             Gating::Softmax => softmax(logits),
-            Gating::SoftmaxOfChosen | Gating::SparseMixer => logits.to_vec(),
+            Gating::SoftmaxOfSelected | Gating::SparseMixer => logits.to_vec(),
             Gating::Sigmoid => logits.iter().map(|&x| sigmoid(x)).collect(),
             Gating::SqrtSoftplus => logits.iter().map(|&x| softplus(x).sqrt()).collect(),
         }

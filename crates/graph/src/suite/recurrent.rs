@@ -206,8 +206,8 @@ fn wkv_case(steps: Steps, (heads, kv_heads, dim): (usize, usize, usize), has_bon
         let (r, k) = (p.input(heads * dim), p.input(kv_heads * dim));
         let v = p.input(kv_heads * dim);
         let decay = p.input_in(Placement::Whole, heads * dim, |x| 2.0 * x - 1.5);
-        let first = bonus.as_ref().map(|bonus| bonus.id);
-        let mut spec = WkvSpec { state: 0, heads, kv_heads, dim, first };
+        let mut spec =
+            WkvSpec { state: 0, heads, kv_heads, dim, bonus: bonus.as_ref().map(|bonus| bonus.id) };
         spec.state = p.state(spec.values());
         let recurrence = Recurrence::Wkv { r: r.id, k: k.id, v: v.id, decay: decay.id, spec };
         let out = p.graph.recur("out", recurrence);
@@ -223,7 +223,7 @@ fn wkv7_case(steps: Steps, (heads, dim): (usize, usize)) -> Case {
         let cols = heads * dim;
         let [r, k, v, decay, forget] = [(); 5].map(|()| p.input(cols));
         let rate = p.input_in(Placement::Whole, cols, f32::abs);
-        let mut spec = Wkv7Spec { state: 0, heads, dim, itself: bonus.id };
+        let mut spec = Wkv7Spec { state: 0, heads, dim, bonus: bonus.id };
         spec.state = p.state(spec.values());
         let all: [&Input; 6] = [&r, &k, &v, &decay, &forget, &rate];
         let [r, k, v, decay, forget, rate] = all.map(|input| input.id);

@@ -380,8 +380,8 @@ unsafe fn fold<S: Simd>(
         if let Some(&bias) = run.alibi.get(row) {
             subtract_alibi::<S>(scores, bias);
         }
-        if let Some(shifts) = run.shifts.get(row * RUN..(row + 1) * RUN) {
-            vector::add::<S>(scores, shifts);
+        if let Some(position_bias) = run.position_bias.get(row * RUN..(row + 1) * RUN) {
+            vector::add::<S>(scores, position_bias);
         }
         if to - from < RUN {
             scores[..from].fill(f32::NEG_INFINITY);

@@ -145,7 +145,7 @@ pub(super) fn attend(run: &AttendRun<'_>, state: &mut RunningSoftmax<'_>, scratc
             let score = run.softcap.map_or(score, |cap| cap * (score / cap).tanh());
             let bias =
                 run.alibi.get(h).map_or(0.0, |bias| bias.slope * (i as f32 - bias.from).abs());
-            let shift = run.shifts.get(h * RUN + i).map_or(0.0, |shift| *shift);
+            let shift = run.position_bias.get(h * RUN + i).map_or(0.0, |shift| *shift);
             scores[h * RUN + i] = score - bias + shift;
         }
     }

@@ -299,9 +299,9 @@ impl Mixer for Attention {
             layer: layer + 1,
             mask: Mask::Pooled(pooling.spec.block as u32),
             rows: pooling.pool(g, h),
-            chosen: indexer
+            selected: indexer
                 .as_ref()
-                .map(|indexer| (indexer.select(g, layer + 2, low_rank, h), indexer.spec.chosen)),
+                .map(|indexer| (indexer.select(g, layer + 2, low_rank, h), indexer.spec.selected)),
         });
         let a = match pooled {
             None => g.attention("attn_raw", layer, [q, k, k], self.spec),

@@ -163,7 +163,7 @@ impl SwitchedLora {
         Ok(Self(MoeSpec {
             experts: count,
             used: 1,
-            gating: Gating::SoftmaxOfChosen,
+            gating: Gating::SoftmaxOfSelected,
             normalise: false,
             scale: 1.0,
             factors: None,
@@ -171,7 +171,7 @@ impl SwitchedLora {
             by_token: None,
             groups: None,
             weighs_input: false,
-            glu: Glu::Alone,
+            glu: Glu::Identity,
             hidden: rank,
             out,
             sharing: 1,
@@ -182,14 +182,14 @@ impl SwitchedLora {
             gate_bias: None,
             up_bias: None,
             down_bias: None,
-            changes: ExpertChanges::default(),
+            lora_updates: ExpertLoraUpdates::default(),
         }))
     }
 
     /// Adds the update for `x` to `to`.
     fn add(&self, g: &mut Graph, to: ValueId, x: ValueId, adapter: ValueId) -> ValueId {
-        let change = g.moe("adapter", self.0.clone(), x, adapter);
-        g.add("adapted", to, change)
+        let adapted = g.moe("adapter", self.0.clone(), x, adapter);
+        g.add("adapted", to, adapted)
     }
 }
 

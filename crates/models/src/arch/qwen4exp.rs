@@ -106,7 +106,7 @@ struct BlockAttention {
     key_norm: AnyNorm,
     ropes: [RopeId; 2],
     spec: TopKPositionsSpec,
-    chosen: SelectedPositions,
+    selected: SelectedPositions,
 }
 
 impl BlockAttention {
@@ -130,7 +130,7 @@ impl BlockAttention {
             key_norm: b.norm_of("indexer.k_norm", &[dim])?,
             ropes: [rope, b.w.rope(first)],
             spec,
-            chosen: SelectedPositions { block, ..spec.chosen },
+            selected: SelectedPositions { block, ..spec.selected },
         })
     }
 
@@ -153,8 +153,8 @@ impl Mixer for BlockAttention {
     }
 
     fn mix(&self, g: &mut Graph, context: &mut MixerContext, h: ValueId) -> ValueId {
-        let chosen = self.select(g, context.cache_layer + 1, h);
-        self.attention.attend(g, context.cache_layer, h, Some((chosen, self.chosen)))
+        let selected = self.select(g, context.cache_layer + 1, h);
+        self.attention.attend(g, context.cache_layer, h, Some((selected, self.selected)))
     }
 
     fn finish(&self, g: &mut Graph, mixed: ValueId) -> ValueId {

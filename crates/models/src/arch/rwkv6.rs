@@ -108,7 +108,7 @@ impl TimeMix {
             ["w", "k", "v", "r", "g"].map(each).into_iter().collect::<Result<_, _>>()?
         };
         let w2 = b.w.split_stack(&format!("{}.{}", b.name, name("w2")), &[rank, n, 5])?;
-        let (first, norm) = if is_linear {
+        let (bonus, norm) = if is_linear {
             (None, None)
         } else {
             let (w, bias) =
@@ -139,7 +139,7 @@ impl TimeMix {
                 heads: n / dim,
                 kv_heads,
                 dim,
-                first,
+                bonus,
             },
             norm,
             out: b.linear("time_mix_output", n, n)?,

@@ -14,7 +14,7 @@ mod tasks;
 
 use std::sync::atomic::Ordering;
 
-use puna_graph::{ArenaRange, AttentionSpec, Mask, Segment, Shifts};
+use puna_graph::{ArenaRange, AttentionSpec, Mask, RelativePositionBias, Segment};
 use puna_kernels::{AlibiBias, AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch};
 
 use crate::cache::{Cache, KvHalf};
@@ -102,7 +102,7 @@ pub struct Attend {
     pub k: ArenaRange,
     pub v: ArenaRange,
     /// Lists of selected positions, for sparse attention.
-    pub chosen: Option<ArenaRange>,
+    pub selected: Option<ArenaRange>,
     /// Partial result of an earlier attention of the same queries over other positions.
     pub before: Option<ArenaRange>,
     pub out: ArenaRange,
@@ -113,7 +113,7 @@ pub struct Attend {
     pub slopes: Vec<f32>,
     /// Relative position bias of each query head, from the farthest key before the query to the
     /// farthest behind it; empty without.
-    pub shifts: Vec<f32>,
+    pub position_bias: Vec<f32>,
     pub tasks: AttentionTasks,
 }
 
@@ -253,7 +253,7 @@ impl Attend {
         let rows = block.queries();
         let (queries, each) = (rows * self.spec.key_dim, block.state_len(&self.spec));
         let mut visible = vec![(0, 0); rows];
-        let (mut alibi, mut shifts) = (Vec::new(), Vec::new());
+        let (mut alibi, mut position_bias) = (Vec::new(), Vec::new());
         let mut at = from;
         let mut now = self.run_at(step, s, block.kv_head, at, to);
         while at < to {
@@ -273,16 +273,17 @@ impl Attend {
                 }
                 let next = if more { now.0.data } else { &[] };
                 self.alibi_biases(block, s, head, at, &mut alibi);
-                self.shifts(block, s, head, at, &mut shifts);
+                self.position_bias(block, s, head, at, &mut position_bias);
                 let q = &q[head * queries..][..queries];
-                let (visible, alibi, shifts) = (&visible[..], &alibi[..], &shifts[..]);
+                let (visible, alibi, position_bias) =
+                    (&visible[..], &alibi[..], &position_bias[..]);
                 let run = AttendRun {
                     q,
                     keys,
                     values,
                     visible,
                     alibi,
-                    shifts,
+                    position_bias,
                     next,
                     softcap: self.spec.softcap,
                 };
@@ -313,16 +314,24 @@ impl Attend {
 
     /// Relative position biases of a key head's query rows, for the run of positions that begins at
     /// `at`.
-    fn shifts(&self, block: Block, s: &Segment, head: usize, at: usize, shifts: &mut Vec<f32>) {
-        shifts.clear();
-        let (first, far) = ((block.kv_head + head) * self.group() + block.head, Shifts::FAR);
+    fn position_bias(
+        &self,
+        block: Block,
+        s: &Segment,
+        head: usize,
+        at: usize,
+        position_bias: &mut Vec<f32>,
+    ) {
+        position_bias.clear();
+        let (first, far) =
+            ((block.kv_head + head) * self.group() + block.head, RelativePositionBias::FAR);
         let distances = 2 * far + 1;
-        let Some(all) = self.shifts.get(first * distances..) else { return };
+        let Some(all) = self.position_bias.get(first * distances..) else { return };
         for row in 0..block.rows {
             let query = s.past + block.row + row;
             let index = |key: usize| (key + far).saturating_sub(query).min(2 * far);
             for head in all.chunks_exact(distances).take(block.heads) {
-                shifts.extend((at..at + RUN).map(|key| head[index(key)]));
+                position_bias.extend((at..at + RUN).map(|key| head[index(key)]));
             }
         }
     }

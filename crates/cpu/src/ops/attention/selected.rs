@@ -102,15 +102,17 @@ impl Attend {
         let keys = half(KvHalf::Key, of_keys);
         let values = self.values_in(keys).unwrap_or_else(|| half(KvHalf::Value, of_values));
         let q = &q[head * queries..][..queries];
-        let (alibi, shifts, next, softcap) = (&[][..], &[][..], &[][..], self.spec.softcap);
-        let run = AttendRun { q, keys, values, visible, alibi, shifts, next, softcap };
+        let (alibi, position_bias, next, softcap) = (&[][..], &[][..], &[][..], self.spec.softcap);
+        let run = AttendRun { q, keys, values, visible, alibi, position_bias, next, softcap };
         let mut state = running_softmax(&mut running[head * each..][..each], rows);
         (step.level.vector.attend)(&run, &mut state, &mut scratch.kernel);
     }
 
     /// Positions that are selected for the block's token in a key head, in ascending order.
     fn selected(&self, step: &Step<'_>, block: Block, kv_head: usize) -> Vec<usize> {
-        let (Some(form), Some(place)) = (self.spec.chosen, &self.chosen) else { return Vec::new() };
+        let (Some(form), Some(place)) = (self.spec.selected, &self.selected) else {
+            return Vec::new();
+        };
         let s = &step.input.segments[block.segment];
         let (_, end) = row_visible(&self.spec, s, s.past + block.row);
         let list = if form.lists == 1 { 0 } else { kv_head };

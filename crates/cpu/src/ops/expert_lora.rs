@@ -9,7 +9,7 @@ use crate::memory::Shared;
 use crate::step::{Instruction, Step, ThreadScratch};
 
 /// A low-rank update of all experts.
-pub struct ExpertChange {
+pub struct ExpertLora {
     pub down: ExpertMatrix,
     pub up: ExpertMatrix,
     pub scale: f32,
@@ -27,13 +27,13 @@ pub enum ExpertProduct {
 
 /// Adds the low-rank updates of one product of the experts. Each slot is computed alone, since the
 /// matrices are thin, and so has the same bits in every step.
-pub struct AddChanges {
+pub struct AddExpertLora {
     pub mixture: Arc<Mixture>,
     pub product: ExpertProduct,
-    pub changes: Vec<ExpertChange>,
+    pub updates: Vec<ExpertLora>,
 }
 
-impl AddChanges {
+impl AddExpertLora {
     fn products(&self) -> &Shared<f32> {
         let state = &self.mixture.state;
         match self.product {
@@ -62,7 +62,7 @@ impl AddChanges {
 }
 
 // SAFETY: a task writes slots of the products that are its own.
-unsafe impl Instruction for AddChanges {
+unsafe impl Instruction for AddExpertLora {
     fn name(&self) -> &'static str {
         "moe"
     }
@@ -77,7 +77,7 @@ unsafe impl Instruction for AddChanges {
             let expert = m.matrix_of(m.expert_of(slot));
             // SAFETY: an earlier instruction wrote it, behind a barrier.
             let token = unsafe { m.state.tokens.slice(slot, 1)[0] as usize };
-            for ExpertChange { down, up, scale, adapter } in &self.changes {
+            for ExpertLora { down, up, scale, adapter } in &self.updates {
                 let by = scale * step.input.adapter_scale(*adapter, m.x.rows, token);
                 floats.resize(down.n + up.n, 0.0);
                 let (thin, wide) = floats.split_at_mut(down.n);
@@ -88,14 +88,14 @@ unsafe impl Instruction for AddChanges {
                 };
                 multiply(down, expert, x, thin, step, kernel);
                 multiply(up, expert, thin, wide, step, kernel);
-                out.iter_mut().zip(wide).for_each(|(y, change)| *y += by * *change);
+                out.iter_mut().zip(wide).for_each(|(y, update)| *y += by * *update);
             }
         }
     }
 
     fn work(&self, step: &Step<'_>) -> (u64, u64) {
         let slots = self.mixture.slots(step);
-        let halves = self.changes.iter().flat_map(|change| [&change.down, &change.up]);
+        let halves = self.updates.iter().flat_map(|update| [&update.down, &update.up]);
         let experts = slots.min(self.mixture.spec.experts);
         let bytes = halves.clone().map(|x| (experts * x.n * x.row_bytes) as u64).sum();
         (bytes, halves.map(|x| (slots * x.n * x.k) as u64).sum())

@@ -7,7 +7,7 @@ use puna_kernels::{ActKind, STREAM_ROWS, TileForm};
 
 use super::{Compiler, unsupported};
 use crate::memory::Shared;
-use crate::ops::expert_changes::{AddChanges, ExpertChange, ExpertProduct};
+use crate::ops::expert_lora::{AddExpertLora, ExpertLora, ExpertProduct};
 use crate::ops::expert_tiles::{Side, TileSlots, room};
 use crate::ops::moe::{
     Combine, Down, ExpertMatrix, GateUp, Gather, Mixture, MixtureBuffers, Route, Unit,
@@ -84,15 +84,15 @@ impl Compiler<'_> {
             self.push(TileSlots(Arc::clone(&mixture), Side::Input));
         }
         self.push(GateUp(Arc::clone(&mixture)));
-        self.expert_changes(&mixture, ExpertProduct::Gate)?;
-        self.expert_changes(&mixture, ExpertProduct::Up)?;
+        self.add_expert_lora(&mixture, ExpertProduct::Gate)?;
+        self.add_expert_lora(&mixture, ExpertProduct::Up)?;
         self.push(Unit(Arc::clone(&mixture)));
         self.observe_experts(&mixture, true);
         if hidden_tiles > 0 {
             self.push(TileSlots(Arc::clone(&mixture), Side::Hidden));
         }
         self.push(Down(Arc::clone(&mixture)));
-        self.expert_changes(&mixture, ExpertProduct::Down)?;
+        self.add_expert_lora(&mixture, ExpertProduct::Down)?;
         self.push(Combine(mixture));
         Ok(())
     }
@@ -108,25 +108,25 @@ impl Compiler<'_> {
     }
 
     /// Adds the low-rank updates of one product of a mixture.
-    fn expert_changes(
+    fn add_expert_lora(
         &mut self,
         mixture: &Arc<Mixture>,
         product: ExpertProduct,
     ) -> Result<(), BackendError> {
-        let changes = &mixture.spec.changes;
+        let updates = &mixture.spec.lora_updates;
         let (list, of) = match product {
-            ExpertProduct::Gate => (&changes.gate, &mixture.gate),
-            ExpertProduct::Up => (&changes.up, &mixture.up),
-            ExpertProduct::Down => (&changes.down, &mixture.down),
+            ExpertProduct::Gate => (&updates.gate, &mixture.gate),
+            ExpertProduct::Up => (&updates.up, &mixture.up),
+            ExpertProduct::Down => (&updates.down, &mixture.down),
         };
-        let load = |change: &LowRank| -> Result<ExpertChange, BackendError> {
-            let [down, up] = [change.down, change.up].map(|w| self.thin_experts(w));
+        let load = |update: &LowRank| -> Result<ExpertLora, BackendError> {
+            let [down, up] = [update.down, update.up].map(|w| self.thin_experts(w));
             let up = ExpertMatrix { n: of.n, first: of.first, ..up? };
-            Ok(ExpertChange { down: down?, up, scale: change.scale, adapter: change.adapter })
+            Ok(ExpertLora { down: down?, up, scale: update.scale, adapter: update.adapter })
         };
-        let changes = list.iter().map(load).collect::<Result<Vec<_>, _>>()?;
-        if !changes.is_empty() {
-            self.push(AddChanges { mixture: Arc::clone(mixture), product, changes });
+        let updates = list.iter().map(load).collect::<Result<Vec<_>, _>>()?;
+        if !updates.is_empty() {
+            self.push(AddExpertLora { mixture: Arc::clone(mixture), product, updates });
         }
         Ok(())
     }
