@@ -140,7 +140,7 @@ fn main() {
                     backend.measure(true);
                     backend.run(program, &input);
                     let of = |op: &str| {
-                        backend.measured().into_iter().find(|t| t.op == op).expect("measured")
+                        backend.op_times().into_iter().find(|t| t.op == op).expect("measured")
                     };
                     times.push((of("attention").seconds, of("attention")));
                 }

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use puna_graph::{
-    ArenaRange, Backend, BackendError, CacheSpec, Description, Observed, OpTime, Plan, ProgramId,
-    Rope, Rows, StateSpec, StepInput, Weight,
+    ActivationStats, ArenaRange, Backend, BackendError, CacheSpec, Description, OpTime, Plan,
+    ProgramId, Rope, Rows, StateSpec, StepInput, Weight,
 };
 use puna_kernels::{KernelError, Level, STREAM_ROWS};
 
@@ -387,14 +387,14 @@ impl Backend for CpuBackend {
         self.measured.clear();
     }
 
-    fn measured(&self) -> Vec<OpTime> {
+    fn op_times(&self) -> Vec<OpTime> {
         self.measured.clone()
     }
 
-    fn observed(&self) -> Vec<Observed> {
+    fn activation_stats(&self) -> Vec<ActivationStats> {
         let all =
             self.observations.as_ref().map(|observations| observations.all()).unwrap_or_default();
-        let one = |(weight, sums): (usize, crate::ops::observe::Sums)| Observed {
+        let one = |(weight, sums): (usize, crate::ops::observe::Sums)| ActivationStats {
             name: self.weights[weight].name.clone(),
             squares: sums.squares.iter().map(|&sum| sum as f32).collect(),
             counts: sums.counts,

@@ -18,7 +18,7 @@ use crate::ops::attention::{Attend, AttentionTasks, StoreKv};
 use crate::ops::depth_attention::DepthAttention;
 use crate::ops::dynamic_conv::DynamicConv;
 use crate::ops::elementwise::{Add, Concat, GluRows, Map, MatchNorm, Mul, Unary};
-use crate::ops::embed::{Embed, EmbedListed, GatherOutputs, InputRows, Table};
+use crate::ops::embed::{Embed, EmbedRows, GatherOutputs, InputRows, Table};
 use crate::ops::group_norm::GroupNorm;
 use crate::ops::linear::{LinearGroup, Matrix};
 use crate::ops::moe::MixtureBuffers;
@@ -26,11 +26,11 @@ use crate::ops::ngram_embedding::NgramRows;
 use crate::ops::norm::{NormKind, NormRows, Quantize, Rounded, Tiled};
 use crate::ops::observe::{Observations, Observe, ObserveHeads};
 use crate::ops::per_head_linear::LinearOfHeads;
-use crate::ops::pick::Pick;
 use crate::ops::pooling::Pool;
 use crate::ops::recurrent::{Conv, Delta, Retention, Scan, Wkv, Wkv7};
 use crate::ops::rope::{Angles, RopeRows, RopeTable};
 use crate::ops::streams::{ReadStreams, StreamSimilarityGate, StreamWeights, WriteStreams};
+use crate::ops::strided_columns::StridedColumns;
 use crate::ops::top_k_positions::{self, TopKPositions};
 use crate::ops::unfold::Unfold;
 use crate::step::Instruction;
@@ -182,9 +182,9 @@ impl Compiler<'_> {
                 let table = self.table(table)?;
                 self.push(Embed { table, index, out });
             }
-            Op::EmbedListed { table, numbers } => {
+            Op::EmbedRows { table, numbers } => {
                 let (table, numbers) = (self.table(table)?, self.place(numbers));
-                self.push(EmbedListed { table, numbers, out });
+                self.push(EmbedRows { table, numbers, out });
             }
             Op::InputRows => self.push(InputRows { out }),
             Op::Linear { x, .. } => return self.linears(nodes, x),
@@ -203,7 +203,7 @@ impl Compiler<'_> {
                 let angles = self.angles(rope.0, pairs)?;
                 self.push(RopeRows { x, out, head_dim, start, kind, pairs, angles });
             }
-            Op::Attention { q, k, v, layer, selected, before, spec } => {
+            Op::Attention { q, k, v, layer, selected, partial_input, spec } => {
                 let [q, k, v] = [q, k, v].map(|id| self.place(id));
                 if op.stores() {
                     self.push(StoreKv { k, v, layer, spec });
@@ -211,13 +211,14 @@ impl Compiler<'_> {
                 let sinks = self.floats(spec.sinks)?;
                 let tasks = AttentionTasks::default();
                 let (slopes, position_bias) = (spec.slopes(), self.position_bias(&spec)?);
-                let [selected, before] = [selected, before].map(|id| id.map(|id| self.place(id)));
+                let [selected, partial_input] =
+                    [selected, partial_input].map(|id| id.map(|id| self.place(id)));
                 self.push(Attend {
                     q,
                     k,
                     v,
                     selected,
-                    before,
+                    partial_input,
                     out,
                     layer,
                     spec,
@@ -258,7 +259,7 @@ impl Compiler<'_> {
                 let (x, vector) = (self.place(x), self.floats(Some(control_vector.vector))?);
                 self.push(AddControlVector { x, out, vector, adapter: control_vector.adapter });
             }
-            Op::Sparsify { x, deviations } => self.map(Unary::Sparsify(deviations), x, out),
+            Op::GaussianTopK { x, deviations } => self.map(Unary::GaussianTopK(deviations), x, out),
             Op::MatchNorm { x, like } => {
                 let (x, like) = (self.place(x), self.place(like));
                 self.push(MatchNorm { x, like, out });
@@ -276,9 +277,9 @@ impl Compiler<'_> {
                 let (a, b) = (self.place(a), self.place(b));
                 self.push(Concat { a, b, out });
             }
-            Op::Pick { x, start, width, period } => {
+            Op::StridedColumns { x, start, width, period } => {
                 let x = self.place(x);
-                self.push(Pick { x, out, start, width, period });
+                self.push(StridedColumns { x, out, start, width, period });
             }
             Op::Unfold { x, taps } => {
                 let x = self.place(x);
@@ -364,7 +365,9 @@ impl Compiler<'_> {
                 };
                 self.push(Pool { x, gate, out, spec, bias });
             }
-            Recurrence::Grams { ref spec } => self.push(NgramRows { out, spec: Arc::clone(spec) }),
+            Recurrence::NgramRows { ref spec } => {
+                self.push(NgramRows { out, spec: Arc::clone(spec) })
+            }
         }
         Ok(())
     }

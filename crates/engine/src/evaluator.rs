@@ -120,8 +120,8 @@ impl Evaluator {
     }
 
     /// Timings of operations.
-    pub fn measured(&self) -> Vec<OpTime> {
-        self.executor.backend.measured()
+    pub fn op_times(&self) -> Vec<OpTime> {
+        self.executor.backend.op_times()
     }
 
     fn step(&mut self, want: StepKind, feeds: &[Feed<'_>]) -> Result<Option<&[f32]>, EngineError> {

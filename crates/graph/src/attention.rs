@@ -43,10 +43,10 @@ pub struct AttentionSpec {
     pub selected: Option<SelectedPositions>,
     /// Whether positions behind the last whole block are seen in addition to selected blocks.
     pub sees_tail: bool,
-    /// Whether the result is a partial result for a later attention, in [`Self::part_cols`]
+    /// Whether the result is a partial result for a later attention, in [`Self::partial_cols`]
     /// columns: weighted sums of values of all heads, then their largest scores, then their sums of
     /// weights.
-    pub is_part: bool,
+    pub returns_partial: bool,
 }
 
 impl AttentionSpec {
@@ -55,7 +55,7 @@ impl AttentionSpec {
         let scale = 1.0 / (key_dim as f32).sqrt();
         let (mask, softcap, sinks, alibi, position_bias, selected) =
             (Mask::Causal, None, None, None, None, None);
-        let (values_in_keys, only_reads, sees_tail, is_part) = (false, false, false, false);
+        let (values_in_keys, only_reads, sees_tail, returns_partial) = (false, false, false, false);
         let sees_ahead = false;
         Self {
             heads,
@@ -73,7 +73,7 @@ impl AttentionSpec {
             position_bias,
             selected,
             sees_tail,
-            is_part,
+            returns_partial,
         }
     }
 
@@ -97,7 +97,7 @@ impl AttentionSpec {
     }
 
     /// Columns of a partial result.
-    pub fn part_cols(&self) -> usize {
+    pub fn partial_cols(&self) -> usize {
         self.heads * (self.value_dim + 2)
     }
 

@@ -200,7 +200,7 @@ pub struct OpTime {
 
 /// Statistics of the inputs of products with a weight, for the importance matrix.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Observed {
+pub struct ActivationStats {
     /// Name of the weight.
     pub name: String,
     /// Sum of squares of each column, one row per matrix (expert).
@@ -322,10 +322,10 @@ pub trait Backend: Send {
     fn measure(&mut self, on: bool);
 
     /// Measurements since [`Backend::measure`].
-    fn measured(&self) -> Vec<OpTime>;
+    fn op_times(&self) -> Vec<OpTime>;
 
     /// Input statistics by weight, if the backend was made to collect them.
-    fn observed(&self) -> Vec<Observed> {
+    fn activation_stats(&self) -> Vec<ActivationStats> {
         Vec::new()
     }
 }

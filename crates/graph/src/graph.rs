@@ -60,9 +60,9 @@ pub struct Graph {
     result: Option<ValueId>,
     extra_outputs: Vec<ValueId>,
     updates: Arc<AdapterUpdates>,
-    sees_all: bool,
+    is_bidirectional: bool,
     /// Layers with recorded inputs (feature taps), and these inputs.
-    watched: Vec<(usize, Option<ValueId>)>,
+    feature_taps: Vec<(usize, Option<ValueId>)>,
 }
 
 /// A matrix with its optional bias.
@@ -116,19 +116,19 @@ impl Graph {
     }
 
     /// Makes causal attention bidirectional.
-    pub fn seeing_all(self) -> Self {
-        Self { sees_all: true, ..self }
+    pub fn bidirectional(self) -> Self {
+        Self { is_bidirectional: true, ..self }
     }
 
     /// Records the inputs of these layers (feature taps).
-    pub fn watching(self, layers: &[usize]) -> Self {
-        Self { watched: layers.iter().map(|&layer| (layer, None)).collect(), ..self }
+    pub fn with_feature_taps(self, layers: &[usize]) -> Self {
+        Self { feature_taps: layers.iter().map(|&layer| (layer, None)).collect(), ..self }
     }
 
     /// Recorded inputs of layers, in order: the result of [`Self::add_control_vectors`] for the
     /// layer before. `None` for the first layer and for layers without nodes.
-    pub fn watched(&self) -> impl Iterator<Item = Option<ValueId>> {
-        self.watched.iter().map(|(_, input)| *input)
+    pub fn feature_taps(&self) -> impl Iterator<Item = Option<ValueId>> {
+        self.feature_taps.iter().map(|(_, input)| *input)
     }
 
     /// Operations in order.
@@ -227,7 +227,7 @@ impl Graph {
     }
 
     /// The rows of a table with `cols` columns that each token's numbers name, side by side.
-    pub fn embed_listed(
+    pub fn embed_rows(
         &mut self,
         name: &'static str,
         table: WeightId,
@@ -235,7 +235,7 @@ impl Graph {
         numbers: ValueId,
     ) -> ValueId {
         let of = self.value(numbers);
-        self.push(name, Op::EmbedListed { table, numbers }, of.rows, of.cols * cols)
+        self.push(name, Op::EmbedRows { table, numbers }, of.rows, of.cols * cols)
     }
 
     /// Input rows that the caller provides, `cols` columns wide.
@@ -269,7 +269,7 @@ impl Graph {
         let (dim, out) = (self.value(x).cols / l.heads, self.value(y).cols / l.heads);
         for LowRank { down, up, rank, scale, adapter, .. } in self.lora_updates_of(l.w) {
             let multiplied =
-                if dim > l.input { self.pick("lora_in", x, 0, l.input, dim) } else { x };
+                if dim > l.input { self.strided_columns("lora_in", x, 0, l.input, dim) } else { x };
             let thin = HeadLinear { w: down, out: rank, ..*l };
             let thin = self.product_of_heads("lora_down", &thin, multiplied);
             let thin = self.scale_adapter(thin, adapter);
@@ -305,7 +305,7 @@ impl Graph {
         let steered = control_vectors.into_iter().fold(x, |x, control_vector| {
             self.push_like("l_out_steered", Op::AddControlVector { x, control_vector }, x)
         });
-        let next = self.watched.iter_mut().filter(|(watched, _)| *watched == layer + 1);
+        let next = self.feature_taps.iter_mut().filter(|(tapped, _)| *tapped == layer + 1);
         next.for_each(|(_, input)| _ = input.get_or_insert(steered));
         steered
     }
@@ -382,7 +382,7 @@ impl Graph {
     }
 
     /// `width` columns from `start` on of each `period` columns of `x`, side by side.
-    pub fn pick(
+    pub fn strided_columns(
         &mut self,
         name: &'static str,
         x: ValueId,
@@ -393,7 +393,7 @@ impl Graph {
         let value = self.value(x);
         assert!(value.cols.is_multiple_of(period) && start + width <= period);
         let cols = value.cols / period * width;
-        self.push(name, Op::Pick { x, start, width, period }, value.rows, cols)
+        self.push(name, Op::StridedColumns { x, start, width, period }, value.rows, cols)
     }
 
     /// The columns of `a`, then the columns of `b`.
@@ -496,9 +496,9 @@ impl Graph {
         )
     }
 
-    /// Gaussian top-k, see [`Op::Sparsify`].
-    pub fn sparsify(&mut self, name: &'static str, x: ValueId, deviations: f32) -> ValueId {
-        self.push_like(name, Op::Sparsify { x, deviations }, x)
+    /// Gaussian top-k, see [`Op::GaussianTopK`].
+    pub fn gaussian_top_k(&mut self, name: &'static str, x: ValueId, deviations: f32) -> ValueId {
+        self.push_like(name, Op::GaussianTopK { x, deviations }, x)
     }
 
     /// The rows of the tokens for which the step returns logits.
@@ -510,7 +510,7 @@ impl Graph {
     /// Moves each product up behind the first that reads the same value, so that backends can do
     /// them together: changes of weights come between products that were recorded one after the
     /// other.
-    pub fn join_products(&mut self) {
+    pub fn group_linears_by_input(&mut self) {
         let mut first: BTreeMap<ValueId, usize> = BTreeMap::new();
         let mut groups: Vec<Vec<Node>> = Vec::with_capacity(self.nodes.len());
         for node in self.nodes.drain(..) {

@@ -29,8 +29,8 @@ pub use adapter_scales::AdapterScales;
 pub use adapter_updates::{AdapterUpdates, ControlVector, ExpertLoraUpdates, LowRank};
 pub use attention::{AttentionSpec, RelativePositionBias};
 pub use backend::{
-    Backend, BackendError, Bytes, CacheSpec, Description, Observed, OpTime, ProgramId, RecentPages,
-    Segment, StateSpec, StepInput, Weight,
+    ActivationStats, Backend, BackendError, Bytes, CacheSpec, Description, OpTime, ProgramId,
+    RecentPages, Segment, StateSpec, StepInput, Weight,
 };
 pub use graph::{Graph, HeadLinear, Linear, Node, Norm, Storage, Value};
 pub use kv::{CacheLayer, KvType, UnknownKvType};
@@ -39,8 +39,8 @@ pub use ops::{Activation, AttnTemperatureSpec, Gating, Glu, Groups, MoeSpec, Op}
 pub use plan::{ArenaRange, Capacity, Plan};
 pub use pooled::Pooled;
 pub use recurrent::{
-    ConvSpec, DecayKind, DeltaSpec, GramHead, GramSpec, PoolSpec, Recurrence, RetentionSpec,
-    ScanSpec, Wkv7Spec, WkvSpec,
+    ConvSpec, DecayKind, DeltaSpec, NgramEmbeddingSpec, NgramHead, PoolSpec, Recurrence,
+    RetentionSpec, ScanSpec, Wkv7Spec, WkvSpec,
 };
 pub use selected_positions::SelectedPositions;
 pub use streams::{StreamSpec, StreamWrite};

@@ -125,17 +125,17 @@ pub struct Groups {
     /// Number of groups.
     pub count: usize,
     /// Number of groups per token.
-    pub used: usize,
+    pub top_k: usize,
 }
 
-/// A mixture of experts: `Σ weight_e · down_e(glu(gate_e x, up_e x))` over the `used` best of
+/// A mixture of experts: `Σ weight_e · down_e(glu(gate_e x, up_e x))` over the `top_k` best of
 /// `experts`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MoeSpec {
     /// Number of experts.
     pub experts: usize,
     /// Experts per token.
-    pub used: usize,
+    pub top_k: usize,
     /// Gating function.
     pub gating: Gating,
     /// Whether the weights of selected experts are normalised to sum 1.
@@ -148,9 +148,9 @@ pub struct MoeSpec {
     pub selection_bias: Option<WeightId>,
     /// Groups that limit the selection.
     pub groups: Option<Groups>,
-    /// `[used, vocabulary]` of 32-bit integers: the experts of each token id, in place of a
+    /// `[top_k, vocabulary]` of 32-bit integers: the experts of each token id, in place of a
     /// selection.
-    pub by_token: Option<WeightId>,
+    pub experts_by_token: Option<WeightId>,
     /// Whether weights multiply the input of experts instead of their result.
     pub weighs_input: bool,
     /// Activation of the experts.
@@ -160,7 +160,7 @@ pub struct MoeSpec {
     /// Columns of the result.
     pub out: usize,
     /// Number of consecutive experts that share their matrices.
-    pub sharing: usize,
+    pub experts_per_matrix: usize,
     /// `[in, hidden, experts]`.
     pub gate: WeightId,
     /// `[in, hidden, experts]`.
@@ -203,7 +203,7 @@ pub enum Op {
     },
     /// Embedding of several rows per token: each column of `numbers` has the bits of a row number
     /// ([`crate::SelectedPositions::entry`]).
-    EmbedListed {
+    EmbedRows {
         /// `[features, rows]`, any weight type.
         table: WeightId,
         /// Row numbers.
@@ -282,7 +282,7 @@ pub enum Op {
         selected: Option<ValueId>,
         /// Partial result of attention of the same queries to other positions, which this one
         /// completes.
-        before: Option<ValueId>,
+        partial_input: Option<ValueId>,
         /// Specification.
         spec: AttentionSpec,
     },
@@ -418,14 +418,14 @@ pub enum Op {
     },
     /// Gaussian top-k (Gemma 3n): `max(x - mean - deviations · σ, 0)` with mean and standard
     /// deviation of each row.
-    Sparsify {
+    GaussianTopK {
         /// Input.
         x: ValueId,
         /// Cut-off above the mean, in standard deviations.
         deviations: f32,
     },
     /// Takes `width` columns of each `period` columns.
-    Pick {
+    StridedColumns {
         /// Input.
         x: ValueId,
         /// First column within a period.
@@ -520,7 +520,7 @@ impl Op {
     /// The operation's name in listings and measurements.
     pub fn name(&self) -> &'static str {
         match self {
-            Op::Embed { .. } | Op::EmbedListed { .. } => "embed",
+            Op::Embed { .. } | Op::EmbedRows { .. } => "embed",
             Op::InputRows => "input_rows",
             Op::Linear { .. } | Op::LinearOfHeads { .. } => "linear",
             Op::RmsNorm { .. } => "rms_norm",
@@ -541,8 +541,8 @@ impl Op {
             Op::Softcap { .. } => "softcap",
             Op::MatchNorm { .. } => "match_norm",
             Op::DepthAttention { .. } => "depth_attention",
-            Op::Sparsify { .. } => "sparsify",
-            Op::Pick { .. } => "pick",
+            Op::GaussianTopK { .. } => "sparsify",
+            Op::StridedColumns { .. } => "pick",
             Op::DynamicConv { .. } => "dynamic_conv",
             Op::Unfold { .. } => "unfold",
             Op::GroupNorm { .. } => "group_norm",

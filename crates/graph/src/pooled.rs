@@ -36,7 +36,7 @@ impl Graph {
             spec.alibi.is_none() && spec.position_bias.is_none(),
             "attention to pooled rows has no position biases"
         );
-        let near = AttentionSpec { is_part: true, sinks: None, ..spec };
+        let near = AttentionSpec { returns_partial: true, sinks: None, ..spec };
         let near = self.attention(name, layer, [q, k, k], near);
         let form = pooled.selected.map(|(_, form)| form);
         assert!(form.is_none_or(|form| form.lists == 1 || form.lists == spec.kv_heads));

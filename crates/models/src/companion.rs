@@ -189,7 +189,7 @@ impl LoadedDraft {
         mut g: Graph,
         model: &dyn Architecture,
     ) -> Result<(Graph, ValueId), ModelError> {
-        g = g.watching(&self.companion.requirements.tapped_layers);
+        g = g.with_feature_taps(&self.companion.requirements.tapped_layers);
         let hidden = model.hidden(&mut g, !self.taps_last_layer);
         let hidden = match g.value(hidden).rows {
             Rows::Outputs => hidden,
@@ -200,16 +200,16 @@ impl LoadedDraft {
         Ok((g, hidden))
     }
 
-    /// Values of the tapped layers, recorded by [`Graph::watching`]. Several residual streams are
-    /// averaged.
+    /// Values of the tapped layers, recorded by [`Graph::with_feature_taps`]. Several residual
+    /// streams are averaged.
     ///
     /// # Errors
     /// The target's graph does not record a tapped layer, or its value is not a residual stream.
     fn tapped_inputs(&self, g: &mut Graph) -> Result<Vec<ValueId>, ModelError> {
         let TargetRequirements { width, tapped_layers: layers, .. } = &self.companion.requirements;
-        let watched: Vec<_> = g.watched().zip(layers).collect();
-        let mut inputs = Vec::with_capacity(watched.len());
-        for (input, layer) in watched {
+        let taps: Vec<_> = g.feature_taps().zip(layers).collect();
+        let mut inputs = Vec::with_capacity(taps.len());
+        for (input, layer) in taps {
             let is_stream =
                 |value: Value| value.rows == Rows::Tokens && value.cols.is_multiple_of(*width);
             let Some(input) = input.filter(|&input| is_stream(g.value(input))) else {

@@ -259,7 +259,7 @@ impl Model {
     pub fn graph(&self, kind: StepKind) -> Option<Graph> {
         let mut g = Graph::with_adapter_updates(Arc::clone(&self.adapters.updates));
         if self.is_bidirectional {
-            g = g.seeing_all();
+            g = g.bidirectional();
         }
         let result = match kind {
             StepKind::Hidden => self.arch.hidden(&mut g, false),
@@ -297,7 +297,7 @@ impl Model {
         };
         g.set_result(result);
         if !self.adapters.updates.is_empty() {
-            g.join_products();
+            g.group_linears_by_input();
         }
         Some(g)
     }

@@ -28,7 +28,7 @@ impl Compiler<'_> {
         let down = self.experts(spec.down, spec.down_bias)?;
         let (selection_bias, factors) =
             (self.floats(spec.selection_bias)?, self.floats(spec.factors)?);
-        let slots = self.plan.capacity.rows(x.rows) * spec.used;
+        let slots = self.plan.capacity.rows(x.rows) * spec.top_k;
         let rounded = |m: &ExpertMatrix| if m.kernel.acts == ActKind::Q8 { slots * m.k } else { 0 };
         let plain = |m: &ExpertMatrix| if m.kernel.acts == ActKind::F32 { slots * m.k } else { 0 };
         if gate.kernel.acts != up.kernel.acts {
@@ -44,7 +44,7 @@ impl Compiler<'_> {
             });
         }
         let [hidden, result] = [slots * spec.hidden, slots * out.cols];
-        let tiles = |k, form| match slots / spec.used.max(1) {
+        let tiles = |k, form| match slots / spec.top_k.max(1) {
             0..=STREAM_ROWS => 0,
             _ => room(slots, spec.experts, k, form),
         };

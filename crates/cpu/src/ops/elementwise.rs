@@ -13,7 +13,7 @@ pub enum Unary {
     Softcap(f32),
     /// Gaussian top-k: the excess over the mean plus this number of standard deviations, at least
     /// zero.
-    Sparsify(f32),
+    GaussianTopK(f32),
 }
 
 /// An element-wise function of one value.
@@ -31,7 +31,7 @@ unsafe impl Instruction for Map {
             Unary::AttnTemperature(_) => "attn_temperature",
             Unary::Scale(_) => "scale",
             Unary::Softcap(_) => "softcap",
-            Unary::Sparsify(_) => "sparsify",
+            Unary::GaussianTopK(_) => "sparsify",
         }
     }
 
@@ -51,7 +51,7 @@ unsafe impl Instruction for Map {
                 }
                 Unary::Scale(by) => out.iter_mut().for_each(|x| *x *= by),
                 Unary::Softcap(cap) => out.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh()),
-                Unary::Sparsify(deviations) => sparsify(out, deviations),
+                Unary::GaussianTopK(deviations) => gaussian_top_k(out, deviations),
             }
         }
     }
@@ -85,7 +85,7 @@ fn temperature(by: AttnTemperatureSpec, position: u32) -> f32 {
 
 /// Gaussian top-k of a row. The variance is the sample's: divided by one less than the number of
 /// values.
-fn sparsify(x: &mut [f32], deviations: f32) {
+fn gaussian_top_k(x: &mut [f32], deviations: f32) {
     let n = x.len() as f64;
     let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
     let squares = x.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>();
@@ -353,7 +353,7 @@ mod tests {
         // Mean 0; the squares sum up to 18.
         let mut row = [-2.0, -2.0, 0.0, 0.0, 1.0, 3.0];
         let deviation = (18.0f32 / 5.0).sqrt();
-        sparsify(&mut row, 1.0);
+        gaussian_top_k(&mut row, 1.0);
         assert_eq!(row[..5], [0.0; 5]);
         assert!((row[5] - (3.0 - deviation)).abs() < 1e-6, "{}", row[5]);
     }

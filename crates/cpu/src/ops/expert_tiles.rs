@@ -109,7 +109,7 @@ unsafe impl Instruction for TileSlots {
         if tokens <= STREAM_ROWS {
             0
         } else {
-            tiles_at_most(tokens * self.0.spec.used, self.0.spec.experts)
+            tiles_at_most(tokens * self.0.spec.top_k, self.0.spec.experts)
         }
     }
 

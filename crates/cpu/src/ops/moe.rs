@@ -89,7 +89,7 @@ impl Mixture {
     }
 
     pub(super) fn slots(&self, step: &Step<'_>) -> usize {
-        self.tokens(step) * self.spec.used
+        self.tokens(step) * self.spec.top_k
     }
 
     /// Slots of an expert.
@@ -108,21 +108,21 @@ impl Mixture {
 
     /// Index of the matrix that an expert uses; experts can share one.
     pub(super) fn matrix_of(&self, expert: usize) -> usize {
-        expert / self.spec.sharing
+        expert / self.spec.experts_per_matrix
     }
 
     /// The weight of a slot's expert for its token.
     fn weight_of(&self, slot: usize) -> f32 {
-        let used = self.spec.used;
+        let top_k = self.spec.top_k;
         // SAFETY: an earlier instruction wrote it, behind a barrier.
         unsafe {
             let token = self.state.tokens.slice(slot, 1)[0] as usize;
-            let slots = self.state.slots.slice(token * used, used);
+            let slots = self.state.slots.slice(token * top_k, top_k);
             let at = slots
                 .iter()
                 .position(|&s| s as usize == slot)
                 .expect("each slot is one of its token's");
-            self.state.weights.slice(token * used + at, 1)[0]
+            self.state.weights.slice(token * top_k + at, 1)[0]
         }
     }
 
@@ -132,15 +132,18 @@ impl Mixture {
         row: usize,
         step: &'a Step<'_>,
     ) -> Option<impl Iterator<Item = u32> + use<'a>> {
-        let table: &[[u8; 4]] = bytemuck::cast_slice(step.weight(self.spec.by_token?.index()));
+        let table: &[[u8; 4]] =
+            bytemuck::cast_slice(step.weight(self.spec.experts_by_token?.index()));
         let row = match self.x.rows {
             Rows::Tokens => row,
             Rows::Outputs => step.input.outputs[row] as usize,
         };
-        let used = self.spec.used;
-        let token = (step.input.tokens[row] as usize).min(table.len() / used - 1);
+        let top_k = self.spec.top_k;
+        let token = (step.input.tokens[row] as usize).min(table.len() / top_k - 1);
         let last = self.spec.experts as u32 - 1;
-        Some(table[token * used..][..used].iter().map(move |&id| u32::from_le_bytes(id).min(last)))
+        Some(
+            table[token * top_k..][..top_k].iter().map(move |&id| u32::from_le_bytes(id).min(last)),
+        )
     }
 
     fn active(&self) -> impl Iterator<Item = usize> {
@@ -211,14 +214,14 @@ unsafe impl Instruction for Route {
 
     unsafe fn run(&self, _: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let (m, n) = (&*self.0, self.0.tokens(step));
-        let used = m.spec.used;
+        let top_k = m.spec.top_k;
         // SAFETY: routing is one task, and later instructions wait at its barrier.
         let (starts, tokens, slots, weights) = unsafe {
             (
                 m.state.starts.slice_mut(0, m.spec.experts + 1),
-                m.state.tokens.slice_mut(0, n * used),
-                m.state.slots.slice_mut(0, n * used),
-                m.state.weights.slice_mut(0, n * used),
+                m.state.tokens.slice_mut(0, n * top_k),
+                m.state.slots.slice_mut(0, n * top_k),
+                m.state.weights.slice_mut(0, n * top_k),
             )
         };
         let mut scores = RouterScores::default();
@@ -226,7 +229,7 @@ unsafe impl Instruction for Route {
             // SAFETY: an earlier instruction computed it, behind a barrier.
             let logits = unsafe { step.arena.row(&m.router, token) };
             let (slots, weights) =
-                (&mut slots[token * used..][..used], &mut weights[token * used..][..used]);
+                (&mut slots[token * top_k..][..top_k], &mut weights[token * top_k..][..top_k]);
             match m.experts_of(token, step) {
                 Some(experts) => {
                     slots.iter_mut().zip(experts).for_each(|(slot, expert)| *slot = expert);
@@ -248,7 +251,7 @@ unsafe impl Instruction for Route {
         let mut next = starts.to_vec();
         for (i, slot) in slots.iter_mut().enumerate() {
             let place = &mut next[*slot as usize];
-            tokens[*place as usize] = (i / used) as u32;
+            tokens[*place as usize] = (i / top_k) as u32;
             *slot = *place;
             *place += 1;
         }
@@ -435,14 +438,14 @@ unsafe impl Instruction for Combine {
 
     unsafe fn run(&self, task: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let m = &*self.0;
-        let (used, n) = (m.spec.used, m.out.cols);
+        let (top_k, n) = (m.spec.top_k, m.out.cols);
         for token in task * SLOTS_PER_TASK..((task + 1) * SLOTS_PER_TASK).min(m.tokens(step)) {
             // SAFETY: earlier instructions wrote the products, behind a barrier; each token belongs
             // to one task.
             unsafe {
                 let out = step.arena.row_mut(&m.out, token);
                 out.fill(0.0);
-                for i in token * used..(token + 1) * used {
+                for i in token * top_k..(token + 1) * top_k {
                     let (slot, weight) =
                         (m.state.slots.slice(i, 1)[0] as usize, m.state.weights.slice(i, 1)[0]);
                     let weight = if m.spec.weighs_input { 1.0 } else { weight };

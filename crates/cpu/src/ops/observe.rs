@@ -128,7 +128,7 @@ unsafe impl Instruction for ObserveExperts {
 
     unsafe fn run(&self, _: usize, step: &Step<'_>, _: &mut ThreadScratch) {
         let m = &*self.mixture;
-        let (matrices, hidden) = (m.spec.experts / m.spec.sharing, m.spec.hidden);
+        let (matrices, hidden) = (m.spec.experts / m.spec.experts_per_matrix, m.spec.hidden);
         let rows = (0..m.slots(step)).map(|slot| {
             // SAFETY: routes, inputs and hidden values were written before a barrier, and nothing
             // else runs.

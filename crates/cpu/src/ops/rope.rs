@@ -33,8 +33,9 @@ unsafe impl Instruction for RopeTable {
         let rope = &step.ropes[self.rope];
         let each = rows_per_task(self.pairs * 16);
         for row in task * each..((task + 1) * each).min(step.input.tokens.len()) {
-            let position = f64::from(step.input.positions[row].saturating_sub(rope.behind));
-            let sign = if rope.is_back { -rope.magnitude } else { rope.magnitude };
+            let position =
+                f64::from(step.input.positions[row].saturating_sub(rope.position_offset));
+            let sign = if rope.is_inverse { -rope.magnitude } else { rope.magnitude };
             // SAFETY: each row belongs to one task.
             let out = unsafe { self.angles.slice_mut(row * 2 * self.pairs, 2 * self.pairs) };
             let (cos, sin) = out.split_at_mut(self.pairs);

@@ -113,8 +113,8 @@ fn mask_groups(scores: &mut [f32], groups: Groups, top: usize) {
         group[first] + if each.min(top) > 1 { group[best(group, |e| e == first)] } else { 0.0 }
     };
     let group_scores: Vec<f32> = scores.chunks_exact(each).map(group_score).collect();
-    let mut kept = Vec::with_capacity(groups.used);
-    for _ in 0..groups.used {
+    let mut kept = Vec::with_capacity(groups.top_k);
+    for _ in 0..groups.top_k {
         kept.push(best(&group_scores, |group| kept.contains(&group)));
     }
     for (group, experts) in scores.chunks_exact_mut(each).enumerate() {
@@ -137,28 +137,29 @@ mod tests {
 
     use super::*;
 
-    fn spec(experts: usize, used: usize, gating: Gating) -> MoeSpec {
+    fn spec(experts: usize, top_k: usize, gating: Gating) -> MoeSpec {
         let (gate, up, down) = (WeightId(0), WeightId(1), WeightId(2));
         let (gate_bias, up_bias, down_bias, selection_bias, factors) =
             (None, None, None, None, None);
-        let (normalise, scale, groups, by_token, weighs_input) = (false, 1.0, None, None, false);
-        let (glu, hidden, out, sharing, lora_updates) =
+        let (normalise, scale, groups, experts_by_token, weighs_input) =
+            (false, 1.0, None, None, false);
+        let (glu, hidden, out, experts_per_matrix, lora_updates) =
             (Glu::Silu, 1, 1, 1, ExpertLoraUpdates::default());
         MoeSpec {
             experts,
-            used,
+            top_k,
             gating,
             normalise,
             scale,
             factors,
             selection_bias,
             groups,
-            by_token,
+            experts_by_token,
             weighs_input,
             glu,
             hidden,
             out,
-            sharing,
+            experts_per_matrix,
             gate,
             up,
             is_joined: false,
@@ -171,7 +172,7 @@ mod tests {
     }
 
     fn selected(spec: &MoeSpec, selection_bias: &[f32], logits: &[f32]) -> (Vec<u32>, Vec<f32>) {
-        let (mut selected, mut weights) = (vec![0; spec.used], vec![0.0; spec.used]);
+        let (mut selected, mut weights) = (vec![0; spec.top_k], vec![0.0; spec.top_k]);
         RouterScores::default().select(spec, selection_bias, logits, &mut selected, &mut weights);
         (selected, weights)
     }
@@ -219,7 +220,7 @@ mod tests {
         let logits = [4.0, -9.0, 1.0, 1.5, 3.0, -9.0];
         let free = spec(6, 2, Gating::Sigmoid);
         assert_eq!(selected(&free, &[], &logits).0, [0, 4]);
-        let limited = MoeSpec { groups: Some(Groups { count: 3, used: 1 }), ..free };
+        let limited = MoeSpec { groups: Some(Groups { count: 3, top_k: 1 }), ..free };
         assert_eq!(selected(&limited, &[], &logits).0, [3, 2]);
     }
 
@@ -227,7 +228,7 @@ mod tests {
     fn softmax_expert_groups_are_ranked_by_their_best_expert() {
         let logits = [4.0, -9.0, 3.5, 3.0, 3.0, -9.0];
         let limited =
-            MoeSpec { groups: Some(Groups { count: 3, used: 1 }), ..spec(6, 2, Gating::Softmax) };
+            MoeSpec { groups: Some(Groups { count: 3, top_k: 1 }), ..spec(6, 2, Gating::Softmax) };
         assert_eq!(selected(&limited, &[], &logits).0, [0, 1]);
     }
 }

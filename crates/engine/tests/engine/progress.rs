@@ -65,8 +65,8 @@ impl Backend for Hanging {
     fn measure(&mut self, on: bool) {
         self.inner.measure(on);
     }
-    fn measured(&self) -> Vec<OpTime> {
-        self.inner.measured()
+    fn op_times(&self) -> Vec<OpTime> {
+        self.inner.op_times()
     }
 }
 

@@ -23,7 +23,7 @@ impl Graph {
         name: &'static str,
         layer: usize,
         [q, k, v]: [ValueId; 3],
-        [selected, before]: [Option<ValueId>; 2],
+        [selected, partial_input]: [Option<ValueId>; 2],
         spec: AttentionSpec,
     ) -> ValueId {
         assert!(!spec.only_reads);
@@ -33,7 +33,7 @@ impl Graph {
             true => assert!(v == k && spec.value_dim <= spec.key_dim),
             false => assert_eq!(cols(v), spec.kv_heads * spec.value_dim),
         }
-        self.attend(name, layer, [q, k, v], [selected, before], spec)
+        self.attend(name, layer, [q, k, v], [selected, partial_input], spec)
     }
 
     /// Attention to the keys and values that cache layer `layer` already has.
@@ -67,18 +67,22 @@ impl Graph {
         name: &'static str,
         layer: usize,
         [q, k, v]: [ValueId; 3],
-        [selected, before]: [Option<ValueId>; 2],
+        [selected, partial_input]: [Option<ValueId>; 2],
         spec: AttentionSpec,
     ) -> ValueId {
-        let mask = if self.sees_all && spec.mask == Mask::Causal { Mask::Full } else { spec.mask };
+        let mask =
+            if self.is_bidirectional && spec.mask == Mask::Causal { Mask::Full } else { spec.mask };
         let spec = AttentionSpec { mask, ..spec };
         assert_eq!(selected.is_some(), spec.selected.is_some());
-        assert!(before.is_none_or(|before| self.value(before).cols == spec.part_cols()));
-        let cols = if spec.is_part { spec.part_cols() } else { spec.heads * spec.value_dim };
+        assert!(
+            partial_input.is_none_or(|partial| self.value(partial).cols == spec.partial_cols())
+        );
+        let cols =
+            if spec.returns_partial { spec.partial_cols() } else { spec.heads * spec.value_dim };
         assert_eq!(self.value(q).cols, spec.heads * spec.key_dim);
         self.push(
             name,
-            Op::Attention { q, k, v, layer, selected, before, spec },
+            Op::Attention { q, k, v, layer, selected, partial_input, spec },
             Rows::Tokens,
             cols,
         )

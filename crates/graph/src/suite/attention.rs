@@ -156,7 +156,8 @@ fn encoders() -> Vec<Case> {
         spec: AttentionSpec { mask, ..AttentionSpec::causal(6, 2, 32, 48) },
         ..Options::new(AttentionSpec::causal(1, 1, 1, 1), KvType::F32, Steps::Prompt)
     };
-    let mut all = [Mask::Full, Mask::Around(3), Mask::Around(70)].map(base).to_vec();
+    let mut all =
+        [Mask::Full, Mask::SymmetricWindow(3), Mask::SymmetricWindow(70)].map(base).to_vec();
     let full = base(Mask::Full);
     all.extend([
         Options { spec: AttentionSpec { alibi: Some(8.0), ..full.spec }, ..full },
@@ -253,8 +254,8 @@ fn encoder_decoder(encoded: usize) -> Case {
         let plain = AttentionSpec::causal(4, 4, 32, 32);
         let spec = |mask| AttentionSpec { mask, ..plain };
         let options = |mask| Options::new(spec(mask), KvType::F16, Steps::Prompt);
-        let own = inputs(&mut p, &options(Mask::Decoded));
-        let cross = inputs(&mut p, &options(Mask::Encoded));
+        let own = inputs(&mut p, &options(Mask::DecoderCausal));
+        let cross = inputs(&mut p, &options(Mask::CrossAttention));
         let layers = [own.spec, cross.spec].map(|spec| p.cache_layer(spec.cache_layer()));
         p.graph.store_kv("kv", layers[1], [cross.k.id, cross.v.id], cross.spec);
         let decoded = p.graph.attention("own", layers[0], [own.q.id, own.k.id, own.v.id], own.spec);

@@ -43,9 +43,11 @@ pub(super) fn visible(spec: &AttentionSpec, span: &Span, i: usize) -> Range<usiz
         Mask::Window(n) => (i + 1).saturating_sub(n as usize)..end,
         Mask::Chunk(n) => i / n as usize * n as usize..end,
         Mask::Full => 0..span.tokens.len(),
-        Mask::Around(n) => i.saturating_sub(n as usize)..span.tokens.len().min(i + n as usize + 1),
-        Mask::Encoded => 0..span.encoded,
-        Mask::Decoded => span.encoded..end,
+        Mask::SymmetricWindow(n) => {
+            i.saturating_sub(n as usize)..span.tokens.len().min(i + n as usize + 1)
+        }
+        Mask::CrossAttention => 0..span.encoded,
+        Mask::DecoderCausal => span.encoded..end,
         Mask::Pooled(n) => 0..(i + 1) / n as usize,
     }
 }

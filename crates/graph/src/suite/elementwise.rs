@@ -267,7 +267,7 @@ fn unary() -> Vec<Case> {
     let sparsify = || Unary {
         name: "sparsify".into(),
         bound: 2.0,
-        build: Box::new(|g, x| g.sparsify("out", x, 0.5)),
+        build: Box::new(|g, x| g.gaussian_top_k("out", x, 0.5)),
         reference: Box::new(|x| {
             let n = x.len() as f64;
             let mean = x.iter().sum::<f64>() / n;
@@ -299,7 +299,7 @@ fn columns() -> Vec<Case> {
         Case::new(name, Tolerance::EXACT, move || {
             let mut p = Problem::new(Schedule::one_step(rows));
             let x = p.input_in(placement, periods * period, |x| x);
-            let out = p.graph.pick("out", x.id, start, width, period);
+            let out = p.graph.strided_columns("out", x.id, start, width, period);
             p.expect_rows(out, |token| {
                 x.row(token)
                     .chunks(period)

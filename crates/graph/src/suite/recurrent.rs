@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::problem::{Input, Placement, Problem};
-use super::recurrent_reference::{delta, gram_rows, pool, retention, scan, wkv, wkv7};
+use super::recurrent_reference::{delta, ngram_rows, pool, retention, scan, wkv, wkv7};
 use super::schedule::{Event, Schedule};
 use super::{Case, Tolerance};
 use crate::recurrent::{
-    DecayKind, DeltaSpec, GramHead, GramSpec, PoolSpec, Recurrence, RetentionSpec, ScanSpec,
-    Wkv7Spec, WkvSpec,
+    DecayKind, DeltaSpec, NgramEmbeddingSpec, NgramHead, PoolSpec, Recurrence, RetentionSpec,
+    ScanSpec, Wkv7Spec, WkvSpec,
 };
 
 /// Error of states, which accumulate the rounding of many tokens.
@@ -276,12 +276,16 @@ fn gram_case(steps: Steps) -> Case {
     Case::new(format!("grams steps={}", steps.name()), Tolerance::EXACT, move || {
         let mut p = Problem::new(steps.schedule().with_vocabulary(9));
         let heads =
-            [(0, 11), (11, 13), (24, 17), (41, 19)].map(|(first, rows)| GramHead { first, rows });
-        let mut spec =
-            GramSpec { state: 0, multipliers: vec![3, 5 << 61, 9], heads: heads.to_vec(), end: 7 };
+            [(0, 11), (11, 13), (24, 17), (41, 19)].map(|(first, rows)| NgramHead { first, rows });
+        let mut spec = NgramEmbeddingSpec {
+            state: 0,
+            multipliers: vec![3, 5 << 61, 9],
+            heads: heads.to_vec(),
+            end: 7,
+        };
         spec.state = p.state(spec.values());
-        let out = p.graph.recur("out", Recurrence::Grams { spec: Arc::new(spec.clone()) });
-        p.expect_bits(out, |span| gram_rows(&spec, span));
+        let out = p.graph.recur("out", Recurrence::NgramRows { spec: Arc::new(spec.clone()) });
+        p.expect_bits(out, |span| ngram_rows(&spec, span));
         p
     })
 }

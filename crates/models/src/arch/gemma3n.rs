@@ -283,7 +283,7 @@ impl Layer {
         let mut gate = g.linear("ffn_gate", &self.gate, h);
         let up = g.linear("ffn_up", &self.up, h);
         if let Some(deviations) = self.sparsity {
-            gate = g.sparsify("ffn_gate_sparse", gate, deviations);
+            gate = g.gaussian_top_k("ffn_gate_sparse", gate, deviations);
         }
         let hidden = g.glu("ffn_glu", Glu::Gelu, gate, up);
         let f = g.linear("ffn_out", &self.down, hidden);

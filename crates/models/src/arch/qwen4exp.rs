@@ -118,7 +118,8 @@ impl BlockAttention {
     ) -> Result<Self, ModelError> {
         let IndexerSizes { heads, dim, count, .. } = indexers.sizes;
         let n_embd = b.hp.n_embd;
-        let first = Rope { behind: block as u32 - 1, ..indexers.rope.table(RopeKind::Neox, None) };
+        let first =
+            Rope { position_offset: block as u32 - 1, ..indexers.rope.table(RopeKind::Neox, None) };
         let spec = indexers.sizes.among_blocks(block, count / block);
         attention.spec.sees_tail = true;
         Ok(Self {

@@ -124,7 +124,7 @@ impl DecoderBlock<'_, '_> {
         let wo = linear("attn_o", values, n)?;
         // Both share a cache layer and so have the same dimensions.
         let both = AttentionSpec { scale: 1.0, ..plain };
-        let of_prompt = AttentionSpec { mask: Mask::Encoded, ..both };
+        let of_prompt = AttentionSpec { mask: Mask::CrossAttention, ..both };
         let cross = CrossAttention {
             q: linear("cross_attn_q", n, q)?,
             wo: linear("cross_attn_o", values, n)?,
@@ -140,7 +140,11 @@ impl DecoderBlock<'_, '_> {
             gated: false,
             norms: None,
             rope: None,
-            spec: AttentionSpec { mask: Mask::Decoded, position_bias: Some(position_bias), ..both },
+            spec: AttentionSpec {
+                mask: Mask::DecoderCausal,
+                position_bias: Some(position_bias),
+                ..both
+            },
             wo,
         };
         let mut normed = |part: &str| norm.load(w, &format!("{name}.{part}"), &[n]);

@@ -104,7 +104,7 @@ pub struct Attend {
     /// Lists of selected positions, for sparse attention.
     pub selected: Option<ArenaRange>,
     /// Partial result of an earlier attention of the same queries over other positions.
-    pub before: Option<ArenaRange>,
+    pub partial_input: Option<ArenaRange>,
     pub out: ArenaRange,
     pub layer: usize,
     pub spec: AttentionSpec,
@@ -425,7 +425,7 @@ impl Attend {
                 let row = s.first_row + block.row + r / block.heads;
                 let head = kv_head * group + block.head + r % block.heads;
                 self.merge_previous(&mut total, r, step, (row, head));
-                if self.spec.is_part {
+                if self.spec.returns_partial {
                     self.store_partial(&total, r, step, (row, head));
                     continue;
                 }

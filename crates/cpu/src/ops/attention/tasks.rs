@@ -109,7 +109,7 @@ impl AttentionTasks {
                 });
                 each.sum()
             };
-            segments.iter().map(splits_of).sum::<usize>() * spec.part_cols()
+            segments.iter().map(splits_of).sum::<usize>() * spec.partial_cols()
         };
         let split_contexts = threads > 1
             && blocks * spec.kv_heads < threads * TASKS_PER_THREAD
@@ -238,9 +238,11 @@ fn visible(spec: &AttentionSpec, s: &Segment, row: usize, rows: usize) -> (usize
     let mask = spec.mask;
     match mask {
         Mask::Full => (0, s.rows),
-        Mask::Encoded => (0, s.encoded),
-        Mask::Decoded => (s.encoded.min(first), end(spec, s, last)),
-        Mask::Around(n) => (first.saturating_sub(n as usize), s.rows.min(last + 1 + n as usize)),
+        Mask::CrossAttention => (0, s.encoded),
+        Mask::DecoderCausal => (s.encoded.min(first), end(spec, s, last)),
+        Mask::SymmetricWindow(n) => {
+            (first.saturating_sub(n as usize), s.rows.min(last + 1 + n as usize))
+        }
         Mask::Pooled(_) => (0, (last + 1) / mask.pooled()),
         Mask::Causal | Mask::Window(_) | Mask::Chunk(_) => {
             (mask.first_seen(first), end(spec, s, last))
@@ -253,9 +255,9 @@ pub(super) fn row_visible(spec: &AttentionSpec, s: &Segment, position: usize) ->
     let mask = spec.mask;
     match mask {
         Mask::Full => (0, s.rows),
-        Mask::Encoded => (0, s.encoded),
-        Mask::Decoded => (s.encoded.min(position), end(spec, s, position)),
-        Mask::Around(n) => {
+        Mask::CrossAttention => (0, s.encoded),
+        Mask::DecoderCausal => (s.encoded.min(position), end(spec, s, position)),
+        Mask::SymmetricWindow(n) => {
             (position.saturating_sub(n as usize), s.rows.min(position + 1 + n as usize))
         }
         Mask::Pooled(_) => (0, (position + 1) / mask.pooled()),
@@ -313,7 +315,7 @@ mod tests {
         let s = Segment { first_row: 0, rows: 10, ..Segment::default() };
         let seen = |mask, position| row_visible(&spec(mask), &s, position);
         assert_eq!([3, 4, 7, 8].map(|p| seen(Mask::Chunk(4), p)), [(0, 4), (4, 5), (4, 8), (8, 9)]);
-        assert_eq!([0, 5, 9].map(|p| seen(Mask::Around(2), p)), [(0, 3), (3, 8), (7, 10)]);
-        assert!(Mask::Chunk(4).is_cached() && !Mask::Around(2).is_cached());
+        assert_eq!([0, 5, 9].map(|p| seen(Mask::SymmetricWindow(2), p)), [(0, 3), (3, 8), (7, 10)]);
+        assert!(Mask::Chunk(4).is_cached() && !Mask::SymmetricWindow(2).is_cached());
     }
 }

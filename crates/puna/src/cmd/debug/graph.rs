@@ -71,7 +71,7 @@ fn node(plan: &Plan, model: &Model, at: usize) -> Value {
 /// Tensors that an operation reads.
 fn weights(op: &Op) -> Vec<usize> {
     let ids = match op {
-        Op::Embed { table, .. } | Op::EmbedListed { table, .. } => vec![Some(*table)],
+        Op::Embed { table, .. } | Op::EmbedRows { table, .. } => vec![Some(*table)],
         Op::Linear { w, bias, .. } => vec![Some(*w), *bias],
         Op::LinearOfHeads { w, .. } => vec![Some(*w)],
         Op::RmsNorm { w, .. } => vec![*w],
