@@ -355,9 +355,9 @@ impl Backend for CpuBackend {
         }
     }
 
-    fn copy_recent_page(&mut self, from: u32, to: u32) {
+    fn copy_window_page(&mut self, from: u32, to: u32) {
         if let Some(cache) = &mut self.cache {
-            cache.copy_recent_page(from, to);
+            cache.copy_window_page(from, to);
         }
     }
 
@@ -450,11 +450,12 @@ fn check(input: &StepInput, program: &Program, cache: Option<&Cache>, states: Op
         next += segment.rows;
         let Some(cache) = cache.filter(|_| program.stores) else { continue };
         let (each, [window, full]) = (cache.page_tokens(), cache.page_kinds());
-        let pages = segment.past / each..(segment.past + segment.rows).div_ceil(each);
+        let pages =
+            segment.cached_tokens / each..(segment.cached_tokens + segment.rows).div_ceil(each);
         if full && !segment.pages.is_empty() {
             written[0].extend(pages.clone().map(|number| segment.page(false, number)));
         }
-        if window && !segment.recent.pages.is_empty() {
+        if window && !segment.window_pages.pages.is_empty() {
             written[1].extend(pages.map(|number| segment.page(true, number)));
         }
     }

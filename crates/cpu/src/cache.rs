@@ -94,7 +94,7 @@ impl Cache {
             let columns = rows.is_multiple_of(RUN) && !l.values_in_keys;
             let key_layout = if columns { KvLayout::Columns } else { KvLayout::Rows };
             let (keys, head_bytes) = (rows * row_bytes[0], rows * row_bytes.iter().sum::<usize>());
-            let pool = usize::from(l.is_recent());
+            let pool = usize::from(l.has_window());
             let offset = offsets[pool];
             let half = |ty, layout, dim, row_bytes, offset| Half {
                 pool,
@@ -113,18 +113,19 @@ impl Cache {
             ]);
             offsets[pool] += l.kv_heads * head_bytes;
         }
-        let pools = [Pool::new(spec.pages, offsets[0])?, Pool::new(spec.recent_pages, offsets[1])?];
+        let pools = [Pool::new(spec.pages, offsets[0])?, Pool::new(spec.window_pages, offsets[1])?];
         Ok(Self { layers, pools, spec })
     }
 
     /// Whether a layer has window pages.
-    pub fn is_recent(&self, layer: usize) -> bool {
-        self.spec.layers[layer].is_recent()
+    pub fn has_window(&self, layer: usize) -> bool {
+        self.spec.layers[layer].has_window()
     }
 
     /// Whether some layers have window pages, and whether some keep all positions.
     pub fn page_kinds(&self) -> [bool; 2] {
-        [true, false].map(|recent| self.spec.layers.iter().any(|layer| layer.is_recent() == recent))
+        [true, false]
+            .map(|window| self.spec.layers.iter().any(|layer| layer.has_window() == window))
     }
 
     /// # Panics
@@ -150,7 +151,7 @@ impl Cache {
         let last = (row + 1) * self.spec.layers[layer].mask.pooled() - 1;
         let (number, at) =
             self.place(layer, last).expect("a pooled row is written at its last position");
-        (s.page(self.is_recent(layer), number), at)
+        (s.page(self.has_window(layer), number), at)
     }
 
     /// Bytes of one key and one value of a head of a layer.
@@ -317,7 +318,7 @@ impl Cache {
     }
 
     /// Copies window page `from` to window page `to`.
-    pub fn copy_recent_page(&mut self, from: u32, to: u32) {
+    pub fn copy_window_page(&mut self, from: u32, to: u32) {
         self.pools[1].copy(from, to);
     }
 }
@@ -406,7 +407,7 @@ mod tests {
                 value_type,
                 page_tokens: PAGE,
                 pages: 3,
-                recent_pages: 3,
+                window_pages: 3,
             };
             let mut cache = Cache::new(spec).unwrap();
             let mut places = Vec::new();
@@ -434,7 +435,7 @@ mod tests {
                 }
             }
             cache.copy_page(1, 2);
-            cache.copy_recent_page(1, 2);
+            cache.copy_window_page(1, 2);
             for &place in &places {
                 let (layer, kind, dim, page, head) = place;
                 let (ty, rows) = (cache.ty(kind), layers[layer].page_rows(PAGE));

@@ -8,26 +8,26 @@ use puna_graph::*;
 const ROWS: usize = 640;
 const PAGE: usize = 64;
 
-/// A step of a sequence that has `past` tokens and pages in no order.
-fn step(past: usize, tokens: &[u32], positions: Vec<u32>) -> StepInput {
-    let count = (past + tokens.len()).div_ceil(PAGE) as u32;
+/// A step of a sequence that has `cached_tokens` tokens and pages in no order.
+fn step(cached_tokens: usize, tokens: &[u32], positions: Vec<u32>) -> StepInput {
+    let count = (cached_tokens + tokens.len()).div_ceil(PAGE) as u32;
     let pages = (0..count).map(|page| page ^ 1).collect();
-    let segments = vec![Segment { rows: tokens.len(), past, pages, ..Segment::default() }];
+    let segments = vec![Segment { rows: tokens.len(), cached_tokens, pages, ..Segment::default() }];
     let outputs = (0..tokens.len() as u32).collect();
     StepInput { tokens: tokens.to_vec(), positions, segments, outputs, ..StepInput::default() }
 }
 
 /// Positions `0 .. len`, so many a step.
 fn steps(len: usize, each: usize) -> impl Iterator<Item = (usize, Vec<u32>)> {
-    (0..len)
-        .step_by(each)
-        .map(move |past| (past, (past as u32..(past + each).min(len) as u32).collect()))
+    (0..len).step_by(each).map(move |cached_tokens| {
+        (cached_tokens, (cached_tokens as u32..(cached_tokens + each).min(len) as u32).collect())
+    })
 }
 
 fn with_cache(mut backend: CpuBackend, layer: CacheLayer, ty: KvType, tokens: usize) -> CpuBackend {
     let pages = tokens.div_ceil(PAGE) + 1;
-    let (layers, page_tokens, recent_pages) = (vec![layer], PAGE, 0);
-    let spec = CacheSpec { layers, key_type: ty, value_type: ty, page_tokens, pages, recent_pages };
+    let (layers, page_tokens, window_pages) = (vec![layer], PAGE, 0);
+    let spec = CacheSpec { layers, key_type: ty, value_type: ty, page_tokens, pages, window_pages };
     backend.create_cache(spec).unwrap();
     backend
 }
@@ -108,8 +108,8 @@ impl Case {
         let program =
             backend.compile(Plan::new(g, Capacity { tokens: ROWS, outputs: ROWS })).unwrap();
         let mut all = Vec::new();
-        for (past, tokens) in steps(ROWS, each) {
-            backend.run(program, &step(past, &tokens, tokens.clone()));
+        for (cached_tokens, tokens) in steps(ROWS, each) {
+            backend.run(program, &step(cached_tokens, &tokens, tokens.clone()));
             all.extend(bits(backend.result()));
         }
         all
@@ -262,9 +262,9 @@ impl Choice {
         let program =
             backend.compile(Plan::new(g, Capacity { tokens: each, outputs: each })).unwrap();
         let mut all = Vec::new();
-        for (past, tokens) in steps(self.rows(), each) {
-            backend.run(program, &step(past, &tokens, tokens.clone()));
-            let fits = selected.room().saturating_sub(past).min(tokens.len());
+        for (cached_tokens, tokens) in steps(self.rows(), each) {
+            backend.run(program, &step(cached_tokens, &tokens, tokens.clone()));
+            let fits = selected.room().saturating_sub(cached_tokens).min(tokens.len());
             all.extend(bits(&backend.result()[fits * selected.cols()..]));
         }
         all

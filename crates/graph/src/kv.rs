@@ -93,7 +93,7 @@ pub struct CacheLayer {
 
 impl CacheLayer {
     /// Whether the layer has window pages, which are released once no token sees them.
-    pub fn is_recent(&self) -> bool {
+    pub fn has_window(&self) -> bool {
         self.mask.reach().is_some()
     }
 

@@ -30,7 +30,7 @@ pub use adapter_updates::{AdapterUpdates, ControlVector, ExpertLoraUpdates, LowR
 pub use attention::{AttentionSpec, RelativePositionBias};
 pub use backend::{
     ActivationStats, Backend, BackendError, Bytes, CacheSpec, Description, OpTime, ProgramId,
-    RecentPages, Segment, StateSpec, StepInput, Weight,
+    Segment, SegmentWindowPages, StateSpec, StepInput, Weight,
 };
 pub use graph::{Graph, HeadLinear, Linear, Node, Norm, Storage, Value};
 pub use kv::{CacheLayer, KvType, UnknownKvType};

@@ -16,7 +16,7 @@ pub enum Mask {
     Full,
     /// Tokens at most `n` positions before or behind it (encoders); not cached.
     SymmetricWindow(u32),
-    /// Cross-attention to the encoder's input: the first `encoded` positions of its segment.
+    /// Cross-attention to the encoder's input: the first `encoder_tokens` positions of its segment.
     CrossAttention,
     /// All positions up to its own, except the encoder's input.
     DecoderCausal,

@@ -337,9 +337,9 @@ pub(crate) const OUTPUT_HEAD: &str = "output.weight";
 /// Index of the last cache layer of the same kind (with or without a sliding window), if its shape
 /// and range suffice.
 fn last_layer_of_kind(layer: &CacheLayer, cache: &[CacheLayer]) -> Result<usize, String> {
-    let kind = if layer.is_recent() { "a sliding window" } else { "full attention" };
+    let kind = if layer.has_window() { "a sliding window" } else { "full attention" };
     let found =
-        cache.iter().rposition(|target_layer| target_layer.is_recent() == layer.is_recent());
+        cache.iter().rposition(|target_layer| target_layer.has_window() == layer.has_window());
     let found = found.ok_or_else(|| {
         format!("it needs the KV cache of a layer with {kind}, but the model has none")
     })?;

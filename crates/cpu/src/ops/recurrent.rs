@@ -70,7 +70,7 @@ pub(super) unsafe fn begun<'a>(
 ) -> &'a mut [f32] {
     // SAFETY: the caller keeps the same contract.
     let part = unsafe { states(step).part(s.state, state, start, len) };
-    if s.past == 0 {
+    if s.cached_tokens == 0 {
         part.fill(0.0);
     }
     part

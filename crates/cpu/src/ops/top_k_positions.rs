@@ -67,7 +67,8 @@ impl TopKPositions {
         let mut all = Tasks::default();
         let rows = step.input.segments.iter().enumerate().flat_map(|(segment, s)| {
             let each = self.spec.mask.pooled();
-            let rows = (0..s.rows).map(move |row| (segment, row, (s.past + row + 1) / each));
+            let rows =
+                (0..s.rows).map(move |row| (segment, row, (s.cached_tokens + row + 1) / each));
             rows.filter(move |&(.., seen)| seen > selected.room())
         });
         let scores: usize = rows.clone().map(|(.., seen)| selected.lists * seen).sum();

@@ -241,15 +241,15 @@ fn encoder(options: Options, rows: usize) -> Case {
     })
 }
 
-/// Self-attention of a decoder and its cross-attention to the first `encoded` tokens of each
+/// Self-attention of a decoder and its cross-attention to the first `encoder_tokens` tokens of each
 /// sequence.
-fn encoder_decoder(encoded: usize) -> Case {
-    let name = format!("attention types=f16/f16 heads=4/4 dims=32/32 encoded={encoded}");
+fn encoder_decoder(encoder_tokens: usize) -> Case {
+    let name = format!("attention types=f16/f16 heads=4/4 dims=32/32 encoded={encoder_tokens}");
     Case::new(name, cache_tolerance([KvType::F16; 2]), move || {
-        let first = encoded.max(1);
+        let first = encoder_tokens.max(1);
         let steps: [&[(usize, usize)]; 3] =
             [&[(0, first), (1, first)], &[(1, 4), (0, 9)], &[(0, 1), (1, 1)]];
-        let mut p = Problem::new(Schedule::steps(&steps).with_encoded(encoded));
+        let mut p = Problem::new(Schedule::steps(&steps).with_encoder_tokens(encoder_tokens));
         p.kv_types = [KvType::F16; 2];
         let plain = AttentionSpec::causal(4, 4, 32, 32);
         let spec = |mask| AttentionSpec { mask, ..plain };
@@ -265,7 +265,11 @@ fn encoder_decoder(encoded: usize) -> Case {
             // The operation defines no result for the tokens of the encoder's input.
             let row = |(i, (own, cross)): (usize, (Vec<f64>, Vec<f64>))| {
                 let row = [own, cross].concat();
-                if span.past + i < encoded { vec![f64::NAN; row.len()] } else { row }
+                if span.cached_tokens + i < encoder_tokens {
+                    vec![f64::NAN; row.len()]
+                } else {
+                    row
+                }
             };
             own.rows(span).into_iter().zip(cross.rows(span)).enumerate().map(row).collect()
         });

@@ -46,8 +46,8 @@ pub(super) fn visible(spec: &AttentionSpec, span: &Span, i: usize) -> Range<usiz
         Mask::SymmetricWindow(n) => {
             i.saturating_sub(n as usize)..span.tokens.len().min(i + n as usize + 1)
         }
-        Mask::CrossAttention => 0..span.encoded,
-        Mask::DecoderCausal => span.encoded..end,
+        Mask::CrossAttention => 0..span.encoder_tokens,
+        Mask::DecoderCausal => span.encoder_tokens..end,
         Mask::Pooled(n) => 0..(i + 1) / n as usize,
     }
 }

@@ -19,7 +19,7 @@ fn zeros(rows: usize, cols: usize) -> StateMatrix {
 /// order.
 fn run(span: &Span, mut token: impl FnMut(usize) -> Vec<f64>) -> Vec<Vec<f64>> {
     let mut rows: Vec<Vec<f64>> = span.tokens.iter().map(|&id| token(id)).collect();
-    rows.split_off(span.past)
+    rows.split_off(span.cached_tokens)
 }
 
 /// `len` columns of the row of a token, from `first` on.

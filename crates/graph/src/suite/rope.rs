@@ -66,7 +66,7 @@ fn case(shape: RopeShape) -> Case {
     let kind_name = if kind == RopeKind::Norm { "norm" } else { "neox" };
     let name = format!(
         "rope kind={kind_name} rows={rows} heads={heads} head_dim={head_dim} start={start} \
-         pairs={pairs} first_position={first_position} magnitude={magnitude} behind={behind} \
+         pairs={pairs} first_position={first_position} magnitude={magnitude} behind={position_offset} \
          inverse={is_inverse} input={}",
         placement.name()
     );
@@ -80,7 +80,7 @@ fn case(shape: RopeShape) -> Case {
         let out = p.graph.rope_from("out", x.id, (head_dim, start), table);
         p.expect(out, |span| {
             let row = |i: usize| {
-                let position = (span.first_position + i).saturating_sub(behind as usize);
+                let position = (span.first_position + i).saturating_sub(position_offset as usize);
                 rotated_row(&rope, position, (head_dim, start), x.row(span.tokens[i]))
             };
             span.indices().map(row).collect()

@@ -59,7 +59,7 @@ fn selections() -> Vec<Case> {
 /// Steps of one sequence of `len` tokens, `each` tokens per step.
 fn even_steps(len: usize, each: usize) -> Schedule {
     let steps: Vec<[(usize, usize); 1]> =
-        (0..len).step_by(each).map(|past| [(0, each.min(len - past))]).collect();
+        (0..len).step_by(each).map(|cached_tokens| [(0, each.min(len - cached_tokens))]).collect();
     Schedule::steps(&steps.iter().map(|step| &step[..]).collect::<Vec<_>>())
 }
 

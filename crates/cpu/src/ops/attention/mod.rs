@@ -54,9 +54,9 @@ unsafe impl Instruction for StoreKv {
                 segment = segments.next();
             }
             let s = segment.expect("segments cover all rows");
-            let position = s.past + row - s.first_row;
+            let position = s.cached_tokens + row - s.first_row;
             let Some((number, token)) = cache.place(self.layer, position) else { continue };
-            let page = s.page(cache.is_recent(self.layer), number);
+            let page = s.page(cache.has_window(self.layer), number);
             let halves = [
                 (KvHalf::Key, &self.k, self.spec.key_dim),
                 (KvHalf::Value, &self.v, self.spec.value_dim),
@@ -259,7 +259,7 @@ impl Attend {
         while at < to {
             let len = now.0.rows;
             for (row, visible) in visible.chunks_exact_mut(block.heads).enumerate() {
-                let (from, to) = row_visible(&self.spec, s, s.past + block.row + row);
+                let (from, to) = row_visible(&self.spec, s, s.cached_tokens + block.row + row);
                 visible.fill((from.saturating_sub(at).min(len), to.saturating_sub(at).min(len)));
             }
             for head in 0..block.kv_heads {
@@ -307,7 +307,7 @@ impl Attend {
         let first = (block.kv_head + head) * self.group() + block.head;
         let Some(slopes) = self.slopes.get(first..) else { return };
         for row in 0..block.rows {
-            let from = (s.past + block.row + row) as f32 - at as f32;
+            let from = (s.cached_tokens + block.row + row) as f32 - at as f32;
             alibi.extend(slopes.iter().take(block.heads).map(|&slope| AlibiBias { slope, from }));
         }
     }
@@ -328,7 +328,7 @@ impl Attend {
         let distances = 2 * far + 1;
         let Some(all) = self.position_bias.get(first * distances..) else { return };
         for row in 0..block.rows {
-            let query = s.past + block.row + row;
+            let query = s.cached_tokens + block.row + row;
             let index = |key: usize| (key + far).saturating_sub(query).min(2 * far);
             for head in all.chunks_exact(distances).take(block.heads) {
                 position_bias.extend((at..at + RUN).map(|key| head[index(key)]));
@@ -398,7 +398,7 @@ impl Attend {
         }
         let cache = step.cache.expect("a program with cached attention runs with a cache");
         let (number, token) = (at / cache.page_tokens(), at % cache.page_tokens());
-        let page = s.page(cache.is_recent(self.layer), number);
+        let page = s.page(cache.has_window(self.layer), number);
         let rows = rows.min(cache.page_tokens() - token);
         // SAFETY: an earlier instruction wrote them, behind a barrier; no task writes them.
         let half = |kind| unsafe { cache.rows(self.layer, kind, page, kv_head, token, rows) };

@@ -64,7 +64,7 @@ impl Attend {
             let places: Vec<_> =
                 (at..at + len).map(|row| cache.place_of(self.layer, s, row)).collect();
             for (row, visible) in visible.chunks_exact_mut(block.heads).enumerate() {
-                let (_, end) = row_visible(&self.spec, s, s.past + block.row + row);
+                let (_, end) = row_visible(&self.spec, s, s.cached_tokens + block.row + row);
                 visible.fill((0, end.saturating_sub(at).min(len)));
             }
             for head in 0..block.kv_heads {
@@ -114,7 +114,7 @@ impl Attend {
             return Vec::new();
         };
         let s = &step.input.segments[block.segment];
-        let (_, end) = row_visible(&self.spec, s, s.past + block.row);
+        let (_, end) = row_visible(&self.spec, s, s.cached_tokens + block.row);
         let list = if form.lists == 1 { 0 } else { kv_head };
         // SAFETY: an earlier instruction computed it, behind a barrier.
         let lists = unsafe { step.arena.row(place, s.first_row + block.row) };

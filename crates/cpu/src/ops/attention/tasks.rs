@@ -201,7 +201,7 @@ fn dense_rows(spec: &AttentionSpec, s: &Segment) -> usize {
     let Some(room) = spec.room() else { return s.rows };
     // The first position that sees more positions than sparse attention selects.
     let first = (room + 1).saturating_mul(spec.mask.pooled()) - 1;
-    first.saturating_sub(s.past).min(s.rows)
+    first.saturating_sub(s.cached_tokens).min(s.rows)
 }
 
 /// The positions that rows of a segment read: from the start of a run, so that a position is always
@@ -229,17 +229,17 @@ pub(super) fn splits(from: usize, to: usize) -> impl Iterator<Item = (usize, usi
 
 /// The first position that the cache still has for layers with this mask.
 fn first_cached(mask: Mask, s: &Segment, page_tokens: usize) -> usize {
-    mask.reach().map_or(0, |_| s.recent.first * page_tokens)
+    mask.reach().map_or(0, |_| s.window_pages.first * page_tokens)
 }
 
 /// Positions that at least one row of a block sees.
 fn visible(spec: &AttentionSpec, s: &Segment, row: usize, rows: usize) -> (usize, usize) {
-    let (first, last) = (s.past + row, s.past + row + rows - 1);
+    let (first, last) = (s.cached_tokens + row, s.cached_tokens + row + rows - 1);
     let mask = spec.mask;
     match mask {
         Mask::Full => (0, s.rows),
-        Mask::CrossAttention => (0, s.encoded),
-        Mask::DecoderCausal => (s.encoded.min(first), end(spec, s, last)),
+        Mask::CrossAttention => (0, s.encoder_tokens),
+        Mask::DecoderCausal => (s.encoder_tokens.min(first), end(spec, s, last)),
         Mask::SymmetricWindow(n) => {
             (first.saturating_sub(n as usize), s.rows.min(last + 1 + n as usize))
         }
@@ -255,8 +255,8 @@ pub(super) fn row_visible(spec: &AttentionSpec, s: &Segment, position: usize) ->
     let mask = spec.mask;
     match mask {
         Mask::Full => (0, s.rows),
-        Mask::CrossAttention => (0, s.encoded),
-        Mask::DecoderCausal => (s.encoded.min(position), end(spec, s, position)),
+        Mask::CrossAttention => (0, s.encoder_tokens),
+        Mask::DecoderCausal => (s.encoder_tokens.min(position), end(spec, s, position)),
         Mask::SymmetricWindow(n) => {
             (position.saturating_sub(n as usize), s.rows.min(position + 1 + n as usize))
         }
@@ -269,7 +269,7 @@ pub(super) fn row_visible(spec: &AttentionSpec, s: &Segment, position: usize) ->
 
 /// End of the positions that the row at `position` sees.
 fn end(spec: &AttentionSpec, s: &Segment, position: usize) -> usize {
-    if spec.sees_ahead { s.past + s.rows } else { position + 1 }
+    if spec.sees_ahead { s.cached_tokens + s.rows } else { position + 1 }
 }
 
 #[cfg(test)]
@@ -278,13 +278,14 @@ mod tests {
 
     #[test]
     fn a_block_of_rows_reads_the_positions_visible_to_any_row() {
-        let s = Segment { first_row: 0, rows: 12, past: 9, ..Segment::default() };
+        let s = Segment { first_row: 0, rows: 12, cached_tokens: 9, ..Segment::default() };
         for mask in [Mask::Causal, Mask::Window(4), Mask::Chunk(5), Mask::Chunk(1), Mask::Pooled(4)]
         {
             for sees_ahead in [false, true] {
                 let spec = AttentionSpec { sees_ahead, ..spec(mask) };
                 for (row, rows) in [(0, 1), (3, 4), (0, 12)] {
-                    let each = (row..row + rows).map(|row| row_visible(&spec, &s, s.past + row));
+                    let each =
+                        (row..row + rows).map(|row| row_visible(&spec, &s, s.cached_tokens + row));
                     let all = each.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
                     assert_eq!(
                         Some(visible(&spec, &s, row, rows)),
@@ -302,7 +303,7 @@ mod tests {
 
     #[test]
     fn attention_with_look_ahead_sees_the_whole_step() {
-        let s = Segment { first_row: 0, rows: 6, past: 9, ..Segment::default() };
+        let s = Segment { first_row: 0, rows: 6, cached_tokens: 9, ..Segment::default() };
         let seen = |mask, position| {
             row_visible(&AttentionSpec { sees_ahead: true, ..spec(mask) }, &s, position)
         };
