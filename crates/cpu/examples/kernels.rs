@@ -27,7 +27,7 @@ fn main() {
     let level = args.next().map_or(best(), |name| level(&name).unwrap_or_else(|e| panic!("{e}")));
     let what = args.next().unwrap_or_default();
     println!("level {}, one thread, rows of {K} values", level.name);
-    let limits = puna_cpu::probe::limits(1, level.name).expect("a level of this machine");
+    let limits = puna_cpu::probe::machine_peaks(1, level.name).expect("a level of this machine");
     println!("reading memory: {:.1} GB/s", limits.read_gbs);
     #[cfg(target_arch = "x86_64")]
     x86::print_peaks();

@@ -56,7 +56,7 @@ impl Case {
 
     /// Positions that a key head of a token sees.
     fn seen(&self, token: usize, kv_head: usize) -> Vec<u32> {
-        if token < self.selected.room() {
+        if token < self.selected.capacity() {
             return (0..=token as u32).collect();
         }
         let blocks = self.list(token, if self.selected.lists == 1 { 0 } else { kv_head });
@@ -181,7 +181,7 @@ fn sparse_attention_equals_attention_over_the_selected_positions_alone() {
                     .compile(Plan::new(g, Capacity { tokens: ROWS, outputs: ROWS }))
                     .unwrap();
                 let (cols, heads) = (case.spec.heads * case.spec.value_dim, case.spec.kv_heads);
-                let room = case.selected.room();
+                let room = case.selected.capacity();
                 for token in [0, room / 2, room - 1, room, room + 1, ROWS - 2, ROWS - 1] {
                     for kv_head in 0..heads {
                         let want = case.alone(&mut backend, program, token, kv_head);
@@ -264,7 +264,7 @@ impl Choice {
         let mut all = Vec::new();
         for (cached_tokens, tokens) in steps(self.rows(), each) {
             backend.run(program, &step(cached_tokens, &tokens, tokens.clone()));
-            let fits = selected.room().saturating_sub(cached_tokens).min(tokens.len());
+            let fits = selected.capacity().saturating_sub(cached_tokens).min(tokens.len());
             all.extend(bits(&backend.result()[fits * selected.cols()..]));
         }
         all

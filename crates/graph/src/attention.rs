@@ -90,10 +90,10 @@ impl AttentionSpec {
 
     /// Largest number of positions that a token sees with sparse attention. With at most this many
     /// positions, attention is dense.
-    pub fn room(&self) -> Option<usize> {
+    pub fn max_attended_positions(&self) -> Option<usize> {
         let tail =
             |selected: SelectedPositions| if self.sees_tail { selected.block - 1 } else { 0 };
-        self.selected.map(|selected| selected.room().saturating_add(tail(selected)))
+        self.selected.map(|selected| selected.capacity().saturating_add(tail(selected)))
     }
 
     /// Columns of a partial result.

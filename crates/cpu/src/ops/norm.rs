@@ -67,17 +67,17 @@ unsafe impl Instruction for NormRows {
     }
 }
 
-/// Rounds rows for the products that read them: to 8 bits for few rows, or to tiles for many rows
-/// if kernels take them.
+/// Quantizes rows for the products that read them: to 8 bits for few rows, or to tiles for many
+/// rows if kernels take them.
 pub struct Quantize {
     pub x: ArenaRange,
-    pub q8: Option<Rounded>,
-    pub tiles: Option<Tiled>,
+    pub q8: Option<QuantizedInput>,
+    pub tiles: Option<TiledInput>,
 }
 
-/// Buffer of rows rounded to 8 bits.
+/// Buffer of rows quantized to 8 bits.
 #[derive(Clone, Copy)]
-pub struct Rounded {
+pub struct QuantizedInput {
     /// Index of the buffer.
     pub buffer: usize,
     /// Whether some products read them also in steps of many rows.
@@ -86,7 +86,7 @@ pub struct Rounded {
 
 /// Buffer of rows in tiles, in steps of many rows.
 #[derive(Clone, Copy)]
-pub struct Tiled {
+pub struct TiledInput {
     /// Index of the buffer.
     pub buffer: usize,
     pub form: TileForm,
@@ -112,7 +112,7 @@ impl Quantize {
     ///
     /// # Safety
     /// As for [`Instruction::run`].
-    unsafe fn interleave(&self, tiled: Tiled, task: usize, step: &Step<'_>) {
+    unsafe fn interleave(&self, tiled: TiledInput, task: usize, step: &Step<'_>) {
         let (rows, k) = (step.rows(self.x.rows), self.x.cols);
         let slices = k.div_ceil(SLICE);
         let runs = slices.div_ceil(SLICES_A_TASK);

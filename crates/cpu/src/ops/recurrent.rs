@@ -19,7 +19,7 @@ const SCAN_COLUMNS: usize = 64;
 /// `cols` columns of row `row` of a value, from `first` on.
 ///
 /// # Safety
-/// As for [`crate::memory::Shared::slice`].
+/// As for [`crate::memory::SharedBuffer::slice`].
 pub(super) unsafe fn columns<'a>(
     step: &'a Step<'_>,
     x: &ArenaRange,
@@ -34,7 +34,7 @@ pub(super) unsafe fn columns<'a>(
 /// The same, for writing.
 ///
 /// # Safety
-/// As for [`crate::memory::Shared::slice_mut`].
+/// As for [`crate::memory::SharedBuffer::slice_mut`].
 #[allow(clippy::mut_from_ref)] // memory shared by the threads of a step
 pub(super) unsafe fn columns_mut<'a>(
     step: &'a Step<'_>,

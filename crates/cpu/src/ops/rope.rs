@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use puna_graph::{ArenaRange, RopeKind};
 
-use crate::memory::Shared;
+use crate::memory::SharedBuffer;
 use crate::ops::elementwise::own_row;
 use crate::step::{Instruction, Step, ThreadScratch, row_tasks, rows_per_task, task_rows};
 
 /// Cosines and sines of a step's positions: a row per token, cosines first.
-pub type Angles = Arc<Shared<f32>>;
+pub type Angles = Arc<SharedBuffer<f32>>;
 
 /// Fills [`Angles`].
 pub struct RopeTable {

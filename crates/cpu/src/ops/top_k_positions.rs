@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use puna_graph::{ArenaRange, SelectedPositions, TopKPositionsSpec};
 use puna_kernels::{RUN, ScoreRun, Scratch};
 
-use crate::cache::KvHalf;
+use crate::cache::KeyOrValue;
 use crate::ops::attention::is_stored_rotated;
 use crate::ops::hadamard::rotate;
 use crate::step::{Instruction, Step, ThreadScratch};
@@ -69,7 +69,7 @@ impl TopKPositions {
             let each = self.spec.mask.pooled();
             let rows =
                 (0..s.rows).map(move |row| (segment, row, (s.cached_tokens + row + 1) / each));
-            rows.filter(move |&(.., seen)| seen > selected.room())
+            rows.filter(move |&(.., seen)| seen > selected.capacity())
         });
         let scores: usize = rows.clone().map(|(.., seen)| selected.lists * seen).sum();
         let split_positions = step.threads > 1
@@ -117,17 +117,17 @@ impl TopKPositions {
             (step.arena.row(&self.q, row), weights.unwrap_or_default())
         };
         let mut q = q.to_vec();
-        if is_stored_rotated(&self.spec.keys(), KvHalf::Key, cache) {
+        if is_stored_rotated(&self.spec.keys(), KeyOrValue::Key, cache) {
             q.chunks_exact_mut(dim).for_each(rotate);
         }
         let mut sums = vec![0.0; selected.lists * RUN];
         let mut at = task.from;
         while at < task.to {
             let rows = RUN.min(task.to - at);
-            let places: Vec<_> =
-                (at..at + rows).map(|row| cache.place_of(self.layer, s, row)).collect();
+            let slots: Vec<_> =
+                (at..at + rows).map(|row| cache.cache_slot_of(self.layer, s, row)).collect();
             // SAFETY: an earlier instruction wrote them, behind a barrier; no task writes them.
-            let keys = unsafe { cache.gathered(self.layer, KvHalf::Key, 0, &places, gathered) };
+            let keys = unsafe { cache.gathered(self.layer, KeyOrValue::Key, 0, &slots, gathered) };
             let run =
                 ScoreRun { q: &q, keys, weights, summed: self.spec.heads_of_list(), rectified };
             (step.level.vector.score)(&run, &mut sums, scratch);

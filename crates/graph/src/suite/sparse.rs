@@ -101,7 +101,7 @@ fn selected_row(
     let SelectedPositions { lists, count, block } = spec.selected;
     let each = spec.mask.pooled();
     let seen = (i + 1) / each;
-    if seen <= spec.selected.room() {
+    if seen <= spec.selected.capacity() {
         return vec![None; spec.selected.cols()];
     }
     let token = span.tokens[i];
@@ -311,5 +311,5 @@ fn pooled_entries(i: usize) -> Vec<f32> {
 /// Pooled rows that the token at index `i` sees.
 fn pooled_seen(i: usize, is_sparse: bool) -> Vec<usize> {
     let seen = (i + 1) / POOLED;
-    if is_sparse && seen > POOLED_ROWS.room() { pooled_list(i) } else { (0..seen).collect() }
+    if is_sparse && seen > POOLED_ROWS.capacity() { pooled_list(i) } else { (0..seen).collect() }
 }

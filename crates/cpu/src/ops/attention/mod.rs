@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use puna_graph::{ArenaRange, AttentionSpec, Mask, RelativePositionBias, Segment};
 use puna_kernels::{AlibiBias, AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch};
 
-use crate::cache::{Cache, KvHalf};
+use crate::cache::{Cache, KeyOrValue};
 use crate::ops::hadamard::{is_rotated, rotate};
 use crate::step::{Instruction, Step, ThreadScratch};
 
@@ -55,17 +55,17 @@ unsafe impl Instruction for StoreKv {
             }
             let s = segment.expect("segments cover all rows");
             let position = s.cached_tokens + row - s.first_row;
-            let Some((number, token)) = cache.place(self.layer, position) else { continue };
+            let Some((number, token)) = cache.cache_slot(self.layer, position) else { continue };
             let page = s.page(cache.has_window(self.layer), number);
             let halves = [
-                (KvHalf::Key, &self.k, self.spec.key_dim),
-                (KvHalf::Value, &self.v, self.spec.value_dim),
+                (KeyOrValue::Key, &self.k, self.spec.key_dim),
+                (KeyOrValue::Value, &self.v, self.spec.value_dim),
             ];
             let halves = halves.into_iter().take(if self.spec.values_in_keys { 1 } else { 2 });
             // Keys of an indexer have no values.
-            for (kind, place, dim) in halves.filter(|(.., dim)| *dim > 0) {
+            for (kind, range, dim) in halves.filter(|(.., dim)| *dim > 0) {
                 // SAFETY: an earlier instruction computed it, behind a barrier.
-                let mut values = unsafe { step.arena.row(place, row) };
+                let mut values = unsafe { step.arena.row(range, row) };
                 if is_stored_rotated(&self.spec, kind, cache) {
                     scratch.floats.clear();
                     scratch.floats.extend_from_slice(values);
@@ -84,12 +84,14 @@ unsafe impl Instruction for StoreKv {
 
 /// Whether the cache holds keys or values after a Hadamard rotation. Values that are part of the
 /// keys are rotated with them, if they are whole rotation blocks.
-pub fn is_stored_rotated(spec: &AttentionSpec, kind: KvHalf, cache: &Cache) -> bool {
+pub fn is_stored_rotated(spec: &AttentionSpec, kind: KeyOrValue, cache: &Cache) -> bool {
     let rotated = |kind, dim| is_rotated(dim, cache.ty(kind).block_values());
     match (kind, spec.values_in_keys) {
-        (_, true) => rotated(KvHalf::Key, spec.key_dim) && rotated(KvHalf::Key, spec.value_dim),
-        (KvHalf::Key, false) => rotated(KvHalf::Key, spec.key_dim),
-        (KvHalf::Value, false) => rotated(KvHalf::Value, spec.value_dim),
+        (_, true) => {
+            rotated(KeyOrValue::Key, spec.key_dim) && rotated(KeyOrValue::Key, spec.value_dim)
+        }
+        (KeyOrValue::Key, false) => rotated(KeyOrValue::Key, spec.key_dim),
+        (KeyOrValue::Value, false) => rotated(KeyOrValue::Value, spec.value_dim),
     }
 }
 
@@ -337,7 +339,7 @@ impl Attend {
     }
 
     /// Whether keys or values are read rotated; rows of an encoder never are.
-    fn is_rotated(&self, step: &Step<'_>, kind: KvHalf) -> bool {
+    fn is_rotated(&self, step: &Step<'_>, kind: KeyOrValue) -> bool {
         self.spec.mask.is_cached()
             && step.cache.is_some_and(|cache| is_stored_rotated(&self.spec, kind, cache))
     }
@@ -355,7 +357,7 @@ impl Attend {
                 let q =
                     &mut q[(head * block.rows + row) * block.heads * dim..][..block.heads * dim];
                 q.iter_mut().zip(heads).for_each(|(q, x)| *q = x * self.spec.scale);
-                if self.is_rotated(step, KvHalf::Key) {
+                if self.is_rotated(step, KeyOrValue::Key) {
                     rotate(q);
                 }
             }
@@ -383,13 +385,13 @@ impl Attend {
     ) -> (KvRows<'a>, KvRows<'a>) {
         let rows = RUN.min(to - at);
         if !self.spec.mask.is_cached() {
-            let own = |place: &ArenaRange, dim: usize| {
-                let start = place.start + (s.first_row + at) * place.stride + kv_head * dim;
+            let own = |range: &ArenaRange, dim: usize| {
+                let start = range.start + (s.first_row + at) * range.stride + kv_head * dim;
                 // SAFETY: an earlier instruction computed them, behind a barrier; no task writes
                 // them.
-                let data = unsafe { step.arena.slice(start, (rows - 1) * place.stride + dim) };
+                let data = unsafe { step.arena.slice(start, (rows - 1) * range.stride + dim) };
                 let data = bytemuck::cast_slice(data);
-                let (ty, layout, stride) = (KvType::F32, KvLayout::Rows, place.stride * 4);
+                let (ty, layout, stride) = (KvType::F32, KvLayout::Rows, range.stride * 4);
                 KvRows { ty, layout, rows, stride, dim, data }
             };
             let keys = own(&self.k, self.spec.key_dim);
@@ -402,8 +404,8 @@ impl Attend {
         let rows = rows.min(cache.page_tokens() - token);
         // SAFETY: an earlier instruction wrote them, behind a barrier; no task writes them.
         let half = |kind| unsafe { cache.rows(self.layer, kind, page, kv_head, token, rows) };
-        let keys = half(KvHalf::Key);
-        (keys, self.values_in(keys).unwrap_or_else(|| half(KvHalf::Value)))
+        let keys = half(KeyOrValue::Key);
+        (keys, self.values_in(keys).unwrap_or_else(|| half(KeyOrValue::Value)))
     }
 
     /// The values, if they are the first columns of the keys, as in latent attention.
@@ -434,7 +436,7 @@ impl Attend {
                 // SAFETY: a token's head belongs to one block.
                 let out = unsafe { step.arena.slice_mut(start, dim) };
                 out.iter_mut().zip(&total.acc[r * dim..]).for_each(|(o, a)| *o = *a * factor);
-                if self.is_rotated(step, KvHalf::Value) {
+                if self.is_rotated(step, KeyOrValue::Value) {
                     rotate(out);
                 }
             }

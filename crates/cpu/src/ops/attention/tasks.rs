@@ -198,7 +198,7 @@ fn query_heads_per_task(group: usize, rows: usize, tasks: usize, threads: usize)
 /// Number of first rows of a segment that see all earlier positions, because sparse attention would
 /// select all of them.
 fn dense_rows(spec: &AttentionSpec, s: &Segment) -> usize {
-    let Some(room) = spec.room() else { return s.rows };
+    let Some(room) = spec.max_attended_positions() else { return s.rows };
     // The first position that sees more positions than sparse attention selects.
     let first = (room + 1).saturating_mul(spec.mask.pooled()) - 1;
     first.saturating_sub(s.cached_tokens).min(s.rows)
@@ -213,7 +213,7 @@ fn seen(
     (row, rows): (usize, usize),
     page_tokens: usize,
 ) -> (usize, usize) {
-    let (from, to) = match spec.room().filter(|_| row >= dense_rows(spec, s)) {
+    let (from, to) = match spec.max_attended_positions().filter(|_| row >= dense_rows(spec, s)) {
         Some(room) => (0, room),
         None => visible(spec, s, row, rows),
     };
