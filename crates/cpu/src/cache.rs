@@ -10,7 +10,7 @@
 //! values (latent attention) are stored in rows.
 
 use puna_graph::{BackendError, CacheSpec, KvType, Mask, Segment};
-use puna_kernels::{KvLayout, KvRows, Level, RUN};
+use puna_kernels::{KV_TILE, KvLayout, KvRows, Level};
 
 use crate::memory::SharedBuffer;
 
@@ -90,8 +90,8 @@ impl Cache {
             check(if l.values_in_keys { spec.key_type } else { spec.value_type }, l.value_dim)?;
             let row_bytes = spec.row_bytes(l);
             let rows = l.page_rows(spec.page_tokens);
-            // Columns consist of whole runs. Keys that contain values are read in rows.
-            let columns = rows.is_multiple_of(RUN) && !l.values_in_keys;
+            // Columns consist of whole KV tiles. Keys that contain values are read in rows.
+            let columns = rows.is_multiple_of(KV_TILE) && !l.values_in_keys;
             let key_layout = if columns { KvLayout::Columns } else { KvLayout::Rows };
             let (keys, head_bytes) = (rows * row_bytes[0], rows * row_bytes.iter().sum::<usize>());
             let arena = usize::from(l.has_window());
@@ -170,8 +170,8 @@ impl Cache {
         }
     }
 
-    /// Positions `first .. first + rows` of a head in a page: at most one run; `first` is a
-    /// multiple of [`RUN`] for columns.
+    /// Positions `first .. first + rows` of a head in a page: at most one KV tile; `first` is a
+    /// multiple of [`KV_TILE`] for columns.
     ///
     /// # Safety
     /// No thread writes them while the slice lives.
@@ -192,12 +192,12 @@ impl Cache {
                 (start + first * tensor.row_bytes, tensor.row_bytes, rows * tensor.row_bytes)
             }
             KvLayout::Columns if tensor.ty.block_values() > 1 => {
-                // One run after the other.
-                let run = RUN * tensor.row_bytes;
+                // One KV tile after the other.
+                let tile = KV_TILE * tensor.row_bytes;
                 (
-                    start + first / RUN * run,
-                    RUN * tensor.ty.row_bytes(tensor.ty.block_values()),
-                    run,
+                    start + first / KV_TILE * tile,
+                    KV_TILE * tensor.ty.row_bytes(tensor.ty.block_values()),
+                    tile,
                 )
             }
             KvLayout::Columns => {
@@ -205,7 +205,7 @@ impl Cache {
                 (
                     start + tensor.ty.row_bytes(first),
                     stride,
-                    (tensor.dim - 1) * stride + tensor.ty.row_bytes(RUN),
+                    (tensor.dim - 1) * stride + tensor.ty.row_bytes(KV_TILE),
                 )
             }
         };
@@ -214,9 +214,9 @@ impl Cache {
         KvRows { ty: tensor.ty, layout: tensor.layout, rows, stride, dim: tensor.dim, data }
     }
 
-    /// Positions of a head, at most one run, each given by page and row. If they are consecutive in
-    /// one page, the result borrows the cache; otherwise they are copied to `into` in the same
-    /// layout.
+    /// Positions of a head, at most one KV tile, each given by page and row. If they are
+    /// consecutive in one page, the result borrows the cache; otherwise they are copied to `into`
+    /// in the same layout.
     ///
     /// # Safety
     /// No thread writes them while the slice lives.
@@ -231,8 +231,8 @@ impl Cache {
         let tensor = &self.layers[layer][kind as usize];
         let (page, first) = slots[0];
         let follow = slots.iter().enumerate().all(|(i, slot)| *slot == (page, first + i));
-        // A read of columns starts at the first position of a run.
-        if follow && (tensor.layout == KvLayout::Rows || first.is_multiple_of(RUN)) {
+        // A read of columns starts at the first position of a KV tile.
+        if follow && (tensor.layout == KvLayout::Rows || first.is_multiple_of(KV_TILE)) {
             // SAFETY: the caller keeps the same contract.
             return unsafe { self.rows(layer, kind, page, head, first, slots.len()) };
         }
@@ -240,12 +240,13 @@ impl Cache {
             KvLayout::Rows => (tensor.dim, 1),
             KvLayout::Columns => (tensor.ty.block_values(), tensor.dim / tensor.ty.block_values()),
         };
-        let positions = if tensor.layout == KvLayout::Rows { slots.len() } else { RUN };
+        let positions = if tensor.layout == KvLayout::Rows { slots.len() } else { KV_TILE };
         let bytes = tensor.ty.row_bytes(block);
-        let stride = if tensor.layout == KvLayout::Rows { bytes } else { bytes * RUN };
+        let stride = if tensor.layout == KvLayout::Rows { bytes } else { bytes * KV_TILE };
         into.resize(count * bytes * positions, 0);
         for (i, &(page, token)) in slots.iter().enumerate() {
-            let from = if tensor.layout == KvLayout::Rows { token } else { token / RUN * RUN };
+            let from =
+                if tensor.layout == KvLayout::Rows { token } else { token / KV_TILE * KV_TILE };
             let rows = token - from + 1;
             // SAFETY: the caller keeps the same contract.
             let source = unsafe { self.rows(layer, kind, page, head, from, rows) };
@@ -290,19 +291,19 @@ impl Cache {
             KvLayout::Columns => {
                 let block = tensor.ty.block_values();
                 let block_bytes = tensor.ty.row_bytes(block);
-                let mut row = [0u8; 4 * RUN];
-                for (i, values) in values.chunks(RUN).enumerate() {
+                let mut row = [0u8; 4 * KV_TILE];
+                for (i, values) in values.chunks(KV_TILE).enumerate() {
                     let row = &mut row[..tensor.ty.row_bytes(values.len())];
                     (level.vector.store_kv)(tensor.ty, values, row);
                     for (d, value) in row.chunks_exact(block_bytes).enumerate() {
-                        let d = i * RUN / block + d;
+                        let d = i * KV_TILE / block + d;
                         if block > 1 {
                             let at = start
-                                + token / RUN * RUN * tensor.row_bytes
-                                + d * RUN * block_bytes;
+                                + token / KV_TILE * KV_TILE * tensor.row_bytes
+                                + d * KV_TILE * block_bytes;
                             // SAFETY: the caller keeps the same contract; other positions of the
                             // block are not touched.
-                            unsafe { store_block(bytes, at, token % RUN, value) };
+                            unsafe { store_block(bytes, at, token % KV_TILE, value) };
                             continue;
                         }
                         let at = start + d * tensor.ty.row_bytes(tensor.rows) + token * block_bytes;
@@ -333,7 +334,8 @@ impl Cache {
     }
 }
 
-/// Copies position `i` of a run to position `to` of a run with the same layout and another stride.
+/// Copies position `i` of a KV tile to position `to` of a KV tile with the same layout and another
+/// stride.
 fn copy_position(from: &KvRows<'_>, i: usize, into: &mut [u8], (stride, to): (usize, usize)) {
     let block = from.ty.block_values();
     let bytes = from.ty.row_bytes(block);
@@ -350,7 +352,7 @@ fn copy_position(from: &KvRows<'_>, i: usize, into: &mut [u8], (stride, to): (us
                 let (first, last) = if block > 1 { (2, bytes - 2) } else { (bytes, 0) };
                 into[first * to..][..first].copy_from_slice(&from[first * i..][..first]);
                 for j in 0..last {
-                    into[(2 + j) * RUN + to] = from[(2 + j) * RUN + i];
+                    into[(2 + j) * KV_TILE + to] = from[(2 + j) * KV_TILE + i];
                 }
             }
         }
@@ -367,7 +369,7 @@ unsafe fn store_block(bytes: &SharedBuffer<u8>, at: usize, position: usize, bloc
     unsafe { bytes.slice_mut(at + 2 * position, 2) }.copy_from_slice(scale);
     for (j, &code) in codes.iter().enumerate() {
         // SAFETY: the caller keeps the same contract.
-        unsafe { bytes.slice_mut(at + (2 + j) * RUN + position, 1) }.fill(code);
+        unsafe { bytes.slice_mut(at + (2 + j) * KV_TILE + position, 1) }.fill(code);
     }
 }
 
@@ -379,7 +381,7 @@ mod tests {
     use puna_kernels::{level, load_position};
 
     /// Tokens per page.
-    const PAGE: usize = 2 * RUN;
+    const PAGE: usize = 2 * KV_TILE;
     const HEADS: usize = 2;
 
     fn layer(
@@ -471,12 +473,12 @@ mod tests {
                     let (mut expected, mut got) = (vec![0.0; dim], vec![0.0; dim]);
                     load_position(&alone, 0, &mut expected);
                     for page in [page, if page == 1 { 2 } else { 0 }] {
-                        let first = token / RUN * RUN;
+                        let first = token / KV_TILE * KV_TILE;
                         // SAFETY: this test uses one thread.
-                        let run = unsafe {
-                            cache.rows(layer, kind, page, head, first, RUN.min(rows - first))
+                        let tile = unsafe {
+                            cache.rows(layer, kind, page, head, first, KV_TILE.min(rows - first))
                         };
-                        load_position(&run, token - first, &mut got);
+                        load_position(&tile, token - first, &mut got);
                         assert_eq!(
                             got, expected,
                             "{key_type:?} {value_type:?} {place:?}, token {token}"

@@ -456,7 +456,7 @@ impl Compiler<'_> {
 
     fn kernel(&self, weight: &Weight) -> Result<LinearKernel, BackendError> {
         let kernel = (self.level.linear)(weight.ty).ok_or_else(|| unsupported(weight))?;
-        Ok(if self.deterministic { kernel.one_order() } else { kernel })
+        Ok(if self.deterministic { kernel.deterministic() } else { kernel })
     }
 
     fn matrix(

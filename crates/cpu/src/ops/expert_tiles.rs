@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use puna_kernels::{
-    Acts, LinearKernel, SLICE, STREAM_ROWS, TILE_ROWS, TileForm, TileRows, slice_len,
+    AMX_SLICE, Acts, LinearKernel, STREAM_ROWS, TILE_ROWS, TileForm, TileRows, slice_len,
 };
 
 use crate::ops::moe::MoeLayer;
@@ -122,27 +122,28 @@ unsafe impl Instruction for TileSlots {
         let first = slots.start + tile * TILE_ROWS;
         let count = (slots.end - first).min(TILE_ROWS);
         let (k, at) = m.tile_start(self.1, before, form.parts);
-        scratch.floats.resize(TILE_ROWS * SLICE, 0.0);
-        for slice in 0..k.div_ceil(SLICE) {
+        scratch.floats.resize(TILE_ROWS * AMX_SLICE, 0.0);
+        for slice in 0..k.div_ceil(AMX_SLICE) {
             let len = slice_len(k, slice);
             // SAFETY: inputs were computed before a barrier; tiles do not overlap and each belongs
             // to one task.
             unsafe {
-                for (row, to) in scratch.floats.chunks_exact_mut(SLICE).enumerate().take(count) {
+                for (row, to) in scratch.floats.chunks_exact_mut(AMX_SLICE).enumerate().take(count)
+                {
                     let from = match self.1 {
                         ExpertInput::GateUp => {
                             let token = m.buffers.tokens.slice(first + row, 1)[0] as usize;
-                            &step.arena.row(&m.x, token)[slice * SLICE..]
+                            &step.arena.row(&m.x, token)[slice * AMX_SLICE..]
                         }
                         ExpertInput::Down => {
-                            m.buffers.gate.slice((first + row) * k + slice * SLICE, len)
+                            m.buffers.gate.slice((first + row) * k + slice * AMX_SLICE, len)
                         }
                     };
                     to[..len].copy_from_slice(&from[..len]);
                 }
                 let to = m.tile_buffer(self.1);
                 let [high, low] = to.piece(at, (slots.len(), k, form.parts), tile, slice);
-                (form.interleave)(&scratch.floats, SLICE, count, len, high, low);
+                (form.interleave)(&scratch.floats, AMX_SLICE, count, len, high, low);
             }
         }
     }

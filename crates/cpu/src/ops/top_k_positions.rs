@@ -9,14 +9,14 @@ use std::cmp::Reverse;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use puna_graph::{ArenaRange, SelectedPositions, TopKPositionsSpec};
-use puna_kernels::{RUN, ScoreRun, Scratch};
+use puna_kernels::{KV_TILE, ScoreTile, Scratch};
 
 use crate::cache::KeyOrValue;
 use crate::ops::attention::is_stored_rotated;
 use crate::ops::hadamard::rotate;
 use crate::step::{Instruction, Step, ThreadScratch};
 
-/// Positions of a split. A multiple of [`RUN`].
+/// Positions of a split. A multiple of [`KV_TILE`].
 const SPLIT_LEN: usize = 2048;
 /// With fewer tokens per thread than this, the positions of a token are split.
 const MIN_ROWS_PER_THREAD: usize = 2;
@@ -98,7 +98,7 @@ impl TopKPositions {
         all
     }
 
-    /// Computes the scores of the positions of a task, run by run: calls
+    /// Computes the scores of the positions of a task, KV tile by KV tile: calls
     /// `to(list, first position, scores)`.
     fn score(
         &self,
@@ -120,18 +120,20 @@ impl TopKPositions {
         if is_stored_rotated(&self.spec.keys(), KeyOrValue::Key, cache) {
             q.chunks_exact_mut(dim).for_each(rotate);
         }
-        let mut sums = vec![0.0; selected.lists * RUN];
+        let mut sums = vec![0.0; selected.lists * KV_TILE];
         let mut at = task.from;
         while at < task.to {
-            let rows = RUN.min(task.to - at);
+            let rows = KV_TILE.min(task.to - at);
             let slots: Vec<_> =
                 (at..at + rows).map(|row| cache.cache_slot_of(self.layer, s, row)).collect();
             // SAFETY: an earlier instruction wrote them, behind a barrier; no task writes them.
             let keys = unsafe { cache.gathered(self.layer, KeyOrValue::Key, 0, &slots, gathered) };
-            let run =
-                ScoreRun { q: &q, keys, weights, summed: self.spec.heads_of_list(), rectified };
-            (step.level.vector.score)(&run, &mut sums, scratch);
-            sums.chunks_exact(RUN).enumerate().for_each(|(list, sums)| to(list, at, &sums[..rows]));
+            let tile =
+                ScoreTile { q: &q, keys, weights, summed: self.spec.heads_of_list(), rectified };
+            (step.level.vector.score)(&tile, &mut sums, scratch);
+            sums.chunks_exact(KV_TILE)
+                .enumerate()
+                .for_each(|(list, sums)| to(list, at, &sums[..rows]));
             at += rows;
         }
     }

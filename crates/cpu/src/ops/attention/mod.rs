@@ -15,7 +15,9 @@ mod tasks;
 use std::sync::atomic::Ordering;
 
 use puna_graph::{ArenaRange, AttentionSpec, Mask, RelativePositionBias, Segment};
-use puna_kernels::{AlibiBias, AttendRun, KvLayout, KvRows, KvType, RUN, RunningSoftmax, Scratch};
+use puna_kernels::{
+    AlibiBias, AttendTile, KV_TILE, KvLayout, KvRows, KvType, RunningSoftmax, Scratch,
+};
 
 use crate::cache::{Cache, KeyOrValue};
 use crate::ops::hadamard::{is_rotated, rotate};
@@ -266,7 +268,7 @@ impl Attend {
             }
             for head in 0..block.kv_heads {
                 let (keys, values) = now;
-                // Next: the next head of the same run, or the first head of the next run.
+                // Next: the next head of the same KV tile, or the first head of the next KV tile.
                 let (ahead, next_head) =
                     if head + 1 < block.kv_heads { (at, head + 1) } else { (at + len, 0) };
                 let more = ahead < to;
@@ -279,7 +281,7 @@ impl Attend {
                 let q = &q[head * queries..][..queries];
                 let (visible, alibi, position_bias) =
                     (&visible[..], &alibi[..], &position_bias[..]);
-                let run = AttendRun {
+                let tile = AttendTile {
                     q,
                     keys,
                     values,
@@ -290,13 +292,13 @@ impl Attend {
                     softcap: self.spec.softcap,
                 };
                 let mut state = running_softmax(&mut running[head * each..][..each], rows);
-                (step.level.vector.attend)(&run, &mut state, scratch);
+                (step.level.vector.attend)(&tile, &mut state, scratch);
             }
             at += len;
         }
     }
 
-    /// ALiBi biases of a key head's query rows, for the run of positions that begins at `at`.
+    /// ALiBi biases of a key head's query rows, for the tile of positions that begins at `at`.
     fn alibi_biases(
         &self,
         block: Block,
@@ -314,8 +316,8 @@ impl Attend {
         }
     }
 
-    /// Relative position biases of a key head's query rows, for the run of positions that begins at
-    /// `at`.
+    /// Relative position biases of a key head's query rows, for the tile of positions that begins
+    /// at `at`.
     fn position_bias(
         &self,
         block: Block,
@@ -333,7 +335,7 @@ impl Attend {
             let query = s.cached_tokens + block.row + row;
             let index = |key: usize| (key + far).saturating_sub(query).min(2 * far);
             for head in all.chunks_exact(distances).take(block.heads) {
-                position_bias.extend((at..at + RUN).map(|key| head[index(key)]));
+                position_bias.extend((at..at + KV_TILE).map(|key| head[index(key)]));
             }
         }
     }
@@ -373,8 +375,8 @@ impl Attend {
         }
     }
 
-    /// Keys and values of the run that begins at position `at` and ends at `to`, or at the end of
-    /// the page.
+    /// Keys and values of the KV tile that begins at position `at` and ends at `to`, or at the end
+    /// of the page.
     fn run_at<'a>(
         &self,
         step: &'a Step<'_>,
@@ -383,7 +385,7 @@ impl Attend {
         at: usize,
         to: usize,
     ) -> (KvRows<'a>, KvRows<'a>) {
-        let rows = RUN.min(to - at);
+        let rows = KV_TILE.min(to - at);
         if !self.spec.mask.is_cached() {
             let own = |range: &ArenaRange, dim: usize| {
                 let start = range.start + (s.first_row + at) * range.stride + kv_head * dim;

@@ -1,9 +1,9 @@
 //! Sparse attention: attention of a token to the positions that the indexer selected. The keys and
-//! values are gathered into contiguous runs and attended to as usual. So a token for which all
+//! values are gathered into contiguous KV tiles and attended to as usual. So a token for which all
 //! positions are selected gets the bits of dense attention.
 
 use puna_graph::SelectedPositions;
-use puna_kernels::{AttendRun, RUN};
+use puna_kernels::{AttendTile, KV_TILE};
 
 use super::tasks::{Block, row_visible};
 use super::{Attend, running_softmax};
@@ -31,7 +31,7 @@ impl Attend {
         for head in 0..block.kv_heads {
             let selected = self.selected(step, block, block.kv_head + head);
             let split = &selected[from.min(selected.len())..to.min(selected.len())];
-            for positions in split.chunks(RUN) {
+            for positions in split.chunks(KV_TILE) {
                 let slots: Vec<CacheSlot> = positions.iter().map(slot).collect();
                 let visible = vec![(0, positions.len()); rows];
                 self.attend_gathered(
@@ -59,8 +59,8 @@ impl Attend {
         let cache = step.cache.expect("a program with cached attention runs with a cache");
         let s = &step.input.segments[block.segment];
         let mut visible = vec![(0, 0); block.queries()];
-        for at in (from..to).step_by(RUN) {
-            let len = RUN.min(to - at);
+        for at in (from..to).step_by(KV_TILE) {
+            let len = KV_TILE.min(to - at);
             let slots: Vec<_> =
                 (at..at + len).map(|row| cache.cache_slot_of(self.layer, s, row)).collect();
             for (row, visible) in visible.chunks_exact_mut(block.heads).enumerate() {
@@ -103,9 +103,9 @@ impl Attend {
         let values = self.values_in(keys).unwrap_or_else(|| half(KeyOrValue::Value, of_values));
         let q = &q[head * queries..][..queries];
         let (alibi, position_bias, next, softcap) = (&[][..], &[][..], &[][..], self.spec.softcap);
-        let run = AttendRun { q, keys, values, visible, alibi, position_bias, next, softcap };
+        let tile = AttendTile { q, keys, values, visible, alibi, position_bias, next, softcap };
         let mut state = running_softmax(&mut running[head * each..][..each], rows);
-        (step.level.vector.attend)(&run, &mut state, &mut scratch.kernel);
+        (step.level.vector.attend)(&tile, &mut state, &mut scratch.kernel);
     }
 
     /// Positions that are selected for the block's token in a key head, in ascending order.

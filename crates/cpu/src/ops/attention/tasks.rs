@@ -8,14 +8,14 @@
 use std::sync::atomic::AtomicUsize;
 
 use puna_graph::{AttentionSpec, Mask, Segment};
-use puna_kernels::RUN;
+use puna_kernels::KV_TILE;
 
 /// Largest number of query rows (tokens × heads) of a task.
 const BLOCK_ROWS: usize = 64;
 /// Positions of a split; for sparse attention, entries of the list of selected positions. Every
 /// task restarts its running softmax after each split and merges splits in order. So results have
 /// the same bits whether one task computes the whole context or each split has its own task. A
-/// multiple of [`RUN`].
+/// multiple of [`KV_TILE`].
 const SPLIT_LEN: usize = 512;
 /// Largest number of query rows per key head for which a task takes several key heads.
 const MAX_ROWS_FOR_SEVERAL_HEADS: usize = 16;
@@ -171,7 +171,7 @@ impl AttentionTasks {
         segments: &[Segment],
         threads: usize,
     ) -> Vec<(usize, bool)> {
-        let tasks = Self::plan(spec, segments, (threads, usize::MAX), RUN);
+        let tasks = Self::plan(spec, segments, (threads, usize::MAX), KV_TILE);
         tasks.blocks.iter().map(|block| (block.kv_heads, block.partial.is_some())).collect()
     }
 }
@@ -204,9 +204,9 @@ fn dense_rows(spec: &AttentionSpec, s: &Segment) -> usize {
     first.saturating_sub(s.cached_tokens).min(s.rows)
 }
 
-/// The positions that rows of a segment read: from the start of a run, so that a position is always
-/// in the same run, but not before the first page that is kept, since pages can be smaller than a
-/// run.
+/// The positions that rows of a segment read: from the start of a KV tile, so that a position is
+/// always in the same KV tile, but not before the first page that is kept, since pages can be
+/// smaller than a KV tile.
 fn seen(
     spec: &AttentionSpec,
     s: &Segment,
@@ -217,7 +217,7 @@ fn seen(
         Some(room) => (0, room),
         None => visible(spec, s, row, rows),
     };
-    ((from / RUN * RUN).max(from.min(first_cached(spec.mask, s, page_tokens))), to)
+    ((from / KV_TILE * KV_TILE).max(from.min(first_cached(spec.mask, s, page_tokens))), to)
 }
 
 /// The splits of the positions `from .. to`.
