@@ -11,7 +11,7 @@ use crate::values::Rope;
 
 /// Bytes of a tensor, usually a range of a mapped file.
 pub trait Bytes: Send + Sync {
-    /// The bytes.
+    /// Content in the storage type, row by row.
     fn bytes(&self) -> &[u8];
 
     /// Number of bytes, without making them.
@@ -35,7 +35,7 @@ pub struct Weight {
     pub ty: TensorType,
     /// Shape, fastest dimension first.
     pub shape: Vec<usize>,
-    /// The bytes.
+    /// Content in the storage type, row by row.
     pub data: Arc<dyn Bytes>,
 }
 
@@ -202,7 +202,7 @@ pub struct OpTime {
     pub macs: u64,
 }
 
-/// Statistics of the inputs of products with a weight, for the importance matrix.
+/// Statistics of the activations that a weight multiplies, for the importance matrix.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ActivationStats {
     /// Name of the weight.
@@ -288,7 +288,7 @@ pub trait Backend: Send {
     /// Makes the slots of recurrent states; replaces earlier ones.
     fn create_states(&mut self, spec: StateSpec) -> Result<(), BackendError>;
 
-    /// Compiles a plan.
+    /// Selects kernels and buffers for a plan. The program serves steps up to the plan's capacity.
     fn compile(&mut self, plan: Plan) -> Result<ProgramId, BackendError>;
 
     /// Runs a step. Its results are valid until the next step.

@@ -219,7 +219,7 @@ pub enum Op {
         scale: f32,
         /// `[out]`.
         bias: Option<WeightId>,
-        /// Input.
+        /// `in` columns.
         x: ValueId,
     },
     /// Per-head product: the first `in` columns of each head times the matrix of the head; other
@@ -234,7 +234,7 @@ pub enum Op {
     },
     /// `x / √(mean(x²) + eps) · w` over groups of columns (a head, or the whole row).
     RmsNorm {
-        /// Input.
+        /// A whole number of groups per row.
         x: ValueId,
         /// Length of a group, or of a row; 1 if absent.
         w: Option<WeightId>,
@@ -245,7 +245,7 @@ pub enum Op {
     },
     /// `(x - mean) / √(variance + eps) · w + b` over groups of columns (a head, or the whole row).
     LayerNorm {
-        /// Input.
+        /// A whole number of groups per row.
         x: ValueId,
         /// Length of a group, or of a row; 1 if absent.
         w: Option<WeightId>,
@@ -258,13 +258,13 @@ pub enum Op {
     },
     /// Rotary embedding.
     Rope {
-        /// Input.
+        /// A whole number of heads per row.
         x: ValueId,
         /// Dimensions of a head.
         head_dim: usize,
         /// First rotated dimension of a head.
         start: usize,
-        /// The table.
+        /// Frequencies and pairing of dimensions.
         rope: RopeId,
     },
     /// Attention. Stores the keys and values of the step in the cache first, unless
@@ -283,7 +283,7 @@ pub enum Op {
         /// Partial result of attention of the same queries to other positions, which this one
         /// completes.
         partial_input: Option<ValueId>,
-        /// Specification.
+        /// Heads, dimensions, mask and biases.
         spec: AttentionSpec,
     },
     /// Top-k selection of sparse attention: stores the indexer's keys in the cache and selects, for
@@ -301,7 +301,7 @@ pub enum Op {
         weights: Option<ValueId>,
         /// Layer of the cache.
         layer: usize,
-        /// Specification.
+        /// Heads, mask and shape of the lists.
         spec: TopKPositionsSpec,
     },
     /// Stores keys and values in the cache for attention of later steps. Has no result.
@@ -326,60 +326,60 @@ pub enum Op {
     },
     /// An element-wise function.
     Activate {
-        /// The function.
+        /// Function of one element.
         kind: Activation,
-        /// Input.
+        /// Value of any shape.
         x: ValueId,
     },
     /// A mixture of experts.
     Moe {
-        /// Input.
+        /// `in` columns.
         x: ValueId,
         /// Router logits, one column per expert.
         router: ValueId,
-        /// Specification.
+        /// Experts, routing and weights.
         spec: Box<MoeSpec>,
     },
     /// `a + b`.
     Add {
-        /// First summand.
+        /// Value of any shape.
         a: ValueId,
-        /// Second summand.
+        /// Value of the same shape.
         b: ValueId,
     },
     /// The columns of `a`, then the columns of `b`.
     Concat {
-        /// First.
+        /// Left columns of the result.
         a: ValueId,
-        /// Second.
+        /// Right columns of the result; the same rows as `a`.
         b: ValueId,
     },
     /// `x · by`. If `by` has fewer columns, each column multiplies a group of consecutive columns
     /// of `x`.
     Mul {
-        /// Input.
+        /// Value of any shape.
         x: ValueId,
-        /// Factors.
+        /// Columns of `x`, or a divisor of their number.
         by: ValueId,
     },
     /// `x · (1 + scale · ln(1 + ⌊(position + offset) / floor⌋))`: attention temperature, which
     /// sharpens attention in long contexts (Llama 4).
     AttnTemperature {
-        /// Input.
+        /// Query heads.
         x: ValueId,
-        /// Parameters.
+        /// `scale`, `floor` and `offset`.
         by: AttnTemperatureSpec,
     },
     /// `by · x`.
     Scale {
-        /// Input.
+        /// Value of any shape.
         x: ValueId,
         /// Factor.
         by: f32,
     },
     /// `scale · x`, with the adapter scale of the sequence of each row ([`crate::AdapterScales`]).
     ScaleAdapter {
-        /// Input.
+        /// Low-rank product or update of the adapter.
         x: ValueId,
         /// Number of the adapter.
         adapter: usize,
@@ -387,21 +387,21 @@ pub enum Op {
     /// Control vector: `x + scale · vector`, with the adapter scale of the sequence of each row,
     /// for each residual stream of `x`. See [`ControlVector`].
     AddControlVector {
-        /// Input.
+        /// Residual streams, in consecutive columns.
         x: ValueId,
-        /// The vector.
+        /// `vector`, with the number of its adapter.
         control_vector: ControlVector,
     },
     /// `cap · tanh(x / cap)`.
     Softcap {
-        /// Input.
+        /// Value of any shape.
         x: ValueId,
         /// Bound.
         cap: f32,
     },
     /// `x · |like| / |x|`, row by row: gives `x` the norm of `like` (Gemma 3n).
     MatchNorm {
-        /// Input.
+        /// Value that is scaled.
         x: ValueId,
         /// Value with the norm that the result gets.
         like: ValueId,
@@ -419,14 +419,14 @@ pub enum Op {
     /// Gaussian top-k (Gemma 3n): `max(x - mean - deviations · σ, 0)` with mean and standard
     /// deviation of each row.
     GaussianTopK {
-        /// Input.
+        /// Value of any shape.
         x: ValueId,
         /// Cut-off above the mean, in standard deviations.
         deviations: f32,
     },
     /// Takes `width` columns of each `period` columns.
     StridedColumns {
-        /// Input.
+        /// A whole number of periods per row.
         x: ValueId,
         /// First column within a period.
         start: usize,
@@ -473,9 +473,9 @@ pub enum Op {
     },
     /// Read and write weights of hyper-connections.
     StreamWeights {
-        /// Input of the weights.
+        /// Projected numbers of each kind of weights.
         x: ValueId,
-        /// Specification.
+        /// Scales, bases and floors of the weights.
         spec: Box<StreamSpec>,
     },
     /// `Σ weight_s · stream_s`.

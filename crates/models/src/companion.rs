@@ -16,8 +16,8 @@ pub(crate) trait Drafter: Send + Sync {
     fn tap_target(&self, g: &mut Graph, hidden: ValueId, inputs: &[ValueId], target: &TargetParts);
 
     /// Records a step that stores keys and values of the target's tokens, for drafters that need
-    /// more than the target's own step has. Each row reads a token and the state ([`Graph::given`])
-    /// of the token before it.
+    /// more than the target's own step has. Each row reads a token and the state
+    /// ([`Graph::input_rows`]) of the token before it.
     fn prefill(&self, _g: &mut Graph, _target: &TargetParts) -> Option<ValueId> {
         None
     }
@@ -36,8 +36,8 @@ pub(crate) trait Drafter: Send + Sync {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DraftMethod {
     /// One token per step. A row for each sequence reads its latest token or draft token, and a
-    /// state ([`puna_graph::StepInput::given`]). The first state is that of the latest computed
-    /// token; each step adds the state for the next one as an extra output.
+    /// state ([`puna_graph::StepInput::input_rows`]). The first state is that of the latest
+    /// computed token; each step adds the state for the next one as an extra output.
     Chain {
         /// Dimensions of a state.
         state_dim: usize,
